@@ -4,8 +4,8 @@ The first of these that runs:
 
 1. the one that ``CHROMIUM`` names, by its path or as a program on PATH;
 2. a Chromium or Chrome on PATH;
-3. the one in Debian's package ``chromium-headless-shell``, which needs no desktop, by ``apt-get download``, unpacked into
-   the cache of ``tools/environment.py``. Nothing is installed.
+3. the one in Debian's package ``chromium-headless-shell``, which needs no desktop, by ``apt-get download``, unpacked
+   into the cache of ``tools/environment.py``. Nothing is installed.
 
 stderr says which one it is and its version. If there is none, stderr says why, nothing is printed, and the exit code
 is 0: tests that need it are then skipped. The exit code is 1 only if the program that ``CHROMIUM`` names does not run.

@@ -164,7 +164,7 @@ fn a_nodes_first_step_of_a_round_is_recorded_once_and_without_the_import() {
     );
 }
 
-/// One node is asked: all workers make the same steps.
+/// Whoever looks once is answered by one node: all workers make the same steps.
 #[test]
 fn whoever_watches_learns_how_far_the_training_is() {
     let settings = settings();
@@ -190,7 +190,7 @@ fn whoever_watches_learns_how_far_the_training_is() {
     let state = bench.run().state(bench.now);
     assert_eq!((state.step, state.step_time_us), (Some(LARGEST_STEP), Some(7)));
     assert!(!bench.run().awaits_step());
-    bench.pass(Duration::from_millis(500));
+    bench.pass(Duration::from_secs(3));
     assert_eq!(asked(&mut bench), 2);
     // The next round has made no step yet.
     bench.say(1, NodeMessage::Failed { round: Round(1), failure: failure() });
@@ -199,6 +199,55 @@ fn whoever_watches_learns_how_far_the_training_is() {
     }
     assert_eq!(bench.run().state(bench.now).step, None);
     assert_eq!(asked(&mut bench), 3);
+}
+
+/// Whoever asks again soon watches: all are asked then. What others did while answers were under way puts no node behind.
+#[test]
+fn whoever_goes_on_watching_learns_which_nodes_are_behind() {
+    let settings = Settings::new(3, 3);
+    let mut bench = Bench::new();
+    for node in [1, 2, 3] {
+        let capabilities = Capabilities::default().with(STEPS, node != 3);
+        bench.greet(node, Hello { capabilities, ..hello(node, &settings) }, node as u8);
+        bench.say(node, join(0));
+    }
+    let watch = |bench: &mut Bench, after_ms| {
+        bench.pass(Duration::from_millis(after_ms));
+        let before = bench.said.len();
+        bench.machine.on_watched(None, bench.now);
+        bench.take();
+        bench.said[before..].iter().map(|(node, _)| *node).collect::<Vec<_>>()
+    };
+    let tell = |step, us| NodeMessage::Step { round: Round(1), step, step_time_us: Some(us) };
+    let behind = |bench: &Bench| bench.run().state(bench.now).behind;
+    let looks = watch(&mut bench, 0);
+    assert_eq!((looks.len(), watch(&mut bench, 3000)), (1, looks.clone()), "two looks are no watching");
+    bench.say(1, tell(Some(100), 7));
+    let all = watch(&mut bench, 1000);
+    assert_eq!((all.len(), all.contains(&looks[0])), (2, true), "node 3 tells no steps");
+    bench.say(1, tell(Some(103), 7));
+    bench.say(2, tell(Some(101), 9));
+    assert_eq!(behind(&bench), [], "100 was the goal");
+    let state = bench.run().state(bench.now);
+    assert_eq!((state.step, state.step_time_us), (Some(103), Some(7)), "of rank 0's node");
+    assert_eq!(watch(&mut bench, 600), looks, "all are asked once a second");
+    bench.say(1, tell(Some(104), 7));
+    assert_eq!(watch(&mut bench, 600).len(), 2);
+    bench.say(1, tell(Some(106), 7));
+    bench.say(2, tell(Some(101), 9));
+    assert_eq!(behind(&bench), [("host:2".to_owned(), 3)]);
+    assert_eq!(watch(&mut bench, 1000).len(), 2);
+    bench.say(2, tell(None, 9));
+    assert_eq!(behind(&bench), [], "a node without numbers is not known to be behind");
+    assert_eq!(watch(&mut bench, 1000).len(), 2);
+    bench.say(2, tell(Some(5), 9));
+    assert_eq!(behind(&bench), [("host:2".to_owned(), 101)]);
+    // The next world has made no step yet.
+    bench.say(1, NodeMessage::Failed { round: Round(1), failure: failure() });
+    for node in [1, 2, 3] {
+        bench.say(node, join(1));
+    }
+    assert_eq!(behind(&bench), []);
 }
 
 /// A coordinator that was restarted, with a member of a world that it did not form.

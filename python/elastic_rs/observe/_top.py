@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["View", "screen", "show"]
 
 INTERVAL_S = 1.0
-SORTS = ("state", "node", *PHASES)
+SORTS = ("state", "node", "lag", *PHASES)
 """By what the nodes can be sorted."""
 
 _STATES = ("lost", "left", "waiting", "spare", "running")
@@ -82,24 +82,30 @@ class View:
 
 @dataclass
 class _Node:
-    """A node's row."""
+    """A node's row. ``lag`` is the number of steps that it is behind."""
 
     name: str
     state: str = "waiting"
+    lag: int = 0
     took: dict[str, float] = field(default_factory=dict)
     gone: int = 0
 
-    def key(self, sort: str) -> tuple[float, float, list[tuple[str, int, str]]]:
-        """Return what the node is sorted by: of nodes in one state the slowest first, and node9 before node10."""
+    def key(self, sort: str) -> tuple[float, float, float, list[tuple[str, int, str]]]:
+        """Return what the node is sorted by.
+
+        Of nodes in one state, those that are behind are first, and then the slowest. node9 is before node10.
+        """
         parts = [(text, digits.lstrip("0")) for text, digits in re.findall(r"(\D*)(\d*)", self.name)]
         name = [(text, len(digits), digits) for text, digits in parts]
         match sort:
             case "node":
-                return 0, 0, name
+                return 0, 0, 0, name
+            case "lag":
+                return -self.lag, 0, 0, name
             case "state":
-                return _STATES.index(self.state), -round(sum(self.took.values())), name
+                return _STATES.index(self.state), -self.lag, -round(sum(self.took.values())), name
             case phase:
-                return -self.took.get(phase, 0.0), 0, name
+                return -self.took.get(phase, 0.0), 0, 0, name
 
 
 def screen(events: Sequence[Event], state: dict[str, Any] | None, size: tuple[int, int], view: View) -> list[str]:
@@ -117,7 +123,7 @@ def screen(events: Sequence[Event], state: dict[str, Any] | None, size: tuple[in
     pause, other = "go on" if view.paused else "pause", "nodes" if view.why else "why"
     keys = f"q quit  p {pause}  s sort ({SORTS[view.sort]})  w {other}"
     room = max(0, rows - len(head) - 2)
-    heading, body = ([], _text.why(story)) if view.why else _table(story, columns, view)
+    heading, body = ([], _text.why(story)) if view.why else _table(story, state, columns, view)
     view.skip = min(view.skip, max(0, len(body) - 1))
     body, room = body[view.skip :], room - len(heading)
     if len(body) > room > 0:
@@ -135,18 +141,34 @@ def _cut(line: str, columns: int) -> str:
     return line if len(line) <= columns else f"{line[: max(0, columns - 1)]}…"
 
 
-def _table(story: Story, columns: int, view: View) -> tuple[list[str], list[str]]:
+def _table(story: Story, state: dict[str, Any] | None, columns: int, view: View) -> tuple[list[str], list[str]]:
     """Return the heading and the rows of the nodes."""
-    nodes = sorted(_nodes(story), key=lambda node: node.key(SORTS[view.sort]))
+    nodes = _nodes(story)
+    behind = dict((state or {}).get("behind", ()))
+    for node in nodes:
+        node.lag = behind.get(node.name, 0) if node.state == "running" else 0
+    nodes.sort(key=lambda node: node.key(SORTS[view.sort]))
+    step_s = ((state or {}).get("step_time_us") or 0) / 1e6
     fixed = (
-        f"{'NODE':<16} {'STATE':<8} " + " ".join(f"{phase[:10].upper():>10}" for phase in PHASES[1:]) + f" {'GONE':>4} "
+        f"{'NODE':<16} {'STATE':<8} {'LAG':>10} "
+        + " ".join(f"{phase[:10].upper():>10}" for phase in PHASES[1:])
+        + f" {'GONE':>4} "
     )
     bar = _bar(story, columns - len(fixed) - 2)
     rows = []
     for node in nodes:
         took = " ".join(f"{_text.span(node.took[phase]) if phase in node.took else '-':>10}" for phase in PHASES[1:])
-        rows.append(f"{story.name(node.name)[:16]:<16} {node.state:<8} {took} {node.gone or '-':>4}")
+        rows.append(
+            f"{story.name(node.name)[:16]:<16} {node.state:<8} {_lag(node.lag, step_s):>10} {took} {node.gone or '-':>4}"
+        )
     return [fixed + (f"|{bar}|" if bar else "")], rows
+
+
+def _lag(steps: int, step_s: float) -> str:
+    """Say how far a node is behind: as time, if it is known how long a step takes."""
+    if not steps:
+        return "-"
+    return f"+{_text.span(steps * step_s)}" if step_s else f"+{steps:,}"
 
 
 def _nodes(story: Story) -> list[_Node]:

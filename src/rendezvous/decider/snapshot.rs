@@ -54,6 +54,8 @@ pub struct RunState {
     pub step: Option<u64>,
     /// Mean time of a step in this round until then, in microseconds.
     pub step_time_us: Option<u64>,
+    /// Names of the members that are behind the others, and by how many steps: most first. Known while somebody watches.
+    pub behind: Vec<(String, u64)>,
 }
 
 /// What a run does.
@@ -132,6 +134,7 @@ impl Run {
             failed: verdict.is_some_and(crate::rendezvous::protocol::message::Verdict::is_failure),
             step: self.trace.watch.step,
             step_time_us: self.trace.watch.step_time_us,
+            behind: self.behind(NAMED).into_iter().map(|(name, by)| (cut(name.to_owned(), NAME_BYTES), by)).collect(),
         }
     }
 }

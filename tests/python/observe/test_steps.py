@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from elastic_rs.observe._source import Live
 from helpers.first_steps import first_steps
 from helpers.stores import until
 
@@ -86,3 +87,38 @@ def test_the_phases_of_one_node_sum_to_the_recovery(job: Job, port: int, tmp_pat
     assert values['elastic_rs_step{run="job"}'] == "30"
     (tmp_path / "done").touch()
     assert node.wait() == 0
+
+
+AT = """
+import os, pathlib, sys, time, elastic_rs
+rank = int(os.environ["RANK"])
+for number in range(50 - 10 * rank):
+    elastic_rs.step(number + 1)
+print(f"AT {rank}", flush=True)
+while not pathlib.Path(sys.argv[1]).exists():
+    time.sleep(0.05)
+"""
+
+
+def test_whoever_watches_sees_which_node_is_behind(job: Job, port: int, tmp_path: Path) -> None:
+    done, script = tmp_path / "done", tmp_path / "at.py"
+    script.write_text(AT)
+    options = ["--nnodes=2", "--rdzv-backend=rust-c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=job"]
+    command = [sys.executable, "-m", "elastic_rs.run", *options]
+    nodes = [job.start([*command, f"--node-rank={rank}", str(script), str(done)]) for rank in range(2)]
+    for rank, node in enumerate(nodes):
+        node.line(f"AT {rank}")
+    watcher = Live("127.0.0.1", port, "job")
+    behind: list[object] = []
+
+    def found() -> bool:
+        _, state = watcher.read()
+        behind[:] = [] if state is None else state["behind"]
+        return bool(behind)
+
+    until("a node is behind", found)
+    name, steps = behind[0]  # type: ignore[misc]
+    assert (len(behind), steps) == (1, 10)
+    assert name.endswith(f":{nodes[1].pid}")
+    done.touch()
+    assert [node.wait() for node in nodes] == [0, 0]

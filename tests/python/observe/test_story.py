@@ -96,6 +96,7 @@ def state(**values: Any) -> dict[str, Any]:
         "failed": False,
         "step": None,
         "step_time_us": None,
+        "behind": [],
     }
     assert values.keys() <= usual.keys()
     return {**usual, **values}

@@ -37,7 +37,9 @@ def test_the_screen_has_the_job_its_nodes_and_its_time() -> None:
     assert len(lines) == 14
     assert lines[0].startswith("job  RUNNING  round 2")
     table = next(at for at, line in enumerate(lines) if line.startswith("NODE"))
-    assert re.fullmatch(r"NODE +STATE +STOP +RENDEZVOUS +START +IMPORT +FIRST_STEP +GONE +\|[.]+=+X+=+\|", lines[table])
+    assert re.fullmatch(
+        r"NODE +STATE +LAG +STOP +RENDEZVOUS +START +IMPORT +FIRST_STEP +GONE +\|[.]+=+X+=+\|", lines[table]
+    )
     rows = [line.split() for line in lines[table + 1 : table + 3]]
     assert rows[0][:2] == ["n2", "lost"]
     assert rows[0][-1] == "1"
@@ -76,6 +78,26 @@ def test_keys_sort_scroll_and_explain() -> None:
     view.press("p")
     assert view.paused
     assert not view.press("q")
+
+
+def test_nodes_that_are_behind_are_first() -> None:
+    log = formed()
+    recovered(log)
+    log.add("node.joined", 119.0, node="n9:5", round=2)
+    log.add("node.lost", 120.0, node="n9:5", round=2, data={"how": "silence"})
+
+    def rows(step_time_us: int | None, view: View) -> list[list[str]]:
+        behind = [["n2:5", 2], ["n9:5", 7], ["gone:1", 8]]
+        now = {**state(behind=behind, step_time_us=step_time_us), "mono_us": 200 * 10**6}
+        lines = screen(log.events(), now, (110, 20), view)
+        table = next(at for at, line in enumerate(lines) if line.startswith("NODE"))
+        return [line.split()[:3] for line in lines[table + 1 : table + 4]]
+
+    assert rows(1_920_000, PLAIN)[:2] == [["n9", "lost", "-"], ["n2", "running", "+3.84"]]
+    assert rows(None, PLAIN)[1] == ["n2", "running", "+2"]
+    by_lag = View(colours=False, sort=SORTS.index("lag"))
+    assert rows(None, by_lag)[0] == ["n2", "running", "+2"]
+    assert {lag for _, _, lag in rows(None, by_lag)[1:]} == {"-"}
 
 
 def test_keys_that_come_together_all_count() -> None:
@@ -165,7 +187,7 @@ def test_a_spare_that_steps_in_is_not_the_slowest_for_having_waited() -> None:
     day_us = 86_400 * 10**6
     log.add("phase", 132.1, cause=done, round=2, node="n50:1", data={"rendezvous_us": day_us, "start_us": 20_000})
     lines = screen(log.events(), None, (110, 20), View(colours=False, sort=SORTS.index("rendezvous")))
-    assert [line.split()[3] for line in lines if line.startswith("n50 ")] == ["32.0"]
+    assert [line.split()[4] for line in lines if line.startswith("n50 ")] == ["32.0"]
 
 
 def test_the_story_of_a_recovery_scrolls() -> None:
