@@ -157,10 +157,9 @@ def _table(story: Story, state: dict[str, Any] | None, columns: int, view: View)
     bar = _bar(story, columns - len(fixed) - 2)
     rows = []
     for node in nodes:
-        took = " ".join(f"{_text.span(node.took[phase]) if phase in node.took else '-':>10}" for phase in PHASES[1:])
-        rows.append(
-            f"{story.name(node.name)[:16]:<16} {node.state:<8} {_lag(node.lag, step_s):>10} {took} {node.gone or '-':>4}"
-        )
+        took = [_text.span(node.took[phase]) if phase in node.took else "-" for phase in PHASES[1:]]
+        times = " ".join(f"{time:>10}" for time in (_lag(node.lag, step_s), *took))
+        rows.append(f"{story.name(node.name)[:16]:<16} {node.state:<8} {times} {node.gone or '-':>4}")
     return [fixed + (f"|{bar}|" if bar else "")], rows
 
 
