@@ -33,7 +33,7 @@ use crate::secure::{Halves, Protection};
 use crate::store::server::{Controller, ServerOptions, StoreServer, Upgrade, Upgraded};
 use crate::threads;
 use crate::wait::telling_if_slow;
-use http::Readers;
+use http::{Readers, Who};
 use identity::home;
 use page::{Desk, Shelf, pages};
 
@@ -183,7 +183,7 @@ impl Host {
             options.hello_timeout = options.hello_timeout.min(door::LIMIT);
         }
         options.upgrades.push(Upgrade { magic: MAGIC, to });
-        let readers = Readers::of_environment()?;
+        let readers = Readers::of_environment(door.is_some())?;
         let (to_http, requests) = mpsc::unbounded_channel();
         if readers.is_some() {
             options.upgrades.push(Upgrade { magic: http::FIRST_BYTES, to: to_http });
@@ -191,9 +191,10 @@ impl Host {
         let (hello_timeout, log_period) = (options.hello_timeout, options.log_period);
         let store = StoreServer::start(listeners, options)?;
         let (asks, questions) = mpsc::channel(QUESTIONS);
-        let readers = if door.is_some() { Readers::Nobody } else { readers.unwrap_or(Readers::Nobody) };
-        let (pages, desk, shelf) = pages(asks.clone(), readers != Readers::Nobody);
-        let web = Web { requests, sources: http::Sources::new(asks.clone(), store.controller(), readers, pages), desk };
+        let readers = readers.unwrap_or(Readers::NOBODY);
+        let (pages, desk, shelf) = pages(asks.clone(), readers.page != Who::Nobody);
+        let sources = http::Sources::new(asks.clone(), store.controller(), readers, pages, door.clone());
+        let web = Web { requests, sources, desk };
         let (count, sessions) = watch::channel(0);
         let (excluded, exclusions) = watch::channel(Exclusions::new());
         let shown = Shown { sessions: count, exclusions: excluded, questions };

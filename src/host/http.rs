@@ -16,6 +16,8 @@ use tokio::time::timeout;
 
 use crate::rendezvous::coordinator::driver::Question;
 use crate::rendezvous::protocol::text::validate_run_id;
+use crate::secure::door::Door;
+use crate::secure::refusals::Kind;
 use crate::store::server::{Cause, Controller, Upgraded};
 
 use super::page::{NoPage, Pages, Which};
@@ -34,39 +36,55 @@ const LIMIT: Duration = Duration::from_secs(5);
 /// The coordinator's thread is well if it answers within this time.
 const TURN: Duration = Duration::from_secs(2);
 
-/// Who may read more than health.
+/// Who may read something.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Readers {
+pub(super) enum Who {
     /// Processes of this machine.
     Loopback,
     /// Everybody.
     All,
-    /// Nobody: the host is protected by a token, and HTTP carries none.
+    /// Nobody.
     Nobody,
+}
+
+/// Who may read more than health.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Readers {
+    pub metrics: Who,
+    pub page: Who,
 }
 
 /// Says who may read more than health, or that there is no HTTP.
 const VARIABLE: &str = "ELASTIC_RS_HTTP";
 
 impl Readers {
-    /// As `ELASTIC_RS_HTTP` says: `loopback` (default), `all`, or `off`, which is `None`.
+    /// Health is all there is.
+    pub const NOBODY: Self = Self { metrics: Who::Nobody, page: Who::Nobody };
+
+    /// As `ELASTIC_RS_HTTP` says: `loopback` (default), `metrics`, `all`, or `off`, which is `None`.
+    ///
+    /// HTTP carries no proof. So a `protected` host shows metrics only if that is asked for by name, and never the page.
     ///
     /// # Errors
     /// It says something else.
-    pub fn of_environment() -> io::Result<Option<Self>> {
-        Self::of(std::env::var_os(VARIABLE).as_deref())
+    pub fn of_environment(protected: bool) -> io::Result<Option<Self>> {
+        Self::of(std::env::var_os(VARIABLE).as_deref(), protected)
     }
 
-    fn of(value: Option<&OsStr>) -> io::Result<Option<Self>> {
-        match value.map(|value| value.to_string_lossy()).as_deref() {
-            None | Some("loopback") => Ok(Some(Self::Loopback)),
-            Some("all") => Ok(Some(Self::All)),
-            Some("off") => Ok(None),
-            Some(other) => Err(io::Error::new(
-                io::ErrorKind::InvalidInput,
-                format!("{VARIABLE} is `{}`, must be `loopback`, `all` or `off`", other.escape_default()),
-            )),
-        }
+    fn of(value: Option<&OsStr>, protected: bool) -> io::Result<Option<Self>> {
+        let readers = match value.map(|value| value.to_string_lossy()).as_deref() {
+            None | Some("loopback") => Self { metrics: Who::Loopback, page: Who::Loopback },
+            Some("metrics") if protected => return Ok(Some(Self { metrics: Who::All, page: Who::Nobody })),
+            Some("metrics") => Self { metrics: Who::All, page: Who::Loopback },
+            Some("all") => Self { metrics: Who::All, page: Who::All },
+            Some("off") => return Ok(None),
+            Some(other) => {
+                let what = other.escape_default();
+                let why = format!("{VARIABLE} is `{what}`, must be `loopback`, `metrics`, `all` or `off`");
+                return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
+            }
+        };
+        Ok(Some(if protected { Self::NOBODY } else { readers }))
     }
 }
 
@@ -77,13 +95,21 @@ pub(super) struct Sources {
     pub store: Controller,
     pub readers: Readers,
     pub pages: Pages,
+    /// Where strangers are refused, if the host is protected.
+    pub door: Option<Arc<Door>>,
     /// Held while metrics are made. They cost the coordinator's thread time, and many readers must not keep it from its nodes.
     metrics: Arc<Mutex<()>>,
 }
 
 impl Sources {
-    pub fn new(questions: mpsc::Sender<Question>, store: Controller, readers: Readers, pages: Pages) -> Self {
-        Self { questions, store, readers, pages, metrics: Arc::default() }
+    pub fn new(
+        questions: mpsc::Sender<Question>,
+        store: Controller,
+        readers: Readers,
+        pages: Pages,
+        door: Option<Arc<Door>>,
+    ) -> Self {
+        Self { questions, store, readers, pages, door, metrics: Arc::default() }
     }
 }
 
@@ -188,11 +214,11 @@ async fn respond(request: &Request, peer: IpAddr, sources: &Sources) -> Answer {
     match request.path.as_str() {
         "/healthz" => health(sources, false).await,
         "/readyz" => health(sources, true).await,
-        "/metrics" => match refusal(request, peer, sources.readers) {
+        "/metrics" => match refusal(request, peer, sources.readers.metrics, METRICS_ELSEWHERE) {
             Some(why) => Answer("403 Forbidden", TEXT, format!("{why}\n")),
             None => metrics(sources).await,
         },
-        "/" => match (refusal(request, peer, sources.readers), which(&request.query)) {
+        "/" => match (refusal(request, peer, sources.readers.page, PAGE_ELSEWHERE), which(&request.query)) {
             (Some(why), _) => Answer("403 Forbidden", TEXT, format!("{why}\n")),
             (None, Ok(which)) => page(which, sources).await,
             (None, Err(why)) => Answer("400 Bad Request", TEXT, why),
@@ -201,17 +227,27 @@ async fn respond(request: &Request, peer: IpAddr, sources: &Sources) -> Answer {
     }
 }
 
+/// What else to do for metrics, and for the page: on an open host, and on a protected one.
+type Elsewhere = [&'static str; 2];
+const METRICS_ELSEWHERE: Elsewhere = [
+    "metrics are for this machine; ELASTIC_RS_HTTP=metrics on the coordinator's node serves them to everybody",
+    "this coordinator is protected, and HTTP carries no proof; ELASTIC_RS_HTTP=metrics on its node serves metrics, without the page, \
+     to everybody",
+];
+const PAGE_ELSEWHERE: Elsewhere = [
+    "the page is for this machine; ELASTIC_RS_HTTP=all on the coordinator's node serves it to everybody",
+    "this coordinator is protected, and HTTP carries no proof; `elastic-rs page ENDPOINT -o job.html` makes the page for those who \
+     have the token or a certificate",
+];
+
 /// Why this request is not answered with data.
-fn refusal(request: &Request, peer: IpAddr, readers: Readers) -> Option<String> {
+fn refusal(request: &Request, peer: IpAddr, readers: Who, [open, protected]: Elsewhere) -> Option<String> {
     match readers {
-        Readers::All => None,
-        Readers::Nobody => Some("this coordinator is protected by a token, which HTTP would carry in clear".to_owned()),
-        Readers::Loopback if !peer.is_loopback() => Some(
-            "metrics and the page are for this machine; ELASTIC_RS_HTTP=all on the coordinator's node serves everybody"
-                .to_owned(),
-        ),
+        Who::All => None,
+        Who::Nobody => Some(protected.to_owned()),
+        Who::Loopback if !peer.is_loopback() => Some(open.to_owned()),
         // A page in a browser on this machine may have been given another name for it.
-        Readers::Loopback => match request.host.as_deref() {
+        Who::Loopback => match request.host.as_deref() {
             Some(host) if !is_own(host) => Some(format!(
                 "`{}` is no name of this machine's loopback; use localhost",
                 host.chars().take(64).collect::<String>().escape_default()
@@ -324,6 +360,11 @@ async fn metrics(sources: &Sources) -> Answer {
     for cause in Cause::ALL {
         out.value("store_rejects_total", &[("cause", cause.name())], stats.rejected(cause));
     }
+    let refused = sources.door.as_ref().map(|door| door.refusals()).unwrap_or_default();
+    out.family("auth_failures", "counter", "connections that have not proven that they belong to the job");
+    for kind in Kind::ALL {
+        out.value("auth_failures_total", &[("why", kind.name())], refused.of(kind));
+    }
     Answer("200 OK", OPEN_METRICS, out.finish())
 }
 
@@ -331,6 +372,9 @@ async fn metrics(sources: &Sources) -> Answer {
 mod tests {
     use super::*;
     use crate::events::open_metrics::OpenMetrics;
+    use crate::secure::Protection;
+    use crate::secure::refusals::Refusal;
+    use crate::secure::token::Token;
     use crate::store::server::{ServerOptions, StoreServer};
 
     /// What answers need of a coordinator whose questions the caller answers.
@@ -339,7 +383,8 @@ mod tests {
         let store = StoreServer::start(vec![listener], ServerOptions::default()).unwrap();
         let (asks, questions) = mpsc::channel(64);
         let (pages, ..) = crate::host::page::pages(asks.clone(), true);
-        (Sources::new(asks, store.controller(), Readers::All, pages), questions, store)
+        let readers = Readers { metrics: Who::All, page: Who::All };
+        (Sources::new(asks, store.controller(), readers, pages, None), questions, store)
     }
 
     #[tokio::test]
@@ -396,13 +441,47 @@ mod tests {
         assert_eq!(which(&format!("run={}", "a".repeat(5_000))), wrong());
     }
 
+    #[tokio::test]
+    async fn refused_strangers_are_counted_by_why() {
+        let (mut sources, mut questions, _store) = sources();
+        tokio::spawn(async move {
+            while let Some(Question::Metrics(reply)) = questions.recv().await {
+                let _ = reply.send(OpenMetrics::default());
+            }
+        });
+        let protection = Protection::by_token(Token::parse(&"a".repeat(64)).unwrap()).unwrap();
+        let door = Arc::new(Door::new(Arc::new(protection)).unwrap());
+        sources.door = Some(Arc::clone(&door));
+        for kind in [Kind::Unproven, Kind::Late, Kind::Unproven] {
+            door.refuse(&Refusal::new(kind, "for a test"));
+        }
+        let text = metrics(&sources).await.2;
+        for (why, count) in [("no_tls", 0), ("certificate", 0), ("unproven", 2), ("late", 1), ("crowded", 0)] {
+            let line = format!("elastic_rs_auth_failures_total{{why=\"{why}\"}} {count}");
+            assert!(text.lines().any(|one| one == line), "{line}\n{text}");
+        }
+    }
+
     #[test]
     fn the_variable_says_who_may_read() {
-        let of = |value: &str| Readers::of(Some(OsStr::new(value)));
-        assert_eq!(Readers::of(None).unwrap(), Some(Readers::Loopback));
-        assert_eq!((of("all").unwrap(), of("off").unwrap()), (Some(Readers::All), None));
-        let error = of("everyone").unwrap_err().to_string();
-        assert_eq!(error, "ELASTIC_RS_HTTP is `everyone`, must be `loopback`, `all` or `off`");
+        use Who::{All, Loopback, Nobody};
+        let of = |value: Option<&str>, protected| {
+            let readers = Readers::of(value.map(OsStr::new), protected).unwrap();
+            readers.map(|Readers { metrics, page }| (metrics, page))
+        };
+        for (value, open, protected) in [
+            (None, Some((Loopback, Loopback)), Some((Nobody, Nobody))),
+            (Some("loopback"), Some((Loopback, Loopback)), Some((Nobody, Nobody))),
+            (Some("metrics"), Some((All, Loopback)), Some((All, Nobody))),
+            (Some("all"), Some((All, All)), Some((Nobody, Nobody))),
+            (Some("off"), None, None),
+        ] {
+            assert_eq!((of(value, false), of(value, true)), (open, protected), "{value:?}");
+        }
+        for protected in [false, true] {
+            let error = Readers::of(Some(OsStr::new("everyone")), protected).unwrap_err().to_string();
+            assert_eq!(error, "ELASTIC_RS_HTTP is `everyone`, must be `loopback`, `metrics`, `all` or `off`");
+        }
     }
 
     #[test]
@@ -414,14 +493,20 @@ mod tests {
         };
         let (here, elsewhere): (IpAddr, IpAddr) = ([127, 0, 0, 9].into(), [10, 0, 0, 1].into());
         for host in [None, Some("localhost:29400"), Some("127.0.0.1"), Some("[::1]:29400"), Some("LOCALHOST")] {
-            assert_eq!(refusal(&request(host), here, Readers::Loopback), None, "{host:?}");
+            assert_eq!(refusal(&request(host), here, Who::Loopback, PAGE_ELSEWHERE), None, "{host:?}");
         }
         for host in ["evil.example:29400", "localhost.evil.example", "", "[evil]", "127.0.0.1.evil.example"] {
-            let why = refusal(&request(Some(host)), here, Readers::Loopback).unwrap();
+            let why = refusal(&request(Some(host)), here, Who::Loopback, PAGE_ELSEWHERE).unwrap();
             assert!(why.ends_with("use localhost"), "{why}");
         }
-        assert!(refusal(&request(None), elsewhere, Readers::Loopback).unwrap().contains("ELASTIC_RS_HTTP=all"));
-        assert_eq!(refusal(&request(Some("evil.example")), elsewhere, Readers::All), None);
-        assert!(refusal(&request(None), here, Readers::Nobody).unwrap().contains("a token"));
+        for (elsewhere_for, open, protected) in [
+            (METRICS_ELSEWHERE, "ELASTIC_RS_HTTP=metrics", "ELASTIC_RS_HTTP=metrics"),
+            (PAGE_ELSEWHERE, "ELASTIC_RS_HTTP=all", "elastic-rs page ENDPOINT"),
+        ] {
+            let refused = |host, peer, who| refusal(&request(host), peer, who, elsewhere_for);
+            assert!(refused(None, elsewhere, Who::Loopback).unwrap().contains(open));
+            assert!(refused(None, here, Who::Nobody).unwrap().contains(protected));
+            assert_eq!(refused(Some("evil.example"), elsewhere, Who::All), None);
+        }
     }
 }

@@ -34,8 +34,22 @@ impl Refusal {
 }
 
 impl Kind {
+    /// Every kind.
+    pub const ALL: [Self; Self::COUNT] = [Self::NoTls, Self::Certificate, Self::Unproven, Self::Late, Self::Crowded];
+
     /// How many there are.
     const COUNT: usize = Self::Crowded as usize + 1;
+
+    /// Its name in metrics.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::NoTls => "no_tls",
+            Self::Certificate => "certificate",
+            Self::Unproven => "unproven",
+            Self::Late => "late",
+            Self::Crowded => "crowded",
+        }
+    }
 }
 
 /// The numbers of refused strangers, which only grow.

@@ -77,6 +77,7 @@ fn health_and_metrics_are_answered_on_the_endpoints_port() {
         ("events_dropped_total", "0"),
         ("store_connections", "0"),
         ("store_rejects_total{cause=\"foreign_protocol\"}", "0"),
+        ("auth_failures_total{why=\"unproven\"}", "0"),
         ("node_refusals_total{run=\"job\",why=\"settings\"}", "0"),
         ("fences_total{run=\"job\"}", "0"),
         ("heartbeat_rtt_seconds_count", "0"),
@@ -217,5 +218,8 @@ fn with_a_token_only_health_is_told() {
     }
     assert!(got(host.port(), "/healthz").starts_with("HTTP/1.1 200 OK"));
     let answer = got(host.port(), "/metrics");
-    assert!(answer.starts_with("HTTP/1.1 403") && answer.contains("protected by a token"), "{answer}");
+    assert!(
+        answer.starts_with("HTTP/1.1 403") && answer.contains("is protected, and HTTP carries no proof"),
+        "{answer}"
+    );
 }

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from elastic_rs import _cli
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -68,13 +69,38 @@ def test_the_endpoint_answers_health_and_metrics(endpoint: str) -> None:
     error.value.close()
 
 
+def test_a_protected_endpoint_shows_metrics_if_asked_to_and_counts_who_has_no_token(
+    job: Job, port: int, tmp_path: Path
+) -> None:
+    token = tmp_path / "token"
+    assert _cli.main(["token", "new", "-o", str(token)]) == 0
+    env = {"ELASTIC_RS_TOKEN_FILE": str(token), "ELASTIC_RS_HTTP": "metrics"}
+    serve = [sys.executable, "-m", "elastic_rs", "store", "serve", "--host=127.0.0.1", f"--port={port}"]
+    host = job.start(serve, env=env)
+    host.line("^listening on")
+    endpoint = f"http://127.0.0.1:{port}"
+    count = 'elastic_rs_auth_failures_total{why="no_tls"} '
+    assert f"{count}0\n" in got(f"{endpoint}/metrics")
+    status = [sys.executable, "-m", "elastic_rs", "status", f"127.0.0.1:{port}", "--run-id=job"]
+    stranger = subprocess.run(status, capture_output=True, text=True, check=False, timeout=60)
+    assert "protected by a token" in stranger.stderr
+    metrics = got(f"{endpoint}/metrics")
+    assert re.search(re.escape(count) + "[1-9]", metrics), metrics
+    with pytest.raises(urllib.error.HTTPError) as error:
+        got(f"{endpoint}/")
+    with error.value as page:
+        assert (page.code, "elastic-rs page ENDPOINT" in page.read().decode()) == (403, True)
+    host.signal(signal.SIGTERM)
+    assert host.wait() == 0
+
+
 def test_the_dashboard_and_the_alerts_use_series_that_there_are(endpoint: str) -> None:
     there = series(families(got(f"{endpoint}/metrics")))
     dashboard = json.loads((MONITORING / "dashboard.json").read_text())
     asked = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
     alerts = [line for line in ALERTS.read_text().splitlines() if "expr:" in line]
     assert all(panel["targets"] for panel in dashboard["panels"])
-    assert len(alerts) == 7
+    assert len(alerts) == 8
     for expression in [*asked, *alerts]:
         named = set(SERIES.findall(expression))
         assert named <= there or "up{" in expression, expression
@@ -97,7 +123,7 @@ def ran(program: str, *words: str | Path) -> tuple[int, str]:
 def test_each_alert_has_its_test() -> None:
     alerts = re.findall(r"- alert: (\w+)", ALERTS.read_text())
     tested = re.findall(r"alertname: (\w+)", TESTS.read_text())
-    assert len(alerts) == 7
+    assert len(alerts) == 8
     assert {*tested} == {*alerts}
     # Each fires at least once, and is silent at least once.
     fires = re.findall(r"alertname: (\w+)\n\s+exp_alerts:\n", TESTS.read_text())
@@ -107,7 +133,7 @@ def test_each_alert_has_its_test() -> None:
 
 def test_prometheus_takes_the_alerts_and_they_fire_when_they_should(promtool: str) -> None:
     code, said = ran(promtool, "check", "rules", ALERTS)
-    assert (code, "SUCCESS: 7 rules found" in said) == (0, True), said
+    assert (code, "SUCCESS: 8 rules found" in said) == (0, True), said
     code, said = ran(promtool, "test", "rules", TESTS)
     assert code == 0, said
 

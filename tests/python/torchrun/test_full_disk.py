@@ -104,7 +104,9 @@ def test_workers_with_teed_output_outlive_a_disk_that_was_full_at_their_start(jo
 def test_a_job_without_log_files_runs_without_a_log_folder(job: Job, disk: Path) -> None:
     # The file system has three inodes: the root and two files. None is left for the temporary folder.
     env = {"TMPDIR": str(disk)}
-    code, node = run(job, disk, "print('ran')", size="size=1m,nr_inodes=3", before="touch a b", env=env)
+    code, node = run(
+        job, disk, "import os; os.write(1, b'ran\\n')", size="size=1m,nr_inodes=3", before="touch a b", env=env
+    )
     assert code == 0
     node.line(
         r"cannot make or remove log folder `.*`: No space left on device .*; exceptions of workers are not recorded"
