@@ -24,15 +24,16 @@ use crate::wait::until;
 
 pub(super) mod member;
 
-use member::{Member, Start};
+use member::{Member, News, Start};
 
 /// Running workers. Dropping it kills them and everything they started, which is complete a moment later. To know when, use
 /// [`kill`](Self::kill) and [`next_event`](Self::next_event) instead. Any end of this process does the same.
 #[derive(Debug)]
 pub struct Group {
+    /// Workers of which something is left, if only their guard.
     members: BTreeMap<u32, Member>,
-    events: mpsc::UnboundedReceiver<Event>,
-    /// Reported before the next of `events`.
+    news: mpsc::UnboundedReceiver<News>,
+    /// Reported before the next of `news`.
     ready: VecDeque<Event>,
     stopping: Option<Stopping>,
 }
@@ -70,15 +71,16 @@ impl Group {
 
     /// The process ids of workers that are not gone, by local rank.
     pub fn pids(&self) -> BTreeMap<u32, u32> {
-        self.members.iter().map(|(rank, member)| (*rank, member.pid)).collect()
+        self.members.iter().filter(|(_, member)| !member.gone).map(|(rank, member)| (*rank, member.pid)).collect()
     }
 
     /// Where to read a worker's last words; `None` if it is gone.
     pub fn stderr_end(&self, local_rank: u32) -> Option<StderrEnd> {
-        self.members.get(&local_rank).map(|member| member.stderr_end.clone())
+        let member = self.members.get(&local_rank).filter(|member| !member.gone);
+        member.map(|member| member.stderr_end.clone())
     }
 
-    /// Waits for the next event; `None` once all workers are gone or stuck.
+    /// Waits for the next event; `None` once all workers are gone or stuck, and the guards of those that are gone have ended.
     ///
     /// During a stop it also sends the signals that become due, so keep calling it. Cancel-safe.
     pub async fn next_event(&mut self) -> Option<Event> {
@@ -92,7 +94,7 @@ impl Group {
             }
             let deadline = self.stopping.as_ref().and_then(Stopping::next_deadline);
             tokio::select! {
-                event = self.events.recv() => self.take(event?),
+                news = self.news.recv() => self.take(news?),
                 () = until(deadline) => {}
             }
         }
@@ -158,19 +160,28 @@ impl Group {
         }
     }
 
-    fn take(&mut self, event: Event) {
-        if let Event::Gone { local_rank } = event {
-            self.members.remove(&local_rank);
-            if let Some(stopping) = &mut self.stopping {
-                stopping.on_gone(local_rank);
+    fn take(&mut self, news: News) {
+        match news {
+            News::Reaped { local_rank } => {
+                self.members.remove(&local_rank);
+                if let Some(stopping) = &mut self.stopping {
+                    stopping.on_gone(local_rank);
+                }
+            }
+            // Otherwise it was reported as stuck.
+            News::Of(event @ Event::Exited(Exited { local_rank, .. })) if self.members.contains_key(&local_rank) => {
+                self.ready.push_back(event);
+            }
+            News::Of(Event::Exited(_)) => {}
+            News::Of(event) => {
+                if let Event::Gone { local_rank } = event
+                    && let Some(member) = self.members.get_mut(&local_rank)
+                {
+                    member.gone = true;
+                }
+                self.ready.push_back(event);
             }
         }
-        if let Event::Exited(Exited { local_rank, .. }) = &event
-            && !self.members.contains_key(local_rank)
-        {
-            return; // it was reported as stuck
-        }
-        self.ready.push_back(event);
     }
 
     fn act_on_stop(&mut self) {
@@ -235,8 +246,8 @@ async fn start(
         Err(failed) if failed.is_panic() => std::panic::resume_unwind(failed.into_panic()),
         Err(_) => pending().await, // as above
     };
-    let (sender, events) = mpsc::unbounded_channel();
-    let mut group = Group { members: BTreeMap::new(), events, ready: VecDeque::new(), stopping: None };
+    let (sender, news) = mpsc::unbounded_channel();
+    let mut group = Group { members: BTreeMap::new(), news, ready: VecDeque::new(), stopping: None };
     let mut starts = Vec::new();
     for (spec, guarded) in workers {
         let source = spec.clone();

@@ -61,7 +61,7 @@ pub use forker::Forker;
 #[cfg(feature = "io")]
 pub use group::Group;
 #[cfg(feature = "io")]
-pub(crate) use group::member::{Member, Start};
+pub(crate) use group::member::{Member, News, Start};
 #[cfg(feature = "io")]
 pub(crate) use guard::forked::{ForkedGuard, GuardDescriptors, block_signals};
 #[cfg(feature = "io")]

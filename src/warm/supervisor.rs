@@ -14,7 +14,7 @@ use tokio::task::spawn_blocking;
 use super::client::{Client, State};
 use super::message::{Answer, MAX_ANSWER_BYTES};
 use super::socket;
-use crate::process::{Event, Member, Order, Start, message_socket, open_fork_server, spawn_fork_server};
+use crate::process::{Event, Member, News, Order, Start, message_socket, open_fork_server, spawn_fork_server};
 
 /// A fork server that has died this often is not restarted.
 const MAX_DEATHS: u32 = 5;
@@ -23,8 +23,8 @@ const MAX_DEATHS: u32 = 5;
 pub(super) struct Supervisor {
     client: Arc<Client>,
     closed: watch::Receiver<()>,
-    sender: mpsc::UnboundedSender<Event>,
-    events: mpsc::UnboundedReceiver<Event>,
+    sender: mpsc::UnboundedSender<News>,
+    news: mpsc::UnboundedReceiver<News>,
     /// Guards, by the number of the fork server. The guard of a server that has ended stays as long as it has orphans.
     guards: BTreeMap<u32, Member>,
 }
@@ -37,8 +37,8 @@ enum End {
 
 impl Supervisor {
     pub fn new(client: Arc<Client>, closed: watch::Receiver<()>) -> Supervisor {
-        let (sender, events) = mpsc::unbounded_channel();
-        Supervisor { client, closed, sender, events, guards: BTreeMap::new() }
+        let (sender, news) = mpsc::unbounded_channel();
+        Supervisor { client, closed, sender, news, guards: BTreeMap::new() }
     }
 
     /// Runs until the sender of `closed` is dropped, and until no process of the fork servers and their workers is left.
@@ -57,7 +57,7 @@ impl Supervisor {
         while self.closed.changed().await.is_ok() {}
         self.guards.values().for_each(|guard| guard.order(Order::Kill));
         while !self.guards.is_empty() {
-            if let Some(Event::Gone { local_rank }) = self.events.recv().await {
+            if let Some(News::Reaped { local_rank }) = self.news.recv().await {
                 self.guards.remove(&local_rank);
             }
         }
@@ -97,12 +97,12 @@ impl Supervisor {
                     loading = false;
                     self.on_loaded(answer, &socket);
                 }
-                event = self.events.recv() => match event {
-                    Some(Event::Exited(exited)) if exited.local_rank == number => {
+                news = self.news.recv() => match news {
+                    Some(News::Of(Event::Exited(exited))) if exited.local_rank == number => {
                         self.client.on_ended();
                         return End::Died(format!("its process has ended: {}", exited.exit));
                     }
-                    Some(Event::Gone { local_rank }) => drop(self.guards.remove(&local_rank)),
+                    Some(News::Reaped { local_rank }) => drop(self.guards.remove(&local_rank)),
                     _ => {}
                 },
             }

@@ -32,8 +32,22 @@ pub(crate) struct Member {
     /// 0 until it has been executed.
     pub pid: u32,
     pub stderr_end: StderrEnd,
+    /// Nothing of it is left but its guard, which ends.
+    pub gone: bool,
     control: Arc<AsyncFd<OwnedFd>>,
     drain: Arc<Drain>,
+}
+
+/// What the task of a member tells its group.
+#[derive(Debug)]
+pub(crate) enum News {
+    /// An event of the worker.
+    Of(Event),
+    /// Its guard has ended, too. This is the last news.
+    Reaped {
+        /// Which worker.
+        local_rank: u32,
+    },
 }
 
 /// Of the output of a worker that has ended with all its descendants.
@@ -56,7 +70,7 @@ impl Member {
         spec: &WorkerSpec,
         guarded: Guarded,
         logs: Option<Logs>,
-        events: mpsc::UnboundedSender<Event>,
+        news: mpsc::UnboundedSender<News>,
     ) -> io::Result<(Member, oneshot::Receiver<Start>)> {
         rustix::io::ioctl_fionbio(&guarded.control, true)?;
         let control = Arc::new(watched(guarded.control)?);
@@ -76,21 +90,22 @@ impl Member {
             exited: false,
             control: control.clone(),
             logs,
+            gone: false,
             start: Some(start),
-            events,
+            news,
             drain: drain.clone(),
         };
         tokio::spawn(task.run(end, guarded.child));
-        Ok((Member { pid: 0, stderr_end, control, drain }, started))
+        Ok((Member { pid: 0, stderr_end, gone: false, control, drain }, started))
     }
 
     /// The same for a process whose output is not copied.
     pub fn attend_silent(
         spec: &WorkerSpec,
         guarded: Guarded,
-        events: mpsc::UnboundedSender<Event>,
+        news: mpsc::UnboundedSender<News>,
     ) -> io::Result<(Member, oneshot::Receiver<Start>)> {
-        Member::attend(spec, guarded, None, events)
+        Member::attend(spec, guarded, None, news)
     }
 
     pub fn order(&self, order: Order) {
@@ -119,10 +134,11 @@ struct Task {
     local_rank: u32,
     pid: u32,
     exited: bool,
+    gone: bool,
     control: Arc<AsyncFd<OwnedFd>>,
     logs: Option<Logs>,
     start: Option<oneshot::Sender<Start>>,
-    events: mpsc::UnboundedSender<Event>,
+    news: mpsc::UnboundedSender<News>,
     drain: Arc<Drain>,
 }
 
@@ -140,13 +156,23 @@ impl Task {
                     let late = Duration::from_nanos(monotonic_ns().saturating_sub(seen_ns));
                     self.on_exited(Exit::from_wait(code, status), Some(late));
                 }
-                Report::Gone => {}
+                // A guard that was forked from a template takes tens of milliseconds to end: the kernel frees its memory first.
+                Report::Gone => self.on_gone().await,
             }
         }
         await_end(end, child).await;
         if !self.exited && self.pid != 0 {
             self.on_exited(Exit::Unseen, None);
         }
+        if !self.gone {
+            self.on_gone().await;
+        }
+        self.send(News::Reaped { local_rank: self.local_rank });
+    }
+
+    /// Nothing of the worker runs any more.
+    async fn on_gone(&mut self) {
+        self.gone = true;
         self.drain().await;
         self.tell(Event::Gone { local_rank: self.local_rank });
     }
@@ -199,8 +225,12 @@ impl Task {
     }
 
     fn tell(&self, event: Event) {
+        self.send(News::Of(event));
+    }
+
+    fn send(&self, news: News) {
         // The group may have been dropped. Its remaining processes are still waited for.
-        let _ = self.events.send(event);
+        let _ = self.news.send(news);
     }
 }
 
@@ -220,4 +250,35 @@ async fn await_end(end: Option<AsyncFd<OwnedFd>>, child: Option<Pid>) {
     }
     // Without pidfds, or without `waitid` for them (before Linux 5.4). The guard is about to end, or has ended.
     let _ = tokio::task::spawn_blocking(move || waitid(WaitId::Pid(child), WaitIdOptions::EXITED)).await;
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::pipe::pipe;
+
+    use super::super::super::spawn::message_socket;
+    use super::*;
+
+    /// A guard that was forked from a template ends tens of milliseconds after it has said that nothing is left.
+    #[tokio::test]
+    async fn a_worker_is_gone_before_its_guard_has_ended() {
+        let (control, guard) = message_socket().unwrap();
+        let (end, held_by_guard) = pipe().unwrap();
+        let spec = WorkerSpec::new(3, "worker");
+        let (sender, mut news) = mpsc::unbounded_channel();
+        let guarded = Guarded { control, end: Some(end), child: None };
+        let (_member, started) = Member::attend_silent(&spec, guarded, sender).unwrap();
+        let say = |report: Report| send(&guard, &report.encode(), SendFlags::empty()).unwrap();
+        say(Report::Started { pid: 7 });
+        assert!(matches!(started.await.unwrap(), Start::Executed { pid: 7 }));
+        say(Report::Exited { code: 2, status: 9, seen_ns: 0 });
+        say(Report::Gone);
+        assert!(matches!(news.recv().await, Some(News::Of(Event::Exited(Exited { local_rank: 3, .. })))));
+        assert!(matches!(news.recv().await, Some(News::Of(Event::Gone { local_rank: 3 }))));
+        drop(guard);
+        assert!(news.try_recv().is_err(), "the guard has not ended");
+        drop(held_by_guard);
+        assert!(matches!(news.recv().await, Some(News::Reaped { local_rank: 3 })));
+        assert!(news.recv().await.is_none(), "each of them once");
+    }
 }
