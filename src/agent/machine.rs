@@ -181,7 +181,11 @@ impl AgentMachine {
         }
         self.ended(local_rank);
         self.stop_if_prepared_in_vain(local_rank);
-        let Phase::Running { left } = &mut self.phase else { return };
+        let (Phase::Running { left } | Phase::Stopping { over: false, way: Way::Raise { left, .. }, .. }) =
+            &mut self.phase
+        else {
+            return;
+        };
         left.remove(&local_rank);
         if !left.is_empty() {
             return;
@@ -199,6 +203,7 @@ impl AgentMachine {
         self.tell(format!("all workers of this node succeeded; waiting for those of the other nodes{at_most}"));
         self.unfinished = None;
         let until = limit.and_then(|limit| now.checked_add(limit));
+        (self.lives.change, self.lives.raise_at) = (None, None);
         self.phase = Phase::Finishing { since: now, until, tell_at: now + TELL_EVERY };
     }
 
@@ -313,7 +318,7 @@ impl AgentMachine {
     pub fn next_deadline(&self) -> Option<Instant> {
         match self.phase {
             Phase::Finishing { until, tell_at, .. } => Some(until.map_or(tell_at, |until| until.min(tell_at))),
-            Phase::Stopping { over: false, way: Way::Park { until, .. } | Way::Raise { until }, .. } => {
+            Phase::Stopping { over: false, way: Way::Park { until, .. } | Way::Raise { until, .. }, .. } => {
                 let leave_at = self.leaving.map(|(_, until)| until);
                 [Some(until), leave_at, self.words_until()].into_iter().flatten().min()
             }

@@ -310,6 +310,50 @@ fn a_check_that_is_not_reached_ends_the_world() {
     assert_eq!(agent.next_deadline(), Some(now + RAISE_LIMIT + PARK_LIMIT));
 }
 
+/// After its last check a program saves its results, and ends. The check at which the world was to change never comes.
+#[test]
+fn a_job_that_finishes_before_the_check_is_done_and_not_started_again() {
+    let now = Instant::now();
+    let mut agent = running(&[0, 1]);
+    change(&mut agent);
+    agent.on_raise_at(&announced(2), 43, now);
+    does(&mut agent);
+    for local_rank in [0, 1] {
+        agent.on_worker_deaf(local_rank);
+        assert_eq!(does(&mut agent), [], "it ends by itself");
+        agent.on_worker_succeeded(local_rank, now);
+        agent.on_worker_gone(local_rank);
+    }
+    assert_eq!(does(&mut agent), [Command::Done(Round(1))]);
+    agent.on_closed(Verdict::AllDone { round: Round(1), nodes: 2 });
+    assert_eq!(does(&mut agent), [Command::End(Box::new(Outcome::Succeeded))]);
+}
+
+#[test]
+fn a_job_that_is_declared_a_success_before_the_check_ends_with_its_workers() {
+    let now = Instant::now();
+    let mut agent = running(&[0, 1]);
+    change(&mut agent);
+    agent.on_raise_at(&announced(2), 43, now);
+    agent.on_closed(Verdict::Succeeded { by: "node1".into() });
+    does(&mut agent);
+    (0..2).for_each(|local_rank| agent.on_worker_succeeded(local_rank, now));
+    assert_eq!(does(&mut agent), [Command::End(Box::new(Outcome::Succeeded))]);
+}
+
+#[test]
+fn a_worker_that_finishes_before_the_check_while_the_other_reaches_it_is_started_again() {
+    let now = Instant::now();
+    let mut agent = running(&[0, 1]);
+    change(&mut agent);
+    agent.on_raise_at(&announced(2), 43, now);
+    agent.on_worker_succeeded(1, now);
+    agent.on_worker_parked(0, Some(5));
+    does(&mut agent);
+    agent.on_worker_gone(1);
+    assert_eq!(does(&mut agent), [join(&[(0, Some(5))])]);
+}
+
 /// The others may have formed a world without this node.
 #[test]
 fn a_node_that_was_cut_off_stops_its_workers_wherever_they_are() {
@@ -349,6 +393,23 @@ fn a_node_that_gets_sigterm_leaves_at_a_check() {
     );
     agent.on_stopped();
     assert_eq!(does(&mut agent), [Command::End(Box::new(Outcome::Signal(SIGTERM)))]);
+}
+
+/// The step that leads to the check may take longer than the coordinator's answer.
+#[test]
+fn a_node_that_leaves_waits_for_a_known_check_as_long_as_its_grace() {
+    let now = Instant::now();
+    let grace = commands::policy().grace;
+    assert!(grace > LEAVE_LIMIT);
+    let mut agent = running(&[0, 1]);
+    agent.on_signal(SIGTERM, now);
+    does(&mut agent);
+    change(&mut agent);
+    agent.on_raise_at(&announced(2), 43, now + LEAVE_LIMIT / 2);
+    does(&mut agent);
+    assert_eq!(agent.next_deadline(), Some(now + grace));
+    agent.on_tick(now + grace);
+    assert!(matches!(does(&mut agent)[0], Command::Leave { .. }));
 }
 
 #[test]

@@ -2,13 +2,14 @@
 
 use std::time::{Duration, Instant};
 
-use super::{AgentMachine, Next, Phase, SIGTERM};
+use super::{AgentMachine, Next, Phase, SIGTERM, Way};
 use crate::agent::command::Command;
 use crate::agent::policy::Outcome;
 use crate::rendezvous::node::machine::JoinError;
 use crate::rendezvous::protocol::message::Verdict;
 
-/// How long a node that got a signal waits until its workers may leave the world.
+/// How long a node that got a signal waits until it knows at which check its workers may leave the world. They have the grace of a stop
+/// to reach it.
 pub const LEAVE_LIMIT: Duration = Duration::from_secs(5);
 
 impl AgentMachine {
@@ -17,7 +18,9 @@ impl AgentMachine {
         match verdict {
             // `AllDone` includes this node's workers, so they have finished. Otherwise another node has declared success.
             Verdict::Succeeded { .. } | Verdict::AllDone { .. } => match &self.phase {
-                Phase::Running { .. } => self.closed_well = true,
+                Phase::Running { .. } | Phase::Stopping { over: false, way: Way::Raise { .. }, .. } => {
+                    self.closed_well = true
+                }
                 Phase::Finishing { .. } => self.end(Outcome::Succeeded),
                 Phase::Stopping { next: Next::Decide, .. } => self.fail_too_late(),
                 // The join that follows reports it.

@@ -14,6 +14,7 @@
 
 use std::time::{Duration, Instant};
 
+use super::endings::LEAVE_LIMIT;
 use super::lives::{Life, Lives};
 use super::{AgentMachine, Next, Phase, SIGTERM, Way};
 use crate::agent::command::Command;
@@ -58,8 +59,8 @@ impl AgentMachine {
             return;
         }
         *life = Life::Started;
-        // Nobody can tell it of the next world.
-        if self.parks() || matches!(self.phase, Phase::Joining) {
+        // Nobody can tell it of the next world. Before an agreed check it may have finished its work.
+        if (self.parks() && !self.raises()) || matches!(self.phase, Phase::Joining) {
             self.commands.push(Command::KillWorker { local_rank });
         }
     }
@@ -153,7 +154,11 @@ impl AgentMachine {
             return;
         }
         self.warn(format!("{SURVIVING}: {}", change.reason));
-        let way = Way::Raise { until: now + RAISE_LIMIT };
+        if let Some((_, until)) = &mut self.leaving {
+            *until += self.policy.grace.saturating_sub(LEAVE_LIMIT);
+        }
+        let Phase::Running { left } = &mut self.phase else { return };
+        let way = Way::Raise { until: now + RAISE_LIMIT, left: std::mem::take(left) };
         self.phase = Phase::Stopping { next: Next::Join, over: false, way };
         self.look_at_parked();
     }
@@ -241,7 +246,7 @@ impl AgentMachine {
                 self.warn("stopping all workers: one of them does not end".to_owned());
                 self.stop(SIGTERM, next);
             }
-            Way::Raise { until } if until <= now => {
+            Way::Raise { until, .. } if until <= now => {
                 let reason = format!("workers have not reached the agreed check within {RAISE_LIMIT:.0?}");
                 self.warn(reason.clone());
                 self.break_up(&reason, next, now);

@@ -4,6 +4,7 @@
 //! before the stop, or decided during it: after a failure the coordinator says whether to restart. The machine takes the step when the
 //! stop is over and the step is known.
 
+use std::collections::BTreeSet;
 use std::time::Instant;
 
 use super::{AgentMachine, Phase, SIGTERM};
@@ -13,7 +14,7 @@ use crate::process::{Signal, StopPolicy};
 use crate::rendezvous::protocol::message::Placement;
 
 /// How workers leave their world.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) enum Way {
     /// By signals: nothing is left of them.
     Stop,
@@ -26,10 +27,12 @@ pub(super) enum Way {
         /// Workers that were still in it after [`super::PARK_LIMIT`] have been killed.
         late: bool,
     },
-    /// They leave it at a check that all workers of the job agreed on.
+    /// They leave it at a check that all workers of the job agreed on, or finish their work before it.
     Raise {
         /// When workers that have not reached the check are told that the world has ended.
         until: Instant,
+        /// Workers that have not succeeded.
+        left: BTreeSet<u32>,
     },
 }
 
