@@ -8,6 +8,7 @@ returns, so that the interpreter ends as usual. Facts: ``Modules/main.c`` and ``
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import io
 import os
@@ -60,6 +61,8 @@ def serve() -> Program:
     if reason := _nameless() or _load(modules) or shared.why_not() or _checks.why_not():
         server.refuse(reason)
         os._exit(0)
+    # A worker's collection would write to each object, and so copy its page: 0.2 s and 100 MB with torch.
+    gc.freeze()
     server.ready()
     request = _next_worker(server)
     _begin(request, before, program)
