@@ -119,8 +119,11 @@ class State:
 
     def _synced(self) -> None:
         """Give all ranks the same state and the same number."""
-        self._commit = self._broadcast(_decisions.parked_number(self._commit, ahead=self._ahead))
+        number = self._broadcast(_decisions.parked_number(self._commit, ahead=self._ahead))
         self.sync()
+        # After an interrupted sync this worker goes back to its own last save, and keeps the number of that save: one
+        # that has never had the state of the job must not become the source.
+        self._commit = number
         self._count()
 
     def _broadcast(self, value: Any) -> Any:

@@ -300,6 +300,57 @@ def test_gradients_of_an_interrupted_step_are_dropped(attend: Attend) -> None:
     assert gradients == [None, None]
 
 
+class Interrupted(elastic.ObjectState):
+    """A state whose next sync a failure interrupts, if ``fails`` is set."""
+
+    def __init__(self, channel: FakeChannel, numbers: list[int | None], **values: Any) -> None:
+        # What the source sends as its number. None: this worker is the source.
+        self.numbers, self.channel, self.fails = numbers, channel, False
+        super().__init__(**values)
+
+    def _broadcast(self, value: Any) -> Any:
+        return value if isinstance(value, dict) or not self.numbers else self.numbers.pop(0)
+
+    def sync(self) -> None:
+        if self.fails:
+            self.step = 99  # half of it has been received
+            self.fails, self.channel.failed = False, True
+            raise GONE
+        super().sync()
+
+
+def test_a_newcomer_whose_first_sync_is_interrupted_is_no_source(attend: Attend) -> None:
+    """It has the source's number, but not its state. Another worker has both."""
+    channel = attend(World(), World(generation=2))
+    state: Any = Interrupted(channel, [5, 5], step=0)
+    state.fails = True
+    steps = []
+    elastic.run(lambda state: steps.append(state.step))(state)
+    assert channel.parked == [None]
+    assert steps == [0]
+    assert state._commit == 6
+
+
+def test_a_survivor_whose_sync_is_interrupted_parks_with_its_own_commit(attend: Attend) -> None:
+    """It has kept a state that it had not committed. Part of that is overwritten, so it goes back to its last save."""
+    channel = attend(World(), World(generation=2), World(generation=3))
+    channel.changes_at = 1
+    steps = []
+
+    @elastic.run
+    def train(state: Any) -> None:
+        steps.append(state.step)
+        if len(steps) == 1:
+            state.step, state.numbers, state.fails = 3, [8, 8], True
+            state.check_host_updates()
+
+    state: Any = Interrupted(channel, [], step=0)
+    train(state)
+    assert channel.parked == [1, 0]  # newer than the first sync, which is 0; then that one
+    assert steps == [0, 0]
+    assert state._commit == 9
+
+
 def test_a_world_that_nobody_has_synced_is_synced(attend: Attend) -> None:
     """The first world failed before its sync. In the next no worker is new, and no commit differs: there is none."""
     channel = attend(World(), World(sync=False))
