@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -35,11 +37,29 @@ class Membership:
         """Whether a check has said that the world changes."""
         self._group: Group | None = None
         self._world: World | None = None
+        self._syncing = False
 
     @property
     def source(self) -> int:
         """The rank whose state is the newest."""
         return self._world.source if self._world is not None else 0
+
+    @contextmanager
+    def syncing(self) -> Iterator[None]:
+        """Let root 0 mean the source inside this block, in which the state is broadcast."""
+        before, self._syncing = self._syncing, True
+        try:
+            yield
+        finally:
+            self._syncing = before
+
+    def root(self, root_rank: int) -> int:
+        """Return the rank that broadcasts if the user's code names ``root_rank``.
+
+        Code written for Horovod broadcasts a state from rank 0, which is always the oldest worker there. Here rank 0
+        may be a newcomer.
+        """
+        return self.source if self._syncing and root_rank == 0 else root_rank
 
     @property
     def says_sync(self) -> bool:
