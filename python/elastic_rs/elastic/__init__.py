@@ -117,6 +117,7 @@ __all__ = [
     "set_handler_registry",
     "shutdown",
     "size",
+    "source_rank",
 ]
 
 # In `import elastic_rs.elastic as hvd`, Horovod's `hvd.elastic.run` and `hvd.elastic.TorchState` keep their names.
@@ -136,11 +137,19 @@ def init(backend: str | None = None, timeout: timedelta | None = None) -> None:
 
 
 def shutdown() -> None:
-    """Destroy the process group, if there is one. Processes that end need not call it."""
+    """Destroy the process group, if there is one. Processes that end need not call it.
+
+    ``init`` or ``run`` make another one afterwards, if all workers call them.
+    """
     if is_initialized():
         import torch.distributed as dist
 
         dist.destroy_process_group()
+
+
+def source_rank() -> int:
+    """Return the rank whose state is the newest. ``run`` broadcasts the state from it when a world begins."""
+    return MEMBERSHIP.source
 
 
 def register_listener(listener: Listener) -> None:

@@ -1,6 +1,9 @@
 """Horovod's collectives by their names, over the default process group of ``torch.distributed``.
 
 Without a process group there is one worker, and they return what they are given.
+
+While the state is broadcast (in ``State.sync`` and ``StateHandler.sync``), ``root_rank=0`` means the rank whose state
+is the newest, ``elastic.source_rank()``. Any other ``root_rank`` means itself.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from elastic_rs.elastic import _wire
+from elastic_rs.elastic._membership import MEMBERSHIP
 
 __all__ = [
     "Average",
@@ -87,9 +91,16 @@ def allreduce_(
 
 
 def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None) -> Any:
-    """Return the root's object on every rank. It is pickled: see ``torch.distributed.broadcast_object_list``."""
+    """Return the root's object on every rank. It is pickled: see ``torch.distributed.broadcast_object_list``.
+
+    Args:
+        obj: the object. Only the root's counts.
+        root_rank: the rank whose object it is. Inside ``State.sync`` and ``StateHandler.sync``, 0 means
+            ``elastic.source_rank()``.
+        name: not used.
+    """
     del name
-    return _wire.send_object(obj, root_rank)
+    return _wire.send_object(obj, MEMBERSHIP.root(root_rank))
 
 
 def broadcast_parameters(params: Mapping[str, Any] | Iterable[Tensor | tuple[str, Tensor]], root_rank: int = 0) -> None:
@@ -98,16 +109,23 @@ def broadcast_parameters(params: Mapping[str, Any] | Iterable[Tensor | tuple[str
     Args:
         params: ``model.state_dict()``, ``model.named_parameters()`` or ``model.parameters()``. All ranks must give the
             same names and shapes. What is not a tensor is passed over.
-        root_rank: the rank whose parameters they are.
+        root_rank: the rank whose parameters they are. Inside ``State.sync`` and ``StateHandler.sync``, 0 means
+            ``elastic.source_rank()``.
     """
     values = [value for _, value in sorted(params.items())] if isinstance(params, Mapping) else params
     tensors = [value[1] if isinstance(value, tuple) else value for value in values]
-    _wire.broadcast_tensors([tensor for tensor in tensors if isinstance(tensor, Tensor)], root_rank)
+    _wire.broadcast_tensors([tensor for tensor in tensors if isinstance(tensor, Tensor)], MEMBERSHIP.root(root_rank))
 
 
 def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int = 0) -> None:
-    """Give the optimizer the root's state. The other ranks need not have taken a step."""
+    """Give the optimizer the root's state. The other ranks need not have taken a step.
+
+    Args:
+        optimizer: of the same parameters on all ranks.
+        root_rank: the rank whose state it is. Inside ``State.sync`` and ``StateHandler.sync``, 0 means
+            ``elastic.source_rank()``.
+    """
     state = optimizer.state_dict()
-    received = _wire.send_tree(state, root_rank)
+    received = _wire.send_tree(state, MEMBERSHIP.root(root_rank))
     if received is not state:
         optimizer.load_state_dict(received)

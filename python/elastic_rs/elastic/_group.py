@@ -7,14 +7,17 @@ import contextlib
 import os
 import sys
 import threading
+import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.constants import default_pg_timeout
+from torch.distributed.rendezvous import rendezvous
 from torch.nn.modules.module import register_module_module_registration_hook
 from torch.nn.parallel import DistributedDataParallel
 
@@ -27,6 +30,10 @@ __all__ = ["Group", "Wraps"]
 
 # How often the thread that aborts NCCL's groups looks whether this process ends.
 _LOOK_S = 0.5
+# How long torch tries to connect to a store before this worker asks again whether a peer has failed. torch repeats
+# refused connections itself, and nothing else can interrupt it.
+_CONNECT_S = 2.0
+_PAUSE_S = 0.05
 
 
 class Group:
@@ -47,20 +54,50 @@ class Group:
             os.environ.update(_decisions.nccl_variables(os.environ, self.backends))
         if self.backends == {"gloo"}:  # destroying NCCL's may wait for a peer that has failed
             atexit.register(_destroy_at_exit)
+        self._destroyed = 0
+        """How many groups of the present world the script has destroyed."""
         self._hooks: tuple[Any, Any] | None = None
         self._aborter: _Aborter | None = None
 
-    def make(self) -> None:
-        """Make the group of the world that the environment describes: of one worker without a launcher."""
+    def make(self, raise_if_failed: Callable[[], None]) -> None:
+        """Make the group of the world that the environment describes: of one worker without a launcher.
+
+        Args:
+            raise_if_failed: raises if a peer is known to have failed. It is asked while the store cannot be reached.
+        """
         before = sys.excepthook
+        self._destroyed += self.exists
         if "RANK" in os.environ:
-            # By the environment, as a script does that makes the group itself: a newcomer may run such a script.
-            dist.init_process_group(self._backend, timeout=self._timeout)
+            store, rank, world_size = self._connected(raise_if_failed)
+            # With the prefixes that a script's `init_process_group` has: a newcomer may run such a script.
+            store = dist.PrefixStore("default_pg", store)  # type: ignore[attr-defined] # public, as documented
+            if self._destroyed:
+                # The addresses of the groups before are still in the store.
+                store = dist.PrefixStore(f"after_{self._destroyed}", store)  # type: ignore[attr-defined]
         else:
-            store = dist.HashStore()  # type: ignore[attr-defined] # public, as its documentation says
-            dist.init_process_group(self._backend, timeout=self._timeout, store=store, rank=0, world_size=1)
+            store, rank, world_size = dist.HashStore(), 0, 1  # type: ignore[attr-defined] # public, as documented
+        dist.init_process_group(self._backend, timeout=self._timeout, store=store, rank=rank, world_size=world_size)
         self._hooks = (before, sys.excepthook)
         self.exists = True
+
+    def _connected(self, raise_if_failed: Callable[[], None]) -> tuple[Any, int, int]:
+        """Return the store of the world, this worker's rank, and the number of workers, by the environment."""
+        limit = self._timeout or default_pg_timeout
+        one_try = min(limit, timedelta(seconds=_CONNECT_S))
+        if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+            one_try = limit  # a worker hosts the store, and waits for the others with the same limit
+        deadline = time.monotonic() + limit.total_seconds()
+        while True:
+            raise_if_failed()
+            try:
+                store, rank, world_size = next(rendezvous("env://", timeout=one_try))
+            except RuntimeError:
+                if time.monotonic() >= deadline:
+                    raise
+                time.sleep(_PAUSE_S)
+                continue
+            store.set_timeout(limit)
+            return store, rank, world_size
 
     def watch(self, channel: Channel) -> None:
         """Abort NCCL's collectives as soon as a failure is known. They would block for ever."""
@@ -77,7 +114,7 @@ class Group:
             failed: whether a peer has failed. NCCL's groups can only be aborted then: ``ncclCommDestroy`` would wait
                 for the dead.
         """
-        self.exists = False
+        self.exists, self._destroyed = False, 0
         if self._aborter is not None:
             self._aborter.disarm(abort=failed)
         if dist.is_initialized():
@@ -153,16 +190,17 @@ class _Aborter:
 
     def _run(self) -> None:
         while not self._stopping:
-            if not self._armed.wait(_LOOK_S) or not self._failed():
+            if not self._armed.wait(_LOOK_S) or not self._failed(_LOOK_S):
                 continue
             with self._lock:
-                if self._armed.is_set():
+                # The main thread may have entered the next world since, and made a group that must not be aborted.
+                if self._armed.is_set() and self._failed(0.0):
                     self._armed.clear()
                     _abort()
 
-    def _failed(self) -> bool:
+    def _failed(self, limit_s: float) -> bool:
         try:
-            return self._channel.failed_within(_LOOK_S)
+            return self._channel.failed_within(limit_s)
         except (OSError, RuntimeError):  # the connection is closed: the guard ends this process
             self._armed.clear()
             return False

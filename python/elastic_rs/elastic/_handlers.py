@@ -44,7 +44,11 @@ class StateHandler:
         raise NotImplementedError
 
     def sync(self) -> None:
-        """Give the value of each rank the same state. Called on all ranks, in the same order of handlers."""
+        """Give the value of each rank the state that it has on the rank ``elastic.source_rank()``.
+
+        Called on all ranks, in the same order of handlers. Root 0 of ``elastic.broadcast_object`` and its like means
+        that rank meanwhile.
+        """
         raise NotImplementedError
 
     def set_value(self, value: Any) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -35,11 +37,29 @@ class Membership:
         """Whether a check has said that the world changes."""
         self._group: Group | None = None
         self._world: World | None = None
+        self._syncing = False
 
     @property
     def source(self) -> int:
         """The rank whose state is the newest."""
         return self._world.source if self._world is not None else 0
+
+    @contextmanager
+    def syncing(self) -> Iterator[None]:
+        """Let root 0 mean the source inside this block, in which the state is broadcast."""
+        before, self._syncing = self._syncing, True
+        try:
+            yield
+        finally:
+            self._syncing = before
+
+    def root(self, root_rank: int) -> int:
+        """Return the rank that broadcasts if the user's code names ``root_rank``.
+
+        Code written for Horovod broadcasts a state from rank 0, which is always the oldest worker there. Here rank 0
+        may be a newcomer.
+        """
+        return self.source if self._syncing and root_rank == 0 else root_rank
 
     @property
     def says_sync(self) -> bool:
@@ -65,13 +85,19 @@ class Membership:
             self._connect(attendance.path, groupless=not group.exists)
         self._group = group
         if group.exists and self.channel is not None:
-            self.channel.guard_loops()
+            self._warn_unless(self.channel.guard_loops())
             group.watch(self.channel)
 
     @property
     def has_group(self) -> bool:
         """Whether the process group of this world has been made, by the script or by :meth:`enter`."""
-        return self._group is not None and self._group.exists
+        # The script may have destroyed it.
+        return self._group is not None and self._group.exists and _place.is_initialized()
+
+    @property
+    def may_abort(self) -> bool:
+        """Whether the process group's collectives are aborted when a peer fails. Devices may end with an error then."""
+        return self._group is not None and "nccl" in self._group.backends
 
     def raise_if_failed(self) -> None:
         """Raise ``PeerFailed`` if a failure is known."""
@@ -126,12 +152,22 @@ class Membership:
         started = time.monotonic()
         if self.channel is not None:
             self.channel.mark_sockets()
-        self._group.make()
+        self._group.make(self.raise_if_failed)
         if self.channel is not None:
-            self.channel.guard_sockets()
+            self._warn_unless(self.channel.guard_sockets())
             self._group.watch(self.channel)
         took_s = time.monotonic() - started
         _log.info("rank %d of %d: process group made in %.3f s", _place.rank(), _place.size(), took_s)
+
+    def _warn_unless(self, guarded: int) -> None:
+        """Warn if nothing can free this worker's collectives when a peer fails."""
+        assert self._group is not None
+        if not guarded and _place.size() > 1 and "gloo" in self._group.backends:
+            _log.warning(
+                "no TCP connection of gloo was found for the process group of %d workers: when another worker fails, a "
+                "collective that waits for it is not freed, and this worker is replaced after 30 s",
+                _place.size(),
+            )
 
     def _connect(self, path: str, *, groupless: bool) -> None:
         try:

@@ -93,7 +93,11 @@ class State:
         raise NotImplementedError
 
     def sync(self) -> None:
-        """Give all ranks the state of the rank ``MEMBERSHIP.source``, and save it."""
+        """Give all ranks the state of the rank ``elastic.source_rank()``, and save it.
+
+        Derived classes may use ``elastic.broadcast_object`` and its like, whose root 0 means that rank meanwhile. The
+        save comes last: if the broadcast is interrupted, ``restore`` must go back to the save before it.
+        """
         raise NotImplementedError
 
     def _finish_device_work(self) -> None:
@@ -119,8 +123,12 @@ class State:
 
     def _synced(self) -> None:
         """Give all ranks the same state and the same number."""
-        self._commit = self._broadcast(_decisions.parked_number(self._commit, ahead=self._ahead))
-        self.sync()
+        with MEMBERSHIP.syncing():
+            number = self._broadcast(_decisions.parked_number(self._commit, ahead=self._ahead))
+            self.sync()
+        # After an interrupted sync this worker goes back to its own last save, and keeps the number of that save: one
+        # that has never had the state of the job must not become the source.
+        self._commit = number
         self._count()
 
     def _broadcast(self, value: Any) -> Any:

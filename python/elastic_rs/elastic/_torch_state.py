@@ -102,8 +102,9 @@ class TorchState(State):
             self._receive(received, live)
         for _, handler in self._trees():
             handler.on_sync()
-        for other in self._others():
-            other.sync()
+        with MEMBERSHIP.syncing():
+            for other in self._others():
+                other.sync()
         self.save()
 
     def _receive(self, received: tuple[dict[str, Any], dict[str, Any]], live: tuple[dict[str, Any], Any]) -> None:

@@ -94,6 +94,71 @@ except ValueError:
 hvd.shutdown()
 """
 
+# Rank 1 has the newest state, since rank 0's worker has been replaced. Handlers and states broadcast as under Horovod.
+SYNCS = """
+import sys
+from types import SimpleNamespace
+import torch
+import torch.distributed as dist
+import elastic_rs.elastic as hvd
+from elastic_rs.elastic._membership import MEMBERSHIP
+
+rank, port = int(sys.argv[1]), int(sys.argv[2])
+dist.init_process_group("gloo", store=dist.TCPStore("127.0.0.1", port), rank=rank, world_size=2)
+MEMBERSHIP._world = SimpleNamespace(source=1, sync=True)
+assert hvd.source_rank() == 1
+
+
+class Counter:
+    def __init__(self, count):
+        self.count = count
+
+
+class CounterHandler(hvd.StateHandler):
+    def save(self):
+        self.saved = self.value.count
+
+    def restore(self):
+        self.value.count = self.saved
+
+    def sync(self):
+        self.value.count = hvd.broadcast_object(self.value.count)
+
+
+hvd.set_handler_registry([(Counter, CounterHandler), *hvd.get_handler_registry()])
+state = hvd.TorchState(counter=Counter(rank), epoch=rank)
+state.sync()
+assert (state.counter.count, state.epoch) == (1, 1)
+
+
+class Mine(hvd.State):
+    def __init__(self):
+        super().__init__(bcast_object=hvd.broadcast_object)
+        self.model = torch.nn.Linear(1, 1, bias=False)
+        torch.nn.init.constant_(self.model.weight, rank)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1.0 + rank)
+        self.numbers = None
+
+    def save(self):
+        pass
+
+    def sync(self):
+        hvd.broadcast_parameters(self.model.state_dict(), root_rank=0)
+        hvd.broadcast_optimizer_state(self.optimizer, root_rank=0)
+        self.numbers = [hvd.broadcast_object(rank), hvd.broadcast_object(rank, 0), hvd.broadcast_object(rank, 1)]
+
+
+mine = Mine()
+mine._synced()
+assert mine.model.weight.item() == 1
+assert mine.optimizer.param_groups[0]["lr"] == 2
+assert mine.numbers == [1, 1, 1]
+# Outside a sync, 0 is rank 0.
+assert [hvd.broadcast_object(rank), hvd.broadcast_object(rank, 1)] == [0, 1]
+print("done", flush=True)
+hvd.shutdown()
+"""
+
 
 class World:
     """A world of processes by name, in the order of their ranks. It has a store of its own, as from their agents."""
@@ -236,10 +301,11 @@ def assert_all_read_once(steps: list[dict[str, Any]]) -> None:
         assert indices(steps, epoch) == list(range(LENGTH))
 
 
-def test_collectives_by_their_names(job: Job) -> None:
+@pytest.mark.parametrize("script", [COLLECTIVES, SYNCS], ids=["collectives", "syncs"])
+def test_horovods_broadcasts_by_their_names(job: Job, script: str) -> None:
     store = _elastic_rs.StoreServer.listen("127.0.0.1", 0)
     try:
-        ranks = [job.start([sys.executable, "-c", COLLECTIVES, str(rank), str(store.port)]) for rank in range(2)]
+        ranks = [job.start([sys.executable, "-c", script, str(rank), str(store.port)]) for rank in range(2)]
         for process in ranks:
             assert process.wait() == 0, process.tail()
             assert process.lines == ["done"]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import threading
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -11,7 +13,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from elastic_rs import elastic
+from elastic_rs.elastic import _group
 from elastic_rs.elastic._group import Group
+from elastic_rs.elastic._membership import MEMBERSHIP
 from helpers.elastic import GONE, FakeChannel, Recorded, World
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -269,15 +273,128 @@ def test_a_group_that_cannot_be_made_forms_the_next_world(attend: Attend, free_p
     assert dist.distributed_c10d._world.pg_names[dist.group.WORLD] == "0"  # type: ignore[index]
 
 
+def test_a_store_whose_agent_has_gone_is_not_waited_for(attend: Attend, free_port: Callable[[], int]) -> None:
+    """torch repeats refused connections for 30 minutes, and no socket can be shut down to end that."""
+    nobody = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+        "RANK": "0",
+        "WORLD_SIZE": "2",
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True)
+    somebody = {**nobody, "MASTER_PORT": str(store.port), "WORLD_SIZE": "1"}
+    channel = attend(World(variables=nobody), World(variables=somebody))
+    asked = channel.failed_within
+
+    def failed_within(limit_s: float) -> bool:
+        channel.failed = len(channel.asked_s) >= 1 and not channel.parked  # known after the first try
+        return asked(limit_s)
+
+    channel.failed_within = failed_within  # type: ignore[method-assign]
+    started = time.monotonic()
+    assert elastic.run(lambda _: dist.get_world_size())(Recorded()) == 1
+    assert channel.parked == [None]
+    assert time.monotonic() - started < 30  # a try takes 2 s
+
+
+def test_a_group_can_be_made_again_after_a_shutdown(attend: Attend) -> None:
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True)
+    there = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "RANK": "0", "WORLD_SIZE": "1"}
+    channel = attend(World(variables={**there, "TORCHELASTIC_USE_AGENT_STORE": "True"}))
+    for end in (elastic.shutdown, dist.destroy_process_group, lambda: None):
+        elastic.init()
+        assert elastic.allreduce(torch.ones(1)).tolist() == [1]
+        assert elastic.run(lambda _: dist.get_world_size())(Recorded()) == 1
+        end()
+    assert channel.calls == ["groupless", *(["mark", "guard"] * 3)]
+
+
+@pytest.mark.parametrize(("size", "warnings"), [(2, 1), (1, 0)])
+def test_a_group_whose_connections_are_not_found_is_warned_of(
+    attend: Attend, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, size: int, warnings: int
+) -> None:
+    attend(World(variables={"RANK": "0", "WORLD_SIZE": str(size)}))
+    monkeypatch.setattr(Group, "make", lambda *_: None)
+    elastic.init("gloo")
+    assert len([it for it in caplog.records if "no TCP connection of gloo" in it.getMessage()]) == warnings
+
+
+def test_a_device_finishes_its_work_before_a_restore(attend: Attend) -> None:
+    """Work that was interrupted may still write. What was aborted may end with an error."""
+    channel = attend(World(), World(generation=2), World(generation=3))
+    calls = []
+
+    class OnDevice(Recorded):
+        def _finish_device_work(self) -> None:
+            self.calls.append(f"finish, group: {dist.is_initialized()}")
+            if len(channel.parked) == 1:
+                raise RuntimeError("NCCL communicator was aborted")
+
+    @elastic.run
+    def train(_: Any) -> None:
+        calls.append(None)
+        if len(calls) == 2:
+            MEMBERSHIP._group.backends = frozenset({"gloo", "nccl"})  # type: ignore[union-attr]
+        if len(calls) <= 2:
+            channel.failed = True
+            raise GONE
+
+    state = OnDevice()
+    train(state)
+    again = ["finish, group: False", "restore", "reset", "sync", "save"]
+    assert state.calls == ["sync", "save", *again, *again]
+
+
+def test_a_device_that_fails_without_an_abort_fails_the_worker(attend: Attend) -> None:
+    channel = attend(World(), World(generation=2))
+
+    class OnDevice(Recorded):
+        def _finish_device_work(self) -> None:
+            raise RuntimeError("illegal memory access")
+
+    @elastic.run(backend="gloo")
+    def train(_: Any) -> None:
+        channel.failed = True
+        raise GONE
+
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        train(OnDevice())
+
+
+def test_only_a_failure_of_the_present_world_aborts_its_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread that aborts has its answer before it has the lock, and the next world may have begun meanwhile."""
+    answered, aborted, go_on = threading.Event(), [], threading.Event()
+    answers = [True, False]
+
+    class Channel(FakeChannel):
+        def failed_within(self, limit_s: float) -> bool:
+            if len(answers) == 1:
+                assert limit_s == 0
+                answered.set()
+            elif not answers:
+                go_on.wait(10)
+                return False
+            return answers.pop(0)
+
+    monkeypatch.setattr(_group, "_abort", lambda: aborted.append(None))
+    aborter = _group._Aborter(Channel([World()]))
+    aborter.arm()
+    assert answered.wait(10)
+    go_on.set()
+    aborter._stop()
+    assert aborted == []
+
+
 def test_the_first_group_too_may_fail(attend: Attend, monkeypatch: pytest.MonkeyPatch) -> None:
     channel = attend(World(), World())
     make = Group.make
 
-    def fail_once(group: Group) -> None:
+    def fail_once(group: Group, raise_if_failed: Callable[[], None]) -> None:
         if not channel.parked:
             channel.failed = True
             raise GONE
-        make(group)
+        make(group, raise_if_failed)
 
     monkeypatch.setattr(Group, "make", fail_once)
     assert elastic.run(lambda _: dist.get_world_size())(Recorded()) == 1
@@ -298,6 +415,57 @@ def test_gradients_of_an_interrupted_step_are_dropped(attend: Attend) -> None:
 
     train(elastic.TorchState(model=nn.Linear(2, 1)))
     assert gradients == [None, None]
+
+
+class Interrupted(elastic.ObjectState):
+    """A state whose next sync a failure interrupts, if ``fails`` is set."""
+
+    def __init__(self, channel: FakeChannel, numbers: list[int | None], **values: Any) -> None:
+        # What the source sends as its number. None: this worker is the source.
+        self.numbers, self.channel, self.fails = numbers, channel, False
+        super().__init__(**values)
+
+    def _broadcast(self, value: Any) -> Any:
+        return value if isinstance(value, dict) or not self.numbers else self.numbers.pop(0)
+
+    def sync(self) -> None:
+        if self.fails:
+            self.step = 99  # half of it has been received
+            self.fails, self.channel.failed = False, True
+            raise GONE
+        super().sync()
+
+
+def test_a_newcomer_whose_first_sync_is_interrupted_is_no_source(attend: Attend) -> None:
+    """It has the source's number, but not its state. Another worker has both."""
+    channel = attend(World(), World(generation=2))
+    state: Any = Interrupted(channel, [5, 5], step=0)
+    state.fails = True
+    steps = []
+    elastic.run(lambda state: steps.append(state.step))(state)
+    assert channel.parked == [None]
+    assert steps == [0]
+    assert state._commit == 6
+
+
+def test_a_survivor_whose_sync_is_interrupted_parks_with_its_own_commit(attend: Attend) -> None:
+    """It has kept a state that it had not committed. Part of that is overwritten, so it goes back to its last save."""
+    channel = attend(World(), World(generation=2), World(generation=3))
+    channel.changes_at = 1
+    steps = []
+
+    @elastic.run
+    def train(state: Any) -> None:
+        steps.append(state.step)
+        if len(steps) == 1:
+            state.step, state.numbers, state.fails = 3, [8, 8], True
+            state.check_host_updates()
+
+    state: Any = Interrupted(channel, [], step=0)
+    train(state)
+    assert channel.parked == [1, 0]  # newer than the first sync, which is 0; then that one
+    assert steps == [0, 0]
+    assert state._commit == 9
 
 
 def test_a_world_that_nobody_has_synced_is_synced(attend: Attend) -> None:
