@@ -1642,6 +1642,15 @@ class WorkerChannel:
         """
         What the last change or world changes: 0 nothing, 1 removed, 2 added, 3 both. 0 after a failure.
         """
+    def formed(self, /) -> None:
+        """
+        The world is formed, or this worker leaves it.
+        """
+    def forms_within(self, /, limit_s: SupportsFloat | SupportsIndex) -> None:
+        """
+        The world of this worker is being formed. Unless this or :meth:`formed` is called again within ``limit_s`` seconds, the agent is
+        told that it is not, and every member leaves it.
+        """
     def groupless(self, /) -> None:
         """
         Say that this worker has no process group yet, and lets the library make it. So it can be started before its node has joined.
@@ -1677,6 +1686,10 @@ class WorkerChannel:
     def release_sockets(self, /) -> None:
         """
         The process group is destroyed, or could not be made.
+        """
+    def stuck(self, /) -> None:
+        """
+        Tell the agent now that the world cannot be formed. Every member leaves it.
         """
     def wait_change(self, /) -> tuple[int, int]:
         """

@@ -71,6 +71,11 @@ pub enum Heard {
         /// The worker's.
         local_rank: u32,
     },
+    /// Its world is not formed: a step towards it has failed, or has taken longer than its limit.
+    Stuck {
+        /// The worker's.
+        local_rank: u32,
+    },
     /// Its connection has ended.
     Gone {
         /// The worker's.
@@ -183,6 +188,7 @@ impl Heard {
             | Heard::Ack { local_rank, .. }
             | Heard::Parked { local_rank, .. }
             | Heard::Groupless { local_rank }
+            | Heard::Stuck { local_rank }
             | Heard::Gone { local_rank } => local_rank,
         }
     }
@@ -351,6 +357,7 @@ async fn read_all(
             ToAgent::Ack { seq, count } => Heard::Ack { local_rank, seq, count },
             ToAgent::Parked { commit } => Heard::Parked { local_rank, commit },
             ToAgent::Groupless => Heard::Groupless { local_rank },
+            ToAgent::Stuck => Heard::Stuck { local_rank },
             ToAgent::Hello { .. } => return Err("it has said hello twice".to_owned()),
         };
         if heard.send((id, what)).await.is_err() {

@@ -10,7 +10,7 @@ use crate::rendezvous::protocol::codec::{CodecError, decode_frame, try_encode_fr
 use crate::rendezvous::protocol::text::tidy;
 
 /// Version of these messages. An agent refuses workers of any other.
-pub const VERSION: u16 = 1;
+pub const VERSION: u16 = 2;
 
 /// From the agent to a worker.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -67,6 +67,8 @@ pub enum ToAgent {
     },
     /// The worker has reached `elastic_rs.elastic.run` without a process group, which the library makes.
     Groupless,
+    /// The worker's world is not formed: a step towards it has failed, or has taken longer than its limit.
+    Stuck,
 }
 
 /// A world, as one worker is told of it.

@@ -96,6 +96,38 @@ impl Channel {
         Ok(())
     }
 
+    /// The world of this worker is being formed. Unless this or [`Self::formed`] is called again within `limit`, the agent is told that it
+    /// is not, and every member leaves it.
+    ///
+    /// # Errors
+    /// [`ChannelError::Forked`].
+    pub fn forms_within(&self, limit: Duration) -> Result<(), ChannelError> {
+        self.here()?;
+        self.line.forms_by(Some(Instant::now() + limit));
+        Ok(())
+    }
+
+    /// The world is formed, or this worker leaves it.
+    ///
+    /// # Errors
+    /// [`ChannelError::Forked`].
+    pub fn formed(&self) -> Result<(), ChannelError> {
+        self.here()?;
+        self.line.forms_by(None);
+        Ok(())
+    }
+
+    /// Tell the agent now that the world cannot be formed. Every member leaves it.
+    ///
+    /// # Errors
+    /// [`ChannelError::Forked`].
+    pub fn stuck(&self) -> Result<(), ChannelError> {
+        self.formed()?;
+        // A failure ends the connection, with a reason.
+        let _ = self.line.tell(ToAgent::Stuck);
+        Ok(())
+    }
+
     /// Count one check. `None`: there is no news, and the worker goes on. `Some` is the check's number, for [`Self::verdict`].
     ///
     /// # Errors

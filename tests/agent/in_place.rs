@@ -310,6 +310,39 @@ fn a_check_that_is_not_reached_ends_the_world() {
     assert_eq!(agent.next_deadline(), Some(now + RAISE_LIMIT + PARK_LIMIT));
 }
 
+#[test]
+fn a_world_that_cannot_be_formed_is_left_by_all_and_whoever_stays_is_replaced() {
+    let now = Instant::now();
+    let mut agent = running(&[0, 1]);
+    let stuck = Failure { exit: "no progress towards its world".into(), returncode: 1, ..killed(1) };
+    agent.on_worker_stuck(stuck.clone(), now);
+    let told = stuck.to_string();
+    let report = Command::Report { failure: Box::new(stuck.clone()), survive: true };
+    assert_eq!(does(&mut agent), [Command::CancelStart, peer_failed(0, &told), peer_failed(1, &told), report]);
+    agent.on_worker_stuck(Failure { local_rank: 0, ..stuck }, now);
+    assert_eq!(does(&mut agent), [], "the others find the same");
+    agent.on_interrupted(Round(1), "rank 1 made no progress; restart 1 of 3", now);
+    agent.on_worker_parked(1, Some(4));
+    agent.on_tick(now + PARK_LIMIT);
+    assert_eq!(does(&mut agent), [Command::KillWorker { local_rank: 0 }], "it hangs");
+    agent.on_worker_exited_badly(killed(0), now);
+    agent.on_worker_gone(0);
+    assert_eq!(does(&mut agent), [join(&[(1, Some(4))])]);
+}
+
+/// A worker says so when it has waited for long. Its world may be over by then.
+#[test]
+fn a_world_that_is_over_cannot_be_stuck() {
+    let mut agent = running(&[0, 1]);
+    agent.on_interrupted(Round(1), "node1 is lost", Instant::now());
+    agent.on_worker_parked(0, Some(4));
+    does(&mut agent);
+    for local_rank in [0, 1] {
+        agent.on_worker_stuck(Failure { local_rank, ..killed(0) }, Instant::now());
+        assert_eq!(does(&mut agent), []);
+    }
+}
+
 /// After its last check a program saves its results, and ends. The check at which the world was to change never comes.
 #[test]
 fn a_job_that_finishes_before_the_check_is_done_and_not_started_again() {

@@ -37,6 +37,23 @@ impl WorkerChannel {
         self.0.groupless().map_err(|error| raise(&error))
     }
 
+    /// The world of this worker is being formed. Unless this or :meth:`formed` is called again within ``limit_s`` seconds, the agent is
+    /// told that it is not, and every member leaves it.
+    fn forms_within(&self, limit_s: f64) -> PyResult<()> {
+        let limit = seconds("limit_s", limit_s)?;
+        self.0.forms_within(limit).map_err(|error| raise(&error))
+    }
+
+    /// The world is formed, or this worker leaves it.
+    fn formed(&self) -> PyResult<()> {
+        self.0.formed().map_err(|error| raise(&error))
+    }
+
+    /// Tell the agent now that the world cannot be formed. Every member leaves it.
+    fn stuck(&self) -> PyResult<()> {
+        self.0.stuck().map_err(|error| raise(&error))
+    }
+
     /// Count one check. 0: nothing happened. 1: the world changes at this check. 2: a peer failed.
     ///
     /// Waits only while it is not known at which check the world changes.

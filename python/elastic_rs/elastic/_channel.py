@@ -46,6 +46,15 @@ class Channel(Protocol):
     def groupless(self) -> None:
         """Say that this worker has no process group yet, and that the library makes it."""
 
+    def forms_within(self, limit_s: float) -> None:
+        """Say that a step towards the world follows. If it takes longer than so many seconds, all members leave."""
+
+    def formed(self) -> None:
+        """Say that the world is formed."""
+
+    def stuck(self) -> None:
+        """Say that the world cannot be formed. All members leave it."""
+
     def check(self) -> int:
         """Count one check, and return 0 to go on, 1 if the world changes at this check, 2 if a peer has failed."""
 

@@ -14,6 +14,7 @@ __all__ = [
     "Outcome",
     "attendance",
     "backend_names",
+    "is_stuck",
     "judge",
     "must_sync",
     "nccl_variables",
@@ -55,6 +56,20 @@ def judge(error: Exception, *, changing: bool, failed_within: Callable[[float], 
     # may raise anything.
     patience_s = FAILURE_NEWS_S if isinstance(error, RuntimeError) else 0.0
     return Outcome.RESTORE if failed_within(patience_s) else Outcome.FAIL
+
+
+def is_stuck(error: Exception, *, meeting: bool, first: bool) -> bool:
+    """Say whether an exception means that the members of a world have not met, so that all should leave it.
+
+    A member that hangs lets collectives of the others time out. It does not leave that world, and is replaced. In its
+    first world a worker fails with the exception instead: it has nothing to lose, and the user reads the exception.
+
+    Args:
+        error: the exception.
+        meeting: whether it came from making the process group, or from the broadcast of the state.
+        first: whether the worker was never in another world.
+    """
+    return meeting and not first and isinstance(error, RuntimeError)
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

@@ -23,6 +23,11 @@ __all__ = ["MEMBERSHIP", "Membership"]
 
 _log = logging.getLogger("elastic_rs.elastic")
 
+# How long the user's code may take in a new world before all members have the same state: all reset callbacks together,
+# and a `sync` of the user's own.
+STEP_LIMIT_S = 300.0
+# How long a part of the state may take, of 256 MB at most, while it is broadcast.
+PART_LIMIT_S = 30.0
 # The agent listens before it starts workers. Its machine may be busy.
 CONNECT_LIMIT_S = 30.0
 
@@ -38,6 +43,7 @@ class Membership:
         self._group: Group | None = None
         self._world: World | None = None
         self._syncing = False
+        self._forming = False
 
     @property
     def source(self) -> int:
@@ -131,6 +137,38 @@ class Membership:
         except OSError as error:
             self._disconnected(error)
             return False
+
+    def forms(self) -> None:
+        """Begin to limit the time until all members have the same state.
+
+        If a step takes longer than its limit, all members leave this world. A worker that hangs does not, and is
+        replaced.
+        """
+        self._forming = True
+        self._limit_step(STEP_LIMIT_S)
+
+    def part_done(self) -> None:
+        """A part of the state was broadcast. The next one follows at once."""
+        self._limit_step(PART_LIMIT_S)
+
+    def parts_done(self) -> None:
+        """The state was broadcast."""
+        self._limit_step(STEP_LIMIT_S)
+
+    def formed(self) -> None:
+        """End the limit: this world is formed, or this worker has to leave it."""
+        self._forming = False
+        if self.channel is not None:
+            self.channel.formed()
+
+    def _limit_step(self, limit_s: float) -> None:
+        if self._forming and self.channel is not None:
+            self.channel.forms_within(limit_s)
+
+    def stuck(self) -> None:
+        """This world cannot be formed: all members have to leave it."""
+        if self.channel is not None:
+            self.channel.stuck()
 
     def leave(self, *, failed: bool) -> None:
         """Leave the world: end its process group."""

@@ -85,16 +85,27 @@ def _in_each_world(state: State, func: Callable[[], Any]) -> Any:
     with wraps.noted():
         while True:
             # Forming a world may meet the next failure, as the function may.
+            meeting = False  # whether this worker waits for the others
             try:
                 if not MEMBERSHIP.has_group:
+                    meeting = True
                     MEMBERSHIP.enter()
+                    meeting = False
+                MEMBERSHIP.forms()
                 if not first:
                     state.on_reset()
                 if _decisions.must_sync(MEMBERSHIP.says_sync or first, state._commit):  # noqa: SLF001
+                    meeting = True
                     state._synced()  # noqa: SLF001
+                    meeting = False
+                MEMBERSHIP.formed()
                 return func()
             except Exception as error:
-                outcome = _decisions.judge(error, changing=MEMBERSHIP.changing, failed_within=MEMBERSHIP.failed_within)
+                MEMBERSHIP.formed()
+                outcome = _judge(error)
+                if outcome is Outcome.FAIL and _decisions.is_stuck(error, meeting=meeting, first=first):
+                    MEMBERSHIP.stuck()
+                    outcome = _judge(error)
                 if outcome is Outcome.FAIL:
                     raise
                 _log.info("%s, because of %s: %s", outcome.value, type(error).__name__, error)
@@ -107,6 +118,10 @@ def _in_each_world(state: State, func: Callable[[], Any]) -> Any:
                 _finish_device_work(state)
             MEMBERSHIP.park(state._restored() if failed else state._kept())  # noqa: SLF001
             first = False
+
+
+def _judge(error: Exception) -> Outcome:
+    return _decisions.judge(error, changing=MEMBERSHIP.changing, failed_within=MEMBERSHIP.failed_within)
 
 
 def _finish_device_work(state: State) -> None:

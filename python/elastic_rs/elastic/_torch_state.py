@@ -97,7 +97,8 @@ class TorchState(State):
         One message describes the state. Then the tensors follow, small ones together.
         """
         live = {name: handler.state() for name, handler in self._trees()}, self._attributes()
-        received = _wire.send_tree(live, MEMBERSHIP.source)
+        received = _wire.send_tree(live, MEMBERSHIP.source, MEMBERSHIP.part_done)
+        MEMBERSHIP.parts_done()
         if received is not live:
             self._receive(received, live)
         for _, handler in self._trees():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -37,11 +37,11 @@ def send_object(value: Any, source: int) -> Any:
     return values[0]
 
 
-def send_tree(live: Any, source: int) -> Any:
+def send_tree(live: Any, source: int, part_done: Callable[[], None] = lambda: None) -> Any:
     """Return the source's tree on every rank. On the source it is the live tree itself.
 
     One message describes the tree. Then the tensors follow. They are received in the tensors of this rank's live tree
-    where those fit.
+    where those fit. ``part_done`` is called after each message.
     """
     if not group_exists():
         return live
@@ -54,12 +54,18 @@ def send_tree(live: Any, source: int) -> Any:
     else:
         described, devices = send_object(None, source)
         received = _tree.build(described, live, tensors)
-    broadcast_tensors(tensors, source, devices)
+    part_done()
+    broadcast_tensors(tensors, source, devices, part_done)
     return received
 
 
 @torch.no_grad()
-def broadcast_tensors(tensors: Sequence[Tensor], source: int, devices: Sequence[str] | None = None) -> None:
+def broadcast_tensors(
+    tensors: Sequence[Tensor],
+    source: int,
+    devices: Sequence[str] | None = None,
+    part_done: Callable[[], None] = lambda: None,
+) -> None:
     """Overwrite the tensors with the source's. All ranks give as many tensors, of the same shapes and types, in order.
 
     Args:
@@ -67,6 +73,7 @@ def broadcast_tensors(tensors: Sequence[Tensor], source: int, devices: Sequence[
         source: the rank whose tensors they are.
         devices: the types of the source's devices, if they may differ from this rank's. They decide over which device
             a tensor travels, which must be the same on all ranks.
+        part_done: called after each broadcast.
     """
     if not group_exists():
         return
@@ -77,11 +84,12 @@ def broadcast_tensors(tensors: Sequence[Tensor], source: int, devices: Sequence[
         carrier = device if device in carriers else carriers[0]
         nbytes = tensor.numel() * tensor.element_size()
         if nbytes >= BUCKET_BYTES:
-            _broadcast_large(tensor, carrier, source)
+            _broadcast_large(tensor, carrier, source, part_done)
             continue
         bucket = buckets.setdefault(carrier, [])
         if sizes.get(carrier, 0) + nbytes > BUCKET_BYTES:
             _broadcast_bucket(bucket, carrier, source)
+            part_done()
             bucket.clear()
             sizes[carrier] = 0
         if nbytes:
@@ -90,14 +98,16 @@ def broadcast_tensors(tensors: Sequence[Tensor], source: int, devices: Sequence[
     for carrier, bucket in buckets.items():
         if bucket:
             _broadcast_bucket(bucket, carrier, source)
+            part_done()
 
 
-def _broadcast_large(tensor: Tensor, carrier: str, source: int) -> None:
+def _broadcast_large(tensor: Tensor, carrier: str, source: int, part_done: Callable[[], None]) -> None:
     direct = tensor.is_contiguous() and tensor.device.type == carrier
     carried = tensor.detach() if direct else tensor.detach().to(carrier).contiguous()
     whole = _bytes(carried)
     for start in range(0, whole.numel(), PART_BYTES):
         dist.broadcast(whole[start : start + PART_BYTES], src=source)
+        part_done()
     if not direct and dist.get_rank() != source:
         tensor.copy_(carried)
 

@@ -20,7 +20,7 @@ use super::{AgentMachine, Next, Phase, SIGTERM, Way};
 use crate::agent::command::Command;
 use crate::channel::message::ToWorker;
 use crate::rendezvous::node::machine::Change;
-use crate::rendezvous::protocol::message::{NEVER, Placement, Resume, Survivor};
+use crate::rendezvous::protocol::message::{Failure, NEVER, Placement, Resume, Survivor};
 
 /// How long a worker may take to park once its world has ended: to break off what it does, and to restore its last commit.
 pub const PARK_LIMIT: Duration = Duration::from_secs(30);
@@ -112,6 +112,15 @@ impl AgentMachine {
         if let Some(life @ Life::Attends { .. }) = self.lives.of.get_mut(&local_rank) {
             *life = Life::Parked { commit };
             self.look_at_parked();
+        }
+    }
+
+    /// A worker has found that its world cannot be formed, or has waited for too long. Which worker is to blame turns out now: the one that
+    /// does not leave that world is replaced, alone.
+    pub fn on_worker_stuck(&mut self, failure: Failure, now: Instant) {
+        let attends = matches!(self.lives.of.get(&failure.local_rank), Some(Life::Attends { .. }));
+        if attends && (self.is_running() || self.raises()) {
+            self.on_worker_failed(failure, false, now);
         }
     }
 

@@ -14,6 +14,9 @@ use crate::process::WorkerSpec;
 use crate::rendezvous::conf::InPlace;
 use crate::rendezvous::protocol::message::{Placement, Resume};
 
+const UNFORMED: &str = "its process group, a reset callback or the broadcast of the state has failed or takes too long; the workers leave \
+    that world, and whoever hangs is replaced";
+
 /// The socket for the workers' connections, if they may change in place. Without one they are restarted, as those of other agents.
 pub(super) fn listen(options: &AgentOptions, has_session: bool) -> Option<Exchange> {
     if options.in_place == InPlace::Off || !has_session {
@@ -43,8 +46,19 @@ impl Runner {
             Heard::Ack { local_rank, seq, count } => self.machine.on_worker_counted(local_rank, seq, count),
             Heard::Parked { local_rank, commit } => self.machine.on_worker_parked(local_rank, commit),
             Heard::Groupless { .. } => self.machine.on_worker_groupless(),
+            Heard::Stuck { local_rank } => self.on_stuck(local_rank),
             Heard::Gone { local_rank } => self.machine.on_worker_deaf(local_rank),
         }
+    }
+
+    fn on_stuck(&mut self, local_rank: u32) {
+        let Some(pid) = self.crew.as_ref().and_then(|crew| crew.pids().remove(&local_rank)) else { return };
+        let (now, exit) = (Instant::now(), ("no progress towards its world".to_owned(), 1));
+        let failure = self.failure(local_rank, pid, exit, UNFORMED.to_owned());
+        if self.machine.is_running() {
+            self.disturbance.own(&failure, &self.name, now);
+        }
+        self.machine.on_worker_stuck(failure, now);
     }
 
     /// Have the workers started in the place that this node will probably get.

@@ -38,7 +38,9 @@ pub(super) struct Line {
     stream: OwnedFd,
     /// Held while a message is written: both threads write.
     writing: Mutex<()>,
-    /// Makes the reading thread look at the sockets.
+    /// Until when the next step towards the world has to be done, if it is being formed.
+    forms_by: Mutex<Option<Instant>>,
+    /// Makes the reading thread look at the sockets, and at `forms_by`.
     nudge: OwnedFd,
 }
 
@@ -59,6 +61,7 @@ impl Line {
             since: Instant::now(),
             stream: open(path, limit)?,
             writing: Mutex::default(),
+            forms_by: Mutex::default(),
             nudge: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
         })
     }
@@ -79,10 +82,37 @@ impl Line {
         let done = act(&mut sockets);
         // If the failure becomes known a moment later, the thread finds the sockets.
         if self.with_news(|news| news.has_failed()) {
-            // Fails only if the counter is full, and then the thread wakes anyway.
-            let _ = rustix::io::write(&self.nudge, &1_u64.to_ne_bytes());
+            self.nudge();
         }
         done
+    }
+
+    /// Sets or removes the limit of the step towards the world.
+    pub(super) fn forms_by(&self, until: Option<Instant>) {
+        let before = mem::replace(&mut *self.forms_by.lock(), until);
+        // The thread looks again at the end of a limit that it knows.
+        if before.is_none() && until.is_some() {
+            self.nudge();
+        }
+    }
+
+    /// What is left of that limit. If it is over, it is removed, and the agent is told.
+    fn left_to_form(&self) -> Option<Duration> {
+        let mut forms_by = self.forms_by.lock();
+        let left = (*forms_by)?.saturating_duration_since(Instant::now());
+        if !left.is_zero() {
+            return Some(left);
+        }
+        *forms_by = None;
+        drop(forms_by);
+        // A failure ends the connection, which this thread finds next.
+        let _ = self.tell(ToAgent::Stuck);
+        None
+    }
+
+    fn nudge(&self) {
+        // Fails only if the counter is full, and then the thread wakes anyway.
+        let _ = rustix::io::write(&self.nudge, &1_u64.to_ne_bytes());
     }
 
     /// Polls for what is to be ready. The thread wakes whom nothing was ready for.
@@ -124,7 +154,8 @@ impl Line {
     fn next_bytes(&self, buffer: &mut BytesMut) -> Result<bool, Errno> {
         loop {
             let look_again = self.free_if_failed().then_some(LOOK_INTERVAL);
-            let limit = look_again.and_then(|limit| Timespec::try_from(limit).ok());
+            let limit = [look_again, self.left_to_form()].into_iter().flatten().min();
+            let limit = limit.and_then(|limit| Timespec::try_from(limit).ok());
             let mut fds = [PollFd::new(&self.stream, PollFlags::IN), PollFd::new(&self.nudge, PollFlags::IN)];
             retry_on_intr(|| poll(&mut fds, limit.as_ref()))?;
             if !fds[1].revents().is_empty() {

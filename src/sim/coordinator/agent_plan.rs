@@ -40,6 +40,7 @@ pub fn draw(seed: u64) -> Plan {
     plan.options.agents.bad_starts_until = plan.calm_at;
     draw_words(&mut plan, &mut Dice::new(seed ^ 0x30BD5));
     draw_in_place(&mut plan, &mut Dice::new(seed ^ 0x1E1A5));
+    draw_stuck(&mut plan, &mut Dice::new(seed ^ 0x57CC));
     if dice.chance(15) {
         // `restart_budget=node`: the coordinator counts no restarts.
         plan.options.agents.restarts_left = plan.options.settings.max_restarts.take();
@@ -91,10 +92,17 @@ fn draw_in_place(plan: &mut Plan, dice: &mut Dice) {
         die: [0, 5, 20][dice.between(0, 2) as usize],
         step: Duration::from_millis([1, 100, 1_000][dice.between(0, 2) as usize]),
         groupless: false,
+        ..InPlace::default()
     };
     // A worker that never gets to the library's function would keep its node from joining.
     let all = plan.options.agents.in_place.hosts.len() == plan.options.hosts;
     plan.options.agents.in_place.groupless = all && dice.chance(50);
+}
+
+/// Workers find that their world cannot be formed: a member hangs while the others wait for it.
+fn draw_stuck(plan: &mut Plan, dice: &mut Dice) {
+    plan.options.agents.in_place.stuck = [0, 0, 10][dice.between(0, 2) as usize];
+    plan.options.agents.in_place.stuck_until = plan.calm_at;
 }
 
 /// SIGTERM, now and then twice.
@@ -156,6 +164,9 @@ pub fn live(seed: u64, keep_history: bool) -> Result<(Report, Counts), Box<Failu
     }
     if job.ends().replaced_ahead > 0 {
         counts.insert("replaced ahead", job.ends().replaced_ahead);
+    }
+    if job.ends().stuck > 0 {
+        counts.insert("stuck", job.ends().stuck);
     }
     for (_, outcome) in &job.ends().outcomes {
         *counts.entry(kind_of(outcome)).or_default() += 1;

@@ -78,6 +78,29 @@ async fn parking_again_after_an_interruption_is_said_once() {
     assert_eq!(within(called).await.unwrap().generation, 2);
 }
 
+/// The limit is above zero, and ends by itself: the main thread may hang.
+#[tokio::test]
+async fn a_world_that_is_not_formed_in_time_is_told_once() {
+    let mut exchange = exchange();
+    let channel = connected(&mut exchange).await;
+    channel.forms_within(Duration::from_millis(1)).unwrap();
+    assert_eq!(within(exchange.next()).await, Heard::Stuck { local_rank: 0 });
+    silence(&mut exchange).await;
+    channel.stuck().unwrap();
+    assert_eq!(within(exchange.next()).await, Heard::Stuck { local_rank: 0 });
+}
+
+#[tokio::test]
+async fn each_step_towards_a_world_has_its_own_limit_and_a_formed_world_has_none() {
+    let mut exchange = exchange();
+    let channel = connected(&mut exchange).await;
+    channel.forms_within(10 * LIMIT).unwrap();
+    channel.forms_within(Duration::from_millis(1)).unwrap();
+    channel.forms_within(10 * LIMIT).unwrap();
+    channel.formed().unwrap();
+    silence(&mut exchange).await;
+}
+
 #[tokio::test]
 async fn a_worker_that_connects_before_it_is_expected_is_held() {
     let mut exchange = Exchange::listen().unwrap();

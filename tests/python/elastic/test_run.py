@@ -105,6 +105,50 @@ def test_a_failure_restores_the_last_commit(attend: Attend) -> None:
     assert os.environ["GROUP_RANK"] == "3"
 
 
+def test_a_world_whose_members_do_not_meet_is_left_by_all(attend: Attend) -> None:
+    """One of them hangs, and collectives of the others time out. Nobody has failed."""
+    channel = attend(World(), World(generation=2), World(generation=3))
+    generations = []
+
+    class State(Recorded):
+        def sync(self) -> None:
+            if channel.worlds[0].generation == 2:
+                raise RuntimeError("[gloo] Timed out waiting 1800000ms for recv operation to complete")
+            super().sync()
+
+    @elastic.run
+    def train(state: Any) -> None:
+        generations.append(channel.worlds[0].generation)
+        if len(generations) == 1:
+            state.step = 1
+            state.commit()
+            state.step = 2
+            channel.failed = True
+            state.check_host_updates()
+        assert state.step == 1
+
+    train(State(step=0))
+    assert generations == [1, 3]
+    assert channel.calls.count("stuck") == 1
+    assert channel.parked == [1, 1]
+
+
+def test_a_step_towards_a_world_has_a_limit_until_the_function_is_called(attend: Attend) -> None:
+    channel = attend(World())
+
+    @elastic.run
+    def train(state: Any) -> None:
+        assert channel.limits_s[-1] is None
+        state.sync()  # of the function's own: no world is being formed
+        assert channel.limits_s[-1] is None
+
+    large = nn.Linear(1500, 1500, bias=False)  # above what small tensors share
+    train(elastic.TorchState(model=large, epoch=1))
+    code, part = 300.0, 30.0
+    # The description of the state, the parameters, and what is done afterwards.
+    assert channel.limits_s == [code, part, part, code, None]
+
+
 def test_a_failure_that_is_known_before_a_commit_saves_nothing(attend: Attend) -> None:
     """A device's collectives may have ended without an error, over garbage."""
     channel = attend(World(), World())

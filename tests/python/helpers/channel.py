@@ -47,7 +47,7 @@ class Agent:
         connection, _ = self.socket.accept()
         worker = Worker(connection)
         self.workers.append(worker)
-        assert worker.hear() == ("hello", 1)
+        assert worker.hear() == ("hello", 2)
         return worker
 
     def close(self) -> None:
@@ -85,6 +85,8 @@ class Worker:
             case 3:
                 self.groupless = True
                 return None
+            case 4:
+                heard = ("stuck",)
             case kind:
                 raise AssertionError(f"message {kind}")
         return heard

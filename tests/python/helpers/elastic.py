@@ -40,11 +40,23 @@ class FakeChannel:
     parked: list[int | None] = field(default_factory=list)
     asked_s: list[float] = field(default_factory=list)
     calls: list[str] = field(default_factory=list)
+    limits_s: list[float | None] = field(default_factory=list)
+    """The limits of steps towards a world, and None when it was formed or left."""
     changes: list[tuple[int, int]] = field(default_factory=list)
     announced: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
 
     def groupless(self) -> None:
         self.calls.append("groupless")
+
+    def forms_within(self, limit_s: float) -> None:
+        self.limits_s.append(limit_s)
+
+    def formed(self) -> None:
+        self.limits_s.append(None)
+
+    def stuck(self) -> None:
+        self.calls.append("stuck")
+        self.failed = True  # the agent tells all members
 
     def check(self) -> int:
         self.checks += 1

@@ -8,6 +8,7 @@ steps.py --own-group          make the process group, as PyTorch's scripts do, b
 steps.py --stuck RANK         the worker that is first started with this rank ignores the end of its world
 steps.py --fail-at-restart N  a worker that is first started at the Nth restart fails before it is in a world
 steps.py --die-in PHASE       the worker that is first started with rank 1 is killed in this phase after a failure
+steps.py --hang-in PHASE      the same, but it is stopped (SIGSTOP), and the others wait for it for a second
 """
 
 import argparse
@@ -32,6 +33,7 @@ parser.add_argument("--own-group", action="store_true")
 parser.add_argument("--stuck", type=int)
 parser.add_argument("--fail-at-restart", type=int)
 parser.add_argument("--die-in", choices=PHASES)
+parser.add_argument("--hang-in", choices=PHASES)
 args = parser.parse_args()
 first_rank, first_restart = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
 
@@ -55,14 +57,14 @@ def tell_world(at: int) -> None:
     say(f"WORLD rank={rank} world={world} step={at} pid={os.getpid()} generation={generation} restarts={restarts}")
 
 
-def die_in(phase: str, state: Any) -> None:
-    """Have this process killed when it gets to a phase of the next change after a failure."""
+def end_in(phase: str, state: Any, ends: signal.Signals) -> None:
+    """Have this process killed or stopped when it gets to a phase of the next change after a failure."""
     failed = False
 
     def now(what: str) -> None:
         if failed and what == phase:
-            say(f"DIES in {phase}")
-            os.kill(os.getpid(), signal.SIGKILL)
+            say(f"{ends.name} in {phase}")
+            os.kill(os.getpid(), ends)
 
     def with_phases(before: str, call: Callable[..., Any], after: str = "") -> Callable[..., Any]:
         def call_between(*args: Any, **kwargs: Any) -> Any:
@@ -95,6 +97,7 @@ def die_in(phase: str, state: Any) -> None:
 def in_place() -> None:
     import elastic_rs
     from elastic_rs import elastic
+    from elastic_rs.elastic import _membership
 
     @elastic.run(backend="gloo")
     def train(state: elastic.ObjectState) -> None:
@@ -120,7 +123,11 @@ def in_place() -> None:
     if args.stuck == first_rank and first_restart == 0:
         state.restore = lambda: time.sleep(3600)  # type: ignore[method-assign]
     if args.die_in and first_rank == 1 and first_restart == 0:
-        die_in(args.die_in, state)
+        end_in(args.die_in, state, signal.SIGKILL)
+    if args.hang_in:
+        _membership.STEP_LIMIT_S = 1.0
+        if first_rank == 1 and first_restart == 0:
+            end_in(args.hang_in, state, signal.SIGSTOP)
     train(state)
     say(f"DONE steps={state.step} ones={state.ones}")
 

@@ -262,7 +262,7 @@ def test_a_second_worker_may_be_killed_in_any_phase_of_a_change(start: Start, do
     node, other = nodes[mine], nodes[1 - mine]
     mark = other.mark()
     os.kill(before[1 - mine][3]["pid"], signal.SIGKILL)
-    node.line(f"DIES in {phase}")
+    node.line(f"SIGKILL in {phase}")
     after = worlds_of(node, 4, workers=2, since=node.mark())
     assert after[0]["pid"] == before[mine][0]["pid"]
     assert after[1]["pid"] != before[mine][1]["pid"]
@@ -285,11 +285,34 @@ def test_the_source_may_be_killed_while_the_successor_of_rank_0_gets_the_state(s
     node, other = nodes[mine], nodes[1 - mine]
     mark = other.mark()
     os.kill(before[mine][0]["pid"], signal.SIGKILL)
-    node.line("DIES in sync")
+    node.line("SIGKILL in sync")
     after = worlds_of(other, 4, workers=2, since=mark)
     assert pids(after) == pids(before[1 - mine])
     assert {world["step"] >= committed > 0 for world in after.values()} == {True}
     assert {world["step"] for world in worlds_of(node, 4, workers=2, since=node.mark()).values()} == {after[2]["step"]}
+    assert_nothing_was_restarted(*nodes)
+    ended_well(done, *nodes)
+
+
+@LONG
+@run_alone
+@pytest.mark.parametrize("phase", ["reset", "sync"])
+def test_whoever_hangs_while_a_world_is_formed_is_replaced_alone(start: Start, done: Path, phase: str) -> None:
+    """A stopped process answers nobody. The others wait for it in collectives."""
+    nodes = [start(number, "--until", done, "--hang-in", phase, nnodes="2", nproc=2, script=STEPS) for number in (2, 3)]
+    before = [worlds_of(node, 4, workers=2) for node in nodes]
+    committed = until_commit(nodes[0])
+    mine = next(i for i, worlds in enumerate(before) if 0 in worlds)
+    node, other = nodes[mine], nodes[1 - mine]
+    os.kill(before[1 - mine][3]["pid"], signal.SIGKILL)
+    node.line(f"SIGSTOP in {phase}")
+    marks = [one.mark() for one in (node, other)]
+    node.line("local rank 1 has not left its world within 30s, and is replaced")
+    after = [worlds_of(one, 4, workers=2, since=mark) for one, mark in zip((node, other), marks, strict=True)]
+    assert after[0][0]["pid"] == before[mine][0]["pid"]
+    assert after[0][1]["pid"] != before[mine][1]["pid"]
+    assert after[1][2]["pid"] == before[1 - mine][2]["pid"]
+    assert {world["step"] >= committed > 0 for one in after for world in one.values()} == {True}
     assert_nothing_was_restarted(*nodes)
     ended_well(done, *nodes)
 

@@ -27,6 +27,10 @@ pub struct InPlace {
     pub hang: u64,
     /// Percentage of workers that end instead of parking.
     pub die: u64,
+    /// Percentage of workers that find that their world cannot be formed, until [`Self::stuck_until`].
+    pub stuck: u64,
+    /// When that ends.
+    pub stuck_until: Duration,
     /// Time between two checks.
     pub step: Duration,
     /// The library makes the workers' process groups, so that they can be started before their node joins.
@@ -96,6 +100,14 @@ impl Simulation {
         }
     }
 
+    /// A worker may find that its world cannot be formed.
+    fn plan_to_be_stuck(&mut self, host: HostId, local_rank: u32, world: (Round, u64)) {
+        let InPlace { stuck, stuck_until, park, .. } = self.options.agents.in_place;
+        if stuck > 0 && self.now() < stuck_until && self.engine.dice.chance(stuck) {
+            self.plan(host, local_rank, Doing::BeStuck { world }, park);
+        }
+    }
+
     /// A worker gets its place.
     pub(super) fn place_worker(&mut self, host: HostId, local_rank: u32) -> Result<(), Violation> {
         let Some((process, _)) = self.ours(host) else { return Ok(()) };
@@ -112,6 +124,8 @@ impl Simulation {
         }
         member.world = Some((round, world));
         (member.counted, member.failed) = (None, false);
+        self.plan_to_be_stuck(host, local_rank, (round, world));
+        let Some(member) = self.member(host, local_rank) else { return Ok(()) };
         let Some(Resume::Continue { sync, survivors, .. }) = resume else {
             return match survived || ahead {
                 true => Err(Violation::contract(format!("a worker of host{host} survives into {resume:?}"))),
@@ -174,7 +188,7 @@ impl Simulation {
     }
 
     pub(super) fn do_as_told(&mut self, host: HostId, local_rank: u32, process: u64, what: Doing) {
-        let now = self.now();
+        let (now, instant) = (self.now(), self.instant());
         let step = self.options.agents.in_place.step.max(Duration::from_millis(1));
         let ahead = self.engine.dice.between(0, 1);
         let groupless = self.options.agents.in_place.groupless;
@@ -191,6 +205,8 @@ impl Simulation {
                 // Collectives keep all workers within one check of one another.
                 member.counted = Some((now.as_millis() / step.as_millis()) as u64 + ahead);
             }
+            Doing::BeStuck { world } if member.world != Some(world) || member.failed => return,
+            Doing::BeStuck { .. } => {}
             Doing::Park if member.world.is_none() => return,
             Doing::Park => {
                 // After a failure one may have committed what another has not.
@@ -201,6 +217,7 @@ impl Simulation {
             }
         }
         let (commit, counted) = (member.commit, member.counted);
+        self.ends.stuck += usize::from(matches!(what, Doing::BeStuck { .. }));
         let Some((_, ours)) = self.ours(host) else { return };
         match what {
             Doing::Attend => {
@@ -211,6 +228,10 @@ impl Simulation {
             }
             Doing::Count { change } => ours.machine.on_worker_counted(local_rank, change, counted.unwrap_or(0)),
             Doing::Park => ours.machine.on_worker_parked(local_rank, commit),
+            Doing::BeStuck { .. } => {
+                let failure = ours.failure(host, local_rank, "no progress towards its world", 1);
+                ours.machine.on_worker_stuck(failure, instant);
+            }
         }
     }
 }

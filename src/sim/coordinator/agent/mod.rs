@@ -93,6 +93,11 @@ pub enum Doing {
     },
     /// It leaves its world.
     Park,
+    /// It says that its world cannot be formed.
+    BeStuck {
+        /// This world.
+        world: (Round, u64),
+    },
 }
 
 /// The workers on a host.
@@ -137,6 +142,8 @@ pub struct Ends {
     pub started_ahead: usize,
     /// How many workers of a node were started while the others left their world, and got their place later.
     pub replaced_ahead: usize,
+    /// Number of workers that have said that their world cannot be formed.
+    pub stuck: usize,
     /// The cause that the first agent of a failed job reported.
     cause: Option<Option<Box<Failure>>>,
 }
