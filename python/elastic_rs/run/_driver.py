@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
 import os
 import shlex
 import sys
@@ -44,6 +45,12 @@ NO_LIMIT = 2**31 - 1
 MOST_NODES = 65535
 LAST_CALL_S = 2
 """Agents start at the same time, so the last one joins soon after the first."""
+JOIN_S = 600.0
+"""Shortest ``join_timeout`` of agents. It is PyTorch's default."""
+LONGER_S = 60.0
+"""How much longer than ``--elastic-timeout`` agents wait for a world. The driver has ended them by then."""
+LONGEST_S = 10 * 365 * 86400.0
+"""Longest ``join_timeout`` that is allowed."""
 
 OF_A_LOGIN = {
     *("_", "PWD", "OLDPWD", "SHLVL", "HOSTNAME", "HOST", "HOME", "USER", "LOGNAME", "SHELL", "MAIL"),
@@ -279,6 +286,9 @@ def _conf_of(args: argparse.Namespace, bounds: tuple[int, int]) -> str:
     try:
         given = parse_conf(args.rdzv_conf)
         ours = {} if "last_call_timeout" in given else {"last_call_timeout": str(LAST_CALL_S)}
+        if not given.keys() & {"join_timeout", "timeout"}:
+            waits_s = min(max(_of(args, "elastic_timeout") + LONGER_S, JOIN_S), LONGEST_S)
+            ours["join_timeout"] = str(math.ceil(waits_s))
         ours |= {"min_workers": str(bounds[0]), "max_workers": str(bounds[1])} | _judging(args)
         if doubled := sorted(given.keys() & (ours.keys() | {"host_name", "is_host", "node_rank"})):
             raise UsageError(f"--rdzv-conf has {doubled[0]}, which the driver gives the agents itself")

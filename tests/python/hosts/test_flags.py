@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from elastic_rs.run import _flags, _host_flags
+from elastic_rs.run import _driver, _flags, _host_flags
 from helpers.command_lines import said
 
 
@@ -91,6 +91,24 @@ def test_agents_get_the_other_flags_in_their_order() -> None:
     assert args.training_script_args == ["-H", "--min-np=7"]
     rest = ["--tee", "3", "-r", "0:3", "--warm-start=torch", "--max-restarts=3", "-m"]
     assert _host_flags.rest_of(argv, args) == rest
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ([], "660"),
+        (["--elastic-timeout=3600.5"], "3661"),
+        (["--elastic-timeout=5"], "600"),
+        (["--elastic-timeout=2000000000"], "315360000"),
+        (["--elastic-timeout=3600", "--rdzv-conf=join_timeout=7"], "7"),
+        (["--elastic-timeout=3600", "--rdzv-conf=timeout=7"], None),
+    ],
+)
+def test_agents_wait_for_a_world_for_longer_than_the_driver(flags: list[str], expected: str | None) -> None:
+    args = _flags.parse(["-H", "a:2", *flags, "train.py"])
+    assert _host_flags.is_driver(args)
+    conf = dict(pair.split("=") for pair in _driver._conf_of(args, (2, 2)).split(","))
+    assert conf.get("join_timeout") == expected
 
 
 def test_abbreviations_of_torchruns_flags_mean_what_they_did() -> None:
