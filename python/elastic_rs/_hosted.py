@@ -131,7 +131,7 @@ def _command_line(own: dict[str, Any], job: dict[str, Any]) -> list[str]:
     driver = os.environ.get("SSH_CONNECTION", "").split(" ", 1)[0] if own["remote"] else ""
     driver = driver.partition("%")[0] or "127.0.0.1"
     endpoint = job["endpoint"] or (f"[{driver}]:{own['port']}" if ":" in driver else f"{driver}:{own['port']}")
-    is_host = int(job["detach"] and own["age"] == 0)
+    is_host = int(own["hosts_coordinator"])
     conf = f"{job['conf']},host_name={own['host']},node_rank={own['age']},is_host={is_host}"
     ours = [f"--nproc-per-node={own['slots']}", f"--rdzv-endpoint={endpoint}", f"--rdzv-conf={conf}"]
     script = job["script"]

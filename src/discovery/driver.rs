@@ -95,7 +95,9 @@ impl Driving {
     fn perform(&mut self) -> Option<End> {
         while let Some(command) = self.machine.poll_command() {
             match command {
-                Command::Start { agent, host, age } => self.start(agent, host, age),
+                Command::Start { agent, host, age, hosts_coordinator } => {
+                    self.start(agent, host, age, hosts_coordinator);
+                }
                 Command::Tell { agent, request } => self.order(agent, Order::Tell(request)),
                 Command::Kill { agent } => self.order(agent, Order::Kill),
                 Command::Say { warns: true, text } => tracing::warn!(target: "elastic_rs::discovery", "{text}"),
@@ -106,9 +108,9 @@ impl Driving {
         None
     }
 
-    fn start(&mut self, agent: AgentId, host: Host, age: u64) {
+    fn start(&mut self, agent: AgentId, host: Host, age: u64, hosts_coordinator: bool) {
         let token = format!("{:032x}", rand::random::<u128>());
-        let first = self.first_lines(&host, age, &token);
+        let first = self.first_lines(&host, age, hosts_coordinator, &token);
         let first = match first {
             Ok(first) => first,
             Err(error) => {
@@ -125,12 +127,13 @@ impl Driving {
 
     /// The first two lines of an agent's standard input, in JSON: the values for this agent alone, and the job. The agent finds its
     /// token before it has a parser, so the first line has no spaces.
-    fn first_lines(&self, host: &Host, age: u64, token: &str) -> serde_json::Result<BytesMut> {
+    fn first_lines(&self, host: &Host, age: u64, hosts_coordinator: bool, token: &str) -> serde_json::Result<BytesMut> {
         let own = serde_json::json!({
             "token": token,
             "host": host.name,
             "slots": host.slots,
             "age": age,
+            "hosts_coordinator": hosts_coordinator,
             "port": self.launching.port,
             "remote": !host.is_here(),
         });

@@ -66,6 +66,9 @@ pub enum Command {
         host: Host,
         /// The host's number by age, which gives the order of ranks.
         age: u64,
+        /// Whether the agent hosts the coordinator: the one on the first host of the first list, if the agents run on without the
+        /// driver.
+        hosts_coordinator: bool,
     },
     /// Send an agent a request.
     Tell {
@@ -126,6 +129,8 @@ pub enum Verdict {
 pub struct Driver {
     rules: Rules,
     manager: HostManager,
+    /// The first host of the first list. With [`Rules::detach`] its agent hosts the coordinator.
+    first_host: Option<String>,
     agents: BTreeMap<AgentId, Agent>,
     /// The hosts on which agents were started. Those of hosts that are gone are dropped when they are too many.
     states: BTreeMap<String, HostState>,
@@ -191,6 +196,7 @@ impl Driver {
         Self {
             manager: HostManager::new(rules.cooldown),
             rules,
+            first_host: None,
             agents: BTreeMap::new(),
             states: BTreeMap::new(),
             next_agent: 0,
@@ -212,6 +218,9 @@ impl Driver {
             self.say(false, "host discovery works again".to_owned());
         }
         self.discovery.answered = true;
+        if self.first_host.is_none() {
+            self.first_host = found.first().map(|host| host.name.clone());
+        }
         let update = self.manager.update(found);
         let mut changes: Vec<String> = update.added.iter().map(|name| format!("`{name}` is new")).collect();
         changes.extend(update.removed.iter().map(|name| format!("`{name}` has gone")));

@@ -119,7 +119,8 @@ impl Driver {
             self.agents.insert(agent, Agent { host: host.clone(), stage: Stage::Starting { until } });
             let state = self.states.entry(host.name.clone()).or_default();
             (state.agent, state.not_before) = (Some(agent), None);
-            self.commands.push_back(Command::Start { agent, host, age });
+            let hosts_coordinator = self.rules.detach && self.first_host.as_ref() == Some(&host.name);
+            self.commands.push_back(Command::Start { agent, host, age, hosts_coordinator });
         }
     }
 
@@ -168,10 +169,18 @@ impl Driver {
         }
     }
 
-    /// End once each host has its detached agent, or can never have one.
+    /// End once each host has its detached agent, or can never have one. Without an agent on the first host nobody hosts the coordinator.
     fn look_at_detached(&mut self, now: Instant) {
         let runs_on = |name: &str| self.states.get(name).is_some_and(|state| state.detached);
         let hosts = self.manager.hosts();
+        if let Some(name) = self.first_host.as_ref().filter(|name| !runs_on(name) && self.is_out_for_the_job(name, now)) {
+            let reason = format!(
+                "the agent on `{name}`, the first host, would have hosted the rendezvous (--detach), and cannot start; agents that \
+                 run already end after their join_timeout: {}",
+                self.troubles()
+            );
+            return self.give_up(reason, now);
+        }
         if hosts.iter().any(|known| !runs_on(&known.host.name) && !self.is_out_for_the_job(&known.host.name, now)) {
             return;
         }

@@ -15,6 +15,7 @@ fn every_host_gets_one_agent_and_its_age() {
         agent: AgentId(age),
         host: Host { name: name.to_owned(), slots },
         age,
+        hosts_coordinator: false,
     });
     assert_eq!(ages, expected);
     bench.driver.on_found(&parse_list("a:4,b:2", 1).unwrap(), bench.now);
@@ -308,4 +309,44 @@ fn detached_agents_run_on_and_the_driver_ends_when_all_are_started() {
             && reason.contains("host `b`: ssh cannot connect: refused"),
         "{reason}"
     );
+}
+
+/// Only the first host's agent hosts the coordinator of detached agents, so without it the others would meet nobody.
+#[test]
+fn detached_agents_without_the_first_hosts_are_given_up() {
+    let mut bench = Bench::new(Rules { detach: true, host_failures: 1, ..rules(1, true) });
+    let agents = bench.found("a:2,b:2,c:2");
+    bench.driver.on_up(agents[1], "1.0", bench.now);
+    bench.ended(agents[1], 0, Some("detached"), &[]);
+    bench.ended(agents[0], 255, None, &["refused"]);
+    assert_eq!(bench.commands(), [Command::Kill { agent: agents[2] }], "it is not waited for");
+    bench.ended(agents[2], 255, None, &[]);
+    let (verdict, reason) = bench.end().unwrap();
+    assert_eq!(verdict, Verdict::GivenUp);
+    assert!(
+        reason.starts_with("the agent on `a`, the first host, would have hosted the rendezvous (--detach), and cannot")
+            && reason.ends_with("host `a`: ssh cannot connect: refused"),
+        "{reason}"
+    );
+}
+
+#[test]
+fn the_first_hosts_agent_hosts_the_rendezvous_of_detached_agents_also_after_a_cool_down() {
+    let cooldown = Some(Cooldown { min: s(10), max: s(60) });
+    let mut bench = Bench::new(Rules { detach: true, host_failures: 1, cooldown, ..rules(1, true) });
+    bench.driver.on_found(&parse_list("a:2,b:2", 1).unwrap(), bench.now);
+    let hosting = |commands: &[Command]| -> Vec<(String, u64, bool)> {
+        let starts = commands.iter().filter_map(|command| match command {
+            Command::Start { host, age, hosts_coordinator, .. } => Some((host.name.clone(), *age, *hosts_coordinator)),
+            _ => None,
+        });
+        starts.collect()
+    };
+    let started = bench.commands();
+    assert_eq!(hosting(&started), [("a".to_owned(), 0, true), ("b".to_owned(), 1, false)]);
+    bench.ended(AgentId(0), 255, None, &[]);
+    bench.ended(AgentId(1), 0, Some("detached"), &[]);
+    assert_eq!(bench.end(), None, "`a` comes back");
+    bench.pass(s(10));
+    assert_eq!(hosting(&bench.commands()), [("a".to_owned(), 2, true)]);
 }

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-OWN = {"token": "f00d", "host": "a", "slots": 1, "age": 0, "port": 1, "remote": False}
+OWN = {"token": "f00d", "host": "a", "slots": 1, "age": 0, "hosts_coordinator": False, "port": 1, "remote": False}
 FIRST = json.dumps(OWN, separators=(",", ":"))
 SLOW = {"argparse", "contextlib", "dataclasses", "inspect", "json", "logging", "re", "runpy", "shutil", "typing"}
 """Modules of the standard library that take a part of a start that can be noticed."""
