@@ -139,17 +139,23 @@ def _command_line(own: dict[str, Any], job: dict[str, Any]) -> list[str]:
 
 
 def _obey(requests: IO[bytes], leave: int) -> None:
-    """Carry out the driver's requests. Leave when their stream ends."""
+    """Carry out the driver's requests. Leave when their stream ends.
+
+    The agent takes its first signal for a request to leave, and kills its workers at the second one. So only the driver's
+    own second signal may become the agent's second one.
+    """
     import signal
 
-    leaving = False
+    leaving, signals = False, 0
     for line in requests:
         word, _, number = line.decode(errors="replace").strip().partition(" ")
         if word == "leave" and not leaving:
+            leaving = True
             os.kill(os.getpid(), leave)
         elif word == "signal" and number.isdecimal() and int(number) in signal.valid_signals():
-            os.kill(os.getpid(), int(number))
-        leaving |= word in {"leave", "signal"}
+            signals += 1
+            if signals > 1 or not leaving:
+                leaving = True
+                os.kill(os.getpid(), int(number))
     if not leaving:
-        # A second signal would take their grace from the workers.
         os.kill(os.getpid(), leave)
