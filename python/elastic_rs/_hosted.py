@@ -135,7 +135,9 @@ def _command_line(own: dict[str, Any], job: dict[str, Any]) -> list[str]:
     conf = f"{job['conf']},host_name={own['host']},node_rank={own['age']},is_host={is_host}"
     ours = [f"--nproc-per-node={own['slots']}", f"--rdzv-endpoint={endpoint}", f"--rdzv-conf={conf}"]
     script = job["script"]
-    return [*job["flags"], *ours, *(["--"] if script[0].startswith("-") else []), *script]
+    # The parser takes a `--` before the script, or else one that follows it at once, for its own.
+    marked = script[0].startswith("-") or script[1:2] == ["--"]
+    return [*job["flags"], *ours, *(["--"] if marked else []), *script]
 
 
 def _obey(requests: IO[bytes], leave: int) -> None:

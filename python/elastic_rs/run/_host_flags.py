@@ -164,6 +164,9 @@ def _number(dest: str, value: Any) -> Any:
 
 def rest_of(argv: Sequence[str], args: argparse.Namespace) -> list[str]:
     """Return the flags of a command line that are not of this module, in their order: those of the agents."""
-    head = list(argv[: len(argv) - len(args.training_script_args) - 1])
+    end = len(argv) - len(args.training_script_args) - 1
+    if argv[end] == "--" != args.training_script:
+        end -= 1  # argparse drops a `--` that follows the script at once
+    head = list(argv[:end])
     _, rest = _only().parse_known_args([word for word in head if word != "--"])
     return rest

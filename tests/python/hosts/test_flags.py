@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from elastic_rs import _hosted
 from elastic_rs.run import _driver, _flags, _host_flags
 from helpers.command_lines import said
 
@@ -91,6 +92,31 @@ def test_agents_get_the_other_flags_in_their_order() -> None:
     assert args.training_script_args == ["-H", "--min-np=7"]
     rest = ["--tee", "3", "-r", "0:3", "--warm-start=torch", "--max-restarts=3", "-m"]
     assert _host_flags.rest_of(argv, args) == rest
+
+
+# argparse drops the first `--` of `train.py -- x` and of `-- train.py x`, and keeps the second one of `-- train.py -- x`.
+@pytest.mark.parametrize(
+    ("words", "script"),
+    [
+        (["train.py", "x"], ["train.py", "x"]),
+        (["train.py", "--", "x"], ["train.py", "x"]),
+        (["train.py", "--"], ["train.py"]),
+        (["train.py", "x", "--", "y"], ["train.py", "x", "--", "y"]),
+        (["--", "train.py", "x"], ["train.py", "x"]),
+        (["--", "train.py", "--", "x"], ["train.py", "--", "x"]),
+        (["--", "-x.py", "--", "x"], ["-x.py", "--", "x"]),
+    ],
+)
+def test_agents_get_the_script_that_the_driver_got(words: list[str], script: list[str]) -> None:
+    argv = ["-H", "a:2", "--max-restarts=3", *words]
+    args = _flags.parse(argv)
+    assert _host_flags.is_driver(args)
+    assert [args.training_script, *args.training_script_args] == script
+    assert _host_flags.rest_of(argv, args) == ["--max-restarts=3"]
+    own = {"remote": False, "port": 1, "hosts_coordinator": False, "host": "a", "age": 0, "slots": 2}
+    job = {"flags": ["--max-restarts=3"], "conf": "join_timeout=9", "endpoint": None, "script": script}
+    there = _flags.parse(_hosted._command_line(own, job))
+    assert [there.training_script, *there.training_script_args] == script
 
 
 @pytest.mark.parametrize(
