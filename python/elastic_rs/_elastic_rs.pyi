@@ -1853,6 +1853,15 @@ def reset_log_levels() -> None:
     Read the level of Python's logger ``elastic_rs`` again. Call it after changing the level.
     """
 
+def start_program(command: SupportsGetItem[int, str], *, stdout: SupportsIndex, stderr: SupportsIndex) -> int:
+    """
+    Start a program in a session of its own, without blocked signals and with no input, and return its process id.
+
+    ``stdout`` and ``stderr`` are descriptors. The caller waits for the end of the process.
+
+    Raises ``OSError`` with ``errno`` and ``strerror`` if it cannot be run.
+    """
+
 def store_question(nonce: SupportsIndex) -> bytes:
     """
     Return the first bytes that a c10d client sends to a store. A store answers with the nonce, as four bytes in little-endian order.

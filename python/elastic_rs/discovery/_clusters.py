@@ -6,9 +6,9 @@ import ipaddress
 import os
 import re
 import socket
-import subprocess
 
-from elastic_rs.discovery._sources import DiscoveryError, HostDiscovery
+from elastic_rs.discovery._programs import DiscoveryError, printed_by
+from elastic_rs.discovery._sources import HostDiscovery
 
 __all__ = ["DnsHosts", "SlurmHosts"]
 
@@ -41,7 +41,7 @@ class SlurmHosts(HostDiscovery):
         Raises:
             DiscoveryError: ``sinfo`` fails or says something else.
         """
-        told = _told(["sinfo", "--noheader", "--Node", f"--nodes={self._nodes}", "--format=%N %t"])
+        told = printed_by(["sinfo", "--noheader", "--Node", f"--nodes={self._nodes}", "--format=%N %t"], TIMEOUT_S)
         hosts: dict[str, int] = {}
         for line in told.splitlines():
             name, _, state = line.strip().partition(" ")
@@ -73,16 +73,3 @@ class DnsHosts(HostDiscovery):
         addresses = {ipaddress.ip_address(str(entry[4][0]).partition("%")[0]) for entry in found}
         ordered = sorted(addresses, key=lambda address: (address.version, int(address)))
         return {str(address): self._slots for address in ordered}
-
-
-def _told(command: list[str]) -> str:
-    try:
-        told = subprocess.run(command, capture_output=True, text=True, check=False, timeout=TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        raise DiscoveryError(f"`{command[0]}` has not ended within {TIMEOUT_S:g} s") from None
-    except OSError as error:
-        raise DiscoveryError(f"`{command[0]}` cannot be run: {error.strerror}") from None
-    if told.returncode:
-        lines = told.stderr.strip().splitlines() or [f"exit code {told.returncode}"]
-        raise DiscoveryError(f"`{command[0]}`: {lines[-1][:200]}")
-    return told.stdout
