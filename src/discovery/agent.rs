@@ -18,7 +18,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open};
 use tokio::io::unix::AsyncFd;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::unix::pipe;
-use tokio::sync::mpsc;
+use tokio::sync::{Semaphore, mpsc};
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
@@ -26,7 +26,7 @@ use super::endings::Ending;
 use super::hosts::Host;
 use super::machine::{AgentId, Request};
 use super::output::{Output, Stream};
-use super::programs::start;
+use super::programs::{STARTED_AT_ONCE, start};
 use super::reports::{Report, ReportFilter};
 use crate::process::{Lines, Part, Prefix};
 
@@ -122,12 +122,17 @@ const HELD_BYTES: usize = 400;
 const DRAIN: Duration = Duration::from_secs(5);
 const READ_BYTES: usize = 64 << 10;
 
+/// Bounds the descriptors that starts take.
+static STARTS: Semaphore = Semaphore::const_new(STARTED_AT_ONCE);
+
 impl Connection {
     /// Starts the process, and serves it until it has ended. The last news is its end.
     pub(super) async fn serve(mut self) {
         let command = std::mem::take(&mut self.command);
-        let started =
-            spawn_blocking(move || spawn(&command)).await.map_err(io::Error::other).and_then(|started| started);
+        let started = {
+            let _permit = STARTS.acquire().await;
+            spawn_blocking(move || spawn(&command)).await.map_err(io::Error::other).and_then(|started| started)
+        };
         let ending = match started.and_then(Process::new) {
             Ok(process) => self.run(process).await,
             Err(error) => Ending { last_lines: vec![error.to_string()], ..Ending::default() },

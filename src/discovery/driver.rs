@@ -14,6 +14,7 @@ use super::endings::Ending;
 use super::hosts::Host;
 use super::machine::{self, AgentId, Command, End, Rules};
 use super::output::Output;
+use super::programs::Descriptors;
 use crate::process::Consoles;
 use crate::wait::until;
 
@@ -35,11 +36,13 @@ pub enum Input {
 /// # Errors
 /// There is no descriptor or thread for the output.
 pub async fn drive(rules: Rules, launching: Launching, mut inputs: mpsc::UnboundedReceiver<Input>) -> io::Result<End> {
+    let descriptors = Descriptors::raise();
     let (output, written) = Output::start(Consoles::own()?)?;
     let (news_in, mut news) = mpsc::unbounded_channel();
     let mut driving = Driving {
         machine: machine::Driver::new(rules, Instant::now()),
         launching,
+        descriptors,
         orders: BTreeMap::new(),
         news: news_in,
         output,
@@ -64,6 +67,7 @@ pub async fn drive(rules: Rules, launching: Launching, mut inputs: mpsc::Unbound
 struct Driving {
     machine: machine::Driver,
     launching: Launching,
+    descriptors: Descriptors,
     orders: BTreeMap<AgentId, mpsc::UnboundedSender<Order>>,
     news: mpsc::UnboundedSender<(AgentId, News)>,
     output: Output,
@@ -73,7 +77,10 @@ impl Driving {
     fn on_input(&mut self, input: Input) {
         let now = Instant::now();
         match input {
-            Input::Found(hosts) => self.machine.on_found(&hosts, now),
+            Input::Found(hosts) => match self.descriptors.why_too_many(hosts.len()) {
+                None => self.machine.on_found(&hosts, now),
+                Some(why) => self.machine.on_discovery_failed(&why, now),
+            },
             Input::DiscoveryFailed(why) => self.machine.on_discovery_failed(&why, now),
             Input::Excluded(hosts) => self.machine.on_excluded(hosts, now),
             Input::Signal(signal) => self.machine.on_signal(signal, now),
