@@ -274,7 +274,8 @@ impl Driver {
         } else if self.over.is_none() {
             match stage {
                 Stage::Starting { .. } => self.on_trouble(&host, &ending.why(&host, &self.rules.python, false), now),
-                Stage::Up if self.is_out_for_the_job(&host.name, now) => {}
+                // Expected: its workers have failed, and the coordinator keeps the host out.
+                Stage::Up if self.is_excluded(&host.name, now) || self.is_out_for_the_job(&host.name, now) => {}
                 Stage::Up => self.on_trouble(&host, &ending.why(&host, &self.rules.python, true), now),
                 Stage::Refused { why } => self.on_trouble(&host, &(why + &ending.said()), now),
                 Stage::Leaving { .. } => self.say(false, format!("the agent on {host} has left")),

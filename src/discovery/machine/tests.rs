@@ -268,6 +268,33 @@ fn the_coordinators_exclusions_are_heeded() {
     assert!(!bench.said("host `c`: the agent"), "its end was expected");
 }
 
+/// Hosts that are kept out have agents, which wait, and no round counts their workers.
+#[test]
+fn hosts_that_the_coordinator_keeps_out_do_not_count_towards_min_np() {
+    let (mut bench, agents) = Bench::with(4, "a:2,b:2");
+    let out = |until| BTreeMap::from([("b".to_owned(), (Some(until), "1 failure".to_owned()))]);
+    bench.pass(s(20)); // discovery is silent
+    let until = bench.now + s(500);
+    bench.driver.on_excluded(out(until), bench.now);
+    assert_eq!(bench.driver.next_deadline(bench.now), Some(until));
+    bench.pass(s(500));
+    assert_eq!(bench.driver.next_deadline(bench.now), None, "`b` counts again, and the time of shortage is over");
+    let until = bench.now + s(3600);
+    bench.driver.on_excluded(out(until), bench.now);
+    bench.ended(agents[1], 1, Some("no_place"), &[]);
+    assert!(!bench.said("host `b`: the agent"), "its end was expected");
+    bench.pass(s(599));
+    assert_eq!(bench.commands(), []);
+    bench.pass(s(1));
+    assert_eq!(bench.commands(), [tell(agents[0], Request::Leave)]);
+    bench.ended(agents[0], 143, Some("signal"), &[]);
+    let (_, reason) = bench.end().unwrap();
+    assert!(
+        reason.starts_with("slots with an agent for 600 s (--elastic-timeout): 2, must be at least 4 (--min-np)"),
+        "{reason}"
+    );
+}
+
 /// A cluster that gives every machine another name.
 #[test]
 fn hosts_that_are_gone_are_forgotten_when_they_are_too_many() {
