@@ -182,13 +182,15 @@ struct Discovery {
     answered: bool,
     /// Its present silence was logged.
     logged_silence: bool,
-    /// The failure that was logged last.
-    failure: Option<String>,
+    /// The failure that was logged last, and when. `None`: discovery works.
+    failure: Option<(String, Instant)>,
 }
 
 /// The first delay after a trouble. It doubles with each further one.
 const FIRST_DELAY: Duration = Duration::from_secs(1);
 const LONGEST_DELAY: Duration = Duration::from_secs(60);
+/// How often a failure of discovery is logged whose text changes, because it has a time, say.
+const FAILURE_INTERVAL: Duration = Duration::from_secs(30);
 
 impl Driver {
     /// A driver that knows no host yet.
@@ -235,10 +237,12 @@ impl Driver {
     /// Discovery has failed. The last list stays; if there was none, the job ends.
     pub fn on_discovery_failed(&mut self, why: &str, now: Instant) {
         self.heard(now);
+        let is_known =
+            |(logged, at): &(String, Instant)| logged == why || now.saturating_duration_since(*at) < FAILURE_INTERVAL;
         if !self.discovery.answered {
             self.give_up(format!("host discovery failed at its first call: {why}"), now);
-        } else if self.discovery.failure.as_deref() != Some(why) {
-            self.discovery.failure = Some(why.to_owned());
+        } else if !self.discovery.failure.as_ref().is_some_and(is_known) {
+            self.discovery.failure = Some((why.to_owned(), now));
             self.say(true, format!("host discovery failed, and its last list stays: {why}"));
         }
         self.review(now);

@@ -68,11 +68,29 @@ fn discovery_that_fails_at_its_first_call_ends_the_job_and_later_changes_nothing
     for _ in 0..3 {
         bench.driver.on_discovery_failed("line 1 is `junk here`", bench.now);
     }
-    assert_eq!(bench.found(""), [], "an empty list is a failure too");
     assert_eq!(bench.driver.agents().map(|(id, ..)| id).collect::<Vec<_>>(), agents);
-    assert_eq!(bench.said.iter().filter(|text| text.contains("its last list stays")).count(), 2, "{:?}", bench.said);
+    assert_eq!(bench.stays(), 1, "{:?}", bench.said);
     assert_eq!(bench.found("a:2"), []);
     assert!(bench.said("works again"));
+    assert_eq!(bench.found(""), [], "an empty list is a failure too");
+    assert_eq!(bench.stays(), 2, "{:?}", bench.said);
+}
+
+#[test]
+fn failures_of_discovery_whose_text_changes_are_logged_every_30_s() {
+    let (mut bench, _) = Bench::with(1, "a:2");
+    for second in 0..90 {
+        bench.driver.on_discovery_failed(&format!("12:00:{second}: no answer"), bench.now);
+        bench.now += s(1);
+    }
+    let logged = bench.said("no answer").then(|| bench.stays());
+    assert_eq!(logged, Some(3), "{:?}", bench.said);
+    assert!(bench.said("12:00:30: no answer") && bench.said("12:00:60: no answer"));
+    for _ in 0..90 {
+        bench.driver.on_discovery_failed("12:00:60: no answer", bench.now);
+        bench.now += s(1);
+    }
+    assert_eq!(bench.stays(), 3, "one text is logged once, however long it lasts");
 }
 
 #[test]

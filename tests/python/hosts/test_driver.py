@@ -192,16 +192,29 @@ def test_bad_hosts_are_named_and_the_others_undisturbed(drive_fast: Drive, listi
     driver.line(
         r"host `no-such-host.invalid`: ssh cannot connect: .*Could not resolve.*; it is out for the job", since=mark
     )
+
+    def works_again() -> None:
+        since = driver.mark()
+        listing.write("node0:1")
+        driver.line(r"host discovery works again", since=since)
+
     listing.write("node0:1", "two words")
     driver.line(r"host discovery failed, and its last list stays: .*line 2 is `two words`, must be HOST", since=mark)
+    works_again()
     listing.write("node0:1", "node0:2")
     driver.line(r"line 2 is `node0:2`, but line 1 is that host already", since=mark)
+    works_again()
     listing.write("node0:1", "node1:0")
     driver.line(r"line 2 is `node1:0`, its slots must be a number from 1 to 65535", since=mark)
+    works_again()
     listing.write()
     driver.line(r"its last list stays: it names no host", since=mark)
-    listing.script.write_text("#!/bin/sh\nexec sleep 1000\n")
+    works_again()
+    script = listing.script.read_text()
+    listing.write_script("#!/bin/sh\nexec sleep 1000\n")
     driver.line(r"its last list stays: `.*hosts.sh` has not ended within 1 s, and was killed", since=mark)
+    listing.write_script(script)
+    works_again()
     listing.script.unlink()
     driver.line(r"hosts.sh` cannot be run: No such file", since=mark)
     assert not any("WORKER" in line for line in driver.lines[mark:])
