@@ -377,7 +377,7 @@ class DriverOptions:
     @property
     def host_failures(self, /) -> int:
         """
-        After how many troubles a host is kept out.
+        After how many troubles a host is kept out; 0: never.
         """
     @property
     def job(self, /) -> str:

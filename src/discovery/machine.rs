@@ -39,7 +39,7 @@ pub struct Rules {
     pub discovery_timeout: Duration,
     /// Limit for an agent that was told to leave: its workers' grace period, and its goodbye to the coordinator.
     pub grace: Duration,
-    /// Number of troubles within `window` after which a host is kept out. Above zero.
+    /// Number of troubles within `window` after which a host is kept out. 0: it is tried again and again.
     pub host_failures: u32,
     /// Troubles before that do not count.
     pub window: Duration,
@@ -328,13 +328,14 @@ impl Driver {
         state.troubles.push_back(now);
         state.last = Some(why.to_owned());
         let count = state.troubles.len();
-        if count < limit {
+        if limit == 0 || count < limit {
             let doubling =
                 u32::try_from(count - 1).map_or(u32::MAX, |step| 1_u32.checked_shl(step).unwrap_or(u32::MAX));
             let delay = FIRST_DELAY.saturating_mul(doubling).min(LONGEST_DELAY);
             state.not_before = now.checked_add(delay);
             let delay = delay.as_secs();
-            return self.say(true, format!("host `{}`: {why}; next try in {delay} s ({count} of {limit})", host.name));
+            let so_far = if limit == 0 { format!("{count} so far") } else { format!("{count} of {limit}") };
+            return self.say(true, format!("host `{}`: {why}; next try in {delay} s ({so_far})", host.name));
         }
         state.troubles.clear();
         state.not_before = None;

@@ -46,7 +46,7 @@ pub struct DriverOptions {
     pub discovery_timeout_s: f64,
     /// How long an agent that has to leave may take.
     pub grace_s: f64,
-    /// After how many troubles a host is kept out.
+    /// After how many troubles a host is kept out; 0: never.
     pub host_failures: u32,
     /// Troubles longer ago than this do not count.
     pub window_s: f64,
@@ -66,8 +66,8 @@ pub struct DriverOptions {
 
 impl DriverOptions {
     fn rules(&self) -> PyResult<Rules> {
-        if self.min_slots == 0 || self.host_failures == 0 {
-            return Err(PyValueError::new_err("min_slots and host_failures must be above zero"));
+        if self.min_slots == 0 {
+            return Err(PyValueError::new_err("min_slots must be above zero"));
         }
         Ok(Rules {
             min_slots: self.min_slots,

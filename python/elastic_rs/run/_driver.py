@@ -307,7 +307,7 @@ def _judging(args: argparse.Namespace) -> dict[str, str]:
         low, high = args.blacklist_cooldown_range
         keys |= {"blacklist_cooldown_min": f"{low:g}", "blacklist_cooldown_max": f"{high:g}"}
     if args.host_failures is not None or args.blacklist_cooldown_range is None:
-        keys["host_failures"] = str(args.host_failures or 3)
+        keys["host_failures"] = str(3 if args.host_failures is None else args.host_failures)
     return keys
 
 
@@ -362,7 +362,7 @@ def _options_of(args: argparse.Namespace, least: int, fixed: bool, job: str, por
         # killed. The driver only notices that no list comes, and waits a little longer for that.
         discovery_timeout_s=timeout_s + interval_s + 1,
         grace_s=_options.grace_of(args) + GOODBYE_S,
-        host_failures=args.host_failures or (3 if cooldown is None else 1),
+        host_failures=(3 if cooldown is None else 1) if args.host_failures is None else args.host_failures,
         window_s=3600.0,
         cooldown_s=cooldown,
         ssh=ssh,

@@ -146,6 +146,19 @@ fn a_host_that_is_out_comes_back_after_its_cool_down_if_it_is_listed() {
 }
 
 #[test]
+fn without_a_limit_of_failures_a_host_is_tried_again_and_again() {
+    let (mut bench, _) = Bench::with(1, "a:2");
+    bench.driver.rules.host_failures = 0;
+    let mut agent = bench.found("a:2,b:2")[0];
+    for _ in 0..20 {
+        bench.ended(agent, 255, None, &[]);
+        bench.pass(s(60));
+        agent = bench.commands().iter().find_map(started).unwrap();
+    }
+    assert!(bench.said("next try in 60 s (20 so far)") && !bench.said("it is out"), "{:?}", bench.said);
+}
+
+#[test]
 fn troubles_long_ago_do_not_count() {
     let mut bench = Bench::new(Rules { elastic_timeout: s(10_000), ..rules(1, false) });
     let mut agent = bench.found("a:2")[0];

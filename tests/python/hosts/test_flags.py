@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from elastic_rs import _hosted
+from elastic_rs import _elastic_rs, _hosted
 from elastic_rs.run import _driver, _flags, _host_flags
 from helpers.command_lines import said
 
@@ -43,6 +43,7 @@ def test_the_list_of_flags_is_that_of_the_parser() -> None:
             "--blacklist-cooldown-range is `10.0 5.0`, must be LOW and",
         ),
         (["-H", "a", "--start-timeout=0"], "--start-timeout is `0.0`, must be above 0"),
+        (["-H", "a", "--reset-limit=-1"], "--reset-limit is `-1`, must be 0 or more"),
         (["-H", "a", "--rdzv-backend=etcd"], "--rdzv-backend is `etcd`, must be c10d with hosts"),
         (["-H", "a", "--rdzv-conf=is_host=1"], "--rdzv-conf has is_host, which the driver gives the agents itself"),
         (["-H", "a", "--rdzv-conf=lat_call_timeout=1"], "last_call_timeout"),
@@ -135,6 +136,27 @@ def test_agents_wait_for_a_world_for_longer_than_the_driver(flags: list[str], ex
     assert _host_flags.is_driver(args)
     conf = dict(pair.split("=") for pair in _driver._conf_of(args, (2, 2)).split(","))
     assert conf.get("join_timeout") == expected
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ([], {"host_failures": "3"}),
+        (["--host-failures=0"], {"host_failures": "0"}),
+        (["--reset-limit=0"], {"host_failures": "3", "reset_limit": "0"}),
+        (
+            ["--blacklist-cooldown-range", "1", "2"],
+            {"blacklist_cooldown_min": "1", "blacklist_cooldown_max": "2"},
+        ),
+    ],
+)
+def test_limits_of_failures_and_resets_may_be_0(flags: list[str], expected: dict[str, str]) -> None:
+    args = _flags.parse(["-H", "a:2", *flags, "train.py"])
+    assert _host_flags.is_driver(args)
+    assert _driver._judging(args) == expected
+    options = _driver._options_of(args, 2, True, "{}", 1)
+    assert options.host_failures == int(expected.get("host_failures", "1"))
+    _elastic_rs.Driver(options)
 
 
 def test_abbreviations_of_torchruns_flags_mean_what_they_did() -> None:
