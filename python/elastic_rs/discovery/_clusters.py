@@ -13,27 +13,24 @@ from elastic_rs.discovery._sources import HostDiscovery
 __all__ = ["DnsHosts", "SlurmHosts"]
 
 TIMEOUT_S = 20.0
-GONE = ("down", "drain", "drng", "fail", "maint", "boot", "pow", "unk", "no_respond", "reboot", "inval")
-"""Prefixes of states in which a node starts nothing."""
+GONE = ("down", "drain", "fail", "maint", "boot", "pow", "unk", "no_respond", "reboot", "inval")
+"""Prefixes of states in which a node is not this job's any longer. A node that drains (``drng``) still runs it."""
 
 
 class SlurmHosts(HostDiscovery):
     """The nodes of this Slurm job that are up.
 
-    Slots are those of ``SLURM_NTASKS_PER_NODE``, else ``SLURM_GPUS_ON_NODE``, else ``slots``. Each call asks Slurm's
-    controller, by ``sinfo``; a ``--discovery-interval`` of 10 s or more spares it.
+    Each call asks Slurm's controller, by ``sinfo``; a ``--discovery-interval`` of 10 s or more spares it.
+
+    Args:
+        slots: of each node; None: those of ``SLURM_NTASKS_PER_NODE``, else ``SLURM_GPUS_ON_NODE``, else 1.
     """
 
-    def __init__(self, slots: int = 1) -> None:
+    def __init__(self, slots: int | None = None) -> None:
         self._nodes = os.environ.get("SLURM_JOB_NODELIST") or os.environ.get("SLURM_NODELIST") or ""
         if not self._nodes:
             raise ValueError("SLURM_JOB_NODELIST is not set: this is no Slurm job")
-        # `4(x2)` is the number per node for each group of equal nodes. The first group stands for all.
-        for name in ("SLURM_NTASKS_PER_NODE", "SLURM_GPUS_ON_NODE"):
-            if found := re.match(r"[1-9]\d*", os.environ.get(name, "")):
-                slots = int(found[0])
-                break
-        self._slots = slots
+        self._slots = slots or _slots_of_slurm() or 1
 
     def find_available_hosts_and_slots(self) -> dict[str, int]:
         """Return the nodes in Slurm's order.
@@ -49,6 +46,14 @@ class SlurmHosts(HostDiscovery):
             if name and state and not state.endswith("*") and not state.startswith(GONE):
                 hosts[name] = self._slots
         return hosts
+
+
+def _slots_of_slurm() -> int | None:
+    # `4(x2)` is the number per node for each group of equal nodes. The first group stands for all.
+    for name in ("SLURM_NTASKS_PER_NODE", "SLURM_GPUS_ON_NODE"):
+        if found := re.match(r"[1-9]\d*", os.environ.get(name, "")):
+            return int(found[0])
+    return None
 
 
 class DnsHosts(HostDiscovery):

@@ -190,21 +190,29 @@ def _discovery_of(args: argparse.Namespace, slots: int) -> tuple[HostDiscovery, 
             "-H" if args.hosts is not None else "--hostfile" if args.hostfile is not None else "--host-discovery-script"
         )
         raise UsageError(f"{flag}: {error}") from None
-    return _named(args.host_discovery, slots), None
+    # Slurm knows how many workers a node takes, if no flag says it.
+    is_given = args.slots_per_host is not None or args.nproc_per_node != "1"
+    return _named(args.host_discovery, slots, slots if is_given else None), None
 
 
 def _fixed(discovery: HostDiscovery) -> dict[str, int] | None:
     return discovery.find_available_hosts_and_slots() if isinstance(discovery, FixedHosts) else None
 
 
-def _named(text: str, slots: int) -> HostDiscovery:
-    """Read ``--host-discovery``."""
+def _named(text: str, slots: int, given: int | None) -> HostDiscovery:
+    """Read ``--host-discovery``.
+
+    Args:
+        text: its value.
+        slots: of a host without a number.
+        given: the same, if a flag says it.
+    """
     from elastic_rs.discovery import DnsHosts, SlurmHosts
 
     kind, colon, rest = text.partition(":")
     try:
         if text == "slurm":
-            return SlurmHosts(slots)
+            return SlurmHosts(given)
         if kind == "dns" and colon:
             return DnsHosts(rest, slots)
         if kind == "file" and colon:

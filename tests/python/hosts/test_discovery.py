@@ -23,6 +23,7 @@ from elastic_rs.discovery import (
     SlurmHosts,
 )
 from elastic_rs.discovery._poll import Poll
+from elastic_rs.run import _driver, _flags
 
 
 def program(path: Path, text: str) -> Path:
@@ -152,12 +153,21 @@ def test_nodes_of_slurm_are_those_that_are_up(tmp_path: Path, monkeypatch: pytes
         monkeypatch.delenv("SLURM_JOB_NODELIST", raising=False)
         SlurmHosts()
     program(
-        tmp_path / "sinfo", 'echo "$@" >&2; printf "n1 alloc\\nn2 down*\\nn3 mix\\nn4 drain\\nn5 idle*\\nn6 comp\\n"'
+        tmp_path / "sinfo",
+        'echo "$@" >&2; printf "n1 alloc\\nn2 down*\\nn3 mix\\nn4 drain\\nn5 idle*\\nn6 comp\\nn7 drng\\n"',
     )
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setenv("SLURM_JOB_NODELIST", "n[1-6]")
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "n[1-7]")
     monkeypatch.setenv("SLURM_NTASKS_PER_NODE", "4(x2)")
-    assert SlurmHosts().find_available_hosts_and_slots() == {"n1": 4, "n3": 4, "n6": 4}
+    assert SlurmHosts().find_available_hosts_and_slots() == {"n1": 4, "n3": 4, "n6": 4, "n7": 4}
+    assert SlurmHosts(2).find_available_hosts_and_slots() == {"n1": 2, "n3": 2, "n6": 2, "n7": 2}
+    monkeypatch.delenv("SLURM_NTASKS_PER_NODE")
+    monkeypatch.setenv("SLURM_GPUS_ON_NODE", "8")
+    assert SlurmHosts().find_available_hosts_and_slots() == {"n1": 8, "n3": 8, "n6": 8, "n7": 8}
+    for flags, slots in [([], 8), (["--slots-per-host=1"], 1), (["--nproc-per-node=2"], 2)]:
+        args = _flags.parse(["--host-discovery=slurm", *flags, "train.py"])
+        found, fixed = _driver._discovery_of(args, _driver._default_slots(args))
+        assert (found.find_available_hosts_and_slots()["n1"], fixed) == (slots, None)
     program(tmp_path / "sinfo", "echo 'slurm_load_node: Unable to contact slurm controller' >&2; exit 1")
     with pytest.raises(DiscoveryError, match=r"`sinfo .*` has ended with exit code 1: .*Unable to contact"):
         SlurmHosts().find_available_hosts_and_slots()
