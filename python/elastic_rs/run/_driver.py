@@ -10,6 +10,7 @@ import shlex
 import sys
 
 from elastic_rs import _elastic_rs
+from elastic_rs._hosted import command_line
 from elastic_rs._log import Log
 from elastic_rs._terminal import error_line
 from elastic_rs.discovery._sources import DiscoveryError, FileHosts, FixedHosts, HostDiscovery, HostDiscoveryScript
@@ -389,11 +390,18 @@ def _show(driver: Driver, discovery: HostDiscovery, job: str, port: int) -> int:
     except Exception as error:  # noqa: BLE001 - whatever a user's class raises
         return _cannot(f"host discovery fails: {error}")
     told = json.loads(job)
-    print(f"coordinator  here, at {f'port {port}' if port else 'any free port'}")
+    first = next(iter(hosts), None)
+    if told["detach"]:
+        print(f"coordinator  on {first}, at {told['endpoint']}")
+    else:
+        print(f"coordinator  here, at {f'port {port}' if port else 'any free port'}")
     for age, (host, slots) in enumerate(hosts.items()):
+        own = {"host": host, "slots": slots, "age": age, "hosts_coordinator": told["detach"] and host == first}
+        # An agent finds out at which address its host sees the driver.
+        address = "127.0.0.1" if host == "localhost" else "DRIVER"
+        line = command_line(own, told, told["endpoint"] or f"{address}:{port or 'PORT'}")
         print(f"host         {host}, {slots} slots: {shlex.join(commands[host])}")
-        own = [f"--nproc-per-node={slots}", f"--rdzv-conf={told['conf']},host_name={host},node_rank={age}"]
-        print(f"  there      elastic-run {shlex.join([*told['flags'], *own, *told['script']])}")
+        print(f"  there      elastic-run {shlex.join(line)}")
     print(f"  in         {told['cwd']}")
     print(f"  variables  {' '.join(sorted(told['env']))}")
     return 0

@@ -31,7 +31,7 @@ class Cluster:
         scheduling = types.ModuleType("ray.util.scheduling_strategies")
         modules["ray.exceptions"].__dict__.update(RayActorError=ActorError, RayTaskError=TaskError)
         modules["ray.util"].__dict__.update(get_node_ip_address=lambda: "127.0.0.1")
-        scheduling.__dict__.update(NodeAffinitySchedulingStrategy=lambda name, soft: name)
+        scheduling.__dict__.update(NodeAffinitySchedulingStrategy=lambda name, **_: name)
         modules["ray"].__dict__.update(
             remote=lambda **_: lambda cls: cls, nodes=self.nodes, wait=self.wait, get=self.get
         )
@@ -39,7 +39,8 @@ class Cluster:
             monkeypatch.setitem(sys.modules, module.__name__, module)
         monkeypatch.setenv("RAY_DEDUP_LOGS", "0")
         spec = importlib.util.spec_from_file_location("elastic_on_ray", EXAMPLES / "ray" / "elastic_on_ray.py")
-        assert spec is not None and spec.loader is not None
+        assert spec is not None
+        assert spec.loader is not None
         self.script: Any = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(self.script)
         monkeypatch.setattr(self.script, "Agent", self)
@@ -62,7 +63,7 @@ class Cluster:
 
     def get(self, result: str, **_: float) -> int:
         if result not in self.results:
-            self.results[result] = self.ends[result.split()[0]].pop(0)
+            self.results[result] = self.ends[result.split(maxsplit=1)[0]].pop(0)
         end = self.results[result]
         if isinstance(end, Exception):
             raise end

@@ -400,12 +400,41 @@ def test_an_agent_that_comes_after_the_success_ends_well(
 def test_a_dry_run_starts_nothing(drive: Drive) -> None:
     driver = drive("-H", "node0:2,localhost", "--dry-run", "--max-restarts=3", worker=("--until", "x"))
     assert driver.wait() == 0
+    driver.line(r"^coordinator  here, at any free port$")
     driver.line(
         r"^host         node0, 2 slots: ssh -T -o BatchMode=yes .* node0 'exec .* -c .*elastic_rs._hosted import main"
     )
-    driver.line(r"^  there      elastic-run --max-restarts=3 .*--nproc-per-node=2 .*node_rank=0 .*family.py --until x$")
+    driver.line(
+        r"^  there      elastic-run --max-restarts=3 .*--nproc-per-node=2 --rdzv-endpoint=DRIVER:PORT "
+        r".*,node_rank=0,is_host=0 .*family.py --until x$"
+    )
     driver.line(r"^host         localhost, 1 slots: .* -c '.*elastic_rs._hosted import main")
     assert not any("] WORKER " in line for line in driver.lines)
+
+
+def test_a_dry_run_says_which_detached_agent_hosts_the_rendezvous(drive: Drive) -> None:
+    driver = drive("-H", "me@node1:2,node0", "--dry-run", "--detach")
+    assert driver.wait() == 0
+    driver.line(r"^coordinator  on me@node1, at node1:29400$")
+    driver.line(r"^  there      .*--rdzv-endpoint=node1:29400 .*,host_name=me@node1,node_rank=0,is_host=1 ")
+    driver.line(r"^  there      .*--rdzv-endpoint=node1:29400 .*,host_name=node0,node_rank=1,is_host=0 ")
+
+
+def test_a_detached_job_whose_first_host_cannot_be_reached_fails(server: SshServer, drive: Drive) -> None:
+    ssh = server.command(ports={"node1": 1})
+    driver = drive("-H", "node1:1,node0:1", "--min-np=1", "--detach", "--host-failures=1", f"--ssh={ssh}")
+    assert driver.wait() == 1
+    driver.line(
+        r"elastic-run: error: the agent on `node1`, the first host, would have hosted the rendezvous \(--detach\)"
+    )
+
+
+def test_more_hosts_than_descriptors_are_told_with_the_number_that_they_need(job: Job) -> None:
+    hosts = ",".join(f"node{number}" for number in range(60))
+    command = [sys.executable, "-m", "elastic_rs.run", "-H", hosts, "--ssh=false", "train.py"]
+    driver = job.start(["sh", "-c", 'ulimit -n 300; exec "$@"', "sh", *command], name="driver")
+    assert driver.wait() == 1
+    driver.line(r"it names 60 hosts, for which the driver needs \d+ descriptors; its limit is 300 \(`ulimit -Hn`\)")
 
 
 def test_detached_agents_outlive_the_driver_and_the_connections(

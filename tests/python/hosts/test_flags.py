@@ -95,7 +95,7 @@ def test_agents_get_the_other_flags_in_their_order() -> None:
     assert _host_flags.rest_of(argv, args) == rest
 
 
-# argparse drops the first `--` of `train.py -- x` and of `-- train.py x`, and keeps the second one of `-- train.py -- x`.
+# argparse drops the `--` of `train.py -- x` and of `-- train.py x`, and keeps the second one of `-- train.py -- x`.
 @pytest.mark.parametrize(
     ("words", "script"),
     [
@@ -116,7 +116,8 @@ def test_agents_get_the_script_that_the_driver_got(words: list[str], script: lis
     assert _host_flags.rest_of(argv, args) == ["--max-restarts=3"]
     own = {"remote": False, "port": 1, "hosts_coordinator": False, "host": "a", "age": 0, "slots": 2}
     job = {"flags": ["--max-restarts=3"], "conf": "join_timeout=9", "endpoint": None, "script": script}
-    there = _flags.parse(_hosted._command_line(own, job))
+    there = _flags.parse(_hosted.command_line(own, job, _hosted._endpoint(own, job)))
+    assert there.rdzv_endpoint == "127.0.0.1:1"
     assert [there.training_script, *there.training_script_args] == script
 
 
