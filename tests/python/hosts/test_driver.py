@@ -243,6 +243,49 @@ def test_hosts_with_a_wrong_key_are_named_and_the_others_undisturbed(
     assert driver.wait() == 0
 
 
+MIXED = """#!/bin/sh
+for word; do
+  case $word in
+    hangs) echo about to hang >&2; exec sleep 1000 ;;
+    bare) exec {python} -I -S -c "from elastic_rs._hosted import main" ;;
+    early) PYTHONPATH={early} exec {python} -S -c "from elastic_rs._hosted import main" ;;
+    other) read -r own; token=${{own#*'"token":"'}}
+      echo "elastic_rs-agent ${{token%%'"'*}} {{\\"up\\": {{\\"version\\": \\"0.0.1\\"}}}}"; exec sleep 1000 ;;
+  esac
+done
+exec {ssh} "$@"
+"""
+
+
+def test_hosts_without_an_agent_of_this_version_are_named_and_the_others_undisturbed(
+    server: SshServer, drive: Drive, listing: Listing, tmp_path: Path
+) -> None:
+    done, ssh, early = (tmp_path / name for name in ("done", "mixed", "early"))
+    (early / "elastic_rs").mkdir(parents=True)
+    (early / "elastic_rs" / "__init__.py").touch()
+    ssh.write_text(MIXED.format(python=sys.executable, early=early, ssh=server.command()))
+    ssh.chmod(0o755)
+    listing.write("node0:1")
+    flags = [*FAST, f"--ssh={ssh}", listing.flag, "--host-failures=1", "--start-timeout=15"]
+    driver = drive(*flags, worker=("--until", done))
+    place(driver, 1, host="node0")
+    mark = driver.mark()
+    listing.write("node0:1", "hangs:1", "bare:1", "early:1", "other:1")
+    for host, why in [
+        ("bare", r"elastic_rs is not installed for `.*` there \(exit code 1\)"),
+        (
+            "early",
+            r"the elastic_rs of `.*` there is of another version, or incomplete \(exit code 1\): .*elastic_rs\._hosted",
+        ),
+        ("other", r"it has elastic_rs 0\.0\.1, and the driver \d+\.\d+\.\d+"),
+        ("hangs", r"no agent has started there after 15 s \(--start-timeout\): about to hang"),
+    ]:
+        driver.line(rf"host `{host}`: {why}.*; it is out for the job", since=mark)
+    assert not any("WORKER" in line for line in driver.lines[mark:])
+    done.touch()
+    assert driver.wait() == 0
+
+
 # horovod test/single/test_elastic_discovery.py: the first failure ends the job.
 def test_a_script_that_fails_at_its_first_call_ends_the_job(drive: Drive, listing: Listing) -> None:
     listing.script.write_text("#!/bin/sh\necho no cluster >&2\nexit 3\n")
