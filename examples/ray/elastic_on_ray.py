@@ -15,17 +15,22 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from typing import Any
 
 # Ray reads it when it is imported: every line of every worker is shown, also one that looks like another.
 os.environ.setdefault("RAY_DEDUP_LOGS", "0")
 
 import ray
-from ray.exceptions import RayActorError
+from ray.exceptions import RayActorError, RayTaskError
 from ray.util import get_node_ip_address
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 LOOK_EVERY_S = 1.0
+USAGE = 2
+"""The agent's exit code if its script is not on that node."""
+TRIES = 3
+"""How often an agent is started on a node that cannot run it."""
 
 
 def main() -> int:
@@ -92,20 +97,31 @@ class Agent:
 
 
 def follow(command: list[str], resources: dict[str, float], most: int) -> int:
-    """Give every node an agent, up to ``most``, until the job is over. Returns its exit code."""
+    """Give every node an agent, up to ``most``, until the job is over. Returns its exit code.
+
+    A node on which no agent can run is tried ``TRIES`` times. With no other node the job has failed.
+    """
     actor_class: Any = Agent
     running: dict[str, tuple[Any, Any]] = {}  # by node: its actor, and what it will return
+    failures: dict[str, int] = {}  # by node: how often it could not run an agent
     while True:
-        for node in ray.nodes():
+        nodes = [node for node in ray.nodes() if node["Alive"] and fits(node, resources)]
+        if nodes and not running and all(failures.get(node["NodeID"], 0) >= TRIES for node in nodes):
+            print("no node can run an agent", file=sys.stderr, flush=True)
+            return 1
+        for node in nodes:
             name = node["NodeID"]
-            if node["Alive"] and name not in running and len(running) < most and fits(node, resources):
+            if name not in running and len(running) < most and failures.get(name, 0) < TRIES:
                 # Not on another node: `soft`. An actor that finds no room waits for it.
                 place = NodeAffinitySchedulingStrategy(name, soft=False)
                 actor = actor_class.options(scheduling_strategy=place, **resources).remote()
                 running[name] = (actor, actor.run.remote(command))
                 print(f"an agent starts on {node['NodeManagerAddress']} ({len(running)} of {most})", flush=True)
         pending = [result for _, result in running.values()]
-        ended, _ = ray.wait(pending, num_returns=1, timeout=LOOK_EVERY_S) if pending else ([], [])
+        if not pending:
+            time.sleep(LOOK_EVERY_S)
+            continue
+        ended, _ = ray.wait(pending, num_returns=1, timeout=LOOK_EVERY_S)
         for name, (_, result) in [*running.items()]:
             if result not in ended:
                 continue
@@ -115,9 +131,13 @@ def follow(command: list[str], resources: dict[str, float], most: int) -> int:
                 print(f"an agent is lost: {error}", file=sys.stderr, flush=True)
                 del running[name]
                 continue
+            except RayTaskError as error:  # elastic-run or setpriv is not there
+                print(f"an agent cannot be started: {error.cause}", file=sys.stderr, flush=True)
+                code = USAGE
             # An agent that ends by itself ends as the job does: 0, or 1 with the first failure on its stderr.
-            if code >= 0 and code != 128 + signal.SIGTERM:
+            if code >= 0 and code not in {USAGE, 128 + signal.SIGTERM}:
                 return wait_for_all(running, code)
+            failures[name] = failures.get(name, 0) + (code == USAGE)
             del running[name]
 
 
@@ -132,7 +152,7 @@ def wait_for_all(running: dict[str, tuple[Any, Any]], code: int) -> int:
     for _, result in running.values():
         try:
             code = max(code, ray.get(result, timeout=60))
-        except (RayActorError, TimeoutError) as error:
+        except (RayActorError, RayTaskError, TimeoutError) as error:
             print(f"an agent has not ended: {error}", file=sys.stderr, flush=True)
     return code
 

@@ -377,7 +377,7 @@ class DriverOptions:
     @property
     def host_failures(self, /) -> int:
         """
-        After how many troubles a host is kept out.
+        After how many troubles a host is kept out; 0: never.
         """
     @property
     def job(self, /) -> str:
@@ -1864,6 +1864,15 @@ def rehearse(command: SupportsGetItem[int, str]) -> None:
 def reset_log_levels() -> None:
     """
     Read the level of Python's logger ``elastic_rs`` again. Call it after changing the level.
+    """
+
+def start_program(command: SupportsGetItem[int, str], *, stdout: SupportsIndex, stderr: SupportsIndex) -> int:
+    """
+    Start a program in a session of its own, without blocked signals and with no input, and return its process id.
+
+    ``stdout`` and ``stderr`` are descriptors. The caller waits for the end of the process.
+
+    Raises ``OSError`` with ``errno`` and ``strerror`` if it cannot be run.
     """
 
 def store_question(nonce: SupportsIndex) -> bytes:

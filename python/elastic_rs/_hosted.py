@@ -59,7 +59,9 @@ def _serve(requests: IO[bytes], first: bytes, token: str) -> int:
         start_daemon(lambda: _obey(requests, leave), "elastic_rs-driver")
     from elastic_rs import run
 
-    return run.main(_command_line(own, job), told=lambda outcome: report({"ended": {"outcome": outcome}}))
+    return run.main(
+        command_line(own, job, _endpoint(own, job)), told=lambda outcome: report({"ended": {"outcome": outcome}})
+    )
 
 
 def _take_input() -> IO[bytes]:
@@ -125,31 +127,52 @@ def _detach(job: dict[str, Any], own: dict[str, Any], report: Report) -> bool:
     return False
 
 
-def _command_line(own: dict[str, Any], job: dict[str, Any]) -> list[str]:
-    """Return the command line of ``elastic-run`` on this host."""
+def _endpoint(own: dict[str, Any], job: dict[str, Any]) -> str:
+    """Return where the coordinator is."""
+    if job["endpoint"]:
+        given: str = job["endpoint"]
+        return given
     # "client-address client-port server-address server-port": the driver, as this host sees it.
     driver = os.environ.get("SSH_CONNECTION", "").split(" ", 1)[0] if own["remote"] else ""
     driver = driver.partition("%")[0] or "127.0.0.1"
-    endpoint = job["endpoint"] or (f"[{driver}]:{own['port']}" if ":" in driver else f"{driver}:{own['port']}")
-    is_host = int(job["detach"] and own["age"] == 0)
+    return f"[{driver}]:{own['port']}" if ":" in driver else f"{driver}:{own['port']}"
+
+
+def command_line(own: dict[str, Any], job: dict[str, Any], endpoint: str) -> list[str]:
+    """Return the command line of ``elastic-run`` on a host.
+
+    Args:
+        own: the agent's own line.
+        job: the job's line.
+        endpoint: where the coordinator is.
+    """
+    is_host = int(own["hosts_coordinator"])
     conf = f"{job['conf']},host_name={own['host']},node_rank={own['age']},is_host={is_host}"
     ours = [f"--nproc-per-node={own['slots']}", f"--rdzv-endpoint={endpoint}", f"--rdzv-conf={conf}"]
     script = job["script"]
-    return [*job["flags"], *ours, *(["--"] if script[0].startswith("-") else []), *script]
+    # The parser takes a `--` before the script, or else one that follows it at once, for its own.
+    marked = script[0].startswith("-") or script[1:2] == ["--"]
+    return [*job["flags"], *ours, *(["--"] if marked else []), *script]
 
 
 def _obey(requests: IO[bytes], leave: int) -> None:
-    """Carry out the driver's requests. Leave when their stream ends."""
+    """Carry out the driver's requests. Leave when their stream ends.
+
+    The agent leaves at its first signal, and kills its workers at the second one. So only the driver's own second
+    signal may become the agent's second one.
+    """
     import signal
 
-    leaving = False
+    leaving, signals = False, 0
     for line in requests:
         word, _, number = line.decode(errors="replace").strip().partition(" ")
         if word == "leave" and not leaving:
+            leaving = True
             os.kill(os.getpid(), leave)
         elif word == "signal" and number.isdecimal() and int(number) in signal.valid_signals():
-            os.kill(os.getpid(), int(number))
-        leaving |= word in {"leave", "signal"}
+            signals += 1
+            if signals > 1 or not leaving:
+                leaving = True
+                os.kill(os.getpid(), int(number))
     if not leaving:
-        # A second signal would take their grace from the workers.
         os.kill(os.getpid(), leave)

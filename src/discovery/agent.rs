@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use std::ffi::OsString;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, ExitStatus, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,7 +18,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open};
 use tokio::io::unix::AsyncFd;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::unix::pipe;
-use tokio::sync::mpsc;
+use tokio::sync::{Semaphore, mpsc};
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
@@ -26,6 +26,7 @@ use super::endings::Ending;
 use super::hosts::Host;
 use super::machine::{AgentId, Request};
 use super::output::{Output, Stream};
+use super::programs::{STARTED_AT_ONCE, start};
 use super::reports::{Report, ReportFilter};
 use crate::process::{Lines, Part, Prefix};
 
@@ -121,12 +122,17 @@ const HELD_BYTES: usize = 400;
 const DRAIN: Duration = Duration::from_secs(5);
 const READ_BYTES: usize = 64 << 10;
 
+/// Bounds the descriptors that starts take.
+static STARTS: Semaphore = Semaphore::const_new(STARTED_AT_ONCE);
+
 impl Connection {
     /// Starts the process, and serves it until it has ended. The last news is its end.
     pub(super) async fn serve(mut self) {
         let command = std::mem::take(&mut self.command);
-        let started =
-            spawn_blocking(move || spawn(&command)).await.map_err(io::Error::other).and_then(|started| started);
+        let started = {
+            let _permit = STARTS.acquire().await;
+            spawn_blocking(move || spawn(&command)).await.map_err(io::Error::other).and_then(|started| started)
+        };
         let ending = match started.and_then(Process::new) {
             Ok(process) => self.run(process).await,
             Err(error) => Ending { last_lines: vec![error.to_string()], ..Ending::default() },
@@ -325,23 +331,9 @@ impl Process {
     }
 }
 
-/// Starts the program in a session of its own: a terminal's Ctrl-C is the driver's, and `ssh` cannot ask anybody.
 fn spawn(command: &[OsString]) -> io::Result<Child> {
-    let (program, args) = command.split_first().ok_or(io::ErrorKind::InvalidInput)?;
-    let mut made = std::process::Command::new(program);
-    made.args(args).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    // SAFETY: two system calls that a forked child may make.
-    unsafe {
-        made.pre_exec(|| {
-            // The threads of this library block all signals, and a program begins with the mask of its starter.
-            let mut none = std::mem::zeroed();
-            libc::sigemptyset(&mut none);
-            libc::pthread_sigmask(libc::SIG_SETMASK, &none, std::ptr::null_mut());
-            rustix::process::setsid().map(drop).map_err(Into::into)
-        });
-    }
-    made.spawn().map_err(|error| {
-        let name = program.to_string_lossy();
+    start(command, Stdio::piped(), Stdio::piped(), Stdio::piped()).map_err(|error| {
+        let name = command.first().map(|program| program.to_string_lossy()).unwrap_or_default();
         io::Error::new(error.kind(), format!("`{name}`: {error}"))
     })
 }

@@ -14,6 +14,7 @@ use super::endings::Ending;
 use super::hosts::Host;
 use super::machine::{self, AgentId, Command, End, Rules};
 use super::output::Output;
+use super::programs::Descriptors;
 use crate::process::Consoles;
 use crate::wait::until;
 
@@ -35,11 +36,13 @@ pub enum Input {
 /// # Errors
 /// There is no descriptor or thread for the output.
 pub async fn drive(rules: Rules, launching: Launching, mut inputs: mpsc::UnboundedReceiver<Input>) -> io::Result<End> {
+    let descriptors = Descriptors::raise();
     let (output, written) = Output::start(Consoles::own()?)?;
     let (news_in, mut news) = mpsc::unbounded_channel();
     let mut driving = Driving {
         machine: machine::Driver::new(rules, Instant::now()),
         launching,
+        descriptors,
         orders: BTreeMap::new(),
         news: news_in,
         output,
@@ -64,6 +67,7 @@ pub async fn drive(rules: Rules, launching: Launching, mut inputs: mpsc::Unbound
 struct Driving {
     machine: machine::Driver,
     launching: Launching,
+    descriptors: Descriptors,
     orders: BTreeMap<AgentId, mpsc::UnboundedSender<Order>>,
     news: mpsc::UnboundedSender<(AgentId, News)>,
     output: Output,
@@ -73,7 +77,10 @@ impl Driving {
     fn on_input(&mut self, input: Input) {
         let now = Instant::now();
         match input {
-            Input::Found(hosts) => self.machine.on_found(&hosts, now),
+            Input::Found(hosts) => match self.descriptors.why_too_many(hosts.len()) {
+                None => self.machine.on_found(&hosts, now),
+                Some(why) => self.machine.on_discovery_failed(&why, now),
+            },
             Input::DiscoveryFailed(why) => self.machine.on_discovery_failed(&why, now),
             Input::Excluded(hosts) => self.machine.on_excluded(hosts, now),
             Input::Signal(signal) => self.machine.on_signal(signal, now),
@@ -95,7 +102,9 @@ impl Driving {
     fn perform(&mut self) -> Option<End> {
         while let Some(command) = self.machine.poll_command() {
             match command {
-                Command::Start { agent, host, age } => self.start(agent, host, age),
+                Command::Start { agent, host, age, hosts_coordinator } => {
+                    self.start(agent, host, age, hosts_coordinator);
+                }
                 Command::Tell { agent, request } => self.order(agent, Order::Tell(request)),
                 Command::Kill { agent } => self.order(agent, Order::Kill),
                 Command::Say { warns: true, text } => tracing::warn!(target: "elastic_rs::discovery", "{text}"),
@@ -106,9 +115,9 @@ impl Driving {
         None
     }
 
-    fn start(&mut self, agent: AgentId, host: Host, age: u64) {
+    fn start(&mut self, agent: AgentId, host: Host, age: u64, hosts_coordinator: bool) {
         let token = format!("{:032x}", rand::random::<u128>());
-        let first = self.first_lines(&host, age, &token);
+        let first = self.first_lines(&host, age, hosts_coordinator, &token);
         let first = match first {
             Ok(first) => first,
             Err(error) => {
@@ -125,12 +134,13 @@ impl Driving {
 
     /// The first two lines of an agent's standard input, in JSON: the values for this agent alone, and the job. The agent finds its
     /// token before it has a parser, so the first line has no spaces.
-    fn first_lines(&self, host: &Host, age: u64, token: &str) -> serde_json::Result<BytesMut> {
+    fn first_lines(&self, host: &Host, age: u64, hosts_coordinator: bool, token: &str) -> serde_json::Result<BytesMut> {
         let own = serde_json::json!({
             "token": token,
             "host": host.name,
             "slots": host.slots,
             "age": age,
+            "hosts_coordinator": hosts_coordinator,
             "port": self.launching.port,
             "remote": !host.is_here(),
         });

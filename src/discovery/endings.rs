@@ -64,10 +64,17 @@ impl Ending {
                 "the connection was lost, or a signal ended the agent; ssh ended with 255".to_owned() + &said
             }
             Some(SSH_FAILED) if !host.is_here() => format!("ssh cannot connect{said}{}", ssh_hint(&self.last_lines)),
-            Some(code) if !up && has("No module named") && has("elastic_rs") => {
+            // Not of a module of the package: then another version is installed.
+            Some(code) if !up && has("No module named 'elastic_rs'") => {
                 // Without the traceback.
                 let last = self.last_lines.last().map(|line| format!(": {line}")).unwrap_or_default();
                 format!("elastic_rs is not installed for `{python}` there (exit code {code}){last}")
+            }
+            Some(code) if !up && has("No module named 'elastic_rs.") => {
+                let last = self.last_lines.last().map(|line| format!(": {line}")).unwrap_or_default();
+                format!(
+                    "the elastic_rs of `{python}` there is of another version, or incomplete (exit code {code}){last}"
+                )
             }
             Some(NOT_FOUND) if !up => format!("there is no `{python}` (--remote-python names another){said}"),
             Some(code) if !up => format!("the agent did not start (exit code {code}){said}"),
@@ -164,6 +171,13 @@ mod tests {
         assert_eq!(
             why(&ended(1, &traceback), false),
             format!("elastic_rs is not installed for `/opt/bin/python` there (exit code 1): {module}")
+        );
+        let other = "ModuleNotFoundError: No module named 'elastic_rs._hosted'";
+        assert_eq!(
+            why(&ended(1, &[other]), false),
+            format!(
+                "the elastic_rs of `/opt/bin/python` there is of another version, or incomplete (exit code 1): {other}"
+            )
         );
         assert!(why(&ended(127, &["bash: not found"]), false).starts_with("there is no `/opt/bin/python` (--remote-"));
         let none = Ending { last_lines: vec!["No such file or directory".to_owned()], ..Ending::default() };

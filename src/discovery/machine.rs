@@ -39,7 +39,7 @@ pub struct Rules {
     pub discovery_timeout: Duration,
     /// Limit for an agent that was told to leave: its workers' grace period, and its goodbye to the coordinator.
     pub grace: Duration,
-    /// Number of troubles within `window` after which a host is kept out. Above zero.
+    /// Number of troubles within `window` after which a host is kept out. 0: it is tried again and again.
     pub host_failures: u32,
     /// Troubles before that do not count.
     pub window: Duration,
@@ -66,6 +66,9 @@ pub enum Command {
         host: Host,
         /// The host's number by age, which gives the order of ranks.
         age: u64,
+        /// Whether the agent hosts the coordinator: the one on the first host of the first list, if the agents run on without the
+        /// driver.
+        hosts_coordinator: bool,
     },
     /// Send an agent a request.
     Tell {
@@ -126,6 +129,8 @@ pub enum Verdict {
 pub struct Driver {
     rules: Rules,
     manager: HostManager,
+    /// The first host of the first list. With [`Rules::detach`] its agent hosts the coordinator.
+    first_host: Option<String>,
     agents: BTreeMap<AgentId, Agent>,
     /// The hosts on which agents were started. Those of hosts that are gone are dropped when they are too many.
     states: BTreeMap<String, HostState>,
@@ -177,13 +182,15 @@ struct Discovery {
     answered: bool,
     /// Its present silence was logged.
     logged_silence: bool,
-    /// The failure that was logged last.
-    failure: Option<String>,
+    /// The failure that was logged last, and when. `None`: discovery works.
+    failure: Option<(String, Instant)>,
 }
 
 /// The first delay after a trouble. It doubles with each further one.
 const FIRST_DELAY: Duration = Duration::from_secs(1);
 const LONGEST_DELAY: Duration = Duration::from_secs(60);
+/// How often a failure of discovery is logged whose text changes, because it has a time, say.
+const FAILURE_INTERVAL: Duration = Duration::from_secs(30);
 
 impl Driver {
     /// A driver that knows no host yet.
@@ -191,6 +198,7 @@ impl Driver {
         Self {
             manager: HostManager::new(rules.cooldown),
             rules,
+            first_host: None,
             agents: BTreeMap::new(),
             states: BTreeMap::new(),
             next_agent: 0,
@@ -212,6 +220,9 @@ impl Driver {
             self.say(false, "host discovery works again".to_owned());
         }
         self.discovery.answered = true;
+        if self.first_host.is_none() {
+            self.first_host = found.first().map(|host| host.name.clone());
+        }
         let update = self.manager.update(found);
         let mut changes: Vec<String> = update.added.iter().map(|name| format!("`{name}` is new")).collect();
         changes.extend(update.removed.iter().map(|name| format!("`{name}` has gone")));
@@ -226,10 +237,12 @@ impl Driver {
     /// Discovery has failed. The last list stays; if there was none, the job ends.
     pub fn on_discovery_failed(&mut self, why: &str, now: Instant) {
         self.heard(now);
+        let is_known =
+            |(logged, at): &(String, Instant)| logged == why || now.saturating_duration_since(*at) < FAILURE_INTERVAL;
         if !self.discovery.answered {
             self.give_up(format!("host discovery failed at its first call: {why}"), now);
-        } else if self.discovery.failure.as_deref() != Some(why) {
-            self.discovery.failure = Some(why.to_owned());
+        } else if !self.discovery.failure.as_ref().is_some_and(is_known) {
+            self.discovery.failure = Some((why.to_owned(), now));
             self.say(true, format!("host discovery failed, and its last list stays: {why}"));
         }
         self.review(now);
@@ -265,7 +278,8 @@ impl Driver {
         } else if self.over.is_none() {
             match stage {
                 Stage::Starting { .. } => self.on_trouble(&host, &ending.why(&host, &self.rules.python, false), now),
-                Stage::Up if self.is_out_for_the_job(&host.name, now) => {}
+                // Expected: its workers have failed, and the coordinator keeps the host out.
+                Stage::Up if self.is_excluded(&host.name, now) || self.is_out_for_the_job(&host.name, now) => {}
                 Stage::Up => self.on_trouble(&host, &ending.why(&host, &self.rules.python, true), now),
                 Stage::Refused { why } => self.on_trouble(&host, &(why + &ending.said()), now),
                 Stage::Leaving { .. } => self.say(false, format!("the agent on {host} has left")),
@@ -314,13 +328,14 @@ impl Driver {
         state.troubles.push_back(now);
         state.last = Some(why.to_owned());
         let count = state.troubles.len();
-        if count < limit {
+        if limit == 0 || count < limit {
             let doubling =
                 u32::try_from(count - 1).map_or(u32::MAX, |step| 1_u32.checked_shl(step).unwrap_or(u32::MAX));
             let delay = FIRST_DELAY.saturating_mul(doubling).min(LONGEST_DELAY);
             state.not_before = now.checked_add(delay);
             let delay = delay.as_secs();
-            return self.say(true, format!("host `{}`: {why}; next try in {delay} s ({count} of {limit})", host.name));
+            let so_far = if limit == 0 { format!("{count} so far") } else { format!("{count} of {limit}") };
+            return self.say(true, format!("host `{}`: {why}; next try in {delay} s ({so_far})", host.name));
         }
         state.troubles.clear();
         state.not_before = None;

@@ -11,7 +11,8 @@
 //! | [`endings`] | why an agent ended, in words that say what to do (pure) |
 //! | [`machine`] | the driver's decisions: starts, leaves, kills, the end of the job (pure) |
 //! | [`reports`] | an agent's reports among its workers' output (pure) |
-//! | `agent`, `output`, `driver` | the processes, their streams, and the loop around the machine (feature `io`) |
+//! | `programs` | starts programs: `ssh`, agents, discovery scripts (feature `io`) |
+//! | `agent`, `output`, `driver` | the agents' connections, their streams, and the loop around the machine (feature `io`) |
 //!
 //! Semantics follow `horovod/runner/elastic` where `docs/hosts.md` does not say otherwise.
 
@@ -25,5 +26,7 @@ pub mod machine;
 pub mod manager;
 #[cfg(feature = "io")]
 mod output;
+#[cfg(feature = "io")]
+pub mod programs;
 #[cfg(feature = "io")]
 pub mod reports;

@@ -180,7 +180,7 @@ impl WorkerCommand {
 }
 
 /// A duplicate of the caller's descriptor `fd`.
-fn copy_of(fd: i32) -> PyResult<OwnedFd> {
+pub(crate) fn copy_of(fd: i32) -> PyResult<OwnedFd> {
     if fd < 0 {
         return Err(PyValueError::new_err(format!("{fd} is not a descriptor")));
     }

@@ -5,6 +5,7 @@
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::panic;
+use std::process::Stdio;
 use std::time::Instant;
 
 use bytes::Bytes;
@@ -12,15 +13,17 @@ use elastic_rs::discovery::driver::{Input, Launching, drive};
 use elastic_rs::discovery::hosts::{self, Host as HostSlots, HostsError};
 use elastic_rs::discovery::machine::{Rules, Verdict};
 use elastic_rs::discovery::manager::{HostManager, difference};
+use elastic_rs::discovery::programs::start;
 use elastic_rs::frontend::launch::Signals;
 use elastic_rs::process::Signal;
 use elastic_rs::rendezvous::decider::hosts::Exclusions;
 use elastic_rs::rendezvous::protocol::cooldown::Cooldown;
 use parking_lot::Mutex;
-use pyo3::exceptions::{PyRuntimeError, PyValueError};
+use pyo3::exceptions::{PyOSError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use tokio::sync::{mpsc, watch};
 
+use crate::agent::copy_of;
 use crate::conf::seconds;
 use crate::host::Host;
 use crate::runtime::{detach, handle};
@@ -43,7 +46,7 @@ pub struct DriverOptions {
     pub discovery_timeout_s: f64,
     /// How long an agent that has to leave may take.
     pub grace_s: f64,
-    /// After how many troubles a host is kept out.
+    /// After how many troubles a host is kept out; 0: never.
     pub host_failures: u32,
     /// Troubles longer ago than this do not count.
     pub window_s: f64,
@@ -63,8 +66,8 @@ pub struct DriverOptions {
 
 impl DriverOptions {
     fn rules(&self) -> PyResult<Rules> {
-        if self.min_slots == 0 || self.host_failures == 0 {
-            return Err(PyValueError::new_err("min_slots and host_failures must be above zero"));
+        if self.min_slots == 0 {
+            return Err(PyValueError::new_err("min_slots must be above zero"));
         }
         Ok(Rules {
             min_slots: self.min_slots,
@@ -228,6 +231,26 @@ pub fn parse_hosts(text: &str, form: &str, default_slots: u32) -> PyResult<Vec<(
     };
     let parsed = parse(text, default_slots).map_err(invalid)?;
     Ok(parsed.into_iter().map(|host| (host.name, host.slots)).collect())
+}
+
+/// Start a program in a session of its own, without blocked signals and with no input, and return its process id.
+///
+/// ``stdout`` and ``stderr`` are descriptors. The caller waits for the end of the process.
+///
+/// Raises ``OSError`` with ``errno`` and ``strerror`` if it cannot be run.
+#[pyfunction]
+#[pyo3(signature = (command, *, stdout, stderr))]
+pub fn start_program(py: Python<'_>, command: Vec<OsString>, stdout: i32, stderr: i32) -> PyResult<u32> {
+    let (stdout, stderr) = (copy_of(stdout)?, copy_of(stderr)?);
+    let started = detach(py, || start(&command, Stdio::null(), stdout.into(), stderr.into()));
+    started.map(|child| child.id()).map_err(|error| match error.raw_os_error() {
+        Some(number) => {
+            let text = error.to_string();
+            let strerror = text.split(" (os error").next().unwrap_or_default().to_owned();
+            PyOSError::new_err((number, strerror))
+        }
+        None => error.into(),
+    })
 }
 
 /// The hosts of a job by age, and those that are kept out of it.

@@ -42,7 +42,7 @@ mod _elastic_rs {
     #[pymodule_export]
     use crate::conf::RendezvousConfig;
     #[pymodule_export]
-    use crate::driver::{Driver, DriverOptions, HostTable, parse_hosts};
+    use crate::driver::{Driver, DriverOptions, HostTable, parse_hosts, start_program};
     #[pymodule_export]
     use crate::etcd::EtcdOptions;
     #[pymodule_export]

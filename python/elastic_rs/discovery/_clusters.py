@@ -6,34 +6,31 @@ import ipaddress
 import os
 import re
 import socket
-import subprocess
 
-from elastic_rs.discovery._sources import DiscoveryError, HostDiscovery
+from elastic_rs.discovery._programs import DiscoveryError, printed_by
+from elastic_rs.discovery._sources import HostDiscovery
 
 __all__ = ["DnsHosts", "SlurmHosts"]
 
 TIMEOUT_S = 20.0
-GONE = ("down", "drain", "drng", "fail", "maint", "boot", "pow", "unk", "no_respond", "reboot", "inval")
-"""Prefixes of states in which a node starts nothing."""
+GONE = ("down", "drain", "fail", "maint", "boot", "pow", "unk", "no_respond", "reboot", "inval")
+"""Prefixes of states in which a node is not this job's any longer. A node that drains (``drng``) still runs it."""
 
 
 class SlurmHosts(HostDiscovery):
     """The nodes of this Slurm job that are up.
 
-    Slots are those of ``SLURM_NTASKS_PER_NODE``, else ``SLURM_GPUS_ON_NODE``, else ``slots``. Each call asks Slurm's
-    controller, by ``sinfo``; a ``--discovery-interval`` of 10 s or more spares it.
+    Each call asks Slurm's controller, by ``sinfo``; a ``--discovery-interval`` of 10 s or more spares it.
+
+    Args:
+        slots: of each node; None: those of ``SLURM_NTASKS_PER_NODE``, else ``SLURM_GPUS_ON_NODE``, else 1.
     """
 
-    def __init__(self, slots: int = 1) -> None:
+    def __init__(self, slots: int | None = None) -> None:
         self._nodes = os.environ.get("SLURM_JOB_NODELIST") or os.environ.get("SLURM_NODELIST") or ""
         if not self._nodes:
             raise ValueError("SLURM_JOB_NODELIST is not set: this is no Slurm job")
-        # `4(x2)` is the number per node for each group of equal nodes. The first group stands for all.
-        for name in ("SLURM_NTASKS_PER_NODE", "SLURM_GPUS_ON_NODE"):
-            if found := re.match(r"[1-9]\d*", os.environ.get(name, "")):
-                slots = int(found[0])
-                break
-        self._slots = slots
+        self._slots = slots or _slots_of_slurm() or 1
 
     def find_available_hosts_and_slots(self) -> dict[str, int]:
         """Return the nodes in Slurm's order.
@@ -41,7 +38,7 @@ class SlurmHosts(HostDiscovery):
         Raises:
             DiscoveryError: ``sinfo`` fails or says something else.
         """
-        told = _told(["sinfo", "--noheader", "--Node", f"--nodes={self._nodes}", "--format=%N %t"])
+        told = printed_by(["sinfo", "--noheader", "--Node", f"--nodes={self._nodes}", "--format=%N %t"], TIMEOUT_S)
         hosts: dict[str, int] = {}
         for line in told.splitlines():
             name, _, state = line.strip().partition(" ")
@@ -49,6 +46,14 @@ class SlurmHosts(HostDiscovery):
             if name and state and not state.endswith("*") and not state.startswith(GONE):
                 hosts[name] = self._slots
         return hosts
+
+
+def _slots_of_slurm() -> int | None:
+    # `4(x2)` is the number per node for each group of equal nodes. The first group stands for all.
+    for name in ("SLURM_NTASKS_PER_NODE", "SLURM_GPUS_ON_NODE"):
+        if found := re.match(r"[1-9]\d*", os.environ.get(name, "")):
+            return int(found[0])
+    return None
 
 
 class DnsHosts(HostDiscovery):
@@ -73,16 +78,3 @@ class DnsHosts(HostDiscovery):
         addresses = {ipaddress.ip_address(str(entry[4][0]).partition("%")[0]) for entry in found}
         ordered = sorted(addresses, key=lambda address: (address.version, int(address)))
         return {str(address): self._slots for address in ordered}
-
-
-def _told(command: list[str]) -> str:
-    try:
-        told = subprocess.run(command, capture_output=True, text=True, check=False, timeout=TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        raise DiscoveryError(f"`{command[0]}` has not ended within {TIMEOUT_S:g} s") from None
-    except OSError as error:
-        raise DiscoveryError(f"`{command[0]}` cannot be run: {error.strerror}") from None
-    if told.returncode:
-        lines = told.stderr.strip().splitlines() or [f"exit code {told.returncode}"]
-        raise DiscoveryError(f"`{command[0]}`: {lines[-1][:200]}")
-    return told.stdout

@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shlex
-import signal
-import subprocess
 from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import TYPE_CHECKING
 
 from elastic_rs._elastic_rs import parse_hosts
+from elastic_rs.discovery._programs import MOST_BYTES, DiscoveryError, printed_by
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 __all__ = ["DiscoveryError", "FileHosts", "FixedHosts", "HostDiscovery", "HostDiscoveryScript"]
-
-MOST_BYTES = 1 << 20
-"""Most bytes that are read of a list."""
-
-
-class DiscoveryError(RuntimeError):
-    """Hosts cannot be found now. The message says why."""
 
 
 class HostDiscovery(ABC):
@@ -34,6 +25,7 @@ class HostDiscovery(ABC):
         """Return the hosts that may be used now, each with the number of its workers, in the order of their ranks.
 
         It is called again and again, by one thread. An exception means that nothing is known now: the last list stays.
+        The thread of ``elastic-run`` blocks all signals, and programs that this method starts begin with them blocked.
         """
 
 
@@ -54,7 +46,8 @@ class HostDiscoveryScript(HostDiscovery):
     Args:
         discovery_script: the program; a text may have arguments, as on a command line.
         slots: of a host without a number.
-        timeout_s: limit for one run. A program that takes longer is killed with all that it has started.
+        timeout_s: limit for one run. A program that takes longer, or prints more than 1 MiB, is killed with all that it
+            has started.
     """
 
     def __init__(self, discovery_script: str | os.PathLike[str], slots: int = 1, *, timeout_s: float = 30.0) -> None:
@@ -73,29 +66,8 @@ class HostDiscoveryScript(HostDiscovery):
         Raises:
             DiscoveryError: it did not start, failed, took too long or printed something else.
         """
-        shown = shlex.join(self._command)
-        # Files, and not pipes: what the program has started in the background may hold them open.
-        with _unnamed_file() as out, _unnamed_file() as err:
-            try:
-                process = subprocess.Popen(
-                    self._command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True
-                )
-            except OSError as error:
-                raise DiscoveryError(f"`{shown}` cannot be run: {error.strerror}") from None
-            try:
-                code = process.wait(self._timeout_s)
-            except subprocess.TimeoutExpired:
-                raise DiscoveryError(f"`{shown}` has not ended within {self._timeout_s:g} s, and was killed") from None
-            finally:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-            if code:
-                words = _text(err).strip().splitlines()
-                said = f": {words[-1][:200]}" if words else ""
-                how = f"exit code {code}" if code > 0 else signal.Signals(-code).name
-                raise DiscoveryError(f"`{shown}` has ended with {how}{said}")
-            return _parsed(f"`{shown}` printed", _text(out), "lines", self._slots)
+        text = printed_by(self._command, self._timeout_s)
+        return _parsed(f"`{shlex.join(self._command)}` printed", text, "lines", self._slots)
 
 
 class FileHosts(HostDiscovery):
@@ -113,24 +85,12 @@ class FileHosts(HostDiscovery):
         """
         try:
             with self._path.open("rb") as file:
-                text = _text(file)
+                content = file.read(MOST_BYTES + 1)
         except OSError as error:
             raise DiscoveryError(f"`{self._path}` cannot be read: {error.strerror}") from None
-        return _parsed(f"`{self._path}`:", text, "hostfile", self._slots)
-
-
-def _unnamed_file() -> IO[bytes]:
-    import tempfile
-
-    return tempfile.TemporaryFile()
-
-
-def _text(file: IO[bytes]) -> str:
-    file.seek(0)
-    content = file.read(MOST_BYTES + 1)
-    if len(content) > MOST_BYTES:
-        raise DiscoveryError(f"a list of hosts has more than {MOST_BYTES} bytes")
-    return content.decode(errors="replace")
+        if len(content) > MOST_BYTES:
+            raise DiscoveryError(f"`{self._path}` has more than {MOST_BYTES} bytes, the limit of a list")
+        return _parsed(f"`{self._path}`:", content.decode(errors="replace"), "hostfile", self._slots)
 
 
 def _parsed(what: str, text: str, form: str, slots: int) -> dict[str, int]:

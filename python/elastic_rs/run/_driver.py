@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
 import os
 import shlex
 import sys
 
 from elastic_rs import _elastic_rs
+from elastic_rs._hosted import command_line
 from elastic_rs._log import Log
 from elastic_rs._terminal import error_line
 from elastic_rs.discovery._sources import DiscoveryError, FileHosts, FixedHosts, HostDiscovery, HostDiscoveryScript
@@ -44,6 +46,12 @@ NO_LIMIT = 2**31 - 1
 MOST_NODES = 65535
 LAST_CALL_S = 2
 """Agents start at the same time, so the last one joins soon after the first."""
+JOIN_S = 600.0
+"""Shortest ``join_timeout`` of agents. It is PyTorch's default."""
+LONGER_S = 60.0
+"""How much longer than ``--elastic-timeout`` agents wait for a world. The driver has ended them by then."""
+LONGEST_S = 10 * 365 * 86400.0
+"""Longest ``join_timeout`` that is allowed."""
 
 OF_A_LOGIN = {
     *("_", "PWD", "OLDPWD", "SHLVL", "HOSTNAME", "HOST", "HOME", "USER", "LOGNAME", "SHELL", "MAIL"),
@@ -183,21 +191,29 @@ def _discovery_of(args: argparse.Namespace, slots: int) -> tuple[HostDiscovery, 
             "-H" if args.hosts is not None else "--hostfile" if args.hostfile is not None else "--host-discovery-script"
         )
         raise UsageError(f"{flag}: {error}") from None
-    return _named(args.host_discovery, slots), None
+    # Slurm knows how many workers a node takes, if no flag says it.
+    is_given = args.slots_per_host is not None or args.nproc_per_node != "1"
+    return _named(args.host_discovery, slots, slots if is_given else None), None
 
 
 def _fixed(discovery: HostDiscovery) -> dict[str, int] | None:
     return discovery.find_available_hosts_and_slots() if isinstance(discovery, FixedHosts) else None
 
 
-def _named(text: str, slots: int) -> HostDiscovery:
-    """Read ``--host-discovery``."""
+def _named(text: str, slots: int, given: int | None) -> HostDiscovery:
+    """Read ``--host-discovery``.
+
+    Args:
+        text: its value.
+        slots: of a host without a number.
+        given: the same, if a flag says it.
+    """
     from elastic_rs.discovery import DnsHosts, SlurmHosts
 
     kind, colon, rest = text.partition(":")
     try:
         if text == "slurm":
-            return SlurmHosts(slots)
+            return SlurmHosts(given)
         if kind == "dns" and colon:
             return DnsHosts(rest, slots)
         if kind == "file" and colon:
@@ -279,6 +295,9 @@ def _conf_of(args: argparse.Namespace, bounds: tuple[int, int]) -> str:
     try:
         given = parse_conf(args.rdzv_conf)
         ours = {} if "last_call_timeout" in given else {"last_call_timeout": str(LAST_CALL_S)}
+        if not given.keys() & {"join_timeout", "timeout"}:
+            waits_s = min(max(_of(args, "elastic_timeout") + LONGER_S, JOIN_S), LONGEST_S)
+            ours["join_timeout"] = str(math.ceil(waits_s))
         ours |= {"min_workers": str(bounds[0]), "max_workers": str(bounds[1])} | _judging(args)
         if doubled := sorted(given.keys() & (ours.keys() | {"host_name", "is_host", "node_rank"})):
             raise UsageError(f"--rdzv-conf has {doubled[0]}, which the driver gives the agents itself")
@@ -297,7 +316,7 @@ def _judging(args: argparse.Namespace) -> dict[str, str]:
         low, high = args.blacklist_cooldown_range
         keys |= {"blacklist_cooldown_min": f"{low:g}", "blacklist_cooldown_max": f"{high:g}"}
     if args.host_failures is not None or args.blacklist_cooldown_range is None:
-        keys["host_failures"] = str(args.host_failures or 3)
+        keys["host_failures"] = str(3 if args.host_failures is None else args.host_failures)
     return keys
 
 
@@ -352,7 +371,7 @@ def _options_of(args: argparse.Namespace, least: int, fixed: bool, job: str, por
         # killed. The driver only notices that no list comes, and waits a little longer for that.
         discovery_timeout_s=timeout_s + interval_s + 1,
         grace_s=_options.grace_of(args) + GOODBYE_S,
-        host_failures=args.host_failures or (3 if cooldown is None else 1),
+        host_failures=(3 if cooldown is None else 1) if args.host_failures is None else args.host_failures,
         window_s=3600.0,
         cooldown_s=cooldown,
         ssh=ssh,
@@ -371,11 +390,18 @@ def _show(driver: Driver, discovery: HostDiscovery, job: str, port: int) -> int:
     except Exception as error:  # noqa: BLE001 - whatever a user's class raises
         return _cannot(f"host discovery fails: {error}")
     told = json.loads(job)
-    print(f"coordinator  here, at {f'port {port}' if port else 'any free port'}")
+    first = next(iter(hosts), None)
+    if told["detach"]:
+        print(f"coordinator  on {first}, at {told['endpoint']}")
+    else:
+        print(f"coordinator  here, at {f'port {port}' if port else 'any free port'}")
     for age, (host, slots) in enumerate(hosts.items()):
+        own = {"host": host, "slots": slots, "age": age, "hosts_coordinator": told["detach"] and host == first}
+        # An agent finds out at which address its host sees the driver.
+        address = "127.0.0.1" if host == "localhost" else "DRIVER"
+        line = command_line(own, told, told["endpoint"] or f"{address}:{port or 'PORT'}")
         print(f"host         {host}, {slots} slots: {shlex.join(commands[host])}")
-        own = [f"--nproc-per-node={slots}", f"--rdzv-conf={told['conf']},host_name={host},node_rank={age}"]
-        print(f"  there      elastic-run {shlex.join([*told['flags'], *own, *told['script']])}")
+        print(f"  there      elastic-run {shlex.join(line)}")
     print(f"  in         {told['cwd']}")
     print(f"  variables  {' '.join(sorted(told['env']))}")
     return 0

@@ -69,7 +69,7 @@ def add_host_flags(group: Any) -> None:
     add("--start-timeout", type=seconds, metavar="SECONDS", help="limit for an agent's start on a host (30)")
     add("--elastic-timeout", type=seconds, metavar="SECONDS", help="limit for having fewer than --min-np slots (600)")
     add("--reset-limit", type=whole, metavar="N", help="restarts and changes of the world, together (no limit)")
-    add("--host-failures", type=whole, metavar="N", help="failures within an hour that put a host out (3)")
+    add("--host-failures", type=whole, metavar="N", help="failures within an hour that put a host out; 0: none do (3)")
     add(
         "--blacklist-cooldown-range",
         type=seconds,
@@ -109,6 +109,9 @@ FLAGS = (
     "dry_run",
 )
 """All flags of this module, as attributes."""
+
+MAY_BE_0 = {"reset_limit", "host_failures"}
+"""Limits that may be 0, as their keys of ``--rdzv-conf``: the world never changes, and no host is put out."""
 
 VARIABLES = tuple(f"PET_{dest.upper()}" for dest in FLAGS)
 """Variables that agents must not see: they would become drivers."""
@@ -153,10 +156,12 @@ def _number(dest: str, value: Any) -> Any:
                 raise ValueError
             return low, high
         number = kind(value)
-        if not 0 < number < 2**31:
+        if not 0 <= number < 2**31 or (number == 0 and dest not in MAY_BE_0):
             raise ValueError
     except (ValueError, argparse.ArgumentTypeError):
-        allowed = "LOW and HIGH with 0 < LOW <= HIGH <= 86400" if dest == "blacklist_cooldown_range" else "above 0"
+        allowed = "0 or more" if dest in MAY_BE_0 else "above 0"
+        if dest == "blacklist_cooldown_range":
+            allowed = "LOW and HIGH with 0 < LOW <= HIGH <= 86400"
         shown = " ".join(map(str, value)) if isinstance(value, list) else value
         raise UsageError(f"{_flag(dest)} is `{shown}`, must be {allowed}") from None
     return number
@@ -164,6 +169,9 @@ def _number(dest: str, value: Any) -> Any:
 
 def rest_of(argv: Sequence[str], args: argparse.Namespace) -> list[str]:
     """Return the flags of a command line that are not of this module, in their order: those of the agents."""
-    head = list(argv[: len(argv) - len(args.training_script_args) - 1])
+    end = len(argv) - len(args.training_script_args) - 1
+    if argv[end] == "--" != args.training_script:
+        end -= 1  # argparse drops a `--` that follows the script at once
+    head = list(argv[:end])
     _, rest = _only().parse_known_args([word for word in head if word != "--"])
     return rest

@@ -40,7 +40,9 @@ impl Driver {
             let excluded = self.excluded.get(name).copied().flatten();
             [delay, excluded, self.manager.back_at(name, now)].into_iter().flatten().filter(|at| *at > now).min()
         });
-        discovery.into_iter().chain(short).chain(agents).chain(starts).min()
+        // An agent counts again when its host is let in.
+        let let_in = self.excluded.values().flatten().copied().filter(|until| *until > now);
+        discovery.into_iter().chain(short).chain(agents).chain(starts).chain(let_in).min()
     }
 
     /// When discovery's silence is to be logged. A list that cannot change is given once.
@@ -119,7 +121,8 @@ impl Driver {
             self.agents.insert(agent, Agent { host: host.clone(), stage: Stage::Starting { until } });
             let state = self.states.entry(host.name.clone()).or_default();
             (state.agent, state.not_before) = (Some(agent), None);
-            self.commands.push_back(Command::Start { agent, host, age });
+            let hosts_coordinator = self.rules.detach && self.first_host.as_ref() == Some(&host.name);
+            self.commands.push_back(Command::Start { agent, host, age, hosts_coordinator });
         }
     }
 
@@ -144,8 +147,9 @@ impl Driver {
             return self.look_at_detached(now);
         }
         let min = self.rules.min_slots;
-        let up = self.agents.values().filter(|agent| agent.stage == Stage::Up).map(|agent| agent.host.slots);
-        let up: u64 = up.map(u64::from).sum();
+        // No round counts the workers of hosts that the coordinator keeps out.
+        let counts = |agent: &&Agent| agent.stage == Stage::Up && !self.is_excluded(&agent.host.name, now);
+        let up: u64 = self.agents.values().filter(counts).map(|agent| u64::from(agent.host.slots)).sum();
         if up >= u64::from(min) {
             self.short_since = None;
             return;
@@ -168,10 +172,19 @@ impl Driver {
         }
     }
 
-    /// End once each host has its detached agent, or can never have one.
+    /// End once each host has its detached agent, or can never have one. Without an agent on the first host nobody hosts the coordinator.
     fn look_at_detached(&mut self, now: Instant) {
         let runs_on = |name: &str| self.states.get(name).is_some_and(|state| state.detached);
         let hosts = self.manager.hosts();
+        let cannot_host = |name: &&String| !runs_on(name) && self.is_out_for_the_job(name, now);
+        if let Some(name) = self.first_host.as_ref().filter(cannot_host) {
+            let reason = format!(
+                "the agent on `{name}`, the first host, would have hosted the rendezvous (--detach), and cannot start; agents that \
+                 run already end after their join_timeout: {}",
+                self.troubles()
+            );
+            return self.give_up(reason, now);
+        }
         if hosts.iter().any(|known| !runs_on(&known.host.name) && !self.is_out_for_the_job(&known.host.name, now)) {
             return;
         }
@@ -214,7 +227,7 @@ impl Driver {
         self.states.get(name)?.agent
     }
 
-    fn is_excluded(&self, name: &str, now: Instant) -> bool {
+    pub(super) fn is_excluded(&self, name: &str, now: Instant) -> bool {
         self.excluded.get(name).is_some_and(|until| until.is_none_or(|until| now < until))
     }
 }

@@ -15,6 +15,7 @@ fn every_host_gets_one_agent_and_its_age() {
         agent: AgentId(age),
         host: Host { name: name.to_owned(), slots },
         age,
+        hosts_coordinator: false,
     });
     assert_eq!(ages, expected);
     bench.driver.on_found(&parse_list("a:4,b:2", 1).unwrap(), bench.now);
@@ -67,11 +68,29 @@ fn discovery_that_fails_at_its_first_call_ends_the_job_and_later_changes_nothing
     for _ in 0..3 {
         bench.driver.on_discovery_failed("line 1 is `junk here`", bench.now);
     }
-    assert_eq!(bench.found(""), [], "an empty list is a failure too");
     assert_eq!(bench.driver.agents().map(|(id, ..)| id).collect::<Vec<_>>(), agents);
-    assert_eq!(bench.said.iter().filter(|text| text.contains("its last list stays")).count(), 2, "{:?}", bench.said);
+    assert_eq!(bench.stays(), 1, "{:?}", bench.said);
     assert_eq!(bench.found("a:2"), []);
     assert!(bench.said("works again"));
+    assert_eq!(bench.found(""), [], "an empty list is a failure too");
+    assert_eq!(bench.stays(), 2, "{:?}", bench.said);
+}
+
+#[test]
+fn failures_of_discovery_whose_text_changes_are_logged_every_30_s() {
+    let (mut bench, _) = Bench::with(1, "a:2");
+    for second in 0..90 {
+        bench.driver.on_discovery_failed(&format!("12:00:{second}: no answer"), bench.now);
+        bench.now += s(1);
+    }
+    let logged = bench.said("no answer").then(|| bench.stays());
+    assert_eq!(logged, Some(3), "{:?}", bench.said);
+    assert!(bench.said("12:00:30: no answer") && bench.said("12:00:60: no answer"));
+    for _ in 0..90 {
+        bench.driver.on_discovery_failed("12:00:60: no answer", bench.now);
+        bench.now += s(1);
+    }
+    assert_eq!(bench.stays(), 3, "one text is logged once, however long it lasts");
 }
 
 #[test]
@@ -124,6 +143,19 @@ fn a_host_that_is_out_comes_back_after_its_cool_down_if_it_is_listed() {
     bench.pass(s(1));
     let [Command::Start { host, age, .. }] = &bench.commands()[..] else { panic!("not started") };
     assert_eq!((&*host.name, *age), ("b", 2), "it is the youngest now");
+}
+
+#[test]
+fn without_a_limit_of_failures_a_host_is_tried_again_and_again() {
+    let (mut bench, _) = Bench::with(1, "a:2");
+    bench.driver.rules.host_failures = 0;
+    let mut agent = bench.found("a:2,b:2")[0];
+    for _ in 0..20 {
+        bench.ended(agent, 255, None, &[]);
+        bench.pass(s(60));
+        agent = bench.commands().iter().find_map(started).unwrap();
+    }
+    assert!(bench.said("next try in 60 s (20 so far)") && !bench.said("it is out"), "{:?}", bench.said);
 }
 
 #[test]
@@ -267,6 +299,33 @@ fn the_coordinators_exclusions_are_heeded() {
     assert!(!bench.said("host `c`: the agent"), "its end was expected");
 }
 
+/// Hosts that are kept out have agents, which wait, and no round counts their workers.
+#[test]
+fn hosts_that_the_coordinator_keeps_out_do_not_count_towards_min_np() {
+    let (mut bench, agents) = Bench::with(4, "a:2,b:2");
+    let out = |until| BTreeMap::from([("b".to_owned(), (Some(until), "1 failure".to_owned()))]);
+    bench.pass(s(20)); // discovery is silent
+    let until = bench.now + s(500);
+    bench.driver.on_excluded(out(until), bench.now);
+    assert_eq!(bench.driver.next_deadline(bench.now), Some(until));
+    bench.pass(s(500));
+    assert_eq!(bench.driver.next_deadline(bench.now), None, "`b` counts again, and the time of shortage is over");
+    let until = bench.now + s(3600);
+    bench.driver.on_excluded(out(until), bench.now);
+    bench.ended(agents[1], 1, Some("no_place"), &[]);
+    assert!(!bench.said("host `b`: the agent"), "its end was expected");
+    bench.pass(s(599));
+    assert_eq!(bench.commands(), []);
+    bench.pass(s(1));
+    assert_eq!(bench.commands(), [tell(agents[0], Request::Leave)]);
+    bench.ended(agents[0], 143, Some("signal"), &[]);
+    let (_, reason) = bench.end().unwrap();
+    assert!(
+        reason.starts_with("slots with an agent for 600 s (--elastic-timeout): 2, must be at least 4 (--min-np)"),
+        "{reason}"
+    );
+}
+
 /// A cluster that gives every machine another name.
 #[test]
 fn hosts_that_are_gone_are_forgotten_when_they_are_too_many() {
@@ -308,4 +367,44 @@ fn detached_agents_run_on_and_the_driver_ends_when_all_are_started() {
             && reason.contains("host `b`: ssh cannot connect: refused"),
         "{reason}"
     );
+}
+
+/// Only the first host's agent hosts the coordinator of detached agents, so without it the others would meet nobody.
+#[test]
+fn detached_agents_without_the_first_hosts_are_given_up() {
+    let mut bench = Bench::new(Rules { detach: true, host_failures: 1, ..rules(1, true) });
+    let agents = bench.found("a:2,b:2,c:2");
+    bench.driver.on_up(agents[1], "1.0", bench.now);
+    bench.ended(agents[1], 0, Some("detached"), &[]);
+    bench.ended(agents[0], 255, None, &["refused"]);
+    assert_eq!(bench.commands(), [Command::Kill { agent: agents[2] }], "it is not waited for");
+    bench.ended(agents[2], 255, None, &[]);
+    let (verdict, reason) = bench.end().unwrap();
+    assert_eq!(verdict, Verdict::GivenUp);
+    assert!(
+        reason.starts_with("the agent on `a`, the first host, would have hosted the rendezvous (--detach), and cannot")
+            && reason.ends_with("host `a`: ssh cannot connect: refused"),
+        "{reason}"
+    );
+}
+
+#[test]
+fn the_first_hosts_agent_hosts_the_rendezvous_of_detached_agents_also_after_a_cool_down() {
+    let cooldown = Some(Cooldown { min: s(10), max: s(60) });
+    let mut bench = Bench::new(Rules { detach: true, host_failures: 1, cooldown, ..rules(1, true) });
+    bench.driver.on_found(&parse_list("a:2,b:2", 1).unwrap(), bench.now);
+    let hosting = |commands: &[Command]| -> Vec<(String, u64, bool)> {
+        let starts = commands.iter().filter_map(|command| match command {
+            Command::Start { host, age, hosts_coordinator, .. } => Some((host.name.clone(), *age, *hosts_coordinator)),
+            _ => None,
+        });
+        starts.collect()
+    };
+    let started = bench.commands();
+    assert_eq!(hosting(&started), [("a".to_owned(), 0, true), ("b".to_owned(), 1, false)]);
+    bench.ended(AgentId(0), 255, None, &[]);
+    bench.ended(AgentId(1), 0, Some("detached"), &[]);
+    assert_eq!(bench.end(), None, "`a` comes back");
+    bench.pass(s(10));
+    assert_eq!(hosting(&bench.commands()), [("a".to_owned(), 2, true)]);
 }

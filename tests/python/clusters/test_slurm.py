@@ -162,6 +162,33 @@ def test_a_job_that_is_cancelled_leaves_no_workers(slurm: Slurm, job: Job, tmp_p
     assert submitted.field("Restarts") == "0"
 
 
+@pytest.mark.parametrize(
+    ("code", "status", "cancels"),
+    [
+        (0, "", True),
+        (1, "ended   a worker of node 0 failed", True),
+        (1, "waits   for 1 more node", False),
+        (2, "waits   for 1 more node", False),
+        (143, "running", False),
+    ],
+)
+def test_an_element_that_ends_for_its_nodes_reasons_cancels_no_others(
+    tmp_path: Path, code: int, status: str, cancels: bool
+) -> None:
+    called = tmp_path / "called"
+    for name, text in [
+        ("elastic-run", f"exit {code}"),
+        ("elastic-rs", f'[ "$*" = "status login:1 --run-id 7" ] && echo "job 7"; echo "{status}"; exit 1'),
+        ("scancel", f'echo "$*" >>{called}'),
+    ]:
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    slurm = {"SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_COUNT": "8", "SLURM_JOB_ID": "9", "RDZV_ENDPOINT": "login:1"}
+    env = {**os.environ, **slurm, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    assert subprocess.run(["bash", str(ARRAY), "train.py"], env=env, check=False, timeout=60).returncode == code
+    assert (called.read_text() if called.exists() else "") == ("--state=PENDING 7\n" if cancels else "")
+
+
 @pytest.mark.parametrize("recipe", [RECIPE, ARRAY], ids=lambda path: path.name)
 def test_the_options_of_a_recipe_are_those_that_the_page_explains(recipe: Path) -> None:
     text = recipe.read_text()

@@ -65,14 +65,19 @@ class Listing:
     def __init__(self, folder: Path) -> None:
         self.list = folder / "list"
         self.script = folder / "hosts.sh"
-        self.script.write_text(f"#!/bin/sh\nexec cat {self.list}\n")
-        self.script.chmod(0o755)
+        self.write_script(f"#!/bin/sh\nexec cat {self.list}\n")
         self.flag = f"--host-discovery-script={self.script}"
 
     def write(self, *hosts: str) -> None:
         new = self.list.with_suffix(".new")
         new.write_text("".join(f"{host}\n" for host in hosts))
         new.rename(self.list)
+
+    def write_script(self, text: str) -> None:
+        new = self.script.with_suffix(".new")
+        new.write_text(text)
+        new.chmod(0o755)
+        new.rename(self.script)
 
 
 @pytest.fixture

@@ -23,6 +23,7 @@ from elastic_rs.discovery import (
     SlurmHosts,
 )
 from elastic_rs.discovery._poll import Poll
+from elastic_rs.run import _driver, _flags
 
 
 def program(path: Path, text: str) -> Path:
@@ -58,7 +59,10 @@ def test_a_script_that_does_not_say_hosts_is_an_error_that_says_why(tmp_path: Pa
         ("kill -9 $$", "has ended with SIGKILL"),
         ("echo a:1; echo 'b c'", "printed line 2 is `b c`, must be HOST or HOST:SLOTS"),
         ("echo a:1; echo a:2", "printed line 2 is `a:2`, but line 1 is that host already"),
-        ("head -c 2000000 /dev/zero", "a list of hosts has more than 1048576 bytes"),
+        (
+            "head -c 2000000 /dev/zero >&2; echo >&2; echo the cause >&2; exit 4",
+            "has ended with exit code 4: the cause",
+        ),
     ]:
         with pytest.raises(DiscoveryError, match=expected.replace("(", r"\(")):
             HostDiscoveryScript(program(tmp_path / "s", text)).find_available_hosts_and_slots()
@@ -78,11 +82,47 @@ def test_a_script_that_never_ends_is_killed_with_what_it_started(tmp_path: Path)
     until_gone(int(told.read_text()))
 
 
+def test_a_script_that_prints_without_end_is_killed_at_the_limit_of_a_list(tmp_path: Path) -> None:
+    script = program(tmp_path / "s", "exec cat /dev/zero")
+    with pytest.raises(DiscoveryError, match=r"`.*/s` has printed more than 1048576 bytes, .* and was killed"):
+        HostDiscoveryScript(script, timeout_s=60).find_available_hosts_and_slots()
+
+
+def test_errors_without_end_are_bounded_by_the_time_limit_and_kept_nowhere(tmp_path: Path) -> None:
+    script, told = tmp_path / "s", tmp_path / "streams"
+    program(script, f"ls -l /proc/$$/fd >{told}; exec cat /dev/zero >&2")
+    for limit_s in (0.5, 5, 50):  # on a busy machine the script may be killed before it has told
+        with pytest.raises(DiscoveryError, match=rf"has not ended within {limit_s:g} s, and was killed"):
+            HostDiscoveryScript(script, timeout_s=limit_s).find_available_hosts_and_slots()
+        if told.exists() and "2 -> " in told.read_text():
+            break
+    streams = {line.split(" -> ")[0].split()[-1]: line.split(" -> ")[1] for line in told.read_text().splitlines()[1:]}
+    assert streams["2"].startswith("pipe:"), streams
+
+
+def test_a_file_that_is_no_list_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "hosts"
+    path.write_bytes(bytes(2_000_000))
+    with pytest.raises(DiscoveryError, match=r"`.*/hosts` has more than 1048576 bytes, the limit of a list"):
+        FileHosts(path).find_available_hosts_and_slots()
+
+
 def test_a_child_in_the_background_holds_nothing_up(tmp_path: Path) -> None:
-    script = program(tmp_path / "s", "sleep 1000 & echo a:1")
+    script = program(tmp_path / "s", "sleep 1000 & yes >&2 & echo a:1")
     began = time.monotonic()
     assert HostDiscoveryScript(script, timeout_s=60).find_available_hosts_and_slots() == {"a": 1}
     assert time.monotonic() - began < 30
+
+
+def test_a_script_of_another_user_that_has_ended_needs_not_be_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killpg(_: int, __: int) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr("os.killpg", killpg)
+    script = program(tmp_path / "s", "echo a:1")
+    assert HostDiscoveryScript(script, timeout_s=60).find_available_hosts_and_slots() == {"a": 1}
 
 
 def test_a_file_is_read_again(tmp_path: Path) -> None:
@@ -113,14 +153,23 @@ def test_nodes_of_slurm_are_those_that_are_up(tmp_path: Path, monkeypatch: pytes
         monkeypatch.delenv("SLURM_JOB_NODELIST", raising=False)
         SlurmHosts()
     program(
-        tmp_path / "sinfo", 'echo "$@" >&2; printf "n1 alloc\\nn2 down*\\nn3 mix\\nn4 drain\\nn5 idle*\\nn6 comp\\n"'
+        tmp_path / "sinfo",
+        'echo "$@" >&2; printf "n1 alloc\\nn2 down*\\nn3 mix\\nn4 drain\\nn5 idle*\\nn6 comp\\nn7 drng\\n"',
     )
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setenv("SLURM_JOB_NODELIST", "n[1-6]")
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "n[1-7]")
     monkeypatch.setenv("SLURM_NTASKS_PER_NODE", "4(x2)")
-    assert SlurmHosts().find_available_hosts_and_slots() == {"n1": 4, "n3": 4, "n6": 4}
+    assert SlurmHosts().find_available_hosts_and_slots() == {"n1": 4, "n3": 4, "n6": 4, "n7": 4}
+    assert SlurmHosts(2).find_available_hosts_and_slots() == {"n1": 2, "n3": 2, "n6": 2, "n7": 2}
+    monkeypatch.delenv("SLURM_NTASKS_PER_NODE")
+    monkeypatch.setenv("SLURM_GPUS_ON_NODE", "8")
+    assert SlurmHosts().find_available_hosts_and_slots() == {"n1": 8, "n3": 8, "n6": 8, "n7": 8}
+    for flags, slots in [([], 8), (["--slots-per-host=1"], 1), (["--nproc-per-node=2"], 2)]:
+        args = _flags.parse(["--host-discovery=slurm", *flags, "train.py"])
+        found, fixed = _driver._discovery_of(args, _driver._default_slots(args))
+        assert (found.find_available_hosts_and_slots()["n1"], fixed) == (slots, None)
     program(tmp_path / "sinfo", "echo 'slurm_load_node: Unable to contact slurm controller' >&2; exit 1")
-    with pytest.raises(DiscoveryError, match=r"`sinfo`: .*Unable to contact"):
+    with pytest.raises(DiscoveryError, match=r"`sinfo .*` has ended with exit code 1: .*Unable to contact"):
         SlurmHosts().find_available_hosts_and_slots()
 
 
@@ -196,6 +245,24 @@ def test_whatever_a_users_class_does_is_told_and_ends_nothing() -> None:
     assert heard.told[3] == [("a", 2)]
     kinds = [str(told).partition(":")[0] for told in heard.told[:3]]
     assert kinds == ["AttributeError", "ValueError", "RuntimeError"]
+
+
+# Unlike sh, bash gives the signals that are blocked on to what it runs: `timeout` would never get its alarm.
+def test_a_script_of_bash_that_the_poll_runs_has_no_blocked_signals(tmp_path: Path) -> None:
+    script = tmp_path / "s"
+    script.write_text("#!/bin/bash\ntimeout 0.1 sleep 1000\necho a:1\n")
+    script.chmod(0o755)
+    answers: queue.Queue[object] = queue.Queue()
+
+    class Told:
+        def found(self, hosts: list[tuple[str, int]]) -> None:
+            answers.put(hosts)
+
+        def failed(self, why: str) -> None:
+            answers.put(why)
+
+    Poll(HostDiscoveryScript(script, timeout_s=60), Told(), None).start()
+    assert answers.get(timeout=100) == [("a", 1)]
 
 
 def test_the_poll_takes_no_signals() -> None:

@@ -192,16 +192,29 @@ def test_bad_hosts_are_named_and_the_others_undisturbed(drive_fast: Drive, listi
     driver.line(
         r"host `no-such-host.invalid`: ssh cannot connect: .*Could not resolve.*; it is out for the job", since=mark
     )
+
+    def works_again() -> None:
+        since = driver.mark()
+        listing.write("node0:1")
+        driver.line(r"host discovery works again", since=since)
+
     listing.write("node0:1", "two words")
     driver.line(r"host discovery failed, and its last list stays: .*line 2 is `two words`, must be HOST", since=mark)
+    works_again()
     listing.write("node0:1", "node0:2")
     driver.line(r"line 2 is `node0:2`, but line 1 is that host already", since=mark)
+    works_again()
     listing.write("node0:1", "node1:0")
     driver.line(r"line 2 is `node1:0`, its slots must be a number from 1 to 65535", since=mark)
+    works_again()
     listing.write()
     driver.line(r"its last list stays: it names no host", since=mark)
-    listing.script.write_text("#!/bin/sh\nexec sleep 1000\n")
+    works_again()
+    script = listing.script.read_text()
+    listing.write_script("#!/bin/sh\nexec sleep 1000\n")
     driver.line(r"its last list stays: `.*hosts.sh` has not ended within 1 s, and was killed", since=mark)
+    listing.write_script(script)
+    works_again()
     listing.script.unlink()
     driver.line(r"hosts.sh` cannot be run: No such file", since=mark)
     assert not any("WORKER" in line for line in driver.lines[mark:])
@@ -226,6 +239,49 @@ def test_hosts_with_a_wrong_key_are_named_and_the_others_undisturbed(
     # One that lets the driver in joins as ever.
     listing.write("node0:1", "node1:1", "node2:1", "node3:1")
     place(driver, 2, host="node3")
+    done.touch()
+    assert driver.wait() == 0
+
+
+MIXED = """#!/bin/sh
+for word; do
+  case $word in
+    hangs) echo about to hang >&2; exec sleep 1000 ;;
+    bare) exec {python} -I -S -c "from elastic_rs._hosted import main" ;;
+    early) PYTHONPATH={early} exec {python} -S -c "from elastic_rs._hosted import main" ;;
+    other) read -r own; token=${{own#*'"token":"'}}
+      echo "elastic_rs-agent ${{token%%'"'*}} {{\\"up\\": {{\\"version\\": \\"0.0.1\\"}}}}"; exec sleep 1000 ;;
+  esac
+done
+exec {ssh} "$@"
+"""
+
+
+def test_hosts_without_an_agent_of_this_version_are_named_and_the_others_undisturbed(
+    server: SshServer, drive: Drive, listing: Listing, tmp_path: Path
+) -> None:
+    done, ssh, early = (tmp_path / name for name in ("done", "mixed", "early"))
+    (early / "elastic_rs").mkdir(parents=True)
+    (early / "elastic_rs" / "__init__.py").touch()
+    ssh.write_text(MIXED.format(python=sys.executable, early=early, ssh=server.command()))
+    ssh.chmod(0o755)
+    listing.write("node0:1")
+    flags = [*FAST, f"--ssh={ssh}", listing.flag, "--host-failures=1", "--start-timeout=15"]
+    driver = drive(*flags, worker=("--until", done))
+    place(driver, 1, host="node0")
+    mark = driver.mark()
+    listing.write("node0:1", "hangs:1", "bare:1", "early:1", "other:1")
+    for host, why in [
+        ("bare", r"elastic_rs is not installed for `.*` there \(exit code 1\)"),
+        (
+            "early",
+            r"the elastic_rs of `.*` there is of another version, or incomplete \(exit code 1\): .*elastic_rs\._hosted",
+        ),
+        ("other", r"it has elastic_rs 0\.0\.1, and the driver \d+\.\d+\.\d+"),
+        ("hangs", r"no agent has started there after 15 s \(--start-timeout\): about to hang"),
+    ]:
+        driver.line(rf"host `{host}`: {why}.*; it is out for the job", since=mark)
+    assert not any("WORKER" in line for line in driver.lines[mark:])
     done.touch()
     assert driver.wait() == 0
 
@@ -387,12 +443,41 @@ def test_an_agent_that_comes_after_the_success_ends_well(
 def test_a_dry_run_starts_nothing(drive: Drive) -> None:
     driver = drive("-H", "node0:2,localhost", "--dry-run", "--max-restarts=3", worker=("--until", "x"))
     assert driver.wait() == 0
+    driver.line(r"^coordinator  here, at any free port$")
     driver.line(
         r"^host         node0, 2 slots: ssh -T -o BatchMode=yes .* node0 'exec .* -c .*elastic_rs._hosted import main"
     )
-    driver.line(r"^  there      elastic-run --max-restarts=3 .*--nproc-per-node=2 .*node_rank=0 .*family.py --until x$")
+    driver.line(
+        r"^  there      elastic-run --max-restarts=3 .*--nproc-per-node=2 --rdzv-endpoint=DRIVER:PORT "
+        r".*,node_rank=0,is_host=0 .*family.py --until x$"
+    )
     driver.line(r"^host         localhost, 1 slots: .* -c '.*elastic_rs._hosted import main")
     assert not any("] WORKER " in line for line in driver.lines)
+
+
+def test_a_dry_run_says_which_detached_agent_hosts_the_rendezvous(drive: Drive) -> None:
+    driver = drive("-H", "me@node1:2,node0", "--dry-run", "--detach")
+    assert driver.wait() == 0
+    driver.line(r"^coordinator  on me@node1, at node1:29400$")
+    driver.line(r"^  there      .*--rdzv-endpoint=node1:29400 .*,host_name=me@node1,node_rank=0,is_host=1 ")
+    driver.line(r"^  there      .*--rdzv-endpoint=node1:29400 .*,host_name=node0,node_rank=1,is_host=0 ")
+
+
+def test_a_detached_job_whose_first_host_cannot_be_reached_fails(server: SshServer, drive: Drive) -> None:
+    ssh = server.command(ports={"node1": 1})
+    driver = drive("-H", "node1:1,node0:1", "--min-np=1", "--detach", "--host-failures=1", f"--ssh={ssh}")
+    assert driver.wait() == 1
+    driver.line(
+        r"elastic-run: error: the agent on `node1`, the first host, would have hosted the rendezvous \(--detach\)"
+    )
+
+
+def test_more_hosts_than_descriptors_are_told_with_the_number_that_they_need(job: Job) -> None:
+    hosts = ",".join(f"node{number}" for number in range(60))
+    command = [sys.executable, "-m", "elastic_rs.run", "-H", hosts, "--ssh=false", "train.py"]
+    driver = job.start(["sh", "-c", 'ulimit -n 300; exec "$@"', "sh", *command], name="driver")
+    assert driver.wait() == 1
+    driver.line(r"it names 60 hosts, for which the driver needs \d+ descriptors; its limit is 300 \(`ulimit -Hn`\)")
 
 
 def test_detached_agents_outlive_the_driver_and_the_connections(

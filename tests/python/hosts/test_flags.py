@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from elastic_rs.run import _flags, _host_flags
+from elastic_rs import _elastic_rs, _hosted
+from elastic_rs.run import _driver, _flags, _host_flags
 from helpers.command_lines import said
 
 
@@ -42,6 +43,7 @@ def test_the_list_of_flags_is_that_of_the_parser() -> None:
             "--blacklist-cooldown-range is `10.0 5.0`, must be LOW and",
         ),
         (["-H", "a", "--start-timeout=0"], "--start-timeout is `0.0`, must be above 0"),
+        (["-H", "a", "--reset-limit=-1"], "--reset-limit is `-1`, must be 0 or more"),
         (["-H", "a", "--rdzv-backend=etcd"], "--rdzv-backend is `etcd`, must be c10d with hosts"),
         (["-H", "a", "--rdzv-conf=is_host=1"], "--rdzv-conf has is_host, which the driver gives the agents itself"),
         (["-H", "a", "--rdzv-conf=lat_call_timeout=1"], "last_call_timeout"),
@@ -91,6 +93,71 @@ def test_agents_get_the_other_flags_in_their_order() -> None:
     assert args.training_script_args == ["-H", "--min-np=7"]
     rest = ["--tee", "3", "-r", "0:3", "--warm-start=torch", "--max-restarts=3", "-m"]
     assert _host_flags.rest_of(argv, args) == rest
+
+
+# argparse drops the `--` of `train.py -- x` and of `-- train.py x`, and keeps the second one of `-- train.py -- x`.
+@pytest.mark.parametrize(
+    ("words", "script"),
+    [
+        (["train.py", "x"], ["train.py", "x"]),
+        (["train.py", "--", "x"], ["train.py", "x"]),
+        (["train.py", "--"], ["train.py"]),
+        (["train.py", "x", "--", "y"], ["train.py", "x", "--", "y"]),
+        (["--", "train.py", "x"], ["train.py", "x"]),
+        (["--", "train.py", "--", "x"], ["train.py", "--", "x"]),
+        (["--", "-x.py", "--", "x"], ["-x.py", "--", "x"]),
+    ],
+)
+def test_agents_get_the_script_that_the_driver_got(words: list[str], script: list[str]) -> None:
+    argv = ["-H", "a:2", "--max-restarts=3", *words]
+    args = _flags.parse(argv)
+    assert _host_flags.is_driver(args)
+    assert [args.training_script, *args.training_script_args] == script
+    assert _host_flags.rest_of(argv, args) == ["--max-restarts=3"]
+    own = {"remote": False, "port": 1, "hosts_coordinator": False, "host": "a", "age": 0, "slots": 2}
+    job = {"flags": ["--max-restarts=3"], "conf": "join_timeout=9", "endpoint": None, "script": script}
+    there = _flags.parse(_hosted.command_line(own, job, _hosted._endpoint(own, job)))
+    assert there.rdzv_endpoint == "127.0.0.1:1"
+    assert [there.training_script, *there.training_script_args] == script
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ([], "660"),
+        (["--elastic-timeout=3600.5"], "3661"),
+        (["--elastic-timeout=5"], "600"),
+        (["--elastic-timeout=2000000000"], "315360000"),
+        (["--elastic-timeout=3600", "--rdzv-conf=join_timeout=7"], "7"),
+        (["--elastic-timeout=3600", "--rdzv-conf=timeout=7"], None),
+    ],
+)
+def test_agents_wait_for_a_world_for_longer_than_the_driver(flags: list[str], expected: str | None) -> None:
+    args = _flags.parse(["-H", "a:2", *flags, "train.py"])
+    assert _host_flags.is_driver(args)
+    conf = dict(pair.split("=") for pair in _driver._conf_of(args, (2, 2)).split(","))
+    assert conf.get("join_timeout") == expected
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ([], {"host_failures": "3"}),
+        (["--host-failures=0"], {"host_failures": "0"}),
+        (["--reset-limit=0"], {"host_failures": "3", "reset_limit": "0"}),
+        (
+            ["--blacklist-cooldown-range", "1", "2"],
+            {"blacklist_cooldown_min": "1", "blacklist_cooldown_max": "2"},
+        ),
+    ],
+)
+def test_limits_of_failures_and_resets_may_be_0(flags: list[str], expected: dict[str, str]) -> None:
+    args = _flags.parse(["-H", "a:2", *flags, "train.py"])
+    assert _host_flags.is_driver(args)
+    assert _driver._judging(args) == expected
+    options = _driver._options_of(args, 2, True, "{}", 1)
+    assert options.host_failures == int(expected.get("host_failures", "1"))
+    _elastic_rs.Driver(options)
 
 
 def test_abbreviations_of_torchruns_flags_mean_what_they_did() -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from elastic_rs import _hosted
 
-OWN = {"token": "f00d", "host": "a", "slots": 1, "age": 0, "port": 1, "remote": False}
+OWN = {"token": "f00d", "host": "a", "slots": 1, "age": 0, "hosts_coordinator": False, "port": 1, "remote": False}
 FIRST = json.dumps(OWN, separators=(",", ":"))
 SLOW = {"argparse", "contextlib", "dataclasses", "inspect", "json", "logging", "re", "runpy", "shutil", "typing"}
 """Modules of the standard library that take a part of a start that can be noticed."""
@@ -56,3 +59,27 @@ def test_the_drivers_folder_takes_the_place_of_the_one_of_ssh(tmp_path: Path, fl
     before, after = json.loads(python(code, flag))
     # `-P` and `-I` leave the folder out, so that the first entry is one of Python's own.
     assert after == (before if flag in {"-P", "-I"} else [str(tmp_path), *before[1:]])
+
+
+@pytest.mark.parametrize(
+    ("requests", "expected"),
+    [
+        (["leave"], ["SIGTERM"]),
+        (["leave", "leave"], ["SIGTERM"]),
+        (["signal 2"], ["SIGINT"]),
+        (["signal 2", "leave"], ["SIGINT"]),
+        (["signal 2", "signal 2"], ["SIGINT", "SIGINT"]),
+        (["leave", "signal 2"], ["SIGTERM"]),
+        (["leave", "signal 2", "signal 2"], ["SIGTERM", "SIGINT"]),
+        (["signal 999", "junk"], ["SIGTERM"]),
+        ([], ["SIGTERM"]),
+    ],
+)
+def test_only_the_drivers_second_signal_takes_their_grace_from_workers(
+    monkeypatch: pytest.MonkeyPatch, requests: list[str], expected: list[str]
+) -> None:
+    """The agent kills its workers at its second signal. Being told to leave is its first one."""
+    sent: list[str] = []
+    monkeypatch.setattr("os.kill", lambda _, number: sent.append(signal.Signals(number).name))
+    _hosted._obey(io.BytesIO("".join(f"{line}\n" for line in requests).encode()), signal.SIGTERM)
+    assert sent == expected

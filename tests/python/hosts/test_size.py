@@ -74,6 +74,76 @@ def test_too_few_slots_end_the_job_after_the_elastic_timeout(server: SshServer, 
     assert not any("WORKER" in line for line in driver.lines)
 
 
+# horovod test/single/test_elastic_driver.py: the driver waits for min-np slots.
+def test_a_job_begins_when_a_host_appears_with_which_there_are_enough(
+    drive_fast: Drive, listing: Listing, tmp_path: Path
+) -> None:
+    done = tmp_path / "done"
+    listing.write("node0:1")
+    driver = drive_fast(listing.flag, "--min-np=3", worker=("--until", done))
+    driver.line(r"an agent runs on node0:1")
+    mark = driver.mark()
+    listing.write("node0:1", "node1:2")
+    assert place(driver, 3, host="node0", since=mark)["rank"] == "0"
+    place(driver, 3, host="node1", since=mark)
+    assert not any("WORKER" in line for line in driver.lines[:mark])
+    done.touch()
+    assert driver.wait() == 0
+
+
+# horovod test/integration: rank 0 raises, and host B goes on.
+def test_the_others_go_on_without_the_host_on_which_rank_0_fails(
+    server: SshServer, drive: Drive, tmp_path: Path
+) -> None:
+    script, bad, done, ran = (tmp_path / name for name in ("flaky.py", "bad", "done", "ran"))
+    script.write_text(FLAKY)
+    driver = drive(
+        *("-H", "node0:1,node1:1", *FIXED, "--max-restarts=1", "--host-failures=1", f"--ssh={server.command()}"),
+        worker=(bad, done, ran),
+        script=script,
+    )
+    driver.line(r"^\[node0\] WORKER rank=0 world=2")
+    driver.line(r"^\[node1\] WORKER rank=1 world=2")
+    mark = driver.mark()
+    bad.write_text(server.names["node0"])
+    driver.line(r"host `node0` is out for the job: ", since=mark)
+    driver.line(r"^\[node1\] WORKER rank=0 world=1", since=mark)
+    done.touch()
+    assert driver.wait() == 0
+
+
+# horovod test/integration: all ranks fail.
+def test_a_job_whose_workers_all_fail_ends_when_no_restart_is_left(
+    server: SshServer, drive: Drive, tmp_path: Path
+) -> None:
+    script = tmp_path / "fails.py"
+    script.write_text(
+        "import os\nprint('TRY', os.environ['TORCHELASTIC_RESTART_COUNT'], flush=True)\nraise ValueError\n"
+    )
+    driver = drive("-H", "node0:1,node1:1", *FIXED, "--max-restarts=2", f"--ssh={server.command()}", script=script)
+    assert driver.wait() == 1
+    driver.line(r"elastic-run: the job has failed; the agent on node\d:1 has printed the report$")
+    tries = {line.split()[-1] for line in driver.lines if "] TRY " in line}
+    assert tries <= {"0", "1", "2"}
+    assert "2" in tries
+
+
+# horovod test/integration: all hosts fail.
+def test_a_job_whose_hosts_all_fail_ends(server: SshServer, drive: Drive, job: Job, tmp_path: Path) -> None:
+    driver = drive(
+        *("-H", "node0:1,node1:1", *FIXED, "--host-failures=1", f"--ssh={server.command()}"),
+        worker=("--until", tmp_path / "never"),
+    )
+    workers = [int(place(driver, 2, host=host)["pid"]) for host in ("node0", "node1")]
+    for agent in map(agent_of, workers):
+        os.kill(agent, signal.SIGKILL)
+    assert driver.wait() == 1
+    driver.line(
+        r"^elastic-run: error: slots left: 0, must be at least 1 \(--min-np\): host `node\d`: .*; host `node\d`: "
+    )
+    job.until_gone(*workers)
+
+
 # horovod test/integration: rank 0 is killed, and host B goes on.
 def test_the_others_go_on_without_the_host_of_rank_0(server: SshServer, drive: Drive, job: Job, tmp_path: Path) -> None:
     done = tmp_path / "done"

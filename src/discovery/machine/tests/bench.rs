@@ -86,6 +86,12 @@ impl Bench {
         self.said.iter().any(|text| text.contains(part))
     }
 
+    /// How often it was said that discovery has failed and the last list stays.
+    pub(super) fn stays(&mut self) -> usize {
+        self.drain();
+        self.said.iter().filter(|text| text.contains("its last list stays")).count()
+    }
+
     pub(super) fn end(&mut self) -> Option<(Verdict, String)> {
         self.commands().into_iter().find_map(|command| match command {
             Command::End(End { verdict, reason }) => Some((verdict, reason)),

@@ -1,0 +1,130 @@
+//! Starts the driver's programs: `ssh`, agents on this machine, and discovery scripts. Counts the descriptors that agents need.
+//!
+//! A program begins as if a shell had started it: no signal is blocked, and the limit of descriptors is the one that this process was
+//! started with. It leads a session of its own, so a terminal's Ctrl-C is the driver's, and `ssh` cannot ask anybody.
+
+use std::ffi::OsString;
+use std::fs;
+use std::io;
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Stdio};
+
+use parking_lot::Mutex;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit, setsid};
+
+/// The limit of descriptors before [`Descriptors::raise`] has raised it. `None`: it is not raised.
+static BEFORE: Mutex<Option<Rlimit>> = Mutex::new(None);
+
+/// Descriptors that the driver holds for each agent: its three streams, its pidfd, and its session with the coordinator.
+const OF_AN_AGENT: u64 = 5;
+/// How many agents' programs are started at the same time.
+pub(super) const STARTED_AT_ONCE: usize = 16;
+/// Descriptors that one more start takes until the program runs: the other ends of its streams, and a pipe for the error of `exec`.
+const OF_A_START: u64 = 5;
+/// Descriptors for everything else: a discovery script, connections that have not proved themselves, requests over HTTP.
+const OF_OTHERS: u64 = 64;
+
+/// Starts a program.
+///
+/// # Errors
+/// It cannot be run.
+pub fn start(command: &[OsString], stdin: Stdio, stdout: Stdio, stderr: Stdio) -> io::Result<Child> {
+    let (program, args) = command.split_first().ok_or(io::ErrorKind::InvalidInput)?;
+    let mut made = Command::new(program);
+    made.args(args).stdin(stdin).stdout(stdout).stderr(stderr);
+    let limit = *BEFORE.lock();
+    // SAFETY: system calls that a forked child may make. Nothing is allocated.
+    unsafe {
+        made.pre_exec(move || {
+            // The threads that start programs block all signals, and a program begins with the mask of its starter.
+            let mut none = std::mem::zeroed();
+            libc::sigemptyset(&mut none);
+            libc::pthread_sigmask(libc::SIG_SETMASK, &none, std::ptr::null_mut());
+            // Python ignores this signal, and programs inherit that.
+            libc::signal(libc::SIGXFSZ, libc::SIG_DFL);
+            if let Some(limit) = limit {
+                setrlimit(Resource::Nofile, limit)?;
+            }
+            setsid()?;
+            Ok(())
+        });
+    }
+    made.spawn()
+}
+
+/// How many descriptors this process may have, and how many it needs without agents. While it lives, the limit is raised.
+#[derive(Debug)]
+pub(super) struct Descriptors {
+    limit: u64,
+    without_agents: u64,
+}
+
+impl Descriptors {
+    /// Raises this process's soft limit of descriptors to its hard limit.
+    pub(super) fn raise() -> Self {
+        let now = getrlimit(Resource::Nofile);
+        let most = Rlimit { current: now.maximum, maximum: now.maximum };
+        let mut before = BEFORE.lock();
+        let limit = if before.is_none() && now != most && setrlimit(Resource::Nofile, most).is_ok() {
+            *before = Some(now);
+            most.current
+        } else {
+            now.current
+        };
+        let open = fs::read_dir("/proc/self/fd").map_or(OF_OTHERS, |open| open.count() as u64);
+        let without_agents = open + OF_OTHERS + STARTED_AT_ONCE as u64 * OF_A_START;
+        Self { limit: limit.unwrap_or(u64::MAX), without_agents }
+    }
+
+    /// Why there cannot be an agent on each of so many hosts, in words.
+    pub(super) fn why_too_many(&self, hosts: usize) -> Option<String> {
+        let needed = self.without_agents + OF_AN_AGENT * hosts as u64;
+        (needed > self.limit).then(|| {
+            format!(
+                "it names {hosts} hosts, for which the driver needs {needed} descriptors; its limit is {} (`ulimit -Hn`)",
+                self.limit
+            )
+        })
+    }
+}
+
+impl Drop for Descriptors {
+    fn drop(&mut self) {
+        if let Some(before) = BEFORE.lock().take() {
+            // Lowering a soft limit is always allowed.
+            let _ = setrlimit(Resource::Nofile, before);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn too_many_hosts_are_told_with_the_number_of_descriptors() {
+        let descriptors = Descriptors { limit: 1024, without_agents: 174 };
+        assert_eq!(descriptors.why_too_many(170), None);
+        assert_eq!(
+            descriptors.why_too_many(171).unwrap(),
+            "it names 171 hosts, for which the driver needs 1029 descriptors; its limit is 1024 (`ulimit -Hn`)"
+        );
+    }
+
+    /// This test changes the limit of its process, which `cargo nextest` gives to it alone.
+    #[test]
+    fn a_driver_may_have_as_many_descriptors_as_the_hard_limit_and_its_programs_as_before() {
+        let before = getrlimit(Resource::Nofile);
+        let soft = before.maximum.unwrap_or(u64::MAX).min(256);
+        let low = Rlimit { current: Some(soft), ..before };
+        setrlimit(Resource::Nofile, low).unwrap();
+        let raised = Descriptors::raise();
+        assert_eq!(getrlimit(Resource::Nofile).current, before.maximum);
+        let command = ["sh", "-c", "ulimit -Sn; grep SigBlk /proc/self/status"].map(OsString::from);
+        let told = start(&command, Stdio::null(), Stdio::piped(), Stdio::null()).unwrap().wait_with_output().unwrap();
+        assert_eq!(String::from_utf8(told.stdout).unwrap(), format!("{soft}\nSigBlk:\t0000000000000000\n"));
+        drop(raised);
+        assert_eq!(getrlimit(Resource::Nofile), low);
+        setrlimit(Resource::Nofile, before).unwrap();
+    }
+}
