@@ -79,10 +79,16 @@ def die_in(phase: str, state: Any) -> None:
         now("restore")
         call()
 
+    def leave(call: Callable[[], None] = dist.destroy_process_group) -> None:
+        nonlocal failed
+        failed = True
+        now("leave")
+        call()
+
     state.restore = restore
     state.reset = with_phases("reset", state.reset)
     state.sync = with_phases("sync", state.sync, "synced")
-    dist.destroy_process_group = with_phases("leave", dist.destroy_process_group)
+    dist.destroy_process_group = leave
     dist.init_process_group = with_phases("group", dist.init_process_group, "grouped")
 
 
