@@ -7,14 +7,17 @@ import contextlib
 import os
 import sys
 import threading
+import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.constants import default_pg_timeout
+from torch.distributed.rendezvous import rendezvous
 from torch.nn.modules.module import register_module_module_registration_hook
 from torch.nn.parallel import DistributedDataParallel
 
@@ -27,6 +30,11 @@ __all__ = ["Group", "Wraps"]
 
 # How often the thread that aborts NCCL's groups looks whether this process ends.
 _LOOK_S = 0.5
+# How long torch tries to connect to a store before this worker asks again whether a peer has failed. torch repeats
+# refused connections itself, and nothing else can interrupt it.
+_CONNECT_S = 2.0
+# Pause between tries, some of which fail at once.
+_PAUSE_S = 0.05
 
 
 class Group:
@@ -50,17 +58,41 @@ class Group:
         self._hooks: tuple[Any, Any] | None = None
         self._aborter: _Aborter | None = None
 
-    def make(self) -> None:
-        """Make the group of the world that the environment describes: of one worker without a launcher."""
+    def make(self, raise_if_failed: Callable[[], None]) -> None:
+        """Make the group of the world that the environment describes: of one worker without a launcher.
+
+        Args:
+            raise_if_failed: raises if a peer is known to have failed. It is asked while the store cannot be reached.
+        """
         before = sys.excepthook
         if "RANK" in os.environ:
-            # By the environment, as a script does that makes the group itself: a newcomer may run such a script.
-            dist.init_process_group(self._backend, timeout=self._timeout)
+            store, rank, world_size = self._connected(raise_if_failed)
+            # With the prefixes that a script's `init_process_group` has: a newcomer may run such a script.
+            store = dist.PrefixStore("default_pg", store)  # type: ignore[attr-defined] # public, as documented
         else:
-            store = dist.HashStore()  # type: ignore[attr-defined] # public, as its documentation says
-            dist.init_process_group(self._backend, timeout=self._timeout, store=store, rank=0, world_size=1)
+            store, rank, world_size = dist.HashStore(), 0, 1  # type: ignore[attr-defined] # public, as documented
+        dist.init_process_group(self._backend, timeout=self._timeout, store=store, rank=rank, world_size=world_size)
         self._hooks = (before, sys.excepthook)
         self.exists = True
+
+    def _connected(self, raise_if_failed: Callable[[], None]) -> tuple[Any, int, int]:
+        """Return the store of the world, this worker's rank, and the number of workers, by the environment."""
+        limit = self._timeout or default_pg_timeout
+        one_try = min(limit, timedelta(seconds=_CONNECT_S))
+        if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+            one_try = limit  # a worker hosts the store, and waits for the others with the same limit
+        deadline = time.monotonic() + limit.total_seconds()
+        while True:
+            raise_if_failed()
+            try:
+                store, rank, world_size = next(rendezvous("env://", timeout=one_try))
+            except RuntimeError:
+                if time.monotonic() >= deadline:
+                    raise
+                time.sleep(_PAUSE_S)
+                continue
+            store.set_timeout(limit)
+            return store, rank, world_size
 
     def watch(self, channel: Channel) -> None:
         """Abort NCCL's collectives as soon as a failure is known. They would block for ever."""

@@ -146,7 +146,7 @@ class Membership:
         started = time.monotonic()
         if self.channel is not None:
             self.channel.mark_sockets()
-        self._group.make()
+        self._group.make(self.raise_if_failed)
         if self.channel is not None:
             self.channel.guard_sockets()
             self._group.watch(self.channel)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -269,15 +270,40 @@ def test_a_group_that_cannot_be_made_forms_the_next_world(attend: Attend, free_p
     assert dist.distributed_c10d._world.pg_names[dist.group.WORLD] == "0"  # type: ignore[index]
 
 
+def test_a_store_whose_agent_has_gone_is_not_waited_for(attend: Attend, free_port: Callable[[], int]) -> None:
+    """torch repeats refused connections for 30 minutes, and no socket can be shut down to end that."""
+    nobody = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+        "RANK": "0",
+        "WORLD_SIZE": "2",
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True)
+    somebody = {**nobody, "MASTER_PORT": str(store.port), "WORLD_SIZE": "1"}
+    channel = attend(World(variables=nobody), World(variables=somebody))
+    asked = channel.failed_within
+
+    def failed_within(limit_s: float) -> bool:
+        channel.failed = len(channel.asked_s) >= 1 and not channel.parked  # known after the first try
+        return asked(limit_s)
+
+    channel.failed_within = failed_within  # type: ignore[method-assign]
+    started = time.monotonic()
+    assert elastic.run(lambda _: dist.get_world_size())(Recorded()) == 1
+    assert channel.parked == [None]
+    assert time.monotonic() - started < 30  # a try takes 2 s
+
+
 def test_the_first_group_too_may_fail(attend: Attend, monkeypatch: pytest.MonkeyPatch) -> None:
     channel = attend(World(), World())
     make = Group.make
 
-    def fail_once(group: Group) -> None:
+    def fail_once(group: Group, raise_if_failed: Callable[[], None]) -> None:
         if not channel.parked:
             channel.failed = True
             raise GONE
-        make(group)
+        make(group, raise_if_failed)
 
     monkeypatch.setattr(Group, "make", fail_once)
     assert elastic.run(lambda _: dist.get_world_size())(Recorded()) == 1
