@@ -137,7 +137,10 @@ def init(backend: str | None = None, timeout: timedelta | None = None) -> None:
 
 
 def shutdown() -> None:
-    """Destroy the process group, if there is one. Processes that end need not call it."""
+    """Destroy the process group, if there is one. Processes that end need not call it.
+
+    ``init`` or ``run`` make another one afterwards, if all workers call them.
+    """
     if is_initialized():
         import torch.distributed as dist
 

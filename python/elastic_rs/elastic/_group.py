@@ -55,6 +55,8 @@ class Group:
             os.environ.update(_decisions.nccl_variables(os.environ, self.backends))
         if self.backends == {"gloo"}:  # destroying NCCL's may wait for a peer that has failed
             atexit.register(_destroy_at_exit)
+        self._destroyed = 0
+        """How many groups of the present world the script has destroyed."""
         self._hooks: tuple[Any, Any] | None = None
         self._aborter: _Aborter | None = None
 
@@ -65,10 +67,14 @@ class Group:
             raise_if_failed: raises if a peer is known to have failed. It is asked while the store cannot be reached.
         """
         before = sys.excepthook
+        self._destroyed += self.exists
         if "RANK" in os.environ:
             store, rank, world_size = self._connected(raise_if_failed)
             # With the prefixes that a script's `init_process_group` has: a newcomer may run such a script.
             store = dist.PrefixStore("default_pg", store)  # type: ignore[attr-defined] # public, as documented
+            if self._destroyed:
+                # The addresses of the groups before are still in the store.
+                store = dist.PrefixStore(f"after_{self._destroyed}", store)  # type: ignore[attr-defined]
         else:
             store, rank, world_size = dist.HashStore(), 0, 1  # type: ignore[attr-defined] # public, as documented
         dist.init_process_group(self._backend, timeout=self._timeout, store=store, rank=rank, world_size=world_size)
@@ -109,7 +115,7 @@ class Group:
             failed: whether a peer has failed. NCCL's groups can only be aborted then: ``ncclCommDestroy`` would wait
                 for the dead.
         """
-        self.exists = False
+        self.exists, self._destroyed = False, 0
         if self._aborter is not None:
             self._aborter.disarm(abort=failed)
         if dist.is_initialized():

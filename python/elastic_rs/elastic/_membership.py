@@ -91,7 +91,13 @@ class Membership:
     @property
     def has_group(self) -> bool:
         """Whether the process group of this world has been made, by the script or by :meth:`enter`."""
-        return self._group is not None and self._group.exists
+        # The script may have destroyed it.
+        return self._group is not None and self._group.exists and _place.is_initialized()
+
+    @property
+    def may_abort(self) -> bool:
+        """Whether the process group's collectives are aborted when a peer fails. Devices may end with an error then."""
+        return self._group is not None and "nccl" in self._group.backends
 
     def raise_if_failed(self) -> None:
         """Raise ``PeerFailed`` if a failure is known."""

@@ -295,6 +295,18 @@ def test_a_store_whose_agent_has_gone_is_not_waited_for(attend: Attend, free_por
     assert time.monotonic() - started < 30  # a try takes 2 s
 
 
+def test_a_group_can_be_made_again_after_a_shutdown(attend: Attend) -> None:
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True)
+    there = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "RANK": "0", "WORLD_SIZE": "1"}
+    channel = attend(World(variables={**there, "TORCHELASTIC_USE_AGENT_STORE": "True"}))
+    for end in (elastic.shutdown, dist.destroy_process_group, lambda: None):
+        elastic.init()
+        assert elastic.allreduce(torch.ones(1)).tolist() == [1]
+        assert elastic.run(lambda _: dist.get_world_size())(Recorded()) == 1
+        end()
+    assert channel.calls == ["groupless", *(["mark", "guard"] * 3)]
+
+
 def test_the_first_group_too_may_fail(attend: Attend, monkeypatch: pytest.MonkeyPatch) -> None:
     channel = attend(World(), World())
     make = Group.make
