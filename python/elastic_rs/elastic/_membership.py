@@ -85,7 +85,7 @@ class Membership:
             self._connect(attendance.path, groupless=not group.exists)
         self._group = group
         if group.exists and self.channel is not None:
-            self.channel.guard_loops()
+            self._warn_unless(self.channel.guard_loops())
             group.watch(self.channel)
 
     @property
@@ -154,10 +154,20 @@ class Membership:
             self.channel.mark_sockets()
         self._group.make(self.raise_if_failed)
         if self.channel is not None:
-            self.channel.guard_sockets()
+            self._warn_unless(self.channel.guard_sockets())
             self._group.watch(self.channel)
         took_s = time.monotonic() - started
         _log.info("rank %d of %d: process group made in %.3f s", _place.rank(), _place.size(), took_s)
+
+    def _warn_unless(self, guarded: int) -> None:
+        """Warn if nothing can free this worker's collectives when a peer fails."""
+        assert self._group is not None
+        if not guarded and _place.size() > 1 and "gloo" in self._group.backends:
+            _log.warning(
+                "no TCP connection of gloo was found for the process group of %d workers: when another worker fails, a "
+                "collective that waits for it is not freed, and this worker is replaced after 30 s",
+                _place.size(),
+            )
 
     def _connect(self, path: str, *, groupless: bool) -> None:
         try:

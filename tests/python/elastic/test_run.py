@@ -307,6 +307,16 @@ def test_a_group_can_be_made_again_after_a_shutdown(attend: Attend) -> None:
     assert channel.calls == ["groupless", *(["mark", "guard"] * 3)]
 
 
+@pytest.mark.parametrize(("size", "warnings"), [(2, 1), (1, 0)])
+def test_a_group_whose_connections_are_not_found_is_warned_of(
+    attend: Attend, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, size: int, warnings: int
+) -> None:
+    attend(World(variables={"RANK": "0", "WORLD_SIZE": str(size)}))
+    monkeypatch.setattr(Group, "make", lambda *_: None)
+    elastic.init("gloo")
+    assert len([it for it in caplog.records if "no TCP connection of gloo" in it.getMessage()]) == warnings
+
+
 def test_the_first_group_too_may_fail(attend: Attend, monkeypatch: pytest.MonkeyPatch) -> None:
     channel = attend(World(), World())
     make = Group.make
