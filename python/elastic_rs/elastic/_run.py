@@ -103,8 +103,23 @@ def _in_each_world(state: State, func: Callable[[], Any]) -> Any:
             wraps.release()
             failed = outcome is Outcome.RESTORE
             MEMBERSHIP.leave(failed=failed)
+            if failed:
+                _finish_device_work(state)
             MEMBERSHIP.park(state._restored() if failed else state._kept())  # noqa: SLF001
             first = False
+
+
+def _finish_device_work(state: State) -> None:
+    """Wait for the devices, which may still write what a restore is about to overwrite.
+
+    Their collectives have ended: those of gloo with an error, and those of NCCL because they were aborted.
+    """
+    try:
+        state._finish_device_work()  # noqa: SLF001
+    except RuntimeError as error:
+        if not MEMBERSHIP.may_abort:
+            raise
+        _log.info("the device has ended its work with an error, since collectives were aborted: %s", error)
 
 
 def _drop_frames(error: BaseException | None) -> None:

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from elastic_rs import elastic
 from elastic_rs.elastic._group import Group
+from elastic_rs.elastic._membership import MEMBERSHIP
 from helpers.elastic import GONE, FakeChannel, Recorded, World
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -315,6 +316,48 @@ def test_a_group_whose_connections_are_not_found_is_warned_of(
     monkeypatch.setattr(Group, "make", lambda *_: None)
     elastic.init("gloo")
     assert len([it for it in caplog.records if "no TCP connection of gloo" in it.getMessage()]) == warnings
+
+
+def test_a_device_finishes_its_work_before_a_restore(attend: Attend) -> None:
+    """Work that was interrupted may still write. What was aborted may end with an error."""
+    channel = attend(World(), World(generation=2), World(generation=3))
+    calls = []
+
+    class OnDevice(Recorded):
+        def _finish_device_work(self) -> None:
+            self.calls.append(f"finish, group: {dist.is_initialized()}")
+            if len(channel.parked) == 1:
+                raise RuntimeError("NCCL communicator was aborted")
+
+    @elastic.run
+    def train(_: Any) -> None:
+        calls.append(None)
+        if len(calls) == 2:
+            MEMBERSHIP._group.backends = frozenset({"gloo", "nccl"})  # type: ignore[union-attr]
+        if len(calls) <= 2:
+            channel.failed = True
+            raise GONE
+
+    state = OnDevice()
+    train(state)
+    again = ["finish, group: False", "restore", "reset", "sync", "save"]
+    assert state.calls == ["sync", "save", *again, *again]
+
+
+def test_a_device_that_fails_without_an_abort_fails_the_worker(attend: Attend) -> None:
+    channel = attend(World(), World(generation=2))
+
+    class OnDevice(Recorded):
+        def _finish_device_work(self) -> None:
+            raise RuntimeError("illegal memory access")
+
+    @elastic.run(backend="gloo")
+    def train(_: Any) -> None:
+        channel.failed = True
+        raise GONE
+
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        train(OnDevice())
 
 
 def test_the_first_group_too_may_fail(attend: Attend, monkeypatch: pytest.MonkeyPatch) -> None:
