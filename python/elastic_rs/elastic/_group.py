@@ -191,16 +191,17 @@ class _Aborter:
 
     def _run(self) -> None:
         while not self._stopping:
-            if not self._armed.wait(_LOOK_S) or not self._failed():
+            if not self._armed.wait(_LOOK_S) or not self._failed(_LOOK_S):
                 continue
             with self._lock:
-                if self._armed.is_set():
+                # The main thread may have entered the next world since, and made a group that must not be aborted.
+                if self._armed.is_set() and self._failed(0.0):
                     self._armed.clear()
                     _abort()
 
-    def _failed(self) -> bool:
+    def _failed(self, limit_s: float) -> bool:
         try:
-            return self._channel.failed_within(_LOOK_S)
+            return self._channel.failed_within(limit_s)
         except (OSError, RuntimeError):  # the connection is closed: the guard ends this process
             self._armed.clear()
             return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -12,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from elastic_rs import elastic
+from elastic_rs.elastic import _group
 from elastic_rs.elastic._group import Group
 from elastic_rs.elastic._membership import MEMBERSHIP
 from helpers.elastic import GONE, FakeChannel, Recorded, World
@@ -358,6 +360,30 @@ def test_a_device_that_fails_without_an_abort_fails_the_worker(attend: Attend) -
 
     with pytest.raises(RuntimeError, match="illegal memory access"):
         train(OnDevice())
+
+
+def test_only_a_failure_of_the_present_world_aborts_its_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread that aborts has its answer before it has the lock, and the next world may have begun meanwhile."""
+    answered, aborted, go_on = threading.Event(), [], threading.Event()
+    answers = [True, False]
+
+    class Channel(FakeChannel):
+        def failed_within(self, limit_s: float) -> bool:
+            if len(answers) == 1:
+                assert limit_s == 0
+                answered.set()
+            elif not answers:
+                go_on.wait(10)
+                return False
+            return answers.pop(0)
+
+    monkeypatch.setattr(_group, "_abort", lambda: aborted.append(None))
+    aborter = _group._Aborter(Channel([World()]))
+    aborter.arm()
+    assert answered.wait(10)
+    go_on.set()
+    aborter._stop()
+    assert aborted == []
 
 
 def test_the_first_group_too_may_fail(attend: Attend, monkeypatch: pytest.MonkeyPatch) -> None:
