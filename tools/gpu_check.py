@@ -25,7 +25,20 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from gpu_jobs import COLD, LAUNCHERS, STOCK, TORCHRUN, WARM, CheckError, DeviceMemory, Job, Restart, resident, restarts
+from gpu_jobs import (
+    COLD,
+    LAUNCHERS,
+    STOCK,
+    TORCHRUN,
+    WARM,
+    CheckError,
+    DeviceMemory,
+    Event,
+    Job,
+    Restart,
+    resident,
+    restarts,
+)
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "gpu.md"
 PASSED, FAILED, NO_GPU = 0, 1, 3
@@ -39,6 +52,9 @@ INITIALISES = {
     "cpu": "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n",
 }
 REFUSAL = "what it has imported"
+# How much more memory may be in use after the last resize in place than after the first one. A communicator that is not
+# freed would take more each time.
+GROWTH = 32 * MIB
 
 
 @dataclass(frozen=True)
@@ -68,6 +84,7 @@ class Check:
             ("doctor", self._doctor),
             *((f"all-reduce, {name}", lambda name=name: self._all_reduce(name)) for name in (TORCHRUN, COLD, WARM)),
             ("warm start refused after initialisation", self._refused),
+            ("resizes in place", self._resized),
         ):
             yield _told(what, check)
         measured: dict[str, list[Restart] | CheckError] = {}
@@ -125,12 +142,32 @@ class Check:
         text = f"workers started {', '.join(sorted(kinds))}: {said.rpartition(' WARNING ')[2]}"
         return Row("`--warm-start` of a module that has initialised the device", "-", text, passed=passed)
 
+    def _resized(self) -> Row:
+        with Job([*LAUNCHERS[COLD], "--in-place=off"], self.folder, 1, ["resize", self.kind, self.size]) as job:
+            events = job.told("resized")
+            job.wait()
+        if wrong := [event.value for event in events if event.what == "wrong"]:
+            raise CheckError(f"wrong sums or weights: {', '.join(wrong)}")
+        return resize_row(events, "NCCL" if self.kind == "cuda" else "Gloo")
+
     def _restarts(self, name: str) -> list[Restart]:
         with self._job(name, "restart", f"--max-restarts={self.repetitions}") as job:
             return restarts(job, self.repetitions, self._used, self.size)
 
     def _job(self, name: str, mode: str, *flags: str) -> Job:
         return Job([*LAUNCHERS[name], *flags], self.folder, self.workers, [mode, self.kind, self.size])
+
+
+def resize_row(events: list[Event], backend: str) -> Row:
+    """Return the row of a worker that has told each ``world``, with its memory, and when each one ``fails``."""
+    worlds = [event for event in events if event.what == "world"]
+    fails = [event.at for event in events if event.what == "fails"]
+    _, first, *_, last = [int(event.value) for event in worlds]
+    took = [after.at - failed for failed, after in zip(fails, worlds[1:], strict=True)]
+    more = (last - first) / MIB
+    text = f"{_median(took)}; memory after the last: {more:+.0f} MiB"
+    what = f"{backend} group ended and made again in place, 1 rank, {len(fails)} times"
+    return Row(what, "-", text, passed=last - first <= GROWTH)
 
 
 def _told(what: str, check: object) -> Row:
@@ -200,6 +237,9 @@ The checks, and what it takes to pass them:
   `rust-c10d`, `elastic-run`, and `elastic-run --warm-start`, whose workers initialise CUDA after the fork.
 - **Refusal.** A module of `--warm-start` initialises CUDA. Workers are executed without a fork server, and the log says
   why.
+- **In place.** A worker that is alone in its world is told ten times that a peer has failed (`in_place=nccl`). NCCL's
+  communicator is aborted, the state restored, and another communicator made. The sums and the model are right each
+  time, and after the tenth time no more than 32 MiB more are in use than after the first.
 - **Memory.** A worker with a CUDA context and a model of 1 GiB is killed. The memory of all workers is free again
   before the next worker runs its first line.
 - **Restarts.** The time from the kill to the next worker's first line, and to the moment when all workers have a

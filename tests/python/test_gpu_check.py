@@ -58,6 +58,7 @@ def test_a_rehearsal_runs_every_check_and_writes_no_page(tmp_path: Path) -> None
         "Gloo all-reduce, 2 ranks, elastic-run: start to end",
         "Gloo all-reduce, 2 ranks, elastic-run, warm: start to end",
         "`--warm-start` of a module that has initialised the device",
+        "Gloo group ended and made again in place, 1 rank, 10 times",
         "next worker's first line, elastic-run",
         "next workers have context and model, elastic-run, warm",
     ):
@@ -134,6 +135,20 @@ def test_memory_that_is_freed_too_late_is_a_failed_check(check: Any) -> None:
     assert not passed(1.0, None)
     (row,) = check._restart_rows("elastic-run", [], check.CheckError("why"))
     assert (row.passed, row.ours) == (False, "not carried out: why")
+
+
+def test_memory_that_resizes_keep_is_a_failed_check(check: Any) -> None:
+    def passed(*used: int) -> bool:
+        told = [("world", 0.0, used[0])]
+        for number, mib in enumerate(used[1:], start=1):
+            told += [("fails", 1.0 * number, 0), ("world", number + 0.25, mib)]
+        row = check.resize_row([check.Event(what, at, 0, 1, str(mib << 20)) for what, at, mib in told], "NCCL")
+        assert row.what == f"NCCL group ended and made again in place, 1 rank, {len(used) - 1} times"
+        assert row.ours.startswith("250 ms (at most 250); memory after the last: ")
+        return bool(row.passed)
+
+    assert passed(100, 500, 530, 532)  # the first world makes what later ones use again
+    assert not passed(100, 500, 517, 533)
 
 
 def test_a_failed_check_sets_the_exit_code(
