@@ -6,13 +6,12 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use crate::explore::{bounds, check, options};
 use crate::seeds::{asked_for, live_through};
 use elastic_rs::rendezvous::protocol::message::Resume;
 use elastic_rs::rendezvous::protocol::settings::Settings;
 use elastic_rs::sim::coordinator::elastic::Elastic;
 use elastic_rs::sim::coordinator::elastic_plan::live;
-use elastic_rs::sim::coordinator::{Action, Options, Simulation, explore};
+use elastic_rs::sim::coordinator::{Action, Options, Simulation};
 
 #[test]
 fn invariants_hold_for_all_seeds() {
@@ -137,42 +136,49 @@ fn a_change_goes_on_at_a_restarted_coordinator() {
     assert_eq!(job.lives().get("go back to their commits"), None);
 }
 
-// Exhaustively.
+/// Exhaustively. `make test-long` finds the longer bounds by the module's name.
+mod explore {
+    use std::time::Duration;
 
-fn elastic(hosts: usize, min: u32) -> Simulation {
-    let mut options = options(hosts, min, hosts as u32);
-    options.elastic.hosts = (0..hosts).collect();
-    explore::job(options)
-}
+    use super::{run, start};
+    use crate::explore::{bounds, check, options};
+    use elastic_rs::sim::coordinator::{Action, Simulation, explore};
 
-fn attended(hosts: usize, min: u32) -> Simulation {
-    let mut job = elastic(hosts, min);
-    job.start_all(Duration::ZERO);
-    run(&mut job, 4.0);
-    job
-}
-
-#[test]
-fn a_member_of_two_leaves_in_any_order_of_events() {
-    // `make test-long` allows for another fault meanwhile.
-    let others = match std::env::var("ELASTIC_RS_EXPLORE_LONG") {
-        Ok(_) => vec![Action::Kill(1), Action::FailWorkers(1), Action::Sever(1), Action::CrashCoordinator],
-        Err(_) => vec![],
-    };
-    let mut leaving = attended(2, 1);
-    leaving.at(leaving.now(), Action::AskToLeave(0));
-    check("asks to leave", &leaving, &bounds(0, 1, vec![]));
-    for other in others {
-        check(&format!("asks to leave, {other:?}"), &leaving, &bounds(1, 0, vec![other]));
+    fn elastic(hosts: usize, min: u32) -> Simulation {
+        let mut options = options(hosts, min, hosts as u32);
+        options.elastic.hosts = (0..hosts).collect();
+        explore::job(options)
     }
-}
 
-#[test]
-fn a_third_node_joins_in_any_order_of_events() {
-    let mut job = elastic(3, 1);
-    (0..2).for_each(|host| start(&mut job, 0, host));
-    run(&mut job, 4.0);
-    // `make test-long` allows for a wait at any place.
-    let waits = u8::from(std::env::var("ELASTIC_RS_EXPLORE_LONG").is_ok());
-    check("a third joins", &job, &bounds(0, waits, vec![]));
+    fn attended(hosts: usize, min: u32) -> Simulation {
+        let mut job = elastic(hosts, min);
+        job.start_all(Duration::ZERO);
+        run(&mut job, 4.0);
+        job
+    }
+
+    #[test]
+    fn a_member_of_two_leaves_in_any_order_of_events() {
+        // `make test-long` allows for another fault meanwhile.
+        let others = match std::env::var("ELASTIC_RS_EXPLORE_LONG") {
+            Ok(_) => vec![Action::Kill(1), Action::FailWorkers(1), Action::Sever(1), Action::CrashCoordinator],
+            Err(_) => vec![],
+        };
+        let mut leaving = attended(2, 1);
+        leaving.at(leaving.now(), Action::AskToLeave(0));
+        check("asks to leave", &leaving, &bounds(0, 1, vec![]));
+        for other in others {
+            check(&format!("asks to leave, {other:?}"), &leaving, &bounds(1, 0, vec![other]));
+        }
+    }
+
+    #[test]
+    fn a_third_node_joins_in_any_order_of_events() {
+        let mut job = elastic(3, 1);
+        (0..2).for_each(|host| start(&mut job, 0, host));
+        run(&mut job, 4.0);
+        // `make test-long` allows for a wait at any place.
+        let waits = u8::from(std::env::var("ELASTIC_RS_EXPLORE_LONG").is_ok());
+        check("a third joins", &job, &bounds(0, waits, vec![]));
+    }
 }
