@@ -214,7 +214,7 @@ def test_a_spare_has_its_workers_ready(start: Start, done: Path) -> None:
     until_step(first)
     spare = start(4, *flags, nnodes="2", nproc=1, script=STEPS)
     spare.line("the workers of this node are started before it joins")
-    spare.line("is a spare")
+    spare.line("round 1 runs undisturbed")
     mark = first.mark()
     second.signal(signal.SIGKILL)
     after, stands_in = world_of(first, 2, since=mark), world_of(spare, 2)
