@@ -1,7 +1,8 @@
 //! The agent's end of the channel: one socket for all workers and rounds.
 //!
 //! A worker is known by its process, not by what it says: the kernel names the process that has connected. It must be a worker that
-//! the agent has named, or a descendant of one, and must belong to the agent's user. A worker may connect before the agent has named
+//! the agent has named, or a descendant of one, and must belong to the agent's user. One process is connected for each worker: others
+//! are refused until it ends or closes its connection. A worker may connect before the agent has named
 //! it, so unknown processes are held for a while.
 
 use std::collections::BTreeMap;
@@ -110,6 +111,8 @@ struct Connection {
     id: ConnectionId,
     /// The worker that has connected, or whose descendant has.
     worker: u32,
+    /// The process that has connected.
+    pid: u32,
     /// `None`: the connection is about to end.
     messages: Option<mpsc::Sender<ToWorker>>,
 }
@@ -206,15 +209,28 @@ impl Shared {
         is_current
     }
 
-    /// Makes this the worker's connection, instead of an earlier one. `None` if it is no worker any more.
-    fn connect(&self, id: ConnectionId, local_rank: u32, worker: u32) -> Option<mpsc::Receiver<ToWorker>> {
+    /// Makes this the worker's connection, instead of an earlier one of the same process. An error is the reason for which it is refused.
+    fn connect(&self, id: ConnectionId, admitted: &Admitted) -> Result<mpsc::Receiver<ToWorker>, String> {
+        let Admitted { local_rank, worker, pid, .. } = *admitted;
         let mut connections = self.connections.lock();
         if self.workers.borrow().get(&local_rank) != Some(&worker) {
-            return None;
+            return Err("its worker was stopped meanwhile".to_owned());
+        }
+        // The end of a process may not have been read from its connection yet.
+        if let Some(first) = connections.get(&local_rank)
+            && first.worker == worker
+            && first.pid != pid
+            && lives(first.pid)
+        {
+            return Err(format!(
+                "process {pid} descends from the worker of local rank {local_rank}, for which process {} is connected: a process that \
+                 a worker starts is no worker, and must call neither elastic.init nor a function of elastic.run",
+                first.pid
+            ));
         }
         let (sender, messages) = mpsc::channel(UNREAD_LIMIT);
-        connections.insert(local_rank, Connection { id, worker, messages: Some(sender) });
-        Some(messages)
+        connections.insert(local_rank, Connection { id, worker, pid, messages: Some(sender) });
+        Ok(messages)
     }
 }
 
@@ -256,8 +272,8 @@ async fn attend(
         None => Err(format!("{HELD} processes are waiting that are not known as workers")),
     };
     let connected = admitted.and_then(|admitted| {
-        let messages = shared.connect(id, admitted.local_rank, admitted.worker);
-        Ok((admitted, messages.ok_or("its worker was stopped meanwhile")?))
+        let messages = shared.connect(id, &admitted)?;
+        Ok((admitted, messages))
     });
     drop(hold);
     match connected {
@@ -279,6 +295,8 @@ async fn attend(
 struct Admitted {
     local_rank: u32,
     worker: u32,
+    /// The process that has connected.
+    pid: u32,
     /// What has arrived after the hello.
     buffer: BytesMut,
 }
@@ -310,7 +328,7 @@ async fn admit(stream: &mut UnixStream, shared: &Shared) -> Result<Admitted, Str
     let mut buffer = BytesMut::new();
     let (mut reader, _) = stream.split();
     match timeout(HOLD_LIMIT, read_message(&mut reader, &mut buffer)).await {
-        Ok(Ok(Some(ToAgent::Hello { version: VERSION }))) => Ok(Admitted { local_rank, worker, buffer }),
+        Ok(Ok(Some(ToAgent::Hello { version: VERSION }))) => Ok(Admitted { local_rank, worker, pid, buffer }),
         Ok(Ok(Some(ToAgent::Hello { version }))) => Err(format!(
             "process {pid} has a release of elastic_rs whose channel has version {version}, and its agent version {VERSION}: \
              install the same release in the worker's environment as in the agent's"
@@ -392,8 +410,19 @@ fn worker_of(pid: u32, workers: &BTreeMap<u32, u32>) -> Option<(u32, u32)> {
 
 /// A process's parent; `None` if it is gone, or has none.
 fn parent(pid: u32) -> Option<u32> {
+    let (_, parent) = state_and_parent(pid)?;
+    (parent > 0).then_some(parent)
+}
+
+/// Whether a process has not ended.
+fn lives(pid: u32) -> bool {
+    state_and_parent(pid).is_some_and(|(state, _)| !matches!(state, 'Z' | 'X'))
+}
+
+/// A process's state, as `proc_pid_stat(5)` names it, and its parent. `None` if it is gone.
+fn state_and_parent(pid: u32) -> Option<(char, u32)> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // The process's name may contain anything, including parentheses. State and parent follow it.
-    let parent = stat.rsplit_once(") ")?.1.split(' ').nth(1)?.parse().ok()?;
-    (parent > 0).then_some(parent)
+    let mut words = stat.rsplit_once(") ")?.1.split(' ');
+    Some((words.next()?.chars().next()?, words.next()?.parse().ok()?))
 }

@@ -5,13 +5,18 @@
 //!
 //! gloo does not say which sockets are its own. They are those that were connected while it made its process group. Of these it
 //! watches its own through an epoll set, with its listening socket; a store's client and a user's connections are not in that set.
-//! Facts: `gloo/transport/tcp` (`loop.cc`, `pair.cc`, `listener.cc`), `proc_pid_fdinfo(5)`, `shutdown(2)`.
+//!
+//! A program may make further groups later, each with an epoll set of its own. A server of the program may look the same. They are told
+//! apart by what epoll hands out with events of the listening socket. In gloo that is the address of a C++ object, whose first word is
+//! the same for all objects of its class. Groups that exist already show which word it is.
+//! Facts: `gloo/transport/tcp` (`loop.cc`, `pair.cc`, `listener.cc`), `proc_pid_fdinfo(5)`, `proc_pid_mem(5)`, `shutdown(2)`.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
+use std::fs::{self, File};
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::fs::FileExt;
 
 use rustix::fs::fstat;
 use rustix::net::sockopt::{socket_acceptconn, socket_type};
@@ -33,6 +38,8 @@ pub(super) struct Sockets {
     /// The sockets that were connected before the process group was begun. `None`: none is being made.
     marked: Option<BTreeSet<u64>>,
     guarded: Inodes,
+    /// The classes of the listeners of guarded groups. Sockets that are watched with another of their objects are a group's, too.
+    listeners: BTreeSet<Class>,
 }
 
 impl Sockets {
@@ -49,17 +56,29 @@ impl Sockets {
         let mut new = open.connected();
         new.retain(|inode, _| !marked.contains(inode));
         let mut watched = open.watched_with_listeners();
-        watched.retain(|inode, _| new.contains_key(inode));
+        watched.retain_mut(|set| {
+            set.connected.retain(|inode, _| new.contains_key(inode));
+            !set.connected.is_empty()
+        });
         self.marked = None;
         // A kernel may not show what is in an epoll set.
-        Ok(Some(self.guard(if watched.is_empty() { new } else { watched })))
+        Ok(Some(if watched.is_empty() { self.guard(new) } else { self.guard_sets(watched) }))
     }
 
     /// Guards the sockets of a process group that exists already: those that are watched together with a listening socket. Returns
     /// their number.
     pub(super) fn guard_loops(&mut self) -> io::Result<usize> {
         let watched = Open::look()?.watched_with_listeners();
-        Ok(self.guard(watched))
+        Ok(self.guard_sets(watched))
+    }
+
+    fn guard_sets(&mut self, sets: Vec<Watched>) -> usize {
+        let mut sockets = Inodes::new();
+        for set in sets {
+            self.listeners.extend(set.listener);
+            sockets.extend(set.connected);
+        }
+        self.guard(sockets)
     }
 
     fn guard(&mut self, sockets: Inodes) -> usize {
@@ -73,12 +92,20 @@ impl Sockets {
         *self = Sockets::default();
     }
 
-    /// Shuts the sockets down. Returns whether a process group is being made, whose further sockets need another call soon.
+    /// Shuts the sockets down, and those of groups that the program has made since. Returns whether another call is needed soon, since a
+    /// process group is being made or may be made.
     pub(super) fn shut_down(&mut self) -> bool {
         for (inode, socket) in std::mem::take(&mut self.guarded) {
             shut(inode, &socket);
         }
-        let Some(marked) = &self.marked else { return false };
+        if !self.listeners.is_empty() {
+            let sets = Open::look().map(|open| open.watched_with_listeners()).unwrap_or_default();
+            let groups = sets.iter().filter(|set| set.listener.is_some_and(|class| self.listeners.contains(&class)));
+            for (inode, socket) in groups.flat_map(|set| &set.connected) {
+                shut(*inode, socket);
+            }
+        }
+        let Some(marked) = &self.marked else { return !self.listeners.is_empty() };
         // Whatever fails here, such as a want of descriptors, may succeed in the next call.
         for (inode, socket) in Open::look().map(|open| open.connected()).unwrap_or_default() {
             if !marked.contains(&inode) {
@@ -132,25 +159,51 @@ impl Open {
         self.sockets.iter().filter_map(connected).collect()
     }
 
-    /// The connected TCP sockets that are in one epoll set with a listening one.
-    fn watched_with_listeners(&self) -> Inodes {
+    /// The epoll sets with a listening TCP socket.
+    fn watched_with_listeners(&self) -> Vec<Watched> {
         let connected = self.connected();
-        let mut found = Inodes::new();
-        for set in &self.epoll_sets {
-            let members = members(&fs::read_to_string(format!("/proc/self/fdinfo/{set}")).unwrap_or_default());
-            let sockets = || members.iter().filter_map(|fd| Some((*fd, *self.sockets.get(fd)?)));
-            if sockets().any(|(fd, inode)| duplicate(fd, inode).is_some_and(|socket| is_listener(&socket))) {
-                let of_set = sockets().filter_map(|(_, inode)| Some((inode, connected.get(&inode)?.clone())));
-                found.extend(of_set);
-            }
-        }
-        found
+        let watched = |set: &RawFd| {
+            let members = members(&fs::read_to_string(format!("/proc/self/fdinfo/{set}")).ok()?);
+            let sockets = || members.iter().filter_map(|(fd, data)| Some((*fd, *self.sockets.get(fd)?, *data)));
+            let (.., data) =
+                sockets().find(|(fd, inode, _)| duplicate(*fd, *inode).is_some_and(|socket| is_listener(&socket)))?;
+            let of_set = sockets().filter_map(|(_, inode, _)| Some((inode, connected.get(&inode)?.clone())));
+            Some(Watched { connected: of_set.collect(), listener: data.and_then(class_of) })
+        };
+        self.epoll_sets.iter().filter_map(watched).collect()
     }
 }
 
-/// The descriptors in an epoll set, by its `fdinfo`: lines such as `tfd:        9 events:       19 data: ...`.
-fn members(fdinfo: &str) -> Vec<RawFd> {
-    let member = |line: &str| line.strip_prefix("tfd:")?.split_whitespace().next()?.parse().ok();
+/// An epoll set with a listening TCP socket.
+struct Watched {
+    /// The connected TCP sockets in it.
+    connected: Inodes,
+    /// The class of what epoll hands out for the listening socket, if that is the address of an object.
+    listener: Option<Class>,
+}
+
+/// The first word of an object with virtual functions: the address of its class's table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Class(u64);
+
+/// The class of the object at this address, if there is one. Other numbers are harmless: the kernel reads the memory, and may refuse.
+fn class_of(address: u64) -> Option<Class> {
+    let mut word = [0; 8];
+    // Descriptors, which many programs have epoll hand out, are no addresses either.
+    File::open("/proc/self/mem").ok()?.read_exact_at(&mut word, address).ok()?;
+    let table = u64::from_ne_bytes(word);
+    (table != 0).then_some(Class(table))
+}
+
+/// The descriptors in an epoll set and what it hands out for each, by its `fdinfo`: lines such as
+/// `tfd:        9 events:       19 data:         5621d767f410 pos:0 ...`.
+fn members(fdinfo: &str) -> Vec<(RawFd, Option<u64>)> {
+    let member = |line: &str| {
+        let mut words = line.strip_prefix("tfd:")?.split_whitespace();
+        let fd = words.next()?.parse().ok()?;
+        let data = words.skip_while(|word| *word != "data:").nth(1);
+        Some((fd, data.and_then(|data| u64::from_str_radix(data, 16).ok())))
+    };
     fdinfo.lines().filter_map(member).collect()
 }
 
@@ -190,9 +243,18 @@ mod tests {
     #[test]
     fn members_of_an_epoll_set_are_read_from_its_fdinfo() {
         let text = "pos:\t0\nflags:\t02000002\nmnt_id:\t15\nino:\t1057\n\
-                    tfd:        9 events:       19 data:                0  pos:0 ino:2a sdev:8\ntfd:       10 events: 19\n\
+                    tfd:        9 events:       19 data:     5621d767f410  pos:0 ino:2a sdev:8\ntfd:       10 events: 19\n\
                     tfd: nonsense\n";
-        assert_eq!(members(text), [9, 10]);
-        assert_eq!(members(""), [0; 0]);
+        assert_eq!(members(text), [(9, Some(0x5621_d767_f410)), (10, None)]);
+        assert_eq!(members(""), []);
+    }
+
+    #[test]
+    fn the_class_of_an_object_is_its_first_word_and_other_numbers_have_none() {
+        let object = [7_u64, 8];
+        assert_eq!(class_of(std::ptr::from_ref(&object).addr() as u64), Some(Class(7)));
+        for number in [0, 9, u64::from(u32::MAX), u64::MAX] {
+            assert_eq!(class_of(number), None);
+        }
     }
 }

@@ -33,6 +33,7 @@ _LOOK_S = 0.5
 # How long torch tries to connect to a store before this worker asks again whether a peer has failed. torch repeats
 # refused connections itself, and nothing else can interrupt it.
 _CONNECT_S = 2.0
+# Pause between tries, some of which fail at once.
 _PAUSE_S = 0.05
 
 

@@ -11,7 +11,7 @@ use elastic_rs::channel::message::ToWorker;
 use elastic_rs::channel::worker::{Channel, ChannelError};
 use rustix::event::epoll;
 
-use super::{change, connected, exchange, failure, world};
+use super::{change, connected, exchange, failure, silence, world};
 use crate::alone_process::alone;
 use crate::process::support::{LIMIT, within};
 
@@ -39,9 +39,15 @@ fn pair(listener: &TcpListener) -> [TcpStream; 2] {
 }
 
 fn watch(descriptors: &[&dyn AsFd]) -> OwnedFd {
+    watch_for(&[], descriptors)
+}
+
+/// An epoll set that hands out this object's address.
+fn watch_for(object: &'static [u64], descriptors: &[&dyn AsFd]) -> OwnedFd {
     let set = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
+    let data = epoll::EventData::new_u64(if object.is_empty() { 0 } else { object.as_ptr().addr() as u64 });
     for fd in descriptors {
-        epoll::add(&set, fd.as_fd(), epoll::EventData::new_u64(0), epoll::EventFlags::IN).unwrap();
+        epoll::add(&set, fd.as_fd(), data, epoll::EventFlags::IN).unwrap();
     }
     set
 }
@@ -192,5 +198,34 @@ fn sockets_that_are_watched_with_a_listener_are_a_groups_own() {
         fail(&mut exchange, &channel).await;
         ends(&group[0]);
         assert!([store, client, new_store].iter().flatten().all(is_open));
+    });
+}
+
+#[test]
+fn groups_that_are_made_later_are_freed_and_servers_go_on() {
+    run("groups_that_are_made_later_are_freed_and_servers_go_on", async |mut exchange, channel| {
+        // The first word of an object says of which class it is.
+        static GROUP: [&[u64]; 3] = [&[0x1234, 1], &[0x1234, 2], &[0x1234, 3]];
+        let listener = listener();
+        channel.mark_sockets().unwrap();
+        let default = pair(&listener);
+        let _default = watch_for(GROUP[0], &[&listener, &default[0], &default[1]]);
+        assert_eq!(channel.guard_sockets().unwrap(), 2);
+        let (group, server, client) = (pair(&listener), pair(&listener), pair(&listener));
+        let _group = watch_for(GROUP[1], &[&listener, &group[0]]);
+        let _server = watch_for(&[0x5678, 1], &[&listener, &server[0]]);
+        fail(&mut exchange, &channel).await;
+        [&default[0], &group[0]].into_iter().for_each(ends);
+        assert!([&server, &client].into_iter().flatten().all(is_open));
+        // The program does not know of the failure yet, and makes another group.
+        let late = pair(&listener);
+        let _late = watch_for(GROUP[2], &[&listener, &late[0]]);
+        let [_here, there] = late;
+        freed(there).await;
+        channel.release_sockets().unwrap();
+        let next = pair(&listener);
+        let _next = watch_for(GROUP[0], &[&listener, &next[0]]);
+        silence(&mut exchange).await;
+        assert!(next.iter().all(is_open));
     });
 }

@@ -110,6 +110,35 @@ async fn a_worker_and_a_descendant_of_one_are_known_by_their_process() {
 }
 
 #[tokio::test]
+async fn a_process_that_a_connected_worker_starts_is_refused() {
+    let traces = Traces::new();
+    let (name, value) = traces.variable();
+    let mut exchange = exchange();
+    let worker = connected(&mut exchange).await;
+    let path = exchange.path().to_owned();
+    let start = || Killed::start(Command::new(helper()).arg("attend").arg(&path).env(&name, &value));
+    let mut child = start();
+    let (told, pids) = (child.line().await, (child.0.id(), process::id()));
+    assert!(
+        told.contains(&format!("process {} descends from the worker of local rank 0", pids.0))
+            && told.contains(&format!("process {} is connected", pids.1))
+            && told.contains("elastic.init"),
+        "{told}"
+    );
+    // The worker hears its agent as before.
+    exchange.send(0, ToWorker::World(Box::new(world(1))));
+    assert_eq!(within(worker.world().unwrap()).await.unwrap().generation, 1);
+    silence(&mut exchange).await;
+    // A connection that has ended is in nobody's way.
+    drop(worker);
+    assert_eq!(within(exchange.next()).await, Heard::Gone { local_rank: 0 });
+    let mut child = start();
+    assert_eq!(within(exchange.next()).await, Heard::Hello { local_rank: 0 });
+    exchange.send(0, ToWorker::World(Box::new(world(7))));
+    assert_eq!(child.line().await, "world 7\n");
+}
+
+#[tokio::test]
 async fn another_version_is_refused_and_both_are_named() {
     let mut exchange = exchange();
     let reason = refusal(raw(&exchange, &frame(ToAgent::Hello { version: 99 }))).await;

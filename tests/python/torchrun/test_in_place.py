@@ -119,7 +119,8 @@ def test_the_others_survive_a_killed_worker(start: Start, done: Path, port: int,
     # Workers that live on tell the first step of the new world, and what they make again after the commit.
     for told in first_steps(port, 2, nodes=2):
         assert told["step"] == every[0]["step"] + 1
-        assert every[0]["step"] <= told["step_before"] <= every[0]["step"] + 5
+        # A worker may have been killed or freed in the step of a commit that another one has made.
+        assert every[0]["step"] - 1 <= told["step_before"] <= every[0]["step"] + 5
         assert told["step_time_us"] >= 20_000
     # Its successor was started before the next round, if that took no longer than a second, and if the script does not
     # need its place from the start.
@@ -213,7 +214,7 @@ def test_a_spare_has_its_workers_ready(start: Start, done: Path) -> None:
     until_step(first)
     spare = start(4, *flags, nnodes="2", nproc=1, script=STEPS)
     spare.line("the workers of this node are started before it joins")
-    spare.line("is a spare")
+    spare.line("round 1 runs undisturbed")
     mark = first.mark()
     second.signal(signal.SIGKILL)
     after, stands_in = world_of(first, 2, since=mark), world_of(spare, 2)
@@ -283,13 +284,14 @@ def test_the_source_may_be_killed_while_the_successor_of_rank_0_gets_the_state(s
     committed = until_commit(nodes[0])
     mine = next(i for i, worlds in enumerate(before) if 0 in worlds)
     node, other = nodes[mine], nodes[1 - mine]
-    mark = other.mark()
+    marks = node.mark(), other.mark()
     os.kill(before[mine][0]["pid"], signal.SIGKILL)
     node.line("SIGKILL in sync")
-    after = worlds_of(other, 4, workers=2, since=mark)
+    after = worlds_of(other, 4, workers=2, since=marks[1])
     assert pids(after) == pids(before[1 - mine])
-    assert {world["step"] >= committed > 0 for world in after.values()} == {True}
-    assert {world["step"] for world in worlds_of(node, 4, workers=2, since=node.mark()).values()} == {after[2]["step"]}
+    after |= worlds_of(node, 4, workers=2, since=marks[0])
+    assert len({world["step"] for world in after.values()}) == 1
+    assert after[2]["step"] >= committed > 0
     assert_nothing_was_restarted(*nodes)
     ended_well(done, *nodes)
 

@@ -40,13 +40,15 @@ fn main() {
     }
 }
 
-/// Connect to the agent at this path as a worker, and print which world it names.
+/// Connect to the agent at this path as a worker, and print which world it names, or why it names none.
 fn attend(path: &str) {
     let limit = std::time::Duration::from_secs(60);
     let channel = elastic_rs::channel::worker::Channel::connect(path.as_ref(), limit).expect("an agent");
     let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
-    let world = runtime.block_on(channel.world().expect("the process that has connected")).expect("a world");
-    println!("world {}", world.generation);
+    match runtime.block_on(channel.world().expect("the process that has connected")) {
+        Ok(world) => println!("world {}", world.generation),
+        Err(error) => println!("{error}"),
+    }
 }
 
 /// Become the parent of orphans, as process 1 does, and reap them: session leaders after a minute, others at once, its own children
