@@ -107,7 +107,7 @@ test-long: build ## run randomised tests with many more cases, and all tests on 
 # libFuzzer needs code that counts its branches. These are the flags of cargo-fuzz, as far as stable rustc knows them. --target keeps
 # them from build scripts.
 FUZZ_SECONDS ?= 60
-FUZZ_TARGETS ?= codec table session blob proof
+FUZZ_TARGETS ?= codec table session blob proof hello http
 FUZZ_RUSTFLAGS := -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
 	-Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
 	-Cllvm-args=-sanitizer-coverage-trace-compares -Ccodegen-units=1 --cfg fuzzing

@@ -14,6 +14,7 @@ use tokio::net::TcpStream;
 use tokio::sync::{Mutex, Semaphore, mpsc, oneshot};
 use tokio::time::timeout;
 
+use crate::proto::http::{REQUEST_BYTES, Request, is_address_or_localhost};
 use crate::rendezvous::coordinator::driver::Question;
 use crate::rendezvous::protocol::text::validate_run_id;
 use crate::secure::door::Door;
@@ -27,10 +28,6 @@ pub(super) const FIRST_BYTES: &[u8] = b"GET ";
 
 /// Requests at once.
 const AT_ONCE: usize = 64;
-/// Bytes of a request.
-const REQUEST_BYTES: usize = 8 * 1024;
-/// Headers of a request.
-const HEADERS: usize = 64;
 /// Time for a request to arrive and for its answer to leave.
 const LIMIT: Duration = Duration::from_secs(5);
 /// The coordinator's thread is well if it answers within this time.
@@ -151,10 +148,10 @@ pub(super) async fn serve(mut connections: mpsc::UnboundedReceiver<Upgraded>, so
 
 async fn exchange(mut stream: TcpStream, mut bytes: BytesMut, peer: IpAddr, sources: &Sources) {
     let answer = loop {
-        match asked(&bytes) {
+        match Request::parse(&bytes) {
             Ok(Some(request)) => break respond(&request, peer, sources).await,
             Ok(None) => {}
-            Err(why) => break Answer("400 Bad Request", TEXT, why),
+            Err(why) => break Answer("400 Bad Request", TEXT, format!("{why}\n")),
         }
         if bytes.len() > REQUEST_BYTES {
             let why = format!("the request has more than {REQUEST_BYTES} bytes\n");
@@ -183,33 +180,6 @@ async fn exchange(mut stream: TcpStream, mut bytes: BytesMut, peer: IpAddr, sour
     let _ = sent.await; // it has gone
 }
 
-/// A request, as far as it concerns the answer.
-#[derive(Debug, PartialEq, Eq)]
-struct Request {
-    path: String,
-    /// What follows the path, after `?`.
-    query: String,
-    host: Option<String>,
-}
-
-/// The request, if it is complete.
-fn asked(bytes: &[u8]) -> Result<Option<Request>, String> {
-    let mut headers = [httparse::EMPTY_HEADER; HEADERS];
-    let mut request = httparse::Request::new(&mut headers);
-    match request.parse(bytes) {
-        Ok(httparse::Status::Partial) => Ok(None),
-        Ok(httparse::Status::Complete(_)) => {
-            let target = request.path.unwrap_or_default();
-            let (path, query) = target.split_once('?').unwrap_or((target, ""));
-            let (path, query) = (path.to_owned(), query.to_owned());
-            let host = request.headers.iter().find(|header| header.name.eq_ignore_ascii_case("host"));
-            let host = host.map(|header| String::from_utf8_lossy(header.value).trim().to_owned());
-            Ok(Some(Request { path, query, host }))
-        }
-        Err(error) => Err(format!("this is no request of HTTP/1.1: {error}\n")),
-    }
-}
-
 async fn respond(request: &Request, peer: IpAddr, sources: &Sources) -> Answer {
     match request.path.as_str() {
         "/healthz" => health(sources, false).await,
@@ -218,7 +188,7 @@ async fn respond(request: &Request, peer: IpAddr, sources: &Sources) -> Answer {
             Some(why) => Answer("403 Forbidden", TEXT, format!("{why}\n")),
             None => metrics(sources).await,
         },
-        "/" => match (refusal(request, peer, sources.readers.page, PAGE_ELSEWHERE), which(&request.query)) {
+        "/" => match (refusal(request, peer, sources.readers.page, PAGE_ELSEWHERE), which(request)) {
             (Some(why), _) => Answer("403 Forbidden", TEXT, format!("{why}\n")),
             (None, Ok(which)) => page(which, sources).await,
             (None, Err(why)) => Answer("400 Bad Request", TEXT, why),
@@ -248,22 +218,13 @@ fn refusal(request: &Request, peer: IpAddr, readers: Who, [open, protected]: Els
         Who::Loopback if !peer.is_loopback() => Some(open.to_owned()),
         // A page in a browser on this machine may have been given another name for it.
         Who::Loopback => match request.host.as_deref() {
-            Some(host) if !is_own(host) => Some(format!(
+            Some(host) if !is_address_or_localhost(host) => Some(format!(
                 "`{}` is no name of this machine's loopback; use localhost",
                 host.chars().take(64).collect::<String>().escape_default()
             )),
             _ => None,
         },
     }
-}
-
-/// Whether a `Host` header names an address, or this machine.
-fn is_own(host: &str) -> bool {
-    let name = match host.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
-        Some((name, _)) => name,
-        None => host.rsplit_once(':').map_or(host, |(name, _)| name),
-    };
-    name.eq_ignore_ascii_case("localhost") || name.parse::<IpAddr>().is_ok()
 }
 
 /// The coordinator's answer. None: it has ended.
@@ -286,37 +247,20 @@ async fn health(sources: &Sources, ready: bool) -> Answer {
     }
 }
 
-/// The page that a query asks for: `run=NAME` and `refresh=off`. Others are ignored.
-fn which(query: &str) -> Result<Which, String> {
+/// The page that a request asks for by the parameters `run=NAME` and `refresh=off`. Others are ignored.
+fn which(request: &Request) -> Result<Which, String> {
     let mut which = Which::default();
-    for (name, value) in query.split('&').filter_map(|pair| pair.split_once('=')) {
+    for (name, value) in request.parameters() {
         match name {
             "run" => {
-                let name = unescaped(value).filter(|name| validate_run_id(name).is_ok());
+                let name = value.filter(|name| validate_run_id(name).is_ok());
                 which.run = Some(name.ok_or("`run` in the address is no name of a run\n")?);
             }
-            "refresh" => which.still = value == "off",
+            "refresh" => which.still = value.as_deref() == Some("off"),
             _ => {}
         }
     }
     Ok(which)
-}
-
-/// A text of an address, where `%41` is `A`. `None`: it is not valid.
-fn unescaped(text: &str) -> Option<String> {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
-    while let Some((first, after)) = rest.split_first() {
-        rest = after;
-        if *first != b'%' {
-            bytes.push(*first);
-            continue;
-        }
-        let digits = rest.get(..2).filter(|digits| digits.iter().all(u8::is_ascii_hexdigit))?;
-        bytes.push(u8::from_str_radix(str::from_utf8(digits).ok()?, 16).ok()?);
-        rest = &rest[2..];
-    }
-    String::from_utf8(bytes).ok()
 }
 
 async fn page(which: Which, sources: &Sources) -> Answer {
@@ -387,6 +331,10 @@ mod tests {
         (Sources::new(asks, store.controller(), readers, pages, None), questions, store)
     }
 
+    fn request(query: &str, host: Option<&str>) -> Request {
+        Request { path: "/".to_owned(), query: query.to_owned(), host: host.map(str::to_owned) }
+    }
+
     #[tokio::test]
     async fn metrics_are_made_one_after_the_other_however_many_ask() {
         let (sources, mut questions, _store) = sources();
@@ -408,20 +356,6 @@ mod tests {
     }
 
     #[test]
-    fn requests_are_read_once_they_are_complete() {
-        let whole = b"GET /metrics?x=1 HTTP/1.1\r\nHost: n1:29400\r\n\r\n";
-        for end in 4..whole.len() {
-            assert_eq!(asked(&whole[..end]), Ok(None), "{end}");
-        }
-        let request =
-            Request { path: "/metrics".to_owned(), query: "x=1".to_owned(), host: Some("n1:29400".to_owned()) };
-        assert_eq!(asked(whole), Ok(Some(request)));
-        assert!(asked(b"GET / HTTP/9.9\r\n\r\n").unwrap_err().starts_with("this is no request"));
-        let many = format!("GET / HTTP/1.1\r\n{}\r\n", "a: b\r\n".repeat(HEADERS + 1));
-        assert!(asked(many.as_bytes()).is_err());
-    }
-
-    #[test]
     fn a_query_names_the_page() {
         let page = |run: Option<&str>, still| Ok(Which { run: run.map(str::to_owned), still });
         let wrong = || Err("`run` in the address is no name of a run\n".to_owned());
@@ -435,10 +369,11 @@ mod tests {
             ("run=%2", wrong()),
             ("run=%+1", wrong()),
             ("run=%FF", wrong()),
+            ("run=%0A", wrong()),
         ] {
-            assert_eq!(which(query), expected, "{query}");
+            assert_eq!(which(&request(query, None)), expected, "{query}");
         }
-        assert_eq!(which(&format!("run={}", "a".repeat(5_000))), wrong());
+        assert_eq!(which(&request(&format!("run={}", "a".repeat(5_000)), None)), wrong());
     }
 
     #[tokio::test]
@@ -486,11 +421,7 @@ mod tests {
 
     #[test]
     fn data_is_for_those_who_may_read_it() {
-        let request = |host: Option<&str>| Request {
-            path: "/metrics".to_owned(),
-            query: String::new(),
-            host: host.map(str::to_owned),
-        };
+        let request = |host| request("", host);
         let (here, elsewhere): (IpAddr, IpAddr) = ([127, 0, 0, 9].into(), [10, 0, 0, 1].into());
         for host in [None, Some("localhost:29400"), Some("127.0.0.1"), Some("[::1]:29400"), Some("LOCALHOST")] {
             assert_eq!(refusal(&request(host), here, Who::Loopback, PAGE_ELSEWHERE), None, "{host:?}");
