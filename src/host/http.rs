@@ -2,16 +2,19 @@
 //!
 //! One request for each connection. Strangers reach the port, so a request is bounded in bytes and time, and requests in number.
 
+use std::collections::{HashMap, VecDeque};
 use std::ffi::OsStr;
 use std::io;
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 use bytes::BytesMut;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
-use tokio::sync::{Mutex, Semaphore, mpsc, oneshot};
+use tokio::sync::{Mutex, mpsc, oneshot};
+use tokio::task::AbortHandle;
 use tokio::time::timeout;
 
 use crate::proto::http::{REQUEST_BYTES, Request, is_address_or_localhost};
@@ -131,25 +134,64 @@ const PAGE_POLICY: &str =
 const NO_POLICY: &str = "default-src 'none'; frame-ancestors 'none'";
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
+/// A connection that has a place.
+struct Guest {
+    peer: IpAddr,
+    task: AbortHandle,
+    /// Whether the server waits for this peer, and not the peer for its answer.
+    waits_for_peer: Arc<AtomicBool>,
+}
+
 /// Answer requests until there are no more connections.
+///
+/// If all places are taken, a newcomer gets the place of a connection whose peer is slow ([`slowest`]), so that health is told
+/// however many requests never end.
 pub(super) async fn serve(mut connections: mpsc::UnboundedReceiver<Upgraded>, sources: Sources) {
-    let places = Arc::new(Semaphore::new(AT_ONCE));
+    let mut guests: VecDeque<Guest> = VecDeque::new();
     while let Some(Upgraded { stream, first_bytes, peer, place, .. }) = connections.recv().await {
-        // Who comes when all places are taken is closed.
-        let Ok(turn) = Arc::clone(&places).try_acquire_owned() else { continue };
+        let peer = peer.ip().to_canonical();
+        guests.retain(|guest| !guest.task.is_finished());
+        if guests.len() >= AT_ONCE {
+            // Without one, all others wait for their answers, and the newcomer is closed.
+            let Some(guest) = slowest(&guests).and_then(|at| guests.remove(at)) else { continue };
+            guest.task.abort();
+        }
         let Ok(stream) = TcpStream::from_std(stream) else { continue };
-        let sources = sources.clone();
-        tokio::spawn(async move {
-            let _ = timeout(LIMIT, exchange(stream, first_bytes, peer.ip().to_canonical(), &sources)).await;
-            drop((turn, place));
+        let (sources, waits_for_peer) = (sources.clone(), Arc::new(AtomicBool::new(true)));
+        let waits = Arc::clone(&waits_for_peer);
+        let exchanging = tokio::spawn(async move {
+            let _ = timeout(LIMIT, exchange(stream, first_bytes, peer, &sources, &waits)).await;
+            drop(place);
         });
+        guests.push_back(Guest { peer, task: exchanging.abort_handle(), waits_for_peer });
     }
 }
 
-async fn exchange(mut stream: TcpStream, mut bytes: BytesMut, peer: IpAddr, sources: &Sources) {
+/// The connection that loses its place: of those whose peers are waited for, the oldest one of the address that has most of them. So
+/// a single address can only take its own places.
+fn slowest(guests: &VecDeque<Guest>) -> Option<usize> {
+    let slow = || guests.iter().enumerate().filter(|(_, guest)| guest.waits_for_peer.load(Relaxed));
+    let mut counts: HashMap<IpAddr, usize> = HashMap::new();
+    slow().for_each(|(_, guest)| *counts.entry(guest.peer).or_default() += 1);
+    let most = counts.values().max()?;
+    slow().find(|(_, guest)| counts.get(&guest.peer) == Some(most)).map(|(at, _)| at)
+}
+
+async fn exchange(
+    mut stream: TcpStream,
+    mut bytes: BytesMut,
+    peer: IpAddr,
+    sources: &Sources,
+    waits_for_peer: &AtomicBool,
+) {
     let answer = loop {
         match Request::parse(&bytes) {
-            Ok(Some(request)) => break respond(&request, peer, sources).await,
+            Ok(Some(request)) => {
+                waits_for_peer.store(false, Relaxed);
+                let answer = respond(&request, peer, sources).await;
+                waits_for_peer.store(true, Relaxed);
+                break answer;
+            }
             Ok(None) => {}
             Err(why) => break Answer("400 Bad Request", TEXT, format!("{why}\n")),
         }
@@ -333,6 +375,27 @@ mod tests {
 
     fn request(query: &str, host: Option<&str>) -> Request {
         Request { path: "/".to_owned(), query: query.to_owned(), host: host.map(str::to_owned) }
+    }
+
+    #[tokio::test]
+    async fn the_oldest_slow_connection_of_the_greediest_address_loses_its_place() {
+        let task = tokio::spawn(std::future::pending::<()>()).abort_handle();
+        let guests = |guests: &[(u8, bool)]| -> VecDeque<Guest> {
+            let guest = |&(address, slow): &(u8, bool)| Guest {
+                peer: [10, 0, 0, address].into(),
+                task: task.clone(),
+                waits_for_peer: Arc::new(AtomicBool::new(slow)),
+            };
+            guests.iter().map(guest).collect()
+        };
+        for (those, loses) in [
+            (&[(1, true), (2, true), (2, true)][..], Some(1)),
+            (&[(1, true), (2, false), (2, false)], Some(0)),
+            (&[(1, false), (2, true), (1, false), (2, true)], Some(1)),
+            (&[(1, false), (2, false)], None),
+        ] {
+            assert_eq!(slowest(&guests(those)), loses, "{those:?}");
+        }
     }
 
     #[tokio::test]
