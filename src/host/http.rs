@@ -13,7 +13,7 @@ use std::time::Duration;
 use bytes::BytesMut;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
-use tokio::sync::{Mutex, mpsc, oneshot};
+use tokio::sync::{Mutex, Notify, mpsc, oneshot};
 use tokio::task::AbortHandle;
 use tokio::time::timeout;
 
@@ -33,6 +33,8 @@ pub(super) const FIRST_BYTES: &[u8] = b"GET ";
 const AT_ONCE: usize = 64;
 /// Time for a request to arrive and for its answer to leave.
 const LIMIT: Duration = Duration::from_secs(5);
+/// Time for one of the requests to be answered, if all are complete and a newcomer wants a place.
+const ANSWERED_WITHIN: Duration = Duration::from_millis(100);
 /// The coordinator's thread is well if it answers within this time.
 const TURN: Duration = Duration::from_secs(2);
 
@@ -148,22 +150,37 @@ struct Guest {
 /// however many requests never end.
 pub(super) async fn serve(mut connections: mpsc::UnboundedReceiver<Upgraded>, sources: Sources) {
     let mut guests: VecDeque<Guest> = VecDeque::new();
+    let answered = Arc::new(Notify::new());
     while let Some(Upgraded { stream, first_bytes, peer, place, .. }) = connections.recv().await {
         let peer = peer.ip().to_canonical();
-        guests.retain(|guest| !guest.task.is_finished());
-        if guests.len() >= AT_ONCE {
-            // Without one, all others wait for their answers, and the newcomer is closed.
-            let Some(guest) = slowest(&guests).and_then(|at| guests.remove(at)) else { continue };
-            guest.task.abort();
+        if timeout(ANSWERED_WITHIN, make_room(&mut guests, &answered)).await.is_err() {
+            continue; // the newcomer is closed
         }
         let Ok(stream) = TcpStream::from_std(stream) else { continue };
         let (sources, waits_for_peer) = (sources.clone(), Arc::new(AtomicBool::new(true)));
-        let waits = Arc::clone(&waits_for_peer);
+        let (waits, answered) = (Arc::clone(&waits_for_peer), Arc::clone(&answered));
         let exchanging = tokio::spawn(async move {
-            let _ = timeout(LIMIT, exchange(stream, first_bytes, peer, &sources, &waits)).await;
+            let _ = timeout(LIMIT, exchange(stream, first_bytes, peer, &sources, (&waits, &answered))).await;
             drop(place);
         });
         guests.push_back(Guest { peer, task: exchanging.abort_handle(), waits_for_peer });
+    }
+}
+
+/// Wait until there is a place, or one whose peer is waited for, and take that.
+async fn make_room(guests: &mut VecDeque<Guest>, answered: &Notify) {
+    guests.retain(|guest| !guest.task.is_finished());
+    while guests.len() >= AT_ONCE {
+        // Requests that have come complete are read meanwhile, and those of health are answered.
+        tokio::task::yield_now().await;
+        guests.retain(|guest| !guest.task.is_finished());
+        if guests.len() < AT_ONCE {
+            return;
+        }
+        match slowest(guests).and_then(|at| guests.remove(at)) {
+            Some(guest) => return guest.task.abort(),
+            None => answered.notified().await,
+        }
     }
 }
 
@@ -182,7 +199,7 @@ async fn exchange(
     mut bytes: BytesMut,
     peer: IpAddr,
     sources: &Sources,
-    waits_for_peer: &AtomicBool,
+    (waits_for_peer, answered): (&AtomicBool, &Notify),
 ) {
     let answer = loop {
         match Request::parse(&bytes) {
@@ -190,6 +207,7 @@ async fn exchange(
                 waits_for_peer.store(false, Relaxed);
                 let answer = respond(&request, peer, sources).await;
                 waits_for_peer.store(true, Relaxed);
+                answered.notify_one();
                 break answer;
             }
             Ok(None) => {}
