@@ -17,12 +17,13 @@ use tokio::sync::{Mutex, Notify, mpsc, oneshot};
 use tokio::task::AbortHandle;
 use tokio::time::timeout;
 
-use crate::proto::http::{REQUEST_BYTES, Request, is_address_or_localhost};
+use crate::net::local::is_own_name;
+use crate::proto::http::{REQUEST_BYTES, Request, host_name, is_address_or_localhost};
 use crate::rendezvous::coordinator::driver::Question;
 use crate::rendezvous::protocol::text::validate_run_id;
-use crate::secure::door::Door;
-use crate::secure::refusals::Kind;
-use crate::store::server::{Cause, Controller, Upgraded};
+use crate::secure::Protection;
+use crate::secure::refusals::{Kind, Refusals};
+use crate::store::server::{Cause, Controller, Stats, Upgraded};
 
 use super::page::{NoPage, Pages, Which};
 
@@ -97,8 +98,10 @@ pub(super) struct Sources {
     pub store: Controller,
     pub readers: Readers,
     pub pages: Pages,
-    /// Where strangers are refused, if the host is protected.
-    pub door: Option<Arc<Door>>,
+    /// Counts those that are refused, if the host is protected.
+    pub protection: Option<Arc<Protection>>,
+    /// The name or address by which nodes know the endpoint.
+    pub name: Option<String>,
     /// Held while metrics are made. They cost the coordinator's thread time, and many readers must not keep it from its nodes.
     metrics: Arc<Mutex<()>>,
 }
@@ -109,9 +112,10 @@ impl Sources {
         store: Controller,
         readers: Readers,
         pages: Pages,
-        door: Option<Arc<Door>>,
+        protection: Option<Arc<Protection>>,
+        name: Option<String>,
     ) -> Self {
-        Self { questions, store, readers, pages, door, metrics: Arc::default() }
+        Self { questions, store, readers, pages, protection, name, metrics: Arc::default() }
     }
 }
 
@@ -241,14 +245,15 @@ async fn exchange(
 }
 
 async fn respond(request: &Request, peer: IpAddr, sources: &Sources) -> Answer {
+    let name = sources.name.as_deref();
     match request.path.as_str() {
         "/healthz" => health(sources, false).await,
         "/readyz" => health(sources, true).await,
-        "/metrics" => match refusal(request, peer, sources.readers.metrics, METRICS_ELSEWHERE) {
+        "/metrics" => match refusal(request, (peer, name), sources.readers.metrics, METRICS_ELSEWHERE) {
             Some(why) => Answer("403 Forbidden", TEXT, format!("{why}\n")),
             None => metrics(sources).await,
         },
-        "/" => match (refusal(request, peer, sources.readers.page, PAGE_ELSEWHERE), which(request)) {
+        "/" => match (refusal(request, (peer, name), sources.readers.page, PAGE_ELSEWHERE), which(request)) {
             (Some(why), _) => Answer("403 Forbidden", TEXT, format!("{why}\n")),
             (None, Ok(which)) => page(which, sources).await,
             (None, Err(why)) => Answer("400 Bad Request", TEXT, why),
@@ -270,21 +275,38 @@ const PAGE_ELSEWHERE: Elsewhere = [
      have the token or a certificate",
 ];
 
-/// Why this request is not answered with data.
-fn refusal(request: &Request, peer: IpAddr, readers: Who, [open, protected]: Elsewhere) -> Option<String> {
+/// Why this request of a peer is not answered with data. `name`: the endpoint's.
+///
+/// A site may give this machine another name, so that a browser takes the answer for the site's own (DNS rebinding). So a `Host`
+/// header has to be an address, or a name that is this machine's.
+fn refusal(
+    request: &Request,
+    (peer, name): (IpAddr, Option<&str>),
+    readers: Who,
+    [open, protected]: Elsewhere,
+) -> Option<String> {
+    let shown = |host: &str| host.chars().take(64).collect::<String>().escape_default().to_string();
     match readers {
-        Who::All => None,
+        Who::All => match request.host.as_deref() {
+            Some(host) if !is_address_or_localhost(host) && !is_name_of_this_machine(host_name(host), name) => {
+                let known = name.map(|name| format!(", or {name}")).unwrap_or_default();
+                Some(format!("`{}` is no name of this machine; use an address, its host name{known}", shown(host)))
+            }
+            _ => None,
+        },
         Who::Nobody => Some(protected.to_owned()),
         Who::Loopback if !peer.is_loopback() => Some(open.to_owned()),
-        // A page in a browser on this machine may have been given another name for it.
         Who::Loopback => match request.host.as_deref() {
-            Some(host) if !is_address_or_localhost(host) => Some(format!(
-                "`{}` is no name of this machine's loopback; use localhost",
-                host.chars().take(64).collect::<String>().escape_default()
-            )),
+            Some(host) if !is_address_or_localhost(host) => {
+                Some(format!("`{}` is no name of this machine's loopback; use localhost", shown(host)))
+            }
             _ => None,
         },
     }
+}
+
+fn is_name_of_this_machine(host: &str, endpoint: Option<&str>) -> bool {
+    is_own_name(host) || endpoint.is_some_and(|name| name.eq_ignore_ascii_case(host))
 }
 
 /// The coordinator's answer. None: it has ended.
@@ -364,19 +386,33 @@ async fn metrics(sources: &Sources) -> Answer {
     for cause in Cause::ALL {
         out.value("store_rejects_total", &[("cause", cause.name())], stats.rejected(cause));
     }
-    let refused = sources.door.as_ref().map(|door| door.refusals()).unwrap_or_default();
-    out.family("auth_failures", "counter", "connections that have not proven that they belong to the job");
+    let refused = sources.protection.as_ref().map(|protection| refusals(protection, &stats)).unwrap_or_default();
+    out.family("auth_failures", "counter", "connections that have not proven that they may do what they ask for");
     for kind in Kind::ALL {
         out.value("auth_failures_total", &[("why", kind.name())], refused.of(kind));
     }
     Answer("200 OK", OPEN_METRICS, out.finish())
 }
 
+/// The peers that a protected host has refused. Those that do not even begin TLS end at the store's server.
+fn refusals(protection: &Protection, store: &Stats) -> Refusals {
+    let mut refused = protection.refusals();
+    for (cause, kind) in [
+        (Cause::Unproven, Kind::NoTls),
+        (Cause::Foreign, Kind::NoTls),
+        (Cause::HelloTimeout, Kind::Late),
+        (Cause::Crowded, Kind::Crowded),
+        (Cause::TooManyConnections, Kind::Crowded),
+    ] {
+        refused.add(kind, store.rejected(cause));
+    }
+    refused
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::events::open_metrics::OpenMetrics;
-    use crate::secure::Protection;
     use crate::secure::refusals::Refusal;
     use crate::secure::token::Token;
     use crate::store::server::{ServerOptions, StoreServer};
@@ -388,7 +424,7 @@ mod tests {
         let (asks, questions) = mpsc::channel(64);
         let (pages, ..) = crate::host::page::pages(asks.clone(), true);
         let readers = Readers { metrics: Who::All, page: Who::All };
-        (Sources::new(asks, store.controller(), readers, pages, None), questions, store)
+        (Sources::new(asks, store.controller(), readers, pages, None, None), questions, store)
     }
 
     fn request(query: &str, host: Option<&str>) -> Request {
@@ -459,20 +495,26 @@ mod tests {
 
     #[tokio::test]
     async fn refused_strangers_are_counted_by_why() {
-        let (mut sources, mut questions, _store) = sources();
+        let (mut sources, mut questions, store) = sources();
         tokio::spawn(async move {
             while let Some(Question::Metrics(reply)) = questions.recv().await {
                 let _ = reply.send(OpenMetrics::default());
             }
         });
-        let protection = Protection::by_token(Token::parse(&"a".repeat(64)).unwrap()).unwrap();
-        let door = Arc::new(Door::new(Arc::new(protection)).unwrap());
-        sources.door = Some(Arc::clone(&door));
-        for kind in [Kind::Unproven, Kind::Late, Kind::Unproven] {
-            door.refuse(&Refusal::new(kind, "for a test"));
+        let protection = Arc::new(Protection::by_token(Token::parse(&"a".repeat(64)).unwrap()).unwrap());
+        sources.protection = Some(Arc::clone(&protection));
+        // At whichever door of the process.
+        for kind in [Kind::Unproven, Kind::Late, Kind::Unproven, Kind::Forbidden] {
+            protection.refuse(&Refusal::new(kind, "for a test"));
         }
+        // One that does not even begin TLS. It is counted before it is closed.
+        let mut stranger = TcpStream::connect(store.local_addr()).await.unwrap();
+        stranger.write_all(b"SSH-2.0-scan\r\n").await.unwrap();
+        let _ = stranger.read_to_end(&mut Vec::new()).await; // it may be reset
         let text = metrics(&sources).await.2;
-        for (why, count) in [("no_tls", 0), ("certificate", 0), ("unproven", 2), ("late", 1), ("crowded", 0)] {
+        for (why, count) in
+            [("no_tls", 1), ("certificate", 0), ("unproven", 2), ("late", 1), ("crowded", 0), ("forbidden", 1)]
+        {
             let line = format!("elastic_rs_auth_failures_total{{why=\"{why}\"}} {count}");
             assert!(text.lines().any(|one| one == line), "{line}\n{text}");
         }
@@ -502,23 +544,31 @@ mod tests {
 
     #[test]
     fn data_is_for_those_who_may_read_it() {
-        let request = |host| request("", host);
+        let request = |host: Option<&str>| request("", host);
         let (here, elsewhere): (IpAddr, IpAddr) = ([127, 0, 0, 9].into(), [10, 0, 0, 1].into());
         for host in [None, Some("localhost:29400"), Some("127.0.0.1"), Some("[::1]:29400"), Some("LOCALHOST")] {
-            assert_eq!(refusal(&request(host), here, Who::Loopback, PAGE_ELSEWHERE), None, "{host:?}");
+            assert_eq!(refusal(&request(host), (here, None), Who::Loopback, PAGE_ELSEWHERE), None, "{host:?}");
         }
         for host in ["evil.example:29400", "localhost.evil.example", "", "[evil]", "127.0.0.1.evil.example"] {
-            let why = refusal(&request(Some(host)), here, Who::Loopback, PAGE_ELSEWHERE).unwrap();
+            let why = refusal(&request(Some(host)), (here, None), Who::Loopback, PAGE_ELSEWHERE).unwrap();
             assert!(why.ends_with("use localhost"), "{why}");
+            let why =
+                refusal(&request(Some(host)), (elsewhere, Some("head.example")), Who::All, PAGE_ELSEWHERE).unwrap();
+            assert!(why.ends_with("use an address, its host name, or head.example"), "{why}");
         }
         for (elsewhere_for, open, protected) in [
             (METRICS_ELSEWHERE, "ELASTIC_RS_HTTP=metrics", "ELASTIC_RS_HTTP=metrics"),
             (PAGE_ELSEWHERE, "ELASTIC_RS_HTTP=all", "elastic-rs page ENDPOINT"),
         ] {
-            let refused = |host, peer, who| refusal(&request(host), peer, who, elsewhere_for);
+            let refused = |host: Option<&str>, peer, who| {
+                refusal(&request(host), (peer, Some("head.example")), who, elsewhere_for)
+            };
             assert!(refused(None, elsewhere, Who::Loopback).unwrap().contains(open));
             assert!(refused(None, here, Who::Nobody).unwrap().contains(protected));
-            assert_eq!(refused(Some("evil.example"), elsewhere, Who::All), None);
+            let own = format!("{}:29400", rustix::system::uname().nodename().to_string_lossy());
+            for host in [None, Some("10.0.0.9:29400"), Some("[2001:db8::1]"), Some("HEAD.example:29400"), Some(&*own)] {
+                assert_eq!(refused(host, elsewhere, Who::All), None, "{host:?}");
+            }
         }
     }
 }

@@ -24,7 +24,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 use super::helpers::Helpers;
 use super::objection::{in_words, is_of_certificate};
 use super::proof::{Pass, check, refuse};
-use super::refusals::{Counters, Kind, Refusal, Refusals};
+use super::refusals::{Kind, Refusal};
 use super::stream::Halves;
 use super::tls::{self, ServerConfig};
 use super::{Protection, ProtectionError};
@@ -49,7 +49,6 @@ pub struct Door {
     protection: Arc<Protection>,
     config: Arc<ServerConfig>,
     helpers: Arc<Helpers>,
-    refused: Counters,
 }
 
 impl Door {
@@ -60,7 +59,7 @@ impl Door {
     pub fn new(protection: Arc<Protection>) -> Result<Self, ProtectionError> {
         let config = tls::server_config().map_err(|error| ProtectionError::Tls(error.to_string()))?;
         let helpers = Helpers::shared().map_err(ProtectionError::Threads)?;
-        Ok(Self { protection, config, helpers, refused: Counters::default() })
+        Ok(Self { protection, config, helpers })
     }
 
     /// Where handshakes run.
@@ -68,26 +67,15 @@ impl Door {
         self.helpers.handle()
     }
 
-    /// Count a refused stranger, and return the sentence for the log.
-    pub fn refuse(&self, refusal: &Refusal) -> String {
-        self.refused.count(refusal.kind);
-        format!("{}; {} refused so far", refusal.why, self.refused.now().total())
-    }
-
-    /// The strangers that were refused so far.
-    pub fn refusals(&self) -> Refusals {
-        self.refused.now()
-    }
-
-    /// What is asked of strangers.
-    pub fn protection(&self) -> &Protection {
+    /// What is asked of strangers. It counts those that are refused.
+    pub fn protection(&self) -> &Arc<Protection> {
         &self.protection
     }
 
     /// Begin TLS with a stranger whose first bytes have been read, and let both ends prove themselves.
     ///
     /// # Errors
-    /// Why it is refused. [`Self::refuse`] has still to count it.
+    /// Why it is refused. [`Protection::refuse`] has still to count it.
     pub async fn admit(&self, stream: TcpStream, first_bytes: BytesMut) -> Result<(Halves, Pass), Refusal> {
         let done = async {
             // TLS tries once to say what was wrong, and has to find the socket ready.
@@ -344,9 +332,9 @@ mod tests {
         let (admitted, ()) = tokio::join!(door.admit(coordinator, BytesMut::new()), flooding);
         let refusal = admitted.unwrap_err();
         assert!(refusal.kind == Kind::NoTls && refusal.why.contains("more than 16384 bytes"), "{refusal:?}");
-        assert_eq!(door.refuse(&refusal), format!("{}; 1 refused so far", refusal.why));
-        assert_eq!(door.refuse(&late()), "no proof within 5s; 2 refused so far");
-        let refused = door.refusals();
+        assert_eq!(door.protection().refuse(&refusal), format!("{}; 1 refused so far", refusal.why));
+        assert_eq!(door.protection().refuse(&late()), "no proof within 5s; 2 refused so far");
+        let refused = door.protection().refusals();
         assert_eq!((refused.of(Kind::NoTls), refused.of(Kind::Late), refused.total()), (1, 1, 2));
     }
 

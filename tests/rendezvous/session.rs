@@ -52,7 +52,7 @@ impl Coordinator {
         let (sender, incoming) = mpsc::unbounded_channel();
         let (count, sessions) = watch::channel(0);
         let (excluded, exclusions) = watch::channel(Exclusions::new());
-        let shown = Shown { sessions: count, exclusions: excluded, questions: mpsc::channel(1).1 };
+        let shown = Shown { sessions: count, exclusions: excluded, questions: mpsc::channel(1).1, protection: None };
         let task = tokio::spawn(async move {
             let accepting = async {
                 loop {

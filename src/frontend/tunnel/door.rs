@@ -50,7 +50,7 @@ pub(super) async fn serve(
         async move {
             let peer = stranger.peer;
             let refused = |refusal: &Refusal| {
-                let words = door.refuse(refusal);
+                let words = door.protection().refuse(refusal);
                 if log.admits("unproven") {
                     tracing::warn!(
                         target: "elastic_rs::rendezvous", %peer,
@@ -65,7 +65,7 @@ pub(super) async fn serve(
         tokio::spawn(carry(client, store, run_id.clone(), Arc::clone(&log)));
     };
     let lost = |refusal: Refusal| {
-        let words = door.refuse(&refusal);
+        let words = door.protection().refuse(&refusal);
         if log.admits("crowded") {
             tracing::warn!(target: "elastic_rs::rendezvous", "[{run_id}] a connection to the workers' store is refused: {words}");
         }
@@ -94,7 +94,7 @@ async fn admit(stranger: Stranger, door: &Door, run_id: &str) -> Result<Halves, 
     let (client, pass) = door.admit(stream, BytesMut::new()).await?;
     match pass.admits_node_of(run_id) {
         Ok(()) => Ok(client),
-        Err(why) => Err(Refusal { kind: Kind::Unproven, why }),
+        Err(why) => Err(Refusal { kind: Kind::Forbidden, why }),
     }
 }
 
