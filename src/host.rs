@@ -27,7 +27,7 @@ use crate::rendezvous::coordinator::machine::Machine;
 use crate::rendezvous::decider::hosts::Exclusions;
 use crate::rendezvous::protocol::codec;
 use crate::rendezvous::protocol::message::MAGIC;
-use crate::secure::door::{self, AT_ONCE, Door, FIRST_BYTES};
+use crate::secure::door::{self, Door, FIRST_BYTES};
 use crate::secure::refusals::{Kind, Refusal, Refusals};
 use crate::secure::{Halves, Protection};
 use crate::store::server::{Controller, ServerOptions, StoreServer, Upgrade, Upgraded};
@@ -187,9 +187,9 @@ impl Host {
         let runtime = Builder::new_current_thread().enable_io().enable_time().build()?;
         let (to, upgraded) = mpsc::unbounded_channel();
         let door = protection.clone().map(Door::new).transpose().map_err(io::Error::other)?.map(Arc::new);
-        if door.is_some() {
+        if let Some(door) = &door {
             options.upgrades.push(Upgrade { magic: FIRST_BYTES, to: to.clone() });
-            options.upgrades_only = Some(AT_ONCE);
+            options.upgrades_only = Some(door.places());
             options.hello_timeout = options.hello_timeout.min(door::LIMIT);
         }
         options.upgrades.push(Upgrade { magic: MAGIC, to });
@@ -485,7 +485,7 @@ async fn admit(
         }
     };
     tokio::select! {
-        () = door::hall(door.helpers(), upgraded, welcome, proven, lost) => {}
+        () = door::hall((door.helpers(), door.places()), upgraded, welcome, proven, lost) => {}
         () = log.summarise() => {}
     }
 }

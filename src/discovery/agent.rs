@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use bytes::{Buf, Bytes, BytesMut};
 use parking_lot::Mutex;
-use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open};
+use rustix::process::{Pid, PidfdFlags, Resource, Signal, kill_process_group, pidfd_open, setrlimit};
 use tokio::io::unix::AsyncFd;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::unix::pipe;
@@ -28,6 +28,7 @@ use super::hosts::Host;
 use super::machine::{AgentId, Request};
 use super::output::{Output, Stream};
 use super::reports::{Report, ReportFilter};
+use crate::open_files::limit_of_workers;
 use crate::process::{Lines, Part, Prefix};
 
 /// How agents are started.
@@ -344,9 +345,13 @@ fn spawn(command: &[OsString]) -> io::Result<Child> {
     let (program, args) = command.split_first().ok_or(io::ErrorKind::InvalidInput)?;
     let mut made = std::process::Command::new(program);
     made.args(args).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    // SAFETY: two system calls that a forked child may make.
+    let open_files = limit_of_workers();
+    // SAFETY: three system calls that a forked child may make.
     unsafe {
-        made.pre_exec(|| {
+        made.pre_exec(move || {
+            if let Some(limit) = open_files {
+                let _ = setrlimit(Resource::Nofile, limit); // lowers the soft limit, which everybody may
+            }
             // The threads of this library block all signals, and a program begins with the mask of its starter.
             let mut none = std::mem::zeroed();
             libc::sigemptyset(&mut none);

@@ -4,18 +4,20 @@
 //! waits for a connection: messages that a node does not read are queued up to a bound, beyond which its session ends. The caller
 //! passes the connections ([`Incoming`]), which share the store's port.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::fmt::Debug;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 use bytes::BytesMut;
 use parking_lot::Mutex;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::{mpsc, oneshot, watch};
+use tokio::task::AbortHandle;
 use tokio::time::{Instant, timeout};
 
 pub use super::book::Subject;
@@ -86,6 +88,10 @@ pub enum Question {
     Write(EventFile),
 }
 
+/// Connections without a first message yet. Many nodes may come at the same moment.
+const UNGREETED: usize = 1024;
+/// How long one may be silent if as many others are.
+const SPEAKS_WITHIN: Duration = Duration::from_millis(500);
 /// Observers at once.
 const OBSERVERS: usize = 64;
 /// Observers at once from one address.
@@ -141,6 +147,7 @@ pub async fn run(
     let mut next_session = 0;
     let mut book = Book::new(rand::random(), Instant::now().into_std());
     let observers = Arc::new(Places::default());
+    let mut ungreeted = Ungreeted::default();
     // Each writing task holds a sender, and drops it when it has written everything.
     let (writing, mut written) = mpsc::channel::<()>(1);
     loop {
@@ -151,9 +158,16 @@ pub async fn run(
                 Some(connection) => {
                     next_session += 1;
                     let session = SessionId(next_session);
+                    let Some(greeted) = ungreeted.take() else {
+                        if log.admits("ungreeted") {
+                            let peer = connection.peer;
+                            tracing::warn!(%peer, "a session is refused: {UNGREETED} others have not introduced themselves yet");
+                        }
+                        continue;
+                    };
                     let shared = Shared { events: events_in.clone(), writes: writing.downgrade(), observers: observers.clone(), log: log.clone(), protection: shown.protection.clone() };
-                    let serving = serve_connection(session, connection, shared, hello_timeout);
-                    tokio::spawn(serving);
+                    let serving = serve_connection(session, connection, shared, (hello_timeout, greeted.clone()));
+                    ungreeted.add(greeted, tokio::spawn(serving).abort_handle());
                 }
                 None => break,
             },
@@ -312,6 +326,30 @@ impl Drop for Place {
     }
 }
 
+/// Connections without a first message, the oldest first.
+#[derive(Default)]
+struct Ungreeted(VecDeque<(Instant, Arc<AtomicBool>, AbortHandle)>);
+
+impl Ungreeted {
+    /// A place for a connection: a flag that is set once it has introduced itself. If all are taken, the one that has been silent for
+    /// longest is closed, unless it has just come. Then there is none.
+    fn take(&mut self) -> Option<Arc<AtomicBool>> {
+        if self.0.len() >= UNGREETED {
+            self.0.retain(|(_, greeted, task)| !greeted.load(Relaxed) && !task.is_finished());
+        }
+        if self.0.len() >= UNGREETED {
+            self.0.front().filter(|(since, ..)| since.elapsed() >= SPEAKS_WITHIN)?;
+            let (_, _, task) = self.0.pop_front()?;
+            task.abort();
+        }
+        Some(Arc::default())
+    }
+
+    fn add(&mut self, greeted: Arc<AtomicBool>, task: AbortHandle) {
+        self.0.push_back((Instant::now(), greeted, task));
+    }
+}
+
 /// What the tasks of all connections use.
 struct Shared {
     events: mpsc::Sender<Event>,
@@ -335,10 +373,16 @@ impl Shared {
 }
 
 /// Read one connection until it ends.
-async fn serve_connection(session: SessionId, connection: Incoming, shared: Shared, hello_timeout: Duration) {
+async fn serve_connection(
+    session: SessionId,
+    connection: Incoming,
+    shared: Shared,
+    (hello_timeout, has_greeted): (Duration, Arc<AtomicBool>),
+) {
     let Incoming { halves: Halves { mut reader, mut writer }, first_bytes: mut buffer, pass, peer, local, kept } =
         connection;
     let greeted = timeout(hello_timeout, read_hello(&mut reader, &mut buffer)).await;
+    has_greeted.store(true, Relaxed);
     if let Ok(Ok(greeting)) = &greeted
         && let Err(why) = may_speak(pass.as_ref(), greeting)
     {
