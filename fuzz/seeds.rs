@@ -21,7 +21,7 @@ use serde_json::Value;
 const LONGEST_SEED_BYTES: usize = 3000;
 
 fn main() {
-    for target in ["codec", "table", "session", "blob", "proof"] {
+    for target in ["codec", "table", "session", "blob", "proof", "hello", "http"] {
         fs::create_dir_all(format!("seeds/{target}")).expect("seeds/ can be made");
     }
     for entry in fs::read_dir("../tests/data/tcpstore").expect("the captures are there") {
@@ -35,6 +35,24 @@ fn main() {
     rendezvous();
     states();
     proofs();
+    greetings();
+}
+
+fn greetings() {
+    let request = "GET /?run=a%20b&refresh=off HTTP/1.1\r\nHost: [::1]:29400\r\n\r\n";
+    for (name, bytes) in [
+        ("c10d", &b"\0\xce\xf7\x85\x3c\x0d\x01\0\0\0"[..]),
+        ("http", request.as_bytes()),
+        ("session", b"ELRZ\x02\x00"),
+        ("tls", b"\x16\x03\x01\x02\0\x01"),
+        ("ssh", b"SSH-2.0-OpenSSH_9.2\r\n"),
+    ] {
+        write("hello", name, bytes);
+    }
+    write("http", "page", request.as_bytes());
+    write("http", "metrics", b"GET /metrics HTTP/1.1\r\nHost: node0\r\nAccept: */*\r\n\r\n");
+    write("http", "health", b"GET /healthz HTTP/1.0\r\n\r\n");
+    write("http", "half", b"GET /readyz?verbose HTTP/1.1\r\nX-Long: aaaaaaaaaaaa");
 }
 
 fn proofs() {

@@ -27,7 +27,7 @@ use crate::rendezvous::coordinator::machine::Machine;
 use crate::rendezvous::decider::hosts::Exclusions;
 use crate::rendezvous::protocol::codec;
 use crate::rendezvous::protocol::message::MAGIC;
-use crate::secure::door::{self, AT_ONCE, Door, FIRST_BYTES};
+use crate::secure::door::{self, Door, FIRST_BYTES};
 use crate::secure::refusals::{Kind, Refusal, Refusals};
 use crate::secure::{Halves, Protection};
 use crate::store::server::{Controller, ServerOptions, StoreServer, Upgrade, Upgraded};
@@ -126,7 +126,7 @@ pub fn claim(
     let listeners =
         if local.is_empty() || invisible { bind_wildcard(port).map(|one| vec![one]) } else { bind_all(&local) };
     match listeners {
-        Ok(listeners) => Ok(Claim::Host(Host::start(listeners, ServerOptions::default(), protection)?)),
+        Ok(listeners) => Ok(Claim::Host(Host::start_as(Some(host), listeners, ServerOptions::default(), protection)?)),
         Err(error) if is_host.is_none() && error.source.kind() == io::ErrorKind::AddrInUse => {
             Ok(Claim::Guest(error.to_string()))
         }
@@ -158,7 +158,7 @@ impl Host {
                 bind_all(&addresses)?
             }
         };
-        Ok(Self::start(listeners, options, protection)?)
+        Ok(Self::start_as(host, listeners, options, protection)?)
     }
 
     /// Serve on these listeners; at least one.
@@ -169,6 +169,16 @@ impl Host {
     /// The thread cannot be started, or a socket not be made asynchronous.
     pub fn start(
         listeners: Vec<TcpListener>,
+        options: ServerOptions,
+        protection: Option<Arc<Protection>>,
+    ) -> io::Result<Self> {
+        Self::start_as(None, listeners, options, protection)
+    }
+
+    /// The same for an endpoint with this name.
+    fn start_as(
+        name: Option<&str>,
+        listeners: Vec<TcpListener>,
         mut options: ServerOptions,
         protection: Option<Arc<Protection>>,
     ) -> io::Result<Self> {
@@ -176,10 +186,10 @@ impl Host {
         let port = addresses.first().ok_or(io::ErrorKind::InvalidInput)?.port();
         let runtime = Builder::new_current_thread().enable_io().enable_time().build()?;
         let (to, upgraded) = mpsc::unbounded_channel();
-        let door = protection.map(Door::new).transpose().map_err(io::Error::other)?.map(Arc::new);
-        if door.is_some() {
+        let door = protection.clone().map(Door::new).transpose().map_err(io::Error::other)?.map(Arc::new);
+        if let Some(door) = &door {
             options.upgrades.push(Upgrade { magic: FIRST_BYTES, to: to.clone() });
-            options.upgrades_only = Some(AT_ONCE);
+            options.upgrades_only = Some(door.places());
             options.hello_timeout = options.hello_timeout.min(door::LIMIT);
         }
         options.upgrades.push(Upgrade { magic: MAGIC, to });
@@ -193,11 +203,18 @@ impl Host {
         let (asks, questions) = mpsc::channel(QUESTIONS);
         let readers = readers.unwrap_or(Readers::NOBODY);
         let (pages, desk, shelf) = pages(asks.clone(), readers.page != Who::Nobody);
-        let sources = http::Sources::new(asks.clone(), store.controller(), readers, pages, door.clone());
+        let sources = http::Sources::new(
+            asks.clone(),
+            store.controller(),
+            readers,
+            pages,
+            protection.clone(),
+            name.map(str::to_owned),
+        );
         let web = Web { requests, sources, desk };
         let (count, sessions) = watch::channel(0);
         let (excluded, exclusions) = watch::channel(Exclusions::new());
-        let shown = Shown { sessions: count, exclusions: excluded, questions };
+        let shown = Shown { sessions: count, exclusions: excluded, questions, protection };
         let ends_store = EndsStore(store.controller());
         let entry = door.clone();
         let machine = Machine::at_home(home(&addresses));
@@ -255,9 +272,9 @@ impl Host {
         self.shelf.take()
     }
 
-    /// The strangers that were refused so far. `None`: it is not protected.
+    /// The peers that were refused so far, at workers' tunnels with the same protection too. `None`: it is not protected.
     pub fn refusals(&self) -> Option<Refusals> {
-        self.door.as_ref().map(|door| door.refusals())
+        self.door.as_ref().map(|door| door.protection().refusals())
     }
 
     /// The users of this host, sessions and store clients, to wait for their end without borrowing the host.
@@ -429,7 +446,7 @@ async fn admit(
     let refused = {
         let (door, log) = (Arc::clone(&door), Arc::clone(&log));
         move |peer: SocketAddr, refusal: &Refusal| {
-            let words = door.refuse(refusal);
+            let words = door.protection().refuse(refusal);
             if log.admits("unproven") {
                 tracing::warn!(%peer, "a connection is refused: {words}");
             }
@@ -462,13 +479,13 @@ async fn admit(
         let _ = sender.send(incoming);
     };
     let lost = |refusal: Refusal| {
-        let words = door.refuse(&refusal);
+        let words = door.protection().refuse(&refusal);
         if log.admits("crowded") {
             tracing::warn!("a connection is refused: {words}");
         }
     };
     tokio::select! {
-        () = door::hall(door.helpers(), upgraded, welcome, proven, lost) => {}
+        () = door::hall((door.helpers(), door.places()), upgraded, welcome, proven, lost) => {}
         () = log.summarise() => {}
     }
 }

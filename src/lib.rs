@@ -20,6 +20,8 @@ pub mod frontend;
 pub mod host;
 #[cfg(feature = "io")]
 pub mod net;
+#[cfg(feature = "io")]
+mod open_files;
 pub mod process;
 pub mod proto;
 pub mod rendezvous;

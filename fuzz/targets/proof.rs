@@ -2,13 +2,13 @@
 
 #![no_main]
 
-use elastic_rs::rendezvous::protocol::text::is_steering;
+use elastic_rs::rendezvous::protocol::text::{is_steering, validate_run_id};
 use elastic_rs::secure::claim::{Answer, Claim, MAC_BYTES};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {
     if let Ok(Some((claim, mac))) = Claim::decode(bytes) {
-        assert!(claim.run_id.len() <= 1024);
+        assert_eq!(validate_run_id(&claim.run_id), Ok(()));
         let mac = mac.map_or(Vec::new(), |mac| mac.to_vec());
         let again = [claim.encode().expect("it was decoded"), mac].concat();
         assert_eq!(again, bytes);

@@ -1145,10 +1145,11 @@ class RendezvousConfig:
     def __ne__(self, value: object, /) -> bool: ...
     def __new__(cls, /, **values: "float | bool | str | None") -> RendezvousConfig: ...
     def __repr__(self, /) -> str: ...
-    def check_tunnel(self, /, *, is_protected: bool, own_store: bool) -> None:
+    def check_workers_store(self, /, *, is_protected: bool, own_store: bool) -> None:
         """
-        Check whether ``store_tunnel`` is possible, if it is wanted. ``is_protected``: the job has one. ``own_store``: each round has a
-        store, which the agent of rank 0's node serves.
+        Check whether the protection of the workers' store that is wanted, ``store_tunnel`` or ``store_members=strict``, is possible.
+        ``is_protected``: the job has a token or certificates. ``own_store``: each round has a store, which the agent of rank 0's node
+        serves.
 
         Raises ``ValueError`` if it is not.
         """

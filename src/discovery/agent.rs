@@ -5,6 +5,7 @@
 
 use std::collections::VecDeque;
 use std::ffi::OsString;
+use std::fmt;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::process::ExitStatusExt;
@@ -31,7 +32,7 @@ use super::reports::{Report, ReportFilter};
 use crate::process::{Lines, Part, Prefix};
 
 /// How agents are started.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Launching {
     /// `ssh` and its options. Never empty.
     pub ssh: Vec<OsString>,
@@ -43,6 +44,19 @@ pub struct Launching {
     pub job: Bytes,
     /// The port of the coordinator.
     pub port: u16,
+}
+
+/// Without the job, which holds its token and the user's variables.
+impl fmt::Debug for Launching {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { ssh, remote_python, python, job: _, port } = self;
+        f.debug_struct("Launching")
+            .field("ssh", ssh)
+            .field("remote_python", remote_python)
+            .field("python", python)
+            .field("port", port)
+            .finish_non_exhaustive()
+    }
 }
 
 /// What an agent's Python runs. It does not use `-m`, whose own imports take longer than those of an agent until it reports.
@@ -357,6 +371,13 @@ mod tests {
             job: Bytes::new(),
             port: 0,
         }
+    }
+
+    #[test]
+    fn what_is_shown_of_it_holds_no_secret_of_the_job() {
+        let launching = Launching { job: Bytes::from_static(b"{\"token\":\"4f4f\"}"), ..launching() };
+        let shown = format!("{launching:?}");
+        assert!(shown.contains("2222") && !shown.contains("4f4f") && !shown.contains("token"), "{shown}");
     }
 
     #[test]

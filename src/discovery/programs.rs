@@ -9,11 +9,9 @@ use std::io;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 
-use parking_lot::Mutex;
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit, setsid};
+use rustix::process::{Resource, setrlimit, setsid};
 
-/// The limit of descriptors before [`Descriptors::raise`] has raised it. `None`: it is not raised.
-static BEFORE: Mutex<Option<Rlimit>> = Mutex::new(None);
+use crate::open_files;
 
 /// Descriptors that the driver holds for each agent: its three streams, its pidfd, and its session with the coordinator.
 const OF_AN_AGENT: u64 = 5;
@@ -32,7 +30,7 @@ pub fn start(command: &[OsString], stdin: Stdio, stdout: Stdio, stderr: Stdio) -
     let (program, args) = command.split_first().ok_or(io::ErrorKind::InvalidInput)?;
     let mut made = Command::new(program);
     made.args(args).stdin(stdin).stdout(stdout).stderr(stderr);
-    let limit = *BEFORE.lock();
+    let limit = open_files::limit_of_workers();
     // SAFETY: system calls that a forked child may make. Nothing is allocated.
     unsafe {
         made.pre_exec(move || {
@@ -57,23 +55,17 @@ pub fn start(command: &[OsString], stdin: Stdio, stdout: Stdio, stderr: Stdio) -
 pub(super) struct Descriptors {
     limit: u64,
     without_agents: u64,
+    /// The soft limit before.
+    before: Option<u64>,
 }
 
 impl Descriptors {
     /// Raises this process's soft limit of descriptors to its hard limit.
     pub(super) fn raise() -> Self {
-        let now = getrlimit(Resource::Nofile);
-        let most = Rlimit { current: now.maximum, maximum: now.maximum };
-        let mut before = BEFORE.lock();
-        let limit = if before.is_none() && now != most && setrlimit(Resource::Nofile, most).is_ok() {
-            *before = Some(now);
-            most.current
-        } else {
-            now.current
-        };
+        let (before, now) = open_files::set_soft_limit(|limit| limit.maximum);
         let open = fs::read_dir("/proc/self/fd").map_or(OF_OTHERS, |open| open.count() as u64);
         let without_agents = open + OF_OTHERS + STARTED_AT_ONCE as u64 * OF_A_START;
-        Self { limit: limit.unwrap_or(u64::MAX), without_agents }
+        Self { limit: now.unwrap_or(u64::MAX), without_agents, before }
     }
 
     /// Why there cannot be an agent on each of so many hosts, in words.
@@ -90,20 +82,20 @@ impl Descriptors {
 
 impl Drop for Descriptors {
     fn drop(&mut self) {
-        if let Some(before) = BEFORE.lock().take() {
-            // Lowering a soft limit is always allowed.
-            let _ = setrlimit(Resource::Nofile, before);
-        }
+        let before = self.before;
+        open_files::set_soft_limit(|_| before);
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use rustix::process::{Rlimit, getrlimit};
+
     use super::*;
 
     #[test]
     fn too_many_hosts_are_told_with_the_number_of_descriptors() {
-        let descriptors = Descriptors { limit: 1024, without_agents: 174 };
+        let descriptors = Descriptors { limit: 1024, without_agents: 174, before: Some(1024) };
         assert_eq!(descriptors.why_too_many(170), None);
         assert_eq!(
             descriptors.why_too_many(171).unwrap(),

@@ -2,23 +2,28 @@
 //!
 //! One request for each connection. Strangers reach the port, so a request is bounded in bytes and time, and requests in number.
 
+use std::collections::{HashMap, VecDeque};
 use std::ffi::OsStr;
 use std::io;
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 use bytes::BytesMut;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
-use tokio::sync::{Mutex, Semaphore, mpsc, oneshot};
+use tokio::sync::{Mutex, Notify, mpsc, oneshot};
+use tokio::task::AbortHandle;
 use tokio::time::timeout;
 
+use crate::net::local::is_own_name;
+use crate::proto::http::{REQUEST_BYTES, Request, host_name, is_address_or_localhost};
 use crate::rendezvous::coordinator::driver::Question;
 use crate::rendezvous::protocol::text::validate_run_id;
-use crate::secure::door::Door;
-use crate::secure::refusals::Kind;
-use crate::store::server::{Cause, Controller, Upgraded};
+use crate::secure::Protection;
+use crate::secure::refusals::{Kind, Refusals};
+use crate::store::server::{Cause, Controller, Stats, Upgraded};
 
 use super::page::{NoPage, Pages, Which};
 
@@ -27,12 +32,10 @@ pub(super) const FIRST_BYTES: &[u8] = b"GET ";
 
 /// Requests at once.
 const AT_ONCE: usize = 64;
-/// Bytes of a request.
-const REQUEST_BYTES: usize = 8 * 1024;
-/// Headers of a request.
-const HEADERS: usize = 64;
 /// Time for a request to arrive and for its answer to leave.
 const LIMIT: Duration = Duration::from_secs(5);
+/// Time for one of the requests to be answered, if all are complete and a newcomer wants a place.
+const ANSWERED_WITHIN: Duration = Duration::from_millis(100);
 /// The coordinator's thread is well if it answers within this time.
 const TURN: Duration = Duration::from_secs(2);
 
@@ -95,8 +98,10 @@ pub(super) struct Sources {
     pub store: Controller,
     pub readers: Readers,
     pub pages: Pages,
-    /// Where strangers are refused, if the host is protected.
-    pub door: Option<Arc<Door>>,
+    /// Counts those that are refused, if the host is protected.
+    pub protection: Option<Arc<Protection>>,
+    /// The name or address by which nodes know the endpoint.
+    pub name: Option<String>,
     /// Held while metrics are made. They cost the coordinator's thread time, and many readers must not keep it from its nodes.
     metrics: Arc<Mutex<()>>,
 }
@@ -107,9 +112,10 @@ impl Sources {
         store: Controller,
         readers: Readers,
         pages: Pages,
-        door: Option<Arc<Door>>,
+        protection: Option<Arc<Protection>>,
+        name: Option<String>,
     ) -> Self {
-        Self { questions, store, readers, pages, door, metrics: Arc::default() }
+        Self { questions, store, readers, pages, protection, name, metrics: Arc::default() }
     }
 }
 
@@ -134,27 +140,82 @@ const PAGE_POLICY: &str =
 const NO_POLICY: &str = "default-src 'none'; frame-ancestors 'none'";
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
+/// A connection that has a place.
+struct Guest {
+    peer: IpAddr,
+    task: AbortHandle,
+    /// Whether the server waits for this peer, and not the peer for its answer.
+    waits_for_peer: Arc<AtomicBool>,
+}
+
 /// Answer requests until there are no more connections.
+///
+/// If all places are taken, a newcomer gets the place of a connection whose peer is slow ([`slowest`]), so that health is told
+/// however many requests never end.
 pub(super) async fn serve(mut connections: mpsc::UnboundedReceiver<Upgraded>, sources: Sources) {
-    let places = Arc::new(Semaphore::new(AT_ONCE));
+    let mut guests: VecDeque<Guest> = VecDeque::new();
+    let answered = Arc::new(Notify::new());
     while let Some(Upgraded { stream, first_bytes, peer, place, .. }) = connections.recv().await {
-        // Who comes when all places are taken is closed.
-        let Ok(turn) = Arc::clone(&places).try_acquire_owned() else { continue };
+        let peer = peer.ip().to_canonical();
+        if timeout(ANSWERED_WITHIN, make_room(&mut guests, &answered)).await.is_err() {
+            continue; // the newcomer is closed
+        }
         let Ok(stream) = TcpStream::from_std(stream) else { continue };
-        let sources = sources.clone();
-        tokio::spawn(async move {
-            let _ = timeout(LIMIT, exchange(stream, first_bytes, peer.ip().to_canonical(), &sources)).await;
-            drop((turn, place));
+        let (sources, waits_for_peer) = (sources.clone(), Arc::new(AtomicBool::new(true)));
+        let (waits, answered) = (Arc::clone(&waits_for_peer), Arc::clone(&answered));
+        let exchanging = tokio::spawn(async move {
+            let _ = timeout(LIMIT, exchange(stream, first_bytes, peer, &sources, (&waits, &answered))).await;
+            drop(place);
         });
+        guests.push_back(Guest { peer, task: exchanging.abort_handle(), waits_for_peer });
     }
 }
 
-async fn exchange(mut stream: TcpStream, mut bytes: BytesMut, peer: IpAddr, sources: &Sources) {
+/// Wait until there is a place, or one whose peer is waited for, and take that.
+async fn make_room(guests: &mut VecDeque<Guest>, answered: &Notify) {
+    guests.retain(|guest| !guest.task.is_finished());
+    while guests.len() >= AT_ONCE {
+        // Requests that have come complete are read meanwhile, and those of health are answered.
+        tokio::task::yield_now().await;
+        guests.retain(|guest| !guest.task.is_finished());
+        if guests.len() < AT_ONCE {
+            return;
+        }
+        match slowest(guests).and_then(|at| guests.remove(at)) {
+            Some(guest) => return guest.task.abort(),
+            None => answered.notified().await,
+        }
+    }
+}
+
+/// The connection that loses its place: of those whose peers are waited for, the oldest one of the address that has most of them. So
+/// a single address can only take its own places.
+fn slowest(guests: &VecDeque<Guest>) -> Option<usize> {
+    let slow = || guests.iter().enumerate().filter(|(_, guest)| guest.waits_for_peer.load(Relaxed));
+    let mut counts: HashMap<IpAddr, usize> = HashMap::new();
+    slow().for_each(|(_, guest)| *counts.entry(guest.peer).or_default() += 1);
+    let most = counts.values().max()?;
+    slow().find(|(_, guest)| counts.get(&guest.peer) == Some(most)).map(|(at, _)| at)
+}
+
+async fn exchange(
+    mut stream: TcpStream,
+    mut bytes: BytesMut,
+    peer: IpAddr,
+    sources: &Sources,
+    (waits_for_peer, answered): (&AtomicBool, &Notify),
+) {
     let answer = loop {
-        match asked(&bytes) {
-            Ok(Some(request)) => break respond(&request, peer, sources).await,
+        match Request::parse(&bytes) {
+            Ok(Some(request)) => {
+                waits_for_peer.store(false, Relaxed);
+                let answer = respond(&request, peer, sources).await;
+                waits_for_peer.store(true, Relaxed);
+                answered.notify_one();
+                break answer;
+            }
             Ok(None) => {}
-            Err(why) => break Answer("400 Bad Request", TEXT, why),
+            Err(why) => break Answer("400 Bad Request", TEXT, format!("{why}\n")),
         }
         if bytes.len() > REQUEST_BYTES {
             let why = format!("the request has more than {REQUEST_BYTES} bytes\n");
@@ -183,42 +244,16 @@ async fn exchange(mut stream: TcpStream, mut bytes: BytesMut, peer: IpAddr, sour
     let _ = sent.await; // it has gone
 }
 
-/// A request, as far as it concerns the answer.
-#[derive(Debug, PartialEq, Eq)]
-struct Request {
-    path: String,
-    /// What follows the path, after `?`.
-    query: String,
-    host: Option<String>,
-}
-
-/// The request, if it is complete.
-fn asked(bytes: &[u8]) -> Result<Option<Request>, String> {
-    let mut headers = [httparse::EMPTY_HEADER; HEADERS];
-    let mut request = httparse::Request::new(&mut headers);
-    match request.parse(bytes) {
-        Ok(httparse::Status::Partial) => Ok(None),
-        Ok(httparse::Status::Complete(_)) => {
-            let target = request.path.unwrap_or_default();
-            let (path, query) = target.split_once('?').unwrap_or((target, ""));
-            let (path, query) = (path.to_owned(), query.to_owned());
-            let host = request.headers.iter().find(|header| header.name.eq_ignore_ascii_case("host"));
-            let host = host.map(|header| String::from_utf8_lossy(header.value).trim().to_owned());
-            Ok(Some(Request { path, query, host }))
-        }
-        Err(error) => Err(format!("this is no request of HTTP/1.1: {error}\n")),
-    }
-}
-
 async fn respond(request: &Request, peer: IpAddr, sources: &Sources) -> Answer {
+    let name = sources.name.as_deref();
     match request.path.as_str() {
         "/healthz" => health(sources, false).await,
         "/readyz" => health(sources, true).await,
-        "/metrics" => match refusal(request, peer, sources.readers.metrics, METRICS_ELSEWHERE) {
+        "/metrics" => match refusal(request, (peer, name), sources.readers.metrics, METRICS_ELSEWHERE) {
             Some(why) => Answer("403 Forbidden", TEXT, format!("{why}\n")),
             None => metrics(sources).await,
         },
-        "/" => match (refusal(request, peer, sources.readers.page, PAGE_ELSEWHERE), which(&request.query)) {
+        "/" => match (refusal(request, (peer, name), sources.readers.page, PAGE_ELSEWHERE), which(request)) {
             (Some(why), _) => Answer("403 Forbidden", TEXT, format!("{why}\n")),
             (None, Ok(which)) => page(which, sources).await,
             (None, Err(why)) => Answer("400 Bad Request", TEXT, why),
@@ -240,30 +275,38 @@ const PAGE_ELSEWHERE: Elsewhere = [
      have the token or a certificate",
 ];
 
-/// Why this request is not answered with data.
-fn refusal(request: &Request, peer: IpAddr, readers: Who, [open, protected]: Elsewhere) -> Option<String> {
+/// Why this request of a peer is not answered with data. `name`: the endpoint's.
+///
+/// A site may give this machine another name, so that a browser takes the answer for the site's own (DNS rebinding). So a `Host`
+/// header has to be an address, or a name that is this machine's.
+fn refusal(
+    request: &Request,
+    (peer, name): (IpAddr, Option<&str>),
+    readers: Who,
+    [open, protected]: Elsewhere,
+) -> Option<String> {
+    let shown = |host: &str| host.chars().take(64).collect::<String>().escape_default().to_string();
     match readers {
-        Who::All => None,
+        Who::All => match request.host.as_deref() {
+            Some(host) if !is_address_or_localhost(host) && !is_name_of_this_machine(host_name(host), name) => {
+                let known = name.map(|name| format!(", or {name}")).unwrap_or_default();
+                Some(format!("`{}` is no name of this machine; use an address, its host name{known}", shown(host)))
+            }
+            _ => None,
+        },
         Who::Nobody => Some(protected.to_owned()),
         Who::Loopback if !peer.is_loopback() => Some(open.to_owned()),
-        // A page in a browser on this machine may have been given another name for it.
         Who::Loopback => match request.host.as_deref() {
-            Some(host) if !is_own(host) => Some(format!(
-                "`{}` is no name of this machine's loopback; use localhost",
-                host.chars().take(64).collect::<String>().escape_default()
-            )),
+            Some(host) if !is_address_or_localhost(host) => {
+                Some(format!("`{}` is no name of this machine's loopback; use localhost", shown(host)))
+            }
             _ => None,
         },
     }
 }
 
-/// Whether a `Host` header names an address, or this machine.
-fn is_own(host: &str) -> bool {
-    let name = match host.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
-        Some((name, _)) => name,
-        None => host.rsplit_once(':').map_or(host, |(name, _)| name),
-    };
-    name.eq_ignore_ascii_case("localhost") || name.parse::<IpAddr>().is_ok()
+fn is_name_of_this_machine(host: &str, endpoint: Option<&str>) -> bool {
+    is_own_name(host) || endpoint.is_some_and(|name| name.eq_ignore_ascii_case(host))
 }
 
 /// The coordinator's answer. None: it has ended.
@@ -286,37 +329,20 @@ async fn health(sources: &Sources, ready: bool) -> Answer {
     }
 }
 
-/// The page that a query asks for: `run=NAME` and `refresh=off`. Others are ignored.
-fn which(query: &str) -> Result<Which, String> {
+/// The page that a request asks for by the parameters `run=NAME` and `refresh=off`. Others are ignored.
+fn which(request: &Request) -> Result<Which, String> {
     let mut which = Which::default();
-    for (name, value) in query.split('&').filter_map(|pair| pair.split_once('=')) {
+    for (name, value) in request.parameters() {
         match name {
             "run" => {
-                let name = unescaped(value).filter(|name| validate_run_id(name).is_ok());
+                let name = value.filter(|name| validate_run_id(name).is_ok());
                 which.run = Some(name.ok_or("`run` in the address is no name of a run\n")?);
             }
-            "refresh" => which.still = value == "off",
+            "refresh" => which.still = value.as_deref() == Some("off"),
             _ => {}
         }
     }
     Ok(which)
-}
-
-/// A text of an address, where `%41` is `A`. `None`: it is not valid.
-fn unescaped(text: &str) -> Option<String> {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
-    while let Some((first, after)) = rest.split_first() {
-        rest = after;
-        if *first != b'%' {
-            bytes.push(*first);
-            continue;
-        }
-        let digits = rest.get(..2).filter(|digits| digits.iter().all(u8::is_ascii_hexdigit))?;
-        bytes.push(u8::from_str_radix(str::from_utf8(digits).ok()?, 16).ok()?);
-        rest = &rest[2..];
-    }
-    String::from_utf8(bytes).ok()
 }
 
 async fn page(which: Which, sources: &Sources) -> Answer {
@@ -360,19 +386,33 @@ async fn metrics(sources: &Sources) -> Answer {
     for cause in Cause::ALL {
         out.value("store_rejects_total", &[("cause", cause.name())], stats.rejected(cause));
     }
-    let refused = sources.door.as_ref().map(|door| door.refusals()).unwrap_or_default();
-    out.family("auth_failures", "counter", "connections that have not proven that they belong to the job");
+    let refused = sources.protection.as_ref().map(|protection| refusals(protection, &stats)).unwrap_or_default();
+    out.family("auth_failures", "counter", "connections that have not proven that they may do what they ask for");
     for kind in Kind::ALL {
         out.value("auth_failures_total", &[("why", kind.name())], refused.of(kind));
     }
     Answer("200 OK", OPEN_METRICS, out.finish())
 }
 
+/// The peers that a protected host has refused. Those that do not even begin TLS end at the store's server.
+fn refusals(protection: &Protection, store: &Stats) -> Refusals {
+    let mut refused = protection.refusals();
+    for (cause, kind) in [
+        (Cause::Unproven, Kind::NoTls),
+        (Cause::Foreign, Kind::NoTls),
+        (Cause::HelloTimeout, Kind::Late),
+        (Cause::Crowded, Kind::Crowded),
+        (Cause::TooManyConnections, Kind::Crowded),
+    ] {
+        refused.add(kind, store.rejected(cause));
+    }
+    refused
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::events::open_metrics::OpenMetrics;
-    use crate::secure::Protection;
     use crate::secure::refusals::Refusal;
     use crate::secure::token::Token;
     use crate::store::server::{ServerOptions, StoreServer};
@@ -384,7 +424,32 @@ mod tests {
         let (asks, questions) = mpsc::channel(64);
         let (pages, ..) = crate::host::page::pages(asks.clone(), true);
         let readers = Readers { metrics: Who::All, page: Who::All };
-        (Sources::new(asks, store.controller(), readers, pages, None), questions, store)
+        (Sources::new(asks, store.controller(), readers, pages, None, None), questions, store)
+    }
+
+    fn request(query: &str, host: Option<&str>) -> Request {
+        Request { path: "/".to_owned(), query: query.to_owned(), host: host.map(str::to_owned) }
+    }
+
+    #[tokio::test]
+    async fn the_oldest_slow_connection_of_the_greediest_address_loses_its_place() {
+        let task = tokio::spawn(std::future::pending::<()>()).abort_handle();
+        let guests = |guests: &[(u8, bool)]| -> VecDeque<Guest> {
+            let guest = |&(address, slow): &(u8, bool)| Guest {
+                peer: [10, 0, 0, address].into(),
+                task: task.clone(),
+                waits_for_peer: Arc::new(AtomicBool::new(slow)),
+            };
+            guests.iter().map(guest).collect()
+        };
+        for (those, loses) in [
+            (&[(1, true), (2, true), (2, true)][..], Some(1)),
+            (&[(1, true), (2, false), (2, false)], Some(0)),
+            (&[(1, false), (2, true), (1, false), (2, true)], Some(1)),
+            (&[(1, false), (2, false)], None),
+        ] {
+            assert_eq!(slowest(&guests(those)), loses, "{those:?}");
+        }
     }
 
     #[tokio::test]
@@ -408,20 +473,6 @@ mod tests {
     }
 
     #[test]
-    fn requests_are_read_once_they_are_complete() {
-        let whole = b"GET /metrics?x=1 HTTP/1.1\r\nHost: n1:29400\r\n\r\n";
-        for end in 4..whole.len() {
-            assert_eq!(asked(&whole[..end]), Ok(None), "{end}");
-        }
-        let request =
-            Request { path: "/metrics".to_owned(), query: "x=1".to_owned(), host: Some("n1:29400".to_owned()) };
-        assert_eq!(asked(whole), Ok(Some(request)));
-        assert!(asked(b"GET / HTTP/9.9\r\n\r\n").unwrap_err().starts_with("this is no request"));
-        let many = format!("GET / HTTP/1.1\r\n{}\r\n", "a: b\r\n".repeat(HEADERS + 1));
-        assert!(asked(many.as_bytes()).is_err());
-    }
-
-    #[test]
     fn a_query_names_the_page() {
         let page = |run: Option<&str>, still| Ok(Which { run: run.map(str::to_owned), still });
         let wrong = || Err("`run` in the address is no name of a run\n".to_owned());
@@ -435,28 +486,35 @@ mod tests {
             ("run=%2", wrong()),
             ("run=%+1", wrong()),
             ("run=%FF", wrong()),
+            ("run=%0A", wrong()),
         ] {
-            assert_eq!(which(query), expected, "{query}");
+            assert_eq!(which(&request(query, None)), expected, "{query}");
         }
-        assert_eq!(which(&format!("run={}", "a".repeat(5_000))), wrong());
+        assert_eq!(which(&request(&format!("run={}", "a".repeat(5_000)), None)), wrong());
     }
 
     #[tokio::test]
     async fn refused_strangers_are_counted_by_why() {
-        let (mut sources, mut questions, _store) = sources();
+        let (mut sources, mut questions, store) = sources();
         tokio::spawn(async move {
             while let Some(Question::Metrics(reply)) = questions.recv().await {
                 let _ = reply.send(OpenMetrics::default());
             }
         });
-        let protection = Protection::by_token(Token::parse(&"a".repeat(64)).unwrap()).unwrap();
-        let door = Arc::new(Door::new(Arc::new(protection)).unwrap());
-        sources.door = Some(Arc::clone(&door));
-        for kind in [Kind::Unproven, Kind::Late, Kind::Unproven] {
-            door.refuse(&Refusal::new(kind, "for a test"));
+        let protection = Arc::new(Protection::by_token(Token::parse(&"a".repeat(64)).unwrap()).unwrap());
+        sources.protection = Some(Arc::clone(&protection));
+        // At whichever door of the process.
+        for kind in [Kind::Unproven, Kind::Late, Kind::Unproven, Kind::Forbidden] {
+            protection.refuse(&Refusal::new(kind, "for a test"));
         }
+        // One that does not even begin TLS. It is counted before it is closed.
+        let mut stranger = TcpStream::connect(store.local_addr()).await.unwrap();
+        stranger.write_all(b"SSH-2.0-scan\r\n").await.unwrap();
+        let _ = stranger.read_to_end(&mut Vec::new()).await; // it may be reset
         let text = metrics(&sources).await.2;
-        for (why, count) in [("no_tls", 0), ("certificate", 0), ("unproven", 2), ("late", 1), ("crowded", 0)] {
+        for (why, count) in
+            [("no_tls", 1), ("certificate", 0), ("unproven", 2), ("late", 1), ("crowded", 0), ("forbidden", 1)]
+        {
             let line = format!("elastic_rs_auth_failures_total{{why=\"{why}\"}} {count}");
             assert!(text.lines().any(|one| one == line), "{line}\n{text}");
         }
@@ -486,27 +544,31 @@ mod tests {
 
     #[test]
     fn data_is_for_those_who_may_read_it() {
-        let request = |host: Option<&str>| Request {
-            path: "/metrics".to_owned(),
-            query: String::new(),
-            host: host.map(str::to_owned),
-        };
+        let request = |host: Option<&str>| request("", host);
         let (here, elsewhere): (IpAddr, IpAddr) = ([127, 0, 0, 9].into(), [10, 0, 0, 1].into());
         for host in [None, Some("localhost:29400"), Some("127.0.0.1"), Some("[::1]:29400"), Some("LOCALHOST")] {
-            assert_eq!(refusal(&request(host), here, Who::Loopback, PAGE_ELSEWHERE), None, "{host:?}");
+            assert_eq!(refusal(&request(host), (here, None), Who::Loopback, PAGE_ELSEWHERE), None, "{host:?}");
         }
         for host in ["evil.example:29400", "localhost.evil.example", "", "[evil]", "127.0.0.1.evil.example"] {
-            let why = refusal(&request(Some(host)), here, Who::Loopback, PAGE_ELSEWHERE).unwrap();
+            let why = refusal(&request(Some(host)), (here, None), Who::Loopback, PAGE_ELSEWHERE).unwrap();
             assert!(why.ends_with("use localhost"), "{why}");
+            let why =
+                refusal(&request(Some(host)), (elsewhere, Some("head.example")), Who::All, PAGE_ELSEWHERE).unwrap();
+            assert!(why.ends_with("use an address, its host name, or head.example"), "{why}");
         }
         for (elsewhere_for, open, protected) in [
             (METRICS_ELSEWHERE, "ELASTIC_RS_HTTP=metrics", "ELASTIC_RS_HTTP=metrics"),
             (PAGE_ELSEWHERE, "ELASTIC_RS_HTTP=all", "elastic-rs page ENDPOINT"),
         ] {
-            let refused = |host, peer, who| refusal(&request(host), peer, who, elsewhere_for);
+            let refused = |host: Option<&str>, peer, who| {
+                refusal(&request(host), (peer, Some("head.example")), who, elsewhere_for)
+            };
             assert!(refused(None, elsewhere, Who::Loopback).unwrap().contains(open));
             assert!(refused(None, here, Who::Nobody).unwrap().contains(protected));
-            assert_eq!(refused(Some("evil.example"), elsewhere, Who::All), None);
+            let own = format!("{}:29400", rustix::system::uname().nodename().to_string_lossy());
+            for host in [None, Some("10.0.0.9:29400"), Some("[2001:db8::1]"), Some("HEAD.example:29400"), Some(&*own)] {
+                assert_eq!(refused(host, elsewhere, Who::All), None, "{host:?}");
+            }
         }
     }
 }

@@ -1,21 +1,53 @@
 //! The addresses and names of this machine.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6, UdpSocket};
+use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use super::connect::resolve;
 
-/// Whether the address belongs to this machine, so that a socket can be bound to it.
+/// Whether the address belongs to this machine.
 pub fn is_local(ip: IpAddr) -> bool {
-    is_bindable(SocketAddr::new(ip, 0))
+    is_own(SocketAddr::new(ip, 0))
 }
 
 /// The same for an address with its zone, without which a link-local one cannot be bound. The port must be 0.
-fn is_bindable(address: SocketAddr) -> bool {
-    // UDP: nothing listens meanwhile.
-    !address.ip().is_unspecified() && UdpSocket::bind(address).is_ok()
+///
+/// A socket can be bound to an address of this machine: one of an interface, or one for which there is a local route. With the
+/// sysctl `ip_nonlocal_bind` it can be bound to every address. Then only those of interfaces are this machine's.
+fn is_own(address: SocketAddr) -> bool {
+    !address.ip().is_unspecified() && is_bindable(address) && (!binds_all_like(address) || has_interface(address.ip()))
 }
+
+fn is_bindable(address: SocketAddr) -> bool {
+    UdpSocket::bind(address).is_ok() // UDP: nothing listens meanwhile
+}
+
+/// Whether sockets can be bound to addresses of this family that no machine has (RFC 5737, RFC 3849).
+fn binds_all_like(address: SocketAddr) -> bool {
+    let nobodys: IpAddr = match address {
+        SocketAddr::V4(_) => Ipv4Addr::new(192, 0, 2, 1).into(),
+        SocketAddr::V6(_) => Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1).into(),
+    };
+    is_bindable(SocketAddr::new(nobodys, 0))
+}
+
+/// Whether an interface has the address, or it is a loopback address. The list of interfaces is read again if it does not have the
+/// address and is older than [`LISTED_FOR`]: a stranger's connections make that happen, and a machine may have many interfaces.
+fn has_interface(ip: IpAddr) -> bool {
+    static LIST: Mutex<Option<(Instant, Vec<IpAddr>)>> = Mutex::new(None);
+    let mut list = LIST.lock();
+    let is_listed = |list: &Option<(Instant, Vec<IpAddr>)>| list.as_ref().is_some_and(|(_, all)| all.contains(&ip));
+    if !is_listed(&list) && list.as_ref().is_none_or(|(since, _)| since.elapsed() >= LISTED_FOR) {
+        *list = Some((Instant::now(), all_interface_addresses()));
+    }
+    ip.is_loopback() || is_listed(&list)
+}
+
+/// How long an address that has been added to an interface may stay unknown.
+const LISTED_FOR: Duration = Duration::from_millis(100);
 
 /// Whether the other end of a connection has an address of this machine. `local` is this end's.
 pub fn is_here(peer: SocketAddr, local: SocketAddr) -> bool {
@@ -24,11 +56,15 @@ pub fn is_here(peer: SocketAddr, local: SocketAddr) -> bool {
         (IpAddr::V6(ip), SocketAddr::V6(local)) => SocketAddrV6::new(ip, 0, 0, local.scope_id()).into(),
         _ => SocketAddr::new(ip, 0),
     };
-    ip.is_loopback() || ip == local.ip().to_canonical() || is_bindable(with_zone)
+    ip.is_loopback() || ip == local.ip().to_canonical() || is_own(with_zone)
 }
 
 /// The addresses of this machine's interfaces, without those that mean another machine elsewhere: loopback and link-local ones.
 pub fn interface_addresses() -> Vec<IpAddr> {
+    all_interface_addresses().into_iter().filter(|ip| !is_local_to_a_machine(*ip)).collect()
+}
+
+fn all_interface_addresses() -> Vec<IpAddr> {
     let mut first = std::ptr::null_mut();
     // SAFETY: `getifaddrs` fills in a list, which is freed below, or fails.
     if unsafe { libc::getifaddrs(&raw mut first) } != 0 {
@@ -50,7 +86,7 @@ pub fn interface_addresses() -> Vec<IpAddr> {
             }
             _ => None,
         });
-        found.extend(ip.filter(|ip| !is_local_to_a_machine(*ip)));
+        found.extend(ip);
     }
     // SAFETY: it is the list of `getifaddrs`, and nothing refers to it any more.
     unsafe { libc::freeifaddrs(first) };
@@ -134,6 +170,30 @@ mod tests {
         }
     }
 
+    /// Where sockets can be bound to every address, which the sysctl `ip_nonlocal_bind` of a network namespace allows.
+    #[test]
+    fn an_address_that_can_be_bound_is_not_local_for_that() {
+        std::thread::spawn(|| {
+            // SAFETY: it concerns this thread alone, which ends with the test.
+            let alone = unsafe { libc::unshare(libc::CLONE_NEWNET) } == 0;
+            let allow = |family: &str| std::fs::write(format!("/proc/sys/net/{family}/ip_nonlocal_bind"), "1");
+            if !alone || allow("ipv4").is_err() {
+                println!("not tested: network namespaces cannot be made here");
+                return;
+            }
+            let stranger = SocketAddr::from(([198, 51, 100, 7], 0));
+            assert!(is_bindable(stranger), "the sysctl works");
+            assert!(!is_local(stranger.ip()) && !is_here(stranger, SocketAddr::from(([198, 51, 100, 1], 1))));
+            assert!(is_local([127, 0, 0, 1].into()) && is_local([127, 0, 0, 9].into()));
+            if allow("ipv6").is_ok() {
+                let stranger = SocketAddr::from(([0x2001, 0xdb8, 0, 0, 0, 0, 0, 7], 0));
+                assert!(is_bindable(stranger) && !is_local(stranger.ip()));
+            }
+        })
+        .join()
+        .unwrap();
+    }
+
     /// TEST-NET-1 of RFC 5737: no machine has it.
     fn address_of_nobody() -> SocketAddr {
         SocketAddr::from(([192, 0, 2, 1], 9))
@@ -142,7 +202,7 @@ mod tests {
     #[tokio::test]
     async fn hosts_on_loopback_and_names_of_nobody_tell_no_address() {
         let hosts = |names: &[&str]| names.iter().map(|name| ((*name).to_owned(), 2379)).collect::<Vec<_>>();
-        let deadline = Instant::now() + std::time::Duration::from_secs(1);
+        let deadline = Instant::now() + Duration::from_secs(1);
         assert_eq!(source_towards(&hosts(&["127.0.0.1", "::1", "no-such-host.invalid"]), deadline).await, None);
         // TEST-NET-1 of RFC 5737. A machine without a route to other networks has no address towards it.
         if let Some(source) = source_towards(&hosts(&["127.0.0.1", "192.0.2.1"]), deadline).await {

@@ -126,6 +126,11 @@ impl LocalPeerCheck {
     }
 }
 
+/// Whether a file or a socket of this user may be anybody's: users without a number in this user namespace are shown as one.
+pub(crate) fn is_unmapped(uid: u32) -> bool {
+    uid == OVERFLOW_UID && !maps_all(&read_uid_map())
+}
+
 fn read_uid_map() -> String {
     fs::read_to_string("/proc/self/uid_map").unwrap_or_default()
 }

@@ -14,12 +14,13 @@ use rustix::fs::inotify;
 use rustix::io::{Errno, fcntl_dupfd_cloexec};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use rustix::pipe::{PipeFlags, fcntl_setpipe_size, pipe_with};
-use rustix::process::{Pid, PidfdFlags, getpid, pidfd_open};
+use rustix::process::{Pid, PidfdFlags, Rlimit, getpid, pidfd_open};
 
 use super::guard;
 use super::guard::plan::{Plan, pointers, step};
 use super::room::{is_full, is_short};
 use super::spec::{Input, Output, WorkerSpec};
+use crate::open_files::limit_of_workers;
 
 /// The agent's handle of a worker's guard.
 #[derive(Debug)]
@@ -171,6 +172,10 @@ fn spawn_with(spec: &WorkerSpec, opened: &Opened, keeps: bool) -> Result<Guarded
         candidates: &candidates,
         argv: &argv,
         envp: &envp,
+        open_files: limit_of_workers().map(|Rlimit { current, maximum }| {
+            let value = |limit: Option<u64>| limit.unwrap_or(libc::RLIM_INFINITY);
+            libc::rlimit { rlim_cur: value(current), rlim_max: value(maximum) }
+        }),
         cwd: strings.cwd.as_ref().map_or(std::ptr::null(), |folder| folder.as_ptr()),
         keeps,
     };

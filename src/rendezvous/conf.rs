@@ -366,12 +366,19 @@ impl Conf {
         self.check_rules()
     }
 
-    /// Check whether `store_tunnel` is possible, if it is wanted. `is_protected`: the job has a token or certificates. `own_store`: each
-    /// round has a store, which the agent of rank 0's node serves.
+    /// Check whether the protection of the workers' store that is wanted, `store_tunnel` or `store_members=strict`, is possible.
+    /// `is_protected`: the job has a token or certificates. `own_store`: each round has a store, which the agent of rank 0's node serves.
     ///
     /// # Errors
     /// A sentence for the user.
-    pub fn check_tunnel(&self, is_protected: bool, own_store: bool) -> Result<(), String> {
+    pub fn check_workers_store(&self, is_protected: bool, own_store: bool) -> Result<(), String> {
+        if self.store_members == StoreMembers::Strict && !own_store {
+            return Err(
+                "--rdzv-conf store_members=strict needs a store that the agents serve: it cannot be used with --rdzv-backend=static, \
+                 nor with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"
+                    .to_owned(),
+            );
+        }
         match (self.store_tunnel, is_protected, own_store) {
             (false, ..) | (true, true, true) => Ok(()),
             (true, false, _) => Err(format!(

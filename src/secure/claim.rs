@@ -14,7 +14,7 @@
 //!         or    1 byte    2: admitted by its certificate
 //! ```
 
-use crate::rendezvous::protocol::text::is_steering;
+use crate::rendezvous::protocol::text::{RUN_ID_LIMIT_BYTES, is_steering, validate_run_id};
 
 const BY_TOKEN: u8 = 1;
 const BY_CERTIFICATE: u8 = 2;
@@ -27,8 +27,6 @@ pub const MAC_BYTES: usize = 32;
 pub type Mac = [u8; MAC_BYTES];
 /// Bytes of a token's id.
 const ID_BYTES: usize = 8;
-/// Longest run id, as in the session's protocol.
-const RUN_ID_LIMIT_BYTES: usize = 1024;
 /// Longest reason for a refusal.
 const REASON_LIMIT_BYTES: usize = 512;
 
@@ -57,7 +55,7 @@ impl Claim {
     /// A claim and its HMAC, if it names a token, once all bytes of both have come. `None`: more have to come.
     ///
     /// # Errors
-    /// These bytes begin no claim, or more follow.
+    /// These bytes begin no claim, more follow, or the run id is none: log records repeat it.
     pub fn decode(bytes: &[u8]) -> Result<Option<(Self, Option<Mac>)>, String> {
         let (id_bytes, mac_bytes) = match bytes.first() {
             None => return Ok(None),
@@ -78,6 +76,7 @@ impl Claim {
             return Err("more bytes follow the proof".to_owned());
         }
         let run_id = str::from_utf8(run_id).map_err(|_| "the run id is not UTF-8".to_owned())?.to_owned();
+        validate_run_id(&run_id)?;
         // Both have all their bytes, or none.
         Ok(Some((Self { key: id.try_into().ok(), run_id }, mac.try_into().ok())))
     }
@@ -176,6 +175,7 @@ mod tests {
     #[test]
     fn what_is_no_claim_and_what_is_no_answer_is_told_at_its_first_wrong_byte() {
         let claim = |version: u8, length: u16| [&[version], &[0; 8][..], &length.to_le_bytes(), &[0xff; 1057]].concat();
+        let named = |run_id: &str| Claim { key: None, run_id: run_id.to_owned() }.encode().unwrap();
         for (bytes, why) in [
             (vec![3], "version 3, must have 1 or 2"),
             (vec![2, 1, 4], "1025 bytes, must have at most 1024"),
@@ -183,6 +183,13 @@ mod tests {
             (claim(1, 1025)[..11].to_vec(), "1025 bytes, must have at most 1024"),
             (claim(1, 1024), "more bytes follow"),
             (claim(1, 1025 - 1)[..1067].to_vec(), "not UTF-8"),
+            (named(""), "the run id is empty"),
+            (
+                named("job\n2026-11-24 ERROR forged"),
+                "the run id `job\\n2026-11-24 ERROR forged` has control characters",
+            ),
+            (named("\u{1b}[2J"), "has control characters"),
+            (named("\u{202e}boj"), "has control characters"),
         ] {
             let error = Claim::decode(&bytes).unwrap_err();
             assert!(error.contains(why), "{error}");

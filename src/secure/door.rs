@@ -1,8 +1,8 @@
 //! The end of a coordinator that is protected: TLS, then the proof. A peer that has not proven itself yet is called a stranger.
 //!
-//! [`hall`] lets [`AT_ONCE`] strangers in, each for [`LIMIT`], and each may send [`BYTES`]. If all places are taken, the stranger that
-//! has had one for longest loses it to the next, but not before [`PATIENCE`]. [`WAITING`] wait for a place, and the last to come is the
-//! next to get one: in a flood, most of those who have waited for long have given up. Handshakes run on [`super::helpers`]: a socket stays
+//! [`hall`] lets as many strangers in as there are [`Door::places`], each for [`LIMIT`], and each may send [`BYTES`]. If all places
+//! are taken, the stranger that has had one for longest loses it to the next, but not before [`PATIENCE`]. As many more wait for a
+//! place, and the last to come is the next to get one: in a flood, most of those who have waited for long have given up. Handshakes run on [`super::helpers`]: a socket stays
 //! with the reactor of the runtime that accepted it, and any runtime may poll what waits for it.
 
 use std::collections::VecDeque;
@@ -24,20 +24,17 @@ use tokio::time::{Instant, sleep_until, timeout};
 use super::helpers::Helpers;
 use super::objection::{in_words, is_of_certificate};
 use super::proof::{Pass, check, refuse};
-use super::refusals::{Counters, Kind, Refusal, Refusals};
+use super::refusals::{Kind, Refusal};
 use super::stream::Halves;
 use super::tls::{self, ServerConfig};
 use super::{Protection, ProtectionError};
+use crate::open_files::places_for_strangers;
 
 /// The first bytes of a connection that is meant for a door.
 pub use super::tls::FIRST_BYTES;
 
 /// Time for TLS and the proof.
 pub const LIMIT: Duration = Duration::from_secs(5);
-/// Strangers whose handshake is under way at once.
-pub const AT_ONCE: usize = 256;
-/// Strangers that wait for that.
-const WAITING: usize = 256;
 /// How long a stranger keeps its place while others wait for one. A handshake takes two or three times the way there and back.
 const PATIENCE: Duration = Duration::from_millis(500);
 /// Bytes that a stranger may send.
@@ -49,7 +46,7 @@ pub struct Door {
     protection: Arc<Protection>,
     config: Arc<ServerConfig>,
     helpers: Arc<Helpers>,
-    refused: Counters,
+    places: usize,
 }
 
 impl Door {
@@ -60,7 +57,12 @@ impl Door {
     pub fn new(protection: Arc<Protection>) -> Result<Self, ProtectionError> {
         let config = tls::server_config().map_err(|error| ProtectionError::Tls(error.to_string()))?;
         let helpers = Helpers::shared().map_err(ProtectionError::Threads)?;
-        Ok(Self { protection, config, helpers, refused: Counters::default() })
+        Ok(Self { protection, config, helpers, places: places_for_strangers() })
+    }
+
+    /// How many strangers may prove themselves at once, and how many may wait for that.
+    pub fn places(&self) -> usize {
+        self.places
     }
 
     /// Where handshakes run.
@@ -68,26 +70,15 @@ impl Door {
         self.helpers.handle()
     }
 
-    /// Count a refused stranger, and return the sentence for the log.
-    pub fn refuse(&self, refusal: &Refusal) -> String {
-        self.refused.count(refusal.kind);
-        format!("{}; {} refused so far", refusal.why, self.refused.now().total())
-    }
-
-    /// The strangers that were refused so far.
-    pub fn refusals(&self) -> Refusals {
-        self.refused.now()
-    }
-
-    /// What is asked of strangers.
-    pub fn protection(&self) -> &Protection {
+    /// What is asked of strangers. It counts those that are refused.
+    pub fn protection(&self) -> &Arc<Protection> {
         &self.protection
     }
 
     /// Begin TLS with a stranger whose first bytes have been read, and let both ends prove themselves.
     ///
     /// # Errors
-    /// Why it is refused. [`Self::refuse`] has still to count it.
+    /// Why it is refused. [`Protection::refuse`] has still to count it.
     pub async fn admit(&self, stream: TcpStream, first_bytes: BytesMut) -> Result<(Halves, Pass), Refusal> {
         let done = async {
             // TLS tries once to say what was wrong, and has to find the socket ready.
@@ -158,10 +149,10 @@ async fn no_tls(error: &io::Error, mut stranger: Stranger) -> Refusal {
     Refusal::new(Kind::NoTls, in_words(error).unwrap_or_else(|| format!("no TLS: {error}")))
 }
 
-/// Bring strangers to the door, so many at once, until there are no more of them. What `welcome` makes of a stranger runs on `helpers`.
-/// `lost` is told why one got no place, or lost it.
+/// Bring strangers to the door, as many at once as there are `places`, until there are no more of them. What `welcome` makes of a
+/// stranger runs on `helpers`. `lost` is told why one got no place, or lost it.
 pub async fn hall<S, F, T>(
-    helpers: &Handle,
+    (helpers, places): (&Handle, usize),
     mut strangers: mpsc::UnboundedReceiver<S>,
     welcome: impl Fn(S) -> F,
     mut proven: impl FnMut(T),
@@ -174,7 +165,7 @@ pub async fn hall<S, F, T>(
     let mut oldest: VecDeque<(Instant, AbortHandle)> = VecDeque::new();
     let mut waiting: VecDeque<S> = VecDeque::new();
     loop {
-        while inside.len() < AT_ONCE
+        while inside.len() < places
             && let Some(next) = waiting.pop_back()
         {
             oldest.retain(|(_, stranger)| !stranger.is_finished());
@@ -197,7 +188,7 @@ pub async fn hall<S, F, T>(
             stranger = strangers.recv() => match stranger {
                 Some(stranger) => {
                     waiting.push_back(stranger);
-                    if waiting.len() > WAITING {
+                    if waiting.len() > places {
                         waiting.pop_front();
                         lost(Refusal::new(Kind::Crowded, "too many others wait to prove themselves"));
                     }
@@ -344,9 +335,9 @@ mod tests {
         let (admitted, ()) = tokio::join!(door.admit(coordinator, BytesMut::new()), flooding);
         let refusal = admitted.unwrap_err();
         assert!(refusal.kind == Kind::NoTls && refusal.why.contains("more than 16384 bytes"), "{refusal:?}");
-        assert_eq!(door.refuse(&refusal), format!("{}; 1 refused so far", refusal.why));
-        assert_eq!(door.refuse(&late()), "no proof within 5s; 2 refused so far");
-        let refused = door.refusals();
+        assert_eq!(door.protection().refuse(&refusal), format!("{}; 1 refused so far", refusal.why));
+        assert_eq!(door.protection().refuse(&late()), "no proof within 5s; 2 refused so far");
+        let refused = door.protection().refusals();
         assert_eq!((refused.of(Kind::NoTls), refused.of(Kind::Late), refused.total()), (1, 1, 2));
     }
 
@@ -361,7 +352,7 @@ mod tests {
         let (met_in, mut met) = mpsc::unbounded_channel();
         let proven = |inside| met_in.send((inside, thread())).unwrap();
         let (inside, after) = tokio::select! {
-            () = hall(door.helpers(), strangers, welcome, proven, |_| ()) => panic!("it has ended"),
+            () = hall((door.helpers(), 256), strangers, welcome, proven, |_| ()) => panic!("it has ended"),
             met = timeout(LIMIT * 12, met.recv()) => met.unwrap().unwrap(),
         };
         assert!(inside.starts_with("door-"), "{inside}");
@@ -373,7 +364,7 @@ mod tests {
     #[tokio::test]
     async fn places_go_to_those_who_wait() {
         let (to, strangers) = mpsc::unbounded_channel();
-        let (slow, quick) = (AT_ONCE * 4, 10);
+        let (places, slow, quick) = (64, 256, 10);
         for number in 0..slow + quick {
             to.send(number).unwrap();
         }
@@ -388,7 +379,8 @@ mod tests {
         let hall = tokio::spawn(async move {
             let mut lost = 0;
             let helpers = Handle::current();
-            let serving = hall(&helpers, strangers, welcome, |number| met_in.send(number).unwrap(), |_| lost += 1);
+            let serving =
+                hall((&helpers, places), strangers, welcome, |number| met_in.send(number).unwrap(), |_| lost += 1);
             tokio::select! {
                 () = serving => {}
                 _ = done => {}
@@ -403,6 +395,6 @@ mod tests {
         assert!(served.into_iter().eq(slow..slow + quick));
         done_in.send(()).unwrap();
         let lost = hall.await.unwrap();
-        assert!(lost >= slow + quick - AT_ONCE - WAITING && lost < slow, "{lost}");
+        assert!(lost >= slow + quick - 2 * places && lost < slow, "{lost}");
     }
 }

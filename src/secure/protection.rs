@@ -10,6 +10,7 @@ use tokio::time::{Duration, Instant, timeout};
 
 use super::certificates::{CertificateFiles, Certificates};
 use super::objection::in_words;
+use super::refusals::{Counters, Refusal, Refusals};
 use super::stream::Halves;
 use super::token::Token;
 use super::token_file::TokenFile;
@@ -101,6 +102,8 @@ pub struct Protection {
     certificates: Option<Certificates>,
     /// Of an end without certificates.
     client: Arc<tls::ClientConfig>,
+    /// Of all doors that ask for it.
+    refused: Counters,
 }
 
 impl fmt::Debug for Protection {
@@ -127,7 +130,12 @@ impl Protection {
         });
         let certificates = certificates.map(|files| Certificates::open(files, good_for));
         let client = tls::client_config().map_err(|error| ProtectionError::Tls(error.to_string()))?;
-        Ok(Self { token: token.transpose()?, certificates: certificates.transpose()?, client })
+        Ok(Self {
+            token: token.transpose()?,
+            certificates: certificates.transpose()?,
+            client,
+            refused: Counters::default(),
+        })
     }
 
     /// By the token in this file.
@@ -197,6 +205,17 @@ impl Protection {
     /// What an operator has to know now about certificates that end soon, one sentence for each. It has been logged, too.
     pub fn warnings(&self) -> Vec<String> {
         self.certificates.as_ref().map(Certificates::warnings).unwrap_or_default()
+    }
+
+    /// Count a refused peer, and return the sentence for the log.
+    pub fn refuse(&self, refusal: &Refusal) -> String {
+        self.refused.count(refusal.kind);
+        format!("{}; {} refused so far", refusal.why, self.refusals().total())
+    }
+
+    /// The peers that were refused so far, by the coordinator and at tunnels.
+    pub fn refusals(&self) -> Refusals {
+        self.refused.now()
     }
 
     /// What this end proves itself by, for logs.

@@ -1,4 +1,4 @@
-//! How many strangers a door has refused, and why.
+//! How many peers the doors of a protection have refused, and why.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -15,6 +15,8 @@ pub enum Kind {
     Late,
     /// Too many others want to come in.
     Crowded,
+    /// It has proven itself, but not for what it asks: for another run, or as an observer that wants to join.
+    Forbidden,
 }
 
 /// Why one stranger was refused.
@@ -35,10 +37,11 @@ impl Refusal {
 
 impl Kind {
     /// Every kind.
-    pub const ALL: [Self; Self::COUNT] = [Self::NoTls, Self::Certificate, Self::Unproven, Self::Late, Self::Crowded];
+    pub const ALL: [Self; Self::COUNT] =
+        [Self::NoTls, Self::Certificate, Self::Unproven, Self::Late, Self::Crowded, Self::Forbidden];
 
     /// How many there are.
-    const COUNT: usize = Self::Crowded as usize + 1;
+    const COUNT: usize = Self::Forbidden as usize + 1;
 
     /// Its name in metrics.
     pub fn name(self) -> &'static str {
@@ -48,11 +51,12 @@ impl Kind {
             Self::Unproven => "unproven",
             Self::Late => "late",
             Self::Crowded => "crowded",
+            Self::Forbidden => "forbidden",
         }
     }
 }
 
-/// The numbers of refused strangers, which only grow.
+/// The numbers of refused peers, which only grow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Refusals([u64; Kind::COUNT]);
 
@@ -62,13 +66,18 @@ impl Refusals {
         self.0[kind as usize]
     }
 
+    /// Add those that were refused elsewhere for this reason.
+    pub fn add(&mut self, kind: Kind, count: u64) {
+        self.0[kind as usize] += count;
+    }
+
     /// All of them.
     pub fn total(&self) -> u64 {
         self.0.iter().sum()
     }
 }
 
-/// Counts refused strangers. Any thread may.
+/// Counts refused peers. Any thread may.
 #[derive(Debug, Default)]
 pub(super) struct Counters([AtomicU64; Kind::COUNT]);
 

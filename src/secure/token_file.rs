@@ -121,6 +121,35 @@ mod tests {
         assert!(TokenFile::open(Path::new("/tmp"), GOOD_FOR).unwrap_err().to_string().contains("is not a file"));
     }
 
+    mod for_root {
+        use super::*;
+
+        #[test]
+        fn a_file_of_another_user_is_refused_and_roots_is_not() {
+            let theirs = file("theirs", ONE, 0o640);
+            std::os::unix::fs::chown(&theirs, Some(65533), None).expect("only root can give files away");
+            let error = TokenFile::open(&theirs, GOOD_FOR).unwrap_err().to_string();
+            assert!(
+                error.contains("belongs to uid 65533, who may change it; only this process's user (uid 0)"),
+                "{error}"
+            );
+            let roots = file("roots", ONE, 0o640);
+            std::os::unix::fs::chown(&roots, Some(0), Some(65532)).unwrap();
+            let as_another = std::thread::spawn({
+                let (theirs, roots) = (theirs.clone(), roots.clone());
+                move || {
+                    let (uid, gid) = (rustix::process::Uid::from_raw(65533), rustix::process::Gid::from_raw(65532));
+                    rustix::thread::set_thread_res_gid(gid, gid, gid).unwrap();
+                    rustix::thread::set_thread_res_uid(uid, uid, uid).unwrap();
+                    [theirs, roots]
+                        .map(|path| TokenFile::open(&path, GOOD_FOR).map(drop).map_err(|error| error.to_string()))
+                }
+            });
+            assert_eq!(as_another.join().unwrap(), [Ok(()), Ok(())]);
+            [theirs, roots].iter().for_each(|path| std::fs::remove_file(path).unwrap());
+        }
+    }
+
     #[tokio::test]
     async fn a_changed_file_is_read_again_and_a_broken_one_changes_nothing() {
         let path = file("changing", &format!("# ours\n{ONE}\n"), 0o640);

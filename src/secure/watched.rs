@@ -13,10 +13,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
+use rustix::process::geteuid;
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
 use super::protection::ProtectionError;
+use crate::net::local_peers::is_unmapped;
 use crate::threads;
 
 /// How long what was found is good for, before the files are looked at again.
@@ -25,6 +27,7 @@ pub const GOOD_FOR: Duration = Duration::from_millis(100);
 const LOOK_LIMIT: Duration = Duration::from_secs(1);
 /// What others, and everybody but the owner who writes, may not do with a file that holds a secret.
 const FORBIDDEN: u32 = 0o137;
+const ROOT: u32 = 0;
 
 /// What files hold.
 pub(super) trait Content: Sized + Send + Sync + 'static {
@@ -191,7 +194,13 @@ impl Wanted<'_> {
         if !metadata.is_file() {
             return Err(self.unusable("is not a file".to_owned()));
         }
-        let mode = metadata.mode() & 0o777;
+        let (mode, owner, own) = (metadata.mode() & 0o777, metadata.uid(), geteuid().as_raw());
+        // Its owner may change the mode, and then the file.
+        if is_secret && owner != own && owner != ROOT && !is_unmapped(owner) {
+            return Err(self.unusable(format!(
+                "belongs to uid {owner}, who may change it; only this process's user (uid {own}) and root may own it"
+            )));
+        }
         if is_secret && mode & FORBIDDEN != 0 {
             return Err(self.unusable(format!(
                 "has the mode {mode:04o}: others may read or change it; 0600, 0400, 0640 and 0440 are allowed"

@@ -153,3 +153,14 @@ def test_a_password_on_the_command_line_is_refused_and_not_repeated() -> None:
         assert "secret" not in str(caught.value)
     with pytest.raises(ValueError, match="password_file=FILE, or set the variable ELASTIC_RS_ETCD_PASSWORD"):
         config_of({"username": "me", "password": "secret"}, "rust-etcd")
+
+
+def test_strict_members_need_a_store_of_the_agents() -> None:
+    for members in ("off", "warn"):
+        RendezvousConfig(store_members=members).check_workers_store(is_protected=False, own_store=False)
+    strict = RendezvousConfig(store_members="strict")
+    strict.check_workers_store(is_protected=False, own_store=True)
+    with pytest.raises(
+        ValueError, match=r"store_members=strict needs a store that the agents serve: it cannot be used"
+    ):
+        strict.check_workers_store(is_protected=False, own_store=False)

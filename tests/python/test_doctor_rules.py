@@ -12,6 +12,7 @@ from collections.abc import Callable
 from importlib import machinery
 from pathlib import Path
 from resource import RLIM_INFINITY
+from typing import Any
 
 import pytest
 from elastic_rs import _elastic_rs
@@ -46,6 +47,27 @@ def own_name(
     return net.own_name("vm", answer, gloo, others=others, local_addr=local_addr)
 
 
+OPEN = "none: whoever reaches the endpoint can end the job, or take a node's place"
+OTHERS = "worker stores serve no other user of their machine"
+SERVED = "connections from machines without members are served and logged (store_members=warn)"
+SHOWN = "a coordinator on this node shows"
+
+
+class Secured:
+    """A token, or a certificate with so many days left."""
+
+    def __init__(self, words: str, days_left: float | None = None, *warnings: str) -> None:
+        self.words, self.days_left, self.warnings = words, days_left, warnings
+        self.key_ids = "1" if days_left is None else None
+
+
+TOKEN, CERTIFICATE = Secured("the token with the id 1"), Secured("the certificate of x", 3.4)
+
+
+def protected(how: str, own: Secured | None = None, **doors: Any) -> Finding:
+    return net.how_protected("job", how, own, net.Doors(**doors))  # type: ignore[arg-type]
+
+
 VERDICTS: list[tuple[Finding, str, str]] = [
     (node.python((3, 11, 0), "/py"), "ok", "3.11.0, /py"),
     (node.python((3, 10, 9), "/py"), "mend", "install Python 3.11"),
@@ -71,6 +93,10 @@ VERDICTS: list[tuple[Finding, str, str]] = [
     (gpus(8, 0, nproc="gpu", workers=None), "mend", "unset CUDA_VISIBLE_DEVICES"),
     (node.descriptors(1024, 4096, 8, 4), "ok", "host of 4 nodes with 8 workers each may need 200"),
     (node.descriptors(1024, 4096, 8, 4, tunnel=True), "ok", "host of 4 nodes with 8 workers each may need 328"),
+    (node.descriptors(1024, 4096, 8, 4, protected=True), "ok", "host of 4 nodes with 8 workers each may need 200"),
+    (node.descriptors(1024, 2559, 8, 4, protected=True), "ok", "may need 267, with those that have not proven"),
+    (node.descriptors(1024, RLIM_INFINITY, 8, 49, protected=True), "ok", "may need 1010"),
+    (node.descriptors(1024, 1024, 8, 49, protected=True), "mend", "LimitNOFILE=1347"),
     (node.descriptors(RLIM_INFINITY, RLIM_INFINITY, 8, 4000), "ok", "unlimited"),
     (node.descriptors(1024, 1 << 20, 8, 64), "mend", "ulimit -n 1280 before"),
     (node.descriptors(1024, RLIM_INFINITY, 8, 64), "mend", "ulimit -n 1280 before"),
@@ -103,6 +129,32 @@ VERDICTS: list[tuple[Finding, str, str]] = [
     (net.own_reverse("10.0.0.1", Answer(None, 0.5, error="unknown")), "ok", "without a name (unknown)"),
     (net.own_reverse("10.0.0.1", Answer("vm", 1.5)), "note", "vm after 1.500 s, which is slow: PyTorch's store"),
     (net.own_reverse("10.0.0.1", Answer(None, 5.0, error="no answer within 5 s", late=True)), "note", "no answer"),
+    (protected("alone", several=False), "ok", f"a token that this process makes; {OTHERS}"),
+    (protected("alone", several=False, peers="any"), "note", "serve every user of their machine (store_peers=any)"),
+    (protected("alone", several=False, store="torch"), "note", "makes; the workers' store is PyTorch's"),
+    (protected("alone", several=False, http="all"), "ok", "a token that this process makes"),
+    (protected("alone", several=False, http="metrics"), "note", f"{SHOWN} metrics to whoever reaches it"),
+    (protected("etcd"), "note", f"etcd's users and TLS to say; {OTHERS}; connections from every"),
+    (protected("etcd", http="all"), "note", "connections from every machine are served"),
+    (protected("coordinator"), "note", f"{OPEN}; {OTHERS}; {SERVED}. `elastic-rs"),
+    (protected("coordinator", http="all"), "note", f"{SERVED}; {SHOWN} metrics and the job's page to whoever"),
+    (protected("coordinator", http="metrics"), "note", "reaches it (ELASTIC_RS_HTTP=metrics)"),
+    (protected("coordinator", members="strict"), "note", "without members are closed (store_members=strict)"),
+    (protected("coordinator", members="off"), "note", "without members are served (store_members=off)"),
+    (protected("coordinator", store="endpoint"), "note", f"{OPEN}; workers use the endpoint's"),
+    (protected("coordinator", store="torch"), "note", f"{OPEN}; the workers' store is PyTorch's"),
+    (protected("coordinator", store="endpoint", members="strict"), "mend", "the agents do not serve"),
+    (protected("coordinator", store="torch", members="strict"), "mend", "without TORCH_DISABLE_SHARE"),
+    (protected("coordinator", tunnel=True), "mend", "store_tunnel=1 is given without a token"),
+    (protected("coordinator", TOKEN), "ok", f"prove the token with the id 1; {OTHERS}; {SERVED}"),
+    (protected("coordinator", TOKEN, http="all"), "ok", SERVED),
+    (protected("coordinator", TOKEN, http="metrics"), "note", f"{SHOWN} metrics to whoever reaches it"),
+    (protected("coordinator", TOKEN, peers="any"), "note", "serve every user of their machine (store_peers=any)"),
+    (protected("coordinator", TOKEN, store="torch"), "note", "the workers' store is PyTorch's"),
+    (protected("coordinator", TOKEN, tunnel=True), "ok", "id 1; workers reach the store through their agents"),
+    (protected("coordinator", TOKEN, tunnel=True, peers="any"), "note", "encrypt that, and serve every user"),
+    (protected("coordinator", CERTIFICATE), "ok", "of x (3 days left); any certificate of the CA may join"),
+    (protected("coordinator", Secured("the certificate of x", 3.4, "it ends")), "note", f"{SERVED}; it ends"),
     (net.unresolved("h:1", Answer(None, 0.1, error="unknown"), hosts=False), "mend", "/etc/resolv.conf"),
     (net.unresolved("h:1", Answer(None, 0.1, error="unknown"), hosts=True), "note", "this node's own name"),
     (net.here("h:1", REFUSED, "", must=False), "ok", "would host the coordinator"),

@@ -229,6 +229,10 @@ def test_a_warm_start_needs_this_python(caplog: pytest.LogCaptureFixture) -> Non
         (["--log-line-prefix-template=a\udcff", "x"], "--log-line-prefix-template is `a\\xff`, must be UTF-8"),
         (["--duplicate-stdout-filters=a,\udcff", "x"], "--duplicate-stdout-filters is `\\xff`, must be UTF-8"),
         (["--duplicate-stderr-filters=\udcff", "x"], "--duplicate-stderr-filters is `\\xff`, must be UTF-8"),
+        (
+            ["--nnodes=2", "--rdzv-conf=store_members=strict", "--no-python", "true"],
+            "--rdzv-conf store_members=strict needs a store that the agents serve: it cannot be used with",
+        ),
         (["--no-python", "--module", "x"], "--no-python and --module are given, must be one of them at most"),
     ],
 )

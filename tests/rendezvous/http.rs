@@ -102,11 +102,24 @@ fn what_is_no_such_request_is_told_and_closed() {
         let answer = sent(host.port(), request.as_bytes());
         assert!(answer.starts_with(&format!("HTTP/1.1 {status}\r\n")), "{request:.40}: {answer}");
     }
-    // A request that never ends holds one place for a while, and nobody else up.
-    let mut slow: Vec<_> = (0..200).map(|_| TcpStream::connect(("127.0.0.1", host.port())).unwrap()).collect();
-    slow.iter_mut().for_each(|stream| drop(stream.write_all(b"GET /healthz HTTP/1.1\r\n")));
-    slow.iter_mut().for_each(|stream| drop(stream.read_to_end(&mut Vec::new()))); // closed, each in its time
-    assert!(got(host.port(), "/healthz").starts_with("HTTP/1.1 200 OK"));
+}
+
+/// Health is told at once, while 200 requests never end, and 200 more connections stay open behind their answers.
+#[test]
+fn connections_that_are_slow_keep_health_from_nobody() {
+    let token = Token::parse(&"a".repeat(64)).unwrap();
+    for protection in [None, Some(Arc::new(Protection::by_token(token).unwrap()))] {
+        let is_protected = protection.is_some();
+        let host = host(protection);
+        for request in [&b"GET /healthz HTTP/1.1\r\n"[..], b"GET /healthz HTTP/1.1\r\n\r\n"] {
+            let slow: Vec<_> = (0..200).map(|_| asking(host.port(), request)).collect();
+            for path in ["/readyz", "/healthz"] {
+                let answer = got(host.port(), path);
+                assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{path}, protected: {is_protected}: {answer:?}");
+            }
+            drop(slow);
+        }
+    }
 }
 
 /// A session whose node waits for another one.

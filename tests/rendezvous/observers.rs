@@ -9,11 +9,14 @@ use elastic_rs::frontend::node::{Node, NodeOptions};
 use elastic_rs::host::Host;
 use elastic_rs::rendezvous::node::session::Session;
 use elastic_rs::rendezvous::observer::Observer;
-use elastic_rs::rendezvous::protocol::codec::{encode_frame, encode_preamble};
-use elastic_rs::rendezvous::protocol::message::{Hello, JoinWorkers, NodeId, NodeMessage, Observe, Observed};
+use elastic_rs::rendezvous::protocol::codec::{decode_frame, encode_frame, encode_preamble};
+use elastic_rs::rendezvous::protocol::message::{
+    CoordinatorMessage, Hello, JoinWorkers, NodeId, NodeMessage, Observe, Observed, Verdict,
+};
 use elastic_rs::rendezvous::protocol::settings::Settings;
-use elastic_rs::secure::Protection;
+use elastic_rs::secure::refusals::Kind;
 use elastic_rs::secure::token::Token;
+use elastic_rs::secure::{Halves, Protection};
 use elastic_rs::store::server::ServerOptions;
 use serde_json::Value;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -123,12 +126,56 @@ fn with_a_token_an_observer_proves_itself_for_one_run() {
         // A token may be good for several runs. What was proven is one.
         let error = observer.ask(ask(Some("other"), 0)).await.unwrap_err();
         assert!(error.ends_with("was proven for the run `one` alone"), "{error}");
+        assert_eq!(host.refusals().unwrap().of(Kind::Forbidden), 1);
         let mut observer = self::observer(host.port(), Some((reading, "third"))).await;
         assert_eq!(observer.ask(ask(Some("third"), 0)).await.unwrap_err(), "there is no run `third` here");
         let stranger = Observer::connect("127.0.0.1", host.port(), None, PATIENCE).await;
         let error = stranger.unwrap().ask(ask(Some("one"), 0)).await.unwrap_err();
         assert!(error.starts_with("it is protected by a token"), "{error}");
     });
+}
+
+/// An observer may only ask. A node's message behind its question ends its connection, and nothing else.
+#[test]
+fn an_observer_that_sends_close_is_closed_and_the_job_goes_on() {
+    let token = Token::parse(&"a".repeat(64)).unwrap();
+    for protection in [None, by(&token)] {
+        let (host, runtime) = host(protection.clone());
+        let address = ("127.0.0.1", host.port());
+        runtime.block_on(async {
+            let session = lonely("job", host.port(), protection.clone()).await;
+            let reading = protection.map(|_| by(&token.for_observers()).unwrap());
+            let connection = match &reading {
+                Some(reading) => reading.connect(address, "job", PATIENCE, |_| Ok(())).await.unwrap(),
+                None => Halves::plain(TcpStream::connect(address).await.unwrap()),
+            };
+            let Halves { mut reader, mut writer } = connection;
+            let mut bytes = BytesMut::new();
+            encode_preamble(&mut bytes);
+            encode_frame(&NodeMessage::Observe(ask(Some("job"), 0)), &mut bytes);
+            writer.write_all(&bytes).await.unwrap();
+            writer.flush().await.unwrap();
+            let mut buffer = BytesMut::new();
+            let answer = loop {
+                if let Some(answer) = decode_frame::<CoordinatorMessage>(&mut buffer).unwrap() {
+                    break answer;
+                }
+                assert!(timeout(PATIENCE, reader.read_buf(&mut buffer)).await.unwrap().unwrap() > 0);
+            };
+            assert!(matches!(answer, CoordinatorMessage::Observed(_)), "{answer:?}");
+            bytes.clear();
+            encode_frame(&NodeMessage::Close(Verdict::Succeeded { by: "me".into() }), &mut bytes);
+            writer.write_all(&bytes).await.unwrap();
+            writer.flush().await.unwrap();
+            let mut rest = Vec::new();
+            let _ = timeout(PATIENCE, reader.read_to_end(&mut rest)).await.expect("it is closed"); // it may be reset
+            assert!(rest.is_empty(), "{rest:?}");
+            let mut observer = observer(host.port(), reading.map(|reading| (reading, "job"))).await;
+            let seen = observer.ask(ask(Some("job"), 0)).await.unwrap();
+            assert!(!types(&seen).contains(&"run.closed".to_owned()), "{seen:?}");
+            assert_eq!(session.view().closed, None);
+        });
+    }
 }
 
 /// Who does not wait for the answer is closed, and so is whoever comes when all places are taken.

@@ -6,7 +6,7 @@ use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::BytesMut;
 use elastic_rs::host::Host;
@@ -15,6 +15,7 @@ use elastic_rs::rendezvous::node::session::Session;
 use elastic_rs::rendezvous::protocol::codec::{encode_frame, encode_preamble, is_protected_answer};
 use elastic_rs::rendezvous::protocol::message::{Hello, NodeId, NodeMessage, Placement, Verdict};
 use elastic_rs::rendezvous::protocol::settings::Settings;
+use elastic_rs::secure::refusals::Kind;
 use elastic_rs::secure::token::Token;
 use elastic_rs::secure::{Protection, ProtectionOptions, TokenSource};
 use elastic_rs::store::server::ServerOptions;
@@ -121,19 +122,30 @@ fn nodes_with_the_token_form_a_world_and_end_it() {
     });
 }
 
+/// Within a second: the fastest of a few, because other processes share the machine.
 #[test]
 fn a_token_on_one_side_only_is_told() {
     let (protected, runtime) = host(by(token('a')));
     let plain = host(None).0;
     runtime.block_on(async {
-        let session = open(protected.port(), node_of("job", 1, 1), None);
-        let error = join(&session).await.unwrap_err().to_string();
-        assert!(
-            error.contains("it is protected by a token: name the file with the job's token in ELASTIC_RS_TOKEN_FILE"),
-            "{error}"
-        );
-        let session = open(plain.port(), node_of("job", 2, 1), by(token('a')));
-        told(&session, "this node has a token (ELASTIC_RS_TOKEN_FILE), and it seems to have none").await;
+        let mut fastest = [PATIENCE; 2];
+        for number in 1..=5 {
+            let began = Instant::now();
+            let session = open(protected.port(), node_of("job", number, 1), None);
+            let error = join(&session).await.unwrap_err().to_string();
+            assert!(
+                error.contains(
+                    "it is protected by a token: name the file with the job's token in ELASTIC_RS_TOKEN_FILE"
+                ),
+                "{error}"
+            );
+            fastest[0] = fastest[0].min(began.elapsed());
+            let began = Instant::now();
+            let session = open(plain.port(), node_of("job", number, 1), by(token('a')));
+            told(&session, "this node has a token (ELASTIC_RS_TOKEN_FILE), and it seems to have none").await;
+            fastest[1] = fastest[1].min(began.elapsed());
+        }
+        assert!(fastest.into_iter().all(|took| took < Duration::from_secs(1)), "{fastest:?}");
     });
 }
 
@@ -243,6 +255,7 @@ fn a_runs_token_is_for_that_run_and_an_observers_for_no_node() {
         let session = open(host.port(), node_of("a", 3, 1), by(token('f').for_run("a").for_observers()));
         let error = join(&session).await.unwrap_err().to_string();
         assert!(error.contains("is an observer's: no node may join with it"), "{error}");
+        assert!(host.refusals().unwrap().of(Kind::Forbidden) > 0);
     });
 }
 
@@ -280,6 +293,12 @@ fn strangers_without_the_token_change_nothing() {
                 stream.write_all(&[0x16, 0x03, 0x01]).await.unwrap();
             }
             held.push(stream);
+        }
+        // They complete the handshake, and hold another token.
+        for _ in 0..20 {
+            let another = by(token('b')).unwrap();
+            let refused = another.connect(address, "job", PATIENCE, |_| Ok(())).await.map(drop).unwrap_err();
+            assert!(refused.contains("no token with the id"), "{refused}");
         }
         let newcomer = open(host.port(), node_of("other", 2, 1), by(token('a')));
         assert_eq!(join(&newcomer).await.unwrap().world_size, 1);

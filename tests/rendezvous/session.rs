@@ -17,6 +17,7 @@ use elastic_rs::rendezvous::protocol::settings::Settings;
 use elastic_rs::secure::Halves;
 use elastic_rs::store::client::{ClientOptions, StoreClient};
 use elastic_rs::store::server::ServerOptions;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::Handle;
@@ -52,7 +53,7 @@ impl Coordinator {
         let (sender, incoming) = mpsc::unbounded_channel();
         let (count, sessions) = watch::channel(0);
         let (excluded, exclusions) = watch::channel(Exclusions::new());
-        let shown = Shown { sessions: count, exclusions: excluded, questions: mpsc::channel(1).1 };
+        let shown = Shown { sessions: count, exclusions: excluded, questions: mpsc::channel(1).1, protection: None };
         let task = tokio::spawn(async move {
             let accepting = async {
                 loop {
@@ -153,6 +154,22 @@ async fn a_lost_node_is_pushed_to_the_survivors_who_form_the_next_world() {
     let placement = join_all(&sessions).await.remove(0);
     assert_eq!((placement.rank, placement.world_size, placement.round), (0, 1, Round(2)));
     assert_eq!(placement.master_addr, "node1");
+}
+
+/// Long before their time is over: newcomers need the places of 1,024 connections that say nothing.
+#[tokio::test]
+async fn connections_that_do_not_introduce_themselves_lose_their_places() {
+    let limit = getrlimit(Resource::Nofile);
+    setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }).unwrap();
+    let coordinator = Coordinator::start().await;
+    let mut silent = Vec::new();
+    for _ in 0..1100 {
+        silent.push(TcpStream::connect(coordinator.address).await.unwrap());
+    }
+    let session = coordinator.session(1, Settings::new(1, 1));
+    assert_eq!(session.join(1, None, None, PATIENCE).await.unwrap().world_size, 1);
+    let first = tokio::time::timeout(PATIENCE / 2, silent[0].read(&mut [0])).await.expect("the oldest is closed");
+    assert!(matches!(first, Ok(0) | Err(_)), "{first:?}");
 }
 
 #[tokio::test]

@@ -115,13 +115,14 @@ impl RendezvousConfig {
         self.0.store_tunnel
     }
 
-    /// Check whether ``store_tunnel`` is possible, if it is wanted. ``is_protected``: the job has one. ``own_store``: each round has a
-    /// store, which the agent of rank 0's node serves.
+    /// Check whether the protection of the workers' store that is wanted, ``store_tunnel`` or ``store_members=strict``, is possible.
+    /// ``is_protected``: the job has a token or certificates. ``own_store``: each round has a store, which the agent of rank 0's node
+    /// serves.
     ///
     /// Raises ``ValueError`` if it is not.
     #[pyo3(signature = (*, is_protected, own_store))]
-    fn check_tunnel(&self, is_protected: bool, own_store: bool) -> PyResult<()> {
-        self.0.check_tunnel(is_protected, own_store).map_err(PyValueError::new_err)
+    fn check_workers_store(&self, is_protected: bool, own_store: bool) -> PyResult<()> {
+        self.0.check_workers_store(is_protected, own_store).map_err(PyValueError::new_err)
     }
 
     /// Time limit of a join, in seconds.

@@ -81,7 +81,7 @@ impl NodeOptions {
     /// The node's part in a job. `on_one_machine`: the coordinator listens on loopback alone. `protection`: the job's token.
     pub fn node(&self, on_one_machine: bool, protection: Option<Arc<Protection>>) -> PyResult<node::NodeOptions> {
         let own_store = self.use_agent_store && !self.ranks_as_asked;
-        self.config.0.check_tunnel(protection.is_some(), own_store).map_err(PyValueError::new_err)?;
+        self.config.0.check_workers_store(protection.is_some(), own_store).map_err(PyValueError::new_err)?;
         let Conf { node_rank, join_timeout, drain_timeout, store_peers, store_members, store_tunnel, .. } =
             self.config.0;
         Ok(node::NodeOptions {

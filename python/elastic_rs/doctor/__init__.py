@@ -100,11 +100,13 @@ def _look(args: argparse.Namespace) -> Iterator[Finding]:
     try:
         if meeting.fixed:
             refuse_c10d("--rdzv-backend=static")
-        protection()
+        secured = protection()
     except ValueError as error:
         raise UsageError(str(error)) from None
     tunnel = meeting.config.store_tunnel
-    yield from _node.findings(args.nproc_per_node, workers, nodes[1], args.log_dir, limit_s, tunnel=tunnel)
+    yield from _node.findings(
+        args.nproc_per_node, workers, nodes[1], args.log_dir, limit_s, tunnel=tunnel, protected=secured is not None
+    )
     if args.training_script:
         yield _node.script(args.training_script, _script.why_not(args))
     if meeting.etcd is not None:

@@ -9,7 +9,7 @@ import errno
 import ipaddress
 import os
 import socket
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from elastic_rs._elastic_rs import PROTOCOL_VERSION
 from elastic_rs.doctor import _etcd
@@ -21,7 +21,7 @@ from elastic_rs.rendezvous._protection import TLS_CERT, TOKEN_FILE, protection
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from elastic_rs._elastic_rs import EtcdOptions
+    from elastic_rs._elastic_rs import EtcdOptions, Protection
     from elastic_rs.run._options import Rendezvous
 
 __all__ = ["findings", "findings_over_etcd"]
@@ -62,7 +62,8 @@ def findings(
     if alone:
         yield ok("endpoint", "none is needed: a job of one node takes any free port")
     yield from found
-    yield how_protected(meeting.run_id, alone=alone, over_etcd=False, tunnel=meeting.config.store_tunnel)
+    how = "alone" if alone else "coordinator"
+    yield how_protected(meeting.run_id, how, _protection_of(how), _doors(meeting))
     yield ranks(meeting, name, seen, alone=alone)
 
 
@@ -81,7 +82,7 @@ def findings_over_etcd(
     if reverse is not None:
         yield own_reverse(seen, reverse.answer(limit_s))
     yield from _etcd.findings(etcd, limit_s)
-    yield how_protected(meeting.run_id, alone=False, over_etcd=True, tunnel=meeting.config.store_tunnel)
+    yield how_protected(meeting.run_id, "etcd", _protection_of("etcd"), _doors(meeting))
     yield ranks(meeting, name, seen, alone=False)
 
 
@@ -237,31 +238,115 @@ def endpoint_of_another_mind(where: str, reached: Reached, own: str | None, why:
     )
 
 
-def how_protected(run_id: str, *, alone: bool, over_etcd: bool, tunnel: bool) -> Finding:
-    """Say which token and which certificate protect the job's sessions, and who can reach its worker stores."""
-    own = None if alone else protection()
-    if tunnel and not alone and own is None:
+class Doors(NamedTuple):
+    """Who reaches the workers' stores, and who reads of the job by HTTP."""
+
+    store: str = "agents"
+    """Who serves the workers' store: the ``agents``, the ``endpoint`` (``--rdzv-backend=static``) or ``torch``."""
+    peers: str = "same-user"
+    """``--rdzv-conf store_peers``."""
+    members: str = "warn"
+    """``--rdzv-conf store_members``."""
+    tunnel: bool = False
+    """``--rdzv-conf store_tunnel``."""
+    several: bool = True
+    """The job may have several nodes."""
+    http: str = "loopback"
+    """``ELASTIC_RS_HTTP``."""
+
+
+def _doors(meeting: Rendezvous) -> Doors:
+    values, store = meeting.config.values(), "agents"
+    if meeting.fixed:
+        store = "endpoint"
+    elif os.getenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "0") == "1":
+        store = "torch"
+    return Doors(
+        store,
+        str(values["store_peers"]),
+        str(values["store_members"]),
+        meeting.config.store_tunnel,
+        meeting.nodes[1] > 1,
+        os.getenv("ELASTIC_RS_HTTP", "loopback"),
+    )
+
+
+def _protection_of(how: str) -> Protection | None:
+    """Return how this node's sessions with others are protected."""
+    return None if how == "alone" else protection()
+
+
+def how_protected(run_id: str, how: str, own: Protection | None, doors: Doors) -> Finding:
+    """Say which token and which certificate protect the job's sessions, and who can reach its worker stores.
+
+    Args:
+        run_id: the job's name.
+        how: how nodes meet: ``alone``, at a ``coordinator``, or over ``etcd``.
+        own: the token and the certificate of this node, if it has them.
+        doors: what else may be open.
+    """
+    if doors.tunnel and how != "alone" and own is None:
         text = f"--rdzv-conf store_tunnel=1 is given without a token: name its file in {TOKEN_FILE}"
         return mend("protection", text, "`elastic-rs token new` writes a token")
-    workers = "worker stores serve no other user of their machine"
-    if tunnel:
-        workers = "workers reach the store through their agents, which encrypt that"
-    if alone:
-        return ok("protection", f"sessions are protected by a token that this process makes; {workers}")
-    if over_etcd:
-        return note("protection", f"who reads and writes the job is for etcd's users and TLS to say; {workers}")
+    if doors.members == "strict" and doors.store != "agents":
+        text = "--rdzv-conf store_members=strict is given, and the agents do not serve the workers' store"
+        return mend("protection", text, f"leave it out, or give the job a store of the agents: {_WHY_NOT_AGENTS}")
+    workers, opened = _workers_doors(doors, by_coordinator=how == "coordinator")
+    http = "" if how == "etcd" else _http_door(doors.http, protected=own is not None or how == "alone")
+    said = [workers, http] if http else [workers]
+    judge = note if opened or http else ok
+    if how == "alone":
+        return judge("protection", "; ".join(["sessions are protected by a token that this process makes", *said]))
+    if how == "etcd":
+        return note("protection", "; ".join(["who reads and writes the job is for etcd's users and TLS to say", *said]))
     if own is None:
-        text = f"none: whoever reaches the endpoint can end the job, or take a node's place; {workers}"
-        return note("protection", f"{text}. `elastic-rs token new` and {TOKEN_FILE} change that")
+        text = "none: whoever reaches the endpoint can end the job, or take a node's place"
+        remedy = f"`elastic-rs token new` and {TOKEN_FILE} change that"
+        return note("protection", f"{'; '.join([text, *said])}. {remedy}")
     text = f"sessions of run `{run_id}` are encrypted, and both ends prove {own.words}"
     if own.days_left is None:
-        return ok("protection", f"{text}; {workers}")
+        return judge("protection", "; ".join([text, *said]))
     text += f" ({own.days_left:.0f} days left)"
     if own.key_ids is None:
         text += "; any certificate of the CA may join any run"
     if own.warnings:
-        return note("protection", "; ".join([text, workers, *own.warnings]))
-    return ok("protection", f"{text}; {workers}")
+        judge = note
+    return judge("protection", "; ".join([text, *said, *own.warnings]))
+
+
+_WHY_NOT_AGENTS = "--rdzv-backend=c10d, without TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"
+
+
+def _workers_doors(doors: Doors, *, by_coordinator: bool) -> tuple[str, bool]:
+    """Say who can reach the workers' store, and whether others than the job's users can."""
+    if doors.store == "endpoint":
+        return "workers use the endpoint's store (--rdzv-backend=static), which serves whoever reaches it", True
+    if doors.store == "torch":
+        who = "which serves whoever reaches it"
+        return f"the workers' store is PyTorch's (TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1), {who}", True
+    any_user = doors.peers == "any"
+    users = "every user of their machine (store_peers=any)" if any_user else "no other user of their machine"
+    if doors.tunnel:
+        also = ", and serve every user of their machine (store_peers=any)" if any_user else ""
+        return f"workers reach the store through their agents, which encrypt that{also}", any_user
+    text = f"worker stores serve {users}"
+    if not doors.several:
+        return text, any_user
+    if not by_coordinator:  # nobody tells the members' addresses
+        return f"{text}; connections from every machine are served", any_user
+    machines = {"strict": "closed", "warn": "served and logged"}.get(doors.members, "served")
+    return (
+        f"{text}; connections from machines without members are {machines} (store_members={doors.members})",
+        any_user,
+    )
+
+
+def _http_door(readers: str, *, protected: bool) -> str:
+    """Say what whoever reaches the coordinator reads by HTTP, besides health."""
+    if readers == "metrics" or (readers == "all" and not protected):
+        what = "metrics" if readers == "metrics" else "metrics and the job's page"
+        return f"a coordinator on this node shows {what} to whoever reaches it (ELASTIC_RS_HTTP={readers})"
+    return ""
 
 
 def _why_not_own(meeting: Rendezvous, port: int) -> str:

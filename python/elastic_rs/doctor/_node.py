@@ -29,10 +29,19 @@ THREADS_OF_A_WORKER = 100
 """A rough number for PyTorch's thread pools, watchdogs, NCCL's threads and a few DataLoader workers."""
 SPARE_DESCRIPTORS = 128
 """Descriptors that an agent has open besides connections: logs, pipes, libraries."""
+STRANGERS = 6 * 256
+"""Descriptors that connections without a proof may take, where sessions are protected (``src/open_files.rs``)."""
 
 
 def findings(
-    nproc: str, workers: int | None, most_nodes: int, folder: str | None, limit_s: float, *, tunnel: bool
+    nproc: str,
+    workers: int | None,
+    most_nodes: int,
+    folder: str | None,
+    limit_s: float,
+    *,
+    tunnel: bool,
+    protected: bool,
 ) -> Iterator[Finding]:
     """Check this node.
 
@@ -43,6 +52,7 @@ def findings(
         folder: the folder of logs; None for the temporary folder.
         limit_s: how long the GPUs' driver may take.
         tunnel: workers reach the store through their agents.
+        protected: sessions are protected, so that connections without a proof are let in to prove themselves.
     """
     yield python(sys.version_info[:3], sys.executable)
     yield package(_elastic_rs.VERSION, _installed("elastic_rs"))
@@ -50,7 +60,7 @@ def findings(
     yield _gpus(nproc, workers, limit_s)
     count = workers or _workers_of(nproc, limit_s)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    yield descriptors(soft, hard, count, most_nodes, tunnel=tunnel)
+    yield descriptors(soft, hard, count, most_nodes, tunnel=tunnel, protected=protected)
     yield processes(*process_limit(), count)
     yield _supervision(limit_s)
     yield clock(time.time())
@@ -175,15 +185,23 @@ def _workers_of(nproc: str, limit_s: float) -> int:
     return seen or (len(os.sched_getaffinity(0)) if nproc == "auto" else 1)
 
 
-def descriptors(soft: int, hard: int, workers: int, most_nodes: int, *, tunnel: bool = False) -> Finding:
+def descriptors(
+    soft: int, hard: int, workers: int, most_nodes: int, *, tunnel: bool = False, protected: bool = False
+) -> Finding:
     """Judge the limit of open files for the node that hosts coordinator and store.
 
     Each agent and each worker may have a connection there, and a second one while they restart. With a tunnel, the
-    connection of a worker takes three descriptors of rank 0's agent: the tunnel's two, and the store's.
+    connection of a worker takes three descriptors of rank 0's agent: the tunnel's two, and the store's. Where sessions
+    are protected, the agent raises its limit by what connections without a proof may take. If the hard limit does not
+    allow that, they take up to a quarter of the limit.
     """
     need = 2 * most_nodes * (workers * (3 if tunnel else 1) + 1) + SPARE_DESCRIPTORS
     who = f"{most_nodes} node{'s' * (most_nodes > 1)} with {workers} worker{'s' * (workers > 1)} each"
-    text = f"{_limit(soft)} (hard limit {_limit(hard)}); the host of {who} may need {need}"
+    strangers = ""
+    if protected and hard != resource.RLIM_INFINITY and hard < soft + STRANGERS:
+        need = need * 4 // 3 + 1
+        strangers = ", with those that have not proven themselves yet"
+    text = f"{_limit(soft)} (hard limit {_limit(hard)}); the host of {who} may need {need}{strangers}"
     if soft == resource.RLIM_INFINITY or soft >= need:
         return ok("descriptors", text)
     if hard == resource.RLIM_INFINITY or hard >= need:

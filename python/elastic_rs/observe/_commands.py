@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from elastic_rs import _elastic_rs
 from elastic_rs._terminal import error_line
 from elastic_rs.observe import _source, _text
-from elastic_rs.observe._events import Event, life, parse, plain
+from elastic_rs.observe._events import Event, escaped, life, parse, plain
 from elastic_rs.observe._merge import merge
 from elastic_rs.observe._story import Names, Story, tell
 from elastic_rs.rendezvous._config import DEFAULT_PORT, parse_endpoint
@@ -208,15 +208,16 @@ def _events(args: argparse.Namespace) -> int:
         names, since_us = Names(), None
         for line in _live(args).follow():
             if args.json:
-                print(line, flush=True)
+                print(escaped(line), flush=True)
                 continue
             (event,) = parse([line])
             since_us = event.mono_us if since_us is None else since_us
             print(_text.event_line(event, names.count(event), since_us), flush=True)
     elif args.json and args.events is None:
-        # As they were recorded, so that other programs find fields that this release does not know.
+        # As they were recorded, so that other programs find fields that this release does not know. A peer may have
+        # written them.
         for line in _live(args).lines():
-            print(line)
+            print(escaped(line))
     else:
         read = _read(args)[0]
         if args.json:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-__all__ = ["SCHEMA", "Event", "host_of", "life", "parse", "plain", "schema", "told"]
+__all__ = ["SCHEMA", "Event", "escaped", "host_of", "life", "parse", "plain", "run_state", "schema", "told"]
 
 
 @dataclass(frozen=True)
@@ -104,6 +104,69 @@ def plain(text: str) -> str:
     if text.isprintable():  # as nearly all are
         return text
     return "".join(char if char.isprintable() else " " for char in text)
+
+
+def escaped(line: str) -> str:
+    """Return a line of JSON with escapes for characters that steer a terminal. It says the same to a reader of JSON."""
+    if line.isprintable():
+        return line
+    return "".join(char if char.isprintable() else json.dumps(char)[1:-1] for char in line)
+
+
+_COUNTS = ("round", "restart", "min_nodes", "max_nodes", "running", "waiting", "mono_us")
+_MAYBE_COUNTS = ("finished", "max_restarts", "workers", "step", "step_time_us")
+
+
+def run_state(said: str) -> dict[str, Any]:
+    """Read the state of a run, as a coordinator tells it, which may be anybody who answers at its port.
+
+    Counts are integers, and no text in it steers a terminal. Fields of later releases stay.
+
+    Raises:
+        ValueError: it is no state; the message says why.
+    """
+    try:
+        state = _cleaned(json.loads(said))
+        for name in _COUNTS:
+            _check_count(name, state[name])
+        for name in _MAYBE_COUNTS:
+            if state.get(name) is not None:
+                _check_count(name, state[name])
+        for name in ("run", "state", "progress"):
+            if not isinstance(state[name], str):
+                raise TypeError(f"`{name}` is no text")
+        _check_names("unreachable_names", state["unreachable_names"])
+        for name, steps in state.get("behind", ()):
+            _check_names("behind", [name])
+            _check_count("behind", steps)
+    except _NO_EVENT as error:
+        raise ValueError(f"this is no state of a job: {plain(str(error))}") from None
+    if not isinstance(state["failed"], bool) or not isinstance(state.get("verdict"), str | None):
+        raise ValueError("this is no state of a job: it does not say how the job has ended")
+    return dict(state)
+
+
+def _check_count(name: str, value: object) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 64:
+        raise ValueError(f"`{name}` is `{str(value)[:40]}`, must be a count")
+
+
+def _check_names(name: str, values: object) -> None:
+    if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
+        raise ValueError(f"`{name}` is no list of names")
+
+
+def _cleaned(value: Any) -> Any:
+    """Return what was read of JSON, with all its texts made plain."""
+    match value:
+        case str():
+            return plain(value)
+        case list():
+            return [_cleaned(one) for one in value]
+        case dict():
+            return {plain(name): _cleaned(one) for name, one in value.items()}
+        case _:
+            return value
 
 
 def life(event: Event) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from elastic_rs import _elastic_rs
 from elastic_rs._terminal import warning_line
-from elastic_rs.observe._events import SCHEMA, Event, life, parse, plain, schema
+from elastic_rs.observe._events import SCHEMA, Event, life, parse, plain, run_state, schema
 from elastic_rs.rendezvous._protection import TLS_CERT, TOKEN_FILE, protection
 
 if TYPE_CHECKING:
@@ -55,10 +54,17 @@ class Live:
             ) from None
 
     def read(self) -> tuple[list[Event], dict[str, Any] | None]:
-        """Return the events since the last call, and the run's state. None: the coordinator has no such run yet."""
+        """Return the events since the last call, and the run's state. None: the coordinator has no such run yet.
+
+        Raises:
+            AnswerError: the coordinator has gone, or what it says is no state of a run.
+        """
         said, lines, more = self._ask(state=True)
-        events = parse([*lines, *(self.lines() if more else ())])
-        return events, None if said is None else json.loads(said)
+        try:
+            state = None if said is None else run_state(said)
+        except ValueError as error:
+            raise AnswerError(f"{self._where}: {error}") from None
+        return parse([*lines, *(self.lines() if more else ())]), state
 
     def lines(self) -> Iterator[str]:
         """Yield the events since the last call as lines of JSON, as they were recorded."""

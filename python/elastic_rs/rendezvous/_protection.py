@@ -91,16 +91,14 @@ def tunnel_protection(config: RendezvousConfig, *, own_store: bool) -> Protectio
     """Return by what agents know each other that tunnel their workers' connections. None: they do not.
 
     Args:
-        config: whether they are to.
+        config: whether they are to, and which machines may connect to the workers' store.
         own_store: each round has a store, which the agent of rank 0's node serves.
 
     Raises:
-        ValueError: they are to and cannot; the message says why.
+        ValueError: the store cannot be protected as ``config`` wants it; the message says why.
     """
-    if not config.store_tunnel:
-        return None
-    found = protection()
-    config.check_tunnel(is_protected=found is not None, own_store=own_store)
+    found = protection() if config.store_tunnel else None
+    config.check_workers_store(is_protected=found is not None, own_store=own_store)
     return found
 
 

@@ -109,7 +109,7 @@ def _protected(meeting: Rendezvous, *, alone: bool) -> Protection | None:
     try:
         if alone or (meeting.port == 0 and meeting.nodes[1] == 1 and meeting.etcd is None):
             # Only other users of this machine could reach the coordinator.
-            meeting.config.check_tunnel(is_protected=True, own_store=_shares_store())
+            meeting.config.check_workers_store(is_protected=True, own_store=_shares_store())
             return _elastic_rs.Protection.by_token(_elastic_rs.new_token())
         if meeting.fixed:
             _protection.refuse_c10d("--rdzv-backend=static")

@@ -13,17 +13,14 @@ use super::listener::{Listener, prepare};
 use super::relay::relay;
 use crate::bounded_log::BoundedLog;
 use crate::secure::Halves;
-use crate::secure::door::{AT_ONCE, Door, FIRST_BYTES, LIMIT, hall, late};
+use crate::secure::door::{Door, FIRST_BYTES, LIMIT, hall, late};
 use crate::secure::refusals::{Kind, Refusal};
-
-/// Strangers that have a descriptor here. Further ones wait in the kernel's queue.
-const STRANGERS: usize = 2 * AT_ONCE;
 
 /// A connection whose peer has not proven itself.
 struct Stranger {
     stream: TcpStream,
     peer: SocketAddr,
-    /// Its place among [`STRANGERS`].
+    /// Its place. Strangers without one wait in the kernel's queue.
     place: OwnedSemaphorePermit,
 }
 
@@ -35,7 +32,7 @@ pub(super) async fn serve(
     run_id: String,
     log: Arc<BoundedLog>,
 ) {
-    let places = Arc::new(Semaphore::new(STRANGERS));
+    let places = Arc::new(Semaphore::new(2 * door.places()));
     let (to_hall, strangers) = mpsc::unbounded_channel();
     let accepting = async {
         // The semaphore is never closed.
@@ -50,7 +47,7 @@ pub(super) async fn serve(
         async move {
             let peer = stranger.peer;
             let refused = |refusal: &Refusal| {
-                let words = door.refuse(refusal);
+                let words = door.protection().refuse(refusal);
                 if log.admits("unproven") {
                     tracing::warn!(
                         target: "elastic_rs::rendezvous", %peer,
@@ -65,14 +62,14 @@ pub(super) async fn serve(
         tokio::spawn(carry(client, store, run_id.clone(), Arc::clone(&log)));
     };
     let lost = |refusal: Refusal| {
-        let words = door.refuse(&refusal);
+        let words = door.protection().refuse(&refusal);
         if log.admits("crowded") {
             tracing::warn!(target: "elastic_rs::rendezvous", "[{run_id}] a connection to the workers' store is refused: {words}");
         }
     };
     tokio::select! {
         () = accepting => {}
-        () = hall(door.helpers(), strangers, welcome, proven, lost) => {}
+        () = hall((door.helpers(), door.places()), strangers, welcome, proven, lost) => {}
     }
 }
 
@@ -94,7 +91,7 @@ async fn admit(stranger: Stranger, door: &Door, run_id: &str) -> Result<Halves, 
     let (client, pass) = door.admit(stream, BytesMut::new()).await?;
     match pass.admits_node_of(run_id) {
         Ok(()) => Ok(client),
-        Err(why) => Err(Refusal { kind: Kind::Unproven, why }),
+        Err(why) => Err(Refusal { kind: Kind::Forbidden, why }),
     }
 }
 

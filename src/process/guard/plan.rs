@@ -24,6 +24,8 @@ pub(in super::super) struct Plan<'a> {
     pub envp: &'a [*const c_char],
     /// Working directory of the worker. Null: the agent's.
     pub cwd: *const c_char,
+    /// The limit of open files that the worker starts with. `None`: the agent's.
+    pub open_files: Option<libc::rlimit>,
     /// Whether processes that the child leaves behind may live on, until the agent orders otherwise or ends. True for fork servers.
     pub keeps: bool,
 }

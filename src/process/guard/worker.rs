@@ -48,6 +48,9 @@ unsafe fn become_worker(birth: &Birth<'_>) -> ! {
         for signal in 1..=64 {
             default_handler(signal);
         }
+        if let Some(limit) = &plan.open_files {
+            libc::setrlimit(libc::RLIMIT_NOFILE, limit); // lowers the soft limit, which everybody may
+        }
         take_signals();
         execute(plan);
         give_up(failures, step::EXECUTE)

@@ -4,18 +4,20 @@
 //! waits for a connection: messages that a node does not read are queued up to a bound, beyond which its session ends. The caller
 //! passes the connections ([`Incoming`]), which share the store's port.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::fmt::Debug;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 use bytes::BytesMut;
 use parking_lot::Mutex;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::{mpsc, oneshot, watch};
+use tokio::task::AbortHandle;
 use tokio::time::{Instant, timeout};
 
 pub use super::book::Subject;
@@ -31,7 +33,8 @@ use crate::rendezvous::protocol::frames::read_message;
 use crate::rendezvous::protocol::message::{CoordinatorMessage, Hello, NodeMessage, OBSERVER_WAIT, Observe, Observed};
 use crate::rendezvous::protocol::text::validate_run_id;
 use crate::secure::proof::Pass;
-use crate::secure::{Halves, Reader, Writer};
+use crate::secure::refusals::{Kind, Refusal};
+use crate::secure::{Halves, Protection, Reader, Writer};
 use crate::wait::until;
 
 /// A connection that has begun as a session.
@@ -85,6 +88,10 @@ pub enum Question {
     Write(EventFile),
 }
 
+/// Connections without a first message yet. Many nodes may come at the same moment.
+const UNGREETED: usize = 1024;
+/// How long one may be silent if as many others are.
+const SPEAKS_WITHIN: Duration = Duration::from_millis(500);
 /// Observers at once.
 const OBSERVERS: usize = 64;
 /// Observers at once from one address.
@@ -114,6 +121,8 @@ pub struct Shown {
     pub exclusions: watch::Sender<Exclusions>,
     /// What others ask. May be closed.
     pub questions: mpsc::Receiver<Question>,
+    /// Counts the peers that have proven themselves, and ask for what their proof is not good for.
+    pub protection: Option<Arc<Protection>>,
 }
 
 /// Serve sessions until `incoming` is closed. `shown` is always up to date.
@@ -138,6 +147,7 @@ pub async fn run(
     let mut next_session = 0;
     let mut book = Book::new(rand::random(), Instant::now().into_std());
     let observers = Arc::new(Places::default());
+    let mut ungreeted = Ungreeted::default();
     // Each writing task holds a sender, and drops it when it has written everything.
     let (writing, mut written) = mpsc::channel::<()>(1);
     loop {
@@ -148,9 +158,16 @@ pub async fn run(
                 Some(connection) => {
                     next_session += 1;
                     let session = SessionId(next_session);
-                    let shared = Shared { events: events_in.clone(), writes: writing.downgrade(), observers: observers.clone(), log: log.clone() };
-                    let serving = serve_connection(session, connection, shared, hello_timeout);
-                    tokio::spawn(serving);
+                    let Some(greeted) = ungreeted.take() else {
+                        if log.admits("ungreeted") {
+                            let peer = connection.peer;
+                            tracing::warn!(%peer, "a session is refused: {UNGREETED} others have not introduced themselves yet");
+                        }
+                        continue;
+                    };
+                    let shared = Shared { events: events_in.clone(), writes: writing.downgrade(), observers: observers.clone(), log: log.clone(), protection: shown.protection.clone() };
+                    let serving = serve_connection(session, connection, shared, (hello_timeout, greeted.clone()));
+                    ungreeted.add(greeted, tokio::spawn(serving).abort_handle());
                 }
                 None => break,
             },
@@ -309,49 +326,94 @@ impl Drop for Place {
     }
 }
 
+/// Connections without a first message, the oldest first.
+#[derive(Default)]
+struct Ungreeted(VecDeque<(Instant, Arc<AtomicBool>, AbortHandle)>);
+
+impl Ungreeted {
+    /// A place for a connection: a flag that is set once it has introduced itself. If all are taken, the one that has been silent for
+    /// longest is closed, unless it has just come. Then there is none.
+    fn take(&mut self) -> Option<Arc<AtomicBool>> {
+        if self.0.len() >= UNGREETED {
+            self.0.retain(|(_, greeted, task)| !greeted.load(Relaxed) && !task.is_finished());
+        }
+        if self.0.len() >= UNGREETED {
+            self.0.front().filter(|(since, ..)| since.elapsed() >= SPEAKS_WITHIN)?;
+            let (_, _, task) = self.0.pop_front()?;
+            task.abort();
+        }
+        Some(Arc::default())
+    }
+
+    fn add(&mut self, greeted: Arc<AtomicBool>, task: AbortHandle) {
+        self.0.push_back((Instant::now(), greeted, task));
+    }
+}
+
 /// What the tasks of all connections use.
 struct Shared {
     events: mpsc::Sender<Event>,
     writes: mpsc::WeakSender<()>,
     observers: Arc<Places>,
     log: Arc<BoundedLog>,
+    protection: Option<Arc<Protection>>,
+}
+
+impl Shared {
+    /// Count, log and tell that a peer may not do what it asks for.
+    async fn forbid(&self, peer: SocketAddr, pass: Option<&Pass>, why: String, writer: &mut Writer) {
+        let counted = self.protection.as_ref().filter(|_| pass.is_some());
+        let counted = counted.map(|protection| protection.refuse(&Refusal::new(Kind::Forbidden, &*why)));
+        if self.log.admits("refused") {
+            let error = counted.as_deref().unwrap_or(&why);
+            tracing::warn!(%peer, error, "a session is refused");
+        }
+        refuse(writer, why).await;
+    }
 }
 
 /// Read one connection until it ends.
-async fn serve_connection(session: SessionId, connection: Incoming, shared: Shared, hello_timeout: Duration) {
-    let Shared { events, writes, observers, log } = shared;
+async fn serve_connection(
+    session: SessionId,
+    connection: Incoming,
+    shared: Shared,
+    (hello_timeout, has_greeted): (Duration, Arc<AtomicBool>),
+) {
     let Incoming { halves: Halves { mut reader, mut writer }, first_bytes: mut buffer, pass, peer, local, kept } =
         connection;
     let greeted = timeout(hello_timeout, read_hello(&mut reader, &mut buffer)).await;
-    let greeted = greeted.map(|hello| match hello {
-        Ok(greeting) => may_speak(pass.as_ref(), &greeting).map(|()| greeting).map_err(Some),
-        Err(error) => Err(error.map(|error| error.to_string())),
-    });
+    has_greeted.store(true, Relaxed);
+    if let Ok(Ok(greeting)) = &greeted
+        && let Err(why) = may_speak(pass.as_ref(), greeting)
+    {
+        return shared.forbid(peer, pass.as_ref(), why, &mut writer).await;
+    }
     let hello = match greeted {
         Ok(Ok(Greeting::Hello(hello))) => hello,
         Ok(Ok(Greeting::Observe(ask))) => {
-            let _place = match observers.take(peer.ip()) {
+            let _place = match Arc::clone(&shared.observers).take(peer.ip()) {
                 Ok(place) => place,
                 Err(reason) => return refuse(&mut writer, reason).await,
             };
-            serve_observer(Halves { reader, writer }, buffer, ask, pass.as_ref(), events).await;
+            serve_observer(Halves { reader, writer }, buffer, ask, (peer, pass.as_ref()), &shared).await;
             return drop(kept);
         }
         Ok(Err(Some(error))) => {
-            if log.admits("refused") {
+            if shared.log.admits("refused") {
                 tracing::warn!(%peer, %error, "a session is refused");
             }
-            refuse(&mut writer, error).await;
+            refuse(&mut writer, error.to_string()).await;
             return;
         }
         Ok(Err(None)) => return,
         Err(_) => {
-            if log.admits("hello_timeout") {
+            if shared.log.admits("hello_timeout") {
                 tracing::warn!(%peer, "a session is refused: no Hello within {hello_timeout:?}");
             }
             return;
         }
     };
+    let Shared { events, writes, log, .. } = shared;
     let Some(writes) = writes.upgrade() else { return };
     let (outbox, outgoing) = mpsc::channel(UNREAD_LIMIT);
     let writing = tokio::spawn(async move {
@@ -425,20 +487,20 @@ async fn serve_observer(
     halves: Halves,
     mut buffer: BytesMut,
     mut ask: Observe,
-    pass: Option<&Pass>,
-    events: mpsc::Sender<Event>,
+    (peer, pass): (SocketAddr, Option<&Pass>),
+    shared: &Shared,
 ) {
     let Halves { mut reader, mut writer } = halves;
     loop {
-        if let Err(reason) = may_observe(pass, &ask) {
-            return refuse(&mut writer, reason).await;
+        if let Err(why) = may_observe(pass, &ask) {
+            return shared.forbid(peer, pass, why, &mut writer).await;
         }
         if !buffer.is_empty() {
             return; // it asks out of turn
         }
         let (run_id, last) = (ask.run_id.clone().unwrap_or_default(), ask.after);
         let (reply, answer) = oneshot::channel();
-        if events.send(Event::Observe { ask, knows_all: pass.is_none(), reply }).await.is_err() {
+        if shared.events.send(Event::Observe { ask, knows_all: pass.is_none(), reply }).await.is_err() {
             return;
         }
         let answer = tokio::select! {

@@ -13,10 +13,10 @@ use bytes::BytesMut;
 use mio::net::TcpStream;
 use rustix::net::RecvFlags;
 
-use super::hello::{Visitor, preview, recognise};
 use super::hub::{Hub, Rejection, list_more};
 use super::outbox::Outbox;
 use super::{Cause, Place, Upgraded, after};
+use crate::proto::hello::{Visitor, preview, recognise};
 use crate::proto::{Decoder, ProtoError, Reply, Request, WaitReply};
 use crate::store::table::{ConnId, Listing, Violation};
 
@@ -231,7 +231,7 @@ impl Connection {
 
     /// Identifies the peer by its first bytes.
     fn greet(&mut self, hub: &mut Hub, buf: &mut BytesMut) -> Result<(), End> {
-        match recognise(buf, &hub.options.upgrades) {
+        match recognise(buf, hub.options.upgrades.iter().map(|upgrade| upgrade.magic)) {
             Visitor::Unknown => {}
             Visitor::Client if hub.options.upgrades_only.is_some() => {
                 return Err(Rejection::new(Cause::Unproven, UNPROVEN.to_owned()).into());

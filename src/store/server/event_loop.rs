@@ -270,7 +270,7 @@ impl EventLoop {
             && let Some(&(deadline, oldest)) = self.deadlines.first()
         {
             let detail = "too many connections had not said what they speak".to_owned();
-            let rejection = Rejection::new(Cause::Unproven, detail);
+            let rejection = Rejection::new(Cause::Crowded, detail);
             // A client that has just been accepted is about to speak.
             if after(hub.options.hello_timeout).saturating_duration_since(deadline) < SPEAKS_WITHIN {
                 return hub.reject(peer, &rejection);

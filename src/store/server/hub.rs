@@ -9,11 +9,11 @@ use std::time::Instant;
 
 use bytes::BytesMut;
 
-use super::hello::printable;
 use super::outbox::Outbox;
 use super::stats::Counters;
 use super::{Cause, Place, ServerOptions};
 use crate::bounded_log::{LeftOut, LogBudget};
+use crate::proto::hello::printable;
 use crate::proto::{Reply, Request, Sink, WaitReply, put_length};
 use crate::store::table::{ConnId, KEYS_PER_UNIT, Listing, Table, Violation};
 

@@ -10,7 +10,7 @@
 //! both would wait for ever (`docs/decisions/0003-servers-never-wait-for-python.md`).
 //!
 //! In the order in which to read: `event_loop` waits for sockets and gives connections turns, `accept` accepts them,
-//! `crate::net::local_peers` and `members` say whose they may be, `connection` reads and writes (`hello` identifies the peer), `hub` carries out
+//! `crate::net::local_peers` and `members` say whose they may be, `connection` reads and writes ([`crate::proto::hello`] identifies the peer), `hub` carries out
 //! requests, `outbox` holds bytes that a client has not read yet, `life` decides when the server ends.
 
 mod accept;
@@ -18,7 +18,6 @@ mod connection;
 mod connections;
 mod control;
 mod event_loop;
-mod hello;
 mod hub;
 mod life;
 pub mod limits;

@@ -28,8 +28,10 @@ pub enum Cause {
     TooManyConnections,
     /// The magic of an upgrade, but its receiver has ended.
     UpgradeGone,
-    /// A c10d client where only other protocols are served, or a connection that took too long to say which.
+    /// A c10d client where only other protocols are served.
     Unproven,
+    /// It took too long to say what it speaks, where only other protocols are served and others wanted its place.
+    Crowded,
     /// It came from another user of this machine, and [`LocalPeers::SameUser`](super::LocalPeers::SameUser) is set.
     OtherUser,
     /// Its address is none of those that [`Members`](super::Members) has.
@@ -38,7 +40,7 @@ pub enum Cause {
 
 impl Cause {
     /// Every cause.
-    pub const ALL: [Cause; 13] = [
+    pub const ALL: [Cause; 14] = [
         Cause::Foreign,
         Cause::HelloTimeout,
         Cause::Protocol,
@@ -50,6 +52,7 @@ impl Cause {
         Cause::TooManyConnections,
         Cause::UpgradeGone,
         Cause::Unproven,
+        Cause::Crowded,
         Cause::OtherUser,
         Cause::NotAMember,
     ];
@@ -68,6 +71,7 @@ impl Cause {
             Cause::TooManyConnections => "too_many_connections",
             Cause::UpgradeGone => "upgrade_gone",
             Cause::Unproven => "unproven",
+            Cause::Crowded => "crowded",
             Cause::OtherUser => "other_user",
             Cause::NotAMember => "not_a_member",
         }

@@ -1,8 +1,13 @@
 //! Starts of workers, and the environment that they find.
 
 use std::io;
+use std::sync::Arc;
 
 use elastic_rs::process::{Input, Output, Stage, StopPolicy};
+use elastic_rs::secure::Protection;
+use elastic_rs::secure::door::Door;
+use elastic_rs::secure::token::Token;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::support::{Folder, Traces, start, wait_for_all, within};
 
@@ -17,6 +22,26 @@ async fn a_worker_leads_its_session_with_default_signals_and_three_descriptors()
     // Rust's runtime ignores SIGPIPE in the helper.
     found[1] = found[1].replace("0000001000", "0000000000");
     assert_eq!(found, expected);
+}
+
+/// A protected coordinator, or tunnel, raises this process's limit of open files for connections without a proof.
+#[tokio::test]
+async fn a_worker_has_the_limit_of_open_files_from_before_strangers_got_room() {
+    let limit = getrlimit(Resource::Nofile);
+    let before = limit.maximum.map_or(1024, |hard| hard / 2).min(1024);
+    setrlimit(Resource::Nofile, Rlimit { current: Some(before), ..limit }).unwrap();
+    let token = Token::parse(&"a".repeat(64)).unwrap();
+    let door = Door::new(Arc::new(Protection::by_token(token).unwrap())).unwrap();
+    assert!(door.places() >= 16);
+    assert!(getrlimit(Resource::Nofile).current > Some(before));
+    let traces = Traces::new();
+    let mut worker = traces.worker(0, "");
+    (worker.program, worker.args) = ("/bin/sh".into(), vec!["-c".into(), "ulimit -n".into()]);
+    let (mut group, shown) = start(vec![worker]).await.unwrap();
+    wait_for_all(&mut group).await;
+    drop(group);
+    assert_eq!(shown.rest(), [before.to_string()]);
+    setrlimit(Resource::Nofile, limit).unwrap(); // for the tests beside this one
 }
 
 #[tokio::test]

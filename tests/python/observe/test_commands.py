@@ -80,7 +80,7 @@ def test_why_names_host_rank_and_signal_of_a_killed_worker(
 
 @pytest.mark.torchrun
 def test_an_observers_token_reads_and_cannot_join(
-    two_nodes: Callable[..., list[Process]], port: int, tmp_path: Path
+    two_nodes: Callable[..., list[Process]], job: Job, port: int, tmp_path: Path
 ) -> None:
     token, observers = tmp_path / "token", tmp_path / "observer"
     assert _cli.main(["token", "new", "-o", str(token)]) == 0
@@ -95,6 +95,11 @@ def test_an_observers_token_reads_and_cannot_join(
     stranger = ask("status", endpoint, "--run-id=job")
     assert stranger.returncode == 3
     assert "it is protected by a token" in stranger.stderr
+    options = ["--nnodes=2", "--rdzv-backend=rust-c10d", f"--rdzv-endpoint={endpoint}", "--rdzv-id=job"]
+    command = [sys.executable, "-m", "elastic_rs.run", *options, "--rdzv-conf=is_host=0", "--no-python", "true"]
+    joining = job.start(command, env=reads)
+    assert joining.wait() == 1
+    assert any("is an observer's: no node may join with it" in line for line in joining.lines), joining.tail()
     (tmp_path / "done").touch()
     assert [node.wait() for node in nodes] == [0, 0]
 

@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 from elastic_rs.observe import _text
-from elastic_rs.observe._events import Event, parse, plain
+from elastic_rs.observe._events import Event, escaped, parse, plain, run_state
 from elastic_rs.observe._otlp import traces
 from elastic_rs.observe._page import page
+from elastic_rs.observe._source import AnswerError, Live
 from elastic_rs.observe._story import Part, Redo, Story, tell
 from elastic_rs.observe._trace import chrome_trace
 
@@ -100,6 +101,89 @@ def state(**values: Any) -> dict[str, Any]:
     }
     assert values.keys() <= usual.keys()
     return {**usual, **values}
+
+
+STEERING = "\x1b[2J\u202e\x9b"
+"""Characters that clear a terminal, and turn what follows around."""
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *({name: STEERING} for name in ("round", "restart", "min_nodes", "max_nodes", "running", "waiting", "mono_us")),
+        *({name: STEERING} for name in ("finished", "max_restarts", "workers", "step", "step_time_us")),
+        {"round": 1.5},
+        {"round": True},
+        {"round": -1},
+        {"workers": 1 << 64},
+        {"run": 1},
+        {"state": None},
+        {"progress": ["x"]},
+        {"unreachable_names": "n1"},
+        {"unreachable_names": [1]},
+        {"behind": [["n1", STEERING]]},
+        {"behind": [[1, 1]]},
+        {"behind": [["n1"]]},
+        {"failed": STEERING},
+        {"verdict": 1},
+    ],
+    ids=str,
+)
+def test_what_is_no_state_of_a_job_is_refused(wrong: dict[str, Any]) -> None:
+    said = json.dumps({**state(), "mono_us": 1, **wrong})
+    with pytest.raises(ValueError, match="no state of a job") as error:
+        run_state(said)
+    assert str(error.value).isprintable()
+
+
+@pytest.mark.parametrize("said", ["", "[]", "1", "{}", "[" * 10_000])
+def test_what_a_peer_says_may_be_no_state_at_all(said: str) -> None:
+    with pytest.raises(ValueError, match="no state of a job"):
+        run_state(said)
+
+
+class Peer:
+    """What answers at an endpoint, instead of a coordinator."""
+
+    def __init__(self, said: dict[str, Any]) -> None:
+        self.said = said
+
+    def ask(self, **_: object) -> tuple[str, str, list[str], int, bool]:
+        return "job", json.dumps(self.said, ensure_ascii=False), [], 0, False
+
+
+def test_no_text_of_a_peer_steers_the_terminal_of_status() -> None:
+    live = Live.__new__(Live)
+    live._run_id, live._after, live._where = "job", 0, "host:1"
+    texts = dict.fromkeys(("run", "state", "progress", "verdict"), f"a{STEERING}b")
+    said = {
+        **state(**texts, unreachable_names=[STEERING]),
+        "mono_us": 1,
+        "behind": [[STEERING, 1]],
+        "new": {"x": [STEERING]},
+    }
+    live._observer = Peer(said)  # type: ignore[assignment]
+    _, told = live.read()
+    assert told is not None
+    assert told["new"] == {"x": [" [2J  "]}
+    for shown in (said["state"], "waiting"):
+        told["state"] = plain(shown)
+        lines = _text.status(tell([], 1), told)
+        assert all(line.isprintable() for line in lines), lines
+    live._observer = Peer({**said, "round": STEERING})  # type: ignore[assignment]
+    with pytest.raises(
+        AnswerError, match=r"host:1: this is no state of a job: `round` is `\x20\[2J  `, must be a count"
+    ):
+        live.read()
+
+
+def test_a_line_of_json_says_the_same_once_it_is_escaped() -> None:
+    value = {"text": f"ä\u200d{STEERING}\U000e0041\u2028", "plain": "✓"}
+    line = json.dumps(value, ensure_ascii=False)
+    shown = escaped(line)
+    assert shown.isprintable()
+    assert json.loads(shown) == value
+    assert escaped('{"text":"✓ä"}') == '{"text":"✓ä"}'
 
 
 def test_a_recovery_has_its_root_its_consequences_and_its_cost() -> None:

@@ -37,7 +37,8 @@ def test_a_protected_job_survives_a_failure_and_shows_its_token_nowhere(
     start: Start, job: Job, port: int, token: Path, tmp_path: Path
 ) -> None:
     done, conf = tmp_path / "done", "last_call_timeout=1"
-    nodes = [start(number, "--until", done, nnodes="2", conf=conf, env=by(token)) for number in (2, 3)]
+    env = {**by(token), "ELASTIC_RS_LOG": "debug"}
+    nodes = [start(number, "--until", done, nnodes="2", conf=conf, env=env) for number in (2, 3)]
     for node in nodes:
         place(node, 2)
     # A stranger with a c10d client, and one that says it is a node.
@@ -55,6 +56,7 @@ def test_a_protected_job_survives_a_failure_and_shows_its_token_nowhere(
     done.touch()
     assert [node.wait() for node in nodes] == [0, 0]
     text = "\n".join(line for node in nodes for line in node.lines)
+    assert "connection accepted" in text, "a record at debug level"
     assert TOKEN not in text
     assert "a c10d client" in text or "no store for c10d clients" in text
     assert "it shows no token" in text

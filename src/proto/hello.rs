@@ -1,41 +1,40 @@
 //! What a new connection speaks: c10d, another protocol that the server knows, or something else.
 //!
-//! Owns the decision from a connection's first bytes. Leaves reading them to [`super::connection`].
+//! Owns the decision from a connection's first bytes. Leaves reading them to the server.
 
-use crate::proto::{Query, VALIDATION_MAGIC};
-
-use super::Upgrade;
+use super::{Query, VALIDATION_MAGIC};
 
 /// What the first bytes of a connection say.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) enum Visitor {
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Visitor {
     /// Too few bytes to decide.
     Unknown,
     /// A c10d client, whose `VALIDATE` is complete.
     Client,
-    /// The magic of the upgrade at this index.
+    /// The magic at this index: another protocol.
     Upgrade(usize),
     /// Neither: a stranger.
     Foreign,
 }
 
-pub(super) fn recognise(first: &[u8], upgrades: &[Upgrade]) -> Visitor {
+/// Tell a connection by its first bytes, as early as possible. `magics` begin the other protocols that the server knows.
+pub fn recognise<'a>(first: &[u8], magics: impl Iterator<Item = &'a [u8]> + Clone) -> Visitor {
     let mut validate = [Query::Validate.code(); 5];
     validate[1..].copy_from_slice(&VALIDATION_MAGIC.to_le_bytes());
     if first.starts_with(&validate) {
         return Visitor::Client;
     }
-    if let Some(at) = upgrades.iter().position(|upgrade| first.starts_with(upgrade.magic)) {
+    if let Some(at) = magics.clone().position(|magic| first.starts_with(magic)) {
         return Visitor::Upgrade(at);
     }
-    let may_become = validate.starts_with(first) || upgrades.iter().any(|upgrade| upgrade.magic.starts_with(first));
+    let may_become = validate.starts_with(first) || magics.clone().any(|magic| magic.starts_with(first));
     if may_become { Visitor::Unknown } else { Visitor::Foreign }
 }
 
 /// The first line of a stranger's bytes as printable text, at most [`PREVIEW_BYTES`] of them.
 ///
 /// `None` if they begin like a c10d query: then they may hold keys and values, which must not be logged.
-pub(super) fn preview(first: &[u8]) -> Option<String> {
+pub fn preview(first: &[u8]) -> Option<String> {
     let code = *first.first()?;
     if Query::from_code(code).is_some() {
         return None;
@@ -45,22 +44,20 @@ pub(super) fn preview(first: &[u8]) -> Option<String> {
 }
 
 /// At most [`PREVIEW_BYTES`] of these, escaped.
-pub(super) fn printable(bytes: &[u8]) -> String {
+pub fn printable(bytes: &[u8]) -> String {
     bytes[..bytes.len().min(PREVIEW_BYTES)].escape_ascii().to_string()
 }
 
-const PREVIEW_BYTES: usize = 64;
+/// Most bytes of a stranger that are shown.
+pub const PREVIEW_BYTES: usize = 64;
 
 #[cfg(test)]
 mod tests {
-    use tokio::sync::mpsc::unbounded_channel;
-
     use super::*;
 
     #[test]
     fn first_bytes_are_told_apart_as_early_as_possible() {
-        let (to, _taker) = unbounded_channel();
-        let upgrades = [Upgrade { magic: b"ERS1", to }];
+        let magics = [&b"ERS1"[..]];
         let cases: [(&[u8], Visitor); 9] = [
             (b"", Visitor::Unknown),
             (b"\0\xce\xf7\x85", Visitor::Unknown),
@@ -73,7 +70,7 @@ mod tests {
             (b"ERS2", Visitor::Foreign),
         ];
         for (first, visitor) in cases {
-            assert_eq!(recognise(first, &upgrades), visitor, "{}", first.escape_ascii());
+            assert_eq!(recognise(first, magics.into_iter()), visitor, "{}", first.escape_ascii());
         }
     }
 

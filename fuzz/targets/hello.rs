@@ -1,0 +1,20 @@
+//! Fuzzes the first bytes of a connection to the store's port, which come from peers that have proven nothing.
+//!
+//! What a connection speaks must not depend on how its bytes are cut, and what the log shows of a stranger must be short and printable.
+
+#![no_main]
+
+use elastic_rs::proto::Query;
+use elastic_rs::proto::hello::{PREVIEW_BYTES, Visitor, preview, recognise};
+use elastic_rs::rendezvous::protocol::message::MAGIC;
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|bytes: &[u8]| {
+    let told = |bytes: &[u8]| recognise(bytes, [&b"\x16"[..], MAGIC, b"GET "].into_iter());
+    let first = (0..=bytes.len()).map(|end| told(&bytes[..end])).find(|told| *told != Visitor::Unknown);
+    assert_eq!(told(bytes), first.unwrap_or(Visitor::Unknown));
+    let Some(text) = preview(bytes) else { return };
+    // Each byte is shown as four characters at most.
+    assert!(text.len() <= 4 * PREVIEW_BYTES && text.bytes().all(|byte| (b' '..=b'~').contains(&byte)), "{text:?}");
+    assert!(Query::from_code(bytes[0]).is_none(), "keys and values may follow");
+});

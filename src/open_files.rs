@@ -1,0 +1,99 @@
+//! The limit of open files of this process, and the part of it that connections without a proof may take.
+//!
+//! A protected endpoint, and a door of a tunnel, let strangers in to prove themselves. Each takes a descriptor, and the job's
+//! connections need descriptors too. So this process's soft limit is raised by as many as strangers may take, as far as the hard limit
+//! allows. A driver with many agents raises it, too. Workers, and programs that a driver starts, begin with the limit that this process had
+//! before.
+
+use std::sync::OnceLock;
+
+use parking_lot::Mutex;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+/// Most places of one kind for strangers: handshakes that are under way, for instance.
+const MOST_PLACES: usize = 256;
+/// Fewest.
+const FEWEST_PLACES: usize = 16;
+/// Kinds of places: at the endpoint, for connections that say nothing yet, for handshakes, for those that wait for one, and for
+/// requests of HTTP, which are fewer; at a tunnel's door, for handshakes, and for those that wait for one.
+const KINDS: usize = 6;
+/// The part of the limit that strangers may take, where it could not be raised.
+const SHARE: usize = 4;
+
+/// A soft limit that was changed here. `None` is no limit.
+#[derive(Clone, Copy, Debug)]
+struct Changed {
+    before: Option<u64>,
+    now: Option<u64>,
+}
+
+static CHANGED: Mutex<Option<Changed>> = Mutex::new(None);
+static PLACES: OnceLock<usize> = OnceLock::new();
+
+/// Set this process's soft limit, if it may. Returns the one before, and the present one.
+pub(crate) fn set_soft_limit(wanted: impl FnOnce(Rlimit) -> Option<u64>) -> (Option<u64>, Option<u64>) {
+    let mut changed = CHANGED.lock();
+    let limit = getrlimit(Resource::Nofile);
+    let current = wanted(limit);
+    if current == limit.current || setrlimit(Resource::Nofile, Rlimit { current, ..limit }).is_err() {
+        return (limit.current, limit.current);
+    }
+    let first = changed.filter(|changed| changed.now == limit.current).map_or(limit.current, |changed| changed.before);
+    *changed = Some(Changed { before: first, now: current });
+    (limit.current, current)
+}
+
+/// Make room for strangers, the first time that it is called in this process. Returns how many places of one kind there are for them.
+pub(crate) fn places_for_strangers() -> usize {
+    *PLACES.get_or_init(|| {
+        let (before, now) = set_soft_limit(|limit| raised(limit).current);
+        places(before, now)
+    })
+}
+
+/// The limit that workers and other programs start with. `None`: this process's, which was not raised here, or has been changed since.
+pub(crate) fn limit_of_workers() -> Option<Rlimit> {
+    let Changed { before, now } = (*CHANGED.lock())?;
+    let limit = getrlimit(Resource::Nofile);
+    (limit.current == now && now != before).then_some(Rlimit { current: before, ..limit })
+}
+
+/// The limit with room for strangers, as far as the hard limit allows.
+fn raised(limit: Rlimit) -> Rlimit {
+    let wanted = limit.current.map(|soft| soft.saturating_add((KINDS * MOST_PLACES) as u64));
+    // No limit is the highest.
+    let current = match (wanted, limit.maximum) {
+        (Some(wanted), Some(hard)) => Some(wanted.min(hard)),
+        (wanted, _) => wanted,
+    };
+    Rlimit { current, ..limit }
+}
+
+/// How many places of one kind strangers have, with this soft limit before it was raised and now.
+fn places(before: Option<u64>, now: Option<u64>) -> usize {
+    let (Some(before), Some(now)) = (before, now) else { return MOST_PLACES };
+    let room = usize::try_from((now - before).max(before / SHARE as u64)).unwrap_or(usize::MAX);
+    (room / KINDS).clamp(FEWEST_PLACES, MOST_PLACES)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn strangers_take_what_was_added_or_a_quarter_of_what_there_is() {
+        for (soft, hard, limit, strangers) in [
+            (Some(1024), Some(524_288), Some(2560), 256),
+            (Some(1024), None, Some(2560), 256),
+            (Some(1024), Some(1024), Some(1024), 42),
+            (Some(1024), Some(1792), Some(1792), 128),
+            (Some(64), Some(64), Some(64), FEWEST_PLACES),
+            (Some(65_536), Some(65_536), Some(65_536), 256),
+            (None, None, None, 256),
+        ] {
+            let now = raised(Rlimit { current: soft, maximum: hard });
+            assert_eq!((now.current, now.maximum), (limit, hard), "{soft:?} of {hard:?}");
+            assert_eq!(places(soft, now.current), strangers, "{soft:?} of {hard:?}");
+        }
+    }
+}
