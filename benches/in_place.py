@@ -3,8 +3,8 @@
     python benches/in_place.py [--quick] [--repetitions 5] [--goodput-seconds 300] [--only changes|workers|nodes]
                                [--workers 1]
 
-Five jobs, one after the other in each repetition: `torchrun` with c10d, `elastic-run`, `elastic-run --warm-start`, and
-workers that change in place, without and with a template. Measured is the time until the last worker has done its first
+Six jobs, one after the other in each repetition: `torchrun` with c10d, `elastic-run`, `elastic-run --warm-start`, and
+workers that change in place, without a template, with one, and with one that has made the model. Measured is the time until the last worker has done its first
 step that counts, what of it was neither the broadcast of the state nor that step, and when the last worker had got to
 each phase:
 
@@ -65,6 +65,7 @@ KINDS = {
     "warm": ([*RUN, "--warm-start"], "plain"),
     "in place": (RUN, "in-place"),
     "in place, template": ([*RUN, "--warm-start"], "in-place"),
+    "in place, template with the model": ([*RUN, "--warm-start=torch,in_place_model"], "in-place"),
 }
 
 LASTING = ("torchrun", "elastic-run", "warm", "in place, template")
@@ -368,7 +369,7 @@ def main() -> int:
             result[f"goodput, {name}"] = parts = {}
             for kind in [kind for kind in LASTING if kind in kinds]:
                 parts[kind] = goodput(kind, seconds, of_nodes=name == "nodes")
-                print(f"goodput, {name} killed: {kind:<20} {parts[kind]:.1%}", flush=True)
+                print(f"goodput, {name} killed: {kind:<34} {parts[kind]:.1%}", flush=True)
             result[f"goodput seconds, {name}"] = seconds
     keep(result, args.output)
     if args.output == OUTPUT and {f"goodput, {name}" for name in MEASURED[1:]} <= {*result}:
@@ -399,12 +400,12 @@ def show(found: dict[str, dict[str, list[dict[str, Any]]]]) -> None:
         for kind, by_change in found.items():
             entries = by_change[change]
             if not entries:
-                print(f"  {kind:<20} not within {LIMIT_S:.0f} s")
+                print(f"  {kind:<34} not within {LIMIT_S:.0f} s")
                 continue
             times = [entry["s"] for entry in entries]
             numbers = [name for name in entries[0] if name not in ("s", "phases")]
             more = ", ".join(f"{name} {statistics.median(entry[name] for entry in entries):.2f}" for name in numbers)
-            print(f"  {kind:<20} {statistics.median(times):6.2f} s (at most {max(times):.2f})  {more}")
+            print(f"  {kind:<34} {statistics.median(times):6.2f} s (at most {max(times):.2f})  {more}")
             told = [phase for phase in PHASES if all(phase in entry["phases"] for entry in entries)]
             apart = {phase: statistics.median(entry["phases"][phase] for entry in entries) for phase in told}
             print("    last worker: " + ", ".join(f"{phase} {at:.2f}" for phase, at in apart.items()))

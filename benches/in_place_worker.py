@@ -15,7 +15,6 @@ from pathlib import Path
 
 PIPE, MODE, FOLDER, EVERY = os.open(sys.argv[1], os.O_WRONLY), sys.argv[2], Path(sys.argv[3]), int(sys.argv[4])
 CHECKPOINT = FOLDER / "checkpoint.pt"
-WIDTH = 2500  # four layers of it are 25 million parameters, 100 MB
 
 
 def tell(what: str, step: int = 0) -> None:
@@ -32,13 +31,13 @@ from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 tell("imported")
 
+from in_place_model import MODEL, WIDTH  # noqa: E402
+
 
 def make() -> tuple[nn.Module, torch.optim.Optimizer]:
-    torch.manual_seed(0)
-    model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(4)))
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    optimizer = torch.optim.SGD(MODEL.parameters(), lr=1e-3)
     tell("made")
-    return model, optimizer
+    return MODEL, optimizer
 
 
 def step_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:

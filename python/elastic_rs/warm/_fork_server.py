@@ -29,8 +29,9 @@ ROOM = "ELASTIC_RS_TEMPLATE_ROOM"
 STREAMS = ("stdin", "stdout", "stderr")
 """Names of the standard streams, indexed by descriptor."""
 
-LAZY_IMPORTS = {"torch": "torch._dynamo"}
-"""What a module imports at first use, if that takes long: torch with the first optimizer or wrap, for 1.5 s."""
+LAZY_IMPORTS = {"torch": ("torch._dynamo", "elastic_rs.elastic._group", "elastic_rs.elastic._torch_state")}
+"""What a module imports at first use, if that takes long: torch with the first optimizer or wrap, for 1.5 s. With torch,
+a worker probably uses ``elastic_rs.elastic``, too."""
 
 TORCH_SEED = 67280421310721
 """Initial seed of PyTorch's generator in versions that do not draw it at random: ``default_rng_seed_val``."""
@@ -98,9 +99,9 @@ def _load(modules: list[str]) -> str:
             importlib.import_module(name)
         except BaseException as error:  # noqa: BLE001 - executed workers will show it
             return f"`import {name}` failed: {type(error).__name__}: {error}"
-        if name in LAZY_IMPORTS:
+        for lazy in LAZY_IMPORTS.get(name, ()):
             with contextlib.suppress(Exception):  # workers that need it will show it
-                importlib.import_module(LAZY_IMPORTS[name])
+                importlib.import_module(lazy)
         if os.getpid() != pid:
             os._exit(0)  # a module has forked, and this is the child: the fork server reports it
     sys.modules["__main__"] = main
