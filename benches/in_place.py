@@ -4,9 +4,9 @@
                                [--workers 1]
 
 Six jobs, one after the other in each repetition: `torchrun` with c10d, `elastic-run`, `elastic-run --warm-start`, and
-workers that change in place, without a template, with one, and with one that has made the model. Measured is the time until the last worker has done its first
-step that counts, what of it was neither the broadcast of the state nor that step, and when the last worker had got to
-each phase:
+workers that change in place, without a template, with one, and with one that has made the model. Measured is the time
+until the last worker has done its first step that counts, what of it was neither the broadcast of the state nor that
+step, and when the last worker had got to each phase:
 
 - from SIGKILL of a worker;
 - a node joins: from the moment when the last worker that was started has made its model;

@@ -1,4 +1,4 @@
-"""The model of benches/in_place_worker.py. A template that imports this module has made it before any worker needs it."""
+"""The model of benches/in_place_worker.py. A template that imports this module has made it before workers need it."""
 
 import torch
 from torch import nn

@@ -30,8 +30,8 @@ STREAMS = ("stdin", "stdout", "stderr")
 """Names of the standard streams, indexed by descriptor."""
 
 LAZY_IMPORTS = {"torch": ("torch._dynamo", "elastic_rs.elastic._group", "elastic_rs.elastic._torch_state")}
-"""What a module imports at first use, if that takes long: torch with the first optimizer or wrap, for 1.5 s. With torch,
-a worker probably uses ``elastic_rs.elastic``, too."""
+"""What a module imports at first use, if that takes long: torch with the first optimizer or wrap, for 1.5 s. A worker
+with torch may use ``elastic_rs.elastic``, too."""
 
 TORCH_SEED = 67280421310721
 """Initial seed of PyTorch's generator in versions that do not draw it at random: ``default_rng_seed_val``."""
