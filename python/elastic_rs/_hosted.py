@@ -57,10 +57,16 @@ def _serve(requests: IO[bytes], first: bytes, token: str) -> int:
     else:
         leave = int(job["leave"])
         start_daemon(lambda: _obey(requests, leave), "elastic_rs-driver")
+    from types import SimpleNamespace
+
     from elastic_rs import run
 
+    endpoint = _endpoint(own, job)
+    parsed: Any = SimpleNamespace(**job["parsed"] | dict(arguments(own, job, endpoint)))
     return run.main(
-        command_line(own, job, _endpoint(own, job)), told=lambda outcome: report({"ended": {"outcome": outcome}})
+        command_line(own, job, endpoint),
+        told=lambda outcome: report({"ended": {"outcome": outcome}}),
+        parsed=parsed,
     )
 
 
@@ -91,7 +97,6 @@ def _report_to_nobody(_: dict[str, Any]) -> None:
 def _enter(job: dict[str, Any]) -> None:
     """Change to the driver's working folder, and take its variables and the job's token."""
     from elastic_rs.rendezvous import _protection
-    from elastic_rs.run._host_flags import VARIABLES
 
     _protection.give(job.pop("token"))
 
@@ -105,7 +110,7 @@ def _enter(job: dict[str, Any]) -> None:
         sys.path[0] = job["cwd"]
     os.environ.update(job["env"])
     # Certificates are the job's affair as its token is: a host's own variables say nothing about it.
-    for name in (*VARIABLES, *(name for name in _protection.TLS_VARIABLES if name not in job["env"])):
+    for name in (*job["without"], *(name for name in _protection.TLS_VARIABLES if name not in job["env"])):
         os.environ.pop(name, None)
 
 
@@ -146,13 +151,22 @@ def command_line(own: dict[str, Any], job: dict[str, Any], endpoint: str) -> lis
         job: the job's line.
         endpoint: where the coordinator is.
     """
+    ours = [f"--{name.replace('_', '-')}={value}" for name, value in arguments(own, job, endpoint)]
+    return [*job["flags"], *ours, *script_of(job["script"])]
+
+
+def arguments(own: dict[str, Any], job: dict[str, Any], endpoint: str) -> list[tuple[str, str]]:
+    """Return those arguments that each agent has of its own, as the parser names them."""
     is_host = int(own["hosts_coordinator"])
     conf = f"{job['conf']},host_name={own['host']},node_rank={own['age']},is_host={is_host}"
-    ours = [f"--nproc-per-node={own['slots']}", f"--rdzv-endpoint={endpoint}", f"--rdzv-conf={conf}"]
-    script = job["script"]
+    return [("nproc_per_node", str(own["slots"])), ("rdzv_endpoint", endpoint), ("rdzv_conf", conf)]
+
+
+def script_of(words: list[str]) -> list[str]:
+    """Return the script and its arguments, as the end of a command line."""
     # The parser takes a `--` before the script, or else one that follows it at once, for its own.
-    marked = script[0].startswith("-") or script[1:2] == ["--"]
-    return [*job["flags"], *ours, *(["--"] if marked else []), *script]
+    marked = words[0].startswith("-") or words[1:2] == ["--"]
+    return [*(["--"] if marked else []), *words]
 
 
 def _obey(requests: IO[bytes], leave: int) -> None:

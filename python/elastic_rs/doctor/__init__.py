@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from elastic_rs.doctor import _net, _node
 from elastic_rs.rendezvous._protection import protection, refuse_c10d
 from elastic_rs.run import _flags, _options, _script
-from elastic_rs.run._command_line import PROG, UsageError, seconds
+from elastic_rs.run._command_line import seconds
+from elastic_rs.run._usage import PROG, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -14,9 +14,7 @@ try:
 
     from elastic_rs._log import Log, show_logs_if_asked
     from elastic_rs._terminal import error_line, shows_colours
-    from elastic_rs.run._command_line import PROG, UsageError, fail
-    from elastic_rs.run._flags import parse
-    from elastic_rs.run._host_flags import is_driver
+    from elastic_rs.run._usage import PROG, UsageError, fail
 except KeyboardInterrupt:
     # As in `main`, which is not defined yet.
     raise SystemExit(130) from None
@@ -47,6 +45,7 @@ def main(
     *,
     discovery: HostDiscovery | None = None,
     told: Callable[[str], None] = _tell_nobody,
+    parsed: argparse.Namespace | None = None,
 ) -> int:
     """Run the workers of one node until the job has ended, or check the node (``doctor``), and return the exit code.
 
@@ -60,10 +59,11 @@ def main(
         told: for an agent that a driver has started. It is called with
             :attr:`elastic_rs._elastic_rs.Launched.outcome`, if this node gets so far. Such an agent ends well if it
             joins after the job has succeeded. For any other node that is an error, as for torchrun.
+        parsed: the same command line, if the driver has parsed it.
     """
     argv = sys.argv[1:] if args is None else list(args)
     try:
-        return _run(argv, discovery, told)
+        return _run(argv, discovery, told, parsed)
     except UsageError as error:
         fail(str(error), hint=error.hint)
     except KeyboardInterrupt:
@@ -71,18 +71,23 @@ def main(
         return INTERRUPTED
 
 
-def _run(argv: Sequence[str], discovery: HostDiscovery | None, told: Callable[[str], None]) -> int:
+def _run(
+    argv: Sequence[str],
+    discovery: HostDiscovery | None,
+    told: Callable[[str], None],
+    parsed: argparse.Namespace | None,
+) -> int:
     if argv[:1] == ["doctor"]:
         from elastic_rs import doctor
 
         return doctor.main(argv[1:])
-    args = parse(argv)
+    args = parsed or _parse(argv)
     # Not before: `--help` needs none of it.
     from elastic_rs.rendezvous._config import warn_of_no_endpoint
     from elastic_rs.run import _options, _script
 
     show_logs_if_asked()
-    if is_driver(args, discovers=discovery is not None):
+    if parsed is None and _is_driver(args, discovery):
         from elastic_rs.run._driver import drive
 
         return drive(argv, args, discovery)
@@ -99,6 +104,18 @@ def _run(argv: Sequence[str], discovery: HostDiscovery | None, told: Callable[[s
         warn_of_no_endpoint(meeting.nodes[1], meeting.port)
     _prepare_environment(args, options.workers.local_world_size)
     return _take_part(meeting, local_addr, options, told, protected=protected)
+
+
+def _parse(argv: Sequence[str]) -> argparse.Namespace:
+    from elastic_rs.run._flags import parse
+
+    return parse(argv)
+
+
+def _is_driver(args: argparse.Namespace, discovery: HostDiscovery | None) -> bool:
+    from elastic_rs.run._host_flags import is_driver
+
+    return is_driver(args, discovers=discovery is not None)
 
 
 def _protected(meeting: Rendezvous, *, alone: bool) -> Protection | None:

@@ -7,24 +7,13 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 
-from elastic_rs._terminal import error_line
+from elastic_rs.run._usage import UsageError, fail
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any, NoReturn
-
-PROG = "elastic-run"
-
-
-class UsageError(ValueError):
-    """The command line is not valid. The message names the flag, the value that was given and what is allowed."""
-
-    hint = f"{PROG} --help lists all flags"
-    """The line that follows the message, if any."""
-
 
 MARK = "\0"
 """No argument contains it."""
@@ -129,17 +118,6 @@ class Parser(argparse.ArgumentParser):
         elif "SCRIPT" in message:
             message = f"no script is given; it comes after the flags: {self.usage}"
         fail(message)
-
-
-def fail(message: str, hint: str = UsageError.hint) -> NoReturn:
-    """End the process with exit code 2: the command line is not valid."""
-    try:
-        sys.stderr.write("".join(f"{line}\n" for line in (error_line(PROG, message), hint) if line))
-        sys.stderr.flush()
-    except (AttributeError, OSError, ValueError):
-        # stderr is closed or full. Python would flush it again at its end, and exit with another code.
-        sys.stderr = None
-    raise SystemExit(2)
 
 
 def _is_other(name: str) -> bool:

@@ -11,7 +11,7 @@ import subprocess
 import sys
 
 from elastic_rs import _elastic_rs
-from elastic_rs.run._command_line import UsageError
+from elastic_rs.run._usage import UsageError
 
 __all__ = ["count_of"]
 

@@ -10,7 +10,7 @@ import shlex
 import sys
 
 from elastic_rs import _elastic_rs
-from elastic_rs._hosted import command_line
+from elastic_rs._hosted import command_line, script_of
 from elastic_rs._log import Log
 from elastic_rs._terminal import error_line
 from elastic_rs.discovery._sources import DiscoveryError, FileHosts, FixedHosts, HostDiscovery, HostDiscoveryScript
@@ -24,8 +24,9 @@ from elastic_rs.rendezvous._config import (
 )
 from elastic_rs.rendezvous._protection import certificates, protection
 from elastic_rs.run import _options
-from elastic_rs.run._command_line import PROG, UsageError
-from elastic_rs.run._host_flags import DEFAULTS, rest_of
+from elastic_rs.run._flags import parse
+from elastic_rs.run._host_flags import DEFAULTS, VARIABLES, rest_of
+from elastic_rs.run._usage import PROG, UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -339,17 +340,22 @@ def _job(
         for name, value in os.environ.items()
         if name not in OF_A_LOGIN and not name.startswith(OF_A_SESSION)
     }
+    script = [args.training_script, *args.training_script_args]
+    flags = [*flags, "--rdzv-backend=c10d", f"--rdzv-id={run_id}"]
     return json.dumps(
         {
             "cwd": os.getcwd(),  # noqa: PTH109 - as the shell has it
             "env": env,
-            "flags": [*flags, "--rdzv-backend=c10d", f"--rdzv-id={run_id}"],
+            "without": VARIABLES,
+            "flags": flags,
+            # Each agent would need as long to import a parser as all else.
+            "parsed": vars(parse([*flags, *script_of(script)])),
             "conf": conf,
             "endpoint": endpoint,
             "detach": args.detach,
             "token": protected.reveal(),
             "log": f"elastic-run-{run_id.replace('/', '_')[:100]}" if args.detach else None,
-            "script": [args.training_script, *args.training_script_args],
+            "script": script,
             "leave": int(signal.SIGTERM) if signal.SIGTERM in signals else signals[0],
         }
     )

@@ -10,12 +10,10 @@ import os
 
 from elastic_rs.run._command_line import (
     MARK,
-    PROG,
     CheckEnv,
     Help,
     Parser,
     PrintCompletion,
-    UsageError,
     adder,
     apart,
     comma_separated,
@@ -26,6 +24,7 @@ from elastic_rs.run._command_line import (
     whole,
 )
 from elastic_rs.run._host_flags import add_host_flags
+from elastic_rs.run._usage import PROG, UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

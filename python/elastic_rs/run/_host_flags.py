@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import os
 
-from elastic_rs.run._command_line import PROG, CheckEnv, Help, UsageError, adder, seconds, whole
+from elastic_rs.run._command_line import CheckEnv, Help, adder, seconds, whole
+from elastic_rs.run._usage import PROG, UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from elastic_rs.rendezvous._config import (
     parse_conf,
     parse_endpoint,
 )
-from elastic_rs.run._command_line import UsageError
+from elastic_rs.run._usage import UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

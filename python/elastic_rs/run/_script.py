@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 
-from elastic_rs.run._command_line import UsageError
+from elastic_rs.run._usage import UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

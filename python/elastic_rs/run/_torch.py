@@ -8,8 +8,8 @@ from elastic_rs import _elastic_rs, _log
 from elastic_rs.rendezvous import _protection
 from elastic_rs.rendezvous._config import ETCD_NAMES, RUST_C10D, RUST_ETCD
 from elastic_rs.run import _script
-from elastic_rs.run._command_line import UsageError
 from elastic_rs.run._options import BACKENDS, is_alone, launch_options_of, nodes_of, rendezvous_of
+from elastic_rs.run._usage import UsageError
 
 if TYPE_CHECKING:
     import argparse

@@ -53,7 +53,7 @@ def test_an_agent_whose_driver_has_gone_ends(text: str) -> None:
 def test_the_drivers_folder_takes_the_place_of_the_one_of_ssh(tmp_path: Path, flag: str) -> None:
     code = (
         "import sys; before = list(sys.path); from elastic_rs import _hosted\n"
-        f"_hosted._enter({{'token': 'f' * 64, 'cwd': {str(tmp_path)!r}, 'env': {{}}}})\n"
+        f"_hosted._enter({{'token': 'f' * 64, 'cwd': {str(tmp_path)!r}, 'env': {{}}, 'without': []}})\n"
         "import json; print(json.dumps([before, sys.path]))"
     )
     before, after = json.loads(python(code, flag))

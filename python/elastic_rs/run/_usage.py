@@ -1,0 +1,31 @@
+"""What a command line that is not valid leads to. Agents that a driver starts need this, and not the parser."""
+
+from __future__ import annotations
+
+import sys
+
+from elastic_rs._terminal import error_line
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import NoReturn
+
+PROG = "elastic-run"
+
+
+class UsageError(ValueError):
+    """The command line is not valid. The message names the flag, the value that was given and what is allowed."""
+
+    hint = f"{PROG} --help lists all flags"
+    """The line that follows the message, if any."""
+
+
+def fail(message: str, hint: str = UsageError.hint) -> NoReturn:
+    """End the process with exit code 2: the command line is not valid."""
+    try:
+        sys.stderr.write("".join(f"{line}\n" for line in (error_line(PROG, message), hint) if line))
+        sys.stderr.flush()
+    except (AttributeError, OSError, ValueError):
+        # stderr is closed or full. Python would flush it again at its end, and exit with another code.
+        sys.stderr = None
+    raise SystemExit(2)
