@@ -7,7 +7,7 @@ use std::process::{self, Child, Command, Stdio};
 
 use bytes::BytesMut;
 use elastic_rs::channel::agent::{Exchange, Heard};
-use elastic_rs::channel::message::{ToAgent, ToWorker};
+use elastic_rs::channel::message::{ToAgent, ToWorker, VERSION};
 use elastic_rs::rendezvous::protocol::codec::encode_frame;
 
 use super::{connected, exchange, silence, workers, world};
@@ -143,7 +143,9 @@ async fn another_version_is_refused_and_both_are_named() {
     let mut exchange = exchange();
     let reason = refusal(raw(&exchange, &frame(ToAgent::Hello { version: 99 }))).await;
     assert!(
-        reason.contains("version 99") && reason.contains("version 1:") && reason.contains("same release"),
+        reason.contains("version 99")
+            && reason.contains(&format!("version {VERSION}:"))
+            && reason.contains("same release"),
         "{reason}"
     );
     silence(&mut exchange).await;
@@ -165,8 +167,8 @@ async fn what_is_no_hello_is_refused() {
 #[tokio::test]
 async fn bytes_that_are_no_message_end_their_connection_alone() {
     let mut exchange = exchange();
-    for bytes in [&b"\xff\xff\xff\xff"[..], b"\x01\0\0\0\x63", &frame(ToAgent::Hello { version: 1 })] {
-        let mut stream = raw(&exchange, &frame(ToAgent::Hello { version: 1 }));
+    for bytes in [&b"\xff\xff\xff\xff"[..], b"\x01\0\0\0\x63", &frame(ToAgent::Hello { version: VERSION })] {
+        let mut stream = raw(&exchange, &frame(ToAgent::Hello { version: VERSION }));
         assert_eq!(within(exchange.next()).await, Heard::Hello { local_rank: 0 });
         stream.write_all(bytes).unwrap();
         assert_eq!(within(exchange.next()).await, Heard::Gone { local_rank: 0 });
@@ -180,7 +182,7 @@ async fn bytes_that_are_no_message_end_their_connection_alone() {
 #[tokio::test]
 async fn a_worker_that_does_not_read_is_disconnected() {
     let mut exchange = exchange();
-    let stream = raw(&exchange, &frame(ToAgent::Hello { version: 1 }));
+    let stream = raw(&exchange, &frame(ToAgent::Hello { version: VERSION }));
     assert_eq!(within(exchange.next()).await, Heard::Hello { local_rank: 0 });
     let long = ToWorker::PeerFailed { reason: "x".repeat(4000) };
     let gone = async {
