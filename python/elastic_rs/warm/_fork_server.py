@@ -48,6 +48,8 @@ def main() -> None:
     except BaseException as error:
         _hide_fork_server(error)
         raise
+    finally:
+        gc.unfreeze()  # the interpreter ends as usual: it collects what it still has
 
 
 def serve() -> Program:
