@@ -1855,6 +1855,13 @@ def parse_hosts(text: str, *, form: str, default_slots: SupportsIndex) -> list[t
     Raises ``ValueError`` for a bad line or entry. The error names its number, repeats its text, and says what is allowed.
     """
 
+def parse_json(text: bytes) -> Any:
+    """
+    Parse JSON as ``json.loads`` does.
+
+    Raises ``ValueError`` if it is none, or if it has a surrogate without the other half, which ``json`` accepts.
+    """
+
 def rehearse(command: SupportsGetItem[int, str]) -> None:
     """
     Start a command as workers are started, and wait until no process of it is left.

@@ -9,6 +9,7 @@ It reports that it runs before it imports what only the job needs.
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 
@@ -19,11 +20,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import IO, Any
 
-    Report = Callable[[dict[str, Any]], None]
+    Report = Callable[[str], None]
 
 
 def main() -> int:
     """Run the agent, and return its exit code."""
+    gc.disable()  # what is imported from here on stays
     requests = _take_input()
     first = requests.readline()
     # `json` and the like take as long as all until here, and the driver waits for this report.
@@ -35,17 +37,15 @@ def main() -> int:
 
 
 def _serve(requests: IO[bytes], first: bytes, token: str) -> int:
-    import json
-
     from elastic_rs._threads import start_daemon
 
-    def tell_driver(what: dict[str, Any]) -> None:
-        _report(token, json.dumps(what))
+    def tell_driver(outcome: str) -> None:
+        _report(token, f'{{"ended": {{"outcome": "{outcome}"}}}}')  # a word of the core's
 
     report: Report = tell_driver
     try:
-        own = json.loads(first)
-        job = json.loads(requests.readline())
+        own = _parsed(first)
+        job = _parsed(requests.readline())
     except ValueError:
         return 1  # the driver has gone
     _enter(job)
@@ -61,13 +61,24 @@ def _serve(requests: IO[bytes], first: bytes, token: str) -> int:
 
     from elastic_rs import run
 
+    gc.freeze()
+    gc.enable()
     endpoint = _endpoint(own, job)
     parsed: Any = SimpleNamespace(**job["parsed"] | dict(arguments(own, job, endpoint)))
     return run.main(
         command_line(own, job, endpoint),
-        told=lambda outcome: report({"ended": {"outcome": outcome}}),
+        told=report,
         parsed=parsed,
     )
+
+
+def _parsed(line: bytes) -> Any:
+    try:
+        return _elastic_rs.parse_json(line)
+    except ValueError:
+        import json  # a variable that is not UTF-8 is more than the core's parser accepts
+
+        return json.loads(line)
 
 
 def _take_input() -> IO[bytes]:
@@ -90,7 +101,7 @@ def _report(token: str, what: str) -> None:
         pass  # the driver has gone
 
 
-def _report_to_nobody(_: dict[str, Any]) -> None:
+def _report_to_nobody(_: str) -> None:
     """A detached agent has no driver."""
 
 
@@ -124,7 +135,7 @@ def _detach(job: dict[str, Any], own: dict[str, Any], report: Report) -> bool:
     child = os.fork()
     if child:
         sys.stderr.write(f"elastic-run: the agent is pid {child}, and its output is in {path}\n")
-        report({"ended": {"outcome": "detached"}})
+        report("detached")
         return True
     os.setsid()
     os.dup2(log, 1)

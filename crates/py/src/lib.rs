@@ -13,6 +13,7 @@ mod errors;
 mod etcd;
 mod etcd_client;
 mod host;
+mod json;
 mod launch;
 mod logging;
 mod observe;
@@ -49,6 +50,8 @@ mod _elastic_rs {
     use crate::etcd_client::{EtcdClient, EtcdMember};
     #[pymodule_export]
     use crate::host::{Host, PageOrder, PageOrders, StoreLimits};
+    #[pymodule_export]
+    use crate::json::parse_json;
     #[pymodule_export]
     use crate::launch::{Launched, launch, rehearse, visible_gpus};
     #[pymodule_export]

@@ -5,8 +5,6 @@ The table is in ``src/rendezvous/conf.rs``.
 
 from __future__ import annotations
 
-import re
-
 from elastic_rs._elastic_rs import RendezvousConfig
 from elastic_rs._log import Log
 
@@ -87,15 +85,32 @@ def parse_endpoint(text: str, default_port: int | None) -> tuple[str, int]:
     text = text.strip()
     if text.count(":") > 1 and not text.startswith("["):
         _check_bare_ipv6(text, default_port)
-    found = re.fullmatch(r"(?:\[([\w.:-]+)\]|([\w.-]+|[\w.:-]+(?=:[^:]*$)))(?::([0-9]{1,5}))?", text or "localhost")
-    port = found and (int(found[3]) if found[3] else default_port)
-    if found is None or (port is not None and port >= 65536):
+    host, given = _split(text or "localhost")
+    port = int(given) if given else default_port
+    if not host or (port is not None and port >= 65536):
         raise ValueError(
             f"the rendezvous endpoint is `{text}`, must be HOST, HOST:PORT or [IPV6]:PORT with a port from 0 to 65535"
         )
     if port is None:
         raise ValueError(f"the rendezvous endpoint is `{text}`, must name a port: {text}:PORT")
-    return found[1] or found[2], port
+    return host, port
+
+
+def _split(text: str) -> tuple[str, str]:
+    """Split an endpoint into host and port, one of which may be empty. Without a host if it is none.
+
+    Not by a regular expression: agents would wait for the import.
+    """
+    if text.startswith("["):
+        host, bracket, port = text[1:].partition("]")
+        separator, port = port[:1], port[1:]
+        good = bool(bracket) and separator in {"", ":"}
+    else:
+        host, separator, port = text.rpartition(":") if ":" in text else (text, "", "")
+        good = True
+    good &= all(char.isalnum() or char in "_.:-" for char in host)
+    good &= (0 < len(port) < 6 and port.isascii() and port.isdigit()) if separator else not port
+    return (host, port) if good else ("", "")
 
 
 def _check_bare_ipv6(text: str, default_port: int | None) -> None:

@@ -7,7 +7,6 @@ Facts: ``config_from_args`` and ``run`` in ``torch/distributed/run.py``, ``Launc
 from __future__ import annotations
 
 import os
-import re
 import signal
 import sys
 
@@ -167,7 +166,8 @@ def _static(args: argparse.Namespace, count: int, config: RendezvousConfig) -> R
         raise UsageError(f"--node-rank is `{rank}`, must be from 0 to {count - 1}, since --nnodes is `{args.nnodes}`")
     master_port = STATIC_PORT if args.master_port is None else args.master_port
     # An address in a flag of its own needs no brackets.
-    master_addr = f"[{args.master_addr}]" if re.fullmatch(r"[^\[]*:.*:.*", args.master_addr) else args.master_addr
+    is_bare_ipv6 = args.master_addr.count(":") > 1 and "[" not in args.master_addr.partition(":")[0]
+    master_addr = f"[{args.master_addr}]" if is_bare_ipv6 else args.master_addr
     endpoint = args.rdzv_endpoint or f"{master_addr}:{master_port}"
     flag = "--rdzv-endpoint" if args.rdzv_endpoint else "--master-addr and --master-port"
     try:

@@ -8,9 +8,12 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from elastic_rs import _hosted
+from hypothesis import given
+from hypothesis import strategies as st
 
 OWN = {"token": "f00d", "host": "a", "slots": 1, "age": 0, "hosts_coordinator": False, "port": 1, "remote": False}
 FIRST = json.dumps(OWN, separators=(",", ":"))
@@ -83,3 +86,22 @@ def test_only_the_drivers_second_signal_takes_their_grace_from_workers(
     monkeypatch.setattr("os.kill", lambda _, number: sent.append(signal.Signals(number).name))
     _hosted._obey(io.BytesIO("".join(f"{line}\n" for line in requests).encode()), signal.SIGTERM)
     assert sent == expected
+
+
+JOBS = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.text() | st.floats(allow_nan=False, width=32),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+)
+
+
+@given(JOBS)
+def test_a_job_is_read_as_json_reads_it(job: Any) -> None:
+    line = json.dumps(job).encode()
+    assert _hosted._parsed(line) == json.loads(line)
+
+
+def test_variables_that_are_not_utf8_are_read_too() -> None:
+    assert _hosted._parsed(json.dumps({"X": "\udcff"}).encode()) == {"X": "\udcff"}
+    for line in (b"", b"{", b"nobody\n", b"[1,]"):
+        with pytest.raises(ValueError, match=r"."):
+            _hosted._parsed(line)
