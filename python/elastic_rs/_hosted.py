@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 def main() -> int:
     """Run the agent, and return its exit code."""
-    gc.disable()  # what is imported from here on stays
+    # Imports leave no garbage. Looking for it takes 1 ms of an agent's start.
+    gc.disable()
     requests = _take_input()
     first = requests.readline()
     # `json` and the like take as long as all until here, and the driver waits for this report.
@@ -65,11 +66,7 @@ def _serve(requests: IO[bytes], first: bytes, token: str) -> int:
     gc.enable()
     endpoint = _endpoint(own, job)
     parsed: Any = SimpleNamespace(**job["parsed"] | dict(arguments(own, job, endpoint)))
-    return run.main(
-        command_line(own, job, endpoint),
-        told=report,
-        parsed=parsed,
-    )
+    return run.main(command_line(own, job, endpoint), told=report, parsed=parsed)
 
 
 def _parsed(line: bytes) -> Any:
@@ -167,7 +164,7 @@ def command_line(own: dict[str, Any], job: dict[str, Any], endpoint: str) -> lis
 
 
 def arguments(own: dict[str, Any], job: dict[str, Any], endpoint: str) -> list[tuple[str, str]]:
-    """Return those arguments that each agent has of its own, as the parser names them."""
+    """Return the arguments whose values differ from agent to agent, by their names in the parser."""
     is_host = int(own["hosts_coordinator"])
     conf = f"{job['conf']},host_name={own['host']},node_rank={own['age']},is_host={is_host}"
     return [("nproc_per_node", str(own["slots"])), ("rdzv_endpoint", endpoint), ("rdzv_conf", conf)]

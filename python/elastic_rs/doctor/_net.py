@@ -15,7 +15,7 @@ from elastic_rs._elastic_rs import PROTOCOL_VERSION
 from elastic_rs.doctor import _etcd
 from elastic_rs.doctor._findings import Answer, Finding, Question, asked, mend, note, ok
 from elastic_rs.doctor._peer import Reached, family_of, reach
-from elastic_rs.rendezvous._node import claim
+from elastic_rs.rendezvous._node import claim, shares_store
 from elastic_rs.rendezvous._protection import TLS_CERT, TOKEN_FILE, protection
 
 if TYPE_CHECKING:
@@ -259,7 +259,7 @@ def _doors(meeting: Rendezvous) -> Doors:
     values, store = meeting.config.values(), "agents"
     if meeting.fixed:
         store = "endpoint"
-    elif os.getenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "0") == "1":
+    elif not shares_store():
         store = "torch"
     return Doors(
         store,

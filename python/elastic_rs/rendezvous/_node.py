@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 
 from elastic_rs import _elastic_rs
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
     from elastic_rs._elastic_rs import Host, Protection
     from elastic_rs.rendezvous._config import RendezvousConfig
 
-__all__ = ["claim", "why_not_host"]
+__all__ = ["claim", "shares_store", "why_not_host"]
 
 logger = Log("elastic_rs.rendezvous")
 
@@ -32,6 +33,11 @@ def claim(host: str, port: int, config: RendezvousConfig, protected: Protection 
     logger.info("this process hosts the coordinator at %s:%d", host, claimed.port)
     serve_pages(claimed)
     return claimed, ""
+
+
+def shares_store() -> bool:
+    """Whether workers share a store that already listens when they start, as PyTorch's ``c10d`` backend decides it."""
+    return os.getenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "0") != "1"
 
 
 def why_not_host(why: str, started: float) -> str:

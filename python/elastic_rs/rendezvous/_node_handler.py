@@ -22,6 +22,7 @@ from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousIn
 from elastic_rs import _elastic_rs
 from elastic_rs._host_name import host_name, spare_torch_the_wait, wait_for_readers
 from elastic_rs.errors import RendezvousClosedError
+from elastic_rs.rendezvous._node import shares_store
 from elastic_rs.rendezvous._round_store import RoundStore
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ class NodeHandler(RendezvousHandler):
 
         True unless the environment has ``TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1``, as in PyTorch's ``c10d`` backend.
         """
-        return os.getenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "0") != "1"
+        return shares_store()
 
     def serve_agent(self, role: str, local_world_size: int, max_restarts: int) -> None:
         """Serve an agent of ours: workers get their ranks with the place, and restarts are the job's.

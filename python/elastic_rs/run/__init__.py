@@ -81,16 +81,23 @@ def _run(
         from elastic_rs import doctor
 
         return doctor.main(argv[1:])
-    args = parsed or _parse(argv)
+    args = parsed
+    if args is None:
+        from elastic_rs.run._flags import parse
+
+        args = parse(argv)
     # Not before: `--help` needs none of it.
     from elastic_rs.rendezvous._config import warn_of_no_endpoint
     from elastic_rs.run import _options, _script
 
     show_logs_if_asked()
-    if parsed is None and _is_driver(args, discovery):
-        from elastic_rs.run._driver import drive
+    if parsed is None:
+        from elastic_rs.run._host_flags import is_driver
 
-        return drive(argv, args, discovery)
+        if is_driver(args, discovers=discovery is not None):
+            from elastic_rs.run._driver import drive
+
+            return drive(argv, args, discovery)
     if why := _options.why_torch(args):
         from elastic_rs.run._torch import hand_over
 
@@ -106,31 +113,20 @@ def _run(
     return _take_part(meeting, local_addr, options, told, protected=protected)
 
 
-def _parse(argv: Sequence[str]) -> argparse.Namespace:
-    from elastic_rs.run._flags import parse
-
-    return parse(argv)
-
-
-def _is_driver(args: argparse.Namespace, discovery: HostDiscovery | None) -> bool:
-    from elastic_rs.run._host_flags import is_driver
-
-    return is_driver(args, discovers=discovery is not None)
-
-
 def _protected(meeting: Rendezvous, *, alone: bool) -> Protection | None:
     """Return how sessions with the coordinator are protected."""
     from elastic_rs import _elastic_rs
     from elastic_rs.rendezvous import _protection
+    from elastic_rs.rendezvous._node import shares_store
 
     try:
         if alone or (meeting.port == 0 and meeting.nodes[1] == 1 and meeting.etcd is None):
             # Only other users of this machine could reach the coordinator.
-            meeting.config.check_workers_store(is_protected=True, own_store=_shares_store())
+            meeting.config.check_workers_store(is_protected=True, own_store=shares_store())
             return _elastic_rs.Protection.by_token(_elastic_rs.new_token())
         if meeting.fixed:
             _protection.refuse_c10d("--rdzv-backend=static")
-        own_store = not meeting.fixed and _shares_store()
+        own_store = not meeting.fixed and shares_store()
         tunnel = _protection.tunnel_protection(meeting.config, own_store=own_store)
         protection = tunnel or _protection.protection()
     except ValueError as error:
@@ -143,11 +139,6 @@ def _protected(meeting: Rendezvous, *, alone: bool) -> Protection | None:
     return protection
 
 
-def _shares_store() -> bool:
-    """Whether workers share a store that already listens when they start, as PyTorch's ``c10d`` backend decides it."""
-    return os.getenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "0") != "1"
-
-
 def _take_part(
     meeting: Rendezvous,
     local_addr: str | None,
@@ -158,7 +149,7 @@ def _take_part(
 ) -> int:
     """Meet the other nodes, run the workers, and return the exit code."""
     from elastic_rs import _elastic_rs
-    from elastic_rs.rendezvous._node import claim, why_not_host
+    from elastic_rs.rendezvous._node import claim, shares_store, why_not_host
 
     config, etcd, where = meeting.config, meeting.etcd, f"{meeting.host}:{meeting.port}"
     started = time.monotonic()
@@ -187,7 +178,7 @@ def _take_part(
             max_restarts=options.workers.max_restarts if config.job_counts else None,
             ranks_as_asked=meeting.fixed,
             # As PyTorch's `static` and `c10d` do.
-            use_agent_store=meeting.fixed or _shares_store(),
+            use_agent_store=meeting.fixed or shares_store(),
         )
         if etcd is None:
             session = _elastic_rs.Session(meeting.host, port, node, coordinator=host, protection=protected)
