@@ -1,5 +1,6 @@
 """Machines without members at the workers' store: each node on a machine with its own network."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -34,23 +35,37 @@ def visit(machine: Machine, master: tuple[str, str], *source: str) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True, timeout=LIMIT_S).stdout.strip()
 
 
+def start(job: Job, machines: list[Machine], members: str, done: Path) -> list[Process]:
+    """Start a job with a worker on each machine, which runs until the file exists."""
+    options = ["--nproc-per-node=1", "--rdzv-backend=rust-c10d", f"--rdzv-endpoint={machines[0].name}:29400"]
+    size = [f"--nnodes={len(machines)}", f"--rdzv-conf=store_members={members}"]
+    command = [sys.executable, "-m", "elastic_rs.run", *options, *size, str(WORKER), "--until", str(done)]
+    env = {"ELASTIC_RS_LOG": "info"}
+    return [job.start(machine.container(*command), name=machine.name, env=env) for machine in machines]
+
+
+def met(nodes: list[Process]) -> tuple[Process, tuple[str, str]]:
+    """Wait until the workers of all nodes have met in their store. Returns the node that serves it, and where it is."""
+    found = [node.line(rf"SUM rank=(\d+) world={len(nodes)} master=([0-9.]+):([0-9]+)") for node in nodes]
+    ranks = [int(match[1]) for match in found]
+    assert sorted(ranks) == [*range(len(nodes))]
+    [master] = {(match[2], match[3]) for match in found}
+    return nodes[ranks.index(0)], master
+
+
+def told(serving: Process) -> list[str]:
+    """Return what this node has said of connections from addresses of no member."""
+    return [line for line in serving.lines if re.search("of no member|not_a_member", line)]
+
+
 @pytest.mark.parametrize("members", ["off", "warn", "strict"])
 def test_a_machine_without_members_at_the_workers_store(job: Job, lan: Lan, tmp_path: Path, members: str) -> None:
     done = tmp_path / "done"
     machines = [lan.machine(f"node{number}") for number in range(2)]
     stranger = lan.machine("stranger")
-    lan._run(machines[1].holder, f"ip addr add {SECOND}/24 dev eth0")
-
-    def start(machine: Machine) -> Process:
-        options = ["--nnodes=2", "--nproc-per-node=1", "--rdzv-backend=rust-c10d", "--rdzv-endpoint=node0:29400"]
-        conf = f"--rdzv-conf=last_call_timeout=1,store_members={members}"
-        command = [sys.executable, "-m", "elastic_rs.run", *options, conf, str(WORKER), "--until", str(done)]
-        return job.start(machine.container(*command), name=machine.name, env={"ELASTIC_RS_LOG": "info"})
-
-    nodes = [start(machine) for machine in machines]
-    found = [node.line(r"SUM rank=(\d) world=2 master=([0-9.]+):([0-9]+)") for node in nodes]
-    master = (found[0][2], found[0][3])
-    serving = next(node for node, match in zip(nodes, found, strict=True) if match[1] == "0")
+    lan.ip(machines[1].holder, f"addr add {SECOND}/24 dev eth0")
+    nodes = start(job, machines, members, done)
+    serving, master = met(nodes)
     for _ in range(3):
         assert visit(stranger, master) == ("" if members == "strict" else ANSWER)
         for machine in machines:
@@ -66,5 +81,19 @@ def test_a_machine_without_members_at_the_workers_store(job: Job, lan: Lan, tmp_
         assert serving.line(said)
     done.touch()
     assert [node.wait() for node in nodes] == [0, 0]
-    told = sum("of no member" in line or "not_a_member" in line for line in serving.lines)
-    assert told == (0 if members == "off" else 3), "members are not told of"
+    assert len(told(serving)) == (0 if members == "off" else 3), "members are not told of"
+
+
+def test_a_stranger_is_closed_and_64_members_on_as_many_machines_join(job: Job, lan: Lan, tmp_path: Path) -> None:
+    """Every worker connects to the store from the address of its own machine, and waits there for all others."""
+    done = tmp_path / "done"
+    machines = [lan.machine(f"node{number}") for number in range(64)]
+    stranger = lan.machine("stranger")
+    nodes = start(job, machines, "strict", done)
+    serving, master = met(nodes)
+    assert visit(stranger, master) == ""
+    assert visit(machines[-1], master) == ANSWER, "the same visit from a member's machine"
+    assert serving.line("connection rejected .*not_a_member.*64 addresses are known")
+    done.touch()
+    assert [node.wait() for node in nodes] == [0] * 64
+    assert len(told(serving)) == 1, "no member was closed"

@@ -53,10 +53,10 @@ class Machine:
 
     def cut(self) -> None:
         """Pull the cable. Others see silence, not the end of connections."""
-        self._lan._run(self._lan.switch, f"ip link set port{self.number} down")
+        self._lan.ip(self._lan.switch, f"link set port{self.number} down")
 
     def mend(self) -> None:
-        self._lan._run(self._lan.switch, f"ip link set port{self.number} up")
+        self._lan.ip(self._lan.switch, f"link set port{self.number} up")
 
 
 class Lan:
@@ -73,8 +73,7 @@ class Lan:
     def __enter__(self) -> Lan:
         try:
             self.switch = self._hold("unshare", *([] if self._root else ["--map-root-user"]), "--net")
-            self._run(self.switch, "ip link add switch type bridge")
-            self._run(self.switch, "ip link set switch up")
+            self.ip(self.switch, "link add switch type bridge", "link set switch up")
             trial = self.machine("trial")
             subprocess.run(trial.container("true"), check=True, capture_output=True, timeout=60)
         except (OSError, subprocess.SubprocessError) as error:
@@ -90,12 +89,9 @@ class Lan:
         """Connect another machine. ``known``: its name means it from now on."""
         number = len(self._holders)
         machine = Machine(self, name, number)
-        cable = f"ip link add port{number} type veth peer name eth0 netns {machine.holder.pid}"
-        self._run(self.switch, cable)
-        self._run(self.switch, f"ip link set port{number} master switch up")
-        self._run(machine.holder, f"ip addr add {machine.address}/24 dev eth0")
-        self._run(machine.holder, "ip link set lo up")
-        self._run(machine.holder, "ip link set eth0 up")
+        cable = f"link add port{number} type veth peer name eth0 netns {machine.holder.pid}"
+        self.ip(self.switch, cable, f"link set port{number} master switch up")
+        self.ip(machine.holder, f"addr add {machine.address}/24 dev eth0", "link set lo up", "link set eth0 up")
         if known:
             self.name(name, machine)
         return machine
@@ -104,6 +100,11 @@ class Lan:
         """Let a name mean this machine from now on."""
         self._names[name] = machine.address
         self._write_hosts()
+
+    def ip(self, holder: subprocess.Popen[str], *commands: str) -> None:
+        """Run commands of ``ip`` in a holder's network namespace."""
+        batch = [*self._under(holder), "ip", "-batch", "-"]
+        subprocess.run(batch, input="\n".join([*commands, ""]), check=True, capture_output=True, text=True)
 
     def lose(self, machine: Machine, *processes: int) -> None:
         """Let a machine fail: nobody hears of it again, and the containers with these processes are gone."""
@@ -123,6 +124,3 @@ class Lan:
 
     def _hold(self, *command: str) -> subprocess.Popen[str]:
         return hold(self._holders, *command)
-
-    def _run(self, holder: subprocess.Popen[str], command: str) -> None:
-        subprocess.run([*self._under(holder), *command.split()], check=True, capture_output=True)
