@@ -51,10 +51,16 @@ fn running(attend: &[u32]) -> AgentMachine {
     agent
 }
 
+/// An agent whose two workers attend, and whose round is broken.
+fn interrupted(now: Instant) -> AgentMachine {
+    let mut agent = running(&[0, 1]);
+    agent.on_interrupted(Round(1), "node1 is lost", now);
+    agent
+}
+
 /// An agent whose worker 1 has been killed, and whose worker 0 has parked. It has joined the next round.
 fn joining() -> AgentMachine {
-    let mut agent = running(&[0, 1]);
-    agent.on_interrupted(Round(1), "another node failed", Instant::now());
+    let mut agent = interrupted(Instant::now());
     agent.on_worker_exited_badly(killed(1), Instant::now());
     agent.on_worker_gone(1);
     agent.on_worker_parked(0, Some(4));
@@ -100,8 +106,7 @@ fn workers_survive_the_failure_of_one_of_them() {
 
 #[test]
 fn workers_survive_the_failure_of_another_node() {
-    let mut agent = running(&[0, 1]);
-    agent.on_interrupted(Round(1), "node1 is lost", Instant::now());
+    let mut agent = interrupted(Instant::now());
     assert_eq!(
         does(&mut agent),
         [Command::CancelStart, peer_failed(0, "node1 is lost"), peer_failed(1, "node1 is lost")]
@@ -206,8 +211,7 @@ fn workers_that_have_parked_are_restarted_if_those_of_another_node_were() {
 #[test]
 fn whoever_does_not_park_in_time_is_replaced_alone() {
     let now = Instant::now();
-    let mut agent = running(&[0, 1]);
-    agent.on_interrupted(Round(1), "node1 is lost", now);
+    let mut agent = interrupted(now);
     agent.on_worker_parked(0, Some(3));
     does(&mut agent);
     assert_eq!(agent.next_deadline(), Some(now + PARK_LIMIT));
@@ -222,8 +226,7 @@ fn whoever_does_not_park_in_time_is_replaced_alone() {
 #[test]
 fn a_killed_worker_that_does_not_end_ends_all() {
     let now = Instant::now();
-    let mut agent = running(&[0, 1]);
-    agent.on_interrupted(Round(1), "node1 is lost", now);
+    let mut agent = interrupted(now);
     agent.on_worker_parked(0, Some(3));
     agent.on_tick(now + PARK_LIMIT);
     does(&mut agent);
@@ -266,14 +269,24 @@ fn change(agent: &mut AgentMachine) {
     }
 }
 
-#[test]
-fn a_change_of_membership_is_raised_at_one_check() {
-    let now = Instant::now();
-    let mut agent = running(&[0, 1]);
-    change(&mut agent);
+/// The world is to change at check 43, and the workers are told.
+fn raise(agent: &mut AgentMachine, now: Instant) {
+    change(agent);
     agent.on_raise_at(&announced(2), 43, now);
     let told = |local_rank| send(local_rank, ToWorker::RaiseAt { seq: 2, check: 43 });
-    assert_eq!(does(&mut agent), [told(0), told(1)]);
+    assert_eq!(does(agent), [told(0), told(1)]);
+}
+
+/// An agent whose workers run until the check at which their world changes.
+fn awaiting_the_check(now: Instant) -> AgentMachine {
+    let mut agent = running(&[0, 1]);
+    raise(&mut agent, now);
+    agent
+}
+
+#[test]
+fn a_change_of_membership_is_raised_at_one_check() {
+    let mut agent = awaiting_the_check(Instant::now());
     agent.on_worker_parked(0, Some(5));
     agent.on_worker_parked(1, Some(5));
     assert_eq!(does(&mut agent), [join(&[(0, Some(5)), (1, Some(5))])]);
@@ -283,10 +296,7 @@ fn a_change_of_membership_is_raised_at_one_check() {
 fn a_failure_meanwhile_is_told_to_those_who_wait_for_the_check() {
     let now = Instant::now();
     for own in [true, false] {
-        let mut agent = running(&[0, 1]);
-        change(&mut agent);
-        agent.on_raise_at(&announced(2), 43, now);
-        does(&mut agent);
+        let mut agent = awaiting_the_check(now);
         if own {
             agent.on_worker_exited_badly(killed(1), now);
         } else {
@@ -301,10 +311,7 @@ fn a_failure_meanwhile_is_told_to_those_who_wait_for_the_check() {
 #[test]
 fn a_check_that_is_not_reached_ends_the_world() {
     let now = Instant::now();
-    let mut agent = running(&[0, 1]);
-    change(&mut agent);
-    agent.on_raise_at(&announced(2), 43, now);
-    does(&mut agent);
+    let mut agent = awaiting_the_check(now);
     agent.on_tick(now + RAISE_LIMIT);
     assert_eq!(does(&mut agent).len(), 3, "both are told");
     assert_eq!(agent.next_deadline(), Some(now + RAISE_LIMIT + PARK_LIMIT));
@@ -333,8 +340,7 @@ fn a_world_that_cannot_be_formed_is_left_by_all_and_whoever_stays_is_replaced() 
 /// A worker says so when it has waited for long. Its world may be over by then.
 #[test]
 fn a_world_that_is_over_cannot_be_stuck() {
-    let mut agent = running(&[0, 1]);
-    agent.on_interrupted(Round(1), "node1 is lost", Instant::now());
+    let mut agent = interrupted(Instant::now());
     agent.on_worker_parked(0, Some(4));
     does(&mut agent);
     for local_rank in [0, 1] {
@@ -347,10 +353,7 @@ fn a_world_that_is_over_cannot_be_stuck() {
 #[test]
 fn a_job_that_finishes_before_the_check_is_done_and_not_started_again() {
     let now = Instant::now();
-    let mut agent = running(&[0, 1]);
-    change(&mut agent);
-    agent.on_raise_at(&announced(2), 43, now);
-    does(&mut agent);
+    let mut agent = awaiting_the_check(now);
     for local_rank in [0, 1] {
         agent.on_worker_deaf(local_rank);
         assert_eq!(does(&mut agent), [], "it ends by itself");
@@ -365,9 +368,7 @@ fn a_job_that_finishes_before_the_check_is_done_and_not_started_again() {
 #[test]
 fn a_job_that_is_declared_a_success_before_the_check_ends_with_its_workers() {
     let now = Instant::now();
-    let mut agent = running(&[0, 1]);
-    change(&mut agent);
-    agent.on_raise_at(&announced(2), 43, now);
+    let mut agent = awaiting_the_check(now);
     agent.on_closed(Verdict::Succeeded { by: "node1".into() });
     does(&mut agent);
     (0..2).for_each(|local_rank| agent.on_worker_succeeded(local_rank, now));
@@ -377,9 +378,7 @@ fn a_job_that_is_declared_a_success_before_the_check_ends_with_its_workers() {
 #[test]
 fn a_worker_that_finishes_before_the_check_while_the_other_reaches_it_is_started_again() {
     let now = Instant::now();
-    let mut agent = running(&[0, 1]);
-    change(&mut agent);
-    agent.on_raise_at(&announced(2), 43, now);
+    let mut agent = awaiting_the_check(now);
     agent.on_worker_succeeded(1, now);
     agent.on_worker_parked(0, Some(5));
     does(&mut agent);
@@ -394,30 +393,30 @@ fn a_node_that_was_cut_off_stops_its_workers_wherever_they_are() {
     let mut agent = running(&[0, 1]);
     agent.on_fenced(Round(1), "cut off", now);
     assert_eq!(does(&mut agent), [stop(SIGTERM)]);
-    let mut agent = running(&[0, 1]);
-    agent.on_interrupted(Round(1), "node1 is lost", now);
+    let mut agent = interrupted(now);
     does(&mut agent);
     agent.on_fenced(Round(1), "cut off", now);
     assert_eq!(does(&mut agent), [stop(SIGTERM)], "they have not parked yet");
     agent.on_stopped();
     assert_eq!(does(&mut agent), [Command::Join { survivors: None }]);
-    let mut agent = running(&[0, 1]);
-    change(&mut agent);
-    agent.on_raise_at(&announced(2), 43, now);
-    does(&mut agent);
+    let mut agent = awaiting_the_check(now);
     agent.on_fenced(Round(1), "cut off", now);
     assert_eq!(does(&mut agent), [stop(SIGTERM)], "they run until the check");
+}
+
+/// An agent that is told to leave, and asks for a check.
+fn leaving(now: Instant) -> AgentMachine {
+    let mut agent = running(&[0, 1]);
+    agent.on_signal(SIGTERM, now);
+    assert_eq!(does(&mut agent), [Command::WillLeave { round: Round(1), signal: SIGTERM }]);
+    agent
 }
 
 #[test]
 fn a_node_that_gets_sigterm_leaves_at_a_check() {
     let now = Instant::now();
-    let mut agent = running(&[0, 1]);
-    agent.on_signal(SIGTERM, now);
-    assert_eq!(does(&mut agent), [Command::WillLeave { round: Round(1), signal: SIGTERM }]);
-    change(&mut agent);
-    agent.on_raise_at(&announced(2), 43, now);
-    does(&mut agent);
+    let mut agent = leaving(now);
+    raise(&mut agent, now);
     (0..2).for_each(|local_rank| agent.on_worker_parked(local_rank, Some(5)));
     let did = does(&mut agent);
     assert!(
@@ -434,12 +433,8 @@ fn a_node_that_leaves_waits_for_a_known_check_as_long_as_its_grace() {
     let now = Instant::now();
     let grace = commands::policy().grace;
     assert!(grace > LEAVE_LIMIT);
-    let mut agent = running(&[0, 1]);
-    agent.on_signal(SIGTERM, now);
-    does(&mut agent);
-    change(&mut agent);
-    agent.on_raise_at(&announced(2), 43, now + LEAVE_LIMIT / 2);
-    does(&mut agent);
+    let mut agent = leaving(now);
+    raise(&mut agent, now + LEAVE_LIMIT / 2);
     assert_eq!(agent.next_deadline(), Some(now + grace));
     agent.on_tick(now + grace);
     assert!(matches!(does(&mut agent)[0], Command::Leave { .. }));
@@ -454,29 +449,23 @@ fn a_node_leaves_without_a_check_if_there_is_none_in_time_or_no_reason_to_wait()
         agent.on_stopped();
         assert_eq!(does(agent).last(), Some(&Command::End(Box::new(Outcome::Signal(SIGTERM)))), "{why}");
     };
-    let told = || {
-        let mut agent = running(&[0, 1]);
-        agent.on_signal(SIGTERM, now);
-        does(&mut agent);
-        agent
-    };
-    let mut agent = told();
+    let mut agent = leaving(now);
     assert_eq!(agent.next_deadline(), Some(now + LEAVE_LIMIT));
     agent.on_tick(now + LEAVE_LIMIT);
     leaves(&mut agent, "too late");
-    let mut agent = told();
+    let mut agent = leaving(now);
     agent.on_leave_unanswered();
     leaves(&mut agent, "a coordinator that cannot answer");
-    let mut agent = told();
+    let mut agent = leaving(now);
     agent.on_signal(SIGTERM, now);
     leaves(&mut agent, "a second signal");
-    let mut agent = told();
+    let mut agent = leaving(now);
     agent.on_interrupted(Round(1), "node1 is lost", now);
     leaves(&mut agent, "a failure elsewhere");
-    let mut agent = told();
+    let mut agent = leaving(now);
     agent.on_worker_exited_badly(killed(0), now);
     leaves(&mut agent, "a failure here");
-    let mut agent = told();
+    let mut agent = leaving(now);
     agent.on_closed(Verdict::Failed { by: "node1".into(), cause: "x".into(), failure: None });
     leaves(&mut agent, "the job has failed");
     let mut agent = running(&[0]);

@@ -98,8 +98,7 @@ fn discovery_that_never_answers_ends_the_job_and_later_is_told_once() {
     let mut bench = Bench::new(rules(1, false));
     assert_eq!(bench.driver.next_deadline(bench.now), Some(bench.now + s(20)));
     bench.pass(s(20));
-    let (verdict, reason) = bench.end().unwrap();
-    assert_eq!(verdict, Verdict::GivenUp);
+    let reason = bench.given_up();
     assert!(reason.contains("has not answered within 20 s (--discovery-timeout)"), "{reason}");
 
     let (mut bench, _) = Bench::with(1, "a:2");
@@ -253,10 +252,20 @@ fn fixed_hosts_that_can_never_be_enough_end_the_job_at_once() {
     bench.ended(agents[1], 255, None, &["ssh: Could not resolve hostname b"]);
     assert_eq!(bench.commands(), [tell(agents[0], Request::Leave)]);
     bench.ended(agents[0], 143, Some("signal"), &[]);
-    let (verdict, reason) = bench.end().unwrap();
-    assert_eq!(verdict, Verdict::GivenUp);
+    let reason = bench.given_up();
     assert!(
         reason.starts_with("slots left: 2, must be at least 4 (--min-np): host `b`: ssh cannot connect: "),
+        "{reason}"
+    );
+}
+
+/// The driver gives up after the elastic timeout, and has its last agent leave.
+fn gives_up_for_want_of_slots(bench: &mut Bench, agent: AgentId) {
+    assert_eq!(bench.commands(), [tell(agent, Request::Leave)]);
+    bench.ended(agent, 143, Some("signal"), &[]);
+    let reason = bench.given_up();
+    assert!(
+        reason.starts_with("slots with an agent for 600 s (--elastic-timeout): 2, must be at least 4 (--min-np)"),
         "{reason}"
     );
 }
@@ -273,13 +282,7 @@ fn too_few_slots_end_the_job_after_the_elastic_timeout() {
         assert_eq!(bench.commands(), []);
     }
     bench.pass(s(10));
-    assert_eq!(bench.commands(), [tell(agents[0], Request::Leave)]);
-    bench.ended(agents[0], 143, Some("signal"), &[]);
-    let (_, reason) = bench.end().unwrap();
-    assert!(
-        reason.starts_with("slots with an agent for 600 s (--elastic-timeout): 2, must be at least 4 (--min-np)"),
-        "{reason}"
-    );
+    gives_up_for_want_of_slots(&mut bench, agents[0]);
 }
 
 #[test]
@@ -317,13 +320,7 @@ fn hosts_that_the_coordinator_keeps_out_do_not_count_towards_min_np() {
     bench.pass(s(599));
     assert_eq!(bench.commands(), []);
     bench.pass(s(1));
-    assert_eq!(bench.commands(), [tell(agents[0], Request::Leave)]);
-    bench.ended(agents[0], 143, Some("signal"), &[]);
-    let (_, reason) = bench.end().unwrap();
-    assert!(
-        reason.starts_with("slots with an agent for 600 s (--elastic-timeout): 2, must be at least 4 (--min-np)"),
-        "{reason}"
-    );
+    gives_up_for_want_of_slots(&mut bench, agents[0]);
 }
 
 /// A cluster that gives every machine another name.
@@ -343,9 +340,14 @@ fn hosts_that_are_gone_are_forgotten_when_they_are_too_many() {
     assert!(remembers("stays") && remembers("runs") && !remembers("gone0"), "the agent on `runs` has not ended");
 }
 
+/// Rules under which agents run on without the driver, and a host is out after its first failure.
+fn detached(min_slots: u32) -> Rules {
+    Rules { detach: true, host_failures: 1, ..rules(min_slots, true) }
+}
+
 #[test]
 fn detached_agents_run_on_and_the_driver_ends_when_all_are_started() {
-    let mut bench = Bench::new(Rules { detach: true, host_failures: 1, ..rules(4, true) });
+    let mut bench = Bench::new(detached(4));
     let agents = bench.found("a:2,b:2,c:2");
     for agent in &agents[..2] {
         bench.driver.on_up(*agent, "1.0", bench.now);
@@ -356,12 +358,11 @@ fn detached_agents_run_on_and_the_driver_ends_when_all_are_started() {
     let (verdict, reason) = bench.end().unwrap();
     assert_eq!((verdict, &*reason), (Verdict::Succeeded, "agents with 4 slots run on without the driver"));
 
-    let mut bench = Bench::new(Rules { detach: true, host_failures: 1, ..rules(4, true) });
+    let mut bench = Bench::new(detached(4));
     let agents = bench.found("a:2,b:2");
     bench.ended(agents[0], 0, Some("detached"), &[]);
     bench.ended(agents[1], 255, None, &["refused"]);
-    let (verdict, reason) = bench.end().unwrap();
-    assert_eq!(verdict, Verdict::GivenUp);
+    let reason = bench.given_up();
     assert!(
         reason.contains("slots with an agent: 2, must be at least 4 (--min-np)")
             && reason.contains("host `b`: ssh cannot connect: refused"),
@@ -372,15 +373,14 @@ fn detached_agents_run_on_and_the_driver_ends_when_all_are_started() {
 /// Only the first host's agent hosts the coordinator of detached agents, so without it the others would meet nobody.
 #[test]
 fn detached_agents_without_the_first_hosts_are_given_up() {
-    let mut bench = Bench::new(Rules { detach: true, host_failures: 1, ..rules(1, true) });
+    let mut bench = Bench::new(detached(1));
     let agents = bench.found("a:2,b:2,c:2");
     bench.driver.on_up(agents[1], "1.0", bench.now);
     bench.ended(agents[1], 0, Some("detached"), &[]);
     bench.ended(agents[0], 255, None, &["refused"]);
     assert_eq!(bench.commands(), [Command::Kill { agent: agents[2] }], "it is not waited for");
     bench.ended(agents[2], 255, None, &[]);
-    let (verdict, reason) = bench.end().unwrap();
-    assert_eq!(verdict, Verdict::GivenUp);
+    let reason = bench.given_up();
     assert!(
         reason.starts_with("the agent on `a`, the first host, would have hosted the rendezvous (--detach), and cannot")
             && reason.ends_with("host `a`: ssh cannot connect: refused"),
@@ -391,7 +391,7 @@ fn detached_agents_without_the_first_hosts_are_given_up() {
 #[test]
 fn the_first_hosts_agent_hosts_the_rendezvous_of_detached_agents_also_after_a_cool_down() {
     let cooldown = Some(Cooldown { min: s(10), max: s(60) });
-    let mut bench = Bench::new(Rules { detach: true, host_failures: 1, cooldown, ..rules(1, true) });
+    let mut bench = Bench::new(Rules { cooldown, ..detached(1) });
     bench.driver.on_found(&parse_list("a:2,b:2", 1).unwrap(), bench.now);
     let hosting = |commands: &[Command]| -> Vec<(String, u64, bool)> {
         let starts = commands.iter().filter_map(|command| match command {

@@ -23,6 +23,18 @@ from torch.nn.parallel import DistributedDataParallel
 Attend = Callable[..., FakeChannel]
 
 
+def world_at(port: int, *, size: int = 1) -> World:
+    """Return the world of rank 0 whose workers meet in an agent's store at this port."""
+    variables = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "RANK": "0",
+        "WORLD_SIZE": str(size),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }
+    return World(variables=variables)
+
+
 def test_without_a_launcher_there_is_a_group_of_one() -> None:
     @elastic.run
     def train(state: Any, add: int, *, times: int) -> int:
@@ -291,16 +303,8 @@ def test_a_group_that_cannot_be_made_forms_the_next_world(attend: Attend, free_p
     def on_park(channel: FakeChannel) -> None:
         channel.failed = len(channel.parked) == 1
 
-    nobody = {
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(free_port()),
-        "RANK": "0",
-        "WORLD_SIZE": "1",
-        "TORCHELASTIC_USE_AGENT_STORE": "True",
-    }
     store = dist.TCPStore("127.0.0.1", 0, is_master=True)
-    somebody = {**nobody, "MASTER_PORT": str(store.port)}
-    channel = attend(World(), World(variables=nobody), World(variables=somebody), on_park=on_park)
+    channel = attend(World(), world_at(free_port()), world_at(store.port), on_park=on_park)
     calls = []
 
     @elastic.run(timeout=timedelta(seconds=1))
@@ -319,16 +323,8 @@ def test_a_group_that_cannot_be_made_forms_the_next_world(attend: Attend, free_p
 
 def test_a_store_whose_agent_has_gone_is_not_waited_for(attend: Attend, free_port: Callable[[], int]) -> None:
     """torch repeats refused connections for 30 minutes, and no socket can be shut down to end that."""
-    nobody = {
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(free_port()),
-        "RANK": "0",
-        "WORLD_SIZE": "2",
-        "TORCHELASTIC_USE_AGENT_STORE": "True",
-    }
     store = dist.TCPStore("127.0.0.1", 0, is_master=True)
-    somebody = {**nobody, "MASTER_PORT": str(store.port), "WORLD_SIZE": "1"}
-    channel = attend(World(variables=nobody), World(variables=somebody))
+    channel = attend(world_at(free_port(), size=2), world_at(store.port))
     asked = channel.failed_within
 
     def failed_within(limit_s: float) -> bool:
@@ -344,8 +340,7 @@ def test_a_store_whose_agent_has_gone_is_not_waited_for(attend: Attend, free_por
 
 def test_a_group_can_be_made_again_after_a_shutdown(attend: Attend) -> None:
     store = dist.TCPStore("127.0.0.1", 0, is_master=True)
-    there = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "RANK": "0", "WORLD_SIZE": "1"}
-    channel = attend(World(variables={**there, "TORCHELASTIC_USE_AGENT_STORE": "True"}))
+    channel = attend(world_at(store.port))
     for end in (elastic.shutdown, dist.destroy_process_group, lambda: None):
         elastic.init()
         assert elastic.allreduce(torch.ones(1)).tolist() == [1]

@@ -63,6 +63,21 @@ def until_commit(node: Process) -> int:
     return (until_step(node) - 1) // COMMIT_EVERY * COMMIT_EVERY
 
 
+def committed_worlds(
+    start: Start, done: Path, *flags: str
+) -> tuple[tuple[Process, dict[int, World]], tuple[Process, dict[int, World]], int]:
+    """Start two nodes of two workers, and wait for a commit.
+
+    Returns:
+        The node with rank 0 and what its workers say of their world, the same of the other node, and the commit's step.
+    """
+    nodes = [start(number, "--until", done, *flags, nnodes="2", nproc=2, script=STEPS) for number in (2, 3)]
+    before = [worlds_of(node, 4, workers=2) for node in nodes]
+    committed = until_commit(nodes[0])
+    first, second = sorted(zip(nodes, before, strict=True), key=lambda it: min(it[1]))
+    return first, second, committed
+
+
 def worlds_after_a_kill(nodes: list[Process]) -> tuple[list[dict[int, World]], int, int]:
     """Kill one of the second node's two workers. The other three live on.
 
@@ -139,15 +154,8 @@ def test_the_others_survive_a_killed_worker(start: Start, done: Path, port: int,
 def test_a_successor_that_fails_before_its_round_costs_one_restart(start: Start, done: Path) -> None:
     flags: list[Any] = ["--until", done, "--fail-at-restart", 1]
     nodes = [start(number, *flags, nnodes="2", nproc=2, script=STEPS) for number in (2, 3)]
-    before = [worlds_of(node, 4, workers=2) for node in nodes]
-    until_step(nodes[0])
-    marks = [node.mark() for node in nodes]
-    victim, other = sorted(before[1])
-    os.kill(before[1][victim]["pid"], signal.SIGKILL)
+    after, _, _ = worlds_after_a_kill(nodes)
     nodes[1].line("ended with exit code 1")
-    after = [worlds_of(node, 4, workers=2, since=mark) for node, mark in zip(nodes, marks, strict=True)]
-    assert pids(after[0]) == pids(before[0])
-    assert after[1][other]["pid"] == before[1][other]["pid"]
     assert {world["restarts"] for worlds in after for world in worlds.values()} == {2}
     assert len(started_ahead(nodes[1])) <= 1
     assert any("no such data set" in line for line in nodes[1].lines), nodes[1].tail()
@@ -256,44 +264,36 @@ def test_the_others_survive_a_killed_agent_or_guard(start: Start, job: Job, done
 @run_alone
 @pytest.mark.parametrize("phase", ["sync", "restore", "leave", "group", "grouped", "reset", "synced"])
 def test_a_second_worker_may_be_killed_in_any_phase_of_a_change(start: Start, done: Path, phase: str) -> None:
-    nodes = [start(number, "--until", done, "--die-in", phase, nnodes="2", nproc=2, script=STEPS) for number in (2, 3)]
-    before = [worlds_of(node, 4, workers=2) for node in nodes]
-    committed = until_commit(nodes[0])
-    mine = next(i for i, worlds in enumerate(before) if 0 in worlds)
-    node, other = nodes[mine], nodes[1 - mine]
+    (node, ours), (other, theirs), committed = committed_worlds(start, done, "--die-in", phase)
     mark = other.mark()
-    os.kill(before[1 - mine][3]["pid"], signal.SIGKILL)
+    os.kill(theirs[3]["pid"], signal.SIGKILL)
     node.line(f"SIGKILL in {phase}")
     after = worlds_of(node, 4, workers=2, since=node.mark())
-    assert after[0]["pid"] == before[mine][0]["pid"]
-    assert after[1]["pid"] != before[mine][1]["pid"]
+    assert after[0]["pid"] == ours[0]["pid"]
+    assert after[1]["pid"] != ours[1]["pid"]
     assert len({world["step"] for world in after.values()}) == 1
     assert after[0]["step"] >= committed
     assert after[0]["step"] % COMMIT_EVERY == 0
     until_step(other, after[0]["step"] + 5, since=mark)
-    assert_nothing_was_restarted(*nodes)
-    ended_well(done, *nodes)
+    assert_nothing_was_restarted(node, other)
+    ended_well(done, node, other)
 
 
 @LONG
 @run_alone
 def test_the_source_may_be_killed_while_the_successor_of_rank_0_gets_the_state(start: Start, done: Path) -> None:
     """The successor has the number of the source's commit by then, and its own initial state."""
-    nodes = [start(number, "--until", done, "--die-in", "sync", nnodes="2", nproc=2, script=STEPS) for number in (2, 3)]
-    before = [worlds_of(node, 4, workers=2) for node in nodes]
-    committed = until_commit(nodes[0])
-    mine = next(i for i, worlds in enumerate(before) if 0 in worlds)
-    node, other = nodes[mine], nodes[1 - mine]
+    (node, ours), (other, theirs), committed = committed_worlds(start, done, "--die-in", "sync")
     marks = node.mark(), other.mark()
-    os.kill(before[mine][0]["pid"], signal.SIGKILL)
+    os.kill(ours[0]["pid"], signal.SIGKILL)
     node.line("SIGKILL in sync")
     after = worlds_of(other, 4, workers=2, since=marks[1])
-    assert pids(after) == pids(before[1 - mine])
+    assert pids(after) == pids(theirs)
     after |= worlds_of(node, 4, workers=2, since=marks[0])
     assert len({world["step"] for world in after.values()}) == 1
     assert after[2]["step"] >= committed > 0
-    assert_nothing_was_restarted(*nodes)
-    ended_well(done, *nodes)
+    assert_nothing_was_restarted(node, other)
+    ended_well(done, node, other)
 
 
 @LONG
@@ -301,22 +301,18 @@ def test_the_source_may_be_killed_while_the_successor_of_rank_0_gets_the_state(s
 @pytest.mark.parametrize("phase", ["reset", "sync"])
 def test_whoever_hangs_while_a_world_is_formed_is_replaced_alone(start: Start, done: Path, phase: str) -> None:
     """A stopped process answers nobody. The others wait for it in collectives."""
-    nodes = [start(number, "--until", done, "--hang-in", phase, nnodes="2", nproc=2, script=STEPS) for number in (2, 3)]
-    before = [worlds_of(node, 4, workers=2) for node in nodes]
-    committed = until_commit(nodes[0])
-    mine = next(i for i, worlds in enumerate(before) if 0 in worlds)
-    node, other = nodes[mine], nodes[1 - mine]
-    os.kill(before[1 - mine][3]["pid"], signal.SIGKILL)
+    (node, ours), (other, theirs), committed = committed_worlds(start, done, "--hang-in", phase)
+    os.kill(theirs[3]["pid"], signal.SIGKILL)
     node.line(f"SIGSTOP in {phase}")
     marks = [one.mark() for one in (node, other)]
     node.line("local rank 1 has not left its world within 30s, and is replaced")
     after = [worlds_of(one, 4, workers=2, since=mark) for one, mark in zip((node, other), marks, strict=True)]
-    assert after[0][0]["pid"] == before[mine][0]["pid"]
-    assert after[0][1]["pid"] != before[mine][1]["pid"]
-    assert after[1][2]["pid"] == before[1 - mine][2]["pid"]
+    assert after[0][0]["pid"] == ours[0]["pid"]
+    assert after[0][1]["pid"] != ours[1]["pid"]
+    assert after[1][2]["pid"] == theirs[2]["pid"]
     assert {world["step"] >= committed > 0 for one in after for world in one.values()} == {True}
-    assert_nothing_was_restarted(*nodes)
-    ended_well(done, *nodes)
+    assert_nothing_was_restarted(node, other)
+    ended_well(done, node, other)
 
 
 @LONG

@@ -98,6 +98,13 @@ impl Bench {
             _ => None,
         })
     }
+
+    /// The driver has given the job up. Returns why.
+    pub(super) fn given_up(&mut self) -> String {
+        let (verdict, reason) = self.end().unwrap();
+        assert_eq!(verdict, Verdict::GivenUp, "{reason}");
+        reason
+    }
 }
 
 pub(super) fn started(command: &Command) -> Option<AgentId> {
