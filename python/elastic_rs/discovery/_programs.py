@@ -24,7 +24,8 @@ TAIL_BYTES = 4096
 SHOWN = 200
 """How many characters of its last line an error repeats."""
 READ_BYTES = 1 << 16
-LONGEST_DELAY_S = 0.05
+LOOK_EVERY_S = 0.02
+"""How often it is looked whether a program has ended, where the kernel has no pidfds."""
 
 
 class DiscoveryError(RuntimeError):
@@ -54,7 +55,7 @@ def printed_by(command: Sequence[str], timeout_s: float) -> str:
         try:
             out.let_go()
             err.let_go()
-            _read_until_ended(pid, shown, timeout_s, out, err)
+            _read_until_ended(pid, shown, timeout_s, out, err, stack=stack)
         finally:
             _kill(pid)
             stack.close()  # what cannot be killed does not wait for its output to be read
@@ -92,12 +93,15 @@ class _Pipe:
         return len(piece)
 
 
-def _read_until_ended(pid: int, shown: str, timeout_s: float, out: _Pipe, err: _Pipe) -> None:
+def _read_until_ended(
+    pid: int, shown: str, timeout_s: float, out: _Pipe, err: _Pipe, *, stack: contextlib.ExitStack
+) -> None:
     """Read what a program prints, until it has ended. Nobody waits for what it has started in the background."""
-    deadline, delay_s = time.monotonic() + timeout_s, 0.001
+    deadline = time.monotonic() + timeout_s
     pipes, poll = {pipe.descriptor: pipe for pipe in (out, err)}, select.poll()
     for descriptor in pipes:
         poll.register(descriptor, select.POLLIN)
+    longest_s = timeout_s if _wakes_at_the_end_of(pid, poll, stack) else LOOK_EVERY_S
     while True:
         ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
         if ended:
@@ -105,8 +109,9 @@ def _read_until_ended(pid: int, shown: str, timeout_s: float, out: _Pipe, err: _
         left_s = deadline - time.monotonic()
         if not ended and left_s <= 0:
             raise DiscoveryError(f"`{shown}` has not ended within {timeout_s:g} s, and was killed")
-        ready = poll.poll(0 if ended else 1000 * min(delay_s, left_s))
-        for descriptor, _ in ready:
+        events = poll.poll(0 if ended else 1000 * min(longest_s, left_s))
+        ready = [descriptor for descriptor, _ in events if descriptor in pipes]
+        for descriptor in ready:
             if pipes[descriptor].read() == 0:
                 poll.unregister(descriptor)
         err.content = err.content[-TAIL_BYTES:]
@@ -117,7 +122,17 @@ def _read_until_ended(pid: int, shown: str, timeout_s: float, out: _Pipe, err: _
         # What is left in the pipes belongs to the list.
         if ended and (not ready or left_s <= 0):
             return
-        delay_s = 0.001 if ready else min(2 * delay_s, LONGEST_DELAY_S)
+
+
+def _wakes_at_the_end_of(pid: int, poll: select.poll, stack: contextlib.ExitStack) -> bool:
+    """Let the poll report the end of a child that is not reaped yet. Returns whether it can."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except OSError:  # gVisor, old seccomp profiles, kernels before 5.3
+        return False
+    stack.callback(os.close, descriptor)
+    poll.register(descriptor, select.POLLIN)
+    return True
 
 
 def _kill(pid: int) -> None:
