@@ -26,7 +26,7 @@ use super::objection::{in_words, is_of_certificate};
 use super::proof::{Pass, check, refuse};
 use super::refusals::{Kind, Refusal};
 use super::stream::Halves;
-use super::tls::{self, ServerConfig};
+use super::tls::{self, ServerConfig, ServerStream};
 use super::{Protection, ProtectionError};
 use crate::open_files::places_for_strangers;
 
@@ -75,11 +75,29 @@ impl Door {
         &self.protection
     }
 
-    /// Begin TLS with a stranger whose first bytes have been read, and let both ends prove themselves.
+    /// Begin TLS with a stranger whose first bytes have been read, and let both ends prove themselves, for a session.
     ///
     /// # Errors
     /// Why it is refused. [`Protection::refuse`] has still to count it.
     pub async fn admit(&self, stream: TcpStream, first_bytes: BytesMut) -> Result<(Halves, Pass), Refusal> {
+        let (stream, pass) = self.meet(stream, first_bytes).await?;
+        let (stranger, keys) =
+            tls::keys_of_server(stream).map_err(|error| Refusal::new(Kind::NoTls, error.to_string()))?;
+        let halves = Halves::in_records(stranger.stream, keys).map_err(|why| Refusal::new(Kind::NoTls, why))?;
+        Ok((halves, pass))
+    }
+
+    /// As [`Self::admit`], for a connection that may carry more than a session ever does.
+    ///
+    /// # Errors
+    /// As [`Self::admit`].
+    pub async fn admit_to_tunnel(&self, stream: TcpStream) -> Result<(Halves, Pass), Refusal> {
+        let (mut stream, pass) = self.meet(stream, BytesMut::new()).await?;
+        stream.get_mut().0.left = usize::MAX;
+        Ok((Halves::of(stream), pass))
+    }
+
+    async fn meet(&self, stream: TcpStream, first_bytes: BytesMut) -> Result<(ServerStream<Stranger>, Pass), Refusal> {
         let done = async {
             // TLS tries once to say what was wrong, and has to find the socket ready.
             stream.writable().await.map_err(|error| Refusal::new(Kind::NoTls, error.to_string()))?;
@@ -104,8 +122,7 @@ impl Door {
             let secret = tls::secret_of_server(&stream).map_err(unproven)?;
             let accepted = async |run_id: &str| self.protection.accepted(run_id).await;
             let pass = check(&mut stream, accepted, &secret).await.map_err(unproven)?;
-            stream.get_mut().0.left = usize::MAX;
-            Ok((Halves::of(stream), pass))
+            Ok((stream, pass))
         };
         timeout(LIMIT, done).await.unwrap_or_else(|_| Err(late()))
     }

@@ -12,11 +12,12 @@ use super::certificates::{CertificateFiles, Certificates};
 use super::objection::in_words;
 use super::refusals::{Counters, Refusal, Refusals};
 use super::stream::Halves;
+use super::tls::{self, ClientStream};
 use super::token::Token;
 use super::token_file::TokenFile;
 use super::watched::GOOD_FOR;
 use super::x509::Shown;
-use super::{TLS_CA, TLS_CERT, TLS_KEY, TOKEN_FILE, proof, tls};
+use super::{TLS_CA, TLS_CERT, TLS_KEY, TOKEN_FILE, proof};
 use crate::net::connect::{in_words as in_words_of, race, resolve};
 
 /// Time for TLS and both proofs, as long as nothing else is slow.
@@ -255,12 +256,21 @@ impl Protection {
         }
     }
 
-    /// Begin TLS on a connection to a coordinator, and prove both ends. The certificate of the coordinator, if it has one, has to be
-    /// for `host`.
+    /// Begin TLS on a connection to a coordinator, for a session, and prove both ends. The certificate of the coordinator, if it has
+    /// one, has to be for `host`.
     ///
     /// # Errors
     /// A sentence for the log. It says nothing about the job: a stranger may have caused it, and the node tries again.
     pub async fn begin(&self, stream: TcpStream, host: &str, run_id: &str) -> Result<Halves, String> {
+        let (stream, keys) = self
+            .meet(stream, host, run_id)
+            .await
+            .and_then(|met| tls::keys_of_client(met).map_err(|error| error.to_string()))?;
+        Halves::in_records(stream, keys)
+    }
+
+    /// Begin TLS with a peer, and prove both ends.
+    async fn meet(&self, stream: TcpStream, host: &str, run_id: &str) -> Result<ClientStream<TcpStream>, String> {
         let done = async {
             let token = self.own().await;
             let (config, name) = match &self.certificates {
@@ -273,7 +283,7 @@ impl Protection {
             }
             let secret = tls::secret_of_client(&stream)?;
             proof::prove(&mut stream, token.as_ref(), run_id, &secret).await?;
-            Ok(Halves::of(stream))
+            Ok(stream)
         };
         let late = || {
             format!("it has not proven itself within {HANDSHAKE_LIMIT:?}, as this node's {} asks for", self.variable())
@@ -313,7 +323,7 @@ impl Protection {
         limit: Duration,
         prepare: impl Fn(&TcpStream) -> io::Result<()>,
     ) -> Result<Halves, String> {
-        self.connect_to((host, port), host, run_id, limit, prepare).await
+        self.connect_to((host, port), host, run_id, limit, prepare).await.map(Halves::of)
     }
 
     /// Try whether the coordinator at `address:port` is one that this end can meet for a run. Its certificate, if it has one, has to
@@ -339,12 +349,12 @@ impl Protection {
         run_id: &str,
         limit: Duration,
         prepare: impl Fn(&TcpStream) -> io::Result<()>,
-    ) -> Result<Halves, String> {
+    ) -> Result<ClientStream<TcpStream>, String> {
         let deadline = Instant::now() + limit;
         let addresses = resolve(address, port, deadline).await.map_err(|error| error.to_string())?;
         let open = async |stream: TcpStream| {
             prepare(&stream).map_err(|error| error.to_string())?;
-            self.begin(stream, host, run_id).await
+            self.meet(stream, host, run_id).await
         };
         race(&addresses, deadline, TcpStream::connect, open).await.map_err(|met| in_words_of(address, &met))
     }

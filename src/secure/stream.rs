@@ -6,6 +6,7 @@ use tokio::io::{AsyncRead, AsyncWrite, split};
 use tokio::net::TcpStream;
 
 use super::Protection;
+use super::records::Keys;
 
 /// The half that reads.
 pub type Reader = Box<dyn AsyncRead + Send + Unpin>;
@@ -44,6 +45,13 @@ impl Halves {
     pub fn plain(stream: TcpStream) -> Self {
         let (reader, writer) = stream.into_split();
         Self { reader: Box::new(reader), writer: Box::new(writer) }
+    }
+
+    /// A connection whose records have these keys.
+    pub(super) fn in_records(stream: TcpStream, keys: Keys) -> Result<Self, String> {
+        let (from, to) = stream.into_split();
+        let (reader, writer) = keys.halves(from, to).map_err(|error| error.to_string())?;
+        Ok(Self { reader: Box::new(reader), writer: Box::new(writer) })
     }
 
     pub(super) fn of(stream: impl AsyncRead + AsyncWrite + Send + 'static) -> Self {

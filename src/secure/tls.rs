@@ -10,7 +10,6 @@ use std::sync::Arc;
 use ring::signature::Ed25519KeyPair;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
-use tokio_rustls::client::TlsStream as ClientStream;
 use tokio_rustls::rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use tokio_rustls::rustls::client::{Resumption, verify_server_cert_signed_by_trust_anchor};
 use tokio_rustls::rustls::crypto::ring::{default_provider, sign::any_eddsa_type};
@@ -22,10 +21,12 @@ use tokio_rustls::rustls::server::{AlwaysResolvesServerRawPublicKeys, NoServerSe
 use tokio_rustls::rustls::sign::{CertifiedKey, SigningKey};
 use tokio_rustls::rustls::version::TLS13;
 use tokio_rustls::rustls::{DigitallySignedStruct, Error, RootCertStore, SignatureScheme};
-use tokio_rustls::server::TlsStream as ServerStream;
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
+use super::records::Keys;
+pub use tokio_rustls::client::TlsStream as ClientStream;
 pub use tokio_rustls::rustls::{ClientConfig, ServerConfig};
+pub use tokio_rustls::server::TlsStream as ServerStream;
 
 /// The first bytes of every TLS connection: a record of a handshake, of version 3.
 pub const FIRST_BYTES: &[u8] = &[0x16, 0x03];
@@ -52,8 +53,9 @@ pub fn server_config() -> Result<Arc<ServerConfig>, Error> {
     Ok(Arc::new(config))
 }
 
-/// Sessions are not resumed.
+/// Sessions are not resumed. Their secrets are for [`super::records`].
 pub fn never_resume(config: &mut ServerConfig) {
+    config.enable_secret_extraction = true;
     config.send_tls13_tickets = 0;
     config.session_storage = Arc::new(NoServerSessionStorage {});
 }
@@ -71,8 +73,9 @@ pub fn client_config() -> Result<Arc<ClientConfig>, Error> {
     Ok(Arc::new(config))
 }
 
-/// Sessions are not resumed, and the host's name is not sent in clear.
+/// Sessions are not resumed, and the host's name is not sent in clear. Their secrets are for [`super::records`].
 pub fn never_resume_or_name(config: &mut ClientConfig) {
+    config.enable_secret_extraction = true;
     config.enable_sni = false;
     config.resumption = Resumption::disabled();
 }
@@ -105,6 +108,19 @@ pub fn secret_of_client<S>(stream: &ClientStream<S>) -> Result<Secret, String> {
 
 pub fn secret_of_server<S>(stream: &ServerStream<S>) -> Result<Secret, String> {
     stream.get_ref().1.export_keying_material([0; SECRET_BYTES], LABEL, None).map_err(|error| error.to_string())
+}
+
+/// The connection, and the keys of its records from now on. Nothing is under way: what has been written is flushed, and the peer
+/// waits for what this end says next.
+pub fn keys_of_client(stream: ClientStream<TcpStream>) -> Result<(TcpStream, Keys), Error> {
+    let (stream, tls) = stream.into_inner();
+    Ok((stream, Keys::new(tls.negotiated_cipher_suite(), tls.dangerous_extract_secrets())?))
+}
+
+/// As [`keys_of_client`].
+pub fn keys_of_server<S>(stream: ServerStream<S>) -> Result<(S, Keys), Error> {
+    let (stream, tls) = stream.into_inner();
+    Ok((stream, Keys::new(tls.negotiated_cipher_suite(), tls.dangerous_extract_secrets())?))
 }
 
 /// Takes the other end for whatever host it is at.

@@ -43,6 +43,12 @@ fn a_worker_that_hangs_in_the_last_change_is_waited_for() {
     check([859]);
 }
 
+/// It comes back after the others have finished without it, and fails then.
+#[test]
+fn a_lost_node_that_fails_after_the_end_of_its_job_has_nobody_to_tell() {
+    check([607]);
+}
+
 #[test]
 fn a_seed_determines_a_history() {
     for seed in 0..10 {

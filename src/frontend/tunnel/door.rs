@@ -3,7 +3,6 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use bytes::BytesMut;
 use socket2::SockRef;
 use tokio::net::TcpStream;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
@@ -88,7 +87,7 @@ async fn admit(stranger: Stranger, door: &Door, run_id: &str) -> Result<Halves, 
         Ok(Err(error)) => return no_tls(&error.to_string()),
         Err(_) => return Err(late()),
     }
-    let (client, pass) = door.admit(stream, BytesMut::new()).await?;
+    let (client, pass) = door.admit_to_tunnel(stream).await?;
     match pass.admits_node_of(run_id) {
         Ok(()) => Ok(client),
         Err(why) => Err(Refusal { kind: Kind::Forbidden, why }),

@@ -102,10 +102,12 @@ impl Simulation {
     pub(super) fn check_told(&mut self, host: HostId, older: Duration) -> Result<(), Violation> {
         let now = self.now();
         let stalled_until = self.stalled_until(host);
-        let Some((_, ours)) = self.ours(host) else { return Ok(()) };
+        let Some((process, ours)) = self.ours(host) else { return Ok(()) };
         let Some(listening) = &ours.listening else { return Ok(()) };
         let due = now > listening.since + older && stalled_until <= listening.since;
-        if due && !listening.reported && !listening.moot {
+        // A node that was lost when the others finished has nobody to tell either.
+        let moot = listening.moot || process.machine.view().closed.is_some();
+        if due && !listening.reported && !moot {
             return Err(Violation::contract(format!("host{host} has not told the others: {listening:?}")));
         }
         Ok(())
