@@ -16,6 +16,7 @@ from .test_in_place import ended_well, worlds_after_a_kill
 
 pytestmark = pytest.mark.torchrun
 
+EXAMPLES = Path(__file__).parents[3] / "examples"
 OURS = pytest.mark.parametrize("agent", ["rust", "run"], indirect=True)
 CONF = "last_call_timeout=1,store_tunnel=1"
 
@@ -71,6 +72,16 @@ def test_a_process_group_of_two_nodes_meets_through_the_tunnel_and_again_after_a
     assert len(tunnels(agents)) == 2, "the last round's have ended"
     done.touch()
     assert [node.wait() for node in nodes] == [0, 0]
+
+
+@pytest.mark.parametrize("agent", ["run"], indirect=True)
+def test_ddp_trains_through_the_tunnel(start: Start, env: dict[str, str], tmp_path: Path) -> None:
+    flags = ["--epochs", 2, "--checkpoint", tmp_path / "digits.pt"]
+    script = EXAMPLES / "digits_ddp.py"
+    nodes = [start(number, *flags, nnodes="2", script=script, conf=CONF, env=env) for number in (2, 3)]
+    assert [node.wait() for node in nodes] == [0, 0], [node.tail() for node in nodes]
+    rank0 = next(node for node in nodes if any("other nodes come through a tunnel" in line for line in node.lines))
+    assert any("epoch 2/2  world 2  loss" in line for line in rank0.lines), rank0.tail()
 
 
 @pytest.mark.parametrize("agent", ["run"], indirect=True)
