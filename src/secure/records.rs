@@ -3,9 +3,9 @@
 //! A coordinator speaks with thousands of nodes, and each says little and seldom. So a message costs mostly the memory that has to be
 //! fetched for it, and rustls' and tokio-rustls' objects are several KiB for each connection. Here a half has a key, a number, and the
 //! bytes that are under way. rustls still encrypts and decrypts; this file puts its results into records, and takes them out again
-//! (RFC 8446, 5.1 and 5.2). Any end that speaks TLS 1.3 can be the peer.
+//! (RFC 8446, 5.1 and 5.2). The peer may be any end of ours, also one with rustls' own stream.
 //!
-//! Keys are not changed. A connection that has carried as many records as one key may protect ends, and its node connects again: a
+//! Keys are not changed, and a peer that changes its own is refused. A connection that has carried as many records as one key may protect ends, and its node connects again: a
 //! session needs years for them. The store's tunnel may need an hour, so it keeps rustls' own stream
 //! (`docs/decisions/0094-sessions-have-records-of-their-own.md`).
 
@@ -72,6 +72,7 @@ impl Keys {
             plain: 0..0,
             next: 0,
             has_ended: false,
+            has_failed: false,
         };
         let limit = suite.common.confidentiality_limit;
         let writer = RecordWriter { to, encrypter, number: sent, limit, bytes: Vec::new(), gone: 0, has_ended: false };
@@ -102,6 +103,8 @@ pub struct RecordReader<R> {
     next: usize,
     /// The peer has said its last word.
     has_ended: bool,
+    /// Something came that no peer sends, and no more is read.
+    has_failed: bool,
 }
 
 impl<R> RecordReader<R> {
@@ -123,15 +126,14 @@ impl<R> RecordReader<R> {
     }
 
     /// Make room for at least the rest of the next record, where no byte is still to be read but those of it that have come.
-    fn make_room(&mut self) -> io::Result<()> {
+    fn make_room(&mut self) {
         self.bytes.drain(..self.next);
         self.next = 0;
         if self.bytes.is_empty() && self.bytes.capacity() > KEPT {
             self.bytes = Vec::new();
         }
-        let whole = body_length(&self.bytes)?.map_or(0, |length| HEADER + length);
+        let whole = body_length(&self.bytes).ok().flatten().map_or(0, |length| HEADER + length);
         self.bytes.reserve(whole.saturating_sub(self.bytes.len()).max(ROOM));
-        Ok(())
     }
 }
 
@@ -166,10 +168,17 @@ impl<R: AsyncRead + Unpin> AsyncRead for RecordReader<R> {
             if this.has_ended {
                 return Poll::Ready(Ok(()));
             }
-            if this.take_record()? {
-                continue;
+            if this.has_failed {
+                return Poll::Ready(Err(invalid("a record before was refused")));
             }
-            this.make_room()?;
+            match this.take_record() {
+                Ok(true) => continue,
+                Ok(false) => this.make_room(),
+                Err(error) => {
+                    this.has_failed = true;
+                    return Poll::Ready(Err(error));
+                }
+            }
             if ready!(pin!(this.from.read_buf(&mut this.bytes)).poll(cx))? == 0 {
                 // Whoever stands between could have cut it off.
                 return Poll::Ready(Err(io::ErrorKind::UnexpectedEof.into()));
@@ -226,6 +235,9 @@ impl<W: AsyncWrite + Unpin> AsyncWrite for RecordWriter<W> {
     /// What does not go at once goes when more is written, or with a flush.
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
+        if this.has_ended {
+            return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
+        }
         ready!(this.poll_send(cx))?;
         let count = buf.len().min(PLAIN_LIMIT);
         if count > 0 {

@@ -1,10 +1,19 @@
 //! Both ends of connections: ours on each side, and rustls' own stream on the other.
 
+use std::io::Write as _;
+use std::task::Waker;
+
+use bytes::BytesMut;
 use tokio::io::{AsyncWriteExt, DuplexStream, duplex, split};
 use tokio::net::{TcpListener, TcpStream};
 
 use super::*;
+use crate::secure::claim::Claim;
+use crate::secure::door::Door;
+use crate::secure::refusals::{Kind, Refusal};
 use crate::secure::tls::{self, ClientStream, ServerStream};
+use crate::secure::token::Token;
+use crate::secure::{Halves, Protection, Writer, proof};
 
 async fn streams() -> (ClientStream<TcpStream>, ServerStream<TcpStream>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -56,6 +65,91 @@ const LONG: usize = 100_000;
 
 fn long() -> Vec<u8> {
     (0..LONG).map(|number| (number % 251) as u8).collect()
+}
+
+fn token() -> Token {
+    Token::parse(&"a".repeat(64)).unwrap()
+}
+
+/// What a node of ours and a coordinator make of their connection, if this is what they do with it.
+async fn met<N, C>(
+    node: impl AsyncFnOnce(TcpStream) -> N,
+    coordinator: impl AsyncFnOnce(Door, TcpStream) -> C,
+) -> (N, C) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let door = Door::new(Protection::by_token(token()).unwrap().into()).unwrap();
+    let node = async { node(TcpStream::connect(listener.local_addr().unwrap()).await.unwrap()).await };
+    let coordinator = async { coordinator(door, listener.accept().await.unwrap().0).await };
+    tokio::join!(node, coordinator)
+}
+
+/// A node's end in records.
+async fn in_records(stream: TcpStream) -> Halves {
+    Protection::by_token(token()).unwrap().begin(stream, "host", "run").await.unwrap()
+}
+
+/// A node's end with rustls' stream, whose key has changed before the proof if that is asked for.
+async fn with_rustls(stream: TcpStream, change: bool) -> ClientStream<TcpStream> {
+    let mut stream = tls::connect(tls::client_config().unwrap(), tls::no_name(), stream).await.unwrap();
+    if change {
+        stream.get_mut().1.refresh_traffic_keys().unwrap();
+    }
+    let secret = tls::secret_of_client(&stream).unwrap();
+    proof::prove(&mut stream, Some(&token()), "run", &secret).await.unwrap();
+    stream
+}
+
+async fn admitted(door: Door, stream: TcpStream) -> Result<Halves, Refusal> {
+    door.admit(stream, BytesMut::new()).await.map(|(halves, _)| halves)
+}
+
+async fn talk(one: Halves, other: Halves) {
+    async fn send(mut writer: Writer) {
+        writer.write_all(&long()).await.unwrap();
+        writer.shutdown().await.unwrap();
+    }
+    let (to_one, to_other, (), ()) =
+        tokio::join!(read(one.reader), read(other.reader), send(one.writer), send(other.writer));
+    assert!(to_one.unwrap() == long() && to_other.unwrap() == long());
+}
+
+/// The proofs were records of the same keys, so the numbers go on behind them: both ends in records could agree on wrong ones.
+#[tokio::test]
+async fn after_the_proofs_records_go_on_where_rustls_has_ended() {
+    let tunnel = async |door: Door, stream| door.admit_to_tunnel(stream).await.unwrap().0;
+    let (node, coordinator) = met(in_records, tunnel).await;
+    talk(node, coordinator).await;
+    for change in [false, true] {
+        let node = async |stream| Halves::of(with_rustls(stream, change).await);
+        let (node, coordinator) = met(node, admitted).await;
+        talk(node, coordinator.unwrap()).await;
+    }
+    let (node, coordinator) = met(in_records, admitted).await;
+    talk(node, coordinator.unwrap()).await;
+}
+
+/// A node that does not wait for the answer to its proof. With a run id of 21 bytes the proof fills what the coordinator reads at once,
+/// so that the rest stays with rustls.
+#[tokio::test]
+async fn nothing_of_a_hasty_peer_is_lost_unseen() {
+    for run_id in ["run", "a-run-id-of-20-bytes", "a-run-id-of-21-bytes!"] {
+        let hasty = async |stream| {
+            let mut stream = tls::connect(tls::client_config().unwrap(), tls::no_name(), stream).await.unwrap();
+            let secret = tls::secret_of_client(&stream).unwrap();
+            let claim = Claim { key: Some(token().id().0), run_id: run_id.to_owned() }.encode().unwrap();
+            let mac = token().mac(&[b"c", &secret, &claim]);
+            let said = [&claim[..], mac.as_ref()].concat();
+            let mut writer = stream.get_mut().1.writer();
+            writer.write_all(&said).unwrap();
+            writer.write_all(b"more").unwrap();
+            stream.flush().await.unwrap();
+            let _ = stream.read(&mut [0; 1024]).await;
+        };
+        let ((), coordinator) = met(hasty, admitted).await;
+        let refusal = coordinator.unwrap_err();
+        assert!(refusal.why.contains("follow"), "{run_id}: {refusal:?}");
+        assert!(matches!(refusal.kind, Kind::Unproven | Kind::NoTls), "{refusal:?}");
+    }
 }
 
 #[tokio::test]
@@ -128,6 +222,105 @@ async fn nothing_is_read_of_what_somebody_has_changed() {
 }
 
 #[tokio::test]
+async fn after_something_odd_nothing_more_is_read() {
+    let (node, coordinator) = keys().await;
+    let mut bytes = Vec::new();
+    let (_, mut writer) = node.halves(tokio::io::empty(), &mut bytes).unwrap();
+    for (typ, text) in [(ContentType::Handshake, &[4, 0, 0, 0][..]), (ContentType::ApplicationData, b"later")] {
+        writer.put(typ, text).unwrap();
+        writer.flush().await.unwrap();
+    }
+    let mut reader = coordinator.halves(&bytes[..], tokio::io::sink()).unwrap().0;
+    for why in ["of the type Handshake in a session", "before was refused", "before was refused"] {
+        let error = reader.read(&mut [0; 100]).await.unwrap_err();
+        assert!(error.to_string().contains(why), "{error}");
+    }
+}
+
+/// Takes a part of what it gets, and is not ready at every other call.
+#[derive(Default)]
+struct Slow {
+    taken: Vec<u8>,
+    calls: usize,
+    fails_at: Option<usize>,
+}
+
+impl Slow {
+    fn ready(&mut self) -> Poll<io::Result<usize>> {
+        self.calls += 1;
+        if Some(self.calls) == self.fails_at {
+            return Poll::Ready(Err(io::ErrorKind::ConnectionReset.into()));
+        }
+        if self.calls % 2 == 1 { Poll::Pending } else { Poll::Ready(Ok(self.calls * 7919 % 4000 + 1)) }
+    }
+}
+
+impl AsyncWrite for Slow {
+    fn poll_write(mut self: Pin<&mut Self>, _: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        let count = ready!(self.ready())?.min(buf.len());
+        self.taken.extend_from_slice(&buf[..count]);
+        Poll::Ready(Ok(count))
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.ready().map_ok(drop)
+    }
+}
+
+/// Every call may be the last one before others, as when a future is dropped.
+#[tokio::test]
+async fn what_a_writer_takes_goes_out_once_whatever_is_called_next() {
+    let (node, coordinator) = keys().await;
+    let mut slow = Slow::default();
+    let (_, mut writer) = node.halves(tokio::io::empty(), &mut slow).unwrap();
+    let mut cx = Context::from_waker(Waker::noop());
+    let mut written = Vec::new();
+    for turn in 0..400_usize {
+        let text = vec![turn as u8; turn * 997 % 40_000];
+        match turn % 3 {
+            0 => drop(Pin::new(&mut writer).poll_flush(&mut cx)),
+            _ => {
+                if let Poll::Ready(taken) = Pin::new(&mut writer).poll_write(&mut cx, &text) {
+                    written.extend_from_slice(&text[..taken.unwrap()]);
+                }
+            }
+        }
+    }
+    let flushed = (0..1000).find(|_| Pin::new(&mut writer).poll_flush(&mut cx).is_ready());
+    assert!(flushed.is_some() && writer.bytes.is_empty(), "a flush sends all");
+    let ended = (0..1000).find(|_| Pin::new(&mut writer).poll_shutdown(&mut cx).is_ready());
+    assert!(ended.is_some(), "the last word is said once");
+    assert!(matches!(Pin::new(&mut writer).poll_write(&mut cx, b"more"), Poll::Ready(Err(_))));
+    assert!(read_of(coordinator, &slow.taken).await.unwrap() == written);
+}
+
+#[tokio::test]
+async fn a_connection_that_fails_under_a_write_is_told() {
+    let (node, _) = keys().await;
+    let slow = Slow { fails_at: Some(1), ..Slow::default() };
+    let (_, mut writer) = node.halves(tokio::io::empty(), slow).unwrap();
+    let error = writer.write(b"text").await.unwrap_err();
+    assert_eq!(error.kind(), io::ErrorKind::ConnectionReset);
+}
+
+#[tokio::test]
+async fn an_empty_record_is_no_end() {
+    let (node, coordinator) = keys().await;
+    let mut bytes = Vec::new();
+    let (_, mut writer) = node.halves(tokio::io::empty(), &mut bytes).unwrap();
+    for text in [&b""[..], b"first", b"", b"", b"second", b""] {
+        writer.put(ContentType::ApplicationData, text).unwrap();
+        writer.flush().await.unwrap();
+    }
+    writer.shutdown().await.unwrap();
+    assert_eq!(read_of(coordinator, &bytes).await.unwrap(), b"firstsecond");
+}
+
+#[tokio::test]
 async fn an_end_without_a_last_word_is_told_from_one_with() {
     let (records, coordinator) = recorded(&[b"first", b"second"]).await;
     assert_eq!(read_of(coordinator, &records.concat()).await.unwrap(), b"firstsecond");
@@ -176,6 +369,7 @@ async fn room_is_kept_only_while_it_is_needed() {
     node.write_all(&[7; PLAIN_LIMIT]).await.unwrap();
     node.flush().await.unwrap();
     reader.read_exact(&mut [0; PLAIN_LIMIT]).await.unwrap();
+    assert!(reader.bytes.capacity() <= 2 * (HEADER + BODY_LIMIT + ROOM), "{}", reader.bytes.capacity());
     node.write_all(&[7; 10]).await.unwrap();
     node.flush().await.unwrap();
     reader.read_exact(&mut [0; 10]).await.unwrap();
