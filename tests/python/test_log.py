@@ -22,11 +22,15 @@ for name in ("elastic_rs.run", "elastic_rs.job"):
     log.debug("not shown", exc_info=True)
 sys.exit("logging" in sys.modules)
 """
+# Up to Python 3.12 the thread that first imports `threading` is its main thread. It must not be one of the core's.
 LAUNCHER = """
 import sys
 from elastic_rs import run
 code = run.main(["--standalone", "--nproc-per-node=1", "--no-python", "true"])
-sys.exit(code or "logging" in sys.modules)
+imported = "logging" in sys.modules
+import threading
+assert threading.current_thread() is threading.main_thread()
+sys.exit(code or imported)
 """
 
 
