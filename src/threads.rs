@@ -18,11 +18,16 @@ pub(crate) use errand::{Errand, Progress};
 /// # Errors
 /// The system has no further thread.
 pub fn spawn<T: Send + 'static>(name: String, run: impl FnOnce() -> T + Send + 'static) -> io::Result<JoinHandle<T>> {
-    // A thread begins with the mask of the one that starts it.
+    without_signals(|| Builder::new().name(name).spawn(run))
+}
+
+/// Block all signals in the calling thread during this call. A thread begins with the mask of the one that starts it, so threads
+/// that the call starts take no signals.
+pub fn without_signals<T>(call: impl FnOnce() -> T) -> T {
     let before = set_mask(libc::SIG_BLOCK, &all_but_faults());
-    let started = Builder::new().name(name).spawn(run);
+    let done = call();
     set_mask(libc::SIG_SETMASK, &before);
-    started
+    done
 }
 
 /// Block all signals in the calling thread. For threads that are not started by [`spawn`].

@@ -1814,9 +1814,11 @@ def derived_token(token: str, *, run_id: str | None = None, observer: bool = Fal
     Raises ``ValueError`` if the other one is no token.
     """
 
-def expect_log_records() -> None:
+def expect_log_records(*, all: SupportsIndex, job: SupportsIndex) -> None:
     """
-    Queue what a person is to read from a job's nodes. ``elastic_rs._log.ready`` is called before the first record is logged.
+    Pass on records of these levels and above, which are numbers of Python's ``logging``, although nothing has imported that.
+
+    ``job`` is the level of the logger ``elastic_rs.job``, and ``all`` that of the others.
     """
 
 def follow_parent() -> None:
@@ -1874,6 +1876,13 @@ def reset_log_levels() -> None:
     Read the level of Python's logger ``elastic_rs`` again. Call it after changing the level.
     """
 
+def signal_number(name: str) -> int | None:
+    """
+    Return the number of the signal with this name, such as ``SIGTERM``. None if there is none.
+
+    Python's ``signal`` knows the same names. Its import takes a part of an agent's start that can be noticed.
+    """
+
 def start_program(command: SupportsGetItem[int, str], *, stdout: SupportsIndex, stderr: SupportsIndex) -> int:
     """
     Start a program in a session of its own, without blocked signals and with no input, and return its process id.
@@ -1898,6 +1907,11 @@ def visible_gpus(cuda_visible_devices: str | None) -> int:
     Number of NVIDIA GPUs that a process sees with this ``CUDA_VISIBLE_DEVICES``, as of ``torch.cuda.device_count()``.
 
     Raises ``RuntimeError`` if there is no driver, with what was tried.
+    """
+
+def without_signals(start: Any) -> None:
+    """
+    Make this call, which starts a thread, while the calling thread blocks all signals. So the new thread takes none.
     """
 
 def __getattr__(name: str) -> Incomplete: ...

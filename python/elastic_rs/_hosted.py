@@ -9,6 +9,7 @@ It reports that it runs before it imports what only the job needs.
 
 from __future__ import annotations
 
+import _thread
 import gc
 import os
 import sys
@@ -38,8 +39,6 @@ def main() -> int:
 
 
 def _serve(requests: IO[bytes], first: bytes, token: str) -> int:
-    from elastic_rs._threads import start_daemon
-
     def tell_driver(outcome: str) -> None:
         _report(token, f'{{"ended": {{"outcome": "{outcome}"}}}}')  # a word of the core's
 
@@ -57,7 +56,8 @@ def _serve(requests: IO[bytes], first: bytes, token: str) -> int:
         report = _report_to_nobody
     else:
         leave = int(job["leave"])
-        start_daemon(lambda: _obey(requests, leave), "elastic_rs-driver")
+        # A daemon thread, but not by `threading`, whose import takes longer than all others of an agent.
+        _elastic_rs.without_signals(lambda: _thread.start_new_thread(_obey, (requests, leave)))
     from types import SimpleNamespace
 
     from elastic_rs import run
@@ -183,18 +183,22 @@ def _obey(requests: IO[bytes], leave: int) -> None:
     The agent leaves at its first signal, and kills its workers at the second one. So only the driver's own second
     signal may become the agent's second one.
     """
-    import signal
-
     leaving, signals = False, 0
     for line in requests:
         word, _, number = line.decode(errors="replace").strip().partition(" ")
         if word == "leave" and not leaving:
             leaving = True
             os.kill(os.getpid(), leave)
-        elif word == "signal" and number.isdecimal() and int(number) in signal.valid_signals():
+        elif word == "signal" and number.isdecimal() and _is_signal(int(number)):
             signals += 1
             if signals > 1 or not leaving:
                 leaving = True
                 os.kill(os.getpid(), int(number))
     if not leaving:
         os.kill(os.getpid(), leave)
+
+
+def _is_signal(number: int) -> bool:
+    import signal  # most agents get no such request
+
+    return number in signal.valid_signals()

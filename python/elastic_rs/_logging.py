@@ -6,7 +6,7 @@ import logging
 import os
 import sys
 
-from elastic_rs._terminal import BOLD, DIM, GREEN, RED, YELLOW, paint, shows_colours
+from elastic_rs._log import line
 
 
 def show_logs_if_asked() -> None:
@@ -67,20 +67,9 @@ class _Stderr(logging.Handler):
             self.handleError(record)
 
 
-_COLOURS = {logging.WARNING: YELLOW, logging.ERROR: RED, logging.CRITICAL: RED}
-
-
 class _Short(logging.Formatter):
-    """``[elastic_rs] 12:00:01.234 INFO rendezvous: message``, in colours if it goes to a terminal."""
+    """As ``line`` has it."""
 
     def format(self, record: logging.LogRecord) -> str:
-        part = record.name.removeprefix("elastic_rs.").partition(".")[0]
-        time = self.formatTime(record, "%H:%M:%S")
-        on, colour = shows_colours(sys.stderr), _COLOURS.get(record.levelno, "")
-        head = paint(f"[elastic_rs] {time}.{int(record.msecs):03d}", DIM, on=on)
-        level = paint(record.levelname, colour, on=on and bool(colour))
-        message = record.getMessage()
-        if part == "job":
-            message = paint(message, GREEN if " recovered in " in message else BOLD, on=on)
-        text = f"{head} {level} {part}: {message}"
+        text = line(record.name, record.levelname, record.getMessage(), record.created)
         return f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import signal
 import threading
+
+from elastic_rs import _elastic_rs
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -23,10 +24,5 @@ def start_daemon(run: Callable[[], None], name: str) -> threading.Thread:
         RuntimeError: no thread is left.
     """
     thread = threading.Thread(target=run, name=name, daemon=True)
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
-    try:
-        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-        thread.start()
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    _elastic_rs.without_signals(thread.start)
     return thread

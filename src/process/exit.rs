@@ -18,10 +18,12 @@ impl Signal {
     /// Continues a stopped process.
     pub const CONT: Signal = Signal(18);
 
-    /// The signal with this name, with or without `SIG`, as in `--signals-to-handle`.
+    /// The signal with this name, such as `SIGTERM`. It may be any of the names of Python's `signal.Signals`.
     pub fn from_name(name: &str) -> Option<Signal> {
-        let name = name.trim();
-        let name = name.strip_prefix("SIG").unwrap_or(name);
+        let name = name.strip_prefix("SIG")?;
+        if let Some((_, number)) = ALIASES.iter().find(|(alias, _)| *alias == name) {
+            return Some(Signal(*number));
+        }
         let index = NAMES.iter().position(|known| *known == name)?;
         i32::try_from(index + 1).ok().map(Signal)
     }
@@ -48,6 +50,9 @@ const NAMES: [&str; 31] = [
     "STKFLT", "CHLD", "CONT", "STOP", "TSTP", "TTIN", "TTOU", "URG", "XCPU", "XFSZ", "VTALRM", "PROF", "WINCH", "IO",
     "PWR", "SYS",
 ];
+
+/// Further names. The limits of real-time signals are those of glibc, which keeps 32 and 33 for itself.
+const ALIASES: [(&str, i32); 5] = [("IOT", 6), ("CLD", 17), ("POLL", 29), ("RTMIN", 34), ("RTMAX", 64)];
 
 /// How a worker ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -110,13 +115,15 @@ mod tests {
 
     #[test]
     fn signals_have_names_both_ways() {
-        for (name, signal) in [("SIGTERM", Signal::TERM), ("KILL", Signal::KILL), (" SIGUSR1", Signal(10))] {
+        for (name, signal) in [("SIGTERM", Signal::TERM), ("SIGUSR1", Signal(10)), ("SIGPOLL", Signal(29))] {
             assert_eq!(Signal::from_name(name), Some(signal));
         }
         assert_eq!(Signal(31).to_string(), "SIGSYS");
         assert_eq!(Signal(34).to_string(), "signal 34");
         assert_eq!(Signal(0).name(), None);
-        assert_eq!(Signal::from_name("SIGNOTHING"), None);
+        for name in ["SIGNOTHING", "TERM", "SIG", ""] {
+            assert_eq!(Signal::from_name(name), None);
+        }
     }
 
     #[test]

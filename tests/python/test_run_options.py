@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 import zipfile
@@ -279,3 +280,8 @@ def test_the_number_of_devices_is_that_of_torchrun(
     # No device is visible then.
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert "Cuda is not available" in said(capsys, "--nproc-per-node=gpu", "x")
+
+
+def test_signals_have_the_names_that_python_knows() -> None:
+    known = {name: number for name, number in signal.Signals.__members__.items() if name not in {"SIGKILL", "SIGSTOP"}}
+    assert _options.signals_of(", ".join(known)) == list(known.values())

@@ -143,6 +143,14 @@ pub fn visible_gpus(py: Python<'_>, cuda_visible_devices: Option<&str>) -> PyRes
     Ok(Wanted::parse(cuda_visible_devices).count(&gpus))
 }
 
+/// Return the number of the signal with this name, such as ``SIGTERM``. None if there is none.
+///
+/// Python's ``signal`` knows the same names. Its import takes a part of an agent's start that can be noticed.
+#[pyfunction]
+pub fn signal_number(name: &str) -> Option<i32> {
+    Signal::from_name(name).map(|signal| signal.0)
+}
+
 /// Start a command as workers are started, and wait until no process of it is left.
 ///
 /// Raises ``RuntimeError`` if that fails, with the system call that this machine refuses.

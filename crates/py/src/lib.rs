@@ -53,7 +53,7 @@ mod _elastic_rs {
     #[pymodule_export]
     use crate::json::parse_json;
     #[pymodule_export]
-    use crate::launch::{Launched, launch, rehearse, visible_gpus};
+    use crate::launch::{Launched, launch, rehearse, signal_number, visible_gpus};
     #[pymodule_export]
     use crate::observe::Observer;
     #[pymodule_export]
@@ -91,10 +91,19 @@ mod _elastic_rs {
         crate::logging::reset_levels(py)
     }
 
-    /// Queue what a person is to read from a job's nodes. ``elastic_rs._log.ready`` is called before the first record is logged.
+    /// Pass on records of these levels and above, which are numbers of Python's ``logging``, although nothing has imported that.
+    ///
+    /// ``job`` is the level of the logger ``elastic_rs.job``, and ``all`` that of the others.
     #[pyfunction]
-    fn expect_log_records() {
-        crate::logging::expect_records();
+    #[pyo3(signature = (*, all, job))]
+    fn expect_log_records(all: u32, job: u32) {
+        crate::logging::expect_records(all, job);
+    }
+
+    /// Make this call, which starts a thread, while the calling thread blocks all signals. So the new thread takes none.
+    #[pyfunction]
+    fn without_signals(start: &Bound<'_, PyAny>) -> PyResult<()> {
+        elastic_rs::threads::without_signals(|| start.call0()).map(drop)
     }
 
     /// Stop all background threads. Registered with ``atexit``.

@@ -2,8 +2,10 @@
 //!
 //! A store's thread must answer while a Python thread holds the interpreter: PyTorch's client holds it during `list_keys`.
 //! So records are queued, and one thread passes them on. The first record starts that thread. A process that logs nothing has
-//! no thread of ours and can be forked, as warm starts fork workers from a process that has imported this module. Nor does it
-//! import `logging`, which takes longer than all else of an agent's start.
+//! no thread of ours and can be forked, as warm starts fork workers from a process that has imported this module.
+//!
+//! Where nothing has imported `logging`, nobody can have configured it. `elastic_rs._log` writes the records then. The import takes
+//! longer than all else of an agent's start.
 
 use std::process;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -78,9 +80,7 @@ pub fn install(py: Python<'_>) -> PyResult<()> {
         // The module was imported a second time in this process. The first queue stays in use.
         return Ok(());
     }
-    // The first thread to import it is the main thread for Python up to 3.12. So it is not left to the thread that logs.
-    py.import("threading")?;
-    if py.import("sys")?.getattr("modules")?.contains("logging")? {
+    if is_logging_imported(py)? {
         reset_levels(py)?;
     } else {
         set_levels(UNCONFIGURED, UNCONFIGURED);
@@ -92,9 +92,9 @@ pub fn install(py: Python<'_>) -> PyResult<()> {
 /// The level of Python's loggers while nobody has set any.
 const UNCONFIGURED: LevelFilter = LevelFilter::Warn;
 
-/// Queue records for a person, although nothing has imported `logging`: `elastic_rs._log` sets it up when there is one.
-pub fn expect_records() {
-    set_levels(UNCONFIGURED, LevelFilter::Info);
+/// Queue records of these levels and above, although nothing has imported `logging`. The levels are numbers of Python's.
+pub fn expect_records(all: u32, job: u32) {
+    set_levels(filter_of(all), filter_of(job));
 }
 
 /// Start the thread, once.
@@ -127,15 +127,29 @@ fn set_levels(all: LevelFilter, job: LevelFilter) {
 
 fn level_of(py: Python<'_>, logger: &str) -> PyResult<LevelFilter> {
     let logger = py.import("logging")?.call_method1("getLogger", (logger,))?;
-    let level: u32 = logger.call_method0("getEffectiveLevel")?.extract()?;
-    Ok(match level {
+    Ok(filter_of(logger.call_method0("getEffectiveLevel")?.extract()?))
+}
+
+fn filter_of(level: u32) -> LevelFilter {
+    match level {
         0..=5 => LevelFilter::Trace,
         6..=10 => LevelFilter::Debug,
         11..=20 => LevelFilter::Info,
         21..=30 => LevelFilter::Warn,
         31..=50 => LevelFilter::Error,
         _ => LevelFilter::Off,
-    })
+    }
+}
+
+/// The number of Python's `logging` for this level.
+fn number_of(level: Level) -> u32 {
+    match level {
+        Level::Trace => 5,
+        Level::Debug => 10,
+        Level::Info => 20,
+        Level::Warn => 30,
+        Level::Error => 40,
+    }
 }
 
 /// Pass on the queued records and end the thread. Called once, at interpreter exit, after the runtime has stopped.
@@ -158,21 +172,35 @@ fn pass_on(records: &Receiver<Item>) {
     while let Ok(Item::Record { level, target, message }) = records.recv() {
         // Attach per record, so that the interpreter is free while the thread waits for the next one.
         Python::attach(|py| {
-            if logger.is_none() {
-                logger = made(py).ok();
-            }
-            match &logger {
-                Some(logger) => {
-                    logger.log(&Record::builder().level(level).target(&target).args(format_args!("{message}")).build())
-                }
-                // `logging` cannot be imported, since no descriptor is left, say.
-                None => eprintln!("[elastic_rs] {level} {message}"),
+            if tell(py, &mut logger, level, &target, &message).is_err() {
+                // A module cannot be imported, since no descriptor is left, say.
+                eprintln!("[elastic_rs] {level} {message}");
             }
         });
     }
 }
 
-fn made(py: Python<'_>) -> PyResult<Logger> {
-    py.import("elastic_rs._log")?.call_method0("ready")?;
-    Ok(Logger::new(py, Caching::Nothing)?.filter(LevelFilter::Trace))
+/// Pass one record on. `logger` is made when `logging` has been imported.
+///
+/// This thread does not import `logging` itself, because that imports `threading`. The first thread to do that is the main thread
+/// for Python up to 3.12.
+fn tell(py: Python<'_>, logger: &mut Option<Logger>, level: Level, target: &str, message: &str) -> PyResult<()> {
+    if logger.is_none() && is_logging_imported(py)? {
+        py.import("elastic_rs._log")?.call_method0("ready")?;
+        *logger = Some(Logger::new(py, Caching::Nothing)?.filter(LevelFilter::Trace));
+    }
+    match logger {
+        Some(logger) => {
+            logger.log(&Record::builder().level(level).target(target).args(format_args!("{message}")).build());
+        }
+        None => {
+            let name = target.replace("::", ".");
+            py.import("elastic_rs._log")?.call_method1("show", (number_of(level), name, message))?;
+        }
+    }
+    Ok(())
+}
+
+fn is_logging_imported(py: Python<'_>) -> PyResult<bool> {
+    py.import("sys")?.getattr("modules")?.contains("logging")
 }

@@ -11,9 +11,23 @@ A subclass of :class:`HostDiscovery` says which hosts there are now, and how man
 The classes have the names and methods of ``horovod.runner.elastic.discovery``.
 """
 
-from elastic_rs.discovery._clusters import DnsHosts, SlurmHosts
-from elastic_rs.discovery._manager import DiscoveredHosts, HostManager, HostUpdateResult
-from elastic_rs.discovery._sources import DiscoveryError, FileHosts, FixedHosts, HostDiscovery, HostDiscoveryScript
+from __future__ import annotations
+
+# Agents wait for the driver, and the driver for its imports. Of these it needs one.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from elastic_rs.discovery._clusters import DnsHosts as DnsHosts
+    from elastic_rs.discovery._clusters import SlurmHosts as SlurmHosts
+    from elastic_rs.discovery._manager import DiscoveredHosts as DiscoveredHosts
+    from elastic_rs.discovery._manager import HostManager as HostManager
+    from elastic_rs.discovery._manager import HostUpdateResult as HostUpdateResult
+    from elastic_rs.discovery._sources import DiscoveryError as DiscoveryError
+    from elastic_rs.discovery._sources import FileHosts as FileHosts
+    from elastic_rs.discovery._sources import FixedHosts as FixedHosts
+    from elastic_rs.discovery._sources import HostDiscovery as HostDiscovery
+    from elastic_rs.discovery._sources import HostDiscoveryScript as HostDiscoveryScript
 
 __all__ = [
     "DiscoveredHosts",
@@ -27,3 +41,25 @@ __all__ = [
     "HostUpdateResult",
     "SlurmHosts",
 ]
+
+_HOMES = {
+    "DiscoveredHosts": "_manager",
+    "DiscoveryError": "_sources",
+    "DnsHosts": "_clusters",
+    "FileHosts": "_sources",
+    "FixedHosts": "_sources",
+    "HostDiscovery": "_sources",
+    "HostDiscoveryScript": "_sources",
+    "HostManager": "_manager",
+    "HostUpdateResult": "_manager",
+    "SlurmHosts": "_clusters",
+}
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"elastic_rs.discovery.{home}"), name)

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Protocol
 
 from elastic_rs._threads import start_daemon
 from elastic_rs.discovery._sources import DiscoveryError
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Protocol
+
     from elastic_rs.discovery._sources import HostDiscovery
 
+    class Listener(Protocol):
+        """Gets what a discovery finds: ``elastic_rs._elastic_rs.Driver``."""
+
+        def found(self, hosts: list[tuple[str, int]]) -> None: ...
+        def failed(self, why: str) -> None: ...
+
+
 __all__ = ["Poll"]
-
-
-class Listener(Protocol):
-    """Gets what a discovery finds: ``elastic_rs._elastic_rs.Driver``."""
-
-    def found(self, hosts: list[tuple[str, int]]) -> None: ...
-    def failed(self, why: str) -> None: ...
 
 
 class Poll:

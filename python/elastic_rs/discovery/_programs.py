@@ -8,10 +8,10 @@ import select
 import shlex
 import signal
 import time
-from typing import TYPE_CHECKING
 
 from elastic_rs._elastic_rs import start_program
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 

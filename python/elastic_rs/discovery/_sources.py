@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import shlex
 from abc import ABC, abstractmethod
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 from elastic_rs._elastic_rs import parse_hosts
 from elastic_rs.discovery._programs import MOST_BYTES, DiscoveryError, printed_by
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -51,6 +50,8 @@ class HostDiscoveryScript(HostDiscovery):
     """
 
     def __init__(self, discovery_script: str | os.PathLike[str], slots: int = 1, *, timeout_s: float = 30.0) -> None:
+        from pathlib import Path  # fixed hosts, which most jobs have, do without it
+
         text = os.fspath(discovery_script)
         self._command = [text] if text and Path(text).exists() else shlex.split(text)
         if not self._command:
@@ -74,6 +75,8 @@ class FileHosts(HostDiscovery):
     """Hosts that a file names, as ``--hostfile``. The file may change, and is read again then."""
 
     def __init__(self, path: str | os.PathLike[str], slots: int = 1) -> None:
+        from pathlib import Path
+
         self._path = Path(path).absolute()
         self._slots = slots
 

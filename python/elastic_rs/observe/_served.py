@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from elastic_rs._log import Log
-from elastic_rs._threads import start_daemon
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,6 +18,8 @@ def serve_pages(host: Host) -> None:
     orders = host.page_orders()
     if orders is None:
         return
+    from elastic_rs._threads import start_daemon
+
     try:
         start_daemon(lambda: _serve(orders), "elastic_rs-page")
     except RuntimeError as error:

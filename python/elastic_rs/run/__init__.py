@@ -8,7 +8,6 @@ from __future__ import annotations
 import sys
 
 try:
-    import contextlib
     import os
     import time
 
@@ -258,9 +257,10 @@ def _told(launched: Launched, entrypoint: str, hint: str, *, driven: bool) -> in
 def _cannot(kind: str, text: str) -> int:
     """Report why this node cannot go on, with the name of torchrun's exception."""
     sys.stderr.write(error_line(PROG, f"{kind}: {text}\n"))
-    # If no descriptor is left, imports fail too.
-    with contextlib.suppress(OSError):
+    try:
         from elastic_rs.run._path import record
 
         record(f"{kind}: {text}", "")
+    except OSError:
+        pass  # if no descriptor is left, imports fail too
     return FAILED

@@ -11,7 +11,7 @@ import sys
 
 from elastic_rs import _elastic_rs
 from elastic_rs._hosted import command_line, script_of
-from elastic_rs._log import Log
+from elastic_rs._log import Log, ready
 from elastic_rs._terminal import error_line
 from elastic_rs.discovery._sources import DiscoveryError, FileHosts, FixedHosts, HostDiscovery, HostDiscoveryScript
 from elastic_rs.observe._served import serve_pages
@@ -223,6 +223,7 @@ def _named(text: str, slots: int, given: int | None) -> HostDiscovery:
         raise UsageError(f"--host-discovery is `{text}`: {error}") from None
     if not colon or not kind or not rest:
         raise UsageError(f"--host-discovery is `{text}`, must be slurm, dns:NAME, file:PATH or MODULE:CLASS")
+    ready()  # a module of the user's may change what `logging` shows
     sys.path.insert(0, "")  # the current folder
     try:
         made = getattr(importlib.import_module(kind), rest)()

@@ -7,7 +7,6 @@ Facts: ``config_from_args`` and ``run`` in ``torch/distributed/run.py``, ``Launc
 from __future__ import annotations
 
 import os
-import signal
 import sys
 
 from elastic_rs import _elastic_rs
@@ -277,20 +276,21 @@ def command_of(args: argparse.Namespace) -> tuple[str, list[str]]:
 def signals_of(text: str) -> list[int]:
     """Read ``--signals-to-handle``."""
     numbers = []
-    for name in text.split(","):
-        known = getattr(signal.Signals, name.strip(), None)
-        if known is None:
+    for name in _utf8("--signals-to-handle", text).split(","):
+        number = _elastic_rs.signal_number(name.strip())
+        if number is None:
             raise UsageError(
                 f"--signals-to-handle has `{name.strip()}`, must be names such as SIGTERM,SIGUSR1{_near(name)}"
             )
-        if known in {signal.SIGKILL, signal.SIGSTOP}:
+        if name.strip() in {"SIGKILL", "SIGSTOP"}:
             raise UsageError(f"--signals-to-handle has `{name.strip()}`, which the kernel lets nobody handle")
-        numbers.append(int(known))
+        numbers.append(number)
     return numbers
 
 
 def _near(name: str) -> str:
     import difflib
+    import signal
 
     near = difflib.get_close_matches(name.strip().upper(), [known.name for known in signal.Signals], n=1)
     return f"; did you mean `{near[0]}`?" if near else ""
