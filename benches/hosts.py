@@ -126,7 +126,11 @@ def added(server: SshServer, repetitions: int) -> list[float]:
 def parallel_ssh(server: SshServer, count: int) -> float:
     began = time.monotonic()
     ssh = [*shlex.split(server.command()), "-T", "-o", "BatchMode=yes"]
-    processes = [subprocess.Popen([*ssh, f"node{number}", "true"], stdin=subprocess.DEVNULL) for number in range(count)]
+    # Each in a session of its own, as the driver's: the kernel shares the processors among sessions.
+    processes = [
+        subprocess.Popen([*ssh, f"node{number}", "true"], stdin=subprocess.DEVNULL, start_new_session=True)
+        for number in range(count)
+    ]
     if any(process.wait() for process in processes):
         raise SystemExit("error: ssh has failed")
     return time.monotonic() - began
