@@ -15,7 +15,7 @@ import pytest
 from helpers.certificates import certificates
 from helpers.workers import place
 
-from .conftest import FAMILY, FAST, agent_of
+from .conftest import FAMILY, FAST, SCRIPTS, agent_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -122,6 +122,29 @@ def test_hosts_are_added_and_removed_while_the_job_runs(drive_fast: Drive, listi
     listing.write("node1:2")
     driver.line(r"the agent on node0:1 is told to leave", since=mark)
     assert place(driver, 2, host="node1", since=mark)["restarts"] == "0", "a host that leaves costs no restart"
+    driver.line(r"the agent on node0:1 has left", since=mark)
+    done.touch()
+    assert driver.wait() == 0
+
+
+def test_workers_in_place_live_on_while_hosts_are_added_and_removed(
+    drive_fast: Drive, listing: Listing, tmp_path: Path
+) -> None:
+    done = tmp_path / "done"
+
+    def pid_in(world: int, host: str, since: int = 0) -> str:
+        return driver.line(rf"^\[{host}\] WORLD rank=\d world={world} step=\d+ pid=(\d+) .* restarts=0", since=since)[1]
+
+    listing.write("node0:1", "node1:1")
+    driver = drive_fast(listing.flag, "--min-np=1", script=SCRIPTS / "steps.py", worker=("--until", done))
+    first, second = pid_in(2, "node0"), pid_in(2, "node1")
+    mark = driver.mark()
+    listing.write("node0:1", "node1:1", "node2:1")
+    assert [pid_in(3, host, mark) for host in ("node0", "node1")] == [first, second]
+    third = pid_in(3, "node2", mark)
+    mark = driver.mark()
+    listing.write("node1:1", "node2:1")
+    assert [pid_in(2, host, mark) for host in ("node1", "node2")] == [second, third]
     driver.line(r"the agent on node0:1 has left", since=mark)
     done.touch()
     assert driver.wait() == 0
