@@ -185,8 +185,14 @@ pub async fn hall<S, F, T>(
         while inside.len() < places
             && let Some(next) = waiting.pop_back()
         {
-            oldest.retain(|(_, stranger)| !stranger.is_finished());
+            // Those who have left are dropped when they are the first, or now and then: looking at all costs more than a stranger does.
+            if oldest.len() >= 2 * places {
+                oldest.retain(|(_, stranger)| !stranger.is_finished());
+            }
             oldest.push_back((Instant::now(), inside.spawn_on(welcome(next), helpers)));
+        }
+        while oldest.front().is_some_and(|(_, stranger)| stranger.is_finished()) {
+            oldest.pop_front();
         }
         let until = oldest.front().map(|(since, _)| *since + PATIENCE).filter(|_| !waiting.is_empty());
         let mut impatient = pin!(async {
