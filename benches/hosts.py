@@ -126,7 +126,7 @@ def added(server: SshServer, repetitions: int) -> list[float]:
 def parallel_ssh(server: SshServer, count: int) -> float:
     began = time.monotonic()
     ssh = [*shlex.split(server.command()), "-T", "-o", "BatchMode=yes"]
-    # Each in a session of its own, as the driver's: the kernel shares the processors among sessions.
+    # As the driver does, each in a session of its own: the kernel gives every session the same share of the processors.
     processes = [
         subprocess.Popen([*ssh, f"node{number}", "true"], stdin=subprocess.DEVNULL, start_new_session=True)
         for number in range(count)

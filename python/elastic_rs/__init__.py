@@ -81,13 +81,18 @@ _HOMES = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
+def _imported(module: str, homes: dict[str, str], name: str) -> Any:
+    """Return what ``module`` has under this name, from the module that ``homes`` names for it."""
+    home = homes.get(name)
     if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        raise AttributeError(f"module {module!r} has no attribute {name!r}")
     from importlib import import_module
 
-    found = getattr(import_module(home), name)
+    return getattr(import_module(home), name)
+
+
+def __getattr__(name: str) -> Any:
+    found = _imported(__name__, _HOMES, name)
     if name == "step":
         globals()[name] = found  # scripts call it in each step, and this function costs more than the call
     return found

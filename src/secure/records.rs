@@ -5,9 +5,9 @@
 //! bytes that are under way. rustls still encrypts and decrypts; this file puts its results into records, and takes them out again
 //! (RFC 8446, 5.1 and 5.2). The peer may be any end of ours, also one with rustls' own stream.
 //!
-//! Keys are not changed, and a peer that changes its own is refused. A connection that has carried as many records as one key may protect ends, and its node connects again: a
-//! session needs years for them. The store's tunnel may need an hour, so it keeps rustls' own stream
-//! (`docs/decisions/0094-sessions-have-records-of-their-own.md`).
+//! Keys are not changed, and a peer that changes its own is refused. A connection that has carried as many records as one key may
+//! protect ends, and its node connects again: a session needs years for them. The store's tunnel may need an hour, so it keeps rustls'
+//! own stream (`docs/decisions/0094-sessions-have-records-of-their-own.md`).
 
 use std::io;
 use std::ops::Range;
@@ -19,8 +19,7 @@ use tokio_rustls::rustls::crypto::cipher::{
     AeadKey, InboundOpaqueMessage, Iv, MessageDecrypter, MessageEncrypter, OutboundChunks, OutboundPlainMessage,
 };
 use tokio_rustls::rustls::{
-    ConnectionTrafficSecrets, ContentType, Error, ExtractedSecrets, ProtocolVersion, SupportedCipherSuite,
-    Tls13CipherSuite,
+    Connection, ConnectionTrafficSecrets, ContentType, Error, ExtractedSecrets, ProtocolVersion, Tls13CipherSuite,
 };
 
 /// Bytes of a record's type, version and length.
@@ -45,13 +44,17 @@ pub struct Keys {
 }
 
 impl Keys {
-    /// What a connection of this suite has agreed on.
+    /// The keys that a connection has agreed on.
     ///
     /// # Errors
-    /// rustls does not tell the secrets, or the suite is not one of TLS 1.3.
-    pub fn new(suite: Option<SupportedCipherSuite>, secrets: Result<ExtractedSecrets, Error>) -> Result<Self, Error> {
-        let suite = suite.and_then(|suite| suite.tls13()).ok_or(Error::HandshakeNotComplete)?;
-        Ok(Self { suite, secrets: secrets? })
+    /// The peer has sent more, which would be lost with rustls' buffers; or rustls does not give the keys away.
+    pub fn of(mut tls: Connection) -> Result<Self, Error> {
+        let state = tls.process_new_packets()?;
+        if state.plaintext_bytes_to_read() > 0 || state.peer_has_closed() {
+            return Err(Error::General("more follows the proof, before its answer".to_owned()));
+        }
+        let suite = tls.negotiated_cipher_suite().and_then(|suite| suite.tls13()).ok_or(Error::HandshakeNotComplete)?;
+        Ok(Self { suite, secrets: tls.dangerous_extract_secrets()? })
     }
 
     /// The halves of this connection, whose bytes come from `from` and go to `to`.

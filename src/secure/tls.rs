@@ -20,7 +20,7 @@ use tokio_rustls::rustls::pki_types::{
 use tokio_rustls::rustls::server::{AlwaysResolvesServerRawPublicKeys, NoServerSessionStorage, ParsedCertificate};
 use tokio_rustls::rustls::sign::{CertifiedKey, SigningKey};
 use tokio_rustls::rustls::version::TLS13;
-use tokio_rustls::rustls::{DigitallySignedStruct, Error, IoState, RootCertStore, SignatureScheme};
+use tokio_rustls::rustls::{DigitallySignedStruct, Error, RootCertStore, SignatureScheme};
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 use super::records::Keys;
@@ -110,29 +110,20 @@ pub fn secret_of_server<S>(stream: &ServerStream<S>) -> Result<Secret, String> {
     stream.get_ref().1.export_keying_material([0; SECRET_BYTES], LABEL, None).map_err(|error| error.to_string())
 }
 
-/// The connection, and the keys of its records from now on. What has been written is flushed, and the peer waits for what this end
-/// says next.
+/// End rustls' part in a connection, and return its socket with the keys of the records that follow. All that was written has been
+/// flushed, and the peer waits for this end.
 ///
 /// # Errors
-/// The peer has not waited, and TLS would keep what it has sent.
+/// As [`Keys::of`].
 pub fn keys_of_client(stream: ClientStream<TcpStream>) -> Result<(TcpStream, Keys), Error> {
-    let (stream, mut tls) = stream.into_inner();
-    nothing_is_kept(tls.process_new_packets()?)?;
-    Ok((stream, Keys::new(tls.negotiated_cipher_suite(), tls.dangerous_extract_secrets())?))
+    let (stream, tls) = stream.into_inner();
+    Ok((stream, Keys::of(tls.into())?))
 }
 
 /// As [`keys_of_client`].
 pub fn keys_of_server<S>(stream: ServerStream<S>) -> Result<(S, Keys), Error> {
-    let (stream, mut tls) = stream.into_inner();
-    nothing_is_kept(tls.process_new_packets()?)?;
-    Ok((stream, Keys::new(tls.negotiated_cipher_suite(), tls.dangerous_extract_secrets())?))
-}
-
-fn nothing_is_kept(state: IoState) -> Result<(), Error> {
-    match state.plaintext_bytes_to_read() > 0 || state.peer_has_closed() {
-        true => Err(Error::General("more follows the proof, before its answer".to_owned())),
-        false => Ok(()),
-    }
+    let (stream, tls) = stream.into_inner();
+    Ok((stream, Keys::of(tls.into())?))
 }
 
 /// Takes the other end for whatever host it is at.

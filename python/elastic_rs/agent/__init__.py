@@ -6,8 +6,9 @@ first use.
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+from elastic_rs import _imported
 
 if TYPE_CHECKING:
     from elastic_rs.agent._local import LocalElasticAgent as LocalElasticAgent
@@ -16,6 +17,4 @@ __all__ = ["LocalElasticAgent"]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module("elastic_rs.agent._local"), name)
+    return _imported(__name__, {"LocalElasticAgent": "elastic_rs.agent._local"}, name)

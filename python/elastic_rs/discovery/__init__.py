@@ -13,6 +13,8 @@ The classes have the names and methods of ``horovod.runner.elastic.discovery``.
 
 from __future__ import annotations
 
+from elastic_rs import _imported
+
 # Agents wait for the driver, and the driver for its imports. Of these it needs one.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -43,23 +45,18 @@ __all__ = [
 ]
 
 _HOMES = {
-    "DiscoveredHosts": "_manager",
-    "DiscoveryError": "_sources",
-    "DnsHosts": "_clusters",
-    "FileHosts": "_sources",
-    "FixedHosts": "_sources",
-    "HostDiscovery": "_sources",
-    "HostDiscoveryScript": "_sources",
-    "HostManager": "_manager",
-    "HostUpdateResult": "_manager",
-    "SlurmHosts": "_clusters",
+    "DiscoveredHosts": "elastic_rs.discovery._manager",
+    "DiscoveryError": "elastic_rs.discovery._sources",
+    "DnsHosts": "elastic_rs.discovery._clusters",
+    "FileHosts": "elastic_rs.discovery._sources",
+    "FixedHosts": "elastic_rs.discovery._sources",
+    "HostDiscovery": "elastic_rs.discovery._sources",
+    "HostDiscoveryScript": "elastic_rs.discovery._sources",
+    "HostManager": "elastic_rs.discovery._manager",
+    "HostUpdateResult": "elastic_rs.discovery._manager",
+    "SlurmHosts": "elastic_rs.discovery._clusters",
 }
 
 
 def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module
-
-    return getattr(import_module(f"elastic_rs.discovery.{home}"), name)
+    return _imported(__name__, _HOMES, name)

@@ -23,9 +23,9 @@ from __future__ import annotations
 
 import sys
 from datetime import timedelta
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from elastic_rs import _imported
 from elastic_rs.elastic._exceptions import HorovodInternalError as HorovodInternalError
 from elastic_rs.elastic._exceptions import HostsUpdatedInterrupt as HostsUpdatedInterrupt
 from elastic_rs.elastic._exceptions import HostUpdateResult as HostUpdateResult
@@ -62,22 +62,22 @@ if TYPE_CHECKING:
     from elastic_rs.elastic._torch_state import TorchState as TorchState
 
 _HOMES = {
-    "Average": "_collectives",
-    "ElasticSampler": "_sampler",
-    "Max": "_collectives",
-    "Min": "_collectives",
-    "Product": "_collectives",
-    "StateDictHandler": "_handlers",
-    "StateHandler": "_handlers",
-    "Sum": "_collectives",
-    "TorchState": "_torch_state",
-    "allreduce": "_collectives",
-    "allreduce_": "_collectives",
-    "broadcast_object": "_collectives",
-    "broadcast_optimizer_state": "_collectives",
-    "broadcast_parameters": "_collectives",
-    "get_handler_registry": "_handlers",
-    "set_handler_registry": "_handlers",
+    "Average": "elastic_rs.elastic._collectives",
+    "ElasticSampler": "elastic_rs.elastic._sampler",
+    "Max": "elastic_rs.elastic._collectives",
+    "Min": "elastic_rs.elastic._collectives",
+    "Product": "elastic_rs.elastic._collectives",
+    "StateDictHandler": "elastic_rs.elastic._handlers",
+    "StateHandler": "elastic_rs.elastic._handlers",
+    "Sum": "elastic_rs.elastic._collectives",
+    "TorchState": "elastic_rs.elastic._torch_state",
+    "allreduce": "elastic_rs.elastic._collectives",
+    "allreduce_": "elastic_rs.elastic._collectives",
+    "broadcast_object": "elastic_rs.elastic._collectives",
+    "broadcast_optimizer_state": "elastic_rs.elastic._collectives",
+    "broadcast_parameters": "elastic_rs.elastic._collectives",
+    "get_handler_registry": "elastic_rs.elastic._handlers",
+    "set_handler_registry": "elastic_rs.elastic._handlers",
 }
 
 __all__ = [
@@ -171,10 +171,7 @@ def __getattr__(name: str) -> Any:
             "there is no DistributedOptimizer: wrap `state.model` in DistributedDataParallel inside the function that "
             "elastic.run calls, and use the optimizer as it is (docs/horovod.md)"
         )
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{home}"), name)
+    return _imported(__name__, _HOMES, name)
 
 
 def __dir__() -> list[str]:

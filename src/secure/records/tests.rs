@@ -40,7 +40,8 @@ async fn read(mut reader: impl AsyncRead + Unpin) -> io::Result<Vec<u8>> {
     reader.read_to_end(&mut all).await.map(|_| all)
 }
 
-/// What has been written by a node in records, one for each of these texts, and the reader's key.
+/// The bytes of a node's records, one record for each of these texts and one for its last word; and the keys of the coordinator, which
+/// reads them.
 async fn recorded(texts: &[&[u8]]) -> (Vec<Vec<u8>>, Keys) {
     let (node, coordinator) = keys().await;
     let mut records = Vec::new();

@@ -85,7 +85,7 @@ def test_a_machine_without_members_at_the_workers_store(job: Job, lan: Lan, tmp_
 
 
 def test_a_stranger_is_closed_and_64_members_on_as_many_machines_join(job: Job, lan: Lan, tmp_path: Path) -> None:
-    """Every worker connects to the store from the address of its own machine, and waits there for all others."""
+    """Each worker reaches the store from the address of its own machine, and waits there for the other workers."""
     done = tmp_path / "done"
     machines = [lan.machine(f"node{number}") for number in range(64)]
     stranger = lan.machine("stranger")
