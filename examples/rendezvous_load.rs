@@ -11,6 +11,10 @@
 //! of a job of WORLD nodes, and prints a line once all are connected. Then it performs one order per line of its standard input, and
 //! answers each with a line of JSON. Times are nanoseconds of the monotonic clock, which all processes of a machine share.
 //!
+//! As on a cluster, nodes connect in an order that has nothing to do with their ids and ranks, and join in another each time. Otherwise
+//! the memory of plain sessions lies in the order in which a coordinator visits them, and that of protected ones does not, since
+//! handshakes end in any order.
+//!
 //! With `ELASTIC_RS_TOKEN_FILE`, host and sessions are protected by the token in that file.
 //!
 //! - `join`: every node joins at once. `began` is when the last one joins, `ended` when the last one has its place.
@@ -33,6 +37,7 @@ use elastic_rs::rendezvous::protocol::message::{Hello, NodeId, Round};
 use elastic_rs::rendezvous::protocol::settings::Settings;
 use elastic_rs::secure::{Protection, TOKEN_FILE};
 use elastic_rs::store::server::ServerOptions;
+use rand::seq::SliceRandom;
 use rustix::time::{ClockId, clock_gettime};
 use tokio::runtime::{Builder, Handle};
 use tokio::task::JoinSet;
@@ -64,8 +69,10 @@ fn main() {
 
 /// Hold the sessions, and perform orders until standard input is closed.
 async fn nodes(place: &str, run_id: &str, numbers: std::ops::Range<u32>, world: u32) {
-    let sessions: Vec<&'static Session> =
-        numbers.map(|number| &*Box::leak(Box::new(open(place, run_id, number, world)))).collect();
+    let mut numbers: Vec<u32> = numbers.collect();
+    numbers.shuffle(&mut rand::rng());
+    let mut sessions: Vec<&'static Session> =
+        numbers.into_iter().map(|number| &*Box::leak(Box::new(open(place, run_id, number, world)))).collect();
     // Over etcd a node connects when it joins.
     if place.parse::<u16>().is_ok() {
         for session in &sessions {
@@ -83,6 +90,7 @@ async fn nodes(place: &str, run_id: &str, numbers: std::ops::Range<u32>, world: 
     while let Some(order) = ordered.recv().await {
         let (began, ended) = match order.as_str() {
             "join" => {
+                sessions.shuffle(&mut rand::rng());
                 let (began, ended, joined) = join(&sessions).await;
                 round = joined;
                 (began, ended)

@@ -2,8 +2,9 @@
 //!
 //! A coordinator speaks with thousands of nodes, and each says little and seldom. So a message costs mostly the memory that has to be
 //! fetched for it, and rustls' and tokio-rustls' objects are several KiB for each connection. Here a half has a key, a number, and the
-//! bytes that are under way. rustls still encrypts and decrypts; this file puts its results into records, and takes them out again
-//! (RFC 8446, 5.1 and 5.2). The peer may be any end of ours, also one with rustls' own stream.
+//! bytes that are under way, all in one piece. ring encrypts and decrypts, as it does for rustls; this file makes the nonces, puts the
+//! results into records, and takes them out again (RFC 8446, 5.1 to 5.3). The peer may be any end of ours, also one with rustls' own
+//! stream.
 //!
 //! Keys are not changed, and a peer that changes its own is refused. A connection that has carried as many records as one key may
 //! protect ends, and its node connects again: a session needs years for them. The store's tunnel may need an hour, so it keeps rustls'
@@ -14,12 +15,11 @@ use std::ops::Range;
 use std::pin::{Pin, pin};
 use std::task::{Context, Poll, ready};
 
+use ring::aead::{AES_128_GCM, AES_256_GCM, Aad, CHACHA20_POLY1305, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
+use ring::error::Unspecified;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
-use tokio_rustls::rustls::crypto::cipher::{
-    AeadKey, InboundOpaqueMessage, Iv, MessageDecrypter, MessageEncrypter, OutboundChunks, OutboundPlainMessage,
-};
 use tokio_rustls::rustls::{
-    Connection, ConnectionTrafficSecrets, ContentType, Error, ExtractedSecrets, ProtocolVersion, Tls13CipherSuite,
+    Connection, ConnectionTrafficSecrets, ContentType, Error, ExtractedSecrets, Tls13CipherSuite,
 };
 
 /// Bytes of a record's type, version and length.
@@ -30,10 +30,6 @@ const PLAIN_LIMIT: usize = 1 << 14;
 const BODY_LIMIT: usize = PLAIN_LIMIT + 256;
 /// Room for the next bytes, if no more are known to come.
 const ROOM: usize = 1024;
-/// Room that is kept when all has been read.
-const KEPT: usize = 4 * ROOM;
-/// The version in all records (RFC 8446, 5.2).
-const VERSION: ProtocolVersion = ProtocolVersion::TLSv1_2;
 /// A peer's last word.
 const CLOSE_NOTIFY: [u8; 2] = [1, 0];
 
@@ -63,14 +59,9 @@ impl Keys {
     /// The cipher is one that this file does not know.
     pub fn halves<R, W>(self, from: R, to: W) -> Result<(RecordReader<R>, RecordWriter<W>), Error> {
         let Self { suite, secrets: ExtractedSecrets { tx: (sent, tx), rx: (received, rx) } } = self;
-        let (key, iv) = split(rx)?;
-        let decrypter = suite.aead_alg.decrypter(key, iv);
-        let (key, iv) = split(tx)?;
-        let encrypter = suite.aead_alg.encrypter(key, iv);
         let reader = RecordReader {
             from,
-            decrypter,
-            number: received,
+            cipher: Cipher::new(&rx, received)?,
             bytes: Vec::new(),
             plain: 0..0,
             next: 0,
@@ -78,29 +69,103 @@ impl Keys {
             has_failed: false,
         };
         let limit = suite.common.confidentiality_limit;
-        let writer = RecordWriter { to, encrypter, number: sent, limit, bytes: Vec::new(), gone: 0, has_ended: false };
+        let writer =
+            RecordWriter { to, cipher: Cipher::new(&tx, sent)?, limit, bytes: Vec::new(), gone: 0, has_ended: false };
         Ok((reader, writer))
     }
 }
 
-fn split(secrets: ConnectionTrafficSecrets) -> Result<(AeadKey, Iv), Error> {
-    match secrets {
-        ConnectionTrafficSecrets::Aes128Gcm { key, iv }
-        | ConnectionTrafficSecrets::Aes256Gcm { key, iv }
-        | ConnectionTrafficSecrets::Chacha20Poly1305 { key, iv } => Ok((key, iv)),
-        _ => Err(Error::General("a cipher without secrets for records".to_owned())),
+/// What protects the records of one direction.
+struct Cipher {
+    /// Of the next record.
+    number: u64,
+    iv: [u8; NONCE_LEN],
+    key: LessSafeKey,
+}
+
+impl Cipher {
+    fn new(secrets: &ConnectionTrafficSecrets, number: u64) -> Result<Self, Error> {
+        let (algorithm, key, iv) = match secrets {
+            ConnectionTrafficSecrets::Aes128Gcm { key, iv } => (&AES_128_GCM, key, iv),
+            ConnectionTrafficSecrets::Aes256Gcm { key, iv } => (&AES_256_GCM, key, iv),
+            ConnectionTrafficSecrets::Chacha20Poly1305 { key, iv } => (&CHACHA20_POLY1305, key, iv),
+            _ => return Err(Error::General("a cipher that has no records here".to_owned())),
+        };
+        let unusable = || Error::General("keys of another length than the cipher's".to_owned());
+        let key = UnboundKey::new(algorithm, key.as_ref()).map_err(|_| unusable())?;
+        let iv = iv.as_ref().try_into().map_err(|_| unusable())?;
+        Ok(Self { number, iv, key: LessSafeKey::new(key) })
+    }
+
+    /// The nonce of the next record (RFC 8446, 5.3).
+    fn nonce(&mut self) -> Nonce {
+        let mut nonce = self.iv;
+        let number = self.number.to_be_bytes();
+        nonce[NONCE_LEN - number.len()..].iter_mut().zip(number).for_each(|(byte, other)| *byte ^= other);
+        self.number += 1;
+        Nonce::assume_unique_for_key(nonce)
+    }
+
+    /// Make the next record.
+    fn seal(&mut self, typ: ContentType, plain: &[u8]) -> Result<Vec<u8>, Unspecified> {
+        let length = plain.len() + 1 + self.key.algorithm().tag_len();
+        let [.., high, low] = length.to_be_bytes();
+        let header = [ContentType::ApplicationData.into(), 3, 3, high, low];
+        let mut record = Vec::with_capacity(HEADER + length);
+        record.extend_from_slice(&header);
+        record.extend_from_slice(plain);
+        record.push(typ.into());
+        let nonce = self.nonce();
+        let tag = self.key.seal_in_place_separate_tag(nonce, Aad::from(header), &mut record[HEADER..])?;
+        record.extend_from_slice(tag.as_ref());
+        Ok(record)
+    }
+
+    /// Decrypt the record that begins here. `None`: not all of it has come.
+    fn open(&mut self, bytes: &mut [u8]) -> io::Result<Option<Opened>> {
+        let Some(length) = body_length(bytes)? else { return Ok(None) };
+        let end = HEADER + length;
+        let Some((header, body)) = bytes.get_mut(..end).and_then(<[u8]>::split_first_chunk_mut::<HEADER>) else {
+            return Ok(None);
+        };
+        let nonce = self.nonce();
+        let plain =
+            self.key.open_in_place(nonce, Aad::from(*header), body).map_err(|_| invalid("a record does not fit"))?;
+        if plain.len() > PLAIN_LIMIT + 1 {
+            return Err(invalid(format!(
+                "{} bytes of text and type in a record, may be {}",
+                plain.len(),
+                PLAIN_LIMIT + 1
+            )));
+        }
+        // Behind the text is its type, then any number of zeros.
+        let typ = plain.iter().rposition(|byte| *byte != 0).ok_or_else(|| invalid("a record without a type"))?;
+        let is_last_word = match ContentType::from(plain[typ]) {
+            ContentType::ApplicationData => false,
+            ContentType::Alert if plain[..typ] == CLOSE_NOTIFY => true,
+            kind => return Err(invalid(format!("a record of the type {kind:?} in a session"))),
+        };
+        let text = HEADER..if is_last_word { HEADER } else { HEADER + typ };
+        Ok(Some(Opened { text, end, is_last_word }))
     }
 }
 
+/// A record that was decrypted where it lay.
+struct Opened {
+    text: Range<usize>,
+    end: usize,
+    is_last_word: bool,
+}
+
 /// What the peer sends.
+///
+/// A record that comes whole is read and decrypted where the caller wants its text. Only what does not fit there is kept here.
 pub struct RecordReader<R> {
     from: R,
-    decrypter: Box<dyn MessageDecrypter>,
-    /// Of the next record.
-    number: u64,
-    /// Bytes that have come.
+    cipher: Cipher,
+    /// Bytes that have come and were not wanted yet.
     bytes: Vec<u8>,
-    /// Those of them that are plain text and not read yet.
+    /// Those of them that are plain text.
     plain: Range<usize>,
     /// Where the next record begins.
     next: usize,
@@ -110,34 +175,55 @@ pub struct RecordReader<R> {
     has_failed: bool,
 }
 
-impl<R> RecordReader<R> {
-    /// Takes the next record, if all of it has come.
-    fn take_record(&mut self) -> io::Result<bool> {
-        let Some(length) = body_length(&self.bytes[self.next..])? else { return Ok(false) };
-        let begin = self.next + HEADER;
-        let Some(body) = self.bytes.get_mut(begin..begin + length) else { return Ok(false) };
-        let sealed = InboundOpaqueMessage::new(ContentType::ApplicationData, VERSION, body);
-        let opened = self.decrypter.decrypt(sealed, self.number).map_err(invalid)?;
-        self.number += 1;
-        self.next = begin + length;
-        match opened.typ {
-            ContentType::ApplicationData => self.plain = begin..begin + opened.payload.len(),
-            ContentType::Alert if opened.payload == CLOSE_NOTIFY => self.has_ended = true,
-            kind => return Err(invalid(format!("a record of the type {kind:?} in a session"))),
+impl<R: AsyncRead + Unpin> RecordReader<R> {
+    /// Read into `buf`, and leave the text of the first record there. What follows it, or all if that is not whole, is kept.
+    fn poll_direct(&mut self, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let before = buf.filled().len();
+        ready!(Pin::new(&mut self.from).poll_read(cx, buf))?;
+        let come = &mut buf.filled_mut()[before..];
+        if come.is_empty() {
+            return Poll::Ready(Err(cut_off()));
         }
-        Ok(true)
+        let opened = self.cipher.open(come);
+        let (text, end) = match &opened {
+            Ok(Some(record)) => (record.text.clone(), record.end),
+            Ok(None) => (0..0, 0),
+            Err(_) => (0..0, come.len()),
+        };
+        self.bytes.extend_from_slice(&come[end..]);
+        let length = text.len();
+        come.copy_within(text, 0);
+        buf.set_filled(before + length);
+        self.has_ended = opened?.is_some_and(|record| record.is_last_word);
+        Poll::Ready(Ok(()))
     }
 
-    /// Make room for at least the rest of the next record, where no byte is still to be read but those of it that have come.
-    fn make_room(&mut self) {
-        self.bytes.drain(..self.next);
-        self.next = 0;
-        if self.bytes.is_empty() && self.bytes.capacity() > KEPT {
-            self.bytes = Vec::new();
+    /// Take the next record of those that are kept, or read more of it.
+    fn poll_kept(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if let Some(record) = self.cipher.open(&mut self.bytes[self.next..])? {
+            self.plain = self.next + record.text.start..self.next + record.text.end;
+            self.next += record.end;
+            self.has_ended = record.is_last_word;
+            return Poll::Ready(Ok(()));
         }
-        let whole = body_length(&self.bytes).ok().flatten().map_or(0, |length| HEADER + length);
+        self.bytes.drain(..self.next);
+        (self.plain, self.next) = (0..0, 0);
+        if self.bytes.is_empty() {
+            self.bytes = Vec::new();
+            return Poll::Ready(Ok(()));
+        }
+        let whole = body_length(&self.bytes)?.map_or(0, |length| HEADER + length);
         self.bytes.reserve(whole.saturating_sub(self.bytes.len()).max(ROOM));
+        match ready!(pin!(self.from.read_buf(&mut self.bytes)).poll(cx))? {
+            0 => Poll::Ready(Err(cut_off())),
+            _ => Poll::Ready(Ok(())),
+        }
     }
+}
+
+/// The end of the connection without the peer's last word. Whoever stands between could have cut it off.
+fn cut_off() -> io::Error {
+    io::ErrorKind::UnexpectedEof.into()
 }
 
 /// How many bytes follow the header, once it has come.
@@ -160,42 +246,33 @@ fn invalid(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> io::Er
 impl<R: AsyncRead + Unpin> AsyncRead for RecordReader<R> {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
-        loop {
-            if !this.plain.is_empty() {
-                let count = this.plain.len().min(buf.remaining());
-                let end = this.plain.start + count;
-                buf.put_slice(&this.bytes[this.plain.start..end]);
-                this.plain.start = end;
-                return Poll::Ready(Ok(()));
-            }
-            if this.has_ended {
-                return Poll::Ready(Ok(()));
-            }
+        let before = buf.filled().len();
+        while buf.filled().len() == before && buf.remaining() > 0 && !this.has_ended {
             if this.has_failed {
                 return Poll::Ready(Err(invalid("a record before was refused")));
             }
-            match this.take_record() {
-                Ok(true) => continue,
-                Ok(false) => this.make_room(),
-                Err(error) => {
-                    this.has_failed = true;
-                    return Poll::Ready(Err(error));
-                }
+            let done = match this.bytes.is_empty() {
+                true => ready!(this.poll_direct(cx, buf)),
+                false if this.plain.is_empty() => ready!(this.poll_kept(cx)),
+                false => Ok(()),
+            };
+            if let Err(error) = done {
+                this.has_failed = error.kind() == io::ErrorKind::InvalidData;
+                return Poll::Ready(Err(error));
             }
-            if ready!(pin!(this.from.read_buf(&mut this.bytes)).poll(cx))? == 0 {
-                // Whoever stands between could have cut it off.
-                return Poll::Ready(Err(io::ErrorKind::UnexpectedEof.into()));
-            }
+            let count = this.plain.len().min(buf.remaining());
+            let end = this.plain.start + count;
+            buf.put_slice(&this.bytes[this.plain.start..end]);
+            this.plain.start = end;
         }
+        Poll::Ready(Ok(()))
     }
 }
 
 /// What the peer gets.
 pub struct RecordWriter<W> {
     to: W,
-    encrypter: Box<dyn MessageEncrypter>,
-    /// Of the next record.
-    number: u64,
+    cipher: Cipher,
     /// Records that the key may protect.
     limit: u64,
     /// The records that are being sent.
@@ -209,16 +286,15 @@ pub struct RecordWriter<W> {
 impl<W: AsyncWrite + Unpin> RecordWriter<W> {
     /// Make the next record. All before it have gone.
     fn put(&mut self, typ: ContentType, plain: &[u8]) -> io::Result<()> {
-        if self.number >= self.limit {
+        if self.cipher.number >= self.limit {
             return Err(io::Error::other(format!(
                 "the connection has carried {} records, as many as one key may protect",
-                self.number
+                self.cipher.number
             )));
         }
-        let message = OutboundPlainMessage { typ, version: VERSION, payload: OutboundChunks::Single(plain) };
-        self.bytes = self.encrypter.encrypt(message, self.number).map_err(io::Error::other)?.encode();
+        let record = self.cipher.seal(typ, plain);
+        self.bytes = record.map_err(|_| io::Error::other("a record cannot be encrypted"))?;
         self.gone = 0;
-        self.number += 1;
         Ok(())
     }
 

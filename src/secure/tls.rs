@@ -62,7 +62,12 @@ pub fn never_resume(config: &mut ServerConfig) {
 
 /// A node's end.
 pub fn client_config() -> Result<Arc<ClientConfig>, Error> {
-    let provider = Arc::new(default_provider());
+    client_config_by(default_provider())
+}
+
+/// A node's end, which offers what this provider has.
+pub(super) fn client_config_by(provider: CryptoProvider) -> Result<Arc<ClientConfig>, Error> {
+    let provider = Arc::new(provider);
     let any_key = Arc::new(AnyHost { provider: Arc::clone(&provider), roots: None });
     let mut config = ClientConfig::builder_with_provider(provider)
         .with_protocol_versions(&[&TLS13])?

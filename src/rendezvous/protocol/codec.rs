@@ -134,15 +134,14 @@ pub fn decode_frame<M: DeserializeOwned>(buffer: &mut BytesMut) -> Result<Option
     if length > FRAME_LIMIT_BYTES {
         return Err(CodecError::TooLong { announced: length, limit: FRAME_LIMIT_BYTES });
     }
-    if buffer.len() < 4 + length {
+    let Some(body) = buffer.get(4..4 + length) else {
         return Ok(None);
-    }
-    buffer.advance(4);
-    let body = buffer.split_to(length);
-    match postcard::take_from_bytes(&body) {
-        Ok((message, [])) => Ok(Some(message)),
-        _ => Err(CodecError::Malformed(length)),
-    }
+    };
+    let Ok((message, [])) = postcard::take_from_bytes(body) else {
+        return Err(CodecError::Malformed(length));
+    };
+    buffer.advance(4 + length);
+    Ok(Some(message))
 }
 
 #[cfg(test)]

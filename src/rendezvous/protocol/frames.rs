@@ -5,6 +5,9 @@ use tokio::io::{AsyncRead, AsyncReadExt};
 
 use super::codec::{self, CodecError};
 
+/// Room for the next bytes: that of most messages. They are read at once, and always into the same memory.
+const ROOM: usize = 512;
+
 /// Read the next message; `None` at the end of the connection.
 pub(crate) async fn read_message<M: serde::de::DeserializeOwned>(
     reader: &mut (impl AsyncRead + Unpin),
@@ -14,6 +17,7 @@ pub(crate) async fn read_message<M: serde::de::DeserializeOwned>(
         if let Some(message) = codec::decode_frame(buffer)? {
             return Ok(Some(message));
         }
+        buffer.reserve(ROOM);
         match reader.read_buf(buffer).await {
             Ok(1..) => {}
             Ok(0) | Err(_) => return Ok(None),

@@ -1,11 +1,15 @@
 //! Both ends of connections: ours on each side, and rustls' own stream on the other.
 
 use std::io::Write as _;
+use std::sync::Arc;
 use std::task::Waker;
 
 use bytes::BytesMut;
 use tokio::io::{AsyncWriteExt, DuplexStream, duplex, split};
 use tokio::net::{TcpListener, TcpStream};
+use tokio_rustls::rustls::ClientConfig;
+use tokio_rustls::rustls::crypto::CryptoProvider;
+use tokio_rustls::rustls::crypto::ring::default_provider;
 
 use super::*;
 use crate::secure::claim::Claim;
@@ -16,6 +20,10 @@ use crate::secure::token::Token;
 use crate::secure::{Halves, Protection, Writer, proof};
 
 async fn streams() -> (ClientStream<TcpStream>, ServerStream<TcpStream>) {
+    streams_by(tls::client_config().unwrap()).await
+}
+
+async fn streams_by(config: Arc<ClientConfig>) -> (ClientStream<TcpStream>, ServerStream<TcpStream>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let coordinator = async {
         let (stream, _) = listener.accept().await.unwrap();
@@ -23,7 +31,7 @@ async fn streams() -> (ClientStream<TcpStream>, ServerStream<TcpStream>) {
     };
     let node = async {
         let stream = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
-        tls::connect(tls::client_config().unwrap(), tls::no_name(), stream).await.unwrap()
+        tls::connect(config, tls::no_name(), stream).await.unwrap()
     };
     tokio::join!(node, coordinator)
 }
@@ -155,22 +163,33 @@ async fn nothing_of_a_hasty_peer_is_lost_unseen() {
 
 #[tokio::test]
 async fn an_end_with_records_and_one_with_rustls_understand_each_other() {
-    let (node, mut coordinator) = streams().await;
-    let (stream, keys) = tls::keys_of_client(node).unwrap();
-    let (from, to) = stream.into_split();
-    let (reader, mut writer) = keys.halves(from, to).unwrap();
-    let node = async {
-        writer.write_all(&long()).await.unwrap();
-        writer.shutdown().await.unwrap();
-        read(reader).await.unwrap()
-    };
-    let coordinator = async {
-        let mut got = Vec::new();
-        coordinator.read_to_end(&mut got).await.unwrap();
-        coordinator.write_all(&got).await.unwrap();
-        coordinator.shutdown().await.unwrap();
-    };
-    assert_eq!(tokio::join!(node, coordinator).0, long());
+    for suite in default_provider().cipher_suites.into_iter().filter(|suite| suite.tls13().is_some()) {
+        let only = CryptoProvider { cipher_suites: vec![suite], ..default_provider() };
+        let (node, mut coordinator) = streams_by(tls::client_config_by(only).unwrap()).await;
+        assert_eq!(coordinator.get_ref().1.negotiated_cipher_suite(), Some(suite));
+        let (stream, keys) = tls::keys_of_client(node).unwrap();
+        let (from, to) = stream.into_split();
+        let (reader, mut writer) = keys.halves(from, to).unwrap();
+        let node = async {
+            // So many that their numbers need two bytes.
+            for byte in 0..300_u16 {
+                writer.write_all(&byte.to_be_bytes()).await.unwrap();
+            }
+            writer.write_all(&long()).await.unwrap();
+            writer.shutdown().await.unwrap();
+            read(reader).await.unwrap()
+        };
+        let coordinator = async {
+            let mut got = Vec::new();
+            coordinator.read_to_end(&mut got).await.unwrap();
+            for part in got.chunks(301) {
+                coordinator.write_all(part).await.unwrap();
+            }
+            coordinator.shutdown().await.unwrap();
+        };
+        let begin: Vec<u8> = (0..300_u16).flat_map(u16::to_be_bytes).collect();
+        assert!(tokio::join!(node, coordinator).0 == [begin, long()].concat(), "{suite:?}");
+    }
 }
 
 #[tokio::test]
@@ -194,6 +213,30 @@ async fn bytes_come_through_however_they_are_cut() {
         let (to_node, to_coordinator, (), ()) = tokio::join!(read(node_reader), read(reader), node, coordinator);
         assert_eq!(to_node.unwrap(), b"short", "room for {room} bytes");
         assert!(to_coordinator.unwrap() == long(), "room for {room} bytes");
+    }
+}
+
+/// Whether a record fits there, and whatever comes with it.
+#[tokio::test]
+async fn a_text_comes_behind_what_the_callers_buffer_has() {
+    for room in [1, 2, 6, 25, 26, 27, 28, 60, 1000] {
+        let (records, coordinator) = recorded(&[b"first", b"second"]).await;
+        let bytes = records.concat();
+        let mut reader = coordinator.halves(&bytes[..], tokio::io::sink()).unwrap().0;
+        assert_eq!(reader.read(&mut []).await.unwrap(), 0, "there is no room, and no end");
+        let mut memory = vec![0; 6 + room];
+        let mut got = Vec::new();
+        loop {
+            let mut buf = ReadBuf::new(&mut memory);
+            buf.put_slice(b"before");
+            std::future::poll_fn(|cx| Pin::new(&mut reader).poll_read(cx, &mut buf)).await.unwrap();
+            let text = buf.filled().strip_prefix(b"before").unwrap();
+            if text.is_empty() {
+                break;
+            }
+            got.extend_from_slice(text);
+        }
+        assert_eq!(got, b"firstsecond", "room for {room} bytes");
     }
 }
 
@@ -308,6 +351,39 @@ async fn a_connection_that_fails_under_a_write_is_told() {
     assert_eq!(error.kind(), io::ErrorKind::ConnectionReset);
 }
 
+/// Ours send none.
+#[tokio::test]
+async fn zeros_behind_a_records_type_are_taken_off() {
+    let full = [vec![7; PLAIN_LIMIT], vec![0x17]].concat();
+    for (inner, got) in [
+        (&b"first\x17"[..], Ok(&b"first"[..])),
+        (b"first\x17\0\0\0", Ok(b"first")),
+        (b"first\0\x17\0", Ok(b"first\0")),
+        (&full[..PLAIN_LIMIT], Err("of the type ContentType(0x7)")),
+        (b"\x01\x00\x15\0\0", Err("ended")),
+        (b"\x02\x00\x15\0\0", Err("of the type Alert")),
+        (b"\0\0\0", Err("without a type")),
+        (b"", Err("without a type")),
+        (&full, Err("16386 bytes of text and type")),
+    ] {
+        let (node, coordinator) = keys().await;
+        let mut bytes = Vec::new();
+        let (_, mut writer) = node.halves(tokio::io::empty(), &mut bytes).unwrap();
+        // The type that is put behind it is one zero more.
+        writer.put(ContentType::from(0), inner).unwrap();
+        writer.flush().await.unwrap();
+        let mut reader = coordinator.halves(&bytes[..], tokio::io::sink()).unwrap().0;
+        let mut text = [0; 100];
+        match (reader.read(&mut text).await, got) {
+            (Ok(0), got) => assert_eq!(got, Err("ended")),
+            (Ok(count), got) => assert_eq!(Ok(&text[..count]), got),
+            (Err(error), got) => {
+                assert!(got.is_err_and(|why| error.to_string().contains(why)), "{error}, expected {got:?}");
+            }
+        }
+    }
+}
+
 #[tokio::test]
 async fn an_empty_record_is_no_end() {
     let (node, coordinator) = keys().await;
@@ -342,7 +418,7 @@ async fn a_key_protects_only_as_many_records_as_it_may() {
     let (node, _) = keys().await;
     let (_, mut writer) = node.halves(tokio::io::empty(), tokio::io::sink()).unwrap();
     assert!((1 << 23..=1 << 24).contains(&writer.limit), "{}", writer.limit);
-    writer.limit = writer.number + 2;
+    writer.limit = writer.cipher.number + 2;
     writer.write_all(b"one").await.unwrap();
     writer.write_all(b"two").await.unwrap();
     let error = writer.write_all(b"three").await.unwrap_err();
@@ -373,6 +449,6 @@ async fn room_is_kept_only_while_it_is_needed() {
     assert!(reader.bytes.capacity() <= 2 * (HEADER + BODY_LIMIT + ROOM), "{}", reader.bytes.capacity());
     node.write_all(&[7; 10]).await.unwrap();
     node.flush().await.unwrap();
-    reader.read_exact(&mut [0; 10]).await.unwrap();
-    assert!(reader.bytes.capacity() <= KEPT, "{}", reader.bytes.capacity());
+    assert_eq!(reader.read(&mut [0; 100]).await.unwrap(), 10);
+    assert_eq!(reader.bytes.capacity(), 0);
 }
