@@ -132,7 +132,7 @@ def main() -> None:
         for _ in range(turns):
             with ExitStack() as until:
                 jobs = {kind: Job(token, count, until) for kind, token in (("plain", None), ("token", path))}
-                # What else the machine does changes from one second to the next: both have each of them.
+                # The machine's speed changes from second to second. By turns, such changes affect both jobs.
                 for _ in range(rounds):
                     for job in jobs.values():
                         job.again.append(job.join())

@@ -11,9 +11,9 @@
 //! of a job of WORLD nodes, and prints a line once all are connected. Then it performs one order per line of its standard input, and
 //! answers each with a line of JSON. Times are nanoseconds of the monotonic clock, which all processes of a machine share.
 //!
-//! As on a cluster, nodes connect in an order that has nothing to do with their ids and ranks, and join in another each time. Otherwise
-//! the memory of plain sessions lies in the order in which a coordinator visits them, and that of protected ones does not, since
-//! handshakes end in any order.
+//! The nodes connect in random order, and join in a new random order each time: the ids of a job's nodes are random, too. If they
+//! connected in the order of their ids, the coordinator would visit plain sessions in the order of their memory addresses. Protected
+//! sessions would not have this advantage, because their handshakes end in any order.
 //!
 //! With `ELASTIC_RS_TOKEN_FILE`, host and sessions are protected by the token in that file.
 //!

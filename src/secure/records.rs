@@ -2,8 +2,8 @@
 //!
 //! A coordinator speaks with thousands of nodes, and each says little and seldom. So a message costs mostly the memory that has to be
 //! fetched for it, and rustls' and tokio-rustls' objects are several KiB for each connection. Here a half has a key, a number, and the
-//! bytes that are under way, all in one piece. ring encrypts and decrypts, as it does for rustls; this file makes the nonces, puts the
-//! results into records, and takes them out again (RFC 8446, 5.1 to 5.3). The peer may be any end of ours, also one with rustls' own
+//! bytes that are under way, in one allocation. ring encrypts and decrypts, as it does for rustls. This file makes the nonces, builds
+//! the records and parses them (RFC 8446, 5.1 to 5.3). The peer may be any end of ours, also one with rustls' own
 //! stream.
 //!
 //! Keys are not changed, and a peer that changes its own is refused. A connection that has carried as many records as one key may
@@ -26,6 +26,10 @@ use tokio_rustls::rustls::{
 const HEADER: usize = 5;
 /// Bytes of plain text that a record may have.
 const PLAIN_LIMIT: usize = 1 << 14;
+/// Bytes of plain text, type and padding that a record may have (RFC 8446, 5.4).
+const INNER_LIMIT: usize = PLAIN_LIMIT + 1;
+/// The version in the header of all records: that of TLS 1.2 (RFC 8446, 5.2).
+const VERSION: [u8; 2] = [3, 3];
 /// Bytes that may follow a record's header.
 const BODY_LIMIT: usize = PLAIN_LIMIT + 256;
 /// Room for the next bytes, if no more are known to come.
@@ -75,7 +79,7 @@ impl Keys {
     }
 }
 
-/// What protects the records of one direction.
+/// The key, the base of the nonces and the record number of one direction.
 struct Cipher {
     /// Of the next record.
     number: u64,
@@ -89,9 +93,9 @@ impl Cipher {
             ConnectionTrafficSecrets::Aes128Gcm { key, iv } => (&AES_128_GCM, key, iv),
             ConnectionTrafficSecrets::Aes256Gcm { key, iv } => (&AES_256_GCM, key, iv),
             ConnectionTrafficSecrets::Chacha20Poly1305 { key, iv } => (&CHACHA20_POLY1305, key, iv),
-            _ => return Err(Error::General("a cipher that has no records here".to_owned())),
+            _ => return Err(Error::General("the connection has a cipher that sessions do not support".to_owned())),
         };
-        let unusable = || Error::General("keys of another length than the cipher's".to_owned());
+        let unusable = || Error::General("a key or an IV does not have the cipher's length".to_owned());
         let key = UnboundKey::new(algorithm, key.as_ref()).map_err(|_| unusable())?;
         let iv = iv.as_ref().try_into().map_err(|_| unusable())?;
         Ok(Self { number, iv, key: LessSafeKey::new(key) })
@@ -110,7 +114,7 @@ impl Cipher {
     fn seal(&mut self, typ: ContentType, plain: &[u8]) -> Result<Vec<u8>, Unspecified> {
         let length = plain.len() + 1 + self.key.algorithm().tag_len();
         let [.., high, low] = length.to_be_bytes();
-        let header = [ContentType::ApplicationData.into(), 3, 3, high, low];
+        let header = [ContentType::ApplicationData.into(), VERSION[0], VERSION[1], high, low];
         let mut record = Vec::with_capacity(HEADER + length);
         record.extend_from_slice(&header);
         record.extend_from_slice(plain);
@@ -129,16 +133,17 @@ impl Cipher {
             return Ok(None);
         };
         let nonce = self.nonce();
-        let plain =
-            self.key.open_in_place(nonce, Aad::from(*header), body).map_err(|_| invalid("a record does not fit"))?;
-        if plain.len() > PLAIN_LIMIT + 1 {
+        let plain = self
+            .key
+            .open_in_place(nonce, Aad::from(*header), body)
+            .map_err(|_| invalid("a record cannot be decrypted"))?;
+        if plain.len() > INNER_LIMIT {
             return Err(invalid(format!(
-                "{} bytes of text and type in a record, may be {}",
-                plain.len(),
-                PLAIN_LIMIT + 1
+                "a record has {} bytes of text and type, must have at most {INNER_LIMIT}",
+                plain.len()
             )));
         }
-        // Behind the text is its type, then any number of zeros.
+        // The type follows the text, and any number of zeros follows the type as padding (RFC 8446, 5.4).
         let typ = plain.iter().rposition(|byte| *byte != 0).ok_or_else(|| invalid("a record without a type"))?;
         let is_last_word = match ContentType::from(plain[typ]) {
             ContentType::ApplicationData => false,
@@ -150,22 +155,23 @@ impl Cipher {
     }
 }
 
-/// A record that was decrypted where it lay.
+/// A record that was decrypted in place. The positions count from its first byte.
 struct Opened {
     text: Range<usize>,
+    /// Where the next record begins.
     end: usize,
     is_last_word: bool,
 }
 
 /// What the peer sends.
 ///
-/// A record that comes whole is read and decrypted where the caller wants its text. Only what does not fit there is kept here.
+/// A record that arrives whole is decrypted in the caller's buffer. Incomplete records, and records behind the first one, are kept here.
 pub struct RecordReader<R> {
     from: R,
     cipher: Cipher,
-    /// Bytes that have come and were not wanted yet.
+    /// Bytes that were read and not passed to the caller yet.
     bytes: Vec<u8>,
-    /// Those of them that are plain text.
+    /// The part of them that is decrypted text.
     plain: Range<usize>,
     /// Where the next record begins.
     next: usize,
@@ -176,7 +182,7 @@ pub struct RecordReader<R> {
 }
 
 impl<R: AsyncRead + Unpin> RecordReader<R> {
-    /// Read into `buf`, and leave the text of the first record there. What follows it, or all if that is not whole, is kept.
+    /// Read into the caller's buffer, and decrypt the first record there. The bytes behind it are kept. If it is incomplete, all are.
     fn poll_direct(&mut self, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let before = buf.filled().len();
         ready!(Pin::new(&mut self.from).poll_read(cx, buf))?;
@@ -198,7 +204,7 @@ impl<R: AsyncRead + Unpin> RecordReader<R> {
         Poll::Ready(Ok(()))
     }
 
-    /// Take the next record of those that are kept, or read more of it.
+    /// Decrypt the next kept record. If it is incomplete, read more of it.
     fn poll_kept(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         if let Some(record) = self.cipher.open(&mut self.bytes[self.next..])? {
             self.plain = self.next + record.text.start..self.next + record.text.end;
@@ -221,7 +227,7 @@ impl<R: AsyncRead + Unpin> RecordReader<R> {
     }
 }
 
-/// The end of the connection without the peer's last word. Whoever stands between could have cut it off.
+/// The connection ended without the peer's last word. An attacker between both ends could have cut it off.
 fn cut_off() -> io::Error {
     io::ErrorKind::UnexpectedEof.into()
 }

@@ -5,7 +5,7 @@ use tokio::io::{AsyncRead, AsyncReadExt};
 
 use super::codec::{self, CodecError};
 
-/// Room for the next bytes: that of most messages. They are read at once, and always into the same memory.
+/// Bytes of free room before each read. Most messages fit, so that one read gets a whole message.
 const ROOM: usize = 512;
 
 /// Read the next message; `None` at the end of the connection.

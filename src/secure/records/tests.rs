@@ -171,9 +171,9 @@ async fn an_end_with_records_and_one_with_rustls_understand_each_other() {
         let (from, to) = stream.into_split();
         let (reader, mut writer) = keys.halves(from, to).unwrap();
         let node = async {
-            // So many that their numbers need two bytes.
-            for byte in 0..300_u16 {
-                writer.write_all(&byte.to_be_bytes()).await.unwrap();
+            // More than 256 records, so that their numbers need two bytes.
+            for number in 0..300_u16 {
+                writer.write_all(&number.to_be_bytes()).await.unwrap();
             }
             writer.write_all(&long()).await.unwrap();
             writer.shutdown().await.unwrap();
@@ -216,7 +216,7 @@ async fn bytes_come_through_however_they_are_cut() {
     }
 }
 
-/// Whether a record fits there, and whatever comes with it.
+/// The room is smaller than a record, as large as one, or has room for both.
 #[tokio::test]
 async fn a_text_comes_behind_what_the_callers_buffer_has() {
     for room in [1, 2, 6, 25, 26, 27, 28, 60, 1000] {
@@ -351,7 +351,7 @@ async fn a_connection_that_fails_under_a_write_is_told() {
     assert_eq!(error.kind(), io::ErrorKind::ConnectionReset);
 }
 
-/// Ours send none.
+/// Our own ends send no padding, but a peer may.
 #[tokio::test]
 async fn zeros_behind_a_records_type_are_taken_off() {
     let full = [vec![7; PLAIN_LIMIT], vec![0x17]].concat();
@@ -364,12 +364,12 @@ async fn zeros_behind_a_records_type_are_taken_off() {
         (b"\x02\x00\x15\0\0", Err("of the type Alert")),
         (b"\0\0\0", Err("without a type")),
         (b"", Err("without a type")),
-        (&full, Err("16386 bytes of text and type")),
+        (&full, Err("a record has 16386 bytes of text and type")),
     ] {
         let (node, coordinator) = keys().await;
         let mut bytes = Vec::new();
         let (_, mut writer) = node.halves(tokio::io::empty(), &mut bytes).unwrap();
-        // The type that is put behind it is one zero more.
+        // `put` appends a type. With the type 0 that is one more zero of padding.
         writer.put(ContentType::from(0), inner).unwrap();
         writer.flush().await.unwrap();
         let mut reader = coordinator.halves(&bytes[..], tokio::io::sink()).unwrap().0;
