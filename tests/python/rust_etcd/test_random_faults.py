@@ -47,7 +47,7 @@ class Chaos:
         ]
         if may_pause:
             self.member_faults += [self.pause, self.pause]
-        self.node_faults = [self.worker_dies, self.node_dies, self.node_is_ended]
+        self.node_faults = [self.worker_dies, self.node_dies, self.node_is_ended, self.node_stands_still]
 
     def say(self, text: str) -> None:
         print(f"{time.monotonic() - self.began:7.1f} s  {text}", flush=True)
@@ -116,6 +116,12 @@ class Chaos:
 
     def node_is_ended(self) -> None:
         self._replace(signal.SIGTERM)
+
+    def node_stands_still(self) -> None:
+        node = self.random.choice(self.running)
+        node.signal(signal.SIGSTOP)
+        time.sleep(1.5 * LEASE_S)  # the others are to go on without it
+        node.signal(signal.SIGCONT)
 
     def _replace(self, how: signal.Signals) -> None:
         index = self.random.randrange(len(self.running))
