@@ -110,7 +110,15 @@ unsafe fn run(plan: &Plan<'_>) -> ! {
                 libc::_exit(1); // the agent was gone before the line above
             }
         }
-        close_all_but([plan.control, plan.agent, plan.deadline, plan.stdio[0], plan.stdio[1], plan.stdio[2], plan.null]);
+        close_all_but([
+            plan.control,
+            plan.agent,
+            plan.deadline,
+            plan.stdio[0],
+            plan.stdio[1],
+            plan.stdio[2],
+            plan.null,
+        ]);
         let senses = match Senses::open() {
             Ok(senses) => senses,
             Err(failure) => fail(plan.control, failure),
@@ -196,8 +204,7 @@ impl Guard {
     unsafe fn watch(mut self) -> ! {
         loop {
             let poll = |fd: RawFd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
-            let mut fds =
-                [self.signals, self.executed, self.control, self.agent, self.deadline].map(poll);
+            let mut fds = [self.signals, self.executed, self.control, self.agent, self.deadline].map(poll);
             // Every death below wakes the guard, so this limit is a safety net. An idle guard has none.
             let limit_ms = if self.ending { 100 } else { -1 };
             let ready = unsafe { libc::poll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, limit_ms) };

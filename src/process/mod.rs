@@ -63,9 +63,9 @@ pub(crate) use forker::ForkWorker;
 #[cfg(feature = "io")]
 pub use forker::Forker;
 #[cfg(feature = "io")]
-pub use group::{Group, Origin};
-#[cfg(feature = "io")]
 pub(crate) use group::member::{Member, News, Start};
+#[cfg(feature = "io")]
+pub use group::{Group, Origin};
 #[cfg(feature = "io")]
 pub(crate) use guard::forked::{ForkedGuard, GuardDescriptors, block_signals};
 #[cfg(feature = "io")]

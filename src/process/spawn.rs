@@ -16,8 +16,8 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use rustix::pipe::{PipeFlags, fcntl_setpipe_size, pipe_with};
 use rustix::process::{Pid, PidfdFlags, Rlimit, getpid, pidfd_open};
 
-use super::guard;
 use super::deadline::Deadline;
+use super::guard;
 use super::guard::plan::{Plan, pointers, step};
 use super::room::{is_full, is_short};
 use super::spec::{Input, Output, WorkerSpec};
@@ -145,11 +145,7 @@ impl StartError {
 /// Forks the worker's guard, which starts the worker. The guard's first report says whether that succeeded.
 ///
 /// Takes about as long as copying this process's page tables: 0.1 ms, or a few ms where PyTorch is loaded.
-pub(super) fn spawn(
-    spec: &WorkerSpec,
-    opened: &Opened,
-    deadline: Option<&Deadline>,
-) -> Result<Guarded, StartError> {
+pub(super) fn spawn(spec: &WorkerSpec, opened: &Opened, deadline: Option<&Deadline>) -> Result<Guarded, StartError> {
     spawn_with(spec, opened, deadline, false)
 }
 

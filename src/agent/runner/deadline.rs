@@ -23,7 +23,9 @@ pub(super) fn hold(session: &Session) -> Option<Deadline> {
             Some(deadline)
         }
         Err(error) => {
-            tracing::warn!("the system call `timerfd_create` has failed ({error}): if this agent is stopped, its workers run on");
+            tracing::warn!(
+                "the system call `timerfd_create` has failed ({error}): if this agent is stopped, its workers run on"
+            );
             None
         }
     }
