@@ -246,9 +246,9 @@ pub(super) fn check_alone<N: Node, E>(
     hosts.iter_mut().enumerate().try_for_each(|(number, host)| {
         match host.runs_still(round, now, processes.stalled_until(Some(number)) <= now) {
             None => Ok(()),
-            Some(earlier) => {
-                Err(Violation::contract(format!("round {round} forms while workers of host {number} run round {earlier}")))
-            }
+            Some(earlier) => Err(Violation::contract(format!(
+                "round {round} forms while workers of host {number} run round {earlier}"
+            ))),
         }
     })
 }

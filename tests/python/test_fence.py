@@ -20,7 +20,8 @@ from helpers.relays import Relay, Relays
 from helpers.warm import WARM
 from helpers.workers import place
 
-CLOCKED = Path(__file__).parent / "scripts" / "clocked.py"
+SCRIPTS = Path(__file__).parent / "scripts"
+CLOCKED, STEPS = SCRIPTS / "clocked.py", SCRIPTS / "steps.py"
 TIMES = range(int(os.environ.get("ELASTIC_RS_FENCES", "2")))
 
 
@@ -32,19 +33,23 @@ class Ran(NamedTuple):
 
 
 class Nodes:
-    """Nodes on this machine. The first hosts the coordinator, the others reach it through a relay."""
+    """Nodes on this machine. Number 0 hosts the coordinator, number 1 reaches it through a relay."""
 
     def __init__(self, job: Job, port: int, relay: Relay, folder: Path) -> None:
         self._job, self._port, self.relay, self._folder = job, port, relay, folder
 
-    def start(self, number: int, nnodes: str, *options: str, attempts: int = 3) -> Process:
-        conf = f"last_call_timeout=1,keep_alive_interval=0.5,keep_alive_max_attempt={attempts},is_host={int(number == 0)}"
+    def start(
+        self, number: int, nnodes: str, *options: str, attempts: int = 3, script: tuple[str, ...] = ()
+    ) -> Process:
+        script = script or (str(CLOCKED), str(self._folder), *(["--stubborn"] if number else []))
+        conf = (
+            f"last_call_timeout=1,keep_alive_interval=0.5,keep_alive_max_attempt={attempts},is_host={int(number == 0)}"
+        )
         command = [
             *(sys.executable, "-m", "elastic_rs.run"),
             *(f"--nnodes={nnodes}", "--nproc-per-node=1", "--max-restarts=3", "--rdzv-backend=rust-c10d"),
-            f"--rdzv-endpoint=127.0.0.1:{self.relay.port if number else self._port}",
-            *("--rdzv-id=job", f"--rdzv-conf={conf}", *options, str(CLOCKED), str(self._folder)),
-            *(["--stubborn"] if number else []),
+            f"--rdzv-endpoint=127.0.0.1:{self.relay.port if number == 1 else self._port}",
+            *("--rdzv-id=job", f"--rdzv-conf={conf}", *options, *script),
         ]
         return self._job.start(command, name=f"node{number}", env={"ELASTIC_RS_LOG": "info"})
 
@@ -72,8 +77,8 @@ def end(job: Job, *agents: Process) -> None:
     job.kill_leftovers()
 
 
-@pytest.mark.parametrize("time_", TIMES)
-def test_a_worker_that_ignores_sigterm_is_dead_before_the_others_go_on(job: Job, nodes: Nodes, time_: int) -> None:
+@pytest.mark.parametrize("_time", TIMES)
+def test_a_worker_that_ignores_sigterm_is_dead_before_the_others_go_on(job: Job, nodes: Nodes, _time: int) -> None:
     host, other, old = nodes.pair()
     mark = host.mark()
     began = time.monotonic()
@@ -89,10 +94,8 @@ def test_a_worker_that_ignores_sigterm_is_dead_before_the_others_go_on(job: Job,
 
 
 @pytest.mark.parametrize("template", [False, True], ids=["executed", "forked"])
-@pytest.mark.parametrize("time_", TIMES)
-def test_the_workers_of_a_stopped_agent_end_with_the_lease(
-    job: Job, nodes: Nodes, time_: int, template: bool
-) -> None:
+@pytest.mark.parametrize("_time", TIMES)
+def test_the_workers_of_a_stopped_agent_end_with_the_lease(job: Job, nodes: Nodes, _time: int, template: bool) -> None:
     options = [f"--warm-start={WARM}"] if template else []
     host, other, old = nodes.pair(*options, attempts=6)
     mark = host.mark()
@@ -128,3 +131,31 @@ def test_the_workers_of_a_stopped_host_run_on(job: Job, nodes: Nodes) -> None:
         time.sleep(0.05)
     assert not [line for line in host.lines[mark:] if "restarting" in line]
     end(job, host)
+
+
+@pytest.mark.torchrun
+def test_workers_that_wait_for_their_next_world_end_with_the_lease(job: Job, nodes: Nodes, tmp_path: Path) -> None:
+    # They hold the state of a world that may have gone on without them.
+    script = (str(STEPS), "--until", str(tmp_path / "done"))
+
+    def start(number: int) -> Process:
+        return nodes.start(number, "3", script=script)
+
+    def worker(node: Process, since: int = 0) -> int:
+        return int(node.line(r"WORLD rank=\d+ world=3 .*\bpid=(\d+)", since=since)[1])
+
+    host, other, third = map(start, range(3))
+    survives, ends = worker(host), worker(other)
+    worker(third)
+    other.line("STEP 20 ")
+    third.signal(signal.SIGKILL)
+    other.line("the workers leave their world, and wait for the next")
+    nodes.relay.silence()
+    job.until_gone(ends)
+    assert other.running
+    marks = host.mark(), other.mark()
+    nodes.relay.heal()
+    third = start(2)
+    assert worker(host, marks[0]) == survives
+    assert worker(other, marks[1]) != ends
+    end(job, host, other, third)

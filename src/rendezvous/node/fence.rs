@@ -22,7 +22,7 @@
 
 use std::time::Instant;
 
-use super::machine::{NodeCommand, NodeMachine};
+use super::machine::NodeMachine;
 use super::pending::{Link, Report};
 use crate::rendezvous::protocol::settings::OnPartition;
 use crate::rendezvous::protocol::settings::{LAST_LOOK, STALL};
@@ -94,8 +94,7 @@ impl NodeMachine {
         self.lost_survivors = Some(reason);
         if matches!(self.link, Link::Up { .. }) {
             // A place that counts on the survivors may be on its way. The next connection repeats the join, without them.
-            self.commands.push(NodeCommand::Disconnect);
-            self.lose("this node has fenced itself".to_owned(), now);
+            self.end_silent_link(now);
         }
     }
 

@@ -290,8 +290,7 @@ impl NodeMachine {
                 let lease = self.hello.settings.lease();
                 let asks = welcomed && self.joining.as_mut().is_some_and(|joining| joining.asks(now));
                 if now >= answered_at + lease {
-                    self.commands.push(NodeCommand::Disconnect);
-                    self.lose(format!("{} was silent for {lease:.1?}", self.counterpart.place()), now);
+                    self.end_silent_link(now);
                 } else if asks || now >= beat_at {
                     let beat = self.next_beat();
                     self.commands.push(NodeCommand::Send(beat));
@@ -389,6 +388,12 @@ impl NodeMachine {
     pub(in crate::rendezvous) fn needed_until(&self) -> Option<Instant> {
         let since = self.view.out_of_reach_since.filter(|_| self.ever_welcomed && self.view.closed.is_none());
         Some(since? + self.counterpart.timeout()?)
+    }
+
+    /// End a connection on which nothing was answered for a lease.
+    pub(super) fn end_silent_link(&mut self, now: Instant) {
+        self.commands.push(NodeCommand::Disconnect);
+        self.lose(format!("{} was silent for {:.1?}", self.counterpart.place(), self.hello.settings.lease()), now);
     }
 
     /// Record that the connection is lost, and schedule the next attempt.
