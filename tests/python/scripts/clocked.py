@@ -1,6 +1,6 @@
 """A worker that writes down when it ran: ``clocked.py FOLDER``. With ``--stubborn`` it ignores SIGTERM.
 
-The file ``FOLDER/PID`` has two numbers, the instants of its first and of its last step on the machine's monotonic clock.
+The file ``FOLDER/PID`` has the instants of its first and of its last step, on the machine's monotonic clock.
 """
 
 import mmap
