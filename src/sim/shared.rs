@@ -207,7 +207,8 @@ impl<N: Node> Host<N> {
         if awake {
             node.on_tick(now);
         }
-        let killed = node.machine().workers_until().is_some_and(|until| until <= now);
+        let over = node.machine().workers_until().is_some_and(|until| until <= now);
+        let killed = over || node.view().fenced.is_some();
         (placement.round < round && !killed).then_some(placement.round)
     }
 
@@ -232,7 +233,7 @@ impl<N: Node> Host<N> {
     }
 }
 
-/// Checks that no workers of an earlier round run as this round forms.
+/// Checks that no workers of an earlier round run as this round forms. `stopping`: also those that are being stopped.
 ///
 /// # Errors
 /// The host and its round.
@@ -240,10 +241,12 @@ pub(super) fn check_alone<N: Node, E>(
     hosts: &mut [Host<N>],
     engine: &Engine<E>,
     round: Round,
+    stopping: bool,
 ) -> Result<(), Violation> {
     let Engine { queue, processes, .. } = engine;
     let now = queue.now();
-    hosts.iter_mut().enumerate().try_for_each(|(number, host)| {
+    let counts = |host: &Host<N>| stopping || !matches!(host.agent, Agent::Stopping(_));
+    hosts.iter_mut().enumerate().filter(|(_, host)| counts(host)).try_for_each(|(number, host)| {
         match host.runs_still(round, now, processes.stalled_until(Some(number)) <= now) {
             None => Ok(()),
             Some(earlier) => Err(Violation::contract(format!(
