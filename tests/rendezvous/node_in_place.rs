@@ -397,9 +397,14 @@ fn a_node_that_waits_with_its_workers_and_hears_nothing_for_its_lease_has_none_a
     assert_eq!(bench.node.workers_until(), Some(due), "guards have killed them");
 
     bench.connect();
+    let said = bench.said();
+    assert!(matches!(&said[..], [NodeMessage::JoinInPlace { survivors, .. }] if survivors.is_empty()), "{said:?}");
+    bench.place(2);
     let survivors = bench.node.take_lost_survivors();
     assert!(survivors.is_some_and(|reason| reason.contains("cut off")));
     assert_eq!(bench.node.take_lost_survivors(), None);
+    assert_eq!(bench.node.view().fenced, None, "its new workers are in a world");
+    assert!(bench.node.workers_until().is_some());
 
     // A node that brings nobody has nothing to end.
     bench.node.join(1, None, workers, seconds(600), bench.now);

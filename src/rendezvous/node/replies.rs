@@ -57,7 +57,7 @@ impl NodeMachine {
         self.hello.placed = Some(Placed { round, rank, world_size, world, active: true, restart, host });
         (self.view.restart, self.view.failure) = (restart, None);
         self.view.round = round;
-        self.view.waiting = 0;
+        (self.view.waiting, self.view.fenced) = (0, None);
         self.view.reason.clear();
         self.record_place(&placement);
         self.end_part();
