@@ -46,8 +46,9 @@ use lives::Lives;
 pub use replace::REPLACE_LIMIT;
 use stop::{Next, Way};
 
-/// SIGTERM's number, the same on every platform PyTorch's agent runs on.
+/// Numbers of signals, the same on every platform PyTorch's agent runs on.
 const SIGTERM: i32 = 15;
+const SIGKILL: i32 = 9;
 
 /// How often a node that has finished logs which nodes it waits for.
 const TELL_EVERY: Duration = Duration::from_secs(30);
@@ -105,6 +106,8 @@ pub struct AgentMachine {
     survive: bool,
     /// A parked worker that has ended since the join which brought it.
     lost: Option<Failure>,
+    /// Workers that waited for a world are killed, and something may be left of them.
+    dying: bool,
     /// There are other nodes in the round.
     in_company: bool,
     /// The coordinator forms worlds of workers that survive.
@@ -134,6 +137,7 @@ impl AgentMachine {
             lives: Lives::default(),
             survive: false,
             lost: None,
+            dying: false,
             in_company: false,
             resumes: false,
             leaving: None,
@@ -154,7 +158,12 @@ impl AgentMachine {
         self.first = None;
         self.in_company = placement.world_size > 1;
         self.resumes = placement.resume.is_some();
-        self.begin_world(placement, now);
+        if self.dying {
+            let next = Next::Start(Box::new(placement));
+            self.phase = Phase::Stopping { next, over: false, way: Way::Stop };
+        } else {
+            self.begin_world(placement, now);
+        }
     }
 
     /// The join ended without a place.
@@ -214,6 +223,7 @@ impl AgentMachine {
 
     /// Nothing is left of the workers that were being stopped.
     pub fn on_stopped(&mut self) {
+        self.dying = false;
         if let Phase::Stopping { over, .. } = &mut self.phase {
             *over = true;
             self.proceed();
@@ -228,15 +238,30 @@ impl AgentMachine {
 
     /// This node was cut off for its whole lease: the others may form a world without it. No worker of it may go on, wherever it is.
     pub fn on_fenced(&mut self, round: Round, reason: &str, now: Instant) {
-        let leaves =
-            matches!(self.phase, Phase::Stopping { over: false, way: Way::Park { .. } | Way::Raise { .. }, .. });
-        if round != self.round() || !(self.is_running() || leaves) {
-            return self.on_interrupted(round, reason, now); // nobody is in a world, or all are stopped already
+        if round != self.round() || !(self.is_running() || self.parks()) {
+            if matches!(self.phase, Phase::Stopping { over: false, .. }) {
+                self.commands.push(Command::Kill); // those that are being stopped have no grace any more
+            }
+            return self.on_interrupted(round, reason, now);
         }
         self.warn(format!("restarting all workers: {reason}"));
         match self.leaving {
-            Some((signal, _)) => self.leave_now(signal),
-            None => self.stop(SIGTERM, Next::Join),
+            Some((signal, _)) => {
+                self.leave_now(signal);
+                self.commands.push(Command::Kill);
+            }
+            None => self.stop(SIGKILL, Next::Join),
+        }
+    }
+
+    /// This node was cut off for its whole lease while it waited for its place. The survivors that it has brought end: they hold the
+    /// state of a world that may have gone on without them. Comes before [`Self::on_placed`].
+    pub fn on_survivors_lost(&mut self, reason: &str) {
+        if matches!(self.phase, Phase::Joining) && self.has_parked() {
+            self.warn(format!("restarting all workers: {reason}"));
+            self.commands.push(Command::Kill);
+            self.forget_lives();
+            self.dying = true;
         }
     }
 

@@ -21,13 +21,14 @@ use super::sleepers::{Sleeper, Sleepers};
 use super::words::Words;
 use crate::channel::agent::Exchange;
 use crate::channel::message::World;
-use crate::process::{Exit, Exited, Signal, StderrEnd, reap_strangers_as_process_1};
+use crate::process::{Deadline, Exit, Exited, Signal, StderrEnd, reap_strangers_as_process_1};
 use crate::rendezvous::conf::InPlace;
 use crate::rendezvous::node::machine::{JoinError, View};
 use crate::rendezvous::node::session::Session;
 use crate::rendezvous::protocol::message::{Failure, Placement, Running};
 use crate::wait::until;
 
+mod deadline;
 mod in_place;
 mod perform;
 mod recovery;
@@ -76,6 +77,8 @@ pub struct Runner {
     /// This node's place, once it has one, and when it was assigned.
     place: Option<(Placement, Instant)>,
     crew: Option<Crew>,
+    /// When the guards of workers kill them.
+    deadline: Option<Deadline>,
     /// Connections of workers that can change in place.
     exchange: Option<Exchange>,
     in_place: InPlace,
@@ -130,6 +133,7 @@ impl Runner {
         let exchange = in_place::listen(&options, session.is_some());
         policy.in_place &= exchange.is_some();
         let training = Training::new(&options, session.is_some());
+        let deadline = session.as_deref().and_then(deadline::hold);
         let AgentOptions { name, entrypoint, workers, uninterruptible_sleep, in_place, .. } = options;
         Self {
             machine: AgentMachine::new(policy, name.clone()),
@@ -139,6 +143,7 @@ impl Runner {
             workers,
             place: None,
             crew: None,
+            deadline,
             exchange,
             in_place,
             missing: BTreeSet::new(),
@@ -232,6 +237,9 @@ impl Runner {
         self.place = Some((placement.clone(), Instant::now()));
         self.words = None; // words of the round before are no longer needed
         self.take_over_ahead();
+        if let Some(reason) = self.session.as_ref().and_then(|session| session.take_lost_survivors()) {
+            self.machine.on_survivors_lost(&reason);
+        }
         self.machine.on_placed(placement, Instant::now());
     }
 
@@ -347,6 +355,9 @@ impl Runner {
 
     fn on_exited(&mut self, exited: Exited) {
         let now = Instant::now();
+        if self.session.as_ref().is_some_and(|session| session.view().fenced.is_some()) {
+            self.look_at_session(); // its guard has killed it: no failure
+        }
         let Exited { local_rank, pid, exit, at, late } = exited;
         let stderr_end = self.crew.as_ref().map(|crew| crew.stderr_end(local_rank)).unwrap_or_default();
         self.stderr_ends.insert(local_rank, stderr_end);

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
+use super::deadline::Deadline;
 use super::spawn::{Guarded, Opened};
 use super::spec::WorkerSpec;
 
@@ -15,13 +16,13 @@ impl Forker {
         Forker(process)
     }
 
-    pub(super) fn fork(&self, spec: &WorkerSpec, opened: &Opened) -> Option<Guarded> {
-        self.0.fork_worker(spec, opened)
+    pub(super) fn fork(&self, spec: &WorkerSpec, opened: &Opened, deadline: Option<&Deadline>) -> Option<Guarded> {
+        self.0.fork_worker(spec, opened, deadline)
     }
 }
 
 /// Forks workers below guards.
 pub(crate) trait ForkWorker: fmt::Debug + Send + Sync {
     /// Has a worker and its guard forked. `None` if the worker has to be executed. May block for a few ms.
-    fn fork_worker(&self, spec: &WorkerSpec, opened: &Opened) -> Option<Guarded>;
+    fn fork_worker(&self, spec: &WorkerSpec, opened: &Opened, deadline: Option<&Deadline>) -> Option<Guarded>;
 }

@@ -10,6 +10,7 @@ use rustix::fs::inotify;
 use tokio::sync::{mpsc, oneshot};
 
 use super::consoles::Consoles;
+use super::deadline::Deadline;
 use super::event::{Event, Exited, Left, Outcome};
 use super::exit::Signal;
 use super::forker::Forker;
@@ -25,6 +26,15 @@ use crate::wait::until;
 pub(super) mod member;
 
 use member::{Member, News, Start};
+
+/// Where workers come from, and until when they may run.
+#[derive(Debug, Clone, Default)]
+pub struct Origin {
+    /// Forks them where that is possible. Otherwise they are executed.
+    pub forker: Option<Forker>,
+    /// When their guards kill them, whatever this process does.
+    pub deadline: Option<Deadline>,
+}
 
 /// Running workers. Dropping it kills them and everything they started, which is complete a moment later. To know when, use
 /// [`kill`](Self::kill) and [`next_event`](Self::next_event) instead. Any end of this process does the same.
@@ -50,18 +60,18 @@ impl Group {
         filters: FilterOptions,
         consoles: Consoles,
     ) -> Result<Group, StartError> {
-        Group::start_from(None, specs, filters, consoles).await
+        Group::start_from(Origin::default(), specs, filters, consoles).await
     }
 
-    /// The same, with workers forked by the `forker` where that is possible. Otherwise they are executed.
+    /// The same, with an origin that differs.
     pub async fn start_from(
-        forker: Option<Forker>,
+        origin: Origin,
         specs: Vec<WorkerSpec>,
         filters: FilterOptions,
         consoles: Consoles,
     ) -> Result<Group, StartError> {
         // A separate task: even if our future is dropped, it runs until the started workers are reaped.
-        let starting = tokio::spawn(start(forker, specs, filters, consoles));
+        let starting = tokio::spawn(start(origin, specs, filters, consoles));
         match starting.await {
             Ok(result) => result,
             Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
@@ -234,13 +244,13 @@ impl Drop for Group {
 }
 
 async fn start(
-    forker: Option<Forker>,
+    origin: Origin,
     specs: Vec<WorkerSpec>,
     filters: FilterOptions,
     consoles: Consoles,
 ) -> Result<Group, StartError> {
     // Forking takes long where much memory is mapped, and opening files may block.
-    let launching = tokio::task::spawn_blocking(move || launch(forker.as_ref(), specs, &filters, consoles));
+    let launching = tokio::task::spawn_blocking(move || launch(&origin, specs, &filters, consoles));
     let Launched { workers, logs, mut error } = match launching.await {
         Ok(launched) => launched?,
         Err(failed) if failed.is_panic() => std::panic::resume_unwind(failed.into_panic()),
@@ -284,7 +294,7 @@ struct Launched {
 }
 
 fn launch(
-    forker: Option<&Forker>,
+    Origin { forker, deadline }: &Origin,
     specs: Vec<WorkerSpec>,
     filters: &FilterOptions,
     consoles: Consoles,
@@ -311,8 +321,8 @@ fn launch(
     let logs = if sources.is_empty() { None } else { Some(Logs::start(sources, watch, filters, consoles)?) };
     let mut launched = Launched { workers: Vec::new(), logs, error: None };
     for (spec, opened) in specs.into_iter().zip(opened) {
-        let forked = forker.and_then(|forker| forker.fork(&spec, &opened));
-        match forked.map_or_else(|| spawn(&spec, &opened), Ok) {
+        let forked = forker.as_ref().and_then(|forker| forker.fork(&spec, &opened, deadline.as_ref()));
+        match forked.map_or_else(|| spawn(&spec, &opened, deadline.as_ref()), Ok) {
             Ok(guarded) => launched.workers.push((spec, guarded)),
             Err(error) => {
                 launched.error = Some(error);

@@ -10,6 +10,8 @@
 //!   nothing else. So the guard knows that it was this worker's.
 //! - It notices the agent's end through a pidfd. That works for SIGKILL too, and no forked child of the agent can keep the pidfd
 //!   from reporting it. Where the kernel has no pidfds, the guard's own parent-death signal does the same.
+//! - It holds the deadline of its node's lease ([`super::deadline`]), after which another world may run. An agent that is stopped cannot
+//!   stop its workers then. So the guard kills them.
 //!
 //! `docs/decisions/0039-each-worker-has-a-guard.md` and `0040-…` have the reasons and alternatives.
 
@@ -69,6 +71,8 @@ struct Guard {
     control: RawFd,
     /// A pidfd of the agent. -1: there is none, or it has reported the end.
     agent: RawFd,
+    /// The timer of the agent's deadline. -1: there is none, or it has passed.
+    deadline: RawFd,
     /// Process id of the parent whose end means the agent's end. 0: the pidfd reports it, or the guard of this guard's parent.
     parent: i32,
     signals: RawFd,
@@ -80,6 +84,14 @@ struct Guard {
     keeps: bool,
     /// Everything below the guard is to be killed.
     ending: bool,
+}
+
+/// What ends a guard's worker from outside. As in [`Guard`].
+struct Ends {
+    control: RawFd,
+    agent: RawFd,
+    deadline: RawFd,
+    parent: i32,
 }
 
 /// Runs the guard. SAFETY: only in a freshly forked child with all signals blocked.
@@ -98,7 +110,15 @@ unsafe fn run(plan: &Plan<'_>) -> ! {
                 libc::_exit(1); // the agent was gone before the line above
             }
         }
-        close_all_but([plan.control, plan.agent, plan.stdio[0], plan.stdio[1], plan.stdio[2], plan.null]);
+        close_all_but([
+            plan.control,
+            plan.agent,
+            plan.deadline,
+            plan.stdio[0],
+            plan.stdio[1],
+            plan.stdio[2],
+            plan.null,
+        ]);
         let senses = match Senses::open() {
             Ok(senses) => senses,
             Err(failure) => fail(plan.control, failure),
@@ -112,7 +132,8 @@ unsafe fn run(plan: &Plan<'_>) -> ! {
         for fd in plan.stdio {
             libc::close(fd);
         }
-        Guard::new(plan.control, plan.agent, parent, &senses, leader, plan.keeps).watch()
+        let ends = Ends { control: plan.control, agent: plan.agent, deadline: plan.deadline, parent };
+        Guard::new(ends, &senses, leader, plan.keeps).watch()
     }
 }
 
@@ -173,23 +194,24 @@ unsafe fn let_go_of_stdio(null: RawFd) {
 }
 
 impl Guard {
-    fn new(control: RawFd, agent: RawFd, parent: i32, senses: &Senses, leader: i32, keeps: bool) -> Guard {
+    fn new(ends: Ends, senses: &Senses, leader: i32, keeps: bool) -> Guard {
         let Senses { signals, executed, .. } = *senses;
-        Guard { control, agent, parent, signals, executed, leader, leader_ended: false, keeps, ending: false }
+        let Ends { control, agent, deadline, parent } = ends;
+        Guard { control, agent, deadline, parent, signals, executed, leader, leader_ended: false, keeps, ending: false }
     }
 
     /// Waits for the worker, the agent and its orders, until no descendant is left. SAFETY: as [`run`].
     unsafe fn watch(mut self) -> ! {
         loop {
             let poll = |fd: RawFd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
-            let mut fds = [poll(self.signals), poll(self.executed), poll(self.control), poll(self.agent)];
+            let mut fds = [self.signals, self.executed, self.control, self.agent, self.deadline].map(poll);
             // Every death below wakes the guard, so this limit is a safety net. An idle guard has none.
             let limit_ms = if self.ending { 100 } else { -1 };
-            let ready = unsafe { libc::poll(fds.as_mut_ptr(), 4, limit_ms) };
+            let ready = unsafe { libc::poll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, limit_ms) };
             if ready == -1 {
                 continue;
             }
-            let [signals, executed, control, agent] = fds.map(|fd| fd.revents != 0);
+            let [signals, executed, control, agent, deadline] = fds.map(|fd| fd.revents != 0);
             unsafe {
                 if executed {
                     self.on_executed();
@@ -199,6 +221,10 @@ impl Guard {
                 }
                 if agent {
                     self.agent = -1; // poll(2) ignores negative descriptors
+                    self.ending = true;
+                }
+                if deadline {
+                    self.deadline = -1;
                     self.ending = true;
                 }
                 if signals {

@@ -14,6 +14,8 @@
 #[cfg(feature = "io")]
 mod consoles;
 #[cfg(feature = "io")]
+mod deadline;
+#[cfg(feature = "io")]
 mod event;
 mod exit;
 #[cfg(feature = "io")]
@@ -50,6 +52,8 @@ mod strangers;
 #[cfg(feature = "io")]
 pub use consoles::Consoles;
 #[cfg(feature = "io")]
+pub use deadline::Deadline;
+#[cfg(feature = "io")]
 pub use event::{Event, Exited, Left, Outcome};
 pub use exit::{Exit, Signal};
 #[cfg(feature = "io")]
@@ -59,9 +63,9 @@ pub(crate) use forker::ForkWorker;
 #[cfg(feature = "io")]
 pub use forker::Forker;
 #[cfg(feature = "io")]
-pub use group::Group;
-#[cfg(feature = "io")]
 pub(crate) use group::member::{Member, News, Start};
+#[cfg(feature = "io")]
+pub use group::{Group, Origin};
 #[cfg(feature = "io")]
 pub(crate) use guard::forked::{ForkedGuard, GuardDescriptors, block_signals};
 #[cfg(feature = "io")]

@@ -16,6 +16,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use rustix::pipe::{PipeFlags, fcntl_setpipe_size, pipe_with};
 use rustix::process::{Pid, PidfdFlags, Rlimit, getpid, pidfd_open};
 
+use super::deadline::Deadline;
 use super::guard;
 use super::guard::plan::{Plan, pointers, step};
 use super::room::{is_full, is_short};
@@ -144,16 +145,21 @@ impl StartError {
 /// Forks the worker's guard, which starts the worker. The guard's first report says whether that succeeded.
 ///
 /// Takes about as long as copying this process's page tables: 0.1 ms, or a few ms where PyTorch is loaded.
-pub(super) fn spawn(spec: &WorkerSpec, opened: &Opened) -> Result<Guarded, StartError> {
-    spawn_with(spec, opened, false)
+pub(super) fn spawn(spec: &WorkerSpec, opened: &Opened, deadline: Option<&Deadline>) -> Result<Guarded, StartError> {
+    spawn_with(spec, opened, deadline, false)
 }
 
 /// Forks the guard of a fork server. Processes that the server leaves behind live on.
 pub(crate) fn spawn_fork_server(spec: &WorkerSpec, opened: &Opened) -> Result<Guarded, StartError> {
-    spawn_with(spec, opened, true)
+    spawn_with(spec, opened, None, true)
 }
 
-fn spawn_with(spec: &WorkerSpec, opened: &Opened, keeps: bool) -> Result<Guarded, StartError> {
+fn spawn_with(
+    spec: &WorkerSpec,
+    opened: &Opened,
+    deadline: Option<&Deadline>,
+    keeps: bool,
+) -> Result<Guarded, StartError> {
     let failed = |call, source: Errno| StartError::new(spec.local_rank, Stage::Call(call), source);
     let invalid = |_| StartError::reported(spec, step::EXECUTE, Errno::INVAL.raw_os_error());
     let strings = Strings::prepare(spec).map_err(invalid)?;
@@ -166,6 +172,7 @@ fn spawn_with(spec: &WorkerSpec, opened: &Opened, keeps: bool) -> Result<Guarded
     let plan = Plan {
         control: theirs.as_raw_fd(),
         agent: agent.as_ref().map_or(-1, AsRawFd::as_raw_fd),
+        deadline: deadline.map_or(-1, Deadline::raw),
         agent_pid: getpid().as_raw_nonzero().get(),
         stdio: opened.stdio.each_ref().map(AsRawFd::as_raw_fd),
         null: opened.null.as_raw_fd(),
@@ -356,7 +363,7 @@ fn above_stdio(fd: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
 }
 
 /// Moves a descriptor above the standard streams. It may be below 3 if the agent has closed those.
-fn lifted(fd: OwnedFd) -> Result<OwnedFd, Errno> {
+pub(super) fn lifted(fd: OwnedFd) -> Result<OwnedFd, Errno> {
     if fd.as_raw_fd() > 2 { Ok(fd) } else { above_stdio(fd.as_fd()) }
 }
 

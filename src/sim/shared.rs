@@ -54,7 +54,8 @@ pub(super) trait Node {
 pub(super) enum Agent {
     Joining,
     Running(Placement),
-    Stopping,
+    /// Its workers are being stopped, or it has given up its join.
+    Stopping(Option<Placement>),
     Done,
 }
 
@@ -140,7 +141,7 @@ impl<N: Node> Host<N> {
         let now = self.clock_at(at);
         let (Some(node), Agent::Joining) = (&mut self.node, &self.agent) else { return false };
         node.inner_mut().ask(NodeMachine::abandon, now);
-        self.agent = Agent::Stopping;
+        self.agent = Agent::Stopping(None);
         true
     }
 
@@ -183,7 +184,7 @@ impl<N: Node> Host<N> {
     /// # Errors
     /// The world is to re-form without a reason.
     pub fn look(&mut self, number: usize) -> Result<bool, Violation> {
-        let (Some(node), Agent::Running(_)) = (&self.node, &self.agent) else { return Ok(false) };
+        let (Some(node), Agent::Running(placement)) = (&self.node, &self.agent) else { return Ok(false) };
         let view = node.inner().view();
         if view.closed.is_some() {
             self.agent = Agent::Done;
@@ -191,18 +192,24 @@ impl<N: Node> Host<N> {
             if view.reason.is_empty() {
                 return Err(Violation::contract(format!("host {number} is interrupted without a reason")));
             }
-            self.agent = Agent::Stopping;
+            self.agent = Agent::Stopping(Some(placement.clone()));
             return Ok(true);
         }
         Ok(false)
     }
 
-    /// The round before `round` whose workers run, although the node has looked at its clock.
-    pub fn runs_undisturbed(&mut self, round: Round, at: Time) -> Option<Round> {
+    /// The round before `round` whose workers run, although a node that is awake has looked at its clock. Guards kill the workers of a
+    /// fenced node, also while it stands still. Workers that are stopped for another reason run until they end.
+    pub fn runs_still(&mut self, round: Round, at: Time, awake: bool) -> Option<Round> {
         let now = self.clock_at(at);
-        let (Some(node), Agent::Running(placement)) = (&mut self.node, &self.agent) else { return None };
-        node.inner_mut().on_tick(now);
-        (placement.round < round && node.inner().view().waiting == 0).then_some(placement.round)
+        let (Agent::Running(placement) | Agent::Stopping(Some(placement))) = &self.agent else { return None };
+        let node = self.node.as_mut()?.inner_mut();
+        if awake {
+            node.on_tick(now);
+        }
+        let over = node.machine().workers_until().is_some_and(|until| until <= now);
+        let killed = over || node.view().fenced.is_some();
+        (placement.round < round && !killed).then_some(placement.round)
     }
 
     /// When to call the node next, and the number of that call.
@@ -226,7 +233,7 @@ impl<N: Node> Host<N> {
     }
 }
 
-/// Checks that no host that is awake runs an earlier round undisturbed, as this round forms.
+/// Checks that no workers of an earlier round run as this round forms. `stopping`: also those that are being stopped.
 ///
 /// # Errors
 /// The host and its round.
@@ -234,14 +241,16 @@ pub(super) fn check_alone<N: Node, E>(
     hosts: &mut [Host<N>],
     engine: &Engine<E>,
     round: Round,
+    stopping: bool,
 ) -> Result<(), Violation> {
     let Engine { queue, processes, .. } = engine;
-    let is_awake = |host| processes.stalled_until(Some(host)) <= queue.now();
-    hosts.iter_mut().enumerate().filter(|(host, _)| is_awake(*host)).try_for_each(|(number, host)| {
-        match host.runs_undisturbed(round, queue.now()) {
+    let now = queue.now();
+    let counts = |host: &Host<N>| stopping || !matches!(host.agent, Agent::Stopping(_));
+    hosts.iter_mut().enumerate().filter(|(_, host)| counts(host)).try_for_each(|(number, host)| {
+        match host.runs_still(round, now, processes.stalled_until(Some(number)) <= now) {
             None => Ok(()),
             Some(earlier) => Err(Violation::contract(format!(
-                "round {round} forms while host {number} runs round {earlier} undisturbed"
+                "round {round} forms while workers of host {number} run round {earlier}"
             ))),
         }
     })

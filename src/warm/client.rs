@@ -18,7 +18,7 @@ use tokio::time::timeout_at;
 use super::message::{Answer, MAX_ANSWER_BYTES, Request};
 use super::socket;
 use super::spec::TemplateSpec;
-use crate::process::{ForkWorker, Guarded, Opened, Ties, WorkerSpec};
+use crate::process::{Deadline, ForkWorker, Guarded, Opened, Ties, WorkerSpec};
 
 /// How long workers wait for the fork server's imports. Executed workers would import the same, and finish later.
 const LOAD_LIMIT: Duration = Duration::from_secs(60);
@@ -137,12 +137,12 @@ impl Client {
 
 impl ForkWorker for Client {
     /// A worker that cannot be forked is logged.
-    fn fork_worker(&self, spec: &WorkerSpec, opened: &Opened) -> Option<Guarded> {
+    fn fork_worker(&self, spec: &WorkerSpec, opened: &Opened, deadline: Option<&Deadline>) -> Option<Guarded> {
         // One at a time: answers come in the order of requests.
         let mut live = self.live.lock();
         let forked = self.may_fork(spec).and_then(|()| {
             let socket = live.socket.clone().ok_or_else(|| "the template has ended".to_owned())?;
-            request(&socket, spec, opened).map_err(|failure| self.failed(&mut live, failure))
+            request(&socket, spec, opened, deadline).map_err(|failure| self.failed(&mut live, failure))
         });
         match forked {
             Ok(guarded) => Some(guarded),
@@ -176,13 +176,19 @@ impl From<Errno> for Failure {
 }
 
 /// Sends a spawn request. Any failure closes the control socket, so a worker that is forked all the same is killed by its guard.
-fn request(socket: &AsyncFd<OwnedFd>, spec: &WorkerSpec, opened: &Opened) -> Result<Guarded, Failure> {
+fn request(
+    socket: &AsyncFd<OwnedFd>,
+    spec: &WorkerSpec,
+    opened: &Opened,
+    deadline: Option<&Deadline>,
+) -> Result<Guarded, Failure> {
     let unasked = |error| Failure::Unasked(format!("a spawn request cannot be sent: {error}"));
-    let content = written(spec).map_err(unasked)?;
+    let content = written(spec, deadline.is_some()).map_err(unasked)?;
     let Ties { control, theirs, agent } = Ties::new().map_err(|errno| unasked(errno.into()))?;
     let [input, output, error] = &opened.stdio;
     let mut given =
         vec![content.as_fd(), theirs.as_fd(), input.as_fd(), output.as_fd(), error.as_fd(), opened.null.as_fd()];
+    given.extend(deadline.map(AsFd::as_fd));
     given.extend(agent.as_ref().map(AsFd::as_fd));
     socket::send(socket.get_ref(), &[0], &given)?;
     let deadline = Instant::now() + FORK_LIMIT;
@@ -200,11 +206,11 @@ fn request(socket: &AsyncFd<OwnedFd>, spec: &WorkerSpec, opened: &Opened) -> Res
 }
 
 /// Writes the spawn request to a file, because it may be longer than a message can be.
-fn written(spec: &WorkerSpec) -> io::Result<File> {
+fn written(spec: &WorkerSpec, has_deadline: bool) -> io::Result<File> {
     let cwd = env::current_dir()
         .map_err(|error| io::Error::new(error.kind(), format!("its working directory is gone: {error}")))?;
     let mut file = File::from(memfd_create(c"worker", MemfdFlags::CLOEXEC)?);
-    file.write_all(&Request::new(spec, &cwd).encode())?;
+    file.write_all(&Request::new(spec, &cwd, has_deadline).encode())?;
     Ok(file)
 }
 

@@ -15,16 +15,19 @@ pub(super) struct Request {
     argv: Vec<Vec<u8>>,
     env: Vec<(Vec<u8>, Vec<u8>)>,
     cwd: Vec<u8>,
+    /// The descriptors have a deadline's timer.
+    pub has_deadline: bool,
 }
 
 impl Request {
     /// `cwd` is the working directory of a worker whose specification has none.
-    pub fn new(spec: &WorkerSpec, cwd: &Path) -> Request {
+    pub fn new(spec: &WorkerSpec, cwd: &Path, has_deadline: bool) -> Request {
         let bytes = |text: &OsStr| text.as_bytes().to_vec();
         Request {
             argv: spec.command().into_iter().map(|word| bytes(word)).collect(),
             env: spec.env.iter().map(|(name, value)| (bytes(name), bytes(value))).collect(),
             cwd: bytes(spec.cwd.as_deref().unwrap_or(cwd).as_os_str()),
+            has_deadline,
         }
     }
 
@@ -94,11 +97,11 @@ mod tests {
         let mut spec = WorkerSpec::new(0, "python");
         spec.args = vec!["-u".into(), OsString::from_vec(vec![0xff, b'a'])];
         spec.env = BTreeMap::from([("A".into(), OsString::from_vec(vec![0xfe])), ("B".into(), "".into())]);
-        let request = Request::decode(&Request::new(&spec, Path::new("/here")).encode()).unwrap();
+        let request = Request::decode(&Request::new(&spec, Path::new("/here"), true).encode()).unwrap();
         assert_eq!(request.argv().iter().collect::<Vec<_>>(), spec.command());
         assert_eq!((request.env(), request.cwd()), (spec.env.clone(), PathBuf::from("/here")));
         spec.cwd = Some("/there".into());
-        assert_eq!(Request::new(&spec, Path::new("/here")).cwd(), Path::new("/there"));
+        assert_eq!(Request::new(&spec, Path::new("/here"), true).cwd(), Path::new("/there"));
         assert_eq!(Request::decode(b"\x05"), None);
     }
 

@@ -40,18 +40,19 @@ impl SpawnRequest {
         let mut fds = fds.into_iter();
         let mut next = || fds.next().ok_or_else(garbled);
         let [file, control, input, output, error, null] = [next()?, next()?, next()?, next()?, next()?, next()?];
-        let agent = fds.next();
-        let (end, life) = match agent {
-            Some(_) => (None, None),
-            None => pipe_with(PipeFlags::CLOEXEC).map(|(read, write)| (Some(read), Some(write)))?,
-        };
         let mut file = File::from(file);
         let mut bytes = Vec::new();
         file.rewind()?;
         file.read_to_end(&mut bytes)?;
         let request = Request::decode(&bytes).ok_or_else(garbled)?;
         let cwd = CString::new(request.cwd().into_os_string().into_vec())?;
-        let given = GuardDescriptors { control, agent, life, stdio: [input, output, error], null };
+        let deadline = if request.has_deadline { Some(fds.next().ok_or_else(garbled)?) } else { None };
+        let agent = fds.next();
+        let (end, life) = match agent {
+            Some(_) => (None, None),
+            None => pipe_with(PipeFlags::CLOEXEC).map(|(read, write)| (Some(read), Some(write)))?,
+        };
+        let given = GuardDescriptors { control, agent, deadline, life, stdio: [input, output, error], null };
         Ok(SpawnRequest { request, cwd, stage: Stage::Received(given), end })
     }
 

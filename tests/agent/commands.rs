@@ -7,6 +7,7 @@ use elastic_rs::process::{Signal, StopPolicy};
 use elastic_rs::rendezvous::protocol::message::{Failure, Placement, Round};
 
 pub const SIGTERM: i32 = 15;
+pub const SIGKILL: i32 = 9;
 /// How long workers may take to end after the signal.
 pub const GRACE: Duration = Duration::from_secs(7);
 

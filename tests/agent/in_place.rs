@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use crate::commands::{self, SIGTERM, does, killed, stop};
+use crate::commands::{self, SIGKILL, SIGTERM, does, killed, stop};
 use elastic_rs::agent::machine::{LEAVE_LIMIT, PARK_LIMIT, RAISE_LIMIT};
 use elastic_rs::agent::{AgentMachine, Command, Outcome};
 use elastic_rs::channel::message::ToWorker;
@@ -392,16 +392,44 @@ fn a_node_that_was_cut_off_stops_its_workers_wherever_they_are() {
     let now = Instant::now();
     let mut agent = running(&[0, 1]);
     agent.on_fenced(Round(1), "cut off", now);
-    assert_eq!(does(&mut agent), [stop(SIGTERM)]);
+    assert_eq!(does(&mut agent), [stop(SIGKILL)], "no worker of it may go on");
     let mut agent = interrupted(now);
     does(&mut agent);
     agent.on_fenced(Round(1), "cut off", now);
-    assert_eq!(does(&mut agent), [stop(SIGTERM)], "they have not parked yet");
+    assert_eq!(does(&mut agent), [stop(SIGKILL)], "they have not parked yet");
     agent.on_stopped();
     assert_eq!(does(&mut agent), [Command::Join { survivors: None }]);
     let mut agent = awaiting_the_check(now);
     agent.on_fenced(Round(1), "cut off", now);
-    assert_eq!(does(&mut agent), [stop(SIGTERM)], "they run until the check");
+    assert_eq!(does(&mut agent), [stop(SIGKILL)], "they run until the check");
+}
+
+/// They hold the state of a world that may have gone on without them.
+#[test]
+fn workers_that_wait_for_a_place_end_when_their_node_was_cut_off() {
+    let now = Instant::now();
+    let mut agent = joining();
+    agent.on_survivors_lost("cut off");
+    assert_eq!(does(&mut agent), [Command::Kill]);
+    agent.on_placed(placement(2, Some(going_on(3))), now);
+    assert_eq!(does(&mut agent), [], "something may be left of them");
+    agent.on_worker_exited_badly(killed(0), now);
+    agent.on_worker_gone(0);
+    agent.on_stopped();
+    assert_eq!(does(&mut agent), [start(2, Some(going_on(3)), &[0, 1])], "all are new");
+}
+
+/// Their guards have killed them, and the agent has seen it, before it has its place.
+#[test]
+fn workers_that_waited_and_are_gone_are_no_failure_if_their_node_was_cut_off() {
+    let now = Instant::now();
+    let mut agent = joining();
+    agent.on_worker_exited_badly(killed(0), now);
+    agent.on_worker_gone(0);
+    agent.on_stopped();
+    agent.on_survivors_lost("cut off");
+    agent.on_placed(placement(2, Some(going_on(3))), now);
+    assert_eq!(does(&mut agent), [start(2, Some(going_on(3)), &[0, 1])]);
 }
 
 /// An agent that is told to leave, and asks for a check.

@@ -414,6 +414,31 @@ fn a_node_that_is_cut_off_stops_its_workers_before_it_ends() {
 }
 
 #[test]
+fn workers_that_are_being_stopped_lose_their_grace_when_the_lease_ends() {
+    let now = Instant::now();
+    let mut agent = running(Budget::Job);
+    agent.on_interrupted(Round(1), "node1 is lost", now);
+    assert_eq!(does(&mut agent), [stop(SIGTERM)]);
+    agent.on_fenced(Round(1), "cut off", now);
+    assert_eq!(does(&mut agent), [Command::Kill]);
+    agent.on_stopped();
+    assert_eq!(does(&mut agent), [Command::Join { survivors: None }]);
+    agent.on_fenced(Round(1), "cut off", now);
+    assert_eq!(does(&mut agent), [], "nothing is left of them");
+}
+
+/// The coordinator forms a world without it at once.
+#[test]
+fn the_workers_of_a_node_that_is_rejected_have_no_grace() {
+    let error = JoinError::Rejected("another agent has its place".into());
+    let mut agent = running(Budget::Job);
+    agent.on_cut_off(error.clone());
+    assert_eq!(does(&mut agent), [stop(SIGTERM), Command::Kill]);
+    agent.on_stopped();
+    assert_eq!(does(&mut agent), [end(Outcome::NoPlace(error))]);
+}
+
+#[test]
 fn a_job_declared_a_success_lets_the_last_workers_finish() {
     let now = Instant::now();
     let mut agent = running(Budget::Job);

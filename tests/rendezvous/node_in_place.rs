@@ -376,3 +376,66 @@ fn a_member_says_once_that_its_workers_have_no_group_of_their_own() {
     bench.node.groupless(ROUND);
     assert_eq!(bench.said(), [NodeMessage::Groupless { round: ROUND }]);
 }
+
+/// Its workers hold the state of a world that may have gone on without them.
+#[test]
+fn a_node_that_waits_with_its_workers_and_hears_nothing_for_its_lease_has_none_any_more() {
+    let mut bench = Bench::running();
+    let due = bench.node.workers_until().expect("its workers run");
+    bench.hear(CoordinatorMessage::Status { waiting: 1, reason: "a loss".into(), restart: 0, failure: None });
+    bench.node.bring(Some(vec![Survivor { local_rank: 0, commit: Some(5) }]));
+    let workers = Some(JoinWorkers::new("trainer", 2));
+    bench.node.join(1, None, workers.clone(), seconds(600), bench.now);
+    assert!(matches!(&bench.said()[..], [NodeMessage::JoinInPlace { .. }]));
+    assert_eq!(bench.node.workers_until(), Some(due), "they wait for the next world");
+    bench.now = due;
+    bench.node.on_tick(bench.now);
+    assert!(bench.node.take_commands().contains(&NodeCommand::Disconnect), "a place may be on its way");
+    assert!(bench.node.view().fenced.is_some());
+    // What had arrived by then counts on them.
+    bench.node.on_message(CoordinatorMessage::Heartbeat { waits: None }, bench.now);
+    assert_eq!(bench.node.workers_until(), Some(due), "guards have killed them");
+
+    bench.connect();
+    let said = bench.said();
+    assert!(matches!(&said[..], [NodeMessage::JoinInPlace { survivors, .. }] if survivors.is_empty()), "{said:?}");
+    bench.place(2);
+    let survivors = bench.node.take_lost_survivors();
+    assert!(survivors.is_some_and(|reason| reason.contains("cut off")));
+    assert_eq!(bench.node.take_lost_survivors(), None);
+    assert_eq!(bench.node.view().fenced, None, "its new workers are in a world");
+    assert!(bench.node.workers_until().is_some());
+
+    // A node that brings nobody has nothing to end.
+    bench.node.join(1, None, workers, seconds(600), bench.now);
+    assert_eq!(bench.node.workers_until(), None);
+}
+
+/// Guards kill the workers then, whatever the agent does.
+#[test]
+fn guards_hold_the_end_of_the_lease_while_it_concerns_the_workers() {
+    let lease = Settings::new(1, 4).lease();
+    let mut bench = Bench::running();
+    let began = bench.now;
+    assert_eq!(bench.node.workers_until(), Some(began + lease));
+    bench.pass(seconds(5));
+    bench.hear(CoordinatorMessage::Heartbeat { waits: None });
+    assert_eq!(bench.node.workers_until(), Some(bench.now + lease), "an answer renews it");
+    let mut done = Bench { node: bench.node.clone(), now: bench.now };
+    done.node.report_done(ROUND);
+    assert_eq!(done.node.workers_until(), None, "the workers have finished");
+    let mut closed = Bench { node: bench.node.clone(), now: bench.now };
+    closed.hear(CoordinatorMessage::Closed { verdict: Verdict::Succeeded { by: "host".into() }, spare: false });
+    assert_eq!(closed.node.workers_until(), None, "the job is over");
+    let mut hosting = Bench { node: bench.node.clone(), now: bench.now };
+    hosting.disconnect();
+    hosting.node.on_connected(hosting.now);
+    let capabilities = Capabilities::default();
+    hosting.hear(CoordinatorMessage::Welcome { addr: "10.0.0.7".into(), hosted: true, capabilities });
+    assert_eq!(hosting.node.workers_until(), None, "nobody decides while this process is stopped");
+
+    // A node that has failed is not renewed any more. The others may go on without it while its workers are being stopped.
+    let due = bench.now + lease;
+    bench.hear(CoordinatorMessage::Rejected { reason: "another agent has its place".into() });
+    assert_eq!(bench.node.workers_until(), Some(due));
+}

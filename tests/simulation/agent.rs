@@ -10,8 +10,11 @@ use elastic_rs::agent::Outcome;
 use elastic_rs::rendezvous::protocol::message::Failure;
 use elastic_rs::rendezvous::protocol::settings::Settings;
 use elastic_rs::sim::coordinator::agent::Agents;
-use elastic_rs::sim::coordinator::agent_plan::{Counts, live};
+use elastic_rs::sim::coordinator::agent_plan::{Counts, draw, live};
+use elastic_rs::sim::coordinator::history::live_plan;
 use elastic_rs::sim::coordinator::{Action, Options, Simulation};
+use elastic_rs::sim::engine::paths::{End, Partition};
+use elastic_rs::sim::worlds::{Invariant, Violation};
 
 fn check(seeds: impl IntoIterator<Item = u64>) -> Counts {
     let mut ends = Counts::new();
@@ -86,6 +89,65 @@ fn causes(job: &Simulation) -> Vec<Failure> {
         outcome => panic!("{outcome:?}"),
     };
     job.ends().outcomes.iter().map(|(_, outcome)| cause(outcome)).collect()
+}
+
+/// A job of one or two nodes. `fault` befalls the first, which runs in a world of both. Its workers take the whole grace to end, those of
+/// the other end at once.
+fn without_the_first(fault: Action, change: impl FnOnce(&mut Agents)) -> Result<Simulation, Violation> {
+    let mut agents = Agents { hosts: [0].into(), grace: GRACE, stop: (GRACE, GRACE), ..Agents::default() };
+    change(&mut agents);
+    let mut job = Simulation::new(Options { agents, ..Options::exact(2, Settings::new(1, 2)) });
+    job.start_all(Duration::ZERO);
+    job.at(Duration::from_secs(12), fault);
+    job.run_until(Duration::from_secs(90))?;
+    assert_eq!(job.hosts()[1].placements.last().map(|placement| placement.world_size), Some(1), "it has gone on alone");
+    Ok(job)
+}
+
+const FOR_LONG: Duration = Duration::from_secs(120);
+
+fn cut() -> Action {
+    Action::Cut(0, End::Coordinator, FOR_LONG, Partition::Lost)
+}
+
+#[track_caller]
+fn is_two_worlds(job: Result<Simulation, Violation>) {
+    assert_eq!(job.map(|_| ()).map_err(|violation| violation.invariant), Err(Invariant::OneWorld));
+}
+
+#[test]
+fn workers_of_a_node_that_is_cut_off_or_whose_agent_is_stopped_are_dead_before_the_others_go_on() {
+    for fault in [cut(), Action::Stall(0, FOR_LONG), Action::Cut(0, End::Node, FOR_LONG, Partition::Lost)] {
+        without_the_first(fault.clone(), |_| ()).unwrap_or_else(|violation| panic!("{fault:?}: {violation}"));
+    }
+}
+
+/// Each of the two, the agent's fence and the guards' deadline, ends the workers of an agent that is awake. Without both, a worker that
+/// takes its grace runs beside the next world.
+#[test]
+fn a_fence_that_does_not_kill_is_caught() {
+    without_the_first(cut(), |agents| agents.without_deadlines = true).unwrap();
+    without_the_first(cut(), |agents| agents.fences_with_grace = true).unwrap();
+    is_two_worlds(without_the_first(cut(), |agents| {
+        (agents.without_deadlines, agents.fences_with_grace) = (true, true);
+    }));
+}
+
+#[test]
+fn guards_without_a_deadline_are_caught_when_their_agent_is_stopped() {
+    is_two_worlds(without_the_first(Action::Stall(0, FOR_LONG), |agents| agents.without_deadlines = true));
+}
+
+/// The same in histories that are drawn from seeds.
+#[test]
+fn seeds_find_guards_without_a_deadline() {
+    let broken = |seed: &u64| {
+        let mut plan = draw(*seed);
+        plan.options.agents.without_deadlines = true;
+        let failure = live_plan(*seed, &plan, false).err();
+        failure.is_some_and(|failure| failure.violation.invariant == Invariant::OneWorld)
+    };
+    assert!((0..300).any(|seed| broken(&seed)), "no history shows two worlds");
 }
 
 /// #60910: a failure to start was retried without end.

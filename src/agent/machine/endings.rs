@@ -59,7 +59,12 @@ impl AgentMachine {
             // This node's workers have succeeded. It cannot judge the other nodes' workers.
             Phase::Finishing { .. } => self.end(Outcome::Succeeded),
             Phase::Ended | Phase::Stopping { next: Next::End(_), .. } => {}
-            _ => self.end_after_stop(Outcome::NoPlace(error)),
+            _ => {
+                // The coordinator forms a world without a node that it has rejected, and does not wait.
+                let kills = matches!(error, JoinError::Rejected(_)).then_some(Command::Kill);
+                self.end_after_stop(Outcome::NoPlace(error));
+                self.commands.extend(kills);
+            }
         }
     }
 

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use super::{ErrorFiles, Runner, Step, change_of};
 use crate::agent::account::OomKills;
 use crate::agent::crew::Crew;
-use crate::process::{Consoles, FilterOptions, Group, WorkerSpec};
+use crate::process::{Consoles, FilterOptions, Group, Origin, WorkerSpec};
 use crate::warm::Template;
 
 /// How long a start may take to complete after an event that ends the round. Only a file system that hangs makes it take that
@@ -81,8 +81,8 @@ impl Runner {
             self.resumed(); // all workers have survived
             return BTreeMap::new();
         }
-        let forker = template.map(Template::forker);
-        match self.while_starting(Group::start_from(forker, specs, filters, consoles)).await {
+        let origin = Origin { forker: template.map(Template::forker), deadline: self.deadline.clone() };
+        match self.while_starting(Group::start_from(origin, specs, filters, consoles)).await {
             Some(Ok(group)) => {
                 let pids = group.pids();
                 let started = error_files.into_iter().filter(|(rank, _)| pids.contains_key(rank)).collect();

@@ -10,7 +10,7 @@ use super::calls::{errno, fail, tell};
 use super::descriptors::close_all_but;
 use super::plan::step;
 use super::worker::{take_place, take_signals};
-use super::{Guard, NAME, Senses, let_go_of_stdio, stand_apart};
+use super::{Ends, Guard, NAME, Senses, let_go_of_stdio, stand_apart};
 
 /// The descriptors of a guard and its worker. None is below 3.
 #[derive(Debug)]
@@ -19,6 +19,8 @@ pub(crate) struct GuardDescriptors {
     pub control: OwnedFd,
     /// A pidfd of the agent. `None` where the kernel has none: then the guard ends with the fork server's guard, which is above it.
     pub agent: Option<OwnedFd>,
+    /// The timer that all guards of the agent share. `None`: they have no deadline.
+    pub deadline: Option<OwnedFd>,
     /// Closed when the guard ends and not before. Only where the kernel has no pidfds.
     pub life: Option<OwnedFd>,
     /// What becomes the worker's standard input, output and error.
@@ -64,18 +66,19 @@ impl ForkedGuard {
 
     /// In the guard, after it has forked its worker: waits until no descendant is left, and ends the process. -1: no worker.
     pub fn watch(self, worker: i32) -> ! {
-        let GuardDescriptors { control, agent, life, null, .. } = &self.given;
+        let GuardDescriptors { control, agent, deadline, life, null, .. } = &self.given;
         let [control, null] = [control, null].map(AsRawFd::as_raw_fd);
-        let [agent, life] = [agent, life].map(|fd| fd.as_ref().map_or(-1, AsRawFd::as_raw_fd));
+        let [agent, deadline, life] = [agent, deadline, life].map(|fd| fd.as_ref().map_or(-1, AsRawFd::as_raw_fd));
         // SAFETY: nothing that owns one of the descriptors closed here runs again, since this never returns.
         unsafe {
             if worker == -1 {
                 fail(control, (step::CLONE, errno()));
             }
             libc::prctl(libc::PR_SET_NAME, NAME.as_ptr());
-            close_all_but([control, agent, life, null, self.senses.signals, self.senses.executed]);
+            close_all_but([control, agent, deadline, life, null, self.senses.signals, self.senses.executed]);
             let_go_of_stdio(null);
-            Guard::new(control, agent, 0, &self.senses, worker, false).watch()
+            let ends = Ends { control, agent, deadline, parent: 0 };
+            Guard::new(ends, &self.senses, worker, false).watch()
         }
     }
 

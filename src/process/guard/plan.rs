@@ -11,6 +11,8 @@ pub(in super::super) struct Plan<'a> {
     pub control: RawFd,
     /// A pidfd of the agent; -1 where the kernel has none.
     pub agent: RawFd,
+    /// The timer that all guards of the agent share; -1: they have no deadline.
+    pub deadline: RawFd,
     /// The agent's process id.
     pub agent_pid: i32,
     /// The worker's standard input, output and error.

@@ -29,8 +29,8 @@ impl CellNode {
     }
 
     /// etcd has renewed this node's lease. `asked_at`: when the renewal was requested.
-    pub fn on_renewed(&mut self, asked_at: Instant) {
-        self.machine.vouch(asked_at);
+    pub fn on_renewed(&mut self, asked_at: Instant, now: Instant) {
+        self.machine.vouch(asked_at, now);
     }
 
     /// Whether this node's key is to be put now, with its [`CellNode::wish`]. Asked for once.

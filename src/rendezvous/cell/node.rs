@@ -191,7 +191,7 @@ impl CellNode {
         let Some(Proposal { blob, recorded, replies, .. }) = self.pending.take() else { return };
         self.keep(recorded, now);
         if self.liveness == Liveness::Counters && blob.knows(self.hello.node) {
-            self.machine.vouch(self.written_at);
+            self.machine.vouch(self.written_at, now);
         }
         self.accept(Some(blob), now);
         self.deliver(replies, now);

@@ -266,7 +266,7 @@ impl EtcdNode {
         let Some(own) = self.lease.as_mut().filter(|own| own.id == lease) else { return };
         if held {
             own.renewed(asked);
-            self.vouch();
+            self.vouch(now);
         } else {
             self.lose_lease(now);
             self.node.look_if_idle(now);
@@ -281,14 +281,14 @@ impl EtcdNode {
             return;
         };
         if self.node.machine().lease_ends_at() > now {
-            self.node.on_renewed(lease.fence_from(asked, self.node.settings().lease()));
+            self.node.on_renewed(lease.fence_from(asked, self.node.settings().lease()), now);
         }
     }
 
     /// Renew the fence of a node whose key is attached to its lease.
-    fn vouch(&mut self) {
+    fn vouch(&mut self, now: Instant) {
         if let Some(lease) = self.lease.as_ref().filter(|_| self.attached) {
-            self.node.on_renewed(lease.fence_from(lease.renewed_at, self.node.settings().lease()));
+            self.node.on_renewed(lease.fence_from(lease.renewed_at, self.node.settings().lease()), now);
         }
     }
 
@@ -309,7 +309,7 @@ impl EtcdNode {
             }
         }
         self.reported = revision;
-        self.apply_peers();
+        self.apply_peers(now);
         self.node.on_written(now);
         // A later state is reported after this one.
         self.stale |= self.known_revision() != revision;
@@ -341,7 +341,7 @@ impl EtcdNode {
             self.requests.push(EtcdRequest::Watch { from: Revision(self.known.revision.0 + 1) });
         }
         self.adopt_run_lease(now);
-        self.apply_peers();
+        self.apply_peers(now);
     }
 
     /// Renew the lease of the state from now on. One of this node's that no state uses is ended.
@@ -399,7 +399,7 @@ impl EtcdNode {
     }
 
     /// Tell the node who has a key. If its own key is attached to its lease, renew its fence.
-    fn apply_peers(&mut self) {
+    fn apply_peers(&mut self, now: Instant) {
         let own = self.known.nodes.get(&self.node.id()).map(|key| key.lease);
         if self.attached && own.is_none() {
             // Somebody has deleted the key.
@@ -407,7 +407,7 @@ impl EtcdNode {
         }
         self.attached = own.is_some() && own == self.lease_id();
         self.node.on_peers(Peers::new(self.peers.clone()));
-        self.vouch();
+        self.vouch(now);
     }
 
     /// The `mod_revision` of the state.
@@ -437,7 +437,7 @@ impl EtcdNode {
         }
         if self.stale {
             self.stale = false;
-            self.apply_peers();
+            self.apply_peers(now);
             if self.known_revision() == self.reported {
                 self.node.on_wishes(now);
             } else {

@@ -70,6 +70,8 @@ pub struct NodeMachine {
     brings: Option<Vec<Survivor>>,
     /// The coordinator is in this process: see [`super::fence`].
     pub(in crate::rendezvous) hosted: bool,
+    /// The survivors of the pending join, or of the last one, have ended, for this reason.
+    pub(super) lost_survivors: Option<String>,
     /// The lease has ended, and the node asks once more before it stops its workers.
     pub(in crate::rendezvous) suspect: bool,
     /// A join was abandoned, and the coordinator has not confirmed the withdrawal.
@@ -128,6 +130,7 @@ impl NodeMachine {
             part: Part::default(),
             brings: None,
             hosted: false,
+            lost_survivors: None,
             suspect: false,
             withdrawing: false,
             commands: Vec::new(),
@@ -154,7 +157,7 @@ impl NodeMachine {
     /// The connection could not be opened. `refused`: the host answered that no process listens.
     pub fn on_connect_failed(&mut self, error: String, refused: bool, now: Instant) {
         if refused {
-            self.vouch(self.attempt_at);
+            self.vouch(self.attempt_at, now);
         }
         self.last_error = error;
         self.retry(now);
@@ -206,12 +209,17 @@ impl NodeMachine {
     /// A message of the coordinator has arrived.
     pub fn on_message(&mut self, message: CoordinatorMessage, now: Instant) {
         self.journal.tick(now);
+        // A message that has waited for this process may count on workers whose lease is over by now.
+        self.fence_if_due(now);
+        if self.lost_survivors.is_some() && matches!(self.link, Link::Down { .. }) {
+            return; // the fence has ended the connection
+        }
         match tidy_message(message) {
             CoordinatorMessage::Rejected { reason } => self.fail(JoinError::Rejected(reason)),
             CoordinatorMessage::Ended { reason } => self.fail(JoinError::Rejected(reason)),
             CoordinatorMessage::Welcome { addr, hosted, capabilities } => {
                 self.capabilities = capabilities;
-                self.on_welcome(addr, hosted);
+                self.on_welcome(addr, hosted, now);
             }
             CoordinatorMessage::Leaving { why, interrupts } => self.on_leaving(why, interrupts, now),
             CoordinatorMessage::Status { waiting, reason, restart, failure } => {
@@ -282,8 +290,7 @@ impl NodeMachine {
                 let lease = self.hello.settings.lease();
                 let asks = welcomed && self.joining.as_mut().is_some_and(|joining| joining.asks(now));
                 if now >= answered_at + lease {
-                    self.commands.push(NodeCommand::Disconnect);
-                    self.lose(format!("{} was silent for {lease:.1?}", self.counterpart.place()), now);
+                    self.end_silent_link(now);
                 } else if asks || now >= beat_at {
                     let beat = self.next_beat();
                     self.commands.push(NodeCommand::Send(beat));
@@ -381,6 +388,12 @@ impl NodeMachine {
     pub(in crate::rendezvous) fn needed_until(&self) -> Option<Instant> {
         let since = self.view.out_of_reach_since.filter(|_| self.ever_welcomed && self.view.closed.is_none());
         Some(since? + self.counterpart.timeout()?)
+    }
+
+    /// End a connection on which nothing was answered for a lease.
+    pub(super) fn end_silent_link(&mut self, now: Instant) {
+        self.commands.push(NodeCommand::Disconnect);
+        self.lose(format!("{} was silent for {:.1?}", self.counterpart.place(), self.hello.settings.lease()), now);
     }
 
     /// Record that the connection is lost, and schedule the next attempt.

@@ -66,6 +66,20 @@ impl Joining {
         }
     }
 
+    /// Whether workers survive into the next world.
+    pub fn brings_survivors(&self) -> bool {
+        let workers = self.join.workers.as_ref();
+        workers.and_then(|workers| workers.survivors.as_ref()).is_some_and(|survivors| !survivors.is_empty())
+    }
+
+    /// The survivors have ended: the node can change in place, and none of its workers lives.
+    pub fn lose_survivors(&mut self) {
+        if let Some(survivors) = self.join.workers.as_mut().and_then(|workers| workers.survivors.as_mut()) {
+            survivors.clear();
+        }
+        self.check = None;
+    }
+
     /// When to ask the coordinator for progress, unless it is known by then.
     pub fn ask_at(&self) -> Option<Instant> {
         let unknown = !self.asked && self.progress.is_none() && self.withdrawn_at.is_none();

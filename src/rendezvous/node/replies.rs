@@ -8,12 +8,12 @@ use crate::rendezvous::protocol::message::{Failure, NodeMessage, Placed, Placeme
 use crate::rendezvous::protocol::settings::Settings;
 
 impl NodeMachine {
-    pub(in crate::rendezvous) fn on_welcome(&mut self, addr: String, hosted: bool) {
+    pub(in crate::rendezvous) fn on_welcome(&mut self, addr: String, hosted: bool, now: Instant) {
         if let Link::Up { welcomed, answered_at, beat_at } = &mut self.link {
             *welcomed = true;
             *beat_at = (*answered_at + self.hello.settings.keep_alive_interval).max(*beat_at);
             let hello_at = *answered_at;
-            self.vouch_by_answer(hello_at);
+            self.vouch_by_answer(hello_at, now);
         }
         self.ever_welcomed = true;
         self.hosted = hosted;
@@ -57,7 +57,7 @@ impl NodeMachine {
         self.hello.placed = Some(Placed { round, rank, world_size, world, active: true, restart, host });
         (self.view.restart, self.view.failure) = (restart, None);
         self.view.round = round;
-        self.view.waiting = 0;
+        (self.view.waiting, self.view.fenced) = (0, None);
         self.view.reason.clear();
         self.record_place(&placement);
         self.end_part();
@@ -115,7 +115,7 @@ impl NodeMachine {
 
     /// The coordinator's process ends. As with a refused connection, no coordinator decides there any more.
     pub(in crate::rendezvous) fn on_leaving(&mut self, why: String, interrupts: bool, now: Instant) {
-        self.vouch(self.attempt_at);
+        self.vouch(self.attempt_at, now);
         self.view.stopped = Some(why);
         let interrupts = interrupts || self.awaits_check();
         if interrupts && self.joining.is_none() && self.hello.placed.is_some_and(|placed| placed.active) {
@@ -136,7 +136,7 @@ impl NodeMachine {
         if let Link::Up { answered_at, .. } = &mut self.link {
             *answered_at = sent_at;
         }
-        self.vouch_by_answer(sent_at);
+        self.vouch_by_answer(sent_at, now);
     }
 
     pub(in crate::rendezvous) fn on_waits(&mut self, waits: Option<Waits>, now: Instant) {

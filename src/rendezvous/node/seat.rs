@@ -11,6 +11,15 @@ use super::machine::NodeMachine;
 use crate::events::file::EventFile;
 use crate::events::line::line_with;
 
+/// What ends a node's workers at a deadline, without any help of this process.
+pub trait WorkersEnd: Debug + Send + Sync {
+    /// Replace the deadline. `None`: withdraw it. Returns whether the one before has passed.
+    fn set(&self, until: Option<Instant>) -> bool;
+
+    /// Whether the deadline has passed.
+    fn has_passed(&self) -> bool;
+}
+
 /// A node's machine with its transport.
 pub trait Seat: Debug + Send {
     /// The node's state machine.
@@ -36,8 +45,17 @@ pub(in crate::rendezvous) struct Shared {
     pub steps: watch::Sender<u64>,
     /// Whether the `Leave` was sent.
     pub gone: watch::Sender<bool>,
+    /// What ends this node's workers, and its present deadline.
+    pub workers_end: Mutex<Option<Ending>>,
     /// Where this node's events are written.
     pub events: Mutex<Option<Recording>>,
+}
+
+/// What ends the workers, and when.
+#[derive(Debug)]
+pub(in crate::rendezvous) struct Ending {
+    pub by: Box<dyn WorkersEnd>,
+    pub until: Option<Instant>,
 }
 
 /// A file of events, and the run that they are of.
@@ -50,8 +68,30 @@ pub(in crate::rendezvous) struct Recording {
 impl Shared {
     /// The driver has made a step.
     pub fn stepped(&self) {
+        self.keep_workers_end(self.seat.lock().machine());
         self.write_events();
         self.steps.send_modify(|step| *step += 1);
+    }
+
+    /// Set the deadline of the workers as the machine has it now. If the one before has passed, the node fences itself.
+    pub fn keep_workers_end(&self, machine: &mut NodeMachine) {
+        let mut ending = self.workers_end.lock();
+        let Some(Ending { by, until }) = &mut *ending else { return };
+        let wanted = machine.workers_until();
+        if *until == wanted {
+            return;
+        }
+        *until = wanted;
+        if by.set(wanted) {
+            machine.fence_by_guards(Instant::now());
+        }
+    }
+
+    /// Fence the node if the deadline of its workers has passed.
+    pub fn look_at_workers_end(&self, machine: &mut NodeMachine) {
+        if self.workers_end.lock().as_ref().is_some_and(|ending| ending.by.has_passed()) {
+            machine.fence_by_guards(Instant::now());
+        }
     }
 
     /// Hand what was recorded to the file, if there is one. Never waits.

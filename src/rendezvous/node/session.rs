@@ -16,7 +16,8 @@ use tokio::time::timeout;
 
 use super::line::{Endpoint, drive};
 use super::machine::{JoinError, NodeMachine, View};
-use super::seat::{Recording, Seat, Shared};
+pub use super::seat::WorkersEnd;
+use super::seat::{Ending, Recording, Seat, Shared};
 use crate::events::file::EventFile;
 use crate::events::record::{Kind, Phase};
 use crate::rendezvous::protocol::message::{
@@ -62,7 +63,8 @@ impl Session {
     /// Make a session around a seat that the caller drives.
     pub(in crate::rendezvous) fn of(seat: Arc<Mutex<dyn Seat>>) -> Self {
         let (steps, gone) = (watch::Sender::new(0), watch::Sender::new(false));
-        let shared = Arc::new(Shared { seat, asked: Notify::new(), steps, gone, events: Mutex::default() });
+        let (asked, workers_end, events) = (Notify::new(), Mutex::default(), Mutex::default());
+        let shared = Arc::new(Shared { seat, asked, steps, gone, workers_end, events });
         Self { shared, turn: tokio::sync::Mutex::default(), task: None }
     }
 
@@ -83,6 +85,17 @@ impl Session {
         drop(events);
         self.shared.write_events();
         Ok(())
+    }
+
+    /// Have this end the workers when this node's lease is over, whatever this process does then.
+    pub fn end_workers_by(&self, by: Box<dyn WorkersEnd>) {
+        *self.shared.workers_end.lock() = Some(Ending { by, until: None });
+        self.shared.keep_workers_end(self.shared.seat.lock().machine());
+    }
+
+    /// Why the survivors of the last join have ended, if this node fenced itself while it waited. Returned once.
+    pub fn take_lost_survivors(&self) -> Option<String> {
+        self.ask(NodeMachine::take_lost_survivors)
     }
 
     /// Record what one of this node's workers did.
@@ -146,7 +159,10 @@ impl Session {
             let (outcome, wanted) = {
                 let mut seat = self.shared.seat.lock();
                 let machine = seat.machine();
-                (machine.take_outcome(), machine.wanted_store())
+                let outcome = machine.take_outcome();
+                // Before anybody starts workers by it.
+                self.shared.keep_workers_end(machine);
+                (outcome, machine.wanted_store())
             };
             if let Some(outcome) = outcome {
                 return outcome;
@@ -168,6 +184,7 @@ impl Session {
         let machine = seat.machine();
         // After a stall of the whole process, the driver may not have run yet.
         machine.fence_if_due(Instant::now());
+        self.shared.look_at_workers_end(machine);
         machine.view().clone()
     }
 
@@ -317,6 +334,7 @@ impl Session {
         let mut seat = self.shared.seat.lock();
         let answer = question(seat.machine());
         seat.asked(Instant::now());
+        self.shared.keep_workers_end(seat.machine());
         drop(seat);
         self.shared.asked.notify_one();
         answer

@@ -38,7 +38,7 @@ impl Job {
         ensure(sorted.len() == members.len() && there == active.len() && gone <= 1, || {
             format!("round {round} names others than it has")
         })?;
-        check_alone(&mut self.hosts, &self.engine, round)?;
+        check_alone(&mut self.hosts, &self.engine, round, true)?;
         self.worlds.insert(round, (members, master));
         self.report.rounds += 1;
         Ok(())

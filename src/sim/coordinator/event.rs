@@ -53,6 +53,8 @@ pub enum Event {
     Elastic(HostId, u64, Round, Happening),
     /// Something happens to the workers of a generation.
     Crew(HostId, u64, CrewEvent),
+    /// The deadline of the guards of our agent's workers.
+    Guards(HostId, u64),
     /// The deadline of our agent.
     AgentTick(HostId, u64),
     /// Our agent gets the words of a failed worker of a round.

@@ -54,7 +54,7 @@ pub fn live_with_host(seed: u64, keep_history: bool) -> Result<Report, Box<Failu
 }
 
 /// The same for a plan that was drawn from the seed in another way. Also returns the final state of the job.
-pub(super) fn live_plan(seed: u64, plan: &Plan, keep_history: bool) -> Result<(Report, Simulation), Box<Failure>> {
+pub fn live_plan(seed: u64, plan: &Plan, keep_history: bool) -> Result<(Report, Simulation), Box<Failure>> {
     let mut job = Simulation::new(plan.options.clone());
     if keep_history {
         job.keep_history();

@@ -197,6 +197,7 @@ impl Model for Simulation {
             | Event::Stopped(host, _) => Happens::In(Some(*host)),
             Event::Deliver { .. } | Event::Eof { .. } | Event::CoordinatorTick => Happens::In(None),
             Event::Act(_)
+            | Event::Guards(..)
             | Event::Resume(_)
             | Event::HostEnds(_)
             | Event::Syn(..)
@@ -238,6 +239,10 @@ impl Model for Simulation {
             Event::Crew(host, generation, event) => self.on_crew(host, generation, event),
             Event::Elastic(host, pid, round, happening) => self.on_elastic(host, pid, round, happening),
             Event::AgentTick(host, pid) => self.tick_agent(host, pid),
+            Event::Guards(host, pid) => {
+                self.look_at_guards(host, pid);
+                Ok(())
+            }
             Event::Words(host, pid, round, found) => self.on_words(host, pid, round, found),
             Event::MustBeGone(host, pid, since) => self.check_gone(host, pid, since),
             Event::Noticed(loss) => {

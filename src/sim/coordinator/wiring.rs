@@ -5,7 +5,7 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use super::event::{Event, REFUSED};
-use super::host::{self, Agent, Exit};
+use super::host::{self, Agent, Exit, Host};
 use super::ledger::Known;
 use super::options::run_id;
 use super::simulation::Simulation;
@@ -232,11 +232,18 @@ impl Simulation {
             coordinator.machine.check().map_err(Violation::contract)?;
             ledger.check_decision(&coordinator.machine, commands.iter().filter(concerns), life)?;
             if self.ledgers[run].rounds > rounds {
-                let awake = self.hosts_of(run).filter(|(host, _)| self.stalled_until(*host) < self.now());
-                self.ledgers[run].check_one_world(life, awake)?;
+                self.ledgers[run].check_one_world(life, self.bound_hosts(run))?;
             }
         }
         Ok(())
+    }
+
+    /// The hosts of a run whose workers of earlier rounds must be dead when a round forms: those with guards, and others that are awake.
+    /// Guards of the agent in the coordinator's process have no deadline.
+    fn bound_hosts(&self, run: usize) -> impl Iterator<Item = (HostId, &Host)> {
+        let guarded = |number: HostId, host: &Host| host.ours.is_some() && self.options.coordinator_on != Some(number);
+        self.hosts_of(run)
+            .filter(move |(number, host)| guarded(*number, host) || self.stalled_until(*number) < self.now())
     }
 
     fn obey_coordinator(&mut self, commands: Vec<Command>) -> Result<(), Violation> {

@@ -2,8 +2,11 @@
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
+use std::time::Instant;
 
-use super::support::{LIMIT, Traces, exit, grace, helper, start, wait_for_all, within};
+use elastic_rs::process::{Consoles, Deadline, FilterOptions, Group, Origin};
+
+use super::support::{LIMIT, Traces, exit, grace, helper, shown, start, wait_for_all, within};
 
 /// A child in the worker's process group, one more that ignores SIGTERM, and a daemon.
 const FAMILY: &str = "child pause child stubborn daemon stubborn";
@@ -51,6 +54,25 @@ async fn a_group_that_is_dropped_ends_its_workers() {
     assert_eq!(shown.line(), "ready");
     drop(group);
     traces.wait_until_none_is_left();
+}
+
+/// Without an order of the agent, which may be stopped.
+#[tokio::test]
+async fn a_deadline_that_passes_ends_the_whole_family() {
+    let traces = Traces::new();
+    let deadline = Deadline::new().unwrap();
+    deadline.set(Some(Instant::now() + LIMIT));
+    let (stdout, shown) = shown();
+    let consoles = Consoles { stderr: stdout.try_clone().unwrap(), stdout };
+    let specs = (0..2).map(|rank| traces.worker(rank, &format!("{FAMILY} ignore 15 say ready pause"))).collect();
+    let origin = Origin { deadline: Some(deadline.clone()), ..Origin::default() };
+    let mut group = Group::start_from(origin, specs, FilterOptions::default(), consoles).await.unwrap();
+    assert_eq!([shown.line(), shown.line()], ["ready", "ready"]);
+    assert!(!deadline.set(Some(Instant::now())));
+    let exits = wait_for_all(&mut group).await;
+    assert_eq!(exits.iter().map(|exited| exited.exit.to_string()).collect::<Vec<_>>(), ["SIGKILL", "SIGKILL"]);
+    assert_eq!(traces.alive(), [0_u32; 0]);
+    assert!(deadline.has_passed(), "the agent sees that they have not failed");
 }
 
 /// An agent in a separate process.

@@ -76,7 +76,7 @@ impl NodeMachine {
         timeout: Duration,
         now: Instant,
     ) {
-        (self.outcome, self.report, self.view.fenced) = (None, None, None);
+        (self.outcome, self.report, self.view.fenced, self.lost_survivors) = (None, None, None, None);
         let refusal = match (&self.view.failed, &self.view.closed) {
             _ if self.left => Some(JoinError::Connection(LEFT.to_owned())),
             (Some(error), _) => Some(error.clone()),

@@ -44,6 +44,8 @@ pub(super) struct Member {
     pub process: u64,
     /// Whether it runs.
     pub up: bool,
+    /// It was killed, and its agent does not know yet that it has ended.
+    pub killed: bool,
     /// It is connected.
     pub attends: bool,
     /// It was started before its node had the place for it.
@@ -65,6 +67,7 @@ impl Member {
         Self {
             process,
             up: false,
+            killed: false,
             attends: false,
             ahead: false,
             world: None,
@@ -78,7 +81,7 @@ impl Member {
 
 impl Simulation {
     fn member(&mut self, host: HostId, local_rank: u32) -> Option<&mut Member> {
-        self.hosts[host].crew.as_mut()?.left.get_mut(&local_rank).filter(|member| member.up)
+        self.hosts[host].crew.as_mut()?.left.get_mut(&local_rank).filter(|member| member.up && !member.killed)
     }
 
     fn plan(&mut self, host: HostId, local_rank: u32, what: Doing, within: (Duration, Duration)) {

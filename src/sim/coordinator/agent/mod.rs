@@ -4,13 +4,14 @@
 //! a while to start, fail, succeed, and end late or not at all when stopped. `words` are those of failed workers. Invariants of a
 //! node's workers are checked where they could break.
 
+mod guards;
 mod in_place;
 mod runner;
 mod words;
 mod workers;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::agent::news::Seen;
 use crate::agent::{AgentMachine, Budget, Outcome, Policy};
@@ -19,6 +20,7 @@ use crate::rendezvous::protocol::message::{Failure, Round};
 use crate::sim::engine::alarm::Alarm;
 use crate::sim::engine::paths::HostId;
 use crate::sim::engine::queue::Time;
+use crate::sim::worlds::Held;
 
 /// The hosts that run our agent, and the behaviour of their workers. Default: none, all agents are PyTorch's.
 #[derive(Clone, Debug, Default)]
@@ -47,6 +49,10 @@ pub struct Agents {
     pub hanging_files: u64,
     /// How workers change in place.
     pub in_place: InPlace,
+    /// Guards hold no deadline: a test of the tests.
+    pub without_deadlines: bool,
+    /// A fence asks workers to end and gives them their grace, as any other stop: a test of the tests.
+    pub fences_with_grace: bool,
 }
 
 pub use in_place::InPlace;
@@ -110,6 +116,8 @@ pub struct Crew {
     /// Those that have not ended.
     left: BTreeMap<u32, Member>,
     stopping: Option<Stopping>,
+    /// The place for which workers were started last.
+    place: Option<Held>,
 }
 
 /// Our agent in a process.
@@ -123,6 +131,8 @@ pub struct Ours {
     /// Until when it looks for a running world.
     looking_until: Option<Time>,
     ending: Option<Outcome>,
+    /// The deadline that guards were given last.
+    until: Option<Instant>,
     first_rank: u32,
     /// Workers of the last generation that ended well.
     succeeded: u32,
@@ -175,6 +185,7 @@ impl Ours {
             seen: None,
             looking_until: None,
             ending: None,
+            until: None,
             first_rank: 0,
             succeeded: 0,
             alarm: Alarm::default(),

@@ -10,6 +10,7 @@ use super::{Ends, Ours, pid_of_workers, worker_count};
 use crate::agent::machine::{LEAVE_LIMIT, LOOK_LIMIT, WORDS_LIMIT};
 use crate::agent::news::Seen;
 use crate::agent::{Command, Outcome};
+use crate::process::{Signal, StopPolicy};
 use crate::rendezvous::protocol::message::{Failure, Running};
 use crate::sim::engine::paths::{End, HostId};
 use crate::sim::engine::queue::Time;
@@ -41,6 +42,7 @@ impl Simulation {
             self.flush_node(host)?;
         }
         self.arm_agent(host);
+        self.arm_guards(host);
         self.check_told(host, WORDS_LIMIT)?;
         self.end_if_over(host)
     }
@@ -61,6 +63,9 @@ impl Simulation {
             process.answers += 1;
             match outcome.clone() {
                 Ok(placement) => {
+                    if let Some(reason) = process.machine.take_lost_survivors() {
+                        ours.machine.on_survivors_lost(&reason);
+                    }
                     ours.listening = None;
                     ours.seen = Some(Seen::placed(&placement));
                     ours.machine.on_placed(placement.clone(), instant);
@@ -84,6 +89,14 @@ impl Simulation {
             }
         }
         Ok(())
+    }
+
+    /// A worker has ended. If its guard has killed it, that is no failure.
+    pub(super) fn hear_of_fence(&mut self, host: HostId) -> Result<(), Violation> {
+        let now = self.instant();
+        let Some((process, _)) = self.ours(host) else { return Ok(()) };
+        process.machine.fence_if_due(now);
+        if process.machine.view().fenced.is_some() { self.hear(host) } else { Ok(()) }
     }
 
     fn perform(&mut self, host: HostId, command: Command) -> Result<(), Violation> {
@@ -121,14 +134,22 @@ impl Simulation {
                 }
             }
             Command::Stop(policy) => {
+                let mercy = self.options.agents.fences_with_grace && policy.signal == Signal::KILL;
+                let policy = if mercy { StopPolicy { signal: Signal::TERM, ..policy } } else { policy };
+                let Some((process, _)) = self.ours(host) else { return Ok(()) };
                 process.agent = Agent::Stopping { again: true };
                 self.begin_stop(host, policy);
             }
             Command::Kill => {
                 let now = self.instant();
-                let stopping = self.hosts[host].crew.as_mut().and_then(|crew| crew.stopping.as_mut());
-                let commands = stopping.map(|stopping| stopping.on_kill(now)).unwrap_or_default();
-                self.signal_workers(host, commands);
+                let Some(crew) = self.hosts[host].crew.as_mut() else { return Ok(()) };
+                match &mut crew.stopping {
+                    Some(stopping) => {
+                        let commands = stopping.on_kill(now);
+                        self.signal_workers(host, commands);
+                    }
+                    None => self.begin_stop(host, StopPolicy { grace: Duration::ZERO, ..StopPolicy::default() }),
+                }
             }
             Command::Listen { local_rank } => self.listen(host, local_rank)?,
             Command::Report { failure, .. } => {

@@ -14,7 +14,7 @@ use crate::sim::engine::paths::HostId;
 use crate::sim::worlds::Violation;
 
 /// Killed processes are gone within this time.
-const KILLED_WITHIN: Duration = Duration::from_millis(50);
+pub(super) const KILLED_WITHIN: Duration = Duration::from_millis(50);
 
 impl Simulation {
     pub(super) fn start_workers(
@@ -27,7 +27,9 @@ impl Simulation {
         let Some((process, ours)) = self.ours(host) else { return Ok(()) };
         ours.first_rank = placement.workers.map_or(0, |ranks| ranks.first_rank);
         process.agent = Agent::Running(placement);
+        let place = process.held(host);
         self.begin_start(host, missing);
+        self.hosts[host].crew.iter_mut().for_each(|crew| crew.place = place);
         Ok(())
     }
 
@@ -53,7 +55,7 @@ impl Simulation {
         if let Some((_, ours)) = self.ours(host) {
             ours.succeeded = 0;
         }
-        let none = || Crew { generation, up: false, left: BTreeMap::new(), stopping: None };
+        let none = || Crew { generation, up: false, left: BTreeMap::new(), stopping: None, place: None };
         let crew = self.hosts[host].crew.get_or_insert_with(none);
         (crew.generation, crew.up) = (generation, false);
         for local_rank in missing {
@@ -128,8 +130,7 @@ impl Simulation {
 
     /// A worker is killed, alone.
     pub(super) fn kill_worker(&mut self, host: HostId, local_rank: u32) {
-        let after = self.engine.dice.duration((Duration::ZERO, KILLED_WITHIN));
-        self.push_end(host, local_rank, false, after);
+        self.kill_now(host, local_rank);
     }
 
     /// Workers react to signals, with a delay.
@@ -144,7 +145,8 @@ impl Simulation {
                 process::Command::Signal { local_rank, .. } => (local_rank, stop),
                 // Nobody here sleeps uninterruptibly, so none is given up.
                 process::Command::Kill { local_rank } | process::Command::Abandon { local_rank } => {
-                    (local_rank, (Duration::ZERO, KILLED_WITHIN))
+                    self.kill_now(host, local_rank);
+                    continue;
                 }
             };
             let after = self.engine.dice.duration(within);
@@ -175,6 +177,9 @@ impl Simulation {
         event: CrewEvent,
     ) -> Result<(), Violation> {
         let now = self.instant();
+        if matches!(event, CrewEvent::Ends { .. }) {
+            self.hear_of_fence(host)?;
+        }
         let state = &mut self.hosts[host];
         let Some(crew) = state.crew.as_mut() else { return Ok(()) };
         let Some(ours) = &mut state.ours else {

@@ -122,24 +122,29 @@ impl Ledger {
         ensure(out.is_none(), || format!("{addr} has a place in round {}, and is kept out: {out:?}", placement.round))
     }
 
-    /// Checks that no two worlds run at once among the hosts that are `awake`. A node of an earlier world was cut off, and must have
-    /// stopped its workers before. Nodes whose connection has ended are exempt: TCP reported their end, within `reconnect_grace`.
+    /// Checks that no two worlds run at once among these hosts. A node of an earlier world was cut off, and its workers must be dead.
+    /// Workers that are being stopped are not. Nodes whose connection has ended are exempt: TCP reported their end, within
+    /// `reconnect_grace`. So are nodes that have said goodbye: the others do not wait for the grace of their workers. PyTorch's agent has
+    /// no guards: what it stops counts as dead.
     pub(in crate::sim::coordinator) fn check_one_world<'a>(
         &self,
         life: u32,
-        awake: impl Iterator<Item = (HostId, &'a Host)>,
+        hosts: impl Iterator<Item = (HostId, &'a Host)>,
     ) -> Result<(), Violation> {
         if self.settings.on_partition == OnPartition::Continue {
             return Ok(());
         }
         let bound = |(number, host): (HostId, &Host)| {
-            let process = host.process.as_ref().filter(|process| !process.done)?;
-            let placement = process.running()?;
-            let world = self.world_of(process.id, placement.round, placement.rank);
+            let process = host.process.as_ref().filter(|process| !process.done && !process.machine.has_left())?;
+            let held = match &host.ours {
+                Some(_) => host.crew.as_ref()?.held()?,
+                None => process.held(number)?,
+            };
+            let world = self.world_of(process.id, Round(held.round), held.rank);
             let known = world.is_some_and(|world| world.0 == life || self.learned.contains(&world));
-            (known && !self.gone.contains(&process.id)).then(|| process.held(number)).flatten()
+            (known && !self.gone.contains(&process.id)).then_some(held)
         };
-        worlds::check_one_world(self.highest.0, awake.filter_map(bound))
+        worlds::check_one_world(self.highest.0, hosts.filter_map(bound))
     }
 
     /// Check the outcome of a node's join.
