@@ -227,6 +227,7 @@ impl Node {
             restart: 0,
             workers: None,
             host: None,
+            began_with: Default::default(),
             local_world_size: None,
             resume: None,
             members: None,

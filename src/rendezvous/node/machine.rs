@@ -12,7 +12,7 @@ use crate::events::journal::Journal;
 use crate::rendezvous::protocol::bounds::tidy_message;
 use crate::rendezvous::protocol::capability::Capabilities;
 use crate::rendezvous::protocol::message::{
-    CoordinatorMessage, Hello, NodeMessage, Placement, Round, Running, Survivor, Verdict,
+    CoordinatorMessage, Hello, NodeMessage, Placement, Round, Running, Survival, Verdict,
 };
 
 mod in_place;
@@ -67,7 +67,7 @@ pub struct NodeMachine {
     /// This node's part in changes in place.
     part: Part,
     /// The surviving workers of the next join.
-    brings: Option<Vec<Survivor>>,
+    brings: Survival,
     /// The coordinator is in this process: see [`super::fence`].
     pub(in crate::rendezvous) hosted: bool,
     /// The lease has ended, and the node asks once more before it stops its workers.
@@ -126,7 +126,7 @@ impl NodeMachine {
             started: None,
             members: Members::default(),
             part: Part::default(),
-            brings: None,
+            brings: Survival::New,
             hosted: false,
             suspect: false,
             withdrawing: false,

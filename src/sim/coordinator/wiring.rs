@@ -236,7 +236,7 @@ impl Simulation {
                 self.ledgers[run].check_one_world(life, awake)?;
             }
         }
-        Ok(())
+        self.note_worlds(commands)
     }
 
     fn obey_coordinator(&mut self, commands: Vec<Command>) -> Result<(), Violation> {
