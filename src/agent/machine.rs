@@ -146,6 +146,7 @@ impl AgentMachine {
         if !matches!(self.phase, Phase::Joining) {
             return;
         }
+        let missed = self.place.as_deref().is_some_and(|last| last.round.next() < placement.round);
         self.place = Some(Box::new(placement.clone()));
         self.workers = placement.workers_of(self.policy.workers);
         if self.policy.budget == Budget::Job {
@@ -154,7 +155,7 @@ impl AgentMachine {
         self.first = None;
         self.in_company = placement.world_size > 1;
         self.resumes = placement.resume.is_some();
-        self.begin_world(placement, now);
+        self.begin_world(placement, missed, now);
     }
 
     /// The join ended without a place.

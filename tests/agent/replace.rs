@@ -331,3 +331,14 @@ fn it_waits_for_the_round_after_if_its_own_is_over_before() {
     };
     assert_eq!(does(&mut agent), [Command::CancelStart, told(0), told(1)], "it is a worker as the others");
 }
+
+/// It was out of reach meanwhile. The others have begun again, and have written another checkpoint than this one has loaded.
+#[test]
+fn a_worker_that_was_started_before_a_missed_round_does_not_bring_an_old_checkpoint() {
+    for (round, survivors, restarts) in [(2, 0, false), (3, 0, true), (3, 2, false)] {
+        let now = Instant::now();
+        let mut agent = joining(now);
+        agent.on_placed(placement(round, survivors), now);
+        assert_eq!(does(&mut agent).contains(&stop(SIGTERM)), restarts, "round {round}, {survivors} survivors");
+    }
+}

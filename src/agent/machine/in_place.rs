@@ -33,7 +33,7 @@ impl AgentMachine {
         match self.lives.of.get(&local_rank) {
             Some(Life::Started) if self.is_preparing() => self.on_prepared(local_rank),
             Some(Life::Ahead { .. }) => self.waits_ahead(local_rank, true),
-            Some(Life::Started | Life::Attends { .. }) => {
+            Some(Life::Started | Life::Deaf | Life::Attends { .. }) => {
                 self.place(local_rank);
                 self.tell_if_all_attend();
             }
@@ -289,13 +289,20 @@ impl AgentMachine {
     }
 
     /// The round was completed. Workers that were parked go on in it, or are stopped because those of another node were.
-    pub(super) fn begin_world(&mut self, placement: Placement, now: Instant) {
-        let continues = matches!(placement.resume, Some(Resume::Continue { .. }));
+    ///
+    /// `missed`: a round has formed without this node since its last one. If the workers of this one are all new, they begin from a
+    /// checkpoint that those which wait here may have been too early to load.
+    pub(super) fn begin_world(&mut self, placement: Placement, missed: bool, now: Instant) {
+        let continues = match placement.resume {
+            Some(Resume::Continue { survivors, .. }) => survivors > 0 || !missed,
+            Some(Resume::Restart { .. }) | None => false,
+        };
         let waits = |life| matches!(life, Life::Parked { .. } | Life::Ahead { .. });
         if !continues && self.lives.any(waits) {
             let reason = match &placement.resume {
                 Some(Resume::Restart { reason }) => reason,
-                _ => "the coordinator was replaced by one that cannot form a world of workers that survive",
+                Some(Resume::Continue { .. }) => "a round has formed without this node, and no worker of it lives",
+                None => "the coordinator was replaced by one that cannot form a world of workers that survive",
             };
             self.warn(format!("restarting all workers: {reason}"));
             return self.stop(SIGTERM, Next::Start(Box::new(placement)));
