@@ -463,7 +463,7 @@ fn a_node_that_was_cut_off_stops_its_workers_wherever_they_are() {
     agent.on_fenced(Round(1), "cut off", now);
     assert_eq!(does(&mut agent), [stop(SIGTERM)], "they have not parked yet");
     agent.on_stopped();
-    assert_eq!(does(&mut agent), [commands::UNATTENDED]);
+    assert_eq!(does(&mut agent), [join(&[])]);
     let mut agent = awaiting_the_check(now);
     agent.on_fenced(Round(1), "cut off", now);
     assert_eq!(does(&mut agent), [stop(SIGTERM)], "they run until the check");

@@ -34,7 +34,7 @@ fn succeeded() -> Verdict {
 /// An agent that runs its workers of round 1.
 fn running(budget: Budget) -> AgentMachine {
     let mut agent = new_agent(counted_by(budget));
-    assert_eq!(does(&mut agent), [commands::UNATTENDED]);
+    assert_eq!(does(&mut agent), [commands::NEW]);
     agent.on_placed(placement(1, 0), Instant::now());
     assert_eq!(does(&mut agent), [Command::Start { placement: Box::new(placement(1, 0)), missing: [0, 1].into() }]);
     agent

@@ -79,13 +79,8 @@ impl Bench {
         self.take();
     }
 
-    pub fn say(&mut self, session: u64, mut message: NodeMessage) {
-        if let NodeMessage::JoinInPlace { survival: Survival::Attended(survivors), .. } = &mut message {
-            // Tests name a world by its round alone.
-            for of in survivors.iter_mut().filter_map(|it| it.generation.as_mut()).filter(|of| of.world == 0) {
-                of.world = self.worlds.get(&of.round).copied().unwrap_or_default();
-            }
-        }
+    pub fn say(&mut self, session: u64, message: NodeMessage) {
+        let message = of_worlds(message, &self.worlds);
         self.machine.on_message(SessionId(session), message, self.now);
         self.take();
     }
@@ -154,6 +149,16 @@ pub fn survived(round: u64, survivors: &[(u32, Option<u64>)]) -> Survival {
         commit: *commit,
     };
     Survival::Attended(survivors.iter().map(survivor).collect())
+}
+
+/// The same message, in which the worlds of survivors have their ids. Tests name a world by its round alone.
+pub fn of_worlds(mut message: NodeMessage, worlds: &BTreeMap<Round, u64>) -> NodeMessage {
+    if let NodeMessage::JoinInPlace { survival: Survival::Attended(survivors), .. } = &mut message {
+        for of in survivors.iter_mut().filter_map(|it| it.generation.as_mut()).filter(|of| of.world == 0) {
+            of.world = worlds.get(&of.round).copied().unwrap_or_default();
+        }
+    }
+    message
 }
 
 /// A join of a node whose workers with these local ranks and commits live. `check`: at which they have stopped.

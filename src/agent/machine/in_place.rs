@@ -31,7 +31,7 @@ impl AgentMachine {
     /// A worker has connected. It learns its world now, and hears of the end of it.
     pub fn on_worker_attends(&mut self, local_rank: u32) {
         match self.lives.of.get(&local_rank) {
-            Some(Life::Started) if self.is_preparing() => self.on_prepared(local_rank),
+            Some(Life::Started | Life::Deaf) if self.is_preparing() => self.on_prepared(local_rank),
             Some(Life::Ahead { .. }) => self.waits_ahead(local_rank, true),
             Some(Life::Started | Life::Deaf | Life::Attends { .. }) => {
                 self.place(local_rank);

@@ -130,7 +130,7 @@ pub struct Survivor {
 }
 
 /// Most survivors that one node may name. As many fit into a frame.
-pub const SURVIVORS_LIMIT: usize = 4096;
+pub const SURVIVORS_LIMIT: usize = 1024;
 
 /// Ranks of a node's workers: worker `i` has global rank `first_rank + i` and role rank `first_role_rank + i`.
 ///

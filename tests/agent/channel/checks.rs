@@ -222,7 +222,9 @@ fn the_end_of_the_connection_ends_what_waits_and_leaves_what_is_known() {
 fn a_state_is_of_the_last_world_in_which_it_was_synchronised_or_all_were_equal() {
     let mut worker = Worker::default();
     let mut parks = |world: Option<World>, synchronised: bool, commit| {
-        world.into_iter().for_each(|world| drop(worker.hears(ToWorker::World(Box::new(world)))));
+        if let Some(world) = world {
+            worker.hears(ToWorker::World(Box::new(world)));
+        }
         worker.news.next_world();
         if synchronised {
             worker.news.synchronised();

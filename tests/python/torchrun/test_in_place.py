@@ -423,6 +423,7 @@ def test_a_node_that_missed_a_round_does_not_bring_an_old_state_back(
     serve.wait()
 
 
+@run_alone
 def test_programs_that_do_not_use_it_are_restarted_with_those_that_do(start: Start, done: Path) -> None:
     nodes = [
         start(number, "--until", done, *flags, nnodes="2", nproc=1, script=STEPS)

@@ -112,6 +112,7 @@ fn a_restarted_coordinator_lets_the_others_stop_where_one_has_stopped() {
     let Hello { placed, .. } = member(1, false);
     let waiting =
         Hello { placed: placed.map(|placed| Placed { active: false, ..placed }), joining: true, ..member(1, false) };
+    bench.worlds.extend(placed.map(|placed| (placed.round, placed.world)));
     bench.greet(1, waiting, 1);
     bench.say(1, back(5, &[(0, Some(3)), (1, Some(3))], Some(31)));
     bench.greet(2, member(2, true), 2);
