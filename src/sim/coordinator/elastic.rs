@@ -251,15 +251,22 @@ impl Simulation {
             let was_there = |host: HostId| process(host).filter(|it| last.members.contains(&(host, it.pid)));
             let here =
                 places.iter().filter_map(|(host, ..)| was_there(*host)).flat_map(|it| it.workers.living.values());
-            let [of_last, began_with] = [last.generation, last.began_with].map(Some);
-            let has_state = |state: &&State| [of_last, began_with].contains(&state.generation);
+            // A node that missed a world may have one commit more of the generation with which the last one began.
+            let had = |state: &State| last.start.is_some_and(|start| state.commit <= start.commit);
+            let has_state = |state: &&State| {
+                let of = |generation| state.generation == Some(generation);
+                of(last.generation) || of(last.began_with) && had(state)
+            };
             let newest = here.filter(has_state).map(|state| state.step).max();
             let told = || format!("{resume:?} begins round {} at step {}", generation.round, start.step);
             let cannot = matches!(resume, Resume::Restart { reason } if !reason.starts_with(NONE_HAS_THE_STATE));
-            let kept = cannot || newest.is_none_or(|newest| start.step >= newest);
+            // Two lives of the coordinator may have used one round number, and it has heard of the earlier world first.
+            let twin = |of: Generation| of.round == last.generation.round && of.world != last.generation.world;
+            let unknown = last.life != self.coordinator.incarnation && start.generation.is_some_and(twin);
+            let kept = cannot || unknown || newest.is_none_or(|newest| start.step >= newest);
             ensure(kept, || format!("{}, and a member has committed {newest:?}: {last:?}", told()))?;
             // A coordinator that is restarted may not hear of a world all of whose members have gone.
-            if last.life == self.coordinator.incarnation || newest.is_some() {
+            if !unknown && (last.life == self.coordinator.incarnation || newest.is_some()) {
                 ensure(start.step >= checkpoint, || format!("{}, the checkpoint has {checkpoint}: {last:?}", told()))?;
                 let missed = source.flatten().filter(|(host, _)| was_there(*host).is_none());
                 ensure(missed.is_none(), || format!("{}, of {missed:?}, who missed {last:?}", told()))?;
