@@ -1692,6 +1692,10 @@ class WorkerChannel:
         """
         Tell the agent now that the world cannot be formed. Every member leaves it.
         """
+    def synchronised(self, /) -> None:
+        """
+        This worker has the job's state: it was synchronised with the other members of its world.
+        """
     def wait_change(self, /) -> tuple[int, int]:
         """
         Wait for the next change: its number, and its flags.

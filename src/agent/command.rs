@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use super::policy::Outcome;
 use crate::channel::message::ToWorker;
 use crate::process::{Signal, StopPolicy};
-use crate::rendezvous::protocol::message::{Failure, Placement, Round, Survivor, Verdict};
+use crate::rendezvous::protocol::message::{Failure, Placement, Round, Survival, Verdict};
 
 /// A command to the driver.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -15,8 +15,8 @@ pub enum Command {
     Look,
     /// Join the next round; answer with `on_placed` or `on_no_place`.
     Join {
-        /// The workers that have parked, if those of this node survive.
-        survivors: Option<Vec<Survivor>>,
+        /// What became of this node's last workers.
+        survival: Survival,
     },
     /// Start workers; answer with `on_started`, or with `on_worker_failed` if one cannot be started.
     Start {

@@ -26,7 +26,7 @@ use std::time::{Duration, Instant};
 use super::command::Command;
 use super::policy::{Budget, Outcome, Policy};
 use crate::rendezvous::node::machine::JoinError;
-use crate::rendezvous::protocol::message::{Failure, Placement, Round, Verdict};
+use crate::rendezvous::protocol::message::{Failure, Placement, Round, Survival, Verdict};
 
 mod ahead;
 mod endings;
@@ -102,8 +102,8 @@ pub struct AgentMachine {
     unfinished: Option<String>,
     /// The workers, as far as they can change in place.
     lives: Lives,
-    /// The workers that are left survive: the next join brings them.
-    survive: bool,
+    /// What became of the last workers, as the next join says.
+    survival: Survival,
     /// A parked worker that has ended since the join which brought it.
     lost: Option<Failure>,
     /// Workers that waited for a world are killed, and something may be left of them.
@@ -122,7 +122,7 @@ impl AgentMachine {
     pub fn new(policy: Policy, name: String) -> Self {
         let (phase, command) = match policy.in_place {
             true => (Phase::Looking, Command::Look),
-            false => (Phase::Joining, Command::Join { survivors: None }),
+            false => (Phase::Joining, Command::Join { survival: Survival::New }),
         };
         Self {
             workers: policy.workers,
@@ -135,7 +135,7 @@ impl AgentMachine {
             closed_well: false,
             unfinished: None,
             lives: Lives::default(),
-            survive: false,
+            survival: Survival::New,
             lost: None,
             dying: false,
             in_company: false,
@@ -150,6 +150,7 @@ impl AgentMachine {
         if !matches!(self.phase, Phase::Joining) {
             return;
         }
+        let missed = self.place.as_deref().is_some_and(|last| last.round.next() < placement.round);
         self.place = Some(Box::new(placement.clone()));
         self.workers = placement.workers_of(self.policy.workers);
         if self.policy.budget == Budget::Job {
@@ -162,7 +163,7 @@ impl AgentMachine {
             let next = Next::Start(Box::new(placement));
             self.phase = Phase::Stopping { next, over: false, way: Way::Stop };
         } else {
-            self.begin_world(placement, now);
+            self.begin_world(placement, missed, now);
         }
     }
 
@@ -301,6 +302,7 @@ impl AgentMachine {
                 if self.can_park() {
                     self.break_up(reason, Next::Join, now); // until nothing is left of them
                 } else {
+                    self.none_survives();
                     self.join();
                 }
             }
@@ -376,8 +378,8 @@ impl AgentMachine {
 
     fn join(&mut self) {
         self.phase = Phase::Joining;
-        let survivors = self.take_survivors();
-        self.commands.push(Command::Join { survivors });
+        let survival = self.take_survival();
+        self.commands.push(Command::Join { survival });
     }
 
     fn warn(&mut self, text: String) {

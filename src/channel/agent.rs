@@ -23,7 +23,7 @@ use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{sleep, timeout};
 
 use super::folder::Folder;
-use super::message::{ToAgent, ToWorker, VERSION};
+use super::message::{HeldState, ToAgent, ToWorker, VERSION};
 use crate::bounded_log::BoundedLog;
 use crate::rendezvous::protocol::codec::CodecError;
 use crate::rendezvous::protocol::frames::read_message;
@@ -64,8 +64,8 @@ pub enum Heard {
     Parked {
         /// The worker's.
         local_rank: u32,
-        /// Number of the commit that its state has.
-        commit: Option<u64>,
+        /// The state that it has.
+        state: HeldState,
     },
     /// It lets the library make its process group.
     Groupless {
@@ -373,7 +373,7 @@ async fn read_all(
     while let Some(message) = read_message(&mut reader, &mut buffer).await.map_err(error)? {
         let what = match message {
             ToAgent::Ack { seq, count } => Heard::Ack { local_rank, seq, count },
-            ToAgent::Parked { commit } => Heard::Parked { local_rank, commit },
+            ToAgent::Parked(state) => Heard::Parked { local_rank, state },
             ToAgent::Groupless => Heard::Groupless { local_rank },
             ToAgent::Stuck => Heard::Stuck { local_rank },
             ToAgent::Hello { .. } => return Err("it has said hello twice".to_owned()),

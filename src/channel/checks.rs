@@ -13,7 +13,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::message::{ToAgent, ToWorker, World};
+use super::message::{HeldState, ToAgent, ToWorker, World};
+use crate::rendezvous::protocol::message::Generation;
 
 /// Counts checks, and says of each whether there is news.
 ///
@@ -69,6 +70,8 @@ pub struct News {
     has_failed: bool,
     /// The latest.
     world: Option<Box<World>>,
+    /// The last world in which the worker has had the job's state.
+    generation: Option<Generation>,
     place: Place,
     /// The last failure, change or world.
     reason: String,
@@ -126,6 +129,9 @@ impl News {
             ToWorker::World(world) => {
                 (self.reason, self.flags) = (world.reason.clone(), 0);
                 (self.passed, self.change, self.has_failed) = (None, None, false);
+                if world.equal {
+                    self.generation = Some(world.generation);
+                }
                 self.world = Some(world);
                 if self.place == Place::Parked {
                     self.place = Place::Called;
@@ -185,13 +191,18 @@ impl News {
         if self.has_failed { Some(Ok(())) } else { self.ended.clone().map(Err) }
     }
 
-    /// The worker leaves its world. Returns whether the agent is to be told: not if an earlier call was interrupted.
-    pub fn park(&mut self) -> bool {
+    /// The worker has the state of its world.
+    pub fn synchronised(&mut self) {
+        self.generation = self.world.as_ref().map(|world| world.generation).or(self.generation);
+    }
+
+    /// The worker leaves its world with this commit. Returns what the agent is to be told: nothing if an earlier call was interrupted.
+    pub fn park(&mut self, commit: Option<u64>) -> Option<HeldState> {
         let is_new = self.place == Place::Inside;
-        if is_new {
+        is_new.then(|| {
             self.place = Place::Parked;
-        }
-        is_new
+            HeldState { generation: self.generation, commit }
+        })
     }
 
     /// Ready once a parked worker has its next world. The worker is then in that.

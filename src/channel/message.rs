@@ -7,6 +7,7 @@ use bytes::BytesMut;
 use serde::{Deserialize, Serialize};
 
 use crate::rendezvous::protocol::codec::{CodecError, decode_frame, try_encode_frame};
+use crate::rendezvous::protocol::message::Generation;
 use crate::rendezvous::protocol::text::tidy;
 
 /// Version of these messages. An agent refuses workers of any other.
@@ -60,15 +61,21 @@ pub enum ToAgent {
         /// Number of the last check that did not wait for `RaiseAt`. 0: there was none in this world.
         count: u64,
     },
-    /// The worker has left its process group, and waits for its next world.
-    Parked {
-        /// Number of the commit that its state has. `None`: the state was never synchronised or committed.
-        commit: Option<u64>,
-    },
+    /// The worker has left its process group, and waits for its next world. With the state that it has.
+    Parked(HeldState),
     /// The worker has reached `elastic_rs.elastic.run` without a process group, which the library makes.
     Groupless,
     /// The worker's world is not formed: a step towards it has failed, or has taken longer than its limit.
     Stuck,
+}
+
+/// The state that a worker has while it is in no world.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct HeldState {
+    /// The last world in which it has had the job's state. `None`: it has never had it.
+    pub generation: Option<Generation>,
+    /// Number of the commit that it has. `None`: it was never synchronised or committed.
+    pub commit: Option<u64>,
 }
 
 /// A world, as one worker is told of it.
@@ -76,12 +83,14 @@ pub enum ToAgent {
 pub struct World {
     /// Variables of the worker's environment, such as `RANK`.
     pub variables: Vec<(String, String)>,
-    /// Number of the round.
-    pub generation: u64,
+    /// The world, as the generation of the state that its workers have.
+    pub generation: Generation,
     /// Global rank of the worker whose state the others take.
     pub source: u32,
     /// Whether they do.
     pub sync: bool,
+    /// All workers have the same state already: they go on without a sync, or all of them are new.
+    pub equal: bool,
     /// Why the last world has ended, in words.
     pub reason: String,
 }

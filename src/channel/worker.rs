@@ -117,6 +117,16 @@ impl Channel {
         Ok(())
     }
 
+    /// This worker has the job's state, as all members of its world will: it was synchronised.
+    ///
+    /// # Errors
+    /// [`ChannelError::Forked`].
+    pub fn synchronised(&self) -> Result<(), ChannelError> {
+        self.here()?;
+        self.line.with_news(News::synchronised);
+        Ok(())
+    }
+
     /// Tell the agent now that the world cannot be formed. Every member leaves it.
     ///
     /// # Errors
@@ -165,9 +175,9 @@ impl Channel {
         commit: Option<u64>,
     ) -> Result<impl Future<Output = Result<Box<World>, ChannelError>> + Send, ChannelError> {
         self.release_sockets()?;
-        if self.line.with_news(News::park) {
+        if let Some(state) = self.line.with_news(|news| news.park(commit)) {
             // A failure ends the connection, with a reason.
-            let _ = self.line.tell(ToAgent::Parked { commit });
+            let _ = self.line.tell(ToAgent::Parked(state));
         }
         Ok(self.until(News::next_world))
     }

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use elastic_rs::agent::machine::PREPARE_LIMIT;
 use elastic_rs::agent::{AgentMachine, Command, Outcome, Policy};
-use elastic_rs::rendezvous::protocol::message::{Failure, Placement, Resume, Round, Running, Survivor, Verdict};
+use elastic_rs::rendezvous::protocol::message::{Failure, Generation, Placement, Resume, Round, Running, Verdict};
 
 use crate::commands::{self, SIGTERM, does, killed, stop};
 
@@ -44,8 +44,7 @@ fn joined() -> AgentMachine {
     agent.on_worker_groupless();
     assert_eq!(does(&mut agent), [], "one is missing");
     agent.on_worker_attends(0);
-    let both = [0, 1].map(|local_rank| Survivor { local_rank, commit: None });
-    assert_eq!(does(&mut agent), [Command::Join { survivors: Some(both.into()) }]);
+    assert_eq!(does(&mut agent), [commands::join_with(&[(0, None), (1, None)])]);
     agent
 }
 
@@ -58,7 +57,7 @@ fn leave() -> Command {
 }
 
 fn join() -> Command {
-    Command::Join { survivors: None }
+    commands::NEW
 }
 
 #[test]
@@ -80,15 +79,14 @@ fn as_many_workers_are_started_ahead_as_there_is_room_for() {
     assert_eq!(does(&mut agent), [Command::StartAhead(Box::new(place))]);
     agent.on_started();
     agent.on_worker_attends(0);
-    let one = vec![Survivor { local_rank: 0, commit: None }];
-    assert_eq!(does(&mut agent), [Command::Join { survivors: Some(one) }], "nobody is missing");
+    assert_eq!(does(&mut agent), [commands::join_with(&[(0, None)])], "nobody is missing");
 }
 
 /// Another node has taken the room meanwhile.
 #[test]
 fn a_worker_without_a_place_is_ended_alone() {
     let mut agent = joined();
-    let resume = Some(Resume::Continue { source: 3, sync: true, survivors: 7 });
+    let resume = Some(Resume::Continue { source: 3, sync: true, survivors: 7, generation: Generation::default() });
     let place = Placement { local_world_size: Some(1), ..placement(resume) };
     agent.on_placed(place.clone(), Instant::now());
     let start = Command::Start { placement: Box::new(place), missing: [].into() };
@@ -120,7 +118,7 @@ fn a_node_that_cannot_change_in_place_does_not_look() {
 #[test]
 fn workers_that_wait_for_a_world_get_it() {
     let mut agent = joined();
-    let resume = Resume::Continue { source: 0, sync: true, survivors: 8 };
+    let resume = Resume::Continue { source: 0, sync: true, survivors: 8, generation: Generation::default() };
     agent.on_placed(placement(Some(resume.clone())), Instant::now());
     let start = Command::Start { placement: Box::new(placement(Some(resume))), missing: [].into() };
     assert_eq!(does(&mut agent), [start]);
@@ -148,7 +146,7 @@ fn a_worker_that_connects_again_is_waited_for() {
     agent.on_worker_attends(1);
     assert_eq!(does(&mut agent), []);
     agent.on_worker_attends(0);
-    assert!(matches!(&does(&mut agent)[..], [Command::Join { survivors: Some(both) }] if both.len() == 2));
+    assert_eq!(does(&mut agent), [commands::join_with(&[(0, None), (1, None)])]);
 }
 
 #[test]

@@ -3,8 +3,9 @@
 use std::time::{Duration, Instant};
 
 use elastic_rs::agent::{AgentMachine, Budget, Command, Policy};
+use elastic_rs::channel::message::HeldState;
 use elastic_rs::process::{Signal, StopPolicy};
-use elastic_rs::rendezvous::protocol::message::{Failure, Placement, Round};
+use elastic_rs::rendezvous::protocol::message::{Failure, Generation, Placement, Round, Survival, Survivor};
 
 pub const SIGTERM: i32 = 15;
 pub const SIGKILL: i32 = 9;
@@ -41,6 +42,26 @@ pub fn placement(round: u64) -> Placement {
         members: None,
     }
 }
+
+/// The state of a worker with this commit. `None`: it has never had the job's state.
+pub fn held(commit: Option<u64>) -> HeldState {
+    HeldState { generation: commit.map(|_| Generation { round: Round(1), world: 1 }), commit }
+}
+
+/// The join of a node whose workers attended. Those with these local ranks and commits live.
+pub fn join_with(survivors: &[(u32, Option<u64>)]) -> Command {
+    let survivor = |&(local_rank, commit): &(u32, Option<u64>)| {
+        let HeldState { generation, commit } = held(commit);
+        Survivor { local_rank, generation, commit }
+    };
+    Command::Join { survival: Survival::Attended(survivors.iter().map(survivor).collect()) }
+}
+
+/// The join of a node whose workers have been stopped, and had never attended.
+pub const UNATTENDED: Command = Command::Join { survival: Survival::NeverAttended };
+
+/// The join of a node that had no workers before.
+pub const NEW: Command = Command::Join { survival: Survival::New };
 
 /// The failure of a worker that was killed, as the driver first reports it: without the worker's words.
 pub fn killed(local_rank: u32) -> Failure {

@@ -2,10 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use crate::commands::{SIGTERM, does, killed, new_agent, placement, policy, stop};
+use crate::commands::{self, SIGTERM, does, killed, new_agent, placement, policy, stop};
 use elastic_rs::agent::machine::WORDS_LIMIT;
 use elastic_rs::agent::{AgentMachine, Budget, Command, Outcome, Policy};
-use elastic_rs::rendezvous::protocol::message::{Failure, Round, Verdict};
+use elastic_rs::rendezvous::protocol::message::{Failure, Round, Survival, Verdict};
 
 fn saying(words: &str, local_rank: u32) -> Failure {
     Failure { message: words.into(), ..killed(local_rank) }
@@ -85,7 +85,7 @@ fn later_failures_of_the_round_are_consequences_whatever_becomes_known_first() {
     assert_eq!(does(&mut agent), [report(saying("the cause", 1))]);
     // The coordinator answers.
     agent.on_interrupted(Round(1), "rank 5 failed", Instant::now());
-    assert_eq!(does(&mut agent), [Command::Join { survivors: None }]);
+    assert_eq!(does(&mut agent), [commands::UNATTENDED]);
 }
 
 #[test]
@@ -122,7 +122,10 @@ fn no_failure_is_reported_if_the_round_ends_before_the_words_are_known() {
         agent.on_stopped();
         let did = does(&mut agent);
         assert!(!did.iter().any(|command| matches!(command, Command::Report { .. })), "{did:?}");
-        assert!(matches!(did.last(), Some(Command::Join { survivors: None } | Command::End(_))), "{did:?}");
+        assert!(
+            matches!(did.last(), Some(Command::Join { survival: Survival::NeverAttended } | Command::End(_))),
+            "{did:?}"
+        );
     }
 }
 
@@ -182,7 +185,7 @@ fn a_restart_that_this_node_counts_waits_for_the_words_and_logs_them() {
     agent.on_words(1, "ValueError: x".into(), true);
     let did = agent.take_commands();
     assert!(
-        matches!(&did[..], [Command::Warn(text), Command::Join { survivors: None }] if text.contains("ValueError: x")),
+        matches!(&did[..], [Command::Warn(text), Command::Join { survival: Survival::NeverAttended }] if text.contains("ValueError: x")),
         "{did:?}"
     );
     assert_eq!(agent.restarts(), 1);

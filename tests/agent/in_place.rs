@@ -1,15 +1,19 @@
 //! Workers that survive the end of their world, event by event. `simulation/agent` tests them together with the rendezvous.
 
+use std::slice;
 use std::time::Instant;
 
-use crate::commands::{self, SIGKILL, SIGTERM, does, killed, stop};
+use crate::commands::{self, SIGKILL, SIGTERM, does, join_with as join, killed, stop};
 use elastic_rs::agent::machine::{LEAVE_LIMIT, PARK_LIMIT, RAISE_LIMIT};
 use elastic_rs::agent::{AgentMachine, Command, Outcome};
 use elastic_rs::channel::message::ToWorker;
 use elastic_rs::rendezvous::node::machine::{Change, JoinError};
-use elastic_rs::rendezvous::protocol::message::{Failure, NEVER, Placement, Resume, Round, Survivor, Verdict};
+use elastic_rs::rendezvous::protocol::message::{
+    Failure, Generation, NEVER, Placement, Resume, Round, Survival, Verdict,
+};
 
-const FIRST: Resume = Resume::Continue { source: 0, sync: true, survivors: 0 };
+const FIRST: Resume = Resume::Continue { source: 0, sync: true, survivors: 0, generation: GENERATION };
+const GENERATION: Generation = Generation { round: Round(1), world: 1 };
 
 fn placement(round: u64, resume: Option<Resume>) -> Placement {
     Placement { resume, ..commands::placement(round) }
@@ -25,11 +29,6 @@ fn send(local_rank: u32, message: ToWorker) -> Command {
 
 fn peer_failed(local_rank: u32, reason: &str) -> Command {
     send(local_rank, ToWorker::PeerFailed { reason: reason.into() })
-}
-
-fn join(survivors: &[(u32, Option<u64>)]) -> Command {
-    let survivors = survivors.iter().map(|&(local_rank, commit)| Survivor { local_rank, commit }).collect();
-    Command::Join { survivors: Some(survivors) }
 }
 
 fn new_agent() -> AgentMachine {
@@ -63,13 +62,13 @@ fn joining() -> AgentMachine {
     let mut agent = interrupted(Instant::now());
     agent.on_worker_exited_badly(killed(1), Instant::now());
     agent.on_worker_gone(1);
-    agent.on_worker_parked(0, Some(4));
+    agent.on_worker_parked(0, commands::held(Some(4)));
     assert_eq!(does(&mut agent).last(), Some(&join(&[(0, Some(4))])));
     agent
 }
 
 fn going_on(survivors: u32) -> Resume {
-    Resume::Continue { source: 0, sync: true, survivors }
+    Resume::Continue { source: 0, sync: true, survivors, generation: GENERATION }
 }
 
 #[test]
@@ -92,7 +91,7 @@ fn workers_survive_the_failure_of_one_of_them() {
     let reported = Failure { message: "killed".into(), ..killed(1) };
     assert_eq!(does(&mut agent), [Command::Report { failure: Box::new(reported), survive: true }]);
     agent.on_interrupted(Round(1), "rank 1 failed; restart 1 of 3", now);
-    agent.on_worker_parked(0, Some(7));
+    agent.on_worker_parked(0, commands::held(Some(7)));
     assert_eq!(does(&mut agent), [], "something of worker 1 may be left");
     agent.on_worker_gone(1);
     assert_eq!(does(&mut agent), [join(&[(0, Some(7))])]);
@@ -111,25 +110,91 @@ fn workers_survive_the_failure_of_another_node() {
         does(&mut agent),
         [Command::CancelStart, peer_failed(0, "node1 is lost"), peer_failed(1, "node1 is lost")]
     );
-    agent.on_worker_parked(1, None);
-    agent.on_worker_parked(0, Some(2));
+    agent.on_worker_parked(1, commands::held(None));
+    agent.on_worker_parked(0, commands::held(Some(2)));
     assert_eq!(does(&mut agent), [join(&[(0, Some(2)), (1, None)])]);
 }
 
 /// A program that does not use the API is restarted as before, also if only one of the workers does not use it.
 #[test]
-fn a_worker_that_does_not_attend_ends_all() {
-    for attend in [&[][..], &[0], &[1]] {
+fn a_worker_that_does_not_attend_ends_all_with_the_true_reason() {
+    let not_yet = Command::Join { survival: Survival::NotYetAttended };
+    for (attend, reason) in [(&[][..], &commands::UNATTENDED), (&[0], &not_yet), (&[1], &not_yet)] {
         let mut agent = running(attend);
         agent.on_interrupted(Round(1), "node1 is lost", Instant::now());
         assert_eq!(does(&mut agent), [stop(SIGTERM)], "{attend:?}");
         agent.on_stopped();
-        assert_eq!(does(&mut agent), [Command::Join { survivors: None }]);
+        assert_eq!(does(&mut agent), slice::from_ref(reason), "{attend:?}");
     }
     // The one that does not attend is the one that failed.
     let mut agent = running(&[0]);
     agent.on_worker_exited_badly(killed(1), Instant::now());
     assert!(does(&mut agent).contains(&peer_failed(0, &killed(1).to_string())));
+}
+
+/// It has to stop its workers. Those of other nodes need not end for that.
+#[test]
+fn a_node_that_was_cut_off_says_that_none_of_its_workers_survived() {
+    let fenced = |agent: &mut AgentMachine, round| {
+        agent.on_fenced(Round(round), "cut off for 15 s", Instant::now());
+        agent.on_stopped();
+        does(agent).pop()
+    };
+    assert_eq!(fenced(&mut running(&[0, 1]), 1), Some(join(&[])));
+    assert_eq!(fenced(&mut interrupted(Instant::now()), 1), Some(join(&[])), "its workers were leaving their world");
+    assert_eq!(fenced(&mut running(&[1]), 1), Some(Command::Join { survival: Survival::NotYetAttended }));
+    assert_eq!(fenced(&mut running(&[]), 1), Some(commands::UNATTENDED));
+    // A world that goes on, with a new worker that has not attended yet.
+    let mut agent = joining();
+    agent.on_placed(placement(2, Some(going_on(1))), Instant::now());
+    agent.on_started();
+    assert_eq!(fenced(&mut agent, 2), Some(join(&[])));
+}
+
+/// The ends of both connections are seen before the processes' ends. Workers that attended and end are not workers that never did.
+#[test]
+fn two_workers_that_die_in_one_instant_are_mended_in_place() {
+    for deaf in [&[0, 1][..], &[1], &[0], &[]] {
+        let now = Instant::now();
+        let mut agent = running(&[0, 1]);
+        deaf.iter().for_each(|local_rank| agent.on_worker_deaf(*local_rank));
+        assert_eq!(does(&mut agent), []);
+        agent.on_worker_exited_badly(killed(0), now);
+        assert!(!does(&mut agent).contains(&stop(SIGTERM)), "{deaf:?}");
+        agent.on_worker_exited_badly(killed(1), now);
+        agent.on_words(0, String::new(), true);
+        (0..2).for_each(|local_rank| agent.on_worker_gone(local_rank));
+        agent.on_interrupted(Round(1), "rank 0 failed; restart 1 of 3", now);
+        assert_eq!(does(&mut agent).last(), Some(&join(&[])), "{deaf:?}");
+    }
+}
+
+/// Another failure ends the world of one that has closed its connection.
+#[test]
+fn a_worker_that_attends_no_more_is_replaced_alone() {
+    let mut agent = running(&[0, 1]);
+    agent.on_worker_deaf(1);
+    agent.on_interrupted(Round(1), "node1 is lost", Instant::now());
+    assert_eq!(
+        does(&mut agent),
+        [Command::CancelStart, peer_failed(0, "node1 is lost"), Command::KillWorker { local_rank: 1 }]
+    );
+}
+
+/// After a restart of all workers, which had another reason.
+#[test]
+fn a_program_that_has_used_the_api_is_known_to_use_it() {
+    let now = Instant::now();
+    let mut agent = joining();
+    agent.on_placed(placement(2, Some(Resume::Restart { reason: "of node1".into() })), now);
+    agent.on_stopped();
+    agent.on_started();
+    does(&mut agent);
+    agent.on_interrupted(Round(2), "node1 is lost", now);
+    let kill = |local_rank| Command::KillWorker { local_rank };
+    assert_eq!(does(&mut agent), [Command::CancelStart, kill(0), kill(1)]);
+    (0..2).for_each(|local_rank| agent.on_worker_gone(local_rank));
+    assert_eq!(does(&mut agent), [join(&[])]);
 }
 
 /// A coordinator of an earlier release, or a shared cell: nobody could form a world of workers that survive.
@@ -157,7 +222,7 @@ fn a_new_worker_of_a_world_that_goes_on_is_replaced_alone() {
         does(&mut agent),
         [Command::CancelStart, peer_failed(0, "node1 is lost"), Command::KillWorker { local_rank: 1 }]
     );
-    agent.on_worker_parked(0, Some(4));
+    agent.on_worker_parked(0, commands::held(Some(4)));
     agent.on_worker_exited_badly(killed(1), now);
     assert_eq!(does(&mut agent), [], "its end is no failure");
     agent.on_worker_gone(1);
@@ -205,14 +270,14 @@ fn workers_that_have_parked_are_restarted_if_those_of_another_node_were() {
     does(&mut agent);
     agent.on_interrupted(Round(2), "node1 is lost", now);
     agent.on_stopped();
-    assert_eq!(does(&mut agent), [Command::Join { survivors: None }]);
+    assert_eq!(does(&mut agent), [join(&[])]);
 }
 
 #[test]
 fn whoever_does_not_park_in_time_is_replaced_alone() {
     let now = Instant::now();
     let mut agent = interrupted(now);
-    agent.on_worker_parked(0, Some(3));
+    agent.on_worker_parked(0, commands::held(Some(3)));
     does(&mut agent);
     assert_eq!(agent.next_deadline(), Some(now + PARK_LIMIT));
     agent.on_tick(now + PARK_LIMIT);
@@ -227,7 +292,7 @@ fn whoever_does_not_park_in_time_is_replaced_alone() {
 fn a_killed_worker_that_does_not_end_ends_all() {
     let now = Instant::now();
     let mut agent = interrupted(now);
-    agent.on_worker_parked(0, Some(3));
+    agent.on_worker_parked(0, commands::held(Some(3)));
     agent.on_tick(now + PARK_LIMIT);
     does(&mut agent);
     assert_eq!(agent.next_deadline(), Some(now + PARK_LIMIT * 2));
@@ -287,8 +352,8 @@ fn awaiting_the_check(now: Instant) -> AgentMachine {
 #[test]
 fn a_change_of_membership_is_raised_at_one_check() {
     let mut agent = awaiting_the_check(Instant::now());
-    agent.on_worker_parked(0, Some(5));
-    agent.on_worker_parked(1, Some(5));
+    agent.on_worker_parked(0, commands::held(Some(5)));
+    agent.on_worker_parked(1, commands::held(Some(5)));
     assert_eq!(does(&mut agent), [join(&[(0, Some(5)), (1, Some(5))])]);
 }
 
@@ -329,7 +394,7 @@ fn a_world_that_cannot_be_formed_is_left_by_all_and_whoever_stays_is_replaced() 
     agent.on_worker_stuck(Failure { local_rank: 0, ..stuck }, now);
     assert_eq!(does(&mut agent), [], "the others find the same");
     agent.on_interrupted(Round(1), "rank 1 made no progress; restart 1 of 3", now);
-    agent.on_worker_parked(1, Some(4));
+    agent.on_worker_parked(1, commands::held(Some(4)));
     agent.on_tick(now + PARK_LIMIT);
     assert_eq!(does(&mut agent), [Command::KillWorker { local_rank: 0 }], "it hangs");
     agent.on_worker_exited_badly(killed(0), now);
@@ -341,7 +406,7 @@ fn a_world_that_cannot_be_formed_is_left_by_all_and_whoever_stays_is_replaced() 
 #[test]
 fn a_world_that_is_over_cannot_be_stuck() {
     let mut agent = interrupted(Instant::now());
-    agent.on_worker_parked(0, Some(4));
+    agent.on_worker_parked(0, commands::held(Some(4)));
     does(&mut agent);
     for local_rank in [0, 1] {
         agent.on_worker_stuck(Failure { local_rank, ..killed(0) }, Instant::now());
@@ -380,7 +445,7 @@ fn a_worker_that_finishes_before_the_check_while_the_other_reaches_it_is_started
     let now = Instant::now();
     let mut agent = awaiting_the_check(now);
     agent.on_worker_succeeded(1, now);
-    agent.on_worker_parked(0, Some(5));
+    agent.on_worker_parked(0, commands::held(Some(5)));
     does(&mut agent);
     agent.on_worker_gone(1);
     assert_eq!(does(&mut agent), [join(&[(0, Some(5))])]);
@@ -398,7 +463,7 @@ fn a_node_that_was_cut_off_stops_its_workers_wherever_they_are() {
     agent.on_fenced(Round(1), "cut off", now);
     assert_eq!(does(&mut agent), [stop(SIGKILL)], "they have not parked yet");
     agent.on_stopped();
-    assert_eq!(does(&mut agent), [Command::Join { survivors: None }]);
+    assert_eq!(does(&mut agent), [join(&[])]);
     let mut agent = awaiting_the_check(now);
     agent.on_fenced(Round(1), "cut off", now);
     assert_eq!(does(&mut agent), [stop(SIGKILL)], "they run until the check");
@@ -445,7 +510,7 @@ fn a_node_that_gets_sigterm_leaves_at_a_check() {
     let now = Instant::now();
     let mut agent = leaving(now);
     raise(&mut agent, now);
-    (0..2).for_each(|local_rank| agent.on_worker_parked(local_rank, Some(5)));
+    (0..2).for_each(|local_rank| agent.on_worker_parked(local_rank, commands::held(Some(5))));
     let did = does(&mut agent);
     assert!(
         matches!(&did[..], [Command::Parked(Round(1)), Command::Leave { signal: SIGTERM, .. }, Command::Stop(_)]),

@@ -34,7 +34,7 @@ fn succeeded() -> Verdict {
 /// An agent that runs its workers of round 1.
 fn running(budget: Budget) -> AgentMachine {
     let mut agent = new_agent(counted_by(budget));
-    assert_eq!(does(&mut agent), [Command::Join { survivors: None }]);
+    assert_eq!(does(&mut agent), [commands::NEW]);
     agent.on_placed(placement(1, 0), Instant::now());
     assert_eq!(does(&mut agent), [Command::Start { placement: Box::new(placement(1, 0)), missing: [0, 1].into() }]);
     agent
@@ -52,7 +52,7 @@ fn a_place_for_fewer_workers_starts_fewer_and_the_node_has_finished_with_them() 
     agent.on_started();
     agent.on_interrupted(Round(1), "a node waits", Instant::now());
     agent.on_stopped();
-    assert_eq!(does(&mut agent), [stop(SIGTERM), Command::Join { survivors: None }]);
+    assert_eq!(does(&mut agent), [stop(SIGTERM), commands::UNATTENDED]);
     // The next world has room for both.
     agent.on_placed(Placement { local_world_size: Some(2), ..placement(2, 0) }, Instant::now());
     assert!(matches!(&does(&mut agent)[..], [Command::Start { missing, .. }] if missing.len() == 2));
@@ -207,7 +207,7 @@ fn a_failure_is_reported_before_the_other_workers_have_stopped_and_counted_by_th
     agent.on_stopped();
     assert_eq!(does(&mut agent), [], "the coordinator decides whether the job restarts");
     agent.on_interrupted(Round(1), "rank 1 failed", Instant::now());
-    assert_eq!(does(&mut agent), [Command::Join { survivors: None }]);
+    assert_eq!(does(&mut agent), [commands::UNATTENDED]);
     agent.on_placed(placement(2, 1), Instant::now());
     assert_eq!(
         (does(&mut agent), agent.restarts()),
@@ -223,7 +223,7 @@ fn the_coordinators_answer_may_come_while_workers_are_being_stopped() {
     agent.on_interrupted(Round(1), "rank 1 failed", Instant::now());
     assert_eq!(does(&mut agent), [], "the old workers are still running");
     agent.on_stopped();
-    assert_eq!(does(&mut agent), [Command::Join { survivors: None }]);
+    assert_eq!(does(&mut agent), [commands::UNATTENDED]);
 }
 
 #[test]
@@ -259,7 +259,7 @@ fn an_agent_with_a_budget_of_its_node_restarts_as_often_as_it_may_and_then_close
     agent.on_worker_failed(failure(1), false, Instant::now());
     assert_eq!(does(&mut agent), [stop(SIGTERM)]);
     agent.on_stopped();
-    assert_eq!((does(&mut agent), agent.restarts()), (vec![Command::Join { survivors: None }], 1));
+    assert_eq!((does(&mut agent), agent.restarts()), (vec![commands::UNATTENDED], 1));
     agent.on_placed(placement(2, 0), Instant::now());
     does(&mut agent);
     // The verdict names this node.
@@ -298,7 +298,7 @@ fn a_world_that_must_re_form_stops_the_workers_first() {
     agent.on_interrupted(Round(1), "another one waits", Instant::now());
     assert_eq!(does(&mut agent), []);
     agent.on_stopped();
-    assert_eq!(does(&mut agent), [Command::Join { survivors: None }]);
+    assert_eq!(does(&mut agent), [commands::UNATTENDED]);
 }
 
 #[test]
@@ -319,7 +319,7 @@ fn workers_that_had_succeeded_run_again_when_the_world_re_forms() {
     agent.on_worker_succeeded(1, now);
     does(&mut agent);
     agent.on_interrupted(Round(1), "rank 3 failed", Instant::now());
-    assert_eq!(does(&mut agent), [Command::Join { survivors: None }]);
+    assert_eq!(does(&mut agent), [commands::UNATTENDED]);
 }
 
 #[test]
@@ -422,7 +422,7 @@ fn workers_that_are_being_stopped_lose_their_grace_when_the_lease_ends() {
     agent.on_fenced(Round(1), "cut off", now);
     assert_eq!(does(&mut agent), [Command::Kill]);
     agent.on_stopped();
-    assert_eq!(does(&mut agent), [Command::Join { survivors: None }]);
+    assert_eq!(does(&mut agent), [UNATTENDED]);
     agent.on_fenced(Round(1), "cut off", now);
     assert_eq!(does(&mut agent), [], "nothing is left of them");
 }

@@ -5,12 +5,15 @@ use std::time::Instant;
 use elastic_rs::agent::machine::{PARK_LIMIT, REPLACE_LIMIT};
 use elastic_rs::agent::{AgentMachine, Command, Policy};
 use elastic_rs::channel::message::ToWorker;
-use elastic_rs::rendezvous::protocol::message::{Failure, Placement, Resume, Round, Survivor, Verdict};
+use elastic_rs::rendezvous::protocol::message::{Failure, Generation, Placement, Resume, Round, Verdict};
 
 use crate::commands::{self, SIGTERM, does, killed, stop};
 
 fn placement(round: u64, survivors: u32) -> Placement {
-    Placement { resume: Some(Resume::Continue { source: 0, sync: true, survivors }), ..commands::placement(round) }
+    Placement {
+        resume: Some(Resume::Continue { source: 0, sync: true, survivors, generation: Generation::default() }),
+        ..commands::placement(round)
+    }
 }
 
 fn start(placement: Placement, missing: &[u32]) -> Command {
@@ -25,8 +28,8 @@ fn replace(missing: &[u32]) -> Command {
 }
 
 fn join(survivors: &[(u32, u64)]) -> Command {
-    let survivor = |&(local_rank, commit)| Survivor { local_rank, commit: Some(commit) };
-    Command::Join { survivors: Some(survivors.iter().map(survivor).collect()) }
+    let survivors: Vec<_> = survivors.iter().map(|&(local_rank, commit)| (local_rank, Some(commit))).collect();
+    commands::join_with(&survivors)
 }
 
 fn place(local_rank: u32) -> Command {
@@ -69,7 +72,7 @@ fn joining(now: Instant) -> AgentMachine {
     let mut agent = replacing(now);
     agent.on_started();
     assert_eq!(does(&mut agent), []);
-    agent.on_worker_parked(0, Some(4));
+    agent.on_worker_parked(0, commands::held(Some(4)));
     assert_eq!(does(&mut agent), [join(&[(0, 4)])], "worker 1 has no state");
     agent
 }
@@ -89,7 +92,7 @@ fn a_worker_that_was_started_ahead_gets_its_place_whenever_it_waits_for_it() {
             }
         };
         attends_after(0, &mut agent);
-        agent.on_worker_parked(0, Some(4));
+        agent.on_worker_parked(0, commands::held(Some(4)));
         assert_eq!(does(&mut agent), [join(&[(0, 4)])]);
         attends_after(1, &mut agent);
         agent.on_placed(placement(2, 3), now);
@@ -164,7 +167,7 @@ fn a_worker_that_ends_while_its_world_does_is_started_again_at_once() {
     assert_eq!(does(&mut agent), []);
     agent.on_worker_gone(0);
     assert_eq!(does(&mut agent), [replace(&[0])]);
-    agent.on_worker_parked(1, Some(2));
+    agent.on_worker_parked(1, commands::held(Some(2)));
     assert_eq!(does(&mut agent), []);
     agent.on_started();
     assert_eq!(does(&mut agent), [join(&[(1, 2)])]);
@@ -192,13 +195,13 @@ fn another_worker_that_ends_meanwhile_is_started_too() {
 fn the_join_waits_for_a_start_but_not_long() {
     let now = Instant::now();
     let mut agent = replacing(now);
-    agent.on_worker_parked(0, Some(4));
+    agent.on_worker_parked(0, commands::held(Some(4)));
     assert_eq!((does(&mut agent), agent.next_deadline()), (vec![], Some(now + REPLACE_LIMIT)));
     agent.on_started();
     assert_eq!(does(&mut agent), [join(&[(0, 4)])]);
 
     let mut agent = replacing(now);
-    agent.on_worker_parked(0, Some(4));
+    agent.on_worker_parked(0, commands::held(Some(4)));
     agent.on_tick(now + REPLACE_LIMIT);
     assert_eq!(does(&mut agent), [Command::CancelStart, join(&[(0, 4)])]);
     agent.on_placed(placement(2, 3), now);
@@ -214,7 +217,7 @@ fn the_join_waits_for_a_start_but_not_long() {
 fn a_worker_that_cannot_be_started_ahead_is_started_in_the_next_round() {
     let now = Instant::now();
     let mut agent = replacing(now);
-    agent.on_worker_parked(0, Some(4));
+    agent.on_worker_parked(0, commands::held(Some(4)));
     agent.on_worker_failed(killed(1), false, now);
     assert_eq!(does(&mut agent), [join(&[(0, 4)])]);
     agent.on_placed(placement(2, 3), now);
@@ -242,7 +245,7 @@ fn a_worker_that_fails_before_its_round_is_the_rounds_first_failure() {
         if !after_join {
             fails(&mut agent);
         }
-        agent.on_worker_parked(0, Some(4));
+        agent.on_worker_parked(0, commands::held(Some(4)));
         assert_eq!(does(&mut agent), [join(&[(0, 4)])]);
         if after_join {
             fails(&mut agent);
@@ -300,7 +303,7 @@ fn it_is_stopped_if_the_others_are_restarted_or_the_job_ends() {
     assert_eq!(does(&mut agent), [stop(SIGTERM)], "before it runs");
     let mut agent = replacing(now);
     agent.on_started();
-    agent.on_worker_parked(0, Some(4));
+    agent.on_worker_parked(0, commands::held(Some(4)));
     does(&mut agent);
     agent.on_signal(SIGTERM, now);
     let did = does(&mut agent);
@@ -327,4 +330,15 @@ fn it_waits_for_the_round_after_if_its_own_is_over_before() {
         Command::Send { local_rank, message }
     };
     assert_eq!(does(&mut agent), [Command::CancelStart, told(0), told(1)], "it is a worker as the others");
+}
+
+/// It was out of reach meanwhile. The others have begun again, and have written another checkpoint than this one has loaded.
+#[test]
+fn a_worker_that_was_started_before_a_missed_round_does_not_bring_an_old_checkpoint() {
+    for (round, survivors, restarts) in [(2, 0, false), (3, 0, true), (3, 2, false)] {
+        let now = Instant::now();
+        let mut agent = joining(now);
+        agent.on_placed(placement(round, survivors), now);
+        assert_eq!(does(&mut agent).contains(&stop(SIGTERM)), restarts, "round {round}, {survivors} survivors");
+    }
 }

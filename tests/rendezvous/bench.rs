@@ -1,5 +1,6 @@
 //! [`Bench`]: the coordinator's machine without a driver, which records its messages, notes and ended sessions.
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use elastic_rs::events::record::Record;
@@ -8,7 +9,8 @@ use elastic_rs::rendezvous::coordinator::machine::{Command, Machine};
 use elastic_rs::rendezvous::decider::event::{Ends, SessionId};
 use elastic_rs::rendezvous::decider::hosts::Exclusion;
 use elastic_rs::rendezvous::protocol::message::{
-    CoordinatorMessage, Failure, Hello, Join, JoinWorkers, NodeId, NodeMessage, Placement, Round, Survivor,
+    CoordinatorMessage, Failure, Generation, Hello, Join, JoinWorkers, NodeId, NodeMessage, Placement, Round, Survival,
+    Survivor,
 };
 use elastic_rs::rendezvous::protocol::settings::Settings;
 
@@ -21,6 +23,8 @@ pub struct Bench {
     pub notes: Vec<String>,
     pub records: Vec<Record>,
     pub tallies: Vec<Tally>,
+    /// The id of the world of each round.
+    pub worlds: BTreeMap<Round, u64>,
     /// The hosts that are kept out, as last told.
     pub excluded: Vec<Exclusion>,
 }
@@ -53,6 +57,7 @@ impl Bench {
             notes: Vec::new(),
             records: Vec::new(),
             tallies: Vec::new(),
+            worlds: BTreeMap::new(),
             excluded: Vec::new(),
         }
     }
@@ -75,6 +80,7 @@ impl Bench {
     }
 
     pub fn say(&mut self, session: u64, message: NodeMessage) {
+        let message = of_worlds(message, &self.worlds);
         self.machine.on_message(SessionId(session), message, self.now);
         self.take();
     }
@@ -88,7 +94,10 @@ impl Bench {
     pub fn take(&mut self) {
         for command in self.machine.take_commands() {
             match command {
-                Command::Send { session, message } => self.said.push((session, message)),
+                Command::Send { session, message } => {
+                    self.worlds.extend(message.placement().map(|place| (place.round, place.world)));
+                    self.said.push((session, message));
+                }
                 Command::End { session } => self.ended.push(session),
                 Command::Record { record, .. } => {
                     self.notes.extend(record.text.clone());
@@ -132,9 +141,28 @@ pub fn join(round: u64) -> NodeMessage {
     NodeMessage::Join(Join { round: Round(round), store_port: 1, node_rank: None, workers })
 }
 
+/// Workers that live, with their local ranks and commits. They have had the state of that round.
+pub fn survived(round: u64, survivors: &[(u32, Option<u64>)]) -> Survival {
+    let survivor = |(local_rank, commit): &(u32, Option<u64>)| Survivor {
+        local_rank: *local_rank,
+        generation: Some(Generation { round: Round(round), world: 0 }),
+        commit: *commit,
+    };
+    Survival::Attended(survivors.iter().map(survivor).collect())
+}
+
+/// The same message, in which the worlds of survivors have their ids. Tests name a world by its round alone.
+pub fn of_worlds(mut message: NodeMessage, worlds: &BTreeMap<Round, u64>) -> NodeMessage {
+    if let NodeMessage::JoinInPlace { survival: Survival::Attended(survivors), .. } = &mut message {
+        for of in survivors.iter_mut().filter_map(|it| it.generation.as_mut()).filter(|of| of.world == 0) {
+            of.world = worlds.get(&of.round).copied().unwrap_or_default();
+        }
+    }
+    message
+}
+
 /// A join of a node whose workers with these local ranks and commits live. `check`: at which they have stopped.
 pub fn back(round: u64, survivors: &[(u32, Option<u64>)], check: Option<u64>) -> NodeMessage {
     let NodeMessage::Join(join) = join(round) else { unreachable!() };
-    let survivor = |(local_rank, commit): &(u32, Option<u64>)| Survivor { local_rank: *local_rank, commit: *commit };
-    NodeMessage::JoinInPlace { join, survivors: survivors.iter().map(survivor).collect(), check }
+    NodeMessage::JoinInPlace { join, survival: survived(round, survivors), check }
 }

@@ -9,7 +9,9 @@ use elastic_rs::rendezvous::coordinator::machine::{DESERTED_RUNS, VACANT_RUNS};
 use elastic_rs::rendezvous::decider::event::{Ends, SessionId};
 use elastic_rs::rendezvous::node::machine::NodeMachine;
 use elastic_rs::rendezvous::protocol::capability::Capabilities;
-use elastic_rs::rendezvous::protocol::message::{CoordinatorMessage, Hello, NodeId, NodeMessage, Placed, Round};
+use elastic_rs::rendezvous::protocol::message::{
+    CoordinatorMessage, Generation, Hello, NodeId, NodeMessage, Placed, Round,
+};
 use elastic_rs::rendezvous::protocol::settings::{LONGEST_GRACE, LONGEST_LEASE, LONGEST_WAIT, Settings};
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -29,7 +31,16 @@ fn endless(settings: &Settings) -> Settings {
 }
 
 fn claim(world: u64, round: u64) -> Placed {
-    Placed { round: Round(round), rank: 0, world_size: 2, world, active: true, restart: 0, host: None }
+    Placed {
+        round: Round(round),
+        rank: 0,
+        world_size: 2,
+        world,
+        active: true,
+        restart: 0,
+        host: None,
+        began_with: Generation::default(),
+    }
 }
 
 impl Bench {

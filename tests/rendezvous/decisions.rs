@@ -8,7 +8,7 @@ use elastic_rs::rendezvous::coordinator::machine::{VACANT_FOR, VACANT_RUNS};
 use elastic_rs::rendezvous::decider::event::SessionId;
 use elastic_rs::rendezvous::decider::standing::Standing;
 use elastic_rs::rendezvous::protocol::message::{
-    CoordinatorMessage, Failure, Hello, NodeId, NodeMessage, Placed, Round, Verdict, Waits,
+    CoordinatorMessage, Failure, Generation, Hello, NodeId, NodeMessage, Placed, Round, Verdict, Waits,
 };
 use elastic_rs::rendezvous::protocol::settings::Settings;
 
@@ -178,7 +178,16 @@ fn a_restarted_coordinator_logs_that_it_waits_for_members_and_that_all_have_repo
 }
 
 fn placed(node: u64) -> Placed {
-    Placed { round: Round(4), rank: node as u32 - 1, world_size: 2, world: 77, active: true, restart: 3, host: None }
+    Placed {
+        round: Round(4),
+        rank: node as u32 - 1,
+        world_size: 2,
+        world: 77,
+        active: true,
+        restart: 3,
+        host: None,
+        began_with: Generation::default(),
+    }
 }
 
 #[test]

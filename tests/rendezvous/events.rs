@@ -8,7 +8,8 @@ use elastic_rs::events::record::{Ending, FirstStep, Kind, LONGEST_US, Loss, Numb
 use elastic_rs::rendezvous::decider::event::SessionId;
 use elastic_rs::rendezvous::protocol::capability::{Capabilities, STEPS};
 use elastic_rs::rendezvous::protocol::message::{
-    CoordinatorMessage, Hello, LARGEST_STEP, NodeId, NodeMessage, Placed, Recalled, Recollection, Round, Stepped,
+    CoordinatorMessage, Generation, Hello, LARGEST_STEP, NodeId, NodeMessage, Placed, Recalled, Recollection, Round,
+    Stepped,
 };
 use elastic_rs::rendezvous::protocol::recall::What;
 use elastic_rs::rendezvous::protocol::settings::Settings;
@@ -253,7 +254,16 @@ fn whoever_goes_on_watching_learns_which_nodes_are_behind() {
 /// A coordinator that was restarted, with a member of a world that it did not form.
 fn restarted() -> Bench {
     let mut bench = Bench::new();
-    let placed = Placed { round: Round(4), rank: 0, world_size: 2, world: 77, active: true, restart: 1, host: None };
+    let placed = Placed {
+        round: Round(4),
+        rank: 0,
+        world_size: 2,
+        world: 77,
+        active: true,
+        restart: 1,
+        host: None,
+        began_with: Generation::default(),
+    };
     bench.greet(1, Hello { placed: Some(placed), ..hello(1, &settings()) }, 1);
     bench
 }
@@ -294,7 +304,16 @@ fn what_a_member_recalls_is_taken_once_and_about_itself() {
     assert_eq!((seen[0].text.as_deref(), seen[0].ago_us), (Some("gone [2J"), 7));
     // What it told before, and what others know, is not kept again.
     let again = Hello { placed: None, joining: true, ..hello(1, &settings()) };
-    let placed = Placed { round: Round(4), rank: 0, world_size: 2, world: 77, active: true, restart: 1, host: None };
+    let placed = Placed {
+        round: Round(4),
+        rank: 0,
+        world_size: 2,
+        world: 77,
+        active: true,
+        restart: 1,
+        host: None,
+        began_with: Generation::default(),
+    };
     bench.greet(3, Hello { placed: Some(placed), ..again }, 1);
     bench.say(3, recalled(1, 2..=5));
     assert_eq!(told(&bench).iter().map(|told| told.order).collect::<Vec<_>>(), [1, 2, 3, 4, 5]);
@@ -317,7 +336,16 @@ fn only_members_that_a_restarted_coordinator_asks_are_heard() {
 #[test]
 fn no_member_tells_events_in_the_name_of_another() {
     let mut bench = restarted();
-    let placed = Placed { round: Round(4), rank: 1, world_size: 2, world: 77, active: true, restart: 1, host: None };
+    let placed = Placed {
+        round: Round(4),
+        rank: 1,
+        world_size: 2,
+        world: 77,
+        active: true,
+        restart: 1,
+        host: None,
+        began_with: Generation::default(),
+    };
     bench.greet(2, Hello { placed: Some(placed), ..hello(2, &settings()) }, 2);
     bench.say(2, recalled(1, 1..=60)); // it would keep those of the first member out
     assert!(told(&bench).is_empty());
@@ -348,8 +376,16 @@ fn what_all_members_recall_is_bounded() {
     for turn in 0..60_u64 {
         let session = if turn == 0 { 1 } else { turn + 9 };
         bench.say(session, recalled(1, turn * 64 + 1..=turn * 64 + 64));
-        let placed =
-            Placed { round: Round(4), rank: 0, world_size: 2, world: 77, active: true, restart: 1, host: None };
+        let placed = Placed {
+            round: Round(4),
+            rank: 0,
+            world_size: 2,
+            world: 77,
+            active: true,
+            restart: 1,
+            host: None,
+            began_with: Generation::default(),
+        };
         bench.greet(turn + 10, Hello { placed: Some(placed), ..hello(1, &settings()) }, 1);
     }
     assert_eq!(told(&bench).len(), 1024);

@@ -8,7 +8,7 @@ use elastic_rs::host::Host;
 use elastic_rs::rendezvous::node::session::Session;
 use elastic_rs::rendezvous::protocol::codec::{decode_frame, encode_frame, encode_preamble};
 use elastic_rs::rendezvous::protocol::message::{
-    CoordinatorMessage, Hello, Join, NodeId, NodeMessage, Placed, Placement, Round,
+    CoordinatorMessage, Generation, Hello, Join, NodeId, NodeMessage, Placed, Placement, Round,
 };
 use elastic_rs::rendezvous::protocol::settings::{LONGEST_GRACE, LONGEST_LEASE, Settings};
 use elastic_rs::store::server::ServerOptions;
@@ -101,6 +101,7 @@ fn strangers_beside_a_running_job_change_nothing_but_the_next_rounds_number() {
                 active: true,
                 restart: u32::MAX,
                 host: None,
+                began_with: Generation::default(),
             };
             let hello = Hello { placed: Some(placed), ..stranger(66 + u128::from(number), Settings::new(2, 2)) };
             let answer = attack(host.port(), hello, &[]).await;

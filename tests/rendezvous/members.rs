@@ -130,6 +130,7 @@ fn interfaces_are_remembered_over_a_reconnect() {
         active: false,
         restart,
         host,
+        began_with: Default::default(),
     };
     let again = Hello { placed: Some(placed), joining: true, ..asking(2, &settings) };
     let ends = Ends { peer: ip("10.0.0.2"), local: ip("10.0.0.200") };

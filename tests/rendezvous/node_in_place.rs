@@ -5,10 +5,12 @@ use std::time::{Duration, Instant};
 use elastic_rs::rendezvous::node::machine::{Change, NodeCommand, NodeMachine};
 use elastic_rs::rendezvous::protocol::capability::{Capabilities, IN_PLACE, RUNNING};
 use elastic_rs::rendezvous::protocol::message::{
-    ADDED, CoordinatorMessage, Hello, JoinWorkers, LARGEST_COUNT, NEVER, NodeId, NodeMessage, Placement, REMOVED,
-    Resume, Round, Running, SURVIVORS_LIMIT, Survivor, Verdict,
+    ADDED, CoordinatorMessage, Generation, Hello, JoinWorkers, LARGEST_COUNT, NEVER, NodeId, NodeMessage, Placement,
+    REMOVED, Resume, Round, Running, SURVIVORS_LIMIT, Survival, Verdict,
 };
 use elastic_rs::rendezvous::protocol::settings::Settings;
+
+use crate::bench::survived;
 
 const ROUND: Round = Round(1);
 const COORDINATOR_TIMEOUT: Duration = Duration::from_secs(60);
@@ -79,7 +81,7 @@ impl Bench {
             resume: None,
             members: None,
         };
-        let resume = Resume::Continue { source: 1, sync: true, survivors: 3 };
+        let resume = Resume::Continue { source: 1, sync: true, survivors: 3, generation: Generation::default() };
         self.hear(CoordinatorMessage::CompleteInPlace { placement, resume: resume.clone() });
         let placed = self.node.take_outcome().expect("answered").expect("placed");
         assert_eq!(placed.resume, Some(resume), "it reaches the agent");
@@ -113,15 +115,10 @@ impl Bench {
     }
 
     /// Join with these workers of two.
-    fn join(&mut self, survivors: Option<Vec<Survivor>>) {
-        self.node.bring(survivors);
+    fn join(&mut self, survival: Survival) {
+        self.node.bring(survival);
         self.node.join(1, None, Some(JoinWorkers::new("trainer", 2)), seconds(600), self.now);
     }
-}
-
-fn survivors(of: &[(u32, Option<u64>)]) -> Option<Vec<Survivor>> {
-    let survivor = |(local_rank, commit): &(u32, Option<u64>)| Survivor { local_rank: *local_rank, commit: *commit };
-    Some(of.iter().map(survivor).collect())
 }
 
 #[test]
@@ -141,10 +138,13 @@ fn a_change_is_shown_answered_and_ended_by_the_next_join() {
     assert_eq!(bench.seen(), (Some(1), Some(31), 0));
 
     assert!(bench.node.view().in_place && !bench.node.view().hosted);
-    bench.join(survivors(&[(1, Some(4)), (0, None)]));
+    bench.join(survived(1, &[(1, Some(4)), (0, None)]));
     assert_eq!(bench.seen(), (None, None, 0));
     let said = bench.said();
-    let [NodeMessage::JoinInPlace { join, survivors, check: Some(31) }] = &said[..] else { panic!("{said:?}") };
+    let [NodeMessage::JoinInPlace { join, survival: Survival::Attended(survivors), check: Some(31) }] = &said[..]
+    else {
+        panic!("{said:?}")
+    };
     assert_eq!((join.round, survivors.iter().map(|of| of.local_rank).collect::<Vec<_>>()), (ROUND, vec![0, 1]));
     // The same on the next connection, if it was lost.
     bench.disconnect();
@@ -164,7 +164,7 @@ fn workers_that_have_gone_back_to_their_commit_name_no_check() {
         }
         bench.hear(failed.clone());
         assert_eq!(bench.seen(), (None, None, 1), "the change is over");
-        bench.join(survivors(&[(0, Some(4))]));
+        bench.join(survived(1, &[(0, Some(4))]));
         let said = bench.said();
         assert!(matches!(&said[..], [NodeMessage::JoinInPlace { check: None, .. }]), "{said:?}");
     }
@@ -173,7 +173,7 @@ fn workers_that_have_gone_back_to_their_commit_name_no_check() {
 #[test]
 fn a_node_whose_workers_use_no_changes_in_place_joins_as_ever() {
     let too_many = (0..=SURVIVORS_LIMIT as u32).map(|rank| (rank, None)).collect::<Vec<_>>();
-    for brought in [None, survivors(&too_many)] {
+    for brought in [Survival::New, survived(1, &too_many)] {
         let mut bench = Bench::running();
         bench.join(brought);
         let said = bench.said();
@@ -181,7 +181,7 @@ fn a_node_whose_workers_use_no_changes_in_place_joins_as_ever() {
     }
     // PyTorch's agent does not tell the number of its workers.
     let mut bench = Bench::running();
-    bench.node.bring(survivors(&[(0, None)]));
+    bench.node.bring(survived(1, &[(0, None)]));
     bench.node.join(1, None, None, seconds(600), bench.now);
     let said = bench.said();
     assert!(matches!(&said[..], [NodeMessage::Join(_)]), "{said:?}");
@@ -191,7 +191,7 @@ fn a_node_whose_workers_use_no_changes_in_place_joins_as_ever() {
 #[test]
 fn survivors_are_named_by_the_join_that_follows() {
     let mut bench = Bench::running();
-    bench.join(survivors(&[(0, Some(4))]));
+    bench.join(survived(1, &[(0, Some(4))]));
     bench.place(2);
     bench.node.join(1, None, Some(JoinWorkers::new("trainer", 2)), seconds(600), bench.now);
     let said = bench.said();

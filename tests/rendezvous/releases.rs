@@ -9,13 +9,13 @@ use elastic_rs::rendezvous::node::machine::{NodeCommand, NodeMachine};
 use elastic_rs::rendezvous::protocol::capability::Capabilities;
 use elastic_rs::rendezvous::protocol::codec;
 use elastic_rs::rendezvous::protocol::message::{
-    CoordinatorMessage, Hello, Join, JoinWorkers, NodeId, NodeMessage, Observe, Placement, Resume, Round,
-    SURVIVORS_LIMIT, Stepped, Survivor,
+    CoordinatorMessage, Generation, Hello, Join, JoinWorkers, NodeId, NodeMessage, Observe, Placement, Resume, Round,
+    SURVIVORS_LIMIT, Stepped, Survival, Survivor,
 };
 use elastic_rs::rendezvous::protocol::settings::Settings;
 use elastic_rs::rendezvous::protocol::text::{LOCAL_WORLD_SIZE_LIMIT, NAME_LIMIT_BYTES};
 
-use crate::bench::{Bench, back, hello, join};
+use crate::bench::{Bench, back, hello, join, survived};
 
 /// Round 1 of one node.
 fn placement() -> Placement {
@@ -84,7 +84,7 @@ fn a_job_with_a_node_of_an_older_release_is_restarted_as_ever() {
     let CoordinatorMessage::CompleteInPlace { resume: Resume::Restart { reason }, .. } = bench.last(1) else {
         panic!("{:?}", bench.last(1))
     };
-    assert_eq!(reason, "10.0.0.2 (host:2) has a release or an agent that cannot change in place");
+    assert_eq!(reason, "10.0.0.2 (host:2) has an agent that does not change in place");
     assert!(matches!(bench.last(2), CoordinatorMessage::Complete(_)), "{:?}", bench.last(2));
 }
 
@@ -93,7 +93,7 @@ fn a_job_with_a_node_of_an_older_release_is_restarted_as_ever() {
 fn a_coordinator_of_an_older_release_hears_nothing_that_it_does_not_understand() {
     let now = Instant::now();
     let mut node = NodeMachine::new(hello(1, &Settings::new(1, 1)), "head:1".into(), Duration::from_secs(9), now);
-    node.bring(Some(vec![Survivor { local_rank: 0, commit: Some(3) }]));
+    node.bring(survived(1, &[(0, Some(3))]));
     node.on_connected(now);
     let capabilities = Capabilities::none();
     node.on_message(CoordinatorMessage::Welcome { addr: "10.0.0.7".into(), hosted: false, capabilities }, now);
@@ -122,11 +122,13 @@ fn older_releases_read_the_messages_that_they_know() {
         codec::encode_frame(message, &mut frame);
         frame[4..].to_vec()
     }
-    let survivors = Some(vec![Survivor { local_rank: 0, commit: None }]);
-    let workers = Some(JoinWorkers { survivors, ..JoinWorkers::new("r", 2) });
+    let workers = Some(JoinWorkers { survival: survived(1, &[(0, None)]), ..JoinWorkers::new("r", 2) });
     let join = Join { round: Round(3), store_port: 1, node_rank: None, workers };
     assert_eq!(body(&NodeMessage::Join(join.clone())), [1, 3, 1, 0, 1, 1, b'r', 2]);
-    let placement = Placement { resume: Some(Resume::Continue { source: 0, sync: true, survivors: 0 }), ..placement() };
+    let placement = Placement {
+        resume: Some(Resume::Continue { source: 0, sync: true, survivors: 0, generation: Generation::default() }),
+        ..placement()
+    };
     let known = [1, 0, 1, 9, 1, b'a', 2, 1, b'w', 0, 0, 0];
     assert_eq!(body(&CoordinatorMessage::Complete(placement.clone())), [&[3][..], &known].concat());
 
@@ -136,9 +138,8 @@ fn older_releases_read_the_messages_that_they_know() {
     assert_eq!(body(&NodeMessage::Counted { round, count: 6 }), [9, 5, 6]);
     let will_leave = NodeMessage::WillLeave { round, reason: "x".into(), signal: Some(15) };
     assert_eq!(body(&will_leave), [10, 5, 1, b'x', 1, 30]);
-    let survivors = vec![Survivor { local_rank: 1, commit: Some(4) }];
-    let in_place = NodeMessage::JoinInPlace { join, survivors, check: Some(7) };
-    assert_eq!(body(&in_place), [11, 3, 1, 0, 1, 1, b'r', 2, 1, 1, 1, 4, 1, 7]);
+    let in_place = NodeMessage::JoinInPlace { join, survival: survived(6, &[(1, Some(4))]), check: Some(7) };
+    assert_eq!(body(&in_place), [11, 3, 1, 0, 1, 1, b'r', 2, 1, 1, 1, 1, 6, 0, 1, 4, 1, 7]);
     assert_eq!(body(&NodeMessage::Parked { round }), [12, 5]);
     assert_eq!(body(&NodeMessage::Groupless { round }), [13, 5]);
     let addresses: Vec<IpAddr> = vec![[10, 0, 0, 7].into()];
@@ -156,9 +157,9 @@ fn older_releases_read_the_messages_that_they_know() {
     assert_eq!(body(&CoordinatorMessage::RaiseAt { round, check: 9 }), [13, 5, 9]);
     let in_place = CoordinatorMessage::CompleteInPlace {
         placement,
-        resume: Resume::Continue { source: 2, sync: true, survivors: 4 },
+        resume: Resume::Continue { source: 2, sync: true, survivors: 4, generation: Generation { round, world: 8 } },
     };
-    assert_eq!(body(&in_place), [&[14][..], &known, &[0, 2, 1, 4]].concat());
+    assert_eq!(body(&in_place), [&[14][..], &known, &[0, 2, 1, 4, 5, 8]].concat());
     assert_eq!(body(&CoordinatorMessage::TellStep { round }), [19, 5]);
     let members = CoordinatorMessage::Members { round, addresses, more: true };
     assert_eq!(body(&members), [17, 5, 1, 0, 10, 0, 0, 7, 1]);
@@ -167,10 +168,15 @@ fn older_releases_read_the_messages_that_they_know() {
 /// The largest list of survivors fits into a frame, with the largest numbers and the longest role.
 #[test]
 fn the_longest_list_of_survivors_fits_into_a_frame() {
-    let last = Survivor { local_rank: LOCAL_WORLD_SIZE_LIMIT, commit: Some(u64::MAX) };
+    let generation = Some(Generation { round: Round(u64::MAX), world: u64::MAX });
+    let last = Survivor { local_rank: LOCAL_WORLD_SIZE_LIMIT, generation, commit: Some(u64::MAX) };
     let workers = Some(JoinWorkers::new("r".repeat(NAME_LIMIT_BYTES), LOCAL_WORLD_SIZE_LIMIT));
     let join = Join { round: Round(u64::MAX), store_port: u16::MAX, node_rank: Some(u32::MAX), workers };
-    let message = NodeMessage::JoinInPlace { join, survivors: vec![last; SURVIVORS_LIMIT], check: Some(u64::MAX) };
+    let message = NodeMessage::JoinInPlace {
+        join,
+        survival: Survival::Attended(vec![last; SURVIVORS_LIMIT]),
+        check: Some(u64::MAX),
+    };
     let mut frame = BytesMut::new();
     codec::encode_frame(&message, &mut frame);
     assert_eq!(codec::decode_frame::<NodeMessage>(&mut frame), Ok(Some(message)));

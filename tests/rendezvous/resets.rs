@@ -7,7 +7,7 @@ use bytes::BytesMut;
 use crate::bench::{Bench, failure, hello, join};
 use elastic_rs::rendezvous::protocol::codec::{decode_frame, encode_frame};
 use elastic_rs::rendezvous::protocol::message::{
-    CoordinatorMessage, Hello, NodeMessage, Placed, Round, Verdict, Waits,
+    CoordinatorMessage, Generation, Hello, NodeMessage, Placed, Round, Verdict, Waits,
 };
 use elastic_rs::rendezvous::protocol::rules::Rules;
 use elastic_rs::rendezvous::protocol::settings::Settings;
@@ -98,6 +98,7 @@ fn a_restarted_coordinator_goes_on_counting() {
         active: true,
         restart: 0,
         host: None,
+        began_with: Generation::default(),
     };
     for node in 1..=2 {
         bench.greet(node, Hello { placed: Some(placed(node)), ..hello(node, &settings) }, 1);

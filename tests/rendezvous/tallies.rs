@@ -8,7 +8,8 @@ use elastic_rs::rendezvous::node::machine::{NodeCommand, NodeMachine};
 use elastic_rs::rendezvous::protocol::capability::{Capabilities, STEPS, TALLIES};
 use elastic_rs::rendezvous::protocol::codec;
 use elastic_rs::rendezvous::protocol::message::{
-    CoordinatorMessage, Hello, Join, JoinWorkers, NodeId, NodeMessage, Placed, Round, Stepped, Verdict,
+    CoordinatorMessage, Generation, Hello, Join, JoinWorkers, NodeId, NodeMessage, Placed, Round, Stepped, Survival,
+    Verdict,
 };
 use elastic_rs::rendezvous::protocol::settings::Settings;
 
@@ -33,7 +34,16 @@ fn rejected_nodes_are_counted_by_why() {
     let endless = Hello { name: "x".repeat(300), ..hello(9, &settings()) };
     assert_eq!(refused(&mut bench, endless, 9), count(Refused::Invalid));
     let round = Round(u64::MAX);
-    let placed = Placed { round, rank: 0, world_size: 2, world: 77, active: true, restart: 1, host: None };
+    let placed = Placed {
+        round,
+        rank: 0,
+        world_size: 2,
+        world: 77,
+        active: true,
+        restart: 1,
+        host: None,
+        began_with: Generation::default(),
+    };
     let far = Hello { placed: Some(placed), ..hello(9, &settings()) };
     assert_eq!(refused(&mut bench, far, 9), count(Refused::Invalid));
     // A newer agent comes from the place of the second one, which comes back.
@@ -62,7 +72,7 @@ fn a_node_that_says_what_cannot_be_later_on_is_counted() {
     let countless = Join { workers: None, ..join };
     for message in [
         NodeMessage::Join(endless),
-        NodeMessage::JoinInPlace { join: countless, survivors: Vec::new(), check: None },
+        NodeMessage::JoinInPlace { join: countless, survival: Survival::Attended(Vec::new()), check: None },
         NodeMessage::Counted { round: Round(1), count: u64::MAX },
     ] {
         let mut bench = Bench::formed(2, &settings());

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use crate::seeds::{asked_for, live_through};
-use elastic_rs::rendezvous::protocol::message::Resume;
+use elastic_rs::rendezvous::protocol::message::{Generation, Placement, Resume};
 use elastic_rs::rendezvous::protocol::settings::Settings;
 use elastic_rs::sim::coordinator::elastic::Elastic;
 use elastic_rs::sim::coordinator::elastic_plan::live;
@@ -59,11 +59,17 @@ fn run(job: &mut Simulation, seconds: f64) {
 /// The round of each host's workers, and how they began.
 fn worlds(job: &Simulation) -> Vec<Option<(u64, Option<Resume>)>> {
     let hosts = 0..job.hosts().len();
-    hosts.map(|host| job.running(host).map(|place| (place.round.0, place.resume.clone()))).collect()
+    let resume = |place: &Placement| match place.resume.clone()? {
+        Resume::Continue { source, sync, survivors, .. } => {
+            Some(Resume::Continue { source, sync, survivors, generation: Generation::default() })
+        }
+        resume @ Resume::Restart { .. } => Some(resume),
+    };
+    hosts.map(|host| job.running(host).map(|place| (place.round.0, resume(place)))).collect()
 }
 
 fn goes_on(round: u64, survivors: u32, sync: bool) -> Option<(u64, Option<Resume>)> {
-    Some((round, Some(Resume::Continue { source: 0, sync, survivors })))
+    Some((round, Some(Resume::Continue { source: 0, sync, survivors, generation: Generation::default() })))
 }
 
 fn start(job: &mut Simulation, seconds: u64, host: usize) {

@@ -49,6 +49,11 @@ impl WorkerChannel {
         self.0.formed().map_err(|error| raise(&error))
     }
 
+    /// This worker has the job's state: it was synchronised with the other members of its world.
+    fn synchronised(&self) -> PyResult<()> {
+        self.0.synchronised().map_err(|error| raise(&error))
+    }
+
     /// Tell the agent now that the world cannot be formed. Every member leaves it.
     fn stuck(&self) -> PyResult<()> {
         self.0.stuck().map_err(|error| raise(&error))
@@ -149,8 +154,8 @@ pub struct World {
 
 impl From<message::World> for World {
     fn from(world: message::World) -> Self {
-        let message::World { variables, generation, source, sync, reason } = world;
-        Self { variables: variables.into_iter().collect(), generation, source, sync, reason }
+        let message::World { variables, generation, source, sync, reason, equal: _ } = world;
+        Self { variables: variables.into_iter().collect(), generation: generation.round.0, source, sync, reason }
     }
 }
 

@@ -55,6 +55,9 @@ class Channel(Protocol):
     def stuck(self) -> None:
         """Say that the world cannot be formed. All members leave it."""
 
+    def synchronised(self) -> None:
+        """Note that this worker has the state of its world, which :meth:`park` tells the agent."""
+
     def check(self) -> int:
         """Count one check, and return 0 to go on, 1 if the world changes at this check, 2 if a peer has failed."""
 

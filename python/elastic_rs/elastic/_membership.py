@@ -155,6 +155,19 @@ class Membership:
         """The state was broadcast."""
         self._limit_step(STEP_LIMIT_S)
 
+    def synchronised(self) -> None:
+        """Note that this worker has the state of its world, and wait until all members have theirs.
+
+        Nobody makes a step before that. So a worker that has not got so far knows that no step of this world is lost,
+        even if all those have ended that had.
+        """
+        if self.channel is not None:
+            self.channel.synchronised()
+        if self.has_group:
+            from elastic_rs.elastic._wire import barrier
+
+            barrier()
+
     def formed(self) -> None:
         """End the limit: this world is formed, or this worker has to leave it."""
         self._forming = False

@@ -126,10 +126,11 @@ class State:
         with MEMBERSHIP.syncing():
             number = self._broadcast(_decisions.parked_number(self._commit, ahead=self._ahead))
             self.sync()
-        # After an interrupted sync this worker goes back to its own last save, and keeps the number of that save: one
-        # that has never had the state of the job must not become the source.
+        # After an interrupted sync this worker goes back to its own last save, and keeps that number and its
+        # generation: one that has not had the state of the job must not become the source.
         self._commit = number
         self._count()
+        MEMBERSHIP.synchronised()
 
     def _broadcast(self, value: Any) -> Any:
         if self._bcast_object is None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from elastic_rs.elastic import _tree
 
-__all__ = ["broadcast_tensors", "group_exists", "send_object", "send_tree"]
+__all__ = ["barrier", "broadcast_tensors", "group_exists", "send_object", "send_tree"]
 
 # Smaller tensors travel together up to this size: a broadcast of a few bytes takes as long as one of 100 kB.
 BUCKET_BYTES = 4 << 20
@@ -35,6 +35,15 @@ def send_object(value: Any, source: int) -> Any:
     values = [value]
     dist.broadcast_object_list(values, src=source)
     return values[0]
+
+
+def barrier() -> None:
+    """Wait until all ranks are here."""
+    if not group_exists() or dist.get_world_size() == 1:
+        return
+    here = torch.ones(1, device=_carriers()[0])
+    dist.all_reduce(here)
+    here.item()  # on a device the collective has only been queued
 
 
 def send_tree(live: Any, source: int, part_done: Callable[[], None] = lambda: None) -> Any:
@@ -77,7 +86,7 @@ def broadcast_tensors(
     """
     if not group_exists():
         return
-    carriers = [part.partition(":")[0] for part in dist.get_backend_config().split(",")]
+    carriers = _carriers()
     buckets: dict[str, list[Tensor]] = {}
     sizes: dict[str, int] = {}
     for tensor, device in zip(tensors, devices or [tensor.device.type for tensor in tensors], strict=True):
@@ -99,6 +108,11 @@ def broadcast_tensors(
         if bucket:
             _broadcast_bucket(bucket, carrier, source)
             part_done()
+
+
+def _carriers() -> list[str]:
+    """Return the types of the devices over which the group can send."""
+    return [part.partition(":")[0] for part in dist.get_backend_config().split(",")]
 
 
 def _broadcast_large(tensor: Tensor, carrier: str, source: int, part_done: Callable[[], None]) -> None:

@@ -52,7 +52,7 @@ impl AgentMachine {
     pub(super) fn on_prepared(&mut self, local_rank: u32) {
         self.lives.park(local_rank);
         if self.lives.all_wait() {
-            self.survive = true;
+            self.parked_survive();
             self.join();
         }
     }

@@ -8,9 +8,9 @@
 //! - **For a change of membership** all workers of the job leave their world at the same check, which the coordinator chooses
 //!   ([`AgentMachine::on_change`], [`AgentMachine::on_raise_at`]). They keep what they have done since their last commit.
 //!
-//! Workers of one node survive together or not at all. They do not survive if one of them runs and does not attend, because its
-//! program may not use the API. A world that continues another is an exception: its new workers run the program of the others, so
-//! one that does not attend yet is killed, and counts as missing.
+//! Workers of one node survive together or not at all. They do not survive if one of them runs and has never attended, because its
+//! program may not use the API. It is known to use it if it has the local rank of a worker that has attended, or if its world continues
+//! another. Then one that does not attend, or does not any more, is killed, and counts as missing.
 
 use std::time::{Duration, Instant};
 
@@ -18,9 +18,9 @@ use super::endings::LEAVE_LIMIT;
 use super::lives::{Life, Lives};
 use super::{AgentMachine, Next, Phase, SIGTERM, Way};
 use crate::agent::command::Command;
-use crate::channel::message::ToWorker;
+use crate::channel::message::{HeldState, ToWorker};
 use crate::rendezvous::node::machine::Change;
-use crate::rendezvous::protocol::message::{Failure, NEVER, Placement, Resume, Survivor};
+use crate::rendezvous::protocol::message::{Failure, NEVER, Placement, Resume, Survival};
 
 /// How long a worker may take to park once its world has ended: to break off what it does, and to restore its last commit.
 pub const PARK_LIMIT: Duration = Duration::from_secs(30);
@@ -31,9 +31,9 @@ impl AgentMachine {
     /// A worker has connected. It learns its world now, and hears of the end of it.
     pub fn on_worker_attends(&mut self, local_rank: u32) {
         match self.lives.of.get(&local_rank) {
-            Some(Life::Started) if self.is_preparing() => self.on_prepared(local_rank),
+            Some(Life::Started | Life::Deaf) if self.is_preparing() => self.on_prepared(local_rank),
             Some(Life::Ahead { .. }) => self.waits_ahead(local_rank, true),
-            Some(Life::Started | Life::Attends { .. }) => {
+            Some(Life::Started | Life::Deaf | Life::Attends { .. }) => {
                 self.place(local_rank);
                 self.tell_if_all_attend();
             }
@@ -58,7 +58,7 @@ impl AgentMachine {
         if !matches!(life, Life::Attends { .. } | Life::Parked { .. }) {
             return;
         }
-        *life = Life::Started;
+        *life = Life::Deaf;
         // Nobody can tell it of the next world. Before an agreed check it may have finished its work.
         if (self.parks() && !self.raises()) || matches!(self.phase, Phase::Joining) {
             self.commands.push(Command::KillWorker { local_rank });
@@ -82,7 +82,7 @@ impl AgentMachine {
     /// A worker is in the world from now on.
     fn place(&mut self, local_rank: u32) {
         self.lives.of.insert(local_rank, Life::Attends { counted: None });
-        self.lives.attended = true;
+        self.lives.users.insert(local_rank);
         self.commands.push(Command::Place { local_rank });
     }
 
@@ -108,9 +108,9 @@ impl AgentMachine {
     }
 
     /// A worker has left its world.
-    pub fn on_worker_parked(&mut self, local_rank: u32, commit: Option<u64>) {
+    pub fn on_worker_parked(&mut self, local_rank: u32, state: HeldState) {
         if let Some(life @ Life::Attends { .. }) = self.lives.of.get_mut(&local_rank) {
-            *life = Life::Parked { commit };
+            *life = Life::Parked { state };
             self.look_at_parked();
         }
     }
@@ -188,7 +188,7 @@ impl AgentMachine {
         }
         self.commands.push(Command::CancelStart);
         self.send_all(&ToWorker::PeerFailed { reason: reason.to_owned() });
-        for local_rank in self.lives.started() {
+        for local_rank in self.lives.which(|life| matches!(life, Life::Started | Life::Deaf)) {
             self.commands.push(Command::KillWorker { local_rank });
         }
         self.phase =
@@ -264,22 +264,45 @@ impl AgentMachine {
         }
     }
 
-    /// What the next join brings: the parked workers. `None` if the workers were stopped, or never ran.
-    pub(super) fn take_survivors(&mut self) -> Option<Vec<Survivor>> {
-        let survivors = std::mem::take(&mut self.survive).then(|| self.lives.parked());
-        self.lives.brought.clone_from(&survivors);
+    /// The workers that are left survive.
+    pub(super) fn parked_survive(&mut self) {
+        self.survival = Survival::Attended(self.lives.parked());
+    }
+
+    /// The workers are stopped, or have ended: none survives. Those of a node that has never had a place are nobody's loss.
+    pub(super) fn none_survives(&mut self) {
+        // Workers may have been stopped before, and what became of them is known.
+        if !self.lives.of.is_empty() {
+            self.survival = if self.is_new() { Survival::New } else { self.lives.if_none_survives() };
+        }
+    }
+
+    /// What the next join says of the last workers.
+    pub(super) fn take_survival(&mut self) -> Survival {
+        let survival = std::mem::take(&mut self.survival);
+        self.lives.brought = match &survival {
+            Survival::Attended(survivors) => survivors.clone(),
+            _ => Vec::new(),
+        };
         (self.lives.change, self.lives.raise_at) = (None, None);
-        survivors
+        survival
     }
 
     /// The round was completed. Workers that were parked go on in it, or are stopped because those of another node were.
-    pub(super) fn begin_world(&mut self, placement: Placement, now: Instant) {
-        let continues = matches!(placement.resume, Some(Resume::Continue { .. }));
+    ///
+    /// `missed`: a round has formed without this node since its last one. If the workers of this one are all new, they begin from a
+    /// checkpoint that those which wait here may have been too early to load.
+    pub(super) fn begin_world(&mut self, placement: Placement, missed: bool, now: Instant) {
+        let continues = match placement.resume {
+            Some(Resume::Continue { survivors, .. }) => survivors > 0 || !missed,
+            Some(Resume::Restart { .. }) | None => false,
+        };
         let waits = |life| matches!(life, Life::Parked { .. } | Life::Ahead { .. });
         if !continues && self.lives.any(waits) {
             let reason = match &placement.resume {
                 Some(Resume::Restart { reason }) => reason,
-                _ => "the coordinator was replaced by one that cannot form a world of workers that survive",
+                Some(Resume::Continue { .. }) => "a round has formed without this node, and no worker of it lives",
+                None => "the coordinator was replaced by one that cannot form a world of workers that survive",
             };
             self.warn(format!("restarting all workers: {reason}"));
             return self.stop(SIGTERM, Next::Start(Box::new(placement)));
@@ -314,8 +337,8 @@ impl AgentMachine {
 
     /// A worker that had parked has ended.
     pub(super) fn is_brought(&self, local_rank: u32) -> bool {
-        let brought = self.lives.brought.iter().flatten();
-        matches!(self.phase, Phase::Joining) && brought.into_iter().any(|survivor| survivor.local_rank == local_rank)
+        let mut brought = self.lives.brought.iter();
+        matches!(self.phase, Phase::Joining) && brought.any(|survivor| survivor.local_rank == local_rank)
     }
 
     /// Whether workers that wait for a world have to be stopped before this agent ends.
@@ -325,8 +348,7 @@ impl AgentMachine {
 
     /// Workers are stopped: none survives.
     pub(super) fn forget_lives(&mut self) {
-        self.lives = Lives::default();
-        self.survive = false;
+        self.lives = Lives { users: std::mem::take(&mut self.lives.users), ..Lives::default() };
         self.lost = None;
     }
 }

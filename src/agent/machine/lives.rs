@@ -2,7 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::rendezvous::protocol::message::{Resume, Survivor};
+use crate::channel::message::HeldState;
+use crate::rendezvous::protocol::message::{Resume, Survival, Survivor};
 
 /// A worker's part in its world.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -11,6 +12,8 @@ pub(super) enum Life {
     Missing,
     /// It was started, and does not attend.
     Started,
+    /// It has attended, and its connection has ended: so has it, or it cannot be told anything.
+    Deaf,
     /// It is connected, and works in its world.
     Attends {
         /// Its answer to the change that it was told of: the number of its last check.
@@ -18,8 +21,8 @@ pub(super) enum Life {
     },
     /// It has left its world, and waits for the next one.
     Parked {
-        /// The number of its last commit. `None`: it has never had the job's state.
-        commit: Option<u64>,
+        /// The state that it has.
+        state: HeldState,
     },
     /// It was started for a world that its node has no place in yet: see [`super::replace`].
     Ahead {
@@ -35,15 +38,15 @@ pub(super) enum Life {
 pub(super) struct Lives {
     pub(super) of: BTreeMap<u32, Life>,
     /// Workers of the world before are in this one, so that new ones will attend.
-    continues: bool,
-    /// A worker of this world has attended.
-    pub(super) attended: bool,
+    pub(super) continues: bool,
+    /// The local ranks whose workers have attended, in this world or an earlier one. Their program uses the API.
+    pub(super) users: BTreeSet<u32>,
     /// The change that the workers were told of.
     pub(super) change: Option<u64>,
     /// The check of that change, once it is known.
     pub(super) raise_at: Option<u64>,
     /// What the last join brought.
-    pub(super) brought: Option<Vec<Survivor>>,
+    pub(super) brought: Vec<Survivor>,
     /// The workers let the library make their process groups.
     pub(super) groupless: bool,
     /// Workers whose start ahead of the next world has been asked for, and has not been answered.
@@ -56,7 +59,6 @@ impl Lives {
     /// A world is about to begin. Returns the workers that have to be started.
     pub(super) fn begin(&mut self, workers: u32, resume: Option<&Resume>) -> BTreeSet<u32> {
         self.continues = matches!(resume, Some(Resume::Continue { survivors: 1.., .. }));
-        self.attended = false;
         self.tried.clear();
         let life = |rank| self.of.get(&rank).copied().unwrap_or(Life::Missing);
         self.of = (0..workers).map(|rank| (rank, life(rank))).collect();
@@ -86,7 +88,8 @@ impl Lives {
 
     /// A worker that was started waits for its first world.
     pub(super) fn park(&mut self, local_rank: u32) {
-        self.of.insert(local_rank, Life::Parked { commit: None });
+        self.users.insert(local_rank);
+        self.of.insert(local_rank, Life::Parked { state: HeldState::default() });
     }
 
     /// Whether every worker waits for a world.
@@ -94,19 +97,31 @@ impl Lives {
         !self.any(|life| !matches!(life, Life::Parked { .. }))
     }
 
-    /// Whether workers can survive the end of their world, or could have.
+    /// Whether workers can survive the end of their world, or could have: their program uses the API.
     pub(super) fn can_park(&self) -> bool {
-        self.continues || (self.attended && self.started().is_empty())
+        let unknown = |(rank, life): (&u32, &Life)| *life == Life::Started && !self.users.contains(rank);
+        self.continues || (!self.users.is_empty() && !self.of.iter().any(unknown))
+    }
+
+    /// What the node says of its workers if none of them survives.
+    pub(super) fn if_none_survives(&self) -> Survival {
+        match (self.can_park(), self.users.is_empty()) {
+            (true, _) => Survival::Attended(Vec::new()),
+            (false, false) => Survival::NotYetAttended,
+            (false, true) => Survival::NeverAttended,
+        }
     }
 
     /// Whether no worker is in a world any more.
     pub(super) fn all_parked(&self) -> bool {
-        !self.any(|life| matches!(life, Life::Started | Life::Attends { .. }))
+        !self.any(|life| matches!(life, Life::Started | Life::Deaf | Life::Attends { .. }))
     }
 
     pub(super) fn parked(&self) -> Vec<Survivor> {
         let survivor = |(rank, life): (&u32, &Life)| match life {
-            Life::Parked { commit } => Some(Survivor { local_rank: *rank, commit: *commit }),
+            Life::Parked { state: HeldState { generation, commit } } => {
+                Some(Survivor { local_rank: *rank, generation: *generation, commit: *commit })
+            }
             _ => None,
         };
         self.of.iter().filter_map(survivor).collect()

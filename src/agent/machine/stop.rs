@@ -53,6 +53,7 @@ impl AgentMachine {
     pub(super) fn stop(&mut self, signal: i32, next: Next) {
         let policy = StopPolicy { signal: Signal(signal), grace: self.policy.grace, ..StopPolicy::default() };
         self.commands.push(Command::Stop(policy));
+        self.none_survives();
         self.forget_lives();
         self.phase = Phase::Stopping { next, over: false, way: Way::Stop };
     }
@@ -88,7 +89,7 @@ impl AgentMachine {
                 // Workers are being started, and the next world waits for them.
                 (_, None) if !self.lives.asked.is_empty() => {}
                 (_, None) => {
-                    self.survive = true;
+                    self.parked_survive();
                     self.join();
                 }
             },

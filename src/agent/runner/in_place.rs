@@ -44,7 +44,7 @@ impl Runner {
         match heard {
             Heard::Hello { local_rank } => self.machine.on_worker_attends(local_rank),
             Heard::Ack { local_rank, seq, count } => self.machine.on_worker_counted(local_rank, seq, count),
-            Heard::Parked { local_rank, commit } => self.machine.on_worker_parked(local_rank, commit),
+            Heard::Parked { local_rank, state } => self.machine.on_worker_parked(local_rank, state),
             Heard::Groupless { .. } => self.machine.on_worker_groupless(),
             Heard::Stuck { local_rank } => self.on_stuck(local_rank),
             Heard::Gone { local_rank } => self.machine.on_worker_deaf(local_rank),
@@ -105,15 +105,16 @@ fn world_of(spec: &WorkerSpec, placement: &Placement) -> World {
         let value = spec.env.get(name.as_ref() as &std::ffi::OsStr)?.to_str()?;
         Some((name.to_owned(), value.to_owned()))
     };
-    let (source, sync) = match placement.resume {
-        Some(Resume::Continue { source, sync, .. }) => (source, sync),
-        _ => (0, true),
+    let (source, sync, survivors) = match placement.resume {
+        Some(Resume::Continue { source, sync, survivors, .. }) => (source, sync, survivors),
+        _ => (0, true, 0),
     };
     World {
         variables: VARIES.iter().filter_map(|name| variable(name)).collect(),
-        generation: placement.round.0,
+        generation: placement.generation(),
         source,
         sync,
+        equal: !sync || survivors == 0,
         reason: placement.reason.clone(),
     }
 }

@@ -39,10 +39,10 @@ impl Runner {
             Command::Look => self.looking_until = Some(Instant::now() + LOOK_LIMIT),
             Command::StartAhead(placement) => self.start_ahead(placement),
             Command::Replace { placement, missing } => self.replace(placement, missing),
-            Command::Join { survivors } => {
+            Command::Join { survival } => {
                 self.stopwatch.join_asked(Instant::now());
                 if let Some(session) = &self.session {
-                    session.bring(survivors);
+                    session.bring(survival);
                 }
                 self.steps.push_back(Step::Join);
             }

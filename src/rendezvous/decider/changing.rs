@@ -18,14 +18,14 @@ use super::deadlines::Deadline;
 use super::event::SessionId;
 use super::in_place::{COUNT_WITHIN, Change, Phase, RETURN_WITHIN};
 use super::node::Status;
-use super::resume::{self, Comer};
+use super::resume::{self, Comer, Last};
 use super::run::Run;
 use super::size::Seat;
 use crate::events::record::{Kind, Why};
 use crate::events::tally::Refused;
 use crate::rendezvous::protocol::capability::IN_PLACE;
 use crate::rendezvous::protocol::message::{
-    ADDED, CoordinatorMessage, LARGEST_COUNT, NEVER, NodeId, REMOVED, Resume, Round, Running, WorkerRanks,
+    ADDED, CoordinatorMessage, Generation, LARGEST_COUNT, NEVER, NodeId, REMOVED, Resume, Round, Running, WorkerRanks,
 };
 use crate::rendezvous::protocol::text::tidy;
 
@@ -155,8 +155,8 @@ impl Run {
         }
     }
 
-    /// How the workers of a world of these members begin. `ranks` has those of their workers, if known.
-    pub(super) fn resume_of(&self, members: &[Seat], ranks: Option<&[WorkerRanks]>) -> Resume {
+    /// How the workers of a world of these members begin. `ranks` has those of their workers, if known; `next` is that world.
+    pub(super) fn resume_of(&self, members: &[Seat], ranks: Option<&[WorkerRanks]>, next: Generation) -> Resume {
         let comer = |(rank, seat): (usize, &Seat)| {
             let node = self.roster.get(seat.id)?;
             Some(Comer {
@@ -168,7 +168,12 @@ impl Run {
                 workers: seat.workers.clone(),
             })
         };
-        resume::resume(&members.iter().enumerate().filter_map(comer).collect::<Vec<_>>())
+        let members: Vec<_> = members.iter().enumerate().filter_map(comer).collect();
+        let last = self.current.world().map(|world| Last {
+            generation: Generation { round: self.round(), world: world.id },
+            began_with: world.began_with,
+        });
+        resume::resume(&members, last, next)
     }
 
     /// Whether the node runs workers of this round, and understands changes in place.

@@ -10,7 +10,9 @@ use super::run::Run;
 use super::size::nodes;
 use crate::events::record::{Kind, Why};
 use crate::rendezvous::protocol::capability::IN_PLACE;
-use crate::rendezvous::protocol::message::{CoordinatorMessage, JoinWorkers, NodeId, Placement, Round, Verdict};
+use crate::rendezvous::protocol::message::{
+    CoordinatorMessage, Generation, JoinWorkers, NodeId, Placement, Resume, Round, Verdict,
+};
 use crate::rendezvous::protocol::settings::LAST_LOOK;
 
 impl Run {
@@ -157,9 +159,14 @@ impl Run {
         let master = first.and_then(|node| Some((self.reachable_addr(node, &members), join(node)?.store_port)));
         let brought: Option<Vec<JoinWorkers>> = seats.iter().map(|seat| seat.workers.clone()).collect();
         let workers = brought.map(|brought| ranks::assign_workers(&brought));
-        let resume = self.resume_of(&seats, workers.as_deref());
-        let survive = members.iter().filter_map(|id| self.roster.get(*id)).any(has_survivors);
         let round = self.next_round();
+        let generation = Generation { round, world: world_id(round, &members) };
+        let resume = self.resume_of(&seats, workers.as_deref(), generation);
+        let began_with = match resume {
+            Resume::Continue { generation, .. } => generation,
+            Resume::Restart { .. } => generation,
+        };
+        let survive = members.iter().filter_map(|id| self.roster.get(*id)).any(has_survivors);
         self.roster.begin_round(round, &members);
         let reason = format!("{why_now}{}", self.roster.list(self.roster.active()));
         let world = Kind::RoundCompleted {
@@ -175,10 +182,9 @@ impl Run {
             self.note(format!("round {round}: {resume}"));
         }
         self.in_place.begin_round(Some(resume));
-        let id = world_id(round, &members);
-        self.recovery.add_world(id);
+        self.recovery.add_world(generation.world);
         self.current.form(World {
-            id,
+            id: generation.world,
             size: members.len() as u32,
             master,
             reason,
@@ -186,6 +192,7 @@ impl Run {
             restart: self.current.restart(),
             workers,
             claimed_workers: None,
+            began_with,
         });
         self.recovery.settle();
         self.admission.hosts_mut().await_loss(None);
@@ -287,7 +294,7 @@ impl Run {
 /// Whether workers of a waiting node have survived the last round.
 fn has_survivors(node: &Node) -> bool {
     let workers = join(node).and_then(|join| join.workers.as_ref());
-    workers.and_then(|workers| workers.survivors.as_ref()).is_some_and(|survivors| !survivors.is_empty())
+    workers.is_some_and(|workers| !workers.survivors().is_empty())
 }
 
 /// The request of a waiting node.

@@ -1,8 +1,12 @@
 //! How the workers of a new world begin: whether survivors go on, and with whose state. Pure functions.
+//!
+//! A survivor names the generation in which it last had the job's state, and the number of its last commit. It has the state of the last
+//! world if it had it in that world, or in the generation with which that world began: a world makes no step before all its workers are
+//! synchronised, so a worker that is not has lost nothing (`docs/decisions/0097-a-state-has-a-generation.md`).
 
 use std::cmp::Reverse;
 
-use crate::rendezvous::protocol::message::{JoinWorkers, Resume, Survivor};
+use crate::rendezvous::protocol::message::{Generation, JoinWorkers, Resume, Survival, Survivor};
 
 /// A member of the next world.
 #[derive(Clone, Debug)]
@@ -21,76 +25,137 @@ pub(super) struct Comer {
     pub workers: Option<JoinWorkers>,
 }
 
+/// The last world that was formed.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Last {
+    /// That world, as the generation of a state.
+    pub generation: Generation,
+    /// The generation of the state with which its workers began.
+    pub began_with: Generation,
+}
+
+/// How new a state is.
+type Age = (Generation, Option<u64>);
+
+impl Last {
+    /// How new a survivor's state is, if it is the state of this world.
+    fn age_of(&self, survivor: &Survivor) -> Option<Age> {
+        let is_state = |generation: &Generation| [self.generation, self.began_with].contains(generation);
+        Some((survivor.generation.filter(is_state)?, survivor.commit))
+    }
+}
+
 impl Comer {
     fn survivors(&self) -> &[Survivor] {
-        self.workers.as_ref().and_then(|workers| workers.survivors.as_deref()).unwrap_or_default()
+        self.workers.as_ref().map(JoinWorkers::survivors).unwrap_or_default()
     }
 
-    /// The survivors, by global rank, with their last commits.
-    fn commits(&self) -> impl Iterator<Item = (u32, Option<u64>)> {
+    /// The survivors that have the state of the last world: how new it is, and their global ranks.
+    fn states(&self, last: Option<Last>) -> impl Iterator<Item = (Age, u32)> {
+        let last = last.filter(|_| self.returning);
         let first = self.first_rank.unwrap_or_default();
-        self.survivors().iter().map(move |survivor| (first.saturating_add(survivor.local_rank), survivor.commit))
+        let survivors = self.survivors().iter();
+        survivors.filter_map(move |it| Some((last?.age_of(it)?, first.saturating_add(it.local_rank))))
     }
 
     /// Why workers of other nodes cannot go on beside this one's.
     fn obstacle(&self) -> Option<String> {
         let label = &self.label;
-        match &self.workers {
-            _ if !self.capable => Some(format!("{label} has a release or an agent that cannot change in place")),
-            None => Some(format!("the agent of {label} does not tell its number of workers")),
-            Some(workers) if self.returning && workers.survivors.is_none() => Some(format!(
-                "{label} had to stop its workers, which cannot change in place (they do not use `elastic_rs.elastic`)"
+        let had_to_stop = |why| format!("{label} had to stop its workers: {why}");
+        let workers = match &self.workers {
+            _ if !self.capable => return Some(format!("{label} has an agent that does not change in place")),
+            None => return Some(format!("the agent of {label} does not tell its number of workers")),
+            Some(workers) => workers,
+        };
+        match &workers.survival {
+            Survival::NeverAttended if self.returning => Some(had_to_stop(
+                "they cannot change in place, since none of them has used `elastic_rs.elastic` so far",
             )),
-            Some(_) => None,
+            Survival::NotYetAttended if self.returning => {
+                Some(had_to_stop("some of them had not come to `elastic_rs.elastic` yet"))
+            }
+            Survival::New if self.returning => Some(format!("{label} does not say what became of its workers")),
+            _ => None,
         }
     }
 
-    /// Whether all its workers live, have stopped at this check, and have this commit.
-    fn is_whole(&self, check: Option<u64>, commit: Option<u64>) -> bool {
+    /// Whether all its workers live, have stopped at this check, and have this state.
+    fn is_whole(&self, check: Option<u64>, (generation, commit): Age) -> bool {
         let all = self.workers.as_ref().is_some_and(JoinWorkers::have_all_survived);
-        let alike = self.survivors().iter().all(|survivor| survivor.commit == commit);
-        self.returning && self.check == check && all && alike
+        let has_it = |survivor: &Survivor| (survivor.generation, survivor.commit) == (Some(generation), commit);
+        self.returning && self.check == check && all && self.survivors().iter().all(has_it)
     }
 }
 
-/// How the workers of a world of these members begin.
+/// How the workers of the world `next` begin, which has these members.
 ///
 /// - Nobody has survived: all workers are new. They take the state of rank 0.
-/// - A member cannot change in place, or is back without a list of survivors: all workers are restarted.
-/// - Otherwise survivors go on. The source is the lowest rank with the highest commit. Survivors of the last world take precedence: those
-///   of a node that missed it have an older state, whatever their commit.
-/// - States are equal only if no worker is new, all have stopped at one check, and their commits are equal. Workers that were told of a
-///   failure have gone back to their commit, and those that had stopped at the check before have not.
-pub(super) fn resume(members: &[Comer]) -> Resume {
-    const ALL_NEW: Resume = Resume::Continue { source: 0, sync: true, survivors: 0 };
-    let best = |returning: bool| {
-        let commits = members.iter().filter(|member| member.returning == returning).flat_map(Comer::commits);
-        commits.max_by_key(|(rank, commit)| (*commit, Reverse(*rank)))
-    };
-    let Some((source, commit)) = best(true).or_else(|| best(false)) else { return ALL_NEW };
+/// - A member of the last world cannot change in place: all workers are restarted.
+/// - Nobody who has survived has the state of the last world: all workers are restarted, and begin from the checkpoint. A node that missed
+///   the last world has an older state, whatever its commit.
+/// - Otherwise survivors go on. The source is the lowest rank with the newest state.
+/// - States are equal only if no worker is new, all have stopped at one check, and their states are equally new. Workers that were told of
+///   a failure have gone back to their commit, and those that had stopped at the check before have not.
+pub(super) fn resume(members: &[Comer], last: Option<Last>, next: Generation) -> Resume {
+    let survivors: usize = members.iter().map(|member| member.survivors().len()).sum();
+    if survivors == 0 {
+        return Resume::Continue { source: 0, sync: true, survivors: 0, generation: next };
+    }
     if let Some(reason) = members.iter().find_map(Comer::obstacle) {
         return Resume::Restart { reason };
     }
+    let states = members.iter().flat_map(|member| member.states(last));
+    let Some((age, source)) = states.max_by_key(|(age, rank)| (*age, Reverse(*rank))) else {
+        let of = last.map_or("an earlier round".to_owned(), |last| format!("round {}", last.generation.round));
+        let reason =
+            format!("no worker lives that has the state of {of}, the last one, so all begin from the checkpoint");
+        return Resume::Restart { reason };
+    };
     let check = members.first().and_then(|member| member.check);
-    let alike = members.iter().all(|member| member.is_whole(check, commit));
-    let survivors: usize = members.iter().map(|member| member.survivors().len()).sum();
+    let alike = members.iter().all(|member| member.is_whole(check, age));
     Resume::Continue {
         source,
-        sync: !(alike && check.is_some() && commit.is_some()),
+        sync: !(alike && check.is_some() && age.1.is_some()),
         survivors: u32::try_from(survivors).unwrap_or(u32::MAX),
+        generation: age.0,
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::rendezvous::protocol::message::Round;
+
+    fn generation(round: u64) -> Generation {
+        Generation { round: Round(round), world: 100 + round }
+    }
+
+    /// Round 5 is the last one. It began with the state of round 3, which nobody had in round 4.
+    const LAST: Last = Last {
+        generation: Generation { round: Round(5), world: 105 },
+        began_with: Generation { round: Round(3), world: 103 },
+    };
+
+    /// A worker's local rank, the generation of its state, and its commit.
+    type Of = (u32, Option<u64>, Option<u64>);
 
     /// A node with two workers.
-    fn workers(survivors: Option<&[(u32, Option<u64>)]>) -> JoinWorkers {
-        let named = |list: &[(u32, Option<u64>)]| {
-            list.iter().map(|(local_rank, commit)| Survivor { local_rank: *local_rank, commit: *commit }).collect()
+    fn survived(list: &[Of]) -> JoinWorkers {
+        let survivor = |(local_rank, round, commit): &Of| Survivor {
+            local_rank: *local_rank,
+            generation: round.map(generation),
+            commit: *commit,
         };
-        JoinWorkers { role: "trainer".into(), local_world_size: 2, survivors: survivors.map(named) }
+        with(Survival::Attended(list.iter().map(survivor).collect()))
+    }
+
+    fn with(survival: Survival) -> JoinWorkers {
+        JoinWorkers { survival, ..JoinWorkers::new("trainer", 2) }
+    }
+
+    /// Both workers have this state.
+    fn both(round: u64, commit: u64) -> JoinWorkers {
+        survived(&[(0, Some(round), Some(commit)), (1, Some(round), Some(commit))])
     }
 
     fn member(rank: u32, workers: &JoinWorkers) -> Comer {
@@ -104,71 +169,134 @@ mod tests {
         }
     }
 
-    fn goes_on(source: u32, sync: bool, survivors: u32) -> Resume {
-        Resume::Continue { source, sync, survivors }
+    /// A node that was not in the last world.
+    fn missed(rank: u32, workers: &JoinWorkers) -> Comer {
+        Comer { returning: false, check: None, ..member(rank, workers) }
     }
 
-    const BOTH: Option<&[(u32, Option<u64>)]> = Some(&[(0, Some(7)), (1, Some(7))]);
+    fn decide(members: &[Comer]) -> Resume {
+        resume(members, Some(LAST), generation(6))
+    }
+
+    fn goes_on(source: u32, sync: bool, survivors: u32, of: u64) -> Resume {
+        Resume::Continue { source, sync, survivors, generation: generation(of) }
+    }
+
+    fn reason(members: &[Comer]) -> String {
+        match decide(members) {
+            Resume::Restart { reason } => reason,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    const LOST: &str = "no worker lives that has the state of round 5, the last one, so all begin from the checkpoint";
 
     #[test]
-    fn a_first_round_begins_with_the_state_of_rank_0() {
-        let new = workers(None);
-        let newcomer = |rank| Comer { returning: false, check: None, ..member(rank, &new) };
-        assert_eq!(resume(&[newcomer(0), newcomer(1)]), goes_on(0, true, 0));
-        // Nobody has survived, so nobody has to be restarted either.
-        assert_eq!(resume(&[member(0, &new), newcomer(1)]), goes_on(0, true, 0));
-        let none = workers(Some(&[]));
-        assert_eq!(resume(&[member(0, &none), member(1, &none)]), goes_on(0, true, 0));
+    fn a_world_of_new_workers_begins_with_the_state_of_rank_0() {
+        let (new, none) = (with(Survival::New), survived(&[]));
+        assert_eq!(resume(&[missed(0, &new), missed(1, &new)], None, generation(1)), goes_on(0, true, 0, 1));
+        for workers in [&new, &none, &with(Survival::NeverAttended), &with(Survival::NotYetAttended)] {
+            // Nobody has survived, so nobody has to be restarted either.
+            assert_eq!(decide(&[member(0, workers), missed(1, &new)]), goes_on(0, true, 0, 6));
+        }
     }
 
     #[test]
     fn states_are_equal_only_after_a_common_check_without_a_new_worker() {
-        let whole = workers(BOTH);
-        assert_eq!(resume(&[member(0, &whole), member(1, &whole)]), goes_on(0, false, 4));
+        let whole = both(5, 7);
+        assert_eq!(decide(&[member(0, &whole), member(1, &whole)]), goes_on(0, false, 4, 5));
         let restored = |rank| Comer { check: None, ..member(rank, &whole) };
-        assert_eq!(resume(&[member(0, &whole), restored(1)]), goes_on(0, true, 4));
-        assert_eq!(resume(&[restored(0), restored(1)]), goes_on(0, true, 4));
+        assert_eq!(decide(&[member(0, &whole), restored(1)]), goes_on(0, true, 4, 5));
+        assert_eq!(decide(&[restored(0), restored(1)]), goes_on(0, true, 4, 5));
         let elsewhere = Comer { check: Some(101), ..member(1, &whole) };
-        assert_eq!(resume(&[member(0, &whole), elsewhere]), goes_on(0, true, 4));
-        let one_lost = workers(Some(&[(1, Some(7))]));
-        assert_eq!(resume(&[member(0, &whole), member(1, &one_lost)]), goes_on(0, true, 3));
-        let new = workers(None);
-        let newcomer = Comer { returning: false, check: None, ..member(1, &new) };
-        assert_eq!(resume(&[member(0, &whole), newcomer]), goes_on(0, true, 2));
-        let never = workers(Some(&[(0, None), (1, None)]));
-        assert_eq!(resume(&[member(0, &never), member(1, &never)]), goes_on(0, true, 4));
+        assert_eq!(decide(&[member(0, &whole), elsewhere]), goes_on(0, true, 4, 5));
+        let one_lost = survived(&[(1, Some(5), Some(7))]);
+        assert_eq!(decide(&[member(0, &whole), member(1, &one_lost)]), goes_on(0, true, 3, 5));
+        assert_eq!(decide(&[member(0, &whole), missed(1, &with(Survival::New))]), goes_on(0, true, 2, 5));
+        assert_eq!(decide(&[member(0, &whole), member(1, &both(3, 7))]), goes_on(0, true, 4, 5));
+        let never = survived(&[(0, Some(5), None), (1, Some(5), None)]);
+        assert_eq!(decide(&[member(0, &never), member(1, &never)]), goes_on(0, true, 4, 5));
     }
 
     #[test]
-    fn the_source_is_the_lowest_rank_with_the_highest_commit() {
-        let (behind, ahead) = (workers(BOTH), workers(Some(&[(0, Some(7)), (1, Some(8))])));
-        assert_eq!(resume(&[member(0, &behind), member(1, &ahead), member(2, &ahead)]), goes_on(3, true, 6));
-        let (never, once) = (workers(Some(&[(0, None)])), workers(Some(&[(1, Some(0))])));
-        assert_eq!(resume(&[member(0, &never), member(1, &once)]), goes_on(3, true, 2));
-        assert_eq!(resume(&[member(0, &never), member(1, &never)]), goes_on(0, true, 2));
+    fn the_source_is_the_lowest_rank_with_the_newest_generation_and_then_the_highest_commit() {
+        let (behind, ahead) = (both(5, 7), survived(&[(0, Some(5), Some(7)), (1, Some(5), Some(8))]));
+        assert_eq!(decide(&[member(0, &behind), member(1, &ahead), member(2, &ahead)]), goes_on(3, true, 6, 5));
+        // In the last world only some were synchronised. Numbers of different generations have nothing to do with each other.
+        assert_eq!(decide(&[member(0, &both(3, 900)), member(1, &both(5, 2))]), goes_on(2, true, 4, 5));
+        assert_eq!(decide(&[member(0, &both(3, 8)), member(1, &both(3, 9))]), goes_on(2, true, 4, 3));
+        let (unsynced, once) = (survived(&[(0, Some(5), None)]), survived(&[(1, Some(5), Some(0))]));
+        assert_eq!(decide(&[member(0, &unsynced), member(1, &once)]), goes_on(3, true, 2, 5));
+    }
+
+    /// A world that continues none, and that fails before anybody is synchronised: all have the state with which the script begins.
+    #[test]
+    fn workers_of_a_first_world_go_on_before_it_is_synchronised() {
+        let first = Last { generation: generation(5), began_with: generation(5) };
+        let begun = survived(&[(0, Some(5), None), (1, Some(5), None)]);
+        let members = [member(0, &begun), member(1, &survived(&[]))];
+        assert_eq!(resume(&members, Some(first), generation(6)), goes_on(0, true, 2, 5));
     }
 
     #[test]
-    fn survivors_of_the_last_world_come_before_those_of_a_node_that_missed_it() {
-        let (last, older) = (workers(Some(&[(1, Some(3))])), workers(BOTH));
-        let missed = Comer { returning: false, check: None, ..member(0, &older) };
-        assert_eq!(resume(&[missed.clone(), member(1, &last)]), goes_on(3, true, 3));
-        let none = workers(Some(&[]));
-        assert_eq!(resume(&[missed, member(1, &none)]), goes_on(0, true, 2));
+    fn a_node_that_missed_the_last_world_is_never_the_source() {
+        let (last, none) = (survived(&[(1, Some(5), Some(3))]), survived(&[]));
+        for older in [both(5, 900), both(3, 900), both(1, 900), survived(&[(0, None, None)])] {
+            let survivors = 1 + older.survivors().len() as u32;
+            assert_eq!(decide(&[missed(0, &older), member(1, &last)]), goes_on(3, true, survivors, 5));
+            // Alone with new workers it is restarted, for they begin from the checkpoint.
+            assert_eq!(reason(&[missed(0, &older), member(1, &none)]), LOST);
+        }
+    }
+
+    /// It has come back into the last world, which has failed before it was synchronised.
+    #[test]
+    fn a_state_that_is_not_that_of_the_last_world_is_never_the_source() {
+        for older in [both(1, 900), both(4, 900), survived(&[(0, None, Some(9)), (1, None, None)])] {
+            assert_eq!(decide(&[member(0, &older), member(1, &both(5, 2))]), goes_on(2, true, 4, 5));
+            assert_eq!(decide(&[member(0, &older), member(1, &both(3, 2))]), goes_on(2, true, 4, 3));
+            assert_eq!(reason(&[member(0, &older), member(1, &survived(&[]))]), LOST);
+        }
+        // The same round number of another world.
+        let other = Generation { world: 7, ..generation(5) };
+        let mut workers = both(5, 900);
+        if let Survival::Attended(survivors) = &mut workers.survival {
+            survivors.iter_mut().for_each(|survivor| survivor.generation = Some(other));
+        }
+        assert_eq!(decide(&[member(0, &workers), member(1, &both(3, 2))]), goes_on(2, true, 4, 3));
     }
 
     #[test]
-    fn one_member_that_cannot_change_in_place_restarts_all() {
-        let (whole, stopped) = (workers(BOTH), workers(None));
-        let reason = |members: &[Comer]| match resume(members) {
-            Resume::Restart { reason } => reason,
-            other => panic!("{other:?}"),
-        };
-        let text = reason(&[member(0, &whole), member(1, &stopped)]);
-        assert!(text.starts_with("node1 had to stop its workers") && text.contains("`elastic_rs.elastic`"), "{text}");
-        let older = Comer { capable: false, returning: false, ..member(1, &stopped) };
-        assert!(reason(&[member(0, &whole), older]).starts_with("node1 has a release or an agent"));
-        let untold = Comer { workers: None, ..member(1, &stopped) };
-        assert!(reason(&[member(0, &whole), untold]).starts_with("the agent of node1 does not tell"));
+    fn a_coordinator_that_knows_of_no_world_trusts_no_state() {
+        let Resume::Restart { reason } = resume(&[missed(0, &both(5, 900))], None, generation(1)) else { panic!() };
+        assert!(reason.starts_with("no worker lives that has the state of an earlier round"), "{reason}");
+    }
+
+    /// Each restart of all workers has its own reason.
+    #[test]
+    fn a_member_that_cannot_change_in_place_restarts_all() {
+        let (whole, never) = (both(5, 7), with(Survival::NeverAttended));
+        for (member1, why) in [
+            (
+                member(1, &never),
+                "node1 had to stop its workers: they cannot change in place, since none of them has used",
+            ),
+            (member(1, &with(Survival::NotYetAttended)), "node1 had to stop its workers: some of them had not come to"),
+            (member(1, &with(Survival::New)), "node1 does not say what became of its workers"),
+            (Comer { capable: false, ..missed(1, &never) }, "node1 has an agent that does not change in place"),
+            (Comer { workers: None, ..member(1, &never) }, "the agent of node1 does not tell its number of workers"),
+        ] {
+            let text = reason(&[member(0, &whole), member1]);
+            assert!(text.starts_with(why), "{text}");
+        }
+    }
+
+    /// A node that was cut off for its whole lease, for example.
+    #[test]
+    fn a_node_none_of_whose_workers_has_survived_restarts_nobody() {
+        assert_eq!(decide(&[member(0, &both(5, 7)), member(1, &survived(&[]))]), goes_on(0, true, 2, 5));
+        for workers in [with(Survival::NeverAttended), with(Survival::NotYetAttended), with(Survival::New)] {
+            assert_eq!(decide(&[member(0, &both(5, 7)), missed(1, &workers)]), goes_on(0, true, 2, 5));
+        }
     }
 }

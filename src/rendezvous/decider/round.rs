@@ -6,7 +6,7 @@ use std::time::Instant;
 use serde::{Deserialize, Serialize};
 
 use crate::rendezvous::protocol::bounds::{tidy_failure, tidy_verdict};
-use crate::rendezvous::protocol::message::{Failure, NodeId, Placed, Round, Verdict, WorkerRanks};
+use crate::rendezvous::protocol::message::{Failure, Generation, NodeId, Placed, Round, Verdict, WorkerRanks};
 use crate::rendezvous::protocol::text::plain;
 
 /// The world of the last completed round. Serialised as part of a [cell's state](crate::rendezvous::cell::blob).
@@ -29,6 +29,10 @@ pub(in crate::rendezvous) struct World {
     /// Number of workers of a world that this coordinator did not form, as a member claims it. Not in a cell.
     #[serde(skip)]
     pub claimed_workers: Option<u32>,
+    /// The generation of the state with which its workers began: of the source's, or the world itself if all were new. Not in a cell,
+    /// where no worker lives on.
+    #[serde(skip)]
+    pub began_with: Generation,
 }
 
 impl World {
@@ -57,6 +61,7 @@ impl World {
             restart: placed.restart,
             workers: None,
             claimed_workers: workers,
+            began_with: placed.began_with,
         }
     }
 }

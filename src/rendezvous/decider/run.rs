@@ -194,7 +194,7 @@ impl Run {
                 return false;
             }
             NodeMessage::Join(join) => self.on_join(id, session, join, None, now),
-            NodeMessage::JoinInPlace { join, survivors, check } => match join.with_survivors(survivors) {
+            NodeMessage::JoinInPlace { join, survival, check } => match join.with_survival(survival) {
                 Ok(join) => self.on_join(id, session, join, check, now),
                 Err(reason) => self.refuse(session, Refused::Invalid, reason),
             },

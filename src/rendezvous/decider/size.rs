@@ -9,7 +9,7 @@ use super::closing::join;
 use super::node::{Node, Status};
 use super::ranks::{self, Candidate};
 use super::run::Run;
-use crate::rendezvous::protocol::message::{JoinWorkers, NodeId};
+use crate::rendezvous::protocol::message::{JoinWorkers, NodeId, Survival};
 use crate::rendezvous::protocol::rules::WorkerBounds;
 
 /// A place in the next world.
@@ -89,7 +89,9 @@ impl Run {
                 left -= size;
                 workers.local_world_size = size;
                 // The node kills those that have no place.
-                workers.survivors.iter_mut().for_each(|them| them.retain(|survivor| survivor.local_rank < size));
+                if let Survival::Attended(survivors) = &mut workers.survival {
+                    survivors.retain(|survivor| survivor.local_rank < size);
+                }
                 if workers.local_world_size == 0 {
                     continue;
                 }

@@ -12,7 +12,7 @@ use crate::events::journal::Journal;
 use crate::rendezvous::protocol::bounds::tidy_message;
 use crate::rendezvous::protocol::capability::Capabilities;
 use crate::rendezvous::protocol::message::{
-    CoordinatorMessage, Hello, NodeMessage, Placement, Round, Running, Survivor, Verdict,
+    CoordinatorMessage, Hello, NodeMessage, Placement, Round, Running, Survival, Verdict,
 };
 
 mod in_place;
@@ -67,7 +67,7 @@ pub struct NodeMachine {
     /// This node's part in changes in place.
     part: Part,
     /// The surviving workers of the next join.
-    brings: Option<Vec<Survivor>>,
+    brings: Survival,
     /// The coordinator is in this process: see [`super::fence`].
     pub(in crate::rendezvous) hosted: bool,
     /// The survivors of the pending join, or of the last one, have ended, for this reason.
@@ -128,7 +128,7 @@ impl NodeMachine {
             started: None,
             members: Members::default(),
             part: Part::default(),
-            brings: None,
+            brings: Survival::New,
             hosted: false,
             lost_survivors: None,
             suspect: false,

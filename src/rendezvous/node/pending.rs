@@ -1,8 +1,9 @@
 //! State of [`super::machine`]: a pending join, unanswered reports, and the connection.
 
+use std::mem;
 use std::time::{Duration, Instant};
 
-use crate::rendezvous::protocol::message::{Failure, Join, NodeMessage, Round, SURVIVORS_LIMIT};
+use crate::rendezvous::protocol::message::{Failure, Join, NodeMessage, Round, SURVIVORS_LIMIT, Survival};
 
 /// How long to wait for the answer to a `Withdraw`.
 pub(in crate::rendezvous) const WITHDRAW_GRACE: Duration = Duration::from_secs(1);
@@ -56,25 +57,28 @@ impl Joining {
     /// The message that asks for the place. A coordinator that does not understand changes in place hears of no survivors.
     pub fn message(&self, in_place: bool) -> NodeMessage {
         let mut join = self.join.clone();
-        let survivors = join.workers.as_mut().and_then(|workers| workers.survivors.take());
-        match survivors.filter(|survivors| in_place && survivors.len() <= SURVIVORS_LIMIT) {
-            Some(mut survivors) => {
-                survivors.sort_by_key(|survivor| survivor.local_rank);
-                NodeMessage::JoinInPlace { join, survivors, check: self.check }
+        let survival = join.workers.as_mut().map(|workers| mem::take(&mut workers.survival)).unwrap_or_default();
+        match survival {
+            Survival::New => NodeMessage::Join(join),
+            Survival::Attended(survivors) if survivors.len() > SURVIVORS_LIMIT => NodeMessage::Join(join),
+            _ if !in_place => NodeMessage::Join(join),
+            mut survival => {
+                if let Survival::Attended(survivors) = &mut survival {
+                    survivors.sort_by_key(|survivor| survivor.local_rank);
+                }
+                NodeMessage::JoinInPlace { join, survival, check: self.check }
             }
-            None => NodeMessage::Join(join),
         }
     }
 
     /// Whether workers survive into the next world.
     pub fn brings_survivors(&self) -> bool {
-        let workers = self.join.workers.as_ref();
-        workers.and_then(|workers| workers.survivors.as_ref()).is_some_and(|survivors| !survivors.is_empty())
+        self.join.workers.as_ref().is_some_and(|workers| !workers.survivors().is_empty())
     }
 
     /// The survivors have ended: the node can change in place, and none of its workers lives.
     pub fn lose_survivors(&mut self) {
-        if let Some(survivors) = self.join.workers.as_mut().and_then(|workers| workers.survivors.as_mut()) {
+        if let Some(Survival::Attended(survivors)) = self.join.workers.as_mut().map(|workers| &mut workers.survival) {
             survivors.clear();
         }
         self.check = None;

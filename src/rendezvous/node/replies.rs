@@ -53,8 +53,9 @@ impl NodeMachine {
         placement.local_world_size = placement.local_world_size.filter(|size| (1..=offered).contains(size));
         let counts = self.hello.settings.rules.workers.is_some();
         self.hello.world_workers = placement.workers.filter(|_| counts).map(|ranks| ranks.world_size);
+        let began_with = placement.began_with();
         let Placement { round, rank, world_size, world, restart, host, .. } = placement;
-        self.hello.placed = Some(Placed { round, rank, world_size, world, active: true, restart, host });
+        self.hello.placed = Some(Placed { round, rank, world_size, world, active: true, restart, host, began_with });
         (self.view.restart, self.view.failure) = (restart, None);
         self.view.round = round;
         (self.view.waiting, self.view.fenced) = (0, None);

@@ -21,7 +21,7 @@ use super::seat::{Ending, Recording, Seat, Shared};
 use crate::events::file::EventFile;
 use crate::events::record::{Kind, Phase};
 use crate::rendezvous::protocol::message::{
-    Failure, Hello, JoinWorkers, Placement, Round, Running, Stepped, Survivor, Verdict,
+    Failure, Hello, JoinWorkers, Placement, Round, Running, Stepped, Survival, Verdict,
 };
 use crate::secure::Protection;
 
@@ -212,10 +212,9 @@ impl Session {
         self.ask(|machine| machine.report_done(round));
     }
 
-    /// The workers that live, for the next join. `None`, as without this call: the node is new, or its workers cannot change in place.
-    /// An empty list: they can, and none lives. The placement's `resume` is the answer.
-    pub fn bring(&self, survivors: Option<Vec<Survivor>>) {
-        self.ask(|machine| machine.bring(survivors));
+    /// What became of the last workers, for the next join. Without this call: [`Survival::New`]. The placement's `resume` is the answer.
+    pub fn bring(&self, survival: Survival) {
+        self.ask(|machine| machine.bring(survival));
     }
 
     /// How long the parts of the recovery have taken that ended with `round`'s workers. Told once, to a coordinator that keeps events.

@@ -69,7 +69,7 @@ impl Join {
 impl JoinWorkers {
     /// Check which workers have survived.
     fn validate_survivors(&self) -> Result<(), String> {
-        let (survivors, size) = (self.survivors.as_deref().unwrap_or_default(), self.local_world_size);
+        let (survivors, size) = (self.survivors(), self.local_world_size);
         if survivors.len() > SURVIVORS_LIMIT {
             return Err(format!("{} surviving workers are named, at most {SURVIVORS_LIMIT} may be", survivors.len()));
         }

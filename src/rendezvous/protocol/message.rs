@@ -12,7 +12,8 @@ use serde::{Deserialize, Serialize};
 use super::capability::Capabilities;
 pub use super::ending::{Failure, Verdict};
 pub use super::place::{
-    HostSeat, Join, JoinWorkers, Placed, Placement, Resume, Running, SURVIVORS_LIMIT, Survivor, WorkerRanks,
+    Generation, HostSeat, Join, JoinWorkers, Placed, Placement, Resume, Running, SURVIVORS_LIMIT, Survival, Survivor,
+    WorkerRanks,
 };
 pub use super::recall::{Recalled, Recollection};
 use super::rules::Asks;
@@ -102,12 +103,12 @@ pub enum NodeMessage {
         /// As in [`Self::Leave`].
         signal: Option<i32>,
     },
-    /// As [`Self::Join`], with the workers of the last round that live.
+    /// As [`Self::Join`], with what became of the workers of the last round.
     JoinInPlace {
         /// The join. It has its number of workers.
         join: Join,
-        /// By rising local rank. At most [`SURVIVORS_LIMIT`].
-        survivors: Vec<Survivor>,
+        /// Not [`Survival::New`].
+        survival: Survival,
         /// The check of [`CoordinatorMessage::RaiseAt`] at which all workers of the node have stopped. `None`: survivors have gone back
         /// to their commits.
         check: Option<u64>,

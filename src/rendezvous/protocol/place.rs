@@ -26,6 +26,18 @@ pub struct Placed {
     pub restart: u32,
     /// The rank of the coordinator's host.
     pub host: Option<HostSeat>,
+    /// The generation of the state with which the workers of that round began. A restarted coordinator has to know which survivors have
+    /// the job's state.
+    pub began_with: Generation,
+}
+
+/// A world, as the generation of a state: the workers of that world have had the same state.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Generation {
+    /// The world's round.
+    pub round: Round,
+    /// The world's id: [`Placement::world`]. A coordinator that has heard of no round may use round numbers again.
+    pub world: u64,
 }
 
 /// Asks for a place in the next round, with everything that the other nodes need to know.
@@ -44,16 +56,13 @@ pub struct Join {
 }
 
 impl Join {
-    /// The join of a node whose agent has let these workers live.
+    /// The join of a node, and what became of its last workers.
     ///
     /// # Errors
     /// It does not have its number of workers.
-    pub(in crate::rendezvous) fn with_survivors(self, survivors: Vec<Survivor>) -> Result<Self, String> {
+    pub(in crate::rendezvous) fn with_survival(self, survival: Survival) -> Result<Self, String> {
         match self.workers {
-            Some(workers) => {
-                let workers = Some(JoinWorkers { survivors: Some(survivors), ..workers });
-                Ok(Self { workers, ..self })
-            }
+            Some(workers) => Ok(Self { workers: Some(JoinWorkers { survival, ..workers }), ..self }),
             None => Err("a join names surviving workers without the number of workers".to_owned()),
         }
     }
@@ -66,38 +75,62 @@ pub struct JoinWorkers {
     pub role: String,
     /// Their number: 1 to [`LOCAL_WORLD_SIZE_LIMIT`](super::text::LOCAL_WORLD_SIZE_LIMIT).
     pub local_world_size: u32,
-    /// The workers of the node's last round that live and wait for the next one, as the node has said by `Session::bring`. `None`: its
-    /// workers cannot change in place, or the node is new. An empty list: they can, and none lives. Sent in
-    /// [`NodeMessage::JoinInPlace`] alone.
+    /// What became of the workers of the node's last round. Sent in [`NodeMessage::JoinInPlace`] alone.
     ///
     /// [`NodeMessage::JoinInPlace`]: super::message::NodeMessage::JoinInPlace
     #[serde(skip)]
-    pub survivors: Option<Vec<Survivor>>,
+    pub survival: Survival,
 }
 
 impl JoinWorkers {
     /// Workers that are all new.
     pub fn new(role: impl Into<String>, local_world_size: u32) -> Self {
-        Self { role: role.into(), local_world_size, survivors: None }
+        Self { role: role.into(), local_world_size, survival: Survival::New }
     }
 
     /// Whether all of them live.
     pub fn have_all_survived(&self) -> bool {
-        self.survivors.as_ref().is_some_and(|survivors| survivors.len() == self.local_world_size as usize)
+        matches!(self.survival, Survival::Attended(_)) && self.survivors().len() == self.local_world_size as usize
+    }
+
+    /// The workers that live and wait for the next round.
+    pub fn survivors(&self) -> &[Survivor] {
+        match &self.survival {
+            Survival::Attended(survivors) => survivors,
+            Survival::New | Survival::NotYetAttended | Survival::NeverAttended => &[],
+        }
     }
 }
 
-/// A worker that lives on from one round to the next.
+/// What became of the workers of a node's last round.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Survival {
+    /// The node has had none, or its agent does not say.
+    #[default]
+    New,
+    /// They use `elastic_rs.elastic`. Those in the list live and wait for the next round: by rising local rank, at most
+    /// [`SURVIVORS_LIMIT`]. It may be empty.
+    Attended(Vec<Survivor>),
+    /// They were stopped. Some had used the interface, and others had not come to it yet.
+    NotYetAttended,
+    /// They were stopped, and no worker of the node has ever used the interface.
+    NeverAttended,
+}
+
+/// A worker that lives on from one round to the next, and the state that it has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Survivor {
     /// Its rank on its node.
     pub local_rank: u32,
-    /// The number of its last commit. `None`: it was never synchronised, and has not committed.
+    /// The last world in which it has had the job's state: it was synchronised, or all workers were equal when the world began. `None`: it
+    /// has never had it.
+    pub generation: Option<Generation>,
+    /// The number of its last commit. Numbers of one generation can be compared. `None`: it was never synchronised, and has not committed.
     pub commit: Option<u64>,
 }
 
 /// Most survivors that one node may name. As many fit into a frame.
-pub const SURVIVORS_LIMIT: usize = 4096;
+pub const SURVIVORS_LIMIT: usize = 1024;
 
 /// Ranks of a node's workers: worker `i` has global rank `first_rank + i` and role rank `first_role_rank + i`.
 ///
@@ -160,6 +193,19 @@ pub struct Placement {
 }
 
 impl Placement {
+    /// The world, as the generation of a state.
+    pub fn generation(&self) -> Generation {
+        Generation { round: self.round, world: self.world }
+    }
+
+    /// The generation of the state with which the workers of this world begin: the world itself, if all are new.
+    pub fn began_with(&self) -> Generation {
+        match self.resume {
+            Some(Resume::Continue { generation, .. }) => generation,
+            Some(Resume::Restart { .. }) | None => self.generation(),
+        }
+    }
+
     /// How many workers this node starts, which has offered this number.
     pub fn workers_of(&self, offered: u32) -> u32 {
         self.local_world_size.unwrap_or(offered)
@@ -171,12 +217,14 @@ impl Placement {
 pub enum Resume {
     /// Survivors live on. Only missing workers are started.
     Continue {
-        /// Global rank of the worker whose state the others take: the lowest one with the highest commit.
+        /// Global rank of the worker whose state the others take: the lowest one with the newest state.
         source: u32,
         /// Whether the workers' states may differ, so that all take the source's.
         sync: bool,
         /// Number of workers in the new world that live on. 0: all are new.
         survivors: u32,
+        /// The generation of the source's state: the new world itself, if all are new.
+        generation: Generation,
     },
     /// Survivors are stopped, and every worker is started.
     Restart {
@@ -189,8 +237,9 @@ impl fmt::Display for Resume {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Continue { survivors: 0, .. } => f.write_str("all workers are new"),
-            Self::Continue { source, sync: true, survivors } => {
-                write!(f, "{survivors} workers live on; all take the state of rank {source}")
+            Self::Continue { source, sync: true, survivors, generation } => {
+                let round = generation.round;
+                write!(f, "{survivors} workers live on; all take the state of rank {source}, which is of round {round}")
             }
             Self::Continue { sync: false, .. } => f.write_str("all workers go on with the states they have"),
             Self::Restart { reason } => write!(f, "all workers are restarted: {reason}"),

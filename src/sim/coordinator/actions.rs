@@ -219,7 +219,7 @@ impl Simulation {
             let node_rank = self.options.node_ranks.get(&host).copied();
             let workers = Some(JoinWorkers::new("default", worker_count(host)));
             if !ours {
-                process.machine.bring(process.workers.survivors());
+                process.machine.bring(process.workers.survival());
             }
             process.done = false;
             process.machine.join_with_new_store(node_rank, workers, process.join_timeout, now);

@@ -6,10 +6,14 @@ use std::time::Duration;
 
 use super::agent::worker_count;
 use super::event::Event;
-use super::host::{Exit, Process};
+use super::host::{Agent, Exit, Process};
+use super::ledger::NONE_HAS_THE_STATE;
 use super::simulation::Simulation;
 use crate::process::Signal;
-use crate::rendezvous::protocol::message::{NEVER, Placement, Resume, Round, Survivor};
+use crate::rendezvous::coordinator::machine::Command;
+use crate::rendezvous::protocol::message::{
+    CoordinatorMessage, Generation, NEVER, Placement, Resume, Round, Survival, Survivor,
+};
 use crate::sim::engine::paths::HostId;
 use crate::sim::engine::queue::Time;
 use crate::sim::worlds::{Violation, ensure_contract as ensure};
@@ -28,6 +32,8 @@ pub struct Elastic {
     pub count: (Duration, Duration),
     /// Shortest and longest time until workers have reached the check.
     pub stop: (Duration, Duration),
+    /// Shortest and longest time from a place until a node's workers have the state of the source.
+    pub sync: (Duration, Duration),
     /// Percentage of changes that a node does not answer.
     pub mute: u64,
     /// Percentage of workers that do not live through a failure of another one.
@@ -41,6 +47,8 @@ pub struct Elastic {
 pub enum Happening {
     /// All are connected to their agent.
     Attend,
+    /// They have the state of the source.
+    Synchronise,
     /// They have counted for the change with this number.
     Count(u64),
     /// They have reached the check.
@@ -52,7 +60,10 @@ pub enum Happening {
 /// What a worker has computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct State {
+    generation: Option<Generation>,
     commit: Option<u64>,
+    /// The step of the job that it has committed, or that the checkpoint had when it was started. No decision depends on it.
+    step: u64,
     /// The world and the check at which it has stopped. `None`: it is at its commit.
     stopped_at: Option<(u64, u64)>,
 }
@@ -74,6 +85,29 @@ pub struct Workers {
     called_off: u64,
     /// The agent is to go.
     leaves: bool,
+    /// They have had a place.
+    placed: bool,
+    /// Their program uses the API.
+    elastic: bool,
+}
+
+/// A world, as its workers live in it.
+#[derive(Clone, Debug)]
+struct Lived {
+    /// As the generation of a state.
+    generation: Generation,
+    /// The generation of the state with which it begins.
+    began_with: Generation,
+    /// Its hosts and their processes.
+    members: BTreeSet<(HostId, u64)>,
+    size: u32,
+    /// The life of the coordinator that formed it.
+    life: u32,
+    /// The state with which it begins. `None`: the source ended before the world began.
+    start: Option<State>,
+    synchronised: BTreeSet<HostId>,
+    /// All were synchronised at once, so that steps could be made.
+    trained: bool,
 }
 
 /// What has happened to the workers of a job.
@@ -83,13 +117,28 @@ pub struct Lives {
     pub counts: BTreeMap<&'static str, usize>,
     /// The state with which workers of a world have gone on without that of the source.
     unsynchronised: BTreeMap<u64, State>,
+    /// By id.
+    worlds: BTreeMap<u64, Lived>,
+    /// The last of them.
+    last: Option<u64>,
+    /// The step of the last checkpoint.
+    checkpoint: u64,
 }
 
 impl Workers {
-    /// The list of survivors that the agent names.
-    pub(super) fn survivors(&self) -> Option<Vec<Survivor>> {
-        let survivor = |(local_rank, state): (&u32, &State)| Survivor { local_rank: *local_rank, commit: state.commit };
-        self.attend.then(|| self.living.iter().map(survivor).collect())
+    /// What the agent says of them when it joins.
+    pub(super) fn survival(&self) -> Survival {
+        let survivor = |(local_rank, state): (&u32, &State)| Survivor {
+            local_rank: *local_rank,
+            generation: state.generation,
+            commit: state.commit,
+        };
+        match (self.placed, self.attend, self.elastic) {
+            (false, ..) => Survival::New,
+            (true, true, _) => Survival::Attended(self.living.iter().map(survivor).collect()),
+            (true, false, true) => Survival::NotYetAttended,
+            (true, false, false) => Survival::NeverAttended,
+        }
     }
 }
 
@@ -116,17 +165,26 @@ impl Simulation {
 
     /// The workers of a new world begin: survivors go on, and the missing are started.
     pub(super) fn place_elastic(&mut self, host: HostId, placement: &Placement) -> Result<(), Violation> {
-        if !self.is_elastic(host) {
+        let elastic = self.is_elastic(host);
+        let count = placement.workers_of(worker_count(host));
+        let checkpoint = self.lives.checkpoint;
+        let Some(Process { workers, .. }) = &mut self.hosts[host].process else { return Ok(()) };
+        (workers.placed, workers.elastic) = (true, elastic);
+        if !elastic {
             return Ok(());
         }
-        let count = placement.workers_of(worker_count(host));
-        let Some(Process { workers, .. }) = &mut self.hosts[host].process else { return Ok(()) };
         let survive = !workers.living.is_empty();
         let before: Vec<_> = (0..count).map(|local_rank| workers.living.get(&local_rank).copied()).collect();
-        // Everybody begins with the state of the source, or with those of the script.
-        let state = State { commit: Some(10 * placement.round.0), stopped_at: None };
-        let living = (0..count).map(|local_rank| (local_rank, state)).collect();
-        *workers = Workers { living, leaves: workers.leaves, ..Workers::default() };
+        let continues = matches!(placement.resume, Some(Resume::Continue { survivors: 1.., .. }));
+        let equal = !continues || matches!(placement.resume, Some(Resume::Continue { sync: false, .. }));
+        let state = |state: &Option<State>| {
+            let begun = State { generation: None, commit: None, step: checkpoint, stopped_at: None };
+            let state = state.filter(|_| continues).unwrap_or(begun);
+            let generation = if equal { Some(placement.generation()) } else { state.generation };
+            State { generation, stopped_at: None, ..state }
+        };
+        let living = (0..count).zip(before.iter().map(state)).collect();
+        *workers = Workers { living, leaves: workers.leaves, placed: true, elastic, ..Workers::default() };
         match &placement.resume {
             Some(Resume::Continue { sync: false, .. }) => {
                 self.count_life("go on with their states");
@@ -144,7 +202,132 @@ impl Simulation {
         }
         let attend = self.options.elastic.attend;
         self.push_elastic(host, placement.round, Happening::Attend, attend);
+        self.push_elastic(host, placement.round, Happening::Synchronise, self.options.elastic.sync);
         Ok(())
+    }
+
+    /// Worlds were formed. Notes with which states their workers begin, and checks that these are not older than what workers have
+    /// committed that were in the last world and are in this one, and not older than the last checkpoint.
+    pub(super) fn note_worlds(&mut self, commands: &[Command]) -> Result<(), Violation> {
+        let mut formed: BTreeMap<u64, Vec<(HostId, &Placement, &Resume)>> = BTreeMap::new();
+        for command in commands {
+            let Command::Send { session, message } = command else { continue };
+            let (CoordinatorMessage::CompleteInPlace { placement, resume }
+            | CoordinatorMessage::CompleteWorkers { placement, resume: Some(resume), .. }) = message
+            else {
+                continue;
+            };
+            let host = self.coordinator.host_of(*session).filter(|_| !self.options.elastic.hosts.is_empty());
+            if let Some(host) = host.filter(|_| !self.lives.worlds.contains_key(&placement.world)) {
+                formed.entry(placement.world).or_default().push((host, placement, resume));
+            }
+        }
+        for (world, places) in formed {
+            self.note_world(world, &places)?;
+        }
+        Ok(())
+    }
+
+    fn note_world(&mut self, world: u64, places: &[(HostId, &Placement, &Resume)]) -> Result<(), Violation> {
+        let Some((_, placement, resume)) = places.first() else { return Ok(()) };
+        let process = |host: HostId| self.hosts[host].process.as_ref();
+        let (generation, checkpoint) = (placement.generation(), self.lives.checkpoint);
+        let begun = State { generation: Some(generation), commit: None, step: checkpoint, stopped_at: None };
+        let of_source = |source: u32| {
+            let (host, local_rank) = places.iter().find_map(|(host, placement, _)| {
+                let local_rank = source.checked_sub(placement.workers?.first_rank)?;
+                (local_rank < placement.workers_of(worker_count(*host))).then_some((*host, local_rank))
+            })?;
+            Some((host, *process(host)?.workers.living.get(&local_rank)?))
+        };
+        let members = places.iter().filter_map(|(host, ..)| Some((*host, process(*host)?.pid))).collect();
+        let source = match resume {
+            Resume::Continue { source, survivors: 1.., .. } => Some(of_source(*source)),
+            Resume::Continue { .. } | Resume::Restart { .. } => None,
+        };
+        let start = source.map_or(Some(begun), |source| source.map(|(_, state)| state));
+        let last = self.lives.last.and_then(|last| self.lives.worlds.get(&last));
+        if let Some((last, start)) = last.zip(start) {
+            let was_there = |host: HostId| process(host).filter(|it| last.members.contains(&(host, it.pid)));
+            let here =
+                places.iter().filter_map(|(host, ..)| was_there(*host)).flat_map(|it| it.workers.living.values());
+            // A node that missed a world may have one commit more of the generation with which the last one began.
+            let had = |state: &State| last.start.is_some_and(|start| state.commit <= start.commit);
+            let has_state = |state: &&State| {
+                let of = |generation| state.generation == Some(generation);
+                of(last.generation) || of(last.began_with) && had(state)
+            };
+            let newest = here.filter(has_state).map(|state| state.step).max();
+            let told = || format!("{resume:?} begins round {} at step {}", generation.round, start.step);
+            let cannot = matches!(resume, Resume::Restart { reason } if !reason.starts_with(NONE_HAS_THE_STATE));
+            // Two lives of the coordinator may have used one round number, and it has heard of the earlier world first.
+            let twin = |of: Generation| of.round == last.generation.round && of.world != last.generation.world;
+            let unknown = last.life != self.coordinator.incarnation && start.generation.is_some_and(twin);
+            let kept = cannot || unknown || newest.is_none_or(|newest| start.step >= newest);
+            ensure(kept, || format!("{}, and a member has committed {newest:?}: {last:?}", told()))?;
+            // A coordinator that is restarted may not hear of a world all of whose members have gone.
+            if !unknown && (last.life == self.coordinator.incarnation || newest.is_some()) {
+                ensure(start.step >= checkpoint, || format!("{}, the checkpoint has {checkpoint}: {last:?}", told()))?;
+                let missed = source.flatten().filter(|(host, _)| was_there(*host).is_none());
+                ensure(missed.is_none(), || format!("{}, of {missed:?}, who missed {last:?}", told()))?;
+            }
+        }
+        let began_with = start.and_then(|start| start.generation).unwrap_or(generation);
+        let lived = Lived {
+            generation,
+            began_with,
+            members,
+            size: placement.world_size,
+            life: self.coordinator.incarnation,
+            start,
+            synchronised: BTreeSet::new(),
+            trained: false,
+        };
+        self.lives.worlds.insert(world, lived);
+        self.lives.last = Some(world);
+        Ok(())
+    }
+
+    /// The workers of a host get the state with which their world begins.
+    fn synchronise(&mut self, host: HostId, pid: u64, round: Round) {
+        let process = self.hosts[host].process.as_mut().filter(|process| process.pid == pid && !process.done);
+        let Some(Process { workers, agent: Agent::Running(placement), .. }) = process else { return };
+        let lived = self.lives.worlds.get_mut(&placement.world).filter(|lived| lived.generation.round == round);
+        let Some((lived, start)) = lived.and_then(|lived| lived.start.map(|start| (lived, start))) else { return };
+        let commit = Some(start.commit.map_or(0, |commit| commit + 1));
+        let state = State { generation: Some(lived.generation), commit, stopped_at: None, ..start };
+        workers.living.values_mut().for_each(|mine| *mine = state);
+        lived.synchronised.insert(host);
+        let world = placement.world;
+        self.train(world);
+    }
+
+    /// The members of a world make steps and commit them, once all are synchronised and run. Sometimes they write a checkpoint.
+    fn train(&mut self, world: u64) {
+        let Some(lived) = self.lives.worlds.get(&world) else { return };
+        let members: Vec<_> = lived.members.iter().map(|(host, _)| *host).collect();
+        let runs = |host: &HostId| self.running(*host).is_some_and(|placement| placement.world == world);
+        let all = members.len() == lived.size as usize && members.iter().all(runs);
+        if lived.trained || !all || lived.synchronised.len() < members.len() {
+            return;
+        }
+        let steps = self.engine.dice.between(1, 20);
+        let since = self.engine.dice.between(0, 2 * steps);
+        for host in members {
+            if let Some(Process { workers, .. }) = &mut self.hosts[host].process {
+                for state in workers.living.values_mut() {
+                    state.commit = state.commit.map(|commit| commit + steps);
+                    state.step += steps;
+                    if since <= steps {
+                        self.lives.checkpoint = state.step - since;
+                    }
+                }
+            }
+        }
+        self.count_life("make steps");
+        if let Some(lived) = self.lives.worlds.get_mut(&world) {
+            lived.trained = true;
+        }
     }
 
     /// Pass the news of a change to the workers.
@@ -196,14 +379,17 @@ impl Simulation {
             return self.terminate(host, Signal::TERM);
         }
         let fenced = process.machine.view().fenced.is_some();
-        let mut ahead = self.engine.dice.chance(20);
+        let world = process.agent.placement().and_then(|placement| self.lives.worlds.get(&placement.world));
+        let trained = world.is_some_and(|world| world.trained);
+        let mut ahead = self.engine.dice.chance(20) && trained;
         let dies: Vec<_> = (0..worker_count(host)).map(|_| fenced || self.engine.dice.chance(fragile)).collect();
         if let Some(Process { workers, .. }) = &mut self.hosts[host].process {
             workers.living.retain(|local_rank, _| workers.attend && !dies[*local_rank as usize]);
             for state in workers.living.values_mut() {
                 // The last commit of some may not have reached the others.
-                let commit = state.commit.map(|commit| commit + u64::from(std::mem::take(&mut ahead)));
-                *state = State { commit, stopped_at: None };
+                let more = u64::from(state.commit.is_some() && std::mem::take(&mut ahead));
+                let commit = state.commit.map(|commit| commit + more);
+                *state = State { commit, step: state.step + more, stopped_at: None, ..*state };
             }
         }
         self.count_life("go back to their commits");
@@ -246,6 +432,10 @@ impl Simulation {
                 None => Ok(()),
             };
         }
+        if happening == Happening::Synchronise {
+            self.synchronise(host, pid, round);
+            return Ok(());
+        }
         let more = self.engine.dice.between(0, 30);
         let Some(process) = self.process(host, pid).filter(|process| !process.done) else { return Ok(()) };
         let Process { machine, workers, agent, .. } = process;
@@ -274,7 +464,7 @@ impl Simulation {
                 self.count_life("stop at a check");
                 return self.join(host);
             }
-            Happening::Count(_) | Happening::MustLeave => {}
+            Happening::Count(_) | Happening::MustLeave | Happening::Synchronise => {}
         }
         self.after_node(host)
     }

@@ -28,6 +28,7 @@ pub fn draw(seed: u64) -> Plan {
         attend: millis(&[1, 100, 5_000], &mut dice),
         count: millis(&[1, 50, 7_000], &mut dice),
         stop: millis(&[1, 500, 40_000], &mut dice),
+        sync: millis(&[1, 500, 20_000], &mut dice),
         mute: [0, 0, 2, 20][dice.between(0, 3) as usize],
         fragile: [0, 10, 50][dice.between(0, 2) as usize],
         well_from: plan.calm_at,

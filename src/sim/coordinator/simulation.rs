@@ -11,6 +11,7 @@ use super::ledger::Ledger;
 use super::network::Network;
 use super::options::{Action, Options, RUN_ID};
 use super::server::Coordinator;
+use crate::channel::message::HeldState;
 use crate::rendezvous::coordinator::machine::Machine;
 use crate::rendezvous::decider::run::Run;
 use crate::rendezvous::protocol::message::Placement;
@@ -36,8 +37,8 @@ pub struct Simulation {
     pub(super) generations: u64,
     /// Number of workers' processes that were started.
     pub(super) processes: u64,
-    /// The commit with which workers go on in a world that is not synchronised, by its id.
-    pub(super) commits: BTreeMap<u64, Option<u64>>,
+    /// The state with which workers go on in a world that is not synchronised, by its id.
+    pub(super) states: BTreeMap<u64, HeldState>,
     pub(super) ends: Ends,
     /// A virtual second, and the number of the coordinator's ticks in it.
     pub(super) ticks: (u64, u64),
@@ -59,7 +60,7 @@ impl Simulation {
             pids: 0,
             generations: 0,
             processes: 0,
-            commits: BTreeMap::new(),
+            states: BTreeMap::new(),
             ends: Ends::default(),
             ticks: (0, 0),
             intruders: 0,

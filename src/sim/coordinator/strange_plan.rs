@@ -11,7 +11,7 @@ use super::options::{Action, run_id};
 use super::plan::Plan;
 use super::simulation::Simulation;
 use super::strangers::Strangers;
-use crate::rendezvous::protocol::message::{Hello, NodeId, NodeMessage, Placed, Round};
+use crate::rendezvous::protocol::message::{Generation, Hello, NodeId, NodeMessage, Placed, Round};
 use crate::rendezvous::protocol::settings::{LONGEST_GRACE, LONGEST_LEASE, LONGEST_WAIT, Settings};
 use crate::sim::engine::dice::Dice;
 use crate::sim::engine::history::Failure;
@@ -81,6 +81,7 @@ fn draw_intruders(plan: &mut Plan, dice: &mut Dice) {
             active: dice.chance(50),
             restart: 0,
             host: None,
+            began_with: Generation { round: Round(dice.between(0, 1 << 40)), world: dice.number() },
         });
         let node = NodeId(u128::from(dice.number()));
         let hello = Hello::new(run_id(run), node, format!("intruder{number}"), settings.clone());

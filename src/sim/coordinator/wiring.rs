@@ -235,7 +235,7 @@ impl Simulation {
                 self.ledgers[run].check_one_world(life, self.bound_hosts(run))?;
             }
         }
-        Ok(())
+        self.note_worlds(commands)
     }
 
     /// The hosts of a run whose workers of earlier rounds must be dead when a round forms: those with guards, and others that are awake.

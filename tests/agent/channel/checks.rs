@@ -1,9 +1,10 @@
 //! What a check finds, message by message.
 
 use elastic_rs::channel::checks::{Counter, News, Verdict};
-use elastic_rs::channel::message::{ToAgent, ToWorker};
+use elastic_rs::channel::message::{HeldState, ToAgent, ToWorker, World};
+use elastic_rs::rendezvous::protocol::message::Generation;
 
-use super::{change, failure, world};
+use super::{change, failure, of, world};
 
 /// One worker's count and news, as its connection holds them.
 #[derive(Default)]
@@ -138,9 +139,9 @@ fn counting_begins_again_with_each_world() {
     worker.hears(change(1));
     worker.hears(raise_at(1, 4));
     assert_eq!(worker.check(), Ok(Verdict::WorldChanges));
-    assert!(worker.news.park());
+    assert!(worker.news.park(None).is_some());
     worker.hears(ToWorker::World(Box::new(world(2))));
-    assert_eq!(worker.news.next_world().unwrap().unwrap().generation, 2);
+    assert_eq!(worker.news.next_world().unwrap().unwrap().generation, of(2));
     worker.checks(2);
     worker.hears(raise_at(1, 1));
     assert_eq!(worker.check(), Ok(Verdict::GoOn), "of a change that is over");
@@ -157,15 +158,15 @@ fn a_parked_worker_takes_each_world_once() {
     let mut worker = Worker::default();
     assert_eq!(worker.news.latest_world(), None);
     worker.hears(ToWorker::World(Box::new(world(1))));
-    assert_eq!(worker.news.latest_world().unwrap().unwrap().generation, 1);
-    assert!(worker.news.park());
+    assert_eq!(worker.news.latest_world().unwrap().unwrap().generation, of(1));
+    assert!(worker.news.park(None).is_some());
     assert_eq!(worker.news.next_world(), None, "it was in the first one");
-    assert!(!worker.news.park(), "the agent knows it already");
+    assert!(worker.news.park(None).is_none(), "the agent knows it already");
     worker.hears(ToWorker::World(Box::new(world(2))));
-    assert!(!worker.news.park(), "its next world is there");
-    assert_eq!(worker.news.next_world().unwrap().unwrap().generation, 2);
-    assert_eq!(worker.news.latest_world().unwrap().unwrap().generation, 2);
-    assert!(worker.news.park());
+    assert!(worker.news.park(None).is_none(), "its next world is there");
+    assert_eq!(worker.news.next_world().unwrap().unwrap().generation, of(2));
+    assert_eq!(worker.news.latest_world().unwrap().unwrap().generation, of(2));
+    assert!(worker.news.park(None).is_some());
     assert_eq!(worker.news.next_world(), None);
 }
 
@@ -198,7 +199,7 @@ fn the_end_of_the_connection_ends_what_waits_and_leaves_what_is_known() {
     assert_eq!(worker.news.failed(), ended());
     assert_eq!(worker.news.latest_world().map(|it| it.map(|_| ())), ended());
     assert_eq!(worker.news.take_change().map(|it| it.map(|_| ())), ended());
-    assert!(worker.news.park());
+    assert!(worker.news.park(None).is_some());
     assert_eq!(worker.news.next_world().map(|it| it.map(|_| ())), ended());
 
     let mut worker = Worker::default();
@@ -214,4 +215,32 @@ fn the_end_of_the_connection_ends_what_waits_and_leaves_what_is_known() {
     worker.hears(ToWorker::Refused { reason: "it is a stranger".to_owned() });
     end(&mut worker);
     assert_eq!(worker.news.failed(), Some(Err("the agent refuses this process: it is a stranger".to_owned())));
+}
+
+/// With what it parks, a node can tell whether it is the job's: see `docs/decisions/0097-a-state-has-a-generation.md`.
+#[test]
+fn a_state_is_of_the_last_world_in_which_it_was_synchronised_or_all_were_equal() {
+    let mut worker = Worker::default();
+    let mut parks = |world: Option<World>, synchronised: bool, commit| {
+        if let Some(world) = world {
+            worker.hears(ToWorker::World(Box::new(world)));
+        }
+        worker.news.next_world();
+        if synchronised {
+            worker.news.synchronised();
+        }
+        worker.news.park(commit).expect("it was in a world")
+    };
+    let state = |of: Option<Generation>, commit| HeldState { generation: of, commit };
+    assert_eq!(parks(Some(world(1)), false, None), state(None, None), "its first sync was interrupted");
+    assert_eq!(parks(Some(world(2)), true, Some(0)), state(Some(of(2)), Some(0)));
+    assert_eq!(parks(Some(world(3)), false, Some(4)), state(Some(of(2)), Some(4)), "a later one was interrupted");
+    assert_eq!(
+        parks(Some(World { sync: false, equal: true, ..world(4) }), false, Some(4)),
+        state(Some(of(4)), Some(4))
+    );
+    // In a world of new workers all begin with what the script has made.
+    let mut worker = Worker::default();
+    worker.hears(ToWorker::World(Box::new(World { equal: true, ..world(5) })));
+    assert_eq!(worker.news.park(None), Some(state(Some(of(5)), None)));
 }

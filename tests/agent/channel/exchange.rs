@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use elastic_rs::channel::agent::{Exchange, Heard};
 use elastic_rs::channel::checks::Verdict;
-use elastic_rs::channel::message::ToWorker;
+use elastic_rs::channel::message::{HeldState, ToWorker};
 use elastic_rs::channel::worker::{Channel, ChannelError};
 
 use super::{change, connect, connected, exchange, failure, silence, workers, world};
@@ -22,7 +22,10 @@ async fn check(channel: &Channel) -> Verdict {
 /// The worker leaves its world, and is told of the next one.
 async fn park(exchange: &mut Exchange, channel: &Channel, commit: Option<u64>, generation: u64) {
     let called = channel.park(commit).unwrap();
-    assert_eq!(within(exchange.next()).await, Heard::Parked { local_rank: 0, commit });
+    assert_eq!(
+        within(exchange.next()).await,
+        Heard::Parked { local_rank: 0, state: HeldState { generation: None, commit } }
+    );
     exchange.send(0, ToWorker::World(Box::new(world(generation))));
     assert_eq!(*within(called).await.unwrap(), world(generation));
 }
@@ -72,10 +75,13 @@ async fn parking_again_after_an_interruption_is_said_once() {
     let channel = connected(&mut exchange).await;
     drop(channel.park(Some(7)).unwrap());
     let called = channel.park(Some(7)).unwrap();
-    assert_eq!(within(exchange.next()).await, Heard::Parked { local_rank: 0, commit: Some(7) });
+    assert_eq!(
+        within(exchange.next()).await,
+        Heard::Parked { local_rank: 0, state: HeldState { generation: None, commit: Some(7) } }
+    );
     silence(&mut exchange).await;
     exchange.send(0, ToWorker::World(Box::new(world(2))));
-    assert_eq!(within(called).await.unwrap().generation, 2);
+    assert_eq!(within(called).await.unwrap().generation, super::of(2));
 }
 
 /// The limit is above zero, and ends by itself: the main thread may hang.
@@ -120,7 +126,7 @@ async fn a_second_connection_of_a_worker_replaces_the_first() {
     let ended = within(first.world().unwrap()).await.unwrap_err().to_string();
     assert!(ended.contains("was closed") && ended.contains(exchange.path().to_str().unwrap()), "{ended}");
     exchange.send(0, ToWorker::World(Box::new(world(1))));
-    assert_eq!(within(second.world().unwrap()).await.unwrap().generation, 1);
+    assert_eq!(within(second.world().unwrap()).await.unwrap().generation, super::of(1));
     silence(&mut exchange).await;
     drop(second);
     assert_eq!(within(exchange.next()).await, Heard::Gone { local_rank: 0 });

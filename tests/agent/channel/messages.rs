@@ -1,9 +1,11 @@
 //! The messages as bytes: what is written is read again, and nothing that arrives panics or reserves memory.
 
 use bytes::{BufMut, BytesMut};
-use elastic_rs::channel::message::{MessageError, ToAgent, ToWorker, World};
+use elastic_rs::channel::message::{HeldState, MessageError, ToAgent, ToWorker, World};
 use elastic_rs::rendezvous::protocol::codec::{CodecError, FRAME_LIMIT_BYTES, decode_frame, encode_frame};
+use elastic_rs::rendezvous::protocol::message::{Generation, Round};
 use proptest::collection::vec;
+use proptest::option;
 use proptest::prelude::*;
 
 use super::world;
@@ -14,13 +16,17 @@ fn bytes(message: ToWorker) -> BytesMut {
     out
 }
 
+fn generation() -> impl Strategy<Value = Generation> {
+    any::<(u64, u64)>().prop_map(|(round, world)| Generation { round: Round(round), world })
+}
+
 fn any_to_worker() -> impl Strategy<Value = ToWorker> {
     // Reasons of one line, as they arrive.
     let reason = || "[a-z]{0,20}";
     let variable = ("[A-Z_]{1,12}", "[ -~]{0,20}");
-    let world = (vec(variable, 0..20), any::<u64>(), any::<u32>(), any::<bool>(), reason()).prop_map(
-        |(variables, generation, source, sync, reason)| {
-            ToWorker::World(Box::new(World { variables, generation, source, sync, reason }))
+    let world = (vec(variable, 0..20), generation(), any::<u32>(), any::<(bool, bool)>(), reason()).prop_map(
+        |(variables, generation, source, (sync, equal), reason)| {
+            ToWorker::World(Box::new(World { variables, generation, source, sync, equal, reason }))
         },
     );
     prop_oneof![
@@ -36,7 +42,8 @@ fn any_to_agent() -> impl Strategy<Value = ToAgent> {
     prop_oneof![
         any::<u16>().prop_map(|version| ToAgent::Hello { version }),
         (any::<u64>(), any::<u64>()).prop_map(|(seq, count)| ToAgent::Ack { seq, count }),
-        any::<Option<u64>>().prop_map(|commit| ToAgent::Parked { commit }),
+        (option::of(generation()), any::<Option<u64>>())
+            .prop_map(|(generation, commit)| ToAgent::Parked(HeldState { generation, commit })),
     ]
 }
 

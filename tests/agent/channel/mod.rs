@@ -14,6 +14,7 @@ use std::time::Duration;
 use elastic_rs::channel::agent::{Exchange, Heard};
 use elastic_rs::channel::message::{ToWorker, World};
 use elastic_rs::channel::worker::Channel;
+use elastic_rs::rendezvous::protocol::message::{Generation, Round};
 
 use crate::process::support::{LIMIT, within};
 
@@ -46,9 +47,21 @@ async fn silence(exchange: &mut Exchange) {
     assert!(heard.is_err(), "{heard:?}");
 }
 
+fn of(round: u64) -> Generation {
+    Generation { round: Round(round), world: 90 + round }
+}
+
 fn world(generation: u64) -> World {
     let variables = [("RANK", "3"), ("WORLD_SIZE", "4")].map(|(name, value)| (name.to_owned(), value.to_owned()));
-    World { variables: variables.into(), generation, source: 1, sync: true, reason: "a node joins".to_owned() }
+    let generation = of(generation);
+    World {
+        variables: variables.into(),
+        generation,
+        source: 1,
+        sync: true,
+        equal: false,
+        reason: "a node joins".into(),
+    }
 }
 
 fn change(seq: u64) -> ToWorker {

@@ -7,7 +7,7 @@ use std::process::{self, Child, Command, Stdio};
 
 use bytes::BytesMut;
 use elastic_rs::channel::agent::{Exchange, Heard};
-use elastic_rs::channel::message::{ToAgent, ToWorker, VERSION};
+use elastic_rs::channel::message::{HeldState, ToAgent, ToWorker, VERSION};
 use elastic_rs::rendezvous::protocol::codec::encode_frame;
 
 use super::{connected, exchange, silence, workers, world};
@@ -127,7 +127,7 @@ async fn a_process_that_a_connected_worker_starts_is_refused() {
     );
     // The worker hears its agent as before.
     exchange.send(0, ToWorker::World(Box::new(world(1))));
-    assert_eq!(within(worker.world().unwrap()).await.unwrap().generation, 1);
+    assert_eq!(within(worker.world().unwrap()).await.unwrap().generation, super::of(1));
     silence(&mut exchange).await;
     // A connection that has ended is in nobody's way.
     drop(worker);
@@ -154,7 +154,7 @@ async fn another_version_is_refused_and_both_are_named() {
 #[tokio::test]
 async fn what_is_no_hello_is_refused() {
     let mut exchange = exchange();
-    let reason = refusal(raw(&exchange, &frame(ToAgent::Parked { commit: None }))).await;
+    let reason = refusal(raw(&exchange, &frame(ToAgent::Parked(HeldState::default())))).await;
     assert!(reason.contains("has not said hello but"), "{reason}");
     let reason = refusal(raw(&exchange, b"GET / HTTP/1.1\r\n\r\n")).await;
     assert!(reason.contains("has not said hello: frame of"), "{reason}");

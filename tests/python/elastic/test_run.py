@@ -483,6 +483,7 @@ def test_a_newcomer_whose_first_sync_is_interrupted_is_no_source(attend: Attend)
     steps = []
     elastic.run(lambda state: steps.append(state.step))(state)
     assert channel.parked == [None]
+    assert channel.synchronised_in == [2]
     assert steps == [0]
     assert state._commit == 6
 
@@ -503,6 +504,7 @@ def test_a_survivor_whose_sync_is_interrupted_parks_with_its_own_commit(attend: 
     state: Any = Interrupted(channel, [], step=0)
     train(state)
     assert channel.parked == [1, 0]  # newer than the first sync, which is 0; then that one
+    assert channel.synchronised_in == [1, 3]
     assert steps == [0, 0]
     assert state._commit == 9
 
@@ -522,3 +524,24 @@ def test_a_world_that_nobody_has_synced_is_synced(attend: Attend) -> None:
     elastic.run(lambda _: None)(state)
     assert channel.parked == [None]
     assert state.calls == ["restore", "reset", "sync", "save"]
+
+
+def test_nobody_makes_a_step_before_all_are_synchronised(attend: Attend, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that is not synchronised can so tell that no step of its world is lost."""
+    channel = attend(World(), World(generation=2))
+    state = Recorded(step=0)
+    waits: list[tuple[list[int], int | None]] = []
+
+    def barrier() -> None:
+        waits.append((list(channel.synchronised_in), state._commit))
+        if len(waits) == 1:
+            channel.failed = True
+            raise GONE
+
+    monkeypatch.setattr("elastic_rs.elastic._wire.barrier", barrier)
+    steps = []
+    elastic.run(lambda state: steps.append(state.step))(state)
+    # It had the state when it waited for the others, and names it although one of them has failed.
+    assert waits == [([1], 0), ([1, 2], 1)]
+    assert channel.parked == [0]
+    assert steps == [0]

@@ -62,6 +62,8 @@ class Worker:
     def __init__(self, connection: socket.socket) -> None:
         self.socket = connection
         self.socket.settimeout(LIMIT_S)
+        self.generation: tuple[int, int] | None = None
+        """Round and world of the state with which it has parked."""
 
     def hear(self) -> Heard | None:
         """Return what the worker says next, or None at the end of the connection."""
@@ -81,6 +83,7 @@ class Worker:
             case 1:
                 heard = ("ack", number(body), number(body))
             case 2:
+                self.generation = (number(body), number(body)) if next(body) else None
                 heard = ("parked", number(body) if next(body) else None)
             case 3:
                 self.groupless = True
@@ -111,7 +114,9 @@ class Worker:
     ) -> None:
         """Tell of a world."""
         pairs = b"".join(text(name) + text(value) for name, value in variables.items())
-        fields = varint(len(variables)) + pairs + varint(generation) + varint(source) + bytes([sync]) + text(reason)
+        # The id of its world is the number of its round.
+        world = varint(generation) * 2 + varint(source) + bytes([sync, not sync])
+        fields = varint(len(variables)) + pairs + world + text(reason)
         self._tell(1, fields)
 
     def change(self, seq: int, flags: int, reason: str) -> None:

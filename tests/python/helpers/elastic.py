@@ -43,6 +43,8 @@ class FakeChannel:
     limits_s: list[float | None] = field(default_factory=list)
     """The limits of steps towards a world, and None when it was formed or left."""
     changes: list[tuple[int, int]] = field(default_factory=list)
+    synchronised_in: list[int] = field(default_factory=list)
+    """The generations of the worlds in which the worker had the job's state."""
     announced: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
 
     def groupless(self) -> None:
@@ -53,6 +55,9 @@ class FakeChannel:
 
     def formed(self) -> None:
         self.limits_s.append(None)
+
+    def synchronised(self) -> None:
+        self.synchronised_in.append(self.worlds[0].generation)
 
     def stuck(self) -> None:
         self.calls.append("stuck")

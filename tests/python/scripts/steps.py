@@ -3,6 +3,8 @@
 steps.py --until FILE         end well once the file exists, all ranks after the same step
 steps.py --commit-every N     commit every N steps (5)
 steps.py --pause SECONDS      sleep in each step (0.02)
+steps.py --checkpoint FILE    begin with the step in FILE, where rank 0 writes every --checkpoint-every steps (50)
+steps.py --torch-state        keep the state in a TorchState
 steps.py --deaf               do not connect to the agent, as programs do that do not use elastic_rs.elastic
 steps.py --own-group          make the process group, as PyTorch's scripts do, before the state is run
 steps.py --stuck RANK         the worker that is first started with this rank ignores the end of its world
@@ -28,6 +30,9 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--until", type=Path, required=True)
 parser.add_argument("--commit-every", type=int, default=5)
 parser.add_argument("--pause", type=float, default=0.02)
+parser.add_argument("--checkpoint", type=Path)
+parser.add_argument("--checkpoint-every", type=int, default=50)
+parser.add_argument("--torch-state", action="store_true")
 parser.add_argument("--deaf", action="store_true")
 parser.add_argument("--own-group", action="store_true")
 parser.add_argument("--stuck", type=int)
@@ -100,7 +105,7 @@ def in_place() -> None:
     from elastic_rs.elastic import _membership
 
     @elastic.run(backend="gloo")
-    def train(state: elastic.ObjectState) -> None:
+    def train(state: Any) -> None:
         tell_world(state.step)
         last = False
         while not last:
@@ -110,6 +115,10 @@ def in_place() -> None:
             state.ones += world
             elastic_rs.step(state.step)
             say(f"STEP {state.step} ones={state.ones} rank={dist.get_rank()} world={world} pid={os.getpid()}")
+            if args.checkpoint and state.step % args.checkpoint_every == 0 and dist.get_rank() == 0:
+                part = args.checkpoint.with_suffix(".part")
+                part.write_text(str(state.step))
+                part.replace(args.checkpoint)
             if state.step % args.commit_every == 0:
                 state.commit()
             else:
@@ -119,9 +128,11 @@ def in_place() -> None:
         dist.init_process_group("gloo")
     if args.fail_at_restart == first_restart:
         raise ValueError("no such data set")
-    state = elastic.ObjectState(step=0, ones=0)
+    begins_at = int(args.checkpoint.read_text()) if args.checkpoint and args.checkpoint.exists() else 0
+    kind: Any = elastic.TorchState if args.torch_state else elastic.ObjectState
+    state = kind(step=begins_at, ones=0)
     if args.stuck == first_rank and first_restart == 0:
-        state.restore = lambda: time.sleep(3600)  # type: ignore[method-assign]
+        state.restore = lambda: time.sleep(3600)
     if args.die_in and first_rank == 1 and first_restart == 0:
         end_in(args.die_in, state, signal.SIGKILL)
     if args.hang_in:

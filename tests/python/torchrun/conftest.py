@@ -86,7 +86,7 @@ def start(job: Job, port: int, agent: str) -> Start:
             f"--nproc-per-node={nproc}",
             f"--max-restarts={restarts}",
             "--rdzv-backend=rust-c10d",
-            f"--rdzv-endpoint={endpoint}:{port}",
+            f"--rdzv-endpoint={endpoint if ':' in endpoint else f'{endpoint}:{port}'}",
             f"--rdzv-id={run_id}",
             f"--rdzv-conf={conf},agent={'torch' if by == 'torch' else 'rust'}",
             *([f"--local-addr=127.0.0.{number}"] if local_addr else []),

@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,10 @@ pytestmark = [pytest.mark.torchrun]
 
 STEPS = SCRIPTS / "steps.py"
 COMMIT_EVERY = 5  # its default
+WAITS = SCRIPTS / "waits.py"
+ELASTIC_RS = Path(sys.executable).parent / "elastic-rs"
+# A lease of 2 s.
+SHORT_LEASE = "last_call_timeout=1,settle_timeout=0.2,keep_alive_interval=0.5,keep_alive_max_attempt=4"
 LONG = pytest.mark.long
 run_alone = pytest.mark.parametrize("agent", ["run"], indirect=True)
 
@@ -328,6 +333,94 @@ def test_whoever_does_not_leave_its_world_is_replaced_alone(start: Start, done: 
     after = worlds_of(node, 3, workers=3, since=mark)
     assert {rank for rank in range(3) if after[rank]["pid"] == before[rank]["pid"]} == {0}
     ended_well(done, node)
+
+
+@run_alone
+def test_a_node_that_stands_still_for_a_while_costs_the_others_no_process(start: Start, done: Path) -> None:
+    """It is back before another round has formed, which needs it. Its own workers have to end."""
+    nodes = [start(number, "--until", done, nnodes="2", script=STEPS, conf=SHORT_LEASE) for number in (2, 3)]
+    before = [world_of(node, 2) for node in nodes]
+    host = next(i for i, node in enumerate(nodes) if any("hosts the coordinator" in line for line in node.lines))
+    kept, still = nodes[host], nodes[1 - host]
+    committed = until_commit(kept)
+    mark, mark_of_still = kept.mark(), still.mark()
+    still.signal(signal.SIGSTOP)
+    kept.line("the workers leave their world, and wait for the next: ", since=mark)
+    still.signal(signal.SIGCONT)
+    after = world_of(kept, 2, since=mark)
+    assert after["pid"] == before[host]["pid"]
+    assert after["step"] >= committed > 0
+    assert after["step"] % COMMIT_EVERY == 0
+    assert world_of(still, 2, since=mark_of_still)["pid"] != before[1 - host]["pid"]
+    assert_nothing_was_restarted(kept)
+    ended_well(done, *nodes)
+
+
+@run_alone
+def test_two_workers_of_a_node_that_die_in_one_instant_cost_the_other_node_no_process(start: Start) -> None:
+    """The end of a worker's connection may be seen before the end of its process: it had used the interface."""
+    nodes = [start(number, nnodes="2", nproc=2, restarts=1, script=WAITS) for number in (2, 3)]
+    before = [worlds_of(node, 4, workers=2) for node in nodes]
+    marks = [node.mark() for node in nodes]
+    for pid in pids(before[1]).values():
+        os.kill(pid, signal.SIGKILL)
+    after = [worlds_of(node, 4, workers=2, since=mark) for node, mark in zip(nodes, marks, strict=True)]
+    assert pids(after[0]) == pids(before[0])
+    assert_nothing_was_restarted(*nodes)
+    for node in nodes:
+        node.signal(signal.SIGKILL)
+        node.wait()
+
+
+@run_alone
+@pytest.mark.parametrize(
+    ("kept", "state"), [(1, []), pytest.param(0, [], marks=LONG), pytest.param(1, ["--torch-state"], marks=LONG)]
+)
+def test_a_node_that_missed_a_round_does_not_bring_an_old_state_back(
+    start: Start, job: Job, tmp_path: Path, kept: int, state: list[str]
+) -> None:
+    """The others are lost after they have begun again from the checkpoint, and a new node comes.
+
+    Args:
+        kept: the rank of the node that misses a round.
+        state: options of the script.
+    """
+    done, checkpoint = tmp_path / "done", tmp_path / "checkpoint"
+    serve = job.start(
+        [str(ELASTIC_RS), "store", "serve", "--host=127.0.0.1", "--port=0"], env={"ELASTIC_RS_LOG": "info"}
+    )
+    endpoint = f"127.0.0.1:{serve.line(r'listening on 127.0.0.1:([0-9]+)')[1]}"
+
+    def begin(number: int, every: int = 100) -> Process:
+        flags = ["--until", done, *state, "--checkpoint", checkpoint, f"--checkpoint-every={every}", "--pause=0.01"]
+        return start(number, *flags, nnodes="2", script=STEPS, conf=SHORT_LEASE, endpoint=endpoint)
+
+    def lose(*nodes: Process) -> None:
+        for node in nodes:
+            node.signal(signal.SIGKILL)
+            node.wait()
+
+    first = [begin(number, every=1000) for number in (2, 3)]
+    ranks = [world_of(node, 2)["rank"] for node in first]
+    until_step(first[0], beyond=76)
+    missing = first[ranks.index(kept)]
+    mark = missing.mark()
+    lose(first[ranks.index(1 - kept)])
+    # Its worker has gone back to its commit, and waits for a world of two nodes.
+    serve.line("round 2 has 1 of at least 2 nodes")
+    missing.signal(signal.SIGSTOP)
+    serve.line("is lost: silent for ")
+    others = [begin(number) for number in (4, 5)]
+    assert {world_of(node, 2)["step"] for node in others} == {0}
+    until_step(others[0], beyond=120)
+    lose(*others)
+    missing.signal(signal.SIGCONT)
+    new = begin(6)
+    began = [world_of(node, 2, since=at)["step"] for node, at in ((missing, mark), (new, 0))]
+    assert began == [100, 100], "120 steps were committed, and the checkpoint has 100"
+    ended_well(done, missing, new)
+    serve.signal(signal.SIGTERM)
+    serve.wait()
 
 
 @run_alone

@@ -100,7 +100,10 @@ impl Bench {
     }
 
     fn assert_go_on(&self, node: u64, sync: bool, survivors: u32) {
-        assert_eq!(*self.resume(node), Resume::Continue { source: 0, sync, survivors }, "node {node}");
+        let resume = self.resume(node);
+        let expected = (0, sync, survivors);
+        let Resume::Continue { source, sync, survivors, .. } = *resume else { panic!("node {node}: {resume:?}") };
+        assert_eq!((source, sync, survivors), expected, "node {node}");
     }
 
     fn is_told_to_stop(&self, node: u64) -> bool {

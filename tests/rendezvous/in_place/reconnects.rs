@@ -3,7 +3,7 @@
 use elastic_rs::rendezvous::decider::event::SessionId;
 use elastic_rs::rendezvous::protocol::capability::Capabilities;
 use elastic_rs::rendezvous::protocol::message::{
-    ADDED, CoordinatorMessage, Hello, NodeMessage, Placed, REMOVED, Round,
+    ADDED, CoordinatorMessage, Generation, Hello, NodeMessage, Placed, REMOVED, Round,
 };
 
 use super::{attended, settings};
@@ -18,7 +18,16 @@ fn a_member_that_reconnects_is_told_of_the_change_again() {
             bench.said.iter().find_map(|(to, message)| (*to == SessionId(node)).then_some(message.placement()?));
         let place = place.unwrap();
         let (round, rank, world) = (place.round, place.rank, place.world);
-        Some(Placed { round, rank, world_size: 2, world, active: true, restart: 0, host: None })
+        Some(Placed {
+            round,
+            rank,
+            world_size: 2,
+            world,
+            active: true,
+            restart: 0,
+            host: None,
+            began_with: Generation::default(),
+        })
     };
     let mine = placed(&bench, 1);
     bench.machine.on_disconnected(SessionId(1), bench.now);
@@ -56,6 +65,7 @@ fn member(node: u64, attending: bool) -> Hello {
         active: true,
         restart: 0,
         host: None,
+        began_with: Generation::default(),
     };
     let names = if attending { vec!["in_place", "attending"] } else { vec!["in_place"] };
     Hello { placed: Some(placed), capabilities: Capabilities::of(names), ..hello(node, &settings(1, 3)) }
@@ -102,6 +112,7 @@ fn a_restarted_coordinator_lets_the_others_stop_where_one_has_stopped() {
     let Hello { placed, .. } = member(1, false);
     let waiting =
         Hello { placed: placed.map(|placed| Placed { active: false, ..placed }), joining: true, ..member(1, false) };
+    bench.worlds.extend(placed.map(|placed| (placed.round, placed.world)));
     bench.greet(1, waiting, 1);
     bench.say(1, back(5, &[(0, Some(3)), (1, Some(3))], Some(31)));
     bench.greet(2, member(2, true), 2);

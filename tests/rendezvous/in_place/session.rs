@@ -8,7 +8,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use super::ROUND;
-use crate::bench::{back, hello, join};
+use crate::bench::{back, hello, join, of_worlds};
 use crate::session::{Coordinator, PATIENCE, until_view};
 
 /// A node's connection.
@@ -52,7 +52,8 @@ async fn a_node_leaves_and_the_workers_of_the_other_one_go_on() {
     other.hear(|message| matches!(message, CoordinatorMessage::Welcome { .. })).await;
     let session = coordinator.session(2, settings);
     let placement = session.join(1000, None, Some(JoinWorkers::new("trainer", 1)), PATIENCE).await.unwrap();
-    assert_eq!(placement.resume, Some(Resume::Continue { source: 0, sync: true, survivors: 0 }));
+    let generation = placement.generation();
+    assert_eq!(placement.resume, Some(Resume::Continue { source: 0, sync: true, survivors: 0, generation }));
     // The answer to the heartbeat says that the coordinator has read what came before it.
     other.say(&[NodeMessage::Attending { round: ROUND }, NodeMessage::Heartbeat]).await;
     other.hear(|message| matches!(message, CoordinatorMessage::Heartbeat { .. })).await;
@@ -74,9 +75,10 @@ async fn a_node_leaves_and_the_workers_of_the_other_one_go_on() {
 
     let expected = CoordinatorMessage::RaiseAt { round: ROUND, check: 10 };
     other.hear(|message| *message == expected).await;
-    other.say(&[back(1, &[(0, Some(3)), (1, Some(3))], Some(10))]).await;
+    let back = back(1, &[(0, Some(3)), (1, Some(3))], Some(10));
+    other.say(&[of_worlds(back, &[(ROUND, generation.world)].into())]).await;
     let message = other.hear(|message| message.placement().is_some_and(|place| place.round == Round(2))).await;
     let CoordinatorMessage::CompleteInPlace { placement, resume } = message else { panic!("{message:?}") };
     assert_eq!((placement.world_size, placement.restart), (1, 0));
-    assert_eq!(resume, Resume::Continue { source: 0, sync: false, survivors: 2 });
+    assert!(matches!(resume, Resume::Continue { source: 0, sync: false, survivors: 2, .. }), "{resume:?}");
 }

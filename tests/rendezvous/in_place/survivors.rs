@@ -2,29 +2,142 @@
 
 use elastic_rs::rendezvous::decider::event::SessionId;
 use elastic_rs::rendezvous::protocol::message::{
-    Hello, Join, LARGEST_COUNT, NodeMessage, Resume, SURVIVORS_LIMIT, Survivor,
+    Generation, Hello, Join, LARGEST_COUNT, NodeMessage, Placed, Resume, Round, SURVIVORS_LIMIT, Survival, Survivor,
 };
 
-use super::{ROUND, attended, settings};
-use crate::bench::{back, failure, hello, join};
+use super::{ROUND, SECOND, attended, settings};
+use crate::bench::{Bench, back, failure, hello, join, survived};
+
+/// A join in this round, of a node whose workers became this.
+fn with(round: u64, survival: Survival) -> NodeMessage {
+    let NodeMessage::Join(join) = join(round) else { unreachable!() };
+    NodeMessage::JoinInPlace { join, survival, check: None }
+}
 
 #[test]
 fn a_failure_is_mended_in_place_and_a_node_without_survivors_restarts_all() {
-    for (mine, expected) in [(back(1, &[(0, Some(7))], None), Some(3)), (back(1, &[], None), Some(2)), (join(1), None)]
-    {
+    let stopped = "10.0.0.2 (host:2) had to stop its workers: ";
+    for (mine, expected) in [
+        (back(1, &[(0, Some(7))], None), Ok(3)),
+        (back(1, &[], None), Ok(2)),
+        (with(1, Survival::NeverAttended), Err(format!("{stopped}they cannot change in place"))),
+        (with(1, Survival::NotYetAttended), Err(format!("{stopped}some of them had not come to"))),
+        (join(1), Err("10.0.0.2 (host:2) does not say what became of its workers".to_owned())),
+    ] {
         let mut bench = attended(2, 2);
         bench.say(2, NodeMessage::Failed { round: ROUND, failure: failure() });
         bench.say(1, back(1, &[(0, Some(7)), (1, Some(7))], None));
         bench.say(2, mine);
         match (bench.resume(1), expected) {
-            (_, Some(survivors)) => bench.assert_go_on(1, true, survivors),
-            (Resume::Restart { reason }, None) => {
-                assert!(reason.starts_with("10.0.0.2 (host:2) had to stop its workers"), "{reason}");
-            }
-            (resume, None) => panic!("{resume:?}"),
+            (_, Ok(survivors)) => bench.assert_go_on(1, true, survivors),
+            (Resume::Restart { reason }, Err(expected)) => assert!(reason.starts_with(&expected), "{reason}"),
+            (resume, expected) => panic!("{resume:?}, not {expected:?}"),
         }
         assert_eq!(bench.resume(1), bench.resume(2));
         assert_eq!(bench.place(1).restart, 1);
+    }
+}
+
+/// The source of the last world, and of which round its state is. `None`: all workers are restarted, since nobody has that state.
+fn source(bench: &Bench, node: u64) -> Option<(u32, u64)> {
+    match bench.resume(node) {
+        Resume::Continue { source, generation, .. } => Some((*source, generation.round.0)),
+        Resume::Restart { reason } => {
+            assert!(reason.starts_with("no worker lives that has the state of round"), "{reason}");
+            None
+        }
+    }
+}
+
+/// A node is out of reach while its workers wait with 76 commits. The other begins again from the checkpoint, and commits 20 times. The
+/// node comes back. These numbers have nothing to do with each other.
+fn with_a_node_that_missed_a_round() -> Bench {
+    let mut bench = attended(2, 2);
+    bench.say(1, NodeMessage::Failed { round: ROUND, failure: failure() });
+    bench.machine.on_disconnected(SessionId(2), bench.now);
+    bench.say(1, back(1, &[], None));
+    for _ in 0..4 {
+        bench.pass(SECOND);
+    }
+    assert_eq!(bench.place(1).round.0, 2);
+    let placed = Placed {
+        round: ROUND,
+        rank: 1,
+        world_size: 2,
+        world: bench.worlds[&ROUND],
+        active: false,
+        restart: 1,
+        host: None,
+        began_with: Generation { round: ROUND, world: bench.worlds[&ROUND] },
+    };
+    bench.greet(12, Hello { placed: Some(placed), joining: true, ..hello(2, &settings(1, 2)) }, 2);
+    bench.say(12, back(1, &[(0, Some(76)), (1, Some(76))], None));
+    bench.say(1, back(2, &[(0, Some(20)), (1, Some(20))], None));
+    assert_eq!(bench.place(12).round.0, 3);
+    bench
+}
+
+#[test]
+fn a_node_that_missed_a_round_is_never_the_source_whatever_its_commit() {
+    let bench = with_a_node_that_missed_a_round();
+    assert_eq!((source(&bench, 1), source(&bench, 12)), (Some((0, 2)), Some((0, 2))));
+    // The next world fails before the node has the state of the others.
+    for (of_others, expected) in
+        [(vec![(0, Some(20)), (1, Some(20))], Some((0, 2))), (vec![(1, Some(20))], Some((1, 2))), (vec![], None)]
+    {
+        let mut bench = with_a_node_that_missed_a_round();
+        bench.say(1, NodeMessage::Failed { round: Round(3), failure: failure() });
+        bench.say(12, with(3, survived(1, &[(0, Some(76)), (1, Some(76))])));
+        bench.say(1, with(3, survived(2, &of_others)));
+        assert_eq!(bench.place(1).round.0, 4);
+        assert_eq!(source(&bench, 12), expected, "{of_others:?}");
+    }
+    // It was synchronised, and the others have died.
+    let mut bench = with_a_node_that_missed_a_round();
+    bench.say(1, NodeMessage::Failed { round: Round(3), failure: failure() });
+    bench.say(12, back(3, &[(0, Some(22)), (1, Some(21))], None));
+    bench.say(1, back(3, &[], None));
+    assert_eq!(source(&bench, 12), Some((bench.place(12).workers.unwrap().first_rank, 3)));
+}
+
+/// The others are lost meanwhile, and a new node comes.
+#[test]
+fn a_node_that_missed_a_round_and_a_new_one_begin_from_the_checkpoint() {
+    let mut bench = with_a_node_that_missed_a_round();
+    bench.machine.on_disconnected(SessionId(1), bench.now);
+    bench.pass(SECOND);
+    bench.newcomer(3, 2);
+    bench.say(12, with(3, survived(1, &[(0, Some(76)), (1, Some(76))])));
+    assert_eq!(bench.place(3).round.0, 4);
+    assert_eq!((source(&bench, 3), source(&bench, 12)), (None, None));
+}
+
+/// Its members say with which state their world began.
+#[test]
+fn a_restarted_coordinator_knows_which_survivors_have_the_state_of_the_last_world() {
+    for (of, expected) in [(3, Some((0, 3))), (2, Some((0, 2))), (1, None)] {
+        let mut bench = Bench::new();
+        bench.worlds.extend([(Round(3), 33), (Round(2), 32), (ROUND, 31)]);
+        for node in 1..=2 {
+            let placed = Placed {
+                round: Round(3),
+                rank: node as u32 - 1,
+                world_size: 2,
+                world: 33,
+                active: false,
+                restart: 0,
+                host: None,
+                began_with: Generation { round: Round(2), world: 32 },
+            };
+            bench.greet(
+                node,
+                Hello { placed: Some(placed), joining: true, ..hello(node, &settings(2, 2)) },
+                node as u8,
+            );
+            bench.say(node, with(3, survived(of, &[(0, Some(7)), (1, Some(7))])));
+        }
+        assert_eq!(bench.place(1).round.0, 4);
+        assert_eq!(source(&bench, 1), expected, "the state of round {of}");
     }
 }
 
@@ -48,12 +161,12 @@ fn a_place_that_was_lost_is_sent_again_with_how_workers_begin() {
 fn numbers_out_of_bounds_end_the_session_with_the_reason() {
     let survivors = |list: Vec<Survivor>| {
         let NodeMessage::Join(join) = join(1) else { unreachable!() };
-        NodeMessage::JoinInPlace { join, survivors: list, check: None }
+        NodeMessage::JoinInPlace { join, survival: Survival::Attended(list), check: None }
     };
-    let of = |local_rank| Survivor { local_rank, commit: None };
+    let of = |local_rank| Survivor { local_rank, generation: None, commit: None };
     let nobody = NodeMessage::JoinInPlace {
         join: Join { round: ROUND, store_port: 1, node_rank: None, workers: None },
-        survivors: Vec::new(),
+        survival: Survival::Attended(Vec::new()),
         check: None,
     };
     let too_many = format!("{} surviving workers are named, at most {SURVIVORS_LIMIT} may be", SURVIVORS_LIMIT + 1);

@@ -1,6 +1,6 @@
 //! Strangers that claim times and places, while a job starts, runs, and finds its coordinator restarted.
 
-use elastic_rs::rendezvous::protocol::message::{Hello, Join, NodeId, NodeMessage, Placed, Round};
+use elastic_rs::rendezvous::protocol::message::{Generation, Hello, Join, NodeId, NodeMessage, Placed, Round};
 use elastic_rs::rendezvous::protocol::settings::{LONGEST_GRACE, LONGEST_LEASE, LONGEST_WAIT, Settings};
 use elastic_rs::sim::coordinator::{Action, RUN_ID};
 
@@ -15,8 +15,16 @@ fn intruder(number: u64, joins: bool) -> Action {
         last_call_timeout: LONGEST_WAIT,
         ..Settings::new(3, 3)
     };
-    let placed =
-        Placed { round: Round(1 << 40), rank: 0, world_size: 3, world: number, active: !joins, restart: 0, host: None };
+    let placed = Placed {
+        round: Round(1 << 40),
+        rank: 0,
+        world_size: 3,
+        world: number,
+        active: !joins,
+        restart: 0,
+        host: None,
+        began_with: Generation::default(),
+    };
     let hello = Hello::new(RUN_ID, NodeId(u128::from(number)), format!("intruder{number}"), settings);
     let join = Join { round: Round(1 << 40), store_port: 1, node_rank: None, workers: None };
     let said = if joins { vec![NodeMessage::Join(join)] } else { vec![] };

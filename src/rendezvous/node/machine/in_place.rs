@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use super::{Change, NodeCommand, NodeMachine};
 use crate::rendezvous::node::counterpart::Counterpart;
 use crate::rendezvous::protocol::capability::{ATTENDING, IN_PLACE, RUNNING};
-use crate::rendezvous::protocol::message::{LARGEST_COUNT, NEVER, NodeMessage, Round, Running, Survivor};
+use crate::rendezvous::protocol::message::{LARGEST_COUNT, NEVER, NodeMessage, Round, Running, Survival};
 use crate::rendezvous::protocol::text::tidy;
 
 /// Time within which the coordinator must name the check, as workers wait for it. The coordinator gives the members half of it to count.
@@ -66,10 +66,9 @@ impl NodeMachine {
         }
     }
 
-    /// The workers that live, for the next join. `None`, as without this call: the node is new, or its workers cannot change in place.
-    /// An empty list: they can, and none lives.
-    pub fn bring(&mut self, survivors: Option<Vec<Survivor>>) {
-        self.brings = survivors;
+    /// What became of the last workers, for the next join. Without this call: [`Survival::New`].
+    pub fn bring(&mut self, survival: Survival) {
+        self.brings = survival;
     }
 
     /// This node is about to leave, and its workers need not be stopped at once. Returns whether the coordinator will answer: by the

@@ -1,5 +1,6 @@
 //! Joins of a node: asking for a place, withdrawing the request, and giving up. Part of [`super`].
 
+use std::mem;
 use std::time::{Duration, Instant};
 
 use super::{JoinError, LEFT, NodeCommand, NodeMachine};
@@ -97,8 +98,8 @@ impl NodeMachine {
         }
         self.hello.joining = store == Store::Open;
         (self.view.waiting, self.view.unfinished) = (0, None);
-        let survivors = self.brings.take();
-        let workers = workers.map(|workers| JoinWorkers { survivors, ..workers });
+        let survival = mem::take(&mut self.brings);
+        let workers = workers.map(|workers| JoinWorkers { survival, ..workers });
         // A node that has lost a worker has not stopped for the change alone.
         let whole = workers.as_ref().is_some_and(JoinWorkers::have_all_survived);
         let check = self.check().filter(|check| *check != NEVER && whole);

@@ -9,8 +9,8 @@ use super::super::event::Event;
 use super::super::host::Agent;
 use super::super::simulation::Simulation;
 use super::{CrewEvent, Doing};
-use crate::channel::message::ToWorker;
-use crate::rendezvous::protocol::message::{Placement, Resume, Round};
+use crate::channel::message::{HeldState, ToWorker};
+use crate::rendezvous::protocol::message::{Generation, Placement, Resume, Round};
 use crate::sim::engine::paths::HostId;
 use crate::sim::worlds::Violation;
 
@@ -52,10 +52,10 @@ pub(super) struct Member {
     pub ahead: bool,
     /// The world that it is in.
     pub world: Option<(Round, u64)>,
-    /// The number of its last commit, while it is in no world.
-    pub parked: Option<Option<u64>>,
-    /// The number of its last commit.
-    commit: Option<u64>,
+    /// The state that it has, while it is in no world.
+    pub parked: Option<HeldState>,
+    /// The state that it has.
+    state: HeldState,
     /// Its answer to the last change: the number of its last check.
     counted: Option<u64>,
     /// It was told that its world has failed.
@@ -72,7 +72,7 @@ impl Member {
             ahead: false,
             world: None,
             parked: None,
-            commit: None,
+            state: HeldState::default(),
             counted: None,
             failed: false,
         }
@@ -138,17 +138,21 @@ impl Simulation {
         if survived && survivors == 0 {
             return Err(Violation::contract(format!("a worker of host{host} survives into {resume:?}")));
         }
+        let generation = Some(Generation { round, world });
         if sync {
             // Whatever the source has committed: the same for all.
-            member.commit = Some(round.0 * 1000);
+            member.state = HeldState { generation, commit: Some(round.0 * 1000) };
             self.ends.replaced_ahead += usize::from(ahead);
             return Ok(());
         }
-        let commit = member.commit;
-        let first = *self.commits.entry(world).or_insert(commit);
-        if !survived || commit.is_none() || commit != first {
-            let text = format!("local rank {local_rank} of host{host} goes on at {commit:?}, others at {first:?}");
+        let state = member.state;
+        let first = *self.states.entry(world).or_insert(state);
+        if !survived || state.commit.is_none() || state != first {
+            let text = format!("local rank {local_rank} of host{host} goes on with {state:?}, others with {first:?}");
             return Err(Violation::contract(text));
+        }
+        if let Some(member) = self.member(host, local_rank) {
+            member.state.generation = generation;
         }
         Ok(())
     }
@@ -202,7 +206,7 @@ impl Simulation {
             Doing::Attend if member.attends => return,
             Doing::Attend => {
                 member.attends = true;
-                member.parked = (joins && !member.ahead).then_some(None);
+                member.parked = (joins && !member.ahead).then_some(HeldState::default());
             }
             Doing::Count { .. } => {
                 // Collectives keep all workers within one check of one another.
@@ -214,12 +218,12 @@ impl Simulation {
             Doing::Park => {
                 // After a failure one may have committed what another has not.
                 let more = if member.failed { ahead } else { 0 };
-                member.commit = member.commit.map(|commit| commit + more);
-                member.parked = Some(member.commit);
+                member.state.commit = member.state.commit.map(|commit| commit + more);
+                member.parked = Some(member.state);
                 (member.world, member.counted) = (None, None);
             }
         }
-        let (commit, counted) = (member.commit, member.counted);
+        let (state, counted) = (member.state, member.counted);
         self.ends.stuck += usize::from(matches!(what, Doing::BeStuck { .. }));
         let Some((_, ours)) = self.ours(host) else { return };
         match what {
@@ -230,7 +234,7 @@ impl Simulation {
                 }
             }
             Doing::Count { change } => ours.machine.on_worker_counted(local_rank, change, counted.unwrap_or(0)),
-            Doing::Park => ours.machine.on_worker_parked(local_rank, commit),
+            Doing::Park => ours.machine.on_worker_parked(local_rank, state),
             Doing::BeStuck { .. } => {
                 let failure = ours.failure(host, local_rank, "no progress towards its world", 1);
                 ours.machine.on_worker_stuck(failure, instant);

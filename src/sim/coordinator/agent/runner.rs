@@ -114,8 +114,8 @@ impl Simulation {
                 self.ends.started_ahead += 1;
                 self.start_ahead(host);
             }
-            Command::Join { survivors } => {
-                process.machine.bring(survivors);
+            Command::Join { survival } => {
+                process.machine.bring(survival);
                 self.ask(host);
             }
             Command::Start { placement, missing } => return self.start_workers(host, *placement, missing),

@@ -1,7 +1,7 @@
 //! What must be true of changes in place: of the check at which workers stop, and of how those of a new world begin. Part of [`super`].
 
 use super::Ledger;
-use crate::rendezvous::protocol::message::{NEVER, NodeId, Placement, Resume, Round};
+use crate::rendezvous::protocol::message::{NEVER, NodeId, Placement, Resume, Round, Survival};
 use crate::sim::worlds::{Violation, ensure_contract as ensure};
 
 impl Ledger {
@@ -18,8 +18,9 @@ impl Ledger {
         ensure(told == check, || format!("workers of round {round} are to stop at check {told}, and at {check}"))
     }
 
-    /// Checks that all members of a new world begin in the same way. If survivors go on, the source is one with the highest commit among
-    /// those of the last world. If they are restarted, a member cannot change in place.
+    /// Checks that all members of a new world begin in the same way. If survivors go on, the source was in the last world, and nobody who
+    /// was has a newer state of the same generation or of that world. If they are restarted, a member cannot change in place, or nobody has
+    /// a state of the last world. [`Simulation::note_worlds`](super::super::simulation::Simulation) checks what workers really have.
     pub(super) fn check_resume(
         &self,
         life: u32,
@@ -31,34 +32,35 @@ impl Ledger {
             format!("members begin in different ways: {resumes:?}")
         })?;
         let Some(last) = self.last_places(life) else { return Ok(()) };
-        let (mut of_last, mut of_others, mut obstacle) = (Vec::new(), Vec::new(), resumes.len() < places.len());
+        let (mut of_last, mut count, mut obstacle) = (Vec::new(), 0, resumes.len() < places.len());
         for (node, placement) in places {
             let said = self.newest.get(node).and_then(|session| self.said.get(session));
-            let survivors = said.and_then(|said| said.survivors.as_ref());
+            let survival = said.map(|said| &said.survival);
             let returns = last.contains_key(node);
-            obstacle |= (returns && survivors.is_none()) || placement.workers.is_none();
+            obstacle |= (returns && !matches!(survival, Some(Survival::Attended(_)))) || placement.workers.is_none();
+            let Some(Survival::Attended(survivors)) = survival else { continue };
             let size = placement.local_world_size.unwrap_or(u32::MAX);
             // Survivors without a place end.
-            let placed = survivors.into_iter().flatten().filter(|survivor| survivor.local_rank < size);
-            let ranks = placed.map(|survivor| {
-                let first_rank = placement.workers.map_or(0, |workers| workers.first_rank);
-                (survivor.commit, first_rank + survivor.local_rank)
-            });
-            if returns { &mut of_last } else { &mut of_others }.extend(ranks);
+            let placed = survivors.iter().filter(|survivor| survivor.local_rank < size);
+            let first_rank = placement.workers.map_or(0, |workers| workers.first_rank);
+            count += placed.clone().count();
+            of_last.extend(placed.filter(|_| returns).map(|it| (it.generation, it.commit, first_rank + it.local_rank)));
         }
-        let count = of_last.len() + of_others.len();
-        let candidates = if of_last.is_empty() { of_others } else { of_last };
-        let highest = candidates.iter().map(|(commit, _)| *commit).max();
         let fits = match first {
-            Resume::Restart { reason } => obstacle && highest.is_some() && !reason.is_empty(),
-            Resume::Continue { source, sync, survivors } => match highest {
-                None => *source == 0 && *sync && *survivors == 0,
-                Some(highest) => {
-                    let best = candidates.iter().filter(|(commit, _)| *commit == highest).map(|(_, rank)| *rank);
-                    !obstacle && best.min() == Some(*source) && *survivors as usize == count
-                }
-            },
+            Resume::Restart { reason } if reason.starts_with(NONE_HAS_THE_STATE) => count > 0,
+            Resume::Restart { reason } => obstacle && count > 0 && !reason.is_empty(),
+            Resume::Continue { source, sync, survivors: 0, .. } => count == 0 && *source == 0 && *sync,
+            Resume::Continue { source, survivors, .. } => {
+                let newest = of_last.iter().find(|(.., rank)| rank == source);
+                let newer = |(generation, commit, rank): &(_, _, u32)| {
+                    newest.is_some_and(|newest| *generation == newest.0 && (*commit, newest.2) > (newest.1, *rank))
+                };
+                !obstacle && newest.is_some() && !of_last.iter().any(newer) && *survivors as usize == count
+            }
         };
-        ensure(fits, || format!("{first:?} follows for members with {candidates:?} (obstacle: {obstacle})"))
+        ensure(fits, || format!("{first:?} follows for members with {of_last:?} (obstacle: {obstacle})"))
     }
 }
+
+/// How the reason begins for which all workers are restarted because the state of the last world is lost.
+pub(in crate::sim::coordinator) const NONE_HAS_THE_STATE: &str = "no worker lives that has the state of";

@@ -16,12 +16,13 @@ use std::time::Instant;
 
 pub use checks::check_settled;
 pub use chronicle::Chronicle;
+pub(super) use in_place::NONE_HAS_THE_STATE;
 
 use super::options::run_id;
 use crate::rendezvous::coordinator::machine::Machine;
 use crate::rendezvous::decider::event::SessionId;
 use crate::rendezvous::decider::hosts::Exclusion;
-use crate::rendezvous::protocol::message::{Hello, Join, NodeId, NodeMessage, Placed, Round, Survivor};
+use crate::rendezvous::protocol::message::{Hello, Join, NodeId, NodeMessage, Placed, Round, Survival};
 use crate::rendezvous::protocol::settings::{OnPartition, Settings};
 
 /// The last message of a node on its session, as the coordinator has read it.
@@ -32,8 +33,8 @@ struct Said {
     node_rank: Option<u32>,
     connected: bool,
     join: Option<Join>,
-    /// The surviving workers in its join.
-    survivors: Option<Vec<Survivor>>,
+    /// What became of its workers, as its join says.
+    survival: Survival,
 }
 
 /// A world, as sent to its members.
@@ -209,9 +210,9 @@ impl Ledger {
             let earlier = self.newest.insert(hello.node, session);
             let earlier = earlier.and_then(|session| self.said.remove(&session));
             let earlier = earlier.filter(|_| hello.joining);
-            let (join, survivors) = earlier.map(|said| (said.join, said.survivors)).unwrap_or_default();
+            let (join, survival) = earlier.map(|said| (said.join, said.survival)).unwrap_or_default();
             let Hello { node, settings, node_rank, .. } = (**hello).clone();
-            let said = Said { node, settings, node_rank, connected: true, join, survivors };
+            let said = Said { node, settings, node_rank, connected: true, join, survival };
             self.said.insert(session, said);
             if !known.node {
                 // The coordinator knows a node that it has given up only by the node's own claims.
@@ -249,9 +250,9 @@ impl Ledger {
             return;
         };
         match message {
-            NodeMessage::Join(join) => (said.join, said.survivors) = (Some(join.clone()), None),
-            NodeMessage::JoinInPlace { join, survivors, .. } => {
-                (said.join, said.survivors) = (Some(join.clone()), Some(survivors.clone()));
+            NodeMessage::Join(join) => (said.join, said.survival) = (Some(join.clone()), Survival::New),
+            NodeMessage::JoinInPlace { join, survival, .. } => {
+                (said.join, said.survival) = (Some(join.clone()), survival.clone());
             }
             NodeMessage::Withdraw | NodeMessage::Leave { .. } => said.join = None,
             NodeMessage::Counted { round, count } => {

@@ -46,7 +46,7 @@ fn attend(path: &str) {
     let channel = elastic_rs::channel::worker::Channel::connect(path.as_ref(), limit).expect("an agent");
     let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
     match runtime.block_on(channel.world().expect("the process that has connected")) {
-        Ok(world) => println!("world {}", world.generation),
+        Ok(world) => println!("world {}", world.generation.round),
         Err(error) => println!("{error}"),
     }
 }
