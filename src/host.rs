@@ -216,11 +216,13 @@ impl Host {
         let (excluded, exclusions) = watch::channel(Exclusions::new());
         let shown = Shown { sessions: count, exclusions: excluded, questions, protection };
         let ends_store = EndsStore(store.controller());
+        let controller = store.controller();
         let entry = door.clone();
         let machine = Machine::at_home(home(&addresses));
         let run = move || {
             let _ends_store = ends_store;
-            run(&runtime, machine, (upgraded, entry), web, shown, hello_timeout, log_period);
+            let empty_store = || controller.replace_table();
+            run(&runtime, machine, (upgraded, entry), web, shown, empty_store, hello_timeout, log_period);
         };
         let thread = threads::spawn(format!("host-{port}"), run)?;
         Ok(Self {
@@ -398,6 +400,7 @@ fn run(
     (upgraded, door): (mpsc::UnboundedReceiver<Upgraded>, Option<Arc<Door>>),
     web: Web,
     shown: Shown,
+    empty_store: impl Fn(),
     hello_timeout: Duration,
     log_period: Duration,
 ) {
@@ -409,7 +412,7 @@ fn run(
         };
         tokio::spawn(http::serve(web.requests, web.sources));
         tokio::spawn(web.desk.serve());
-        driver::run(machine, incoming, shown, hello_timeout, log_period).await;
+        driver::run(machine, incoming, shown, empty_store, hello_timeout, log_period).await;
     });
 }
 

@@ -23,6 +23,8 @@ pub struct Bench {
     pub tallies: Vec<Tally>,
     /// The hosts that are kept out, as last told.
     pub excluded: Vec<Exclusion>,
+    /// How many messages were sent before the store was emptied, each time.
+    pub emptied: Vec<usize>,
 }
 
 pub fn hello(node: u64, settings: &Settings) -> Hello {
@@ -54,6 +56,7 @@ impl Bench {
             records: Vec::new(),
             tallies: Vec::new(),
             excluded: Vec::new(),
+            emptied: Vec::new(),
         }
     }
 
@@ -97,6 +100,7 @@ impl Bench {
                 Command::Tally { tally, .. } => self.tallies.push(tally),
                 Command::Forget { why, .. } => self.notes.extend(why),
                 Command::Exclusions { hosts, .. } => self.excluded = hosts,
+                Command::EmptyStore => self.emptied.push(self.said.len()),
             }
         }
     }
