@@ -216,13 +216,10 @@ impl Host {
         let (excluded, exclusions) = watch::channel(Exclusions::new());
         let shown = Shown { sessions: count, exclusions: excluded, questions, protection };
         let ends_store = EndsStore(store.controller());
-        let controller = store.controller();
         let entry = door.clone();
         let machine = Machine::at_home(home(&addresses));
         let run = move || {
-            let _ends_store = ends_store;
-            let empty_store = || controller.replace_table();
-            run(&runtime, machine, (upgraded, entry), web, shown, empty_store, hello_timeout, log_period);
+            run(&runtime, machine, (upgraded, entry), web, shown, ends_store, (hello_timeout, log_period));
         };
         let thread = threads::spawn(format!("host-{port}"), run)?;
         Ok(Self {
@@ -400,10 +397,10 @@ fn run(
     (upgraded, door): (mpsc::UnboundedReceiver<Upgraded>, Option<Arc<Door>>),
     web: Web,
     shown: Shown,
-    empty_store: impl Fn(),
-    hello_timeout: Duration,
-    log_period: Duration,
+    store: EndsStore,
+    (hello_timeout, log_period): (Duration, Duration),
 ) {
+    let empty_store = || store.0.replace_table();
     let (sender, incoming) = mpsc::unbounded_channel();
     runtime.block_on(async {
         match door {

@@ -83,9 +83,14 @@ def test_every_attempt_finds_an_empty_store(by_hand: Any) -> None:
     assert [line for line in node.lines if line.startswith("KEYS")] == ["KEYS rank=0 at start: 0"] * 3
 
 
-@pytest.mark.parametrize("dying", ["one", "all"])
-@pytest.mark.parametrize("nnodes", [1, 2])
-@pytest.mark.parametrize("count", [6, pytest.param(49, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    ("nnodes", "dying", "count"),
+    [
+        (1, "one", 6),
+        (2, "all", 6),
+        *(pytest.param(nnodes, dying, 49, marks=pytest.mark.long) for nnodes in (1, 2) for dying in ("one", "all")),
+    ],
+)
 def test_no_attempt_meets_the_keys_of_the_dead(by_hand: Any, nnodes: int, dying: str, count: int) -> None:
     # PyTorch's workers look for one another under the same keys in each attempt.
     flags = [WARM, f"--nproc-per-node={3 - nnodes}", f"--max-restarts={count}"]
