@@ -219,8 +219,7 @@ impl Host {
         let entry = door.clone();
         let machine = Machine::at_home(home(&addresses));
         let run = move || {
-            let _ends_store = ends_store;
-            run(&runtime, machine, (upgraded, entry), web, shown, hello_timeout, log_period);
+            run(&runtime, machine, (upgraded, entry), web, shown, ends_store, (hello_timeout, log_period));
         };
         let thread = threads::spawn(format!("host-{port}"), run)?;
         Ok(Self {
@@ -398,9 +397,10 @@ fn run(
     (upgraded, door): (mpsc::UnboundedReceiver<Upgraded>, Option<Arc<Door>>),
     web: Web,
     shown: Shown,
-    hello_timeout: Duration,
-    log_period: Duration,
+    store: EndsStore,
+    (hello_timeout, log_period): (Duration, Duration),
 ) {
+    let empty_store = || store.0.replace_table();
     let (sender, incoming) = mpsc::unbounded_channel();
     runtime.block_on(async {
         match door {
@@ -409,7 +409,7 @@ fn run(
         };
         tokio::spawn(http::serve(web.requests, web.sources));
         tokio::spawn(web.desk.serve());
-        driver::run(machine, incoming, shown, hello_timeout, log_period).await;
+        driver::run(machine, incoming, shown, empty_store, hello_timeout, log_period).await;
     });
 }
 

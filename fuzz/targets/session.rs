@@ -146,7 +146,8 @@ impl World {
                 Command::Record { .. }
                 | Command::Tally { .. }
                 | Command::Forget { .. }
-                | Command::Exclusions { .. } => {}
+                | Command::Exclusions { .. }
+                | Command::EmptyStore => {}
             }
         }
         let introduced = self.connections.iter().filter(|connection| connection.introduced).count();

@@ -935,7 +935,8 @@ class NodeOptions:
     @property
     def ranks_as_asked(self, /) -> bool:
         """
-        Ranks are those that ``config`` asks for, in every round, and workers share a store elsewhere.
+        Ranks are those that ``config`` asks for, in every round, and workers share the endpoint's store, which the coordinator empties
+        for each round.
         """
     @property
     def run_id(self, /) -> str:

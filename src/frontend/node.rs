@@ -141,10 +141,13 @@ impl Node {
         let Placement { round, rank, world_size, master_addr, master_port, reason, .. } = placement;
         let (run_id, addr, after) = (&self.options.run_id, self.addr(), after.as_secs_f64());
         let way = store.tunnel.as_ref().map(|tunnel| format!(" ({})", tunnel.way())).unwrap_or_default();
+        let master = match self.options.reach.workers_store {
+            WorkersStore::Elsewhere => format!("master {}", self.session.endpoint()),
+            WorkersStore::Node | WorkersStore::Worker => format!("master {master_addr}:{master_port}{way}"),
+        };
         tracing::info!(
             target: "elastic_rs::rendezvous",
-            "[{run_id}] {addr}: round {round}: rank {rank} of {world_size}, master {master_addr}:{master_port}{way}, \
-             after {after:.1} s: {reason}"
+            "[{run_id}] {addr}: round {round}: rank {rank} of {world_size}, {master}, after {after:.1} s: {reason}"
         );
     }
 

@@ -27,7 +27,7 @@ pub enum WorkersStore {
     Node,
     /// The worker with rank 0 opens it, at the address and port of its node's (`TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`).
     Worker,
-    /// It exists already, elsewhere (`--rdzv-backend=static`).
+    /// It is the endpoint's, which the coordinator empties for each round (`--rdzv-backend=static`).
     Elsewhere,
 }
 

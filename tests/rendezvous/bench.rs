@@ -27,6 +27,8 @@ pub struct Bench {
     pub worlds: BTreeMap<Round, u64>,
     /// The hosts that are kept out, as last told.
     pub excluded: Vec<Exclusion>,
+    /// How many messages were sent before the store was emptied, each time.
+    pub emptied: Vec<usize>,
 }
 
 pub fn hello(node: u64, settings: &Settings) -> Hello {
@@ -59,6 +61,7 @@ impl Bench {
             tallies: Vec::new(),
             worlds: BTreeMap::new(),
             excluded: Vec::new(),
+            emptied: Vec::new(),
         }
     }
 
@@ -106,6 +109,7 @@ impl Bench {
                 Command::Tally { tally, .. } => self.tallies.push(tally),
                 Command::Forget { why, .. } => self.notes.extend(why),
                 Command::Exclusions { hosts, .. } => self.excluded = hosts,
+                Command::EmptyStore => self.emptied.push(self.said.len()),
             }
         }
     }

@@ -108,6 +108,33 @@ fn static_ranks_hold_in_every_round() {
     }
 }
 
+/// Workers of ranks that are asked for use the endpoint's store.
+#[test]
+fn the_store_is_emptied_before_any_member_of_a_static_round_is_placed() {
+    for (as_asked, emptied) in [(true, 3), (false, 0)] {
+        let mut bench = Bench::new();
+        let settings = Settings { ranks_as_asked: as_asked, settle_timeout: Duration::ZERO, ..Settings::new(2, 2) };
+        for node in [1, 2] {
+            bench.greet(node, hello(node, &settings), 1);
+        }
+        for round in 0..3 {
+            for (node, rank) in [(1, 0), (2, 1)] {
+                assert_eq!(bench.emptied.len(), if as_asked { round } else { 0 }, "not before all have joined");
+                bench.say(node, join_as(round as u64, rank));
+            }
+            assert!(bench.is_placed(1, round as u64 + 1) && bench.is_placed(2, round as u64 + 1));
+        }
+        assert_eq!(bench.emptied.len(), emptied);
+        for (round, at) in (1..).zip(bench.emptied.clone()) {
+            let place_of_round = |said: &(SessionId, CoordinatorMessage)| {
+                said.1.placement().is_some_and(|place| place.round == Round(round))
+            };
+            assert!(!bench.said[..at].iter().any(place_of_round), "round {round}");
+            assert!(bench.said[at..].iter().any(place_of_round), "round {round}");
+        }
+    }
+}
+
 #[test]
 fn a_node_with_another_rule_for_ranks_is_rejected() {
     let mut bench = Bench::formed(2, &Settings::new(2, 2));

@@ -103,7 +103,8 @@ impl OverCoordinator {
                     Command::Record { .. }
                     | Command::Tally { .. }
                     | Command::Forget { .. }
-                    | Command::Exclusions { .. } => {}
+                    | Command::Exclusions { .. }
+                    | Command::EmptyStore => {}
                 }
             }
             if quiet {

@@ -72,7 +72,7 @@ impl Coordinator {
             };
             tokio::select! {
                 () = accepting => {}
-                () = driver::run(Machine::new(), incoming, shown, PATIENCE, PATIENCE) => {}
+                () = driver::run(Machine::new(), incoming, shown, || {}, PATIENCE, PATIENCE) => {}
             }
         });
         Self { address, sessions, exclusions, task }

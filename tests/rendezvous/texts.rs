@@ -42,7 +42,11 @@ fn said(machine: &mut Machine) -> Vec<CoordinatorMessage> {
                 let texts = [Some(run_id), record.node.clone(), record.text.clone(), Some(exit)];
                 assert!(!texts.into_iter().flatten().any(|text| text.contains(char::is_control)), "{record:?}")
             }
-            Command::Tally { .. } | Command::Forget { .. } | Command::Exclusions { .. } | Command::End { .. } => {}
+            Command::Tally { .. }
+            | Command::Forget { .. }
+            | Command::Exclusions { .. }
+            | Command::EmptyStore
+            | Command::End { .. } => {}
         }
     }
     messages

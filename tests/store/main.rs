@@ -9,6 +9,7 @@ mod hostility;
 mod logging;
 mod opening;
 mod properties;
+mod replaced;
 mod server;
 mod users;
 mod vectors;

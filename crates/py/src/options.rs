@@ -39,17 +39,18 @@ pub struct NodeOptions {
     pub config: RendezvousConfig,
     /// The job's budget; None if nodes count for themselves.
     pub max_restarts: Option<u32>,
-    /// Ranks are those that ``config`` asks for, in every round, and workers share a store elsewhere.
+    /// Ranks are those that ``config`` asks for, in every round, and workers share the endpoint's store, which the coordinator empties
+    /// for each round.
     pub ranks_as_asked: bool,
     /// The workers share a store that exists already when they start: this node's at rank 0, or the one elsewhere.
     pub use_agent_store: bool,
 }
 
 impl NodeOptions {
-    /// Which workers of this node may survive a change of the world. None can with PyTorch's agent, or with a store elsewhere.
+    /// Which workers of this node may survive a change of the world. None can with PyTorch's agent.
     fn in_place(&self) -> InPlace {
         let Conf { in_place, agent, .. } = self.config.0;
-        if agent == Agent::Rust && !self.ranks_as_asked { in_place } else { InPlace::Off }
+        if agent == Agent::Rust { in_place } else { InPlace::Off }
     }
 
     /// The node's introduction. `hosts`: this process hosts the coordinator, which ends with this node.

@@ -197,7 +197,7 @@ class LocalElasticAgent(TorchLocalElasticAgent):
     def _survival(self, spec: WorkerSpec) -> RendezvousConfig | None:
         """Return the configuration if workers may survive: programs, with a new store in each round."""
         given = spec.master_addr or spec.master_port
-        if self._handler is None or given or not isinstance(spec.entrypoint, str):
+        if self._handler is None or (given and not self._handler.keeps_master) or not isinstance(spec.entrypoint, str):
             return None
         return self._handler.config
 

@@ -112,7 +112,9 @@ def attendance(environment: Mapping[str, str], backends: frozenset[str]) -> Atte
     """Decide by the environment that the agent has set, and by the backends of the worker's process group."""
     path, in_place = environment.get(AGENT), environment.get(IN_PLACE, "off")
     if not path or in_place == "off":
-        return Attendance(None, "")
+        # The agent has set this variable, whoever's it is.
+        serves = environment.get("TORCHELASTIC_USE_AGENT_STORE") == "False"
+        return Attendance(None, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 makes rank 0 serve the store" if serves else "")
     allowed = RESIZABLE.get(in_place)
     if allowed is None:
         return Attendance(None, f"{IN_PLACE} is `{in_place}`, must be one of off, {', '.join(RESIZABLE)}")

@@ -33,7 +33,7 @@ def create_rust_c10d(params: RendezvousParameters) -> RendezvousHandler:
     _show_logs()
     from elastic_rs.rendezvous import create_rust_c10d_handler
 
-    return _with_agent(create_rust_c10d_handler(params))
+    return with_agent(create_rust_c10d_handler(params))
 
 
 def create_rust_etcd(params: RendezvousParameters) -> RendezvousHandler:
@@ -41,7 +41,7 @@ def create_rust_etcd(params: RendezvousParameters) -> RendezvousHandler:
     _show_logs()
     from elastic_rs.rendezvous import create_rust_etcd_handler
 
-    return _with_agent(create_rust_etcd_handler(params))
+    return with_agent(create_rust_etcd_handler(params))
 
 
 def _show_logs() -> None:
@@ -50,7 +50,7 @@ def _show_logs() -> None:
     show_logs_if_asked()
 
 
-def _with_agent(handler: LauncherHandler) -> RendezvousHandler:
+def with_agent(handler: LauncherHandler) -> RendezvousHandler:
     """Have our agent run the workers of this handler, if it wants that."""
     from elastic_rs.integration._launcher import take_over
 

@@ -48,6 +48,9 @@ class NodeHandler(RendezvousHandler):
     A subclass makes the session and says which store the agents share.
     """
 
+    _ranks_as_asked = False
+    """Whether ranks are those that nodes ask for, and the workers' store is the endpoint's."""
+
     def __init__(self, *, run_id: str, config: RendezvousConfig, name: str) -> None:
         spare_torch_the_wait()
         # The program may have configured logging since this package was imported.
@@ -80,6 +83,11 @@ class NodeHandler(RendezvousHandler):
         self._workers = (role, local_world_size)
         if self._config.job_counts:
             self._max_restarts = max_restarts
+
+    @property
+    def keeps_master(self) -> bool:
+        """Whether ``MASTER_ADDR`` and ``MASTER_PORT`` are the same in all rounds. The store there is empty in each."""
+        return self._ranks_as_asked
 
     @property
     def counts_restarts(self) -> bool:
@@ -225,7 +233,7 @@ class NodeHandler(RendezvousHandler):
             nodes=nodes,
             config=self._config,
             max_restarts=self._max_restarts,
-            ranks_as_asked=False,
+            ranks_as_asked=self._ranks_as_asked,
             use_agent_store=self.use_agent_store,
         )
 

@@ -177,7 +177,8 @@ def _static(args: argparse.Namespace, count: int, config: RendezvousConfig) -> R
         raise UsageError(f"{flag}: the port is `0`, must be one that the other nodes can know")
     is_host = rank == 0 if config.is_host is None else config.is_host
     config = config.replace(node_rank=rank, is_host=is_host)
-    return Rendezvous(args.rdzv_id, host, port, (count, count), config, fixed=True)
+    # Workers have nothing to do with a port that nobody knows.
+    return Rendezvous(args.rdzv_id, host, port, (count, count), config, fixed=port != 0)
 
 
 def _unknown_backend(name: str) -> str:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 from elastic_rs import _elastic_rs, _log
 from elastic_rs.rendezvous import _protection
 from elastic_rs.rendezvous._config import ETCD_NAMES, RUST_C10D, RUST_ETCD
 from elastic_rs.run import _script
-from elastic_rs.run._options import BACKENDS, is_alone, launch_options_of, nodes_of, rendezvous_of
+from elastic_rs.run._options import BACKENDS, is_alone, launch_options_of, rendezvous_of
 from elastic_rs.run._usage import UsageError
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterable, Sequence
+
+    from elastic_rs.run._options import Rendezvous
 
 __all__ = ["hand_over"]
 
@@ -44,8 +47,8 @@ def hand_over(argv: Sequence[str], checked: argparse.Namespace, why: str) -> Non
         )
     _log.ready()  # torch imports `logging`
     launch_options_of(checked)
-    if checked.standalone or checked.rdzv_backend in BACKENDS:
-        rendezvous_of(checked)
+    ours = checked.standalone or checked.rdzv_backend in BACKENDS
+    meeting = rendezvous_of(checked) if ours else None
     try:
         from torch.distributed import run
         from torch.distributed.elastic.multiprocessing.errors import record
@@ -55,26 +58,36 @@ def hand_over(argv: Sequence[str], checked: argparse.Namespace, why: str) -> Non
     _script.check(checked)
     parse_args: Any = run.parse_args  # untyped
     args = parse_args(argv)
-    if is_alone(args, nodes_of(args.nnodes)):
+    if meeting is not None and (is_alone(args, meeting.nodes) or (args.rdzv_backend == "static" and not meeting.fixed)):
         import uuid
 
         args.standalone = False
-        if rendezvous_of(checked).config.wants_agent:
+        if meeting.config.wants_agent:
             _protection.give(_elastic_rs.new_token())
         args.rdzv_backend, args.rdzv_endpoint, args.rdzv_id = RUST_C10D, "localhost:0", str(uuid.uuid4())
     elif args.rdzv_backend == "c10d":
         args.rdzv_backend = RUST_C10D
     elif args.rdzv_backend in ETCD_NAMES:
         args.rdzv_backend = RUST_ETCD
-    elif args.rdzv_backend == "static":
-        from elastic_rs import install
-
+    elif meeting is not None and args.rdzv_backend == "static":
         try:
             _protection.refuse_c10d("--rdzv-backend=static")
         except ValueError as error:
             raise UsageError(str(error)) from None
-        install(store=False, rendezvous=False, agent=True)
+        _replace_static(meeting)
     record(run.run)(args)
+
+
+def _replace_static(meeting: Rendezvous) -> None:
+    """Make PyTorch's launcher use our rendezvous for ``static``. Its own keeps the keys of earlier attempts."""
+    from torch.distributed.elastic.rendezvous import registry  # noqa: F401 - fills the registry of handlers
+    from torch.distributed.elastic.rendezvous.api import rendezvous_handler_registry
+
+    from elastic_rs.rendezvous._static_handler import create_static_handler
+
+    known: Any = rendezvous_handler_registry
+    create = functools.partial(create_static_handler, host=meeting.host, port=meeting.port)
+    known._registry["static"] = create  # noqa: SLF001 - it refuses a second registration
 
 
 def _check_names(args: argparse.Namespace) -> None:

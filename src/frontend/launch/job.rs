@@ -45,7 +45,7 @@ pub struct Warm {
     pub what: String,
 }
 
-/// A master that the command line names: `--rdzv-backend=static`. The store at that address serves every round.
+/// A master that the command line names: `--rdzv-backend=static`. The coordinator at that address empties its store for every round.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fixed {
     /// `MASTER_ADDR`.

@@ -12,7 +12,7 @@ use std::time::Instant;
 
 use tokio::task::spawn_blocking;
 
-use super::job::{Fixed, Job, LogFolder};
+use super::job::{Job, LogFolder};
 use super::signals::Receiver;
 use crate::agent::Outcome;
 use crate::agent::runner::{Programs, Runner, START_PATIENCE, Step};
@@ -163,7 +163,7 @@ impl Launch {
                 return Ok(());
             }
         };
-        let restarts = self.restarts(&placement);
+        let restarts = self.runner.restarts_told();
         let specs = self.job.workers(&placement, restarts, attempt.as_ref(), &self.env).map_err(LaunchError)?;
         let error_file = |attempt: &AttemptFolder, rank| (rank, attempt.error_file(rank));
         let error_files =
@@ -185,15 +185,6 @@ impl Launch {
             self.runner.signal(signal);
         }
         Ok(())
-    }
-
-    /// What workers are told. Where one store serves all rounds, PyTorch's workers keep their keys apart by this number
-    /// (`torch/distributed/rendezvous.py`), so it has to be another in each.
-    fn restarts(&self, placement: &Placement) -> u32 {
-        match self.job.fixed {
-            Some(Fixed { .. }) => u32::try_from(placement.round.0.saturating_sub(1)).unwrap_or(u32::MAX),
-            None => self.runner.restarts_told(),
-        }
     }
 
     /// Make the folder of a round's logs, if there is to be one, and this node's folder of logs if it is the first. File systems

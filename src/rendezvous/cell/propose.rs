@@ -56,7 +56,8 @@ impl Outcome {
                 | Effect::End { .. }
                 | Effect::Tally(_)
                 | Effect::HostLeft { .. }
-                | Effect::Exclusions => {}
+                | Effect::Exclusions
+                | Effect::EmptyStore => {}
             }
         }
     }

@@ -130,11 +130,14 @@ pub struct Shown {
 /// A connection without a `Hello` after `hello_timeout` is closed. Refused sessions, sessions that are ended for their messages,
 /// and decisions are logged one by one up to a bound in each `log_period`, and then counted.
 ///
+/// `empty_store` replaces the table of the endpoint's store; it blocks until that is done.
+///
 /// Messages to nodes are written before this returns, or have had [`LAST_WORDS`] for it: the process may end then.
 pub async fn run(
     mut machine: Machine,
     mut incoming: mpsc::UnboundedReceiver<Incoming>,
     mut shown: Shown,
+    empty_store: impl Fn(),
     hello_timeout: Duration,
     log_period: Duration,
 ) {
@@ -181,7 +184,7 @@ pub async fn run(
             }
             () = &mut summarising => {}
         }
-        perform(&mut machine, &mut writers, &mut book, &shown.exclusions, &log);
+        perform(&mut machine, &mut writers, &mut book, &shown.exclusions, &empty_store, &log);
         shown
             .sessions
             .send_if_modified(|count| std::mem::replace(count, machine.session_count()) != machine.session_count());
@@ -222,6 +225,7 @@ fn perform(
     writers: &mut HashMap<SessionId, mpsc::Sender<BytesMut>>,
     book: &mut Book,
     exclusions: &watch::Sender<Exclusions>,
+    empty_store: impl Fn(),
     log: &BoundedLog,
 ) {
     for command in machine.take_commands() {
@@ -246,6 +250,7 @@ fn perform(
             Command::End { session } => {
                 writers.remove(&session);
             }
+            Command::EmptyStore => empty_store(),
             Command::Exclusions { run_id, hosts } => {
                 exclusions.send_if_modified(|all| match hosts.is_empty() {
                     true => all.remove(&run_id).is_some(),

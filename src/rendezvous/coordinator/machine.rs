@@ -53,6 +53,8 @@ pub enum Command {
         /// Why, in words, if there was anything to remember.
         why: Option<String>,
     },
+    /// Replace the table of the endpoint's store before the commands that follow are performed.
+    EmptyStore,
     /// The hosts that are kept out of a run have changed.
     Exclusions {
         /// The run's id.
@@ -251,6 +253,7 @@ impl Machine {
                     let hosts = entry.run.exclusions(now);
                     self.commands.push(Command::Exclusions { run_id: run_id.to_owned(), hosts });
                 }
+                Effect::EmptyStore => self.commands.push(Command::EmptyStore),
                 Effect::HostLeft { why, interrupts } => {
                     left = Some(Leaving { run_id: run_id.to_owned(), interrupts, why });
                 }

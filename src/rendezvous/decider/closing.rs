@@ -3,6 +3,7 @@
 use std::time::Instant;
 
 use super::deadlines::Deadline;
+use super::event::Effect;
 use super::node::{Node, Status};
 use super::ranks;
 use super::round::World;
@@ -200,6 +201,10 @@ impl Run {
         self.deadlines.set(Deadline::CloseRound, None);
         self.pace.ready_since = None;
         self.pace.newcomer_since = (!self.roster.waiting().is_empty()).then_some(now);
+        if self.settings.ranks_as_asked {
+            // Every member has joined since its last workers ended or left their world, so no earlier connection is needed.
+            self.emit(Effect::EmptyStore);
+        }
         for (rank, id) in (0..).zip(members) {
             if let Some(session) = self.session(id) {
                 self.send_place(session, rank);

@@ -120,6 +120,8 @@ pub enum Effect {
     Tally(Tally),
     /// The hosts that are kept out have changed: [`Run::exclusions`](super::run::Run::exclusions).
     Exclusions,
+    /// The workers of the next round use the endpoint's store, and must find it empty: replace its table before what follows is sent.
+    EmptyStore,
     /// The node in the coordinator's own process has left. That process ends, and every run with it.
     HostLeft {
         /// The node and its reason, in words.

@@ -40,8 +40,9 @@ pub struct Settings {
     pub rejoin_window: Duration,
     /// What this node does when it has heard nothing for its whole lease.
     pub on_partition: OnPartition,
-    /// In every round ranks follow the ranks that nodes ask for, whoever was in the round before. Must agree between all nodes, as
-    /// `min_nodes`. Default false: survivors keep their ranks, and what is asked for orders newcomers.
+    /// In every round ranks follow the ranks that nodes ask for, whoever was in the round before, and the workers use the endpoint's
+    /// store, which is emptied for each round. Must agree between all nodes, as `min_nodes`. Default false: survivors keep their ranks,
+    /// what is asked for orders newcomers, and rank 0's node brings the workers' store.
     pub ranks_as_asked: bool,
     /// What older releases do not know. Sent in [`NodeMessage::HelloAsking`](super::message::NodeMessage::HelloAsking).
     #[serde(skip)]

@@ -214,6 +214,7 @@ impl Simulation {
                 | Command::Tally { run_id: of, .. }
                 | Command::Forget { run_id: of, .. }
                 | Command::Exclusions { run_id: of, .. } => *of == run_id(run),
+                Command::EmptyStore => false,
             };
             let ledger = &mut self.ledgers[run];
             for command in commands.iter().filter(concerns) {
@@ -225,7 +226,7 @@ impl Simulation {
                     Command::Exclusions { hosts, .. } => ledger.on_exclusions(hosts),
                     Command::Record { record, .. } => ledger.chronicle.check(record, life)?,
                     Command::Forget { .. } => ledger.chronicle.forget(),
-                    Command::Tally { .. } | Command::End { .. } => {}
+                    Command::Tally { .. } | Command::End { .. } | Command::EmptyStore => {}
                 }
             }
             let rounds = ledger.rounds;
@@ -268,6 +269,7 @@ impl Simulation {
                 Command::Tally { tally, .. } => self.engine.remark(|| format!("counted: {tally:?}")),
                 Command::Forget { run_id, .. } => self.engine.remark(|| format!("forgotten: {run_id}")),
                 Command::Exclusions { hosts, .. } => self.engine.remark(|| format!("kept out: {hosts:?}")),
+                Command::EmptyStore => self.engine.remark(|| "the store is emptied".to_owned()),
             }
         }
         self.arm_coordinator();

@@ -28,6 +28,8 @@ pub(super) struct Connection {
     /// Whether it is queued for a turn.
     pub in_line: bool,
     stream: TcpStream,
+    /// The number of the table for which it was accepted.
+    table: u64,
     stage: Stage,
     decoder: Decoder,
     /// Bytes received and not carried out yet.
@@ -71,6 +73,8 @@ pub(super) enum End {
     /// The server closes it.
     Rejected(Box<Rejection>),
     Lost(io::Error),
+    /// The table for which it was accepted has been replaced.
+    TableReplaced,
     /// It speaks the protocol of the upgrade at this index. With the bytes received so far.
     Upgrade(usize, BytesMut),
 }
@@ -109,6 +113,7 @@ impl Connection {
             deadline: Some(deadline),
             in_line: false,
             stream,
+            table: hub.table_number(),
             stage: Stage::Hello,
             decoder: Decoder::new(hub.options.limits.clone()),
             input: BytesMut::new(),
@@ -236,6 +241,7 @@ impl Connection {
             Visitor::Client if hub.options.upgrades_only.is_some() => {
                 return Err(Rejection::new(Cause::Unproven, UNPROVEN.to_owned()).into());
             }
+            Visitor::Client if self.table != hub.table_number() => return Err(End::TableReplaced),
             Visitor::Client => {
                 self.stage = Stage::Open;
                 self.deadline = None;

@@ -70,6 +70,16 @@ impl Controller {
         self.send(Command::OpenTo(members));
     }
 
+    /// Replaces the table by an empty one, and closes the connections of all c10d clients that have connected by now, also of those that
+    /// wait to be accepted. Blocks until that is done: no request of an earlier connection reaches the new table, and no later connection
+    /// is closed.
+    pub fn replace_table(&self) {
+        let (done, replaced) = channel();
+        self.send(Command::ReplaceTable(done));
+        // An error means that the server has ended, and with it all connections.
+        let _ = replaced.recv();
+    }
+
     /// The number of c10d clients since the start, to wait for some number of them. It ends with the server.
     pub fn clients(&self) -> watch::Receiver<u64> {
         self.counters.clients.subscribe()
@@ -126,6 +136,8 @@ pub(super) enum Command {
     GiveUpOwner,
     Drain(Duration),
     OpenTo(Option<Members>),
+    /// Dropped when it is carried out.
+    ReplaceTable(Sender<()>),
 }
 
 /// Why a server ended.

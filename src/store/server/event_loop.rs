@@ -96,7 +96,7 @@ impl EventLoop {
             for event in &events {
                 self.on_event(event);
             }
-            self.accept();
+            self.accept(ACCEPTED_AT_ONCE);
             self.look_at_the_clock();
         };
         self.hub.on_end();
@@ -193,6 +193,9 @@ impl EventLoop {
                 drop(connection);
             }
             End::Lost(error) => tracing::debug!(target: LOG_TARGET, %peer, %error, "connection lost"),
+            End::TableReplaced => {
+                tracing::debug!(target: LOG_TARGET, %peer, "connection closed: its table was replaced")
+            }
             End::Upgrade(at, first_bytes) => match Upgraded::new(connection, first_bytes, self.hub.handed_over.clone())
             {
                 Ok(upgraded) => self.hand_over(at, upgraded),
@@ -231,13 +234,27 @@ impl EventLoop {
         Some(connection)
     }
 
-    /// Accepts waiting connections, but not so many at once that the open ones would wait for long.
-    fn accept(&mut self) {
+    /// Begins with an empty table for clients that connect from now on. The others are closed: those that are open now, and those that
+    /// are accepted here as soon as they say what they speak.
+    fn replace_table(&mut self) {
+        let clients: Vec<ConnId> = self.connections.iter().filter(|one| one.is_client()).map(|one| one.id).collect();
+        clients.into_iter().for_each(|id| self.end(id, End::TableReplaced));
+        for listener in &mut self.listeners {
+            // Connections may wait that no event has reported yet, or for descriptors that are free now.
+            listener.on_event();
+            listener.paused_until = None;
+        }
+        self.accept(MOST_WAITING);
+        self.hub.replace_table();
+    }
+
+    /// Accepts waiting connections, so many of each listener at most. The open ones wait meanwhile.
+    fn accept(&mut self, at_most: usize) {
         if !self.is_open {
             return;
         }
         for at in 0..self.listeners.len() {
-            let mut left = ACCEPTED_AT_ONCE;
+            let mut left = at_most;
             while left > 0 && self.listeners[at].is_due(Instant::now) {
                 left -= 1;
                 match self.listeners[at].accept() {
@@ -360,6 +377,10 @@ impl EventLoop {
         if let Some(members) = self.life.take_opened_to() {
             (self.is_open, self.members) = (true, members);
         }
+        for done in self.life.take_table_requests() {
+            self.replace_table();
+            drop(done);
+        }
         stopped.or_else(|| self.life.is_over(self.hub.open_count()))
     }
 }
@@ -383,6 +404,9 @@ const KEPT_RELEASES: usize = 1024;
 
 /// Connections accepted before the open ones are served again.
 const ACCEPTED_AT_ONCE: usize = 64;
+
+/// More connections than the backlog of a listener holds by default (`net.core.somaxconn`, 4,096).
+const MOST_WAITING: usize = 1 << 16;
 
 /// A kind of log record, besides those of [`Cause`].
 const ACCEPT_ERROR: &str = "accept_error";

@@ -29,6 +29,8 @@ pub(super) struct Hub {
     /// Shared by the connections that were handed over.
     pub handed_over: Place,
     table: Table,
+    /// The number of tables before this one.
+    tables: u64,
     /// c10d clients that are connected.
     open_count: usize,
     log_budget: LogBudget,
@@ -71,8 +73,21 @@ impl Hub {
             input: BytesMut::new(),
             outbox: None,
             handed_over: Place::default(),
+            tables: 0,
             open_count: 0,
         }
+    }
+
+    /// The number of the present table. A connection may use only the one that it was accepted for.
+    pub(super) fn table_number(&self) -> u64 {
+        self.tables
+    }
+
+    /// Begins with an empty table. No client is connected.
+    pub(super) fn replace_table(&mut self) {
+        self.table = Table::new(self.options.table.clone());
+        self.tables += 1;
+        self.count(0);
     }
 
     /// c10d clients that are connected.

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, TryRecvError};
+use std::sync::mpsc::{Receiver, Sender, TryRecvError};
 use std::time::Instant;
 
 use super::control::{Command, Control, Ended, Expected};
@@ -21,17 +21,32 @@ pub(super) struct Life {
     drain_until: Option<Instant>,
     /// Who may connect, since somebody has last asked.
     opened_to: Option<Option<Members>>,
+    /// Those that wait for an empty table.
+    table_requests: Vec<Sender<()>>,
 }
 
 impl Life {
     pub(super) fn new(control: Control) -> Life {
         let Control { commands, expected, .. } = control;
-        Life { commands, expected, is_owned: false, owners: HashSet::new(), drain_until: None, opened_to: None }
+        Life {
+            commands,
+            expected,
+            is_owned: false,
+            owners: HashSet::new(),
+            drain_until: None,
+            opened_to: None,
+            table_requests: Vec::new(),
+        }
     }
 
     /// Who may connect from now on, if it has been told since the last call.
     pub(super) fn take_opened_to(&mut self) -> Option<Option<Members>> {
         self.opened_to.take()
+    }
+
+    /// The requests for an empty table since the last call. Dropping one answers it.
+    pub(super) fn take_table_requests(&mut self) -> Vec<Sender<()>> {
+        std::mem::take(&mut self.table_requests)
     }
 
     /// When the time for draining is over.
@@ -54,6 +69,7 @@ impl Life {
                     self.expected.told();
                 }
                 Ok(Command::OpenTo(members)) => self.opened_to = Some(members),
+                Ok(Command::ReplaceTable(done)) => self.table_requests.push(done),
                 Ok(Command::Drain(timeout)) => self.drain_until = Some(after(timeout)),
                 Err(TryRecvError::Empty) => return None,
                 Err(TryRecvError::Disconnected) if !self.is_owned && self.drain_until.is_none() => {

@@ -100,6 +100,8 @@ def test_whose_state_is_newest(commit: int | None, ahead: bool, number: int | No
     [
         ({}, "gloo", None, ""),
         ({"ELASTIC_RS_AGENT": "/a"}, "gloo", None, ""),  # the agent was told not to
+        ({"TORCHELASTIC_USE_AGENT_STORE": "False"}, "gloo", None, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"),
+        ({"TORCHELASTIC_USE_AGENT_STORE": "True"}, "gloo", None, ""),
         ({"ELASTIC_RS_AGENT": "/a", "ELASTIC_RS_IN_PLACE": "off"}, "gloo", None, ""),
         ({"ELASTIC_RS_IN_PLACE": "gloo"}, "gloo", None, ""),
         ({"ELASTIC_RS_AGENT": "/a", "ELASTIC_RS_IN_PLACE": "gloo"}, "gloo", "/a", ""),

@@ -9,16 +9,15 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.procs import Job, Process
-from helpers.workers import place
+from helpers.procs import Job
 from torch.distributed.run import get_args_parser
 
-from .conftest import FAMILY, SCRIPTS, WORKER, Start
+from .conftest import FAMILY, SCRIPTS, Start
 
 pytestmark = [pytest.mark.torchrun]
 
@@ -266,64 +265,6 @@ def test_both_name_the_first_failure_of_their_job(start: Start) -> None:
     for node in nodes:
         text = "\n".join(node.lines)
         assert "ValueError: the sky fell" in text[text.index("Root Cause") :]
-
-
-# Static ranks: --rdzv-backend=static.
-
-
-@pytest.fixture
-def by_hand(job: Job, port: int) -> Any:
-    def start(
-        rank: int,
-        *worker: str | Path,
-        nnodes: int = 2,
-        script: Path = FAMILY,
-        options: Sequence[str] = (),
-        name: str = "node",
-    ) -> Process:
-        flags = [f"--nnodes={nnodes}", f"--node-rank={rank}", "--master-addr=127.0.0.1", f"--master-port={port}"]
-        command = [sys.executable, "-m", "elastic_rs.run", *flags, *options, str(script), *map(str, worker)]
-        return job.start(command, name=f"{name}{rank}", env={"ELASTIC_RS_LOG": "info"})
-
-    return start
-
-
-def test_ranks_by_hand_are_those_of_torchrun(by_hand: Any, port: int) -> None:
-    # The node of rank 1 starts first, and waits for the other node's store.
-    nodes = [by_hand(rank, "--torch", script=WORKER, options=["--nproc-per-node=2"]) for rank in (1, 0)]
-    for node, group in zip(nodes, ("1", "0"), strict=True):
-        found = place(node, 4)
-        assert (found["group_rank"], found["master"]) == (group, f"127.0.0.1:{port}")
-        assert int(found["rank"]) // 2 == int(group)
-        node.line("SUM rank=. world=4")
-    assert [node.wait() for node in nodes] == [0, 0]
-
-
-def test_ranks_by_hand_outlive_the_loss_of_a_node(by_hand: Any, tmp_path: Path) -> None:
-    # torchrun's static rendezvous does not notice the loss. Here the node of rank 0 gets rank 0 again when it comes
-    # back, and no key of the earlier attempt is read.
-    done = tmp_path / "done"
-    zero, one = (by_hand(rank, "--until", done) for rank in (0, 1))
-    for node in (zero, one):
-        assert place(node, 2)["restarts"] == "0"
-    mark = one.mark()
-    zero.signal(signal.SIGKILL)
-    zero.wait()
-    zero = by_hand(0, "--until", done, name="again")
-    assert place(zero, 2)["group_rank"] == "0"
-    assert place(one, 2, since=mark)["group_rank"] == "1"
-    assert place(one, 2, since=mark)["restarts"] == place(zero, 2)["restarts"] != "0"
-    done.touch()
-    assert [node.wait() for node in (zero, one)] == [0, 0]
-
-
-def test_a_rank_that_is_given_twice_is_an_error(by_hand: Any, job: Job) -> None:
-    for rank, number in ((0, 2), (1, 3)):
-        by_hand(rank, nnodes=3, name=f"{number}-", options=[f"--local-addr=127.0.0.{number}"])
-    wrong = by_hand(1, nnodes=3, name="4-", options=["--local-addr=127.0.0.4"])
-    assert wrong.wait() == 1
-    assert any("--node-rank is `1`, but this is number 2 of 3 nodes by rank" in line for line in wrong.lines)
-    job.kill_leftovers()
 
 
 # Flags that need PyTorch.
