@@ -422,7 +422,7 @@ fn workers_that_are_being_stopped_lose_their_grace_when_the_lease_ends() {
     agent.on_fenced(Round(1), "cut off", now);
     assert_eq!(does(&mut agent), [Command::Kill]);
     agent.on_stopped();
-    assert_eq!(does(&mut agent), [UNATTENDED]);
+    assert_eq!(does(&mut agent), [commands::UNATTENDED]);
     agent.on_fenced(Round(1), "cut off", now);
     assert_eq!(does(&mut agent), [], "nothing is left of them");
 }
