@@ -1,12 +1,18 @@
-//! A console that is not read, and an error file that hangs, do not delay the report of a failure to other nodes.
+//! A console that is not read, and an error file that hangs, do not delay the report of a failure to other nodes. A worker that a device
+//! holds is given up.
 
 use std::fs::{self, File, OpenOptions};
+use std::time::Duration;
 
+use elastic_rs::agent::runner::Runner;
+use elastic_rs::agent::{AgentOptions, Budget};
+use elastic_rs::rendezvous::observer::Observer;
+use elastic_rs::rendezvous::protocol::message::Observe;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 
-use crate::node::{Endless, host, settings, two_placed};
-use crate::process::support::{Folder, within};
+use crate::node::{Endless, Node, host, options, session, settings, two_placed};
+use crate::process::support::{Folder, LIMIT, within};
 
 /// A named pipe in `folder` that is not read.
 fn unread_console(folder: &Folder) -> File {
@@ -54,4 +60,30 @@ async fn other_nodes_hear_of_a_failure_while_console_and_error_file_hang() {
     fs::write(&endless.0, r#"{"message": "ValueError: late"}"#).unwrap();
     let own = one.cause().await;
     assert_eq!((own.global_rank, own.message.as_str()), (told.global_rank, "ValueError: late"));
+}
+
+/// Each `elastic-rs top` asks the workers' node how far the training is, once a second.
+#[tokio::test]
+async fn a_worker_in_uninterruptible_sleep_is_given_up_while_others_look_at_the_job() {
+    let host = host();
+    let mut node = Node::new(Some(session(&host, 1, &settings(1, 1, 3))), Budget::Job, 2);
+    let limit = Duration::from_millis(100);
+    let options = AgentOptions { uninterruptible_sleep: limit, ..options(Budget::Job, 2) };
+    node.runner = Runner::new(options, node.session.clone());
+    node.placed().await;
+    node.start(&["pause", "sleep-uninterruptibly"]).await;
+    let looking = async {
+        let mut observer = Observer::connect("127.0.0.1", host.port(), None, LIMIT).await.unwrap();
+        loop {
+            if let Err(error) = observer.ask(Observe { run_id: None, after: 0, waits: false, state: true }).await {
+                return error;
+            }
+        }
+    };
+    let cause = tokio::select! {
+        cause = node.cause() => cause,
+        ended = looking => panic!("{ended}"),
+    };
+    assert!(cause.exit.starts_with("uninterruptible sleep for"), "{cause:?}");
+    assert_eq!(cause.local_rank, 1);
 }
