@@ -33,6 +33,8 @@ mod message;
 #[cfg(feature = "io")]
 mod prefix;
 #[cfg(feature = "io")]
+mod reaped;
+#[cfg(feature = "io")]
 mod rehearsal;
 #[cfg(feature = "io")]
 mod room;
@@ -74,6 +76,8 @@ pub(crate) use logs::Sink;
 pub(crate) use message::Order;
 #[cfg(feature = "io")]
 pub(crate) use prefix::Prefix;
+#[cfg(feature = "io")]
+pub(crate) use reaped::reaped;
 #[cfg(feature = "io")]
 pub use rehearsal::rehearse;
 #[cfg(feature = "io")]
