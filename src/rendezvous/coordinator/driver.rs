@@ -123,6 +123,21 @@ struct Writing {
     task: AbortHandle,
 }
 
+impl Writing {
+    /// Queue a message, or end the connection at once. The error says why, unless the connection has ended already.
+    fn queue(&self, message: &CoordinatorMessage) -> Result<(), Option<String>> {
+        let mut frame = BytesMut::new();
+        let queued = match codec::try_encode_frame(message, &mut frame) {
+            Ok(()) => self.outbox.try_send(frame).map_err(|unsent| match unsent {
+                TrySendError::Full(_) => Some("a node does not read its messages".to_owned()),
+                TrySendError::Closed(_) => None,
+            }),
+            Err(error) => Err(Some(format!("a message to a node cannot be sent, which is a bug ({error})"))),
+        };
+        queued.inspect_err(|_| self.task.abort())
+    }
+}
+
 type Sessions = HashMap<SessionId, Writing>;
 
 /// What others may want to know of a coordinator.
@@ -241,16 +256,7 @@ fn perform(
                 {
                     tracing::warn!(session = session.0, "a node is turned away: {reason}");
                 }
-                let Some(writing) = writers.get(&session) else { continue };
-                let mut frame = BytesMut::new();
-                codec::encode_frame(&message, &mut frame);
-                let Err(unsent) = writing.outbox.try_send(frame) else { continue };
-                if matches!(unsent, TrySendError::Full(_)) && log.admits("not_reading") {
-                    tracing::warn!(session = session.0, "a node does not read its messages: its session ends");
-                }
-                writing.task.abort();
-                writers.remove(&session);
-                machine.on_disconnected(session, Instant::now().into_std());
+                send_to(session, &message, writers, machine, log);
                 commands.extend(machine.take_commands());
             }
             Command::End { session } => {
@@ -281,6 +287,22 @@ fn perform(
         }
     }
     book.answer_waiting(machine);
+}
+
+/// Send a message to a node, or end its session.
+fn send_to(
+    session: SessionId,
+    message: &CoordinatorMessage,
+    writers: &mut Sessions,
+    machine: &mut Machine,
+    log: &BoundedLog,
+) {
+    let Some(Err(why)) = writers.get(&session).map(|writing| writing.queue(message)) else { return };
+    if let Some(why) = why.filter(|_| log.admits("unsent")) {
+        tracing::warn!(session = session.0, "{why}: the session ends");
+    }
+    writers.remove(&session);
+    machine.on_disconnected(session, Instant::now().into_std());
 }
 
 /// Log a decision about a run with so many nodes.
@@ -544,8 +566,9 @@ async fn serve_observer(
 
 async fn refuse(writer: &mut Writer, reason: String) {
     let mut frame = BytesMut::new();
-    codec::encode_frame(&CoordinatorMessage::Rejected { reason }, &mut frame);
-    let _ = timeout(FAREWELL, send(writer, &frame)).await;
+    if codec::try_encode_frame(&CoordinatorMessage::Rejected { reason }, &mut frame).is_ok() {
+        let _ = timeout(FAREWELL, send(writer, &frame)).await;
+    }
 }
 
 async fn send(writer: &mut Writer, frame: &[u8]) -> io::Result<()> {
@@ -570,3 +593,6 @@ async fn write(mut writer: Writer, mut outgoing: mpsc::Receiver<BytesMut>, ended
         _ = ended => drop(timeout(FAREWELL, all).await),
     }
 }
+
+#[cfg(test)]
+mod tests;
