@@ -73,7 +73,7 @@ struct Known<T> {
     told: Option<(Vec<Option<Stamp>>, String)>,
     /// The process whose thread looks at the files, or is about to. A forked one has no such thread.
     looking: Option<u32>,
-    /// Told once they have been looked at.
+    /// Notified once they have been looked at.
     waiting: Option<oneshot::Sender<()>>,
     looked_at: Instant,
 }
