@@ -269,6 +269,7 @@ mod tests {
 
     /// A plain file cannot be waited for, as a pidfd cannot where the user has no watches left.
     #[tokio::test]
+    #[expect(clippy::zombie_processes, reason = "that is what is tested")]
     async fn a_guard_that_cannot_be_attended_to_is_reaped() {
         let (control, _guard) = message_socket().unwrap();
         let child = std::process::Command::new("true").spawn().unwrap();
