@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use bytes::BytesMut;
 use elastic_rs::rendezvous::cell::node::{CellCommand, CellNode};
-use elastic_rs::rendezvous::protocol::codec::{encode_frame, encode_preamble};
+use elastic_rs::rendezvous::protocol::codec::{encode_preamble, try_encode_frame};
 use elastic_rs::rendezvous::protocol::cooldown::Cooldown;
 use elastic_rs::rendezvous::protocol::message::{
     Generation, Failure, Hello, Join, JoinWorkers, NodeId, NodeMessage, Placed, Round, Verdict,
@@ -312,13 +312,13 @@ fn long_texts(hello: impl Fn(u128, Option<Placed>) -> NodeMessage) {
 fn open(script: &mut Vec<u8>, at: u8, hello: &NodeMessage) {
     let mut bytes = BytesMut::new();
     encode_preamble(&mut bytes);
-    encode_frame(hello, &mut bytes);
+    try_encode_frame(hello, &mut bytes).expect("a message that is short enough");
     chunk(script, at, &bytes);
 }
 
 fn say(script: &mut Vec<u8>, at: u8, message: &NodeMessage) {
     let mut bytes = BytesMut::new();
-    encode_frame(message, &mut bytes);
+    try_encode_frame(message, &mut bytes).expect("a message that is short enough");
     chunk(script, at, &bytes);
 }
 

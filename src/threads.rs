@@ -6,8 +6,11 @@
 
 use std::io;
 use std::mem;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::ptr;
 use std::thread::{Builder, JoinHandle};
+
+use tokio::sync::oneshot;
 
 mod errand;
 
@@ -19,6 +22,19 @@ pub(crate) use errand::{Errand, Progress};
 /// The system has no further thread.
 pub fn spawn<T: Send + 'static>(name: String, run: impl FnOnce() -> T + Send + 'static) -> io::Result<JoinHandle<T>> {
     without_signals(|| Builder::new().name(name).spawn(run))
+}
+
+/// Do work on a dedicated thread, and wait for it. For work that may hang for ever, such as opening a file: the runtime's own threads for
+/// blocking calls are limited in number. Dropping the future detaches the thread.
+///
+/// # Errors
+/// The system has no further thread.
+pub(crate) async fn aside<T: Send + 'static>(name: &str, work: impl FnOnce() -> T + Send + 'static) -> io::Result<T> {
+    let (sender, done) = oneshot::channel();
+    // The caller may have stopped waiting.
+    spawn(name.to_owned(), move || drop(sender.send(catch_unwind(AssertUnwindSafe(work)))))?;
+    let done = done.await.map_err(|_| io::Error::other("a thread has ended without an answer"))?;
+    Ok(done.unwrap_or_else(|panic| resume_unwind(panic)))
 }
 
 /// Block all signals in the calling thread during this call. A thread begins with the mask of the one that starts it, so threads
@@ -69,6 +85,18 @@ pub(crate) fn blocked() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn work_that_hangs_takes_none_of_the_runtimes_threads() {
+        let runtime = tokio::runtime::Builder::new_current_thread().max_blocking_threads(1).build().expect("a runtime");
+        let (read, write) = rustix::pipe::pipe().expect("a pipe");
+        runtime.block_on(async {
+            let hangs = tokio::spawn(aside("test", move || rustix::io::read(read, &mut [0; 8])));
+            assert_eq!(aside("test", || 7).await.expect("a thread"), 7);
+            rustix::io::write(write, b"four").expect("room");
+            assert_eq!(hangs.await.expect("no panic").expect("a thread"), Ok(4));
+        });
+    }
 
     #[test]
     fn a_thread_of_ours_takes_faults_alone_and_its_starter_what_it_took() {

@@ -201,7 +201,8 @@ impl Runner {
     /// Wait for the next event, and act on it. May be dropped.
     async fn turn(&mut self) {
         let deadline = self.machine.next_deadline();
-        let look_at = self.sleepers.next_look(Instant::now()).filter(|_| self.machine.is_running());
+        let running = self.machine.is_running();
+        let look_at = self.sleepers.next_look(Instant::now()).filter(|_| running);
         let tell_at = self.untold.as_ref().map(Untold::until);
         tokio::select! {
             event = next_of(&mut self.crew) => self.on_crew(event),

@@ -12,6 +12,8 @@ const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 #[derive(Debug, Default)]
 pub(super) struct Sleepers {
     limit: Duration,
+    /// When to look next. Set once, so that other events do not postpone it.
+    look_at: Option<Instant>,
     since: BTreeMap<u32, Instant>,
 }
 
@@ -26,12 +28,12 @@ pub(super) struct Sleeper {
 impl Sleepers {
     /// `limit`: how long workers may sleep. Zero: no limit.
     pub fn new(limit: Duration) -> Self {
-        Self { limit, since: BTreeMap::new() }
+        Self { limit, look_at: None, since: BTreeMap::new() }
     }
 
-    /// When to call [`look`](Self::look) next.
-    pub fn next_look(&self, now: Instant) -> Option<Instant> {
-        (!self.limit.is_zero()).then(|| now + LOOK_INTERVAL)
+    /// When to call [`look`](Self::look) next: the same instant until it has been called then.
+    pub fn next_look(&mut self, now: Instant) -> Option<Instant> {
+        (!self.limit.is_zero()).then(|| *self.look_at.get_or_insert(now + LOOK_INTERVAL))
     }
 
     /// Forget all workers: others run from now on.
@@ -39,8 +41,12 @@ impl Sleepers {
         self.since.clear();
     }
 
-    /// Reads the states of these workers, process ids by local rank. Returns those that have slept for the limit.
+    /// Reads the states of these workers, process ids by local rank, if it is time. Returns those that have slept for the limit.
     pub fn look(&mut self, pids: &BTreeMap<u32, u32>, now: Instant) -> Vec<Sleeper> {
+        if self.look_at.is_none_or(|at| now < at) {
+            return Vec::new();
+        }
+        self.look_at = None;
         let asleep = pids.iter().filter(|(_, pid)| state_of(**pid) == Some('D'));
         self.take(&asleep.map(|(rank, pid)| (*rank, *pid)).collect(), now)
     }
@@ -74,6 +80,20 @@ mod tests {
         assert_eq!(sleepers.take(&asleep, at(4)), []);
         let found = Sleeper { local_rank: 1, pid: 70, slept: Duration::from_secs(3) };
         assert_eq!(sleepers.take(&asleep, at(7)), [found]);
+    }
+
+    #[test]
+    fn events_do_not_postpone_a_look() {
+        let began = Instant::now();
+        let at = |ms| began + Duration::from_millis(ms);
+        let mut sleepers = Sleepers::new(Duration::from_secs(3));
+        for event in (0..1000).step_by(100) {
+            assert_eq!(sleepers.next_look(at(event)), Some(at(1000)));
+        }
+        sleepers.look(&BTreeMap::new(), at(999));
+        assert_eq!(sleepers.next_look(at(999)), Some(at(1000)), "it was too early");
+        sleepers.look(&BTreeMap::new(), at(1000));
+        assert_eq!(sleepers.next_look(at(1001)), Some(at(2001)));
     }
 
     #[test]

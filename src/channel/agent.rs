@@ -18,7 +18,7 @@ use parking_lot::Mutex;
 use tokio::io::AsyncWriteExt;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{UnixListener, UnixStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot, watch};
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{sleep, timeout};
 
@@ -113,8 +113,9 @@ struct Connection {
     worker: u32,
     /// The process that has connected.
     pid: u32,
-    /// `None`: the connection is about to end.
-    messages: Option<mpsc::Sender<ToWorker>>,
+    messages: mpsc::Sender<ToWorker>,
+    /// Ends the connection at once. `None`: that was done, and nothing that arrives counts any more.
+    cut: Option<oneshot::Sender<()>>,
 }
 
 impl Exchange {
@@ -158,11 +159,11 @@ impl Exchange {
     pub fn send(&self, local_rank: u32, message: ToWorker) {
         let mut connections = self.shared.connections.lock();
         let Some(connection) = connections.get_mut(&local_rank) else { return };
-        if let Some(messages) = &connection.messages
-            && let Err(mpsc::error::TrySendError::Full(_)) = messages.try_send(message)
+        if let Err(mpsc::error::TrySendError::Full(_)) = connection.messages.try_send(message)
+            && let Some(cut) = connection.cut.take()
         {
             tracing::warn!(local_rank, "a worker does not read what its agent tells it: its connection is closed");
-            connection.messages = None;
+            let _ = cut.send(()); // it may have ended
         }
     }
 
@@ -202,15 +203,18 @@ impl Shared {
     fn is_current(&self, id: ConnectionId, heard: Heard) -> bool {
         let mut connections = self.connections.lock();
         let local_rank = heard.local_rank();
-        let is_current = connections.get(&local_rank).is_some_and(|connection| connection.id == id);
-        if is_current && matches!(heard, Heard::Gone { .. }) {
+        let Some(connection) = connections.get(&local_rank).filter(|connection| connection.id == id) else {
+            return false;
+        };
+        if matches!(heard, Heard::Gone { .. }) {
             connections.remove(&local_rank);
+            return true;
         }
-        is_current
+        connection.cut.is_some()
     }
 
     /// Makes this the worker's connection, instead of an earlier one of the same process. An error is the reason for which it is refused.
-    fn connect(&self, id: ConnectionId, admitted: &Admitted) -> Result<mpsc::Receiver<ToWorker>, String> {
+    fn connect(&self, id: ConnectionId, admitted: &Admitted) -> Result<Outgoing, String> {
         let Admitted { local_rank, worker, pid, .. } = *admitted;
         let mut connections = self.connections.lock();
         if self.workers.borrow().get(&local_rank) != Some(&worker) {
@@ -228,9 +232,9 @@ impl Shared {
                 first.pid
             ));
         }
-        let (sender, messages) = mpsc::channel(UNREAD_LIMIT);
-        connections.insert(local_rank, Connection { id, worker, pid, messages: Some(sender) });
-        Ok(messages)
+        let ((sender, messages), (cut, is_cut)) = (mpsc::channel(UNREAD_LIMIT), oneshot::channel());
+        connections.insert(local_rank, Connection { id, worker, pid, messages: sender, cut: Some(cut) });
+        Ok((messages, is_cut))
     }
 }
 
@@ -272,13 +276,13 @@ async fn attend(
         None => Err(format!("{HELD} processes are waiting that are not known as workers")),
     };
     let connected = admitted.and_then(|admitted| {
-        let messages = shared.connect(id, &admitted)?;
-        Ok((admitted, messages))
+        let outgoing = shared.connect(id, &admitted)?;
+        Ok((admitted, outgoing))
     });
     drop(hold);
     match connected {
-        Ok((Admitted { local_rank, buffer, .. }, messages)) => {
-            serve(id, local_rank, stream, buffer, messages, &heard).await;
+        Ok((Admitted { local_rank, buffer, .. }, outgoing)) => {
+            serve(id, local_rank, stream, buffer, outgoing, &heard).await;
             // Fails if the agent has ended.
             let _ = heard.send((id, Heard::Gone { local_rank })).await;
         }
@@ -340,13 +344,16 @@ async fn admit(stream: &mut UnixStream, shared: &Shared) -> Result<Admitted, Str
     }
 }
 
+/// The messages for a worker, and when its connection is cut.
+type Outgoing = (mpsc::Receiver<ToWorker>, oneshot::Receiver<()>);
+
 /// Passes messages on in both directions, until one ends.
 async fn serve(
     id: ConnectionId,
     local_rank: u32,
     stream: UnixStream,
     buffer: BytesMut,
-    messages: mpsc::Receiver<ToWorker>,
+    (messages, cut): Outgoing,
     heard: &mpsc::Sender<(ConnectionId, Heard)>,
 ) {
     let (reader, writer) = stream.into_split();
@@ -359,6 +366,7 @@ async fn serve(
         written = write_all(writer, messages) => if let Err(error) = written {
             tracing::warn!(local_rank, "the connection of a worker is closed, a message cannot be sent: {error}");
         },
+        Ok(()) = cut => {}
     }
 }
 

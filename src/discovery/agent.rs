@@ -29,7 +29,7 @@ use super::machine::{AgentId, Request};
 use super::output::{Output, Stream};
 use super::programs::{STARTED_AT_ONCE, start};
 use super::reports::{Report, ReportFilter};
-use crate::process::{Lines, Part, Prefix};
+use crate::process::{Lines, Part, Prefix, reaped};
 
 /// How agents are started.
 #[derive(Clone)]
@@ -147,7 +147,7 @@ impl Connection {
             let _permit = STARTS.acquire().await;
             spawn_blocking(move || spawn(&command)).await.map_err(io::Error::other).and_then(|started| started)
         };
-        let ending = match started.and_then(Process::new) {
+        let ending = match set_up(started).await {
             Ok(process) => self.run(process).await,
             Err(error) => Ending { last_lines: vec![error.to_string()], ..Ending::default() },
         };
@@ -164,7 +164,7 @@ impl Connection {
         let out = read_stdout(stdout, reports, prefix.clone(), shared.clone(), self.output.clone(), news);
         let err = read_stderr(stderr, prefix, shared.clone(), self.output.clone());
         let mut reading = tokio::spawn(async move { tokio::join!(out, err) });
-        let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
+        let pid = pid_of(&child);
         let status = self.write_until(ended(child, end), stdin, pid).await;
         if timeout(DRAIN, &mut reading).await.is_err() {
             reading.abort();
@@ -207,10 +207,7 @@ impl Connection {
                     // Without a driver as without a connection.
                     Some(Order::Kill) | None => {
                         drop(stdin.take());
-                        if let Some(pid) = pid {
-                            // It may have ended.
-                            let _ = kill_process_group(pid, Signal::KILL);
-                        }
+                        kill(pid);
                         return ended.await;
                     }
                 },
@@ -326,22 +323,45 @@ struct Process {
     stderr: pipe::Receiver,
 }
 
-impl Process {
-    fn new(mut child: Child) -> io::Result<Self> {
-        let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
-        let pidfd = pid.and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
-        let missing = || io::Error::other("a stream of the process is missing");
-        let stdin = OwnedFd::from(child.stdin.take().ok_or_else(missing)?);
-        let stdout = OwnedFd::from(child.stdout.take().ok_or_else(missing)?);
-        let stderr = OwnedFd::from(child.stderr.take().ok_or_else(missing)?);
-        Ok(Self {
-            child,
-            // SAFETY: an `OwnedFd` always refers to the same open descriptor until it is dropped.
-            end: pidfd.map(|fd| unsafe { AsyncFd::register(fd) }).transpose()?,
-            stdin: pipe::Sender::from_owned_fd(stdin)?,
-            stdout: pipe::Receiver::from_owned_fd(stdout)?,
-            stderr: pipe::Receiver::from_owned_fd(stderr)?,
-        })
+/// A started process with its streams. If they cannot be set up, it is killed and reaped.
+async fn set_up(started: io::Result<Child>) -> io::Result<Process> {
+    let mut child = started?;
+    match streams(&mut child) {
+        Ok((end, stdin, stdout, stderr)) => Ok(Process { child, end, stdin, stdout, stderr }),
+        Err(error) => {
+            kill(pid_of(&child));
+            let _ = ended(child, None).await;
+            Err(error)
+        }
+    }
+}
+
+type Streams = (Option<AsyncFd<OwnedFd>>, pipe::Sender, pipe::Receiver, pipe::Receiver);
+
+fn streams(child: &mut Child) -> io::Result<Streams> {
+    let pidfd = pid_of(child).and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
+    // SAFETY: an `OwnedFd` always refers to the same open descriptor until it is dropped.
+    let end = pidfd.map(|fd| unsafe { AsyncFd::register(fd) }).transpose()?;
+    let missing = || io::Error::other("a stream of the process is missing");
+    let stdin = OwnedFd::from(child.stdin.take().ok_or_else(missing)?);
+    let stdout = OwnedFd::from(child.stdout.take().ok_or_else(missing)?);
+    let stderr = OwnedFd::from(child.stderr.take().ok_or_else(missing)?);
+    Ok((
+        end,
+        pipe::Sender::from_owned_fd(stdin)?,
+        pipe::Receiver::from_owned_fd(stdout)?,
+        pipe::Receiver::from_owned_fd(stderr)?,
+    ))
+}
+
+fn pid_of(child: &Child) -> Option<Pid> {
+    i32::try_from(child.id()).ok().and_then(Pid::from_raw)
+}
+
+/// Kill a child that is not reaped yet, with its process group.
+fn kill(pid: Option<Pid>) {
+    if let Some(pid) = pid {
+        let _ = kill_process_group(pid, Signal::KILL); // it may have ended
     }
 }
 
@@ -353,15 +373,43 @@ fn spawn(command: &[OsString]) -> io::Result<Child> {
 }
 
 async fn ended(mut child: Child, end: Option<AsyncFd<OwnedFd>>) -> io::Result<ExitStatus> {
-    if let Some(end) = &end {
-        let _ = end.readable().await?;
-    }
-    spawn_blocking(move || child.wait()).await.map_err(io::Error::other)?
+    reaped(end.as_ref(), || child.try_wait()).await
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A child whose streams are not there stands for one whose descriptors cannot be waited for.
+    #[tokio::test]
+    async fn an_agent_whose_streams_cannot_be_set_up_is_killed_and_reaped() {
+        let child = start(&["sleep", "3600"].map(OsString::from), Stdio::null(), Stdio::null(), Stdio::null()).unwrap();
+        let pid = pid_of(&child).unwrap();
+        let error = timeout(Duration::from_secs(60), set_up(Ok(child))).await.unwrap();
+        assert_eq!(error.err().unwrap().to_string(), "a stream of the process is missing");
+        assert!(rustix::process::test_kill_process(pid).is_err(), "it runs, or is a zombie");
+    }
+
+    /// As where the kernel has no pidfds. The runtime has one thread for calls that wait.
+    #[test]
+    fn any_number_of_agents_without_pidfds_run_and_end_beside_one_another() {
+        let runtime =
+            tokio::runtime::Builder::new_current_thread().enable_all().max_blocking_threads(1).build().unwrap();
+        let ends = runtime.block_on(async {
+            let child = |program: &[&str]| {
+                let command: Vec<OsString> = program.iter().map(OsString::from).collect();
+                start(&command, Stdio::piped(), Stdio::null(), Stdio::null()).unwrap()
+            };
+            let mut long = child(&["cat"]);
+            let input = long.stdin.take();
+            let long = tokio::spawn(ended(long, None));
+            let short = ended(child(&["sh", "-c", "exit 7"]), None);
+            let short = timeout(Duration::from_secs(60), short).await.expect("one waits for no other").unwrap();
+            drop(input);
+            (short.code(), long.await.unwrap().unwrap().code())
+        });
+        assert_eq!(ends, (Some(7), Some(0)));
+    }
 
     fn launching() -> Launching {
         Launching {

@@ -70,8 +70,9 @@ struct Queued {
 struct Writer {
     path: PathBuf,
     limit: u64,
-    /// The open file, and the bytes in it.
-    file: Option<(File, u64)>,
+    file: Option<File>,
+    /// Only a part of the last line could be written.
+    torn: bool,
     /// Lines that were dropped, and that no `dropped` tells of yet.
     lost: u64,
     /// Number of `dropped` written.
@@ -93,7 +94,7 @@ impl EventFile {
     fn limited(path: &Path, origin: &str, limit: u64) -> io::Result<Self> {
         let shared = Arc::new(Shared::default());
         let (path, origin) = (path.to_owned(), format!("{origin}-file"));
-        let writer = Writer { path, limit, file: None, lost: 0, told: 0, origin, began: Instant::now() };
+        let writer = Writer { path, limit, file: None, torn: false, lost: 0, told: 0, origin, began: Instant::now() };
         let own = Arc::clone(&shared);
         threads::spawn("events-file".to_owned(), move || write_all(&own, writer))?;
         Ok(Self(Arc::new(Open(shared))))
@@ -167,41 +168,41 @@ impl Writer {
         }
     }
 
-    /// Append one line, or nothing.
+    /// Append one line. Another process may append to the same file: nothing that is in it is touched.
     fn append(&mut self, line: &str) -> io::Result<()> {
         let more = line.len() as u64 + 1;
-        let len = self.open()?.1;
+        let len = self.open()?.metadata()?.len();
         if len > 0 && len + more > self.limit {
             self.file = None;
             std::fs::rename(&self.path, rotated(&self.path))?;
         }
-        let (file, len) = self.open()?;
-        let mut bytes = Vec::with_capacity(line.len() + 1);
+        let mut bytes = Vec::with_capacity(line.len() + 2);
+        // What was left of a line that could not be written whole is no line.
+        bytes.extend(self.torn.then_some(b'\n'));
         bytes.extend_from_slice(line.as_bytes());
         bytes.push(b'\n');
-        match file.write_all(&bytes) {
-            Ok(()) => {
-                *len += more;
-                Ok(())
-            }
-            Err(error) => {
-                // A part may have been written, which is no line.
-                let _ = file.set_len(*len);
-                self.file = None;
-                Err(error)
+        let mut rest = &bytes[..];
+        while !rest.is_empty() {
+            match self.open()?.write(rest) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(count) => rest = &rest[count..],
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => {
+                    self.torn |= rest.len() < bytes.len();
+                    self.file = None;
+                    return Err(error);
+                }
             }
         }
+        self.torn = false;
+        Ok(())
     }
 
-    /// The file, and the bytes in it. Opened if it is not.
-    fn open(&mut self) -> io::Result<&mut (File, u64)> {
+    /// The file. Opened if it is not.
+    fn open(&mut self) -> io::Result<&mut File> {
         match &mut self.file {
             Some(open) => Ok(open),
-            closed => {
-                let file = OpenOptions::new().create(true).append(true).open(&self.path)?;
-                let len = file.metadata()?.len();
-                Ok(closed.insert((file, len)))
-            }
+            closed => Ok(closed.insert(OpenOptions::new().create(true).append(true).open(&self.path)?)),
         }
     }
 
@@ -297,6 +298,44 @@ mod tests {
         let dropped: Value = serde_json::from_str(dropped).unwrap();
         let facts = [&dropped["type"], &dropped["data"]["count"], &dropped["id"], &dropped["run"]];
         assert_eq!(facts, [&json!("dropped"), &json!(7), &json!("n1-file.1"), &json!("job")]);
+        fs::remove_dir_all(folder).unwrap();
+    }
+
+    /// The limit on the size of files stands for a full disk. `cargo nextest` gives each test a process of its own.
+    #[test]
+    fn a_full_disk_costs_nothing_that_another_process_has_appended() {
+        use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+        let folder = folder("shared");
+        let path = folder.join("events.jsonl");
+        let file = EventFile::open(&path, "n1").unwrap();
+        let settled = || {
+            let state = file.shared().state.lock();
+            !state.writing && state.queue.is_empty()
+        };
+        let push_and_wait = |line: &str| {
+            push(&file, line);
+            let until = Instant::now() + PATIENCE;
+            while !settled() && Instant::now() < until {
+                std::thread::yield_now();
+            }
+        };
+        push_and_wait("one");
+        let mut other = OpenOptions::new().append(true).open(&path).unwrap();
+        other.write_all(b"other\n").unwrap();
+        // SAFETY: no handler is installed.
+        unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
+        let before = getrlimit(Resource::Fsize);
+        setrlimit(Resource::Fsize, Rlimit { current: Some(13), ..before }).unwrap();
+        push_and_wait("two is torn");
+        setrlimit(Resource::Fsize, before).unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), "one\nother\ntwo");
+        push(&file, "three");
+        assert!(file.finish(PATIENCE));
+        let text = fs::read_to_string(&path).unwrap();
+        let lines: Vec<_> = text.split('\n').collect();
+        let [one, it, torn, dropped, three, ""] = lines[..] else { panic!("{text}") };
+        assert_eq!([one, it, torn, three], ["one", "other", "two", "three"]);
+        assert!(dropped.contains("\"type\":\"dropped\""), "{dropped}");
         fs::remove_dir_all(folder).unwrap();
     }
 

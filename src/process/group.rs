@@ -21,6 +21,7 @@ use super::spawn::{Guarded, Stage, StartError, open, spawn};
 use super::spec::{Output, WorkerSpec};
 use super::stderr_end::StderrEnd;
 use super::stop::{Command, StopPolicy, Stopping};
+use crate::threads;
 use crate::wait::until;
 
 pub(super) mod member;
@@ -249,13 +250,11 @@ async fn start(
     filters: FilterOptions,
     consoles: Consoles,
 ) -> Result<Group, StartError> {
-    // Forking takes long where much memory is mapped, and opening files may block.
-    let launching = tokio::task::spawn_blocking(move || launch(&origin, specs, &filters, consoles));
-    let Launched { workers, logs, mut error } = match launching.await {
-        Ok(launched) => launched?,
-        Err(failed) if failed.is_panic() => std::panic::resume_unwind(failed.into_panic()),
-        Err(_) => pending().await, // as above
-    };
+    let first = specs.first().map_or(0, |spec| spec.local_rank);
+    // Forking takes long where much memory is mapped, and opening files may hang.
+    let launching = threads::aside("worker-start", move || launch(&origin, specs, &filters, consoles));
+    let launched = launching.await.map_err(|source| StartError::new(first, Stage::Fork, source))?;
+    let Launched { workers, logs, mut error } = launched?;
     let (sender, news) = mpsc::unbounded_channel();
     let mut group = Group { members: BTreeMap::new(), news, ready: VecDeque::new(), stopping: None };
     let mut starts = Vec::new();

@@ -35,6 +35,8 @@ mod message;
 #[cfg(feature = "io")]
 mod prefix;
 #[cfg(feature = "io")]
+mod reaped;
+#[cfg(feature = "io")]
 mod rehearsal;
 #[cfg(feature = "io")]
 mod room;
@@ -78,6 +80,8 @@ pub(crate) use logs::Sink;
 pub(crate) use message::Order;
 #[cfg(feature = "io")]
 pub(crate) use prefix::Prefix;
+#[cfg(feature = "io")]
+pub(crate) use reaped::reaped;
 #[cfg(feature = "io")]
 pub use rehearsal::rehearse;
 #[cfg(feature = "io")]

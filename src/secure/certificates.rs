@@ -4,14 +4,10 @@
 //! other's is for the host it has connected to. With a SPIFFE id both check that id, and no host.
 
 use std::path::{Path, PathBuf};
-use std::process;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::time::Duration;
 
-use parking_lot::Mutex;
 use ring::digest::{Context, SHA256};
-use tokio::task::AbortHandle;
-use tokio::time::sleep;
 use tokio_rustls::rustls::client::WebPkiServerVerifier;
 use tokio_rustls::rustls::crypto::CryptoProvider;
 use tokio_rustls::rustls::crypto::ring::default_provider;
@@ -59,32 +55,11 @@ pub(super) struct Identity {
     digest: Vec<u8>,
 }
 
-impl Identity {
-    /// How long until there may be something to tell of a certificate.
-    fn quiet_for(&self, now: u64) -> Option<Duration> {
-        self.endings.iter().filter_map(|ending| ending.stays(now)).min()
-    }
-}
-
 /// An end's certificate.
 #[derive(Debug)]
-pub(super) struct Certificates(Arc<Shared>);
-
-#[derive(Debug)]
-struct Shared {
+pub(super) struct Certificates {
     files: CertificateFiles,
     watched: Watched<Identity>,
-    reminder: Mutex<Option<Reminder>>,
-}
-
-/// The task that waits until there is something to tell.
-#[derive(Debug)]
-struct Reminder {
-    /// Of the files for which it waits.
-    digest: Vec<u8>,
-    task: AbortHandle,
-    /// Tasks do not survive a fork.
-    started_by: u32,
 }
 
 impl Certificates {
@@ -94,31 +69,28 @@ impl Certificates {
     /// A file cannot be used, they do not fit together, or the certificate is not valid now.
     pub fn open(files: CertificateFiles, good_for: Duration) -> Result<Self, ProtectionError> {
         let watched = Watched::<Identity>::open(files.clone(), good_for)?;
-        tell(&watched.last().endings, ending::now());
-        Ok(Self(Arc::new(Shared { files, watched, reminder: Mutex::new(None) })))
+        Ok(Self { files, watched })
     }
 
-    /// What to use for a new connection. Tells which certificates end soon, now and later.
+    /// What to use for a new connection.
     pub async fn identity(&self) -> Arc<Identity> {
-        let identity = self.0.current().await;
-        Shared::remind_of(&self.0, &identity);
-        identity
+        self.watched.current().await
     }
 
     /// What the certificate said at the last look.
     pub fn shown(&self) -> Shown {
-        self.0.watched.last().shown.clone()
+        self.watched.last().shown.clone()
     }
 
     /// What is to be said now of certificates that end soon, one sentence for each.
     pub fn warnings(&self) -> Vec<String> {
         let now = ending::now();
-        self.0.watched.last().endings.iter().filter_map(|ending| ending.words(now)).collect()
+        self.watched.last().endings.iter().filter_map(|ending| ending.words(now)).collect()
     }
 
     /// The id that peers have to have.
     pub fn spiffe_id(&self) -> Option<&SpiffeId> {
-        self.0.files.spiffe_id.as_ref()
+        self.files.spiffe_id.as_ref()
     }
 
     /// The name of the peer that is to be at `host`, as TLS wants it.
@@ -149,52 +121,8 @@ impl Certificates {
     }
 }
 
-impl Shared {
-    /// What the files hold, after what is to be told of it.
-    async fn current(&self) -> Arc<Identity> {
-        let identity = self.watched.current().await;
-        tell(&identity.endings, ending::now());
-        identity
-    }
-
-    /// Start the task that waits until there is something to tell of these certificates, unless it is there.
-    fn remind_of(shared: &Arc<Self>, identity: &Identity) {
-        let mut reminder = shared.reminder.lock();
-        let (own, Some(wait)) = (process::id(), identity.quiet_for(ending::now())) else { return };
-        if let Some(running) = reminder.as_ref().filter(|running| running.started_by == own) {
-            if running.digest == identity.digest && !running.task.is_finished() {
-                return;
-            }
-            running.task.abort();
-        }
-        let task = tokio::spawn(remind(Arc::downgrade(shared), wait)).abort_handle();
-        *reminder = Some(Reminder { digest: identity.digest.clone(), task, started_by: own });
-    }
-}
-
-/// Tell at the right times which certificates end, as long as these files are used. They are read again before.
-async fn remind(shared: Weak<Shared>, mut wait: Duration) {
-    loop {
-        sleep(wait).await;
-        let Some(shared) = shared.upgrade() else { return };
-        match shared.current().await.quiet_for(ending::now()) {
-            Some(next) => wait = next,
-            None => return,
-        }
-    }
-}
-
-impl Drop for Shared {
-    fn drop(&mut self) {
-        if let Some(running) = self.reminder.get_mut().take().filter(|running| running.started_by == process::id()) {
-            running.task.abort();
-        }
-    }
-}
-
 impl Content for Identity {
     type Files = CertificateFiles;
-    const THREAD: &'static str = "certificates";
     const KEPT: &'static str = "the certificate that was read before stays in use in this process";
 
     fn paths(files: &CertificateFiles) -> Vec<&Path> {
@@ -246,6 +174,10 @@ impl Content for Identity {
         (self.digest != before.digest).then(|| {
             format!("the certificate `{path}`, its key or its CA has changed; new connections use: {}", self.shown)
         })
+    }
+
+    fn on_loaded(&self) {
+        tell(&self.endings, ending::now());
     }
 }
 

@@ -1,21 +1,19 @@
-//! When an operator is told that a certificate ends, and in which words. Pure, but for the list of those that were told.
+//! Whether an operator is told, when a certificate is read, that it ends soon, and in which words. Pure, but for the list of those that
+//! were told.
 //!
-//! Sites renew certificates when a third of their life or more is left. Less than a tenth means that renewing has failed. For a
-//! certificate of many years, a tenth is too early to be of use: the last week is enough to replace it.
+//! Sites renew certificates when a third of their life or more is left. Less than a tenth means that renewing has failed.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use parking_lot::Mutex;
 
 use super::x509::date;
 use super::{TLS_CA, TLS_CERT};
 
-/// The part of a certificate's life at whose end is told: one in so many.
+/// Warn when less than one part in so many of the lifetime is left.
 const LAST_PART: u64 = 10;
-/// The longest time before its end.
-const LONGEST: Duration = Duration::from_secs(7 * 86_400);
 
 /// In which file a certificate is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -53,7 +51,7 @@ impl Ending {
     /// The seconds since 1970 from which on it is told that it ends.
     fn begins(&self) -> u64 {
         let (from, until) = self.valid;
-        until - (until.saturating_sub(from) / LAST_PART).min(LONGEST.as_secs())
+        until - until.saturating_sub(from) / LAST_PART
     }
 
     pub fn stage(&self, now: u64) -> Stage {
@@ -62,16 +60,6 @@ impl Ending {
             now if now >= self.begins() => Stage::Ending,
             _ => Stage::Good,
         }
-    }
-
-    /// How long the stage stays. `None`: for ever.
-    pub fn stays(&self, now: u64) -> Option<Duration> {
-        let next = match self.stage(now) {
-            Stage::Good => self.begins(),
-            Stage::Ending => self.valid.1.saturating_add(1),
-            Stage::Ended => return None,
-        };
-        Some(Duration::from_secs(next - now))
     }
 
     /// What an operator has to know now, if anything.
@@ -117,7 +105,7 @@ pub(super) fn tell(endings: &[Ending], now: u64) {
     }
 }
 
-/// Whether this is to be told now and was not. It counts as told afterwards. Each connection asks, also a stranger's: no words are made.
+/// Whether this is to be told now and was not. It counts as told afterwards: several ends in one process may read the same files.
 fn is_news(ending: &Ending, now: u64) -> bool {
     let stage = ending.stage(now);
     if stage == Stage::Good {
@@ -151,24 +139,14 @@ mod tests {
     }
 
     #[test]
-    fn it_is_told_in_the_last_tenth_of_a_life_but_not_more_than_a_week_before() {
-        for (life, left) in [
-            (DAY, DAY / 10),
-            (30 * DAY, 3 * DAY),
-            (70 * DAY, 7 * DAY),
-            (365 * DAY, 7 * DAY),
-            (3650 * DAY, 7 * DAY),
-            (10, 1),
-            (9, 0),
-        ] {
+    fn it_is_told_in_the_last_tenth_of_a_life() {
+        for (life, left) in [(DAY, DAY / 10), (30 * DAY, 3 * DAY), (3650 * DAY, 365 * DAY), (10, 1), (9, 0)] {
             let (from, until) = (1_000 * DAY, 1_000 * DAY + life);
             let one = ending(Place::Cert, from, until);
             let begins = until - left;
             assert_eq!(one.stage(begins - 1), Stage::Good, "{life}");
-            assert_eq!(one.stays(from), Some(Duration::from_secs(begins - from)), "{life}");
             assert_eq!((one.stage(begins), one.stage(until)), (Stage::Ending, Stage::Ending), "{life}");
-            assert_eq!(one.stays(begins), Some(Duration::from_secs(left + 1)), "{life}");
-            assert_eq!((one.stage(until + 1), one.stays(until + 1)), (Stage::Ended, None), "{life}");
+            assert_eq!(one.stage(until + 1), Stage::Ended, "{life}");
         }
     }
 
@@ -176,7 +154,6 @@ mod tests {
     fn times_without_an_end_are_far_away() {
         let for_ever = ending(Place::Ca, 0, u64::MAX);
         assert_eq!(for_ever.words(DAY), None);
-        assert!(for_ever.stays(DAY).is_some_and(|stays| stays.as_secs() > u64::MAX / 2));
         assert_eq!(ending(Place::Ca, 5, 0).stage(1), Stage::Ended, "its end is before its begin");
     }
 
@@ -191,7 +168,7 @@ mod tests {
         let renew = "renew it: no connection can begin with it";
         let add = "add the one that takes its place to the file, unless it is there";
         for (place, now, expected) in [
-            (Place::Cert, until - 8 * DAY, None),
+            (Place::Cert, until - 37 * DAY, None),
             (
                 Place::Cert,
                 until - 5 * DAY,

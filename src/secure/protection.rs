@@ -47,6 +47,9 @@ pub enum ProtectionError {
         /// What is wrong, and what is allowed.
         why: String,
     },
+    /// What the files hold makes their reader fail.
+    #[error("reading {0} has failed, which is a bug")]
+    Bug(String),
     /// There is neither.
     #[error("there is neither a token nor a certificate to be protected by")]
     Nothing,

@@ -38,7 +38,6 @@ impl Tokens {
 
 impl Content for Tokens {
     type Files = PathBuf;
-    const THREAD: &'static str = "token-file";
     const KEPT: &'static str = "the tokens that it held before stay valid in this process";
 
     fn paths(path: &PathBuf) -> Vec<&Path> {

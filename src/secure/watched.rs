@@ -1,18 +1,24 @@
 //! A value that is read from files, and read again when one of them has changed.
 //!
-//! A dedicated thread looks at the files: they may be on another machine, which does not answer, and those who ask also serve sessions.
-//! What it found is good for a while ([`GOOD_FOR`]), so that a thousand connections look at the files a few times. Files that cannot be
-//! used change nothing: the last good value stays, and the reason is logged once for each change.
+//! One thread looks at the files of all values, one after the other: they may be on another machine, which does not answer, and those
+//! who ask also serve sessions. It looks when a value is asked for, and what it found is good for a while ([`GOOD_FOR`]), so that a
+//! thousand connections look at the files a few times, and a process without new connections never does. Files that cannot be used
+//! change nothing: the last good value stays, and the reason is logged once for each change.
+//!
+//! While a look hangs, its value stays as it was, and another thread looks at the other files in its place.
 
+use std::collections::VecDeque;
 use std::fmt;
 use std::fs::{File, Metadata};
-use std::io::Read;
+use std::io::{self, Read};
 use std::os::unix::fs::MetadataExt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
+use std::process;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 use rustix::process::geteuid;
 use tokio::sync::oneshot;
 use tokio::time::timeout;
@@ -33,8 +39,6 @@ const ROOT: u32 = 0;
 pub(super) trait Content: Sized + Send + Sync + 'static {
     /// Which files.
     type Files: fmt::Debug + Send + Sync + 'static;
-    /// The name of the thread that looks at them.
-    const THREAD: &'static str;
     /// What stays as it was when they cannot be used any more, as the end of a sentence.
     const KEPT: &'static str;
 
@@ -46,6 +50,9 @@ pub(super) trait Content: Sized + Send + Sync + 'static {
 
     /// A sentence for the log, if this is not what they held `before`.
     fn news(&self, before: &Self, files: &Self::Files) -> Option<String>;
+
+    /// What an operator has to know of it once it is in use is logged here.
+    fn on_loaded(&self) {}
 }
 
 /// Files that are read again when they have changed.
@@ -64,8 +71,10 @@ struct Known<T> {
     stamps: Vec<Option<Stamp>>,
     /// The files, and why they could not be used, as it was logged last. `None`: `value` is what they hold.
     told: Option<(Vec<Option<Stamp>>, String)>,
-    /// A thread looks at the files.
-    looking: bool,
+    /// The process whose thread looks at the files, or is about to. A forked one has no such thread.
+    looking: Option<u32>,
+    /// Notified once they have been looked at.
+    waiting: Option<oneshot::Sender<()>>,
     looked_at: Instant,
 }
 
@@ -84,7 +93,8 @@ impl<T: Content> Watched<T> {
         // Files that change while they are read are read again at the next look.
         let stamps = stamps::<T>(&files);
         let value = Arc::new(T::read(&files)?);
-        let known = Known { value, stamps, told: None, looking: false, looked_at: Instant::now() };
+        value.on_loaded();
+        let known = Known { value, stamps, told: None, looking: None, waiting: None, looked_at: Instant::now() };
         Ok(Self(Arc::new(Inner { files, good_for, known: Mutex::new(known) })))
     }
 
@@ -96,40 +106,53 @@ impl<T: Content> Watched<T> {
     /// What the files hold. If they cannot be used any more, or if they cannot be looked at within [`LOOK_LIMIT`], what they held
     /// before.
     pub async fn current(&self) -> Arc<T> {
-        if self.0.begin_to_look() {
-            let (inner, (done, looked)) = (Arc::clone(&self.0), oneshot::channel());
-            let look = move || {
-                inner.look();
-                let _ = done.send(()); // nobody may wait any more
-            };
-            match threads::spawn(T::THREAD.to_owned(), look) {
-                Ok(_) => drop(timeout(LOOK_LIMIT, looked).await),
-                Err(_) => self.0.known.lock().looking = false,
+        if let Some(looked) = self.0.begin_to_look() {
+            match LOOKER.add(Arc::clone(&self.0) as Arc<dyn Look>) {
+                Ok(()) if timeout(LOOK_LIMIT, looked).await.is_err() => LOOKER.replace_if_hung(),
+                Ok(()) => {}
+                Err(_) => self.0.end_look(),
             }
         }
         self.last()
     }
 }
 
-impl<T: Content> Inner<T> {
-    /// Whether it is time to look, and nobody does.
-    fn begin_to_look(&self) -> bool {
-        let mut known = self.known.lock();
-        let due = !known.looking && known.looked_at.elapsed() >= self.good_for;
-        known.looking |= due;
-        due
-    }
+/// Files that are looked at on the common thread.
+trait Look: Send + Sync {
+    /// Look at them, and read them if they have changed.
+    fn look(&self);
+    /// The look is over, however it has ended.
+    fn end_look(&self);
+}
 
+impl<T: Content> Inner<T> {
+    /// Whether it is time to look, and nobody does. What is returned is told once that is done.
+    fn begin_to_look(&self) -> Option<oneshot::Receiver<()>> {
+        let mut known = self.known.lock();
+        let own = process::id();
+        if known.looking == Some(own) || known.looked_at.elapsed() < self.good_for {
+            return None;
+        }
+        let (done, looked) = oneshot::channel();
+        (known.looking, known.waiting) = (Some(own), Some(done));
+        Some(looked)
+    }
+}
+
+impl<T: Content> Look for Inner<T> {
     fn look(&self) {
         let stamps = stamps::<T>(&self.files);
         let same = stamps.iter().all(Option::is_some) && stamps == self.known.lock().stamps;
-        let found = (!same).then(|| T::read(&self.files));
+        let read = || catch_unwind(AssertUnwindSafe(|| T::read(&self.files)));
+        let failed = |_| Err(ProtectionError::Bug(format!("{:?}", self.files)));
+        let found = (!same).then(|| read().unwrap_or_else(failed));
         let mut known = self.known.lock();
         match found {
             None => known.told = None,
             Some(Ok(value)) => {
                 if let Some(news) = value.news(&known.value, &self.files) {
                     tracing::info!("{news}");
+                    value.on_loaded();
                     known.value = Arc::new(value);
                 }
                 (known.stamps, known.told) = (stamps, None);
@@ -142,7 +165,97 @@ impl<T: Content> Inner<T> {
                 }
             }
         }
-        (known.looking, known.looked_at) = (false, Instant::now());
+    }
+
+    fn end_look(&self) {
+        let mut known = self.known.lock();
+        (known.looking, known.looked_at) = (None, Instant::now());
+        if let Some(waiting) = known.waiting.take() {
+            let _ = waiting.send(()); // nobody may wait any more
+        }
+    }
+}
+
+/// The thread that looks at all files.
+static LOOKER: Looker = Looker { state: Mutex::new(Looking::new()), added: Condvar::new() };
+
+struct Looker {
+    state: Mutex<Looking>,
+    added: Condvar,
+}
+
+/// Files that are to be looked at, and who does.
+struct Looking {
+    due: VecDeque<Arc<dyn Look>>,
+    /// Since when the thread has been looking at one.
+    busy_since: Option<Instant>,
+    /// The process that has started the thread. 0: none.
+    started_by: u32,
+    /// The number of the thread. One whose look has hung ends once it finds another in its place.
+    thread: u64,
+}
+
+impl Looking {
+    const fn new() -> Self {
+        Self { due: VecDeque::new(), busy_since: None, started_by: 0, thread: 0 }
+    }
+}
+
+impl Looker {
+    /// Have files looked at.
+    ///
+    /// # Errors
+    /// The system has no further thread.
+    fn add(&'static self, files: Arc<dyn Look>) -> io::Result<()> {
+        let mut state = self.state.lock();
+        if state.started_by != process::id() {
+            // The thread of the process from which this one was forked is not here.
+            state.due.clear();
+            self.start(&mut state)?;
+        }
+        state.due.push_back(files);
+        drop(state);
+        self.added.notify_all();
+        Ok(())
+    }
+
+    /// Let another thread go on with the other files, if the look under way has taken long.
+    fn replace_if_hung(&'static self) {
+        let mut state = self.state.lock();
+        if state.busy_since.is_some_and(|since| since.elapsed() >= LOOK_LIMIT / 2) {
+            // Without a further thread the others wait until the look is over.
+            let _ = self.start(&mut state);
+        }
+    }
+
+    fn start(&'static self, state: &mut Looking) -> io::Result<()> {
+        let number = state.thread + 1;
+        threads::spawn("secret-files".to_owned(), move || self.run(number))?;
+        (state.started_by, state.thread, state.busy_since) = (process::id(), number, None);
+        Ok(())
+    }
+
+    /// Look at files that are due, until another thread has taken the place of this one.
+    fn run(&self, number: u64) {
+        let mut state = self.state.lock();
+        while state.thread == number {
+            let Some(files) = state.due.pop_front() else {
+                self.added.wait(&mut state);
+                continue;
+            };
+            state.busy_since = Some(Instant::now());
+            drop(state);
+            if catch_unwind(AssertUnwindSafe(|| files.look())).is_err() {
+                tracing::error!(
+                    "looking at files with secrets has failed, which is a bug; what they held before stays in use"
+                );
+            }
+            files.end_look();
+            state = self.state.lock();
+            if state.thread == number {
+                state.busy_since = None;
+            }
+        }
     }
 }
 
@@ -240,7 +353,6 @@ mod tests {
 
     impl Content for Sum {
         type Files = Arc<Pair>;
-        const THREAD: &'static str = "sum";
         const KEPT: &'static str = "the sum stays";
 
         fn paths(files: &Arc<Pair>) -> Vec<&Path> {
@@ -249,6 +361,8 @@ mod tests {
 
         fn read(files: &Arc<Pair>) -> Result<Self, ProtectionError> {
             files.reads.fetch_add(1, Ordering::Relaxed);
+            let first = std::fs::read_to_string(&files.paths[0]).unwrap_or_default();
+            assert_ne!(first, "bug", "as asked");
             let numbers = files.paths.iter().map(|path| {
                 let wanted = Wanted { what: "number", path, limit_bytes: 8, is_secret: false };
                 wanted.text()?.parse::<u64>().map_err(|error| wanted.unusable(error.to_string()))
@@ -264,7 +378,7 @@ mod tests {
     /// Files with 1 and 2.
     fn pair(name: &str) -> Arc<Pair> {
         let path = |number: &str| {
-            let path = std::env::temp_dir().join(format!("elastic_rs-watched-{}-{name}-{number}", std::process::id()));
+            let path = std::env::temp_dir().join(format!("elastic_rs-watched-{}-{name}-{number}", process::id()));
             write(&path, number).unwrap();
             path
         };
@@ -300,6 +414,47 @@ mod tests {
         sum.current().await;
         sum.current().await;
         assert_eq!(reads(), before + 2);
+    }
+
+    #[tokio::test]
+    async fn a_bug_in_one_reload_does_not_end_the_others() {
+        let (files, others) = (pair("bug"), pair("beside-bug"));
+        let [sum, other] = [&files, &others].map(|it| Watched::<Sum>::open(Arc::clone(it), Duration::ZERO).unwrap());
+        write(&files.paths[0], "bug").unwrap();
+        assert_eq!(sum.current().await.0, 3, "the last good one stays");
+        write(&others.paths[0], "40").unwrap();
+        assert_eq!(other.current().await.0, 42);
+        write(&files.paths[0], "5").unwrap();
+        assert_eq!(sum.current().await.0, 7);
+    }
+
+    /// A pipe that nobody writes stands for a file on a file system that hangs.
+    #[tokio::test]
+    async fn a_file_that_hangs_holds_up_no_other() {
+        let (files, others) = (pair("hanging"), pair("beside-hanging"));
+        let [sum, other] = [&files, &others].map(|it| Watched::<Sum>::open(Arc::clone(it), Duration::ZERO).unwrap());
+        std::fs::remove_file(&files.paths[0]).unwrap();
+        let fifo = rustix::fs::FileType::Fifo;
+        rustix::fs::mknodat(rustix::fs::CWD, &files.paths[0], fifo, rustix::fs::Mode::RWXU, 0).unwrap();
+        let began = Instant::now();
+        assert_eq!(sum.current().await.0, 3);
+        assert!(began.elapsed() >= LOOK_LIMIT, "it was waited for once");
+        for number in 4..8 {
+            write(&others.paths[0], format!("{number:0number$}")).unwrap();
+            assert_eq!((other.current().await.0, sum.current().await.0), (number as u64 + 2, 3));
+        }
+        let reads = files.reads.load(Ordering::Relaxed);
+        assert_eq!(reads, 2, "it is read once, not by a thread for each who asks");
+        // The thread that hangs gets an empty pipe, and reads what is in its place then.
+        let pipe = std::fs::OpenOptions::new().read(true).write(true).open(&files.paths[0]).unwrap();
+        std::fs::remove_file(&files.paths[0]).unwrap();
+        write(&files.paths[0], "5").unwrap();
+        drop(pipe);
+        let until = Instant::now() + Duration::from_secs(60);
+        while sum.current().await.0 != 7 {
+            assert!(Instant::now() < until, "it is looked at again");
+            tokio::task::yield_now().await;
+        }
     }
 
     #[tokio::test]

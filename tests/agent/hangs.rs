@@ -1,11 +1,16 @@
-//! A console that is not read, and an error file that hangs, do not delay the report of a failure to other nodes.
+//! A console that is not read, and an error file that hangs, do not delay the report of a failure to other nodes. A worker that a device
+//! holds is given up.
 
 use std::fs::{self, File, OpenOptions};
+use std::time::Duration;
 
+use elastic_rs::agent::runner::Runner;
+use elastic_rs::agent::{AgentOptions, Budget};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{CWD, FileType, Mode, mknodat};
+use tokio::time::timeout;
 
-use crate::node::{Endless, host, settings, two_placed};
+use crate::node::{Endless, Node, host, options, settings, two_placed};
 use crate::process::support::{Folder, within};
 
 /// A named pipe in `folder` that is not read.
@@ -55,3 +60,26 @@ async fn other_nodes_hear_of_a_failure_while_console_and_error_file_hang() {
     let own = one.cause().await;
     assert_eq!((own.global_rank, own.message.as_str()), (told.global_rank, "ValueError: late"));
 }
+
+/// Others ask how far the training is, signals come, and so on: each ends the runner's wait, and it waits again.
+#[tokio::test]
+async fn a_worker_in_uninterruptible_sleep_is_given_up_whatever_else_happens() {
+    let mut node = Node::new(None, Budget::Job, 2);
+    let limit = Duration::from_millis(100);
+    node.runner = Runner::new(AgentOptions { uninterruptible_sleep: limit, ..options(Budget::Job, 2) }, None);
+    node.placed().await;
+    node.start(&["pause", "sleep-uninterruptibly"]).await;
+    let cause = within(async {
+        loop {
+            if let Ok(cause) = timeout(EVENTS_EVERY, node.cause()).await {
+                return cause;
+            }
+        }
+    });
+    let cause = cause.await;
+    assert!(cause.exit.starts_with("uninterruptible sleep for"), "{cause:?}");
+    assert_eq!(cause.local_rank, 1);
+}
+
+/// More often than the agent looks at its workers.
+const EVENTS_EVERY: Duration = Duration::from_millis(200);

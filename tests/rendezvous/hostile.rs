@@ -6,9 +6,10 @@ use std::time::Duration;
 use bytes::BytesMut;
 use elastic_rs::host::Host;
 use elastic_rs::rendezvous::node::session::Session;
-use elastic_rs::rendezvous::protocol::codec::{decode_frame, encode_frame, encode_preamble};
+use elastic_rs::rendezvous::protocol::capability::Capabilities;
+use elastic_rs::rendezvous::protocol::codec::{decode_frame, decode_preamble, encode_frame, encode_preamble};
 use elastic_rs::rendezvous::protocol::message::{
-    CoordinatorMessage, Generation, Hello, Join, NodeId, NodeMessage, Placed, Placement, Round,
+    CoordinatorMessage, Generation, Hello, Join, JoinWorkers, NodeId, NodeMessage, Placed, Placement, Round, WorkerRanks,
 };
 use elastic_rs::rendezvous::protocol::settings::{LONGEST_GRACE, LONGEST_LEASE, Settings};
 use elastic_rs::store::server::ServerOptions;
@@ -115,6 +116,82 @@ fn strangers_beside_a_running_job_change_nothing_but_the_next_rounds_number() {
         let places = join_both(&sessions[0], &sessions[1]).await;
         assert!(places.iter().all(|place| (place.round, place.restart) == (Round(next), 0)), "{places:?}");
     });
+}
+
+/// Whatever listens at the endpoint may send numbers with which a node and its workers would compute.
+#[test]
+fn a_node_believes_no_place_with_impossible_numbers() {
+    let runtime = Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let ranks = |first_rank, world_size, first_role_rank, role_world_size| WorkerRanks {
+            first_rank,
+            world_size,
+            first_role_rank,
+            role_world_size,
+        };
+        for (rank, world_size, workers, why) in [
+            (2, 2, None, "the node's rank is `2`, must be below its size (`2`)"),
+            (0, 0, None, "the size for the node's rank is `0`"),
+            (0, u32::MAX, None, "the size for the node's rank is `4294967295`, must be from 1 to 2147483647"),
+            (1, 2, Some(ranks(u32::MAX, 8, 0, 8)), "the rank of the node's last worker is `4294967295`"),
+            (1, 2, Some(ranks(4, 8, 8, 8)), "the role rank of the node's last worker is `8`"),
+            (1, 2, Some(ranks(4, 8, 4, 9)), "the number of workers of the role is `8`, must be below its size (`8`)"),
+            (1, 9, Some(ranks(4, 8, 4, 8)), "the world has `9` nodes and `8` workers"),
+        ] {
+            let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let session = {
+                let port = listener.local_addr().unwrap().port();
+                let hello = Hello::new("job", NodeId(1), "node:1", Settings::new(1, 2));
+                Session::open(&Handle::current(), hello, "127.0.0.1", port, PATIENCE, None)
+            };
+            let listening = async {
+                let (mut stream, _) = listener.accept().await.unwrap();
+                let mut bytes = BytesMut::new();
+                let place = place(rank, world_size, workers);
+                let capabilities = Capabilities::default();
+                let addr = "127.0.0.1".to_owned();
+                encode_frame(&CoordinatorMessage::Welcome { addr, hosted: false, capabilities }, &mut bytes);
+                stream.write_all(&bytes.split()).await.unwrap();
+                let mut said = BytesMut::new();
+                while !decode_preamble(&mut said).unwrap() {
+                    stream.read_buf(&mut said).await.unwrap();
+                }
+                loop {
+                    match decode_frame::<NodeMessage>(&mut said).unwrap().map(NodeMessage::incoming) {
+                        Some(NodeMessage::Join(_)) => break,
+                        Some(_) => {}
+                        None => _ = stream.read_buf(&mut said).await.unwrap(),
+                    }
+                }
+                encode_frame(&CoordinatorMessage::Complete(place), &mut bytes);
+                stream.write_all(&bytes).await.unwrap();
+                // Until the node closes the connection.
+                while stream.read_buf(&mut said).await.is_ok_and(|count| count > 0) {}
+            };
+            let workers = Some(JoinWorkers::new("role", 4));
+            let (joined, ()) = tokio::join!(session.join(1, None, workers, PATIENCE), listening);
+            let error = joined.unwrap_err().to_string();
+            assert!(error.contains("is not an elastic_rs coordinator") && error.contains(why), "{error}");
+        }
+    });
+}
+
+fn place(rank: u32, world_size: u32, workers: Option<WorkerRanks>) -> Placement {
+    Placement {
+        round: Round(1),
+        rank,
+        world_size,
+        world: 1,
+        master_addr: "127.0.0.1".to_owned(),
+        master_port: 1,
+        reason: String::new(),
+        restart: 0,
+        workers,
+        host: None,
+        local_world_size: None,
+        resume: None,
+        members: None,
+    }
 }
 
 /// The coordinator identifies nodes by the address of their connection, so a node with `local_addr` connects from that address.

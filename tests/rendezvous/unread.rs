@@ -4,14 +4,20 @@ use std::time::Duration;
 
 use bytes::BytesMut;
 use elastic_rs::host::Host;
+use elastic_rs::rendezvous::coordinator::driver::{self, Incoming, Shown};
+use elastic_rs::rendezvous::coordinator::machine::Machine;
 use elastic_rs::rendezvous::node::session::Session;
-use elastic_rs::rendezvous::protocol::codec::{encode_frame, encode_preamble};
-use elastic_rs::rendezvous::protocol::message::{Hello, Join, NodeId, NodeMessage, Round};
+use elastic_rs::rendezvous::protocol::codec::{decode_frame, encode_frame, encode_preamble};
+use elastic_rs::rendezvous::protocol::message::{
+    CoordinatorMessage, Hello, Join, NodeId, NodeMessage, Placement, Round,
+};
 use elastic_rs::rendezvous::protocol::settings::Settings;
+use elastic_rs::secure::Halves;
 use elastic_rs::store::server::ServerOptions;
-use tokio::io::AsyncWriteExt;
+use tokio::io::{AsyncReadExt, AsyncWrite, AsyncWriteExt, DuplexStream, duplex, split};
 use tokio::net::{TcpSocket, TcpStream};
 use tokio::runtime::Handle;
+use tokio::sync::{mpsc, watch};
 
 /// Time limit for a loaded machine. A test that passes does not wait for it.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -22,6 +28,10 @@ const GROWTH_LIMIT_BYTES: u64 = 32 << 20;
 const BEATS: usize = 32;
 /// Writes after which the test fails. The session must end earlier, once the kernel's buffers and the queue are full.
 const MOST_WRITES: usize = 200_000;
+
+/// Writes within which a session must have ended that is stuck. What the coordinator keeps for it, and the heartbeats that are on their
+/// way, are far fewer.
+const WRITES_UNTIL_NOTICED: usize = 4096;
 
 #[test]
 fn a_session_that_never_reads_is_ended_with_bounded_memory_while_others_are_served() {
@@ -49,23 +59,73 @@ fn a_session_that_never_reads_is_ended_with_bounded_memory_while_others_are_serv
     });
 }
 
+/// It goes on sending heartbeats, which renew its lease. Its connections are pipes, so no kernel's buffer and no clock decides when
+/// the coordinator notices.
+#[tokio::test]
+async fn a_node_that_does_not_read_is_placed_in_no_round() {
+    let (to_coordinator, incoming) = mpsc::unbounded_channel();
+    let (_questions, questions) = mpsc::channel(1);
+    let (sessions, exclusions) = (watch::Sender::new(0), watch::Sender::default());
+    let shown = Shown { sessions, exclusions, questions, protection: None };
+    tokio::spawn(driver::run(Machine::new(), incoming, shown, PATIENCE, PATIENCE));
+    let connect = || {
+        let (ours, theirs) = duplex(4096);
+        let (reader, writer) = split(theirs);
+        let halves = Halves { reader: Box::new(reader), writer: Box::new(writer) };
+        let (peer, local) = (([127, 0, 0, 1], 1).into(), ([127, 0, 0, 1], 2).into());
+        let first_bytes = BytesMut::new();
+        to_coordinator.send(Incoming { halves, first_bytes, pass: None, peer, local, kept: Box::new(()) }).unwrap();
+        ours
+    };
+    let mut deaf = connect();
+    deaf.write_all(&greeting("job", 1)).await.unwrap();
+    let written = flood(deaf).await;
+    assert!(written < WRITES_UNTIL_NOTICED, "the coordinator reads on from a node whose session has ended");
+    let (mut one, mut other) = (connect(), connect());
+    one.write_all(&greeting("job", 2)).await.unwrap();
+    other.write_all(&greeting("job", 3)).await.unwrap();
+    let places = tokio::time::timeout(PATIENCE, async { tokio::join!(place_of(one), place_of(other)) }).await.unwrap();
+    let mut ranks = [&places.0, &places.1].map(|place| (place.round, place.world_size, place.rank));
+    ranks.sort_unstable();
+    assert_eq!(ranks, [(Round(1), 2, 0), (Round(1), 2, 1)], "the two that read form the world");
+}
+
+async fn place_of(mut node: DuplexStream) -> Placement {
+    let mut received = BytesMut::new();
+    loop {
+        match decode_frame::<CoordinatorMessage>(&mut received).unwrap() {
+            Some(message) => {
+                if let Some(placement) = message.placement() {
+                    return placement.clone();
+                }
+            }
+            None => assert!(node.read_buf(&mut received).await.unwrap() > 0, "no place"),
+        }
+    }
+}
+
 /// A node that waits for a round that never forms. Each answer to a heartbeat carries the round's progress.
 async fn deaf_node(port: u16) -> TcpStream {
     let socket = TcpSocket::new_v4().unwrap();
     socket.set_recv_buffer_size(4096).unwrap();
     let mut stream = socket.connect(([127, 0, 0, 1], port).into()).await.unwrap();
-    let mut greeting = BytesMut::new();
-    encode_preamble(&mut greeting);
-    let hello = Hello::new("deaf", NodeId(2), "node2:1", Settings::new(2, 2));
-    encode_frame(&NodeMessage::Hello(Box::new(hello)), &mut greeting);
-    let join = Join { round: Round(0), store_port: 1, node_rank: None, workers: None };
-    encode_frame(&NodeMessage::Join(join), &mut greeting);
-    stream.write_all(&greeting).await.unwrap();
+    stream.write_all(&greeting("deaf", 2)).await.unwrap();
     stream
 }
 
+/// What a node sends that joins the first round, which needs two nodes.
+fn greeting(run_id: &str, number: u128) -> BytesMut {
+    let mut greeting = BytesMut::new();
+    encode_preamble(&mut greeting);
+    let hello = Hello::new(run_id, NodeId(number), format!("node{number}:1"), Settings::new(2, 2));
+    encode_frame(&NodeMessage::Hello(Box::new(hello)), &mut greeting);
+    let join = Join { round: Round(0), store_port: 1, node_rank: None, workers: None };
+    encode_frame(&NodeMessage::Join(join), &mut greeting);
+    greeting
+}
+
 /// Write heartbeats until the connection ends. Returns the number of writes.
-async fn flood(mut stream: TcpStream) -> usize {
+async fn flood(mut stream: impl AsyncWrite + Unpin) -> usize {
     let mut beats = BytesMut::new();
     for _ in 0..BEATS {
         encode_frame(&NodeMessage::Heartbeat, &mut beats);

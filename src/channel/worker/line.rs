@@ -19,7 +19,7 @@ use rustix::net::{
 use crate::channel::checks::{Counter, Ended, News};
 use crate::channel::message::{ToAgent, ToWorker};
 use crate::channel::sockets::Sockets;
-use crate::rendezvous::protocol::codec::encode_frame;
+use crate::rendezvous::protocol::codec::try_encode_frame;
 
 /// How long an agent may take to read what it is told. It reads at all times.
 const SEND_LIMIT: Duration = Duration::from_secs(5);
@@ -221,7 +221,10 @@ impl Line {
     /// Writes a message. An error ends the connection.
     pub(super) fn tell(&self, message: ToAgent) -> Result<(), Errno> {
         let mut frame = BytesMut::new();
-        encode_frame(&message, &mut frame);
+        if try_encode_frame(&message, &mut frame).is_err() {
+            self.close();
+            return Err(Errno::MSGSIZE);
+        }
         let _writing = self.writing.lock();
         let mut rest = &frame[..];
         while !rest.is_empty() {

@@ -10,8 +10,6 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Instant;
 
-use tokio::task::spawn_blocking;
-
 use super::job::{Job, LogFolder};
 use super::signals::Receiver;
 use crate::agent::Outcome;
@@ -19,6 +17,7 @@ use crate::agent::runner::{Programs, Runner, START_PATIENCE, Step};
 use crate::frontend::node::Node;
 use crate::process::{AttemptFolder, Consoles, Exited, LogFolders, is_full};
 use crate::rendezvous::protocol::message::{JoinWorkers, Placement, Verdict};
+use crate::threads;
 use crate::wait::until;
 use crate::warm::Template;
 
@@ -203,7 +202,7 @@ impl Launch {
         let round = placement.round.0;
         async move {
             let Some(log_dir) = log_dir else { return Ok((None, None)) };
-            let made = spawn_blocking(move || {
+            let made = threads::aside("log-folders", move || {
                 let folders = match known {
                     Some(folders) => folders,
                     None => Arc::new(LogFolders::create(log_dir.as_deref(), &run_id)?),
@@ -211,7 +210,7 @@ impl Launch {
                 let attempt = folders.attempt(round.saturating_sub(1), count)?;
                 Ok::<_, io::Error>((Some(folders), Some(attempt)))
             });
-            made.await.map_err(io::Error::other)?
+            made.await?
         }
     }
 

@@ -17,6 +17,7 @@ use super::super::event::{Event, Exited};
 use super::super::exit::Exit;
 use super::super::logs::Logs;
 use super::super::message::{MESSAGE_BYTES, Order, Report};
+use super::super::reaped::reaped;
 use super::super::spawn::{Guarded, received};
 use super::super::spec::{Output, WorkerSpec};
 use super::super::state::state_of;
@@ -66,15 +67,16 @@ pub(crate) enum Start {
 
 impl Member {
     /// Starts the task that receives a guard's reports. The receiver gets whether the worker was started.
+    ///
+    /// If that fails the guard finds its socket closed. It kills its worker, and is reaped.
     pub(in super::super) fn attend(
         spec: &WorkerSpec,
         guarded: Guarded,
         logs: Option<Logs>,
         news: mpsc::UnboundedSender<News>,
     ) -> io::Result<(Member, oneshot::Receiver<Start>)> {
-        rustix::io::ioctl_fionbio(&guarded.control, true)?;
-        let control = Arc::new(watched(guarded.control)?);
-        let end = guarded.end.map(watched).transpose()?;
+        let Guarded { control, end, child } = guarded;
+        let (control, end) = watched_both(control, end).inspect_err(|_| drop(tokio::spawn(await_end(None, child))))?;
         let (start, started) = oneshot::channel();
         let stderr_file = match &spec.stderr {
             Output::File(path) => Some(path.clone()),
@@ -95,7 +97,7 @@ impl Member {
             news,
             drain: drain.clone(),
         };
-        tokio::spawn(task.run(end, guarded.child));
+        tokio::spawn(task.run(end, child));
         Ok((Member { pid: 0, stderr_end, gone: false, control, drain }, started))
     }
 
@@ -123,6 +125,13 @@ impl Member {
     pub fn state(&self) -> Option<char> {
         state_of(self.pid).filter(|state| !matches!(state, 'Z' | 'X'))
     }
+}
+
+type Watched = AsyncFd<OwnedFd>;
+
+fn watched_both(control: OwnedFd, end: Option<OwnedFd>) -> io::Result<(Arc<Watched>, Option<Watched>)> {
+    rustix::io::ioctl_fionbio(&control, true)?;
+    Ok((Arc::new(watched(control)?), end.map(watched).transpose()?))
 }
 
 fn watched(fd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
@@ -236,20 +245,19 @@ impl Task {
 
 /// Waits until a guard that has closed its socket has ended for good, and reaps it.
 async fn await_end(end: Option<AsyncFd<OwnedFd>>, child: Option<Pid>) {
-    if let Some(end) = &end
-        && end.readable().await.is_err()
-    {
-        return; // the runtime ends
-    }
-    let Some(child) = child else { return };
-    // ECHILD, here and below: other code in this process reaps all children.
-    if let Some(end) = &end
-        && !matches!(waitid(WaitId::PidFd(end.get_ref().as_fd()), WaitIdOptions::EXITED), Err(Errno::INVAL))
-    {
-        return;
-    }
-    // Without pidfds, or without `waitid` for them (before Linux 5.4). The guard is about to end, or has ended.
-    let _ = tokio::task::spawn_blocking(move || waitid(WaitId::Pid(child), WaitIdOptions::EXITED)).await;
+    let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG;
+    let reap = || {
+        let Some(child) = child else { return Ok(Some(())) };
+        let by_end = end.as_ref().map(|end| waitid(WaitId::PidFd(end.get_ref().as_fd()), options));
+        let ended = match by_end {
+            // Without pidfds, or without `waitid` for them (before Linux 5.4).
+            None | Some(Err(Errno::INVAL)) => waitid(WaitId::Pid(child), options)?,
+            Some(ended) => ended?,
+        };
+        Ok(ended.map(drop))
+    };
+    // ECHILD: other code in this process reaps all children. Any other error: the runtime ends.
+    let _ = reaped(end.as_ref(), reap).await;
 }
 
 #[cfg(test)]
@@ -258,6 +266,24 @@ mod tests {
 
     use super::super::super::spawn::message_socket;
     use super::*;
+
+    /// A plain file cannot be waited for, as a pidfd cannot where the user has no watches left.
+    #[tokio::test]
+    #[expect(clippy::zombie_processes, reason = "that is what is tested")]
+    async fn a_guard_that_cannot_be_attended_to_is_reaped() {
+        let (control, _guard) = message_socket().unwrap();
+        let child = std::process::Command::new("true").spawn().unwrap();
+        let pid = Pid::from_child(&child);
+        let file = std::fs::File::open(std::env::current_exe().unwrap()).unwrap();
+        let guarded = Guarded { control, end: Some(file.into()), child: Some(pid) };
+        let (sender, _news) = mpsc::unbounded_channel();
+        Member::attend_silent(&WorkerSpec::new(0, "worker"), guarded, sender).unwrap_err();
+        let began = Instant::now();
+        while rustix::process::test_kill_process(pid).is_ok() {
+            assert!(began.elapsed() < Duration::from_secs(60), "it is a zombie, or runs");
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    }
 
     /// A guard that was forked from a template ends tens of milliseconds after it has said that nothing is left.
     #[tokio::test]

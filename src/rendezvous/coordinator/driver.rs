@@ -1,10 +1,12 @@
 //! Drives [`Machine`]: reads messages of nodes, passes them to the machine, and writes its messages.
 //!
 //! One task owns the machine. Each connection has a task that reads and one that writes. The task that owns the machine never
-//! waits for a connection: messages that a node does not read are queued up to a bound, beyond which its session ends. The caller
-//! passes the connections ([`Incoming`]), which share the store's port.
+//! waits for a connection: messages that a node does not read are queued up to a bound, beyond which its session ends. A session
+//! that ends is disconnected for the machine at once, whatever its node still sends. The caller passes the connections
+//! ([`Incoming`]), which share the store's port.
 
 use std::collections::{HashMap, VecDeque};
+use std::convert::Infallible;
 use std::fmt::Debug;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -16,6 +18,7 @@ use std::time::Duration;
 use bytes::BytesMut;
 use parking_lot::Mutex;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, timeout};
@@ -56,7 +59,7 @@ pub struct Incoming {
 
 /// Messages that may wait for a node that does not read. Normally there are two or three per round.
 const UNREAD_LIMIT: usize = 64;
-/// Time for the last messages of an ended session to be written.
+/// Time for all messages of an ended session to be written.
 const FAREWELL: Duration = Duration::from_secs(5);
 /// Time for the last messages to be written when the coordinator ends.
 const LAST_WORDS: Duration = Duration::from_secs(1);
@@ -106,11 +109,36 @@ enum Greeting {
 }
 
 enum Event {
-    Hello { session: SessionId, hello: Box<Hello>, ends: Ends, writer: mpsc::Sender<BytesMut> },
+    Hello { session: SessionId, hello: Box<Hello>, ends: Ends, writing: Writing },
     Observe { ask: Observe, knows_all: bool, reply: oneshot::Sender<Answer> },
     Message { session: SessionId, message: NodeMessage },
     Gone { session: SessionId },
 }
+
+/// The task that writes to a node. Once it ends, the one that reads from the node ends too.
+struct Writing {
+    outbox: mpsc::Sender<BytesMut>,
+    /// Dropped with `outbox` when the session ends.
+    _open: oneshot::Sender<Infallible>,
+    task: AbortHandle,
+}
+
+impl Writing {
+    /// Queue a message, or end the connection at once. The error says why, unless the connection has ended already.
+    fn queue(&self, message: &CoordinatorMessage) -> Result<(), Option<String>> {
+        let mut frame = BytesMut::new();
+        let queued = match codec::try_encode_frame(message, &mut frame) {
+            Ok(()) => self.outbox.try_send(frame).map_err(|unsent| match unsent {
+                TrySendError::Full(_) => Some("a node does not read its messages".to_owned()),
+                TrySendError::Closed(_) => None,
+            }),
+            Err(error) => Err(Some(format!("a message to a node cannot be sent, which is a bug ({error})"))),
+        };
+        queued.inspect_err(|_| self.task.abort())
+    }
+}
+
+type Sessions = HashMap<SessionId, Writing>;
 
 /// What others may want to know of a coordinator.
 #[derive(Debug)]
@@ -145,7 +173,7 @@ pub async fn run(
         tracing::warn!(what, count, "more of the same was not logged");
     }));
     let mut summarising = pin!(log.summarise());
-    let mut writers: HashMap<SessionId, mpsc::Sender<BytesMut>> = HashMap::new();
+    let mut writers = Sessions::new();
     let (events_in, mut events) = mpsc::channel(1024);
     let mut next_session = 0;
     let mut book = Book::new(rand::random(), Instant::now().into_std());
@@ -194,16 +222,11 @@ pub async fn run(
     let _ = timeout(LAST_WORDS, written.recv()).await;
 }
 
-fn on_event(
-    event: Event,
-    machine: &mut Machine,
-    writers: &mut HashMap<SessionId, mpsc::Sender<BytesMut>>,
-    book: &mut Book,
-) {
+fn on_event(event: Event, machine: &mut Machine, writers: &mut Sessions, book: &mut Book) {
     let now = Instant::now().into_std();
     match event {
-        Event::Hello { session, hello, ends, writer } => {
-            writers.insert(session, writer);
+        Event::Hello { session, hello, ends, writing } => {
+            writers.insert(session, writing);
             machine.on_hello(session, *hello, ends, now);
         }
         Event::Observe { ask, knows_all, reply } => {
@@ -222,13 +245,14 @@ fn on_event(
 
 fn perform(
     machine: &mut Machine,
-    writers: &mut HashMap<SessionId, mpsc::Sender<BytesMut>>,
+    writers: &mut Sessions,
     book: &mut Book,
     exclusions: &watch::Sender<Exclusions>,
     empty_store: impl Fn(),
     log: &BoundedLog,
 ) {
-    for command in machine.take_commands() {
+    let mut commands = VecDeque::from(machine.take_commands());
+    while let Some(command) = commands.pop_front() {
         match command {
             Command::Send { session, message } => {
                 if let CoordinatorMessage::Rejected { reason } | CoordinatorMessage::Ended { reason } = &message
@@ -236,19 +260,13 @@ fn perform(
                 {
                     tracing::warn!(session = session.0, "a node is turned away: {reason}");
                 }
-                let Some(writer) = writers.get(&session) else { continue };
-                let mut frame = BytesMut::new();
-                codec::encode_frame(&message, &mut frame);
-                if writer.try_send(frame).is_err() {
-                    // The writer closes the connection. The machine gets that as the end of any other connection.
-                    if log.admits("not_reading") {
-                        tracing::warn!(session = session.0, "a node does not read its messages: its session ends");
-                    }
-                    writers.remove(&session);
-                }
+                send_to(session, &message, writers, machine, log);
+                commands.extend(machine.take_commands());
             }
             Command::End { session } => {
                 writers.remove(&session);
+                machine.on_disconnected(session, Instant::now().into_std());
+                commands.extend(machine.take_commands());
             }
             Command::EmptyStore => empty_store(),
             Command::Exclusions { run_id, hosts } => {
@@ -274,6 +292,22 @@ fn perform(
         }
     }
     book.answer_waiting(machine);
+}
+
+/// Send a message to a node, or end its session.
+fn send_to(
+    session: SessionId,
+    message: &CoordinatorMessage,
+    writers: &mut Sessions,
+    machine: &mut Machine,
+    log: &BoundedLog,
+) {
+    let Some(Err(why)) = writers.get(&session).map(|writing| writing.queue(message)) else { return };
+    if let Some(why) = why.filter(|_| log.admits("unsent")) {
+        tracing::warn!(session = session.0, "{why}: the session ends");
+    }
+    writers.remove(&session);
+    machine.on_disconnected(session, Instant::now().into_std());
 }
 
 /// Log a decision about a run with so many nodes.
@@ -421,15 +455,16 @@ async fn serve_connection(
     let Shared { events, writes, log, .. } = shared;
     let Some(writes) = writes.upgrade() else { return };
     let (outbox, outgoing) = mpsc::channel(UNREAD_LIMIT);
-    let writing = tokio::spawn(async move {
-        write(writer, outgoing).await;
+    let (open, ended) = oneshot::channel();
+    let mut written = tokio::spawn(async move {
+        write(writer, outgoing, ended).await;
         drop((kept, writes));
     });
     let ends = Ends { peer: peer.ip(), local: local.ip() };
-    if events.send(Event::Hello { session, hello, ends, writer: outbox }).await.is_err() {
+    let writing = Writing { outbox, _open: open, task: written.abort_handle() };
+    if events.send(Event::Hello { session, hello, ends, writing }).await.is_err() {
         return;
     }
-    let mut writing = writing;
     loop {
         tokio::select! {
             message = read_message::<NodeMessage>(&mut reader, &mut buffer) => match message {
@@ -446,8 +481,8 @@ async fn serve_connection(
                     break;
                 }
             },
-            // The machine ended the session, or the connection cannot be written to.
-            _ = &mut writing => break,
+            // The session has ended, or the connection cannot be written to.
+            _ = &mut written => break,
         }
     }
     let _ = events.send(Event::Gone { session }).await;
@@ -536,8 +571,9 @@ async fn serve_observer(
 
 async fn refuse(writer: &mut Writer, reason: String) {
     let mut frame = BytesMut::new();
-    codec::encode_frame(&CoordinatorMessage::Rejected { reason }, &mut frame);
-    let _ = timeout(FAREWELL, send(writer, &frame)).await;
+    if codec::try_encode_frame(&CoordinatorMessage::Rejected { reason }, &mut frame).is_ok() {
+        let _ = timeout(FAREWELL, send(writer, &frame)).await;
+    }
 }
 
 async fn send(writer: &mut Writer, frame: &[u8]) -> io::Result<()> {
@@ -545,14 +581,23 @@ async fn send(writer: &mut Writer, frame: &[u8]) -> io::Result<()> {
     writer.flush().await
 }
 
-/// Write until the outbox is closed and empty, or the connection fails.
-async fn write(mut writer: Writer, mut outgoing: mpsc::Receiver<BytesMut>) {
-    while let Some(frame) = outgoing.recv().await {
-        let limit = if outgoing.is_closed() { FAREWELL } else { PATIENCE };
-        if !matches!(timeout(limit, send(&mut writer, &frame)).await, Ok(Ok(()))) {
-            return;
+/// Write until the outbox is closed and empty, or the connection fails. Once the session has `ended`, for [`FAREWELL`] at most.
+async fn write(mut writer: Writer, mut outgoing: mpsc::Receiver<BytesMut>, ended: oneshot::Receiver<Infallible>) {
+    let all = async {
+        while let Some(frame) = outgoing.recv().await {
+            if !matches!(timeout(PATIENCE, send(&mut writer, &frame)).await, Ok(Ok(()))) {
+                return;
+            }
         }
+        // TLS says goodbye, which a peer that reads nothing could hold up.
+        let _ = timeout(FAREWELL, writer.shutdown()).await;
+    };
+    let mut all = pin!(all);
+    tokio::select! {
+        () = &mut all => {}
+        _ = ended => drop(timeout(FAREWELL, all).await),
     }
-    // TLS says goodbye, which a peer that reads nothing could hold up.
-    let _ = timeout(FAREWELL, writer.shutdown()).await;
 }
+
+#[cfg(test)]
+mod tests;

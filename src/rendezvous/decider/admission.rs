@@ -1,13 +1,13 @@
 //! Admission of nodes: one agent to a place, the node that gave the run its settings, and what is remembered of each host.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::IpAddr;
 
 use super::hosts::Hosts;
 use super::node::Node;
 use crate::rendezvous::protocol::message::NodeId;
 
-/// Number of replaced agents that are remembered.
+/// Number of replaced agents that are remembered. The ones that were replaced first are forgotten first.
 const MOST_REPLACED: usize = 10_000;
 
 /// The state of admission.
@@ -17,6 +17,8 @@ pub(in crate::rendezvous) struct Admission {
     places: BTreeMap<Place, NodeId>,
     /// Agents that a newer agent has replaced. They may not come back.
     replaced: BTreeSet<NodeId>,
+    /// The same in the order in which they were replaced.
+    in_order: VecDeque<NodeId>,
     hosts: Hosts,
     /// The node that gave the run its settings.
     bound_to: Option<NodeId>,
@@ -53,9 +55,13 @@ impl Admission {
 
     /// Record that a newer agent has replaced this one.
     pub fn replace(&mut self, id: NodeId) {
-        self.replaced.insert(id);
-        if self.replaced.len() > MOST_REPLACED {
-            self.replaced.pop_first();
+        if self.replaced.insert(id) {
+            self.in_order.push_back(id);
+        }
+        if self.in_order.len() > MOST_REPLACED
+            && let Some(first) = self.in_order.pop_front()
+        {
+            self.replaced.remove(&first);
         }
     }
 
@@ -112,5 +118,18 @@ impl Place {
         let agent = node.node_rank.map_or_else(|| Agent::Name(node.name.clone()), Agent::Rank);
         let addr = node.ends.map(|ends| ends.peer);
         Self { addr, process: addr.is_none_or(|addr| addr.is_loopback()).then_some(node.process), agent }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_agent_that_was_replaced_first_is_forgotten_first() {
+        let mut admission = Admission::default();
+        let last = MOST_REPLACED as u128;
+        (0..=last).rev().for_each(|id| admission.replace(NodeId(id)));
+        assert_eq!([0, 1, last].map(|id| admission.is_replaced(NodeId(id))), [true, true, false]);
     }
 }

@@ -21,9 +21,9 @@ use crate::rendezvous::protocol::message::NodeId;
 use crate::rendezvous::protocol::rules::Rules;
 use crate::rendezvous::protocol::settings::Settings;
 
-/// Number of hosts that are remembered. The ones that were quiet for longest are forgotten first.
+/// Number of hosts that are remembered. The ones that were quiet for longest, or have been out for longest, are forgotten first.
 const MOST_HOSTS: usize = 10_000;
-/// Number of ranks that are remembered as the cause of their own failures.
+/// Number of ranks that are remembered as the cause of their own failures. Those that failed last are kept.
 const MOST_BLAMED: usize = 1_000;
 /// First failures of a host that are remembered, as a multiple of `host_failures`. Some may turn out to be a worker's.
 const REMEMBERED: usize = 2;
@@ -113,6 +113,7 @@ impl Record {
 /// A host that is out because of its first failures.
 #[derive(Clone, Debug)]
 struct Out {
+    since: Instant,
     until: Option<Instant>,
     why: String,
 }
@@ -191,10 +192,8 @@ impl Hosts {
                 "{count} rounds had their first failure there within {window:.0?} (host_failures, host_failures_window)"
             ),
         };
-        if self.out.len() >= MOST_HOSTS {
-            self.out.pop_first();
-        }
-        self.out.insert(origin.clone(), Out { until, why });
+        make_room(&mut self.out, origin, MOST_HOSTS, |out| out.since);
+        self.out.insert(origin.clone(), Out { since: now, until, why });
         Judged::Out
     }
 
@@ -209,9 +208,7 @@ impl Hosts {
 
     /// Count the failures of this worker against no host. Returns the hosts that are let in again.
     fn blame(&mut self, rank: u32, rules: &Rules, now: Instant) -> Vec<Origin> {
-        if self.blamed.len() >= MOST_BLAMED {
-            self.blamed.pop_first();
-        }
+        make_room(&mut self.blamed, &rank, MOST_BLAMED, |at| *at);
         self.blamed.insert(rank, now);
         let mut freed = Vec::new();
         for (origin, record) in &mut self.records {
@@ -316,13 +313,18 @@ impl Hosts {
         if !known && (count.is_power_of_two() || count >= MOST_HOSTS) {
             self.records.retain(|_, record| record.matters(settings, now));
         }
-        if !known
-            && self.records.len() >= MOST_HOSTS
-            && let Some(oldest) = self.records.iter().min_by_key(|(_, record)| record.last()).map(|(of, _)| of.clone())
-        {
-            self.records.remove(&oldest);
-        }
+        make_room(&mut self.records, origin, MOST_HOSTS, Record::last);
         self.records.entry(origin.clone()).or_default()
+    }
+}
+
+/// Forget the oldest entry, if `key` would make more than so many.
+fn make_room<K: Ord + Clone, V, A: Ord>(entries: &mut BTreeMap<K, V>, key: &K, most: usize, age: impl Fn(&V) -> A) {
+    if entries.len() < most || entries.contains_key(key) {
+        return;
+    }
+    if let Some(oldest) = entries.iter().min_by_key(|(_, value)| age(value)).map(|(key, _)| key.clone()) {
+        entries.remove(&oldest);
     }
 }
 

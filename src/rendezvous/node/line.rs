@@ -66,6 +66,7 @@ pub(super) async fn drive(machine: Arc<Mutex<NodeMachine>>, shared: Arc<Shared>,
         for text in news {
             tracing::warn!("[{run_id}] {text}");
         }
+        let mut unsent = None;
         for command in commands {
             match command {
                 NodeCommand::Connect => {
@@ -75,11 +76,17 @@ pub(super) async fn drive(machine: Arc<Mutex<NodeMachine>>, shared: Arc<Shared>,
                 NodeCommand::Disconnect => (connection, connecting) = (None, None),
                 NodeCommand::Probe => probing = Some(Box::pin(speaks_c10d(&host, port, CONNECT_TIMEOUT))),
                 NodeCommand::Send(message) => {
-                    if let Some(connection) = &mut connection {
-                        codec::encode_frame(&message.outgoing(), &mut connection.outgoing);
+                    if let Some(open) = &mut connection {
+                        unsent = codec::try_encode_frame(&message.outgoing(), &mut open.outgoing).err().or(unsent);
                     }
                 }
             }
+        }
+        if let Some(error) = unsent {
+            tracing::error!("[{run_id}] a message to the coordinator cannot be sent, which is a bug: {error}");
+            connection = None;
+            machine.lock().on_disconnected(error.to_string(), false, Instant::now());
+            continue;
         }
         shared.stepped();
         if left {
@@ -155,8 +162,11 @@ async fn step(connection: &mut Option<Connection>) -> Happened {
     };
     let ended = |cause: String| Happened::Ended { cause, foreign: false };
     tokio::select! {
-        message = read_message(reader, incoming) => match message {
-            Ok(Some(message)) => Happened::Received(message),
+        message = read_message::<CoordinatorMessage>(reader, incoming) => match message {
+            Ok(Some(message)) => match message.validate() {
+                Ok(()) => Happened::Received(message),
+                Err(cause) => Happened::Ended { cause, foreign: true },
+            },
             Ok(None) => ended("the coordinator closed the connection".to_owned()),
             Err(error) => Happened::Ended { cause: error.to_string(), foreign: true },
         },

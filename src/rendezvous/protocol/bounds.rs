@@ -3,7 +3,7 @@
 
 use super::message::{
     ADDED, CoordinatorMessage, Failure, Hello, Join, JoinWorkers, Placed, Placement, REMOVED, Resume, Running,
-    SURVIVORS_LIMIT, Verdict, Waits,
+    SURVIVORS_LIMIT, Verdict, Waits, WorkerRanks,
 };
 use super::settings::Settings;
 use super::text::{LOCAL_WORLD_SIZE_LIMIT, NAME_LIMIT_BYTES, check, cut, plain, tidy, tidy_lines, validate_run_id};
@@ -82,6 +82,87 @@ impl JoinWorkers {
                 last.local_rank
             )),
             None => Ok(()),
+        }
+    }
+}
+
+/// Most workers of a world. Ranks of PyTorch are `int`, so that no sum of a rank and the workers of a node overflows here.
+const WORLD_SIZE_LIMIT: u32 = i32::MAX.cast_unsigned();
+
+/// Check that `what` is a rank among so many.
+fn is_rank(what: &str, rank: u32, size: u32) -> Result<(), String> {
+    let many = WORLD_SIZE_LIMIT;
+    match size {
+        size if size < 1 || size > many => {
+            Err(format!("the size for the {what} is `{size}`, must be from 1 to {many}"))
+        }
+        size if rank >= size => Err(format!("the {what} is `{rank}`, must be below its size (`{size}`)")),
+        _ => Ok(()),
+    }
+}
+
+impl CoordinatorMessage {
+    /// Check the numbers with which a node computes: whatever listens at the endpoint may have written them.
+    ///
+    /// # Errors
+    /// A sentence naming what is not allowed, and what is.
+    pub fn validate(&self) -> Result<(), String> {
+        match self {
+            Self::Complete(placement) => placement.validate(None, None),
+            Self::CompleteInPlace { placement, resume } => placement.validate(Some(resume), None),
+            Self::CompleteWorkers { placement, resume, local_world_size } => {
+                placement.validate(resume.as_ref(), Some(*local_world_size))
+            }
+            Self::Running(running) => running.validate(),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Placement {
+    fn validate(&self, resume: Option<&Resume>, local_world_size: Option<u32>) -> Result<(), String> {
+        is_rank("node's rank", self.rank, self.world_size)?;
+        if let Some(host) = &self.host {
+            is_rank("rank of the coordinator's host", host.rank, self.world_size)?;
+        }
+        let Some(ranks) = &self.workers else { return Ok(()) };
+        ranks.validate(local_world_size.unwrap_or(1))?;
+        if self.world_size > ranks.world_size {
+            let (nodes, workers) = (self.world_size, ranks.world_size);
+            return Err(format!("the world has `{nodes}` nodes and `{workers}` workers, must have one on each node"));
+        }
+        match resume {
+            Some(Resume::Continue { source, survivors, .. }) => {
+                is_rank("rank whose state is taken", *source, ranks.world_size)?;
+                is_rank("number of survivors", survivors.saturating_sub(1), ranks.world_size)
+            }
+            Some(Resume::Restart { .. }) | None => Ok(()),
+        }
+    }
+}
+
+impl WorkerRanks {
+    /// Check the ranks of a node that starts so many workers.
+    fn validate(&self, local_world_size: u32) -> Result<(), String> {
+        if !(1..=LOCAL_WORLD_SIZE_LIMIT).contains(&local_world_size) {
+            return Err(format!(
+                "the node's number of workers is `{local_world_size}`, must be from 1 to {LOCAL_WORLD_SIZE_LIMIT}"
+            ));
+        }
+        let last = |first: u32| first.saturating_add(local_world_size - 1);
+        is_rank("rank of the node's last worker", last(self.first_rank), self.world_size)?;
+        is_rank("role rank of the node's last worker", last(self.first_role_rank), self.role_world_size)?;
+        is_rank("number of workers of the role", self.role_world_size - 1, self.world_size)
+    }
+}
+
+impl Running {
+    fn validate(&self) -> Result<(), String> {
+        is_rank("number of nodes", self.nodes.saturating_sub(1), self.workers)?;
+        let free = WORLD_SIZE_LIMIT - LOCAL_WORLD_SIZE_LIMIT;
+        match self.workers {
+            workers if workers > free => Err(format!("the world has `{workers}` workers, must have at most {free}")),
+            _ => Ok(()),
         }
     }
 }

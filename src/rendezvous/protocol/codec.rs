@@ -25,7 +25,7 @@ pub enum CodecError {
         /// [`PROTOCOL_VERSION`].
         ours: u16,
     },
-    /// A frame announces more than [`FRAME_LIMIT_BYTES`].
+    /// A frame has, or announces, more than [`FRAME_LIMIT_BYTES`].
     #[error("frame of {announced} bytes announced, at most {limit} are allowed")]
     TooLong {
         /// The announced length.
@@ -36,6 +36,9 @@ pub enum CodecError {
     /// A frame's bytes are not a message.
     #[error("frame of {0} bytes is not a message of this protocol")]
     Malformed(usize),
+    /// A message has no bytes.
+    #[error("the message cannot be serialised: {0}")]
+    Unserialisable(String),
 }
 
 /// Append the bytes that open a session.
@@ -88,7 +91,8 @@ const PROTECTED: &str = "it is protected by";
 
 /// The answer of a coordinator that is protected to a peer that does not speak TLS. `wanted` says by what, and where to name it.
 pub fn encode_protected(wanted: &str, out: &mut BytesMut) {
-    encode_frame(&CoordinatorMessage::Rejected { reason: format!("{PROTECTED} {wanted}") }, out);
+    // Without an answer the connection is closed all the same.
+    let _ = try_encode_frame(&CoordinatorMessage::Rejected { reason: format!("{PROTECTED} {wanted}") }, out);
 }
 
 /// Whether this is the answer of a coordinator that is protected.
@@ -97,22 +101,24 @@ pub fn is_protected_answer(answer: &[u8]) -> bool {
     matches!(message, Ok(Some(CoordinatorMessage::Rejected { reason })) if reason.starts_with(PROTECTED))
 }
 
-/// Append `message` as one frame.
+/// Append `message` as one frame, in tests and simulations: a panic would end all sessions of a coordinator.
 ///
 /// # Panics
-/// The message is longer than [`FRAME_LIMIT_BYTES`]. Code that builds messages keeps their texts short.
+/// As [`try_encode_frame`] fails.
+#[cfg(any(test, feature = "sim"))]
 pub fn encode_frame<M: Serialize>(message: &M, out: &mut BytesMut) {
     if let Err(error) = try_encode_frame(message, out) {
         panic!("a message was built that cannot be sent: {error}");
     }
 }
 
-/// Append `message` as one frame, if it is short enough. For messages whose length nothing else bounds.
+/// Append `message` as one frame. Code that builds messages keeps their texts short. If it has missed a bound, that costs the message or
+/// its connection.
 ///
 /// # Errors
-/// [`CodecError::TooLong`]; `out` is then as it was.
+/// [`CodecError::TooLong`], [`CodecError::Unserialisable`]; `out` is then as it was.
 pub fn try_encode_frame<M: Serialize>(message: &M, out: &mut BytesMut) -> Result<(), CodecError> {
-    let body = postcard::to_stdvec(message).unwrap_or_else(|error| panic!("a message cannot be serialised: {error}"));
+    let body = postcard::to_stdvec(message).map_err(|error| CodecError::Unserialisable(error.to_string()))?;
     if body.len() > FRAME_LIMIT_BYTES {
         return Err(CodecError::TooLong { announced: body.len(), limit: FRAME_LIMIT_BYTES });
     }

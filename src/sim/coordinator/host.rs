@@ -177,6 +177,9 @@ pub(super) fn foreign_bytes(message: &NodeMessage) -> Bytes {
 
 /// The bytes of a message from the coordinator.
 pub(super) fn coordinator_bytes(message: &CoordinatorMessage) -> Bytes {
+    if let Err(why) = message.validate() {
+        panic!("no node believes this message: {why}: {message:?}");
+    }
     let mut bytes = BytesMut::new();
     encode_frame(message, &mut bytes);
     bytes.freeze()

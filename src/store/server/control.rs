@@ -151,6 +151,8 @@ pub enum Ended {
     Drained,
     /// It was draining, and clients were left when the time was over.
     DrainTimedOut,
+    /// A request has failed in the middle of a change of the table. This is a bug.
+    HalfChanged,
 }
 
 /// Owners that are still to come; `None` once the server has ended.

@@ -87,14 +87,8 @@ impl EventLoop {
                     break Ended::Stopped;
                 }
             }
-            // Once for each connection that is queued now. One that needs another turn is served again after the others.
-            for _ in 0..self.line.len() {
-                if let Some(id) = self.line.pop_front() {
-                    self.give_turn(id);
-                }
-            }
-            for event in &events {
-                self.on_event(event);
+            if let Err(ended) = self.give_turns(&events) {
+                break ended;
             }
             self.accept(ACCEPTED_AT_ONCE);
             self.look_at_the_clock();
@@ -104,27 +98,39 @@ impl EventLoop {
         ended
     }
 
-    fn on_event(&mut self, event: &mio::event::Event) {
+    fn give_turns(&mut self, events: &Events) -> Result<(), Ended> {
+        // Once for each connection that is queued now. One that needs another turn is served again after the others.
+        for _ in 0..self.line.len() {
+            if let Some(id) = self.line.pop_front() {
+                self.give_turn(id)?;
+            }
+        }
+        events.iter().try_for_each(|event| self.on_event(event))
+    }
+
+    fn on_event(&mut self, event: &mio::event::Event) -> Result<(), Ended> {
         match event.token().0 {
             WAKE => self.may_be_over = true,
             token if token - FIRST_LISTENER < self.listeners.len() => self.listeners[token - FIRST_LISTENER].on_event(),
             token => {
                 let at = token - FIRST_LISTENER - self.listeners.len();
                 let Some(connection) = self.connections.at_mut(at) else {
-                    return;
+                    return Ok(());
                 };
                 // A connection that is queued already waits for the others first.
                 if connection.on_event(event) && !connection.in_line {
                     let id = connection.id;
-                    self.give_turn(id);
+                    self.give_turn(id)?;
                 }
             }
         }
+        Ok(())
     }
 
-    fn give_turn(&mut self, id: ConnId) {
+    /// An error ends the server: a table that is half changed must not answer anybody.
+    fn give_turn(&mut self, id: ConnId) -> Result<(), Ended> {
         let Some(connection) = self.connections.get_mut(id) else {
-            return;
+            return Ok(());
         };
         connection.in_line = false;
         let deadline = connection.deadline;
@@ -142,11 +148,21 @@ impl EventLoop {
             Ok(Ok(After::Turn)) => self.queue(id),
             Ok(Err(end)) => self.end(id, end),
             Err(_) => {
-                tracing::error!(target: LOG_TARGET, "a connection's turn failed: this is a bug");
+                let peer = connection.peer;
+                if let Some(request) = self.hub.half_changed_by() {
+                    tracing::error!(
+                        target: LOG_TARGET, %peer, ?request,
+                        "a request has failed while it changed the table, which may be half changed: this is a bug. The server ends, \
+                         and all its connections close"
+                    );
+                    return Err(Ended::HalfChanged);
+                }
+                tracing::error!(target: LOG_TARGET, %peer, "a connection's turn failed: this is a bug");
                 self.close(id);
             }
         }
         self.release();
+        Ok(())
     }
 
     /// Writes a release to each connection whose wait a turn has ended.
@@ -412,3 +428,48 @@ const MOST_WAITING: usize = 1 << 16;
 const ACCEPT_ERROR: &str = "accept_error";
 /// Another.
 const NOT_A_MEMBER: &str = "not_a_member_admitted";
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+
+    use bytes::{Bytes, BytesMut};
+    use mio::Waker;
+
+    use super::super::control::control;
+    use super::*;
+    use crate::proto::Request;
+
+    /// The request panics between two changes that belong together: the value is gone, and its bytes are not.
+    #[test]
+    fn a_server_whose_table_is_half_changed_ends_and_serves_nobody_any_more() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let poll = Poll::new().unwrap();
+        let (_controller, control) = control(Waker::new(poll.registry(), Token(WAKE)).unwrap());
+        let mut server = EventLoop::new(poll, vec![listener], ServerOptions::default(), control).unwrap();
+        server.hub.miscount(b"/key");
+        let server = std::thread::spawn(move || server.run());
+        let connect = || {
+            let mut client = std::net::TcpStream::connect(address).unwrap();
+            client.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+            say(&mut client, &Request::Validate);
+            client
+        };
+        let (mut other, mut client) = (connect(), connect());
+        say(&mut other, &Request::GetNumKeys);
+        other.read_exact(&mut [0; 8]).unwrap();
+        say(&mut client, &Request::DeleteKey { key: Bytes::from_static(b"/key") });
+        assert_eq!(server.join().unwrap(), Ended::HalfChanged);
+        for mut it in [client, other] {
+            assert_eq!(it.read(&mut [0; 8]).unwrap_or(0), 0, "it is closed without an answer");
+        }
+        assert!(std::net::TcpStream::connect(address).is_err());
+    }
+
+    fn say(client: &mut std::net::TcpStream, request: &Request) {
+        let mut bytes = BytesMut::new();
+        request.encode(&mut bytes);
+        client.write_all(&bytes).unwrap();
+    }
+}

@@ -179,6 +179,19 @@ async fn bytes_that_are_no_message_end_their_connection_alone() {
     within(channel.world().unwrap()).await.unwrap();
 }
 
+/// The tasks of the connection run when this one waits, so the queue is full before anything is written.
+#[tokio::test]
+async fn what_a_worker_says_that_does_not_read_counts_no_more() {
+    let mut exchange = exchange();
+    let mut stream = raw(&exchange, &frame(ToAgent::Hello { version: VERSION }));
+    assert_eq!(within(exchange.next()).await, Heard::Hello { local_rank: 0 });
+    stream.write_all(&frame(ToAgent::Parked { commit: Some(7) })).unwrap();
+    for _ in 0..100 {
+        exchange.send(0, ToWorker::PeerFailed { reason: "x".repeat(4000) });
+    }
+    assert_eq!(within(exchange.next()).await, Heard::Gone { local_rank: 0 });
+}
+
 #[tokio::test]
 async fn a_worker_that_does_not_read_is_disconnected() {
     let mut exchange = exchange();

@@ -168,3 +168,29 @@ fn an_exclusion_has_the_name_that_nodes_give_their_host() {
     let described = bench.hosts.describe(bench.now).unwrap();
     assert_eq!(described, "hosts that are out (host_failures): node7 (10.0.0.1) for the job");
 }
+
+/// Hosts with falling addresses, so that the order of their ages is not the order of their keys.
+#[test]
+fn the_host_that_has_been_out_for_longest_is_forgotten_first() {
+    let mut bench = Bench::new(settings(1, None));
+    let host = |number: usize| Origin::Peer(std::net::Ipv4Addr::from(u32::MAX - number as u32).into());
+    for number in 0..MOST_HOSTS + 2 {
+        bench.now += SECOND / 1000;
+        assert_eq!(bench.hosts.strike(&host(number), None, &bench.settings, bench.now), Judged::Out);
+    }
+    let out = |number| bench.hosts.out_until(&host(number), bench.now).is_some();
+    assert_eq!([0, 1, 2, MOST_HOSTS, MOST_HOSTS + 1].map(out), [false, false, true, true, true]);
+}
+
+#[test]
+fn the_worker_that_was_blamed_first_is_forgotten_first() {
+    let mut bench = Bench::new(settings(9, None));
+    let most = MOST_BLAMED as u32;
+    for rank in (0..=most).rev() {
+        bench.now += SECOND / 1000;
+        bench.strike(1, Some(rank));
+        assert!(matches!(bench.strike(2, Some(rank)), Judged::Worker { .. }));
+    }
+    assert!(matches!(bench.strike(3, Some(1)), Judged::Worker { .. }), "it was blamed just before the last one");
+    assert!(matches!(bench.strike(3, Some(most)), Judged::Counted(_)), "it was blamed first");
+}

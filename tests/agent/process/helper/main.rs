@@ -21,6 +21,7 @@ fn main() {
             "whisper" => whisper(next().as_bytes()),
             "exit" => exit(number(&next())),
             "pause" => pause(),
+            "sleep-uninterruptibly" => sleep_uninterruptibly(),
             "ignore" => ignore(number(&next())),
             "child" => fork(&next(), 0),
             // An orphan in a session whose leader has ended, and one that leads its session.
@@ -119,6 +120,14 @@ fn pause() -> ! {
         // SAFETY: waits for a signal.
         unsafe { libc::pause() };
     }
+}
+
+/// Wait as for a device that hangs: for a child of `vfork` that lives on.
+fn sleep_uninterruptibly() -> ! {
+    let flags = libc::CLONE_VFORK | libc::SIGCHLD;
+    // SAFETY: the child has its own memory, and this process has one thread.
+    unsafe { libc::syscall(libc::SYS_clone, flags, 0, 0, 0, 0) };
+    pause()
 }
 
 fn ignore(signal: i32) {
