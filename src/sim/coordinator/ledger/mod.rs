@@ -34,6 +34,8 @@ struct Said {
     join: Option<Join>,
     /// The surviving workers in its join.
     survivors: Option<Vec<Survivor>>,
+    /// The check in its join.
+    check: Option<u64>,
 }
 
 /// A world, as sent to its members.
@@ -93,6 +95,8 @@ pub struct Ledger {
     counted: BTreeMap<Round, u64>,
     /// The check at which members of a round were told to stop, by this life.
     raised: BTreeMap<Round, u64>,
+    /// The sessions that were last told to stop their workers at once.
+    stopped: BTreeSet<SessionId>,
     closed: bool,
     /// What was recorded.
     pub chronicle: Chronicle,
@@ -128,6 +132,7 @@ impl Ledger {
             reached: BTreeMap::new(),
             counted: BTreeMap::new(),
             raised: BTreeMap::new(),
+            stopped: BTreeSet::new(),
             closed: false,
             chronicle: Chronicle::default(),
             excluded: Vec::new(),
@@ -160,6 +165,7 @@ impl Ledger {
         self.gone.clear();
         self.counted.clear();
         self.raised.clear();
+        self.stopped.clear();
         self.closed = false;
         self.excluded.clear();
     }
@@ -209,9 +215,10 @@ impl Ledger {
             let earlier = self.newest.insert(hello.node, session);
             let earlier = earlier.and_then(|session| self.said.remove(&session));
             let earlier = earlier.filter(|_| hello.joining);
-            let (join, survivors) = earlier.map(|said| (said.join, said.survivors)).unwrap_or_default();
+            let (join, survivors, check) =
+                earlier.map(|said| (said.join, said.survivors, said.check)).unwrap_or_default();
             let Hello { node, settings, node_rank, .. } = (**hello).clone();
-            let said = Said { node, settings, node_rank, connected: true, join, survivors };
+            let said = Said { node, settings, node_rank, connected: true, join, survivors, check };
             self.said.insert(session, said);
             if !known.node {
                 // The coordinator knows a node that it has given up only by the node's own claims.
@@ -249,9 +256,9 @@ impl Ledger {
             return;
         };
         match message {
-            NodeMessage::Join(join) => (said.join, said.survivors) = (Some(join.clone()), None),
-            NodeMessage::JoinInPlace { join, survivors, .. } => {
-                (said.join, said.survivors) = (Some(join.clone()), Some(survivors.clone()));
+            NodeMessage::Join(join) => (said.join, said.survivors, said.check) = (Some(join.clone()), None, None),
+            NodeMessage::JoinInPlace { join, survivors, check } => {
+                (said.join, said.survivors, said.check) = (Some(join.clone()), Some(survivors.clone()), *check);
             }
             NodeMessage::Withdraw | NodeMessage::Leave { .. } => said.join = None,
             NodeMessage::Counted { round, count } => {
