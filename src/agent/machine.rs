@@ -111,6 +111,8 @@ pub struct AgentMachine {
     resumes: bool,
     /// The signal after which this node waits for the check at which it may leave, and until when.
     leaving: Option<(i32, Instant)>,
+    /// This node has begun to start its workers for a world that ran, before it joined.
+    prepared: bool,
     commands: Vec<Command>,
 }
 
@@ -137,6 +139,7 @@ impl AgentMachine {
             in_company: false,
             resumes: false,
             leaving: None,
+            prepared: false,
             commands: vec![command],
         }
     }
@@ -163,7 +166,9 @@ impl AgentMachine {
             return;
         }
         let outcome = match error {
-            JoinError::Closed { verdict: Verdict::Succeeded { .. } | Verdict::AllDone { .. }, spare: true } => {
+            JoinError::Closed { verdict: Verdict::Succeeded { .. } | Verdict::AllDone { .. }, spare }
+                if spare || (self.prepared && self.is_new()) =>
+            {
                 Outcome::NotNeeded
             }
             JoinError::Closed { verdict: Verdict::Failed { cause, failure, .. }, .. } => {
