@@ -34,7 +34,7 @@ pub(in crate::rendezvous) struct Shared {
     pub asked: Notify,
     /// Number of the driver's steps. A caller that waits for an outcome looks again after each.
     pub steps: watch::Sender<u64>,
-    /// Whether the `Leave` was sent.
+    /// Whether the `Leave` was sent, or given up.
     pub gone: watch::Sender<bool>,
     /// Where this node's events are written.
     pub events: Mutex<Option<Recording>>,
