@@ -1,4 +1,4 @@
-"""An agent gets SIGTERM while etcd does not answer. A scheduler kills an agent that takes long: Kubernetes after 30 s."""
+"""An agent gets SIGTERM while etcd does not answer. A scheduler kills one that takes long: Kubernetes after 30 s."""
 
 import signal
 import time
