@@ -61,16 +61,20 @@ def test_a_host_that_is_killed_and_started_again_disturbs_no_worker(
 
 
 @pytest.mark.parametrize("agent", ["run"], indirect=True)
-def test_a_node_that_was_cut_off_while_the_coordinator_was_away_costs_the_others_no_worker(
+def test_a_node_that_was_cut_off_while_the_coordinator_was_away_does_not_fail_the_job(
     start: Start, job: Job, port: int, tmp_path: Path
 ) -> None:
-    """Its agent stands still for longer than its lease, so its workers end. Those of the other node wait for them."""
+    """Its agent stands still for longer than its lease, so its workers end, and those of the other node cannot go on.
+
+    That costs no restart: there is none.
+    """
     lease_s = 6.0
     conf = "is_host=0,last_call_timeout=1,keep_alive_interval=2,keep_alive_max_attempt=3"
     done = tmp_path / "done"
     host = serve(job, port, "host")
     nodes = [start(number, "--until", done, nnodes="2", restarts=0, conf=conf, script=STEPS) for number in (2, 3)]
-    pids = [int(node.line(r"WORLD .*world=2 .*pid=(\d+)")[1]) for node in nodes]
+    for node in nodes:
+        node.line(r"WORLD .*world=2 ")
     nodes[0].line(r"STEP 2\d ")
     healthy, cut_off = nodes
     os.kill(cut_off.pid, signal.SIGSTOP)
@@ -85,11 +89,10 @@ def test_a_node_that_was_cut_off_while_the_coordinator_was_away_costs_the_others
     os.kill(cut_off.pid, signal.SIGCONT)
     began = time.monotonic()
     try:
-        world = healthy.line(r"WORLD .*world=2 .*pid=(\d+)", since=mark)
+        healthy.line(r"WORLD .*world=2 ", since=mark)
         print(f"a world of two again {time.monotonic() - began:.1f} s after the end of the stop")
     finally:
         print("\n".join([*healthy.lines[mark:], "", *again.lines]))
-    assert int(world[1]) == pids[0], "the healthy worker lives"
     assert any("restarts its workers" in line for line in healthy.lines[mark:])
     done.touch()
     assert [node.wait() for node in nodes] == [0, 0]
