@@ -114,6 +114,8 @@ pub struct AgentMachine {
     resumes: bool,
     /// The signal after which this node waits for the check at which it may leave, and until when.
     leaving: Option<(i32, Instant)>,
+    /// This node has begun to start its workers for a world that ran, before it joined.
+    prepared: bool,
     commands: Vec<Command>,
 }
 
@@ -141,6 +143,7 @@ impl AgentMachine {
             in_company: false,
             resumes: false,
             leaving: None,
+            prepared: false,
             commands: vec![command],
         }
     }
@@ -173,7 +176,9 @@ impl AgentMachine {
             return;
         }
         let outcome = match error {
-            JoinError::Closed { verdict: Verdict::Succeeded { .. } | Verdict::AllDone { .. }, spare: true } => {
+            JoinError::Closed { verdict: Verdict::Succeeded { .. } | Verdict::AllDone { .. }, spare }
+                if spare || (self.prepared && self.is_new()) =>
+            {
                 Outcome::NotNeeded
             }
             JoinError::Closed { verdict: Verdict::Failed { cause, failure, .. }, .. } => {

@@ -4,6 +4,7 @@ use std::time::Instant;
 
 use elastic_rs::agent::machine::PREPARE_LIMIT;
 use elastic_rs::agent::{AgentMachine, Command, Outcome, Policy};
+use elastic_rs::rendezvous::node::machine::JoinError;
 use elastic_rs::rendezvous::protocol::message::{Failure, Generation, Placement, Resume, Round, Running, Verdict};
 
 use crate::commands::{self, SIGTERM, does, killed, stop};
@@ -206,13 +207,51 @@ fn the_end_of_the_job_ends_the_preparation() {
     agent.on_closed(Verdict::AllDone { round: Round(4), nodes: 2 });
     assert_eq!(does(&mut agent), [stop(SIGTERM)]);
     agent.on_stopped();
-    assert_eq!(does(&mut agent), [join()], "whose answer is that this node is not needed");
+    assert_eq!(does(&mut agent), [join()]);
+    agent.on_no_place(closed());
+    assert_eq!(does(&mut agent), [Command::End(Box::new(Outcome::NotNeeded))]);
 
     let mut agent = preparing(Instant::now());
     agent.on_closed(Verdict::Failed { by: "node0".into(), cause: "a worker failed".into(), failure: None });
     assert_eq!(does(&mut agent), [stop(SIGTERM)]);
     agent.on_stopped();
     assert!(matches!(&does(&mut agent)[..], [Command::End(outcome)] if matches!(**outcome, Outcome::Failed { .. })));
+}
+
+fn closed() -> JoinError {
+    JoinError::Closed { verdict: Verdict::AllDone { round: Round(4), nodes: 2 }, spare: false }
+}
+
+/// The job ended well while this node was getting ready for it, whatever it did about its workers just then.
+#[test]
+fn a_node_that_was_preparing_its_workers_when_the_job_ended_was_not_needed() {
+    let mut in_vain = preparing(Instant::now());
+    in_vain.on_worker_succeeded(1, Instant::now());
+    in_vain.on_stopped();
+    for mut agent in [joined(), in_vain] {
+        does(&mut agent);
+        agent.on_no_place(closed());
+        agent.on_stopped();
+        assert_eq!(does(&mut agent).last(), Some(&Command::End(Box::new(Outcome::NotNeeded))));
+    }
+    // A node that is started after the end of the job was too late.
+    let mut late = looking();
+    late.on_outlook(None, Instant::now());
+    late.on_no_place(closed());
+    assert_eq!(does(&mut late), [join(), Command::End(Box::new(Outcome::NoPlace(closed())))]);
+    // So is a member whose round is over.
+    let mut member = joined();
+    member.on_placed(
+        placement(Some(Resume::Continue { source: 0, sync: true, survivors: 8, generation: Generation::default() })),
+        Instant::now(),
+    );
+    member.on_started();
+    member.on_interrupted(Round(5), "a test", Instant::now());
+    member.on_stopped();
+    does(&mut member);
+    member.on_no_place(closed());
+    member.on_stopped();
+    assert_eq!(does(&mut member).last(), Some(&Command::End(Box::new(Outcome::NoPlace(closed())))));
 }
 
 #[test]

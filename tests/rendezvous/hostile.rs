@@ -9,7 +9,8 @@ use elastic_rs::rendezvous::node::session::Session;
 use elastic_rs::rendezvous::protocol::capability::Capabilities;
 use elastic_rs::rendezvous::protocol::codec::{decode_frame, decode_preamble, encode_frame, encode_preamble};
 use elastic_rs::rendezvous::protocol::message::{
-    CoordinatorMessage, Generation, Hello, Join, JoinWorkers, NodeId, NodeMessage, Placed, Placement, Round, WorkerRanks,
+    CoordinatorMessage, Generation, Hello, Join, JoinWorkers, NodeId, NodeMessage, Placed, Placement, Round,
+    WorkerRanks,
 };
 use elastic_rs::rendezvous::protocol::settings::{LONGEST_GRACE, LONGEST_LEASE, Settings};
 use elastic_rs::store::server::ServerOptions;

@@ -22,6 +22,7 @@ mod protected;
 mod recalls;
 mod releases;
 mod resets;
+mod restarted;
 mod same_decisions;
 mod session;
 mod slots;

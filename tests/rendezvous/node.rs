@@ -504,6 +504,34 @@ fn the_absence_and_the_return_of_a_coordinator_are_logged() {
     assert_eq!(told(&mut node, &mut reporter, now + seconds(22), seconds(20)), []);
 }
 
+/// The workers of this node run on without the coordinator, unless they have ended, or were being stopped when it went.
+#[test]
+fn workers_run_on_without_a_coordinator_only_if_nothing_has_happened_to_them() {
+    type Happens = fn(&mut NodeMachine);
+    let cases: [(&str, Happens, &str); 5] = [
+        ("nothing", |_| {}, "this node's workers run on, and it retries"),
+        (
+            "a worker has failed",
+            |node| node.report_failure(Round(1), *crate::bench::failure()),
+            "this node waits for it",
+        ),
+        ("a worker has just ended", |node| node.stopping(Round(1)), "this node waits for it"),
+        ("they have succeeded", |node| node.report_done(Round(1)), "this node waits for it"),
+        ("those of an earlier round were stopped", |node| node.stopping(Round(0)), "this node's workers run on"),
+    ];
+    for (what, happens, says) in cases {
+        let now = Instant::now();
+        let mut node = connected(now);
+        node.join(1, None, None, seconds(60), now);
+        node.on_message(place(1), now);
+        happens(&mut node);
+        node.on_disconnected("reset".into(), false, now);
+        let lines = told(&mut node, &mut Reporter::default(), now, seconds(5));
+        let [(1, line)] = &lines[..] else { panic!("{lines:?}") };
+        assert!(line.contains(&format!("reset; {says}")), "{what}: {line}");
+    }
+}
+
 /// The store opens only after the join has timed out.
 #[test]
 fn a_store_that_opens_after_the_join_was_given_up_asks_for_no_place() {

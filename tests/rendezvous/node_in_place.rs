@@ -383,7 +383,7 @@ fn a_node_that_waits_with_its_workers_and_hears_nothing_for_its_lease_has_none_a
     let mut bench = Bench::running();
     let due = bench.node.workers_until().expect("its workers run");
     bench.hear(CoordinatorMessage::Status { waiting: 1, reason: "a loss".into(), restart: 0, failure: None });
-    bench.node.bring(Some(vec![Survivor { local_rank: 0, commit: Some(5) }]));
+    bench.node.bring(survived(1, &[(0, Some(5))]));
     let workers = Some(JoinWorkers::new("trainer", 2));
     bench.node.join(1, None, workers.clone(), seconds(600), bench.now);
     assert!(matches!(&bench.said()[..], [NodeMessage::JoinInPlace { .. }]));
@@ -398,7 +398,10 @@ fn a_node_that_waits_with_its_workers_and_hears_nothing_for_its_lease_has_none_a
 
     bench.connect();
     let said = bench.said();
-    assert!(matches!(&said[..], [NodeMessage::JoinInPlace { survivors, .. }] if survivors.is_empty()), "{said:?}");
+    assert!(
+        matches!(&said[..], [NodeMessage::JoinInPlace { survival: Survival::Attended(survivors), .. }] if survivors.is_empty()),
+        "{said:?}"
+    );
     bench.place(2);
     let survivors = bench.node.take_lost_survivors();
     assert!(survivors.is_some_and(|reason| reason.contains("cut off")));

@@ -67,7 +67,7 @@ async fn a_node_that_does_not_read_is_placed_in_no_round() {
     let (_questions, questions) = mpsc::channel(1);
     let (sessions, exclusions) = (watch::Sender::new(0), watch::Sender::default());
     let shown = Shown { sessions, exclusions, questions, protection: None };
-    tokio::spawn(driver::run(Machine::new(), incoming, shown, PATIENCE, PATIENCE));
+    tokio::spawn(driver::run(Machine::new(), incoming, shown, || (), PATIENCE, PATIENCE));
     let connect = || {
         let (ours, theirs) = duplex(4096);
         let (reader, writer) = split(theirs);

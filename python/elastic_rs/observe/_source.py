@@ -109,23 +109,29 @@ class Live:
 def from_files(paths: Sequence[Path], run_id: str | None) -> list[Event]:
     """Read the events of one run from files. ``-`` is standard input. Of a folder, all such files below it are read.
 
-    A line that is no event is left out, and told of on standard error: its writer was killed, or the disk was full.
+    A line that is no event is left out, and named on standard error: its writer was killed, or the disk was full. So is
+    a file or folder without events, as long as another one has some: its node did not get as far as writing any.
 
     Raises:
-        OSError: a file cannot be read.
-        ValueError: it holds no event, or there are several runs and none is named; the message says which.
+        ValueError: none has an event, or there are several runs and none is named; the message says which.
     """
     found: dict[str, Event] = {}
-    for path in _files(paths):
-        text = _content(path).decode(errors="replace")
-        events, refused = _parsed(text)
-        if refused and not events:
-            raise ValueError(f"`{path}`: {refused[0]}")
-        if refused:
-            count = "1 line is" if len(refused) == 1 else f"{len(refused)} lines are"
-            _warn(f"`{path}`: {count} left out: {refused[0]}")
+    without: list[str] = []
+    for path in paths:
+        before = len(without)
+        events = _events_of(path, without)
         for event in events:
             found.setdefault(event.id, event)  # files may overlap
+        if not events and len(without) == before:
+            where = "in the files below this folder" if path.is_dir() else "in this file"
+            without.append(f"`{path}`: there are no events {where}")
+    if not found and without:
+        *without, last = without
+        for text in without:
+            _warn(text)
+        raise ValueError(last)
+    for text in without:
+        _warn(f"{text}; it is left out")
     events = list(found.values())
     runs = sorted({event.run for event in events})
     if run_id is None and len(runs) > 1:
@@ -138,6 +144,32 @@ def from_files(paths: Sequence[Path], run_id: str | None) -> list[Event]:
         raise ValueError(f"there are no events{f' of run `{run_id}`' if run_id else ''} in these files{there}")
     warn_of_later(chosen)
     return chosen
+
+
+def _events_of(path: Path, without: list[str]) -> list[Event]:
+    """Return the events of a file, or of those below a folder. Adds to ``without`` why a file or folder has none."""
+    found: list[Event] = []
+    try:
+        files = _files(path)
+    except ValueError as error:
+        without.append(str(error))
+        return found
+    for file in files:
+        try:
+            events, refused = _parsed(_content(file).decode(errors="replace"))
+        except OSError as error:
+            without.append(f"`{file}`: {error.strerror or error}")
+            continue
+        except ValueError as error:
+            without.append(str(error))
+            continue
+        if refused and not events:
+            without.append(f"`{file}`: {refused[0]}")
+        elif refused:
+            count = "1 line is" if len(refused) == 1 else f"{len(refused)} lines are"
+            _warn(f"`{file}`: {count} left out: {refused[0]}")
+        found += events
+    return found
 
 
 def _by_beginning(events: list[Event]) -> list[Event]:
@@ -173,16 +205,19 @@ def _warn(text: str) -> None:
     print(warning_line("elastic-rs", plain(text)), file=sys.stderr)
 
 
-def _files(paths: Sequence[Path]) -> Iterator[Path]:
-    for path in paths:
-        if not path.is_dir():
-            yield path
-            continue
-        below = [Path(folder, name) for folder, _, names in os.walk(path, onerror=_warn_of_folder) for name in names]
-        found = sorted(one for one in below if one.name in FILES)
-        if not found:
-            raise ValueError(f"`{path}`: there are no files of events below this folder ({', '.join(FILES)})")
-        yield from sorted(found, key=lambda one: FILES.index(one.name))
+def _files(path: Path) -> list[Path]:
+    """Return the files to read: this one, or those of events below this folder.
+
+    Raises:
+        ValueError: there are none.
+    """
+    if not path.is_dir():
+        return [path]
+    below = [Path(folder, name) for folder, _, names in os.walk(path, onerror=_warn_of_folder) for name in names]
+    found = sorted(one for one in below if one.name in FILES)
+    if not found:
+        raise ValueError(f"`{path}`: there are no files of events below this folder ({', '.join(FILES)})")
+    return sorted(found, key=lambda one: FILES.index(one.name))
 
 
 def _warn_of_folder(error: OSError) -> None:

@@ -35,6 +35,7 @@ impl AgentMachine {
         let place = running.next_place(self.policy.workers);
         self.workers = place.workers_of(self.policy.workers);
         self.lives.begin(self.workers, None);
+        self.prepared = true;
         self.phase = Phase::Preparing { since: now, tell_at: now + TELL_EVERY };
         self.commands.push(Command::StartAhead(Box::new(place)));
     }

@@ -23,7 +23,7 @@ impl AgentMachine {
                 }
                 Phase::Finishing { .. } => self.end(Outcome::Succeeded),
                 Phase::Stopping { next: Next::Decide, .. } => self.fail_too_late(),
-                // The join that follows reports it.
+                // The answer to the join that follows is that this node is not needed.
                 Phase::Preparing { .. } => self.stop(SIGTERM, Next::Join),
                 Phase::Looking | Phase::Joining | Phase::Stopping { .. } | Phase::Ended => {}
             },

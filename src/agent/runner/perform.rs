@@ -1,7 +1,7 @@
 //! Carrying out the machine's commands. Part of [`super`].
 
 use std::io::{self, IsTerminal};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::{Runner, Step, recovery};
 use crate::agent::command::{Command, farewell_reason};
@@ -11,10 +11,8 @@ use crate::agent::machine::{LOOK_LIMIT, SURVIVING};
 use crate::agent::words::{Sources, Words};
 use crate::events::record::{Ended, Kind, Phase, Started};
 use crate::process::{Exited, Signal};
+use crate::rendezvous::node::session::FAREWELL;
 use crate::rendezvous::protocol::message::Placement;
-
-/// How long a goodbye may take.
-const FAREWELL: Duration = Duration::from_secs(1);
 
 impl Runner {
     /// Carry out commands until none is left.
@@ -61,6 +59,7 @@ impl Runner {
                 self.crew.iter_mut().for_each(|crew| crew.kill_worker(local_rank));
             }
             Command::Stop(policy) => {
+                self.note_stop();
                 self.start_answered();
                 self.stopwatch.stop_ordered(Instant::now());
                 match &mut self.crew {
@@ -93,7 +92,10 @@ impl Runner {
                     self.machine.on_leave_unanswered();
                 }
             }
-            Command::Listen { local_rank } => self.listen(local_rank),
+            Command::Listen { local_rank } => {
+                self.note_stop();
+                self.listen(local_rank);
+            }
             Command::Report { failure, survive } => {
                 // Reported before it is logged, because the log may be slower.
                 if let Some(session) = &self.session {
@@ -116,6 +118,11 @@ impl Runner {
                 }
             }
         }
+    }
+
+    /// Let the session know that this round's workers do not run on.
+    fn note_stop(&self) {
+        self.session.iter().for_each(|session| session.stopping(self.machine.round()));
     }
 
     /// The beginning of a log line.

@@ -50,7 +50,7 @@ pub async fn run(job: Job, node: Arc<Node>, signals: Receiver) -> Result<Ended, 
     let ended = launch.work().await;
     if let Err(LaunchError(reason)) = &ended {
         launch.runner.close().await;
-        launch.farewell(None, reason).await;
+        launch.farewell(None, reason, None).await;
     }
     if let Some(template) = &launch.template {
         template.end().await;
@@ -216,16 +216,18 @@ impl Launch {
 
     async fn end(&mut self, outcome: Outcome) -> Ended {
         let by = self.node.label();
-        let (verdict, reason) = match &outcome {
-            Outcome::Succeeded | Outcome::NotNeeded => (Some(Verdict::Succeeded { by }), "the job is over".to_owned()),
+        let (verdict, reason, signal) = match &outcome {
+            Outcome::Succeeded | Outcome::NotNeeded => {
+                (Some(Verdict::Succeeded { by }), "the job is over".to_owned(), None)
+            }
             Outcome::Failed { cause, reason } => {
                 let verdict = Verdict::Failed { by, cause: reason.clone(), failure: cause.clone() };
-                (Some(verdict), "its workers failed".to_owned())
+                (Some(verdict), "its workers failed".to_owned(), None)
             }
-            Outcome::NoPlace(error) => (None, error.to_string()),
-            Outcome::Signal(_) => (None, "its process ended".to_owned()),
+            Outcome::NoPlace(error) => (None, error.to_string(), None),
+            Outcome::Signal(signal) => (None, "its process ended".to_owned(), Some(*signal)),
         };
-        self.farewell(verdict, &reason).await;
+        self.farewell(verdict, &reason, signal).await;
         if outcome == Outcome::Succeeded {
             self.remove_folders();
         }
@@ -237,13 +239,13 @@ impl Launch {
         }
     }
 
-    /// Tell the others, and stay for those whom this process serves. A signal ends the wait.
-    async fn farewell(&mut self, verdict: Option<Verdict>, reason: &str) {
+    /// Tell the others, and stay for those whom this process serves. A signal ends the wait. `signal` is what ended the job here.
+    async fn farewell(&mut self, verdict: Option<Verdict>, reason: &str, signal: Option<i32>) {
         if let Some(verdict) = verdict {
             self.node.session().close(verdict);
         }
         tokio::select! {
-            () = self.node.leave(reason.to_owned(), None, self.job.close_timeout) => {}
+            () = self.node.leave(reason.to_owned(), signal, self.job.close_timeout) => {}
             _ = self.signals.next() => {}
         }
     }

@@ -189,11 +189,14 @@ impl Run {
 
     /// Begin a change if one is due. Returns when to look again.
     fn begin_if_due(&mut self, now: Instant) -> Option<Instant> {
-        let firm = self.in_place.has_stray_counts();
+        let firm = self.in_place.has_begun_elsewhere();
         let asked = firm || !self.in_place.leaving().is_empty();
         let grows = self.joinable() > 0;
         if self.roster.active().is_empty() || !(asked || grows) {
             return None;
+        }
+        if let Some(until) = self.held_growth().filter(|_| !asked) {
+            return Some(until);
         }
         if !self.is_attended() {
             if asked {
@@ -246,6 +249,7 @@ impl Run {
         } else if let Some(check) = self.in_place.raise() {
             self.note(format!("the workers of round {round} stop at their check {check}"));
             self.tell_members(&CoordinatorMessage::RaiseAt { round, check });
+            return self.await_members(None, now);
         }
         None
     }
@@ -300,7 +304,7 @@ impl Run {
             };
             reasons.push(format!("{} is about to leave: {reason}{more}", self.roster.label(*id)));
         }
-        if self.joinable() > 0 {
+        if self.joinable() > 0 && self.roster.waiting().len() > self.roster.counts().returning {
             reasons.push(self.who_waits());
         }
         if reasons.is_empty() {

@@ -37,6 +37,7 @@ impl Run {
 
     fn advance(&mut self, now: Instant) {
         self.end_recall(now);
+        self.judge_kept_failures(now);
         self.release_hosts(now);
         if self.close_if_all_done() {
             return;
@@ -92,7 +93,7 @@ impl Run {
         let (Some(until), Some(size)) = (self.deadlines.get(Deadline::EndRecall), self.current.size()) else {
             return;
         };
-        let (round, reported) = (self.round(), self.roster.active().len() + self.roster.counts().returning);
+        let (round, reported) = (self.round(), self.reported());
         let all_known = reported + self.gone_count() >= size;
         if reported >= size {
             self.deadlines.set(Deadline::EndRecall, None);
@@ -119,11 +120,19 @@ impl Run {
         }
     }
 
+    /// Number of members of the current world that are known to run, or to wait for another round.
+    pub(super) fn reported(&self) -> usize {
+        self.roster.active().len() + self.roster.counts().returning
+    }
+
+    /// Until when no round closes: members of a world that this coordinator did not form may still run, and have not reported.
+    pub(crate) fn held_until(&self) -> Option<Instant> {
+        self.deadlines.get(Deadline::EndRecall).max(self.recovery.strangers_until())
+    }
+
     /// When the next round closes, and why then. Requires that enough wait and no member runs.
     fn closing(&self, ready_since: Instant) -> (Instant, String) {
-        // Members of a world that this coordinator did not form may still run: no round closes before they have reported.
-        let hold_until = self.deadlines.get(Deadline::EndRecall).max(self.recovery.strangers_until());
-        let hold_until = hold_until.unwrap_or(ready_since);
+        let hold_until = self.held_until().unwrap_or(ready_since);
         if let Some(reason) = self.is_full_round() {
             return (ready_since.max(hold_until), reason);
         }

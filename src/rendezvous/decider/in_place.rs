@@ -88,9 +88,9 @@ impl InPlace {
         self.counts.insert(id, count);
     }
 
-    /// Whether a member has said how far its workers are, without a change here.
-    pub fn has_stray_counts(&self) -> bool {
-        self.change.is_none() && !self.counts.is_empty()
+    /// Whether a change has begun that is not known here: a member has said how far its workers are, or they have stopped at its check.
+    pub fn has_begun_elsewhere(&self) -> bool {
+        self.change.is_none() && !(self.counts.is_empty() && self.stopped_at.is_empty())
     }
 
     /// The members that have not said how far their workers are.

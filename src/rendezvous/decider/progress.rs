@@ -24,6 +24,7 @@ impl Run {
             () if self.current.closed().is_some() => Standing::Closed,
             () if self.roster.is_empty() => Standing::Vacant,
             () if self.recalls() => Standing::Recalling,
+            () if self.held_growth().is_some() => Standing::Holding,
             () if !self.roster.active().is_empty() && self.waiting_for_members() == 0 => Standing::Undisturbed,
             () if !self.roster.active().is_empty() && self.changes_in_place() => Standing::Changing,
             () if !self.roster.active().is_empty() => Standing::Reforming,
@@ -48,6 +49,12 @@ impl Run {
                 "round {} runs on until the last call of those that want to join ends (last_call_timeout): {}",
                 self.round(),
                 self.who_waits()
+            )),
+            Standing::Holding => Some(format!(
+                "round {} runs on, though {}: {}",
+                self.round(),
+                self.who_waits(),
+                self.standing.holds_up()?
             )),
             Standing::Gathering => Some(format!(
                 "round {} has {}{}",
@@ -108,7 +115,9 @@ impl Run {
         if let Some(reason) = self.current.interrupted() {
             text += &format!("; re-forming because {reason}");
         }
-        if let Some(at) = self.deadlines.get(Deadline::Change).filter(|_| !self.in_place.is_changing()) {
+        if let Some(at) = self.held_growth() {
+            text += &format!("; no node can join for {:.1} s", at.saturating_duration_since(now).as_secs_f64());
+        } else if let Some(at) = self.deadlines.get(Deadline::Change).filter(|_| !self.in_place.is_changing()) {
             let left = at.saturating_duration_since(now).as_secs_f64();
             text += &format!("; more nodes may join for {left:.1} s (last_call_timeout)");
         }

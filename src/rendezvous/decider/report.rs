@@ -53,6 +53,11 @@ impl Run {
             );
             return self.refuse(session, Refused::Settings, reason);
         }
+        let member = self.roster.last_rank(node).is_some();
+        // Only members can have stopped for a change of this world.
+        let check = check.filter(|_| member);
+        // The workers of an idle member have ended before this coordinator was started, or its session with them.
+        let stops_alone = node.status == Status::Active || (member && check.is_none());
         let mut arrival = None;
         match (&node.status, node.placed) {
             // This join belongs to a completed round. The completion was lost with the connection that it was sent on.
@@ -65,7 +70,7 @@ impl Run {
             (Status::Active, _) if check.is_some() && check == self.in_place.check() => {
                 self.in_place.someone_has_stopped(now);
             }
-            (Status::Active, _) => {
+            (Status::Active | Status::Idle, _) if stops_alone => {
                 // A member that was told to re-form is not the cause.
                 let told = self.current.told();
                 let reason = if told { self.why() } else { format!("{label} restarts its workers") };
@@ -74,7 +79,7 @@ impl Run {
                 self.interrupt(&reason, Why::NodeCameBack, asks);
             }
             (Status::Waiting { arrival: first, .. }, _) => arrival = Some(*first),
-            (Status::Idle, _) => {}
+            (Status::Active | Status::Idle, _) => {}
         }
         let next = self.roster.next_arrival();
         self.roster.set_status(id, Status::Waiting { join, arrival: arrival.unwrap_or(next) });
@@ -94,7 +99,7 @@ impl Run {
     }
 
     /// Handle a worker's failure. Only the first failure of a round is counted. A later one, or one after members were told to
-    /// re-form, is taken for a consequence.
+    /// re-form, is taken for a consequence. Before all members have reported to a restarted coordinator, nobody knows whether one is.
     pub(super) fn on_failed(&mut self, id: NodeId, session: SessionId, round: Round, failure: &Failure, now: Instant) {
         let Some(node) = self.roster.get(id).filter(|_| self.current.closed().is_none()) else { return };
         if !self.is_current(node, round) {
@@ -106,6 +111,9 @@ impl Run {
             let text = format!("{failure}; not counted, a consequence of this: {}", self.why());
             self.record(exited(&failure, false, false), Some(&name), self.trace.broken(), text);
             return self.send(session, self.status());
+        }
+        if self.recalls() {
+            return self.recovery.keep_failure(id, session, round, failure);
         }
         let unreachable = self.roster.of(self.roster.active()).find(|(_, node)| node.session.is_none());
         if let Some((gone_id, gone)) = unreachable.map(|(id, node)| (id, node.label())) {
@@ -143,6 +151,16 @@ impl Run {
                 self.interrupt_by(&reason, exit, failure);
                 self.strike(&origin, Some(rank), now);
             }
+        }
+    }
+
+    /// Judge the failures of which nodes told before all members had reported.
+    pub(super) fn judge_kept_failures(&mut self, now: Instant) {
+        if self.recalls() && self.current.interrupted().is_none() {
+            return;
+        }
+        for (id, (session, round, failure)) in self.recovery.take_failures() {
+            self.on_failed(id, session, round, &failure, now);
         }
     }
 

@@ -387,10 +387,23 @@ impl Run {
 
     /// The members' value of `num_nodes_waiting()`: above zero when the world must re-form.
     pub(in crate::rendezvous) fn waiting_for_members(&self) -> u32 {
-        match self.current.interrupted().is_some() || self.in_place.is_changing() {
+        match self.must_change() {
             true => self.waiting_count().max(1),
+            false if self.held_growth().is_some() => 0,
             false => self.joinable(),
         }
+    }
+
+    /// Whether the world was interrupted, or changes in place.
+    fn must_change(&self) -> bool {
+        self.current.interrupted().is_some() || self.in_place.is_changing()
+    }
+
+    /// Until when the world does not re-form for the nodes that wait to join it: no round could close before, and its members would stand
+    /// still. `None`: it may, or none waits, or its members have been told to stop.
+    pub(super) fn held_growth(&self) -> Option<Instant> {
+        let undisturbed = !self.roster.active().is_empty() && !self.must_change() && !self.current.told();
+        self.held_until().filter(|_| undisturbed && self.joinable() > 0)
     }
 
     fn waiting_count(&self) -> u32 {
@@ -418,9 +431,9 @@ impl Run {
         (full && node.waits()) || node.is_kept_out()
     }
 
-    /// Whether the world runs and has no reason to re-form.
+    /// Whether the world runs and has no reason to re-form, now or later.
     pub(super) fn is_full(&self) -> bool {
-        !self.roster.active().is_empty() && self.waiting_for_members() == 0
+        !self.roster.active().is_empty() && !self.must_change() && self.joinable() == 0
     }
 
     /// Whether every live member of an undisturbed world has finished.

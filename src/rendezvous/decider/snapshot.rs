@@ -109,7 +109,7 @@ impl Run {
             state: match self.standing() {
                 Standing::Vacant => State::Empty,
                 Standing::Closed => State::Closed,
-                Standing::Undisturbed => State::Running,
+                Standing::Undisturbed | Standing::Holding => State::Running,
                 Standing::Changing | Standing::Reforming => State::Reforming,
                 Standing::Gathering
                 | Standing::Recalling

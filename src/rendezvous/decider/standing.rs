@@ -24,6 +24,8 @@ pub enum Standing {
     Settling,
     /// Members of a world that this coordinator does not know may still run. It waits until they must have stopped.
     Fencing,
+    /// The world runs on although nodes wait to join it. No round could close yet, as when it is [`Standing::Fencing`].
+    Holding,
     /// The rendezvous is closed.
     Closed,
 }
@@ -38,7 +40,7 @@ impl Standing {
             Self::Reconnecting => Some("a waiting node's connection has ended, and it may reconnect (reconnect_grace)"),
             Self::LastCall => Some("more nodes may join until the last call ends (last_call_timeout)"),
             Self::Settling => Some("a replacement for a missing member may join (settle_timeout)"),
-            Self::Fencing => {
+            Self::Fencing | Self::Holding => {
                 Some("members of a world formed before this coordinator restarted may still run until their lease ends")
             }
             _ => None,

@@ -62,6 +62,8 @@ pub struct NodeMachine {
     members: Members,
     /// The round whose workers were started last, and when.
     started: Option<(Round, Instant)>,
+    /// The round whose workers have to end.
+    pub(super) stopping: Option<Round>,
     /// What this node records.
     pub(in crate::rendezvous) journal: Journal,
     /// This node's part in changes in place.
@@ -126,6 +128,7 @@ impl NodeMachine {
             capabilities: Capabilities::none(),
             running: None,
             started: None,
+            stopping: None,
             members: Members::default(),
             part: Part::default(),
             brings: Survival::New,

@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use super::machine::NodeMachine;
+use crate::rendezvous::protocol::message::Placed;
 
 /// Interval at which it logs a changed text from then on.
 const WAITING_EVERY: Duration = Duration::from_secs(30);
@@ -27,7 +28,8 @@ impl NodeMachine {
     fn out_of_reach(&self) -> Option<(Instant, String)> {
         let until = self.needed_until().filter(|_| !self.left && self.view.failed.is_none())?;
         let (why, limit) = (self.why_out_of_reach(), self.counterpart.timeout()?);
-        let runs = self.joining.is_none() && self.hello.placed.is_some_and(|placed| placed.active);
+        let runs = |placed: Placed| placed.active && self.stopping != Some(placed.round);
+        let runs = self.joining.is_none() && self.report.is_none() && self.hello.placed.is_some_and(runs);
         let meanwhile = match runs && self.view.waiting == 0 {
             true => "this node's workers run on, and it retries",
             false => "this node waits for it",

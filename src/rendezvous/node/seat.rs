@@ -43,7 +43,7 @@ pub(in crate::rendezvous) struct Shared {
     pub asked: Notify,
     /// Number of the driver's steps. A caller that waits for an outcome looks again after each.
     pub steps: watch::Sender<u64>,
-    /// Whether the `Leave` was sent.
+    /// Whether the `Leave` was sent, or given up.
     pub gone: watch::Sender<bool>,
     /// What ends this node's workers, and its present deadline.
     pub workers_end: Mutex<Option<Ending>>,

@@ -25,6 +25,8 @@ use crate::rendezvous::protocol::message::{
 };
 use crate::secure::Protection;
 
+/// How long a goodbye may take in a process that a signal ends. Whoever has sent the signal kills a process that takes long.
+pub const FAREWELL: Duration = Duration::from_secs(1);
 /// Time for the last events to be written.
 const LAST_LINES: Duration = Duration::from_millis(500);
 
@@ -222,6 +224,11 @@ impl Session {
         self.ask(|machine| machine.took(round, phase, Instant::now()));
     }
 
+    /// The workers of `round` are being stopped, or leave their world: for the log.
+    pub fn stopping(&self, round: Round) {
+        self.ask(|machine| machine.stopping(round));
+    }
+
     /// As many workers of `round` as its world has are connected to their store, which this node serves.
     pub fn imported(&self, round: Round) {
         self.ask(|machine| machine.imported(round, Instant::now()));
@@ -314,12 +321,15 @@ impl Session {
     }
 
     /// Leave the rendezvous and end the session. Earlier messages are sent first, for at most `limit`. A pending join ends.
-    /// `signal` is the signal that ended the agent, if one did.
+    /// `signal` is the signal that ended the agent, if one did. Then they are sent for at most [`FAREWELL`]. Later calls do nothing.
     pub async fn leave(&self, reason: String, signal: Option<i32>, limit: Duration) {
+        let limit = if signal.is_some() { limit.min(FAREWELL) } else { limit };
         let mut gone = self.shared.gone.subscribe();
         self.ask(|machine| machine.leave(reason, signal));
         if timeout(limit, gone.wait_for(|gone| *gone)).await.is_err() {
             self.task.iter().for_each(|task| task.abort());
+            // Nothing is sent any more, so no later call waits for it.
+            self.shared.gone.send_replace(true);
             self.shared.stepped();
         }
         let recording = self.shared.events.lock().clone();

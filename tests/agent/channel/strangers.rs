@@ -185,7 +185,7 @@ async fn what_a_worker_says_that_does_not_read_counts_no_more() {
     let mut exchange = exchange();
     let mut stream = raw(&exchange, &frame(ToAgent::Hello { version: VERSION }));
     assert_eq!(within(exchange.next()).await, Heard::Hello { local_rank: 0 });
-    stream.write_all(&frame(ToAgent::Parked { commit: Some(7) })).unwrap();
+    stream.write_all(&frame(ToAgent::Parked(HeldState::default()))).unwrap();
     for _ in 0..100 {
         exchange.send(0, ToWorker::PeerFailed { reason: "x".repeat(4000) });
     }

@@ -142,7 +142,7 @@ def test_follow_shows_each_event_as_it_comes(job: Job, port: int) -> None:
             "there are no files of events below this folder (events.jsonl.1, ",
         ),
         (["events", "--follow", "--events=/dev/null"], 2, "--follow needs an endpoint"),
-        (["why", "--events=/dev/null"], 2, "there are no events in these files"),
+        (["why", "--events=/dev/null"], 2, "`/dev/null`: there are no events in this file"),
     ],
 )
 def test_what_cannot_be_done_is_said(words: list[str], code: int, why: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -192,6 +192,29 @@ def test_a_torn_line_costs_no_other(tmp_path: Path, capsys: pytest.CaptureFixtur
     path.write_text("no\nevents\n")
     assert _cli.main(["events", "--events", str(path)]) == 2
     assert f"`{path}`: line 1 is no event of a job" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["why"], ["status"], ["events"], ["events", "--json"], ["page"]])
+def test_a_folder_without_events_keeps_nobody_from_reading_the_others(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One of several nodes was killed before it wrote any."""
+    one, empty, begun, other = (tmp_path / name for name in ("one", "empty", "begun", "other"))
+    for folder in (one, empty, begun, other):
+        folder.mkdir()
+    (one / "events.jsonl").write_text(line(1) + "\n")
+    (begun / "events.jsonl").write_text("")
+    (other / "events.jsonl").write_text(line(1, "d", type="run.closed", data={"verdict": "succeeded"}) + "\n")
+    paths = [str(path) for path in (one, empty, begun, tmp_path / "nowhere", other)]
+    assert _cli.main([*words, "--events", *paths]) == 0
+    told = capsys.readouterr()
+    assert [said.split(": ")[2] for said in told.err.splitlines()] == [
+        f"`{empty}`",
+        f"`{begun}`",
+        f"`{tmp_path / 'nowhere'}`",
+    ]
+    assert told.err.count("; it is left out\n") == 3
+    assert told.out
 
 
 def test_what_an_output_cannot_show_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

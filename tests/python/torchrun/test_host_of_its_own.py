@@ -1,15 +1,18 @@
 """Stock torchrun with a store and coordinator in a separate process (`elastic-rs store serve`)."""
 
+import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 import pytest
 from helpers.procs import Job, Process
 
-from .conftest import Start
+from .conftest import SCRIPTS, Start
 
 pytestmark = pytest.mark.torchrun
+STEPS = SCRIPTS / "steps.py"
 
 
 def serve(job: Job, port: int, name: str) -> Process:
@@ -53,5 +56,45 @@ def test_a_host_that_is_killed_and_started_again_disturbs_no_worker(
     assert [node.wait() for node in nodes] == [0, 0]
     started = [line for node in nodes for line in node.lines if line.startswith("WORKER")]
     assert len(started) == 2, "no worker was restarted"
+    again.signal(signal.SIGTERM)
+    assert again.wait() == 0
+
+
+@pytest.mark.parametrize("agent", ["run"], indirect=True)
+def test_a_node_that_was_cut_off_while_the_coordinator_was_away_does_not_fail_the_job(
+    start: Start, job: Job, port: int, tmp_path: Path
+) -> None:
+    """Its agent stands still for longer than its lease, so its workers end, and those of the other node cannot go on.
+
+    That costs no restart: there is none.
+    """
+    lease_s = 6.0
+    conf = "is_host=0,last_call_timeout=1,keep_alive_interval=2,keep_alive_max_attempt=3"
+    done = tmp_path / "done"
+    host = serve(job, port, "host")
+    nodes = [start(number, "--until", done, nnodes="2", restarts=0, conf=conf, script=STEPS) for number in (2, 3)]
+    for node in nodes:
+        node.line(r"WORLD .*world=2 ")
+    nodes[0].line(r"STEP 2\d ")
+    healthy, cut_off = nodes
+    os.kill(cut_off.pid, signal.SIGSTOP)
+    stopped = time.monotonic()
+    host.signal(signal.SIGKILL)
+    host.wait()
+    mark = healthy.mark()
+    time.sleep(lease_s - 1.5)  # the coordinator is away
+    again = serve(job, port, "host again")
+    again.line(r"\) was placed in round 1 of 2 nodes")
+    time.sleep(max(0.0, stopped + lease_s + 0.5 - time.monotonic()))  # the rest of the lease
+    os.kill(cut_off.pid, signal.SIGCONT)
+    began = time.monotonic()
+    try:
+        healthy.line(r"WORLD .*world=2 ", since=mark)
+        print(f"a world of two again {time.monotonic() - began:.1f} s after the end of the stop")
+    finally:
+        print("\n".join([*healthy.lines[mark:], "", *again.lines]))
+    assert any("restarts its workers" in line for line in healthy.lines[mark:])
+    done.touch()
+    assert [node.wait() for node in nodes] == [0, 0]
     again.signal(signal.SIGTERM)
     assert again.wait() == 0

@@ -26,6 +26,11 @@ impl NodeMachine {
         self.tell_took(round, phase);
     }
 
+    /// The workers of `round` are being stopped, or leave their world.
+    pub fn stopping(&mut self, round: Round) {
+        self.stopping = Some(round);
+    }
+
     /// As many workers of `round` as its world has are connected to their store, which this node serves.
     pub fn imported(&mut self, round: Round, now: Instant) {
         let Some((_, since)) = self.started.filter(|(started, _)| *started == round) else { return };

@@ -8,9 +8,12 @@ use super::super::agent::worker_count;
 use super::super::event::Loss;
 use super::super::host::{self, Agent, Host, Process};
 use super::completion::check_told_again;
-use super::{Ledger, OTHER_SETTINGS};
+use super::{Ledger, OTHER_SETTINGS, Said};
+use crate::events::record::{Kind, Record, Why};
 use crate::rendezvous::coordinator::machine::{Command, Machine};
 use crate::rendezvous::decider::hosts::Exclusion;
+use crate::rendezvous::decider::node::Status;
+use crate::rendezvous::decider::run::Run;
 use crate::rendezvous::node::machine::JoinError;
 use crate::rendezvous::protocol::message::{CoordinatorMessage, NodeId, NodeMessage, Placement, Resume, Round};
 use crate::rendezvous::protocol::rules::WorkerBounds;
@@ -51,21 +54,27 @@ impl Ledger {
         commands: impl IntoIterator<Item = &'a Command>,
         life: u32,
     ) -> Result<(), Violation> {
-        if let Some(run) = machine.run(&self.run_id) {
-            // A recount looks at all nodes. In large jobs most decisions are about a heartbeat, and some are left out.
-            let seldom = 1 + run.connected() as u64 / RECOUNTED_NODES;
-            if (self.messages.0 + self.messages.1).is_multiple_of(seldom) {
-                run.check().map_err(Violation::contract)?;
-            }
-        }
+        let run = machine.run(&self.run_id);
+        // A recount looks at all nodes. In large jobs most decisions are about a heartbeat, and some are left out.
+        let seldom = 1 + run.map_or(0, Run::connected) as u64 / RECOUNTED_NODES;
+        let recounted = run.filter(|_| (self.messages.0 + self.messages.1).is_multiple_of(seldom));
+        recounted.map_or(Ok(()), Run::check).map_err(Violation::contract)?;
         let mut completed: BTreeMap<Round, Vec<(NodeId, &Placement)>> = BTreeMap::new();
         let mut resumes: BTreeMap<Round, Vec<&Resume>> = BTreeMap::new();
         let mut members: BTreeMap<NodeId, Vec<IpAddr>> = BTreeMap::new();
         for command in commands {
-            let Command::Send { session, message } = command else {
-                continue;
+            let (session, message) = match command {
+                Command::Send { session, message } => (session, message),
+                Command::Record { record, .. } => {
+                    self.check_growth(record, run)?;
+                    continue;
+                }
+                _ => continue,
             };
             self.messages.1 += 1;
+            if message.placement().is_some() {
+                self.stopped.remove(session);
+            }
             if let Some(placement) = message.placement() {
                 let said = self.said.get(session);
                 let said =
@@ -84,6 +93,10 @@ impl Ledger {
                     }
                 }
                 CoordinatorMessage::Status { waiting, reason, .. } => {
+                    match waiting {
+                        0 => self.stopped.remove(session),
+                        1.. => self.stopped.insert(*session),
+                    };
                     ensure(*waiting == 0 || !reason.is_empty(), || {
                         "members are interrupted without a reason".to_owned()
                     })?;
@@ -96,6 +109,7 @@ impl Ledger {
                 _ => {}
             }
         }
+        recounted.map_or(Ok(()), |run| self.check_left_behind(run))?;
         for (round, places) in completed {
             match self.worlds.get(&(life, round)) {
                 Some(told) => check_told_again(told, round, &places)?,
@@ -107,6 +121,37 @@ impl Ledger {
             }
         }
         Ok(())
+    }
+
+    /// Checks that a healthy world is not stopped for growth while no round can close. One that has begun to change under an earlier
+    /// coordinator goes on with it.
+    fn check_growth(&self, record: &Record, run: Option<&Run>) -> Result<(), Violation> {
+        let leaves = record.text.as_ref().is_some_and(|text| text.contains("is about to leave"));
+        let has_stopped = |said: &Said| said.join.is_some() && said.check.is_some();
+        let began = |run: &Run| self.counted.contains_key(&run.round()) || self.said.values().any(has_stopped);
+        let grows = match record.kind {
+            Kind::RoundBroken { why: Why::NodesWait } => true,
+            Kind::RoundChanges {} => record.text.is_some() && !leaves && !run.is_some_and(began),
+            _ => false,
+        };
+        let held = run.filter(|_| grows).and_then(Run::held_until);
+        ensure(held.is_none(), || format!("a healthy world is stopped for growth, and no round can close: {record:?}"))
+    }
+
+    /// Checks that a world never runs on without one of its members that has asked for another round: the others were told to stop. A
+    /// member whose workers have stopped at a check is one that the others follow.
+    fn check_left_behind(&self, run: &Run) -> Result<(), Violation> {
+        let member = |placed: Option<(Round, u32)>| placed.is_some_and(|(round, _)| round == run.round());
+        let asks = |node: &NodeId| {
+            let said = self.newest.get(node).and_then(|session| self.said.get(session));
+            said.is_some_and(|said| said.join.is_some() && said.check.is_none())
+        };
+        let waits = |status: &Status| matches!(status, Status::Waiting { .. });
+        let mut waiting = run.nodes().filter(|(node, status, placed)| waits(status) && member(*placed) && asks(node));
+        let Some((asks, ..)) = waiting.next().filter(|_| run.closed().is_none()) else { return Ok(()) };
+        let runs_on = |node: NodeId| run.session(node).is_some_and(|session| !self.stopped.contains(&session));
+        let others = run.nodes().find(|(node, status, _)| **status == Status::Active && runs_on(*node));
+        ensure(others.is_none(), || format!("{others:?} runs on without {asks:?}, which asks for another round"))
     }
 
     /// Checks that no node at this address gets a place in a new world, if its host is kept out.

@@ -35,6 +35,8 @@ struct Said {
     join: Option<Join>,
     /// What became of its workers, as its join says.
     survival: Survival,
+    /// The check in its join.
+    check: Option<u64>,
 }
 
 /// A world, as sent to its members.
@@ -94,6 +96,8 @@ pub struct Ledger {
     counted: BTreeMap<Round, u64>,
     /// The check at which members of a round were told to stop, by this life.
     raised: BTreeMap<Round, u64>,
+    /// The sessions that were last told to stop their workers at once.
+    stopped: BTreeSet<SessionId>,
     closed: bool,
     /// What was recorded.
     pub chronicle: Chronicle,
@@ -129,6 +133,7 @@ impl Ledger {
             reached: BTreeMap::new(),
             counted: BTreeMap::new(),
             raised: BTreeMap::new(),
+            stopped: BTreeSet::new(),
             closed: false,
             chronicle: Chronicle::default(),
             excluded: Vec::new(),
@@ -161,6 +166,7 @@ impl Ledger {
         self.gone.clear();
         self.counted.clear();
         self.raised.clear();
+        self.stopped.clear();
         self.closed = false;
         self.excluded.clear();
     }
@@ -210,9 +216,10 @@ impl Ledger {
             let earlier = self.newest.insert(hello.node, session);
             let earlier = earlier.and_then(|session| self.said.remove(&session));
             let earlier = earlier.filter(|_| hello.joining);
-            let (join, survival) = earlier.map(|said| (said.join, said.survival)).unwrap_or_default();
+            let (join, survival, check) =
+                earlier.map(|said| (said.join, said.survival, said.check)).unwrap_or_default();
             let Hello { node, settings, node_rank, .. } = (**hello).clone();
-            let said = Said { node, settings, node_rank, connected: true, join, survival };
+            let said = Said { node, settings, node_rank, connected: true, join, survival, check };
             self.said.insert(session, said);
             if !known.node {
                 // The coordinator knows a node that it has given up only by the node's own claims.
@@ -250,9 +257,11 @@ impl Ledger {
             return;
         };
         match message {
-            NodeMessage::Join(join) => (said.join, said.survival) = (Some(join.clone()), Survival::New),
-            NodeMessage::JoinInPlace { join, survival, .. } => {
-                (said.join, said.survival) = (Some(join.clone()), survival.clone());
+            NodeMessage::Join(join) => {
+                (said.join, said.survival, said.check) = (Some(join.clone()), Survival::New, None)
+            }
+            NodeMessage::JoinInPlace { join, survival, check } => {
+                (said.join, said.survival, said.check) = (Some(join.clone()), survival.clone(), *check);
             }
             NodeMessage::Withdraw | NodeMessage::Leave { .. } => said.join = None,
             NodeMessage::Counted { round, count } => {
