@@ -263,12 +263,15 @@ impl AgentMachine {
     /// This node was cut off for its whole lease while it waited for its place. The survivors that it has brought end: they hold the
     /// state of a world that may have gone on without them. Comes before [`Self::on_placed`].
     pub fn on_survivors_lost(&mut self, reason: &str) {
-        if matches!(self.phase, Phase::Joining) && self.has_parked() {
-            self.warn(format!("restarting all workers: {reason}"));
+        if !matches!(self.phase, Phase::Joining) {
+            return;
+        }
+        self.warn(format!("restarting all workers: {reason}"));
+        if self.has_parked() {
             self.commands.push(Command::Kill);
-            self.forget_lives();
             self.dying = true;
         }
+        self.forget_lives();
     }
 
     /// The world must re-form, and cannot until a coordinator runs again.
