@@ -102,7 +102,7 @@ pub(super) async fn drive(machine: Arc<Mutex<NodeMachine>>, shared: Arc<Shared>,
                 let mut machine = machine.lock();
                 match happened {
                     Happened::Sent => {}
-                    Happened::Received(message) => machine.on_message(message, Instant::now()),
+                    Happened::Received(message) => machine.on_message(*message, Instant::now()),
                     Happened::Ended { cause, foreign } => {
                         connection = None;
                         machine.on_disconnected(cause, foreign, Instant::now());
@@ -144,7 +144,7 @@ pub(super) async fn drive(machine: Arc<Mutex<NodeMachine>>, shared: Arc<Shared>,
 
 enum Happened {
     Sent,
-    Received(CoordinatorMessage),
+    Received(Box<CoordinatorMessage>),
     Ended { cause: String, foreign: bool },
 }
 
@@ -156,7 +156,7 @@ async fn step(connection: &mut Option<Connection>) -> Happened {
     let ended = |cause: String| Happened::Ended { cause, foreign: false };
     tokio::select! {
         message = read_message(reader, incoming) => match message {
-            Ok(Some(message)) => Happened::Received(message),
+            Ok(Some(message)) => Happened::Received(Box::new(message)),
             Ok(None) => ended("the coordinator closed the connection".to_owned()),
             Err(error) => Happened::Ended { cause: error.to_string(), foreign: true },
         },
