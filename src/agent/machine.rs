@@ -271,6 +271,7 @@ impl AgentMachine {
             self.commands.push(Command::Kill);
             self.dying = true;
         }
+        self.none_survives();
         self.forget_lives();
     }
 

@@ -484,6 +484,20 @@ fn workers_that_wait_for_a_place_end_when_their_node_was_cut_off() {
     assert_eq!(does(&mut agent), [start(2, Some(going_on(3)), &[0, 1])], "all are new");
 }
 
+/// The round that was to be started is over before anything is left of them.
+#[test]
+fn a_node_whose_waiting_workers_were_lost_says_that_none_survived() {
+    let now = Instant::now();
+    let mut agent = joining();
+    agent.on_survivors_lost("cut off");
+    agent.on_placed(placement(2, Some(going_on(3))), now);
+    does(&mut agent);
+    agent.on_interrupted(Round(2), "node1 is lost", now);
+    agent.on_worker_gone(0);
+    agent.on_stopped();
+    assert_eq!(does(&mut agent), [join(&[])]);
+}
+
 /// Their guards have killed them, and the agent has seen it, before it has its place.
 #[test]
 fn workers_that_waited_and_are_gone_are_no_failure_if_their_node_was_cut_off() {

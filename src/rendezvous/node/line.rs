@@ -109,7 +109,7 @@ pub(super) async fn drive(machine: Arc<Mutex<NodeMachine>>, shared: Arc<Shared>,
                 let mut machine = machine.lock();
                 match happened {
                     Happened::Sent => {}
-                    Happened::Received(message) => machine.on_message(message, Instant::now()),
+                    Happened::Received(message) => machine.on_message(*message, Instant::now()),
                     Happened::Ended { cause, foreign } => {
                         connection = None;
                         machine.on_disconnected(cause, foreign, Instant::now());
@@ -151,7 +151,7 @@ pub(super) async fn drive(machine: Arc<Mutex<NodeMachine>>, shared: Arc<Shared>,
 
 enum Happened {
     Sent,
-    Received(CoordinatorMessage),
+    Received(Box<CoordinatorMessage>),
     Ended { cause: String, foreign: bool },
 }
 
@@ -164,7 +164,7 @@ async fn step(connection: &mut Option<Connection>) -> Happened {
     tokio::select! {
         message = read_message::<CoordinatorMessage>(reader, incoming) => match message {
             Ok(Some(message)) => match message.validate() {
-                Ok(()) => Happened::Received(message),
+                Ok(()) => Happened::Received(Box::new(message)),
                 Err(cause) => Happened::Ended { cause, foreign: true },
             },
             Ok(None) => ended("the coordinator closed the connection".to_owned()),
