@@ -10,7 +10,7 @@ use elastic_rs::rendezvous::cell::node::{CellCommand, CellNode};
 use elastic_rs::rendezvous::protocol::codec::{encode_preamble, try_encode_frame};
 use elastic_rs::rendezvous::protocol::cooldown::Cooldown;
 use elastic_rs::rendezvous::protocol::message::{
-    Generation, Failure, Hello, Join, JoinWorkers, NodeId, NodeMessage, Placed, Round, Verdict,
+    Failure, Generation, Hello, Join, JoinWorkers, NodeId, NodeMessage, Placed, Round, Verdict,
 };
 use elastic_rs::rendezvous::protocol::rules::{Rules, WorkerBounds};
 use elastic_rs::rendezvous::protocol::settings::Settings;
@@ -133,8 +133,18 @@ fn rendezvous() {
     };
     let join =
         |round, node_rank| NodeMessage::Join(Join { round: Round(round), store_port: 29500, node_rank, workers: None });
-    let placed =
-        |active| Some(Placed { round: Round(1), rank: 1, world_size: 2, world: 1, active, restart: 0, host: None, began_with: Generation::default() });
+    let placed = |active| {
+        Some(Placed {
+            round: Round(1),
+            rank: 1,
+            world_size: 2,
+            world: 1,
+            active,
+            restart: 0,
+            host: None,
+            began_with: Generation::default(),
+        })
+    };
 
     long_texts(hello);
     let mut script = Vec::new();
