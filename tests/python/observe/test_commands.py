@@ -264,11 +264,13 @@ def test_a_file_of_one_line_that_is_no_event_is_named(tmp_path: Path, capsys: py
     whole, other = tmp_path / "whole", tmp_path / "other"
     whole.write_text(line(1) + "\n")
     other.write_text('{"traceEvents":[]}')
-    assert _cli.main(["events", "--events", str(whole), str(other)]) == 2
+    assert _cli.main(["events", "--events", str(whole), str(other)]) == 0
+    assert f"`{other}`: line 1 is no event of a job" in capsys.readouterr().err
+    assert _cli.main(["events", "--events", str(other)]) == 2
     assert f"`{other}`: line 1 is no event of a job" in capsys.readouterr().err
     other.write_text(line(2)[:20])  # an agent was killed with its first event
     assert _cli.main(["events", "--events", str(whole), str(other)]) == 0
-    assert capsys.readouterr().err == ""
+    assert f"`{other}`: there are no events in this file; it is left out" in capsys.readouterr().err
 
 
 def test_a_folder_stands_for_the_files_of_events_below_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
