@@ -126,6 +126,11 @@ pub struct Lives {
 }
 
 impl Workers {
+    /// All end.
+    pub(super) fn lose_all(&mut self) {
+        self.living.clear();
+    }
+
     /// What the agent says of them when it joins.
     pub(super) fn survival(&self) -> Survival {
         let survivor = |(local_rank, state): (&u32, &State)| Survivor {
@@ -403,7 +408,7 @@ impl Simulation {
             workers.living.pop_first();
             workers.living.values_mut().for_each(|state| state.stopped_at = None);
             if !workers.attend {
-                workers.living.clear();
+                workers.lose_all();
             }
         }
     }
