@@ -10,8 +10,11 @@ use crate::seeds::{asked_for, live_through};
 use elastic_rs::rendezvous::protocol::message::{Generation, Placement, Resume};
 use elastic_rs::rendezvous::protocol::settings::Settings;
 use elastic_rs::sim::coordinator::elastic::Elastic;
-use elastic_rs::sim::coordinator::elastic_plan::live;
+use elastic_rs::sim::coordinator::elastic_plan::{draw, live};
+use elastic_rs::sim::coordinator::history::live_plan;
 use elastic_rs::sim::coordinator::{Action, Options, Simulation};
+use elastic_rs::sim::engine::paths::{End, Partition};
+use elastic_rs::sim::worlds::Violation;
 
 #[test]
 fn invariants_hold_for_all_seeds() {
@@ -43,6 +46,24 @@ fn a_seed_determines_a_history() {
         let (Ok(one), Ok(other)) = (live(seed, false), live(seed, true)) else { continue };
         assert_eq!(one, other, "seed {seed}");
     }
+}
+
+/// The number of a commit alone says how new a state is.
+#[test]
+fn seeds_find_a_source_by_the_number_of_its_commit_alone() {
+    let seeds = asked_for(300);
+    let few = seeds.end - seeds.start < 300;
+    let broken = |seed: u64| {
+        let mut plan = draw(seed);
+        plan.options.elastic.by_number_alone = true;
+        live_plan(seed, &plan, false).err().map(|failure| failure.violation.text)
+    };
+    let texts: Vec<_> = seeds.filter_map(broken).collect();
+    let count = |what: &str| texts.iter().filter(|text| text.contains(what)).count();
+    let (lost, older) = (count("and a member has committed"), count("and a member has the state of"));
+    println!("{} break: {lost} lose commits, {older} begin with the state of an older world", texts.len());
+    assert!(few || lost > 0, "no history loses a commit: {texts:?}");
+    assert!(few || older > 0, "no history begins with the state of an older world: {texts:?}");
 }
 
 // Scenarios. Times are exact, because messages take no time, and workers count and stop at once.
@@ -111,6 +132,51 @@ fn a_node_that_dies_leaves_the_others_their_workers() {
     job.at(Duration::from_secs(10), Action::Kill(0));
     run(&mut job, 12.0);
     assert_eq!(worlds(&job), [None, goes_on(2, 5, true), goes_on(2, 5, true)]);
+}
+
+/// Host 0 is out of reach for a moment, and the workers of the others end meanwhile. These begin again from the checkpoint. Host 0 comes
+/// back with its workers, into a world that breaks before they have the state of the others.
+fn comes_back_with_an_older_state(by_number_alone: bool) -> Result<Simulation, Violation> {
+    let sync = Duration::from_secs(3);
+    let elastic = Elastic { hosts: (0..3).collect(), sync: (sync, sync), by_number_alone, ..Elastic::default() };
+    let mut job = Simulation::new(Options { elastic, ..Options::exact(3, Settings::new(2, 3)) });
+    job.start_all(Duration::ZERO);
+    // Each of these worlds commits.
+    for seconds in [4, 8, 12, 16] {
+        job.at(Duration::from_secs(seconds), Action::FailWorkers(1));
+    }
+    let cut_for = Duration::from_secs(4);
+    for to in [End::Coordinator, End::Node] {
+        job.at(Duration::from_secs(20), Action::Cut(0, to, cut_for, Partition::Lost));
+    }
+    job.at(Duration::from_secs(20), Action::Sever(0));
+    job.at(Duration::from_secs(20), Action::LoseWorkers(1));
+    job.at(Duration::from_secs(20), Action::LoseWorkers(2));
+    let round = |job: &Simulation| job.running(0).map(|placement| placement.round.0);
+    while round(&job) != Some(7) {
+        assert!(job.now() < Duration::from_secs(60), "host 0 is not back: {:?}", worlds(&job));
+        job.run_until(job.now() + Duration::from_millis(100))?;
+    }
+    assert_eq!(job.hosts().iter().map(|host| host.placements.len()).collect::<Vec<_>>(), [6, 7, 7]);
+    let now = job.now();
+    job.at(now, Action::FailWorkers(2));
+    job.run_until(now + Duration::from_secs(10))?;
+    Ok(job)
+}
+
+#[test]
+fn a_node_that_comes_back_with_an_older_state_is_not_the_source() {
+    let job = comes_back_with_an_older_state(false).unwrap_or_else(|violation| panic!("{violation}"));
+    let placement = job.running(0).unwrap();
+    let Some(Resume::Continue { source, sync: true, generation, .. }) = &placement.resume else { panic!() };
+    assert_eq!((placement.round.0, generation.round.0), (8, 6));
+    assert_ne!(placement.workers.map(|workers| workers.first_rank), Some(*source), "host 0 has one worker");
+}
+
+#[test]
+fn a_source_by_the_number_of_its_commit_alone_is_caught() {
+    let Err(violation) = comes_back_with_an_older_state(true) else { panic!("nothing is found") };
+    assert!(violation.text.contains("and a member has"), "{violation}");
 }
 
 /// Nodes of which only some can change in place are restarted together, with the reason.

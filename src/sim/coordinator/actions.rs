@@ -47,10 +47,18 @@ impl Simulation {
                 self.engine.processes.note_fault(Some(host), until);
                 self.engine.paths.cut(host, to, now + time, kind);
             }
-            Action::FailWorkers(host) | Action::ReportFailure(host) if self.hosts[host].ours.is_some() => {
+            Action::FailWorkers(host) | Action::LoseWorkers(host) | Action::ReportFailure(host)
+                if self.hosts[host].ours.is_some() =>
+            {
                 self.end_workers(host, false);
             }
             Action::ReportDone(host) if self.hosts[host].ours.is_some() => self.end_workers(host, true),
+            Action::LoseWorkers(host) => {
+                if let Some(process) = self.hosts[host].process.as_mut().filter(|it| it.running().is_some()) {
+                    process.workers.lose_all();
+                    self.stop_workers(host, true);
+                }
+            }
             Action::FailWorkers(host) => {
                 if self.running(host).is_some() {
                     self.lose_worker(host);
@@ -213,13 +221,15 @@ impl Simulation {
     pub(super) fn ask(&mut self, host: HostId) {
         let now = self.instant();
         let ours = self.hosts[host].ours.is_some();
+        let last = self.hosts[host].placements.last().map(Placement::generation);
+        let instead = last.filter(|_| self.options.elastic.by_number_alone);
         if let Some(process) = &mut self.hosts[host].process {
             process.agent = Agent::Joining;
             process.joins += 1;
             let node_rank = self.options.node_ranks.get(&host).copied();
             let workers = Some(JoinWorkers::new("default", worker_count(host)));
             if !ours {
-                process.machine.bring(process.workers.survival());
+                process.machine.bring(process.workers.survival(instead));
             }
             process.done = false;
             process.machine.join_with_new_store(node_rank, workers, process.join_timeout, now);

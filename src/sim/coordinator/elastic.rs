@@ -40,6 +40,9 @@ pub struct Elastic {
     pub fragile: u64,
     /// From then on nodes answer, and workers reach a check at once.
     pub well_from: Time,
+    /// Nodes name their last world as the generation of each state, whether it has the state of that world or not. So the number of its
+    /// commit alone says how new a state is: a test of the tests.
+    pub by_number_alone: bool,
 }
 
 /// What happens to workers.
@@ -126,11 +129,16 @@ pub struct Lives {
 }
 
 impl Workers {
-    /// What the agent says of them when it joins.
-    pub(super) fn survival(&self) -> Survival {
+    /// All end.
+    pub(super) fn lose_all(&mut self) {
+        self.living.clear();
+    }
+
+    /// What the agent says of them when it joins. `instead`: the generation that it names for each state.
+    pub(super) fn survival(&self, instead: Option<Generation>) -> Survival {
         let survivor = |(local_rank, state): (&u32, &State)| Survivor {
             local_rank: *local_rank,
-            generation: state.generation,
+            generation: instead.or(state.generation),
             commit: state.commit,
         };
         match (self.placed, self.attend, self.elastic) {
@@ -207,7 +215,8 @@ impl Simulation {
     }
 
     /// Worlds were formed. Notes with which states their workers begin, and checks that these are not older than what workers have
-    /// committed that were in the last world and are in this one, and not older than the last checkpoint.
+    /// committed that were in the last world and are in this one, and not older than the last checkpoint. If one of these has the state of
+    /// the last world, so has the source.
     pub(super) fn note_worlds(&mut self, commands: &[Command]) -> Result<(), Violation> {
         let mut formed: BTreeMap<u64, Vec<(HostId, &Placement, &Resume)>> = BTreeMap::new();
         for command in commands {
@@ -265,6 +274,9 @@ impl Simulation {
             let unknown = last.life != self.coordinator.incarnation && start.generation.is_some_and(twin);
             let kept = cannot || unknown || newest.is_none_or(|newest| start.step >= newest);
             ensure(kept, || format!("{}, and a member has committed {newest:?}: {last:?}", told()))?;
+            let other = start.generation.filter(|of| ![last.generation, last.began_with].contains(of));
+            let follows = cannot || unknown || newest.is_none() || other.is_none();
+            ensure(follows, || format!("{}, of {other:?}, and a member has the state of {last:?}", told()))?;
             // A coordinator that is restarted may not hear of a world all of whose members have gone.
             if !unknown && (last.life == self.coordinator.incarnation || newest.is_some()) {
                 ensure(start.step >= checkpoint, || format!("{}, the checkpoint has {checkpoint}: {last:?}", told()))?;
@@ -403,7 +415,7 @@ impl Simulation {
             workers.living.pop_first();
             workers.living.values_mut().for_each(|state| state.stopped_at = None);
             if !workers.attend {
-                workers.living.clear();
+                workers.lose_all();
             }
         }
     }

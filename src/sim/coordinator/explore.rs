@@ -199,9 +199,10 @@ fn applies(job: &Simulation, action: &Action) -> bool {
     let process = |host: &usize| job.hosts[*host].process.as_ref();
     match action {
         Action::Sever(host) => process(host).is_some_and(|process| process.conn.is_some()),
-        Action::FailWorkers(host) | Action::ReportFailure(host) | Action::ReportDone(host) => {
-            process(host).is_some_and(|process| process.running().is_some())
-        }
+        Action::FailWorkers(host)
+        | Action::LoseWorkers(host)
+        | Action::ReportFailure(host)
+        | Action::ReportDone(host) => process(host).is_some_and(|process| process.running().is_some()),
         Action::Kill(host)
         | Action::PowerOff(host)
         | Action::Terminate(host)

@@ -94,6 +94,8 @@ pub enum Action {
     Cut(HostId, End, Duration, Partition),
     /// A worker fails: the agent stops the others and joins again.
     FailWorkers(HostId),
+    /// All workers of a host end at one instant, if its agent is PyTorch's: it joins again. Otherwise as [`Self::FailWorkers`].
+    LoseWorkers(HostId),
     /// A worker fails: the agent reports it, and waits for the answer.
     ReportFailure(HostId),
     /// All workers succeed: the agent reports it, and waits for the others.

@@ -349,6 +349,9 @@ impl Simulation {
         let Some(process) = &mut self.hosts[host].process else {
             return Ok(());
         };
+        if process.machine.take_lost_survivors().is_some() {
+            process.workers.lose_all();
+        }
         if let Some(outcome) = process.machine.take_outcome() {
             process.answers += 1;
             self.ledgers[self.options.strangers.run_of(host)].check_outcome(process, &outcome)?;

@@ -52,7 +52,7 @@ impl PyTorch {
                 let until = self.cut_until(host).max(now + time);
                 self.engine.paths.cut(host, End::Coordinator, until, Partition::Held);
             }
-            Action::FailWorkers(host) | Action::ReportFailure(host) => {
+            Action::FailWorkers(host) | Action::LoseWorkers(host) | Action::ReportFailure(host) => {
                 if self.running(host).is_some() {
                     self.stop_workers(host);
                 }
