@@ -6,6 +6,7 @@ import argparse
 import functools
 import os
 import re
+import select
 import signal
 import sys
 import time
@@ -132,7 +133,7 @@ def _serve(args: argparse.Namespace) -> int:
     except ValueError as error:
         print(error_line("elastic-rs", str(error)), file=sys.stderr)
         return NOT_VALID
-    # Before any thread exists, so that all inherit the mask: signals stay pending until `sigtimedwait`.
+    # Before any thread exists, so that all inherit the mask: signals stay pending until `_first_signal`.
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     show_logs(args.log_level.upper())
     limits = _elastic_rs.StoreLimits(**{name: getattr(args, name) for name, *_ in _elastic_rs.StoreLimits.table()})
@@ -145,12 +146,12 @@ def _serve(args: argparse.Namespace) -> int:
     if protected is not None:
         _say(f"sessions are protected by {protected.words}; there is no store for c10d clients")
     print(f"listening on {', '.join(host.addresses)}", flush=True)
-    while (received := signal.sigtimedwait(SIGNALS, _LOOK_INTERVAL_S)) is None:
-        if host.stopped:
-            print(error_line("elastic-rs", "the server has ended by itself: this is a bug"), file=sys.stderr)
-            return ENDED_BY_ITSELF
+    received = _first_signal(host)
+    if received is None:
+        print(error_line("elastic-rs", "the server has ended by itself: this is a bug"), file=sys.stderr)
+        return ENDED_BY_ITSELF
     sessions, clients = host.users
-    _say(f"{signal.Signals(received.si_signo).name}: waiting for {sessions} nodes and {clients} clients to go")
+    _say(f"{received.name}: waiting for {sessions} nodes and {clients} clients to go")
     since = time.monotonic()
 
     def end_at_once(number: int, _: FrameType | None) -> None:
@@ -162,13 +163,30 @@ def _serve(args: argparse.Namespace) -> int:
 
     for number in SIGNALS:
         signal.signal(number, end_at_once)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     if not host.wait_for_users(timeout_s=args.drain_timeout):
         sessions, clients = host.users
         _say(f"{sessions} nodes and {clients} clients are left after {args.drain_timeout:g} s")
     host.stop()
     _say("ended")
     return ENDED_AS_ASKED
+
+
+def _first_signal(host: _elastic_rs.Host) -> signal.Signals | None:
+    """Unblock the signals and wait for the first one. None: the server has ended.
+
+    This does not use ``signal.sigtimedwait``: if SIGCONT interrupts that when its time is over, CPython 3.11 returns a
+    result that nothing has filled in.
+    """
+    reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)  # both open until the process ends
+    for number in SIGNALS:
+        signal.signal(number, lambda *_: None)  # only signals with a handler are written to the pipe
+    signal.set_wakeup_fd(writer)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+    while not select.select([reader], [], [], _LOOK_INTERVAL_S)[0]:
+        if host.stopped:
+            return None
+    signal.set_wakeup_fd(-1)
+    return signal.Signals(os.read(reader, 1)[0])
 
 
 # How often to check that the server still runs. Signals are noticed at once.

@@ -4,8 +4,9 @@
 //! next line that can be written is preceded by an event of type `dropped` with their number.
 
 use std::collections::VecDeque;
-use std::fs::{File, OpenOptions};
+use std::fs::{File, Metadata, OpenOptions};
 use std::io::{self, Write};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
@@ -170,12 +171,7 @@ impl Writer {
 
     /// Append one line. Another process may append to the same file: nothing that is in it is touched.
     fn append(&mut self, line: &str) -> io::Result<()> {
-        let more = line.len() as u64 + 1;
-        let len = self.open()?.metadata()?.len();
-        if len > 0 && len + more > self.limit {
-            self.file = None;
-            std::fs::rename(&self.path, rotated(&self.path))?;
-        }
+        self.make_room(line.len() as u64 + 1)?;
         let mut bytes = Vec::with_capacity(line.len() + 2);
         // What was left of a line that could not be written whole is no line.
         bytes.extend(self.torn.then_some(b'\n'));
@@ -196,6 +192,21 @@ impl Writer {
         }
         self.torn = false;
         Ok(())
+    }
+
+    /// Have the file open with room for so many bytes more. A full one is put aside, unless another process has done that already.
+    fn make_room(&mut self, more: u64) -> io::Result<()> {
+        loop {
+            let open = self.open()?.metadata()?;
+            if open.len() == 0 || open.len() + more <= self.limit {
+                return Ok(());
+            }
+            self.file = None;
+            let same = |there: Metadata| (there.dev(), there.ino()) == (open.dev(), open.ino());
+            if std::fs::metadata(&self.path).is_ok_and(same) {
+                std::fs::rename(&self.path, rotated(&self.path))?;
+            }
+        }
     }
 
     /// The file. Opened if it is not.
@@ -272,6 +283,33 @@ mod tests {
         assert!(file.finish(PATIENCE));
         assert_eq!(read(&path), "twotwotwo\nthree\n4\n");
         fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn two_processes_that_append_to_one_file_lose_nothing() {
+        let folder = folder("two");
+        let path = folder.join("events.jsonl");
+        let [one, two] = ["n1", "n2"].map(|origin| EventFile::limited(&path, origin, 30).unwrap());
+        let push_and_wait = |file: &EventFile, line: &str| {
+            push(file, line);
+            let until = Instant::now() + PATIENCE;
+            loop {
+                let state = file.shared().state.lock();
+                if !state.writing && state.queue.is_empty() || Instant::now() > until {
+                    return;
+                }
+                drop(state);
+                std::thread::yield_now();
+            }
+        };
+        push_and_wait(&one, "aaaaaaaaaaaaaaaaaaaa");
+        push_and_wait(&two, "b");
+        push_and_wait(&one, "cccccccccc");
+        push_and_wait(&two, "dddddddddd");
+        let read = |path: &Path| fs::read_to_string(path).unwrap();
+        let all = (read(&rotated(&path)), read(&path));
+        fs::remove_dir_all(folder).unwrap();
+        assert_eq!(all, ("aaaaaaaaaaaaaaaaaaaa\nb\n".to_owned(), "cccccccccc\ndddddddddd\n".to_owned()));
     }
 
     #[test]

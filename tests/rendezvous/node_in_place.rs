@@ -396,7 +396,7 @@ fn a_node_that_waits_with_its_workers_and_hears_nothing_for_its_lease_has_none_a
     bench.node.on_message(CoordinatorMessage::Heartbeat { waits: None }, bench.now);
     assert_eq!(bench.node.workers_until(), Some(due), "guards have killed them");
 
-    bench.connect();
+    assert!(!bench.connect().joining, "a place that counts on them is given up");
     let said = bench.said();
     assert!(
         matches!(&said[..], [NodeMessage::JoinInPlace { survival: Survival::Attended(survivors), .. }] if survivors.is_empty()),

@@ -171,6 +171,7 @@ class ObjectState(State):
     def sync(self) -> None:
         """Give all ranks the source's present attributes, and save them."""
         received = self._broadcast({name: getattr(self, name) for name in self._attributes})
+        MEMBERSHIP.raise_if_failed()  # an aborted broadcast may end without an error
         for name, value in received.items():
             setattr(self, name, value)
         self.save()

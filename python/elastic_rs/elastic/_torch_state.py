@@ -106,6 +106,9 @@ class TorchState(State):
         with MEMBERSHIP.syncing():
             for other in self._others():
                 other.sync()
+        # When a device's collective was aborted, waiting for it has ended without an error, over garbage (as in `commit`).
+        self._finish_device_work()
+        MEMBERSHIP.raise_if_failed()
         self.save()
 
     def _receive(self, received: tuple[dict[str, Any], dict[str, Any]], live: tuple[dict[str, Any], Any]) -> None:

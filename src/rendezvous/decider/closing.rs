@@ -37,7 +37,6 @@ impl Run {
 
     fn advance(&mut self, now: Instant) {
         self.end_recall(now);
-        self.judge_kept_failures(now);
         self.release_hosts(now);
         if self.close_if_all_done() {
             return;

@@ -104,9 +104,10 @@ impl InPlace {
         self.counts.len() >= members.len() && members.iter().all(|id| self.counts.contains_key(id))
     }
 
-    /// Choose the check: the first one that no worker has passed.
+    /// Choose the check: the first one that no worker has passed. It is the one at which workers have stopped already, if any have.
     pub fn raise(&mut self) -> Option<u64> {
-        let check = self.counts.values().max().map_or(1, |count| count.saturating_add(1));
+        let next = self.counts.values().max().map_or(1, |count| count.saturating_add(1));
+        let check = self.stopped_at.values().copied().max().unwrap_or_default().max(next);
         self.change.as_mut()?.phase = Phase::Raising { check, back_by: None };
         Some(check)
     }

@@ -12,11 +12,10 @@
 //! - **A round's number** raises the numbers of later rounds. Members of an earlier world must not take a new round for theirs. A
 //!   number that no job can have is not believed, and its node is rejected: no place that it is offered could be new to it.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use super::event::SessionId;
-use crate::rendezvous::protocol::message::{Failure, HostSeat, NodeId, Placed, Round};
+use crate::rendezvous::protocol::message::{HostSeat, Placed, Round};
 
 /// Largest round number that is accepted in an unknown world. No job gets there, and counting on from it does not overflow.
 const LARGEST_ROUND: Round = Round(1 << 48);
@@ -45,8 +44,6 @@ pub(in crate::rendezvous) struct Recovery {
     strangers_until: Option<Instant>,
     /// The rank of the current world whose process hosted the former coordinator, if that process is known to have ended.
     gone_rank: Option<u32>,
-    /// Failures of the current world that are judged when its members have reported.
-    failures: BTreeMap<NodeId, (SessionId, Round, Failure)>,
 }
 
 impl Recovery {
@@ -128,16 +125,6 @@ impl Recovery {
             // Other members of that world may still run, even if this one has stopped. They get one lease to report.
             self.hold_for_strangers(now + lease);
         }
-    }
-
-    /// Keep a node's failure until the members of its world have reported.
-    pub fn keep_failure(&mut self, id: NodeId, session: SessionId, round: Round, failure: Failure) {
-        self.failures.insert(id, (session, round, failure));
-    }
-
-    /// Take the failures that were kept.
-    pub fn take_failures(&mut self) -> BTreeMap<NodeId, (SessionId, Round, Failure)> {
-        std::mem::take(&mut self.failures)
     }
 
     /// Record which rank hosted the former coordinator, as a member of the current world says. `gone`: whether its process has

@@ -67,7 +67,8 @@ impl Run {
                     return self.send(session, self.status());
                 }
             }
-            (Status::Active, _) if check.is_some() && check == self.in_place.check() => {
+            // A check that this coordinator has not sent is that of an earlier one, whose change it begins again.
+            (Status::Active, _) if check.is_some() && self.in_place.check().is_none_or(|sent| Some(sent) == check) => {
                 self.in_place.someone_has_stopped(now);
             }
             (Status::Active | Status::Idle, _) if stops_alone => {
@@ -99,7 +100,8 @@ impl Run {
     }
 
     /// Handle a worker's failure. Only the first failure of a round is counted. A later one, or one after members were told to
-    /// re-form, is taken for a consequence. Before all members have reported to a restarted coordinator, nobody knows whether one is.
+    /// re-form, is taken for a consequence. Before all members have reported to a restarted coordinator, any failure may be one: it is
+    /// not counted. Members are notified at once, since workers whose collective has failed wait only seconds for news.
     pub(super) fn on_failed(&mut self, id: NodeId, session: SessionId, round: Round, failure: &Failure, now: Instant) {
         let Some(node) = self.roster.get(id).filter(|_| self.current.closed().is_none()) else { return };
         if !self.is_current(node, round) {
@@ -113,7 +115,11 @@ impl Run {
             return self.send(session, self.status());
         }
         if self.recalls() {
-            return self.recovery.keep_failure(id, session, round, failure);
+            let reason = format!(
+                "{failure}; not counted, since not all members of round {round} have reported to the restarted coordinator"
+            );
+            let exit = self.record(exited(&failure, true, false), Some(&name), None, None);
+            return self.interrupt_by(&reason, exit, Failure { counts: false, ..failure });
         }
         let unreachable = self.roster.of(self.roster.active()).find(|(_, node)| node.session.is_none());
         if let Some((gone_id, gone)) = unreachable.map(|(id, node)| (id, node.label())) {
@@ -151,16 +157,6 @@ impl Run {
                 self.interrupt_by(&reason, exit, failure);
                 self.strike(&origin, Some(rank), now);
             }
-        }
-    }
-
-    /// Judge the failures of which nodes told before all members had reported.
-    pub(super) fn judge_kept_failures(&mut self, now: Instant) {
-        if self.recalls() && self.current.interrupted().is_none() {
-            return;
-        }
-        for (id, (session, round, failure)) in self.recovery.take_failures() {
-            self.on_failed(id, session, round, &failure, now);
         }
     }
 

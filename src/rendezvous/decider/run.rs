@@ -33,7 +33,7 @@ use super::trace::Trace;
 use crate::events::record::{Ending, Kind, Loss, Number, Why};
 use crate::events::tally::{Refused, Tally};
 use crate::rendezvous::protocol::bounds::tidy_verdict;
-use crate::rendezvous::protocol::message::{CoordinatorMessage, NodeId, NodeMessage, Round, Verdict};
+use crate::rendezvous::protocol::message::{CoordinatorMessage, LARGEST_COUNT, NodeId, NodeMessage, Round, Verdict};
 use crate::rendezvous::protocol::settings::{LAST_LOOK, Settings};
 use crate::rendezvous::protocol::text::tidy;
 
@@ -195,7 +195,7 @@ impl Run {
             }
             NodeMessage::Join(join) => self.on_join(id, session, join, None, now),
             NodeMessage::JoinInPlace { join, survival, check } => match join.with_survival(survival) {
-                Ok(join) => self.on_join(id, session, join, check, now),
+                Ok(join) => self.on_join(id, session, join, check.map(|check| check.min(LARGEST_COUNT)), now),
                 Err(reason) => self.refuse(session, Refused::Invalid, reason),
             },
             NodeMessage::Withdraw => {

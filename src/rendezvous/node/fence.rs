@@ -91,6 +91,8 @@ impl NodeMachine {
         self.view.fenced = Some(reason.clone());
         let Some(joining) = &mut self.joining else { return };
         joining.lose_survivors();
+        // A round may have formed that counts on them. The next Hello gives that place up, which breaks it, before the join is repeated.
+        self.hello.joining = false;
         self.lost_survivors = Some(reason);
         if matches!(self.link, Link::Up { .. }) {
             // A place that counts on the survivors may be on its way. The next connection repeats the join, without them.

@@ -420,16 +420,6 @@ impl Simulation {
         }
     }
 
-    /// Guards kill workers that wait for their next world when the lease of their node ends. Our own agent does this itself.
-    pub(super) fn end_waiting_workers(&mut self, host: HostId) {
-        let host = &mut self.hosts[host];
-        if let (Some(process), None) = (&mut host.process, &host.ours)
-            && process.machine.take_lost_survivors().is_some()
-        {
-            process.workers.living.clear();
-        }
-    }
-
     /// SIGTERM for an agent whose workers may stop together with the others'.
     pub(super) fn ask_to_leave(&mut self, host: HostId) -> Result<(), Violation> {
         let round = self.running(host).map(|placement| placement.round);

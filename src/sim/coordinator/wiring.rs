@@ -277,7 +277,6 @@ impl Simulation {
     }
 
     pub(super) fn after_node(&mut self, host: HostId) -> Result<(), Violation> {
-        self.end_waiting_workers(host);
         self.flush_node(host)?;
         self.after_agent(host)?;
         self.arm_node(host);

@@ -95,3 +95,25 @@ def test_a_node_that_was_cut_off_while_the_coordinator_was_away_does_not_fail_th
     assert [node.wait() for node in nodes] == [0, 0]
     again.signal(signal.SIGTERM)
     assert again.wait() == 0
+
+
+@pytest.mark.parametrize("agent", ["run"], indirect=True)
+def test_a_host_that_stands_still_for_a_while_goes_on_afterwards(
+    start: Start, job: Job, port: int, tmp_path: Path
+) -> None:
+    """Longer than it waits for signals at a time. That was taken for a signal."""
+    done = tmp_path / "done"
+    host = serve(job, port, "host")
+    node = start(2, "--until", done, nnodes="1", conf="is_host=0,last_call_timeout=1")
+    node.line("WORKER ")
+    workers = job.workers()
+    host.signal(signal.SIGSTOP)
+    time.sleep(5.5)  # this is the fault
+    host.signal(signal.SIGCONT)
+    assert job.workers() == workers
+    done.touch()
+    assert node.wait() == 0
+    assert not [line for line in host.lines if "nodes and" in line], "it has not begun to end"
+    host.signal(signal.SIGTERM)
+    assert host.wait() == 0
+    assert any(line.startswith("elastic-rs: SIGTERM: waiting for 0 nodes") for line in host.lines)

@@ -2,7 +2,8 @@
 
 use elastic_rs::rendezvous::decider::event::SessionId;
 use elastic_rs::rendezvous::protocol::message::{
-    Generation, Hello, Join, LARGEST_COUNT, NodeMessage, Placed, Resume, Round, SURVIVORS_LIMIT, Survival, Survivor,
+    CoordinatorMessage, Generation, Hello, Join, LARGEST_COUNT, NodeMessage, Placed, Resume, Round, SURVIVORS_LIMIT,
+    Survival, Survivor,
 };
 
 use super::{ROUND, SECOND, attended, settings};
@@ -192,4 +193,36 @@ fn reasons_of_members_that_leave_are_bounded_and_cannot_control_a_terminal() {
     bench.say(2, NodeMessage::WillLeave { round: ROUND, reason, signal: None });
     let (_, reason) = bench.change(1);
     assert!(reason.len() <= 4096 && !reason.contains('\u{1b}'), "{} bytes", reason.len());
+}
+
+/// The place is lost on a connection that is silent. The node fences itself while it waits, so its survivors end, and it joins again before
+/// the coordinator gives it up.
+#[test]
+fn a_node_whose_survivors_have_ended_breaks_the_round_that_counts_on_them() {
+    let mut bench = attended(2, 2);
+    bench.say(1, NodeMessage::Failed { round: ROUND, failure: failure() });
+    bench.say(1, back(1, &[(0, Some(7)), (1, Some(7))], None));
+    bench.say(2, back(1, &[(0, Some(8)), (1, Some(8))], None));
+    assert_eq!(bench.place(2).round, Round(2));
+    assert_eq!(source(&bench, 1), Some((2, 1)));
+    let generation = Generation { round: ROUND, world: bench.worlds[&ROUND] };
+    let placed = Placed {
+        round: ROUND,
+        rank: 1,
+        world_size: 2,
+        world: generation.world,
+        active: false,
+        restart: 1,
+        host: None,
+        began_with: generation,
+    };
+    let before = bench.said.len();
+    bench.greet(12, Hello { placed: Some(placed), joining: false, ..hello(2, &settings(1, 2)) }, 2);
+    bench.say(12, back(1, &[], None));
+    let said = &bench.said[before..];
+    let stops = |(to, message): &(SessionId, CoordinatorMessage)| {
+        *to == SessionId(1) && matches!(message, CoordinatorMessage::Status { waiting: 1.., .. })
+    };
+    assert!(said.iter().any(stops), "{said:#?}");
+    assert!(!said.iter().any(|(to, message)| *to == SessionId(12) && message.placement().is_some()), "{said:#?}");
 }

@@ -79,6 +79,9 @@ fn a_restarted_coordinator_goes_on_with_the_restart_number() {
     job.at(seconds(21), Action::ReportFailure(2));
     job.at(seconds(30), Action::StartCoordinator);
     assert_eq!(job.world(seconds(40)), (3, ranks(&[0, 1, 2])));
+    assert_eq!(restarts(&job), [1, 1, 1], "the second failure may have been the consequence of a member's loss");
+    job.at(seconds(50), Action::ReportFailure(0));
+    assert_eq!(job.world(seconds(60)), (4, ranks(&[0, 1, 2])));
     assert_eq!(restarts(&job), [2, 2, 2]);
 }
 

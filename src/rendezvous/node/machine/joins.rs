@@ -60,6 +60,7 @@ impl NodeMachine {
         if let Some(joining) = self.ready_join().filter(|_| welcomed) {
             let message = joining.message(self.is_understood());
             self.commands.push(NodeCommand::Send(message));
+            self.hello.joining = true;
         }
     }
 
