@@ -106,7 +106,7 @@ class TorchState(State):
         with MEMBERSHIP.syncing():
             for other in self._others():
                 other.sync()
-        # When a device's collective was aborted, waiting for it has ended without an error, over garbage (as in `commit`).
+        # If a device's collective was aborted, waiting for it ended without an error, over garbage (as in `commit`).
         self._finish_device_work()
         MEMBERSHIP.raise_if_failed()
         self.save()
