@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_told_in_the_last_tenth_of_a_life() {
+    fn an_end_is_reported_in_the_last_tenth_of_a_life() {
         for (life, left) in [(DAY, DAY / 10), (30 * DAY, 3 * DAY), (3650 * DAY, 365 * DAY), (10, 1), (9, 0)] {
             let (from, until) = (1_000 * DAY, 1_000 * DAY + life);
             let one = ending(Place::Cert, from, until);

@@ -92,6 +92,8 @@ pub struct Workers {
     placed: bool,
     /// Their program uses the API.
     elastic: bool,
+    /// They waited for a world, and their guards have killed them.
+    fenced: bool,
 }
 
 /// A world, as its workers live in it.
@@ -103,6 +105,8 @@ struct Lived {
     began_with: Generation,
     /// Its hosts and their processes.
     members: BTreeSet<(HostId, u64)>,
+    /// The hosts on whose survivors it counts.
+    brought: BTreeSet<HostId>,
     size: u32,
     /// The life of the coordinator that formed it.
     life: u32,
@@ -132,6 +136,12 @@ impl Workers {
     /// All end.
     pub(super) fn lose_all(&mut self) {
         self.living.clear();
+    }
+
+    /// Guards kill them while they wait for a world.
+    pub(super) fn end_with_the_lease(&mut self) {
+        self.lose_all();
+        self.fenced = true;
     }
 
     /// What the agent says of them when it joins. `instead`: the generation that it names for each state.
@@ -181,6 +191,10 @@ impl Simulation {
         if !elastic {
             return Ok(());
         }
+        let counted_on = self.lives.worlds.get(&placement.world).is_some_and(|world| world.brought.contains(&host));
+        ensure(!(workers.fenced && counted_on), || {
+            format!("host{host} is in {placement:?}, which counts on its survivors, and they have ended with its lease")
+        })?;
         let survive = !workers.living.is_empty();
         let before: Vec<_> = (0..count).map(|local_rank| workers.living.get(&local_rank).copied()).collect();
         let continues = matches!(placement.resume, Some(Resume::Continue { survivors: 1.., .. }));
@@ -250,6 +264,8 @@ impl Simulation {
             Some((host, *process(host)?.workers.living.get(&local_rank)?))
         };
         let members = places.iter().filter_map(|(host, ..)| Some((*host, process(*host)?.pid))).collect();
+        let brings = |host: &HostId| process(*host).is_some_and(|it| !it.workers.living.is_empty());
+        let brought = places.iter().map(|(host, ..)| *host).filter(brings).collect();
         let source = match resume {
             Resume::Continue { source, survivors: 1.., .. } => Some(of_source(*source)),
             Resume::Continue { .. } | Resume::Restart { .. } => None,
@@ -289,6 +305,7 @@ impl Simulation {
             generation,
             began_with,
             members,
+            brought,
             size: placement.world_size,
             life: self.coordinator.incarnation,
             start,

@@ -349,7 +349,7 @@ impl Simulation {
             return Ok(());
         };
         if process.machine.take_lost_survivors().is_some() {
-            process.workers.lose_all();
+            process.workers.end_with_the_lease();
         }
         if let Some(outcome) = process.machine.take_outcome() {
             process.answers += 1;
