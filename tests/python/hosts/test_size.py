@@ -118,7 +118,7 @@ def test_a_job_whose_workers_all_fail_ends_when_no_restart_is_left(
 ) -> None:
     script = tmp_path / "fails.py"
     script.write_text(
-        "import os\nprint('TRY', os.environ['TORCHELASTIC_RESTART_COUNT'], flush=True)\nraise ValueError\n"
+        "import os\nos.write(1, f'TRY {os.environ[\"TORCHELASTIC_RESTART_COUNT\"]}\\n'.encode())\nraise ValueError\n"
     )
     driver = drive("-H", "node0:1,node1:1", *FIXED, "--max-restarts=2", f"--ssh={server.command()}", script=script)
     assert driver.wait() == 1
