@@ -192,12 +192,12 @@ impl Simulation {
             return Ok(());
         }
         let counted_on = self.lives.worlds.get(&placement.world).is_some_and(|world| world.brought.contains(&host));
-        ensure(!(workers.fenced && counted_on), || {
+        let continues = matches!(placement.resume, Some(Resume::Continue { survivors: 1.., .. }));
+        ensure(!(workers.fenced && counted_on && continues), || {
             format!("host{host} is in {placement:?}, which counts on its survivors, and they have ended with its lease")
         })?;
         let survive = !workers.living.is_empty();
         let before: Vec<_> = (0..count).map(|local_rank| workers.living.get(&local_rank).copied()).collect();
-        let continues = matches!(placement.resume, Some(Resume::Continue { survivors: 1.., .. }));
         let equal = !continues || matches!(placement.resume, Some(Resume::Continue { sync: false, .. }));
         let state = |state: &Option<State>| {
             let begun = State { generation: None, commit: None, step: checkpoint, stopped_at: None };
