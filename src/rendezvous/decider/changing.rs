@@ -157,10 +157,13 @@ impl Run {
 
     /// How the workers of a world of these members begin. `ranks` has those of their workers, if known; `next` is that world.
     pub(super) fn resume_of(&self, members: &[Seat], ranks: Option<&[WorkerRanks]>, next: Generation) -> Resume {
+        let world = self.current.world();
+        let last_members: BTreeSet<_> = world.iter().flat_map(|world| world.members.values()).collect();
         let comer = |(rank, seat): (usize, &Seat)| {
             let node = self.roster.get(seat.id)?;
             Some(Comer {
                 label: node.label(),
+                was_member: last_members.contains(&seat.id),
                 returning: self.roster.last_rank(node).is_some(),
                 capable: node.capabilities.has(IN_PLACE),
                 check: self.in_place.stopped_at(seat.id),
@@ -169,7 +172,7 @@ impl Run {
             })
         };
         let members: Vec<_> = members.iter().enumerate().filter_map(comer).collect();
-        let last = self.current.world().map(|world| Last {
+        let last = world.map(|world| Last {
             generation: Generation { round: self.round(), world: world.id },
             began_with: world.began_with,
         });

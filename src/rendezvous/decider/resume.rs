@@ -13,7 +13,9 @@ use crate::rendezvous::protocol::message::{Generation, JoinWorkers, Resume, Surv
 pub(super) struct Comer {
     /// Its name in messages.
     pub label: String,
-    /// Whether it was a member of the last world.
+    /// Whether it was a member of the last world, also if it was lost meanwhile. Its state may be the job's.
+    pub was_member: bool,
+    /// Whether it was a member of the last world, and has not been lost since. Only such a node has had to stop its workers for this one.
     pub returning: bool,
     /// Whether it understands changes in place.
     pub capable: bool,
@@ -52,7 +54,7 @@ impl Comer {
 
     /// The survivors that have the state of the last world: how new it is, and their global ranks.
     fn states(&self, last: Option<Last>) -> impl Iterator<Item = (Age, u32)> {
-        let last = last.filter(|_| self.returning);
+        let last = last.filter(|_| self.was_member);
         let first = self.first_rank.unwrap_or_default();
         let survivors = self.survivors().iter();
         survivors.filter_map(move |it| Some((last?.age_of(it)?, first.saturating_add(it.local_rank))))
@@ -161,6 +163,7 @@ mod tests {
     fn member(rank: u32, workers: &JoinWorkers) -> Comer {
         Comer {
             label: format!("node{rank}"),
+            was_member: true,
             returning: true,
             capable: true,
             check: Some(100),
@@ -169,9 +172,14 @@ mod tests {
         }
     }
 
+    /// A member of the last world that was lost, and has come back.
+    fn lost(rank: u32, workers: &JoinWorkers) -> Comer {
+        Comer { returning: false, check: None, ..member(rank, workers) }
+    }
+
     /// A node that was not in the last world.
     fn missed(rank: u32, workers: &JoinWorkers) -> Comer {
-        Comer { returning: false, check: None, ..member(rank, workers) }
+        Comer { was_member: false, ..lost(rank, workers) }
     }
 
     fn decide(members: &[Comer]) -> Resume {
@@ -246,6 +254,23 @@ mod tests {
             assert_eq!(decide(&[missed(0, &older), member(1, &last)]), goes_on(3, true, survivors, 5));
             // Alone with new workers it is restarted, for they begin from the checkpoint.
             assert_eq!(reason(&[missed(0, &older), member(1, &none)]), LOST);
+        }
+    }
+
+    /// Its lease ended before it was sent its place, for example, and nothing stops its workers (`on_partition=continue`).
+    #[test]
+    fn a_member_that_was_lost_meanwhile_has_the_state_of_the_last_world() {
+        let none = survived(&[]);
+        for state in [both(5, 7), both(3, 900)] {
+            let of = state.survivors()[0].generation.map(|of| of.round.0).unwrap_or_default();
+            assert_eq!(decide(&[missed(0, &with(Survival::New)), lost(1, &state)]), goes_on(2, true, 2, of));
+            assert_eq!(decide(&[member(0, &none), lost(1, &state)]), goes_on(2, true, 2, of));
+        }
+        // Those that have gone on are ahead of it.
+        assert_eq!(decide(&[lost(0, &both(3, 900)), member(1, &both(5, 2))]), goes_on(2, true, 4, 5));
+        // It restarts nobody, as it has not stopped its workers for this world.
+        for survival in [Survival::NeverAttended, Survival::NotYetAttended, Survival::New] {
+            assert_eq!(decide(&[member(0, &both(5, 7)), lost(1, &with(survival))]), goes_on(0, true, 2, 5));
         }
     }
 

@@ -273,9 +273,13 @@ impl Simulation {
         let start = source.map_or(Some(begun), |source| source.map(|(_, state)| state));
         let last = self.lives.last.and_then(|last| self.lives.worlds.get(&last));
         if let Some((last, start)) = last.zip(start) {
+            let same_life = last.life == self.coordinator.incarnation;
             let was_there = |host: HostId| process(host).filter(|it| last.members.contains(&(host, it.pid)));
-            let here =
-                places.iter().filter_map(|(host, ..)| was_there(*host)).flat_map(|it| it.workers.living.values());
+            // A coordinator that is restarted knows the members that name the world. One that was never sent its place does not.
+            let world = last.generation.world;
+            let named = |host: HostId| self.hosts[host].placements.iter().any(|placement| placement.world == world);
+            let known = |host: HostId| was_there(host).filter(|_| same_life || named(host));
+            let here = places.iter().filter_map(|(host, ..)| known(*host)).flat_map(|it| it.workers.living.values());
             // A node that missed a world may have one commit more of the generation with which the last one began.
             let had = |state: &State| last.start.is_some_and(|start| state.commit <= start.commit);
             let has_state = |state: &&State| {
@@ -287,14 +291,14 @@ impl Simulation {
             let cannot = matches!(resume, Resume::Restart { reason } if !reason.starts_with(NONE_HAS_THE_STATE));
             // Two lives of the coordinator may have used one round number, and it has heard of the earlier world first.
             let twin = |of: Generation| of.round == last.generation.round && of.world != last.generation.world;
-            let unknown = last.life != self.coordinator.incarnation && start.generation.is_some_and(twin);
+            let unknown = !same_life && start.generation.is_some_and(twin);
             let kept = cannot || unknown || newest.is_none_or(|newest| start.step >= newest);
             ensure(kept, || format!("{}, and a member has committed {newest:?}: {last:?}", told()))?;
             let other = start.generation.filter(|of| ![last.generation, last.began_with].contains(of));
             let follows = cannot || unknown || newest.is_none() || other.is_none();
             ensure(follows, || format!("{}, of {other:?}, and a member has the state of {last:?}", told()))?;
             // A coordinator that is restarted may not hear of a world all of whose members have gone.
-            if !unknown && (last.life == self.coordinator.incarnation || newest.is_some()) {
+            if !unknown && (same_life || newest.is_some()) {
                 ensure(start.step >= checkpoint, || format!("{}, the checkpoint has {checkpoint}: {last:?}", told()))?;
                 let missed = source.flatten().filter(|(host, _)| was_there(*host).is_none());
                 ensure(missed.is_none(), || format!("{}, of {missed:?}, who missed {last:?}", told()))?;

@@ -32,11 +32,14 @@ impl Ledger {
             format!("members begin in different ways: {resumes:?}")
         })?;
         let Some(last) = self.last_places(life) else { return Ok(()) };
+        let formed = self.worlds.get(&(life, self.highest));
         let (mut of_last, mut count, mut obstacle) = (Vec::new(), 0, resumes.len() < places.len());
         for (node, placement) in places {
             let said = self.newest.get(node).and_then(|session| self.said.get(session));
             let survival = said.map(|said| &said.survival);
             let returns = last.contains_key(node);
+            // A member that was lost meanwhile, and has come back.
+            let was_member = returns || formed.is_some_and(|told| told.members.contains(node));
             obstacle |= (returns && !matches!(survival, Some(Survival::Attended(_)))) || placement.workers.is_none();
             let Some(Survival::Attended(survivors)) = survival else { continue };
             let size = placement.local_world_size.unwrap_or(u32::MAX);
@@ -44,7 +47,8 @@ impl Ledger {
             let placed = survivors.iter().filter(|survivor| survivor.local_rank < size);
             let first_rank = placement.workers.map_or(0, |workers| workers.first_rank);
             count += placed.clone().count();
-            of_last.extend(placed.filter(|_| returns).map(|it| (it.generation, it.commit, first_rank + it.local_rank)));
+            of_last
+                .extend(placed.filter(|_| was_member).map(|it| (it.generation, it.commit, first_rank + it.local_rank)));
         }
         let fits = match first {
             Resume::Restart { reason } if reason.starts_with(NONE_HAS_THE_STATE) => count > 0,
