@@ -240,10 +240,11 @@ class CellSession:
     """
     A node of a rendezvous with its state in a backend. One Python thread performs the steps of :meth:`next_step`.
     """
-    def __new__(cls, /, options: NodeOptions, *, protection: Protection | None = None) -> CellSession:
+    def __new__(cls, /, options: NodeOptions, *, serves: bool, protection: Protection | None = None) -> CellSession:
         """
         Make a session for one node. Other nodes find it at ``local_addr`` of the options. ``protection`` is for the tunnels of workers,
-        if the options ask for them.
+        if the options ask for them. ``serves``: the end of this process may end what the backend holds, so at the job's end the node
+        stays until the others have read that, for at most 5 s.
 
         Raises ``ValueError`` for invalid options.
         """
@@ -269,9 +270,10 @@ class CellSession:
         """
         The state was not written: the backend holds this other state, or none.
         """
-    def on_failed(self, /, error: str) -> None:
+    def on_failed(self, /, error: str, *, gone: bool) -> None:
         """
-        The backend could not be reached.
+        The backend could not be reached. ``gone``: somebody has answered that nobody serves it, or has ended the connection to it. False
+        if it was silent.
         """
     def on_state(self, /, state: bytes | None) -> None:
         """

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, TypeVar
 
+from torch._C._distributed_c10d import FileStore, PrefixStore
 from torch.distributed.elastic.events import construct_and_record_rdzv_event
 from torch.distributed.elastic.events.api import NodeState
 from torch.distributed.elastic.rendezvous import api
@@ -205,7 +206,8 @@ class DynamicRendezvousHandler(NodeHandler):
     def _new_session(self) -> CellSession:
         nodes = (self._settings.min_nodes, self._settings.max_nodes)
         protection = tunnel_protection(self._config, own_store=self.use_agent_store)
-        return _elastic_rs.CellSession(self._node_options(self._local_addr, nodes), protection=protection)
+        options = self._node_options(self._local_addr, nodes)
+        return _elastic_rs.CellSession(options, serves=_may_serve(self._store), protection=protection)
 
     def serve_agent(self, role: str, local_world_size: int, max_restarts: int) -> None:
         """Serve an agent of ours: see :meth:`NodeHandler.serve_agent`."""
@@ -305,6 +307,13 @@ class DynamicRendezvousHandler(NodeHandler):
     def _stop_heartbeats(self) -> None:
         """Leave without waiting."""
         self._driver.stop()
+
+
+def _may_serve(store: Store) -> bool:
+    """Whether the end of this process may end what the nodes share: PyTorch's stores do not say whether they serve."""
+    while isinstance(store, PrefixStore):
+        store = store.underlying_store
+    return not isinstance(store, FileStore) and getattr(store, "is_server", True)
 
 
 def _check(settings: RendezvousSettings) -> None:

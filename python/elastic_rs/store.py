@@ -103,6 +103,11 @@ class TCPStore(_TheirStore, metaclass=_StandIn):
         if server is not None and world_size is not None and world_size > 0 and wait_for_workers:
             _wait_for_workers(server, world_size, timeout)
 
+    @property
+    def is_server(self) -> bool:
+        """Whether this object started the server."""
+        return self._server is not None
+
     def __repr__(self) -> str:
         text: str = super().__repr__()
         if self._server is not None:

@@ -145,6 +145,13 @@ impl<N: Node> Host<N> {
         true
     }
 
+    /// All workers have succeeded.
+    pub fn finish(&mut self, at: Time) {
+        let now = self.clock_at(at);
+        let (Some(node), Agent::Running(placement)) = (&mut self.node, &self.agent) else { return };
+        node.inner_mut().ask(|node| node.report_done(placement.round), now);
+    }
+
     pub fn close(&mut self, number: usize, at: Time) {
         let now = self.clock_at(at);
         let Some(node) = &mut self.node else { return };

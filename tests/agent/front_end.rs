@@ -79,7 +79,7 @@ async fn node(cell: &Path, number: u128, max_restarts: u32, script: &str, traces
     // Two nodes on one machine need different addresses.
     let (name, addr) = (format!("node{number}"), format!("127.0.0.{number}"));
     let hello = Hello::new("job", NodeId(number), name.clone(), settings(2, 2, max_restarts));
-    let (session, driver) = CellDriver::new(Hello { local_addr: Some(addr.clone()), ..hello });
+    let (session, driver) = CellDriver::new(Hello { local_addr: Some(addr.clone()), ..hello }, false);
     let serving = tokio::spawn(serve(driver, File { path: cell.to_owned(), known: None }));
     let ended = launch(session, name, addr, script, traces).await;
     within(serving).await.unwrap();

@@ -12,7 +12,7 @@ use elastic_rs::rendezvous::protocol::settings::Settings;
 
 fn node(number: u128, nodes: u32, now: Instant) -> CellNode {
     let hello = Hello::new("job", NodeId(number), format!("host:{number}"), Settings::new(nodes, nodes));
-    let mut node = CellNode::new(Hello { local_addr: Some(format!("node{number}")), ..hello }, now);
+    let mut node = CellNode::new(Hello { local_addr: Some(format!("node{number}")), ..hello }, false, now);
     node.ask(|node| node.join(1, None, None, Duration::from_secs(600), now), now);
     node
 }
@@ -60,7 +60,7 @@ fn a_decision_is_recorded_once_when_its_write_is_seen_to_be_done_after_an_outage
             match (command, &cell) {
                 (CellCommand::Write(bytes), None) => {
                     cell = Some(bytes);
-                    node.on_failed("no answer".into(), now);
+                    node.on_failed("no answer".into(), false, now);
                 }
                 (CellCommand::Write(bytes), Some(_)) => {
                     cell = Some(bytes);
@@ -70,7 +70,7 @@ fn a_decision_is_recorded_once_when_its_write_is_seen_to_be_done_after_an_outage
                 (CellCommand::Read, Some(bytes)) => {
                     reads += 1;
                     match reads {
-                        1..=3 => node.on_failed("no answer".into(), now),
+                        1..=3 => node.on_failed("no answer".into(), false, now),
                         _ => node.on_state(Some(bytes), now),
                     }
                 }
@@ -98,7 +98,7 @@ fn a_node_that_comes_back_to_its_place_tells_the_cell_nothing_that_is_a_coordina
         now += Duration::from_millis(100);
         node.on_tick(now);
         if !failed && node.take_command().is_some() {
-            node.on_failed("no answer".into(), now);
+            node.on_failed("no answer".into(), false, now);
             failed = true;
         }
         perform(&mut node, &mut cell, now);

@@ -166,7 +166,7 @@ struct OverCell {
 impl OverCell {
     fn new(settings: &Settings) -> Self {
         let now = Instant::now();
-        let node = |number| CellNode::new(hello(number, settings), now);
+        let node = |number| CellNode::new(hello(number, settings), false, now);
         Self { now, nodes: (0..NODES).map(|number| (node(number), 0)).collect(), cell: (None, 0) }
     }
 

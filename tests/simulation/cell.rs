@@ -3,7 +3,7 @@
 //! `ELASTIC_RS_SIM_SEEDS` sets the number of seeds, `ELASTIC_RS_SIM_SEED` the first one.
 
 use crate::seeds::{asked_for, live_through};
-use elastic_rs::sim::cell::{CellReport, live};
+use elastic_rs::sim::cell::{CellReport, live, live_with_a_host_that_leaves};
 
 #[test]
 fn invariants_hold_for_all_seeds() {
@@ -12,6 +12,14 @@ fn invariants_hold_for_all_seeds() {
     // Of a history without losses every cause is recorded.
     let told = |report: &CellReport| report.breaks > 0 && report.lossless;
     assert!(lived.len() < 50 || lived.iter().any(told), "no recorded cause was looked for");
+}
+
+/// The others would not learn how the job ended.
+#[test]
+fn seeds_find_a_host_of_the_cell_that_leaves_with_the_final_write() {
+    let found = (0..20).filter_map(|seed| live_with_a_host_that_leaves(seed, false).err());
+    let found: Vec<_> = found.map(|failure| failure.violation.to_string()).collect();
+    assert!(found.iter().any(|it| it.contains("ends without knowing how the job ended")), "{found:?}");
 }
 
 /// A place that becomes free in a decision must not go to a waiting node that the same decision finds lost.

@@ -27,13 +27,14 @@ pub struct CellSession {
 #[pymethods]
 impl CellSession {
     /// Make a session for one node. Other nodes find it at ``local_addr`` of the options. ``protection`` is for the tunnels of workers,
-    /// if the options ask for them.
+    /// if the options ask for them. ``serves``: the end of this process may end what the backend holds, so at the job's end the node
+    /// stays until the others have read that, for at most 5 s.
     ///
     /// Raises ``ValueError`` for invalid options.
     #[new]
-    #[pyo3(signature = (options, *, protection = None))]
-    fn new(options: NodeOptions, protection: Option<&Protection>) -> PyResult<Self> {
-        let (session, driver) = CellDriver::new(options.hello(false)?);
+    #[pyo3(signature = (options, *, serves, protection = None))]
+    fn new(options: NodeOptions, serves: bool, protection: Option<&Protection>) -> PyResult<Self> {
+        let (session, driver) = CellDriver::new(options.hello(false)?, serves);
         let node = Node::new(Arc::new(session), options.node(false, protection.map(Protection::core))?, None);
         Ok(Self { node: Arc::new(node), options, driver })
     }
@@ -69,9 +70,11 @@ impl CellSession {
         self.driver.tell(|node, now| node.on_conflict(state, now));
     }
 
-    /// The backend could not be reached.
-    fn on_failed(&self, error: String) {
-        self.driver.tell(|node, now| node.on_failed(error, now));
+    /// The backend could not be reached. ``gone``: somebody has answered that nobody serves it, or has ended the connection to it. False
+    /// if it was silent.
+    #[pyo3(signature = (error, *, gone))]
+    fn on_failed(&self, error: String, gone: bool) {
+        self.driver.tell(|node, now| node.on_failed(error, gone, now));
     }
 
     /// The backend fails permanently. ``state``: because of the state that it holds.

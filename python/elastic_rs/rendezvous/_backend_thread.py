@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
     from elastic_rs._elastic_rs import CellSession
 
 __all__ = ["BackendThread"]
+
+_SILENCE = re.compile(r"timed?[ -]?out", re.IGNORECASE)
+"""What a store's error says if nobody has answered. The types of PyTorch's errors do not tell it from a refusal."""
 
 
 class BackendThread:
@@ -80,7 +84,8 @@ class BackendThread:
             except api.RendezvousConnectionError as error:
                 # The backend may come back: the node carries on for a lease.
                 self._error = error
-                session.on_failed(f"{error} ({error.__cause__})" if error.__cause__ else str(error))
+                text = f"{error} ({error.__cause__})" if error.__cause__ else str(error)
+                session.on_failed(text, gone=not _SILENCE.search(text))
             except Exception as error:  # noqa: BLE001 - a backend is a user's code; its caller gets the exception
                 self._error = error
                 session.on_broken(f"the backend raised {type(error).__name__}: {error}", state=False)

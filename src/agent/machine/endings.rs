@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use super::first::TOO_LATE;
 use super::{AgentMachine, Next, Phase, SIGTERM, Way};
 use crate::agent::command::Command;
 use crate::agent::policy::Outcome;
@@ -22,7 +23,7 @@ impl AgentMachine {
                     self.closed_well = true
                 }
                 Phase::Finishing { .. } => self.end(Outcome::Succeeded),
-                Phase::Stopping { next: Next::Decide, .. } => self.fail_too_late(),
+                Phase::Stopping { next: Next::Decide, .. } => self.fail_alone(TOO_LATE),
                 // The answer to the join that follows is that this node is not needed.
                 Phase::Preparing { .. } => self.stop(SIGTERM, Next::Join),
                 Phase::Looking | Phase::Joining | Phase::Stopping { .. } | Phase::Ended => {}
@@ -57,8 +58,16 @@ impl AgentMachine {
         match &self.phase {
             Phase::Joining => self.on_no_place(error),
             // This node's workers have succeeded. It cannot judge the other nodes' workers.
-            Phase::Finishing { .. } => self.end(Outcome::Succeeded),
+            Phase::Finishing { .. } => {
+                self.warn(format!("all workers of this node succeeded, and it ends without the others: {error}"));
+                self.end(Outcome::Succeeded);
+            }
             Phase::Ended | Phase::Stopping { next: Next::End(_), .. } => {}
+            // A worker of this node has failed, and nobody can say any more whether it may be restarted.
+            Phase::Stopping { next: Next::Decide, .. } if !matches!(error, JoinError::Rejected(_)) => {
+                self.warn(format!("this node ends without the others: {error}"));
+                self.fail_alone("a worker failed, and no restart could be agreed on");
+            }
             _ => {
                 // The coordinator forms a world without a node that it has rejected, and does not wait.
                 let kills = matches!(error, JoinError::Rejected(_)).then_some(Command::Kill);

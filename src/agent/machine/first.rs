@@ -24,7 +24,8 @@ use crate::rendezvous::protocol::message::{Failure, Verdict};
 /// a busy machine.
 pub const WORDS_LIMIT: Duration = Duration::from_secs(1);
 
-const TOO_LATE: &str = "a worker failed after the job had been declared a success";
+/// Why a failure counts for the job's end no more.
+pub(super) const TOO_LATE: &str = "a worker failed after the job had been declared a success";
 
 /// A failure, from the worker's end on.
 #[derive(Clone, Debug)]
@@ -138,7 +139,7 @@ impl AgentMachine {
         }
         if self.closed_well {
             // The rendezvous is closed: there is no further message and no further round.
-            return self.fail_too_late();
+            return self.fail_alone(TOO_LATE);
         }
         match &mut self.policy.budget {
             Budget::Job => {
@@ -161,11 +162,11 @@ impl AgentMachine {
         }
     }
 
-    /// The job was declared a success, and a worker of this node has failed.
-    pub(super) fn fail_too_late(&mut self) {
+    /// A worker of this node has failed, and the job is not told of it any more, for this reason.
+    pub(super) fn fail_alone(&mut self, reason: &str) {
         self.first.iter_mut().for_each(|first| first.decided = true);
         let cause = self.first.as_ref().map(|first| Box::new(self.of_this_node(first.failure.clone())));
-        self.end_after_stop(Outcome::Failed { cause, reason: TOO_LATE.to_owned() });
+        self.end_after_stop(Outcome::Failed { cause, reason: reason.to_owned() });
     }
 
     fn give_up(&mut self, failure: Failure) {

@@ -43,9 +43,10 @@ pub struct CellDriver {
 }
 
 impl CellDriver {
-    /// Create a node and its session. `hello` must have the node's address. The backend is not called before the first request.
-    pub fn new(hello: Hello) -> (Session, Self) {
-        let node = Arc::new(Mutex::new(CellNode::new(hello, Instant::now())));
+    /// Create a node and its session. `hello` must have the node's address. `serves`: as for [`CellNode::new`]. The backend is not called
+    /// before the first request.
+    pub fn new(hello: Hello, serves: bool) -> (Session, Self) {
+        let node = Arc::new(Mutex::new(CellNode::new(hello, serves, Instant::now())));
         let session = Session::of(Arc::clone(&node) as Arc<Mutex<dyn Seat>>);
         let shared = Arc::clone(session.shared());
         (session, Self { node, shared, reporter: Mutex::default() })

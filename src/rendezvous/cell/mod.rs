@@ -17,6 +17,7 @@
 //! | `received` | a node's messages from a state that another node wrote |
 //! | `propose`, `proposal` | a node's decision on the cell's state; the state that it would write |
 //! | `outbox` | this node's messages, numbered, until a state contains them |
+//! | `stay` | at the job's end: the node whose process may hold the cell stays until the others have read that |
 //! | `by_wishes`, [`wish`], [`peers`] | with etcd: the messages that one node applies for all, and whose turn that is |
 //! | `driver` | a session over a cell, for the binding (feature `io`). The caller makes the backend calls |
 
@@ -32,4 +33,5 @@ mod proposal;
 mod propose;
 mod received;
 mod seen;
+mod stay;
 pub mod wish;

@@ -15,6 +15,7 @@ use super::pace::Pace;
 use super::peers::Peers;
 use super::proposal::{Decision, Proposal, Recorded, outlives_its_connection};
 use super::seen::Seen;
+use super::stay::Stay;
 use crate::events::journal::Entry;
 use crate::rendezvous::decider::standing::Standing;
 use crate::rendezvous::node::machine::{NodeCommand, NodeMachine};
@@ -90,6 +91,10 @@ pub struct CellNode {
     /// When the current write was handed out.
     written_at: Instant,
     pub(super) command: Option<CellCommand>,
+    /// The end of this process may end the cell.
+    serves: bool,
+    /// This node's stay for the others, once it has left the state.
+    pub(super) stay: Stay,
     notes: Vec<String>,
 }
 
@@ -99,10 +104,11 @@ fn stored(hello: Hello) -> Hello {
 }
 
 impl CellNode {
-    /// Create a node. `hello` must have its address. The backend is not called before the first request.
-    pub fn new(hello: Hello, now: Instant) -> Self {
+    /// Create a node. `hello` must have its address. `serves`: the end of this process may end the cell, so the node stays for the others
+    /// at the job's end. The backend is not called before the first request.
+    pub fn new(hello: Hello, serves: bool, now: Instant) -> Self {
         let hello = stored(hello);
-        Self::with(NodeMachine::over_cell(hello.clone(), now), hello, Liveness::Counters, now)
+        Self { serves, ..Self::with(NodeMachine::over_cell(hello.clone(), now), hello, Liveness::Counters, now) }
     }
 
     /// Create a node over etcd, which messages call `name`. A node that etcd has answered once goes on without it for `timeout`.
@@ -136,6 +142,8 @@ impl CellNode {
             failing: None,
             written_at: now,
             command: None,
+            serves: false,
+            stay: Stay::default(),
             notes: Vec::new(),
         }
     }
@@ -213,14 +221,18 @@ impl CellNode {
         }
     }
 
-    /// A read or write has failed. A failed write may still have been done.
-    pub fn on_failed(&mut self, error: String, now: Instant) {
+    /// A read or write has failed. A failed write may still have been done. `gone`: somebody has answered that nobody serves the cell, or
+    /// has ended the connection to it. Silence is no answer.
+    pub fn on_failed(&mut self, error: String, gone: bool, now: Instant) {
+        self.machine.counterpart_is_gone(gone, now);
         // Reads may fail after it, too.
         self.unsure = self.requeue().or_else(|| self.unsure.take());
         (self.busy, self.read_at) = (false, None);
         self.forget_wish();
         self.failing = Some(error.clone());
-        self.outbox.retain(|message| matches!(message, NodeMessage::Leave { .. }));
+        // A node that has left does not read again, so its goodbye is lost. Over etcd the next answer shows what became of it.
+        let left = self.machine.has_left() && self.liveness == Liveness::Counters;
+        self.outbox.retain(|message| !left && matches!(message, NodeMessage::Leave { .. }));
         match std::mem::replace(&mut self.line, Line::Down) {
             Line::Up => self.machine.on_disconnected(error, false, now),
             Line::Opening | Line::Down => self.machine.on_connect_failed(error, false, now),
@@ -237,6 +249,7 @@ impl CellNode {
     /// Time has passed, or a request was made.
     pub fn on_tick(&mut self, now: Instant) {
         self.pump(now);
+        self.stay_for_others(now);
         if self.busy || self.is_over() {
             return;
         }
@@ -262,7 +275,7 @@ impl CellNode {
         }
         let read = self.read_at.filter(|_| !self.busy && !self.is_over() && self.line != Line::Down);
         let propose = self.propose_at.filter(|_| self.can_write());
-        [read, propose, self.machine.next_deadline()].into_iter().flatten().min()
+        [read, propose, self.stay.until(), self.machine.next_deadline()].into_iter().flatten().min()
     }
 
     /// Take the command to perform now.
@@ -322,9 +335,20 @@ impl CellNode {
         self.failing.as_deref()
     }
 
-    /// Whether this node's `Leave` is written, or none was needed.
+    /// Whether this node's `Leave` is written, or none was needed, and it does not stay for others.
     pub fn has_left(&self) -> bool {
+        self.has_said_goodbye() && (!self.serves || self.stay == Stay::Over || self.machine.has_failed())
+    }
+
+    /// Whether this node's `Leave` is written, or none was needed.
+    pub(super) fn has_said_goodbye(&self) -> bool {
         self.machine.has_left() && (self.machine.has_failed() || (!self.busy && self.outbox.is_empty()))
+    }
+
+    /// Whether the cell may end with this node's process, and others have not read yet that the job is over.
+    pub(super) fn is_awaited(&self) -> bool {
+        let over = |blob: &&Blob| blob.closed().is_some() && blob.members().any(|id| id != self.hello.node);
+        self.serves && self.line == Line::Up && self.confirmed.as_ref().filter(over).is_some()
     }
 
     /// Whether the backend is no longer called.

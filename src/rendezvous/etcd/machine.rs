@@ -184,14 +184,14 @@ impl EtcdNode {
                     self.run_lease = None;
                     self.lose_lease(now);
                 }
-                self.node.on_failed(error, now);
+                self.node.on_failed(error, false, now);
             }
             EtcdEvent::Surveyed { asked, leaderless } => self.on_surveyed(asked, leaderless, now),
             EtcdEvent::Broken(error) => {
                 (self.doing, self.held) = (None, None);
                 match self.node.machine().was_welcomed() {
                     // A running job goes on for as long as its lease does: somebody may mend it.
-                    true => self.node.on_failed(error, now),
+                    true => self.node.on_failed(error, false, now),
                     false => self.node.on_broken(JoinError::Connection(error)),
                 }
             }
@@ -459,14 +459,14 @@ impl EtcdNode {
                 let wish = self.node.wish();
                 self.ask(Doing::PutWish { wish: wish.clone() }, EtcdRequest::PutWish { lease, wish });
             }
-            (None, None) => self.node.on_failed(NO_LEASE.to_owned(), now),
+            (None, None) => self.node.on_failed(NO_LEASE.to_owned(), false, now),
         }
     }
 
     /// Write the state, under the run's lease.
     fn write(&mut self, state: Vec<u8>, now: Instant) {
         let Some(lease) = self.lease_id() else {
-            return self.node.on_failed(NO_LEASE.to_owned(), now);
+            return self.node.on_failed(NO_LEASE.to_owned(), false, now);
         };
         let Some(run_lease) = self.lease_of_state().or(self.run_lease.map(|run| run.id)) else {
             self.held = Some(state);

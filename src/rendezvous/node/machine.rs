@@ -47,6 +47,8 @@ pub struct NodeMachine {
     /// Connections that were closed before a welcome, in a row.
     pub(in crate::rendezvous) unanswered: u32,
     pub(in crate::rendezvous) last_error: String,
+    /// Since when the backend's answer has been that nobody serves it, if it is.
+    pub(super) gone_since: Option<Instant>,
     pub(in crate::rendezvous) joining: Option<Joining>,
     outcome: Option<Result<Placement, JoinError>>,
     pub(in crate::rendezvous) report: Option<Report>,
@@ -119,6 +121,7 @@ impl NodeMachine {
             tries: 0,
             unanswered: 0,
             last_error: "no answer yet".to_owned(),
+            gone_since: None,
             joining: None,
             outcome: None,
             report: None,
@@ -148,6 +151,7 @@ impl NodeMachine {
             self.commands.push(NodeCommand::Disconnect);
             return;
         }
+        self.gone_since = None;
         let beat_at = now + self.hello.settings.keep_alive_interval.min(NUDGE_AFTER);
         self.link = Link::Up { welcomed: false, answered_at: now, beat_at };
         self.last_error = "it accepts connections, but has not answered yet".to_owned();
@@ -314,6 +318,7 @@ impl NodeMachine {
             );
             self.fail(JoinError::Connection(text));
         }
+        self.end_alone_if_due(now);
     }
 
     /// When to call [`NodeMachine::on_tick`] at the latest.
@@ -330,7 +335,8 @@ impl NodeMachine {
         let welcomed = matches!(self.link, Link::Up { welcomed: true, .. });
         let ask = self.joining.as_ref().filter(|_| welcomed).and_then(Joining::ask_at);
         let patience = self.patience().map(|(_, until)| until);
-        [link, join, ask, patience, self.needed_until(), self.fence_at(), self.answer_by()].into_iter().flatten().min()
+        let ends = [self.needed_until(), self.ends_alone_at(), self.fence_at()];
+        [link, join, ask, patience, self.answer_by()].into_iter().chain(ends).flatten().min()
     }
 
     /// Take the commands to perform now, in order.

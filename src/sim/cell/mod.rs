@@ -12,7 +12,7 @@ use super::engine::paths::{End, HostId, Partition};
 use super::engine::queue::Time;
 use super::engine::{Engine, Happens, Model};
 use super::records::Records;
-use super::shared::{self, Content, Host, Joined, Node};
+use super::shared::{self, Agent, Content, Host, Joined, Node};
 use super::worlds::Violation;
 use crate::rendezvous::cell::node::{CellCommand, CellNode};
 use crate::rendezvous::protocol::message::{Hello, NodeId, Round};
@@ -52,6 +52,12 @@ enum Event {
     Stopped(HostId, u32),
     /// The agent gives up its join, and joins again after this time.
     Abandon(HostId, Duration),
+    /// All workers of the host have succeeded.
+    Done(HostId),
+    /// The agent of a job that is over leaves.
+    Leave(HostId, u32),
+    /// The host whose process holds the cell is killed.
+    KillServer,
 }
 
 #[derive(Clone, Debug)]
@@ -60,6 +66,19 @@ enum Answer {
     Written(u64),
     Conflict(Option<Content>, u64),
     Failed,
+    /// Nobody serves the cell.
+    Gone,
+}
+
+/// The end of a job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Ending {
+    /// It goes on.
+    NotYet,
+    /// It ends, and this host's process holds the cell.
+    HeldBy(HostId),
+    /// The cell has ended with that process, which was killed or has left.
+    Gone { killed: bool },
 }
 
 /// One job over one cell.
@@ -78,6 +97,9 @@ struct Job {
     records: Records,
     /// No agent was killed, and no answer was lost.
     lossless: bool,
+    end: Ending,
+    /// The process that holds the cell does not stay for the others: a test of the tests.
+    impatient: bool,
     report: CellReport,
 }
 
@@ -86,7 +108,19 @@ struct Job {
 /// # Errors
 /// The first invariant that breaks. With `keep_history`, the last events before it.
 pub fn live(seed: u64, keep_history: bool) -> Result<CellReport, Box<Failure>> {
-    let mut job = Job::draw(seed);
+    live_as(seed, keep_history, false)
+}
+
+/// The same, with a process that holds the cell and leaves as soon as it knows that the job is over: a test of the tests.
+///
+/// # Errors
+/// As for [`live`].
+pub fn live_with_a_host_that_leaves(seed: u64, keep_history: bool) -> Result<CellReport, Box<Failure>> {
+    live_as(seed, keep_history, true)
+}
+
+fn live_as(seed: u64, keep_history: bool, impatient: bool) -> Result<CellReport, Box<Failure>> {
+    let mut job = Job { impatient, ..Job::draw(seed) };
     if keep_history {
         job.engine.record.keep_lines();
     }
@@ -120,6 +154,8 @@ impl Job {
             worlds: BTreeMap::new(),
             records: Records::default(),
             lossless: true,
+            end: Ending::NotYet,
+            impatient: false,
             report: CellReport { hosts, ..CellReport::default() },
             engine: Engine::new(dice, (Duration::from_micros(100), slowest)),
         }
@@ -178,7 +214,7 @@ impl Job {
         let host = &mut self.hosts[number];
         let hello = Hello::new("job", node, format!("host{number}:{}", host.life), self.settings.clone());
         let hello = Hello { local_addr: Some(format!("host{number}")), ..hello };
-        let node = CellNode::new(hello, host.clock_at(now));
+        let node = CellNode::new(hello, !self.impatient, host.clock_at(now));
         host.start(node, now);
         self.engine.push(now, Event::Tick(number, 0));
     }
@@ -190,12 +226,13 @@ impl Job {
         if let Answer::State(_, version) | Answer::Written(version) | Answer::Conflict(_, version) = answer {
             self.tokens[number] = version;
         }
-        self.lossless &= !matches!(answer, Answer::Failed);
+        self.lossless &= !matches!(answer, Answer::Failed | Answer::Gone);
         match answer {
             Answer::State(value, _) => node.on_state(value.as_ref().map(Content::bytes), now),
             Answer::Written(_) => node.on_written(now),
             Answer::Conflict(value, _) => node.on_conflict(value.as_ref().map(Content::bytes), now),
-            Answer::Failed => node.on_failed("the cell does not answer".into(), now),
+            Answer::Failed => node.on_failed("the cell does not answer".into(), false, now),
+            Answer::Gone => node.on_failed("nobody serves the cell".into(), true, now),
         }
     }
 
@@ -216,10 +253,11 @@ impl Job {
                     self.check_place(number)?;
                     continue;
                 }
-                Some(Joined::Again) => {
+                Some(Joined::Again) if self.end == Ending::NotYet => {
                     host.join(now);
                     continue;
                 }
+                Some(Joined::Again) => host.agent = Agent::Done,
                 Some(Joined::Closed) | None => {}
             }
             if host.open_store(now) {
@@ -232,8 +270,72 @@ impl Job {
             if let Some((at, tick)) = host.arm(now) {
                 self.engine.push(at, Event::Tick(number, tick));
             }
-            return host.node.as_mut().map_or(Ok(()), |node| self.records.take(node));
+            host.node.as_mut().map_or(Ok(()), |node| self.records.take(node))?;
+            return self.end_with_the_job(number);
         }
+    }
+
+    /// The agent of a job that is over leaves, and its process ends. Unless the process that held the cell was killed, it knows how the job
+    /// ended.
+    fn end_with_the_job(&mut self, number: HostId) -> Result<(), Violation> {
+        let host = &mut self.hosts[number];
+        let Some(node) = host.node.as_ref().filter(|_| self.end != Ending::NotYet) else {
+            return Ok(());
+        };
+        if let Some(error) = &node.view().failed {
+            if self.end == (Ending::Gone { killed: false }) {
+                return Err(Violation::contract(format!(
+                    "host {number} ends without knowing how the job ended: {error}"
+                )));
+            }
+            host.agent = Agent::Done;
+        }
+        if node.has_left() {
+            self.lose_process(number, false);
+        } else if matches!(host.agent, Agent::Done) && !node.machine().has_left() {
+            // Workers that have succeeded need no time to end.
+            let most = Duration::from_secs(3) * u32::from(self.engine.dice.chance(50));
+            let (life, takes) = (host.life, self.engine.dice.duration((Duration::ZERO, most)));
+            self.engine.push_after(takes, Event::Leave(number, life));
+        }
+        Ok(())
+    }
+
+    /// A process ends, perhaps with the cell.
+    fn lose_process(&mut self, number: HostId, killed: bool) {
+        self.hosts[number].kill();
+        if self.end == Ending::HeldBy(number) {
+            self.end = Ending::Gone { killed };
+        }
+    }
+
+    /// Draw how the job ends: all workers succeed one after the other, or an agent declares how the job ended. The process that holds the
+    /// cell may be killed meanwhile.
+    fn draw_end(&mut self) -> Option<HostId> {
+        let living: Vec<_> = (0..self.hosts.len()).filter(|host| self.hosts[*host].node.is_some()).collect();
+        let last = living.len().checked_sub(1)? as u64;
+        let Engine { dice, .. } = &mut self.engine;
+        let server = living[dice.between(0, last) as usize];
+        let by = living[dice.between(0, last) as usize];
+        let (succeeds, killed) = (dice.chance(60), dice.chance(25));
+        self.end = Ending::HeldBy(server);
+        let runs: Vec<_> = living.into_iter().filter(|host| self.hosts[*host].running().is_some()).collect();
+        let within = (Duration::ZERO, Duration::from_secs(3));
+        if killed {
+            let after = self.engine.dice.duration(within);
+            self.engine.push_after(after, Event::KillServer);
+        }
+        if succeeds && !runs.is_empty() {
+            for host in runs {
+                let after = self.engine.dice.duration(within);
+                self.engine.push_after(after, Event::Done(host));
+            }
+        } else {
+            let now = self.engine.now();
+            self.hosts[by].close(by, now);
+            self.engine.push(now, Event::Tick(by, 0));
+        }
+        Some(by)
     }
 
     fn send(&mut self, number: HostId, command: CellCommand) {
@@ -244,6 +346,9 @@ impl Job {
             return self.engine.push_after(PATIENCE, Event::Answer(number, life, Answer::Failed));
         }
         let takes = self.engine.transit();
+        if matches!(self.end, Ending::Gone { .. }) {
+            return self.engine.push_after(takes, Event::Answer(number, life, Answer::Gone));
+        }
         let write = match command {
             CellCommand::Read => None,
             CellCommand::Write(bytes) => Some(Content::new(bytes)),
@@ -254,6 +359,7 @@ impl Job {
     /// What the cell answers to a host that knows this version of it.
     fn answer(&mut self, write: Option<Content>, token: u64) -> Result<Answer, Violation> {
         Ok(match write {
+            _ if matches!(self.end, Ending::Gone { .. }) => Answer::Gone,
             None => Answer::State(self.cell.clone(), self.version),
             Some(_) if token != self.version => {
                 self.report.writes.1 += 1;
@@ -294,9 +400,12 @@ impl Model for Job {
 
     fn place(&self, event: &Event) -> Happens {
         match event {
-            Event::Tick(host, _) | Event::Answer(host, ..) | Event::Stopped(host, _) | Event::Abandon(host, _) => {
-                Happens::In(Some(*host))
-            }
+            Event::Tick(host, _)
+            | Event::Answer(host, ..)
+            | Event::Stopped(host, _)
+            | Event::Abandon(host, _)
+            | Event::Done(host)
+            | Event::Leave(host, _) => Happens::In(Some(*host)),
             _ => Happens::Outside,
         }
     }
@@ -342,6 +451,22 @@ impl Model for Job {
                 }
                 return self.pump(host);
             }
+            Event::Done(host) => {
+                self.hosts[host].finish(now);
+                return self.pump(host);
+            }
+            Event::Leave(host, life) => {
+                if self.hosts[host].life == life {
+                    self.hosts[host].leave(now);
+                }
+                return self.pump(host);
+            }
+            Event::KillServer => {
+                if let Ending::HeldBy(host) = self.end {
+                    self.lose_process(host, true);
+                    self.engine.processes.end(Some(host), now);
+                }
+            }
             Event::Stopped(host, life) => {
                 if self.hosts[host].life == life {
                     self.hosts[host].join(now);
@@ -357,7 +482,8 @@ impl History for Job {
     /// A lease that is noticed late (twice 15 s, because a node that was stopped charges others 2.5 s a look at most), workers that
     /// stop (5 s), and two last calls (30 s each).
     const SETTLE_WITHIN: Duration = Duration::from_secs(150);
-    const GONE_WITHIN: Duration = Duration::from_secs(30);
+    /// Without the cell: a lease that ends, workers that stop (5 s), and a join that fails after a lease.
+    const GONE_WITHIN: Duration = Duration::from_secs(60);
 
     fn calm(&mut self) {
         self.losses = 0;
@@ -368,15 +494,15 @@ impl History for Job {
     }
 
     fn close(&mut self) -> Vec<HostId> {
-        let Some(by) = self.hosts.iter().position(|host| host.node.is_some()) else { return Vec::new() };
-        let now = self.engine.now();
-        self.hosts[by].close(by, now);
-        self.engine.push(now, Event::Tick(by, 0));
-        vec![by]
+        self.draw_end().into_iter().collect()
     }
 
+    /// Every node of a finished job ends.
     fn check_ended(&mut self, _: &[HostId]) -> Result<(), Violation> {
         shared::check_all_done(&self.hosts)?;
+        if let Some(host) = self.hosts.iter().position(|host| host.node.is_some()) {
+            return Err(Violation::contract(format!("host {host} does not end, though the job has: {:?}", self.end)));
+        }
         self.records.check(self.lossless)
     }
 }

@@ -1,14 +1,18 @@
 //! What a node says on its own: how its workers ended, that the job is over, and that it leaves. Part of [`super`].
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::{JoinError, LEFT, NodeCommand, NodeMachine};
 use crate::events::record::Phase;
+use crate::rendezvous::node::counterpart::Counterpart;
 use crate::rendezvous::node::pending::{Link, Report};
 use crate::rendezvous::protocol::bounds::{tidy_failure, tidy_verdict};
 use crate::rendezvous::protocol::capability::{EVENTS, STEPS};
 use crate::rendezvous::protocol::message::{Failure, NodeMessage, Round, Stepped, Verdict};
 use crate::rendezvous::protocol::text::tidy;
+
+/// How long a node whose workers have ended waits for a cell that is gone. A process that serves it may be started again.
+const ENDS_ALONE_AFTER: Duration = Duration::from_secs(10);
 
 impl NodeMachine {
     /// Report that a worker of `round` has failed. The report is repeated on each new connection until it is answered: the world
@@ -65,6 +69,32 @@ impl NodeMachine {
     /// Report that all workers of `round` have succeeded. The view's `all_done` is set once those of all live members have.
     pub fn report_done(&mut self, round: Round) {
         self.tell(Report::Done { round });
+    }
+
+    /// The backend could not be reached. `gone`: somebody has answered that nobody serves it, or has ended the connection. Silence proves
+    /// nothing: the others may go on.
+    pub(in crate::rendezvous) fn counterpart_is_gone(&mut self, gone: bool, now: Instant) {
+        self.gone_since = gone.then(|| self.gone_since.unwrap_or(now));
+    }
+
+    /// When this node ends without an answer to its report: its workers have ended, and the cell is gone, in which alone the job's end
+    /// could be read. A coordinator, and etcd, may come back with what they know.
+    pub(super) fn ends_alone_at(&self) -> Option<Instant> {
+        let since = self.gone_since.filter(|_| self.counterpart == Counterpart::Cell && !self.left)?;
+        let waits = self.report.is_some() && self.joining.is_none() && self.view.failed.is_none();
+        waits.then(|| since + ENDS_ALONE_AFTER)
+    }
+
+    /// End alone if that is due.
+    pub(super) fn end_alone_if_due(&mut self, now: Instant) {
+        if self.ends_alone_at().is_some_and(|at| at <= now) {
+            let (name, why) = (self.counterpart.name(), &self.last_error);
+            let text = format!(
+                "{name} has been gone for {ENDS_ALONE_AFTER:.0?}, perhaps with the node that held it, and how the other \
+                 nodes ended cannot be known: {why}"
+            );
+            self.fail(JoinError::Connection(text));
+        }
     }
 
     fn tell(&mut self, report: Report) {

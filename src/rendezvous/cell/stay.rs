@@ -1,0 +1,51 @@
+//! The end of a job over a cell that may be in this process: the other nodes have to read that it is over before the process ends.
+//!
+//! Each node leaves the state once it has read the verdict and its workers have ended. The node in whose process the cell is stays until
+//! all have, or for [`AT_MOST`]: a node that was killed does not leave any more.
+
+use std::time::{Duration, Instant};
+
+use super::node::CellNode;
+
+/// How long a node stays for the others. Each reads at least once a second.
+const AT_MOST: Duration = Duration::from_secs(5);
+/// How often it looks whether the others have left.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+
+/// Whether a node stays for the others after its goodbye.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Stay {
+    /// It has not said goodbye yet.
+    #[default]
+    Before,
+    /// Until then, if they do not leave before.
+    Until(Instant),
+    /// No longer.
+    Over,
+}
+
+impl Stay {
+    /// When it ends.
+    pub fn until(self) -> Option<Instant> {
+        match self {
+            Self::Until(at) => Some(at),
+            Self::Before | Self::Over => None,
+        }
+    }
+}
+
+impl CellNode {
+    /// Stay after the goodbye while others have not read that the job is over, and look for it.
+    pub(super) fn stay_for_others(&mut self, now: Instant) {
+        if !self.has_said_goodbye() || self.stay == Stay::Over {
+            return;
+        }
+        let until = self.stay.until().unwrap_or(now + AT_MOST);
+        if now >= until || !self.is_awaited() {
+            self.stay = Stay::Over;
+            return;
+        }
+        self.stay = Stay::Until(until);
+        self.read_at.get_or_insert(now + LOOK_EVERY);
+    }
+}
