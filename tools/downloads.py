@@ -101,8 +101,8 @@ def debian_source(folder: Path, path: str, sha256: str) -> Path:
         sha256: its hash, which apt's downloader checks.
     """
     helper = Path("/usr/lib/apt/apt-helper")
-    if not helper.exists():
-        raise NotHereError(f"Debian's {Path(path).name}: there is no {helper}")
+    if shutil.which("apt-get") is None or not helper.exists():
+        raise NotHereError(f"Debian's {Path(path).name}: there is no apt-get with {helper}")
     target = folder / Path(path).name
     mirrors = run(["apt-get", "indextargets", "--format", "$(REPO_URI)", "Origin: Debian"]).split()
     mirror = next((uri for uri in mirrors if uri.rstrip("/").endswith("/debian")), "http://deb.debian.org/debian")

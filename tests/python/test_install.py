@@ -97,9 +97,7 @@ def test_pytorchs_names_take_pytorchs_keys(
     with caplog.at_level(logging.WARNING, "elastic_rs"):
         handler = get_rendezvous_handler(params)
     assert handler.get_backend() == backend
-    if backend == "c10d":
-        assert handler.next_rendezvous().world_size == 1
-    assert handler.shutdown()
+    assert handler.shutdown(), "also before it has joined"
     names = [message.rpartition(": ")[2] for message in caplog.messages]
     assert names == ([] if ignored is None else [ignored])
     assert all(f"--rdzv-backend={backend}," in message for message in caplog.messages)
