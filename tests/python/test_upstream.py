@@ -14,7 +14,8 @@ RUN = Path(__file__).parents[1] / "upstream" / "run.py"
 
 # Paths of PyTorch's tests with other contents. `ours` is whether our store is in PyTorch's place.
 MADE_UP = """
-import multiprocessing, os, subprocess, sys, threading, unittest
+import multiprocessing, os, subprocess, threading, unittest
+import pytest
 import torch.distributed as dist
 
 ours = dist.TCPStore.__module__.startswith("elastic_rs")
@@ -33,6 +34,7 @@ class MadeUpTest(unittest.TestCase):
     def test_c_fails_on_ours(self):
         self.assertFalse(ours, "the reason")
 
+    @pytest.mark.timeout(2)
     def test_d_hangs_on_ours(self):
         if ours:
             threading.Event().wait()
@@ -53,13 +55,38 @@ class MadeUpTest(unittest.TestCase):
         child.start()
         self.assertEqual(queue.get(), dist.TCPStore.__module__)
         child.join()
+
+class EndlessTest(unittest.TestCase):
+    def test_starts_a_process_and_hangs(self):
+        left = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+        with open(os.environ["LEFT"], "w") as file:
+            print(os.getpid(), left.pid, file=file)
+        threading.Event().wait()
 """
 
 
-def run(*args: str, tests: Path | None = None, limit_s: float = 280, **env: str) -> subprocess.CompletedProcess[str]:
+def start(*args: str, tests: Path | None = None, **env: str) -> subprocess.Popen[str]:
     where = [] if tests is None else ["--tests", str(tests)]
-    command = [sys.executable, RUN, *where, *args]
-    return subprocess.run(command, env=os.environ | env, capture_output=True, text=True, check=False, timeout=limit_s)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen([sys.executable, RUN, *where, *args], env=os.environ | env, text=True, **pipes)
+
+
+def run(*args: str, tests: Path | None = None, limit_s: float = 280, **env: str) -> subprocess.CompletedProcess[str]:
+    process = start(*args, tests=tests, **env)
+    try:
+        said = process.communicate(timeout=limit_s)
+    except BaseException:
+        process.terminate()  # it ends what the tests have started
+        process.communicate()
+        raise
+    return subprocess.CompletedProcess(args, process.returncode, *said)
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
 
 
 @pytest.fixture
@@ -80,7 +107,7 @@ def pytorchs_tests(name: str, *args: str, limit_s: float) -> None:
 
 
 def test_pytorchs_own_tests_pass_on_our_classes() -> None:
-    pytorchs_tests("quick", limit_s=280)
+    pytorchs_tests("quick", "--timeout-scale", "0.4", limit_s=280)
 
 
 @pytest.mark.long
@@ -91,7 +118,7 @@ def test_more_of_pytorchs_own_tests_pass_on_our_classes() -> None:
 
 def test_what_fails_hangs_or_crashes_on_ours_alone_is_named(made_up: Path, tmp_path: Path) -> None:
     left = tmp_path / "left"
-    args = ["--set", "store", "--timeout-scale", "0.03", "--out", str(tmp_path / "out"), "test_store.py"]
+    args = ["--out", str(tmp_path / "out"), "test_store.py::MadeUpTest"]
     told = run(*args, tests=made_up, LEFT=str(left))
     assert told.returncode == 1, told.stderr
     outcomes: dict[str, dict[str, str]] = {"stock": {}, "ours": {}}
@@ -117,11 +144,20 @@ def test_what_fails_hangs_or_crashes_on_ours_alone_is_named(made_up: Path, tmp_p
     assert "3 of 6 tests that count have passed" in said
     pids = [int(pid) for pid in left.read_text().split()]
     assert len(pids) == 2
-    assert not [
-        pid
-        for pid in pids
-        if Path(f"/proc/{pid}/cmdline").exists() and b"sleep" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    ]
+    assert all(map(is_gone, pids))
+
+
+def test_a_run_that_is_ended_leaves_nothing(made_up: Path, tmp_path: Path) -> None:
+    os.mkfifo(left := tmp_path / "left")
+    process = start("--impl", "ours", "test_store.py::EndlessTest", tests=made_up, LEFT=str(left))
+    try:
+        pids = [int(pid) for pid in left.read_text().split()]  # waits until the test has opened it
+        assert not any(map(is_gone, pids))
+    finally:
+        process.terminate()
+        process.communicate()
+    assert len(pids) == 2
+    assert all(map(is_gone, pids))
 
 
 @pytest.mark.parametrize(

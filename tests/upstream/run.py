@@ -67,11 +67,20 @@ class Runner:
         self.left_out: set[str] = set()
         self.notes: list[str] = []
         self.lock = threading.Lock()
+        self.live: set[subprocess.Popen[bytes]] = set()
+        self.is_stopped = False
 
     def run_all(self, chosen: list[str]) -> None:
         with ThreadPoolExecutor(self.args.jobs) as pool:
-            for future in [pool.submit(self.run, unit) for unit in self.units(chosen)]:
-                future.result()
+            try:
+                for future in [pool.submit(self.run, unit) for unit in self.units(chosen)]:
+                    future.result()
+            except BaseException:  # a signal, or a unit that cannot run
+                self.is_stopped = True
+                pool.shutdown(wait=False, cancel_futures=True)
+                for process in list(self.live):
+                    process.kill()  # its unit ends the rest
+                raise
 
     def units(self, chosen: list[str]) -> list[list[str]]:
         shared: dict[str, list[str]] = {}
@@ -137,10 +146,15 @@ class Runner:
                     stderr=subprocess.STDOUT,
                     start_new_session=True,
                 )
+                self.live.add(process)
                 try:
-                    self.wait(process, file)
+                    if not self.is_stopped:
+                        self.wait(process, file)
                 finally:
                     end_all(process, token)
+                    self.live.remove(process)
+            if self.is_stopped:
+                raise CannotRunError("the run was stopped")
             printed, events, code = out.read_text(errors="replace"), read(file), process.returncode
         if folder := self.args.keep_logs:
             folder.mkdir(parents=True, exist_ok=True)
