@@ -9,10 +9,11 @@ MAKEFLAGS += --no-print-directory
 VENV := build/venv
 PY := $(VENV)/bin/python
 # Further arguments for a program that a target runs. DEMO_ARGS: examples/demo.py, or with --hosts, examples/demo_hosts.py.
-# PYTEST_ARGS: pytest. BENCH_ARGS: benches/rendezvous.py. GPU_CHECK_ARGS: tools/gpu_check.py. The other benchmarks have STORE_BENCH_ARGS,
+# PYTEST_ARGS: pytest. UPSTREAM_ARGS: tests/upstream/run.py. BENCH_ARGS: benches/rendezvous.py. GPU_CHECK_ARGS: tools/gpu_check.py. The other benchmarks have STORE_BENCH_ARGS,
 # PROCESS_BENCH_ARGS, AGENT_BENCH_ARGS, RUN_BENCH_ARGS, WARM_BENCH_ARGS, ETCD_BENCH_ARGS and IN_PLACE_BENCH_ARGS.
 DEMO_ARGS ?=
 PYTEST_ARGS ?=
+UPSTREAM_ARGS ?=
 BENCH_ARGS ?=
 STORE_BENCH_ARGS ?=
 AGENT_BENCH_ARGS ?=
@@ -42,10 +43,12 @@ with_sshd = SSHD=$$($(PY) tools/find_sshd.py) && export SSHD &&
 with_promtool = PROMTOOL=$$($(PY) tools/find_promtool.py) && export PROMTOOL &&
 # And for Chromium, which opens a job's page.
 with_chromium = CHROMIUM=$$($(PY) tools/find_chromium.py) && export CHROMIUM &&
+# And for PyTorch's own tests, which run on our classes too.
+with_torch_tests = TORCH_TESTS=$$($(PY) tools/find_torch_tests.py) && export TORCH_TESTS &&
 
 say = @printf '\n==> %s\n'
 
-.PHONY: help setup build demo test test-long fuzz lint fmt test-rust test-python test-compat stubs check-stubs bench clean \
+.PHONY: help setup build demo test test-long fuzz lint fmt test-rust test-python test-compat test-upstream stubs check-stubs bench clean \
 	gpu-check build-tested check-fmt check-clippy check-purity check-ruff check-mypy require-cargo
 
 help: ## list the targets
@@ -66,7 +69,7 @@ setup: ## install PyTorch and tools outside the tree, once; see tools/environmen
 	if [ -n "$${PYTHON:-}" ] && [ "$$python" != "$$PYTHON" ]; then \
 		echo "warning: PYTHON=$$PYTHON is not a Python >= 3.11; using $$python" >&2; fi; \
 	"$$python" tools/environment.py
-	@$(if $(filter setup,$(MAKECMDGOALS)),$(PY) tools/find_etcd.py >/dev/null; $(PY) tools/find_slurm.py >/dev/null; $(PY) tools/find_sshd.py >/dev/null; $(PY) tools/find_promtool.py >/dev/null; $(PY) tools/find_chromium.py >/dev/null)
+	@$(if $(filter setup,$(MAKECMDGOALS)),$(PY) tools/find_etcd.py >/dev/null; $(PY) tools/find_slurm.py >/dev/null; $(PY) tools/find_sshd.py >/dev/null; $(PY) tools/find_promtool.py >/dev/null; $(PY) tools/find_chromium.py >/dev/null; $(PY) tools/find_torch_tests.py >/dev/null)
 
 build: require-cargo setup ## build the wheel into dist/ and install it into build/venv
 	$(say) 'build: wheel (maturin, release)'
@@ -96,7 +99,7 @@ test-long: build ## run randomised tests with many more cases, and all tests on 
 	@ELASTIC_RS_DIFFERENTIAL=$(LONG_SEQUENCES) $(PY) -m pytest tests/python/store/test_differential.py $(PYTEST_ARGS)
 	$(say) 'test-long: all Python tests on the release wheel, including long ones (pytest)'
 	@$(PY) tools/environment.py --ray
-	@$(with_etcd) $(with_slurm) $(with_sshd) $(with_promtool) $(with_chromium) ELASTIC_RS_FAULT_SECONDS=$(LONG_FAULT_SECONDS) $(PYTEST) tests/python -m 'long or not long' $(PYTEST_ARGS)
+	@$(with_etcd) $(with_slurm) $(with_sshd) $(with_promtool) $(with_chromium) $(with_torch_tests) ELASTIC_RS_FAULT_SECONDS=$(LONG_FAULT_SECONDS) $(PYTEST) tests/python -m 'long or not long' $(PYTEST_ARGS)
 	$(say) 'test-long: codec and table, $(LONG_CASES) cases of each property (proptest)'
 	@PROPTEST_CASES=$(LONG_CASES) cargo test --quiet --release $(CARGO_FLAGS) --all-features --test store properties::
 	$(say) 'test-long: rendezvous, agents, workers that survive, hosts: $(LONG_SEEDS) simulated jobs'
@@ -183,7 +186,7 @@ build-tested: require-cargo setup
 
 test-python: build-tested check-stubs ## build a wheel for tests, check the stub, run pytest with real torchrun processes
 	$(say) 'test: Python (pytest)'
-	@$(with_etcd) $(with_slurm) $(with_sshd) $(with_promtool) $(with_chromium) $(PYTEST) tests/python $(PYTEST_ARGS)
+	@$(with_etcd) $(with_slurm) $(with_sshd) $(with_promtool) $(with_chromium) $(with_torch_tests) $(PYTEST) tests/python $(PYTEST_ARGS)
 
 # The oldest supported PyTorch, and one in between. The tests are those of the agent, the handler, and torchrun with them.
 COMPAT_TORCH ?= 2.6.0 2.9.1
@@ -197,6 +200,16 @@ test-compat: build ## run the tests with torchrun on older versions of PyTorch; 
 		$$python -m pip --disable-pip-version-check install --quiet --no-index --no-deps --force-reinstall dist/elastic_rs-*.whl; \
 		$$python -m pytest -n $(PYTEST_PROCESSES) --dist worksteal $(COMPAT_TESTS) $(PYTEST_ARGS); \
 	done
+
+# PyTorch's own tests, of the version of their files. TORCH_TESTS=/path/to/pytorch/test UPSTREAM_TORCH=VERSION runs others.
+UPSTREAM_TORCH ?= 2.6.0
+
+test-upstream: build ## run PyTorch's own tests on its classes and on ours; an hour, downloads several GB once
+	$(say) "test-upstream: PyTorch's own tests on PyTorch $(UPSTREAM_TORCH) (tests/upstream/run.py)"
+	@$(PY) tools/environment.py $(UPSTREAM_TORCH)
+	@$(with_etcd) $(with_torch_tests) python=build/venv-torch-$(UPSTREAM_TORCH)/bin/python; \
+		$$python -m pip --disable-pip-version-check install --quiet --no-index --no-deps --force-reinstall dist/elastic_rs-*.whl; \
+		$$python tests/upstream/run.py $(UPSTREAM_ARGS)
 
 STUB := elastic_rs/_elastic_rs.pyi
 # The wheel for tests contains the data from which stubs are made. Release wheels do not.

@@ -1,8 +1,9 @@
 """Programs that tests start and that are downloaded once, into the cache of ``tools/environment.py``.
 
 ``find_etcd.py``, ``find_slurm.py``, ``find_sshd.py``, ``find_promtool.py`` and ``find_chromium.py`` choose a program
-and where to get it. They share the functions here, which put limits on a network that swallows packets, say in one
-line why a download failed, and fill a folder of the cache completely or not at all.
+and where to get it, ``find_torch_tests.py`` PyTorch's own tests. They share the functions here, which put limits on a
+network that swallows packets, say in one line why a download failed, and fill a folder of the cache completely or not
+at all.
 """
 
 from __future__ import annotations
@@ -89,6 +90,24 @@ def debian(folder: Path, packages: Sequence[str], *, needed: bool = False) -> No
     for package in folder.glob("*.deb"):
         run(["dpkg-deb", "--extract", package, folder])
         package.unlink()
+
+
+def debian_source(folder: Path, path: str, sha256: str) -> Path:
+    """Download a file of a source package into the folder. No list of source packages is needed.
+
+    Args:
+        folder: where to.
+        path: of the file in Debian's archive.
+        sha256: its hash, which apt's downloader checks.
+    """
+    helper = Path("/usr/lib/apt/apt-helper")
+    if shutil.which("apt-get") is None or not helper.exists():
+        raise NotHereError(f"Debian's {Path(path).name}: there is no apt-get with {helper}")
+    target = folder / Path(path).name
+    mirrors = run(["apt-get", "indextargets", "--format", "$(REPO_URI)", "Origin: Debian"]).split()
+    mirror = next((uri for uri in mirrors if uri.rstrip("/").endswith("/debian")), "http://deb.debian.org/debian")
+    run([helper, *APT, "download-file", f"{mirror.rstrip('/')}/{path}", target, f"SHA256:{sha256}"])
+    return target
 
 
 def run(command: Sequence[str | Path], cwd: Path | None = None) -> str:

@@ -1,6 +1,6 @@
 """Make the Python environments of this checkout, or do nothing if they exist.
 
-There are two environments, because one of them is large, and three folders of packages for tests:
+There are two environments, because one of them is large, and folders of packages for tests:
 
 - The *shared* environment, outside the tree, holds PyTorch (5.6 GB) and the tools. Every checkout with the same pins
   uses it: ``${ELASTIC_RS_CACHE:-${XDG_CACHE_HOME:-~/.cache}/elastic_rs}/venv-<hash of the pins and the interpreter>``.
@@ -17,6 +17,8 @@ There are two environments, because one of them is large, and three folders of p
 - ``engines-<hash>`` holds what tests of ``examples`` need of cluster managers (``requirements/engines.txt``), in the
   same way (``build/engines``). ``python tools/environment.py --ray`` adds Ray (``requirements/ray.txt``, 80 MB), which
   only long tests need, as ``build/ray``.
+- ``upstream-<hash>`` holds what PyTorch's own tests import (``requirements/upstream.txt``), in the same way
+  (``build/upstream``).
 
 The stamp that marks the shared environment as complete is written last. Without the stamp the environment is made
 again, because pip takes an incompletely installed package for an installed one. Downloads come from pip's cache then.
@@ -51,6 +53,7 @@ PLUGINS = ROOT / "requirements" / "plugins.txt"
 CLIENTS = ROOT / "requirements" / "clients.txt"
 ENGINES = ROOT / "requirements" / "engines.txt"
 RAY = ROOT / "requirements" / "ray.txt"
+UPSTREAM = ROOT / "requirements" / "upstream.txt"
 STAMP = "elastic_rs-complete"
 # Programs of the shared environment that are called by name. They are native binaries, so a link is enough.
 LINKED_TOOLS = ("maturin", "ruff")
@@ -64,7 +67,7 @@ def main() -> int:
     if not (shared / STAMP).exists():
         make_shared(shared, pins)
     link(ROOT / "build" / "clients", make_beside("clients", CLIENTS, shared))
-    for kind, file in (("engines", ENGINES), *([("ray", RAY)] if with_ray else [])):
+    for kind, file in (("engines", ENGINES), ("upstream", UPSTREAM), *([("ray", RAY)] if with_ray else [])):
         try:
             link(ROOT / "build" / kind, make_beside(kind, file, shared))
         except subprocess.CalledProcessError as failure:  # pip has said why

@@ -1194,6 +1194,13 @@ class RendezvousConfig:
         """
         Time limit of a join, in seconds.
         """
+    @staticmethod
+    def known(backend: str) -> list[str]:
+        """
+        The keys that have a meaning for ``backend``, ``rust-c10d`` or ``rust-etcd``, in all spellings, sorted.
+
+        Raises ``ValueError`` for another backend.
+        """
     @property
     def node_rank(self, /) -> int | None:
         """

@@ -34,6 +34,9 @@ __all__ = ["C10dRendezvousBackend", "create_backend"]
 
 logger = logging.getLogger(__name__)
 
+KEYS = ("is_host", "read_timeout", "store_type")
+"""Keys of ``--rdzv-conf`` that ``create_backend`` reads."""
+
 _DEFAULT_PORT = 29400
 _THEIRS = "torch.distributed.elastic.rendezvous.c10d_rendezvous_backend"
 _FAILED = "The connection to the C10d store has failed. See inner exception for details."

@@ -40,6 +40,19 @@ __all__ = ["DynamicRendezvousHandler", "RendezvousSettings", "RendezvousTimeout"
 
 logger = logging.getLogger(__name__)
 
+KEYS = (
+    "join_timeout",
+    "last_call_timeout",
+    "close_timeout",
+    "heartbeat_timeout",
+    "keep_alive_interval",
+    "keep_alive_max_attempt",
+    "cas_backoff_max_seconds",
+    "store_peers",
+    "store_tunnel",
+)
+"""Keys of ``--rdzv-conf`` that ``create_handler`` reads."""
+
 _AGE_S = 1.0
 """Largest age of a cached answer about the rendezvous, as in PyTorch's handler."""
 

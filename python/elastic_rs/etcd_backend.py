@@ -113,6 +113,7 @@ def create_backend(params: RendezvousParameters) -> tuple[EtcdRendezvousBackend,
 
     Raises:
         ValueError: a value is not allowed, or a file cannot be read.
+        RendezvousConnectionError: etcd has not answered within ``read_timeout``, or refuses.
     """
     read_timeout = params.get_as_int("read_timeout", 60)
     if read_timeout is None or read_timeout <= 0:
@@ -132,4 +133,5 @@ def create_backend(params: RendezvousParameters) -> tuple[EtcdRendezvousBackend,
     )
     client = EtcdClient(options)
     backend = EtcdRendezvousBackend(client, params.run_id, key_prefix=_KEY_PREFIX)
+    backend.get_state()  # the client itself connects with its first request
     return backend, EtcdStore(client, _STORE_PREFIX)

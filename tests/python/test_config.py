@@ -155,6 +155,44 @@ def test_a_password_on_the_command_line_is_refused_and_not_repeated() -> None:
         config_of({"username": "me", "password": "secret"}, "rust-etcd")
 
 
+@pytest.mark.parametrize("name", ["etcd", "etcd-v2"])
+def test_pytorchs_names_ignore_what_pytorch_ignores(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    given = {"nonsense": "x", "is_host": True, "join_timeout": "7", "password": "secret", "timeout": 900, "rank": None}
+    with caplog.at_level(logging.WARNING, "elastic_rs"):
+        assert config_of(given, "rust-etcd", name) == RendezvousConfig(join_timeout=7)
+    (warning,) = caplog.messages
+    assert f"--rdzv-backend={name}" in warning
+    assert warning.endswith(": is_host, nonsense, password")
+    with pytest.raises(ValueError, match="--rdzv-conf join_timeout is `soon`, must be"):
+        config_of({"join_timeout": "soon"}, "rust-etcd", name)
+
+
+@pytest.mark.parametrize("name", ["etcd", "etcd-v2"])
+def test_all_our_keys_work_under_pytorchs_names(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    ours = {
+        "join_timeout": "7",
+        "settle_timeout": "7",
+        "coordinator_timeout": "7",
+        "exit_barrier_timeout": "7",
+        "on_partition": "continue",
+        "agent": "torch",
+        "restart_budget": "node",
+        "store_tunnel": "1",
+        "cacert": "ca",
+        "ssl_cert": "cert",
+        "ssl_cert_key": "key",
+        "etcd_prefix": "/mine",
+        "username": "me",
+        "password_file": "f",
+    }
+    with caplog.at_level(logging.WARNING, "elastic_rs"):
+        assert config_of(ours, "rust-etcd", name) == config_of(ours, "rust-etcd") != RendezvousConfig()
+        for key, spelling, _, only in RendezvousConfig.table():
+            if only != "rust-c10d":
+                assert {key, spelling or key} <= set(RendezvousConfig.known("rust-etcd"))
+    assert not caplog.messages
+
+
 def test_strict_members_need_a_store_of_the_agents() -> None:
     for members in ("off", "warn"):
         RendezvousConfig(store_members=members).check_workers_store(is_protected=False, own_store=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -77,6 +78,29 @@ def test_the_c10d_handler_of_torchrun_is_ours() -> None:
     elastic_rs.uninstall()
     handler = get_rendezvous_handler(RendezvousParameters("c10d", "127.0.0.1:0", "job", 1, 1, "127.0.0.1", is_host="1"))
     assert type(handler).__module__.startswith("torch.")
+
+
+@pytest.mark.parametrize(
+    ("backend", "config", "ignored"),
+    [
+        ("c10d", {"is_host": "1", "join_timeout": "60", "store_peers": "any", "timeout": 900}, None),
+        ("c10d", {"is_host": "1", "timeout": "60", "join_timeuot": "5", "cacert": None}, "join_timeuot, timeout"),
+        ("static", {"rank": 0, "timeout": "60"}, None),
+        ("static", {"rank": 0, "timeout": 900, "join_timeout": "5", "is_host": "1"}, "is_host, join_timeout"),
+    ],
+)
+def test_pytorchs_names_take_pytorchs_keys(
+    backend: str, config: dict[str, object], ignored: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    elastic_rs.install()
+    params = RendezvousParameters(backend, "127.0.0.1:0", "job", 1, 1, "127.0.0.1", **config)
+    with caplog.at_level(logging.WARNING, "elastic_rs"):
+        handler = get_rendezvous_handler(params)
+    assert handler.get_backend() == backend
+    assert handler.shutdown(), "also before it has joined"
+    names = [message.rpartition(": ")[2] for message in caplog.messages]
+    assert names == ([] if ignored is None else [ignored])
+    assert all(f"--rdzv-backend={backend}," in message for message in caplog.messages)
 
 
 def test_the_agent_is_replaced_and_restored() -> None:

@@ -131,3 +131,16 @@ fn a_spare_whose_join_meets_the_close_ends_as_a_spare() {
     spare.on_conflict(cell.as_deref(), now);
     assert_eq!(spare.take_outcome(), Some(Err(JoinError::Closed { verdict, spare: true })));
 }
+
+/// PyTorch's launcher shuts a handler down whose agent has failed before it joined.
+#[test]
+fn a_node_that_has_never_joined_closes_the_rendezvous_and_knows_it() {
+    let now = Instant::now();
+    let hello = Hello::new("job", NodeId(1), "host:1".to_owned(), Settings::new(1, 1));
+    let mut node = CellNode::new(Hello { local_addr: Some("node1".to_owned()), ..hello }, now);
+    let (mut cell, verdict) = (None, Verdict::Succeeded { by: "node1".into() });
+    node.ask(|node| node.close(verdict.clone()), now);
+    perform(&mut node, &mut cell, now);
+    assert!(cell.is_some(), "the verdict is written");
+    assert_eq!(node.view().closed, Some(verdict));
+}

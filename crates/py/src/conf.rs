@@ -48,8 +48,7 @@ impl RendezvousConfig {
     #[staticmethod]
     #[pyo3(signature = (given: "dict[str, object]", *, backend))]
     fn from_mapping(given: &Bound<'_, PyDict>, backend: &str) -> PyResult<Self> {
-        let backend = Backend::named(backend)
-            .ok_or_else(|| PyValueError::new_err(format!("`{backend}` is not a backend with a table of keys")))?;
+        let backend = backend_named(backend)?;
         let entries: Vec<(String, Shown)> = given
             .iter()
             .filter(|(_, value)| !value.is_none())
@@ -90,6 +89,14 @@ impl RendezvousConfig {
             (key.name, key.or, value, only.map(Backend::name))
         };
         KEYS.iter().map(row).collect()
+    }
+
+    /// The keys that have a meaning for ``backend``, ``rust-c10d`` or ``rust-etcd``, in all spellings, sorted.
+    ///
+    /// Raises ``ValueError`` for another backend.
+    #[staticmethod]
+    fn known(backend: &str) -> PyResult<Vec<&'static str>> {
+        Ok(conf::known(backend_named(backend)?))
     }
 
     /// Return all values by their keys. None: the key was not given and has no default.
@@ -182,6 +189,10 @@ impl RendezvousConfig {
     fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
         Ok(format!("RendezvousConfig({})", self.values(py)?.repr()?))
     }
+}
+
+fn backend_named(name: &str) -> PyResult<Backend> {
+    Backend::named(name).ok_or_else(|| PyValueError::new_err(format!("`{name}` is not a backend with a table of keys")))
 }
 
 /// A user's value as text, and as the numbers to which Python converts it.

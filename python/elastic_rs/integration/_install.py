@@ -26,7 +26,8 @@ def install(*, store: bool = True, rendezvous: bool = True, agent: bool = True) 
         rendezvous: the factories of ``c10d``, ``etcd`` and ``etcd-v2`` handlers, ``C10dRendezvousBackend``,
             ``EtcdRendezvousBackend``, ``EtcdStore``, ``DynamicRendezvousHandler``, ``RendezvousSettings``,
             ``RendezvousTimeout``, ``create_handler`` and ``create_backend``. ``etcd`` and ``etcd-v2`` are then
-            ``rust-etcd``.
+            ``rust-etcd``. Keys of ``--rdzv-conf`` that PyTorch ignores are ignored under PyTorch's names, also under
+            ``static``, with a warning.
         agent: ``LocalElasticAgent``, whatever the rendezvous.
 
     Every module of torch that is loaded is searched. Names that a program has imported before stay what they were.
@@ -88,6 +89,7 @@ def _install_rendezvous() -> None:
         ("c10d", _create_c10d_handler),
         ("etcd", create_rust_etcd_handler),
         ("etcd-v2", create_rust_etcd_handler),
+        ("static", _create_static_handler),
     ):
         _factories[name] = registry[name]
         registry[name] = factory
@@ -118,11 +120,20 @@ def _install_agent() -> None:
 
 
 def _create_c10d_handler(params: Any) -> Any:
-    from elastic_rs.c10d_backend import create_backend
-    from elastic_rs.dynamic import create_handler
+    from elastic_rs import c10d_backend, dynamic
+    from elastic_rs.rendezvous._config import known_of
 
-    backend, store = create_backend(params)
-    return create_handler(store, backend, params)
+    known_of(params.config, {*c10d_backend.KEYS, *dynamic.KEYS}, "c10d")
+    backend, store = c10d_backend.create_backend(params)
+    return dynamic.create_handler(store, backend, params)
+
+
+def _create_static_handler(params: Any) -> Any:
+    """Create PyTorch's handler, after the warning of keys that it ignores."""
+    from elastic_rs.rendezvous._config import known_of
+
+    known_of(params.config, {"rank", "timeout"}, "static")
+    return _factories["static"](params)
 
 
 def _registry() -> dict[str, Any]:

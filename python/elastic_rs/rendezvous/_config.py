@@ -10,15 +10,17 @@ from elastic_rs._log import Log
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
     from typing import Any
 
 __all__ = [
     "ETCD_NAMES",
+    "PYTORCHS_NAMES",
     "RUST_C10D",
     "RUST_ETCD",
     "RendezvousConfig",
     "config_of",
+    "known_of",
     "parse_conf",
     "parse_endpoint",
     "shown_defaults",
@@ -36,17 +38,28 @@ RUST_C10D, RUST_ETCD = "rust-c10d", "rust-etcd"
 ETCD_NAMES = (RUST_ETCD, "etcd", "etcd-v2")
 """What means ``rust-etcd``. The last two are PyTorch's: after ``install()``, and with ``elastic-run``."""
 
+PYTORCHS_NAMES = ("c10d", "etcd", "etcd-v2", "static")
+"""PyTorch's own backends. What ``install()`` puts in their place ignores the keys that PyTorch ignores."""
+
 MAX_NODES = 2**32 - 1
 """The core counts nodes in 32 bits."""
 
 
-def config_of(given: Mapping[str, Any], backend: str = RUST_C10D) -> RendezvousConfig:
+def config_of(given: Mapping[str, Any], backend: str = RUST_C10D, name: str | None = None) -> RendezvousConfig:
     """Check what the user gave for a backend, ``rust-c10d`` or ``rust-etcd``.
+
+    Args:
+        given: the keys and values.
+        backend: whose keys there are.
+        name: by which the user named the backend. Under one of PyTorch's names keys that the backend does not have are
+            ignored with a warning.
 
     Raises:
         ValueError: a key is unknown (the nearest known one is named) or has no meaning for the backend, or a value is
             not allowed.
     """
+    if name in PYTORCHS_NAMES:
+        given = known_of(given, RendezvousConfig.known(backend), name)
     given = dict(given)
     # LaunchConfig puts `timeout=900` (an int) into every configuration; what a user writes is a string.
     if not isinstance(timeout := given.pop("timeout", None), str):
@@ -54,6 +67,29 @@ def config_of(given: Mapping[str, Any], backend: str = RUST_C10D) -> RendezvousC
     if backend == RUST_C10D:  # PyTorch's `etcd` calls it so
         logger.warning("--rdzv-conf timeout=%s is taken for join_timeout, its name in this backend", timeout)
     return RendezvousConfig.from_mapping({"timeout": timeout, **given}, backend=backend)
+
+
+def known_of(given: Mapping[str, Any], known: Collection[str], name: str) -> dict[str, Any]:
+    """Return the entries with known keys. One warning names the others, but not their values: one may be a password.
+
+    Args:
+        given: the keys and values. ``None`` counts as not given.
+        known: the keys that have an effect.
+        name: of the backend, one of PyTorch's.
+    """
+    # The int is LaunchConfig's own `timeout=900`, as in `config_of`.
+    ignored = sorted(
+        key
+        for key, value in given.items()
+        if key not in known and value is not None and (key != "timeout" or isinstance(value, str))
+    )
+    if ignored:
+        logger.warning(
+            "--rdzv-conf has keys without an effect with --rdzv-backend=%s, ignored as by PyTorch: %s",
+            name,
+            ", ".join(ignored),
+        )
+    return {key: value for key, value in given.items() if key in known}
 
 
 def parse_conf(text: str) -> dict[str, str]:

@@ -40,7 +40,7 @@ class LauncherHandler(NodeHandler):
         _elastic_rs.validate_run_id(params.run_id)
         if params.max_nodes > MAX_NODES:
             raise ValueError(f"The maximum number of nodes ({params.max_nodes}) must be at most {MAX_NODES}.")
-        config = config_of(params.config, backend)
+        config = config_of(params.config, backend, params.backend)
         super().__init__(run_id=params.run_id, config=config, name=f"{socket.gethostname()}:{os.getpid()}")
         self._local_addr = params.local_addr
         self._nodes = (params.min_nodes, params.max_nodes)

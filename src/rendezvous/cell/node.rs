@@ -196,7 +196,11 @@ impl CellNode {
     pub fn on_written(&mut self, now: Instant) {
         self.pace.written();
         self.busy = false;
-        let Some(Proposal { blob, recorded, replies, .. }) = self.pending.take() else { return };
+        let Some(Proposal { blob, recorded, mut replies, .. }) = self.pending.take() else { return };
+        if let Some(verdict) = blob.closed().filter(|_| !blob.knows(self.hello.node)) {
+            // The run answers its members alone, and this node has closed it without joining.
+            replies.push(CoordinatorMessage::Closed { verdict: verdict.clone(), spare: false });
+        }
         self.keep(recorded, now);
         if self.liveness == Liveness::Counters && blob.knows(self.hello.node) {
             self.machine.vouch(self.written_at, now);

@@ -92,6 +92,10 @@ def test_an_unreachable_etcd_is_pytorchs_exception() -> None:
         with pytest.raises(RendezvousConnectionError, match="connection to etcd has failed") as caught:
             call()
         assert "127.0.0.1:1" in str(caught.value.__cause__)
+    # PyTorch's connects when it is made.
+    params = RendezvousParameters("etcd-v2", "127.0.0.1:1", "job", 1, 1, read_timeout="1")
+    with pytest.raises(RendezvousConnectionError, match=r"^The connection to etcd has failed\. See inner exception"):
+        etcd_backend.create_backend(params)
 
 
 def test_a_backend_is_made_of_torchruns_parameters(endpoint: str, name: str) -> None:

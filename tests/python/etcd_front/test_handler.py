@@ -147,6 +147,25 @@ def test_an_unknown_key_and_one_of_the_other_backend_are_refused(make: Make) -> 
         make(is_host=1)
 
 
+@pytest.mark.parametrize("backend", ["etcd", "etcd-v2"])
+def test_pytorchs_names_take_the_keys_of_pytorchs_tests(
+    endpoint: str, name: str, backend: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    elastic_rs.install()
+    try:
+        handler = get_rendezvous_handler(RendezvousParameters(backend, endpoint, name, 1, 1, is_host=True))
+        assert isinstance(handler, RustEtcdRendezvousHandler)
+        assert handler.next_rendezvous().world_size == 1
+        assert handler.shutdown()
+    finally:
+        elastic_rs.uninstall()
+    assert [
+        message
+        for message in caplog.messages
+        if message.endswith(f"--rdzv-backend={backend}, ignored as by PyTorch: is_host")
+    ]
+
+
 def test_the_agents_store_outlives_the_node_with_rank_0(make: Make) -> None:
     """PyTorch's agents wait for each other there at the end. rank 0 may be gone by then."""
     handlers = [make("3") for _ in range(3)]
