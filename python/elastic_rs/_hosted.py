@@ -65,7 +65,8 @@ def _serve(requests: IO[bytes], first: bytes, token: str) -> int:
     gc.freeze()
     gc.enable()
     endpoint = _endpoint(own, job)
-    parsed: Any = SimpleNamespace(**job["parsed"] | dict(arguments(own, job, endpoint)))
+    lacks = {run.LACKS_SCRIPT: job[run.LACKS_SCRIPT]}
+    parsed: Any = SimpleNamespace(**job["parsed"] | lacks | dict(arguments(own, job, endpoint)))
     return run.main(command_line(own, job, endpoint), told=report, parsed=parsed)
 
 
