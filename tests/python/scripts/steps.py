@@ -10,6 +10,9 @@ steps.py --own-group          make the process group, as PyTorch's scripts do, b
 steps.py --stuck RANK         the worker that is first started with this rank ignores the end of its world
 steps.py --fail-at-restart N  a worker that is first started at the Nth restart fails before it is in a world
 steps.py --die-in PHASE       the worker that is first started with rank 1 is killed in this phase after a failure
+steps.py --raise KIND         once at step 12, nan: go back to the last commit, new-world: ask for another world
+steps.py --raise-rank RANK    only this rank does (all)
+steps.py --commit-rank RANK   only this rank commits and checks
 steps.py --hang-in PHASE      the same, but it is stopped (SIGSTOP), and the others wait for it for a second
 """
 
@@ -39,6 +42,9 @@ parser.add_argument("--stuck", type=int)
 parser.add_argument("--fail-at-restart", type=int)
 parser.add_argument("--die-in", choices=PHASES)
 parser.add_argument("--hang-in", choices=PHASES)
+parser.add_argument("--raise", dest="raises", choices=["nan", "new-world"])
+parser.add_argument("--raise-rank", type=int)
+parser.add_argument("--commit-rank", type=int, help="only this rank commits")
 args = parser.parse_args()
 first_rank, first_restart = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
 
@@ -104,6 +110,17 @@ def in_place() -> None:
     from elastic_rs import elastic
     from elastic_rs.elastic import _membership
 
+    raised = False
+
+    def raise_once(at: int) -> None:
+        nonlocal raised
+        if not args.raises or raised or at != 12 or args.raise_rank not in {None, dist.get_rank()}:
+            return
+        raised = True
+        if args.raises == "nan":
+            raise elastic.HorovodInternalError("loss is nan")
+        raise elastic.HostsUpdatedInterrupt(skip_sync=False)
+
     @elastic.run(backend="gloo")
     def train(state: Any) -> None:
         tell_world(state.step)
@@ -119,6 +136,9 @@ def in_place() -> None:
                 part = args.checkpoint.with_suffix(".part")
                 part.write_text(str(state.step))
                 part.replace(args.checkpoint)
+            raise_once(state.step)
+            if args.commit_rank not in {None, dist.get_rank()}:
+                continue
             if state.step % args.commit_every == 0:
                 state.commit()
             else:
