@@ -49,6 +49,7 @@ def _serve(requests: IO[bytes], first: bytes, token: str) -> int:
     except ValueError:
         return 1  # the driver has gone
     _enter(job)
+    os.environ["ELASTIC_RS_HOST"] = own["host"]  # for workers, as HOROVOD_HOSTNAME
     if job["detach"]:
         if _detach(job, own, report):
             return 0

@@ -37,8 +37,8 @@ class PeerFailed(RuntimeError):  # noqa: N818 # a failure of another worker, not
 class HostsUpdatedInterrupt(RuntimeError):  # noqa: N818 # Horovod's name
     """Workers join or leave. All ranks raise it at the same check. ``run`` keeps the state as it is and goes on.
 
-    A script may raise it itself, to have a new world made. The ranks that raise it keep their states, and the lowest of
-    them broadcasts its own. The others go back to their last commit first. That costs no restart.
+    A script may raise it itself, to have a new world made: on all ranks, or on one. The state of a rank that has raised
+    it is kept and broadcast. That costs no restart.
 
     Args:
         message: why. Horovod's first argument is ``skip_sync``, so a bool is taken for that.

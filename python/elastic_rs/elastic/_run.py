@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 
@@ -79,9 +80,25 @@ def run(func: Any = None, *, backend: str | None = None, timeout: timedelta | No
     def wrapper(state: State, *args: Any, **kwargs: Any) -> Any:
         _check_state(state, name)
         MEMBERSHIP.begin(backend, timeout)
-        return _in_each_world(state, functools.partial(func, state, *args, **kwargs), name)
+        with _listening(state):
+            return _in_each_world(state, functools.partial(func, state, *args, **kwargs), name)
 
     return wrapper
+
+
+@contextlib.contextmanager
+def _listening(state: State) -> Iterator[None]:
+    """Call the state's ``on_hosts_updated`` inside this block, if its class has one."""
+    from elastic_rs.elastic._state import State
+
+    if type(state).on_hosts_updated is State.on_hosts_updated:
+        yield
+        return
+    MEMBERSHIP.listeners.add(state)
+    try:
+        yield
+    finally:
+        MEMBERSHIP.listeners.remove(state)
 
 
 def _check_state(state: Any, name: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from elastic_rs.elastic import _decisions
 from elastic_rs.elastic._contents import refuse_parted
-from elastic_rs.elastic._exceptions import StateMismatchError
+from elastic_rs.elastic._exceptions import HostUpdateResult, StateMismatchError
 from elastic_rs.elastic._membership import MEMBERSHIP
 
 __all__ = ["ObjectState", "State"]
@@ -55,6 +55,14 @@ class State:
 
     def reset(self) -> None:
         """Adapt to a new world. Does nothing; derived classes may override it."""
+
+    def on_hosts_updated(self, timestamp: int, update_res: HostUpdateResult) -> None:
+        """Called in a thread as soon as a change of the membership is announced. Does nothing; classes may override it.
+
+        Args:
+            timestamp: the number of the change: later ones have larger numbers. In Horovod it is a time.
+            update_res: what happens to the number of workers.
+        """
 
     def commit(self) -> None:
         """Save the state in memory, then check for changes of the world.

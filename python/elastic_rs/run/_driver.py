@@ -407,7 +407,7 @@ def _show(driver: Driver, discovery: HostDiscovery, job: str, port: int) -> int:
     for age, (host, slots) in enumerate(hosts.items()):
         own = {"host": host, "slots": slots, "age": age, "hosts_coordinator": told["detach"] and host == first}
         # An agent finds out at which address its host sees the driver.
-        address = "127.0.0.1" if host == "localhost" else "DRIVER"
+        address = "127.0.0.1" if commands[host][0] == sys.executable else "DRIVER"
         line = command_line(own, told, told["endpoint"] or f"{address}:{port or 'PORT'}")
         print(f"host         {host}, {slots} slots: {shlex.join(commands[host])}")
         print(f"  there      elastic-run {shlex.join(line)}")

@@ -746,3 +746,31 @@ def test_a_broadcast_that_was_aborted_without_an_error_is_no_state(
     assert channel.synchronised_in == [1, 3]
     assert channel.parked == [1, 1]
     assert worlds[1:] == [7.0]
+
+
+def test_a_state_that_overrides_on_hosts_updated_is_called(attend: Attend) -> None:
+    channel = attend(World())
+    heard = threading.Event()
+    told = []
+
+    class Listening(elastic.ObjectState):
+        def on_hosts_updated(self, timestamp: int, update_res: elastic.HostUpdateResult) -> None:
+            told.append((timestamp, update_res))
+            heard.set()
+
+    @elastic.run
+    def train(_: elastic.State) -> None:
+        channel.announce(3, 2)
+        assert heard.wait(60)
+
+    train(Listening(epoch=0))
+    assert told == [(3, elastic.HostUpdateResult.added)]
+    assert MEMBERSHIP.listeners._listeners == []
+    channel.close()
+
+
+@pytest.mark.parametrize("name", ["DistributedOptimizer", "allgather", "mpi_built", "Compression", "add_process_set"])
+def test_a_name_that_is_not_offered_says_what_to_use(name: str) -> None:
+    with pytest.raises(AttributeError, match=rf"there is no {name}: .*\(docs/horovod\.md\)"):
+        getattr(elastic, name)
+    assert not hasattr(elastic, name)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 
 import pytest
 from helpers.procs import Process
 
 from .conftest import SCRIPTS, Start
-from .test_in_place import COMMIT_EVERY, World, assert_nothing_was_restarted, ended_well, pids, until_step
+from .test_in_place import COMMIT_EVERY, World, assert_nothing_was_restarted, ended_well, pids, until_step, worlds_of
 
 pytestmark = [pytest.mark.torchrun]
 
@@ -79,3 +81,28 @@ def test_only_one_rank_commits_and_all_are_told_before_anything_is_restarted(sta
     nodes[0].line(r"the other ranks have left this world at their check \d+, this rank has made 0: all ranks must call")
     assert nodes[0].wait() == 1
     nodes[1].wait()
+
+
+@run_alone
+def test_a_node_that_cannot_take_the_state_leaves_and_costs_the_others_no_restart(start: Start, done: Path) -> None:
+    first = start(2, "--until", done, nnodes="1:2", nproc=2, script=STEPS, restarts=0)
+    until_step(first)
+    other = start(3, "--until", done, "--extra-name", "extra", nnodes="1:2", nproc=2, script=STEPS, restarts=0)
+    assert other.wait() == 1
+    other.line(r"with a state of ones, step; this worker runs .* with a state of extra, ones, step: all ranks must make")
+    until_step(first, since=first.mark())
+    ended_well(done, first)
+    assert_nothing_was_restarted(first)
+    assert len(first_world := worlds_of(first, 2, workers=2)) == 2
+    assert all(world["restarts"] == 0 for world in first_world.values())
+
+
+@run_alone
+def test_a_worker_that_is_replaced_in_a_second_function_says_both(start: Start, done: Path) -> None:
+    node = start(2, "--until", done, "--warm-up", nnodes="1", nproc=2, script=STEPS, restarts=1)
+    before = worlds_of(node, 2, workers=2)
+    until_step(node)
+    os.kill(before[1]["pid"], signal.SIGKILL)
+    assert node.wait() == 1
+    node.line(r"rank 0 runs `in_place.<locals>.train` with a state of ones, step; this worker runs `in_place.<locals>.warm_up`")
+    node.line("begins with the first one. Use one function of elastic.run for the whole job")
