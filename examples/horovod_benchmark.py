@@ -23,7 +23,9 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--batch-size", type=int, default=32, help="of each worker (default: %(default)s)")
     parser.add_argument("--commit-every", type=int, default=5, metavar="BATCHES", help="(default: %(default)s)")
     parser.add_argument("--pause", type=float, default=0.0, metavar="SECONDS", help="after each batch, to watch")
-    parser.add_argument("--nan-at", type=int, metavar="BATCH", help="the loss of that batch is NaN once, to see what happens")
+    parser.add_argument(
+        "--nan-at", type=int, metavar="BATCH", help="the loss of that batch is NaN once, to see what happens"
+    )
     parser.add_argument("--until", type=Path, metavar="FILE", help="end at the commit after the file appears")
     return parser.parse_args()
 

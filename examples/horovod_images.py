@@ -31,7 +31,9 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--lr", type=float, default=0.02, help="for one worker (default: %(default)s)")
     parser.add_argument("--commit-every", type=int, default=5, metavar="BATCHES", help="(default: %(default)s)")
     parser.add_argument("--pause", type=float, default=0.0, metavar="SECONDS", help="after each batch, to watch")
-    parser.add_argument("--nan-at", type=int, metavar="BATCH", help="the loss of that batch is NaN once, to see what happens")
+    parser.add_argument(
+        "--nan-at", type=int, metavar="BATCH", help="the loss of that batch is NaN once, to see what happens"
+    )
     parser.add_argument("--until", type=Path, metavar="FILE", help="end after the epoch in which the file appears")
     return parser.parse_args()
 
@@ -45,7 +47,10 @@ def images(count: int, seed: int) -> TensorDataset:
 
 def network() -> nn.Module:
     return nn.Sequential(
-        *(nn.Conv2d(1, 8, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()), nn.LazyLinear(32), nn.ReLU(), nn.Linear(32, CLASSES)
+        *(nn.Conv2d(1, 8, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()),
+        nn.LazyLinear(32),
+        nn.ReLU(),
+        nn.Linear(32, CLASSES),
     )
 
 
@@ -88,7 +93,9 @@ def main() -> None:
         scale_learning_rate()
         wrap = DistributedDataParallel(state.model)  # was DistributedOptimizer
         world = f"world of {hvd.size()}, rank {hvd.rank()}, pid {os.getpid()}"
-        print(f"{world}: epoch {state.epoch}, batch {state.batch}, {state.sampler.processed_num} images done", flush=True)
+        print(
+            f"{world}: epoch {state.epoch}, batch {state.batch}, {state.sampler.processed_num} images done", flush=True
+        )
         while state.epoch < args.epochs:
             state.model.train()
             for number, (pictures, labels) in enumerate(DataLoader(data, args.batch_size, sampler=state.sampler)):
@@ -109,7 +116,9 @@ def main() -> None:
             accuracy = test(state.model, test_data)
             ends = args.until is not None and mean(torch.tensor(float(args.until.exists()))) > 0
             if hvd.rank() == 0:
-                print(f"epoch {state.epoch} of {args.epochs}: accuracy {accuracy:.3f}, world of {hvd.size()}", flush=True)
+                print(
+                    f"epoch {state.epoch} of {args.epochs}: accuracy {accuracy:.3f}, world of {hvd.size()}", flush=True
+                )
             state.epoch = args.epochs if ends else state.epoch + 1
             state.sampler.set_epoch(state.epoch)
             state.commit()

@@ -223,7 +223,10 @@ def test_a_warm_start_needs_this_python(caplog: pytest.LogCaptureFixture) -> Non
         (["--nnodes=1:2:3", "x"], "--nnodes is `1:2:3`, must be"),
         (["--lr", "0.1", "x"], "unknown flag `--lr`: flags of the script come after it"),
         # The command lines of other launchers.
-        (["-np", "4", "python", "x"], "unknown flag `-np`: it is the number of all workers. Here hosts say it, `-H HOST"),
+        (
+            ["-np", "4", "python", "x"],
+            "unknown flag `-np`: it is the number of all workers. Here hosts say it, `-H HOST",
+        ),
         (["-np4", "python", "x"], "unknown flag `-np4`: it is the number of all workers"),
         (["-r", "3", "--num-proc=4", "x"], "unknown flag `--num-proc`: it is the number of all workers"),
         (["-n", "4", "x"], "unknown flag `-n`: it is the number of all workers"),
@@ -241,7 +244,10 @@ def test_a_warm_start_needs_this_python(caplog: pytest.LogCaptureFixture) -> Non
         (["--num_processes=4", "x"], "unknown flag `--num_processes`: use `--nproc-per-node`"),
         (["--num_machines=4", "x"], "unknown flag `--num_machines`: use `--nnodes`"),
         (["--nproc=2", "-n", "2", "x"], "unknown flag `-n`: it is the number of all workers"),
-        (["--standalone", "python", "x", "--y"], "the script is `python`: leave it out, since workers are run by Python"),
+        (
+            ["--standalone", "python", "x", "--y"],
+            "the script is `python`: leave it out, since workers are run by Python",
+        ),
         (["/usr/bin/python3.12", "x", "--y"], "since workers are run by Python anyway: elastic-run [flags] x --y"),
         (["--rdzv-=x", "y"], "could match --rdzv-backend, --rdzv-endpoint, --rdzv-id, --rdzv-conf"),
         (["--warm=x", "y"], "ambiguous option: --warm=x could match --warm-start"),

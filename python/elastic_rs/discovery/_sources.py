@@ -62,8 +62,8 @@ class HostDiscoveryScript(HostDiscovery):
             raise ValueError("the discovery script is empty, must be a program")
         if sign := _sign_of_a_shell(self._command):
             raise ValueError(
-                f"the discovery script is `{text}`, and no shell runs it, which `{sign}` is for: make a script of it, or "
-                f"use {shlex.join(['sh', '-c', text])}"
+                f"the discovery script is `{text}`, and no shell runs it, which `{sign}` is for: make a script of it, "
+                f"or use {shlex.join(['sh', '-c', text])}"
             )
         if Path(self._command[0]).exists():
             self._command[0] = os.path.abspath(self._command[0])  # noqa: PTH100 - links stay as they are

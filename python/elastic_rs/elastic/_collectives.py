@@ -58,7 +58,7 @@ _TORCH_OPS = {
 }
 
 
-def allreduce(
+def allreduce(  # noqa: PLR0917 - Horovod's signature
     tensor: Tensor,
     average: bool | None = None,
     name: str | None = None,
@@ -84,14 +84,14 @@ def allreduce(
         ValueError: shapes or types differ between ranks, on all of them; or an argument is not offered.
     """
     if compression is not None:
-        raise ValueError("allreduce takes no `compression`: convert the tensor before, or use DistributedDataParallel's hooks")
-    return allreduce_(
-        tensor.detach().clone(), average, name, op, prescale_factor, postscale_factor, process_set
-    )
+        raise ValueError(
+            "allreduce takes no `compression`: convert the tensor before, or use DistributedDataParallel's hooks"
+        )
+    return allreduce_(tensor.detach().clone(), average, name, op, prescale_factor, postscale_factor, process_set)
 
 
 @torch.no_grad()
-def allreduce_(
+def allreduce_(  # noqa: PLR0917 - Horovod's signature
     tensor: Tensor,
     average: bool | None = None,
     name: str | None = None,
@@ -108,7 +108,9 @@ def allreduce_(
         raise ValueError("allreduce takes no `process_set`: torch.distributed.all_reduce takes the group of new_group")
     op = op or (ReduceOp.Sum if average is False else ReduceOp.Average)
     if not isinstance(op, ReduceOp):
-        raise ValueError(f"allreduce was given the op `{op}`, must be {', '.join(f'hvd.{known.name}' for known in ReduceOp)}")
+        raise ValueError(
+            f"allreduce was given the op `{op}`, must be {', '.join(f'hvd.{known.name}' for known in ReduceOp)}"
+        )
     if prescale_factor != 1.0:
         tensor.mul_(prescale_factor)
     if _wire.group_exists():

@@ -28,7 +28,7 @@ def refuse_parted(name: str, value: Any, state_type: type) -> None:
             raise ValueError(f"a state cannot hold another one, which is in `{path}`: give its values to this state")
         raise ValueError(
             f"a state cannot hold {kind} inside another value, which is in `{path}`: a restore would put a copy in its "
-            "place, and part optimizers from their models. Give each a name of its own: TorchState(encoder=…, decoder=…, "
+            "place, and part optimizers from their models. Give each a name of its own: TorchState(encoder=…, "
             "encoder_optimizer=…). torch.nn.ModuleList and ModuleDict are modules themselves"
         )
 

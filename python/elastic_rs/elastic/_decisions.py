@@ -31,9 +31,9 @@ __all__ = [
 # the coordinator gives a node that is cut off `reconnect_grace` (0.5 s) before it tells the others.
 FAILURE_NEWS_S = 5.0
 
-# How long the others get to finish the collective that a worker has just left, before they learn that its script asks for
-# another world. Most often all ranks do, after the same step. gloo may miss the end of its connections in the middle of a
-# message, and the worker would hang.
+# How long the others get to finish the collective that a worker has just left, before they learn that its script asks
+# for another world. Most often all ranks do, after the same step. gloo may miss the end of its connections in the
+# middle of a message, and the worker would hang (docs/decisions/0112).
 SETTLE_S = 0.1
 
 AGENT = "ELASTIC_RS_AGENT"
@@ -75,9 +75,9 @@ def judge(error: Exception, *, changing: bool, failed_within: Callable[[float], 
         failed_within: waits at most so many seconds, and says whether a failure of another worker is known.
     """
     raised = next((one for one in _causes(error) if isinstance(one, OURS)), None)
-    if changing and not isinstance(raised, PeerFailed):
-        if any(isinstance(one, HostsUpdatedInterrupt) for one in _chain(error)):
-            return Judgement(Outcome.KEEP)
+    interrupted = any(isinstance(one, HostsUpdatedInterrupt) for one in _chain(error))
+    if changing and interrupted and not isinstance(raised, PeerFailed):
+        return Judgement(Outcome.KEEP)
     # Errors of collectives are RuntimeErrors, and may precede the news of the failure that caused them. Another
     # exception is the worker's own, unless a failure is known already: data of an aborted collective are garbage, which
     # may raise anything. A script may raise an exception of this package because of an error of a collective.
@@ -139,8 +139,8 @@ def unequal_checks(raises_at: int | None, made: int) -> str:
     if raises_at is None or made + 1 >= raises_at:
         return ""
     return (
-        f"the other ranks have left this world at their check {raises_at}, this rank has made {made}: all ranks must call "
-        "commit and check_host_updates equally often"
+        f"the other ranks have left this world at their check {raises_at}, this rank has made {made}: all ranks must "
+        "call commit and check_host_updates equally often"
     )
 
 
@@ -164,7 +164,7 @@ def parked_number(commit: int | None, *, ahead: int) -> int | None:
 
 
 def ahead_by_script(rank: int, size: int) -> int:
-    """Return by how much the number of a worker grows that keeps its state because its script has asked for a new world.
+    """Return by how much the number of a worker grows that keeps its state, since its script has asked for a new world.
 
     The workers that ask may not have made the same steps. The lowest rank gets the highest number, above that of any
     worker that has committed meanwhile, so its state is broadcast.

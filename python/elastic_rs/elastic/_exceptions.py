@@ -58,7 +58,8 @@ class HostsUpdatedInterrupt(RuntimeError):  # noqa: N818 # Horovod's name
         skip_sync: bool | None = None,
     ) -> None:
         if isinstance(message, bool):
-            message, skip_sync = "", message
+            skip_sync = message
+            message = ""
         super().__init__(message)
         self.flags = HostUpdateResult(flags)
         self.skip_sync = self.flags == HostUpdateResult.removed if skip_sync is None else skip_sync

@@ -200,7 +200,7 @@ class Membership:
             self.channel.stuck()
 
     def raised(self, error: BaseException) -> None:
-        """Report that the script has raised an exception of this package itself: all members have to leave this world."""
+        """Report that the script has raised an exception of this package itself: all members leave this world."""
         if self.channel is not None:
             self.channel.raised(name_for_scripts(error), str(error))
 
@@ -216,7 +216,10 @@ class Membership:
             self.channel.release_sockets()
 
     def park(self, commit: int | None) -> None:
-        """Wait for the next world, and take this worker's place in it. Without a launcher the next one is as the last."""
+        """Wait for the next world, and take this worker's place in it.
+
+        Without a launcher the next one is as the last.
+        """
         if self.channel is None:
             return
         world = self.channel.park(commit)
@@ -256,7 +259,8 @@ class Membership:
         except OSError as error:
             if ahead is not None:
                 raise RuntimeError(
-                    f"this worker was started before its node has a place for it, and only its agent can give it one: {error}"
+                    "this worker was started before its node has a place for it, and only its agent can give it one: "
+                    f"{error}"
                 ) from None
             self._disconnected(error)
             return

@@ -13,8 +13,8 @@ _PROFILER = "use torch.profiler"
 
 _INSTEAD: dict[str, str] = {
     "DistributedOptimizer": (
-        "wrap `state.model` in DistributedDataParallel inside the function that elastic.run calls, and use the optimizer "
-        "as it is"
+        "wrap `state.model` in DistributedDataParallel inside the function that elastic.run calls, and use the "
+        "optimizer as it is"
     ),
     "Adasum": "use op=hvd.Average",
     "Compression": "leave it out, or register a hook of torch.distributed.algorithms.ddp_comm_hooks with the wrap",

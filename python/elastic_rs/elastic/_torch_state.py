@@ -127,8 +127,8 @@ class TorchState(State):
             except Exception as error:
                 raise StateMismatchError(
                     f"this worker cannot take the state that rank {MEMBERSHIP.source} has of `{name}`, a "
-                    f"{type(handler.value).__name__}: {error}; every worker must make it before elastic.run as it is in the "
-                    "running job, with the same parameter groups for example"
+                    f"{type(handler.value).__name__}: {error}; every worker must make it before elastic.run as it is "
+                    "in the running job, with the same parameter groups for example"
                 ) from error
         for name, value in attributes.items():
             setattr(self, name, value)

@@ -1,7 +1,7 @@
-"""Flags of other launchers, and what to use here instead: those of ``horovodrun``, ``mpirun``, ``deepspeed``, ``accelerate``.
+"""Flags of ``horovodrun``, ``mpirun``, ``deepspeed`` and ``accelerate``, and what to use here instead.
 
-A command line is looked through before it is parsed. To a parser ``-np 4`` is a script named ``4``, and ``-hostfile`` is
-``-h`` with an argument.
+A command line is looked through before it is parsed. To a parser ``-np 4`` is a script named ``4``, and ``-hostfile``
+is ``-h`` with an argument.
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ _INSTEAD: dict[str, str] = {
     **dict.fromkeys(("--verbose", "-v", "--log-level"), _LOG),
     **dict.fromkeys(("--log-hide-timestamp", "--log-with-timestamp"), _LOG),
     "--prefix-output-with-timestamp": "use `--log-line-prefix-template`",
-    **dict.fromkeys(("--mpi-args", "--mpi", "--mpi-threads-disable", "--js", "--jsrun", "--tcp", "--binding-args"), _MPI),
+    **dict.fromkeys(
+        ("--mpi-args", "--mpi", "--mpi-threads-disable", "--js", "--jsrun", "--tcp", "--binding-args"), _MPI
+    ),
     "--gloo": "leave it out: `elastic.run(backend=...)` or `init_process_group` chooses",
     "--gloo-timeout-seconds": "use `elastic.run(timeout=...)`",
     "-hostfile": "use `--hostfile`",
@@ -92,7 +94,7 @@ _INSTEAD: dict[str, str] = {
 
 
 def instead_of(flag: str) -> str | None:
-    """Return what to use instead of another launcher's flag, which is given without its value. None: it is not known."""
+    """Return what to use instead of another launcher's flag, given without its value. None: it is not known."""
     return _INSTEAD.get(flag.replace("_", "-"))
 
 

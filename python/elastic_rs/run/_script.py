@@ -46,8 +46,8 @@ def refuse_python(args: argparse.Namespace) -> None:
         return
     shown = " ".join(map(_shown, rest))
     raise UsageError(
-        f"the script is `{_shown(script)}`: leave it out, since workers are run by Python anyway: {PROG} [flags] {shown}; "
-        "--no-python runs any other program"
+        f"the script is `{_shown(script)}`: leave it out, since workers are run by Python anyway: "
+        f"{PROG} [flags] {shown}; --no-python runs any other program"
     )
 
 

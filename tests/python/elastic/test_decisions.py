@@ -51,7 +51,7 @@ def dropped(error: Exception) -> Exception:
     try:
         try:
             raise error
-        except Exception:
+        except type(error):
             raise ValueError("a bug")  # noqa: B904 # as in a script
     except ValueError as raised:
         return raised
@@ -118,7 +118,9 @@ def test_a_worker_that_runs_another_function_cannot_take_the_state() -> None:
     ours, theirs = ("train", ["epoch", "model"]), ("finetune", ["epoch", "head"])
     assert mismatch(ours, ours, 2) == ""
     text = mismatch(ours, theirs, 2)
-    assert text.startswith("rank 2 runs `finetune` with a state of epoch, head; this worker runs `train` with a state of")
+    assert text.startswith(
+        "rank 2 runs `finetune` with a state of epoch, head; this worker runs `train` with a state of"
+    )
     assert "begins with the first one" in text
     text = mismatch(("train", []), ("train", ["head"]), 0)
     assert text.endswith("with a state of no names: all ranks must make the same state")

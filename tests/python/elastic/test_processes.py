@@ -162,6 +162,17 @@ mine._synced()
 assert mine.model.weight.item() == 1
 assert mine.optimizer.param_groups[0]["lr"] == 2
 assert mine.numbers == [1, 1, 1]
+# The script of rank 0 has not unfrozen a part of its model, as the running job has.
+groups = [torch.nn.Linear(1, 1) for _ in range(rank + 1)]
+optimizer = torch.optim.SGD([{"params": group.parameters()} for group in groups], lr=1.0)
+unfrozen = hvd.TorchState(optimizer=optimizer)
+try:
+    unfrozen.sync()
+except ValueError as error:
+    text = "cannot take the state that rank 1 has of `optimizer`, a SGD: loaded state dict has a different number of"
+    assert rank == 0 and text in str(error), error
+else:
+    assert rank == 1
 # Outside a sync, 0 is rank 0.
 assert [hvd.broadcast_object(rank), hvd.broadcast_object(rank, 1)] == [0, 1]
 print("done", flush=True)

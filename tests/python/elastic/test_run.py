@@ -173,7 +173,9 @@ def test_what_is_no_state_is_refused_in_one_sentence() -> None:
         raise AssertionError
 
     state = elastic.ObjectState(epoch=3)
-    with pytest.raises(TypeError, match=r"Trainer\.train` is a .*Trainer, must be an elastic\.State, so decorate a function"):
+    with pytest.raises(
+        TypeError, match=r"Trainer\.train` is a .*Trainer, must be an elastic\.State, so decorate a function"
+    ):
         Trainer().train(state)  # type: ignore[arg-type,call-arg]
     with pytest.raises(TypeError, match=r"train` is a dict, must be an elastic\.State, such as elastic\.TorchState"):
         train({})  # type: ignore[arg-type]
@@ -197,7 +199,9 @@ def test_a_worker_that_begins_with_another_function_says_both(attend: Attend) ->
     def train(_: elastic.State) -> None:
         raise AssertionError("it has another function's state")
 
-    with pytest.raises(ValueError, match=r"rank 0 runs `finetune` with a state of head; this worker runs `test_a_worker.*"):
+    with pytest.raises(
+        ValueError, match=r"rank 0 runs `finetune` with a state of head; this worker runs `test_a_worker.*"
+    ):
         train(elastic.ObjectState(bcast_object=broadcast, epoch=0))
     assert [call for call in channel.calls if call.startswith("unfit: rank 0 runs `finetune`")]
 
@@ -210,7 +214,9 @@ def test_unequal_numbers_of_checks_are_said_with_both(attend: Attend) -> None:
     def train(_: elastic.State) -> None:
         raise GONE
 
-    with pytest.raises(RuntimeError, match="at their check 177, this rank has made 0: all ranks must call commit") as it:
+    with pytest.raises(
+        RuntimeError, match="at their check 177, this rank has made 0: all ranks must call commit"
+    ) as it:
         train(Recorded())
     assert it.value.__cause__ is GONE
 
@@ -228,7 +234,9 @@ def test_a_worker_that_was_started_ahead_and_finds_no_agent_ends_at_once(
     # Of the last world, where nobody answers.
     for name, value in world_at(1, size=2).variables.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(RuntimeError, match="started before its node has a place for it, and only its agent can give it one"):
+    with pytest.raises(
+        RuntimeError, match="started before its node has a place for it, and only its agent can give it one"
+    ):
         elastic.run(lambda _: None)(Recorded())
 
 

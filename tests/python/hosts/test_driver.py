@@ -225,7 +225,9 @@ def test_a_command_line_that_no_agent_accepts_ends_the_job_at_once(
     driver = drive("-H", "localhost:1,127.0.0.1:1", flag, **more)
     assert driver.wait() == 1
     driver.line(rf"elastic-run: error: {said}")
-    driver.line(r"error: host `.*`: the agent cannot run there \(exit code 2\); its error is in its output; every other agent")
+    driver.line(
+        r"error: host `.*`: the agent cannot run there \(exit code 2\); its error is in its output; every other agent"
+    )
     assert not [line for line in driver.lines if "next try" in line]
 
 

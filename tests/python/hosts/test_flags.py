@@ -53,7 +53,10 @@ def test_the_list_of_flags_is_that_of_the_parser() -> None:
         (["-H", "a", "--standalone"], "--standalone must not be given with hosts"),
         (["-H", "a", "--ssh="], "--ssh is empty, must be a program"),
         (["--host-discovery-script=cat hosts | grep a"], "and no shell runs it, which `|` is for: make a script of it"),
-        (["--host-discovery-script=true && cat hosts"], "which `&&` is for: make a script of it, or use sh -c 'true &&"),
+        (
+            ["--host-discovery-script=true && cat hosts"],
+            "which `&&` is for: make a script of it, or use sh -c 'true &&",
+        ),
         (["--host-discovery-script="], "--host-discovery-script: the discovery script is empty"),
     ],
 )

@@ -6,11 +6,14 @@ import os
 import re
 import signal
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-from helpers.procs import Process
 
 from .conftest import FAST, Drive, Listing
+
+if TYPE_CHECKING:
+    from helpers.procs import Process
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 

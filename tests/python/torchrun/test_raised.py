@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import signal
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-from helpers.procs import Process
 
 from .conftest import SCRIPTS, Start
 from .test_in_place import COMMIT_EVERY, World, assert_nothing_was_restarted, ended_well, pids, until_step, worlds_of
+
+if TYPE_CHECKING:
+    from helpers.procs import Process
 
 pytestmark = [pytest.mark.torchrun]
 
@@ -30,7 +33,9 @@ def worlds_in(node: Process, generation: int) -> dict[int, World]:
     found: dict[int, World] = {}
     while len(found) < 2:
         others = "|".join(map(str, found)) or "x"
-        said = node.line(rf"WORLD rank=(?!(?:{others}) )\d+ world=4 step=\d+ pid=\d+ generation={generation} .*").group()
+        said = node.line(
+            rf"WORLD rank=(?!(?:{others}) )\d+ world=4 step=\d+ pid=\d+ generation={generation} .*"
+        ).group()
         it = {name: int(value) for name, value in (word.split("=") for word in said.split()[1:])}
         found[it["rank"]] = it
     return found
@@ -56,16 +61,16 @@ def test_a_roll_back_on_nan_goes_on_from_the_last_commit_and_costs_no_restart(
     until_step(nodes[0])
     ended_well(done, *nodes)
     assert_nothing_was_restarted(*nodes)
-    told = [line for node in nodes for line in node.lines if "left its world with HorovodInternalError: loss is nan" in line]
+    told = [
+        line for node in nodes for line in node.lines if "left its world with HorovodInternalError: loss is nan" in line
+    ]
     assert told, nodes[0].tail()
     assert not [line for node in nodes for line in node.lines if "max_restarts" in line]
 
 
 @run_alone
 @pytest.mark.parametrize("ranks", [(), ("--raise-rank", "2")], ids=["all", "rank 2"])
-def test_a_script_that_asks_for_another_world_keeps_its_state(
-    start: Start, done: Path, ranks: tuple[str, ...]
-) -> None:
+def test_a_script_that_asks_for_another_world_keeps_its_state(start: Start, done: Path, ranks: tuple[str, ...]) -> None:
     nodes, every = two_worlds(start, done, "new-world", *ranks)
     assert {(world["step"], world["restarts"]) for world in every} == {(RAISED_AT, 0)}
     ended_well(done, *nodes)
@@ -89,7 +94,9 @@ def test_a_node_that_cannot_take_the_state_leaves_and_costs_the_others_no_restar
     until_step(first)
     other = start(3, "--until", done, "--extra-name", "extra", nnodes="1:2", nproc=2, script=STEPS, restarts=0)
     assert other.wait() == 1
-    other.line(r"with a state of ones, step; this worker runs .* with a state of extra, ones, step: all ranks must make")
+    other.line(
+        r"with a state of ones, step; this worker runs .* with a state of extra, ones, step: all ranks must make"
+    )
     until_step(first, since=first.mark())
     ended_well(done, first)
     assert_nothing_was_restarted(first)
@@ -104,5 +111,8 @@ def test_a_worker_that_is_replaced_in_a_second_function_says_both(start: Start, 
     until_step(node)
     os.kill(before[1]["pid"], signal.SIGKILL)
     assert node.wait() == 1
-    node.line(r"rank 0 runs `in_place.<locals>.train` with a state of ones, step; this worker runs `in_place.<locals>.warm_up`")
+    node.line(
+        r"rank 0 runs `in_place.<locals>.train` with a state of ones, step; this worker runs "
+        r"`in_place.<locals>.warm_up`"
+    )
     node.line("begins with the first one. Use one function of elastic.run for the whole job")
