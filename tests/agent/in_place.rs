@@ -427,6 +427,24 @@ fn a_worker_that_leaves_its_world_on_purpose_lives_and_costs_no_restart() {
     assert_eq!(agent.restarts(), 0);
 }
 
+/// Over etcd, for example. Its failure counts, so it does not begin from the checkpoint for ever.
+#[test]
+fn a_worker_that_leaves_on_purpose_where_none_can_survive_is_refused_with_the_reason() {
+    let mut agent = new_agent();
+    does(&mut agent);
+    agent.on_placed(placement(1, None), Instant::now());
+    agent.on_started();
+    for local_rank in [0, 1] {
+        agent.on_worker_attends(local_rank);
+    }
+    does(&mut agent);
+    let raised = Failure { exit: "HorovodInternalError".into(), returncode: LIVES, ..killed(1) };
+    agent.on_worker_raised(raised, Instant::now());
+    let reason = "its script has raised HorovodInternalError itself, and this rendezvous forms no world of workers that live";
+    assert_eq!(does(&mut agent), [send(1, ToWorker::Refused { reason: reason.into() })]);
+    assert!(agent.is_running());
+}
+
 #[test]
 fn a_node_that_comes_and_cannot_take_the_state_leaves_alone() {
     let newcomer = |survivors| {

@@ -126,9 +126,19 @@ impl AgentMachine {
     }
 
     /// A worker's program has raised one of the library's exceptions itself, to go back to its last commit for example. The worker leaves
-    /// its world, and lives. The others do as after a failure, which costs no restart.
+    /// its world, and lives. The others do as after a failure, which costs no restart. Where workers cannot survive it is refused, and the
+    /// worker fails with the reason: restarts from the checkpoint that nothing counts would go on for ever.
     pub fn on_worker_raised(&mut self, failure: Failure, now: Instant) {
-        self.on_worker_stuck(Failure { counts: false, ..failure }, now);
+        let local_rank = failure.local_rank;
+        if !self.is_running() || self.can_park() {
+            return self.on_worker_stuck(Failure { counts: false, ..failure }, now);
+        }
+        let why = match self.resumes {
+            true => "another worker of this node has not come to elastic.run or elastic.init yet",
+            false => "this rendezvous forms no world of workers that live",
+        };
+        let reason = format!("its script has raised {} itself, and {why}", failure.exit);
+        self.commands.push(Command::Send { local_rank, message: Box::new(ToWorker::Refused { reason }) });
     }
 
     /// A worker's program cannot take the state that the others have. A node that has just come leaves: it cannot take part, and the

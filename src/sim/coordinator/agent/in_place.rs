@@ -179,7 +179,9 @@ impl Simulation {
                 member.failed = true;
                 self.leave_world(host, local_rank, hangs, dies);
             }
-            ToWorker::Change { .. } | ToWorker::World(_) | ToWorker::Refused { .. } => {}
+            // It fails.
+            ToWorker::Refused { .. } => self.leave_world(host, local_rank, false, true),
+            ToWorker::Change { .. } | ToWorker::World(_) => {}
         }
         Ok(())
     }
