@@ -1689,6 +1689,15 @@ class WorkerChannel:
 
         ``commit`` is the number of the commit that its state has, or None if that was never synchronised or committed.
         """
+    def raised(self, /, error: str, message: str) -> None:
+        """
+        Report that the worker's program has raised one of the library's exceptions itself: the name of its type, and its message. This
+        worker leaves its world and lives, and every other member leaves it as after a failure.
+        """
+    def raises_at(self, /) -> tuple[int | None, int]:
+        """
+        The check at which the world changes, or None if that is not known, and how many checks this worker has made in this world.
+        """
     @property
     def reason(self, /) -> str:
         """
@@ -1705,6 +1714,11 @@ class WorkerChannel:
     def synchronised(self, /) -> None:
         """
         This worker has the job's state: it was synchronised with the other members of its world.
+        """
+    def unfit(self, /, message: str) -> None:
+        """
+        Report that the worker's program cannot take the state that the others have. If all workers of its node are new, the node leaves
+        the job, which costs the others no restart.
         """
     def wait_change(self, /) -> tuple[int, int]:
         """

@@ -49,6 +49,7 @@ def _serve(requests: IO[bytes], first: bytes, token: str) -> int:
     except ValueError:
         return 1  # the driver has gone
     _enter(job)
+    os.environ["ELASTIC_RS_HOST"] = own["host"]  # for workers, as HOROVOD_HOSTNAME
     if job["detach"]:
         if _detach(job, own, report):
             return 0
@@ -65,7 +66,8 @@ def _serve(requests: IO[bytes], first: bytes, token: str) -> int:
     gc.freeze()
     gc.enable()
     endpoint = _endpoint(own, job)
-    parsed: Any = SimpleNamespace(**job["parsed"] | dict(arguments(own, job, endpoint)))
+    lacks = {run.LACKS_SCRIPT: job[run.LACKS_SCRIPT]}
+    parsed: Any = SimpleNamespace(**job["parsed"] | lacks | dict(arguments(own, job, endpoint)))
     return run.main(command_line(own, job, endpoint), told=report, parsed=parsed)
 
 

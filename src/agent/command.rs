@@ -97,8 +97,8 @@ pub enum Command {
     Leave {
         /// The reason, for the other nodes.
         reason: String,
-        /// The signal that ended this agent.
-        signal: i32,
+        /// The signal that ended this agent, if one did.
+        signal: Option<i32>,
     },
     /// End the job for everybody.
     Close(Verdict),
@@ -113,7 +113,7 @@ pub enum Command {
 impl Command {
     /// The goodbye of an agent that a signal ends.
     pub(super) fn farewell(signal: i32) -> Self {
-        Self::Leave { reason: farewell_reason(signal), signal }
+        Self::Leave { reason: farewell_reason(signal), signal: Some(signal) }
     }
 }
 

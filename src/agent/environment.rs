@@ -24,13 +24,17 @@ pub const AGENT: &str = "ELASTIC_RS_AGENT";
 /// Which workers may change in place: [`crate::rendezvous::conf::InPlace::name`].
 pub const IN_PLACE: &str = "ELASTIC_RS_IN_PLACE";
 
+/// Set, to `1`, for a worker that was started before its node has a place for it: its ranks and its store are provisional.
+pub const AHEAD: &str = "ELASTIC_RS_AHEAD";
+
 /// Where a worker writes its steps: [`crate::steps`].
 pub const STEPS: &str = "ELASTIC_RS_STEPS";
 
 /// Variables whose values differ per worker or per round. A warm start allows for these, and for no others.
-pub const VARIES: [&str; 23] = [
+pub const VARIES: [&str; 24] = [
     AGENT,
     IN_PLACE,
+    AHEAD,
     STEPS,
     "RANK",
     "LOCAL_RANK",

@@ -27,6 +27,7 @@ use super::message::{HeldState, ToAgent, ToWorker, VERSION};
 use crate::bounded_log::BoundedLog;
 use crate::rendezvous::protocol::codec::CodecError;
 use crate::rendezvous::protocol::frames::read_message;
+use crate::rendezvous::protocol::text::tidy;
 
 /// How long a process that is not known as a worker is held, and then has to say who it is.
 const HOLD_LIMIT: Duration = Duration::from_secs(5);
@@ -44,7 +45,7 @@ const LOG_PERIOD: Duration = Duration::from_secs(60);
 const GENERATIONS: usize = 64;
 
 /// What the agent has heard from a worker.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Heard {
     /// It has connected, maybe not for the first time.
     Hello {
@@ -76,6 +77,22 @@ pub enum Heard {
     Stuck {
         /// The worker's.
         local_rank: u32,
+    },
+    /// Its program has raised one of the library's exceptions itself: it leaves its world, and lives.
+    Raised {
+        /// The worker's.
+        local_rank: u32,
+        /// The name of the exception's type.
+        error: String,
+        /// The exception's message, in one line.
+        message: String,
+    },
+    /// Its program cannot take the state that the others have.
+    Unfit {
+        /// The worker's.
+        local_rank: u32,
+        /// What does not match, in one line.
+        message: String,
     },
     /// Its connection has ended.
     Gone {
@@ -170,7 +187,7 @@ impl Exchange {
     /// What was heard next. May be dropped and called again.
     pub async fn next(&mut self) -> Heard {
         while let Some((id, heard)) = self.heard.recv().await {
-            if self.shared.is_current(id, heard) {
+            if self.shared.is_current(id, &heard) {
                 return heard;
             }
         }
@@ -186,13 +203,15 @@ impl Drop for Exchange {
 }
 
 impl Heard {
-    fn local_rank(self) -> u32 {
-        match self {
+    fn local_rank(&self) -> u32 {
+        match *self {
             Heard::Hello { local_rank }
             | Heard::Ack { local_rank, .. }
             | Heard::Parked { local_rank, .. }
             | Heard::Groupless { local_rank }
             | Heard::Stuck { local_rank }
+            | Heard::Raised { local_rank, .. }
+            | Heard::Unfit { local_rank, .. }
             | Heard::Gone { local_rank } => local_rank,
         }
     }
@@ -200,7 +219,7 @@ impl Heard {
 
 impl Shared {
     /// Whether this was heard from a worker's latest connection. Forgets a connection that has ended.
-    fn is_current(&self, id: ConnectionId, heard: Heard) -> bool {
+    fn is_current(&self, id: ConnectionId, heard: &Heard) -> bool {
         let mut connections = self.connections.lock();
         let local_rank = heard.local_rank();
         let Some(connection) = connections.get(&local_rank).filter(|connection| connection.id == id) else {
@@ -384,6 +403,10 @@ async fn read_all(
             ToAgent::Parked(state) => Heard::Parked { local_rank, state },
             ToAgent::Groupless => Heard::Groupless { local_rank },
             ToAgent::Stuck => Heard::Stuck { local_rank },
+            ToAgent::Unfit { message } => Heard::Unfit { local_rank, message: tidy(&message) },
+            ToAgent::Raised { error, message } => {
+                Heard::Raised { local_rank, error: tidy(&error), message: tidy(&message) }
+            }
             ToAgent::Hello { .. } => return Err("it has said hello twice".to_owned()),
         };
         if heard.send((id, what)).await.is_err() {

@@ -14,7 +14,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::message::{HeldState, ToAgent, ToWorker, World};
-use crate::rendezvous::protocol::message::Generation;
+use crate::rendezvous::protocol::message::{Generation, NEVER};
 
 /// Counts checks, and says of each whether there is news.
 ///
@@ -32,6 +32,11 @@ impl Counter {
     pub fn pass(&self) -> Option<u64> {
         let before = self.0.fetch_add(1, Ordering::Relaxed);
         (before & NEWS != 0).then_some((before & !NEWS) + 1)
+    }
+
+    /// How many checks were counted in this world.
+    pub fn count(&self) -> u64 {
+        self.0.load(Ordering::Relaxed) & !NEWS
     }
 
     /// From now on each check finds that there is news. Returns how many were counted so far.
@@ -179,6 +184,11 @@ impl News {
             *passed = number.max(*passed);
         }
         Some(Ok(Verdict::GoOn))
+    }
+
+    /// The check at which the world changes, if that is known, and there is one.
+    pub fn raises_at(&self) -> Option<u64> {
+        self.change.as_ref()?.raise_at.filter(|check| *check != NEVER)
     }
 
     /// Whether a failure is known, which ends with the next world.

@@ -11,7 +11,7 @@ use crate::rendezvous::protocol::message::Generation;
 use crate::rendezvous::protocol::text::tidy;
 
 /// Version of these messages. An agent refuses workers of any other.
-pub const VERSION: u16 = 2;
+pub const VERSION: u16 = 3;
 
 /// From the agent to a worker.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -47,7 +47,7 @@ pub enum ToWorker {
 }
 
 /// From a worker to the agent.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum ToAgent {
     /// The first message.
     Hello {
@@ -67,6 +67,18 @@ pub enum ToAgent {
     Groupless,
     /// The worker's world is not formed: a step towards it has failed, or has taken longer than its limit.
     Stuck,
+    /// The worker's program has raised one of the library's exceptions itself. It leaves its world, and lives.
+    Raised {
+        /// The name of the exception's type.
+        error: String,
+        /// The exception's message, in one line.
+        message: String,
+    },
+    /// The worker's program cannot take the state that the others have: it is another program, or another version.
+    Unfit {
+        /// What does not match, in one line.
+        message: String,
+    },
 }
 
 /// The state that a worker has while it is in no world.

@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 use super::checks::{Ended, News, Verdict};
 use super::message::{ToAgent, VERSION, World};
 use super::sockets::Sockets;
+use crate::rendezvous::protocol::text::tidy;
 use crate::{forks, threads};
 
 mod line;
@@ -138,6 +139,29 @@ impl Channel {
         Ok(())
     }
 
+    /// Report that the worker's program has raised one of the library's exceptions itself. This worker leaves its world, and every other
+    /// member does as after a failure. Both texts are cut to one line of bounded length.
+    ///
+    /// # Errors
+    /// [`ChannelError::Forked`].
+    pub fn raised(&self, error: &str, message: &str) -> Result<(), ChannelError> {
+        self.here()?;
+        // A failure ends the connection, with a reason.
+        let _ = self.line.tell(ToAgent::Raised { error: tidy(error), message: tidy(message) });
+        Ok(())
+    }
+
+    /// Report that the worker's program cannot take the state that the others have. The message is cut to one line of bounded length.
+    ///
+    /// # Errors
+    /// [`ChannelError::Forked`].
+    pub fn unfit(&self, message: &str) -> Result<(), ChannelError> {
+        self.here()?;
+        // A failure ends the connection, with a reason.
+        let _ = self.line.tell(ToAgent::Unfit { message: tidy(message) });
+        Ok(())
+    }
+
     /// Count one check. `None`: there is no news, and the worker goes on. `Some` is the check's number, for [`Self::verdict`].
     ///
     /// # Errors
@@ -154,6 +178,15 @@ impl Channel {
     /// [`ChannelError::Ended`] if this is never known.
     pub fn verdict(&self, number: u64) -> impl Future<Output = Result<Verdict, ChannelError>> + Send {
         self.until(move |news| news.verdict(number))
+    }
+
+    /// The check at which the world changes, if that is known, and how many checks this worker has made in this world.
+    ///
+    /// # Errors
+    /// [`ChannelError::Forked`].
+    pub fn raises_at(&self) -> Result<(Option<u64>, u64), ChannelError> {
+        self.here()?;
+        Ok((self.line.with_news(|news| news.raises_at()), self.line.count()))
     }
 
     /// Wait until the failure of a peer is known.

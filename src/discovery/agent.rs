@@ -29,6 +29,7 @@ use super::machine::{AgentId, Request};
 use super::output::{Output, Stream};
 use super::programs::{STARTED_AT_ONCE, start};
 use super::reports::{Report, ReportFilter};
+use crate::net::local::is_local;
 use crate::process::{Lines, Part, Prefix, reaped};
 
 /// How agents are started.
@@ -69,13 +70,20 @@ const SSH_OPTIONS: [&str; 7] =
 impl Launching {
     /// The command line that starts an agent on this host.
     pub fn command(&self, host: &Host) -> Vec<OsString> {
-        if host.is_here() {
+        if is_here(host) {
             return vec![self.python.clone(), "-c".into(), PROGRAM.into()];
         }
         let remote = format!("exec {} -c {}", quoted(&self.remote_python), quoted(PROGRAM));
         let more = SSH_OPTIONS.iter().map(OsString::from).chain([OsString::from(&host.name), remote.into()]);
         self.ssh.iter().cloned().chain(more).collect()
     }
+}
+
+/// Whether this is the driver's own machine, where no `ssh` is needed: `localhost`, this machine's name, or one of its addresses.
+pub(super) fn is_here(host: &Host) -> bool {
+    let name = &host.name;
+    let is_own_name = || rustix::system::uname().nodename().to_str().is_ok_and(|own| own == name);
+    name == "localhost" || name.parse().map_or_else(|_| is_own_name(), is_local)
 }
 
 /// A word of a shell's command line.
@@ -151,6 +159,7 @@ impl Connection {
             Ok(process) => self.run(process).await,
             Err(error) => Ending { last_lines: vec![error.to_string()], ..Ending::default() },
         };
+        let ending = Ending { is_here: is_here(&self.host), ..ending };
         // The driver may have ended.
         let _ = self.news.send((self.agent, News::Ended(ending)));
     }
@@ -180,7 +189,7 @@ impl Connection {
                 (None, None)
             }
         };
-        Ending { code, signal, outcome: shared.outcome.take(), last_lines }
+        Ending { code, signal, outcome: shared.outcome.take(), last_lines, ..Ending::default() }
     }
 
     /// Writes to the agent, and carries out orders, until the process has ended.

@@ -9,7 +9,7 @@ use bytes::BytesMut;
 use tokio::sync::mpsc;
 
 pub use super::agent::Launching;
-use super::agent::{Connection, News, Order};
+use super::agent::{Connection, News, Order, is_here};
 use super::endings::Ending;
 use super::hosts::Host;
 use super::machine::{self, AgentId, Command, End, Rules};
@@ -121,7 +121,8 @@ impl Driving {
         let first = match first {
             Ok(first) => first,
             Err(error) => {
-                let ending = Ending { last_lines: vec![error.to_string()], ..Ending::default() };
+                let ending =
+                    Ending { is_here: is_here(&host), last_lines: vec![error.to_string()], ..Ending::default() };
                 return self.machine.on_ended(agent, &ending, Instant::now());
             }
         };
@@ -142,7 +143,7 @@ impl Driving {
             "age": age,
             "hosts_coordinator": hosts_coordinator,
             "port": self.launching.port,
-            "remote": !host.is_here(),
+            "remote": !is_here(host),
         });
         let mut lines = serde_json::to_vec(&own)?;
         lines.push(b'\n');

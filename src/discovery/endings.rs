@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use super::hosts::Host;
 use crate::process::Signal;
 
 /// How the program through which an agent ran has ended: `ssh`, or on the driver's machine the agent itself.
@@ -14,6 +13,8 @@ pub struct Ending {
     pub signal: Option<i32>,
     /// What the agent reported ([`super::reports::Report::Ended`]).
     pub outcome: Option<String>,
+    /// It was the agent itself, on the driver's machine.
+    pub is_here: bool,
     /// The last lines that it wrote to standard error before the agent was up, or why it could not be started.
     pub last_lines: Vec<String>,
 }
@@ -25,6 +26,8 @@ pub enum Meaning {
     Succeeded,
     /// The job has failed.
     Failed,
+    /// The agent does not accept its command line, and no other will.
+    Refused,
     /// The agent runs on without the driver.
     Detached,
     /// Only this host cannot go on.
@@ -46,24 +49,25 @@ impl Ending {
         match self.outcome.as_deref() {
             Some("succeeded" | "not_needed" | "too_late") => Meaning::Succeeded,
             Some("failed") => Meaning::Failed,
+            Some("refused") => Meaning::Refused,
             Some("detached") => Meaning::Detached,
             _ => Meaning::Trouble,
         }
     }
 
     /// Why an agent that was not told to leave has ended. `up`: it had said that it runs.
-    pub fn why(&self, host: &Host, python: &str, up: bool) -> String {
+    pub fn why(&self, python: &str, up: bool) -> String {
         let has = |text: &str| self.last_lines.iter().any(|line| line.contains(text));
         let said = self.said();
         if let Some(signal) = self.signal {
-            return format!("{} was ended by {}{said}", self.program(host), Signal(signal));
+            return format!("{} was ended by {}{said}", self.program(), Signal(signal));
         }
         match self.code {
-            None => format!("cannot start {}{said}", self.program(host)),
-            Some(SSH_FAILED) if up && !host.is_here() => {
+            None => format!("cannot start {}{said}", self.program()),
+            Some(SSH_FAILED) if up && !self.is_here => {
                 "the connection was lost, or a signal ended the agent; ssh ended with 255".to_owned() + &said
             }
-            Some(SSH_FAILED) if !host.is_here() => format!("ssh cannot connect{said}{}", ssh_hint(&self.last_lines)),
+            Some(SSH_FAILED) if !self.is_here => format!("ssh cannot connect{said}{}", ssh_hint(&self.last_lines)),
             // Not of a module of the package: then another version is installed.
             Some(code) if !up && has("No module named 'elastic_rs'") => {
                 // Without the traceback.
@@ -92,8 +96,8 @@ impl Ending {
         if last.is_empty() { last } else { format!(": {last}") }
     }
 
-    fn program(&self, host: &Host) -> &'static str {
-        if host.is_here() { "the agent" } else { "ssh" }
+    fn program(&self) -> &'static str {
+        if self.is_here { "the agent" } else { "ssh" }
     }
 }
 
@@ -134,7 +138,7 @@ mod tests {
     }
 
     fn why(ending: &Ending, up: bool) -> String {
-        ending.why(&Host::new("node1", 1).unwrap(), "/opt/bin/python", up)
+        ending.why("/opt/bin/python", up)
     }
 
     #[test]
@@ -144,6 +148,7 @@ mod tests {
             (Some("not_needed"), Meaning::Succeeded),
             (Some("too_late"), Meaning::Succeeded),
             (Some("failed"), Meaning::Failed),
+            (Some("refused"), Meaning::Refused),
             (Some("detached"), Meaning::Detached),
             (Some("no_place"), Meaning::Trouble),
             (Some("signal"), Meaning::Trouble),
@@ -191,7 +196,7 @@ mod tests {
         assert_eq!(why(&ended(143, &[]), true), "the agent ended with exit code 143");
         let killed = Ending { signal: Some(9), ..Ending::default() };
         assert_eq!(why(&killed, true), "ssh was ended by SIGKILL");
-        let here = Host::new("localhost", 1).unwrap();
-        assert_eq!(killed.why(&here, "python", true), "the agent was ended by SIGKILL");
+        let killed = Ending { is_here: true, ..killed };
+        assert_eq!(why(&killed, true), "the agent was ended by SIGKILL");
     }
 }

@@ -46,11 +46,6 @@ impl Host {
         check_slots(u64::from(slots)).map_err(error)?;
         Ok(Self { name: name.to_owned(), slots })
     }
-
-    /// Whether this is the driver's own machine, where no `ssh` is needed.
-    pub fn is_here(&self) -> bool {
-        self.name == "localhost"
-    }
 }
 
 impl std::fmt::Display for Host {
@@ -66,15 +61,25 @@ impl std::fmt::Display for Host {
 /// [`HostsError`]; also if there is no host.
 pub fn parse_list(text: &str, default_slots: u32) -> Result<Vec<Host>, HostsError> {
     let entries = text.split(',').enumerate().map(|(at, entry)| (format!("entry {}", at + 1), entry.trim()));
-    collect(entries, |entry| parse_host(entry, default_slots))
+    collect(entries, |entry| parse_host(entry, default_slots), Repeated::Refused)
 }
 
-/// Parse what a discovery script printed: a host in each line. Empty lines are skipped, and no line at all is no host.
+/// Parse what a discovery script printed: a host in each line. Empty lines are skipped, and no line at all is no host. If a host has
+/// several lines, the last one says its slots, as for Horovod.
 ///
 /// # Errors
 /// [`HostsError`].
 pub fn parse_lines(text: &str, default_slots: u32) -> Result<Vec<Host>, HostsError> {
-    collect(lines(text), |line| parse_host(line, default_slots))
+    collect(lines(text), |line| parse_host(line, default_slots), Repeated::LastCounts)
+}
+
+/// What a host means that is named again.
+#[derive(Clone, Copy)]
+enum Repeated {
+    /// A mistake.
+    Refused,
+    /// Its slots replace those given before.
+    LastCounts,
 }
 
 /// Parse a host file as of `horovodrun` and `mpirun`: `HOST slots=N` or `HOST[:SLOTS]` in each line, comments after `#`.
@@ -83,12 +88,13 @@ pub fn parse_lines(text: &str, default_slots: u32) -> Result<Vec<Host>, HostsErr
 /// [`HostsError`].
 pub fn parse_hostfile(text: &str, default_slots: u32) -> Result<Vec<Host>, HostsError> {
     let without_comments = lines(text).map(|(place, line)| (place, line.split('#').next().unwrap_or_default().trim()));
-    collect(without_comments.filter(|(_, line)| !line.is_empty()), |line| {
+    let parse = |line: &str| {
         let Some((host, rest)) = line.split_once(char::is_whitespace) else { return parse_host(line, default_slots) };
         let slots = rest.trim().strip_prefix("slots").map(str::trim_start).and_then(|rest| rest.strip_prefix('='));
         let slots = slots.ok_or_else(|| "must be HOST slots=N or HOST:N".to_owned())?;
         Ok(Host { name: bare_name(host)?, slots: parse_slots(slots.trim())? })
-    })
+    };
+    collect(without_comments.filter(|(_, line)| !line.is_empty()), parse, Repeated::Refused)
 }
 
 fn lines(text: &str) -> impl Iterator<Item = (String, &str)> {
@@ -99,18 +105,29 @@ fn lines(text: &str) -> impl Iterator<Item = (String, &str)> {
 fn collect<'a>(
     entries: impl Iterator<Item = (String, &'a str)>,
     parse: impl Fn(&str) -> Result<Host, String>,
+    repeated: Repeated,
 ) -> Result<Vec<Host>, HostsError> {
-    let mut seen: BTreeMap<String, String> = BTreeMap::new();
-    let mut hosts = Vec::new();
+    let mut seen: BTreeMap<String, (usize, String)> = BTreeMap::new();
+    let mut hosts: Vec<Host> = Vec::new();
     for (place, text) in entries {
         let error = |why| HostsError { place: place.clone(), text: shown(text), why };
         let host = parse(text).map_err(error)?;
-        if let Some(before) = seen.insert(host.name.clone(), place.clone()) {
-            return Err(error(format!("but {before} is that host already: name each host once, with all its slots")));
+        match (seen.get(&host.name), repeated) {
+            (Some((at, _)), Repeated::LastCounts) => {
+                hosts[*at].slots = host.slots;
+                continue;
+            }
+            (Some((_, before)), Repeated::Refused) => {
+                return Err(error(format!(
+                    "but {before} is that host already: name each host once, with all its slots"
+                )));
+            }
+            (None, _) => {}
         }
         if hosts.len() == MOST_HOSTS {
             return Err(error(format!("and there may be {MOST_HOSTS} hosts at most")));
         }
+        seen.insert(host.name.clone(), (hosts.len(), place));
         hosts.push(host);
     }
     Ok(hosts)
@@ -133,8 +150,8 @@ fn parse_host(text: &str, default_slots: u32) -> Result<Host, String> {
             None => (text, None),
         },
     };
-    let slots = slots.map_or(Ok(default_slots), parse_slots)?;
-    Ok(Host { name: bare_name(name)?, slots })
+    let slots = slots.map_or(Ok(default_slots), |slots| parse_slots(slots.trim()))?;
+    Ok(Host { name: bare_name(name.trim_end())?, slots })
 }
 
 fn bare_name(text: &str) -> Result<String, String> {
@@ -216,6 +233,13 @@ mod tests {
         assert_eq!(parse_lines("", 8).unwrap(), []);
     }
 
+    // Horovod's discovery puts lines into a dict, and reads numbers by `int`.
+    #[test]
+    fn a_script_may_repeat_a_host_and_put_spaces_before_its_slots() {
+        assert_eq!(parse_lines("a:2\nb: 3\na\nb : 4\na:5", 8).unwrap(), [host("a", 5), host("b", 4)]);
+        assert_eq!(parse_list("a: 2, b", 1).unwrap(), [host("a", 2), host("b", 1)]);
+    }
+
     #[test]
     fn ipv6_addresses_have_brackets() {
         assert_eq!(parse_list("[::1]:4,[fe80::2%eth0]", 1).unwrap(), [host("::1", 4), host("fe80::2%eth0", 1)]);
@@ -266,7 +290,6 @@ mod tests {
         assert_eq!(Host::new("::1", 1), Ok(host("::1", 1)));
         assert!(Host::new("node", 0).unwrap_err().to_string().contains("its slots must be"));
         assert!(Host::new("-v", 1).is_err());
-        assert!(Host::new("localhost", 1).unwrap().is_here());
     }
 
     proptest! {

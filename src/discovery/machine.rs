@@ -140,6 +140,8 @@ pub struct Driver {
     discovery: Discovery,
     /// Since when the agents that run have too few slots.
     short_since: Option<Instant>,
+    /// That was logged, with its limit.
+    logged_shortage: bool,
     over: Option<over::Over>,
     commands: VecDeque<Command>,
 }
@@ -189,6 +191,8 @@ struct Discovery {
 /// The first delay after a trouble. It doubles with each further one.
 const FIRST_DELAY: Duration = Duration::from_secs(1);
 const LONGEST_DELAY: Duration = Duration::from_secs(60);
+/// How long too few slots are not worth a log line: agents are starting.
+const SHORT_LOGGED_AFTER: Duration = Duration::from_secs(10);
 /// How often a failure of discovery is logged whose text changes, because it has a time, say.
 const FAILURE_INTERVAL: Duration = Duration::from_secs(30);
 
@@ -205,6 +209,7 @@ impl Driver {
             excluded: BTreeMap::new(),
             discovery: Discovery { heard_at: now, answered: false, logged_silence: false, failure: None },
             short_since: None,
+            logged_shortage: false,
             over: None,
             commands: VecDeque::new(),
         }
@@ -273,14 +278,17 @@ impl Driver {
         state.detached |= meaning == Meaning::Detached;
         if self.over.is_none() && matches!(meaning, Meaning::Succeeded | Meaning::Failed) {
             self.on_job_ended(meaning, &host, now);
+        } else if self.over.is_none() && meaning == Meaning::Refused {
+            let why = ending.why(&self.rules.python, true);
+            self.give_up(format!("host `{}`: {why}; every other agent would end in the same way", host.name), now);
         } else if meaning == Meaning::Detached {
             self.say(false, format!("the agent on {host} runs on without the driver"));
         } else if self.over.is_none() {
             match stage {
-                Stage::Starting { .. } => self.on_trouble(&host, &ending.why(&host, &self.rules.python, false), now),
+                Stage::Starting { .. } => self.on_trouble(&host, &ending.why(&self.rules.python, false), now),
                 // Expected: its workers have failed, and the coordinator keeps the host out.
                 Stage::Up if self.is_excluded(&host.name, now) || self.is_out_for_the_job(&host.name, now) => {}
-                Stage::Up => self.on_trouble(&host, &ending.why(&host, &self.rules.python, true), now),
+                Stage::Up => self.on_trouble(&host, &ending.why(&self.rules.python, true), now),
                 Stage::Refused { why } => self.on_trouble(&host, &(why + &ending.said()), now),
                 Stage::Leaving { .. } => self.say(false, format!("the agent on {host} has left")),
             }

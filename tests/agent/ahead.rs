@@ -54,7 +54,7 @@ fn placement(resume: Option<Resume>) -> Placement {
 }
 
 fn leave() -> Command {
-    Command::Leave { reason: "its agent got SIGTERM".into(), signal: SIGTERM }
+    Command::Leave { reason: "its agent got SIGTERM".into(), signal: Some(SIGTERM) }
 }
 
 fn join() -> Command {

@@ -5,11 +5,11 @@ use std::time::Instant;
 
 use crate::commands::{self, SIGKILL, SIGTERM, does, join_with as join, killed, stop};
 use elastic_rs::agent::machine::{LEAVE_LIMIT, PARK_LIMIT, RAISE_LIMIT};
-use elastic_rs::agent::{AgentMachine, Command, Outcome};
+use elastic_rs::agent::{AgentMachine, Budget, Command, Outcome, Policy};
 use elastic_rs::channel::message::ToWorker;
 use elastic_rs::rendezvous::node::machine::{Change, JoinError};
 use elastic_rs::rendezvous::protocol::message::{
-    Failure, Generation, NEVER, Placement, Resume, Round, Survival, Verdict,
+    Failure, Generation, LIVES, NEVER, Placement, Resume, Round, Survival, Verdict,
 };
 
 const FIRST: Resume = Resume::Continue { source: 0, sync: true, survivors: 0, generation: GENERATION };
@@ -37,7 +37,10 @@ fn new_agent() -> AgentMachine {
 
 /// An agent whose two workers run in round 1. Those of `attend` attend.
 fn running(attend: &[u32]) -> AgentMachine {
-    let mut agent = new_agent();
+    running_as(new_agent(), attend)
+}
+
+fn running_as(mut agent: AgentMachine, attend: &[u32]) -> AgentMachine {
     does(&mut agent);
     agent.on_placed(placement(1, Some(FIRST)), Instant::now());
     assert_eq!(does(&mut agent), [start(1, Some(FIRST), &[0, 1])]);
@@ -402,6 +405,85 @@ fn a_world_that_cannot_be_formed_is_left_by_all_and_whoever_stays_is_replaced() 
     assert_eq!(does(&mut agent), [join(&[(1, Some(4))])]);
 }
 
+/// To go back to its last commit, for example because of a NaN.
+#[test]
+fn a_worker_that_leaves_its_world_on_purpose_lives_and_costs_no_restart() {
+    let now = Instant::now();
+    let mut agent = running(&[0, 1]);
+    let raised = Failure { exit: "HorovodInternalError".into(), returncode: LIVES, message: "nan".into(), ..killed(1) };
+    agent.on_worker_raised(raised.clone(), now);
+    let told = raised.to_string();
+    assert!(told.ends_with("left its world with HorovodInternalError: nan"), "{told}");
+    let failure = Box::new(Failure { counts: false, ..raised.clone() });
+    let report = Command::Report { failure, survive: true };
+    assert_eq!(does(&mut agent), [Command::CancelStart, peer_failed(0, &told), peer_failed(1, &told), report]);
+    agent.on_worker_raised(Failure { local_rank: 0, ..raised }, now);
+    assert_eq!(does(&mut agent), [], "all ranks may raise it");
+    agent.on_interrupted(Round(1), &told, now);
+    agent.on_worker_parked(0, commands::held(Some(4)));
+    does(&mut agent);
+    agent.on_worker_parked(1, commands::held(Some(4)));
+    assert_eq!(does(&mut agent), [join(&[(0, Some(4)), (1, Some(4))])]);
+    assert_eq!(agent.restarts(), 0);
+}
+
+/// Over etcd, for example. Its failure counts, so it does not begin from the checkpoint for ever.
+#[test]
+fn a_worker_that_leaves_on_purpose_where_none_can_survive_is_refused_with_the_reason() {
+    let mut agent = new_agent();
+    does(&mut agent);
+    agent.on_placed(placement(1, None), Instant::now());
+    agent.on_started();
+    for local_rank in [0, 1] {
+        agent.on_worker_attends(local_rank);
+    }
+    does(&mut agent);
+    let raised = Failure { exit: "HorovodInternalError".into(), returncode: LIVES, ..killed(1) };
+    agent.on_worker_raised(raised, Instant::now());
+    let reason = "its script has raised HorovodInternalError itself, and this rendezvous forms no world of workers that live";
+    assert_eq!(does(&mut agent), [send(1, ToWorker::Refused { reason: reason.into() })]);
+    assert!(agent.is_running());
+}
+
+#[test]
+fn a_node_that_comes_and_cannot_take_the_state_leaves_alone() {
+    let newcomer = |survivors| {
+        let mut agent = new_agent();
+        does(&mut agent);
+        agent.on_placed(placement(2, Some(going_on(survivors))), Instant::now());
+        agent.on_started();
+        agent.on_worker_attends(1);
+        does(&mut agent);
+        agent.on_worker_unfit(Failure { message: "no group 2".into(), ..killed(1) });
+        does(&mut agent)
+    };
+    let [Command::Leave { reason, signal: None }, Command::Stop(_)] = &newcomer(2)[..] else {
+        panic!("{:?}", newcomer(2))
+    };
+    assert_eq!(reason, "its workers cannot take the state of the others: no group 2");
+    assert_eq!(newcomer(0), [], "in a job's first world nobody has a better state");
+    let mut agent = joining();
+    agent.on_placed(placement(2, Some(going_on(1))), Instant::now());
+    agent.on_started();
+    agent.on_worker_attends(1);
+    does(&mut agent);
+    agent.on_worker_unfit(killed(1));
+    assert_eq!(does(&mut agent), [], "the other worker has the state: the failure of this one follows");
+}
+
+#[test]
+fn a_node_that_counts_its_own_restarts_counts_none_for_a_worker_that_leaves_on_purpose() {
+    let now = Instant::now();
+    let mut agent = running_as(commands::new_agent(Policy { budget: Budget::Node(0), ..commands::policy() }), &[0, 1]);
+    let raised = Failure { exit: "HorovodInternalError".into(), returncode: LIVES, ..killed(1) };
+    agent.on_worker_raised(raised, now);
+    for local_rank in [0, 1] {
+        agent.on_worker_parked(local_rank, commands::held(Some(4)));
+    }
+    assert_eq!(does(&mut agent).last(), Some(&join(&[(0, Some(4)), (1, Some(4))])));
+    assert_eq!(agent.restarts(), 0);
+}
+
 /// A worker says so when it has waited for long. Its world may be over by then.
 #[test]
 fn a_world_that_is_over_cannot_be_stuck() {
@@ -527,7 +609,7 @@ fn a_node_that_gets_sigterm_leaves_at_a_check() {
     (0..2).for_each(|local_rank| agent.on_worker_parked(local_rank, commands::held(Some(5))));
     let did = does(&mut agent);
     assert!(
-        matches!(&did[..], [Command::Parked(Round(1)), Command::Leave { signal: SIGTERM, .. }, Command::Stop(_)]),
+        matches!(&did[..], [Command::Parked(Round(1)), Command::Leave { signal: Some(SIGTERM), .. }, Command::Stop(_)]),
         "{did:?}"
     );
     agent.on_stopped();

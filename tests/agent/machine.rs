@@ -328,7 +328,7 @@ fn a_signal_leaves_at_once_and_ends_when_the_workers_have() {
     agent.on_signal(SIGINT, Instant::now());
     assert_eq!(
         does(&mut agent),
-        [Command::Leave { reason: "its agent got SIGINT".into(), signal: SIGINT }, stop(SIGINT)]
+        [Command::Leave { reason: "its agent got SIGINT".into(), signal: Some(SIGINT) }, stop(SIGINT)]
     );
     agent.on_closed(failed(None));
     agent.on_interrupted(Round(1), "a node left", Instant::now());
@@ -352,7 +352,7 @@ fn a_signal_during_another_stop_does_not_begin_a_second_grace() {
     agent.on_interrupted(Round(1), "a node waits", Instant::now());
     does(&mut agent);
     agent.on_signal(SIGTERM, Instant::now());
-    assert_eq!(does(&mut agent), [Command::Leave { reason: "its agent got SIGTERM".into(), signal: SIGTERM }]);
+    assert_eq!(does(&mut agent), [Command::Leave { reason: "its agent got SIGTERM".into(), signal: Some(SIGTERM) }]);
     agent.on_stopped();
     assert_eq!(does(&mut agent), [end(Outcome::Signal(SIGTERM))]);
 }
@@ -369,7 +369,10 @@ fn a_signal_ends_an_agent_without_workers_at_once() {
         agent.on_signal(SIGTERM, Instant::now());
         assert_eq!(
             does(&mut agent),
-            [Command::Leave { reason: "its agent got SIGTERM".into(), signal: SIGTERM }, end(Outcome::Signal(SIGTERM))]
+            [
+                Command::Leave { reason: "its agent got SIGTERM".into(), signal: Some(SIGTERM) },
+                end(Outcome::Signal(SIGTERM))
+            ]
         );
         agent.on_signal(SIGTERM, Instant::now());
         assert_eq!(does(&mut agent), []);

@@ -338,3 +338,32 @@ def test_an_agent_that_speaks_nonsense_is_left(connected: tuple[Worker, _elastic
     with pytest.raises(ConnectionError):
         channel.check()
     worker.socket.shutdown(socket.SHUT_WR)
+
+
+def test_what_a_script_raises_and_a_state_that_it_cannot_take_are_reported(
+    connected: tuple[Worker, _elastic_rs.WorkerChannel],
+) -> None:
+    worker, channel = connected
+    channel.raised("HorovodInternalError", "loss\nis nan")
+    assert worker.hear() == ("raised", "HorovodInternalError", "loss is nan")
+    channel.unfit("no group 2")
+    assert worker.hear() == ("unfit", "no group 2")
+
+
+def test_a_worker_knows_the_check_of_a_change_and_its_own_count(
+    connected: tuple[Worker, _elastic_rs.WorkerChannel],
+    beside: Callable[[Callable[[], int]], Future[int]],
+) -> None:
+    worker, channel = connected
+    worker.world(1, {"RANK": "0"})
+    channel.world()
+    assert (channel.check(), channel.raises_at()) == (0, (None, 1))
+    worker.change(1, 2, "node b joins")
+    assert worker.hear() == ("ack", 1, 1)
+    check = beside(channel.check)
+    worker.raise_at(1, 2)
+    assert check.result(LIMIT_S) == 1
+    assert channel.raises_at() == (2, 2)
+    worker.world(2, {"RANK": "0"})
+    while channel.raises_at() != (None, 0):  # the thread reads it
+        channel.failed_within(0.01)

@@ -222,6 +222,33 @@ def test_a_warm_start_needs_this_python(caplog: pytest.LogCaptureFixture) -> Non
         (["-t", "65535:3", "x"], "local rank from 0 to 65534: 0:3,1:1"),
         (["--nnodes=1:2:3", "x"], "--nnodes is `1:2:3`, must be"),
         (["--lr", "0.1", "x"], "unknown flag `--lr`: flags of the script come after it"),
+        # The command lines of other launchers.
+        (
+            ["-np", "4", "python", "x"],
+            "unknown flag `-np`: it is the number of all workers. Here hosts say it, `-H HOST",
+        ),
+        (["-np4", "python", "x"], "unknown flag `-np4`: it is the number of all workers"),
+        (["-r", "3", "--num-proc=4", "x"], "unknown flag `--num-proc`: it is the number of all workers"),
+        (["-n", "4", "x"], "unknown flag `-n`: it is the number of all workers"),
+        (["--slots", "2", "x"], "unknown flag `--slots`: use `--slots-per-host`"),
+        (["--network-interface", "eth0", "x"], "unknown flag `--network-interface`: set GLOO_SOCKET_IFNAME and"),
+        (["-p", "2222", "x"], 'unknown flag `-p`: use `--ssh="ssh -p PORT"`'),
+        (["-i", "key", "x"], 'unknown flag `-i`: use `--ssh="ssh -i FILE"`'),
+        (["--output-filename", "logs", "x"], "unknown flag `--output-filename`: use `--log-dir=FOLDER --redirects=3`"),
+        (["--tee", "3", "--verbose", "x"], "unknown flag `--verbose`: set ELASTIC_RS_LOG=info"),
+        (["--mpi-args=--a b --c", "x"], "unknown flag `--mpi-args`: leave it out: there is no MPI here"),
+        (["-hostfile", "hosts", "x"], "unknown flag `-hostfile`: use `--hostfile`"),
+        (["--fusion-threshold-mb=32", "x"], "unknown flag `--fusion-threshold-mb`: it tunes Horovod's own collectives"),
+        (["--fusion_threshold_mb=32", "x"], "unknown flag `--fusion_threshold_mb`: it tunes Horovod's own collectives"),
+        (["--gpus", "4", "x"], "unknown flag `--gpus`: use `--nproc-per-node` for the workers of a node"),
+        (["--num_processes=4", "x"], "unknown flag `--num_processes`: use `--nproc-per-node`"),
+        (["--num_machines=4", "x"], "unknown flag `--num_machines`: use `--nnodes`"),
+        (["--nproc=2", "-n", "2", "x"], "unknown flag `-n`: it is the number of all workers"),
+        (
+            ["--standalone", "python", "x", "--y"],
+            "the script is `python`: leave it out, since workers are run by Python",
+        ),
+        (["/usr/bin/python3.12", "x", "--y"], "since workers are run by Python anyway: elastic-run [flags] x --y"),
         (["--rdzv-=x", "y"], "could match --rdzv-backend, --rdzv-endpoint, --rdzv-id, --rdzv-conf"),
         (["--warm=x", "y"], "ambiguous option: --warm=x could match --warm-start"),
         (["--rdzv-backend=c10d", "--rdzv-id=\udcff", "x"], "--rdzv-id is `\\xff`, must be UTF-8"),
@@ -241,6 +268,12 @@ def test_an_error_names_the_flag_the_value_and_what_is_allowed(
     capsys: pytest.CaptureFixture[str], argv: list[str], text: str
 ) -> None:
     assert text in said(capsys, *argv)
+
+
+def test_flags_of_the_script_are_its_own() -> None:
+    argv = ["--tee", "3", "train.py", "-np", "4", "--gpus=2", "--verbose"]
+    assert _flags.parse(argv).training_script_args == argv[3:]
+    assert _flags.parse(["--", "-n", "4"]).training_script == "-n"
 
 
 def test_a_variable_that_is_not_a_number_is_an_error(

@@ -9,7 +9,7 @@ use elastic_rs::rendezvous::decider::hosts::Exclusion;
 use elastic_rs::rendezvous::node::machine::JoinError;
 use elastic_rs::rendezvous::protocol::cooldown::Cooldown;
 use elastic_rs::rendezvous::protocol::message::{
-    CoordinatorMessage, Failure, Hello, JoinWorkers, NodeId, NodeMessage, Round, Waits,
+    CoordinatorMessage, Failure, Hello, JoinWorkers, LIVES, NodeId, NodeMessage, Round, Waits,
 };
 use elastic_rs::rendezvous::protocol::rules::Rules;
 use elastic_rs::rendezvous::protocol::settings::Settings;
@@ -41,6 +41,17 @@ fn fail(bench: &mut Bench, node: u64, rank: u32) {
     let round = bench.run().round();
     let failure = Box::new(Failure { global_rank: rank, ..*failure() });
     bench.say(node, NodeMessage::Failed { round, failure });
+}
+
+#[test]
+fn a_worker_that_leaves_its_world_on_purpose_counts_against_no_host() {
+    let mut bench = job(2, &settings(1, 2, 1, None));
+    for round in 1..=3 {
+        let failure = Failure { counts: false, exit: "HorovodInternalError".into(), returncode: LIVES, ..*failure() };
+        bench.say(1, NodeMessage::Failed { round: Round(round), failure: Box::new(failure) });
+        rejoin(&mut bench, 1..=2);
+        assert_eq!((bench.run().round(), bench.run().restart()), (Round(round + 1), 0));
+    }
 }
 
 /// These nodes join again.

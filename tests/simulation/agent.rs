@@ -34,8 +34,8 @@ fn invariants_hold_for_all_seeds() {
         return;
     }
     // Every kind of end and of start must occur, or it is not tested.
-    for kind in ["succeeded", "not needed", "failed", "no place", "signal", "started ahead", "replaced ahead", "stuck"]
-    {
+    let starts = ["started ahead", "replaced ahead", "stuck", "raised"];
+    for kind in ["succeeded", "not needed", "failed", "no place", "signal"].into_iter().chain(starts) {
         assert!(ends.contains_key(kind), "no agent was or ended as `{kind}`: {ends:?}");
     }
 }

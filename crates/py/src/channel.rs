@@ -59,6 +59,18 @@ impl WorkerChannel {
         self.0.stuck().map_err(|error| raise(&error))
     }
 
+    /// Report that the worker's program has raised one of the library's exceptions itself: the name of its type, and its message. This
+    /// worker leaves its world and lives, and every other member leaves it as after a failure.
+    fn raised(&self, error: &str, message: &str) -> PyResult<()> {
+        self.0.raised(error, message).map_err(|error| raise(&error))
+    }
+
+    /// Report that the worker's program cannot take the state that the others have. If all workers of its node are new, the node leaves
+    /// the job, which costs the others no restart.
+    fn unfit(&self, message: &str) -> PyResult<()> {
+        self.0.unfit(message).map_err(|error| raise(&error))
+    }
+
     /// Count one check. 0: nothing happened. 1: the world changes at this check. 2: a peer failed.
     ///
     /// Waits only while it is not known at which check the world changes.
@@ -69,6 +81,11 @@ impl WorkerChannel {
             Verdict::WorldChanges => 1,
             Verdict::PeerFailed => 2,
         })
+    }
+
+    /// The check at which the world changes, or None if that is not known, and how many checks this worker has made in this world.
+    fn raises_at(&self) -> PyResult<(Option<u64>, u64)> {
+        self.0.raises_at().map_err(|error| raise(&error))
     }
 
     /// Wait until a peer's failure is known. False if none is within ``limit_s`` seconds.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from elastic_rs._elastic_rs import HostTable
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from elastic_rs.discovery._sources import HostDiscovery
 
@@ -79,6 +79,18 @@ class HostManager:
         """Ask the discovery, and return what has changed since the last time."""
         found = self._discovery.find_available_hosts_and_slots()
         return HostUpdateResult(self._table.update(list(found.items())))
+
+    @staticmethod
+    def order_available_hosts(available_hosts: Iterable[str], prev_host_assignment_order: Sequence[str]) -> list[str]:
+        """Return the hosts in order of age: those that were there before in their order, then the others.
+
+        Args:
+            available_hosts: the hosts that may be used. New ones keep the order in which they are given.
+            prev_host_assignment_order: the hosts before, the oldest first.
+        """
+        available = list(available_hosts)
+        known = [host for host in prev_host_assignment_order if host in available]
+        return known + [host for host in available if host not in known]
 
     def blacklist(self, host: str) -> None:
         """Keep a host out, since it has failed."""

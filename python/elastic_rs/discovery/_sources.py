@@ -11,7 +11,7 @@ from elastic_rs.discovery._programs import MOST_BYTES, DiscoveryError, printed_b
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 __all__ = ["DiscoveryError", "FileHosts", "FixedHosts", "HostDiscovery", "HostDiscoveryScript"]
 
@@ -29,13 +29,17 @@ class HostDiscovery(ABC):
 
 
 class FixedHosts(HostDiscovery):
-    """Hosts that never change."""
+    """Hosts that are given, and change only by :meth:`set`. ``elastic-run`` asks for them once."""
 
     def __init__(self, host_slots: Mapping[str, int]) -> None:
         self._hosts = dict(host_slots)
 
+    def set(self, host_slots: Mapping[str, int]) -> None:
+        """Give other hosts, as Horovod's tests do."""
+        self._hosts = dict(host_slots)
+
     def find_available_hosts_and_slots(self) -> dict[str, int]:
-        """Return the hosts that it was made with."""
+        """Return the hosts that were given last."""
         return dict(self._hosts)
 
 
@@ -56,6 +60,11 @@ class HostDiscoveryScript(HostDiscovery):
         self._command = [text] if text and Path(text).exists() else shlex.split(text)
         if not self._command:
             raise ValueError("the discovery script is empty, must be a program")
+        if sign := _sign_of_a_shell(self._command):
+            raise ValueError(
+                f"the discovery script is `{text}`, and no shell runs it, which `{sign}` is for: make a script of it, "
+                f"or use {shlex.join(['sh', '-c', text])}"
+            )
         if Path(self._command[0]).exists():
             self._command[0] = os.path.abspath(self._command[0])  # noqa: PTH100 - links stay as they are
         self._slots = slots
@@ -69,6 +78,14 @@ class HostDiscoveryScript(HostDiscovery):
         """
         text = printed_by(self._command, self._timeout_s)
         return _parsed(f"`{shlex.join(self._command)}` printed", text, "lines", self._slots)
+
+
+def _sign_of_a_shell(command: Sequence[str]) -> str | None:
+    """Return the first word that only a shell understands."""
+    return next((word for word in command if word in _SIGNS or word[-1:] == ";" or word[:2] == "$("), None)
+
+
+_SIGNS = {"|", "||", "&&", "&", ";", ">", ">>", "<", "2>", "2>&1", "2>/dev/null"}
 
 
 class FileHosts(HostDiscovery):

@@ -58,6 +58,15 @@ class Channel(Protocol):
     def synchronised(self) -> None:
         """Note that this worker has the state of its world, which :meth:`park` tells the agent."""
 
+    def raised(self, error: str, message: str) -> None:
+        """Report that the script has raised an exception of this package itself. All members leave this world."""
+
+    def unfit(self, message: str) -> None:
+        """Report that the script cannot take the state that the others have. A node that has just come leaves then."""
+
+    def raises_at(self) -> tuple[int | None, int]:
+        """Return the check at which the world changes, if that is known, and how many this worker has made in it."""
+
     def check(self) -> int:
         """Count one check, and return 0 to go on, 1 if the world changes at this check, 2 if a peer has failed."""
 

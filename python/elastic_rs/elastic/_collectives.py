@@ -58,8 +58,15 @@ _TORCH_OPS = {
 }
 
 
-def allreduce(
-    tensor: Tensor, average: bool | None = None, name: str | None = None, op: ReduceOp | None = None
+def allreduce(  # noqa: PLR0917 - Horovod's signature
+    tensor: Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    compression: None = None,
+    op: ReduceOp | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: None = None,
 ) -> Tensor:
     """Return the tensors of all workers, combined: their average, unless ``op`` (or ``average=False``) says otherwise.
 
@@ -67,26 +74,53 @@ def allreduce(
         tensor: of the same shape and type on all ranks. It is not changed, and no gradient flows through.
         average: Horovod's older way to say ``op=Average`` or ``op=Sum``.
         name: not used. Collectives are matched by their order.
+        compression: must be None: there is no compression.
         op: ``Average``, ``Sum``, ``Min``, ``Max`` or ``Product``.
+        prescale_factor: each tensor is multiplied by this before.
+        postscale_factor: the result is multiplied by this.
+        process_set: must be None: ``torch.distributed.all_reduce`` takes a group.
+
+    Raises:
+        ValueError: shapes or types differ between ranks, on all of them; or an argument is not offered.
     """
-    return allreduce_(tensor.detach().clone(), average, name, op)
+    if compression is not None:
+        raise ValueError(
+            "allreduce takes no `compression`: convert the tensor before, or use DistributedDataParallel's hooks"
+        )
+    return allreduce_(tensor.detach().clone(), average, name, op, prescale_factor, postscale_factor, process_set)
 
 
 @torch.no_grad()
-def allreduce_(
-    tensor: Tensor, average: bool | None = None, name: str | None = None, op: ReduceOp | None = None
+def allreduce_(  # noqa: PLR0917 - Horovod's signature
+    tensor: Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: ReduceOp | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: None = None,
 ) -> Tensor:
     """Do as :func:`allreduce`, in place."""
     del name
     if average is not None and op is not None:
         raise ValueError("allreduce takes `average` or `op`, not both")
+    if process_set is not None:
+        raise ValueError("allreduce takes no `process_set`: torch.distributed.all_reduce takes the group of new_group")
     op = op or (ReduceOp.Sum if average is False else ReduceOp.Average)
-    if not _wire.group_exists():
-        return tensor
-    dist.all_reduce(tensor, _TORCH_OPS[op])
-    if op is ReduceOp.Average:
-        whole = not (tensor.is_floating_point() or tensor.is_complex())
-        tensor.div_(dist.get_world_size(), rounding_mode="trunc" if whole else None)
+    if not isinstance(op, ReduceOp):
+        raise ValueError(
+            f"allreduce was given the op `{op}`, must be {', '.join(f'hvd.{known.name}' for known in ReduceOp)}"
+        )
+    if prescale_factor != 1.0:
+        tensor.mul_(prescale_factor)
+    if _wire.group_exists():
+        _wire.check_equal(tensor)
+        dist.all_reduce(tensor, _TORCH_OPS[op])
+        if op is ReduceOp.Average:
+            whole = not (tensor.is_floating_point() or tensor.is_complex())
+            tensor.div_(dist.get_world_size(), rounding_mode="trunc" if whole else None)
+    if postscale_factor != 1.0:
+        tensor.mul_(postscale_factor)
     return tensor
 
 

@@ -6,31 +6,47 @@ from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
 from typing import NamedTuple
 
-from elastic_rs.elastic._exceptions import HostsUpdatedInterrupt
+from elastic_rs.elastic._exceptions import HostsUpdatedInterrupt, PeerFailed
 
 __all__ = [
     "FAILURE_NEWS_S",
+    "SETTLE_S",
     "Attendance",
+    "Judgement",
     "Outcome",
+    "ahead_by_script",
     "attendance",
     "backend_names",
+    "is_launched",
     "is_stuck",
     "judge",
+    "mismatch",
     "must_sync",
     "nccl_variables",
     "parked_number",
+    "unequal_checks",
 ]
 
 # A collective may fail before the agent has heard why. The agent of the failed worker reports within milliseconds, and
 # the coordinator gives a node that is cut off `reconnect_grace` (0.5 s) before it tells the others.
 FAILURE_NEWS_S = 5.0
 
+# How long the others get to finish the collective that a worker has just left, before they learn that its script asks
+# for another world. Most often all ranks do, after the same step. gloo may miss the end of its connections in the
+# middle of a message, and the worker would hang (docs/decisions/0112).
+SETTLE_S = 0.1
+
 AGENT = "ELASTIC_RS_AGENT"
 IN_PLACE = "ELASTIC_RS_IN_PLACE"
+AHEAD = "ELASTIC_RS_AHEAD"
 # Which backends each value of `in_place` lets a process group have.
 RESIZABLE = {"gloo": frozenset({"gloo"}), "nccl": frozenset({"gloo", "nccl"})}
 WATCHDOG = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 NCCL_VARIABLES = (WATCHDOG, "TORCH_NCCL_ENABLE_MONITORING")
+
+
+# What `run` answers with a new world.
+OURS = (HostsUpdatedInterrupt, PeerFailed)
 
 
 class Outcome(Enum):
@@ -41,7 +57,16 @@ class Outcome(Enum):
     RESTORE = "the next world is formed, with the state of the last commit"
 
 
-def judge(error: Exception, *, changing: bool, failed_within: Callable[[float], bool]) -> Outcome:
+class Judgement(NamedTuple):
+    """What follows from an exception."""
+
+    outcome: Outcome
+    by_script: BaseException | None = None
+    """The exception of this package that the script has raised itself, without a cause that the agent knows. The other
+    workers do not know of it."""
+
+
+def judge(error: Exception, *, changing: bool, failed_within: Callable[[float], bool]) -> Judgement:
     """Say what an exception means.
 
     Args:
@@ -49,13 +74,23 @@ def judge(error: Exception, *, changing: bool, failed_within: Callable[[float], 
         changing: whether the agent has told this worker at a check that the world changes.
         failed_within: waits at most so many seconds, and says whether a failure of another worker is known.
     """
-    if changing and any(isinstance(one, HostsUpdatedInterrupt) for one in _chain(error)):
-        return Outcome.KEEP
+    raised = next((one for one in _causes(error) if isinstance(one, OURS)), None)
+    interrupted = any(isinstance(one, HostsUpdatedInterrupt) for one in _chain(error))
+    if changing and interrupted and not isinstance(raised, PeerFailed):
+        return Judgement(Outcome.KEEP)
     # Errors of collectives are RuntimeErrors, and may precede the news of the failure that caused them. Another
     # exception is the worker's own, unless a failure is known already: data of an aborted collective are garbage, which
-    # may raise anything.
-    patience_s = FAILURE_NEWS_S if isinstance(error, RuntimeError) else 0.0
-    return Outcome.RESTORE if failed_within(patience_s) else Outcome.FAIL
+    # may raise anything. A script may raise an exception of this package because of an error of a collective.
+    suspects = [error] if raised is None else _chain(error)
+    waits = any(isinstance(one, RuntimeError) and not isinstance(one, OURS) for one in suspects)
+    patience_s = FAILURE_NEWS_S if waits else 0.0 if raised is None else SETTLE_S
+    if failed_within(patience_s):
+        return Judgement(Outcome.RESTORE)
+    if raised is None:
+        return Judgement(Outcome.FAIL)
+    # The others leave this world anyway if it changes.
+    outcome = Outcome.KEEP if isinstance(raised, HostsUpdatedInterrupt) else Outcome.RESTORE
+    return Judgement(outcome, None if changing else raised)
 
 
 def is_stuck(error: Exception, *, meeting: bool, first: bool) -> bool:
@@ -81,6 +116,34 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
         error = error.__cause__ or error.__context__ or error
 
 
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """Yield the exception and its explicit causes. One that a script has caught and dropped asks for nothing."""
+    seen: set[int] = set()
+    cause: BaseException | None = error
+    while cause is not None and id(cause) not in seen:
+        seen.add(id(cause))
+        yield cause
+        cause = cause.__cause__
+
+
+def unequal_checks(raises_at: int | None, made: int) -> str:
+    """Say that the ranks have not made equally many checks, if a worker that has met an error can know it. Else empty.
+
+    The others leave their world at their check ``raises_at``, and their collectives with this worker end with an error.
+    With equal numbers no worker can be more than one check behind.
+
+    Args:
+        raises_at: the check at which the world changes, if this worker was told.
+        made: how many checks this worker has made in this world.
+    """
+    if raises_at is None or made + 1 >= raises_at:
+        return ""
+    return (
+        f"the other ranks have left this world at their check {raises_at}, this rank has made {made}: all ranks must "
+        "call commit and check_host_updates equally often"
+    )
+
+
 def must_sync(world_says: bool, commit: int | None) -> bool:
     """Say whether the state is broadcast before the user's function is called.
 
@@ -91,12 +154,43 @@ def must_sync(world_says: bool, commit: int | None) -> bool:
     return world_says or commit is None
 
 
-def parked_number(commit: int | None, *, ahead: bool) -> int | None:
+def parked_number(commit: int | None, *, ahead: int) -> int | None:
     """Return the number that tells the coordinator whose state is the newest.
 
-    It is the number of the last commit or sync, and one more if the worker keeps changes made after that.
+    It is the number of the last commit or sync, and more if the worker keeps changes made after that: one more if all
+    workers have left their world at the same check, and have the same changes. See :func:`ahead_by_script`.
     """
     return commit if commit is None else commit + ahead
+
+
+def ahead_by_script(rank: int, size: int) -> int:
+    """Return by how much the number of a worker grows that keeps its state, since its script has asked for a new world.
+
+    The workers that ask may not have made the same steps. The lowest rank gets the highest number, above that of any
+    worker that has committed meanwhile, so its state is broadcast.
+    """
+    return 1 + size - rank
+
+
+Identity = tuple[str, list[str]]
+"""The name of the function that a worker is about to call with its state, and the names of the state's values."""
+
+
+def mismatch(ours: Identity, theirs: Identity, source: int) -> str:
+    """Say why this worker cannot take the state of the source. Empty if it can."""
+    if ours == theirs:
+        return ""
+    (ours_runs, ours_has), (theirs_runs, theirs_has) = ours, theirs
+    hint = "all ranks must make the same state"
+    if ours_runs != theirs_runs:
+        hint = (
+            "a worker that is started while a later function runs begins with the first one. Use one function of "
+            "elastic.run for the whole job, and keep what it has to do in the state"
+        )
+    return (
+        f"rank {source} runs `{theirs_runs}` with a state of {', '.join(theirs_has) or 'no names'}; this worker runs "
+        f"`{ours_runs}` with a state of {', '.join(ours_has) or 'no names'}: {hint}"
+    )
 
 
 class Attendance(NamedTuple):
@@ -130,6 +224,11 @@ def attendance(environment: Mapping[str, str], backends: frozenset[str]) -> Atte
             "init_process_group, or leave the process group to elastic.init or elastic.run",
         )
     return Attendance(path, "")
+
+
+def is_launched(environment: Mapping[str, str]) -> bool:
+    """Return whether a launcher has started this worker. Without one it is alone in its world."""
+    return "RANK" in environment
 
 
 def nccl_variables(environment: Mapping[str, str], backends: frozenset[str]) -> dict[str, str]:

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from enum import IntFlag
 
-__all__ = ["HorovodInternalError", "HostUpdateResult", "HostsUpdatedInterrupt", "PeerFailed"]
+__all__ = [
+    "HorovodInternalError",
+    "HostUpdateResult",
+    "HostsUpdatedInterrupt",
+    "PeerFailed",
+    "StateMismatchError",
+    "name_for_scripts",
+]
 
 
 class HostUpdateResult(IntFlag):
@@ -21,26 +28,54 @@ class PeerFailed(RuntimeError):  # noqa: N818 # a failure of another worker, not
 
     The message says what failed. Raised by ``commit`` and ``check_host_updates``. A collective that the failure
     interrupts raises an exception of torch instead, which means the same to ``run``.
+
+    A script may raise it itself, to go back to the last commit: on all ranks, or on one, and the others follow. That
+    costs no restart.
     """
 
 
 class HostsUpdatedInterrupt(RuntimeError):  # noqa: N818 # Horovod's name
     """Workers join or leave. All ranks raise it at the same check. ``run`` keeps the state as it is and goes on.
 
+    A script may raise it itself, to have a new world made: on all ranks, or on one. The state of a rank that has raised
+    it is kept and broadcast. That costs no restart.
+
+    Args:
+        message: why. Horovod's first argument is ``skip_sync``, so a bool is taken for that.
+        flags: what happens to the number of workers. Default: nothing.
+        skip_sync: Horovod's way to say that all ranks have the same state. Default: whether workers are only removed.
+
     Attributes:
-        flags: what happens to the number of workers.
-        skip_sync: whether workers are only removed, as in Horovod. Here the new world says whether the state is
-            broadcast, so nothing depends on it.
+        flags: as given.
+        skip_sync: as given. Nothing depends on it: here the new world says whether the state is broadcast.
     """
 
-    def __init__(self, message: str = "", flags: HostUpdateResult = HostUpdateResult.no_update) -> None:
+    def __init__(
+        self,
+        message: str | bool = "",
+        flags: HostUpdateResult = HostUpdateResult.no_update,
+        *,
+        skip_sync: bool | None = None,
+    ) -> None:
+        if isinstance(message, bool):
+            skip_sync = message
+            message = ""
         super().__init__(message)
         self.flags = HostUpdateResult(flags)
+        self.skip_sync = self.flags == HostUpdateResult.removed if skip_sync is None else skip_sync
 
-    @property
-    def skip_sync(self) -> bool:
-        return self.flags == HostUpdateResult.removed
+
+class StateMismatchError(ValueError):
+    """This worker cannot take the state that the others have: its script makes another state, or runs another function.
+
+    If all workers of its node are new, the node leaves the job, which costs the others no restart.
+    """
 
 
 HorovodInternalError = PeerFailed
 """Horovod's name of :class:`PeerFailed`."""
+
+
+def name_for_scripts(error: BaseException) -> str:
+    """Return the name under which a script raises this exception itself: no peer has failed then."""
+    return "HorovodInternalError" if type(error) is PeerFailed else type(error).__name__

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from elastic_rs._logging import show_logs_if_asked
 from elastic_rs.elastic import _channel, _decisions, _place
-from elastic_rs.elastic._exceptions import HostsUpdatedInterrupt, HostUpdateResult, PeerFailed
+from elastic_rs.elastic._exceptions import HostsUpdatedInterrupt, HostUpdateResult, PeerFailed, name_for_scripts
 from elastic_rs.elastic._listeners import Listeners
 
 if TYPE_CHECKING:
@@ -72,6 +72,11 @@ class Membership:
         """Whether the coordinator wants the state to be broadcast in this world."""
         return self._world is not None and self._world.sync
 
+    @property
+    def can_leave(self) -> bool:
+        """Whether this worker can leave its world and get another one: it has an agent that can tell, or is alone."""
+        return self.channel is not None or not _decisions.is_launched(os.environ)
+
     def begin(self, backend: str | None = None, timeout: timedelta | None = None) -> None:
         """Connect to the agent, and say how process groups are made. Only the first call does anything.
 
@@ -110,6 +115,17 @@ class Membership:
         if self.failed_within(0.0):
             assert self.channel is not None
             raise PeerFailed(self.channel.reason)
+
+    def unequal_checks(self) -> str:
+        """Say that the ranks have not made equally many checks, if that is known to be why a collective has failed."""
+        if self.channel is None:
+            return ""
+        return _decisions.unequal_checks(*self.channel.raises_at())
+
+    def unfit(self, error: Exception) -> None:
+        """Report that this worker cannot take the state that the others have."""
+        if self.channel is not None:
+            self.channel.unfit(str(error))
 
     def check(self) -> None:
         """Raise ``PeerFailed`` or ``HostsUpdatedInterrupt`` if this worker has to stop at this check."""
@@ -183,16 +199,29 @@ class Membership:
         if self.channel is not None:
             self.channel.stuck()
 
+    def raised(self, error: BaseException) -> None:
+        """Report that the script has raised an exception of this package itself: all members leave this world."""
+        if self.channel is not None:
+            self.channel.raised(name_for_scripts(error), str(error))
+
     def leave(self, *, failed: bool) -> None:
-        """Leave the world: end its process group."""
+        """Leave the world: end its process group.
+
+        Args:
+            failed: whether a peer has failed, or may still be in a collective of this world.
+        """
         assert self._group is not None
         self._group.end(failed=failed)
         if self.channel is not None:
             self.channel.release_sockets()
 
     def park(self, commit: int | None) -> None:
-        """Wait for the next world, and take this worker's place in it."""
-        assert self.channel is not None
+        """Wait for the next world, and take this worker's place in it.
+
+        Without a launcher the next one is as the last.
+        """
+        if self.channel is None:
+            return
         world = self.channel.park(commit)
         self.changing = False
         self._enter(world)
@@ -221,12 +250,18 @@ class Membership:
             )
 
     def _connect(self, path: str, *, groupless: bool) -> None:
+        ahead = os.environ.pop(_decisions.AHEAD, None)
         try:
             self.channel = _channel.connect(path, CONNECT_LIMIT_S)
             if groupless:
                 self.channel.groupless()
             world = self.channel.world()
         except OSError as error:
+            if ahead is not None:
+                raise RuntimeError(
+                    "this worker was started before its node has a place for it, and only its agent can give it one: "
+                    f"{error}"
+                ) from None
             self._disconnected(error)
             return
         self._enter(world)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 
-from elastic_rs.elastic import _decisions
+from elastic_rs.elastic import _decisions, _place
 from elastic_rs.elastic._decisions import Outcome
+from elastic_rs.elastic._exceptions import StateMismatchError, name_for_scripts
 from elastic_rs.elastic._membership import MEMBERSHIP
 
 if TYPE_CHECKING:
@@ -54,8 +56,10 @@ def run(func: Any = None, *, backend: str | None = None, timeout: timedelta | No
     - ``PeerFailed``, or an error of torch's collectives after another worker has failed: the state goes back to the
       last commit.
     - ``HostsUpdatedInterrupt``: workers join or leave. The state stays as it is.
-    - Any other exception is raised: this worker has failed. Without an agent that can tell (no launcher, PyTorch's
-      agent) this is so for all exceptions.
+    - Either of these two that the script raises itself: the same, and all other workers follow with their last commit.
+      It costs no restart. Without a launcher too: the only worker calls the function again.
+    - Any other exception is raised: this worker has failed. Under PyTorch's agent, which cannot form another world for
+      workers that live, this is so for all exceptions.
 
     No collective may be called before it, because a worker that joins later would be alone with it. Making the process
     group is the exception.
@@ -68,16 +72,50 @@ def run(func: Any = None, *, backend: str | None = None, timeout: timedelta | No
     """
     if func is None:
         return functools.partial(run, backend=backend, timeout=timeout)
+    name = getattr(func, "__qualname__", type(func).__qualname__)
+    if not callable(func):
+        raise TypeError(f"elastic.run decorates a function whose first argument is the state, and was given a {name}")
 
     @functools.wraps(func)
     def wrapper(state: State, *args: Any, **kwargs: Any) -> Any:
+        _check_state(state, name)
         MEMBERSHIP.begin(backend, timeout)
-        return _in_each_world(state, functools.partial(func, state, *args, **kwargs))
+        with _listening(state):
+            return _in_each_world(state, functools.partial(func, state, *args, **kwargs), name)
 
     return wrapper
 
 
-def _in_each_world(state: State, func: Callable[[], Any]) -> Any:
+@contextlib.contextmanager
+def _listening(state: State) -> Iterator[None]:
+    """Call the state's ``on_hosts_updated`` inside this block, if its class has one."""
+    from elastic_rs.elastic._state import State
+
+    if type(state).on_hosts_updated is State.on_hosts_updated:
+        yield
+        return
+    MEMBERSHIP.listeners.add(state)
+    try:
+        yield
+    finally:
+        MEMBERSHIP.listeners.remove(state)
+
+
+def _check_state(state: Any, name: str) -> None:
+    """Raise if this is not a state, as the first argument of the function by that name."""
+    from elastic_rs.elastic._state import State
+
+    kind = type(state).__qualname__
+    if not isinstance(state, State):
+        hint = "such as elastic.TorchState(…) or ObjectState(…)"
+        if name.endswith(f"{kind}.{name.rpartition('.')[2]}"):
+            hint = "so decorate a function, not a method: elastic.run(self.train)(state) calls a method in each world"
+        raise TypeError(f"the first argument of `{name}` is a {kind}, must be an elastic.State, {hint}")
+    if not hasattr(state, "_reset_callbacks"):
+        raise TypeError(f"the __init__ of `{kind}` has not called super().__init__(), which every elastic.State needs")
+
+
+def _in_each_world(state: State, func: Callable[[], Any], name: str) -> Any:
     from elastic_rs.elastic._group import Wraps
 
     wraps = Wraps()
@@ -96,32 +134,56 @@ def _in_each_world(state: State, func: Callable[[], Any]) -> Any:
                     state.on_reset()
                 if _decisions.must_sync(MEMBERSHIP.says_sync or first, state._commit):  # noqa: SLF001
                     meeting = True
-                    state._synced()  # noqa: SLF001
+                    state._synced(name)  # noqa: SLF001
                     meeting = False
                 MEMBERSHIP.formed()
                 return func()
             except Exception as error:
                 MEMBERSHIP.formed()
-                outcome = _judge(error)
+                outcome, asked = _what_follows(error)
                 if outcome is Outcome.FAIL and _decisions.is_stuck(error, meeting=meeting, first=first):
                     MEMBERSHIP.stuck()
-                    outcome = _judge(error)
+                    outcome, asked = _what_follows(error)
                 if outcome is Outcome.FAIL:
+                    if isinstance(error, StateMismatchError):
+                        MEMBERSHIP.unfit(error)
+                    if why := MEMBERSHIP.unequal_checks():
+                        raise RuntimeError(why) from error
                     raise
                 _log.info("%s, because of %s: %s", outcome.value, type(error).__name__, error)
                 _drop_frames(error)
             # The exception is gone, and with it what the function's variables held.
             wraps.release()
-            failed = outcome is Outcome.RESTORE
-            MEMBERSHIP.leave(failed=failed)
-            if failed:
+            restores = outcome is Outcome.RESTORE
+            # If the script has asked for a new world, the others leave this one as after a failure.
+            ahead = _decisions.ahead_by_script(_place.rank(), _place.size()) if asked else None
+            MEMBERSHIP.leave(failed=restores or asked)
+            if restores:
                 _finish_device_work(state)
-            MEMBERSHIP.park(state._restored() if failed else state._kept())  # noqa: SLF001
+            MEMBERSHIP.park(state._restored() if restores else state._kept(ahead))  # noqa: SLF001
             first = False
 
 
-def _judge(error: Exception) -> Outcome:
-    return _decisions.judge(error, changing=MEMBERSHIP.changing, failed_within=MEMBERSHIP.failed_within)
+def _what_follows(error: Exception) -> tuple[Outcome, bool]:
+    """Return what follows from an exception, and whether the script has asked for a new world by it.
+
+    If it has, the others are sent the news.
+    """
+    outcome, raised = _decisions.judge(error, changing=MEMBERSHIP.changing, failed_within=MEMBERSHIP.failed_within)
+    if raised is None:
+        return outcome, False
+    name = name_for_scripts(raised)
+    if not MEMBERSHIP.can_leave:
+        error.add_note(
+            f"elastic_rs: the script has raised {name} itself, and no agent can give this worker another world, so it "
+            "fails. Start it with elastic-run, or with torchrun --rdzv-backend=rust-c10d"
+        )
+        return Outcome.FAIL, False
+    _log.warning("the script has raised %s itself: all workers leave this world, at no restart: %s", name, raised)
+    MEMBERSHIP.raised(raised)
+    if MEMBERSHIP.may_abort:  # the others abort collectives that a device may still work on
+        outcome = Outcome.RESTORE
+    return outcome, True
 
 
 def _finish_device_work(state: State) -> None:

@@ -79,6 +79,16 @@ class ElasticSampler(Sampler[int]):
         """How many indices all ranks read together, repeated ones included."""
         return self.num_samples * self.num_replicas
 
+    @property
+    def remaining_indices(self) -> list[int]:
+        """What the ranks together read after the last :meth:`reset`, in order, without repeated ones."""
+        return list(self._order[self._begun_at :])
+
+    @property
+    def processed_indices(self) -> set[int]:
+        """What all ranks together have recorded of this epoch."""
+        return set(self._order[: self.processed_num])
+
     def state_dict(self) -> dict[str, Any]:
         return {"epoch": self.epoch, "processed_num": self.processed_num}
 

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from elastic_rs.elastic import _decisions
+from elastic_rs.elastic._contents import refuse_parted
+from elastic_rs.elastic._exceptions import HostUpdateResult, StateMismatchError
 from elastic_rs.elastic._membership import MEMBERSHIP
 
 __all__ = ["ObjectState", "State"]
@@ -32,8 +34,8 @@ class State:
         self._reset_callbacks: list[Callable[[], None]] = []
         # Number of the last commit or sync. None: there was neither, so nobody needs this state.
         self._commit: int | None = None
-        # Whether a change of the world has found changes made after that, which are kept.
-        self._ahead = False
+        # Above 0 if a change of the world has found changes made after that, which are kept.
+        self._ahead = 0
         # Whether the check under way directly follows a save.
         self._just_saved = False
 
@@ -53,6 +55,14 @@ class State:
 
     def reset(self) -> None:
         """Adapt to a new world. Does nothing; derived classes may override it."""
+
+    def on_hosts_updated(self, timestamp: int, update_res: HostUpdateResult) -> None:
+        """Called in a thread as soon as a change of the membership is announced. Does nothing; classes may override it.
+
+        Args:
+            timestamp: the number of the change: later ones have larger numbers. In Horovod it is a time.
+            update_res: what happens to the number of workers.
+        """
 
     def commit(self) -> None:
         """Save the state in memory, then check for changes of the world.
@@ -103,28 +113,43 @@ class State:
     def _finish_device_work(self) -> None:
         """Wait until the work that devices have been given is done."""
 
+    def _names(self) -> list[str]:
+        """Return the names of the state's values, which are the same on all ranks."""
+        return []
+
     def _count(self) -> None:
         self._commit = 0 if self._commit is None else self._commit + 1
-        self._ahead = False
+        self._ahead = 0
 
     # What `run` calls.
 
-    def _kept(self) -> int | None:
-        """Note that the world changes and the state stays as it is. Return the number that tells how new it is."""
-        self._ahead = self._ahead or not self._just_saved
+    def _kept(self, ahead: int | None = None) -> int | None:
+        """Note that the world changes and the state stays as it is. Return the number that tells how new it is.
+
+        Args:
+            ahead: by how much it is newer than the last commit. Default: by one, unless it has just been committed.
+        """
+        self._ahead = max(self._ahead, int(not self._just_saved) if ahead is None else ahead)
         self._just_saved = False
         return _decisions.parked_number(self._commit, ahead=self._ahead)
 
     def _restored(self) -> int | None:
         """Go back to the last commit, and return its number."""
-        self._just_saved = self._ahead = False
+        self._just_saved, self._ahead = False, 0
         self.restore()
         return self._commit
 
-    def _synced(self) -> None:
-        """Give all ranks the same state and the same number."""
+    def _synced(self, function: str = "") -> None:
+        """Give all ranks the same state and the same number.
+
+        Args:
+            function: the name of the function that is about to be called with the state.
+        """
         with MEMBERSHIP.syncing():
-            number = self._broadcast(_decisions.parked_number(self._commit, ahead=self._ahead))
+            ours = (function, self._names())
+            number, theirs = self._broadcast((_decisions.parked_number(self._commit, ahead=self._ahead), ours))
+            if why := _decisions.mismatch(ours, theirs, MEMBERSHIP.source):
+                raise StateMismatchError(why)
             self.sync()
         # After an interrupted sync this worker goes back to its own last save, and keeps that number and its
         # generation: one that has not had the state of the job must not become the source.
@@ -158,6 +183,7 @@ class ObjectState(State):
         check_names(kwargs)
         self._attributes = list(kwargs)
         for name, value in kwargs.items():
+            refuse_parted(name, value, State)
             setattr(self, name, value)
         self._saved = self._copies()
 
@@ -175,6 +201,9 @@ class ObjectState(State):
         for name, value in received.items():
             setattr(self, name, value)
         self.save()
+
+    def _names(self) -> list[str]:
+        return sorted(self._attributes)
 
     def _copies(self) -> dict[str, Any]:
         return {name: copy.deepcopy(getattr(self, name)) for name in self._attributes}

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from elastic_rs.elastic import _tree, _wire
+from elastic_rs.elastic._contents import refuse_parted
+from elastic_rs.elastic._exceptions import StateMismatchError
 from elastic_rs.elastic._handlers import Handler, StateDictHandler, StateHandler, handler_of
 from elastic_rs.elastic._membership import MEMBERSHIP
 from elastic_rs.elastic._state import State, check_names
@@ -115,12 +117,19 @@ class TorchState(State):
         trees, attributes = received
         theirs, ours = sorted({*trees, *attributes}), sorted(self._values)
         if set(trees) != set(live[0]):
-            raise ValueError(
+            raise StateMismatchError(
                 f"the state of rank {MEMBERSHIP.source} has the values {theirs}, {sorted(trees)} of them with a "
                 f"state_dict; this rank has {ours} and {sorted(live[0])}: all ranks must make the same TorchState"
             )
         for name, handler in self._trees():
-            handler.receive(trees[name], in_place=_same_tensors(trees[name], live[0][name]))
+            try:
+                handler.receive(trees[name], in_place=_same_tensors(trees[name], live[0][name]))
+            except Exception as error:
+                raise StateMismatchError(
+                    f"this worker cannot take the state that rank {MEMBERSHIP.source} has of `{name}`, a "
+                    f"{type(handler.value).__name__}: {error}; every worker must make it before elastic.run as it is "
+                    "in the running job, with the same parameter groups for example"
+                ) from error
         for name, value in attributes.items():
             setattr(self, name, value)
 
@@ -130,6 +139,8 @@ class TorchState(State):
     def _take(self, name: str, value: Any) -> None:
         """Choose how the value is saved, and save it, so that a restore does not bring back the one before."""
         new, present = handler_of(value), self._values[name]
+        if new is None:
+            refuse_parted(name, value, State)
         if present is not None and type(new) is type(present):
             present.set_value(value)
             new = present
@@ -138,6 +149,9 @@ class TorchState(State):
         self._values[name] = new
         if isinstance(new, StateDictHandler) and self._last is not None:
             self._last.trees[name] = _copy(new.state())
+
+    def _names(self) -> list[str]:
+        return sorted(self._values)
 
     def _trees(self) -> list[tuple[str, StateDictHandler]]:
         return [(name, one) for name, one in self._values.items() if isinstance(one, StateDictHandler)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from elastic_rs.elastic import _tree
 
-__all__ = ["barrier", "broadcast_tensors", "group_exists", "send_object", "send_tree"]
+__all__ = ["barrier", "broadcast_tensors", "check_equal", "group_exists", "send_object", "send_tree"]
 
 # Smaller tensors travel together up to this size: a broadcast of a few bytes takes as long as one of 100 kB.
 BUCKET_BYTES = 4 << 20
@@ -44,6 +45,25 @@ def barrier() -> None:
     here = torch.ones(1, device=_carriers()[0])
     dist.all_reduce(here)
     here.item()  # on a device the collective has only been queued
+
+
+def check_equal(tensor: Tensor) -> None:
+    """Raise on every rank if shapes or types of the ranks' tensors differ. gloo would end the process.
+
+    Raises:
+        ValueError: it has the shape and type on each rank.
+    """
+    mine = f"{tuple(tensor.shape)} of {tensor.dtype}"
+    digest = int.from_bytes(hashlib.blake2b(mine.encode(), digest_size=7).digest(), "big")
+    # The largest number, and the negative of the smallest one.
+    ends = torch.tensor([digest, -digest], device=_carriers()[0])
+    dist.all_reduce(ends, dist.ReduceOp.MAX)
+    largest, smallest = ends.tolist()
+    if largest != -smallest:
+        every: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(every, mine)
+        told = ", ".join(f"rank {rank} has {what}" for rank, what in enumerate(every))
+        raise ValueError(f"the tensors of an allreduce must have the same shape and type on all ranks: {told}")
 
 
 def send_tree(live: Any, source: int, part_done: Callable[[], None] = lambda: None) -> Any:

@@ -33,6 +33,8 @@ logger = Log("elastic_rs.run")
 
 FAILED = 1
 INTERRUPTED = 130
+LACKS_SCRIPT = "lacks_script"
+"""Attribute of what a driver has parsed: it has not found the script either."""
 
 
 def _tell_nobody(_: str) -> None:
@@ -56,14 +58,17 @@ def main(
         args: the command line; that of this process if None.
         discovery: finds the hosts, instead of ``-H`` and the like.
         told: for an agent that a driver has started. It is called with
-            :attr:`elastic_rs._elastic_rs.Launched.outcome`, if this node gets so far. Such an agent ends well if it
-            joins after the job has succeeded. For any other node that is an error, as for torchrun.
+            :attr:`elastic_rs._elastic_rs.Launched.outcome`, if this node gets so far, or with ``refused`` if no other
+            node can do better with this command line. Such an agent ends well if it joins after the job has succeeded.
+            For any other node that is an error, as for torchrun.
         parsed: the same command line, if the driver has parsed it.
     """
     argv = sys.argv[1:] if args is None else list(args)
     try:
         return _run(argv, discovery, told, parsed)
     except UsageError as error:
+        if error.everywhere or getattr(parsed, LACKS_SCRIPT, False):
+            told("refused")
         fail(str(error), hint=error.hint)
     except KeyboardInterrupt:
         # Before the core has taken the signals, or after it has given them back.

@@ -23,7 +23,7 @@ from elastic_rs.rendezvous._config import (
     parse_endpoint,
 )
 from elastic_rs.rendezvous._protection import certificates, protection
-from elastic_rs.run import _options
+from elastic_rs.run import LACKS_SCRIPT, _options, _script
 from elastic_rs.run._flags import parse
 from elastic_rs.run._host_flags import DEFAULTS, VARIABLES, rest_of
 from elastic_rs.run._usage import PROG, UsageError
@@ -151,6 +151,7 @@ def _check(args: argparse.Namespace) -> None:
     if why := _options.why_torch(args):
         raise UsageError(f"{why} must not be given with hosts: it needs PyTorch's launcher")
     _options.command_of(args)
+    _script.refuse_python(args)
 
 
 def _of(args: argparse.Namespace, name: str) -> Any:
@@ -351,6 +352,7 @@ def _job(
             "flags": flags,
             # Each agent would need as long to import a parser as all else.
             "parsed": vars(parse([*flags, *script_of(script)])),
+            LACKS_SCRIPT: bool(_script.why_not(args)),
             "conf": conf,
             "endpoint": endpoint,
             "detach": args.detach,
@@ -405,7 +407,7 @@ def _show(driver: Driver, discovery: HostDiscovery, job: str, port: int) -> int:
     for age, (host, slots) in enumerate(hosts.items()):
         own = {"host": host, "slots": slots, "age": age, "hosts_coordinator": told["detach"] and host == first}
         # An agent finds out at which address its host sees the driver.
-        address = "127.0.0.1" if host == "localhost" else "DRIVER"
+        address = "127.0.0.1" if commands[host][0] == sys.executable else "DRIVER"
         line = command_line(own, told, told["endpoint"] or f"{address}:{port or 'PORT'}")
         print(f"host         {host}, {slots} slots: {shlex.join(commands[host])}")
         print(f"  there      elastic-run {shlex.join(line)}")

@@ -23,6 +23,7 @@ from elastic_rs.run._command_line import (
     unknown_flag,
     whole,
 )
+from elastic_rs.run._foreign import refuse_foreign
 from elastic_rs.run._host_flags import add_host_flags
 from elastic_rs.run._usage import PROG, UsageError
 
@@ -82,6 +83,7 @@ def parse(args: Sequence[str], made: argparse.ArgumentParser | None = None) -> a
         UsageError: a ``PET_*`` variable of a switch is no number, or a flag is unknown.
     """
     made = made or parser()
+    refuse_foreign(args, made)
     known, unknown = made.parse_known_args([apart(arg) for arg in args])
     if unknown:
         raise UsageError(unknown_flag(together(unknown[0]).partition("=")[0], made))

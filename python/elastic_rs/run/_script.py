@@ -8,29 +8,47 @@ from __future__ import annotations
 import os
 import sys
 
-from elastic_rs.run._usage import UsageError
+from elastic_rs.run._usage import PROG, UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
 
-__all__ = ["check", "why_not"]
+__all__ = ["NoScriptError", "check", "refuse_python", "why_not"]
 
 
 class NoScriptError(UsageError):
-    """The workers' script, module or program does not exist on this node."""
+    """The workers' script, module or program does not exist on this node. Another one may have it."""
 
     hint = ""
+    everywhere = False
 
 
 def check(args: argparse.Namespace) -> None:
     """Check that the workers' program exists.
 
     Raises:
+        UsageError: Python is given as the script.
         NoScriptError: the script, module or program does not exist here; the message says which and where.
     """
+    refuse_python(args)
     if why := why_not(args):
         raise NoScriptError(why)
+
+
+def refuse_python(args: argparse.Namespace) -> None:
+    """Raise if the script is Python itself, as in ``horovodrun … python train.py``."""
+    script, rest = args.training_script, args.training_script_args
+    folder, _, name = script.rpartition("/")
+    is_python = name.startswith("python") and all(part.isdecimal() for part in name[6:].split(".") if name[6:])
+    is_own = not folder and os.path.isfile(script)  # noqa: PTH113 - pathlib costs more than all else here
+    if args.no_python or args.module or args.run_path or not is_python or is_own:
+        return
+    shown = " ".join(map(_shown, rest))
+    raise UsageError(
+        f"the script is `{_shown(script)}`: leave it out, since workers are run by Python anyway: "
+        f"{PROG} [flags] {shown}; --no-python runs any other program"
+    )
 
 
 def why_not(args: argparse.Namespace) -> str:

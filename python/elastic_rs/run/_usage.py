@@ -18,6 +18,8 @@ class UsageError(ValueError):
 
     hint = f"{PROG} --help lists all flags"
     """The line that follows the message, if any."""
+    everywhere = True
+    """Whether every other node of the job would find the same."""
 
 
 def fail(message: str, hint: str = UsageError.hint) -> NoReturn:

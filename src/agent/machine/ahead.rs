@@ -45,7 +45,7 @@ impl AgentMachine {
     }
 
     /// Whether this node has never had a place.
-    pub(super) fn is_new(&self) -> bool {
+    pub fn is_new(&self) -> bool {
         self.place.is_none()
     }
 

@@ -147,6 +147,11 @@ impl AgentMachine {
                 self.commands.push(Command::Report { failure: Box::new(failure), survive });
                 self.start_missing_ahead(); // the others have to hear of the failure first
             }
+            Budget::Node(_) if !failure.counts => {
+                let does = if self.parks() { SURVIVING } else { "restarting all workers" };
+                self.warn(format!("{failure}; {does}"));
+                self.go_on_with(Next::Join);
+            }
             Budget::Node(0) => {
                 self.warn(format!("{failure}; no restarts left on this node"));
                 self.give_up(failure);

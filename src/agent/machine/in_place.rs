@@ -18,6 +18,7 @@ use super::endings::LEAVE_LIMIT;
 use super::lives::{Life, Lives};
 use super::{AgentMachine, Next, Phase, SIGTERM, Way};
 use crate::agent::command::Command;
+use crate::agent::policy::Outcome;
 use crate::channel::message::{HeldState, ToWorker};
 use crate::rendezvous::node::machine::Change;
 use crate::rendezvous::protocol::message::{Failure, NEVER, Placement, Resume, Survival};
@@ -122,6 +123,38 @@ impl AgentMachine {
         if attends && (self.is_running() || self.raises()) {
             self.on_worker_failed(failure, false, now);
         }
+    }
+
+    /// A worker's program has raised one of the library's exceptions itself, to go back to its last commit for example. The worker leaves
+    /// its world, and lives. The others do as after a failure, which costs no restart. Where workers cannot survive it is refused, and the
+    /// worker fails with the reason: restarts from the checkpoint that nothing counts would go on for ever.
+    pub fn on_worker_raised(&mut self, failure: Failure, now: Instant) {
+        let local_rank = failure.local_rank;
+        if !self.is_running() || self.can_park() {
+            return self.on_worker_stuck(Failure { counts: false, ..failure }, now);
+        }
+        let why = match self.resumes {
+            true => "another worker of this node has not come to elastic.run or elastic.init yet",
+            false => "this rendezvous forms no world of workers that live",
+        };
+        let reason = format!("its script has raised {} itself, and {why}", failure.exit);
+        self.commands.push(Command::Send { local_rank, message: Box::new(ToWorker::Refused { reason }) });
+    }
+
+    /// A worker's program cannot take the state that the others have. A node that has just come leaves: it cannot take part, and the
+    /// others go on without it, at no restart. On a node that was in the world before, the worker's failure follows.
+    pub fn on_worker_unfit(&mut self, failure: Failure) {
+        let attends = matches!(self.lives.of.get(&failure.local_rank), Some(Life::Attends { .. }));
+        let is_new = self.lives.brought.iter().all(|survivor| survivor.generation.is_none());
+        if !(attends && is_new && self.is_running() && self.lives.continues) {
+            return;
+        }
+        let reason = format!("its workers cannot take the state of the others: {}", failure.message);
+        let failure = self.of_this_node(failure);
+        let cause = failure.to_string();
+        self.warn(format!("{cause}; this node leaves the job"));
+        self.commands.push(Command::Leave { reason, signal: None });
+        self.stop(SIGTERM, Next::End(Box::new(Outcome::Failed { cause: Some(Box::new(failure)), reason: cause })));
     }
 
     /// Nothing is left of a worker.

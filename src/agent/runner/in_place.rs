@@ -5,14 +5,14 @@ use std::time::Instant;
 
 use super::{Runner, Step};
 use crate::agent::crew::Crew;
-use crate::agent::environment::{AGENT, IN_PLACE, VARIES};
+use crate::agent::environment::{AGENT, AHEAD, IN_PLACE, VARIES};
 use crate::agent::news::Seen;
 use crate::agent::policy::AgentOptions;
 use crate::channel::agent::{Exchange, Heard};
 use crate::channel::message::{ToWorker, World};
 use crate::process::WorkerSpec;
 use crate::rendezvous::conf::InPlace;
-use crate::rendezvous::protocol::message::{Placement, Resume};
+use crate::rendezvous::protocol::message::{Failure, LIVES, Placement, Resume};
 
 const UNFORMED: &str = "its process group, a reset callback or the broadcast of the state has failed or takes too long; the workers leave \
     that world, and whoever hangs is replaced";
@@ -47,18 +47,37 @@ impl Runner {
             Heard::Parked { local_rank, state } => self.machine.on_worker_parked(local_rank, state),
             Heard::Groupless { .. } => self.machine.on_worker_groupless(),
             Heard::Stuck { local_rank } => self.on_stuck(local_rank),
+            Heard::Unfit { local_rank, message } => self.on_unfit(local_rank, message),
+            Heard::Raised { local_rank, error, message } => self.on_raised(local_rank, error, message),
             Heard::Gone { local_rank } => self.machine.on_worker_deaf(local_rank),
         }
     }
 
     fn on_stuck(&mut self, local_rank: u32) {
+        let exit = ("no progress towards its world".to_owned(), 1);
+        let Some((failure, now)) = self.disturbed_by(local_rank, exit, UNFORMED.to_owned()) else { return };
+        self.machine.on_worker_stuck(failure, now);
+    }
+
+    fn on_raised(&mut self, local_rank: u32, error: String, message: String) {
+        let Some((failure, now)) = self.disturbed_by(local_rank, (error, LIVES), message) else { return };
+        self.machine.on_worker_raised(failure, now);
+    }
+
+    fn on_unfit(&mut self, local_rank: u32, message: String) {
         let Some(pid) = self.crew.as_ref().and_then(|crew| crew.pids().remove(&local_rank)) else { return };
-        let (now, exit) = (Instant::now(), ("no progress towards its world".to_owned(), 1));
-        let failure = self.failure(local_rank, pid, exit, UNFORMED.to_owned());
+        let exit = ("a state that it cannot take".to_owned(), LIVES);
+        self.machine.on_worker_unfit(self.failure(local_rank, pid, exit, message));
+    }
+
+    /// What a worker that lives has met in its world, as a failure.
+    fn disturbed_by(&mut self, local_rank: u32, exit: (String, i32), message: String) -> Option<(Failure, Instant)> {
+        let pid = self.crew.as_ref()?.pids().remove(&local_rank)?;
+        let (failure, now) = (self.failure(local_rank, pid, exit, message), Instant::now());
         if self.machine.is_running() {
             self.disturbance.own(&failure, &self.name, now);
         }
-        self.machine.on_worker_stuck(failure, now);
+        Some((failure, now))
     }
 
     /// Have the workers started in the place that this node will probably get.
@@ -75,7 +94,9 @@ impl Runner {
             spec.env.extend(self.steps_variable(spec.local_rank).map(|(name, value)| (name.into(), value.into())));
         }
         if let (Some(exchange), Some((placement, _))) = (&self.exchange, &self.place) {
+            let ahead = self.ahead.is_asked_for() || self.machine.is_new();
             for spec in &mut specs {
+                spec.env.extend(ahead.then(|| (AHEAD.into(), "1".into())));
                 spec.env.insert(AGENT.into(), exchange.path().into());
                 spec.env.insert(IN_PLACE.into(), self.in_place.name().into());
             }

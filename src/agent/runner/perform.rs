@@ -113,8 +113,7 @@ impl Runner {
             }
             Command::Leave { reason, signal } => {
                 if let Some(session) = self.session.clone() {
-                    self.farewell =
-                        Some(tokio::spawn(async move { session.leave(reason, Some(signal), FAREWELL).await }));
+                    self.farewell = Some(tokio::spawn(async move { session.leave(reason, signal, FAREWELL).await }));
                 }
             }
         }

@@ -72,6 +72,11 @@ impl Line {
         self.counter.pass()
     }
 
+    /// How many checks were counted in this world.
+    pub(super) fn count(&self) -> u64 {
+        self.counter.count()
+    }
+
     pub(super) fn with_news<T>(&self, act: impl FnOnce(&mut News) -> T) -> T {
         act(&mut self.live.lock().news)
     }

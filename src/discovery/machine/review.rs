@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
-use super::{Agent, AgentId, Command, Driver, Host, HostState, Request, Stage, Verdict};
+use super::{Agent, AgentId, Command, Driver, Host, HostState, Request, SHORT_LOGGED_AFTER, Stage, Verdict};
 use crate::discovery::endings::start_timed_out;
 use crate::discovery::manager::{Known, MOST_GONE};
 
@@ -27,7 +27,10 @@ impl Driver {
             return deadline;
         }
         let discovery = self.silent_at();
-        let short = self.short_since.and_then(|since| since.checked_add(self.rules.elastic_timeout));
+        let short = self.short_since.and_then(|since| {
+            let timeout = self.rules.elastic_timeout;
+            since.checked_add(if self.logged_shortage { timeout } else { timeout.min(SHORT_LOGGED_AFTER) })
+        });
         let agents = self.agents.values().filter_map(|agent| match agent.stage {
             Stage::Starting { until } => Some(until),
             Stage::Leaving { kill_at } => kill_at,
@@ -151,17 +154,32 @@ impl Driver {
         let counts = |agent: &&Agent| agent.stage == Stage::Up && !self.is_excluded(&agent.host.name, now);
         let up: u64 = self.agents.values().filter(counts).map(|agent| u64::from(agent.host.slots)).sum();
         if up >= u64::from(min) {
-            self.short_since = None;
+            (self.short_since, self.logged_shortage) = (None, false);
             return;
         }
         let since = *self.short_since.get_or_insert(now);
         let usable = self.manager.hosts().iter().filter(|known| !self.is_out_for_the_job(&known.host.name, now));
         let usable: u64 = usable.map(|known| u64::from(known.host.slots)).sum();
-        if self.rules.fixed && usable < u64::from(min) {
+        // A host that is out for the job does not come back, and a discovery that names no other has nothing to wait for.
+        let none_is_left = self.rules.fixed || usable == 0 && !self.manager.hosts().is_empty();
+        if none_is_left && usable < u64::from(min) {
             let reason = format!("slots left: {usable}, must be at least {min} (--min-np): {}", self.troubles());
             return self.give_up(reason, now);
         }
         let waited = now.saturating_duration_since(since);
+        if waited >= SHORT_LOGGED_AFTER && !self.logged_shortage {
+            self.logged_shortage = true;
+            let limit = self.rules.elastic_timeout.as_secs_f64();
+            self.say(
+                true,
+                format!(
+                    "slots with an agent: {up}, must be at least {min} (--min-np); waiting for more until {limit:.0} s have passed \
+                     (--elastic-timeout), {:.0} s of them so far: {}",
+                    waited.as_secs_f64(),
+                    self.troubles()
+                ),
+            );
+        }
         if waited >= self.rules.elastic_timeout {
             let waited = waited.as_secs_f64();
             let reason = format!(

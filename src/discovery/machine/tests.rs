@@ -286,6 +286,45 @@ fn too_few_slots_end_the_job_after_the_elastic_timeout() {
 }
 
 #[test]
+fn a_job_whose_hosts_are_all_out_for_ever_ends_at_once_also_with_a_discovery() {
+    let (mut bench, agents) = Bench::with(1, "a:2,b:2");
+    let out = |name: &str| (name.to_owned(), (None, "3 failures".to_owned()));
+    bench.driver.on_excluded(BTreeMap::from([out("a")]), bench.now);
+    bench.ended(agents[0], 1, Some("no_place"), &[]);
+    assert_eq!(bench.end(), None, "`b` is left");
+    bench.driver.on_excluded(BTreeMap::from([out("a"), out("b")]), bench.now);
+    bench.ended(agents[1], 1, Some("no_place"), &[]);
+    let reason = bench.given_up();
+    assert!(reason.starts_with("slots left: 0, must be at least 1 (--min-np)"), "{reason}");
+}
+
+#[test]
+fn a_wait_for_slots_is_logged_with_its_limit() {
+    let (mut bench, agents) = Bench::with(4, "a:2,b:2");
+    bench.driver.on_found(&parse_list("a:2", 1).unwrap(), bench.now);
+    bench.ended(agents[1], 143, Some("signal"), &[]);
+    bench.pass(s(9));
+    assert!(!bench.said("--elastic-timeout"));
+    assert_eq!(bench.driver.next_deadline(bench.now), Some(bench.now + s(1)));
+    bench.pass(s(1));
+    assert!(bench.said(
+        "slots with an agent: 2, must be at least 4 (--min-np); waiting for more until 600 s have passed (--elastic-timeout), 10 s"
+    ));
+    bench.pass(s(1));
+    assert_eq!(bench.said.iter().filter(|text| text.contains("--elastic-timeout")).count(), 1);
+}
+
+#[test]
+fn a_command_line_that_an_agent_does_not_accept_ends_the_job_at_once() {
+    let (mut bench, agents) = Bench::with(1, "a:2,b:2");
+    bench.ended(agents[0], 2, Some("refused"), &[]);
+    assert_eq!(bench.commands(), [tell(agents[1], Request::Leave)]);
+    bench.ended(agents[1], 143, Some("signal"), &[]);
+    let reason = bench.given_up();
+    assert!(reason.starts_with("host `a`: the agent cannot run there (exit code 2)"), "{reason}");
+}
+
+#[test]
 fn the_coordinators_exclusions_are_heeded() {
     let (mut bench, agents) = Bench::with(1, "a:2,b:2,c:2");
     let out = |name: &str, until: Option<Instant>| (name.to_owned(), (until, "3 failures".to_owned()));
@@ -310,8 +349,9 @@ fn hosts_that_the_coordinator_keeps_out_do_not_count_towards_min_np() {
     bench.pass(s(20)); // discovery is silent
     let until = bench.now + s(500);
     bench.driver.on_excluded(out(until), bench.now);
+    bench.pass(s(10)); // the shortage is logged
     assert_eq!(bench.driver.next_deadline(bench.now), Some(until));
-    bench.pass(s(500));
+    bench.pass(s(490));
     assert_eq!(bench.driver.next_deadline(bench.now), None, "`b` counts again, and the time of shortage is over");
     let until = bench.now + s(3600);
     bench.driver.on_excluded(out(until), bench.now);

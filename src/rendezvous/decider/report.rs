@@ -130,12 +130,12 @@ impl Run {
             return self.interrupt_by(&reason, exit, Failure { counts: false, ..failure });
         }
         let exit = self.record(exited(&failure, true, failure.counts), Some(&name), None, None);
+        if !failure.counts {
+            // The worker lives, and has left its world on purpose. Neither the budget nor its host answers for that.
+            return self.interrupt_by(&failure.to_string(), exit, failure);
+        }
         let Some(node) = self.roster.get(id) else { return };
         let (origin, rank) = (node.origin(), failure.global_rank);
-        if !failure.counts {
-            self.interrupt_by(&failure.to_string(), exit, failure);
-            return self.strike(&origin, Some(rank), now);
-        }
         match self.settings.max_restarts {
             Some(limit) if self.current.restart() >= limit => {
                 let restarts = if limit == 0 {

@@ -10,7 +10,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::capability::Capabilities;
-pub use super::ending::{Failure, Verdict};
+pub use super::ending::{Failure, LIVES, Verdict};
 pub use super::place::{
     Generation, HostSeat, Join, JoinWorkers, Placed, Placement, Resume, Running, SURVIVORS_LIMIT, Survival, Survivor,
     WorkerRanks,

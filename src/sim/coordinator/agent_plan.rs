@@ -168,6 +168,9 @@ pub fn live(seed: u64, keep_history: bool) -> Result<(Report, Counts), Box<Failu
     if job.ends().stuck > 0 {
         counts.insert("stuck", job.ends().stuck);
     }
+    if job.ends().raised > 0 {
+        counts.insert("raised", job.ends().raised);
+    }
     for (_, outcome) in &job.ends().outcomes {
         *counts.entry(kind_of(outcome)).or_default() += 1;
     }

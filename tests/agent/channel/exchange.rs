@@ -97,6 +97,16 @@ async fn a_world_that_is_not_formed_in_time_is_told_once() {
 }
 
 #[tokio::test]
+async fn an_exception_that_a_script_raises_itself_arrives_as_one_line() {
+    let mut exchange = exchange();
+    let channel = connected(&mut exchange).await;
+    channel.raised("HorovodInternalError", &format!("nan\nat step 3{}", "x".repeat(1 << 20))).unwrap();
+    let Heard::Raised { local_rank: 0, error, message } = within(exchange.next()).await else { panic!() };
+    assert_eq!(error, "HorovodInternalError");
+    assert!(message.starts_with("nan at step 3xxx") && message.len() <= 4096, "{} bytes", message.len());
+}
+
+#[tokio::test]
 async fn each_step_towards_a_world_has_its_own_limit_and_a_formed_world_has_none() {
     let mut exchange = exchange();
     let channel = connected(&mut exchange).await;

@@ -6,13 +6,17 @@ import pytest
 from elastic_rs.elastic import HostsUpdatedInterrupt, HostUpdateResult, PeerFailed
 from elastic_rs.elastic._decisions import (
     FAILURE_NEWS_S,
+    SETTLE_S,
     Outcome,
+    ahead_by_script,
     attendance,
     backend_names,
     judge,
+    mismatch,
     must_sync,
     nccl_variables,
     parked_number,
+    unequal_checks,
 )
 
 
@@ -31,18 +35,47 @@ def wrapped(cause: Exception) -> Exception:
         return error
 
 
+def caused(error: Exception) -> Exception:
+    """Return an exception that a script has raised because of an error of a collective."""
+    try:
+        try:
+            raise RuntimeError("Connection closed by peer")
+        except RuntimeError as gone:
+            raise error from gone
+    except type(error) as raised:
+        return raised
+
+
+def dropped(error: Exception) -> Exception:
+    """Return an exception of a script that it has raised after it has caught another one."""
+    try:
+        try:
+            raise error
+        except type(error):
+            raise ValueError("a bug")  # noqa: B904 # as in a script
+    except ValueError as raised:
+        return raised
+
+
 @pytest.mark.parametrize(
     ("error", "changing", "failed", "outcome", "asked_s"),
     [
         # The library's own exceptions.
         (HostsUpdatedInterrupt(), True, False, Outcome.KEEP, None),
-        (PeerFailed(), False, True, Outcome.RESTORE, FAILURE_NEWS_S),
+        (PeerFailed(), False, True, Outcome.RESTORE, SETTLE_S),
         (wrapped(HostsUpdatedInterrupt()), True, False, Outcome.KEEP, None),
         # A change that has reached this worker at its check is a change, though a failure follows.
         (HostsUpdatedInterrupt(), True, True, Outcome.KEEP, None),
-        # Raised by the user: nothing is known of it elsewhere, so it is this worker's failure.
-        (HostsUpdatedInterrupt(), False, False, Outcome.FAIL, FAILURE_NEWS_S),
-        (PeerFailed(), False, False, Outcome.FAIL, FAILURE_NEWS_S),
+        # Raised by the script: nothing is known of it elsewhere.
+        (HostsUpdatedInterrupt(), False, False, Outcome.KEEP, SETTLE_S),
+        (PeerFailed(), False, False, Outcome.RESTORE, SETTLE_S),
+        (wrapped(PeerFailed()), False, False, Outcome.RESTORE, SETTLE_S),
+        # Because of an error of a collective, whose cause is still to come.
+        (caused(PeerFailed()), False, True, Outcome.RESTORE, FAILURE_NEWS_S),
+        # In a world that all leave at this check, the last word of the script counts.
+        (PeerFailed(), True, False, Outcome.RESTORE, SETTLE_S),
+        # What the script has caught asks for nothing.
+        (dropped(PeerFailed()), False, False, Outcome.FAIL, 0.0),
         # Horovod's PR 1849: a peer's death comes as a plain RuntimeError of a collective.
         (RuntimeError("Connection closed by peer"), False, True, Outcome.RESTORE, FAILURE_NEWS_S),
         (RuntimeError("shapes do not match"), False, False, Outcome.FAIL, FAILURE_NEWS_S),
@@ -62,8 +95,35 @@ def test_what_an_exception_means(
         asked.append(limit_s)
         return failed
 
-    assert judge(error, changing=changing, failed_within=failed_within) is outcome
+    judged = judge(error, changing=changing, failed_within=failed_within)
+    assert judged.outcome is outcome
+    by_script = outcome in {Outcome.KEEP, Outcome.RESTORE} and not changing and not failed
+    assert (judged.by_script is not None) is by_script
     assert asked == ([] if asked_s is None else [asked_s])
+
+
+@pytest.mark.parametrize(
+    ("raises_at", "made", "told"), [(None, 0, False), (177, 0, True), (3, 1, True), (3, 2, False), (3, 3, False)]
+)
+def test_ranks_that_have_not_made_equally_many_checks_are_told_apart(
+    raises_at: int | None, made: int, told: bool
+) -> None:
+    text = unequal_checks(raises_at, made)
+    assert bool(text) is told
+    if told:
+        assert f"at their check {raises_at}, this rank has made {made}: all ranks must call commit" in text
+
+
+def test_a_worker_that_runs_another_function_cannot_take_the_state() -> None:
+    ours, theirs = ("train", ["epoch", "model"]), ("finetune", ["epoch", "head"])
+    assert mismatch(ours, ours, 2) == ""
+    text = mismatch(ours, theirs, 2)
+    assert text.startswith(
+        "rank 2 runs `finetune` with a state of epoch, head; this worker runs `train` with a state of"
+    )
+    assert "begins with the first one" in text
+    text = mismatch(("train", []), ("train", ["head"]), 0)
+    assert text.endswith("with a state of no names: all ranks must make the same state")
 
 
 def test_errors_of_torch_distributed_are_runtime_errors() -> None:
@@ -86,6 +146,11 @@ def test_errors_of_torch_distributed_are_runtime_errors() -> None:
 )
 def test_when_a_state_is_broadcast(world_says: bool, commit: int | None, broadcast: bool) -> None:
     assert must_sync(world_says, commit) is broadcast
+
+
+def test_the_lowest_rank_that_asks_for_a_world_has_the_newest_state() -> None:
+    numbers = [parked_number(4, ahead=ahead_by_script(rank, 3)) for rank in range(3)]
+    assert numbers == [8, 7, 6]  # a commit made meanwhile is 5
 
 
 @pytest.mark.parametrize(

@@ -87,6 +87,15 @@ assert one.tolist() == [1.0 + rank, 5.0 + rank]
 assert hvd.allreduce(one, average=False).tolist() == [3, 11]
 assert hvd.allreduce(torch.tensor([3 + rank])).tolist() == [3]
 assert hvd.allreduce_(one) is one and one.tolist() == [1.5, 5.5]
+assert hvd.allreduce(torch.ones(2), None, "name", None, hvd.Sum).tolist() == [2, 2]
+assert hvd.allreduce(torch.ones(2), op=hvd.Sum, prescale_factor=0.5, postscale_factor=10).tolist() == [10, 10]
+for tensor in (torch.ones(2 + rank), torch.ones(2, dtype=torch.float64 if rank else torch.float32)):
+    try:
+        hvd.allreduce(tensor)
+    except ValueError as error:
+        assert "must have the same shape and type on all ranks: rank 0 has (2,) of torch.float32, rank 1" in str(error)
+    else:
+        raise AssertionError
 try:
     hvd.allreduce(one, average=True, op=hvd.Sum)
 except ValueError:
@@ -153,6 +162,17 @@ mine._synced()
 assert mine.model.weight.item() == 1
 assert mine.optimizer.param_groups[0]["lr"] == 2
 assert mine.numbers == [1, 1, 1]
+# The script of rank 0 has not unfrozen a part of its model, as the running job has.
+groups = [torch.nn.Linear(1, 1) for _ in range(rank + 1)]
+optimizer = torch.optim.SGD([{"params": group.parameters()} for group in groups], lr=1.0)
+unfrozen = hvd.TorchState(optimizer=optimizer)
+try:
+    unfrozen.sync()
+except ValueError as error:
+    text = "cannot take the state that rank 1 has of `optimizer`, a SGD: loaded state dict has a different number of"
+    assert rank == 0 and text in str(error), error
+else:
+    assert rank == 1
 # Outside a sync, 0 is rank 0.
 assert [hvd.broadcast_object(rank), hvd.broadcast_object(rank, 1)] == [0, 1]
 print("done", flush=True)

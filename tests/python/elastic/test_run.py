@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from elastic_rs import elastic
-from elastic_rs.elastic import _group, _wire
+from elastic_rs.elastic import _channel, _group, _wire
 from elastic_rs.elastic._group import Group
 from elastic_rs.elastic._membership import MEMBERSHIP
 from helpers.elastic import GONE, FakeChannel, Recorded, World
@@ -53,8 +53,8 @@ def test_without_a_launcher_there_is_a_group_of_one() -> None:
     assert (elastic.rank(), elastic.size()) == (0, 1)
 
 
-def test_without_an_agent_every_exception_is_raised_at_once() -> None:
-    for error in (GONE, elastic.PeerFailed("x"), elastic.HostsUpdatedInterrupt("x"), ValueError("x")):
+def test_without_an_agent_every_other_exception_is_raised_at_once() -> None:
+    for error in (GONE, ValueError("x")):
         state = Recorded()
 
         @elastic.run
@@ -65,6 +65,179 @@ def test_without_an_agent_every_exception_is_raised_at_once() -> None:
             train(state)
         assert raised.value is error
         assert "restore" not in state.calls
+
+
+def test_without_a_launcher_a_script_may_roll_back_on_nan() -> None:
+    seen: list[tuple[int, int]] = []
+
+    @elastic.run
+    def train(state: Any) -> str:
+        seen.append((state.step, dist.get_world_size()))
+        if len(seen) == 3:
+            return "done"
+        state.step = 5
+        if len(seen) == 1:
+            raise elastic.HorovodInternalError("nan")
+        raise elastic.HostsUpdatedInterrupt(skip_sync=True)
+
+    state = Recorded(step=2)
+    assert train(state) == "done"
+    assert seen == [(2, 1), (2, 1), (5, 1)]
+    assert state.calls == ["sync", "save", "restore", "reset", "reset"]
+
+
+def test_under_pytorchs_agent_a_roll_back_fails_and_says_what_to_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in world_at(0).variables.items():
+        monkeypatch.setenv(name, value)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+
+    @elastic.run
+    def train(_: elastic.State) -> None:
+        raise elastic.HorovodInternalError("nan")
+
+    with pytest.raises(elastic.PeerFailed, match="nan") as raised:
+        train(Recorded())
+    assert "no agent can give this worker another world" in raised.value.__notes__[0]
+    assert "--rdzv-backend=rust-c10d" in raised.value.__notes__[0]
+
+
+def test_a_script_that_rolls_back_on_nan_goes_on_from_the_last_commit(attend: Attend) -> None:
+    channel = attend(World(variables={"WORLD_SIZE": "1"}), World(generation=2))
+    steps = []
+
+    @elastic.run
+    def train(state: Any) -> None:
+        steps.append(state.step)
+        if len(steps) == 1:
+            state.step = 1
+            state.commit()
+            state.step = 2
+            raise elastic.HorovodInternalError("loss is nan")
+
+    state = Recorded(step=0)
+    train(state)
+    assert steps == [0, 1]
+    assert channel.calls.count("raised HorovodInternalError: loss is nan") == 1
+    assert channel.parked == [1]
+    assert max(channel.asked_s) < 1, "nobody has failed, so no news are waited for"
+
+
+def test_a_script_that_asks_for_a_new_world_keeps_its_state(attend: Attend) -> None:
+    """All ranks may do so after different steps, so one of them is the source."""
+    channel = attend(World(), World(generation=2))
+    steps = []
+
+    @elastic.run
+    def train(state: Any) -> None:
+        steps.append(state.step)
+        if len(steps) == 1:
+            state.step = 1
+            state.commit()
+            state.step = 2
+            raise elastic.HostsUpdatedInterrupt(skip_sync=False)
+
+    train(Recorded(step=0))
+    assert steps == [0, 2]
+    assert "raised HostsUpdatedInterrupt: " in channel.calls
+    assert channel.parked == [3]  # above the commit that others may have made meanwhile
+
+
+def test_horovods_interrupt_takes_skip_sync() -> None:
+    removed = elastic.HostUpdateResult.removed
+    for interrupt, skips in (
+        (elastic.HostsUpdatedInterrupt(), False),
+        (elastic.HostsUpdatedInterrupt(True), True),
+        (elastic.HostsUpdatedInterrupt(skip_sync=True), True),
+        (elastic.HostsUpdatedInterrupt("why", removed), True),
+        (elastic.HostsUpdatedInterrupt("why", removed, skip_sync=False), False),
+    ):
+        assert interrupt.skip_sync is skips
+    assert str(elastic.HostsUpdatedInterrupt(True)) == ""
+
+
+def test_what_is_no_state_is_refused_in_one_sentence() -> None:
+    class Trainer:
+        @elastic.run
+        def train(self, state: elastic.State) -> None:
+            del state
+
+        def step(self, state: Any) -> int:
+            return int(state.epoch)
+
+    class Forgetful(elastic.State):
+        def __init__(self) -> None:
+            self.epoch = 0
+
+    @elastic.run
+    def train(_: elastic.State) -> None:
+        raise AssertionError
+
+    state = elastic.ObjectState(epoch=3)
+    with pytest.raises(
+        TypeError, match=r"Trainer\.train` is a .*Trainer, must be an elastic\.State, so decorate a function"
+    ):
+        Trainer().train(state)  # type: ignore[arg-type,call-arg]
+    with pytest.raises(TypeError, match=r"train` is a dict, must be an elastic\.State, such as elastic\.TorchState"):
+        train({})  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"__init__ of .*Forgetful` has not called super\(\)\.__init__\(\)"):
+        train(Forgetful())
+    with pytest.raises(TypeError, match="decorates a function whose first argument is the state"):
+        elastic.run(3)  # type: ignore[call-overload]
+    assert elastic.run(Trainer().step)(state) == 3
+    assert not dist.is_initialized() or dist.get_world_size() == 1
+
+
+def test_a_worker_that_begins_with_another_function_says_both(attend: Attend) -> None:
+    """It was started while the others run a later one."""
+    channel = attend(World())
+
+    def broadcast(value: Any, root_rank: int = 0) -> Any:
+        del root_rank
+        return value if not isinstance(value, tuple) else (value[0], ("finetune", ["head"]))
+
+    @elastic.run
+    def train(_: elastic.State) -> None:
+        raise AssertionError("it has another function's state")
+
+    with pytest.raises(
+        ValueError, match=r"rank 0 runs `finetune` with a state of head; this worker runs `test_a_worker.*"
+    ):
+        train(elastic.ObjectState(bcast_object=broadcast, epoch=0))
+    assert [call for call in channel.calls if call.startswith("unfit: rank 0 runs `finetune`")]
+
+
+def test_unequal_numbers_of_checks_are_said_with_both(attend: Attend) -> None:
+    """Only rank 0 commits. It leaves the world at its check, and the others' collectives end with an error."""
+    attend(World(), changes_at=177)
+
+    @elastic.run
+    def train(_: elastic.State) -> None:
+        raise GONE
+
+    with pytest.raises(
+        RuntimeError, match="at their check 177, this rank has made 0: all ranks must call commit"
+    ) as it:
+        train(Recorded())
+    assert it.value.__cause__ is GONE
+
+
+def test_a_worker_that_was_started_ahead_and_finds_no_agent_ends_at_once(
+    attend: Attend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attend()
+
+    def connect(path: str, limit_s: float) -> FakeChannel:
+        raise ConnectionError(f"cannot connect to the agent at `{path}` after {limit_s:g} s")
+
+    monkeypatch.setattr(_channel, "connect", connect)
+    monkeypatch.setenv("ELASTIC_RS_AHEAD", "1")
+    # Of the last world, where nobody answers.
+    for name, value in world_at(1, size=2).variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(
+        RuntimeError, match="started before its node has a place for it, and only its agent can give it one"
+    ):
+        elastic.run(lambda _: None)(Recorded())
 
 
 def test_a_group_that_the_script_has_made_is_used(attend: Attend) -> None:
@@ -465,7 +638,10 @@ class Interrupted(elastic.ObjectState):
         super().__init__(**values)
 
     def _broadcast(self, value: Any) -> Any:
-        return value if isinstance(value, dict) or not self.numbers else self.numbers.pop(0)
+        if isinstance(value, dict) or not self.numbers:
+            return value
+        _, identity = value
+        return self.numbers.pop(0), identity
 
     def sync(self) -> None:
         if self.fails:
@@ -578,3 +754,31 @@ def test_a_broadcast_that_was_aborted_without_an_error_is_no_state(
     assert channel.synchronised_in == [1, 3]
     assert channel.parked == [1, 1]
     assert worlds[1:] == [7.0]
+
+
+def test_a_state_that_overrides_on_hosts_updated_is_called(attend: Attend) -> None:
+    channel = attend(World())
+    heard = threading.Event()
+    told = []
+
+    class Listening(elastic.ObjectState):
+        def on_hosts_updated(self, timestamp: int, update_res: elastic.HostUpdateResult) -> None:
+            told.append((timestamp, update_res))
+            heard.set()
+
+    @elastic.run
+    def train(_: elastic.State) -> None:
+        channel.announce(3, 2)
+        assert heard.wait(60)
+
+    train(Listening(epoch=0))
+    assert told == [(3, elastic.HostUpdateResult.added)]
+    assert MEMBERSHIP.listeners._listeners == []
+    channel.close()
+
+
+@pytest.mark.parametrize("name", ["DistributedOptimizer", "allgather", "mpi_built", "Compression", "add_process_set"])
+def test_a_name_that_is_not_offered_says_what_to_use(name: str) -> None:
+    with pytest.raises(AttributeError, match=rf"there is no {name}: .*\(docs/horovod\.md\)"):
+        getattr(elastic, name)
+    assert not hasattr(elastic, name)

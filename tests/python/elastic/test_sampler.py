@@ -151,3 +151,13 @@ def test_an_epoch_that_is_done_has_no_batches(sampler: elastic.ElasticSampler) -
     sampler.load_state_dict({"epoch": 0, "processed_num": SAMPLES + 4})
     assert len(sampler) == 0
     assert batches_of(sampler) == []
+
+
+def test_horovods_lists_of_indices_are_there() -> None:
+    sampler = elastic.ElasticSampler(range(10), shuffle=True, seed=4)
+    order = list(sampler)
+    assert (sampler.remaining_indices, sampler.processed_indices) == (order, set())
+    sampler.record_batch(0, 4)
+    assert (sampler.remaining_indices, sampler.processed_indices) == (order, set(order[:4]))
+    sampler.reset()
+    assert (sampler.remaining_indices, sampler.processed_indices) == (order[4:], set(order[:4]))

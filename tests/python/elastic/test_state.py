@@ -372,3 +372,42 @@ def test_one_worker_needs_no_group() -> None:
     assert (elastic.rank(), elastic.size(), elastic.local_rank(), elastic.local_size()) == (0, 1, 0, 1)
     assert (elastic.cross_rank(), elastic.cross_size()) == (0, 1)
     assert not elastic.is_initialized()
+
+
+@pytest.mark.parametrize(
+    ("values", "path", "kind"),
+    [
+        ({"models": [model_of(1.0), model_of(2.0)]}, "models[0]", "a module"),
+        ({"parts": {"a": 1, "encoder": model_of(1.0)}}, "parts['encoder']", "a module"),
+        ({"optimizers": (torch.optim.SGD([torch.ones(1)], lr=1.0),)}, "optimizers[0]", "an optimizer"),
+        ({"deep": {"a": [({"b": model_of(1.0)},)]}}, "deep['a'][0][0]['b']", "a module"),
+    ],
+)
+def test_modules_and_optimizers_inside_other_values_are_refused(values: dict[str, Any], path: str, kind: str) -> None:
+    """A restore would put copies there: the optimizer would go on with the old model."""
+    for make in (elastic.TorchState, elastic.ObjectState):
+        with pytest.raises(ValueError, match="Give each a name of its own") as raised:
+            make(**values)
+        assert f"cannot hold {kind} inside another value, which is in `{path}`" in str(raised.value)
+    state = elastic.TorchState(x=None)
+    with pytest.raises(ValueError, match="inside another value"):
+        state.x = next(iter(values.values()))
+
+
+def test_a_list_of_modules_that_is_a_module_is_held() -> None:
+    models = nn.ModuleList([model_of(1.0), model_of(2.0)])
+    state = elastic.TorchState(model=models, numbers=[1, {"a": 2}])
+    first = weights(models)
+    step(models[0], torch.optim.SGD(models.parameters(), lr=0.1))
+    state.restore()
+    assert same(weights(models), first)
+
+
+def test_a_state_in_a_state_is_refused() -> None:
+    inner = elastic.ObjectState(epoch=0)
+    for make in (elastic.TorchState, elastic.ObjectState):
+        for value in (inner, [inner]):
+            with pytest.raises(ValueError, match=r"a state cannot hold another one, which is in `inner.*` *: give its"):
+                make(inner=value)
+    with pytest.raises(ValueError, match="cannot hold a module"):
+        elastic.ObjectState(model=model_of(1.0))

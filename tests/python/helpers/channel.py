@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-Heard = tuple[str, *tuple[int | None, ...]]
+Heard = tuple[str, *tuple[int | str | None, ...]]
 
 LIMIT_S = 60.0
 
@@ -47,7 +47,7 @@ class Agent:
         connection, _ = self.socket.accept()
         worker = Worker(connection)
         self.workers.append(worker)
-        assert worker.hear() == ("hello", 2)
+        assert worker.hear() == ("hello", 3)
         return worker
 
     def close(self) -> None:
@@ -90,6 +90,10 @@ class Worker:
                 return None
             case 4:
                 heard = ("stuck",)
+            case 5:
+                heard = ("raised", string(body), string(body))
+            case 6:
+                heard = ("unfit", string(body))
             case kind:
                 raise AssertionError(f"message {kind}")
         return heard
@@ -134,6 +138,10 @@ class Worker:
 
     def close(self) -> None:
         self.socket.close()
+
+
+def string(body: Iterator[int]) -> str:
+    return bytes(next(body) for _ in range(number(body))).decode()
 
 
 def number(body: Iterator[int]) -> int:

@@ -63,6 +63,16 @@ class FakeChannel:
         self.calls.append("stuck")
         self.failed = True  # the agent tells all members
 
+    def raised(self, error: str, message: str) -> None:
+        self.calls.append(f"raised {error}: {message}")
+        self.failed = True  # the agent sends it to all members
+
+    def unfit(self, message: str) -> None:
+        self.calls.append(f"unfit: {message}")
+
+    def raises_at(self) -> tuple[int | None, int]:
+        return self.changes_at, self.checks
+
     def check(self) -> int:
         self.checks += 1
         if self.failed:

@@ -205,6 +205,32 @@ def test_no_ssh_is_needed_on_this_machine(drive: Drive, tmp_path: Path) -> None:
     assert driver.wait() == 0
 
 
+@pytest.mark.parametrize("name", ["127.0.0.1", "[::1]", os.uname().nodename])
+def test_this_machines_own_addresses_and_name_do_not_go_by_ssh(drive: Drive, tmp_path: Path, name: str) -> None:
+    done = tmp_path / "done"
+    driver = drive("-H", f"{name}:2", "--ssh=/nonexistent", worker=("--until", done))
+    place(driver, 2, host=name.strip("[]"))
+    done.touch()
+    assert driver.wait() == 0
+
+
+@pytest.mark.parametrize(
+    ("flag", "script", "said"),
+    [("--tee=9", None, "--tee is `9`, must be 0"), ("--tee=3", "none.py", "the script `.*none.py` does not exist")],
+)
+def test_a_command_line_that_no_agent_accepts_ends_the_job_at_once(
+    drive: Drive, tmp_path: Path, flag: str, script: str | None, said: str
+) -> None:
+    more = {} if script is None else {"script": tmp_path / script}
+    driver = drive("-H", "localhost:1,127.0.0.1:1", flag, **more)
+    assert driver.wait() == 1
+    driver.line(rf"elastic-run: error: {said}")
+    driver.line(
+        r"error: host `.*`: the agent cannot run there \(exit code 2\); its error is in its output; every other agent"
+    )
+    assert not [line for line in driver.lines if "next try" in line]
+
+
 def test_bad_hosts_are_named_and_the_others_undisturbed(drive_fast: Drive, listing: Listing, tmp_path: Path) -> None:
     done = tmp_path / "done"
     listing.write("node0:1")

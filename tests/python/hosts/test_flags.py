@@ -52,6 +52,11 @@ def test_the_list_of_flags_is_that_of_the_parser() -> None:
         (["-H", "a", "--rdzv-conf=lat_call_timeout=1"], "last_call_timeout"),
         (["-H", "a", "--standalone"], "--standalone must not be given with hosts"),
         (["-H", "a", "--ssh="], "--ssh is empty, must be a program"),
+        (["--host-discovery-script=cat hosts | grep a"], "and no shell runs it, which `|` is for: make a script of it"),
+        (
+            ["--host-discovery-script=true && cat hosts"],
+            "which `&&` is for: make a script of it, or use sh -c 'true &&",
+        ),
         (["--host-discovery-script="], "--host-discovery-script: the discovery script is empty"),
     ],
 )
@@ -59,6 +64,11 @@ def test_errors_name_the_flag_the_value_and_what_is_allowed(
     capsys: pytest.CaptureFixture[str], argv: list[str], expected: str
 ) -> None:
     assert expected in said(capsys, *argv, "train.py")
+
+
+def test_python_in_front_of_the_script_is_refused_before_an_agent_starts(capsys: pytest.CaptureFixture[str]) -> None:
+    text = said(capsys, "-H", "a:2", "--ssh=/no/ssh", "python", "train.py")
+    assert text.startswith("the script is `python`: leave it out")
 
 
 def test_a_bad_line_of_a_host_file_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -10,6 +10,11 @@ steps.py --own-group          make the process group, as PyTorch's scripts do, b
 steps.py --stuck RANK         the worker that is first started with this rank ignores the end of its world
 steps.py --fail-at-restart N  a worker that is first started at the Nth restart fails before it is in a world
 steps.py --die-in PHASE       the worker that is first started with rank 1 is killed in this phase after a failure
+steps.py --raise KIND         once at step 12, nan: go back to the last commit, new-world: ask for another world
+steps.py --raise-rank RANK    only this rank does (all)
+steps.py --commit-rank RANK   only this rank commits and checks
+steps.py --extra-name NAME    the state has this value too
+steps.py --warm-up            another function of elastic.run makes the first three steps
 steps.py --hang-in PHASE      the same, but it is stopped (SIGSTOP), and the others wait for it for a second
 """
 
@@ -39,6 +44,11 @@ parser.add_argument("--stuck", type=int)
 parser.add_argument("--fail-at-restart", type=int)
 parser.add_argument("--die-in", choices=PHASES)
 parser.add_argument("--hang-in", choices=PHASES)
+parser.add_argument("--raise", dest="raises", choices=["nan", "new-world"])
+parser.add_argument("--raise-rank", type=int)
+parser.add_argument("--extra-name")
+parser.add_argument("--warm-up", action="store_true")
+parser.add_argument("--commit-rank", type=int, help="only this rank commits")
 args = parser.parse_args()
 first_rank, first_restart = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
 
@@ -104,6 +114,17 @@ def in_place() -> None:
     from elastic_rs import elastic
     from elastic_rs.elastic import _membership
 
+    raised = False
+
+    def raise_once(at: int) -> None:
+        nonlocal raised
+        if not args.raises or raised or at != 12 or args.raise_rank not in {None, dist.get_rank()}:
+            return
+        raised = True
+        if args.raises == "nan":
+            raise elastic.HorovodInternalError("loss is nan")
+        raise elastic.HostsUpdatedInterrupt(skip_sync=False)
+
     @elastic.run(backend="gloo")
     def train(state: Any) -> None:
         tell_world(state.step)
@@ -119,10 +140,20 @@ def in_place() -> None:
                 part = args.checkpoint.with_suffix(".part")
                 part.write_text(str(state.step))
                 part.replace(args.checkpoint)
+            raise_once(state.step)
+            if args.commit_rank not in {None, dist.get_rank()}:
+                continue
             if state.step % args.commit_every == 0:
                 state.commit()
             else:
                 state.check_host_updates()
+
+    @elastic.run(backend="gloo")
+    def warm_up(state: Any) -> None:
+        while state.step < 3:
+            state.ones += step()[0]
+            state.step += 1
+            state.commit()
 
     if args.own_group:
         dist.init_process_group("gloo")
@@ -130,7 +161,7 @@ def in_place() -> None:
         raise ValueError("no such data set")
     begins_at = int(args.checkpoint.read_text()) if args.checkpoint and args.checkpoint.exists() else 0
     kind: Any = elastic.TorchState if args.torch_state else elastic.ObjectState
-    state = kind(step=begins_at, ones=0)
+    state = kind(step=begins_at, ones=0, **({args.extra_name: 0} if args.extra_name else {}))
     if args.stuck == first_rank and first_restart == 0:
         state.restore = lambda: time.sleep(3600)
     if args.die_in and first_rank == 1 and first_restart == 0:
@@ -139,6 +170,8 @@ def in_place() -> None:
         _membership.STEP_LIMIT_S = 1.0
         if first_rank == 1 and first_restart == 0:
             end_in(args.hang_in, state, signal.SIGSTOP)
+    if args.warm_up:
+        warm_up(state)
     train(state)
     say(f"DONE steps={state.step} ones={state.ones}")
 

@@ -57,7 +57,13 @@ impl Bench {
 
     pub(super) fn ended(&mut self, agent: AgentId, code: i32, outcome: Option<&str>, words: &[&str]) {
         let last_lines = words.iter().map(|&line| line.to_owned()).collect();
-        let ending = Ending { code: Some(code), signal: None, outcome: outcome.map(str::to_owned), last_lines };
+        let ending = Ending {
+            code: Some(code),
+            signal: None,
+            outcome: outcome.map(str::to_owned),
+            last_lines,
+            ..Ending::default()
+        };
         self.driver.on_ended(agent, &ending, self.now);
     }
 

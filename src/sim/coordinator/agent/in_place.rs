@@ -10,7 +10,7 @@ use super::super::host::Agent;
 use super::super::simulation::Simulation;
 use super::{CrewEvent, Doing};
 use crate::channel::message::{HeldState, ToWorker};
-use crate::rendezvous::protocol::message::{Generation, Placement, Resume, Round};
+use crate::rendezvous::protocol::message::{Generation, LIVES, Placement, Resume, Round};
 use crate::sim::engine::paths::HostId;
 use crate::sim::worlds::Violation;
 
@@ -179,7 +179,9 @@ impl Simulation {
                 member.failed = true;
                 self.leave_world(host, local_rank, hangs, dies);
             }
-            ToWorker::Change { .. } | ToWorker::World(_) | ToWorker::Refused { .. } => {}
+            // It fails.
+            ToWorker::Refused { .. } => self.leave_world(host, local_rank, false, true),
+            ToWorker::Change { .. } | ToWorker::World(_) => {}
         }
         Ok(())
     }
@@ -224,7 +226,11 @@ impl Simulation {
             }
         }
         let (state, counted) = (member.state, member.counted);
-        self.ends.stuck += usize::from(matches!(what, Doing::BeStuck { .. }));
+        // Half of those whose world comes to nothing have raised one of the library's exceptions themselves.
+        let raises = ahead == 1;
+        if matches!(what, Doing::BeStuck { .. }) {
+            *if raises { &mut self.ends.raised } else { &mut self.ends.stuck } += 1;
+        }
         let Some((_, ours)) = self.ours(host) else { return };
         match what {
             Doing::Attend => {
@@ -235,6 +241,10 @@ impl Simulation {
             }
             Doing::Count { change } => ours.machine.on_worker_counted(local_rank, change, counted.unwrap_or(0)),
             Doing::Park => ours.machine.on_worker_parked(local_rank, state),
+            Doing::BeStuck { .. } if raises => {
+                let failure = ours.failure(host, local_rank, "HorovodInternalError", LIVES);
+                ours.machine.on_worker_raised(failure, instant);
+            }
             Doing::BeStuck { .. } => {
                 let failure = ours.failure(host, local_rank, "no progress towards its world", 1);
                 ours.machine.on_worker_stuck(failure, instant);

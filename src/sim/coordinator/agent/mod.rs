@@ -154,6 +154,8 @@ pub struct Ends {
     pub replaced_ahead: usize,
     /// Number of workers that have said that their world cannot be formed.
     pub stuck: usize,
+    /// Number of workers that have left their world on purpose.
+    pub raised: usize,
     /// The cause that the first agent of a failed job reported.
     cause: Option<Option<Box<Failure>>>,
 }

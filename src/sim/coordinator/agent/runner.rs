@@ -167,7 +167,7 @@ impl Simulation {
                 }
             }
             Command::Leave { reason, signal } => {
-                process.machine.leave(reason, Some(signal));
+                process.machine.leave(reason, signal);
                 self.flush_node(host)?;
                 let conn = self.hosts[host].process.as_mut().and_then(|process| process.conn.take());
                 if let Some(conn) = conn {

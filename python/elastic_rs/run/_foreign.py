@@ -1,0 +1,140 @@
+"""Flags of ``horovodrun``, ``mpirun``, ``deepspeed`` and ``accelerate``, and what to use here instead.
+
+A command line is looked through before it is parsed. To a parser ``-np 4`` is a script named ``4``, and ``-hostfile``
+is ``-h`` with an argument.
+"""
+
+from __future__ import annotations
+
+from elastic_rs.run._usage import UsageError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Iterator, Sequence
+
+__all__ = ["instead_of", "refuse_foreign"]
+
+_TOTAL = (
+    "it is the number of all workers. Here hosts say it, `-H HOST:SLOTS,...`, or `--nproc-per-node` on one node; "
+    "`--min-np` and `--max-np` are the bounds if hosts change"
+)
+_WORKERS = "use `--nproc-per-node` for the workers of a node"
+_TUNING = (
+    "it tunes Horovod's own collectives, so leave it out. DistributedDataParallel has `bucket_cap_mb`, and NCCL its "
+    "variables"
+)
+_STALLS = "leave it out: a worker that is lost or hangs is found without it"
+_TIMELINE = "use `torch.profiler`"
+_MPI = "leave it out: there is no MPI here"
+_INTERFACE = "set GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME, which workers inherit; `--local-addr` is for agents"
+_LOG = "set ELASTIC_RS_LOG=info (or debug)"
+_OUTPUT = "use `--log-dir=FOLDER --redirects=3`, or `--tee=3`"
+_ENVIRONMENT = "leave it out: workers inherit all variables"
+_LOCAL_RANK = "leave it out: LOCAL_RANK is always in the environment"
+
+_INSTEAD: dict[str, str] = {
+    # horovodrun
+    **dict.fromkeys(("-np", "--num-proc", "-n"), _TOTAL),
+    "--min-num-proc": "use `--min-np`",
+    "--max-num-proc": "use `--max-np`",
+    "--slots": "use `--slots-per-host`",
+    **dict.fromkeys(("--network-interface", "--network-interfaces", "--nics"), _INTERFACE),
+    **dict.fromkeys(("-p", "--ssh-port"), 'use `--ssh="ssh -p PORT"`'),
+    **dict.fromkeys(("-i", "--ssh-identity-file"), 'use `--ssh="ssh -i FILE"`'),
+    "--output-filename": _OUTPUT,
+    **dict.fromkeys(("--verbose", "-v", "--log-level"), _LOG),
+    **dict.fromkeys(("--log-hide-timestamp", "--log-with-timestamp"), _LOG),
+    "--prefix-output-with-timestamp": "use `--log-line-prefix-template`",
+    **dict.fromkeys(
+        ("--mpi-args", "--mpi", "--mpi-threads-disable", "--js", "--jsrun", "--tcp", "--binding-args"), _MPI
+    ),
+    "--gloo": "leave it out: `elastic.run(backend=...)` or `init_process_group` chooses",
+    "--gloo-timeout-seconds": "use `elastic.run(timeout=...)`",
+    "-hostfile": "use `--hostfile`",
+    "--config-file": "each flag has a variable, `PET_` and its name",
+    "--check-build": "use `elastic-run doctor`",
+    "--blacklist-cooldown": "use `--blacklist-cooldown-range LOW HIGH`",
+    **dict.fromkeys(
+        (
+            *("--fusion-threshold-mb", "--cycle-time-ms", "--cache-capacity", "--disable-cache"),
+            *("--hierarchical-allreduce", "--no-hierarchical-allreduce"),
+            *("--hierarchical-allgather", "--no-hierarchical-allgather"),
+            *("--torus-allreduce", "--no-torus-allreduce"),
+            *("--autotune", "--no-autotune", "--autotune-log-file", "--autotune-warmup-samples"),
+            *("--autotune-steps-per-sample", "--autotune-bayes-opt-max-samples", "--autotune-gaussian-process-noise"),
+            *("--num-nccl-streams", "--thread-affinity"),
+        ),
+        _TUNING,
+    ),
+    **dict.fromkeys(
+        (
+            *("--no-stall-check", "--stall-check", "--stall-check-warning-time-seconds"),
+            "--stall-check-shutdown-time-seconds",
+        ),
+        _STALLS,
+    ),
+    **dict.fromkeys(("--timeline-filename", "--timeline-mark-cycles", "--no-timeline-mark-cycles"), _TIMELINE),
+    # mpirun
+    **dict.fromkeys(("-host", "--host"), "use `-H HOST:SLOTS,...`"),
+    "-x": _ENVIRONMENT,
+    **dict.fromkeys(("-npernode", "--npernode", "-ppn"), _WORKERS),
+    **dict.fromkeys(("-mca", "--mca", "-bind-to", "--bind-to", "-map-by", "--map-by", "--allow-run-as-root"), _MPI),
+    # deepspeed, accelerate, torch.distributed.launch
+    **dict.fromkeys(("--gpus", "--num-gpus", "--gpus-per-node", "--nprocs"), _WORKERS),
+    "--num-processes": f"{_WORKERS}: accelerate's number is that of all nodes together",
+    **dict.fromkeys(("--num-nodes", "--num-machines"), "use `--nnodes`"),
+    "--machine-rank": "use `--node-rank`",
+    "--main-process-ip": "use `--master-addr`",
+    "--main-process-port": "use `--master-port`",
+    **dict.fromkeys(("--use-env", "--no-use-env"), _LOCAL_RANK),
+    **dict.fromkeys(("--multi-gpu", "--mixed-precision"), "leave it out: that is the script's affair"),
+}
+"""By flag, with `-` for `_`: what to do here, as the end of a sentence."""
+
+
+def instead_of(flag: str) -> str | None:
+    """Return what to use instead of another launcher's flag, given without its value. None: it is not known."""
+    return _INSTEAD.get(flag.replace("_", "-"))
+
+
+def refuse_foreign(argv: Sequence[str], made: argparse.ArgumentParser) -> None:
+    """Raise if a flag before the script is another launcher's.
+
+    Args:
+        argv: the command line.
+        made: its parser. What that knows is no foreign flag.
+
+    Raises:
+        UsageError: it names the flag, and what to use here.
+    """
+    for flag in _flags_before_script(argv, made):
+        is_short = not flag.startswith("--")
+        if hint := instead_of(flag) or (instead_of(flag[:2]) if is_short else None):
+            raise UsageError(f"unknown flag `{flag}`: {hint}")
+
+
+def _flags_before_script(argv: Sequence[str], made: argparse.ArgumentParser) -> Iterator[str]:
+    """Yield the flags before the script that the parser does not know, without their values."""
+    actions = made._option_string_actions  # noqa: SLF001 - no other way
+    words = iter(argv)
+    for word in words:
+        if not word.startswith("-") or word in {"-", "--"}:
+            return
+        flag, equals, _ = word.partition("=")
+        action = actions.get(flag)
+        if action is None and instead_of(flag) is None:
+            if word[:2] != "--" and word[:2] in actions:
+                continue  # a value directly after it, or several switches
+            action = _abbreviated(word, made)
+        if action is None:
+            yield flag
+            return  # nobody knows whether it has a value
+        values = action.nargs if isinstance(action.nargs, int) else 1
+        for _ in range(0 if equals else values):
+            next(words, None)
+
+
+def _abbreviated(word: str, made: argparse.ArgumentParser) -> argparse.Action | None:
+    found = {id(action): action for action, *_ in made._get_option_tuples(word)}  # noqa: SLF001
+    return next(iter(found.values())) if len(found) == 1 else None
