@@ -18,7 +18,6 @@ mod forks;
 pub mod frontend;
 #[cfg(feature = "io")]
 pub mod host;
-#[cfg(feature = "io")]
 pub mod net;
 #[cfg(feature = "io")]
 mod open_files;
