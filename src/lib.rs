@@ -7,6 +7,8 @@
 
 pub mod agent;
 #[cfg(feature = "io")]
+pub mod at_once;
+#[cfg(feature = "io")]
 mod bounded_log;
 pub mod channel;
 pub mod devices;
