@@ -83,10 +83,7 @@ fn a_failed_discovery_steers_no_terminal() {
     let mut bench = Bench::new(rules(1, false));
     bench.driver.on_discovery_failed(steering, bench.now);
     let plain = "exit code 1:  ]0;title  [2J now  host `b` is out";
-    assert_eq!(
-        bench.end(),
-        Some((Verdict::GivenUp, format!("host discovery failed at its first call: {plain}")))
-    );
+    assert_eq!(bench.end(), Some((Verdict::GivenUp, format!("host discovery failed at its first call: {plain}"))));
     let (mut bench, _) = Bench::with(1, "a:2");
     bench.driver.on_discovery_failed(steering, bench.now);
     bench.commands();
