@@ -15,7 +15,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::{Mutex, Notify, mpsc, oneshot};
 use tokio::task::AbortHandle;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use crate::net::local::is_own_name;
 use crate::proto::http::{REQUEST_BYTES, Request, host_name, is_address_or_localhost};
@@ -36,6 +36,8 @@ const AT_ONCE: usize = 64;
 const LIMIT: Duration = Duration::from_secs(5);
 /// Time for one of the requests to be answered, if all are complete and a newcomer wants a place.
 const ANSWERED_WITHIN: Duration = Duration::from_millis(100);
+/// How long an answer about health is good for.
+const FRESH: Duration = Duration::from_millis(20);
 /// The coordinator's thread is well if it answers within this time.
 const TURN: Duration = Duration::from_secs(2);
 
@@ -102,6 +104,8 @@ pub(super) struct Sources {
     pub protection: Option<Arc<Protection>>,
     /// The name or address by which nodes know the endpoint.
     pub name: Option<String>,
+    /// The last answer about health, and when it came.
+    ready: Arc<Mutex<Option<(Instant, Option<bool>)>>>,
     /// Held while metrics are made. They cost the coordinator's thread time, and many readers must not keep it from its nodes.
     metrics: Arc<Mutex<()>>,
 }
@@ -115,7 +119,7 @@ impl Sources {
         protection: Option<Arc<Protection>>,
         name: Option<String>,
     ) -> Self {
-        Self { questions, store, readers, pages, protection, name, metrics: Arc::default() }
+        Self { questions, store, readers, pages, protection, name, ready: Arc::default(), metrics: Arc::default() }
     }
 }
 
@@ -316,8 +320,21 @@ async fn ask<T>(sources: &Sources, question: impl FnOnce(oneshot::Sender<T>) -> 
     answer.await.ok()
 }
 
+/// Whether new nodes are welcome. `None`: the coordinator has ended. It is asked once in [`FRESH`], however many ask.
+async fn is_ready(sources: &Sources) -> Option<bool> {
+    let mut last = sources.ready.lock().await;
+    if let Some((at, answer)) = &*last
+        && at.elapsed() < FRESH
+    {
+        return *answer;
+    }
+    let answer = ask(sources, Question::Ready).await;
+    *last = Some((Instant::now(), answer));
+    answer
+}
+
 async fn health(sources: &Sources, ready: bool) -> Answer {
-    match timeout(TURN, ask(sources, Question::Ready)).await {
+    match timeout(TURN, is_ready(sources)).await {
         Ok(Some(true)) => Answer("200 OK", TEXT, "ok\n".to_owned()),
         Ok(Some(false)) if !ready => Answer("200 OK", TEXT, "ok\n".to_owned()),
         Ok(Some(false)) => Answer("503 Service Unavailable", TEXT, "this coordinator's process ends\n".to_owned()),

@@ -134,7 +134,11 @@ mod tests {
     /// Whoever has read a token's id in a log tries words: a passphrase would be found at once.
     #[test]
     fn a_passphrase_is_no_token() {
-        for text in ["correct-horse-battery-staple-1", "correcthorsebatterystaplecorrecthorse", "Y29ycmVjdC1ob3JzZS1iYXR0ZXJ5LXN0YXBsZS0x"] {
+        for text in [
+            "correct-horse-battery-staple-1",
+            "correcthorsebatterystaplecorrecthorse",
+            "Y29ycmVjdC1ob3JzZS1iYXR0ZXJ5LXN0YXBsZS0x",
+        ] {
             assert!(Token::parse(text).is_err(), "{text}");
         }
     }

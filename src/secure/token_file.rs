@@ -128,7 +128,9 @@ mod tests {
         rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
         let (done, opened) = std::sync::mpsc::channel();
         let reader = path.clone();
-        std::thread::spawn(move || done.send(TokenFile::open(&reader, GOOD_FOR).map(drop).map_err(|why| why.to_string())));
+        std::thread::spawn(move || {
+            done.send(TokenFile::open(&reader, GOOD_FOR).map(drop).map_err(|why| why.to_string()))
+        });
         let opened = opened.recv_timeout(Duration::from_secs(60)).map_err(|_| "it waits for somebody who writes");
         std::fs::remove_file(&path).unwrap();
         assert_eq!(opened, Ok(Err(format!("the token file `{}` is not a file", path.display()))));
