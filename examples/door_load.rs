@@ -209,7 +209,7 @@ fn ask(port: u16) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// The CPU time of a thread of this process, in ticks of 10 ms.
+/// The CPU time of a thread of this process, in ticks of 10 ms. It may not have begun yet.
 fn cpu_of(name: &str) -> Result<u64, Box<dyn Error>> {
     for task in fs::read_dir("/proc/self/task")? {
         let stat = fs::read_to_string(task?.path().join("stat"))?;
@@ -219,7 +219,7 @@ fn cpu_of(name: &str) -> Result<u64, Box<dyn Error>> {
             return Ok(fields[11].parse::<u64>()? + fields[12].parse::<u64>()?);
         }
     }
-    Err(format!("no thread is called {name}").into())
+    Ok(0)
 }
 
 fn part(before: u64, name: &str, began: Instant) -> Result<f64, Box<dyn Error>> {

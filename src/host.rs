@@ -22,9 +22,11 @@ use crate::bounded_log::BoundedLog;
 use crate::events::file::EventFile;
 use crate::net::listen::{BindError, bind_all, bind_wildcard};
 use crate::net::local::{is_local, is_own_name};
-use crate::open_files::{WAITING_TO_ONE, places_for_strangers};
+use crate::net::same_user::SameUser;
+use crate::open_files::WAITING_TO_ONE;
 use crate::rendezvous::coordinator::driver::{self, Incoming, Question, Shown};
 use crate::rendezvous::coordinator::machine::Machine;
+use crate::rendezvous::coordinator::readers::Readers;
 use crate::rendezvous::decider::hosts::Exclusions;
 use crate::rendezvous::protocol::codec;
 use crate::rendezvous::protocol::message::MAGIC;
@@ -36,7 +38,7 @@ use crate::secure::{Halves, Protection};
 use crate::store::server::{Controller, Place, Receiver, ServerOptions, StoreServer, Unknown, Upgrade, Upgraded};
 use crate::threads;
 use crate::wait::telling_if_slow;
-use http::{Readers, Who};
+use http::Visible;
 use identity::home;
 use page::{Desk, Shelf, pages};
 
@@ -209,35 +211,36 @@ impl Host {
                 options.upgrades.extend([FIRST_BYTES, MAGIC].map(|magic| Upgrade { magic, to: to.clone() }));
                 let trusted = Arc::clone(door.protection());
                 options.upgrades_only = Some(Unknown {
-                    most: WAITING_TO_ONE * places_for_strangers(),
+                    most: WAITING_TO_ONE * door.places(),
                     has_authenticated: Arc::new(move |address| trusted.has_authenticated(address)),
                 });
                 options.hello_timeout = options.hello_timeout.min(door::LIMIT);
                 Comers::Proven(proven, log)
             }
         };
-        let readers = Readers::of_environment(door.is_some())?;
+        let (visible, readers) = Visible::of_environment(door.is_some())?;
+        let same_user = if door.is_none() { Some(Arc::new(SameUser::new()?)) } else { None };
         let (to_http, requests) = mpsc::unbounded_channel();
-        if readers.is_some() {
+        if visible.is_some() {
             options.upgrades.push(Upgrade { magic: http::FIRST_BYTES, to: to_http.into() });
         }
         let (hello_timeout, log_period) = (options.hello_timeout, options.log_period);
         let store = StoreServer::start(listeners, options)?;
         let (asks, questions) = mpsc::channel(QUESTIONS);
-        let readers = readers.unwrap_or(Readers::NOBODY);
-        let (pages, desk, shelf) = pages(asks.clone(), readers.page != Who::Nobody);
+        let visible = visible.unwrap_or(Visible::NOTHING);
+        let (pages, desk, shelf) = pages(asks.clone(), visible.page != Readers::Nobody);
         let sources = http::Sources::new(
             asks.clone(),
             store.controller(),
-            readers,
+            visible,
             pages,
-            protection.clone(),
+            (protection.clone(), same_user.clone()),
             name.map(str::to_owned),
         );
         let web = Web { requests, sources, desk, runs_on: door.as_ref().map(|door| door.helpers().clone()) };
         let (count, sessions) = watch::channel(0);
         let (excluded, exclusions) = watch::channel(Exclusions::new());
-        let shown = Shown { sessions: count, exclusions: excluded, questions, protection };
+        let shown = Shown { sessions: count, exclusions: excluded, questions, protection, readers, same_user };
         let ends_store = EndsStore(store.controller());
         let machine = Machine::at_home(home(&addresses));
         let run = move || {
@@ -518,7 +521,7 @@ fn handshakes(door: Arc<Door>, to: mpsc::UnboundedSender<Comer>, log: Arc<Bounde
         Box::pin(async move {
             let refused = |refusal: &Refusal| {
                 let words = door.protection().refuse(refusal);
-                if log.admits("unproven") {
+                if log.admits_once(refusal.kind.name(), peer.ip()) {
                     tracing::warn!(%peer, "a connection is refused: {words}");
                 }
             };

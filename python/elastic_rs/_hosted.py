@@ -141,7 +141,7 @@ def _detach(job: dict[str, Any], own: dict[str, Any], report: Report) -> bool:
 
 
 def _open_log(path: str) -> int:
-    """Open a log whose name others can guess, in a folder that they may write into. It is never another file than this."""
+    """Open a log whose name others can guess, in a folder that they may write into. It is never another file."""
     import stat
 
     # A pipe that nobody reads would be waited for.

@@ -29,7 +29,7 @@ def arguments(code: str, *args: str) -> list[str]:
 
 
 def enter(folder: str) -> None:
-    """Note the folder that scripts of ``--run-path`` find modules in. An agent's own imports are not looked for there."""
+    """Note the folder in which scripts of ``--run-path`` find modules. An agent's own imports do not."""
     global _entered  # noqa: PLW0603 - one for the process, as sys.path is
     _entered = folder
 

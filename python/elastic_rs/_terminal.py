@@ -39,7 +39,7 @@ def warning_line(program: str, text: str) -> str:
 
 
 def plain(text: str) -> str:
-    """Return one line without characters that steer a terminal: a peer, or another program, may have written the text."""
+    """Return one line without characters that steer a terminal: a peer or a program may have written the text."""
     if text.isprintable():  # as nearly all are
         return text
     return "".join(char if char.isprintable() else " " for char in text)

@@ -3,7 +3,8 @@
 //! Knows neither the store nor the rendezvous. Facts about PyTorch's sockets are in [`listen`].
 
 pub mod admission;
-#[cfg(all(test, feature = "io"))]
+#[cfg(test)]
+#[cfg(feature = "io")]
 pub(crate) mod black_hole;
 #[cfg(feature = "io")]
 pub mod connect;
@@ -19,3 +20,5 @@ pub mod peer_user;
 pub mod probe;
 #[cfg(feature = "io")]
 mod proc_net;
+#[cfg(feature = "io")]
+pub mod same_user;

@@ -24,6 +24,7 @@ use super::refusals::{Kind, Refusal};
 use super::stream::Halves;
 use super::tls::{self, ServerConfig, ServerStream};
 use super::{Protection, ProtectionError};
+use crate::open_files::places_for_strangers;
 
 /// The first bytes of a connection that is meant for a door.
 pub use super::tls::FIRST_BYTES;
@@ -39,6 +40,7 @@ pub struct Door {
     protection: Arc<Protection>,
     config: Arc<ServerConfig>,
     helpers: Arc<Helpers>,
+    places: usize,
 }
 
 /// A connection of a peer that has proven itself, for a session.
@@ -71,7 +73,12 @@ impl Door {
     pub fn new(protection: Arc<Protection>) -> Result<Self, ProtectionError> {
         let config = tls::server_config().map_err(|error| ProtectionError::Tls(error.to_string()))?;
         let helpers = Helpers::shared().map_err(ProtectionError::Threads)?;
-        Ok(Self { protection, config, helpers })
+        Ok(Self { protection, config, helpers, places: places_for_strangers() })
+    }
+
+    /// How many strangers may prove themselves at once. This process has descriptors for them, and for those who wait.
+    pub fn places(&self) -> usize {
+        self.places
     }
 
     /// Where handshakes run.

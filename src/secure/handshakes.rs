@@ -30,6 +30,9 @@ const KEPT: usize = 4;
 /// A handshake. True once its peer has authenticated.
 pub type Handshake = Pin<Box<dyn Future<Output = bool> + Send>>;
 
+/// Is told that a connection from this address got no permit, or lost it.
+type Lost = dyn Fn(IpAddr, &Refusal) + Send + Sync;
+
 /// The handshakes at one listener. Dropping it ends them.
 pub struct Handshakes<S>(Arc<Inner<S>>);
 
@@ -38,7 +41,7 @@ struct Inner<S> {
     helpers: Handle,
     protection: Arc<Protection>,
     begin: Box<dyn Fn(S) -> Handshake + Send + Sync>,
-    lost: Box<dyn Fn(IpAddr, &Refusal) + Send + Sync>,
+    lost: Box<Lost>,
 }
 
 struct State<S> {

@@ -72,7 +72,7 @@ fn handshakes(
                 Ok(client) => to.send(client).is_ok(),
                 Err(refusal) => {
                     let words = door.protection().refuse(&refusal);
-                    if log.admits("unproven") {
+                    if log.admits_once(refusal.kind.name(), peer.ip()) {
                         tracing::warn!(
                             target: "elastic_rs::rendezvous", %peer,
                             "[{run_id}] a connection to the workers' store is refused: {words}"

@@ -216,7 +216,9 @@ async fn an_address_that_floods_the_tunnels_door_keeps_no_agent_out() {
                 let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
                 // So that it never runs out of ports.
                 socket.set_linger(Some(Duration::ZERO)).unwrap();
-                if socket.bind(&SocketAddr::from(([127, 6, 6, 6], 0)).into()).is_err() || socket.connect(&at.into()).is_err() {
+                if socket.bind(&SocketAddr::from(([127, 6, 6, 6], 0)).into()).is_err()
+                    || socket.connect(&at.into()).is_err()
+                {
                     continue;
                 }
                 let number = opened.fetch_add(1, Relaxed);

@@ -273,7 +273,8 @@ proptest! {
             if count("closing") == 0 {
                 for one in (0..6).filter(|one| of(*one, "waiting") > 0) {
                     let greediest = (0..6).map(|other| above(other, of(other, "admitted"))).max().unwrap();
-                    prop_assert!(greediest <= above(one, of(one, "admitted") + of(one, "waiting")), "{} has a better claim: {:?}", one, states);
+                    let wanted = above(one, of(one, "admitted") + of(one, "waiting"));
+                    prop_assert!(greediest <= wanted, "{} has a better claim: {:?}", one, states);
                 }
             }
             prop_assert_eq!(admission.connections.len(), states.len());
