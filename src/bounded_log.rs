@@ -7,6 +7,7 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::mem;
+use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
@@ -31,6 +32,11 @@ impl BoundedLog {
     /// Whether one more record of this kind may be written.
     pub(crate) fn admits(&self, kind: &'static str) -> bool {
         self.admits_if(|budget, now| budget.admit(kind, now))
+    }
+
+    /// Whether a record of this kind that names this address may be written: one of each in a period, as long as there are not too many.
+    pub(crate) fn admits_once(&self, kind: &'static str, address: IpAddr) -> bool {
+        self.admits_if(|budget, now| budget.admit_once(kind, address, now))
     }
 
     /// The same for records that count twice: towards the limit of their kind, and towards the limit of all kinds that share
@@ -117,6 +123,11 @@ impl LogBudget {
         self.admit_up_to(RECORDS_PER_PERIOD, kind.into(), now)
     }
 
+    /// The same for a record that names this address.
+    pub(crate) fn admit_once(&mut self, kind: &'static str, address: IpAddr, now: Instant) -> bool {
+        self.admit_up_to(1, format!("{kind} {address}").into(), now) && self.admit(kind, now)
+    }
+
     fn admit_up_to(&mut self, limit: u64, mut kind: Cow<'static, str>, now: Instant) -> bool {
         self.ends_at.get_or_insert(now + self.period);
         if self.seen.len() >= KINDS && !self.seen.contains_key(&kind) {
@@ -186,6 +197,17 @@ mod tests {
         assert_eq!(budget.end(), [("scan".into(), 1)]);
         assert_eq!(budget.end(), []);
     }
+
+    #[test]
+    fn an_address_is_named_once_however_often_it_comes() {
+        let (mut budget, now) = (LogBudget::new(PERIOD), Instant::now());
+        let address = |last: u8| IpAddr::from([10, 0, 0, last]);
+        assert_eq!((0..1000).filter(|_| budget.admit_once("crowded", address(1), now)).count(), 1);
+        assert!(budget.admit_once("crowded", address(2), now));
+        assert_eq!((0..100).filter(|last| budget.admit_once("crowded", address(100 + last), now)).count(), 18);
+        assert!(budget.end().contains(&("crowded 10.0.0.1".into(), 999)));
+    }
+
     #[test]
     fn kinds_without_end_are_counted_together() {
         let (mut budget, start) = (LogBudget::new(PERIOD), Instant::now());

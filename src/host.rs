@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use bytes::BytesMut;
 use tokio::net::TcpStream;
-use tokio::runtime::{Builder, Runtime};
+use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{sleep, timeout};
@@ -22,18 +22,23 @@ use crate::bounded_log::BoundedLog;
 use crate::events::file::EventFile;
 use crate::net::listen::{BindError, bind_all, bind_wildcard};
 use crate::net::local::{is_local, is_own_name};
+use crate::net::same_user::SameUser;
+use crate::open_files::WAITING_TO_ONE;
 use crate::rendezvous::coordinator::driver::{self, Incoming, Question, Shown};
 use crate::rendezvous::coordinator::machine::Machine;
+use crate::rendezvous::coordinator::readers::Readers;
 use crate::rendezvous::decider::hosts::Exclusions;
 use crate::rendezvous::protocol::codec;
 use crate::rendezvous::protocol::message::MAGIC;
-use crate::secure::door::{self, Door, FIRST_BYTES};
+use crate::secure::door::{self, Door, FIRST_BYTES, Proven};
+use crate::secure::handshakes::{Handshake, Handshakes};
+use crate::secure::proof::Pass;
 use crate::secure::refusals::{Kind, Refusal, Refusals};
 use crate::secure::{Halves, Protection};
-use crate::store::server::{Controller, ServerOptions, StoreServer, Upgrade, Upgraded};
+use crate::store::server::{Controller, Place, Receiver, ServerOptions, StoreServer, Unknown, Upgrade, Upgraded};
 use crate::threads;
 use crate::wait::telling_if_slow;
-use http::{Readers, Who};
+use http::Visible;
 use identity::home;
 use page::{Desk, Shelf, pages};
 
@@ -185,41 +190,61 @@ impl Host {
         let addresses = listeners.iter().map(TcpListener::local_addr).collect::<io::Result<Vec<_>>>()?;
         let port = addresses.first().ok_or(io::ErrorKind::InvalidInput)?.port();
         let runtime = Builder::new_current_thread().enable_io().enable_time().build()?;
-        let (to, upgraded) = mpsc::unbounded_channel();
         let door = protection.clone().map(Door::new).transpose().map_err(io::Error::other)?.map(Arc::new);
-        if let Some(door) = &door {
-            options.upgrades.push(Upgrade { magic: FIRST_BYTES, to: to.clone() });
-            options.upgrades_only = Some(door.places());
-            options.hello_timeout = options.hello_timeout.min(door::LIMIT);
-        }
-        options.upgrades.push(Upgrade { magic: MAGIC, to });
-        let readers = Readers::of_environment(door.is_some())?;
+        let log = Arc::new(BoundedLog::new(options.log_period, |what, count| {
+            tracing::warn!(what, count, "more of the same was not logged");
+        }));
+        let comers = match &door {
+            None => {
+                let (to, upgraded) = mpsc::unbounded_channel();
+                options.upgrades.push(Upgrade { magic: MAGIC, to: to.into() });
+                Comers::Open(upgraded)
+            }
+            Some(door) => {
+                let (to, proven) = mpsc::unbounded_channel();
+                let handshakes = handshakes(Arc::clone(door), to, Arc::clone(&log));
+                let to = Receiver::new(move |upgraded: Upgraded| {
+                    let address = upgraded.peer.ip();
+                    handshakes.arrived(upgraded, address);
+                    true
+                });
+                options.upgrades.extend([FIRST_BYTES, MAGIC].map(|magic| Upgrade { magic, to: to.clone() }));
+                let trusted = Arc::clone(door.protection());
+                options.upgrades_only = Some(Unknown {
+                    most: WAITING_TO_ONE * door.places(),
+                    has_authenticated: Arc::new(move |address| trusted.has_authenticated(address)),
+                });
+                options.hello_timeout = options.hello_timeout.min(door::LIMIT);
+                Comers::Proven(proven, log)
+            }
+        };
+        let (visible, readers) = Visible::of_environment(door.is_some())?;
+        let same_user = if door.is_none() { Some(Arc::new(SameUser::new()?)) } else { None };
         let (to_http, requests) = mpsc::unbounded_channel();
-        if readers.is_some() {
-            options.upgrades.push(Upgrade { magic: http::FIRST_BYTES, to: to_http });
+        if visible.is_some() {
+            options.upgrades.push(Upgrade { magic: http::FIRST_BYTES, to: to_http.into() });
         }
         let (hello_timeout, log_period) = (options.hello_timeout, options.log_period);
         let store = StoreServer::start(listeners, options)?;
         let (asks, questions) = mpsc::channel(QUESTIONS);
-        let readers = readers.unwrap_or(Readers::NOBODY);
-        let (pages, desk, shelf) = pages(asks.clone(), readers.page != Who::Nobody);
+        let visible = visible.unwrap_or(Visible::NOTHING);
+        let (pages, desk, shelf) = pages(asks.clone(), visible.page != Readers::Nobody);
         let sources = http::Sources::new(
             asks.clone(),
             store.controller(),
-            readers,
+            visible,
             pages,
-            protection.clone(),
+            (protection.clone(), same_user.clone()),
             name.map(str::to_owned),
         );
-        let web = Web { requests, sources, desk };
+        let web = Web { requests, sources, desk, runs_on: door.as_ref().map(|door| door.helpers().clone()) };
         let (count, sessions) = watch::channel(0);
         let (excluded, exclusions) = watch::channel(Exclusions::new());
-        let shown = Shown { sessions: count, exclusions: excluded, questions, protection };
+        let shown = Shown { sessions: count, exclusions: excluded, questions, protection, readers, same_user };
         let ends_store = EndsStore(store.controller());
-        let entry = door.clone();
         let machine = Machine::at_home(home(&addresses));
         let run = move || {
-            run(&runtime, machine, (upgraded, entry), web, shown, ends_store, (hello_timeout, log_period));
+            run(&runtime, machine, comers, web, shown, ends_store, (hello_timeout, log_period));
         };
         let thread = threads::spawn(format!("host-{port}"), run)?;
         Ok(Self {
@@ -385,6 +410,25 @@ struct Web {
     requests: mpsc::UnboundedReceiver<Upgraded>,
     sources: http::Sources,
     desk: Desk,
+    /// Not on the coordinator's thread, if the host is protected: strangers may ask.
+    runs_on: Option<Handle>,
+}
+
+/// Connections that begin as sessions.
+enum Comers {
+    /// Of an open host.
+    Open(mpsc::UnboundedReceiver<Upgraded>),
+    /// Of a protected one, from those who have proven themselves.
+    Proven(mpsc::UnboundedReceiver<Comer>, Arc<BoundedLog>),
+}
+
+/// A connection whose peer has proven itself.
+struct Comer {
+    proven: Proven,
+    pass: Pass,
+    peer: SocketAddr,
+    local: SocketAddr,
+    place: Place,
 }
 
 /// Questions to the coordinator that may wait.
@@ -394,7 +438,7 @@ const QUESTIONS: usize = 64;
 fn run(
     runtime: &Runtime,
     machine: Machine,
-    (upgraded, door): (mpsc::UnboundedReceiver<Upgraded>, Option<Arc<Door>>),
+    comers: Comers,
     web: Web,
     shown: Shown,
     store: EndsStore,
@@ -403,11 +447,11 @@ fn run(
     let empty_store = || store.0.replace_table();
     let (sender, incoming) = mpsc::unbounded_channel();
     runtime.block_on(async {
-        match door {
-            None => tokio::spawn(hand_over(upgraded, sender)),
-            Some(door) => tokio::spawn(admit(upgraded, door, sender, log_period)),
+        match comers {
+            Comers::Open(upgraded) => tokio::spawn(hand_over(upgraded, sender)),
+            Comers::Proven(proven, log) => tokio::spawn(begin(proven, sender, log)),
         };
-        tokio::spawn(http::serve(web.requests, web.sources));
+        web.runs_on.unwrap_or_else(Handle::current).spawn(http::serve(web.requests, web.sources));
         tokio::spawn(web.desk.serve());
         driver::run(machine, incoming, shown, empty_store, hello_timeout, log_period).await;
     });
@@ -430,64 +474,80 @@ async fn hand_over(mut upgraded: mpsc::UnboundedReceiver<Upgraded>, sender: mpsc
     }
 }
 
-/// Hands the connections of those who have proven themselves to the coordinator.
-async fn admit(
-    upgraded: mpsc::UnboundedReceiver<Upgraded>,
-    door: Arc<Door>,
+/// Hands the connections of those who have proven themselves to the coordinator, in whose runtime their sessions are served.
+async fn begin(
+    mut proven: mpsc::UnboundedReceiver<Comer>,
     sender: mpsc::UnboundedSender<Incoming>,
-    log_period: Duration,
+    log: Arc<BoundedLog>,
 ) {
-    let log = Arc::new(BoundedLog::new(log_period, |what, count| {
-        tracing::warn!(what, count, "more of the same was not logged");
-    }));
+    let beginning = async {
+        while let Some(Comer { proven, pass, peer, local, place }) = proven.recv().await {
+            let halves = match proven.halves() {
+                Ok(halves) => halves,
+                Err(error) => {
+                    tracing::warn!(%peer, %error, "a session's connection cannot be used");
+                    continue;
+                }
+            };
+            let (first_bytes, pass) = (BytesMut::new(), Some(pass));
+            if sender.send(Incoming { halves, first_bytes, pass, peer, local, kept: Box::new(place) }).is_err() {
+                return;
+            }
+        }
+    };
+    tokio::select! {
+        () = beginning => {}
+        () = log.summarise() => {}
+    }
+}
+
+/// Where the peers of a protected host prove themselves.
+fn handshakes(door: Arc<Door>, to: mpsc::UnboundedSender<Comer>, log: Arc<BoundedLog>) -> Handshakes<Upgraded> {
     let mut words = BytesMut::new();
     codec::encode_protected(&door.protection().wanted(), &mut words);
     let words = words.freeze();
-    let refused = {
-        let (door, log) = (Arc::clone(&door), Arc::clone(&log));
-        move |peer: SocketAddr, refusal: &Refusal| {
-            let words = door.protection().refuse(refusal);
-            if log.admits("unproven") {
+    let (helpers, protection) = (door.helpers().clone(), Arc::clone(door.protection()));
+    let lost = {
+        let (protection, log) = (Arc::clone(&protection), Arc::clone(&log));
+        move |peer: IpAddr, refusal: &Refusal| {
+            let words = protection.refuse(refusal);
+            if log.admits_once(refusal.kind.name(), peer) {
                 tracing::warn!(%peer, "a connection is refused: {words}");
             }
         }
     };
-    let welcome = |Upgraded { stream, first_bytes, peer, local, place }: Upgraded| {
-        let (door, words, refused) = (Arc::clone(&door), words.clone(), refused.clone());
-        // Here, so that the socket stays with the coordinator's runtime, which serves the session.
-        let stream = TcpStream::from_std(stream);
-        async move {
-            let stream = match stream {
+    let begin = move |Upgraded { stream, first_bytes, peer, local, place }: Upgraded| -> Handshake {
+        let (door, words, to, log) = (Arc::clone(&door), words.clone(), to.clone(), Arc::clone(&log));
+        Box::pin(async move {
+            let refused = |refusal: &Refusal| {
+                let words = door.protection().refuse(refusal);
+                if log.admits_once(refusal.kind.name(), peer.ip()) {
+                    tracing::warn!(%peer, "a connection is refused: {words}");
+                }
+            };
+            let stream = match TcpStream::from_std(stream) {
                 Ok(stream) => stream,
                 Err(error) => {
                     tracing::warn!(%peer, %error, "a connection cannot be used");
-                    return None;
+                    return false;
                 }
             };
             if !first_bytes.starts_with(FIRST_BYTES) {
-                refused(peer, &Refusal::new(Kind::NoTls, door.protection().lacking()));
+                refused(&Refusal::new(Kind::NoTls, door.protection().lacking()));
                 door::turn_away(stream, &words).await;
-                return None;
+                return false;
             }
-            let (halves, pass) = door.admit(stream, first_bytes).await.inspect_err(|why| refused(peer, why)).ok()?;
-            let (first_bytes, pass) = (BytesMut::new(), Some(pass));
-            Some(Incoming { halves, first_bytes, pass, peer, local, kept: Box::new(place) })
-        }
+            match door.admit(stream, first_bytes).await {
+                // The coordinator may have ended.
+                Ok((proven, pass)) => to.send(Comer { proven, pass, peer, local, place }).is_ok(),
+                Err(refusal) => {
+                    refused(&refusal);
+                    false
+                }
+            }
+        })
     };
-    let proven = |incoming| {
-        // The coordinator ends with this task.
-        let _ = sender.send(incoming);
-    };
-    let lost = |refusal: Refusal| {
-        let words = door.protection().refuse(&refusal);
-        if log.admits("crowded") {
-            tracing::warn!("a connection is refused: {words}");
-        }
-    };
-    tokio::select! {
-        () = door::hall((door.helpers(), door.places()), upgraded, welcome, proven, lost) => {}
-        () = log.summarise() => {}
-    }
+    Handshakes::new(helpers, protection, begin, lost)
 }
 
 #[cfg(test)]

@@ -7,6 +7,8 @@
 
 pub mod agent;
 #[cfg(feature = "io")]
+pub mod at_once;
+#[cfg(feature = "io")]
 mod bounded_log;
 pub mod channel;
 pub mod devices;
@@ -18,7 +20,6 @@ mod forks;
 pub mod frontend;
 #[cfg(feature = "io")]
 pub mod host;
-#[cfg(feature = "io")]
 pub mod net;
 #[cfg(feature = "io")]
 mod open_files;

@@ -14,9 +14,11 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 const MOST_PLACES: usize = 256;
 /// Fewest.
 const FEWEST_PLACES: usize = 16;
+/// How many connections may wait for a place of a kind, or say nothing yet, to each of the places: a job's nodes come at the same time.
+pub(crate) const WAITING_TO_ONE: usize = 4;
 /// Kinds of places: at the endpoint, for connections that say nothing yet, for handshakes, for those that wait for one, and for
 /// requests of HTTP, which are fewer; at a tunnel's door, for handshakes, and for those that wait for one.
-const KINDS: usize = 6;
+const KINDS: usize = 3 + 3 * WAITING_TO_ONE;
 /// The part of the limit that strangers may take, where it could not be raised.
 const SHARE: usize = 4;
 
@@ -83,10 +85,10 @@ mod tests {
     #[test]
     fn strangers_take_what_was_added_or_a_quarter_of_what_there_is() {
         for (soft, hard, limit, strangers) in [
-            (Some(1024), Some(524_288), Some(2560), 256),
-            (Some(1024), None, Some(2560), 256),
-            (Some(1024), Some(1024), Some(1024), 42),
-            (Some(1024), Some(1792), Some(1792), 128),
+            (Some(1024), Some(524_288), Some(4864), 256),
+            (Some(1024), None, Some(4864), 256),
+            (Some(1024), Some(1024), Some(1024), 17),
+            (Some(1024), Some(2944), Some(2944), 128),
             (Some(64), Some(64), Some(64), FEWEST_PLACES),
             (Some(65_536), Some(65_536), Some(65_536), 256),
             (None, None, None, 256),

@@ -345,7 +345,7 @@ class DriverOptions:
     """
     The options of a driver. Times are in seconds.
     """
-    def __new__(self, /, min_slots: SupportsIndex, fixed: bool, detach: bool, start_timeout_s: SupportsFloat | SupportsIndex, elastic_timeout_s: SupportsFloat | SupportsIndex, discovery_timeout_s: SupportsFloat | SupportsIndex, grace_s: SupportsFloat | SupportsIndex, host_failures: SupportsIndex, window_s: SupportsFloat | SupportsIndex, cooldown_s: tuple[SupportsFloat | SupportsIndex, SupportsFloat | SupportsIndex] | None, ssh: SupportsGetItem[int, str], remote_python: str, python: str, job: str, port: SupportsIndex) -> DriverOptions: ...
+    def __new__(self, /, min_slots: SupportsIndex, fixed: bool, detach: bool, start_timeout_s: SupportsFloat | SupportsIndex, elastic_timeout_s: SupportsFloat | SupportsIndex, discovery_timeout_s: SupportsFloat | SupportsIndex, grace_s: SupportsFloat | SupportsIndex, host_failures: SupportsIndex, window_s: SupportsFloat | SupportsIndex, cooldown_s: tuple[SupportsFloat | SupportsIndex, SupportsFloat | SupportsIndex] | None, ssh: SupportsGetItem[int, str], remote_python: str, python: str, program: SupportsGetItem[int, str], job: str, port: SupportsIndex) -> DriverOptions: ...
     @property
     def cooldown_s(self, /) -> tuple[float, float] | None:
         """
@@ -395,6 +395,11 @@ class DriverOptions:
     def port(self, /) -> int:
         """
         The coordinator's port.
+        """
+    @property
+    def program(self, /) -> list[str]:
+        """
+        What both are given: the agent's program.
         """
     @property
     def python(self, /) -> str:

@@ -10,6 +10,7 @@ It reports that it runs before it imports what only the job needs.
 from __future__ import annotations
 
 import _thread
+import errno
 import gc
 import os
 import sys
@@ -106,6 +107,7 @@ def _report_to_nobody(_: str) -> None:
 
 def _enter(job: dict[str, Any]) -> None:
     """Change to the driver's working folder, and take its variables and the job's token."""
+    from elastic_rs import _python
     from elastic_rs.rendezvous import _protection
 
     _protection.give(job.pop("token"))
@@ -115,9 +117,7 @@ def _enter(job: dict[str, Any]) -> None:
     except OSError as error:
         shown = os.fsencode(job["cwd"]).decode(errors="replace")
         sys.exit(f"elastic-run: error: cannot go to the driver's folder `{shown}`: {error.strerror}")
-    if not sys.flags.safe_path:
-        # Python has put the folder that ssh begins in first. Modules of the user are in the driver's folder.
-        sys.path[0] = job["cwd"]
+    _python.enter(job["cwd"])
     os.environ.update(job["env"])
     # Certificates are the job's affair as its token is: a host's own variables say nothing about it.
     for name in (*job["without"], *(name for name in _protection.TLS_VARIABLES if name not in job["env"])):
@@ -128,7 +128,7 @@ def _detach(job: dict[str, Any], own: dict[str, Any], report: Report) -> bool:
     """Fork a process that goes on without the connection, and whose output goes to a file. True in the parent."""
     path = os.path.join(job["cwd"], f"{job['log']}-{own['age']}.log")  # noqa: PTH118 - pathlib is not imported yet
     try:
-        log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        log = _open_log(path)
     except OSError as error:
         sys.exit(f"elastic-run: error: cannot write the agent's output to `{path}`: {error.strerror}")
     child = os.fork()
@@ -140,6 +140,24 @@ def _detach(job: dict[str, Any], own: dict[str, Any], report: Report) -> bool:
     os.dup2(log, 1)
     _replace(2, log)
     return False
+
+
+def _open_log(path: str) -> int:
+    """Open a log whose name others can guess, in a folder that they may write into. It is never another file."""
+    import stat
+
+    # A pipe that nobody reads would be waited for.
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK
+    try:
+        log = os.open(path, flags, 0o644)
+        if stat.S_ISREG(os.fstat(log).st_mode):
+            os.set_blocking(log, True)
+            return log
+        os.close(log)
+    except OSError as error:
+        if error.errno not in {errno.ELOOP, errno.ENXIO}:
+            raise
+    raise OSError(errno.EINVAL, "it is a symbolic link, or no file: remove it, or go to another folder")
 
 
 def _endpoint(own: dict[str, Any], job: dict[str, Any]) -> str:

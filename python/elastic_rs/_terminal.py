@@ -9,7 +9,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import TextIO
 
-__all__ = ["BOLD", "DIM", "GREEN", "RED", "YELLOW", "error_line", "paint", "shows_colours", "warning_line"]
+__all__ = ["BOLD", "DIM", "GREEN", "RED", "YELLOW", "error_line", "paint", "plain", "shows_colours", "warning_line"]
 
 BOLD, DIM, RED, GREEN, YELLOW = "\x1b[1m", "\x1b[2m", "\x1b[31m", "\x1b[32m", "\x1b[33m"
 _PLAIN = "\x1b[0m"
@@ -36,6 +36,13 @@ def error_line(program: str, text: str) -> str:
 def warning_line(program: str, text: str) -> str:
     """Return ``PROGRAM: warning: TEXT``, in colours if stderr shows them."""
     return f"{program}: {paint('warning:', YELLOW, on=shows_colours(sys.stderr))} {text}"
+
+
+def plain(text: str) -> str:
+    """Return one line without characters that steer a terminal: a peer or a program may have written the text."""
+    if text.isprintable():  # as nearly all are
+        return text
+    return "".join(char if char.isprintable() else " " for char in text)
 
 
 def paint(text: str, colour: str, *, on: bool) -> str:

@@ -21,9 +21,9 @@ NOT_VALID = 2
 
 DESCRIPTION = f"""\
 Tokens protect the sessions of a job: nodes and coordinator prove to each other that they hold the same one, and speak
-TLS. Every node finds it in the file that {TOKEN_FILE} names. A token is 32 or more hexadecimal digits, or as much in
-base64, on a line of its own. A file with two lines shows the first and accepts both: so a token is replaced while jobs
-run. Nobody but the owner and the group may have access to the file."""
+TLS. Every node finds it in the file that {TOKEN_FILE} names. A token is 32 to 512 hexadecimal digits on a line of its
+own. A file with two lines shows the first and accepts both: so a token is replaced while jobs run. Nobody but the owner
+and the group may have access to the file."""
 
 
 def add_parser(commands: Any) -> None:

@@ -7,6 +7,7 @@ use std::collections::VecDeque;
 use std::ffi::OsString;
 use std::fmt;
 use std::io;
+use std::iter;
 use std::os::fd::OwnedFd;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, ExitStatus, Stdio};
@@ -31,6 +32,7 @@ use super::programs::{STARTED_AT_ONCE, start};
 use super::reports::{Report, ReportFilter};
 use crate::net::local::is_local;
 use crate::process::{Lines, Part, Prefix, reaped};
+use crate::rendezvous::protocol::text::tidy;
 
 /// How agents are started.
 #[derive(Clone)]
@@ -41,6 +43,8 @@ pub struct Launching {
     pub remote_python: String,
     /// The Python on this machine.
     pub python: OsString,
+    /// What both are given: the agent's program. Never empty.
+    pub program: Vec<String>,
     /// The job: one line, which all agents get, and which the driver does not parse.
     pub job: Bytes,
     /// The port of the coordinator.
@@ -50,18 +54,16 @@ pub struct Launching {
 /// Without the job, which holds its token and the user's variables.
 impl fmt::Debug for Launching {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { ssh, remote_python, python, job: _, port } = self;
+        let Self { ssh, remote_python, python, program, job: _, port } = self;
         f.debug_struct("Launching")
             .field("ssh", ssh)
             .field("remote_python", remote_python)
             .field("python", python)
+            .field("program", program)
             .field("port", port)
             .finish_non_exhaustive()
     }
 }
-
-/// What an agent's Python runs. It does not use `-m`, whose own imports take longer than those of an agent until it reports.
-const PROGRAM: &str = "import sys; from elastic_rs._hosted import main; sys.exit(main())";
 
 /// Options of `ssh` after the user's own, which win. Nobody is there to be asked, and a silent connection ends after 45 s.
 const SSH_OPTIONS: [&str; 7] =
@@ -71,9 +73,10 @@ impl Launching {
     /// The command line that starts an agent on this host.
     pub fn command(&self, host: &Host) -> Vec<OsString> {
         if is_here(host) {
-            return vec![self.python.clone(), "-c".into(), PROGRAM.into()];
+            return iter::once(&self.python).cloned().chain(self.program.iter().map(OsString::from)).collect();
         }
-        let remote = format!("exec {} -c {}", quoted(&self.remote_python), quoted(PROGRAM));
+        let words = iter::once(&self.remote_python).chain(&self.program).map(|word| quoted(word));
+        let remote = format!("exec {}", words.collect::<Vec<_>>().join(" "));
         let more = SSH_OPTIONS.iter().map(OsString::from).chain([OsString::from(&host.name), remote.into()]);
         self.ssh.iter().cloned().chain(more).collect()
     }
@@ -319,7 +322,7 @@ async fn read_stderr(mut stderr: pipe::Receiver, prefix: Prefix, shared: Arc<Mut
 }
 
 fn readable(line: &[u8]) -> String {
-    String::from_utf8_lossy(line).chars().filter(|char| !char.is_control()).collect::<String>().trim().to_owned()
+    tidy(&String::from_utf8_lossy(line))
 }
 
 /// A process that runs.
@@ -420,11 +423,14 @@ mod tests {
         assert_eq!(ends, (Some(7), Some(0)));
     }
 
+    const PROGRAM: &str = "import sys; main()";
+
     fn launching() -> Launching {
         Launching {
             ssh: vec!["ssh".into(), "-p".into(), "2222".into()],
             remote_python: "/opt/my env/bin/python".to_owned(),
             python: "/usr/bin/python3".into(),
+            program: ["-P".to_owned(), "-c".to_owned(), PROGRAM.to_owned()].into(),
             job: Bytes::new(),
             port: 0,
         }
@@ -444,14 +450,14 @@ mod tests {
             launching().command(&host).iter().map(|word| word.to_str().unwrap().to_owned()).collect();
         assert_eq!(words[..3], ["ssh", "-p", "2222"]);
         assert!(words.contains(&"BatchMode=yes".to_owned()));
-        let remote = format!("exec '/opt/my env/bin/python' -c '{PROGRAM}'");
+        let remote = format!("exec '/opt/my env/bin/python' -P -c '{PROGRAM}'");
         assert_eq!(words[words.len() - 2..], ["me@node1".to_owned(), remote]);
     }
 
     #[test]
     fn no_ssh_is_needed_on_the_drivers_machine() {
         let here = Host::new("localhost", 2).unwrap();
-        assert_eq!(launching().command(&here), ["/usr/bin/python3", "-c", PROGRAM]);
+        assert_eq!(launching().command(&here), ["/usr/bin/python3", "-P", "-c", PROGRAM]);
     }
 
     #[test]

@@ -80,6 +80,9 @@ impl Ending {
                     "the elastic_rs of `{python}` there is of another version, or incomplete (exit code {code}){last}"
                 )
             }
+            Some(USAGE) if !up && has("Unknown option: -P") => {
+                format!("`{python}` there is older than Python 3.11 (--remote-python names another)")
+            }
             Some(NOT_FOUND) if !up => format!("there is no `{python}` (--remote-python names another){said}"),
             Some(code) if !up => format!("the agent did not start (exit code {code}){said}"),
             Some(USAGE) => "the agent cannot run there (exit code 2); its error is in its output".to_owned() + &said,
@@ -183,6 +186,11 @@ mod tests {
             format!(
                 "the elastic_rs of `/opt/bin/python` there is of another version, or incomplete (exit code 1): {other}"
             )
+        );
+        let old = ["Unknown option: -P", "usage: /opt/bin/python [option] ... [-c cmd | -m mod | file | -] [arg] ..."];
+        assert_eq!(
+            why(&ended(2, &old), false),
+            "`/opt/bin/python` there is older than Python 3.11 (--remote-python names another)"
         );
         assert!(why(&ended(127, &["bash: not found"]), false).starts_with("there is no `/opt/bin/python` (--remote-"));
         let none = Ending { last_lines: vec!["No such file or directory".to_owned()], ..Ending::default() };

@@ -5,6 +5,8 @@
 
 use std::collections::BTreeMap;
 
+use crate::rendezvous::protocol::text::is_steering;
+
 /// Most workers of one host.
 pub const MOST_SLOTS: u32 = 65_535;
 /// Most hosts of one list.
@@ -201,7 +203,7 @@ fn check_slots(slots: u64) -> Result<(), String> {
 }
 
 fn shown(text: &str) -> String {
-    let mut shown: String = text.chars().take(SHOWN).map(|char| if char.is_control() { '?' } else { char }).collect();
+    let mut shown: String = text.chars().take(SHOWN).map(|char| if is_steering(char) { '?' } else { char }).collect();
     if text.chars().nth(SHOWN).is_some() {
         shown.push('…');
     }

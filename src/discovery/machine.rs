@@ -15,6 +15,7 @@ use super::endings::{Ending, Meaning, other_version};
 use super::hosts::Host;
 use super::manager::HostManager;
 use crate::rendezvous::protocol::cooldown::Cooldown;
+use crate::rendezvous::protocol::text::tidy;
 
 mod over;
 mod review;
@@ -240,15 +241,18 @@ impl Driver {
     }
 
     /// Discovery has failed. The last list stays; if there was none, the job ends.
+    ///
+    /// The reason may repeat what a script has printed.
     pub fn on_discovery_failed(&mut self, why: &str, now: Instant) {
         self.heard(now);
+        let why = tidy(why);
         let is_known =
-            |(logged, at): &(String, Instant)| logged == why || now.saturating_duration_since(*at) < FAILURE_INTERVAL;
+            |(logged, at): &(String, Instant)| *logged == why || now.saturating_duration_since(*at) < FAILURE_INTERVAL;
         if !self.discovery.answered {
             self.give_up(format!("host discovery failed at its first call: {why}"), now);
         } else if !self.discovery.failure.as_ref().is_some_and(is_known) {
-            self.discovery.failure = Some((why.to_owned(), now));
             self.say(true, format!("host discovery failed, and its last list stays: {why}"));
+            self.discovery.failure = Some((why, now));
         }
         self.review(now);
     }

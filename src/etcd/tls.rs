@@ -1,7 +1,6 @@
 //! TLS and mutual TLS, from files.
 
 use std::error::Error;
-use std::fs;
 use std::io::Read;
 use std::path::Path;
 use std::sync::Arc;
@@ -17,6 +16,7 @@ use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 
 use super::error::EtcdError;
 use super::options::TlsFiles;
+use crate::at_once;
 
 /// Where Linux distributions keep the authorities that the system trusts.
 const SYSTEM_AUTHORITIES: [&str; 4] = [
@@ -93,7 +93,7 @@ fn certificates(what: &str, path: &Path) -> Result<Vec<CertificateDer<'static>>,
 /// A file's bytes, of which there may not be too many.
 fn bytes(what: &str, path: &Path) -> Result<Vec<u8>, EtcdError> {
     let mut bytes = Vec::new();
-    let read = fs::File::open(path).and_then(|file| file.take(FILE_LIMIT_BYTES + 1).read_to_end(&mut bytes));
+    let read = at_once::open_file(path).and_then(|file| file.take(FILE_LIMIT_BYTES + 1).read_to_end(&mut bytes));
     match read {
         Ok(count) if count as u64 > FILE_LIMIT_BYTES => {
             Err(wrong(what, path, format!("has more than {FILE_LIMIT_BYTES} bytes")))

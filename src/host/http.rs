@@ -5,7 +5,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::ffi::OsStr;
 use std::io;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
@@ -15,11 +15,13 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::{Mutex, Notify, mpsc, oneshot};
 use tokio::task::AbortHandle;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use crate::net::local::is_own_name;
+use crate::net::same_user::SameUser;
 use crate::proto::http::{REQUEST_BYTES, Request, host_name, is_address_or_localhost};
-use crate::rendezvous::coordinator::driver::Question;
+use crate::rendezvous::coordinator::driver::{Question, asker_of};
+use crate::rendezvous::coordinator::readers::{Asker, Readers};
 use crate::rendezvous::protocol::text::validate_run_id;
 use crate::secure::Protection;
 use crate::secure::refusals::{Kind, Refusals};
@@ -36,72 +38,73 @@ const AT_ONCE: usize = 64;
 const LIMIT: Duration = Duration::from_secs(5);
 /// Time for one of the requests to be answered, if all are complete and a newcomer wants a place.
 const ANSWERED_WITHIN: Duration = Duration::from_millis(100);
+/// How long an answer about health is good for.
+const FRESH: Duration = Duration::from_millis(20);
 /// The coordinator's thread is well if it answers within this time.
 const TURN: Duration = Duration::from_secs(2);
 
-/// Who may read something.
+/// Who may read more than health, by HTTP, and who may observe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Who {
-    /// Processes of this machine.
-    Loopback,
-    /// Everybody.
-    All,
-    /// Nobody.
-    Nobody,
-}
-
-/// Who may read more than health.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Readers {
-    pub metrics: Who,
-    pub page: Who,
+pub(super) struct Visible {
+    pub metrics: Readers,
+    pub page: Readers,
 }
 
 /// Says who may read more than health, or that there is no HTTP.
 const VARIABLE: &str = "ELASTIC_RS_HTTP";
 
-impl Readers {
+impl Visible {
     /// Health is all there is.
-    pub const NOBODY: Self = Self { metrics: Who::Nobody, page: Who::Nobody };
+    pub const NOTHING: Self = Self { metrics: Readers::Nobody, page: Readers::Nobody };
 
-    /// As `ELASTIC_RS_HTTP` says: `loopback` (default), `metrics`, `all`, or `off`, which is `None`.
+    /// As `ELASTIC_RS_HTTP` says: `members` (default), `loopback`, `metrics`, `all`, or `off`, which is `None`. And who may observe a
+    /// coordinator that is not protected.
     ///
     /// HTTP carries no proof. So a `protected` host shows metrics only if that is asked for by name, and never the page.
     ///
     /// # Errors
     /// It says something else.
-    pub fn of_environment(protected: bool) -> io::Result<Option<Self>> {
+    pub fn of_environment(protected: bool) -> io::Result<(Option<Self>, Readers)> {
         Self::of(std::env::var_os(VARIABLE).as_deref(), protected)
     }
 
-    fn of(value: Option<&OsStr>, protected: bool) -> io::Result<Option<Self>> {
-        let readers = match value.map(|value| value.to_string_lossy()).as_deref() {
-            None | Some("loopback") => Self { metrics: Who::Loopback, page: Who::Loopback },
-            Some("metrics") if protected => return Ok(Some(Self { metrics: Who::All, page: Who::Nobody })),
-            Some("metrics") => Self { metrics: Who::All, page: Who::Loopback },
-            Some("all") => Self { metrics: Who::All, page: Who::All },
-            Some("off") => return Ok(None),
+    fn of(value: Option<&OsStr>, protected: bool) -> io::Result<(Option<Self>, Readers)> {
+        use Readers::{All, Loopback, Members, Nobody};
+        let (metrics, page, observers) = match value.map(|value| value.to_string_lossy()).as_deref() {
+            None | Some("members") => (Members, Members, Members),
+            Some("loopback") => (Loopback, Loopback, Loopback),
+            Some("metrics") if protected => return Ok((Some(Self { metrics: All, page: Nobody }), Members)),
+            Some("metrics") => (All, Members, Members),
+            Some("all") => (All, All, All),
+            Some("off") => return Ok((None, Members)),
             Some(other) => {
                 let what = other.escape_default();
-                let why = format!("{VARIABLE} is `{what}`, must be `loopback`, `metrics`, `all` or `off`");
+                let why = format!("{VARIABLE} is `{what}`, must be `members`, `loopback`, `metrics`, `all` or `off`");
                 return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
             }
         };
-        Ok(Some(if protected { Self::NOBODY } else { readers }))
+        Ok((Some(if protected { Self::NOTHING } else { Self { metrics, page } }), observers))
     }
 }
+
+/// When the coordinator was asked whether it is ready, and its answer. `None`: it has ended.
+type Ready = (Instant, Option<bool>);
 
 /// What answers need.
 #[derive(Clone, Debug)]
 pub(super) struct Sources {
     pub questions: mpsc::Sender<Question>,
     pub store: Controller,
-    pub readers: Readers,
+    pub visible: Visible,
     pub pages: Pages,
     /// Counts those that are refused, if the host is protected.
     pub protection: Option<Arc<Protection>>,
     /// The name or address by which nodes know the endpoint.
     pub name: Option<String>,
+    /// Tells which user of this machine asks. `None`: the host is protected.
+    pub same_user: Option<Arc<SameUser>>,
+    /// The last answer about health, and when it came.
+    ready: Arc<Mutex<Option<Ready>>>,
     /// Held while metrics are made. They cost the coordinator's thread time, and many readers must not keep it from its nodes.
     metrics: Arc<Mutex<()>>,
 }
@@ -110,12 +113,22 @@ impl Sources {
     pub fn new(
         questions: mpsc::Sender<Question>,
         store: Controller,
-        readers: Readers,
+        visible: Visible,
         pages: Pages,
-        protection: Option<Arc<Protection>>,
+        (protection, same_user): (Option<Arc<Protection>>, Option<Arc<SameUser>>),
         name: Option<String>,
     ) -> Self {
-        Self { questions, store, readers, pages, protection, name, metrics: Arc::default() }
+        Self {
+            questions,
+            store,
+            visible,
+            pages,
+            protection,
+            name,
+            same_user,
+            ready: Arc::default(),
+            metrics: Arc::default(),
+        }
     }
 }
 
@@ -155,7 +168,8 @@ struct Guest {
 pub(super) async fn serve(mut connections: mpsc::UnboundedReceiver<Upgraded>, sources: Sources) {
     let mut guests: VecDeque<Guest> = VecDeque::new();
     let answered = Arc::new(Notify::new());
-    while let Some(Upgraded { stream, first_bytes, peer, place, .. }) = connections.recv().await {
+    while let Some(Upgraded { stream, first_bytes, peer, local, place }) = connections.recv().await {
+        let ends = (local, peer);
         let peer = peer.ip().to_canonical();
         if timeout(ANSWERED_WITHIN, make_room(&mut guests, &answered)).await.is_err() {
             continue; // the newcomer is closed
@@ -164,7 +178,7 @@ pub(super) async fn serve(mut connections: mpsc::UnboundedReceiver<Upgraded>, so
         let (sources, waits_for_peer) = (sources.clone(), Arc::new(AtomicBool::new(true)));
         let (waits, answered) = (Arc::clone(&waits_for_peer), Arc::clone(&answered));
         let exchanging = tokio::spawn(async move {
-            let _ = timeout(LIMIT, exchange(stream, first_bytes, peer, &sources, (&waits, &answered))).await;
+            let _ = timeout(LIMIT, exchange(stream, first_bytes, ends, &sources, (&waits, &answered))).await;
             drop(place);
         });
         guests.push_back(Guest { peer, task: exchanging.abort_handle(), waits_for_peer });
@@ -201,7 +215,7 @@ fn slowest(guests: &VecDeque<Guest>) -> Option<usize> {
 async fn exchange(
     mut stream: TcpStream,
     mut bytes: BytesMut,
-    peer: IpAddr,
+    ends: Ends,
     sources: &Sources,
     (waits_for_peer, answered): (&AtomicBool, &Notify),
 ) {
@@ -209,7 +223,7 @@ async fn exchange(
         match Request::parse(&bytes) {
             Ok(Some(request)) => {
                 waits_for_peer.store(false, Relaxed);
-                let answer = respond(&request, peer, sources).await;
+                let answer = respond(&request, ends, sources).await;
                 waits_for_peer.store(true, Relaxed);
                 answered.notify_one();
                 break answer;
@@ -244,65 +258,77 @@ async fn exchange(
     let _ = sent.await; // it has gone
 }
 
-async fn respond(request: &Request, peer: IpAddr, sources: &Sources) -> Answer {
-    let name = sources.name.as_deref();
+/// This end of a connection, and the other one.
+type Ends = (SocketAddr, SocketAddr);
+
+async fn respond(request: &Request, ends: Ends, sources: &Sources) -> Answer {
+    let forbidden = |why: String| Answer("403 Forbidden", TEXT, format!("{why}\n"));
     match request.path.as_str() {
         "/healthz" => health(sources, false).await,
         "/readyz" => health(sources, true).await,
-        "/metrics" => match refusal(request, (peer, name), sources.readers.metrics, METRICS_ELSEWHERE) {
-            Some(why) => Answer("403 Forbidden", TEXT, format!("{why}\n")),
+        "/metrics" => match refusal(request, ends, sources, (sources.visible.metrics, None, METRICS_ELSEWHERE)).await {
+            Some(why) => forbidden(why),
             None => metrics(sources).await,
         },
-        "/" => match (refusal(request, (peer, name), sources.readers.page, PAGE_ELSEWHERE), which(request)) {
-            (Some(why), _) => Answer("403 Forbidden", TEXT, format!("{why}\n")),
-            (None, Ok(which)) => page(which, sources).await,
-            (None, Err(why)) => Answer("400 Bad Request", TEXT, why),
+        "/" => match which(request) {
+            Err(why) => Answer("400 Bad Request", TEXT, why),
+            Ok(which) => {
+                let what = (sources.visible.page, which.run.clone(), PAGE_ELSEWHERE);
+                match refusal(request, ends, sources, what).await {
+                    Some(why) => forbidden(why),
+                    None => page(which, sources).await,
+                }
+            }
         },
         _ => Answer("404 Not Found", TEXT, "there are /, /healthz, /readyz and /metrics\n".to_owned()),
     }
 }
 
-/// What else to do for metrics, and for the page: on an open host, and on a protected one.
-type Elsewhere = [&'static str; 2];
-const METRICS_ELSEWHERE: Elsewhere = [
-    "metrics are for this machine; ELASTIC_RS_HTTP=metrics on the coordinator's node serves them to everybody",
-    "this coordinator is protected, and HTTP carries no proof; ELASTIC_RS_HTTP=metrics on its node serves metrics, without the page, \
-     to everybody",
-];
-const PAGE_ELSEWHERE: Elsewhere = [
-    "the page is for this machine; ELASTIC_RS_HTTP=all on the coordinator's node serves it to everybody",
-    "this coordinator is protected, and HTTP carries no proof; `elastic-rs page ENDPOINT -o job.html` makes the page for those who \
-     have the token or a certificate",
-];
+/// What else to do at a protected host: HTTP carries no proof.
+const METRICS_ELSEWHERE: &str = "this coordinator is protected, and HTTP carries no proof; ELASTIC_RS_HTTP=metrics on its node serves \
+                                 metrics, without the page, to everybody";
+const PAGE_ELSEWHERE: &str = "this coordinator is protected, and HTTP carries no proof; `elastic-rs page ENDPOINT -o job.html` makes the \
+                              page for those who have the token or a certificate";
 
-/// Why this request of a peer is not answered with data. `name`: the endpoint's.
+/// Why this request of a peer is not answered with data: of this run, or of all.
+async fn refusal(
+    request: &Request,
+    (local, peer): Ends,
+    sources: &Sources,
+    (readers, run, elsewhere): (Readers, Option<String>, &str),
+) -> Option<String> {
+    if readers == Readers::Nobody {
+        return Some(elsewhere.to_owned());
+    }
+    if let Some(why) = misnamed(request, peer.ip().to_canonical(), readers, sources.name.as_deref()) {
+        return Some(why);
+    }
+    let asker = match &sources.same_user {
+        _ if readers == Readers::All => return None,
+        Some(same_user) => asker_of(same_user, local, peer),
+        None => Asker::Elsewhere(peer.ip().to_canonical()),
+    };
+    ask(sources, |reply| Question::MayRead { asker, readers, run, reply })
+        .await
+        .unwrap_or_else(|| Some("the coordinator has ended".to_owned()))
+}
+
+/// Why the `Host` header cannot be this machine's.
 ///
 /// A site may give this machine another name, so that a browser takes the answer for the site's own (DNS rebinding). So a `Host`
-/// header has to be an address, or a name that is this machine's.
-fn refusal(
-    request: &Request,
-    (peer, name): (IpAddr, Option<&str>),
-    readers: Who,
-    [open, protected]: Elsewhere,
-) -> Option<String> {
-    let shown = |host: &str| host.chars().take(64).collect::<String>().escape_default().to_string();
-    match readers {
-        Who::All => match request.host.as_deref() {
-            Some(host) if !is_address_or_localhost(host) && !is_name_of_this_machine(host_name(host), name) => {
-                let known = name.map(|name| format!(", or {name}")).unwrap_or_default();
-                Some(format!("`{}` is no name of this machine; use an address, its host name{known}", shown(host)))
-            }
-            _ => None,
-        },
-        Who::Nobody => Some(protected.to_owned()),
-        Who::Loopback if !peer.is_loopback() => Some(open.to_owned()),
-        Who::Loopback => match request.host.as_deref() {
-            Some(host) if !is_address_or_localhost(host) => {
-                Some(format!("`{}` is no name of this machine's loopback; use localhost", shown(host)))
-            }
-            _ => None,
-        },
+/// header has to be an address, or a name that is this machine's. On its loopback nobody needs another name than `localhost`, unless
+/// everybody may read.
+fn misnamed(request: &Request, peer: IpAddr, readers: Readers, name: Option<&str>) -> Option<String> {
+    let host = request.host.as_deref().filter(|host| !is_address_or_localhost(host))?;
+    let shown = host.chars().take(64).collect::<String>().escape_default().to_string();
+    if peer.is_loopback() && readers != Readers::All {
+        return Some(format!("`{shown}` is no name of this machine's loopback; use localhost"));
     }
+    if is_name_of_this_machine(host_name(host), name) {
+        return None;
+    }
+    let known = name.map(|name| format!(", or {name}")).unwrap_or_default();
+    Some(format!("`{shown}` is no name of this machine; use an address, its host name{known}"))
 }
 
 fn is_name_of_this_machine(host: &str, endpoint: Option<&str>) -> bool {
@@ -316,8 +342,21 @@ async fn ask<T>(sources: &Sources, question: impl FnOnce(oneshot::Sender<T>) -> 
     answer.await.ok()
 }
 
+/// Whether new nodes are welcome. `None`: the coordinator has ended. It is asked once in [`FRESH`], however many ask.
+async fn is_ready(sources: &Sources) -> Option<bool> {
+    let mut last = sources.ready.lock().await;
+    if let Some((at, answer)) = &*last
+        && at.elapsed() < FRESH
+    {
+        return *answer;
+    }
+    let answer = ask(sources, Question::Ready).await;
+    *last = Some((Instant::now(), answer));
+    answer
+}
+
 async fn health(sources: &Sources, ready: bool) -> Answer {
-    match timeout(TURN, ask(sources, Question::Ready)).await {
+    match timeout(TURN, is_ready(sources)).await {
         Ok(Some(true)) => Answer("200 OK", TEXT, "ok\n".to_owned()),
         Ok(Some(false)) if !ready => Answer("200 OK", TEXT, "ok\n".to_owned()),
         Ok(Some(false)) => Answer("503 Service Unavailable", TEXT, "this coordinator's process ends\n".to_owned()),
@@ -423,8 +462,8 @@ mod tests {
         let store = StoreServer::start(vec![listener], ServerOptions::default()).unwrap();
         let (asks, questions) = mpsc::channel(64);
         let (pages, ..) = crate::host::page::pages(asks.clone(), true);
-        let readers = Readers { metrics: Who::All, page: Who::All };
-        (Sources::new(asks, store.controller(), readers, pages, None, None), questions, store)
+        let shown = Visible { metrics: Readers::All, page: Readers::All };
+        (Sources::new(asks, store.controller(), shown, pages, (None, None), None), questions, store)
     }
 
     fn request(query: &str, host: Option<&str>) -> Request {
@@ -522,53 +561,72 @@ mod tests {
 
     #[test]
     fn the_variable_says_who_may_read() {
-        use Who::{All, Loopback, Nobody};
+        use Readers::{All, Loopback, Members, Nobody};
         let of = |value: Option<&str>, protected| {
-            let readers = Readers::of(value.map(OsStr::new), protected).unwrap();
-            readers.map(|Readers { metrics, page }| (metrics, page))
+            let (shown, observers) = Visible::of(value.map(OsStr::new), protected).unwrap();
+            (shown.map(|Visible { metrics, page }| (metrics, page)), observers)
         };
-        for (value, open, protected) in [
-            (None, Some((Loopback, Loopback)), Some((Nobody, Nobody))),
-            (Some("loopback"), Some((Loopback, Loopback)), Some((Nobody, Nobody))),
-            (Some("metrics"), Some((All, Loopback)), Some((All, Nobody))),
-            (Some("all"), Some((All, All)), Some((Nobody, Nobody))),
-            (Some("off"), None, None),
+        for (value, open, protected, observers) in [
+            (None, Some((Members, Members)), Some((Nobody, Nobody)), Members),
+            (Some("members"), Some((Members, Members)), Some((Nobody, Nobody)), Members),
+            (Some("loopback"), Some((Loopback, Loopback)), Some((Nobody, Nobody)), Loopback),
+            (Some("metrics"), Some((All, Members)), Some((All, Nobody)), Members),
+            (Some("all"), Some((All, All)), Some((Nobody, Nobody)), All),
+            (Some("off"), None, None, Members),
         ] {
-            assert_eq!((of(value, false), of(value, true)), (open, protected), "{value:?}");
+            assert_eq!((of(value, false), of(value, true)), ((open, observers), (protected, observers)), "{value:?}");
         }
         for protected in [false, true] {
-            let error = Readers::of(Some(OsStr::new("everyone")), protected).unwrap_err().to_string();
-            assert_eq!(error, "ELASTIC_RS_HTTP is `everyone`, must be `loopback`, `metrics`, `all` or `off`");
+            let error = Visible::of(Some(OsStr::new("everyone")), protected).unwrap_err().to_string();
+            assert_eq!(
+                error,
+                "ELASTIC_RS_HTTP is `everyone`, must be `members`, `loopback`, `metrics`, `all` or `off`"
+            );
         }
     }
 
     #[test]
-    fn data_is_for_those_who_may_read_it() {
-        let request = |host: Option<&str>| request("", host);
+    fn a_host_header_is_an_address_or_a_name_of_this_machine() {
+        use Readers::{All, Members};
         let (here, elsewhere): (IpAddr, IpAddr) = ([127, 0, 0, 9].into(), [10, 0, 0, 1].into());
-        for host in [None, Some("localhost:29400"), Some("127.0.0.1"), Some("[::1]:29400"), Some("LOCALHOST")] {
-            assert_eq!(refusal(&request(host), (here, None), Who::Loopback, PAGE_ELSEWHERE), None, "{host:?}");
+        let misnamed =
+            |host: Option<&str>, peer, readers| misnamed(&request("", host), peer, readers, Some("head.example"));
+        let own = format!("{}:29400", rustix::system::uname().nodename().to_string_lossy());
+        for host in [
+            None,
+            Some("localhost:29400"),
+            Some("127.0.0.1"),
+            Some("[::1]:29400"),
+            Some("LOCALHOST"),
+            Some("10.0.0.9:29400"),
+        ] {
+            for (peer, readers) in [(here, Members), (elsewhere, Members), (here, All), (elsewhere, All)] {
+                assert_eq!(misnamed(host, peer, readers), None, "{host:?}");
+            }
+        }
+        for host in ["HEAD.example:29400", &*own] {
+            assert_eq!(misnamed(Some(host), elsewhere, Members), None, "{host:?}");
+            assert_eq!(misnamed(Some(host), here, All), None, "{host:?}");
         }
         for host in ["evil.example:29400", "localhost.evil.example", "", "[evil]", "127.0.0.1.evil.example"] {
-            let why = refusal(&request(Some(host)), (here, None), Who::Loopback, PAGE_ELSEWHERE).unwrap();
+            let why = misnamed(Some(host), here, Members).unwrap();
             assert!(why.ends_with("use localhost"), "{why}");
-            let why =
-                refusal(&request(Some(host)), (elsewhere, Some("head.example")), Who::All, PAGE_ELSEWHERE).unwrap();
-            assert!(why.ends_with("use an address, its host name, or head.example"), "{why}");
-        }
-        for (elsewhere_for, open, protected) in [
-            (METRICS_ELSEWHERE, "ELASTIC_RS_HTTP=metrics", "ELASTIC_RS_HTTP=metrics"),
-            (PAGE_ELSEWHERE, "ELASTIC_RS_HTTP=all", "elastic-rs page ENDPOINT"),
-        ] {
-            let refused = |host: Option<&str>, peer, who| {
-                refusal(&request(host), (peer, Some("head.example")), who, elsewhere_for)
-            };
-            assert!(refused(None, elsewhere, Who::Loopback).unwrap().contains(open));
-            assert!(refused(None, here, Who::Nobody).unwrap().contains(protected));
-            let own = format!("{}:29400", rustix::system::uname().nodename().to_string_lossy());
-            for host in [None, Some("10.0.0.9:29400"), Some("[2001:db8::1]"), Some("HEAD.example:29400"), Some(&*own)] {
-                assert_eq!(refused(host, elsewhere, Who::All), None, "{host:?}");
+            for why in [misnamed(Some(host), elsewhere, Members), misnamed(Some(host), here, All)] {
+                let why = why.unwrap();
+                assert!(why.ends_with("use an address, its host name, or head.example"), "{why}");
             }
+        }
+    }
+
+    #[tokio::test]
+    async fn a_protected_host_shows_neither_metrics_nor_page_whoever_asks() {
+        let (mut sources, _questions, _store) = sources();
+        sources.visible = Visible::NOTHING;
+        let ends = (([127, 0, 0, 1], 1).into(), ([127, 0, 0, 1], 2).into());
+        for (path, way) in [("/metrics", "ELASTIC_RS_HTTP=metrics"), ("/", "elastic-rs page ENDPOINT")] {
+            let asked = Request { path: path.to_owned(), ..request("", None) };
+            let Answer(status, _, why) = respond(&asked, ends, &sources).await;
+            assert!(status.starts_with("403") && why.contains(way), "{why}");
         }
     }
 }

@@ -22,7 +22,7 @@ impl Request {
     /// The request at the beginning of these bytes, once it is complete. `None`: more have to come.
     ///
     /// # Errors
-    /// They begin no request of HTTP/1.1, or there are more than 64 headers.
+    /// They begin no request of HTTP/1.1, or there are more than 64 headers, or several `Host` headers.
     pub fn parse(bytes: &[u8]) -> Result<Option<Self>, String> {
         let mut headers = [httparse::EMPTY_HEADER; HEADERS];
         let mut request = httparse::Request::new(&mut headers);
@@ -32,7 +32,13 @@ impl Request {
                 let target = request.path.unwrap_or_default();
                 let (path, query) = target.split_once('?').unwrap_or((target, ""));
                 let (path, query) = (path.to_owned(), query.to_owned());
-                let host = request.headers.iter().find(|header| header.name.eq_ignore_ascii_case("host"));
+                // A proxy before this server may take another of several for the right one.
+                let is_host = |header: &&httparse::Header<'_>| header.name.eq_ignore_ascii_case("host");
+                let hosts = request.headers.iter().filter(is_host).count();
+                if hosts > 1 {
+                    return Err(format!("the request has {hosts} `Host` headers, must have one"));
+                }
+                let host = request.headers.iter().find(is_host);
                 let host = host.map(|header| String::from_utf8_lossy(header.value).trim().to_owned());
                 Ok(Some(Self { path, query, host }))
             }
@@ -92,6 +98,10 @@ mod tests {
             Request { path: "/metrics".to_owned(), query: "x=1".to_owned(), host: Some("n1:29400".to_owned()) };
         assert_eq!(Request::parse(whole), Ok(Some(request)));
         assert!(Request::parse(b"GET / HTTP/9.9\r\n\r\n").unwrap_err().starts_with("this is no request"));
+        for other in ["n1", "evil.example", ""] {
+            let two = format!("GET / HTTP/1.1\r\nHost: n1\r\nA: b\r\nhOST: {other}\r\n\r\n");
+            assert_eq!(Request::parse(two.as_bytes()).unwrap_err(), "the request has 2 `Host` headers, must have one");
+        }
         let many = format!("GET / HTTP/1.1\r\n{}\r\n", "a: b\r\n".repeat(HEADERS + 1));
         assert!(Request::parse(many.as_bytes()).is_err());
     }

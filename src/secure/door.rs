@@ -1,14 +1,11 @@
 //! The end of a coordinator that is protected: TLS, then the proof. A peer that has not proven itself yet is called a stranger.
 //!
-//! [`hall`] lets as many strangers in as there are [`Door::places`], each for [`LIMIT`], and each may send [`BYTES`]. If all places
-//! are taken, the stranger that has had one for longest loses it to the next, but not before [`PATIENCE`]. As many more wait for a
-//! place, and the last to come is the next to get one: in a flood, most of those who have waited for long have given up. Handshakes run on [`super::helpers`]: a socket stays
-//! with the reactor of the runtime that accepted it, and any runtime may poll what waits for it.
+//! Each has [`LIMIT`] and may send [`BYTES`]. How many prove themselves at once, and whose turn it is, is up to [`super::handshakes`].
 
-use std::collections::VecDeque;
-use std::future::Future;
+use std::fmt;
 use std::io::{self, IoSlice};
-use std::pin::{Pin, pin};
+use std::net::TcpStream as StdTcpStream;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -17,13 +14,12 @@ use bytes::{Buf, BytesMut};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::runtime::Handle;
-use tokio::sync::mpsc;
-use tokio::task::{AbortHandle, JoinSet};
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::time::timeout;
 
 use super::helpers::Helpers;
 use super::objection::{in_words, is_of_certificate};
 use super::proof::{Pass, check, refuse};
+use super::records::Keys;
 use super::refusals::{Kind, Refusal};
 use super::stream::Halves;
 use super::tls::{self, ServerConfig, ServerStream};
@@ -35,8 +31,6 @@ pub use super::tls::FIRST_BYTES;
 
 /// Time for TLS and the proof.
 pub const LIMIT: Duration = Duration::from_secs(5);
-/// How long a stranger keeps its place while others wait for one. A handshake takes two or three times the way there and back.
-const PATIENCE: Duration = Duration::from_millis(500);
 /// Bytes that a stranger may send.
 const BYTES: usize = 16 * 1024;
 
@@ -47,6 +41,28 @@ pub struct Door {
     config: Arc<ServerConfig>,
     helpers: Arc<Helpers>,
     places: usize,
+}
+
+/// A connection of a peer that has proven itself, for a session.
+pub struct Proven {
+    stream: StdTcpStream,
+    keys: Keys,
+}
+
+impl fmt::Debug for Proven {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Proven").field("stream", &self.stream).finish_non_exhaustive()
+    }
+}
+
+impl Proven {
+    /// What carries the session, in the runtime that this is called in.
+    ///
+    /// # Errors
+    /// The socket cannot be used.
+    pub fn halves(self) -> io::Result<Halves> {
+        Halves::in_records(TcpStream::from_std(self.stream)?, self.keys).map_err(io::Error::other)
+    }
 }
 
 impl Door {
@@ -60,7 +76,7 @@ impl Door {
         Ok(Self { protection, config, helpers, places: places_for_strangers() })
     }
 
-    /// How many strangers may prove themselves at once, and how many may wait for that.
+    /// How many strangers may prove themselves at once. This process has descriptors for them, and for those who wait.
     pub fn places(&self) -> usize {
         self.places
     }
@@ -79,12 +95,13 @@ impl Door {
     ///
     /// # Errors
     /// Why it is refused. [`Protection::refuse`] has still to count it.
-    pub async fn admit(&self, stream: TcpStream, first_bytes: BytesMut) -> Result<(Halves, Pass), Refusal> {
+    pub async fn admit(&self, stream: TcpStream, first_bytes: BytesMut) -> Result<(Proven, Pass), Refusal> {
         let (stream, pass) = self.meet(stream, first_bytes).await?;
         let (stranger, keys) =
             tls::keys_of_server(stream).map_err(|error| Refusal::new(Kind::NoTls, error.to_string()))?;
-        let halves = Halves::in_records(stranger.stream, keys).map_err(|why| Refusal::new(Kind::NoTls, why))?;
-        Ok((halves, pass))
+        // Its runtime is not the session's.
+        let stream = stranger.stream.into_std().map_err(|error| Refusal::new(Kind::NoTls, error.to_string()))?;
+        Ok((Proven { stream, keys }, pass))
     }
 
     /// As [`Self::admit`], for a connection that may carry more than a session ever does.
@@ -166,70 +183,6 @@ async fn no_tls(error: &io::Error, mut stranger: Stranger) -> Refusal {
     Refusal::new(Kind::NoTls, in_words(error).unwrap_or_else(|| format!("no TLS: {error}")))
 }
 
-/// Bring strangers to the door, as many at once as there are `places`, until there are no more of them. What `welcome` makes of a
-/// stranger runs on `helpers`. `lost` is told why one got no place, or lost it.
-pub async fn hall<S, F, T>(
-    (helpers, places): (&Handle, usize),
-    mut strangers: mpsc::UnboundedReceiver<S>,
-    welcome: impl Fn(S) -> F,
-    mut proven: impl FnMut(T),
-    mut lost: impl FnMut(Refusal),
-) where
-    F: Future<Output = Option<T>> + Send + 'static,
-    T: Send + 'static,
-{
-    let mut inside: JoinSet<Option<T>> = JoinSet::new();
-    let mut oldest: VecDeque<(Instant, AbortHandle)> = VecDeque::new();
-    let mut waiting: VecDeque<S> = VecDeque::new();
-    loop {
-        while inside.len() < places
-            && let Some(next) = waiting.pop_back()
-        {
-            // Those who have left are dropped when they are the first, or now and then: looking at all costs more than a stranger does.
-            if oldest.len() >= 2 * places {
-                oldest.retain(|(_, stranger)| !stranger.is_finished());
-            }
-            oldest.push_back((Instant::now(), inside.spawn_on(welcome(next), helpers)));
-        }
-        while oldest.front().is_some_and(|(_, stranger)| stranger.is_finished()) {
-            oldest.pop_front();
-        }
-        let until = oldest.front().map(|(since, _)| *since + PATIENCE).filter(|_| !waiting.is_empty());
-        let mut impatient = pin!(async {
-            match until {
-                Some(until) => sleep_until(until).await,
-                None => std::future::pending().await,
-            }
-        });
-        tokio::select! {
-            biased;
-            Some(done) = inside.join_next() => {
-                if let Ok(Some(done)) = done {
-                    proven(done);
-                }
-            }
-            stranger = strangers.recv() => match stranger {
-                Some(stranger) => {
-                    waiting.push_back(stranger);
-                    if waiting.len() > places {
-                        waiting.pop_front();
-                        lost(Refusal::new(Kind::Crowded, "too many others wait to prove themselves"));
-                    }
-                }
-                None => return,
-            },
-            () = &mut impatient => {
-                if let Some((_, stranger)) = oldest.pop_front()
-                    && !stranger.is_finished()
-                {
-                    stranger.abort();
-                    lost(Refusal::new(Kind::Late, "no proof while others waited"));
-                }
-            }
-        }
-    }
-}
-
 /// A connection whose peer has not proven itself: what it may send is counted.
 struct Stranger {
     stream: TcpStream,
@@ -291,7 +244,6 @@ impl AsyncWrite for Stranger {
 #[cfg(test)]
 mod tests {
     use tokio::net::TcpListener;
-    use tokio::sync::oneshot;
 
     use super::*;
     use crate::secure::token::Token;
@@ -362,62 +314,5 @@ mod tests {
         assert_eq!(door.protection().refuse(&late()), "no proof within 5s; 2 refused so far");
         let refused = door.protection().refusals();
         assert_eq!((refused.of(Kind::NoTls), refused.of(Kind::Late), refused.total()), (1, 1, 2));
-    }
-
-    /// The coordinator's thread is not needed while a stranger's handshake computes, and sessions do not need the helpers.
-    #[tokio::test]
-    async fn handshakes_run_on_the_helpers_and_what_follows_does_not() {
-        let door = Door::new(protection("a")).unwrap();
-        let (to, strangers) = mpsc::unbounded_channel();
-        to.send(()).unwrap();
-        let thread = || std::thread::current().name().unwrap_or_default().to_owned();
-        let welcome = |()| async move { Some(thread()) };
-        let (met_in, mut met) = mpsc::unbounded_channel();
-        let proven = |inside| met_in.send((inside, thread())).unwrap();
-        let (inside, after) = tokio::select! {
-            () = hall((door.helpers(), 256), strangers, welcome, proven, |_| ()) => panic!("it has ended"),
-            met = timeout(LIMIT * 12, met.recv()) => met.unwrap().unwrap(),
-        };
-        assert!(inside.starts_with("door-"), "{inside}");
-        assert_eq!(after, thread());
-        drop(to);
-    }
-
-    /// Strangers who are slow lose their places to others who wait, and whoever comes last is the next to get one.
-    #[tokio::test]
-    async fn places_go_to_those_who_wait() {
-        let (to, strangers) = mpsc::unbounded_channel();
-        let (places, slow, quick) = (64, 256, 10);
-        for number in 0..slow + quick {
-            to.send(number).unwrap();
-        }
-        let (met_in, mut met) = mpsc::unbounded_channel();
-        let welcome = move |number| async move {
-            if number < slow {
-                std::future::pending::<()>().await;
-            }
-            Some(number)
-        };
-        let (done_in, done) = oneshot::channel::<()>();
-        let hall = tokio::spawn(async move {
-            let mut lost = 0;
-            let helpers = Handle::current();
-            let serving =
-                hall((&helpers, places), strangers, welcome, |number| met_in.send(number).unwrap(), |_| lost += 1);
-            tokio::select! {
-                () = serving => {}
-                _ = done => {}
-            }
-            lost
-        });
-        let mut served = Vec::new();
-        while served.len() < quick {
-            served.extend(timeout(LIMIT * 12, met.recv()).await.unwrap());
-        }
-        served.sort_unstable();
-        assert!(served.into_iter().eq(slow..slow + quick));
-        done_in.send(()).unwrap();
-        let lost = hall.await.unwrap();
-        assert!(lost >= slow + quick - 2 * places && lost < slow, "{lost}");
     }
 }

@@ -16,8 +16,8 @@
 //!   an operator is told that one ends.
 //! - [`records`]: how a session goes on once both ends are proven.
 //! - [`objection`]: what went wrong in TLS, in words.
-//! - [`door`]: the coordinator's end. Strangers are bounded in number, time and bytes, and counted ([`refusals`]). Their handshakes
-//!   run on threads of their own ([`helpers`]).
+//! - [`door`]: the coordinator's end. Strangers are bounded in time and bytes, and counted ([`refusals`]).
+//! - [`handshakes`]: whose handshakes are under way. They run on threads of their own ([`helpers`]).
 //!
 //! `docs/security.md` is for users. `docs/decisions/0083-a-token-proves-both-ends-of-a-connection.md` and
 //! `docs/decisions/0087-certificates-are-read-from-three-files.md` have the reasons.
@@ -31,6 +31,8 @@ pub mod door;
 mod ending;
 #[cfg(all(test, feature = "io"))]
 pub(crate) mod fixtures;
+#[cfg(feature = "io")]
+pub mod handshakes;
 #[cfg(feature = "io")]
 mod helpers;
 #[cfg(feature = "io")]

@@ -2,9 +2,11 @@
 
 use std::fmt;
 use std::io;
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use parking_lot::Mutex;
 use tokio::net::TcpStream;
 use tokio::time::{Duration, Instant, timeout};
 
@@ -18,6 +20,7 @@ use super::token_file::TokenFile;
 use super::watched::GOOD_FOR;
 use super::x509::Shown;
 use super::{TLS_CA, TLS_CERT, TLS_KEY, TOKEN_FILE, proof};
+use crate::net::admission::Authenticated;
 use crate::net::connect::{in_words as in_words_of, race, resolve};
 
 /// Time for TLS and both proofs, as long as nothing else is slow.
@@ -108,6 +111,8 @@ pub struct Protection {
     client: Arc<tls::ClientConfig>,
     /// Of all doors that ask for it.
     refused: Counters,
+    /// From where peers have proven themselves at any of these doors.
+    authenticated: Mutex<Authenticated>,
 }
 
 impl fmt::Debug for Protection {
@@ -139,6 +144,7 @@ impl Protection {
             certificates: certificates.transpose()?,
             client,
             refused: Counters::default(),
+            authenticated: Mutex::default(),
         })
     }
 
@@ -220,6 +226,16 @@ impl Protection {
     /// The peers that were refused so far, by the coordinator and at tunnels.
     pub fn refusals(&self) -> Refusals {
         self.refused.now()
+    }
+
+    /// A peer at this address has proven itself.
+    pub(super) fn note_authenticated(&self, address: IpAddr) {
+        self.authenticated.lock().add(address);
+    }
+
+    /// Whether a peer at this address has proven itself before, as far as that is remembered.
+    pub fn has_authenticated(&self, address: IpAddr) -> bool {
+        self.authenticated.lock().has(address)
     }
 
     /// What this end proves itself by, for logs.

@@ -5,10 +5,10 @@ use std::fmt::{self, Write};
 use ring::hmac;
 use ring::rand::{SecureRandom, SystemRandom};
 
-/// Fewest bits that a token may have.
-const LEAST_BITS: usize = 128;
-/// Most characters of a token.
-const MOST_CHARACTERS: usize = 512;
+/// Fewest digits of a token, which are 128 bits.
+const FEWEST_DIGITS: usize = 32;
+/// Most digits of a token.
+const MOST_DIGITS: usize = 512;
 /// Bytes of a new token.
 const NEW_BYTES: usize = 32;
 
@@ -33,28 +33,24 @@ impl fmt::Display for KeyId {
 }
 
 impl Token {
-    /// A token as it is written in a file.
+    /// A token as it is written in a file: hexadecimal digits.
+    ///
+    /// Its id is in logs, and whoever guesses a token can tell by the id whether the guess is right. So a token must not be what people
+    /// think of, and no other form can be told from a passphrase.
     ///
     /// # Errors
     /// What is wrong with it, and what is allowed. The text does not repeat the token.
     pub fn parse(text: &str) -> Result<Self, String> {
-        let allowed = |c: char| c.is_ascii_alphanumeric() || "+/=_-".contains(c);
-        if let Some(other) = text.chars().find(|c| !allowed(*c)) {
-            let other = other.escape_default();
-            return Err(format!("a token with the character `{other}`; letters, digits and `+/=_-` are allowed"));
-        }
-        if text.len() > MOST_CHARACTERS {
-            return Err(format!("a token of {} characters, at most {MOST_CHARACTERS} are allowed", text.len()));
-        }
-        // What it can hold at most: hexadecimal digits have 4 bits each, all others are taken for base64.
-        let digits = text.trim_end_matches('=');
-        let bits = digits.len() * if digits.chars().all(|c| c.is_ascii_hexdigit()) { 4 } else { 6 };
-        if bits < LEAST_BITS {
-            return Err(format!(
-                "a token of {bits} bits, must have at least {LEAST_BITS}; `elastic-rs token new` writes one"
-            ));
-        }
-        Ok(Self(text.to_owned()))
+        let what = if !text.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+            "with a character that is no hexadecimal digit".to_owned()
+        } else if !(FEWEST_DIGITS..=MOST_DIGITS).contains(&text.len()) {
+            format!("of {} digits", text.len())
+        } else {
+            return Ok(Self(text.to_owned()));
+        };
+        Err(format!(
+            "a token {what}; {FEWEST_DIGITS} to {MOST_DIGITS} hexadecimal digits are allowed, and `elastic-rs token new` writes them"
+        ))
     }
 
     /// A new token of 256 bits, from the system's randomness.
@@ -117,20 +113,33 @@ mod tests {
     #[test]
     fn short_or_odd_tokens_are_refused_without_being_shown() {
         for (text, why) in [
-            ("", "0 bits"),
-            ("secret", "36 bits"),
-            ("0123456789abcdef0123456789abcde", "124 bits"),
-            ("0123456789ABCDEFGHIJK", "126 bits"),
-            ("secret secret secret secret", "the character ` `"),
-            ("sécret_sécret_sécret_sécret", "the character `\\u{e9}`"),
-            (&"x".repeat(513), "513 characters"),
+            ("", "0 digits"),
+            ("facade", "of 6 digits"),
+            ("0123456789abcdef0123456789abcde", "31 digits"),
+            ("0123456789ABCDEFGHIJKL==", "a character that is no hexadecimal digit"),
+            ("secret secret secret secret secret secret", "no hexadecimal digit"),
+            ("sécret_sécret_sécret_sécret_sécret_sécret", "no hexadecimal digit"),
+            (&"f".repeat(513), "513 digits"),
         ] {
             let error = Token::parse(text).unwrap_err();
-            assert!(error.contains(why), "{error}");
+            assert!(error.contains(why) && error.contains("32 to 512 hexadecimal digits"), "{error}");
+            assert!(error.contains("`elastic-rs token new`"), "{error}");
             assert!(text.is_empty() || !error.contains(text), "{error}");
         }
-        for text in ["0123456789abcdef0123456789abcdef", "0123456789ABCDEFGHIJKL==", &"x".repeat(512)] {
+        for text in ["0123456789abcdef0123456789abcdef", "0123456789ABCDEF0123456789abcdef", &"f".repeat(512)] {
             assert_eq!(Token::parse(text).unwrap().reveal(), text);
+        }
+    }
+
+    /// Whoever has read a token's id in a log tries words: a passphrase would be found at once.
+    #[test]
+    fn a_passphrase_is_no_token() {
+        for text in [
+            "correct-horse-battery-staple-1",
+            "correcthorsebatterystaplecorrecthorse",
+            "Y29ycmVjdC1ob3JzZS1iYXR0ZXJ5LXN0YXBsZS0x",
+        ] {
+            assert!(Token::parse(text).is_err(), "{text}");
         }
     }
 

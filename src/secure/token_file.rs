@@ -106,7 +106,7 @@ mod tests {
             ("world", ONE, 0o644, "has the mode 0644: others may read"),
             ("group", ONE, 0o660, "has the mode 0660"),
             ("empty", "\n# nothing\n", 0o600, "holds no token"),
-            ("short", "abc", 0o600, "has a token of 12 bits"),
+            ("short", "abc", 0o600, "has a token of 3 digits"),
             ("three", &[ONE, TWO, ONE].join("\n"), 0o600, "holds 3 tokens"),
             ("long", &long, 0o600, "has more than 4096 bytes"),
         ] {
@@ -118,6 +118,22 @@ mod tests {
         let error = TokenFile::open(Path::new("/nowhere/token"), GOOD_FOR).unwrap_err().to_string();
         assert_eq!(error, "the token file `/nowhere/token` cannot be read: No such file or directory (os error 2)");
         assert!(TokenFile::open(Path::new("/tmp"), GOOD_FOR).unwrap_err().to_string().contains("is not a file"));
+    }
+
+    /// Nobody writes to the other end, so whoever waits for that waits for ever.
+    #[test]
+    fn a_fifo_holds_nobody_up() {
+        let path = file("fifo", "", 0o600);
+        std::fs::remove_file(&path).unwrap();
+        rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+        let (done, opened) = std::sync::mpsc::channel();
+        let reader = path.clone();
+        std::thread::spawn(move || {
+            done.send(TokenFile::open(&reader, GOOD_FOR).map(drop).map_err(|why| why.to_string()))
+        });
+        let opened = opened.recv_timeout(Duration::from_secs(60)).map_err(|_| "it waits for somebody who writes");
+        std::fs::remove_file(&path).unwrap();
+        assert_eq!(opened, Ok(Err(format!("the token file `{}` is not a file", path.display()))));
     }
 
     mod for_root {

@@ -9,7 +9,7 @@
 
 use std::collections::VecDeque;
 use std::fmt;
-use std::fs::{File, Metadata};
+use std::fs::Metadata;
 use std::io::{self, Read};
 use std::os::unix::fs::MetadataExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -24,6 +24,7 @@ use tokio::sync::oneshot;
 use tokio::time::timeout;
 
 use super::protection::ProtectionError;
+use crate::at_once;
 use crate::net::local_peers::is_unmapped;
 use crate::threads;
 
@@ -302,8 +303,7 @@ impl Wanted<'_> {
     pub fn text(self) -> Result<String, ProtectionError> {
         let Self { what, path, limit_bytes, is_secret } = self;
         let failed = |source| ProtectionError::Read { what, path: path.to_owned(), source };
-        let file = File::open(path).map_err(failed)?;
-        let metadata = file.metadata().map_err(failed)?;
+        let (file, metadata) = at_once::open(path).map_err(failed)?;
         if !metadata.is_file() {
             return Err(self.unusable("is not a file".to_owned()));
         }

@@ -66,6 +66,18 @@ def counts(program: str, env: dict[str, str]) -> dict[str | None, int]:
     return dict(zip(VARIABLES, map(int, told.stdout.split()), strict=True))
 
 
+def test_a_module_in_the_current_folder_is_not_asked_for_devices(tmp_path: Path) -> None:
+    told = tmp_path / "told"
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text(f"open({str(told)!r}, 'w').close()\n")
+    code = "from elastic_rs.run._devices import count_of; count_of('nobodys')"
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=LIMIT_S
+    )
+    assert "must be a number, auto, cpu, gpu or xpu" in done.stderr, done.stderr
+    assert not told.exists()
+
+
 @pytest.mark.parametrize("gpus", ["GPU-b", GPUS])
 def test_the_number_of_visible_gpus_is_pytorchs(driver: Path, gpus: str) -> None:
     env = environment(driver, gpus)

@@ -98,6 +98,8 @@ fn what_is_no_such_request_is_told_and_closed() {
         ("GET \u{0}\r\n\r\n", "400 Bad Request"),
         (&long, "431 Request Header Fields Too Large"),
         ("GET /metrics HTTP/1.1\r\nHost: evil.example\r\n\r\n", "403 Forbidden"),
+        ("GET /metrics HTTP/1.1\r\nHost: localhost\r\nHost: evil.example\r\n\r\n", "400 Bad Request"),
+        ("GET /healthz HTTP/1.1\r\nHost: evil.example\r\nhost: localhost\r\n\r\n", "400 Bad Request"),
     ] {
         let answer = sent(host.port(), request.as_bytes());
         assert!(answer.starts_with(&format!("HTTP/1.1 {status}\r\n")), "{request:.40}: {answer}");

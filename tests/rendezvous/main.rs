@@ -9,6 +9,7 @@ mod claims;
 mod decisions;
 mod etcd_node;
 mod events;
+mod flood;
 mod hostile;
 mod hosts;
 mod http;

@@ -178,6 +178,63 @@ fn an_observer_that_sends_close_is_closed_and_the_job_goes_on() {
     }
 }
 
+mod for_root {
+    use rustix::process::Uid;
+    use rustix::thread::set_thread_res_uid;
+
+    use super::*;
+
+    const STRANGER: u32 = 65_533;
+
+    /// What `ask` gets, asked by a thread of another user.
+    fn as_another<T: Send + 'static>(ask: impl AsyncFnOnce() -> T + Send + 'static) -> T {
+        let asking = move || {
+            let uid = Uid::from_raw(STRANGER);
+            set_thread_res_uid(uid, uid, uid).expect("only root can become another user");
+            Builder::new_current_thread().enable_all().build().unwrap().block_on(ask())
+        };
+        std::thread::spawn(asking).join().unwrap()
+    }
+
+    #[test]
+    fn another_user_of_the_coordinators_machine_reads_no_job() {
+        let (host, runtime) = host(None);
+        let port = host.port();
+        let _node = runtime.block_on(lonely("job", port, None));
+        // At whichever of this machine's addresses, named or not.
+        for run in [Some("job"), None] {
+            let error = as_another(async move || observer(port, None).await.ask(ask(run, 0)).await.unwrap_err());
+            assert!(error.starts_with("another user of the coordinator's node may not read its jobs: "), "{error}");
+            assert!(error.contains("ELASTIC_RS_HTTP=all") && error.contains("elastic-rs token new"), "{error}");
+        }
+        for path in ["/metrics", "/", "/?run=job"] {
+            let answer = as_another(async move || got(port, path).await);
+            assert!(answer.starts_with("HTTP/1.1 403 Forbidden\r\n"), "{path}: {answer}");
+            assert!(answer.contains("another user of the coordinator's node"), "{path}: {answer}");
+            assert!(
+                answer.contains("ELASTIC_RS_HTTP=all") && answer.contains("elastic-rs token new"),
+                "{path}: {answer}"
+            );
+        }
+        let health = as_another(async move || got(port, "/healthz").await);
+        assert!(health.starts_with("HTTP/1.1 200 OK\r\n"), "{health}");
+        // Whose process it is reads all of it.
+        runtime.block_on(async {
+            assert_eq!(observer(port, None).await.ask(ask(None, 0)).await.unwrap().run_id, "job");
+            assert!(got(port, "/metrics").await.starts_with("HTTP/1.1 200 OK\r\n"));
+        });
+    }
+
+    async fn got(port: u16, path: &str) -> String {
+        let mut stream = TcpStream::connect(("127.0.0.1", port)).await.unwrap();
+        let request = format!("GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n");
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        timeout(PATIENCE, stream.read_to_string(&mut answer)).await.unwrap().unwrap();
+        answer
+    }
+}
+
 /// Who does not wait for the answer is closed, and so is whoever comes when all places are taken.
 #[test]
 fn observers_are_bounded() {

@@ -6,6 +6,7 @@ use std::time::Duration;
 use bytes::BytesMut;
 use elastic_rs::rendezvous::coordinator::driver::{self, Incoming, Shown};
 use elastic_rs::rendezvous::coordinator::machine::Machine;
+use elastic_rs::rendezvous::coordinator::readers::Readers;
 use elastic_rs::rendezvous::decider::hosts::Exclusions;
 use elastic_rs::rendezvous::node::machine::{JoinError, View};
 use elastic_rs::rendezvous::node::session::Session;
@@ -53,7 +54,14 @@ impl Coordinator {
         let (sender, incoming) = mpsc::unbounded_channel();
         let (count, sessions) = watch::channel(0);
         let (excluded, exclusions) = watch::channel(Exclusions::new());
-        let shown = Shown { sessions: count, exclusions: excluded, questions: mpsc::channel(1).1, protection: None };
+        let shown = Shown {
+            sessions: count,
+            exclusions: excluded,
+            questions: mpsc::channel(1).1,
+            protection: None,
+            readers: Readers::Members,
+            same_user: None,
+        };
         let task = tokio::spawn(async move {
             let accepting = async {
                 loop {

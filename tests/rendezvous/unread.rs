@@ -6,6 +6,7 @@ use bytes::BytesMut;
 use elastic_rs::host::Host;
 use elastic_rs::rendezvous::coordinator::driver::{self, Incoming, Shown};
 use elastic_rs::rendezvous::coordinator::machine::Machine;
+use elastic_rs::rendezvous::coordinator::readers::Readers;
 use elastic_rs::rendezvous::node::session::Session;
 use elastic_rs::rendezvous::protocol::codec::{decode_frame, encode_frame, encode_preamble};
 use elastic_rs::rendezvous::protocol::message::{
@@ -66,7 +67,7 @@ async fn a_node_that_does_not_read_is_placed_in_no_round() {
     let (to_coordinator, incoming) = mpsc::unbounded_channel();
     let (_questions, questions) = mpsc::channel(1);
     let (sessions, exclusions) = (watch::Sender::new(0), watch::Sender::default());
-    let shown = Shown { sessions, exclusions, questions, protection: None };
+    let shown = Shown { sessions, exclusions, questions, protection: None, readers: Readers::Members, same_user: None };
     tokio::spawn(driver::run(Machine::new(), incoming, shown, || (), PATIENCE, PATIENCE));
     let connect = || {
         let (ours, theirs) = duplex(4096);

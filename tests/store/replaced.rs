@@ -113,7 +113,7 @@ fn connections_that_nobody_has_accepted_yet_do_not_reach_the_new_table() {
 #[test]
 fn a_connection_that_has_not_spoken_yet_may_become_a_session_but_no_client() {
     let (to, mut sessions) = unbounded_channel();
-    let upgrades = vec![Upgrade { magic: b"SESSION", to }];
+    let upgrades = vec![Upgrade { magic: b"SESSION", to: to.into() }];
     let server = start(ServerOptions { upgrades, ..ServerOptions::default() });
     let (mut session, mut stale) = (connect(&server), connect(&server));
     server.controller().replace_table();

@@ -305,7 +305,7 @@ fn one_reply_may_be_larger_than_the_reply_buffer() {
 #[test]
 fn a_connection_with_an_upgrades_magic_is_handed_over_with_all_its_bytes() {
     let (to, mut taken) = unbounded_channel();
-    let upgrades = vec![Upgrade { magic: b"ERS/1\n", to }];
+    let upgrades = vec![Upgrade { magic: b"ERS/1\n", to: to.into() }];
     let server = start(ServerOptions { upgrades, ..ServerOptions::default() });
     let mut stream = connect(&server);
     stream.write_all(b"ERS/").unwrap();

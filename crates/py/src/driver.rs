@@ -58,6 +58,8 @@ pub struct DriverOptions {
     pub remote_python: String,
     /// The Python on this machine.
     pub python: OsString,
+    /// What both are given: the agent's program.
+    pub program: Vec<String>,
     /// The job, which each agent gets: one line.
     pub job: String,
     /// The coordinator's port.
@@ -93,6 +95,7 @@ impl DriverOptions {
             ssh: self.ssh.clone(),
             remote_python: self.remote_python.clone(),
             python: self.python.clone(),
+            program: self.program.clone(),
             job: Bytes::from(self.job.clone().into_bytes()),
             port: self.port,
         })

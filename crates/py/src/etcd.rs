@@ -1,10 +1,10 @@
 //! `EtcdOptions`: an etcd cluster, for sessions over it and for stores.
 
-use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use elastic_rs::at_once;
 use elastic_rs::etcd::{self, Client, ClientOptions, Credentials, PATIENCE, Password, TlsFiles};
 use elastic_rs::net::local::source_towards;
 use elastic_rs::rendezvous::conf::{Conf, DEFAULT_KEY_PREFIX, PASSWORD_VARIABLE, Protocol};
@@ -98,7 +98,7 @@ fn credentials(
 
 fn read_password(file: &Path) -> Result<String, String> {
     let mut text = String::new();
-    let opened = File::open(file).map_err(|error| format!("cannot be read: {error}"))?;
+    let opened = at_once::open_file(file).map_err(|error| format!("cannot be read: {error}"))?;
     opened
         .take(PASSWORD_LIMIT_BYTES + 1)
         .read_to_string(&mut text)

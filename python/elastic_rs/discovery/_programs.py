@@ -10,6 +10,7 @@ import signal
 import time
 
 from elastic_rs._elastic_rs import start_program
+from elastic_rs._terminal import plain
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ def printed_by(command: Sequence[str], timeout_s: float) -> str:
             code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         if code:
             words = err.content[-TAIL_BYTES:].decode(errors="replace").strip().splitlines()
-            said = f": {words[-1][-SHOWN:]}" if words else ""
+            said = f": {plain(words[-1][-SHOWN:])}" if words else ""
             how = f"exit code {code}" if code > 0 else _name_of(-code)
             raise DiscoveryError(f"`{shown}` has ended with {how}{said}")
         return out.content.decode(errors="replace")

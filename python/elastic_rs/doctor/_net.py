@@ -251,7 +251,7 @@ class Doors(NamedTuple):
     """``--rdzv-conf store_tunnel``."""
     several: bool = True
     """The job may have several nodes."""
-    http: str = "loopback"
+    http: str = "members"
     """``ELASTIC_RS_HTTP``."""
 
 
@@ -267,7 +267,7 @@ def _doors(meeting: Rendezvous) -> Doors:
         str(values["store_members"]),
         meeting.config.store_tunnel,
         meeting.nodes[1] > 1,
-        os.getenv("ELASTIC_RS_HTTP", "loopback"),
+        os.getenv("ELASTIC_RS_HTTP", "members"),
     )
 
 

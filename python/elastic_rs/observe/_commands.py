@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from elastic_rs import _elastic_rs
-from elastic_rs._terminal import error_line
+from elastic_rs._terminal import error_line, plain
 from elastic_rs.observe import _source, _text
-from elastic_rs.observe._events import Event, escaped, life, parse, plain
+from elastic_rs.observe._events import Event, escaped, life, parse
 from elastic_rs.observe._merge import merge
 from elastic_rs.observe._story import Names, Story, tell
 from elastic_rs.rendezvous._config import DEFAULT_PORT, parse_endpoint

@@ -7,10 +7,12 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from elastic_rs._terminal import plain
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-__all__ = ["SCHEMA", "Event", "escaped", "host_of", "life", "parse", "plain", "run_state", "schema", "told"]
+__all__ = ["SCHEMA", "Event", "escaped", "host_of", "life", "parse", "run_state", "schema", "told"]
 
 
 @dataclass(frozen=True)
@@ -97,13 +99,6 @@ def parse(lines: Iterable[str]) -> list[Event]:
     for event in events:
         lives.setdefault(life(event), len(lives))
     return sorted(events, key=lambda event: (lives[life(event)], event.order))
-
-
-def plain(text: str) -> str:
-    """Return one line without characters that steer a terminal: a peer may have written the text."""
-    if text.isprintable():  # as nearly all are
-        return text
-    return "".join(char if char.isprintable() else " " for char in text)
 
 
 def escaped(line: str) -> str:

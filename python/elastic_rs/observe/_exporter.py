@@ -13,9 +13,9 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from elastic_rs._terminal import warning_line
+from elastic_rs._terminal import plain, warning_line
 from elastic_rs.observe import _text
-from elastic_rs.observe._events import parse, plain
+from elastic_rs.observe._events import parse
 from elastic_rs.observe._otlp import RefusedError, checked_headers, recovery_traces, send
 from elastic_rs.observe._source import AnswerError
 from elastic_rs.observe._story import Names, tell

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from elastic_rs.observe._events import host_of, plain
+from elastic_rs._terminal import plain
+from elastic_rs.observe._events import host_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

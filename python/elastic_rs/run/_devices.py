@@ -11,6 +11,7 @@ import subprocess
 import sys
 
 from elastic_rs import _elastic_rs
+from elastic_rs._python import arguments
 from elastic_rs.run._usage import UsageError
 
 __all__ = ["count_of"]
@@ -65,7 +66,7 @@ def _gpus(kind: str) -> int:
 def _ask_torch(kind: str) -> int:
     try:
         told = subprocess.run(
-            [sys.executable, "-c", ASK, kind], check=False, capture_output=True, text=True, timeout=ASK_S
+            [sys.executable, *arguments(ASK, kind)], check=False, capture_output=True, text=True, timeout=ASK_S
         )
     except subprocess.TimeoutExpired:
         raise UsageError(f"{FLAG} is `{kind}`: PyTorch did not report the number within {ASK_S:.0f} s") from None

@@ -9,7 +9,7 @@ import os
 import shlex
 import sys
 
-from elastic_rs import _elastic_rs
+from elastic_rs import _elastic_rs, _python
 from elastic_rs._hosted import command_line, script_of
 from elastic_rs._log import Log, ready
 from elastic_rs._terminal import error_line
@@ -386,6 +386,7 @@ def _options_of(args: argparse.Namespace, least: int, fixed: bool, job: str, por
         ssh=ssh,
         remote_python=args.remote_python or sys.executable,
         python=sys.executable,
+        program=_python.arguments(_python.AGENT),
         job=job,
         port=port,
     )

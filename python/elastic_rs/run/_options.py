@@ -262,9 +262,10 @@ def command_of(args: argparse.Namespace) -> tuple[str, list[str]]:
     python = os.getenv("PYTHON_EXEC", sys.executable)
     if args.run_path:
         # Not by `-m`, which would find a folder `elastic_rs` of the user's first.
+        from elastic_rs import _python
         from elastic_rs.run import _path
 
-        return script, [sys.executable, "-u", _path.__file__, sys.path[0], script, *rest]
+        return script, [sys.executable, "-u", _path.__file__, _python.first_folder(), script, *rest]
     if args.no_python:
         if args.module:
             raise UsageError("--no-python and --module are given, must be one of them at most: a program is no module")

@@ -76,6 +76,20 @@ fn discovery_that_fails_at_its_first_call_ends_the_job_and_later_changes_nothing
     assert_eq!(bench.stays(), 2, "{:?}", bench.said);
 }
 
+/// The text is of a script, or of whoever answers it.
+#[test]
+fn a_failed_discovery_steers_no_terminal() {
+    let steering = "exit code 1: \x1b]0;title\x07\x1b[2J\u{202e}now\r\nhost `b` is out";
+    let mut bench = Bench::new(rules(1, false));
+    bench.driver.on_discovery_failed(steering, bench.now);
+    let plain = "exit code 1:  ]0;title  [2J now  host `b` is out";
+    assert_eq!(bench.end(), Some((Verdict::GivenUp, format!("host discovery failed at its first call: {plain}"))));
+    let (mut bench, _) = Bench::with(1, "a:2");
+    bench.driver.on_discovery_failed(steering, bench.now);
+    bench.commands();
+    assert!(bench.said(plain), "{:?}", bench.said);
+}
+
 #[test]
 fn failures_of_discovery_whose_text_changes_are_logged_every_30_s() {
     let (mut bench, _) = Bench::with(1, "a:2");

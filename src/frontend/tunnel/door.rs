@@ -1,26 +1,25 @@
 //! The end of a tunnel at rank 0's node, where the other nodes' agents prove themselves.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use socket2::SockRef;
 use tokio::net::TcpStream;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio::sync::mpsc;
 use tokio::time::timeout;
 
 use super::listener::{Listener, prepare};
 use super::relay::relay;
 use crate::bounded_log::BoundedLog;
 use crate::secure::Halves;
-use crate::secure::door::{Door, FIRST_BYTES, LIMIT, hall, late};
+use crate::secure::door::{Door, FIRST_BYTES, LIMIT, late};
+use crate::secure::handshakes::{Handshake, Handshakes};
 use crate::secure::refusals::{Kind, Refusal};
 
 /// A connection whose peer has not proven itself.
 struct Stranger {
     stream: TcpStream,
     peer: SocketAddr,
-    /// Its place. Strangers without one wait in the kernel's queue.
-    place: OwnedSemaphorePermit,
 }
 
 /// Connect all agents of the job to this node's store. Never ends.
@@ -31,50 +30,65 @@ pub(super) async fn serve(
     run_id: String,
     log: Arc<BoundedLog>,
 ) {
-    let places = Arc::new(Semaphore::new(2 * door.places()));
-    let (to_hall, strangers) = mpsc::unbounded_channel();
-    let accepting = async {
-        // The semaphore is never closed.
-        while let Ok(place) = Arc::clone(&places).acquire_owned().await {
-            let (stream, peer) = listener.accept(&log).await;
-            // The hall ends with this future.
-            let _ = to_hall.send(Stranger { stream, peer, place });
+    let (to, mut proven) = mpsc::unbounded_channel();
+    let handshakes = handshakes(door, to, run_id.clone(), Arc::clone(&log));
+    loop {
+        tokio::select! {
+            // The sender lives as long as the handshakes do.
+            Some(client) = proven.recv() => {
+                tokio::spawn(carry(client, store, run_id.clone(), Arc::clone(&log)));
+            }
+            (stream, peer) = listener.accept(&log) => handshakes.arrived(Stranger { stream, peer }, peer.ip()),
         }
-    };
-    let welcome = |stranger: Stranger| {
-        let (door, run_id, log) = (Arc::clone(&door), run_id.clone(), Arc::clone(&log));
-        async move {
-            let peer = stranger.peer;
-            let refused = |refusal: &Refusal| {
-                let words = door.protection().refuse(refusal);
-                if log.admits("unproven") {
-                    tracing::warn!(
-                        target: "elastic_rs::rendezvous", %peer,
-                        "[{run_id}] a connection to the workers' store is refused: {words}"
-                    );
-                }
-            };
-            admit(stranger, &door, &run_id).await.inspect_err(refused).ok()
-        }
-    };
-    let proven = |client| {
-        tokio::spawn(carry(client, store, run_id.clone(), Arc::clone(&log)));
-    };
-    let lost = |refusal: Refusal| {
-        let words = door.protection().refuse(&refusal);
-        if log.admits("crowded") {
-            tracing::warn!(target: "elastic_rs::rendezvous", "[{run_id}] a connection to the workers' store is refused: {words}");
-        }
-    };
-    tokio::select! {
-        () = accepting => {}
-        () = hall((door.helpers(), door.places()), strangers, welcome, proven, lost) => {}
     }
+}
+
+/// Where the job's agents prove themselves.
+fn handshakes(
+    door: Arc<Door>,
+    to: mpsc::UnboundedSender<Halves>,
+    run_id: String,
+    log: Arc<BoundedLog>,
+) -> Handshakes<Stranger> {
+    let (helpers, protection) = (door.helpers().clone(), Arc::clone(door.protection()));
+    let lost = {
+        let (protection, run_id, log) = (Arc::clone(&protection), run_id.clone(), Arc::clone(&log));
+        move |peer: IpAddr, refusal: &Refusal| {
+            let words = protection.refuse(refusal);
+            if log.admits_once(refusal.kind.name(), peer) {
+                tracing::warn!(
+                    target: "elastic_rs::rendezvous", %peer,
+                    "[{run_id}] a connection to the workers' store is refused: {words}"
+                );
+            }
+        }
+    };
+    let begin = move |stranger: Stranger| -> Handshake {
+        let (door, to, run_id, log) = (Arc::clone(&door), to.clone(), run_id.clone(), Arc::clone(&log));
+        Box::pin(async move {
+            let peer = stranger.peer;
+            match admit(stranger, &door, &run_id).await {
+                // The tunnel may have ended.
+                Ok(client) => to.send(client).is_ok(),
+                Err(refusal) => {
+                    let words = door.protection().refuse(&refusal);
+                    if log.admits_once(refusal.kind.name(), peer.ip()) {
+                        tracing::warn!(
+                            target: "elastic_rs::rendezvous", %peer,
+                            "[{run_id}] a connection to the workers' store is refused: {words}"
+                        );
+                    }
+                    false
+                }
+            }
+        })
+    };
+    Handshakes::new(helpers, protection, begin, lost)
 }
 
 /// Let an agent of this job prove itself.
 async fn admit(stranger: Stranger, door: &Door, run_id: &str) -> Result<Halves, Refusal> {
-    let Stranger { stream, place: _place, .. } = stranger;
+    let Stranger { stream, .. } = stranger;
     let mut first = [0; 1];
     let no_tls = |why: &str| Err(Refusal::new(Kind::NoTls, why));
     match timeout(LIMIT, stream.peek(&mut first)).await {

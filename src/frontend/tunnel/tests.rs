@@ -2,11 +2,12 @@
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, Shutdown, TcpStream};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::time::Instant;
 
 use rustix::process::Uid;
 use rustix::thread::set_thread_res_uid;
-use socket2::SockRef;
+use socket2::{Domain, SockRef, Socket, Type};
 use tokio::time::timeout;
 
 use super::*;
@@ -199,6 +200,46 @@ async fn strangers_that_say_nothing_hold_no_agent_up() {
     client(nodes.entrance.local_addr()).await.set(b"a", b"1").await.unwrap();
     assert!(begin.elapsed() < Duration::from_secs(20), "{:?}", begin.elapsed());
     drop(silent);
+}
+
+/// Another address opens connections as fast as it can, and keeps the last of them. It begins to speak TLS, or says nothing.
+#[tokio::test]
+async fn an_address_that_floods_the_tunnels_door_keeps_no_agent_out() {
+    let nodes = nodes();
+    let at = nodes.door.local_addr();
+    let (stop, opened) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
+    let flooding = std::thread::spawn({
+        let (stop, opened) = (Arc::clone(&stop), Arc::clone(&opened));
+        move || {
+            let mut held: Vec<Option<Socket>> = (0..2000).map(|_| None).collect();
+            while !stop.load(Relaxed) {
+                let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+                // So that it never runs out of ports.
+                socket.set_linger(Some(Duration::ZERO)).unwrap();
+                if socket.bind(&SocketAddr::from(([127, 6, 6, 6], 0)).into()).is_err()
+                    || socket.connect(&at.into()).is_err()
+                {
+                    continue;
+                }
+                let number = opened.fetch_add(1, Relaxed);
+                if number % 2 == 0 {
+                    let _ = (&socket).write(&[0x16, 3, 1]); // it may be closed already
+                }
+                held[number % 2000] = Some(socket);
+            }
+        }
+    });
+    let until = Instant::now() + PATIENCE;
+    while opened.load(Relaxed) < 3000 {
+        assert!(Instant::now() < until);
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    for number in 0..20 {
+        // Nobody tries again for a worker whose connection is closed.
+        client(nodes.entrance.local_addr()).await.set(b"a", format!("{number}").as_bytes()).await.unwrap();
+    }
+    stop.store(true, Relaxed);
+    flooding.join().unwrap();
 }
 
 #[test]

@@ -26,9 +26,12 @@ use tokio::time::{Instant, timeout};
 pub use super::book::Subject;
 use super::book::{Answer, Book};
 use super::machine::{Command, Machine};
+use super::readers::{Asker, Readers, refusal};
 use crate::bounded_log::BoundedLog;
 use crate::events::file::EventFile;
 use crate::events::open_metrics::OpenMetrics;
+use crate::net::local::is_here;
+use crate::net::same_user::SameUser;
 use crate::rendezvous::decider::event::{Ends, SessionId};
 use crate::rendezvous::decider::hosts::Exclusions;
 use crate::rendezvous::protocol::codec::{self, CodecError};
@@ -78,6 +81,17 @@ const RECORDS_OF_ALL_RUNS: u64 = 10_000;
 pub enum Question {
     /// Whether new nodes are welcome: not once its process ends. That there is an answer says that its thread turns.
     Ready(oneshot::Sender<bool>),
+    /// Why this one may not read this run, or all runs if none is named, of those who may. `None`: it may.
+    MayRead {
+        /// Who asks.
+        asker: Asker,
+        /// Who may.
+        readers: Readers,
+        /// The run's id.
+        run: Option<String>,
+        /// Where the answer goes.
+        reply: oneshot::Sender<Option<String>>,
+    },
     /// What was counted, and the state of its runs.
     Metrics(oneshot::Sender<OpenMetrics>),
     /// What the page of a run shows, or why there is none. Without a name the only run, or a list of them.
@@ -110,7 +124,7 @@ enum Greeting {
 
 enum Event {
     Hello { session: SessionId, hello: Box<Hello>, ends: Ends, writing: Writing },
-    Observe { ask: Observe, knows_all: bool, reply: oneshot::Sender<Answer> },
+    Observe { ask: Observe, asker: Option<Asker>, reply: oneshot::Sender<Answer> },
     Message { session: SessionId, message: NodeMessage },
     Gone { session: SessionId },
 }
@@ -151,6 +165,10 @@ pub struct Shown {
     pub questions: mpsc::Receiver<Question>,
     /// Counts the peers that have proven themselves, and ask for what their proof is not good for.
     pub protection: Option<Arc<Protection>>,
+    /// Who may observe, if the coordinator is not protected.
+    pub readers: Readers,
+    /// Tells which user of this machine asks. `None`: the coordinator is protected, so nobody needs to know.
+    pub same_user: Option<Arc<SameUser>>,
 }
 
 /// Serve sessions until `incoming` is closed. `shown` is always up to date.
@@ -196,7 +214,7 @@ pub async fn run(
                         }
                         continue;
                     };
-                    let shared = Shared { events: events_in.clone(), writes: writing.downgrade(), observers: observers.clone(), log: log.clone(), protection: shown.protection.clone() };
+                    let shared = Shared { events: events_in.clone(), writes: writing.downgrade(), observers: observers.clone(), log: log.clone(), protection: shown.protection.clone(), same_user: shown.same_user.clone() };
                     let serving = serve_connection(session, connection, shared, (hello_timeout, greeted.clone()));
                     ungreeted.add(greeted, tokio::spawn(serving).abort_handle());
                 }
@@ -204,7 +222,7 @@ pub async fn run(
             },
             // Few may wait, so they cannot hold nodes up.
             Some(question) = shown.questions.recv() => answer(question, &mut machine, &mut book),
-            Some(event) = events.recv() => on_event(event, &mut machine, &mut writers, &mut book),
+            Some(event) = events.recv() => on_event(event, &mut machine, &mut writers, &mut book, shown.readers),
             () = until([machine.next_deadline(), book.next_deadline()].into_iter().flatten().min()) => {
                 let now = Instant::now().into_std();
                 machine.on_tick(now);
@@ -222,18 +240,23 @@ pub async fn run(
     let _ = timeout(LAST_WORDS, written.recv()).await;
 }
 
-fn on_event(event: Event, machine: &mut Machine, writers: &mut Sessions, book: &mut Book) {
+fn on_event(event: Event, machine: &mut Machine, writers: &mut Sessions, book: &mut Book, readers: Readers) {
     let now = Instant::now().into_std();
     match event {
         Event::Hello { session, hello, ends, writing } => {
             writers.insert(session, writing);
             machine.on_hello(session, *hello, ends, now);
         }
-        Event::Observe { ask, knows_all, reply } => {
-            if ask.state {
-                machine.on_watched(ask.run_id.as_deref(), now);
+        Event::Observe { ask, asker, reply } => {
+            let run_id = ask.run_id.as_deref();
+            if let Some(why) = asker.and_then(|asker| refusal(asker, readers, run_id, machine)) {
+                let _ = reply.send(Err(why)); // the observer may have gone
+                return;
             }
-            book.ask(ask, knows_all, reply, machine, now);
+            if ask.state {
+                machine.on_watched(run_id, now);
+            }
+            book.ask(ask, asker.is_some(), reply, machine, now);
         }
         Event::Message { session, message } => machine.on_message(session, message, now),
         Event::Gone { session } => {
@@ -322,6 +345,9 @@ fn tell(run_id: &str, text: &str, nodes: usize, log: &BoundedLog) {
 fn answer(question: Question, machine: &mut Machine, book: &mut Book) {
     match question {
         Question::Ready(reply) => drop(reply.send(!machine.is_leaving())),
+        Question::MayRead { asker, readers, run, reply } => {
+            drop(reply.send(refusal(asker, readers, run.as_deref(), machine)));
+        }
         Question::Metrics(reply) => {
             drop(reply.send(book.metrics(machine)));
             let now = Instant::now().into_std();
@@ -396,6 +422,7 @@ struct Shared {
     observers: Arc<Places>,
     log: Arc<BoundedLog>,
     protection: Option<Arc<Protection>>,
+    same_user: Option<Arc<SameUser>>,
 }
 
 impl Shared {
@@ -434,7 +461,8 @@ async fn serve_connection(
                 Ok(place) => place,
                 Err(reason) => return refuse(&mut writer, reason).await,
             };
-            serve_observer(Halves { reader, writer }, buffer, ask, (peer, pass.as_ref()), &shared).await;
+            let who = shared.same_user.as_ref().filter(|_| pass.is_none()).map(|same| asker_of(same, local, peer));
+            serve_observer(Halves { reader, writer }, buffer, ask, (peer, pass.as_ref(), who), &shared).await;
             return drop(kept);
         }
         Ok(Err(Some(error))) => {
@@ -504,6 +532,15 @@ async fn read_hello(reader: &mut Reader, buffer: &mut BytesMut) -> Result<Greeti
     }
 }
 
+/// Who is at the other end of a connection.
+pub fn asker_of(same_user: &SameUser, local: SocketAddr, peer: SocketAddr) -> Asker {
+    match (is_here(peer, local), peer.ip().to_canonical()) {
+        (false, address) => Asker::Elsewhere(address),
+        (true, _) if same_user.has(local, peer) => Asker::Ours,
+        (true, _) => Asker::OtherUser,
+    }
+}
+
 /// Whether a peer that has proven this may introduce this node, or observe. The error says why not.
 fn may_speak(pass: Option<&Pass>, greeting: &Greeting) -> Result<(), String> {
     match (greeting, pass) {
@@ -527,7 +564,7 @@ async fn serve_observer(
     halves: Halves,
     mut buffer: BytesMut,
     mut ask: Observe,
-    (peer, pass): (SocketAddr, Option<&Pass>),
+    (peer, pass, who): (SocketAddr, Option<&Pass>, Option<Asker>),
     shared: &Shared,
 ) {
     let Halves { mut reader, mut writer } = halves;
@@ -540,7 +577,7 @@ async fn serve_observer(
         }
         let (run_id, last) = (ask.run_id.clone().unwrap_or_default(), ask.after);
         let (reply, answer) = oneshot::channel();
-        if shared.events.send(Event::Observe { ask, knows_all: pass.is_none(), reply }).await.is_err() {
+        if shared.events.send(Event::Observe { ask, asker: who, reply }).await.is_err() {
             return;
         }
         let answer = tokio::select! {

@@ -3,6 +3,7 @@
 //! | file | what |
 //! |---|---|
 //! | [`machine`] | the registry of runs: which session belongs to which run, when to look at each (pure) |
+//! | [`readers`] | who may read how a job does (pure) |
 //! | `driver` | sockets and timers (feature `io`) |
 //! | `book` | the events of all runs, and the observers that wait for the next ones (feature `io`) |
 
@@ -11,3 +12,4 @@ mod book;
 #[cfg(feature = "io")]
 pub mod driver;
 pub mod machine;
+pub mod readers;

@@ -1,5 +1,6 @@
 //! Queries about a run's state.
 
+use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use super::deadlines::Deadline;
@@ -84,6 +85,14 @@ impl Run {
     /// Whether a node understands this capability.
     pub fn node_has(&self, node: NodeId, capability: &str) -> bool {
         self.roster.get(node).is_some_and(|node| node.capabilities.has(capability))
+    }
+
+    /// Whether a node is connected from this address, or has named it as one of its own.
+    pub fn has_node_at(&self, address: IpAddr) -> bool {
+        let address = address.to_canonical();
+        self.roster.iter().any(|(_, node)| {
+            node.ends.is_some_and(|ends| ends.peer.to_canonical() == address || node.interfaces.contains(&address))
+        })
     }
 
     /// Number of connected nodes.

@@ -109,7 +109,7 @@ async fn with_rustls(stream: TcpStream, change: bool) -> ClientStream<TcpStream>
 }
 
 async fn admitted(door: Door, stream: TcpStream) -> Result<Halves, Refusal> {
-    door.admit(stream, BytesMut::new()).await.map(|(halves, _)| halves)
+    door.admit(stream, BytesMut::new()).await.map(|(proven, _)| proven.halves().unwrap())
 }
 
 async fn talk(one: Halves, other: Halves) {

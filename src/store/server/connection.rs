@@ -16,6 +16,7 @@ use rustix::net::RecvFlags;
 use super::hub::{Hub, Rejection, list_more};
 use super::outbox::Outbox;
 use super::{Cause, Place, Upgraded, after};
+use crate::net::admission::ConnectionId;
 use crate::proto::hello::{Visitor, preview, recognise};
 use crate::proto::{Decoder, ProtoError, Reply, Request, WaitReply};
 use crate::store::table::{ConnId, Listing, Violation};
@@ -25,6 +26,8 @@ pub(super) struct Connection {
     pub peer: SocketAddr,
     /// When the connection is closed unless it has made progress by then.
     pub deadline: Option<Instant>,
+    /// Where c10d is not served: what it holds until it has said what it speaks.
+    pub permit: Option<ConnectionId>,
     /// Whether it is queued for a turn.
     pub in_line: bool,
     stream: TcpStream,
@@ -106,11 +109,18 @@ impl From<Violation> for End {
 
 impl Connection {
     /// A connection that was just accepted. It is closed at `deadline` unless it has identified itself.
-    pub(super) fn new(id: ConnId, stream: TcpStream, peer: SocketAddr, deadline: Instant, hub: &Hub) -> Self {
+    pub(super) fn new(
+        id: ConnId,
+        stream: TcpStream,
+        peer: SocketAddr,
+        (deadline, permit): (Instant, Option<ConnectionId>),
+        hub: &Hub,
+    ) -> Self {
         Connection {
             id,
             peer,
             deadline: Some(deadline),
+            permit,
             in_line: false,
             stream,
             table: hub.table_number(),

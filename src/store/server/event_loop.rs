@@ -19,7 +19,9 @@ use super::connections::{Connections, place_of};
 use super::control::{Control, Ended};
 use super::hub::{Hub, LOG_TARGET, Rejection};
 use super::life::Life;
+use super::unknown::{Next, Unknowns};
 use super::{Cause, Members, ServerOptions, Upgraded, after};
+use crate::net::admission::ConnectionId;
 use crate::net::local_peers::{LocalPeerCheck, Verdict};
 use crate::store::table::ConnId;
 
@@ -33,6 +35,8 @@ pub(super) struct EventLoop {
     deadlines: BTreeSet<(Instant, ConnId)>,
     hub: Hub,
     life: Life,
+    /// `None`: c10d is served.
+    unknowns: Option<Unknowns>,
     /// `None`: every user of this machine may connect.
     local_peers: Option<LocalPeerCheck>,
     /// Connections are accepted.
@@ -63,6 +67,7 @@ impl EventLoop {
             connections: Connections::default(),
             line: VecDeque::new(),
             deadlines: BTreeSet::new(),
+            unknowns: options.upgrades_only.clone().map(Unknowns::new),
             local_peers: LocalPeerCheck::new(options.local_peers),
             is_open: !options.opens_when_told,
             members: None,
@@ -222,15 +227,12 @@ impl EventLoop {
 
     fn hand_over(&mut self, at: usize, upgraded: Upgraded) {
         let (upgrade, peer) = (&self.hub.options.upgrades[at], upgraded.peer);
-        match upgrade.to.send(upgraded) {
-            Ok(()) => {
-                self.hub.counters.connections_upgraded.fetch_add(1, Relaxed);
-                tracing::debug!(target: LOG_TARGET, %peer, "connection upgraded");
-            }
-            Err(_) => {
-                let detail = format!("nobody takes over `{}`", upgrade.magic.escape_ascii());
-                self.hub.reject(peer, &Rejection::new(Cause::UpgradeGone, detail));
-            }
+        if (upgrade.to.0)(upgraded) {
+            self.hub.counters.connections_upgraded.fetch_add(1, Relaxed);
+            tracing::debug!(target: LOG_TARGET, %peer, "connection upgraded");
+        } else {
+            let detail = format!("nobody takes over `{}`", upgrade.magic.escape_ascii());
+            self.hub.reject(peer, &Rejection::new(Cause::UpgradeGone, detail));
         }
     }
 
@@ -242,6 +244,9 @@ impl EventLoop {
         }
         // Shut down explicitly: a process forked from this one may hold the socket open.
         let _ = self.poll.registry().deregister(connection.stream());
+        if let (Some(unknowns), Some(permit)) = (&mut self.unknowns, connection.permit) {
+            unknowns.ended(permit);
+        }
         if connection.is_client() {
             self.hub.on_closed(id);
             self.life.on_closed(id);
@@ -298,22 +303,20 @@ impl EventLoop {
         if !self.is_admitted(&stream, peer) {
             return;
         }
-        let hub = &mut self.hub;
-        if hub.options.upgrades_only.is_some_and(|limit| self.connections.len() >= limit)
-            && let Some(&(deadline, oldest)) = self.deadlines.first()
-        {
-            let detail = "too many connections had not said what they speak".to_owned();
-            let rejection = Rejection::new(Cause::Crowded, detail);
-            // A client that has just been accepted is about to speak.
-            if after(hub.options.hello_timeout).saturating_duration_since(deadline) < SPEAKS_WITHIN {
-                return hub.reject(peer, &rejection);
+        let mut permit = None;
+        if self.unknowns.is_some() {
+            permit = self.permit_for(peer);
+            if permit.is_none() {
+                return self.hub.reject(peer, &crowded());
             }
-            self.end(oldest, rejection.into());
         }
         let hub = &mut self.hub;
         tracing::debug!(target: LOG_TARGET, %peer, "connection accepted");
         let deadline = after(hub.options.hello_timeout);
-        let id = self.connections.add(|id| Connection::new(id, stream, peer, deadline, hub));
+        let id = self.connections.add(|id| Connection::new(id, stream, peer, (deadline, permit), hub));
+        if let (Some(unknowns), Some(permit)) = (&mut self.unknowns, permit) {
+            unknowns.serve(permit, id);
+        }
         self.deadlines.insert((deadline, id));
         let token = Token(FIRST_LISTENER + self.listeners.len() + place_of(id));
         let registry = self.poll.registry();
@@ -322,6 +325,17 @@ impl EventLoop {
         });
         if let Err(error) = registered {
             self.end(id, End::Lost(error));
+        }
+    }
+
+    /// Where c10d is not served: the permit of a connection that has not said what it speaks. `None`: there is none for it.
+    fn permit_for(&mut self, peer: SocketAddr) -> Option<ConnectionId> {
+        self.unknowns.as_mut()?.arrived(peer.ip());
+        loop {
+            match self.unknowns.as_mut()?.next()? {
+                Next::Serve(permit) => return Some(permit),
+                Next::Close(other) => self.end(other, crowded().into()),
+            }
         }
     }
 
@@ -409,9 +423,6 @@ fn is_same(one: SocketAddr, other: SocketAddr) -> bool {
 pub(super) const WAKE: usize = 0;
 const FIRST_LISTENER: usize = 1;
 
-/// How long a connection may be silent while others, which are unknown too, want its place.
-const SPEAKS_WITHIN: Duration = Duration::from_millis(100);
-
 /// Events that one system call may report.
 const EVENTS: usize = 1024;
 
@@ -428,6 +439,11 @@ const MOST_WAITING: usize = 1 << 16;
 const ACCEPT_ERROR: &str = "accept_error";
 /// Another.
 const NOT_A_MEMBER: &str = "not_a_member_admitted";
+
+/// Of a connection that has not said what it speaks while too many others have not either.
+fn crowded() -> Rejection {
+    Rejection::new(Cause::Crowded, "too many connections had not said what they speak".to_owned())
+}
 
 #[cfg(test)]
 mod tests {

@@ -2,7 +2,7 @@
 //!
 //! Owns carrying out a request. Everything here runs on one thread, so a request is atomic.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
@@ -185,8 +185,14 @@ impl Hub {
     pub(super) fn reject(&mut self, peer: SocketAddr, rejection: &Rejection) {
         let Rejection { cause, detail, preview, key } = rejection;
         self.counters.reject(*cause);
+        // Whoever crowds a port comes often.
+        let may = if *cause == Cause::Crowded {
+            self.may_log_once(cause.name(), peer.ip())
+        } else {
+            self.may_log(cause.name())
+        };
         let cause = cause.name();
-        if self.may_log(cause) {
+        if may {
             tracing::warn!(target: LOG_TARGET, %peer, cause, detail, preview, key, "connection rejected");
         }
     }
@@ -196,6 +202,13 @@ impl Hub {
         let now = Instant::now();
         self.summarise(now);
         self.log_budget.admit(kind, now)
+    }
+
+    /// The same for a record of this address, of which there is one in each period.
+    fn may_log_once(&mut self, kind: &'static str, address: IpAddr) -> bool {
+        let now = Instant::now();
+        self.summarise(now);
+        self.log_budget.admit_once(kind, address, now)
     }
 
     /// When [`summarise`](Self::summarise) is to be called next.

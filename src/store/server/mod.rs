@@ -25,7 +25,9 @@ mod members;
 mod outbox;
 mod stats;
 mod thread;
+mod unknown;
 
+use std::fmt;
 use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -41,6 +43,7 @@ pub use control::{Controller, Ended};
 pub use members::Members;
 pub use stats::{Cause, Stats};
 pub use thread::StoreServer;
+pub use unknown::Unknown;
 
 /// Options of a server. A connection that exceeds a limit is closed, counted and logged.
 #[derive(Debug, Clone)]
@@ -73,10 +76,9 @@ pub struct ServerOptions {
     pub log_period: Duration,
     /// Other protocols on the same port.
     pub upgrades: Vec<Upgrade>,
-    /// Only the other protocols are served: c10d clients are closed. So everybody here is unknown until it is handed over, and if so
-    /// many are, each further one takes the place of the one that has been unknown for longest, unless that has just come. Default: c10d
-    /// is served.
-    pub upgrades_only: Option<usize>,
+    /// Only the other protocols are served: c10d clients are closed. So everybody here is unknown until it is handed over, which is
+    /// bounded. Default: c10d is served.
+    pub upgrades_only: Option<Unknown>,
     /// Which users of this machine may connect. Default: any.
     pub local_peers: LocalPeers,
     /// Accept no connection before [`Controller::open_to`] says from where. They wait in the listener's backlog. Default: accept at once,
@@ -110,7 +112,30 @@ pub struct Upgrade {
     /// Its first bytes. The first byte is never 0, which begins every c10d connection.
     pub magic: &'static [u8],
     /// Receives the connections.
-    pub to: UnboundedSender<Upgraded>,
+    pub to: Receiver,
+}
+
+/// Takes connections over, on the server's thread. False if nobody is there any more.
+#[derive(Clone)]
+pub struct Receiver(Arc<dyn Fn(Upgraded) -> bool + Send + Sync>);
+
+impl Receiver {
+    /// This function, which must not wait.
+    pub fn new(take: impl Fn(Upgraded) -> bool + Send + Sync + 'static) -> Self {
+        Self(Arc::new(take))
+    }
+}
+
+impl From<UnboundedSender<Upgraded>> for Receiver {
+    fn from(sender: UnboundedSender<Upgraded>) -> Self {
+        Self::new(move |upgraded| sender.send(upgraded).is_ok())
+    }
+}
+
+impl fmt::Debug for Receiver {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Receiver").finish_non_exhaustive()
+    }
 }
 
 /// A connection that turned out to speak another protocol.

@@ -70,6 +70,14 @@ def test_a_script_that_does_not_say_hosts_is_an_error_that_says_why(tmp_path: Pa
         HostDiscoveryScript(tmp_path / "absent").find_available_hosts_and_slots()
 
 
+def test_a_script_that_fails_steers_no_terminal(tmp_path: Path) -> None:
+    script = program(tmp_path / "s", r"printf '\033]0;title\007\033[2Jno\342\200\256answer\n' >&2; exit 3")
+    with pytest.raises(DiscoveryError) as failed:
+        HostDiscoveryScript(script).find_available_hosts_and_slots()
+    assert str(failed.value).endswith("has ended with exit code 3:  ]0;title  [2Jno answer")
+    assert str(failed.value).isprintable()
+
+
 def test_a_script_that_never_ends_is_killed_with_what_it_started(tmp_path: Path) -> None:
     told = tmp_path / "pid"
     script = program(tmp_path / "s", f"sleep 1000 & echo $! > {told}.part; mv {told}.part {told}; echo a:1; wait")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -11,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from elastic_rs import _hosted
+from elastic_rs import _elastic_rs, _hosted
+from elastic_rs.run import _driver, _flags
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -56,16 +58,62 @@ def test_an_agent_whose_driver_has_gone_ends(text: str) -> None:
     assert (done.returncode, done.stderr) == (1, "")
 
 
-@pytest.mark.parametrize("flag", ["-P", "-I", "-B"])
-def test_the_drivers_folder_takes_the_place_of_the_one_of_ssh(tmp_path: Path, flag: str) -> None:
-    code = (
-        "import sys; before = list(sys.path); from elastic_rs import _hosted\n"
-        f"_hosted._enter({{'token': 'f' * 64, 'cwd': {str(tmp_path)!r}, 'env': {{}}, 'without': []}})\n"
-        "import json; print(json.dumps([before, sys.path]))"
+PLANTED = ("elastic_rs/__init__.py", "elastic_rs/_hosted.py", "argparse.py", "json.py", "torch/__init__.py")
+
+
+def planted(folder: Path) -> Path:
+    """Fill a folder with modules that an agent imports, and return where they would say that they were."""
+    told = folder / "told"
+    for name in PLANTED:
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(f"open({str(told)!r}, 'a').write(__name__)\nraise SystemExit(99)\n")
+    return told
+
+
+@pytest.mark.parametrize("host", ["localhost", "node1"])
+def test_modules_that_lie_in_the_folder_of_an_agent_are_not_imported(tmp_path: Path, host: str) -> None:
+    """The folder is ssh's first one, or the driver's, which others may write into (``/tmp``)."""
+    told = planted(tmp_path)
+    # What `ssh` is given last goes to a shell there.
+    command = driver().command(host) if host == "localhost" else ["sh", "-c", driver().command(host)[-1]]
+    job = {"token": "f" * 64, "cwd": str(tmp_path), "env": {}, "without": [], "detach": False, "leave": 15}
+    job |= {"endpoint": "127.0.0.1:1", "flags": [], "parsed": {}, "conf": "", "script": ["x"]}
+    done = subprocess.run(
+        command,
+        input=f"{FIRST}\n{json.dumps(job)}\n",
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
     )
-    before, after = json.loads(python(code, flag))
-    # `-P` and `-I` leave the folder out, so that the first entry is one of Python's own.
-    assert after == (before if flag in {"-P", "-I"} else [str(tmp_path), *before[1:]])
+    assert done.stdout.startswith('elastic_rs-agent f00d {"up": {"version": "'), done
+    assert not told.exists(), told.read_text()
+
+
+def driver() -> _elastic_rs.Driver:
+    args = _flags.parse(["-H", "localhost:1", "x"])
+    return _elastic_rs.Driver(_driver._options_of(args, 1, fixed=True, job="{}", port=1))
+
+
+@pytest.mark.parametrize("link", ["symlink", "fifo"])
+def test_the_log_of_a_detached_agent_is_no_way_into_another_file(tmp_path: Path, link: str) -> None:
+    """Its name can be guessed, and others may write into the folder."""
+    victim, log = tmp_path / "victim", tmp_path / "elastic-run-job-0.log"
+    victim.write_text("mine\n")
+    if link == "symlink":
+        log.symlink_to(victim)
+    else:
+        os.mkfifo(log)
+    code = (
+        "import sys; from elastic_rs import _hosted; "
+        f"_hosted._detach({{'cwd': {str(tmp_path)!r}, 'log': 'elastic-run-job'}}, {{'age': 0}}, print)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout) == (1, ""), done
+    assert f"cannot write the agent's output to `{log}`: " in done.stderr
+    assert "remove it" in done.stderr, done.stderr
+    assert victim.read_text() == "mine\n"
 
 
 @pytest.mark.parametrize(

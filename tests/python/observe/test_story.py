@@ -10,8 +10,9 @@ import xml.etree.ElementTree as ET
 from typing import Any
 
 import pytest
+from elastic_rs._terminal import plain
 from elastic_rs.observe import _text
-from elastic_rs.observe._events import Event, escaped, parse, plain, run_state
+from elastic_rs.observe._events import Event, escaped, parse, run_state
 from elastic_rs.observe._otlp import traces
 from elastic_rs.observe._page import page
 from elastic_rs.observe._source import AnswerError, Live

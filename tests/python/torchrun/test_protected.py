@@ -87,7 +87,7 @@ def test_pytorchs_agent_is_refused_with_the_reason(start: Start, token: Path) ->
     ("content", "mode", "why"),
     [
         (TOKEN, 0o644, "has the mode 0644"),
-        ("short", 0o600, "has a token of 30 bits"),
+        ("short", 0o600, "no hexadecimal digit; 32 to 512 hexadecimal digits are allowed"),
         (None, 0, "cannot be read: No such"),
     ],
 )
