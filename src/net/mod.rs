@@ -5,6 +5,8 @@
 #[cfg(test)]
 pub(crate) mod black_hole;
 pub mod connect;
+#[cfg(test)]
+pub(crate) mod hidden_peer;
 pub mod listen;
 pub mod local;
 pub mod local_peers;

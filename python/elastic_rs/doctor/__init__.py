@@ -106,7 +106,14 @@ def _look(args: argparse.Namespace) -> Iterator[Finding]:
         raise UsageError(str(error)) from None
     tunnel = meeting.config.store_tunnel
     yield from _node.findings(
-        args.nproc_per_node, workers, nodes[1], args.log_dir, limit_s, tunnel=tunnel, protected=secured is not None
+        args.nproc_per_node,
+        workers,
+        nodes[1],
+        args.log_dir,
+        limit_s,
+        tunnel=tunnel,
+        protected=secured is not None,
+        peers=str(meeting.config.values()["store_peers"]),
     )
     if args.training_script:
         yield _node.script(args.training_script, _script.why_not(args))

@@ -32,7 +32,8 @@ pub enum Cause {
     Unproven,
     /// It took too long to say what it speaks, where only other protocols are served and others wanted its place.
     Crowded,
-    /// It came from another user of this machine, and [`LocalPeers::SameUser`](super::LocalPeers::SameUser) is set.
+    /// It came from this machine, and is not known to be of this process's user or root, with
+    /// [`LocalPeers::SameUser`](super::LocalPeers::SameUser).
     OtherUser,
     /// Its address is none of those that [`Members`](super::Members) has.
     NotAMember,
