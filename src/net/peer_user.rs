@@ -64,7 +64,7 @@ impl PeerUsers {
             let mut users = PeerUsers { way, sequence: 0 };
             // Without a connection of our own nobody can connect from this machine either, as far as is known.
             let names = connection.as_ref().map_or(Ok(Some(true)), |(_listener, own_end)| {
-                let ends = Ends { local: own_end.local_addr()?, remote: own_end.peer_addr()? };
+                let ends = Ends { local: canonical(own_end.local_addr()?), remote: canonical(own_end.peer_addr()?) };
                 found(users.ask(ends, zone(near)).map(|owner| owner == Some(Some(own))))
             });
             if names?.is_some_and(|names| names) {
@@ -76,7 +76,6 @@ impl PeerUsers {
 
     /// The user of the other end of `stream`, a connected TCP socket with these addresses.
     pub fn find(&mut self, stream: impl AsFd, local: SocketAddr, peer: SocketAddr) -> PeerUser {
-        let canonical = |address: SocketAddr| SocketAddr::new(address.ip().to_canonical(), address.port());
         match is_here(peer, local) {
             Ok(true) => {}
             Ok(false) => return PeerUser::Elsewhere,
@@ -195,6 +194,11 @@ const EARLIER_ANSWERS: usize = 8;
 
 /// Interfaces that are tried for a socket that is bound to one. Only the machine's administrator can add one.
 const INTERFACES: usize = 4096;
+
+/// An IPv4 address as such, also if it is mapped into IPv6. Without its zone.
+fn canonical(address: SocketAddr) -> SocketAddr {
+    SocketAddr::new(address.ip().to_canonical(), address.port())
+}
 
 /// The interface of a link-local address.
 fn zone(address: SocketAddr) -> u32 {
