@@ -155,7 +155,7 @@ def _take_part(
     host, why = None, ""
     try:
         if etcd is None:
-            host, why = claim(meeting.host, meeting.port, config, protected)
+            host, why = claim(meeting.host, meeting.port, config, protected, uses_store=meeting.fixed)
         else:
             from elastic_rs.rendezvous._etcd import own_address
 

@@ -24,7 +24,7 @@ pub enum Cause {
     Full,
     /// More than `reply_buffer_bytes` waited to be read, and the client asked for more.
     NotReading,
-    /// `max_connections` were open.
+    /// `max_connections` were open, or as many c10d clients as `max_clients`.
     TooManyConnections,
     /// The magic of an upgrade, but its receiver has ended.
     UpgradeGone,
