@@ -23,8 +23,9 @@ from torch.distributed.elastic.rendezvous import api
 from elastic_rs import _elastic_rs
 from elastic_rs.rendezvous._backend_thread import BackendThread
 from elastic_rs.rendezvous._config import RendezvousConfig
+from elastic_rs.rendezvous._node import shares_store
 from elastic_rs.rendezvous._node_handler import NodeHandler
-from elastic_rs.rendezvous._protection import tunnel_protection
+from elastic_rs.rendezvous._protection import decided, tunnel_protection
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -131,7 +132,7 @@ class DynamicRendezvousHandler(NodeHandler):
         cas_backoff_max_seconds: float = 0.0,
         *,
         store_peers: str = "same-user",
-        store_tunnel: bool = False,
+        store_tunnel: bool | str | None = None,
     ) -> DynamicRendezvousHandler:
         """Create a handler.
 
@@ -148,7 +149,8 @@ class DynamicRendezvousHandler(NodeHandler):
             cas_backoff_max_seconds: checked, without effect: the core spreads writes that were refused by itself.
             store_peers: which users of this machine may connect to the worker stores of this node: ``same-user`` (its
                 own and root) or ``any``.
-            store_tunnel: workers reach the store of rank 0's node through their agents, which needs a token.
+            store_tunnel: workers reach the store of rank 0's node through their agents, which needs a token or
+                certificates. None: if the user has named one, and the agents serve the store.
 
         Raises:
             ValueError: an argument is not allowed.
@@ -173,14 +175,14 @@ class DynamicRendezvousHandler(NodeHandler):
         local_addr: str | None = None,
         *,
         store_peers: str = "same-user",
-        store_tunnel: bool = False,
+        store_tunnel: bool | str | None = None,
     ) -> None:
         _check(settings)
         addr = local_addr or socket.getfqdn()
         self._node = f"{addr}_{os.getpid()}_{next(_local_ids)}"
-        config = RendezvousConfig.from_mapping(
-            {"store_peers": store_peers, "store_tunnel": store_tunnel}, backend="rust-c10d"
-        ).replace(
+        given = {"store_peers": store_peers} | ({} if store_tunnel is None else {"store_tunnel": store_tunnel})
+        asked = RendezvousConfig.from_mapping(given, backend="rust-c10d")
+        config = decided(asked, own_store=shares_store()).replace(
             join_timeout=settings.timeout.join.total_seconds(),
             last_call_timeout=settings.timeout.last_call.total_seconds(),
             close_timeout=settings.timeout.close.total_seconds(),
@@ -364,7 +366,7 @@ def create_handler(store: Store, backend: RendezvousBackend, params: RendezvousP
             keep_alive_max_attempt=attempts,
             cas_backoff_max_seconds=back_off,
             store_peers=params.get("store_peers", "same-user"),
-            store_tunnel=params.get("store_tunnel", False),
+            store_tunnel=params.get("store_tunnel"),
         )
     except Exception as error:
         message = f"{type(error).__name__}: {error}"

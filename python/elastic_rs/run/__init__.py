@@ -113,7 +113,7 @@ def _run(
 
 
 def _protected(meeting: Rendezvous, *, alone: bool) -> Protection | None:
-    """Return how sessions with the coordinator are protected."""
+    """Return how sessions with the coordinator are protected. Decides the ``store_tunnel`` of ``meeting``."""
     from elastic_rs import _elastic_rs
     from elastic_rs.rendezvous import _protection
     from elastic_rs.rendezvous._node import shares_store
@@ -126,6 +126,7 @@ def _protected(meeting: Rendezvous, *, alone: bool) -> Protection | None:
         if meeting.fixed:
             _protection.refuse_c10d("--rdzv-backend=static")
         own_store = not meeting.fixed and shares_store()
+        meeting.config = _protection.decided(meeting.config, own_store=own_store)
         tunnel = _protection.tunnel_protection(meeting.config, own_store=own_store)
         protection = tunnel or _protection.protection()
     except ValueError as error:
