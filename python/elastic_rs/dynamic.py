@@ -180,7 +180,9 @@ class DynamicRendezvousHandler(NodeHandler):
         _check(settings)
         addr = local_addr or socket.getfqdn()
         self._node = f"{addr}_{os.getpid()}_{next(_local_ids)}"
-        given = {"store_peers": store_peers} | ({} if store_tunnel is None else {"store_tunnel": store_tunnel})
+        given: dict[str, object] = {"store_peers": store_peers}
+        if store_tunnel is not None:
+            given["store_tunnel"] = store_tunnel
         asked = RendezvousConfig.from_mapping(given, backend="rust-c10d")
         config = decided(asked, own_store=shares_store()).replace(
             join_timeout=settings.timeout.join.total_seconds(),

@@ -115,7 +115,7 @@ def test_without_sharing_the_port_is_free_for_rank_0(make: Make, monkeypatch: py
 def test_the_endpoints_store_is_bounded_where_nothing_uses_it(make: Make, agent: str, *, bounded: bool) -> None:
     client = _elastic_rs.StoreClient(*make(agent=agent)._endpoint)
     client.set("small", b"v")
-    refused = pytest.raises(RuntimeError, match="closed|reset|lost") if bounded else contextlib.nullcontext()
+    refused = pytest.raises(RuntimeError, match=r"closed|reset|lost") if bounded else contextlib.nullcontext()
     with refused:
         client.set("large", bytes(2 << 20))
         client.get("large")

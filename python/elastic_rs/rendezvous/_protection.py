@@ -97,9 +97,9 @@ def is_named() -> bool:
 
 
 def decided(config: RendezvousConfig, *, own_store: bool) -> RendezvousConfig:
-    """Return the configuration with ``store_tunnel`` decided: if it is not given, by whether the user has named a secret.
+    """Return the configuration with ``store_tunnel`` decided. Not given, it is on if the user has named a secret.
 
-    All nodes of a job have the same secret, so they decide alike. Logs a warning if the secret cannot protect the store.
+    All nodes of a job have the same secret, so they decide alike. Logs a warning if it cannot protect the store.
 
     Args:
         config: what ``--rdzv-conf`` says.
@@ -110,8 +110,8 @@ def decided(config: RendezvousConfig, *, own_store: bool) -> RendezvousConfig:
     if is_named() and not own_store:
         logger.warning(
             "the token or certificates of this job do not protect the workers' store: it is PyTorch's "
-            "(TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1), and serves whoever reaches it, in clear; leave the variable out, or "
-            "give --rdzv-conf store_tunnel=0 if that is meant (docs/security.md, Store tunnel)"
+            "(TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1), and serves whoever reaches it, in clear; leave the variable out, "
+            "or give --rdzv-conf store_tunnel=0 if that is meant (docs/security.md, Store tunnel)"
         )
     return config.replace(store_tunnel=is_named() and own_store)
 
