@@ -103,11 +103,12 @@ pub enum HostError {
 /// resolves here to loopback only (Debian's `127.0.1.1`), which cannot be the address that others see; or `is_host` is given
 /// for an address that is not local.
 ///
-/// With a `protection`, it serves only those who can prove themselves.
+/// With a `protection`, it serves only those who can prove themselves. `options` are those of its store.
 pub fn claim(
     host: &str,
     port: u16,
     is_host: Option<bool>,
+    options: ServerOptions,
     protection: Option<Arc<Protection>>,
 ) -> Result<Claim, HostError> {
     if is_host == Some(false) {
@@ -131,7 +132,7 @@ pub fn claim(
     let listeners =
         if local.is_empty() || invisible { bind_wildcard(port).map(|one| vec![one]) } else { bind_all(&local) };
     match listeners {
-        Ok(listeners) => Ok(Claim::Host(Host::start_as(Some(host), listeners, ServerOptions::default(), protection)?)),
+        Ok(listeners) => Ok(Claim::Host(Host::start_as(Some(host), listeners, options, protection)?)),
         Err(error) if is_host.is_none() && error.source.kind() == io::ErrorKind::AddrInUse => {
             Ok(Claim::Guest(error.to_string()))
         }
@@ -554,6 +555,10 @@ fn handshakes(door: Arc<Door>, to: mpsc::UnboundedSender<Comer>, log: Arc<Bounde
 mod tests {
     use super::*;
 
+    fn claim_plainly(host: &str, port: u16, is_host: Option<bool>) -> Result<Claim, HostError> {
+        claim(host, port, is_host, ServerOptions::default(), None)
+    }
+
     fn host_of(claim: Claim) -> Host {
         match claim {
             Claim::Host(host) => host,
@@ -570,16 +575,16 @@ mod tests {
 
     #[test]
     fn of_two_that_could_be_exactly_one_is_the_host() {
-        let first = host_of(claim("127.0.0.1", 0, None, None).unwrap());
-        let why = why_guest(claim("127.0.0.1", first.port(), None, None).unwrap());
+        let first = host_of(claim_plainly("127.0.0.1", 0, None).unwrap());
+        let why = why_guest(claim_plainly("127.0.0.1", first.port(), None).unwrap());
         let expected = format!("port {} on 127.0.0.1 is already in use by pid {}", first.port(), process::id());
         assert!(why.starts_with(&expected), "{why}");
     }
 
     #[test]
     fn who_must_be_the_host_and_cannot_is_told_who_has_the_port() {
-        let first = host_of(claim("127.0.0.1", 0, Some(true), None).unwrap());
-        let error = claim("127.0.0.1", first.port(), Some(true), None).unwrap_err();
+        let first = host_of(claim_plainly("127.0.0.1", 0, Some(true)).unwrap());
+        let error = claim_plainly("127.0.0.1", first.port(), Some(true)).unwrap_err();
         assert!(error.to_string().contains(&format!("in use by pid {}", process::id())), "{error}");
     }
 
@@ -587,14 +592,14 @@ mod tests {
     fn an_address_of_another_machine_makes_a_guest() {
         // TEST-NET-1 of RFC 5737: no machine has it.
         assert_eq!(
-            why_guest(claim("192.0.2.1", 29400, None, None).unwrap()),
+            why_guest(claim_plainly("192.0.2.1", 29400, None).unwrap()),
             "`192.0.2.1` is not an address of this machine"
         );
     }
 
     #[test]
     fn is_host_0_never_listens() {
-        assert_eq!(why_guest(claim("127.0.0.1", 0, Some(false), None).unwrap()), "is_host=0 was given");
+        assert_eq!(why_guest(claim_plainly("127.0.0.1", 0, Some(false)).unwrap()), "is_host=0 was given");
     }
 
     #[test]
@@ -624,7 +629,7 @@ mod tests {
 
     #[test]
     fn a_port_is_free_again_once_its_host_is_dropped() {
-        let port = host_of(claim("127.0.0.1", 0, None, None).unwrap()).port();
-        host_of(claim("127.0.0.1", port, None, None).unwrap());
+        let port = host_of(claim_plainly("127.0.0.1", 0, None).unwrap()).port();
+        host_of(claim_plainly("127.0.0.1", port, None).unwrap());
     }
 }

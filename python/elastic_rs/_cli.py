@@ -122,6 +122,7 @@ def _parser() -> argparse.ArgumentParser:
 def _serve(args: argparse.Namespace) -> int:
     from elastic_rs._logging import show_logs  # `logging` is a tenth of what the other commands would import
     from elastic_rs.observe._served import serve_pages
+    from elastic_rs.rendezvous._node import warn_if_open
 
     try:
         if args.master_token_file is not None:
@@ -143,6 +144,7 @@ def _serve(args: argparse.Namespace) -> int:
         print(error_line("elastic-rs", error.strerror or str(error)), file=sys.stderr)
         return CANNOT_LISTEN
     serve_pages(host)
+    warn_if_open(host, protected)
     if protected is not None:
         _say(f"sessions are protected by {protected.words}; there is no store for c10d clients")
     print(f"listening on {', '.join(host.addresses)}", flush=True)

@@ -701,12 +701,12 @@ class Host:
         The addresses it listens on, each with its port.
         """
     @staticmethod
-    def claim(host: str, port: SupportsIndex, *, is_host: bool | None = None, protection: Protection | None = None) -> "Host | str":
+    def claim(host: str, port: SupportsIndex, *, is_host: bool | None = None, uses_store: bool = True, protection: Protection | None = None) -> "Host | str":
         """
         Become the host of ``host:port``. A ``str`` is the reason why another process is the host.
 
         ``is_host`` is the user's choice. With None, whoever can bind the address is the host. With a ``protection`` there are only
-        sessions of those who hold the token, and no store.
+        sessions of those who hold the token, and no store. Unless the job ``uses_store``, what the store holds is bounded.
 
         Raises ``OSError`` when ``is_host`` is True and the port cannot be listened on.
         """
@@ -717,6 +717,11 @@ class Host:
         for :meth:`claim`.
 
         Raises ``OSError`` if ``host`` cannot be resolved, or if listening fails. The text names the process that has the port.
+        """
+    @property
+    def on_loopback(self, /) -> bool:
+        """
+        Whether it listens on loopback alone.
         """
     def page_orders(self, /) -> PageOrders | None:
         """
@@ -1221,9 +1226,9 @@ class RendezvousConfig:
         Return a copy with other values. Ranges are not checked.
         """
     @property
-    def store_tunnel(self, /) -> bool:
+    def store_tunnel(self, /) -> bool | None:
         """
-        Whether workers reach the store of rank 0's node through their agents.
+        Whether workers reach the store of rank 0's node through their agents. None: the user has not said so.
         """
     @staticmethod
     def table() -> list[tuple[str, str | None, str | None, str | None]]:
@@ -1940,6 +1945,14 @@ def visible_gpus(cuda_visible_devices: str | None) -> int:
     Number of NVIDIA GPUs that a process sees with this ``CUDA_VISIBLE_DEVICES``, as of ``torch.cuda.device_count()``.
 
     Raises ``RuntimeError`` if there is no driver, with what was tried.
+    """
+
+def why_users_are_unknown() -> tuple[str, str] | None:
+    """
+    Return why a worker store of this process could not know which users connect to it from this machine, and what to do. None: it
+    could.
+
+    Raises ``OSError`` if no descriptor is free.
     """
 
 def without_signals(start: Any) -> None:

@@ -22,10 +22,12 @@ from torch.distributed.elastic.events.api import NodeState
 from torch.distributed.elastic.rendezvous import api
 
 from elastic_rs import _elastic_rs
+from elastic_rs.etcd_backend import EtcdRendezvousBackend
 from elastic_rs.rendezvous._backend_thread import BackendThread
 from elastic_rs.rendezvous._config import RendezvousConfig
+from elastic_rs.rendezvous._node import shares_store
 from elastic_rs.rendezvous._node_handler import NodeHandler
-from elastic_rs.rendezvous._protection import tunnel_protection
+from elastic_rs.rendezvous._protection import decided, tunnel_protection
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -145,7 +147,7 @@ class DynamicRendezvousHandler(NodeHandler):
         cas_backoff_max_seconds: float = 0.0,
         *,
         store_peers: str = "same-user",
-        store_tunnel: bool = False,
+        store_tunnel: bool | str | None = None,
     ) -> DynamicRendezvousHandler:
         """Create a handler.
 
@@ -162,7 +164,8 @@ class DynamicRendezvousHandler(NodeHandler):
             cas_backoff_max_seconds: checked, without effect: the core spreads writes that were refused by itself.
             store_peers: which users of this machine may connect to the worker stores of this node: ``same-user`` (its
                 own and root) or ``any``.
-            store_tunnel: workers reach the store of rank 0's node through their agents, which needs a token.
+            store_tunnel: workers reach the store of rank 0's node through their agents, which needs a token or
+                certificates. None: if the user has named one, and the agents serve the store.
 
         Raises:
             ValueError: an argument is not allowed.
@@ -187,14 +190,16 @@ class DynamicRendezvousHandler(NodeHandler):
         local_addr: str | None = None,
         *,
         store_peers: str = "same-user",
-        store_tunnel: bool = False,
+        store_tunnel: bool | str | None = None,
     ) -> None:
         _check(settings)
         addr = local_addr or socket.getfqdn()
         self._node = f"{addr}_{os.getpid()}_{next(_local_ids)}"
-        config = RendezvousConfig.from_mapping(
-            {"store_peers": store_peers, "store_tunnel": store_tunnel}, backend="rust-c10d"
-        ).replace(
+        given: dict[str, object] = {"store_peers": store_peers}
+        if store_tunnel is not None:
+            given["store_tunnel"] = store_tunnel
+        asked = RendezvousConfig.from_mapping(given, backend="rust-c10d")
+        config = decided(asked, own_store=shares_store()).replace(
             join_timeout=settings.timeout.join.total_seconds(),
             last_call_timeout=settings.timeout.last_call.total_seconds(),
             close_timeout=settings.timeout.close.total_seconds(),
@@ -205,7 +210,7 @@ class DynamicRendezvousHandler(NodeHandler):
         self._local_addr = addr
         self._settings = settings
         self._store = store
-        self._backend_name = backend.name
+        self._backend, self._backend_name = backend, backend.name
         self._cell = self._new_session()
         self._driver = BackendThread(self._cell, backend)
         # A handler that is dropped leaves as one that is shut down does, without waiting.
@@ -220,7 +225,7 @@ class DynamicRendezvousHandler(NodeHandler):
         nodes = (self._settings.min_nodes, self._settings.max_nodes)
         protection = tunnel_protection(self._config, own_store=self.use_agent_store)
         options = self._node_options(self._local_addr, nodes)
-        return _elastic_rs.CellSession(options, serves=_may_serve(self._store), protection=protection)
+        return _elastic_rs.CellSession(options, serves=_may_serve(self._backend), protection=protection)
 
     def serve_agent(self, role: str, local_world_size: int, max_restarts: int) -> None:
         """Serve an agent of ours: see :meth:`NodeHandler.serve_agent`."""
@@ -322,8 +327,11 @@ class DynamicRendezvousHandler(NodeHandler):
         self._driver.stop()
 
 
-def _may_serve(store: Store) -> bool:
-    """Whether the end of this process may end what the nodes share: PyTorch's stores do not say whether they serve."""
+def _may_serve(backend: RendezvousBackend) -> bool:
+    """Whether the backend's state may end with this process. PyTorch's stores do not say whether they serve."""
+    if isinstance(backend, EtcdRendezvousBackend):
+        return False
+    store = getattr(backend, "_store", None)  # of PyTorch's C10dRendezvousBackend and of ours
     while isinstance(store, PrefixStore):
         store = store.underlying_store
     return not isinstance(store, FileStore) and getattr(store, "is_server", True)
@@ -386,7 +394,7 @@ def create_handler(store: Store, backend: RendezvousBackend, params: RendezvousP
             keep_alive_max_attempt=attempts,
             cas_backoff_max_seconds=back_off,
             store_peers=params.get("store_peers", "same-user"),
-            store_tunnel=params.get("store_tunnel", False),
+            store_tunnel=params.get("store_tunnel"),
         )
     except Exception as error:
         message = f"{type(error).__name__}: {error}"

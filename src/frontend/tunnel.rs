@@ -20,7 +20,7 @@ use tokio::runtime::Builder;
 use tokio::sync::oneshot;
 
 use crate::bounded_log::BoundedLog;
-use crate::net::local_peers::LocalPeers;
+use crate::net::local_peers::{LocalPeerCheck, LocalPeers};
 use crate::secure::Protection;
 use crate::secure::door::Door;
 use crate::threads;
@@ -72,7 +72,11 @@ impl Tunnel {
     /// As [`Self::to_own_store`].
     pub fn to_rank_0(listener: TcpListener, to: (String, u16), trust: Trust, who: LocalPeers) -> io::Result<Self> {
         let way = format!("a tunnel to {}:{}", to.0, to.1);
-        Self::start(way, listener, move |listener, log| entrance::serve(listener, to, trust, who, log))
+        let check = LocalPeerCheck::new(who, listener.local_addr()?)?;
+        if let Some(check) = &check {
+            check.warn_if_off();
+        }
+        Self::start(way, listener, move |listener, log| entrance::serve(listener, to, trust, check, log))
     }
 
     fn start<F: Future<Output = ()>>(

@@ -1,32 +1,50 @@
 //! The addresses and names of this machine.
 
+use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6, UdpSocket};
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use rustix::io::Errno;
 use tokio::time::Instant;
 
 use super::connect::resolve;
 
 /// Whether the address belongs to this machine.
 pub fn is_local(ip: IpAddr) -> bool {
-    is_own(SocketAddr::new(ip, 0))
+    is_own(SocketAddr::new(ip, 0)).unwrap_or(false)
 }
 
 /// The same for an address with its zone, without which a link-local one cannot be bound. The port must be 0.
 ///
 /// A socket can be bound to an address of this machine: one of an interface, or one for which there is a local route. With the
 /// sysctl `ip_nonlocal_bind` it can be bound to every address. Then only those of interfaces are this machine's.
-fn is_own(address: SocketAddr) -> bool {
-    !address.ip().is_unspecified() && is_bindable(address) && (!binds_all_like(address) || has_interface(address.ip()))
+///
+/// # Errors
+/// That cannot be known now, because no descriptor or no port is free.
+fn is_own(address: SocketAddr) -> io::Result<bool> {
+    Ok(!address.ip().is_unspecified()
+        && is_bindable(address)?
+        && (!binds_all_like(address)? || has_interface(address.ip())?))
 }
 
-fn is_bindable(address: SocketAddr) -> bool {
-    UdpSocket::bind(address).is_ok() // UDP: nothing listens meanwhile
+fn is_bindable(address: SocketAddr) -> io::Result<bool> {
+    match UdpSocket::bind(address) {
+        Ok(_) => Ok(true), // UDP: nothing listens meanwhile
+        // In use: another user may have taken all ports.
+        Err(error) if is_exhausted(&error) || error.kind() == io::ErrorKind::AddrInUse => Err(error),
+        Err(_) => Ok(false),
+    }
+}
+
+/// Whether something has failed because descriptors or memory are used up, so that it may work later.
+pub(super) fn is_exhausted(error: &io::Error) -> bool {
+    let used_up = [Errno::MFILE, Errno::NFILE, Errno::NOBUFS, Errno::NOMEM];
+    Errno::from_io_error(error).is_some_and(|errno| used_up.contains(&errno))
 }
 
 /// Whether sockets can be bound to addresses of this family that no machine has (RFC 5737, RFC 3849).
-fn binds_all_like(address: SocketAddr) -> bool {
+fn binds_all_like(address: SocketAddr) -> io::Result<bool> {
     let nobodys: IpAddr = match address {
         SocketAddr::V4(_) => Ipv4Addr::new(192, 0, 2, 1).into(),
         SocketAddr::V6(_) => Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1).into(),
@@ -36,39 +54,42 @@ fn binds_all_like(address: SocketAddr) -> bool {
 
 /// Whether an interface has the address, or it is a loopback address. The list of interfaces is read again if it does not have the
 /// address and is older than [`LISTED_FOR`]: a stranger's connections make that happen, and a machine may have many interfaces.
-fn has_interface(ip: IpAddr) -> bool {
+fn has_interface(ip: IpAddr) -> io::Result<bool> {
     static LIST: Mutex<Option<(Instant, Vec<IpAddr>)>> = Mutex::new(None);
     let mut list = LIST.lock();
     let is_listed = |list: &Option<(Instant, Vec<IpAddr>)>| list.as_ref().is_some_and(|(_, all)| all.contains(&ip));
     if !is_listed(&list) && list.as_ref().is_none_or(|(since, _)| since.elapsed() >= LISTED_FOR) {
-        *list = Some((Instant::now(), all_interface_addresses()));
+        *list = Some((Instant::now(), all_interface_addresses()?));
     }
-    ip.is_loopback() || is_listed(&list)
+    Ok(ip.is_loopback() || is_listed(&list))
 }
 
 /// How long an address that has been added to an interface may stay unknown.
 const LISTED_FOR: Duration = Duration::from_millis(100);
 
 /// Whether the other end of a connection has an address of this machine. `local` is this end's.
-pub fn is_here(peer: SocketAddr, local: SocketAddr) -> bool {
+///
+/// # Errors
+/// That cannot be known now, because no descriptor or no port is free.
+pub fn is_here(peer: SocketAddr, local: SocketAddr) -> io::Result<bool> {
     let ip = peer.ip().to_canonical();
     let with_zone = match (ip, local) {
         (IpAddr::V6(ip), SocketAddr::V6(local)) => SocketAddrV6::new(ip, 0, 0, local.scope_id()).into(),
         _ => SocketAddr::new(ip, 0),
     };
-    ip.is_loopback() || ip == local.ip().to_canonical() || is_own(with_zone)
+    Ok(ip.is_loopback() || ip == local.ip().to_canonical() || is_own(with_zone)?)
 }
 
 /// The addresses of this machine's interfaces, without those that mean another machine elsewhere: loopback and link-local ones.
 pub fn interface_addresses() -> Vec<IpAddr> {
-    all_interface_addresses().into_iter().filter(|ip| !is_local_to_a_machine(*ip)).collect()
+    all_interface_addresses().unwrap_or_default().into_iter().filter(|ip| !is_local_to_a_machine(*ip)).collect()
 }
 
-fn all_interface_addresses() -> Vec<IpAddr> {
+fn all_interface_addresses() -> io::Result<Vec<IpAddr>> {
     let mut first = std::ptr::null_mut();
     // SAFETY: `getifaddrs` fills in a list, which is freed below, or fails.
     if unsafe { libc::getifaddrs(&raw mut first) } != 0 {
-        return Vec::new();
+        return Err(io::Error::last_os_error());
     }
     let mut found = Vec::new();
     let mut next = first;
@@ -90,7 +111,7 @@ fn all_interface_addresses() -> Vec<IpAddr> {
     }
     // SAFETY: it is the list of `getifaddrs`, and nothing refers to it any more.
     unsafe { libc::freeifaddrs(first) };
-    found
+    Ok(found)
 }
 
 fn is_local_to_a_machine(ip: IpAddr) -> bool {
@@ -152,10 +173,10 @@ mod tests {
             ("[::1]:1", "[::1]:2"),
             ("198.51.100.1:1", "[::ffff:198.51.100.1]:2"),
         ] {
-            assert!(is_here(address(peer), address(local)), "{peer} at {local}");
+            assert!(is_here(address(peer), address(local)).unwrap(), "{peer} at {local}");
         }
         for (peer, local) in [("198.51.100.2:1", "198.51.100.1:2"), ("[2001:db8::2]:1", "[2001:db8::1]:2")] {
-            assert!(!is_here(address(peer), address(local)), "{peer} at {local}");
+            assert!(!is_here(address(peer), address(local)).unwrap(), "{peer} at {local}");
         }
     }
 
@@ -182,12 +203,12 @@ mod tests {
                 return;
             }
             let stranger = SocketAddr::from(([198, 51, 100, 7], 0));
-            assert!(is_bindable(stranger), "the sysctl works");
-            assert!(!is_local(stranger.ip()) && !is_here(stranger, SocketAddr::from(([198, 51, 100, 1], 1))));
+            assert!(is_bindable(stranger).unwrap(), "the sysctl works");
+            assert!(!is_local(stranger.ip()) && !is_here(stranger, SocketAddr::from(([198, 51, 100, 1], 1))).unwrap());
             assert!(is_local([127, 0, 0, 1].into()) && is_local([127, 0, 0, 9].into()));
             if allow("ipv6").is_ok() {
                 let stranger = SocketAddr::from(([0x2001, 0xdb8, 0, 0, 0, 0, 0, 7], 0));
-                assert!(is_bindable(stranger) && !is_local(stranger.ip()));
+                assert!(is_bindable(stranger).unwrap() && !is_local(stranger.ip()));
             }
         })
         .join()

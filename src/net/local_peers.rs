@@ -5,12 +5,14 @@
 
 use std::fmt;
 use std::fs;
-use std::net::SocketAddr;
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::os::fd::AsFd;
 
 use rustix::process::geteuid;
 use socket2::SockRef;
 
+use super::local::is_exhausted;
 use super::peer_user::{PeerUser, PeerUsers};
 
 /// Which users of this machine may connect. Connections from other machines are not concerned.
@@ -30,30 +32,35 @@ pub enum LocalPeers {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Verdict {
     Admit,
-    /// It is admitted although its user is not known.
-    Doubt(Doubt),
-    /// It is another user's.
-    Refuse(u32),
+    Refuse(Stranger),
     /// Its client has closed it, and waits for no answer. Its requests must not be carried out: nobody knows whose they are.
     Gone,
 }
 
+/// A user who is neither root nor this process's, as far as is known.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Stranger {
+    Uid(u32),
+    Unknown(Unknown),
+}
+
 /// Why a user is not known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Doubt {
+pub(crate) enum Unknown {
     Unmapped,
     NotFound,
     Untold,
 }
 
-impl fmt::Display for Doubt {
+impl fmt::Display for Unknown {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Doubt::Unmapped => "its user has no number in this user namespace",
-            Doubt::NotFound => {
-                "its socket is not in this network namespace: it is in another one, or its address is translated on the way"
+            Unknown::Unmapped => "its user has no number in this user namespace",
+            Unknown::NotFound => {
+                "its socket is not in this network namespace: it is in another one, its address is translated on the way, or it has \
+                 been closed without a word"
             }
-            Doubt::Untold => "neither NETLINK_SOCK_DIAG nor /proc/net/tcp can be used here",
+            Unknown::Untold => "the system does not answer, because no descriptor, port or memory is free",
         })
     }
 }
@@ -75,64 +82,99 @@ const ROOT: u32 = 0;
 pub(crate) fn decide(peer: PeerUser, trusted: Trusted) -> Verdict {
     match peer {
         PeerUser::Elsewhere => Verdict::Admit,
-        PeerUser::Uid(OVERFLOW_UID) if !trusted.all_mapped => Verdict::Doubt(Doubt::Unmapped),
+        PeerUser::Uid(OVERFLOW_UID) if !trusted.all_mapped => Verdict::Refuse(Stranger::Unknown(Unknown::Unmapped)),
         PeerUser::Uid(uid) if uid == trusted.own || uid == ROOT => Verdict::Admit,
-        PeerUser::Uid(uid) => Verdict::Refuse(uid),
+        PeerUser::Uid(uid) => Verdict::Refuse(Stranger::Uid(uid)),
         PeerUser::Gone => Verdict::Gone,
-        PeerUser::NotFound => Verdict::Doubt(Doubt::NotFound),
-        PeerUser::Untold => Verdict::Doubt(Doubt::Untold),
+        PeerUser::NotFound => Verdict::Refuse(Stranger::Unknown(Unknown::NotFound)),
+        PeerUser::Untold => Verdict::Refuse(Stranger::Unknown(Unknown::Untold)),
     }
 }
 
 /// A server's check of new connections.
 #[derive(Debug)]
 pub(crate) struct LocalPeerCheck {
-    users: PeerUsers,
+    /// `Err`: why the kernel does not even name the user of this process's own connections. Then every user is admitted.
+    users: Result<PeerUsers, &'static str>,
     trusted: Trusted,
     way_out: &'static str,
-    /// A doubt has been logged.
-    told: bool,
 }
 
 impl LocalPeerCheck {
-    /// `None` if every user may connect.
-    pub(crate) fn new(who: LocalPeers) -> Option<LocalPeerCheck> {
-        let LocalPeers::SameUser { way_out } = who else { return None };
-        let trusted = Trusted { own: geteuid().as_raw(), all_mapped: maps_all(&read_uid_map()) };
-        Some(LocalPeerCheck { users: PeerUsers::default(), trusted, way_out, told: false })
+    /// The check of a server that listens at `near`. `None` if every user may connect.
+    ///
+    /// # Errors
+    /// A descriptor that is needed to know users, or memory, is not free.
+    pub(crate) fn new(who: LocalPeers, near: SocketAddr) -> io::Result<Option<LocalPeerCheck>> {
+        let LocalPeers::SameUser { way_out } = who else { return Ok(None) };
+        let (users, trusted) = open_users(near).map_err(|error| {
+            io::Error::new(error.kind(), format!("cannot look up who connects from this machine: {error}"))
+        })?;
+        Ok(Some(LocalPeerCheck { users, trusted, way_out }))
+    }
+
+    /// Log that every user is admitted, if that is so because users cannot be known.
+    pub(crate) fn warn_if_off(&self) {
+        if let Err(why) = &self.users {
+            tracing::warn!(
+                target: "elastic_rs::store::server",
+                "every user of this machine may connect to the workers' store, because {why}; {REMEDY}"
+            );
+        }
     }
 
     /// Decides about a connection that has been accepted from `peer`.
     pub(crate) fn judge(&mut self, stream: &impl AsFd, peer: SocketAddr) -> Verdict {
+        let Ok(users) = &mut self.users else { return Verdict::Admit };
         let local = SockRef::from(stream).local_addr().ok().and_then(|local| local.as_socket());
-        let user = local.map_or(PeerUser::Gone, |local| self.users.find(stream, local, peer));
+        let user = local.map_or(PeerUser::Gone, |local| users.find(stream, local, peer));
         decide(user, self.trusted)
     }
 
-    /// Why the user with this number is refused, and what to do.
-    pub(crate) fn refusal(&self, uid: u32) -> String {
+    /// Why this user is refused, and what to do.
+    pub(crate) fn refusal(&self, stranger: Stranger) -> String {
         let (own, way_out) = (self.trusted.own, self.way_out);
-        format!("uid {uid} is neither this process's user (uid {own}) nor root; {way_out}")
-    }
-
-    /// Logs the first doubt.
-    pub(crate) fn tell_once(&mut self, peer: SocketAddr, doubt: Doubt) {
-        if !std::mem::replace(&mut self.told, true) {
-            tracing::warn!(
-                %peer,
-                "a connection from this machine was admitted whose user is not known: {doubt}. Further ones are not logged"
-            );
+        match stranger {
+            Stranger::Uid(uid) => format!("uid {uid} is neither this process's user (uid {own}) nor root; {way_out}"),
+            Stranger::Unknown(why) => {
+                format!("it is not known to be of this process's user (uid {own}) or root: {why}; {way_out}")
+            }
         }
     }
 }
 
-/// Whether a file or a socket of this user may be anybody's: users without a number in this user namespace are shown as one.
-pub(crate) fn is_unmapped(uid: u32) -> bool {
-    uid == OVERFLOW_UID && !maps_all(&read_uid_map())
+/// What to do where users cannot be known.
+pub const REMEDY: &str = "let the agents use NETLINK_SOCK_DIAG or read /proc/net/tcp, as a user with a number in their user \
+                          namespace; or give --rdzv-conf store_peers=any if no other user has access to this machine";
+
+/// Why a worker store of this process could not know which users connect to it from this machine. `None`: it could.
+///
+/// # Errors
+/// A descriptor, or memory, is not free.
+pub fn why_users_are_unknown() -> io::Result<Option<&'static str>> {
+    open_users((Ipv4Addr::LOCALHOST, 0).into()).map(|(users, _)| users.err())
 }
 
-fn read_uid_map() -> String {
-    fs::read_to_string("/proc/self/uid_map").unwrap_or_default()
+/// The way to know users, or why there is none; and whom to trust.
+pub(super) fn open_users(near: SocketAddr) -> io::Result<(Result<PeerUsers, &'static str>, Trusted)> {
+    let trusted = Trusted { own: geteuid().as_raw(), all_mapped: maps_all(&read_uid_map()?) };
+    if trusted.own == OVERFLOW_UID && !trusted.all_mapped {
+        return Ok((Err("its own user has no number in this user namespace, as all others"), trusted));
+    }
+    let users = PeerUsers::open(near, trusted.own)?;
+    let why = "neither NETLINK_SOCK_DIAG nor /proc/net/tcp shows the user of its own connections";
+    Ok((users.ok_or(why), trusted))
+}
+
+/// Whether a file or a socket of this user may be anybody's: users without a number in this user namespace are shown as one.
+pub(crate) fn is_unmapped(uid: u32) -> bool {
+    uid == OVERFLOW_UID && read_uid_map().is_ok_and(|map| !maps_all(&map))
+}
+
+/// This user namespace's map of users. Without `/proc` it has none.
+fn read_uid_map() -> io::Result<String> {
+    fs::read_to_string("/proc/self/uid_map")
+        .or_else(|error| if is_exhausted(&error) { Err(error) } else { Ok(String::new()) })
 }
 
 /// Whether a user namespace with this `uid_map` has a number for every user of the machine.
@@ -145,30 +187,31 @@ mod tests {
     use super::*;
 
     #[test]
-    fn our_user_and_root_are_admitted_and_others_refused() {
+    fn our_user_and_root_are_admitted_and_all_others_refused_also_unknown_ones() {
         const MAPPED: Trusted = Trusted { own: 1000, all_mapped: true };
         const NAMESPACE: Trusted = Trusted { all_mapped: false, ..MAPPED };
         const ROOTS: Trusted = Trusted { own: 0, ..MAPPED };
         const NOBODYS: Trusted = Trusted { own: OVERFLOW_UID, ..MAPPED };
         const UNMAPPED: Trusted = Trusted { own: OVERFLOW_UID, all_mapped: false };
+        let unknown = |why| Verdict::Refuse(Stranger::Unknown(why));
         let cases = [
             (PeerUser::Uid(1000), MAPPED, Verdict::Admit),
             (PeerUser::Uid(0), MAPPED, Verdict::Admit),
-            (PeerUser::Uid(1001), MAPPED, Verdict::Refuse(1001)),
-            (PeerUser::Uid(u32::MAX), MAPPED, Verdict::Refuse(u32::MAX)),
-            (PeerUser::Uid(1000), ROOTS, Verdict::Refuse(1000)),
+            (PeerUser::Uid(1001), MAPPED, Verdict::Refuse(Stranger::Uid(1001))),
+            (PeerUser::Uid(u32::MAX), MAPPED, Verdict::Refuse(Stranger::Uid(u32::MAX))),
+            (PeerUser::Uid(1000), ROOTS, Verdict::Refuse(Stranger::Uid(1000))),
             (PeerUser::Uid(0), ROOTS, Verdict::Admit),
             // An ordinary user, unless this is a user namespace.
-            (PeerUser::Uid(OVERFLOW_UID), MAPPED, Verdict::Refuse(OVERFLOW_UID)),
+            (PeerUser::Uid(OVERFLOW_UID), MAPPED, Verdict::Refuse(Stranger::Uid(OVERFLOW_UID))),
             (PeerUser::Uid(OVERFLOW_UID), NOBODYS, Verdict::Admit),
-            (PeerUser::Uid(OVERFLOW_UID), NAMESPACE, Verdict::Doubt(Doubt::Unmapped)),
-            (PeerUser::Uid(OVERFLOW_UID), UNMAPPED, Verdict::Doubt(Doubt::Unmapped)),
-            (PeerUser::Uid(1001), NAMESPACE, Verdict::Refuse(1001)),
+            (PeerUser::Uid(OVERFLOW_UID), NAMESPACE, unknown(Unknown::Unmapped)),
+            (PeerUser::Uid(OVERFLOW_UID), UNMAPPED, unknown(Unknown::Unmapped)),
+            (PeerUser::Uid(1001), NAMESPACE, Verdict::Refuse(Stranger::Uid(1001))),
             (PeerUser::Uid(0), NAMESPACE, Verdict::Admit),
             (PeerUser::Elsewhere, MAPPED, Verdict::Admit),
             (PeerUser::Gone, MAPPED, Verdict::Gone),
-            (PeerUser::NotFound, MAPPED, Verdict::Doubt(Doubt::NotFound)),
-            (PeerUser::Untold, MAPPED, Verdict::Doubt(Doubt::Untold)),
+            (PeerUser::NotFound, MAPPED, unknown(Unknown::NotFound)),
+            (PeerUser::Untold, MAPPED, unknown(Unknown::Untold)),
         ];
         for (peer, trusted, expected) in cases {
             assert_eq!(decide(peer, trusted), expected, "{peer:?}, {trusted:?}");

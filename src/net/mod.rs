@@ -8,6 +8,9 @@ pub mod admission;
 pub(crate) mod black_hole;
 #[cfg(feature = "io")]
 pub mod connect;
+#[cfg(test)]
+#[cfg(feature = "io")]
+pub(crate) mod hidden_peer;
 #[cfg(feature = "io")]
 pub mod listen;
 #[cfg(feature = "io")]

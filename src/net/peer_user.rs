@@ -5,16 +5,17 @@
 //! `docs/decisions/0084-a-worker-store-refuses-other-users-of-its-machine.md` has the traps.
 
 use std::fs::File;
-use std::io::{self, BufRead, BufReader};
-use std::net::SocketAddr;
+use std::io::{self, BufRead, BufReader, Seek};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
+use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, netdevice, netlink, recv, send};
 
-use super::local::is_here;
-use super::proc_net::{Row, TABLES};
+use super::local::{is_exhausted, is_here};
+use super::proc_net::{Row, SYN_SENT, TABLES};
 use sock_diag::{Answer, Ends};
 
 mod sock_diag;
@@ -28,56 +29,68 @@ pub enum PeerUser {
     Uid(u32),
     /// It has been closed, so that it belongs to nobody any more.
     Gone,
-    /// It is open, but no socket of this network namespace has these addresses: it is in another one, or the addresses are
-    /// translated on the way.
+    /// This end is open, but no socket of this network namespace has these addresses: the other end is in another namespace, its
+    /// address is translated on the way, or it has been closed without a word to this end.
     NotFound,
-    /// The system does not tell: neither `NETLINK_SOCK_DIAG` nor `/proc/net/tcp` can be used.
+    /// The system does not answer, for want of memory or of a descriptor.
     Untold,
 }
 
-/// Looks users up. Holds a netlink socket from the first connection on that comes from this machine.
-#[derive(Debug, Default)]
+/// Looks users up. Holds the descriptors for that, so that it also works when no descriptor is free.
+#[derive(Debug)]
 pub struct PeerUsers {
     way: Way,
     sequence: u32,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 enum Way {
-    #[default]
-    Untried,
     Netlink(OwnedFd),
-    Proc,
+    /// [`TABLES`], which are read anew for each question.
+    Proc(Vec<File>),
 }
 
 impl PeerUsers {
-    /// The user of the other end of `stream`, a connected TCP socket with these addresses.
-    pub fn find(&mut self, stream: impl AsFd, local: SocketAddr, peer: SocketAddr) -> PeerUser {
-        let canonical = |address: SocketAddr| SocketAddr::new(address.ip().to_canonical(), address.port());
-        let (here, there) = (canonical(local), canonical(peer));
-        if !is_here(peer, local) {
-            return PeerUser::Elsewhere;
-        }
-        let zone = zone(local);
-        let its = Ends { local: there, remote: here };
-        if let Way::Untried = self.way {
-            // A kernel that cannot tell about TCP sockets finds none, so the first question is one whose answer is known.
-            let own = Ends { local: here, remote: there };
-            self.way = netlink_socket().map_or(Way::Proc, Way::Netlink);
-            match self.ask(own, zone) {
-                Ok(Some(_)) => {}
-                // Or not known: neither end of a connection that was reset exists any more. The next connection shows the way.
-                Ok(None) if is_over(&stream) => {
-                    self.way = Way::Untried;
-                    return PeerUser::Gone;
-                }
-                _ => self.way = Way::Proc,
+    /// Choose the way in which the kernel names the user of a connection of this process's own. Its user is `own`. `near`: an address
+    /// at which the server listens. `None`: the kernel does not name even that user.
+    ///
+    /// # Errors
+    /// A descriptor, or memory, is not free.
+    pub fn open(near: SocketAddr, own: u32) -> io::Result<Option<PeerUsers>> {
+        let connection = found(own_connection(near))?;
+        let open: [fn() -> io::Result<Way>; 2] = [Way::netlink, Way::proc];
+        for open in open {
+            let Some(way) = found(open())? else { continue };
+            let mut users = PeerUsers { way, sequence: 0 };
+            // Without a connection of our own nobody can connect from this machine either, as far as is known.
+            let names = connection.as_ref().map_or(Ok(Some(true)), |(_listener, own_end)| {
+                let ends = Ends { local: canonical(own_end.local_addr()?), remote: canonical(own_end.peer_addr()?) };
+                found(users.ask(ends, zone(near)).map(|owner| owner == Some(Some(own))))
+            });
+            if names?.is_some_and(|names| names) {
+                return Ok(Some(users));
             }
         }
-        match self.search(its, zone, || is_over(&stream)) {
+        Ok(None)
+    }
+
+    /// The user of the other end of `stream`, a connected TCP socket with these addresses.
+    pub fn find(&mut self, stream: impl AsFd, local: SocketAddr, peer: SocketAddr) -> PeerUser {
+        match is_here(peer, local) {
+            Ok(true) => {}
+            Ok(false) => return PeerUser::Elsewhere,
+            Err(_) => return PeerUser::Untold,
+        }
+        let its = Ends { local: canonical(peer), remote: canonical(local) };
+        let found = self.search(its, zone(local), || is_over(&stream));
+        // Asked after the search. Whoever has the address now may be another than the one that has reset this connection.
+        if is_reset(&stream) {
+            return PeerUser::Gone;
+        }
+        match found {
             Ok(Some(Some(uid))) => PeerUser::Uid(uid),
             Ok(Some(None)) => PeerUser::Gone,
-            // Asked after the search: it may have been closed meanwhile.
+            // It may have been closed meanwhile.
             Ok(None) if is_over(&stream) => PeerUser::Gone,
             Ok(None) => PeerUser::NotFound,
             Err(_) => PeerUser::Untold,
@@ -86,18 +99,19 @@ impl PeerUsers {
 
     /// The owner of a socket, if there is such a socket. `is_over`: there cannot be one any more.
     fn search(&mut self, of: Ends, zone: u32, is_over: impl Fn() -> bool) -> io::Result<Option<Owner>> {
-        let found = match self.ask(of, zone) {
-            Err(_) => return search_proc(of),
-            Ok(None) if !is_over() => self.search_bound(of)?,
-            Ok(found) => found,
-        };
-        Ok(found)
+        match self.ask(of, zone)? {
+            None if !is_over() => self.search_again(of),
+            found => Ok(found),
+        }
     }
 
-    /// The same for a socket that is bound to an interface (`SO_BINDTODEVICE`, which every user may do). The kernel finds it only by
-    /// that interface.
-    fn search_bound(&mut self, of: Ends) -> io::Result<Option<Owner>> {
-        let Way::Netlink(socket) = &self.way else { return Ok(None) };
+    /// Netlink finds a socket that is bound to an interface (`SO_BINDTODEVICE`, which every user may do) only by that interface. A
+    /// table that changes while it is read may lack one of its sockets.
+    fn search_again(&mut self, of: Ends) -> io::Result<Option<Owner>> {
+        let socket = match &self.way {
+            Way::Netlink(socket) => socket,
+            Way::Proc(tables) => return search_proc(tables, of),
+        };
         for interface in interfaces(socket)? {
             if let Some(owner) = self.ask(of, interface)? {
                 return Ok(Some(owner));
@@ -107,7 +121,10 @@ impl PeerUsers {
     }
 
     fn ask(&mut self, of: Ends, interface: u32) -> io::Result<Option<Owner>> {
-        let Way::Netlink(socket) = &self.way else { return search_proc(of) };
+        let socket = match &self.way {
+            Way::Netlink(socket) => socket,
+            Way::Proc(tables) => return search_proc(tables, of),
+        };
         self.sequence = self.sequence.wrapping_add(1);
         send(socket, &sock_diag::request(self.sequence, of, interface), SendFlags::empty())?;
         for _ in 0..EARLIER_ANSWERS {
@@ -125,6 +142,50 @@ impl PeerUsers {
     }
 }
 
+impl Way {
+    fn netlink() -> io::Result<Way> {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket =
+            rustix::net::socket_with(AddressFamily::NETLINK, SocketType::DGRAM, flags, Some(netlink::SOCK_DIAG))?;
+        Ok(Way::Netlink(socket))
+    }
+
+    fn proc() -> io::Result<Way> {
+        let mut tables = Vec::new();
+        for path in TABLES {
+            tables.extend(found(File::open(path))?);
+        }
+        if tables.is_empty() { Err(Errno::NOENT.into()) } else { Ok(Way::Proc(tables)) }
+    }
+}
+
+/// `None` if it cannot be had on this machine.
+///
+/// # Errors
+/// It cannot be had at this moment.
+fn found<T>(result: io::Result<T>) -> io::Result<Option<T>> {
+    match result {
+        Ok(found) => Ok(Some(found)),
+        Err(error) if is_exhausted(&error) => Err(error),
+        Err(_) => Ok(None),
+    }
+}
+
+/// A connection of this process's own. Nobody accepts it: the end that is looked up is the one that connects.
+fn own_connection(near: SocketAddr) -> io::Result<(TcpListener, TcpStream)> {
+    let mut at = near;
+    at.set_port(0);
+    if at.ip().is_unspecified() {
+        at = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+    }
+    let listener = TcpListener::bind(at)?;
+    let stream = TcpStream::connect_timeout(&listener.local_addr()?, OWN_CONNECTION_LIMIT)?;
+    Ok((listener, stream))
+}
+
+/// The kernel connects two sockets of a machine at once, unless a filter drops what they send.
+const OWN_CONNECTION_LIMIT: Duration = Duration::from_secs(1);
+
 /// The user of a socket, unless no process has it any more.
 type Owner = Option<u32>;
 
@@ -134,14 +195,14 @@ const EARLIER_ANSWERS: usize = 8;
 /// Interfaces that are tried for a socket that is bound to one. Only the machine's administrator can add one.
 const INTERFACES: usize = 4096;
 
+/// An IPv4 address as such, also if it is mapped into IPv6. Without its zone.
+fn canonical(address: SocketAddr) -> SocketAddr {
+    SocketAddr::new(address.ip().to_canonical(), address.port())
+}
+
 /// The interface of a link-local address.
 fn zone(address: SocketAddr) -> u32 {
     if let SocketAddr::V6(address) = address { address.scope_id() } else { 0 }
-}
-
-fn netlink_socket() -> io::Result<OwnedFd> {
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    Ok(rustix::net::socket_with(AddressFamily::NETLINK, SocketType::DGRAM, flags, Some(netlink::SOCK_DIAG))?)
 }
 
 /// The indices of this network namespace's interfaces.
@@ -152,21 +213,20 @@ fn interfaces(socket: &OwnedFd) -> io::Result<Vec<u32>> {
 }
 
 /// The same by the kernel's tables. Takes as long as the machine has sockets.
-fn search_proc(of: Ends) -> io::Result<Option<Owner>> {
-    let mut is_told = false;
-    for path in TABLES {
-        let Ok(table) = File::open(path) else { continue };
-        is_told = true;
+fn search_proc(tables: &[File], of: Ends) -> io::Result<Option<Owner>> {
+    for mut table in tables {
+        table.rewind()?;
         for line in BufReader::new(table).lines() {
             if let Some(row) = Row::parse(&line?)
                 && is_same(row.local, of.local)
                 && is_same(row.remote, of.remote)
+                && row.state != SYN_SENT
             {
                 return Ok(Some((row.inode != 0).then_some(row.uid)));
             }
         }
     }
-    if is_told { Ok(None) } else { Err(Errno::NOENT.into()) }
+    Ok(None)
 }
 
 fn is_same(row: SocketAddr, canonical: SocketAddr) -> bool {
@@ -175,9 +235,18 @@ fn is_same(row: SocketAddr, canonical: SocketAddr) -> bool {
 
 /// Whether the other end of a connection has been closed, or was reset.
 fn is_over(stream: &impl AsFd) -> bool {
-    let mut polled = [PollFd::new(stream, PollFlags::RDHUP)];
+    shows(stream, PollFlags::RDHUP)
+}
+
+/// Whether a connection was reset. One whose other end has only closed its sending side was not.
+fn is_reset(stream: &impl AsFd) -> bool {
+    shows(stream, PollFlags::empty())
+}
+
+/// Whether one of these is ready at once. `HUP` and `ERR` are always among them.
+fn shows(stream: &impl AsFd, what: PollFlags) -> bool {
+    let mut polled = [PollFd::new(stream, what)];
     let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
-    // `HUP` and `ERR` are always told.
     poll(&mut polled, Some(&at_once)).is_ok_and(|ready| ready > 0)
 }
 

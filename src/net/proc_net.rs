@@ -10,6 +10,9 @@ pub(super) const TABLES: [&str; 2] = ["/proc/net/tcp", "/proc/net/tcp6"];
 /// The state of a socket that listens.
 pub(super) const LISTEN: u8 = 0x0A;
 
+/// The state of a socket that is about to connect, and is no end of a connection yet.
+pub(super) const SYN_SENT: u8 = 0x02;
+
 /// A socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Row {

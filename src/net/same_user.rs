@@ -2,22 +2,19 @@
 
 use std::fs::File;
 use std::io;
-use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr};
 
 use parking_lot::Mutex;
-use rustix::process::geteuid;
 
+use super::local_peers::{Trusted, Verdict, decide, open_users};
 use super::peer_user::{PeerUser, PeerUsers};
-
-const ROOT: u32 = 0;
 
 /// Looks users up. It holds what it needs for that, so that it never lacks a descriptor.
 #[derive(Debug)]
 pub struct SameUser {
-    users: Mutex<PeerUsers>,
-    own: u32,
-    /// The system tells whose a connection is.
-    can_tell: bool,
+    /// `None`: the system does not tell whose a connection is.
+    users: Option<Mutex<PeerUsers>>,
+    trusted: Trusted,
     /// Stands for connections whose sockets are not at hand: one that has ended gets no answer anyway.
     open: File,
 }
@@ -28,47 +25,37 @@ impl SameUser {
     /// # Errors
     /// There is no descriptor for that.
     pub fn new() -> io::Result<Self> {
-        let (mut users, own, open) = (PeerUsers::default(), geteuid().as_raw(), File::open("/dev/null")?);
-        // A system without loopback has no connections of its own.
-        let can_tell = finds_its_own(&mut users).unwrap_or(false);
-        if !can_tell {
+        let (users, trusted) = open_users((Ipv4Addr::LOCALHOST, 0).into())?;
+        if let Err(why) = &users {
             tracing::warn!(
-                "neither NETLINK_SOCK_DIAG nor /proc/net/tcp tells whose a connection is: every user of this machine may read how the \
-                 jobs do that this coordinator serves; a token keeps them out (elastic-rs token new)"
+                "every user of this machine may read how the jobs do that this coordinator serves, because {why}; a token keeps them out \
+                 (elastic-rs token new)"
             );
         }
-        Ok(Self { users: Mutex::new(users), own, can_tell, open })
+        Ok(Self { users: users.ok().map(Mutex::new), trusted, open: File::open("/dev/null")? })
     }
 
     /// Whether the other end of a connection with these addresses, which is on this machine, is ours or root's. True if the system does
     /// not tell of any connection.
     pub fn has(&self, local: SocketAddr, peer: SocketAddr) -> bool {
-        if !self.can_tell {
-            return true;
-        }
-        match self.users.lock().find(&self.open, local, peer) {
-            PeerUser::Uid(uid) => uid == self.own || uid == ROOT,
-            _ => false,
+        let Some(users) = &self.users else { return true };
+        match users.lock().find(&self.open, local, peer) {
+            PeerUser::Elsewhere => false,
+            user => decide(user, self.trusted) == Verdict::Admit,
         }
     }
 }
 
-fn finds_its_own(users: &mut PeerUsers) -> io::Result<bool> {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
-    let client = TcpStream::connect(listener.local_addr()?)?;
-    let (server, _) = listener.accept()?;
-    let found = users.find(&server, server.local_addr()?, client.local_addr()?);
-    Ok(matches!(found, PeerUser::Uid(_)))
-}
-
 #[cfg(test)]
 mod tests {
+    use std::net::{TcpListener, TcpStream};
+
     use super::*;
 
     #[test]
     fn the_own_user_is_told_and_a_connection_that_is_none_is_nobodys() {
         let same = SameUser::new().unwrap();
-        assert!(same.can_tell);
+        assert!(same.users.is_some());
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (local, peer) = (listener.local_addr().unwrap(), client.local_addr().unwrap());

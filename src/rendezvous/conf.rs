@@ -139,8 +139,8 @@ keys! {
     store_members: StoreMembers = StoreMembers::Warn, Allowed::OneOf(&["off", "warn", "strict"]),
         Scope::c10d("a coordinator knows the members' addresses, and there is none");
     /// 1: workers reach the store of rank 0's node through their agents, which encrypt that traffic. Needs a token or certificates,
-    /// and the same value on all nodes.
-    store_tunnel: bool = false, Allowed::Truth;
+    /// and the same value on all nodes. Not given: 1 if the user has named a token or certificates.
+    store_tunnel: Option<bool> = None, Allowed::Truth;
     /// Fewest workers of a world, on however many nodes. Needs `max_workers`.
     min_workers: Option<u32> = None, Allowed::Whole(1, rules::MOST_WORKERS), Scope::c10d(COUNTED_BY_A_COORDINATOR);
     /// Most workers of a world. A round closes at once when as many wait. The node that would pass it starts fewer.
@@ -379,7 +379,7 @@ impl Conf {
                     .to_owned(),
             );
         }
-        match (self.store_tunnel, is_protected, own_store) {
+        match (self.has_tunnel(), is_protected, own_store) {
             (false, ..) | (true, true, true) => Ok(()),
             (true, false, _) => Err(format!(
                 "--rdzv-conf store_tunnel=1 needs a token or certificates, by which the agents know each other: name the token's file in \
@@ -391,6 +391,11 @@ impl Conf {
                     .to_owned(),
             ),
         }
+    }
+
+    /// Whether workers reach the store through their agents. Who makes the configuration decides, if the user has not.
+    pub fn has_tunnel(&self) -> bool {
+        self.store_tunnel == Some(true)
     }
 
     /// Replace one value. Its range is not checked.

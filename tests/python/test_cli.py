@@ -42,6 +42,29 @@ def test_it_serves_until_sigterm(serve: Serve) -> None:
         assert process.wait() == 0
 
 
+OPEN = "is not protected: whoever reaches it can end the job"
+
+
+@pytest.mark.parametrize("case", ["open", "on loopback", "protected"])
+def test_a_coordinator_that_is_open_to_other_machines_says_so_once(
+    job: Job, tmp_path: Path, case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("ELASTIC_RS_TOKEN_FILE", raising=False)
+    if case == "protected":
+        token = tmp_path / "token"
+        token.touch(mode=0o600)
+        token.write_text("4f" * 32)
+        monkeypatch.setenv("ELASTIC_RS_TOKEN_FILE", str(token))
+    host = "127.0.0.1" if case == "on loopback" else "0.0.0.0"
+    process = job.start([COMMAND, "store", "serve", f"--host={host}", "--port=0"])
+    process.line("^listening on ")
+    process.signal(signal.SIGTERM)
+    assert process.wait() == 0
+    said = [line for line in process.lines if OPEN in line]
+    assert len(said) == (case == "open"), process.tail()
+    assert all("`elastic-rs token new`" in line for line in said)
+
+
 def test_it_drains_and_serves_meanwhile(serve: Serve) -> None:
     process = serve("--drain-timeout=60")
     port = port_of(process)

@@ -320,6 +320,30 @@ def test_a_tunnel_needs_a_token(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
         create_handler(dist.HashStore(), Cell(), asked)
 
 
+def test_a_token_that_the_user_names_means_a_tunnel_unless_he_says_no(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def asked(**conf: str) -> bool | None:
+        return create_handler(dist.HashStore(), Cell(), params(**conf))._config.store_tunnel
+
+    monkeypatch.delenv("ELASTIC_RS_TOKEN_FILE", raising=False)
+    assert asked() is False
+    token = tmp_path / "token"
+    token.touch(mode=0o600)
+    token.write_text("4f" * 32)
+    monkeypatch.setenv("ELASTIC_RS_TOKEN_FILE", str(token))
+    assert asked() is True
+    assert asked(store_tunnel="0") is False
+    assert not caplog.records
+    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+    assert asked(store_tunnel="no") is False
+    assert not caplog.records
+    assert asked() is False
+    [record] = caplog.records
+    assert "do not protect the workers' store" in record.getMessage()
+    assert "store_tunnel=0" in record.getMessage()
+
+
 def test_create_backend_hosts_a_store_and_a_handler_works_over_it() -> None:
     backend, store = create_backend(params(is_host="1"))
     assert backend.name == "c10d"

@@ -13,7 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 import torch.distributed as dist
-from elastic_rs import RustC10dRendezvousHandler, create_rust_c10d_handler
+from elastic_rs import RustC10dRendezvousHandler, _elastic_rs, create_rust_c10d_handler
 from elastic_rs.errors import ElasticError
 from torch.distributed.elastic.agent.server.api import _RoleInstanceInfo
 from torch.distributed.elastic.rendezvous import (
@@ -109,6 +109,16 @@ def test_without_sharing_the_port_is_free_for_rank_0(make: Make, monkeypatch: py
     bootstrap = handler.next_rendezvous().bootstrap_store_info
     assert bootstrap is not None
     dist.TCPStore(bootstrap.master_addr, bootstrap.master_port, is_master=True)
+
+
+@pytest.mark.parametrize(("agent", "bounded"), [("rust", True), ("torch", False)])
+def test_the_endpoints_store_is_bounded_where_nothing_uses_it(make: Make, agent: str, *, bounded: bool) -> None:
+    client = _elastic_rs.StoreClient(*make(agent=agent)._endpoint)
+    client.set("small", b"v")
+    refused = pytest.raises(RuntimeError, match=r"closed|reset|lost") if bounded else contextlib.nullcontext()
+    with refused:
+        client.set("large", bytes(2 << 20))
+        client.get("large")
 
 
 def test_members_are_told_of_a_waiting_node_by_a_push(make: Make) -> None:

@@ -137,10 +137,47 @@ fn a_spare_whose_join_meets_the_close_ends_as_a_spare() {
 fn a_node_that_has_never_joined_closes_the_rendezvous_and_knows_it() {
     let now = Instant::now();
     let hello = Hello::new("job", NodeId(1), "host:1".to_owned(), Settings::new(1, 1));
-    let mut node = CellNode::new(Hello { local_addr: Some("node1".to_owned()), ..hello }, now);
+    let mut node = CellNode::new(Hello { local_addr: Some("node1".to_owned()), ..hello }, false, now);
     let (mut cell, verdict) = (None, Verdict::Succeeded { by: "node1".into() });
     node.ask(|node| node.close(verdict.clone()), now);
     perform(&mut node, &mut cell, now);
     assert!(cell.is_some(), "the verdict is written");
     assert_eq!(node.view().closed, Some(verdict));
+}
+
+/// The lease of 3 s ends before the 10 s do. A fence would have the failure forgotten.
+#[test]
+fn a_failure_whose_cell_is_gone_is_this_nodes_end_also_with_a_short_lease() {
+    let mut now = Instant::now();
+    let settings = Settings {
+        keep_alive_interval: Duration::from_secs(1),
+        keep_alive_max_attempt: 3,
+        last_call_timeout: Duration::ZERO,
+        settle_timeout: Duration::ZERO,
+        ..Settings::new(1, 2)
+    };
+    let hello = Hello::new("job", NodeId(1), "host:1".to_owned(), settings);
+    let mut node = CellNode::new(Hello { local_addr: Some("node1".to_owned()), ..hello }, false, now);
+    node.ask(|node| node.join(1, None, None, Duration::from_secs(600), now), now);
+    let mut cell = None;
+    let placement = loop {
+        perform(&mut node, &mut cell, now);
+        if let Some(outcome) = node.take_outcome() {
+            break outcome.unwrap();
+        }
+        now += Duration::from_millis(100);
+    };
+    let failure = *crate::bench::failure();
+    node.ask(|node| node.report_failure(placement.round, failure), now);
+    let since = now;
+    while node.view().failed.is_none() {
+        assert!(now < since + Duration::from_secs(4), "{:?}", node.view());
+        node.on_tick(now);
+        while node.take_command().is_some() {
+            node.on_failed("Broken pipe".into(), true, now);
+        }
+        now += Duration::from_millis(100);
+    }
+    let error = node.view().failed.clone().unwrap().to_string();
+    assert!(error.contains("has been gone for") && node.view().fenced.is_none(), "{error}");
 }

@@ -21,7 +21,7 @@ use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber};
 
 use crate::alone::alone;
-use crate::users::{SAME_USER, STRANGER, as_user};
+use crate::users::{ANSWER, SAME_USER, STRANGER, as_user, greeted};
 
 static RECORDS: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
@@ -326,10 +326,10 @@ mod for_root {
 /// Set in the process that the next test starts in a user namespace.
 const IN_A_NAMESPACE: &str = "ELASTIC_RS_TEST_IN_A_NAMESPACE";
 
-/// There all users have the same number, which stands for "another".
+/// There all users have the same number, which stands for "another". This process's own has it, too.
 #[test]
-fn a_user_without_a_number_is_admitted_and_logged_once() {
-    const NAME: &str = "logging::a_user_without_a_number_is_admitted_and_logged_once";
+fn where_users_cannot_be_known_all_are_served_and_one_record_says_so() {
+    const NAME: &str = "logging::where_users_cannot_be_known_all_are_served_and_one_record_says_so";
     if std::env::var_os(IN_A_NAMESPACE).is_none() {
         let test = std::env::current_exe().unwrap();
         let mut command = Command::new("unshare");
@@ -349,11 +349,10 @@ fn a_user_without_a_number_is_admitted_and_logged_once() {
     tracing::subscriber::set_global_default(Keep).unwrap();
     let server = start(ServerOptions { local_peers: SAME_USER, ..ServerOptions::default() });
     for _ in 0..3 {
-        let mut client = TcpStream::connect(server.local_addr()).unwrap();
-        client.write_all(b"\0\xce\xf7\x85\x3c\x0d\x01\x02\x03\x04").unwrap();
-        client.read_exact(&mut [0; 4]).unwrap();
+        assert_eq!(greeted(server.local_addr()), ANSWER);
     }
     let records = std::mem::take(&mut *RECORDS.lock().unwrap());
     let [record] = &records[..] else { panic!("{records:?}") };
-    assert!(record.contains("its user has no number in this user namespace"), "{record}");
+    assert!(record.contains("its own user has no number in this user namespace"), "{record}");
+    assert!(record.contains("store_peers=any"), "{record}");
 }

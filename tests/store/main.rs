@@ -5,6 +5,8 @@
 mod alone;
 mod client;
 mod descriptors;
+#[path = "../../src/net/hidden_peer.rs"]
+mod hidden_peer;
 mod hostility;
 mod logging;
 mod opening;

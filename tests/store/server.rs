@@ -194,6 +194,50 @@ fn a_connection_that_says_nothing_is_closed_after_the_hello_timeout() {
     assert_serves(&mut friend);
 }
 
+/// The endpoint's store, where the job has no use for it. Its coordinator's sessions are upgrades.
+#[test]
+fn strangers_fill_no_store_that_nothing_uses_and_keep_no_session_out() {
+    const MIB: usize = 1 << 20;
+    let (to, mut sessions) = unbounded_channel();
+    let upgrades = vec![Upgrade { magic: b"ELRZ", to: to.into() }];
+    let server = start(ServerOptions { max_clients: 8, upgrades, ..ServerOptions::for_unused_store() });
+    let mut clients: Vec<TcpStream> = (0..8).map(|_| client(&server)).collect();
+    let mut ninth = connect(&server);
+    send(&mut ninth, &[Request::Validate, Request::Ping { nonce: 1 }]);
+    assert_eq!(read_to_close(&mut ninth), b"");
+    assert_eq!(server.stats().rejected(Cause::TooManyConnections), 1);
+    connect(&server).write_all(b"ELRZ").unwrap();
+    until("handed over", || sessions.try_recv().is_ok());
+    // Keys.
+    let mut keys = clients.pop().unwrap();
+    for some in 0..20 {
+        let pairs = (0..1000).map(|number| (Bytes::from(format!("{some} {number}")), Bytes::new())).collect();
+        let mut bytes = BytesMut::new();
+        Request::MultiSet { pairs }.encode(&mut bytes);
+        // The server may have closed it already.
+        let _ = keys.write_all(&bytes);
+    }
+    read_to_close(&mut keys);
+    until("counted", || server.stats().rejected(Cause::Full) == 1);
+    assert!((16_000..=16_384).contains(&server.stats().keys), "{:?}", server.stats());
+    // Bytes: of one value, and of all.
+    let mut large = clients.pop().unwrap();
+    let mut bytes = BytesMut::new();
+    set("large", vec![0; MIB + 1]).encode(&mut bytes);
+    let _ = large.write_all(&bytes);
+    assert_eq!(read_to_close(&mut large), b"");
+    let mut many = clients.pop().unwrap();
+    for number in 0..33 {
+        let mut bytes = BytesMut::new();
+        Request::Set { key: Bytes::from(number.to_string()), value: vec![0; MIB / 2].into() }.encode(&mut bytes);
+        let _ = many.write_all(&bytes);
+    }
+    read_to_close(&mut many);
+    until("counted", || server.stats().rejected(Cause::Full) == 2);
+    assert!(server.stats().stored_bytes <= 16 * MIB as u64, "{:?}", server.stats());
+    assert_serves(clients.last_mut().unwrap());
+}
+
 #[test]
 fn each_violation_costs_its_own_connection_and_has_its_own_count() {
     let options = ServerOptions {

@@ -2,18 +2,26 @@
 //!
 //! Linux has users of threads, so a thread is another user here. Only root can do that.
 
-use std::io::{ErrorKind, Read, Write};
+use std::env;
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6, TcpStream, UdpSocket};
+use std::os::fd::AsRawFd;
+use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
 use elastic_rs::net::listen;
+use elastic_rs::net::local::is_here;
 use elastic_rs::proto::Request;
 use elastic_rs::store::server::{Cause, LocalPeers, ServerOptions, StoreServer};
-use rustix::process::Uid;
+use rustix::process::{Resource, Rlimit, Uid, getrlimit, setrlimit};
 use rustix::thread::set_thread_res_uid;
-use socket2::SockRef;
+use socket2::{Domain, SockRef, Socket, Type};
+
+use crate::alone::alone;
+use crate::hidden_peer::{second_interface, send_and_hide};
 
 /// Time limit of every wait. A test that reaches it fails.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -70,7 +78,7 @@ fn encode(requests: &[Request]) -> BytesMut {
 }
 
 /// What a client gets that greets the server at this address, and asks for an answer.
-fn greeted(address: SocketAddr) -> Vec<u8> {
+pub fn greeted(address: SocketAddr) -> Vec<u8> {
     let mut stream = TcpStream::connect(address).unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
     let mut answer = vec![0; 4];
@@ -82,7 +90,13 @@ fn greeted(address: SocketAddr) -> Vec<u8> {
     }
 }
 
-const ANSWER: [u8; 4] = [1, 2, 3, 4];
+pub const ANSWER: [u8; 4] = [1, 2, 3, 4];
+
+/// A greeting, and a request that sets a key.
+fn set(key: String) -> BytesMut {
+    let (key, value) = (Bytes::from(key), Bytes::from_static(b"v"));
+    encode(&[Request::Validate, Request::Set { key, value }])
+}
 
 mod for_root {
     use super::*;
@@ -124,10 +138,6 @@ mod for_root {
         const TRIES: u64 = 300;
         let server = start(SAME_USER);
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, server.port()));
-        let set = |key: String| {
-            let (key, value) = (Bytes::from(key), Bytes::from_static(b"v"));
-            encode(&[Request::Validate, Request::Set { key, value }])
-        };
         as_user(STRANGER, || {
             for number in 0..TRIES {
                 let mut stream = TcpStream::connect(address).unwrap();
@@ -146,6 +156,99 @@ mod for_root {
         friend.write_all(&encode(&[Request::Ping { nonce: 1 }])).unwrap();
         friend.read_exact(&mut [0; 4]).unwrap();
         assert_eq!(server.stats().keys, 1);
+    }
+
+    #[test]
+    fn a_stranger_that_hides_its_socket_3000_times_writes_nothing_and_holds_no_descriptor() {
+        const NAME: &str =
+            "users::for_root::a_stranger_that_hides_its_socket_3000_times_writes_nothing_and_holds_no_descriptor";
+        const TRIES: u64 = 3000;
+        let Some(interface) = second_interface().filter(|_| alone(NAME)) else { return };
+        let server = start(SAME_USER);
+        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, server.port()));
+        let before = descriptors();
+        as_user(STRANGER, || {
+            (0..TRIES).for_each(|number| send_and_hide(address, &interface, &set(format!("/stranger/{number}"))))
+        });
+        let limit = Instant::now() + PATIENCE;
+        while server.stats().connections_accepted < TRIES && server.stats().accept_errors == 0 {
+            assert!(Instant::now() < limit, "{:?}", server.stats());
+            thread::yield_now();
+        }
+        let stats = server.stats();
+        assert_eq!((stats.keys, stats.accept_errors), (0, 0), "{stats:?}");
+        assert_eq!(greeted(address), ANSWER);
+        while descriptors() != before {
+            assert!(Instant::now() < limit, "{} of {before}", descriptors());
+            thread::yield_now();
+        }
+        assert_eq!(stats.rejected(Cause::OtherUser), TRIES, "{stats:?}");
+    }
+
+    /// Set in the process that the next test starts in a user namespace.
+    const IN_A_NAMESPACE: &str = "ELASTIC_RS_TEST_USERS_IN_A_NAMESPACE";
+
+    /// The server's namespace has a number for its own user alone.
+    #[test]
+    fn a_stranger_outside_the_servers_user_namespace_is_refused() {
+        if env::var_os(IN_A_NAMESPACE).is_some() {
+            let server = start(SAME_USER);
+            println!("\nat {}", SocketAddr::from((Ipv4Addr::LOCALHOST, server.port())));
+            // Until the visits are over.
+            io::copy(&mut io::stdin(), &mut io::sink()).unwrap();
+            assert_eq!(server.stats().rejected(Cause::OtherUser), 1, "{:?}", server.stats());
+            return;
+        }
+        const NAME: &str = "users::for_root::a_stranger_outside_the_servers_user_namespace_is_refused";
+        let mut command = Command::new("unshare");
+        command.args(["--user", "--map-root-user"]).arg(env::current_exe().unwrap());
+        command.args(["--exact", NAME, "--nocapture"]).env(IN_A_NAMESPACE, "1");
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
+        let address = lines.find_map(|line| line.strip_prefix("at ").map(|at| at.parse::<SocketAddr>().unwrap()));
+        let answers = address.map(|at| (as_user(STRANGER, || greeted(at)), greeted(at)));
+        // The process ends with its standard input.
+        drop(child.stdin.take());
+        let ended = child.wait().unwrap();
+        let Some(answers) = answers else { return println!("not tested: no user namespaces here") };
+        assert_eq!(answers, (Vec::new(), ANSWER.to_vec()));
+        assert!(ended.success(), "{ended}");
+    }
+
+    /// The last free one is taken by the connection itself.
+    #[test]
+    fn a_stranger_is_refused_and_our_own_user_served_when_no_descriptor_is_free() {
+        const NAME: &str = "users::for_root::a_stranger_is_refused_and_our_own_user_served_when_no_descriptor_is_free";
+        if !alone(NAME) {
+            return;
+        }
+        let server = start(SAME_USER);
+        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, server.port()));
+        let limit = getrlimit(Resource::Nofile);
+        for (uid, answer) in [(STRANGER, &[][..]), (ROOT, &ANSWER), (STRANGER, &[])] {
+            let client = as_user(uid, || Socket::new(Domain::IPV4, Type::STREAM, None).unwrap());
+            // Descriptors are numbered from the lowest free one.
+            let next = File::open("/dev/null").unwrap().as_raw_fd() as u64;
+            setrlimit(Resource::Nofile, Rlimit { current: Some(next + 1), maximum: limit.maximum }).unwrap();
+            client.connect(&address.into()).unwrap();
+            let mut client = TcpStream::from(client);
+            client.set_read_timeout(Some(PATIENCE)).unwrap();
+            let mut got = vec![0; answer.len().max(1)];
+            let _ = client.write_all(&encode(&[Request::Validate, Request::Ping { nonce: 0x0403_0201 }]));
+            let count = client.read(&mut got).unwrap_or(0);
+            assert_eq!(&got[..count], answer, "uid {uid}");
+            // Addresses that are not loopback are tried out, for which no descriptor is left while the connection is open.
+            if uid == ROOT {
+                let [one, other] = ["198.51.100.1:1", "198.51.100.2:1"].map(|text| text.parse().unwrap());
+                assert!(is_here(one, other).is_err());
+            }
+            setrlimit(Resource::Nofile, limit).unwrap();
+        }
+        assert_eq!(server.stats().rejected(Cause::OtherUser), 2, "{:?}", server.stats());
+    }
+
+    fn descriptors() -> usize {
+        std::fs::read_dir("/proc/self/fd").unwrap().count()
     }
 
     /// Check 10 of the specification's part B. The fastest of many, because other processes share the machine.

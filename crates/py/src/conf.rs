@@ -116,9 +116,9 @@ impl RendezvousConfig {
         Ok(values)
     }
 
-    /// Whether workers reach the store of rank 0's node through their agents.
+    /// Whether workers reach the store of rank 0's node through their agents. None: the user has not said so.
     #[getter]
-    fn store_tunnel(&self) -> bool {
+    fn store_tunnel(&self) -> Option<bool> {
         self.0.store_tunnel
     }
 

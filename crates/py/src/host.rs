@@ -26,20 +26,22 @@ impl Host {
     /// Become the host of ``host:port``. A ``str`` is the reason why another process is the host.
     ///
     /// ``is_host`` is the user's choice. With None, whoever can bind the address is the host. With a ``protection`` there are only
-    /// sessions of those who hold the token, and no store.
+    /// sessions of those who hold the token, and no store. Unless the job ``uses_store``, what the store holds is bounded.
     ///
     /// Raises ``OSError`` when ``is_host`` is True and the port cannot be listened on.
     #[staticmethod]
-    #[pyo3(signature = (host, port, *, is_host = None, protection = None) -> "Host | str")]
+    #[pyo3(signature = (host, port, *, is_host = None, uses_store = true, protection = None) -> "Host | str")]
     fn claim<'py>(
         py: Python<'py>,
         host: &str,
         port: u16,
         is_host: Option<bool>,
+        uses_store: bool,
         protection: Option<&Protection>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let protection = protection.map(Protection::core);
-        match detach(py, || claim(host, port, is_host, protection)) {
+        let options = if uses_store { ServerOptions::default() } else { ServerOptions::for_unused_store() };
+        match detach(py, || claim(host, port, is_host, options, protection)) {
             Ok(Claim::Host(host)) => Ok(Bound::new(py, Self(Mutex::new(host)))?.into_any()),
             Ok(Claim::Guest(why)) => Ok(why.into_pyobject(py)?.into_any()),
             Err(error) => Err(from_host(&error)),
@@ -75,6 +77,12 @@ impl Host {
     #[getter]
     fn addresses(&self) -> Vec<String> {
         self.0.lock().addresses().iter().map(SocketAddr::to_string).collect()
+    }
+
+    /// Whether it listens on loopback alone.
+    #[getter]
+    fn on_loopback(&self) -> bool {
+        self.is_on_loopback()
     }
 
     /// The pages that are asked for by HTTP, for a thread that makes them. None: another one does already, or nobody may read them.

@@ -1,4 +1,5 @@
-//! `launch`: runs the agent of `elastic-run` until it has ended. `visible_gpus` and `rehearse`: for its doctor.
+//! `launch`: runs the agent of `elastic-run` until it has ended. `visible_gpus`, `rehearse` and `why_users_are_unknown`: for its
+//! doctor.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -9,6 +10,7 @@ use elastic_rs::agent::Outcome;
 use elastic_rs::devices::{Wanted, nvidia};
 use elastic_rs::frontend::launch::{Ended, Fixed, Job, LogFolder, LogOptions, Signals, Warm, run as run_job};
 use elastic_rs::frontend::node::Node;
+use elastic_rs::net::local_peers;
 use elastic_rs::process::{self, Signal};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
@@ -157,4 +159,13 @@ pub fn signal_number(name: &str) -> Option<i32> {
 #[pyfunction]
 pub fn rehearse(py: Python<'_>, command: Vec<OsString>) -> PyResult<()> {
     block_on_task(py, process::rehearse(command))?.map_err(PyRuntimeError::new_err)
+}
+
+/// Return why a worker store of this process could not know which users connect to it from this machine, and what to do. None: it
+/// could.
+///
+/// Raises ``OSError`` if no descriptor is free.
+#[pyfunction]
+pub fn why_users_are_unknown(py: Python<'_>) -> PyResult<Option<(&'static str, &'static str)>> {
+    Ok(detach(py, local_peers::why_users_are_unknown)?.map(|why| (why, local_peers::REMEDY)))
 }

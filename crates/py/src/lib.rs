@@ -53,7 +53,7 @@ mod _elastic_rs {
     #[pymodule_export]
     use crate::json::parse_json;
     #[pymodule_export]
-    use crate::launch::{Launched, launch, rehearse, signal_number, visible_gpus};
+    use crate::launch::{Launched, launch, rehearse, signal_number, visible_gpus, why_users_are_unknown};
     #[pymodule_export]
     use crate::observe::Observer;
     #[pymodule_export]

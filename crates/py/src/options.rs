@@ -62,7 +62,7 @@ impl NodeOptions {
         };
         let may_change = self.in_place() != InPlace::Off;
         let capabilities = if may_change { Capabilities::default() } else { Capabilities::none() };
-        let Conf { store_members, store_tunnel, .. } = self.config.0;
+        let (store_members, store_tunnel) = (self.config.0.store_members, self.config.0.has_tunnel());
         // Through a tunnel, only agents that hold the token reach the store.
         let wants_members = store_members != StoreMembers::Off && self.nodes.1 > 1 && !store_tunnel;
         let hello = Hello {
@@ -83,12 +83,11 @@ impl NodeOptions {
     pub fn node(&self, on_one_machine: bool, protection: Option<Arc<Protection>>) -> PyResult<node::NodeOptions> {
         let own_store = self.use_agent_store && !self.ranks_as_asked;
         self.config.0.check_workers_store(protection.is_some(), own_store).map_err(PyValueError::new_err)?;
-        let Conf { node_rank, join_timeout, drain_timeout, store_peers, store_members, store_tunnel, .. } =
-            self.config.0;
+        let Conf { node_rank, join_timeout, drain_timeout, store_peers, store_members, .. } = self.config.0;
         Ok(node::NodeOptions {
             run_id: self.run_id.clone(),
             name: self.name.clone(),
-            tunnel: protection.filter(|_| store_tunnel),
+            tunnel: protection.filter(|_| self.config.0.has_tunnel()),
             reach: Reach {
                 local_addr: self.local_addr.clone(),
                 alone: self.nodes.1 == 1,

@@ -10,7 +10,8 @@ import sys
 from typing import TYPE_CHECKING
 
 from elastic_rs.doctor import _net, _node
-from elastic_rs.rendezvous._protection import protection, refuse_c10d
+from elastic_rs.rendezvous._node import shares_store
+from elastic_rs.rendezvous._protection import decided, protection, refuse_c10d
 from elastic_rs.run import _flags, _options, _script
 from elastic_rs.run._command_line import seconds
 from elastic_rs.run._usage import PROG, UsageError
@@ -102,11 +103,20 @@ def _look(args: argparse.Namespace) -> Iterator[Finding]:
         if meeting.fixed:
             refuse_c10d("--rdzv-backend=static")
         secured = protection()
+        if not _options.is_alone(args, nodes) and not meeting.fixed:
+            meeting.config = decided(meeting.config, own_store=shares_store())
     except ValueError as error:
         raise UsageError(str(error)) from None
-    tunnel = meeting.config.store_tunnel
+    tunnel = bool(meeting.config.store_tunnel)
     yield from _node.findings(
-        args.nproc_per_node, workers, nodes[1], args.log_dir, limit_s, tunnel=tunnel, protected=secured is not None
+        args.nproc_per_node,
+        workers,
+        nodes[1],
+        args.log_dir,
+        limit_s,
+        tunnel=tunnel,
+        protected=secured is not None,
+        peers=str(meeting.config.values()["store_peers"]),
     )
     if args.training_script:
         yield _node.script(args.training_script, _script.why_not(args))

@@ -11,11 +11,12 @@ import os
 import socket
 from typing import TYPE_CHECKING, NamedTuple
 
+from elastic_rs import _elastic_rs
 from elastic_rs._elastic_rs import PROTOCOL_VERSION
 from elastic_rs.doctor import _etcd
 from elastic_rs.doctor._findings import Answer, Finding, Question, asked, mend, note, ok
 from elastic_rs.doctor._peer import Reached, family_of, reach
-from elastic_rs.rendezvous._node import claim, shares_store
+from elastic_rs.rendezvous._node import shares_store
 from elastic_rs.rendezvous._protection import TLS_CERT, TOKEN_FILE, protection
 
 if TYPE_CHECKING:
@@ -265,7 +266,7 @@ def _doors(meeting: Rendezvous) -> Doors:
         store,
         str(values["store_peers"]),
         str(values["store_members"]),
-        meeting.config.store_tunnel,
+        bool(meeting.config.store_tunnel),
         meeting.nodes[1] > 1,
         os.getenv("ELASTIC_RS_HTTP", "members"),
     )
@@ -351,10 +352,11 @@ def _http_door(readers: str, *, protected: bool) -> str:
 
 def _why_not_own(meeting: Rendezvous, port: int) -> str:
     """Return why this node would not host the coordinator, if so, by the agent's own rule."""
-    host, why = claim(meeting.host, port, meeting.config, protection())
-    if host is not None:
-        host.stop()
-    return why
+    claimed = _elastic_rs.Host.claim(meeting.host, port, is_host=meeting.config.is_host, protection=protection())
+    if isinstance(claimed, str):
+        return claimed
+    claimed.stop()
+    return ""
 
 
 def _why_not_bound(addresses: list[str], port: int) -> str:

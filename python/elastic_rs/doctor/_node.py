@@ -42,6 +42,7 @@ def findings(
     *,
     tunnel: bool,
     protected: bool,
+    peers: str,
 ) -> Iterator[Finding]:
     """Check this node.
 
@@ -53,6 +54,7 @@ def findings(
         limit_s: how long the GPUs' driver may take.
         tunnel: workers reach the store through their agents.
         protected: sessions are protected, so that connections without a proof are let in to prove themselves.
+        peers: ``--rdzv-conf store_peers``.
     """
     yield python(sys.version_info[:3], sys.executable)
     yield package(_elastic_rs.VERSION, _installed("elastic_rs"))
@@ -63,6 +65,9 @@ def findings(
     yield descriptors(soft, hard, count, most_nodes, tunnel=tunnel, protected=protected)
     yield processes(*process_limit(), count)
     yield _supervision(limit_s)
+    if peers == "same-user":
+        unknown = asked(_elastic_rs.why_users_are_unknown, limit_s)
+        yield users(unknown.error, *(unknown.value or ("", "")))
     yield clock(time.time())
     yield from _places(None if folder == os.devnull else folder, limit_s)
 
@@ -270,6 +275,15 @@ def supervision(error: str, why_no_pidfds: str) -> Finding:
     if why_no_pidfds:
         text += f"; without pidfds (pidfd_open: {why_no_pidfds}), which are not needed"
     return ok("supervision", text)
+
+
+def users(error: str, why_unknown: str, remedy: str) -> Finding:
+    """Judge whether a worker store can refuse other users of this machine, for which the kernel has to name them."""
+    if error:
+        return mend("users", f"it cannot be found out who connects from this machine: {error}", "ulimit -n 65536")
+    if why_unknown:
+        return mend("users", f"worker stores cannot refuse other users of this machine: {why_unknown}", remedy)
+    return ok("users", "the kernel names the user of each connection from this machine")
 
 
 def _why_no_pidfds() -> str:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch.distributed.elastic.rendezvous import api
 
+from elastic_rs.etcd_backend import EtcdRendezvousBackend
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -16,10 +18,19 @@ if TYPE_CHECKING:
 
     from elastic_rs._elastic_rs import CellSession
 
-__all__ = ["BackendThread"]
+__all__ = ["BackendThread", "is_gone"]
 
-_SILENCE = re.compile(r"timed?[ -]?out", re.IGNORECASE)
-"""What a store's error says if nobody has answered. The types of PyTorch's errors do not tell it from a refusal."""
+_GONE = re.compile(r"(connection refused|connection reset|broken pipe|failed to recv, got 0 bytes)\b", re.IGNORECASE)
+"""What the errors of PyTorch's stores say if the other end is gone. They have no errno."""
+
+
+def is_gone(error: BaseException) -> bool:
+    """Whether an error shows that nobody serves the backend any more. Silence and cuts show nothing."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    if isinstance(error, ConnectionRefusedError | ConnectionResetError | BrokenPipeError):
+        return True
+    return bool(_GONE.search(str(error).split("\n", 1)[0]))
 
 
 class BackendThread:
@@ -32,6 +43,8 @@ class BackendThread:
     def __init__(self, session: CellSession, backend: RendezvousBackend) -> None:
         self._session = session
         self._backend = backend
+        # Etcd's client connects again, to whichever member answers.
+        self._comes_back = isinstance(backend, EtcdRendezvousBackend)
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
@@ -85,7 +98,7 @@ class BackendThread:
                 # The backend may come back: the node carries on for a lease.
                 self._error = error
                 text = f"{error} ({error.__cause__})" if error.__cause__ else str(error)
-                session.on_failed(text, gone=not _SILENCE.search(text))
+                session.on_failed(text, gone=not self._comes_back and is_gone(error))
             except Exception as error:  # noqa: BLE001 - a backend is a user's code; its caller gets the exception
                 self._error = error
                 session.on_broken(f"the backend raised {type(error).__name__}: {error}", state=False)

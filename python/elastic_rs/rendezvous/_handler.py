@@ -57,6 +57,8 @@ class RustC10dRendezvousHandler(LauncherHandler):
         super().__init__(params, RUST_C10D)
         if not self.wants_agent:
             refuse_c10d("--rdzv-conf agent=torch")
+        if self._ranks_as_asked:
+            refuse_c10d("--rdzv-backend=static")
         self._protected = protection()
         host, port = parse_endpoint(params.endpoint or "", _default_port(params, self._config))
         if not params.endpoint:
@@ -93,7 +95,9 @@ class RustC10dRendezvousHandler(LauncherHandler):
     def _claim(self, host: str, port: int) -> tuple[Host | None, str]:
         """Become the coordinator's host, if this process is to be. The second value says why it is not."""
         try:
-            return claim(host, port, self._config, self._protected)
+            # PyTorch's agents meet in the endpoint's store, and so do workers with fixed ranks.
+            uses_store = self._ranks_as_asked or not self.wants_agent
+            return claim(host, port, self._config, self._protected, uses_store=uses_store)
         except OSError as error:
             reason = error.strerror or error
             raise RendezvousConnectionError(f"cannot host the coordinator at {host}:{port}: {reason}") from error

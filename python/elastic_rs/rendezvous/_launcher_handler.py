@@ -12,8 +12,9 @@ from torch.distributed.elastic.events.api import NodeState
 from elastic_rs import _elastic_rs
 from elastic_rs._host_name import host_name
 from elastic_rs.rendezvous._config import MAX_NODES, config_of
+from elastic_rs.rendezvous._node import shares_store
 from elastic_rs.rendezvous._node_handler import NodeHandler
-from elastic_rs.rendezvous._protection import tunnel_protection
+from elastic_rs.rendezvous._protection import decided, tunnel_protection
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,6 +42,8 @@ class LauncherHandler(NodeHandler):
         if params.max_nodes > MAX_NODES:
             raise ValueError(f"The maximum number of nodes ({params.max_nodes}) must be at most {MAX_NODES}.")
         config = config_of(params.config, backend, params.backend)
+        if not self._ranks_as_asked:
+            config = decided(config, own_store=shares_store())
         super().__init__(run_id=params.run_id, config=config, name=f"{socket.gethostname()}:{os.getpid()}")
         self._local_addr = params.local_addr
         self._nodes = (params.min_nodes, params.max_nodes)

@@ -13,26 +13,46 @@ if TYPE_CHECKING:
     from elastic_rs._elastic_rs import Host, Protection
     from elastic_rs.rendezvous._config import RendezvousConfig
 
-__all__ = ["claim", "shares_store", "why_not_host"]
+__all__ = ["claim", "shares_store", "warn_if_open", "why_not_host"]
 
 logger = Log("elastic_rs.rendezvous")
 
 
-def claim(host: str, port: int, config: RendezvousConfig, protected: Protection | None) -> tuple[Host | None, str]:
+def claim(
+    host: str, port: int, config: RendezvousConfig, protected: Protection | None, *, uses_store: bool
+) -> tuple[Host | None, str]:
     """Become the coordinator's host, if this process is to be. The second value says why it is not.
+
+    Args:
+        host: of the endpoint.
+        port: of the endpoint.
+        config: what ``--rdzv-conf`` says.
+        protected: how sessions are protected.
+        uses_store: the job uses the endpoint's store, which is bounded otherwise.
 
     Raises:
         OSError: this process was told to be it (``is_host=1``), and cannot.
     """
-    claimed = _elastic_rs.Host.claim(host, port, is_host=config.is_host, protection=protected)
+    claimed = _elastic_rs.Host.claim(host, port, is_host=config.is_host, uses_store=uses_store, protection=protected)
     if isinstance(claimed, str):
         logger.info("the coordinator at %s:%d is hosted elsewhere: %s", host, port, claimed)
         return None, claimed
     from elastic_rs.observe._served import serve_pages  # most nodes are not the host
 
     logger.info("this process hosts the coordinator at %s:%d", host, claimed.port)
+    warn_if_open(claimed, protected)
     serve_pages(claimed)
     return claimed, ""
+
+
+def warn_if_open(host: Host, protected: Protection | None) -> None:
+    """Log who can reach a coordinator that nothing protects, if others than processes of this machine can."""
+    if protected is None and not host.on_loopback:
+        logger.warning(
+            "the coordinator at %s is not protected: whoever reaches it can end the job, take a node's place, and "
+            "write what PyTorch unpickles; `elastic-rs token new` makes a token that prevents it (docs/security.md)",
+            ", ".join(host.addresses),
+        )
 
 
 def shares_store() -> bool:

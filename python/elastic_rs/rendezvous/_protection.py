@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from elastic_rs import _elastic_rs
+from elastic_rs._log import Log
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -15,6 +16,7 @@ __all__ = [
     "TLS_VARIABLES",
     "TOKEN_FILE",
     "certificates",
+    "decided",
     "give",
     "named",
     "protection",
@@ -31,6 +33,8 @@ TLS_CA = "ELASTIC_RS_TLS_CA"
 TLS_SPIFFE_ID = "ELASTIC_RS_TLS_SPIFFE_ID"
 TLS_VARIABLES = (TLS_CERT, TLS_KEY, TLS_CA, TLS_SPIFFE_ID)
 """All that say which certificates there are."""
+
+logger = Log("elastic_rs.rendezvous")
 
 _given: str | None = None
 
@@ -87,11 +91,36 @@ def named(error: ValueError) -> str:
     return next((f"{name}: {text}" for what, name in variables.items() if text.startswith(f"the {what} file `")), text)
 
 
+def is_named() -> bool:
+    """Whether the user has named a token or certificates. A token that a driver or a job of one node draws is not."""
+    return (_given is None and TOKEN_FILE in os.environ) or any(name in os.environ for name in TLS_VARIABLES)
+
+
+def decided(config: RendezvousConfig, *, own_store: bool) -> RendezvousConfig:
+    """Return the configuration with ``store_tunnel`` decided. Not given, it is on if the user has named a secret.
+
+    All nodes of a job have the same secret, so they decide alike. Logs a warning if it cannot protect the store.
+
+    Args:
+        config: what ``--rdzv-conf`` says.
+        own_store: each round has a store, which the agent of rank 0's node serves.
+    """
+    if config.store_tunnel is not None:
+        return config
+    if is_named() and not own_store:
+        logger.warning(
+            "the token or certificates of this job do not protect the workers' store: it is PyTorch's "
+            "(TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1), and serves whoever reaches it, in clear; leave the variable out, "
+            "or give --rdzv-conf store_tunnel=0 if that is meant (docs/security.md, Store tunnel)"
+        )
+    return config.replace(store_tunnel=is_named() and own_store)
+
+
 def tunnel_protection(config: RendezvousConfig, *, own_store: bool) -> Protection | None:
     """Return by what agents know each other that tunnel their workers' connections. None: they do not.
 
     Args:
-        config: whether they are to, and which machines may connect to the workers' store.
+        config: whether they are to, as :func:`decided`, and which machines may connect to the workers' store.
         own_store: each round has a store, which the agent of rank 0's node serves.
 
     Raises:

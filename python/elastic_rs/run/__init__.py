@@ -118,7 +118,7 @@ def _run(
 
 
 def _protected(meeting: Rendezvous, *, alone: bool) -> Protection | None:
-    """Return how sessions with the coordinator are protected."""
+    """Return how sessions with the coordinator are protected. Decides the ``store_tunnel`` of ``meeting``."""
     from elastic_rs import _elastic_rs
     from elastic_rs.rendezvous import _protection
     from elastic_rs.rendezvous._node import shares_store
@@ -131,6 +131,7 @@ def _protected(meeting: Rendezvous, *, alone: bool) -> Protection | None:
         if meeting.fixed:
             _protection.refuse_c10d("--rdzv-backend=static")
         own_store = not meeting.fixed and shares_store()
+        meeting.config = _protection.decided(meeting.config, own_store=own_store)
         tunnel = _protection.tunnel_protection(meeting.config, own_store=own_store)
         protection = tunnel or _protection.protection()
     except ValueError as error:
@@ -160,7 +161,7 @@ def _take_part(
     host, why = None, ""
     try:
         if etcd is None:
-            host, why = claim(meeting.host, meeting.port, config, protected)
+            host, why = claim(meeting.host, meeting.port, config, protected, uses_store=meeting.fixed)
         else:
             from elastic_rs.rendezvous._etcd import own_address
 

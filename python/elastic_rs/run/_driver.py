@@ -22,7 +22,8 @@ from elastic_rs.rendezvous._config import (
     parse_conf,
     parse_endpoint,
 )
-from elastic_rs.rendezvous._protection import certificates, protection
+from elastic_rs.rendezvous._node import shares_store
+from elastic_rs.rendezvous._protection import certificates, decided, protection
 from elastic_rs.run import LACKS_SCRIPT, _options, _script
 from elastic_rs.run._flags import parse
 from elastic_rs.run._host_flags import DEFAULTS, VARIABLES, rest_of
@@ -304,7 +305,9 @@ def _conf_of(args: argparse.Namespace, bounds: tuple[int, int]) -> str:
         ours |= {"min_workers": str(bounds[0]), "max_workers": str(bounds[1])} | _judging(args)
         if doubled := sorted(given.keys() & (ours.keys() | {"host_name", "is_host", "node_rank"})):
             raise UsageError(f"--rdzv-conf has {doubled[0]}, which the driver gives the agents itself")
-        config_of(given | ours)
+        # Agents do not know whether the token that they get is one that the user has named.
+        config = decided(config_of(given | ours), own_store=shares_store())
+        ours["store_tunnel"] = str(int(bool(config.store_tunnel)))
     except ValueError as error:
         raise UsageError(str(error)) from None
     return ",".join(f"{key}={value}" for key, value in (given | ours).items())

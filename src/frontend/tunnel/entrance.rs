@@ -11,7 +11,7 @@ use super::Trust;
 use super::listener::{Listener, prepare};
 use super::relay::relay;
 use crate::bounded_log::BoundedLog;
-use crate::net::local_peers::{LocalPeerCheck, LocalPeers, Verdict};
+use crate::net::local_peers::{LocalPeerCheck, Verdict};
 use crate::secure::Halves;
 
 /// How long opening a connection to rank 0's node may take. PyTorch's client tries again until its own time limit.
@@ -25,15 +25,14 @@ struct Way {
     log: Arc<BoundedLog>,
 }
 
-/// Carry all connections of this node's workers. Never ends.
+/// Carry all connections of this node's workers. `check`: of the users that connect. Never ends.
 pub(super) async fn serve(
     listener: Listener,
     (host, port): (String, u16),
     trust: Trust,
-    who: LocalPeers,
+    mut check: Option<LocalPeerCheck>,
     log: Arc<BoundedLog>,
 ) {
-    let mut check = LocalPeerCheck::new(who);
     let way = Arc::new(Way { host, port, trust, log });
     loop {
         let (stream, peer) = listener.accept(&way.log).await;
@@ -48,13 +47,9 @@ fn is_admitted(check: Option<&mut LocalPeerCheck>, stream: &TcpStream, peer: Soc
     let Some(check) = check else { return true };
     match check.judge(stream, peer) {
         Verdict::Admit => true,
-        Verdict::Doubt(doubt) => {
-            check.tell_once(peer, doubt);
-            true
-        }
-        Verdict::Refuse(uid) => {
+        Verdict::Refuse(stranger) => {
             if log.admits("other_user") {
-                let detail = check.refusal(uid);
+                let detail = check.refusal(stranger);
                 tracing::warn!(target: "elastic_rs::rendezvous", %peer, "a connection to the store's tunnel is refused: {detail}");
             }
             false

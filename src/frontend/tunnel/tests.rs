@@ -255,6 +255,29 @@ fn a_tunnel_that_cannot_be_opened_closes_the_workers_connection() {
 
 mod for_root {
     use super::*;
+    use crate::net::hidden_peer::{second_interface, send_and_hide};
+
+    /// The agent would prove itself on behalf of whoever connects to its entrance.
+    #[test]
+    fn a_stranger_that_hides_its_socket_3000_times_does_not_get_in() {
+        const TRIES: u64 = 3000;
+        let Some(interface) = second_interface() else { return };
+        let stranger = Uid::from_raw(65533);
+        let Nodes { door, server, .. } = nodes();
+        let tunnel = entrance(trust(token('a'), "run"), door.local_addr(), LocalPeers::SameUser { way_out: "" });
+        let at = tunnel.local_addr();
+        let strangers = std::thread::spawn(move || {
+            set_thread_res_uid(stranger, stranger, stranger).expect("only root can be another user");
+            (0..TRIES).for_each(|_| send_and_hide(at, &interface, GREETING));
+        });
+        strangers.join().unwrap();
+        // Accepted behind all of them.
+        let mut own = raw(at);
+        own.write_all(GREETING).unwrap();
+        own.read_exact(&mut [0; 4]).unwrap();
+        clients_are(&server, 1);
+        assert_eq!(server.stats().connections_accepted, 1);
+    }
 
     #[test]
     fn other_users_of_the_machine_do_not_get_in() {

@@ -4,6 +4,8 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
+use super::SYN_SENT;
+
 /// A socket, by its own address and the other end's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Ends {
@@ -16,7 +18,7 @@ pub(super) struct Ends {
 pub(super) enum Answer {
     /// The user of the socket. `None`: no process has it any more, and the user shown may be root's.
     Socket(Option<u32>),
-    /// There is no such socket, or the kernel cannot tell about TCP sockets.
+    /// There is no such socket that is connected, or the kernel cannot tell about TCP sockets.
     Missing,
     /// The kernel returned another error, or bytes that are no answer.
     Unusable,
@@ -76,11 +78,11 @@ fn read(bytes: &[u8], sequence: u32, of: Ends) -> Option<Answer> {
     match u16::from_ne_bytes(field(bytes, 4)?) {
         NLMSG_ERROR if number(bytes, 16)? as i32 == -ENOENT => Some(Answer::Missing),
         SOCK_DIAG_BY_FAMILY => {
-            let [family] = field(bytes, 16)?;
+            let [family, state] = field(bytes, 16)?;
             let (local, remote) = (address(bytes, family, 20, 24)?, address(bytes, family, 22, 40)?);
             let (uid, inode) = (number(bytes, 80)?, number(bytes, 84)?);
             // For want of a connection, the kernel shows a socket that listens at this address.
-            let is_it = Ends { local, remote } == of;
+            let is_it = Ends { local, remote } == of && state != SYN_SENT;
             Some(if is_it { Answer::Socket((inode != 0).then_some(uid)) } else { Answer::Missing })
         }
         _ => None,

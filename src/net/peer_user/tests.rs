@@ -55,9 +55,15 @@ impl Pair {
     }
 }
 
+/// As a server opens it that listens on all addresses.
+fn opened() -> PeerUsers {
+    let near = SocketAddr::from((Ipv6Addr::UNSPECIFIED, 29400));
+    PeerUsers::open(near, geteuid().as_raw()).unwrap().expect("this kernel names users")
+}
+
 /// Both ways of asking, each with its name.
 fn ways() -> [(&'static str, PeerUsers); 2] {
-    [("netlink", PeerUsers::default()), ("/proc", PeerUsers { way: Way::Proc, sequence: 0 })]
+    [("netlink", opened()), ("/proc", PeerUsers { way: Way::proc().unwrap(), sequence: 0 })]
 }
 
 /// Addresses of this machine, with zones: both loopbacks, a mapped one, and what its routes and interfaces have.
@@ -91,9 +97,42 @@ fn our_own_connections_are_found_at_every_address_of_this_machine() {
             assert_eq!(pair.user_by(&mut users), PeerUser::Uid(geteuid().as_raw()), "{way}: {ip}%{zone}");
         }
     }
-    let mut users = PeerUsers::default();
-    plainly(Ipv4Addr::LOCALHOST).user_by(&mut users);
-    assert!(matches!(users.way, Way::Netlink(_)), "this kernel answers");
+    assert!(matches!(opened().way, Way::Netlink(_)), "this kernel answers");
+}
+
+/// Every address at which a server may listen.
+#[test]
+fn a_way_is_opened_near_every_address_and_not_for_a_user_that_the_kernel_does_not_name() {
+    let own = geteuid().as_raw();
+    for (ip, zone) in own_addresses() {
+        let near = match ip {
+            IpAddr::V6(ip) => SocketAddrV6::new(ip, 29400, 0, zone).into(),
+            IpAddr::V4(ip) => SocketAddr::new(ip.into(), 29400),
+        };
+        assert!(PeerUsers::open(near, own).unwrap().is_some(), "{ip}%{zone}");
+        assert!(PeerUsers::open(near, own + 1).unwrap().is_none(), "{ip}%{zone}");
+    }
+}
+
+/// The same address and port, while somebody is about to connect from there.
+#[test]
+fn a_socket_that_is_not_connected_yet_is_nobodys_end() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    // A listener whose queue is full answers no more, so that the next client stays on its way.
+    let at = listener.local_addr().unwrap();
+    rustix::net::listen(&listener, 0).unwrap();
+    let client = || {
+        let client = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+        client.set_nonblocking(true).unwrap();
+        let begun = client.connect(&at.into());
+        (client, begun)
+    };
+    let filling: Vec<_> = (0..8).map(|_| client()).collect();
+    let late = &filling.last().unwrap().0;
+    let its = Ends { local: late.local_addr().unwrap().as_socket().unwrap(), remote: at };
+    for (way, mut users) in ways() {
+        assert_eq!(users.ask(its, 0).unwrap(), None, "{way}");
+    }
 }
 
 mod for_root {
@@ -145,9 +184,6 @@ fn a_socket_that_was_closed_belongs_to_nobody() {
                 assert!(std::time::Instant::now() < limit);
             }
             assert_eq!(pair.user_by(&mut users), PeerUser::Gone, "{how}, {way}");
-            // The first connection may be one of them. A live one shows which way there is.
-            assert_eq!(plainly(Ipv4Addr::LOCALHOST).user_by(&mut users), PeerUser::Uid(geteuid().as_raw()));
-            assert_eq!(matches!(users.way, Way::Netlink(_)), way == "netlink", "{how}");
         }
     }
 }
@@ -158,6 +194,22 @@ fn a_socket_that_is_half_closed_still_has_its_user() {
         let pair = plainly(Ipv4Addr::LOCALHOST);
         SockRef::from(&pair.client).shutdown(Shutdown::Write).unwrap();
         assert_eq!(pair.user_by(&mut users), PeerUser::Uid(geteuid().as_raw()), "{way}");
+    }
+}
+
+/// A reset may arrive while somebody else connects from the same address and port.
+#[test]
+fn a_connection_that_was_reset_has_no_user_although_its_address_has_one() {
+    for (way, mut users) in ways() {
+        let (reset, other) = (plainly(Ipv4Addr::LOCALHOST), plainly(Ipv4Addr::LOCALHOST));
+        reset.client.set_linger(Some(Duration::ZERO)).unwrap();
+        drop(reset.client);
+        let limit = std::time::Instant::now() + Duration::from_secs(20);
+        while !is_over(&reset.server) {
+            assert!(std::time::Instant::now() < limit);
+        }
+        let local = other.server.local_addr().unwrap();
+        assert_eq!(users.find(&reset.server, local, other.peer), PeerUser::Gone, "{way}");
     }
 }
 
@@ -176,9 +228,8 @@ fn a_socket_that_is_not_here_is_not_found() {
 fn a_peer_on_another_machine_is_not_looked_for() {
     let pair = plainly(Ipv4Addr::LOCALHOST);
     let local = pair.server.local_addr().unwrap();
-    let mut users = PeerUsers::default();
+    let mut users = opened();
     for elsewhere in ["198.51.100.7:4000", "[2001:db8::7]:4000"] {
         assert_eq!(users.find(&pair.server, local, elsewhere.parse().unwrap()), PeerUser::Elsewhere, "{elsewhere}");
     }
-    assert!(matches!(users.way, Way::Untried), "no socket was opened for it");
 }

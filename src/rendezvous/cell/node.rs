@@ -455,7 +455,8 @@ impl CellNode {
 
     /// Decide on the cell's state, and write the result if it differs.
     pub(super) fn decide_and_write(&mut self, now: Instant) {
-        if !self.can_write() {
+        // A node that has left only looks.
+        if !self.can_write() || self.has_said_goodbye() {
             return;
         }
         match self.decide(now) {

@@ -19,7 +19,11 @@ impl CellNode {
             let text = format!("the rendezvous state belongs to run `{other}`, not to `{}`", self.hello.run_id);
             return self.on_broken(self.not_ours(&text));
         }
+        let left = self.has_said_goodbye();
         self.accept(blob, now);
+        if left {
+            return;
+        }
         let withdrawn = self.settle();
         if self.begins_anew() {
             return self.join_again_if_forgotten(false, None);

@@ -25,7 +25,7 @@ impl Conf {
             host_failures_window: self.host_failures_window,
             cooldown,
             reset_limit: self.reset_limit,
-            store_tunnel: self.store_tunnel,
+            store_tunnel: self.has_tunnel(),
         }
     }
 }

@@ -534,10 +534,11 @@ async fn read_hello(reader: &mut Reader, buffer: &mut BytesMut) -> Result<Greeti
 
 /// Who is at the other end of a connection.
 pub fn asker_of(same_user: &SameUser, local: SocketAddr, peer: SocketAddr) -> Asker {
-    match (is_here(peer, local), peer.ip().to_canonical()) {
-        (false, address) => Asker::Elsewhere(address),
-        (true, _) if same_user.has(local, peer) => Asker::Ours,
-        (true, _) => Asker::OtherUser,
+    match is_here(peer, local) {
+        Ok(false) => Asker::Elsewhere(peer.ip().to_canonical()),
+        Ok(true) if same_user.has(local, peer) => Asker::Ours,
+        // What cannot be known now is not ours.
+        Ok(true) | Err(_) => Asker::OtherUser,
     }
 }
 

@@ -62,7 +62,7 @@ pub fn refusal(asker: Asker, readers: Readers, run_id: Option<&str>, machine: &M
 
 #[cfg(test)]
 mod tests {
-    use std::time::{Duration, Instant};
+    use std::time::Instant;
 
     use super::*;
     use crate::rendezvous::decider::event::{Ends, SessionId};
@@ -115,7 +115,6 @@ mod tests {
         assert!(!may(Asker::Elsewhere(address(1)), Members, None, &Machine::new()), "a coordinator without jobs");
         // A node that has gone is none of the job any more.
         machine.on_disconnected(SessionId(1), Instant::now());
-        machine.on_tick(Instant::now() + Duration::from_secs(600));
         assert!(!may(Asker::Elsewhere(address(1)), Members, Some("one"), &machine));
     }
 

@@ -87,10 +87,10 @@ impl Run {
         self.roster.get(node).is_some_and(|node| node.capabilities.has(capability))
     }
 
-    /// Whether a node is connected from this address, or has named it as one of its own.
+    /// Whether a connected node has this address: that of its connection, or one that it has named as its own.
     pub fn has_node_at(&self, address: IpAddr) -> bool {
         let address = address.to_canonical();
-        self.roster.iter().any(|(_, node)| {
+        self.roster.iter().filter(|(_, node)| node.session.is_some()).any(|(_, node)| {
             node.ends.is_some_and(|ends| ends.peer.to_canonical() == address || node.interfaces.contains(&address))
         })
     }

@@ -65,7 +65,10 @@ impl NodeMachine {
         if self.hosted && (!self.suspect || now > due + STALL) {
             return self.ask_again(now);
         }
-        self.fence(now);
+        self.end_alone_if_due(now, true);
+        if self.view.failed.is_none() {
+            self.fence(now);
+        }
     }
 
     /// Stop the workers, because their guards have killed them: the deadline has passed by another clock than this machine's, or

@@ -252,6 +252,10 @@ impl Connection {
                 return Err(Rejection::new(Cause::Unproven, UNPROVEN.to_owned()).into());
             }
             Visitor::Client if self.table != hub.table_number() => return Err(End::TableReplaced),
+            Visitor::Client if hub.open_count() >= hub.options.max_clients => {
+                let detail = format!("limit max_clients = {} of c10d clients", hub.options.max_clients);
+                return Err(Rejection::new(Cause::TooManyConnections, detail).into());
+            }
             Visitor::Client => {
                 self.stage = Stage::Open;
                 self.deadline = None;

@@ -55,6 +55,8 @@ impl EventLoop {
         options: ServerOptions,
         control: Control,
     ) -> io::Result<EventLoop> {
+        let near = listeners.first().map(std::net::TcpListener::local_addr).transpose()?;
+        let local_peers = near.map_or(Ok(None), |near| LocalPeerCheck::new(options.local_peers, near))?;
         let mut prepared = Vec::new();
         for (at, listener) in listeners.into_iter().enumerate() {
             let mut listener = Listener::new(listener, &options)?;
@@ -68,8 +70,8 @@ impl EventLoop {
             line: VecDeque::new(),
             deadlines: BTreeSet::new(),
             unknowns: options.upgrades_only.clone().map(Unknowns::new),
-            local_peers: LocalPeerCheck::new(options.local_peers),
-            is_open: !options.opens_when_told,
+            local_peers,
+            is_open: false,
             members: None,
             hub: Hub::new(options, control.counters.clone()),
             life: Life::new(control),
@@ -77,8 +79,19 @@ impl EventLoop {
         })
     }
 
+    /// Accept connections from now on, from these machines.
+    fn open_to(&mut self, members: Option<Members>) {
+        (self.is_open, self.members) = (true, members);
+        if let Some(check) = &self.local_peers {
+            check.warn_if_off();
+        }
+    }
+
     /// Serves until the end. Then everything is closed.
     pub(super) fn run(mut self) -> Ended {
+        if !self.hub.options.opens_when_told {
+            self.open_to(None);
+        }
         let mut events = Events::with_capacity(EVENTS);
         let ended = loop {
             if let Some(ended) = self.is_over() {
@@ -345,9 +358,8 @@ impl EventLoop {
         if let Some(check) = &mut self.local_peers {
             match check.judge(stream, peer) {
                 Verdict::Admit => {}
-                Verdict::Doubt(doubt) => check.tell_once(peer, doubt),
-                Verdict::Refuse(uid) => {
-                    hub.reject(peer, &Rejection::new(Cause::OtherUser, check.refusal(uid)));
+                Verdict::Refuse(stranger) => {
+                    hub.reject(peer, &Rejection::new(Cause::OtherUser, check.refusal(stranger)));
                     return false;
                 }
                 Verdict::Gone => {
@@ -405,7 +417,7 @@ impl EventLoop {
         let find = |peer| connections.iter().find(|one| one.is_client() && is_same(one.peer, peer)).map(|one| one.id);
         let stopped = self.life.listen(find);
         if let Some(members) = self.life.take_opened_to() {
-            (self.is_open, self.members) = (true, members);
+            self.open_to(members);
         }
         for done in self.life.take_table_requests() {
             self.replace_table();

@@ -54,6 +54,8 @@ pub struct ServerOptions {
     pub table: TableLimits,
     /// Connections that may be open at once, including those handed over. A further one is closed at once. Default 1 048 576.
     pub max_connections: usize,
+    /// c10d clients that may be connected at once. A further one is closed. Default: as many as `max_connections` allows.
+    pub max_clients: usize,
     /// How long a connection may take to say `VALIDATE` (or the magic of an upgrade). Default 30 s.
     ///
     /// [`Host`](crate::host::Host) gives a session as long again to send its `Hello`. PyTorch's servers wait for ever.
@@ -92,6 +94,7 @@ impl Default for ServerOptions {
             limits: Limits::default(),
             table: TableLimits::default(),
             max_connections: 1 << 20,
+            max_clients: usize::MAX,
             hello_timeout: Duration::from_secs(30),
             reply_buffer_bytes: 64 << 20,
             flush_timeout: Duration::from_secs(30),
@@ -102,6 +105,21 @@ impl Default for ServerOptions {
             upgrades_only: None,
             local_peers: LocalPeers::Any,
             opens_when_told: false,
+        }
+    }
+}
+
+impl ServerOptions {
+    /// The options of an endpoint whose store nothing of the job uses. A program of the user still may, within bounds that keep strangers
+    /// from filling this process's memory. Sessions are not bounded by them.
+    pub fn for_unused_store() -> ServerOptions {
+        const MIB: usize = 1 << 20;
+        ServerOptions {
+            limits: Limits { value_bytes: MIB, message_bytes: MIB, list_len: 1024, ..Limits::default() },
+            table: TableLimits { keys: 16 * 1024, stored_bytes: 16 * MIB },
+            max_clients: 1024,
+            reply_buffer_bytes: MIB,
+            ..ServerOptions::default()
         }
     }
 }

@@ -24,7 +24,7 @@ pub enum Cause {
     Full,
     /// More than `reply_buffer_bytes` waited to be read, and the client asked for more.
     NotReading,
-    /// `max_connections` were open.
+    /// `max_connections` were open, or as many c10d clients as `max_clients`.
     TooManyConnections,
     /// The magic of an upgrade, but its receiver has ended.
     UpgradeGone,
@@ -32,7 +32,8 @@ pub enum Cause {
     Unproven,
     /// It took too long to say what it speaks, where only other protocols are served and others wanted its place.
     Crowded,
-    /// It came from another user of this machine, and [`LocalPeers::SameUser`](super::LocalPeers::SameUser) is set.
+    /// It came from this machine, and is not known to be of this process's user or root, with
+    /// [`LocalPeers::SameUser`](super::LocalPeers::SameUser).
     OtherUser,
     /// Its address is none of those that [`Members`](super::Members) has.
     NotAMember,

@@ -8,12 +8,16 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch.distributed as dist
-from elastic_rs import TCPStore
+from elastic_rs import C10dRendezvousBackend, TCPStore
 from elastic_rs.dynamic import _may_serve
+from elastic_rs.errors import RendezvousConnectionError
+from elastic_rs.rendezvous._backend_thread import is_gone
 
 from tests.python.helpers.procs import Job, Process
 
@@ -115,6 +119,40 @@ def test_only_a_store_that_may_serve_keeps_its_process_for_the_others(tmp_path: 
     theirs = dist.TCPStore("127.0.0.1", 0, is_master=True)
     client = TCPStore("127.0.0.1", ours.port, is_master=False)
     file = dist.FileStore(str(tmp_path / "store"))
-    assert [_may_serve(store) for store in (ours, client, theirs, file)] == [True, False, True, False]
-    assert _may_serve(dist.PrefixStore("a", dist.PrefixStore("b", ours)))
-    assert not _may_serve(dist.PrefixStore("a", client))
+    inner = dist.PrefixStore("a", dist.PrefixStore("b", ours))
+    stores = (ours, client, theirs, file, inner, dist.PrefixStore("a", client))
+    backends = [C10dRendezvousBackend(store, "job") for store in stores]
+    assert [_may_serve(backend) for backend in backends] == [True, False, True, False, True, False]
+    assert _may_serve(SimpleNamespace(name="mine"))
+
+
+@pytest.mark.parametrize("theirs", [False, True])
+def test_a_store_that_has_ended_is_told_from_one_that_is_silent(job: Job, theirs: bool) -> None:
+    """Also if the run id speaks of a time-out, which the errors of our store name."""
+    program = "import time, torch.distributed as d; s = d.TCPStore('127.0.0.1', 0, is_master=True); print(s.port)\n"
+    server = job.start([sys.executable, "-c", program + "time.sleep(600)"], name="server")
+    port = int(server.line(r"^\d+$")[0])
+    make = dist.TCPStore if theirs else TCPStore
+    backend = C10dRendezvousBackend(make("127.0.0.1", port, timeout=timedelta(seconds=1)), "timeout-sweep")
+    server.signal(signal.SIGSTOP)
+    with pytest.raises(RendezvousConnectionError) as silent:
+        backend.set_state(b"state")
+    assert not is_gone(silent.value), silent.value.__cause__
+    server.signal(signal.SIGKILL)
+    server.wait()
+    for _ in range(2):
+        with pytest.raises(RendezvousConnectionError) as gone:
+            backend.set_state(b"state")
+        assert is_gone(gone.value), gone.value.__cause__
+
+
+def test_cuts_and_other_errors_do_not_show_that_the_backend_is_gone() -> None:
+    silent = [
+        "did not answer within 5s",
+        "No route to host",
+        "Network is unreachable",
+        "Too many open files",
+        "timed out",
+    ]
+    assert not any(is_gone(OSError(text)) for text in silent)
+    assert is_gone(ConnectionRefusedError("x"))

@@ -111,12 +111,46 @@ def test_a_node_without_the_tunnel_is_refused_with_both_values(
     nodes = [start(number, "--until", done, nnodes="2:3", conf=CONF, env=env) for number in (2, 3)]
     for node in nodes:
         place(node, 2)
-    without = start(4, nnodes="2:3", conf="last_call_timeout=1,is_host=0", env=env)
+    without = start(4, nnodes="2:3", conf="last_call_timeout=1,is_host=0,store_tunnel=0", env=env)
     assert without.wait() != 0
     why = "has `store_tunnel=0`, but run `job` was opened with `store_tunnel=1`: give every node the same `--rdzv-conf"
     assert any(why in line for line in without.lines), without.tail()
     done.touch()
     assert [node.wait() for node in nodes] == [0, 0]
+
+
+@OURS
+def test_a_token_that_the_user_names_means_a_tunnel_and_a_c10d_client_gets_nothing(
+    start: Start, env: dict[str, str], tmp_path: Path
+) -> None:
+    done = tmp_path / "done"
+    # Those that say it and those that do not agree.
+    confs = ("last_call_timeout=1", CONF)
+    nodes = [
+        start(number, "--until", done, nnodes="2", conf=conf, env=env)
+        for number, conf in zip((2, 3), confs, strict=True)
+    ]
+    assert {place(node, 2)["master"].partition(":")[0] for node in nodes} == {"127.0.0.1"}
+    first = next(node for node in nodes if any("other nodes come through" in line for line in node.lines))
+    with socket.create_connection(doors(first)) as stranger:
+        stranger.sendall(b"\x00\xce\xf7\x85\x3c\x0d\x01\x02\x03\x04")
+        with contextlib.suppress(ConnectionResetError):
+            assert stranger.recv(4096) == b""
+    done.touch()
+    assert [node.wait() for node in nodes] == [0, 0]
+
+
+@OURS
+def test_a_token_without_a_store_of_the_agents_is_one_warning(start: Start, env: dict[str, str]) -> None:
+    env = env | {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    nodes = [start(number, "--quiet", nnodes="2", env=env) for number in (2, 3)]
+    assert {place(node, 2)["master"].partition(":")[0] for node in nodes} <= {"127.0.0.2", "127.0.0.3"}
+    for node in nodes:
+        node.signal(signal.SIGTERM)
+    for node in nodes:
+        node.wait()
+        said = [line for line in node.lines if "do not protect the workers' store" in line]
+        assert len(said) == 1, node.tail()
 
 
 @pytest.mark.parametrize("agent", ["run"], indirect=True)

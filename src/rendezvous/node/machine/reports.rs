@@ -81,17 +81,20 @@ impl NodeMachine {
     /// could be read. A coordinator, and etcd, may come back with what they know.
     pub(super) fn ends_alone_at(&self) -> Option<Instant> {
         let since = self.gone_since.filter(|_| self.counterpart == Counterpart::Cell && !self.left)?;
-        let waits = self.report.is_some() && self.joining.is_none() && self.view.failed.is_none();
+        let waits = self.report.is_some() || self.closing.is_some();
+        let waits = waits && self.joining.is_none() && self.view.failed.is_none();
         waits.then(|| since + ENDS_ALONE_AFTER)
     }
 
-    /// End alone if that is due.
-    pub(super) fn end_alone_if_due(&mut self, now: Instant) {
-        if self.ends_alone_at().is_some_and(|at| at <= now) {
+    /// End alone if that is due, or if the lease has ended meanwhile: a fence would have the failure forgotten that is reported.
+    pub(in crate::rendezvous) fn end_alone_if_due(&mut self, now: Instant, lease_is_over: bool) {
+        let Some((since, at)) = self.gone_since.zip(self.ends_alone_at()) else { return };
+        if at <= now || lease_is_over {
             let (name, why) = (self.counterpart.name(), &self.last_error);
             let text = format!(
-                "{name} has been gone for {ENDS_ALONE_AFTER:.0?}, perhaps with the node that held it, and how the other \
-                 nodes ended cannot be known: {why}"
+                "{name} has been gone for {:.1?}, perhaps with the node that held it, and how the other nodes ended cannot \
+                 be known: {why}",
+                now.saturating_duration_since(since)
             );
             self.fail(JoinError::Connection(text));
         }
