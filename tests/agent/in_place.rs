@@ -440,7 +440,8 @@ fn a_worker_that_leaves_on_purpose_where_none_can_survive_is_refused_with_the_re
     does(&mut agent);
     let raised = Failure { exit: "HorovodInternalError".into(), returncode: LIVES, ..killed(1) };
     agent.on_worker_raised(raised, Instant::now());
-    let reason = "its script has raised HorovodInternalError itself, and this rendezvous forms no world of workers that live";
+    let reason =
+        "its script has raised HorovodInternalError itself, and this rendezvous forms no world of workers that live";
     assert_eq!(does(&mut agent), [send(1, ToWorker::Refused { reason: reason.into() })]);
     assert!(agent.is_running());
 }
