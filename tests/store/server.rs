@@ -223,13 +223,13 @@ fn strangers_fill_no_store_that_nothing_uses_and_keep_no_session_out() {
     // Bytes: of one value, and of all.
     let mut large = clients.pop().unwrap();
     let mut bytes = BytesMut::new();
-    set("large", vec![0; MIB + 1]).encode(&mut bytes);
+    set("large", vec![0; (64 << 10) + 1]).encode(&mut bytes);
     let _ = large.write_all(&bytes);
     assert_eq!(read_to_close(&mut large), b"");
     let mut many = clients.pop().unwrap();
-    for number in 0..33 {
+    for number in 0..300 {
         let mut bytes = BytesMut::new();
-        Request::Set { key: Bytes::from(number.to_string()), value: vec![0; MIB / 2].into() }.encode(&mut bytes);
+        Request::Set { key: Bytes::from(number.to_string()), value: vec![0; 60 << 10].into() }.encode(&mut bytes);
         let _ = many.write_all(&bytes);
     }
     read_to_close(&mut many);

@@ -33,7 +33,7 @@ FAILURE_NEWS_S = 5.0
 
 # How long the others get to finish the collective that a worker has just left, before they learn that its script asks
 # for another world. Most often all ranks do, after the same step. gloo may miss the end of its connections in the
-# middle of a message, and the worker would hang (docs/decisions/0112).
+# middle of a message, and the worker would hang (docs/decisions/0109).
 SETTLE_S = 0.1
 
 AGENT = "ELASTIC_RS_AGENT"

@@ -32,15 +32,18 @@ pub enum Asker {
 }
 
 /// What else to do, whoever was refused.
-const WAYS: &str = "ask as its user on the coordinator's node, or on a node of the job; ELASTIC_RS_HTTP=all on the coordinator's node \
-                    lets everybody read; or protect the job by a token (elastic-rs token new), and ask with it";
+const WAYS: &str = "ask as its user on the coordinator's node, or on a node of the running job; on the coordinator's node, \
+                    ELASTIC_RS_HTTP=metrics lets everybody read metrics alone, and ELASTIC_RS_HTTP=all all there is; or protect the job \
+                    by a token (elastic-rs token new), with which `elastic-rs` asks from anywhere, and HTTP nowhere";
 
 /// Why this one may not read this run, or all runs if none is named. `None`: it may.
 pub fn refusal(asker: Asker, readers: Readers, run_id: Option<&str>, machine: &Machine) -> Option<String> {
     let is_member = |address: IpAddr| match run_id {
         Some(run_id) => machine.run(run_id).is_some_and(|run| run.has_node_at(address)),
         None => {
-            let mut runs = machine.run_ids().filter_map(|run_id| machine.run(run_id)).peekable();
+            // A run that has ended, or that a stranger has opened and left, has none to ask from.
+            let runs = machine.run_ids().filter_map(|run_id| machine.run(run_id));
+            let mut runs = runs.filter(|run| run.connected() > 0).peekable();
             runs.peek().is_some() && runs.all(|run| run.has_node_at(address))
         }
     };
@@ -53,7 +56,7 @@ pub fn refusal(asker: Asker, readers: Readers, run_id: Option<&str>, machine: &M
         (Readers::Nobody, _) => "nobody may read its jobs so".to_owned(),
         (Readers::Members, Asker::Elsewhere(address)) => match run_id {
             Some(run_id) => format!("{address} is no address of a node of the run `{run_id}`"),
-            None => format!("{address} is no address of a node of every run here"),
+            None => format!("{address} is no address of a node of every run here (name one: --run-id)"),
         },
         (Readers::Members, _) => "another user of the coordinator's node may not read its jobs".to_owned(),
     };
@@ -113,8 +116,11 @@ mod tests {
             assert!(!may(asker, Loopback, run, &machine));
         }
         assert!(!may(Asker::Elsewhere(address(1)), Members, None, &Machine::new()), "a coordinator without jobs");
-        // A node that has gone is none of the job any more.
+        // A node that has gone is none of the job any more, and a job without nodes keeps nobody from reading the list.
         machine.on_disconnected(SessionId(1), Instant::now());
+        assert!(!may(Asker::Elsewhere(address(3)), Members, None, &machine));
+        machine.on_disconnected(SessionId(2), Instant::now());
+        assert!(may(Asker::Elsewhere(address(3)), Members, None, &machine));
         assert!(!may(Asker::Elsewhere(address(1)), Members, Some("one"), &machine));
     }
 
@@ -128,7 +134,12 @@ mod tests {
         ] {
             let why = refusal(asker, readers, Some("one"), &machine).unwrap();
             assert!(why.contains(who), "{why}");
-            for way in ["on a node of the job", "ELASTIC_RS_HTTP=all", "elastic-rs token new"] {
+            for way in [
+                "on a node of the running job",
+                "ELASTIC_RS_HTTP=metrics",
+                "ELASTIC_RS_HTTP=all",
+                "elastic-rs token new",
+            ] {
                 assert!(why.contains(way), "{why}");
             }
         }

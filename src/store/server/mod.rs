@@ -113,12 +113,14 @@ impl ServerOptions {
     /// The options of an endpoint whose store nothing of the job uses. A program of the user still may, within bounds that keep strangers
     /// from filling this process's memory. Sessions are not bounded by them.
     pub fn for_unused_store() -> ServerOptions {
-        const MIB: usize = 1 << 20;
+        const KIB: usize = 1 << 10;
         ServerOptions {
-            limits: Limits { value_bytes: MIB, message_bytes: MIB, list_len: 1024, ..Limits::default() },
-            table: TableLimits { keys: 16 * 1024, stored_bytes: 16 * MIB },
-            max_clients: 1024,
-            reply_buffer_bytes: MIB,
+            // Each client may leave a request unfinished, and a reply unread.
+            limits: Limits { value_bytes: 64 * KIB, message_bytes: 64 * KIB, list_len: 1024, ..Limits::default() },
+            table: TableLimits { keys: 16 * 1024, stored_bytes: 16 * KIB * KIB },
+            // A quarter of the usual limit of open files.
+            max_clients: 256,
+            reply_buffer_bytes: 64 * KIB,
             ..ServerOptions::default()
         }
     }

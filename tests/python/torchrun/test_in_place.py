@@ -362,8 +362,11 @@ def test_two_workers_of_a_node_that_die_in_one_instant_cost_the_other_node_no_pr
     nodes = [start(number, nnodes="2", nproc=2, restarts=1, script=WAITS) for number in (2, 3)]
     before = [worlds_of(node, 4, workers=2) for node in nodes]
     marks = [node.mark() for node in nodes]
+    # The next world forms in milliseconds, which two signals may take on a loaded machine.
+    nodes[1].signal(signal.SIGSTOP)
     for pid in pids(before[1]).values():
         os.kill(pid, signal.SIGKILL)
+    nodes[1].signal(signal.SIGCONT)
     after = [worlds_of(node, 4, workers=2, since=mark) for node, mark in zip(nodes, marks, strict=True)]
     assert pids(after[0]) == pids(before[0])
     assert_nothing_was_restarted(*nodes)

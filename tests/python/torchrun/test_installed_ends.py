@@ -5,6 +5,7 @@ PyTorch's ``test_launch_elastic_multiple_agents`` (test/distributed/launcher/tes
 
 from __future__ import annotations
 
+import re
 import signal
 import sys
 from collections.abc import Callable
@@ -36,7 +37,7 @@ finally:
     other.join()
     sys.stdout.write(f"the other ended with {other.exitcode}\\n")
 """
-ALONE = r"this node ends without the others: the backend has been gone for 10s"
+ALONE = r"ends without the others: the backend has been gone for 1\d"
 Nodes = Callable[..., Process]
 Two = Callable[[str, str], tuple[Process, Process]]
 
@@ -98,7 +99,7 @@ def test_a_node_that_has_finished_ends_well_when_the_node_that_holds_the_store_i
     host.wait()
     assert other.wait() == 0
     (line,) = (line for line in other.lines if "it ends without the others" in line)
-    assert "the backend has been gone for 10s" in line
+    assert re.search(ALONE, line)
 
 
 def test_a_worker_that_fails_when_the_node_that_holds_the_store_is_dead_is_the_failure_that_is_told(
@@ -132,12 +133,11 @@ def test_a_store_that_has_ended_is_told_from_one_that_is_silent(job: Job, theirs
     program = "import time, torch.distributed as d; s = d.TCPStore('127.0.0.1', 0, is_master=True); print(s.port)\n"
     server = job.start([sys.executable, "-c", program + "time.sleep(600)"], name="server")
     port = int(server.line(r"^\d+$")[0])
-    make = dist.TCPStore if theirs else TCPStore
-    backend = C10dRendezvousBackend(make("127.0.0.1", port, timeout=timedelta(seconds=1)), "timeout-sweep")
-    server.signal(signal.SIGSTOP)
-    with pytest.raises(RendezvousConnectionError) as silent:
-        backend.set_state(b"state")
-    assert not is_gone(silent.value), silent.value.__cause__
+    store = (dist.TCPStore if theirs else TCPStore)("127.0.0.1", port)
+    backend = C10dRendezvousBackend(store, "timeout-sweep")
+    with pytest.raises(dist.DistStoreError) as silent:
+        store.wait(["nobody sets it"], timedelta(milliseconds=50))
+    assert not is_gone(silent.value)
     server.signal(signal.SIGKILL)
     server.wait()
     for _ in range(2):
