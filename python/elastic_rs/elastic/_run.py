@@ -148,7 +148,9 @@ def _in_each_world(state: State, func: Callable[[], Any], name: str) -> Any:
                     if isinstance(error, StateMismatchError):
                         MEMBERSHIP.unfit(error)
                     if why := MEMBERSHIP.unequal_checks():
-                        raise RuntimeError(why) from error
+                        if _decisions.may_be_collectives(error):
+                            raise RuntimeError(why) from error
+                        error.add_note(f"elastic_rs: {why}")
                     raise
                 _log.info("%s, because of %s: %s", outcome.value, type(error).__name__, error)
                 _drop_frames(error)

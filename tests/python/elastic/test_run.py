@@ -221,6 +221,19 @@ def test_unequal_numbers_of_checks_are_said_with_both(attend: Attend) -> None:
     assert it.value.__cause__ is GONE
 
 
+def test_a_workers_own_exception_stays_where_checks_are_unequal(attend: Attend) -> None:
+    attend(World(), changes_at=177)
+
+    @elastic.run
+    def train(_: elastic.State) -> None:
+        raise FileNotFoundError("data.bin")
+
+    with pytest.raises(FileNotFoundError, match=r"data\.bin") as it:
+        train(Recorded())
+    [note] = it.value.__notes__
+    assert "at their check 177, this rank has made 0" in note
+
+
 def test_a_worker_that_was_started_ahead_and_finds_no_agent_ends_at_once(
     attend: Attend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
