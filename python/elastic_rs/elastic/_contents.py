@@ -10,10 +10,11 @@ __all__ = ["refuse_parted"]
 
 # Deeper lists of lists are data.
 _DEPTH = 4
+_PLAIN = {bool, float, int, str, bytes, type(None)}
 
 
 def refuse_parted(name: str, value: Any, state_type: type) -> None:
-    """Raise if a plain value contains a module, an optimizer or a state.
+    """Raise if a plain value contains a state, or what a ``TorchState`` has a handler for: a module, an optimizer.
 
     A plain value is saved as a deep copy. After a restore it would hold another module than the one that the script and
     the optimizer have.
@@ -28,7 +29,7 @@ def refuse_parted(name: str, value: Any, state_type: type) -> None:
             raise ValueError(f"a state cannot hold another one, which is in `{path}`: give its values to this state")
         raise ValueError(
             f"a state cannot hold {kind} inside another value, which is in `{path}`: a restore would put a copy in its "
-            "place, and part optimizers from their models. Give each a name of its own: TorchState(encoder=…, "
+            "place, which the script does not use, nor its optimizers. Give each a name of its own: TorchState(encoder=…, "
             "encoder_optimizer=…). torch.nn.ModuleList and ModuleDict are modules themselves"
         )
 
@@ -48,7 +49,11 @@ def _kind_of(value: Any, state_type: type) -> str | None:
     if isinstance(value, state_type):
         return "state"
     torch = sys.modules.get("torch")
-    if torch is None or isinstance(value, (str, int, float, type)):
+    if torch is None or type(value) in _PLAIN:
+        return None
+    from elastic_rs.elastic._handlers import is_handled
+
+    if not is_handled(value):
         return None
     if isinstance(value, torch.nn.Module):
         return "a module"
@@ -56,4 +61,5 @@ def _kind_of(value: Any, state_type: type) -> str | None:
         return "an optimizer"
     if isinstance(value, torch.optim.lr_scheduler.LRScheduler):
         return "a learning rate scheduler"
-    return None
+    name = type(value).__name__
+    return f"{'an' if name[0] in 'AEIOU' else 'a'} {name}"

@@ -381,6 +381,8 @@ def test_one_worker_needs_no_group() -> None:
         ({"parts": {"a": 1, "encoder": model_of(1.0)}}, "parts['encoder']", "a module"),
         ({"optimizers": (torch.optim.SGD([torch.ones(1)], lr=1.0),)}, "optimizers[0]", "an optimizer"),
         ({"deep": {"a": [({"b": model_of(1.0)},)]}}, "deep['a'][0][0]['b']", "a module"),
+        ({"samplers": [elastic.ElasticSampler(range(4))]}, "samplers[0]", "an ElasticSampler"),  # type: ignore[arg-type]
+        ({"scalers": {"a": torch.amp.GradScaler("cpu")}}, "scalers['a']", "a GradScaler"),
     ],
 )
 def test_modules_and_optimizers_inside_other_values_are_refused(values: dict[str, Any], path: str, kind: str) -> None:
