@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from elastic_rs import elastic
+from elastic_rs.elastic import _contents
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -394,6 +396,26 @@ def test_modules_and_optimizers_inside_other_values_are_refused(values: dict[str
     state = elastic.TorchState(x=None)
     with pytest.raises(ValueError, match="inside another value"):
         state.x = next(iter(values.values()))
+
+
+def test_a_look_into_a_long_value_is_bounded() -> None:
+    """It is made at each assignment, once a step."""
+    looks = []
+
+    class Counted(list[Any]):
+        def __iter__(self) -> Iterator[Any]:
+            for one in super().__iter__():
+                looks.append(one)
+                yield one
+
+    _contents.refuse_parted("losses", Counted([0.5] * 1_000_000), elastic.State)
+    assert 0 < len(looks) <= _contents.MOST
+    looks.clear()
+    rows = Counted(Counted([0.5] * 1000) for _ in range(1000))
+    _contents.refuse_parted("rows", rows, elastic.State)
+    assert 0 < len(looks) <= _contents.MOST
+    with pytest.raises(ValueError, match=r"in `rows\['model'\]`"):
+        _contents.refuse_parted("rows", {"rows": rows, "model": model_of(1.0)}, elastic.State)
 
 
 def test_a_list_of_modules_that_is_a_module_is_held() -> None:
