@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from elastic_rs import elastic
-from elastic_rs.elastic import _contents
+from elastic_rs.elastic import _contents, _wire
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -435,3 +435,15 @@ def test_a_state_in_a_state_is_refused() -> None:
                 make(inner=value)
     with pytest.raises(ValueError, match="cannot hold a module"):
         elastic.ObjectState(model=model_of(1.0))
+
+
+def test_a_tensor_that_allreduce_refuses_keeps_its_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    def differs(_: Tensor) -> None:
+        raise ValueError("the tensors of an allreduce must have the same shape")
+
+    monkeypatch.setattr(_wire, "group_exists", lambda: True)
+    monkeypatch.setattr(_wire, "check_equal", differs)
+    tensor = torch.tensor([1.0, 2.0])
+    with pytest.raises(ValueError, match="the same shape"):
+        elastic.allreduce_(tensor, prescale_factor=10.0)
+    assert tensor.tolist() == [1, 2]
