@@ -20,7 +20,7 @@ pub enum Report {
     },
     /// Its part has ended; as `elastic_rs.Launched.outcome` has it.
     Ended {
-        /// `succeeded`, `not_needed`, `too_late`, `failed`, `no_place`, `signal`, or `detached`: it runs on without the driver.
+        /// `succeeded`, `not_needed`, `too_late`, `failed`, `unfit`, `no_place`, `signal`, or `detached`: it runs on without the driver.
         outcome: String,
     },
 }

@@ -456,13 +456,17 @@ fn a_node_that_comes_and_cannot_take_the_state_leaves_alone() {
         agent.on_worker_attends(1);
         does(&mut agent);
         agent.on_worker_unfit(Failure { message: "no group 2".into(), ..killed(1) });
-        does(&mut agent)
+        let commands = does(&mut agent);
+        (agent, commands)
     };
-    let [Command::Leave { reason, signal: None }, Command::Stop(_)] = &newcomer(2)[..] else {
-        panic!("{:?}", newcomer(2))
-    };
+    let (mut agent, commands) = newcomer(2);
+    let [Command::Leave { reason, signal: None }, Command::Stop(_)] = &commands[..] else { panic!("{commands:?}") };
     assert_eq!(reason, "its workers cannot take the state of the others: no group 2");
-    assert_eq!(newcomer(0), [], "in a job's first world nobody has a better state");
+    agent.on_stopped();
+    let ends = does(&mut agent);
+    let [Command::End(outcome)] = &ends[..] else { panic!("{ends:?}") };
+    assert!(matches!(**outcome, Outcome::Unfit { .. }), "the job goes on: {outcome:?}");
+    assert_eq!(newcomer(0).1, [], "in a job's first world nobody has a better state");
     let mut agent = joining();
     agent.on_placed(placement(2, Some(going_on(1))), Instant::now());
     agent.on_started();

@@ -245,7 +245,7 @@ def _told(launched: Launched, entrypoint: str, hint: str, *, driven: bool) -> in
             return 0
         case "signal":
             return 128 + (launched.signal or 0)
-        case "failed":
+        case "failed" | "unfit":
             from elastic_rs.run import _report
 
             found = _report.failures(launched)

@@ -154,7 +154,7 @@ impl AgentMachine {
         let cause = failure.to_string();
         self.warn(format!("{cause}; this node leaves the job"));
         self.commands.push(Command::Leave { reason, signal: None });
-        self.stop(SIGTERM, Next::End(Box::new(Outcome::Failed { cause: Some(Box::new(failure)), reason: cause })));
+        self.stop(SIGTERM, Next::End(Box::new(Outcome::Unfit { cause: Box::new(failure), reason: cause })));
     }
 
     /// Nothing is left of a worker.
