@@ -104,6 +104,8 @@ fn quoted(word: &str) -> String {
 pub(super) enum News {
     /// It runs.
     Up { version: String },
+    /// It can do what its command line says.
+    Accepted,
     /// It has ended, or could not be started.
     Ended(Ending),
 }
@@ -280,6 +282,9 @@ async fn read_stdout(
                     held.iter().for_each(|line| Part::Line(line).append_to(&mut before, on_stderr));
                     output.write(Stream::Stderr, before).await;
                     let _ = news.send((agent, News::Up { version }));
+                }
+                Report::Accepted => {
+                    let _ = news.send((agent, News::Accepted));
                 }
                 Report::Ended { outcome } => shared.lock().outcome = Some(outcome),
             }

@@ -26,7 +26,7 @@ pub enum Meaning {
     Succeeded,
     /// The job has failed.
     Failed,
-    /// The agent does not accept its command line, and no other will.
+    /// The agent does not accept its command line. No other will, unless one has.
     Refused,
     /// The agent runs on without the driver.
     Detached,
