@@ -842,7 +842,7 @@ class Launched:
     @property
     def failure(self, /) -> Failure | None:
         """
-        Of ``failed``: the first failure, on whatever node. None if the job was closed without a failure report.
+        Of ``failed``: the first failure, on whatever node; of ``unfit``: that of this node. None if the job was closed without a failure report.
         """
     @property
     def first_rank(self, /) -> int:
@@ -852,13 +852,13 @@ class Launched:
     @property
     def outcome(self, /) -> str:
         """
-        ``succeeded``, ``not_needed`` (a spare), ``too_late`` (the job had succeeded before this node could join), ``failed``, ``no_place``
-        or ``signal``.
+        ``succeeded``, ``not_needed`` (a spare), ``too_late`` (the job had succeeded before this node could join), ``failed``,
+        ``unfit`` (only this node has failed), ``no_place`` or ``signal``.
         """
     @property
     def reason(self, /) -> str | None:
         """
-        Of ``failed``, ``no_place`` and ``too_late``: the reason, in words.
+        Of ``failed``, ``unfit``, ``no_place`` and ``too_late``: the reason, in words.
         """
     @property
     def signal(self, /) -> int | None:

@@ -114,6 +114,8 @@ pub struct AgentMachine {
     resumes: bool,
     /// The signal after which this node waits for the check at which it may leave, and until when.
     leaving: Option<(i32, Instant)>,
+    /// This node may have had the state of a formed world: it was in one whose workers did not all come back without it.
+    was_in_world: bool,
     /// This node has begun to start its workers for a world that ran, before it joined.
     prepared: bool,
     commands: Vec<Command>,
@@ -143,6 +145,7 @@ impl AgentMachine {
             in_company: false,
             resumes: false,
             leaving: None,
+            was_in_world: false,
             prepared: false,
             commands: vec![command],
         }
@@ -154,6 +157,7 @@ impl AgentMachine {
             return;
         }
         let missed = self.place.as_deref().is_some_and(|last| last.round.next() < placement.round);
+        self.was_in_world |= !self.is_new() && !self.lives.brought_none_with_state(self.workers);
         self.place = Some(Box::new(placement.clone()));
         self.workers = placement.workers_of(self.policy.workers);
         if self.policy.budget == Budget::Job {

@@ -84,6 +84,13 @@ pub enum Outcome {
         /// The reason, in words.
         reason: String,
     },
+    /// Only this node has failed: its workers cannot take part, and the job goes on without it.
+    Unfit {
+        /// What one of its workers has met.
+        cause: Box<Failure>,
+        /// The reason, in words.
+        reason: String,
+    },
     /// The rendezvous could not be joined.
     NoPlace(JoinError),
     /// A signal ended the agent.

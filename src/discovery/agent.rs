@@ -30,7 +30,7 @@ use super::machine::{AgentId, Request};
 use super::output::{Output, Stream};
 use super::programs::{STARTED_AT_ONCE, start};
 use super::reports::{Report, ReportFilter};
-use crate::net::local::is_local;
+use crate::net::local::{is_local, is_own_name};
 use crate::process::{Lines, Part, Prefix, reaped};
 use crate::rendezvous::protocol::text::tidy;
 
@@ -85,8 +85,7 @@ impl Launching {
 /// Whether this is the driver's own machine, where no `ssh` is needed: `localhost`, this machine's name, or one of its addresses.
 pub(super) fn is_here(host: &Host) -> bool {
     let name = &host.name;
-    let is_own_name = || rustix::system::uname().nodename().to_str().is_ok_and(|own| own == name);
-    name == "localhost" || name.parse().map_or_else(|_| is_own_name(), is_local)
+    name == "localhost" || name.parse().map_or_else(|_| is_own_name(name), is_local)
 }
 
 /// A word of a shell's command line.
@@ -104,6 +103,8 @@ fn quoted(word: &str) -> String {
 pub(super) enum News {
     /// It runs.
     Up { version: String },
+    /// It can do what its command line says.
+    Accepted,
     /// It has ended, or could not be started.
     Ended(Ending),
 }
@@ -281,6 +282,9 @@ async fn read_stdout(
                     output.write(Stream::Stderr, before).await;
                     let _ = news.send((agent, News::Up { version }));
                 }
+                Report::Accepted => {
+                    let _ = news.send((agent, News::Accepted));
+                }
                 Report::Ended { outcome } => shared.lock().outcome = Some(outcome),
             }
         }
@@ -421,6 +425,15 @@ mod tests {
             (short.code(), long.await.unwrap().unwrap().code())
         });
         assert_eq!(ends, (Some(7), Some(0)));
+    }
+
+    #[test]
+    fn this_machine_is_known_by_its_name_with_and_without_the_domain() {
+        let is_here = |name: &str| is_here(&Host { name: name.to_owned(), slots: 1 });
+        let own = rustix::system::uname().nodename().to_string_lossy().into_owned();
+        assert!(is_here(&own) && is_here(own.split('.').next().unwrap()));
+        assert!(is_here("localhost") && is_here("127.0.0.1") && is_here("::1"));
+        assert!(!is_here("no-such-host.invalid") && !is_here("192.0.2.1"));
     }
 
     const PROGRAM: &str = "import sys; main()";

@@ -91,6 +91,7 @@ impl Driving {
         let now = Instant::now();
         match news {
             News::Up { version } => self.machine.on_up(agent, &version, now),
+            News::Accepted => self.machine.on_accepted(),
             News::Ended(ending) => {
                 self.orders.remove(&agent);
                 self.machine.on_ended(agent, &ending, now);

@@ -26,7 +26,7 @@ pub enum Meaning {
     Succeeded,
     /// The job has failed.
     Failed,
-    /// The agent does not accept its command line, and no other will.
+    /// The agent does not accept its command line. No other will, unless one has.
     Refused,
     /// The agent runs on without the driver.
     Detached,
@@ -87,6 +87,7 @@ impl Ending {
             Some(code) if !up => format!("the agent did not start (exit code {code}){said}"),
             Some(USAGE) => "the agent cannot run there (exit code 2); its error is in its output".to_owned() + &said,
             Some(code) => match self.outcome.as_deref() {
+                Some("unfit") => "its workers cannot take part in the job; the report is in its output".to_owned(),
                 Some("no_place") => "the agent could not join the job; its error is in its output".to_owned(),
                 _ => format!("the agent ended with exit code {code}"),
             },
@@ -153,6 +154,7 @@ mod tests {
             (Some("failed"), Meaning::Failed),
             (Some("refused"), Meaning::Refused),
             (Some("detached"), Meaning::Detached),
+            (Some("unfit"), Meaning::Trouble),
             (Some("no_place"), Meaning::Trouble),
             (Some("signal"), Meaning::Trouble),
             (None, Meaning::Trouble),

@@ -139,6 +139,8 @@ pub struct Driver {
     /// Hosts that the coordinator keeps out, and until when; for the whole job without a time.
     excluded: BTreeMap<String, Option<Instant>>,
     discovery: Discovery,
+    /// An agent can do what its command line says. What another one refuses is wrong on its host only.
+    accepted: bool,
     /// Since when the agents that run have too few slots.
     short_since: Option<Instant>,
     /// That was logged, with its limit.
@@ -209,6 +211,7 @@ impl Driver {
             next_agent: 0,
             excluded: BTreeMap::new(),
             discovery: Discovery { heard_at: now, answered: false, logged_silence: false, failure: None },
+            accepted: false,
             short_since: None,
             logged_shortage: false,
             over: None,
@@ -273,6 +276,11 @@ impl Driver {
         self.review(now);
     }
 
+    /// An agent can do what its command line says, and meets the others.
+    pub fn on_accepted(&mut self) {
+        self.accepted = true;
+    }
+
     /// The connection with an agent has ended, or there was none.
     pub fn on_ended(&mut self, agent: AgentId, ending: &Ending, now: Instant) {
         let Some(Agent { host, stage }) = self.agents.remove(&agent) else { return };
@@ -282,7 +290,7 @@ impl Driver {
         state.detached |= meaning == Meaning::Detached;
         if self.over.is_none() && matches!(meaning, Meaning::Succeeded | Meaning::Failed) {
             self.on_job_ended(meaning, &host, now);
-        } else if self.over.is_none() && meaning == Meaning::Refused {
+        } else if self.over.is_none() && meaning == Meaning::Refused && !self.accepted {
             let why = ending.why(&self.rules.python, true);
             self.give_up(format!("host `{}`: {why}; every other agent would end in the same way", host.name), now);
         } else if meaning == Meaning::Detached {

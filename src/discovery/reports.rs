@@ -18,9 +18,11 @@ pub enum Report {
         /// Version of its `elastic_rs`.
         version: String,
     },
+    /// It can do what its command line says, and meets the others.
+    Accepted,
     /// Its part has ended; as `elastic_rs.Launched.outcome` has it.
     Ended {
-        /// `succeeded`, `not_needed`, `too_late`, `failed`, `no_place`, `signal`, or `detached`: it runs on without the driver.
+        /// `succeeded`, `not_needed`, `too_late`, `failed`, `unfit`, `no_place`, `signal`, or `detached`: it runs on without the driver.
         outcome: String,
     },
 }
@@ -49,6 +51,7 @@ fn bounded(report: Report) -> Report {
     let cut = |text: String| text.chars().filter(|char| !char.is_control()).take(LONGEST).collect::<String>();
     match report {
         Report::Up { version } => Report::Up { version: cut(version) },
+        Report::Accepted => Report::Accepted,
         Report::Ended { outcome } => Report::Ended { outcome: cut(outcome) },
     }
 }

@@ -162,7 +162,7 @@ fn a_failure_before_the_join_ends_this_node_alone() {
     agent.on_stopped();
     let cause = Failure { node: "node2".into(), message: "no such file".into(), ..killed(1) };
     let reason = cause.to_string();
-    let outcome = Outcome::Failed { cause: Some(Box::new(cause)), reason };
+    let outcome = Outcome::Unfit { cause: Box::new(cause), reason };
     assert_eq!(does(&mut agent), [Command::End(Box::new(outcome))], "nothing is reported, and nothing is closed");
 }
 
@@ -174,7 +174,7 @@ fn a_worker_that_cannot_be_started_ends_this_node_alone() {
     agent.on_worker_failed(killed(0), false, Instant::now());
     assert_eq!(does(&mut agent), [stop(SIGTERM)]);
     agent.on_stopped();
-    assert!(matches!(&does(&mut agent)[..], [Command::End(outcome)] if matches!(**outcome, Outcome::Failed { .. })));
+    assert!(matches!(&does(&mut agent)[..], [Command::End(outcome)] if matches!(**outcome, Outcome::Unfit { .. })));
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::time::Instant;
 use crate::commands::{self, SIGKILL, SIGTERM, does, join_with as join, killed, stop};
 use elastic_rs::agent::machine::{LEAVE_LIMIT, PARK_LIMIT, RAISE_LIMIT};
 use elastic_rs::agent::{AgentMachine, Budget, Command, Outcome, Policy};
-use elastic_rs::channel::message::ToWorker;
+use elastic_rs::channel::message::{HeldState, ToWorker};
 use elastic_rs::rendezvous::node::machine::{Change, JoinError};
 use elastic_rs::rendezvous::protocol::message::{
     Failure, Generation, LIVES, NEVER, Placement, Resume, Round, Survival, Verdict,
@@ -456,13 +456,17 @@ fn a_node_that_comes_and_cannot_take_the_state_leaves_alone() {
         agent.on_worker_attends(1);
         does(&mut agent);
         agent.on_worker_unfit(Failure { message: "no group 2".into(), ..killed(1) });
-        does(&mut agent)
+        let commands = does(&mut agent);
+        (agent, commands)
     };
-    let [Command::Leave { reason, signal: None }, Command::Stop(_)] = &newcomer(2)[..] else {
-        panic!("{:?}", newcomer(2))
-    };
+    let (mut agent, commands) = newcomer(2);
+    let [Command::Leave { reason, signal: None }, Command::Stop(_)] = &commands[..] else { panic!("{commands:?}") };
     assert_eq!(reason, "its workers cannot take the state of the others: no group 2");
-    assert_eq!(newcomer(0), [], "in a job's first world nobody has a better state");
+    agent.on_stopped();
+    let ends = does(&mut agent);
+    let [Command::End(outcome)] = &ends[..] else { panic!("{ends:?}") };
+    assert!(matches!(**outcome, Outcome::Unfit { .. }), "the job goes on: {outcome:?}");
+    assert_eq!(newcomer(0).1, [], "in a job's first world nobody has a better state");
     let mut agent = joining();
     agent.on_placed(placement(2, Some(going_on(1))), Instant::now());
     agent.on_started();
@@ -470,6 +474,39 @@ fn a_node_that_comes_and_cannot_take_the_state_leaves_alone() {
     does(&mut agent);
     agent.on_worker_unfit(killed(1));
     assert_eq!(does(&mut agent), [], "the other worker has the state: the failure of this one follows");
+}
+
+#[test]
+fn a_node_that_was_in_the_world_does_not_leave_because_its_only_worker_is_new() {
+    let now = Instant::now();
+    let mut agent = interrupted(now);
+    for local_rank in [0, 1] {
+        agent.on_worker_exited_badly(killed(local_rank), now);
+        agent.on_worker_gone(local_rank);
+    }
+    assert_eq!(does(&mut agent).last(), Some(&join(&[])));
+    agent.on_placed(placement(2, Some(going_on(2))), now);
+    agent.on_started();
+    agent.on_worker_attends(1);
+    does(&mut agent);
+    agent.on_worker_unfit(killed(1));
+    assert_eq!(does(&mut agent), [], "a fixed job would wait for this node for ever");
+    assert!(agent.is_running());
+}
+
+#[test]
+fn a_newcomer_whose_first_world_was_never_formed_is_still_new() {
+    let now = Instant::now();
+    let mut agent = interrupted(now);
+    for local_rank in [0, 1] {
+        agent.on_worker_parked(local_rank, HeldState::default());
+    }
+    does(&mut agent);
+    agent.on_placed(placement(2, Some(going_on(2))), now);
+    agent.on_started();
+    does(&mut agent);
+    agent.on_worker_unfit(killed(1));
+    assert!(matches!(does(&mut agent)[..], [Command::Leave { .. }, Command::Stop(_)]));
 }
 
 #[test]

@@ -98,7 +98,7 @@ impl Step {
             runner::Step::End(outcome) => Some(match **outcome {
                 agent::Outcome::Succeeded => "succeeded",
                 agent::Outcome::NotNeeded => "not_needed",
-                agent::Outcome::Failed { .. } => "failed",
+                agent::Outcome::Failed { .. } | agent::Outcome::Unfit { .. } => "failed",
                 agent::Outcome::NoPlace(_) => "no_place",
                 agent::Outcome::Signal(_) => "signal",
             }),
@@ -111,7 +111,7 @@ impl Step {
     fn reason(&self) -> Option<String> {
         match &self.0 {
             runner::Step::End(outcome) => match &**outcome {
-                agent::Outcome::Failed { reason, .. } => Some(reason.clone()),
+                agent::Outcome::Failed { reason, .. } | agent::Outcome::Unfit { reason, .. } => Some(reason.clone()),
                 _ => None,
             },
             _ => None,
@@ -124,6 +124,7 @@ impl Step {
         match &self.0 {
             runner::Step::End(outcome) => match &**outcome {
                 agent::Outcome::Failed { cause, .. } => cause.as_deref().cloned().map(Failure::from),
+                agent::Outcome::Unfit { cause, .. } => Some(Failure::from((**cause).clone())),
                 _ => None,
             },
             _ => None,

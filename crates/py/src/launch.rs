@@ -24,12 +24,12 @@ use crate::runtime::{block_on_task, detach, handle};
 /// How :func:`launch` ended.
 #[pyclass(frozen, module = "elastic_rs._elastic_rs", get_all)]
 pub struct Launched {
-    /// ``succeeded``, ``not_needed`` (a spare), ``too_late`` (the job had succeeded before this node could join), ``failed``, ``no_place``
-    /// or ``signal``.
+    /// ``succeeded``, ``not_needed`` (a spare), ``too_late`` (the job had succeeded before this node could join), ``failed``,
+    /// ``unfit`` (only this node has failed), ``no_place`` or ``signal``.
     outcome: &'static str,
-    /// Of ``failed``, ``no_place`` and ``too_late``: the reason, in words.
+    /// Of ``failed``, ``unfit``, ``no_place`` and ``too_late``: the reason, in words.
     reason: Option<String>,
-    /// Of ``failed``: the first failure, on whatever node. None if the job was closed without a failure report.
+    /// Of ``failed``: the first failure, on whatever node; of ``unfit``: that of this node. None if the job was closed without a failure report.
     failure: Option<Failure>,
     /// Of ``no_place`` and ``too_late``: name of the corresponding exception of ``elastic_rs.errors``.
     error: Option<&'static str>,
@@ -61,6 +61,10 @@ impl From<Ended> for Launched {
             Outcome::Failed { cause, reason } => {
                 launched.outcome = "failed";
                 (launched.failure, launched.reason) = (cause.map(|cause| Failure::from(*cause)), Some(reason));
+            }
+            Outcome::Unfit { cause, reason } => {
+                launched.outcome = "unfit";
+                (launched.failure, launched.reason) = (Some(Failure::from(*cause)), Some(reason));
             }
             Outcome::NoPlace(error) => {
                 launched.outcome = if error.is_after_success() { "too_late" } else { "no_place" };

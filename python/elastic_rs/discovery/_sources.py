@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 from abc import ABC, abstractmethod
 
@@ -11,7 +12,7 @@ from elastic_rs.discovery._programs import MOST_BYTES, DiscoveryError, printed_b
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
 __all__ = ["DiscoveryError", "FileHosts", "FixedHosts", "HostDiscovery", "HostDiscoveryScript"]
 
@@ -57,10 +58,11 @@ class HostDiscoveryScript(HostDiscovery):
         from pathlib import Path  # fixed hosts, which most jobs have, do without it
 
         text = os.fspath(discovery_script)
-        self._command = [text] if text and Path(text).exists() else shlex.split(text)
+        is_path = bool(text) and Path(text).exists()
+        self._command = [text] if is_path else shlex.split(text)
         if not self._command:
             raise ValueError("the discovery script is empty, must be a program")
-        if sign := _sign_of_a_shell(self._command):
+        if not is_path and (sign := _sign_of_a_shell(text)):
             raise ValueError(
                 f"the discovery script is `{text}`, and no shell runs it, which `{sign}` is for: make a script of it, "
                 f"or use {shlex.join(['sh', '-c', text])}"
@@ -80,12 +82,24 @@ class HostDiscoveryScript(HostDiscovery):
         return _parsed(f"`{shlex.join(self._command)}` printed", text, "lines", self._slots)
 
 
-def _sign_of_a_shell(command: Sequence[str]) -> str | None:
-    """Return the first word that only a shell understands."""
-    return next((word for word in command if word in _SIGNS or word[-1:] == ";" or word[:2] == "$("), None)
+def _sign_of_a_shell(text: str) -> str | None:
+    """Return the first thing in a command line that only a shell understands. Quoted, it is an argument."""
+    for part in _PARTS.finditer(text):
+        # A shell replaces commands inside double quotes too.
+        sign = _REPLACED.search(_ESCAPED.sub("", part[0])) if part.lastgroup == "quoted" else part
+        if sign and part.lastgroup:
+            return sign[0].strip()
+    return None
 
 
-_SIGNS = {"|", "||", "&&", "&", ";", ">", ">>", "<", "2>", "2>&1", "2>/dev/null"}
+_REPLACED = re.compile(r"\$\(|`")
+_ESCAPED = re.compile(r"\\.", re.DOTALL)
+_PARTS = re.compile(
+    rf"""{_ESCAPED.pattern}|'[^']*'|(?P<quoted>"(?:{_ESCAPED.pattern}|[^"])*")"""
+    rf"""|(?P<sign>{_REPLACED.pattern}|[|&;<>()]+|\A\s*[A-Za-z_]\w*=)""",
+    re.DOTALL,
+)
+"""What is quoted or escaped, and what a shell understands elsewhere."""
 
 
 class FileHosts(HostDiscovery):

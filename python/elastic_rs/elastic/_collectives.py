@@ -111,10 +111,12 @@ def allreduce_(  # noqa: PLR0917 - Horovod's signature
         raise ValueError(
             f"allreduce was given the op `{op}`, must be {', '.join(f'hvd.{known.name}' for known in ReduceOp)}"
         )
+    grouped = _wire.group_exists()
+    if grouped:
+        _wire.check_equal(tensor)
     if prescale_factor != 1.0:
         tensor.mul_(prescale_factor)
-    if _wire.group_exists():
-        _wire.check_equal(tensor)
+    if grouped:
         dist.all_reduce(tensor, _TORCH_OPS[op])
         if op is ReduceOp.Average:
             whole = not (tensor.is_floating_point() or tensor.is_complex())

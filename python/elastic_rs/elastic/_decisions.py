@@ -20,6 +20,7 @@ __all__ = [
     "is_launched",
     "is_stuck",
     "judge",
+    "may_be_collectives",
     "mismatch",
     "must_sync",
     "nccl_variables",
@@ -78,11 +79,10 @@ def judge(error: Exception, *, changing: bool, failed_within: Callable[[float], 
     interrupted = any(isinstance(one, HostsUpdatedInterrupt) for one in _chain(error))
     if changing and interrupted and not isinstance(raised, PeerFailed):
         return Judgement(Outcome.KEEP)
-    # Errors of collectives are RuntimeErrors, and may precede the news of the failure that caused them. Another
-    # exception is the worker's own, unless a failure is known already: data of an aborted collective are garbage, which
-    # may raise anything. A script may raise an exception of this package because of an error of a collective.
-    suspects = [error] if raised is None else _chain(error)
-    waits = any(isinstance(one, RuntimeError) and not isinstance(one, OURS) for one in suspects)
+    # An error of a collective may precede the news of the failure that caused it. Another exception is the worker's
+    # own, unless a failure is known already: data of an aborted collective are garbage, which may raise anything. A
+    # script may raise an exception of this package because of an error of a collective.
+    waits = any(map(may_be_collectives, [error] if raised is None else _chain(error)))
     patience_s = FAILURE_NEWS_S if waits else 0.0 if raised is None else SETTLE_S
     if failed_within(patience_s):
         return Judgement(Outcome.RESTORE)
@@ -91,6 +91,11 @@ def judge(error: Exception, *, changing: bool, failed_within: Callable[[float], 
     # The others leave this world anyway if it changes.
     outcome = Outcome.KEEP if isinstance(raised, HostsUpdatedInterrupt) else Outcome.RESTORE
     return Judgement(outcome, None if changing else raised)
+
+
+def may_be_collectives(error: BaseException) -> bool:
+    """Say whether an exception may come from a collective whose peers are gone: those are RuntimeErrors."""
+    return isinstance(error, RuntimeError) and not isinstance(error, OURS)
 
 
 def is_stuck(error: Exception, *, meeting: bool, first: bool) -> bool:
@@ -130,13 +135,13 @@ def unequal_checks(raises_at: int | None, made: int) -> str:
     """Say that the ranks have not made equally many checks, if a worker that has met an error can know it. Else empty.
 
     The others leave their world at their check ``raises_at``, and their collectives with this worker end with an error.
-    With equal numbers no worker can be more than one check behind.
+    It is one check after that of the foremost worker. With equal numbers no worker is more than one check behind that.
 
     Args:
         raises_at: the check at which the world changes, if this worker was told.
         made: how many checks this worker has made in this world.
     """
-    if raises_at is None or made + 1 >= raises_at:
+    if raises_at is None or made + 2 >= raises_at:
         return ""
     return (
         f"the other ranks have left this world at their check {raises_at}, this rank has made {made}: all ranks must "

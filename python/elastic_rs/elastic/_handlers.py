@@ -21,6 +21,7 @@ __all__ = [
     "StateHandler",
     "get_handler_registry",
     "handler_of",
+    "is_handled",
     "set_handler_registry",
 ]
 
@@ -175,13 +176,23 @@ def set_handler_registry(registry: Registry) -> None:
 
 def handler_of(value: Any) -> Handler | None:
     """Return a new handler of the value, or None if it is a plain attribute."""
+    make = _maker_of(value)
+    return None if make is None else make(value)
+
+
+def is_handled(value: Any) -> bool:
+    """Return whether the value has a handler, so that it is no plain attribute."""
+    return _maker_of(value) is not None
+
+
+def _maker_of(value: Any) -> Callable[[Any], Handler] | None:
     for kind, make in _registry:
         if isinstance(value, kind):
-            return make(value)
+            return make
     if isinstance(value, type):
         return None
     if callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None)):
-        return StateDictHandler(value)
+        return StateDictHandler
     return None
 
 

@@ -132,9 +132,9 @@ def _in_each_world(state: State, func: Callable[[], Any], name: str) -> Any:
                 MEMBERSHIP.forms()
                 if not first:
                     state.on_reset()
-                if _decisions.must_sync(MEMBERSHIP.says_sync or first, state._commit):  # noqa: SLF001
+                if _decisions.must_sync(MEMBERSHIP.says_sync or first, state._elastic_commit):  # noqa: SLF001
                     meeting = True
-                    state._synced(name)  # noqa: SLF001
+                    state._elastic_synced(name)  # noqa: SLF001
                     meeting = False
                 MEMBERSHIP.formed()
                 return func()
@@ -148,7 +148,9 @@ def _in_each_world(state: State, func: Callable[[], Any], name: str) -> Any:
                     if isinstance(error, StateMismatchError):
                         MEMBERSHIP.unfit(error)
                     if why := MEMBERSHIP.unequal_checks():
-                        raise RuntimeError(why) from error
+                        if _decisions.may_be_collectives(error):
+                            raise RuntimeError(why) from error
+                        error.add_note(f"elastic_rs: {why}")
                     raise
                 _log.info("%s, because of %s: %s", outcome.value, type(error).__name__, error)
                 _drop_frames(error)
@@ -160,7 +162,7 @@ def _in_each_world(state: State, func: Callable[[], Any], name: str) -> Any:
             MEMBERSHIP.leave(failed=restores or asked)
             if restores:
                 _finish_device_work(state)
-            MEMBERSHIP.park(state._restored() if restores else state._kept(ahead))  # noqa: SLF001
+            MEMBERSHIP.park(state._elastic_restored() if restores else state._elastic_kept(ahead))  # noqa: SLF001
             first = False
 
 
@@ -192,7 +194,7 @@ def _finish_device_work(state: State) -> None:
     Their collectives have ended: those of gloo with an error, and those of NCCL because they were aborted.
     """
     try:
-        state._finish_device_work()  # noqa: SLF001
+        state._elastic_finish_device_work()  # noqa: SLF001
     except RuntimeError as error:
         if not MEMBERSHIP.may_abort:
             raise

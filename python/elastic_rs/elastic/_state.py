@@ -32,12 +32,13 @@ class State:
         del get_rank
         self._bcast_object = bcast_object
         self._reset_callbacks: list[Callable[[], None]] = []
+        # Derived classes may use any other name than those with `_elastic`.
         # Number of the last commit or sync. None: there was neither, so nobody needs this state.
-        self._commit: int | None = None
+        self._elastic_commit: int | None = None
         # Above 0 if a change of the world has found changes made after that, which are kept.
-        self._ahead = 0
+        self._elastic_ahead = 0
         # Whether the check under way directly follows a save.
-        self._just_saved = False
+        self._elastic_just_saved = False
 
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], None]]) -> None:
         """Register functions to be called when a new world has been formed, before the state is broadcast.
@@ -75,13 +76,13 @@ class State:
         """
         # When a device's collective is aborted, waiting for it ends without an error, over garbage. The failure was
         # known then, so it is looked at after the device has finished and before anything is saved.
-        self._finish_device_work()
+        self._elastic_finish_device_work()
         MEMBERSHIP.raise_if_failed()
         self.save()
-        self._count()
-        self._just_saved = True
+        self._elastic_count()
+        self._elastic_just_saved = True
         self.check_host_updates()
-        self._just_saved = False
+        self._elastic_just_saved = False
 
     def check_host_updates(self) -> None:
         """Check for changes of the world, which costs less than a microsecond. Nothing is saved.
@@ -110,54 +111,56 @@ class State:
         """
         raise NotImplementedError
 
-    def _finish_device_work(self) -> None:
+    def _elastic_finish_device_work(self) -> None:
         """Wait until the work that devices have been given is done."""
 
-    def _names(self) -> list[str]:
+    def _elastic_names(self) -> list[str]:
         """Return the names of the state's values, which are the same on all ranks."""
         return []
 
-    def _count(self) -> None:
-        self._commit = 0 if self._commit is None else self._commit + 1
-        self._ahead = 0
+    def _elastic_count(self) -> None:
+        self._elastic_commit = 0 if self._elastic_commit is None else self._elastic_commit + 1
+        self._elastic_ahead = 0
 
     # What `run` calls.
 
-    def _kept(self, ahead: int | None = None) -> int | None:
+    def _elastic_kept(self, ahead: int | None = None) -> int | None:
         """Note that the world changes and the state stays as it is. Return the number that tells how new it is.
 
         Args:
             ahead: by how much it is newer than the last commit. Default: by one, unless it has just been committed.
         """
-        self._ahead = max(self._ahead, int(not self._just_saved) if ahead is None else ahead)
-        self._just_saved = False
-        return _decisions.parked_number(self._commit, ahead=self._ahead)
+        self._elastic_ahead = max(self._elastic_ahead, int(not self._elastic_just_saved) if ahead is None else ahead)
+        self._elastic_just_saved = False
+        return _decisions.parked_number(self._elastic_commit, ahead=self._elastic_ahead)
 
-    def _restored(self) -> int | None:
+    def _elastic_restored(self) -> int | None:
         """Go back to the last commit, and return its number."""
-        self._just_saved, self._ahead = False, 0
+        self._elastic_just_saved, self._elastic_ahead = False, 0
         self.restore()
-        return self._commit
+        return self._elastic_commit
 
-    def _synced(self, function: str = "") -> None:
+    def _elastic_synced(self, function: str = "") -> None:
         """Give all ranks the same state and the same number.
 
         Args:
             function: the name of the function that is about to be called with the state.
         """
         with MEMBERSHIP.syncing():
-            ours = (function, self._names())
-            number, theirs = self._broadcast((_decisions.parked_number(self._commit, ahead=self._ahead), ours))
+            ours = (function, self._elastic_names())
+            number, theirs = self._elastic_broadcast(
+                (_decisions.parked_number(self._elastic_commit, ahead=self._elastic_ahead), ours)
+            )
             if why := _decisions.mismatch(ours, theirs, MEMBERSHIP.source):
                 raise StateMismatchError(why)
             self.sync()
         # After an interrupted sync this worker goes back to its own last save, and keeps that number and its
         # generation: one that has not had the state of the job must not become the source.
-        self._commit = number
-        self._count()
+        self._elastic_commit = number
+        self._elastic_count()
         MEMBERSHIP.synchronised()
 
-    def _broadcast(self, value: Any) -> Any:
+    def _elastic_broadcast(self, value: Any) -> Any:
         if self._bcast_object is None:
             from elastic_rs.elastic._collectives import broadcast_object
 
@@ -196,13 +199,13 @@ class ObjectState(State):
 
     def sync(self) -> None:
         """Give all ranks the source's present attributes, and save them."""
-        received = self._broadcast({name: getattr(self, name) for name in self._attributes})
+        received = self._elastic_broadcast({name: getattr(self, name) for name in self._attributes})
         MEMBERSHIP.raise_if_failed()  # an aborted broadcast may end without an error
         for name, value in received.items():
             setattr(self, name, value)
         self.save()
 
-    def _names(self) -> list[str]:
+    def _elastic_names(self) -> list[str]:
         return sorted(self._attributes)
 
     def _copies(self) -> dict[str, Any]:

@@ -109,7 +109,7 @@ class TorchState(State):
             for other in self._others():
                 other.sync()
         # If a device's collective was aborted, waiting for it ended without an error, over garbage (as in `commit`).
-        self._finish_device_work()
+        self._elastic_finish_device_work()
         MEMBERSHIP.raise_if_failed()
         self.save()
 
@@ -133,7 +133,7 @@ class TorchState(State):
         for name, value in attributes.items():
             setattr(self, name, value)
 
-    def _finish_device_work(self) -> None:
+    def _elastic_finish_device_work(self) -> None:
         _tree.synchronize(self._devices)
 
     def _take(self, name: str, value: Any) -> None:
@@ -150,7 +150,7 @@ class TorchState(State):
         if isinstance(new, StateDictHandler) and self._last is not None:
             self._last.trees[name] = _copy(new.state())
 
-    def _names(self) -> list[str]:
+    def _elastic_names(self) -> list[str]:
         return sorted(self._values)
 
     def _trees(self) -> list[tuple[str, StateDictHandler]]:

@@ -57,17 +57,19 @@ def main(
     Args:
         args: the command line; that of this process if None.
         discovery: finds the hosts, instead of ``-H`` and the like.
-        told: for an agent that a driver has started. It is called with
-            :attr:`elastic_rs._elastic_rs.Launched.outcome`, if this node gets so far, or with ``refused`` if no other
-            node can do better with this command line. Such an agent ends well if it joins after the job has succeeded.
-            For any other node that is an error, as for torchrun.
+        told: for an agent that a driver has started. If this node gets so far, it is called with ``accepted``, and then
+            with :attr:`elastic_rs._elastic_rs.Launched.outcome`; or with ``refused`` if no other node can do better
+            with this command line. Such an agent ends well if it joins after the job has succeeded. For any other node
+            that is an error, as for torchrun.
         parsed: the same command line, if the driver has parsed it.
     """
     argv = sys.argv[1:] if args is None else list(args)
     try:
         return _run(argv, discovery, told, parsed)
     except UsageError as error:
-        if error.everywhere or getattr(parsed, LACKS_SCRIPT, False):
+        from elastic_rs.run._script import NoScriptError
+
+        if error.everywhere or (isinstance(error, NoScriptError) and getattr(parsed, LACKS_SCRIPT, False)):
             told("refused")
         fail(str(error), hint=error.hint)
     except KeyboardInterrupt:
@@ -190,6 +192,7 @@ def _take_part(
         else:
             session = _elastic_rs.Session.over_etcd(etcd, node, protection=protected)
         fixed_master = (meeting.host, port) if meeting.fixed else None
+        told("accepted")
         launched = _elastic_rs.launch(session, options, fixed_master=fixed_master)
     except OSError as error:
         return _cannot("OSError", f"cannot start the agent: {error}")
@@ -245,7 +248,7 @@ def _told(launched: Launched, entrypoint: str, hint: str, *, driven: bool) -> in
             return 0
         case "signal":
             return 128 + (launched.signal or 0)
-        case "failed":
+        case "failed" | "unfit":
             from elastic_rs.run import _report
 
             found = _report.failures(launched)

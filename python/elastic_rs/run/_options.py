@@ -22,7 +22,7 @@ from elastic_rs.rendezvous._config import (
     parse_conf,
     parse_endpoint,
 )
-from elastic_rs.run._usage import UsageError
+from elastic_rs.run._usage import CommandLineError, UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def nodes_of(text: str) -> tuple[int, int]:
     except ValueError:
         counts = []
     if len(counts) not in {1, 2} or not 0 < counts[0] <= counts[-1] <= MAX_NODES:
-        raise UsageError(
+        raise CommandLineError(
             f"--nnodes is `{text}`, must be a number from 1 to {MAX_NODES}, or MIN:MAX with MIN not above MAX"
         )
     return counts[0], counts[-1]
@@ -95,11 +95,11 @@ def rendezvous_of(args: argparse.Namespace) -> Rendezvous:
     """Read what says where and how nodes meet."""
     nodes = nodes_of(args.nnodes)
     if args.rdzv_backend not in BACKENDS and not args.standalone:
-        raise UsageError(_unknown_backend(args.rdzv_backend))
+        raise CommandLineError(_unknown_backend(args.rdzv_backend))
     try:
         conf = parse_conf(args.rdzv_conf)
         if args.in_place is not None and conf.setdefault("in_place", args.in_place) != args.in_place:
-            raise UsageError(
+            raise CommandLineError(
                 f"--in-place is `{args.in_place}`, and --rdzv-conf says in_place={conf['in_place']}: give one of them"
             )
         if args.store_tunnel:
@@ -107,30 +107,30 @@ def rendezvous_of(args: argparse.Namespace) -> Rendezvous:
         over_etcd = args.rdzv_backend in ETCD_NAMES and not args.standalone
         config = config_of(conf, RUST_ETCD if over_etcd else RUST_C10D)
     except ValueError as error:
-        raise UsageError(str(error)) from None
+        raise CommandLineError(str(error)) from None
     if args.store_tunnel and not config.store_tunnel:
-        raise UsageError(
+        raise CommandLineError(
             f"--store-tunnel is given, and --rdzv-conf says store_tunnel={conf['store_tunnel']}: give one of them"
         )
     if not config.wants_agent and why_torch(args) is None:
-        raise UsageError(
+        raise CommandLineError(
             "--rdzv-conf agent is `torch`, must be `rust` here: torchrun can run PyTorch's agent, this cannot"
         )
     if is_alone(args, nodes):
         if nodes[0] > 1:
-            raise UsageError(
+            raise CommandLineError(
                 f"--standalone is given and --nnodes is `{args.nnodes}`, must be 1: others cannot find this node"
             )
         import uuid
 
         return Rendezvous(str(uuid.uuid4()), "localhost", 0, nodes, config)
     if not args.rdzv_id:
-        raise UsageError("--rdzv-id is empty, must be the job's name, the same on every node")
+        raise CommandLineError("--rdzv-id is empty, must be the job's name, the same on every node")
     run_id = _utf8("--rdzv-id", args.rdzv_id)
     try:
         _elastic_rs.validate_run_id(run_id)
     except ValueError as error:
-        raise UsageError(f"--rdzv-id: {error}") from None
+        raise CommandLineError(f"--rdzv-id: {error}") from None
     if args.rdzv_backend == "static":
         if not {"timeout", "join_timeout"} & conf.keys():
             config = config.replace(join_timeout=STATIC_TIMEOUT_S)
@@ -141,14 +141,14 @@ def rendezvous_of(args: argparse.Namespace) -> Rendezvous:
         try:
             etcd = etcd_of(args.rdzv_endpoint, config, nodes[1])
         except ValueError as error:
-            raise UsageError(str(error)) from None
+            raise CommandLineError(str(error)) from None
         return Rendezvous(run_id, "", 0, nodes, config, etcd=etcd)
     # Where nobody else has to find it any port will do; else a second job of one node would meet the first.
     any_port = not args.rdzv_endpoint and nodes[1] == 1 and config.is_host is not False
     try:
         host, port = parse_endpoint(args.rdzv_endpoint, 0 if any_port else DEFAULT_PORT)
     except ValueError as error:
-        raise UsageError(f"--rdzv-endpoint: {error}") from None
+        raise CommandLineError(f"--rdzv-endpoint: {error}") from None
     return Rendezvous(args.rdzv_id, host, port, nodes, config)
 
 
@@ -162,7 +162,9 @@ def _static(args: argparse.Namespace, count: int, config: RendezvousConfig) -> R
     # torchrun takes the most for the number of nodes.
     rank = args.node_rank
     if not 0 <= rank < count:
-        raise UsageError(f"--node-rank is `{rank}`, must be from 0 to {count - 1}, since --nnodes is `{args.nnodes}`")
+        raise CommandLineError(
+            f"--node-rank is `{rank}`, must be from 0 to {count - 1}, since --nnodes is `{args.nnodes}`"
+        )
     master_port = STATIC_PORT if args.master_port is None else args.master_port
     # An address in a flag of its own needs no brackets.
     is_bare_ipv6 = args.master_addr.count(":") > 1 and "[" not in args.master_addr.partition(":")[0]
@@ -172,9 +174,9 @@ def _static(args: argparse.Namespace, count: int, config: RendezvousConfig) -> R
     try:
         host, port = parse_endpoint(endpoint, None)
     except ValueError as error:
-        raise UsageError(f"{flag}: {error}") from None
+        raise CommandLineError(f"{flag}: {error}") from None
     if port == 0 and count > 1:
-        raise UsageError(f"{flag}: the port is `0`, must be one that the other nodes can know")
+        raise CommandLineError(f"{flag}: the port is `0`, must be one that the other nodes can know")
     is_host = rank == 0 if config.is_host is None else config.is_host
     config = config.replace(node_rank=rank, is_host=is_host)
     # Workers have nothing to do with a port that nobody knows.
@@ -198,14 +200,14 @@ def workers_of(text: str) -> int:
 
         return count_of(text)
     if not 0 < count <= MAX_WORKERS:
-        raise UsageError(f"--nproc-per-node is `{text}`, must be from 1 to {MAX_WORKERS}, or auto, cpu, gpu, xpu")
+        raise CommandLineError(f"--nproc-per-node is `{text}`, must be from 1 to {MAX_WORKERS}, or auto, cpu, gpu, xpu")
     return count
 
 
 def launch_options_of(args: argparse.Namespace) -> LaunchOptions:
     """Read what no rendezvous concerns."""
     if not 0 <= args.max_restarts <= MAX_RESTARTS:
-        raise UsageError(f"--max-restarts is `{args.max_restarts}`, must be from 0 to {MAX_RESTARTS}")
+        raise CommandLineError(f"--max-restarts is `{args.max_restarts}`, must be from 0 to {MAX_RESTARTS}")
     entrypoint, command = command_of(args)
     return _elastic_rs.LaunchOptions(
         command=command,
@@ -236,7 +238,7 @@ def _utf8(flag: str, text: str) -> str:
         text.encode()
     except UnicodeEncodeError:
         shown = os.fsencode(text).decode(errors="backslashreplace")
-        raise UsageError(f"{flag} is `{shown}`, must be UTF-8") from None
+        raise CommandLineError(f"{flag} is `{shown}`, must be UTF-8") from None
     return text
 
 
@@ -248,7 +250,7 @@ def warm_of(modules: str | None, command: list[str]) -> tuple[list[str], int, st
 
     names = [name.strip() for name in modules.split(",")]
     if not all(part.isidentifier() for name in names for part in name.split(".")):
-        raise UsageError(f"--warm-start is `{modules}`, must be names of modules: torch,torch.distributed")
+        raise CommandLineError(f"--warm-start is `{modules}`, must be names of modules: torch,torch.distributed")
     plan = _plan.plan(command, names)
     if isinstance(plan, str):
         logger.warning("--warm-start has no effect: %s", plan)
@@ -268,7 +270,9 @@ def command_of(args: argparse.Namespace) -> tuple[str, list[str]]:
         return script, [sys.executable, "-u", _path.__file__, _python.first_folder(), script, *rest]
     if args.no_python:
         if args.module:
-            raise UsageError("--no-python and --module are given, must be one of them at most: a program is no module")
+            raise CommandLineError(
+                "--no-python and --module are given, must be one of them at most: a program is no module"
+            )
         return script, [script, *rest]
     # As torch names it: a Python of the user's own is the program, and the script one of its arguments.
     entrypoint = script if python == sys.executable else python
@@ -281,11 +285,11 @@ def signals_of(text: str) -> list[int]:
     for name in _utf8("--signals-to-handle", text).split(","):
         number = _elastic_rs.signal_number(name.strip())
         if number is None:
-            raise UsageError(
+            raise CommandLineError(
                 f"--signals-to-handle has `{name.strip()}`, must be names such as SIGTERM,SIGUSR1{_near(name)}"
             )
         if name.strip() in {"SIGKILL", "SIGSTOP"}:
-            raise UsageError(f"--signals-to-handle has `{name.strip()}`, which the kernel lets nobody handle")
+            raise CommandLineError(f"--signals-to-handle has `{name.strip()}`, which the kernel lets nobody handle")
         numbers.append(number)
     return numbers
 
@@ -324,7 +328,7 @@ def _streams_of(flag: str, text: str) -> Streams:
     try:
         return _elastic_rs.Streams(_utf8(flag, text))
     except ValueError as error:
-        raise UsageError(f"{flag} {error}") from None
+        raise CommandLineError(f"{flag} {error}") from None
 
 
 def _shown_ranks(text: str) -> list[int] | None:
@@ -334,7 +338,7 @@ def _shown_ranks(text: str) -> list[int] | None:
     try:
         ranks = [int(rank) for rank in text.split(",")]
     except ValueError:
-        raise UsageError(f"--local-ranks-filter is `{text}`, must be local ranks: 0,1,2") from None
+        raise CommandLineError(f"--local-ranks-filter is `{text}`, must be local ranks: 0,1,2") from None
     return [rank for rank in ranks if 0 <= rank < MAX_WORKERS]
 
 
@@ -348,7 +352,7 @@ def grace_of(args: argparse.Namespace) -> int:
     except ValueError:
         seconds = -1
     if not 0 <= seconds <= MAX_SECONDS:
-        raise UsageError(f"{name} is `{given}`, must be a whole number of seconds from 0 to {MAX_SECONDS}")
+        raise CommandLineError(f"{name} is `{given}`, must be a whole number of seconds from 0 to {MAX_SECONDS}")
     return seconds
 
 

@@ -21,7 +21,6 @@ class NoScriptError(UsageError):
     """The workers' script, module or program does not exist on this node. Another one may have it."""
 
     hint = ""
-    everywhere = False
 
 
 def check(args: argparse.Namespace) -> None:

@@ -18,8 +18,14 @@ class UsageError(ValueError):
 
     hint = f"{PROG} --help lists all flags"
     """The line that follows the message, if any."""
-    everywhere = True
+    everywhere = False
     """Whether every other node of the job would find the same."""
+
+
+class CommandLineError(UsageError):
+    """The command line alone shows what is wrong, whatever folders and devices a node has."""
+
+    everywhere = True
 
 
 def fail(message: str, hint: str = UsageError.hint) -> NoReturn:

@@ -73,7 +73,7 @@ impl AgentMachine {
         let failure = self.of_this_node(failure);
         self.warn(format!("{failure}; this node had not joined yet, so it ends alone"));
         let reason = failure.to_string();
-        self.end_after_stop(Outcome::Failed { cause: Some(Box::new(failure)), reason });
+        self.end_after_stop(Outcome::Unfit { cause: Box::new(failure), reason });
     }
 
     pub(super) fn look_after_preparation(&mut self, now: Instant) {

@@ -221,7 +221,7 @@ impl AgentMachine {
     /// The outcome, with the words of its cause that were found after the report.
     pub(super) fn with_late_words(&self, mut outcome: Outcome) -> Outcome {
         if let Some(first) = self.first.as_ref().filter(|first| first.has_late_words && first.is_cause_of(&outcome))
-            && let Outcome::Failed { cause: Some(cause), .. } = &mut outcome
+            && let Outcome::Failed { cause: Some(cause), .. } | Outcome::Unfit { cause, .. } = &mut outcome
         {
             let node = cause.node.clone();
             cause.message.clone_from(&first.failure.message);
@@ -233,7 +233,7 @@ impl AgentMachine {
 
 impl First {
     fn is_cause_of(&self, outcome: &Outcome) -> bool {
-        let Outcome::Failed { cause: Some(cause), .. } = outcome else { return false };
+        let (Outcome::Failed { cause: Some(cause), .. } | Outcome::Unfit { cause, .. }) = outcome else { return false };
         (cause.pid, cause.global_rank) == (self.failure.pid, self.failure.global_rank)
     }
 }

@@ -142,11 +142,10 @@ impl AgentMachine {
     }
 
     /// A worker's program cannot take the state that the others have. A node that has just come leaves: it cannot take part, and the
-    /// others go on without it, at no restart. On a node that was in the world before, the worker's failure follows.
+    /// others go on without it, at no restart. On a node that was in a world before, the worker's failure follows.
     pub fn on_worker_unfit(&mut self, failure: Failure) {
         let attends = matches!(self.lives.of.get(&failure.local_rank), Some(Life::Attends { .. }));
-        let is_new = self.lives.brought.iter().all(|survivor| survivor.generation.is_none());
-        if !(attends && is_new && self.is_running() && self.lives.continues) {
+        if !(attends && !self.was_in_world && self.is_running() && self.lives.continues) {
             return;
         }
         let reason = format!("its workers cannot take the state of the others: {}", failure.message);
@@ -154,7 +153,7 @@ impl AgentMachine {
         let cause = failure.to_string();
         self.warn(format!("{cause}; this node leaves the job"));
         self.commands.push(Command::Leave { reason, signal: None });
-        self.stop(SIGTERM, Next::End(Box::new(Outcome::Failed { cause: Some(Box::new(failure)), reason: cause })));
+        self.stop(SIGTERM, Next::End(Box::new(Outcome::Unfit { cause: Box::new(failure), reason: cause })));
     }
 
     /// Nothing is left of a worker.

@@ -132,6 +132,11 @@ impl Lives {
         matches!(self.of.get(&local_rank), Some(Life::Ahead { .. }))
     }
 
+    /// Whether the last join brought all of so many workers, and none that had ever had the state of its world.
+    pub(super) fn brought_none_with_state(&self, workers: u32) -> bool {
+        self.brought.len() == workers as usize && self.brought.iter().all(|survivor| survivor.generation.is_none())
+    }
+
     pub(super) fn forget_counts(&mut self) {
         self.raise_at = None;
         for life in self.of.values_mut() {

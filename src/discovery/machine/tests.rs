@@ -339,6 +339,24 @@ fn a_command_line_that_an_agent_does_not_accept_ends_the_job_at_once() {
 }
 
 #[test]
+fn a_command_line_that_another_agent_has_accepted_is_one_hosts_trouble() {
+    let (mut bench, agents) = Bench::with(1, "a:2,b:2");
+    bench.driver.on_accepted();
+    bench.ended(agents[1], 2, Some("refused"), &[]);
+    assert_eq!(bench.commands(), []);
+    assert!(bench.said("host `b`: the agent cannot run there (exit code 2)"), "{:?}", bench.said);
+    assert_eq!(bench.end(), None);
+}
+
+#[test]
+fn an_agent_that_cannot_take_part_is_one_hosts_trouble() {
+    let (mut bench, agents) = Bench::with(1, "a:2,b:2");
+    bench.ended(agents[1], 1, Some("unfit"), &[]);
+    assert_eq!(bench.commands(), []);
+    assert!(bench.said("host `b`: its workers cannot take part in the job"), "{:?}", bench.said);
+}
+
+#[test]
 fn the_coordinators_exclusions_are_heeded() {
     let (mut bench, agents) = Bench::with(1, "a:2,b:2,c:2");
     let out = |name: &str, until: Option<Instant>| (name.to_owned(), (until, "3 failures".to_owned()));

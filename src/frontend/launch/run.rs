@@ -224,6 +224,8 @@ impl Launch {
                 let verdict = Verdict::Failed { by, cause: reason.clone(), failure: cause.clone() };
                 (Some(verdict), "its workers failed".to_owned(), None)
             }
+            // The others go on.
+            Outcome::Unfit { reason, .. } => (None, reason.clone(), None),
             Outcome::NoPlace(error) => (None, error.to_string(), None),
             Outcome::Signal(signal) => (None, "its process ended".to_owned(), Some(*signal)),
         };

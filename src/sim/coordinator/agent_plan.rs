@@ -23,6 +23,7 @@ pub fn kind_of(outcome: &Outcome) -> &'static str {
         Outcome::Succeeded => "succeeded",
         Outcome::NotNeeded => "not needed",
         Outcome::Failed { .. } => "failed",
+        Outcome::Unfit { .. } => "unfit",
         Outcome::NoPlace(_) => "no place",
         Outcome::Signal(_) => "signal",
     }

@@ -103,7 +103,8 @@ def test_what_an_exception_means(
 
 
 @pytest.mark.parametrize(
-    ("raises_at", "made", "told"), [(None, 0, False), (177, 0, True), (3, 1, True), (3, 2, False), (3, 3, False)]
+    ("raises_at", "made", "told"),
+    [(None, 0, False), (177, 0, True), (4, 1, True), (3, 1, False), (3, 2, False), (3, 3, False)],
 )
 def test_ranks_that_have_not_made_equally_many_checks_are_told_apart(
     raises_at: int | None, made: int, told: bool

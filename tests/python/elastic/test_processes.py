@@ -158,7 +158,7 @@ class Mine(hvd.State):
 
 
 mine = Mine()
-mine._synced()
+mine._elastic_synced()
 assert mine.model.weight.item() == 1
 assert mine.optimizer.param_groups[0]["lr"] == 2
 assert mine.numbers == [1, 1, 1]

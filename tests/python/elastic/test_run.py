@@ -221,6 +221,54 @@ def test_unequal_numbers_of_checks_are_said_with_both(attend: Attend) -> None:
     assert it.value.__cause__ is GONE
 
 
+def test_a_workers_own_exception_stays_where_checks_are_unequal(attend: Attend) -> None:
+    attend(World(), changes_at=177)
+
+    @elastic.run
+    def train(_: elastic.State) -> None:
+        raise FileNotFoundError("data.bin")
+
+    with pytest.raises(FileNotFoundError, match=r"data\.bin") as it:
+        train(Recorded())
+    [note] = it.value.__notes__
+    assert "at their check 177, this rank has made 0" in note
+
+
+class Ported(elastic.State):
+    """A class that was written for Horovod, and knows nothing of this package's private names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._names = self._commit = self._count = self._ahead = self._kept = "theirs"
+        self._just_saved = self._restored = self._synced = self._broadcast = "theirs"
+        self.saves = 0
+
+    def save(self) -> None:
+        self.saves += 1
+
+    def restore(self) -> None:
+        pass
+
+    def sync(self) -> None:
+        self.save()
+
+
+def test_a_class_of_the_user_may_have_private_attributes(attend: Attend) -> None:
+    attend(World(), World(generation=2))
+    state, commits = Ported(), []
+
+    @elastic.run
+    def train(state: Ported) -> None:
+        commits.append(state.saves)
+        state.commit()
+        if len(commits) == 1:
+            raise elastic.HorovodInternalError("nan")
+
+    train(state)
+    assert len(commits) == 2
+    assert {value for name, value in vars(state).items() if name in {"_names", "_commit", "_broadcast"}} == {"theirs"}
+
+
 def test_a_worker_that_was_started_ahead_and_finds_no_agent_ends_at_once(
     attend: Attend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -396,7 +444,7 @@ def test_the_state_of_a_change_is_broadcast_as_it_is(attend: Attend) -> None:
     train(state)
     assert epochs == [0, 5]
     # It is newer than the commit 0 and the state 1 that was kept.
-    assert state._commit == 2
+    assert state._elastic_commit == 2
 
 
 def test_an_error_waits_for_the_news_of_a_failure(attend: Attend) -> None:
@@ -538,7 +586,7 @@ def test_a_device_finishes_its_work_before_a_restore(attend: Attend) -> None:
     calls = []
 
     class OnDevice(Recorded):
-        def _finish_device_work(self) -> None:
+        def _elastic_finish_device_work(self) -> None:
             self.calls.append(f"finish, group: {dist.is_initialized()}")
             if len(channel.parked) == 1:
                 raise RuntimeError("NCCL communicator was aborted")
@@ -562,7 +610,7 @@ def test_a_device_that_fails_without_an_abort_fails_the_worker(attend: Attend) -
     channel = attend(World(), World(generation=2))
 
     class OnDevice(Recorded):
-        def _finish_device_work(self) -> None:
+        def _elastic_finish_device_work(self) -> None:
             raise RuntimeError("illegal memory access")
 
     @elastic.run(backend="gloo")
@@ -637,7 +685,7 @@ class Interrupted(elastic.ObjectState):
         self.numbers, self.channel, self.fails = numbers, channel, False
         super().__init__(**values)
 
-    def _broadcast(self, value: Any) -> Any:
+    def _elastic_broadcast(self, value: Any) -> Any:
         if isinstance(value, dict) or not self.numbers:
             return value
         _, identity = value
@@ -661,7 +709,7 @@ def test_a_newcomer_whose_first_sync_is_interrupted_is_no_source(attend: Attend)
     assert channel.parked == [None]
     assert channel.synchronised_in == [2]
     assert steps == [0]
-    assert state._commit == 6
+    assert state._elastic_commit == 6
 
 
 def test_a_survivor_whose_sync_is_interrupted_parks_with_its_own_commit(attend: Attend) -> None:
@@ -682,7 +730,7 @@ def test_a_survivor_whose_sync_is_interrupted_parks_with_its_own_commit(attend: 
     assert channel.parked == [1, 0]  # newer than the first sync, which is 0; then that one
     assert channel.synchronised_in == [1, 3]
     assert steps == [0, 0]
-    assert state._commit == 9
+    assert state._elastic_commit == 9
 
 
 def test_a_world_that_nobody_has_synced_is_synced(attend: Attend) -> None:
@@ -709,7 +757,7 @@ def test_nobody_makes_a_step_before_all_are_synchronised(attend: Attend, monkeyp
     waits: list[tuple[list[int], int | None]] = []
 
     def barrier() -> None:
-        waits.append((list(channel.synchronised_in), state._commit))
+        waits.append((list(channel.synchronised_in), state._elastic_commit))
         if len(waits) == 1:
             channel.failed = True
             raise GONE

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from elastic_rs import elastic
+from elastic_rs.elastic import _contents, _wire
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -381,6 +383,8 @@ def test_one_worker_needs_no_group() -> None:
         ({"parts": {"a": 1, "encoder": model_of(1.0)}}, "parts['encoder']", "a module"),
         ({"optimizers": (torch.optim.SGD([torch.ones(1)], lr=1.0),)}, "optimizers[0]", "an optimizer"),
         ({"deep": {"a": [({"b": model_of(1.0)},)]}}, "deep['a'][0][0]['b']", "a module"),
+        ({"samplers": [elastic.ElasticSampler(range(4))]}, "samplers[0]", "an ElasticSampler"),  # type: ignore[arg-type]
+        ({"scalers": {"a": torch.amp.GradScaler("cpu")}}, "scalers['a']", "a GradScaler"),
     ],
 )
 def test_modules_and_optimizers_inside_other_values_are_refused(values: dict[str, Any], path: str, kind: str) -> None:
@@ -392,6 +396,26 @@ def test_modules_and_optimizers_inside_other_values_are_refused(values: dict[str
     state = elastic.TorchState(x=None)
     with pytest.raises(ValueError, match="inside another value"):
         state.x = next(iter(values.values()))
+
+
+def test_a_look_into_a_long_value_is_bounded() -> None:
+    """It is made at each assignment, once a step."""
+    looks = []
+
+    class Counted(list[Any]):
+        def __iter__(self) -> Iterator[Any]:
+            for one in super().__iter__():
+                looks.append(one)
+                yield one
+
+    _contents.refuse_parted("losses", Counted([0.5] * 1_000_000), elastic.State)
+    assert 0 < len(looks) <= _contents.MOST
+    looks.clear()
+    rows = Counted(Counted([0.5] * 1000) for _ in range(1000))
+    _contents.refuse_parted("rows", rows, elastic.State)
+    assert 0 < len(looks) <= _contents.MOST
+    with pytest.raises(ValueError, match=r"in `rows\['model'\]`"):
+        _contents.refuse_parted("rows", {"rows": rows, "model": model_of(1.0)}, elastic.State)
 
 
 def test_a_list_of_modules_that_is_a_module_is_held() -> None:
@@ -411,3 +435,15 @@ def test_a_state_in_a_state_is_refused() -> None:
                 make(inner=value)
     with pytest.raises(ValueError, match="cannot hold a module"):
         elastic.ObjectState(model=model_of(1.0))
+
+
+def test_a_tensor_that_allreduce_refuses_keeps_its_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    def differs(_: Tensor) -> None:
+        raise ValueError("the tensors of an allreduce must have the same shape")
+
+    monkeypatch.setattr(_wire, "group_exists", lambda: True)
+    monkeypatch.setattr(_wire, "check_equal", differs)
+    tensor = torch.tensor([1.0, 2.0])
+    with pytest.raises(ValueError, match="the same shape"):
+        elastic.allreduce_(tensor, prescale_factor=10.0)
+    assert tensor.tolist() == [1, 2]

@@ -6,6 +6,7 @@ import errno
 import os
 import queue
 import select
+import shlex
 import signal
 import time
 from pathlib import Path
@@ -52,6 +53,45 @@ def test_a_script_prints_hosts_with_given_and_default_slots(tmp_path: Path) -> N
     assert list(found.items()) == [("host-1", 2), ("host-2", 8), ("::1", 4)]
     assert HostDiscoveryScript(program(tmp_path / "none", "true")).find_available_hosts_and_slots() == {}
     assert HostDiscoveryScript("echo a:1").find_available_hosts_and_slots() == {"a": 1}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "sh -c 'echo a:2; echo b:2;'",
+        """awk -F '|' '{print $1}' hosts""",
+        r"find . -name 'a*' -exec cat {} \;",
+        "find . -exec cat {} ';'",
+        "sh -c 'echo `hostname`:2'",
+        'printf "%s;\n" "a > b"',
+        "env HOSTS=2 hosts --format=a",
+        "hosts a#b",
+    ],
+)
+def test_a_command_whose_quotes_hold_a_shells_signs_is_run(text: str) -> None:
+    assert HostDiscoveryScript(text)._command == shlex.split(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "sign"),
+    [
+        ("cat hosts | grep a", "|"),
+        ("cat hosts|grep a", "|"),
+        ("true&& cat hosts", "&&"),
+        ("cat hosts 2>/dev/null", ">"),
+        ("cat <hosts", "<"),
+        ("echo a:2; echo b:2", ";"),
+        ("echo `hostname`:2", "`"),
+        ('echo "`hostname`:2"', "`"),
+        ("echo $(hostname):2", "$("),
+        ('echo "$(hostname):2"', "$("),
+        ("HOSTS=2 hosts", "HOSTS="),
+    ],
+)
+def test_a_command_that_only_a_shell_understands_is_refused(text: str, sign: str) -> None:
+    with pytest.raises(ValueError, match="and no shell runs it, which") as raised:
+        HostDiscoveryScript(text)
+    assert f"which `{sign}` is for" in str(raised.value)
 
 
 def test_a_script_that_does_not_say_hosts_is_an_error_that_says_why(tmp_path: Path) -> None:

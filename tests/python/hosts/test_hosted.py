@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from elastic_rs import _elastic_rs, _hosted
+from elastic_rs import _elastic_rs, _hosted, run
 from elastic_rs.run import _driver, _flags
 from hypothesis import given
 from hypothesis import strategies as st
@@ -138,6 +138,31 @@ def test_only_the_drivers_second_signal_takes_their_grace_from_workers(
     monkeypatch.setattr("os.kill", lambda _, number: sent.append(signal.Signals(number).name))
     _hosted._obey(io.BytesIO("".join(f"{line}\n" for line in requests).encode()), signal.SIGTERM)
     assert sent == expected
+
+
+@pytest.mark.parametrize(
+    ("flag", "expected"),
+    [
+        ("--tee=9", ["refused"]),
+        ("--log-dir=/dev/null/logs", []),
+        ("--nproc-per-node=gpu", []),
+        ("--nproc-per-node=0", ["refused"]),
+        ("--no-such-script", ["refused"]),
+    ],
+)
+def test_an_agent_says_refused_only_of_what_the_command_line_alone_shows(
+    monkeypatch: pytest.MonkeyPatch, flag: str, expected: list[str]
+) -> None:
+    """Folders and devices of another host may be in order."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
+    told: list[str] = []
+    lacks = flag == "--no-such-script"
+    argv = ["none.py"] if lacks else [flag, __file__]
+    parsed = _flags.parse(argv)
+    setattr(parsed, run.LACKS_SCRIPT, lacks)
+    with pytest.raises(SystemExit, match="2"):
+        run.main(argv, told=told.append, parsed=parsed)
+    assert told == expected
 
 
 JOBS = st.recursive(

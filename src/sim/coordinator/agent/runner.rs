@@ -245,9 +245,13 @@ impl Simulation {
             let text = format!("host{host} got signal {:?} and ends as {outcome:?}", ours.signal);
             return Err(Violation::contract(text));
         }
-        if let Outcome::Failed { cause, .. } = &outcome {
-            let cause = cause.clone();
-            self.check_last_words(host, cause.as_deref())?;
+        let cause = match &outcome {
+            Outcome::Failed { cause, .. } => Some(cause.as_deref().cloned()),
+            Outcome::Unfit { cause, .. } => Some(Some((**cause).clone())),
+            _ => None,
+        };
+        if let Some(cause) = cause {
+            self.check_last_words(host, cause.as_ref())?;
         }
         let Some((process, _)) = self.ours(host) else { return Ok(()) };
         let failed_as_told = match (&outcome, &process.machine.view().closed) {
