@@ -237,7 +237,7 @@ fn states() {
         .map(|node| {
             let hello = Hello::new("run", NodeId(node), format!("host{node}:1"), Settings::new(2, 3));
             let hello = Hello { local_addr: Some(format!("10.0.0.{node}")), ..hello };
-            CellNode::new(hello, now)
+            CellNode::new(hello, false, now)
         })
         .collect();
     // A node's request, as the target reads it.
