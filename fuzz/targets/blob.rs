@@ -25,7 +25,7 @@ fuzz_target!(|input: &[u8]| {
     let mut now = *START;
     let hello = Hello::new("run", NodeId(u128::from(wish & 3)), "host0:1", Settings::new(1, 3));
     let hello = Hello { local_addr: Some("a".to_owned()), ..hello };
-    let mut node = CellNode::new(hello, now);
+    let mut node = CellNode::new(hello, false, now);
     match wish >> 4 & 3 {
         0 => node.look(now),
         1 => node.ask(|node| node.close(Verdict::Succeeded { by: "host0".to_owned() }), now),
