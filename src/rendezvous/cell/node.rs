@@ -91,8 +91,6 @@ pub struct CellNode {
     /// When the current write was handed out.
     written_at: Instant,
     pub(super) command: Option<CellCommand>,
-    /// The end of this process may end the cell.
-    serves: bool,
     /// This node's stay for the others, once it has left the state.
     pub(super) stay: Stay,
     notes: Vec<String>,
@@ -108,7 +106,8 @@ impl CellNode {
     /// at the job's end. The backend is not called before the first request.
     pub fn new(hello: Hello, serves: bool, now: Instant) -> Self {
         let hello = stored(hello);
-        Self { serves, ..Self::with(NodeMachine::over_cell(hello.clone(), now), hello, Liveness::Counters, now) }
+        let stay = if serves { Stay::Before } else { Stay::Over };
+        Self { stay, ..Self::with(NodeMachine::over_cell(hello.clone(), now), hello, Liveness::Counters, now) }
     }
 
     /// Create a node over etcd, which messages call `name`. A node that etcd has answered once goes on without it for `timeout`.
@@ -142,8 +141,7 @@ impl CellNode {
             failing: None,
             written_at: now,
             command: None,
-            serves: false,
-            stay: Stay::default(),
+            stay: Stay::Over,
             notes: Vec::new(),
         }
     }
@@ -228,7 +226,7 @@ impl CellNode {
     /// A read or write has failed. A failed write may still have been done. `gone`: somebody has answered that nobody serves the cell, or
     /// has ended the connection to it. Silence is no answer.
     pub fn on_failed(&mut self, error: String, gone: bool, now: Instant) {
-        self.machine.counterpart_is_gone(gone, now);
+        self.machine.on_backend_failed(gone, now);
         // Reads may fail after it, too.
         self.unsure = self.requeue().or_else(|| self.unsure.take());
         (self.busy, self.read_at) = (false, None);
@@ -341,18 +339,12 @@ impl CellNode {
 
     /// Whether this node's `Leave` is written, or none was needed, and it does not stay for others.
     pub fn has_left(&self) -> bool {
-        self.has_said_goodbye() && (!self.serves || self.stay == Stay::Over || self.machine.has_failed())
+        self.has_said_goodbye() && (self.stay == Stay::Over || self.machine.has_failed())
     }
 
     /// Whether this node's `Leave` is written, or none was needed.
     pub(super) fn has_said_goodbye(&self) -> bool {
         self.machine.has_left() && (self.machine.has_failed() || (!self.busy && self.outbox.is_empty()))
-    }
-
-    /// Whether the cell may end with this node's process, and others have not read yet that the job is over.
-    pub(super) fn is_awaited(&self) -> bool {
-        let over = |blob: &&Blob| blob.closed().is_some() && blob.members().any(|id| id != self.hello.node);
-        self.serves && self.line == Line::Up && self.confirmed.as_ref().filter(over).is_some()
     }
 
     /// Whether the backend is no longer called.

@@ -5,7 +5,8 @@
 
 use std::time::{Duration, Instant};
 
-use super::node::CellNode;
+use super::blob::Blob;
+use super::node::{CellNode, Line};
 
 /// How long a node stays for the others. Each reads at least once a second.
 const AT_MOST: Duration = Duration::from_secs(5);
@@ -13,14 +14,13 @@ const AT_MOST: Duration = Duration::from_secs(5);
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 /// Whether a node stays for the others after its goodbye.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stay {
     /// It has not said goodbye yet.
-    #[default]
     Before,
     /// Until then, if they do not leave before.
     Until(Instant),
-    /// No longer.
+    /// No longer, or the end of its process does not end the cell.
     Over,
 }
 
@@ -47,5 +47,11 @@ impl CellNode {
         }
         self.stay = Stay::Until(until);
         self.read_at.get_or_insert(now + LOOK_EVERY);
+    }
+
+    /// Whether others have not read yet that the job is over.
+    fn is_awaited(&self) -> bool {
+        let over = |blob: &Blob| blob.closed().is_some() && blob.members().any(|id| id != self.hello.node);
+        self.line == Line::Up && self.confirmed.as_ref().is_some_and(over)
     }
 }

@@ -65,7 +65,7 @@ impl NodeMachine {
         if self.hosted && (!self.suspect || now > due + STALL) {
             return self.ask_again(now);
         }
-        self.end_alone_if_due(now, true);
+        self.end_alone_if_due(now);
         if self.view.failed.is_none() {
             self.fence(now);
         }

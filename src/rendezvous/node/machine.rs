@@ -318,7 +318,7 @@ impl NodeMachine {
             );
             self.fail(JoinError::Connection(text));
         }
-        self.end_alone_if_due(now, false);
+        self.end_alone_if_due(now);
     }
 
     /// When to call [`NodeMachine::on_tick`] at the latest.

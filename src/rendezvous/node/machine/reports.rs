@@ -73,23 +73,24 @@ impl NodeMachine {
 
     /// The backend could not be reached. `gone`: somebody has answered that nobody serves it, or has ended the connection. Silence proves
     /// nothing: the others may go on.
-    pub(in crate::rendezvous) fn counterpart_is_gone(&mut self, gone: bool, now: Instant) {
+    pub(in crate::rendezvous) fn on_backend_failed(&mut self, gone: bool, now: Instant) {
         self.gone_since = gone.then(|| self.gone_since.unwrap_or(now));
     }
 
     /// When this node ends without an answer to its report: its workers have ended, and the cell is gone, in which alone the job's end
-    /// could be read. A coordinator, and etcd, may come back with what they know.
+    /// could be read. A coordinator, and etcd, may come back with what they know. It ends before a fence, which would forget the failure
+    /// that it has reported.
     pub(super) fn ends_alone_at(&self) -> Option<Instant> {
         let since = self.gone_since.filter(|_| self.counterpart == Counterpart::Cell && !self.left)?;
         let waits = self.report.is_some() || self.closing.is_some();
         let waits = waits && self.joining.is_none() && self.view.failed.is_none();
-        waits.then(|| since + ENDS_ALONE_AFTER)
+        waits.then(|| self.fence_at().into_iter().fold(since + ENDS_ALONE_AFTER, Instant::min))
     }
 
-    /// End alone if that is due, or if the lease has ended meanwhile: a fence would have the failure forgotten that is reported.
-    pub(in crate::rendezvous) fn end_alone_if_due(&mut self, now: Instant, lease_is_over: bool) {
+    /// End alone if that is due.
+    pub(in crate::rendezvous) fn end_alone_if_due(&mut self, now: Instant) {
         let Some((since, at)) = self.gone_since.zip(self.ends_alone_at()) else { return };
-        if at <= now || lease_is_over {
+        if at <= now {
             let (name, why) = (self.counterpart.name(), &self.last_error);
             let text = format!(
                 "{name} has been gone for {:.1?}, perhaps with the node that held it, and how the other nodes ended cannot \
