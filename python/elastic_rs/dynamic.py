@@ -283,6 +283,7 @@ class DynamicRendezvousHandler(NodeHandler):
         Returns:
             False if the rendezvous could not be closed.
         """
+        ended_before = self._can_no_longer_take_part()
         try:
             return super().shutdown()
         except api.RendezvousError as error:
@@ -291,9 +292,19 @@ class DynamicRendezvousHandler(NodeHandler):
                 f"type {type(error).__name__}."
             )
             self._record(message, NodeState.FAILED)
-            logger.warning("%s (%s)", message, error)
+            # The agent has reported the error with which this node had ended before.
+            logger.log(logging.DEBUG if ended_before else logging.WARNING, "%s (%s)", message, error)
             self._stop_heartbeats()
             return False
+
+    def _can_no_longer_take_part(self) -> bool:
+        if not self._driver.started:
+            return False
+        try:
+            self._cell.session.view()
+        except api.RendezvousError:
+            return True
+        return False
 
     def _recording(self, call: Callable[[], T]) -> T:
         """Call, and record what is raised, as PyTorch does."""
