@@ -25,7 +25,7 @@ VALUES = ("0", "1", "3", "2:4", "2.5", "-1", "", "text", "fork", "node", "core-c
 SCRIPT = ["train.py", "--lr", "1", "--", "--nnodes=9"]
 
 
-OWN = {"warm_start", "in_place", "store_tunnel", *_host_flags.FLAGS}
+OWN = {"warm_start", "omp_threads", "in_place", "store_tunnel", *_host_flags.FLAGS}
 """Flags that torchrun does not have."""
 
 

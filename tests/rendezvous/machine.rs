@@ -156,7 +156,8 @@ fn a_node_with_another_store_tunnel_is_rejected_with_both_values() {
         let (ours, theirs) = (u32::from(ours), u32::from(theirs));
         let text = format!(
             "host:9 has `store_tunnel={theirs}`, but run `job` was opened with `store_tunnel={ours}`: give every node the same \
-             `--rdzv-conf store_tunnel`"
+             `--rdzv-conf store_tunnel`. Where it is not given, a named token or certificates turn it on, unless \
+             TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 is set"
         );
         assert_eq!(bench.rejection(9), text);
     }

@@ -94,9 +94,10 @@ def _run(
         args = parse(argv)
     # Not before: `--help` needs none of it.
     from elastic_rs.rendezvous._config import warn_of_no_endpoint
-    from elastic_rs.run import _options, _script
+    from elastic_rs.run import _cpus, _options, _script
 
     show_logs_if_asked()
+    _cpus.check_omp_threads(args.omp_threads)
     if parsed is None:
         from elastic_rs.run._host_flags import is_driver
 
@@ -115,7 +116,8 @@ def _run(
     protected = _protected(meeting, alone=_options.is_alone(args, meeting.nodes))
     if not meeting.fixed and meeting.etcd is None and not args.rdzv_endpoint:
         warn_of_no_endpoint(meeting.nodes[1], meeting.port)
-    _prepare_environment(args, options.workers.local_world_size)
+    _prepare_environment(args)
+    _cpus.set_omp_threads(args.omp_threads, options.workers.local_world_size)
     return _take_part(meeting, local_addr, options, told, protected=protected)
 
 
@@ -209,16 +211,9 @@ def _take_part(
     return _told(launched, options.workers.entrypoint, hint, driven=told is not _tell_nobody)
 
 
-def _prepare_environment(args: argparse.Namespace, count: int) -> None:
+def _prepare_environment(args: argparse.Namespace) -> None:
     """Set the variables that torchrun sets in its own environment and that workers inherit."""
     os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = args.signals_to_handle
-    if "OMP_NUM_THREADS" not in os.environ and count > 1:
-        logger.warning(
-            "OMP_NUM_THREADS is not set: each of the %d workers gets OMP_NUM_THREADS=1, so that they do not overload "
-            "this machine; set it to the value that suits your program",
-            count,
-        )
-        os.environ["OMP_NUM_THREADS"] = "1"
     if args.node_rank != 0 and args.rdzv_backend != "static":
         logger.warning(
             "--node-rank is `%d` and has no effect with --rdzv-backend=%s; --rdzv-conf node_rank=%d asks for a rank",

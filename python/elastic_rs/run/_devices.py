@@ -12,6 +12,7 @@ import sys
 
 from elastic_rs import _elastic_rs
 from elastic_rs._python import arguments
+from elastic_rs.run._cpus import allowed_cpus
 from elastic_rs.run._usage import UsageError
 
 __all__ = ["count_of"]
@@ -31,7 +32,7 @@ def count_of(kind: str) -> int:
         UsageError: there is none, or nobody knows what the kind is.
     """
     if kind == "cpu":
-        return _cpus()
+        return allowed_cpus()
     if kind in {"gpu", "auto"}:
         return _gpus(kind)
     if kind.isidentifier():
@@ -57,7 +58,7 @@ def _gpus(kind: str) -> int:
             if kind == "gpu":
                 raise
     if kind == "auto":
-        return _cpus()
+        return allowed_cpus()
     raise UsageError(
         f"{FLAG} is `gpu`, but Cuda is not available: {why}. Give a number, or auto, which then means one per CPU"
     )
@@ -74,7 +75,3 @@ def _ask_torch(kind: str) -> int:
         said = told.stderr.strip().rpartition("\n")[2] or f"exit code {told.returncode}"
         raise UsageError(f"{FLAG} is `{kind}`, must be a number, auto, cpu, gpu or xpu; PyTorch says: {said}")
     return int(told.stdout.split()[-1])
-
-
-def _cpus() -> int:
-    return len(os.sched_getaffinity(0))

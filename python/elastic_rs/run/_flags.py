@@ -24,7 +24,7 @@ from elastic_rs.run._command_line import (
     whole,
 )
 from elastic_rs.run._foreign import refuse_foreign
-from elastic_rs.run._host_flags import add_host_flags
+from elastic_rs.run._host_flags import Given, add_host_flags
 from elastic_rs.run._usage import PROG, UsageError
 
 TYPE_CHECKING = False
@@ -265,6 +265,12 @@ def _add_logs(group: Any) -> None:
 
 
 def _add_devices(group: Any) -> None:
+    adder(group, Given)(
+        "--omp-threads",
+        metavar="auto|N",
+        help="each worker's OMP_NUM_THREADS; auto: the CPUs that this node may use, divided by its workers (1 if there "
+        "are several workers and the variable is not set)",
+    )
     adder(group, CheckEnv)(
         "--virtual-local-rank", help="each worker sees only its own GPU, as device 0, and has LOCAL_RANK 0"
     )

@@ -45,6 +45,10 @@ def hand_over(argv: Sequence[str], checked: argparse.Namespace, why: str) -> Non
             f"--store-tunnel and {why} cannot be combined: PyTorch's launcher does not know it; give --rdzv-conf "
             "store_tunnel=1"
         )
+    if checked.omp_threads is not None:
+        raise UsageError(
+            f"--omp-threads and {why} cannot be combined: PyTorch's launcher does not know it; set OMP_NUM_THREADS"
+        )
     _log.ready()  # torch imports `logging`
     launch_options_of(checked)
     ours = checked.standalone or checked.rdzv_backend in BACKENDS

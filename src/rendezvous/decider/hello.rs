@@ -193,7 +193,8 @@ impl Run {
             let [theirs, ours] = [theirs, ours].map(|settings| u32::from(settings.rules.store_tunnel));
             return Some(format!(
                 "{name} has `store_tunnel={theirs}`, but run `{id}` was opened with `store_tunnel={ours}`: give every node the same \
-                 `--rdzv-conf store_tunnel`"
+                 `--rdzv-conf store_tunnel`. Where it is not given, a named token or certificates turn it on, unless \
+                 TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 is set"
             ));
         }
         if ours.ranks_as_asked != theirs.ranks_as_asked {
