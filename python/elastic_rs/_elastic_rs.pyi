@@ -792,11 +792,16 @@ class LaunchOptions:
     """
     The options of a node of ``elastic-run``.
     """
-    def __new__(self, /, command: SupportsGetItem[int, str], signals: SupportsGetItem[int, SupportsIndex], logs: LogOptions, warm: tuple[SupportsGetItem[int, str], SupportsIndex, str] | None, workers: WorkerOptions) -> LaunchOptions: ...
+    def __new__(self, /, command: SupportsGetItem[int, str], signals: SupportsGetItem[int, SupportsIndex], logs: LogOptions, cpus: SupportsGetItem[int, SupportsGetItem[int, SupportsIndex]], warm: tuple[SupportsGetItem[int, str], SupportsIndex, str] | None, workers: WorkerOptions) -> LaunchOptions: ...
     @property
     def command(self, /) -> list[str]:
         """
         The program and its arguments, in which ``${local_rank}`` is replaced.
+        """
+    @property
+    def cpus(self, /) -> list[list[int]]:
+        """
+        The CPUs of the worker of each local rank. Empty, or missing: this process's.
         """
     @property
     def logs(self, /) -> LogOptions:
@@ -1744,12 +1749,13 @@ class WorkerCommand:
     """
     A program to start as a worker.
     """
-    def __new__(cls, /, local_rank: SupportsIndex, command: SupportsGetItem[int, str], env: dict[str, str], *, stdout: str | PathLike[str] = ..., stderr: str | PathLike[str] = ..., tee_stdout: bool = False, tee_stderr: bool = False, prefix: str | None = None) -> WorkerCommand:
+    def __new__(cls, /, local_rank: SupportsIndex, command: SupportsGetItem[int, str], env: dict[str, str], *, stdout: str | PathLike[str] = ..., stderr: str | PathLike[str] = ..., tee_stdout: bool = False, tee_stderr: bool = False, prefix: str | None = None, cpus: SupportsGetItem[int, SupportsIndex] = ...) -> WorkerCommand:
         """
         ``command`` is the program and its arguments, ``env`` the whole environment.
 
         ``stdout`` and ``stderr`` are paths of files, or empty for this process's own stream. With ``tee_stdout`` or
-        ``tee_stderr`` the stream is shown here too, each line with ``prefix``.
+        ``tee_stderr`` the stream is shown here too, each line with ``prefix``. ``cpus`` are those that the worker may use, all of this
+        process's if none is given.
         """
 
 @final
@@ -1845,6 +1851,18 @@ def coordinator_version(answer: bytes) -> int | None:
     Return the version in a coordinator's answer. None if this is not a coordinator's answer.
     """
 
+def cpus_of_workers(binding: str, workers: SupportsIndex, gpus: SupportsGetItem[int, str], *, allowed: SupportsGetItem[int, SupportsIndex] | None = None, root: str | PathLike[str] = ...) -> tuple[list[list[int]], list[str], str]:
+    """
+    The CPUs to which workers are bound, by local rank: an empty list where a worker is not. With them, why some are bound otherwise
+    than was asked for, and all in words.
+
+    ``binding`` is ``node``, ``socket``, ``exclusive`` or ``core-complex``, as PyTorch's ``AffinityMode``. ``gpus`` are the PCI addresses
+    (``0000:dc:00.0``) of the GPUs that the workers see, in their order; without them workers are spread over the NUMA nodes. ``allowed`` are
+    the CPUs that they may use, those of this thread if it is None, and ``root`` is where ``/sys`` is.
+
+    Raises ``ValueError`` if there is no such binding.
+    """
+
 def derived_token(token: str, *, run_id: str | None = None, observer: bool = False) -> str:
     """
     Return the token that is derived from another one: for a run, or for observers.
@@ -1862,6 +1880,14 @@ def expect_log_records(*, all: SupportsIndex, job: SupportsIndex) -> None:
 def follow_parent() -> None:
     """
     Have the calling process killed when the thread that started it ends: for workers that are Python functions.
+    """
+
+def gpu_addresses(cuda_visible_devices: str | None) -> list[str]:
+    """
+    The PCI addresses of the NVIDIA GPUs that a process sees with this ``CUDA_VISIBLE_DEVICES``, in its order. A GPU without a known
+    address is missing.
+
+    Raises ``RuntimeError`` if there is no driver, with what was tried.
     """
 
 def launch(session: Session, options: LaunchOptions, *, fixed_master: tuple[str, SupportsIndex] | None) -> Launched:

@@ -1,17 +1,23 @@
-//! How many GPUs workers can use: `--nproc-per-node=gpu`, without PyTorch.
+//! Which GPUs workers use, and which CPUs are near them, without PyTorch: `--nproc-per-node=gpu`, `--numa-binding`.
 //!
 //! Owns the rules by which `CUDA_VISIBLE_DEVICES` selects from the GPUs of a machine ([`Wanted`]). [`nvidia`] lists those.
-//! The count equals torch's: `_parse_visible_devices` and `_device_count_nvml` in `torch/cuda/__init__.py` (2.15).
+//! The count equals torch's: `_parse_visible_devices` and `_device_count_nvml` in `torch/cuda/__init__.py` (2.15). [`numa`] has the rules
+//! by which workers are bound to CPUs, [`sysfs`] reads what there is.
 
+pub mod numa;
 #[cfg(feature = "io")]
 pub mod nvidia;
+#[cfg(feature = "io")]
+pub mod sysfs;
 
-/// The GPUs of this machine.
+/// A GPU of this machine. A list of them is in the driver's order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Gpus {
-    /// Their UUIDs (`GPU-…`), in the driver's order.
-    pub uuids: Vec<String>,
-    /// UUIDs (`MIG-…`) of the MIG instances that some of them are divided into.
+pub struct Gpu {
+    /// `GPU-…`. Empty if it has fallen off the bus.
+    pub uuid: String,
+    /// Its PCI address as the kernel writes it, `0000:dc:00.0`, if known.
+    pub address: Option<String>,
+    /// UUIDs (`MIG-…`) of the MIG instances that it is divided into.
     pub mig_uuids: Vec<String>,
 }
 
@@ -48,24 +54,30 @@ impl Wanted {
         Self::Numbers(numbers)
     }
 
-    /// How many of these GPUs a process sees.
-    pub fn count(&self, gpus: &Gpus) -> usize {
-        let there = gpus.uuids.len();
+    /// The GPUs that a process sees, as its devices 0, 1, …: their numbers in the driver's order.
+    pub fn visible(&self, gpus: &[Gpu]) -> Vec<usize> {
         match self {
-            Self::All => there,
-            Self::Numbers(numbers) => numbers.iter().take_while(|number| **number < there).count(),
+            Self::All => (0..gpus.len()).collect(),
+            Self::Numbers(numbers) => numbers.iter().copied().take_while(|number| *number < gpus.len()).collect(),
             Self::Uuids(begins) => {
+                let uuids = || gpus.iter().map(|gpu| &*gpu.uuid).enumerate();
                 let mut found = Vec::new();
-                for number in begins.iter().map_while(|begin| only_one(begin, &gpus.uuids)) {
+                for number in begins.iter().map_while(|begin| only_one(begin, uuids())) {
                     if found.contains(&number) {
-                        return 0;
+                        return Vec::new();
                     }
                     found.push(number);
                 }
-                found.len()
+                found
             }
             // PyTorch asks CUDA in this case. CUDA shows a process one MIG instance, the first that is named.
-            Self::Mig(begins) => begins.iter().take(1).filter_map(|begin| only_one(begin, &gpus.mig_uuids)).count(),
+            Self::Mig(begins) => {
+                let parts =
+                    |(number, gpu): (usize, &'_ Gpu)| gpu.mig_uuids.clone().into_iter().map(move |uuid| (number, uuid));
+                let instances: Vec<_> = gpus.iter().enumerate().flat_map(parts).collect();
+                let uuids = || instances.iter().map(|(number, uuid)| (*number, &**uuid));
+                begins.iter().take(1).filter_map(|begin| only_one(begin, uuids())).collect()
+            }
         }
     }
 }
@@ -95,9 +107,9 @@ fn leading_number(text: &str) -> Option<usize> {
     digits[..end].parse().ok()
 }
 
-/// The index of the entry of `all` with this prefix, if there is exactly one.
-fn only_one(begin: &str, all: &[String]) -> Option<usize> {
-    let mut found = all.iter().enumerate().filter(|(_, uuid)| uuid.starts_with(begin)).map(|(number, _)| number);
+/// The number of the entry of `all` with this prefix, if there is exactly one.
+fn only_one<'a>(begin: &str, all: impl Iterator<Item = (usize, &'a str)>) -> Option<usize> {
+    let mut found = all.filter(|(_, uuid)| uuid.starts_with(begin)).map(|(number, _)| number);
     let first = found.next();
     if found.next().is_some() { None } else { first }
 }
@@ -107,58 +119,62 @@ mod tests {
     use super::*;
 
     /// Four GPUs, the last of which is divided into two parts.
-    fn gpus() -> Gpus {
-        let list = |uuids: &[&str]| uuids.iter().map(|uuid| (*uuid).to_owned()).collect();
-        Gpus { uuids: list(&["GPU-aa1", "GPU-aa2", "GPU-b", "GPU-c"]), mig_uuids: list(&["MIG-x1", "MIG-x2"]) }
+    fn gpus() -> Vec<Gpu> {
+        let mut gpus: Vec<Gpu> = ["GPU-aa1", "GPU-aa2", "GPU-b", "GPU-c"].map(gpu).into();
+        gpus[3].mig_uuids = ["MIG-x1", "MIG-x2"].map(str::to_owned).into();
+        gpus
+    }
+
+    fn gpu(uuid: &str) -> Gpu {
+        Gpu { uuid: uuid.to_owned(), ..Gpu::default() }
     }
 
     #[test]
-    fn visible_devices_are_counted_as_pytorch_counts_them() {
+    fn visible_devices_are_those_that_pytorch_counts() {
         // The results of torch.cuda.device_count() with four GPUs of these UUIDs (for MIG, with CUDA's answer).
-        for (variable, count) in [
-            (None, 4),
-            (Some(""), 0),
-            (Some("0"), 1),
-            (Some("3,1"), 2),
-            (Some("0, 1 ,2"), 3),
-            (Some("+1"), 1),
-            (Some("0,4,1"), 1),
-            (Some("4"), 0),
-            (Some("-1"), 0),
-            (Some("0,-1,1"), 1),
-            (Some("0,,1"), 1),
-            (Some("0,x,1"), 1),
-            (Some("1gpu2,2ampere"), 2),
-            (Some("1,1"), 0),
-            (Some("none"), 0),
-            (Some("GPU-b"), 1),
-            (Some("GPU-b,GPU-aa1"), 2),
-            (Some("GPU-aa"), 0),
-            (Some("GPU-b,GPU-aa,GPU-c"), 1),
-            (Some("GPU-b,GPU-b"), 0),
-            (Some("GPU-b, GPU-c"), 1),
-            (Some("GPU-b,1"), 1),
-            (Some("GPU-d"), 0),
-            (Some("MIG-x1"), 1),
-            (Some("MIG-x1,MIG-x2"), 1),
-            (Some("MIG-y"), 0),
-            (Some("MIG-"), 0),
+        for (variable, visible) in [
+            (None, &[0, 1, 2, 3][..]),
+            (Some(""), &[]),
+            (Some("0"), &[0]),
+            (Some("3,1"), &[3, 1]),
+            (Some("0, 1 ,2"), &[0, 1, 2]),
+            (Some("+1"), &[1]),
+            (Some("0,4,1"), &[0]),
+            (Some("4"), &[]),
+            (Some("-1"), &[]),
+            (Some("0,-1,1"), &[0]),
+            (Some("0,,1"), &[0]),
+            (Some("0,x,1"), &[0]),
+            (Some("1gpu2,2ampere"), &[1, 2]),
+            (Some("1,1"), &[]),
+            (Some("none"), &[]),
+            (Some("GPU-b"), &[2]),
+            (Some("GPU-b,GPU-aa1"), &[2, 0]),
+            (Some("GPU-aa"), &[]),
+            (Some("GPU-b,GPU-aa,GPU-c"), &[2]),
+            (Some("GPU-b,GPU-b"), &[]),
+            (Some("GPU-b, GPU-c"), &[2]),
+            (Some("GPU-b,1"), &[2]),
+            (Some("GPU-d"), &[]),
+            (Some("MIG-x1"), &[3]),
+            (Some("MIG-x1,MIG-x2"), &[3]),
+            (Some("MIG-y"), &[]),
+            (Some("MIG-"), &[]),
         ] {
-            assert_eq!(Wanted::parse(variable).count(&gpus()), count, "{variable:?}");
+            assert_eq!(Wanted::parse(variable).visible(&gpus()), visible, "{variable:?}");
         }
     }
 
     #[test]
-    fn where_there_is_none_none_is_counted() {
+    fn where_there_is_none_none_is_visible() {
         for variable in [None, Some("0"), Some("GPU-b"), Some("MIG-x1")] {
-            assert_eq!(Wanted::parse(variable).count(&Gpus::default()), 0, "{variable:?}");
+            assert!(Wanted::parse(variable).visible(&[]).is_empty(), "{variable:?}");
         }
     }
 
     #[test]
     fn two_beginnings_of_the_same_uuid_hide_everything() {
-        assert_eq!(Wanted::parse(Some("GPU-b,GPU-")).count(&gpus()), 1, "the second is ambiguous");
-        let one = Gpus { uuids: vec!["GPU-b1".to_owned()], ..Gpus::default() };
-        assert_eq!(Wanted::parse(Some("GPU-b,GPU-b1")).count(&one), 0);
+        assert_eq!(Wanted::parse(Some("GPU-b,GPU-")).visible(&gpus()), [2], "the second is ambiguous");
+        assert!(Wanted::parse(Some("GPU-b,GPU-b1")).visible(&[gpu("GPU-b1")]).is_empty());
     }
 }

@@ -2,12 +2,12 @@
 
 use std::ffi::OsStr;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::{Device, Nvml};
 
-use super::Gpus;
+use super::Gpu;
 
 /// Every driver installs this name. The name without the number belongs to the development package.
 const LIBRARY: &str = "libnvidia-ml.so.1";
@@ -18,7 +18,7 @@ const FILES: &str = "/proc/driver/nvidia/gpus";
 ///
 /// # Errors
 /// There is no driver, or it does not work. The text says what was tried, and how it failed.
-pub fn gpus() -> Result<Gpus, String> {
+pub fn gpus() -> Result<Vec<Gpu>, String> {
     by_library().or_else(|error| by_files(Path::new(FILES)).ok_or_else(|| why_none(&error)))
 }
 
@@ -32,18 +32,21 @@ fn why_none(error: &NvmlError) -> String {
     }
 }
 
-fn by_library() -> Result<Gpus, NvmlError> {
+fn by_library() -> Result<Vec<Gpu>, NvmlError> {
     let nvml = Nvml::builder().lib_path(OsStr::new(LIBRARY)).init()?;
-    let mut gpus = Gpus::default();
+    let mut gpus = Vec::new();
     for number in 0..nvml.device_count()? {
         // A GPU that has fallen off the bus has an index, and nothing else.
-        let device = nvml.device_by_index(number);
-        gpus.uuids.push(device.as_ref().ok().and_then(|device| device.uuid().ok()).unwrap_or_default());
-        if let Ok(device) = &device {
-            gpus.mig_uuids.extend(parts(device));
-        }
+        gpus.push(nvml.device_by_index(number).map(|device| gpu(&device)).unwrap_or_default());
     }
     Ok(gpus)
+}
+
+fn gpu(device: &Device<'_>) -> Gpu {
+    // NVML writes a domain of eight digits, in capitals: `00000000:DC:00.0`.
+    let address = device.pci_info().ok().map(|pci| pci.bus_id.to_ascii_lowercase());
+    let address = address.map(|it| it.strip_prefix("0000").filter(|_| it.len() == 16).unwrap_or(&it).to_owned());
+    Gpu { uuid: device.uuid().unwrap_or_default(), address, mig_uuids: parts(device) }
 }
 
 fn parts(device: &Device<'_>) -> Vec<String> {
@@ -53,12 +56,16 @@ fn parts(device: &Device<'_>) -> Vec<String> {
 }
 
 /// Reads the driver's files. They do not list MIG instances.
-fn by_files(folder: &Path) -> Option<Gpus> {
+fn by_files(folder: &Path) -> Option<Vec<Gpu>> {
     let mut folders: Vec<_> = fs::read_dir(folder).ok()?.flatten().map(|entry| entry.path()).collect();
     folders.sort(); // by bus number, which is the driver's order
     let uuid = |text: String| text.lines().find_map(|line| Some(line.strip_prefix("GPU UUID:")?.trim().to_owned()));
-    let uuids = folders.iter().map(|gpu| fs::read_to_string(gpu.join("information")).ok().and_then(uuid));
-    Some(Gpus { uuids: uuids.map(Option::unwrap_or_default).collect(), ..Gpus::default() })
+    let gpu = |folder: PathBuf| Gpu {
+        uuid: fs::read_to_string(folder.join("information")).ok().and_then(uuid).unwrap_or_default(),
+        address: folder.file_name().and_then(OsStr::to_str).map(str::to_owned),
+        mig_uuids: Vec::new(),
+    };
+    Some(folders.into_iter().map(gpu).collect())
 }
 
 #[cfg(test)]
@@ -86,7 +93,12 @@ mod tests {
             let text = format!("Model: \t\t NVIDIA H100\nIRQ:   \t\t 1\nGPU UUID: \t {uuid}\nBus Type: \t PCIe\n");
             fs::write(folder.join(bus).join("information"), text).unwrap();
         }
-        assert_eq!(by_files(&folder).unwrap().uuids, ["GPU-1", "GPU-2"]);
+        let found: Vec<_> =
+            by_files(&folder).unwrap().into_iter().map(|gpu| (gpu.uuid, gpu.address.unwrap())).collect();
+        assert_eq!(
+            found,
+            [("GPU-1", "0000:01:00.0"), ("GPU-2", "0000:81:00.0")].map(|(a, b)| (a.to_owned(), b.to_owned()))
+        );
         fs::remove_dir_all(&folder).unwrap();
         assert_eq!(by_files(&folder), None);
     }

@@ -30,7 +30,7 @@ mod worker;
 
 use calls::{default_handler, errno, fail, tell};
 use descriptors::close_all_but;
-use plan::{Failure, Plan, step};
+use plan::{Failure, Plan, bind, step};
 use worker::{Birth, start_worker};
 
 /// Forks a guard. Returns its process id and a pidfd of it, if the kernel has pidfds; or `errno`.
@@ -98,7 +98,8 @@ struct Ends {
 unsafe fn run(plan: &Plan<'_>) -> ! {
     unsafe {
         libc::prctl(libc::PR_SET_NAME, NAME.as_ptr());
-        if let Err(failure) = stand_apart() {
+        // The worker inherits it.
+        if let Err(failure) = stand_apart().and_then(|()| bind(plan.cpus.as_ref())) {
             fail(plan.control, failure);
         }
         let parent = if plan.agent == -1 { plan.agent_pid } else { 0 };

@@ -18,7 +18,7 @@ use rustix::process::{Pid, PidfdFlags, Rlimit, getpid, pidfd_open};
 
 use super::deadline::Deadline;
 use super::guard;
-use super::guard::plan::{Plan, pointers, step};
+use super::guard::plan::{Plan, cpu_set, pointers, step};
 use super::room::{is_full, is_short};
 use super::spec::{Input, Output, WorkerSpec};
 use crate::open_files::limit_of_workers;
@@ -85,7 +85,7 @@ pub enum Stage {
     Stream(PathBuf),
     /// Changing to the working folder.
     Folder(PathBuf),
-    /// Executing the program, or the wrapper before it.
+    /// Executing the program.
     Execute(OsString),
     /// A system call that starting or supervising a worker needs.
     Call(&'static str),
@@ -136,6 +136,7 @@ impl StartError {
             (step::SUBREAPER, _) => Stage::Call("prctl(PR_SET_CHILD_SUBREAPER)"),
             (step::SIGNALFD, _) => Stage::Call("signalfd4"),
             (step::PIPE, _) => Stage::Call("pipe2"),
+            (step::AFFINITY, _) => Stage::Call("sched_setaffinity"),
             _ => Stage::Fork,
         };
         StartError::new(spec.local_rank, stage, io::Error::from_raw_os_error(errno))
@@ -183,6 +184,7 @@ fn spawn_with(
             let value = |limit: Option<u64>| limit.unwrap_or(libc::RLIM_INFINITY);
             libc::rlimit { rlim_cur: value(current), rlim_max: value(maximum) }
         }),
+        cpus: cpu_set(&spec.cpus),
         cwd: strings.cwd.as_ref().map_or(std::ptr::null(), |folder| folder.as_ptr()),
         keeps,
     };

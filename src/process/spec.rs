@@ -14,8 +14,8 @@ pub struct WorkerSpec {
     pub program: OsString,
     /// Its arguments, without the program's own name.
     pub args: Vec<OsString>,
-    /// A command that precedes program and arguments, such as `numactl --cpunodebind=0`. Default empty.
-    pub wrapper: Vec<OsString>,
+    /// The CPUs that it may use, as may all it starts. Empty, the default: this process's.
+    pub cpus: Vec<u32>,
     /// The whole environment: nothing is inherited.
     pub env: BTreeMap<OsString, OsString>,
     /// The working directory. Default: this process's.
@@ -35,7 +35,7 @@ impl WorkerSpec {
             local_rank,
             program: program.into(),
             args: Vec::new(),
-            wrapper: Vec::new(),
+            cpus: Vec::new(),
             env: BTreeMap::new(),
             cwd: None,
             stdin: Input::Inherit,
@@ -44,9 +44,9 @@ impl WorkerSpec {
         }
     }
 
-    /// Wrapper, program and arguments, in the order in which they are executed; never empty.
+    /// Program and arguments; never empty.
     pub fn command(&self) -> Vec<&OsString> {
-        self.wrapper.iter().chain([&self.program]).chain(&self.args).collect()
+        [&self.program].into_iter().chain(&self.args).collect()
     }
 }
 
@@ -212,13 +212,5 @@ mod tests {
             let error = wrong.parse::<StreamsOf>().unwrap_err().to_string();
             assert!(error.starts_with(&format!("is `{wrong}`, must be 0 (none)")), "{error}");
         }
-    }
-
-    #[test]
-    fn a_wrapper_comes_before_the_program() {
-        let mut spec = WorkerSpec::new(0, "python");
-        spec.args = vec!["train.py".into()];
-        spec.wrapper = vec!["numactl".into(), "--localalloc".into()];
-        assert_eq!(spec.command(), ["numactl", "--localalloc", "python", "train.py"]);
     }
 }

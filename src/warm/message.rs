@@ -15,6 +15,8 @@ pub(super) struct Request {
     argv: Vec<Vec<u8>>,
     env: Vec<(Vec<u8>, Vec<u8>)>,
     cwd: Vec<u8>,
+    /// The CPUs of the worker. Empty: those of the fork server.
+    pub cpus: Vec<u32>,
     /// The descriptors have a deadline's timer.
     pub has_deadline: bool,
 }
@@ -27,6 +29,7 @@ impl Request {
             argv: spec.command().into_iter().map(|word| bytes(word)).collect(),
             env: spec.env.iter().map(|(name, value)| (bytes(name), bytes(value))).collect(),
             cwd: bytes(spec.cwd.as_deref().unwrap_or(cwd).as_os_str()),
+            cpus: spec.cpus.clone(),
             has_deadline,
         }
     }

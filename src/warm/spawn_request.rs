@@ -77,7 +77,8 @@ impl SpawnRequest {
         self.end = None;
         match std::mem::replace(&mut self.stage, Stage::Done) {
             Stage::Received(given) => {
-                self.stage = Stage::Guard(ForkedGuard::begin(given).map_err(io::Error::from_raw_os_error)?);
+                self.stage =
+                    Stage::Guard(ForkedGuard::begin(given, &self.request.cpus).map_err(io::Error::from_raw_os_error)?);
                 Ok(())
             }
             Stage::Guard(_) | Stage::Done => Err(out_of_turn()),

@@ -40,9 +40,6 @@ impl TemplateSpec {
 
     /// Why this worker cannot be forked from the fork server: the first difference. `None` if it can.
     pub(super) fn why_not(&self, worker: &WorkerSpec) -> Option<String> {
-        if let Some(wrapper) = worker.wrapper.first() {
-            return Some(format!("its program is run by the wrapper `{}`", wrapper.display()));
-        }
         if worker.program != self.program {
             return Some(format!("its program is `{}`, not `{}`", worker.program.display(), self.program.display()));
         }
@@ -107,7 +104,6 @@ mod tests {
             change(&mut worker);
             spec().why_not(&worker).unwrap()
         };
-        assert_eq!(why(|it| it.wrapper = vec!["numactl".into()]), "its program is run by the wrapper `numactl`");
         assert_eq!(why(|it| it.program = "pypy".into()), "its program is `pypy`, not `python`");
         assert_eq!(why(|it| it.args[1] = "other.py".into()), "it runs another script");
         assert_eq!(why(|it| it.args.truncate(1)), "it runs another script");

@@ -103,6 +103,7 @@ async fn launch(session: Session, name: String, addr: String, script: &str, trac
         command: ["sh", "-c", &mark].map(Into::into).to_vec(),
         close_timeout: LIMIT,
         fixed: None,
+        cpus: Vec::new(),
         log_folder: LogFolder::Nowhere,
         logs: LogOptions::default(),
         warm: None,

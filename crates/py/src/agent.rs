@@ -153,10 +153,11 @@ impl WorkerCommand {
     /// ``command`` is the program and its arguments, ``env`` the whole environment.
     ///
     /// ``stdout`` and ``stderr`` are paths of files, or empty for this process's own stream. With ``tee_stdout`` or
-    /// ``tee_stderr`` the stream is shown here too, each line with ``prefix``.
+    /// ``tee_stderr`` the stream is shown here too, each line with ``prefix``. ``cpus`` are those that the worker may use, all of this
+    /// process's if none is given.
     #[new]
     #[pyo3(signature = (local_rank, command, env, *, stdout = PathBuf::new(), stderr = PathBuf::new(), tee_stdout = false,
-        tee_stderr = false, prefix = None))]
+        tee_stderr = false, prefix = None, cpus = Vec::new()))]
     #[expect(clippy::too_many_arguments, reason = "one named argument per property")]
     fn new(
         local_rank: u32,
@@ -167,11 +168,13 @@ impl WorkerCommand {
         tee_stdout: bool,
         tee_stderr: bool,
         prefix: Option<String>,
+        cpus: Vec<u32>,
     ) -> PyResult<Self> {
         let (program, args) =
             command.split_first().ok_or_else(|| PyValueError::new_err("command is empty, must name a program"))?;
         Ok(Self(WorkerSpec {
             args: args.iter().map(Into::into).collect(),
+            cpus,
             env: env.into_iter().map(|(name, value)| (name.into(), value.into())).collect(),
             stdout: output(stdout, tee_stdout, prefix.clone()),
             stderr: overheard(output(stderr, tee_stderr, prefix)),

@@ -1,5 +1,4 @@
-//! `launch`: runs the agent of `elastic-run` until it has ended. `visible_gpus`, `rehearse` and `why_users_are_unknown`: for its
-//! doctor.
+//! `launch`: runs the agent of `elastic-run` until it has ended. `rehearse` and `why_users_are_unknown`: for its doctor.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -7,7 +6,6 @@ use std::panic;
 use std::sync::Arc;
 
 use elastic_rs::agent::Outcome;
-use elastic_rs::devices::{Wanted, nvidia};
 use elastic_rs::frontend::launch::{Ended, Fixed, Job, LogFolder, LogOptions, Signals, Warm, run as run_job};
 use elastic_rs::frontend::node::Node;
 use elastic_rs::net::local_peers;
@@ -104,6 +102,7 @@ pub fn launch(
         command: options.command,
         close_timeout: node.config.0.close_timeout,
         fixed: fixed_master.map(|(addr, port)| Fixed { addr, port }),
+        cpus: options.cpus,
         log_folder: match logs.log_dir {
             _ if !logs.log_files => LogFolder::Nowhere,
             Some(folder) => LogFolder::In(folder),
@@ -137,16 +136,6 @@ fn run(py: Python<'_>, job: Job, node: Arc<Node>, signals: Vec<i32>) -> PyResult
         Err(error) if error.is_panic() => panic::resume_unwind(error.into_panic()),
         Err(_) => Err(PyRuntimeError::new_err("elastic_rs is shut down: the interpreter is exiting")),
     }
-}
-
-/// Number of NVIDIA GPUs that a process sees with this ``CUDA_VISIBLE_DEVICES``, as of ``torch.cuda.device_count()``.
-///
-/// Raises ``RuntimeError`` if there is no driver, with what was tried.
-#[pyfunction]
-#[pyo3(signature = (cuda_visible_devices))]
-pub fn visible_gpus(py: Python<'_>, cuda_visible_devices: Option<&str>) -> PyResult<usize> {
-    let gpus = detach(py, nvidia::gpus).map_err(PyRuntimeError::new_err)?;
-    Ok(Wanted::parse(cuda_visible_devices).count(&gpus))
 }
 
 /// Return the number of the signal with this name, such as ``SIGTERM``. None if there is none.

@@ -8,6 +8,7 @@ mod awaitable;
 mod cell;
 mod channel;
 mod conf;
+mod devices;
 mod driver;
 mod errors;
 mod etcd;
@@ -43,6 +44,8 @@ mod _elastic_rs {
     #[pymodule_export]
     use crate::conf::RendezvousConfig;
     #[pymodule_export]
+    use crate::devices::{cpus_of_workers, gpu_addresses, visible_gpus};
+    #[pymodule_export]
     use crate::driver::{Driver, DriverOptions, HostTable, parse_hosts, start_program};
     #[pymodule_export]
     use crate::etcd::EtcdOptions;
@@ -53,7 +56,7 @@ mod _elastic_rs {
     #[pymodule_export]
     use crate::json::parse_json;
     #[pymodule_export]
-    use crate::launch::{Launched, launch, rehearse, signal_number, visible_gpus, why_users_are_unknown};
+    use crate::launch::{Launched, launch, rehearse, signal_number, why_users_are_unknown};
     #[pymodule_export]
     use crate::observe::Observer;
     #[pymodule_export]

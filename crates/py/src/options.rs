@@ -239,6 +239,8 @@ pub struct LaunchOptions {
     pub signals: Vec<i32>,
     /// The destinations of workers' output.
     pub logs: LogOptions,
+    /// The CPUs of the worker of each local rank. Empty, or missing: this process's.
+    pub cpus: Vec<Vec<u32>>,
     /// ``begin``, ``fixed`` and ``what`` of :class:`Template`, if workers are to be forked from one.
     pub warm: Option<(Vec<OsString>, usize, String)>,
     /// The workers.

@@ -37,10 +37,12 @@ class Functions:
 
     def __init__(self, generation: Generation, start_method: str) -> None:
         spec = generation.spec
-        names = ("numa_options", "duplicate_stdout_filters", "duplicate_stderr_filters")
+        names = ("duplicate_stdout_filters", "duplicate_stderr_filters")
         # Older versions of torch do not have all of them.
         options = {name: value for name in names if (value := getattr(spec, name, None)) is not None}
-        self._worker = _Worker(spec.entrypoint)
+        # PyTorch's context would bind workers by its own rules, which need GPUs and `numactl`.
+        cpus = {generation.envs[i]["RANK"]: numbers for i, numbers in generation.cpus.items() if numbers}
+        self._worker = _Worker(spec.entrypoint, cpus)
         self._forks = start_method == "fork"
         self._context = MultiprocessContext(
             name=spec.role,
@@ -161,8 +163,9 @@ class Functions:
 class _Worker:
     """Run the entry point as a session leader: the processes that it starts belong to it and end with it."""
 
-    def __init__(self, entrypoint: Any) -> None:
+    def __init__(self, entrypoint: Any, cpus: dict[str, list[int]]) -> None:
         self._entrypoint = entrypoint
+        self._cpus = cpus
         # Signals that were blocked when this process was forked.
         self.held_back: set[int] = set()
         self.__qualname__ = entrypoint.__qualname__
@@ -174,4 +177,6 @@ class _Worker:
         os.setsid()
         follow_parent()
         signal.pthread_sigmask(signal.SIG_UNBLOCK, self.held_back)
+        if cpus := self._cpus.get(os.environ["RANK"]):
+            os.sched_setaffinity(0, cpus)
         return self._entrypoint(*args)

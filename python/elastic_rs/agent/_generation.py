@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
+import functools
 import os
 import socket
 from dataclasses import dataclass
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from torch.distributed.elastic.utils.api import macros
 
 from elastic_rs._elastic_rs import WorkerCommand
+from elastic_rs._numa import cpus_of
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.agent.server.api import Worker, WorkerSpec
@@ -37,6 +38,14 @@ class Generation:
         """Arguments of the workers, with ``${local_rank}`` replaced."""
         return {i: tuple(macros.substitute(list(self.spec.args), str(i))) for i in self.envs}
 
+    @functools.cached_property
+    def cpus(self) -> dict[int, list[int]]:
+        """The CPUs to which workers are bound, by local rank. Empty if nobody has asked for it (``--numa-binding``)."""
+        options = getattr(self.spec, "numa_options", None)  # older versions of torch have none
+        if options is None:
+            return {}
+        return dict(enumerate(cpus_of(options.affinity_mode.value, len(self.envs))))
+
 
 def line_prefixes(template: str | None, role: str, workers: list[Worker]) -> dict[int, str] | None:
     """Fill in the template of ``--log-line-prefix-template``."""
@@ -59,13 +68,14 @@ def start_programs(agent: Agent, generation: Generation, consoles: Consoles) -> 
     commands = [
         WorkerCommand(
             i,
-            _bound([str(spec.entrypoint), *map(str, args[i])], i, spec),
+            [str(spec.entrypoint), *map(str, args[i])],
             os.environ | env,
             stdout=logs.stdouts[i],
             stderr=logs.stderrs[i],
             tee_stdout=i in _teed(logs.tee_stdouts),
             tee_stderr=i in _teed(logs.tee_stderrs),
             prefix=f"[{spec.role}{i}]:" if prefixes is None else prefixes[i],
+            cpus=generation.cpus.get(i, []),
         )
         for i, env in generation.envs.items()
     ]
@@ -86,23 +96,3 @@ def start_programs(agent: Agent, generation: Generation, consoles: Consoles) -> 
 def _teed(files: dict[int, str]) -> set[int]:
     """Return which streams of workers are shown, besides going to a file."""
     return {local_rank for local_rank, file in files.items() if file != os.devnull}
-
-
-def _bound(command: list[str], local_rank: int, spec: WorkerSpec) -> list[str]:
-    """Prepend the command that binds a process to a NUMA node, if requested."""
-    options = getattr(spec, "numa_options", None)
-    if options is None:
-        return command
-    from torch.numa import binding
-
-    # The name differs between versions. 2.9 has none: it binds the thread that starts workers, which inherit that.
-    names = ("_maybe_wrap_command_args_with_numa_binding", "maybe_wrap_command_with_numa_bindings")
-    wrap = next((wrap for name in names if (wrap := getattr(binding, name, None))), None)
-    if wrap is None:
-        bind: Any = binding.maybe_temporarily_apply_numa_binding_to_current_thread  # type: ignore[attr-defined]
-        with bind(gpu_index=local_rank, numa_options=options):
-            cpus = sorted(os.sched_getaffinity(0))
-        return ["taskset", "--cpu-list", ",".join(map(str, cpus)), *command]
-    index = "device_index" if "device_index" in inspect.signature(wrap).parameters else "gpu_index"
-    bound = wrap(command_args=tuple(command), numa_options=options, **{index: local_rank})
-    return [str(word) for word in bound or command]

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 
+from elastic_rs._log import Log
 from elastic_rs.run._usage import UsageError
 
 __all__ = ["allowed_cpus", "check_omp_threads", "set_omp_threads", "usable_cpus"]
 
-logger = logging.getLogger("elastic_rs.agent")
+logger = Log("elastic_rs.agent")
 
 FLAG = "--omp-threads"
 VARIABLE = "OMP_NUM_THREADS"

@@ -279,7 +279,7 @@ def _add_devices(group: Any) -> None:
         type=str,
         choices=["node", "socket", "exclusive", "core-complex"],
         default=None,
-        help="bind each worker to CPUs near its GPU; requires torch",
+        help="bind each worker to CPUs near its GPU",
     )
 
 

@@ -11,6 +11,7 @@ import sys
 
 from elastic_rs import _elastic_rs
 from elastic_rs._log import Log
+from elastic_rs._numa import cpus_of
 from elastic_rs.rendezvous._config import (
     DEFAULT_PORT,
     ETCD_NAMES,
@@ -209,10 +210,13 @@ def launch_options_of(args: argparse.Namespace) -> LaunchOptions:
     if not 0 <= args.max_restarts <= MAX_RESTARTS:
         raise CommandLineError(f"--max-restarts is `{args.max_restarts}`, must be from 0 to {MAX_RESTARTS}")
     entrypoint, command = command_of(args)
+    # PyTorch may have to be asked.
+    workers = workers_of(args.nproc_per_node)
     return _elastic_rs.LaunchOptions(
         command=command,
         signals=signals_of(args.signals_to_handle),
         logs=log_options_of(args),
+        cpus=cpus_of(args.numa_binding, workers) if args.numa_binding else [],
         warm=warm_of(args.warm_start, command),
         workers=_elastic_rs.WorkerOptions(
             entrypoint=os.fsencode(entrypoint).decode(errors="replace"),
@@ -221,8 +225,7 @@ def launch_options_of(args: argparse.Namespace) -> LaunchOptions:
             grace_s=grace_of(args),
             uninterruptible_sleep_s=_sleep_limit_s(),
             virtual_local_rank=args.virtual_local_rank,
-            # Last, since PyTorch may have to be asked.
-            local_world_size=workers_of(args.nproc_per_node),
+            local_world_size=workers,
         ),
     )
 
@@ -362,8 +365,6 @@ def why_torch(args: argparse.Namespace) -> str | None:
         return "--logs-specs"
     if args.event_log_handler != "null":
         return "--event-log-handler"
-    if args.numa_binding is not None:
-        return "--numa-binding"
     if os.getenv("TORCHELASTIC_ENABLE_FILE_TIMER") == "1":
         return "TORCHELASTIC_ENABLE_FILE_TIMER"
     return None

@@ -26,6 +26,8 @@ pub struct Job {
     pub close_timeout: Duration,
     /// Workers' master is not the round's.
     pub fixed: Option<Fixed>,
+    /// The CPUs of the worker of each local rank. Empty, or missing: the agent's.
+    pub cpus: Vec<Vec<u32>>,
     /// Where logs are kept.
     pub log_folder: LogFolder,
     /// Of workers' output.
@@ -92,7 +94,15 @@ impl Job {
             let (stdout, stderr) = self.logs.outputs(local_rank, files, &prefix);
             let (program, args) = self.command.split_first().ok_or("the command is empty")?;
             let args = args.iter().map(|arg| argument(arg, local_rank)).collect();
-            Ok(WorkerSpec { args, env, stdout, stderr: overheard(stderr), ..WorkerSpec::new(local_rank, program) })
+            let cpus = self.cpus.get(local_rank as usize).cloned().unwrap_or_default();
+            Ok(WorkerSpec {
+                args,
+                cpus,
+                env,
+                stdout,
+                stderr: overheard(stderr),
+                ..WorkerSpec::new(local_rank, program)
+            })
         };
         (0..placement.workers_of(self.agent.workers.local_world_size)).map(worker).collect()
     }
@@ -187,6 +197,7 @@ mod tests {
             command: ["program$rank", "--device=${local_rank}", "$$x"].map(Into::into).to_vec(),
             close_timeout: Duration::from_secs(30),
             fixed: None,
+            cpus: Vec::new(),
             log_folder: LogFolder::Temporary,
             logs: LogOptions { tee: "3".parse().unwrap(), ..LogOptions::default() },
             warm: None,

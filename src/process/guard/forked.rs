@@ -8,7 +8,7 @@ use std::ptr;
 use super::super::message::Report;
 use super::calls::{errno, fail, tell};
 use super::descriptors::close_all_but;
-use super::plan::step;
+use super::plan::{bind, cpu_set, step};
 use super::worker::{take_place, take_signals};
 use super::{Ends, Guard, NAME, Senses, let_go_of_stdio, stand_apart};
 
@@ -48,14 +48,15 @@ pub(crate) fn block_signals() {
 }
 
 impl ForkedGuard {
-    /// Makes the calling process a guard. The process should have one thread, and block all signals.
+    /// Makes the calling process a guard. The process should have one thread, and block all signals. It is bound to these CPUs, if there
+    /// are any, as its worker is.
     ///
     /// # Errors
     /// An `errno`, which has been reported to the agent.
-    pub fn begin(given: GuardDescriptors) -> Result<ForkedGuard, i32> {
+    pub fn begin(given: GuardDescriptors, cpus: &[u32]) -> Result<ForkedGuard, i32> {
         // SAFETY: any process may do what a freshly forked child may.
         unsafe {
-            let senses = stand_apart().and_then(|()| Senses::open());
+            let senses = stand_apart().and_then(|()| bind(cpu_set(cpus).as_ref())).and_then(|()| Senses::open());
             let senses = senses.map_err(|(step, errno)| {
                 tell(given.control.as_raw_fd(), Report::Failed { step, errno });
                 errno

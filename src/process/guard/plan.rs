@@ -4,6 +4,8 @@ use std::ffi::{CStr, c_char};
 use std::os::fd::RawFd;
 use std::ptr;
 
+use rustix::thread::{CpuSet, sched_setaffinity};
+
 /// The guard's data, prepared before the fork. No descriptor is below 3.
 #[derive(Debug)]
 pub(in super::super) struct Plan<'a> {
@@ -26,6 +28,8 @@ pub(in super::super) struct Plan<'a> {
     pub envp: &'a [*const c_char],
     /// Working directory of the worker. Null: the agent's.
     pub cwd: *const c_char,
+    /// The CPUs of the worker. `None`: the agent's.
+    pub cpus: Option<CpuSet>,
     /// The limit of open files that the worker starts with. `None`: the agent's.
     pub open_files: Option<libc::rlimit>,
     /// Whether processes that the child leaves behind may live on, until the agent orders otherwise or ends. True for fork servers.
@@ -41,10 +45,25 @@ pub(in super::super) mod step {
     pub(in super::super::super) const SUBREAPER: i32 = 5;
     pub(in super::super::super) const SIGNALFD: i32 = 6;
     pub(in super::super::super) const PIPE: i32 = 7;
+    pub(in super::super::super) const AFFINITY: i32 = 8;
 }
 
 /// A step that failed, and its `errno`.
 pub(super) type Failure = (i32, i32);
+
+/// The CPUs of these numbers, of which none is above 1,023. `None`: there is none.
+pub(in super::super) fn cpu_set(numbers: &[u32]) -> Option<CpuSet> {
+    let mut set = CpuSet::new();
+    let known =
+        numbers.iter().filter_map(|number| usize::try_from(*number).ok()).filter(|number| *number < CpuSet::MAX_CPU);
+    known.for_each(|number| set.set(number));
+    (set.count() > 0).then_some(set)
+}
+
+/// Binds the calling process, and what it forks, to these CPUs.
+pub(super) fn bind(cpus: Option<&CpuSet>) -> Result<(), Failure> {
+    cpus.map_or(Ok(()), |cpus| sched_setaffinity(None, cpus)).map_err(|errno| (step::AFFINITY, errno.raw_os_error()))
+}
 
 /// Pointers to these strings, followed by a null pointer.
 pub(in super::super) fn pointers<S: AsRef<CStr>>(strings: &[S]) -> Vec<*const c_char> {

@@ -87,19 +87,30 @@ async fn a_log_that_cannot_be_opened_is_named() {
 }
 
 #[tokio::test]
-async fn wrapper_folder_environment_and_input_are_those_of_the_spec() {
+async fn folder_environment_input_and_cpus_are_those_of_the_spec() {
     let traces = Traces::new();
     let mut spec = traces.worker(0, "");
     spec.program = "sh".into();
-    spec.args = vec!["-c".into(), "pwd; echo $GREETING; cat; echo end".into()];
-    spec.wrapper = vec!["env".into(), "GREETING=hello".into()];
+    spec.args = vec!["-c".into(), "pwd; echo $GREETING; cat; grep Cpus_allowed_list /proc/self/status".into()];
+    let last = *elastic_rs::devices::sysfs::allowed().last().unwrap();
+    spec.cpus = vec![last];
+    spec.env.insert("GREETING".into(), "hello".into());
     spec.env.insert("PATH".into(), "/usr/bin:/bin".into());
     spec.cwd = Some("/".into());
     spec.stdin = Input::Null;
     let (mut group, shown) = start(vec![spec]).await.unwrap();
     wait_for_all(&mut group).await;
     drop(group);
-    assert_eq!(shown.rest(), ["/", "hello", "end"]);
+    assert_eq!(shown.rest(), ["/".to_owned(), "hello".to_owned(), format!("Cpus_allowed_list:\t{last}")]);
+}
+
+#[tokio::test]
+async fn a_worker_that_cannot_be_bound_names_the_call() {
+    let traces = Traces::new();
+    let mut spec = traces.worker(0, "pause");
+    spec.cpus = vec![1023]; // there is no such CPU here
+    let error = start(vec![spec]).await.map(|_| ()).unwrap_err();
+    assert_eq!(error.stage, Stage::Call("sched_setaffinity"));
 }
 
 #[tokio::test]

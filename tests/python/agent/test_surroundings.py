@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import inspect
 import os
+import sys
 import threading
 from pathlib import Path
 from typing import Any
 
-import elastic_rs
 import pytest
 from helpers import functions
 from torch.distributed.elastic import timer
@@ -90,30 +90,31 @@ def test_a_given_health_check_server_lives_until_the_workers_are_stopped(agent_o
     assert seen == ["joins", "stopped"]
 
 
-@pytest.mark.parametrize("cls", [TheirAgent, elastic_rs.LocalElasticAgent])
 @pytest.mark.parametrize("entry", ["program", "function"])
-def test_workers_are_bound_to_a_numa_node(
-    agent_of: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cls: Any, entry: str
+def test_workers_are_bound_to_cpus_without_a_gpu_and_without_numactl(
+    agent_of: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, entry: str
 ) -> None:
     if "numa_options" not in WorkerSpec.__dataclass_fields__:
         pytest.skip("this torch has no numa_options")
     from torch.numa import binding
 
-    # Replace the functions that look at GPUs, and the program `numactl`, which may not be installed.
-    (cpu, *_) = os.sched_getaffinity(0)
-    monkeypatch.setattr(binding, "_get_logical_cpus_to_bind_to", lambda **_: {cpu})
-    bind = '#!/bin/sh\ncpus=${1#--physcpubind=}\nshift\nexec taskset --cpu-list "$cpus" "$@"\n'
-    (tmp_path / "numactl").write_text(bind)
-    (tmp_path / "numactl").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    before = os.sched_getaffinity(0)
+    *_, cpu = sorted(before)
+    monkeypatch.setattr(
+        "elastic_rs.agent._generation.cpus_of", lambda mode, count: [[], [cpu]][:count] * (mode == "node")
+    )
     options = {"numa_options": binding.NumaOptions(affinity_mode=binding.AffinityMode.NODE)}
-    given: dict[str, Any] = {"backend": "static", "cls": cls, "spec": options}
+    given: dict[str, Any] = {"backend": "static", "spec": options}
+    all_cpus = sorted(before)
     if entry == "program":
-        agent_of("sh", "-c", f"grep Cpus_allowed_list /proc/self/status >> {tmp_path}/bound", nproc=2, **given).run()
-        assert (tmp_path / "bound").read_text().split() == ["Cpus_allowed_list:", str(cpu)] * 2
+        show = f"import os; print(sorted(os.sched_getaffinity(0)), file=open('{tmp_path}/' + os.environ['RANK'], 'w'))"
+        agent_of(sys.executable, "-c", show, nproc=2, **given).run()
+        bound = [(tmp_path / rank).read_text().strip() for rank in "01"]
+        assert bound == [str(all_cpus), str([cpu])]
     else:
         result = agent_of(functions.cpus, nproc=2, start_method="fork", **given).run()
-        assert result.return_values == {0: [cpu], 1: [cpu]}
+        assert result.return_values == {0: all_cpus, 1: [cpu]}
+    assert os.sched_getaffinity(0) == before
 
 
 def test_a_worker_that_sleeps_uninterruptibly_fails_the_job(agent_of: Any, tmp_path: Path) -> None:

@@ -47,9 +47,17 @@ class Relays:
         """End everything. Members whose relays have gone are cut off from one another."""
         for relay in self._relays:
             self.call(relay._close())
+        self.call(self._finish())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+    async def _finish(self) -> None:
+        """End the connections that were just being accepted, which no relay knew yet."""
+        while others := asyncio.all_tasks() - {asyncio.current_task()}:
+            for relay in self._relays:
+                await relay._abort()
+            await asyncio.wait(others, timeout=0.1)
 
 
 class _Way:
