@@ -64,3 +64,14 @@ def test_the_map_has_every_room() -> None:
     rooms = {path.stem for path in (ROOT / "src").iterdir()} - {"lib"}
     for room in sorted(rooms):
         assert f"`src/{room}" in text, room
+
+
+def test_promises_name_tests_that_exist() -> None:
+    """``docs/security.md`` and ``SECURITY.md`` name, below their promises, the tests that show them."""
+    pages = (ROOT / "docs" / "security.md", ROOT / "SECURITY.md")
+    named = set(re.findall(r"`(?:\w+::)+(\w+)`", "".join(page.read_text() for page in pages)))
+    assert len(named) >= 60
+    folders = [(ROOT / name, ending) for name in ("src", "crates", "tests") for ending in ("rs", "py")]
+    sources = "\n".join(file.read_text() for folder, ending in folders for file in folder.rglob(f"*.{ending}"))
+    there = set(re.findall(r"\b(?:fn|def) (\w+)", sources))
+    assert named <= there, named - there
