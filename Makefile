@@ -33,18 +33,13 @@ TESTED_WHEEL := --profile dev --features experimental-inspect,elastic_rs/sim
 # The interpreter for pyo3's build. If it followed PATH, every change of PATH would rebuild pyo3.
 export PYO3_PYTHON := $(CURDIR)/$(PY)
 
-# Tests find etcd by the variable ETCD, and Slurm by SLURM. If one is not set, tools/find_etcd.py or tools/find_slurm.py gets it, or says
-# why there is none; tests that need it are skipped then.
-with_etcd = ETCD=$$($(PY) tools/find_etcd.py) && export ETCD &&
-with_slurm = SLURM=$$($(PY) tools/find_slurm.py) && export SLURM &&
-# The same for an SSH server, which Python tests start on loopback.
-with_sshd = SSHD=$$($(PY) tools/find_sshd.py) && export SSHD &&
-# And for promtool, which checks the alert rules of examples/monitoring.
-with_promtool = PROMTOOL=$$($(PY) tools/find_promtool.py) && export PROMTOOL &&
-# And for Chromium, which opens a job's page.
-with_chromium = CHROMIUM=$$($(PY) tools/find_chromium.py) && export CHROMIUM &&
-# And for PyTorch's own tests, which run on our classes too.
-with_torch_tests = TORCH_TESTS=$$($(PY) tools/find_torch_tests.py) && export TORCH_TESTS &&
+# Tests find the programs they start by these variables. What is not set, tools/find_tool.py gets, or says why there is none; tests that
+# need it are skipped then.
+with = $(2)=$$($(PY) tools/find_tool.py $(1)) && export $(2) &&
+with_etcd = $(call with,etcd,ETCD)
+with_torch_tests = $(call with,torch-tests,TORCH_TESTS)
+with_all_tools = $(with_etcd) $(call with,slurm,SLURM) $(call with,sshd,SSHD) $(call with,promtool,PROMTOOL) \
+	$(call with,chromium,CHROMIUM) $(with_torch_tests)
 
 say = @printf '\n==> %s\n'
 
@@ -69,7 +64,7 @@ setup: ## install PyTorch and tools outside the tree, once; see tools/environmen
 	if [ -n "$${PYTHON:-}" ] && [ "$$python" != "$$PYTHON" ]; then \
 		echo "warning: PYTHON=$$PYTHON is not a Python >= 3.11; using $$python" >&2; fi; \
 	"$$python" tools/environment.py
-	@$(if $(filter setup,$(MAKECMDGOALS)),$(PY) tools/find_etcd.py >/dev/null; $(PY) tools/find_slurm.py >/dev/null; $(PY) tools/find_sshd.py >/dev/null; $(PY) tools/find_promtool.py >/dev/null; $(PY) tools/find_chromium.py >/dev/null; $(PY) tools/find_torch_tests.py >/dev/null)
+	@$(if $(filter setup,$(MAKECMDGOALS)),$(PY) tools/find_tool.py)
 
 build: require-cargo setup ## build the wheel into dist/ and install it into build/venv
 	$(say) 'build: wheel (maturin, release)'
@@ -80,7 +75,7 @@ build: require-cargo setup ## build the wheel into dist/ and install it into bui
 
 demo: build ## train on two nodes, add a third node, kill a worker, finish; about 90 s
 	$(say) 'demo: examples/demo.py'
-	@$(if $(findstring etcd,$(DEMO_ARGS)),$(with_etcd)) $(if $(findstring --hosts,$(DEMO_ARGS)),$(with_sshd) $(PY) examples/demo_hosts.py,$(PY) examples/demo.py) \
+	@$(if $(findstring etcd,$(DEMO_ARGS)),$(with_etcd)) $(if $(findstring --hosts,$(DEMO_ARGS)),$(call with,sshd,SSHD) $(PY) examples/demo_hosts.py,$(PY) examples/demo.py) \
 		$(filter-out --hosts,$(DEMO_ARGS))
 
 # mypy is one of the Python tests here, so that it runs beside tests that wait.
@@ -99,7 +94,7 @@ test-long: build ## run randomised tests with many more cases, and all tests on 
 	@ELASTIC_RS_DIFFERENTIAL=$(LONG_SEQUENCES) $(PY) -m pytest tests/python/store/test_differential.py $(PYTEST_ARGS)
 	$(say) 'test-long: all Python tests on the release wheel, including long ones (pytest)'
 	@$(PY) tools/environment.py --ray
-	@$(with_etcd) $(with_slurm) $(with_sshd) $(with_promtool) $(with_chromium) $(with_torch_tests) ELASTIC_RS_FAULT_SECONDS=$(LONG_FAULT_SECONDS) $(PYTEST) tests/python -m 'long or not long' $(PYTEST_ARGS)
+	@$(with_all_tools) ELASTIC_RS_FAULT_SECONDS=$(LONG_FAULT_SECONDS) $(PYTEST) tests/python -m 'long or not long' $(PYTEST_ARGS)
 	$(say) 'test-long: codec and table, $(LONG_CASES) cases of each property (proptest)'
 	@PROPTEST_CASES=$(LONG_CASES) cargo test --quiet --release $(CARGO_FLAGS) --all-features --test store properties::
 	$(say) 'test-long: rendezvous, agents, workers that survive, hosts: $(LONG_SEEDS) simulated jobs'
@@ -186,7 +181,7 @@ build-tested: require-cargo setup
 
 test-python: build-tested check-stubs ## build a wheel for tests, check the stub, run pytest with real torchrun processes
 	$(say) 'test: Python (pytest)'
-	@$(with_etcd) $(with_slurm) $(with_sshd) $(with_promtool) $(with_chromium) $(with_torch_tests) $(PYTEST) tests/python $(PYTEST_ARGS)
+	@$(with_all_tools) $(PYTEST) tests/python $(PYTEST_ARGS)
 
 # The oldest supported PyTorch, and one in between. The tests are those of the agent, the handler, and torchrun with them.
 COMPAT_TORCH ?= 2.6.0 2.9.1
@@ -245,7 +240,7 @@ bench: build ## run the benchmarks, write benches/results/ and plots in docs/; a
 	$(say) 'bench: the launcher, torchrun and elastic-run (benches/run.py)'
 	@$(PY) benches/run.py $(RUN_BENCH_ARGS)
 	$(say) 'bench: agents that a driver starts by ssh (benches/hosts.py)'
-	@$(with_sshd) $(PY) benches/hosts.py
+	@$(call with,sshd,SSHD) $(PY) benches/hosts.py
 	$(say) 'bench: restarts, torchrun, cold and warm (benches/warm.py)'
 	@$(PY) benches/warm.py $(WARM_BENCH_ARGS)
 	$(say) 'bench: workers that survive, and goodput beside torchrun (benches/in_place.py, an hour)'

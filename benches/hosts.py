@@ -38,7 +38,7 @@ LIMIT_S = 120.0
 
 @contextlib.contextmanager
 def serving(names: int) -> Iterator[SshServer]:
-    program = os.environ.get("SSHD") or sys.exit("error: SSHD is not set; tools/find_sshd.py finds an SSH server")
+    program = os.environ.get("SSHD") or sys.exit("error: SSHD is not set; tools/find_tool.py finds an SSH server")
     with tempfile.TemporaryDirectory(prefix="elastic_rs-bench-") as folder:
         with socket.socket() as probe:
             probe.bind(("127.0.0.2", 0))

@@ -135,7 +135,7 @@ class Demo:
             with socket.socket() as probe:
                 probe.bind(("127.0.0.1", 0))
                 return f"127.0.0.1:{probe.getsockname()[1]}"
-        find = [sys.executable, str(TOOLS / "find_etcd.py")]
+        find = [sys.executable, str(TOOLS / "find_tool.py"), "etcd"]
         program = os.environ.get("ETCD") or subprocess.run(find, stdout=subprocess.PIPE, text=True, check=True).stdout
         if not program.strip():
             raise DemoError("no etcd was found; ETCD=/path/to/etcd names one")

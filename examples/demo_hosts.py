@@ -156,7 +156,7 @@ def serving(folder: Path, marker: str) -> Iterator[object]:
 
     program = os.environ.get("SSHD")
     if not program:
-        raise DemoError("there is no SSH server: SSHD=/path/to/sshd names one, tools/find_sshd.py finds it")
+        raise DemoError("there is no SSH server: SSHD=/path/to/sshd names one, tools/find_tool.py finds it")
     with socket.socket() as probe:
         probe.bind(("127.0.0.2", 0))
         port = probe.getsockname()[1]

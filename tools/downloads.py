@@ -1,9 +1,7 @@
 """Programs that tests start and that are downloaded once, into the cache of ``tools/environment.py``.
 
-``find_etcd.py``, ``find_slurm.py``, ``find_sshd.py``, ``find_promtool.py`` and ``find_chromium.py`` choose a program
-and where to get it, ``find_torch_tests.py`` PyTorch's own tests. They share the functions here, which put limits on a
-network that swallows packets, say in one line why a download failed, and fill a folder of the cache completely or not
-at all.
+``find_tool.py`` chooses a program, and where to get it. The functions here put limits on a network that swallows
+packets, say in one line why a download failed, and fill a folder of the cache completely or not at all.
 """
 
 from __future__ import annotations

@@ -99,9 +99,9 @@ def made_up(tmp_path: Path) -> Path:
 
 def pytorchs_tests(name: str, *args: str, limit_s: float) -> None:
     if not os.environ.get("TORCH_TESTS"):
-        pytest.skip("no tests of PyTorch: `make test` gets them (tools/find_torch_tests.py)")
+        pytest.skip("no tests of PyTorch: `make test` gets them (tools/find_tool.py)")
     if not os.environ.get("ETCD"):
-        pytest.skip("no etcd: `make test` gets one (tools/find_etcd.py), or ETCD=/path/to/etcd names one")
+        pytest.skip("no etcd: `make test` gets one (tools/find_tool.py), or ETCD=/path/to/etcd names one")
     told = run("--set", name, "--impl", "ours", *args, limit_s=limit_s)
     assert told.returncode == 0, told.stdout
 

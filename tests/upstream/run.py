@@ -276,7 +276,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--keep-logs", type=Path, help="folder for what each process has printed")
     args = parser.parse_args()
     if args.tests is None:
-        parser.error("--tests is not given, nor is TORCH_TESTS; tools/find_torch_tests.py gets PyTorch's tests")
+        parser.error("--tests is not given, nor is TORCH_TESTS; tools/find_tool.py gets PyTorch's tests")
     names = SETS if args.set == "all" else [args.set]
     args.chosen = args.chosen or [entry for name in names for entry in PLAN["sets"][name]]
     return args

@@ -22,9 +22,9 @@ SETTINGS = {"NPROC": "1", "RDZV_CONF": CONF}
 
 @pytest.fixture
 def slurm(job: Job, lan: Lan) -> Iterator[Slurm]:
-    """Start Slurm with three nodes, as tools/find_slurm.py has found it."""
+    """Start Slurm with three nodes, as tools/find_tool.py has found it."""
     if not (installed := os.environ.get("SLURM")):
-        pytest.skip("no Slurm: the variable SLURM is set by `make`, see tools/find_slurm.py")
+        pytest.skip("no Slurm: the variable SLURM is set by `make`, see tools/find_tool.py")
     if os.geteuid() != 0:
         pytest.skip("Slurm's daemons need root")
     slurm = Slurm(job, lan, Path(installed), ["n1", "n2", "n3"])

@@ -18,7 +18,7 @@ def endpoint() -> Iterator[str]:
     """Return what ``--rdzv-endpoint`` is given."""
     program = os.environ.get("ETCD")
     if not program:
-        pytest.skip("no etcd: `make test` gets one (tools/find_etcd.py), or ETCD=/path/to/etcd names one")
+        pytest.skip("no etcd: `make test` gets one (tools/find_tool.py), or ETCD=/path/to/etcd names one")
     with Cluster(program, size=1) as cluster:
         yield cluster.endpoint
 

@@ -1,6 +1,6 @@
 """A headless Chromium, driven through its DevTools protocol: https://chromedevtools.github.io/devtools-protocol/.
 
-It is the program that ``CHROMIUM`` names. ``make`` gets one: ``tools/find_chromium.py``.
+It is the program that ``CHROMIUM`` names. ``make`` gets one: ``tools/find_tool.py``.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ OPTIONS = [
 def chromium() -> str:
     """Return the program, or skip the test."""
     if not (named := os.environ.get("CHROMIUM")):
-        pytest.skip("CHROMIUM names no Chromium; `make` gets one: tools/find_chromium.py")
+        pytest.skip("CHROMIUM names no Chromium; `make` gets one: tools/find_tool.py")
     found = shutil.which(named)
     assert found, f"CHROMIUM is `{named}`, which is no program"
     return found

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import find_slurm
+import slurm_files
 
 from .procs import LIMIT_S, MARKER, Job, Process
 
@@ -71,7 +71,7 @@ class Slurm:
         self._installed = installed
         self._daemons: dict[str, Process] = {}
         self._env = {
-            **find_slurm.libraries(installed),
+            **slurm_files.libraries(installed),
             "SLURM_CONF": str(self.folder / "slurm.conf"),
             "PATH": f"{Path(sys.executable).parent}:{installed}/usr/bin:{os.environ['PATH']}",
             MARKER: job.id,
@@ -144,11 +144,11 @@ class Slurm:
             f"NodeName={name} NodeAddr={machine.address} CPUs=2 RealMemory=100 State=UNKNOWN"
             for name, machine in self.machines.items()
         )
-        plugins = "" if self._installed == Path("/") else f"PluginDir={find_slurm.plugins(self._installed)}"
+        plugins = "" if self._installed == Path("/") else f"PluginDir={slurm_files.plugins(self._installed)}"
         return CONFIGURATION.format(login=self.login.address, folder=self.folder, plugins=plugins, nodes=nodes)
 
     def _program(self, name: str) -> str:
-        return str(find_slurm.program(self._installed, name))
+        return str(slurm_files.program(self._installed, name))
 
     def _container(self, machine: Machine, program: str, *args: str) -> list[str]:
         return machine.container(*INIT, self.folder, self._program(program), *args)

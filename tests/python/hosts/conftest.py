@@ -26,7 +26,7 @@ def server(job: Job, tmp_path: Path, port: int) -> Iterator[SshServer]:
     """Return an SSH server that is node0, node1, ..."""
     program = os.environ.get("SSHD")
     if not program:
-        pytest.skip("no sshd: `make test` gets one (tools/find_sshd.py), or SSHD=/path/to/sshd names one")
+        pytest.skip("no sshd: `make test` gets one (tools/find_tool.py), or SSHD=/path/to/sshd names one")
     folder = tmp_path / "ssh"
     folder.mkdir()
     try:

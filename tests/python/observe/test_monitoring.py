@@ -111,7 +111,7 @@ def test_the_dashboard_and_the_alerts_use_series_that_there_are(endpoint: str) -
 @pytest.fixture
 def promtool() -> str:
     if not (found := os.environ.get("PROMTOOL")):
-        pytest.skip("PROMTOOL names no promtool; `make` gets one: tools/find_promtool.py")
+        pytest.skip("PROMTOOL names no promtool; `make` gets one: tools/find_tool.py")
     return found
 
 

@@ -17,7 +17,7 @@ def program() -> str:
     """Return the path of an etcd binary."""
     path = os.environ.get("ETCD")
     if not path:
-        pytest.skip("no etcd: `make test` gets one (tools/find_etcd.py), or ETCD=/path/to/etcd names one")
+        pytest.skip("no etcd: `make test` gets one (tools/find_tool.py), or ETCD=/path/to/etcd names one")
     return path
 
 
