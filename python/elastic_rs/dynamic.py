@@ -1,4 +1,4 @@
-"""``DynamicRendezvousHandler`` and its settings: PyTorch's classes of those names, over the core's decisions.
+"""``DynamicRendezvousHandler``: PyTorch's class of that name, over the core's decisions, with PyTorch's own settings.
 
 The state is in a backend with ``get_state`` and ``set_state``: :class:`elastic_rs.C10dRendezvousBackend`, or a class of
 yours. Every node decides by the core's rules and writes what it has decided on condition that nobody was faster.
@@ -12,7 +12,6 @@ import math
 import os
 import socket
 import weakref
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, TypeVar
 
@@ -20,6 +19,7 @@ from torch._C._distributed_c10d import FileStore, PrefixStore
 from torch.distributed.elastic.events import construct_and_record_rdzv_event
 from torch.distributed.elastic.events.api import NodeState
 from torch.distributed.elastic.rendezvous import api
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousSettings, RendezvousTimeout
 
 from elastic_rs import _elastic_rs
 from elastic_rs.etcd_backend import EtcdRendezvousBackend
@@ -61,72 +61,6 @@ _AGE_S = 1.0
 T = TypeVar("T")
 
 _local_ids = itertools.count()
-
-
-class RendezvousTimeout:
-    """Time limits of a rendezvous.
-
-    Args:
-        join: within which a round is expected to complete; 600 s.
-        last_call: how long a round waits for further nodes once it has enough; 30 s.
-        close: within which a rendezvous is expected to be closed; 30 s.
-        heartbeat: within which PyTorch expects a keep-alive to complete; 5 s. Checked, without effect here.
-
-    Raises:
-        ValueError: one of them is not positive.
-    """
-
-    def __init__(
-        self,
-        join: timedelta | None = None,
-        last_call: timedelta | None = None,
-        close: timedelta | None = None,
-        heartbeat: timedelta | None = None,
-    ) -> None:
-        self._join = _positive("join", join, 600)
-        self._last_call = _positive("last_call", last_call, 30)
-        self._close = _positive("close", close, 30)
-        self._heartbeat = _positive("heartbeat", heartbeat, 5)
-
-    @property
-    def join(self) -> timedelta:
-        """Time limit of joining."""
-        return self._join
-
-    @property
-    def last_call(self) -> timedelta:
-        """How long a round with enough nodes waits for more."""
-        return self._last_call
-
-    @property
-    def close(self) -> timedelta:
-        """Time limit of closing."""
-        return self._close
-
-    @property
-    def heartbeat(self) -> timedelta:
-        """Time limit of a keep-alive."""
-        return self._heartbeat
-
-
-def _positive(name: str, value: timedelta | None, default_s: int) -> timedelta:
-    value = timedelta(seconds=default_s) if value is None else value
-    if value <= timedelta(0):
-        raise ValueError(f"The {name} timeout ({value}) must be positive.")
-    return value
-
-
-@dataclass(repr=False, eq=False, frozen=True)
-class RendezvousSettings:
-    """Settings of a rendezvous, as PyTorch's class holds them."""
-
-    run_id: str
-    min_nodes: int
-    max_nodes: int
-    timeout: RendezvousTimeout
-    keep_alive_interval: timedelta
-    keep_alive_max_attempt: int
-    cas_backoff_max_seconds: float = 0.0
 
 
 class DynamicRendezvousHandler(NodeHandler):
@@ -171,6 +105,10 @@ class DynamicRendezvousHandler(NodeHandler):
             ValueError: an argument is not allowed.
         """
         interval = keep_alive_interval
+        if not math.isfinite(cas_backoff_max_seconds) or cas_backoff_max_seconds < 0:
+            raise ValueError(f"cas_backoff_max_seconds ({cas_backoff_max_seconds}) must be finite and non-negative.")
+        # Older versions of torch do not have it.
+        has_backoff = "cas_backoff_max_seconds" in RendezvousSettings.__dataclass_fields__
         settings = RendezvousSettings(
             run_id,
             min_nodes,
@@ -178,7 +116,7 @@ class DynamicRendezvousHandler(NodeHandler):
             timeout or RendezvousTimeout(),
             keep_alive_interval=interval if isinstance(interval, timedelta) else timedelta(seconds=interval),
             keep_alive_max_attempt=keep_alive_max_attempt,
-            cas_backoff_max_seconds=cas_backoff_max_seconds,
+            **({"cas_backoff_max_seconds": cas_backoff_max_seconds} if has_backoff else {}),
         )
         return cls(settings, store, backend, local_addr, store_peers=store_peers, store_tunnel=store_tunnel)
 
@@ -359,9 +297,6 @@ def _check(settings: RendezvousSettings) -> None:
             f"The maximum number of nodes ({settings.max_nodes}) must be greater than or equal to the minimum "
             f"number of nodes ({settings.min_nodes})."
         )
-    delay = settings.cas_backoff_max_seconds
-    if not math.isfinite(delay) or delay < 0:
-        raise ValueError(f"cas_backoff_max_seconds ({delay}) must be finite and non-negative.")
 
 
 def create_handler(store: Store, backend: RendezvousBackend, params: RendezvousParameters) -> DynamicRendezvousHandler:

@@ -24,7 +24,7 @@ from torch.distributed.launcher import api as launcher
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-NAMES = ["DynamicRendezvousHandler", "RendezvousSettings", "RendezvousTimeout", "create_handler"]
+NAMES = ["DynamicRendezvousHandler", "create_handler"]
 
 
 @pytest.fixture(autouse=True)
@@ -150,7 +150,7 @@ def test_importing_the_package_does_not_import_torch() -> None:
         ("agent", ["LocalElasticAgent"]),
         ("aio", ["TCPStore"]),
         ("c10d_backend", ["C10dRendezvousBackend", "create_backend"]),
-        ("dynamic", ["DynamicRendezvousHandler", "RendezvousSettings", "RendezvousTimeout", "create_handler"]),
+        ("dynamic", ["DynamicRendezvousHandler", "create_handler"]),
         ("errors", ["ElasticError", "RendezvousError", "StoreError"]),
         ("rendezvous", ["DEFAULT_PORT", "RustC10dRendezvousHandler", "create_rust_c10d_handler"]),
         ("run", ["main"]),
@@ -162,5 +162,7 @@ def test_public_paths_lead_to_public_names(module: str, names: list[str]) -> Non
     for name in names:
         value = getattr(home, name)
         assert not isinstance(value, type) or value.__module__ == home.__name__, "what error texts and pickles show"
+    for name in ("RendezvousSettings", "RendezvousTimeout"):
+        assert getattr(elastic_rs, name) is getattr(dynamic_rendezvous, name)
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
         getattr(home, "nothing")  # noqa: B009 - mypy knows that there is none

@@ -24,8 +24,8 @@ def install(*, store: bool = True, rendezvous: bool = True, agent: bool = True) 
     Args:
         store: ``torch.distributed.TCPStore``.
         rendezvous: the factories of ``c10d``, ``etcd`` and ``etcd-v2`` handlers, ``C10dRendezvousBackend``,
-            ``EtcdRendezvousBackend``, ``EtcdStore``, ``DynamicRendezvousHandler``, ``RendezvousSettings``,
-            ``RendezvousTimeout``, ``create_handler`` and ``create_backend``. ``etcd`` and ``etcd-v2`` are then
+            ``EtcdRendezvousBackend``, ``EtcdStore``, ``DynamicRendezvousHandler``, ``create_handler`` and
+            ``create_backend``. ``etcd`` and ``etcd-v2`` are then
             ``rust-etcd``. Keys of ``--rdzv-conf`` that PyTorch ignores are ignored under PyTorch's names, also under
             ``static``, with a warning.
         agent: ``LocalElasticAgent``, whatever the rendezvous.
@@ -78,8 +78,6 @@ def _install_rendezvous() -> None:
             their_backend.C10dRendezvousBackend: c10d_backend.C10dRendezvousBackend,
             their_backend.create_backend: c10d_backend.create_backend,
             theirs.DynamicRendezvousHandler: dynamic.DynamicRendezvousHandler,
-            theirs.RendezvousSettings: dynamic.RendezvousSettings,
-            theirs.RendezvousTimeout: dynamic.RendezvousTimeout,
             theirs.create_handler: dynamic.create_handler,
             **_etcd_classes(),
         },
