@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
 from typing import NamedTuple
 
-from elastic_rs.elastic._exceptions import HostsUpdatedInterrupt, PeerFailed
+from elastic_rs.elastic._exceptions import HostsUpdatedInterrupt, PeerFailed, TensorMismatchError
 
 __all__ = [
     "FAILURE_NEWS_S",
@@ -95,7 +95,7 @@ def judge(error: Exception, *, changing: bool, failed_within: Callable[[float], 
 
 def may_be_collectives(error: BaseException) -> bool:
     """Say whether an exception may come from a collective whose peers are gone: those are RuntimeErrors."""
-    return isinstance(error, RuntimeError) and not isinstance(error, OURS)
+    return isinstance(error, RuntimeError) and not isinstance(error, (*OURS, TensorMismatchError))
 
 
 def is_stuck(error: Exception, *, meeting: bool, first: bool) -> bool:
