@@ -10,7 +10,8 @@ steps.py --own-group          make the process group, as PyTorch's scripts do, b
 steps.py --stuck RANK         the worker that is first started with this rank ignores the end of its world
 steps.py --fail-at-restart N  a worker that is first started at the Nth restart fails before it is in a world
 steps.py --die-in PHASE       the worker that is first started with rank 1 is killed in this phase after a failure
-steps.py --raise KIND         once at step 12, nan: go back to the last commit, new-world: ask for another world
+steps.py --raise KIND         once at step 12, nan: go back to the last commit, new-world: ask for another world;
+                              same-nan: at step 12 again and again
 steps.py --raise-rank RANK    only this rank does (all)
 steps.py --commit-rank RANK   only this rank commits and checks
 steps.py --extra-name NAME    the state has this value too
@@ -44,7 +45,7 @@ parser.add_argument("--stuck", type=int)
 parser.add_argument("--fail-at-restart", type=int)
 parser.add_argument("--die-in", choices=PHASES)
 parser.add_argument("--hang-in", choices=PHASES)
-parser.add_argument("--raise", dest="raises", choices=["nan", "new-world"])
+parser.add_argument("--raise", dest="raises", choices=["nan", "same-nan", "new-world"])
 parser.add_argument("--raise-rank", type=int)
 parser.add_argument("--extra-name")
 parser.add_argument("--warm-up", action="store_true")
@@ -120,8 +121,8 @@ def in_place() -> None:
         nonlocal raised
         if not args.raises or raised or at != 12 or args.raise_rank not in {None, dist.get_rank()}:
             return
-        raised = True
-        if args.raises == "nan":
+        raised = args.raises != "same-nan"
+        if "nan" in args.raises:
             raise elastic.HorovodInternalError("loss is nan")
         raise elastic.HostsUpdatedInterrupt(skip_sync=False)
 
