@@ -165,14 +165,18 @@ def broadcast_parameters(params: Mapping[str, Any] | Iterable[Tensor | tuple[str
     _wire.broadcast_tensors([tensor for tensor in tensors if isinstance(tensor, Tensor)], MEMBERSHIP.root(root_rank))
 
 
-def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int = 0) -> None:
+def broadcast_optimizer_state(
+    optimizer: torch.optim.Optimizer, root_rank: int = 0, model: torch.nn.Module | None = None
+) -> None:
     """Give the optimizer the root's state. The other ranks need not have taken a step.
 
     Args:
         optimizer: of the same parameters on all ranks.
         root_rank: the rank whose state it is. Inside ``State.sync`` and ``StateHandler.sync``, 0 means
             ``elastic.source_rank()``.
+        model: not used. It is there because Horovod's function has it.
     """
+    del model
     state = optimizer.state_dict()
     received = _wire.send_tree(state, MEMBERSHIP.root(root_rank))
     if received is not state:

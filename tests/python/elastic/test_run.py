@@ -883,8 +883,29 @@ def test_a_state_that_overrides_on_hosts_updated_is_called(attend: Attend) -> No
     channel.close()
 
 
-@pytest.mark.parametrize("name", ["DistributedOptimizer", "allgather", "mpi_built", "Compression", "add_process_set"])
+# What `from horovod.torch import …` has, and what scripts take from horovod.torch.elastic.state and horovod.common.
+NOT_OFFERED = (
+    *("DistributedOptimizer", "Compression", "SyncBatchNorm", "Adasum", "join", "barrier", "poll", "synchronize"),
+    *("allreduce_async", "allreduce_async_", "sparse_allreduce_async", "is_homogeneous", "mpi_built", "nccl_built"),
+    *("grouped_allreduce", "grouped_allreduce_async", "grouped_allreduce_", "grouped_allreduce_async_"),
+    *("allgather", "allgather_async", "grouped_allgather", "grouped_allgather_async", "allgather_object"),
+    *("broadcast", "broadcast_async", "broadcast_", "broadcast_async_", "alltoall", "alltoall_async"),
+    *("reducescatter", "reducescatter_async", "grouped_reducescatter", "grouped_reducescatter_async"),
+    *("start_timeline", "stop_timeline", "ProcessSet", "global_process_set", "add_process_set", "remove_process_set"),
+    *("ModelStateHandler", "OptimizerStateHandler", "SamplerStateHandler", "run_fn", "notification_manager"),
+)
+
+
+@pytest.mark.parametrize("name", NOT_OFFERED)
 def test_a_name_that_is_not_offered_says_what_to_use(name: str) -> None:
-    with pytest.raises(AttributeError, match=rf"there is no {name}: .*\(docs/horovod\.md\)"):
+    said = rf"there is no {name}: .*\(docs/horovod\.md\)"
+    with pytest.raises(AttributeError, match=said):
         getattr(elastic, name)
     assert not hasattr(elastic, name)
+    with pytest.raises(ImportError, match=said):
+        exec(f"from elastic_rs.elastic import {name}")
+
+
+def test_a_name_that_horovod_does_not_have_either_is_an_import_error_as_always() -> None:
+    with pytest.raises(ImportError, match="cannot import name 'no_such_name'"):
+        exec("from elastic_rs.elastic import no_such_name")
