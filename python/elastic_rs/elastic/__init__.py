@@ -32,7 +32,7 @@ from elastic_rs.elastic._exceptions import HostUpdateResult as HostUpdateResult
 from elastic_rs.elastic._exceptions import PeerFailed as PeerFailed
 from elastic_rs.elastic._listeners import Listener as Listener
 from elastic_rs.elastic._membership import MEMBERSHIP
-from elastic_rs.elastic._not_offered import instead_of
+from elastic_rs.elastic._not_offered import refuse
 from elastic_rs.elastic._place import cross_rank as cross_rank
 from elastic_rs.elastic._place import cross_size as cross_size
 from elastic_rs.elastic._place import is_initialized as is_initialized
@@ -167,8 +167,7 @@ def remove_listener(listener: Listener) -> None:
 
 
 def __getattr__(name: str) -> Any:
-    if hint := instead_of(name):
-        raise AttributeError(f"there is no {name}: {hint} (docs/horovod.md)", name=name, obj=elastic)
+    refuse(name, sys._getframe(1))  # noqa: SLF001 - documented
     return _imported(__name__, _HOMES, name)
 
 

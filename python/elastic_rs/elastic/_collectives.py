@@ -76,12 +76,14 @@ def allreduce(  # noqa: PLR0917 - Horovod's signature
         name: not used. Collectives are matched by their order.
         compression: must be None: there is no compression.
         op: ``Average``, ``Sum``, ``Min``, ``Max`` or ``Product``.
-        prescale_factor: each tensor is multiplied by this before.
-        postscale_factor: the result is multiplied by this.
+        prescale_factor: each tensor is multiplied by this before. Whole numbers are multiplied in float64, and what
+            is behind the point is cut off.
+        postscale_factor: the result is multiplied by this, likewise.
         process_set: must be None: ``torch.distributed.all_reduce`` takes a group.
 
     Raises:
-        ValueError: shapes or types differ between ranks, on all of them; or an argument is not offered.
+        RuntimeError: shapes or types differ between ranks, on all of them.
+        ValueError: an argument is not offered.
     """
     if compression is not None:
         raise ValueError(
@@ -114,16 +116,26 @@ def allreduce_(  # noqa: PLR0917 - Horovod's signature
     grouped = _wire.group_exists()
     if grouped:
         _wire.check_equal(tensor)
-    if prescale_factor != 1.0:
-        tensor.mul_(prescale_factor)
+    _scale(tensor, prescale_factor)
     if grouped:
         dist.all_reduce(tensor, _TORCH_OPS[op])
         if op is ReduceOp.Average:
-            whole = not (tensor.is_floating_point() or tensor.is_complex())
-            tensor.div_(dist.get_world_size(), rounding_mode="trunc" if whole else None)
-    if postscale_factor != 1.0:
-        tensor.mul_(postscale_factor)
+            tensor.div_(dist.get_world_size(), rounding_mode=None if _is_inexact(tensor) else "trunc")
+    _scale(tensor, postscale_factor)
     return tensor
+
+
+def _scale(tensor: Tensor, factor: float) -> None:
+    if factor == 1.0:
+        return
+    if _is_inexact(tensor):
+        tensor.mul_(factor)
+    else:
+        tensor.copy_(tensor.double().mul_(factor))
+
+
+def _is_inexact(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
 
 
 def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None) -> Any:
@@ -153,14 +165,18 @@ def broadcast_parameters(params: Mapping[str, Any] | Iterable[Tensor | tuple[str
     _wire.broadcast_tensors([tensor for tensor in tensors if isinstance(tensor, Tensor)], MEMBERSHIP.root(root_rank))
 
 
-def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int = 0) -> None:
+def broadcast_optimizer_state(
+    optimizer: torch.optim.Optimizer, root_rank: int = 0, model: torch.nn.Module | None = None
+) -> None:
     """Give the optimizer the root's state. The other ranks need not have taken a step.
 
     Args:
         optimizer: of the same parameters on all ranks.
         root_rank: the rank whose state it is. Inside ``State.sync`` and ``StateHandler.sync``, 0 means
             ``elastic.source_rank()``.
+        model: not used. It is there because Horovod's function has it.
     """
+    del model
     state = optimizer.state_dict()
     received = _wire.send_tree(state, MEMBERSHIP.root(root_rank))
     if received is not state:

@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
 from typing import NamedTuple
 
-from elastic_rs.elastic._exceptions import HostsUpdatedInterrupt, PeerFailed
+from elastic_rs.elastic._exceptions import HostsUpdatedInterrupt, PeerFailed, TensorMismatchError
 
 __all__ = [
     "FAILURE_NEWS_S",
+    "MOST_ROLL_BACKS",
     "SETTLE_S",
     "Attendance",
     "Judgement",
@@ -17,6 +18,7 @@ __all__ = [
     "ahead_by_script",
     "attendance",
     "backend_names",
+    "cannot_leave",
     "is_launched",
     "is_stuck",
     "judge",
@@ -25,6 +27,7 @@ __all__ = [
     "must_sync",
     "nccl_variables",
     "parked_number",
+    "rolls_back_in_vain",
     "unequal_checks",
 ]
 
@@ -36,6 +39,10 @@ FAILURE_NEWS_S = 5.0
 # for another world. Most often all ranks do, after the same step. gloo may miss the end of its connections in the
 # middle of a message, and the worker would hang (docs/decisions/0109).
 SETTLE_S = 0.1
+
+# So often a script may go back to the same commit by an exception of its own. A NaN that depends on chance is gone by
+# then, and one that does not never goes.
+MOST_ROLL_BACKS = 10
 
 AGENT = "ELASTIC_RS_AGENT"
 IN_PLACE = "ELASTIC_RS_IN_PLACE"
@@ -93,9 +100,39 @@ def judge(error: Exception, *, changing: bool, failed_within: Callable[[float], 
     return Judgement(outcome, None if changing else raised)
 
 
+def cannot_leave(name: str, reason: str) -> str:
+    """Say why a worker fails whose script asks for another world, and what to do.
+
+    Args:
+        name: of the exception by which it asks.
+        reason: why this worker has no connection to its agent, if that is known.
+    """
+    why = reason or (
+        "no agent can give it another world. Start it with elastic-run, or with torchrun --rdzv-backend=rust-c10d, and "
+        "not with `in_place=off`"
+    )
+    return f"the script has raised {name} itself, and this worker cannot leave its world, so it fails: {why}"
+
+
+def rolls_back_in_vain(name: str, roll_backs: int) -> str:
+    """Say that roll-backs do not help, if a script asks for one more. Empty if it may.
+
+    Args:
+        name: of the exception by which it asks.
+        roll_backs: how often this worker has gone back to its last commit, and has made none since.
+    """
+    if roll_backs < MOST_ROLL_BACKS:
+        return ""
+    return (
+        f"the script has raised {name} itself, and has gone back to the same commit {roll_backs} times before: it "
+        "meets the same again. Let it do something else after a roll-back, such as to skip the batch, or raise another "
+        "exception (docs/horovod.md)"
+    )
+
+
 def may_be_collectives(error: BaseException) -> bool:
     """Say whether an exception may come from a collective whose peers are gone: those are RuntimeErrors."""
-    return isinstance(error, RuntimeError) and not isinstance(error, OURS)
+    return isinstance(error, RuntimeError) and not isinstance(error, (*OURS, TensorMismatchError))
 
 
 def is_stuck(error: Exception, *, meeting: bool, first: bool) -> bool:

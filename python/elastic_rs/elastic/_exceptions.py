@@ -10,6 +10,7 @@ __all__ = [
     "HostsUpdatedInterrupt",
     "PeerFailed",
     "StateMismatchError",
+    "TensorMismatchError",
     "name_for_scripts",
 ]
 
@@ -69,6 +70,13 @@ class StateMismatchError(ValueError):
     """This worker cannot take the state that the others have: its script makes another state, or runs another function.
 
     If all workers of its node are new, the node leaves the job, which costs the others no restart.
+    """
+
+
+class TensorMismatchError(RuntimeError):
+    """Shapes or types of the tensors of a collective differ between ranks. All ranks raise it: the script is wrong.
+
+    Horovod and torch raise a ``RuntimeError`` too.
     """
 
 

@@ -44,6 +44,8 @@ class Membership:
         self._world: World | None = None
         self._syncing = False
         self._forming = False
+        self.unattended = ""
+        """Why this worker has no connection to its agent, if that is known."""
 
     @property
     def source(self) -> int:
@@ -92,6 +94,7 @@ class Membership:
         attendance = _decisions.attendance(os.environ, group.backends)
         if attendance.reason:
             _log.warning("this worker will be restarted when the world changes: %s", attendance.reason)
+            self.unattended = attendance.reason
         if attendance.path is not None:
             self._connect(attendance.path, groupless=not group.exists)
         self._group = group
@@ -270,7 +273,8 @@ class Membership:
     def _disconnected(self, error: OSError) -> None:
         """Go on without the agent: whoever has closed the connection also knows that this worker cannot be told."""
         self.channel = None
-        _log.warning("this worker will be restarted when the world changes: no connection to its agent: %s", error)
+        self.unattended = f"no connection to its agent: {error}"
+        _log.warning("this worker will be restarted when the world changes: %s", self.unattended)
 
     def _enter(self, world: World) -> None:
         self._world = world

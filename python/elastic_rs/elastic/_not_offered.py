@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-__all__ = ["instead_of"]
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+__all__ = ["instead_of", "refuse"]
 
 _BUILT = "torch.distributed.is_gloo_available(), is_nccl_available() and is_mpi_available() say what torch has"
 _ASYNC = "torch.distributed.all_reduce(…, async_op=True) returns a handle with wait() and is_completed()"
@@ -10,6 +16,8 @@ _SETS = "use torch.distributed.new_group(ranks), inside the function that elasti
 _KERAS = "only PyTorch is supported"
 _HANDLES = "use the handle that torch.distributed returns: handle.wait() and handle.is_completed()"
 _PROFILER = "use torch.profiler"
+_HANDLER = "derive from hvd.StateDictHandler, and use hvd.set_handler_registry"
+_LISTENER = "use hvd.register_listener(obj)"
 
 _INSTEAD: dict[str, str] = {
     "DistributedOptimizer": (
@@ -32,12 +40,23 @@ _INSTEAD: dict[str, str] = {
     "is_homogeneous": "compare hvd.size() with hvd.local_size() * hvd.cross_size()",
     "join": "use torch.distributed.algorithms.Join. With ElasticSampler all ranks have equally many batches",
     "reducescatter": "use torch.distributed.reduce_scatter_tensor",
+    "reducescatter_async": "use torch.distributed.reduce_scatter_tensor(…, async_op=True)",
+    "run_fn": "use elastic.run",
     "sparse_allreduce_async": "DistributedDataParallel averages sparse gradients",
     **dict.fromkeys(("allreduce_async", "allreduce_async_"), _ASYNC),
     **dict.fromkeys(
         ("grouped_allreduce", "grouped_allreduce_", "grouped_allreduce_async", "grouped_allreduce_async_"),
         "call hvd.allreduce for each tensor: DistributedDataParallel groups gradients itself",
     ),
+    **dict.fromkeys(
+        ("grouped_allgather", "grouped_allgather_async"), "call torch.distributed.all_gather for each tensor"
+    ),
+    **dict.fromkeys(
+        ("grouped_reducescatter", "grouped_reducescatter_async"),
+        "call torch.distributed.reduce_scatter_tensor for each tensor",
+    ),
+    **dict.fromkeys(("ModelStateHandler", "OptimizerStateHandler", "SamplerStateHandler"), _HANDLER),
+    **dict.fromkeys(("notification_manager", "WorkerNotificationManager"), _LISTENER),
     **dict.fromkeys(("poll", "synchronize"), _HANDLES),
     **dict.fromkeys(("ProcessSet", "add_process_set", "remove_process_set", "global_process_set"), _SETS),
     **dict.fromkeys(("start_timeline", "stop_timeline"), _PROFILER),
@@ -50,6 +69,27 @@ _INSTEAD: dict[str, str] = {
     ),
     **dict.fromkeys(("KerasState", "TensorFlowState", "TensorFlowKerasState", "DistributedGradientTape"), _KERAS),
 }
+
+
+def refuse(name: str, importer: FrameType) -> None:
+    """Raise if Horovod has this name and this package does not. The error says what to use.
+
+    Args:
+        name: an attribute of the package that was not found.
+        importer: the frame that has asked for it.
+
+    Raises:
+        ImportError: ``from elastic_rs.elastic import NAME`` asks. Python replaces an ``AttributeError`` there by an
+            error without the hint.
+        AttributeError: anything else does.
+    """
+    hint = instead_of(name)
+    if hint is None:
+        return
+    text = f"there is no {name}: {hint} (docs/horovod.md)"
+    if importer.f_code.co_name == "_handle_fromlist":  # of importlib
+        raise ImportError(text, name="elastic_rs.elastic")
+    raise AttributeError(text, name=name, obj=sys.modules["elastic_rs.elastic"])
 
 
 def instead_of(name: str) -> str | None:

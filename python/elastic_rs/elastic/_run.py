@@ -57,7 +57,8 @@ def run(func: Any = None, *, backend: str | None = None, timeout: timedelta | No
       last commit.
     - ``HostsUpdatedInterrupt``: workers join or leave. The state stays as it is.
     - Either of these two that the script raises itself: the same, and all other workers follow with their last commit.
-      It costs no restart. Without a launcher too: the only worker calls the function again.
+      It costs no restart. Without a launcher too: the only worker calls the function again. A script that has gone back
+      to the same commit ten times and asks for it again fails.
     - Any other exception is raised: this worker has failed. Under PyTorch's agent, which cannot form another world for
       workers that live, this is so for all exceptions.
 
@@ -140,10 +141,10 @@ def _in_each_world(state: State, func: Callable[[], Any], name: str) -> Any:
                 return func()
             except Exception as error:
                 MEMBERSHIP.formed()
-                outcome, asked = _what_follows(error)
+                outcome, asked = _what_follows(error, state)
                 if outcome is Outcome.FAIL and _decisions.is_stuck(error, meeting=meeting, first=first):
                     MEMBERSHIP.stuck()
-                    outcome, asked = _what_follows(error)
+                    outcome, asked = _what_follows(error, state)
                 if outcome is Outcome.FAIL:
                     if isinstance(error, StateMismatchError):
                         MEMBERSHIP.unfit(error)
@@ -166,25 +167,27 @@ def _in_each_world(state: State, func: Callable[[], Any], name: str) -> Any:
             first = False
 
 
-def _what_follows(error: Exception) -> tuple[Outcome, bool]:
+def _what_follows(error: Exception, state: State) -> tuple[Outcome, bool]:
     """Return what follows from an exception, and whether the script has asked for a new world by it.
 
     If it has, the others are sent the news.
+
+    Raises:
+        RuntimeError: the script has asked too often to go back to the same commit.
     """
     outcome, raised = _decisions.judge(error, changing=MEMBERSHIP.changing, failed_within=MEMBERSHIP.failed_within)
     if raised is None:
         return outcome, False
     name = name_for_scripts(raised)
     if not MEMBERSHIP.can_leave:
-        error.add_note(
-            f"elastic_rs: the script has raised {name} itself, and no agent can give this worker another world, so it "
-            "fails. Start it with elastic-run, or with torchrun --rdzv-backend=rust-c10d"
-        )
+        error.add_note(f"elastic_rs: {_decisions.cannot_leave(name, MEMBERSHIP.unattended)}")
         return Outcome.FAIL, False
-    _log.warning("the script has raised %s itself: all workers leave this world, at no restart: %s", name, raised)
-    MEMBERSHIP.raised(raised)
     if MEMBERSHIP.may_abort:  # the others abort collectives that a device may still work on
         outcome = Outcome.RESTORE
+    if outcome is Outcome.RESTORE and (why := _decisions.rolls_back_in_vain(name, state._elastic_roll_backs)):  # noqa: SLF001
+        raise RuntimeError(why) from error
+    _log.warning("the script has raised %s itself: all workers leave this world, at no restart: %s", name, raised)
+    MEMBERSHIP.raised(raised)
     return outcome, True
 
 

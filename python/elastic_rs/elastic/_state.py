@@ -37,6 +37,8 @@ class State:
         self._elastic_commit: int | None = None
         # Above 0 if a change of the world has found changes made after that, which are kept.
         self._elastic_ahead = 0
+        # How often this worker has gone back to its last commit.
+        self._elastic_roll_backs = 0
         # Whether the check under way directly follows a save.
         self._elastic_just_saved = False
 
@@ -80,6 +82,7 @@ class State:
         MEMBERSHIP.raise_if_failed()
         self.save()
         self._elastic_count()
+        self._elastic_roll_backs = 0
         self._elastic_just_saved = True
         self.check_host_updates()
         self._elastic_just_saved = False
@@ -137,6 +140,7 @@ class State:
     def _elastic_restored(self) -> int | None:
         """Go back to the last commit, and return its number."""
         self._elastic_just_saved, self._elastic_ahead = False, 0
+        self._elastic_roll_backs += 1
         self.restore()
         return self._elastic_commit
 

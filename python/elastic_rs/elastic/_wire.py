@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from elastic_rs.elastic import _tree
+from elastic_rs.elastic._exceptions import TensorMismatchError
 
 __all__ = ["barrier", "broadcast_tensors", "check_equal", "group_exists", "send_object", "send_tree"]
 
@@ -50,8 +51,11 @@ def barrier() -> None:
 def check_equal(tensor: Tensor) -> None:
     """Raise on every rank if shapes or types of the ranks' tensors differ. gloo would end the process.
 
+    It is a small collective before each one that it guards. Equal tensors of an earlier call do not spare it: a rank
+    that leaves it out would meet the other ranks inside it with its own tensor.
+
     Raises:
-        ValueError: it has the shape and type on each rank.
+        TensorMismatchError: it has the shape and type on each rank.
     """
     mine = f"{tuple(tensor.shape)} of {tensor.dtype}"
     digest = int.from_bytes(hashlib.blake2b(mine.encode(), digest_size=7).digest(), "big")
@@ -63,7 +67,7 @@ def check_equal(tensor: Tensor) -> None:
         every: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(every, mine)
         told = ", ".join(f"rank {rank} has {what}" for rank, what in enumerate(every))
-        raise ValueError(f"the tensors of an allreduce must have the same shape and type on all ranks: {told}")
+        raise TensorMismatchError(f"the tensors of an allreduce must have the same shape and type on all ranks: {told}")
 
 
 def send_tree(live: Any, source: int, part_done: Callable[[], None] = lambda: None) -> Any:

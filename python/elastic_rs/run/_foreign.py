@@ -44,16 +44,25 @@ _INSTEAD: dict[str, str] = {
     **dict.fromkeys(("-i", "--ssh-identity-file"), 'use `--ssh="ssh -i FILE"`'),
     "--output-filename": _OUTPUT,
     **dict.fromkeys(("--verbose", "-v", "--log-level"), _LOG),
-    **dict.fromkeys(("--log-hide-timestamp", "--log-with-timestamp"), _LOG),
-    "--prefix-output-with-timestamp": "use `--log-line-prefix-template`",
     **dict.fromkeys(
-        ("--mpi-args", "--mpi", "--mpi-threads-disable", "--js", "--jsrun", "--tcp", "--binding-args"), _MPI
+        ("--log-hide-timestamp", "--no-log-hide-timestamp", "--log-with-timestamp", "--log-without-timestamp"), _LOG
+    ),
+    **dict.fromkeys(
+        ("--prefix-output-with-timestamp", "-prefix-timestamp"), "use `--log-line-prefix-template`, which has no times"
+    ),
+    **dict.fromkeys(
+        (
+            *("--mpi-args", "--mpi", "--mpi-threads-disable", "--no-mpi-threads-disable"),
+            *("--js", "--jsrun", "--tcp", "--binding-args"),
+        ),
+        _MPI,
     ),
     "--gloo": "leave it out: `elastic.run(backend=...)` or `init_process_group` chooses",
     "--gloo-timeout-seconds": "use `elastic.run(timeout=...)`",
     "-hostfile": "use `--hostfile`",
     "--config-file": "each flag has a variable, `PET_` and its name",
-    "--check-build": "use `elastic-run doctor`",
+    **dict.fromkeys(("--check-build", "-cb"), "use `elastic-run doctor`"),
+    "--version": "use `elastic-rs --version`",
     "--blacklist-cooldown": "use `--blacklist-cooldown-range LOW HIGH`",
     **dict.fromkeys(
         (
@@ -61,7 +70,7 @@ _INSTEAD: dict[str, str] = {
             *("--hierarchical-allreduce", "--no-hierarchical-allreduce"),
             *("--hierarchical-allgather", "--no-hierarchical-allgather"),
             *("--torus-allreduce", "--no-torus-allreduce"),
-            *("--autotune", "--no-autotune", "--autotune-log-file", "--autotune-warmup-samples"),
+            *("--tune", "--autotune", "--no-autotune", "--autotune-log-file", "--autotune-warmup-samples"),
             *("--autotune-steps-per-sample", "--autotune-bayes-opt-max-samples", "--autotune-gaussian-process-noise"),
             *("--num-nccl-streams", "--thread-affinity"),
         ),
@@ -78,8 +87,15 @@ _INSTEAD: dict[str, str] = {
     # mpirun
     **dict.fromkeys(("-host", "--host"), "use `-H HOST:SLOTS,...`"),
     "-x": _ENVIRONMENT,
-    **dict.fromkeys(("-npernode", "--npernode", "-ppn"), _WORKERS),
-    **dict.fromkeys(("-mca", "--mca", "-bind-to", "--bind-to", "-map-by", "--map-by", "--allow-run-as-root"), _MPI),
+    **dict.fromkeys(("-npernode", "--npernode", "-N", "-ppn"), _WORKERS),
+    **dict.fromkeys(("-machinefile", "--machinefile"), "use `--hostfile`"),
+    **dict.fromkeys(
+        (
+            *("-mca", "--mca", "-bind-to", "--bind-to", "-map-by", "--map-by", "--allow-run-as-root"),
+            *("--oversubscribe", "-oversubscribe", "--tag-output", "-tag-output"),
+        ),
+        _MPI,
+    ),
     # deepspeed, accelerate, torch.distributed.launch
     **dict.fromkeys(("--gpus", "--num-gpus", "--gpus-per-node", "--nprocs"), _WORKERS),
     "--num-processes": f"{_WORKERS}: accelerate's number is that of all nodes together",
@@ -87,8 +103,16 @@ _INSTEAD: dict[str, str] = {
     "--machine-rank": "use `--node-rank`",
     "--main-process-ip": "use `--master-addr`",
     "--main-process-port": "use `--master-port`",
+    "--world-size": _TOTAL,
+    **dict.fromkeys(("--include", "--exclude"), "use `-H HOST:SLOTS,...`"),
+    "--launcher": "leave it out: `elastic-run` starts agents by ssh, or on each node a scheduler does",
+    "--gpu-ids": "set CUDA_VISIBLE_DEVICES",
+    "--num-cpu-threads-per-process": "set OMP_NUM_THREADS",
     **dict.fromkeys(("--use-env", "--no-use-env"), _LOCAL_RANK),
-    **dict.fromkeys(("--multi-gpu", "--mixed-precision"), "leave it out: that is the script's affair"),
+    **dict.fromkeys(
+        ("--multi-gpu", "--mixed-precision", "--dynamo-backend", "--cpu", "--deepspeed-config"),
+        "leave it out: that is the script's affair",
+    ),
 }
 """By flag, with `-` for `_`: what to do here, as the end of a sentence."""
 

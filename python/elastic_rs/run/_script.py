@@ -43,7 +43,14 @@ def refuse_python(args: argparse.Namespace) -> None:
     is_own = not folder and os.path.isfile(script)  # noqa: PTH113 - pathlib costs more than all else here
     if args.no_python or args.module or args.run_path or not is_python or is_own:
         return
-    shown = " ".join(map(_shown, rest))
+    # Workers are run with `-u`, and `-m` is a flag here too.
+    words = rest[next((at for at, word in enumerate(rest) if word != "-u"), len(rest)) :]
+    if words and words[0].startswith("-") and words[0] != "-m":
+        raise UsageError(
+            f"the script is `{_shown(script)}`, with the option `{_shown(words[0])}` of Python: "
+            f"{PROG} [flags] --no-python {' '.join(map(_shown, [script, *rest]))}"
+        )
+    shown = " ".join(map(_shown, words))
     raise UsageError(
         f"the script is `{_shown(script)}`: leave it out, since workers are run by Python anyway: "
         f"{PROG} [flags] {shown}; --no-python runs any other program"

@@ -18,6 +18,7 @@ from elastic_rs.elastic._decisions import (
     parked_number,
     unequal_checks,
 )
+from elastic_rs.elastic._exceptions import TensorMismatchError
 
 
 class WrappedError(Exception):
@@ -79,6 +80,9 @@ def dropped(error: Exception) -> Exception:
         # Horovod's PR 1849: a peer's death comes as a plain RuntimeError of a collective.
         (RuntimeError("Connection closed by peer"), False, True, Outcome.RESTORE, FAILURE_NEWS_S),
         (RuntimeError("shapes do not match"), False, False, Outcome.FAIL, FAILURE_NEWS_S),
+        # All ranks know that the mistake is the script's. Data of an aborted collective may look like it.
+        (TensorMismatchError("shapes differ"), False, False, Outcome.FAIL, 0.0),
+        (TensorMismatchError("shapes differ"), False, True, Outcome.RESTORE, 0.0),
         # Any other exception is the worker's own: it does not wait. Over garbage it may be a consequence.
         (ValueError("a bug"), False, False, Outcome.FAIL, 0.0),
         (ValueError("garbage"), False, True, Outcome.RESTORE, 0.0),

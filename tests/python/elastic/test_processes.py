@@ -89,10 +89,13 @@ assert hvd.allreduce(torch.tensor([3 + rank])).tolist() == [3]
 assert hvd.allreduce_(one) is one and one.tolist() == [1.5, 5.5]
 assert hvd.allreduce(torch.ones(2), None, "name", None, hvd.Sum).tolist() == [2, 2]
 assert hvd.allreduce(torch.ones(2), op=hvd.Sum, prescale_factor=0.5, postscale_factor=10).tolist() == [10, 10]
+whole = torch.tensor([7, -7, 2**40 + 1])
+assert hvd.allreduce(whole, op=hvd.Sum, prescale_factor=0.5).tolist() == [6, -6, 2**40]
+assert hvd.allreduce(whole.int(), op=hvd.Max, postscale_factor=0.3).tolist() == [2, -2, 0]
 for tensor in (torch.ones(2 + rank), torch.ones(2, dtype=torch.float64 if rank else torch.float32)):
     try:
         hvd.allreduce(tensor)
-    except ValueError as error:
+    except RuntimeError as error:
         assert "must have the same shape and type on all ranks: rank 0 has (2,) of torch.float32, rank 1" in str(error)
     else:
         raise AssertionError

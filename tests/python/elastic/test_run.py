@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from elastic_rs import elastic
 from elastic_rs.elastic import _channel, _group, _wire
+from elastic_rs.elastic._decisions import MOST_ROLL_BACKS
 from elastic_rs.elastic._group import Group
 from elastic_rs.elastic._membership import MEMBERSHIP
 from helpers.elastic import GONE, FakeChannel, Recorded, World
@@ -97,8 +98,26 @@ def test_under_pytorchs_agent_a_roll_back_fails_and_says_what_to_use(monkeypatch
 
     with pytest.raises(elastic.PeerFailed, match="nan") as raised:
         train(Recorded())
-    assert "no agent can give this worker another world" in raised.value.__notes__[0]
+    assert "no agent can give it another world" in raised.value.__notes__[0]
     assert "--rdzv-backend=rust-c10d" in raised.value.__notes__[0]
+
+
+def test_on_gpus_a_roll_back_fails_and_names_the_setting(attend: Attend, monkeypatch: pytest.MonkeyPatch) -> None:
+    attend()
+    for name, value in world_at(0).variables.items():
+        monkeypatch.setenv(name, value)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    monkeypatch.setattr(dist, "get_backend_config", lambda: "cpu:gloo,cuda:nccl")
+
+    @elastic.run
+    def train(_: elastic.State) -> None:
+        raise elastic.HorovodInternalError("nan")
+
+    with pytest.raises(elastic.PeerFailed, match="nan") as raised:
+        train(Recorded())
+    assert "process groups of backend nccl are not resized in place" in raised.value.__notes__[0]
+    assert "`--rdzv-conf in_place=nccl` allows it" in raised.value.__notes__[0]
+    assert "Start it with" not in raised.value.__notes__[0]
 
 
 def test_a_script_that_rolls_back_on_nan_goes_on_from_the_last_commit(attend: Attend) -> None:
@@ -120,6 +139,45 @@ def test_a_script_that_rolls_back_on_nan_goes_on_from_the_last_commit(attend: At
     assert channel.calls.count("raised HorovodInternalError: loss is nan") == 1
     assert channel.parked == [1]
     assert max(channel.asked_s) < 1, "nobody has failed, so no news are waited for"
+
+
+def test_a_script_that_always_meets_the_same_nan_ends_with_one_error(attend: Attend) -> None:
+    channel = attend(*(World(variables={"WORLD_SIZE": "1"}, generation=number) for number in range(1, 40)))
+    steps = []
+
+    @elastic.run
+    def train(state: Any) -> None:
+        steps.append(state.step)
+        if state.step == 0:
+            if len(steps) < MOST_ROLL_BACKS:
+                raise elastic.HorovodInternalError("a nan that goes away")
+            state.step = 1
+            state.commit()
+        raise elastic.HorovodInternalError("loss is nan")
+
+    with pytest.raises(RuntimeError, match=f"to the same commit {MOST_ROLL_BACKS} times before.*skip the") as told:
+        train(Recorded(step=0))
+    assert str(told.value.__cause__) == "loss is nan"
+    assert not isinstance(told.value, elastic.PeerFailed)
+    assert steps == [0] * MOST_ROLL_BACKS + [1] * MOST_ROLL_BACKS, "a commit begins the count anew"
+    assert sum("raised" in call for call in channel.calls) == len(steps) - 1, "the last one asks for nothing"
+
+
+def test_failures_of_others_do_not_end_a_script_that_has_raised_nothing(attend: Attend) -> None:
+    many = 3 * MOST_ROLL_BACKS
+    channel = attend(*(World(generation=number) for number in range(1, many + 2)))
+    calls = 0
+
+    @elastic.run
+    def train(state: elastic.State) -> None:
+        nonlocal calls
+        calls += 1
+        if calls <= many:
+            channel.failed = True
+            state.check_host_updates()
+
+    train(Recorded())
+    assert calls == many + 1
 
 
 def test_a_script_that_asks_for_a_new_world_keeps_its_state(attend: Attend) -> None:
@@ -825,8 +883,29 @@ def test_a_state_that_overrides_on_hosts_updated_is_called(attend: Attend) -> No
     channel.close()
 
 
-@pytest.mark.parametrize("name", ["DistributedOptimizer", "allgather", "mpi_built", "Compression", "add_process_set"])
+# What `from horovod.torch import …` has, and what scripts take from horovod.torch.elastic.state and horovod.common.
+NOT_OFFERED = (
+    *("DistributedOptimizer", "Compression", "SyncBatchNorm", "Adasum", "join", "barrier", "poll", "synchronize"),
+    *("allreduce_async", "allreduce_async_", "sparse_allreduce_async", "is_homogeneous", "mpi_built", "nccl_built"),
+    *("grouped_allreduce", "grouped_allreduce_async", "grouped_allreduce_", "grouped_allreduce_async_"),
+    *("allgather", "allgather_async", "grouped_allgather", "grouped_allgather_async", "allgather_object"),
+    *("broadcast", "broadcast_async", "broadcast_", "broadcast_async_", "alltoall", "alltoall_async"),
+    *("reducescatter", "reducescatter_async", "grouped_reducescatter", "grouped_reducescatter_async"),
+    *("start_timeline", "stop_timeline", "ProcessSet", "global_process_set", "add_process_set", "remove_process_set"),
+    *("ModelStateHandler", "OptimizerStateHandler", "SamplerStateHandler", "run_fn", "notification_manager"),
+)
+
+
+@pytest.mark.parametrize("name", NOT_OFFERED)
 def test_a_name_that_is_not_offered_says_what_to_use(name: str) -> None:
-    with pytest.raises(AttributeError, match=rf"there is no {name}: .*\(docs/horovod\.md\)"):
+    said = rf"there is no {name}: .*\(docs/horovod\.md\)"
+    with pytest.raises(AttributeError, match=said):
         getattr(elastic, name)
     assert not hasattr(elastic, name)
+    with pytest.raises(ImportError, match=said):
+        exec(f"from elastic_rs.elastic import {name}")
+
+
+def test_a_name_that_horovod_does_not_have_either_is_an_import_error_as_always() -> None:
+    with pytest.raises(ImportError, match="cannot import name 'no_such_name'"):
+        exec("from elastic_rs.elastic import no_such_name")

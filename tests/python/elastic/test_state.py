@@ -437,13 +437,20 @@ def test_a_state_in_a_state_is_refused() -> None:
         elastic.ObjectState(model=model_of(1.0))
 
 
+def test_allreduce_scales_whole_numbers_as_horovod_does() -> None:
+    whole = torch.tensor([7, -7])
+    assert elastic.allreduce(whole, prescale_factor=0.5).tolist() == [3, -3]
+    assert elastic.allreduce(whole.to(torch.uint8), postscale_factor=2.5).dtype == torch.uint8
+    assert whole.tolist() == [7, -7]
+
+
 def test_a_tensor_that_allreduce_refuses_keeps_its_values(monkeypatch: pytest.MonkeyPatch) -> None:
     def differs(_: Tensor) -> None:
-        raise ValueError("the tensors of an allreduce must have the same shape")
+        raise RuntimeError("the tensors of an allreduce must have the same shape")
 
     monkeypatch.setattr(_wire, "group_exists", lambda: True)
     monkeypatch.setattr(_wire, "check_equal", differs)
     tensor = torch.tensor([1.0, 2.0])
-    with pytest.raises(ValueError, match="the same shape"):
+    with pytest.raises(RuntimeError, match="the same shape"):
         elastic.allreduce_(tensor, prescale_factor=10.0)
     assert tensor.tolist() == [1, 2]

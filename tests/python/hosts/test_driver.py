@@ -150,6 +150,26 @@ def test_workers_in_place_live_on_while_hosts_are_added_and_removed(
     assert driver.wait() == 0
 
 
+def test_a_host_whose_workers_cannot_take_the_state_is_put_out_and_costs_the_others_nothing(
+    drive: Drive, listing: Listing, tmp_path: Path
+) -> None:
+    done = tmp_path / "done"
+    listing.write("localhost:2")
+    flags = (*FAST, listing.flag, "--min-np=2", "--host-failures=1")
+    worker = ("--until", done, "--extra-name", "extra", "--extra-on", "127.0.0.1")
+    driver = drive(*flags, script=SCRIPTS / "steps.py", worker=worker)
+    ran = [driver.line(rf"WORLD rank={rank} world=2 step=\d+ pid=(\d+) ")[1] for rank in (0, 1)]
+    listing.write("localhost:2", "127.0.0.1:1")
+    driver.line(r"with a state of ones, step; this worker runs .* with a state of extra, ones, step: all ranks must")
+    driver.line(r"host `127\.0\.0\.1`: its workers cannot take part in the job; .* it is out for the job")
+    mark = driver.mark()
+    again = [driver.line(rf"STEP \d+ ones=\d+ rank={rank} world=2 pid=(\d+)", since=mark)[1] for rank in (0, 1)]
+    assert again == ran, "no worker was replaced"
+    done.touch()
+    assert driver.wait() == 0, driver.tail()
+    assert not [line for line in driver.lines if re.search("restart 1 of|restarting all workers", line)]
+
+
 def test_a_lost_connection_makes_the_node_leave_and_come_back(drive_fast: Drive, job: Job, tmp_path: Path) -> None:
     done = tmp_path / "done"
     driver = drive_fast("-H", "node0:1,node1:1", "--min-np=1", worker=("--until", done))

@@ -10,10 +10,12 @@ steps.py --own-group          make the process group, as PyTorch's scripts do, b
 steps.py --stuck RANK         the worker that is first started with this rank ignores the end of its world
 steps.py --fail-at-restart N  a worker that is first started at the Nth restart fails before it is in a world
 steps.py --die-in PHASE       the worker that is first started with rank 1 is killed in this phase after a failure
-steps.py --raise KIND         once at step 12, nan: go back to the last commit, new-world: ask for another world
+steps.py --raise KIND         once at step 12, nan: go back to the last commit, new-world: ask for another world;
+                              same-nan: at step 12 again and again
 steps.py --raise-rank RANK    only this rank does (all)
 steps.py --commit-rank RANK   only this rank commits and checks
 steps.py --extra-name NAME    the state has this value too
+steps.py --extra-on HOST      only on this host of a driver's
 steps.py --warm-up            another function of elastic.run makes the first three steps
 steps.py --hang-in PHASE      the same, but it is stopped (SIGSTOP), and the others wait for it for a second
 """
@@ -44,9 +46,10 @@ parser.add_argument("--stuck", type=int)
 parser.add_argument("--fail-at-restart", type=int)
 parser.add_argument("--die-in", choices=PHASES)
 parser.add_argument("--hang-in", choices=PHASES)
-parser.add_argument("--raise", dest="raises", choices=["nan", "new-world"])
+parser.add_argument("--raise", dest="raises", choices=["nan", "same-nan", "new-world"])
 parser.add_argument("--raise-rank", type=int)
 parser.add_argument("--extra-name")
+parser.add_argument("--extra-on")
 parser.add_argument("--warm-up", action="store_true")
 parser.add_argument("--commit-rank", type=int, help="only this rank commits")
 args = parser.parse_args()
@@ -120,8 +123,8 @@ def in_place() -> None:
         nonlocal raised
         if not args.raises or raised or at != 12 or args.raise_rank not in {None, dist.get_rank()}:
             return
-        raised = True
-        if args.raises == "nan":
+        raised = args.raises != "same-nan"
+        if "nan" in args.raises:
             raise elastic.HorovodInternalError("loss is nan")
         raise elastic.HostsUpdatedInterrupt(skip_sync=False)
 
@@ -161,7 +164,8 @@ def in_place() -> None:
         raise ValueError("no such data set")
     begins_at = int(args.checkpoint.read_text()) if args.checkpoint and args.checkpoint.exists() else 0
     kind: Any = elastic.TorchState if args.torch_state else elastic.ObjectState
-    state = kind(step=begins_at, ones=0, **({args.extra_name: 0} if args.extra_name else {}))
+    is_extra = args.extra_name and args.extra_on in {None, os.environ.get("ELASTIC_RS_HOST")}
+    state = kind(step=begins_at, ones=0, **({args.extra_name: 0} if is_extra else {}))
     if args.stuck == first_rank and first_restart == 0:
         state.restore = lambda: time.sleep(3600)
     if args.die_in and first_rank == 1 and first_restart == 0:

@@ -78,6 +78,20 @@ def test_a_script_that_asks_for_another_world_keeps_its_state(start: Start, done
 
 
 @run_alone
+@pytest.mark.parametrize("ranks", [(), ("--raise-rank", "1")], ids=["all", "rank 1"])
+def test_a_job_that_always_meets_the_same_nan_ends_and_says_so(
+    start: Start, done: Path, ranks: tuple[str, ...]
+) -> None:
+    flags = ("--until", str(done), "--raise", "same-nan", "--pause", "0", *ranks)
+    node = start(2, *flags, nnodes="1", nproc=2, script=STEPS, restarts=0)
+    assert node.wait() == 1
+    node.line(
+        r"and has gone back to the same commit 10 times before: it meets the same again\. Let it do something else"
+    )
+    assert len([line for line in node.lines if "STEP 12 " in line and "rank=1" in line]) == 11, node.tail()
+
+
+@run_alone
 def test_only_one_rank_commits_and_all_are_told_before_anything_is_restarted(start: Start, done: Path) -> None:
     flags = ["--until", done, "--commit-rank", "0"]
     nodes = [start(2, *flags, nnodes="1:2", nproc=2, script=STEPS, restarts=0)]
