@@ -44,8 +44,6 @@ mod room;
 mod spawn;
 mod spec;
 #[cfg(feature = "io")]
-mod state;
-#[cfg(feature = "io")]
 mod stderr_end;
 mod stop;
 #[cfg(feature = "io")]
@@ -91,8 +89,6 @@ pub(crate) use spawn::{Guarded, Opened, Ties, message_socket, open_fork_server, 
 #[cfg(feature = "io")]
 pub use spawn::{Stage, StartError, fill_standard_streams};
 pub use spec::{Copies, Filter, Input, Output, Streams, StreamsError, StreamsOf, WorkerSpec};
-#[cfg(feature = "io")]
-pub(crate) use state::state_of;
 #[cfg(feature = "io")]
 pub use stderr_end::StderrEnd;
 pub use stop::{Command, StopPolicy, Stopping};
