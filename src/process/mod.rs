@@ -69,11 +69,11 @@ pub use group::{Group, Origin};
 #[cfg(feature = "io")]
 pub(crate) use guard::forked::{ForkedGuard, GuardDescriptors, block_signals};
 #[cfg(feature = "io")]
-pub(crate) use lines::{Lines, Part};
-#[cfg(feature = "io")]
-pub use logs::FilterOptions;
+pub(crate) use lines::{Lines, OpenLine, Part, SHOW_AFTER, append_open, shown};
 #[cfg(feature = "io")]
 pub(crate) use logs::Sink;
+#[cfg(feature = "io")]
+pub use logs::{FilterOptions, written};
 #[cfg(feature = "io")]
 pub(crate) use message::Order;
 #[cfg(feature = "io")]
