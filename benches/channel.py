@@ -8,10 +8,10 @@ Nothing of PyTorch's does the same. `benches/channel.rs` measures the check with
 from __future__ import annotations
 
 import argparse
+import os
 import socket
 import statistics
 import sys
-import tempfile
 import timeit
 from pathlib import Path
 
@@ -27,10 +27,11 @@ def main() -> int:
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--output", type=Path, default=OUTPUT)
     args = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="elastic_rs-") as folder, socket.socket(socket.AF_UNIX) as agent:
-        agent.bind(f"{folder}/agent")
+    with socket.socket(socket.AF_UNIX) as agent:
+        name = f"elastic_rs-bench-{os.getpid()}"
+        agent.bind(f"\0{name}")
         agent.listen()
-        channel = _elastic_rs.WorkerChannel.connect(f"{folder}/agent", 5.0)
+        channel = _elastic_rs.WorkerChannel.connect(f"@{name}", 5.0)
         seconds = timeit.repeat(channel.check, number=args.checks, repeat=args.repetitions)
     check_ns = [second / args.checks * 1e9 for second in seconds]
     print(f"check without news    {statistics.median(check_ns):.0f} ns, median of {args.repetitions}\n")

@@ -2,9 +2,9 @@
 
 #![allow(clippy::unwrap_used, missing_docs, reason = "a measuring tool: it stops at the first thing that goes wrong")]
 
-use std::fs;
 use std::hint::black_box;
-use std::os::unix::net::UnixListener;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixListener};
 use std::time::Duration;
 
 use criterion::{Criterion, criterion_group, criterion_main};
@@ -12,10 +12,9 @@ use elastic_rs::channel::checks::Counter;
 use elastic_rs::channel::worker::Channel;
 
 fn check(criterion: &mut Criterion) {
-    let path = std::env::temp_dir().join(format!("elastic_rs-bench-{}", std::process::id()));
-    let listener = UnixListener::bind(&path).unwrap();
-    let channel = Channel::connect(&path, Duration::from_secs(5)).unwrap();
-    fs::remove_file(&path).unwrap();
+    let name = format!("elastic_rs-bench-{}", std::process::id());
+    let listener = UnixListener::bind_addr(&SocketAddr::from_abstract_name(&name).unwrap()).unwrap();
+    let channel = Channel::connect(&format!("@{name}"), Duration::from_secs(5)).unwrap();
     let _agent = listener.accept().unwrap();
     let counter = Counter::default();
     let mut group = criterion.benchmark_group("check");

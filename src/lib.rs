@@ -20,6 +20,8 @@ mod forks;
 pub mod frontend;
 #[cfg(feature = "io")]
 pub mod host;
+#[cfg(feature = "io")]
+mod lineage;
 pub mod net;
 #[cfg(feature = "io")]
 mod open_files;

@@ -1653,11 +1653,12 @@ class WorkerChannel:
         Waits only while it is not known at which check the world changes.
         """
     @staticmethod
-    def connect(path: str | PathLike[str], limit_s: SupportsFloat | SupportsIndex) -> WorkerChannel:
+    def connect(address: str, limit_s: SupportsFloat | SupportsIndex) -> WorkerChannel:
         """
-        Connect to the agent whose socket is at ``path``, within ``limit_s`` seconds.
+        Connect to the agent whose socket has this ``address``, within ``limit_s`` seconds.
 
-        Raises ``ConnectionError`` if nobody listens there. An agent that refuses this process says so in the next call.
+        Raises ``ConnectionError`` if nobody listens there, and ``RuntimeError`` if another process of the same worker trains. An agent
+        that refuses this process says so in the next call.
         """
     def failed_within(self, /, limit_s: SupportsFloat | SupportsIndex) -> bool:
         """
@@ -1890,12 +1891,12 @@ def gpu_addresses(cuda_visible_devices: str | None) -> list[str]:
     Raises ``RuntimeError`` if there is no driver, with what was tried.
     """
 
-def launch(session: Session, options: LaunchOptions, *, fixed_master: tuple[str, SupportsIndex] | None) -> Launched:
+def launch(session: Session, options: LaunchOptions, *, fixed_master: tuple[str, SupportsIndex] | None, whole_lines: bool) -> Launched:
     """
     Run the workers of one node until the job, or this node's part in it, has ended. No process of them is left then.
 
     ``session`` must be new. Workers inherit this process's environment. ``fixed_master`` is the address and port for workers, instead
-    of the round's.
+    of the round's. With ``whole_lines`` the console gets only whole lines of workers, also of streams that are not teed.
 
     Call it in the main thread. Python runs no signal handlers and holds no lock meanwhile.
 

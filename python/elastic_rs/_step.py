@@ -23,8 +23,8 @@ class Step(StepCounter):
 
     A call costs a fraction of a microsecond: it writes the number and the time into 64 bytes that the agent reads when
     a round begins and ends. Where no agent of elastic_rs has started the process, and in a process that was forked from
-    a worker, a call does nothing. It may be called in any thread. The processes of one worker share its numbers, so
-    call it in one of them.
+    a worker, a call does nothing. It may be called in any thread. Of the processes of one worker the first that calls
+    it, or ``elastic.init`` or a function of ``elastic.run``, is the one that counts, until it ends.
 
     Raises:
         TypeError: ``n`` is not an integer.

@@ -5,8 +5,12 @@ use std::path::Path;
 
 use serde_json::Value;
 
+use crate::process::shown;
+
 /// Lines of standard error that are reported.
 const TAIL_LINES: usize = 12;
+/// How the traceback of an exception begins in Python.
+const TRACEBACK: &str = "Traceback (most recent call last):";
 
 /// The words that a worker recorded: first the summary, then the call stack. `None` if it recorded nothing.
 ///
@@ -24,17 +28,44 @@ pub fn recorded(text: &str) -> Option<String> {
     Some(words.trim().to_owned()).filter(|words| !words.is_empty())
 }
 
-/// The last lines of a worker's standard error, beginning with the one that sums them up. Empty if there are none.
+/// The last lines of a worker's standard error, beginning with the one that sums them up: the exception of the last traceback, else the
+/// last line. Empty if there are none.
 pub fn last_words(stderr_tail: &[u8]) -> String {
     last_lines(&String::from_utf8_lossy(stderr_tail))
 }
 
-/// The last non-empty lines. A Python traceback ends with the exception, so that line is put first.
+/// The last non-empty lines, after the one that sums them up.
+///
+/// Of a line that was written over (a progress bar's) counts what a terminal would show. Of several such lines in a row only the last
+/// one does: nested bars move up and down. A bar that was drawn once more at the end sums up nothing.
 fn last_lines(text: &str) -> String {
-    let lines: Vec<&str> = text.lines().map(str::trim_end).filter(|line| !line.is_empty()).collect();
-    let Some(last) = lines.last() else { return String::new() };
-    let from = lines.len().saturating_sub(TAIL_LINES);
-    if lines.len() == 1 { (*last).to_owned() } else { format!("{last}\n{}", lines[from..].join("\n")) }
+    let mut lines: Vec<(&str, bool)> = Vec::new();
+    for (line, is_bar) in text.split_inclusive('\n').map(shown) {
+        let line = line.trim_end();
+        if line.is_empty() {
+            continue;
+        }
+        if is_bar && lines.last().is_some_and(|(_, is_bar)| *is_bar) && !line.contains(TRACEBACK) {
+            lines.pop();
+        }
+        lines.push((line, is_bar));
+    }
+    let Some(last) = lines.iter().rposition(|(_, is_bar)| !is_bar).or(lines.len().checked_sub(1)) else {
+        return String::new();
+    };
+    let sum = exception(&lines).unwrap_or(last);
+    // What programs print after the exception, when they end, must not push it out.
+    let end = if sum + TAIL_LINES < lines.len() { sum + 1 } else { lines.len() };
+    let shown: Vec<&str> = lines[end.saturating_sub(TAIL_LINES)..end].iter().map(|(line, _)| *line).collect();
+    if let [only] = shown[..] { only.to_owned() } else { format!("{}\n{}", lines[sum].0, shown.join("\n")) }
+}
+
+/// The line of the last traceback's exception: the first one after it that is not indented. Tracebacks of exceptions that Python has
+/// ignored, in finalizers, do not count.
+fn exception(lines: &[(&str, bool)]) -> Option<usize> {
+    let ignored = |at: usize| at > 0 && lines[at - 1].0.starts_with("Exception ignored in");
+    let traceback = (0..lines.len()).rfind(|at| lines[*at].0.contains(TRACEBACK) && !ignored(*at))?;
+    (traceback + 1..lines.len()).find(|at| !lines[*at].0.starts_with([' ', '\t']))
 }
 
 /// Number of OOM kills, in this process's control group and on this host.
@@ -113,6 +144,39 @@ mod tests {
         );
         assert_eq!(last_words(b"only\n"), "only");
         assert_eq!(last_words(b""), "");
+    }
+
+    #[test]
+    fn a_progress_bar_neither_hides_a_traceback_nor_sums_it_up() {
+        let bar: String = (0..300).map(|state| format!("\r{state:3}%|{}| {state}/300", "#".repeat(60))).collect();
+        let traceback = "Traceback (most recent call last):\n  File \"train.py\", line 1\nValueError: x\n";
+        let after = "\r299%|##| 299/300\n";
+        let words = last_words(format!("{bar}{traceback}{after}").as_bytes());
+        assert!(words.starts_with("ValueError: x\n"), "{words}");
+        assert!(words.contains("  File \"train.py\", line 1\nValueError: x"), "{words}");
+        assert!(words.len() < 400, "{words}");
+    }
+
+    #[test]
+    fn a_worker_that_ends_in_mid_bar_has_said_one_line() {
+        assert_eq!(last_words(b"10%\r20%\r30%\r"), "30%");
+        assert_eq!(last_words(b"\r10%\r20%"), "20%");
+        assert_eq!(last_words(b"loading\n\r10%\r20%"), "loading\nloading\n20%");
+        // Nested bars go down a line for the inner one, and up again.
+        assert_eq!(last_words("\router 1\n\rinner 1\x1b[A\n\rinner 2\x1b[A\n\rinner 3".as_bytes()), "inner 3");
+    }
+
+    #[test]
+    fn the_exception_sums_up_whatever_is_printed_after_it() {
+        let traceback =
+            "Traceback (most recent call last):\n  File \"a.py\"\nRuntimeError: CUDA error\nCompile with x\n";
+        assert!(last_words(traceback.as_bytes()).starts_with("RuntimeError: CUDA error\nTraceback"), "{traceback}");
+        let noise = "wandb: done\n".repeat(30);
+        let words = last_words(format!("{traceback}{noise}").as_bytes());
+        assert!(words.starts_with("RuntimeError: CUDA error\nTraceback") && !words.contains("wandb"), "{words}");
+        let ignored = "Exception ignored in: <x>\nTraceback (most recent call last):\n  File \"b\"\nTypeError: late\n";
+        let words = last_words(format!("{traceback}{ignored}").as_bytes());
+        assert!(words.starts_with("RuntimeError: CUDA error\n"), "{words}");
     }
 
     #[test]

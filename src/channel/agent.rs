@@ -1,15 +1,16 @@
 //! The agent's end of the channel: one socket for all workers and rounds.
 //!
-//! A worker is known by its process, not by what it says: the kernel names the process that has connected. It must be a worker that
-//! the agent has named, or a descendant of one, and must belong to the agent's user. One process is connected for each worker: others
-//! are refused until it ends or closes its connection. A worker may connect before the agent has named
-//! it, so unknown processes are held for a while.
+//! A worker is known by its process, not by what it says: the kernel names the process that has connected. It must belong to the
+//! agent's user, and be a worker that the agent has named, or a descendant of one. Nothing is read from any other. One process is
+//! connected for each worker: others are refused until it ends or closes its connection. A worker may connect before the agent has
+//! named it, so unknown descendants of the agent are held for a while.
 
-use std::collections::BTreeMap;
-use std::fs;
+use std::collections::{BTreeMap, BTreeSet};
 use std::future::pending;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixListener as StdListener};
+use std::process;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -22,17 +23,18 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot, watch};
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{sleep, timeout};
 
-use super::folder::Folder;
+use super::address;
 use super::message::{HeldState, ToAgent, ToWorker, VERSION};
 use crate::bounded_log::BoundedLog;
+use crate::lineage::{lineage, lives};
 use crate::rendezvous::protocol::codec::CodecError;
 use crate::rendezvous::protocol::frames::read_message;
 use crate::rendezvous::protocol::text::tidy;
 
 /// How long a process that is not known as a worker is held, and then has to say who it is.
 const HOLD_LIMIT: Duration = Duration::from_secs(5);
-/// Most connections that are held. Those of workers do not count.
-const HELD: usize = 1024;
+/// Most connections of processes that are not proven to be workers, beside one for each worker.
+const UNPROVEN: usize = 16;
 /// Messages that may wait for a worker that does not read. Normally there are two or three per round.
 const UNREAD_LIMIT: usize = 64;
 /// Time for a message to be written.
@@ -41,8 +43,6 @@ const WRITE_LIMIT: Duration = Duration::from_secs(5);
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Refusals are counted per period.
 const LOG_PERIOD: Duration = Duration::from_secs(60);
-/// Most generations between a worker and its descendant.
-const GENERATIONS: usize = 64;
 
 /// What the agent has heard from a worker.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -104,12 +104,10 @@ pub enum Heard {
 /// The agent's end of the channel. Dropping it closes all connections.
 #[derive(Debug)]
 pub struct Exchange {
-    path: PathBuf,
+    address: String,
     shared: Arc<Shared>,
     heard: mpsc::Receiver<(ConnectionId, Heard)>,
     accepting: AbortHandle,
-    /// Removed last.
-    _folder: Folder,
 }
 
 #[derive(Debug)]
@@ -118,7 +116,26 @@ struct Shared {
     workers: watch::Sender<BTreeMap<u32, u32>>,
     /// Locked before `workers` is changed, or compared with a connection.
     connections: Mutex<BTreeMap<u32, Connection>>,
+    /// Places of connections that are not proven yet.
+    unproven: Arc<Semaphore>,
+    /// Workers whose own connections are not proven yet, and have got the place that is kept for them.
+    kept: Mutex<BTreeSet<u32>>,
     log: BoundedLog,
+}
+
+/// What a connection holds until its process is proven to be a worker, and has said hello.
+enum Place {
+    Any(#[expect(dead_code, reason = "it is held")] OwnedSemaphorePermit),
+    /// The one that is kept for this worker's own process.
+    Kept(Arc<Shared>, u32),
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        if let Place::Kept(shared, pid) = self {
+            shared.kept.lock().remove(pid);
+        }
+    }
 }
 
 type ConnectionId = u64;
@@ -136,33 +153,36 @@ struct Connection {
 }
 
 impl Exchange {
-    /// Listen on a new socket.
+    /// Listen on a new socket, for so many workers.
     ///
     /// # Errors
-    /// No folder can be made, or nothing can listen in it. The error names what was tried.
+    /// The system refuses a socket.
     ///
     /// # Panics
     /// Outside a tokio runtime.
-    pub fn listen() -> io::Result<Exchange> {
-        let folder = Folder::make()?;
-        let path = folder.socket();
-        let listener = UnixListener::bind(&path)
-            .map_err(|error| io::Error::new(error.kind(), format!("cannot listen at `{}`: {error}", path.display())))?;
+    pub fn listen(workers: u32) -> io::Result<Exchange> {
+        let address = address::draw();
+        let listener = StdListener::bind_addr(&SocketAddr::from_abstract_name(&address[1..])?)
+            .map_err(|error| io::Error::new(error.kind(), format!("cannot listen at `{address}`: {error}")))?;
+        listener.set_nonblocking(true)?;
+        let listener = UnixListener::from_std(listener)?;
         let shared = Arc::new(Shared {
             workers: watch::Sender::default(),
             connections: Mutex::default(),
+            unproven: Arc::new(Semaphore::new(UNPROVEN + workers as usize)),
+            kept: Mutex::default(),
             log: BoundedLog::new(LOG_PERIOD, |what, count| {
                 tracing::warn!(what, count, "more of the same was not logged");
             }),
         });
         let (sender, heard) = mpsc::channel(256);
         let accepting = tokio::spawn(accept(listener, shared.clone(), sender)).abort_handle();
-        Ok(Exchange { path, shared, heard, accepting, _folder: folder })
+        Ok(Exchange { address, shared, heard, accepting })
     }
 
-    /// The path of the socket, which workers find in `ELASTIC_RS_AGENT`.
-    pub fn path(&self) -> &Path {
-        &self.path
+    /// The address of the socket, which workers find in `ELASTIC_RS_AGENT`: `@` and a name that is in no file system.
+    pub fn address(&self) -> &str {
+        &self.address
     }
 
     /// From now on these are the workers: process ids by local rank. Connections of others are closed, without [`Heard::Gone`].
@@ -232,6 +252,15 @@ impl Shared {
         connection.cut.is_some()
     }
 
+    /// A place for a connection of this process while it is not proven. `None`: too many are not.
+    fn place(self: &Arc<Self>, pid: u32) -> Option<Place> {
+        if let Ok(permit) = self.unproven.clone().try_acquire_owned() {
+            return Some(Place::Any(permit));
+        }
+        let is_worker = self.workers.borrow().values().any(|worker| *worker == pid);
+        (is_worker && self.kept.lock().insert(pid)).then(|| Place::Kept(self.clone(), pid))
+    }
+
     /// Makes this the worker's connection, instead of an earlier one of the same process. An error is the reason for which it is refused.
     fn connect(&self, id: ConnectionId, admitted: &Admitted) -> Result<Outgoing, String> {
         let Admitted { local_rank, worker, pid, .. } = *admitted;
@@ -260,15 +289,13 @@ impl Shared {
 /// Accepts connections until it is aborted, and with it the tasks that attend to them.
 async fn accept(listener: UnixListener, shared: Arc<Shared>, heard: mpsc::Sender<(ConnectionId, Heard)>) {
     let mut attending = JoinSet::new();
-    let held = Arc::new(Semaphore::new(HELD));
     let mut ids = 1..;
     loop {
         tokio::select! {
             accepted = listener.accept() => match accepted {
                 Ok((stream, _)) => {
                     let id = ids.next().unwrap_or_default();
-                    let hold = held.clone().try_acquire_owned().ok();
-                    attending.spawn(attend(id, stream, hold, shared.clone(), heard.clone()));
+                    attending.spawn(attend(id, stream, shared.clone(), heard.clone()));
                 }
                 Err(error) => {
                     if shared.log.admits("accept") {
@@ -286,19 +313,14 @@ async fn accept(listener: UnixListener, shared: Arc<Shared>, heard: mpsc::Sender
 async fn attend(
     id: ConnectionId,
     mut stream: UnixStream,
-    hold: Option<OwnedSemaphorePermit>,
     shared: Arc<Shared>,
     heard: mpsc::Sender<(ConnectionId, Heard)>,
 ) {
-    let admitted = match &hold {
-        Some(_) => admit(&mut stream, &shared).await,
-        None => Err(format!("{HELD} processes are waiting that are not known as workers")),
-    };
+    let admitted = admit(&mut stream, &shared).await;
     let connected = admitted.and_then(|admitted| {
         let outgoing = shared.connect(id, &admitted)?;
         Ok((admitted, outgoing))
     });
-    drop(hold);
     match connected {
         Ok((Admitted { local_rank, buffer, .. }, outgoing)) => {
             serve(id, local_rank, stream, buffer, outgoing, &heard).await;
@@ -325,15 +347,18 @@ struct Admitted {
 }
 
 /// Finds out whose connection this is. An error is the reason for which it is refused.
-async fn admit(stream: &mut UnixStream, shared: &Shared) -> Result<Admitted, String> {
+async fn admit(stream: &mut UnixStream, shared: &Arc<Shared>) -> Result<Admitted, String> {
+    address::check_user(&*stream, "it").map_err(|error| error.to_string())?;
     let peer = stream.peer_cred().map_err(|error| format!("the system does not say which process it is: {error}"))?;
-    let own = rustix::process::geteuid().as_raw();
-    if peer.uid() != own {
-        return Err(format!("it belongs to user {}, and the agent to user {own}", peer.uid()));
-    }
     // 0: it is in another pid namespace, which this process cannot see.
     let pid = peer.pid().and_then(|pid| u32::try_from(pid).ok()).filter(|pid| *pid > 0);
     let pid = pid.ok_or("it is in a pid namespace that its agent cannot see")?;
+    if !lineage(pid).any(|it| it == process::id()) {
+        return Err(format!("process {pid} was not started by this agent, nor by a process that it has started"));
+    }
+    let _place = shared.place(pid).ok_or_else(|| {
+        format!("process {pid} is not known as a worker, and {UNPROVEN} such processes are waiting already")
+    })?;
     let mut workers = shared.workers.subscribe();
     let find = async {
         loop {
@@ -435,25 +460,5 @@ async fn write(writer: &mut (impl AsyncWriteExt + Unpin), message: ToWorker) -> 
 
 /// The worker that a process is, or descends from: its local rank and its process id.
 fn worker_of(pid: u32, workers: &BTreeMap<u32, u32>) -> Option<(u32, u32)> {
-    let ancestors = std::iter::successors(Some(pid), |pid| parent(*pid)).take(GENERATIONS);
-    ancestors.filter_map(|it| workers.iter().find(|(_, pid)| **pid == it)).map(|(rank, pid)| (*rank, *pid)).next()
-}
-
-/// A process's parent; `None` if it is gone, or has none.
-fn parent(pid: u32) -> Option<u32> {
-    let (_, parent) = state_and_parent(pid)?;
-    (parent > 0).then_some(parent)
-}
-
-/// Whether a process has not ended.
-fn lives(pid: u32) -> bool {
-    state_and_parent(pid).is_some_and(|(state, _)| !matches!(state, 'Z' | 'X'))
-}
-
-/// A process's state, as `proc_pid_stat(5)` names it, and its parent. `None` if it is gone.
-fn state_and_parent(pid: u32) -> Option<(char, u32)> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The process's name may contain anything, including parentheses. State and parent follow it.
-    let mut words = stat.rsplit_once(") ")?.1.split(' ');
-    Some((words.next()?.chars().next()?, words.next()?.parse().ok()?))
+    lineage(pid).filter_map(|it| workers.iter().find(|(_, pid)| **pid == it)).map(|(rank, pid)| (*rank, *pid)).next()
 }

@@ -10,15 +10,15 @@
 //! | [`checks`] | the count of checks, and what a check finds: all workers learn of a change at the same check |
 //! | [`worker`] | a worker's end: a thread reads, and frees blocked collectives (feature `io`) |
 //! | `sockets` | which sockets those collectives wait for (feature `io`) |
-//! | [`agent`], `folder` | the agent's end: its socket, who may connect, and as which worker (feature `io`) |
+//! | [`agent`], `address` | the agent's end: its socket and its name, who may connect, and as which worker (feature `io`) |
 //!
 //! Frames and limits of texts are those of [`crate::rendezvous::protocol`].
 
 #[cfg(feature = "io")]
+mod address;
+#[cfg(feature = "io")]
 pub mod agent;
 pub mod checks;
-#[cfg(feature = "io")]
-mod folder;
 pub mod message;
 #[cfg(feature = "io")]
 mod sockets;

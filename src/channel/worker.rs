@@ -7,7 +7,6 @@
 
 use std::future::{Future, poll_fn};
 use std::io;
-use std::path::{Path, PathBuf};
 use std::process;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,6 +15,7 @@ use super::checks::{Ended, News, Verdict};
 use super::message::{ToAgent, VERSION, World};
 use super::sockets::Sockets;
 use crate::rendezvous::protocol::text::tidy;
+use crate::steps::worker::{Owned, Steps};
 use crate::{forks, threads};
 
 mod line;
@@ -28,16 +28,30 @@ use line::Line;
 pub enum ChannelError {
     /// Nobody listens there, or not for this process.
     #[error(
-        "cannot connect to the agent at `{path}` (ELASTIC_RS_AGENT) after {elapsed:.1?}: {source}; if the agent that started this \
-         process has ended, start the job again"
+        "cannot connect to the agent at `{address}` (ELASTIC_RS_AGENT) after {elapsed:.1?}: {source}; if the agent that started this \
+         process has ended, start the job again. A process in another network namespace than its agent cannot reach it"
     )]
     Connect {
-        /// The socket's path.
-        path: PathBuf,
+        /// The socket's address.
+        address: String,
         /// Since the attempt began.
         elapsed: Duration,
         /// The error of the system.
         source: io::Error,
+    },
+    /// Another process of this worker trains.
+    #[error(
+        "process {here} was started by the worker of local rank {local_rank}, whose process {owner} trains (it was the first one to call \
+         elastic_rs.step, elastic.init or a function of elastic.run): a process that a worker starts is no worker, and must call none of \
+         them before that one has ended; start an evaluation without ELASTIC_RS_AGENT, RANK and WORLD_SIZE in its environment"
+    )]
+    Owned {
+        /// The process that called.
+        here: u32,
+        /// The process that trains.
+        owner: u32,
+        /// The worker's.
+        local_rank: u32,
     },
     /// The connection has ended. All calls that wait return this error.
     #[error("{0}")]
@@ -71,14 +85,17 @@ pub struct Channel {
 }
 
 impl Channel {
-    /// Connect to the agent whose socket is at `path`, and introduce this process.
+    /// Connect to the agent whose socket has this address, and introduce this process, which owns the worker's slot from now on.
     ///
     /// # Errors
-    /// [`ChannelError::Connect`], after at most `limit`.
-    pub fn connect(path: &Path, limit: Duration) -> Result<Channel, ChannelError> {
+    /// [`ChannelError::Owned`]; [`ChannelError::Connect`], after at most `limit`.
+    pub fn connect(address: &str, limit: Duration) -> Result<Channel, ChannelError> {
         let since = Instant::now();
-        let failed = |source| ChannelError::Connect { path: path.to_owned(), elapsed: since.elapsed(), source };
-        let line = Arc::new(Line::open(path, limit).map_err(failed)?);
+        let failed = |source| ChannelError::Connect { address: address.to_owned(), elapsed: since.elapsed(), source };
+        if let Some(Err(Owned { owner, local_rank })) = Steps::of_this_process().map(Steps::claim) {
+            return Err(ChannelError::Owned { here: process::id(), owner, local_rank });
+        }
+        let line = Arc::new(Line::open(address, limit).map_err(failed)?);
         let channel = Channel { line: line.clone(), forks: forks::count(), pid: process::id() };
         // A failure ends the connection, and then the thread finds the reason: the agent may have refused this process already.
         let _ = line.tell(ToAgent::Hello { version: VERSION });

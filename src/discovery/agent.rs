@@ -12,7 +12,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, ExitStatus, Stdio};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::{Buf, Bytes, BytesMut};
 use parking_lot::Mutex;
@@ -31,8 +31,9 @@ use super::output::{Output, Stream};
 use super::programs::{STARTED_AT_ONCE, start};
 use super::reports::{Report, ReportFilter};
 use crate::net::local::{is_local, is_own_name};
-use crate::process::{Lines, Part, Prefix, reaped};
+use crate::process::{Lines, OpenLine, Part, Prefix, SHOW_AFTER, append_open, reaped};
 use crate::rendezvous::protocol::text::tidy;
+use crate::wait::until;
 
 /// How agents are started.
 #[derive(Clone)]
@@ -175,7 +176,7 @@ impl Connection {
         let reports = ReportFilter::new(&self.token);
         let news = (self.agent, self.news.clone());
         let out = read_stdout(stdout, reports, prefix.clone(), shared.clone(), self.output.clone(), news);
-        let err = read_stderr(stderr, prefix, shared.clone(), self.output.clone());
+        let err = read_stderr(stderr, prefix, shared.clone(), self.output.clone(), self.agent);
         let mut reading = tokio::spawn(async move { tokio::join!(out, err) });
         let pid = pid_of(&child);
         let status = self.write_until(ended(child, end), stdin, pid).await;
@@ -246,29 +247,38 @@ async fn read_stdout(
     (agent, news): (AgentId, mpsc::UnboundedSender<(AgentId, News)>),
 ) {
     let (shown, on_stderr) = (output.prefix(&prefix, Stream::Stdout), output.prefix(&prefix, Stream::Stderr));
+    let (own, stderr) = (whose(agent, Stream::Stdout), whose(agent, Stream::Stderr));
     let mut lines = Lines::default();
+    let mut unshown_since = None;
     let mut buffer = vec![0; READ_BYTES];
     loop {
-        let count = stdout.read(&mut buffer).await.unwrap_or(0);
-        let mut piece = Vec::new();
-        let mut found = Vec::new();
-        let emit = |part: Part<'_>| match &part {
-            Part::Line(line) | Part::Unended(line) => match reports.split(line) {
-                None => part.append_to(&mut piece, shown),
-                Some((before, report)) => {
+        let Some(count) = read_until(&mut stdout, &mut buffer, unshown_since).await else {
+            let (text, continues) = lines.show();
+            output.write(Stream::Stdout, |piece, open| append_open(text, continues, piece, shown, own, open)).await;
+            unshown_since = None;
+            continue;
+        };
+        let (mut kept, mut found) = (Vec::new(), Vec::new());
+        let emit = |part: Part<'_>| match part {
+            Part::Line(line, before) | Part::Unended(line, before) => match reports.split(line) {
+                None => kept.push(Kept::from(part)),
+                Some((text, report)) => {
                     found.extend(report);
-                    if !before.is_empty() {
-                        Part::Unended(before).append_to(&mut piece, shown);
+                    if !text.is_empty() {
+                        kept.push(Part::Unended(text, before.min(text.len())).into());
                     }
                 }
             },
-            Part::Newline => part.append_to(&mut piece, shown),
+            Part::Newline => kept.push(part.into()),
         };
         if count == 0 {
             lines.finish(emit)
         } else {
             lines.feed(&buffer[..count], emit)
         }
+        // The beginning of a report is none of the workers' output.
+        let waits = !lines.unshown().is_empty() && !reports.may_begin(lines.unshown());
+        unshown_since = waits.then(|| unshown_since.unwrap_or_else(Instant::now));
         for report in found {
             match report {
                 Report::Up { version } => {
@@ -277,9 +287,10 @@ async fn read_stdout(
                         shared.up = true;
                         std::mem::take(&mut shared.held)
                     };
-                    let mut before = Vec::new();
-                    held.iter().for_each(|line| Part::Line(line).append_to(&mut before, on_stderr));
-                    output.write(Stream::Stderr, before).await;
+                    let compose = |piece: &mut Vec<u8>, open: &mut OpenLine| {
+                        held.iter().for_each(|line| Part::Line(line, 0).append_to(piece, on_stderr, stderr, open));
+                    };
+                    output.write(Stream::Stderr, compose).await;
                     let _ = news.send((agent, News::Up { version }));
                 }
                 Report::Accepted => {
@@ -288,25 +299,82 @@ async fn read_stdout(
                 Report::Ended { outcome } => shared.lock().outcome = Some(outcome),
             }
         }
-        output.write(Stream::Stdout, piece).await;
+        // After the reports: a console that nobody reads must not delay them.
+        let compose = |piece: &mut Vec<u8>, open: &mut OpenLine| {
+            kept.iter().for_each(|part| part.as_part().append_to(piece, shown, own, open));
+        };
+        output.write(Stream::Stdout, compose).await;
         if count == 0 {
             return;
         }
     }
 }
 
+/// A part of a stream that waits until the console takes it.
+enum Kept {
+    Line(Vec<u8>, usize),
+    Unended(Vec<u8>, usize),
+    Newline,
+}
+
+impl From<Part<'_>> for Kept {
+    fn from(part: Part<'_>) -> Self {
+        match part {
+            Part::Line(line, shown) => Self::Line(line.to_vec(), shown),
+            Part::Unended(line, shown) => Self::Unended(line.to_vec(), shown),
+            Part::Newline => Self::Newline,
+        }
+    }
+}
+
+impl Kept {
+    fn as_part(&self) -> Part<'_> {
+        match self {
+            Self::Line(line, shown) => Part::Line(line, *shown),
+            Self::Unended(line, shown) => Part::Unended(line, *shown),
+            Self::Newline => Part::Newline,
+        }
+    }
+}
+
+/// The number of an agent's stream among all.
+fn whose(agent: AgentId, stream: Stream) -> u64 {
+    agent.0 * 2 + stream as u64
+}
+
+/// Reads once; 0 at the end. `None`: there was nothing to read until text that waits for the end of its line is to be shown.
+async fn read_until(from: &mut pipe::Receiver, buffer: &mut [u8], unshown_since: Option<Instant>) -> Option<usize> {
+    let show_at = unshown_since.map(|since| since + SHOW_AFTER);
+    tokio::select! {
+        biased;
+        read = from.read(buffer) => Some(read.unwrap_or(0)),
+        () = until(show_at) => None,
+    }
+}
+
 /// Reads the agent's standard error, and that of `ssh`.
-async fn read_stderr(mut stderr: pipe::Receiver, prefix: Prefix, shared: Arc<Mutex<Shared>>, output: Output) {
-    let shown = output.prefix(&prefix, Stream::Stderr);
+async fn read_stderr(
+    mut stderr: pipe::Receiver,
+    prefix: Prefix,
+    shared: Arc<Mutex<Shared>>,
+    output: Output,
+    agent: AgentId,
+) {
+    let (shown, own) = (output.prefix(&prefix, Stream::Stderr), whose(agent, Stream::Stderr));
     let mut lines = Lines::default();
+    let mut unshown_since = None;
     let mut buffer = vec![0; READ_BYTES];
     loop {
-        let count = stderr.read(&mut buffer).await.unwrap_or(0);
-        let mut piece = Vec::new();
-        {
+        let Some(count) = read_until(&mut stderr, &mut buffer, unshown_since).await else {
+            let (text, continues) = lines.show();
+            output.write(Stream::Stderr, |piece, open| append_open(text, continues, piece, shown, own, open)).await;
+            unshown_since = None;
+            continue;
+        };
+        let compose = |piece: &mut Vec<u8>, open: &mut OpenLine| {
             let mut shared = shared.lock();
-            let emit = |part: Part<'_>| match &part {
-                Part::Line(line) | Part::Unended(line) if !shared.up => {
+            let emit = |part: Part<'_>| match part {
+                Part::Line(line, _) | Part::Unended(line, _) if !shared.up => {
                     if shared.held.len() == HELD_LINES {
                         shared.held.pop_front();
                     }
@@ -314,11 +382,14 @@ async fn read_stderr(mut stderr: pipe::Receiver, prefix: Prefix, shared: Arc<Mut
                     line.push(b'\n');
                     shared.held.push_back(line);
                 }
-                part => part.append_to(&mut piece, shown),
+                part => part.append_to(piece, shown, own, open),
             };
             if count == 0 { lines.finish(emit) } else { lines.feed(&buffer[..count], emit) }
-        }
-        output.write(Stream::Stderr, piece).await;
+        };
+        output.write(Stream::Stderr, compose).await;
+        // Before the agent is up, lines are held.
+        let waits = !lines.unshown().is_empty() && shared.lock().up;
+        unshown_since = waits.then(|| unshown_since.unwrap_or_else(Instant::now));
         if count == 0 {
             return;
         }

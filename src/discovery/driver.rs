@@ -2,6 +2,7 @@
 //! out.
 
 use std::collections::BTreeMap;
+use std::future::pending;
 use std::io;
 use std::time::Instant;
 
@@ -60,7 +61,19 @@ pub async fn drive(rules: Rules, launching: Launching, mut inputs: mpsc::Unbound
     };
     // Connections that have not ended are killed now, and let the output go.
     drop(driving);
-    written.wait().await;
+    let signalled = async {
+        loop {
+            match inputs.recv().await {
+                Some(Input::Signal(_)) => return,
+                Some(_) => {}
+                None => pending().await,
+            }
+        }
+    };
+    tokio::select! {
+        () = written.wait() => {}
+        () = signalled => {}
+    }
     Ok(end)
 }
 

@@ -1,14 +1,16 @@
-//! Prints the output of all agents on this process's own streams: whole lines with a prefix.
+//! Prints the output of all agents on this process's own streams: whole lines with a prefix, and text that waits for its line's end.
 //!
 //! A thread writes, since a console may block. Agents' connections are read no faster than it writes.
 
 use std::io;
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
 
-use crate::process::{Consoles, Prefix, Sink};
+use crate::process::{Consoles, OpenLine, Prefix, Sink};
 use crate::threads;
 
 /// One of the two streams.
@@ -24,6 +26,10 @@ pub(super) struct Output {
     pieces: mpsc::Sender<(Stream, Vec<u8>)>,
     /// Whether standard output and standard error show colours.
     colours: [bool; 2],
+    /// The lines there that have no end yet.
+    open: Arc<Mutex<[OpenLine; 2]>>,
+    /// Whether both are one console.
+    is_one: bool,
 }
 
 /// Ends once everything is written.
@@ -32,8 +38,8 @@ pub(super) struct Written(oneshot::Receiver<()>);
 
 /// How many pieces, each of one read, may wait for the console.
 const WAITING: usize = 64;
-/// How long a blocked console is waited for at the end.
-const DRAIN: Duration = Duration::from_secs(5);
+/// When it is logged that the end of the job waits for a blocked console.
+const BLOCKED_AFTER: Duration = Duration::from_secs(5);
 
 impl Output {
     /// Starts the thread.
@@ -43,6 +49,7 @@ impl Output {
     pub(super) fn start(consoles: Consoles) -> io::Result<(Self, Written)> {
         let (sender, mut pieces) = mpsc::channel::<(Stream, Vec<u8>)>(WAITING);
         let (end, written) = oneshot::channel();
+        let is_one = consoles.are_one();
         let (mut stdout, mut stderr) = (Sink::new(consoles.stdout, None), Sink::new(consoles.stderr, None));
         let colours = [stdout.colours(), stderr.colours()];
         threads::spawn("driver-output".to_owned(), move || {
@@ -55,7 +62,7 @@ impl Output {
             // The driver may have stopped waiting.
             let _ = end.send(());
         })?;
-        Ok((Self { pieces: sender, colours }, Written(written)))
+        Ok((Self { pieces: sender, colours, open: Arc::default(), is_one }, Written(written)))
     }
 
     /// What begins a line there.
@@ -67,20 +74,30 @@ impl Output {
         })
     }
 
-    /// Write a piece of whole lines. Waits while too much waits already.
-    pub(super) async fn write(&self, stream: Stream, piece: Vec<u8>) {
+    /// Write what `compose` appends, which is told which line there has no end yet. Waits while too much waits already.
+    pub(super) async fn write(&self, stream: Stream, compose: impl FnOnce(&mut Vec<u8>, &mut OpenLine)) {
+        // The thread ends after all senders.
+        let Ok(place) = self.pieces.reserve().await else { return };
+        let mut open = self.open.lock();
+        let mut piece = Vec::new();
+        compose(&mut piece, &mut open[if self.is_one { 0 } else { stream as usize }]);
         if !piece.is_empty() {
-            // The thread ends after all senders.
-            let _ = self.pieces.send((stream, piece)).await;
+            // Before the next one is composed, which has to know how this one ends.
+            place.send((stream, piece));
         }
     }
 }
 
 impl Written {
-    /// Wait until everything is written, if that does not take too long. All [`Output`]s must have been dropped.
-    pub(super) async fn wait(self) {
-        if timeout(DRAIN, self.0).await.is_err() {
-            tracing::warn!("the console is blocked, and the last output of the agents is lost");
+    /// Wait until everything is written: as long as a pager that nobody moves on takes nothing. All [`Output`]s must have been dropped.
+    /// May be dropped.
+    pub(super) async fn wait(mut self) {
+        if timeout(BLOCKED_AFTER, &mut self.0).await.is_err() {
+            tracing::warn!(
+                "the job is over, and the console does not take the rest of the agents' output (a pager that waits, Ctrl-S): waiting \
+                 for it; a signal ends the wait, and loses that output"
+            );
+            let _ = self.0.await;
         }
     }
 }

@@ -39,6 +39,12 @@ impl ReportFilter {
         Self { mark: format!("elastic_rs-agent {token} ").into_bytes() }
     }
 
+    /// Whether text that has no end of its line may be, or end with, the beginning of a report.
+    pub fn may_begin(&self, text: &[u8]) -> bool {
+        let longest = text.len().min(self.mark.len());
+        memmem::find(text, &self.mark).is_some() || (1..=longest).any(|count| text.ends_with(&self.mark[..count]))
+    }
+
     /// Split a line into workers' output and the report after it, if the report is valid. `None`: the line has no report.
     pub fn split<'a>(&self, line: &'a [u8]) -> Option<(&'a [u8], Option<Report>)> {
         let at = memmem::find(line, &self.mark)?;

@@ -18,7 +18,7 @@ use super::logs::source::{Source, Which};
 use super::logs::{FilterOptions, Logs};
 use super::message::Order;
 use super::spawn::{Guarded, Stage, StartError, open, spawn};
-use super::spec::{Output, WorkerSpec};
+use super::spec::{Copies, Output, WorkerSpec};
 use super::stderr_end::StderrEnd;
 use super::stop::{Command, StopPolicy, Stopping};
 use crate::threads;
@@ -305,9 +305,12 @@ fn launch(
     }
     // Without an inotify instance (they are limited per user) streams come through pipes.
     let watch = inotify::init(inotify::CreateFlags::CLOEXEC | inotify::CreateFlags::NONBLOCK).ok();
+    let one_console = consoles.stderr_is_own_stdout() && filters.stderr.is_none();
+    let shares_pipe =
+        |spec: &WorkerSpec| one_console && spec.stdout == Output::Inherit && is_copied_as_it_is(&spec.stderr);
     let mut opened = Vec::new();
     for spec in &specs {
-        opened.push(open(spec, watch.as_ref().filter(|_| !shares_files(spec, &specs)))?);
+        opened.push(open(spec, watch.as_ref().filter(|_| !shares_files(spec, &specs)), shares_pipe(spec))?);
     }
     let mut sources = Vec::new();
     for (spec, opened) in specs.iter().zip(&mut opened) {
@@ -330,6 +333,11 @@ fn launch(
         }
     }
     Ok(launched)
+}
+
+/// Whether this stream is only passed on to the console, without a change.
+fn is_copied_as_it_is(output: &Output) -> bool {
+    matches!(output, Output::Copied(Copies { file: None, console: true, prefix: None }))
 }
 
 /// Whether one of its streams goes to the same file as another stream. The agent could not tell such streams apart.

@@ -10,15 +10,16 @@ use std::collections::BTreeMap;
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
+use std::pin::pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc;
-use std::time::Duration;
+use std::sync::{Arc, LazyLock};
+use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
 use rustix::fs::inotify;
 use rustix::io::Errno;
-use tokio::sync::oneshot;
+use tokio::sync::{oneshot, watch};
 use tokio::time::timeout;
 
 use super::consoles::Consoles;
@@ -82,10 +83,7 @@ impl Logs {
             };
             filter.as_ref().map(create).transpose()
         };
-        let sinks = [
-            Sink::new(consoles.stdout, open_filter(&filters.stdout)?),
-            Sink::new(consoles.stderr, open_filter(&filters.stderr)?),
-        ];
+        let sinks = Sink::pair(consoles, [open_filter(&filters.stdout)?, open_filter(&filters.stderr)?]);
         let streams = sources.into_iter().map(Stream::open).collect::<Result<Vec<_>, _>>()?;
         Logs::start_thread(streams, watch, sinks).map_err(failed)
     }
@@ -122,7 +120,11 @@ impl Logs {
             progress: progress.clone(),
             buffer: vec![0; READ_BYTES],
         };
-        threads::spawn("worker-logs".to_owned(), move || copier.run())?;
+        let writing = Writing::begin();
+        threads::spawn("worker-logs".to_owned(), move || {
+            copier.run();
+            drop(writing);
+        })?;
         Ok(Logs { sender, wake, progress, stderr_pipes: Arc::new(stderr_pipes) })
     }
 
@@ -165,6 +167,42 @@ impl Drop for Logs {
     }
 }
 
+/// How many threads still have output of workers to write.
+static WRITING: LazyLock<watch::Sender<usize>> = LazyLock::new(watch::Sender::default);
+
+/// Counts a thread until it has ended.
+struct Writing;
+
+impl Writing {
+    fn begin() -> Self {
+        WRITING.send_modify(|count| *count += 1);
+        Self
+    }
+}
+
+impl Drop for Writing {
+    fn drop(&mut self) {
+        WRITING.send_modify(|count| *count -= 1);
+    }
+}
+
+/// At the end of a job: waits until the consoles have taken what all workers have printed. That may be long: a pager that nobody moves on
+/// takes nothing. A console that nobody has open any more is not waited for. May be dropped.
+pub async fn written() {
+    let mut writing = WRITING.subscribe();
+    let mut written = pin!(writing.wait_for(|count| *count == 0));
+    if timeout(BLOCKED_AFTER, &mut written).await.is_err() {
+        tracing::warn!(
+            "the workers have ended, and the console does not take the rest of their output (a pager that waits, Ctrl-S): waiting for \
+             it; a signal ends the wait, and loses that output"
+        );
+        let _ = written.await;
+    }
+}
+
+/// When it is logged that the end of the job waits for the console.
+const BLOCKED_AFTER: Duration = Duration::from_secs(5);
+
 fn wake(eventfd: &OwnedFd) {
     // EAGAIN: the thread is awake already.
     let _ = rustix::io::write(eventfd, &1_u64.to_ne_bytes());
@@ -194,8 +232,8 @@ impl Copier {
         let mut events = Vec::with_capacity(64);
         loop {
             events.clear();
-            let at_once = self.behind.contains(&true).then_some(Timespec { tv_sec: 0, tv_nsec: 0 });
-            match epoll::wait(&self.poll, rustix::buffer::spare_capacity(&mut events), at_once.as_ref()) {
+            let limit = self.next_turn();
+            match epoll::wait(&self.poll, rustix::buffer::spare_capacity(&mut events), limit.as_ref()) {
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(error) => return tracing::error!(%error, "the output of workers is no longer copied"),
             }
@@ -212,8 +250,27 @@ impl Copier {
                     self.copy(index);
                 }
             }
+            self.show_what_is_due();
             if asked && !self.answer() {
                 return self.finish_all();
+            }
+        }
+    }
+
+    /// How long to wait for an event at most: not at all if a file has more to read.
+    fn next_turn(&self) -> Option<Timespec> {
+        if self.behind.contains(&true) {
+            return Some(Timespec { tv_sec: 0, tv_nsec: 0 });
+        }
+        let next = self.streams.iter().filter_map(Stream::next_show).min()?;
+        Timespec::try_from(next.saturating_duration_since(Instant::now())).ok()
+    }
+
+    /// Shows text that has had no end of its line for a while.
+    fn show_what_is_due(&mut self) {
+        for stream in &mut self.streams {
+            if stream.next_show().is_some_and(|at| at <= Instant::now()) {
+                stream.show(&mut self.sinks[stream.which() as usize]);
             }
         }
     }

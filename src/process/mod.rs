@@ -44,8 +44,6 @@ mod room;
 mod spawn;
 mod spec;
 #[cfg(feature = "io")]
-mod state;
-#[cfg(feature = "io")]
 mod stderr_end;
 mod stop;
 #[cfg(feature = "io")]
@@ -71,11 +69,11 @@ pub use group::{Group, Origin};
 #[cfg(feature = "io")]
 pub(crate) use guard::forked::{ForkedGuard, GuardDescriptors, block_signals};
 #[cfg(feature = "io")]
-pub(crate) use lines::{Lines, Part};
-#[cfg(feature = "io")]
-pub use logs::FilterOptions;
+pub(crate) use lines::{Lines, OpenLine, Part, SHOW_AFTER, append_open, shown};
 #[cfg(feature = "io")]
 pub(crate) use logs::Sink;
+#[cfg(feature = "io")]
+pub use logs::{FilterOptions, written};
 #[cfg(feature = "io")]
 pub(crate) use message::Order;
 #[cfg(feature = "io")]
@@ -91,8 +89,6 @@ pub(crate) use spawn::{Guarded, Opened, Ties, message_socket, open_fork_server, 
 #[cfg(feature = "io")]
 pub use spawn::{Stage, StartError, fill_standard_streams};
 pub use spec::{Copies, Filter, Input, Output, Streams, StreamsError, StreamsOf, WorkerSpec};
-#[cfg(feature = "io")]
-pub(crate) use state::state_of;
 #[cfg(feature = "io")]
 pub use stderr_end::StderrEnd;
 pub use stop::{Command, StopPolicy, Stopping};

@@ -54,8 +54,9 @@ pub(crate) enum Reading {
     File(OwnedFd, i32),
 }
 
-/// Opens the worker's streams. `watch` is an inotify instance, for files that the worker may write itself.
-pub(super) fn open(spec: &WorkerSpec, watch: Option<&OwnedFd>) -> Result<Opened, StartError> {
+/// Opens the worker's streams. `watch` is an inotify instance, for files that the worker may write itself. `shares_pipe`: standard output
+/// goes where standard error goes.
+pub(super) fn open(spec: &WorkerSpec, watch: Option<&OwnedFd>, shares_pipe: bool) -> Result<Opened, StartError> {
     let failed = |source: Errno| StartError::new(spec.local_rank, Stage::Fork, source);
     let null = open_null().map_err(failed)?;
     let input = match spec.stdin {
@@ -63,8 +64,11 @@ pub(super) fn open(spec: &WorkerSpec, watch: Option<&OwnedFd>) -> Result<Opened,
         Input::Null => above_stdio(null.as_fd()),
     };
     let input = input.map_err(failed)?;
-    let (output, output_read) = open_output(spec, &spec.stdout, rustix::stdio::stdout(), &null, watch)?;
     let (error, error_read) = open_output(spec, &spec.stderr, rustix::stdio::stderr(), &null, watch)?;
+    let (output, output_read) = match shares_pipe {
+        true => (above_stdio(error.as_fd()).map_err(failed)?, None),
+        false => open_output(spec, &spec.stdout, rustix::stdio::stdout(), &null, watch)?,
+    };
     Ok(Opened { stdio: [input, output, error], null, readings: [output_read, error_read] })
 }
 

@@ -63,7 +63,8 @@ pub enum Input {
 /// Where one of a worker's output streams goes.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum Output {
-    /// The agent's own stream, untouched.
+    /// The agent's own stream, untouched. Standard output shares the pipe of a standard error that is copied to the same file, pipe or
+    /// socket (`2>&1`), byte for byte and to no other place. Otherwise lines of the two would change their order.
     #[default]
     Inherit,
     /// Nowhere.

@@ -5,8 +5,11 @@ use std::io::{self, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::lines::TAIL_BYTES;
+use super::lines::{TAIL_BYTES, Tail};
 use super::logs::read_end::ReadEnd;
+
+/// Bytes at the end of a file that are read. More than are kept, because most of them may be states of a progress bar.
+const READ_BYTES: u64 = 8 * TAIL_BYTES as u64;
 
 /// Where the end of a worker's standard error can be read, also after the worker's group is gone.
 #[derive(Debug, Clone, Default)]
@@ -58,8 +61,10 @@ fn end_of(path: &Path) -> io::Result<Vec<u8>> {
     }
     let mut file = File::open(path)?;
     let length = file.metadata()?.len();
-    file.seek(SeekFrom::Start(length.saturating_sub(TAIL_BYTES as u64)))?;
+    file.seek(SeekFrom::Start(length.saturating_sub(READ_BYTES)))?;
     let mut end = Vec::new();
-    file.take(TAIL_BYTES as u64).read_to_end(&mut end)?;
-    Ok(end)
+    file.take(READ_BYTES).read_to_end(&mut end)?;
+    let mut tail = Tail::default();
+    tail.push(&end);
+    Ok(tail.last().to_vec())
 }

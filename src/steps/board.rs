@@ -60,8 +60,10 @@ impl Board {
     /// The memory cannot be written.
     pub fn begin(&mut self, round: u64) -> io::Result<()> {
         (self.round, self.since_ns) = (round, monotonic_ns());
-        let blank = Slot::blank(round).repeat(self.workers as usize);
-        self.memory.write_all_at(&blank, 0)?;
+        let blank = Slot::blank(round);
+        for worker in 0..u64::from(self.workers) {
+            self.memory.write_all_at(&blank, worker * SLOT_BYTES as u64)?;
+        }
         self.silence();
         Ok(())
     }

@@ -23,8 +23,12 @@ pub const FIRST_NS: usize = 3;
 pub const LAST: usize = 4;
 /// When it ended.
 pub const LAST_NS: usize = 5;
-/// 1: steps are counted from the start of the process, because the training script never says where it goes on.
-pub const COUNTED: usize = 6;
+/// The lower half is 1 if steps are counted from the start of the process, because the training script never says where it goes on. The
+/// upper half is the process that owns this memory.
+pub const OWNER: usize = 6;
+/// Of a worker's memory, the words that a round begins with. The owner's stays: workers may live on in the next round. The last word is
+/// not used yet.
+pub const ROUND_WORDS: usize = OWNER;
 
 /// Largest number of a step: the largest one that every reader of JSON reads exactly.
 pub const LARGEST_STEP: u64 = (1 << 53) - 1;
@@ -61,9 +65,9 @@ impl Slot {
         Self(words)
     }
 
-    /// The memory of a worker before its first step of a round.
-    pub fn blank(round: u64) -> [u8; SLOT_BYTES] {
-        let mut bytes = [0; SLOT_BYTES];
+    /// The first words of a worker's memory before its first step of a round.
+    pub fn blank(round: u64) -> [u8; 8 * ROUND_WORDS] {
+        let mut bytes = [0; 8 * ROUND_WORDS];
         bytes[..8].copy_from_slice(&round.to_ne_bytes());
         bytes
     }
@@ -86,8 +90,22 @@ impl Slot {
 
     /// A step's number, if it says where the training script is.
     fn number(&self, word: usize) -> Option<u64> {
-        (self.0[COUNTED] == 0 && self.0[word] <= LARGEST_STEP).then_some(self.0[word])
+        (!is_counted(self.0[OWNER]) && self.0[word] <= LARGEST_STEP).then_some(self.0[word])
     }
+}
+
+/// The word [`OWNER`] of this process, whose steps are counted from its start or are not.
+pub fn owned_by(pid: u32, is_counted: bool) -> u64 {
+    u64::from(pid) << 32 | u64::from(is_counted)
+}
+
+/// The process that owns the memory with this word [`OWNER`]; `None`: nobody does yet.
+pub fn owner(word: u64) -> Option<u32> {
+    u32::try_from(word >> 32).ok().filter(|pid| *pid > 0)
+}
+
+fn is_counted(word: u64) -> bool {
+    word as u32 != 0
 }
 
 #[cfg(test)]
@@ -118,8 +136,20 @@ mod tests {
         let counted = [7, 7, 1, 1_000_000, 5, 9_000_000, 1, 0];
         assert_eq!(slot(counted).first(7, &within).unwrap().step, None);
         assert_eq!(slot(counted).reached(7, &within), Some(Reached { step: None, step_time_us: Some(2_000) }));
-        assert_eq!(Slot::of(&Slot::blank(7)), slot([7, 0, 0, 0, 0, 0, 0, 0]));
-        assert_eq!(Slot::of(&Slot::blank(7)).first(7, &within), None);
+        let blank = slot([7, 0, 0, 0, 0, 0, owned_by(77, true), 0]);
+        assert_eq!(blank.first(7, &within), None);
+    }
+
+    #[test]
+    fn the_owner_stands_beside_how_its_steps_are_counted() {
+        assert_eq!((owner(0), owner(1)), (None, None));
+        for is_counted_from_start in [false, true] {
+            let word = owned_by(u32::MAX, is_counted_from_start);
+            assert_eq!((owner(word), is_counted(word)), (Some(u32::MAX), is_counted_from_start));
+        }
+        let within = 1_000..=9_000_000;
+        let words = [7, 7, 901, 1_000_000, 905, 9_000_000, owned_by(4_194_303, false), 0];
+        assert_eq!(slot(words).reached(7, &within).unwrap().step, Some(905));
     }
 
     proptest! {

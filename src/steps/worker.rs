@@ -6,6 +6,7 @@ use std::io::{self, Write};
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
+use std::process;
 use std::ptr;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -13,9 +14,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use rustix::fs::{SealFlags, fcntl_get_seals};
 
 use super::monotonic_ns;
-use super::slot::{COUNTED, FIRST, FIRST_NS, FIRST_ROUND, LARGEST_STEP, LAST, LAST_NS, ROUND, SLOT_BYTES, WORDS};
+use super::slot::{
+    FIRST, FIRST_NS, FIRST_ROUND, LARGEST_STEP, LAST, LAST_NS, OWNER, ROUND, SLOT_BYTES, WORDS, owned_by, owner,
+};
 use crate::agent::environment::STEPS;
 use crate::forks;
+use crate::lineage::{lineage, lives};
 
 /// The value of [`STEPS`]: the agent's process, its descriptors of the memory and of the pipe, and the worker's local rank.
 pub(super) fn variable(pid: u32, memory: RawFd, bell: RawFd, local_rank: u32) -> String {
@@ -28,6 +32,11 @@ pub struct Steps {
     /// Mapped until the process ends.
     words: &'static [AtomicU64; WORDS],
     bell: PathBuf,
+    /// The agent's process, and the worker's local rank.
+    agent: u32,
+    local_rank: u32,
+    /// This process owns the memory. It does until it ends.
+    owns: AtomicBool,
     /// The count of forks in which the memory was mapped.
     forks: u64,
     /// The round whose first step was told.
@@ -36,6 +45,15 @@ pub struct Steps {
     last: AtomicU64,
     /// The training script has said where it is.
     given: AtomicBool,
+}
+
+/// Another process owns the worker's memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Owned {
+    /// That process.
+    pub owner: u32,
+    /// The worker's.
+    pub local_rank: u32,
 }
 
 /// The steps of this process, once they were asked for. `None`: no agent of ours started it.
@@ -67,13 +85,44 @@ impl Steps {
         let path = |descriptor| PathBuf::from(format!("/proc/{pid}/fd/{descriptor}"));
         let words = map(&path(memory), u64::from(*local_rank) * SLOT_BYTES as u64)?;
         let (told, last, given) = (AtomicU64::new(0), AtomicU64::new(0), AtomicBool::new(false));
-        Ok(Self { words, bell: path(bell), forks: forks::count(), told, last, given })
+        let (bell, owns, forks) = (path(bell), AtomicBool::new(false), forks::count());
+        Ok(Self { words, bell, agent: *pid, local_rank: *local_rank, owns, forks, told, last, given })
     }
 
-    /// A step has ended. `number`: by default the one after the last. Does nothing in a process that was forked from the worker.
+    /// Own the memory of the worker, from now on until this process ends. The first one of a worker's processes does that asks for it:
+    /// an evaluation that a worker starts must not be taken for the training.
+    ///
+    /// # Errors
+    /// Another process owns it, which has not ended.
+    pub fn claim(&self) -> Result<(), Owned> {
+        let own = process::id();
+        let word = &self.words[OWNER];
+        let mut seen = word.load(Ordering::Relaxed);
+        loop {
+            match owner(seen) {
+                Some(pid) if pid == own => break,
+                // The number of one that has ended may be another's by now, who is no process of this agent.
+                Some(owner) if lives(owner) && lineage(owner).any(|it| it == self.agent) => {
+                    return Err(Owned { owner, local_rank: self.local_rank });
+                }
+                _ => {}
+            }
+            match word.compare_exchange(seen, owned_by(own, false), Ordering::Relaxed, Ordering::Relaxed) {
+                Ok(_) => break,
+                Err(now) => seen = now,
+            }
+        }
+        if forks::now() == self.forks {
+            self.owns.store(true, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    /// A step has ended. `number`: by default the one after the last. Does nothing in a process that was forked from the worker, nor in
+    /// one that another process of the worker was faster than.
     #[inline]
     pub fn step(&self, number: Option<u64>) {
-        if forks::now() != self.forks {
+        if forks::now() != self.forks || !(self.owns.load(Ordering::Relaxed) || self.claim().is_ok()) {
             return;
         }
         if number.is_some() {
@@ -101,8 +150,8 @@ impl Steps {
         if self.told.swap(round, Ordering::Relaxed) == round {
             return; // another thread has told it
         }
-        let counted = u64::from(!self.given.load(Ordering::Relaxed));
-        for (word, value) in [(COUNTED, counted), (FIRST, number), (FIRST_NS, now), (LAST, number), (LAST_NS, now)] {
+        let owner = owned_by(process::id(), !self.given.load(Ordering::Relaxed));
+        for (word, value) in [(OWNER, owner), (FIRST, number), (FIRST_NS, now), (LAST, number), (LAST_NS, now)] {
             self.words[word].store(value, Ordering::Relaxed);
         }
         self.words[FIRST_ROUND].store(round, Ordering::Release);

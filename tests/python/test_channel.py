@@ -4,11 +4,9 @@ import contextlib
 import signal
 import socket
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 from typing import TypeVar
 
 import pytest
@@ -22,16 +20,14 @@ EXITS = 10
 
 @pytest.fixture
 def agent() -> Iterator[Agent]:
-    # Not below pytest's folder: the path of a socket must be short.
-    with tempfile.TemporaryDirectory(prefix="elastic_rs-") as folder:
-        agent = Agent(Path(folder))
-        yield agent
-        agent.close()
+    agent = Agent()
+    yield agent
+    agent.close()
 
 
 @pytest.fixture
 def connected(agent: Agent) -> tuple[Worker, _elastic_rs.WorkerChannel]:
-    channel = _elastic_rs.WorkerChannel.connect(agent.path, LIMIT_S)
+    channel = _elastic_rs.WorkerChannel.connect(agent.address, LIMIT_S)
     return agent.accept(), channel
 
 
@@ -121,10 +117,12 @@ def test_a_refusal_is_the_reason_for_which_every_call_fails(
 
 def test_an_agent_that_has_ended_is_named(agent: Agent) -> None:
     agent.close()
-    with pytest.raises(ConnectionError, match=r"cannot connect to the agent at `.*/agent` \(ELASTIC_RS_AGENT\)"):
-        _elastic_rs.WorkerChannel.connect(agent.path, 1.0)
+    with pytest.raises(
+        ConnectionError, match=r"cannot connect to the agent at `@elastic_rs-test-.*` \(ELASTIC_RS_AGENT\)"
+    ):
+        _elastic_rs.WorkerChannel.connect(agent.address, 1.0)
     with pytest.raises(ValueError, match="limit_s is `-1` seconds"):
-        _elastic_rs.WorkerChannel.connect(agent.path, -1.0)
+        _elastic_rs.WorkerChannel.connect(agent.address, -1.0)
 
 
 def test_sockets_without_a_mark_are_not_guarded(connected: tuple[Worker, _elastic_rs.WorkerChannel]) -> None:
@@ -133,7 +131,7 @@ def test_sockets_without_a_mark_are_not_guarded(connected: tuple[Worker, _elasti
         channel.guard_sockets()
 
 
-# The rest runs in a process of its own, whose first argument is the agent's path.
+# The rest runs in a process of its own, whose first argument is the agent's address.
 CONNECTED = """
 import os, signal, socket, sys, threading
 from pathlib import Path
@@ -143,7 +141,7 @@ channel = _elastic_rs.WorkerChannel.connect(sys.argv[1], 60.0)
 
 
 def start(job: Job, agent: Agent, code: str) -> tuple[Process, Worker]:
-    process = job.start([sys.executable, "-c", CONNECTED + code, str(agent.path)])
+    process = job.start([sys.executable, "-c", CONNECTED + code, agent.address])
     return process, agent.accept()
 
 
@@ -300,7 +298,7 @@ def test_a_collective_of_gloo_is_freed_and_its_group_can_be_destroyed(job: Job, 
     server = _elastic_rs.StoreServer.listen("127.0.0.1", 0)
     workers = []
     for rank in range(3):
-        command = [sys.executable, "-c", CONNECTED + GLOO, str(agent.path), str(rank), str(server.port)]
+        command = [sys.executable, "-c", CONNECTED + GLOO, agent.address, str(rank), str(server.port)]
         workers.append((job.start(command), agent.accept()))
     for process, _ in workers:
         # A connection to each other worker, and not the one to the store.

@@ -183,3 +183,40 @@ def test_a_changed_script_is_read_again(job: Job, tmp_path: Path) -> None:
     agent = run(job, WARM, script(tmp_path, text), restarts=1)
     assert agent.wait() == 0, agent.tail()
     agent.line("changed True")
+
+
+# A thread with the name of jemalloc's, which pyarrow starts.
+ALLOCATOR = """
+    import ctypes, threading
+    named = threading.Event()
+    def work():
+        ctypes.CDLL(None).prctl(15, b"jemalloc_bg_thd")  # PR_SET_NAME
+        named.set()
+        threading.Event().wait()
+    threading.Thread(target=work, daemon=True).start()
+    named.wait()
+"""
+
+LAZY = """
+    import sys, types
+    class _LazyModule(types.ModuleType): pass
+    sys.modules[__name__] = _LazyModule(__name__)
+"""
+
+
+def test_workers_are_warm_beside_an_allocator_whose_thread_handles_forks(job: Job, tmp_path: Path) -> None:
+    script(tmp_path, ALLOCATOR, "allocator.py")
+    agent = run(job, "allocator", script(tmp_path, HOW), workers=2)
+    assert agent.wait() == 0, agent.tail()
+    assert [line for line in agent.lines if line in {"warm", "cold"}] == ["warm", "warm"]
+
+
+@pytest.mark.parametrize(("name", "part"), [("transformers", "transformers.trainer"), ("lazy", "lazy.MODULE")])
+def test_a_package_that_imports_its_parts_later_says_to_name_them(
+    job: Job, tmp_path: Path, name: str, part: str
+) -> None:
+    script(tmp_path, LAZY, f"{name}.py")
+    agent = run(job, name, script(tmp_path, HOW))
+    assert agent.wait() == 0, agent.tail()
+    assert "warm" in agent.lines
+    agent.line(rf"--warm-start={name} saves little: .* such as --warm-start={part}$")

@@ -3,7 +3,6 @@
 //! No call here makes the runtime: a worker may fork. A call in a forked child raises before it takes any lock.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 
 use elastic_rs::channel::checks::Verdict;
 use elastic_rs::channel::message;
@@ -23,13 +22,14 @@ pub struct WorkerChannel(Channel);
 
 #[pymethods]
 impl WorkerChannel {
-    /// Connect to the agent whose socket is at ``path``, within ``limit_s`` seconds.
+    /// Connect to the agent whose socket has this ``address``, within ``limit_s`` seconds.
     ///
-    /// Raises ``ConnectionError`` if nobody listens there. An agent that refuses this process says so in the next call.
+    /// Raises ``ConnectionError`` if nobody listens there, and ``RuntimeError`` if another process of the same worker trains. An agent
+    /// that refuses this process says so in the next call.
     #[staticmethod]
-    fn connect(py: Python<'_>, path: PathBuf, limit_s: f64) -> PyResult<Self> {
+    fn connect(py: Python<'_>, address: &str, limit_s: f64) -> PyResult<Self> {
         let limit = seconds("limit_s", limit_s)?;
-        detach(py, || Channel::connect(&path, limit)).map(Self).map_err(|error| raise(&error))
+        detach(py, || Channel::connect(address, limit)).map(Self).map_err(|error| raise(&error))
     }
 
     /// Say that this worker has no process group yet, and lets the library make it. So it can be started before its node has joined.
@@ -188,7 +188,9 @@ fn raise(error: &ChannelError) -> PyErr {
     let text = error.to_string();
     match error {
         ChannelError::Connect { .. } | ChannelError::Ended(_) => PyConnectionError::new_err(text),
-        ChannelError::Forked { .. } | ChannelError::Unmarked => PyRuntimeError::new_err(text),
+        ChannelError::Forked { .. } | ChannelError::Owned { .. } | ChannelError::Unmarked => {
+            PyRuntimeError::new_err(text)
+        }
         _ => PyOSError::new_err(text),
     }
 }

@@ -78,18 +78,19 @@ impl From<Ended> for Launched {
 /// Run the workers of one node until the job, or this node's part in it, has ended. No process of them is left then.
 ///
 /// ``session`` must be new. Workers inherit this process's environment. ``fixed_master`` is the address and port for workers, instead
-/// of the round's.
+/// of the round's. With ``whole_lines`` the console gets only whole lines of workers, also of streams that are not teed.
 ///
 /// Call it in the main thread. Python runs no signal handlers and holds no lock meanwhile.
 ///
 /// Raises ``ValueError`` for invalid values, and ``RuntimeError`` if only this node cannot go on.
 #[pyfunction]
-#[pyo3(signature = (session, options, *, fixed_master))]
+#[pyo3(signature = (session, options, *, fixed_master, whole_lines))]
 pub fn launch(
     py: Python<'_>,
     session: &Session,
     options: LaunchOptions,
     fixed_master: Option<(String, u16)>,
+    whole_lines: bool,
 ) -> PyResult<Launched> {
     if options.command.is_empty() {
         return Err(PyValueError::new_err("command is empty, must name a program"));
@@ -115,6 +116,7 @@ pub fn launch(
             stdout_filters: logs.stdout_filters,
             stderr_filters: logs.stderr_filters,
             prefix: logs.prefix,
+            whole_lines,
         },
         warm: options.warm.map(|(begin, fixed, what)| Warm { begin, fixed, what }),
     };

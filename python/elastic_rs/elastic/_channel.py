@@ -103,10 +103,11 @@ class Channel(Protocol):
         """Wait for the next announced change, and return its number and its ``HostUpdateResult``."""
 
 
-def connect(path: str, limit_s: float) -> Channel:
+def connect(address: str, limit_s: float) -> Channel:
     """Connect to the agent's socket.
 
     Raises:
         OSError: nobody listens there. An agent that refuses this process says so in the next call.
+        RuntimeError: another process of the same worker trains.
     """
-    return WorkerChannel.connect(path, limit_s)
+    return WorkerChannel.connect(address, limit_s)

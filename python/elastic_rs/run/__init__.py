@@ -195,7 +195,9 @@ def _take_part(
             session = _elastic_rs.Session.over_etcd(etcd, node, protection=protected)
         fixed_master = (meeting.host, port) if meeting.fixed else None
         told("accepted")
-        launched = _elastic_rs.launch(session, options, fixed_master=fixed_master)
+        # A driver puts the host's name before each line.
+        driven = told is not _tell_nobody
+        launched = _elastic_rs.launch(session, options, fixed_master=fixed_master, whole_lines=driven)
     except OSError as error:
         return _cannot("OSError", f"cannot start the agent: {error}")
     except RuntimeError as error:
@@ -208,7 +210,7 @@ def _take_part(
     if host is not None and (launched.reason or "").startswith("could not reach the coordinator"):
         hint = f"this process hosts it, so `{meeting.host}` must be an address of this machine"
         hint += ", which has node rank 0" if meeting.fixed and config.node_rank == 0 else ""
-    return _told(launched, options.workers.entrypoint, hint, driven=told is not _tell_nobody)
+    return _told(launched, options.workers.entrypoint, hint, driven=driven)
 
 
 def _prepare_environment(args: argparse.Namespace) -> None:

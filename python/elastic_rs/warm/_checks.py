@@ -12,6 +12,13 @@ __all__ = ["Shared", "why_not"]
 DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/")
 """Files that a process which uses a GPU has open."""
 
+HANDLES_FORKS = "jemalloc_bg_thd"
+"""Name of jemalloc's thread, which pyarrow starts when it is imported: pandas, datasets, transformers.trainer do that.
+
+jemalloc holds all its locks during a fork, and sets the child to do without that thread (``background_thread.c``,
+``jemalloc.c``: ``pthread_atfork``). ``tests/python/test_warm_arrow.py`` forks a thousand times while it allocates.
+"""
+
 LINES = ("socket:", "pipe:", "anon_inode:[eventpoll]", "anon_inode:[io_uring]")
 """Files through which a process communicates. Those that a worker opens after its fork are its own."""
 
@@ -27,6 +34,7 @@ def _threads() -> str:
         with contextlib.suppress(OSError), open(f"/proc/self/task/{thread}/comm") as file:
             threads[int(thread)] = file.read().strip()
     del threads[os.getpid()]
+    threads = {thread: name for thread, name in threads.items() if name != HANDLES_FORKS}
     if not threads:
         return ""
     import threading

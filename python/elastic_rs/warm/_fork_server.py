@@ -33,6 +33,9 @@ LAZY_IMPORTS = {"torch": ("torch._dynamo", "elastic_rs.elastic._group", "elastic
 """What a module imports at first use, if that takes long: torch with the first optimizer or wrap, for 1.5 s. A worker
 with torch may use ``elastic_rs.elastic``, too."""
 
+LAZY_PARTS = {"transformers": "transformers.trainer"}
+"""Of packages that import their parts at first use: the part that most scripts use."""
+
 TORCH_SEED = 67280421310721
 """Initial seed of PyTorch's generator in versions that do not draw it at random: ``default_rng_seed_val``."""
 
@@ -101,6 +104,8 @@ def _load(modules: list[str]) -> str:
             importlib.import_module(name)
         except BaseException as error:  # noqa: BLE001 - executed workers will show it
             return f"`import {name}` failed: {type(error).__name__}: {error}"
+        if type(sys.modules[name]).__name__ == "_LazyModule":
+            sys.stderr.write(_lazy(name))
         for lazy in LAZY_IMPORTS.get(name, ()):
             with contextlib.suppress(Exception):  # workers that need it will show it
                 importlib.import_module(lazy)
@@ -114,6 +119,15 @@ def _load(modules: list[str]) -> str:
         os._exit(0)
     os.waitpid(pid, 0)
     return ""
+
+
+def _lazy(name: str) -> str:
+    """Say that a package has hardly imported anything."""
+    part = LAZY_PARTS.get(name, f"{name}.MODULE")
+    return (
+        f"elastic_rs: --warm-start={name} saves little: `{name}` imports its parts when they are used first; name "
+        f"those that the script uses, such as --warm-start={part}\n"
+    )
 
 
 def _next_worker(server: ForkServer) -> SpawnRequest:

@@ -22,7 +22,7 @@ pub(super) fn listen(options: &AgentOptions, has_session: bool) -> Option<Exchan
     if options.in_place == InPlace::Off || !has_session {
         return None;
     }
-    match Exchange::listen() {
+    match Exchange::listen(options.workers.local_world_size) {
         Ok(exchange) => Some(exchange),
         Err(error) => {
             let run_id = &options.workers.run_id;
@@ -97,7 +97,7 @@ impl Runner {
             let ahead = self.ahead.is_asked_for() || self.machine.is_new();
             for spec in &mut specs {
                 spec.env.extend(ahead.then(|| (AHEAD.into(), "1".into())));
-                spec.env.insert(AGENT.into(), exchange.path().into());
+                spec.env.insert(AGENT.into(), exchange.address().into());
                 spec.env.insert(IN_PLACE.into(), self.in_place.name().into());
             }
             self.worlds = specs.iter().map(|spec| (spec.local_rank, world_of(spec, placement))).collect();

@@ -3,7 +3,6 @@
 use std::io;
 use std::mem;
 use std::os::fd::OwnedFd;
-use std::path::{Path, PathBuf};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
@@ -12,10 +11,9 @@ use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::{Errno, retry_on_intr};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
-use rustix::net::{
-    AddressFamily, SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType, connect, send, shutdown, socket_with,
-};
+use rustix::net::{AddressFamily, SendFlags, Shutdown, SocketFlags, SocketType, connect, send, shutdown, socket_with};
 
+use crate::channel::address;
 use crate::channel::checks::{Counter, Ended, News};
 use crate::channel::message::{ToAgent, ToWorker};
 use crate::channel::sockets::Sockets;
@@ -33,7 +31,7 @@ pub(super) struct Line {
     live: Mutex<Live>,
     /// Locked before `live`, if both are.
     sockets: Mutex<Sockets>,
-    path: PathBuf,
+    address: String,
     since: Instant,
     stream: OwnedFd,
     /// Held while a message is written: both threads write.
@@ -52,14 +50,14 @@ struct Live {
 
 impl Line {
     /// Connects to the agent's socket, within this limit.
-    pub(super) fn open(path: &Path, limit: Duration) -> io::Result<Line> {
+    pub(super) fn open(address: &str, limit: Duration) -> io::Result<Line> {
         Ok(Line {
             counter: Counter::default(),
             live: Mutex::default(),
             sockets: Mutex::default(),
-            path: path.to_owned(),
+            address: address.to_owned(),
             since: Instant::now(),
-            stream: open(path, limit)?,
+            stream: open(address, limit)?,
             writing: Mutex::default(),
             forms_by: Mutex::default(),
             nudge: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
@@ -206,9 +204,10 @@ impl Line {
     }
 
     fn end(&self, why: &str) {
-        let (path, elapsed) = (self.path.display(), self.since.elapsed());
-        let text =
-            format!("the connection with the agent at `{path}` {why} (after {elapsed:.1?}); the agent's log says more");
+        let (address, elapsed) = (&self.address, self.since.elapsed());
+        let text = format!(
+            "the connection with the agent at `{address}` {why} (after {elapsed:.1?}); the agent's log says more"
+        );
         let wakers = {
             let mut live = self.live.lock();
             live.news.end(text, self.counter.stop());
@@ -245,13 +244,15 @@ impl Line {
     }
 }
 
-/// Connects within a limit, which is how long the agent may take to accept others first.
-fn open(path: &Path, limit: Duration) -> Result<OwnedFd, Errno> {
+/// Connects within a limit, which is how long the agent may take to accept others first. Another user's process may have taken the name
+/// of an agent that has ended, and is no agent.
+fn open(address: &str, limit: Duration) -> io::Result<OwnedFd> {
     let stream = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
     // To the kernel, zero is no limit.
     set_socket_timeout(&stream, Timeout::Send, Some(limit.max(Duration::from_millis(1))))?;
-    let address = SocketAddrUnix::new(path)?;
+    let address = address::parse(address)?;
     retry_on_intr(|| connect(&stream, &address))?;
+    address::check_user(&stream, "the process that listens there")?;
     set_socket_timeout(&stream, Timeout::Send, Some(SEND_LIMIT))?;
     Ok(stream)
 }

@@ -15,7 +15,7 @@ use super::signals::Receiver;
 use crate::agent::Outcome;
 use crate::agent::runner::{Programs, Runner, START_PATIENCE, Step};
 use crate::frontend::node::Node;
-use crate::process::{AttemptFolder, Consoles, Exited, LogFolders, is_full};
+use crate::process::{AttemptFolder, Consoles, Exited, LogFolders, is_full, written};
 use crate::rendezvous::protocol::message::{JoinWorkers, Placement, Verdict};
 use crate::threads;
 use crate::wait::until;
@@ -54,6 +54,13 @@ pub async fn run(job: Job, node: Arc<Node>, signals: Receiver) -> Result<Ended, 
     }
     if let Some(template) = &launch.template {
         template.end().await;
+    }
+    // Whoever has sent a signal wants this process to end.
+    if !matches!(&ended, Ok(Ended { outcome: Outcome::Signal(_), .. })) {
+        tokio::select! {
+            () = written() => {}
+            _ = launch.signals.next() => {}
+        }
     }
     ended
 }

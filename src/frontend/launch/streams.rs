@@ -20,6 +20,8 @@ pub struct LogOptions {
     pub stderr_filters: Vec<String>,
     /// Of the prefix of teed lines: `--log-line-prefix-template`. Default `[${role_name}${local_rank}]:`.
     pub prefix: Option<String>,
+    /// Whether the console gets only whole lines, also of streams that are not teed: a driver puts its own prefix before them.
+    pub whole_lines: bool,
 }
 
 impl LogOptions {
@@ -30,22 +32,32 @@ impl LogOptions {
 
     /// Where standard output and standard error of a worker go; `files` are those in its folder, if there is one.
     pub fn outputs(&self, local_rank: u32, files: Option<(PathBuf, PathBuf)>, prefix: &str) -> (Output, Output) {
-        let Some((stdout, stderr)) = files else { return (Output::Inherit, Output::Inherit) };
+        let Some((stdout, stderr)) = files else { return (self.console(), self.console()) };
         let (redirected, teed) = (self.redirects.of(local_rank), self.tee.of(local_rank));
         let shown = self.shown.as_ref().is_none_or(|ranks| ranks.contains(&local_rank));
         (
-            output(redirected.stdout, teed.stdout, shown, stdout, prefix),
-            output(redirected.stderr, teed.stderr, shown, stderr, prefix),
+            self.output(redirected.stdout, teed.stdout, shown, stdout, prefix),
+            self.output(redirected.stderr, teed.stderr, shown, stderr, prefix),
         )
     }
-}
 
-fn output(redirected: bool, teed: bool, shown: bool, file: PathBuf, prefix: &str) -> Output {
-    match (teed, redirected, shown) {
-        (true, _, true) => Output::Copied(Copies { file: Some(file), console: true, prefix: Some(prefix.to_owned()) }),
-        (true, ..) | (_, true, _) => Output::File(file),
-        (false, false, true) => Output::Inherit,
-        (false, false, false) => Output::Null,
+    fn output(&self, redirected: bool, teed: bool, shown: bool, file: PathBuf, prefix: &str) -> Output {
+        match (teed, redirected, shown) {
+            (true, _, true) => {
+                Output::Copied(Copies { file: Some(file), console: true, prefix: Some(prefix.to_owned()) })
+            }
+            (true, ..) | (_, true, _) => Output::File(file),
+            (false, false, true) => self.console(),
+            (false, false, false) => Output::Null,
+        }
+    }
+
+    /// The console alone.
+    fn console(&self) -> Output {
+        match self.whole_lines {
+            true => Output::Copied(Copies { file: None, console: true, prefix: Some(String::new()) }),
+            false => Output::Inherit,
+        }
     }
 }
 
@@ -91,6 +103,15 @@ mod tests {
         let options = LogOptions { tee: "0:1".parse().unwrap(), shown: Some([1].into()), ..LogOptions::default() };
         assert_eq!(of(&options, 0), (Output::File("out".into()), Output::Null));
         assert_eq!(of(&options, 1), (Output::Inherit, Output::Inherit));
+    }
+
+    #[test]
+    fn for_a_driver_workers_that_share_the_console_write_whole_lines() {
+        let options = LogOptions { whole_lines: true, redirects: "1:3".parse().unwrap(), ..LogOptions::default() };
+        let lines = Output::Copied(Copies { file: None, console: true, prefix: Some(String::new()) });
+        assert_eq!(of(&options, 0), (lines.clone(), lines.clone()));
+        assert_eq!(of(&options, 1), (Output::File("out".into()), Output::File("err".into())));
+        assert_eq!(options.outputs(0, None, "[p]:"), (lines.clone(), lines));
     }
 
     #[test]

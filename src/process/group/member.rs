@@ -20,8 +20,8 @@ use super::super::message::{MESSAGE_BYTES, Order, Report};
 use super::super::reaped::reaped;
 use super::super::spawn::{Guarded, received};
 use super::super::spec::{Output, WorkerSpec};
-use super::super::state::state_of;
 use super::super::stderr_end::StderrEnd;
+use crate::lineage::state_of;
 use crate::steps::monotonic_ns;
 
 /// How long the end of a worker waits for its output to be shown while the console is blocked.

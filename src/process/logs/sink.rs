@@ -4,11 +4,14 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use memchr::memmem::Finder;
+use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, poll};
 
-use super::super::lines::Part;
+use super::super::consoles::Consoles;
+use super::super::lines::{OpenLine, Part, append_open};
 use super::super::prefix::{Prefix, shows_colours};
 use super::super::room::is_full;
 use super::super::spawn::create;
@@ -21,6 +24,8 @@ pub(crate) struct Sink {
     colours: bool,
     /// Bytes that the console did not take, because it is a file on a full disk.
     lost_bytes: u64,
+    /// The line there that has no end yet. Both streams may have one console.
+    open: Arc<Mutex<OpenLine>>,
     filtered: Option<Filtered>,
     /// The lines of one read, which are written at once.
     out: Vec<u8>,
@@ -29,7 +34,17 @@ pub(crate) struct Sink {
 impl Sink {
     pub fn new(console: OwnedFd, filtered: Option<Filtered>) -> Sink {
         let colours = shows_colours(&console);
-        Sink { console: Some(console.into()), colours, lost_bytes: 0, filtered, out: Vec::new() }
+        Sink { console: Some(console.into()), colours, lost_bytes: 0, open: Arc::default(), filtered, out: Vec::new() }
+    }
+
+    /// The sinks of standard output and standard error.
+    pub fn pair(consoles: Consoles, [stdout, stderr]: [Option<Filtered>; 2]) -> [Sink; 2] {
+        let is_one = consoles.are_one();
+        let (stdout, mut stderr) = (Sink::new(consoles.stdout, stdout), Sink::new(consoles.stderr, stderr));
+        if is_one {
+            stderr.open = stdout.open.clone();
+        }
+        [stdout, stderr]
     }
 
     /// Whether the console shows colours.
@@ -52,17 +67,22 @@ impl Sink {
         write_console(&mut self.console, &mut self.lost_bytes, bytes);
     }
 
-    /// Takes a part of a stream for the console; see [`flush`](Self::flush).
-    pub fn push(&mut self, prefix: &Prefix, part: &Part<'_>) {
-        part.append_to(&mut self.out, prefix.shown(self.colours));
+    /// Takes a part of a stream for the console; see [`flush`](Self::flush). `whose` is the stream.
+    pub fn push(&mut self, prefix: &Prefix, whose: u64, part: &Part<'_>) {
+        part.append_to(&mut self.out, prefix.shown(self.colours), whose, &mut self.open.lock());
         if self.out.len() >= FLUSH_BYTES {
             self.flush();
         }
     }
 
+    /// Takes the beginning of a line that has no end yet. `continues`: more of it was shown before.
+    pub fn push_open(&mut self, prefix: &Prefix, whose: u64, (text, continues): (&[u8], bool)) {
+        append_open(text, continues, &mut self.out, prefix.shown(self.colours), whose, &mut self.open.lock());
+    }
+
     /// Looks whether the part belongs into the filter's file.
     pub fn filter(&mut self, prefix: &[u8], part: &Part<'_>) {
-        if let (Some(filtered), Part::Line(line) | Part::Unended(line)) = (&mut self.filtered, part) {
+        if let (Some(filtered), Part::Line(line, _) | Part::Unended(line, _)) = (&mut self.filtered, part) {
             filtered.push(prefix, line);
         }
     }

@@ -2,11 +2,12 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::time::Instant;
 
 use rustix::fs::SeekFrom;
 use rustix::io::Errno;
 
-use super::super::lines::{Lines, Part};
+use super::super::lines::{Lines, Part, SHOW_AFTER};
 use super::super::prefix::Prefix;
 use super::super::spawn::{PIPE_BYTES, Reading, Stage, StartError};
 use super::read_end::ReadEnd;
@@ -26,6 +27,8 @@ pub(super) struct Stream {
     console: bool,
     prefix: Option<Prefix>,
     lines: Lines,
+    /// Since when there is text that has no end of its line and was not shown.
+    unshown_since: Option<Instant>,
 }
 
 /// The result of one read.
@@ -56,6 +59,7 @@ impl Stream {
             console: copies.console,
             prefix: copies.prefix.map(|prefix| Prefix::new(prefix.into_bytes(), local_rank.into())),
             lines: Lines::default(),
+            unshown_since: None,
         })
     }
 
@@ -127,8 +131,9 @@ impl Stream {
     /// Writes a last line without an end. Returns the descriptor to be closed; `None` if that has happened before.
     pub fn finish(&mut self, sink: &mut Sink) -> Option<OwnedFd> {
         let ended = self.read_end.take()?;
-        let prefix = self.prefix.as_ref();
-        self.lines.finish(|part| give(sink, self.console, prefix, &part));
+        let (whose, prefix) = (self.whose(), self.prefix.as_ref());
+        self.lines.finish(|part| give(sink, self.console, prefix, whose, &part));
+        self.unshown_since = None;
         sink.flush();
         self.file = None;
         Some(ended)
@@ -146,17 +151,39 @@ impl Stream {
             sink.print(bytes);
         }
         if prints || sink.filters() {
-            let prefix = self.prefix.as_ref();
-            self.lines.feed(bytes, |part| give(sink, true, prefix, &part));
+            let (whose, prefix) = (self.whose(), self.prefix.as_ref());
+            self.lines.feed(bytes, |part| give(sink, true, prefix, whose, &part));
             sink.flush();
         }
+        let is_unshown = prints && !self.lines.unshown().is_empty();
+        self.unshown_since = is_unshown.then(|| self.unshown_since.unwrap_or_else(Instant::now));
+    }
+
+    /// When text that has no end of its line is to be shown, if there is such text.
+    pub fn next_show(&self) -> Option<Instant> {
+        self.unshown_since.map(|since| since + SHOW_AFTER)
+    }
+
+    /// Shows text that has no end of its line.
+    pub fn show(&mut self, sink: &mut Sink) {
+        self.unshown_since = None;
+        let whose = self.whose();
+        if let Some(prefix) = &self.prefix {
+            sink.push_open(prefix, whose, self.lines.show());
+            sink.flush();
+        }
+    }
+
+    /// Its number among all streams of the group.
+    fn whose(&self) -> u64 {
+        u64::from(self.local_rank) * 2 + self.which as u64
     }
 }
 
 /// Passes on a part of a stream. Without a prefix the console has got its bytes already.
-fn give(sink: &mut Sink, console: bool, prefix: Option<&Prefix>, part: &Part<'_>) {
+fn give(sink: &mut Sink, console: bool, prefix: Option<&Prefix>, whose: u64, part: &Part<'_>) {
     if let Some(prefix) = prefix.filter(|_| console) {
-        sink.push(prefix, part);
+        sink.push(prefix, whose, part);
     }
     sink.filter(prefix.map(Prefix::plain).unwrap_or_default(), part);
 }

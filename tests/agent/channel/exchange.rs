@@ -119,7 +119,7 @@ async fn each_step_towards_a_world_has_its_own_limit_and_a_formed_world_has_none
 
 #[tokio::test]
 async fn a_worker_that_connects_before_it_is_expected_is_held() {
-    let mut exchange = Exchange::listen().unwrap();
+    let mut exchange = Exchange::listen(1).unwrap();
     let channel = connect(&exchange);
     silence(&mut exchange).await;
     exchange.send(0, failure()); // nobody is connected: it is lost
@@ -134,7 +134,7 @@ async fn a_second_connection_of_a_worker_replaces_the_first() {
     let first = connected(&mut exchange).await;
     let second = connected(&mut exchange).await;
     let ended = within(first.world().unwrap()).await.unwrap_err().to_string();
-    assert!(ended.contains("was closed") && ended.contains(exchange.path().to_str().unwrap()), "{ended}");
+    assert!(ended.contains("was closed") && ended.contains(exchange.address()), "{ended}");
     exchange.send(0, ToWorker::World(Box::new(world(1))));
     assert_eq!(within(second.world().unwrap()).await.unwrap().generation, super::of(1));
     silence(&mut exchange).await;
@@ -170,7 +170,7 @@ async fn a_worker_that_is_not_expected_any_more_is_disconnected_without_a_word()
 #[tokio::test]
 async fn the_end_of_the_agent_ends_every_wait_with_a_reason() {
     let mut exchange = exchange();
-    let path = exchange.path().to_owned();
+    let address = exchange.address().to_owned();
     let channel = connected(&mut exchange).await;
     exchange.send(0, change(1));
     within(exchange.next()).await;
@@ -188,23 +188,21 @@ async fn the_end_of_the_agent_ends_every_wait_with_a_reason() {
     let (ends, ()) = tokio::join!(within(ends), async { drop(exchange) });
     for end in [ends.0, ends.1, ends.2, ends.3, ends.4] {
         let text = end.unwrap_err().to_string();
-        assert!(text.contains("the agent has ended") && text.contains(path.to_str().unwrap()), "{text}");
+        assert!(text.contains("the agent has ended") && text.contains(&address), "{text}");
     }
-    assert!(!path.exists() && !path.parent().unwrap().exists());
-    let error = Channel::connect(&path, LIMIT).unwrap_err().to_string();
+    let error = Channel::connect(&address, LIMIT).unwrap_err().to_string();
     assert!(error.contains("cannot connect to the agent at") && error.contains("ELASTIC_RS_AGENT"), "{error}");
 }
 
 #[tokio::test]
 async fn a_full_queue_of_connections_is_waited_for_up_to_the_limit() {
-    let folder = std::env::temp_dir().join(format!("elastic_rs-test-queue-{}", process::id()));
+    let name = format!("elastic_rs-test-queue-{}", process::id());
     // One connection is queued beside the one that the backlog of 0 allows, and nobody accepts any.
     let socket = socket2::Socket::new(socket2::Domain::UNIX, socket2::Type::STREAM, None).unwrap();
-    socket.bind(&socket2::SockAddr::unix(&folder).unwrap()).unwrap();
+    socket.bind(&socket2::SockAddr::unix(format!("\0{name}")).unwrap()).unwrap();
     socket.listen(0).unwrap();
     let limit = Duration::from_millis(50);
-    let attempts: Vec<_> = (0..3).map(|_| Channel::connect(&folder, limit)).collect();
-    std::fs::remove_file(&folder).unwrap();
+    let attempts: Vec<_> = (0..3).map(|_| Channel::connect(&format!("@{name}"), limit)).collect();
     let error = attempts.into_iter().find_map(Result::err).expect("a full queue");
     assert!(matches!(error, ChannelError::Connect { elapsed, .. } if elapsed >= limit && elapsed < LIMIT), "{error}");
 }

@@ -20,7 +20,7 @@ use crate::process::support::{LIMIT, within};
 
 /// An exchange for which this process is the worker with local rank 0.
 fn exchange() -> Exchange {
-    let exchange = Exchange::listen().unwrap();
+    let exchange = Exchange::listen(1).unwrap();
     exchange.expect(&workers(process::id()));
     exchange
 }
@@ -31,7 +31,7 @@ fn workers(pid: u32) -> BTreeMap<u32, u32> {
 }
 
 fn connect(exchange: &Exchange) -> Channel {
-    Channel::connect(exchange.path(), LIMIT).unwrap()
+    Channel::connect(exchange.address(), LIMIT).unwrap()
 }
 
 /// Connects as the worker with local rank 0, whose hello is heard.

@@ -2,7 +2,8 @@
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::Shutdown;
-use std::os::unix::net::UnixStream;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixStream};
 use std::process::{self, Child, Command, Stdio};
 
 use bytes::BytesMut;
@@ -48,7 +49,8 @@ fn frame(message: ToAgent) -> BytesMut {
 }
 
 fn raw(exchange: &Exchange, bytes: &[u8]) -> UnixStream {
-    let mut stream = UnixStream::connect(exchange.path()).unwrap();
+    let address = SocketAddr::from_abstract_name(&exchange.address()[1..]).unwrap();
+    let mut stream = UnixStream::connect_addr(&address).unwrap();
     stream.set_read_timeout(Some(LIMIT)).unwrap();
     stream.write_all(bytes).unwrap();
     stream
@@ -77,7 +79,7 @@ async fn a_process_of_another_tree_is_refused_with_the_reason() {
     let traces = Traces::new();
     let (name, value) = traces.variable();
     let other = Killed::start(Command::new(helper()).arg("pause").env(name, value));
-    let mut exchange = Exchange::listen().unwrap();
+    let mut exchange = Exchange::listen(1).unwrap();
     // The worker is a child of this process, so this process is none of its descendants.
     exchange.expect(&workers(other.0.id()));
     let channel = super::connect(&exchange);
@@ -94,8 +96,8 @@ async fn a_process_of_another_tree_is_refused_with_the_reason() {
 async fn a_worker_and_a_descendant_of_one_are_known_by_their_process() {
     let traces = Traces::new();
     let (name, value) = traces.variable();
-    let mut exchange = Exchange::listen().unwrap();
-    let attend = format!("{} attend {}", helper().display(), exchange.path().display());
+    let mut exchange = Exchange::listen(1).unwrap();
+    let attend = format!("{} attend {}", helper().display(), exchange.address());
     // The second word keeps a shell from executing the helper in its own place.
     for script in [format!("exec {attend}"), format!("{attend}; true")] {
         let mut worker = Killed::start(Command::new("sh").arg("-c").arg(&script).env(&name, &value));
@@ -115,8 +117,8 @@ async fn a_process_that_a_connected_worker_starts_is_refused() {
     let (name, value) = traces.variable();
     let mut exchange = exchange();
     let worker = connected(&mut exchange).await;
-    let path = exchange.path().to_owned();
-    let start = || Killed::start(Command::new(helper()).arg("attend").arg(&path).env(&name, &value));
+    let address = exchange.address().to_owned();
+    let start = || Killed::start(Command::new(helper()).arg("attend").arg(&address).env(&name, &value));
     let mut child = start();
     let (told, pids) = (child.line().await, (child.0.id(), process::id()));
     assert!(

@@ -7,7 +7,6 @@ import signal
 import socket
 import struct
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -224,7 +223,7 @@ class Node:
     def start(self, name: str, world: World, *options: str) -> Process:
         """Start a process whose first world this is."""
         env = {
-            "ELASTIC_RS_AGENT": str(self.agent.path),
+            "ELASTIC_RS_AGENT": self.agent.address,
             "ELASTIC_RS_IN_PLACE": "gloo",
             "ELASTIC_RS_LOG": "info",
             **world.variables(name),
@@ -295,14 +294,12 @@ class Node:
 
 @pytest.fixture
 def node(job: Job) -> Iterator[Node]:
-    # Not below pytest's folder: the path of a socket must be short.
-    with tempfile.TemporaryDirectory(prefix="elastic_rs-") as folder:
-        agent = Agent(Path(folder))
-        node = Node(job, agent)
-        yield node
-        agent.close()
-        for world in node.worlds:
-            world.store.stop()
+    agent = Agent()
+    node = Node(job, agent)
+    yield node
+    agent.close()
+    for world in node.worlds:
+        world.store.stop()
 
 
 def said(process: Process, what: str) -> list[dict[str, Any]]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import socket
 import struct
+import uuid
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 Heard = tuple[str, *tuple[int | str | None, ...]]
 
@@ -30,12 +30,13 @@ def text(value: str) -> bytes:
 
 
 class Agent:
-    """Listens for workers in a folder."""
+    """Listens for workers at a name of its own, which is in no file system."""
 
-    def __init__(self, folder: Path) -> None:
-        self.path = folder / "agent"
+    def __init__(self) -> None:
+        name = f"elastic_rs-test-{uuid.uuid4().hex}"
+        self.address = f"@{name}"
         self.socket = socket.socket(socket.AF_UNIX)
-        self.socket.bind(str(self.path))
+        self.socket.bind(f"\0{name}")
         self.socket.listen()
         self.socket.settimeout(LIMIT_S)
         self.groupless = False

@@ -41,10 +41,10 @@ fn main() {
     }
 }
 
-/// Connect to the agent at this path as a worker, and print which world it names, or why it names none.
-fn attend(path: &str) {
+/// Connect to the agent at this address as a worker, and print which world it names, or why it names none.
+fn attend(address: &str) {
     let limit = std::time::Duration::from_secs(60);
-    let channel = elastic_rs::channel::worker::Channel::connect(path.as_ref(), limit).expect("an agent");
+    let channel = elastic_rs::channel::worker::Channel::connect(address, limit).expect("an agent");
     let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
     match runtime.block_on(channel.world().expect("the process that has connected")) {
         Ok(world) => println!("world {}", world.generation.round),
