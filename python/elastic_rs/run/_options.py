@@ -211,7 +211,6 @@ def launch_options_of(args: argparse.Namespace) -> LaunchOptions:
     entrypoint, command = command_of(args)
     return _elastic_rs.LaunchOptions(
         command=command,
-        signals=signals_of(args.signals_to_handle),
         logs=log_options_of(args),
         warm=warm_of(args.warm_start, command),
         workers=_elastic_rs.WorkerOptions(
