@@ -307,7 +307,7 @@ impl Host {
         Users { sessions: self.sessions.clone(), controller: self.store.controller() }
     }
 
-    /// Close everything and wait until the threads have ended. In a process forked from the one that started it, do nothing:
+    /// Close everything and wait until the threads have ended, and the coordinator's events are written. In a process forked from the one that started it, do nothing:
     /// the threads do not exist there.
     pub fn stop(&mut self) {
         if self.started_by != process::id() {
@@ -348,18 +348,17 @@ impl Sessions {
     }
 
     /// Write the events of all runs of the coordinator into a file from now on, beginning with those that it keeps. They outlive its
-    /// process there. Returns the file; a coordinator writes into one, so a later one stays empty.
+    /// process there: when the host has stopped, all of them are written. A coordinator writes into one file, so a later one stays empty.
     ///
     /// # Errors
     /// The thread that writes cannot be started, or the coordinator cannot be told: it has ended, or requests of HTTP keep it busy.
-    pub fn write_events(&self, path: &Path) -> io::Result<EventFile> {
+    pub fn write_events(&self, path: &Path) -> io::Result<()> {
         let file = EventFile::open(path, "coordinator")?;
         let untold = |error| match error {
             TrySendError::Full(_) => "too many requests of HTTP wait for the coordinator; the next round tries again",
             TrySendError::Closed(_) => "the coordinator has ended",
         };
-        self.questions.try_send(Question::Write(file.clone())).map_err(|error| io::Error::other(untold(error)))?;
-        Ok(file)
+        self.questions.try_send(Question::Write(file)).map_err(|error| io::Error::other(untold(error)))
     }
 }
 
@@ -620,7 +619,7 @@ mod tests {
         let folder = std::env::temp_dir().join(format!("elastic_rs-untold-{}", process::id()));
         let ((_, count), (questions, asked)) = (watch::channel(0), mpsc::channel(1));
         let sessions = Sessions { count, questions };
-        drop(sessions.write_events(&folder).unwrap());
+        sessions.write_events(&folder).unwrap();
         let full = sessions.write_events(&folder).unwrap_err().to_string();
         assert!(full.starts_with("too many requests of HTTP wait"), "{full}");
         drop(asked);

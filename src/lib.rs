@@ -29,6 +29,8 @@ pub mod process;
 pub mod proto;
 pub mod rendezvous;
 pub mod secure;
+#[cfg(feature = "io")]
+pub mod signals;
 #[cfg(feature = "sim")]
 pub mod sim;
 pub mod steps;

@@ -157,7 +157,7 @@ def _serve(args: argparse.Namespace) -> int:
     since = time.monotonic()
 
     def end_at_once(number: int, _: FrameType | None) -> None:
-        if time.monotonic() - since > _SAME_SIGNAL_S:
+        if time.monotonic() - since > _elastic_rs.SAME_SIGNAL_S:
             # The interpreter restores default handlers when it exits: a third signal would change the exit code.
             for later in SIGNALS:
                 signal.signal(later, signal.SIG_IGN)
@@ -193,8 +193,6 @@ def _first_signal(host: _elastic_rs.Host) -> signal.Signals | None:
 
 # How often to check that the server still runs. Signals are noticed at once.
 _LOOK_INTERVAL_S = 5.0
-# Wrappers send a signal to a process and to its group, or forward one that the process got too: that is one request.
-_SAME_SIGNAL_S = 0.5
 
 
 def _say(text: str) -> None:

@@ -14,6 +14,7 @@ import errno
 import gc
 import os
 import sys
+import time
 
 from elastic_rs import _elastic_rs
 
@@ -202,21 +203,28 @@ def _obey(requests: IO[bytes], leave: int) -> None:
     """Carry out the driver's requests. Leave when their stream ends.
 
     The agent leaves at its first signal, and kills its workers at the second one. So only the driver's own second
-    signal may become the agent's second one.
+    signal may become the agent's second one. Requests may arrive closer to one another than they were sent.
     """
-    leaving, signals = False, 0
+    leaving, signals, last = False, 0, -_elastic_rs.SAME_SIGNAL_S
+
+    def send(number: int) -> None:
+        nonlocal leaving, last
+        leaving = True
+        # A second one that comes at once would count as the first.
+        time.sleep(max(0.0, last + 1.1 * _elastic_rs.SAME_SIGNAL_S - time.monotonic()))
+        last = time.monotonic()
+        os.kill(os.getpid(), number)
+
     for line in requests:
         word, _, number = line.decode(errors="replace").strip().partition(" ")
         if word == "leave" and not leaving:
-            leaving = True
-            os.kill(os.getpid(), leave)
+            send(leave)
         elif word == "signal" and number.isdecimal() and _is_signal(int(number)):
             signals += 1
             if signals > 1 or not leaving:
-                leaving = True
-                os.kill(os.getpid(), int(number))
+                send(int(number))
     if not leaving:
-        os.kill(os.getpid(), leave)
+        send(leave)
 
 
 def _is_signal(number: int) -> bool:

@@ -97,6 +97,46 @@ impl OomKills {
     }
 }
 
+/// The shared memory of this machine or container, in bytes: what `/dev/shm` may hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SharedMemory {
+    size: u64,
+    free: u64,
+}
+
+impl SharedMemory {
+    /// As it is. `None`: there is none.
+    pub fn now() -> Option<Self> {
+        let found = rustix::fs::statvfs("/dev/shm").ok()?;
+        let bytes = |blocks: u64| blocks.saturating_mul(found.f_frsize);
+        let (size, free) = (bytes(found.f_blocks), bytes(found.f_bavail));
+        (size > 0).then_some(Self { size, free })
+    }
+
+    /// A hint for a worker that SIGBUS ended.
+    pub fn hint(self) -> String {
+        let Self { size, free } = self;
+        let held = format!("/dev/shm holds {}, of which {} are free", mebibytes(size), mebibytes(free));
+        if free <= size / FULL_SHARE {
+            format!(
+                "shared memory is full: {held}; give it more (docker run --shm-size=..., in Kubernetes a volume emptyDir with medium: \
+                 Memory at /dev/shm), or start fewer data loaders"
+            )
+        } else {
+            format!(
+                "a file that the worker has mapped was cut, or shared memory was full, which it is no longer: {held}"
+            )
+        }
+    }
+}
+
+/// Shared memory of which less than this part is free is full: a tensor no longer fits.
+const FULL_SHARE: u64 = 50;
+
+fn mebibytes(bytes: u64) -> String {
+    format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20))
+}
+
 /// The file that counts a control group's OOM kills, from its line in `/proc/self/cgroup`; `None` if it is not the memory group.
 fn memory_events(line: &str) -> Option<String> {
     let (controllers, path) = line.split_once(':')?.1.split_once(':')?;
@@ -177,6 +217,17 @@ mod tests {
         let ignored = "Exception ignored in: <x>\nTraceback (most recent call last):\n  File \"b\"\nTypeError: late\n";
         let words = last_words(format!("{traceback}{ignored}").as_bytes());
         assert!(words.starts_with("RuntimeError: CUDA error\n"), "{words}");
+    }
+
+    #[test]
+    fn a_bus_error_is_put_down_to_shared_memory_with_its_size() {
+        let full = SharedMemory { size: 64 << 20, free: 1 << 20 }.hint();
+        assert!(
+            full.starts_with("shared memory is full: /dev/shm holds 64.0 MiB, of which 1.0 MiB are free; "),
+            "{full}"
+        );
+        let free = SharedMemory { size: 64 << 20, free: 8 << 20 }.hint();
+        assert!(free.ends_with("no longer: /dev/shm holds 64.0 MiB, of which 8.0 MiB are free"), "{free}");
     }
 
     #[test]

@@ -217,8 +217,9 @@ impl Member {
         }
     }
 
-    fn exited(&self, local_rank: u32, exit: Exit) -> Exited {
-        Exited { local_rank, pid: self.number, exit, at: Instant::now(), late: None }
+    fn exited(&self, local_rank: u32, exit: Exit, stopping: Option<&Stopping>) -> Exited {
+        let stopped = stopping.is_some_and(|stopping| stopping.explains(exit));
+        Exited { local_rank, pid: self.number, exit, at: Instant::now(), late: None, stopped }
     }
 }
 
@@ -258,7 +259,7 @@ impl Adopted {
                     self.ready = Some(CrewEvent::Reap { local_rank });
                     if let Some(exit) = exit.filter(|exit| !exit.is_success()) {
                         member.told = true;
-                        return Some(CrewEvent::Exited(member.exited(local_rank, exit)));
+                        return Some(CrewEvent::Exited(member.exited(local_rank, exit, self.stopping.as_ref())));
                     }
                 }
                 () = until(deadline) => {}
@@ -271,7 +272,7 @@ impl Adopted {
         if let Some(stopping) = &mut self.stopping {
             stopping.on_gone(local_rank);
         }
-        (!member.told).then(|| member.exited(local_rank, exit))
+        (!member.told).then(|| member.exited(local_rank, exit, self.stopping.as_ref()))
     }
 
     fn begin_stop(&mut self, policy: StopPolicy) {

@@ -118,6 +118,8 @@ pub struct AgentMachine {
     was_in_world: bool,
     /// This node has begun to start its workers for a world that ran, before it joined.
     prepared: bool,
+    /// Its work is over, and a signal has ended the time of what its workers have left.
+    cuts_leftovers: bool,
     commands: Vec<Command>,
 }
 
@@ -147,6 +149,7 @@ impl AgentMachine {
             leaving: None,
             was_in_world: false,
             prepared: false,
+            cuts_leftovers: false,
             commands: vec![command],
         }
     }
@@ -198,7 +201,7 @@ impl AgentMachine {
         if self.is_surplus(local_rank) {
             return;
         }
-        self.ended(local_rank);
+        self.ended(local_rank, true);
         self.stop_if_prepared_in_vain(local_rank);
         let (Phase::Running { left } | Phase::Stopping { over: false, way: Way::Raise { left, .. }, .. }) =
             &mut self.phase
@@ -315,8 +318,7 @@ impl AgentMachine {
                 if self.can_park() {
                     self.break_up(reason, Next::Join, now); // until nothing is left of them
                 } else {
-                    self.none_survives();
-                    self.join();
+                    self.stop(SIGTERM, Next::Join); // what they have left
                 }
             }
             Phase::Looking | Phase::Preparing { .. } | Phase::Joining | Phase::Stopping { .. } | Phase::Ended => {}

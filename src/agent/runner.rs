@@ -82,6 +82,8 @@ pub struct Runner {
     /// Connections of workers that can change in place.
     exchange: Option<Exchange>,
     in_place: InPlace,
+    /// How long what workers have started may run on once they have ended well.
+    leftovers: Duration,
     /// The workers that the start under way is to start.
     missing: BTreeSet<u32>,
     /// Workers that were started ahead of the next round.
@@ -103,6 +105,8 @@ pub struct Runner {
     reaped: VecDeque<Exited>,
     /// The words of the first worker that failed in the round.
     words: Option<Words>,
+    /// When the first failure of the round happened, or when this node heard of it.
+    failed_at: Option<Instant>,
     /// The causes of adopted workers' failures, from the front end.
     said: BTreeMap<u32, String>,
     farewell: Option<tokio::task::JoinHandle<()>>,
@@ -134,7 +138,7 @@ impl Runner {
         policy.in_place &= exchange.is_some();
         let training = Training::new(&options, session.is_some());
         let deadline = session.as_deref().and_then(deadline::hold);
-        let AgentOptions { name, entrypoint, workers, uninterruptible_sleep, in_place, .. } = options;
+        let AgentOptions { name, entrypoint, workers, uninterruptible_sleep, in_place, grace, .. } = options;
         Self {
             machine: AgentMachine::new(policy, name.clone()),
             session,
@@ -146,6 +150,7 @@ impl Runner {
             deadline,
             exchange,
             in_place,
+            leftovers: grace,
             missing: BTreeSet::new(),
             ahead: Ahead::default(),
             worlds: BTreeMap::new(),
@@ -159,6 +164,7 @@ impl Runner {
             stderr_ends: BTreeMap::new(),
             reaped: VecDeque::new(),
             words: None,
+            failed_at: None,
             said: BTreeMap::new(),
             farewell: None,
             signalled: false,
@@ -236,7 +242,7 @@ impl Runner {
         self.stopwatch.placed(Instant::now());
         self.training.begin(placement.round);
         self.place = Some((placement.clone(), Instant::now()));
-        self.words = None; // words of the round before are no longer needed
+        (self.words, self.failed_at) = (None, None); // they are of the round before
         self.take_over_ahead();
         if let Some(reason) = self.session.as_ref().and_then(|session| session.take_lost_survivors()) {
             self.machine.on_survivors_lost(&reason);
@@ -268,12 +274,17 @@ impl Runner {
         self.machine.on_barrier_passed();
     }
 
-    /// This process got a signal that it handles. A second one kills what is left of the workers.
-    pub fn signal(&mut self, signal: i32) {
+    /// This process got a signal that it handles. A second one kills what is left of the workers. `sender`: who has sent it, in words,
+    /// or nothing.
+    pub fn signal(&mut self, signal: i32, sender: &str) {
         let name = Signal(signal);
+        let from = if sender.is_empty() { String::new() } else { format!("; it was {sender}") };
         let text = match (self.signalled, &self.crew) {
             (true, _) => format!("received {name}: killing what is left of the workers"),
             (false, None) => format!("received {name}: leaving the job"),
+            (false, Some(_)) if self.ending.is_some() => {
+                format!("received {name}: what the workers have started is stopped; another signal kills it")
+            }
             // PyTorch's words, for which people search logs.
             (false, Some(_)) => format!(
                 "Received {signal} death signal, shutting down workers ({name}): leaving the job, waiting for the workers to end; \
@@ -281,7 +292,7 @@ impl Runner {
             ),
         };
         self.signalled = true;
-        tracing::warn!("{}{text}", self.whose());
+        tracing::warn!("{}{text}{from}", self.whose());
         self.machine.on_signal(signal, Instant::now());
     }
 
@@ -308,6 +319,11 @@ impl Runner {
     /// How the workers of the last round ended, in that order.
     pub fn exits(&self) -> &[Exited] {
         &self.exits
+    }
+
+    /// When the first failure of the round happened, or when this node heard of it. `None`: there was none.
+    pub fn failed_at(&self) -> Option<Instant> {
+        self.failed_at
     }
 
     /// The number of restarts after failures.
@@ -359,7 +375,7 @@ impl Runner {
         if self.session.as_ref().is_some_and(|session| session.view().fenced.is_some()) {
             self.look_at_session(); // its guard has killed it: no failure
         }
-        let Exited { local_rank, pid, exit, at, late } = exited;
+        let Exited { local_rank, pid, exit, at, late, .. } = exited;
         let stderr_end = self.crew.as_ref().map(|crew| crew.stderr_end(local_rank)).unwrap_or_default();
         self.stderr_ends.insert(local_rank, stderr_end);
         self.record_exit(&exited);
@@ -374,6 +390,7 @@ impl Runner {
             let failure = self.failure(local_rank, pid, ended, String::new());
             if self.machine.is_running() {
                 self.disturbance.own(&failure, &self.name, now);
+                self.failed_at.get_or_insert(at.checked_sub(late.unwrap_or_default()).unwrap_or(at));
             }
             self.machine.on_worker_exited_badly(failure, now);
         }
@@ -382,6 +399,9 @@ impl Runner {
     fn on_view(&mut self, view: &View) {
         let now = Instant::now();
         self.seen = Some(Seen::of(view));
+        if view.failure.is_some() {
+            self.failed_at.get_or_insert(now);
+        }
         self.disturbance.on_view(view, self.machine.is_running(), now);
         self.machine.on_view(view, now);
     }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use super::account::{self, OomKills};
+use super::account::{self, OomKills, SharedMemory};
 use crate::process::{StderrEnd, why_no_more_logs};
 use crate::threads::{Errand, Progress};
 
@@ -17,10 +17,28 @@ pub(super) struct Sources {
     /// The error file that `@record` writes.
     pub error_file: Option<PathBuf>,
     pub stderr_end: StderrEnd,
-    /// The OOM counters at its start, if SIGKILL has ended it.
-    pub kills_before: Option<OomKills>,
+    /// The signal that ended it, if one did whose sender is worth a hint.
+    pub hint: Option<Hint>,
     /// Whether the front end adds the cause when it has reaped the worker.
     pub front_end: bool,
+}
+
+/// What a signal that ended a worker may mean.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Hint {
+    /// SIGKILL, with the OOM counters at the worker's start.
+    Killed(OomKills),
+    /// SIGBUS.
+    Bus,
+}
+
+impl Hint {
+    fn words(self) -> String {
+        match self {
+            Self::Killed(before) => OomKills::now().hint(before).to_owned(),
+            Self::Bus => SharedMemory::now().map(SharedMemory::hint).unwrap_or_default(),
+        }
+    }
 }
 
 /// The words of one worker.
@@ -50,7 +68,7 @@ enum State {
 struct Found {
     /// From the error file.
     recorded: Option<String>,
-    killed: &'static str,
+    hint: String,
     no_logs: String,
     stderr_tail: Vec<u8>,
 }
@@ -105,10 +123,10 @@ impl Words {
         let last = if said.is_empty() { account::last_words(&found.stderr_tail) } else { said };
         // On a full disk the end of the stderr file is older than the failure.
         let words = match &found.recorded {
-            Some(recorded) => [found.killed, recorded, &found.no_logs],
-            None => [found.killed, &found.no_logs, &last],
+            Some(recorded) => [&found.hint, recorded, &found.no_logs],
+            None => [&found.hint, &found.no_logs, &last],
         };
-        words.into_iter().filter(|words| !words.is_empty()).collect::<Vec<_>>().join("\n")
+        words.into_iter().filter(|words| !words.is_empty()).map(String::as_str).collect::<Vec<_>>().join("\n")
     }
 }
 
@@ -117,7 +135,8 @@ fn read(sources: &Sources, found: &Mutex<Found>) {
     let tail = sources.stderr_end.at_once();
     let in_file = tail.is_none();
     found.lock().stderr_tail = tail.unwrap_or_default();
-    found.lock().killed = sources.kills_before.map(|before| OomKills::now().hint(before)).unwrap_or_default();
+    let hint = sources.hint.map(Hint::words).unwrap_or_default();
+    found.lock().hint = hint;
     let recorded = sources.error_file.as_ref().and_then(|file| fs::read_to_string(file).ok());
     let recorded = recorded.as_deref().and_then(account::recorded);
     let is_recorded = recorded.is_some();
@@ -145,8 +164,7 @@ mod tests {
     }
 
     fn words(error_file: PathBuf, front_end: bool) -> Words {
-        let sources =
-            Sources { error_file: Some(error_file), stderr_end: StderrEnd::default(), kills_before: None, front_end };
+        let sources = Sources { error_file: Some(error_file), stderr_end: StderrEnd::default(), hint: None, front_end };
         Words::new(3, sources)
     }
 

@@ -17,6 +17,7 @@ use super::machine::{self, AgentId, Command, End, Rules};
 use super::output::Output;
 use super::programs::Descriptors;
 use crate::process::Consoles;
+use crate::signals::Received;
 use crate::wait::until;
 
 /// Events that the driver gets from this process: from discovery, the coordinator, and signal handlers.
@@ -29,7 +30,7 @@ pub enum Input {
     /// The coordinator keeps out these hosts, until then (for the job without a time), for this reason.
     Excluded(BTreeMap<String, (Option<Instant>, String)>),
     /// This process got a signal.
-    Signal(i32),
+    Signal(Received),
 }
 
 /// Starts agents on the hosts that are found, and keeps them going until the job is over. When this returns no connection is left.
@@ -96,7 +97,7 @@ impl Driving {
             },
             Input::DiscoveryFailed(why) => self.machine.on_discovery_failed(&why, now),
             Input::Excluded(hosts) => self.machine.on_excluded(hosts, now),
-            Input::Signal(signal) => self.machine.on_signal(signal, now),
+            Input::Signal(Received { signal, sender }) => self.machine.on_signal(signal, &sender.words(), now),
         }
     }
 

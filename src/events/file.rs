@@ -18,6 +18,8 @@ use crate::threads;
 
 /// Longest a file becomes. It is then renamed to `NAME.1`, in the place of the one before, and begun again.
 pub const FILE_BYTES: u64 = 64 << 20;
+/// Longest that the end of a process waits for its last lines to be written. Only a folder that hangs takes as long.
+pub const LAST_LINES: Duration = Duration::from_secs(2);
 /// Most bytes that wait to be written.
 const QUEUE_BYTES: usize = 4 << 20;
 

@@ -73,6 +73,7 @@ pub struct Journal {
     round: (u64, u32),
     completed: Option<Number>,
     broken: Option<Number>,
+    signalled: Option<Number>,
     closed: bool,
 }
 
@@ -97,6 +98,7 @@ impl Journal {
             round: (0, 0),
             completed: None,
             broken: None,
+            signalled: None,
             closed: false,
         }
     }
@@ -137,6 +139,11 @@ impl Journal {
         self.broken
     }
 
+    /// The event by which the node's agent got a signal that ends it.
+    pub fn signalled(&self) -> Option<Number> {
+        self.signalled
+    }
+
     /// Whether the node has heard that the rendezvous is closed.
     pub fn is_closed(&self) -> bool {
         self.closed
@@ -148,6 +155,7 @@ impl Journal {
         match &kind {
             Kind::HeardCompleted { .. } => self.completed = Some(number),
             Kind::HeardBroken { .. } => self.broken = Some(number),
+            Kind::HeardSignal { .. } => self.signalled = Some(number),
             Kind::HeardClosed { .. } => self.closed = true,
             _ => {}
         }

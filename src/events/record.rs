@@ -214,6 +214,12 @@ pub enum Kind {
         /// How the job ended.
         verdict: Ending,
     },
+    /// The node's agent got a signal that ends it.
+    #[serde(rename = "heard.signal")]
+    HeardSignal {
+        /// Which.
+        signal: i32,
+    },
     /// The node was cut off for its whole lease, and stops its workers.
     #[serde(rename = "node.fenced")]
     NodeFenced {},
@@ -268,6 +274,7 @@ impl Kind {
             | Self::FirstStep(_)
             | Self::WorkerStarted(_)
             | Self::WorkerEnded(_)
+            | Self::HeardSignal { .. }
             | Self::NodeFenced {}
             | Self::LineLost {}
             | Self::LineFound { .. }
@@ -327,6 +334,8 @@ pub struct Ended {
     pub exit: String,
     /// The exit code, or the signal's number negated.
     pub returncode: i32,
+    /// A signal of its agent has ended it.
+    pub stopped: bool,
 }
 
 /// An event that a member recorded, as it tells a coordinator that was restarted.

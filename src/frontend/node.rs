@@ -11,7 +11,6 @@ use tokio::task::spawn_blocking;
 use super::tunnel::Trust;
 use super::worker_store::{Opener, RoundStore};
 pub use super::worker_store::{Reach, WorkersStore};
-use crate::events::file::EventFile;
 use crate::host::Sessions;
 use crate::rendezvous::node::machine::JoinError;
 use crate::rendezvous::node::session::Session;
@@ -49,16 +48,14 @@ pub struct Node {
     stores: Mutex<Opener>,
     /// The worker store of the round, if this node serves it, and this node's end of the tunnel to it.
     store: Mutex<RoundStore>,
-    /// The file of the coordinator's events, if this process hosts it and has a folder for them.
-    coordinators: Mutex<Option<EventFile>>,
+    /// The coordinator's events are written, if this process hosts it and has a folder for them.
+    coordinators: Mutex<bool>,
 }
 
 /// The file of a node's events, in its folder of logs.
 const EVENTS: &str = "events.jsonl";
 /// The file of the coordinator's events, in the folder of the node that hosts it.
 const COORDINATORS_EVENTS: &str = "events-coordinator.jsonl";
-/// Time for the coordinator's last events to be written.
-const LAST_LINES: Duration = Duration::from_millis(500);
 
 impl Node {
     /// A node with a new session. `host`: the sessions of the coordinator, if this process hosts it.
@@ -74,8 +71,9 @@ impl Node {
     pub fn write_events(&self, folder: &Path) {
         let mut coordinators = self.coordinators.lock();
         let written = self.session.write_events(&folder.join(EVENTS)).and_then(|()| {
-            if let Some(host) = self.host.as_ref().filter(|_| coordinators.is_none()) {
-                *coordinators = Some(host.write_events(&folder.join(COORDINATORS_EVENTS))?);
+            if let Some(host) = self.host.as_ref().filter(|_| !*coordinators) {
+                host.write_events(&folder.join(COORDINATORS_EVENTS))?;
+                *coordinators = true;
             }
             Ok(())
         });
@@ -85,13 +83,9 @@ impl Node {
         }
     }
 
-    /// Let the coordinator's last events be written.
-    async fn end_events(&self) {
-        let file = self.coordinators.lock().clone();
-        if let Some(file) = file {
-            // A folder that hangs must not hold up the end of this process.
-            let _ = spawn_blocking(move || file.finish(LAST_LINES)).await;
-        }
+    /// Write this node's events to their end, as [`Session::end_events`]. The coordinator's are when its host has stopped.
+    pub async fn end_events(&self) {
+        self.session.end_events().await;
     }
 
     /// Its session.
@@ -152,7 +146,7 @@ impl Node {
     }
 
     /// Say goodbye within `limit`, and stay for those whom this process serves. Dropping the future ends the wait. Later calls
-    /// send nothing. `signal` is what ended this process, if one did.
+    /// send nothing. `signal` is what ended this process, if one did. [`Self::end_events`] follows, whether it was dropped or not.
     pub async fn leave(&self, reason: String, signal: Option<i32>, limit: Duration) {
         self.session.leave(reason, signal, limit).await;
         let drain_timeout = self.options.drain_timeout;
@@ -176,7 +170,6 @@ impl Node {
         if let Some(host) = self.host.clone() {
             host.ended(drain_timeout).await;
         }
-        self.end_events().await;
     }
 
     /// Leave, and end the round's store, without waiting for anybody.

@@ -1,13 +1,13 @@
 //! What happens to the workers of a group.
 
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use super::exit::Exit;
 
 /// An event of a group of workers.
 #[derive(Debug)]
 pub enum Event {
-    /// A worker has ended. Its process group has been killed, and its other descendants are being killed. Its last words can be
+    /// A worker has ended. If it has failed, its process group has been killed, and its other descendants are being killed. Its last words can be
     /// read at its [`Group::stderr_end`](super::group::Group::stderr_end).
     Exited(Exited),
     /// Nothing of a worker is left: no descendant, and no unread output.
@@ -32,6 +32,16 @@ pub struct Exited {
     pub at: Instant,
     /// How much earlier its guard saw it end. `None`: it has no guard, or the guard was killed.
     pub late: Option<Duration>,
+    /// A signal of a stop has ended it.
+    pub stopped: bool,
+}
+
+impl Exited {
+    /// When it ended, on the clock that shows the time of day.
+    pub fn wall(&self) -> SystemTime {
+        let ago = self.at.elapsed() + self.late.unwrap_or_default();
+        SystemTime::now().checked_sub(ago).unwrap_or(SystemTime::UNIX_EPOCH)
+    }
 }
 
 /// A worker that SIGKILL has not ended.

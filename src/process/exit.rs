@@ -11,6 +11,8 @@ impl Signal {
     pub const HUP: Signal = Signal(1);
     /// Ctrl-C.
     pub const INT: Signal = Signal(2);
+    /// Access to memory behind which there is nothing: shared memory is full, or a mapped file was cut.
+    pub const BUS: Signal = Signal(7);
     /// Ends a process at once; cannot be caught.
     pub const KILL: Signal = Signal(9);
     /// Asks a process to end.

@@ -9,11 +9,13 @@ use std::time::{Duration, Instant};
 use rustix::fs::inotify;
 use tokio::sync::{mpsc, oneshot};
 
+use super::children::children_of;
 use super::consoles::Consoles;
 use super::deadline::Deadline;
 use super::event::{Event, Exited, Left, Outcome};
 use super::exit::Signal;
 use super::forker::Forker;
+use super::leftovers::{Act, Leftovers};
 use super::logs::source::{Source, Which};
 use super::logs::{FilterOptions, Logs};
 use super::message::Order;
@@ -35,6 +37,8 @@ pub struct Origin {
     pub forker: Option<Forker>,
     /// When their guards kill them, whatever this process does.
     pub deadline: Option<Deadline>,
+    /// How long processes may run on that a worker has started, once it has ended well. Default zero: they are killed with it.
+    pub leftovers: Duration,
 }
 
 /// Running workers. Dropping it kills them and everything they started, which is complete a moment later. To know when, use
@@ -47,6 +51,7 @@ pub struct Group {
     /// Reported before the next of `news`.
     ready: VecDeque<Event>,
     stopping: Option<Stopping>,
+    leftovers: Leftovers,
 }
 
 impl Group {
@@ -103,7 +108,8 @@ impl Group {
             if self.members.is_empty() {
                 return None;
             }
-            let deadline = self.stopping.as_ref().and_then(Stopping::next_deadline);
+            let stopping = self.stopping.as_ref().and_then(Stopping::next_deadline);
+            let deadline = [stopping, self.leftovers.next_deadline()].into_iter().flatten().min();
             tokio::select! {
                 news = self.news.recv() => self.take(news?),
                 () = until(deadline) => {}
@@ -121,6 +127,7 @@ impl Group {
         if self.stopping.is_none() {
             let (stopping, commands) = Stopping::begin(policy, self.members.keys().copied(), Instant::now());
             self.stopping = Some(stopping);
+            self.leftovers.forget();
             self.perform(commands);
         }
     }
@@ -175,13 +182,27 @@ impl Group {
         match news {
             News::Reaped { local_rank } => {
                 self.members.remove(&local_rank);
+                self.leftovers.on_gone(local_rank);
                 if let Some(stopping) = &mut self.stopping {
                     stopping.on_gone(local_rank);
                 }
             }
+            News::Left { local_rank, guard } => {
+                let Some(member) = self.members.get_mut(&local_rank) else { return };
+                member.guard = Some(guard);
+                match self.stopping {
+                    None => {
+                        let act = self.leftovers.begin(local_rank, Instant::now());
+                        self.act(act);
+                    }
+                    // A worker that is stopped has not succeeded, whatever it says.
+                    Some(_) => self.order(local_rank, Order::Kill),
+                }
+            }
             // Otherwise it was reported as stuck.
-            News::Of(event @ Event::Exited(Exited { local_rank, .. })) if self.members.contains_key(&local_rank) => {
-                self.ready.push_back(event);
+            News::Of(Event::Exited(exited)) if self.members.contains_key(&exited.local_rank) => {
+                let stopped = self.stopping.as_ref().is_some_and(|stopping| stopping.explains(exited.exit));
+                self.ready.push_back(Event::Exited(Exited { stopped, ..exited }));
             }
             News::Of(Event::Exited(_)) => {}
             News::Of(event) => {
@@ -189,6 +210,7 @@ impl Group {
                     && let Some(member) = self.members.get_mut(&local_rank)
                 {
                     member.gone = true;
+                    self.leftovers.on_gone(local_rank);
                 }
                 self.ready.push_back(event);
             }
@@ -199,6 +221,32 @@ impl Group {
         if let Some(stopping) = &mut self.stopping {
             let commands = stopping.poll(Instant::now());
             self.perform(commands);
+        }
+        let due = self.leftovers.poll(Instant::now());
+        self.act(due);
+    }
+
+    fn act(&mut self, acts: impl IntoIterator<Item = Act>) {
+        for act in acts {
+            match act {
+                Act::Tell { local_rank } => {
+                    let grace = self.leftovers.grace();
+                    self.tell_leftovers(local_rank, &format!("may run on for {grace:.0?} (--shutdown-timeout)"));
+                }
+                Act::TellEnd { local_rank } => self.tell_leftovers(local_rank, "has had its time, and is ended"),
+                Act::Do(command) => self.perform(vec![command]),
+            }
+        }
+    }
+
+    /// Log what is left of a worker that has ended well.
+    fn tell_leftovers(&self, local_rank: u32, what: &str) {
+        let Some(Member { pid, guard: Some(guard), .. }) = self.members.get(&local_rank) else { return };
+        if let Some(children) = children_of(*guard) {
+            tracing::warn!(
+                target: "elastic_rs::agent",
+                "the worker with local rank {local_rank} (pid {pid}) has succeeded, and what it has started {what}: {children}"
+            );
         }
     }
 
@@ -251,12 +299,13 @@ async fn start(
     consoles: Consoles,
 ) -> Result<Group, StartError> {
     let first = specs.first().map_or(0, |spec| spec.local_rank);
+    let leftovers = Leftovers::new(origin.leftovers);
     // Forking takes long where much memory is mapped, and opening files may hang.
     let launching = threads::aside("worker-start", move || launch(&origin, specs, &filters, consoles));
     let launched = launching.await.map_err(|source| StartError::new(first, Stage::Fork, source))?;
     let Launched { workers, logs, mut error } = launched?;
     let (sender, news) = mpsc::unbounded_channel();
-    let mut group = Group { members: BTreeMap::new(), news, ready: VecDeque::new(), stopping: None };
+    let mut group = Group { members: BTreeMap::new(), news, ready: VecDeque::new(), stopping: None, leftovers };
     let mut starts = Vec::new();
     for (spec, guarded) in workers {
         let source = spec.clone();
@@ -293,7 +342,7 @@ struct Launched {
 }
 
 fn launch(
-    Origin { forker, deadline }: &Origin,
+    Origin { forker, deadline, .. }: &Origin,
     specs: Vec<WorkerSpec>,
     filters: &FilterOptions,
     consoles: Consoles,

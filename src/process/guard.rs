@@ -80,8 +80,10 @@ struct Guard {
     executed: RawFd,
     leader: i32,
     leader_ended: bool,
-    /// The end of the leader does not end its remaining descendants.
+    /// The end of the leader does not end its remaining descendants, however it was.
     keeps: bool,
+    /// The leader has ended well. The agent says what becomes of its descendants, and has not been told yet that there are any.
+    tells_left: bool,
     /// Everything below the guard is to be killed.
     ending: bool,
 }
@@ -198,7 +200,8 @@ impl Guard {
     fn new(ends: Ends, senses: &Senses, leader: i32, keeps: bool) -> Guard {
         let Senses { signals, executed, .. } = *senses;
         let Ends { control, agent, deadline, parent } = ends;
-        Guard { control, agent, deadline, parent, signals, executed, leader, leader_ended: false, keeps, ending: false }
+        let (leader_ended, tells_left, ending) = (false, false, false);
+        Guard { control, agent, deadline, parent, signals, executed, leader, leader_ended, keeps, tells_left, ending }
     }
 
     /// Waits for the worker, the agent and its orders, until no descendant is left. SAFETY: as [`run`].
@@ -233,7 +236,7 @@ impl Guard {
                     self.reap();
                 }
                 if self.ending {
-                    self.kill_children();
+                    self.signal_children(libc::SIGKILL);
                     self.reap();
                 }
             }
@@ -262,7 +265,8 @@ impl Guard {
             Some(Order::Signal(signal)) if !self.leader_ended => unsafe {
                 libc::kill(-self.leader, signal);
             },
-            Some(Order::Signal(_)) => {}
+            Some(Order::Signal(_)) if self.keeps => {}
+            Some(Order::Signal(signal)) => unsafe { self.signal_children(signal) },
             Some(Order::Kill) => self.ending = true,
             // The agent has closed the socket.
             None => {
@@ -289,6 +293,9 @@ impl Guard {
                 }
                 let pid = info.si_pid();
                 if pid == 0 {
+                    if std::mem::take(&mut self.tells_left) && !self.ending {
+                        self.tell(Report::Left { guard: libc::getpid() });
+                    }
                     return;
                 }
                 if pid == self.leader && !self.leader_ended {
@@ -299,28 +306,33 @@ impl Guard {
         }
     }
 
-    /// The leader has ended and is not reaped yet, so its process group id cannot have been reused. Kills the group now.
+    /// The leader has ended and is not reaped yet, so its process group id cannot have been reused. Kills the group now, unless the leader
+    /// has ended well: then what it has started may run on until the agent orders otherwise.
     unsafe fn on_leader_ended(&mut self, info: &libc::siginfo_t) {
         unsafe {
             let seen_ns = monotonic_ns();
-            libc::kill(-self.leader, libc::SIGKILL);
+            self.tells_left = !self.keeps && info.si_code == libc::CLD_EXITED && info.si_status() == 0;
+            if !self.tells_left {
+                libc::kill(-self.leader, libc::SIGKILL);
+            }
             if self.executed != -1 {
                 self.on_executed();
             }
             self.tell(Report::Exited { code: info.si_code, status: info.si_status(), seen_ns });
         }
         self.leader_ended = true;
-        self.ending |= !self.keeps;
+        self.ending |= !self.keeps && !self.tells_left;
     }
 
-    /// Kills every child and its group. Grandchildren become children when their parents die, which leads here again.
-    unsafe fn kill_children(&self) {
+    /// Signals every child and its group. Grandchildren become children when their parents die: SIGKILL reaches all of them, since that
+    /// leads here again.
+    unsafe fn signal_children(&self, signal: i32) {
         unsafe {
             let list = libc::open(c"/proc/thread-self/children".as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC);
             if list == -1 {
                 // A kernel without this list: processes that have left the worker's session cannot be found.
                 if !self.leader_ended {
-                    libc::kill(-self.leader, libc::SIGKILL);
+                    libc::kill(-self.leader, signal);
                 }
                 return;
             }
@@ -334,7 +346,7 @@ impl Guard {
                 for byte in buffer.iter().take(read as usize) {
                     match byte {
                         b'0'..=b'9' => pid = pid.wrapping_mul(10).wrapping_add(i32::from(byte - b'0')),
-                        _ => kill_with_group(std::mem::take(&mut pid)),
+                        _ => signal_with_group(std::mem::take(&mut pid), signal),
                     }
                 }
             }
@@ -348,8 +360,8 @@ impl Guard {
     }
 }
 
-/// Kills a child and its process group. The child is not reaped, so neither id can have been reused.
-unsafe fn kill_with_group(pid: i32) {
+/// Signals a child and its process group, or the child twice if it leads none. It is not reaped, so neither id can have been reused.
+unsafe fn signal_with_group(pid: i32, signal: i32) {
     if pid <= 1 {
         return;
     }
@@ -357,8 +369,9 @@ unsafe fn kill_with_group(pid: i32) {
         let group = libc::getpgid(pid);
         // Between fork and `setsid` a worker is in its guard's group.
         if group > 1 && group != libc::getpgid(0) {
-            libc::kill(-group, libc::SIGKILL);
+            libc::kill(-group, signal);
+        } else {
+            libc::kill(pid, signal);
         }
-        libc::kill(pid, libc::SIGKILL);
     }
 }

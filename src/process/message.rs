@@ -7,7 +7,7 @@ pub(super) const MESSAGE_BYTES: usize = 20;
 /// From the agent to the guard.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Order {
-    /// Send this signal to the worker's group.
+    /// Send this signal to the worker's group; once the worker has ended, to what it has started.
     Signal(i32),
     /// Kill everything below the guard.
     Kill,
@@ -21,8 +21,10 @@ pub(super) enum Report {
     /// The worker could not be started: the step that failed, and its `errno`. The guard ends.
     Failed { step: i32, errno: i32 },
     /// The worker has ended: `si_code` and `si_status` of `waitid(2)`, and when the guard saw it, on the system's monotonic clock. Its
-    /// group has been killed.
+    /// group has been killed, unless it has ended well.
     Exited { code: i32, status: i32, seen_ns: u64 },
+    /// The worker has ended well, and processes that it started are left. They are children of the guard, which has this process id.
+    Left { guard: i32 },
     /// No descendant is left. The guard ends.
     Gone,
 }
@@ -51,6 +53,7 @@ impl Report {
             Report::Failed { step, errno } => pack([2, step, errno], 0),
             Report::Exited { code, status, seen_ns } => pack([3, code, status], seen_ns),
             Report::Gone => pack([4, 0, 0], 0),
+            Report::Left { guard } => pack([5, guard, 0], 0),
         }
     }
 
@@ -60,6 +63,7 @@ impl Report {
             ([2, step, errno], _) => Some(Report::Failed { step, errno }),
             ([3, code, status], seen_ns) => Some(Report::Exited { code, status, seen_ns }),
             ([4, ..], _) => Some(Report::Gone),
+            ([5, guard, _], _) => Some(Report::Left { guard }),
             _ => None,
         }
     }
@@ -95,6 +99,7 @@ mod tests {
             Report::Started { pid: 7 },
             Report::Failed { step: 2, errno: 13 },
             Report::Exited { code: 2, status: 9, seen_ns: u64::MAX - 7 },
+            Report::Left { guard: 6 },
             Report::Gone,
         ];
         for report in reports {

@@ -12,6 +12,8 @@
 //! use it.
 
 #[cfg(feature = "io")]
+mod children;
+#[cfg(feature = "io")]
 mod consoles;
 #[cfg(feature = "io")]
 mod deadline;
@@ -26,6 +28,7 @@ mod forker;
 mod group;
 #[cfg(feature = "io")]
 mod guard;
+mod leftovers;
 #[cfg(feature = "io")]
 mod lines;
 #[cfg(feature = "io")]

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use super::exit::Signal;
+use super::exit::{Exit, Signal};
 
 /// How workers are stopped; the same on every path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -125,6 +125,13 @@ impl Stopping {
         self.left.is_empty() || self.step == Step::Over
     }
 
+    /// Whether a signal of this stop ends a worker like that.
+    pub fn explains(&self, exit: Exit) -> bool {
+        let Exit::Signal { signal, .. } = exit else { return false };
+        let killed = !matches!(self.step, Step::Grace(_));
+        signal == self.policy.signal || (killed && signal == Signal::KILL)
+    }
+
     /// Time since the stop began.
     pub fn elapsed(&self, now: Instant) -> Duration {
         now.saturating_duration_since(self.began_at)
@@ -159,6 +166,19 @@ mod tests {
         stopping.on_gone(1);
         assert!(stopping.is_over());
         assert_eq!(stopping.next_deadline(), None);
+    }
+
+    #[test]
+    fn workers_that_end_by_the_signals_of_a_stop_have_been_stopped() {
+        let now = Instant::now();
+        let (mut stopping, _) = Stopping::begin(policy(3 * SECOND), [0, 1], now);
+        let by = |signal| Exit::Signal { signal, core_dumped: false };
+        assert!(stopping.explains(by(Signal::TERM)));
+        for exit in [by(Signal::KILL), by(Signal(6)), Exit::Code(1), Exit::Code(143)] {
+            assert!(!stopping.explains(exit), "{exit}");
+        }
+        stopping.on_kill(now);
+        assert!(stopping.explains(by(Signal::KILL)));
     }
 
     #[test]

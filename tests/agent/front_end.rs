@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use elastic_rs::agent::{AgentOptions, Budget, Outcome};
-use elastic_rs::frontend::launch::{Ended, Job, LogFolder, LogOptions, Signals, run};
+use elastic_rs::frontend::launch::{Ended, Job, LogFolder, LogOptions, run};
 use elastic_rs::frontend::node::{Node, NodeOptions, Reach};
 use elastic_rs::rendezvous::cell::driver::{CellDriver, Step};
 use elastic_rs::rendezvous::cell::node::CellCommand;
@@ -16,6 +16,7 @@ use elastic_rs::rendezvous::node::session::Session;
 use elastic_rs::rendezvous::protocol::message::{Hello, NodeId};
 use elastic_rs::rendezvous::protocol::rules::{Rules, WorkerBounds};
 use elastic_rs::rendezvous::protocol::settings::Settings;
+use elastic_rs::signals::Receiver;
 
 use rustix::fs::{FlockOperation, flock};
 use tokio::runtime::Handle;
@@ -108,8 +109,7 @@ async fn launch(session: Session, name: String, addr: String, script: &str, trac
         logs: LogOptions::default(),
         warm: None,
     };
-    let signals = Signals::take(&[]).unwrap();
-    within(run(job, node, signals.receiver().unwrap())).await.unwrap()
+    within(run(job, node, Receiver::of_nothing())).await.unwrap()
 }
 
 /// Run two nodes. Returns how each ended, and the sorted lines that workers wrote to the file `lines`.

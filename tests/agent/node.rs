@@ -147,7 +147,7 @@ impl Node {
         tokio::select! {
             biased;
             step = self.runner.next() => panic!("{step:?}"),
-            () = std::future::ready(()) => self.runner.signal(number),
+            () = std::future::ready(()) => self.runner.signal(number, ""),
         }
     }
 }

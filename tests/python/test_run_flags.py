@@ -36,7 +36,7 @@ def flags_of(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
 def outcome(parse: Callable[[Sequence[str]], argparse.Namespace], argv: Sequence[str]) -> dict[str, Any] | str:
     """Return the parsed command line, or that it is an error. The wording of errors is not compared."""
     with contextlib.suppress(SystemExit, ValueError):
-        return {name: value for name, value in vars(parse(argv)).items() if name not in OWN}
+        return {name: value for name, value in vars(parse(argv)).items() if name not in {*OWN, "signals_named"}}
     return "refused"
 
 
@@ -57,6 +57,13 @@ def test_every_flag_of_torchrun_is_there_with_all_its_spellings() -> None:
         alike = ("default", "nargs", "const", "required")
         assert {name: getattr(own, name) for name in alike} == {name: getattr(other, name) for name in alike}, dest
         assert (own.choices and list(own.choices)) == (other.choices and list(other.choices)), dest
+
+
+def test_signals_are_named_by_flag_or_variable_if_only_those_of_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    default = "--signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT"
+    assert [_flags.parse([*argv, *SCRIPT]).signals_named for argv in ([], [default])] == [False, True]
+    monkeypatch.setenv("PET_SIGNALS_TO_HANDLE", "SIGTERM")
+    assert _flags.parse(SCRIPT).signals_named
 
 
 @pytest.mark.parametrize("action", FLAGS)

@@ -6,14 +6,16 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::pin::pin;
 use std::sync::Arc;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use elastic_rs::agent;
 use elastic_rs::agent::crew::{Adopted, Crew, overheard};
 use elastic_rs::agent::environment::{self, Workers};
 use elastic_rs::agent::runner::{self, ErrorFiles, Programs, Runner, START_PATIENCE};
-use elastic_rs::process::{Consoles, Copies, Exit, Filter, FilterOptions, Output, Signal, WorkerSpec};
+use elastic_rs::process::{Consoles, Copies, Exit, Exited, Filter, FilterOptions, Output, Signal, WorkerSpec};
 use elastic_rs::rendezvous::node::machine::JoinError;
 use elastic_rs::rendezvous::protocol::message;
+use elastic_rs::signals::last_sender;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use tokio::sync::Mutex;
@@ -53,6 +55,35 @@ impl From<message::Failure> for Failure {
         let message::Failure { node, role, local_rank, global_rank, pid, exit, returncode, message, .. } = failure;
         Self { node, role, local_rank, global_rank, pid, exit, returncode, message }
     }
+}
+
+/// How a worker of this node ended.
+#[pyclass(frozen, module = "elastic_rs._elastic_rs", get_all)]
+pub struct WorkerExit {
+    /// Its rank on its node.
+    local_rank: u32,
+    /// Its process id.
+    pid: u32,
+    /// How it ended, as ``subprocess.Popen.returncode``.
+    returncode: i32,
+    /// When it ended, in seconds since 1970.
+    at: f64,
+    /// A signal of this agent has ended it: it was stopped.
+    stopped: bool,
+}
+
+impl From<&Exited> for WorkerExit {
+    fn from(exited: &Exited) -> Self {
+        let Exited { local_rank, pid, exit, stopped, .. } = *exited;
+        let at = exited.wall().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
+        Self { local_rank, pid, returncode: exit.returncode(), at, stopped }
+    }
+}
+
+/// A time of this process, in seconds since 1970.
+pub fn seconds_since_1970(at: Instant) -> f64 {
+    let then = SystemTime::now().checked_sub(at.elapsed()).unwrap_or(UNIX_EPOCH);
+    then.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64()
 }
 
 /// The next step of the front end.
@@ -336,9 +367,9 @@ impl Agent {
         self.runner.blocking_lock().all_done();
     }
 
-    /// This process got a signal that ends it. A second one kills the remaining workers.
+    /// This process got a signal that ends it. A second one kills the remaining workers. Who has sent it is known if it is watched.
     fn signal(&self, signal: i32) {
-        self.runner.blocking_lock().signal(signal);
+        self.runner.blocking_lock().signal(signal, &last_sender(signal).words());
     }
 
     /// Kill the remaining workers: the caller gives up. Not needed after ``end``.
@@ -351,10 +382,16 @@ impl Agent {
         self.runner.blocking_lock().interrupted(reason);
     }
 
-    /// The last round's workers that have ended, in that order: local rank, process id, and return code.
-    fn exits(&self) -> Vec<(u32, u32, i32)> {
-        let exited = |exited: &elastic_rs::process::Exited| (exited.local_rank, exited.pid, exited.exit.returncode());
-        self.runner.blocking_lock().exits().iter().map(exited).collect()
+    /// The last round's workers that have ended, in that order.
+    fn exits(&self) -> Vec<WorkerExit> {
+        self.runner.blocking_lock().exits().iter().map(WorkerExit::from).collect()
+    }
+
+    /// When the last round's first failure happened, on whatever node, or when this node heard of it: in seconds since 1970. None: there
+    /// was none.
+    #[getter]
+    fn failed_at(&self) -> Option<f64> {
+        self.runner.blocking_lock().failed_at().map(seconds_since_1970)
     }
 
     /// Where the last round's workers may have recorded exceptions, by local rank.

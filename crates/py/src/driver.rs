@@ -14,8 +14,6 @@ use elastic_rs::discovery::hosts::{self, Host as HostSlots, HostsError};
 use elastic_rs::discovery::machine::{Rules, Verdict};
 use elastic_rs::discovery::manager::{HostManager, difference};
 use elastic_rs::discovery::programs::start;
-use elastic_rs::frontend::launch::Signals;
-use elastic_rs::process::Signal;
 use elastic_rs::rendezvous::decider::hosts::Exclusions;
 use elastic_rs::rendezvous::protocol::cooldown::Cooldown;
 use parking_lot::Mutex;
@@ -27,6 +25,7 @@ use crate::agent::copy_of;
 use crate::conf::seconds;
 use crate::host::Host;
 use crate::runtime::{detach, handle};
+use crate::signals::Signals;
 
 /// The options of a driver. Times are in seconds.
 #[pyclass(frozen, get_all, new = "from_fields", from_py_object, module = "elastic_rs._elastic_rs")]
@@ -161,20 +160,16 @@ impl Driver {
     ///
     /// ``host`` has the coordinator, if it is here: hosts that it keeps out get no agent.
     ///
-    /// Call it once, in the main thread. These signals end the job. Python runs no signal handlers meanwhile.
+    /// Call it once. The signals end the job.
     ///
     /// Raises ``OSError`` if there is no descriptor or thread left.
     #[pyo3(signature = (signals, *, host = None))]
-    fn run(&self, py: Python<'_>, signals: Vec<i32>, host: Option<&Host>) -> PyResult<Driven> {
+    fn run(&self, py: Python<'_>, signals: &Signals, host: Option<&Host>) -> PyResult<Driven> {
         let Some(inputs) = self.waiting.lock().take() else {
             return Err(PyRuntimeError::new_err("this driver has been run already"));
         };
         let runtime = handle()?;
-        let taken = Signals::take(&signals.into_iter().map(Signal).collect::<Vec<_>>())?;
-        let mut receiver = {
-            let _inside = runtime.enter();
-            taken.receiver()?
-        };
+        let mut receiver = signals.receiver(&runtime)?;
         let to = self.inputs.clone();
         let passing_on = runtime.spawn(async move { while to.send(Input::Signal(receiver.next().await)).is_ok() {} });
         if let Some(host) = host {

@@ -6,18 +6,19 @@ use std::panic;
 use std::sync::Arc;
 
 use elastic_rs::agent::Outcome;
-use elastic_rs::frontend::launch::{Ended, Fixed, Job, LogFolder, LogOptions, Signals, Warm, run as run_job};
+use elastic_rs::frontend::launch::{Ended, Fixed, Job, LogFolder, LogOptions, Warm, run as run_job};
 use elastic_rs::frontend::node::Node;
 use elastic_rs::net::local_peers;
 use elastic_rs::process::{self, Signal};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 
-use crate::agent::Failure;
+use crate::agent::{Failure, WorkerExit, seconds_since_1970};
 use crate::errors::class_of_join;
 use crate::options::LaunchOptions;
 use crate::rendezvous::Session;
 use crate::runtime::{block_on_task, detach, handle};
+use crate::signals::Signals;
 
 /// How :func:`launch` ended.
 #[pyclass(frozen, module = "elastic_rs._elastic_rs", get_all)]
@@ -33,23 +34,27 @@ pub struct Launched {
     error: Option<&'static str>,
     /// Of ``signal``: the signal's number.
     signal: Option<i32>,
-    /// The last round's workers that have ended, in that order: local rank, process id, and return code.
-    exits: Vec<(u32, u32, i32)>,
+    /// The last round's workers that have ended, in that order.
+    exits: Vec<Py<WorkerExit>>,
+    /// Of ``failed`` and ``unfit``: when the failure happened, or when this node heard of it, in seconds since 1970.
+    failed_at: Option<f64>,
     /// Global rank of the last round's first worker.
     first_rank: u32,
     /// Error files of the last round's workers, by local rank.
     error_files: BTreeMap<u32, OsString>,
 }
 
-impl From<Ended> for Launched {
-    fn from(ended: Ended) -> Self {
+impl Launched {
+    fn of(py: Python<'_>, ended: Ended) -> PyResult<Self> {
+        let exits = ended.exits.iter().map(|exited| Py::new(py, WorkerExit::from(exited))).collect::<PyResult<_>>()?;
         let mut launched = Self {
             outcome: "succeeded",
             reason: None,
             failure: None,
             error: None,
             signal: None,
-            exits: ended.exits.iter().map(|it| (it.local_rank, it.pid, it.exit.returncode())).collect(),
+            exits,
+            failed_at: ended.failed_at.map(seconds_since_1970),
             first_rank: ended.first_rank,
             error_files: ended.error_files.into_iter().map(|(rank, file)| (rank, file.into())).collect(),
         };
@@ -71,7 +76,7 @@ impl From<Ended> for Launched {
             }
             Outcome::Signal(number) => (launched.outcome, launched.signal) = ("signal", Some(number)),
         }
-        launched
+        Ok(launched)
     }
 }
 
@@ -80,15 +85,16 @@ impl From<Ended> for Launched {
 /// ``session`` must be new. Workers inherit this process's environment. ``fixed_master`` is the address and port for workers, instead
 /// of the round's. With ``whole_lines`` the console gets only whole lines of workers, also of streams that are not teed.
 ///
-/// Call it in the main thread. Python runs no signal handlers and holds no lock meanwhile.
+/// The first of the ``signals`` ends this node's part, and a second one kills its workers. Python holds no lock meanwhile.
 ///
 /// Raises ``ValueError`` for invalid values, and ``RuntimeError`` if only this node cannot go on.
 #[pyfunction]
-#[pyo3(signature = (session, options, *, fixed_master, whole_lines))]
+#[pyo3(signature = (session, options, *, signals, fixed_master, whole_lines))]
 pub fn launch(
     py: Python<'_>,
     session: &Session,
     options: LaunchOptions,
+    signals: &Signals,
     fixed_master: Option<(String, u16)>,
     whole_lines: bool,
 ) -> PyResult<Launched> {
@@ -120,20 +126,16 @@ pub fn launch(
         },
         warm: options.warm.map(|(begin, fixed, what)| Warm { begin, fixed, what }),
     };
-    run(py, job, Arc::clone(session.node()), options.signals)
+    run(py, job, Arc::clone(session.node()), signals)
 }
 
-fn run(py: Python<'_>, job: Job, node: Arc<Node>, signals: Vec<i32>) -> PyResult<Launched> {
+fn run(py: Python<'_>, job: Job, node: Arc<Node>, signals: &Signals) -> PyResult<Launched> {
     let runtime = handle()?;
-    let taken = Signals::take(&signals.into_iter().map(Signal).collect::<Vec<_>>())?;
-    let receiver = {
-        let _inside = runtime.enter();
-        taken.receiver()?
-    };
+    let receiver = signals.receiver(&runtime)?;
     // On the runtime's thread, so that no event waits for this one.
     let task = runtime.spawn(run_job(job, node, receiver));
     match detach(py, || runtime.block_on(task)) {
-        Ok(Ok(ended)) => Ok(ended.into()),
+        Ok(Ok(ended)) => Launched::of(py, ended),
         Ok(Err(error)) => Err(PyRuntimeError::new_err(error.to_string())),
         Err(error) if error.is_panic() => panic::resume_unwind(error.into_panic()),
         Err(_) => Err(PyRuntimeError::new_err("elastic_rs is shut down: the interpreter is exiting")),

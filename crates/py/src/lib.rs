@@ -23,6 +23,7 @@ mod probe;
 mod rendezvous;
 mod runtime;
 mod secure;
+mod signals;
 mod steps;
 mod store;
 mod store_client;
@@ -34,7 +35,7 @@ mod _elastic_rs {
     use pyo3::prelude::*;
 
     #[pymodule_export]
-    use crate::agent::{Agent, Failure, Step, WorkerCommand, follow_parent, log_folder_name};
+    use crate::agent::{Agent, Failure, Step, WorkerCommand, WorkerExit, follow_parent, log_folder_name};
     #[pymodule_export]
     use crate::aio::AsyncStoreClient;
     #[pymodule_export]
@@ -68,6 +69,8 @@ mod _elastic_rs {
     #[pymodule_export]
     use crate::secure::{Certificates, Protection, derived_token, new_token};
     #[pymodule_export]
+    use crate::signals::{Signals, watch_signals};
+    #[pymodule_export]
     use crate::steps::StepCounter;
     #[pymodule_export]
     use crate::store::StoreServer;
@@ -83,6 +86,10 @@ mod _elastic_rs {
     /// Version of the rendezvous protocol. Both ends of a session must have the same.
     #[pymodule_export]
     const PROTOCOL_VERSION: u16 = elastic_rs::rendezvous::protocol::message::PROTOCOL_VERSION;
+
+    /// A signal within this time of the one before, in seconds, is the same.
+    #[pymodule_export]
+    const SAME_SIGNAL_S: f64 = elastic_rs::signals::SAME_SIGNAL.as_millis() as f64 / 1000.0;
 
     /// Most workers that a node may have.
     #[pymodule_export]

@@ -235,8 +235,6 @@ pub struct LogOptions {
 pub struct LaunchOptions {
     /// The program and its arguments, in which ``${local_rank}`` is replaced.
     pub command: Vec<OsString>,
-    /// Signals that end the job on this node. A second one kills.
-    pub signals: Vec<i32>,
     /// The destinations of workers' output.
     pub logs: LogOptions,
     /// The CPUs of the worker of each local rank. Empty, or missing: this process's.

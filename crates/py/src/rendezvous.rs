@@ -16,7 +16,7 @@ use crate::errors;
 use crate::etcd::EtcdOptions;
 use crate::host::Host;
 use crate::options::NodeOptions;
-use crate::runtime::{block_on, handle};
+use crate::runtime::{block_on, detach, handle};
 use crate::secure::Protection;
 
 /// A node's place in a completed round.
@@ -296,7 +296,11 @@ impl Session {
     #[pyo3(signature = (reason, *, timeout_s = 1.0, signal = None))]
     fn leave(&self, py: Python<'_>, reason: String, timeout_s: f64, signal: Option<i32>) -> PyResult<()> {
         let timeout = seconds("timeout_s", timeout_s)?;
-        block_on(py, self.node.leave(reason, signal, timeout))
+        let left = block_on(py, self.node.leave(reason, signal, timeout));
+        // Also if a signal has ended the wait for others.
+        let runtime = handle()?;
+        detach(py, || runtime.block_on(self.node.end_events()));
+        left
     }
 }
 

@@ -19,6 +19,7 @@ from torch.distributed.elastic.multiprocessing import MultiprocessContext
 
 if TYPE_CHECKING:
     from elastic_rs.agent._generation import Generation
+    from elastic_rs.agent._signals import Handlers
 
 logger = logging.getLogger("elastic_rs.agent")
 
@@ -35,8 +36,9 @@ class Functions:
     ends, and a thread here waits for what they return. Each waits, before it ends, until all have returned.
     """
 
-    def __init__(self, generation: Generation, start_method: str) -> None:
+    def __init__(self, generation: Generation, start_method: str, handlers: Handlers) -> None:
         spec = generation.spec
+        self._handlers = handlers
         names = ("duplicate_stdout_filters", "duplicate_stderr_filters")
         # Older versions of torch do not have all of them.
         options = {name: value for name in names if (value := getattr(spec, name, None)) is not None}
@@ -66,6 +68,7 @@ class Functions:
         try:
             with self._signals_held_back():
                 self._context.start()
+                self._handlers.install_again()
         except BaseException:
             # A signal, or an argument that cannot be pickled. The context does not know the workers that run already.
             for process in {*multiprocessing.active_children()} - before:

@@ -37,7 +37,7 @@ from elastic_rs.agent._functions import Functions
 from elastic_rs.agent._generation import Generation, line_prefixes, start_programs
 from elastic_rs.agent._metrics import measured
 from elastic_rs.agent._places import place_of, workers_of
-from elastic_rs.agent._signals import Ended, SignalError, handle_signals
+from elastic_rs.agent._signals import Ended, Handlers, SignalError
 from elastic_rs.agent._worker_logs import ByGeneration, remove_temporary
 from elastic_rs.rendezvous._node_handler import NodeHandler
 
@@ -110,6 +110,7 @@ class LocalElasticAgent(TorchLocalElasticAgent):
         self._functions: Functions | None = None
         self._consoles = Consoles()
         self._signal: SignalException | None = None
+        self._handlers: Any = None
         self._generation = 0
         if self._handler is not None:
             self._handler.serve_agent(spec.role, spec.local_world_size, spec.max_restarts)
@@ -139,7 +140,7 @@ class LocalElasticAgent(TorchLocalElasticAgent):
     def _invoke_run(self, role: str = DEFAULT_ROLE) -> RunResult:  # noqa: ARG002 - as in torch: the spec's counts
         spec = self._group.spec
         wait_for_readers(self._events)
-        handle_signals()
+        self._handlers = Handlers()
         self._agent = agent = self._new_agent(spec)
         # Only another package's handler has to be asked.
         interval = spec.monitor_interval if self._handler is None else None
@@ -252,7 +253,9 @@ class LocalElasticAgent(TorchLocalElasticAgent):
         place = self._join_ours(self._handler)
         if isinstance(place, _elastic_rs.Failure):
             # The job failed for good while this node waited for its place.
-            return RunResult(WorkerState.FAILED, failures=failures_of(place, [], 0, {}, None, make=ProcessFailure))
+            return RunResult(
+                WorkerState.FAILED, failures=failures_of(place, [], 0, {}, None, failed_at=None, make=ProcessFailure)
+            )
         agent.placed(place)
         return None
 
@@ -287,7 +290,7 @@ class LocalElasticAgent(TorchLocalElasticAgent):
         if isinstance(spec.entrypoint, str):
             pids = start_programs(agent, generation, self._consoles)
         else:
-            self._functions = Functions(generation, self._start_method)
+            self._functions = Functions(generation, self._start_method, self._handlers)
             pids = self._functions.start()
             agent.adopt(pids, error_files=self._functions.error_files)
         if self._handler is not None and generation.logs_specs.run_folder is not None:
@@ -321,7 +324,13 @@ class LocalElasticAgent(TorchLocalElasticAgent):
                 self._enter(WorkerState.FAILED)
                 exits, first_rank = agent.exits(), group.workers[0].global_rank
                 failures = failures_of(
-                    step.failure, exits, first_rank, agent.error_files(), step.reason, make=ProcessFailure
+                    step.failure,
+                    exits,
+                    first_rank,
+                    agent.error_files(),
+                    step.reason,
+                    failed_at=agent.failed_at,
+                    make=ProcessFailure,
                 )
                 result = RunResult(WorkerState.FAILED, failures=failures)
             case "signal":

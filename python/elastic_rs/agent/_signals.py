@@ -10,6 +10,8 @@ import threading
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.api import _terminate_process_handler
 
+from elastic_rs import _elastic_rs
+
 logger = logging.getLogger("elastic_rs.agent")
 
 
@@ -29,13 +31,47 @@ class Ended(SignalException, SystemExit):
         self.code = 128 + error.sigval
 
 
-def handle_signals() -> None:
-    """Let the signals that torchrun names in the environment raise ``SignalException``, as PyTorch does."""
-    if threading.current_thread() is not threading.main_thread():
-        logger.warning("signals are not handled: the agent does not run in the main thread")
-        return
-    for name in os.environ.get("TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGTERM,SIGINT,SIGHUP,SIGQUIT").split(","):
-        try:
-            signal.signal(signal.Signals[name.strip()], _terminate_process_handler)
-        except (KeyError, ValueError, OSError) as error:
-            logger.warning("signal `%s` cannot be handled: %s", name, error)
+DEFAULT = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
+"""PyTorch's. Who gives it has chosen nothing."""
+
+
+class Handlers:
+    """Let the signals that torchrun names in the environment raise ``SignalException``, as PyTorch does.
+
+    One that comes twice within half a second is one. SIGHUP stays ignored if it is (``nohup``), unless others are named
+    than PyTorch's.
+    """
+
+    def __init__(self) -> None:
+        self._handled: list[int] = []
+        self._ignored: list[int] = []
+        if threading.current_thread() is not threading.main_thread():
+            logger.warning("signals are not handled: the agent does not run in the main thread")
+            return
+        names = os.environ.get("TORCHELASTIC_SIGNALS_TO_HANDLE", DEFAULT)
+        for name in names.split(","):
+            number = signal.Signals.__members__.get(name.strip())
+            if number == signal.SIGHUP and names == DEFAULT and signal.getsignal(number) == signal.SIG_IGN:
+                self._ignored.append(number)
+                logger.info(
+                    "SIGHUP stays ignored, as it was when this process was started (nohup), here and in the workers; "
+                    "--signals-to-handle with other names, and SIGHUP among them, handles it all the same"
+                )
+                continue
+            try:
+                if number is None:
+                    raise ValueError("there is no such signal")
+                signal.signal(number, _terminate_process_handler)
+                self._handled.append(number)
+            except (ValueError, OSError) as error:
+                logger.warning("signal `%s` cannot be handled: %s", name, error)
+        _elastic_rs.watch_signals(self._handled)
+
+    def install_again(self) -> None:
+        """Undo what PyTorch does when it starts functions: it installs its own handlers."""
+        if threading.current_thread() is threading.main_thread():
+            for number in self._handled:
+                signal.signal(number, _terminate_process_handler)
+            for number in self._ignored:
+                signal.signal(number, signal.SIG_IGN)
+            _elastic_rs.watch_signals(self._handled)

@@ -295,6 +295,7 @@ def _facts(story: Story) -> dict[str, Any]:
             "root": one.root.facts(),
             "broken": one.broken.facts(),
             "consequences": [event.facts() for event in one.consequences],
+            "stopped": [event.facts() for event in one.stopped],
             "completed": None if one.completed is None else one.completed.facts(),
             "lasted_s": one.lasted_s(story.end_us()),
             "redo": None if one.redo is None else dataclasses.asdict(one.redo),

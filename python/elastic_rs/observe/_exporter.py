@@ -13,6 +13,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
+from elastic_rs import _elastic_rs
 from elastic_rs._terminal import plain, warning_line
 from elastic_rs.observe import _text
 from elastic_rs.observe._events import parse
@@ -173,6 +174,7 @@ def export(live: Live, url: str, version: str) -> None:
     recoveries, outbox = Recoveries(version), Outbox(url)
     told = False
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # through what follows
+    _elastic_rs.watch_signals([signal.SIGTERM, signal.SIGINT])  # one that is delivered twice does not break off the end
     try:
         for lines in live.batches():
             events = parse(lines)

@@ -32,8 +32,15 @@ _DECIDED = {
     "round.changes": "broken",
     "worker.exited": "exited",
     "run.closed": "closed",
+    "node.left": "left",
 }
-_HEARD = {"heard.completed": "completed", "heard.broken": "broken", "heard.exited": "exited", "heard.closed": "closed"}
+_HEARD = {
+    "heard.completed": "completed",
+    "heard.broken": "broken",
+    "heard.exited": "exited",
+    "heard.closed": "closed",
+    "heard.signal": "left",
+}
 _REASON = 200
 """Characters of a round's reason by which it is known again. Members may have told the beginning alone."""
 
@@ -118,8 +125,8 @@ def _note_keys(clocks: Iterable[_Clock]) -> None:
     for clock in clocks:
         for event in clock.events:
             key = _key(event, reasons)
-            if key is None:
-                continue
+            if key is None or key[0] == "left":
+                continue  # a node gets its signal before others hear that it leaves
             made = event.type == "worker.ended" or (event.type in _DECIDED and event.type != "worker.exited")
             (clock.made if made else clock.heard).setdefault(key, event.mono_us)
 
@@ -159,6 +166,8 @@ def _key(event: Event, reasons: dict[tuple[str, int], str]) -> Key | None:
             return about, event.node, str(event.data.get("pid")), str(event.data.get("rank"))
         case "closed":
             return (about,)
+        case "left":
+            return about, event.node
     if event.type == "phase":
         phases = frozenset(name for name, micros in event.data.items() if micros is not None)
         return "phase", event.node, event.round, reason, phases
@@ -269,6 +278,9 @@ def _as_decided(event: Event) -> Event:
             return replace(event, type="worker.exited")
         case "heard.closed":
             return replace(event, type="run.closed", node=None)
+        case "heard.signal":
+            # Nobody else says what became of the world that the node was in.
+            return replace(event, type="round.broken") if event.round else event
         case _:
             return event
 

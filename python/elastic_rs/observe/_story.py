@@ -62,6 +62,7 @@ class Recovery:
         broken: the event that says so.
         root: what began it. Without causes it is ``broken`` itself.
         consequences: failures and losses that followed from it.
+        stopped: ends of workers that their agents have stopped because of it, as far as nodes' own events are known.
         completed: the round that ended it, if it has ended.
         nodes_before: number of nodes of the world before it, if that is known.
         workers: number of workers that stood still, if that is known.
@@ -76,6 +77,7 @@ class Recovery:
     broken: Event
     root: Event
     consequences: list[Event] = field(default_factory=list)
+    stopped: list[Event] = field(default_factory=list)
     completed: Event | None = None
     nodes_before: int | None = None
     workers: int | None = None
@@ -340,7 +342,12 @@ def _tell(events: Sequence[Event]) -> Story:
     steps = [event for event in events if event.type == "phase" and "first_step" in phases_us(event)]
     story.stepped_us = min((event.mono_us for event in steps), default=None)
     story.stepped = next((event for event in reversed(steps) if isinstance(event.data.get("step"), int)), None)
+    stopped: dict[int, list[Event]] = {}
+    for event in events:
+        if event.type == "worker.ended" and event.data.get("stopped") is True:
+            stopped.setdefault(event.round, []).append(event)
     for recovery, later in itertools.zip_longest(story.recoveries, story.recoveries[1:]):
+        recovery.stopped = stopped.get(recovery.broken.round, [])
         told = [] if recovery.completed is None else phases.get(recovery.completed.id, [])
         lost = [event for event in (recovery.root, *recovery.consequences) if _silent_us(event)]
         until_complete_us = _until_complete_us(recovery)

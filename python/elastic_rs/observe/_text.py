@@ -93,14 +93,16 @@ def why(story: Story, which: int | None = None) -> list[str]:
     def after(event: Event) -> str:
         return f"+{span((event.mono_us - start) / 1e6)}"
 
+    stopped = [f"    |  {line}" for line in _stopped(recovery, story)]
     if recovery.broken.type == "run.closed":
-        return [*lines, f"    +- {recovery.broken.text or 'the job has ended'}"]
+        return [*lines, *stopped, f"    +- {recovery.broken.text or 'the job has ended'}"]
     if recovery.broken is not recovery.root:
         verb = "changes in place" if recovery.broken.type == "round.changes" else "broken, all told"
         lines.append(f" +- round {recovery.broken.round} {verb}  {after(recovery.broken)}")
     lines += [f"    |  {what(event, story)}  {after(event)}" for event in recovery.consequences[:_SHOWN]]
     if len(recovery.consequences) > _SHOWN:
         lines.append(f"    |  and {len(recovery.consequences) - _SHOWN} more")
+    lines += stopped
     if recovery.completed is None:
         ends = story.closed.text if story.closed is not None else None
         lines.append(f"    +- {ends or 'the next round is not complete yet'}")
@@ -214,6 +216,20 @@ def _title(recovery: Recovery, number: int, story: Story) -> str:
 def _following(recovery: Recovery) -> str:
     count = len(recovery.consequences)
     return "   first" if count == 0 else f"   first; {count} follow{'s' if count == 1 else ''} from it"
+
+
+def _stopped(recovery: Recovery, story: Story) -> list[str]:
+    """Return how the workers ended that had not failed, and were stopped: in one line, if there are any."""
+    by_exit: dict[str, list[Event]] = {}
+    for event in recovery.stopped:
+        by_exit.setdefault(str(event.data.get("exit")), []).append(event)
+    told = []
+    for exit_, events in sorted(by_exit.items(), key=lambda item: -len(item[1])):
+        who = (f"{story.name(event.node) if event.node else '?'} rank {event.data.get('rank')}" for event in events)
+        more = f" and {len(events) - _SHOWN} more" if len(events) > _SHOWN else ""
+        told.append(f"{len(events)} by {exit_} ({', '.join(list(who)[:_SHOWN])}{more})")
+    count = len(recovery.stopped)
+    return [f"{count} other worker{'s were' if count > 1 else ' was'} stopped: {'; '.join(told)}"] if told else []
 
 
 def _part(part: Part, story: Story) -> str:

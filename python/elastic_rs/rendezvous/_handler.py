@@ -82,15 +82,18 @@ class RustC10dRendezvousHandler(LauncherHandler):
         return RUST_C10D
 
     def _leave(self, reason: str, timeout: float, signal: int | None = None) -> None:
-        if self._has_session():
-            super()._leave(reason, timeout, signal)
-        elif not self._ended:
-            self._ended = True
-            # This node has never introduced itself, but others may have.
+        try:
+            if self._has_session():
+                super()._leave(reason, timeout, signal)
+            elif not self._ended:
+                self._ended = True
+                # This node has never introduced itself, but others may have.
+                if self._host is not None:
+                    self._host.wait_for_nodes(timeout_s=self._config.drain_timeout)
+        finally:
+            # Also if a signal ends the wait: the coordinator's events are written then.
             if self._host is not None:
-                self._host.wait_for_nodes(timeout_s=self._config.drain_timeout)
-        if self._host is not None:
-            self._host.stop()
+                self._host.stop()
 
     def _claim(self, host: str, port: int) -> tuple[Host | None, str]:
         """Become the coordinator's host, if this process is to be. The second value says why it is not."""

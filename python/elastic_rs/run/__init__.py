@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Sequence
 
-    from elastic_rs._elastic_rs import Launched, LaunchOptions, Protection
+    from elastic_rs._elastic_rs import Launched, LaunchOptions, Protection, Signals
     from elastic_rs.discovery import HostDiscovery
     from elastic_rs.run._options import Rendezvous
 
@@ -52,7 +52,8 @@ def main(
 
     With hosts (``-H`` and the like) agents on those do that, which are started here.
 
-    Call it in the main thread. A command line that is not understood ends the process with 2.
+    It handles signals in whichever thread it is called, for one job at a time, and what they did before is what they do
+    afterwards. A command line that is not understood ends the process with 2.
 
     Args:
         args: the command line; that of this process if None.
@@ -93,6 +94,7 @@ def _run(
 
         args = parse(argv)
     # Not before: `--help` needs none of it.
+    from elastic_rs import _elastic_rs
     from elastic_rs.rendezvous._config import warn_of_no_endpoint
     from elastic_rs.run import _cpus, _options, _script
 
@@ -112,13 +114,18 @@ def _run(
         return 0
     meeting, local_addr = _options.rendezvous_of(args), _options.local_addr_of(args)
     options = _options.launch_options_of(args)
+    handled = _elastic_rs.Signals(
+        _options.signals_of(args.signals_to_handle),
+        named=args.signals_named,
+        driven=told is not _tell_nobody,
+    )
     _script.check(args)
     protected = _protected(meeting, alone=_options.is_alone(args, meeting.nodes))
     if not meeting.fixed and meeting.etcd is None and not args.rdzv_endpoint:
         warn_of_no_endpoint(meeting.nodes[1], meeting.port)
     _prepare_environment(args)
     _cpus.set_omp_threads(args.omp_threads, options.workers.local_world_size)
-    return _take_part(meeting, local_addr, options, told, protected=protected)
+    return _take_part(meeting, local_addr, options, handled, told, protected=protected)
 
 
 def _protected(meeting: Rendezvous, *, alone: bool) -> Protection | None:
@@ -152,6 +159,7 @@ def _take_part(
     meeting: Rendezvous,
     local_addr: str | None,
     options: LaunchOptions,
+    handled: Signals,
     told: Callable[[str], None],
     *,
     protected: Protection | None,
@@ -178,39 +186,48 @@ def _take_part(
         return _cannot("RuntimeError", str(error))
     port = meeting.port if host is None else host.port
     try:
-        node = _elastic_rs.NodeOptions(
-            run_id=meeting.run_id,
-            name=f"{os.uname().nodename}:{os.getpid()}",
-            local_addr=local_addr,
-            nodes=meeting.nodes,
-            config=config,
-            max_restarts=options.workers.max_restarts if config.job_counts else None,
-            ranks_as_asked=meeting.fixed,
-            # As PyTorch's `static` and `c10d` do.
-            use_agent_store=meeting.fixed or shares_store(),
-        )
-        if etcd is None:
-            session = _elastic_rs.Session(meeting.host, port, node, coordinator=host, protection=protected)
-        else:
-            session = _elastic_rs.Session.over_etcd(etcd, node, protection=protected)
-        fixed_master = (meeting.host, port) if meeting.fixed else None
-        told("accepted")
-        # A driver puts the host's name before each line.
-        driven = told is not _tell_nobody
-        launched = _elastic_rs.launch(session, options, fixed_master=fixed_master, whole_lines=driven)
+        # Until the coordinator has ended and what it recorded is written: a signal then, or one that is delivered
+        # twice, must not end this process.
+        with handled as signals:
+            try:
+                node = _elastic_rs.NodeOptions(
+                    run_id=meeting.run_id,
+                    name=f"{os.uname().nodename}:{os.getpid()}",
+                    local_addr=local_addr,
+                    nodes=meeting.nodes,
+                    config=config,
+                    max_restarts=options.workers.max_restarts if config.job_counts else None,
+                    ranks_as_asked=meeting.fixed,
+                    # As PyTorch's `static` and `c10d` do.
+                    use_agent_store=meeting.fixed or shares_store(),
+                )
+                if etcd is None:
+                    session = _elastic_rs.Session(meeting.host, port, node, coordinator=host, protection=protected)
+                else:
+                    session = _elastic_rs.Session.over_etcd(etcd, node, protection=protected)
+                fixed_master = (meeting.host, port) if meeting.fixed else None
+                told("accepted")
+                launched = _elastic_rs.launch(
+                    session,
+                    options,
+                    signals=signals,
+                    fixed_master=fixed_master,
+                    # A driver puts the host's name before each line.
+                    whole_lines=told is not _tell_nobody,
+                )
+            finally:
+                if host is not None:
+                    host.stop()
     except OSError as error:
         return _cannot("OSError", f"cannot start the agent: {error}")
     except RuntimeError as error:
         return _cannot("RuntimeError", str(error))
-    finally:
-        if host is not None:
-            host.stop()
     told(launched.outcome)
     hint = why_not_host(why, started) if why and not session.was_welcomed else ""
     if host is not None and (launched.reason or "").startswith("could not reach the coordinator"):
         hint = f"this process hosts it, so `{meeting.host}` must be an address of this machine"
         hint += ", which has node rank 0" if meeting.fixed and config.node_rank == 0 else ""
-    return _told(launched, options.workers.entrypoint, hint, driven=driven)
+    return _told(launched, options.workers.entrypoint, hint, driven=told is not _tell_nobody)
 
 
 def _prepare_environment(args: argparse.Namespace) -> None:

@@ -39,6 +39,14 @@ class Env(argparse.Action):
         setattr(namespace, self.dest, values)
 
 
+class NamesSignals(Env):
+    """Notes that the user has named signals, if only those that are named anyway."""
+
+    def __call__(self, _: Any, namespace: argparse.Namespace, values: Any, __: str | None = None) -> None:
+        setattr(namespace, self.dest, values)
+        namespace.signals_named = True
+
+
 class CheckEnv(argparse.Action):
     """A switch, on if ``PET_<DEST>`` is a number other than 0, as ``torch.distributed.argparse_util.check_env``."""
 

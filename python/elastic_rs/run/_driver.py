@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Any
 
-    from elastic_rs._elastic_rs import Driver, Host, Protection
+    from elastic_rs._elastic_rs import Driver, Host, Protection, Signals
 
 __all__ = ["drive"]
 
@@ -82,6 +82,7 @@ def drive(argv: Sequence[str], args: argparse.Namespace, given: HostDiscovery | 
     if args.detach:
         endpoint = _endpoint_of_detached(args, fixed)
     signals = _options.signals_of(args.signals_to_handle)
+    handled = _elastic_rs.Signals(signals, named=args.signals_named)
     flags = [*rest_of(argv, args), f"--nnodes=1:{MOST_NODES}"]
     protected = _protected()
     job = _job(args, flags, _conf_of(args, (least, most)), endpoint, signals, protected=protected)
@@ -90,7 +91,7 @@ def drive(argv: Sequence[str], args: argparse.Namespace, given: HostDiscovery | 
         return _show(_elastic_rs.Driver(options), discovery, job, port)
     if args.detach:
         driver = _elastic_rs.Driver(_options_of(args, least, True, job, port))
-        return _run(driver, None, discovery, None, signals)
+        return _run(driver, None, discovery, None, handled)
     try:
         host = _elastic_rs.Host.listen(None, port, protection=protected)
     except OSError as error:
@@ -99,20 +100,21 @@ def drive(argv: Sequence[str], args: argparse.Namespace, given: HostDiscovery | 
     try:
         driver = _elastic_rs.Driver(_options_of(args, least, fixed is not None, job, host.port))
         logger.info("this process hosts the coordinator at port %d", host.port)
-        return _run(driver, host, discovery, None if fixed else _of(args, "discovery_interval"), signals)
+        return _run(driver, host, discovery, None if fixed else _of(args, "discovery_interval"), handled)
     finally:
         host.stop()
 
 
 def _run(
-    driver: Driver, host: Host | None, discovery: HostDiscovery, interval_s: float | None, signals: list[int]
+    driver: Driver, host: Host | None, discovery: HostDiscovery, interval_s: float | None, handled: Signals
 ) -> int:
     from elastic_rs.discovery._poll import Poll
 
     poll = Poll(discovery, driver, interval_s)
     poll.start()
     try:
-        verdict, signal, reason = driver.run(signals, host=host)
+        with handled as signals:
+            verdict, signal, reason = driver.run(signals, host=host)
     except OSError as error:
         return _cannot(f"cannot start the driver: {error}")
     finally:

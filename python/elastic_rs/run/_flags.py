@@ -12,6 +12,7 @@ from elastic_rs.run._command_line import (
     MARK,
     CheckEnv,
     Help,
+    NamesSignals,
     Parser,
     PrintCompletion,
     adder,
@@ -109,6 +110,7 @@ def parser(usage: str = USAGE, description: str = DESCRIPTION, epilog: str = EPI
     _add_logs(made.add_argument_group("output of workers"))
     _add_devices(made.add_argument_group("devices"))
     _add_others(made.add_argument_group("compatibility"))
+    made.set_defaults(signals_named="PET_SIGNALS_TO_HANDLE" in os.environ)
     made.add_argument("training_script", metavar="SCRIPT", help="the script, module or program that every worker runs")
     made.add_argument("training_script_args", metavar="...", nargs=argparse.REMAINDER, help="its arguments")
     return made
@@ -195,9 +197,11 @@ def _add_endings(group: Any) -> None:
     )
     add(
         "--signals-to-handle",
+        action=NamesSignals,
         default="SIGTERM,SIGINT,SIGHUP,SIGQUIT",
         metavar="SIGNAL,...",
-        help="signals that end this node's agent, which passes them on to its workers (%(default)s)",
+        help="signals that end this node's agent, which passes them on to its workers (%(default)s; under nohup "
+        "without SIGHUP)",
     )
     add(
         "--in-place",

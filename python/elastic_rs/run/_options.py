@@ -214,7 +214,6 @@ def launch_options_of(args: argparse.Namespace) -> LaunchOptions:
     workers = workers_of(args.nproc_per_node)
     return _elastic_rs.LaunchOptions(
         command=command,
-        signals=signals_of(args.signals_to_handle),
         logs=log_options_of(args),
         cpus=cpus_of(args.numa_binding, workers) if args.numa_binding else [],
         warm=warm_of(args.warm_start, command),

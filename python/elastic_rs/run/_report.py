@@ -95,7 +95,13 @@ def _recorded_at(data: Any, otherwise: int) -> int:
 def failures(launched: Launched) -> dict[int, Failure]:
     """Return all failures by global rank, the root cause first."""
     return failures_of(
-        launched.failure, launched.exits, launched.first_rank, launched.error_files, launched.reason, make=Failure
+        launched.failure,
+        launched.exits,
+        launched.first_rank,
+        launched.error_files,
+        launched.reason,
+        failed_at=launched.failed_at,
+        make=Failure,
     )
 
 

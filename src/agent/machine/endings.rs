@@ -80,7 +80,13 @@ impl AgentMachine {
     /// This process got a signal to end. The second one kills the remaining workers at once.
     pub fn on_signal(&mut self, signal: i32, now: Instant) {
         match &self.phase {
-            Phase::Ended => return,
+            // Only what its workers have left can be there, if anything is.
+            Phase::Ended => {
+                let first = !std::mem::replace(&mut self.cuts_leftovers, true);
+                let command = if first { Command::Stop(self.stop_policy(signal)) } else { Command::Kill };
+                self.commands.push(command);
+                return;
+            }
             Phase::Stopping { next: Next::End(outcome), .. } if matches!(**outcome, Outcome::Signal(_)) => {
                 self.commands.push(Command::Kill);
                 return;
@@ -109,7 +115,9 @@ impl AgentMachine {
             return self.leave_now(signal);
         }
         match &self.phase {
-            Phase::Running { .. } | Phase::Preparing { .. } => self.stop(SIGTERM, Next::End(Box::new(outcome))),
+            Phase::Running { .. } | Phase::Preparing { .. } | Phase::Finishing { .. } => {
+                self.stop(SIGTERM, Next::End(Box::new(outcome)));
+            }
             Phase::Joining if self.has_parked() => self.stop(SIGTERM, Next::End(Box::new(outcome))),
             Phase::Stopping { .. } => self.go_on_with(Next::End(Box::new(outcome))),
             _ => self.end(outcome),

@@ -49,7 +49,7 @@ impl AgentMachine {
             return;
         }
         let ahead = self.lives.is_ahead(local_rank) && !self.is_running();
-        self.ended(local_rank);
+        self.ended(local_rank, false);
         if ahead {
             self.lose_until_placed(failure);
         } else {

@@ -165,9 +165,9 @@ impl AgentMachine {
         }
     }
 
-    pub(super) fn ended(&mut self, local_rank: u32) {
+    pub(super) fn ended(&mut self, local_rank: u32, well: bool) {
         if let Some(life) = self.lives.of.get_mut(&local_rank) {
-            *life = Life::Ended;
+            *life = Life::Ended { well };
         }
     }
 
@@ -201,7 +201,15 @@ impl AgentMachine {
         let Phase::Running { left } = &mut self.phase else { return };
         let way = Way::Raise { until: now + RAISE_LIMIT, left: std::mem::take(left) };
         self.phase = Phase::Stopping { next: Next::Join, over: false, way };
+        self.kill_leftovers();
         self.look_at_parked();
+    }
+
+    /// The next world does not wait for what workers have left that have ended well.
+    fn kill_leftovers(&mut self) {
+        for local_rank in self.lives.which(|life| life == Life::Ended { well: true }).collect::<Vec<_>>() {
+            self.commands.push(Command::KillWorker { local_rank });
+        }
     }
 
     fn send_all(&mut self, message: &ToWorker) {
@@ -223,6 +231,7 @@ impl AgentMachine {
         for local_rank in self.lives.which(|life| matches!(life, Life::Started | Life::Deaf)) {
             self.commands.push(Command::KillWorker { local_rank });
         }
+        self.kill_leftovers();
         self.phase =
             Phase::Stopping { next, over: false, way: Way::Park { ended: now, until: now + PARK_LIMIT, late: false } };
         self.look_at_parked();
@@ -256,7 +265,7 @@ impl AgentMachine {
 
     /// Goes on once no worker is in a world any more.
     pub(super) fn look_at_parked(&mut self) {
-        if !self.parks() || !self.lives.all_parked() || self.lives.any(|life| life == Life::Ended) {
+        if !self.parks() || !self.lives.all_parked() || self.lives.any(|life| matches!(life, Life::Ended { .. })) {
             return;
         }
         if let Phase::Stopping { over, .. } = &mut self.phase {

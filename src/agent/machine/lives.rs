@@ -29,8 +29,11 @@ pub(super) enum Life {
         /// It is connected, and waits for that world.
         waits: bool,
     },
-    /// It has ended. Processes that it started may be left.
-    Ended,
+    /// It has ended. Processes that it started may be left: for a moment, or if it has ended well, for as long as they may run on.
+    Ended {
+        /// With exit code 0.
+        well: bool,
+    },
 }
 
 /// The lives of a node's workers.

@@ -51,11 +51,14 @@ pub(super) enum Next {
 impl AgentMachine {
     /// Stop all workers by this signal first. None of them survives.
     pub(super) fn stop(&mut self, signal: i32, next: Next) {
-        let policy = StopPolicy { signal: Signal(signal), grace: self.policy.grace, ..StopPolicy::default() };
-        self.commands.push(Command::Stop(policy));
+        self.commands.push(Command::Stop(self.stop_policy(signal)));
         self.none_survives();
         self.forget_lives();
         self.phase = Phase::Stopping { next, over: false, way: Way::Stop };
+    }
+
+    pub(super) fn stop_policy(&self, signal: i32) -> StopPolicy {
+        StopPolicy { signal: Signal(signal), grace: self.policy.grace, ..StopPolicy::default() }
     }
 
     /// Whether this agent's end follows the stop under way.

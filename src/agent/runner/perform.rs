@@ -8,7 +8,7 @@ use crate::agent::command::{Command, farewell_reason};
 use crate::agent::crew::Crew;
 use crate::agent::environment::Workers;
 use crate::agent::machine::{LOOK_LIMIT, SURVIVING};
-use crate::agent::words::{Sources, Words};
+use crate::agent::words::{Hint, Sources, Words};
 use crate::events::record::{Ended, Kind, Phase, Started};
 use crate::process::{Exited, Signal};
 use crate::rendezvous::node::session::FAREWELL;
@@ -194,17 +194,22 @@ impl Runner {
             pid: exited.pid,
             exit: exited.exit.to_string(),
             returncode: exited.exit.returncode(),
+            stopped: exited.stopped,
         })));
     }
 
     /// Collect the words of a worker that has ended.
     fn listen(&mut self, local_rank: u32) {
         let exited = self.exits.iter().rfind(|exited| exited.local_rank == local_rank);
-        let killed = exited.is_some_and(|exited| exited.exit.returncode() == -Signal::KILL.0);
+        let hint = exited.and_then(|exited| match Signal(-exited.exit.returncode()) {
+            Signal::KILL => Some(Hint::Killed(self.kills_before)),
+            Signal::BUS => Some(Hint::Bus),
+            _ => None,
+        });
         let sources = Sources {
             error_file: self.error_files.get(&local_rank).cloned(),
             stderr_end: self.stderr_ends.get(&local_rank).cloned().unwrap_or_default(),
-            kills_before: killed.then_some(self.kills_before),
+            hint,
             front_end: matches!(self.crew, Some(Crew::Adopted(_))),
         };
         let mut words = Words::new(local_rank, sources);

@@ -81,7 +81,8 @@ impl Runner {
             self.resumed(); // all workers have survived
             return BTreeMap::new();
         }
-        let origin = Origin { forker: template.map(Template::forker), deadline: self.deadline.clone() };
+        let forker = template.map(Template::forker);
+        let origin = Origin { forker, deadline: self.deadline.clone(), leftovers: self.leftovers };
         match self.while_starting(Group::start_from(origin, specs, filters, consoles)).await {
             Some(Ok(group)) => {
                 let pids = group.pids();

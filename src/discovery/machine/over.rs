@@ -23,8 +23,9 @@ pub(super) struct Over {
 const KILL: Duration = Duration::from_secs(5);
 
 impl Driver {
-    /// The driver got this signal: pass it on to all agents. The third one kills what is left.
-    pub fn on_signal(&mut self, signal: i32, now: Instant) {
+    /// The driver got this signal: pass it on to all agents. The third one kills what is left. `sender`: who has sent it, in words, or
+    /// nothing.
+    pub fn on_signal(&mut self, signal: i32, sender: &str, now: Instant) {
         let name = Signal(signal);
         let over = self.over.get_or_insert_with(|| Over {
             end: End { verdict: Verdict::Signal(signal), reason: format!("{name}") },
@@ -42,7 +43,8 @@ impl Driver {
             2 => format!("received {name} again: agents kill what is left of their workers"),
             _ => format!("received {name} again: what is left is killed"),
         };
-        self.say(true, text);
+        let from = if sender.is_empty() { String::new() } else { format!("; it was {sender}") };
+        self.say(true, text + &from);
         self.tell_all(Request::Signal(signal));
         self.review(now);
     }

@@ -241,13 +241,13 @@ fn agents_that_do_not_end_with_the_job_are_killed_and_at_last_not_waited_for() {
 fn signals_are_passed_on_and_the_third_kills() {
     let (mut bench, agents) = Bench::with(1, "a:2,b:2");
     let starting = bench.found("a:2,b:2,c:1")[0];
-    bench.driver.on_signal(2, bench.now);
+    bench.driver.on_signal(2, "", bench.now);
     let request = Request::Signal(2);
     let kill = |agent| Command::Kill { agent };
     assert_eq!(bench.commands(), [tell(agents[0], request), tell(agents[1], request), kill(starting)]);
-    bench.driver.on_signal(2, bench.now);
+    bench.driver.on_signal(2, "", bench.now);
     assert_eq!(bench.commands(), [tell(agents[0], request), tell(agents[1], request)]);
-    bench.driver.on_signal(2, bench.now);
+    bench.driver.on_signal(2, "", bench.now);
     assert_eq!(
         bench.commands(),
         [tell(agents[0], request), tell(agents[1], request), kill(agents[0]), kill(agents[1])]

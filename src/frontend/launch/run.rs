@@ -11,12 +11,12 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::job::{Job, LogFolder};
-use super::signals::Receiver;
 use crate::agent::Outcome;
 use crate::agent::runner::{Programs, Runner, START_PATIENCE, Step};
 use crate::frontend::node::Node;
 use crate::process::{AttemptFolder, Consoles, Exited, LogFolders, is_full, written};
 use crate::rendezvous::protocol::message::{JoinWorkers, Placement, Verdict};
+use crate::signals::{Received, Receiver};
 use crate::threads;
 use crate::wait::until;
 use crate::warm::Template;
@@ -28,6 +28,8 @@ pub struct Ended {
     pub outcome: Outcome,
     /// How the workers of the last round ended, in that order.
     pub exits: Vec<Exited>,
+    /// When the last round's first failure happened, or when this node heard of it. `None`: there was none.
+    pub failed_at: Option<Instant>,
     /// Global rank of the last round's first worker.
     pub first_rank: u32,
     /// Where the workers of the last round may have recorded exceptions, by local rank.
@@ -90,7 +92,7 @@ impl Launch {
             let step = tokio::select! {
                 biased;
                 signal = self.signals.next() => {
-                    self.runner.signal(signal);
+                    signalled(&mut self.runner, signal);
                     continue;
                 }
                 step = self.runner.next() => step,
@@ -122,7 +124,7 @@ impl Launch {
         };
         tokio::select! {
             biased;
-            signal = self.signals.next() => self.runner.signal(signal),
+            signal = self.signals.next() => signalled(&mut self.runner, signal),
             joined = joining => match joined {
                 Ok(placement) => {
                     self.check_rank(&placement)?;
@@ -178,7 +180,7 @@ impl Launch {
         loop {
             tokio::select! {
                 biased;
-                signal = self.signals.next() => self.runner.signal(signal),
+                signal = self.signals.next() => signalled(&mut self.runner, signal),
                 loaded = self.runner.loaded(self.template.as_ref(), &specs) => match loaded {
                     true => break,
                     false => return Ok(()),
@@ -188,7 +190,7 @@ impl Launch {
         let filters = self.job.filters(attempt.as_ref());
         let programs = Programs { specs, filters, consoles, error_files, template: self.template.as_ref() };
         if let Some(signal) = finishing(&mut self.signals, self.runner.start(programs)).await {
-            self.runner.signal(signal);
+            signalled(&mut self.runner, signal);
         }
         Ok(())
     }
@@ -243,6 +245,7 @@ impl Launch {
         Ended {
             outcome,
             exits: self.runner.exits().to_vec(),
+            failed_at: self.runner.failed_at(),
             first_rank: self.runner.first_rank(),
             error_files: self.runner.error_files().clone(),
         }
@@ -257,6 +260,7 @@ impl Launch {
             () = self.node.leave(reason.to_owned(), signal, self.job.close_timeout) => {}
             _ = self.signals.next() => {}
         }
+        self.node.end_events().await;
     }
 
     fn remove_folders(&self) {
@@ -267,6 +271,10 @@ impl Launch {
     }
 }
 
+fn signalled(runner: &mut Runner, Received { signal, sender }: Received) {
+    runner.signal(signal, &sender.words());
+}
+
 /// Do what a start needs before any worker runs. `None`: a signal or the session has ended the round meanwhile, and the work was
 /// dropped.
 async fn heeding<T>(signals: &mut Receiver, runner: &mut Runner, work: impl Future<Output = T>) -> Option<T> {
@@ -274,7 +282,7 @@ async fn heeding<T>(signals: &mut Receiver, runner: &mut Runner, work: impl Futu
     loop {
         tokio::select! {
             biased;
-            signal = signals.next() => runner.signal(signal),
+            signal = signals.next() => signalled(runner, signal),
             () = runner.start_withdrawn() => return None,
             done = &mut work => return Some(done),
         }
@@ -283,7 +291,7 @@ async fn heeding<T>(signals: &mut Receiver, runner: &mut Runner, work: impl Futu
 
 /// Carry out a start to its end, so that workers that run already are asked to end before they are killed. Gives the signal that
 /// came meanwhile. A second signal, or [`START_PATIENCE`] after the first, breaks it off.
-async fn finishing<T>(signals: &mut Receiver, starting: impl Future<Output = T>) -> Option<i32> {
+async fn finishing<T>(signals: &mut Receiver, starting: impl Future<Output = T>) -> Option<Received> {
     let (mut starting, mut first, mut patience_ends) = (pin!(starting), None, None);
     loop {
         tokio::select! {

@@ -35,6 +35,8 @@ pub(crate) struct Member {
     pub stderr_end: StderrEnd,
     /// Nothing of it is left but its guard, which ends.
     pub gone: bool,
+    /// Process id of its guard, whose children are what is left of a worker that has ended well.
+    pub guard: Option<u32>,
     control: Arc<AsyncFd<OwnedFd>>,
     drain: Arc<Drain>,
 }
@@ -44,6 +46,13 @@ pub(crate) struct Member {
 pub(crate) enum News {
     /// An event of the worker.
     Of(Event),
+    /// It has ended well, and processes that it started are left, as children of its guard.
+    Left {
+        /// Which worker.
+        local_rank: u32,
+        /// Process id of its guard.
+        guard: u32,
+    },
     /// Its guard has ended, too. This is the last news.
     Reaped {
         /// Which worker.
@@ -98,7 +107,7 @@ impl Member {
             drain: drain.clone(),
         };
         tokio::spawn(task.run(end, child));
-        Ok((Member { pid: 0, stderr_end, gone: false, control, drain }, started))
+        Ok((Member { pid: 0, stderr_end, gone: false, guard: None, control, drain }, started))
     }
 
     /// The same for a process whose output is not copied.
@@ -165,6 +174,9 @@ impl Task {
                     let late = Duration::from_nanos(monotonic_ns().saturating_sub(seen_ns));
                     self.on_exited(Exit::from_wait(code, status), Some(late));
                 }
+                Report::Left { guard } => {
+                    self.send(News::Left { local_rank: self.local_rank, guard: guard.unsigned_abs() });
+                }
                 // A guard that was forked from a template takes tens of milliseconds to end: the kernel frees its memory first.
                 Report::Gone => self.on_gone().await,
             }
@@ -223,7 +235,7 @@ impl Task {
             return; // the worker was never executed, which has been reported
         }
         let (local_rank, pid, at) = (self.local_rank, self.pid, Instant::now());
-        self.tell(Event::Exited(Exited { local_rank, pid, exit, at, late }));
+        self.tell(Event::Exited(Exited { local_rank, pid, exit, at, late, stopped: false }));
     }
 
     fn started(&mut self, start: Start) {

@@ -9,7 +9,7 @@ use super::plan::Failure;
 pub(super) unsafe fn tell(control: RawFd, report: Report) {
     let bytes = report.encode();
     let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
-    // Three messages always fit into the socket. If the other end is closed, there is nobody to tell.
+    // Four messages always fit into the socket. If the other end is closed, there is nobody to tell.
     unsafe { libc::send(control, bytes.as_ptr().cast(), bytes.len(), flags) };
 }
 
@@ -28,6 +28,17 @@ pub(super) unsafe fn default_handler(signal: i32) {
     let mask_bytes: libc::size_t = 8;
     let signal = libc::c_long::from(signal);
     unsafe { libc::syscall(libc::SYS_rt_sigaction, signal, action.as_ptr(), ptr::null::<u64>(), mask_bytes) };
+}
+
+/// Whether this process ignores a signal. `nohup` has SIGHUP ignored, which holds for workers too.
+pub(super) unsafe fn ignores(signal: i32) -> bool {
+    let mut action = [0_u64; 4]; // the handler comes first in the kernel's `struct sigaction` of these architectures
+    let mask_bytes: libc::size_t = 8;
+    let signal = libc::c_long::from(signal);
+    unsafe {
+        libc::syscall(libc::SYS_rt_sigaction, signal, ptr::null::<u64>(), action.as_mut_ptr(), mask_bytes) == 0
+            && action[0] == libc::SIG_IGN as u64
+    }
 }
 
 pub(super) fn errno() -> i32 {

@@ -7,7 +7,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::RawFd;
 use std::ptr;
 
-use super::calls::{default_handler, errno};
+use super::calls::{default_handler, errno, ignores};
 use super::plan::{Plan, step};
 
 /// The data of the process that is to become the worker.
@@ -45,7 +45,7 @@ unsafe fn become_worker(birth: &Birth<'_>) -> ! {
     let Birth { plan, guard, failures } = *birth;
     unsafe {
         take_place(guard, plan.stdio, plan.cwd, failures);
-        for signal in 1..=64 {
+        for signal in (1..=64).filter(|&signal| signal != libc::SIGHUP || !ignores(signal)) {
             default_handler(signal);
         }
         if let Some(limit) = &plan.open_files {

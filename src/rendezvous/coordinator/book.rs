@@ -8,7 +8,7 @@ use serde::Serialize;
 use tokio::sync::oneshot;
 
 use super::machine::Machine;
-use crate::events::file::EventFile;
+use crate::events::file::{EventFile, LAST_LINES};
 use crate::events::line::line;
 use crate::events::metrics::Metrics;
 use crate::events::open_metrics::OpenMetrics;
@@ -121,6 +121,14 @@ impl Book {
             file.push(&run_id.into(), Arc::clone(&kept.line), 0);
         }
         self.file = Some(file);
+    }
+
+    /// Write the file to its end. Blocks, for [`LAST_LINES`] at most.
+    pub fn finish(&mut self) {
+        self.make_lines();
+        if let Some(file) = self.file.take() {
+            file.finish(LAST_LINES);
+        }
     }
 
     /// Keep an event. Its line is made later: that takes longer than to decide, and nodes wait for decisions.

@@ -178,7 +178,8 @@ pub struct Shown {
 ///
 /// `empty_store` replaces the table of the endpoint's store; it blocks until that is done.
 ///
-/// Messages to nodes are written before this returns, or have had [`LAST_WORDS`] for it: the process may end then.
+/// Messages to nodes and the file of events are written before this returns, or have had [`LAST_WORDS`] and
+/// [`LAST_LINES`](crate::events::file::LAST_LINES) for it: the process may end then.
 pub async fn run(
     mut machine: Machine,
     mut incoming: mpsc::UnboundedReceiver<Incoming>,
@@ -235,9 +236,17 @@ pub async fn run(
             .sessions
             .send_if_modified(|count| std::mem::replace(count, machine.session_count()) != machine.session_count());
     }
-    book.make_lines();
+    // What has arrived is told, if not answered: a node's goodbye, say, and the file for events of a job that was short.
+    while let Ok(question) = shown.questions.try_recv() {
+        answer(question, &mut machine, &mut book);
+    }
+    while let Ok(event) = events.try_recv() {
+        on_event(event, &mut machine, &mut writers, &mut book, shown.readers);
+        perform(&mut machine, &mut writers, &mut book, &shown.exclusions, &empty_store, &log);
+    }
     drop((writers, events, writing));
     let _ = timeout(LAST_WORDS, written.recv()).await;
+    book.finish();
 }
 
 fn on_event(event: Event, machine: &mut Machine, writers: &mut Sessions, book: &mut Book, readers: Readers) {

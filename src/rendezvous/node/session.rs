@@ -11,24 +11,22 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, watch};
-use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
 use super::line::{Endpoint, drive};
 use super::machine::{JoinError, NodeMachine, View};
 pub use super::seat::WorkersEnd;
 use super::seat::{Ending, Recording, Seat, Shared};
-use crate::events::file::EventFile;
+use crate::events::file::{EventFile, LAST_LINES};
 use crate::events::record::{Kind, Phase};
 use crate::rendezvous::protocol::message::{
     Failure, Hello, JoinWorkers, Placement, Round, Running, Stepped, Survival, Verdict,
 };
 use crate::secure::Protection;
+use crate::threads;
 
 /// How long a goodbye may take in a process that a signal ends. Whoever has sent the signal kills a process that takes long.
 pub const FAREWELL: Duration = Duration::from_secs(1);
-/// Time for the last events to be written.
-const LAST_LINES: Duration = Duration::from_millis(500);
 
 /// A node's session with the coordinator. Dropping it ends the connection without a `Leave`. [`Session::leave`] sends one.
 #[derive(Debug)]
@@ -275,7 +273,10 @@ impl Session {
     /// This node is about to leave, and asks the others to change in place. Returns whether the coordinator will answer: by the view's
     /// `change` and `raise_at`, or by `waiting`. If not, leave at once.
     pub fn will_leave(&self, round: Round, reason: &str, signal: Option<i32>) -> bool {
-        self.ask(|machine| machine.will_leave(round, reason, signal))
+        self.ask(|machine| {
+            signal.iter().for_each(|signal| machine.record_signal(*signal, reason, Instant::now()));
+            machine.will_leave(round, reason, signal)
+        })
     }
 
     /// The workers have stopped at the check of the view's `raise_at`, and this node leaves. [`Session::leave`] follows.
@@ -325,17 +326,26 @@ impl Session {
     pub async fn leave(&self, reason: String, signal: Option<i32>, limit: Duration) {
         let limit = if signal.is_some() { limit.min(FAREWELL) } else { limit };
         let mut gone = self.shared.gone.subscribe();
-        self.ask(|machine| machine.leave(reason, signal));
+        self.ask(|machine| {
+            signal.iter().for_each(|signal| machine.record_signal(*signal, &reason, Instant::now()));
+            machine.leave(reason, signal);
+        });
         if timeout(limit, gone.wait_for(|gone| *gone)).await.is_err() {
             self.task.iter().for_each(|task| task.abort());
             // Nothing is sent any more, so no later call waits for it.
             self.shared.gone.send_replace(true);
             self.shared.stepped();
         }
+    }
+
+    /// Write what was recorded to its end, which takes [`LAST_LINES`] at most. Nothing is written afterwards, so call it last: when
+    /// nothing is left of the workers.
+    pub async fn end_events(&self) {
+        self.shared.write_events();
         let recording = self.shared.events.lock().clone();
         if let Some(Recording { file, .. }) = recording {
-            // A folder that hangs must not hold up the end of this process.
-            let _ = spawn_blocking(move || file.finish(LAST_LINES)).await;
+            // On a dedicated thread: the folder may hang.
+            let _ = threads::aside("events-end", move || file.finish(LAST_LINES)).await;
         }
     }
 

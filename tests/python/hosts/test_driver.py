@@ -210,6 +210,32 @@ def test_a_signal_to_the_driver_ends_the_job(server: SshServer, drive: Drive, jo
     assert sorted(match[1] for line in driver.lines if (match := got.search(line))) == ["localhost", "node0"]
 
 
+def test_a_signal_to_all_processes_of_a_control_group_leaves_workers_their_grace(drive: Drive, tmp_path: Path) -> None:
+    # As systemd sends it: the driver passes on to its agent what that has got itself.
+    driver = drive("-H", "localhost:1", script=SCRIPTS / "saves.py", worker=(tmp_path,))
+    worker = int(driver.line(r"READY hangup=\w+ pid=(\d+)")[1])
+    os.kill(agent_of(worker), signal.SIGTERM)
+    driver.signal(signal.SIGTERM)
+    driver.line(r"received SIGTERM: all agents are told; .*; it was sent by pid \d+ ")
+    driver.line("STOPPING SIGTERM")
+    (tmp_path / "go").touch()
+    assert driver.wait() == 143
+    assert any("SAVED" in line for line in driver.lines), driver.tail()
+
+
+def test_under_nohup_driver_and_agent_live_on_when_the_terminal_goes(drive: Drive, job: Job, tmp_path: Path) -> None:
+    hangup = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        driver = drive("-H", "localhost:1", script=SCRIPTS / "saves.py", worker=(tmp_path,))
+    finally:
+        signal.signal(signal.SIGHUP, hangup)
+    driver.line(r"READY hangup=ignored pid=(\d+)")
+    for pid in job.pids():
+        os.kill(pid, signal.SIGHUP)
+    (tmp_path / "done").touch()
+    assert driver.wait() == 0
+
+
 def test_a_job_that_fails_ends_the_driver_with_1_and_its_report(drive_fast: Drive) -> None:
     driver = drive_fast("-H", "node0:1,node1:1", worker=("--raise", "1"))
     assert driver.wait() == 1

@@ -8,6 +8,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from elastic_rs.observe import _exporter
 from elastic_rs.observe._exporter import (
     KEPT_EVENTS,
     KEPT_TRACES,
@@ -292,6 +293,33 @@ def test_the_end_says_what_was_not_sent(free_port: Callable[[], int]) -> None:
         signal.signal(signal.SIGTERM, before)
     with pytest.raises(ValueError, match="must be an address such as"):
         export(Gone(), "file:///etc/passwd", "1")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_that_is_delivered_twice_does_not_lose_what_is_left(
+    number: signal.Signals, collector: tuple[str, type[Collector]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Interrupted:
+        def batches(self) -> Iterable[list[str]]:
+            log = formed()
+            recovered(log)
+            yield log.lines
+            signal.raise_signal(number)
+            raise AssertionError("unreachable")
+
+    def interrupted_again(*args: Any) -> str:
+        signal.raise_signal(number)
+        return send_rest(*args)
+
+    send_rest = _exporter._send_rest
+    monkeypatch.setattr(_exporter, "_send_rest", interrupted_again)
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        with pytest.raises((KeyboardInterrupt, SystemExit)):
+            export(Interrupted(), collector[0], "1")  # type: ignore[arg-type]
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert len(collector[1].got) == 1
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -9,15 +9,15 @@ import re
 import signal
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from elastic_rs import _cli
+from elastic_rs import _cli, _elastic_rs
 from helpers.observe import again, ask
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from helpers.procs import Job, Process
 
@@ -91,6 +91,72 @@ def _later(wall: re.Match[str], hours: int) -> str:
 def _shown(command: str, files: list[Path], capsys: pytest.CaptureFixture[str], *more: str) -> list[str]:
     assert _cli.main([command, "--events", *map(str, files), *more]) == 0
     return capsys.readouterr().out.splitlines()
+
+
+LAUNCHERS = {"torchrun": "torch.distributed.run", "elastic-run": "elastic_rs.run"}
+FAMILY = Path(__file__).parents[1] / "scripts" / "family.py"
+
+
+def _alone(job: Job, launcher: str, logs: Path, *worker: str | Path) -> Process:
+    """Start a job of one node with two workers, whose process hosts the coordinator."""
+    flags = ["--rdzv-backend=rust-c10d", "--rdzv-id=job", "--nproc-per-node=2", f"--log-dir={logs}"]
+    command = [sys.executable, "-m", LAUNCHERS[launcher], *flags, str(FAMILY), *map(str, worker)]
+    node = job.start(command, env={"ELASTIC_RS_LOG": "info"})
+    for rank in (0, 1):
+        node.line(f"^WORKER rank={rank} ")
+    return node
+
+
+def _files(logs: Path) -> tuple[Path, Path]:
+    (own,) = logs.glob("job_*/events.jsonl")
+    (coordinators,) = logs.glob("job_*/events-coordinator.jsonl")
+    return own, coordinators
+
+
+@pytest.mark.torchrun
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("signals", [1, 2])
+def test_the_files_of_a_job_that_a_signal_ends_go_to_its_end(
+    job: Job, tmp_path: Path, launcher: str, signals: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    node = _alone(job, launcher, tmp_path, *(["--stubborn"] if signals > 1 else []))
+    node.signal(signal.SIGTERM)
+    if signals > 1:
+        node.line("Received 15 death signal")
+        time.sleep(2 * _elastic_rs.SAME_SIGNAL_S)  # one that comes at once is no second one
+        node.signal(signal.SIGTERM)
+    assert node.wait() == 143
+    own, coordinators = _files(tmp_path)
+    events = [json.loads(line) for line in own.read_text().splitlines()]
+    (got,) = [event for event in events if event["type"] == "heard.signal"]
+    assert got["data"] == {"signal": 15}
+    ended = [event for event in events if event["type"] == "worker.ended"]
+    assert [event["data"]["exit"] for event in ended] == ["SIGTERM" if signals == 1 else "SIGKILL"] * 2
+    assert [event["cause"] for event in ended] == [[got["id"]]] * 2
+    assert "node.left" in kinds(coordinators)
+    for files in ([own], [coordinators], [own, coordinators]):
+        assert _cli.main(["status", "--events", *map(str, files)]) == 1, files
+        assert _cli.main(["why", "--events", *map(str, files)]) == 0
+        told = capsys.readouterr().out
+        assert "SIGTERM" in told, (files, told)
+        assert "has not been disturbed" not in told, files
+
+
+@pytest.mark.torchrun
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_the_files_of_a_job_that_succeeds_say_so(
+    job: Job, tmp_path: Path, launcher: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    done = tmp_path / "done"
+    done.touch()
+    node = _alone(job, launcher, tmp_path, "--until", done)
+    assert node.wait() == 0
+    own, coordinators = _files(tmp_path)
+    assert kinds(own).count("worker.ended") == 2
+    for kind in ("run.closed", "node.left"):
+        assert kind in kinds(coordinators)
+    assert _cli.main(["status", "--events", str(coordinators)]) == 0
+    assert "SUCCEEDED" in capsys.readouterr().out
 
 
 @pytest.mark.torchrun

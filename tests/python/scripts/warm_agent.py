@@ -62,8 +62,8 @@ def main() -> int:
                 agent.all_done()
             case _:
                 break
-    for local_rank, pid, code in agent.exits():
-        _say(f"agent: worker {local_rank} ({pid}) ended with {code}")
+    for ended in agent.exits():
+        _say(f"agent: worker {ended.local_rank} ({ended.pid}) ended with {ended.returncode}")
     if template is not None:
         template.end()
     return 0 if step.outcome == "succeeded" else FAILED

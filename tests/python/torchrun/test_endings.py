@@ -3,11 +3,15 @@
 import os
 import re
 import signal
+import subprocess
 import sys
 import time
+from datetime import datetime
 from pathlib import Path
 
 import pytest
+from elastic_rs._elastic_rs import SAME_SIGNAL_S
+from helpers.observe import ask
 from helpers.procs import Job, Process
 from helpers.workers import place
 
@@ -53,6 +57,7 @@ def test_a_second_interrupt_kills_at_once(start: Start, agent: str) -> None:
     place(node, 1)
     node.signal(signal.SIGINT)
     node.line(r"shutting down workers \(SIGINT\)")
+    time.sleep(2 * SAME_SIGNAL_S)  # one that comes at once is no second one
     began = time.monotonic()
     node.signal(signal.SIGINT)
     assert node.wait() == 130
@@ -66,7 +71,7 @@ def test_a_signal_is_logged_once_in_pytorch_s_wording(start: Start, number: sign
     place(node, 1)
     node.signal(number)
     assert node.wait() == 128 + number
-    told = [line for line in node.lines if "signal" in line]
+    told = [line for line in node.lines if re.search(r"\bsignal\b", line)]
     assert len(told) == 1, told
     assert f"Received {number.value} death signal, shutting down workers ({number.name})" in told[0]
 
@@ -98,6 +103,65 @@ def test_another_node_s_failure_on_a_terminal_has_a_hint(start: Start) -> None:
     assert "exit code 1 on 127.0.0.2" in text
     assert "the sky fell" not in text
     assert "https://pytorch.org/docs/stable/elastic/errors.html" in text
+
+
+def test_a_sigbus_is_reported_with_the_size_of_shared_memory_that_is_full(start: Start, tmp_path: Path) -> None:
+    mounts = 'mount -t tmpfs -o size=2m tmpfs /dev/shm && exec "$@"'
+    under = ["unshare", "--map-root-user", "--mount", "sh", "-c", mounts, "sh"]
+    if subprocess.run([*under, "true"], capture_output=True, check=False).returncode != 0:
+        pytest.skip("this machine allows no mount namespace")
+    script = tmp_path / "fills.py"
+    script.write_text(
+        "import mmap\n"
+        "file = open('/dev/shm/tensor', 'w+b')\n"
+        "file.truncate(4 << 20)\n"
+        "mapped = mmap.mmap(file.fileno(), 4 << 20)\n"
+        "mapped[:] = bytes(4 << 20)\n"
+    )
+    node = start(2, nnodes="1", restarts=0, script=script, under=under)
+    assert node.wait() == 1
+    text = "\n".join(node.lines)
+    text = text[text.index("ChildFailedError") :]
+    assert "exitcode  : -7" in text
+    assert re.search(r"shared memory is full: /dev/shm holds 2\.0 MiB, of which 0\.0 MiB are free; .*--shm-size", text)
+
+
+FAILS_FIRST = """
+import os, pathlib, signal, sys, time
+folder, rank = pathlib.Path(sys.argv[1]), os.environ["RANK"]
+if rank == "0":
+    while not all((folder / name).exists() for name in "12"):
+        time.sleep(0.02)
+    (folder / "failed").write_text(str(time.time()))
+    os._exit(3)
+if rank == "1":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+(folder / rank).touch()
+while True:
+    time.sleep(0.02)
+"""
+
+
+def test_the_report_has_the_time_of_the_failure_and_nobody_who_was_stopped(
+    start: Start, agent: str, tmp_path: Path
+) -> None:
+    script, grace = tmp_path / "fails_first.py", shutdown_timeout(4, agent)
+    script.write_text(FAILS_FIRST)
+    options = [*grace, f"--log-dir={tmp_path / 'logs'}"]
+    node = start(2, tmp_path, nnodes="1", nproc=3, restarts=0, script=script, options=options)
+    assert node.wait() == 1
+    text = "\n".join(node.lines)
+    text = text[text.index("ChildFailedError") :]
+    assert "<NO_OTHER_FAILURES>" in text
+    assert "SIGKILL" not in text
+    shown = re.search(r"time +: (\S+)", text)
+    assert shown is not None
+    failed = float((tmp_path / "failed").read_text())
+    assert abs(datetime.fromisoformat(shown[1].replace("_", " ")).timestamp() - failed) < 2, "it ended 4 s later"
+    told = ask("why", "--events", tmp_path / "logs").stdout
+    assert "2 other workers were stopped: " in told
+    assert re.search(r"1 by SIGKILL \(\S+ rank 1\)", told), told
+    assert re.search(r"1 by SIGTERM \(\S+ rank 2\)", told), told
 
 
 def test_a_sigkill_is_reported_with_a_hint_at_memory(start: Start) -> None:

@@ -20,10 +20,18 @@ impl NodeMachine {
         self.journal.tick(now);
         let cause = match kind {
             Kind::WorkerStarted(_) => self.journal.completed(),
-            Kind::WorkerEnded(_) => self.journal.broken(),
+            Kind::WorkerEnded(_) => self.journal.broken().or(self.journal.signalled()),
             _ => None,
         };
         self.journal.record(kind, Some(&self.hello.name), cause, text);
+    }
+
+    /// This node's agent got a signal that ends it, for this reason in the words of its goodbye. Only the first one is recorded.
+    pub fn record_signal(&mut self, signal: i32, reason: &str, now: Instant) {
+        if self.journal.signalled().is_none() {
+            let text = format!("{} leaves: {reason}", self.hello.name);
+            self.record(Kind::HeardSignal { signal }, Some(text), now);
+        }
     }
 
     /// Take the events that no file has taken yet, and the number of those that were dropped before one could.

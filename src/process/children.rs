@@ -1,0 +1,47 @@
+//! The children of a process, as people know them.
+
+use std::fs;
+
+/// Children that are named.
+const NAMED: usize = 3;
+/// Longest a command is that is shown.
+const COMMAND_CHARS: usize = 100;
+
+/// The children of a process of one thread, with their commands, in words. `None` if it has none, or this kernel does not list them.
+pub(super) fn children_of(pid: u32) -> Option<String> {
+    let list = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).ok()?;
+    let children: Vec<&str> = list.split_whitespace().collect();
+    let named: Vec<String> = children.iter().take(NAMED).map(|pid| format!("pid {pid}{}", command_of(pid))).collect();
+    let more = children.len().saturating_sub(NAMED);
+    let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+    (!named.is_empty()).then(|| named.join(", ") + &more)
+}
+
+/// A process's command in brackets; empty if it has ended.
+fn command_of(pid: &str) -> String {
+    let words = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    let words = String::from_utf8_lossy(&words).replace('\0', " ");
+    let shown: String = words.trim().escape_debug().take(COMMAND_CHARS).collect();
+    if shown.is_empty() { shown } else { format!(" (`{shown}`)") }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::{Command, id};
+
+    use super::*;
+
+    #[test]
+    fn children_are_named_with_their_commands() {
+        let mut child = Command::new("sleep").arg("61").spawn().unwrap();
+        // A test has a thread of its own, whose children are not those of the main thread.
+        let told = children_of(id());
+        assert!(told.is_none_or(|told| told.contains("pid ")));
+        let shown = command_of(&child.id().to_string());
+        assert!(shown.starts_with(" (`") && shown.ends_with("`)"), "{shown}");
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!(command_of(&child.id().to_string()), "");
+        assert_eq!(children_of(child.id()), None);
+    }
+}
