@@ -330,8 +330,8 @@ class Driver:
         """
     def run(self, /, signals: SupportsGetItem[int, SupportsIndex], *, host: Host | None = None) -> tuple[str, int | None, str]:
         """
-        Start agents until the job has ended, and return the verdict (``succeeded``, ``failed``, ``given_up`` or ``signal``), the
-        signal's number, and why.
+        Start agents until the job has ended, and return the verdict (``succeeded``, ``failed``, ``given_up``, ``refused`` or
+        ``signal``), the signal's number, and why.
 
         ``host`` has the coordinator, if it is here: hosts that it keeps out get no agent.
 

@@ -28,6 +28,8 @@ pub enum Meaning {
     Failed,
     /// The agent does not accept its command line. No other will, unless one has.
     Refused,
+    /// Its host lacks the script, as the driver's machine does. If all hosts do, the command line names no script.
+    LacksScript,
     /// The agent runs on without the driver.
     Detached,
     /// Only this host cannot go on.
@@ -50,6 +52,7 @@ impl Ending {
             Some("succeeded" | "not_needed" | "too_late") => Meaning::Succeeded,
             Some("failed") => Meaning::Failed,
             Some("refused") => Meaning::Refused,
+            Some("lacks_script") => Meaning::LacksScript,
             Some("detached") => Meaning::Detached,
             _ => Meaning::Trouble,
         }
@@ -153,6 +156,7 @@ mod tests {
             (Some("too_late"), Meaning::Succeeded),
             (Some("failed"), Meaning::Failed),
             (Some("refused"), Meaning::Refused),
+            (Some("lacks_script"), Meaning::LacksScript),
             (Some("detached"), Meaning::Detached),
             (Some("unfit"), Meaning::Trouble),
             (Some("no_place"), Meaning::Trouble),

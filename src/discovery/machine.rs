@@ -121,6 +121,8 @@ pub enum Verdict {
     Failed,
     /// The driver has given the job up.
     GivenUp,
+    /// No agent accepts the command line.
+    Refused,
     /// This signal has ended the job.
     Signal(i32),
 }
@@ -173,6 +175,8 @@ struct HostState {
     agent: Option<AgentId>,
     /// An agent runs on there without the driver.
     detached: bool,
+    /// Its last agent did not find the script, and the driver does not either.
+    lacks_script: bool,
     /// The times at which its agents ended by themselves, within the window.
     troubles: VecDeque<Instant>,
     /// The last trouble, in words.
@@ -288,11 +292,15 @@ impl Driver {
         state.agent = None;
         let meaning = ending.meaning();
         state.detached |= meaning == Meaning::Detached;
+        state.lacks_script = meaning == Meaning::LacksScript;
+        let is_refused = meaning == Meaning::Refused || meaning == Meaning::LacksScript && self.all_lack_script();
         if self.over.is_none() && matches!(meaning, Meaning::Succeeded | Meaning::Failed) {
             self.on_job_ended(meaning, &host, now);
-        } else if self.over.is_none() && meaning == Meaning::Refused && !self.accepted {
+        } else if self.over.is_none() && is_refused && !self.accepted {
             let why = ending.why(&self.rules.python, true);
-            self.give_up(format!("host `{}`: {why}; every other agent would end in the same way", host.name), now);
+            let others = if meaning == Meaning::Refused { "would end" } else { "has ended" };
+            let reason = format!("host `{}`: {why}; every other agent {others} in the same way", host.name);
+            self.end_early(Verdict::Refused, reason, now);
         } else if meaning == Meaning::Detached {
             self.say(false, format!("the agent on {host} runs on without the driver"));
         } else if self.over.is_none() {
@@ -368,6 +376,12 @@ impl Driver {
             true,
             format!("host `{}`: {why}; it is out {how_long} ({count} of {limit}, --host-failures)", host.name),
         );
+    }
+
+    /// Whether no host has the script.
+    fn all_lack_script(&self) -> bool {
+        let lacks = |name: &str| self.states.get(name).is_some_and(|state| state.lacks_script);
+        self.manager.hosts().iter().all(|known| lacks(&known.host.name))
     }
 
     /// Whether a host can never be used again.

@@ -22,7 +22,8 @@ pub enum Report {
     Accepted,
     /// Its part has ended; as `elastic_rs.Launched.outcome` has it.
     Ended {
-        /// `succeeded`, `not_needed`, `too_late`, `failed`, `unfit`, `no_place`, `signal`, or `detached`: it runs on without the driver.
+        /// `succeeded`, `not_needed`, `too_late`, `failed`, `unfit`, `no_place`, `signal`; or of an agent that has got no job to end,
+        /// `refused`, `lacks_script`, or `detached`: it runs on without the driver.
         outcome: String,
     },
 }

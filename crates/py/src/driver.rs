@@ -122,7 +122,8 @@ pub struct Driver {
     launching: Launching,
 }
 
-/// How a driver's work ended: the verdict (``succeeded``, ``failed``, ``given_up`` or ``signal``), the signal's number, and why.
+/// How a driver's work ended: the verdict (``succeeded``, ``failed``, ``given_up``, ``refused`` or ``signal``), the signal's
+/// number, and why.
 type Driven = (&'static str, Option<i32>, String);
 
 #[pymethods]
@@ -155,8 +156,8 @@ impl Driver {
         Ok(self.launching.command(&HostSlots::new(host, 1).map_err(invalid)?))
     }
 
-    /// Start agents until the job has ended, and return the verdict (``succeeded``, ``failed``, ``given_up`` or ``signal``), the
-    /// signal's number, and why.
+    /// Start agents until the job has ended, and return the verdict (``succeeded``, ``failed``, ``given_up``, ``refused`` or
+    /// ``signal``), the signal's number, and why.
     ///
     /// ``host`` has the coordinator, if it is here: hosts that it keeps out get no agent.
     ///
@@ -188,6 +189,7 @@ impl Driver {
             Verdict::Succeeded => ("succeeded", None),
             Verdict::Failed => ("failed", None),
             Verdict::GivenUp => ("given_up", None),
+            Verdict::Refused => ("refused", None),
             Verdict::Signal(number) => ("signal", Some(number)),
         };
         Ok((verdict, signal, end.reason))

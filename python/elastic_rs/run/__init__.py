@@ -60,8 +60,9 @@ def main(
         discovery: finds the hosts, instead of ``-H`` and the like.
         told: for an agent that a driver has started. If this node gets so far, it is called with ``accepted``, and then
             with :attr:`elastic_rs._elastic_rs.Launched.outcome`; or with ``refused`` if no other node can do better
-            with this command line. Such an agent ends well if it joins after the job has succeeded. For any other node
-            that is an error, as for torchrun.
+            with this command line, or ``lacks_script`` if neither this node nor the driver has the script. Such an
+            agent ends well if it joins after the job has succeeded. For any other node that is an error, as for
+            torchrun.
         parsed: the same command line, if the driver has parsed it.
     """
     argv = sys.argv[1:] if args is None else list(args)
@@ -70,8 +71,10 @@ def main(
     except UsageError as error:
         from elastic_rs.run._script import NoScriptError
 
-        if error.everywhere or (isinstance(error, NoScriptError) and getattr(parsed, LACKS_SCRIPT, False)):
+        if error.everywhere:
             told("refused")
+        elif isinstance(error, NoScriptError) and getattr(parsed, LACKS_SCRIPT, False):
+            told(LACKS_SCRIPT)
         fail(str(error), hint=error.hint)
     except KeyboardInterrupt:
         # Before the core has taken the signals, or after it has given them back.

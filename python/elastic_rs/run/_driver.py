@@ -42,6 +42,7 @@ __all__ = ["drive"]
 logger = Log("elastic_rs.run")
 
 FAILED = 1
+NOT_VALID = 2
 GOODBYE_S = 15.0
 """Time that an agent may take to leave, beyond the grace of its workers."""
 NO_LIMIT = 2**31 - 1
@@ -128,13 +129,15 @@ def _run(
         case "failed":
             sys.stderr.write(f"{PROG}: {reason}\n")
             return FAILED
+        case "refused":
+            return _cannot(reason, NOT_VALID)
         case _:
             return _cannot(reason)
 
 
-def _cannot(text: str) -> int:
+def _cannot(text: str, code: int = FAILED) -> int:
     sys.stderr.write(error_line(PROG, f"{text}\n"))
-    return FAILED
+    return code
 
 
 def _check(args: argparse.Namespace) -> None:

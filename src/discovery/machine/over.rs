@@ -61,8 +61,13 @@ impl Driver {
 
     /// The driver gives the job up: all agents leave.
     pub(super) fn give_up(&mut self, reason: String, now: Instant) {
+        self.end_early(Verdict::GivenUp, reason, now);
+    }
+
+    /// The driver ends the job: all agents leave.
+    pub(super) fn end_early(&mut self, verdict: Verdict, reason: String, now: Instant) {
         if self.over.is_none() {
-            self.end(Verdict::GivenUp, reason, now);
+            self.end(verdict, reason, now);
             self.tell_all(Request::Leave);
         }
     }

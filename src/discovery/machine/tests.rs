@@ -334,8 +334,22 @@ fn a_command_line_that_an_agent_does_not_accept_ends_the_job_at_once() {
     bench.ended(agents[0], 2, Some("refused"), &[]);
     assert_eq!(bench.commands(), [tell(agents[1], Request::Leave)]);
     bench.ended(agents[1], 143, Some("signal"), &[]);
-    let reason = bench.given_up();
+    let (verdict, reason) = bench.end().unwrap();
+    assert_eq!(verdict, Verdict::Refused, "the exit code is that of a command line that is not valid");
     assert!(reason.starts_with("host `a`: the agent cannot run there (exit code 2)"), "{reason}");
+}
+
+#[test]
+fn a_host_that_lacks_the_script_ends_no_job_whose_other_hosts_may_have_it() {
+    let (mut bench, agents) = Bench::with(1, "a:2,b:2");
+    bench.ended(agents[0], 2, Some("lacks_script"), &[]);
+    assert_eq!(bench.commands(), []);
+    assert!(bench.said("host `a`: the agent cannot run there (exit code 2)"), "{:?}", bench.said);
+    assert_eq!(bench.end(), None);
+    bench.ended(agents[1], 2, Some("lacks_script"), &[]);
+    let (verdict, reason) = bench.end().unwrap();
+    assert_eq!(verdict, Verdict::Refused, "no host has it");
+    assert!(reason.ends_with("every other agent has ended in the same way"), "{reason}");
 }
 
 #[test]

@@ -147,7 +147,7 @@ def test_only_the_drivers_second_signal_takes_their_grace_from_workers(
         ("--log-dir=/dev/null/logs", []),
         ("--nproc-per-node=gpu", []),
         ("--nproc-per-node=0", ["refused"]),
-        ("--no-such-script", ["refused"]),
+        ("--no-such-script", ["lacks_script"]),
     ],
 )
 def test_an_agent_says_refused_only_of_what_the_command_line_alone_shows(
