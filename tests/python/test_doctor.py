@@ -314,7 +314,7 @@ def test_an_interrupt_ends_it_at_once(job: Job) -> None:
 
 
 def test_a_complete_command_line_may_follow(doctor: Doctor) -> None:
-    assert doctor("--standalone", "--max-restarts=3", "--warm-start=torch", "train.py", "--lr", "0.1", "--nnodes=x")
+    assert doctor("--standalone", "--max-restarts=3", "--warm-modules=torch", "train.py", "--lr", "0.1", "--nnodes=x")
 
 
 @pytest.mark.parametrize("argv", [["./doctor"], ["--", "doctor"], ["--no-python", "./doctor"]])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import errno
 import os
@@ -13,10 +12,11 @@ from elastic_rs.doctor import _net, _node
 from elastic_rs.rendezvous._node import shares_store
 from elastic_rs.rendezvous._protection import decided, protection, refuse_c10d
 from elastic_rs.run import _flags, _options, _script
-from elastic_rs.run._command_line import seconds
+from elastic_rs.run._command_line import Parser, seconds
 from elastic_rs.run._usage import PROG, UsageError
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Iterator, Sequence
 
     from elastic_rs.doctor._findings import Finding
@@ -66,13 +66,24 @@ def main(argv: Sequence[str]) -> int:
     Raises:
         UsageError: the command line is not valid.
     """
+    args = _flags.parse(argv, _parser(), needs_script=False)
+    try:
+        to_mend = _print(_look(args))
+    except UsageError as error:
+        error.name_variables(args.variables)
+        raise
+    _say(f"{to_mend} to mend" if to_mend else "nothing has to be mended")
+    return TO_MEND if to_mend else HEALTHY
+
+
+def _print(findings: Iterator[Finding]) -> int:
+    """Print findings, and return how many have to be mended."""
     to_mend = 0
-    for finding in _look(_flags.parse(argv, _parser())):
+    for finding in findings:
         # Each as soon as it is known, because some questions take seconds.
         _say(str(finding))
         to_mend += finding.verdict == "mend"
-    _say(f"{to_mend} to mend" if to_mend else "nothing has to be mended")
-    return TO_MEND if to_mend else HEALTHY
+    return to_mend
 
 
 def _say(text: str) -> None:
@@ -135,19 +146,13 @@ def _workers(text: str) -> int | None:
     return _options.workers_of(text)
 
 
-def _parser() -> argparse.ArgumentParser:
-    made = _flags.parser(f"{PROG} doctor [flags] [SCRIPT ...]", DESCRIPTION, EPILOG)
-    made.add_argument_group("flags of doctor").add_argument(
+def _parser() -> Parser:
+    made = _flags.parser(f"{PROG} doctor [flags] [SCRIPT ...]", DESCRIPTION, EPILOG, SHOWN)
+    made.section("flags of doctor").plain(
         "--network-timeout",
-        "--network_timeout",
         type=seconds,
         default=5.0,
         metavar="SECONDS",
         help="how long each question to the network, a name server or a driver may take (5)",
     )
-    for action in made._actions:  # noqa: SLF001 - no other way
-        if action.dest == "training_script":
-            action.required, action.nargs = False, "?"
-        if action.dest not in SHOWN:
-            action.help = argparse.SUPPRESS
     return made

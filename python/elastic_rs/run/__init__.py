@@ -92,12 +92,31 @@ def _run(
         from elastic_rs.run._flags import parse
 
         args = parse(argv)
-    # Not before: `--help` needs none of it.
+    show_logs_if_asked()
+    if parsed is None:
+        from elastic_rs.run._flags import warn_of_variables
+
+        warn_of_variables()
+    try:
+        return _start(argv, args, discovery, told, is_parsed=parsed is not None)
+    except UsageError as error:
+        error.name_variables(args.variables)
+        raise
+
+
+def _start(
+    argv: Sequence[str],
+    args: argparse.Namespace,
+    discovery: HostDiscovery | None,
+    told: Callable[[str], None],
+    *,
+    is_parsed: bool,
+) -> int:
+    """Do what a command line says that has been parsed."""
     from elastic_rs.rendezvous._config import warn_of_no_endpoint
     from elastic_rs.run import _options, _script
 
-    show_logs_if_asked()
-    if parsed is None:
+    if not is_parsed:
         from elastic_rs.run._host_flags import is_driver
 
         if is_driver(args, discovers=discovery is not None):

@@ -25,8 +25,8 @@ from elastic_rs.rendezvous._config import (
 from elastic_rs.rendezvous._node import shares_store
 from elastic_rs.rendezvous._protection import certificates, decided, protection
 from elastic_rs.run import LACKS_SCRIPT, _options, _script
-from elastic_rs.run._flags import parse
-from elastic_rs.run._host_flags import DEFAULTS, VARIABLES, rest_of
+from elastic_rs.run._flags import parse, split
+from elastic_rs.run._host_flags import DEFAULTS, FLAGS, VARIABLES
 from elastic_rs.run._usage import PROG, UsageError
 
 TYPE_CHECKING = False
@@ -82,7 +82,7 @@ def drive(argv: Sequence[str], args: argparse.Namespace, given: HostDiscovery | 
     if args.detach:
         endpoint = _endpoint_of_detached(args, fixed)
     signals = _options.signals_of(args.signals_to_handle)
-    flags = [*rest_of(argv, args), f"--nnodes=1:{MOST_NODES}"]
+    flags = [*split(argv).words(without=FLAGS), f"--nnodes=1:{MOST_NODES}"]
     protected = _protected()
     job = _job(args, flags, _conf_of(args, (least, most)), endpoint, signals, protected=protected)
     if args.dry_run:

@@ -30,13 +30,23 @@ if TYPE_CHECKING:
 
     from elastic_rs._elastic_rs import EtcdOptions, LaunchOptions, LogOptions, Streams
 
-__all__ = ["Rendezvous", "is_alone", "launch_options_of", "local_addr_of", "nodes_of", "rendezvous_of", "why_torch"]
+__all__ = [
+    "Rendezvous",
+    "is_alone",
+    "launch_options_of",
+    "local_addr_of",
+    "nodes_of",
+    "rendezvous_of",
+    "warm_modules_of",
+    "why_torch",
+]
 
 logger = Log("elastic_rs.run")
 
 STATIC_PORT = 29500
 STATIC_TIMEOUT_S = 900.0
 """How long torchrun waits for the nodes of a job with ranks by hand."""
+IN_PLACE = ("off", "gloo", "nccl")
 BACKENDS = ("c10d", RUST_C10D, *ETCD_NAMES, "static")
 MAX_WORKERS = _elastic_rs.LOCAL_WORLD_SIZE_LIMIT
 MAX_RESTARTS = 2**32 - 1
@@ -98,6 +108,8 @@ def rendezvous_of(args: argparse.Namespace) -> Rendezvous:
         raise CommandLineError(_unknown_backend(args.rdzv_backend))
     try:
         conf = parse_conf(args.rdzv_conf)
+        if args.in_place not in {None, *IN_PLACE}:  # from its variable, which argparse does not check
+            raise CommandLineError(f"--in-place is `{args.in_place}`, must be one of {', '.join(IN_PLACE)}")
         if args.in_place is not None and conf.setdefault("in_place", args.in_place) != args.in_place:
             raise CommandLineError(
                 f"--in-place is `{args.in_place}`, and --rdzv-conf says in_place={conf['in_place']}: give one of them"
@@ -132,6 +144,14 @@ def rendezvous_of(args: argparse.Namespace) -> Rendezvous:
     except ValueError as error:
         raise CommandLineError(f"--rdzv-id: {error}") from None
     if args.rdzv_backend == "static":
+        if nodes[0] < nodes[1]:
+            logger.warning(
+                "--nnodes is `%s`, and --rdzv-backend=static, the default, has no range: the job begins with all %d "
+                "nodes, as with torchrun; --rdzv-backend=c10d --rdzv-endpoint=HOST:PORT begins with %d or more",
+                args.nnodes,
+                nodes[1],
+                nodes[0],
+            )
         if not {"timeout", "join_timeout"} & conf.keys():
             config = config.replace(join_timeout=STATIC_TIMEOUT_S)
         return _static(args, nodes[1], config)
@@ -213,7 +233,7 @@ def launch_options_of(args: argparse.Namespace) -> LaunchOptions:
         command=command,
         signals=signals_of(args.signals_to_handle),
         logs=log_options_of(args),
-        warm=warm_of(args.warm_start, command),
+        warm=warm_of(warm_modules_of(args), command),
         workers=_elastic_rs.WorkerOptions(
             entrypoint=os.fsencode(entrypoint).decode(errors="replace"),
             role=_utf8("--role", args.role),
@@ -242,15 +262,21 @@ def _utf8(flag: str, text: str) -> str:
     return text
 
 
+def warm_modules_of(args: argparse.Namespace) -> str | None:
+    """Return the modules that a fork server imports. None: there is to be none."""
+    modules: str | None = args.warm_modules
+    return "torch" if modules is None and args.warm_start else modules
+
+
 def warm_of(modules: str | None, command: list[str]) -> tuple[list[str], int, str] | None:
-    """Read ``--warm-start``: what the core is told of a template, if there is to be one."""
+    """Read ``--warm-modules``: what the core needs to start a fork server, if there is to be one."""
     if modules is None:
         return None
     from elastic_rs.warm import _plan
 
     names = [name.strip() for name in modules.split(",")]
     if not all(part.isidentifier() for name in names for part in name.split(".")):
-        raise CommandLineError(f"--warm-start is `{modules}`, must be names of modules: torch,torch.distributed")
+        raise CommandLineError(f"--warm-modules is `{modules}`, must be names of modules: torch,torch.distributed")
     plan = _plan.plan(command, names)
     if isinstance(plan, str):
         logger.warning("--warm-start has no effect: %s", plan)
