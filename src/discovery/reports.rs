@@ -22,7 +22,8 @@ pub enum Report {
     Accepted,
     /// Its part has ended; as `elastic_rs.Launched.outcome` has it.
     Ended {
-        /// `succeeded`, `not_needed`, `too_late`, `failed`, `unfit`, `no_place`, `signal`, or `detached`: it runs on without the driver.
+        /// `succeeded`, `not_needed`, `too_late`, `failed`, `unfit`, `no_place`, `signal`, or `detached`: it runs on without the driver. And
+        /// `failed_here`, if the first failure was a worker's of this agent.
         outcome: String,
     },
 }

@@ -199,6 +199,10 @@ def test_a_warm_start_needs_this_python(caplog: pytest.LogCaptureFixture) -> Non
             "--standalone is given and --nnodes is `2`, must be 1: others cannot find",
         ),
         (["--nproc-per-node=0", "x"], "--nproc-per-node is `0`, must be from 1 to 65535, or auto, cpu, gpu, xpu"),
+        (
+            ["--nproc-per-node=gpu:0,1", "x"],
+            "must be a number, auto, cpu, gpu or xpu; CUDA_VISIBLE_DEVICES=0,1 with --nproc-per-node=gpu chooses GPUs",
+        ),
         (["--nproc-per-node=2.5", "x"], "--nproc-per-node is `2.5`, must be a number, auto, cpu, gpu or xpu"),
         (
             ["--rdzv-backend=c10", "x"],

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import errno
-import os
-import sys
 from typing import TYPE_CHECKING
 
+from elastic_rs._terminal import print_line
 from elastic_rs.doctor import _net, _node
 from elastic_rs.rendezvous._node import shares_store
 from elastic_rs.rendezvous._protection import decided, protection, refuse_c10d
@@ -72,7 +69,7 @@ def main(argv: Sequence[str]) -> int:
     except UsageError as error:
         error.name_variables(args.variables)
         raise
-    _say(f"{to_mend} to mend" if to_mend else "nothing has to be mended")
+    print_line(f"{to_mend} to mend" if to_mend else "nothing has to be mended")
     return TO_MEND if to_mend else HEALTHY
 
 
@@ -81,22 +78,9 @@ def _print(findings: Iterator[Finding]) -> int:
     to_mend = 0
     for finding in findings:
         # Each as soon as it is known, because some questions take seconds.
-        _say(str(finding))
+        print_line(str(finding))
         to_mend += finding.verdict == "mend"
     return to_mend
-
-
-def _say(text: str) -> None:
-    """Print, in whatever encoding stdout has. If its reader has gone (`| head -1`), the exit code still tells."""
-    with contextlib.suppress(AttributeError):  # stdout may be missing, or replaced by a test
-        sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
-    try:
-        print(text, flush=True)
-    except OSError as error:
-        # The interpreter would try to flush the rest again when the process ends.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if error.errno != errno.EPIPE:
-            sys.exit(f"{PROG}: error: cannot write the findings: {error.strerror}")
 
 
 def _look(args: argparse.Namespace) -> Iterator[Finding]:

@@ -113,8 +113,9 @@ def _start(
     is_parsed: bool,
 ) -> int:
     """Do what a command line says that has been parsed."""
-    from elastic_rs.rendezvous._config import warn_of_no_endpoint
+    from elastic_rs.rendezvous._config import warn_of_loopback, warn_of_no_endpoint
     from elastic_rs.run import _options, _script
+    from elastic_rs.run._script import other_environment
 
     if not is_parsed:
         from elastic_rs.run._host_flags import is_driver
@@ -122,6 +123,8 @@ def _start(
         if is_driver(args, discovers=discovery is not None):
             from elastic_rs.run._driver import drive
 
+            if text := other_environment(no_python=args.no_python):
+                logger.warning("%s", text)
             return drive(argv, args, discovery)
     if why := _options.why_torch(args):
         from elastic_rs.run._torch import hand_over
@@ -131,9 +134,14 @@ def _start(
     meeting, local_addr = _options.rendezvous_of(args), _options.local_addr_of(args)
     options = _options.launch_options_of(args)
     _script.check(args)
+    if not is_parsed and (text := other_environment(no_python=args.no_python)):
+        logger.warning("%s", text)
     protected = _protected(meeting, alone=_options.is_alone(args, meeting.nodes))
     if not meeting.fixed and meeting.etcd is None and not args.rdzv_endpoint:
         warn_of_no_endpoint(meeting.nodes[1], meeting.port)
+    elif meeting.etcd is None:
+        flag = "--rdzv-endpoint" if args.rdzv_endpoint else "--master-addr"
+        warn_of_loopback(meeting.host, meeting.port, meeting.config, meeting.nodes[1], flag)
     _prepare_environment(args, options.workers.local_world_size)
     return _take_part(meeting, local_addr, options, told, protected=protected)
 
@@ -220,7 +228,9 @@ def _take_part(
     finally:
         if host is not None:
             host.stop()
-    told(launched.outcome)
+    # A driver names the host.
+    is_first = launched.failure is not None and f"({node.name})" in launched.failure.node
+    told("failed_here" if launched.outcome == "failed" and is_first else launched.outcome)
     hint = why_not_host(why, started) if why and not session.was_welcomed else ""
     if host is not None and (launched.reason or "").startswith("could not reach the coordinator"):
         hint = f"this process hosts it, so `{meeting.host}` must be an address of this machine"
@@ -262,8 +272,11 @@ def _told(launched: Launched, entrypoint: str, hint: str, *, driven: bool) -> in
         case "not_needed":
             logger.info("this node was a spare, and the job ended without needing it")
             return 0
-        case "too_late" if driven:
+        case "too_late" | "succeeded_before" if driven:
             logger.info("the job had succeeded before this node could join it")
+            return 0
+        case "succeeded_before":
+            logger.warning("%s; this node has nothing to do, and ends with 0", launched.reason)
             return 0
         case "signal":
             return 128 + (launched.signal or 0)

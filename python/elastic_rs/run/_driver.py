@@ -12,7 +12,7 @@ import sys
 from elastic_rs import _elastic_rs, _python
 from elastic_rs._hosted import command_line, script_of
 from elastic_rs._log import Log, ready
-from elastic_rs._terminal import error_line
+from elastic_rs._terminal import error_line, print_line
 from elastic_rs.discovery._sources import DiscoveryError, FileHosts, FixedHosts, HostDiscovery, HostDiscoveryScript
 from elastic_rs.observe._served import serve_pages
 from elastic_rs.rendezvous._config import (
@@ -184,6 +184,8 @@ def _discovery_of(args: argparse.Namespace, slots: int) -> tuple[HostDiscovery, 
             return FixedHosts(fixed), fixed
         if args.hostfile is not None:
             fixed = FileHosts(args.hostfile, slots).find_available_hosts_and_slots()
+            if not fixed:
+                raise DiscoveryError(f"`{args.hostfile}` names no host")
             return FixedHosts(fixed), fixed
         if args.host_discovery_script is not None:
             return HostDiscoveryScript(
@@ -405,16 +407,16 @@ def _show(driver: Driver, discovery: HostDiscovery, job: str, port: int) -> int:
     told = json.loads(job)
     first = next(iter(hosts), None)
     if told["detach"]:
-        print(f"coordinator  on {first}, at {told['endpoint']}")
+        print_line(f"coordinator  on {first}, at {told['endpoint']}")
     else:
-        print(f"coordinator  here, at {f'port {port}' if port else 'any free port'}")
+        print_line(f"coordinator  here, at {f'port {port}' if port else 'any free port'}")
     for age, (host, slots) in enumerate(hosts.items()):
         own = {"host": host, "slots": slots, "age": age, "hosts_coordinator": told["detach"] and host == first}
         # An agent finds out at which address its host sees the driver.
         address = "127.0.0.1" if commands[host][0] == sys.executable else "DRIVER"
         line = command_line(own, told, told["endpoint"] or f"{address}:{port or 'PORT'}")
-        print(f"host         {host}, {slots} slots: {shlex.join(commands[host])}")
-        print(f"  there      elastic-run {shlex.join(line)}")
-    print(f"  in         {told['cwd']}")
-    print(f"  variables  {' '.join(sorted(told['env']))}")
+        print_line(f"host         {host}, {slots} slots: {shlex.join(commands[host])}")
+        print_line(f"  there      elastic-run {shlex.join(line)}")
+    print_line(f"  in         {told['cwd']}")
+    print_line(f"  variables  {' '.join(sorted(told['env']))}")
     return 0

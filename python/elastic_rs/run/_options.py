@@ -18,6 +18,7 @@ from elastic_rs.rendezvous._config import (
     RUST_C10D,
     RUST_ETCD,
     RendezvousConfig,
+    check_host,
     config_of,
     parse_conf,
     parse_endpoint,
@@ -167,6 +168,7 @@ def rendezvous_of(args: argparse.Namespace) -> Rendezvous:
     any_port = not args.rdzv_endpoint and nodes[1] == 1 and config.is_host is not False
     try:
         host, port = parse_endpoint(args.rdzv_endpoint, 0 if any_port else DEFAULT_PORT)
+        check_host(host, config)
     except ValueError as error:
         raise CommandLineError(f"--rdzv-endpoint: {error}") from None
     return Rendezvous(args.rdzv_id, host, port, nodes, config)
@@ -193,6 +195,7 @@ def _static(args: argparse.Namespace, count: int, config: RendezvousConfig) -> R
     flag = "--rdzv-endpoint" if args.rdzv_endpoint else "--master-addr and --master-port"
     try:
         host, port = parse_endpoint(endpoint, None)
+        check_host(host, config.replace(is_host=rank == 0 if config.is_host is None else config.is_host))
     except ValueError as error:
         raise CommandLineError(f"{flag}: {error}") from None
     if port == 0 and count > 1:

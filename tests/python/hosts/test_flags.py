@@ -79,6 +79,20 @@ def test_a_bad_line_of_a_host_file_is_named(capsys: pytest.CaptureFixture[str], 
     assert "line 2 is `node2 cpus=2`, must be HOST slots=N or HOST:N" in said(capsys, f"--hostfile={path}", "train.py")
 
 
+def test_a_host_file_without_hosts_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "hosts"
+    path.write_text("\ufeff# nobody\n\n", encoding="utf-8")
+    assert said(capsys, f"--hostfile={path}", "train.py") == f"--hostfile: `{path}` names no host"
+
+
+@pytest.mark.parametrize("reader", ["true", "head -1"])
+def test_a_dry_run_whose_reader_goes_ends_without_a_traceback(reader: str) -> None:
+    hosts = ",".join(f"node{number}" for number in range(500))
+    shell = f'set -o pipefail; "$0" -m elastic_rs.run -H {hosts} --dry-run train.py | {reader} >/dev/null'
+    done = subprocess.run(["bash", "-c", shell, sys.executable], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_variables_set_flags(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PET_HOSTS", "a:2")
     monkeypatch.setenv("PET_MIN_NP", "1")

@@ -184,8 +184,9 @@ def test_a_node_with_no_restarts_left_says_so(start: Start) -> None:
 
 def test_a_node_that_waits_for_another_logs_it_within_seconds(start: Start) -> None:
     node = start(2, nnodes="2", env={"ELASTIC_RS_LOG": ""})
-    line = node.line(r"WARNING .*\[job\] waiting for \d+s: .*").group()
-    assert re.search(r"waiting for [3-9]s: round 1: 1 of 2 nodes have joined \(127\.0\.0\.2 .*\); 1 more needed", line)
+    line = node.line(r"WARNING .*\[job\] waiting for \d+s of up to .*").group()
+    assert re.search(r"waiting for [3-9]s of up to 600s \(join_timeout\): round 1: 1 of 2 nodes have joined ", line)
+    assert re.search(r"joined \(127\.0\.0\.2 .*\); 1 more needed", line)
     node.signal(signal.SIGINT)
     assert node.wait() == 130
 
