@@ -66,8 +66,8 @@ pub struct Host {
     shelf: Shelf,
     thread: Option<JoinHandle<()>>,
     started_by: u32,
-    /// Where this process reaches it, if not at the endpoint's address.
-    own_address: Option<SocketAddr>,
+    /// The endpoint's address is none of this machine's.
+    is_elsewhere: bool,
 }
 
 /// The result of an attempt to become the host.
@@ -140,7 +140,7 @@ pub fn claim(
     match listeners {
         Ok(listeners) => {
             let mut host = Host::start_as(Some(host), listeners, options, protection)?;
-            host.own_address = local.is_empty().then(|| SocketAddr::from((Ipv4Addr::LOCALHOST, host.port())));
+            host.is_elsewhere = local.is_empty();
             Ok(Claim::Host(host))
         }
         Err(error) if is_host.is_none() && error.source.kind() == io::ErrorKind::AddrInUse => {
@@ -269,7 +269,7 @@ impl Host {
             shelf,
             thread: Some(thread),
             started_by: process::id(),
-            own_address: None,
+            is_elsewhere: false,
         })
     }
 
@@ -285,7 +285,7 @@ impl Host {
 
     /// Where this process reaches it, if not at the endpoint's address.
     pub fn own_address(&self) -> Option<SocketAddr> {
-        self.own_address
+        self.is_elsewhere.then(|| SocketAddr::from((Ipv4Addr::LOCALHOST, self.port())))
     }
 
     /// The addresses by which nodes on other machines may reach it, if it listens on all addresses.

@@ -260,7 +260,7 @@ mod tests {
         assert_eq!(only_on_loopback("127.0.1.1"), [IpAddr::from([127, 0, 1, 1])]);
         assert!(!only_on_loopback("localhost").is_empty());
         for other in ["192.0.2.1", "0.0.0.0", "no-such-host.invalid"] {
-            assert_eq!(only_on_loopback(other), [IpAddr::from([0, 0, 0, 0]); 0], "{other}");
+            assert!(only_on_loopback(other).is_empty(), "{other}");
         }
     }
 

@@ -204,7 +204,8 @@ impl Session {
         let hello = options.hello(coordinator.is_some())?;
         let (timeout, protection) = (options.config.0.coordinator_timeout, protection.map(Protection::core));
         let part = options.node(coordinator.is_some_and(Host::is_on_loopback), protection.clone())?;
-        let at = coordinator.and_then(Host::own_address);
+        // With fixed ranks workers use the endpoint's store too, so this node has to reach that address.
+        let at = coordinator.and_then(Host::own_address).filter(|_| !options.ranks_as_asked);
         let core = session::Session::open_at(&handle()?, hello, (host, port), at, timeout, protection);
         let node = Node::new(Arc::new(core), part, coordinator.map(Host::sessions));
         Ok(Self::of(Arc::new(node), options))

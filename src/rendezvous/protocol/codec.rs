@@ -217,7 +217,7 @@ mod tests {
         let text = decode_preamble(&mut buffer).unwrap_err().to_string();
         assert_eq!(
             text,
-            "rendezvous protocol version 9 is not spoken here, only version 2: install one release of elastic_rs on every node"
+            "rendezvous protocol version 9 is not spoken here, only version 3: install one release of elastic_rs on every node"
         );
     }
 
