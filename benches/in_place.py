@@ -65,7 +65,7 @@ KINDS = {
     "warm": ([*RUN, "--warm-start"], "plain"),
     "in place": (RUN, "in-place"),
     "in place, template": ([*RUN, "--warm-start"], "in-place"),
-    "in place, template with the model": ([*RUN, "--warm-start=torch,in_place_model"], "in-place"),
+    "in place, template with the model": ([*RUN, "--warm-modules=torch,in_place_model"], "in-place"),
 }
 
 LASTING = ("torchrun", "elastic-run", "warm", "in place, template")

@@ -4,14 +4,15 @@
 //! only here: the store's server hands over the connections that begin with the session protocol's magic.
 
 use std::io;
-use std::net::{IpAddr, SocketAddr, TcpListener, ToSocketAddrs};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, ToSocketAddrs};
 use std::path::Path;
 use std::process;
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::BytesMut;
+use parking_lot::Mutex;
 use tokio::net::TcpStream;
 use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::sync::mpsc::error::TrySendError;
@@ -21,7 +22,7 @@ use tokio::time::{sleep, timeout};
 use crate::bounded_log::BoundedLog;
 use crate::events::file::EventFile;
 use crate::net::listen::{BindError, bind_all, bind_wildcard};
-use crate::net::local::{is_local, is_own_name};
+use crate::net::local::{interface_addresses, is_local, is_own_name, resolve_here};
 use crate::net::same_user::SameUser;
 use crate::open_files::WAITING_TO_ONE;
 use crate::rendezvous::coordinator::driver::{self, Incoming, Question, Shown};
@@ -30,12 +31,15 @@ use crate::rendezvous::coordinator::readers::Readers;
 use crate::rendezvous::decider::hosts::Exclusions;
 use crate::rendezvous::protocol::codec;
 use crate::rendezvous::protocol::message::MAGIC;
+use crate::rendezvous::protocol::text::tidy;
 use crate::secure::door::{self, Door, FIRST_BYTES, Proven};
 use crate::secure::handshakes::{Handshake, Handshakes};
 use crate::secure::proof::Pass;
 use crate::secure::refusals::{Kind, Refusal, Refusals};
 use crate::secure::{Halves, Protection};
-use crate::store::server::{Controller, Place, Receiver, ServerOptions, StoreServer, Unknown, Upgrade, Upgraded};
+use crate::store::server::{
+    Controller, Listener, Place, Receiver, ServerOptions, StoreServer, Unknown, Upgrade, Upgraded,
+};
 use crate::threads;
 use crate::wait::telling_if_slow;
 use http::Visible;
@@ -62,6 +66,8 @@ pub struct Host {
     shelf: Shelf,
     thread: Option<JoinHandle<()>>,
     started_by: u32,
+    /// The endpoint's address is none of this machine's.
+    is_elsewhere: bool,
 }
 
 /// The result of an attempt to become the host.
@@ -101,7 +107,7 @@ pub enum HostError {
 ///
 /// On a literal address, and on `localhost`, the host listens as given. It listens on all addresses in two cases: a name
 /// resolves here to loopback only (Debian's `127.0.1.1`), which cannot be the address that others see; or `is_host` is given
-/// for an address that is not local.
+/// for an address that is not local. This process then reaches it by loopback.
 ///
 /// With a `protection`, it serves only those who can prove themselves. `options` are those of its store.
 pub fn claim(
@@ -114,8 +120,8 @@ pub fn claim(
     if is_host == Some(false) {
         return Ok(Claim::Guest("is_host=0 was given".to_owned()));
     }
-    let resolved: Vec<SocketAddr> = match (host, port).to_socket_addrs() {
-        Ok(addresses) => addresses.collect(),
+    let resolved: Vec<SocketAddr> = match resolve_here(host, port) {
+        Ok(addresses) => addresses,
         Err(error) if is_host.is_none() && !is_own_name(host) => {
             return Ok(Claim::Guest(format!("`{host}` cannot be resolved: {error}")));
         }
@@ -132,7 +138,11 @@ pub fn claim(
     let listeners =
         if local.is_empty() || invisible { bind_wildcard(port).map(|one| vec![one]) } else { bind_all(&local) };
     match listeners {
-        Ok(listeners) => Ok(Claim::Host(Host::start_as(Some(host), listeners, options, protection)?)),
+        Ok(listeners) => {
+            let mut host = Host::start_as(Some(host), listeners, options, protection)?;
+            host.is_elsewhere = local.is_empty();
+            Ok(Claim::Host(host))
+        }
         Err(error) if is_host.is_none() && error.source.kind() == io::ErrorKind::AddrInUse => {
             Ok(Claim::Guest(error.to_string()))
         }
@@ -226,6 +236,8 @@ impl Host {
             options.upgrades.push(Upgrade { magic: http::FIRST_BYTES, to: to_http.into() });
         }
         let (hello_timeout, log_period) = (options.hello_timeout, options.log_period);
+        let (count, sessions) = watch::channel(0);
+        options.on_pytorchs_rendezvous = Some(tells_of_pytorchs_nodes(sessions.clone(), log_period));
         let store = StoreServer::start(listeners, options)?;
         let (asks, questions) = mpsc::channel(QUESTIONS);
         let visible = visible.unwrap_or(Visible::NOTHING);
@@ -239,7 +251,6 @@ impl Host {
             name.map(str::to_owned),
         );
         let web = Web { requests, sources, desk, runs_on: door.as_ref().map(|door| door.helpers().clone()) };
-        let (count, sessions) = watch::channel(0);
         let (excluded, exclusions) = watch::channel(Exclusions::new());
         let shown = Shown { sessions: count, exclusions: excluded, questions, protection, readers, same_user };
         let ends_store = EndsStore(store.controller());
@@ -258,6 +269,7 @@ impl Host {
             shelf,
             thread: Some(thread),
             started_by: process::id(),
+            is_elsewhere: false,
         })
     }
 
@@ -269,6 +281,18 @@ impl Host {
     /// The addresses it listens on, all with the same port.
     pub fn addresses(&self) -> &[SocketAddr] {
         &self.addresses
+    }
+
+    /// Where this process reaches it, if not at the endpoint's address.
+    pub fn own_address(&self) -> Option<SocketAddr> {
+        self.is_elsewhere.then(|| SocketAddr::from((Ipv4Addr::LOCALHOST, self.port())))
+    }
+
+    /// The addresses by which nodes on other machines may reach it, if it listens on all addresses.
+    pub fn public_addresses(&self) -> Vec<SocketAddr> {
+        let everywhere = self.addresses.iter().any(|address| address.ip().is_unspecified());
+        let all = if everywhere { interface_addresses() } else { Vec::new() };
+        all.into_iter().map(|ip| SocketAddr::new(ip, self.port())).collect()
     }
 
     /// Whether it listens on loopback alone, so that every peer is on this machine.
@@ -501,6 +525,24 @@ async fn begin(
     }
 }
 
+/// Warns that nodes of PyTorch's own `c10d` rendezvous wait at this endpoint, while nodes of ours do. They keep their state in the store, and
+/// the two kinds of nodes do not find each other.
+fn tells_of_pytorchs_nodes(sessions: watch::Receiver<usize>, every: Duration) -> Listener {
+    let told: Mutex<Option<Instant>> = Mutex::new(None);
+    Listener::new(move |run_id| {
+        let mut told = told.lock();
+        if *sessions.borrow() == 0 || told.is_some_and(|at| at.elapsed() < every) {
+            return;
+        }
+        *told = Some(Instant::now());
+        let run_id = tidy(run_id);
+        tracing::warn!(
+            "[{run_id}] a node of PyTorch's own c10d rendezvous waits at this endpoint, and cannot meet nodes of elastic_rs: start it by \
+             `elastic-run`, or by `torchrun --rdzv-backend=rust-c10d`, as all others of the job"
+        );
+    })
+}
+
 /// Where the peers of a protected host prove themselves.
 fn handshakes(door: Arc<Door>, to: mpsc::UnboundedSender<Comer>, log: Arc<BoundedLog>) -> Handshakes<Upgraded> {
     let mut words = BytesMut::new();
@@ -594,6 +636,19 @@ mod tests {
             why_guest(claim_plainly("192.0.2.1", 29400, None).unwrap()),
             "`192.0.2.1` is not an address of this machine"
         );
+    }
+
+    /// Behind NAT or a Service, this process may not reach itself by the endpoint's address.
+    #[test]
+    fn a_host_of_an_address_that_is_not_here_listens_everywhere_and_reaches_itself_by_loopback() {
+        for endpoint in ["192.0.2.1", "0.0.0.0", "::", "no-such-host.invalid"] {
+            let host = host_of(claim_plainly(endpoint, 0, Some(true)).unwrap());
+            assert!(host.addresses()[0].ip().is_unspecified(), "{endpoint}");
+            assert_eq!(host.own_address(), Some(SocketAddr::from(([127, 0, 0, 1], host.port()))), "{endpoint}");
+            assert!(host.public_addresses().iter().all(|address| !address.ip().is_loopback()));
+        }
+        let here = host_of(claim_plainly("127.0.0.1", 0, Some(true)).unwrap());
+        assert_eq!((here.own_address(), here.public_addresses()), (None, vec![]));
     }
 
     #[test]

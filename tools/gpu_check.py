@@ -133,7 +133,7 @@ class Check:
     def _refused(self) -> Row:
         module = "gpu_check_initialises"
         (self.folder / f"{module}.py").write_text(INITIALISES[self.kind])
-        launcher = [*LAUNCHERS[COLD], f"--warm-start={module}"]
+        launcher = [*LAUNCHERS[COLD], f"--warm-modules={module}"]
         with Job(launcher, self.folder, self.workers, ["all-reduce", self.kind, self.size]) as job:
             kinds = {event.value for event in job.told("reduced") if event.what == "up"}
             job.wait()

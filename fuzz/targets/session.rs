@@ -147,6 +147,7 @@ impl World {
                 | Command::Tally { .. }
                 | Command::Forget { .. }
                 | Command::Exclusions { .. }
+                | Command::Warn { .. }
                 | Command::EmptyStore => {}
             }
         }

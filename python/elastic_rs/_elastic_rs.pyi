@@ -732,6 +732,11 @@ class Host:
         """
         The port it listens on.
         """
+    @property
+    def public_addresses(self, /) -> list[str]:
+        """
+        The addresses by which nodes on other machines may reach it, each with its port, if it listens on all addresses.
+        """
     def stop(self, /) -> None:
         """
         Close everything now.
@@ -1273,10 +1278,10 @@ class Session:
         End the job for all nodes. With a ``cause`` the job has failed, and the other nodes stop. With ``timeout_s``, wait at most that
         long until the job is closed, and raise the errors of :meth:`join`.
         """
-    def join(self, /, *, workers: tuple[str, SupportsIndex] | None = None) -> Placement:
+    def join(self, /, *, workers: tuple[str, SupportsIndex, str] | None = None) -> Placement:
         """
         Take part in the next round, and wait until it is complete. If this node has rank 0, it serves an empty store to the round's
-        workers until the next round or the end.
+        workers until the next round or the end. ``workers`` are the role of the workers, their number, and the script that they run.
 
         Raises ``RendezvousTimeoutError``, ``RendezvousClosedError``, ``RendezvousGracefulExitError`` (for a spare that was not
         needed) or ``RendezvousConnectionError`` of ``elastic_rs.errors``. Over etcd or a cell also ``RendezvousStateError``, if it holds
@@ -1628,6 +1633,11 @@ class View:
         The reason, if this node has fenced itself: it was cut off from the coordinator for its whole lease.
         """
     @property
+    def over(self, /) -> bool:
+        """
+        Whether that was before this node came.
+        """
+    @property
     def reason(self, /) -> str:
         """
         The reason, in words.
@@ -1913,6 +1923,11 @@ def new_token() -> str:
     Return a new token of 256 bits, as hexadecimal digits.
 
     Raises ``OSError`` if the system has no randomness.
+    """
+
+def only_on_loopback(host: str) -> list[str]:
+    """
+    The addresses of a name or address, if all of them are on loopback. Empty otherwise, and if it cannot be resolved. Asks the resolver.
     """
 
 def parse_hosts(text: str, *, form: str, default_slots: SupportsIndex) -> list[tuple[str, int]]:

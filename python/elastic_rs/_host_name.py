@@ -6,6 +6,7 @@ for every event and every line of a report.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import logging
@@ -38,7 +39,9 @@ class _Question:
         start_daemon(self._ask, "elastic_rs-host-name")
 
     def _ask(self) -> None:
-        self.name = socket.getfqdn()
+        # A name of 64 letters, the longest that Linux has, is too long for a part of a name in DNS.
+        with contextlib.suppress(UnicodeError):
+            self.name = socket.getfqdn()
         self._answered.set()
 
     def wait(self) -> None:

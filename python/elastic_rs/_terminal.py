@@ -1,4 +1,4 @@
-"""Colours on a terminal. Pure but for the question whether there is one."""
+"""Colours on a terminal, and lines on standard output whose reader may have gone."""
 
 from __future__ import annotations
 
@@ -9,7 +9,19 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import TextIO
 
-__all__ = ["BOLD", "DIM", "GREEN", "RED", "YELLOW", "error_line", "paint", "plain", "shows_colours", "warning_line"]
+__all__ = [
+    "BOLD",
+    "DIM",
+    "GREEN",
+    "RED",
+    "YELLOW",
+    "error_line",
+    "paint",
+    "plain",
+    "print_line",
+    "shows_colours",
+    "warning_line",
+]
 
 BOLD, DIM, RED, GREEN, YELLOW = "\x1b[1m", "\x1b[2m", "\x1b[31m", "\x1b[32m", "\x1b[33m"
 _PLAIN = "\x1b[0m"
@@ -36,6 +48,23 @@ def error_line(program: str, text: str) -> str:
 def warning_line(program: str, text: str) -> str:
     """Return ``PROGRAM: warning: TEXT``, in colours if stderr shows them."""
     return f"{program}: {paint('warning:', YELLOW, on=shows_colours(sys.stderr))} {text}"
+
+
+def print_line(text: str) -> None:
+    """Print, in whatever encoding stdout has. If its reader has gone (`| head -1`), the exit code still tells.
+
+    Raises:
+        SystemExit: stdout cannot be written for another reason.
+    """
+    if (reconfigure := getattr(sys.stdout, "reconfigure", None)) is not None:  # not one that is missing, or a test's
+        reconfigure(errors="backslashreplace")
+    try:
+        print(text, flush=True)
+    except OSError as error:
+        # The interpreter would try to flush the rest again when the process ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if not isinstance(error, BrokenPipeError):
+            sys.exit(error_line("elastic-run", f"cannot write to standard output: {error.strerror}"))
 
 
 def plain(text: str) -> str:

@@ -165,9 +165,9 @@ class DynamicRendezvousHandler(NodeHandler):
         options = self._node_options(self._local_addr, nodes)
         return _elastic_rs.CellSession(options, serves=_may_serve(self._backend), protection=protection)
 
-    def serve_agent(self, role: str, local_world_size: int, max_restarts: int) -> None:
+    def serve_agent(self, role: str, local_world_size: int, max_restarts: int, script: str) -> None:
         """Serve an agent of ours: see :meth:`NodeHandler.serve_agent`."""
-        super().serve_agent(role, local_world_size, max_restarts)
+        super().serve_agent(role, local_world_size, max_restarts, script)
         self._cell = self._new_session()
         self._driver.serve(self._cell)
 

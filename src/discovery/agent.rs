@@ -20,9 +20,9 @@ use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open};
 use tokio::io::unix::AsyncFd;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::unix::pipe;
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::{Notify, Semaphore, mpsc};
 use tokio::task::spawn_blocking;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
 use super::endings::Ending;
 use super::hosts::Host;
@@ -139,7 +139,13 @@ struct Shared {
     /// Lines that the process wrote to standard error before the agent was up. They say why an agent did not start.
     held: VecDeque<Vec<u8>>,
     outcome: Option<String>,
+    /// Notified when there is an outcome.
+    reported: Arc<Notify>,
 }
+
+/// How long `ssh` may live on after its agent has reported its end: first until that is logged, and then until it is killed. It waits for
+/// processes on the host that hold its streams.
+const LIVES_ON: [Duration; 2] = [Duration::from_secs(5), Duration::from_secs(10)];
 
 /// Lines of standard error that are kept until the agent is up.
 const HELD_LINES: usize = 20;
@@ -179,7 +185,8 @@ impl Connection {
         let err = read_stderr(stderr, prefix, shared.clone(), self.output.clone(), self.agent);
         let mut reading = tokio::spawn(async move { tokio::join!(out, err) });
         let pid = pid_of(&child);
-        let status = self.write_until(ended(child, end), stdin, pid).await;
+        let reported = Arc::clone(&shared.lock().reported);
+        let (status, killed) = self.write_until(ended(child, end), stdin, pid, reported).await;
         if timeout(DRAIN, &mut reading).await.is_err() {
             reading.abort();
         }
@@ -188,6 +195,8 @@ impl Connection {
         let mut last_lines: Vec<String> =
             held.iter().map(|line| readable(line)).filter(|line| !line.is_empty()).collect();
         let (code, signal) = match status {
+            // What the agent has reported counts.
+            Ok(_) if killed => (Some(0), None),
             Ok(status) => (status.code(), status.signal()),
             Err(error) => {
                 last_lines.push(error.to_string());
@@ -197,19 +206,26 @@ impl Connection {
         Ending { code, signal, outcome: shared.outcome.take(), last_lines, ..Ending::default() }
     }
 
-    /// Writes to the agent, and carries out orders, until the process has ended.
+    /// Writes to the agent, and carries out orders, until the process has ended. Returns how, and whether it was killed because it lived on
+    /// after its agent.
     async fn write_until(
         &mut self,
         ended: impl Future<Output = io::Result<ExitStatus>>,
         stdin: pipe::Sender,
         pid: Option<Pid>,
-    ) -> io::Result<ExitStatus> {
+        reported: Arc<Notify>,
+    ) -> (io::Result<ExitStatus>, bool) {
         let mut ended = std::pin::pin!(ended);
+        let mut lives_on = std::pin::pin!(lives_on(self.host.clone(), pid, reported));
         let mut stdin = Some(stdin);
         let mut waiting = std::mem::take(&mut self.first);
         loop {
             tokio::select! {
-                status = &mut ended => return status,
+                status = &mut ended => return (status, false),
+                () = &mut lives_on => {
+                    kill(pid);
+                    return (ended.await, true);
+                }
                 written = write(&mut stdin, &waiting) => match written {
                     Ok(count) => waiting.advance(count),
                     // It does not read any longer, and is about to end.
@@ -222,12 +238,26 @@ impl Connection {
                     Some(Order::Kill) | None => {
                         drop(stdin.take());
                         kill(pid);
-                        return ended.await;
+                        return (ended.await, false);
                     }
                 },
             }
         }
     }
+}
+
+/// Wait until the process has lived on for too long after its agent's report. It is logged before.
+async fn lives_on(host: Host, pid: Option<Pid>, reported: Arc<Notify>) {
+    reported.notified().await;
+    let [tell, kill] = LIVES_ON;
+    sleep(tell).await;
+    let pid = pid.map_or_else(String::new, |pid| format!(" (pid {})", pid.as_raw_nonzero()));
+    let (what, name) = (if is_here(&host) { "its process" } else { "ssh to it" }, host.name);
+    tracing::warn!(
+        target: "elastic_rs::discovery",
+        "the agent on {name} has ended, and {what}{pid} still runs; something there may hold its output. It is killed in {kill:.0?}"
+    );
+    sleep(kill).await;
 }
 
 async fn write(stdin: &mut Option<pipe::Sender>, bytes: &[u8]) -> io::Result<usize> {
@@ -296,7 +326,11 @@ async fn read_stdout(
                 Report::Accepted => {
                     let _ = news.send((agent, News::Accepted));
                 }
-                Report::Ended { outcome } => shared.lock().outcome = Some(outcome),
+                Report::Ended { outcome } => {
+                    let mut shared = shared.lock();
+                    shared.outcome = Some(outcome);
+                    shared.reported.notify_one();
+                }
             }
         }
         // After the reports: a console that nobody reads must not delay them.

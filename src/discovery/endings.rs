@@ -49,13 +49,18 @@ impl Ending {
     /// What it means for the job.
     pub fn meaning(&self) -> Meaning {
         match self.outcome.as_deref() {
-            Some("succeeded" | "not_needed" | "too_late") => Meaning::Succeeded,
-            Some("failed") => Meaning::Failed,
+            Some("succeeded" | "not_needed" | "too_late" | "succeeded_before") => Meaning::Succeeded,
+            Some("failed" | "failed_here" | "failed_before") => Meaning::Failed,
             Some("refused") => Meaning::Refused,
             Some("lacks_script") => Meaning::LacksScript,
             Some("detached") => Meaning::Detached,
             _ => Meaning::Trouble,
         }
+    }
+
+    /// Whether the first failure of the job was on its host.
+    pub fn was_first(&self) -> bool {
+        self.outcome.as_deref() == Some("failed_here")
     }
 
     /// Why an agent that was not told to leave has ended. `up`: it had said that it runs.
@@ -154,6 +159,9 @@ mod tests {
             (Some("succeeded"), Meaning::Succeeded),
             (Some("not_needed"), Meaning::Succeeded),
             (Some("too_late"), Meaning::Succeeded),
+            (Some("succeeded_before"), Meaning::Succeeded),
+            (Some("failed_before"), Meaning::Failed),
+            (Some("failed_here"), Meaning::Failed),
             (Some("failed"), Meaning::Failed),
             (Some("refused"), Meaning::Refused),
             (Some("lacks_script"), Meaning::LacksScript),

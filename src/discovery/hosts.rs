@@ -53,7 +53,8 @@ impl Host {
 impl std::fmt::Display for Host {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { name, slots } = self;
-        if name.contains(':') { write!(f, "[{name}]:{slots}") } else { write!(f, "{name}:{slots}") }
+        let (user, bare) = split_user(name);
+        if bare.contains(':') { write!(f, "{user}[{bare}]:{slots}") } else { write!(f, "{name}:{slots}") }
     }
 }
 
@@ -100,6 +101,8 @@ pub fn parse_hostfile(text: &str, default_slots: u32) -> Result<Vec<Host>, Hosts
 }
 
 fn lines(text: &str) -> impl Iterator<Item = (String, &str)> {
+    // Editors of other systems begin a file with a byte order mark.
+    let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     let numbered = text.lines().enumerate().map(|(at, line)| (format!("line {}", at + 1), line.trim()));
     numbered.filter(|(_, line)| !line.is_empty())
 }
@@ -135,9 +138,10 @@ fn collect<'a>(
     Ok(hosts)
 }
 
-/// `HOST`, `HOST:SLOTS`, `[IPV6]`, or `[IPV6]:SLOTS`.
+/// `HOST`, `HOST:SLOTS`, `[IPV6]`, or `[IPV6]:SLOTS`, each with or without `USER@`.
 fn parse_host(text: &str, default_slots: u32) -> Result<Host, String> {
-    let (name, slots) = match text.strip_prefix('[').map(|rest| rest.split_once(']')) {
+    let (_, bare) = split_user(text);
+    let (name, slots) = match bare.strip_prefix('[').map(|rest| rest.split_once(']')) {
         Some(Some((_, ""))) => (text, None),
         Some(Some((_, rest))) => {
             let slots = rest.strip_prefix(':').ok_or("must be [IPV6] or [IPV6]:SLOTS")?;
@@ -156,7 +160,13 @@ fn parse_host(text: &str, default_slots: u32) -> Result<Host, String> {
     Ok(Host { name: bare_name(name.trim_end())?, slots })
 }
 
+/// The user with its `@`, and the host.
+fn split_user(text: &str) -> (&str, &str) {
+    text.split_at(text.rfind('@').map_or(0, |at| at + 1))
+}
+
 fn bare_name(text: &str) -> Result<String, String> {
+    let (user, text) = split_user(text);
     let name = match text.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')) {
         Some(address) if address.split('%').next().is_some_and(|it| it.parse::<std::net::Ipv6Addr>().is_ok()) => {
             address
@@ -165,17 +175,21 @@ fn bare_name(text: &str) -> Result<String, String> {
         None if text.contains(':') => {
             return Err("must have brackets around an IPv6 address: [IPV6]".to_owned());
         }
+        // Names of hosts are the same in capitals, and this one means something here.
+        None if text.eq_ignore_ascii_case("localhost") => "localhost",
         None => text,
     };
-    check_name(name)?;
-    Ok(name.to_owned())
+    let name = format!("{user}{name}");
+    check_name(&name)?;
+    Ok(name)
 }
 
 /// Whether this can be an argument of `ssh`. A name that begins with `-` would be an option.
 fn check_name(name: &str) -> Result<(), String> {
     let known = |byte: u8| byte.is_ascii_alphanumeric() || b".-_@:%".contains(&byte);
     let parts_begin_well = name.split('@').all(|part| !part.is_empty() && !part.starts_with('-'));
-    let is_address = name.split('%').next().is_some_and(|it| it.parse::<std::net::Ipv6Addr>().is_ok());
+    let (_, bare) = split_user(name);
+    let is_address = bare.split('%').next().is_some_and(|it| it.parse::<std::net::Ipv6Addr>().is_ok());
     if name.is_empty() {
         return Err("must name a host".to_owned());
     }
@@ -253,6 +267,32 @@ mod tests {
         assert!(why(parse_lines("[node]:1", 1)).contains("must have an IPv6 address in the brackets"));
         assert!(why(parse_lines("[::1]4", 1)).contains("must be [IPV6] or [IPV6]:SLOTS"));
         assert_eq!(host("::1", 4).to_string(), "[::1]:4");
+    }
+
+    #[test]
+    fn a_user_may_stand_before_an_ipv6_address() {
+        let parsed = parse_list("root@[::1],me@[fe80::2%eth0]:4", 2).unwrap();
+        assert_eq!(parsed, [host("root@::1", 2), host("me@fe80::2%eth0", 4)]);
+        assert_eq!(parsed[1].to_string(), "me@[fe80::2%eth0]:4");
+        assert_eq!(parse_hostfile("root@[::1] slots=3", 1).unwrap(), [host("root@::1", 3)]);
+        assert_eq!(parse_list(&parsed[1].to_string(), 1).unwrap(), parsed[1..]);
+        assert!(why(parse_list("root@::1", 1)).contains("must have brackets around an IPv6 address"));
+        assert!(parse_list("a@b:c@[::1]", 1).is_err());
+    }
+
+    #[test]
+    fn localhost_is_the_same_in_capitals() {
+        assert_eq!(parse_list("LOCALHOST:2,Node1", 1).unwrap(), [host("localhost", 2), host("Node1", 1)]);
+        assert!(why(parse_list("localhost,LocalHost", 1)).contains("is that host already"));
+    }
+
+    #[test]
+    fn a_byte_order_mark_is_no_part_of_the_first_host() {
+        assert_eq!(
+            parse_hostfile("\u{feff}node1 slots=2\r\nnode2\r\n", 1).unwrap(),
+            [host("node1", 2), host("node2", 1)]
+        );
+        assert_eq!(parse_lines("\u{feff}node1:2\n", 1).unwrap(), [host("node1", 2)]);
     }
 
     #[test]

@@ -313,6 +313,9 @@ impl Driver {
                 Stage::Leaving { .. } => self.say(false, format!("the agent on {host} has left")),
             }
         }
+        if ending.was_first() {
+            self.on_first_failure(&host);
+        }
         self.review(now);
     }
 

@@ -11,6 +11,8 @@ use tokio::net::lookup_host;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 
+use super::local::localhost;
+
 /// Time after which the next address is tried while one has not answered. RFC 8305 recommends it.
 pub const STAGGER: Duration = Duration::from_millis(250);
 
@@ -49,7 +51,7 @@ pub async fn resolve(host: &str, port: u16, deadline: Instant) -> Result<Vec<Soc
     let host_again = || host.to_owned();
     match timeout_at(end, lookup_host((host, port))).await {
         Ok(Ok(addresses)) => Ok(interleaved(&addresses.collect::<Vec<_>>())),
-        Ok(Err(source)) => Err(ResolveError::Failed { host: host_again(), source }),
+        Ok(Err(source)) => localhost(host, port).ok_or_else(|| ResolveError::Failed { host: host_again(), source }),
         Err(_) => Err(ResolveError::Silent { host: host_again() }),
     }
 }

@@ -1,7 +1,7 @@
 //! The addresses and names of this machine.
 
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6, ToSocketAddrs, UdpSocket};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -121,6 +121,33 @@ fn is_local_to_a_machine(ip: IpAddr) -> bool {
     }
 }
 
+/// The addresses of a name, by the system's resolver. `localhost` is loopback also where nothing resolves it (RFC 6761).
+///
+/// # Errors
+/// The resolver's.
+pub fn resolve_here(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
+    match (host, port).to_socket_addrs() {
+        Ok(addresses) => Ok(addresses.collect()),
+        Err(error) => localhost(host, port).ok_or(error),
+    }
+}
+
+/// The loopback addresses of this machine, if they are meant by the name.
+pub(super) fn localhost(host: &str, port: u16) -> Option<Vec<SocketAddr>> {
+    let loopback: [IpAddr; 2] = [Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()];
+    let here = || loopback.into_iter().filter(|ip| is_local(*ip)).map(|ip| SocketAddr::new(ip, port)).collect();
+    (host == "localhost").then(here)
+}
+
+/// The addresses of a name or address, if all of them are on loopback: nodes on other machines cannot be meant by it there. Empty
+/// otherwise, and if it cannot be resolved.
+pub fn only_on_loopback(host: &str) -> Vec<IpAddr> {
+    let found = resolve_here(host, 0).unwrap_or_default();
+    let mut ips: Vec<IpAddr> = found.iter().map(|address| address.ip().to_canonical()).collect();
+    ips.dedup();
+    if ips.iter().all(IpAddr::is_loopback) { ips } else { Vec::new() }
+}
+
 /// Whether the name is this machine's host name, with or without its domain.
 pub fn is_own_name(host: &str) -> bool {
     let system = rustix::system::uname();
@@ -218,6 +245,23 @@ mod tests {
     /// TEST-NET-1 of RFC 5737: no machine has it.
     fn address_of_nobody() -> SocketAddr {
         SocketAddr::from(([192, 0, 2, 1], 9))
+    }
+
+    #[test]
+    fn localhost_is_loopback_also_where_nothing_resolves_it() {
+        let found = localhost("localhost", 7).unwrap();
+        assert!(found.contains(&SocketAddr::from(([127, 0, 0, 1], 7))), "{found:?}");
+        assert_eq!(localhost("localhost.example", 7), None);
+        assert!(resolve_here("no-such-host.invalid", 7).is_err());
+    }
+
+    #[test]
+    fn an_endpoint_on_loopback_alone_is_known() {
+        assert_eq!(only_on_loopback("127.0.1.1"), [IpAddr::from([127, 0, 1, 1])]);
+        assert!(!only_on_loopback("localhost").is_empty());
+        for other in ["192.0.2.1", "0.0.0.0", "no-such-host.invalid"] {
+            assert!(only_on_loopback(other).is_empty(), "{other}");
+        }
     }
 
     #[tokio::test]

@@ -177,7 +177,7 @@ impl<N: Node> Host<N> {
                 self.agent = Agent::Running(placement);
                 Joined::Placed
             }
-            Err(JoinError::Closed { .. }) => {
+            Err(JoinError::Closed { .. } | JoinError::Over { .. }) => {
                 self.agent = Agent::Done;
                 Joined::Closed
             }

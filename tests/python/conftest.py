@@ -1,5 +1,6 @@
 """Fixtures and hooks for all Python tests."""
 
+import os
 import signal
 
 from helpers.ports import free_port, port
@@ -11,6 +12,9 @@ __all__ = ["free_port", "job", "port", "pytest_runtest_makereport"]
 # A shell's background jobs ignore it, and so would every process that a test starts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# One that is active where tests are started from is none of a job's affairs.
+os.environ.pop("VIRTUAL_ENV", None)
 
 # Other tests run beside these, so a case may take long.
 settings.register_profile("beside others", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -226,8 +226,20 @@ def test_a_name_that_resolves_to_loopback_must_be_mended_with_several_nodes(
     run.main(["doctor", *flags])
     lines = capsys.readouterr().out.splitlines()
     assert about("own name", lines).startswith(verdict)
+    found = [line for line in lines if line.startswith("mend  endpoint") and "loopback address" in line]
+    assert len(found) == ("--nnodes=2" in flags)
     if verdict == "mend":
-        assert any(line.startswith("note  endpoint") and "names no other address: nodes" in line for line in lines)
+        assert "names no other address: nodes" in found[0]
+
+
+def test_an_endpoint_whose_name_is_on_loopback_here_must_be_mended(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Debian's `127.0.1.1`: where the name is each machine's own, each meets itself."""
+    monkeypatch.setattr(net, "addresses_of", lambda _: ["127.0.1.1"])
+    assert run.main(["doctor", *JOB, "--rdzv-endpoint=node0.test:29400", "--network-timeout=5"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("mend  endpoint     node0.test is 127.0.1.1 here, on loopback") for line in lines), lines
 
 
 def test_a_missing_script_must_be_mended(doctor: Doctor, tmp_path: Path) -> None:
@@ -295,7 +307,7 @@ def test_the_exit_code_is_right_although_the_reader_of_stdout_has_gone() -> None
 def test_a_write_error_is_not_reported_as_healthy() -> None:
     told = shell("doctor > /dev/full")
     assert told.returncode == 1
-    assert told.stderr == "elastic-run: error: cannot write the findings: No space left on device\n"
+    assert told.stderr == "elastic-run: error: cannot write to standard output: No space left on device\n"
 
 
 def test_any_terminal_shows_the_findings() -> None:
@@ -314,7 +326,7 @@ def test_an_interrupt_ends_it_at_once(job: Job) -> None:
 
 
 def test_a_complete_command_line_may_follow(doctor: Doctor) -> None:
-    assert doctor("--standalone", "--max-restarts=3", "--warm-start=torch", "train.py", "--lr", "0.1", "--nnodes=x")
+    assert doctor("--standalone", "--max-restarts=3", "--warm-modules=torch", "train.py", "--lr", "0.1", "--nnodes=x")
 
 
 @pytest.mark.parametrize("argv", [["./doctor"], ["--", "doctor"], ["--no-python", "./doctor"]])

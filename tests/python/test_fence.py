@@ -96,7 +96,7 @@ def test_a_worker_that_ignores_sigterm_is_dead_before_the_others_go_on(job: Job,
 @pytest.mark.parametrize("template", [False, True], ids=["executed", "forked"])
 @pytest.mark.parametrize("_time", TIMES)
 def test_the_workers_of_a_stopped_agent_end_with_the_lease(job: Job, nodes: Nodes, _time: int, template: bool) -> None:
-    options = [f"--warm-start={WARM}"] if template else []
+    options = [f"--warm-modules={WARM}"] if template else []
     host, other, old = nodes.pair(*options, attempts=6)
     mark = host.mark()
     began = time.monotonic()

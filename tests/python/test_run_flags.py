@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import os
 import re
 import subprocess
@@ -25,7 +26,7 @@ VALUES = ("0", "1", "3", "2:4", "2.5", "-1", "", "text", "fork", "node", "core-c
 SCRIPT = ["train.py", "--lr", "1", "--", "--nnodes=9"]
 
 
-OWN = {"warm_start", "omp_threads", "in_place", "store_tunnel", *_host_flags.FLAGS}
+OWN = {"warm_start", "warm_modules", "omp_threads", "in_place", "store_tunnel", *_host_flags.FLAGS}
 """Flags that torchrun does not have."""
 
 
@@ -36,7 +37,8 @@ def flags_of(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
 def outcome(parse: Callable[[Sequence[str]], argparse.Namespace], argv: Sequence[str]) -> dict[str, Any] | str:
     """Return the parsed command line, or that it is an error. The wording of errors is not compared."""
     with contextlib.suppress(SystemExit, ValueError):
-        return {name: value for name, value in vars(parse(argv)).items() if name not in {*OWN, "signals_named"}}
+        hidden = {*OWN, "signals_named", "variables"}
+        return {name: value for name, value in vars(parse(argv)).items() if name not in hidden}
     return "refused"
 
 
@@ -51,9 +53,12 @@ FLAGS = [pytest.param(action, id=action.dest) for action in ACTIONS if action.op
 def test_every_flag_of_torchrun_is_there_with_all_its_spellings() -> None:
     ours, others = flags_of(_flags.parser()), flags_of(get_args_parser())
     assert ours.keys() == others.keys() | OWN
+    spellings = _flags.parser().flags
     for dest, other in others.items():
         own = ours[dest]
-        assert set(own.option_strings) == set(other.option_strings), dest
+        assert {name for name in spellings if spellings[name].dest == dest} == set(other.option_strings), dest
+        if not other.option_strings:
+            continue  # SCRIPT, which the parser does not read
         alike = ("default", "nargs", "const", "required")
         assert {name: getattr(own, name) for name in alike} == {name: getattr(other, name) for name in alike}, dest
         assert (own.choices and list(own.choices)) == (other.choices and list(other.choices)), dest
@@ -96,7 +101,6 @@ def test_a_variable_stands_for_a_flag_where_it_does_in_torchrun(
     "argv",
     [
         ["--nproc-per=2", *SCRIPT],
-        ["--nproc", "2", *SCRIPT],
         ["-t3", "-r", "0:1", *SCRIPT],
         ["-mnumpy", "x"],
         ["--rdzv", "x", *SCRIPT],
@@ -109,26 +113,54 @@ def test_other_ways_to_write_a_command_line_are_read_alike(argv: list[str]) -> N
     assert outcome(_flags.parse, argv) == outcome(theirs, argv)
 
 
+def test_the_two_spellings_of_a_flag_do_not_make_its_abbreviation_ambiguous() -> None:
+    # argparse of Python 3.11 says so, and later ones do not.
+    assert _flags.parse(["--nproc", "2", *SCRIPT]).nproc_per_node == "2"
+
+
+@pytest.mark.parametrize("rest", [["--r=16"], ["--start=5"], ["--in="], ["--warm="], ["--rdzv-="], ["--standalone=x"]])
+@pytest.mark.parametrize("head", [["train.py"], ["--", "train.py"], ["--tee", "3", "-m", "train"], ["-mt3", "train"]])
+def test_the_scripts_own_flags_may_look_like_abbreviations_of_ours(head: list[str], rest: list[str]) -> None:
+    args = _flags.parse([*head, *rest, "--", "-np", "--help"])
+    assert (args.training_script, args.training_script_args) == (head[-1], [*rest, "--", "-np", "--help"])
+
+
+@pytest.mark.parametrize("flags", [["--standalone"], ["--standalone", "--event-log-handler=console"]])
+def test_a_script_gets_its_arguments_as_they_are(tmp_path: Path, flags: list[str]) -> None:
+    """Torchrun's own parser, which runs the job with ``--event-log-handler``, would call ``--r=16`` ambiguous."""
+    script = tmp_path / "train.py"
+    script.write_text("import json, sys; print(json.dumps(sys.argv[1:]))")
+    rest = ["--r=16", "--start=5", "--in=", "--warm=", "--", "--nnodes=2", "-np", "4"]
+    command = [sys.executable, "-m", "elastic_rs.run", *flags, str(script), *rest]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert json.loads(done.stdout) == rest, done.stderr
+
+
 @pytest.mark.parametrize(
     ("argv", "modules"),
     [
         ([], None),
         (["--warm-start"], "torch"),
-        (["--warm_start=torch,numpy"], "torch,numpy"),
-        (["--warm-start=a", "--warm-start"], "torch"),
-        (["--warm-start="], ""),
+        (["--warm_modules=torch,numpy"], "torch,numpy"),
+        (["--warm-start", "--warm-modules", "a"], "a"),
+        (["--warm-modules="], ""),
     ],
 )
-def test_modules_of_a_warm_start_come_behind_an_equals_sign(argv: list[str], modules: str | None) -> None:
-    rest = ["--warm-start=x", "--warm_start=a=b", "--warm-start"]
+def test_modules_of_a_warm_start_have_a_flag_of_their_own(argv: list[str], modules: str | None) -> None:
+    rest = ["--warm-modules=x", "--warm_start=a=b", "--warm-start"]
     args = _flags.parse([*argv, "train.py", *rest])
-    assert (args.warm_start, args.training_script, args.training_script_args) == (modules, "train.py", rest)
+    assert _options.warm_modules_of(args) == modules
+    assert (args.training_script, args.training_script_args) == ("train.py", rest)
 
 
-def test_a_variable_asks_for_warm_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_variable_asks_for_warm_starts(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PET_WARM_START", "1")
+    assert _options.warm_modules_of(_flags.parse(SCRIPT)) == "torch"
+    monkeypatch.setenv("PET_WARM_MODULES", "numpy")
+    assert _options.warm_modules_of(_flags.parse(SCRIPT)) == "numpy"
     monkeypatch.setenv("PET_WARM_START", "numpy")
-    assert _flags.parse(SCRIPT).warm_start == "numpy"
-    assert _flags.parse(["--warm-start", *SCRIPT]).warm_start == "torch"
+    expected = "PET_WARM_START is `numpy`, must be 0 or 1: it sets --warm-start; PET_WARM_MODULES takes a value"
+    assert said(capsys, "x") == expected
 
 
 def test_a_warm_start_needs_this_python(caplog: pytest.LogCaptureFixture) -> None:
@@ -145,8 +177,15 @@ def test_a_warm_start_needs_this_python(caplog: pytest.LogCaptureFixture) -> Non
         (["--warm-stat", "x"], "unknown flag `--warm-stat`: did you mean `--warm-start`?"),
         (["--warm-stat=a", "x"], "unknown flag `--warm-stat`: did you mean `--warm-start`?"),
         (
-            ["--standalone", "--warm-start=train.py,a-b", "x"],
-            "--warm-start is `train.py,a-b`, must be names of modules: torch,torch.distributed",
+            ["--warm-start=torch,numpy", "x"],
+            "--warm-start takes no value, and `--warm-start=torch,numpy` gives it one; --warm-modules=torch,numpy",
+        ),
+        (["--standalone=1", "x"], "--standalone takes no value, and `--standalone=1` gives it one"),
+        (["-mtrain", "x"], "--tee is `rain`, must be 0 (none)"),
+        (["-mnumpy", "x"], "--module takes no value, and `-mnumpy` gives it one"),
+        (
+            ["--standalone", "--warm-modules=train.py,a-b", "x"],
+            "--warm-modules is `train.py,a-b`, must be names of modules: torch,torch.distributed",
         ),
         (["--nprocs-per-node=2", "x"], "unknown flag `--nprocs-per-node`: did you mean `--nproc-per-node`?"),
         (["--zzz", "x"], "unknown flag `--zzz`: flags of the script come after it"),
@@ -168,6 +207,10 @@ def test_a_warm_start_needs_this_python(caplog: pytest.LogCaptureFixture) -> Non
             "--standalone is given and --nnodes is `2`, must be 1: others cannot find",
         ),
         (["--nproc-per-node=0", "x"], "--nproc-per-node is `0`, must be from 1 to 65535, or auto, cpu, gpu, xpu"),
+        (
+            ["--nproc-per-node=gpu:0,1", "x"],
+            "must be a number, auto, cpu, gpu or xpu; CUDA_VISIBLE_DEVICES=0,1 with --nproc-per-node=gpu chooses GPUs",
+        ),
         (["--nproc-per-node=2.5", "x"], "--nproc-per-node is `2.5`, must be a number, auto, cpu, gpu or xpu"),
         (
             ["--rdzv-backend=c10", "x"],
@@ -269,7 +312,9 @@ def test_a_warm_start_needs_this_python(caplog: pytest.LogCaptureFixture) -> Non
             "the script is `python`, with the option `-O` of Python: elastic-run [flags] --no-python python -u -O x",
         ),
         (["--rdzv-=x", "y"], "could match --rdzv-backend, --rdzv-endpoint, --rdzv-id, --rdzv-conf"),
-        (["--warm=x", "y"], "ambiguous option: --warm=x could match --warm-start"),
+        (["--start=x", "y"], "--start-method: invalid choice: 'x' (choose from "),
+        (["--st", "y"], "ambiguous option: --st could match --standalone, --start-method"),
+        (["--nnodes 2", "x"], "unknown flag `--nnodes 2`: did you mean `--nnodes`?"),
         (["--rdzv-backend=c10d", "--rdzv-id=\udcff", "x"], "--rdzv-id is `\\xff`, must be UTF-8"),
         (["--role=\udcff", "x"], "--role is `\\xff`, must be UTF-8"),
         (["--local-addr=\udcff", "x"], "--local-addr is `\\xff`, must be UTF-8"),
@@ -293,6 +338,66 @@ def test_flags_of_the_script_are_its_own() -> None:
     argv = ["--tee", "3", "train.py", "-np", "4", "--gpus=2", "--verbose"]
     assert _flags.parse(argv).training_script_args == argv[3:]
     assert _flags.parse(["--", "-n", "4"]).training_script == "-n"
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "text"),
+    [
+        ("NNODES", "a", "--nnodes is `a`, must be a number from 1 to 4294967295, or MIN:MAX with MIN not above MAX"),
+        ("MAX_RESTARTS", "x", "--max-restarts: `x` is not a whole number"),
+        ("NODE_RANK", "7", "--node-rank is `7`, must be from 0 to 1, since --nnodes is `2`"),
+        ("RDZV_CONF", "nothing", "--rdzv-conf has the entry `nothing`, must be KEY=VALUE,KEY=VALUE,..."),
+        ("IN_PLACE", "mpi", "--in-place is `mpi`, must be one of off, gloo, nccl"),
+        ("HOSTS", "a:0", "-H: entry 1 is `a:0`, its slots must be a number from 1 to 65535"),
+        ("NPROC_PER_NODE", "many things", "--nproc-per-node is `many things`, must be a number"),
+    ],
+)
+def test_an_error_names_the_variable_that_sets_the_flag(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, variable: str, value: str, text: str
+) -> None:
+    monkeypatch.setenv(f"PET_{variable}", value)
+    flags = ["--nnodes=2"] if variable == "NODE_RANK" else []
+    shown = "-H" if variable == "HOSTS" else f"--{variable.lower().replace('_', '-')}"
+    found = said(capsys, *flags, "x")
+    assert found.startswith(text)
+    assert found.endswith(f"; PET_{variable} sets {shown}")
+    # A flag takes precedence, so that its own value is wrong, or none is.
+    if value == "a":
+        assert "PET_" not in said(capsys, "--nnodes=b", "x")
+
+
+@pytest.mark.parametrize(
+    ("variable", "text"),
+    [
+        ("PET_NNODE", "no flag has this variable; did you mean PET_NNODES?"),
+        ("PET_NPROC", "no flag has this variable; did you mean PET_NPROC_PER_NODE?"),
+        ("PET_RDVZ_ENDPOINT", "no flag has this variable; did you mean PET_RDZV_ENDPOINT?"),
+        ("PET_nnodes", "no flag has this variable; did you mean PET_NNODES?"),
+        ("PET_NUMA_BINDING", "--numa-binding is read from the command line only, as by torchrun"),
+        ("PET_SHOP_URL", None),
+        ("PET_NNODES", None),
+        ("XPET_NNODE", None),
+    ],
+)
+def test_a_misspelt_variable_is_a_warning(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, variable: str, text: str | None
+) -> None:
+    monkeypatch.setenv(variable, "1")
+    monkeypatch.setattr(run, "_take_part", lambda *_, **__: 0)
+    assert run.main(["--standalone", "--no-python", "true"]) == 0
+    assert caplog.messages == ([f"{variable} is set and has no effect: {text}"] if text else [])
+
+
+@pytest.mark.parametrize(("nodes", "warns"), [("1:2", True), ("2", False), ("2:2", False)])
+def test_a_range_of_nodes_with_fixed_ranks_is_a_warning(
+    caplog: pytest.LogCaptureFixture, nodes: str, *, warns: bool
+) -> None:
+    _options.rendezvous_of(_flags.parse([f"--nnodes={nodes}", "--master-addr=node0", "x"]))
+    expected = (
+        "--nnodes is `1:2`, and --rdzv-backend=static, the default, has no range: the job begins with all 2 nodes, as "
+        "with torchrun; --rdzv-backend=c10d --rdzv-endpoint=HOST:PORT begins with 1 or more"
+    )
+    assert caplog.messages == ([expected] if warns else [])
 
 
 def test_a_variable_that_is_not_a_number_is_an_error(
@@ -388,7 +493,7 @@ def test_help_shows_every_flag_once_in_groups_with_examples(capsys: pytest.Captu
     text = capsys.readouterr().out
     for action in ACTIONS:
         for name in action.option_strings:
-            count = len(re.findall(rf"^  (?:-\w, )?{name}(?= |,|$)", text, re.MULTILINE))
+            count = len(re.findall(rf"^  (?:-\w(?: \S+)?, )?{name}(?= |,|$)", text, re.MULTILINE))
             assert count == (0 if "_" in name else 1), name
     for heading in ("size of the job:", "how nodes find each other:", "output of workers:", "examples:", "exit codes:"):
         assert f"\n{heading}\n" in text

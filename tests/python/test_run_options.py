@@ -141,6 +141,60 @@ def test_several_nodes_without_an_endpoint_get_a_warning_that_only_this_machine_
     assert any(text.startswith(expected) for text in caplog.messages) == told
 
 
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (["--rdzv-backend=c10d", "--nnodes=1:2", "--rdzv-endpoint=127.0.0.1:29400"], "127.0.0.1:29400 is on loopback"),
+        (["--rdzv-backend=c10d", "--nnodes=2", "--rdzv-endpoint=localhost"], "localhost:29400 is on loopback"),
+        (["--rdzv-backend=c10d", "--nnodes=2", "--rdzv-endpoint=[::1]:77"], "::1:77 is on loopback"),
+        (["--nnodes=2"], "127.0.0.1:29500 is on loopback"),  # torchrun's default of --master-addr
+        (["--nnodes=2", "--node-rank=1"], "127.0.0.1:29500 is on loopback"),
+        (["--rdzv-backend=c10d", "--nnodes=2", "--rdzv-endpoint=192.0.2.1"], None),
+        (["--rdzv-backend=c10d", "--nnodes=1", "--rdzv-endpoint=127.0.0.1"], None),
+        (["--nnodes=1"], None),
+        # A driver has chosen the endpoint for an agent on its own machine.
+        (["--rdzv-backend=c10d", "--nnodes=2", "--rdzv-endpoint=127.0.0.1", "--rdzv-conf=host_name=a"], None),
+    ],
+)
+def test_several_nodes_that_meet_on_loopback_are_warned_at_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, flags: list[str], told: str | None
+) -> None:
+    monkeypatch.setattr(run, "_take_part", lambda *_, **__: 0)
+    assert run.main([*flags, "--no-python", "true"]) == 0
+    found = [text for text in caplog.messages if "loopback" in text]
+    assert [text.startswith(f"the endpoint {told}") for text in found] == ([True] if told else [])
+    if told:
+        assert found[0].endswith("with an address of one node")
+        assert ("--master-addr" if "29500" in told else "--rdzv-endpoint") in found[0]
+
+
+def test_a_name_that_is_on_loopback_here_is_a_warning(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Debian gives a machine's own name the address 127.0.1.1."""
+    from elastic_rs.rendezvous import _config
+
+    monkeypatch.setattr(_config, "only_on_loopback", lambda host: ["127.0.1.1"] if host == "node0" else [])
+    monkeypatch.setattr(run, "_take_part", lambda *_, **__: 0)
+    flags = ["--rdzv-backend=c10d", "--nnodes=2", "--rdzv-endpoint=node0"]
+    assert run.main([*flags, "--no-python", "true"]) == 0
+    expected = "the endpoint node0:29400 is 127.0.1.1 here, on loopback: this node takes it for its own."
+    assert [text.startswith(expected) for text in caplog.messages if "loopback" in text] == [True]
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "[::]", "[::0]"])
+@pytest.mark.parametrize("flags", [["--rdzv-backend=c10d"], ["--nnodes=2", "--node-rank=1"]])
+def test_an_endpoint_that_means_all_addresses_is_an_error_on_a_node_that_does_not_host(
+    capsys: pytest.CaptureFixture[str], flags: list[str], host: str
+) -> None:
+    text = said(capsys, *flags, f"--rdzv-endpoint={host}:29400", "x")
+    assert f"the rendezvous endpoint is `{host.strip('[]')}`, which means all addresses of a machine, must be" in text
+    assert "--rdzv-conf is_host=1 on that node alone" in text
+    assert _options.rendezvous_of(
+        _flags.parse(["--rdzv-backend=c10d", "--rdzv-conf=is_host=1", f"--rdzv-endpoint={host}:29400", "x"])
+    ).host == host.strip("[]")
+
+
 def test_a_missing_program_is_a_one_line_error_before_any_start(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "plain").touch(mode=0o644)
@@ -242,6 +296,20 @@ def test_a_configuration_is_read_as_pytorch_reads_it(conf: str) -> None:
     assert read(parse_conf) == read(_parse_rendezvous_config)
 
 
+def test_a_job_of_one_machine_needs_no_localhost_in_the_hosts_file(tmp_path: Path) -> None:
+    for name, text in {"nsswitch.conf": "hosts: files\n", "hosts": "192.0.2.1 other\n"}.items():
+        (tmp_path / name).write_text(text)
+    mounts = " && ".join(f"mount --bind {tmp_path / name} /etc/{name}" for name in ("nsswitch.conf", "hosts"))
+    under = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", f'{mounts} && exec "$@"', "sh"]
+    if subprocess.run([*under, "true"], capture_output=True, check=False).returncode != 0:
+        pytest.skip("this machine does not allow mount namespaces")
+    known = subprocess.run([*under, "getent", "ahosts", "localhost"], capture_output=True, check=False)
+    assert known.returncode != 0, "localhost is not resolved"
+    command = [*under, sys.executable, "-m", "elastic_rs.run", "--standalone", "--no-python", "echo", "ran"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "ran\n", "")
+
+
 def test_torch_is_not_imported() -> None:
     code = (
         "import sys; from elastic_rs.run import main; code = main(['--standalone', '--no-python', 'true']); "
@@ -249,6 +317,25 @@ def test_torch_is_not_imported() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "0 False False\n"
+
+
+@pytest.mark.parametrize("command", [["--standalone"], ["doctor"]])
+def test_another_environment_than_the_launchers_is_named(tmp_path: Path, command: list[str]) -> None:
+    script = tmp_path / "a.py"
+    script.write_text("")
+
+    def lines(active: Path | str, **env: str) -> list[str]:
+        argv = [sys.executable, "-m", "elastic_rs.run", *command, str(script)]
+        variables = {**os.environ, "VIRTUAL_ENV": str(active), **env}
+        done = subprocess.run(argv, env=variables, capture_output=True, text=True, timeout=120, check=False)
+        return [line for line in (done.stdout + done.stderr).splitlines() if "VIRTUAL_ENV" in line]
+
+    (told,) = lines(tmp_path / "venv")
+    assert f"the active environment (VIRTUAL_ENV) is `{tmp_path}/venv`, and workers run `{sys.executable}`" in told
+    assert f"start this with `{tmp_path}/venv/bin/python -m elastic_rs.run`" in told
+    (tmp_path / "link").symlink_to(sys.prefix)
+    assert lines(tmp_path / "link") == lines(sys.prefix) == lines("") == []
+    assert lines(tmp_path / "venv", PYTHON_EXEC=f"{tmp_path}/venv/bin/python") == []
 
 
 # Devices. The core counts the driver's devices, and its tests have the rules.

@@ -23,6 +23,7 @@ pub struct Bench {
     pub notes: Vec<String>,
     pub records: Vec<Record>,
     pub tallies: Vec<Tally>,
+    pub warnings: Vec<String>,
     /// The id of the world of each round.
     pub worlds: BTreeMap<Round, u64>,
     /// The hosts that are kept out, as last told.
@@ -59,6 +60,7 @@ impl Bench {
             notes: Vec::new(),
             records: Vec::new(),
             tallies: Vec::new(),
+            warnings: Vec::new(),
             worlds: BTreeMap::new(),
             excluded: Vec::new(),
             emptied: Vec::new(),
@@ -109,6 +111,7 @@ impl Bench {
                 Command::Tally { tally, .. } => self.tallies.push(tally),
                 Command::Forget { why, .. } => self.notes.extend(why),
                 Command::Exclusions { hosts, .. } => self.excluded = hosts,
+                Command::Warn { text, .. } => self.warnings.push(text),
                 Command::EmptyStore => self.emptied.push(self.said.len()),
             }
         }

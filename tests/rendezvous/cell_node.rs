@@ -44,7 +44,7 @@ fn a_waiting_node_logs_what_it_waits_for() {
         now += Duration::from_millis(100);
     }
     assert_eq!(told.len(), 1, "{told:?}");
-    assert!(told[0].starts_with("waiting for 3s: "), "{told:?}");
+    assert!(told[0].starts_with("waiting for 3s of up to "), "{told:?}");
     assert!(told[0].contains("node1"), "{told:?}");
 }
 

@@ -280,7 +280,7 @@ fn a_run_that_has_ended_is_remembered_for_an_hour_and_then_forgotten() {
     assert_eq!(bench.machine.next_deadline().unwrap() - bench.now, SECOND);
     // A late node learns how the job ended. When it leaves, the run is remembered for another hour.
     bench.greet(2, of("ended", 2), 2);
-    assert!(matches!(bench.last(2), CoordinatorMessage::Closed { .. }), "{:?}", bench.last(2));
+    assert!(matches!(bench.last(2), CoordinatorMessage::Over { .. }), "{:?}", bench.last(2));
     bench.pass(10 * SECOND);
     assert_eq!(bench.machine.run_count(), 1);
     bench.say(2, NodeMessage::Leave { reason: "too late".into(), signal: None });

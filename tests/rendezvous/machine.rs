@@ -317,7 +317,7 @@ fn runs_of_one_coordinator_are_independent() {
     assert!(bench.said[before..].iter().all(|(to, _)| *to == SessionId(11)));
     assert!(bench.machine.run("other").unwrap().closed().is_some() && bench.run().closed().is_none());
     bench.greet(12, other(3), 1);
-    assert!(matches!(bench.last(12), CoordinatorMessage::Closed { .. }));
+    assert!(matches!(bench.last(12), CoordinatorMessage::Over { .. }));
     bench.say(1, join(1));
     bench.say(2, join(1));
     assert!(bench.is_placed(2, 2));

@@ -16,6 +16,7 @@ mod http;
 mod in_place;
 mod machine;
 mod members;
+mod names;
 mod node;
 mod node_in_place;
 mod observers;

@@ -477,7 +477,7 @@ fn a_waiting_node_logs_what_it_waits_for_now_and_then() {
         |text: &str| CoordinatorMessage::Heartbeat { waits: Some(Waits { progress: text.into(), spare: false }) };
     node.on_message(progress("1 of 3 are in"), now);
     let first = told(&mut node, &mut reporter, now, seconds(100));
-    assert_eq!(first, [(3, "waiting for 3s: 1 of 3 are in".to_owned())]);
+    assert_eq!(first, [(3, "waiting for 3s of up to 6000s (join_timeout): 1 of 3 are in".to_owned())]);
     node.on_message(progress("2 of 3 are in"), now);
     let more = told(&mut node, &mut reporter, now + seconds(101), seconds(900));
     let texts: Vec<_> = more.iter().map(|(_, text)| text.split_once(": ").map_or("", |parts| parts.1)).collect();

@@ -124,7 +124,7 @@ fn older_releases_read_the_messages_that_they_know() {
     }
     let workers = Some(JoinWorkers { survival: survived(1, &[(0, None)]), ..JoinWorkers::new("r", 2) });
     let join = Join { round: Round(3), store_port: 1, node_rank: None, workers };
-    assert_eq!(body(&NodeMessage::Join(join.clone())), [1, 3, 1, 0, 1, 1, b'r', 2]);
+    assert_eq!(body(&NodeMessage::Join(join.clone())), [1, 3, 1, 0, 1, 1, b'r', 2, 0]);
     let placement = Placement {
         resume: Some(Resume::Continue { source: 0, sync: true, survivors: 0, generation: Generation::default() }),
         ..placement()
@@ -139,7 +139,7 @@ fn older_releases_read_the_messages_that_they_know() {
     let will_leave = NodeMessage::WillLeave { round, reason: "x".into(), signal: Some(15) };
     assert_eq!(body(&will_leave), [10, 5, 1, b'x', 1, 30]);
     let in_place = NodeMessage::JoinInPlace { join, survival: survived(6, &[(1, Some(4))]), check: Some(7) };
-    assert_eq!(body(&in_place), [11, 3, 1, 0, 1, 1, b'r', 2, 1, 1, 1, 1, 6, 0, 1, 4, 1, 7]);
+    assert_eq!(body(&in_place), [11, 3, 1, 0, 1, 1, b'r', 2, 0, 1, 1, 1, 1, 6, 0, 1, 4, 1, 7]);
     assert_eq!(body(&NodeMessage::Parked { round }), [12, 5]);
     assert_eq!(body(&NodeMessage::Groupless { round }), [13, 5]);
     let addresses: Vec<IpAddr> = vec![[10, 0, 0, 7].into()];
@@ -206,5 +206,5 @@ fn an_invalid_capability_is_rejected_with_the_reason() {
 fn the_refusal_of_version_1_names_both_versions() {
     let mut preamble = BytesMut::from(&b"ELRZ\x01\x00"[..]);
     let text = codec::decode_preamble(&mut preamble).unwrap_err().to_string();
-    assert!(text.starts_with("rendezvous protocol version 1 is not spoken here, only version 2"), "{text}");
+    assert!(text.starts_with("rendezvous protocol version 1 is not spoken here, only version 3"), "{text}");
 }

@@ -104,6 +104,7 @@ impl OverCoordinator {
                     | Command::Tally { .. }
                     | Command::Forget { .. }
                     | Command::Exclusions { .. }
+                    | Command::Warn { .. }
                     | Command::EmptyStore => {}
                 }
             }

@@ -45,6 +45,7 @@ fn said(machine: &mut Machine) -> Vec<CoordinatorMessage> {
             Command::Tally { .. }
             | Command::Forget { .. }
             | Command::Exclusions { .. }
+            | Command::Warn { .. }
             | Command::EmptyStore
             | Command::End { .. } => {}
         }

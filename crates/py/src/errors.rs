@@ -30,7 +30,7 @@ pub fn class_of_join(error: &JoinError) -> &'static str {
         JoinError::Timeout { .. } => "RendezvousTimeoutError",
         JoinError::Closed { verdict: Verdict::Stopped { .. }, .. } => "RendezvousClosedError",
         JoinError::Closed { spare: true, .. } => "RendezvousGracefulExitError",
-        JoinError::Closed { .. } => "RendezvousClosedError",
+        JoinError::Closed { .. } | JoinError::Over { .. } => "RendezvousClosedError",
         JoinError::Connection(_) => "RendezvousConnectionError",
         JoinError::State(_) => "RendezvousStateError",
         _ => "RendezvousError",

@@ -17,6 +17,13 @@ use crate::runtime::{block_on, block_without_runtime, detach};
 use crate::secure::Protection;
 use crate::store::{from_bind, os_error};
 
+/// The addresses of a name or address, if all of them are on loopback. Empty otherwise, and if it cannot be resolved. Asks the resolver.
+#[pyfunction]
+pub fn only_on_loopback(py: Python<'_>, host: &str) -> Vec<String> {
+    let found = detach(py, || elastic_rs::net::local::only_on_loopback(host));
+    found.iter().map(ToString::to_string).collect()
+}
+
 /// The store and the rendezvous coordinator, on one port and on one thread that never waits for the interpreter.
 #[pyclass(frozen, module = "elastic_rs._elastic_rs")]
 pub struct Host(Mutex<elastic_rs::host::Host>);
@@ -79,6 +86,12 @@ impl Host {
         self.0.lock().addresses().iter().map(SocketAddr::to_string).collect()
     }
 
+    /// The addresses by which nodes on other machines may reach it, each with its port, if it listens on all addresses.
+    #[getter]
+    fn public_addresses(&self) -> Vec<String> {
+        self.0.lock().public_addresses().iter().map(SocketAddr::to_string).collect()
+    }
+
     /// Whether it listens on loopback alone.
     #[getter]
     fn on_loopback(&self) -> bool {
@@ -130,6 +143,11 @@ impl Host {
     /// Whether it listens on loopback alone.
     pub fn is_on_loopback(&self) -> bool {
         self.0.lock().is_on_loopback()
+    }
+
+    /// Where this process reaches it, if not at the endpoint's address.
+    pub fn own_address(&self) -> Option<SocketAddr> {
+        self.0.lock().own_address()
     }
 
     /// The hosts that its coordinator keeps out, as they change.

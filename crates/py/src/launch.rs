@@ -10,6 +10,7 @@ use elastic_rs::frontend::launch::{Ended, Fixed, Job, LogFolder, LogOptions, War
 use elastic_rs::frontend::node::Node;
 use elastic_rs::net::local_peers;
 use elastic_rs::process::{self, Signal};
+use elastic_rs::rendezvous::node::machine;
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 
@@ -70,7 +71,12 @@ impl Launched {
                 (launched.failure, launched.reason) = (Some(Failure::from(*cause)), Some(reason));
             }
             Outcome::NoPlace(error) => {
-                launched.outcome = if error.is_after_success() { "too_late" } else { "no_place" };
+                launched.outcome = match (&error, error.is_after_success()) {
+                    (machine::JoinError::Over { .. }, true) => "succeeded_before",
+                    (machine::JoinError::Over { .. }, false) => "failed_before",
+                    (_, true) => "too_late",
+                    (_, false) => "no_place",
+                };
                 launched.error = Some(class_of_join(&error));
                 launched.reason = Some(error.to_string());
             }

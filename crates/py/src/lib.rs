@@ -53,7 +53,7 @@ mod _elastic_rs {
     #[pymodule_export]
     use crate::etcd_client::{EtcdClient, EtcdMember};
     #[pymodule_export]
-    use crate::host::{Host, PageOrder, PageOrders, StoreLimits};
+    use crate::host::{Host, PageOrder, PageOrders, StoreLimits, only_on_loopback};
     #[pymodule_export]
     use crate::json::parse_json;
     #[pymodule_export]

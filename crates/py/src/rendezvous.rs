@@ -134,6 +134,8 @@ pub struct View {
     reason: String,
     /// Whether the rendezvous was closed.
     closed: bool,
+    /// Whether that was before this node came.
+    over: bool,
     /// The cause in words, if the rendezvous was closed after a failure.
     failure: Option<String>,
     /// The worker's failure that is the cause, if any.
@@ -154,9 +156,9 @@ impl View {
             Some(verdict) if verdict.is_failure() => Some(verdict.to_string()),
             _ => None,
         };
-        let view::View { waiting, reason, addr, fenced, closed, failure: cause, .. } = view;
-        let cause = cause.map(Failure::from);
-        Ok(Self { waiting, reason, closed: closed.is_some(), failure, cause, addr, fenced })
+        let view::View { waiting, reason, addr, fenced, closed, over, failure: cause, .. } = view;
+        let (cause, over) = (cause.map(Failure::from), over.is_some());
+        Ok(Self { waiting, reason, closed: closed.is_some(), over, failure, cause, addr, fenced })
     }
 }
 
@@ -202,7 +204,9 @@ impl Session {
         let hello = options.hello(coordinator.is_some())?;
         let (timeout, protection) = (options.config.0.coordinator_timeout, protection.map(Protection::core));
         let part = options.node(coordinator.is_some_and(Host::is_on_loopback), protection.clone())?;
-        let core = session::Session::open(&handle()?, hello, host, port, timeout, protection);
+        // With fixed ranks workers use the endpoint's store too, so this node has to reach that address.
+        let at = coordinator.and_then(Host::own_address).filter(|_| !options.ranks_as_asked);
+        let core = session::Session::open_at(&handle()?, hello, (host, port), at, timeout, protection);
         let node = Node::new(Arc::new(core), part, coordinator.map(Host::sessions));
         Ok(Self::of(Arc::new(node), options))
     }
@@ -225,14 +229,14 @@ impl Session {
     }
 
     /// Take part in the next round, and wait until it is complete. If this node has rank 0, it serves an empty store to the round's
-    /// workers until the next round or the end.
+    /// workers until the next round or the end. ``workers`` are the role of the workers, their number, and the script that they run.
     ///
     /// Raises ``RendezvousTimeoutError``, ``RendezvousClosedError``, ``RendezvousGracefulExitError`` (for a spare that was not
     /// needed) or ``RendezvousConnectionError`` of ``elastic_rs.errors``. Over etcd or a cell also ``RendezvousStateError``, if it holds
     /// something else than a state of this rendezvous.
     #[pyo3(signature = (*, workers = None))]
-    fn join(&self, py: Python<'_>, workers: Option<(String, u32)>) -> PyResult<Placement> {
-        let workers = workers.map(|(role, local_world_size)| message::JoinWorkers::new(role, local_world_size));
+    fn join(&self, py: Python<'_>, workers: Option<(String, u32, String)>) -> PyResult<Placement> {
+        let workers = workers.map(|(role, count, script)| message::JoinWorkers::new(role, count).running(&script));
         let joined = block_on(py, self.node.join(workers))?;
         joined.map(Placement).map_err(|error| errors::from_join(py, &error))
     }

@@ -11,6 +11,7 @@ import logging
 import os
 import signal
 import socket
+import sys
 from typing import TYPE_CHECKING, Any, cast
 
 from torch.distributed.elastic.agent.server.api import (
@@ -47,6 +48,15 @@ if TYPE_CHECKING:
 __all__ = ["LocalElasticAgent"]
 
 logger = logging.getLogger("elastic_rs.agent")
+
+
+def _script_of(spec: WorkerSpec) -> str:
+    """Return the name of what workers run, as ``_get_entrypoint_name`` in torch's ``launcher/api.py``."""
+    if not isinstance(spec.entrypoint, str):
+        return str(getattr(spec.entrypoint, "__qualname__", ""))
+    if spec.entrypoint == sys.executable:
+        return next((str(arg) for arg in spec.args if not str(arg).startswith("-")), "")
+    return spec.entrypoint
 
 
 _NOT_GIVEN = float("300")
@@ -113,7 +123,7 @@ class LocalElasticAgent(TorchLocalElasticAgent):
         self._handlers: Any = None
         self._generation = 0
         if self._handler is not None:
-            self._handler.serve_agent(spec.role, spec.local_world_size, spec.max_restarts)
+            self._handler.serve_agent(spec.role, spec.local_world_size, spec.max_restarts, _script_of(spec))
 
     def get_worker_group(self, role: str = DEFAULT_ROLE) -> WorkerGroup:  # noqa: ARG002 - as in torch
         """Return the workers and their place. Its ``store`` is the one that the agents of a round share.

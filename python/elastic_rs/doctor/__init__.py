@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import argparse
-import contextlib
-import errno
-import os
-import sys
 from typing import TYPE_CHECKING
 
+from elastic_rs._terminal import print_line
 from elastic_rs.doctor import _net, _node
 from elastic_rs.rendezvous._node import shares_store
 from elastic_rs.rendezvous._protection import decided, protection, refuse_c10d
 from elastic_rs.run import _flags, _options, _script
-from elastic_rs.run._command_line import seconds
+from elastic_rs.run._command_line import Parser, seconds
 from elastic_rs.run._usage import PROG, UsageError
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Iterator, Sequence
 
     from elastic_rs.doctor._findings import Finding
@@ -66,26 +63,24 @@ def main(argv: Sequence[str]) -> int:
     Raises:
         UsageError: the command line is not valid.
     """
-    to_mend = 0
-    for finding in _look(_flags.parse(argv, _parser())):
-        # Each as soon as it is known, because some questions take seconds.
-        _say(str(finding))
-        to_mend += finding.verdict == "mend"
-    _say(f"{to_mend} to mend" if to_mend else "nothing has to be mended")
+    args = _flags.parse(argv, _parser(), needs_script=False)
+    try:
+        to_mend = _print(_look(args))
+    except UsageError as error:
+        error.name_variables(args.variables)
+        raise
+    print_line(f"{to_mend} to mend" if to_mend else "nothing has to be mended")
     return TO_MEND if to_mend else HEALTHY
 
 
-def _say(text: str) -> None:
-    """Print, in whatever encoding stdout has. If its reader has gone (`| head -1`), the exit code still tells."""
-    with contextlib.suppress(AttributeError):  # stdout may be missing, or replaced by a test
-        sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
-    try:
-        print(text, flush=True)
-    except OSError as error:
-        # The interpreter would try to flush the rest again when the process ends.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if error.errno != errno.EPIPE:
-            sys.exit(f"{PROG}: error: cannot write the findings: {error.strerror}")
+def _print(findings: Iterator[Finding]) -> int:
+    """Print findings, and return how many have to be mended."""
+    to_mend = 0
+    for finding in findings:
+        # Each as soon as it is known, because some questions take seconds.
+        print_line(str(finding))
+        to_mend += finding.verdict == "mend"
+    return to_mend
 
 
 def _look(args: argparse.Namespace) -> Iterator[Finding]:
@@ -135,19 +130,13 @@ def _workers(text: str) -> int | None:
     return _options.workers_of(text)
 
 
-def _parser() -> argparse.ArgumentParser:
-    made = _flags.parser(f"{PROG} doctor [flags] [SCRIPT ...]", DESCRIPTION, EPILOG)
-    made.add_argument_group("flags of doctor").add_argument(
+def _parser() -> Parser:
+    made = _flags.parser(f"{PROG} doctor [flags] [SCRIPT ...]", DESCRIPTION, EPILOG, SHOWN)
+    made.section("flags of doctor").plain(
         "--network-timeout",
-        "--network_timeout",
         type=seconds,
         default=5.0,
         metavar="SECONDS",
         help="how long each question to the network, a name server or a driver may take (5)",
     )
-    for action in made._actions:  # noqa: SLF001 - no other way
-        if action.dest == "training_script":
-            action.required, action.nargs = False, "?"
-        if action.dest not in SHOWN:
-            action.help = argparse.SUPPRESS
     return made

@@ -53,7 +53,14 @@ def findings(
         flag = "--master-addr" if meeting.fixed else "--rdzv-endpoint"
         why = "" if given else f", since {flag} names no other address"
         text = f"{meeting.host} is a loopback address{why}: nodes on other machines would connect to themselves"
-        found.append(note("endpoint", text))
+        found.append(mend("endpoint", text, f"give {flag} an address of one node that the others reach, on all nodes"))
+    elif several and resolved.value and all(map(is_loopback, resolved.value)):
+        text = (
+            f"{meeting.host} is {', '.join(resolved.value)} here, on loopback: this node takes it for its own, as does "
+            "every node on which it is so"
+        )
+        remedy = f"give the endpoint as an address, or `{meeting.host}` its node's address in /etc/hosts"
+        found.append(mend("endpoint", text, remedy))
     # A loopback endpoint that was named means several agents on this machine. None named: a node among many.
     others = several and not (given and is_loopback(meeting.host))
     gloo = os.environ.get("GLOO_SOCKET_IFNAME")

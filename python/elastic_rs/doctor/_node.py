@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from elastic_rs import _elastic_rs
 from elastic_rs.doctor._findings import Finding, asked, mend, note, ok
 from elastic_rs.run._devices import OTHERS
+from elastic_rs.run._script import other_environment
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -57,6 +58,8 @@ def findings(
         peers: ``--rdzv-conf store_peers``.
     """
     yield python(sys.version_info[:3], sys.executable)
+    if other := other_environment():
+        yield note("environment", other)
     yield package(_elastic_rs.VERSION, _installed("elastic_rs"))
     yield torch(*find_torch(), os.environ.get("PYTHON_EXEC"))
     yield _gpus(nproc, workers, limit_s)

@@ -5,7 +5,7 @@ The table is in ``src/rendezvous/conf.rs``.
 
 from __future__ import annotations
 
-from elastic_rs._elastic_rs import RendezvousConfig
+from elastic_rs._elastic_rs import RendezvousConfig, only_on_loopback
 from elastic_rs._log import Log
 
 TYPE_CHECKING = False
@@ -19,11 +19,13 @@ __all__ = [
     "RUST_C10D",
     "RUST_ETCD",
     "RendezvousConfig",
+    "check_host",
     "config_of",
     "known_of",
     "parse_conf",
     "parse_endpoint",
     "shown_defaults",
+    "warn_of_loopback",
     "warn_of_no_endpoint",
 ]
 
@@ -178,6 +180,58 @@ def _is_ipv6(text: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def check_host(host: str, config: RendezvousConfig) -> None:
+    """Check that the host of an endpoint is one to connect to.
+
+    Raises:
+        ValueError: it is ``0.0.0.0`` or ``::``, and this node is not told to host the coordinator.
+    """
+    if _means_all(host) and config.is_host is not True:
+        raise ValueError(
+            f"the rendezvous endpoint is `{host}`, which means all addresses of a machine, must be an address by which "
+            "all nodes reach the one that hosts the rendezvous; --rdzv-conf is_host=1 on that node alone makes it "
+            "listen on all of its addresses"
+        )
+
+
+def _means_all(host: str) -> bool:
+    return bool(host) and not host.strip("0.:")
+
+
+def warn_of_loopback(host: str, port: int, config: RendezvousConfig, most_nodes: int, flag: str) -> None:
+    """Warn that a job of several nodes meets at an address that means another machine on each machine.
+
+    It is not refused: agents of one machine find each other there.
+
+    Args:
+        host: of the endpoint.
+        port: of the endpoint.
+        config: what ``--rdzv-conf`` says. With a ``host_name`` a driver has chosen the endpoint.
+        most_nodes: of the job.
+        flag: which gives the endpoint.
+    """
+    if most_nodes < 2 or config.values().get("host_name") is not None:
+        return
+    found = only_on_loopback(host)
+    if host in {"localhost", *found}:
+        logger.warning(
+            "the endpoint %s:%d is on loopback: only agents of this machine meet there, and a node on another machine "
+            "meets itself; for several machines give all nodes %s with an address of one node",
+            host,
+            port,
+            flag,
+        )
+    elif found:
+        logger.warning(
+            "the endpoint %s:%d is %s here, on loopback: this node takes it for its own. Other nodes must resolve `%s` "
+            "to another address of this machine; where it is each machine's own name, each meets itself",
+            host,
+            port,
+            ", ".join(found),
+            host,
+        )
 
 
 def warn_of_no_endpoint(most_nodes: int, port: int) -> None:

@@ -17,7 +17,14 @@ from torch.distributed.elastic.events.api import NodeState
 
 from elastic_rs import _elastic_rs
 from elastic_rs.errors import RendezvousConnectionError
-from elastic_rs.rendezvous._config import DEFAULT_PORT, RUST_C10D, parse_endpoint, warn_of_no_endpoint
+from elastic_rs.rendezvous._config import (
+    DEFAULT_PORT,
+    RUST_C10D,
+    check_host,
+    parse_endpoint,
+    warn_of_loopback,
+    warn_of_no_endpoint,
+)
 from elastic_rs.rendezvous._launcher_handler import LauncherHandler, created
 from elastic_rs.rendezvous._node import claim, why_not_host
 from elastic_rs.rendezvous._protection import protection, refuse_c10d
@@ -61,8 +68,12 @@ class RustC10dRendezvousHandler(LauncherHandler):
             refuse_c10d("--rdzv-backend=static")
         self._protected = protection()
         host, port = parse_endpoint(params.endpoint or "", _default_port(params, self._config))
+        check_host(host, self._config)
         if not params.endpoint:
             warn_of_no_endpoint(params.max_nodes, port)
+        else:
+            flag = "--master-addr" if self._ranks_as_asked else "--rdzv-endpoint"
+            warn_of_loopback(host, port, self._config, params.max_nodes, flag)
         self._started = time.monotonic()
         self._host: Host | None = None
         self._host, self._why_not_host = self._claim(host, port)

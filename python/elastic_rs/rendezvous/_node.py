@@ -40,6 +40,13 @@ def claim(
     from elastic_rs.observe._served import serve_pages  # most nodes are not the host
 
     logger.info("this process hosts the coordinator at %s:%d", host, claimed.port)
+    if not host.strip("0.:"):
+        logger.warning(
+            "the endpoint %s means all addresses of this node, which hosts the coordinator: give the other nodes "
+            "--rdzv-endpoint=%s, without is_host",
+            host,
+            " or ".join(claimed.public_addresses) or f"ADDRESS:{claimed.port}",
+        )
     warn_if_open(claimed, protected)
     serve_pages(claimed)
     return claimed, ""

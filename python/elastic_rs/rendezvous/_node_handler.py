@@ -21,7 +21,7 @@ from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousIn
 
 from elastic_rs import _elastic_rs
 from elastic_rs._host_name import host_name, spare_torch_the_wait, wait_for_readers
-from elastic_rs.errors import RendezvousClosedError
+from elastic_rs.errors import RendezvousClosedError, RendezvousGracefulExitError
 from elastic_rs.rendezvous._node import shares_store
 from elastic_rs.rendezvous._round_store import RoundStore
 
@@ -63,7 +63,7 @@ class NodeHandler(RendezvousHandler):
         self._must_rejoin = False
         self._ended = False
         self._max_restarts: int | None = None
-        self._workers: tuple[str, int] | None = None
+        self._workers: tuple[str, int, str] | None = None
         # An agent that is ended by a signal does not call shutdown(); a goodbye spares the others the wait for a lease.
         _say_goodbye_at_exit(self)
 
@@ -75,12 +75,18 @@ class NodeHandler(RendezvousHandler):
         """
         return shares_store()
 
-    def serve_agent(self, role: str, local_world_size: int, max_restarts: int) -> None:
+    def serve_agent(self, role: str, local_world_size: int, max_restarts: int, script: str) -> None:
         """Serve an agent of ours: workers get their ranks with the place, and restarts are the job's.
 
         Call it before the session is first used.
+
+        Args:
+            role: of the workers.
+            local_world_size: their number.
+            max_restarts: the job's budget.
+            script: what they run, by which jobs without a run id are told from one another.
         """
-        self._workers = (role, local_world_size)
+        self._workers = (role, local_world_size, script)
         if self._config.job_counts:
             self._max_restarts = max_restarts
 
@@ -116,15 +122,20 @@ class NodeHandler(RendezvousHandler):
             The place, with the ranks of this node's workers; or the failure because of which the job has ended.
 
         Raises:
-            The exceptions of :meth:`next_rendezvous`.
+            RendezvousGracefulExitError: also if the job had succeeded before this node came.
+            The other exceptions of :meth:`next_rendezvous`.
         """
         try:
             return self._join(lambda _: None, workers=self._workers)[0]
-        except RendezvousClosedError:
-            cause = self.session.view().cause
-            if cause is None:
+        except RendezvousClosedError as error:
+            view = self.session.view()
+            if view.over and view.failure is None:
+                logger.warning("[%s] %s; this node has nothing to do, and ends with 0", self._run_id, error)
+                raise RendezvousGracefulExitError(str(error)) from None
+            # The failure of a job that was over before this node came is not this job's.
+            if view.cause is None or view.over:
                 raise
-            return cause
+            return view.cause
 
     def store_of(self, placement: Placement) -> Store:
         """Connect to the store that the agents share in this round."""
@@ -143,7 +154,9 @@ class NodeHandler(RendezvousHandler):
         bootstrap = RendezvousStoreInfo(placement.master_addr, placement.master_port)
         return RendezvousInfo(store, placement.rank, placement.world_size, bootstrap)
 
-    def _join(self, then: Callable[[Placement], T], *, workers: tuple[str, int] | None = None) -> tuple[Placement, T]:
+    def _join(
+        self, then: Callable[[Placement], T], *, workers: tuple[str, int, str] | None = None
+    ) -> tuple[Placement, T]:
         """Join the next round, and return what ``then`` makes of the place, which has ranks of ``workers`` if given."""
         self._record(f"The node '{self._name}' attempts to join the next round of the rendezvous '{self._run_id}'.")
         try:

@@ -96,19 +96,42 @@ def _run(
         from elastic_rs.run._flags import parse
 
         args = parse(argv)
-    # Not before: `--help` needs none of it.
-    from elastic_rs import _elastic_rs
-    from elastic_rs.rendezvous._config import warn_of_no_endpoint
-    from elastic_rs.run import _cpus, _options, _script
-
     show_logs_if_asked()
-    _cpus.check_omp_threads(args.omp_threads)
     if parsed is None:
+        from elastic_rs.run._flags import warn_of_variables
+
+        warn_of_variables()
+    try:
+        return _start(argv, args, discovery, told, is_parsed=parsed is not None)
+    except UsageError as error:
+        error.name_variables(args.variables)
+        raise
+
+
+def _start(
+    argv: Sequence[str],
+    args: argparse.Namespace,
+    discovery: HostDiscovery | None,
+    told: Callable[[str], None],
+    *,
+    is_parsed: bool,
+) -> int:
+    """Do what a command line says that has been parsed."""
+    from elastic_rs import _elastic_rs
+    from elastic_rs.rendezvous._config import warn_of_loopback, warn_of_no_endpoint
+    from elastic_rs.run import _cpus, _options, _script
+    from elastic_rs.run._script import other_environment
+
+    _cpus.check_omp_threads(args.omp_threads)
+
+    if not is_parsed:
         from elastic_rs.run._host_flags import is_driver
 
         if is_driver(args, discovers=discovery is not None):
             from elastic_rs.run._driver import drive
 
+            if text := other_environment(no_python=args.no_python):
+                logger.warning("%s", text)
             return drive(argv, args, discovery)
     if why := _options.why_torch(args):
         from elastic_rs.run._torch import hand_over
@@ -123,9 +146,14 @@ def _run(
         driven=told is not _tell_nobody,
     )
     _script.check(args)
+    if not is_parsed and (text := other_environment(no_python=args.no_python)):
+        logger.warning("%s", text)
     protected = _protected(meeting, alone=_options.is_alone(args, meeting.nodes))
     if not meeting.fixed and meeting.etcd is None and not args.rdzv_endpoint:
         warn_of_no_endpoint(meeting.nodes[1], meeting.port)
+    elif meeting.etcd is None:
+        flag = "--rdzv-endpoint" if args.rdzv_endpoint else "--master-addr"
+        warn_of_loopback(meeting.host, meeting.port, meeting.config, meeting.nodes[1], flag)
     _prepare_environment(args)
     _cpus.set_omp_threads(args.omp_threads, options.workers.local_world_size)
     return _take_part(meeting, local_addr, options, handled, told, protected=protected)
@@ -225,7 +253,9 @@ def _take_part(
         return _cannot("OSError", f"cannot start the agent: {error}")
     except RuntimeError as error:
         return _cannot("RuntimeError", str(error))
-    told(launched.outcome)
+    # A driver names the host.
+    is_first = launched.failure is not None and f"({node.name})" in launched.failure.node
+    told("failed_here" if launched.outcome == "failed" and is_first else launched.outcome)
     hint = why_not_host(why, started) if why and not session.was_welcomed else ""
     if host is not None and (launched.reason or "").startswith("could not reach the coordinator"):
         hint = f"this process hosts it, so `{meeting.host}` must be an address of this machine"
@@ -260,8 +290,11 @@ def _told(launched: Launched, entrypoint: str, hint: str, *, driven: bool) -> in
         case "not_needed":
             logger.info("this node was a spare, and the job ended without needing it")
             return 0
-        case "too_late" if driven:
+        case "too_late" | "succeeded_before" if driven:
             logger.info("the job had succeeded before this node could join it")
+            return 0
+        case "succeeded_before":
+            logger.warning("%s; this node has nothing to do, and ends with 0", launched.reason)
             return 0
         case "signal":
             return 128 + (launched.signal or 0)

@@ -1,5 +1,7 @@
 """How a command line is parsed: spellings, ``PET_*`` variables, help and errors, as torchrun's users know them.
 
+:meth:`Parser.split` finds where the flags end, and argparse converts their values. It never reads what follows them.
+
 Does not import torch, so that ``--help`` and errors come at once.
 """
 
@@ -8,60 +10,13 @@ from __future__ import annotations
 import argparse
 import os
 
-from elastic_rs.run._usage import UsageError, fail
+from elastic_rs.run._foreign import instead_of
+from elastic_rs.run._usage import UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Collection, Iterator, Sequence
     from typing import Any, NoReturn
-
-MARK = "\0"
-"""No argument contains it."""
-
-
-def apart(arg: str) -> str:
-    """Mark `--warm-start=…` as another flag. If it is the script's argument, :func:`together` removes the mark."""
-    name, separator, value = arg.partition("=")
-    return f"{name}{MARK}={value}" if separator and name in {"--warm-start", "--warm_start"} else arg
-
-
-def together(arg: str) -> str:
-    return arg.replace(f"{MARK}=", "=", 1)
-
-
-class Env(argparse.Action):
-    """Its default is the value of ``PET_<DEST>``, as ``torch.distributed.argparse_util.env``."""
-
-    def __init__(self, dest: str, default: Any = None, **kwargs: Any) -> None:
-        super().__init__(dest=dest, default=os.environ.get(f"PET_{dest.upper()}", default), **kwargs)
-
-    def __call__(self, _: Any, namespace: argparse.Namespace, values: Any, __: str | None = None) -> None:
-        setattr(namespace, self.dest, values)
-
-
-class NamesSignals(Env):
-    """Notes that the user has named signals, if only those that are named anyway."""
-
-    def __call__(self, _: Any, namespace: argparse.Namespace, values: Any, __: str | None = None) -> None:
-        setattr(namespace, self.dest, values)
-        namespace.signals_named = True
-
-
-class CheckEnv(argparse.Action):
-    """A switch, on if ``PET_<DEST>`` is a number other than 0, as ``torch.distributed.argparse_util.check_env``."""
-
-    def __init__(self, dest: str, **kwargs: Any) -> None:
-        name = f"PET_{dest.upper()}"
-        given = os.environ.get(name, "0")
-        try:
-            default = bool(int(given))
-        except ValueError:
-            flag = next(flag for flag in kwargs["option_strings"] if flag.startswith("--"))
-            raise UsageError(f"{name} is `{given}`, must be 0 or 1: it sets {flag}") from None
-        super().__init__(dest=dest, const=True, default=default, nargs=0, **kwargs)
-
-    def __call__(self, _: Any, namespace: argparse.Namespace, __: Any, ___: str | None = None) -> None:
-        setattr(namespace, self.dest, self.const)
 
 
 class PrintCompletion(argparse.Action):
@@ -82,18 +37,235 @@ def shtab_if_installed() -> Any:
     return shtab
 
 
-def adder(group: Any, action: Any = Env) -> Callable[..., None]:
-    def add(flag: str, *, short: str | None = None, **kwargs: Any) -> None:
-        names = [name for name in (short, flag) if name]
-        underscored = f"--{flag[2:].replace('-', '_')}"
-        if underscored != flag:
-            names.append(underscored)
-        group.add_argument(*names, **({"action": action} if action else {}) | kwargs)
+class Flag:
+    """A flag, as far as it must be known to find SCRIPT behind the flags.
 
-    return add
+    Args:
+        name: its spelling in help and errors.
+        others: its other spellings.
+        dest: its attribute of the parsed command line.
+        values: how many words it takes.
+        variable: the variable that sets it, if one does.
+        own: torchrun does not have it. It cannot be abbreviated, since torchrun's users' abbreviations must stay clear.
+        instead: for a switch: the flag to use for a value.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        others: Sequence[str],
+        dest: str,
+        *,
+        values: int,
+        variable: str | None,
+        own: bool,
+        instead: str | None,
+    ) -> None:
+        self.name = name
+        self.names = (name, *others)
+        self.dest = dest
+        self.values = values
+        self.variable = variable
+        self.own = own
+        self.instead = instead
+
+
+class CommandLine:
+    """A command line that is split at SCRIPT.
+
+    Attributes:
+        flags: the flags in their order, each with its words. Flags have their full names there.
+        script: SCRIPT. None if there is none.
+        rest: SCRIPT's arguments.
+    """
+
+    def __init__(self) -> None:
+        self.flags: list[tuple[Flag, list[str]]] = []
+        self.script: str | None = None
+        self.rest: list[str] = []
+
+    def words(self, *, without: Collection[str] = ()) -> list[str]:
+        """Return the words of the flags, except those whose attribute is in ``without``."""
+        return [word for flag, words in self.flags if flag.dest not in without for word in words]
+
+
+class Section:
+    """A group of flags, with a heading of its own in help."""
+
+    def __init__(self, parser: Parser, group: Any) -> None:
+        self._parser = parser
+        self._group = group
+
+    def flag(
+        self, name: str, *, short: str | None = None, own: bool = False, default: Any = None, **kwargs: Any
+    ) -> None:
+        """Add a flag with a value. ``PET_<DEST>`` sets it too, as ``torch.distributed.argparse_util.env``."""
+        variable = _variable(name)
+        given = os.environ.get(variable)
+        if given is not None:
+            # argparse converts a text. Two words it would not.
+            default = given.replace(",", " ").split() if kwargs.get("nargs") == 2 else given
+        self._add(name, short, variable=variable, own=own, default=default, **kwargs)
+
+    def switch(
+        self, name: str, *, short: str | None = None, own: bool = False, instead: str | None = None, **kwargs: Any
+    ) -> None:
+        """Add a switch. It is on if ``PET_<DEST>`` is a number other than 0, as ``argparse_util.check_env``.
+
+        Raises:
+            UsageError: the variable is no number.
+        """
+        variable = _variable(name)
+        given = os.environ.get(variable, "0")
+        try:
+            default = bool(int(given))
+        except ValueError:
+            hint = f"; {_variable(instead)} takes a value" if instead else ""
+            raise UsageError(f"{variable} is `{given}`, must be 0 or 1: it sets {name}{hint}") from None
+        kwargs |= {"action": "store_const", "const": True, "default": default}
+        self._add(name, short, variable=variable, own=own, instead=instead, **kwargs)
+
+    def plain(self, name: str, *, short: str | None = None, **kwargs: Any) -> None:
+        """Add a flag that no variable sets."""
+        self._add(name, short, variable=None, **kwargs)
+
+    def _add(
+        self,
+        name: str,
+        short: str | None,
+        *,
+        variable: str | None,
+        own: bool = False,
+        instead: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if not self._parser.shows(_dest(name)):
+            kwargs["help"] = argparse.SUPPRESS
+        if "choices" in kwargs:
+            kwargs.setdefault("metavar", "|".join(kwargs["choices"]))
+        spelled = [short, name] if short else [name]
+        action = self._group.add_argument(*spelled, **kwargs)
+        values = action.nargs if isinstance(action.nargs, int) else 1
+        others = [other for other in (f"--{_dest(name)}", short) if other and other != name]
+        self._parser.add_flag(
+            Flag(name, others, action.dest, values=values, variable=variable, own=own, instead=instead)
+        )
+
+
+def _dest(name: str) -> str:
+    return name.removeprefix("--").replace("-", "_")
+
+
+def _variable(name: str) -> str:
+    return f"PET_{_dest(name).upper()}"
 
 
 class Parser(argparse.ArgumentParser):
+    """The flags, and what help says.
+
+    Args:
+        shown: the attributes of the flags that help lists. All if None.
+        kwargs: as argparse's.
+    """
+
+    def __init__(self, *, shown: Collection[str] | None = None, **kwargs: Any) -> None:
+        super().__init__(allow_abbrev=False, add_help=False, **kwargs)
+        self._shown = shown
+        self.flags: dict[str, Flag] = {}
+        """Each flag, by each of its spellings."""
+        general = Section(self, self.add_argument_group("options"))
+        general.plain("--help", short="-h", action="help", help="show this help message and exit")
+
+    def section(self, title: str) -> Section:
+        """Add a group of flags."""
+        return Section(self, self.add_argument_group(title))
+
+    def shows(self, dest: str) -> bool:
+        """Whether help lists this attribute."""
+        return self._shown is None or dest in self._shown
+
+    def add_flag(self, flag: Flag) -> None:
+        self.flags |= dict.fromkeys(flag.names, flag)
+
+    def all(self) -> Iterator[Flag]:
+        """Each flag once."""
+        return iter({id(flag): flag for flag in self.flags.values()}.values())
+
+    def split(self, argv: Sequence[str]) -> CommandLine:
+        """Find SCRIPT, which is the first word that is neither a flag nor a flag's value, or that follows ``--``.
+
+        As torchrun, this drops a ``--`` that directly follows SCRIPT. Nothing else behind SCRIPT is looked at.
+
+        Raises:
+            UsageError: a flag is not known, an abbreviation is ambiguous, a switch has a value, or a value is missing.
+        """
+        line = CommandLine()
+        words = list(argv)
+        marked = False
+        while words and not marked and _may_be_flag(words[0]):
+            word = words.pop(0)
+            if word == "--":
+                marked = True
+                continue
+            flag, value = self._find(word)
+            if flag.values == 0:
+                if value is not None:
+                    words.insert(0, f"-{self._switches_behind(word, flag, value)}")
+                line.flags.append((flag, [flag.name]))
+            elif value is not None:
+                line.flags.append((flag, [f"{flag.name}={value}"]))
+            else:
+                values, words = words[: flag.values], words[flag.values :]
+                if len(values) < flag.values or any(map(_is_flag, values)):
+                    count = "one argument" if flag.values == 1 else f"{flag.values} arguments"
+                    raise UsageError(f"{flag.name}: expected {count}")  # argparse's words
+                line.flags.append((flag, [f"{flag.name}={values[0]}"] if flag.values == 1 else [flag.name, *values]))
+        if words:
+            line.script, line.rest = words[0], words[1:]
+            if not marked and line.rest[:1] == ["--"]:
+                del line.rest[0]
+        return line
+
+    def _find(self, word: str) -> tuple[Flag, str | None]:
+        """Return the flag of a word, and the value in it."""
+        name, equals, value = word.partition("=")
+        given = value if equals else None
+        if flag := self.flags.get(name):
+            return flag, given
+        if hint := instead_of(name):
+            raise UsageError(f"unknown flag `{name}`: {hint}")
+        if name.startswith("--"):
+            return self._abbreviated(word, name), given
+        if flag := self.flags.get(word[:2]):
+            return flag, word[2:]
+        if hint := instead_of(word[:2]):
+            raise UsageError(f"unknown flag `{name}`: {hint}")
+        raise UsageError(self._unknown(name))
+
+    def _abbreviated(self, word: str, name: str) -> Flag:
+        found = [flag for flag in self.all() if not flag.own and any(known.startswith(name) for known in flag.names)]
+        if len(found) > 1:
+            raise UsageError(f"ambiguous option: {word} could match {', '.join(flag.name for flag in found)}")
+        if not found:
+            raise UsageError(self._unknown(name))
+        return found[0]
+
+    def _switches_behind(self, word: str, flag: Flag, value: str) -> str:
+        """Return what follows a switch in one word, as in ``-mt3``, if it is a flag."""
+        if f"-{value[:1]}" in self.flags and not word.startswith("--") and "=" not in word[:3]:
+            return value
+        hint = f"; {flag.instead}={value} takes one" if flag.instead else ""
+        raise UsageError(f"{flag.name} takes no value, and `{word}` gives it one{hint}")
+
+    def _unknown(self, flag: str) -> str:
+        import difflib
+
+        names = [name for name in self.flags if name.startswith("--")]
+        # Short names resemble too many others: a script's `--lr` is near `--role`.
+        near = difflib.get_close_matches(flag, names, n=1, cutoff=0.7)
+        hint = f"did you mean `{self.flags[near[0]].name}`?" if near else "flags of the script come after it"
+        return f"unknown flag `{flag}`: {hint}"
+
     def format_help(self) -> str:
         import textwrap
         from functools import partial
@@ -108,59 +280,36 @@ class Parser(argparse.ArgumentParser):
         text = "\n".join(map(filled, keys))
         return f"{super().format_help()}\nkeys of --rdzv-conf and their defaults, times in seconds:\n{text}\n"
 
-    def _get_option_tuples(self, option_string: str) -> Any:
-        # Flags that torchrun does not have must not make its users' abbreviations ambiguous.
-        found = super()._get_option_tuples(option_string)
-        double = option_string.startswith("--")
-        return [match for match in found if not (double and getattr(match[0], "exact", False))]
-
     def error(self, message: str) -> NoReturn:
-        # argparse names all spellings of a flag: `argument --max-restarts/--max_restarts: …`.
-        if message.startswith("ambiguous option: "):
-            given, _, matches = message.partition(" could match ")
-            fail(f"{given} could match {', '.join(name for name in matches.split(', ') if not _is_other(name))}")
+        # argparse names all spellings of a flag: `argument -r/--redirects: …`.
         what, separator, why = message.removeprefix("argument ").partition(": ")
         if separator and message.startswith("argument "):
-            names = what.split("/")
-            message = f"{next((name for name in names if name.startswith('--')), names[0])}: {why}"
-        elif "SCRIPT" in message:
-            message = f"no script is given; it comes after the flags: {self.usage}"
-        fail(message)
+            message = f"{what.rpartition('/')[2]}: {why}"
+        raise UsageError(message)
 
 
-def _is_other(name: str) -> bool:
-    """Whether this is a spelling of a flag that help does not show."""
-    return "_" in name or MARK in name
+def _may_be_flag(word: str) -> bool:
+    """Whether argparse would take this for a flag, where it expects one. ``-`` and numbers below 0 are none."""
+    return word.startswith("-") and len(word) > 1 and not _is_number(word)
+
+
+def _is_flag(word: str) -> bool:
+    """Whether argparse would take this for a flag, where it expects a value."""
+    return _may_be_flag(word) and " " not in word
+
+
+def _is_number(word: str) -> bool:
+    try:
+        float(word)
+    except ValueError:
+        return False
+    return True
 
 
 class Help(argparse.RawDescriptionHelpFormatter):
-    """Shows one spelling of each flag."""
-
     def __init__(self, prog: str, width: int | None = 100) -> None:
         # argparse makes one for each flag, and imports `shutil` for a terminal's width.
         super().__init__(prog, max_help_position=34, width=width)
-
-    def _format_action_invocation(self, action: argparse.Action) -> str:
-        names = [name for name in action.option_strings if not _is_other(name)]
-        if not names:
-            return super()._format_action_invocation(action)
-        if action.nargs == 0:
-            return ", ".join(names)
-        value = self._format_args(action, str(action.metavar or action.dest.upper()))
-        if action.choices is not None:
-            value = "|".join(map(str, action.choices))
-        return f"{', '.join(names)} {value}"
-
-
-def unknown_flag(flag: str, made: argparse.ArgumentParser) -> str:
-    import difflib
-
-    actions = made._actions  # noqa: SLF001 - no other way
-    names = [name for action in actions for name in action.option_strings if name.startswith("--") and MARK not in name]
-    # Short names resemble too many others: a script's `--lr` is near `--role`.
-    near = difflib.get_close_matches(flag, names, n=1, cutoff=0.7)
-    hint = f"did you mean `{near[0]}`?" if near else "flags of the script come after it"
-    return f"unknown flag `{flag}`: {hint}"
 
 
 def whole(text: str) -> int:
@@ -181,3 +330,25 @@ def comma_separated(text: str) -> list[str]:
     # Two commas are a literal comma.
     placeholder = "\0"
     return [item.replace(placeholder, ",") for item in text.replace(",,", placeholder).split(",")]
+
+
+def variables_without_effect(made: Parser) -> Iterator[str]:
+    """Yield a sentence for each ``PET_*`` variable that seems to be meant for a flag, and sets none."""
+    known = {flag.variable for flag in made.all() if flag.variable}
+    for name in sorted(os.environ):
+        if not name.startswith("PET_") or name in known:
+            continue
+        if flag := next((flag for flag in made.all() if _variable(flag.name) == name), None):
+            yield f"{name} is set and has no effect: {flag.name} is read from the command line only, as by torchrun"
+        elif near := _near(name, known):
+            yield f"{name} is set and has no effect: no flag has this variable; did you mean {near}?"
+
+
+def _near(name: str, known: Collection[str]) -> str | None:
+    import difflib
+
+    name = name.upper().replace("-", "_")
+    longer = sorted(other for other in known if other.startswith(name) or name.startswith(f"{other}_"))
+    # Without the prefix, which all have.
+    other = difflib.get_close_matches(name[4:], [other[4:] for other in known], n=1, cutoff=0.75)
+    return longer[0] if longer else f"PET_{other[0]}" if other else None

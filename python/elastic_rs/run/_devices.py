@@ -37,7 +37,9 @@ def count_of(kind: str) -> int:
         return _gpus(kind)
     if kind.isidentifier():
         return _ask_torch(kind)  # `xpu`, or a backend that another package has registered with PyTorch
-    raise UsageError(f"{FLAG} is `{kind}`, must be a number, auto, cpu, gpu or xpu")
+    name, colon, chosen = kind.partition(":")
+    hint = f"; CUDA_VISIBLE_DEVICES={chosen} with {FLAG}=gpu chooses GPUs" if colon and name in {"gpu", "cuda"} else ""
+    raise UsageError(f"{FLAG} is `{kind}`, must be a number, auto, cpu, gpu or xpu{hint}")
 
 
 def _gpus(kind: str) -> int:

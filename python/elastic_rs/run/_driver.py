@@ -12,7 +12,7 @@ import sys
 from elastic_rs import _elastic_rs, _python
 from elastic_rs._hosted import command_line, script_of
 from elastic_rs._log import Log, ready
-from elastic_rs._terminal import error_line
+from elastic_rs._terminal import error_line, print_line
 from elastic_rs.discovery._sources import DiscoveryError, FileHosts, FixedHosts, HostDiscovery, HostDiscoveryScript
 from elastic_rs.observe._served import serve_pages
 from elastic_rs.rendezvous._config import (
@@ -25,8 +25,8 @@ from elastic_rs.rendezvous._config import (
 from elastic_rs.rendezvous._node import shares_store
 from elastic_rs.rendezvous._protection import certificates, decided, protection
 from elastic_rs.run import LACKS_SCRIPT, _options, _script
-from elastic_rs.run._flags import parse
-from elastic_rs.run._host_flags import DEFAULTS, VARIABLES, rest_of
+from elastic_rs.run._flags import parse, split
+from elastic_rs.run._host_flags import DEFAULTS, FLAGS, VARIABLES
 from elastic_rs.run._usage import PROG, UsageError
 
 TYPE_CHECKING = False
@@ -84,7 +84,7 @@ def drive(argv: Sequence[str], args: argparse.Namespace, given: HostDiscovery | 
         endpoint = _endpoint_of_detached(args, fixed)
     signals = _options.signals_of(args.signals_to_handle)
     handled = _elastic_rs.Signals(signals, named=args.signals_named)
-    flags = [*rest_of(argv, args), f"--nnodes=1:{MOST_NODES}"]
+    flags = [*split(argv).words(without=FLAGS), f"--nnodes=1:{MOST_NODES}"]
     protected = _protected()
     job = _job(args, flags, _conf_of(args, (least, most)), endpoint, signals, protected=protected)
     if args.dry_run:
@@ -189,6 +189,8 @@ def _discovery_of(args: argparse.Namespace, slots: int) -> tuple[HostDiscovery, 
             return FixedHosts(fixed), fixed
         if args.hostfile is not None:
             fixed = FileHosts(args.hostfile, slots).find_available_hosts_and_slots()
+            if not fixed:
+                raise DiscoveryError(f"`{args.hostfile}` names no host")
             return FixedHosts(fixed), fixed
         if args.host_discovery_script is not None:
             return HostDiscoveryScript(
@@ -410,16 +412,16 @@ def _show(driver: Driver, discovery: HostDiscovery, job: str, port: int) -> int:
     told = json.loads(job)
     first = next(iter(hosts), None)
     if told["detach"]:
-        print(f"coordinator  on {first}, at {told['endpoint']}")
+        print_line(f"coordinator  on {first}, at {told['endpoint']}")
     else:
-        print(f"coordinator  here, at {f'port {port}' if port else 'any free port'}")
+        print_line(f"coordinator  here, at {f'port {port}' if port else 'any free port'}")
     for age, (host, slots) in enumerate(hosts.items()):
         own = {"host": host, "slots": slots, "age": age, "hosts_coordinator": told["detach"] and host == first}
         # An agent finds out at which address its host sees the driver.
         address = "127.0.0.1" if commands[host][0] == sys.executable else "DRIVER"
         line = command_line(own, told, told["endpoint"] or f"{address}:{port or 'PORT'}")
-        print(f"host         {host}, {slots} slots: {shlex.join(commands[host])}")
-        print(f"  there      elastic-run {shlex.join(line)}")
-    print(f"  in         {told['cwd']}")
-    print(f"  variables  {' '.join(sorted(told['env']))}")
+        print_line(f"host         {host}, {slots} slots: {shlex.join(commands[host])}")
+        print_line(f"  there      elastic-run {shlex.join(line)}")
+    print_line(f"  in         {told['cwd']}")
+    print_line(f"  variables  {' '.join(sorted(told['env']))}")
     return 0

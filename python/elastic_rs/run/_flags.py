@@ -8,32 +8,29 @@ from __future__ import annotations
 import argparse
 import os
 
+from elastic_rs._log import Log
 from elastic_rs.run._command_line import (
-    MARK,
-    CheckEnv,
+    CommandLine,
     Help,
-    NamesSignals,
     Parser,
     PrintCompletion,
-    adder,
-    apart,
+    Section,
     comma_separated,
     seconds,
     shtab_if_installed,
-    together,
-    unknown_flag,
+    variables_without_effect,
     whole,
 )
-from elastic_rs.run._foreign import refuse_foreign
-from elastic_rs.run._host_flags import Given, add_host_flags
+from elastic_rs.run._host_flags import add_host_flags
 from elastic_rs.run._usage import PROG, UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from typing import Any
+    from collections.abc import Collection, Sequence
 
-__all__ = ["parse", "parser"]
+__all__ = ["parse", "parser", "split", "warn_of_variables"]
+
+logger = Log("elastic_rs.run")
 
 USAGE = f"{PROG} [flags] SCRIPT [the script's arguments]"
 
@@ -73,51 +70,80 @@ exit codes:
 """
 
 
-def parse(args: Sequence[str], made: argparse.ArgumentParser | None = None) -> argparse.Namespace:
-    """Parse the command line. ``--help`` and errors end the process, as argparse does it.
+def parse(args: Sequence[str], made: Parser | None = None, *, needs_script: bool = True) -> argparse.Namespace:
+    """Parse the command line. ``--help`` ends the process.
+
+    The result also has ``variables``: the ``PET_*`` variables that are in effect, and the flags that each sets.
 
     Args:
         args: the command line.
         made: the parser, if not an unmodified :func:`parser`.
+        needs_script: a command line without SCRIPT is refused.
 
     Raises:
-        UsageError: a ``PET_*`` variable of a switch is no number, or a flag is unknown.
+        UsageError: the command line or a ``PET_*`` variable is not valid.
     """
     made = made or parser()
-    refuse_foreign(args, made)
-    known, unknown = made.parse_known_args([apart(arg) for arg in args])
-    if unknown:
-        raise UsageError(unknown_flag(together(unknown[0]).partition("=")[0], made))
-    known.training_script_args = [together(arg) for arg in known.training_script_args]
+    line = made.split(args)
+    given = {flag.dest for flag, _ in line.flags}
+    set_by = {flag.variable: list(flag.names) for flag in made.all() if flag.variable and flag.dest not in given}
+    variables = {name: flags for name, flags in set_by.items() if name in os.environ}
+    try:
+        known = made.parse_args(line.words())
+    except UsageError as error:
+        error.name_variables(variables)
+        raise
+    if line.script is None and needs_script:
+        raise UsageError(f"no script is given; it comes after the flags: {made.usage}")
+    known.signals_named = "signals_to_handle" in given or "PET_SIGNALS_TO_HANDLE" in variables
+    known.training_script, known.training_script_args, known.variables = line.script, line.rest, variables
     return known
 
 
-def parser(usage: str = USAGE, description: str = DESCRIPTION, epilog: str = EPILOG) -> argparse.ArgumentParser:
-    """Make the parser. Defaults come from the environment as it is now."""
-    made = Parser(
-        prog=PROG,
-        usage=usage,
-        description=description,
-        epilog=epilog,
-        formatter_class=Help,
-    )
-    _add_size(made.add_argument_group("size of the job"))
-    add_host_flags(made.add_argument_group("hosts on which this command starts agents itself, by ssh"))
-    _add_rendezvous(made.add_argument_group("how nodes find each other"))
-    _add_static(made.add_argument_group("fixed ranks (--rdzv-backend=static, the default)"))
-    _add_script(made.add_argument_group("what to run"))
-    _add_endings(made.add_argument_group("failures, restarts and signals"))
-    _add_logs(made.add_argument_group("output of workers"))
-    _add_devices(made.add_argument_group("devices"))
-    _add_others(made.add_argument_group("compatibility"))
-    made.set_defaults(signals_named="PET_SIGNALS_TO_HANDLE" in os.environ)
-    made.add_argument("training_script", metavar="SCRIPT", help="the script, module or program that every worker runs")
-    made.add_argument("training_script_args", metavar="...", nargs=argparse.REMAINDER, help="its arguments")
+def split(args: Sequence[str]) -> CommandLine:
+    """Split a command line at SCRIPT."""
+    return parser().split(args)
+
+
+def warn_of_variables() -> None:
+    """Warn of ``PET_*`` variables that seem to be misspelt."""
+    if any(name.startswith("PET_") for name in os.environ):
+        for text in variables_without_effect(parser()):
+            logger.warning("%s", text)
+
+
+def parser(
+    usage: str = USAGE, description: str = DESCRIPTION, epilog: str = EPILOG, shown: Collection[str] | None = None
+) -> Parser:
+    """Make the parser. Defaults come from the environment as it is now.
+
+    Args:
+        usage: the first line of help.
+        description: of the command.
+        epilog: the end of help.
+        shown: the attributes of the flags that help lists. All if None.
+    """
+    made = Parser(shown=shown, prog=PROG, usage=usage, description=description, epilog=epilog, formatter_class=Help)
+    _add_size(made.section("size of the job"))
+    add_host_flags(made.section("hosts on which this command starts agents itself, by ssh"))
+    _add_rendezvous(made.section("how nodes find each other"))
+    _add_static(made.section("fixed ranks (--rdzv-backend=static, the default)"))
+    _add_script(made.section("what to run"))
+    _add_endings(made.section("failures, restarts and signals"))
+    _add_logs(made.section("output of workers"))
+    _add_devices(made.section("devices"))
+    _add_others(made.section("compatibility"))
+    # For help and completions. `split` has found both, and argparse reads neither.
+    for name, metavar, count, text in (
+        ("training_script", "SCRIPT", "?", "the script, module or program that every worker runs"),
+        ("training_script_args", "...", "*", "its arguments"),
+    ):
+        made.add_argument(name, metavar=metavar, nargs=count, help=text if made.shows(name) else argparse.SUPPRESS)
     return made
 
 
-def _add_size(group: Any) -> None:
-    add = adder(group)
+def _add_size(section: Section) -> None:
+    add = section.flag
     add("--nnodes", default="1:1", metavar="N|MIN:MAX", help="number of nodes, or its minimum and maximum (1)")
     add(
         "--nproc-per-node",
@@ -128,9 +154,9 @@ def _add_size(group: Any) -> None:
     )
 
 
-def _add_rendezvous(group: Any) -> None:
-    add = adder(group)
-    switch = adder(group, CheckEnv)
+def _add_rendezvous(section: Section) -> None:
+    add = section.flag
+    switch = section.switch
     switch("--standalone", help="a job of one node, on any free port and with a random run id")
     add(
         "--rdzv-backend",
@@ -160,27 +186,28 @@ def _add_rendezvous(group: Any) -> None:
     )
     switch(
         "--store-tunnel",
+        own=True,
         help="workers reach the store of rank 0's node through their agents, encrypted: the same as --rdzv-conf "
         "store_tunnel=1",
     )
 
 
-def _add_static(group: Any) -> None:
-    add = adder(group)
+def _add_static(section: Section) -> None:
+    add = section.flag
     add("--node-rank", type=whole, default=0, metavar="RANK", help="rank of this node, from 0 (0)")
     add("--master-addr", default="127.0.0.1", metavar="ADDR", help="address of node 0 (127.0.0.1)")
     add("--master-port", type=whole, default=None, metavar="PORT", help="a free port on node 0 (29500)")
 
 
-def _add_script(group: Any) -> None:
-    switch = adder(group, CheckEnv)
+def _add_script(section: Section) -> None:
+    switch = section.switch
     switch("--module", short="-m", help="SCRIPT is a module, run as by python -m")
     switch("--no-python", help="SCRIPT is a program, run as it is")
     switch("--run-path", help="SCRIPT is an absolute path, run by runpy.run_path; overrides --no-python")
 
 
-def _add_endings(group: Any) -> None:
-    add = adder(group)
+def _add_endings(section: Section) -> None:
+    add = section.flag
     add(
         "--max-restarts",
         type=whole,
@@ -197,7 +224,6 @@ def _add_endings(group: Any) -> None:
     )
     add(
         "--signals-to-handle",
-        action=NamesSignals,
         default="SIGTERM,SIGINT,SIGHUP,SIGQUIT",
         metavar="SIGNAL,...",
         help="signals that end this node's agent, which passes them on to its workers (%(default)s; under nohup "
@@ -205,31 +231,28 @@ def _add_endings(group: Any) -> None:
     )
     add(
         "--in-place",
+        own=True,
         choices=["off", "gloo", "nccl"],
         default=None,
         help="whose workers survive a change of the world, if their program uses elastic_rs.elastic: the same as "
         "--rdzv-conf in_place=... (gloo)",
     )
-    _add_warm(group)
-
-
-def _add_warm(group: Any) -> None:
-    """Add a flag that takes a value only after `=`: in `--warm-start train.py` the script is not a module to import."""
-    names = ["--warm-start", "--warm_start"]
-    group.add_argument(
-        *names,
-        action="store_const",
-        const="torch",
-        default=os.environ.get("PET_WARM_START"),
-        help="fork workers from a process that has imported torch, or the modules of --warm-start=MODULE,...",
+    section.switch(
+        "--warm-start",
+        own=True,
+        instead="--warm-modules",
+        help="fork workers from a process that has imported torch, or the modules of --warm-modules",
     )
-    group.add_argument(
-        *[f"{name}{MARK}" for name in names], dest="warm_start", default=argparse.SUPPRESS, help=argparse.SUPPRESS
+    add(
+        "--warm-modules",
+        own=True,
+        metavar="MODULE,...",
+        help="what that process imports; means --warm-start too (torch)",
     )
 
 
-def _add_logs(group: Any) -> None:
-    add = adder(group)
+def _add_logs(section: Section) -> None:
+    add = section.flag
     add(
         "--log-dir",
         default=None,
@@ -268,27 +291,25 @@ def _add_logs(group: Any) -> None:
     )
 
 
-def _add_devices(group: Any) -> None:
-    adder(group, Given)(
+def _add_devices(section: Section) -> None:
+    section.flag(
         "--omp-threads",
+        own=True,
         metavar="auto|N",
         help="each worker's OMP_NUM_THREADS; auto: the CPUs that this node may use, divided by its workers (1 if there "
         "are several workers and the variable is not set)",
     )
-    adder(group, CheckEnv)(
-        "--virtual-local-rank", help="each worker sees only its own GPU, as device 0, and has LOCAL_RANK 0"
-    )
-    adder(group, None)(
+    section.switch("--virtual-local-rank", help="each worker sees only its own GPU, as device 0, and has LOCAL_RANK 0")
+    section.plain(
         "--numa-binding",
-        type=str,
         choices=["node", "socket", "exclusive", "core-complex"],
         default=None,
         help="bind each worker to CPUs near its GPU",
     )
 
 
-def _add_others(group: Any) -> None:
-    add = adder(group)
+def _add_others(section: Section) -> None:
+    add = section.flag
     add("--role", default="default", help="the workers' role, shown in prefixes and ROLE_NAME (default)")
     add("--monitor-interval", type=seconds, default=0.1, metavar="SECONDS", help="no effect: nothing polls")
     add(
@@ -298,10 +319,9 @@ def _add_others(group: Any) -> None:
         help="no effect: workers are programs",
     )
     add("--event-log-handler", default="null", metavar="NAME", help="event handler (null; any other requires torch)")
-    plain = adder(group, None)
-    plain("--logs-specs", type=str, default=None, metavar="NAME", help="plug-in of torchrun.logs_specs; requires torch")
+    section.plain("--logs-specs", default=None, metavar="NAME", help="plug-in of torchrun.logs_specs; requires torch")
     shtab = shtab_if_installed()
     shells = shtab.SUPPORTED_SHELLS if shtab else ["bash", "zsh", "tcsh"]
-    plain(
+    section.plain(
         "--print-completion", action=PrintCompletion, choices=shells, help="print a completion script; requires shtab"
     )

@@ -1,19 +1,12 @@
 """Flags of ``horovodrun``, ``mpirun``, ``deepspeed`` and ``accelerate``, and what to use here instead.
 
-A command line is looked through before it is parsed. To a parser ``-np 4`` is a script named ``4``, and ``-hostfile``
-is ``-h`` with an argument.
+They are looked up before any flag is taken for an abbreviation, or for a short flag with its value: ``-hostfile`` would
+be ``-h`` with an argument.
 """
 
 from __future__ import annotations
 
-from elastic_rs.run._usage import UsageError
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Iterator, Sequence
-
-__all__ = ["instead_of", "refuse_foreign"]
+__all__ = ["instead_of"]
 
 _TOTAL = (
     "it is the number of all workers. Here hosts say it, `-H HOST:SLOTS,...`, or `--nproc-per-node` on one node; "
@@ -120,45 +113,3 @@ _INSTEAD: dict[str, str] = {
 def instead_of(flag: str) -> str | None:
     """Return what to use instead of another launcher's flag, given without its value. None: it is not known."""
     return _INSTEAD.get(flag.replace("_", "-"))
-
-
-def refuse_foreign(argv: Sequence[str], made: argparse.ArgumentParser) -> None:
-    """Raise if a flag before the script is another launcher's.
-
-    Args:
-        argv: the command line.
-        made: its parser. What that knows is no foreign flag.
-
-    Raises:
-        UsageError: it names the flag, and what to use here.
-    """
-    for flag in _flags_before_script(argv, made):
-        is_short = not flag.startswith("--")
-        if hint := instead_of(flag) or (instead_of(flag[:2]) if is_short else None):
-            raise UsageError(f"unknown flag `{flag}`: {hint}")
-
-
-def _flags_before_script(argv: Sequence[str], made: argparse.ArgumentParser) -> Iterator[str]:
-    """Yield the flags before the script that the parser does not know, without their values."""
-    actions = made._option_string_actions  # noqa: SLF001 - no other way
-    words = iter(argv)
-    for word in words:
-        if not word.startswith("-") or word in {"-", "--"}:
-            return
-        flag, equals, _ = word.partition("=")
-        action = actions.get(flag)
-        if action is None and instead_of(flag) is None:
-            if word[:2] != "--" and word[:2] in actions:
-                continue  # a value directly after it, or several switches
-            action = _abbreviated(word, made)
-        if action is None:
-            yield flag
-            return  # nobody knows whether it has a value
-        values = action.nargs if isinstance(action.nargs, int) else 1
-        for _ in range(0 if equals else values):
-            next(words, None)
-
-
-def _abbreviated(word: str, made: argparse.ArgumentParser) -> argparse.Action | None:
-    found = {id(action): action for action, *_ in made._get_option_tuples(word)}  # noqa: SLF001
-    return next(iter(found.values())) if len(found) == 1 else None

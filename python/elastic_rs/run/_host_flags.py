@@ -1,19 +1,20 @@
-"""The flags of ``elastic-run`` for jobs whose hosts it starts itself, and how they are told from the agents' flags."""
+"""The flags of ``elastic-run`` for jobs whose hosts it starts itself."""
 
 from __future__ import annotations
 
 import argparse
-import os
 
-from elastic_rs.run._command_line import CheckEnv, Help, adder, seconds, whole
-from elastic_rs.run._usage import PROG, UsageError
+from elastic_rs.run._command_line import seconds, whole
+from elastic_rs.run._usage import UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable
     from typing import Any
 
-__all__ = ["DEFAULTS", "FLAGS", "VARIABLES", "add_host_flags", "is_driver", "rest_of"]
+    from elastic_rs.run._command_line import Section
+
+__all__ = ["DEFAULTS", "FLAGS", "NUMBERS", "VARIABLES", "add_host_flags", "is_driver"]
 
 SOURCES = ("hosts", "hostfile", "host_discovery_script", "host_discovery")
 """The flags that name hosts, as attributes. One of them makes the command a driver."""
@@ -28,30 +29,22 @@ DEFAULTS = {
 """Defaults of flags. The parsed value of a flag that is not given is None."""
 
 
-class Given(argparse.Action):
-    """A flag of this module: ``PET_`` and its name is its variable, and it cannot be abbreviated."""
-
-    exact = True
-
-    def __init__(self, dest: str, **kwargs: Any) -> None:
-        given = os.environ.get(f"PET_{dest.upper()}")
-        # argparse converts a text at once.
-        two = given is not None and kwargs.get("nargs") == 2
-        super().__init__(dest=dest, default=given.replace(",", " ").split() if given and two else given, **kwargs)
-
-    def __call__(self, _: Any, namespace: argparse.Namespace, values: Any, __: str | None = None) -> None:
-        setattr(namespace, self.dest, values)
+NUMBERS: dict[str, Callable[[str], Any]] = {
+    **dict.fromkeys(("min_np", "max_np", "slots_per_host", "reset_limit", "host_failures"), whole),
+    **dict.fromkeys(
+        ("start_timeout", "elastic_timeout", "blacklist_cooldown_range", "discovery_interval", "discovery_timeout"),
+        seconds,
+    ),
+}
+"""How each number is read."""
 
 
-class Switch(CheckEnv):
-    """A switch of this module."""
+def add_host_flags(section: Section) -> None:
+    """Add the flags to a parser's section."""
 
-    exact = True
+    def add(name: str, **kwargs: Any) -> None:
+        section.flag(name, own=True, type=NUMBERS.get(name[2:].replace("-", "_")), **kwargs)
 
-
-def add_host_flags(group: Any) -> None:
-    """Add the flags to a parser or a group."""
-    add, switch = adder(group, Given), adder(group, Switch)
     add("--hosts", short="-H", metavar="HOST[:SLOTS],...", help="hosts, and how many workers each takes")
     add("--hostfile", metavar="FILE", help="a file with HOST slots=N in each line")
     add(
@@ -64,32 +57,25 @@ def add_host_flags(group: Any) -> None:
         metavar="slurm|dns:NAME|file:PATH|MODULE:CLASS",
         help="other ways to find hosts, or a class of yours (elastic_rs.discovery.HostDiscovery)",
     )
-    add("--min-np", type=whole, metavar="N", help="fewest workers (all slots of fixed hosts, else 1)")
-    add("--max-np", type=whole, metavar="N", help="most workers; further hosts are spares (no limit)")
-    add("--slots-per-host", type=whole, metavar="N", help="slots of a host without a number (--nproc-per-node, or 1)")
-    add("--start-timeout", type=seconds, metavar="SECONDS", help="limit for an agent's start on a host (30)")
-    add("--elastic-timeout", type=seconds, metavar="SECONDS", help="limit for having fewer than --min-np slots (600)")
-    add("--reset-limit", type=whole, metavar="N", help="restarts and changes of the world, together (no limit)")
-    add("--host-failures", type=whole, metavar="N", help="failures within an hour that put a host out; 0: none do (3)")
+    add("--min-np", metavar="N", help="fewest workers (all slots of fixed hosts, else 1)")
+    add("--max-np", metavar="N", help="most workers; further hosts are spares (no limit)")
+    add("--slots-per-host", metavar="N", help="slots of a host without a number (--nproc-per-node, or 1)")
+    add("--start-timeout", metavar="SECONDS", help="limit for an agent's start on a host (30)")
+    add("--elastic-timeout", metavar="SECONDS", help="limit for having fewer than --min-np slots (600)")
+    add("--reset-limit", metavar="N", help="restarts and changes of the world, together (no limit)")
+    add("--host-failures", metavar="N", help="failures within an hour that put a host out; 0: none do (3)")
     add(
         "--blacklist-cooldown-range",
-        type=seconds,
         nargs=2,
         metavar=("LOW", "HIGH"),
         help="seconds that a host is out: the first time, and at most (for the whole job)",
     )
-    add("--discovery-interval", type=seconds, metavar="SECONDS", help="time between two discoveries (1)")
-    add("--discovery-timeout", type=seconds, metavar="SECONDS", help="limit for a discovery (30)")
+    add("--discovery-interval", metavar="SECONDS", help="time between two discoveries (1)")
+    add("--discovery-timeout", metavar="SECONDS", help="limit for a discovery (30)")
     add("--ssh", metavar="COMMAND", help='ssh, with options: "ssh -F config -p 2222" (ssh)')
     add("--remote-python", metavar="PATH", help="Python with elastic_rs on the hosts (the path of this one)")
-    switch("--detach", help="end once all agents run; the first host's hosts the rendezvous")
-    switch("--dry-run", help="print what would be run where, and start nothing")
-
-
-def _only() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog=PROG, add_help=False, allow_abbrev=False, formatter_class=Help)
-    add_host_flags(parser)
-    return parser
+    section.switch("--detach", own=True, help="end once all agents run; the first host's hosts the rendezvous")
+    section.switch("--dry-run", own=True, help="print what would be run where, and start nothing")
 
 
 FLAGS = (
@@ -146,8 +132,7 @@ def _flag(dest: str) -> str:
 
 def _number(dest: str, value: Any) -> Any:
     """Check a number, which is a text if it comes from a variable."""
-    kinds = {action.dest: action.type for action in _only()._actions}  # noqa: SLF001
-    kind: Any = kinds[dest]
+    kind = NUMBERS.get(dest)
     if kind is None:
         return value
     try:
@@ -166,13 +151,3 @@ def _number(dest: str, value: Any) -> Any:
         shown = " ".join(map(str, value)) if isinstance(value, list) else value
         raise UsageError(f"{_flag(dest)} is `{shown}`, must be {allowed}") from None
     return number
-
-
-def rest_of(argv: Sequence[str], args: argparse.Namespace) -> list[str]:
-    """Return the flags of a command line that are not of this module, in their order: those of the agents."""
-    end = len(argv) - len(args.training_script_args) - 1
-    if argv[end] == "--" != args.training_script:
-        end -= 1  # argparse drops a `--` that follows the script at once
-    head = list(argv[:end])
-    _, rest = _only().parse_known_args([word for word in head if word != "--"])
-    return rest

@@ -19,6 +19,7 @@ from elastic_rs.rendezvous._config import (
     RUST_C10D,
     RUST_ETCD,
     RendezvousConfig,
+    check_host,
     config_of,
     parse_conf,
     parse_endpoint,
@@ -31,13 +32,23 @@ if TYPE_CHECKING:
 
     from elastic_rs._elastic_rs import EtcdOptions, LaunchOptions, LogOptions, Streams
 
-__all__ = ["Rendezvous", "is_alone", "launch_options_of", "local_addr_of", "nodes_of", "rendezvous_of", "why_torch"]
+__all__ = [
+    "Rendezvous",
+    "is_alone",
+    "launch_options_of",
+    "local_addr_of",
+    "nodes_of",
+    "rendezvous_of",
+    "warm_modules_of",
+    "why_torch",
+]
 
 logger = Log("elastic_rs.run")
 
 STATIC_PORT = 29500
 STATIC_TIMEOUT_S = 900.0
 """How long torchrun waits for the nodes of a job with ranks by hand."""
+IN_PLACE = ("off", "gloo", "nccl")
 BACKENDS = ("c10d", RUST_C10D, *ETCD_NAMES, "static")
 MAX_WORKERS = _elastic_rs.LOCAL_WORLD_SIZE_LIMIT
 MAX_RESTARTS = 2**32 - 1
@@ -99,6 +110,8 @@ def rendezvous_of(args: argparse.Namespace) -> Rendezvous:
         raise CommandLineError(_unknown_backend(args.rdzv_backend))
     try:
         conf = parse_conf(args.rdzv_conf)
+        if args.in_place not in {None, *IN_PLACE}:  # from its variable, which argparse does not check
+            raise CommandLineError(f"--in-place is `{args.in_place}`, must be one of {', '.join(IN_PLACE)}")
         if args.in_place is not None and conf.setdefault("in_place", args.in_place) != args.in_place:
             raise CommandLineError(
                 f"--in-place is `{args.in_place}`, and --rdzv-conf says in_place={conf['in_place']}: give one of them"
@@ -133,6 +146,14 @@ def rendezvous_of(args: argparse.Namespace) -> Rendezvous:
     except ValueError as error:
         raise CommandLineError(f"--rdzv-id: {error}") from None
     if args.rdzv_backend == "static":
+        if nodes[0] < nodes[1]:
+            logger.warning(
+                "--nnodes is `%s`, and --rdzv-backend=static, the default, has no range: the job begins with all %d "
+                "nodes, as with torchrun; --rdzv-backend=c10d --rdzv-endpoint=HOST:PORT begins with %d or more",
+                args.nnodes,
+                nodes[1],
+                nodes[0],
+            )
         if not {"timeout", "join_timeout"} & conf.keys():
             config = config.replace(join_timeout=STATIC_TIMEOUT_S)
         return _static(args, nodes[1], config)
@@ -148,6 +169,7 @@ def rendezvous_of(args: argparse.Namespace) -> Rendezvous:
     any_port = not args.rdzv_endpoint and nodes[1] == 1 and config.is_host is not False
     try:
         host, port = parse_endpoint(args.rdzv_endpoint, 0 if any_port else DEFAULT_PORT)
+        check_host(host, config)
     except ValueError as error:
         raise CommandLineError(f"--rdzv-endpoint: {error}") from None
     return Rendezvous(args.rdzv_id, host, port, nodes, config)
@@ -174,6 +196,7 @@ def _static(args: argparse.Namespace, count: int, config: RendezvousConfig) -> R
     flag = "--rdzv-endpoint" if args.rdzv_endpoint else "--master-addr and --master-port"
     try:
         host, port = parse_endpoint(endpoint, None)
+        check_host(host, config.replace(is_host=rank == 0 if config.is_host is None else config.is_host))
     except ValueError as error:
         raise CommandLineError(f"{flag}: {error}") from None
     if port == 0 and count > 1:
@@ -216,7 +239,7 @@ def launch_options_of(args: argparse.Namespace) -> LaunchOptions:
         command=command,
         logs=log_options_of(args),
         cpus=cpus_of(args.numa_binding, workers) if args.numa_binding else [],
-        warm=warm_of(args.warm_start, command),
+        warm=warm_of(warm_modules_of(args), command),
         workers=_elastic_rs.WorkerOptions(
             entrypoint=os.fsencode(entrypoint).decode(errors="replace"),
             role=_utf8("--role", args.role),
@@ -244,15 +267,21 @@ def _utf8(flag: str, text: str) -> str:
     return text
 
 
+def warm_modules_of(args: argparse.Namespace) -> str | None:
+    """Return the modules that a fork server imports. None: there is to be none."""
+    modules: str | None = args.warm_modules
+    return "torch" if modules is None and args.warm_start else modules
+
+
 def warm_of(modules: str | None, command: list[str]) -> tuple[list[str], int, str] | None:
-    """Read ``--warm-start``: what the core is told of a template, if there is to be one."""
+    """Read ``--warm-modules``: what the core needs to start a fork server, if there is to be one."""
     if modules is None:
         return None
     from elastic_rs.warm import _plan
 
     names = [name.strip() for name in modules.split(",")]
     if not all(part.isidentifier() for name in names for part in name.split(".")):
-        raise CommandLineError(f"--warm-start is `{modules}`, must be names of modules: torch,torch.distributed")
+        raise CommandLineError(f"--warm-modules is `{modules}`, must be names of modules: torch,torch.distributed")
     plan = _plan.plan(command, names)
     if isinstance(plan, str):
         logger.warning("--warm-start has no effect: %s", plan)

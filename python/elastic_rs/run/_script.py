@@ -14,7 +14,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
 
-__all__ = ["NoScriptError", "check", "refuse_python", "why_not"]
+__all__ = ["NoScriptError", "check", "other_environment", "refuse_python", "why_not"]
 
 
 class NoScriptError(UsageError):
@@ -54,6 +54,24 @@ def refuse_python(args: argparse.Namespace) -> None:
     raise UsageError(
         f"the script is `{_shown(script)}`: leave it out, since workers are run by Python anyway: "
         f"{PROG} [flags] {shown}; --no-python runs any other program"
+    )
+
+
+def other_environment(*, no_python: bool = False) -> str:
+    """Say that workers do not run in the virtual environment that is active, if there is another one.
+
+    Args:
+        no_python: workers run a program, which finds its Python itself.
+    """
+    active = os.environ.get("VIRTUAL_ENV", "")
+    if not active or no_python or os.path.realpath(active) == os.path.realpath(sys.prefix):
+        return ""
+    python = os.environ.get("PYTHON_EXEC", sys.executable)
+    if os.path.commonpath([os.path.abspath(python), os.path.abspath(active)]) == os.path.abspath(active):  # noqa: PTH100
+        return ""
+    return (
+        f"the active environment (VIRTUAL_ENV) is `{_shown(active)}`, and workers run `{_shown(python)}`, with other "
+        f"packages: start this with `{_shown(active)}/bin/python -m elastic_rs.run`, or deactivate the environment"
     )
 
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from elastic_rs import _elastic_rs, _log
 from elastic_rs.rendezvous import _protection
 from elastic_rs.rendezvous._config import ETCD_NAMES, RUST_C10D, RUST_ETCD
-from elastic_rs.run import _script
+from elastic_rs.run import _options, _script
+from elastic_rs.run._flags import split
 from elastic_rs.run._options import BACKENDS, is_alone, launch_options_of, rendezvous_of
 from elastic_rs.run._usage import UsageError
 
@@ -33,7 +34,7 @@ def hand_over(argv: Sequence[str], checked: argparse.Namespace, why: str) -> Non
         UsageError: there is no torch, or what we can tell of the command line is wrong. torchrun would tell some of it
             by an exception, and wait for ever because of other.
     """
-    if checked.warm_start is not None:
+    if _options.warm_modules_of(checked) is not None:
         raise UsageError(f"--warm-start and {why} cannot be combined: PyTorch's launcher cannot fork")
     if checked.in_place is not None:
         raise UsageError(
@@ -61,7 +62,9 @@ def hand_over(argv: Sequence[str], checked: argparse.Namespace, why: str) -> Non
     _check_names(checked)
     _script.check(checked)
     parse_args: Any = run.parse_args  # untyped
-    args = parse_args(argv)
+    # torch's parser would read what is behind SCRIPT, and refuse `train.py --r=16` as an ambiguous abbreviation.
+    args = parse_args([*split(argv).words(), "--", checked.training_script])
+    args.training_script_args = checked.training_script_args
     if meeting is not None and (is_alone(args, meeting.nodes) or (args.rdzv_backend == "static" and not meeting.fixed)):
         import uuid
 

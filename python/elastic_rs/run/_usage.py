@@ -8,6 +8,7 @@ from elastic_rs._terminal import error_line
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
     from typing import NoReturn
 
 PROG = "elastic-run"
@@ -20,6 +21,21 @@ class UsageError(ValueError):
     """The line that follows the message, if any."""
     everywhere = False
     """Whether every other node of the job would find the same."""
+
+    def name_variables(self, variables: Mapping[str, Sequence[str]]) -> None:
+        """Add to the message which variables set the flags that it names.
+
+        Args:
+            variables: the variables that are in effect, and the spellings of what each sets.
+        """
+        words = str(self).replace("`", " ").replace("=", " ").replace(":", " ").replace(",", " ").split()
+        found = [
+            f"{variable} sets {next(name for name in names if name in words)}"
+            for variable, names in variables.items()
+            if not set(names).isdisjoint(words)
+        ]
+        if found:
+            self.args = ("; ".join([str(self), *found]),)
 
 
 class CommandLineError(UsageError):

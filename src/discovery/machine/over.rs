@@ -51,12 +51,20 @@ impl Driver {
 
     /// An agent has reported how the job ended. The coordinator tells the others.
     pub(super) fn on_job_ended(&mut self, meaning: Meaning, host: &Host, now: Instant) {
+        let name = &host.name;
         let (verdict, reason) = match meaning {
-            Meaning::Succeeded => (Verdict::Succeeded, format!("the job has succeeded, as the agent on {host} says")),
-            _ => (Verdict::Failed, format!("the job has failed; the agent on {host} has printed the report")),
+            Meaning::Succeeded => (Verdict::Succeeded, format!("the job has succeeded, as the agent on {name} says")),
+            _ => (Verdict::Failed, format!("the job has failed; the agent on {name} has printed the report")),
         };
         self.end(verdict, reason, now);
         self.kill_those_that_start();
+    }
+
+    /// The agent on this host has reported that the first failure was there. The agents of other hosts may have reported before it.
+    pub(super) fn on_first_failure(&mut self, host: &Host) {
+        if let Some(over) = self.over.as_mut().filter(|over| over.end.verdict == Verdict::Failed && !over.told) {
+            over.end.reason = format!("the job has failed on host {}, whose agent has printed the report", host.name);
+        }
     }
 
     /// The driver gives the job up: all agents leave.
@@ -109,8 +117,9 @@ impl Driver {
         over.told |= ends;
         let end = over.end.clone();
         if kills {
-            let hosts: Vec<String> = self.agents.values().map(|agent| agent.host.to_string()).collect();
-            self.say(true, format!("agents that have not ended are killed: {}", hosts.join(", ")));
+            let hosts: Vec<&str> = self.agents.values().map(|agent| agent.host.name.as_str()).collect();
+            let text = format!("agents that have not ended are killed: {}", hosts.join(", "));
+            self.say(true, text);
             self.kill_if(|_| true);
         }
         if ends {

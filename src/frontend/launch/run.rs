@@ -112,7 +112,8 @@ impl Launch {
 
     async fn join(&mut self) -> Result<(), LaunchError> {
         let workers = &self.job.agent.workers;
-        let workers = JoinWorkers::new(workers.role.clone(), workers.local_world_size);
+        let workers =
+            JoinWorkers::new(workers.role.clone(), workers.local_world_size).running(&self.job.agent.entrypoint);
         let joining = async {
             // The other nodes of a running job train on while a newcomer's template loads.
             if let Some(template) = &self.template

@@ -19,7 +19,7 @@ use crate::rendezvous::protocol::message::{Hello, NodeId, Round, Verdict};
 pub const MAGIC: &[u8] = b"ELRS";
 
 /// Follows [`MAGIC`], as `u16` little-endian. All nodes of a run must have the same.
-pub const BLOB_VERSION: u16 = 3;
+pub const BLOB_VERSION: u16 = 4;
 
 /// The cell's content cannot be decoded. Trying again does not help.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

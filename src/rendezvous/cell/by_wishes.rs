@@ -73,7 +73,8 @@ impl CellNode {
         let replies = match message {
             NodeMessage::Hello(_) => {
                 let news = self.confirmed.as_ref().filter(|_| !self.begins_anew());
-                let news = news.map(|blob| self.catch_up(&self.seen.run(blob, &self.hello, now))).unwrap_or_default();
+                let news =
+                    news.map(|blob| self.catch_up(&self.seen.run(blob, &self.hello, now), now)).unwrap_or_default();
                 std::iter::once(self.welcome()).chain(news).collect()
             }
             NodeMessage::Heartbeat => vec![CoordinatorMessage::Heartbeat { waits: None }],

@@ -55,6 +55,7 @@ impl Outcome {
                 Effect::Send { .. }
                 | Effect::End { .. }
                 | Effect::Tally(_)
+                | Effect::Warn(_)
                 | Effect::HostLeft { .. }
                 | Effect::Exclusions
                 | Effect::EmptyStore => {}
@@ -166,7 +167,7 @@ impl CellNode {
             // A node that is not in the state is added when it joins. Its Hello is only answered.
             NodeMessage::Hello(_) if mine && !self.is_greeted_early() => {
                 outcome.replies.push(self.welcome());
-                outcome.replies.extend(self.catch_up(run));
+                outcome.replies.extend(self.catch_up(run, now));
             }
             NodeMessage::Hello(_) | NodeMessage::HelloAsking { .. } => {}
             NodeMessage::Join(join) => {

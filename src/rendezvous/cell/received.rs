@@ -38,7 +38,7 @@ impl CellNode {
             return self.join_again_if_forgotten(false, None);
         };
         let run = self.seen.run(blob, &self.hello, now);
-        let (mut news, known) = (self.catch_up(&run), self.is_known(&run));
+        let (mut news, known) = (self.catch_up(&run, now), self.is_known(&run));
         if withdrawn {
             news.push(CoordinatorMessage::Withdrawn { progress: run.progress(now) });
         }
@@ -71,12 +71,21 @@ impl CellNode {
     }
 
     /// The messages for this node that the state implies.
-    pub(super) fn catch_up(&self, run: &Run) -> Vec<CoordinatorMessage> {
+    pub(super) fn catch_up(&self, run: &Run, now: Instant) -> Vec<CoordinatorMessage> {
         let me = self.hello.node;
         if let Some(verdict) = run.closed().cloned() {
             // The job may have been closed while the join of this node was being written.
             let was_spare = self.machine.joining.as_ref().is_some_and(|joining| joining.spare);
-            return vec![CoordinatorMessage::Closed { verdict, spare: was_spare || run.waits_as_spare(me) }];
+            let spare = was_spare || run.waits_as_spare(me);
+            let comes = !spare && !run.knows(me) && self.machine.hello.placed.is_none();
+            return vec![match comes {
+                true => CoordinatorMessage::Over { verdict, ago: None },
+                false => CoordinatorMessage::Closed { verdict, spare },
+            }];
+        }
+        // The node that has applied this node's join has no way to tell it.
+        if let Some(reason) = self.machine.ready_join().and_then(|joining| run.another_job(me, &joining.join, now)) {
+            return vec![CoordinatorMessage::Ended { reason }];
         }
         let mine = self.machine.hello.placed.map(|placed| (placed.round, placed.rank));
         match run.seat(me) {

@@ -307,6 +307,11 @@ fn perform(
                     false => all.insert(run_id, hosts.clone()).as_ref() != Some(&hosts),
                 });
             }
+            Command::Warn { run_id, text } => {
+                if log.admits("warnings of runs") {
+                    tracing::warn!("[{run_id}] {text}");
+                }
+            }
             Command::Tally { run_id, tally } => book.tally(&run_id, tally),
             Command::Record { run_id, record } => {
                 if let Some(text) = &record.text {

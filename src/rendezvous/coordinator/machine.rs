@@ -39,6 +39,13 @@ pub enum Command {
         /// The event.
         record: Record,
     },
+    /// Log a warning that is no event.
+    Warn {
+        /// The run's id.
+        run_id: String,
+        /// The warning.
+        text: String,
+    },
     /// Count something that is no event.
     Tally {
         /// The run's id.
@@ -248,6 +255,7 @@ impl Machine {
                     self.commands.push(Command::End { session });
                 }
                 Effect::Record(record) => self.commands.push(Command::Record { run_id: run_id.to_owned(), record }),
+                Effect::Warn(text) => self.commands.push(Command::Warn { run_id: run_id.to_owned(), text }),
                 Effect::Tally(tally) => self.commands.push(Command::Tally { run_id: run_id.to_owned(), tally }),
                 Effect::Exclusions => {
                     let hosts = entry.run.exclusions(now);

@@ -1,5 +1,6 @@
 //! When the next round closes, what its world is, and when members are told to re-form. The rules are in [`super::run`].
 
+use std::collections::BTreeMap;
 use std::time::Instant;
 
 use super::deadlines::Deadline;
@@ -175,6 +176,9 @@ impl Run {
             Resume::Continue { generation, .. } => generation,
             Resume::Restart { .. } => generation,
         };
+        if !self.current.has_formed() {
+            self.warn_of_shared_machines(&members);
+        }
         let survive = members.iter().filter_map(|id| self.roster.get(*id)).any(has_survivors);
         self.roster.begin_round(round, &members);
         let reason = format!("{why_now}{}", self.roster.list(self.roster.active()));
@@ -218,6 +222,28 @@ impl Run {
                 self.send_place(session, rank);
             }
         }
+    }
+
+    /// Warn of members that run on one machine: most often one agent too many was started there, and each has started the workers of the
+    /// whole machine. Agents that a driver has started have their hosts' names, and are meant.
+    fn warn_of_shared_machines(&mut self, members: &[NodeId]) {
+        let mut machines: BTreeMap<(String, &str), Vec<&Node>> = BTreeMap::new();
+        for node in members.iter().filter_map(|id| self.roster.get(*id)).filter(|node| node.host_name.is_none()) {
+            let host = node.name.rsplit_once(':').map_or(node.name.as_str(), |(host, _)| host);
+            machines.entry((node.addr(), host)).or_default().push(node);
+        }
+        let shared = machines.into_iter().find(|(_, nodes)| nodes.len() > 1);
+        let Some(((addr, host), nodes)) = shared else { return };
+        let slots =
+            |node: &&Node| join(node).and_then(|join| Some(join.workers.as_ref()?.local_world_size.to_string()));
+        let slots: Vec<String> = nodes.iter().take(8).filter_map(slots).collect();
+        let workers = if slots.is_empty() { String::new() } else { format!(", with {} workers", slots.join(" + ")) };
+        let text = format!(
+            "{} agents of this job run on one machine, {addr} ({host}){workers}. If that is not meant, start one agent on each machine, by \
+             `srun --ntasks-per-node=1` for example",
+            nodes.len()
+        );
+        self.emit(Effect::Warn(text));
     }
 
     /// The message that tells a member of the current world its place. `None` if this coordinator did not form the world.

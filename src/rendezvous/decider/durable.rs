@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::deadlines::Deadline;
 use super::event::{Reach, SessionId};
 use super::hosts::{Departures, Hosts};
-use super::node::{Node, Status};
+use super::node::{Node, Program, Status};
 use super::recovery::Recovery;
 use super::roster::Roster;
 use super::round::{Current, Pace};
@@ -36,6 +36,7 @@ struct DurableNode {
     status: Status,
     placed: Option<(Round, u32)>,
     done: bool,
+    program: Option<Program>,
 }
 
 /// A run as a shared cell holds it.
@@ -106,6 +107,10 @@ impl Durable {
         for node in self.nodes.values() {
             validate_name("name of a node", &node.name)?;
             validate_name("address of a node", &node.addr)?;
+            if let Some(Program { role, script }) = &node.program {
+                validate_name("role", role)?;
+                validate_name("name of a script", script.as_deref().unwrap_or_default())?;
+            }
         }
         if [self.round.0, self.named.0, self.arrivals].into_iter().any(|number| number > LARGEST_NUMBER) {
             return Err(format!("a round or arrival number is above {LARGEST_NUMBER}"));
@@ -122,8 +127,8 @@ impl Run {
     /// The state of this run that goes into the cell.
     pub(in crate::rendezvous) fn durable(&self) -> Durable {
         let node = |(id, node): (NodeId, &Node)| {
-            let Node { name, process, node_rank, lease, status, placed, done, .. } = node.clone();
-            (id, DurableNode { name, addr: node.addr(), process, node_rank, lease, status, placed, done })
+            let Node { name, process, node_rank, lease, status, placed, done, program, .. } = node.clone();
+            (id, DurableNode { name, addr: node.addr(), process, node_rank, lease, status, placed, done, program })
         };
         Durable {
             id: self.id.clone(),
@@ -153,6 +158,7 @@ impl Run {
                 placed: known.placed,
                 status: known.status.clone(),
                 done: known.done,
+                program: known.program.clone(),
                 heard_at,
                 suspect,
                 ..Node::new(&hello, if *id == me.node { MY_SESSION } else { CELL_SESSION }, Reach::Cell, now)

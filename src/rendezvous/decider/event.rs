@@ -116,6 +116,8 @@ pub enum Effect {
     },
     /// Keep an event, and log its sentence.
     Record(Record),
+    /// Log this as a warning, which is no event.
+    Warn(String),
     /// Count something that is no event.
     Tally(Tally),
     /// The hosts that are kept out have changed: [`Run::exclusions`](super::run::Run::exclusions).

@@ -45,6 +45,7 @@ impl Run {
             let Settings { min_nodes, max_nodes, max_restarts, .. } = self.settings;
             self.record(Kind::RunOpened { min_nodes, max_nodes, max_restarts }, None, None, None);
         }
+        let comes = hello.placed.is_none() && !self.roster.knows(hello.node);
         match self.roster.get(hello.node).map(|node| node.session) {
             Some(old) => {
                 let old = old.filter(|old| *old != session).map(|session| Effect::End { session });
@@ -57,7 +58,7 @@ impl Run {
             }
         }
         self.record_host(hello, home);
-        self.welcome(hello, session);
+        self.welcome(hello, session, comes, now);
         self.lose_no_later(hello.node);
     }
 
@@ -88,13 +89,14 @@ impl Run {
     fn readmit(&mut self, hello: &Hello, mut newer: Node) {
         self.apply_terms(&mut newer);
         if let Some(known) = self.roster.get(hello.node) {
-            let Node { placed, done, out, took, stepped, .. } = *known;
-            let status = known.status.clone();
+            let Node { placed, done, out, took, stepped, joined_at, .. } = *known;
+            let (status, program) = (known.status.clone(), known.program.clone());
             let attends = status == Status::Active && placed == hello.placed.map(|place| (place.round, place.rank));
             let attending = known.attending || (attends && hello.capabilities.has(ATTENDING));
             // It names them again, but a round may complete before.
             let interfaces = known.interfaces.clone();
-            let node = Node { status, placed, done, attending, out, took, stepped, interfaces, ..newer };
+            let node =
+                Node { status, placed, done, attending, out, took, stepped, interfaces, program, joined_at, ..newer };
             self.admission.reseat(hello.node, Some(known), &node);
             self.roster.insert(hello.node, node);
         }
@@ -105,7 +107,8 @@ impl Run {
     }
 
     /// Answer a Hello with everything that the node may have missed while it was not connected.
-    fn welcome(&mut self, hello: &Hello, session: SessionId) {
+    /// `comes`: it is new, and was in no round.
+    fn welcome(&mut self, hello: &Hello, session: SessionId, comes: bool, now: Instant) {
         let Some(node) = self.roster.get(hello.node) else { return };
         let (addr, active, spare) = (node.addr(), node.status == Status::Active, self.is_spare(node));
         let tells_members = node.capabilities.has(MEMBERS);
@@ -127,7 +130,14 @@ impl Run {
             self.send(session, terms(&self.settings));
         }
         if let Some(verdict) = self.current.closed().cloned() {
-            self.send(session, CoordinatorMessage::Closed { verdict, spare });
+            let ago = self.closed_at.map(|at| now.saturating_duration_since(at));
+            self.send(
+                session,
+                match comes {
+                    true => CoordinatorMessage::Over { verdict, ago },
+                    false => CoordinatorMessage::Closed { verdict, spare },
+                },
+            );
         } else if active {
             self.send(session, self.status());
             self.repeat_change(hello.node, session);

@@ -21,7 +21,7 @@
 //! | [`event`] | events, the input; effects, the output |
 //! | [`run`] | dispatch of an event to its step; lost nodes; what members are told |
 //! | `hello` | a node introduces itself: rejected, back, or new; which node's settings the run uses |
-//! | `report` | a node asks for a place, or reports how its workers ended |
+//! | `report`, `other_job` | a node asks for a place, or reports how its workers ended; a node of another job is refused |
 //! | `host` | the process that hosts the coordinator ends |
 //! | `exclusion` | hosts are put out of the job for their failures, and let in again |
 //! | `changing` | members that can change in place stop their workers at one check |
@@ -45,6 +45,7 @@ pub mod hosts;
 mod in_place;
 mod members;
 pub mod node;
+pub(in crate::rendezvous) mod other_job;
 mod progress;
 pub mod ranks;
 mod recovery;

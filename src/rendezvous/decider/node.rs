@@ -58,6 +58,14 @@ impl std::fmt::Display for Origin {
     }
 }
 
+/// What a node's workers run.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(in crate::rendezvous) struct Program {
+    pub role: String,
+    /// The name of their script, if the agent says it.
+    pub script: Option<String>,
+}
+
 /// One node, connected or within its `reconnect_grace`.
 #[derive(Clone, Debug)]
 pub(in crate::rendezvous) struct Node {
@@ -98,6 +106,10 @@ pub(in crate::rendezvous) struct Node {
     pub took: u8,
     /// It has told its first step of the current round.
     pub stepped: bool,
+    /// What its workers run, once it has asked to join.
+    pub program: Option<Program>,
+    /// When it first asked to join. Known only in a run without a name, and to a coordinator.
+    pub joined_at: Option<Instant>,
 }
 
 impl Node {
@@ -133,6 +145,8 @@ impl Node {
             attending: false,
             took: 0,
             stepped: false,
+            program: None,
+            joined_at: None,
         }
     }
 

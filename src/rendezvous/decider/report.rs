@@ -41,7 +41,13 @@ impl Run {
             // The node said Hello before the run's settings were fixed.
             return self.refuse(session, Refused::Settings, reason);
         }
+        if let Some(reason) = self.another_job(id, &join, now) {
+            let name = node.name.clone();
+            self.record(Kind::NodeRefused {}, Some(&name), None, reason.clone());
+            return self.refuse(session, Refused::Settings, reason);
+        }
         self.bind(id, &asked, now);
+        self.roster.set_program(id, &join, self.has_no_name().then_some(now));
         let Some(node) = self.roster.get(id) else { return };
         let (name, label, address) = (node.name.clone(), node.label(), node.addr());
         let workers = join.workers.as_ref().map(|workers| workers.local_world_size);

@@ -5,9 +5,9 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use super::event::SessionId;
-use super::node::{Node, Status};
+use super::node::{Node, Program, Status};
 use super::ranks::natural_order;
-use crate::rendezvous::protocol::message::{NodeId, Round};
+use crate::rendezvous::protocol::message::{Join, NodeId, Round};
 
 /// The nodes of a run, and the number of the round whose members they may be.
 #[derive(Clone, Debug, Default)]
@@ -209,6 +209,15 @@ impl Roster {
         if let Some(node) = self.nodes.get_mut(&id) {
             node.stepped = true;
         }
+    }
+
+    /// Record what a node's workers run, and when it first asked to join, if that matters.
+    pub fn set_program(&mut self, id: NodeId, join: &Join, joined_at: Option<Instant>) {
+        let Some(node) = self.nodes.get_mut(&id) else { return };
+        if let Some(workers) = &join.workers {
+            node.program = Some(Program { role: workers.role.clone(), script: workers.script.clone() });
+        }
+        node.joined_at = node.joined_at.or(joined_at);
     }
 
     /// Record the addresses of a node's interfaces.

@@ -54,6 +54,8 @@ pub struct Run {
     /// The last decision that was logged.
     pub(super) standing: Standing,
     pub(super) trace: Trace,
+    /// When the rendezvous was closed.
+    pub(super) closed_at: Option<Instant>,
     effects: Vec<Effect>,
 }
 
@@ -73,6 +75,7 @@ impl Run {
             host: None,
             standing: Standing::default(),
             trace: Trace::default(),
+            closed_at: None,
             effects: Vec::new(),
         }
     }
@@ -88,6 +91,9 @@ impl Run {
     pub fn apply(&mut self, event: Event, now: Instant) -> Vec<Effect> {
         if self.apply_event(event, now) {
             self.decide(now);
+        }
+        if self.current.closed().is_some() {
+            self.closed_at.get_or_insert(now);
         }
         std::mem::take(&mut self.effects)
     }

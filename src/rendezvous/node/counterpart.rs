@@ -51,6 +51,15 @@ impl Counterpart {
         }
     }
 
+    /// How long it remembers a run that has ended, in words.
+    pub fn memory(&self) -> &'static str {
+        match self {
+            Self::Coordinator { .. } => "a coordinator remembers that for an hour",
+            Self::Cell => "the backend keeps that",
+            Self::Etcd { .. } => "etcd keeps that for up to two hours",
+        }
+    }
+
     /// Time after which a waiting node first logs what it waits for. A coordinator's host may start a little later than other nodes;
     /// etcd was there before.
     pub fn silent_for(&self) -> Duration {

@@ -37,16 +37,21 @@ pub(super) struct Dialled<L = Halves> {
     pub from_source: bool,
 }
 
-/// Connect to the first of the host's addresses that answers. The connection comes from `source` if that is an address of this
+/// Connect to the first of the host's addresses that answers, or to `at` if that is given. The connection comes from `source` if that is an address of this
 /// machine from which the host can be reached. If it is protected, both ends have proven themselves for the run of this id.
 pub(super) async fn dial(
     host: String,
     port: u16,
+    at: Option<SocketAddr>,
     source: Option<IpAddr>,
     secured: Option<(Arc<Protection>, String)>,
 ) -> Result<Dialled, DialError> {
     let deadline = Instant::now() + DIAL_TIMEOUT;
-    match resolve(&host, port, deadline).await {
+    let addresses = match at {
+        Some(address) => Ok(vec![address]),
+        None => resolve(&host, port, deadline).await,
+    };
+    match addresses {
         Ok(addresses) => {
             let secured = secured.as_ref().map(|(protection, run_id)| (protection.as_ref(), run_id.as_str()));
             let open = async |bare: Dialled<TcpStream>| {
@@ -171,7 +176,7 @@ mod tests {
         assert!(!error.refused && error.text.contains("no answer within"), "{error:?}");
         let error = dial_any("name", &[], None, soon, bare).await.unwrap_err();
         assert_eq!((error.refused, error.text.as_str()), (false, "`name` has no address"));
-        let error = dial("no-such-host.invalid".to_owned(), 1, None, None).await.unwrap_err();
+        let error = dial("no-such-host.invalid".to_owned(), 1, None, None, None).await.unwrap_err();
         assert!(!error.refused && error.text.starts_with("cannot resolve `no-such-host.invalid`"), "{error:?}");
     }
 }

@@ -2,7 +2,7 @@
 
 use std::future::Future;
 use std::io;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -33,6 +33,8 @@ pub(super) struct Endpoint {
     pub host: String,
     pub port: u16,
     pub source: Option<IpAddr>,
+    /// Where the coordinator is, if this process hosts it and may not reach it at the endpoint's address.
+    pub at: Option<SocketAddr>,
     pub protection: Option<Arc<Protection>>,
 }
 
@@ -48,7 +50,7 @@ struct Connection {
 
 /// Drive the machine until the node has left.
 pub(super) async fn drive(machine: Arc<Mutex<NodeMachine>>, shared: Arc<Shared>, endpoint: Endpoint) {
-    let Endpoint { host, port, mut source, protection } = endpoint;
+    let Endpoint { host, port, mut source, at, protection } = endpoint;
     let mut connection: Option<Connection> = None;
     let mut connecting = None;
     let mut probing = None;
@@ -71,7 +73,7 @@ pub(super) async fn drive(machine: Arc<Mutex<NodeMachine>>, shared: Arc<Shared>,
             match command {
                 NodeCommand::Connect => {
                     let secured = protection.clone().map(|protection| (protection, run_id.clone()));
-                    connecting = Some(Box::pin(dial(host.clone(), port, source, secured)));
+                    connecting = Some(Box::pin(dial(host.clone(), port, at, source, secured)));
                 }
                 NodeCommand::Disconnect => (connection, connecting) = (None, None),
                 NodeCommand::Probe => probing = Some(Box::pin(speaks_c10d(&host, port, CONNECT_TIMEOUT))),

@@ -260,6 +260,13 @@ impl NodeMachine {
                 self.on_closed(&verdict);
                 self.resolve(Err(JoinError::Closed { verdict, spare }));
             }
+            CoordinatorMessage::Over { verdict, ago } => {
+                self.on_closed(&verdict);
+                let (run_id, memory) = (self.hello.run_id.clone(), self.counterpart.memory());
+                let over = JoinError::Over { run_id, verdict, ago, memory };
+                self.view.over = Some(over.clone());
+                self.resolve(Err(over));
+            }
             CoordinatorMessage::Heartbeat { waits } => {
                 self.on_answer(now);
                 self.on_waits(waits, now);

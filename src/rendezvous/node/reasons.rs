@@ -14,7 +14,16 @@ impl NodeMachine {
             (Counterpart::Etcd { .. }, _) if self.tries == 0 => format!("{name} has not answered yet"),
             // The error names the members that were tried.
             (Counterpart::Etcd { .. }, _) => self.last_error.clone(),
-            (Counterpart::Coordinator { .. }, None) => format!("{name} is out of reach: {}", self.last_error),
+            (Counterpart::Coordinator { .. }, None)
+                if self.was_welcomed() || self.unanswered > 0 || self.tries == 0 =>
+            {
+                format!("{name} is out of reach: {}", self.last_error)
+            }
+            (Counterpart::Coordinator { .. }, None) => format!(
+                "{name} is out of reach: {}; nobody has answered there yet, so either the node that hosts it has not started, or the job \
+                 is over; behind a Service or NAT, that node needs --rdzv-conf is_host=1",
+                self.last_error
+            ),
             (Counterpart::Coordinator { .. }, Some(why)) => {
                 format!("{name} was stopped: {why}; no world can form until a coordinator runs there again")
             }

@@ -13,6 +13,17 @@ const UNCHANGED_EVERY: Duration = Duration::from_secs(600);
 const AWAY_AFTER: Duration = Duration::from_secs(1);
 
 impl NodeMachine {
+    /// For how long this node may still wait for a place, in words.
+    fn patience_text(&self) -> String {
+        match &self.joining {
+            Some(joining) if joining.spare => {
+                ", as a spare, until a node is lost or the job ends (no limit)".to_owned()
+            }
+            Some(joining) => format!(" of up to {:.0?} (join_timeout)", joining.deadline - joining.since),
+            None => String::new(),
+        }
+    }
+
     /// Since when this node has waited for a place, and what it waits for. `None` if no join is pending.
     pub fn waits(&self) -> Option<(Instant, String)> {
         let joining = self.joining.as_ref().filter(|joining| joining.withdrawn_at.is_none())?;
@@ -102,7 +113,7 @@ impl Reporter {
         if waiting.told.as_ref().is_some_and(|(at, before)| *before == what && now < *at + UNCHANGED_EVERY) {
             return None;
         }
-        let text = format!("waiting for {:.0?}: {what}", now - waiting.since);
+        let text = format!("waiting for {:.0?}{}: {what}", now - waiting.since, node.patience_text());
         waiting.told = Some((now, what));
         Some(text)
     }

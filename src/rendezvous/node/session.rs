@@ -4,6 +4,7 @@
 //! ([`crate::rendezvous::cell`]).
 
 use std::io;
+use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -49,13 +50,26 @@ impl Session {
         coordinator_timeout: Duration,
         protection: Option<Arc<Protection>>,
     ) -> Self {
+        Self::open_at(runtime, hello, (host, port), None, coordinator_timeout, protection)
+    }
+
+    /// The same for a process that hosts the coordinator itself, `at` this address. It may not reach itself at the endpoint's: that may
+    /// be translated (NAT), or a name which only the other nodes can resolve.
+    pub fn open_at(
+        runtime: &Handle,
+        hello: Hello,
+        (host, port): (&str, u16),
+        at: Option<SocketAddr>,
+        coordinator_timeout: Duration,
+        protection: Option<Arc<Protection>>,
+    ) -> Self {
         let endpoint = if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") };
         // The coordinator identifies nodes by the address of their connection, so a node with its own address connects from it.
         let source = hello.local_addr.as_deref().and_then(|addr| addr.parse().ok());
         let machine = NodeMachine::new(hello, endpoint, coordinator_timeout, Instant::now());
         let machine = Arc::new(Mutex::new(machine));
         let mut session = Self::of(Arc::clone(&machine) as Arc<Mutex<dyn Seat>>);
-        let endpoint = Endpoint { host: host.to_owned(), port, source, protection };
+        let endpoint = Endpoint { host: host.to_owned(), port, source, at, protection };
         session.driven_by(runtime.spawn(drive(machine, Arc::clone(&session.shared), endpoint)));
         session
     }

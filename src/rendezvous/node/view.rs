@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use crate::rendezvous::protocol::message::{Failure, NodeMessage, Round, Verdict};
+use crate::rendezvous::protocol::text::{DEFAULT_RUN_ID, in_words};
 
 /// A command to the driver.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,6 +41,18 @@ pub enum JoinError {
         /// The job ended, and this node was a spare that was not needed.
         spare: bool,
     },
+    /// The rendezvous was closed before this node came: its run id was used before, or it is late.
+    #[error("{}", over_text(run_id, verdict, *ago, memory))]
+    Over {
+        /// The run id.
+        run_id: String,
+        /// The verdict with which the job ended.
+        verdict: Verdict,
+        /// How long ago it ended, if that is known.
+        ago: Option<Duration>,
+        /// Who remembers it, and for how long.
+        memory: &'static str,
+    },
     /// Another join of this node is pending: it takes part in one round at a time.
     #[error("this node already waits for the next round, in another call")]
     Busy,
@@ -54,8 +67,19 @@ pub enum JoinError {
 impl JoinError {
     /// Whether the job had succeeded before this node could join.
     pub fn is_after_success(&self) -> bool {
-        matches!(self, Self::Closed { verdict: Verdict::Succeeded { .. } | Verdict::AllDone { .. }, .. })
+        matches!(self, Self::Closed { verdict, .. } | Self::Over { verdict, .. } if !verdict.is_failure())
     }
+}
+
+/// What a node is told whose job was over before it came.
+fn over_text(run_id: &str, verdict: &Verdict, ago: Option<Duration>, memory: &str) -> String {
+    let when = ago.map_or_else(String::new, |time| format!(" {} ago", in_words(time)));
+    let how = if verdict.is_failure() { "failed" } else { "succeeded" };
+    let name = match run_id {
+        DEFAULT_RUN_ID => "which is that of every job without one; a new job needs a --rdzv-id",
+        _ => "and a new job needs another --rdzv-id",
+    };
+    format!("the job with the run id `{run_id}` has {how}{when} ({verdict}): {memory}, {name}")
 }
 
 /// A change of the world that workers live through.
@@ -91,6 +115,8 @@ pub struct View {
     pub fenced: Option<String>,
     /// The verdict with which the job ended, if it was closed.
     pub closed: Option<Verdict>,
+    /// The error of every join, if the rendezvous was closed before this node came.
+    pub over: Option<JoinError>,
     /// The error, if this node can no longer take part.
     pub failed: Option<JoinError>,
     /// The address at which other nodes find this one, once known.

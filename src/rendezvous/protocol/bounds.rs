@@ -59,6 +59,7 @@ impl Join {
     pub fn validate(&self) -> Result<(), String> {
         let Some(workers) = &self.workers else { return Ok(()) };
         check("role", &workers.role, NAME_LIMIT_BYTES)?;
+        check("name of the script", workers.script.as_deref().unwrap_or_default(), NAME_LIMIT_BYTES)?;
         match workers.local_world_size {
             1..=LOCAL_WORLD_SIZE_LIMIT => workers.validate_survivors(),
             size => Err(format!("local_world_size is `{size}`, must be from 1 to {LOCAL_WORLD_SIZE_LIMIT}")),
@@ -204,6 +205,7 @@ pub(in crate::rendezvous) fn tidy_message(message: CoordinatorMessage) -> Coordi
             CoordinatorMessage::Running(Running { master_addr: plain(running.master_addr), ..running })
         }
         Closed { verdict, spare } => Closed { verdict: tidy_verdict(&verdict), spare },
+        CoordinatorMessage::Over { verdict, ago } => CoordinatorMessage::Over { verdict: tidy_verdict(&verdict), ago },
         Heartbeat { waits: told } => Heartbeat { waits: told.map(waits) },
         CoordinatorMessage::Waits(told) => CoordinatorMessage::Waits(waits(told)),
         CoordinatorMessage::Stale { .. }

@@ -33,6 +33,9 @@ pub enum CodecError {
         /// [`FRAME_LIMIT_BYTES`].
         limit: usize,
     },
+    /// The bytes are the answer of an HTTP server.
+    #[error("an HTTP server answers there; the endpoint must be the rendezvous port of a node (29400 by default)")]
+    Http,
     /// A frame's bytes are not a message.
     #[error("frame of {0} bytes is not a message of this protocol")]
     Malformed(usize),
@@ -131,11 +134,15 @@ pub fn try_encode_frame<M: Serialize>(message: &M, out: &mut BytesMut) -> Result
 /// Take one frame from `buffer`; `Ok(None)` until a whole one has arrived.
 ///
 /// # Errors
-/// [`CodecError::TooLong`] as soon as the length is known, [`CodecError::Malformed`].
+/// [`CodecError::TooLong`] as soon as the length is known, [`CodecError::Malformed`], [`CodecError::Http`].
 pub fn decode_frame<M: DeserializeOwned>(buffer: &mut BytesMut) -> Result<Option<M>, CodecError> {
     let Some(length) = buffer.first_chunk::<4>() else {
         return Ok(None);
     };
+    // A request that is none is answered with a status line, or, by some servers, with a page alone.
+    if [&b"HTTP"[..], b"<!DO", b"<!do", b"<htm", b"<HTM"].contains(&&length[..]) {
+        return Err(CodecError::Http);
+    }
     let length = u32::from_le_bytes(*length) as usize;
     if length > FRAME_LIMIT_BYTES {
         return Err(CodecError::TooLong { announced: length, limit: FRAME_LIMIT_BYTES });
@@ -160,6 +167,15 @@ mod tests {
         let mut buffer = BytesMut::from(&[0xff, 0xff, 0xff, 0xff][..]);
         let error = decode_frame::<NodeMessage>(&mut buffer).unwrap_err();
         assert_eq!(error, CodecError::TooLong { announced: u32::MAX as usize, limit: FRAME_LIMIT_BYTES });
+    }
+
+    #[test]
+    fn the_answer_of_an_http_server_is_named() {
+        for answer in ["HTTP/1.1 400 Bad Request\r\n\r\n", "<!DOCTYPE HTML>\n<html lang=\"en\">", "<html><head>"] {
+            let error = decode_frame::<CoordinatorMessage>(&mut BytesMut::from(answer)).unwrap_err();
+            assert_eq!(error, CodecError::Http);
+            assert!(error.to_string().contains("an HTTP server answers there"), "{error}");
+        }
     }
 
     #[test]
@@ -201,7 +217,7 @@ mod tests {
         let text = decode_preamble(&mut buffer).unwrap_err().to_string();
         assert_eq!(
             text,
-            "rendezvous protocol version 9 is not spoken here, only version 2: install one release of elastic_rs on every node"
+            "rendezvous protocol version 9 is not spoken here, only version 3: install one release of elastic_rs on every node"
         );
     }
 

@@ -1,4 +1,4 @@
-//! The messages between a node and the coordinator, version 2. Serialised with postcard ([`super::codec`]).
+//! The messages between a node and the coordinator, version 3. Serialised with postcard ([`super::codec`]).
 //!
 //! A connection opens with [`MAGIC`] and [`PROTOCOL_VERSION`], then carries frames. The node's first frame is
 //! [`NodeMessage::Hello`]; the coordinator answers with [`CoordinatorMessage::Welcome`] or [`CoordinatorMessage::Rejected`].
@@ -24,7 +24,7 @@ use crate::events::record::Phase;
 pub const MAGIC: &[u8] = b"ELRZ";
 
 /// Follows [`MAGIC`], as `u16` little-endian. Both ends must have the same.
-pub const PROTOCOL_VERSION: u16 = 2;
+pub const PROTOCOL_VERSION: u16 = 3;
 
 /// An agent's identity, drawn at random when its handler is made. It survives reconnects, but not restarts of the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -425,6 +425,14 @@ pub enum CoordinatorMessage {
     TellStep {
         /// The round.
         round: Round,
+    },
+    /// The rendezvous was closed before this node came. Sent after [`Self::Welcome`], instead of [`Self::Closed`], to a node that was in
+    /// no round.
+    Over {
+        /// How the job ended.
+        verdict: Verdict,
+        /// How long ago. `None`: nobody knows.
+        ago: Option<Duration>,
     },
 }
 

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use super::message::Round;
+use super::text::{NAME_LIMIT_BYTES, cut, plain};
 
 /// A node's account of the last round it was placed in; lets a coordinator that lost its memory take it up again.
 /// Anybody can claim one. `src/rendezvous/decider/recovery.rs` decides what a coordinator takes from a claim, and when.
@@ -75,6 +76,9 @@ pub struct JoinWorkers {
     pub role: String,
     /// Their number: 1 to [`LOCAL_WORLD_SIZE_LIMIT`](super::text::LOCAL_WORLD_SIZE_LIMIT).
     pub local_world_size: u32,
+    /// The file name of their script, or the name of their module, program or function, if the agent says it. It tells jobs without a
+    /// run id from one another: `decider/other_job.rs`.
+    pub script: Option<String>,
     /// What became of the workers of the node's last round. Sent in [`NodeMessage::JoinInPlace`] alone.
     ///
     /// [`NodeMessage::JoinInPlace`]: super::message::NodeMessage::JoinInPlace
@@ -85,7 +89,15 @@ pub struct JoinWorkers {
 impl JoinWorkers {
     /// Workers that are all new.
     pub fn new(role: impl Into<String>, local_world_size: u32) -> Self {
-        Self { role: role.into(), local_world_size, survival: Survival::New }
+        Self { role: role.into(), local_world_size, script: None, survival: Survival::New }
+    }
+
+    /// These workers, with the name of what they run: the last part of a path, cut to [`NAME_LIMIT_BYTES`]. An empty name is none.
+    #[must_use]
+    pub fn running(self, entrypoint: &str) -> Self {
+        let name = entrypoint.rsplit('/').find(|part| !part.is_empty()).unwrap_or_default();
+        let script = cut(plain(name.to_owned()), NAME_LIMIT_BYTES);
+        Self { script: Some(script).filter(|script| !script.is_empty()), ..self }
     }
 
     /// Whether all of them live.

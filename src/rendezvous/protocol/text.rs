@@ -1,6 +1,10 @@
 //! Validation and cleaning of the texts that nodes send: short enough that every message fits its frame, and without characters
 //! that could forge log lines or control a terminal ([`is_steering`]).
 
+use std::time::Duration;
+
+/// The run id of a job that was given none. It is torchrun's.
+pub const DEFAULT_RUN_ID: &str = "none";
 /// Longest run id, in bytes.
 pub const RUN_ID_LIMIT_BYTES: usize = 1024;
 /// Longest name or address of a node, in bytes. A DNS name has at most 255.
@@ -55,6 +59,15 @@ pub fn is_steering(c: char) -> bool {
 /// One line of at most [`REASON_LIMIT_BYTES`]: characters that steer a terminal become spaces, and what is too long is cut.
 pub fn tidy(text: &str) -> String {
     cut(plain(text.to_owned()), REASON_LIMIT_BYTES)
+}
+
+/// A time in words: `5 s`, `12 min`, `3 h`.
+pub(in crate::rendezvous) fn in_words(time: Duration) -> String {
+    match time.as_secs() {
+        seconds @ ..120 => format!("{seconds} s"),
+        seconds @ 120..7200 => format!("{} min", seconds / 60),
+        seconds => format!("{} h", seconds / 3600),
+    }
 }
 
 /// As [`tidy`], but lines stay lines.

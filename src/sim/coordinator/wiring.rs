@@ -214,7 +214,7 @@ impl Simulation {
                 | Command::Tally { run_id: of, .. }
                 | Command::Forget { run_id: of, .. }
                 | Command::Exclusions { run_id: of, .. } => *of == run_id(run),
-                Command::EmptyStore => false,
+                Command::EmptyStore | Command::Warn { .. } => false,
             };
             let ledger = &mut self.ledgers[run];
             for command in commands.iter().filter(concerns) {
@@ -226,7 +226,7 @@ impl Simulation {
                     Command::Exclusions { hosts, .. } => ledger.on_exclusions(hosts),
                     Command::Record { record, .. } => ledger.chronicle.check(record, life)?,
                     Command::Forget { .. } => ledger.chronicle.forget(),
-                    Command::Tally { .. } | Command::End { .. } | Command::EmptyStore => {}
+                    Command::Tally { .. } | Command::End { .. } | Command::EmptyStore | Command::Warn { .. } => {}
                 }
             }
             let rounds = ledger.rounds;
@@ -269,6 +269,7 @@ impl Simulation {
                 Command::Tally { tally, .. } => self.engine.remark(|| format!("counted: {tally:?}")),
                 Command::Forget { run_id, .. } => self.engine.remark(|| format!("forgotten: {run_id}")),
                 Command::Exclusions { hosts, .. } => self.engine.remark(|| format!("kept out: {hosts:?}")),
+                Command::Warn { text, .. } => self.engine.remark(|| text),
                 Command::EmptyStore => self.engine.remark(|| "the store is emptied".to_owned()),
             }
         }

@@ -146,6 +146,9 @@ impl Hub {
             put_length(outbox, listing.left());
             return Ok(Some(listing).filter(|listing| listing.left() > 0));
         }
+        if let (Request::CompareSet { key, .. }, Some(listener)) = (&request, &self.options.on_pytorchs_rendezvous) {
+            listener.on_compare_set(key);
+        }
         self.changing = Some(request.query());
         let applied = self.table.apply(id, request);
         self.changing = None;

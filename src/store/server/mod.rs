@@ -83,6 +83,8 @@ pub struct ServerOptions {
     pub upgrades_only: Option<Unknown>,
     /// Which users of this machine may connect. Default: any.
     pub local_peers: LocalPeers,
+    /// Called with the run id of each write of PyTorch's own `c10d` rendezvous, on the server's thread. Default: nobody is.
+    pub on_pytorchs_rendezvous: Option<Listener>,
     /// Accept no connection before [`Controller::open_to`] says from where. They wait in the listener's backlog. Default: accept at once,
     /// from everywhere.
     pub opens_when_told: bool,
@@ -104,6 +106,7 @@ impl Default for ServerOptions {
             upgrades: Vec::new(),
             upgrades_only: None,
             local_peers: LocalPeers::Any,
+            on_pytorchs_rendezvous: None,
             opens_when_told: false,
         }
     }
@@ -155,6 +158,31 @@ impl From<UnboundedSender<Upgraded>> for Receiver {
 impl fmt::Debug for Receiver {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Receiver").finish_non_exhaustive()
+    }
+}
+
+/// Is called with a run id, on the server's thread.
+#[derive(Clone)]
+pub struct Listener(Arc<dyn Fn(&str) + Send + Sync>);
+
+impl Listener {
+    /// This function, which must not wait.
+    pub fn new(listen: impl Fn(&str) + Send + Sync + 'static) -> Self {
+        Self(Arc::new(listen))
+    }
+
+    /// Call it, if the key is that of the state which PyTorch's `C10dRendezvousBackend` keeps in a store.
+    fn on_compare_set(&self, key: &[u8]) {
+        let state = key.strip_prefix(b"/").unwrap_or(key).strip_prefix(b"torch.rendezvous.");
+        if let Some(run_id) = state.and_then(|run_id| std::str::from_utf8(run_id).ok()) {
+            (self.0)(run_id);
+        }
+    }
+}
+
+impl fmt::Debug for Listener {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Listener").finish_non_exhaustive()
     }
 }
 

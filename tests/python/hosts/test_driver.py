@@ -240,7 +240,22 @@ def test_a_job_that_fails_ends_the_driver_with_1_and_its_report(drive_fast: Driv
     driver = drive_fast("-H", "node0:1,node1:1", worker=("--raise", "1"))
     assert driver.wait() == 1
     driver.line(r"^\[node1\] .*ChildFailedError")
-    driver.line(r"elastic-run: the job has failed; the agent on node\d:1 has printed the report$")
+    last = "elastic-run: the job has failed on host node1, whose agent has printed the report"
+    assert driver.lines[-1] == last, driver.tail()
+
+
+def test_an_ssh_that_lives_on_after_its_agent_is_named_and_ended(drive: Drive, tmp_path: Path) -> None:
+    """Something that a worker has left on the host holds the output. The driver waited for it without a word."""
+    ssh = tmp_path / "ssh"
+    ssh.write_text('#!/bin/sh\nfor last; do :; done\nsh -c "$last"\nexec sleep 1000\n')
+    ssh.chmod(0o755)
+    script = tmp_path / "ends.py"
+    script.write_text("")
+    began = time.monotonic()
+    driver = drive("-H", "node1:1", f"--ssh={ssh}", script=script)
+    driver.line(r"WARNING.* the agent on node1 has ended, and ssh to it \(pid \d+\) still runs; .*It is killed in 10s")
+    assert driver.wait() == 0
+    assert time.monotonic() - began < 100
 
 
 def test_no_ssh_is_needed_on_this_machine(drive: Drive, tmp_path: Path) -> None:

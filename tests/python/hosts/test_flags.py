@@ -9,13 +9,15 @@ from pathlib import Path
 
 import pytest
 from elastic_rs import _elastic_rs, _hosted
-from elastic_rs.run import _driver, _flags, _host_flags
+from elastic_rs.run import _command_line, _driver, _flags, _host_flags
 from helpers.command_lines import said
 
 
 def test_the_list_of_flags_is_that_of_the_parser() -> None:
-    dests = {action.dest for action in _host_flags._only()._actions}
-    assert dests == set(_host_flags.FLAGS)
+    made = _command_line.Parser()
+    _host_flags.add_host_flags(made.section("hosts"))
+    assert {flag.dest for flag in made.all()} - {"help"} == set(_host_flags.FLAGS)
+    assert all(flag.own for flag in made.all() if flag.dest != "help")
 
 
 @pytest.mark.parametrize(
@@ -77,6 +79,20 @@ def test_a_bad_line_of_a_host_file_is_named(capsys: pytest.CaptureFixture[str], 
     assert "line 2 is `node2 cpus=2`, must be HOST slots=N or HOST:N" in said(capsys, f"--hostfile={path}", "train.py")
 
 
+def test_a_host_file_without_hosts_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "hosts"
+    path.write_text("\ufeff# nobody\n\n", encoding="utf-8")
+    assert said(capsys, f"--hostfile={path}", "train.py") == f"--hostfile: `{path}` names no host"
+
+
+@pytest.mark.parametrize("reader", ["true", "head -1"])
+def test_a_dry_run_whose_reader_goes_ends_without_a_traceback(reader: str) -> None:
+    hosts = ",".join(f"node{number}" for number in range(500))
+    shell = f'set -o pipefail; "$0" -m elastic_rs.run -H {hosts} --dry-run train.py | {reader} >/dev/null'
+    done = subprocess.run(["bash", "-c", shell, sys.executable], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_variables_set_flags(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PET_HOSTS", "a:2")
     monkeypatch.setenv("PET_MIN_NP", "1")
@@ -86,11 +102,16 @@ def test_variables_set_flags(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (args.hosts, args.min_np, args.blacklist_cooldown_range) == ("a:2", 1, (1.0, 5.0))
 
 
+def _agents(argv: list[str]) -> list[str]:
+    """Return the flags that agents get."""
+    return _flags.split(argv).words(without=_host_flags.FLAGS)
+
+
 def test_agents_get_the_other_flags_in_their_order() -> None:
     argv = [
         *("-Ha:2", "--tee", "3", "--min_np=2", "-r", "0:3", "--blacklist-cooldown-range", "1", "5"),
         *(
-            "--warm-start=torch",
+            "--warm-modules=torch",
             "--max-restarts=3",
             "--ssh",
             "ssh -p 1",
@@ -104,11 +125,12 @@ def test_agents_get_the_other_flags_in_their_order() -> None:
     args = _flags.parse(argv)
     assert _host_flags.is_driver(args)
     assert args.training_script_args == ["-H", "--min-np=7"]
-    rest = ["--tee", "3", "-r", "0:3", "--warm-start=torch", "--max-restarts=3", "-m"]
-    assert _host_flags.rest_of(argv, args) == rest
+    rest = ["--tee=3", "--redirects=0:3", "--warm-modules=torch", "--max-restarts=3", "--module"]
+    assert _agents(argv) == rest
 
 
-# argparse drops the `--` of `train.py -- x` and of `-- train.py x`, and keeps the second one of `-- train.py -- x`.
+# The `--` of `train.py -- x` and of `-- train.py x` is dropped, as by torchrun. The second one of `-- train.py -- x` is
+# an argument.
 @pytest.mark.parametrize(
     ("words", "script"),
     [
@@ -126,7 +148,7 @@ def test_agents_get_the_script_that_the_driver_got(words: list[str], script: lis
     args = _flags.parse(argv)
     assert _host_flags.is_driver(args)
     assert [args.training_script, *args.training_script_args] == script
-    assert _host_flags.rest_of(argv, args) == ["--max-restarts=3"]
+    assert _agents(argv) == ["--max-restarts=3"]
     own = {"remote": False, "port": 1, "hosts_coordinator": False, "host": "a", "age": 0, "slots": 2}
     job = {"flags": ["--max-restarts=3"], "conf": "join_timeout=9", "endpoint": None, "script": script}
     there = _flags.parse(_hosted.command_line(own, job, _hosted._endpoint(own, job)))
@@ -148,9 +170,7 @@ def test_agents_get_the_command_line_as_the_driver_has_parsed_it(flags: list[str
     args = _flags.parse(argv)
     assert _host_flags.is_driver(args)
     protected = _elastic_rs.Protection.by_token(_elastic_rs.new_token())
-    job = json.loads(
-        _driver._job(args, _host_flags.rest_of(argv, args), "host_failures=3", None, [15], protected=protected)
-    )
+    job = json.loads(_driver._job(args, _agents(argv), "host_failures=3", None, [15], protected=protected))
     own = {"host": "a", "slots": 2, "age": 0, "hosts_coordinator": False}
     parsed = job["parsed"] | dict(_hosted.arguments(own, job, "driver:1"))
     assert parsed == vars(_flags.parse(_hosted.command_line(own, job, "driver:1")))

@@ -122,7 +122,7 @@ def test_a_job_whose_workers_all_fail_ends_when_no_restart_is_left(
     )
     driver = drive("-H", "node0:1,node1:1", *FIXED, "--max-restarts=2", f"--ssh={server.command()}", script=script)
     assert driver.wait() == 1
-    driver.line(r"elastic-run: the job has failed; the agent on node\d:1 has printed the report$")
+    driver.line(r"elastic-run: the job has failed on host node\d, whose agent has printed the report$")
     tries = {line.split()[-1] for line in driver.lines if "] TRY " in line}
     assert tries <= {"0", "1", "2"}
     assert "2" in tries

@@ -199,7 +199,7 @@ def test_an_exception_that_run_path_meets_is_recorded_alike(both: Both, tmp_path
         assert "ValueError: the sky fell" in run.report()
 
 
-@pytest.mark.parametrize("flags", [[], ["--warm-start=json"]], ids=["cold", "warm"])
+@pytest.mark.parametrize("flags", [[], ["--warm-modules=json"]], ids=["cold", "warm"])
 def test_run_path_finds_the_package_but_the_script_does_not_see_its_helper(
     job: Job, tmp_path: Path, flags: list[str]
 ) -> None:

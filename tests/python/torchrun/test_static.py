@@ -18,7 +18,7 @@ pytestmark = pytest.mark.torchrun
 
 ATTEMPTS = SCRIPTS / "attempts.py"
 STEPS = SCRIPTS / "steps.py"
-WARM = "--warm-start=torch,torch.distributed,torch.nn.parallel"
+WARM = "--warm-modules=torch,torch.distributed,torch.nn.parallel"
 
 
 @pytest.fixture

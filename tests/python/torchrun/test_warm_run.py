@@ -32,7 +32,7 @@ def test_workers_train_over_a_restart_and_start_processes(job: Job) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("agent", ["run"], indirect=True)
 def test_nodes_come_and_go(start: Start, job: Job, tmp_path: Path) -> None:
-    done, warm = tmp_path / "done", ["--warm-start=torch"]
+    done, warm = tmp_path / "done", ["--warm-modules=torch"]
     first = start(2, "--torch", "--until", done, nnodes="1:2", nproc=2, options=warm)
     first.line("SUM rank=. world=2")
     first.line("a template has loaded `torch`")
@@ -66,7 +66,7 @@ def test_a_job_that_fails_while_a_template_loads_starts_no_worker_there(start: S
         signal.pause() if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" else sys.exit(3)
     """
     train = script(tmp_path, text)
-    options, env = ["--warm-start=slow"], {"PYTHONPATH": str(tmp_path)}
+    options, env = ["--warm-modules=slow"], {"PYTHONPATH": str(tmp_path)}
     second = start(3, nnodes="2", restarts=1, script=train)
     first = start(2, nnodes="2", restarts=1, script=train, options=options, env=env)
     second.line("1 of 2 nodes have joined")  # the other one waits for its template

@@ -82,6 +82,7 @@ impl NodeMachine {
         let refusal = match (&self.view.failed, &self.view.closed) {
             _ if self.left => Some(JoinError::Connection(LEFT.to_owned())),
             (Some(error), _) => Some(error.clone()),
+            (None, Some(_)) if self.view.over.is_some() => self.view.over.clone(),
             (None, Some(verdict)) => Some(JoinError::Closed { verdict: verdict.clone(), spare: false }),
             (None, None) => None,
         };

@@ -101,7 +101,7 @@ impl Ledger {
                         "members are interrupted without a reason".to_owned()
                     })?;
                 }
-                CoordinatorMessage::Closed { .. } => self.closed = true,
+                CoordinatorMessage::Closed { .. } | CoordinatorMessage::Over { .. } => self.closed = true,
                 // Another node has its place, because its process is assumed to have ended. That is not proven either.
                 CoordinatorMessage::Ended { .. } => {
                     self.gone.extend(self.said.get(session).map(|said| said.node));

@@ -1,0 +1,61 @@
+//! A node of another job, which has come because neither job was given a name.
+//!
+//! Jobs without `--rdzv-id` all have the run id [`DEFAULT_RUN_ID`]. At one endpoint they would be one run: a second job would wait as a
+//! spare of the first one, or would become a part of it. Such a node is refused. Arguments are not compared, since nodes of one job may
+//! have different ones. In a run whose id was given, nobody is refused here: its nodes say that they belong together.
+
+use std::time::Instant;
+
+use super::node::{Node, Status};
+use super::run::Run;
+use crate::rendezvous::protocol::message::{Join, NodeId};
+use crate::rendezvous::protocol::text::{DEFAULT_RUN_ID, in_words};
+
+impl Run {
+    /// Whether the nodes of this run may belong to different jobs.
+    pub(super) fn has_no_name(&self) -> bool {
+        self.id == DEFAULT_RUN_ID
+    }
+
+    /// Why a node that asks to join is refused, if it belongs to another job than the nodes that are here.
+    pub(in crate::rendezvous) fn another_job(&self, id: NodeId, join: &Join, now: Instant) -> Option<String> {
+        let node = self.roster.get(id).filter(|node| node.placed.is_none() && join.round.0 == 0)?;
+        if !self.has_no_name() || self.current.closed().is_some() {
+            return None;
+        }
+        let takes_part =
+            |other: &Node| other.session.is_some() && matches!(other.status, Status::Waiting { .. } | Status::Active);
+        let mut others =
+            self.roster.iter().filter(|(other, node)| *other != id && takes_part(node)).map(|(_, node)| node);
+        let of = |other: &Node| describe(other, now);
+        let (other, why) = if self.settings.max_nodes == 1 {
+            (others.next()?, "takes 1 node (--nnodes)".to_owned())
+        } else {
+            let workers = join.workers.as_ref()?;
+            let script = workers.script.as_deref()?;
+            let differs = |other: &&Node| {
+                other.program.as_ref().is_some_and(|its| {
+                    its.role == workers.role && its.script.as_deref().is_some_and(|its| its != script)
+                })
+            };
+            (others.find(differs)?, format!("does not run `{script}`"))
+        };
+        Some(format!(
+            "{} belongs to another job than {}: that job {why}, and neither has a --rdzv-id. Give each job a --rdzv-id of its own. (In \
+             a job that has one, a node too many waits as a spare.)",
+            node.label(),
+            of(other)
+        ))
+    }
+}
+
+/// A node of the job that is here, with its script and its age.
+fn describe(node: &Node, now: Instant) -> String {
+    let script = node
+        .program
+        .as_ref()
+        .and_then(|program| program.script.as_deref())
+        .map_or_else(String::new, |script| format!(", which runs `{script}`"));
+    let joined = node.joined_at.map(|at| format!(" and came {} ago", in_words(now.saturating_duration_since(at))));
+    format!("{}{script}{}", node.label(), joined.unwrap_or_default())
+}
