@@ -62,7 +62,7 @@ pub(super) struct Logs {
 
 enum Request {
     /// Read all output, and close the worker's streams.
-    Finish(u32, oneshot::Sender<()>),
+    Finish(u32, oneshot::Sender<()>, Writing),
 }
 
 impl Logs {
@@ -120,11 +120,7 @@ impl Logs {
             progress: progress.clone(),
             buffer: vec![0; READ_BYTES],
         };
-        let writing = Writing::begin();
-        threads::spawn("worker-logs".to_owned(), move || {
-            copier.run();
-            drop(writing);
-        })?;
+        threads::spawn("worker-logs".to_owned(), move || copier.run())?;
         Ok(Logs { sender, wake, progress, stderr_pipes: Arc::new(stderr_pipes) })
     }
 
@@ -138,7 +134,7 @@ impl Logs {
     /// False if nothing at all was copied for `patience`: the console is blocked. The work is still done once it is not.
     pub async fn finish(&self, local_rank: u32, patience: Duration) -> bool {
         let (reply, mut answer) = oneshot::channel();
-        self.ask(Request::Finish(local_rank, reply));
+        self.ask(Request::Finish(local_rank, reply, Writing::begin()));
         loop {
             let before = self.progress.load(Ordering::Relaxed);
             // An error means that the thread has ended, so nothing is left to copy.
@@ -167,10 +163,10 @@ impl Drop for Logs {
     }
 }
 
-/// How many threads still have output of workers to write.
+/// Of how many workers that have ended there is still output to write.
 static WRITING: LazyLock<watch::Sender<usize>> = LazyLock::new(watch::Sender::default);
 
-/// Counts a thread until it has ended.
+/// Counts a worker until its output is written. One that does not end is never counted.
 struct Writing;
 
 impl Writing {
@@ -307,13 +303,14 @@ impl Copier {
         let _ = rustix::io::read(&*self.wake, &mut [0; 8]);
         loop {
             match self.requests.try_recv() {
-                Ok(Request::Finish(local_rank, reply)) => {
+                Ok(Request::Finish(local_rank, reply, writing)) => {
                     for index in self.of(local_rank) {
                         self.copy_what_is_there(index);
                         self.end(index);
                     }
                     // The caller may have stopped waiting.
                     let _ = reply.send(());
+                    drop(writing);
                 }
                 Err(mpsc::TryRecvError::Empty) => return true,
                 Err(mpsc::TryRecvError::Disconnected) => return false,

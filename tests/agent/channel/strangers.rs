@@ -140,6 +140,28 @@ async fn a_process_that_a_connected_worker_starts_is_refused() {
     assert_eq!(child.line().await, "world 7\n");
 }
 
+/// Connections of this process, which descends from the agent and is none of its workers, are held: one for each worker, and 16 more.
+#[tokio::test]
+async fn a_worker_connects_while_others_hold_all_places() {
+    let traces = Traces::new();
+    let (name, value) = traces.variable();
+    let mut exchange = Exchange::listen(1).unwrap();
+    let held: Vec<_> = (0..17).map(|_| raw(&exchange, b"")).collect();
+    let reason = refusal(raw(&exchange, b"")).await;
+    assert!(reason.contains("is not known as a worker, and 16 such processes are waiting already"), "{reason}");
+    // It is executed once it is known, and has the place that is kept for it.
+    let mut command = Command::new("sh");
+    command.arg("-c").arg("read line; exec \"$@\"").arg("sh").arg(helper()).arg("attend").arg(exchange.address());
+    command.env(&name, &value).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut worker = Killed(command.spawn().unwrap());
+    exchange.expect(&workers(worker.0.id()));
+    worker.0.stdin.take().unwrap().write_all(b"\n").unwrap();
+    assert_eq!(within(exchange.next()).await, Heard::Hello { local_rank: 0 });
+    exchange.send(0, ToWorker::World(Box::new(world(7))));
+    assert_eq!(worker.line().await, "world 7\n");
+    drop(held);
+}
+
 #[tokio::test]
 async fn another_version_is_refused_and_both_are_named() {
     let mut exchange = exchange();
