@@ -169,7 +169,7 @@ VERDICTS: list[tuple[Finding, str, str]] = [
     (net.here("h:1", NEWER, TAKEN, must=False), "mend", "install one version"),
     (net.here("h:1", STORE, TAKEN, must=False), "mend", f"{TAKEN}. a plain c10d store"),
     (net.elsewhere("h:1", OURS, 600, 5), "ok", "a coordinator answers, in 1.0 ms"),
-    (net.elsewhere("h:1", NEWER, 600, 5), "mend", f"{PROTOCOL_VERSION + 1} of the protocol, this node version {PROTOCOL_VERSION}"),
+    (net.elsewhere("h:1", NEWER, 600, 5), "mend", f"this node version {PROTOCOL_VERSION}"),
     (net.elsewhere("h:1", STORE, 600, 5), "mend", "a plain c10d store answers"),
     (net.elsewhere("h:1", OTHER, 600, 5), "mend", "it says `SSH-2.0`"),
     (net.elsewhere("h:1", SILENT, 600, 5), "mend", "does not answer"),
