@@ -17,6 +17,11 @@ PROTOCOL_VERSION: Final[int]
 Version of the rendezvous protocol. Both ends of a session must have the same.
 """
 
+SAME_SIGNAL_S: Final[float]
+"""
+A signal within this time of the one before, in seconds, is the same.
+"""
+
 VERSION: Final[str]
 """
 Version of the compiled part.
@@ -53,9 +58,15 @@ class Agent:
         """
         Where the last round's workers may have recorded exceptions, by local rank.
         """
-    def exits(self, /) -> list[tuple[int, int, int]]:
+    def exits(self, /) -> list[WorkerExit]:
         """
-        The last round's workers that have ended, in that order: local rank, process id, and return code.
+        The last round's workers that have ended, in that order.
+        """
+    @property
+    def failed_at(self, /) -> float | None:
+        """
+        When the last round's first failure happened, on whatever node, or when this node heard of it: in seconds since 1970. None: there
+        was none.
         """
     def interrupted(self, /, reason: str) -> None:
         """
@@ -86,7 +97,7 @@ class Agent:
         """
     def signal(self, /, signal: SupportsIndex) -> None:
         """
-        This process got a signal that ends it. A second one kills the remaining workers.
+        This process got a signal that ends it. A second one kills the remaining workers. Who has sent it is known if it is watched.
         """
     def start(self, /, commands: SupportsGetItem[int, WorkerCommand], *, error_files: "dict[int, str]", stdout_filter: tuple[str | PathLike[str], SupportsGetItem[int, str]] | None = None, stderr_filter: tuple[str | PathLike[str], SupportsGetItem[int, str]] | None = None, stdout_fd: SupportsIndex = 1, stderr_fd: SupportsIndex = 2, template: Template | None = None) -> dict[int, int]:
         """
@@ -328,14 +339,14 @@ class Driver:
 
         Raises ``ValueError`` if a host's name or slots are not allowed, or a host is there twice; nothing changes then.
         """
-    def run(self, /, signals: SupportsGetItem[int, SupportsIndex], *, host: Host | None = None) -> tuple[str, int | None, str]:
+    def run(self, /, signals: Signals, *, host: Host | None = None) -> tuple[str, int | None, str]:
         """
         Start agents until the job has ended, and return the verdict (``succeeded``, ``failed``, ``given_up`` or ``signal``), the
         signal's number, and why.
 
         ``host`` has the coordinator, if it is here: hosts that it keeps out get no agent.
 
-        Call it once, in the main thread. These signals end the job. Python runs no signal handlers meanwhile.
+        Call it once. The signals end the job.
 
         Raises ``OSError`` if there is no descriptor or thread left.
         """
@@ -792,7 +803,7 @@ class LaunchOptions:
     """
     The options of a node of ``elastic-run``.
     """
-    def __new__(self, /, command: SupportsGetItem[int, str], signals: SupportsGetItem[int, SupportsIndex], logs: LogOptions, warm: tuple[SupportsGetItem[int, str], SupportsIndex, str] | None, workers: WorkerOptions) -> LaunchOptions: ...
+    def __new__(self, /, command: SupportsGetItem[int, str], logs: LogOptions, warm: tuple[SupportsGetItem[int, str], SupportsIndex, str] | None, workers: WorkerOptions) -> LaunchOptions: ...
     @property
     def command(self, /) -> list[str]:
         """
@@ -802,11 +813,6 @@ class LaunchOptions:
     def logs(self, /) -> LogOptions:
         """
         The destinations of workers' output.
-        """
-    @property
-    def signals(self, /) -> list[int]:
-        """
-        Signals that end the job on this node. A second one kills.
         """
     @property
     def warm(self, /) -> tuple[list[str], int, str] | None:
@@ -835,9 +841,14 @@ class Launched:
         Error files of the last round's workers, by local rank.
         """
     @property
-    def exits(self, /) -> list[tuple[int, int, int]]:
+    def exits(self, /) -> list[WorkerExit]:
         """
-        The last round's workers that have ended, in that order: local rank, process id, and return code.
+        The last round's workers that have ended, in that order.
+        """
+    @property
+    def failed_at(self, /) -> float | None:
+        """
+        Of ``failed`` and ``unfit``: when the failure happened, or when this node heard of it, in seconds since 1970.
         """
     @property
     def failure(self, /) -> Failure | None:
@@ -1315,6 +1326,21 @@ class Session:
         """
 
 @final
+class Signals:
+    """
+    Signals that this process handles for a job, as a context. Meanwhile they end nobody and interrupt nothing, whichever thread they come
+    to: :func:`launch` and :meth:`Driver.run` read them. At its end they do what they did before.
+
+    ``named``: the user has named them. Otherwise SIGHUP stays ignored if it is, as under ``nohup``. ``driven``: a driver has started this
+    process.
+
+    Entering raises ``OSError`` if no descriptor is left, or if an agent in another thread handles this process's signals.
+    """
+    def __enter__(self, /) -> Signals: ...
+    def __exit__(self, /, *_error) -> None: ...
+    def __new__(cls, /, signals: SupportsGetItem[int, SupportsIndex], *, named: bool, driven: bool = False) -> Signals: ...
+
+@final
 class SpawnRequest:
     """
     In the fork server: a request to fork a worker.
@@ -1753,6 +1779,37 @@ class WorkerCommand:
         """
 
 @final
+class WorkerExit:
+    """
+    How a worker of this node ended.
+    """
+    @property
+    def at(self, /) -> float:
+        """
+        When it ended, in seconds since 1970.
+        """
+    @property
+    def local_rank(self, /) -> int:
+        """
+        Its rank on its node.
+        """
+    @property
+    def pid(self, /) -> int:
+        """
+        Its process id.
+        """
+    @property
+    def returncode(self, /) -> int:
+        """
+        How it ended, as ``subprocess.Popen.returncode``.
+        """
+    @property
+    def stopped(self, /) -> bool:
+        """
+        A signal of this agent has ended it: it was stopped.
+        """
+
+@final
 class WorkerOptions:
     """
     What every front end says of a node's workers. Times are in seconds.
@@ -1864,14 +1921,14 @@ def follow_parent() -> None:
     Have the calling process killed when the thread that started it ends: for workers that are Python functions.
     """
 
-def launch(session: Session, options: LaunchOptions, *, fixed_master: tuple[str, SupportsIndex] | None) -> Launched:
+def launch(session: Session, options: LaunchOptions, *, signals: Signals, fixed_master: tuple[str, SupportsIndex] | None) -> Launched:
     """
     Run the workers of one node until the job, or this node's part in it, has ended. No process of them is left then.
 
     ``session`` must be new. Workers inherit this process's environment. ``fixed_master`` is the address and port for workers, instead
     of the round's.
 
-    Call it in the main thread. Python runs no signal handlers and holds no lock meanwhile.
+    The first of the ``signals`` ends this node's part, and a second one kills its workers. Python holds no lock meanwhile.
 
     Raises ``ValueError`` for invalid values, and ``RuntimeError`` if only this node cannot go on.
     """
@@ -1945,6 +2002,12 @@ def visible_gpus(cuda_visible_devices: str | None) -> int:
     Number of NVIDIA GPUs that a process sees with this ``CUDA_VISIBLE_DEVICES``, as of ``torch.cuda.device_count()``.
 
     Raises ``RuntimeError`` if there is no driver, with what was tried.
+    """
+
+def watch_signals(signals: SupportsGetItem[int, SupportsIndex]) -> None:
+    """
+    Have these signals, which have handlers of Python's, reach them once if they come twice within :data:`SAME_SIGNAL_S`. The agent then
+    knows who has sent them. Call it after each change of their handlers.
     """
 
 def why_users_are_unknown() -> tuple[str, str] | None:
