@@ -27,19 +27,22 @@ fn command_of(pid: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::process::{Command, id};
+    use std::io::{BufRead, BufReader};
+    use std::process::{Command, Stdio, id};
 
     use super::*;
 
     #[test]
     fn children_are_named_with_their_commands() {
-        let mut child = Command::new("sleep").arg("61").spawn().unwrap();
+        let shell = ["-c", "echo up; read line"];
+        let mut child = Command::new("sh").args(shell).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let mut up = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut up).unwrap();
         // A test has a thread of its own, whose children are not those of the main thread.
         let told = children_of(id());
         assert!(told.is_none_or(|told| told.contains("pid ")));
-        let shown = command_of(&child.id().to_string());
-        assert!(shown.starts_with(" (`") && shown.ends_with("`)"), "{shown}");
-        child.kill().unwrap();
+        assert_eq!(command_of(&child.id().to_string()), " (`sh -c echo up; read line`)");
+        drop(child.stdin.take());
         child.wait().unwrap();
         assert_eq!(command_of(&child.id().to_string()), "");
         assert_eq!(children_of(child.id()), None);

@@ -28,6 +28,7 @@ mod forker;
 mod group;
 #[cfg(feature = "io")]
 mod guard;
+#[cfg(feature = "io")]
 mod leftovers;
 #[cfg(feature = "io")]
 mod lines;

@@ -732,7 +732,8 @@ fn a_node_that_has_finished_goes_on_in_place() {
     (0..2).for_each(|local_rank| agent.on_worker_succeeded(local_rank, now));
     assert_eq!(does(&mut agent), [Command::Done(Round(1))]);
     agent.on_interrupted(Round(1), "node1 is lost", now);
-    assert_eq!(does(&mut agent), [Command::CancelStart], "something of them may be left");
+    let kill = |local_rank| Command::KillWorker { local_rank };
+    assert_eq!(does(&mut agent), [Command::CancelStart, kill(0), kill(1)], "something of them may be left");
     (0..2).for_each(|local_rank| agent.on_worker_gone(local_rank));
     assert_eq!(does(&mut agent), [join(&[])]);
 }

@@ -250,7 +250,22 @@ fn an_agent_in_the_exit_barrier_fails_if_the_job_fails() {
     agent.on_worker_succeeded(1, now);
     does(&mut agent);
     agent.on_closed(failed(None));
+    assert_eq!(does(&mut agent), [stop(SIGTERM)], "what they have started may be left");
+    agent.on_stopped();
     assert_eq!(does(&mut agent), [end(Outcome::Failed { cause: None, reason: "no restart is left".into() })]);
+}
+
+#[test]
+fn signals_after_success_stop_and_then_kill_what_workers_have_started() {
+    let now = Instant::now();
+    let mut agent = running(Budget::Job);
+    agent.on_worker_succeeded(0, now);
+    agent.on_worker_succeeded(1, now);
+    agent.on_closed(succeeded());
+    assert_eq!(does(&mut agent).last(), Some(&end(Outcome::Succeeded)));
+    agent.on_signal(SIGINT, now);
+    agent.on_signal(SIGINT, now);
+    assert_eq!(does(&mut agent), [stop(SIGINT), Command::Kill]);
 }
 
 #[test]
@@ -319,6 +334,8 @@ fn workers_that_had_succeeded_run_again_when_the_world_re_forms() {
     agent.on_worker_succeeded(1, now);
     does(&mut agent);
     agent.on_interrupted(Round(1), "rank 3 failed", Instant::now());
+    assert_eq!(does(&mut agent), [stop(SIGTERM)], "what they have started may be left");
+    agent.on_stopped();
     assert_eq!(does(&mut agent), [commands::UNATTENDED]);
 }
 
@@ -375,7 +392,7 @@ fn a_signal_ends_an_agent_without_workers_at_once() {
             ]
         );
         agent.on_signal(SIGTERM, Instant::now());
-        assert_eq!(does(&mut agent), []);
+        assert_eq!(does(&mut agent), [stop(SIGTERM)], "nothing is there to be stopped");
     }
 }
 

@@ -33,7 +33,7 @@ impl Signals {
         Ok(slf)
     }
 
-    #[pyo3(signature = (*_error))]
+    #[pyo3(signature = (*_error: "object"))]
     fn __exit__(&mut self, _error: &Bound<'_, PyAny>) {
         self.taken = None;
     }
