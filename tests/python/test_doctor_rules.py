@@ -28,6 +28,7 @@ MIB = 1 << 20
 JOB = ("--nnodes=2", "--rdzv-backend=c10d", "--rdzv-id=job")
 
 OURS = Reached("coordinator", "10.0.0.1", version=PROTOCOL_VERSION, took_s=0.001)
+OTHER_VERSION = f"version {PROTOCOL_VERSION + 1} of the protocol, this node version {PROTOCOL_VERSION}"
 NEWER = Reached("coordinator", "10.0.0.1", version=PROTOCOL_VERSION + 1)
 STORE = Reached("store", "10.0.0.1")
 OTHER = Reached("other", "10.0.0.1", "it says `SSH-2.0`")
@@ -169,7 +170,7 @@ VERDICTS: list[tuple[Finding, str, str]] = [
     (net.here("h:1", NEWER, TAKEN, must=False), "mend", "install one version"),
     (net.here("h:1", STORE, TAKEN, must=False), "mend", f"{TAKEN}. a plain c10d store"),
     (net.elsewhere("h:1", OURS, 600, 5), "ok", "a coordinator answers, in 1.0 ms"),
-    (net.elsewhere("h:1", NEWER, 600, 5), "mend", f"this node version {PROTOCOL_VERSION}"),
+    (net.elsewhere("h:1", NEWER, 600, 5), "mend", OTHER_VERSION),
     (net.elsewhere("h:1", STORE, 600, 5), "mend", "a plain c10d store answers"),
     (net.elsewhere("h:1", OTHER, 600, 5), "mend", "it says `SSH-2.0`"),
     (net.elsewhere("h:1", SILENT, 600, 5), "mend", "does not answer"),

@@ -1,0 +1,31 @@
+"""Second jobs without a run id on one etcd cluster."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from etcd_cluster import Cluster
+from helpers.etcd import FAMILY, Nodes
+from helpers.workers import place
+
+AGENTS = pytest.mark.parametrize("by", ["run", pytest.param("rust", marks=pytest.mark.torchrun)])
+
+
+@AGENTS
+@pytest.mark.parametrize("nnodes", ["1", "1:2"])
+def test_a_second_job_without_a_run_id_is_refused(
+    own_cluster: Callable[..., Cluster], nodes: Nodes, tmp_path: Path, by: str, nnodes: str
+) -> None:
+    endpoint = own_cluster().endpoint
+    done, other = tmp_path / "done", tmp_path / "evaluate.py"
+    other.write_text(FAMILY.read_text())
+    how = {"nnodes": nnodes, "run_id": "none", "by": by}
+    first = nodes.start(2, endpoint, "--until", done, **how)
+    place(first, 1)
+    second = nodes.start(3, endpoint, "--until", done, script=other, **how)
+    assert second.wait() == 1
+    line = second.line(r"refused this node: .*").group()
+    assert re.search(r"belongs to another job than 127\.0\.0\.2 .*which runs `family\.py`.*--rdzv-id", line)
+    done.touch()
+    assert first.wait() == 0
