@@ -149,8 +149,9 @@ impl Drop for Signals {
 /// Have repetitions of these signals dropped, and remember who sends them ([`last_sender`]). Apart from that they do what they do
 /// now. Those without a handler stay as they are.
 pub fn watch(signals: &[Signal]) {
-    WATCHED_BY.store(getpid().as_raw_pid(), Release);
-    LAST.store(0, Relaxed);
+    if WATCHED_BY.swap(getpid().as_raw_pid(), AcqRel) != getpid().as_raw_pid() {
+        LAST.store(0, Relaxed);
+    }
     for signal in signals {
         // SAFETY: an action on the stack, filled before it is read.
         let now = unsafe {

@@ -188,7 +188,7 @@ fn bare_name(text: &str) -> Result<String, String> {
 fn check_name(name: &str) -> Result<(), String> {
     let known = |byte: u8| byte.is_ascii_alphanumeric() || b".-_@:%".contains(&byte);
     let parts_begin_well = name.split('@').all(|part| !part.is_empty() && !part.starts_with('-'));
-    let (_, bare) = split_user(name);
+    let (user, bare) = split_user(name);
     let is_address = bare.split('%').next().is_some_and(|it| it.parse::<std::net::Ipv6Addr>().is_ok());
     if name.is_empty() {
         return Err("must name a host".to_owned());
@@ -196,7 +196,7 @@ fn check_name(name: &str) -> Result<(), String> {
     if name.len() > LONGEST_NAME {
         return Err(format!("must have {LONGEST_NAME} bytes at most"));
     }
-    if !name.bytes().all(known) || !parts_begin_well || name.contains(':') && !is_address {
+    if !name.bytes().all(known) || !parts_begin_well || user.contains(':') || bare.contains(':') && !is_address {
         return Err("must be HOST or HOST:SLOTS, where a host is a name, USER@NAME, or an address".to_owned());
     }
     Ok(())

@@ -38,7 +38,7 @@ from elastic_rs.agent._functions import Functions
 from elastic_rs.agent._generation import Generation, line_prefixes, start_programs
 from elastic_rs.agent._metrics import measured
 from elastic_rs.agent._places import place_of, workers_of
-from elastic_rs.agent._signals import Ended, Handlers, SignalError
+from elastic_rs.agent._signals import Ended, EndedProcess, Handlers, SignalError, is_torchrun
 from elastic_rs.agent._worker_logs import ByGeneration, remove_temporary
 from elastic_rs.rendezvous._node_handler import NodeHandler
 
@@ -139,13 +139,17 @@ class LocalElasticAgent(TorchLocalElasticAgent):
         """Run the workers until they have succeeded, or the job has failed.
 
         Raises:
-            SignalException: a signal ended the agent; its workers have ended.
+            SignalException: a signal ended the agent; its workers have ended. Under torchrun it is ``SystemExit`` too.
             The exceptions of the rendezvous.
         """
         try:
             return cast("RunResult", super().run(role))
         except SignalError as ended:
-            raise Ended(ended.error) from None
+            kind = EndedProcess if is_torchrun() else Ended
+            raise kind(str(ended.error), ended.error.sigval) from None
+        finally:
+            if self._handlers is not None:
+                self._handlers.restore(has_ended=self._signal is not None)
 
     def _invoke_run(self, role: str = DEFAULT_ROLE) -> RunResult:  # noqa: ARG002 - as in torch: the spec's counts
         spec = self._group.spec

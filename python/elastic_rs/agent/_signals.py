@@ -5,12 +5,17 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import sys
 import threading
+from typing import TYPE_CHECKING, Any
 
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.api import _terminate_process_handler
 
 from elastic_rs import _elastic_rs
+
+if TYPE_CHECKING:
+    from types import FrameType
 
 logger = logging.getLogger("elastic_rs.agent")
 
@@ -23,12 +28,31 @@ class SignalError(Exception):
         self.error = error
 
 
-class Ended(SignalException, SystemExit):
-    """A signal ended the agent. The process's exit code, if nobody catches it, is 128 + the signal's number."""
+class Ended(SignalException):
+    """A signal ended the agent. PyTorch's exception cannot be pickled."""
 
-    def __init__(self, error: SignalException) -> None:
-        super().__init__(str(error), error.sigval)
-        self.code = 128 + error.sigval
+    def __reduce__(self) -> tuple[type[Ended], tuple[str, signal.Signals]]:
+        """Return what makes it again."""
+        return type(self), (str(self), self.sigval)
+
+
+class EndedProcess(Ended, SystemExit):
+    """A signal ended torchrun. Its exit code is 128 + the signal's number."""
+
+    def __init__(self, msg: str, sigval: signal.Signals) -> None:
+        super().__init__(msg, sigval)
+        self.code = 128 + sigval
+
+
+def is_torchrun() -> bool:
+    """Whether PyTorch's ``torch.distributed.run`` calls, whose process ends with the job. A program's goes on."""
+    frame: FrameType | None = sys._getframe()  # noqa: SLF001 - there is no other way to who calls
+    while frame is not None:
+        spec = frame.f_globals.get("__spec__")  # of `python -m` too, where `__name__` is another
+        if "torch.distributed.run" in {frame.f_globals.get("__name__"), getattr(spec, "name", None)}:
+            return True
+        frame = frame.f_back
+    return False
 
 
 DEFAULT = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
@@ -45,6 +69,7 @@ class Handlers:
     def __init__(self) -> None:
         self._handled: list[int] = []
         self._ignored: list[int] = []
+        self._before: dict[int, Any] = {}
         if threading.current_thread() is not threading.main_thread():
             logger.warning("signals are not handled: the agent does not run in the main thread")
             return
@@ -61,7 +86,7 @@ class Handlers:
             try:
                 if number is None:
                     raise ValueError("there is no such signal")
-                signal.signal(number, _terminate_process_handler)
+                self._before[number] = signal.signal(number, _terminate_process_handler)
                 self._handled.append(number)
             except (ValueError, OSError) as error:
                 logger.warning("signal `%s` cannot be handled: %s", name, error)
@@ -75,3 +100,17 @@ class Handlers:
             for number in self._ignored:
                 signal.signal(number, signal.SIG_IGN)
             _elastic_rs.watch_signals(self._handled)
+
+    def restore(self, *, has_ended: bool) -> None:
+        """Put back what was there before: a program goes on with its own handlers. torchrun's process ends instead.
+
+        Args:
+            has_ended: a signal has ended the agent. It may be delivered once more, and must not kill the program then.
+        """
+        if threading.current_thread() is not threading.main_thread() or is_torchrun():
+            return
+        again = [number for number, before in self._before.items() if callable(before)]
+        for number, before in self._before.items():
+            if before is not None and (number in again or not has_ended):
+                signal.signal(number, before)
+        _elastic_rs.watch_signals(again if has_ended else [])

@@ -310,7 +310,7 @@ mod tests {
         assert!(text(b"\x80\x04K\x01.").contains("found a pickle (5 bytes)"));
         assert!(text(b"{\"round\": 1}").contains(r#"bytes that begin with `{\"round\": 1}`"#));
         assert!(text(b"").contains("found nothing (0 bytes)"));
-        assert!(text(b"ELRS\x09\x00").contains("has version 9, this node writes version 3"));
+        assert!(text(b"ELRS\x09\x00").contains("has version 9, this node writes version 4"));
         assert!(text(b"ELRS\x01").contains("is corrupt: it ends within its head"));
     }
 }

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import threading
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import elastic_rs
 import pytest
 from helpers import functions
 from torch.distributed.elastic.agent.server.api import WorkerState
@@ -45,10 +48,49 @@ def test_a_signal_ends_workers_and_agent(agent_of: Any, tmp_path: Path, entry: s
     thread.join()
     assert caught.value.sigval == signal.SIGTERM
     assert "SimpleElasticAgent.run.failure" in names
-    assert isinstance(caught.value, SystemExit)
-    assert caught.value.code == 128 + signal.SIGTERM
+    assert not isinstance(caught.value, SystemExit), "the program is not torchrun"
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert (type(again), str(again), again.sigval) == (type(caught.value), str(caught.value), signal.SIGTERM)
     pids = [int((tmp_path / str(i)).read_text()) for i in (0, 1)]
     assert [gone(pid) for pid in pids] == [True, True]
+
+
+@pytest.mark.parametrize("ends", ["signal", "success"])
+def test_a_program_has_its_own_handlers_again_once_the_job_has_ended(agent_of: Any, tmp_path: Path, ends: str) -> None:
+    """In a notebook, "interrupt" must interrupt the next cell, and end neither it nor this one with SystemExit."""
+    if ends == "success":
+        (tmp_path / "go").touch()
+    script = f"touch {tmp_path}/runs; until test -e {tmp_path}/go; do sleep 0.1; done"
+    agent = agent_of("sh", "-c", script)
+    mine: list[int] = []
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, lambda number, _: mine.append(number))
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
+
+    def interrupt() -> None:
+        until((tmp_path / "runs").exists, "the worker runs")
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    if ends == "signal":
+        thread.start()
+        with pytest.raises(SignalException) as caught:
+            agent.run()
+        thread.join()
+        assert (caught.value.sigval, isinstance(caught.value, SystemExit)) == (signal.SIGINT, False)
+    else:
+        assert agent.run().state == WorkerState.SUCCEEDED
+    began = time.monotonic()
+    now = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
+    assert now[:2] == before[:2]
+    assert ends == "signal" or now == before
+    until(lambda: time.monotonic() > began + 2 * elastic_rs._elastic_rs.SAME_SIGNAL_S, "a signal is another one")
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert mine == [signal.SIGTERM]
+    began = time.monotonic()
+    until(lambda: time.monotonic() > began + 2 * elastic_rs._elastic_rs.SAME_SIGNAL_S, "a signal is another one")
+    with pytest.raises(KeyboardInterrupt):
+        os.kill(os.getpid(), signal.SIGINT)
 
 
 def test_a_signal_in_the_middle_of_a_start_leaves_no_worker(agent_of: Any, tmp_path: Path) -> None:
