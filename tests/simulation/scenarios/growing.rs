@@ -88,10 +88,10 @@ fn a_spare_that_reconnects_as_the_job_closes_exits_gracefully() {
     job.at(seconds(10), Action::Close(0, succeeded.clone()));
     job.world(seconds(20));
     assert_eq!(job.join_error(2), &JoinError::Closed { verdict: succeeded, spare: true });
-    // A node that joins after the close is rejected, and is no spare.
+    // A node that joins after the close is no spare, and hears how and when the run ended.
     job.start(seconds(30), 2);
     job.world(seconds(30));
-    assert!(matches!(job.exits(2), [_, Exit::Join(JoinError::Closed { spare: false, .. })]));
+    assert!(matches!(job.exits(2), [_, Exit::Join(JoinError::Over { ago: Some(_), .. })]), "{:?}", job.exits(2));
 }
 
 /// Pains row 8: a local fault closed the rendezvous for all nodes, for good.
