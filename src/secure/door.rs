@@ -19,7 +19,6 @@ use tokio::time::timeout;
 use super::helpers::Helpers;
 use super::objection::{in_words, is_of_certificate};
 use super::proof::{Pass, check, refuse};
-use super::records::Keys;
 use super::refusals::{Kind, Refusal};
 use super::stream::Halves;
 use super::tls::{self, ServerConfig, ServerStream};
@@ -45,8 +44,9 @@ pub struct Door {
 
 /// A connection of a peer that has proven itself, for a session.
 pub struct Proven {
+    tls: ServerStream<Stranger>,
+    /// Its socket, between the runtime of the handshake and that of the session.
     stream: StdTcpStream,
-    keys: Keys,
 }
 
 impl fmt::Debug for Proven {
@@ -60,8 +60,9 @@ impl Proven {
     ///
     /// # Errors
     /// The socket cannot be used.
-    pub fn halves(self) -> io::Result<Halves> {
-        Halves::in_records(TcpStream::from_std(self.stream)?, self.keys).map_err(io::Error::other)
+    pub fn halves(mut self) -> io::Result<Halves> {
+        self.tls.get_mut().0.stream = Some(TcpStream::from_std(self.stream)?);
+        Ok(Halves::of(self.tls))
     }
 }
 
@@ -96,21 +97,18 @@ impl Door {
     /// # Errors
     /// Why it is refused. [`Protection::refuse`] has still to count it.
     pub async fn admit(&self, stream: TcpStream, first_bytes: BytesMut) -> Result<(Proven, Pass), Refusal> {
-        let (stream, pass) = self.meet(stream, first_bytes).await?;
-        let (stranger, keys) =
-            tls::keys_of_server(stream).map_err(|error| Refusal::new(Kind::NoTls, error.to_string()))?;
-        // Its runtime is not the session's.
-        let stream = stranger.stream.into_std().map_err(|error| Refusal::new(Kind::NoTls, error.to_string()))?;
-        Ok((Proven { stream, keys }, pass))
+        let (mut tls, pass) = self.meet(stream, first_bytes).await?;
+        let stream = tls.get_mut().0.stream.take().ok_or_else(no_socket).and_then(TcpStream::into_std);
+        let stream = stream.map_err(|error| Refusal::new(Kind::NoTls, error.to_string()))?;
+        Ok((Proven { tls, stream }, pass))
     }
 
-    /// As [`Self::admit`], for a connection that may carry more than a session ever does.
+    /// As [`Self::admit`], for a connection that stays in this runtime.
     ///
     /// # Errors
     /// As [`Self::admit`].
     pub async fn admit_to_tunnel(&self, stream: TcpStream) -> Result<(Halves, Pass), Refusal> {
-        let (mut stream, pass) = self.meet(stream, BytesMut::new()).await?;
-        stream.get_mut().0.left = usize::MAX;
+        let (stream, pass) = self.meet(stream, BytesMut::new()).await?;
         Ok((Halves::of(stream), pass))
     }
 
@@ -118,7 +116,7 @@ impl Door {
         let done = async {
             // TLS tries once to say what was wrong, and has to find the socket ready.
             stream.writable().await.map_err(|error| Refusal::new(Kind::NoTls, error.to_string()))?;
-            let stranger = Stranger { stream, first_bytes, left: BYTES };
+            let stranger = Stranger { stream: Some(stream), first_bytes, left: BYTES };
             let own = self.protection.certificates();
             let config = match own {
                 Some(own) => Arc::clone(&own.identity().await.server),
@@ -139,6 +137,7 @@ impl Door {
             let secret = tls::secret_of_server(&stream).map_err(unproven)?;
             let accepted = async |run_id: &str| self.protection.accepted(run_id).await;
             let pass = check(&mut stream, accepted, &secret).await.map_err(unproven)?;
+            stream.get_mut().0.left = usize::MAX;
             Ok((stream, pass))
         };
         timeout(LIMIT, done).await.unwrap_or_else(|_| Err(late()))
@@ -185,9 +184,20 @@ async fn no_tls(error: &io::Error, mut stranger: Stranger) -> Refusal {
 
 /// A connection whose peer has not proven itself: what it may send is counted.
 struct Stranger {
-    stream: TcpStream,
+    /// `None`: on its way from one runtime to the other.
+    stream: Option<TcpStream>,
     first_bytes: BytesMut,
     left: usize,
+}
+
+impl Stranger {
+    fn socket(&mut self) -> io::Result<Pin<&mut TcpStream>> {
+        self.stream.as_mut().map(Pin::new).ok_or_else(no_socket)
+    }
+}
+
+fn no_socket() -> io::Error {
+    io::ErrorKind::NotConnected.into()
 }
 
 impl AsyncRead for Stranger {
@@ -197,7 +207,7 @@ impl AsyncRead for Stranger {
         }
         let before = buf.filled().len();
         if self.first_bytes.is_empty() {
-            let read = Pin::new(&mut self.stream).poll_read(cx, buf);
+            let read = self.socket()?.poll_read(cx, buf);
             if !matches!(read, Poll::Ready(Ok(()))) {
                 return read;
             }
@@ -216,7 +226,7 @@ impl AsyncRead for Stranger {
 
 impl AsyncWrite for Stranger {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(cx, buf)
+        self.socket()?.poll_write(cx, buf)
     }
 
     // TLS tries once to say what was wrong, behind what it has not sent yet.
@@ -225,19 +235,19 @@ impl AsyncWrite for Stranger {
         cx: &mut Context<'_>,
         bufs: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write_vectored(cx, bufs)
+        self.socket()?.poll_write_vectored(cx, bufs)
     }
 
     fn is_write_vectored(&self) -> bool {
-        self.stream.is_write_vectored()
+        self.stream.as_ref().is_some_and(AsyncWrite::is_write_vectored)
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(cx)
+        self.socket()?.poll_flush(cx)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(cx)
+        self.socket()?.poll_shutdown(cx)
     }
 }
 

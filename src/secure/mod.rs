@@ -14,7 +14,6 @@
 //! - [`tls`]: TLS, and the settings of ends without certificates.
 //! - [`certificates`]: the settings of ends with certificates; [`x509`]: what one says; [`spiffe`]: ids in them, pure; [`ending`]: when
 //!   an operator is told that one ends.
-//! - [`records`]: how a session goes on once both ends are proven.
 //! - [`objection`]: what went wrong in TLS, in words.
 //! - [`door`]: the coordinator's end. Strangers are bounded in time and bytes, and counted ([`refusals`]).
 //! - [`handshakes`]: whose handshakes are under way. They run on threads of their own ([`helpers`]).
@@ -41,8 +40,6 @@ mod objection;
 pub mod proof;
 #[cfg(feature = "io")]
 mod protection;
-#[cfg(feature = "io")]
-mod records;
 #[cfg(feature = "io")]
 pub mod refusals;
 pub mod spiffe;

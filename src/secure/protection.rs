@@ -281,11 +281,7 @@ impl Protection {
     /// # Errors
     /// A sentence for the log. It says nothing about the job: a stranger may have caused it, and the node tries again.
     pub async fn begin(&self, stream: TcpStream, host: &str, run_id: &str) -> Result<Halves, String> {
-        let (stream, keys) = self
-            .meet(stream, host, run_id)
-            .await
-            .and_then(|met| tls::keys_of_client(met).map_err(|error| error.to_string()))?;
-        Halves::in_records(stream, keys)
+        self.meet(stream, host, run_id).await.map(Halves::of)
     }
 
     /// Begin TLS with a peer, and prove both ends.

@@ -6,7 +6,6 @@ use tokio::io::{AsyncRead, AsyncWrite, split};
 use tokio::net::TcpStream;
 
 use super::Protection;
-use super::records::Keys;
 
 /// The half that reads.
 pub type Reader = Box<dyn AsyncRead + Send + Unpin>;
@@ -47,13 +46,7 @@ impl Halves {
         Self { reader: Box::new(reader), writer: Box::new(writer) }
     }
 
-    /// A connection whose records have these keys.
-    pub(super) fn in_records(stream: TcpStream, keys: Keys) -> Result<Self, String> {
-        let (from, to) = stream.into_split();
-        let (reader, writer) = keys.halves(from, to).map_err(|error| error.to_string())?;
-        Ok(Self { reader: Box::new(reader), writer: Box::new(writer) })
-    }
-
+    /// A connection with TLS, whose ends have proven themselves.
     pub(super) fn of(stream: impl AsyncRead + AsyncWrite + Send + 'static) -> Self {
         let (reader, writer) = split(stream);
         Self { reader: Box::new(reader), writer: Box::new(writer) }

@@ -23,7 +23,6 @@ use tokio_rustls::rustls::version::TLS13;
 use tokio_rustls::rustls::{DigitallySignedStruct, Error, RootCertStore, SignatureScheme};
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
-use super::records::Keys;
 pub use tokio_rustls::client::TlsStream as ClientStream;
 pub use tokio_rustls::rustls::{ClientConfig, ServerConfig};
 pub use tokio_rustls::server::TlsStream as ServerStream;
@@ -53,9 +52,8 @@ pub fn server_config() -> Result<Arc<ServerConfig>, Error> {
     Ok(Arc::new(config))
 }
 
-/// Sessions are not resumed. Their secrets are for [`super::records`].
+/// Sessions are not resumed.
 pub fn never_resume(config: &mut ServerConfig) {
-    config.enable_secret_extraction = true;
     config.send_tls13_tickets = 0;
     config.session_storage = Arc::new(NoServerSessionStorage {});
 }
@@ -78,9 +76,8 @@ pub(super) fn client_config_by(provider: CryptoProvider) -> Result<Arc<ClientCon
     Ok(Arc::new(config))
 }
 
-/// Sessions are not resumed, and the host's name is not sent in clear. Their secrets are for [`super::records`].
+/// Sessions are not resumed, and the host's name is not sent in clear.
 pub fn never_resume_or_name(config: &mut ClientConfig) {
-    config.enable_secret_extraction = true;
     config.enable_sni = false;
     config.resumption = Resumption::disabled();
 }
@@ -113,22 +110,6 @@ pub fn secret_of_client<S>(stream: &ClientStream<S>) -> Result<Secret, String> {
 
 pub fn secret_of_server<S>(stream: &ServerStream<S>) -> Result<Secret, String> {
     stream.get_ref().1.export_keying_material([0; SECRET_BYTES], LABEL, None).map_err(|error| error.to_string())
-}
-
-/// End rustls' part in a connection, and return its socket with the keys of the records that follow. All that was written has been
-/// flushed, and the peer waits for this end.
-///
-/// # Errors
-/// As [`Keys::of`].
-pub fn keys_of_client(stream: ClientStream<TcpStream>) -> Result<(TcpStream, Keys), Error> {
-    let (stream, tls) = stream.into_inner();
-    Ok((stream, Keys::of(tls.into())?))
-}
-
-/// As [`keys_of_client`].
-pub fn keys_of_server<S>(stream: ServerStream<S>) -> Result<(S, Keys), Error> {
-    let (stream, tls) = stream.into_inner();
-    Ok((stream, Keys::of(tls.into())?))
 }
 
 /// Takes the other end for whatever host it is at.
