@@ -147,9 +147,10 @@ impl Drop for Signals {
 }
 
 /// Have repetitions of these signals dropped, and remember who sends them ([`last_sender`]). Apart from that they do what they do
-/// now. Those without a handler stay as they are.
-pub fn watch(signals: &[Signal]) {
-    if WATCHED_BY.swap(getpid().as_raw_pid(), AcqRel) != getpid().as_raw_pid() {
+/// now. Those without a handler stay as they are. `goes_on`: their handlers have changed, and a repetition of a signal before that is one.
+pub fn watch(signals: &[Signal], goes_on: bool) {
+    WATCHED_BY.store(getpid().as_raw_pid(), Release);
+    if !goes_on {
         LAST.store(0, Relaxed);
     }
     for signal in signals {

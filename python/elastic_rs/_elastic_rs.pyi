@@ -2046,10 +2046,10 @@ def visible_gpus(cuda_visible_devices: str | None) -> int:
     Raises ``RuntimeError`` if there is no driver, with what was tried.
     """
 
-def watch_signals(signals: SupportsGetItem[int, SupportsIndex]) -> None:
+def watch_signals(signals: SupportsGetItem[int, SupportsIndex], *, goes_on: bool = False) -> None:
     """
     Have these signals, which have handlers of Python's, reach them once if they come twice within :data:`SAME_SIGNAL_S`. The agent then
-    knows who has sent them. Call it after each change of their handlers.
+    knows who has sent them. Call it after each change of their handlers, with ``goes_on`` if it is for the same job.
     """
 
 def why_users_are_unknown() -> tuple[str, str] | None:

@@ -126,8 +126,8 @@ fn a_watched_signal_reaches_its_handler_once_and_a_child_has_the_handler_alone()
     let _alone = ONE_AT_A_TIME.lock();
     // SAFETY: the handler does what a handler may.
     let before = unsafe { libc::signal(libc::SIGUSR1, count as extern "C" fn(libc::c_int) as usize) };
-    watch(&[Signal(libc::SIGUSR1), Signal(libc::SIGUSR2)]);
-    watch(&[Signal(libc::SIGUSR1)]);
+    watch(&[Signal(libc::SIGUSR1), Signal(libc::SIGUSR2)], false);
+    watch(&[Signal(libc::SIGUSR1)], false);
     raise(libc::SIGUSR1);
     raise(libc::SIGUSR1);
     assert_eq!(HANDLED.load(Relaxed), 1);

@@ -112,7 +112,12 @@ def test_workers_on_a_machine_without_a_gpu_are_bound_to_what_there_is(tmp_path:
     """Without torch in the agent, without ``numactl``, also where workers are forked from a template."""
     script = tmp_path / "train.py"
     script.write_text(SHOW)
-    flags = ["--standalone", "--nproc-per-node=2", "--numa-binding=exclusive", *(["--warm-start=json"] if warm else [])]
+    flags = [
+        "--standalone",
+        "--nproc-per-node=2",
+        "--numa-binding=exclusive",
+        *(["--warm-modules=json"] if warm else []),
+    ]
     env = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     command = [sys.executable, "-m", "elastic_rs.run", *flags, str(script)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=env)

@@ -71,6 +71,21 @@ fn a_node_without_a_run_id_that_runs_another_script_is_refused() {
 }
 
 #[test]
+fn a_second_job_with_other_settings_is_named_as_such_only_without_a_run_id() {
+    for (run_id, settings) in [("none", of_nodes(1, 4)), ("job", of_nodes(1, 4))] {
+        let mut bench = Bench::new();
+        bench.greet(1, of(run_id, 1, &of_nodes(1, 1)), 1);
+        bench.say(1, runs("default", "/a/train.py"));
+        bench.greet(2, of(run_id, 2, &settings), 2);
+        let reason = bench.rejection(2);
+        assert!(reason.contains("give every node the same `--nnodes`"), "{reason}");
+        let other = "Or these are two jobs, that of 10.0.0.1 (host:1), which runs `train.py` and came 0 ms ago and this one, and neither \
+                     has a --rdzv-id: give each one of its own";
+        assert_eq!(reason.contains(other), run_id == "none", "{reason}");
+    }
+}
+
+#[test]
 fn in_a_job_that_has_a_run_id_nobody_is_refused_for_another_script() {
     assert_eq!(second("job", &of_nodes(1, 1), runs("default", "/a/evaluate.py")), None);
     assert_eq!(second("job", &of_nodes(2, 4), runs("default", "/a/evaluate.py")), None);
@@ -123,11 +138,11 @@ fn a_node_that_comes_after_the_end_is_told_when_and_how_the_job_ended() {
         let expected = match failed {
             false => {
                 "the job with the run id `job` has succeeded 10 min ago (closed by host:1): a coordinator remembers that for an \
-                      hour, and a new job needs another --rdzv-id"
+                      hour. A new job needs another --rdzv-id"
             }
             true => {
                 "the job with the run id `job` has failed 10 min ago (closed by host:1 after a failure: exit code 1): a coordinator \
-                     remembers that for an hour, and a new job needs another --rdzv-id"
+                     remembers that for an hour. A new job needs another --rdzv-id"
             }
         };
         assert_eq!(error.to_string(), expected);

@@ -49,8 +49,9 @@ impl Signals {
 }
 
 /// Have these signals, which have handlers of Python's, reach them once if they come twice within :data:`SAME_SIGNAL_S`. The agent then
-/// knows who has sent them. Call it after each change of their handlers.
+/// knows who has sent them. Call it after each change of their handlers, with ``goes_on`` if it is for the same job.
 #[pyfunction]
-pub fn watch_signals(signals: Vec<i32>) {
-    signals::watch(&signals.into_iter().map(Signal).collect::<Vec<_>>());
+#[pyo3(signature = (signals, *, goes_on = false))]
+pub fn watch_signals(signals: Vec<i32>, goes_on: bool) {
+    signals::watch(&signals.into_iter().map(Signal).collect::<Vec<_>>(), goes_on);
 }

@@ -99,7 +99,7 @@ class Handlers:
                 signal.signal(number, _terminate_process_handler)
             for number in self._ignored:
                 signal.signal(number, signal.SIG_IGN)
-            _elastic_rs.watch_signals(self._handled)
+            _elastic_rs.watch_signals(self._handled, goes_on=True)
 
     def restore(self, *, has_ended: bool) -> None:
         """Put back what was there before: a program goes on with its own handlers. torchrun's process ends instead.
@@ -113,4 +113,4 @@ class Handlers:
         for number, before in self._before.items():
             if before is not None and (number in again or not has_ended):
                 signal.signal(number, before)
-        _elastic_rs.watch_signals(again if has_ended else [])
+        _elastic_rs.watch_signals(again if has_ended else [], goes_on=True)

@@ -197,7 +197,7 @@ def check_host(host: str, config: RendezvousConfig) -> None:
 
 
 def _means_all(host: str) -> bool:
-    return bool(host) and not host.strip("0.:")
+    return bool(host) and not host.lower().removeprefix("::ffff:").strip("0.:")
 
 
 def warn_of_loopback(host: str, port: int, config: RendezvousConfig, most_nodes: int, flag: str) -> None:

@@ -62,6 +62,8 @@ class RustC10dRendezvousHandler(LauncherHandler):
 
     def __init__(self, params: RendezvousParameters) -> None:
         super().__init__(params, RUST_C10D)
+        # Before anything can fail: what is left at the process's end looks at it.
+        self._host: Host | None = None
         if not self.wants_agent:
             refuse_c10d("--rdzv-conf agent=torch")
         if self._ranks_as_asked:
@@ -75,7 +77,6 @@ class RustC10dRendezvousHandler(LauncherHandler):
             flag = "--master-addr" if self._ranks_as_asked else "--rdzv-endpoint"
             warn_of_loopback(host, port, self._config, params.max_nodes, flag)
         self._started = time.monotonic()
-        self._host: Host | None = None
         self._host, self._why_not_host = self._claim(host, port)
         if self._host is not None:
             port = self._host.port

@@ -171,7 +171,11 @@ impl Run {
                 format!("{} was replaced by a newer agent from the same address ({})", hello.name, newer.addr());
             (Refused::Replaced, reason)
         });
-        let disagreement = || Some((Refused::Settings, self.disagreement(&hello.name, &hello.settings)?));
+        let disagreement = || {
+            let mut reason = self.disagreement(&hello.name, &hello.settings)?;
+            reason.extend(self.perhaps_another_job(now));
+            Some((Refused::Settings, reason))
+        };
         replaced.or_else(disagreement).or_else(|| self.kept_out(hello, newer, now))
     }
 

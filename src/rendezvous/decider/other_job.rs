@@ -6,6 +6,7 @@
 
 use std::time::Instant;
 
+use super::durable::CELL_SESSION;
 use super::node::{Node, Status};
 use super::run::Run;
 use crate::rendezvous::protocol::message::{Join, NodeId};
@@ -28,23 +29,36 @@ impl Run {
         let mut others =
             self.roster.iter().filter(|(other, node)| *other != id && takes_part(node)).map(|(_, node)| node);
         let of = |other: &Node| describe(other, now);
+        let script = join.workers.as_ref().and_then(|workers| workers.script.as_deref());
+        let differs = |other: &Node| {
+            let (workers, its) = (join.workers.as_ref()?, other.program.as_ref()?);
+            Some(its.role == workers.role && its.script.as_deref()? != workers.script.as_deref()?)
+        };
+        // Over a cell nobody sees that a node has died, before its lease ends. One with the same script may be this one, started again.
+        let is_seen = |other: &Node| other.session.is_some_and(|session| session != CELL_SESSION);
         let (other, why) = if self.settings.max_nodes == 1 {
-            (others.next()?, "takes 1 node (--nnodes)".to_owned())
+            let other = others.find(|other| is_seen(other) || differs(other) == Some(true))?;
+            (other, "takes 1 node (--nnodes)".to_owned())
         } else {
-            let workers = join.workers.as_ref()?;
-            let script = workers.script.as_deref()?;
-            let differs = |other: &&Node| {
-                other.program.as_ref().is_some_and(|its| {
-                    its.role == workers.role && its.script.as_deref().is_some_and(|its| its != script)
-                })
-            };
-            (others.find(differs)?, format!("does not run `{script}`"))
+            (others.find(|other| differs(other) == Some(true))?, format!("does not run `{}`", script?))
         };
         Some(format!(
             "{} belongs to another job than {}: that job {why}, and neither has a --rdzv-id. Give each job a --rdzv-id of its own. (In \
              a job that has one, a node too many waits as a spare.)",
             node.label(),
             of(other)
+        ))
+    }
+}
+
+impl Run {
+    /// What to add to a refusal because of other settings: they may be those of another job.
+    pub(super) fn perhaps_another_job(&self, now: Instant) -> Option<String> {
+        let other = self.roster.iter().map(|(_, node)| node).find(|node| node.program.is_some() && node.session.is_some());
+        let other = other.filter(|_| self.has_no_name())?;
+        Some(format!(
+            ". Or these are two jobs, that of {} and this one, and neither has a --rdzv-id: give each one of its own",
+            describe(other, now)
         ))
     }
 }

@@ -76,10 +76,10 @@ fn over_text(run_id: &str, verdict: &Verdict, ago: Option<Duration>, memory: &st
     let when = ago.map_or_else(String::new, |time| format!(" {} ago", in_words(time)));
     let how = if verdict.is_failure() { "failed" } else { "succeeded" };
     let name = match run_id {
-        DEFAULT_RUN_ID => "which is that of every job without one; a new job needs a --rdzv-id",
-        _ => "and a new job needs another --rdzv-id",
+        DEFAULT_RUN_ID => "This is the run id of every job that has none of its own: give a new job a --rdzv-id",
+        _ => "A new job needs another --rdzv-id",
     };
-    format!("the job with the run id `{run_id}` has {how}{when} ({verdict}): {memory}, {name}")
+    format!("the job with the run id `{run_id}` has {how}{when} ({verdict}): {memory}. {name}")
 }
 
 /// A change of the world that workers live through.

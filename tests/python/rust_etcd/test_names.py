@@ -1,6 +1,7 @@
 """Second jobs without a run id on one etcd cluster."""
 
 import re
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -29,3 +30,18 @@ def test_a_second_job_without_a_run_id_is_refused(
     assert re.search(r"belongs to another job than 127\.0\.0\.2 .*which runs `family\.py`.*--rdzv-id", line)
     done.touch()
     assert first.wait() == 0
+
+
+def test_a_job_of_one_node_that_was_killed_starts_again_without_a_run_id(
+    own_cluster: Callable[..., Cluster], nodes: Nodes, tmp_path: Path
+) -> None:
+    """Over etcd nobody sees that a node has died, before its lease ends: the next one waits for that."""
+    endpoint, done = own_cluster().endpoint, tmp_path / "done"
+    first = nodes.start(2, endpoint, "--until", done, nnodes="1", run_id="none")
+    place(first, 1)
+    first.signal(signal.SIGKILL)
+    first.wait()
+    again = nodes.start(2, endpoint, "--until", done, nnodes="1", run_id="none")
+    place(again, 1)
+    done.touch()
+    assert again.wait() == 0

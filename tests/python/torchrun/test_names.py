@@ -91,7 +91,7 @@ def test_a_run_id_that_is_used_again_after_a_success_is_a_warning_and_ends_well(
     late = start(3, "0", nnodes="1", conf=GUEST, script=ends)
     assert late.wait() == 0, late.tail()
     line = late.line(r"WARNING.*run id.*").group()
-    assert re.search(r"run id `job` has succeeded \d+ s ago .*for an hour, and a new job needs another --rdzv-id", line)
+    assert re.search(r"run id `job` has succeeded \d+ s ago .*for an hour. A new job needs another --rdzv-id", line)
     assert "RAN" not in late.lines
 
 
@@ -102,7 +102,7 @@ def test_a_run_id_that_is_used_again_after_a_failure_shows_no_old_traceback(star
     late = start(3, "0", **options)
     assert late.wait() == 1
     line = late.line(r"RendezvousClosedError: the job with the run id .*").group()
-    assert re.search(r"`job` has failed \d+ s ago .*for an hour, and a new job needs another --rdzv-id", line)
+    assert re.search(r"`job` has failed \d+ s ago .*for an hour. A new job needs another --rdzv-id", line)
     assert "RAN" not in late.lines
     assert not [text for text in late.lines if "ChildFailedError" in text or "FAILED" in text]
 
