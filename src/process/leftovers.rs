@@ -53,13 +53,13 @@ impl Leftovers {
     }
 
     /// A worker has ended well, and something is left of it.
-    pub fn begin(&mut self, local_rank: u32, now: Instant) -> Option<Act> {
+    pub fn begin(&mut self, local_rank: u32, now: Instant) -> Vec<Act> {
         if self.grace.is_zero() {
-            return Some(Act::Do(Command::Kill { local_rank }));
+            return vec![Act::TellEnd { local_rank }, Act::Do(Command::Kill { local_rank })];
         }
         let until = now + self.grace;
         self.of.insert(local_rank, Stage::Runs { tell_at: Some(until.min(now + TOLD_AFTER)), until });
-        None
+        Vec::new()
     }
 
     /// Nothing is left of a worker.
@@ -117,7 +117,7 @@ mod tests {
     fn helpers_run_for_the_grace_then_get_sigterm_and_then_sigkill() {
         let now = Instant::now();
         let mut left = Leftovers::new(30 * SECOND);
-        assert_eq!(left.begin(2, now), None);
+        assert_eq!(left.begin(2, now), []);
         assert_eq!(left.poll(now), []);
         assert_eq!(left.next_deadline(), Some(now + TOLD_AFTER));
         assert_eq!(left.poll(now + SECOND), [Act::Tell { local_rank: 2 }]);
@@ -141,9 +141,10 @@ mod tests {
     }
 
     #[test]
-    fn without_grace_helpers_are_killed_at_once() {
+    fn without_grace_helpers_are_named_and_killed_at_once() {
         let mut left = Leftovers::new(Duration::ZERO);
-        assert_eq!(left.begin(1, Instant::now()), Some(Act::Do(Command::Kill { local_rank: 1 })));
+        let expected = [Act::TellEnd { local_rank: 1 }, Act::Do(Command::Kill { local_rank: 1 })];
+        assert_eq!(left.begin(1, Instant::now()), expected);
         assert_eq!(left.next_deadline(), None);
     }
 }

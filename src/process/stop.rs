@@ -125,11 +125,14 @@ impl Stopping {
         self.left.is_empty() || self.step == Step::Over
     }
 
-    /// Whether a signal of this stop ends a worker like that.
+    /// Whether a signal of this stop ends a worker like that. A handler that saves and ends the process gives 128 + its number.
     pub fn explains(&self, exit: Exit) -> bool {
-        let Exit::Signal { signal, .. } = exit else { return false };
         let killed = !matches!(self.step, Step::Grace(_));
-        signal == self.policy.signal || (killed && signal == Signal::KILL)
+        match exit {
+            Exit::Signal { signal, .. } => signal == self.policy.signal || (killed && signal == Signal::KILL),
+            Exit::Code(code) => code == 128 + self.policy.signal.0,
+            Exit::Unseen => false,
+        }
     }
 
     /// Time since the stop began.
@@ -174,7 +177,8 @@ mod tests {
         let (mut stopping, _) = Stopping::begin(policy(3 * SECOND), [0, 1], now);
         let by = |signal| Exit::Signal { signal, core_dumped: false };
         assert!(stopping.explains(by(Signal::TERM)));
-        for exit in [by(Signal::KILL), by(Signal(6)), Exit::Code(1), Exit::Code(143)] {
+        assert!(stopping.explains(Exit::Code(143)));
+        for exit in [by(Signal::KILL), by(Signal(6)), Exit::Code(1), Exit::Code(137)] {
             assert!(!stopping.explains(exit), "{exit}");
         }
         stopping.on_kill(now);

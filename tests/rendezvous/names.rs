@@ -79,7 +79,7 @@ fn a_second_job_with_other_settings_is_named_as_such_only_without_a_run_id() {
         bench.greet(2, of(run_id, 2, &settings), 2);
         let reason = bench.rejection(2);
         assert!(reason.contains("give every node the same `--nnodes`"), "{reason}");
-        let other = "Or these are two jobs, that of 10.0.0.1 (host:1), which runs `train.py` and came 0 ms ago and this one, and neither \
+        let other = "Or these are two jobs, that of 10.0.0.1 (host:1), which runs `train.py` and came 0 s ago, and this one, and neither \
                      has a --rdzv-id: give each one of its own";
         assert_eq!(reason.contains(other), run_id == "none", "{reason}");
     }

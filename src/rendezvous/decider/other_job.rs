@@ -54,10 +54,11 @@ impl Run {
 impl Run {
     /// What to add to a refusal because of other settings: they may be those of another job.
     pub(super) fn perhaps_another_job(&self, now: Instant) -> Option<String> {
-        let other = self.roster.iter().map(|(_, node)| node).find(|node| node.program.is_some() && node.session.is_some());
+        let other =
+            self.roster.iter().map(|(_, node)| node).find(|node| node.program.is_some() && node.session.is_some());
         let other = other.filter(|_| self.has_no_name())?;
         Some(format!(
-            ". Or these are two jobs, that of {} and this one, and neither has a --rdzv-id: give each one of its own",
+            ". Or these are two jobs, that of {}, and this one, and neither has a --rdzv-id: give each one of its own",
             describe(other, now)
         ))
     }
