@@ -37,7 +37,8 @@ def failures_of(
 ) -> dict[int, F]:
     """Return failures by global rank: first the root cause, on whatever node, then this node's other failures.
 
-    Workers that their agent has stopped because of the first failure have not failed, and are left out (PyTorch: listed).
+    Workers that their agent has stopped because of the first failure have not failed, and are left out, where PyTorch
+    lists them.
 
     PyTorch takes the one with the smallest timestamp for the root cause, and the first of several with the same.
 
