@@ -219,4 +219,4 @@ def test_a_package_that_imports_its_parts_later_says_to_name_them(
     agent = run(job, name, script(tmp_path, HOW))
     assert agent.wait() == 0, agent.tail()
     assert "warm" in agent.lines
-    agent.line(rf"--warm-start={name} saves little: .* such as --warm-start={part}$")
+    agent.line(rf"--warm-modules={name} saves little: .* such as --warm-modules={part}$")

@@ -125,8 +125,8 @@ def _lazy(name: str) -> str:
     """Say that a package has hardly imported anything."""
     part = LAZY_PARTS.get(name, f"{name}.MODULE")
     return (
-        f"elastic_rs: --warm-start={name} saves little: `{name}` imports its parts when they are used first; name "
-        f"those that the script uses, such as --warm-start={part}\n"
+        f"elastic_rs: --warm-modules={name} saves little: `{name}` imports its parts when they are used first; name "
+        f"those that the script uses, such as --warm-modules={part}\n"
     )
 
 
