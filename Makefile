@@ -33,8 +33,8 @@ TESTED_WHEEL := --profile dev --features experimental-inspect,elastic_rs/sim
 # The interpreter for pyo3's build. If it followed PATH, every change of PATH would rebuild pyo3.
 export PYO3_PYTHON := $(CURDIR)/$(PY)
 
-# Tests find the programs they start by these variables. What is not set, tools/find_tool.py gets, or says why there is none; tests that
-# need it are skipped then.
+# These variables name the programs that tests start. If one is not set, tools/find_tool.py gets the program, or says why there is none,
+# and tests that need it are skipped.
 with = $(2)=$$($(PY) tools/find_tool.py $(1)) && export $(2) &&
 with_etcd = $(call with,etcd,ETCD)
 with_torch_tests = $(call with,torch-tests,TORCH_TESTS)

@@ -237,7 +237,7 @@ impl Host {
         }
         let (hello_timeout, log_period) = (options.hello_timeout, options.log_period);
         let (count, sessions) = watch::channel(0);
-        options.on_pytorchs_rendezvous = Some(tells_of_pytorchs_nodes(sessions.clone(), log_period));
+        options.on_pytorchs_rendezvous = Some(warns_of_pytorchs_nodes(sessions.clone(), log_period));
         let store = StoreServer::start(listeners, options)?;
         let (asks, questions) = mpsc::channel(QUESTIONS);
         let visible = visible.unwrap_or(Visible::NOTHING);
@@ -527,7 +527,7 @@ async fn begin(
 
 /// Warns that nodes of PyTorch's own `c10d` rendezvous wait at this endpoint, while nodes of ours do. They keep their state in the store, and
 /// the two kinds of nodes do not find each other.
-fn tells_of_pytorchs_nodes(sessions: watch::Receiver<usize>, every: Duration) -> Listener {
+fn warns_of_pytorchs_nodes(sessions: watch::Receiver<usize>, every: Duration) -> Listener {
     let told: Mutex<Option<Instant>> = Mutex::new(None);
     Listener::new(move |run_id| {
         let mut told = told.lock();

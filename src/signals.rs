@@ -77,7 +77,7 @@ static BEFORE: [Former; END] = [const { Former::new() }; END];
 /// What signals do that are watched.
 static WATCHED: [Former; END] = [const { Former::new() }; END];
 /// Who has sent the last signal of each number that was watched.
-static SENDERS: [AtomicU64; END] = [const { AtomicU64::new(Sender::UNKNOWN.packed()) }; END];
+static SENDERS: [AtomicU64; END] = [const { AtomicU64::new(Sender::Unknown.packed()) }; END];
 
 /// The process's pipe, and whose it is. It stays open: a handler may be about to write to it.
 static PIPE: Mutex<Option<(i32, OwnedFd, OwnedFd)>> = Mutex::new(None);
@@ -147,7 +147,8 @@ impl Drop for Signals {
 }
 
 /// Have repetitions of these signals dropped, and remember who sends them ([`last_sender`]). Apart from that they do what they do
-/// now. Those without a handler stay as they are. `goes_on`: their handlers have changed, and a repetition of a signal before that is one.
+/// now. Those without a handler stay as they are. `goes_on`: only their handlers have changed, and a repetition
+/// of a signal that came before is still one.
 pub fn watch(signals: &[Signal], goes_on: bool) {
     WATCHED_BY.store(getpid().as_raw_pid(), Release);
     if !goes_on {
@@ -171,7 +172,7 @@ pub fn watch(signals: &[Signal], goes_on: bool) {
 /// Who has sent the last signal of this number that was watched.
 pub fn last_sender(signal: i32) -> Sender {
     let sender = usize::try_from(signal).ok().and_then(|index| SENDERS.get(index));
-    sender.map_or(Sender::UNKNOWN, |sender| Sender::unpacked(sender.load(Relaxed)))
+    sender.map_or(Sender::Unknown, |sender| Sender::unpacked(sender.load(Relaxed)))
 }
 
 /// Whether a signal is none of this process's, since whoever started it has chosen so.

@@ -97,7 +97,8 @@ class Agent:
         """
     def signal(self, /, signal: SupportsIndex) -> None:
         """
-        This process got a signal that ends it. A second one kills the remaining workers. Who has sent it is known if it is watched.
+        This process got a signal that ends it. A second one kills the remaining workers. The log names its
+        sender if :func:`watch_signals` watches it.
         """
     def start(self, /, commands: SupportsGetItem[int, WorkerCommand], *, error_files: "dict[int, str]", stdout_filter: tuple[str | PathLike[str], SupportsGetItem[int, str]] | None = None, stderr_filter: tuple[str | PathLike[str], SupportsGetItem[int, str]] | None = None, stdout_fd: SupportsIndex = 1, stderr_fd: SupportsIndex = 2, template: Template | None = None) -> dict[int, int]:
         """
@@ -2049,7 +2050,8 @@ def visible_gpus(cuda_visible_devices: str | None) -> int:
 def watch_signals(signals: SupportsGetItem[int, SupportsIndex], *, goes_on: bool = False) -> None:
     """
     Have these signals, which have handlers of Python's, reach them once if they come twice within :data:`SAME_SIGNAL_S`. The agent then
-    knows who has sent them. Call it after each change of their handlers, with ``goes_on`` if it is for the same job.
+    knows who has sent them. Call it again after their handlers have changed: with ``goes_on`` a repetition of a
+    signal that came before is still one.
     """
 
 def why_users_are_unknown() -> tuple[str, str] | None:

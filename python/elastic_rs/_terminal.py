@@ -15,6 +15,7 @@ __all__ = [
     "GREEN",
     "RED",
     "YELLOW",
+    "close_output",
     "error_line",
     "paint",
     "plain",
@@ -61,10 +62,14 @@ def print_line(text: str) -> None:
     try:
         print(text, flush=True)
     except OSError as error:
-        # The interpreter would try to flush the rest again when the process ends.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        close_output()
         if not isinstance(error, BrokenPipeError):
             sys.exit(error_line("elastic-run", f"cannot write to standard output: {error.strerror}"))
+
+
+def close_output() -> None:
+    """Write no more to stdout, whose reader has gone. The interpreter would try to flush the rest at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def plain(text: str) -> str:

@@ -108,7 +108,7 @@ fn near(binding: Binding, worker: usize, homes: &[u32], cpus: &[Cpu]) -> Result<
         Binding::Node => numbers(&node),
         Binding::Socket => numbers(cpus.iter().filter(|cpu| cpu.socket == first.socket)),
         Binding::Exclusive => {
-            let cores: Vec<Vec<u32>> = grouped(&node, |cpu| cpu.core).into_values().collect();
+            let cores = grouped(&node, |cpu| cpu.core);
             let (each, more) = (cores.len() / of, cores.len() % of);
             if each == 0 {
                 let text =
@@ -120,9 +120,9 @@ fn near(binding: Binding, worker: usize, homes: &[u32], cpus: &[Cpu]) -> Result<
             numbers_of(cores[begin..end].concat())
         }
         Binding::CoreComplex => {
-            let mut caches: Vec<(u32, Vec<u32>)> = grouped(&node, |cpu| cpu.cache).into_iter().collect();
-            caches.sort_by_key(|(cache, cpus)| (std::cmp::Reverse(cpus.len()), *cache));
-            caches.swap_remove(nth % caches.len()).1
+            let mut caches = grouped(&node, |cpu| cpu.cache);
+            caches.sort_by_key(|cpus| std::cmp::Reverse(cpus.len()));
+            caches.swap_remove(nth % caches.len())
         }
     })
 }
@@ -131,12 +131,13 @@ fn count(home: u32, homes: &[u32]) -> usize {
     homes.iter().filter(|it| **it == home).count()
 }
 
-fn grouped(cpus: &[Cpu], key: impl Fn(&Cpu) -> u32) -> BTreeMap<u32, Vec<u32>> {
+/// The numbers of the CPUs with the same key, in the order of keys.
+fn grouped(cpus: &[Cpu], key: impl Fn(&Cpu) -> u32) -> Vec<Vec<u32>> {
     let mut groups: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
     for cpu in cpus {
         groups.entry(key(cpu)).or_default().push(cpu.number);
     }
-    groups.into_values().map(numbers_of).enumerate().map(|(at, cpus)| (at as u32, cpus)).collect()
+    groups.into_values().map(numbers_of).collect()
 }
 
 fn numbers<'a>(cpus: impl IntoIterator<Item = &'a Cpu>) -> Vec<u32> {

@@ -12,18 +12,16 @@ pub const ROOT: &str = "/sys";
 
 /// The CPUs of these numbers, on whichever NUMA nodes they are.
 pub fn cpus(root: &Path, allowed: &[u32]) -> Vec<Cpu> {
+    let lowest = allowed.iter().copied().min().unwrap_or_default();
+    let cpu = |node, number| cpu(root, node, number, lowest);
     let mut cpus: Vec<Cpu> = Vec::new();
     for node in listed(&text(&root.join("devices/system/node/online"))) {
         let there = listed(&text(&root.join(format!("devices/system/node/node{node}/cpulist"))));
-        cpus.extend(there.into_iter().filter(|number| allowed.contains(number)).map(|number| cpu(root, node, number)));
+        cpus.extend(there.into_iter().filter(|number| allowed.contains(number)).map(|number| cpu(node, number)));
     }
     if cpus.is_empty() {
         // A kernel without NUMA.
-        cpus.extend(allowed.iter().map(|number| cpu(root, 0, *number)));
-    }
-    let unknown = cpus.iter().map(|cpu| cpu.number).min().unwrap_or_default();
-    for cpu in cpus.iter_mut().filter(|cpu| cpu.cache == u32::MAX) {
-        cpu.cache = unknown;
+        cpus.extend(allowed.iter().map(|number| cpu(0, *number)));
     }
     cpus
 }
@@ -34,7 +32,8 @@ pub fn node_of(root: &Path, address: &str) -> u32 {
     text.trim().parse::<i64>().ok().and_then(|node| u32::try_from(node).ok()).unwrap_or(0)
 }
 
-fn cpu(root: &Path, node: u32, number: u32) -> Cpu {
+/// `cache` is that of CPUs whose caches are not described.
+fn cpu(root: &Path, node: u32, number: u32, cache: u32) -> Cpu {
     let folder = root.join(format!("devices/system/cpu/cpu{number}"));
     let lowest = |path: &Path| listed(&text(path)).into_iter().min();
     let socket = text(&folder.join("topology/physical_package_id")).trim().parse::<i64>();
@@ -45,7 +44,7 @@ fn cpu(root: &Path, node: u32, number: u32) -> Cpu {
         core: lowest(&folder.join("topology/thread_siblings_list")).unwrap_or(number),
         cache: last_cache(&folder.join("cache"))
             .and_then(|cache| lowest(&cache.join("shared_cpu_list")))
-            .unwrap_or(u32::MAX),
+            .unwrap_or(cache),
     }
 }
 

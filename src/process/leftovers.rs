@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn helpers_that_end_at_once_are_not_told_of() {
+    fn helpers_that_end_at_once_are_not_logged() {
         let now = Instant::now();
         let mut left = Leftovers::new(30 * SECOND);
         left.begin(0, now);

@@ -6,7 +6,7 @@ use std::process;
 /// The sender of a signal, as far as the kernel tells. It may have ended by now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sender {
-    /// Not told.
+    /// The kernel does not say.
     Unknown,
     /// The kernel: a key on the terminal, or its end.
     Kernel,
@@ -32,9 +32,6 @@ const DRIVER: u32 = u32::MAX - 2;
 const SHOWN: usize = 64;
 
 impl Sender {
-    /// Not told.
-    pub const UNKNOWN: Self = Self::Unknown;
-
     /// From what the kernel gives a handler. Does only what a handler may.
     ///
     /// # Safety

@@ -495,7 +495,7 @@ fn a_node_that_was_in_the_world_does_not_leave_because_its_only_worker_is_new() 
 }
 
 #[test]
-fn a_newcomer_whose_first_world_was_never_formed_is_still_new() {
+fn a_node_whose_first_world_was_never_formed_is_still_new() {
     let now = Instant::now();
     let mut agent = interrupted(now);
     for local_rank in [0, 1] {

@@ -110,7 +110,7 @@ fn an_agent_that_is_started_again_is_no_other_job() {
 }
 
 #[test]
-fn a_node_that_comes_after_the_end_is_told_when_and_how_the_job_ended() {
+fn a_node_that_comes_after_the_end_learns_when_and_how_the_job_ended() {
     let settings = Settings::new(1, 1);
     for failed in [false, true] {
         let mut bench = Bench::formed(1, &settings);

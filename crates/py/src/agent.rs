@@ -367,7 +367,8 @@ impl Agent {
         self.runner.blocking_lock().all_done();
     }
 
-    /// This process got a signal that ends it. A second one kills the remaining workers. Who has sent it is known if it is watched.
+    /// This process got a signal that ends it. A second one kills the remaining workers. The log names its
+    /// sender if :func:`watch_signals` watches it.
     fn signal(&self, signal: i32) {
         self.runner.blocking_lock().signal(signal, &last_sender(signal).words());
     }

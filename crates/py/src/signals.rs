@@ -49,7 +49,8 @@ impl Signals {
 }
 
 /// Have these signals, which have handlers of Python's, reach them once if they come twice within :data:`SAME_SIGNAL_S`. The agent then
-/// knows who has sent them. Call it after each change of their handlers, with ``goes_on`` if it is for the same job.
+/// knows who has sent them. Call it again after their handlers have changed: with ``goes_on`` a repetition of a
+/// signal that came before is still one.
 #[pyfunction]
 #[pyo3(signature = (signals, *, goes_on = false))]
 pub fn watch_signals(signals: Vec<i32>, goes_on: bool) {

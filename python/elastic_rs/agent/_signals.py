@@ -102,7 +102,7 @@ class Handlers:
             _elastic_rs.watch_signals(self._handled, goes_on=True)
 
     def restore(self, *, has_ended: bool) -> None:
-        """Put back what was there before: a program goes on with its own handlers. torchrun's process ends instead.
+        """Put back the handlers from before, since a program goes on. Under torchrun they stay: its process ends.
 
         Args:
             has_ended: a signal has ended the agent. It may be delivered once more, and must not kill the program then.

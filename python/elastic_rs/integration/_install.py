@@ -25,9 +25,8 @@ def install(*, store: bool = True, rendezvous: bool = True, agent: bool = True) 
         store: ``torch.distributed.TCPStore``.
         rendezvous: the factories of ``c10d``, ``etcd`` and ``etcd-v2`` handlers, ``C10dRendezvousBackend``,
             ``EtcdRendezvousBackend``, ``EtcdStore``, ``DynamicRendezvousHandler``, ``create_handler`` and
-            ``create_backend``. ``etcd`` and ``etcd-v2`` are then
-            ``rust-etcd``. Keys of ``--rdzv-conf`` that PyTorch ignores are ignored under PyTorch's names, also under
-            ``static``, with a warning.
+            ``create_backend``. ``etcd`` and ``etcd-v2`` are then ``rust-etcd``. Keys of ``--rdzv-conf`` that PyTorch
+            ignores are ignored under PyTorch's names, also under ``static``, with a warning.
         agent: ``LocalElasticAgent``, whatever the rendezvous.
 
     Every module of torch that is loaded is searched. Names that a program has imported before stay what they were.

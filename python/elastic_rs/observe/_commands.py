@@ -10,13 +10,12 @@ import dataclasses
 import gc
 import io
 import json
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from elastic_rs import _elastic_rs
-from elastic_rs._terminal import error_line, plain
+from elastic_rs._terminal import close_output, error_line, plain
 from elastic_rs.observe import _source, _text
 from elastic_rs.observe._events import Event, escaped, life, parse
 from elastic_rs.observe._merge import merge
@@ -118,8 +117,7 @@ def _guarded(run: Callable[[argparse.Namespace], int], args: argparse.Namespace)
     except _source.AnswerError as error:
         return _fail(UNREACHABLE, str(error))
     except BrokenPipeError:
-        # Who reads has read enough, as `head` does. Python would complain again at its end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        close_output()  # who reads has read enough, as `head` does
         return HEALTHY
     except KeyError as error:
         return _fail(UNREACHABLE, f"{args.endpoint}: its answer has no {error}: it is of another release")

@@ -22,6 +22,7 @@ __all__ = [
     "check_host",
     "config_of",
     "known_of",
+    "means_all",
     "parse_conf",
     "parse_endpoint",
     "shown_defaults",
@@ -188,7 +189,7 @@ def check_host(host: str, config: RendezvousConfig) -> None:
     Raises:
         ValueError: it is ``0.0.0.0`` or ``::``, and this node is not told to host the coordinator.
     """
-    if _means_all(host) and config.is_host is not True:
+    if means_all(host) and config.is_host is not True:
         raise ValueError(
             f"the rendezvous endpoint is `{host}`, which means all addresses of a machine, must be an address by which "
             "all nodes reach the one that hosts the rendezvous; --rdzv-conf is_host=1 on that node alone makes it "
@@ -196,7 +197,8 @@ def check_host(host: str, config: RendezvousConfig) -> None:
         )
 
 
-def _means_all(host: str) -> bool:
+def means_all(host: str) -> bool:
+    """Whether an endpoint's host is `0.0.0.0` or `::`, in whichever spelling: all addresses of a machine."""
     return bool(host) and not host.lower().removeprefix("::ffff:").strip("0.:")
 
 

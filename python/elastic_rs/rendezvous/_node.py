@@ -7,6 +7,7 @@ import time
 
 from elastic_rs import _elastic_rs
 from elastic_rs._log import Log
+from elastic_rs.rendezvous._config import means_all
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def claim(
     from elastic_rs.observe._served import serve_pages  # most nodes are not the host
 
     logger.info("this process hosts the coordinator at %s:%d", host, claimed.port)
-    if not host.strip("0.:"):
+    if means_all(host):
         logger.warning(
             "the endpoint %s means all addresses of this node, which hosts the coordinator: give the other nodes "
             "--rdzv-endpoint=%s, without is_host",

@@ -123,7 +123,6 @@ def _start(
     from elastic_rs.run._script import other_environment
 
     _cpus.check_omp_threads(args.omp_threads)
-
     if not is_parsed:
         from elastic_rs.run._host_flags import is_driver
 

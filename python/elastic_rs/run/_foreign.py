@@ -100,7 +100,7 @@ _INSTEAD: dict[str, str] = {
     **dict.fromkeys(("--include", "--exclude"), "use `-H HOST:SLOTS,...`"),
     "--launcher": "leave it out: `elastic-run` starts agents by ssh, or on each node a scheduler does",
     "--gpu-ids": "set CUDA_VISIBLE_DEVICES",
-    "--num-cpu-threads-per-process": "set OMP_NUM_THREADS",
+    "--num-cpu-threads-per-process": "use `--omp-threads`",
     **dict.fromkeys(("--use-env", "--no-use-env"), _LOCAL_RANK),
     **dict.fromkeys(
         ("--multi-gpu", "--mixed-precision", "--dynamo-backend", "--cpu", "--deepspeed-config"),

@@ -28,30 +28,26 @@ impl Run {
             |other: &Node| other.session.is_some() && matches!(other.status, Status::Waiting { .. } | Status::Active);
         let mut others =
             self.roster.iter().filter(|(other, node)| *other != id && takes_part(node)).map(|(_, node)| node);
-        let of = |other: &Node| describe(other, now);
-        let script = join.workers.as_ref().and_then(|workers| workers.script.as_deref());
+        let (role, script) = join.workers.as_ref().map(|workers| (&workers.role, workers.script.as_deref())).unzip();
+        let script = script.flatten();
         let differs = |other: &Node| {
-            let (workers, its) = (join.workers.as_ref()?, other.program.as_ref()?);
-            Some(its.role == workers.role && its.script.as_deref()? != workers.script.as_deref()?)
+            other.program.as_ref().is_some_and(|its| {
+                Some(&its.role) == role && its.script.as_deref().zip(script).is_some_and(|(its, ours)| its != ours)
+            })
         };
         // Over a cell nobody sees that a node has died, before its lease ends. One with the same script may be this one, started again.
         let is_seen = |other: &Node| other.session.is_some_and(|session| session != CELL_SESSION);
-        let (other, why) = if self.settings.max_nodes == 1 {
-            let other = others.find(|other| is_seen(other) || differs(other) == Some(true))?;
-            (other, "takes 1 node (--nnodes)".to_owned())
-        } else {
-            (others.find(|other| differs(other) == Some(true))?, format!("does not run `{}`", script?))
-        };
+        let takes_one = self.settings.max_nodes == 1;
+        let other = others.find(|other| differs(other) || takes_one && is_seen(other))?;
+        let why = if takes_one { "takes 1 node (--nnodes)".to_owned() } else { format!("does not run `{}`", script?) };
         Some(format!(
             "{} belongs to another job than {}: that job {why}, and neither has a --rdzv-id. Give each job a --rdzv-id of its own. (In \
              a job that has one, a node too many waits as a spare.)",
             node.label(),
-            of(other)
+            describe(other, now)
         ))
     }
-}
 
-impl Run {
     /// What to add to a refusal because of other settings: they may be those of another job.
     pub(super) fn perhaps_another_job(&self, now: Instant) -> Option<String> {
         let other =

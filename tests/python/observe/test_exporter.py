@@ -295,18 +295,24 @@ def test_the_end_says_what_was_not_sent(free_port: Callable[[], int]) -> None:
         export(Gone(), "file:///etc/passwd", "1")  # type: ignore[arg-type]
 
 
+class Interrupted:
+    """A job that has recovered once when a signal ends the command that follows it."""
+
+    def __init__(self, number: signal.Signals) -> None:
+        self._number = number
+
+    def batches(self) -> Iterable[list[str]]:
+        log = formed()
+        recovered(log)
+        yield log.lines
+        signal.raise_signal(self._number)
+        raise AssertionError("unreachable")
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_that_is_delivered_twice_does_not_lose_what_is_left(
     number: signal.Signals, collector: tuple[str, type[Collector]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Interrupted:
-        def batches(self) -> Iterable[list[str]]:
-            log = formed()
-            recovered(log)
-            yield log.lines
-            signal.raise_signal(number)
-            raise AssertionError("unreachable")
-
     def interrupted_again(*args: Any) -> str:
         signal.raise_signal(number)
         return send_rest(*args)
@@ -316,7 +322,7 @@ def test_a_signal_that_is_delivered_twice_does_not_lose_what_is_left(
     before = signal.getsignal(signal.SIGTERM)
     try:
         with pytest.raises((KeyboardInterrupt, SystemExit)):
-            export(Interrupted(), collector[0], "1")  # type: ignore[arg-type]
+            export(Interrupted(number), collector[0], "1")  # type: ignore[arg-type]
     finally:
         signal.signal(signal.SIGTERM, before)
     assert len(collector[1].got) == 1
@@ -329,19 +335,11 @@ def test_a_signal_sends_what_is_left_or_says_what_was_not_sent(
     free_port: Callable[[], int],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    class Interrupted:
-        def batches(self) -> Iterable[list[str]]:
-            log = formed()
-            recovered(log)
-            yield log.lines
-            signal.raise_signal(number)
-            raise AssertionError("unreachable")
-
     before = signal.getsignal(signal.SIGTERM)
     try:
         for url in (collector[0], f"http://127.0.0.1:{free_port()}/v1/traces"):
             with pytest.raises((KeyboardInterrupt, SystemExit)):
-                export(Interrupted(), url, "1")  # type: ignore[arg-type]
+                export(Interrupted(number), url, "1")  # type: ignore[arg-type]
     finally:
         signal.signal(signal.SIGTERM, before)
     assert len(collector[1].got) == 1

@@ -1,7 +1,7 @@
 """A worker that ends, and leaves a process of another session: leaves.py FOLDER HOW [CODE].
 
-HOW is what that does: `waits` (until FOLDER/go exists), `told` (until SIGTERM, and says so in FOLDER/told), or
-`stubborn` (ignores SIGTERM). It writes its pid to FOLDER/helper, and FOLDER/uploaded if it ends by itself.
+HOW is what that does: `waits` (until FOLDER/go exists), `terminated` (until SIGTERM, and makes FOLDER/terminated then),
+or `stubborn` (ignores SIGTERM). It writes its pid to FOLDER/helper, and FOLDER/uploaded if it ends by itself.
 """
 
 import subprocess
@@ -12,13 +12,13 @@ from pathlib import Path
 HELPER = """
 import os, pathlib, signal, sys, time
 folder, how = pathlib.Path(sys.argv[1]), sys.argv[2]
-def told(*_):
-    (folder / "told").touch()
+def terminated(*_):
+    (folder / "terminated").touch()
     sys.exit(0)
 if how == "stubborn":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-elif how == "told":
-    signal.signal(signal.SIGTERM, told)
+elif how == "terminated":
+    signal.signal(signal.SIGTERM, terminated)
 (folder / "new").write_text(str(os.getpid()))
 (folder / "new").rename(folder / "helper")
 while not (folder / "go").exists():

@@ -30,11 +30,11 @@ def test_an_upload_goes_on_and_the_agent_ends_with_it(start: Start, tmp_path: Pa
 
 
 def test_a_helper_that_takes_too_long_gets_sigterm(start: Start, agent: str, tmp_path: Path) -> None:
-    node = start(2, tmp_path, "told", nnodes="1", script=LEAVES, options=shutdown_timeout(2, agent))
+    node = start(2, tmp_path, "terminated", nnodes="1", script=LEAVES, options=shutdown_timeout(2, agent))
     pid = helper(node)
     node.line(rf"what it has started has had its time, and is ended: pid {pid} ", limit_s=120)
     assert node.wait() == 0
-    assert (tmp_path / "told").exists()
+    assert (tmp_path / "terminated").exists()
 
 
 def test_a_helper_that_ignores_sigterm_is_killed(start: Start, agent: str, job: Job, tmp_path: Path) -> None:
@@ -46,18 +46,18 @@ def test_a_helper_that_ignores_sigterm_is_killed(start: Start, agent: str, job: 
 
 
 def test_a_signal_ends_the_time_of_helpers(start: Start, tmp_path: Path) -> None:
-    node = start(2, tmp_path, "told", nnodes="1", script=LEAVES)
+    node = start(2, tmp_path, "terminated", nnodes="1", script=LEAVES)
     helper(node)
     node.line(RUNS_ON)
     node.signal(signal.SIGTERM)
     assert node.wait() in {0, 143}  # the job has succeeded, or this node still waits for the word that it has
-    assert (tmp_path / "told").exists()
+    assert (tmp_path / "terminated").exists()
 
 
 def test_helpers_of_a_worker_that_fails_are_killed_with_it(start: Start, job: Job, tmp_path: Path) -> None:
-    node = start(2, tmp_path, "told", "3", nnodes="1", restarts=0, script=LEAVES)
+    node = start(2, tmp_path, "terminated", "3", nnodes="1", restarts=0, script=LEAVES)
     pid = helper(node)
     assert node.wait() == 1
     job.until_gone(pid)
-    assert not (tmp_path / "told").exists()
+    assert not (tmp_path / "terminated").exists()
     assert not any("may run on" in line for line in node.lines)
