@@ -25,6 +25,7 @@ LENGTH = 24
 COLLECTIVES = """
 import sys
 import torch
+import torch._dynamo  # an optimizer would: it keeps the groups that exist, whose threads then run on at the exit
 import torch.distributed as dist
 import elastic_rs.elastic as hvd
 from elastic_rs.elastic import _wire
@@ -110,6 +111,7 @@ SYNCS = """
 import sys
 from types import SimpleNamespace
 import torch
+import torch._dynamo  # an optimizer would: it keeps the groups that exist, whose threads then run on at the exit
 import torch.distributed as dist
 import elastic_rs.elastic as hvd
 from elastic_rs.elastic._membership import MEMBERSHIP
