@@ -5,10 +5,8 @@ It reports each step through the pipe in one line: ``WHAT MONOTONIC_NS RANK PID 
 
 import os
 import sys
-import threading
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 FORKED = "torch" in sys.modules  # this script has not imported it yet, so a template has
 PIPE = os.open(sys.argv[1], os.O_WRONLY)
@@ -64,50 +62,13 @@ def restart(kind: str, size: int) -> None:
         time.sleep(3600)  # until it is killed
 
 
-class Agent:
-    """The agent's end of the channel, played by the worker. Each world is of this worker alone."""
-
-    def __init__(self) -> None:
-        self.failed = threading.Event()
-        self.generation = 1
-        self.reason = "the check says that a peer has failed"
-        self.flags = 0
-
-    def check(self) -> int:
-        return 2 if self.failed.is_set() else 0
-
-    def failed_within(self, limit_s: float) -> bool:
-        return self.failed.wait(limit_s)
-
-    def world(self) -> SimpleNamespace:
-        return SimpleNamespace(variables={}, generation=self.generation, source=0, sync=True, reason=self.reason)
-
-    def park(self, _: int | None) -> SimpleNamespace:
-        self.failed.clear()
-        self.generation += 1
-        return self.world()
-
-    def guard_sockets(self) -> int:
-        return 0
-
-    def groupless(self) -> None: ...
-
-    def mark_sockets(self) -> None: ...
-
-    def release_sockets(self) -> None: ...
-
-
 def resize(kind: str, size: int) -> None:
-    """Leave the world after a failure and enter the next one, ten times. NCCL's groups are aborted."""
+    """Leave the world and enter the next one, ten times. NCCL's groups are aborted."""
     import torch
     import torch.distributed as dist
     from elastic_rs import elastic
-    from elastic_rs.elastic import _channel
 
-    agent = Agent()
-    _channel.connect = lambda *_: agent
-    os.environ.update(ELASTIC_RS_AGENT="played", ELASTIC_RS_IN_PLACE="nccl")
-    del os.environ["RANK"]  # then each group of one has a store of its own
+    resizes = 0
 
     def used() -> int:
         if kind == "cuda":
@@ -117,20 +78,22 @@ def resize(kind: str, size: int) -> None:
 
     @elastic.run(backend="cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo")
     def train(state: elastic.TorchState) -> None:
+        nonlocal resizes
         tensor = torch.full((1 << 20,), 3.0, device=kind)
         dist.all_reduce(tensor)
         if not bool((tensor == 3).all()) or not bool((state.model.weight == 1).all()):
-            tell("wrong", f"after-{agent.generation - 1}-resizes")
+            tell("wrong", f"after-{resizes}-resizes")
             sys.exit(4)
         tell("world", used())
-        if agent.generation > RESIZES:
+        if resizes == RESIZES:
             return
+        resizes += 1
+        state.commit()
         with torch.no_grad():
             state.model.weight.fill_(7.0)  # what the restore takes back
         dist.all_reduce(tensor)
         tell("fails")
-        agent.failed.set()
-        state.check_host_updates()
+        raise elastic.HorovodInternalError("the check asks for another world")
 
     model = torch.nn.Linear(1, size // 4, bias=False)
     torch.nn.init.ones_(model.weight)

@@ -893,7 +893,7 @@ class LogOptions:
     """
     The destinations of the output of ``elastic-run``'s workers.
     """
-    def __new__(self, /, redirects: Streams, tee: Streams, shown_ranks: SupportsGetItem[int, SupportsIndex] | None, log_dir: str | PathLike[str] | None, log_files: bool, stdout_filters: SupportsGetItem[int, str], stderr_filters: SupportsGetItem[int, str], prefix: str | None) -> LogOptions: ...
+    def __new__(self, /, redirects: Streams, tee: Streams, shown: SupportsGetItem[int, SupportsIndex] | None, shown_ranks: SupportsGetItem[int, SupportsIndex] | None, log_dir: str | PathLike[str] | None, log_files: bool, stdout_filters: SupportsGetItem[int, str], stderr_filters: SupportsGetItem[int, str], prefix: str | None) -> LogOptions: ...
     @property
     def log_dir(self, /) -> Path | None:
         """
@@ -915,9 +915,14 @@ class LogOptions:
         Streams that go to files.
         """
     @property
-    def shown_ranks(self, /) -> list[int] | None:
+    def shown(self, /) -> list[int] | None:
         """
         Local ranks that the console shows; None: all.
+        """
+    @property
+    def shown_ranks(self, /) -> list[int] | None:
+        """
+        Global ranks that the console shows; None: all.
         """
     @property
     def stderr_filters(self, /) -> list[str]:
@@ -1973,7 +1978,8 @@ def launch(session: Session, options: LaunchOptions, *, signals: Signals, fixed_
 
 def log_folder_name(run_id: str) -> str:
     """
-    Return the run id as the beginning of a log folder's name: without slashes, and short enough for a file system.
+    Return the beginning of a log folder's name: the run id, without slashes and short enough for a file system, and this machine's
+    name.
     """
 
 def new_token() -> str:

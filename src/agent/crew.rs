@@ -82,6 +82,13 @@ impl Crew {
         }
     }
 
+    /// Whether the console gets standard output and standard error of a worker from now on. Only of [`Crew::Spawned`].
+    pub(super) fn show(&self, local_rank: u32, console: [bool; 2]) {
+        if let Self::Spawned(Spawned(groups)) = self {
+            groups.iter().for_each(|group| group.show(local_rank, console));
+        }
+    }
+
     /// Add workers that were started later, or replace all by them: those that nothing may be left of.
     pub(super) fn add(crew: &mut Option<Self>, later: Self) {
         match (crew, later) {

@@ -17,6 +17,9 @@ pub struct Workers {
     pub use_agent_store: bool,
     /// Each worker sees only its own GPU, as device 0 with `LOCAL_RANK` 0.
     pub virtual_local_rank: bool,
+    /// NCCL's groups change in place (`in_place=nccl`): a worker that makes one sets `TORCH_NCCL_ASYNC_ERROR_HANDLING` itself, and for the
+    /// others PyTorch's own default holds.
+    pub resizes_nccl: bool,
 }
 
 /// Where a worker's agent listens for it: the path of a Unix socket.
@@ -89,7 +92,8 @@ pub fn variables(
         ("TORCHELASTIC_USE_AGENT_STORE", python_bool(workers.use_agent_store)),
         ("TORCHELASTIC_GENERATION", placement.round.to_string()),
     ];
-    for (name, default) in [("TORCH_NCCL_ASYNC_ERROR_HANDLING", Some("1")), ("OMP_NUM_THREADS", None)] {
+    let error_handling = (!workers.resizes_nccl).then_some("1");
+    for (name, default) in [("TORCH_NCCL_ASYNC_ERROR_HANDLING", error_handling), ("OMP_NUM_THREADS", None)] {
         if let Some(value) = inherited(name).or(default.map(str::to_owned)) {
             set.push((name, value));
         }

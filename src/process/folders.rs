@@ -1,35 +1,66 @@
 //! The folders of workers' logs and error files, with torchrun's layout.
 
-use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::fs;
 use std::io;
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
 use rand::RngExt;
 use rustix::fs::Access;
 
-/// Longest part of a folder's name that comes from the run id. A file system allows 255 bytes, and `_RANDOM` follows, which
-/// is 9 bytes long in PyTorch.
+/// Longest beginning of a folder's name. A file system allows 255 bytes, and `_RANDOM` follows, which is 9 bytes long in
+/// PyTorch.
 const NAME_BYTES: usize = 246;
-/// Bytes that are kept at either end of a longer run id, around three dots.
-const KEPT_BYTES: usize = (NAME_BYTES - 3) / 2;
 
-/// The run id as the beginning of a log folder's name.
+/// The beginning of a log folder's name: the run id and this machine's name, so that nodes can share the folder above it.
 ///
 /// A run id may have any character and 1,024 bytes. The name of a folder may not. Of a run id that is too long, the
 /// beginning and the end are kept. The random part that follows still tells the folders of two such ids apart.
-pub fn folder_name(run_id: &str) -> Cow<'_, str> {
-    let name =
-        if run_id.contains(['/', '\0']) { Cow::Owned(run_id.replace(['/', '\0'], "_")) } else { Cow::Borrowed(run_id) };
-    if name.len() <= NAME_BYTES {
-        return name;
-    }
-    let head = (0..=KEPT_BYTES).rev().find_map(|end| name.get(..end)).unwrap_or_default();
-    let tail = (name.len() - KEPT_BYTES..).find_map(|start| name.get(start..)).unwrap_or_default();
-    Cow::Owned(format!("{head}...{tail}"))
+pub fn folder_name(run_id: &str) -> String {
+    name_on(&rustix::system::uname().nodename().to_string_lossy(), run_id)
 }
 
-/// The logs of one agent's run: `LOG_DIR/RUN_ID_RANDOM/attempt_GENERATION/LOCAL_RANK/{stdout.log,stderr.log,error.json}`.
+fn name_on(machine: &str, run_id: &str) -> String {
+    let run_id = run_id.replace(['/', '\0'], "_");
+    let room = NAME_BYTES.saturating_sub(machine.len() + 1);
+    if run_id.len() <= room {
+        return format!("{run_id}_{machine}");
+    }
+    // Three dots are between the two ends.
+    let kept = room.saturating_sub(3) / 2;
+    let head = (0..=kept).rev().find_map(|end| run_id.get(..end)).unwrap_or_default();
+    let tail = (run_id.len() - kept..).find_map(|start| run_id.get(start..)).unwrap_or_default();
+    format!("{head}...{tail}_{machine}")
+}
+
+/// Gives the folders of workers the names of their global ranks, as links in the run's folder: `rank_3.attempt_1` is the
+/// folder with the logs of rank 3 in attempt 1. A worker that lives through a change of the world goes on with the logs of
+/// the attempt in which it was started, and the link leads there.
+///
+/// `error_files` is the error file of each worker, by global rank. Those that are not in folders with this layout have no links, nor
+/// does a file system that knows none.
+pub(crate) fn link_ranks(error_files: &BTreeMap<u32, PathBuf>, attempt: u64) {
+    for (rank, error_file) in error_files {
+        let Some([worker, began, run]) = above(error_file) else { continue };
+        let (Some(began), Some(worker)) = (began.file_name(), worker.file_name()) else { continue };
+        let link = run.join(format!("rank_{rank}.attempt_{attempt}"));
+        if let Err(error) = symlink(Path::new(began).join(worker), &link)
+            && error.kind() != io::ErrorKind::AlreadyExists
+        {
+            return tracing::debug!(link = %link.display(), %error, "log folders have no names by rank");
+        }
+    }
+}
+
+/// The worker's folder, the attempt's and the run's, of a file in torchrun's layout.
+fn above(error_file: &Path) -> Option<[&Path; 3]> {
+    let worker = error_file.parent()?;
+    let attempt = worker.parent()?;
+    attempt.file_name()?.to_str()?.starts_with("attempt_").then_some([worker, attempt, attempt.parent()?])
+}
+
+/// The logs of one agent's run: `LOG_DIR/RUN_ID_MACHINE_RANDOM/attempt_GENERATION/LOCAL_RANK/{stdout.log,stderr.log,error.json}`.
 ///
 /// Nothing is deleted while the job runs. (PyTorch numbers attempts by a restart count that does not advance on every node.
 /// On a node where it does not, it deletes the logs of the previous attempt.)
@@ -167,7 +198,7 @@ mod tests {
         let asked = base.join("logs");
         let folders = LogFolders::create(Some(&asked), "my/run").unwrap();
         let name = folders.run().file_name().unwrap().to_str().unwrap();
-        assert!(name.starts_with("my_run_") && folders.run().parent() == Some(&*asked), "{name}");
+        assert!(name.starts_with(&folder_name("my/run")) && folders.run().parent() == Some(&*asked), "{name}");
         for generation in [0, 1] {
             let attempt = folders.attempt(generation, 2).unwrap();
             assert_eq!(attempt.stdout(1), folders.run().join(format!("attempt_{generation}/1/stdout.log")));
@@ -198,14 +229,36 @@ mod tests {
     #[test]
     fn a_run_id_of_any_allowed_length_names_a_folder() {
         let base = create_unique(&std::env::temp_dir(), "elastic_rs-test-").unwrap();
-        assert_eq!(folder_name(&"a".repeat(246)), "a".repeat(246), "what a file system takes stays as it is");
-        for run_id in ["a".repeat(247), "a".repeat(1024), "\u{e4}/".repeat(341), "\u{1f680}".repeat(256)] {
-            let name = folder_name(&run_id);
-            assert!(name.len() <= NAME_BYTES && name.contains("..."), "{name}");
+        let most = "a".repeat(240);
+        assert_eq!(name_on("node1", &most), format!("{most}_node1"), "what a file system takes stays as it is");
+        for run_id in ["a".repeat(241), "a".repeat(1024), "\u{e4}/".repeat(341), "\u{1f680}".repeat(256)] {
+            for machine in ["node1", &"m".repeat(64)] {
+                let name = name_on(machine, &run_id);
+                assert!(name.len() <= NAME_BYTES && name.contains("...") && name.ends_with(machine), "{name}");
+            }
             let made = [(); 2].map(|()| LogFolders::create(Some(&base), &run_id).unwrap());
             assert_ne!(made[0].run(), made[1].run());
             assert!(made[0].attempt(0, 1).unwrap().stdout(0).parent().unwrap().is_dir());
         }
+        fs::remove_dir_all(base).unwrap();
+    }
+
+    #[test]
+    fn the_logs_of_a_global_rank_are_found_by_its_name() {
+        let base = create_unique(&std::env::temp_dir(), "elastic_rs-test-").unwrap();
+        let folders = LogFolders::create(Some(&base), "job").unwrap();
+        let attempts = [0, 1].map(|number| folders.attempt(number, 2).unwrap());
+        fs::write(attempts[0].stdout(1), "of the worker that lives on").unwrap();
+        fs::write(attempts[1].stdout(0), "of the one that is started again").unwrap();
+        link_ranks(&[(4, attempts[0].error_file(0)), (5, attempts[0].error_file(1))].into(), 0);
+        // The other node has gone, so that this one's ranks are others.
+        link_ranks(&[(0, attempts[1].error_file(0)), (1, attempts[0].error_file(1))].into(), 1);
+        link_ranks(&[(0, PathBuf::from("/somewhere/else/error.json"))].into(), 2);
+        let read = |link: &str| fs::read_to_string(folders.run().join(link).join("stdout.log")).unwrap();
+        for link in ["rank_5.attempt_0", "rank_1.attempt_1"] {
+            assert_eq!(read(link), "of the worker that lives on");
+        }
+        assert_eq!(read("rank_0.attempt_1"), "of the one that is started again");
         fs::remove_dir_all(base).unwrap();
     }
 

@@ -52,6 +52,8 @@ pub struct Group {
     ready: VecDeque<Event>,
     stopping: Option<Stopping>,
     leftovers: Leftovers,
+    /// `None` if no stream is copied.
+    logs: Option<Logs>,
 }
 
 impl Group {
@@ -141,6 +143,13 @@ impl Group {
                 self.perform(commands);
             }
             None => self.begin_stop(StopPolicy { grace: Duration::ZERO, ..StopPolicy::default() }),
+        }
+    }
+
+    /// Whether the console gets standard output and standard error of a worker from now on, of streams that the agent copies.
+    pub fn show(&self, local_rank: u32, console: [bool; 2]) {
+        if let (Some(logs), true) = (&self.logs, self.members.contains_key(&local_rank)) {
+            logs.show(local_rank, console);
         }
     }
 
@@ -305,7 +314,8 @@ async fn start(
     let launched = launching.await.map_err(|source| StartError::new(first, Stage::Fork, source))?;
     let Launched { workers, logs, mut error } = launched?;
     let (sender, news) = mpsc::unbounded_channel();
-    let mut group = Group { members: BTreeMap::new(), news, ready: VecDeque::new(), stopping: None, leftovers };
+    let (members, ready) = (BTreeMap::new(), VecDeque::new());
+    let mut group = Group { members, news, ready, stopping: None, leftovers, logs: logs.clone() };
     let mut starts = Vec::new();
     for (spec, guarded) in workers {
         let source = spec.clone();
@@ -355,8 +365,11 @@ fn launch(
     // Without an inotify instance (they are limited per user) streams come through pipes.
     let watch = inotify::init(inotify::CreateFlags::CLOEXEC | inotify::CreateFlags::NONBLOCK).ok();
     let one_console = consoles.stderr_is_own_stdout() && filters.stderr.is_none();
-    let shares_pipe =
-        |spec: &WorkerSpec| one_console && spec.stdout == Output::Inherit && is_copied_as_it_is(&spec.stderr);
+    let shares_pipe = |spec: &WorkerSpec| {
+        one_console
+            && is_copied_as_it_is(&spec.stderr)
+            && (spec.stdout == Output::Inherit || spec.stdout == spec.stderr)
+    };
     let mut opened = Vec::new();
     for spec in &specs {
         opened.push(open(spec, watch.as_ref().filter(|_| !shares_files(spec, &specs)), shares_pipe(spec))?);
@@ -384,9 +397,9 @@ fn launch(
     Ok(launched)
 }
 
-/// Whether this stream is only passed on to the console, without a change.
+/// Whether this stream is only passed on to the console, without a change, if it is shown there.
 fn is_copied_as_it_is(output: &Output) -> bool {
-    matches!(output, Output::Copied(Copies { file: None, console: true, prefix: None }))
+    matches!(output, Output::Copied(Copies { file: None, console: _, prefix: None }))
 }
 
 /// Whether one of its streams goes to the same file as another stream. The agent could not tell such streams apart.

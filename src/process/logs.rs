@@ -63,6 +63,8 @@ pub(super) struct Logs {
 enum Request {
     /// Read all output, and close the worker's streams.
     Finish(u32, oneshot::Sender<()>, Writing),
+    /// Whether the console gets standard output and standard error of this worker.
+    Show(u32, [bool; 2]),
 }
 
 impl Logs {
@@ -145,6 +147,11 @@ impl Logs {
                 return false;
             }
         }
+    }
+
+    /// Whether the console gets standard output and standard error of a worker from now on.
+    pub fn show(&self, local_rank: u32, console: [bool; 2]) {
+        self.ask(Request::Show(local_rank, console));
     }
 
     fn ask(&self, request: Request) {
@@ -311,6 +318,15 @@ impl Copier {
                     // The caller may have stopped waiting.
                     let _ = reply.send(());
                     drop(writing);
+                }
+                Ok(Request::Show(local_rank, console)) => {
+                    for index in self.of(local_rank) {
+                        // What was printed before is for the console of then.
+                        self.copy_what_is_there(index);
+                        let stream = &mut self.streams[index];
+                        let which = stream.which() as usize;
+                        stream.set_console(console[which], &mut self.sinks[which]);
+                    }
                 }
                 Err(mpsc::TryRecvError::Empty) => return true,
                 Err(mpsc::TryRecvError::Disconnected) => return false,

@@ -61,6 +61,7 @@ pub use deadline::Deadline;
 pub use event::{Event, Exited, Left, Outcome};
 pub use exit::{Exit, Signal};
 #[cfg(feature = "io")]
+pub(crate) use folders::link_ranks;
 pub use folders::{AttemptFolder, LogFolders, folder_name};
 #[cfg(feature = "io")]
 pub(crate) use forker::ForkWorker;

@@ -75,6 +75,17 @@ pub enum Output {
     Copied(Copies),
 }
 
+impl Output {
+    /// Whether the console gets it.
+    pub fn is_on_console(&self) -> bool {
+        match self {
+            Output::Inherit => true,
+            Output::Copied(copies) => copies.console,
+            Output::Null | Output::File(_) => false,
+        }
+    }
+}
+
 /// The destinations of a stream that the agent reads.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Copies {

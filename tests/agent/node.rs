@@ -50,6 +50,7 @@ pub fn options(budget: Budget, workers: u32) -> AgentOptions {
         max_restarts: 3,
         use_agent_store: true,
         virtual_local_rank: false,
+        resizes_nccl: false,
     };
     AgentOptions {
         name: "agent".into(),

@@ -26,7 +26,7 @@ VALUES = ("0", "1", "3", "2:4", "2.5", "-1", "", "text", "fork", "node", "core-c
 SCRIPT = ["train.py", "--lr", "1", "--", "--nnodes=9"]
 
 
-OWN = {"warm_start", "warm_modules", "omp_threads", "in_place", "store_tunnel", *_host_flags.FLAGS}
+OWN = {"warm_start", "warm_modules", "omp_threads", "in_place", "ranks_filter", "store_tunnel", *_host_flags.FLAGS}
 """Flags that torchrun does not have."""
 
 
@@ -437,7 +437,7 @@ def test_an_infinite_or_invalid_uninterruptible_timeout_disables_the_check(
 def test_numbers_are_parsed_as_by_torchrun() -> None:
     def shown(ranks: str) -> Any:
         args = _flags.parse([f"--local-ranks-filter={ranks}", *SCRIPT])
-        return _options.log_options_of(args).shown_ranks
+        return _options.log_options_of(args).shown
 
     assert [shown(ranks) for ranks in ("", "-1", "99999999999", " 1 ,1_0")] == [None, [], [], [1, 10]]
     assert _options.nodes_of("1_0") == (10, 10)

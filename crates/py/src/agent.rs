@@ -415,8 +415,9 @@ pub fn follow_parent() -> PyResult<()> {
         .map_err(|error| std::io::Error::from(error).into())
 }
 
-/// Return the run id as the beginning of a log folder's name: without slashes, and short enough for a file system.
+/// Return the beginning of a log folder's name: the run id, without slashes and short enough for a file system, and this machine's
+/// name.
 #[pyfunction]
 pub fn log_folder_name(run_id: &str) -> String {
-    elastic_rs::process::folder_name(run_id).into_owned()
+    elastic_rs::process::folder_name(run_id)
 }

@@ -138,6 +138,8 @@ impl WorkerOptions {
         exit_barrier_timeout: Option<Duration>,
         in_place: InPlace,
     ) -> PyResult<agent::AgentOptions> {
+        // A worker that goes on needs a store that is new in every round.
+        let in_place = if use_agent_store { in_place } else { InPlace::Off };
         Ok(agent::AgentOptions {
             name: name.to_owned(),
             entrypoint: self.entrypoint.clone(),
@@ -148,13 +150,13 @@ impl WorkerOptions {
                 max_restarts: self.max_restarts,
                 use_agent_store,
                 virtual_local_rank: self.virtual_local_rank,
+                resizes_nccl: in_place == InPlace::Nccl,
             },
             budget,
             grace: seconds("shutdown_timeout", self.grace_s)?,
             exit_barrier_timeout,
             uninterruptible_sleep: seconds("uninterruptible_state_timeout", self.uninterruptible_sleep_s)?,
-            // A worker that goes on needs a store that is new in every round.
-            in_place: if use_agent_store { in_place } else { InPlace::Off },
+            in_place,
         })
     }
 }
@@ -216,6 +218,8 @@ pub struct LogOptions {
     /// Streams that go to files and to the console.
     pub tee: Streams,
     /// Local ranks that the console shows; None: all.
+    pub shown: Option<Vec<u32>>,
+    /// Global ranks that the console shows; None: all.
     pub shown_ranks: Option<Vec<u32>>,
     /// Folder of log files; None for a temporary folder.
     pub log_dir: Option<PathBuf>,

@@ -22,7 +22,7 @@ RUN_ID = "TORCHELASTIC_RUN_ID"
 
 
 class ByGeneration(LogsSpecs):
-    """Names folders by generation, and by a run id that a file system can hold.
+    """Names folders by generation, by this machine, and by a run id that a file system can hold.
 
     PyTorch names them by the restart count and empties what is there: where another node failed, or the membership
     changed, the count stays the same and the logs of healthy workers are lost (pains row 13). It also begins a folder's

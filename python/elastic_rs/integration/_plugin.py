@@ -63,9 +63,7 @@ def with_agent(handler: LauncherHandler) -> RendezvousHandler:
 
 def _warn_of_log_folder(run_id: str) -> None:
     """Warn that PyTorch's agent cannot make a log folder for this run id. Our agent shortens the folder's name."""
-    from elastic_rs._elastic_rs import log_folder_name
-
-    if log_folder_name(run_id) != run_id:
+    if "/" in run_id or len(run_id.encode()) > 246:
         logging.getLogger("elastic_rs.rendezvous").warning(
             "PyTorch's agent (--rdzv-conf agent=torch) starts no worker with this run id: it names a log folder after "
             "it, which must have no slash and at most 246 bytes; this one has %d bytes. Give a shorter --rdzv-id, "

@@ -274,6 +274,13 @@ def _add_logs(section: Section) -> None:
         help="streams that go to files and the console, as --redirects (0)",
     )
     add("--local-ranks-filter", default="", metavar="RANK,...", help="local ranks that the console shows (all)")
+    add(
+        "--ranks-filter",
+        own=True,
+        default="",
+        metavar="RANK,...",
+        help="ranks in the whole job that consoles show: 0 on all nodes leaves the output of rank 0 alone (all)",
+    )
     for stream in ("stdout", "stderr"):
         add(
             f"--duplicate-{stream}-filters",

@@ -346,7 +346,8 @@ def log_options_of(args: argparse.Namespace) -> LogOptions:
     return _elastic_rs.LogOptions(
         redirects=redirects,
         tee=tee,
-        shown_ranks=_shown_ranks(args.local_ranks_filter),
+        shown=_ranks_of("--local-ranks-filter", args.local_ranks_filter, "local ranks: 0,1,2"),
+        shown_ranks=_ranks_of("--ranks-filter", args.ranks_filter, "ranks: 0,1,2"),
         log_dir=log_dir,
         log_files=log_dir != os.devnull,
         stdout_filters=[_utf8("--duplicate-stdout-filters", text) for text in args.duplicate_stdout_filters],
@@ -362,15 +363,15 @@ def _streams_of(flag: str, text: str) -> Streams:
         raise CommandLineError(f"{flag} {error}") from None
 
 
-def _shown_ranks(text: str) -> list[int] | None:
-    """Read ``--local-ranks-filter``. A rank that no worker has shows nobody, as with torchrun."""
+def _ranks_of(flag: str, text: str, must_be: str) -> list[int] | None:
+    """Read the ranks that a console shows. A rank that no worker has shows nobody, as with torchrun."""
     if not text:
         return None
     try:
         ranks = [int(rank) for rank in text.split(",")]
     except ValueError:
-        raise CommandLineError(f"--local-ranks-filter is `{text}`, must be local ranks: 0,1,2") from None
-    return [rank for rank in ranks if 0 <= rank < MAX_WORKERS]
+        raise CommandLineError(f"{flag} is `{text}`, must be {must_be}") from None
+    return [rank for rank in ranks if 0 <= rank < 1 << 32]
 
 
 def grace_of(args: argparse.Namespace) -> int:

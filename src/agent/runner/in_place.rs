@@ -10,7 +10,7 @@ use crate::agent::news::Seen;
 use crate::agent::policy::AgentOptions;
 use crate::channel::agent::{Exchange, Heard};
 use crate::channel::message::{ToWorker, World};
-use crate::process::WorkerSpec;
+use crate::process::{Output, WorkerSpec};
 use crate::rendezvous::conf::InPlace;
 use crate::rendezvous::protocol::message::{Failure, LIVES, Placement, Resume};
 
@@ -102,8 +102,14 @@ impl Runner {
             }
             self.worlds = specs.iter().map(|spec| (spec.local_rank, world_of(spec, placement))).collect();
         }
-        specs.retain(|spec| self.missing.contains(&spec.local_rank));
-        specs
+        let (started, survive): (Vec<_>, Vec<_>) =
+            specs.into_iter().partition(|spec| self.missing.contains(&spec.local_rank));
+        if let (Some(crew), false) = (&self.crew, self.ahead.is_asked_for()) {
+            for spec in survive {
+                crew.show(spec.local_rank, [&spec.stdout, &spec.stderr].map(Output::is_on_console));
+            }
+        }
+        started
     }
 
     /// Tell a worker its place.

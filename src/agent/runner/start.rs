@@ -7,7 +7,9 @@ use std::time::{Duration, Instant};
 use super::{ErrorFiles, Runner, Step, change_of};
 use crate::agent::account::OomKills;
 use crate::agent::crew::Crew;
-use crate::process::{Consoles, FilterOptions, Group, Origin, WorkerSpec};
+use crate::process::{Consoles, FilterOptions, Group, Origin, WorkerSpec, link_ranks};
+use crate::rendezvous::protocol::message::Placement;
+use crate::threads;
 use crate::warm::Template;
 
 /// How long a start may take to complete after an event that ends the round. Only a file system that hangs makes it take that
@@ -127,8 +129,19 @@ impl Runner {
         if let Some(session) = &self.session {
             session.took(self.machine.round(), phase);
         }
+        self.name_logs();
         self.on_first_step(); // a worker may have been faster than its start
         self.machine.on_started();
+    }
+
+    /// Give the folders of the workers' logs names by global rank.
+    fn name_logs(&self) {
+        let Some((Placement { round, workers: Some(ranks), .. }, _)) = &self.place else { return };
+        let files: ErrorFiles =
+            self.error_files.iter().map(|(local_rank, file)| (ranks.first_rank + local_rank, file.clone())).collect();
+        let attempt = round.0.saturating_sub(1);
+        // File systems may hang. Without a thread there are no names, which nothing needs.
+        let _ = threads::spawn("log-folders".to_owned(), move || link_ranks(&files, attempt));
     }
 
     /// An answer to [`Step::Start`]: the worker `local_rank` cannot be started, and none runs.

@@ -90,8 +90,8 @@ impl Job {
             let error_file = attempt.map(|attempt| attempt.error_file(local_rank)).unwrap_or_default();
             env.insert("TORCHELASTIC_ERROR_FILE".into(), error_file.into());
             let files = attempt.map(|attempt| (attempt.stdout(local_rank), attempt.stderr(local_rank)));
-            let prefix = self.prefix(local_rank, ranks.first_rank + local_rank);
-            let (stdout, stderr) = self.logs.outputs(local_rank, files, &prefix);
+            let rank = ranks.first_rank + local_rank;
+            let (stdout, stderr) = self.logs.outputs((local_rank, rank), files, &self.prefix(local_rank, rank));
             let (program, args) = self.command.split_first().ok_or("the command is empty")?;
             let args = args.iter().map(|arg| argument(arg, local_rank)).collect();
             let cpus = self.cpus.get(local_rank as usize).cloned().unwrap_or_default();
@@ -181,6 +181,7 @@ mod tests {
             max_restarts: 3,
             use_agent_store: true,
             virtual_local_rank: false,
+            resizes_nccl: false,
         };
         let agent = AgentOptions {
             name: "host:1".to_owned(),

@@ -14,6 +14,9 @@ pub struct LogOptions {
     pub tee: StreamsOf,
     /// Local ranks that are shown on the console, all if `None`: `--local-ranks-filter`.
     pub shown: Option<BTreeSet<u32>>,
+    /// Global ranks that are shown on the console, all if `None`: `--ranks-filter`. A worker may get another rank while it runs, so all
+    /// output for consoles passes through the agent then.
+    pub shown_ranks: Option<BTreeSet<u32>>,
     /// Texts of lines that are kept apart: `--duplicate-stdout-filters`. None if empty.
     pub stdout_filters: Vec<String>,
     /// The same of standard error.
@@ -30,32 +33,31 @@ impl LogOptions {
         self.redirects.any() || self.tee.any()
     }
 
-    /// Where standard output and standard error of a worker go; `files` are those in its folder, if there is one.
-    pub fn outputs(&self, local_rank: u32, files: Option<(PathBuf, PathBuf)>, prefix: &str) -> (Output, Output) {
-        let Some((stdout, stderr)) = files else { return (self.console(), self.console()) };
+    /// Where standard output and standard error of the worker of this local and this global rank go; `files` are those in its
+    /// folder, if there is one.
+    pub fn outputs(
+        &self,
+        (local_rank, rank): (u32, u32),
+        files: Option<(PathBuf, PathBuf)>,
+        prefix: &str,
+    ) -> (Output, Output) {
+        let console = self.shown_ranks.as_ref().is_none_or(|ranks| ranks.contains(&rank));
+        let Some((stdout, stderr)) = files else { return (self.console(console), self.console(console)) };
         let (redirected, teed) = (self.redirects.of(local_rank), self.tee.of(local_rank));
         let shown = self.shown.as_ref().is_none_or(|ranks| ranks.contains(&local_rank));
-        (
-            self.output(redirected.stdout, teed.stdout, shown, stdout, prefix),
-            self.output(redirected.stderr, teed.stderr, shown, stderr, prefix),
-        )
-    }
-
-    fn output(&self, redirected: bool, teed: bool, shown: bool, file: PathBuf, prefix: &str) -> Output {
-        match (teed, redirected, shown) {
-            (true, _, true) => {
-                Output::Copied(Copies { file: Some(file), console: true, prefix: Some(prefix.to_owned()) })
-            }
+        let output = |redirected, teed, file| match (teed, redirected, shown) {
+            (true, _, true) => Output::Copied(Copies { file: Some(file), console, prefix: Some(prefix.to_owned()) }),
             (true, ..) | (_, true, _) => Output::File(file),
-            (false, false, true) => self.console(),
+            (false, false, true) => self.console(console),
             (false, false, false) => Output::Null,
-        }
+        };
+        (output(redirected.stdout, teed.stdout, stdout), output(redirected.stderr, teed.stderr, stderr))
     }
 
-    /// The console alone.
-    fn console(&self) -> Output {
-        match self.whole_lines {
-            true => Output::Copied(Copies { file: None, console: true, prefix: Some(String::new()) }),
+    /// The console alone, if the worker's rank is shown there.
+    fn console(&self, console: bool) -> Output {
+        match self.whole_lines || self.shown_ranks.is_some() {
+            true => Output::Copied(Copies { file: None, console, prefix: self.whole_lines.then(String::new) }),
             false => Output::Inherit,
         }
     }
@@ -67,7 +69,7 @@ mod tests {
     use crate::rendezvous::protocol::text::LOCAL_WORLD_SIZE_LIMIT;
 
     fn of(options: &LogOptions, local_rank: u32) -> (Output, Output) {
-        options.outputs(local_rank, Some(("out".into(), "err".into())), "[p]:")
+        options.outputs((local_rank, 8 + local_rank), Some(("out".into(), "err".into())), "[p]:")
     }
 
     #[test]
@@ -111,12 +113,29 @@ mod tests {
         let lines = Output::Copied(Copies { file: None, console: true, prefix: Some(String::new()) });
         assert_eq!(of(&options, 0), (lines.clone(), lines.clone()));
         assert_eq!(of(&options, 1), (Output::File("out".into()), Output::File("err".into())));
-        assert_eq!(options.outputs(0, None, "[p]:"), (lines.clone(), lines));
+        assert_eq!(options.outputs((0, 8), None, "[p]:"), (lines.clone(), lines));
+    }
+
+    #[test]
+    fn global_ranks_that_are_not_shown_pass_through_the_agent_all_the_same() {
+        let copied = |file: Option<&str>, console, prefix: Option<&str>| {
+            let (file, prefix) = (file.map(Into::into), prefix.map(str::to_owned));
+            Output::Copied(Copies { file, console, prefix })
+        };
+        let options =
+            LogOptions { shown_ranks: Some([9].into()), tee: "0:1,1:1".parse().unwrap(), ..LogOptions::default() };
+        assert_eq!(of(&options, 0), (copied(Some("out"), false, Some("[p]:")), copied(None, false, None)));
+        assert_eq!(of(&options, 1), (copied(Some("out"), true, Some("[p]:")), copied(None, true, None)));
+        assert_eq!(options.outputs((0, 8), None, ""), (copied(None, false, None), copied(None, false, None)));
+        let lines = LogOptions { whole_lines: true, ..options.clone() };
+        assert_eq!(of(&lines, 2).1, copied(None, false, Some("")));
+        let both = LogOptions { shown: Some([0].into()), tee: "0".parse().unwrap(), ..options };
+        assert_eq!(of(&both, 1).0, Output::Null, "its local rank is never shown");
     }
 
     #[test]
     fn without_a_folder_everything_is_on_the_console() {
         let options = LogOptions { tee: "3".parse().unwrap(), shown: Some([1].into()), ..LogOptions::default() };
-        assert_eq!(options.outputs(0, None, "[p]:"), (Output::Inherit, Output::Inherit));
+        assert_eq!(options.outputs((0, 8), None, "[p]:"), (Output::Inherit, Output::Inherit));
     }
 }

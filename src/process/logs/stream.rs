@@ -92,7 +92,7 @@ impl Stream {
 
     /// Reads once and copies it.
     pub fn copy(&mut self, buffer: &mut [u8], sink: &mut Sink) -> Copied {
-        if self.watch.is_some() && !sink.is_wanted() {
+        if self.watch.is_some() && !(self.console && sink.is_wanted()) {
             self.skip();
         }
         // The end of a file can be read from the file.
@@ -128,13 +128,25 @@ impl Stream {
         }
     }
 
-    /// Writes a last line without an end. Returns the descriptor to be closed; `None` if that has happened before.
-    pub fn finish(&mut self, sink: &mut Sink) -> Option<OwnedFd> {
-        let ended = self.read_end.take()?;
+    /// Whether the console gets what is read from now on. If it does not, a line that has no end yet is written to its present one.
+    pub fn set_console(&mut self, console: bool, sink: &mut Sink) {
+        if self.console && !console {
+            self.end_line(sink);
+        }
+        self.console = console;
+    }
+
+    fn end_line(&mut self, sink: &mut Sink) {
         let (whose, prefix) = (self.whose(), self.prefix.as_ref());
         self.lines.finish(|part| give(sink, self.console, prefix, whose, &part));
         self.unshown_since = None;
         sink.flush();
+    }
+
+    /// Writes a last line without an end. Returns the descriptor to be closed; `None` if that has happened before.
+    pub fn finish(&mut self, sink: &mut Sink) -> Option<OwnedFd> {
+        let ended = self.read_end.take()?;
+        self.end_line(sink);
         self.file = None;
         Some(ended)
     }
@@ -217,5 +229,33 @@ mod tests {
         assert_eq!(stream.enough(), 1 << 20);
         assert_eq!(stream.copy(&mut buffer, &mut sink), Copied::Nothing);
         assert_eq!(stream.enough(), 0);
+    }
+
+    #[test]
+    fn a_console_gets_what_is_printed_while_it_shows_the_stream() {
+        for prefix in [None, Some("P".to_owned())] {
+            let (read, write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::NONBLOCK).unwrap();
+            let mut printed = File::from(write);
+            let copies = Copies { console: false, prefix: prefix.clone(), file: None };
+            let reading = Reading::Pipe(read);
+            let mut stream = Stream::open(Source { local_rank: 0, which: Which::Stdout, reading, copies }).unwrap();
+            let (theirs, console) = rustix::pipe::pipe().unwrap();
+            let mut sink = Sink::new(console, None);
+            let mut buffer = vec![0; 4096];
+            let mut print = |stream: &mut Stream, sink: &mut Sink, text: &str| {
+                printed.write_all(text.as_bytes()).unwrap();
+                assert_eq!(stream.copy(&mut buffer, sink), Copied::Some(text.len()));
+            };
+            print(&mut stream, &mut sink, "another rank's\nhalf of a line");
+            stream.set_console(true, &mut sink);
+            print(&mut stream, &mut sink, "rank 0's\nits last");
+            stream.set_console(false, &mut sink);
+            print(&mut stream, &mut sink, "another rank's again\n");
+            stream.finish(&mut sink);
+            drop(sink);
+            let shown = std::io::read_to_string(File::from(theirs)).unwrap();
+            let expected = prefix.map_or("rank 0's\nits last", |_| "Prank 0's\nPits last\n");
+            assert_eq!(shown, expected);
+        }
     }
 }

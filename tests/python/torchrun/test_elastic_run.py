@@ -69,7 +69,7 @@ class Run:
         """Replace parts of a text that differ from run to run."""
         text = text.replace(str(self.logs), "LOGS").replace(str(self.accounts), "ACCOUNTS")
         text = re.sub(r"torchelastic_\w{8}", "TEMPORARY", text)
-        return re.sub(r"job_\w{8}\b", "job_RANDOM", text)
+        return re.sub(rf"job_(?:{re.escape(os.uname().nodename)}_)?\w{{8}}\b", "job_RANDOM", text)
 
     def files(self) -> dict[str, list[str]]:
         """Return the logs: paths, and sorted lines, as those of workers may mix. Of events only the path."""

@@ -465,3 +465,23 @@ def test_a_failure_without_restarts_left_ends_the_job(start: Start, job: Job, do
     assert node.wait() == 1
     job.until_gone(*pids(before).values())
     assert any("SIGKILL" in line for line in node.lines)
+
+
+@pytest.mark.parametrize("agent", ["run", "rust"], indirect=True)
+def test_nccl_groups_that_elastic_makes_can_be_resized_under_the_agent(start: Start, tmp_path: Path) -> None:
+    """NCCL's own error handling would end the survivors, and PyTorch's agent switches it on for all workers."""
+    script = tmp_path / "asks.py"
+    script.write_text(
+        "import os\n"
+        "from elastic_rs.elastic._decisions import attendance, nccl_variables\n"
+        "before = os.environ.get('TORCH_NCCL_ASYNC_ERROR_HANDLING')\n"
+        "os.environ.update(nccl_variables(os.environ, frozenset({'nccl'})))\n"
+        "print('NCCL', before, attendance(os.environ, frozenset({'nccl'})).reason or 'can be resized')\n"
+    )
+    for in_place, says in (
+        ("nccl", "None can be resized"),
+        ("gloo", "1 process groups of backend nccl are not resized"),
+    ):
+        node = start(2, nnodes="1", script=script, conf=f"last_call_timeout=1,in_place={in_place}")
+        assert node.wait() == 0
+        node.line(f"NCCL {says}")

@@ -48,6 +48,7 @@ pub fn run_within(procs: &str, script: &str) {
             max_restarts: 0,
             use_agent_store: true,
             virtual_local_rank: false,
+            resizes_nccl: false,
         };
         let options = AgentOptions {
             name: "agent".to_owned(),
