@@ -109,6 +109,13 @@ class Agent:
         contain one of the texts. Teed lines are shown on ``stdout_fd`` and ``stderr_fd``, which stay the caller's. Workers are forked
         from the ``template`` if possible.
         """
+    @staticmethod
+    def written() -> None:
+        """
+        Wait until the consoles have taken what all workers have printed, as long as somebody has them open.
+
+        Python's signal handlers run meanwhile. An exception that they raise ends the wait, and the rest of the output is lost.
+        """
 
 @final
 class AgentOptions:

@@ -272,6 +272,14 @@ impl Agent {
         Ok(step.map(Step))
     }
 
+    /// Wait until the consoles have taken what all workers have printed, as long as somebody has them open.
+    ///
+    /// Python's signal handlers run meanwhile. An exception that they raise ends the wait, and the rest of the output is lost.
+    #[staticmethod]
+    fn written(py: Python<'_>) -> PyResult<()> {
+        block_on_task(py, elastic_rs::process::written())
+    }
+
     /// Answers ``join``.
     fn placed(&self, placement: &Placement) {
         self.runner.blocking_lock().placed(placement.0.clone());

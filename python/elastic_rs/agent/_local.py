@@ -6,6 +6,7 @@ handler, says which programs or functions the workers are, and turns how it ende
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import logging
 import os
@@ -176,6 +177,10 @@ class LocalElasticAgent(TorchLocalElasticAgent):
                 # A spare that was not needed. PyTorch's agent returns None here, on which its launcher fails.
                 logger.info("%s: %s", self._who(), error)
                 result = RunResult(state=WorkerState.SUCCEEDED)
+        # Whoever sends a signal wants this process to end.
+        if self._signal is None:
+            with contextlib.suppress(SignalException):
+                agent.written()
         return result
 
     def _pass_on(self, agent: Agent, error: SignalException) -> None:

@@ -25,7 +25,7 @@ LINES = ("socket:", "pipe:", "anon_inode:[eventpoll]", "anon_inode:[io_uring]")
 
 def why_not() -> str:
     """Return what makes forks of this process useless, if anything."""
-    return _threads() or _device()
+    return _device() or _threads()
 
 
 def _threads() -> str:

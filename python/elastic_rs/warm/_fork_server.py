@@ -64,7 +64,7 @@ def serve() -> Program:
     # Imported modules are found as in a worker, and see the worker's command line.
     program = Program(args)
     shared = _checks.Shared()
-    if reason := _nameless() or _load(modules) or shared.why_not() or _checks.why_not():
+    if reason := _nameless() or _load(modules) or _checks.why_not() or shared.why_not():
         server.refuse(reason)
         os._exit(0)
     # A worker's collection would write to each object, and so copy its page: 0.2 s and 100 MB with torch.

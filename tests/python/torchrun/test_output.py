@@ -115,10 +115,10 @@ for number in range({LINES}):
 
 
 class Unread:
-    """An ``elastic-run`` whose standard output nobody reads, like a pager that waits."""
+    """A launcher whose standard output nobody reads, like a pager that waits."""
 
     def __init__(self, script: Path, log: Path, *options: str) -> None:
-        command = [sys.executable, "-m", "elastic_rs.run", "--standalone", *options, str(script)]
+        command = [sys.executable, "-m", *options, str(script)]
         self.stdout, theirs = os.pipe()
         with log.open("wb") as stderr:
             self.process = subprocess.Popen(command, stdout=theirs, stderr=stderr, stdin=subprocess.DEVNULL)
@@ -134,10 +134,11 @@ class Unread:
         until("it says that it waits", lambda: words in self.log.read_text())
 
 
-@pytest.fixture
-def unread(script: Path, tmp_path: Path) -> Iterator[Unread]:
+@pytest.fixture(params=["elastic_rs.run", "torch.distributed.run"])
+def unread(request: pytest.FixtureRequest, script: Path, tmp_path: Path) -> Iterator[Unread]:
     script.write_text(PRINTS_MUCH)
-    unread = Unread(script, tmp_path / "stderr", "--tee=3", f"--log-dir={tmp_path / 'logs'}")
+    job = ["--rdzv-backend=rust-c10d", "--rdzv-endpoint=localhost:0"]
+    unread = Unread(script, tmp_path / "stderr", request.param, *job, "--tee=3", f"--log-dir={tmp_path / 'logs'}")
     yield unread
     unread.process.kill()
     unread.process.wait()
