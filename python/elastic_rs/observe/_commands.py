@@ -161,10 +161,11 @@ def _story(args: argparse.Namespace) -> tuple[Story, dict[str, Any] | None]:
 
 def _status(args: argparse.Namespace) -> int:
     story, state = _story(args)
-    if args.json:
-        print(json.dumps({"state": state, **_facts(story)}))
-    else:
-        print("\n".join(_text.status(story, state)))
+    text = json.dumps({"state": state, **_facts(story)}) if args.json else "\n".join(_text.status(story, state))
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        close_output()  # `| head` has read enough, and the exit code still says how the job is
     return HEALTHY if _is_healthy(story, state) else NOT_HEALTHY
 
 

@@ -43,8 +43,8 @@ def claim(
     logger.info("this process hosts the coordinator at %s:%d", host, claimed.port)
     if means_all(host):
         logger.warning(
-            "the endpoint %s means all addresses of this node, which hosts the coordinator: give the other nodes "
-            "--rdzv-endpoint=%s, without is_host",
+            "the endpoint %s means all addresses of this node, which hosts the coordinator: the other nodes are to be "
+            "given %s instead",
             host,
             " or ".join(claimed.public_addresses) or f"ADDRESS:{claimed.port}",
         )

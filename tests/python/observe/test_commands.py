@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -169,6 +170,12 @@ def test_several_runs_in_files_must_be_told_apart(tmp_path: Path, capsys: pytest
     assert _cli.main(["status", "--events", str(path)]) == 2
     assert "there are several runs in these files: `one`, `other`; name one (--run-id)" in capsys.readouterr().err
     assert _cli.main(["status", "--events", str(path), "--run-id=one"]) == 1
+    # The exit code says so although nobody reads the words: `| head -0`.
+    theirs, ours = os.pipe()
+    os.close(theirs)
+    command = [sys.executable, "-m", "elastic_rs", "status", "--events", str(path), "--run-id=one"]
+    assert subprocess.run(command, stdout=ours, stderr=subprocess.PIPE, check=False).returncode == 1
+    os.close(ours)
     assert capsys.readouterr().out.startswith("one  FAILED  0 recoveries")
     assert _cli.main(["status", "--events", str(path), "--run-id=other"]) == 0
     assert _cli.main(["why", "--events", str(path), "--run-id=other", "--recovery=1"]) == 2

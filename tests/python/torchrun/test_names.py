@@ -111,7 +111,7 @@ def test_a_host_on_all_addresses_names_what_the_other_nodes_give(start: Start, p
     done = tmp_path / "done"
     options = {"nnodes": "2", "script": FAMILY}
     first = start(2, "--until", done, endpoint=f"0.0.0.0:{port}", conf="is_host=1,last_call_timeout=1", **options)
-    first.line(r"WARNING.*0\.0\.0\.0 means all addresses of this node.* --rdzv-endpoint=\S+:\d+")
+    first.line(r"WARNING.*0\.0\.0\.0 means all addresses of this node.* given \S+:\d+")
     second = start(3, "--until", done, endpoint=f"127.0.0.1:{port}", **options)
     for node in (first, second):
         place(node, 2)
