@@ -93,6 +93,7 @@ impl Node {
             max_restarts: 0,
             use_agent_store: true,
             virtual_local_rank: false,
+            resizes_nccl: false,
         };
         let options = AgentOptions {
             name: "agent".into(),

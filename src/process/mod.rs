@@ -62,6 +62,7 @@ pub use event::{Event, Exited, Left, Outcome};
 pub use exit::{Exit, Signal};
 #[cfg(feature = "io")]
 pub(crate) use folders::link_ranks;
+#[cfg(feature = "io")]
 pub use folders::{AttemptFolder, LogFolders, folder_name};
 #[cfg(feature = "io")]
 pub(crate) use forker::ForkWorker;

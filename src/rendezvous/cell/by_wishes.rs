@@ -12,6 +12,7 @@ use super::wish::Wish;
 use crate::rendezvous::decider::durable::CELL_SESSION;
 use crate::rendezvous::decider::run::Run;
 use crate::rendezvous::protocol::message::{CoordinatorMessage, NodeId, NodeMessage};
+use crate::rendezvous::protocol::text::DEFAULT_RUN_ID;
 
 impl CellNode {
     /// The nodes with a key at etcd. The next state, or [`CellNode::on_wishes`], applies a change.
@@ -137,11 +138,14 @@ impl CellNode {
         applied
     }
 
-    /// Whether this node starts the run anew: it was closed, and nobody of it is left.
+    /// Whether this node starts the run anew: it was closed, and nobody of it is left. Only the run of jobs without a run id, since
+    /// each next one of them is another job.
     pub(super) fn begins_anew(&self) -> bool {
         let (Liveness::Leases(peers), Some(blob)) = (&self.liveness, &self.confirmed) else { return false };
         let new = self.view().round.0 == 0 && !blob.knows(self.hello.node);
-        new && blob.closed().is_some() && !blob.members().any(|node| peers.has(node))
+        new && self.hello.run_id == DEFAULT_RUN_ID
+            && blob.closed().is_some()
+            && !blob.members().any(|node| peers.has(node))
     }
 
     /// Remove this node's messages that the state contains. Returns whether a withdrawal is among them.

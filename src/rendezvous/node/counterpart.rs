@@ -56,7 +56,7 @@ impl Counterpart {
         match self {
             Self::Coordinator { .. } => "a coordinator remembers that for an hour",
             Self::Cell => "the backend keeps that",
-            Self::Etcd { .. } => "etcd keeps that until the last node of that job has gone",
+            Self::Etcd { .. } => "etcd keeps that for two hours, or until somebody deletes the run's keys",
         }
     }
 

@@ -45,3 +45,21 @@ def test_a_job_of_one_node_that_was_killed_starts_again_without_a_run_id(
     place(again, 1)
     done.touch()
     assert again.wait() == 0
+
+
+@AGENTS
+@pytest.mark.parametrize("fails", [[], ["--raise=0"]], ids=["after a success", "after a failure"])
+def test_a_late_pod_of_a_job_that_is_over_trains_nothing(
+    own_cluster: Callable[..., Cluster], nodes: Nodes, tmp_path: Path, by: str, fails: list[str]
+) -> None:
+    """Nobody of the job is left, and etcd alone remembers it."""
+    endpoint, done = own_cluster().endpoint, tmp_path / "done"
+    done.touch()
+    code, how = (1, "failed") if fails else (0, "succeeded")
+    worker: list[str | Path] = ["--until", done, *fails]
+    first = nodes.start(2, endpoint, *worker, nnodes="1", run_id="named", by=by, restarts=0)
+    assert first.wait() == code
+    late = nodes.start(3, endpoint, *worker, nnodes="1", run_id="named", by=by, restarts=0)
+    assert late.wait() == code
+    late.line(rf"the job with the run id `named` has {how} .*another --rdzv-id")
+    assert not any(line.startswith("WORKER") for line in late.lines)
