@@ -60,7 +60,8 @@ impl CellDriver {
                 let now = Instant::now();
                 node.on_tick(now);
                 let mut reporter = self.reporter.lock();
-                let news = reporter.look(node.machine(), now);
+                let mut news = reporter.look(node.machine(), now);
+                news.extend(node.take_warnings());
                 let deadline =
                     [node.next_deadline(), reporter.next_deadline(node.machine())].into_iter().flatten().min();
                 (node.take_command(), node.has_left(), deadline, node.take_notes(), news)

@@ -94,6 +94,7 @@ pub struct CellNode {
     /// This node's stay for the others, once it has left the state.
     pub(super) stay: Stay,
     notes: Vec<String>,
+    warnings: Vec<String>,
 }
 
 /// What the state keeps of an introduction. It has no place for rules, so no node may compare its own with them.
@@ -143,6 +144,7 @@ impl CellNode {
             command: None,
             stay: Stay::Over,
             notes: Vec::new(),
+            warnings: Vec::new(),
         }
     }
 
@@ -290,13 +292,19 @@ impl CellNode {
         std::mem::take(&mut self.notes)
     }
 
+    /// Take the warnings of decisions that this node has written, for the log.
+    pub fn take_warnings(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.warnings)
+    }
+
     /// Take the events that this node has recorded, and the number of those that were dropped before they could be taken.
     pub fn take_events(&mut self) -> (Vec<Entry>, u64) {
         self.machine.take_events()
     }
 
     /// Log and record decisions that this node has written.
-    fn keep(&mut self, Recorded { records, references }: Recorded, now: Instant) {
+    fn keep(&mut self, Recorded { records, warnings, references }: Recorded, now: Instant) {
+        self.warnings.extend(warnings);
         self.notes.extend(records.iter().filter_map(|record| record.text.clone()));
         self.machine.journal.tick(now);
         self.machine.journal.decided(records, &references);

@@ -25,6 +25,8 @@ pub(super) struct Proposal {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Recorded {
     pub records: Vec<Record>,
+    /// For people.
+    pub warnings: Vec<String>,
     /// Events of other nodes that are causes. Theirs are the numbers before those of the records.
     pub references: Vec<Reference>,
 }

@@ -18,6 +18,7 @@ use crate::rendezvous::protocol::message::{CoordinatorMessage, Hello, NodeMessag
 #[derive(Default)]
 pub(super) struct Outcome {
     records: Vec<Record>,
+    warnings: Vec<String>,
     replies: Vec<CoordinatorMessage>,
     /// The node is rejected, so nothing is written.
     refused: bool,
@@ -50,12 +51,12 @@ impl Outcome {
         for effect in effects {
             match effect {
                 Effect::Record(record) => self.records.push(record),
+                Effect::Warn(text) => self.warnings.push(text),
                 Effect::Send { session, message } if session == MY_SESSION => self.replies.push(message),
                 // Other nodes derive their messages from the state.
                 Effect::Send { .. }
                 | Effect::End { .. }
                 | Effect::Tally(_)
-                | Effect::Warn(_)
                 | Effect::HostLeft { .. }
                 | Effect::Exclusions
                 | Effect::EmptyStore => {}
@@ -91,7 +92,7 @@ impl CellNode {
         for (_, message) in &messages[given_up..] {
             self.apply_message(me, message.clone(), &mut run, &mut outcome, now);
         }
-        let Outcome { records, replies, refused, beats } = outcome;
+        let Outcome { records, warnings, replies, refused, beats } = outcome;
         if refused {
             return Decision::Reply(replies);
         }
@@ -116,7 +117,7 @@ impl CellNode {
             let mine = messages.last().map(|(number, _)| (self.hello.node, *number));
             blob.record_applied(mine.into_iter().collect(), |node| !run.knows(node) && !peers.has(node));
         }
-        let recorded = Recorded { records, references: run.references().to_vec() };
+        let recorded = Recorded { records, warnings, references: run.references().to_vec() };
         Decision::Write(Box::new(Proposal { blob, recorded, replies, messages, standing: run.standing() }))
     }
 

@@ -150,7 +150,8 @@ impl Driver {
             let mut node = self.node.lock();
             let now = Instant::now();
             node.on_tick(now);
-            let news = reporter.look(node.machine(), now);
+            let mut news = reporter.look(node.machine(), now);
+            news.extend(node.node_mut().take_warnings());
             let deadline = earliest(node.next_deadline(), reporter.next_deadline(node.machine()));
             (node.take_requests(), node.has_left(), deadline, node.take_notes(), news)
         };

@@ -63,3 +63,16 @@ def test_a_late_pod_of_a_job_that_is_over_trains_nothing(
     assert late.wait() == code
     late.line(rf"the job with the run id `named` has {how} .*another --rdzv-id")
     assert not any(line.startswith("WORKER") for line in late.lines)
+
+
+def test_two_agents_on_one_machine_are_said_once_over_etcd_too(
+    own_cluster: Callable[..., Cluster], nodes: Nodes, tmp_path: Path
+) -> None:
+    endpoint, done = own_cluster().endpoint, tmp_path / "done"
+    done.touch()
+    both = [nodes.start(2, endpoint, "--until", done, nproc=2, name=name) for name in ("one", "other")]
+    assert [node.wait() for node in both] == [0, 0]
+    said = [line for node in both for line in node.lines if "2 agents of this job run on one machine" in line]
+    assert len(said) == 1
+    assert "WARNING" in said[0]
+    assert "with 2 + 2 workers" in said[0]
