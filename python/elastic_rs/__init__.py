@@ -11,11 +11,9 @@ Importing this package does not import torch; the classes below are loaded on fi
 
 from __future__ import annotations
 
-# A process that starts agents by the hundred waits for each import: `typing` takes longer than the rest of this one.
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
+from typing import TYPE_CHECKING, Any
 
+if TYPE_CHECKING:
     from elastic_rs._elastic_rs import EtcdClient as EtcdClient
     from elastic_rs._elastic_rs import EtcdOptions as EtcdOptions
     from elastic_rs._step import step as step

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import functools
+import logging
 import os
 
 from elastic_rs import _elastic_rs
-from elastic_rs._log import Log
 
 __all__ = ["cpus_of"]
 
-logger = Log("elastic_rs.agent")
+logger = logging.getLogger("elastic_rs.agent")
 
 
 @functools.cache

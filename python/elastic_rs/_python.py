@@ -10,8 +10,7 @@ import sys
 __all__ = ["AGENT", "arguments", "enter", "first_folder"]
 
 AGENT = "import sys; from elastic_rs._hosted import main; sys.exit(main())"
-"""What an agent's Python runs. It does not use ``-m``, whose own imports take longer than those of an agent until it
-reports."""
+"""What an agent's Python runs."""
 
 _entered: str | None = None
 

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 from elastic_rs import _elastic_rs
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 __all__ = ["start_daemon"]
 

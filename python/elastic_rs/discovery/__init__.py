@@ -13,13 +13,12 @@ The classes have the names and methods of ``horovod.runner.elastic.discovery``.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from elastic_rs import _imported
 
 # Agents wait for the driver, and the driver for its imports. Of these it needs one.
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
-
     from elastic_rs.discovery._clusters import DnsHosts as DnsHosts
     from elastic_rs.discovery._clusters import SlurmHosts as SlurmHosts
     from elastic_rs.discovery._manager import DiscoveredHosts as DiscoveredHosts

@@ -8,13 +8,10 @@ import select
 import shlex
 import signal
 import time
+from collections.abc import Sequence
 
 from elastic_rs._elastic_rs import start_program
 from elastic_rs._terminal import plain
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 __all__ = ["MOST_BYTES", "DiscoveryError", "printed_by"]
 

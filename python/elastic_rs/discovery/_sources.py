@@ -6,13 +6,10 @@ import os
 import re
 import shlex
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 
 from elastic_rs._elastic_rs import parse_hosts
 from elastic_rs.discovery._programs import MOST_BYTES, DiscoveryError, printed_by
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 __all__ = ["DiscoveryError", "FileHosts", "FixedHosts", "HostDiscovery", "HostDiscoveryScript"]
 

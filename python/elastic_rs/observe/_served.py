@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from elastic_rs._log import Log
+import logging
+from typing import TYPE_CHECKING
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from elastic_rs._elastic_rs import Host, PageOrder, PageOrders
 
 __all__ = ["serve_pages"]
 
-logger = Log("elastic_rs.observe")
+logger = logging.getLogger("elastic_rs.observe")
 
 
 def serve_pages(host: Host) -> None:

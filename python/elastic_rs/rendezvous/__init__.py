@@ -5,10 +5,9 @@ Importing this package does not import torch, which ``elastic-run`` does without
 
 from __future__ import annotations
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
+from typing import TYPE_CHECKING, Any
 
+if TYPE_CHECKING:
     from elastic_rs.rendezvous._etcd_handler import RustEtcdRendezvousHandler as RustEtcdRendezvousHandler
     from elastic_rs.rendezvous._etcd_handler import create_rust_etcd_handler as create_rust_etcd_handler
     from elastic_rs.rendezvous._handler import DEFAULT_PORT as DEFAULT_PORT

@@ -5,13 +5,13 @@ The table is in ``src/rendezvous/conf.rs``.
 
 from __future__ import annotations
 
-from elastic_rs._elastic_rs import RendezvousConfig, only_on_loopback
-from elastic_rs._log import Log
+import ipaddress
+import logging
+import re
+from collections.abc import Collection, Mapping
+from typing import Any
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
-    from typing import Any
+from elastic_rs._elastic_rs import RendezvousConfig, only_on_loopback
 
 __all__ = [
     "ETCD_NAMES",
@@ -30,7 +30,7 @@ __all__ = [
     "warn_of_no_endpoint",
 ]
 
-logger = Log("elastic_rs.rendezvous")
+logger = logging.getLogger("elastic_rs.rendezvous")
 
 
 DEFAULT_PORT = 29400
@@ -124,32 +124,18 @@ def parse_endpoint(text: str, default_port: int | None) -> tuple[str, int]:
     text = text.strip()
     if text.count(":") > 1 and not text.startswith("["):
         _check_bare_ipv6(text, default_port)
-    host, given = _split(text or "localhost")
-    port = int(given) if given else default_port
-    if not host or (port is not None and port >= 65536):
+    found = _ENDPOINT.fullmatch(text or "localhost")
+    port = int(found["port"]) if found and found["port"] else default_port
+    if not found or (port is not None and port >= 65536):
         raise ValueError(
             f"the rendezvous endpoint is `{text}`, must be HOST, HOST:PORT or [IPV6]:PORT with a port from 0 to 65535"
         )
     if port is None:
         raise ValueError(f"the rendezvous endpoint is `{text}`, must name a port: {text}:PORT")
-    return host, port
+    return found["bracketed"] or found["host"], port
 
 
-def _split(text: str) -> tuple[str, str]:
-    """Split an endpoint into host and port, one of which may be empty. Without a host if it is none.
-
-    Not by a regular expression: agents would wait for the import.
-    """
-    if text.startswith("["):
-        host, bracket, port = text[1:].partition("]")
-        separator, port = port[:1], port[1:]
-        good = bool(bracket) and separator in {"", ":"}
-    else:
-        host, separator, port = text.rpartition(":") if ":" in text else (text, "", "")
-        good = True
-    good &= all(char.isalnum() or char in "_.:-" for char in host)
-    good &= (0 < len(port) < 6 and port.isascii() and port.isdigit()) if separator else not port
-    return (host, port) if good else ("", "")
+_ENDPOINT = re.compile(r"(?:\[(?P<bracketed>[\w.:-]+)\]|(?P<host>[\w.-]+|[\w.:-]+(?=:)))(?::(?P<port>[0-9]{1,5}))?")
 
 
 def _check_bare_ipv6(text: str, default_port: int | None) -> None:
@@ -174,8 +160,6 @@ def _check_bare_ipv6(text: str, default_port: int | None) -> None:
 
 
 def _is_ipv6(text: str) -> bool:
-    import ipaddress  # few need it
-
     try:
         ipaddress.IPv6Address(text)
     except ValueError:

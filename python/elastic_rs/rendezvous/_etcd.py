@@ -5,17 +5,18 @@ Does not import torch.
 
 from __future__ import annotations
 
-from elastic_rs import _elastic_rs
-from elastic_rs._log import Log
+import logging
+from typing import TYPE_CHECKING
 
-TYPE_CHECKING = False
+from elastic_rs import _elastic_rs
+
 if TYPE_CHECKING:
     from elastic_rs._elastic_rs import EtcdOptions
     from elastic_rs.rendezvous._config import RendezvousConfig
 
 __all__ = ["etcd_of", "own_address"]
 
-logger = Log("elastic_rs.rendezvous")
+logger = logging.getLogger("elastic_rs.rendezvous")
 
 _RESOLVE_S = 5.0
 

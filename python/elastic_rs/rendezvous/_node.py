@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
+from typing import TYPE_CHECKING
 
 from elastic_rs import _elastic_rs
-from elastic_rs._log import Log
 from elastic_rs.rendezvous._config import means_all
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from elastic_rs._elastic_rs import Host, Protection
     from elastic_rs.rendezvous._config import RendezvousConfig
 
 __all__ = ["claim", "shares_store", "warn_if_open", "why_not_host"]
 
-logger = Log("elastic_rs.rendezvous")
+logger = logging.getLogger("elastic_rs.rendezvous")
 
 
 def claim(

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import os
+from typing import TYPE_CHECKING
 
 from elastic_rs import _elastic_rs
-from elastic_rs._log import Log
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from elastic_rs._elastic_rs import Certificates, Protection, RendezvousConfig
 
@@ -34,7 +34,7 @@ TLS_SPIFFE_ID = "ELASTIC_RS_TLS_SPIFFE_ID"
 TLS_VARIABLES = (TLS_CERT, TLS_KEY, TLS_CA, TLS_SPIFFE_ID)
 """All that say which certificates there are."""
 
-logger = Log("elastic_rs.rendezvous")
+logger = logging.getLogger("elastic_rs.rendezvous")
 
 _given: str | None = None
 

@@ -8,33 +8,31 @@ from __future__ import annotations
 import sys
 
 try:
+    import argparse
+    import logging
     import os
     import time
+    from collections.abc import Callable, Sequence
+    from typing import TYPE_CHECKING
 
-    from elastic_rs._log import Log, show_logs_if_asked
+    from elastic_rs._logging import show_logs_if_asked
     from elastic_rs._terminal import error_line, shows_colours
     from elastic_rs.run._usage import PROG, UsageError, fail
 except KeyboardInterrupt:
     # As in `main`, which is not defined yet.
     raise SystemExit(130) from None
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Callable, Sequence
-
     from elastic_rs._elastic_rs import Launched, LaunchOptions, Protection, Signals
     from elastic_rs.discovery import HostDiscovery
     from elastic_rs.run._options import Rendezvous
 
 __all__ = ["main"]
 
-logger = Log("elastic_rs.run")
+logger = logging.getLogger("elastic_rs.run")
 
 FAILED = 1
 INTERRUPTED = 130
-LACKS_SCRIPT = "lacks_script"
-"""Attribute of what a driver has parsed: it has not found the script either."""
 
 
 def _tell_nobody(_: str) -> None:
@@ -46,7 +44,6 @@ def main(
     *,
     discovery: HostDiscovery | None = None,
     told: Callable[[str], None] = _tell_nobody,
-    parsed: argparse.Namespace | None = None,
 ) -> int:
     """Run the workers of one node until the job has ended, or check the node (``doctor``), and return the exit code.
 
@@ -60,49 +57,39 @@ def main(
         discovery: finds the hosts, instead of ``-H`` and the like.
         told: for an agent that a driver has started. If this node gets so far, it is called with ``accepted``, and then
             with :attr:`elastic_rs._elastic_rs.Launched.outcome`; or with ``refused`` if no other node can do better
-            with this command line, or ``lacks_script`` if neither this node nor the driver has the script. Such an
-            agent ends well if it joins after the job has succeeded. For any other node that is an error, as for
-            torchrun.
-        parsed: the same command line, if the driver has parsed it.
+            with this command line, or ``lacks_script`` if this node does not have the script. Such an agent ends well
+            if it joins after the job has succeeded. For any other node that is an error, as for torchrun.
     """
     argv = sys.argv[1:] if args is None else list(args)
     try:
-        return _run(argv, discovery, told, parsed)
+        return _run(argv, discovery, told)
     except UsageError as error:
         from elastic_rs.run._script import NoScriptError
 
         if error.everywhere:
             told("refused")
-        elif isinstance(error, NoScriptError) and getattr(parsed, LACKS_SCRIPT, False):
-            told(LACKS_SCRIPT)
+        elif isinstance(error, NoScriptError):
+            told("lacks_script")
         fail(str(error), hint=error.hint)
     except KeyboardInterrupt:
         # Before the core has taken the signals, or after it has given them back.
         return INTERRUPTED
 
 
-def _run(
-    argv: Sequence[str],
-    discovery: HostDiscovery | None,
-    told: Callable[[str], None],
-    parsed: argparse.Namespace | None,
-) -> int:
+def _run(argv: Sequence[str], discovery: HostDiscovery | None, told: Callable[[str], None]) -> int:
     if argv[:1] == ["doctor"]:
         from elastic_rs import doctor
 
         return doctor.main(argv[1:])
-    args = parsed
-    if args is None:
-        from elastic_rs.run._flags import parse
+    from elastic_rs.run._flags import parse, warn_of_variables
 
-        args = parse(argv)
+    args = parse(argv)
     show_logs_if_asked()
-    if parsed is None:
-        from elastic_rs.run._flags import warn_of_variables
-
+    is_driven = told is not _tell_nobody
+    if not is_driven:  # else the driver has warned
         warn_of_variables()
     try:
-        return _start(argv, args, discovery, told, is_parsed=parsed is not None)
+        return _start(argv, args, discovery, told, is_driven=is_driven)
     except UsageError as error:
         error.name_variables(args.variables)
         raise
@@ -114,7 +101,7 @@ def _start(
     discovery: HostDiscovery | None,
     told: Callable[[str], None],
     *,
-    is_parsed: bool,
+    is_driven: bool,
 ) -> int:
     """Do what a command line says that has been parsed."""
     from elastic_rs import _elastic_rs
@@ -123,7 +110,7 @@ def _start(
     from elastic_rs.run._script import other_environment
 
     _cpus.check_omp_threads(args.omp_threads)
-    if not is_parsed:
+    if not is_driven:
         from elastic_rs.run._host_flags import is_driver
 
         if is_driver(args, discovers=discovery is not None):
@@ -142,10 +129,10 @@ def _start(
     handled = _elastic_rs.Signals(
         _options.signals_of(args.signals_to_handle),
         named=args.signals_named,
-        driven=told is not _tell_nobody,
+        driven=is_driven,
     )
     _script.check(args)
-    if not is_parsed and (text := other_environment(no_python=args.no_python)):
+    if not is_driven and (text := other_environment(no_python=args.no_python)):
         logger.warning("%s", text)
     protected = _protected(meeting, alone=_options.is_alone(args, meeting.nodes))
     if not meeting.fixed and meeting.etcd is None and not args.rdzv_endpoint:

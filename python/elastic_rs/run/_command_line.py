@@ -9,14 +9,11 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any, NoReturn
 
 from elastic_rs.run._foreign import instead_of
 from elastic_rs.run._usage import UsageError
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
-    from typing import Any, NoReturn
 
 
 class PrintCompletion(argparse.Action):

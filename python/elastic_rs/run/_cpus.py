@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
+from pathlib import Path
 
-from elastic_rs._log import Log
 from elastic_rs.run._usage import UsageError
 
 __all__ = ["allowed_cpus", "check_omp_threads", "set_omp_threads", "usable_cpus"]
 
-logger = Log("elastic_rs.agent")
+logger = logging.getLogger("elastic_rs.agent")
 
 FLAG = "--omp-threads"
 VARIABLE = "OMP_NUM_THREADS"
@@ -61,7 +62,7 @@ def _quota(folder: str, version: int) -> list[int]:
 
 
 def _read(path: str) -> str:
-    with contextlib.suppress(OSError), open(path, encoding="utf-8", errors="replace") as file:  # noqa: PTH123 - pathlib costs more than all else here
+    with contextlib.suppress(OSError), Path(path).open(encoding="utf-8", errors="replace") as file:
         return file.read(65536)
     return ""
 

@@ -53,7 +53,7 @@ def _gpus(kind: str) -> int:
         count, why, unknown = 0, str(error), False
     if count > 0:
         return count
-    if unknown or any(os.path.exists(path) for path in OTHERS):  # noqa: PTH110 - pathlib costs more than all else here
+    if unknown or any(os.path.exists(path) for path in OTHERS):  # noqa: PTH110 - False on any error
         try:
             return _ask_torch(kind)
         except UsageError:

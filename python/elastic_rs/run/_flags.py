@@ -6,9 +6,10 @@ Only ``--help`` needs the core, for the keys of ``--rdzv-conf``; nothing here ne
 from __future__ import annotations
 
 import argparse
+import logging
 import os
+from collections.abc import Collection, Sequence
 
-from elastic_rs._log import Log
 from elastic_rs.run._command_line import (
     CommandLine,
     Help,
@@ -24,13 +25,9 @@ from elastic_rs.run._command_line import (
 from elastic_rs.run._host_flags import add_host_flags
 from elastic_rs.run._usage import PROG, UsageError
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
-
 __all__ = ["parse", "parser", "split", "warn_of_variables"]
 
-logger = Log("elastic_rs.run")
+logger = logging.getLogger("elastic_rs.run")
 
 USAGE = f"{PROG} [flags] SCRIPT [the script's arguments]"
 

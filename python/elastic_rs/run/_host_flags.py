@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from elastic_rs.run._command_line import seconds, whole
 from elastic_rs.run._usage import UsageError
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
-
     from elastic_rs.run._command_line import Section
 
 __all__ = ["DEFAULTS", "FLAGS", "NUMBERS", "VARIABLES", "add_host_flags", "is_driver"]

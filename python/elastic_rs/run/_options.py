@@ -6,11 +6,16 @@ Facts: ``config_from_args`` and ``run`` in ``torch/distributed/run.py``, ``Launc
 
 from __future__ import annotations
 
+import argparse
+import logging
 import os
 import sys
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from elastic_rs import _elastic_rs
-from elastic_rs._log import Log
 from elastic_rs._numa import cpus_of
 from elastic_rs.rendezvous._config import (
     DEFAULT_PORT,
@@ -26,10 +31,7 @@ from elastic_rs.rendezvous._config import (
 )
 from elastic_rs.run._usage import CommandLineError, UsageError
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import argparse
-
     from elastic_rs._elastic_rs import EtcdOptions, LaunchOptions, LogOptions, Streams
 
 __all__ = [
@@ -43,7 +45,7 @@ __all__ = [
     "why_torch",
 ]
 
-logger = Log("elastic_rs.run")
+logger = logging.getLogger("elastic_rs.run")
 
 STATIC_PORT = 29500
 STATIC_TIMEOUT_S = 900.0
@@ -56,6 +58,7 @@ MAX_SECONDS = 315_360_000
 """Ten years: what the core accepts."""
 
 
+@dataclass
 class Rendezvous:
     """Where and how nodes meet.
 
@@ -69,25 +72,13 @@ class Rendezvous:
         etcd: nodes meet over etcd. ``host`` and ``port`` mean nothing then.
     """
 
-    # No dataclass: `dataclasses` imports `inspect`, which takes longer than all else here.
-    def __init__(
-        self,
-        run_id: str,
-        host: str,
-        port: int,
-        nodes: tuple[int, int],
-        config: RendezvousConfig,
-        *,
-        fixed: bool = False,
-        etcd: EtcdOptions | None = None,
-    ) -> None:
-        self.run_id = run_id
-        self.host = host
-        self.port = port
-        self.nodes = nodes
-        self.config = config
-        self.fixed = fixed
-        self.etcd = etcd
+    run_id: str
+    host: str
+    port: int
+    nodes: tuple[int, int]
+    config: RendezvousConfig
+    fixed: bool = False
+    etcd: EtcdOptions | None = None
 
 
 def nodes_of(text: str) -> tuple[int, int]:
@@ -135,8 +126,6 @@ def rendezvous_of(args: argparse.Namespace) -> Rendezvous:
             raise CommandLineError(
                 f"--standalone is given and --nnodes is `{args.nnodes}`, must be 1: others cannot find this node"
             )
-        import uuid
-
         return Rendezvous(str(uuid.uuid4()), "localhost", 0, nodes, config)
     if not args.rdzv_id:
         raise CommandLineError("--rdzv-id is empty, must be the job's name, the same on every node")
@@ -340,7 +329,7 @@ def log_options_of(args: argparse.Namespace) -> LogOptions:
     log_dir = args.log_dir or None
     if log_dir not in {None, os.devnull}:
         try:
-            os.makedirs(log_dir, exist_ok=True)  # noqa: PTH103 - pathlib costs more than all else here
+            Path(log_dir).mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UsageError(f"--log-dir is `{log_dir}`, must be a folder, or what can be made one: {error}") from None
     return _elastic_rs.LogOptions(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any
 
-from elastic_rs import _elastic_rs, _log
+from elastic_rs import _elastic_rs
 from elastic_rs.rendezvous import _protection
 from elastic_rs.rendezvous._config import ETCD_NAMES, RUST_C10D, RUST_ETCD
 from elastic_rs.run import _options, _script
@@ -50,7 +50,6 @@ def hand_over(argv: Sequence[str], checked: argparse.Namespace, why: str) -> Non
         raise UsageError(
             f"--omp-threads and {why} cannot be combined: PyTorch's launcher does not know it; set OMP_NUM_THREADS"
         )
-    _log.ready()  # torch imports `logging`
     launch_options_of(checked)
     ours = checked.standalone or checked.rdzv_backend in BACKENDS
     meeting = rendezvous_of(checked) if ours else None
