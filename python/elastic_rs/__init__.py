@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from elastic_rs._elastic_rs import EtcdClient as EtcdClient
     from elastic_rs._elastic_rs import EtcdOptions as EtcdOptions
+    from elastic_rs._integration._install import install as install
+    from elastic_rs._integration._install import uninstall as uninstall
     from elastic_rs._step import step as step
     from elastic_rs.agent import LocalElasticAgent as LocalElasticAgent
     from elastic_rs.c10d_backend import C10dRendezvousBackend as C10dRendezvousBackend
@@ -26,8 +28,6 @@ if TYPE_CHECKING:
     from elastic_rs.dynamic import create_handler as create_handler
     from elastic_rs.etcd_backend import EtcdRendezvousBackend as EtcdRendezvousBackend
     from elastic_rs.etcd_store import EtcdStore as EtcdStore
-    from elastic_rs.integration._install import install as install
-    from elastic_rs.integration._install import uninstall as uninstall
     from elastic_rs.rendezvous import RustC10dRendezvousHandler as RustC10dRendezvousHandler
     from elastic_rs.rendezvous import RustEtcdRendezvousHandler as RustEtcdRendezvousHandler
     from elastic_rs.rendezvous import create_rust_c10d_handler as create_rust_c10d_handler
@@ -73,9 +73,9 @@ _HOMES = {
     "create_handler": "elastic_rs.dynamic",
     "create_rust_c10d_handler": "elastic_rs.rendezvous",
     "create_rust_etcd_handler": "elastic_rs.rendezvous",
-    "install": "elastic_rs.integration._install",
+    "install": "elastic_rs._integration._install",
     "step": "elastic_rs._step",
-    "uninstall": "elastic_rs.integration._install",
+    "uninstall": "elastic_rs._integration._install",
 }
 
 

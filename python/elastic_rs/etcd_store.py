@@ -17,9 +17,8 @@ import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, TypeVar
 
-from torch._C._distributed_c10d import Store
-
 from elastic_rs._elastic_rs import EtcdClient
+from elastic_rs._torch_private import Store
 from elastic_rs.errors import StoreError, StoreLookupError, StoreNetworkError
 
 if TYPE_CHECKING:

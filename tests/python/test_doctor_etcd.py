@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from elastic_rs.doctor import _etcd as etcd
-from elastic_rs.doctor._etcd import Look, Member
-from elastic_rs.doctor._findings import Answer, Finding
+from elastic_rs._doctor import _etcd as etcd
+from elastic_rs._doctor._etcd import Look, Member
+from elastic_rs._doctor._findings import Answer, Finding
 
 VOTERS = [["http://a:1"], ["http://b:1"], ["http://c:1"]]
 MIB = 1 << 20

@@ -10,9 +10,9 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from torch.distributed.elastic.multiprocessing import SignalException
-from torch.distributed.elastic.multiprocessing.api import _terminate_process_handler
 
 from elastic_rs import _elastic_rs
+from elastic_rs._torch_private import signal_handler
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -86,7 +86,7 @@ class Handlers:
             try:
                 if number is None:
                     raise ValueError("there is no such signal")
-                self._before[number] = signal.signal(number, _terminate_process_handler)
+                self._before[number] = signal.signal(number, signal_handler())
                 self._handled.append(number)
             except (ValueError, OSError) as error:
                 logger.warning("signal `%s` cannot be handled: %s", name, error)
@@ -96,7 +96,7 @@ class Handlers:
         """Undo what PyTorch does when it starts functions: it installs its own handlers."""
         if threading.current_thread() is threading.main_thread():
             for number in self._handled:
-                signal.signal(number, _terminate_process_handler)
+                signal.signal(number, signal_handler())
             for number in self._ignored:
                 signal.signal(number, signal.SIG_IGN)
             _elastic_rs.watch_signals(self._handled, goes_on=True)

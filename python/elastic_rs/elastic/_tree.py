@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from elastic_rs._torch_private import keep_versions
+
 __all__ = ["Copier", "Slot", "build", "describe", "place", "refuse_sharded", "shallow", "synchronize"]
 
 
@@ -110,8 +112,7 @@ def build(described: Any, live: Any, tensors: list[Tensor]) -> Any:
 def shallow(tree: Any) -> Any:
     """Return a copy of a dict of any kind, in its order, with the same values, and with the versions of a module."""
     new = copy.copy(tree)
-    if hasattr(tree, "_metadata"):
-        new._metadata = tree._metadata  # noqa: SLF001 # torch's name for the versions, which nobody changes
+    keep_versions(tree, new)
     return new
 
 

@@ -18,10 +18,10 @@ from elastic_rs.rendezvous._launcher_handler import LauncherHandler, created
 from elastic_rs.rendezvous._protection import tunnel_protection
 
 if TYPE_CHECKING:
-    from torch._C._distributed_c10d import Store
     from torch.distributed.elastic.rendezvous import RendezvousParameters
 
     from elastic_rs._elastic_rs import Placement, Session
+    from elastic_rs._torch_private import Store
 
 __all__ = ["RustEtcdRendezvousHandler", "create_rust_etcd_handler"]
 

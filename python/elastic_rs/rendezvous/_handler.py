@@ -31,10 +31,10 @@ from elastic_rs.rendezvous._protection import protection, refuse_c10d
 from elastic_rs.store import TCPStore
 
 if TYPE_CHECKING:
-    from torch._C._distributed_c10d import Store
     from torch.distributed.elastic.rendezvous import RendezvousParameters
 
     from elastic_rs._elastic_rs import Host, Placement, RendezvousConfig, Session
+    from elastic_rs._torch_private import Store
 
 __all__ = ["DEFAULT_PORT", "RustC10dRendezvousHandler", "create_rust_c10d_handler"]
 

@@ -38,7 +38,7 @@ def claim(
     if isinstance(claimed, str):
         logger.info("the coordinator at %s:%d is hosted elsewhere: %s", host, port, claimed)
         return None, claimed
-    from elastic_rs.observe._served import serve_pages  # most nodes are not the host
+    from elastic_rs._observe._served import serve_pages  # most nodes are not the host
 
     logger.info("this process hosts the coordinator at %s:%d", host, claimed.port)
     if means_all(host):

@@ -21,6 +21,7 @@ from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousIn
 
 from elastic_rs import _elastic_rs
 from elastic_rs._host_name import host_name, spare_torch_the_wait, wait_for_readers
+from elastic_rs._torch_private import worker_group_of
 from elastic_rs.errors import RendezvousClosedError, RendezvousGracefulExitError
 from elastic_rs.rendezvous._node import shares_store
 from elastic_rs.rendezvous._round_store import RoundStore
@@ -30,9 +31,8 @@ if TYPE_CHECKING:
     from datetime import timedelta
     from types import FrameType
 
-    from torch._C._distributed_c10d import Store
-
     from elastic_rs._elastic_rs import Failure, NodeOptions, Placement, Session, View
+    from elastic_rs._torch_private import Store
     from elastic_rs.rendezvous._config import RendezvousConfig
 
 __all__ = ["NodeHandler"]
@@ -328,5 +328,5 @@ def _say_goodbye_at_exit(handler: NodeHandler) -> None:
 def _agent_without_success(called: FrameType | None) -> bool:
     """Whether an agent of torch 2.6 calls, which does so before its launcher knows that workers have failed."""
     caller = called.f_back if called else None
-    group = getattr(caller.f_locals.get("self"), "_worker_group", None) if caller else None
+    group = worker_group_of(caller.f_locals.get("self")) if caller else None
     return group is not None and group.state != WorkerState.SUCCEEDED

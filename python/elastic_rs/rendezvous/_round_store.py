@@ -7,7 +7,7 @@ import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from torch._C._distributed_c10d import PrefixStore, Store
+from elastic_rs._torch_private import PrefixStore, Store
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 
-from elastic_rs.integration._plugin import with_agent
+from elastic_rs._integration._plugin import with_agent
 from elastic_rs.rendezvous._handler import RustC10dRendezvousHandler
 from elastic_rs.rendezvous._launcher_handler import created
 

@@ -78,9 +78,9 @@ def main(
 
 def _run(argv: Sequence[str], discovery: HostDiscovery | None, told: Callable[[str], None]) -> int:
     if argv[:1] == ["doctor"]:
-        from elastic_rs import doctor
+        from elastic_rs import _doctor
 
-        return doctor.main(argv[1:])
+        return _doctor.main(argv[1:])
     from elastic_rs.run._flags import parse, warn_of_variables
 
     args = parse(argv)

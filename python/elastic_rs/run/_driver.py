@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 from elastic_rs import _elastic_rs, _python
 from elastic_rs._hosted import command_line
+from elastic_rs._observe._served import serve_pages
 from elastic_rs._terminal import error_line, print_line
 from elastic_rs.discovery._sources import DiscoveryError, FileHosts, FixedHosts, HostDiscovery, HostDiscoveryScript
-from elastic_rs.observe._served import serve_pages
 from elastic_rs.rendezvous._config import (
     DEFAULT_PORT,
     RUST_C10D,

@@ -266,7 +266,7 @@ def warm_of(modules: str | None, command: list[str]) -> tuple[list[str], int, st
     """Read ``--warm-modules``: what the core needs to start a fork server, if there is to be one."""
     if modules is None:
         return None
-    from elastic_rs.warm import _plan
+    from elastic_rs._warm import _plan
 
     names = [name.strip() for name in modules.split(",")]
     if not all(part.isidentifier() for name in names for part in name.split(".")):

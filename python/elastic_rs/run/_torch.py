@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import uuid
 from typing import TYPE_CHECKING, Any
 
 from elastic_rs import _elastic_rs
@@ -65,8 +66,6 @@ def hand_over(argv: Sequence[str], checked: argparse.Namespace, why: str) -> Non
     args = parse_args([*split(argv).words(), "--", checked.training_script])
     args.training_script_args = checked.training_script_args
     if meeting is not None and (is_alone(args, meeting.nodes) or (args.rdzv_backend == "static" and not meeting.fixed)):
-        import uuid
-
         args.standalone = False
         if meeting.config.wants_agent:
             _protection.give(_elastic_rs.new_token())
@@ -86,29 +85,24 @@ def hand_over(argv: Sequence[str], checked: argparse.Namespace, why: str) -> Non
 
 def _replace_static(meeting: Rendezvous) -> None:
     """Make PyTorch's launcher use our rendezvous for ``static``. Its own keeps the keys of earlier attempts."""
-    from torch.distributed.elastic.rendezvous import registry  # noqa: F401 - fills the registry of handlers
-    from torch.distributed.elastic.rendezvous.api import rendezvous_handler_registry
-
+    from elastic_rs._torch_private import handler_factories
     from elastic_rs.rendezvous._static_handler import create_static_handler
 
-    known: Any = rendezvous_handler_registry
     create = functools.partial(create_static_handler, host=meeting.host, port=meeting.port)
-    known._registry["static"] = create  # noqa: SLF001 - it refuses a second registration
+    handler_factories()["static"] = create
 
 
 def _check_names(args: argparse.Namespace) -> None:
     """Check the flags whose values are names in PyTorch's registries."""
     from importlib.metadata import entry_points
 
-    from torch.distributed.elastic.events import handlers
-    from torch.distributed.elastic.rendezvous.api import rendezvous_handler_registry
+    from elastic_rs._torch_private import event_handlers, handler_factories
 
     if args.logs_specs is not None:
         _check("--logs-specs", args.logs_specs, entry_points(group="torchrun.logs_specs").names)
-    _check("--event-log-handler", args.event_log_handler, handlers._log_handlers)  # noqa: SLF001 - there is no other list
+    _check("--event-log-handler", args.event_log_handler, event_handlers())
     if not args.standalone:
-        known: Any = rendezvous_handler_registry
-        _check("--rdzv-backend", args.rdzv_backend, {*BACKENDS, *known._registry})  # noqa: SLF001 - nor here
+        _check("--rdzv-backend", args.rdzv_backend, {*BACKENDS, *handler_factories()})
 
 
 def _check(flag: str, name: str, known: Iterable[str]) -> None:

@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import Mock
 
 import pytest
-from elastic_rs.observe import _top
-from elastic_rs.observe._top import SORTS, View, highlights, screen
+from elastic_rs._observe import _top
+from elastic_rs._observe._top import SORTS, View, highlights, screen
 
 from .test_story import Log, formed, recovered, state
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from elastic_rs.observe._events import Event
+    from elastic_rs._observe._events import Event
     from helpers.procs import Job
 
 PLAIN = View()

@@ -15,7 +15,7 @@ DEFAULT_MODULES = ("torch",)
 
 CODE = (
     "import sys; first = sys.path[:1]; del sys.path[:1]; "
-    "from elastic_rs.warm._fork_server import main; sys.path[:0] = first; main()"
+    "from elastic_rs._warm._fork_server import main; sys.path[:0] = first; main()"
 )
 """What a fork server executes. The modules and the workers' arguments follow.
 

@@ -12,10 +12,10 @@ import socket
 from typing import TYPE_CHECKING, NamedTuple
 
 from elastic_rs import _elastic_rs
+from elastic_rs._doctor import _etcd
+from elastic_rs._doctor._findings import Answer, Finding, Question, asked, mend, note, ok
+from elastic_rs._doctor._peer import Reached, family_of, reach
 from elastic_rs._elastic_rs import PROTOCOL_VERSION
-from elastic_rs.doctor import _etcd
-from elastic_rs.doctor._findings import Answer, Finding, Question, asked, mend, note, ok
-from elastic_rs.doctor._peer import Reached, family_of, reach
 from elastic_rs.rendezvous._node import shares_store
 from elastic_rs.rendezvous._protection import TLS_CERT, TOKEN_FILE, protection
 

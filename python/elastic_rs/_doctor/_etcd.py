@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING
 
 from elastic_rs import _elastic_rs
-from elastic_rs.doctor._findings import Answer, Finding, Question, mend, note, ok
+from elastic_rs._doctor._findings import Answer, Finding, Question, mend, note, ok
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from elastic_rs import _elastic_rs
-from elastic_rs.doctor._findings import Finding, asked, mend, note, ok
+from elastic_rs._doctor._findings import Finding, asked, mend, note, ok
 from elastic_rs.run._devices import OTHERS
 from elastic_rs.run._script import other_environment
 

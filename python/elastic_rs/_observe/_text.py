@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from elastic_rs._observe._events import host_of
 from elastic_rs._terminal import plain
-from elastic_rs.observe._events import host_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from elastic_rs.observe._events import Event
-    from elastic_rs.observe._story import Part, Recovery, Story
+    from elastic_rs._observe._events import Event
+    from elastic_rs._observe._story import Part, Recovery, Story
 
 __all__ = ["event_line", "span", "status", "what", "why"]
 

@@ -48,8 +48,8 @@ def _made(order: PageOrder) -> str:
     # Not before somebody wants to see a page.
     import json
 
-    from elastic_rs.observe._events import parse
-    from elastic_rs.observe._page import Served, listing, page
+    from elastic_rs._observe._events import parse
+    from elastic_rs._observe._page import Served, listing, page
 
     if order.runs is not None:
         names, more = order.runs

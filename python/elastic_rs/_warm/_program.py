@@ -17,7 +17,7 @@ from importlib.machinery import PathFinder, SourceFileLoader, SourcelessFileLoad
 from pkgutil import get_importer
 from typing import TYPE_CHECKING, Any
 
-from elastic_rs.warm._plan import target
+from elastic_rs._warm._plan import target
 
 if TYPE_CHECKING:
     from collections.abc import Callable

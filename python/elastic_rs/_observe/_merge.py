@@ -15,12 +15,12 @@ from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from elastic_rs.observe._events import life, told
+from elastic_rs._observe._events import life, told
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from elastic_rs.observe._events import Event
+    from elastic_rs._observe._events import Event
 
 __all__ = ["median", "merge"]
 

@@ -6,13 +6,13 @@ import itertools
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from elastic_rs.observe._events import host_of, life
-from elastic_rs.observe._merge import median, merge
+from elastic_rs._observe._events import host_of, life
+from elastic_rs._observe._merge import median, merge
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from elastic_rs.observe._events import Event
+    from elastic_rs._observe._events import Event
 
 __all__ = ["PHASES", "Names", "Part", "Period", "Recovery", "Redo", "Story", "tell"]
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from elastic_rs.observe._story import PHASES, Period, Story, tell
+from elastic_rs._observe._story import PHASES, Period, Story, tell
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from elastic_rs.observe._events import Event
+    from elastic_rs._observe._events import Event
 
 __all__ = ["chrome_trace"]
 

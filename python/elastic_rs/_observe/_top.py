@@ -12,16 +12,16 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from elastic_rs._observe import _text
+from elastic_rs._observe._events import host_of
+from elastic_rs._observe._story import PHASES, Story, tell
 from elastic_rs._terminal import shows_colours
-from elastic_rs.observe import _text
-from elastic_rs.observe._events import host_of
-from elastic_rs.observe._story import PHASES, Story, tell
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from elastic_rs.observe._events import Event
-    from elastic_rs.observe._source import Live
+    from elastic_rs._observe._events import Event
+    from elastic_rs._observe._source import Live
 
 __all__ = ["View", "screen", "show"]
 

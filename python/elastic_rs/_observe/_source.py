@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from elastic_rs import _elastic_rs
+from elastic_rs._observe._events import SCHEMA, Event, life, parse, run_state, schema
 from elastic_rs._terminal import plain, warning_line
-from elastic_rs.observe._events import SCHEMA, Event, life, parse, run_state, schema
 from elastic_rs.rendezvous._protection import TLS_CERT, TOKEN_FILE, protection
 
 if TYPE_CHECKING:

@@ -14,13 +14,13 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from elastic_rs.observe import _text
-from elastic_rs.observe._story import PHASES, Period, Recovery, Story, tell
+from elastic_rs._observe import _text
+from elastic_rs._observe._story import PHASES, Period, Recovery, Story, tell
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from elastic_rs.observe._events import Event
+    from elastic_rs._observe._events import Event
 
 __all__ = ["LIMIT_BYTES", "Served", "listing", "page"]
 

@@ -17,8 +17,8 @@ import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from elastic_rs._elastic_rs import ForkServer
-from elastic_rs.warm import _checks, _program
-from elastic_rs.warm._program import Program, UnreadableError
+from elastic_rs._warm import _checks, _program
+from elastic_rs._warm._program import Program, UnreadableError
 
 if TYPE_CHECKING:
     from elastic_rs._elastic_rs import SpawnRequest
