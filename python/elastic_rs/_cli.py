@@ -10,7 +10,8 @@ import select
 import signal
 import sys
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from types import FrameType
 
 from elastic_rs import _elastic_rs, _token
 from elastic_rs._logging import show_logs
@@ -18,10 +19,6 @@ from elastic_rs._observe import _commands
 from elastic_rs._terminal import error_line
 from elastic_rs.rendezvous._config import DEFAULT_PORT
 from elastic_rs.rendezvous._protection import TLS_CERT, TOKEN_FILE, certificates, protection
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from types import FrameType
 
 LEVELS = ("debug", "info", "warning", "error")
 

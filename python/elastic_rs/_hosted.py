@@ -148,13 +148,7 @@ def _endpoint(own: dict[str, Any], job: dict[str, Any]) -> str:
 
 
 def command_line(own: dict[str, Any], job: dict[str, Any], endpoint: str) -> list[str]:
-    """Return the command line of ``elastic-run`` on a host.
-
-    Args:
-        own: the agent's own line.
-        job: the job's line.
-        endpoint: where the coordinator is.
-    """
+    """Return the command line of ``elastic-run`` on a host."""
     is_host = int(own["hosts_coordinator"])
     conf = f"{job['conf']},host_name={own['host']},node_rank={own['age']},is_host={is_host}"
     ours = [f"--nproc-per-node={own['slots']}", f"--rdzv-endpoint={endpoint}", f"--rdzv-conf={conf}"]

@@ -6,21 +6,6 @@ import os
 import sys
 from typing import TextIO
 
-__all__ = [
-    "BOLD",
-    "DIM",
-    "GREEN",
-    "RED",
-    "YELLOW",
-    "close_output",
-    "error_line",
-    "paint",
-    "plain",
-    "print_line",
-    "shows_colours",
-    "warning_line",
-]
-
 BOLD, DIM, RED, GREEN, YELLOW = "\x1b[1m", "\x1b[2m", "\x1b[31m", "\x1b[32m", "\x1b[33m"
 _PLAIN = "\x1b[0m"
 

@@ -21,10 +21,10 @@ from torch.distributed.elastic.rendezvous import api
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousSettings, RendezvousTimeout
 
 from elastic_rs import _elastic_rs
+from elastic_rs._elastic_rs import RendezvousConfig
 from elastic_rs._torch_private import FileStore, PrefixStore, store_of
 from elastic_rs.etcd_backend import EtcdRendezvousBackend
 from elastic_rs.rendezvous._backend_thread import BackendThread
-from elastic_rs.rendezvous._config import RendezvousConfig
 from elastic_rs.rendezvous._node import shares_store
 from elastic_rs.rendezvous._node_handler import NodeHandler
 from elastic_rs.rendezvous._protection import decided, tunnel_protection

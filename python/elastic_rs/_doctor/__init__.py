@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from elastic_rs._doctor._findings import Finding
 
-__all__ = ["main"]
-
 HEALTHY = 0
 TO_MEND = 1
 

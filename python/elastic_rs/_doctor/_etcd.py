@@ -7,18 +7,12 @@ etcd checks the rights to both of its branches first.
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING
 
 from elastic_rs import _elastic_rs
 from elastic_rs._doctor._findings import Answer, Finding, Question, mend, note, ok
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from elastic_rs._elastic_rs import EtcdClient, EtcdOptions
-
-__all__ = ["Look", "Member", "findings"]
+from elastic_rs._elastic_rs import EtcdClient, EtcdOptions
 
 SLOW_S = 0.1
 """A join takes a handful of round trips, and an election of etcd's starts after a second of silence."""

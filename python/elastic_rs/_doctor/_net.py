@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from elastic_rs._elastic_rs import EtcdOptions, Protection
     from elastic_rs.run._options import Rendezvous
 
-__all__ = ["findings", "findings_over_etcd"]
-
 SLOW_S = 1.0
 
 
@@ -144,15 +142,7 @@ def seen_by_others(to_endpoint: str, usual: str, host: str) -> str:
 def own_name(
     name: str, answer: Answer[list[str]], gloo: str | None, *, others: bool, local_addr: str | None
 ) -> Finding:
-    """Judge what this node's own name resolves to. The agent does not use the name; Gloo in the workers does.
-
-    Args:
-        name: this machine's host name.
-        answer: its addresses.
-        gloo: ``GLOO_SOCKET_IFNAME``, with which Gloo does not use the name either.
-        others: there are nodes on other machines.
-        local_addr: ``--local-addr``.
-    """
+    """Judge what this node's own name resolves to. The agent does not use the name; Gloo in the workers does."""
     check, several = "own name", others and not gloo
     hosts = f"give `{name}` this node's address in /etc/hosts, or set GLOO_SOCKET_IFNAME to its network interface"
     if answer.value is None:

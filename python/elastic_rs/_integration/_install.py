@@ -7,8 +7,6 @@ import sys
 import threading
 from typing import Any
 
-__all__ = ["install", "uninstall"]
-
 _lock = threading.Lock()
 _parts: list[str] = []
 """What is installed, in order."""

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from elastic_rs._observe._events import Event
 
-__all__ = ["median", "merge"]
-
 Key = tuple[object, ...]
 
 _DECIDED = {

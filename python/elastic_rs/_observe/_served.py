@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from elastic_rs._elastic_rs import Host, PageOrder, PageOrders
-
-__all__ = ["serve_pages"]
+from elastic_rs._elastic_rs import Host, PageOrder, PageOrders
 
 logger = logging.getLogger("elastic_rs.observe")
 

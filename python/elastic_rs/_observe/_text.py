@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from elastic_rs._observe._events import Event
     from elastic_rs._observe._story import Part, Recovery, Story
 
-__all__ = ["event_line", "span", "status", "what", "why"]
-
 _LONGEST = 72
 """Most characters that are shown of what a worker said."""
 _SHOWN = 3
@@ -22,12 +20,7 @@ _SHOWN = 3
 
 
 def status(story: Story, state: dict[str, Any] | None) -> list[str]:
-    """Return the lines of ``status``.
-
-    Args:
-        story: what happened.
-        state: what a live coordinator says of now. None: only events are known.
-    """
+    """Return the lines of ``status``."""
     lines = [_headline(story, state)]
     if state is not None and state["state"] in ("waiting", "reforming"):
         lines.append(f"waits   {plain(state['progress'])}")
@@ -71,12 +64,7 @@ def status(story: Story, state: dict[str, Any] | None) -> list[str]:
 
 
 def why(story: Story, which: int | None = None) -> list[str]:
-    """Return the lines of ``why``: one recovery with its causes and what it cost.
-
-    Args:
-        story: what happened.
-        which: number of the recovery, from 1; by default the last one.
-    """
+    """Return the lines of ``why``: one recovery with its causes and what it cost."""
     if not story.recoveries and story.dropped():
         return [f"{story.run}: no recovery is in the last events; the {story.dropped()} before them were dropped"]
     if not story.recoveries:
@@ -122,13 +110,7 @@ def why(story: Story, which: int | None = None) -> list[str]:
 
 
 def event_line(event: Event, story: Story, since_us: int) -> str:
-    """Return one event as a line of ``events``.
-
-    Args:
-        event: the event.
-        story: names its node.
-        since_us: the time of the first event that is shown, on the same clock.
-    """
+    """Return one event as a line of ``events``."""
     node = story.name(event.node) if event.node else ""
     text = event.text or _facts(event, story)
     numbers = (cause.rpartition(".")[2] for cause in event.cause) if event.follows is None else map(str, event.follows)

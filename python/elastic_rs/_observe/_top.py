@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from elastic_rs._observe._events import Event
     from elastic_rs._observe._source import Live
 
-__all__ = ["View", "screen", "show"]
-
 INTERVAL_S = 1.0
 SORTS = ("state", "node", "lag", *PHASES)
 """By what the nodes can be sorted."""
@@ -42,8 +40,6 @@ class View:
 
     Attributes:
         sort: index in ``SORTS``.
-        why: show the last recovery instead of the nodes.
-        paused: what is shown stays.
         skip: number of nodes, or of lines, that are scrolled past.
     """
 
@@ -99,14 +95,7 @@ class _Node:
 
 
 def screen(events: Sequence[Event], state: dict[str, Any] | None, size: tuple[int, int], view: View) -> list[str]:
-    """Return the lines of the screen.
-
-    Args:
-        events: all of one run, in their order.
-        state: what the coordinator says of now.
-        size: columns and rows of the terminal.
-        view: what to show.
-    """
+    """Return the lines of the screen."""
     columns, rows = size
     story = tell(events, None if state is None else state["mono_us"])
     head = [_cut(line, columns) for line in _text.status(story, state)]

@@ -15,20 +15,13 @@ if TYPE_CHECKING:
 
     from elastic_rs._observe._events import Event
 
-__all__ = ["chrome_trace"]
-
 _JOB = 1
 _ROUNDS, _EVENTS = 1, 2
 _SHORTEST_US = 1
 
 
 def chrome_trace(events: Sequence[Event], now_us: int | None = None) -> dict[str, Any]:
-    """Return the trace of a run's events.
-
-    Args:
-        events: all of one run, in their order.
-        now_us: the time on the coordinator's clock, which ends what goes on; by default that of the last event.
-    """
+    """Return the trace of a run's events."""
     story = tell(events, now_us)
     pids: dict[str | None, int] = {None: _JOB}
     for event in story.events:

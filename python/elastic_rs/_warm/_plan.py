@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-__all__ = ["DEFAULT_MODULES", "Plan", "plan", "target"]
 
 DEFAULT_MODULES = ("torch",)
 
@@ -36,12 +31,7 @@ class Plan:
 
 
 def plan(command: Sequence[str], modules: Sequence[str] = DEFAULT_MODULES) -> Plan | str:
-    """Plan the fork server for workers with this command, or return why they can have none.
-
-    Args:
-        command: program and arguments.
-        modules: the modules that the fork server imports.
-    """
+    """Plan the fork server for workers with this command, or return why they can have none."""
     if command[0] != sys.executable:
         return f"their program is `{command[0]}`, not this Python, `{sys.executable}`"
     found = target(command[1:])

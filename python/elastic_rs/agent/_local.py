@@ -12,7 +12,7 @@ import os
 import signal
 import socket
 import sys
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from torch.distributed.elastic.agent.server.api import (
     DEFAULT_ROLE,
@@ -31,6 +31,7 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.elastic.rendezvous import RendezvousGracefulExitError
 
 from elastic_rs import _elastic_rs
+from elastic_rs._elastic_rs import Agent, Failure, Placement, RendezvousConfig, Step
 from elastic_rs._host_name import spare_torch_the_wait, wait_for_readers
 from elastic_rs.agent._consoles import Consoles
 from elastic_rs.agent._failures import failures_of
@@ -41,11 +42,6 @@ from elastic_rs.agent._places import place_of, workers_of
 from elastic_rs.agent._signals import Ended, EndedProcess, Handlers, SignalError, is_torchrun
 from elastic_rs.agent._worker_logs import ByGeneration, remove_temporary
 from elastic_rs.rendezvous._node_handler import NodeHandler
-
-if TYPE_CHECKING:
-    from elastic_rs._elastic_rs import Agent, Failure, Placement, RendezvousConfig, Step
-
-__all__ = ["LocalElasticAgent"]
 
 logger = logging.getLogger("elastic_rs.agent")
 

@@ -7,15 +7,13 @@ import os
 import signal
 import sys
 import threading
-from typing import TYPE_CHECKING, Any
+from types import FrameType
+from typing import Any
 
 from torch.distributed.elastic.multiprocessing import SignalException
 
 from elastic_rs import _elastic_rs
 from elastic_rs._torch_private import signal_handler
-
-if TYPE_CHECKING:
-    from types import FrameType
 
 logger = logging.getLogger("elastic_rs.agent")
 

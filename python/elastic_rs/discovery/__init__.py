@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from elastic_rs.discovery._manager import DiscoveredHosts as DiscoveredHosts
     from elastic_rs.discovery._manager import HostManager as HostManager
     from elastic_rs.discovery._manager import HostUpdateResult as HostUpdateResult
-    from elastic_rs.discovery._sources import DiscoveryError as DiscoveryError
+    from elastic_rs.discovery._programs import DiscoveryError as DiscoveryError
     from elastic_rs.discovery._sources import FileHosts as FileHosts
     from elastic_rs.discovery._sources import FixedHosts as FixedHosts
     from elastic_rs.discovery._sources import HostDiscovery as HostDiscovery
@@ -45,7 +45,7 @@ __all__ = [
 
 _HOMES = {
     "DiscoveredHosts": "elastic_rs.discovery._manager",
-    "DiscoveryError": "elastic_rs.discovery._sources",
+    "DiscoveryError": "elastic_rs.discovery._programs",
     "DnsHosts": "elastic_rs.discovery._clusters",
     "FileHosts": "elastic_rs.discovery._sources",
     "FixedHosts": "elastic_rs.discovery._sources",

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
     from elastic_rs.discovery._sources import HostDiscovery
 
-__all__ = ["DiscoveredHosts", "HostManager", "HostUpdateResult"]
-
 
 class HostUpdateResult(IntFlag):
     """How the list of hosts has changed. Horovod has a class of this name with the same values."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 from elastic_rs._threads import start_daemon
-from elastic_rs.discovery._sources import DiscoveryError
+from elastic_rs.discovery._programs import DiscoveryError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,9 +18,6 @@ if TYPE_CHECKING:
 
         def found(self, hosts: list[tuple[str, int]]) -> None: ...
         def failed(self, why: str) -> None: ...
-
-
-__all__ = ["Poll"]
 
 
 class Poll:

@@ -14,8 +14,6 @@ from typing import IO
 from elastic_rs._elastic_rs import start_program
 from elastic_rs._terminal import plain
 
-__all__ = ["MOST_BYTES", "DiscoveryError", "printed_by"]
-
 MOST_BYTES = 1 << 20
 """Most bytes of a list."""
 TAIL_BYTES = 4096
@@ -36,10 +34,6 @@ def printed_by(command: Sequence[str], timeout_s: float) -> str:
 
     Its output goes through pipes, so a program that prints without end fills no disk. When the program has ended or is
     over a limit, its process group is killed.
-
-    Args:
-        command: the program and its arguments.
-        timeout_s: limit for its run.
 
     Raises:
         DiscoveryError: it cannot be run, failed, or is over a limit.

@@ -11,8 +11,6 @@ from collections.abc import Mapping
 from elastic_rs._elastic_rs import parse_hosts
 from elastic_rs.discovery._programs import MOST_BYTES, DiscoveryError, printed_by
 
-__all__ = ["DiscoveryError", "FileHosts", "FixedHosts", "HostDiscovery", "HostDiscoveryScript"]
-
 
 class HostDiscovery(ABC):
     """Finds the hosts of a job."""

@@ -7,8 +7,6 @@ from typing import Protocol
 
 from elastic_rs._elastic_rs import WorkerChannel
 
-__all__ = ["CHANGED", "Channel", "World", "connect"]
-
 # What `Channel.check` answers when the worker has to stop what it does. Anything else than 0 and this is a failure.
 CHANGED = 1
 

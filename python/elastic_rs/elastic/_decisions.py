@@ -8,29 +8,6 @@ from typing import NamedTuple
 
 from elastic_rs.elastic._exceptions import HostsUpdatedInterrupt, PeerFailed, TensorMismatchError
 
-__all__ = [
-    "FAILURE_NEWS_S",
-    "MOST_ROLL_BACKS",
-    "SETTLE_S",
-    "Attendance",
-    "Judgement",
-    "Outcome",
-    "ahead_by_script",
-    "attendance",
-    "backend_names",
-    "cannot_leave",
-    "is_launched",
-    "is_stuck",
-    "judge",
-    "may_be_collectives",
-    "mismatch",
-    "must_sync",
-    "nccl_variables",
-    "parked_number",
-    "rolls_back_in_vain",
-    "unequal_checks",
-]
-
 # A collective may fail before the agent has heard why. The agent of the failed worker reports within milliseconds, and
 # the coordinator gives a node that is cut off `reconnect_grace` (0.5 s) before it tells the others.
 FAILURE_NEWS_S = 5.0
@@ -101,12 +78,7 @@ def judge(error: Exception, *, changing: bool, failed_within: Callable[[float], 
 
 
 def cannot_leave(name: str, reason: str) -> str:
-    """Say why a worker fails whose script asks for another world, and what to do.
-
-    Args:
-        name: of the exception by which it asks.
-        reason: why this worker has no connection to its agent, if that is known.
-    """
+    """Say why a worker fails whose script asks for another world, and what to do."""
     why = reason or (
         "no agent can give it another world. Start it with elastic-run, or with torchrun --rdzv-backend=rust-c10d, and "
         "not with `in_place=off`"

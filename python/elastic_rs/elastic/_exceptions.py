@@ -4,16 +4,6 @@ from __future__ import annotations
 
 from enum import IntFlag
 
-__all__ = [
-    "HorovodInternalError",
-    "HostUpdateResult",
-    "HostsUpdatedInterrupt",
-    "PeerFailed",
-    "StateMismatchError",
-    "TensorMismatchError",
-    "name_for_scripts",
-]
-
 
 class HostUpdateResult(IntFlag):
     """What a change of the membership does to the number of workers. The values are Horovod's."""

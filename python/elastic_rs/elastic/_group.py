@@ -27,8 +27,6 @@ from elastic_rs.elastic import _decisions
 if TYPE_CHECKING:
     from elastic_rs.elastic._channel import Channel
 
-__all__ = ["Group", "Wraps"]
-
 # How often the thread that aborts NCCL's groups looks whether this process ends.
 _LOOK_S = 0.5
 # How long torch tries to connect to a store before this worker asks again whether a peer has failed. torch repeats

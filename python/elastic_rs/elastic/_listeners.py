@@ -11,8 +11,6 @@ from elastic_rs.elastic._exceptions import HostUpdateResult
 if TYPE_CHECKING:
     from elastic_rs.elastic._channel import Channel
 
-__all__ = ["Listener", "Listeners"]
-
 _log = logging.getLogger("elastic_rs.elastic")
 
 

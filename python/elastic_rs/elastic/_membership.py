@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from elastic_rs.elastic._channel import Channel, World
     from elastic_rs.elastic._group import Group
 
-__all__ = ["MEMBERSHIP", "Membership"]
-
 _log = logging.getLogger("elastic_rs.elastic")
 
 # How long the user's code may take in a new world before all members have the same state: all reset callbacks together,

@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from types import FrameType
-
-__all__ = ["instead_of", "refuse"]
+from types import FrameType
 
 _BUILT = "torch.distributed.is_gloo_available(), is_nccl_available() and is_mpi_available() say what torch has"
 _ASYNC = "torch.distributed.all_reduce(…, async_op=True) returns a handle with wait() and is_completed()"

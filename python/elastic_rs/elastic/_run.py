@@ -18,8 +18,6 @@ from elastic_rs.elastic._membership import MEMBERSHIP
 if TYPE_CHECKING:
     from elastic_rs.elastic._state import State
 
-__all__ = ["run"]
-
 _log = logging.getLogger("elastic_rs.elastic")
 
 P = ParamSpec("P")

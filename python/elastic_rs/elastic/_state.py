@@ -11,8 +11,6 @@ from elastic_rs.elastic._contents import refuse_parted
 from elastic_rs.elastic._exceptions import HostUpdateResult, StateMismatchError
 from elastic_rs.elastic._membership import MEMBERSHIP
 
-__all__ = ["ObjectState", "State"]
-
 
 class State:
     """The state of a training job that all workers share. ``run`` keeps it equal on all of them.

@@ -15,8 +15,6 @@ from torch import Tensor
 
 from elastic_rs._torch_private import keep_versions
 
-__all__ = ["Copier", "Slot", "build", "describe", "place", "refuse_sharded", "shallow", "synchronize"]
-
 
 class Slot(NamedTuple):
     """The place of a tensor in a described tree."""

@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from elastic_rs.rendezvous._config import DEFAULT_PORT as DEFAULT_PORT
     from elastic_rs.rendezvous._etcd_handler import RustEtcdRendezvousHandler as RustEtcdRendezvousHandler
     from elastic_rs.rendezvous._etcd_handler import create_rust_etcd_handler as create_rust_etcd_handler
-    from elastic_rs.rendezvous._handler import DEFAULT_PORT as DEFAULT_PORT
     from elastic_rs.rendezvous._handler import RustC10dRendezvousHandler as RustC10dRendezvousHandler
     from elastic_rs.rendezvous._handler import create_rust_c10d_handler as create_rust_c10d_handler
 

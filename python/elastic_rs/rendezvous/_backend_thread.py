@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from elastic_rs._elastic_rs import CellSession
 
-__all__ = ["BackendThread", "is_gone"]
-
 _GONE = re.compile(r"(connection refused|connection reset|broken pipe|failed to recv, got 0 bytes)\b", re.IGNORECASE)
 """What the errors of PyTorch's stores say if the other end is gone. They have no errno."""
 

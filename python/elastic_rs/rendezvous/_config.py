@@ -13,23 +13,6 @@ from typing import Any
 
 from elastic_rs._elastic_rs import RendezvousConfig, only_on_loopback
 
-__all__ = [
-    "ETCD_NAMES",
-    "PYTORCHS_NAMES",
-    "RUST_C10D",
-    "RUST_ETCD",
-    "RendezvousConfig",
-    "check_host",
-    "config_of",
-    "known_of",
-    "means_all",
-    "parse_conf",
-    "parse_endpoint",
-    "shown_defaults",
-    "warn_of_loopback",
-    "warn_of_no_endpoint",
-]
-
 logger = logging.getLogger("elastic_rs.rendezvous")
 
 
@@ -73,13 +56,7 @@ def config_of(given: Mapping[str, Any], backend: str = RUST_C10D, name: str | No
 
 
 def known_of(given: Mapping[str, Any], known: Collection[str], name: str) -> dict[str, Any]:
-    """Return the entries with known keys. One warning names the others, but not their values: one may be a password.
-
-    Args:
-        given: the keys and values. ``None`` counts as not given.
-        known: the keys that have an effect.
-        name: of the backend, one of PyTorch's.
-    """
+    """Return the entries with known keys. One warning names the others, but not their values: one may be a password."""
     # The int is LaunchConfig's own `timeout=900`, as in `config_of`.
     ignored = sorted(
         key
@@ -190,15 +167,8 @@ def warn_of_loopback(host: str, port: int, config: RendezvousConfig, most_nodes:
     """Warn that a job of several nodes meets at an address that means another machine on each machine.
 
     It is not refused: agents of one machine find each other there.
-
-    Args:
-        host: of the endpoint.
-        port: of the endpoint.
-        config: what ``--rdzv-conf`` says. With a ``host_name`` a driver has chosen the endpoint.
-        most_nodes: of the job.
-        flag: which gives the endpoint.
     """
-    if most_nodes < 2 or config.values().get("host_name") is not None:
+    if most_nodes < 2 or config.values().get("host_name") is not None:  # a driver has chosen the endpoint
         return
     found = only_on_loopback(host)
     if host in {"localhost", *found}:

@@ -6,15 +6,9 @@ Does not import torch.
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
 
 from elastic_rs import _elastic_rs
-
-if TYPE_CHECKING:
-    from elastic_rs._elastic_rs import EtcdOptions
-    from elastic_rs.rendezvous._config import RendezvousConfig
-
-__all__ = ["etcd_of", "own_address"]
+from elastic_rs._elastic_rs import EtcdOptions, RendezvousConfig
 
 logger = logging.getLogger("elastic_rs.rendezvous")
 
@@ -39,13 +33,7 @@ def etcd_of(endpoint: str, config: RendezvousConfig, most_nodes: int) -> EtcdOpt
 
 
 def own_address(given: str | None, most_nodes: int, etcd: EtcdOptions) -> str:
-    """Return the address at which other nodes find this one, which nobody else can tell over etcd.
-
-    Args:
-        given: ``--local-addr``.
-        most_nodes: the maximum of ``--nnodes``.
-        etcd: where etcd is. This machine's address towards it is one that others can probably use.
-    """
+    """Return the address at which other nodes find this one, which nobody else can tell over etcd."""
     if given:
         return given
     if most_nodes == 1:

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from elastic_rs._elastic_rs import Placement, Session
     from elastic_rs._torch_private import Store
 
-__all__ = ["RustEtcdRendezvousHandler", "create_rust_etcd_handler"]
-
 STORE_TTL_S = 7200.0
 """How long the keys of PyTorch's agents live after they were written, as long as the state of the run."""
 

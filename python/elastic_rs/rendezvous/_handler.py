@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from elastic_rs._elastic_rs import Host, Placement, RendezvousConfig, Session
     from elastic_rs._torch_private import Store
 
-__all__ = ["DEFAULT_PORT", "RustC10dRendezvousHandler", "create_rust_c10d_handler"]
-
 
 def create_rust_c10d_handler(params: RendezvousParameters) -> RustC10dRendezvousHandler:
     """Create a handler from what torchrun was given.

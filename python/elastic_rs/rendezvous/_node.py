@@ -5,16 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import time
-from typing import TYPE_CHECKING
 
 from elastic_rs import _elastic_rs
+from elastic_rs._elastic_rs import Host, Protection, RendezvousConfig
 from elastic_rs.rendezvous._config import means_all
-
-if TYPE_CHECKING:
-    from elastic_rs._elastic_rs import Host, Protection
-    from elastic_rs.rendezvous._config import RendezvousConfig
-
-__all__ = ["claim", "shares_store", "warn_if_open", "why_not_host"]
 
 logger = logging.getLogger("elastic_rs.rendezvous")
 
@@ -23,13 +17,6 @@ def claim(
     host: str, port: int, config: RendezvousConfig, protected: Protection | None, *, uses_store: bool
 ) -> tuple[Host | None, str]:
     """Become the coordinator's host, if this process is to be. The second value says why it is not.
-
-    Args:
-        host: of the endpoint.
-        port: of the endpoint.
-        config: what ``--rdzv-conf`` says.
-        protected: how sessions are protected.
-        uses_store: the job uses the endpoint's store, which is bounded otherwise.
 
     Raises:
         OSError: this process was told to be it (``is_host=1``), and cannot.
@@ -69,11 +56,6 @@ def shares_store() -> bool:
 
 
 def why_not_host(why: str, started: float) -> str:
-    """Return why this process did not host the coordinator when it started, for an error that comes later.
-
-    Args:
-        why: what :func:`claim` said.
-        started: when, as ``time.monotonic()`` tells it.
-    """
+    """Return why this process did not host the coordinator when it started, for an error that comes later."""
     ago = time.monotonic() - started
     return f"this process did not host the coordinator itself; when it started, {ago:.0f} s ago, the reason was: {why}"

@@ -31,11 +31,8 @@ if TYPE_CHECKING:
     from datetime import timedelta
     from types import FrameType
 
-    from elastic_rs._elastic_rs import Failure, NodeOptions, Placement, Session, View
+    from elastic_rs._elastic_rs import Failure, NodeOptions, Placement, RendezvousConfig, Session, View
     from elastic_rs._torch_private import Store
-    from elastic_rs.rendezvous._config import RendezvousConfig
-
-__all__ = ["NodeHandler"]
 
 logger = logging.getLogger("elastic_rs.rendezvous")
 
@@ -79,12 +76,6 @@ class NodeHandler(RendezvousHandler):
         """Serve an agent of ours: workers get their ranks with the place, and restarts are the job's.
 
         Call it before the session is first used.
-
-        Args:
-            role: of the workers.
-            local_world_size: their number.
-            max_restarts: the job's budget.
-            script: what they run, by which jobs without a run id are told from one another.
         """
         self._workers = (role, local_world_size, script)
         if self._config.job_counts:

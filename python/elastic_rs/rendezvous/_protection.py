@@ -4,25 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
-from typing import TYPE_CHECKING
 
 from elastic_rs import _elastic_rs
-
-if TYPE_CHECKING:
-    from elastic_rs._elastic_rs import Certificates, Protection, RendezvousConfig
-
-__all__ = [
-    "TLS_CERT",
-    "TLS_VARIABLES",
-    "TOKEN_FILE",
-    "certificates",
-    "decided",
-    "give",
-    "named",
-    "protection",
-    "refuse_c10d",
-    "tunnel_protection",
-]
+from elastic_rs._elastic_rs import Certificates, Protection, RendezvousConfig
 
 TOKEN_FILE = "ELASTIC_RS_TOKEN_FILE"  # noqa: S105 - a name
 """Names the file with the job's token."""
@@ -119,10 +103,6 @@ def decided(config: RendezvousConfig, *, own_store: bool) -> RendezvousConfig:
 def tunnel_protection(config: RendezvousConfig, *, own_store: bool) -> Protection | None:
     """Return by what agents know each other that tunnel their workers' connections. None: they do not.
 
-    Args:
-        config: whether they are to, as :func:`decided`, and which machines may connect to the workers' store.
-        own_store: each round has a store, which the agent of rank 0's node serves.
-
     Raises:
         ValueError: the store cannot be protected as ``config`` wants it; the message says why.
     """
@@ -133,9 +113,6 @@ def tunnel_protection(config: RendezvousConfig, *, own_store: bool) -> Protectio
 
 def refuse_c10d(what: str) -> None:
     """Refuse what needs the endpoint's store, if sessions are protected: such an endpoint has none.
-
-    Args:
-        what: what the user has asked for.
 
     Raises:
         ValueError: they are.

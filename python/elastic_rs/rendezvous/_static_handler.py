@@ -13,8 +13,6 @@ from elastic_rs.rendezvous._launcher_handler import created
 if TYPE_CHECKING:
     from torch.distributed.elastic.rendezvous import RendezvousHandler
 
-__all__ = ["StaticRendezvousHandler", "create_static_handler"]
-
 
 class StaticRendezvousHandler(RustC10dRendezvousHandler):
     """One node's handler. Workers use the endpoint's store, which is empty in each round."""

@@ -262,14 +262,7 @@ def _prepare_environment(args: argparse.Namespace) -> None:
 
 
 def _told(launched: Launched, entrypoint: str, hint: str, *, driven: bool) -> int:
-    """Report how the job ended, and return the exit code.
-
-    Args:
-        launched: how it ended.
-        entrypoint: the name of the workers' program.
-        hint: for a coordinator that could not be reached.
-        driven: a driver has started this agent.
-    """
+    """Report how the job ended, and return the exit code."""
     match launched.outcome:
         case "succeeded":
             return 0

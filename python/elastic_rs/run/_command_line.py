@@ -72,8 +72,6 @@ class CommandLine:
 
     Attributes:
         flags: the flags in their order, each with its words. Flags have their full names there.
-        script: SCRIPT. None if there is none.
-        rest: SCRIPT's arguments.
     """
 
     def __init__(self) -> None:
@@ -158,12 +156,7 @@ def _variable(name: str) -> str:
 
 
 class Parser(argparse.ArgumentParser):
-    """The flags, and what help says.
-
-    Args:
-        shown: the attributes of the flags that help lists. All if None.
-        kwargs: as argparse's.
-    """
+    """The flags, and what help says."""
 
     def __init__(self, *, shown: Collection[str] | None = None, **kwargs: Any) -> None:
         super().__init__(allow_abbrev=False, add_help=False, **kwargs)

@@ -9,8 +9,6 @@ from pathlib import Path
 
 from elastic_rs.run._usage import UsageError
 
-__all__ = ["allowed_cpus", "check_omp_threads", "set_omp_threads", "usable_cpus"]
-
 logger = logging.getLogger("elastic_rs.agent")
 
 FLAG = "--omp-threads"
@@ -23,12 +21,7 @@ def allowed_cpus() -> int:
 
 
 def usable_cpus(proc: str = "/proc/self/cgroup", root: str = "/sys/fs/cgroup") -> int:
-    """Return how many CPUs this process can keep busy: its affinity, or the quota of its cgroups if that is less.
-
-    Args:
-        proc: the file that names this process's cgroups.
-        root: where cgroups are mounted.
-    """
+    """Return how many CPUs this process can keep busy: its affinity, or the quota of its cgroups if that is less."""
     return max(1, min([allowed_cpus(), *_quotas(proc, root)]))
 
 
@@ -82,12 +75,7 @@ def check_omp_threads(given: str | None) -> None:
 
 
 def set_omp_threads(given: str | None, workers: int) -> None:
-    """Set ``OMP_NUM_THREADS`` for this node's workers. Without the flag: to 1 for several workers, as torchrun does.
-
-    Args:
-        given: the flag's value, which :func:`check_omp_threads` has seen, or None.
-        workers: how many workers this node has.
-    """
+    """Set ``OMP_NUM_THREADS`` for this node's workers. Without the flag: to 1 for several workers, as torchrun does."""
     if given is None and (VARIABLE in os.environ or workers <= 1):
         return
     cpus = usable_cpus()

@@ -15,8 +15,6 @@ from elastic_rs._python import arguments
 from elastic_rs.run._cpus import allowed_cpus
 from elastic_rs.run._usage import UsageError
 
-__all__ = ["count_of"]
-
 FLAG = "--nproc-per-node"
 # Devices of accelerators that NVIDIA's driver does not know: AMD's, Intel's, and the kernel's class "accel".
 OTHERS = ("/dev/kfd", "/dev/dri/renderD128", "/dev/accel", "/dev/davinci0")

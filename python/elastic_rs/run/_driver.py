@@ -13,13 +13,15 @@ import signal
 import sys
 import uuid
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from elastic_rs import _elastic_rs, _python
+from elastic_rs._elastic_rs import Driver, Host, Protection, Signals
 from elastic_rs._hosted import command_line
 from elastic_rs._observe._served import serve_pages
 from elastic_rs._terminal import error_line, print_line
-from elastic_rs.discovery._sources import DiscoveryError, FileHosts, FixedHosts, HostDiscovery, HostDiscoveryScript
+from elastic_rs.discovery._programs import DiscoveryError
+from elastic_rs.discovery._sources import FileHosts, FixedHosts, HostDiscovery, HostDiscoveryScript
 from elastic_rs.rendezvous._config import (
     DEFAULT_PORT,
     RUST_C10D,
@@ -33,11 +35,6 @@ from elastic_rs.run import _options, _script
 from elastic_rs.run._flags import split
 from elastic_rs.run._host_flags import DEFAULTS, FLAGS, VARIABLES
 from elastic_rs.run._usage import PROG, UsageError
-
-if TYPE_CHECKING:
-    from elastic_rs._elastic_rs import Driver, Host, Protection, Signals
-
-__all__ = ["drive"]
 
 logger = logging.getLogger("elastic_rs.run")
 
@@ -66,11 +63,6 @@ OF_A_SESSION = ("SSH_", "XDG_", "DBUS_", "BASH_FUNC_")
 
 def drive(argv: Sequence[str], args: argparse.Namespace, given: HostDiscovery | None = None) -> int:
     """Run a job on hosts until it has ended, and return the exit code.
-
-    Args:
-        argv: the command line.
-        args: what it says.
-        given: finds the hosts, if no flag does.
 
     Raises:
         UsageError: the command line is not valid.

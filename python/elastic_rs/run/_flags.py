@@ -25,8 +25,6 @@ from elastic_rs.run._command_line import (
 from elastic_rs.run._host_flags import add_host_flags
 from elastic_rs.run._usage import PROG, UsageError
 
-__all__ = ["parse", "parser", "split", "warn_of_variables"]
-
 logger = logging.getLogger("elastic_rs.run")
 
 USAGE = f"{PROG} [flags] SCRIPT [the script's arguments]"
@@ -72,11 +70,6 @@ def parse(args: Sequence[str], made: Parser | None = None, *, needs_script: bool
 
     The result also has ``variables``: the ``PET_*`` variables that are in effect, and the flags that each sets.
 
-    Args:
-        args: the command line.
-        made: the parser, if not an unmodified :func:`parser`.
-        needs_script: a command line without SCRIPT is refused.
-
     Raises:
         UsageError: the command line or a ``PET_*`` variable is not valid.
     """
@@ -112,14 +105,7 @@ def warn_of_variables() -> None:
 def parser(
     usage: str = USAGE, description: str = DESCRIPTION, epilog: str = EPILOG, shown: Collection[str] | None = None
 ) -> Parser:
-    """Make the parser. Defaults come from the environment as it is now.
-
-    Args:
-        usage: the first line of help.
-        description: of the command.
-        epilog: the end of help.
-        shown: the attributes of the flags that help lists. All if None.
-    """
+    """Make the parser. Defaults come from the environment as it is now."""
     made = Parser(shown=shown, prog=PROG, usage=usage, description=description, epilog=epilog, formatter_class=Help)
     _add_size(made.section("size of the job"))
     add_host_flags(made.section("hosts on which this command starts agents itself, by ssh"))

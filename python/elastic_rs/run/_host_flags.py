@@ -12,8 +12,6 @@ from elastic_rs.run._usage import UsageError
 if TYPE_CHECKING:
     from elastic_rs.run._command_line import Section
 
-__all__ = ["DEFAULTS", "FLAGS", "NUMBERS", "VARIABLES", "add_host_flags", "is_driver"]
-
 SOURCES = ("hosts", "hostfile", "host_discovery_script", "host_discovery")
 """The flags that name hosts, as attributes. One of them makes the command a driver."""
 

@@ -13,9 +13,9 @@ import sys
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from elastic_rs import _elastic_rs
+from elastic_rs._elastic_rs import EtcdOptions, LaunchOptions, LogOptions, RendezvousConfig, Streams
 from elastic_rs._numa import cpus_of
 from elastic_rs.rendezvous._config import (
     DEFAULT_PORT,
@@ -23,27 +23,12 @@ from elastic_rs.rendezvous._config import (
     MAX_NODES,
     RUST_C10D,
     RUST_ETCD,
-    RendezvousConfig,
     check_host,
     config_of,
     parse_conf,
     parse_endpoint,
 )
 from elastic_rs.run._usage import CommandLineError, UsageError
-
-if TYPE_CHECKING:
-    from elastic_rs._elastic_rs import EtcdOptions, LaunchOptions, LogOptions, Streams
-
-__all__ = [
-    "Rendezvous",
-    "is_alone",
-    "launch_options_of",
-    "local_addr_of",
-    "nodes_of",
-    "rendezvous_of",
-    "warm_modules_of",
-    "why_torch",
-]
 
 logger = logging.getLogger("elastic_rs.run")
 
@@ -63,11 +48,6 @@ class Rendezvous:
     """Where and how nodes meet.
 
     Args:
-        run_id: the job's name.
-        host: of the endpoint.
-        port: of the endpoint.
-        nodes: fewest and most.
-        config: what ``--rdzv-conf`` says.
         fixed: ranks are those of ``--node-rank``, and the workers' master is this endpoint.
         etcd: nodes meet over etcd. ``host`` and ``port`` mean nothing then.
     """

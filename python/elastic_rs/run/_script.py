@@ -11,8 +11,6 @@ import sys
 
 from elastic_rs.run._usage import PROG, UsageError
 
-__all__ = ["NoScriptError", "check", "other_environment", "refuse_python", "why_not"]
-
 
 class NoScriptError(UsageError):
     """The workers' script, module or program does not exist on this node. Another one may have it."""
@@ -55,11 +53,7 @@ def refuse_python(args: argparse.Namespace) -> None:
 
 
 def other_environment(*, no_python: bool = False) -> str:
-    """Say that workers do not run in the virtual environment that is active, if there is another one.
-
-    Args:
-        no_python: workers run a program, which finds its Python itself.
-    """
+    """Say that workers do not run in the virtual environment that is active, if there is another one."""
     active = os.environ.get("VIRTUAL_ENV", "")
     if not active or no_python or os.path.realpath(active) == os.path.realpath(sys.prefix):
         return ""

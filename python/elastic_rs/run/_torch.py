@@ -20,16 +20,9 @@ if TYPE_CHECKING:
 
     from elastic_rs.run._options import Rendezvous
 
-__all__ = ["hand_over"]
-
 
 def hand_over(argv: Sequence[str], checked: argparse.Namespace, why: str) -> None:
     """Run torchrun's own code with this command line. Raises and exits as it does.
-
-    Args:
-        argv: the command line.
-        checked: what we read in it.
-        why: what only PyTorch can do.
 
     Raises:
         UsageError: there is no torch, or what we can tell of the command line is wrong. torchrun would tell some of it

@@ -20,11 +20,7 @@ class UsageError(ValueError):
     """Whether every other node of the job would find the same."""
 
     def name_variables(self, variables: Mapping[str, Sequence[str]]) -> None:
-        """Add to the message which variables set the flags that it names.
-
-        Args:
-            variables: the variables that are in effect, and the spellings of what each sets.
-        """
+        """Add to the message which variables set the flags that it names."""
         words = str(self).replace("`", " ").replace("=", " ").replace(":", " ").replace(",", " ").split()
         found = [
             f"{variable} sets {next(name for name in names if name in words)}"
