@@ -8,12 +8,15 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
 # The public names are `install()`'s to replace, and have no types.
 from torch._C._distributed_c10d import FileStore, PrefixStore, Store, TCPStore
+
+if TYPE_CHECKING:
+    from torch.distributed.elastic.multiprocessing import MultiprocessContext
 
 __all__ = [
     "FileStore",
@@ -26,6 +29,9 @@ __all__ = [
     "handler_factories",
     "is_this_host",
     "keep_versions",
+    "let_workers_end",
+    "processes_of",
+    "return_queues",
     "signal_handler",
     "store_of",
     "take_hooks_off",
@@ -72,6 +78,22 @@ def store_of(backend: Any) -> Any:
 def worker_group_of(agent: Any) -> Any:
     """Return the worker group of an agent; None for other objects."""
     return getattr(agent, "_worker_group", None)
+
+
+def processes_of(context: MultiprocessContext) -> Any:
+    """Return the ``ProcessContext`` of workers that are functions: their processes, and their files of exceptions."""
+    return context._pc  # noqa: SLF001
+
+
+def return_queues(context: MultiprocessContext) -> dict[int, Any]:
+    """Return the queues by local rank through which workers return values."""
+    queues: dict[int, Any] = context._ret_vals  # noqa: SLF001
+    return queues
+
+
+def let_workers_end(context: MultiprocessContext) -> None:
+    """Let workers end that have returned. They wait for that until their values were read."""
+    context._worker_finished_event.set()  # noqa: SLF001
 
 
 def forget_group_numbers() -> None:

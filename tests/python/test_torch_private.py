@@ -17,7 +17,7 @@ import torch.distributed as dist
 from elastic_rs import _torch_private
 from torch import nn
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
-from torch.distributed.elastic.multiprocessing import SignalException
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, MultiprocessContext, SignalException
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 from torch.nn.parallel import DistributedDataParallel
 
@@ -82,6 +82,22 @@ def test_the_worker_group_of_an_agent() -> None:
     assert agent.get_worker_group() is group
     assert _torch_private.worker_group_of(agent) is group
     assert _torch_private.worker_group_of(object()) is None
+
+
+def test_workers_that_are_functions() -> None:
+    context = MultiprocessContext(
+        name="worker",
+        entrypoint=print,
+        args={0: ()},
+        envs={0: {}},
+        start_method="spawn",
+        logs_specs=DefaultLogsSpecs(),
+        log_line_prefixes=None,
+    )
+    assert _torch_private.processes_of(context) is None, "not started"
+    assert _torch_private.return_queues(context).keys() == {0}
+    _torch_private.let_workers_end(context)
+    assert context._worker_finished_event.is_set()
 
 
 @pytest.mark.usefixtures("group")

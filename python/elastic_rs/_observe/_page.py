@@ -9,18 +9,15 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote
 
 from elastic_rs._observe import _text
+from elastic_rs._observe._events import Event
 from elastic_rs._observe._story import PHASES, Period, Recovery, Story, tell
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from elastic_rs._observe._events import Event
 
 LIMIT_BYTES = 60_000
 """Most bytes of a page. One that would have more shows less of everything."""

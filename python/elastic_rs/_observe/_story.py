@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from statistics import median
 
-from elastic_rs._observe._events import host_of, life
-from elastic_rs._observe._merge import median, merge
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
-    from elastic_rs._observe._events import Event
+from elastic_rs._observe._events import Event, host_of, life
+from elastic_rs._observe._merge import merge
 
 PHASES = ("detect", "stop", "rendezvous", "start", "import", "first_step")
 """The parts of a recovery, in their order."""

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import Any
 
-from elastic_rs._observe._events import host_of
+from elastic_rs._observe._events import Event, host_of
+from elastic_rs._observe._story import Part, Recovery, Story
 from elastic_rs._terminal import plain
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from elastic_rs._observe._events import Event
-    from elastic_rs._observe._story import Part, Recovery, Story
 
 _LONGEST = 72
 """Most characters that are shown of what a worker said."""

@@ -9,19 +9,15 @@ import re
 import signal
 import sys
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from elastic_rs._observe import _text
-from elastic_rs._observe._events import host_of
+from elastic_rs._observe._events import Event, host_of
+from elastic_rs._observe._source import Live
 from elastic_rs._observe._story import PHASES, Story, tell
 from elastic_rs._terminal import shows_colours
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from elastic_rs._observe._events import Event
-    from elastic_rs._observe._source import Live
 
 INTERVAL_S = 1.0
 SORTS = ("state", "node", "lag", *PHASES)

@@ -6,14 +6,11 @@ Arrows lead from causes to what they caused. Source of the format: "Trace Event 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
+from elastic_rs._observe._events import Event
 from elastic_rs._observe._story import PHASES, Period, Story, tell
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from elastic_rs._observe._events import Event
 
 _JOB = 1
 _ROUNDS, _EVENTS = 1, 2

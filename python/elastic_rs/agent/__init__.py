@@ -17,4 +17,4 @@ __all__ = ["LocalElasticAgent"]
 
 
 def __getattr__(name: str) -> Any:
-    return _imported(__name__, {"LocalElasticAgent": "elastic_rs.agent._local"}, name)
+    return _imported(__name__, {"._local": ["LocalElasticAgent"]}, name)

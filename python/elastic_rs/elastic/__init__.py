@@ -63,22 +63,13 @@ if TYPE_CHECKING:
     from elastic_rs.elastic._torch_state import TorchState as TorchState
 
 _HOMES = {
-    "Average": "elastic_rs.elastic._collectives",
-    "ElasticSampler": "elastic_rs.elastic._sampler",
-    "Max": "elastic_rs.elastic._collectives",
-    "Min": "elastic_rs.elastic._collectives",
-    "Product": "elastic_rs.elastic._collectives",
-    "StateDictHandler": "elastic_rs.elastic._handlers",
-    "StateHandler": "elastic_rs.elastic._handlers",
-    "Sum": "elastic_rs.elastic._collectives",
-    "TorchState": "elastic_rs.elastic._torch_state",
-    "allreduce": "elastic_rs.elastic._collectives",
-    "allreduce_": "elastic_rs.elastic._collectives",
-    "broadcast_object": "elastic_rs.elastic._collectives",
-    "broadcast_optimizer_state": "elastic_rs.elastic._collectives",
-    "broadcast_parameters": "elastic_rs.elastic._collectives",
-    "get_handler_registry": "elastic_rs.elastic._handlers",
-    "set_handler_registry": "elastic_rs.elastic._handlers",
+    "._collectives": (
+        *("Average", "Max", "Min", "Product", "Sum", "allreduce", "allreduce_"),
+        *("broadcast_object", "broadcast_optimizer_state", "broadcast_parameters"),
+    ),
+    "._handlers": ("StateDictHandler", "StateHandler", "get_handler_registry", "set_handler_registry"),
+    "._sampler": ("ElasticSampler",),
+    "._torch_state": ("TorchState",),
 }
 
 __all__ = [

@@ -6,7 +6,7 @@ from enum import IntFlag
 
 
 class HostUpdateResult(IntFlag):
-    """What a change of the membership does to the number of workers. The values are Horovod's."""
+    """What a change does to the number of workers, or of hosts. The values are Horovod's."""
 
     no_update = 0
     removed = 1

@@ -11,7 +11,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -22,10 +22,8 @@ from torch.nn.modules.module import register_module_module_registration_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from elastic_rs import _torch_private
+from elastic_rs._elastic_rs import WorkerChannel
 from elastic_rs.elastic import _decisions
-
-if TYPE_CHECKING:
-    from elastic_rs.elastic._channel import Channel
 
 # How often the thread that aborts NCCL's groups looks whether this process ends.
 _LOOK_S = 0.5
@@ -99,7 +97,7 @@ class Group:
             store.set_timeout(limit)
             return store, rank, world_size
 
-    def watch(self, channel: Channel) -> None:
+    def watch(self, channel: WorkerChannel) -> None:
         """Abort NCCL's collectives as soon as a failure is known. They would block for ever."""
         if "nccl" not in self.backends:
             return
@@ -167,7 +165,7 @@ class Wraps:
 class _Aborter:
     """A thread that aborts the process groups when a failure is known, while the main thread waits for a device."""
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: WorkerChannel) -> None:
         self._channel = channel
         self._lock = threading.Lock()
         self._armed = threading.Event()

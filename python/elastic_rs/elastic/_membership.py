@@ -10,13 +10,13 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
+from elastic_rs._elastic_rs import WorkerChannel, World
 from elastic_rs._logging import show_logs_if_asked
-from elastic_rs.elastic import _channel, _decisions, _place
+from elastic_rs.elastic import _decisions, _place
 from elastic_rs.elastic._exceptions import HostsUpdatedInterrupt, HostUpdateResult, PeerFailed, name_for_scripts
 from elastic_rs.elastic._listeners import Listeners
 
 if TYPE_CHECKING:
-    from elastic_rs.elastic._channel import Channel, World
     from elastic_rs.elastic._group import Group
 
 _log = logging.getLogger("elastic_rs.elastic")
@@ -30,11 +30,15 @@ PART_LIMIT_S = 30.0
 CONNECT_LIMIT_S = 30.0
 
 
+# What a check answers if the world changes. Anything else than 0 and this is a failure.
+CHANGED = 1
+
+
 class Membership:
     """What is one per process. Without a channel (no launcher, PyTorch's agent) there are no news, and one world."""
 
     def __init__(self) -> None:
-        self.channel: Channel | None = None
+        self.channel: WorkerChannel | None = None
         self.listeners = Listeners()
         self.changing = False
         """Whether a check has said that the world changes."""
@@ -140,7 +144,7 @@ class Membership:
             return
         if not news:
             return
-        if news != _channel.CHANGED:
+        if news != CHANGED:
             raise PeerFailed(channel.reason)
         self.changing = True
         raise HostsUpdatedInterrupt(channel.reason, HostUpdateResult(channel.flags))
@@ -253,7 +257,7 @@ class Membership:
     def _connect(self, path: str, *, groupless: bool) -> None:
         ahead = os.environ.pop(_decisions.AHEAD, None)
         try:
-            self.channel = _channel.connect(path, CONNECT_LIMIT_S)
+            self.channel = WorkerChannel.connect(path, CONNECT_LIMIT_S)
             if groupless:
                 self.channel.groupless()
             world = self.channel.world()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from elastic_rs.run._foreign import instead_of
@@ -34,12 +35,12 @@ def shtab_if_installed() -> Any:
     return shtab
 
 
+@dataclass(frozen=True)
 class Flag:
     """A flag, as far as it must be known to find SCRIPT behind the flags.
 
-    Args:
-        name: its spelling in help and errors.
-        others: its other spellings.
+    Attributes:
+        names: its spellings.
         dest: its attribute of the parsed command line.
         values: how many words it takes.
         variable: the variable that sets it, if one does.
@@ -47,26 +48,20 @@ class Flag:
         instead: for a switch: the flag to use for a value.
     """
 
-    def __init__(
-        self,
-        name: str,
-        others: Sequence[str],
-        dest: str,
-        *,
-        values: int,
-        variable: str | None,
-        own: bool,
-        instead: str | None,
-    ) -> None:
-        self.name = name
-        self.names = (name, *others)
-        self.dest = dest
-        self.values = values
-        self.variable = variable
-        self.own = own
-        self.instead = instead
+    names: Sequence[str]
+    dest: str
+    values: int
+    variable: str | None
+    own: bool
+    instead: str | None
+
+    @property
+    def name(self) -> str:
+        """Its spelling in help and errors."""
+        return self.names[0]
 
 
+@dataclass
 class CommandLine:
     """A command line that is split at SCRIPT.
 
@@ -74,10 +69,9 @@ class CommandLine:
         flags: the flags in their order, each with its words. Flags have their full names there.
     """
 
-    def __init__(self) -> None:
-        self.flags: list[tuple[Flag, list[str]]] = []
-        self.script: str | None = None
-        self.rest: list[str] = []
+    flags: list[tuple[Flag, list[str]]] = field(default_factory=list)
+    script: str | None = None
+    rest: list[str] = field(default_factory=list)
 
     def words(self, *, without: Collection[str] = ()) -> list[str]:
         """Return the words of the flags, except those whose attribute is in ``without``."""
@@ -142,9 +136,7 @@ class Section:
         action = self._group.add_argument(*spelled, **kwargs)
         values = action.nargs if isinstance(action.nargs, int) else 1
         others = [other for other in (f"--{_dest(name)}", short) if other and other != name]
-        self._parser.add_flag(
-            Flag(name, others, action.dest, values=values, variable=variable, own=own, instead=instead)
-        )
+        self._parser.add_flag(Flag((name, *others), action.dest, values, variable, own, instead))
 
 
 def _dest(name: str) -> str:

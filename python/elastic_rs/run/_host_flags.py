@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from elastic_rs.run._command_line import seconds, whole
+from elastic_rs.run._command_line import Section, seconds, whole
 from elastic_rs.run._usage import UsageError
-
-if TYPE_CHECKING:
-    from elastic_rs.run._command_line import Section
 
 SOURCES = ("hosts", "hostfile", "host_discovery_script", "host_discovery")
 """The flags that name hosts, as attributes. One of them makes the command a driver."""
