@@ -102,10 +102,10 @@ def resize(kind: str, size: int) -> None:
     import torch
     import torch.distributed as dist
     from elastic_rs import elastic
-    from elastic_rs.elastic import _channel
+    from elastic_rs.elastic import _membership
 
     agent = Agent()
-    _channel.connect = lambda *_: agent
+    _membership.WorkerChannel = SimpleNamespace(connect=lambda *_: agent)
     os.environ.update(ELASTIC_RS_AGENT="played", ELASTIC_RS_IN_PLACE="nccl")
     del os.environ["RANK"]  # then each group of one has a store of its own
 

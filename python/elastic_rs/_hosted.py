@@ -29,7 +29,6 @@ Report = Callable[[str], None]
 
 
 def main() -> int:
-    """Run the agent, and return its exit code."""
     requests = _take_input()
     try:
         own = json.loads(requests.readline())
@@ -148,7 +147,6 @@ def _endpoint(own: dict[str, Any], job: dict[str, Any]) -> str:
 
 
 def command_line(own: dict[str, Any], job: dict[str, Any], endpoint: str) -> list[str]:
-    """Return the command line of ``elastic-run`` on a host."""
     is_host = int(own["hosts_coordinator"])
     conf = f"{job['conf']},host_name={own['host']},node_rank={own['age']},is_host={is_host}"
     ours = [f"--nproc-per-node={own['slots']}", f"--rdzv-endpoint={endpoint}", f"--rdzv-conf={conf}"]

@@ -23,7 +23,6 @@ and the group may have access to the file."""
 
 
 def add_parser(commands: Any) -> None:
-    """Add the command ``token`` to those of ``elastic-rs``."""
     kinds = commands.add_parser("token", help="tokens that protect a job", description=DESCRIPTION).add_subparsers(
         title="commands", metavar="COMMAND", required=True
     )

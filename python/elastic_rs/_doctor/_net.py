@@ -106,7 +106,6 @@ def ask_reverse(address: str) -> Question[str] | None:
 
 
 def is_address(text: str) -> bool:
-    """Whether this is an address and not a name."""
     try:
         ipaddress.ip_address(text.partition("%")[0])
     except ValueError:

@@ -60,7 +60,6 @@ def findings(
 
 
 def python(version: tuple[int, ...], executable: str) -> Finding:
-    """Judge the interpreter."""
     text = f"{'.'.join(map(str, version))}, {executable}"
     if version < PYTHON_FROM:
         return mend("python", f"{text}: too old", "install Python 3.11 or later, and elastic_rs in it")
@@ -238,7 +237,6 @@ def _limit(value: int) -> str:
 
 
 def script(name: str, why_not: str) -> Finding:
-    """Judge whether the script of the workers exists."""
     if why_not:
         return mend("script", why_not, "copy it to this node, or correct the name; paths start at the current folder")
     return ok("script", name)
@@ -282,7 +280,6 @@ def _why_no_pidfds() -> str:
 
 
 def clock(now_s: float) -> Finding:
-    """Show the wall clock, for comparing logs."""
     shown = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(now_s))
     return ok("clock", f"{shown}; used for times in logs only: all waiting uses the monotonic clock")
 

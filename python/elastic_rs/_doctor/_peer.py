@@ -43,7 +43,6 @@ class Reached:
 
 
 def family_of(address: str) -> socket.AddressFamily:
-    """Return the address family of this address."""
     return socket.AF_INET6 if ":" in address else socket.AF_INET
 
 

@@ -65,8 +65,6 @@ def merge(events: Sequence[Event]) -> tuple[list[Event], int]:
 
 @dataclass
 class _Clock:
-    """The events of one clock."""
-
     name: str
     place: int
     events: list[Event] = field(default_factory=list)

@@ -117,7 +117,6 @@ def page(events: Sequence[Event], state: dict[str, Any] | None = None, *, served
 
 
 def listing(names: Sequence[str], more: int, *, still: bool) -> str:
-    """Return a page that leads to those of several runs."""
     parts = [_nav([_refreshing("", still=still)]), f"<h1>{len(names) + more} runs at this coordinator</h1>", "<ul>"]
     room = LIMIT_BYTES - 6000
     for at, name in enumerate(names):

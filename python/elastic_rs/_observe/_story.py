@@ -94,7 +94,6 @@ class Period:
 
     @property
     def name(self) -> str:
-        """What it is called."""
         return self.kind if self.round is None else f"{self.kind} {self.round}"
 
 
@@ -392,7 +391,6 @@ def phases_us(event: Event, until_complete_us: int | None = None) -> dict[str, i
 
 
 def parts(told: Iterable[Event], until_complete_us: int) -> dict[str, Part]:
-    """Return what each phase took."""
     found: dict[str, list[tuple[float, str]]] = {}
     for event in told:
         for phase, micros in phases_us(event, until_complete_us).items():

@@ -16,7 +16,6 @@ _SHOWN = 3
 
 
 def status(story: Story, state: dict[str, Any] | None) -> list[str]:
-    """Return the lines of ``status``."""
     lines = [_headline(story, state)]
     if state is not None and state["state"] in ("waiting", "reforming"):
         lines.append(f"waits   {plain(state['progress'])}")
@@ -106,7 +105,6 @@ def why(story: Story, which: int | None = None) -> list[str]:
 
 
 def event_line(event: Event, story: Story, since_us: int) -> str:
-    """Return one event as a line of ``events``."""
     node = story.name(event.node) if event.node else ""
     text = event.text or _facts(event, story)
     numbers = (cause.rpartition(".")[2] for cause in event.cause) if event.follows is None else map(str, event.follows)

@@ -91,7 +91,6 @@ class _Node:
 
 
 def screen(events: Sequence[Event], state: dict[str, Any] | None, size: tuple[int, int], view: View) -> list[str]:
-    """Return the lines of the screen."""
     columns, rows = size
     story = tell(events, None if state is None else state["mono_us"])
     head = [_cut(line, columns) for line in _text.status(story, state)]

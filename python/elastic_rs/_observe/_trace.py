@@ -18,7 +18,6 @@ _SHORTEST_US = 1
 
 
 def chrome_trace(events: Sequence[Event], now_us: int | None = None) -> dict[str, Any]:
-    """Return the trace of a run's events."""
     story = tell(events, now_us)
     pids: dict[str | None, int] = {None: _JOB}
     for event in story.events:

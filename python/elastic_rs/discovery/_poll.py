@@ -36,7 +36,6 @@ class Poll:
             self.ask()
 
     def ask(self) -> None:
-        """Ask once."""
         try:
             found = self._discovery.find_available_hosts_and_slots()
             self._listener.found([(str(host), int(slots)) for host, slots in found.items()])

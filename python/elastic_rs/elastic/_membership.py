@@ -116,7 +116,6 @@ class Membership:
         return self._group is not None and "nccl" in self._group.backends
 
     def raise_if_failed(self) -> None:
-        """Raise ``PeerFailed`` if a failure is known."""
         if self.failed_within(0.0):
             assert self.channel is not None
             raise PeerFailed(self.channel.reason)
@@ -173,7 +172,6 @@ class Membership:
         self._limit_step(PART_LIMIT_S)
 
     def parts_done(self) -> None:
-        """The state was broadcast."""
         self._limit_step(STEP_LIMIT_S)
 
     def synchronised(self) -> None:

@@ -20,7 +20,6 @@ PART_BYTES = 256 << 20
 
 
 def group_exists() -> bool:
-    """Return whether there is a default process group."""
     return dist.is_available() and dist.is_initialized()
 
 

@@ -54,7 +54,6 @@ class BackendThread:
 
     @property
     def started(self) -> bool:
-        """Whether the thread was started."""
         return self._thread is not None
 
     def start(self) -> None:

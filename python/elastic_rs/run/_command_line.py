@@ -159,7 +159,6 @@ class Parser(argparse.ArgumentParser):
         general.plain("--help", short="-h", action="help", help="show this help message and exit")
 
     def section(self, title: str) -> Section:
-        """Add a group of flags."""
         return Section(self, self.add_argument_group(title))
 
     def shows(self, dest: str) -> bool:
@@ -170,7 +169,6 @@ class Parser(argparse.ArgumentParser):
         self.flags |= dict.fromkeys(flag.names, flag)
 
     def all(self) -> Iterator[Flag]:
-        """Each flag once."""
         return iter({id(flag): flag for flag in self.flags.values()}.values())
 
     def split(self, argv: Sequence[str]) -> CommandLine:

@@ -91,12 +91,10 @@ def parse(args: Sequence[str], made: Parser | None = None, *, needs_script: bool
 
 
 def split(args: Sequence[str]) -> CommandLine:
-    """Split a command line at SCRIPT."""
     return parser().split(args)
 
 
 def warn_of_variables() -> None:
-    """Warn of ``PET_*`` variables that seem to be misspelt."""
     if any(name.startswith("PET_") for name in os.environ):
         for text in variables_without_effect(parser()):
             logger.warning("%s", text)

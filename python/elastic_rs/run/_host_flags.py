@@ -33,7 +33,6 @@ NUMBERS: dict[str, Callable[[str], Any]] = {
 
 
 def add_host_flags(section: Section) -> None:
-    """Add the flags to a parser's section."""
 
     def add(name: str, **kwargs: Any) -> None:
         section.flag(name, own=True, type=NUMBERS.get(name[2:].replace("-", "_")), **kwargs)

@@ -62,7 +62,6 @@ class Rendezvous:
 
 
 def nodes_of(text: str) -> tuple[int, int]:
-    """Read ``--nnodes``: fewest and most."""
     try:
         counts = [int(count) for count in text.split(":")]
     except ValueError:
@@ -185,7 +184,6 @@ def _unknown_backend(name: str) -> str:
 
 
 def workers_of(text: str) -> int:
-    """Read ``--nproc-per-node``: how many workers this node has."""
     try:
         count = int(text)
     except ValueError:
@@ -280,7 +278,6 @@ def command_of(args: argparse.Namespace) -> tuple[str, list[str]]:
 
 
 def signals_of(text: str) -> list[int]:
-    """Read ``--signals-to-handle``."""
     numbers = []
     for name in _utf8("--signals-to-handle", text).split(","):
         number = _elastic_rs.signal_number(name.strip())
