@@ -266,7 +266,8 @@ class DynamicRendezvousHandler(NodeHandler):
         self._driver.start()
         return self._cell.fresh_view(age_s=_AGE_S)
 
-    def _agents_store(self, placement: Placement) -> Store:
+    def store_of(self, placement: Placement) -> Store:
+        """Return the store that the agents share, with a prefix of its own for this round."""
         timeout: timedelta = getattr(self._store, "timeout", timedelta(seconds=300))
         # PyTorch's first round has the number 0.
         return self._round_store(self._store, placement.round - 1, placement.world_size, timeout)

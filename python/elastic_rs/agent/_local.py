@@ -216,7 +216,7 @@ class LocalElasticAgent(TorchLocalElasticAgent):
         """Return how many seconds to wait for the other nodes' workers; None is for as long as they run."""
         if self._handler is None:
             return self._exit_barrier_timeout
-        return self._handler.exit_barrier_timeout if self._barrier_s is None else self._barrier_s
+        return self._handler.config.exit_barrier_timeout if self._barrier_s is None else self._barrier_s
 
     def _do(self, agent: Agent, step: Step) -> RunResult | None:
         """Carry out a step; a result at the end."""

@@ -80,6 +80,6 @@ class RustEtcdRendezvousHandler(LauncherHandler):
         prefix = self._etcd.agents_store(self._run_id)
         return EtcdStore(_elastic_rs.EtcdClient(self._etcd), prefix, timeout, ttl=STORE_TTL_S)
 
-    def _agents_store(self, placement: Placement) -> Store:
+    def store_of(self, placement: Placement) -> Store:
         timeout = timedelta(seconds=self._config.read_timeout)
         return self._round_store(self._shared, placement.round, placement.world_size, timeout)

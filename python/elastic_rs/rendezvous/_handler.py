@@ -115,7 +115,7 @@ class RustC10dRendezvousHandler(LauncherHandler):
             reason = error.strerror or error
             raise RendezvousConnectionError(f"cannot host the coordinator at {host}:{port}: {reason}") from error
 
-    def _agents_store(self, placement: Placement) -> Store:
+    def store_of(self, placement: Placement) -> Store:
         refuse_c10d("PyTorch's agent")
         host, port = self._endpoint
         timeout = timedelta(seconds=self._config.read_timeout)

@@ -97,11 +97,6 @@ class NodeHandler(RendezvousHandler):
         return self._config
 
     @property
-    def exit_barrier_timeout(self) -> float | None:
-        """How many seconds our agent waits for the other nodes' workers; None: for as long as they run."""
-        return self._config.exit_barrier_timeout
-
-    @property
     def session(self) -> Session:
         """This node's session."""
         raise NotImplementedError
@@ -128,10 +123,6 @@ class NodeHandler(RendezvousHandler):
                 raise
             return view.cause
 
-    def store_of(self, placement: Placement) -> Store:
-        """Connect to the store that the agents share in this round."""
-        return self._agents_store(placement)
-
     def next_rendezvous(self) -> RendezvousInfo:
         """Take part in the next round and block until it has completed.
 
@@ -141,7 +132,7 @@ class NodeHandler(RendezvousHandler):
             RendezvousGracefulExitError: the job ended and this node, a spare, was not needed.
             RendezvousConnectionError: the coordinator cannot be reached.
         """
-        placement, store = self._join(self._agents_store)
+        placement, store = self._join(self.store_of)
         bootstrap = RendezvousStoreInfo(placement.master_addr, placement.master_port)
         return RendezvousInfo(store, placement.rank, placement.world_size, bootstrap)
 
@@ -249,8 +240,8 @@ class NodeHandler(RendezvousHandler):
         """How things stand."""
         return self.session.view()
 
-    def _agents_store(self, placement: Placement) -> Store:
-        """Return the store that the agents share in this round."""
+    def store_of(self, placement: Placement) -> Store:
+        """Connect to the store that the agents share in this round."""
         raise NotImplementedError
 
     def _round_store(self, store: Store, number: int, world_size: int, timeout: timedelta) -> Store:
