@@ -276,11 +276,7 @@ def _protection_of(how: str) -> Protection | None:
 def how_protected(run_id: str, how: str, own: Protection | None, doors: Doors) -> Finding:
     """Say which token and which certificate protect the job's sessions, and who can reach its worker stores.
 
-    Args:
-        run_id: the job's name.
-        how: how nodes meet: ``alone``, at a ``coordinator``, or over ``etcd``.
-        own: the token and the certificate of this node, if it has them.
-        doors: what else may be open.
+    Nodes meet (``how``) ``alone``, at a ``coordinator``, or over ``etcd``.
     """
     if doors.tunnel and how != "alone" and own is None:
         text = f"--rdzv-conf store_tunnel=1 is given without a token: name its file in {TOKEN_FILE}"

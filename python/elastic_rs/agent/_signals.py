@@ -102,8 +102,7 @@ class Handlers:
     def restore(self, *, has_ended: bool) -> None:
         """Put back the handlers from before, since a program goes on. Under torchrun they stay: its process ends.
 
-        Args:
-            has_ended: a signal has ended the agent. It may be delivered once more, and must not kill the program then.
+        A signal that has ended the agent may be delivered once more, and must not kill the program then.
         """
         if threading.current_thread() is not threading.main_thread() or is_torchrun():
             return

@@ -208,11 +208,7 @@ class Membership:
             self.channel.raised(name_for_scripts(error), str(error))
 
     def leave(self, *, failed: bool) -> None:
-        """Leave the world: end its process group.
-
-        Args:
-            failed: whether a peer has failed, or may still be in a collective of this world.
-        """
+        """Leave the world: end its process group. If it has failed, a peer may still be in one of its collectives."""
         assert self._group is not None
         self._group.end(failed=failed)
         if self.channel is not None:

@@ -69,10 +69,6 @@ _INSTEAD: dict[str, str] = {
 def refuse(name: str, importer: FrameType) -> None:
     """Raise if Horovod has this name and this package does not. The error says what to use.
 
-    Args:
-        name: an attribute of the package that was not found.
-        importer: the frame that has asked for it.
-
     Raises:
         ImportError: ``from elastic_rs.elastic import NAME`` asks. Python replaces an ``AttributeError`` there by an
             error without the hint.

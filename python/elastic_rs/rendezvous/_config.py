@@ -32,13 +32,9 @@ MAX_NODES = 2**32 - 1
 
 
 def config_of(given: Mapping[str, Any], backend: str = RUST_C10D, name: str | None = None) -> RendezvousConfig:
-    """Check what the user gave for a backend, ``rust-c10d`` or ``rust-etcd``.
+    """Check what the user gave for a backend, ``rust-c10d`` or ``rust-etcd``, under the ``name`` that the user gave it.
 
-    Args:
-        given: the keys and values.
-        backend: whose keys there are.
-        name: by which the user named the backend. Under one of PyTorch's names keys that the backend does not have are
-            ignored with a warning.
+    Under one of PyTorch's names keys that the backend does not have are ignored with a warning.
 
     Raises:
         ValueError: a key is unknown (the nearest known one is named) or has no meaning for the backend, or a value is

@@ -85,9 +85,7 @@ def decided(config: RendezvousConfig, *, own_store: bool) -> RendezvousConfig:
 
     All nodes of a job have the same secret, so they decide alike. Logs a warning if it cannot protect the store.
 
-    Args:
-        config: what ``--rdzv-conf`` says.
-        own_store: each round has a store, which the agent of rank 0's node serves.
+    With an ``own_store`` each round has a store, which the agent of rank 0's node serves.
     """
     if config.store_tunnel is not None:
         return config

@@ -32,10 +32,7 @@ class StaticRendezvousHandler(RustC10dRendezvousHandler):
 def create_static_handler(params: RendezvousParameters, *, host: str, port: int) -> RendezvousHandler:
     """Create a handler from what torchrun was given, as it passes it to its own handler of this name.
 
-    Args:
-        params: the parameters. Their endpoint has no brackets around an IPv6 address.
-        host: of the endpoint.
-        port: of the endpoint.
+    The endpoint of these parameters has no brackets around an IPv6 address, so it is given apart.
     """
     config = dict(params.config)
     rank = config.pop("rank")

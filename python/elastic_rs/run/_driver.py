@@ -203,13 +203,7 @@ def _fixed(discovery: HostDiscovery) -> dict[str, int] | None:
 
 
 def _named(text: str, slots: int, given: int | None) -> HostDiscovery:
-    """Read ``--host-discovery``.
-
-    Args:
-        text: its value.
-        slots: of a host without a number.
-        given: the same, if a flag says it.
-    """
+    """Read ``--host-discovery``. A host without a number has so many slots, which a flag may have given."""
     from elastic_rs.discovery import DnsHosts, SlurmHosts
 
     kind, colon, rest = text.partition(":")
