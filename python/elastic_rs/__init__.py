@@ -16,25 +16,21 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from elastic_rs._elastic_rs import EtcdClient as EtcdClient
-    from elastic_rs._elastic_rs import EtcdOptions as EtcdOptions
-    from elastic_rs._integration._install import install as install
-    from elastic_rs._integration._install import uninstall as uninstall
-    from elastic_rs._step import step as step
-    from elastic_rs.agent import LocalElasticAgent as LocalElasticAgent
-    from elastic_rs.c10d_backend import C10dRendezvousBackend as C10dRendezvousBackend
-    from elastic_rs.c10d_backend import create_backend as create_backend
-    from elastic_rs.dynamic import DynamicRendezvousHandler as DynamicRendezvousHandler
-    from elastic_rs.dynamic import RendezvousSettings as RendezvousSettings
-    from elastic_rs.dynamic import RendezvousTimeout as RendezvousTimeout
-    from elastic_rs.dynamic import create_handler as create_handler
-    from elastic_rs.etcd_backend import EtcdRendezvousBackend as EtcdRendezvousBackend
-    from elastic_rs.etcd_store import EtcdStore as EtcdStore
-    from elastic_rs.rendezvous import RustC10dRendezvousHandler as RustC10dRendezvousHandler
-    from elastic_rs.rendezvous import RustEtcdRendezvousHandler as RustEtcdRendezvousHandler
-    from elastic_rs.rendezvous import create_rust_c10d_handler as create_rust_c10d_handler
-    from elastic_rs.rendezvous import create_rust_etcd_handler as create_rust_etcd_handler
-    from elastic_rs.store import TCPStore as TCPStore
+    from elastic_rs._elastic_rs import EtcdClient, EtcdOptions
+    from elastic_rs._integration._install import install, uninstall
+    from elastic_rs._step import step
+    from elastic_rs.agent import LocalElasticAgent
+    from elastic_rs.c10d_backend import C10dRendezvousBackend, create_backend
+    from elastic_rs.dynamic import DynamicRendezvousHandler, RendezvousSettings, RendezvousTimeout, create_handler
+    from elastic_rs.etcd_backend import EtcdRendezvousBackend
+    from elastic_rs.etcd_store import EtcdStore
+    from elastic_rs.rendezvous import (
+        RustC10dRendezvousHandler,
+        RustEtcdRendezvousHandler,
+        create_rust_c10d_handler,
+        create_rust_etcd_handler,
+    )
+    from elastic_rs.store import TCPStore
 
 __all__ = [
     "C10dRendezvousBackend",

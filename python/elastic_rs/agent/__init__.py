@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from elastic_rs import _imported
 
 if TYPE_CHECKING:
-    from elastic_rs.agent._local import LocalElasticAgent as LocalElasticAgent
+    from elastic_rs.agent._local import LocalElasticAgent
 
 __all__ = ["LocalElasticAgent"]
 

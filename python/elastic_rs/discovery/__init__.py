@@ -18,16 +18,11 @@ from typing import TYPE_CHECKING, Any
 from elastic_rs import _imported
 
 if TYPE_CHECKING:
-    from elastic_rs.discovery._clusters import DnsHosts as DnsHosts
-    from elastic_rs.discovery._clusters import SlurmHosts as SlurmHosts
-    from elastic_rs.discovery._manager import DiscoveredHosts as DiscoveredHosts
-    from elastic_rs.discovery._manager import HostManager as HostManager
-    from elastic_rs.discovery._programs import DiscoveryError as DiscoveryError
-    from elastic_rs.discovery._sources import FileHosts as FileHosts
-    from elastic_rs.discovery._sources import FixedHosts as FixedHosts
-    from elastic_rs.discovery._sources import HostDiscovery as HostDiscovery
-    from elastic_rs.discovery._sources import HostDiscoveryScript as HostDiscoveryScript
-    from elastic_rs.elastic._exceptions import HostUpdateResult as HostUpdateResult
+    from elastic_rs.discovery._clusters import DnsHosts, SlurmHosts
+    from elastic_rs.discovery._manager import DiscoveredHosts, HostManager
+    from elastic_rs.discovery._programs import DiscoveryError
+    from elastic_rs.discovery._sources import FileHosts, FixedHosts, HostDiscovery, HostDiscoveryScript
+    from elastic_rs.elastic._exceptions import HostUpdateResult
 
 __all__ = [
     "DiscoveredHosts",

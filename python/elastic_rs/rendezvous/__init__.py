@@ -10,11 +10,9 @@ from typing import TYPE_CHECKING, Any
 from elastic_rs import _imported
 
 if TYPE_CHECKING:
-    from elastic_rs.rendezvous._config import DEFAULT_PORT as DEFAULT_PORT
-    from elastic_rs.rendezvous._etcd_handler import RustEtcdRendezvousHandler as RustEtcdRendezvousHandler
-    from elastic_rs.rendezvous._etcd_handler import create_rust_etcd_handler as create_rust_etcd_handler
-    from elastic_rs.rendezvous._handler import RustC10dRendezvousHandler as RustC10dRendezvousHandler
-    from elastic_rs.rendezvous._handler import create_rust_c10d_handler as create_rust_c10d_handler
+    from elastic_rs.rendezvous._config import DEFAULT_PORT
+    from elastic_rs.rendezvous._etcd_handler import RustEtcdRendezvousHandler, create_rust_etcd_handler
+    from elastic_rs.rendezvous._handler import RustC10dRendezvousHandler, create_rust_c10d_handler
 
 __all__ = [
     "DEFAULT_PORT",

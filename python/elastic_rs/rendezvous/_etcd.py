@@ -9,6 +9,7 @@ import logging
 
 from elastic_rs import _elastic_rs
 from elastic_rs._elastic_rs import EtcdOptions, RendezvousConfig
+from elastic_rs._host_name import host_name
 
 logger = logging.getLogger("elastic_rs.rendezvous")
 
@@ -40,8 +41,6 @@ def own_address(given: str | None, most_nodes: int, etcd: EtcdOptions) -> str:
         return "127.0.0.1"
     address = etcd.source_address(timeout_s=_RESOLVE_S)
     if address is None:
-        from elastic_rs._host_name import host_name
-
         address = host_name(wait=True)
         logger.info(
             "other nodes find this one by its name `%s`: etcd at %s is on this machine, or its names have no address; "

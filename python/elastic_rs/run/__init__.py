@@ -9,21 +9,32 @@ import sys
 
 try:
     import argparse
+    import contextlib
     import logging
     import os
     import time
     from collections.abc import Callable, Sequence
     from typing import TYPE_CHECKING
 
+    from elastic_rs import _elastic_rs
+    from elastic_rs._elastic_rs import Launched, LaunchOptions, Protection, Signals
     from elastic_rs._logging import show_logs_if_asked
     from elastic_rs._terminal import error_line, shows_colours
+    from elastic_rs.rendezvous import _protection
+    from elastic_rs.rendezvous._config import warn_of_loopback, warn_of_no_endpoint
+    from elastic_rs.rendezvous._etcd import own_address
+    from elastic_rs.rendezvous._node import claim, shares_store, why_not_host
+    from elastic_rs.run import _cpus, _options, _script
+    from elastic_rs.run._flags import parse, warn_of_variables
+    from elastic_rs.run._host_flags import is_driver
+    from elastic_rs.run._path import record
+    from elastic_rs.run._script import NoScriptError, other_environment
     from elastic_rs.run._usage import PROG, UsageError, fail
 except KeyboardInterrupt:
     # As in `main`, which is not defined yet.
     raise SystemExit(130) from None
 
 if TYPE_CHECKING:
-    from elastic_rs._elastic_rs import Launched, LaunchOptions, Protection, Signals
     from elastic_rs.discovery import HostDiscovery
     from elastic_rs.run._options import Rendezvous
 
@@ -64,8 +75,6 @@ def main(
     try:
         return _run(argv, discovery, told)
     except UsageError as error:
-        from elastic_rs.run._script import NoScriptError
-
         if error.everywhere:
             told("refused")
         elif isinstance(error, NoScriptError):
@@ -81,8 +90,6 @@ def _run(argv: Sequence[str], discovery: HostDiscovery | None, told: Callable[[s
         from elastic_rs import _doctor
 
         return _doctor.main(argv[1:])
-    from elastic_rs.run._flags import parse, warn_of_variables
-
     args = parse(argv)
     show_logs_if_asked()
     is_driven = told is not _tell_nobody
@@ -104,21 +111,13 @@ def _start(
     is_driven: bool,
 ) -> int:
     """Do what a command line says that has been parsed."""
-    from elastic_rs import _elastic_rs
-    from elastic_rs.rendezvous._config import warn_of_loopback, warn_of_no_endpoint
-    from elastic_rs.run import _cpus, _options, _script
-    from elastic_rs.run._script import other_environment
-
     _cpus.check_omp_threads(args.omp_threads)
-    if not is_driven:
-        from elastic_rs.run._host_flags import is_driver
+    if not is_driven and is_driver(args, discovers=discovery is not None):
+        from elastic_rs.run._driver import drive
 
-        if is_driver(args, discovers=discovery is not None):
-            from elastic_rs.run._driver import drive
-
-            if text := other_environment(no_python=args.no_python):
-                logger.warning("%s", text)
-            return drive(argv, args, discovery)
+        if text := other_environment(no_python=args.no_python):
+            logger.warning("%s", text)
+        return drive(argv, args, discovery)
     if why := _options.why_torch(args):
         from elastic_rs.run._torch import hand_over
 
@@ -147,10 +146,6 @@ def _start(
 
 def _protected(meeting: Rendezvous, *, alone: bool) -> Protection | None:
     """Return how sessions with the coordinator are protected. Decides the ``store_tunnel`` of ``meeting``."""
-    from elastic_rs import _elastic_rs
-    from elastic_rs.rendezvous import _protection
-    from elastic_rs.rendezvous._node import shares_store
-
     try:
         if alone or (meeting.port == 0 and meeting.nodes[1] == 1 and meeting.etcd is None):
             # Only other users of this machine could reach the coordinator.
@@ -182,9 +177,6 @@ def _take_part(
     protected: Protection | None,
 ) -> int:
     """Meet the other nodes, run the workers, and return the exit code."""
-    from elastic_rs import _elastic_rs
-    from elastic_rs.rendezvous._node import claim, shares_store, why_not_host
-
     config, etcd, where = meeting.config, meeting.etcd, f"{meeting.host}:{meeting.port}"
     started = time.monotonic()
     host, why = None, ""
@@ -192,8 +184,6 @@ def _take_part(
         if etcd is None:
             host, why = claim(meeting.host, meeting.port, config, protected, uses_store=meeting.fixed)
         else:
-            from elastic_rs.rendezvous._etcd import own_address
-
             local_addr = own_address(local_addr, meeting.nodes[1], etcd)
     except OSError as error:
         return _cannot(
@@ -295,10 +285,6 @@ def _told(launched: Launched, entrypoint: str, hint: str, *, driven: bool) -> in
 def _cannot(kind: str, text: str) -> int:
     """Report why this node cannot go on, with the name of torchrun's exception."""
     sys.stderr.write(error_line(PROG, f"{kind}: {text}\n"))
-    try:
-        from elastic_rs.run._path import record
-
+    with contextlib.suppress(OSError):  # if no descriptor is left, imports fail too
         record(f"{kind}: {text}", "")
-    except OSError:
-        pass  # if no descriptor is left, imports fail too
     return FAILED

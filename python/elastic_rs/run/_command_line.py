@@ -8,11 +8,14 @@ Does not import torch, so that ``--help`` and errors come at once.
 from __future__ import annotations
 
 import argparse
+import difflib
 import os
+import textwrap
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
+from elastic_rs.rendezvous._config import RUST_C10D, RUST_ETCD, shown_defaults
 from elastic_rs.run._foreign import instead_of
 from elastic_rs.run._usage import UsageError
 
@@ -238,8 +241,6 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(f"{flag.name} takes no value, and `{word}` gives it one{hint}")
 
     def _unknown(self, flag: str) -> str:
-        import difflib
-
         names = [name for name in self.flags if name.startswith("--")]
         # Short names resemble too many others: a script's `--lr` is near `--role`.
         near = difflib.get_close_matches(flag, names, n=1, cutoff=0.7)
@@ -247,15 +248,9 @@ class Parser(argparse.ArgumentParser):
         return f"unknown flag `{flag}`: {hint}"
 
     def format_help(self) -> str:
-        import textwrap
-        from functools import partial
-
-        from elastic_rs.rendezvous._config import RUST_C10D, RUST_ETCD, shown_defaults  # which nothing else here needs
-
         def filled(text: str) -> str:
             return textwrap.fill(text, 110, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
 
-        self.formatter_class = partial(Help, width=None)  # that of the terminal
         keys = [shown_defaults(), *(f"with {name}: {shown_defaults(name)}" for name in (RUST_C10D, RUST_ETCD))]
         text = "\n".join(map(filled, keys))
         return f"{super().format_help()}\nkeys of --rdzv-conf and their defaults, times in seconds:\n{text}\n"
@@ -287,9 +282,8 @@ def _is_number(word: str) -> bool:
 
 
 class Help(argparse.RawDescriptionHelpFormatter):
-    def __init__(self, prog: str, width: int | None = 100) -> None:
-        # argparse makes one for each flag, and imports `shutil` for a terminal's width.
-        super().__init__(prog, max_help_position=34, width=width)
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=34)
 
 
 def whole(text: str) -> int:
@@ -325,8 +319,6 @@ def variables_without_effect(made: Parser) -> Iterator[str]:
 
 
 def _near(name: str, known: Collection[str]) -> str | None:
-    import difflib
-
     name = name.upper().replace("-", "_")
     longer = sorted(other for other in known if other.startswith(name) or name.startswith(f"{other}_"))
     # Without the prefix, which all have.

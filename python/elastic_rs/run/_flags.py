@@ -1,6 +1,6 @@
 """The flags of ``elastic-run``: torchrun's, with the same spellings, defaults, choices and ``PET_*`` variables.
 
-Only ``--help`` needs the core, for the keys of ``--rdzv-conf``; nothing here needs torch.
+Nothing here needs torch.
 """
 
 from __future__ import annotations

@@ -7,14 +7,16 @@ Facts: ``config_from_args`` and ``run`` in ``torch/distributed/run.py``, ``Launc
 from __future__ import annotations
 
 import argparse
+import difflib
 import logging
 import os
+import signal
 import sys
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
-from elastic_rs import _elastic_rs
+from elastic_rs import _elastic_rs, _python
 from elastic_rs._elastic_rs import EtcdOptions, LaunchOptions, LogOptions, RendezvousConfig, Streams
 from elastic_rs._numa import cpus_of
 from elastic_rs.rendezvous._config import (
@@ -28,6 +30,9 @@ from elastic_rs.rendezvous._config import (
     parse_conf,
     parse_endpoint,
 )
+from elastic_rs.rendezvous._etcd import etcd_of
+from elastic_rs.run import _path
+from elastic_rs.run._devices import count_of
 from elastic_rs.run._usage import CommandLineError, UsageError
 
 logger = logging.getLogger("elastic_rs.run")
@@ -126,8 +131,6 @@ def rendezvous_of(args: argparse.Namespace) -> Rendezvous:
             config = config.replace(join_timeout=STATIC_TIMEOUT_S)
         return _static(args, nodes[1], config)
     if over_etcd:
-        from elastic_rs.rendezvous._etcd import etcd_of
-
         try:
             etcd = etcd_of(args.rdzv_endpoint, config, nodes[1])
         except ValueError as error:
@@ -176,8 +179,6 @@ def _static(args: argparse.Namespace, count: int, config: RendezvousConfig) -> R
 
 
 def _unknown_backend(name: str) -> str:
-    import difflib
-
     near = difflib.get_close_matches(name, BACKENDS, n=1)
     hint = f"; did you mean `{near[0]}`?" if near else "; torchrun can use those of other packages"
     return f"--rdzv-backend is `{name}`, must be c10d or rust-c10d, etcd or rust-etcd, or static{hint}"
@@ -187,8 +188,6 @@ def workers_of(text: str) -> int:
     try:
         count = int(text)
     except ValueError:
-        from elastic_rs.run._devices import count_of
-
         return count_of(text)
     if not 0 < count <= MAX_WORKERS:
         raise CommandLineError(f"--nproc-per-node is `{text}`, must be from 1 to {MAX_WORKERS}, or auto, cpu, gpu, xpu")
@@ -262,9 +261,6 @@ def command_of(args: argparse.Namespace) -> tuple[str, list[str]]:
     python = os.getenv("PYTHON_EXEC", sys.executable)
     if args.run_path:
         # Not by `-m`, which would find a folder `elastic_rs` of the user's first.
-        from elastic_rs import _python
-        from elastic_rs.run import _path
-
         return script, [sys.executable, "-u", _path.__file__, _python.first_folder(), script, *rest]
     if args.no_python:
         if args.module:
@@ -292,9 +288,6 @@ def signals_of(text: str) -> list[int]:
 
 
 def _near(name: str) -> str:
-    import difflib
-    import signal
-
     near = difflib.get_close_matches(name.strip().upper(), [known.name for known in signal.Signals], n=1)
     return f"; did you mean `{near[0]}`?" if near else ""
 

@@ -1,4 +1,4 @@
-"""What a command line that is not valid leads to. Agents that a driver starts need this, and not the parser."""
+"""What a command line that is not valid leads to."""
 
 from __future__ import annotations
 
