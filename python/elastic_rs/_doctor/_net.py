@@ -9,21 +9,17 @@ import errno
 import ipaddress
 import os
 import socket
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterator
+from typing import NamedTuple
 
 from elastic_rs import _elastic_rs
 from elastic_rs._doctor import _etcd
 from elastic_rs._doctor._findings import Answer, Finding, Question, asked, mend, note, ok
 from elastic_rs._doctor._peer import Reached, family_of, reach
-from elastic_rs._elastic_rs import PROTOCOL_VERSION
+from elastic_rs._elastic_rs import PROTOCOL_VERSION, EtcdOptions, Protection
 from elastic_rs.rendezvous._node import shares_store
 from elastic_rs.rendezvous._protection import TLS_CERT, TOKEN_FILE, protection
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from elastic_rs._elastic_rs import EtcdOptions, Protection
-    from elastic_rs.run._options import Rendezvous
+from elastic_rs.run._options import Rendezvous
 
 SLOW_S = 1.0
 

@@ -27,6 +27,7 @@ try:
     from elastic_rs.run import _cpus, _options, _script
     from elastic_rs.run._flags import parse, warn_of_variables
     from elastic_rs.run._host_flags import is_driver
+    from elastic_rs.run._options import Rendezvous
     from elastic_rs.run._path import record
     from elastic_rs.run._script import NoScriptError, other_environment
     from elastic_rs.run._usage import PROG, UsageError, fail
@@ -36,7 +37,6 @@ except KeyboardInterrupt:
 
 if TYPE_CHECKING:
     from elastic_rs.discovery import HostDiscovery
-    from elastic_rs.run._options import Rendezvous
 
 __all__ = ["main"]
 

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
+import argparse
 import functools
 import uuid
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 from elastic_rs import _elastic_rs
 from elastic_rs.rendezvous import _protection
 from elastic_rs.rendezvous._config import ETCD_NAMES, RUST_C10D, RUST_ETCD
 from elastic_rs.run import _options, _script
 from elastic_rs.run._flags import split
-from elastic_rs.run._options import BACKENDS, is_alone, launch_options_of, rendezvous_of
+from elastic_rs.run._options import BACKENDS, Rendezvous, is_alone, launch_options_of, rendezvous_of
 from elastic_rs.run._usage import UsageError
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Iterable, Sequence
-
-    from elastic_rs.run._options import Rendezvous
 
 
 def hand_over(argv: Sequence[str], checked: argparse.Namespace, why: str) -> None:
