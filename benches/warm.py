@@ -26,7 +26,7 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-from elastic_rs.warm._plan import CODE
+from elastic_rs._warm._plan import CODE
 from measuring import RESULTS, cpu_s, keep, machine, pss_bytes
 
 OUTPUT = RESULTS / "warm.json"

@@ -11,30 +11,26 @@ Importing this package does not import torch; the classes below are loaded on fi
 
 from __future__ import annotations
 
-# A process that starts agents by the hundred waits for each import: `typing` takes longer than the rest of this one.
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
+from collections.abc import Collection, Mapping
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-    from elastic_rs._elastic_rs import EtcdClient as EtcdClient
-    from elastic_rs._elastic_rs import EtcdOptions as EtcdOptions
-    from elastic_rs._step import step as step
-    from elastic_rs.agent import LocalElasticAgent as LocalElasticAgent
-    from elastic_rs.c10d_backend import C10dRendezvousBackend as C10dRendezvousBackend
-    from elastic_rs.c10d_backend import create_backend as create_backend
-    from elastic_rs.dynamic import DynamicRendezvousHandler as DynamicRendezvousHandler
-    from elastic_rs.dynamic import RendezvousSettings as RendezvousSettings
-    from elastic_rs.dynamic import RendezvousTimeout as RendezvousTimeout
-    from elastic_rs.dynamic import create_handler as create_handler
-    from elastic_rs.etcd_backend import EtcdRendezvousBackend as EtcdRendezvousBackend
-    from elastic_rs.etcd_store import EtcdStore as EtcdStore
-    from elastic_rs.integration._install import install as install
-    from elastic_rs.integration._install import uninstall as uninstall
-    from elastic_rs.rendezvous import RustC10dRendezvousHandler as RustC10dRendezvousHandler
-    from elastic_rs.rendezvous import RustEtcdRendezvousHandler as RustEtcdRendezvousHandler
-    from elastic_rs.rendezvous import create_rust_c10d_handler as create_rust_c10d_handler
-    from elastic_rs.rendezvous import create_rust_etcd_handler as create_rust_etcd_handler
-    from elastic_rs.store import TCPStore as TCPStore
+if TYPE_CHECKING:
+    from elastic_rs._elastic_rs import EtcdClient, EtcdOptions
+    from elastic_rs._integration._install import install, uninstall
+    from elastic_rs._step import step
+    from elastic_rs.agent import LocalElasticAgent
+    from elastic_rs.c10d_backend import C10dRendezvousBackend, create_backend
+    from elastic_rs.dynamic import DynamicRendezvousHandler, RendezvousSettings, RendezvousTimeout, create_handler
+    from elastic_rs.etcd_backend import EtcdRendezvousBackend
+    from elastic_rs.etcd_store import EtcdStore
+    from elastic_rs.rendezvous import (
+        RustC10dRendezvousHandler,
+        RustEtcdRendezvousHandler,
+        create_rust_c10d_handler,
+        create_rust_etcd_handler,
+    )
+    from elastic_rs.store import TCPStore
 
 __all__ = [
     "C10dRendezvousBackend",
@@ -59,36 +55,28 @@ __all__ = [
 ]
 
 _HOMES = {
-    "C10dRendezvousBackend": "elastic_rs.c10d_backend",
-    "DynamicRendezvousHandler": "elastic_rs.dynamic",
-    "EtcdClient": "elastic_rs._elastic_rs",
-    "EtcdOptions": "elastic_rs._elastic_rs",
-    "EtcdRendezvousBackend": "elastic_rs.etcd_backend",
-    "EtcdStore": "elastic_rs.etcd_store",
-    "LocalElasticAgent": "elastic_rs.agent",
-    "RendezvousSettings": "elastic_rs.dynamic",
-    "RendezvousTimeout": "elastic_rs.dynamic",
-    "RustC10dRendezvousHandler": "elastic_rs.rendezvous",
-    "RustEtcdRendezvousHandler": "elastic_rs.rendezvous",
-    "TCPStore": "elastic_rs.store",
-    "create_backend": "elastic_rs.c10d_backend",
-    "create_handler": "elastic_rs.dynamic",
-    "create_rust_c10d_handler": "elastic_rs.rendezvous",
-    "create_rust_etcd_handler": "elastic_rs.rendezvous",
-    "install": "elastic_rs.integration._install",
-    "step": "elastic_rs._step",
-    "uninstall": "elastic_rs.integration._install",
+    "._elastic_rs": ("EtcdClient", "EtcdOptions"),
+    "._integration._install": ("install", "uninstall"),
+    "._step": ("step",),
+    ".agent": ("LocalElasticAgent",),
+    ".c10d_backend": ("C10dRendezvousBackend", "create_backend"),
+    ".dynamic": ("DynamicRendezvousHandler", "RendezvousSettings", "RendezvousTimeout", "create_handler"),
+    ".etcd_backend": ("EtcdRendezvousBackend",),
+    ".etcd_store": ("EtcdStore",),
+    ".rendezvous": (
+        *("RustC10dRendezvousHandler", "RustEtcdRendezvousHandler"),
+        *("create_rust_c10d_handler", "create_rust_etcd_handler"),
+    ),
+    ".store": ("TCPStore",),
 }
 
 
-def _imported(module: str, homes: dict[str, str], name: str) -> Any:
-    """Return what ``module`` has under this name, from the module that ``homes`` names for it."""
-    home = homes.get(name)
-    if home is None:
-        raise AttributeError(f"module {module!r} has no attribute {name!r}")
-    from importlib import import_module
-
-    return getattr(import_module(home), name)
+def _imported(package: str, homes: Mapping[str, Collection[str]], name: str) -> Any:
+    """Return what ``package`` has under this name, from its module that ``homes`` names for it."""
+    for home, names in homes.items():
+        if name in names:
+            return getattr(import_module(home, package), name)
+    raise AttributeError(f"module {package!r} has no attribute {name!r}")
 
 
 def __getattr__(name: str) -> Any:

@@ -10,17 +10,15 @@ import select
 import signal
 import sys
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from types import FrameType
 
 from elastic_rs import _elastic_rs, _token
+from elastic_rs._logging import show_logs
+from elastic_rs._observe import _commands
 from elastic_rs._terminal import error_line
-from elastic_rs.observe import _commands
 from elastic_rs.rendezvous._config import DEFAULT_PORT
 from elastic_rs.rendezvous._protection import TLS_CERT, TOKEN_FILE, certificates, protection
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from types import FrameType
 
 LEVELS = ("debug", "info", "warning", "error")
 
@@ -120,8 +118,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _serve(args: argparse.Namespace) -> int:
-    from elastic_rs._logging import show_logs  # `logging` is a tenth of what the other commands would import
-    from elastic_rs.observe._served import serve_pages
+    from elastic_rs._observe._served import serve_pages
     from elastic_rs.rendezvous._node import warn_if_open
 
     try:

@@ -1951,13 +1951,6 @@ def derived_token(token: str, *, run_id: str | None = None, observer: bool = Fal
     Raises ``ValueError`` if the other one is no token.
     """
 
-def expect_log_records(*, all: SupportsIndex, job: SupportsIndex) -> None:
-    """
-    Pass on records of these levels and above, which are numbers of Python's ``logging``, although nothing has imported that.
-
-    ``job`` is the level of the logger ``elastic_rs.job``, and ``all`` that of the others.
-    """
-
 def follow_parent() -> None:
     """
     Have the calling process killed when the thread that started it ends: for workers that are Python functions.
@@ -2006,13 +1999,6 @@ def parse_hosts(text: str, *, form: str, default_slots: SupportsIndex) -> list[t
     Parse hosts: ``list`` (``a:8,b:8``), ``lines`` (what a script prints) or ``hostfile``. A host without slots has ``default_slots``.
 
     Raises ``ValueError`` for a bad line or entry. The error names its number, repeats its text, and says what is allowed.
-    """
-
-def parse_json(text: bytes) -> Any:
-    """
-    Parse JSON as ``json.loads`` does.
-
-    Raises ``ValueError`` if it is none, or if it has a surrogate without the other half, which ``json`` accepts.
     """
 
 def rehearse(command: SupportsGetItem[int, str]) -> None:

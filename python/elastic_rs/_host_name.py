@@ -17,8 +17,6 @@ from typing import Any
 
 from elastic_rs._threads import start_daemon
 
-__all__ = ["ask", "host_name", "spare_torch_the_wait", "wait_for_readers"]
-
 PATIENCE_S = 1.0
 """How long callers wait for the look-up, counted from its start."""
 

@@ -9,48 +9,45 @@ It reports that it runs before it imports what only the job needs.
 
 from __future__ import annotations
 
-import _thread
+import contextlib
 import errno
-import gc
+import json
 import os
+import signal
+import stat
 import sys
 import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Any
 
-from elastic_rs import _elastic_rs
+from elastic_rs import _elastic_rs, _python
+from elastic_rs._threads import start_daemon
+from elastic_rs.rendezvous import _protection
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import IO, Any
-
-    Report = Callable[[str], None]
+Report = Callable[[str], None]
 
 
 def main() -> int:
-    """Run the agent, and return its exit code."""
-    # Imports leave no garbage. Looking for it takes 1 ms of an agent's start.
-    gc.disable()
     requests = _take_input()
-    first = requests.readline()
-    # `json` and the like take as long as all until here, and the driver waits for this report.
-    token = first.partition(b'"token":"')[2].partition(b'"')[0].decode(errors="replace")
-    if not token:
-        return 1  # the driver has gone
-    _report(token, f'{{"up": {{"version": "{_elastic_rs.VERSION}"}}}}')
-    return _serve(requests, first, token)
-
-
-def _serve(requests: IO[bytes], first: bytes, token: str) -> int:
-    def tell_driver(outcome: str) -> None:
-        ended = f'{{"ended": {{"outcome": "{outcome}"}}}}'  # a word of the core's
-        _report(token, '"accepted"' if outcome == "accepted" else ended)
-
-    report: Report = tell_driver
     try:
-        own = _parsed(first)
-        job = _parsed(requests.readline())
+        own = json.loads(requests.readline())
+        token: str = own["token"]
+        _report(token, f'{{"up": {{"version": "{_elastic_rs.VERSION}"}}}}')
+        job = json.loads(requests.readline())
     except ValueError:
         return 1  # the driver has gone
+    return _serve(requests, own, job)
+
+
+def _serve(requests: IO[bytes], own: dict[str, Any], job: dict[str, Any]) -> int:
+    def tell_driver(outcome: str) -> None:
+        if outcome == "lacks_script" and not job["lacks_script"]:
+            return  # another host has it
+        ended = f'{{"ended": {{"outcome": "{outcome}"}}}}'  # a word of the core's
+        _report(own["token"], '"accepted"' if outcome == "accepted" else ended)
+
+    report: Report = tell_driver
     _enter(job)
     os.environ["ELASTIC_RS_HOST"] = own["host"]  # for workers, as HOROVOD_HOSTNAME
     if job["detach"]:
@@ -59,28 +56,10 @@ def _serve(requests: IO[bytes], first: bytes, token: str) -> int:
         requests.close()
         report = _report_to_nobody
     else:
-        leave = int(job["leave"])
-        # A daemon thread, but not by `threading`, whose import takes longer than all others of an agent.
-        _elastic_rs.without_signals(lambda: _thread.start_new_thread(_obey, (requests, leave)))
-    from types import SimpleNamespace
-
+        start_daemon(lambda: _obey(requests, int(job["leave"])), "elastic_rs-requests")
     from elastic_rs import run
 
-    gc.freeze()
-    gc.enable()
-    endpoint = _endpoint(own, job)
-    lacks = {run.LACKS_SCRIPT: job[run.LACKS_SCRIPT]}
-    parsed: Any = SimpleNamespace(**job["parsed"] | lacks | dict(arguments(own, job, endpoint)))
-    return run.main(command_line(own, job, endpoint), told=report, parsed=parsed)
-
-
-def _parsed(line: bytes) -> Any:
-    try:
-        return _elastic_rs.parse_json(line)
-    except ValueError:
-        import json  # a variable that is not UTF-8 is more than the core's parser accepts
-
-        return json.loads(line)
+    return run.main(command_line(own, job, _endpoint(own, job)), told=report)
 
 
 def _take_input() -> IO[bytes]:
@@ -96,11 +75,9 @@ def _replace(descriptor: int, by: int) -> None:
 
 
 def _report(token: str, what: str) -> None:
-    try:  # noqa: SIM105 - without `contextlib`
+    with contextlib.suppress(OSError):  # the driver has gone
         # One write, because a worker may write at the same time.
         os.write(1, f"elastic_rs-agent {token} {what}\n".encode())
-    except OSError:
-        pass  # the driver has gone
 
 
 def _report_to_nobody(_: str) -> None:
@@ -109,9 +86,6 @@ def _report_to_nobody(_: str) -> None:
 
 def _enter(job: dict[str, Any]) -> None:
     """Change to the driver's working folder, and take its variables and the job's token."""
-    from elastic_rs import _python
-    from elastic_rs.rendezvous import _protection
-
     _protection.give(job.pop("token"))
 
     try:
@@ -120,15 +94,16 @@ def _enter(job: dict[str, Any]) -> None:
         shown = os.fsencode(job["cwd"]).decode(errors="replace")
         sys.exit(f"elastic-run: error: cannot go to the driver's folder `{shown}`: {error.strerror}")
     _python.enter(job["cwd"])
+    # Flags and certificates are the job's affair, as its token is: a host's own variables say nothing about them.
+    own = [name for name in os.environ if name.startswith("PET_") or name in _protection.TLS_VARIABLES]
+    for name in own:
+        del os.environ[name]
     os.environ.update(job["env"])
-    # Certificates are the job's affair as its token is: a host's own variables say nothing about it.
-    for name in (*job["without"], *(name for name in _protection.TLS_VARIABLES if name not in job["env"])):
-        os.environ.pop(name, None)
 
 
 def _detach(job: dict[str, Any], own: dict[str, Any], report: Report) -> bool:
     """Fork a process that goes on without the connection, and whose output goes to a file. True in the parent."""
-    path = os.path.join(job["cwd"], f"{job['log']}-{own['age']}.log")  # noqa: PTH118 - pathlib is not imported yet
+    path = Path(job["cwd"], f"{job['log']}-{own['age']}.log")
     try:
         log = _open_log(path)
     except OSError as error:
@@ -144,10 +119,8 @@ def _detach(job: dict[str, Any], own: dict[str, Any], report: Report) -> bool:
     return False
 
 
-def _open_log(path: str) -> int:
+def _open_log(path: Path) -> int:
     """Open a log whose name others can guess, in a folder that they may write into. It is never another file."""
-    import stat
-
     # A pipe that nobody reads would be waited for.
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
@@ -174,29 +147,13 @@ def _endpoint(own: dict[str, Any], job: dict[str, Any]) -> str:
 
 
 def command_line(own: dict[str, Any], job: dict[str, Any], endpoint: str) -> list[str]:
-    """Return the command line of ``elastic-run`` on a host.
-
-    Args:
-        own: the agent's own line.
-        job: the job's line.
-        endpoint: where the coordinator is.
-    """
-    ours = [f"--{name.replace('_', '-')}={value}" for name, value in arguments(own, job, endpoint)]
-    return [*job["flags"], *ours, *script_of(job["script"])]
-
-
-def arguments(own: dict[str, Any], job: dict[str, Any], endpoint: str) -> list[tuple[str, str]]:
-    """Return the arguments whose values differ from agent to agent, by their names in the parser."""
     is_host = int(own["hosts_coordinator"])
     conf = f"{job['conf']},host_name={own['host']},node_rank={own['age']},is_host={is_host}"
-    return [("nproc_per_node", str(own["slots"])), ("rdzv_endpoint", endpoint), ("rdzv_conf", conf)]
-
-
-def script_of(words: list[str]) -> list[str]:
-    """Return the script and its arguments, as the end of a command line."""
+    ours = [f"--nproc-per-node={own['slots']}", f"--rdzv-endpoint={endpoint}", f"--rdzv-conf={conf}"]
     # The parser takes a `--` before the script, or else one that follows it at once, for its own.
-    marked = words[0].startswith("-") or words[1:2] == ["--"]
-    return [*(["--"] if marked else []), *words]
+    script = job["script"]
+    marked = script[0].startswith("-") or script[1:2] == ["--"]
+    return [*job["flags"], *ours, *(["--"] if marked else []), *script]
 
 
 def _obey(requests: IO[bytes], leave: int) -> None:
@@ -219,15 +176,9 @@ def _obey(requests: IO[bytes], leave: int) -> None:
         word, _, number = line.decode(errors="replace").strip().partition(" ")
         if word == "leave" and not leaving:
             send(leave)
-        elif word == "signal" and number.isdecimal() and _is_signal(int(number)):
+        elif word == "signal" and number.isdecimal() and int(number) in signal.valid_signals():
             signals += 1
             if signals > 1 or not leaving:
                 send(int(number))
     if not leaving:
         send(leave)
-
-
-def _is_signal(number: int) -> bool:
-    import signal  # most agents get no such request
-
-    return number in signal.valid_signals()

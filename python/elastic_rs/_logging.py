@@ -6,7 +6,10 @@ import logging
 import os
 import sys
 
-from elastic_rs._log import line
+from elastic_rs import _elastic_rs
+from elastic_rs._terminal import BOLD, DIM, GREEN, RED, YELLOW, paint, shows_colours
+
+_COLOURS = {"WARNING": YELLOW, "ERROR": RED, "CRITICAL": RED}
 
 
 def show_logs_if_asked() -> None:
@@ -20,7 +23,7 @@ def show_logs_if_asked() -> None:
     if not level:
         _add_handler(logger).addFilter(lambda _: not logging.getLogger().handlers)
         logging.getLogger("elastic_rs.job").setLevel(logging.INFO)
-        _reset_levels()
+        _elastic_rs.reset_log_levels()
         return
     if level not in logging.getLevelNamesMapping():
         logger.warning("ELASTIC_RS_LOG is `%s`, must be one of debug, info, warning, error: ignored", level.lower())
@@ -35,13 +38,7 @@ def show_logs(level: str) -> None:
     _add_handler(logger)
     logger.propagate = False
     logging.getLogger("elastic_rs.job").setLevel(logging.NOTSET)
-    _reset_levels()
-
-
-def _reset_levels() -> None:
-    from elastic_rs._elastic_rs import reset_log_levels
-
-    reset_log_levels()
+    _elastic_rs.reset_log_levels()
 
 
 def _add_handler(logger: logging.Logger) -> logging.Handler:
@@ -68,8 +65,16 @@ class _Stderr(logging.Handler):
 
 
 class _Short(logging.Formatter):
-    """As ``line`` has it."""
+    """``[elastic_rs] 12:00:01.234 INFO rendezvous: TEXT``, in colours if stderr shows them."""
 
     def format(self, record: logging.LogRecord) -> str:
-        text = line(record.name, record.levelname, record.getMessage(), record.created)
+        part = record.name.removeprefix("elastic_rs.").partition(".")[0]
+        text, colour = record.getMessage(), _COLOURS.get(record.levelname, "")
+        on = shows_colours(sys.stderr)
+        clock = f"{self.formatTime(record, '%H:%M:%S')}.{int(record.msecs):03d}"
+        head = paint(f"[elastic_rs] {clock}", DIM, on=on)
+        level = paint(record.levelname, colour, on=on and bool(colour))
+        if part == "job":
+            text = paint(text, GREEN if " recovered in " in text else BOLD, on=on)
+        text = f"{head} {level} {part}: {text}"
         return f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import functools
+import logging
 import os
 
 from elastic_rs import _elastic_rs
-from elastic_rs._log import Log
 
-__all__ = ["cpus_of"]
-
-logger = Log("elastic_rs.agent")
+logger = logging.getLogger("elastic_rs.agent")
 
 
 @functools.cache
@@ -19,10 +17,6 @@ def cpus_of(binding: str, workers: int) -> list[list[int]]:
 
     A worker's GPU is the one that PyTorch takes: that of its local rank, among those that ``CUDA_VISIBLE_DEVICES``
     leaves. Says once who is bound to what.
-
-    Args:
-        binding: ``node``, ``socket``, ``exclusive`` or ``core-complex``.
-        workers: how many workers this node has.
 
     Raises:
         ValueError: there is no such binding.

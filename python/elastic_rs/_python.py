@@ -7,11 +7,8 @@ from __future__ import annotations
 
 import sys
 
-__all__ = ["AGENT", "arguments", "enter", "first_folder"]
-
 AGENT = "import sys; from elastic_rs._hosted import main; sys.exit(main())"
-"""What an agent's Python runs. It does not use ``-m``, whose own imports take longer than those of an agent until it
-reports."""
+"""What an agent's Python runs."""
 
 _entered: str | None = None
 
@@ -20,10 +17,6 @@ def arguments(code: str, *args: str) -> list[str]:
     """Return what follows the interpreter in a command line.
 
     ``-P`` keeps the current folder off ``sys.path``: it may be ``/tmp``, or another folder that others write into.
-
-    Args:
-        code: what it runs.
-        args: the rest of its ``sys.argv``.
     """
     return ["-P", "-c", code, *args]
 

@@ -11,8 +11,6 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
     from torch.utils.hooks import RemovableHandle
 
-__all__ = ["Step", "step"]
-
 
 class Step(StepCounter):
     """Tell the agent that a step of training has ended: ``elastic_rs.step(n)``, once for each optimizer step.

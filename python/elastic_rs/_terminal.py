@@ -4,25 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import TextIO
-
-__all__ = [
-    "BOLD",
-    "DIM",
-    "GREEN",
-    "RED",
-    "YELLOW",
-    "close_output",
-    "error_line",
-    "paint",
-    "plain",
-    "print_line",
-    "shows_colours",
-    "warning_line",
-]
+from typing import TextIO
 
 BOLD, DIM, RED, GREEN, YELLOW = "\x1b[1m", "\x1b[2m", "\x1b[31m", "\x1b[32m", "\x1b[33m"
 _PLAIN = "\x1b[0m"

@@ -3,22 +3,13 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 from elastic_rs import _elastic_rs
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-__all__ = ["start_daemon"]
 
 
 def start_daemon(run: Callable[[], None], name: str) -> threading.Thread:
     """Start a thread that takes no signals, and that does not keep the process from ending.
-
-    Args:
-        run: what it does.
-        name: its name.
 
     Raises:
         RuntimeError: no thread is left.

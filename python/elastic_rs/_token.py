@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from elastic_rs import _elastic_rs
 from elastic_rs._terminal import error_line
 from elastic_rs.rendezvous._protection import TOKEN_FILE
-
-if TYPE_CHECKING:
-    import argparse
-
-__all__ = ["add_parser"]
 
 CANNOT_WRITE = 1
 NOT_VALID = 2
@@ -27,7 +23,6 @@ and the group may have access to the file."""
 
 
 def add_parser(commands: Any) -> None:
-    """Add the command ``token`` to those of ``elastic-rs``."""
     kinds = commands.add_parser("token", help="tokens that protect a job", description=DESCRIPTION).add_subparsers(
         title="commands", metavar="COMMAND", required=True
     )

@@ -89,25 +89,21 @@ class TCPStore:
 
     async def get(self, key: Text) -> bytes:
         """Return a key's value, waiting for it to appear."""
-        value: bytes = await self._client.get(key)
-        return value
+        return bytes(await self._client.get(key))
 
     async def add(self, key: Text, amount: int) -> int:
         """Add to the number stored under a key, which is 0 if there is none, and return the sum."""
         if not -(1 << 63) <= amount < 1 << 63:
             raise TypeError(f"amount is `{amount}`, must be in 64 bits")  # PyTorch's class for it
-        total: int = await self._client.add(key, amount)
-        return total
+        return int(await self._client.add(key, amount))
 
     async def compare_set(self, key: Text, expected: Text, desired: Text) -> bytes:
         """Store ``desired`` if the value is ``expected``, where empty means missing. Return the valid value."""
-        value: bytes = await self._client.compare_set(key, expected, desired)
-        return value
+        return bytes(await self._client.compare_set(key, expected, desired))
 
     async def check(self, keys: Collection[Text]) -> bool:
         """Whether all keys exist."""
-        there: bool = await self._client.check(_list(keys))
-        return there
+        return bool(await self._client.check(_list(keys)))
 
     async def wait(self, keys: Collection[Text], timeout: timedelta | float | None = None) -> None:
         """Wait until all keys exist."""
@@ -115,13 +111,11 @@ class TCPStore:
 
     async def delete_key(self, key: Text) -> bool:
         """Remove a key. Return whether it existed."""
-        removed: bool = await self._client.delete_key(key)
-        return removed
+        return bool(await self._client.delete_key(key))
 
     async def num_keys(self) -> int:
         """Return the number of keys in the store."""
-        number: int = await self._client.num_keys()
-        return number
+        return int(await self._client.num_keys())
 
     async def append(self, key: Text, value: Text) -> None:
         """Append to a key's value."""
@@ -150,13 +144,11 @@ class TCPStore:
         Raises:
             StoreQueueEmptyError: there is none; also after blocking, if another client was faster.
         """
-        item: bytes = await self._client.queue_pop(key, block)
-        return item
+        return bytes(await self._client.queue_pop(key, block))
 
     async def queue_len(self, key: Text) -> int:
         """Return the length of a queue."""
-        length: int = await self._client.queue_len(key)
-        return length
+        return int(await self._client.queue_len(key))
 
     async def list_keys(self) -> list[str]:
         """Return all keys, in no particular order.

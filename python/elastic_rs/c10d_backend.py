@@ -15,12 +15,12 @@ from base64 import b64decode, b64encode
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from torch._C._distributed_c10d import FileStore, Store
 from torch.distributed.elastic.events import construct_and_record_rdzv_event
 from torch.distributed.elastic.events.api import NodeState
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousBackend
-from torch.distributed.elastic.rendezvous.utils import _matches_machine_hostname, parse_rendezvous_endpoint
+from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
+from elastic_rs._torch_private import FileStore, Store, is_this_host
 from elastic_rs.errors import RendezvousConnectionError, RendezvousError, RendezvousStateError
 from elastic_rs.rendezvous._protection import refuse_c10d
 from elastic_rs.store import TCPStore
@@ -147,7 +147,7 @@ def _tcp_store(params: RendezvousParameters) -> TCPStore:
     if read_timeout is None or read_timeout <= 0:
         raise ValueError("The read timeout must be a positive integer.")
     # Several processes of the host may try. One of them gets the port, and the others become clients.
-    attempts = [is_host] if is_host is not None else [True, False] if _matches_machine_hostname(host) else [False]
+    attempts = [is_host] if is_host is not None else [True, False] if is_this_host(host) else [False]
     for is_master in attempts:
         try:
             timeout = timedelta(seconds=read_timeout)

@@ -15,16 +15,16 @@ import weakref
 from datetime import timedelta
 from typing import TYPE_CHECKING, TypeVar
 
-from torch._C._distributed_c10d import FileStore, PrefixStore
 from torch.distributed.elastic.events import construct_and_record_rdzv_event
 from torch.distributed.elastic.events.api import NodeState
 from torch.distributed.elastic.rendezvous import api
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousSettings, RendezvousTimeout
 
 from elastic_rs import _elastic_rs
+from elastic_rs._elastic_rs import RendezvousConfig
+from elastic_rs._torch_private import FileStore, PrefixStore, store_of
 from elastic_rs.etcd_backend import EtcdRendezvousBackend
 from elastic_rs.rendezvous._backend_thread import BackendThread
-from elastic_rs.rendezvous._config import RendezvousConfig
 from elastic_rs.rendezvous._node import shares_store
 from elastic_rs.rendezvous._node_handler import NodeHandler
 from elastic_rs.rendezvous._protection import decided, tunnel_protection
@@ -32,11 +32,11 @@ from elastic_rs.rendezvous._protection import decided, tunnel_protection
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from torch._C._distributed_c10d import Store
     from torch.distributed.elastic.rendezvous import RendezvousInfo, RendezvousParameters
     from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousBackend
 
     from elastic_rs._elastic_rs import CellSession, Failure, Placement, Session, View
+    from elastic_rs._torch_private import Store
 
 __all__ = ["DynamicRendezvousHandler", "RendezvousSettings", "RendezvousTimeout", "create_handler"]
 
@@ -266,7 +266,8 @@ class DynamicRendezvousHandler(NodeHandler):
         self._driver.start()
         return self._cell.fresh_view(age_s=_AGE_S)
 
-    def _agents_store(self, placement: Placement) -> Store:
+    def store_of(self, placement: Placement) -> Store:
+        """Return the store that the agents share, with a prefix of its own for this round."""
         timeout: timedelta = getattr(self._store, "timeout", timedelta(seconds=300))
         # PyTorch's first round has the number 0.
         return self._round_store(self._store, placement.round - 1, placement.world_size, timeout)
@@ -280,7 +281,7 @@ def _may_serve(backend: RendezvousBackend) -> bool:
     """Whether the backend's state may end with this process. PyTorch's stores do not say whether they serve."""
     if isinstance(backend, EtcdRendezvousBackend):
         return False
-    store = getattr(backend, "_store", None)  # of PyTorch's C10dRendezvousBackend and of ours
+    store = store_of(backend)
     while isinstance(store, PrefixStore):
         store = store.underlying_store
     return not isinstance(store, FileStore) and getattr(store, "is_server", True)

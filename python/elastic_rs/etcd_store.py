@@ -14,16 +14,13 @@ import functools
 import os
 import random
 import time
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, TypeVar
-
-from torch._C._distributed_c10d import Store
+from typing import TypeVar
 
 from elastic_rs._elastic_rs import EtcdClient
+from elastic_rs._torch_private import Store
 from elastic_rs.errors import StoreError, StoreLookupError, StoreNetworkError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
 
 __all__ = ["EtcdStore", "Leases"]
 

@@ -20,9 +20,9 @@ from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
-from torch._C._distributed_c10d import TCPStore as _TheirStore
 
 from elastic_rs import _elastic_rs
+from elastic_rs._torch_private import TCPStore as _TheirStore
 from elastic_rs.errors import StoreNetworkError, StoreTimeoutError
 
 __all__ = ["TCPStore"]

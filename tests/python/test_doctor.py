@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from elastic_rs import _elastic_rs, run
-from elastic_rs.doctor import _net as net
+from elastic_rs._doctor import _net as net
 from helpers.certificates import certificates, end
 from helpers.strangers import answering, swallowing
 

@@ -2,15 +2,33 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from elastic_rs.doctor import _etcd as etcd
-from elastic_rs.doctor._etcd import Look, Member
-from elastic_rs.doctor._findings import Answer, Finding
+from elastic_rs._doctor import _etcd as etcd
+from elastic_rs._doctor._etcd import Look
+from elastic_rs._doctor._findings import Answer, Finding
 
 VOTERS = [["http://a:1"], ["http://b:1"], ["http://c:1"]]
 MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Member:
+    """As ``EtcdMember``."""
+
+    endpoint: str
+    error: str | None = None
+    name: str = ""
+    version: str = ""
+    problems: list[str] = field(default_factory=list)
+    is_leader: bool = False
+    knows_leader: bool = True
+    is_learner: bool = False
+    alarms: list[str] = field(default_factory=list)
+    db_bytes: tuple[int, int] = (0, 0)
+    round_trip_s: float = 0.0
 
 
 def member(endpoint: str = "a:1", **facts: Any) -> Member:

@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 from elastic_rs import _elastic_rs
+from elastic_rs._doctor import _net as net
+from elastic_rs._doctor import _node as node
+from elastic_rs._doctor._findings import Answer, Finding, Question, asked
+from elastic_rs._doctor._peer import Reached, reach
 from elastic_rs._elastic_rs import PROTOCOL_VERSION
-from elastic_rs.doctor import _net as net
-from elastic_rs.doctor import _node as node
-from elastic_rs.doctor._findings import Answer, Finding, Question, asked
-from elastic_rs.doctor._peer import Reached, reach
 from elastic_rs.run import _flags, _options
 from helpers.strangers import answering, swallowing
 
@@ -263,7 +263,7 @@ def test_torch_is_found_without_being_imported(tmp_path: Path) -> None:
     fake.mkdir()
     (fake / "__init__.py").write_text("raise SystemExit('imported')")
     (fake / "version.py").write_text('__version__ = "2.5.1"\n')
-    code = "from elastic_rs.doctor._node import find_torch; print(*find_torch())"
+    code = "from elastic_rs._doctor._node import find_torch; print(*find_torch())"
     env = {**os.environ, "PYTHONPATH": str(tmp_path)}
     told = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
     assert told.stdout == f"2.5.1 {fake}\n", "what stands in the way of the real one is what workers would import"

@@ -12,7 +12,7 @@ import elastic_rs
 import pytest
 import torch.distributed as dist
 from elastic_rs import create_rust_c10d_handler
-from elastic_rs.integration._launcher import take_over
+from elastic_rs._integration._launcher import take_over
 from torch._C._distributed_c10d import TCPStore as TheirStore
 from torch.distributed.elastic.agent.server import local_elastic_agent
 from torch.distributed.elastic.agent.server.api import WorkerSpec
@@ -139,7 +139,7 @@ def test_torchrun_s_launcher_uses_our_agent_only_for_our_handlers(monkeypatch: p
 
 
 def test_importing_the_package_does_not_import_torch() -> None:
-    faces = "elastic_rs.agent, elastic_rs.rendezvous, elastic_rs.run, elastic_rs.integration._plugin"
+    faces = "elastic_rs.agent, elastic_rs.rendezvous, elastic_rs.run, elastic_rs._integration._plugin"
     script = f"import sys, {faces}; elastic_rs.install; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script], timeout=60, check=False).returncode == 0
 

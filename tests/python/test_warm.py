@@ -70,9 +70,9 @@ def test_a_warm_worker_ends_as_a_cold_one(job: Job, tmp_path: Path, ending: str)
         ended = agent.line(r"worker 0 \(\d+\) ended with (.*)")[1]
         output = [(logs / f"0-0.{name}").read_text() for name in ("stdout", "stderr")]
         if ending == "hook_fails":  # the frame that replaces the hook is in the error of the hook
-            output[1] = re.sub(r'  File ".*/warm/_\w+\.py".*\n(    .*\n)+', "", output[1])
+            output[1] = re.sub(r'  File ".*/_warm/_\w+\.py".*\n(    .*\n)+', "", output[1])
         if ending == "fault":  # the dump has the template's frames below the script's
-            output[1] = re.sub(r'  File ".*/warm/_\w+\.py".*\n|  File "<string>".*\n', "", output[1])
+            output[1] = re.sub(r'  File ".*/_warm/_\w+\.py".*\n|  File "<string>".*\n', "", output[1])
         ends[modules] = code, ended, *(re.sub(r"0x[0-9a-f]+", "0x", text) for text in output)
     assert ends[WARM] == ends[COLD]
 

@@ -19,14 +19,14 @@ from helpers.warm import SCRIPTS, WARM, run, script, template_of
 
 HOW = """
     import os, sys
-    os.write(1, b"warm\\n" if "elastic_rs.warm._fork_server" in sys.modules else b"cold\\n")
+    os.write(1, b"warm\\n" if "elastic_rs._warm._fork_server" in sys.modules else b"cold\\n")
 """
 
 FAMILY = """
     import os, signal, subprocess, sys
     code = "import os, signal; os.setsid(); print('child', flush=True); signal.pause()"
     daemon = subprocess.Popen([sys.executable, "-c", code])
-    how = "warm" if "elastic_rs.warm._fork_server" in sys.modules else "cold"
+    how = "warm" if "elastic_rs._warm._fork_server" in sys.modules else "cold"
     os.write(1, f"{how} {os.getpid()}\\n".encode())  # one write
     signal.pause()
 """
@@ -83,7 +83,7 @@ MODULES = {
         threading.Thread(target=threading.Event().wait, name="helper", daemon=True).start()
     """,
     "with_device": """
-        from elastic_rs.warm import _checks
+        from elastic_rs._warm import _checks
         _checks.DEVICES = (__file__,)
         kept = open(__file__)
     """,
@@ -176,7 +176,7 @@ def test_another_program_has_no_template(job: Job) -> None:
 def test_a_changed_script_is_read_again(job: Job, tmp_path: Path) -> None:
     text = """
         import pathlib, sys
-        text = "import sys; forked = 'elastic_rs.warm._fork_server' in sys.modules; print(f'changed {forked}')"
+        text = "import sys; forked = 'elastic_rs._warm._fork_server' in sys.modules; print(f'changed {forked}')"
         pathlib.Path(__file__).write_text(text)
         sys.exit(1)
     """

@@ -14,7 +14,6 @@ mod errors;
 mod etcd;
 mod etcd_client;
 mod host;
-mod json;
 mod launch;
 mod logging;
 mod observe;
@@ -54,8 +53,6 @@ mod _elastic_rs {
     use crate::etcd_client::{EtcdClient, EtcdMember};
     #[pymodule_export]
     use crate::host::{Host, PageOrder, PageOrders, StoreLimits, only_on_loopback};
-    #[pymodule_export]
-    use crate::json::parse_json;
     #[pymodule_export]
     use crate::launch::{Launched, launch, rehearse, signal_number, why_users_are_unknown};
     #[pymodule_export]
@@ -99,15 +96,6 @@ mod _elastic_rs {
     #[pyfunction]
     fn reset_log_levels(py: Python<'_>) -> PyResult<()> {
         crate::logging::reset_levels(py)
-    }
-
-    /// Pass on records of these levels and above, which are numbers of Python's ``logging``, although nothing has imported that.
-    ///
-    /// ``job`` is the level of the logger ``elastic_rs.job``, and ``all`` that of the others.
-    #[pyfunction]
-    #[pyo3(signature = (*, all, job))]
-    fn expect_log_records(all: u32, job: u32) {
-        crate::logging::expect_records(all, job);
     }
 
     /// Make this call, which starts a thread, while the calling thread blocks all signals. So the new thread takes none.

@@ -4,8 +4,8 @@
 //! So records are queued, and one thread passes them on. The first record starts that thread. A process that logs nothing has
 //! no thread of ours and can be forked, as warm starts fork workers from a process that has imported this module.
 //!
-//! Where nothing has imported `logging`, nobody can have configured it. `elastic_rs._log` writes the records then. The import takes
-//! longer than all else of an agent's start.
+//! `logging` is imported with this module, and not by the thread: it imports `threading`, and up to Python 3.12 the first thread to do
+//! that is the main thread.
 
 use std::process;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -56,6 +56,7 @@ enum Thread {
     Waiting {
         queue: SyncSender<Item>,
         records: Receiver<Item>,
+        logger: Logger,
     },
     Running {
         queue: SyncSender<Item>,
@@ -80,21 +81,10 @@ pub fn install(py: Python<'_>) -> PyResult<()> {
         // The module was imported a second time in this process. The first queue stays in use.
         return Ok(());
     }
-    if is_logging_imported(py)? {
-        reset_levels(py)?;
-    } else {
-        set_levels(UNCONFIGURED, UNCONFIGURED);
-    }
-    *THREAD.lock() = Some(Thread::Waiting { queue, records });
+    let logger = Logger::new(py, Caching::Nothing)?.filter(LevelFilter::Trace);
+    reset_levels(py)?;
+    *THREAD.lock() = Some(Thread::Waiting { queue, records, logger });
     Ok(())
-}
-
-/// The level of Python's loggers while nobody has set any.
-const UNCONFIGURED: LevelFilter = LevelFilter::Warn;
-
-/// Queue records of these levels and above, although nothing has imported `logging`. The levels are numbers of Python's.
-pub fn expect_records(all: u32, job: u32) {
-    set_levels(filter_of(all), filter_of(job));
 }
 
 /// Start the thread, once.
@@ -104,8 +94,8 @@ fn start() {
         return;
     }
     *slot = match slot.take() {
-        Some(Thread::Waiting { queue, records }) => {
-            let run = move || pass_on(&records);
+        Some(Thread::Waiting { queue, records, logger }) => {
+            let run = move || pass_on(&records, &logger);
             // If the thread cannot be started, the process continues without log records.
             let started = threads::spawn("elastic_rs-log".to_owned(), run).ok();
             started.map(|thread| Thread::Running { queue, thread, pid: process::id() })
@@ -116,40 +106,22 @@ fn start() {
 
 /// Adopt the levels of Python's loggers `elastic_rs` and `elastic_rs.job`: records below them are not queued.
 pub fn reset_levels(py: Python<'_>) -> PyResult<()> {
-    set_levels(level_of(py, "elastic_rs")?, level_of(py, "elastic_rs.job")?);
-    Ok(())
-}
-
-fn set_levels(all: LevelFilter, job: LevelFilter) {
+    let (all, job) = (level_of(py, "elastic_rs")?, level_of(py, "elastic_rs.job")?);
     LEVEL.store(all as usize, Ordering::Relaxed);
     log::set_max_level(all.max(job));
+    Ok(())
 }
 
 fn level_of(py: Python<'_>, logger: &str) -> PyResult<LevelFilter> {
     let logger = py.import("logging")?.call_method1("getLogger", (logger,))?;
-    Ok(filter_of(logger.call_method0("getEffectiveLevel")?.extract()?))
-}
-
-fn filter_of(level: u32) -> LevelFilter {
-    match level {
+    Ok(match logger.call_method0("getEffectiveLevel")?.extract::<u32>()? {
         0..=5 => LevelFilter::Trace,
         6..=10 => LevelFilter::Debug,
         11..=20 => LevelFilter::Info,
         21..=30 => LevelFilter::Warn,
         31..=50 => LevelFilter::Error,
         _ => LevelFilter::Off,
-    }
-}
-
-/// The number of Python's `logging` for this level.
-fn number_of(level: Level) -> u32 {
-    match level {
-        Level::Trace => 5,
-        Level::Debug => 10,
-        Level::Info => 20,
-        Level::Warn => 30,
-        Level::Error => 40,
-    }
+    })
 }
 
 /// Pass on the queued records and end the thread. Called once, at interpreter exit, after the runtime has stopped.
@@ -167,40 +139,11 @@ pub fn shutdown(py: Python<'_>) {
     }
 }
 
-fn pass_on(records: &Receiver<Item>) {
-    let mut logger = None;
+fn pass_on(records: &Receiver<Item>, logger: &Logger) {
     while let Ok(Item::Record { level, target, message }) = records.recv() {
         // Attach per record, so that the interpreter is free while the thread waits for the next one.
-        Python::attach(|py| {
-            if tell(py, &mut logger, level, &target, &message).is_err() {
-                // A module cannot be imported, since no descriptor is left, say.
-                eprintln!("[elastic_rs] {level} {message}");
-            }
+        Python::attach(|_| {
+            logger.log(&Record::builder().level(level).target(&target).args(format_args!("{message}")).build());
         });
     }
-}
-
-/// Pass one record on. `logger` is made when `logging` has been imported.
-///
-/// This thread does not import `logging` itself, because that imports `threading`. The first thread to do that is the main thread
-/// for Python up to 3.12.
-fn tell(py: Python<'_>, logger: &mut Option<Logger>, level: Level, target: &str, message: &str) -> PyResult<()> {
-    if logger.is_none() && is_logging_imported(py)? {
-        py.import("elastic_rs._log")?.call_method0("ready")?;
-        *logger = Some(Logger::new(py, Caching::Nothing)?.filter(LevelFilter::Trace));
-    }
-    match logger {
-        Some(logger) => {
-            logger.log(&Record::builder().level(level).target(target).args(format_args!("{message}")).build());
-        }
-        None => {
-            let name = target.replace("::", ".");
-            py.import("elastic_rs._log")?.call_method1("show", (number_of(level), name, message))?;
-        }
-    }
-    Ok(())
-}
-
-fn is_logging_imported(py: Python<'_>) -> PyResult<bool> {
-    py.import("sys")?.getattr("modules")?.contains("logging")
 }

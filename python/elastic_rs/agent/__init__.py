@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 from elastic_rs import _imported
 
 if TYPE_CHECKING:
-    from elastic_rs.agent._local import LocalElasticAgent as LocalElasticAgent
+    from elastic_rs.agent._local import LocalElasticAgent
 
 __all__ = ["LocalElasticAgent"]
 
 
 def __getattr__(name: str) -> Any:
-    return _imported(__name__, {"LocalElasticAgent": "elastic_rs.agent._local"}, name)
+    return _imported(__name__, {"._local": ["LocalElasticAgent"]}, name)

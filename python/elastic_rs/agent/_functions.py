@@ -13,13 +13,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing import connection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch.distributed.elastic.multiprocessing import MultiprocessContext
 
-if TYPE_CHECKING:
-    from elastic_rs.agent._generation import Generation
-    from elastic_rs.agent._signals import Handlers
+from elastic_rs._torch_private import let_workers_end, processes_of, return_queues
+from elastic_rs.agent._generation import Generation
+from elastic_rs.agent._signals import Handlers
 
 logger = logging.getLogger("elastic_rs.agent")
 
@@ -98,8 +98,7 @@ class Functions:
 
     def returncode(self, local_rank: int) -> int:
         """Reap a worker that has ended."""
-        processes: Any = self._context._pc  # noqa: SLF001 - torch has no other way to them
-        process = processes.processes[local_rank]
+        process = processes_of(self._context).processes[local_rank]
         process.join()
         os.write(self._end, bytes([process.exitcode != 0]) + local_rank.to_bytes(4))
         return int(process.exitcode)
@@ -109,8 +108,7 @@ class Functions:
 
         That also sees what happens after the function has returned: a value that cannot be pickled.
         """
-        processes: Any = self._context._pc  # noqa: SLF001 - as above
-        file = Path(processes.error_files[local_rank])
+        file = Path(processes_of(self._context).error_files[local_rank])
         with contextlib.suppress(Exception):  # there is no file, or its writer was killed in the middle
             text = pickle.loads(file.read_bytes())  # noqa: S301 - as PyTorch does: our own worker has written it
             file.unlink()
@@ -121,7 +119,7 @@ class Functions:
     def close(self) -> None:
         """Release the resources of workers that have ended."""
         os.close(self._end)
-        for queue in self._queues.values():
+        for queue in return_queues(self._context).values():
             queue._writer.close()  # noqa: SLF001 - so that a value that was cut off ends
         if self._thread.ident is not None:
             self._thread.join(THREAD_END_S)
@@ -130,14 +128,9 @@ class Functions:
         # They have ended. If an exception ended the agent, they have been killed.
         self._context.close(timeout=REAP_S)
 
-    @property
-    def _queues(self) -> dict[int, Any]:
-        queues: dict[int, Any] = self._context._ret_vals  # noqa: SLF001 - as above
-        return queues
-
     def _collect(self) -> None:
         """Read the return values. A worker waits for that before it ends, because a value may be larger than a pipe."""
-        queues = self._queues
+        queues = return_queues(self._context)
         readers = {queue._reader: i for i, queue in queues.items()}  # noqa: SLF001 - what makes a queue waitable
         while readers:
             ready = connection.wait([*readers, self._ended])
@@ -160,7 +153,7 @@ class Functions:
                 for reader in [reader for reader, i in readers.items() if i == ended and not reader.poll()]:
                     del readers[reader]
                     self.return_values[ended] = None
-        self._context._worker_finished_event.set()  # noqa: SLF001 - as above
+        let_workers_end(self._context)
 
 
 class _Worker:

@@ -13,7 +13,7 @@ import os
 import signal
 import socket
 import sys
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from torch.distributed.elastic.agent.server.api import (
     DEFAULT_ROLE,
@@ -32,6 +32,7 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.elastic.rendezvous import RendezvousGracefulExitError
 
 from elastic_rs import _elastic_rs
+from elastic_rs._elastic_rs import Agent, Failure, Placement, RendezvousConfig, Step
 from elastic_rs._host_name import spare_torch_the_wait, wait_for_readers
 from elastic_rs.agent._consoles import Consoles
 from elastic_rs.agent._failures import failures_of
@@ -42,11 +43,6 @@ from elastic_rs.agent._places import place_of, workers_of
 from elastic_rs.agent._signals import Ended, EndedProcess, Handlers, SignalError, is_torchrun
 from elastic_rs.agent._worker_logs import ByGeneration, remove_temporary
 from elastic_rs.rendezvous._node_handler import NodeHandler
-
-if TYPE_CHECKING:
-    from elastic_rs._elastic_rs import Agent, Failure, Placement, RendezvousConfig, Step
-
-__all__ = ["LocalElasticAgent"]
 
 logger = logging.getLogger("elastic_rs.agent")
 
@@ -225,7 +221,7 @@ class LocalElasticAgent(TorchLocalElasticAgent):
         """Return how many seconds to wait for the other nodes' workers; None is for as long as they run."""
         if self._handler is None:
             return self._exit_barrier_timeout
-        return self._handler.exit_barrier_timeout if self._barrier_s is None else self._barrier_s
+        return self._handler.config.exit_barrier_timeout if self._barrier_s is None else self._barrier_s
 
     def _do(self, agent: Agent, step: Step) -> RunResult | None:
         """Carry out a step; a result at the end."""

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch.distributed.elastic.agent.server.api import Worker
 
 from elastic_rs import _elastic_rs
+from elastic_rs._elastic_rs import Placement
 from elastic_rs.agent._metrics import measured
-
-if TYPE_CHECKING:
-    from elastic_rs._elastic_rs import Placement
 
 
 @measured("SimpleElasticAgent._assign_worker_ranks")

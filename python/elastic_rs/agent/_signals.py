@@ -7,15 +7,13 @@ import os
 import signal
 import sys
 import threading
-from typing import TYPE_CHECKING, Any
+from types import FrameType
+from typing import Any
 
 from torch.distributed.elastic.multiprocessing import SignalException
-from torch.distributed.elastic.multiprocessing.api import _terminate_process_handler
 
 from elastic_rs import _elastic_rs
-
-if TYPE_CHECKING:
-    from types import FrameType
+from elastic_rs._torch_private import signal_handler
 
 logger = logging.getLogger("elastic_rs.agent")
 
@@ -86,7 +84,7 @@ class Handlers:
             try:
                 if number is None:
                     raise ValueError("there is no such signal")
-                self._before[number] = signal.signal(number, _terminate_process_handler)
+                self._before[number] = signal.signal(number, signal_handler())
                 self._handled.append(number)
             except (ValueError, OSError) as error:
                 logger.warning("signal `%s` cannot be handled: %s", name, error)
@@ -96,7 +94,7 @@ class Handlers:
         """Undo what PyTorch does when it starts functions: it installs its own handlers."""
         if threading.current_thread() is threading.main_thread():
             for number in self._handled:
-                signal.signal(number, _terminate_process_handler)
+                signal.signal(number, signal_handler())
             for number in self._ignored:
                 signal.signal(number, signal.SIG_IGN)
             _elastic_rs.watch_signals(self._handled, goes_on=True)
@@ -104,8 +102,7 @@ class Handlers:
     def restore(self, *, has_ended: bool) -> None:
         """Put back the handlers from before, since a program goes on. Under torchrun they stay: its process ends.
 
-        Args:
-            has_ended: a signal has ended the agent. It may be delivered once more, and must not kill the program then.
+        A signal that has ended the agent may be delivered once more, and must not kill the program then.
         """
         if threading.current_thread() is not threading.main_thread() or is_torchrun():
             return

@@ -13,23 +13,16 @@ The classes have the names and methods of ``horovod.runner.elastic.discovery``.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from elastic_rs import _imported
 
-# Agents wait for the driver, and the driver for its imports. Of these it needs one.
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
-
-    from elastic_rs.discovery._clusters import DnsHosts as DnsHosts
-    from elastic_rs.discovery._clusters import SlurmHosts as SlurmHosts
-    from elastic_rs.discovery._manager import DiscoveredHosts as DiscoveredHosts
-    from elastic_rs.discovery._manager import HostManager as HostManager
-    from elastic_rs.discovery._manager import HostUpdateResult as HostUpdateResult
-    from elastic_rs.discovery._sources import DiscoveryError as DiscoveryError
-    from elastic_rs.discovery._sources import FileHosts as FileHosts
-    from elastic_rs.discovery._sources import FixedHosts as FixedHosts
-    from elastic_rs.discovery._sources import HostDiscovery as HostDiscovery
-    from elastic_rs.discovery._sources import HostDiscoveryScript as HostDiscoveryScript
+    from elastic_rs.discovery._clusters import DnsHosts, SlurmHosts
+    from elastic_rs.discovery._manager import DiscoveredHosts, HostManager
+    from elastic_rs.discovery._programs import DiscoveryError
+    from elastic_rs.discovery._sources import FileHosts, FixedHosts, HostDiscovery, HostDiscoveryScript
+    from elastic_rs.elastic._exceptions import HostUpdateResult
 
 __all__ = [
     "DiscoveredHosts",
@@ -45,16 +38,10 @@ __all__ = [
 ]
 
 _HOMES = {
-    "DiscoveredHosts": "elastic_rs.discovery._manager",
-    "DiscoveryError": "elastic_rs.discovery._sources",
-    "DnsHosts": "elastic_rs.discovery._clusters",
-    "FileHosts": "elastic_rs.discovery._sources",
-    "FixedHosts": "elastic_rs.discovery._sources",
-    "HostDiscovery": "elastic_rs.discovery._sources",
-    "HostDiscoveryScript": "elastic_rs.discovery._sources",
-    "HostManager": "elastic_rs.discovery._manager",
-    "HostUpdateResult": "elastic_rs.discovery._manager",
-    "SlurmHosts": "elastic_rs.discovery._clusters",
+    "._clusters": ("DnsHosts", "SlurmHosts"),
+    "._manager": ("DiscoveredHosts", "HostManager", "HostUpdateResult"),
+    "._programs": ("DiscoveryError",),
+    "._sources": ("FileHosts", "FixedHosts", "HostDiscovery", "HostDiscoveryScript"),
 }
 
 

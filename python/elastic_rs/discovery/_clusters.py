@@ -10,8 +10,6 @@ import socket
 from elastic_rs.discovery._programs import DiscoveryError, printed_by
 from elastic_rs.discovery._sources import HostDiscovery
 
-__all__ = ["DnsHosts", "SlurmHosts"]
-
 TIMEOUT_S = 20.0
 GONE = ("down", "drain", "fail", "maint", "boot", "pow", "unk", "no_respond", "reboot", "inval")
 """Prefixes of states in which a node is not this job's any longer. A node that drains (``drng``) still runs it."""

@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-from enum import IntFlag
 from typing import TYPE_CHECKING
 
 from elastic_rs._elastic_rs import HostTable
+from elastic_rs.elastic._exceptions import HostUpdateResult
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from elastic_rs.discovery._sources import HostDiscovery
-
-__all__ = ["DiscoveredHosts", "HostManager", "HostUpdateResult"]
-
-
-class HostUpdateResult(IntFlag):
-    """How the list of hosts has changed. Horovod has a class of this name with the same values."""
-
-    no_update = 0
-    removed = 1
-    added = 2
-    mixed = removed | added
 
 
 class DiscoveredHosts:

@@ -3,36 +3,20 @@
 from __future__ import annotations
 
 import threading
+from typing import TYPE_CHECKING
 
+from elastic_rs._elastic_rs import Driver
 from elastic_rs._threads import start_daemon
-from elastic_rs.discovery._sources import DiscoveryError
+from elastic_rs.discovery._programs import DiscoveryError
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Protocol
-
     from elastic_rs.discovery._sources import HostDiscovery
-
-    class Listener(Protocol):
-        """Gets what a discovery finds: ``elastic_rs._elastic_rs.Driver``."""
-
-        def found(self, hosts: list[tuple[str, int]]) -> None: ...
-        def failed(self, why: str) -> None: ...
-
-
-__all__ = ["Poll"]
 
 
 class Poll:
-    """Asks a discovery.
+    """Asks a discovery again when an interval has passed since its answer, or once if there is none."""
 
-    Args:
-        discovery: finds the hosts.
-        listener: gets the answers.
-        interval_s: time between an answer and the next call; None: call once.
-    """
-
-    def __init__(self, discovery: HostDiscovery, listener: Listener, interval_s: float | None) -> None:
+    def __init__(self, discovery: HostDiscovery, listener: Driver, interval_s: float | None) -> None:
         self._discovery = discovery
         self._listener = listener
         self._interval_s = interval_s
@@ -52,7 +36,6 @@ class Poll:
             self.ask()
 
     def ask(self) -> None:
-        """Ask once."""
         try:
             found = self._discovery.find_available_hosts_and_slots()
             self._listener.found([(str(host), int(slots)) for host, slots in found.items()])

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
+import selectors
 import shlex
 import signal
 import time
+from collections.abc import Sequence
+from typing import IO
 
 from elastic_rs._elastic_rs import start_program
 from elastic_rs._terminal import plain
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-__all__ = ["MOST_BYTES", "DiscoveryError", "printed_by"]
 
 MOST_BYTES = 1 << 20
 """Most bytes of a list."""
@@ -26,7 +22,7 @@ SHOWN = 200
 """How many characters of its last line an error repeats."""
 READ_BYTES = 1 << 16
 LOOK_EVERY_S = 0.02
-"""How often it is looked whether a program has ended, where the kernel has no pidfds."""
+"""How often it is looked whether a program has ended."""
 
 
 class DiscoveryError(RuntimeError):
@@ -39,101 +35,67 @@ def printed_by(command: Sequence[str], timeout_s: float) -> str:
     Its output goes through pipes, so a program that prints without end fills no disk. When the program has ended or is
     over a limit, its process group is killed.
 
-    Args:
-        command: the program and its arguments.
-        timeout_s: limit for its run.
-
     Raises:
         DiscoveryError: it cannot be run, failed, or is over a limit.
     """
     shown = shlex.join(command)
     with contextlib.ExitStack() as stack:
-        out, err = _Pipe(stack), _Pipe(stack)
+        (out, out_end), (err, err_end) = _pipe(stack), _pipe(stack)
         try:
-            pid = start_program(command, stdout=out.other, stderr=err.other)
+            pid = start_program(command, stdout=out_end.fileno(), stderr=err_end.fileno())
         except OSError as error:
             raise DiscoveryError(f"`{shown}` cannot be run: {error.strerror or error}") from None
         try:
-            out.let_go()
-            err.let_go()
-            _read_until_ended(pid, shown, timeout_s, out, err, stack=stack)
+            out_end.close()
+            err_end.close()
+            printed, errors = _read_until_ended(pid, shown, timeout_s, out, err)
         finally:
             _kill(pid)
             stack.close()  # what cannot be killed does not wait for its output to be read
             code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        if code:
-            words = err.content[-TAIL_BYTES:].decode(errors="replace").strip().splitlines()
-            said = f": {plain(words[-1][-SHOWN:])}" if words else ""
-            how = f"exit code {code}" if code > 0 else _name_of(-code)
-            raise DiscoveryError(f"`{shown}` has ended with {how}{said}")
-        return out.content.decode(errors="replace")
+    if code:
+        words = errors.decode(errors="replace").strip().splitlines()
+        said = f": {plain(words[-1][-SHOWN:])}" if words else ""
+        how = f"exit code {code}" if code > 0 else _name_of(-code)
+        raise DiscoveryError(f"`{shown}` has ended with {how}{said}")
+    return printed.decode(errors="replace")
 
 
-class _Pipe:
-    """A pipe, and what was read from it."""
-
-    def __init__(self, stack: contextlib.ExitStack) -> None:
-        self.descriptor, self.other = os.pipe()
-        self.content = b""
-        os.set_blocking(self.descriptor, False)
-        stack.callback(os.close, self.descriptor)
-        self._others = stack.enter_context(contextlib.ExitStack())
-        self._others.callback(os.close, self.other)
-
-    def let_go(self) -> None:
-        """Close the end to which the program writes."""
-        self._others.close()
-
-    def read(self) -> int | None:
-        """Read a piece, and return its length: 0 at the end, and None if there is nothing now."""
-        try:
-            piece = os.read(self.descriptor, READ_BYTES)
-        except BlockingIOError:
-            return None
-        self.content += piece
-        return len(piece)
+def _pipe(stack: contextlib.ExitStack) -> tuple[IO[bytes], IO[bytes]]:
+    """Return the ends of a pipe, of which the first one does not block."""
+    reader, writer = os.pipe()
+    os.set_blocking(reader, False)
+    return stack.enter_context(os.fdopen(reader, "rb", 0)), stack.enter_context(os.fdopen(writer, "wb", 0))
 
 
-def _read_until_ended(
-    pid: int, shown: str, timeout_s: float, out: _Pipe, err: _Pipe, *, stack: contextlib.ExitStack
-) -> None:
+def _read_until_ended(pid: int, shown: str, timeout_s: float, out: IO[bytes], err: IO[bytes]) -> tuple[bytes, bytes]:
     """Read what a program prints, until it has ended. Nobody waits for what it has started in the background."""
     deadline = time.monotonic() + timeout_s
-    pipes, poll = {pipe.descriptor: pipe for pipe in (out, err)}, select.poll()
-    for descriptor in pipes:
-        poll.register(descriptor, select.POLLIN)
-    longest_s = timeout_s if _wakes_at_the_end_of(pid, poll, stack) else LOOK_EVERY_S
-    while True:
-        ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-        if ended:
-            _kill(pid)
-        left_s = deadline - time.monotonic()
-        if not ended and left_s <= 0:
-            raise DiscoveryError(f"`{shown}` has not ended within {timeout_s:g} s, and was killed")
-        events = poll.poll(0 if ended else 1000 * min(longest_s, left_s))
-        ready = [descriptor for descriptor, _ in events if descriptor in pipes]
-        for descriptor in ready:
-            if pipes[descriptor].read() == 0:
-                poll.unregister(descriptor)
-        err.content = err.content[-TAIL_BYTES:]
-        if len(out.content) > MOST_BYTES:
-            raise DiscoveryError(
-                f"`{shown}` has printed more than {MOST_BYTES} bytes, the limit of a list, and was killed"
-            )
-        # What is left in the pipes belongs to the list.
-        if ended and (not ready or left_s <= 0):
-            return
-
-
-def _wakes_at_the_end_of(pid: int, poll: select.poll, stack: contextlib.ExitStack) -> bool:
-    """Let the poll report the end of a child that is not reaped yet. Returns whether it can."""
-    try:
-        descriptor = os.pidfd_open(pid)
-    except OSError:  # gVisor, old seccomp profiles, kernels before 5.3
-        return False
-    stack.callback(os.close, descriptor)
-    poll.register(descriptor, select.POLLIN)
-    return True
+    read = {out: b"", err: b""}
+    with selectors.DefaultSelector() as selector:
+        for pipe in read:
+            selector.register(pipe, selectors.EVENT_READ, pipe)
+        while True:
+            ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+            if ended:
+                _kill(pid)
+            left_s = deadline - time.monotonic()
+            if not ended and left_s <= 0:
+                raise DiscoveryError(f"`{shown}` has not ended within {timeout_s:g} s, and was killed")
+            ready = selector.select(0 if ended else min(LOOK_EVERY_S, left_s))
+            for pipe in (key.data for key, _ in ready):
+                piece = pipe.read(READ_BYTES)
+                if not piece:
+                    selector.unregister(pipe)
+                read[pipe] += piece
+            read[err] = read[err][-TAIL_BYTES:]
+            if len(read[out]) > MOST_BYTES:
+                raise DiscoveryError(
+                    f"`{shown}` has printed more than {MOST_BYTES} bytes, the limit of a list, and was killed"
+                )
+            # What is left in the pipes belongs to the list.
+            if ended and (not ready or left_s <= 0):
+                return read[out], read[err]
 
 
 def _kill(pid: int) -> None:

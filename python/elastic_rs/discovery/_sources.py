@@ -6,15 +6,11 @@ import os
 import re
 import shlex
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
 
 from elastic_rs._elastic_rs import parse_hosts
 from elastic_rs.discovery._programs import MOST_BYTES, DiscoveryError, printed_by
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-__all__ = ["DiscoveryError", "FileHosts", "FixedHosts", "HostDiscovery", "HostDiscoveryScript"]
 
 
 class HostDiscovery(ABC):
@@ -55,8 +51,6 @@ class HostDiscoveryScript(HostDiscovery):
     """
 
     def __init__(self, discovery_script: str | os.PathLike[str], slots: int = 1, *, timeout_s: float = 30.0) -> None:
-        from pathlib import Path  # fixed hosts, which most jobs have, do without it
-
         text = os.fspath(discovery_script)
         is_path = bool(text) and Path(text).exists()
         self._command = [text] if is_path else shlex.split(text)
@@ -106,8 +100,6 @@ class FileHosts(HostDiscovery):
     """Hosts that a file names, as ``--hostfile``. The file may change, and is read again then."""
 
     def __init__(self, path: str | os.PathLike[str], slots: int = 1) -> None:
-        from pathlib import Path
-
         self._path = Path(path).absolute()
         self._slots = slots
 

@@ -26,59 +26,39 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from elastic_rs import _imported
-from elastic_rs.elastic._exceptions import HorovodInternalError as HorovodInternalError
-from elastic_rs.elastic._exceptions import HostsUpdatedInterrupt as HostsUpdatedInterrupt
-from elastic_rs.elastic._exceptions import HostUpdateResult as HostUpdateResult
-from elastic_rs.elastic._exceptions import PeerFailed as PeerFailed
-from elastic_rs.elastic._listeners import Listener as Listener
+from elastic_rs.elastic._exceptions import HorovodInternalError, HostsUpdatedInterrupt, HostUpdateResult, PeerFailed
+from elastic_rs.elastic._listeners import Listener
 from elastic_rs.elastic._membership import MEMBERSHIP
 from elastic_rs.elastic._not_offered import refuse
-from elastic_rs.elastic._place import cross_rank as cross_rank
-from elastic_rs.elastic._place import cross_size as cross_size
-from elastic_rs.elastic._place import is_initialized as is_initialized
-from elastic_rs.elastic._place import local_rank as local_rank
-from elastic_rs.elastic._place import local_size as local_size
-from elastic_rs.elastic._place import rank as rank
-from elastic_rs.elastic._place import size as size
-from elastic_rs.elastic._run import run as run
-from elastic_rs.elastic._state import ObjectState as ObjectState
-from elastic_rs.elastic._state import State as State
+from elastic_rs.elastic._place import cross_rank, cross_size, is_initialized, local_rank, local_size, rank, size
+from elastic_rs.elastic._run import run
+from elastic_rs.elastic._state import ObjectState, State
 
 if TYPE_CHECKING:
-    from elastic_rs.elastic._collectives import Average as Average
-    from elastic_rs.elastic._collectives import Max as Max
-    from elastic_rs.elastic._collectives import Min as Min
-    from elastic_rs.elastic._collectives import Product as Product
-    from elastic_rs.elastic._collectives import Sum as Sum
-    from elastic_rs.elastic._collectives import allreduce as allreduce
-    from elastic_rs.elastic._collectives import allreduce_ as allreduce_
-    from elastic_rs.elastic._collectives import broadcast_object as broadcast_object
-    from elastic_rs.elastic._collectives import broadcast_optimizer_state as broadcast_optimizer_state
-    from elastic_rs.elastic._collectives import broadcast_parameters as broadcast_parameters
-    from elastic_rs.elastic._handlers import StateDictHandler as StateDictHandler
-    from elastic_rs.elastic._handlers import StateHandler as StateHandler
-    from elastic_rs.elastic._handlers import get_handler_registry as get_handler_registry
-    from elastic_rs.elastic._handlers import set_handler_registry as set_handler_registry
-    from elastic_rs.elastic._sampler import ElasticSampler as ElasticSampler
-    from elastic_rs.elastic._torch_state import TorchState as TorchState
+    from elastic_rs.elastic._collectives import (
+        Average,
+        Max,
+        Min,
+        Product,
+        Sum,
+        allreduce,
+        allreduce_,
+        broadcast_object,
+        broadcast_optimizer_state,
+        broadcast_parameters,
+    )
+    from elastic_rs.elastic._handlers import StateDictHandler, StateHandler, get_handler_registry, set_handler_registry
+    from elastic_rs.elastic._sampler import ElasticSampler
+    from elastic_rs.elastic._torch_state import TorchState
 
 _HOMES = {
-    "Average": "elastic_rs.elastic._collectives",
-    "ElasticSampler": "elastic_rs.elastic._sampler",
-    "Max": "elastic_rs.elastic._collectives",
-    "Min": "elastic_rs.elastic._collectives",
-    "Product": "elastic_rs.elastic._collectives",
-    "StateDictHandler": "elastic_rs.elastic._handlers",
-    "StateHandler": "elastic_rs.elastic._handlers",
-    "Sum": "elastic_rs.elastic._collectives",
-    "TorchState": "elastic_rs.elastic._torch_state",
-    "allreduce": "elastic_rs.elastic._collectives",
-    "allreduce_": "elastic_rs.elastic._collectives",
-    "broadcast_object": "elastic_rs.elastic._collectives",
-    "broadcast_optimizer_state": "elastic_rs.elastic._collectives",
-    "broadcast_parameters": "elastic_rs.elastic._collectives",
-    "get_handler_registry": "elastic_rs.elastic._handlers",
-    "set_handler_registry": "elastic_rs.elastic._handlers",
+    "._collectives": (
+        *("Average", "Max", "Min", "Product", "Sum", "allreduce", "allreduce_"),
+        *("broadcast_object", "broadcast_optimizer_state", "broadcast_parameters"),
+    ),
+    "._handlers": ("StateDictHandler", "StateHandler", "get_handler_registry", "set_handler_registry"),
+    "._sampler": ("ElasticSampler",),
+    "._torch_state": ("TorchState",),
 }
 
 __all__ = [

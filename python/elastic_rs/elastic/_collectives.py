@@ -19,19 +19,6 @@ from torch import Tensor
 from elastic_rs.elastic import _wire
 from elastic_rs.elastic._membership import MEMBERSHIP
 
-__all__ = [
-    "Average",
-    "Max",
-    "Min",
-    "Product",
-    "Sum",
-    "allreduce",
-    "allreduce_",
-    "broadcast_object",
-    "broadcast_optimizer_state",
-    "broadcast_parameters",
-]
-
 
 class ReduceOp(Enum):
     """How ``allreduce`` combines the tensors of the workers. Horovod has these as constants of its module."""

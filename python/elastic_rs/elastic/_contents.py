@@ -8,8 +8,6 @@ from collections.abc import Iterable, Mapping
 from itertools import islice
 from typing import Any
 
-__all__ = ["MOST", "refuse_parted"]
-
 MOST = 10_000
 """So many values are looked at: each assignment of a list would take a second if it has a million."""
 
@@ -23,11 +21,6 @@ def refuse_parted(name: str, value: Any, state_type: type) -> None:
 
     A plain value is saved as a deep copy. After a restore it would hold another module than the one that the script and
     the optimizer have.
-
-    Args:
-        name: of the value in the state.
-        value: the value, which has no handler.
-        state_type: the class of states.
     """
     if found := _first(name, value, state_type):
         path, kind = found

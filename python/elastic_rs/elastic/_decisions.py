@@ -8,29 +8,6 @@ from typing import NamedTuple
 
 from elastic_rs.elastic._exceptions import HostsUpdatedInterrupt, PeerFailed, TensorMismatchError
 
-__all__ = [
-    "FAILURE_NEWS_S",
-    "MOST_ROLL_BACKS",
-    "SETTLE_S",
-    "Attendance",
-    "Judgement",
-    "Outcome",
-    "ahead_by_script",
-    "attendance",
-    "backend_names",
-    "cannot_leave",
-    "is_launched",
-    "is_stuck",
-    "judge",
-    "may_be_collectives",
-    "mismatch",
-    "must_sync",
-    "nccl_variables",
-    "parked_number",
-    "rolls_back_in_vain",
-    "unequal_checks",
-]
-
 # A collective may fail before the agent has heard why. The agent of the failed worker reports within milliseconds, and
 # the coordinator gives a node that is cut off `reconnect_grace` (0.5 s) before it tells the others.
 FAILURE_NEWS_S = 5.0
@@ -101,12 +78,7 @@ def judge(error: Exception, *, changing: bool, failed_within: Callable[[float], 
 
 
 def cannot_leave(name: str, reason: str) -> str:
-    """Say why a worker fails whose script asks for another world, and what to do.
-
-    Args:
-        name: of the exception by which it asks.
-        reason: why this worker has no connection to its agent, if that is known.
-    """
+    """Say why a worker fails whose script asks for another world, and what to do."""
     why = reason or (
         "no agent can give it another world. Start it with elastic-run, or with torchrun --rdzv-backend=rust-c10d, and "
         "not with `in_place=off`"
@@ -115,12 +87,7 @@ def cannot_leave(name: str, reason: str) -> str:
 
 
 def rolls_back_in_vain(name: str, roll_backs: int) -> str:
-    """Say that roll-backs do not help, if a script asks for one more. Empty if it may.
-
-    Args:
-        name: of the exception by which it asks.
-        roll_backs: how often this worker has gone back to its last commit, and has made none since.
-    """
+    """Say that roll-backs do not help, if a script asks for one more after so many to one commit. Empty if it may."""
     if roll_backs < MOST_ROLL_BACKS:
         return ""
     return (
@@ -141,10 +108,7 @@ def is_stuck(error: Exception, *, meeting: bool, first: bool) -> bool:
     A member that hangs lets collectives of the others time out. It does not leave that world, and is replaced. In its
     first world a worker fails with the exception instead: it has nothing to lose, and the user reads the exception.
 
-    Args:
-        error: the exception.
-        meeting: whether it came from making the process group, or from the broadcast of the state.
-        first: whether the worker was never in another world.
+    Members meet (``meeting``) when they make the process group, and when the state is broadcast.
     """
     return meeting and not first and isinstance(error, RuntimeError)
 
@@ -173,10 +137,6 @@ def unequal_checks(raises_at: int | None, made: int) -> str:
 
     The others leave their world at their check ``raises_at``, and their collectives with this worker end with an error.
     It is one check after that of the foremost worker. With equal numbers no worker is more than one check behind that.
-
-    Args:
-        raises_at: the check at which the world changes, if this worker was told.
-        made: how many checks this worker has made in this world.
     """
     if raises_at is None or made + 2 >= raises_at:
         return ""

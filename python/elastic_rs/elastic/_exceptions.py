@@ -4,19 +4,9 @@ from __future__ import annotations
 
 from enum import IntFlag
 
-__all__ = [
-    "HorovodInternalError",
-    "HostUpdateResult",
-    "HostsUpdatedInterrupt",
-    "PeerFailed",
-    "StateMismatchError",
-    "TensorMismatchError",
-    "name_for_scripts",
-]
-
 
 class HostUpdateResult(IntFlag):
-    """What a change of the membership does to the number of workers. The values are Horovod's."""
+    """What a change does to the number of workers, or of hosts. The values are Horovod's."""
 
     no_update = 0
     removed = 1

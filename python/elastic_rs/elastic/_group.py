@@ -11,7 +11,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -21,12 +21,9 @@ from torch.distributed.rendezvous import rendezvous
 from torch.nn.modules.module import register_module_module_registration_hook
 from torch.nn.parallel import DistributedDataParallel
 
+from elastic_rs import _torch_private
+from elastic_rs._elastic_rs import WorkerChannel
 from elastic_rs.elastic import _decisions
-
-if TYPE_CHECKING:
-    from elastic_rs.elastic._channel import Channel
-
-__all__ = ["Group", "Wraps"]
 
 # How often the thread that aborts NCCL's groups looks whether this process ends.
 _LOOK_S = 0.5
@@ -47,7 +44,7 @@ class Group:
         if self.exists:
             name = dist.get_backend()
             self._backend = None if name == "undefined" else str(name)
-            self._timeout = _timeout_of_default_group()
+            self._timeout = _torch_private.timeout_of_default_group()
             self.backends = _decisions.backend_names(dist.get_backend_config())
         else:
             self._backend, self._timeout = backend or default_backend(), timeout
@@ -100,7 +97,7 @@ class Group:
             store.set_timeout(limit)
             return store, rank, world_size
 
-    def watch(self, channel: Channel) -> None:
+    def watch(self, channel: WorkerChannel) -> None:
         """Abort NCCL's collectives as soon as a failure is known. They would block for ever."""
         if "nccl" not in self.backends:
             return
@@ -122,7 +119,7 @@ class Group:
             dist.destroy_process_group()
         # A group that could not be made has taken a number. Groups are named by it, and the names must be the same on
         # all ranks, also on newcomers. Destroying a group begins the numbers anew.
-        dist.distributed_c10d._world.group_count = 0  # noqa: SLF001
+        _torch_private.forget_group_numbers()
         if self._hooks is not None and sys.excepthook is self._hooks[1]:
             # Each group wraps the hook of the one before, to print the rank before each line of a traceback.
             sys.excepthook = self._hooks[0]
@@ -155,8 +152,7 @@ class Wraps:
     def release(self) -> None:
         """Take the hooks off the gradients."""
         for wrap in list(self._made):
-            with contextlib.suppress(AttributeError):  # its constructor has failed
-                wrap._remove_autograd_hooks()  # type: ignore[operator] # noqa: SLF001
+            _torch_private.take_hooks_off(wrap)
         self._made.clear()
 
     def _registered(self, parent: nn.Module, name: str, child: nn.Module | None) -> None:
@@ -169,7 +165,7 @@ class Wraps:
 class _Aborter:
     """A thread that aborts the process groups when a failure is known, while the main thread waits for a device."""
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: WorkerChannel) -> None:
         self._channel = channel
         self._lock = threading.Lock()
         self._armed = threading.Event()
@@ -212,18 +208,8 @@ class _Aborter:
 
 
 def _abort() -> None:
-    """Abort all process groups as one. Private in torch, and the only function that does."""
     if dist.is_initialized():
-        dist.distributed_c10d._abort_process_group()  # noqa: SLF001
-
-
-def _timeout_of_default_group() -> timedelta | None:
-    """Return the timeout that the user gave to the group, so that the next ones have it too."""
-    group = dist.distributed_c10d._get_default_group()  # noqa: SLF001
-    for device in group._device_types:  # noqa: SLF001
-        with contextlib.suppress(AttributeError, RuntimeError):  # not every backend shows its options
-            return group._get_backend(device).options._timeout  # noqa: SLF001
-    return None
+        _torch_private.abort_groups()
 
 
 def _destroy_at_exit() -> None:

@@ -12,19 +12,6 @@ from torch import Tensor, nn
 from elastic_rs.elastic import _tree
 from elastic_rs.elastic._sampler import ElasticSampler
 
-__all__ = [
-    "Handler",
-    "ModuleHandler",
-    "OptimizerHandler",
-    "SamplerHandler",
-    "StateDictHandler",
-    "StateHandler",
-    "get_handler_registry",
-    "handler_of",
-    "is_handled",
-    "set_handler_registry",
-]
-
 
 class StateHandler:
     """Horovod's interface: a handler that keeps what it saves itself.

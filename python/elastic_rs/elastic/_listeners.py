@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import logging
 import threading
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
+from elastic_rs._elastic_rs import WorkerChannel
 from elastic_rs.elastic._exceptions import HostUpdateResult
-
-if TYPE_CHECKING:
-    from elastic_rs.elastic._channel import Channel
-
-__all__ = ["Listener", "Listeners"]
 
 _log = logging.getLogger("elastic_rs.elastic")
 
@@ -34,7 +30,7 @@ class Listeners:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._listeners: list[Listener] = []
-        self._channel: Channel | None = None
+        self._channel: WorkerChannel | None = None
         self._thread: threading.Thread | None = None
 
     def add(self, listener: Listener) -> None:
@@ -46,7 +42,7 @@ class Listeners:
         with self._lock:
             self._listeners = [one for one in self._listeners if one is not listener]
 
-    def connected(self, channel: Channel) -> None:
+    def connected(self, channel: WorkerChannel) -> None:
         with self._lock:
             self._channel = channel
             self._start()
@@ -58,7 +54,7 @@ class Listeners:
             )
             self._thread.start()
 
-    def _listen(self, channel: Channel) -> None:
+    def _listen(self, channel: WorkerChannel) -> None:
         while True:
             try:
                 number, flags = channel.wait_change()

@@ -10,16 +10,14 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
+from elastic_rs._elastic_rs import WorkerChannel, World
 from elastic_rs._logging import show_logs_if_asked
-from elastic_rs.elastic import _channel, _decisions, _place
+from elastic_rs.elastic import _decisions, _place
 from elastic_rs.elastic._exceptions import HostsUpdatedInterrupt, HostUpdateResult, PeerFailed, name_for_scripts
 from elastic_rs.elastic._listeners import Listeners
 
 if TYPE_CHECKING:
-    from elastic_rs.elastic._channel import Channel, World
     from elastic_rs.elastic._group import Group
-
-__all__ = ["MEMBERSHIP", "Membership"]
 
 _log = logging.getLogger("elastic_rs.elastic")
 
@@ -32,11 +30,15 @@ PART_LIMIT_S = 30.0
 CONNECT_LIMIT_S = 30.0
 
 
+# What a check answers if the world changes. Anything else than 0 and this is a failure.
+CHANGED = 1
+
+
 class Membership:
     """What is one per process. Without a channel (no launcher, PyTorch's agent) there are no news, and one world."""
 
     def __init__(self) -> None:
-        self.channel: Channel | None = None
+        self.channel: WorkerChannel | None = None
         self.listeners = Listeners()
         self.changing = False
         """Whether a check has said that the world changes."""
@@ -114,7 +116,6 @@ class Membership:
         return self._group is not None and "nccl" in self._group.backends
 
     def raise_if_failed(self) -> None:
-        """Raise ``PeerFailed`` if a failure is known."""
         if self.failed_within(0.0):
             assert self.channel is not None
             raise PeerFailed(self.channel.reason)
@@ -142,7 +143,7 @@ class Membership:
             return
         if not news:
             return
-        if news != _channel.CHANGED:
+        if news != CHANGED:
             raise PeerFailed(channel.reason)
         self.changing = True
         raise HostsUpdatedInterrupt(channel.reason, HostUpdateResult(channel.flags))
@@ -171,7 +172,6 @@ class Membership:
         self._limit_step(PART_LIMIT_S)
 
     def parts_done(self) -> None:
-        """The state was broadcast."""
         self._limit_step(STEP_LIMIT_S)
 
     def synchronised(self) -> None:
@@ -208,11 +208,7 @@ class Membership:
             self.channel.raised(name_for_scripts(error), str(error))
 
     def leave(self, *, failed: bool) -> None:
-        """Leave the world: end its process group.
-
-        Args:
-            failed: whether a peer has failed, or may still be in a collective of this world.
-        """
+        """Leave the world: end its process group. If it has failed, a peer may still be in one of its collectives."""
         assert self._group is not None
         self._group.end(failed=failed)
         if self.channel is not None:
@@ -255,7 +251,7 @@ class Membership:
     def _connect(self, path: str, *, groupless: bool) -> None:
         ahead = os.environ.pop(_decisions.AHEAD, None)
         try:
-            self.channel = _channel.connect(path, CONNECT_LIMIT_S)
+            self.channel = WorkerChannel.connect(path, CONNECT_LIMIT_S)
             if groupless:
                 self.channel.groupless()
             world = self.channel.world()

@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from types import FrameType
-
-__all__ = ["instead_of", "refuse"]
+from types import FrameType
 
 _BUILT = "torch.distributed.is_gloo_available(), is_nccl_available() and is_mpi_available() say what torch has"
 _ASYNC = "torch.distributed.all_reduce(…, async_op=True) returns a handle with wait() and is_completed()"
@@ -73,10 +68,6 @@ _INSTEAD: dict[str, str] = {
 
 def refuse(name: str, importer: FrameType) -> None:
     """Raise if Horovod has this name and this package does not. The error says what to use.
-
-    Args:
-        name: an attribute of the package that was not found.
-        importer: the frame that has asked for it.
 
     Raises:
         ImportError: ``from elastic_rs.elastic import NAME`` asks. Python replaces an ``AttributeError`` there by an

@@ -6,8 +6,6 @@ import random
 from array import array
 from collections.abc import Iterator, Sequence
 
-__all__ = ["indices_of_rank", "order", "samples_per_rank"]
-
 
 def order(length: int, *, shuffle: bool, seed: int) -> Sequence[int]:
     """Return the indices of a data set in the order in which the ranks together read them: Horovod's for this seed."""

@@ -6,8 +6,6 @@ import os
 import sys
 from typing import Any
 
-__all__ = ["cross_rank", "cross_size", "is_initialized", "local_rank", "local_size", "rank", "size"]
-
 
 def rank() -> int:
     """Return this worker's rank in the present world: 0 without a launcher."""

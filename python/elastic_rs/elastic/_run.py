@@ -8,17 +8,13 @@ import logging
 import traceback
 from collections.abc import Callable, Iterator
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
+from typing import Any, ParamSpec, TypeVar, overload
 
 from elastic_rs.elastic import _decisions, _place
 from elastic_rs.elastic._decisions import Outcome
 from elastic_rs.elastic._exceptions import StateMismatchError, name_for_scripts
 from elastic_rs.elastic._membership import MEMBERSHIP
-
-if TYPE_CHECKING:
-    from elastic_rs.elastic._state import State
-
-__all__ = ["run"]
+from elastic_rs.elastic._state import State
 
 _log = logging.getLogger("elastic_rs.elastic")
 
@@ -90,8 +86,6 @@ def run(func: Any = None, *, backend: str | None = None, timeout: timedelta | No
 @contextlib.contextmanager
 def _listening(state: State) -> Iterator[None]:
     """Call the state's ``on_hosts_updated`` inside this block, if its class has one."""
-    from elastic_rs.elastic._state import State
-
     if type(state).on_hosts_updated is State.on_hosts_updated:
         yield
         return
@@ -104,8 +98,6 @@ def _listening(state: State) -> Iterator[None]:
 
 def _check_state(state: Any, name: str) -> None:
     """Raise if this is not a state, as the first argument of the function by that name."""
-    from elastic_rs.elastic._state import State
-
     kind = type(state).__qualname__
     if not isinstance(state, State):
         hint = "such as elastic.TorchState(…) or ObjectState(…)"

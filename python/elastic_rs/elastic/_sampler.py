@@ -9,8 +9,6 @@ from torch.utils.data import Sampler
 
 from elastic_rs.elastic import _partition, _place
 
-__all__ = ["ElasticSampler"]
-
 
 class ElasticSampler(Sampler[int]):
     """Distributes the indices of a data set among the workers, and remembers how many of them are done.

@@ -11,8 +11,6 @@ from elastic_rs.elastic._contents import refuse_parted
 from elastic_rs.elastic._exceptions import HostUpdateResult, StateMismatchError
 from elastic_rs.elastic._membership import MEMBERSHIP
 
-__all__ = ["ObjectState", "State"]
-
 
 class State:
     """The state of a training job that all workers share. ``run`` keeps it equal on all of them.
@@ -130,8 +128,7 @@ class State:
     def _elastic_kept(self, ahead: int | None = None) -> int | None:
         """Note that the world changes and the state stays as it is. Return the number that tells how new it is.
 
-        Args:
-            ahead: by how much it is newer than the last commit. Default: by one, unless it has just been committed.
+        It is newer than the last commit by ``ahead``; by default by one, unless it has just been committed.
         """
         self._elastic_ahead = max(self._elastic_ahead, int(not self._elastic_just_saved) if ahead is None else ahead)
         self._elastic_just_saved = False
@@ -145,11 +142,7 @@ class State:
         return self._elastic_commit
 
     def _elastic_synced(self, function: str = "") -> None:
-        """Give all ranks the same state and the same number.
-
-        Args:
-            function: the name of the function that is about to be called with the state.
-        """
+        """Give all ranks the same state and the same number. The function by that name is then called with it."""
         with MEMBERSHIP.syncing():
             ours = (function, self._elastic_names())
             number, theirs = self._elastic_broadcast(

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-__all__ = ["TorchState"]
-
 # Attributes of these types have no handler, and are assigned once a step.
 _PLAIN = {bool, float, int, str, type(None)}
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["Copier", "Slot", "build", "describe", "place", "refuse_sharded", "shallow", "synchronize"]
+from elastic_rs._torch_private import keep_versions
 
 
 class Slot(NamedTuple):
@@ -110,8 +110,7 @@ def build(described: Any, live: Any, tensors: list[Tensor]) -> Any:
 def shallow(tree: Any) -> Any:
     """Return a copy of a dict of any kind, in its order, with the same values, and with the versions of a module."""
     new = copy.copy(tree)
-    if hasattr(tree, "_metadata"):
-        new._metadata = tree._metadata  # noqa: SLF001 # torch's name for the versions, which nobody changes
+    keep_versions(tree, new)
     return new
 
 

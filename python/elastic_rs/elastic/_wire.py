@@ -13,8 +13,6 @@ from torch import Tensor
 from elastic_rs.elastic import _tree
 from elastic_rs.elastic._exceptions import TensorMismatchError
 
-__all__ = ["barrier", "broadcast_tensors", "check_equal", "group_exists", "send_object", "send_tree"]
-
 # Smaller tensors travel together up to this size: a broadcast of a few bytes takes as long as one of 100 kB.
 BUCKET_BYTES = 4 << 20
 # Larger ones travel in parts, which bounds what a backend has to buffer.
@@ -22,7 +20,6 @@ PART_BYTES = 256 << 20
 
 
 def group_exists() -> bool:
-    """Return whether there is a default process group."""
     return dist.is_available() and dist.is_initialized()
 
 

@@ -5,15 +5,14 @@ Importing this package does not import torch, which ``elastic-run`` does without
 
 from __future__ import annotations
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
+from typing import TYPE_CHECKING, Any
 
-    from elastic_rs.rendezvous._etcd_handler import RustEtcdRendezvousHandler as RustEtcdRendezvousHandler
-    from elastic_rs.rendezvous._etcd_handler import create_rust_etcd_handler as create_rust_etcd_handler
-    from elastic_rs.rendezvous._handler import DEFAULT_PORT as DEFAULT_PORT
-    from elastic_rs.rendezvous._handler import RustC10dRendezvousHandler as RustC10dRendezvousHandler
-    from elastic_rs.rendezvous._handler import create_rust_c10d_handler as create_rust_c10d_handler
+from elastic_rs import _imported
+
+if TYPE_CHECKING:
+    from elastic_rs.rendezvous._config import DEFAULT_PORT
+    from elastic_rs.rendezvous._etcd_handler import RustEtcdRendezvousHandler, create_rust_etcd_handler
+    from elastic_rs.rendezvous._handler import RustC10dRendezvousHandler, create_rust_c10d_handler
 
 __all__ = [
     "DEFAULT_PORT",
@@ -23,11 +22,12 @@ __all__ = [
     "create_rust_etcd_handler",
 ]
 
+_HOMES = {
+    "._config": ("DEFAULT_PORT",),
+    "._etcd_handler": ("RustEtcdRendezvousHandler", "create_rust_etcd_handler"),
+    "._handler": ("RustC10dRendezvousHandler", "create_rust_c10d_handler"),
+}
+
 
 def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module
-
-    home = "_etcd_handler" if "etcd" in name.lower() else "_handler"
-    return getattr(import_module(f"elastic_rs.rendezvous.{home}"), name)
+    return _imported(__name__, _HOMES, name)

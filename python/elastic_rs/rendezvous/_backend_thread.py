@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from elastic_rs._elastic_rs import CellSession
 
-__all__ = ["BackendThread", "is_gone"]
-
 _GONE = re.compile(r"(connection refused|connection reset|broken pipe|failed to recv, got 0 bytes)\b", re.IGNORECASE)
 """What the errors of PyTorch's stores say if the other end is gone. They have no errno."""
 
@@ -56,7 +54,6 @@ class BackendThread:
 
     @property
     def started(self) -> bool:
-        """Whether the thread was started."""
         return self._thread is not None
 
     def start(self) -> None:

@@ -5,32 +5,15 @@ The table is in ``src/rendezvous/conf.rs``.
 
 from __future__ import annotations
 
+import ipaddress
+import logging
+import re
+from collections.abc import Collection, Mapping
+from typing import Any
+
 from elastic_rs._elastic_rs import RendezvousConfig, only_on_loopback
-from elastic_rs._log import Log
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
-    from typing import Any
-
-__all__ = [
-    "ETCD_NAMES",
-    "PYTORCHS_NAMES",
-    "RUST_C10D",
-    "RUST_ETCD",
-    "RendezvousConfig",
-    "check_host",
-    "config_of",
-    "known_of",
-    "means_all",
-    "parse_conf",
-    "parse_endpoint",
-    "shown_defaults",
-    "warn_of_loopback",
-    "warn_of_no_endpoint",
-]
-
-logger = Log("elastic_rs.rendezvous")
+logger = logging.getLogger("elastic_rs.rendezvous")
 
 
 DEFAULT_PORT = 29400
@@ -49,13 +32,9 @@ MAX_NODES = 2**32 - 1
 
 
 def config_of(given: Mapping[str, Any], backend: str = RUST_C10D, name: str | None = None) -> RendezvousConfig:
-    """Check what the user gave for a backend, ``rust-c10d`` or ``rust-etcd``.
+    """Check what the user gave for a backend, ``rust-c10d`` or ``rust-etcd``, under the ``name`` that the user gave it.
 
-    Args:
-        given: the keys and values.
-        backend: whose keys there are.
-        name: by which the user named the backend. Under one of PyTorch's names keys that the backend does not have are
-            ignored with a warning.
+    Under one of PyTorch's names keys that the backend does not have are ignored with a warning.
 
     Raises:
         ValueError: a key is unknown (the nearest known one is named) or has no meaning for the backend, or a value is
@@ -73,13 +52,7 @@ def config_of(given: Mapping[str, Any], backend: str = RUST_C10D, name: str | No
 
 
 def known_of(given: Mapping[str, Any], known: Collection[str], name: str) -> dict[str, Any]:
-    """Return the entries with known keys. One warning names the others, but not their values: one may be a password.
-
-    Args:
-        given: the keys and values. ``None`` counts as not given.
-        known: the keys that have an effect.
-        name: of the backend, one of PyTorch's.
-    """
+    """Return the entries with known keys. One warning names the others, but not their values: one may be a password."""
     # The int is LaunchConfig's own `timeout=900`, as in `config_of`.
     ignored = sorted(
         key
@@ -124,32 +97,18 @@ def parse_endpoint(text: str, default_port: int | None) -> tuple[str, int]:
     text = text.strip()
     if text.count(":") > 1 and not text.startswith("["):
         _check_bare_ipv6(text, default_port)
-    host, given = _split(text or "localhost")
-    port = int(given) if given else default_port
-    if not host or (port is not None and port >= 65536):
+    found = _ENDPOINT.fullmatch(text or "localhost")
+    port = int(found["port"]) if found and found["port"] else default_port
+    if not found or (port is not None and port >= 65536):
         raise ValueError(
             f"the rendezvous endpoint is `{text}`, must be HOST, HOST:PORT or [IPV6]:PORT with a port from 0 to 65535"
         )
     if port is None:
         raise ValueError(f"the rendezvous endpoint is `{text}`, must name a port: {text}:PORT")
-    return host, port
+    return found["bracketed"] or found["host"], port
 
 
-def _split(text: str) -> tuple[str, str]:
-    """Split an endpoint into host and port, one of which may be empty. Without a host if it is none.
-
-    Not by a regular expression: agents would wait for the import.
-    """
-    if text.startswith("["):
-        host, bracket, port = text[1:].partition("]")
-        separator, port = port[:1], port[1:]
-        good = bool(bracket) and separator in {"", ":"}
-    else:
-        host, separator, port = text.rpartition(":") if ":" in text else (text, "", "")
-        good = True
-    good &= all(char.isalnum() or char in "_.:-" for char in host)
-    good &= (0 < len(port) < 6 and port.isascii() and port.isdigit()) if separator else not port
-    return (host, port) if good else ("", "")
+_ENDPOINT = re.compile(r"(?:\[(?P<bracketed>[\w.:-]+)\]|(?P<host>[\w.-]+|[\w.:-]+(?=:)))(?::(?P<port>[0-9]{1,5}))?")
 
 
 def _check_bare_ipv6(text: str, default_port: int | None) -> None:
@@ -174,8 +133,6 @@ def _check_bare_ipv6(text: str, default_port: int | None) -> None:
 
 
 def _is_ipv6(text: str) -> bool:
-    import ipaddress  # few need it
-
     try:
         ipaddress.IPv6Address(text)
     except ValueError:
@@ -206,15 +163,8 @@ def warn_of_loopback(host: str, port: int, config: RendezvousConfig, most_nodes:
     """Warn that a job of several nodes meets at an address that means another machine on each machine.
 
     It is not refused: agents of one machine find each other there.
-
-    Args:
-        host: of the endpoint.
-        port: of the endpoint.
-        config: what ``--rdzv-conf`` says. With a ``host_name`` a driver has chosen the endpoint.
-        most_nodes: of the job.
-        flag: which gives the endpoint.
     """
-    if most_nodes < 2 or config.values().get("host_name") is not None:
+    if most_nodes < 2 or config.values().get("host_name") is not None:  # a driver has chosen the endpoint
         return
     found = only_on_loopback(host)
     if host in {"localhost", *found}:

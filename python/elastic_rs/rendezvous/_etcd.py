@@ -5,17 +5,13 @@ Does not import torch.
 
 from __future__ import annotations
 
+import logging
+
 from elastic_rs import _elastic_rs
-from elastic_rs._log import Log
+from elastic_rs._elastic_rs import EtcdOptions, RendezvousConfig
+from elastic_rs._host_name import host_name
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from elastic_rs._elastic_rs import EtcdOptions
-    from elastic_rs.rendezvous._config import RendezvousConfig
-
-__all__ = ["etcd_of", "own_address"]
-
-logger = Log("elastic_rs.rendezvous")
+logger = logging.getLogger("elastic_rs.rendezvous")
 
 _RESOLVE_S = 5.0
 
@@ -38,21 +34,13 @@ def etcd_of(endpoint: str, config: RendezvousConfig, most_nodes: int) -> EtcdOpt
 
 
 def own_address(given: str | None, most_nodes: int, etcd: EtcdOptions) -> str:
-    """Return the address at which other nodes find this one, which nobody else can tell over etcd.
-
-    Args:
-        given: ``--local-addr``.
-        most_nodes: the maximum of ``--nnodes``.
-        etcd: where etcd is. This machine's address towards it is one that others can probably use.
-    """
+    """Return the address at which other nodes find this one, which nobody else can tell over etcd."""
     if given:
         return given
     if most_nodes == 1:
         return "127.0.0.1"
     address = etcd.source_address(timeout_s=_RESOLVE_S)
     if address is None:
-        from elastic_rs._host_name import host_name
-
         address = host_name(wait=True)
         logger.info(
             "other nodes find this one by its name `%s`: etcd at %s is on this machine, or its names have no address; "

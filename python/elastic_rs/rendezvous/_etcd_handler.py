@@ -18,12 +18,10 @@ from elastic_rs.rendezvous._launcher_handler import LauncherHandler, created
 from elastic_rs.rendezvous._protection import tunnel_protection
 
 if TYPE_CHECKING:
-    from torch._C._distributed_c10d import Store
     from torch.distributed.elastic.rendezvous import RendezvousParameters
 
     from elastic_rs._elastic_rs import Placement, Session
-
-__all__ = ["RustEtcdRendezvousHandler", "create_rust_etcd_handler"]
+    from elastic_rs._torch_private import Store
 
 STORE_TTL_S = 7200.0
 """How long the keys of PyTorch's agents live after they were written, as long as the state of the run."""
@@ -82,6 +80,6 @@ class RustEtcdRendezvousHandler(LauncherHandler):
         prefix = self._etcd.agents_store(self._run_id)
         return EtcdStore(_elastic_rs.EtcdClient(self._etcd), prefix, timeout, ttl=STORE_TTL_S)
 
-    def _agents_store(self, placement: Placement) -> Store:
+    def store_of(self, placement: Placement) -> Store:
         timeout = timedelta(seconds=self._config.read_timeout)
         return self._round_store(self._shared, placement.round, placement.world_size, timeout)

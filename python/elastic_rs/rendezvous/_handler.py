@@ -31,12 +31,10 @@ from elastic_rs.rendezvous._protection import protection, refuse_c10d
 from elastic_rs.store import TCPStore
 
 if TYPE_CHECKING:
-    from torch._C._distributed_c10d import Store
     from torch.distributed.elastic.rendezvous import RendezvousParameters
 
     from elastic_rs._elastic_rs import Host, Placement, RendezvousConfig, Session
-
-__all__ = ["DEFAULT_PORT", "RustC10dRendezvousHandler", "create_rust_c10d_handler"]
+    from elastic_rs._torch_private import Store
 
 
 def create_rust_c10d_handler(params: RendezvousParameters) -> RustC10dRendezvousHandler:
@@ -117,7 +115,7 @@ class RustC10dRendezvousHandler(LauncherHandler):
             reason = error.strerror or error
             raise RendezvousConnectionError(f"cannot host the coordinator at {host}:{port}: {reason}") from error
 
-    def _agents_store(self, placement: Placement) -> Store:
+    def store_of(self, placement: Placement) -> Store:
         refuse_c10d("PyTorch's agent")
         host, port = self._endpoint
         timeout = timedelta(seconds=self._config.read_timeout)

@@ -21,18 +21,11 @@ if TYPE_CHECKING:
 
     from torch.distributed.elastic.rendezvous import RendezvousParameters
 
-__all__ = ["LauncherHandler", "created"]
-
 H = TypeVar("H", bound="LauncherHandler")
 
 
 class LauncherHandler(NodeHandler):
-    """One node's handler, made of torchrun's parameters.
-
-    Args:
-        params: run id, endpoint, node counts and configuration, as torchrun passes them.
-        backend: whose keys the configuration has, ``rust-c10d`` or ``rust-etcd``.
-    """
+    """One node's handler, made of torchrun's parameters."""
 
     def __init__(self, params: RendezvousParameters, backend: str) -> None:
         if not params.run_id:

@@ -2,34 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 
 from elastic_rs import _elastic_rs
-from elastic_rs._log import Log
+from elastic_rs._elastic_rs import Host, Protection, RendezvousConfig
 from elastic_rs.rendezvous._config import means_all
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from elastic_rs._elastic_rs import Host, Protection
-    from elastic_rs.rendezvous._config import RendezvousConfig
-
-__all__ = ["claim", "shares_store", "warn_if_open", "why_not_host"]
-
-logger = Log("elastic_rs.rendezvous")
+logger = logging.getLogger("elastic_rs.rendezvous")
 
 
 def claim(
     host: str, port: int, config: RendezvousConfig, protected: Protection | None, *, uses_store: bool
 ) -> tuple[Host | None, str]:
     """Become the coordinator's host, if this process is to be. The second value says why it is not.
-
-    Args:
-        host: of the endpoint.
-        port: of the endpoint.
-        config: what ``--rdzv-conf`` says.
-        protected: how sessions are protected.
-        uses_store: the job uses the endpoint's store, which is bounded otherwise.
 
     Raises:
         OSError: this process was told to be it (``is_host=1``), and cannot.
@@ -38,7 +25,7 @@ def claim(
     if isinstance(claimed, str):
         logger.info("the coordinator at %s:%d is hosted elsewhere: %s", host, port, claimed)
         return None, claimed
-    from elastic_rs.observe._served import serve_pages  # most nodes are not the host
+    from elastic_rs._observe._served import serve_pages  # most nodes are not the host
 
     logger.info("this process hosts the coordinator at %s:%d", host, claimed.port)
     if means_all(host):
@@ -69,11 +56,6 @@ def shares_store() -> bool:
 
 
 def why_not_host(why: str, started: float) -> str:
-    """Return why this process did not host the coordinator when it started, for an error that comes later.
-
-    Args:
-        why: what :func:`claim` said.
-        started: when, as ``time.monotonic()`` tells it.
-    """
+    """Return why this process did not host the coordinator when it started, for an error that comes later."""
     ago = time.monotonic() - started
     return f"this process did not host the coordinator itself; when it started, {ago:.0f} s ago, the reason was: {why}"

@@ -21,6 +21,7 @@ from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousIn
 
 from elastic_rs import _elastic_rs
 from elastic_rs._host_name import host_name, spare_torch_the_wait, wait_for_readers
+from elastic_rs._torch_private import worker_group_of
 from elastic_rs.errors import RendezvousClosedError, RendezvousGracefulExitError
 from elastic_rs.rendezvous._node import shares_store
 from elastic_rs.rendezvous._round_store import RoundStore
@@ -30,12 +31,8 @@ if TYPE_CHECKING:
     from datetime import timedelta
     from types import FrameType
 
-    from torch._C._distributed_c10d import Store
-
-    from elastic_rs._elastic_rs import Failure, NodeOptions, Placement, Session, View
-    from elastic_rs.rendezvous._config import RendezvousConfig
-
-__all__ = ["NodeHandler"]
+    from elastic_rs._elastic_rs import Failure, NodeOptions, Placement, RendezvousConfig, Session, View
+    from elastic_rs._torch_private import Store
 
 logger = logging.getLogger("elastic_rs.rendezvous")
 
@@ -79,12 +76,6 @@ class NodeHandler(RendezvousHandler):
         """Serve an agent of ours: workers get their ranks with the place, and restarts are the job's.
 
         Call it before the session is first used.
-
-        Args:
-            role: of the workers.
-            local_world_size: their number.
-            max_restarts: the job's budget.
-            script: what they run, by which jobs without a run id are told from one another.
         """
         self._workers = (role, local_world_size, script)
         if self._config.job_counts:
@@ -104,11 +95,6 @@ class NodeHandler(RendezvousHandler):
     def config(self) -> RendezvousConfig:
         """Return the values of ``--rdzv-conf``."""
         return self._config
-
-    @property
-    def exit_barrier_timeout(self) -> float | None:
-        """How many seconds our agent waits for the other nodes' workers; None: for as long as they run."""
-        return self._config.exit_barrier_timeout
 
     @property
     def session(self) -> Session:
@@ -137,10 +123,6 @@ class NodeHandler(RendezvousHandler):
                 raise
             return view.cause
 
-    def store_of(self, placement: Placement) -> Store:
-        """Connect to the store that the agents share in this round."""
-        return self._agents_store(placement)
-
     def next_rendezvous(self) -> RendezvousInfo:
         """Take part in the next round and block until it has completed.
 
@@ -150,7 +132,7 @@ class NodeHandler(RendezvousHandler):
             RendezvousGracefulExitError: the job ended and this node, a spare, was not needed.
             RendezvousConnectionError: the coordinator cannot be reached.
         """
-        placement, store = self._join(self._agents_store)
+        placement, store = self._join(self.store_of)
         bootstrap = RendezvousStoreInfo(placement.master_addr, placement.master_port)
         return RendezvousInfo(store, placement.rank, placement.world_size, bootstrap)
 
@@ -258,8 +240,8 @@ class NodeHandler(RendezvousHandler):
         """How things stand."""
         return self.session.view()
 
-    def _agents_store(self, placement: Placement) -> Store:
-        """Return the store that the agents share in this round."""
+    def store_of(self, placement: Placement) -> Store:
+        """Connect to the store that the agents share in this round."""
         raise NotImplementedError
 
     def _round_store(self, store: Store, number: int, world_size: int, timeout: timedelta) -> Store:
@@ -328,5 +310,5 @@ def _say_goodbye_at_exit(handler: NodeHandler) -> None:
 def _agent_without_success(called: FrameType | None) -> bool:
     """Whether an agent of torch 2.6 calls, which does so before its launcher knows that workers have failed."""
     caller = called.f_back if called else None
-    group = getattr(caller.f_locals.get("self"), "_worker_group", None) if caller else None
+    group = worker_group_of(caller.f_locals.get("self")) if caller else None
     return group is not None and group.state != WorkerState.SUCCEEDED

@@ -2,27 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
 
 from elastic_rs import _elastic_rs
-from elastic_rs._log import Log
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from elastic_rs._elastic_rs import Certificates, Protection, RendezvousConfig
-
-__all__ = [
-    "TLS_CERT",
-    "TLS_VARIABLES",
-    "TOKEN_FILE",
-    "certificates",
-    "decided",
-    "give",
-    "named",
-    "protection",
-    "refuse_c10d",
-    "tunnel_protection",
-]
+from elastic_rs._elastic_rs import Certificates, Protection, RendezvousConfig
 
 TOKEN_FILE = "ELASTIC_RS_TOKEN_FILE"  # noqa: S105 - a name
 """Names the file with the job's token."""
@@ -34,7 +18,7 @@ TLS_SPIFFE_ID = "ELASTIC_RS_TLS_SPIFFE_ID"
 TLS_VARIABLES = (TLS_CERT, TLS_KEY, TLS_CA, TLS_SPIFFE_ID)
 """All that say which certificates there are."""
 
-logger = Log("elastic_rs.rendezvous")
+logger = logging.getLogger("elastic_rs.rendezvous")
 
 _given: str | None = None
 
@@ -101,9 +85,7 @@ def decided(config: RendezvousConfig, *, own_store: bool) -> RendezvousConfig:
 
     All nodes of a job have the same secret, so they decide alike. Logs a warning if it cannot protect the store.
 
-    Args:
-        config: what ``--rdzv-conf`` says.
-        own_store: each round has a store, which the agent of rank 0's node serves.
+    With an ``own_store`` each round has a store, which the agent of rank 0's node serves.
     """
     if config.store_tunnel is not None:
         return config
@@ -119,10 +101,6 @@ def decided(config: RendezvousConfig, *, own_store: bool) -> RendezvousConfig:
 def tunnel_protection(config: RendezvousConfig, *, own_store: bool) -> Protection | None:
     """Return by what agents know each other that tunnel their workers' connections. None: they do not.
 
-    Args:
-        config: whether they are to, as :func:`decided`, and which machines may connect to the workers' store.
-        own_store: each round has a store, which the agent of rank 0's node serves.
-
     Raises:
         ValueError: the store cannot be protected as ``config`` wants it; the message says why.
     """
@@ -133,9 +111,6 @@ def tunnel_protection(config: RendezvousConfig, *, own_store: bool) -> Protectio
 
 def refuse_c10d(what: str) -> None:
     """Refuse what needs the endpoint's store, if sessions are protected: such an endpoint has none.
-
-    Args:
-        what: what the user has asked for.
 
     Raises:
         ValueError: they are.

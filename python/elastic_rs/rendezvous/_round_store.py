@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from torch._C._distributed_c10d import PrefixStore, Store
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+from elastic_rs._torch_private import PrefixStore, Store
 
 # Prefixes of the keys of `SimpleElasticAgent._assign_worker_ranks` in torch.
 ROLE_INFO = "torchelastic/role_info/"

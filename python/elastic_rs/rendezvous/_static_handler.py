@@ -6,14 +6,12 @@ from typing import TYPE_CHECKING
 
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 
-from elastic_rs.integration._plugin import with_agent
+from elastic_rs._integration._plugin import with_agent
 from elastic_rs.rendezvous._handler import RustC10dRendezvousHandler
 from elastic_rs.rendezvous._launcher_handler import created
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.rendezvous import RendezvousHandler
-
-__all__ = ["StaticRendezvousHandler", "create_static_handler"]
 
 
 class StaticRendezvousHandler(RustC10dRendezvousHandler):
@@ -34,10 +32,7 @@ class StaticRendezvousHandler(RustC10dRendezvousHandler):
 def create_static_handler(params: RendezvousParameters, *, host: str, port: int) -> RendezvousHandler:
     """Create a handler from what torchrun was given, as it passes it to its own handler of this name.
 
-    Args:
-        params: the parameters. Their endpoint has no brackets around an IPv6 address.
-        host: of the endpoint.
-        port: of the endpoint.
+    The endpoint of these parameters has no brackets around an IPv6 address, so it is given apart.
     """
     config = dict(params.config)
     rank = config.pop("rank")

@@ -8,33 +8,42 @@ from __future__ import annotations
 import sys
 
 try:
+    import argparse
+    import contextlib
+    import logging
     import os
     import time
+    from collections.abc import Callable, Sequence
+    from typing import TYPE_CHECKING
 
-    from elastic_rs._log import Log, show_logs_if_asked
+    from elastic_rs import _elastic_rs
+    from elastic_rs._elastic_rs import Launched, LaunchOptions, Protection, Signals
+    from elastic_rs._logging import show_logs_if_asked
     from elastic_rs._terminal import error_line, shows_colours
+    from elastic_rs.rendezvous import _protection
+    from elastic_rs.rendezvous._config import warn_of_loopback, warn_of_no_endpoint
+    from elastic_rs.rendezvous._etcd import own_address
+    from elastic_rs.rendezvous._node import claim, shares_store, why_not_host
+    from elastic_rs.run import _cpus, _options, _script
+    from elastic_rs.run._flags import parse, warn_of_variables
+    from elastic_rs.run._host_flags import is_driver
+    from elastic_rs.run._options import Rendezvous
+    from elastic_rs.run._path import record
+    from elastic_rs.run._script import NoScriptError, other_environment
     from elastic_rs.run._usage import PROG, UsageError, fail
 except KeyboardInterrupt:
     # As in `main`, which is not defined yet.
     raise SystemExit(130) from None
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Callable, Sequence
-
-    from elastic_rs._elastic_rs import Launched, LaunchOptions, Protection, Signals
     from elastic_rs.discovery import HostDiscovery
-    from elastic_rs.run._options import Rendezvous
 
 __all__ = ["main"]
 
-logger = Log("elastic_rs.run")
+logger = logging.getLogger("elastic_rs.run")
 
 FAILED = 1
 INTERRUPTED = 130
-LACKS_SCRIPT = "lacks_script"
-"""Attribute of what a driver has parsed: it has not found the script either."""
 
 
 def _tell_nobody(_: str) -> None:
@@ -46,7 +55,6 @@ def main(
     *,
     discovery: HostDiscovery | None = None,
     told: Callable[[str], None] = _tell_nobody,
-    parsed: argparse.Namespace | None = None,
 ) -> int:
     """Run the workers of one node until the job has ended, or check the node (``doctor``), and return the exit code.
 
@@ -60,49 +68,35 @@ def main(
         discovery: finds the hosts, instead of ``-H`` and the like.
         told: for an agent that a driver has started. If this node gets so far, it is called with ``accepted``, and then
             with :attr:`elastic_rs._elastic_rs.Launched.outcome`; or with ``refused`` if no other node can do better
-            with this command line, or ``lacks_script`` if neither this node nor the driver has the script. Such an
-            agent ends well if it joins after the job has succeeded. For any other node that is an error, as for
-            torchrun.
-        parsed: the same command line, if the driver has parsed it.
+            with this command line, or ``lacks_script`` if this node does not have the script. Such an agent ends well
+            if it joins after the job has succeeded. For any other node that is an error, as for torchrun.
     """
     argv = sys.argv[1:] if args is None else list(args)
     try:
-        return _run(argv, discovery, told, parsed)
+        return _run(argv, discovery, told)
     except UsageError as error:
-        from elastic_rs.run._script import NoScriptError
-
         if error.everywhere:
             told("refused")
-        elif isinstance(error, NoScriptError) and getattr(parsed, LACKS_SCRIPT, False):
-            told(LACKS_SCRIPT)
+        elif isinstance(error, NoScriptError):
+            told("lacks_script")
         fail(str(error), hint=error.hint)
     except KeyboardInterrupt:
         # Before the core has taken the signals, or after it has given them back.
         return INTERRUPTED
 
 
-def _run(
-    argv: Sequence[str],
-    discovery: HostDiscovery | None,
-    told: Callable[[str], None],
-    parsed: argparse.Namespace | None,
-) -> int:
+def _run(argv: Sequence[str], discovery: HostDiscovery | None, told: Callable[[str], None]) -> int:
     if argv[:1] == ["doctor"]:
-        from elastic_rs import doctor
+        from elastic_rs import _doctor
 
-        return doctor.main(argv[1:])
-    args = parsed
-    if args is None:
-        from elastic_rs.run._flags import parse
-
-        args = parse(argv)
+        return _doctor.main(argv[1:])
+    args = parse(argv)
     show_logs_if_asked()
-    if parsed is None:
-        from elastic_rs.run._flags import warn_of_variables
-
+    is_driven = told is not _tell_nobody
+    if not is_driven:  # else the driver has warned
         warn_of_variables()
     try:
-        return _start(argv, args, discovery, told, is_parsed=parsed is not None)
+        return _start(argv, args, discovery, told, is_driven=is_driven)
     except UsageError as error:
         error.name_variables(args.variables)
         raise
@@ -114,24 +108,16 @@ def _start(
     discovery: HostDiscovery | None,
     told: Callable[[str], None],
     *,
-    is_parsed: bool,
+    is_driven: bool,
 ) -> int:
     """Do what a command line says that has been parsed."""
-    from elastic_rs import _elastic_rs
-    from elastic_rs.rendezvous._config import warn_of_loopback, warn_of_no_endpoint
-    from elastic_rs.run import _cpus, _options, _script
-    from elastic_rs.run._script import other_environment
-
     _cpus.check_omp_threads(args.omp_threads)
-    if not is_parsed:
-        from elastic_rs.run._host_flags import is_driver
+    if not is_driven and is_driver(args, discovers=discovery is not None):
+        from elastic_rs.run._driver import drive
 
-        if is_driver(args, discovers=discovery is not None):
-            from elastic_rs.run._driver import drive
-
-            if text := other_environment(no_python=args.no_python):
-                logger.warning("%s", text)
-            return drive(argv, args, discovery)
+        if text := other_environment(no_python=args.no_python):
+            logger.warning("%s", text)
+        return drive(argv, args, discovery)
     if why := _options.why_torch(args):
         from elastic_rs.run._torch import hand_over
 
@@ -142,10 +128,10 @@ def _start(
     handled = _elastic_rs.Signals(
         _options.signals_of(args.signals_to_handle),
         named=args.signals_named,
-        driven=told is not _tell_nobody,
+        driven=is_driven,
     )
     _script.check(args)
-    if not is_parsed and (text := other_environment(no_python=args.no_python)):
+    if not is_driven and (text := other_environment(no_python=args.no_python)):
         logger.warning("%s", text)
     protected = _protected(meeting, alone=_options.is_alone(args, meeting.nodes))
     if not meeting.fixed and meeting.etcd is None and not args.rdzv_endpoint:
@@ -160,10 +146,6 @@ def _start(
 
 def _protected(meeting: Rendezvous, *, alone: bool) -> Protection | None:
     """Return how sessions with the coordinator are protected. Decides the ``store_tunnel`` of ``meeting``."""
-    from elastic_rs import _elastic_rs
-    from elastic_rs.rendezvous import _protection
-    from elastic_rs.rendezvous._node import shares_store
-
     try:
         if alone or (meeting.port == 0 and meeting.nodes[1] == 1 and meeting.etcd is None):
             # Only other users of this machine could reach the coordinator.
@@ -195,9 +177,6 @@ def _take_part(
     protected: Protection | None,
 ) -> int:
     """Meet the other nodes, run the workers, and return the exit code."""
-    from elastic_rs import _elastic_rs
-    from elastic_rs.rendezvous._node import claim, shares_store, why_not_host
-
     config, etcd, where = meeting.config, meeting.etcd, f"{meeting.host}:{meeting.port}"
     started = time.monotonic()
     host, why = None, ""
@@ -205,8 +184,6 @@ def _take_part(
         if etcd is None:
             host, why = claim(meeting.host, meeting.port, config, protected, uses_store=meeting.fixed)
         else:
-            from elastic_rs.rendezvous._etcd import own_address
-
             local_addr = own_address(local_addr, meeting.nodes[1], etcd)
     except OSError as error:
         return _cannot(
@@ -275,14 +252,7 @@ def _prepare_environment(args: argparse.Namespace) -> None:
 
 
 def _told(launched: Launched, entrypoint: str, hint: str, *, driven: bool) -> int:
-    """Report how the job ended, and return the exit code.
-
-    Args:
-        launched: how it ended.
-        entrypoint: the name of the workers' program.
-        hint: for a coordinator that could not be reached.
-        driven: a driver has started this agent.
-    """
+    """Report how the job ended, and return the exit code."""
     match launched.outcome:
         case "succeeded":
             return 0
@@ -315,10 +285,6 @@ def _told(launched: Launched, entrypoint: str, hint: str, *, driven: bool) -> in
 def _cannot(kind: str, text: str) -> int:
     """Report why this node cannot go on, with the name of torchrun's exception."""
     sys.stderr.write(error_line(PROG, f"{kind}: {text}\n"))
-    try:
-        from elastic_rs.run._path import record
-
+    with contextlib.suppress(OSError):  # if no descriptor is left, imports fail too
         record(f"{kind}: {text}", "")
-    except OSError:
-        pass  # if no descriptor is left, imports fail too
     return FAILED

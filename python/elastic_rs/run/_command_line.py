@@ -8,15 +8,16 @@ Does not import torch, so that ``--help`` and errors come at once.
 from __future__ import annotations
 
 import argparse
+import difflib
 import os
+import textwrap
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
 
+from elastic_rs.rendezvous._config import RUST_C10D, RUST_ETCD, shown_defaults
 from elastic_rs.run._foreign import instead_of
 from elastic_rs.run._usage import UsageError
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
-    from typing import Any, NoReturn
 
 
 class PrintCompletion(argparse.Action):
@@ -37,12 +38,12 @@ def shtab_if_installed() -> Any:
     return shtab
 
 
+@dataclass(frozen=True)
 class Flag:
     """A flag, as far as it must be known to find SCRIPT behind the flags.
 
-    Args:
-        name: its spelling in help and errors.
-        others: its other spellings.
+    Attributes:
+        names: its spellings.
         dest: its attribute of the parsed command line.
         values: how many words it takes.
         variable: the variable that sets it, if one does.
@@ -50,39 +51,30 @@ class Flag:
         instead: for a switch: the flag to use for a value.
     """
 
-    def __init__(
-        self,
-        name: str,
-        others: Sequence[str],
-        dest: str,
-        *,
-        values: int,
-        variable: str | None,
-        own: bool,
-        instead: str | None,
-    ) -> None:
-        self.name = name
-        self.names = (name, *others)
-        self.dest = dest
-        self.values = values
-        self.variable = variable
-        self.own = own
-        self.instead = instead
+    names: Sequence[str]
+    dest: str
+    values: int
+    variable: str | None
+    own: bool
+    instead: str | None
+
+    @property
+    def name(self) -> str:
+        """Its spelling in help and errors."""
+        return self.names[0]
 
 
+@dataclass
 class CommandLine:
     """A command line that is split at SCRIPT.
 
     Attributes:
         flags: the flags in their order, each with its words. Flags have their full names there.
-        script: SCRIPT. None if there is none.
-        rest: SCRIPT's arguments.
     """
 
-    def __init__(self) -> None:
-        self.flags: list[tuple[Flag, list[str]]] = []
-        self.script: str | None = None
-        self.rest: list[str] = []
+    flags: list[tuple[Flag, list[str]]] = field(default_factory=list)
+    script: str | None = None
+    rest: list[str] = field(default_factory=list)
 
     def words(self, *, without: Collection[str] = ()) -> list[str]:
         """Return the words of the flags, except those whose attribute is in ``without``."""
@@ -147,9 +139,7 @@ class Section:
         action = self._group.add_argument(*spelled, **kwargs)
         values = action.nargs if isinstance(action.nargs, int) else 1
         others = [other for other in (f"--{_dest(name)}", short) if other and other != name]
-        self._parser.add_flag(
-            Flag(name, others, action.dest, values=values, variable=variable, own=own, instead=instead)
-        )
+        self._parser.add_flag(Flag((name, *others), action.dest, values, variable, own, instead))
 
 
 def _dest(name: str) -> str:
@@ -161,12 +151,7 @@ def _variable(name: str) -> str:
 
 
 class Parser(argparse.ArgumentParser):
-    """The flags, and what help says.
-
-    Args:
-        shown: the attributes of the flags that help lists. All if None.
-        kwargs: as argparse's.
-    """
+    """The flags, and what help says."""
 
     def __init__(self, *, shown: Collection[str] | None = None, **kwargs: Any) -> None:
         super().__init__(allow_abbrev=False, add_help=False, **kwargs)
@@ -177,7 +162,6 @@ class Parser(argparse.ArgumentParser):
         general.plain("--help", short="-h", action="help", help="show this help message and exit")
 
     def section(self, title: str) -> Section:
-        """Add a group of flags."""
         return Section(self, self.add_argument_group(title))
 
     def shows(self, dest: str) -> bool:
@@ -188,7 +172,6 @@ class Parser(argparse.ArgumentParser):
         self.flags |= dict.fromkeys(flag.names, flag)
 
     def all(self) -> Iterator[Flag]:
-        """Each flag once."""
         return iter({id(flag): flag for flag in self.flags.values()}.values())
 
     def split(self, argv: Sequence[str]) -> CommandLine:
@@ -258,8 +241,6 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(f"{flag.name} takes no value, and `{word}` gives it one{hint}")
 
     def _unknown(self, flag: str) -> str:
-        import difflib
-
         names = [name for name in self.flags if name.startswith("--")]
         # Short names resemble too many others: a script's `--lr` is near `--role`.
         near = difflib.get_close_matches(flag, names, n=1, cutoff=0.7)
@@ -267,15 +248,9 @@ class Parser(argparse.ArgumentParser):
         return f"unknown flag `{flag}`: {hint}"
 
     def format_help(self) -> str:
-        import textwrap
-        from functools import partial
-
-        from elastic_rs.rendezvous._config import RUST_C10D, RUST_ETCD, shown_defaults  # which nothing else here needs
-
         def filled(text: str) -> str:
             return textwrap.fill(text, 110, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
 
-        self.formatter_class = partial(Help, width=None)  # that of the terminal
         keys = [shown_defaults(), *(f"with {name}: {shown_defaults(name)}" for name in (RUST_C10D, RUST_ETCD))]
         text = "\n".join(map(filled, keys))
         return f"{super().format_help()}\nkeys of --rdzv-conf and their defaults, times in seconds:\n{text}\n"
@@ -307,9 +282,8 @@ def _is_number(word: str) -> bool:
 
 
 class Help(argparse.RawDescriptionHelpFormatter):
-    def __init__(self, prog: str, width: int | None = 100) -> None:
-        # argparse makes one for each flag, and imports `shutil` for a terminal's width.
-        super().__init__(prog, max_help_position=34, width=width)
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=34)
 
 
 def whole(text: str) -> int:
@@ -345,8 +319,6 @@ def variables_without_effect(made: Parser) -> Iterator[str]:
 
 
 def _near(name: str, known: Collection[str]) -> str | None:
-    import difflib
-
     name = name.upper().replace("-", "_")
     longer = sorted(other for other in known if other.startswith(name) or name.startswith(f"{other}_"))
     # Without the prefix, which all have.

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
+from pathlib import Path
 
-from elastic_rs._log import Log
 from elastic_rs.run._usage import UsageError
 
-__all__ = ["allowed_cpus", "check_omp_threads", "set_omp_threads", "usable_cpus"]
-
-logger = Log("elastic_rs.agent")
+logger = logging.getLogger("elastic_rs.agent")
 
 FLAG = "--omp-threads"
 VARIABLE = "OMP_NUM_THREADS"
@@ -22,12 +21,7 @@ def allowed_cpus() -> int:
 
 
 def usable_cpus(proc: str = "/proc/self/cgroup", root: str = "/sys/fs/cgroup") -> int:
-    """Return how many CPUs this process can keep busy: its affinity, or the quota of its cgroups if that is less.
-
-    Args:
-        proc: the file that names this process's cgroups.
-        root: where cgroups are mounted.
-    """
+    """Return how many CPUs this process can keep busy: its affinity, or the quota of its cgroups if that is less."""
     return max(1, min([allowed_cpus(), *_quotas(proc, root)]))
 
 
@@ -61,7 +55,7 @@ def _quota(folder: str, version: int) -> list[int]:
 
 
 def _read(path: str) -> str:
-    with contextlib.suppress(OSError), open(path, encoding="utf-8", errors="replace") as file:  # noqa: PTH123 - pathlib costs more than all else here
+    with contextlib.suppress(OSError), Path(path).open(encoding="utf-8", errors="replace") as file:
         return file.read(65536)
     return ""
 
@@ -81,12 +75,7 @@ def check_omp_threads(given: str | None) -> None:
 
 
 def set_omp_threads(given: str | None, workers: int) -> None:
-    """Set ``OMP_NUM_THREADS`` for this node's workers. Without the flag: to 1 for several workers, as torchrun does.
-
-    Args:
-        given: the flag's value, which :func:`check_omp_threads` has seen, or None.
-        workers: how many workers this node has.
-    """
+    """Set ``OMP_NUM_THREADS`` for this node's workers. Without the flag: to 1 for several workers, as torchrun does."""
     if given is None and (VARIABLE in os.environ or workers <= 1):
         return
     cpus = usable_cpus()

@@ -15,8 +15,6 @@ from elastic_rs._python import arguments
 from elastic_rs.run._cpus import allowed_cpus
 from elastic_rs.run._usage import UsageError
 
-__all__ = ["count_of"]
-
 FLAG = "--nproc-per-node"
 # Devices of accelerators that NVIDIA's driver does not know: AMD's, Intel's, and the kernel's class "accel".
 OTHERS = ("/dev/kfd", "/dev/dri/renderD128", "/dev/accel", "/dev/davinci0")
@@ -53,7 +51,7 @@ def _gpus(kind: str) -> int:
         count, why, unknown = 0, str(error), False
     if count > 0:
         return count
-    if unknown or any(os.path.exists(path) for path in OTHERS):  # noqa: PTH110 - pathlib costs more than all else here
+    if unknown or any(os.path.exists(path) for path in OTHERS):  # noqa: PTH110 - False on any error
         try:
             return _ask_torch(kind)
         except UsageError:

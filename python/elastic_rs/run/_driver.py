@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import json
+import logging
 import math
 import os
 import shlex
+import signal
 import sys
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from elastic_rs import _elastic_rs, _python
-from elastic_rs._hosted import command_line, script_of
-from elastic_rs._log import Log, ready
+from elastic_rs._elastic_rs import Driver, Host, Protection, Signals
+from elastic_rs._hosted import command_line
+from elastic_rs._observe._served import serve_pages
 from elastic_rs._terminal import error_line, print_line
-from elastic_rs.discovery._sources import DiscoveryError, FileHosts, FixedHosts, HostDiscovery, HostDiscoveryScript
-from elastic_rs.observe._served import serve_pages
+from elastic_rs.discovery._programs import DiscoveryError
+from elastic_rs.discovery._sources import FileHosts, FixedHosts, HostDiscovery, HostDiscoveryScript
 from elastic_rs.rendezvous._config import (
     DEFAULT_PORT,
     RUST_C10D,
@@ -24,22 +31,12 @@ from elastic_rs.rendezvous._config import (
 )
 from elastic_rs.rendezvous._node import shares_store
 from elastic_rs.rendezvous._protection import certificates, decided, protection
-from elastic_rs.run import LACKS_SCRIPT, _options, _script
-from elastic_rs.run._flags import parse, split
+from elastic_rs.run import _options, _script
+from elastic_rs.run._flags import split
 from elastic_rs.run._host_flags import DEFAULTS, FLAGS, VARIABLES
 from elastic_rs.run._usage import PROG, UsageError
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Mapping, Sequence
-    from typing import Any
-
-    from elastic_rs._elastic_rs import Driver, Host, Protection, Signals
-
-__all__ = ["drive"]
-
-logger = Log("elastic_rs.run")
+logger = logging.getLogger("elastic_rs.run")
 
 FAILED = 1
 NOT_VALID = 2
@@ -66,11 +63,6 @@ OF_A_SESSION = ("SSH_", "XDG_", "DBUS_", "BASH_FUNC_")
 
 def drive(argv: Sequence[str], args: argparse.Namespace, given: HostDiscovery | None = None) -> int:
     """Run a job on hosts until it has ended, and return the exit code.
-
-    Args:
-        argv: the command line.
-        args: what it says.
-        given: finds the hosts, if no flag does.
 
     Raises:
         UsageError: the command line is not valid.
@@ -211,13 +203,7 @@ def _fixed(discovery: HostDiscovery) -> dict[str, int] | None:
 
 
 def _named(text: str, slots: int, given: int | None) -> HostDiscovery:
-    """Read ``--host-discovery``.
-
-    Args:
-        text: its value.
-        slots: of a host without a number.
-        given: the same, if a flag says it.
-    """
+    """Read ``--host-discovery``. A host without a number has so many slots, which a flag may have given."""
     from elastic_rs.discovery import DnsHosts, SlurmHosts
 
     kind, colon, rest = text.partition(":")
@@ -232,7 +218,6 @@ def _named(text: str, slots: int, given: int | None) -> HostDiscovery:
         raise UsageError(f"--host-discovery is `{text}`: {error}") from None
     if not colon or not kind or not rest:
         raise UsageError(f"--host-discovery is `{text}`, must be slurm, dns:NAME, file:PATH or MODULE:CLASS")
-    ready()  # a module of the user's may change what `logging` shows
     sys.path.insert(0, "")  # the current folder
     try:
         made = getattr(importlib.import_module(kind), rest)()
@@ -343,14 +328,10 @@ def _job(
     protected: Protection,
 ) -> str:
     """Return the job as every agent gets it: one line of JSON."""
-    import signal
-    import uuid
-
     run_id = str(uuid.uuid4()) if args.rdzv_id in {"", "none"} else args.rdzv_id
+    left_out = {*OF_A_LOGIN, *VARIABLES}
     env = {
-        name: value
-        for name, value in os.environ.items()
-        if name not in OF_A_LOGIN and not name.startswith(OF_A_SESSION)
+        name: value for name, value in os.environ.items() if name not in left_out and not name.startswith(OF_A_SESSION)
     }
     script = [args.training_script, *args.training_script_args]
     flags = [*flags, "--rdzv-backend=c10d", f"--rdzv-id={run_id}"]
@@ -358,11 +339,8 @@ def _job(
         {
             "cwd": os.getcwd(),  # noqa: PTH109 - as the shell has it
             "env": env,
-            "without": VARIABLES,
             "flags": flags,
-            # Each agent would need as long to import a parser as all else.
-            "parsed": vars(parse([*flags, *script_of(script)])),
-            LACKS_SCRIPT: bool(_script.why_not(args)),
+            "lacks_script": bool(_script.why_not(args)),
             "conf": conf,
             "endpoint": endpoint,
             "detach": args.detach,

@@ -1,14 +1,15 @@
 """The flags of ``elastic-run``: torchrun's, with the same spellings, defaults, choices and ``PET_*`` variables.
 
-Only ``--help`` needs the core, for the keys of ``--rdzv-conf``; nothing here needs torch.
+Nothing here needs torch.
 """
 
 from __future__ import annotations
 
 import argparse
+import logging
 import os
+from collections.abc import Collection, Sequence
 
-from elastic_rs._log import Log
 from elastic_rs.run._command_line import (
     CommandLine,
     Help,
@@ -24,13 +25,7 @@ from elastic_rs.run._command_line import (
 from elastic_rs.run._host_flags import add_host_flags
 from elastic_rs.run._usage import PROG, UsageError
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
-
-__all__ = ["parse", "parser", "split", "warn_of_variables"]
-
-logger = Log("elastic_rs.run")
+logger = logging.getLogger("elastic_rs.run")
 
 USAGE = f"{PROG} [flags] SCRIPT [the script's arguments]"
 
@@ -75,11 +70,6 @@ def parse(args: Sequence[str], made: Parser | None = None, *, needs_script: bool
 
     The result also has ``variables``: the ``PET_*`` variables that are in effect, and the flags that each sets.
 
-    Args:
-        args: the command line.
-        made: the parser, if not an unmodified :func:`parser`.
-        needs_script: a command line without SCRIPT is refused.
-
     Raises:
         UsageError: the command line or a ``PET_*`` variable is not valid.
     """
@@ -101,12 +91,10 @@ def parse(args: Sequence[str], made: Parser | None = None, *, needs_script: bool
 
 
 def split(args: Sequence[str]) -> CommandLine:
-    """Split a command line at SCRIPT."""
     return parser().split(args)
 
 
 def warn_of_variables() -> None:
-    """Warn of ``PET_*`` variables that seem to be misspelt."""
     if any(name.startswith("PET_") for name in os.environ):
         for text in variables_without_effect(parser()):
             logger.warning("%s", text)
@@ -115,14 +103,7 @@ def warn_of_variables() -> None:
 def parser(
     usage: str = USAGE, description: str = DESCRIPTION, epilog: str = EPILOG, shown: Collection[str] | None = None
 ) -> Parser:
-    """Make the parser. Defaults come from the environment as it is now.
-
-    Args:
-        usage: the first line of help.
-        description: of the command.
-        epilog: the end of help.
-        shown: the attributes of the flags that help lists. All if None.
-    """
+    """Make the parser. Defaults come from the environment as it is now."""
     made = Parser(shown=shown, prog=PROG, usage=usage, description=description, epilog=epilog, formatter_class=Help)
     _add_size(made.section("size of the job"))
     add_host_flags(made.section("hosts on which this command starts agents itself, by ssh"))

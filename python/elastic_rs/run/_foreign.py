@@ -6,8 +6,6 @@ be ``-h`` with an argument.
 
 from __future__ import annotations
 
-__all__ = ["instead_of"]
-
 _TOTAL = (
     "it is the number of all workers. Here hosts say it, `-H HOST:SLOTS,...`, or `--nproc-per-node` on one node; "
     "`--min-np` and `--max-np` are the bounds if hosts change"

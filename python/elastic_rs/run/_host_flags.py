@@ -3,18 +3,11 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
+from typing import Any
 
-from elastic_rs.run._command_line import seconds, whole
+from elastic_rs.run._command_line import Section, seconds, whole
 from elastic_rs.run._usage import UsageError
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
-
-    from elastic_rs.run._command_line import Section
-
-__all__ = ["DEFAULTS", "FLAGS", "NUMBERS", "VARIABLES", "add_host_flags", "is_driver"]
 
 SOURCES = ("hosts", "hostfile", "host_discovery_script", "host_discovery")
 """The flags that name hosts, as attributes. One of them makes the command a driver."""
@@ -40,7 +33,6 @@ NUMBERS: dict[str, Callable[[str], Any]] = {
 
 
 def add_host_flags(section: Section) -> None:
-    """Add the flags to a parser's section."""
 
     def add(name: str, **kwargs: Any) -> None:
         section.flag(name, own=True, type=NUMBERS.get(name[2:].replace("-", "_")), **kwargs)

@@ -6,11 +6,18 @@ Facts: ``config_from_args`` and ``run`` in ``torch/distributed/run.py``, ``Launc
 
 from __future__ import annotations
 
+import argparse
+import difflib
+import logging
 import os
+import signal
 import sys
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
 
-from elastic_rs import _elastic_rs
-from elastic_rs._log import Log
+from elastic_rs import _elastic_rs, _python
+from elastic_rs._elastic_rs import EtcdOptions, LaunchOptions, LogOptions, RendezvousConfig, Streams
 from elastic_rs._numa import cpus_of
 from elastic_rs.rendezvous._config import (
     DEFAULT_PORT,
@@ -18,32 +25,17 @@ from elastic_rs.rendezvous._config import (
     MAX_NODES,
     RUST_C10D,
     RUST_ETCD,
-    RendezvousConfig,
     check_host,
     config_of,
     parse_conf,
     parse_endpoint,
 )
+from elastic_rs.rendezvous._etcd import etcd_of
+from elastic_rs.run import _path
+from elastic_rs.run._devices import count_of
 from elastic_rs.run._usage import CommandLineError, UsageError
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    import argparse
-
-    from elastic_rs._elastic_rs import EtcdOptions, LaunchOptions, LogOptions, Streams
-
-__all__ = [
-    "Rendezvous",
-    "is_alone",
-    "launch_options_of",
-    "local_addr_of",
-    "nodes_of",
-    "rendezvous_of",
-    "warm_modules_of",
-    "why_torch",
-]
-
-logger = Log("elastic_rs.run")
+logger = logging.getLogger("elastic_rs.run")
 
 STATIC_PORT = 29500
 STATIC_TIMEOUT_S = 900.0
@@ -56,42 +48,25 @@ MAX_SECONDS = 315_360_000
 """Ten years: what the core accepts."""
 
 
+@dataclass
 class Rendezvous:
     """Where and how nodes meet.
 
     Args:
-        run_id: the job's name.
-        host: of the endpoint.
-        port: of the endpoint.
-        nodes: fewest and most.
-        config: what ``--rdzv-conf`` says.
         fixed: ranks are those of ``--node-rank``, and the workers' master is this endpoint.
         etcd: nodes meet over etcd. ``host`` and ``port`` mean nothing then.
     """
 
-    # No dataclass: `dataclasses` imports `inspect`, which takes longer than all else here.
-    def __init__(
-        self,
-        run_id: str,
-        host: str,
-        port: int,
-        nodes: tuple[int, int],
-        config: RendezvousConfig,
-        *,
-        fixed: bool = False,
-        etcd: EtcdOptions | None = None,
-    ) -> None:
-        self.run_id = run_id
-        self.host = host
-        self.port = port
-        self.nodes = nodes
-        self.config = config
-        self.fixed = fixed
-        self.etcd = etcd
+    run_id: str
+    host: str
+    port: int
+    nodes: tuple[int, int]
+    config: RendezvousConfig
+    fixed: bool = False
+    etcd: EtcdOptions | None = None
 
 
 def nodes_of(text: str) -> tuple[int, int]:
-    """Read ``--nnodes``: fewest and most."""
     try:
         counts = [int(count) for count in text.split(":")]
     except ValueError:
@@ -135,8 +110,6 @@ def rendezvous_of(args: argparse.Namespace) -> Rendezvous:
             raise CommandLineError(
                 f"--standalone is given and --nnodes is `{args.nnodes}`, must be 1: others cannot find this node"
             )
-        import uuid
-
         return Rendezvous(str(uuid.uuid4()), "localhost", 0, nodes, config)
     if not args.rdzv_id:
         raise CommandLineError("--rdzv-id is empty, must be the job's name, the same on every node")
@@ -158,8 +131,6 @@ def rendezvous_of(args: argparse.Namespace) -> Rendezvous:
             config = config.replace(join_timeout=STATIC_TIMEOUT_S)
         return _static(args, nodes[1], config)
     if over_etcd:
-        from elastic_rs.rendezvous._etcd import etcd_of
-
         try:
             etcd = etcd_of(args.rdzv_endpoint, config, nodes[1])
         except ValueError as error:
@@ -208,20 +179,15 @@ def _static(args: argparse.Namespace, count: int, config: RendezvousConfig) -> R
 
 
 def _unknown_backend(name: str) -> str:
-    import difflib
-
     near = difflib.get_close_matches(name, BACKENDS, n=1)
     hint = f"; did you mean `{near[0]}`?" if near else "; torchrun can use those of other packages"
     return f"--rdzv-backend is `{name}`, must be c10d or rust-c10d, etcd or rust-etcd, or static{hint}"
 
 
 def workers_of(text: str) -> int:
-    """Read ``--nproc-per-node``: how many workers this node has."""
     try:
         count = int(text)
     except ValueError:
-        from elastic_rs.run._devices import count_of
-
         return count_of(text)
     if not 0 < count <= MAX_WORKERS:
         raise CommandLineError(f"--nproc-per-node is `{text}`, must be from 1 to {MAX_WORKERS}, or auto, cpu, gpu, xpu")
@@ -277,7 +243,7 @@ def warm_of(modules: str | None, command: list[str]) -> tuple[list[str], int, st
     """Read ``--warm-modules``: what the core needs to start a fork server, if there is to be one."""
     if modules is None:
         return None
-    from elastic_rs.warm import _plan
+    from elastic_rs._warm import _plan
 
     names = [name.strip() for name in modules.split(",")]
     if not all(part.isidentifier() for name in names for part in name.split(".")):
@@ -295,9 +261,6 @@ def command_of(args: argparse.Namespace) -> tuple[str, list[str]]:
     python = os.getenv("PYTHON_EXEC", sys.executable)
     if args.run_path:
         # Not by `-m`, which would find a folder `elastic_rs` of the user's first.
-        from elastic_rs import _python
-        from elastic_rs.run import _path
-
         return script, [sys.executable, "-u", _path.__file__, _python.first_folder(), script, *rest]
     if args.no_python:
         if args.module:
@@ -311,7 +274,6 @@ def command_of(args: argparse.Namespace) -> tuple[str, list[str]]:
 
 
 def signals_of(text: str) -> list[int]:
-    """Read ``--signals-to-handle``."""
     numbers = []
     for name in _utf8("--signals-to-handle", text).split(","):
         number = _elastic_rs.signal_number(name.strip())
@@ -326,9 +288,6 @@ def signals_of(text: str) -> list[int]:
 
 
 def _near(name: str) -> str:
-    import difflib
-    import signal
-
     near = difflib.get_close_matches(name.strip().upper(), [known.name for known in signal.Signals], n=1)
     return f"; did you mean `{near[0]}`?" if near else ""
 
@@ -340,7 +299,7 @@ def log_options_of(args: argparse.Namespace) -> LogOptions:
     log_dir = args.log_dir or None
     if log_dir not in {None, os.devnull}:
         try:
-            os.makedirs(log_dir, exist_ok=True)  # noqa: PTH103 - pathlib costs more than all else here
+            Path(log_dir).mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UsageError(f"--log-dir is `{log_dir}`, must be a folder, or what can be made one: {error}") from None
     return _elastic_rs.LogOptions(

@@ -9,21 +9,16 @@ from __future__ import annotations
 import json
 import signal
 import time
+from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from elastic_rs._elastic_rs import Launched
 from elastic_rs._host_name import host_name
 from elastic_rs._terminal import RED, paint
 from elastic_rs.agent._failures import NO_TRACEBACK, NOT_AVAILABLE, failures_of
 from elastic_rs.run._path import write_error_file
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from elastic_rs._elastic_rs import Launched
-
-__all__ = ["hand_up", "report", "root_cause"]
 
 WIDEST = 60
 

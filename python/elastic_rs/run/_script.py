@@ -5,16 +5,11 @@ Without this each worker would say so itself, after the nodes have met and in a 
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 
 from elastic_rs.run._usage import PROG, UsageError
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    import argparse
-
-__all__ = ["NoScriptError", "check", "other_environment", "refuse_python", "why_not"]
 
 
 class NoScriptError(UsageError):
@@ -40,7 +35,7 @@ def refuse_python(args: argparse.Namespace) -> None:
     script, rest = args.training_script, args.training_script_args
     folder, _, name = script.rpartition("/")
     is_python = name.startswith("python") and all(part.isdecimal() for part in name[6:].split(".") if name[6:])
-    is_own = not folder and os.path.isfile(script)  # noqa: PTH113 - pathlib costs more than all else here
+    is_own = not folder and os.path.isfile(script)  # noqa: PTH113 - False on any error
     if args.no_python or args.module or args.run_path or not is_python or is_own:
         return
     # Workers are run with `-u`, and `-m` is a flag here too.
@@ -58,11 +53,7 @@ def refuse_python(args: argparse.Namespace) -> None:
 
 
 def other_environment(*, no_python: bool = False) -> str:
-    """Say that workers do not run in the virtual environment that is active, if there is another one.
-
-    Args:
-        no_python: workers run a program, which finds its Python itself.
-    """
+    """Say that workers do not run in the virtual environment that is active, if there is another one."""
     active = os.environ.get("VIRTUAL_ENV", "")
     if not active or no_python or os.path.realpath(active) == os.path.realpath(sys.prefix):
         return ""
@@ -95,7 +86,7 @@ def why_not(args: argparse.Namespace) -> str:
 def _script(path: str) -> str:
     if why := _missing("script", path):
         return why
-    if os.path.isdir(path):  # noqa: PTH112 - pathlib costs more than all else here
+    if os.path.isdir(path):  # noqa: PTH112 - False on any error
         names = (os.path.join(path, f"__main__.{suffix}") for suffix in ("py", "pyc"))  # noqa: PTH118
         return "" if any(map(os.path.exists, names)) else f"the script `{_shown(path)}` is a folder without __main__.py"
     if not os.access(path, os.R_OK):

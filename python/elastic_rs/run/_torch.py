@@ -2,33 +2,23 @@
 
 from __future__ import annotations
 
+import argparse
 import functools
-from typing import TYPE_CHECKING, Any
+import uuid
+from collections.abc import Iterable, Sequence
+from typing import Any
 
-from elastic_rs import _elastic_rs, _log
+from elastic_rs import _elastic_rs
 from elastic_rs.rendezvous import _protection
 from elastic_rs.rendezvous._config import ETCD_NAMES, RUST_C10D, RUST_ETCD
 from elastic_rs.run import _options, _script
 from elastic_rs.run._flags import split
-from elastic_rs.run._options import BACKENDS, is_alone, launch_options_of, rendezvous_of
+from elastic_rs.run._options import BACKENDS, Rendezvous, is_alone, launch_options_of, rendezvous_of
 from elastic_rs.run._usage import UsageError
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Iterable, Sequence
-
-    from elastic_rs.run._options import Rendezvous
-
-__all__ = ["hand_over"]
 
 
 def hand_over(argv: Sequence[str], checked: argparse.Namespace, why: str) -> None:
     """Run torchrun's own code with this command line. Raises and exits as it does.
-
-    Args:
-        argv: the command line.
-        checked: what we read in it.
-        why: what only PyTorch can do.
 
     Raises:
         UsageError: there is no torch, or what we can tell of the command line is wrong. torchrun would tell some of it
@@ -50,7 +40,6 @@ def hand_over(argv: Sequence[str], checked: argparse.Namespace, why: str) -> Non
         raise UsageError(
             f"--omp-threads and {why} cannot be combined: PyTorch's launcher does not know it; set OMP_NUM_THREADS"
         )
-    _log.ready()  # torch imports `logging`
     launch_options_of(checked)
     ours = checked.standalone or checked.rdzv_backend in BACKENDS
     meeting = rendezvous_of(checked) if ours else None
@@ -66,8 +55,6 @@ def hand_over(argv: Sequence[str], checked: argparse.Namespace, why: str) -> Non
     args = parse_args([*split(argv).words(), "--", checked.training_script])
     args.training_script_args = checked.training_script_args
     if meeting is not None and (is_alone(args, meeting.nodes) or (args.rdzv_backend == "static" and not meeting.fixed)):
-        import uuid
-
         args.standalone = False
         if meeting.config.wants_agent:
             _protection.give(_elastic_rs.new_token())
@@ -87,29 +74,24 @@ def hand_over(argv: Sequence[str], checked: argparse.Namespace, why: str) -> Non
 
 def _replace_static(meeting: Rendezvous) -> None:
     """Make PyTorch's launcher use our rendezvous for ``static``. Its own keeps the keys of earlier attempts."""
-    from torch.distributed.elastic.rendezvous import registry  # noqa: F401 - fills the registry of handlers
-    from torch.distributed.elastic.rendezvous.api import rendezvous_handler_registry
-
+    from elastic_rs._torch_private import handler_factories
     from elastic_rs.rendezvous._static_handler import create_static_handler
 
-    known: Any = rendezvous_handler_registry
     create = functools.partial(create_static_handler, host=meeting.host, port=meeting.port)
-    known._registry["static"] = create  # noqa: SLF001 - it refuses a second registration
+    handler_factories()["static"] = create
 
 
 def _check_names(args: argparse.Namespace) -> None:
     """Check the flags whose values are names in PyTorch's registries."""
     from importlib.metadata import entry_points
 
-    from torch.distributed.elastic.events import handlers
-    from torch.distributed.elastic.rendezvous.api import rendezvous_handler_registry
+    from elastic_rs._torch_private import event_handlers, handler_factories
 
     if args.logs_specs is not None:
         _check("--logs-specs", args.logs_specs, entry_points(group="torchrun.logs_specs").names)
-    _check("--event-log-handler", args.event_log_handler, handlers._log_handlers)  # noqa: SLF001 - there is no other list
+    _check("--event-log-handler", args.event_log_handler, event_handlers())
     if not args.standalone:
-        known: Any = rendezvous_handler_registry
-        _check("--rdzv-backend", args.rdzv_backend, {*BACKENDS, *known._registry})  # noqa: SLF001 - nor here
+        _check("--rdzv-backend", args.rdzv_backend, {*BACKENDS, *handler_factories()})
 
 
 def _check(flag: str, name: str, known: Iterable[str]) -> None:

@@ -1,15 +1,12 @@
-"""What a command line that is not valid leads to. Agents that a driver starts need this, and not the parser."""
+"""What a command line that is not valid leads to."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping, Sequence
+from typing import NoReturn
 
 from elastic_rs._terminal import error_line
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from typing import NoReturn
 
 PROG = "elastic-run"
 
@@ -23,11 +20,7 @@ class UsageError(ValueError):
     """Whether every other node of the job would find the same."""
 
     def name_variables(self, variables: Mapping[str, Sequence[str]]) -> None:
-        """Add to the message which variables set the flags that it names.
-
-        Args:
-            variables: the variables that are in effect, and the spellings of what each sets.
-        """
+        """Add to the message which variables set the flags that it names."""
         words = str(self).replace("`", " ").replace("=", " ").replace(":", " ").replace(",", " ").split()
         found = [
             f"{variable} sets {next(name for name in names if name in words)}"

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from unittest.mock import Mock
 
 import pytest
 import torch.distributed as dist
-from elastic_rs.elastic import _channel
+from elastic_rs.elastic import _membership
 from elastic_rs.elastic._membership import MEMBERSHIP
 from helpers.elastic import FakeChannel, World
 
@@ -37,7 +38,7 @@ def attend(monkeypatch: pytest.MonkeyPatch) -> Attend:
         channel = FakeChannel(list(worlds) or [World()], **options)  # type: ignore[arg-type]
         monkeypatch.setenv("ELASTIC_RS_AGENT", "/test/agent")
         monkeypatch.setenv("ELASTIC_RS_IN_PLACE", "gloo")
-        monkeypatch.setattr(_channel, "connect", lambda _path, _limit_s: channel)
+        monkeypatch.setattr(_membership, "WorkerChannel", Mock(connect=lambda _path, _limit_s: channel))
         return channel
 
     return attend

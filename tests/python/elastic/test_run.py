@@ -8,12 +8,13 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 import torch.distributed as dist
 from elastic_rs import elastic
-from elastic_rs.elastic import _channel, _group, _wire
+from elastic_rs.elastic import _group, _membership, _wire
 from elastic_rs.elastic._decisions import MOST_ROLL_BACKS
 from elastic_rs.elastic._group import Group
 from elastic_rs.elastic._membership import MEMBERSHIP
@@ -337,7 +338,7 @@ def test_a_worker_that_was_started_ahead_and_finds_no_agent_ends_at_once(
     def connect(path: str, limit_s: float) -> FakeChannel:
         raise ConnectionError(f"cannot connect to the agent at `{path}` after {limit_s:g} s")
 
-    monkeypatch.setattr(_channel, "connect", connect)
+    monkeypatch.setattr(_membership, "WorkerChannel", Mock(connect=connect))
     monkeypatch.setenv("ELASTIC_RS_AHEAD", "1")
     # Of the last world, where nobody answers.
     for name, value in world_at(1, size=2).variables.items():

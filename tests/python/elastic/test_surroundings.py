@@ -10,11 +10,12 @@ import weakref
 from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
+from unittest.mock import Mock
 
 import torch
 import torch.distributed as dist
 from elastic_rs import elastic
-from elastic_rs.elastic import _channel, _group
+from elastic_rs.elastic import _group, _membership
 from elastic_rs.elastic._group import Wraps
 from elastic_rs.elastic._membership import MEMBERSHIP
 from helpers.elastic import GONE, FakeChannel, Recorded, World
@@ -119,10 +120,10 @@ def test_an_agent_that_does_not_answer_is_no_reason_to_stop(
 ) -> None:
     attend()
 
-    def refuse(_path: str, _limit_s: float) -> _channel.Channel:
+    def refuse(_path: str, _limit_s: float) -> FakeChannel:
         raise ConnectionRefusedError("nobody listens")
 
-    monkeypatch.setattr(_channel, "connect", refuse)
+    monkeypatch.setattr(_membership, "WorkerChannel", Mock(connect=refuse))
     with caplog.at_level(logging.WARNING, "elastic_rs"):
         assert elastic.run(lambda _: "done")(Recorded()) == "done"
     assert "will be restarted when the world changes: no connection to its agent: nobody listens" in caplog.text

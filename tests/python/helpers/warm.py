@@ -9,7 +9,7 @@ import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from elastic_rs.warm import _plan
+from elastic_rs._warm import _plan
 
 if TYPE_CHECKING:
     from helpers.procs import Job, Process

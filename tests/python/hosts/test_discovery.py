@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import queue
 import select
@@ -162,27 +161,7 @@ def test_a_child_in_the_background_holds_nothing_up(tmp_path: Path) -> None:
     assert time.monotonic() - began < 30
 
 
-def test_the_end_of_a_script_is_waited_for_and_not_polled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    looks, waitid = [], os.waitid
-
-    def look(*args: Any) -> Any:
-        looks.append(args)
-        return waitid(*args)
-
-    monkeypatch.setattr("os.waitid", look)
-    script = program(tmp_path / "s", "exec sleep 0.5")
-    assert HostDiscoveryScript(script, timeout_s=60).find_available_hosts_and_slots() == {}
-    # The first, and one after each event: the ends of both pipes and of the program. What they left is read after that.
-    assert len(looks) <= 5
-
-
-@pytest.mark.parametrize("number", [errno.ENOSYS, errno.EPERM])
-def test_a_script_is_run_without_pidfds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
-    def refused(_: int) -> int:
-        raise OSError(number, os.strerror(number))
-
-    monkeypatch.setattr("os.pidfd_open", refused)
-    # It has closed its streams before it ends, so that nothing but its end is left to wait for.
+def test_a_script_that_has_closed_its_streams_is_waited_for(tmp_path: Path) -> None:
     script = program(tmp_path / "s", "sleep 1000 & echo a:1; exec >&- 2>&- sleep 0.1")
     assert HostDiscoveryScript(script, timeout_s=60).find_available_hosts_and_slots() == {"a": 1}
     with pytest.raises(DiscoveryError, match=r"has not ended within 0\.2 s, and was killed"):

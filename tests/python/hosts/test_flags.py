@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -154,32 +153,6 @@ def test_agents_get_the_script_that_the_driver_got(words: list[str], script: lis
     there = _flags.parse(_hosted.command_line(own, job, _hosted._endpoint(own, job)))
     assert there.rdzv_endpoint == "127.0.0.1:1"
     assert [there.training_script, *there.training_script_args] == script
-
-
-@pytest.mark.parametrize(
-    "flags",
-    [
-        [],
-        ["--max-restarts=3", "--rdzv-conf=last_call_timeout=2", "--tee=3", "--log-dir=logs", "--shutdown-timeout=2"],
-        ["--warm-start", "--signals-to-handle=SIGTERM", "-m"],
-    ],
-)
-def test_agents_get_the_command_line_as_the_driver_has_parsed_it(flags: list[str]) -> None:
-    """An agent does not import a parser, which would take as long as the rest of its start."""
-    argv = ["-H", "a:2,b:2", *flags, "train", "--lr", "0.1"]
-    args = _flags.parse(argv)
-    assert _host_flags.is_driver(args)
-    protected = _elastic_rs.Protection.by_token(_elastic_rs.new_token())
-    job = json.loads(_driver._job(args, _agents(argv), "host_failures=3", None, [15], protected=protected))
-    own = {"host": "a", "slots": 2, "age": 0, "hosts_coordinator": False}
-    parsed = job["parsed"] | dict(_hosted.arguments(own, job, "driver:1"))
-    assert parsed == vars(_flags.parse(_hosted.command_line(own, job, "driver:1")))
-
-
-def test_an_agent_imports_nothing_slow() -> None:
-    code = "import sys; from elastic_rs import _hosted, run; from elastic_rs.run import _options, _script; "
-    code += "sys.exit(bool({'argparse', 'enum', 'logging', 're', 'threading'} & sys.modules.keys()))"
-    assert subprocess.run([sys.executable, "-I", "-c", code], check=False).returncode == 0
 
 
 @pytest.mark.parametrize(

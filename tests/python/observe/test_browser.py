@@ -8,7 +8,7 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
-from elastic_rs.observe._page import LIMIT_BYTES, REFRESH_S, page
+from elastic_rs._observe._page import LIMIT_BYTES, REFRESH_S, page
 from helpers.browser import Page, opened
 from helpers.procs import MARKER
 

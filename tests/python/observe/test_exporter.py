@@ -8,8 +8,8 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from elastic_rs.observe import _exporter
-from elastic_rs.observe._exporter import (
+from elastic_rs._observe import _exporter
+from elastic_rs._observe._exporter import (
     KEPT_EVENTS,
     KEPT_TRACES,
     RETRY_S,
@@ -19,8 +19,8 @@ from elastic_rs.observe._exporter import (
     Recoveries,
     export,
 )
-from elastic_rs.observe._otlp import RefusedError, traces
-from elastic_rs.observe._source import AnswerError
+from elastic_rs._observe._otlp import RefusedError, traces
+from elastic_rs._observe._source import AnswerError
 from helpers.observe import again
 
 from .test_merge import completed, read, recalled

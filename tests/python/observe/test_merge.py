@@ -7,10 +7,10 @@ import random
 from typing import Any
 
 import pytest
-from elastic_rs.observe import _text
-from elastic_rs.observe._events import Event, parse
-from elastic_rs.observe._merge import merge
-from elastic_rs.observe._story import tell
+from elastic_rs._observe import _text
+from elastic_rs._observe._events import Event, parse
+from elastic_rs._observe._merge import merge
+from elastic_rs._observe._story import tell
 
 A, B = "n000000000000000a", "n000000000000000b"
 ONE, TWO = "a:1", "b:2"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from elastic_rs import _cli
-from elastic_rs.observe._otlp import HEADERS, LIMIT_S, RefusedError, _content, checked_headers, send, traces
+from elastic_rs._observe._otlp import HEADERS, LIMIT_S, RefusedError, _content, checked_headers, send, traces
 
 from .conftest import answer_once
 from .test_story import Log, exited, formed, recovered

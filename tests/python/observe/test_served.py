@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 import pytest
-from elastic_rs.observe import _served
-from elastic_rs.observe._page import LIMIT_BYTES, REFRESH_S, Served, listing, page
+from elastic_rs._observe import _served
+from elastic_rs._observe._page import LIMIT_BYTES, REFRESH_S, Served, listing, page
 
 from .test_story import formed, recovered, state
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from elastic_rs.observe._source import Live
+from elastic_rs._observe._source import Live
 from helpers.first_steps import first_steps
 from helpers.stores import until
 

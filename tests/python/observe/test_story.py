@@ -10,14 +10,14 @@ import xml.etree.ElementTree as ET
 from typing import Any
 
 import pytest
+from elastic_rs._observe import _text
+from elastic_rs._observe._events import Event, escaped, parse, run_state
+from elastic_rs._observe._otlp import traces
+from elastic_rs._observe._page import page
+from elastic_rs._observe._source import AnswerError, Live
+from elastic_rs._observe._story import Part, Redo, Story, tell
+from elastic_rs._observe._trace import chrome_trace
 from elastic_rs._terminal import plain
-from elastic_rs.observe import _text
-from elastic_rs.observe._events import Event, escaped, parse, run_state
-from elastic_rs.observe._otlp import traces
-from elastic_rs.observe._page import page
-from elastic_rs.observe._source import AnswerError, Live
-from elastic_rs.observe._story import Part, Redo, Story, tell
-from elastic_rs.observe._trace import chrome_trace
 
 
 class Log:
@@ -605,7 +605,7 @@ def test_many_nodes_that_go_and_come_back_are_told_in_linear_time() -> None:
     for number in range(count):
         log.add("node.joined", 4.0, node=f"h{number}:2")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("elastic_rs.observe._story.host_of", lambda node: Host(node.rpartition(":")[0]))
+        patch.setattr("elastic_rs._observe._story.host_of", lambda node: Host(node.rpartition(":")[0]))
         story = tell(log.events())
     assert (story.away, story.gone["h7"]) == ({}, 1)
     assert looked < 20 * count

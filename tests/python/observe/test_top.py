@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import curses
 import fcntl
 import os
 import pty
@@ -13,20 +13,21 @@ import subprocess
 import sys
 import termios
 from typing import TYPE_CHECKING, Any
+from unittest.mock import Mock
 
 import pytest
-from elastic_rs.observe import _top
-from elastic_rs.observe._top import SORTS, View, screen
+from elastic_rs._observe import _top
+from elastic_rs._observe._top import SORTS, View, highlights, screen
 
 from .test_story import Log, formed, recovered, state
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
-    from elastic_rs.observe._events import Event
+    from elastic_rs._observe._events import Event
     from helpers.procs import Job
 
-PLAIN = View(colours=False)
+PLAIN = View()
 
 
 def test_the_screen_has_the_job_its_nodes_and_its_time() -> None:
@@ -54,7 +55,7 @@ def test_the_screen_fits_every_terminal(size: tuple[int, int]) -> None:
         log.add("node.joined", 3.0, node=f"n{number}.example.org:1")
     recovered(log)
     for why in (False, True):
-        lines = screen(log.events(), {**state(), "mono_us": 200 * 10**6}, size, View(colours=False, why=why))
+        lines = screen(log.events(), {**state(), "mono_us": 200 * 10**6}, size, View(why=why))
         assert len(lines) <= max(1, size[1])
         assert all(len(line) <= size[0] for line in lines)
 
@@ -62,7 +63,7 @@ def test_the_screen_fits_every_terminal(size: tuple[int, int]) -> None:
 def test_keys_sort_scroll_and_explain() -> None:
     log = formed()
     recovered(log)
-    view = View(colours=False)
+    view = View()
     assert view.press("s")
     assert SORTS[view.sort] == "node"
     while SORTS[view.sort] != "stop":
@@ -95,16 +96,16 @@ def test_nodes_that_are_behind_are_first() -> None:
 
     assert rows(1_920_000, PLAIN)[:2] == [["n9", "lost", "-"], ["n2", "running", "+3.84"]]
     assert rows(None, PLAIN)[1] == ["n2", "running", "+2"]
-    by_lag = View(colours=False, sort=SORTS.index("lag"))
+    by_lag = View(sort=SORTS.index("lag"))
     assert rows(None, by_lag)[0] == ["n2", "running", "+2"]
     assert {lag for _, _, lag in rows(None, by_lag)[1:]} == {"-"}
 
 
 def test_keys_that_come_together_all_count() -> None:
     view = View()
-    assert view.press_all("jj\x1b[Bk\x1b[Aj")
+    assert all(map(view.press, ["j", "j", "KEY_DOWN", "k", "KEY_UP", "j"]))
     assert view.skip == 2
-    assert not view.press_all("jqp")
+    assert not all(map(view.press, "jqp"))
     assert (view.skip, view.paused) == (3, False)
 
 
@@ -127,14 +128,17 @@ def test_a_pause_keeps_what_is_shown_and_the_connection(monkeypatch: pytest.Monk
         screens.append("\n".join(screen(events, now, size, view)))
         return []
 
-    monkeypatch.setattr(_top, "_whole_terminal", contextlib.nullcontext)
+    class Window:
+        def getmaxyx(self) -> tuple[int, int]:
+            return 24, 80
+
+        def __getattr__(self, name: str) -> Callable[..., None]:
+            return lambda *_: None
+
     monkeypatch.setattr(_top, "screen", written)
-    monkeypatch.setattr(_top, "_keys", lambda: keys.pop(0))
-    monkeypatch.setattr(_top.select, "select", lambda *_: ([0], [], []))
-    for stream in (sys.stdin, sys.stdout):
-        monkeypatch.setattr(stream, "isatty", lambda: True)
-    monkeypatch.setenv("TERM", "xterm")
-    assert _top.show(Live()) == 0  # type: ignore[arg-type]
+    monkeypatch.setattr(_top, "_keys", lambda _: keys.pop(0))
+    monkeypatch.setattr(_top, "curses", Mock(error=curses.error))
+    assert _top._watch(Window(), Live()) == 0  # type: ignore[arg-type]
     assert asked == [4, 3, 2, 1]
     assert ["late" in one for one in screens] == [False, False, False, True]
 
@@ -145,7 +149,7 @@ def test_nodes_are_in_natural_order() -> None:
     for name in reversed(names):
         log.add("node.joined", node=f"{name}:1")
     for sort in ("state", "node", "stop"):
-        view = View(colours=False, sort=SORTS.index(sort))
+        view = View(sort=SORTS.index(sort))
         rows = screen(log.events(), None, (110, 20), view)
         first = next(at for at, row in enumerate(rows) if row.startswith("NODE")) + 1
         assert [row[:16].split()[0] for row in rows[first : first + 4]] == [*names[:3], "n" + "9" * 15]
@@ -186,14 +190,14 @@ def test_a_spare_that_steps_in_is_not_the_slowest_for_having_waited() -> None:
     done = recovered(log)
     day_us = 86_400 * 10**6
     log.add("phase", 132.1, cause=done, round=2, node="n50:1", data={"rendezvous_us": day_us, "start_us": 20_000})
-    lines = screen(log.events(), None, (110, 20), View(colours=False, sort=SORTS.index("rendezvous")))
+    lines = screen(log.events(), None, (110, 20), View(sort=SORTS.index("rendezvous")))
     assert [line.split()[4] for line in lines if line.startswith("n50 ")] == ["32.0"]
 
 
 def test_the_story_of_a_recovery_scrolls() -> None:
     log = formed()
     recovered(log)
-    view = View(colours=False, why=True)
+    view = View(why=True)
     size = (110, 10)
     first = screen(log.events(), None, size, view)
     view.press("j")
@@ -207,16 +211,21 @@ def test_the_story_of_a_recovery_scrolls() -> None:
     assert view.skip < 100
 
 
-def test_colours_surround_words_and_hide_nothing() -> None:
+def test_states_stand_out() -> None:
     log = formed()
     recovered(log)
-    coloured = screen(log.events(), None, (110, 20), View())
-    assert [line for line in coloured if "\x1b[32m" in line]
-    assert not any("\x1b[" in line for line in coloured if line.startswith(("goodput", "last"))), "a state has a colour"
-    assert [re.sub(r"\x1b\[\d+m", "", line) for line in coloured] == screen(log.events(), None, (110, 20), PLAIN)
+    log.add("node.lost", 120.0, node="n2:5", round=2, data={"how": "silence"})
+    lines = screen(log.events(), None, (110, 20), View())
+    found = list(highlights(lines))
+    assert all(lines[row][begin:end] == text for row, begin, end, text in found)
+    assert found[0][3].startswith("NODE ")
+    assert {text for *_, text in found[1:]} == {"lost", "running"}
+    assert list(highlights(["job  FAILED  round 2", "n1               lost     -"])) == [(0, 5, 11, "FAILED")]
+    assert not list(highlights(screen(log.events(), None, (110, 20), View(why=True))))
 
 
-def test_top_uses_a_terminal_and_gives_it_back(job: Job, port: int) -> None:
+@pytest.mark.parametrize("term", ["xterm", "xterm-of-tomorrow"])
+def test_top_uses_a_terminal_and_gives_it_back(job: Job, port: int, term: str) -> None:
     host = job.start([sys.executable, "-m", "elastic_rs", "store", "serve", "--host=127.0.0.1", f"--port={port}"])
     host.line("^listening on")
     command = [sys.executable, "-m", "elastic_rs", "top", f"127.0.0.1:{port}"]
@@ -233,18 +242,16 @@ def test_top_uses_a_terminal_and_gives_it_back(job: Job, port: int) -> None:
 
     pid, terminal = pty.fork()
     if pid == 0:
-        os.environ["NO_COLOR"] = "1"
+        os.environ |= {"NO_COLOR": "1", "TERM": term}
         os.execv(command[0], command)
     try:
         fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 100, 0, 0))
         before = termios.tcgetattr(terminal)
         seen = _until(terminal, b"", b"q quit")
         assert b"\x1b[?1049h" in seen
-        assert b"\x1b[?7l" in seen, "lines do not wrap"
         assert b"job  WAITING  round 0" in seen
         os.write(terminal, b"jq")
         seen = _until(terminal, seen, b"\x1b[?1049l")
-        assert b"\x1b[?7h" in seen
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
         assert termios.tcgetattr(terminal) == before
     finally:

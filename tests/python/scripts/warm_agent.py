@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 from elastic_rs import _elastic_rs
-from elastic_rs.warm import _plan
+from elastic_rs._warm import _plan
 
 FAILED = 1
 

@@ -44,7 +44,7 @@ def forked() -> int:
 
 
 def main() -> None:
-    say("warm" if "elastic_rs.warm._fork_server" in sys.modules else "cold")
+    say("warm" if "elastic_rs._warm._fork_server" in sys.modules else "cold")
     dist.init_process_group("gloo")
     model = DistributedDataParallel(torch.nn.Linear(2, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

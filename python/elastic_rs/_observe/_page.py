@@ -9,20 +9,15 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote
 
-from elastic_rs.observe import _text
-from elastic_rs.observe._story import PHASES, Period, Recovery, Story, tell
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from elastic_rs.observe._events import Event
-
-__all__ = ["LIMIT_BYTES", "Served", "listing", "page"]
+from elastic_rs._observe import _text
+from elastic_rs._observe._events import Event
+from elastic_rs._observe._story import PHASES, Period, Recovery, Story, tell
 
 LIMIT_BYTES = 60_000
 """Most bytes of a page. One that would have more shows less of everything."""
@@ -109,13 +104,7 @@ ul.key{list-style:none;padding:0;display:flex;flex-wrap:wrap;gap:.2rem 1rem;font
 
 
 def page(events: Sequence[Event], state: dict[str, Any] | None = None, *, served: Served | None = None) -> str:
-    """Return the page of a run, at most :data:`LIMIT_BYTES`.
-
-    Args:
-        events: all of one run, in their order. There may be none if there is a state.
-        state: what a live coordinator says of now. None: only events are known.
-        served: for a browser that asks a coordinator. None: for a file.
-    """
+    """Return the page of a run, at most :data:`LIMIT_BYTES`."""
     story = tell(events, None if state is None else state["mono_us"])
     run = story.run if events else str(state["run"] if state is not None else "")
     shown = ""
@@ -128,13 +117,6 @@ def page(events: Sequence[Event], state: dict[str, Any] | None = None, *, served
 
 
 def listing(names: Sequence[str], more: int, *, still: bool) -> str:
-    """Return a page that leads to those of several runs.
-
-    Args:
-        names: of the runs.
-        more: how many others there are.
-        still: it does not ask for itself again.
-    """
     parts = [_nav([_refreshing("", still=still)]), f"<h1>{len(names) + more} runs at this coordinator</h1>", "<ul>"]
     room = LIMIT_BYTES - 6000
     for at, name in enumerate(names):
@@ -340,10 +322,8 @@ class _Cost:
     """What a node has cost the job.
 
     Attributes:
-        node: its name.
         first: recoveries that began with it.
         follows: failures of its workers that followed from others.
-        went: times that it was lost.
         longest_us: the longest of each of its phases, in microseconds.
         total_us: all of its phases but those that say nothing about it, in microseconds.
     """

@@ -16,15 +16,15 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
-from elastic_rs.observe import _text
-from elastic_rs.observe._events import host_of
-from elastic_rs.observe._story import Period, Recovery, Story, tell
+from elastic_rs._observe import _text
+from elastic_rs._observe._events import host_of
+from elastic_rs._observe._story import Period, Recovery, Story, tell
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from http.client import HTTPResponse
 
-    from elastic_rs.observe._events import Event
+    from elastic_rs._observe._events import Event
 
 __all__ = ["HEADERS", "RefusedError", "checked_headers", "recovery_traces", "send", "traces"]
 

@@ -15,8 +15,6 @@ from dataclasses import dataclass
 
 from elastic_rs._elastic_rs import coordinator_is_protected, coordinator_question, coordinator_version, store_question
 
-__all__ = ["Reached", "family_of", "reach"]
-
 # PyTorch's store ignores a greeting until more bytes follow. Then it closes the connection.
 NUDGE_AFTER_S = 1.0
 READ_BYTES = 4096
@@ -45,7 +43,6 @@ class Reached:
 
 
 def family_of(address: str) -> socket.AddressFamily:
-    """Return the address family of this address."""
     return socket.AF_INET6 if ":" in address else socket.AF_INET
 
 

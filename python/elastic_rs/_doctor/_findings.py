@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, TypeVar
+from threading import Thread
+from typing import Generic, TypeVar
 
 from elastic_rs._threads import start_daemon
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from threading import Thread
-
-__all__ = ["Answer", "Finding", "Question", "asked", "mend", "note", "ok"]
 
 T = TypeVar("T")
 

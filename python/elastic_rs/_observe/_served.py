@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from elastic_rs._log import Log
+import logging
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from elastic_rs._elastic_rs import Host, PageOrder, PageOrders
+from elastic_rs._elastic_rs import Host, PageOrder, PageOrders
 
-__all__ = ["serve_pages"]
-
-logger = Log("elastic_rs.observe")
+logger = logging.getLogger("elastic_rs.observe")
 
 
 def serve_pages(host: Host) -> None:
@@ -48,8 +44,8 @@ def _made(order: PageOrder) -> str:
     # Not before somebody wants to see a page.
     import json
 
-    from elastic_rs.observe._events import parse
-    from elastic_rs.observe._page import Served, listing, page
+    from elastic_rs._observe._events import parse
+    from elastic_rs._observe._page import Served, listing, page
 
     if order.runs is not None:
         names, more = order.runs

@@ -3,30 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import curses
 import os
 import re
-import select
-import shutil
 import signal
 import sys
-import termios
 import time
-import tty
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from elastic_rs._observe import _text
+from elastic_rs._observe._events import Event, host_of
+from elastic_rs._observe._source import Live
+from elastic_rs._observe._story import PHASES, Story, tell
 from elastic_rs._terminal import shows_colours
-from elastic_rs.observe import _text
-from elastic_rs.observe._events import host_of
-from elastic_rs.observe._story import PHASES, Story, tell
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from elastic_rs.observe._events import Event
-    from elastic_rs.observe._source import Live
-
-__all__ = ["View", "screen", "show"]
 
 INTERVAL_S = 1.0
 SORTS = ("state", "node", "lag", *PHASES)
@@ -36,8 +27,7 @@ _STATES = ("lost", "left", "waiting", "spare", "running")
 KEPT = 20_000
 """Most events that are kept. A coordinator keeps 4,096 of a run."""
 _BARS = {"round": "=", "recovery": "X", "forming": "."}
-_RED, _GREEN, _BOLD, _PLAIN = "\x1b[31m", "\x1b[32m", "\x1b[1m", "\x1b[0m"
-_COLOURS = {"lost": _RED, "running": _GREEN}
+_COLOURS = {"FAILED": curses.COLOR_RED, "lost": curses.COLOR_RED, "running": curses.COLOR_GREEN}
 
 
 @dataclass
@@ -46,24 +36,16 @@ class View:
 
     Attributes:
         sort: index in ``SORTS``.
-        why: show the last recovery instead of the nodes.
-        paused: what is shown stays.
-        colours: the terminal shows colours.
         skip: number of nodes, or of lines, that are scrolled past.
     """
 
     sort: int = 0
     why: bool = False
     paused: bool = False
-    colours: bool = True
     skip: int = 0
 
-    def press_all(self, keys: str) -> bool:
-        """Act on keys that came together, as a key that is held does. Returns whether to go on."""
-        return all(self.press(key) for key in re.findall(r"\x1b\[[A-Z]|.", keys, re.DOTALL))
-
     def press(self, key: str) -> bool:
-        """Act on a key. Returns whether to go on."""
+        """Act on a key, by its name in curses. Returns whether to go on."""
         match key:
             case "q" | "\x03" | "\x04":
                 return False
@@ -73,9 +55,9 @@ class View:
                 self.sort = (self.sort + 1) % len(SORTS)
             case "w":
                 self.why, self.skip = not self.why, 0
-            case "j" | "\x1b[B":
+            case "j" | "KEY_DOWN":
                 self.skip += 1
-            case "k" | "\x1b[A":
+            case "k" | "KEY_UP":
                 self.skip = max(0, self.skip - 1)
         return True
 
@@ -109,14 +91,6 @@ class _Node:
 
 
 def screen(events: Sequence[Event], state: dict[str, Any] | None, size: tuple[int, int], view: View) -> list[str]:
-    """Return the lines of the screen.
-
-    Args:
-        events: all of one run, in their order.
-        state: what the coordinator says of now.
-        size: columns and rows of the terminal.
-        view: what to show.
-    """
     columns, rows = size
     story = tell(events, None if state is None else state["mono_us"])
     head = [_cut(line, columns) for line in _text.status(story, state)]
@@ -129,9 +103,6 @@ def screen(events: Sequence[Event], state: dict[str, Any] | None, size: tuple[in
     if len(body) > room > 0:
         body = [*body[: room - 1], f"and {len(body) - room + 1} more (j, k scroll)"]
     shown = [_cut(line, columns) for line in (*heading, *body)]
-    if view.colours:
-        head = [line.replace(" FAILED ", f" {_RED}FAILED{_PLAIN} ", 1) for line in head]
-        shown = shown if view.why else [_coloured(line) for line in shown]
     lines = [*head, "", *shown]
     lines += [""] * max(0, rows - 1 - len(lines))
     return [*lines[: rows - 1], keys[:columns]]
@@ -225,13 +196,17 @@ def _bar(story: Story, width: int) -> str:
     return "".join(cells)
 
 
-def _coloured(line: str) -> str:
-    """Colour a row by its state, which follows the name."""
-    if line.startswith("NODE "):
-        return f"{_BOLD}{line}{_PLAIN}"
-    name, state = line[:17], line[17:25]
-    colour = _COLOURS.get(state.strip())
-    return f"{name}{colour}{state}{_PLAIN}{line[25:]}" if colour else line
+def highlights(lines: Sequence[str]) -> Iterator[tuple[int, int, int, str]]:
+    """Yield what stands out on the screen, as row, begin, end and text: states, and the heading of the table."""
+    in_table = False
+    for row, line in enumerate(lines):
+        if line.startswith("NODE "):
+            in_table = True
+            yield row, 0, len(line), line
+        elif row == 0 or in_table:
+            found = re.match(r".{16} (lost|running) " if in_table else r".*? (FAILED) ", line)
+            if found:
+                yield row, *found.span(1), found[1]
 
 
 def show(live: Live) -> int:
@@ -244,45 +219,63 @@ def show(live: Live) -> int:
     """
     events: list[Event] = []
     state: dict[str, Any] | None = None
-    if not (sys.stdin.isatty() and sys.stdout.isatty()) or os.environ.get("TERM") == "dumb":
+    if not _has_screen():
         while True:
             new, state = live.read()
             events = [*events, *new][-KEPT:]
             story = tell(events, None if state is None else state["mono_us"])
             print("\n".join(_text.status(story, state)), flush=True)
             time.sleep(10 * INTERVAL_S)
-    view = View(colours=shows_colours(sys.stdout))
-    shown = events, state
-    with _whole_terminal():
+    return curses.wrapper(_watch, live)
+
+
+def _has_screen() -> bool:
+    """Whether there is a terminal for a screen. One that is not known here is taken for an xterm, as most are."""
+    if not (sys.stdin.isatty() and sys.stdout.isatty()) or os.environ.get("TERM") == "dumb":
+        return False
+    for name in (os.environ.get("TERM") or "xterm", "xterm"):
+        with contextlib.suppress(curses.error):
+            curses.setupterm(name)
+            os.environ["TERM"] = name
+            return curses.tigetstr("cup") is not None
+    return False
+
+
+def _watch(window: curses.window, live: Live) -> int:
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # the terminal is given back
+    with contextlib.suppress(curses.error):  # a terminal that cannot
+        curses.curs_set(0)
+        curses.use_default_colors()
+    colours = shows_colours(sys.stdout) and curses.has_colors()
+    for colour in {*_COLOURS.values()} if colours else ():
+        curses.init_pair(colour, colour, -1)
+    view = View()
+    events: list[Event] = []
+    shown: tuple[list[Event], dict[str, Any] | None] = events, None
+    while True:
+        new, state = live.read()  # also while paused: the coordinator closes silent connections
+        events = [*events, *new][-KEPT:]
+        if not view.paused:
+            shown = events, state
+        rows, columns = window.getmaxyx()
+        lines = screen(*shown, (columns, rows), view)
+        window.erase()
+        with contextlib.suppress(curses.error):  # behind the last character of the screen
+            for row, line in enumerate(lines):
+                window.addnstr(row, 0, line, columns)
+        for row, begin, end, text in highlights(lines) if colours else ():
+            window.chgat(
+                row, begin, end - begin, curses.color_pair(_COLOURS[text]) if text in _COLOURS else curses.A_BOLD
+            )
+        window.refresh()
+        if not all(map(view.press, _keys(window))):
+            return 0
+
+
+def _keys(window: curses.window) -> Iterator[str]:
+    """Yield the keys that are pressed within an interval, as soon as there are any."""
+    window.timeout(int(1000 * INTERVAL_S))
+    with contextlib.suppress(curses.error):  # there is none
         while True:
-            new, state = live.read()  # also while paused: the coordinator closes silent connections
-            events = [*events, *new][-KEPT:]
-            if not view.paused:
-                shown = events, state
-            lines = screen(*shown, shutil.get_terminal_size(), view)
-            sys.stdout.write("\x1b[H" + "\r\n".join(f"\x1b[K{line}" for line in lines))
-            sys.stdout.flush()
-            if select.select([sys.stdin], [], [], INTERVAL_S)[0] and not view.press_all(_keys()):
-                return 0
-
-
-def _keys() -> str:
-    return os.read(sys.stdin.fileno(), 1024).decode(errors="replace")
-
-
-@contextlib.contextmanager
-def _whole_terminal() -> Iterator[None]:
-    """Use the whole terminal, key by key, and give it back as it was.
-
-    Lines do not wrap meanwhile: what a worker says may be wider than it has characters.
-    """
-    before = termios.tcgetattr(sys.stdin)
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # through what follows
-    sys.stdout.write("\x1b[?1049h\x1b[?25l\x1b[?7l\x1b[2J")
-    try:
-        tty.setcbreak(sys.stdin)
-        yield
-    finally:
-        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
-        sys.stdout.write("\x1b[?7h\x1b[?25h\x1b[?1049l")
-        sys.stdout.flush()
+            yield window.getkey()
+            window.timeout(0)

@@ -9,19 +9,14 @@ import resource
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from importlib import metadata, util
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from elastic_rs import _elastic_rs
-from elastic_rs.doctor._findings import Finding, asked, mend, note, ok
+from elastic_rs._doctor._findings import Finding, asked, mend, note, ok
 from elastic_rs.run._devices import OTHERS
 from elastic_rs.run._script import other_environment
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-__all__ = ["findings"]
 
 MIB = 1 << 20
 PYTHON_FROM = (3, 11)
@@ -45,18 +40,7 @@ def findings(
     protected: bool,
     peers: str,
 ) -> Iterator[Finding]:
-    """Check this node.
-
-    Args:
-        nproc: ``--nproc-per-node``.
-        workers: the same as a number, if it is one.
-        most_nodes: how many nodes the job may have.
-        folder: the folder of logs; None for the temporary folder.
-        limit_s: how long the GPUs' driver may take.
-        tunnel: workers reach the store through their agents.
-        protected: sessions are protected, so that connections without a proof are let in to prove themselves.
-        peers: ``--rdzv-conf store_peers``.
-    """
+    """Check this node. The GPUs' driver may take ``limit_s``."""
     yield python(sys.version_info[:3], sys.executable)
     if other := other_environment():
         yield note("environment", other)
@@ -76,7 +60,6 @@ def findings(
 
 
 def python(version: tuple[int, ...], executable: str) -> Finding:
-    """Judge the interpreter."""
     text = f"{'.'.join(map(str, version))}, {executable}"
     if version < PYTHON_FROM:
         return mend("python", f"{text}: too old", "install Python 3.11 or later, and elastic_rs in it")
@@ -254,7 +237,6 @@ def _limit(value: int) -> str:
 
 
 def script(name: str, why_not: str) -> Finding:
-    """Judge whether the script of the workers exists."""
     if why_not:
         return mend("script", why_not, "copy it to this node, or correct the name; paths start at the current folder")
     return ok("script", name)
@@ -298,7 +280,6 @@ def _why_no_pidfds() -> str:
 
 
 def clock(now_s: float) -> Finding:
-    """Show the wall clock, for comparing logs."""
     shown = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(now_s))
     return ok("clock", f"{shown}; used for times in logs only: all waiting uses the monotonic clock")
 

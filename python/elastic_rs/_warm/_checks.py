@@ -7,8 +7,6 @@ import os
 import signal
 import sys
 
-__all__ = ["Shared", "why_not"]
-
 DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/")
 """Files that a process which uses a GPU has open."""
 

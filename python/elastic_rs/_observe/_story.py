@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from statistics import median
 
-from elastic_rs.observe._events import host_of, life
-from elastic_rs.observe._merge import median, merge
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
-    from elastic_rs.observe._events import Event
-
-__all__ = ["PHASES", "Names", "Part", "Period", "Recovery", "Redo", "Story", "tell"]
+from elastic_rs._observe._events import Event, host_of, life
+from elastic_rs._observe._merge import merge
 
 PHASES = ("detect", "stop", "rendezvous", "start", "import", "first_step")
 """The parts of a recovery, in their order."""
@@ -26,14 +20,7 @@ LOSSES = ("node.lost", "node.left", "node.replaced", "node.withdrew")
 
 @dataclass(frozen=True)
 class Part:
-    """One part of a recovery, over all nodes that have told how long theirs took.
-
-    Attributes:
-        median_s: of these nodes, in seconds.
-        longest_s: the longest, in seconds.
-        slowest: the node that it took longest.
-        nodes: number of these nodes.
-    """
+    """One part of a recovery, over all nodes that have told how long theirs took."""
 
     median_s: float
     longest_s: float
@@ -46,7 +33,6 @@ class Redo:
     """Steps that are made again, because the last checkpoint was before them.
 
     Attributes:
-        steps: their number.
         seconds: what they cost, at the mean time of a step before.
     """
 
@@ -59,14 +45,9 @@ class Recovery:
     """A world had to re-form.
 
     Attributes:
-        broken: the event that says so.
         root: what began it. Without causes it is ``broken`` itself.
         consequences: failures and losses that followed from it.
         stopped: ends of workers that their agents have stopped because of it, as far as nodes' own events are known.
-        completed: the round that ended it, if it has ended.
-        nodes_before: number of nodes of the world before it, if that is known.
-        workers: number of workers that stood still, if that is known.
-        parts: what it cost, by phase.
         redo: what its workers do again. None: the training script does not tell its steps, or not their numbers.
         began_us: when it began, on the coordinator's clock. ``root`` is recorded once it is known, a little later.
         ended_us: when the workers had made their first step. If the training tells no steps, when the last worker was
@@ -88,12 +69,7 @@ class Recovery:
     stepped: bool = False
 
     def lasted_s(self, now_us: int, since_us: int = 0) -> float:
-        """Return how long it has taken, in seconds.
-
-        Args:
-            now_us: its end, if it has not ended.
-            since_us: its earliest beginning.
-        """
+        """Return how long it has taken since then, in seconds. Its end is ``now_us`` if it has not ended."""
         begin, end = self.period_us(now_us, since_us)
         return (end - begin) / 1e6
 
@@ -109,9 +85,6 @@ class Period:
 
     Attributes:
         kind: ``forming`` (the first round), ``round``, ``recovery``, or a phase.
-        begin_us: when it began.
-        end_us: when it ended, or the end of what is known.
-        round: number of the round, if it is one.
     """
 
     kind: str
@@ -121,7 +94,6 @@ class Period:
 
     @property
     def name(self) -> str:
-        """What it is called."""
         return self.kind if self.round is None else f"{self.kind} {self.round}"
 
 
@@ -130,17 +102,11 @@ class Story:
     """What happened to one run.
 
     Attributes:
-        run: its id.
         events: in their order; those of the last coordinator, if it was restarted.
-        recoveries: in their order.
-        formed_us: when the first round was complete.
         stepped_us: when the first step of training had been made, if the training tells its steps.
         stepped: the last event that tells the number of a first step.
-        closed: the event by which the run was closed, if it was.
         away: nodes that have gone and not come back, each with the event that says so.
         gone: how often nodes of each host have gone.
-        worlds: the events by which worlds were formed.
-        now_us: the time on the coordinator's clock.
         shared: hosts on which several nodes were in the job at the same time.
         lives: how many coordinators recorded events. Each has its own clock, so the story is that of the last.
         earlier: number of recoveries under the ones before.
@@ -281,12 +247,7 @@ class Story:
 
 
 def tell(events: Sequence[Event], now_us: int | None = None) -> Story:
-    """Find out what happened to a run.
-
-    Args:
-        events: all of one run, of one origin in their order, of several in any.
-        now_us: the time on the coordinator's clock; by default that of the last event.
-    """
+    """Find out what happened to a run. Events of one origin are in their order, and origins in any."""
     events, shift_us = merge(events)
     lives = [_tell(list(one)) for _, one in itertools.groupby(events, life)] or [Story("")]
     story = lives[-1]
@@ -430,12 +391,6 @@ def phases_us(event: Event, until_complete_us: int | None = None) -> dict[str, i
 
 
 def parts(told: Iterable[Event], until_complete_us: int) -> dict[str, Part]:
-    """Return what each phase took.
-
-    Args:
-        told: events of type ``phase`` of one round, and of nodes that were lost.
-        until_complete_us: the time from the end of the round before until this one was complete.
-    """
     found: dict[str, list[tuple[float, str]]] = {}
     for event in told:
         for phase, micros in phases_us(event, until_complete_us).items():

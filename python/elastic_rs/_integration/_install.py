@@ -7,8 +7,6 @@ import sys
 import threading
 from typing import Any
 
-__all__ = ["install", "uninstall"]
-
 _lock = threading.Lock()
 _parts: list[str] = []
 """What is installed, in order."""
@@ -50,25 +48,26 @@ def uninstall() -> None:
             _, names, name, before = _replaced.pop()
             names[name] = before
         if _factories:
-            _registry().update(_factories)
+            from elastic_rs._torch_private import handler_factories
+
+            handler_factories().update(_factories)
             _factories.clear()
         _parts.clear()
 
 
 def _install_store() -> None:
-    from torch._C._distributed_c10d import TCPStore as TheirStore
-
+    from elastic_rs import _torch_private
     from elastic_rs.store import TCPStore
 
-    _replace("store", {TheirStore: TCPStore})
+    _replace("store", {_torch_private.TCPStore: TCPStore})
 
 
 def _install_rendezvous() -> None:
-    import torch.distributed.elastic.rendezvous.registry  # noqa: F401 - fills the registry of handlers
     from torch.distributed.elastic.rendezvous import c10d_rendezvous_backend as their_backend
     from torch.distributed.elastic.rendezvous import dynamic_rendezvous as theirs
 
     from elastic_rs import c10d_backend, dynamic
+    from elastic_rs._torch_private import handler_factories
     from elastic_rs.rendezvous import create_rust_etcd_handler
 
     _replace(
@@ -81,7 +80,7 @@ def _install_rendezvous() -> None:
             **_etcd_classes(),
         },
     )
-    registry = _registry()
+    registry = handler_factories()
     for name, factory in (
         ("c10d", _create_c10d_handler),
         ("etcd", create_rust_etcd_handler),
@@ -110,8 +109,8 @@ def _install_agent() -> None:
     import torch.distributed.launcher.api  # noqa: F401 - holds the name too
     from torch.distributed.elastic.agent.server import local_elastic_agent as theirs
 
+    from elastic_rs._integration._launcher import _new_agent
     from elastic_rs.agent import LocalElasticAgent
-    from elastic_rs.integration._launcher import _new_agent
 
     _replace("agent", {theirs.LocalElasticAgent: LocalElasticAgent, _new_agent: LocalElasticAgent})
 
@@ -131,13 +130,6 @@ def _create_static_handler(params: Any) -> Any:
 
     known_of(params.config, {"rank", "timeout"}, "static")
     return _factories["static"](params)
-
-
-def _registry() -> dict[str, Any]:
-    from torch.distributed.elastic.rendezvous.api import rendezvous_handler_registry
-
-    registry: dict[str, Any] = rendezvous_handler_registry._registry  # noqa: SLF001 - it refuses a second registration
-    return registry
 
 
 def _replace(part: str, ours: dict[Any, Any]) -> None:

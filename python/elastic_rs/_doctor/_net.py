@@ -9,23 +9,17 @@ import errno
 import ipaddress
 import os
 import socket
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterator
+from typing import NamedTuple
 
 from elastic_rs import _elastic_rs
-from elastic_rs._elastic_rs import PROTOCOL_VERSION
-from elastic_rs.doctor import _etcd
-from elastic_rs.doctor._findings import Answer, Finding, Question, asked, mend, note, ok
-from elastic_rs.doctor._peer import Reached, family_of, reach
+from elastic_rs._doctor import _etcd
+from elastic_rs._doctor._findings import Answer, Finding, Question, asked, mend, note, ok
+from elastic_rs._doctor._peer import Reached, family_of, reach
+from elastic_rs._elastic_rs import PROTOCOL_VERSION, EtcdOptions, Protection
 from elastic_rs.rendezvous._node import shares_store
 from elastic_rs.rendezvous._protection import TLS_CERT, TOKEN_FILE, protection
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from elastic_rs._elastic_rs import EtcdOptions, Protection
-    from elastic_rs.run._options import Rendezvous
-
-__all__ = ["findings", "findings_over_etcd"]
+from elastic_rs.run._options import Rendezvous
 
 SLOW_S = 1.0
 
@@ -108,7 +102,6 @@ def ask_reverse(address: str) -> Question[str] | None:
 
 
 def is_address(text: str) -> bool:
-    """Whether this is an address and not a name."""
     try:
         ipaddress.ip_address(text.partition("%")[0])
     except ValueError:
@@ -144,15 +137,7 @@ def seen_by_others(to_endpoint: str, usual: str, host: str) -> str:
 def own_name(
     name: str, answer: Answer[list[str]], gloo: str | None, *, others: bool, local_addr: str | None
 ) -> Finding:
-    """Judge what this node's own name resolves to. The agent does not use the name; Gloo in the workers does.
-
-    Args:
-        name: this machine's host name.
-        answer: its addresses.
-        gloo: ``GLOO_SOCKET_IFNAME``, with which Gloo does not use the name either.
-        others: there are nodes on other machines.
-        local_addr: ``--local-addr``.
-    """
+    """Judge what this node's own name resolves to. The agent does not use the name; Gloo in the workers does."""
     check, several = "own name", others and not gloo
     hosts = f"give `{name}` this node's address in /etc/hosts, or set GLOO_SOCKET_IFNAME to its network interface"
     if answer.value is None:
@@ -287,11 +272,7 @@ def _protection_of(how: str) -> Protection | None:
 def how_protected(run_id: str, how: str, own: Protection | None, doors: Doors) -> Finding:
     """Say which token and which certificate protect the job's sessions, and who can reach its worker stores.
 
-    Args:
-        run_id: the job's name.
-        how: how nodes meet: ``alone``, at a ``coordinator``, or over ``etcd``.
-        own: the token and the certificate of this node, if it has them.
-        doors: what else may be open.
+    Nodes meet (``how``) ``alone``, at a ``coordinator``, or over ``etcd``.
     """
     if doors.tunnel and how != "alone" and own is None:
         text = f"--rdzv-conf store_tunnel=1 is given without a token: name its file in {TOKEN_FILE}"

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import Any
 
+from elastic_rs._observe._events import Event, host_of
+from elastic_rs._observe._story import Part, Recovery, Story
 from elastic_rs._terminal import plain
-from elastic_rs.observe._events import host_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from elastic_rs.observe._events import Event
-    from elastic_rs.observe._story import Part, Recovery, Story
-
-__all__ = ["event_line", "span", "status", "what", "why"]
 
 _LONGEST = 72
 """Most characters that are shown of what a worker said."""
@@ -22,12 +16,6 @@ _SHOWN = 3
 
 
 def status(story: Story, state: dict[str, Any] | None) -> list[str]:
-    """Return the lines of ``status``.
-
-    Args:
-        story: what happened.
-        state: what a live coordinator says of now. None: only events are known.
-    """
     lines = [_headline(story, state)]
     if state is not None and state["state"] in ("waiting", "reforming"):
         lines.append(f"waits   {plain(state['progress'])}")
@@ -71,12 +59,7 @@ def status(story: Story, state: dict[str, Any] | None) -> list[str]:
 
 
 def why(story: Story, which: int | None = None) -> list[str]:
-    """Return the lines of ``why``: one recovery with its causes and what it cost.
-
-    Args:
-        story: what happened.
-        which: number of the recovery, from 1; by default the last one.
-    """
+    """Return the lines of ``why``: one recovery with its causes and what it cost."""
     if not story.recoveries and story.dropped():
         return [f"{story.run}: no recovery is in the last events; the {story.dropped()} before them were dropped"]
     if not story.recoveries:
@@ -122,13 +105,6 @@ def why(story: Story, which: int | None = None) -> list[str]:
 
 
 def event_line(event: Event, story: Story, since_us: int) -> str:
-    """Return one event as a line of ``events``.
-
-    Args:
-        event: the event.
-        story: names its node.
-        since_us: the time of the first event that is shown, on the same clock.
-    """
     node = story.name(event.node) if event.node else ""
     text = event.text or _facts(event, story)
     numbers = (cause.rpartition(".")[2] for cause in event.cause) if event.follows is None else map(str, event.follows)

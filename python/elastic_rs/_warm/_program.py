@@ -13,16 +13,12 @@ import io
 import os
 import runpy
 import sys
+from collections.abc import Callable
 from importlib.machinery import PathFinder, SourceFileLoader, SourcelessFileLoader
 from pkgutil import get_importer
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from elastic_rs.warm._plan import target
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-__all__ = ["Program", "UnreadableError"]
+from elastic_rs._warm._plan import target
 
 
 class UnreadableError(Exception):
@@ -30,11 +26,7 @@ class UnreadableError(Exception):
 
 
 class Program:
-    """The program on the workers' command line. Made in the fork server, before anything is imported.
-
-    Args:
-        args: the command line without the program.
-    """
+    """The program on the workers' command line. Made in the fork server, before anything is imported."""
 
     run: Callable[[], object]
     """In a worker: run the program. Raises :class:`UnreadableError` if the script does not exist."""

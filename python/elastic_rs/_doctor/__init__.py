@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import argparse
+from collections.abc import Iterator, Sequence
 
+from elastic_rs._doctor import _net, _node
+from elastic_rs._doctor._findings import Finding
 from elastic_rs._terminal import print_line
-from elastic_rs.doctor import _net, _node
 from elastic_rs.rendezvous._node import shares_store
 from elastic_rs.rendezvous._protection import decided, protection, refuse_c10d
 from elastic_rs.run import _flags, _options, _script
 from elastic_rs.run._command_line import Parser, seconds
 from elastic_rs.run._usage import PROG, UsageError
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Iterator, Sequence
-
-    from elastic_rs.doctor._findings import Finding
-
-__all__ = ["main"]
 
 HEALTHY = 0
 TO_MEND = 1

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-__all__ = ["DEFAULT_MODULES", "Plan", "plan", "target"]
 
 DEFAULT_MODULES = ("torch",)
 
 CODE = (
     "import sys; first = sys.path[:1]; del sys.path[:1]; "
-    "from elastic_rs.warm._fork_server import main; sys.path[:0] = first; main()"
+    "from elastic_rs._warm._fork_server import main; sys.path[:0] = first; main()"
 )
 """What a fork server executes. The modules and the workers' arguments follow.
 
@@ -36,12 +31,7 @@ class Plan:
 
 
 def plan(command: Sequence[str], modules: Sequence[str] = DEFAULT_MODULES) -> Plan | str:
-    """Plan the fork server for workers with this command, or return why they can have none.
-
-    Args:
-        command: program and arguments.
-        modules: the modules that the fork server imports.
-    """
+    """Plan the fork server for workers with this command, or return why they can have none."""
     if command[0] != sys.executable:
         return f"their program is `{command[0]}`, not this Python, `{sys.executable}`"
     found = target(command[1:])

@@ -12,17 +12,11 @@ import heapq
 import itertools
 from bisect import bisect_right
 from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from statistics import median
 
-from elastic_rs.observe._events import life, told
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from elastic_rs.observe._events import Event
-
-__all__ = ["median", "merge"]
+from elastic_rs._observe._events import Event, life, told
 
 Key = tuple[object, ...]
 
@@ -71,8 +65,6 @@ def merge(events: Sequence[Event]) -> tuple[list[Event], int]:
 
 @dataclass
 class _Clock:
-    """The events of one clock."""
-
     name: str
     place: int
     events: list[Event] = field(default_factory=list)
@@ -172,12 +164,6 @@ def _key(event: Event, reasons: dict[tuple[str, int], str]) -> Key | None:
         phases = frozenset(name for name, micros in event.data.items() if micros is not None)
         return "phase", event.node, event.round, reason, phases
     return None
-
-
-def median(values: Iterable[float]) -> float:
-    """Return the median. ``statistics`` would be imported for it alone, and that takes a twentieth of ``status``."""
-    ordered = sorted(values)
-    return (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
 
 
 def _ahead(one: _Clock, other: _Clock) -> float | None:

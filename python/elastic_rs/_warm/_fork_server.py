@@ -14,14 +14,11 @@ import io
 import os
 import sys
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from elastic_rs._elastic_rs import ForkServer
-from elastic_rs.warm import _checks, _program
-from elastic_rs.warm._program import Program, UnreadableError
-
-if TYPE_CHECKING:
-    from elastic_rs._elastic_rs import SpawnRequest
+from elastic_rs._elastic_rs import ForkServer, SpawnRequest
+from elastic_rs._warm import _checks, _program
+from elastic_rs._warm._program import Program, UnreadableError
 
 ROOM = "ELASTIC_RS_TEMPLATE_ROOM"
 """Set by the agent to reserve memory in ``/proc`` for variables that workers have and a fork server has not."""

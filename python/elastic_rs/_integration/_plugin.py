@@ -52,7 +52,7 @@ def _show_logs() -> None:
 
 def with_agent(handler: LauncherHandler) -> RendezvousHandler:
     """Have our agent run the workers of this handler, if it wants that."""
-    from elastic_rs.integration._launcher import take_over
+    from elastic_rs._integration._launcher import take_over
 
     if handler.wants_agent:
         take_over()

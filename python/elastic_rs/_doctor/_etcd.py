@@ -7,18 +7,12 @@ etcd checks the rights to both of its branches first.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 from elastic_rs import _elastic_rs
-from elastic_rs.doctor._findings import Answer, Finding, Question, mend, note, ok
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from elastic_rs._elastic_rs import EtcdClient, EtcdOptions
-
-__all__ = ["Look", "Member", "findings"]
+from elastic_rs._doctor._findings import Answer, Finding, Question, mend, note, ok
+from elastic_rs._elastic_rs import EtcdClient, EtcdMember, EtcdOptions
 
 SLOW_S = 0.1
 """A join takes a handful of round trips, and an election of etcd's starts after a second of silence."""
@@ -29,36 +23,16 @@ FILLED_BYTES = 3 << 29
 
 
 @dataclass(frozen=True)
-class Member:
-    """What was found at one endpoint. The fields are those of the binding's ``EtcdMember``."""
-
-    endpoint: str
-    error: str | None = None
-    """Why there is no answer. Nothing else is known then."""
-    name: str = ""
-    version: str = ""
-    problems: list[str] = field(default_factory=list)
-    """What is known to be wrong with this version."""
-    is_leader: bool = False
-    knows_leader: bool = True
-    is_learner: bool = False
-    alarms: list[str] = field(default_factory=list)
-    db_bytes: tuple[int, int] = (0, 0)
-    """Size of its database, and of what is in use there."""
-    round_trip_s: float = 0.0
-
-
-@dataclass(frozen=True)
 class Look:
     """What was found at all endpoints."""
 
-    members: list[Member]
+    members: list[EtcdMember]
     """One for each endpoint."""
     voters: list[list[str]] = field(default_factory=list)
     """For each voting member that the cluster lists, its addresses for clients."""
 
     @property
-    def up(self) -> list[Member]:
+    def up(self) -> list[EtcdMember]:
         """The members that have answered."""
         return [member for member in self.members if not member.error]
 
@@ -87,8 +61,7 @@ def findings(etcd: EtcdOptions, limit_s: float) -> Iterator[Finding]:
 
 def _look(client: EtcdClient) -> Look:
     found, listed = client.look()
-    members = [Member(**{each.name: getattr(one, each.name) for each in fields(Member)}) for one in found]
-    return Look(members, [urls for _, urls, is_learner in listed if not is_learner])
+    return Look(found, [urls for _, urls, is_learner in listed if not is_learner])
 
 
 def _why_no_reading(client: EtcdClient, prefix: str) -> str:
@@ -142,7 +115,7 @@ def members(endpoints: str, look: Look) -> Finding:
     return ok("endpoint", text)
 
 
-def versions(up: list[Member]) -> Finding:
+def versions(up: list[EtcdMember]) -> Finding:
     """Judge the members' versions, by the core's list of etcd's bugs."""
     found = sorted({member.version for member in up})
     problems = {member.version: "; ".join(member.problems) for member in up if member.problems}
@@ -154,7 +127,7 @@ def versions(up: list[Member]) -> Finding:
     return ok("etcd version", found[0])
 
 
-def space(up: list[Member]) -> Finding:
+def space(up: list[EtcdMember]) -> Finding:
     """Judge the space for data, and whether a member has found its data damaged."""
     alarms = {alarm: [each.endpoint for each in up if alarm in each.alarms] for one in up for alarm in one.alarms}
     if where := alarms.get("CORRUPT"):
@@ -173,7 +146,7 @@ def space(up: list[Member]) -> Finding:
     return ok("etcd space", text)
 
 
-def latency(up: list[Member]) -> Finding:
+def latency(up: list[EtcdMember]) -> Finding:
     """Judge how long members take to answer."""
     slowest = max(up, key=lambda member: member.round_trip_s)
     text = f"{slowest.round_trip_s * 1000:.1f} ms at most, from {slowest.endpoint}"

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from elastic_rs._terminal import plain
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-__all__ = ["SCHEMA", "Event", "escaped", "host_of", "life", "parse", "run_state", "schema", "told"]
 
 
 @dataclass(frozen=True)
@@ -23,14 +19,10 @@ class Event:
         id: the name of the coordinator's life and of the run's opening in it, and ``order``.
         order: the coordinator's count; an event's causes have smaller ones.
         cause: ids of the events without which this one would not have happened.
-        run: the run's id.
-        round: the round when it happened.
-        restart: the job's restart number when it happened.
         type: what happened: ``worker.exited``, ``round.broken``, …
         node: name of the node that it is about.
         mono_us: time on the coordinator's clock, in microseconds since it started.
         wall: time of day, only to be shown.
-        text: the sentence in the coordinator's log.
         data: further facts; which ones depends on the type.
         life: names the clock of ``mono_us`` and the count of ``order``, if origins were merged. Empty: the origin does.
         follows: the ``order`` of its causes, if events of several origins were merged.

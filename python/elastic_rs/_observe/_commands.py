@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from elastic_rs import _elastic_rs
+from elastic_rs._observe import _source, _text
+from elastic_rs._observe._events import Event, escaped, life, parse
+from elastic_rs._observe._merge import merge
+from elastic_rs._observe._story import Names, Story, tell
 from elastic_rs._terminal import close_output, error_line, plain
-from elastic_rs.observe import _source, _text
-from elastic_rs.observe._events import Event, escaped, life, parse
-from elastic_rs.observe._merge import merge
-from elastic_rs.observe._story import Names, Story, tell
 from elastic_rs.rendezvous._config import DEFAULT_PORT, parse_endpoint
 
 if TYPE_CHECKING:
@@ -191,7 +191,7 @@ def _events(args: argparse.Namespace) -> int:
     if args.follow and args.events is not None:
         return _fail(USAGE, "--follow needs an endpoint: files do not change")
     if args.follow and args.otlp_http is not None and not args.json:
-        from elastic_rs.observe._exporter import export
+        from elastic_rs._observe._exporter import export
 
         export(_live(args), args.otlp_http, _elastic_rs.VERSION)
         return HEALTHY
@@ -235,11 +235,11 @@ def _traces(args: argparse.Namespace) -> int:
     events, state = _read(args)
     now_us = None if state is None else state["mono_us"]
     if args.format == "chrome-trace":
-        from elastic_rs.observe._trace import chrome_trace
+        from elastic_rs._observe._trace import chrome_trace
 
         print(json.dumps(chrome_trace(events, now_us)))
         return HEALTHY
-    from elastic_rs.observe._otlp import send, traces
+    from elastic_rs._observe._otlp import send, traces
 
     found = traces(events, _elastic_rs.VERSION, now_us)
     if args.otlp_http is None:
@@ -257,7 +257,7 @@ def _traces(args: argparse.Namespace) -> int:
 def _top(args: argparse.Namespace) -> int:
     if args.events is not None or args.json:
         return _fail(USAGE, "top needs an endpoint, and is for people: `status --json` is for programs")
-    from elastic_rs.observe._top import show
+    from elastic_rs._observe._top import show
 
     return show(_live(args))
 
@@ -265,7 +265,7 @@ def _top(args: argparse.Namespace) -> int:
 def _page(args: argparse.Namespace) -> int:
     if args.json:
         return _fail(USAGE, "--json: the page is for people; `events --json` is for programs")
-    from elastic_rs.observe._page import page
+    from elastic_rs._observe._page import page
 
     events, state = _read(args)
     if not events:

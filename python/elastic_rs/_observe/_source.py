@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from elastic_rs import _elastic_rs
+from elastic_rs._observe._events import SCHEMA, Event, life, parse, run_state, schema
 from elastic_rs._terminal import plain, warning_line
-from elastic_rs.observe._events import SCHEMA, Event, life, parse, run_state, schema
 from elastic_rs.rendezvous._protection import TLS_CERT, TOKEN_FILE, protection
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
-__all__ = ["AnswerError", "Live", "from_files", "warn_of_later"]
 
 FILES = ("events.jsonl.1", "events.jsonl", "events-coordinator.jsonl.1", "events-coordinator.jsonl")
 """Names of the files that nodes and coordinators write. Those that were put aside are older."""

@@ -14,19 +14,19 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from elastic_rs import _elastic_rs
+from elastic_rs._observe import _text
+from elastic_rs._observe._events import parse
+from elastic_rs._observe._otlp import RefusedError, checked_headers, recovery_traces, send
+from elastic_rs._observe._source import AnswerError
+from elastic_rs._observe._story import Names, tell
 from elastic_rs._terminal import plain, warning_line
-from elastic_rs.observe import _text
-from elastic_rs.observe._events import parse
-from elastic_rs.observe._otlp import RefusedError, checked_headers, recovery_traces, send
-from elastic_rs.observe._source import AnswerError
-from elastic_rs.observe._story import Names, tell
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from elastic_rs.observe._events import Event
-    from elastic_rs.observe._source import Live
-    from elastic_rs.observe._story import Story
+    from elastic_rs._observe._events import Event
+    from elastic_rs._observe._source import Live
+    from elastic_rs._observe._story import Story
 
 __all__ = ["Outbox", "Recoveries", "export"]
 

@@ -6,16 +6,11 @@ Arrows lead from causes to what they caused. Source of the format: "Trace Event 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
-from elastic_rs.observe._story import PHASES, Period, Story, tell
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from elastic_rs.observe._events import Event
-
-__all__ = ["chrome_trace"]
+from elastic_rs._observe._events import Event
+from elastic_rs._observe._story import PHASES, Period, Story, tell
 
 _JOB = 1
 _ROUNDS, _EVENTS = 1, 2
@@ -23,12 +18,6 @@ _SHORTEST_US = 1
 
 
 def chrome_trace(events: Sequence[Event], now_us: int | None = None) -> dict[str, Any]:
-    """Return the trace of a run's events.
-
-    Args:
-        events: all of one run, in their order.
-        now_us: the time on the coordinator's clock, which ends what goes on; by default that of the last event.
-    """
     story = tell(events, now_us)
     pids: dict[str | None, int] = {None: _JOB}
     for event in story.events:

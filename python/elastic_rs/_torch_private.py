@@ -1,0 +1,127 @@
+"""Every private name of PyTorch's that this package uses, since PyTorch has no public one for it. Each has a test.
+
+What ``agent._local`` inherits from PyTorch's agent, and overrides, is not here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+
+# The public names are `install()`'s to replace, and have no types.
+from torch._C._distributed_c10d import FileStore, PrefixStore, Store, TCPStore
+
+if TYPE_CHECKING:
+    from torch.distributed.elastic.multiprocessing import MultiprocessContext
+
+__all__ = [
+    "FileStore",
+    "PrefixStore",
+    "Store",
+    "TCPStore",
+    "abort_groups",
+    "event_handlers",
+    "forget_group_numbers",
+    "handler_factories",
+    "is_this_host",
+    "keep_versions",
+    "let_workers_end",
+    "processes_of",
+    "return_queues",
+    "signal_handler",
+    "store_of",
+    "take_hooks_off",
+    "timeout_of_default_group",
+    "worker_group_of",
+]
+
+
+def handler_factories() -> dict[str, Any]:
+    """Return PyTorch's registry of rendezvous handlers by backend, which refuses a second registration."""
+    from torch.distributed.elastic.rendezvous import registry  # noqa: F401 - fills it
+    from torch.distributed.elastic.rendezvous.api import rendezvous_handler_registry
+
+    factories: dict[str, Any] = rendezvous_handler_registry._registry  # noqa: SLF001
+    return factories
+
+
+def event_handlers() -> dict[str, Any]:
+    """Return the handlers of events by name."""
+    from torch.distributed.elastic.events import handlers
+
+    return handlers._log_handlers  # noqa: SLF001
+
+
+def signal_handler() -> Callable[..., None]:
+    """Return the handler that raises ``SignalException``."""
+    from torch.distributed.elastic.multiprocessing.api import _terminate_process_handler
+
+    return _terminate_process_handler
+
+
+def is_this_host(host: str) -> bool:
+    """Whether PyTorch takes an endpoint's host for this machine."""
+    from torch.distributed.elastic.rendezvous.utils import _matches_machine_hostname
+
+    return _matches_machine_hostname(host)
+
+
+def store_of(backend: Any) -> Any:
+    """Return the store of a ``C10dRendezvousBackend``, PyTorch's or ours; None for other backends."""
+    return getattr(backend, "_store", None)
+
+
+def worker_group_of(agent: Any) -> Any:
+    """Return the worker group of an agent; None for other objects."""
+    return getattr(agent, "_worker_group", None)
+
+
+def processes_of(context: MultiprocessContext) -> Any:
+    """Return the ``ProcessContext`` of workers that are functions: their processes, and their files of exceptions."""
+    return context._pc  # noqa: SLF001
+
+
+def return_queues(context: MultiprocessContext) -> dict[int, Any]:
+    """Return the queues by local rank through which workers return values."""
+    queues: dict[int, Any] = context._ret_vals  # noqa: SLF001
+    return queues
+
+
+def let_workers_end(context: MultiprocessContext) -> None:
+    """Let workers end that have returned. They wait for that until their values were read."""
+    context._worker_finished_event.set()  # noqa: SLF001
+
+
+def forget_group_numbers() -> None:
+    """Begin the numbers of process groups anew, as destroying the default group does."""
+    dist.distributed_c10d._world.group_count = 0  # noqa: SLF001
+
+
+def abort_groups() -> None:
+    """Abort all process groups as one."""
+    dist.distributed_c10d._abort_process_group()  # noqa: SLF001
+
+
+def timeout_of_default_group() -> timedelta | None:
+    """Return the timeout of the default group's collectives. None: no backend of it shows its options."""
+    group = dist.distributed_c10d._get_default_group()  # noqa: SLF001
+    for device in group._device_types:  # noqa: SLF001
+        with contextlib.suppress(AttributeError, RuntimeError):
+            return group._get_backend(device).options._timeout  # noqa: SLF001
+    return None
+
+
+def take_hooks_off(wrap: Any) -> None:
+    """Take the hooks of a ``DistributedDataParallel`` wrap off the gradients."""
+    with contextlib.suppress(AttributeError):  # its constructor has failed
+        wrap._remove_autograd_hooks()  # noqa: SLF001
+
+
+def keep_versions(state_dict: Any, copy: Any) -> None:
+    """Give a copy of a module's ``state_dict`` the versions of its modules, which nobody changes."""
+    if hasattr(state_dict, "_metadata"):
+        copy._metadata = state_dict._metadata  # noqa: SLF001

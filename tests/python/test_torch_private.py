@@ -1,0 +1,137 @@
+"""``elastic_rs._torch_private``: each private name of this version of PyTorch still does what this package needs."""
+
+from __future__ import annotations
+
+import copy
+import re
+import signal
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from types import SimpleNamespace
+
+import elastic_rs
+import pytest
+import torch
+import torch.distributed as dist
+from elastic_rs import _torch_private
+from torch import nn
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, MultiprocessContext, SignalException
+from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
+from torch.nn.parallel import DistributedDataParallel
+
+
+@pytest.fixture
+def group() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1, timeout=timedelta(seconds=77))
+    yield
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def test_no_other_module_uses_such_names() -> None:
+    names = re.compile(r"torch\._C|distributed_c10d\._|(registry|handlers|group)\._[a-z]|\._metadata|api import _[a-z]")
+    folder = Path(elastic_rs.__file__).parent
+    found = [path.name for path in folder.rglob("*.py") if names.search(path.read_text())]
+    # The names of modules are all that `install()` looks at.
+    assert sorted(found) == ["_install.py", "_torch_private.py"]
+
+
+def test_stores_are_pytorchs_own_also_after_install() -> None:
+    elastic_rs.install()
+    try:
+        assert dist.TCPStore is not _torch_private.TCPStore
+        assert issubclass(dist.TCPStore, _torch_private.TCPStore)
+    finally:
+        elastic_rs.uninstall()
+    for name in ("FileStore", "PrefixStore", "Store", "TCPStore"):
+        assert getattr(dist, name) is getattr(_torch_private, name)
+
+
+def test_factories_of_handlers() -> None:
+    factories = _torch_private.handler_factories()
+    assert {"c10d", "etcd", "static"} <= factories.keys()
+    assert factories is _torch_private.handler_factories()
+
+
+def test_handlers_of_events() -> None:
+    assert {"null", "console"} <= _torch_private.event_handlers().keys()
+
+
+def test_the_handler_of_signals_raises() -> None:
+    with pytest.raises(SignalException) as raised:
+        _torch_private.signal_handler()(signal.SIGTERM, None)
+    assert raised.value.sigval == signal.SIGTERM
+
+
+def test_hosts() -> None:
+    assert _torch_private.is_this_host("localhost")
+    assert not _torch_private.is_this_host("no-such-host.invalid")
+
+
+def test_the_store_of_a_backend() -> None:
+    store = dist.HashStore()
+    assert _torch_private.store_of(C10dRendezvousBackend(store, "job")) is store
+    assert _torch_private.store_of(object()) is None
+
+
+def test_the_worker_group_of_an_agent() -> None:
+    agent = LocalElasticAgent.__new__(LocalElasticAgent)
+    agent._worker_group = group = SimpleNamespace()  # type: ignore[assignment]
+    assert agent.get_worker_group() is group
+    assert _torch_private.worker_group_of(agent) is group
+    assert _torch_private.worker_group_of(object()) is None
+
+
+def test_workers_that_are_functions() -> None:
+    context = MultiprocessContext(
+        name="worker",
+        entrypoint=print,
+        args={0: ()},
+        envs={0: {}},
+        start_method="spawn",
+        logs_specs=DefaultLogsSpecs(),
+        log_line_prefixes=None,
+    )
+    assert _torch_private.processes_of(context) is None, "not started"
+    assert _torch_private.return_queues(context).keys() == {0}
+    _torch_private.let_workers_end(context)
+    assert context._worker_finished_event.is_set()
+
+
+@pytest.mark.usefixtures("group")
+def test_the_timeout_of_the_default_group() -> None:
+    assert _torch_private.timeout_of_default_group() == timedelta(seconds=77)
+
+
+@pytest.mark.usefixtures("group")
+def test_groups_are_aborted_and_their_numbers_begin_anew() -> None:
+    dist.new_group([0])
+    dist.destroy_process_group()
+    _torch_private.forget_group_numbers()
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    assert dist.distributed_c10d._world.group_count == 1
+    _torch_private.abort_groups()
+    assert not dist.is_initialized()
+
+
+@pytest.mark.usefixtures("group")
+def test_hooks_of_a_wrap_run_no_more() -> None:
+    model = nn.Linear(1, 1)
+    wrap = DistributedDataParallel(model)
+    _torch_private.take_hooks_off(wrap)
+    dist.destroy_process_group()
+    model(torch.ones(1)).backward()
+    assert model.weight.grad is not None
+    _torch_private.take_hooks_off(nn.Module())
+
+
+def test_a_copy_keeps_the_versions_of_modules() -> None:
+    versions = nn.BatchNorm1d(1).state_dict()
+    new = copy.copy(dict(versions))
+    _torch_private.keep_versions(new, new)
+    bare = type(versions)(versions)
+    assert not hasattr(bare, "_metadata")
+    _torch_private.keep_versions(versions, bare)
+    assert bare._metadata[""]["version"] == 2
