@@ -9,15 +9,15 @@ use crate::events::record::{Exit, FirstStep, Kind, LONGEST_US, Number, Phase, Wh
 use crate::events::tally::Refused;
 use crate::rendezvous::protocol::bounds::tidy_failure;
 use crate::rendezvous::protocol::message::{
-    CoordinatorMessage, Failure, Join, LARGEST_STEP, NodeId, Round, Stepped, Verdict,
+    CoordinatorMessage, Failure, Join, LARGEST_COUNT, LARGEST_STEP, NodeId, Round, Stepped, Verdict,
 };
 
 /// How often a node may tell how long its parts of a round have taken.
 const TOOK: u8 = 2;
 
 impl Run {
-    /// A node asks for a place. `check`: the check of a change in place at which its workers have stopped, if they have.
-    pub(super) fn on_join(&mut self, id: NodeId, session: SessionId, join: Join, check: Option<u64>, now: Instant) {
+    /// A node asks for a place.
+    pub(super) fn on_join(&mut self, id: NodeId, session: SessionId, join: Join, now: Instant) {
         if let Some(verdict) = self.current.closed().cloned() {
             return self.send(session, CoordinatorMessage::Closed { verdict, spare: false });
         }
@@ -27,14 +27,14 @@ impl Run {
         if self.turns_out(id, session, now) {
             return;
         }
-        self.take_join(id, session, join, check, now);
+        self.take_join(id, session, join, now);
         if self.roster.get(id).is_some_and(|node| self.is_spare(node)) {
             let waits = self.roster.get(id).and_then(|node| self.waits(node, now));
             waits.into_iter().for_each(|waits| self.send(session, CoordinatorMessage::Waits(waits)));
         }
     }
 
-    fn take_join(&mut self, id: NodeId, session: SessionId, join: Join, check: Option<u64>, now: Instant) {
+    fn take_join(&mut self, id: NodeId, session: SessionId, join: Join, now: Instant) {
         let Some(node) = self.roster.get(id) else { return };
         let asked = node.asked.clone();
         if let Some(reason) = self.disagreement(&node.name, &asked) {
@@ -61,7 +61,8 @@ impl Run {
         }
         let member = self.roster.last_rank(node).is_some();
         // Only members can have stopped for a change of this world.
-        let check = check.filter(|_| member);
+        let check = join.workers.as_ref().and_then(|workers| workers.check).filter(|_| member);
+        let check = check.map(|check| check.min(LARGEST_COUNT));
         // The workers of an idle member have ended before this coordinator was started, or its session with them.
         let stops_alone = node.status == Status::Active || (member && check.is_none());
         let mut arrival = None;

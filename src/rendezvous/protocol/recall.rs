@@ -91,7 +91,7 @@ impl Recalled {
     }
 
     /// As a coordinator takes it from this member: the last events within the limits, by rising numbers, with texts tidied. `None`: it
-    /// is not what a member of any release tells, or it is told in another one's name.
+    /// is not what a member tells, or it is told in another one's name.
     pub fn validated(mut self, member: NodeId) -> Option<Self> {
         let rises = self.events.windows(2).all(|pair| pair[0].number < pair[1].number);
         let possible = self.events.iter().all(|event| event.number.max(event.round) <= LARGEST_STEP);

@@ -162,7 +162,7 @@ pub(super) fn node_bytes(message: &NodeMessage) -> Bytes {
     if matches!(message, NodeMessage::Hello(_)) {
         encode_preamble(&mut bytes);
     }
-    encode_frame(&message.clone().outgoing(), &mut bytes);
+    encode_frame(message, &mut bytes);
     bytes.freeze()
 }
 

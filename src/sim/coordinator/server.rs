@@ -100,7 +100,7 @@ impl Coordinator {
         if !peer.opened {
             return Ok(None);
         }
-        Ok(decode_frame::<NodeMessage>(&mut peer.buffer)?.map(NodeMessage::incoming))
+        decode_frame(&mut peer.buffer)
     }
 
     /// The state that decides the future, for [`super::explore`].

@@ -6,7 +6,6 @@ use std::time::Instant;
 use super::{NodeCommand, NodeMachine};
 use crate::events::journal::{Entry, Journal};
 use crate::events::record::{Ending, Exit, Kind, Number, Phase};
-use crate::rendezvous::protocol::capability::RECALLS;
 use crate::rendezvous::protocol::message::{Failure, NodeMessage, Placement, Recalled, Verdict};
 
 impl NodeMachine {
@@ -139,11 +138,9 @@ impl NodeMachine {
 
     /// Tell a coordinator that was restarted what this node knows of the time before.
     pub(in crate::rendezvous) fn recall(&mut self) {
-        if self.coordinator_has(RECALLS) {
-            let recalled = Recalled::of(self.journal.origin(), self.journal.recent(), self.journal.now());
-            if !recalled.events.is_empty() {
-                self.commands.push(NodeCommand::Send(NodeMessage::Recalled(Box::new(recalled))));
-            }
+        let recalled = Recalled::of(self.journal.origin(), self.journal.recent(), self.journal.now());
+        if !recalled.events.is_empty() {
+            self.commands.push(NodeCommand::Send(NodeMessage::Recalled(Box::new(recalled))));
         }
     }
 }

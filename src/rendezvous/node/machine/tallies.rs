@@ -1,11 +1,10 @@
-//! What a node tells a coordinator that counts it: round trips of heartbeats, and that it was cut off. Part of [`super`].
+//! What a node tells a coordinator, which counts it: round trips of heartbeats, and that it was cut off. Part of [`super`].
 
 use std::fmt;
 use std::time::Duration;
 
 use super::{NodeCommand, NodeMachine};
 use crate::events::record::LONGEST_US;
-use crate::rendezvous::protocol::capability::TALLIES;
 use crate::rendezvous::protocol::message::NodeMessage;
 
 /// One of so many heartbeats tells a round trip. The bytes of all of them together are next to nothing.
@@ -45,20 +44,19 @@ impl NodeMachine {
     /// The heartbeat to send now.
     pub(super) fn next_beat(&mut self) -> NodeMessage {
         self.tallies.beats += 1;
-        let due = self.tallies.beats >= EVERY && self.coordinator_has(TALLIES);
-        match self.tallies.round_trip.filter(|_| due) {
-            Some(time) => {
-                self.tallies.beats = 0;
-                NodeMessage::Beat { rtt_us: u64::try_from(time.as_micros()).unwrap_or(u64::MAX).min(LONGEST_US) }
-            }
-            None => NodeMessage::Heartbeat,
+        let due = self.tallies.beats >= EVERY && self.has_coordinator();
+        let round_trip = self.tallies.round_trip.filter(|_| due);
+        if round_trip.is_some() {
+            self.tallies.beats = 0;
         }
+        let micros = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX).min(LONGEST_US);
+        NodeMessage::Heartbeat { rtt_us: round_trip.map(micros) }
     }
 
     /// The coordinator has said something, so it can be told that this node was cut off.
     pub(super) fn tell_fence(&mut self) {
         let over = self.left || self.view.failed.is_some();
-        if self.tallies.fenced && self.coordinator_has(TALLIES) && !over {
+        if self.tallies.fenced && self.has_coordinator() && !over {
             self.tallies.fenced = false;
             self.commands.push(NodeCommand::Send(NodeMessage::Fenced));
         }
