@@ -32,6 +32,8 @@ use super::standing::Standing;
 use super::trace::Trace;
 use crate::events::record::{Ending, Kind, Loss, Number, Why};
 use crate::events::tally::Tally;
+#[cfg(feature = "sim")]
+use crate::rendezvous::decision_state::DecisionState;
 use crate::rendezvous::protocol::bounds::tidy_verdict;
 use crate::rendezvous::protocol::message::{CoordinatorMessage, NodeId, NodeMessage, Round, Verdict};
 use crate::rendezvous::protocol::settings::{LAST_LOOK, Settings};
@@ -449,5 +451,12 @@ impl Run {
     /// that this coordinator formed is running.
     pub(super) fn is_bound(&self) -> bool {
         self.roster.counts().present > 0 || (self.current.has_formed() && !self.roster.active().is_empty())
+    }
+}
+
+#[cfg(feature = "sim")]
+impl DecisionState for Run {
+    fn decision_state(&self, _: Instant) -> Self {
+        Self { trace: Trace::default(), ..self.clone() }
     }
 }

@@ -20,7 +20,7 @@ const ASK_ALL_EVERY: Duration = Duration::from_secs(1);
 const WATCHES: Duration = Duration::from_secs(3);
 
 /// What is known of the steps of the current round.
-#[derive(Clone, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Watch {
     asked_at: Option<Instant>,
     told_at: Option<Instant>,

@@ -9,6 +9,8 @@ use std::time::{Duration, Instant};
 use super::counterpart::Counterpart;
 use super::pending::{Joining, Link, Report, back_off};
 use crate::events::journal::Journal;
+#[cfg(feature = "sim")]
+use crate::rendezvous::decision_state::DecisionState;
 use crate::rendezvous::protocol::bounds::tidy_message;
 use crate::rendezvous::protocol::message::{
     CoordinatorMessage, Hello, NodeMessage, Placement, Round, Running, Survival, Verdict,
@@ -428,5 +430,13 @@ impl NodeMachine {
         self.tries += 1;
         self.view.out_of_reach_since.get_or_insert(now);
         self.link = Link::Down { retry_at: now + delay };
+    }
+}
+
+#[cfg(feature = "sim")]
+impl DecisionState for NodeMachine {
+    fn decision_state(&self, now: Instant) -> Self {
+        let journal = Journal::new(self.hello.node.0, now);
+        Self { journal, tallies: Tallies::default(), ..self.clone() }
     }
 }

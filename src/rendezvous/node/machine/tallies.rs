@@ -1,6 +1,5 @@
 //! What a node tells a coordinator, which counts it: round trips of heartbeats, and that it was cut off. Part of [`super`].
 
-use std::fmt;
 use std::time::Duration;
 
 use super::{NodeCommand, NodeMachine};
@@ -11,7 +10,7 @@ use crate::rendezvous::protocol::message::NodeMessage;
 const EVERY: u32 = 12;
 
 /// What a coordinator is not told yet.
-#[derive(Clone, Default)]
+#[derive(Clone, Debug, Default)]
 pub(in crate::rendezvous) struct Tallies {
     /// Heartbeats since the last one that told a round trip.
     beats: u32,
@@ -19,13 +18,6 @@ pub(in crate::rendezvous) struct Tallies {
     round_trip: Option<Duration>,
     /// This node has stopped its workers, because it was cut off.
     fenced: bool,
-}
-
-/// No decision depends on it, so the explorer of small jobs must not tell states apart by it.
-impl fmt::Debug for Tallies {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Tallies")
-    }
 }
 
 impl Tallies {
