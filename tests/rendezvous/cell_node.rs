@@ -32,7 +32,7 @@ fn perform(node: &mut CellNode, cell: &mut Option<Vec<u8>>, now: Instant) {
 
 #[test]
 fn a_waiting_node_logs_what_it_waits_for() {
-    // Pains row 9: silence for ten minutes, then an error.
+    // #91943: silence for ten minutes, then an error.
     let mut now = Instant::now();
     let mut node = node(1, 2, now);
     let mut reporter = Reporter::default();

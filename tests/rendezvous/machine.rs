@@ -301,7 +301,7 @@ fn workers_get_no_ranks_unless_every_member_sends_its_number_of_workers() {
 
 // Several runs.
 
-/// Pains row 17: two jobs on one endpoint were one job.
+/// #126510: two jobs on one endpoint were one job.
 #[test]
 fn runs_of_one_coordinator_are_independent() {
     let settings = Settings::new(2, 2);

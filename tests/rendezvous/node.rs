@@ -467,7 +467,7 @@ fn told(node: &mut NodeMachine, reporter: &mut Reporter, now: Instant, until: Du
 
 #[test]
 fn a_waiting_node_logs_what_it_waits_for_now_and_then() {
-    // Pains row 9: silence for ten minutes, then an error.
+    // #91943: silence for ten minutes, then an error.
     let now = Instant::now();
     let mut node = connected(now);
     let mut reporter = Reporter::default();
