@@ -5,7 +5,7 @@ use std::time::Instant;
 use super::event::SessionId;
 use super::node::{Node, Status};
 use super::run::Run;
-use crate::events::record::{Exit, FirstStep, Kind, LONGEST_US, Number, Phase, Why};
+use crate::events::record::{FirstStep, Kind, LONGEST_US, Number, Phase, Why};
 use crate::events::tally::Refused;
 use crate::rendezvous::protocol::bounds::tidy_failure;
 use crate::rendezvous::protocol::message::{
@@ -118,14 +118,14 @@ impl Run {
         let name = node.name.clone();
         if self.current.interrupted().is_some() || self.current.told() {
             let text = format!("{failure}; not counted, a consequence of this: {}", self.why());
-            self.record(exited(&failure, false, false), Some(&name), self.trace.broken(), text);
+            self.record(Kind::WorkerExited(failure.exit(false, false)), Some(&name), self.trace.broken(), text);
             return self.send(session, self.status());
         }
         if self.recalls() {
             let reason = format!(
                 "{failure}; not counted, since not all members of round {round} have reported to the restarted coordinator"
             );
-            let exit = self.record(exited(&failure, true, false), Some(&name), None, None);
+            let exit = self.record(Kind::WorkerExited(failure.exit(true, false)), Some(&name), None, None);
             return self.interrupt_by(&reason, exit, Failure { counts: false, ..failure });
         }
         let unreachable = self.roster.of(self.roster.active()).find(|(_, node)| node.session.is_none());
@@ -133,10 +133,10 @@ impl Run {
             // Workers notice that a peer's connection is gone before the reconnect grace of the peer's agent is over.
             self.admission.hosts_mut().await_loss(Some(gone_id));
             let reason = format!("{failure}; not counted, since the connection of {gone} has ended");
-            let exit = self.record(exited(&failure, true, false), Some(&name), None, None);
+            let exit = self.record(Kind::WorkerExited(failure.exit(true, false)), Some(&name), None, None);
             return self.interrupt_by(&reason, exit, Failure { counts: false, ..failure });
         }
-        let exit = self.record(exited(&failure, true, failure.counts), Some(&name), None, None);
+        let exit = self.record(Kind::WorkerExited(failure.exit(true, failure.counts)), Some(&name), None, None);
         if !failure.counts {
             // The worker lives, and has left its world on purpose. Neither the budget nor its host answers for that.
             return self.interrupt_by(&failure.to_string(), exit, failure);
@@ -245,19 +245,4 @@ impl Run {
     pub(in crate::rendezvous) fn over(&self, reason: String) -> CoordinatorMessage {
         CoordinatorMessage::Status { waiting: 1, reason, restart: self.restart(), failure: None }
     }
-}
-
-/// What is recorded of a failure. `first`: others of its round are its consequences.
-fn exited(failure: &Failure, first: bool, counts: bool) -> Kind {
-    Kind::WorkerExited(Box::new(Exit {
-        rank: failure.global_rank,
-        local_rank: failure.local_rank,
-        role: failure.role.clone(),
-        pid: failure.pid,
-        exit: failure.exit.clone(),
-        returncode: failure.returncode,
-        message: failure.message.lines().next().unwrap_or_default().to_owned(),
-        first,
-        counts,
-    }))
 }

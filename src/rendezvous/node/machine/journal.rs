@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use super::{NodeCommand, NodeMachine};
 use crate::events::journal::{Entry, Journal};
-use crate::events::record::{Ending, Exit, Kind, Number, Phase};
+use crate::events::record::{Ending, Kind, Number, Phase};
 use crate::rendezvous::protocol::message::{Failure, NodeMessage, Placement, Recalled, Verdict};
 
 impl NodeMachine {
@@ -68,18 +68,7 @@ impl NodeMachine {
     }
 
     fn record_failure(&mut self, failure: &Failure) -> Number {
-        let exit = Exit {
-            rank: failure.global_rank,
-            local_rank: failure.local_rank,
-            role: failure.role.clone(),
-            pid: failure.pid,
-            exit: failure.exit.clone(),
-            returncode: failure.returncode,
-            message: failure.message.lines().next().unwrap_or_default().to_owned(),
-            first: true,
-            counts: failure.counts,
-        };
-        let kind = Kind::HeardExited(Box::new(exit));
+        let kind = Kind::HeardExited(failure.exit(true, failure.counts));
         self.journal.record(kind, Some(name_in(&failure.node)), None, Some(failure.to_string()))
     }
 
