@@ -25,7 +25,7 @@ fn main() {
         let hello = Hello { process: node, joining: true, ..hello };
         machine.on_hello(SessionId(node), hello, ends, now);
         machine.on_message(SessionId(node), join(0), now);
-        machine.on_message(SessionId(node), NodeMessage::Heartbeat, now);
+        machine.on_message(SessionId(node), NodeMessage::Heartbeat { rtt_us: None }, now);
         said += machine.take_commands().len();
     }
     let first = start.elapsed();
@@ -35,7 +35,7 @@ fn main() {
     machine.on_tick(now);
     for node in 1..nodes {
         machine.on_message(SessionId(node), join(1), now);
-        machine.on_message(SessionId(node), NodeMessage::Heartbeat, now);
+        machine.on_message(SessionId(node), NodeMessage::Heartbeat { rtt_us: None }, now);
     }
     machine.on_tick(now + Duration::from_secs(2));
     said += machine.take_commands().len();

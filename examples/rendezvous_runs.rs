@@ -46,7 +46,7 @@ fn main() {
                 machine.on_tick(now);
                 ticks += 1;
             }
-            machine.on_message(SessionId(run), NodeMessage::Heartbeat, now);
+            machine.on_message(SessionId(run), NodeMessage::Heartbeat { rtt_us: None }, now);
             machine.take_commands();
         }
     }

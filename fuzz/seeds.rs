@@ -152,7 +152,7 @@ fn rendezvous() {
         open(&mut script, node, &hello(node.into(), None));
         say(&mut script, node, &join(0, (node == 1).then_some(0)));
     }
-    say(&mut script, 0, &NodeMessage::Heartbeat);
+    say(&mut script, 0, &NodeMessage::Heartbeat { rtt_us: None });
     write("session", "three-join-at-once", &script);
     say(&mut script, 1, &NodeMessage::Leave { reason: "SIGTERM".into(), signal: None });
     script.extend_from_slice(&[1, 200]); // four seconds
@@ -216,7 +216,7 @@ fn rendezvous() {
             store_tunnel: true,
             ..Rules::default()
         };
-        open(&mut script, node, &NodeMessage::Hello(asking).outgoing());
+        open(&mut script, node, &NodeMessage::Hello(asking));
         let join = Join { round: Round(0), store_port: 1, node_rank: None, workers: workers(2) };
         say(&mut script, node, &NodeMessage::Join(join));
     }

@@ -114,7 +114,7 @@ impl World {
             }
             let session = SessionId(connection.id);
             let message = decode_frame::<NodeMessage>(&mut connection.buffer);
-            match (message.map(|message| message.map(NodeMessage::incoming)), connection.introduced) {
+            match (message, connection.introduced) {
                 (Ok(None), _) => return,
                 (Ok(Some(NodeMessage::Hello(hello))), false) => {
                     connection.introduced = true;

@@ -59,7 +59,7 @@ pub struct Entry {
 }
 
 /// The events of one node.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct Journal {
     origin: String,
     began: Instant,
@@ -75,13 +75,6 @@ pub struct Journal {
     broken: Option<Number>,
     signalled: Option<Number>,
     closed: bool,
-}
-
-/// No decision depends on it, so the explorer of small jobs must not tell states apart by it.
-impl fmt::Debug for Journal {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Journal")
-    }
 }
 
 impl Journal {

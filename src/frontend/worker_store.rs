@@ -209,8 +209,8 @@ impl Reach {
             _ if self.members == StoreMembers::Off || self.is_local() => Ok(None),
             Some(addresses) => Ok(Some(Members::new(addresses, strict, WAY_OUT_OF_MEMBERS))),
             None if strict => Err(JoinError::Connection(
-                "--rdzv-conf store_members=strict needs the addresses of the round's members, which were not told: the coordinator is of \
-                 an older release, or there are more than it tells; give store_members=warn"
+                "--rdzv-conf store_members=strict needs the addresses of the round's members, which were not told: there are \
+                 more than a coordinator tells; give store_members=warn"
                     .to_owned(),
             )),
             None => Ok(None),

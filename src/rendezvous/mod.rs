@@ -10,6 +10,7 @@
 //! | [`conf`] | the keys of `--rdzv-conf`, each with its default, range and help |
 //! | [`protocol`] | the session protocol: messages, limits of texts, frames, settings |
 //! | [`decider`] | one run: its nodes, rounds and ranks, the decisions about them and their reasons |
+//! | `decision_state` | the part of a machine's state that decides, for the simulator (feature `sim`) |
 //! | [`coordinator`] | the registry of runs, and the driver of their sockets and timers (feature `io`) |
 //! | [`node`] | a node's side of its session, and the driver of its connection (feature `io`) |
 //! | `observer` | reads a run's events and state from a coordinator, and changes nothing (feature `io`) |
@@ -24,6 +25,8 @@ pub mod cell;
 pub mod conf;
 pub mod coordinator;
 pub mod decider;
+#[cfg(feature = "sim")]
+pub mod decision_state;
 pub mod etcd;
 pub mod node;
 #[cfg(feature = "io")]

@@ -74,10 +74,8 @@ impl Observer {
                 Err(plain(reason))
             }
             Ok(Some(_)) => Err("the coordinator's answer is none to an observer".to_owned()),
-            Ok(None) => Err("the coordinator closed the connection; an older release answers no observers".to_owned()),
-            Err(error) => {
-                Err(format!("what answers is no coordinator of elastic_rs, or one of another release: {error}"))
-            }
+            Ok(None) => Err("the coordinator closed the connection without an answer".to_owned()),
+            Err(error) => Err(format!("what answers is no coordinator of elastic_rs: {error}")),
         }
     }
 }

@@ -200,7 +200,7 @@ fn a_program_that_has_used_the_api_is_known_to_use_it() {
     assert_eq!(does(&mut agent), [join(&[])]);
 }
 
-/// A coordinator of an earlier release, or a shared cell: nobody could form a world of workers that survive.
+/// Over a shared cell nobody could form a world of workers that survive.
 #[test]
 fn workers_do_not_survive_where_no_world_can_be_formed_of_them() {
     let mut agent = new_agent();

@@ -39,7 +39,7 @@ def test_values_come_as_text_or_as_numbers() -> None:
     ],
 )
 def test_an_unknown_key_is_named_with_the_nearest_known_one(key: str, suggested: str) -> None:
-    # pains row 30: PyTorch accepts it silently.
+    # PyTorch accepts it silently.
     with pytest.raises(ValueError, match=rf"unknown key `{key}`") as caught:
         config_of({key: "5"})
     assert suggested in str(caught.value)

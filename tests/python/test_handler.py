@@ -146,7 +146,7 @@ def test_a_closed_rendezvous_admits_nobody(make: Make) -> None:
 
 
 def test_an_exception_under_way_at_shutdown_leaves_the_rendezvous_open(make: Make) -> None:
-    # pains row 8: with PyTorch's backend one bad node closes the job for all.
+    # pytorch #67616: with PyTorch's backend one bad node closes the job for all.
     first, second = make("1:2"), make("1:2")
     with together(first, second) as joins:
         assert [join.result().world_size for join in joins] == [2, 2]
@@ -159,7 +159,7 @@ def test_an_exception_under_way_at_shutdown_leaves_the_rendezvous_open(make: Mak
 
 
 def test_a_join_timeout_names_the_nodes_that_joined_and_the_number_missing(make: Make) -> None:
-    # pains row 9: with PyTorch's backend the message is empty.
+    # pytorch #91943: with PyTorch's backend the message is empty.
     handler = make("3", join_timeout=0.5)
     expected = r"no round completed within .*: round 1: 1 of 3 nodes have joined \(127\.0\.0\.2 .*\); 2 more needed"
     with pytest.raises(RendezvousTimeoutError, match=expected) as caught:
@@ -175,7 +175,7 @@ def test_nodes_with_another_nnodes_are_rejected_naming_both_numbers(make: Make) 
 
 
 def test_two_jobs_share_an_endpoint_without_mixing(make: Make) -> None:
-    # pains row 17.
+    # pytorch #126510.
     one, other = make("1", run_id="one"), make("1", run_id="other")
     assert one.next_rendezvous().world_size == 1
     assert other.next_rendezvous().world_size == 1

@@ -160,7 +160,8 @@ pub fn survived(round: u64, survivors: &[(u32, Option<u64>)]) -> Survival {
 
 /// The same message, in which the worlds of survivors have their ids. Tests name a world by its round alone.
 pub fn of_worlds(mut message: NodeMessage, worlds: &BTreeMap<Round, u64>) -> NodeMessage {
-    if let NodeMessage::JoinInPlace { survival: Survival::Attended(survivors), .. } = &mut message {
+    let workers = if let NodeMessage::Join(join) = &mut message { join.workers.as_mut() } else { None };
+    if let Some(Survival::Attended(survivors)) = workers.map(|workers| &mut workers.survival) {
         for of in survivors.iter_mut().filter_map(|it| it.generation.as_mut()).filter(|of| of.world == 0) {
             of.world = worlds.get(&of.round).copied().unwrap_or_default();
         }
@@ -170,6 +171,12 @@ pub fn of_worlds(mut message: NodeMessage, worlds: &BTreeMap<Round, u64>) -> Nod
 
 /// A join of a node whose workers with these local ranks and commits live. `check`: at which they have stopped.
 pub fn back(round: u64, survivors: &[(u32, Option<u64>)], check: Option<u64>) -> NodeMessage {
+    joins(round, survived(round, survivors), check)
+}
+
+/// A join of a node whose workers became this.
+pub fn joins(round: u64, survival: Survival, check: Option<u64>) -> NodeMessage {
     let NodeMessage::Join(join) = join(round) else { unreachable!() };
-    NodeMessage::JoinInPlace { join, survival: survived(round, survivors), check }
+    let workers = join.workers.map(|workers| JoinWorkers { survival, check, ..workers });
+    NodeMessage::Join(Join { workers, ..join })
 }

@@ -8,7 +8,6 @@ use crate::bench::{Bench, failure, hello, join};
 use elastic_rs::rendezvous::coordinator::machine::{DESERTED_RUNS, VACANT_RUNS};
 use elastic_rs::rendezvous::decider::event::{Ends, SessionId};
 use elastic_rs::rendezvous::node::machine::NodeMachine;
-use elastic_rs::rendezvous::protocol::capability::Capabilities;
 use elastic_rs::rendezvous::protocol::message::{
     CoordinatorMessage, Generation, Hello, NodeId, NodeMessage, Placed, Round,
 };
@@ -140,8 +139,8 @@ fn a_visitors_settings_end_with_its_connection() {
     bench.greet(2, hello(2, &settings), 2);
     bench.say(2, join(0));
     for _ in 0..31 {
-        bench.say(1, NodeMessage::Heartbeat);
-        bench.say(2, NodeMessage::Heartbeat);
+        bench.say(1, NodeMessage::Heartbeat { rtt_us: None });
+        bench.say(2, NodeMessage::Heartbeat { rtt_us: None });
         bench.pass(SECOND);
     }
     let placed = bench.said.iter().filter(|(_, message)| message.placement().is_some()).count();
@@ -198,8 +197,8 @@ fn claimed_places_do_not_touch_a_running_world() {
         let reason = format!("reports a place in round {more}, which must be at most {most}: start this agent again");
         assert!(bench.rejection(visitor).ends_with(&reason), "{}", bench.rejection(visitor));
         next = most + 1;
-        bench.say(1, NodeMessage::Heartbeat);
-        bench.say(2, NodeMessage::Heartbeat);
+        bench.say(1, NodeMessage::Heartbeat { rtt_us: None });
+        bench.say(2, NodeMessage::Heartbeat { rtt_us: None });
         bench.pass(3 * SECOND);
     }
     assert_eq!(said(&bench) - before, 40, "answers to heartbeats, and nothing else: {:?}", bench.last(1));
@@ -241,8 +240,8 @@ fn a_visitor_before_the_job_uses_up_no_restarts() {
         bench.say(node, join(0));
     }
     for _ in 0..25 {
-        bench.say(1, NodeMessage::Heartbeat);
-        bench.say(2, NodeMessage::Heartbeat);
+        bench.say(1, NodeMessage::Heartbeat { rtt_us: None });
+        bench.say(2, NodeMessage::Heartbeat { rtt_us: None });
         bench.pass(SECOND);
     }
     assert_eq!(bench.run().round(), Round(8));
@@ -270,8 +269,8 @@ fn claims_without_end_hold_up_a_restarted_coordinator_for_two_leases_at_most() {
         }
         let visitor = hello(VISITOR + turn, &settings);
         bench.visit(VISITOR + turn, Hello { placed: Some(claim(turn, turn)), ..visitor }, vec![]);
-        bench.say(1, NodeMessage::Heartbeat);
-        bench.say(2, NodeMessage::Heartbeat);
+        bench.say(1, NodeMessage::Heartbeat { rtt_us: None });
+        bench.say(2, NodeMessage::Heartbeat { rtt_us: None });
         bench.pass(SECOND);
     }
     assert!(bench.said.iter().any(|(to, message)| *to == SessionId(1) && message.placement().is_some()));
@@ -366,7 +365,7 @@ fn every_node_has_the_lease_of_the_run() {
     bench.say(2, join(0));
     assert!(bench.is_placed(2, 1));
     for _ in 0..65 {
-        bench.say(1, NodeMessage::Heartbeat);
+        bench.say(1, NodeMessage::Heartbeat { rtt_us: None });
         bench.pass(SECOND / 4);
     }
     assert!(bench.ended.contains(&SessionId(2)), "{:?}", bench.notes);
@@ -375,7 +374,7 @@ fn every_node_has_the_lease_of_the_run() {
     node.on_tick(bench.now);
     node.on_connected(bench.now);
     node.on_message(
-        CoordinatorMessage::Welcome { addr: "10.0.0.2".into(), hosted: false, capabilities: Capabilities::default() },
+        CoordinatorMessage::Welcome { addr: "10.0.0.2".into(), hosted: false, running: None, recalls: false },
         bench.now,
     );
     node.on_message(terms, bench.now);

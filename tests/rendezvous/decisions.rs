@@ -35,7 +35,7 @@ impl Bench {
 
     /// The answer to a waiting node's next heartbeat.
     fn heard_waiting(&mut self, session: u64) -> Waits {
-        self.say(session, NodeMessage::Heartbeat);
+        self.say(session, NodeMessage::Heartbeat { rtt_us: None });
         match self.last(session) {
             CoordinatorMessage::Heartbeat { waits: Some(waits) } => waits.clone(),
             other => panic!("{other:?}"),
@@ -48,7 +48,7 @@ fn nothing_new_is_logged(bench: &mut Bench, sessions: &[u64]) {
     let before = bench.notes.len();
     for _ in 0..3 {
         for session in sessions {
-            bench.say(*session, NodeMessage::Heartbeat);
+            bench.say(*session, NodeMessage::Heartbeat { rtt_us: None });
         }
         bench.machine.on_tick(bench.now);
         bench.take();

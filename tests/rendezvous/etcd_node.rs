@@ -262,7 +262,7 @@ fn a_state_of_another_version_is_named_with_its_endpoint() {
     );
     let error = node.node_mut().take_outcome().unwrap().unwrap_err().to_string();
     assert!(
-        error.starts_with("etcd at h:2379: the rendezvous state has version 9, this node writes version 4"),
+        error.starts_with("etcd at h:2379: the rendezvous state has version 9, this node writes version 5"),
         "{error}"
     );
     // Its lease need not end by itself.

@@ -6,7 +6,6 @@ use crate::bench::{Bench, failure, hello, join};
 use elastic_rs::events::journal::{id, origin};
 use elastic_rs::events::record::{Ending, FirstStep, Kind, LONGEST_US, Loss, Number, Phase, Record, Told, Why};
 use elastic_rs::rendezvous::decider::event::SessionId;
-use elastic_rs::rendezvous::protocol::capability::{Capabilities, STEPS};
 use elastic_rs::rendezvous::protocol::message::{
     CoordinatorMessage, Generation, Hello, LARGEST_STEP, NodeId, NodeMessage, Placed, Recalled, Recollection, Round,
     Stepped,
@@ -171,8 +170,7 @@ fn whoever_watches_learns_how_far_the_training_is() {
     let settings = settings();
     let mut bench = Bench::new();
     for node in [1, 2] {
-        let capabilities = Capabilities::default().with(STEPS, true);
-        bench.greet(node, Hello { capabilities, ..hello(node, &settings) }, node as u8);
+        bench.greet(node, Hello { tells_steps: true, ..hello(node, &settings) }, node as u8);
         bench.say(node, join(0));
     }
     let asked = |bench: &mut Bench| {
@@ -208,8 +206,7 @@ fn whoever_goes_on_watching_learns_which_nodes_are_behind() {
     let settings = Settings::new(3, 3);
     let mut bench = Bench::new();
     for node in [1, 2, 3] {
-        let capabilities = Capabilities::default().with(STEPS, node != 3);
-        bench.greet(node, Hello { capabilities, ..hello(node, &settings) }, node as u8);
+        bench.greet(node, Hello { tells_steps: node != 3, ..hello(node, &settings) }, node as u8);
         bench.say(node, join(0));
     }
     let watch = |bench: &mut Bench, after_ms| {

@@ -6,7 +6,6 @@ use std::time::Duration;
 use bytes::BytesMut;
 use elastic_rs::host::Host;
 use elastic_rs::rendezvous::node::session::Session;
-use elastic_rs::rendezvous::protocol::capability::Capabilities;
 use elastic_rs::rendezvous::protocol::codec::{decode_frame, decode_preamble, encode_frame, encode_preamble};
 use elastic_rs::rendezvous::protocol::message::{
     CoordinatorMessage, Generation, Hello, Join, JoinWorkers, NodeId, NodeMessage, Placed, Placement, Round,
@@ -149,16 +148,18 @@ fn a_node_believes_no_place_with_impossible_numbers() {
                 let (mut stream, _) = listener.accept().await.unwrap();
                 let mut bytes = BytesMut::new();
                 let place = place(rank, world_size, workers);
-                let capabilities = Capabilities::default();
                 let addr = "127.0.0.1".to_owned();
-                encode_frame(&CoordinatorMessage::Welcome { addr, hosted: false, capabilities }, &mut bytes);
+                encode_frame(
+                    &CoordinatorMessage::Welcome { addr, hosted: false, running: None, recalls: false },
+                    &mut bytes,
+                );
                 stream.write_all(&bytes.split()).await.unwrap();
                 let mut said = BytesMut::new();
                 while !decode_preamble(&mut said).unwrap() {
                     stream.read_buf(&mut said).await.unwrap();
                 }
                 loop {
-                    match decode_frame::<NodeMessage>(&mut said).unwrap().map(NodeMessage::incoming) {
+                    match decode_frame::<NodeMessage>(&mut said).unwrap() {
                         Some(NodeMessage::Join(_)) => break,
                         Some(_) => {}
                         None => _ = stream.read_buf(&mut said).await.unwrap(),

@@ -122,11 +122,11 @@ fn a_node_of_a_host_that_cools_down_waits_and_is_let_in() {
         let round = bench.run().round();
         // Nobody is disturbed meanwhile, and the node hears how long it has to wait.
         for _ in 0..expected - 1 {
-            (1..=2).for_each(|node| bench.say(node, NodeMessage::Heartbeat));
+            (1..=2).for_each(|node| bench.say(node, NodeMessage::Heartbeat { rtt_us: None }));
             bench.pass(SECOND);
         }
         assert_eq!((bench.run().round(), bench.run().is_out(NodeId(2))), (round, true));
-        bench.say(2, NodeMessage::Heartbeat);
+        bench.say(2, NodeMessage::Heartbeat { rtt_us: None });
         let CoordinatorMessage::Heartbeat { waits: Some(Waits { progress, spare: true }) } = bench.last(2) else {
             panic!("{:?}", bench.last(2))
         };

@@ -197,7 +197,7 @@ fn a_host_that_comes_and_goes_is_not_let_in_for_ever() {
     assert!(matches!(bench.last(201), CoordinatorMessage::Welcome { .. }), "other hosts are not concerned");
     bench.say(201, NodeMessage::Leave { reason: "test".into(), signal: None });
     for _ in 0..60 {
-        bench.say(1, NodeMessage::Heartbeat);
+        bench.say(1, NodeMessage::Heartbeat { rtt_us: None });
         bench.pass(Duration::from_secs(10));
     }
     bench.greet(202, hello(202, &settings), 9);
@@ -301,7 +301,7 @@ fn workers_get_no_ranks_unless_every_member_sends_its_number_of_workers() {
 
 // Several runs.
 
-/// Pains row 17: two jobs on one endpoint were one job.
+/// #126510: two jobs on one endpoint were one job.
 #[test]
 fn runs_of_one_coordinator_are_independent() {
     let settings = Settings::new(2, 2);

@@ -22,7 +22,6 @@ mod node_in_place;
 mod observers;
 mod protected;
 mod recalls;
-mod releases;
 mod resets;
 mod restarted;
 mod same_decisions;

@@ -5,12 +5,10 @@ use std::time::{Duration, Instant};
 
 use bytes::BytesMut;
 use elastic_rs::rendezvous::decider::event::{Ends, SessionId};
-use elastic_rs::rendezvous::node::machine::{NodeCommand, NodeMachine};
-use elastic_rs::rendezvous::protocol::capability::{Capabilities, MEMBERS};
+use elastic_rs::rendezvous::node::machine::NodeMachine;
 use elastic_rs::rendezvous::protocol::codec::encode_frame;
 use elastic_rs::rendezvous::protocol::message::{
-    CoordinatorMessage, Hello, INTERFACES_LIMIT, JoinWorkers, MEMBERS_IN_A_MESSAGE, NodeId, NodeMessage, Placement,
-    Round,
+    CoordinatorMessage, Hello, INTERFACES_LIMIT, JoinWorkers, MEMBERS_IN_A_MESSAGE, NodeId, Placement, Round,
 };
 use elastic_rs::rendezvous::protocol::settings::Settings;
 
@@ -26,16 +24,14 @@ fn ips(texts: &[&str]) -> Vec<IpAddr> {
 
 /// A node that wants to know the members.
 fn asking(node: u64, settings: &Settings) -> Hello {
-    Hello { capabilities: Capabilities::default().with(MEMBERS, true), ..hello(node, settings) }
+    Hello { interfaces: Some(Vec::new()), ..hello(node, settings) }
 }
 
-/// Connect to the coordinator at `local` from `peer`, name interfaces if there are any, and join.
+/// Connect to the coordinator at `local` from `peer`, with these interfaces if it wants to know the members, and join.
 fn arrive(bench: &mut Bench, node: u64, hello: Hello, (peer, local): (&str, &str), interfaces: &[&str]) {
+    let hello = Hello { interfaces: hello.interfaces.as_ref().map(|_| ips(interfaces)), ..hello };
     bench.machine.on_hello(SessionId(node), hello, Ends { peer: ip(peer), local: ip(local) }, bench.now);
     bench.take();
-    if !interfaces.is_empty() {
-        bench.say(node, NodeMessage::Interfaces { addresses: ips(interfaces) });
-    }
     bench.say(node, join(0));
 }
 
@@ -85,30 +81,18 @@ fn rank_0_is_told_all_addresses_of_the_members_and_nobody_else_is() {
 }
 
 #[test]
-fn a_node_that_has_not_asked_sees_no_change() {
+fn a_node_that_does_not_want_to_know_is_told_nothing() {
     let settings = Settings::new(2, 2);
     let mut bench = Bench::new();
     arrive(&mut bench, 1, hello(1, &settings), ("10.0.0.1", "10.0.0.200"), &[]);
     arrive(&mut bench, 2, asking(2, &settings), ("10.0.0.2", "10.0.0.200"), &["10.1.0.2"]);
     assert!(bench.is_placed(1, 1));
     assert!(!bench.said.iter().any(|(_, message)| matches!(message, CoordinatorMessage::Members { .. })));
-    let named: Vec<bool> = bench
-        .said
-        .iter()
-        .filter_map(|(_, message)| match message {
-            CoordinatorMessage::Welcome { capabilities, .. } => Some(capabilities.has(MEMBERS)),
-            _ => None,
-        })
-        .collect();
-    assert_eq!(named, [false, true], "a coordinator names the capability to a node that has");
-    // It has not named the capability, so what it says does not count.
-    bench.say(1, NodeMessage::Interfaces { addresses: ips(&["10.1.0.1"]) });
-    assert!(bench.ended.is_empty());
 }
 
-/// A waiting node that reconnects may complete its round before it has named its interfaces again.
+/// A waiting node that reconnects may complete its round with its Hello.
 #[test]
-fn interfaces_are_remembered_over_a_reconnect() {
+fn interfaces_come_with_each_hello() {
     let settings = Settings::new(2, 2);
     let mut bench = Bench::new();
     arrive(&mut bench, 1, asking(1, &settings), ("10.0.0.1", "10.0.0.200"), &[]);
@@ -132,7 +116,8 @@ fn interfaces_are_remembered_over_a_reconnect() {
         host,
         began_with: Default::default(),
     };
-    let again = Hello { placed: Some(placed), joining: true, ..asking(2, &settings) };
+    let interfaces = Some(ips(&["10.1.0.2"]));
+    let again = Hello { placed: Some(placed), joining: true, interfaces, ..hello(2, &settings) };
     let ends = Ends { peer: ip("10.0.0.2"), local: ip("10.0.0.200") };
     bench.machine.on_hello(SessionId(3), again, ends, bench.now);
     bench.take();
@@ -149,9 +134,8 @@ fn what_a_node_names_is_bounded_and_a_long_list_comes_in_parts_that_fit() {
         IpAddr::from(std::net::Ipv6Addr::from(u128::from(node << 16 | interface) | 1 << 120))
     };
     for node in 1..=NODES {
-        bench.greet(node, asking(node, &settings), 7);
         let addresses = (0..INTERFACES_LIMIT as u64 + 9).map(|interface| address(node, interface)).collect();
-        bench.say(node, NodeMessage::Interfaces { addresses });
+        bench.greet(node, Hello { interfaces: Some(addresses), ..hello(node, &settings) }, 7);
         bench.say(node, join(0));
     }
     let told = told(&bench, 1, 1).unwrap();
@@ -172,9 +156,10 @@ fn a_job_with_too_many_interfaces_is_told_the_proven_addresses() {
     let mut bench = Bench::new();
     for node in 1..=NODES {
         let peer = IpAddr::from([10, 1, (node >> 8) as u8, node as u8]);
-        bench.machine.on_hello(SessionId(node), asking(node, &settings), Ends { peer, local: peer }, bench.now);
         let interface = |number: usize| IpAddr::from([11 + number as u8, 1, (node >> 8) as u8, node as u8]);
-        bench.say(node, NodeMessage::Interfaces { addresses: (0..INTERFACES_LIMIT).map(interface).collect() });
+        let interfaces = Some((0..INTERFACES_LIMIT).map(interface).collect());
+        let hello = Hello { interfaces, ..hello(node, &settings) };
+        bench.machine.on_hello(SessionId(node), hello, Ends { peer, local: peer }, bench.now);
         bench.say(node, join(0));
     }
     assert_eq!(told(&bench, 1, 1).unwrap().len(), NODES as usize);
@@ -184,27 +169,20 @@ fn a_job_with_too_many_interfaces_is_told_the_proven_addresses() {
 struct Node(NodeMachine, Instant);
 
 impl Node {
-    fn new(interfaces: &[&str]) -> Self {
+    fn new() -> Self {
         let now = Instant::now();
-        let hello = Hello {
-            interfaces: ips(interfaces),
-            capabilities: Capabilities::default().with(MEMBERS, true),
-            ..Hello::new("job", NodeId(7), "host:1", Settings::new(1, 4))
-        };
+        let hello = Hello::new("job", NodeId(7), "host:1", Settings::new(1, 4));
+        let hello = Hello { interfaces: Some(Vec::new()), ..hello };
         let limit = Duration::from_secs(600);
         let mut machine = NodeMachine::new(hello, "head:29400".into(), limit, now);
         machine.join(1, None, Some(JoinWorkers::new("trainer", 2)), limit, now);
         Self(machine, now)
     }
 
-    /// Connect to a coordinator with or without the capability. Returns what the node says once it is welcomed.
-    fn connect(&mut self, tells: bool) -> Vec<NodeMessage> {
+    fn connect(&mut self) {
         self.0.on_connected(self.1);
-        self.0.take_commands();
-        let capabilities = Capabilities::default().with(MEMBERS, tells);
-        self.hear(CoordinatorMessage::Welcome { addr: "10.0.0.7".into(), hosted: false, capabilities });
-        let said = self.0.take_commands().into_iter();
-        said.filter_map(|command| if let NodeCommand::Send(message) = command { Some(message) } else { None }).collect()
+        let addr = "10.0.0.7".to_owned();
+        self.hear(CoordinatorMessage::Welcome { addr, hosted: false, running: None, recalls: false });
     }
 
     fn hear(&mut self, message: CoordinatorMessage) {
@@ -238,21 +216,9 @@ impl Node {
 }
 
 #[test]
-fn a_node_names_its_interfaces_before_it_joins_to_a_coordinator_that_tells_members() {
-    let mut node = Node::new(&["10.0.0.7", "10.1.0.7"]);
-    let said = node.connect(true);
-    assert_eq!(said[0], NodeMessage::Interfaces { addresses: ips(&["10.0.0.7", "10.1.0.7"]) });
-    assert!(matches!(said[1], NodeMessage::Join(_)), "{said:?}");
-    let said = Node::new(&["10.0.0.7"]).connect(false);
-    assert!(matches!(said[..], [NodeMessage::Join(_)]), "an older coordinator: {said:?}");
-    let said = Node::new(&[]).connect(true);
-    assert!(matches!(said[..], [NodeMessage::Join(_)]), "{said:?}");
-}
-
-#[test]
 fn a_place_with_rank_0_has_the_members_that_were_told_for_its_round() {
-    let mut node = Node::new(&[]);
-    node.connect(true);
+    let mut node = Node::new();
+    node.connect();
     node.members(1, &["10.0.0.1", "::ffff:10.0.0.2"], true);
     node.members(1, &["2001:db8::1"], false);
     assert_eq!(node.placed(1, 0), Some(ips(&["10.0.0.1", "10.0.0.2", "2001:db8::1"])));
@@ -260,17 +226,17 @@ fn a_place_with_rank_0_has_the_members_that_were_told_for_its_round() {
     for (what, round, more, rank) in
         [("another round", 3, false, 0), ("half a list", 1, true, 0), ("rank 1", 1, false, 1)]
     {
-        let mut node = Node::new(&[]);
-        node.connect(true);
+        let mut node = Node::new();
+        node.connect();
         node.members(round, &["10.0.0.1"], more);
         assert_eq!(node.placed(1, rank), None, "{what}");
     }
     // What one connection has told does not count on the next.
-    let mut node = Node::new(&[]);
-    node.connect(true);
+    let mut node = Node::new();
+    node.connect();
     node.members(1, &["10.0.0.1"], true);
     node.0.on_disconnected("a test".into(), false, node.1);
-    node.connect(true);
+    node.connect();
     node.members(1, &["10.0.0.2"], false);
     assert_eq!(node.placed(1, 0), Some(ips(&["10.0.0.2"])));
 }

@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use elastic_rs::rendezvous::node::machine::{JoinError, NodeMachine};
 use elastic_rs::rendezvous::node::report::Reporter;
-use elastic_rs::rendezvous::protocol::capability::Capabilities;
 use elastic_rs::rendezvous::protocol::message::{
     CoordinatorMessage, Hello, Join, JoinWorkers, NodeMessage, Round, Verdict, Waits,
 };
@@ -28,7 +27,7 @@ fn second(run_id: &str, settings: &Settings, message: NodeMessage) -> Option<Str
     bench.greet(1, of(run_id, 1, settings), 1);
     bench.say(1, runs("default", "/a/train.py"));
     bench.pass(Duration::from_secs(180));
-    bench.say(1, NodeMessage::Heartbeat);
+    bench.say(1, NodeMessage::Heartbeat { rtt_us: None });
     bench.greet(2, of(run_id, 2, settings), 2);
     bench.say(2, message);
     match bench.last(2) {
@@ -131,7 +130,7 @@ fn a_node_that_comes_after_the_end_learns_when_and_how_the_job_ended() {
         node.on_connected(now);
         node.join(1, None, None, Duration::from_secs(60), now);
         let addr = "10.0.0.2".to_owned();
-        node.on_message(CoordinatorMessage::Welcome { addr, hosted: false, capabilities: Capabilities::none() }, now);
+        node.on_message(CoordinatorMessage::Welcome { addr, hosted: false, running: None, recalls: false }, now);
         node.on_message(bench.last(2).clone(), now);
         let error = node.take_outcome().unwrap().unwrap_err();
         assert!(matches!(error, JoinError::Over { .. }) && error.is_after_success() != failed, "{error:?}");
@@ -159,7 +158,7 @@ fn a_spare_says_on_each_line_that_it_is_one_and_waits_without_a_limit() {
     let mut node = NodeMachine::new(hello(2, &settings), "head:1".into(), Duration::from_secs(9), now);
     node.on_connected(now);
     let addr = "10.0.0.2".to_owned();
-    node.on_message(CoordinatorMessage::Welcome { addr, hosted: false, capabilities: Capabilities::none() }, now);
+    node.on_message(CoordinatorMessage::Welcome { addr, hosted: false, running: None, recalls: false }, now);
     node.join(1, None, None, Duration::from_secs(60), now);
     let mut reporter = Reporter::default();
     reporter.look(&node, now);

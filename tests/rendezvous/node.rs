@@ -4,7 +4,6 @@ use std::time::{Duration, Instant};
 
 use elastic_rs::rendezvous::node::machine::{JoinError, NodeCommand, NodeMachine};
 use elastic_rs::rendezvous::node::report::Reporter;
-use elastic_rs::rendezvous::protocol::capability::Capabilities;
 use elastic_rs::rendezvous::protocol::message::{
     CoordinatorMessage, Hello, NodeId, NodeMessage, Placement, Round, Verdict, Waits,
 };
@@ -22,7 +21,7 @@ fn seconds(number: u64) -> Duration {
 }
 
 fn welcome() -> CoordinatorMessage {
-    CoordinatorMessage::Welcome { addr: "10.0.0.7".into(), hosted: false, capabilities: Capabilities::default() }
+    CoordinatorMessage::Welcome { addr: "10.0.0.7".into(), hosted: false, running: None, recalls: false }
 }
 
 pub fn place(round: u64) -> CoordinatorMessage {
@@ -142,7 +141,7 @@ fn a_worker_store_is_opened_for_the_address_that_others_are_told() {
     let at = connects_at(&mut node);
     node.on_connected(at);
     node.on_message(
-        CoordinatorMessage::Welcome { addr: "10.0.0.8".into(), hosted: false, capabilities: Capabilities::default() },
+        CoordinatorMessage::Welcome { addr: "10.0.0.8".into(), hosted: false, running: None, recalls: false },
         at,
     );
     assert_eq!(joins_with(&mut node), None);
@@ -242,7 +241,7 @@ fn a_hello_without_an_answer_is_followed_by_a_heartbeat() {
     node.take_commands();
     assert_eq!(node.next_deadline(), Some(now + seconds(1)));
     node.on_tick(now + seconds(1));
-    assert_eq!(node.take_commands(), [NodeCommand::Send(NodeMessage::Heartbeat)]);
+    assert_eq!(node.take_commands(), [NodeCommand::Send(NodeMessage::Heartbeat { rtt_us: None })]);
 }
 
 #[test]
@@ -312,7 +311,7 @@ fn silence_for_a_lease_ends_the_connection() {
         let at = node.next_deadline().expect("a connected node sends heartbeats");
         node.on_tick(at);
         match &node.take_commands()[..] {
-            [NodeCommand::Send(NodeMessage::Heartbeat)] => beats += 1,
+            [NodeCommand::Send(NodeMessage::Heartbeat { rtt_us: None })] => beats += 1,
             [NodeCommand::Disconnect] => break at,
             other => panic!("{other:?}"),
         }
@@ -468,7 +467,7 @@ fn told(node: &mut NodeMachine, reporter: &mut Reporter, now: Instant, until: Du
 
 #[test]
 fn a_waiting_node_logs_what_it_waits_for_now_and_then() {
-    // Pains row 9: silence for ten minutes, then an error.
+    // #91943: silence for ten minutes, then an error.
     let now = Instant::now();
     let mut node = connected(now);
     let mut reporter = Reporter::default();

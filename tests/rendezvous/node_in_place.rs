@@ -3,16 +3,24 @@
 use std::time::{Duration, Instant};
 
 use elastic_rs::rendezvous::node::machine::{Change, NodeCommand, NodeMachine};
-use elastic_rs::rendezvous::protocol::capability::{Capabilities, IN_PLACE, RUNNING};
 use elastic_rs::rendezvous::protocol::message::{
-    ADDED, CoordinatorMessage, Generation, Hello, JoinWorkers, LARGEST_COUNT, NEVER, NodeId, NodeMessage, Placement,
-    REMOVED, Resume, Round, Running, SURVIVORS_LIMIT, Survival, Verdict,
+    ADDED, CoordinatorMessage, Generation, Hello, Join, JoinWorkers, LARGEST_COUNT, NEVER, NodeId, NodeMessage,
+    Placement, REMOVED, Resume, Round, Running, SURVIVORS_LIMIT, Survival, Verdict,
 };
 use elastic_rs::rendezvous::protocol::settings::Settings;
 
 use crate::bench::survived;
 
 const ROUND: Round = Round(1);
+
+/// The join that is all that a node has said, and its workers.
+fn joined(said: &[NodeMessage]) -> (&Join, &JoinWorkers) {
+    match said {
+        [NodeMessage::Join(join)] => (join, join.workers.as_ref().expect("their number")),
+        _ => panic!("{said:?}"),
+    }
+}
+
 const COORDINATOR_TIMEOUT: Duration = Duration::from_secs(60);
 
 fn seconds(number: u64) -> Duration {
@@ -50,13 +58,17 @@ impl Bench {
         self.node.on_message(message, self.now);
     }
 
-    /// Connect to a coordinator of this release. Returns its introduction.
+    /// Connect to a coordinator. Returns the node's introduction.
     fn connect(&mut self) -> Hello {
         self.node.on_connected(self.now);
         let said = self.said();
         let Some(NodeMessage::Hello(hello)) = said.first() else { panic!("{said:?}") };
-        let capabilities = Capabilities::default();
-        self.hear(CoordinatorMessage::Welcome { addr: "10.0.0.7".into(), hosted: false, capabilities });
+        self.hear(CoordinatorMessage::Welcome {
+            addr: "10.0.0.7".into(),
+            hosted: false,
+            running: None,
+            recalls: false,
+        });
         (**hello).clone()
     }
 
@@ -78,13 +90,12 @@ impl Bench {
             workers: None,
             host: None,
             local_world_size: None,
-            resume: None,
+            resume: Some(Resume::Continue { source: 1, sync: true, survivors: 3, generation: Generation::default() }),
             members: None,
         };
-        let resume = Resume::Continue { source: 1, sync: true, survivors: 3, generation: Generation::default() };
-        self.hear(CoordinatorMessage::CompleteInPlace { placement, resume: resume.clone() });
+        self.hear(CoordinatorMessage::Complete(placement.clone()));
         let placed = self.node.take_outcome().expect("answered").expect("placed");
-        assert_eq!(placed.resume, Some(resume), "it reaches the agent");
+        assert_eq!(placed, placement, "it reaches the agent");
         self.said();
     }
 
@@ -141,11 +152,9 @@ fn a_change_is_shown_answered_and_ended_by_the_next_join() {
     bench.join(survived(1, &[(1, Some(4)), (0, None)]));
     assert_eq!(bench.seen(), (None, None, 0));
     let said = bench.said();
-    let [NodeMessage::JoinInPlace { join, survival: Survival::Attended(survivors), check: Some(31) }] = &said[..]
-    else {
-        panic!("{said:?}")
-    };
-    assert_eq!((join.round, survivors.iter().map(|of| of.local_rank).collect::<Vec<_>>()), (ROUND, vec![0, 1]));
+    let (join, workers) = joined(&said);
+    assert_eq!((join.round, workers.check), (ROUND, Some(31)));
+    assert_eq!(workers.survivors().iter().map(|of| of.local_rank).collect::<Vec<_>>(), [0, 1]);
     // The same on the next connection, if it was lost.
     bench.disconnect();
     bench.connect();
@@ -166,7 +175,8 @@ fn workers_that_have_gone_back_to_their_commit_name_no_check() {
         assert_eq!(bench.seen(), (None, None, 1), "the change is over");
         bench.join(survived(1, &[(0, Some(4))]));
         let said = bench.said();
-        assert!(matches!(&said[..], [NodeMessage::JoinInPlace { check: None, .. }]), "{said:?}");
+        let (_, workers) = joined(&said);
+        assert_eq!((workers.survivors().len(), workers.check), (1, None));
     }
 }
 
@@ -176,8 +186,7 @@ fn a_node_whose_workers_use_no_changes_in_place_joins_as_ever() {
     for brought in [Survival::New, survived(1, &too_many)] {
         let mut bench = Bench::running();
         bench.join(brought);
-        let said = bench.said();
-        assert!(matches!(&said[..], [NodeMessage::Join(_)]), "{said:?}");
+        assert_eq!(joined(&bench.said()).1.survival, Survival::New);
     }
     // PyTorch's agent does not tell the number of its workers.
     let mut bench = Bench::running();
@@ -194,8 +203,7 @@ fn survivors_are_named_by_the_join_that_follows() {
     bench.join(survived(1, &[(0, Some(4))]));
     bench.place(2);
     bench.node.join(1, None, Some(JoinWorkers::new("trainer", 2)), seconds(600), bench.now);
-    let said = bench.said();
-    assert!(matches!(&said[..], [NodeMessage::Join(_)]), "{said:?}");
+    assert_eq!(joined(&bench.said()).1.survival, Survival::New);
 }
 
 #[test]
@@ -209,7 +217,7 @@ fn what_was_said_is_said_again_on_a_new_connection() {
     bench.node.counted(ROUND, 30);
     bench.disconnect();
     let hello = bench.connect();
-    assert!(hello.capabilities.has("attending"), "a restarted coordinator must know at once");
+    assert!(hello.attending, "a restarted coordinator must know at once");
     assert_eq!(bench.said(), [NodeMessage::Counted { round: ROUND, count: 30 }, will_leave.clone()]);
     // The change is repeated too, and is the same one.
     bench.change("this node leaves");
@@ -256,7 +264,7 @@ fn a_node_breaks_the_change_off_if_the_coordinator_does_not_name_the_check() {
     assert_eq!(bench.node.view().reason, reason);
     // Its workers have gone back to their commit, and count no more.
     bench.disconnect();
-    assert!(!bench.connect().capabilities.has("attending"));
+    assert!(!bench.connect().attending);
     assert!(!bench.said().iter().any(|message| matches!(message, NodeMessage::Counted { .. })));
 }
 
@@ -349,9 +357,6 @@ fn a_node_knows_whether_a_world_runs_once_it_was_welcomed() {
 
     bench.node.on_disconnected("reset".into(), false, now);
     bench.node.on_connected(now);
-    let capabilities = Capabilities::of([IN_PLACE, RUNNING]);
-    bench.hear(CoordinatorMessage::Welcome { addr: "10.0.0.7".into(), hosted: false, capabilities });
-    assert_eq!(bench.node.outlook(), None, "it follows");
     let running = Running {
         round: ROUND,
         world: 9,
@@ -362,7 +367,8 @@ fn a_node_knows_whether_a_world_runs_once_it_was_welcomed() {
         master_port: 1,
         restart: 0,
     };
-    bench.hear(CoordinatorMessage::Running(running.clone()));
+    let (addr, running) = ("10.0.0.7".to_owned(), Some(running));
+    bench.hear(CoordinatorMessage::Welcome { addr, hosted: false, running, recalls: false });
     let told = bench.node.outlook().flatten().unwrap();
     assert_eq!((told.round, told.workers), (ROUND, 2));
     assert!(!told.master_addr.contains('\u{1b}'), "{}", told.master_addr);
@@ -386,7 +392,7 @@ fn a_node_that_waits_with_its_workers_and_hears_nothing_for_its_lease_has_none_a
     bench.node.bring(survived(1, &[(0, Some(5))]));
     let workers = Some(JoinWorkers::new("trainer", 2));
     bench.node.join(1, None, workers.clone(), seconds(600), bench.now);
-    assert!(matches!(&bench.said()[..], [NodeMessage::JoinInPlace { .. }]));
+    assert_eq!(joined(&bench.said()).1.survivors().len(), 1);
     assert_eq!(bench.node.workers_until(), Some(due), "they wait for the next world");
     bench.now = due;
     bench.node.on_tick(bench.now);
@@ -398,10 +404,8 @@ fn a_node_that_waits_with_its_workers_and_hears_nothing_for_its_lease_has_none_a
 
     assert!(!bench.connect().joining, "a place that counts on them is given up");
     let said = bench.said();
-    assert!(
-        matches!(&said[..], [NodeMessage::JoinInPlace { survival: Survival::Attended(survivors), .. }] if survivors.is_empty()),
-        "{said:?}"
-    );
+    assert_eq!(joined(&said[..1]).1.survival, Survival::Attended(Vec::new()));
+    assert_eq!(said[1..], [NodeMessage::Fenced]);
     bench.place(2);
     let survivors = bench.node.take_lost_survivors();
     assert!(survivors.is_some_and(|reason| reason.contains("cut off")));
@@ -433,12 +437,29 @@ fn guards_hold_the_end_of_the_lease_while_it_concerns_the_workers() {
     let mut hosting = Bench { node: bench.node.clone(), now: bench.now };
     hosting.disconnect();
     hosting.node.on_connected(hosting.now);
-    let capabilities = Capabilities::default();
-    hosting.hear(CoordinatorMessage::Welcome { addr: "10.0.0.7".into(), hosted: true, capabilities });
+    hosting.hear(CoordinatorMessage::Welcome { addr: "10.0.0.7".into(), hosted: true, running: None, recalls: false });
     assert_eq!(hosting.node.workers_until(), None, "nobody decides while this process is stopped");
 
     // A node that has failed is not renewed any more. The others may go on without it while its workers are being stopped.
     let due = bench.now + lease;
     bench.hear(CoordinatorMessage::Rejected { reason: "another agent has its place".into() });
     assert_eq!(bench.node.workers_until(), Some(due));
+}
+
+/// `in_place=off`, for example.
+#[test]
+fn a_node_whose_workers_cannot_survive_says_nothing_of_changes() {
+    let now = Instant::now();
+    let hello = Hello { in_place: false, ..Hello::new("job", NodeId(7), "host:1", Settings::new(1, 4)) };
+    let mut bench = Bench { node: NodeMachine::new(hello, "head:29400".into(), COORDINATOR_TIMEOUT, now), now };
+    bench.node.bring(survived(1, &[(0, Some(3))]));
+    bench.node.join(1, None, Some(JoinWorkers::new("trainer", 2)), seconds(600), now);
+    bench.connect();
+    assert!(!bench.node.view().in_place);
+    assert_eq!(joined(&bench.said()).1.survival, Survival::New);
+    bench.place(1);
+    bench.node.attending(ROUND);
+    bench.node.groupless(ROUND);
+    assert!(!bench.node.will_leave(ROUND, "SIGTERM", Some(15)), "nobody would answer");
+    assert_eq!(bench.said(), []);
 }

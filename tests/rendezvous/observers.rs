@@ -9,9 +9,9 @@ use elastic_rs::frontend::node::{Node, NodeOptions};
 use elastic_rs::host::Host;
 use elastic_rs::rendezvous::node::session::Session;
 use elastic_rs::rendezvous::observer::Observer;
-use elastic_rs::rendezvous::protocol::codec::{decode_frame, encode_frame, encode_preamble};
+use elastic_rs::rendezvous::protocol::codec::{CodecError, decode_frame, encode_frame, encode_preamble};
 use elastic_rs::rendezvous::protocol::message::{
-    CoordinatorMessage, Hello, JoinWorkers, NodeId, NodeMessage, Observe, Observed, Verdict,
+    CoordinatorMessage, Hello, JoinWorkers, NodeId, NodeMessage, Observe, Observed, PROTOCOL_VERSION, Verdict,
 };
 use elastic_rs::rendezvous::protocol::settings::Settings;
 use elastic_rs::secure::refusals::Kind;
@@ -20,7 +20,7 @@ use elastic_rs::secure::{Halves, Protection};
 use elastic_rs::store::server::ServerOptions;
 use serde_json::Value;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
+use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::time::timeout;
 
@@ -304,5 +304,26 @@ fn rank_0s_node_tells_when_all_workers_have_connected_to_their_store() {
         assert!(imported[1]["import_us"].is_u64() && imported[1]["start_us"].is_null(), "{imported:?}");
         let (round, import) = session.view().imported.unwrap();
         assert_eq!((round, Some(import.as_micros() as u64)), (place.round, imported[1]["import_us"].as_u64()));
+    });
+}
+
+#[test]
+fn an_observer_of_another_version_is_told_both_versions() {
+    Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let reason = CodecError::Version { theirs: PROTOCOL_VERSION, ours: 9 }.to_string();
+        let refusal = CoordinatorMessage::Rejected { reason: reason.clone() };
+        let answering = async {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let mut frame = BytesMut::new();
+            encode_frame(&refusal, &mut frame);
+            stream.write_all(&frame).await.unwrap();
+            stream.read_to_end(&mut Vec::new()).await
+        };
+        let asking = async { observer(port, None).await.ask(ask(None, 0)).await.unwrap_err() };
+        let (_, error) = tokio::join!(answering, asking);
+        assert_eq!(error, reason);
+        assert!(error.contains("version 4 is not spoken here, only version 9"), "{error}");
     });
 }

@@ -2,10 +2,7 @@
 
 use std::time::Duration;
 
-use bytes::BytesMut;
-
 use crate::bench::{Bench, failure, hello, join};
-use elastic_rs::rendezvous::protocol::codec::{decode_frame, encode_frame};
 use elastic_rs::rendezvous::protocol::message::{
     CoordinatorMessage, Generation, Hello, NodeMessage, Placed, Round, Verdict, Waits,
 };
@@ -115,28 +112,10 @@ fn members_that_finish_are_no_change() {
     assert!(matches!(bench.run().closed(), Some(Verdict::AllDone { .. })), "{:?}", bench.run().closed());
 }
 
-/// Older coordinators know none of the rules: only a node that asks for one says so.
 #[test]
-fn a_hello_without_rules_is_that_of_older_releases() {
-    let sent = |hello: Hello| {
-        let mut frame = BytesMut::new();
-        encode_frame(&NodeMessage::Hello(Box::new(hello)).outgoing(), &mut frame);
-        let first = frame[4];
-        let Ok(Some(message)) = decode_frame::<NodeMessage>(&mut frame) else { panic!("not a message") };
-        let NodeMessage::Hello(hello) = message.incoming() else { panic!("not a Hello") };
-        (first, *hello)
-    };
-    let plain = hello(1, &Settings::new(1, 2));
-    assert_eq!(sent(plain.clone()), (0, plain));
-    let asking = hello(1, &settings(1, 2, 5));
-    assert_eq!(sent(asking.clone()), (14, asking));
-}
-
-/// A second introduction ends the session, whatever it asks for.
-#[test]
-fn a_second_hello_that_asks_for_rules_ends_the_session() {
+fn a_second_hello_ends_the_session() {
     let settings = settings(1, 2, 5);
     let mut bench = Bench::formed(1, &settings);
-    bench.say(1, NodeMessage::Hello(Box::new(hello(1, &settings))).outgoing());
+    bench.say(1, NodeMessage::Hello(Box::new(hello(1, &settings))));
     assert_eq!(bench.rejection(1), "a second Hello on one session");
 }

@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use elastic_rs::rendezvous::decider::event::SessionId;
-use elastic_rs::rendezvous::protocol::capability::Capabilities;
 use elastic_rs::rendezvous::protocol::message::{CoordinatorMessage, Generation, Hello, NodeMessage, Placed, Round};
 use elastic_rs::rendezvous::protocol::settings::Settings;
 
@@ -34,16 +33,14 @@ fn member(node: u64, in_place: bool) -> Hello {
         host: None,
         began_with: Generation::default(),
     };
-    let names = if in_place { vec!["in_place", "attending"] } else { vec![] };
-    Hello { placed: Some(placed), capabilities: Capabilities::of(names), ..hello(node, &settings()) }
+    Hello { placed: Some(placed), in_place, attending: in_place, ..hello(node, &settings()) }
 }
 
 /// The same, whose workers were killed while it was cut off.
 fn fenced(node: u64, in_place: bool) -> Hello {
     let Hello { placed, .. } = member(node, in_place);
-    let capabilities = Capabilities::of(if in_place { vec!["in_place"] } else { vec![] });
     let placed = placed.map(|placed| Placed { active: false, ..placed });
-    Hello { placed, joining: true, capabilities, ..hello(node, &settings()) }
+    Hello { placed, joining: true, in_place, ..hello(node, &settings()) }
 }
 
 /// A node that was last in round 4, with three nodes.
@@ -106,7 +103,7 @@ impl Bench {
                 return (stopped - began, self.now - stopped);
             }
             for node in [1, 2, 3] {
-                self.say(node, NodeMessage::Heartbeat);
+                self.say(node, NodeMessage::Heartbeat { rtt_us: None });
             }
             self.said.retain(|(_, message)| !matches!(message, CoordinatorMessage::Heartbeat { .. }));
             self.pass(STEP);
@@ -254,7 +251,7 @@ fn a_node_of_an_older_world_is_no_spare_while_it_waits() {
     }
     bench.greet(3, of_an_older_world(3), 3);
     bench.say(3, join(4));
-    bench.say(3, NodeMessage::Heartbeat);
+    bench.say(3, NodeMessage::Heartbeat { rtt_us: None });
     let CoordinatorMessage::Heartbeat { waits: Some(waits) } = bench.last(3) else { panic!("{:?}", bench.last(3)) };
     assert!(!waits.spare, "{waits:?}");
 }
@@ -284,7 +281,7 @@ fn a_newcomer_stops_nobody_before_all_members_have_reported() {
         bench.greet(1, member(1, in_place), 1);
         assert_eq!(bench.must_stop(1), None, "in place {in_place}");
         for _ in 0..10 {
-            [1, 3].into_iter().for_each(|node| bench.say(node, NodeMessage::Heartbeat));
+            [1, 3].into_iter().for_each(|node| bench.say(node, NodeMessage::Heartbeat { rtt_us: None }));
             bench.pass(SECOND);
             assert_eq!(bench.must_stop(1), None, "in place {in_place}");
         }

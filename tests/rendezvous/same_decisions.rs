@@ -8,7 +8,6 @@ use elastic_rs::rendezvous::cell::node::{CellCommand, CellNode};
 use elastic_rs::rendezvous::coordinator::machine::{Command, Machine};
 use elastic_rs::rendezvous::decider::event::{Ends, SessionId};
 use elastic_rs::rendezvous::node::machine::{NodeCommand, NodeMachine};
-use elastic_rs::rendezvous::protocol::capability::Capabilities;
 use elastic_rs::rendezvous::protocol::message::{
     Failure, Hello, JoinWorkers, NodeId, NodeMessage, Placement, Round, Verdict,
 };
@@ -53,8 +52,7 @@ trait Job {
 fn hello(number: usize, settings: &Settings) -> Hello {
     let hello = Hello::new("job", NodeId(number as u128 + 1), format!("host{number}:1"), settings.clone());
     // There are no changes in place over a cell.
-    let capabilities = Capabilities::none();
-    Hello { local_addr: Some(format!("node{number}")), process: number as u64 + 1, capabilities, ..hello }
+    Hello { local_addr: Some(format!("node{number}")), process: number as u64 + 1, in_place: false, ..hello }
 }
 
 struct OverCoordinator {

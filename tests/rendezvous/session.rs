@@ -368,7 +368,7 @@ async fn a_session_of_another_version_is_told_both_versions() {
     let mut answer = BytesMut::new();
     while stream.read_buf(&mut answer).await.unwrap() > 0 {}
     let message = codec::decode_frame::<CoordinatorMessage>(&mut answer).unwrap();
-    let reason = "rendezvous protocol version 9 is not spoken here, only version 3: install one release of elastic_rs on every node".to_owned();
+    let reason = "rendezvous protocol version 9 is not spoken here, only version 4: install one release of elastic_rs on every node".to_owned();
     assert_eq!(message, Some(CoordinatorMessage::Rejected { reason }));
 }
 

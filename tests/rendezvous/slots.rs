@@ -7,7 +7,6 @@ use bytes::BytesMut;
 use crate::bench::{Bench, hello, survived};
 use elastic_rs::rendezvous::decider::standing::Standing;
 use elastic_rs::rendezvous::node::machine::NodeMachine;
-use elastic_rs::rendezvous::protocol::capability::Capabilities;
 use elastic_rs::rendezvous::protocol::codec::{decode_frame, encode_frame};
 use elastic_rs::rendezvous::protocol::message::{
     CoordinatorMessage, Generation, Hello, Join, JoinWorkers, NodeMessage, Placed, Placement, Resume, Round, Waits,
@@ -47,18 +46,11 @@ fn joined(settings: &Settings, offered: &[u32]) -> Bench {
 /// How many workers each of these nodes starts in the current round, and the rank of the first one.
 fn places<const N: usize>(bench: &Bench, nodes: [u64; N]) -> [(u32, u32); N] {
     nodes.map(|node| {
-        let Some(CoordinatorMessage::CompleteWorkers { placement, local_world_size, .. }) = bench
-            .said
-            .iter()
-            .rev()
-            .map(|(to, message)| (to.0 == node, message))
-            .find_map(|(its, message)| (its && message.placement().is_some()).then_some(message))
-        else {
-            panic!("node {node} has no place: {:?}", bench.last(node))
-        };
+        let placed =
+            bench.said.iter().rev().filter(|(to, _)| to.0 == node).find_map(|(_, message)| message.placement());
+        let placement = placed.unwrap_or_else(|| panic!("node {node} has no place: {:?}", bench.last(node)));
         assert_eq!(placement.round, bench.run().round(), "node {node}");
-        assert_eq!(placement.local_world_size, Some(*local_world_size));
-        (*local_world_size, placement.workers.expect("ranks").first_rank)
+        (placement.local_world_size.expect("their number"), placement.workers.expect("ranks").first_rank)
     })
 }
 
@@ -240,16 +232,15 @@ fn survivors_without_a_place_do_not_count() {
     let returns = |survivors: &[(u32, u64)]| {
         let NodeMessage::Join(join) = offers(1, 4) else { unreachable!() };
         let survivors: Vec<_> = survivors.iter().map(|&(local_rank, commit)| (local_rank, Some(commit))).collect();
-        NodeMessage::JoinInPlace { join, survival: survived(1, &survivors), check: None }
+        let workers = JoinWorkers { survival: survived(1, &survivors), ..join.workers.unwrap() };
+        NodeMessage::Join(Join { workers: Some(workers), ..join })
     };
     // The second node has more workers than it has offered before. There is room for two of them.
     bench.say(1, returns(&[(0, 3), (1, 3), (2, 3), (3, 3)]));
     bench.say(2, returns(&[(0, 2), (1, 2), (2, 9)]));
     assert_eq!(places(&bench, [1, 2]), [(4, 0), (2, 4)]);
-    let CoordinatorMessage::CompleteWorkers { resume: Some(resume), .. } = bench.last(1) else {
-        panic!("{:?}", bench.last(1))
-    };
-    assert!(matches!(resume, Resume::Continue { source: 0, sync: true, survivors: 6, .. }), "{resume:?}");
+    let resume = &bench.place(1).resume;
+    assert!(matches!(resume, Some(Resume::Continue { source: 0, sync: true, survivors: 6, .. })), "{resume:?}");
 }
 
 /// A newcomer that may start its workers before it joins is told for how many there is room.
@@ -264,7 +255,9 @@ fn a_newcomer_is_told_how_much_room_a_running_world_has() {
             bench.say(node, NodeMessage::Attending { round: Round(1) });
         }
         bench.greet(3, hello(3, &settings), 3);
-        let CoordinatorMessage::Running(running) = bench.last(3) else { panic!("{:?}", bench.last(3)) };
+        let CoordinatorMessage::Welcome { running: Some(running), .. } = bench.last(3) else {
+            panic!("{:?}", bench.last(3))
+        };
         assert_eq!(running.room, room);
         let place = running.next_place(4);
         let expected = room.unwrap_or(4);
@@ -277,7 +270,7 @@ fn a_newcomer_is_told_how_much_room_a_running_world_has() {
 
 fn sized(local_world_size: u32) -> CoordinatorMessage {
     let workers = WorkerRanks { first_rank: 4, world_size: 6, first_role_rank: 4, role_world_size: 6 };
-    let placement = Placement {
+    CoordinatorMessage::Complete(Placement {
         round: Round(1),
         rank: 1,
         world_size: 2,
@@ -288,11 +281,10 @@ fn sized(local_world_size: u32) -> CoordinatorMessage {
         restart: 0,
         workers: Some(workers),
         host: None,
-        local_world_size: None,
+        local_world_size: Some(local_world_size),
         resume: None,
         members: None,
-    };
-    CoordinatorMessage::CompleteWorkers { placement, resume: None, local_world_size }
+    })
 }
 
 #[test]
@@ -301,8 +293,10 @@ fn a_node_starts_as_many_workers_as_it_has_places_but_no_more_than_it_has_offere
         let now = Instant::now();
         let mut node = NodeMachine::new(hello(1, &settings(1, 6)), "head:1".into(), Duration::from_secs(9), now);
         node.on_connected(now);
-        let capabilities = Capabilities::default();
-        node.on_message(CoordinatorMessage::Welcome { addr: "10.0.0.7".into(), hosted: false, capabilities }, now);
+        node.on_message(
+            CoordinatorMessage::Welcome { addr: "10.0.0.7".into(), hosted: false, running: None, recalls: false },
+            now,
+        );
         node.join(1, None, Some(JoinWorkers::new("trainer", 4)), Duration::from_secs(9), now);
         let mut frame = BytesMut::new();
         encode_frame(&sized(told), &mut frame);

@@ -70,7 +70,7 @@ fn the_longest_texts_fit_into_a_frame() {
     for number in 0..NODES {
         greet(&mut machine, number, hello(number, NODES as u32), now);
         machine.on_message(SessionId(number), join(0), now);
-        machine.on_message(SessionId(number), NodeMessage::Heartbeat, now);
+        machine.on_message(SessionId(number), NodeMessage::Heartbeat { rtt_us: None }, now);
         said(&mut machine);
     }
     greet(&mut machine, 500, hello(500, 7), now);
@@ -86,7 +86,7 @@ fn the_longest_texts_fit_into_a_frame() {
     machine.on_message(SessionId(501), join(0), now);
     for number in 1..NODES {
         machine.on_message(SessionId(number), join(1), now);
-        machine.on_message(SessionId(number), NodeMessage::Heartbeat, now);
+        machine.on_message(SessionId(number), NodeMessage::Heartbeat { rtt_us: None }, now);
         said(&mut machine);
     }
     now += Duration::from_secs(60);

@@ -129,7 +129,7 @@ fn greeting(run_id: &str, number: u128) -> BytesMut {
 async fn flood(mut stream: impl AsyncWrite + Unpin) -> usize {
     let mut beats = BytesMut::new();
     for _ in 0..BEATS {
-        encode_frame(&NodeMessage::Heartbeat, &mut beats);
+        encode_frame(&NodeMessage::Heartbeat { rtt_us: None }, &mut beats);
     }
     for written in 0..MOST_WRITES {
         if stream.write_all(&beats).await.is_err() {

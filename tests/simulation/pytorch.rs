@@ -1,6 +1,6 @@
 //! PyTorch's own rendezvous in the simulator (`src/sim/pytorch`). The invariants that ours must keep catch the failures that PyTorch's
-//! users report. Each fault plan also runs with our rendezvous, which passes. Rows are those of the list of pains, measured with real
-//! `torchrun` processes on torch 2.15.
+//! users report. Each fault plan also runs with our rendezvous, which passes. The failures were
+//! measured with real `torchrun` processes on torch 2.15.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -103,27 +103,27 @@ fn without_faults_jobs_grow_and_spares_wait() {
     assert_eq!(broken(&plan), []);
 }
 
-// Row 2: a lost member is not noticed.
+// #111646: a lost member is not noticed.
 
 /// Measured: 75 s after a SIGKILL of agent B, A does not know. Agents ask only how many nodes wait.
 #[test]
-fn row_2_a_lost_member_stays_unnoticed() {
+fn a_lost_member_stays_unnoticed() {
     let plan = add(job(3, 2, 3), 60, Action::Kill(1));
     assert_eq!(broken(&plan), [LossNoticed, Settles]);
 }
 
 /// The same after SIGTERM: PyTorch's agent sends no leave.
 #[test]
-fn row_2_a_node_that_leaves_stays_unnoticed() {
+fn a_node_that_leaves_stays_unnoticed() {
     let plan = add(job(3, 2, 3), 60, Action::Terminate(2));
     assert_eq!(broken(&plan), [LossNoticed, Settles]);
 }
 
-// Row 5: clocks differ.
+// Clocks differ.
 
 /// Measured: with nnodes 2:2 and B's clock 20 s behind, A trains alone with WORLD_SIZE=1.
 #[test]
-fn row_5_a_clock_that_is_behind_makes_a_world_smaller_than_min_nodes() {
+fn a_clock_that_is_behind_makes_a_world_smaller_than_min_nodes() {
     assert_eq!(broken(&skewed(2, -20)), [WorldSize, Settles]);
     let job = PyTorch::live(&skewed(2, -20), SETTLE_WITHIN);
     assert_eq!(job.running(0).map(|held| (held.rank, held.size)), Some((0, 1)));
@@ -131,20 +131,20 @@ fn row_5_a_clock_that_is_behind_makes_a_world_smaller_than_min_nodes() {
 
 /// Measured: with B's clock 20 s ahead, both train, and wait for each other at the end.
 #[test]
-fn row_5_a_clock_that_is_ahead_makes_a_world_smaller_than_min_nodes() {
+fn a_clock_that_is_ahead_makes_a_world_smaller_than_min_nodes() {
     assert_eq!(broken(&skewed(2, 20)), [WorldSize, Settles]);
 }
 
 /// With a minimum of one node: two worlds of one round run at once.
 #[test]
-fn row_5_clocks_that_differ_make_two_worlds_of_one_round() {
+fn clocks_that_differ_make_two_worlds_of_one_round() {
     assert_eq!(broken(&skewed(1, -20)), [SameWorld, Settles]);
     assert_eq!(broken(&skewed(1, 20)), [SameWorld, Ranks, Settles]);
 }
 
 /// Measured: ±10 s are below the 15 s of the keep-alives, and do no harm.
 #[test]
-fn row_5_clocks_that_differ_by_less_than_the_keep_alives_do_no_harm() {
+fn clocks_that_differ_by_less_than_the_keep_alives_do_no_harm() {
     for ahead in [-10, 10] {
         assert_eq!(broken(&skewed(2, ahead)), [], "{ahead}");
     }
@@ -152,7 +152,7 @@ fn row_5_clocks_that_differ_by_less_than_the_keep_alives_do_no_harm() {
 
 /// Clocks do not matter to ours: with an hour's difference it has the same history, down to the last message.
 #[test]
-fn row_5_an_hour_changes_nothing_for_ours() {
+fn an_hour_changes_nothing_for_ours() {
     let digest = |ahead| {
         let plan = skewed(2, ahead);
         let mut ours = Simulation::new(plan.options.clone());
@@ -166,12 +166,12 @@ fn row_5_an_hour_changes_nothing_for_ours() {
     assert_eq!(digest(-3600), digest(0));
 }
 
-// Row 6: the store is stalled.
+// #67616: the store is stalled.
 
 /// Measured: after a SIGSTOP of the host for 20 s, all keep-alives have ended for good. Then node D joins: a world of 3 and one of 1
 /// run, both with RANK 0.
 #[test]
-fn row_6_a_store_that_stood_still_makes_two_worlds_at_once() {
+fn a_store_that_stood_still_makes_two_worlds_at_once() {
     let mut plan = job(4, 1, 4);
     plan.actions.retain(|(_, action)| !matches!(action, Action::Start(3, _)));
     let plan = add(plan, 60, Action::StallCoordinator(seconds(20)));
@@ -184,7 +184,7 @@ fn row_6_a_store_that_stood_still_makes_two_worlds_at_once() {
 
 /// A stall shorter than the keep-alives' limit does no harm.
 #[test]
-fn row_6_a_store_that_stood_still_for_a_moment_does_no_harm() {
+fn a_store_that_stood_still_for_a_moment_does_no_harm() {
     let mut plan = job(4, 1, 4);
     plan.actions.retain(|(_, action)| !matches!(action, Action::Start(3, _)));
     let plan = add(plan, 60, Action::StallCoordinator(seconds(5)));

@@ -100,7 +100,7 @@ fn each_rejected_connection_is_one_record_without_keys_or_values() {
     assert_eq!(*RECORDS.lock().unwrap(), [""; 0], "ordinary events log nothing at INFO");
 }
 
-/// Pains row 29: PyTorch's server closes the connection and logs nothing.
+/// PyTorch's server closes the connection and logs nothing.
 #[test]
 fn a_rejection_for_size_names_key_size_and_limit_but_no_value() {
     if !keeps_records("logging::a_rejection_for_size_names_key_size_and_limit_but_no_value") {

@@ -14,8 +14,7 @@ use elastic_rs::frontend::node::{self, Reach, WorkersStore};
 use elastic_rs::net::local::interface_addresses;
 use elastic_rs::process::StreamsOf;
 use elastic_rs::rendezvous::conf::{Agent, Conf, InPlace, StoreMembers};
-use elastic_rs::rendezvous::protocol::capability::{Capabilities, MEMBERS, STEPS};
-use elastic_rs::rendezvous::protocol::message::{Hello, NodeId};
+use elastic_rs::rendezvous::protocol::message::{Hello, INTERFACES_LIMIT, NodeId};
 use elastic_rs::rendezvous::protocol::settings::Settings;
 use elastic_rs::secure::Protection;
 use pyo3::exceptions::PyValueError;
@@ -60,14 +59,13 @@ impl NodeOptions {
             ranks_as_asked: self.ranks_as_asked,
             ..self.config.settings(self.nodes)
         };
-        let may_change = self.in_place() != InPlace::Off;
-        let capabilities = if may_change { Capabilities::default() } else { Capabilities::none() };
         let (store_members, store_tunnel) = (self.config.0.store_members, self.config.0.has_tunnel());
         // Through a tunnel, only agents that hold the token reach the store.
         let wants_members = store_members != StoreMembers::Off && self.nodes.1 > 1 && !store_tunnel;
         let hello = Hello {
-            capabilities: capabilities.with(MEMBERS, wants_members).with(STEPS, self.config.0.agent == Agent::Rust),
-            interfaces: if wants_members { interface_addresses() } else { Vec::new() },
+            in_place: self.in_place() != InPlace::Off,
+            tells_steps: self.config.0.agent == Agent::Rust,
+            interfaces: wants_members.then(|| interface_addresses().into_iter().take(INTERFACES_LIMIT).collect()),
             local_addr: self.local_addr.clone(),
             node_rank: self.config.0.node_rank,
             host_name: self.config.0.host_name.clone(),

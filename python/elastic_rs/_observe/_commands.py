@@ -120,7 +120,7 @@ def _guarded(run: Callable[[argparse.Namespace], int], args: argparse.Namespace)
         close_output()  # who reads has read enough, as `head` does
         return HEALTHY
     except KeyError as error:
-        return _fail(UNREACHABLE, f"{args.endpoint}: its answer has no {error}: it is of another release")
+        return _fail(UNREACHABLE, f"{args.endpoint}: its answer has no {error}")
     except OSError as error:
         return _fail(
             USAGE, f"`{error.filename}`: {error.strerror}" if error.filename and error.strerror else str(error)

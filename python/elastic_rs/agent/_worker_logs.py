@@ -25,7 +25,7 @@ class ByGeneration(LogsSpecs):
     """Names folders by generation, by this machine, and by a run id that a file system can hold.
 
     PyTorch names them by the restart count and empties what is there: where another node failed, or the membership
-    changed, the count stays the same and the logs of healthy workers are lost (pains row 13). It also begins a folder's
+    changed, the count stays the same and the logs of healthy workers are lost. It also begins a folder's
     name with the whole run id, so that no worker starts if that is longer than 246 bytes or has a slash.
     """
 

@@ -19,7 +19,7 @@ use crate::rendezvous::protocol::message::{Hello, NodeId, Round, Verdict};
 pub const MAGIC: &[u8] = b"ELRS";
 
 /// Follows [`MAGIC`], as `u16` little-endian. All nodes of a run must have the same.
-pub const BLOB_VERSION: u16 = 4;
+pub const BLOB_VERSION: u16 = 5;
 
 /// The cell's content cannot be decoded. Trying again does not help.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -310,7 +310,7 @@ mod tests {
         assert!(text(b"\x80\x04K\x01.").contains("found a pickle (5 bytes)"));
         assert!(text(b"{\"round\": 1}").contains(r#"bytes that begin with `{\"round\": 1}`"#));
         assert!(text(b"").contains("found nothing (0 bytes)"));
-        assert!(text(b"ELRS\x09\x00").contains("has version 9, this node writes version 4"));
+        assert!(text(b"ELRS\x09\x00").contains("has version 9, this node writes version 5"));
         assert!(text(b"ELRS\x01").contains("is corrupt: it ends within its head"));
     }
 }

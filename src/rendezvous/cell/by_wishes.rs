@@ -78,7 +78,7 @@ impl CellNode {
                     news.map(|blob| self.catch_up(&self.seen.run(blob, &self.hello, now), now)).unwrap_or_default();
                 std::iter::once(self.welcome()).chain(news).collect()
             }
-            NodeMessage::Heartbeat => vec![CoordinatorMessage::Heartbeat { waits: None }],
+            NodeMessage::Heartbeat { .. } => vec![CoordinatorMessage::Heartbeat { waits: None }],
             _ => return,
         };
         self.deliver(replies, now);

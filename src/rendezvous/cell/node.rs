@@ -97,9 +97,9 @@ pub struct CellNode {
     warnings: Vec<String>,
 }
 
-/// What the state keeps of an introduction. It has no place for rules, so no node may compare its own with them.
+/// What counts of an introduction over a cell: no coordinator counts workers or judges hosts, or tells from where members connect.
 fn stored(hello: Hello) -> Hello {
-    Hello { settings: Settings { rules: Rules::default(), ..hello.settings }, ..hello }
+    Hello { settings: Settings { rules: Rules::default(), ..hello.settings }, interfaces: None, ..hello }
 }
 
 impl CellNode {
@@ -403,7 +403,7 @@ impl CellNode {
                     Liveness::Counters => _ = self.read_at.get_or_insert(now),
                 }
                 // Over etcd no state contains a heartbeat.
-                if !(self.is_greeted_early() && message == NodeMessage::Heartbeat) {
+                if !(self.is_greeted_early() && matches!(message, NodeMessage::Heartbeat { .. })) {
                     self.outbox.push(message);
                 }
             }

@@ -11,7 +11,6 @@ use crate::rendezvous::decider::durable::MY_SESSION;
 use crate::rendezvous::decider::event::{Effect, Event, Reach, SessionId};
 use crate::rendezvous::decider::node::Status;
 use crate::rendezvous::decider::run::Run;
-use crate::rendezvous::protocol::capability::Capabilities;
 use crate::rendezvous::protocol::message::{CoordinatorMessage, Hello, NodeMessage};
 
 /// The results of applying events to a run.
@@ -158,11 +157,6 @@ impl CellNode {
                 if self.is_greeted_early() {
                     effects.retain(|effect| !is_welcome(effect));
                 }
-                for effect in &mut effects {
-                    if let Effect::Send { message: CoordinatorMessage::Welcome { capabilities, .. }, .. } = effect {
-                        *capabilities = Capabilities::none(); // as in `welcome`: there is no coordinator
-                    }
-                }
                 outcome.add(effects);
             }
             // A node that is not in the state is added when it joins. Its Hello is only answered.
@@ -170,7 +164,7 @@ impl CellNode {
                 outcome.replies.push(self.welcome());
                 outcome.replies.extend(self.catch_up(run, now));
             }
-            NodeMessage::Hello(_) | NodeMessage::HelloAsking { .. } => {}
+            NodeMessage::Hello(_) => {}
             NodeMessage::Join(join) => {
                 if !known && run.closed().is_none() {
                     let own = Box::new(Hello { joining: true, ..author.hello.clone() });
@@ -198,9 +192,9 @@ impl CellNode {
                 }
             }
             NodeMessage::Leave { .. } if !known => {}
-            NodeMessage::Heartbeat => {
+            NodeMessage::Heartbeat { .. } => {
                 outcome.beats |= mine;
-                outcome.add(run.apply(Event::Message { node, session, message: NodeMessage::Heartbeat }, now));
+                outcome.add(run.apply(Event::Message { node, session, message }, now));
             }
             message => outcome.add(run.apply(Event::Message { node, session, message }, now)),
         }
@@ -209,7 +203,7 @@ impl CellNode {
     /// The answer to a Hello. A node over a cell knows its own address.
     pub(super) fn welcome(&self) -> CoordinatorMessage {
         let addr = self.hello.local_addr.clone().unwrap_or_default();
-        CoordinatorMessage::Welcome { addr, hosted: false, capabilities: Capabilities::none() }
+        CoordinatorMessage::Welcome { addr, hosted: false, running: None, recalls: false }
     }
 
     /// Apply the end of leases and the passage of time, which may remove lost nodes and close the round.

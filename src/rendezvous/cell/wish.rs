@@ -8,7 +8,7 @@ use crate::rendezvous::protocol::message::{Hello, NodeId, NodeMessage};
 /// First bytes of a wish.
 const MAGIC: &[u8] = b"ELRW";
 /// Follows [`MAGIC`], as `u16` little-endian. All nodes of a run must have the same.
-pub const WISH_VERSION: u16 = 1;
+pub const WISH_VERSION: u16 = 2;
 /// Most messages of one wish: a node has a join, a report and a farewell to tell, and some that it has withdrawn.
 const MOST_MESSAGES: usize = 64;
 /// Longest wish. Every message fits a frame of the session protocol, and few of them come near it.
@@ -94,7 +94,7 @@ mod tests {
 
     fn wish() -> Wish {
         let hello = Hello::new("job", NodeId(7), "host:1", Settings::new(1, 2));
-        Wish { hello, messages: vec![(3, NodeMessage::Withdraw), (4, NodeMessage::Heartbeat)] }
+        Wish { hello, messages: vec![(3, NodeMessage::Withdraw), (4, NodeMessage::Heartbeat { rtt_us: None })] }
     }
 
     #[test]
@@ -106,7 +106,7 @@ mod tests {
     fn a_value_that_is_no_wish_of_this_node_is_named_for_what_it_is() {
         let text = |node, run_id, bytes: &[u8]| Wish::decode(node, run_id, bytes).unwrap_err().to_string();
         assert!(text(NodeId(7), "job", b"{}").contains("not one of elastic_rs (2 bytes)"));
-        assert!(text(NodeId(7), "job", b"ELRW\x09\x00").contains("has version 9, this node writes version 1"));
+        assert!(text(NodeId(7), "job", b"ELRW\x09\x00").contains("has version 9, this node writes version 2"));
         assert!(text(NodeId(7), "job", b"ELRW\x01").contains("ends within its header"));
         assert!(text(NodeId(8), "job", &wish().encode()).contains("it is of host:1 in run `job`"));
         assert!(text(NodeId(7), "other", &wish().encode()).contains("it is of host:1 in run `job`"));

@@ -538,7 +538,7 @@ async fn read_hello(reader: &mut Reader, buffer: &mut BytesMut) -> Result<Greeti
             Ok(0) | Err(_) => return Err(None),
         }
     }
-    match read_message::<NodeMessage>(reader, buffer).await?.map(NodeMessage::incoming) {
+    match read_message::<NodeMessage>(reader, buffer).await? {
         Some(NodeMessage::Hello(hello)) => Ok(Greeting::Hello(hello)),
         Some(NodeMessage::Observe(ask)) => Ok(Greeting::Observe(ask)),
         Some(_) => Err(Some(CodecError::Malformed(0))),

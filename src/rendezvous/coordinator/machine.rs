@@ -14,6 +14,8 @@ use crate::events::tally::{Refused, Tally};
 use crate::rendezvous::decider::event::{Effect, Ends, Event, Home, Reach, SessionId};
 use crate::rendezvous::decider::hosts::Exclusion;
 use crate::rendezvous::decider::run::Run;
+#[cfg(feature = "sim")]
+use crate::rendezvous::decision_state::DecisionState;
 use crate::rendezvous::protocol::message::{CoordinatorMessage, Hello, NodeId, NodeMessage};
 use crate::rendezvous::protocol::settings::STALL;
 
@@ -388,5 +390,16 @@ fn refile(index: &mut BTreeSet<(Instant, String)>, before: Option<Instant>, now:
     }
     if let Some(now) = now {
         index.insert((now, run_id.to_owned()));
+    }
+}
+
+#[cfg(feature = "sim")]
+impl DecisionState for Machine {
+    fn decision_state(&self, now: Instant) -> Self {
+        let mut all = self.clone();
+        for Entry { run, .. } in all.runs.values_mut().chain(all.remembered.values_mut()) {
+            *run = run.decision_state(now);
+        }
+        all
     }
 }

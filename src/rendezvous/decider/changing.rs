@@ -23,7 +23,6 @@ use super::run::Run;
 use super::size::Seat;
 use crate::events::record::{Kind, Why};
 use crate::events::tally::Refused;
-use crate::rendezvous::protocol::capability::IN_PLACE;
 use crate::rendezvous::protocol::message::{
     ADDED, CoordinatorMessage, Generation, LARGEST_COUNT, NEVER, NodeId, REMOVED, Resume, Round, Running, WorkerRanks,
 };
@@ -146,7 +145,7 @@ impl Run {
 
     /// Tell a member that has reconnected of the change.
     pub(super) fn repeat_change(&mut self, id: NodeId, session: SessionId) {
-        let capable = self.roster.get(id).is_some_and(|node| node.capabilities.has(IN_PLACE));
+        let capable = self.roster.get(id).is_some_and(|node| node.in_place);
         let Some(change) = self.in_place.change().filter(|_| capable) else { return };
         let (flags, reason, round) = (change.flags, change.reason.clone(), self.round());
         self.send(session, CoordinatorMessage::Change { round, flags, reason });
@@ -165,7 +164,7 @@ impl Run {
                 label: node.label(),
                 was_member: last_members.contains(&seat.id),
                 returning: self.roster.last_rank(node).is_some(),
-                capable: node.capabilities.has(IN_PLACE),
+                capable: node.in_place,
                 check: self.in_place.stopped_at(seat.id),
                 first_rank: ranks.and_then(|ranks| ranks.get(rank)).map(|ranks| ranks.first_rank),
                 workers: seat.workers.clone(),
@@ -179,9 +178,9 @@ impl Run {
         resume::resume(&members, last, next)
     }
 
-    /// Whether the node runs workers of this round, and understands changes in place.
+    /// Whether the node runs workers of this round, which may survive a change.
     fn is_capable_member(&self, id: NodeId, round: Round) -> bool {
-        self.roster.get(id).is_some_and(|node| self.is_current(node, round) && node.capabilities.has(IN_PLACE))
+        self.roster.get(id).is_some_and(|node| self.is_current(node, round) && node.in_place)
     }
 
     /// Whether all members attend, and none has finished.
@@ -319,7 +318,7 @@ impl Run {
     /// Send this to all members that can change in place.
     fn tell_members(&mut self, message: &CoordinatorMessage) {
         let members = self.roster.of(self.roster.active());
-        let capable = members.filter(|(_, node)| node.capabilities.has(IN_PLACE));
+        let capable = members.filter(|(_, node)| node.in_place);
         let sessions: Vec<_> = capable.filter_map(|(_, node)| node.session).collect();
         sessions.into_iter().for_each(|session| self.send(session, message.clone()));
     }

@@ -11,7 +11,6 @@ use super::round::World;
 use super::run::Run;
 use super::size::nodes;
 use crate::events::record::{Kind, Why};
-use crate::rendezvous::protocol::capability::IN_PLACE;
 use crate::rendezvous::protocol::message::{
     CoordinatorMessage, Generation, JoinWorkers, NodeId, Placement, Resume, Round, Verdict,
 };
@@ -250,7 +249,8 @@ impl Run {
     pub(in crate::rendezvous) fn placement(&self, rank: u32) -> Option<CoordinatorMessage> {
         let world = self.current.world()?;
         let (master_addr, master_port) = world.master.clone()?;
-        let placement = Placement {
+        let node = world.members.get(&rank).and_then(|id| self.roster.get(*id));
+        Some(CoordinatorMessage::Complete(Placement {
             round: self.round(),
             rank,
             world_size: world.size,
@@ -262,18 +262,9 @@ impl Run {
             workers: world.workers.as_ref().and_then(|workers| workers.get(rank as usize)).copied(),
             host: self.host_seat(),
             local_world_size: self.bounds().and_then(|_| world.local_world_size(rank)),
-            resume: None,
+            resume: self.in_place.resume().filter(|_| node.is_some_and(|node| node.in_place)).cloned(),
             members: None,
-        };
-        let node = world.members.get(&rank).and_then(|id| self.roster.get(*id));
-        let resume = self.in_place.resume().filter(|_| node.is_some_and(|node| node.capabilities.has(IN_PLACE)));
-        Some(match (placement.local_world_size, resume.cloned()) {
-            (Some(local_world_size), resume) => {
-                CoordinatorMessage::CompleteWorkers { placement, resume, local_world_size }
-            }
-            (None, Some(resume)) => CoordinatorMessage::CompleteInPlace { placement, resume },
-            (None, None) => CoordinatorMessage::Complete(placement),
-        })
+        }))
     }
 
     /// The address under which the other members reach `node`.

@@ -111,6 +111,9 @@ impl Durable {
                 validate_name("role", role)?;
                 validate_name("name of a script", script.as_deref().unwrap_or_default())?;
             }
+            if let Status::Waiting { join, .. } = &node.status {
+                join.validate()?;
+            }
         }
         if [self.round.0, self.named.0, self.arrivals].into_iter().any(|number| number > LARGEST_NUMBER) {
             return Err(format!("a round or arrival number is above {LARGEST_NUMBER}"));

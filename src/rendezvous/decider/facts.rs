@@ -82,16 +82,13 @@ impl Run {
         self.roster.is_empty()
     }
 
-    /// Whether a node understands this capability.
-    pub fn node_has(&self, node: NodeId, capability: &str) -> bool {
-        self.roster.get(node).is_some_and(|node| node.capabilities.has(capability))
-    }
-
     /// Whether a connected node has this address: that of its connection, or one that it has named as its own.
     pub fn has_node_at(&self, address: IpAddr) -> bool {
         let address = address.to_canonical();
         self.roster.iter().filter(|(_, node)| node.session.is_some()).any(|(_, node)| {
-            node.ends.is_some_and(|ends| ends.peer.to_canonical() == address || node.interfaces.contains(&address))
+            node.ends.is_some_and(|ends| {
+                ends.peer.to_canonical() == address || node.interfaces.iter().flatten().any(|its| *its == address)
+            })
         })
     }
 

@@ -12,9 +12,6 @@ use super::node::{Node, Status};
 use super::run::Run;
 use crate::events::record::{Kind, Why};
 use crate::events::tally::{Refused, Tally};
-use crate::rendezvous::protocol::capability::{
-    ATTENDING, Capabilities, EVENTS, IN_PLACE, MEMBERS, RECALLS, RUNNING, STEPS, TALLIES,
-};
 use crate::rendezvous::protocol::message::{CoordinatorMessage, Hello, NodeId, Placed};
 use crate::rendezvous::protocol::settings::Settings;
 
@@ -73,7 +70,7 @@ impl Run {
             if node.placed.is_some() {
                 self.record_former_host(placed, home);
             }
-            node.attending = node.status == Status::Active && hello.capabilities.has(ATTENDING);
+            node.attending = node.status == Status::Active && hello.attending;
             if node.status == Status::Active && !self.recalls() {
                 let reason = format!("{} came back after it had been given up", node.label());
                 let back = self.record(Kind::NodeCameBack {}, Some(&node.name), None, None);
@@ -92,11 +89,8 @@ impl Run {
             let Node { placed, done, out, took, stepped, joined_at, .. } = *known;
             let (status, program) = (known.status.clone(), known.program.clone());
             let attends = status == Status::Active && placed == hello.placed.map(|place| (place.round, place.rank));
-            let attending = known.attending || (attends && hello.capabilities.has(ATTENDING));
-            // It names them again, but a round may complete before.
-            let interfaces = known.interfaces.clone();
-            let node =
-                Node { status, placed, done, attending, out, took, stepped, interfaces, program, joined_at, ..newer };
+            let attending = known.attending || (attends && hello.attending);
+            let node = Node { status, placed, done, attending, out, took, stepped, program, joined_at, ..newer };
             self.admission.reseat(hello.node, Some(known), &node);
             self.roster.insert(hello.node, node);
         }
@@ -111,21 +105,11 @@ impl Run {
     fn welcome(&mut self, hello: &Hello, session: SessionId, comes: bool, now: Instant) {
         let Some(node) = self.roster.get(hello.node) else { return };
         let (addr, active, spare) = (node.addr(), node.status == Status::Active, self.is_spare(node));
-        let tells_members = node.capabilities.has(MEMBERS);
-        let new = hello.placed.is_none() && !hello.joining && hello.capabilities.has(IN_PLACE);
+        let (new, at_coordinator) = (hello.placed.is_none() && !hello.joining && node.in_place, node.ends.is_some());
         let running = self.running().filter(|_| new);
-        let recalls = self.asks_to_recall(hello.node, hello.placed.is_some());
-        let capabilities = Capabilities::default()
-            .with(RUNNING, running.is_some())
-            .with(MEMBERS, tells_members)
-            .with(EVENTS, true)
-            .with(STEPS, true)
-            .with(TALLIES, true)
-            .with(RECALLS, recalls);
-        self.send(session, CoordinatorMessage::Welcome { addr, hosted: self.is_host(hello.node), capabilities });
-        if let Some(running) = running {
-            self.send(session, CoordinatorMessage::Running(running));
-        }
+        let recalls = self.asks_to_recall(hello.node, hello.placed.is_some() && at_coordinator);
+        let hosted = self.is_host(hello.node);
+        self.send(session, CoordinatorMessage::Welcome { addr, hosted, running, recalls });
         if self.is_bound() && differ(&self.settings, &hello.settings) {
             self.send(session, terms(&self.settings));
         }

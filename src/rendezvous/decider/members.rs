@@ -1,4 +1,4 @@
-//! A member is told its place. The one that serves the workers' store is first told from where the members connect, if it has asked.
+//! A member is told its place. The one that serves the workers' store is first told from where the members connect, if it wants to know.
 //!
 //! One node of a round gets the list, so that a round costs as much as it has members
 //! (`docs/decisions/0085-the-coordinator-tells-rank-0-who-the-members-are.md`).
@@ -8,21 +8,12 @@ use std::net::IpAddr;
 
 use super::event::SessionId;
 use super::run::Run;
-use crate::rendezvous::protocol::capability::MEMBERS;
-use crate::rendezvous::protocol::message::{CoordinatorMessage, INTERFACES_LIMIT, MEMBERS_IN_A_MESSAGE, NodeId};
+use crate::rendezvous::protocol::message::{CoordinatorMessage, INTERFACES_LIMIT, MEMBERS_IN_A_MESSAGE};
 
 /// Most addresses that a node is told: fewer messages than may wait for a session that is not read.
 const MOST: usize = 32 * MEMBERS_IN_A_MESSAGE;
 
 impl Run {
-    /// A node names its interfaces.
-    pub(super) fn on_interfaces(&mut self, id: NodeId, addresses: Vec<IpAddr>) {
-        if self.roster.get(id).is_some_and(|node| node.capabilities.has(MEMBERS)) {
-            let told = addresses.into_iter().map(|ip| ip.to_canonical()).filter(|ip| may_connect_from(*ip));
-            self.roster.set_interfaces(id, told.take(INTERFACES_LIMIT).collect());
-        }
-    }
-
     /// Tell a member of the current world its place. Returns whether it could be told: this coordinator has formed the world.
     pub(super) fn send_place(&mut self, session: SessionId, rank: u32) -> bool {
         let Some(place) = self.placement(rank) else { return false };
@@ -51,10 +42,10 @@ impl Run {
         }
     }
 
-    /// Whether the node with rank 0 has asked for the members' addresses.
+    /// Whether the node with rank 0 wants to know the members' addresses.
     fn wants_members(&self) -> bool {
         let serving = self.current.world().and_then(|world| self.roster.get(*world.members.get(&0)?));
-        serving.is_some_and(|node| node.capabilities.has(MEMBERS))
+        serving.is_some_and(|node| node.interfaces.is_some())
     }
 
     /// The addresses of the world's members: of their connections, of their interfaces if these are wanted, and those that their users
@@ -69,7 +60,7 @@ impl Run {
         for node in ids.filter_map(|id| self.roster.get(*id)) {
             let given = node.local_addr.as_deref().and_then(|addr| addr.parse::<IpAddr>().ok());
             addresses.extend(given.map(|ip| ip.to_canonical()));
-            addresses.extend(node.interfaces.iter().filter(|_| interfaces));
+            addresses.extend(node.interfaces.iter().flatten().filter(|_| interfaces));
             if let Some(ends) = node.ends {
                 is_anyone_here |= ends.peer.is_loopback();
                 addresses.insert(ends.peer);
@@ -81,6 +72,12 @@ impl Run {
         }
         addresses.into_iter().filter(|ip| may_connect_from(*ip)).collect()
     }
+}
+
+/// The addresses of a node's interfaces that peers elsewhere can see, up to [`INTERFACES_LIMIT`].
+pub(super) fn visible(interfaces: &[IpAddr]) -> Vec<IpAddr> {
+    let canonical = interfaces.iter().map(IpAddr::to_canonical).filter(|ip| may_connect_from(*ip));
+    canonical.take(INTERFACES_LIMIT).collect()
 }
 
 /// Whether a peer elsewhere can have this address.

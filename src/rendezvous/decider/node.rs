@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use super::event::{Ends, Reach, SessionId};
-use crate::rendezvous::protocol::capability::Capabilities;
+use super::members::visible;
 use crate::rendezvous::protocol::message::{Hello, Join, Round};
 use crate::rendezvous::protocol::settings::{LAST_LOOK, Settings};
 
@@ -77,10 +77,12 @@ pub(in crate::rendezvous) struct Node {
     pub ends: Option<Ends>,
     /// The random number of its process ([`Hello::process`]).
     pub process: u64,
-    /// The optional messages that it understands.
-    pub capabilities: Capabilities,
-    /// The addresses of its interfaces, as it has named them.
-    pub interfaces: Vec<IpAddr>,
+    /// Its workers may survive a change of the world.
+    pub in_place: bool,
+    /// It can be asked how far its workers are.
+    pub tells_steps: bool,
+    /// The addresses of its interfaces that peers elsewhere can see. `None`: it does not want to know from where members connect.
+    pub interfaces: Option<Vec<IpAddr>>,
     /// The rank that the user gave it.
     pub node_rank: Option<u32>,
     /// The settings that it asked for. Once a connected node waits or runs, the run's settings apply instead.
@@ -122,15 +124,17 @@ impl Node {
             Reach::Cell => None,
         };
         // Nodes over a cell are sent nothing: they derive their messages from the state, which has no changes in place.
-        let capabilities = if ends.is_some() { hello.capabilities.clone() } else { Capabilities::none() };
+        let at_coordinator = ends.is_some();
+        let interfaces = hello.interfaces.as_ref().filter(|_| at_coordinator);
         Self {
             name: hello.name.clone(),
             local_addr: hello.local_addr.clone(),
             host_name: hello.host_name.clone(),
             ends,
             process: hello.process,
-            capabilities,
-            interfaces: Vec::new(),
+            in_place: hello.in_place && at_coordinator,
+            tells_steps: hello.tells_steps && at_coordinator,
+            interfaces: interfaces.map(|addresses| visible(addresses)),
             node_rank: hello.node_rank,
             asked: hello.settings.clone(),
             lease: hello.settings.lease(),

@@ -132,7 +132,7 @@ mod tests {
 
     #[test]
     fn survivors_keep_their_ranks_whatever_the_newcomers_address() {
-        // pains row 18: PyTorch moved rank 0 to the newcomer because `127.0.0.100` sorts before `127.0.0.2`.
+        // #191190: PyTorch moved rank 0 to the newcomer because `127.0.0.100` sorts before `127.0.0.2`.
         let round =
             vec![candidate("127.0.0.100", None), candidate("127.0.0.2", Some(0)), candidate("127.0.0.3", Some(1))];
         assert_eq!(assign(round), ["127.0.0.2", "127.0.0.3", "127.0.0.100"]);

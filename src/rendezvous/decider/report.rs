@@ -5,19 +5,19 @@ use std::time::Instant;
 use super::event::SessionId;
 use super::node::{Node, Status};
 use super::run::Run;
-use crate::events::record::{Exit, FirstStep, Kind, LONGEST_US, Number, Phase, Why};
+use crate::events::record::{FirstStep, Kind, LONGEST_US, Number, Phase, Why};
 use crate::events::tally::Refused;
 use crate::rendezvous::protocol::bounds::tidy_failure;
 use crate::rendezvous::protocol::message::{
-    CoordinatorMessage, Failure, Join, LARGEST_STEP, NodeId, Round, Stepped, Verdict,
+    CoordinatorMessage, Failure, Join, LARGEST_COUNT, LARGEST_STEP, NodeId, Round, Stepped, Verdict,
 };
 
 /// How often a node may tell how long its parts of a round have taken.
 const TOOK: u8 = 2;
 
 impl Run {
-    /// A node asks for a place. `check`: the check of a change in place at which its workers have stopped, if they have.
-    pub(super) fn on_join(&mut self, id: NodeId, session: SessionId, join: Join, check: Option<u64>, now: Instant) {
+    /// A node asks for a place.
+    pub(super) fn on_join(&mut self, id: NodeId, session: SessionId, join: Join, now: Instant) {
         if let Some(verdict) = self.current.closed().cloned() {
             return self.send(session, CoordinatorMessage::Closed { verdict, spare: false });
         }
@@ -27,14 +27,14 @@ impl Run {
         if self.turns_out(id, session, now) {
             return;
         }
-        self.take_join(id, session, join, check, now);
+        self.take_join(id, session, join, now);
         if self.roster.get(id).is_some_and(|node| self.is_spare(node)) {
             let waits = self.roster.get(id).and_then(|node| self.waits(node, now));
             waits.into_iter().for_each(|waits| self.send(session, CoordinatorMessage::Waits(waits)));
         }
     }
 
-    fn take_join(&mut self, id: NodeId, session: SessionId, join: Join, check: Option<u64>, now: Instant) {
+    fn take_join(&mut self, id: NodeId, session: SessionId, join: Join, now: Instant) {
         let Some(node) = self.roster.get(id) else { return };
         let asked = node.asked.clone();
         if let Some(reason) = self.disagreement(&node.name, &asked) {
@@ -61,7 +61,8 @@ impl Run {
         }
         let member = self.roster.last_rank(node).is_some();
         // Only members can have stopped for a change of this world.
-        let check = check.filter(|_| member);
+        let check = join.workers.as_ref().and_then(|workers| workers.check).filter(|_| member);
+        let check = check.map(|check| check.min(LARGEST_COUNT));
         // The workers of an idle member have ended before this coordinator was started, or its session with them.
         let stops_alone = node.status == Status::Active || (member && check.is_none());
         let mut arrival = None;
@@ -117,14 +118,14 @@ impl Run {
         let name = node.name.clone();
         if self.current.interrupted().is_some() || self.current.told() {
             let text = format!("{failure}; not counted, a consequence of this: {}", self.why());
-            self.record(exited(&failure, false, false), Some(&name), self.trace.broken(), text);
+            self.record(Kind::WorkerExited(failure.exit(false, false)), Some(&name), self.trace.broken(), text);
             return self.send(session, self.status());
         }
         if self.recalls() {
             let reason = format!(
                 "{failure}; not counted, since not all members of round {round} have reported to the restarted coordinator"
             );
-            let exit = self.record(exited(&failure, true, false), Some(&name), None, None);
+            let exit = self.record(Kind::WorkerExited(failure.exit(true, false)), Some(&name), None, None);
             return self.interrupt_by(&reason, exit, Failure { counts: false, ..failure });
         }
         let unreachable = self.roster.of(self.roster.active()).find(|(_, node)| node.session.is_none());
@@ -132,10 +133,10 @@ impl Run {
             // Workers notice that a peer's connection is gone before the reconnect grace of the peer's agent is over.
             self.admission.hosts_mut().await_loss(Some(gone_id));
             let reason = format!("{failure}; not counted, since the connection of {gone} has ended");
-            let exit = self.record(exited(&failure, true, false), Some(&name), None, None);
+            let exit = self.record(Kind::WorkerExited(failure.exit(true, false)), Some(&name), None, None);
             return self.interrupt_by(&reason, exit, Failure { counts: false, ..failure });
         }
-        let exit = self.record(exited(&failure, true, failure.counts), Some(&name), None, None);
+        let exit = self.record(Kind::WorkerExited(failure.exit(true, failure.counts)), Some(&name), None, None);
         if !failure.counts {
             // The worker lives, and has left its world on purpose. Neither the budget nor its host answers for that.
             return self.interrupt_by(&failure.to_string(), exit, failure);
@@ -244,19 +245,4 @@ impl Run {
     pub(in crate::rendezvous) fn over(&self, reason: String) -> CoordinatorMessage {
         CoordinatorMessage::Status { waiting: 1, reason, restart: self.restart(), failure: None }
     }
-}
-
-/// What is recorded of a failure. `first`: others of its round are its consequences.
-fn exited(failure: &Failure, first: bool, counts: bool) -> Kind {
-    Kind::WorkerExited(Box::new(Exit {
-        rank: failure.global_rank,
-        local_rank: failure.local_rank,
-        role: failure.role.clone(),
-        pid: failure.pid,
-        exit: failure.exit.clone(),
-        returncode: failure.returncode,
-        message: failure.message.lines().next().unwrap_or_default().to_owned(),
-        first,
-        counts,
-    }))
 }

@@ -17,7 +17,7 @@ pub(super) struct Comer {
     pub was_member: bool,
     /// Whether it was a member of the last world, and has not been lost since. Only such a node has had to stop its workers for this one.
     pub returning: bool,
-    /// Whether it understands changes in place.
+    /// Whether its workers may survive a change.
     pub capable: bool,
     /// The check at which its workers have stopped. `None`: they have gone back to their commits.
     pub check: Option<u64>,

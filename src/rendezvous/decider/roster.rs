@@ -1,7 +1,6 @@
 //! The nodes of a run. Counters are updated with every change, so that an event costs the same in a large job as in a small one.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use super::event::SessionId;
@@ -218,13 +217,6 @@ impl Roster {
             node.program = Some(Program { role: workers.role.clone(), script: workers.script.clone() });
         }
         node.joined_at = node.joined_at.or(joined_at);
-    }
-
-    /// Record the addresses of a node's interfaces.
-    pub fn set_interfaces(&mut self, id: NodeId, interfaces: Vec<IpAddr>) {
-        if let Some(node) = self.nodes.get_mut(&id) {
-            node.interfaces = interfaces;
-        }
     }
 
     /// Record that a node's connection has ended.

@@ -31,9 +31,11 @@ use super::round::{Current, Pace};
 use super::standing::Standing;
 use super::trace::Trace;
 use crate::events::record::{Ending, Kind, Loss, Number, Why};
-use crate::events::tally::{Refused, Tally};
+use crate::events::tally::Tally;
+#[cfg(feature = "sim")]
+use crate::rendezvous::decision_state::DecisionState;
 use crate::rendezvous::protocol::bounds::tidy_verdict;
-use crate::rendezvous::protocol::message::{CoordinatorMessage, LARGEST_COUNT, NodeId, NodeMessage, Round, Verdict};
+use crate::rendezvous::protocol::message::{CoordinatorMessage, NodeId, NodeMessage, Round, Verdict};
 use crate::rendezvous::protocol::settings::{LAST_LOOK, Settings};
 use crate::rendezvous::protocol::text::tidy;
 
@@ -160,7 +162,7 @@ impl Run {
 
     fn on_message(&mut self, id: NodeId, session: SessionId, message: NodeMessage, now: Instant) -> bool {
         match message {
-            NodeMessage::Hello(_) | NodeMessage::HelloAsking { .. } => {
+            NodeMessage::Hello(_) => {
                 self.end(session, "a second Hello on one session".to_owned());
                 return false;
             }
@@ -188,8 +190,8 @@ impl Run {
                 self.emit(Effect::Tally(Tally::Fenced));
                 return false;
             }
-            NodeMessage::Heartbeat | NodeMessage::Beat { .. } => {
-                if let NodeMessage::Beat { rtt_us } = message {
+            NodeMessage::Heartbeat { rtt_us } => {
+                if let Some(rtt_us) = rtt_us {
                     // A node gives up a coordinator that answers later than its lease.
                     self.emit(Effect::Tally(Tally::RoundTrip(
                         Duration::from_micros(rtt_us).min(self.settings.lease()),
@@ -199,11 +201,7 @@ impl Run {
                 self.send(session, CoordinatorMessage::Heartbeat { waits });
                 return false;
             }
-            NodeMessage::Join(join) => self.on_join(id, session, join, None, now),
-            NodeMessage::JoinInPlace { join, survival, check } => match join.with_survival(survival) {
-                Ok(join) => self.on_join(id, session, join, check.map(|check| check.min(LARGEST_COUNT)), now),
-                Err(reason) => self.refuse(session, Refused::Invalid, reason),
-            },
+            NodeMessage::Join(join) => self.on_join(id, session, join, now),
             NodeMessage::Withdraw => {
                 let progress = self.progress(now);
                 self.send(session, CoordinatorMessage::Withdrawn { progress });
@@ -234,10 +232,6 @@ impl Run {
                 self.on_will_leave(id, session, round, &reason, at_once);
             }
             NodeMessage::Parked { round } => self.on_parked(id, round, now),
-            NodeMessage::Interfaces { addresses } => {
-                self.on_interfaces(id, addresses);
-                return false;
-            }
         }
         true
     }
@@ -457,5 +451,12 @@ impl Run {
     /// that this coordinator formed is running.
     pub(super) fn is_bound(&self) -> bool {
         self.roster.counts().present > 0 || (self.current.has_formed() && !self.roster.active().is_empty())
+    }
+}
+
+#[cfg(feature = "sim")]
+impl DecisionState for Run {
+    fn decision_state(&self, _: Instant) -> Self {
+        Self { trace: Trace::default(), ..self.clone() }
     }
 }

@@ -1,7 +1,6 @@
 //! What a run records, and the events that later ones name as their causes.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
 
 use super::event::Effect;
 use super::node::{Node, Status};
@@ -15,7 +14,7 @@ use crate::rendezvous::protocol::message::{NodeId, Recalled};
 const TOLD_LIMIT: usize = 1024;
 
 /// The events that may cause others.
-#[derive(Clone, Default)]
+#[derive(Clone, Debug, Default)]
 pub(in crate::rendezvous) struct Trace {
     /// Number of the last event.
     recorded: u64,
@@ -45,13 +44,6 @@ pub(in crate::rendezvous) struct Trace {
     /// What several members know is kept once: kinds and rounds.
     known: BTreeSet<(&'static str, u64)>,
     told: usize,
-}
-
-/// No decision depends on it, so the explorer of small jobs must not tell states apart by it.
-impl fmt::Debug for Trace {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Trace")
-    }
 }
 
 impl Trace {

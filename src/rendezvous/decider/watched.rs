@@ -9,7 +9,6 @@ use std::time::{Duration, Instant};
 
 use super::run::Run;
 use crate::events::record::LONGEST_US;
-use crate::rendezvous::protocol::capability::STEPS;
 use crate::rendezvous::protocol::message::{CoordinatorMessage, LARGEST_STEP, NodeId, Round};
 
 /// How often a node is asked at most.
@@ -21,7 +20,7 @@ const ASK_ALL_EVERY: Duration = Duration::from_secs(1);
 const WATCHES: Duration = Duration::from_secs(3);
 
 /// What is known of the steps of the current round.
-#[derive(Clone, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Watch {
     asked_at: Option<Instant>,
     told_at: Option<Instant>,
@@ -51,7 +50,7 @@ impl Run {
         let members = self.roster.of(self.roster.active()).map(|(_, node)| node);
         let tell = members.filter(|node| {
             let rank = node.placed.filter(|(placed, _)| *placed == round).map(|(_, rank)| rank);
-            node.capabilities.has(STEPS) && rank.is_some_and(|rank| all || rank == 0)
+            node.tells_steps && rank.is_some_and(|rank| all || rank == 0)
         });
         let sessions: Vec<_> = tell.map(|node| (node.placed, node.session)).collect();
         let watch = &mut self.trace.watch;

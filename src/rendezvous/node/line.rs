@@ -79,7 +79,7 @@ pub(super) async fn drive(machine: Arc<Mutex<NodeMachine>>, shared: Arc<Shared>,
                 NodeCommand::Probe => probing = Some(Box::pin(speaks_c10d(&host, port, CONNECT_TIMEOUT))),
                 NodeCommand::Send(message) => {
                     if let Some(open) = &mut connection {
-                        unsent = codec::try_encode_frame(&message.outgoing(), &mut open.outgoing).err().or(unsent);
+                        unsent = codec::try_encode_frame(&message, &mut open.outgoing).err().or(unsent);
                     }
                 }
             }

@@ -9,8 +9,9 @@ use std::time::{Duration, Instant};
 use super::counterpart::Counterpart;
 use super::pending::{Joining, Link, Report, back_off};
 use crate::events::journal::Journal;
+#[cfg(feature = "sim")]
+use crate::rendezvous::decision_state::DecisionState;
 use crate::rendezvous::protocol::bounds::tidy_message;
-use crate::rendezvous::protocol::capability::Capabilities;
 use crate::rendezvous::protocol::message::{
     CoordinatorMessage, Hello, NodeMessage, Placement, Round, Running, Survival, Verdict,
 };
@@ -56,8 +57,6 @@ pub struct NodeMachine {
     pub(super) closing: Option<Verdict>,
     pub(in crate::rendezvous) view: View,
     pub(in crate::rendezvous) left: bool,
-    /// The optional messages that the coordinator understands.
-    capabilities: Capabilities,
     /// The world that ran when this node was welcomed, if its workers may be started before it joins.
     running: Option<Running>,
     /// From where the members of the next round connect, as far as it has been told.
@@ -128,7 +127,6 @@ impl NodeMachine {
             closing: None,
             view: View { out_of_reach_since: Some(now), ..View::default() },
             left: false,
-            capabilities: Capabilities::none(),
             running: None,
             started: None,
             stopping: None,
@@ -156,7 +154,6 @@ impl NodeMachine {
         self.link = Link::Up { welcomed: false, answered_at: now, beat_at };
         self.last_error = "it accepts connections, but has not answered yet".to_owned();
         self.beats.clear();
-        self.running = None;
         self.members = Members::default();
         self.commands.push(NodeCommand::Send(NodeMessage::Hello(Box::new(self.hello.clone()))));
     }
@@ -224,24 +221,17 @@ impl NodeMachine {
         match tidy_message(message) {
             CoordinatorMessage::Rejected { reason } => self.fail(JoinError::Rejected(reason)),
             CoordinatorMessage::Ended { reason } => self.fail(JoinError::Rejected(reason)),
-            CoordinatorMessage::Welcome { addr, hosted, capabilities } => {
-                self.capabilities = capabilities;
-                self.on_welcome(addr, hosted, now);
+            CoordinatorMessage::Welcome { addr, hosted, running, recalls } => {
+                self.running = running;
+                self.on_welcome(addr, hosted, recalls, now);
             }
             CoordinatorMessage::Leaving { why, interrupts } => self.on_leaving(why, interrupts, now),
             CoordinatorMessage::Status { waiting, reason, restart, failure } => {
                 self.on_status(waiting, reason, restart, failure);
             }
             CoordinatorMessage::Complete(placement) => self.on_complete(placement),
-            CoordinatorMessage::CompleteInPlace { placement, resume } => {
-                self.on_complete(Placement { resume: Some(resume), ..placement });
-            }
-            CoordinatorMessage::CompleteWorkers { placement, resume, local_world_size } => {
-                self.on_complete(Placement { resume, local_world_size: Some(local_world_size), ..placement });
-            }
             CoordinatorMessage::Change { round, flags, reason } => self.on_change(round, flags, reason, now),
             CoordinatorMessage::RaiseAt { round, check } => self.on_raise_at(round, check),
-            CoordinatorMessage::Running(running) => self.running = Some(running),
             CoordinatorMessage::Members { round, addresses, more } => self.on_members(round, addresses, more),
             CoordinatorMessage::Observed(_) => {} // no node asks for it
             CoordinatorMessage::TellStep { round } => {
@@ -361,10 +351,11 @@ impl NodeMachine {
         self.left
     }
 
-    /// Whether the coordinator is connected and understands this capability. The next one, after a restart, may be of an older release:
-    /// it has none until it welcomes this node.
-    pub fn coordinator_has(&self, capability: &str) -> bool {
-        matches!(self.link, Link::Up { welcomed: true, .. }) && self.capabilities.has(capability)
+    /// Whether a coordinator has welcomed this node on the connection that is open. The decider over a cell records no events and no
+    /// steps, and forms no world whose workers survive.
+    pub fn has_coordinator(&self) -> bool {
+        matches!(self.link, Link::Up { welcomed: true, .. })
+            && matches!(self.counterpart, Counterpart::Coordinator { .. })
     }
 
     /// The name of the coordinator, or of the backend in its place, in messages.
@@ -439,5 +430,13 @@ impl NodeMachine {
         self.tries += 1;
         self.view.out_of_reach_since.get_or_insert(now);
         self.link = Link::Down { retry_at: now + delay };
+    }
+}
+
+#[cfg(feature = "sim")]
+impl DecisionState for NodeMachine {
+    fn decision_state(&self, now: Instant) -> Self {
+        let journal = Journal::new(self.hello.node.0, now);
+        Self { journal, tallies: Tallies::default(), ..self.clone() }
     }
 }

@@ -1,6 +1,5 @@
 //! State of [`super::machine`]: a pending join, unanswered reports, and the connection.
 
-use std::mem;
 use std::time::{Duration, Instant};
 
 use crate::rendezvous::protocol::message::{Failure, Join, NodeMessage, Round, SURVIVORS_LIMIT, Survival};
@@ -22,8 +21,6 @@ pub(in crate::rendezvous) struct Joining {
     pub spare: bool,
     pub withdrawn_at: Option<Instant>,
     pub progress: Option<String>,
-    /// The check at which the workers have stopped for a change in place.
-    pub check: Option<u64>,
     /// The coordinator was asked for progress.
     asked: bool,
 }
@@ -40,35 +37,23 @@ pub(in crate::rendezvous) enum Store {
 
 impl Joining {
     /// A join that starts now.
-    pub fn new(join: Join, store: Store, check: Option<u64>, now: Instant, deadline: Instant) -> Self {
-        Self {
-            join,
-            store,
-            since: now,
-            deadline,
-            spare: false,
-            withdrawn_at: None,
-            progress: None,
-            check,
-            asked: false,
-        }
+    pub fn new(join: Join, store: Store, now: Instant, deadline: Instant) -> Self {
+        Self { join, store, since: now, deadline, spare: false, withdrawn_at: None, progress: None, asked: false }
     }
 
-    /// The message that asks for the place. A coordinator that does not understand changes in place hears of no survivors.
+    /// The message that asks for the place. `in_place`: it says what became of the last workers. More survivors than fit into a message
+    /// are not named.
     pub fn message(&self, in_place: bool) -> NodeMessage {
         let mut join = self.join.clone();
-        let survival = join.workers.as_mut().map(|workers| mem::take(&mut workers.survival)).unwrap_or_default();
-        match survival {
-            Survival::New => NodeMessage::Join(join),
-            Survival::Attended(survivors) if survivors.len() > SURVIVORS_LIMIT => NodeMessage::Join(join),
-            _ if !in_place => NodeMessage::Join(join),
-            mut survival => {
-                if let Survival::Attended(survivors) = &mut survival {
-                    survivors.sort_by_key(|survivor| survivor.local_rank);
-                }
-                NodeMessage::JoinInPlace { join, survival, check: self.check }
+        if let Some(workers) = &mut join.workers {
+            if !in_place || workers.survivors().len() > SURVIVORS_LIMIT {
+                (workers.survival, workers.check) = (Survival::New, None);
+            }
+            if let Survival::Attended(survivors) = &mut workers.survival {
+                survivors.sort_by_key(|survivor| survivor.local_rank);
             }
         }
+        NodeMessage::Join(join)
     }
 
     /// Whether workers survive into the next world.
@@ -78,10 +63,11 @@ impl Joining {
 
     /// The survivors have ended: the node can change in place, and none of its workers lives.
     pub fn lose_survivors(&mut self) {
-        if let Some(Survival::Attended(survivors)) = self.join.workers.as_mut().map(|workers| &mut workers.survival) {
+        let Some(workers) = &mut self.join.workers else { return };
+        if let Survival::Attended(survivors) = &mut workers.survival {
             survivors.clear();
         }
-        self.check = None;
+        workers.check = None;
     }
 
     /// When to ask the coordinator for progress, unless it is known by then.

@@ -8,7 +8,7 @@ use crate::rendezvous::protocol::message::{Failure, NodeMessage, Placed, Placeme
 use crate::rendezvous::protocol::settings::Settings;
 
 impl NodeMachine {
-    pub(in crate::rendezvous) fn on_welcome(&mut self, addr: String, hosted: bool, now: Instant) {
+    pub(in crate::rendezvous) fn on_welcome(&mut self, addr: String, hosted: bool, recalls: bool, now: Instant) {
         if let Link::Up { welcomed, answered_at, beat_at } = &mut self.link {
             *welcomed = true;
             *beat_at = (*answered_at + self.hello.settings.keep_alive_interval).max(*beat_at);
@@ -17,15 +17,16 @@ impl NodeMachine {
         }
         self.ever_welcomed = true;
         self.hosted = hosted;
-        (self.view.hosted, self.view.in_place) = (hosted, self.is_understood());
+        (self.view.hosted, self.view.in_place) = (hosted, self.changes_in_place());
         self.view.stopped = None;
         self.tries = 0;
         self.unanswered = 0;
         self.view.addr = Some(addr);
         self.record_found();
         self.view.out_of_reach_since = None;
-        self.recall();
-        self.name_interfaces();
+        if recalls {
+            self.recall();
+        }
         match &self.joining {
             Some(joining) if joining.withdrawn_at.is_some() => {
                 self.commands.push(NodeCommand::Send(NodeMessage::Withdraw));

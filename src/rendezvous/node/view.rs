@@ -131,7 +131,7 @@ pub struct View {
     /// The round that ends, and the check at which all members' workers stop, once it is known. [`NEVER`](crate::rendezvous::protocol::message::NEVER): the reason
     /// for the change is gone, and they go on.
     pub raise_at: Option<(Round, u64)>,
-    /// The coordinator understands changes in place.
+    /// A coordinator has welcomed this node, and its workers may survive a change of the world.
     pub in_place: bool,
     /// The coordinator is in this process.
     pub hosted: bool,

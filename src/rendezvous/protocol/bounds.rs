@@ -19,7 +19,6 @@ impl Hello {
         check("address", self.local_addr.as_deref().unwrap_or_default(), NAME_LIMIT_BYTES)?;
         check("host_name", self.host_name.as_deref().unwrap_or_default(), NAME_LIMIT_BYTES)?;
         self.settings.validate()?;
-        self.capabilities.validate()?;
         self.placed.map_or(Ok(()), |placed| placed.validate(&self.settings))
     }
 }
@@ -109,30 +108,26 @@ impl CoordinatorMessage {
     /// A sentence naming what is not allowed, and what is.
     pub fn validate(&self) -> Result<(), String> {
         match self {
-            Self::Complete(placement) => placement.validate(None, None),
-            Self::CompleteInPlace { placement, resume } => placement.validate(Some(resume), None),
-            Self::CompleteWorkers { placement, resume, local_world_size } => {
-                placement.validate(resume.as_ref(), Some(*local_world_size))
-            }
-            Self::Running(running) => running.validate(),
+            Self::Complete(placement) => placement.validate(),
+            Self::Welcome { running: Some(running), .. } => running.validate(),
             _ => Ok(()),
         }
     }
 }
 
 impl Placement {
-    fn validate(&self, resume: Option<&Resume>, local_world_size: Option<u32>) -> Result<(), String> {
+    fn validate(&self) -> Result<(), String> {
         is_rank("node's rank", self.rank, self.world_size)?;
         if let Some(host) = &self.host {
             is_rank("rank of the coordinator's host", host.rank, self.world_size)?;
         }
         let Some(ranks) = &self.workers else { return Ok(()) };
-        ranks.validate(local_world_size.unwrap_or(1))?;
+        ranks.validate(self.local_world_size.unwrap_or(1))?;
         if self.world_size > ranks.world_size {
             let (nodes, workers) = (self.world_size, ranks.world_size);
             return Err(format!("the world has `{nodes}` nodes and `{workers}` workers, must have one on each node"));
         }
-        match resume {
+        match &self.resume {
             Some(Resume::Continue { source, survivors, .. }) => {
                 is_rank("rank whose state is taken", *source, ranks.world_size)?;
                 is_rank("number of survivors", survivors.saturating_sub(1), ranks.world_size)
@@ -171,39 +166,29 @@ impl Running {
 /// What a coordinator says, with its texts tidied: a node logs them, and whatever listens at the endpoint may have written them.
 pub(in crate::rendezvous) fn tidy_message(message: CoordinatorMessage) -> CoordinatorMessage {
     use CoordinatorMessage::{
-        Change, Closed, Complete, CompleteInPlace, CompleteWorkers, Ended, Heartbeat, Leaving, Rejected, Status,
-        Welcome, Withdrawn,
+        Change, Closed, Complete, Ended, Heartbeat, Leaving, Rejected, Status, Welcome, Withdrawn,
     };
     let failed = |failure: Box<Failure>| Box::new(tidy_failure(&failure, plain(failure.node.clone())));
     let waits = |waits: Waits| Waits { progress: plain(waits.progress), ..waits };
-    let placed =
-        |place: Placement| Placement { master_addr: plain(place.master_addr), reason: plain(place.reason), ..place };
     match message {
         Rejected { reason } => Rejected { reason: plain(reason) },
         Ended { reason } => Ended { reason: plain(reason) },
-        Welcome { addr, hosted, capabilities } => {
-            Welcome { addr: plain(addr), hosted, capabilities: capabilities.tidied() }
+        Welcome { addr, hosted, running, recalls } => {
+            let tidied = |running: Running| Running { master_addr: plain(running.master_addr), ..running };
+            Welcome { addr: plain(addr), hosted, running: running.map(tidied), recalls }
         }
         Leaving { why, interrupts } => Leaving { why: plain(why), interrupts },
         Withdrawn { progress } => Withdrawn { progress: plain(progress) },
         Status { waiting, reason, restart, failure } => {
             Status { waiting, reason: plain(reason), restart, failure: failure.map(failed) }
         }
-        Complete(placement) => Complete(placed(placement)),
-        CompleteInPlace { placement, resume } => {
-            CompleteInPlace { placement: placed(placement), resume: tidy_resume(resume) }
-        }
-        CompleteWorkers { placement, resume, local_world_size } => {
-            let resume = resume.map(tidy_resume);
-            CompleteWorkers { placement: placed(placement), resume, local_world_size }
-        }
-        Change { round, flags, reason } => {
-            // A later release may know of further flags.
-            Change { round, flags: flags & (REMOVED | ADDED), reason: plain(reason) }
-        }
-        CoordinatorMessage::Running(running) => {
-            CoordinatorMessage::Running(Running { master_addr: plain(running.master_addr), ..running })
-        }
+        Complete(placement) => Complete(Placement {
+            master_addr: plain(placement.master_addr),
+            reason: plain(placement.reason),
+            resume: placement.resume.map(tidy_resume),
+            ..placement
+        }),
+        Change { round, flags, reason } => Change { round, flags: flags & (REMOVED | ADDED), reason: plain(reason) },
         Closed { verdict, spare } => Closed { verdict: tidy_verdict(&verdict), spare },
         CoordinatorMessage::Over { verdict, ago } => CoordinatorMessage::Over { verdict: tidy_verdict(&verdict), ago },
         Heartbeat { waits: told } => Heartbeat { waits: told.map(waits) },

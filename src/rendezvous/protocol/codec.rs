@@ -82,7 +82,7 @@ pub fn decode_version_answer(answer: &[u8]) -> Option<u16> {
     let Ok(Some(CoordinatorMessage::Rejected { reason })) = decode_frame(&mut BytesMut::from(answer)) else {
         return None;
     };
-    // What follows the version, such as advice, differs between releases.
+    // A coordinator of another version may give other advice behind it.
     let refusal = CodecError::Version { theirs: 0, ours: 0 }.to_string();
     let (_, version) = reason.split_once(refusal.split_inclusive("only version ").next()?)?;
     let digits = version.find(|it: char| !it.is_ascii_digit()).unwrap_or(version.len());
@@ -181,7 +181,7 @@ mod tests {
     #[test]
     fn any_split_of_the_stream_gives_the_same_messages() {
         let sent = [
-            NodeMessage::Heartbeat,
+            NodeMessage::Heartbeat { rtt_us: None },
             NodeMessage::Leave { reason: "SIGTERM".into(), signal: None },
             NodeMessage::Withdraw,
         ];
@@ -205,10 +205,10 @@ mod tests {
     #[test]
     fn bytes_after_the_message_inside_a_frame_are_refused() {
         let mut buffer = BytesMut::new();
-        encode_frame(&NodeMessage::Heartbeat, &mut buffer);
+        encode_frame(&NodeMessage::Heartbeat { rtt_us: None }, &mut buffer);
         buffer[0] += 1;
         buffer.put_u8(0);
-        assert!(matches!(decode_frame::<NodeMessage>(&mut buffer), Err(CodecError::Malformed(2))));
+        assert!(matches!(decode_frame::<NodeMessage>(&mut buffer), Err(CodecError::Malformed(3))));
     }
 
     #[test]
@@ -217,7 +217,7 @@ mod tests {
         let text = decode_preamble(&mut buffer).unwrap_err().to_string();
         assert_eq!(
             text,
-            "rendezvous protocol version 9 is not spoken here, only version 3: install one release of elastic_rs on every node"
+            "rendezvous protocol version 9 is not spoken here, only version 4: install one release of elastic_rs on every node"
         );
     }
 

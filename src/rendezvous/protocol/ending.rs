@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::message::Round;
 use super::text::tidy;
+use crate::events::record::Exit;
 
 /// A worker's failure. Every node names it as the cause when the job restarts or ends.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -33,6 +34,23 @@ pub struct Failure {
 
 /// The returncode of a worker that has left its world on purpose, and lives. Its `exit` is the type of the exception that it has raised.
 pub const LIVES: i32 = 0;
+
+impl Failure {
+    /// As events have it. `first`: others of its round are its consequences. `counts`: it counts against the job's budget.
+    pub(in crate::rendezvous) fn exit(&self, first: bool, counts: bool) -> Box<Exit> {
+        Box::new(Exit {
+            rank: self.global_rank,
+            local_rank: self.local_rank,
+            role: self.role.clone(),
+            pid: self.pid,
+            exit: self.exit.clone(),
+            returncode: self.returncode,
+            message: self.message.lines().next().unwrap_or_default().to_owned(),
+            first,
+            counts,
+        })
+    }
+}
 
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

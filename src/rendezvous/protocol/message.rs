@@ -1,4 +1,4 @@
-//! The messages between a node and the coordinator, version 3. Serialised with postcard ([`super::codec`]).
+//! The messages between a node and the coordinator, version 4. Serialised with postcard ([`super::codec`]).
 //!
 //! A connection opens with [`MAGIC`] and [`PROTOCOL_VERSION`], then carries frames. The node's first frame is
 //! [`NodeMessage::Hello`]; the coordinator answers with [`CoordinatorMessage::Welcome`] or [`CoordinatorMessage::Rejected`].
@@ -9,14 +9,12 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::capability::Capabilities;
 pub use super::ending::{Failure, LIVES, Verdict};
 pub use super::place::{
     Generation, HostSeat, Join, JoinWorkers, Placed, Placement, Resume, Running, SURVIVORS_LIMIT, Survival, Survivor,
     WorkerRanks,
 };
 pub use super::recall::{Recalled, Recollection};
-use super::rules::Asks;
 use super::settings::Settings;
 use crate::events::record::Phase;
 
@@ -24,7 +22,7 @@ use crate::events::record::Phase;
 pub const MAGIC: &[u8] = b"ELRZ";
 
 /// Follows [`MAGIC`], as `u16` little-endian. Both ends must have the same.
-pub const PROTOCOL_VERSION: u16 = 3;
+pub const PROTOCOL_VERSION: u16 = 4;
 
 /// An agent's identity, drawn at random when its handler is made. It survives reconnects, but not restarts of the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -66,7 +64,10 @@ pub enum NodeMessage {
     /// The job is over: no node is admitted any more.
     Close(Verdict),
     /// A heartbeat. Each is answered by one [`CoordinatorMessage::Heartbeat`], in order.
-    Heartbeat,
+    Heartbeat {
+        /// How long the answer to an earlier one has taken, in microseconds, up to the run's lease. One heartbeat of twelve says it.
+        rtt_us: Option<u64>,
+    },
     /// A worker of this node has failed. Answered by [`CoordinatorMessage::Status`], [`CoordinatorMessage::Closed`] or
     /// [`CoordinatorMessage::Stale`].
     Failed {
@@ -80,7 +81,6 @@ pub enum NodeMessage {
         /// The round they belonged to.
         round: Round,
     },
-    // These are sent only to a coordinator with the capability `IN_PLACE`.
     /// All living workers of this node are connected to their agent, so that the node can change in place.
     Attending {
         /// The round they belong to.
@@ -103,16 +103,6 @@ pub enum NodeMessage {
         /// As in [`Self::Leave`].
         signal: Option<i32>,
     },
-    /// As [`Self::Join`], with what became of the workers of the last round.
-    JoinInPlace {
-        /// The join. It has its number of workers.
-        join: Join,
-        /// Not [`Survival::New`].
-        survival: Survival,
-        /// The check of [`CoordinatorMessage::RaiseAt`] at which all workers of the node have stopped. `None`: survivors have gone back
-        /// to their commits.
-        check: Option<u64>,
-    },
     /// The workers of a node that leaves have stopped at the check of [`CoordinatorMessage::RaiseAt`]. The others need not wait for its
     /// [`Self::Leave`].
     Parked {
@@ -120,26 +110,11 @@ pub enum NodeMessage {
         round: Round,
     },
     /// The workers of this node let `elastic_rs.elastic.run` make their process groups. So a newcomer's can be started before it joins:
-    /// see [`CoordinatorMessage::Running`].
+    /// see [`Running`].
     Groupless {
         /// The round they belong to.
         round: Round,
     },
-    /// A [`Self::Hello`] that asks for what older coordinators do not know. They refuse it.
-    HelloAsking {
-        /// The introduction.
-        hello: Box<Hello>,
-        /// What it asks for besides.
-        asks: Box<Asks>,
-    },
-    // Sent only to a coordinator with the capability `MEMBERS`.
-    /// The addresses of this node's interfaces. Its workers may connect to the round's store from any of them. Follows each
-    /// [`CoordinatorMessage::Welcome`].
-    Interfaces {
-        /// At most [`INTERFACES_LIMIT`] count.
-        addresses: Vec<IpAddr>,
-    },
-    // Sent only to a coordinator with the capability `EVENTS`.
     /// How long the parts of the recovery have taken that ended with this round's workers, on this node.
     Took {
         /// The round.
@@ -147,10 +122,9 @@ pub enum NodeMessage {
         /// The parts.
         phase: Phase,
     },
-    // Sent only by an observer, whose connection carries nothing else. Older coordinators refuse it.
+    // Sent only by an observer, whose connection carries nothing else.
     /// Asks for a run's events and state. Each is answered by one [`CoordinatorMessage::Observed`], in order.
     Observe(Observe),
-    // Sent only to a coordinator with the capability `STEPS`.
     /// A worker of this node has made its first step of the round.
     Stepped {
         /// The round.
@@ -167,15 +141,9 @@ pub enum NodeMessage {
         /// Mean microseconds of a step in this round, up to [`LONGEST_US`](crate::events::record::LONGEST_US).
         step_time_us: Option<u64>,
     },
-    // Sent only to a coordinator with the capability `RECALLS`.
-    /// The last events that this node recorded itself. Follows [`CoordinatorMessage::Welcome`]. Nothing depends on it.
+    /// The last events that this node recorded itself: the answer to a [`CoordinatorMessage::Welcome`] that asks for them. Nothing depends
+    /// on it.
     Recalled(Box<Recalled>),
-    // Sent only to a coordinator with the capability `TALLIES`.
-    /// A heartbeat that tells how long the answer to an earlier one has taken. Answered as [`NodeMessage::Heartbeat`].
-    Beat {
-        /// Microseconds, up to the run's lease.
-        rtt_us: u64,
-    },
     /// This node was cut off for its whole lease, and has stopped its workers. Nothing depends on it.
     Fenced,
 }
@@ -225,7 +193,7 @@ pub struct Observed {
     pub more: bool,
 }
 
-/// Most interfaces that a node may name.
+/// Most interfaces of a node that count.
 pub const INTERFACES_LIMIT: usize = 32;
 
 /// Largest number of a step.
@@ -249,30 +217,34 @@ pub struct Hello {
     pub process: u64,
     /// The rank the user gave this node, if any.
     pub node_rank: Option<u32>,
-    /// The name of the node's host, as whoever starts the agents calls it. Sent in [`NodeMessage::HelloAsking`].
-    #[serde(skip)]
+    /// The name of the node's host, as whoever starts the agents calls it.
     pub host_name: Option<String>,
     /// The node's settings.
     pub settings: Settings,
     /// The last round this node was placed in, if any.
     pub placed: Option<Placed>,
-    /// Number of workers of that round, if rounds count workers. Sent in [`NodeMessage::HelloAsking`].
-    #[serde(skip)]
+    /// Number of workers of that round, if rounds count workers.
     pub world_workers: Option<u32>,
     /// The node waits for its next place, and its [`Join`] follows.
     pub joining: bool,
     /// The node's own process hosts a coordinator. A coordinator believes this only of its own process.
     pub hosts: bool,
-    /// What the node understands beyond this version's messages.
-    pub capabilities: Capabilities,
-    /// The addresses of the node's interfaces. Sent in [`NodeMessage::Interfaces`].
-    #[serde(skip)]
-    pub interfaces: Vec<IpAddr>,
+    /// The node's workers may survive a change of the world. Not with PyTorch's agent.
+    pub in_place: bool,
+    /// All of them attend: the node can change in place now. A restarted coordinator has to know that before it sends the member
+    /// anything, so it cannot wait for [`NodeMessage::Attending`].
+    pub attending: bool,
+    /// The node's agent answers [`CoordinatorMessage::TellStep`]. PyTorch's does not.
+    pub tells_steps: bool,
+    /// The addresses of the node's interfaces, from any of which its workers may connect to the round's store: at most
+    /// [`INTERFACES_LIMIT`] count. `None`: the node does not want to know from where the members of its rounds connect
+    /// ([`CoordinatorMessage::Members`]).
+    pub interfaces: Option<Vec<IpAddr>>,
 }
 
 impl Hello {
     /// A node that was just started and was in no round. Its address is the one that the coordinator sees, its process has no number
-    /// (0), and it asks for no rank.
+    /// (0), and it asks for no rank. Its workers may survive a change of the world.
     pub fn new(run_id: impl Into<String>, node: NodeId, name: impl Into<String>, settings: Settings) -> Self {
         Self {
             run_id: run_id.into(),
@@ -287,8 +259,10 @@ impl Hello {
             world_workers: None,
             joining: false,
             hosts: false,
-            capabilities: Capabilities::default(),
-            interfaces: Vec::new(),
+            in_place: true,
+            attending: false,
+            tells_steps: false,
+            interfaces: None,
         }
     }
 }
@@ -296,7 +270,7 @@ impl Hello {
 /// From coordinator to node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum CoordinatorMessage {
-    /// The node is rejected. The first variant, so that its encoding never changes with the version.
+    /// The node is rejected. The first variant, so that an end of another version can read the refusal, which names both versions.
     Rejected {
         /// The reason, and what would be accepted.
         reason: String,
@@ -307,8 +281,11 @@ pub enum CoordinatorMessage {
         addr: String,
         /// The node is in the coordinator's own process.
         hosted: bool,
-        /// What the coordinator understands beyond this version's messages.
-        capabilities: Capabilities,
+        /// The world that runs, if it can change in place and the node is new: it may start its workers before it joins, because they
+        /// reach `elastic_rs.elastic.run` without a world.
+        running: Option<Running>,
+        /// The coordinator was restarted, and asks this member of a world that it did not form for [`NodeMessage::Recalled`].
+        recalls: bool,
     },
     /// The state of the world, pushed to running members when it changes.
     Status {
@@ -369,7 +346,6 @@ pub enum CoordinatorMessage {
         /// Whether the node's world must re-form, because a member with running workers was in that process.
         interrupts: bool,
     },
-    // These are sent only to a node with the capability `IN_PLACE`.
     /// The world changes: all its workers are to stop at one check. Answered by [`NodeMessage::Counted`]. Followed by
     /// [`Self::RaiseAt`], or by a [`Self::Status`] if the members cannot stop together.
     Change {
@@ -387,28 +363,8 @@ pub enum CoordinatorMessage {
         /// The number of the check. [`NEVER`]: the reason is gone, and they go on.
         check: u64,
     },
-    /// As [`Self::Complete`], with how the workers begin.
-    CompleteInPlace {
-        /// The place.
-        placement: Placement,
-        /// How the workers begin.
-        resume: Resume,
-    },
-    /// Follows [`Self::Welcome`] if that has the capability `RUNNING`: a world runs that can change in place, and the node may start its
-    /// workers before it joins, because they reach `elastic_rs.elastic.run` without a world.
-    Running(Running),
-    /// As [`Self::Complete`] or [`Self::CompleteInPlace`], with the number of workers that the node starts. Sent only if rounds count
-    /// workers, which older releases do not ask for.
-    CompleteWorkers {
-        /// The place.
-        placement: Placement,
-        /// How the workers begin, for a node with the capability `IN_PLACE`.
-        resume: Option<Resume>,
-        /// [`Placement::local_world_size`].
-        local_world_size: u32,
-    },
-    // Sent only to a node with the capability `MEMBERS`.
-    /// A part of the addresses from which the members of a round connect. For the node that serves their workers' store, before its place.
+    /// A part of the addresses from which the members of a round connect. For the node that serves their workers' store, before its place,
+    /// if it wants to know them ([`Hello::interfaces`]).
     Members {
         /// The round.
         round: Round,
@@ -420,7 +376,6 @@ pub enum CoordinatorMessage {
     // Sent only to an observer.
     /// Answer to [`NodeMessage::Observe`].
     Observed(Observed),
-    // Sent only to a node with the capability `STEPS`.
     /// Somebody wants to know how far the training is. Answered by [`NodeMessage::Step`], if workers of the round run.
     TellStep {
         /// The round.
@@ -443,9 +398,7 @@ impl CoordinatorMessage {
     /// The place that it gives the node, if it gives one.
     pub fn placement(&self) -> Option<&Placement> {
         match self {
-            Self::Complete(placement)
-            | Self::CompleteInPlace { placement, .. }
-            | Self::CompleteWorkers { placement, .. } => Some(placement),
+            Self::Complete(placement) => Some(placement),
             _ => None,
         }
     }

@@ -3,18 +3,16 @@
 //! | file | what |
 //! |---|---|
 //! | [`settings`] | a node's settings: min and max nodes, time limits |
-//! | [`rules`] | what a job asks beyond the settings of earlier releases |
+//! | [`rules`] | more of them: how workers are counted, and hosts judged |
 //! | [`cooldown`] | for how long a host is kept out |
 //! | [`message`] | the messages |
 //! | [`place`], [`ending`] | what messages hold: places in rounds; how a worker failed, and how a job ended |
 //! | [`recall`] | what a member tells a restarted coordinator |
-//! | [`capability`] | what a peer of another release understands |
 //! | [`text`] | limits on texts, and the characters that they may have |
 //! | [`bounds`] | limits on every message that a peer sends |
 //! | [`codec`], `frames` | messages ↔ frames of bytes; reading them from a connection (feature `io`) |
 
 pub mod bounds;
-pub mod capability;
 pub mod codec;
 pub mod cooldown;
 pub mod ending;

@@ -56,19 +56,6 @@ pub struct Join {
     pub workers: Option<JoinWorkers>,
 }
 
-impl Join {
-    /// The join of a node, and what became of its last workers.
-    ///
-    /// # Errors
-    /// It does not have its number of workers.
-    pub(in crate::rendezvous) fn with_survival(self, survival: Survival) -> Result<Self, String> {
-        match self.workers {
-            Some(workers) => Ok(Self { workers: Some(JoinWorkers { survival, ..workers }), ..self }),
-            None => Err("a join names surviving workers without the number of workers".to_owned()),
-        }
-    }
-}
-
 /// A node's workers, as of its join.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JoinWorkers {
@@ -79,17 +66,18 @@ pub struct JoinWorkers {
     /// The file name of their script, or the name of their module, program or function, if the agent says it. It tells jobs without a
     /// run id from one another: `decider/other_job.rs`.
     pub script: Option<String>,
-    /// What became of the workers of the node's last round. Sent in [`NodeMessage::JoinInPlace`] alone.
-    ///
-    /// [`NodeMessage::JoinInPlace`]: super::message::NodeMessage::JoinInPlace
-    #[serde(skip)]
+    /// What became of the workers of the node's last round.
     pub survival: Survival,
+    /// The check of [`CoordinatorMessage::RaiseAt`] at which all of them have stopped. `None`: survivors have gone back to their commits.
+    ///
+    /// [`CoordinatorMessage::RaiseAt`]: super::message::CoordinatorMessage::RaiseAt
+    pub check: Option<u64>,
 }
 
 impl JoinWorkers {
     /// Workers that are all new.
     pub fn new(role: impl Into<String>, local_world_size: u32) -> Self {
-        Self { role: role.into(), local_world_size, script: None, survival: Survival::New }
+        Self { role: role.into(), local_world_size, script: None, survival: Survival::New, check: None }
     }
 
     /// These workers, with the name of what they run: the last part of a path, cut to [`NAME_LIMIT_BYTES`]. An empty name is none.
@@ -184,20 +172,13 @@ pub struct Placement {
     pub workers: Option<WorkerRanks>,
     /// The rank of the coordinator's host, if a member is.
     pub host: Option<HostSeat>,
-    /// How many workers this node starts, if rounds count workers: as many as it has offered, or fewer. Sent in
-    /// [`CoordinatorMessage::CompleteWorkers`].
-    ///
-    /// [`CoordinatorMessage::CompleteWorkers`]: super::message::CoordinatorMessage::CompleteWorkers
-    #[serde(skip)]
+    /// How many workers this node starts, if rounds count workers: as many as it has offered, or fewer.
     pub local_world_size: Option<u32>,
-    /// How the survivors of the last round go on. `None`: the coordinator does not know of survivors, or there is none. They have to
-    /// be restarted then. Sent in [`CoordinatorMessage::CompleteInPlace`].
-    ///
-    /// [`CoordinatorMessage::CompleteInPlace`]: super::message::CoordinatorMessage::CompleteInPlace
-    #[serde(skip)]
+    /// How the workers begin. `None`, and survivors of the last round have to be restarted: those of this node cannot survive a change
+    /// ([`Hello::in_place`](super::message::Hello::in_place)), or the world is of another backend than a coordinator.
     pub resume: Option<Resume>,
-    /// From where the members connect, for the node that serves their workers' store, if it has asked and the coordinator tells. Sent in
-    /// [`CoordinatorMessage::Members`].
+    /// From where the members connect, for the node that serves their workers' store, if it wants to know.
+    /// Received in parts: [`CoordinatorMessage::Members`].
     ///
     /// [`CoordinatorMessage::Members`]: super::message::CoordinatorMessage::Members
     #[serde(skip)]

@@ -1,7 +1,5 @@
 //! What a member tells a coordinator that was restarted: the last events that it recorded itself.
 
-use std::fmt;
-
 use serde::{Deserialize, Serialize};
 
 use super::message::{LARGEST_STEP, NodeId};
@@ -15,19 +13,12 @@ const TEXTS_BYTES: usize = 24 * 1024;
 const TEXT_BYTES: usize = 512;
 
 /// A member's last events, the oldest first.
-#[derive(Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Recalled {
     /// The name with which the ids of its events begin: that of the member.
     pub origin: String,
     /// At most [`RECALLED`].
     pub events: Vec<Recollection>,
-}
-
-/// No decision depends on it, so the explorer of small jobs must not tell states apart by it.
-impl fmt::Debug for Recalled {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Recalled")
-    }
 }
 
 /// An event of a member.
@@ -91,7 +82,7 @@ impl Recalled {
     }
 
     /// As a coordinator takes it from this member: the last events within the limits, by rising numbers, with texts tidied. `None`: it
-    /// is not what a member of any release tells, or it is told in another one's name.
+    /// is not what a member tells, or it is told in another one's name.
     pub fn validated(mut self, member: NodeId) -> Option<Self> {
         let rises = self.events.windows(2).all(|pair| pair[0].number < pair[1].number);
         let possible = self.events.iter().all(|event| event.number.max(event.round) <= LARGEST_STEP);

@@ -1,7 +1,4 @@
-//! What a job asks of its coordinator beyond the settings of earlier releases: [`Rules`].
-//!
-//! A node that asks for any of it introduces itself with [`NodeMessage::HelloAsking`], which older coordinators refuse. All other nodes
-//! say [`NodeMessage::Hello`], so that they can be mixed with older releases.
+//! How a coordinator counts workers and judges hosts and a job: [`Rules`].
 
 use std::fmt;
 use std::time::Duration;
@@ -9,8 +6,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::cooldown::Cooldown;
-use super::message::{Hello, NodeMessage};
-use super::settings::{LONGEST_WAIT, Settings};
+use super::settings::LONGEST_WAIT;
 
 /// The default of `host_failures_window`.
 pub const HOST_FAILURES_WINDOW: Duration = Duration::from_secs(3600);
@@ -101,51 +97,6 @@ impl Rules {
                  at most {LONGEST_WAIT:?}"
             )),
             _ => Ok(()),
-        }
-    }
-}
-
-/// What [`NodeMessage::HelloAsking`] carries beside the introduction.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Asks {
-    /// [`Settings::rules`].
-    pub rules: Rules,
-    /// [`Hello::host_name`].
-    pub host_name: Option<String>,
-    /// [`Hello::world_workers`].
-    pub world_workers: Option<u32>,
-}
-
-impl Hello {
-    /// What this node asks for beyond the settings of earlier releases.
-    fn asks(&self) -> Asks {
-        let (rules, host_name) = (self.settings.rules.clone(), self.host_name.clone());
-        Asks { rules, host_name, world_workers: self.world_workers }
-    }
-
-    fn asking(self, asks: Asks) -> Self {
-        let Asks { rules, host_name, world_workers } = asks;
-        Self { settings: Settings { rules, ..self.settings }, host_name, world_workers, ..self }
-    }
-}
-
-impl NodeMessage {
-    /// The message as it is sent. Within a process a `Hello` has all that its node asks for.
-    pub fn outgoing(self) -> Self {
-        match self {
-            Self::Hello(hello) => match hello.asks() {
-                asks if asks == Asks::default() => Self::Hello(hello),
-                asks => Self::HelloAsking { hello, asks: Box::new(asks) },
-            },
-            other => other,
-        }
-    }
-
-    /// A received message as it is used: the reverse of [`Self::outgoing`].
-    pub fn incoming(self) -> Self {
-        match self {
-            Self::HelloAsking { hello, asks } => Self::Hello(Box::new(hello.asking(*asks))),
-            other => other,
         }
     }
 }

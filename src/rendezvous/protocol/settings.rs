@@ -44,8 +44,7 @@ pub struct Settings {
     /// store, which is emptied for each round. Must agree between all nodes, as `min_nodes`. Default false: survivors keep their ranks,
     /// what is asked for orders newcomers, and rank 0's node brings the workers' store.
     pub ranks_as_asked: bool,
-    /// What older releases do not know. Sent in [`NodeMessage::HelloAsking`](super::message::NodeMessage::HelloAsking).
-    #[serde(skip)]
+    /// How workers are counted, and hosts judged.
     pub rules: Rules,
 }
 

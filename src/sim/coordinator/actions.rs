@@ -12,7 +12,6 @@ use super::simulation::Simulation;
 use crate::process::Signal;
 use crate::rendezvous::decider::event::{Ends, Home, SessionId};
 use crate::rendezvous::node::machine::NodeMachine;
-use crate::rendezvous::protocol::capability::{Capabilities, MEMBERS};
 use crate::rendezvous::protocol::message::{Failure, Hello, JoinWorkers, NodeId, NodeMessage, Placement};
 use crate::sim::engine::paths::{End, HostId};
 use crate::sim::engine::processes::Whose;
@@ -190,8 +189,7 @@ impl Simulation {
         let name = strangers.name(host).unwrap_or_else(|| host::name(host, pid));
         let members = self.options.members;
         let hello = Hello {
-            capabilities: Capabilities::default().with(MEMBERS, members),
-            interfaces: if members { vec![host::interface(id)] } else { Vec::new() },
+            interfaces: members.then(|| vec![host::interface(id)]),
             local_addr: self.options.local_addrs.get(&host).cloned(),
             process: pid,
             hosts,

@@ -235,11 +235,8 @@ impl Simulation {
         let mut formed: BTreeMap<u64, Vec<(HostId, &Placement, &Resume)>> = BTreeMap::new();
         for command in commands {
             let Command::Send { session, message } = command else { continue };
-            let (CoordinatorMessage::CompleteInPlace { placement, resume }
-            | CoordinatorMessage::CompleteWorkers { placement, resume: Some(resume), .. }) = message
-            else {
-                continue;
-            };
+            let CoordinatorMessage::Complete(placement) = message else { continue };
+            let Some(resume) = &placement.resume else { continue };
             let host = self.coordinator.host_of(*session).filter(|_| !self.options.elastic.hosts.is_empty());
             if let Some(host) = host.filter(|_| !self.lives.worlds.contains_key(&placement.world)) {
                 formed.entry(placement.world).or_default().push((host, placement, resume));

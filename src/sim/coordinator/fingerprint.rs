@@ -1,6 +1,7 @@
 //! The state of a simulated job as text, for [`super::explore`]. Two jobs with equal texts differ at most in the time of day.
 //!
-//! Made from the types' debug output, so that no field of the product is forgotten. Instants are written relative to now. On a
+//! Made from the types' debug output, so that no field of the product is forgotten, but the machines' records
+//! ([`DecisionState`](crate::rendezvous::decision_state::DecisionState)). Instants are written relative to now. On a
 //! platform that prints instants in another way, more states are told apart than necessary, and nothing is missed.
 
 use std::fmt::{self, Write};
@@ -28,12 +29,12 @@ impl Fingerprint {
     fn write(&mut self, job: &Simulation) -> fmt::Result {
         let now = job.now();
         let mut out = Relative::new(&mut self.text, job);
-        job.coordinator.describe(&mut out)?;
+        job.coordinator.describe(job.instant(), &mut out)?;
         write!(out, "{:?}", job.ledgers)?;
         for (number, host) in job.hosts.iter().enumerate() {
             write!(out, "\n{:?}", job.stalled_until(number).saturating_sub(now))?;
             if let Some(process) = &host.process {
-                process.describe(&mut out)?;
+                process.describe(job.instant(), &mut out)?;
             }
         }
         job.network.describe(&mut out)?;

@@ -5,7 +5,7 @@
 
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
 
@@ -13,6 +13,7 @@ use super::agent::{Crew, Ours};
 use super::elastic::Workers;
 use crate::agent::Outcome;
 use crate::rendezvous::decider::event::SessionId;
+use crate::rendezvous::decision_state::DecisionState;
 use crate::rendezvous::node::machine::{JoinError, NodeMachine};
 use crate::rendezvous::protocol::codec::{CodecError, decode_frame, encode_frame, encode_preamble};
 use crate::rendezvous::protocol::message::{
@@ -138,9 +139,9 @@ impl Process {
     }
 
     /// The state that decides the future, for [`super::fingerprint`].
-    pub(super) fn describe(&self, out: &mut impl fmt::Write) -> fmt::Result {
+    pub(super) fn describe(&self, now: Instant, out: &mut impl fmt::Write) -> fmt::Result {
         let Self { pid, machine, agent, done, conn, workers, inbox, .. } = self;
-        let pending = self.joins - self.answers;
+        let (machine, pending) = (machine.decision_state(now), self.joins - self.answers);
         write!(out, "{pid} {machine:?} {agent:?} {done} {conn:?} {pending} {workers:?} {inbox:?}")
     }
 
@@ -162,7 +163,7 @@ pub(super) fn node_bytes(message: &NodeMessage) -> Bytes {
     if matches!(message, NodeMessage::Hello(_)) {
         encode_preamble(&mut bytes);
     }
-    encode_frame(&message.clone().outgoing(), &mut bytes);
+    encode_frame(message, &mut bytes);
     bytes.freeze()
 }
 

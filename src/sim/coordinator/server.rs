@@ -9,6 +9,7 @@ use bytes::BytesMut;
 
 use crate::rendezvous::coordinator::machine::Machine;
 use crate::rendezvous::decider::event::{Ends, Home, SessionId};
+use crate::rendezvous::decision_state::DecisionState;
 use crate::rendezvous::protocol::codec::{CodecError, decode_frame, decode_preamble};
 use crate::rendezvous::protocol::message::NodeMessage;
 use crate::sim::engine::alarm::Alarm;
@@ -100,12 +101,13 @@ impl Coordinator {
         if !peer.opened {
             return Ok(None);
         }
-        Ok(decode_frame::<NodeMessage>(&mut peer.buffer)?.map(NodeMessage::incoming))
+        decode_frame(&mut peer.buffer)
     }
 
     /// The state that decides the future, for [`super::explore`].
-    pub fn describe(&self, out: &mut impl fmt::Write) -> fmt::Result {
-        write!(out, "{} {} {} {:?} {:?}", self.up, self.ends, self.incarnation, self.machine, self.peers)
+    pub fn describe(&self, now: Instant, out: &mut impl fmt::Write) -> fmt::Result {
+        let machine = self.machine.decision_state(now);
+        write!(out, "{} {} {} {machine:?} {:?}", self.up, self.ends, self.incarnation, self.peers)
     }
 
     /// Pass a message to the machine as the driver does. The first one is a `Hello`.

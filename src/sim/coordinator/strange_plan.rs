@@ -87,7 +87,7 @@ fn draw_intruders(plan: &mut Plan, dice: &mut Dice) {
         let hello = Hello::new(run_id(run), node, format!("intruder{number}"), settings.clone());
         let hello = Hello { placed: claims, process: dice.number(), ..hello };
         // A stranger that joins is a member until it goes. The scenarios have the consequences.
-        let said = [vec![], vec![NodeMessage::Heartbeat], vec![NodeMessage::Withdraw]];
+        let said = [vec![], vec![NodeMessage::Heartbeat { rtt_us: None }], vec![NodeMessage::Withdraw]];
         let said = said[dice.between(0, 2) as usize].clone();
         let at = dice.duration((Duration::ZERO, plan.calm_at));
         plan.add(at, Action::Intrude(Box::new(hello), said), Duration::ZERO);

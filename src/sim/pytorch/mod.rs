@@ -3,8 +3,8 @@
 //! The algorithm is that of `torch/distributed/elastic/rendezvous/dynamic_rendezvous.py` (2.15) over its c10d backend. Every node
 //! reads one blob in a store each second and rewrites it with compare-and-set. Liveness is a time stamp of the writer's wall clock,
 //! compared with the reader's. Around it is the agent of `elastic/agent/server/api.py`, which only asks `num_nodes_waiting()`, ten
-//! times a second. Not modelled: the steps after a round (ranks of workers, the cached master address of pains row 1), and budgets
-//! of restarts.
+//! times a second. Not modelled: the steps after a round (ranks of workers, the cached master address of #147064), and budgets of
+//! restarts.
 //!
 //! Faults are those of [`Action`]. A broken connection ends the agent, because PyTorch's client does not reconnect. A cut path delays
 //! messages on it. Violations are collected and do not end the run, because one cause shows in several ways.

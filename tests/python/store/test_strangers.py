@@ -114,7 +114,7 @@ def test_the_log_names_rejected_clients_and_shows_their_first_bytes(
 def test_a_value_above_the_limit_is_named_in_the_log_by_its_key(
     server: _elastic_rs.StoreServer, undisturbed: Callable[[], None], caplog: pytest.LogCaptureFixture
 ) -> None:
-    # pains row 29: with PyTorch's server the client gets "Connection reset by peer", and the reason is not logged.
+    # With PyTorch's server the client gets "Connection reset by peer", and the reason is not logged.
     client = client_of("stock", server.port)
     with caplog.at_level("WARNING", "elastic_rs"):
         _elastic_rs.reset_log_levels()

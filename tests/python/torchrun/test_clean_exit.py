@@ -1,4 +1,4 @@
-"""Clean runs end without errors from clients whose server has gone (pains row 24)."""
+"""Clean runs end without errors from clients whose server has gone (pytorch #69520)."""
 
 import pytest
 from helpers.procs import Process

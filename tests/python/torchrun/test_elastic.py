@@ -23,14 +23,14 @@ def test_two_nodes_form_one_world_and_end_with_0(start: Start) -> None:
     assert len(sums) == 4
     assert {line.split()[2] for line in sums} == {"world=4"}
     assert len({line.split()[3] for line in sums}) == 1, "one master for all"
-    # pains row 24: a clean run prints no errors from clients whose server has gone.
+    # pytorch #69520: a clean run prints no errors from clients whose server has gone.
     text = "\n".join(line for node in nodes for line in node.lines)
     assert "recv" not in text
     assert "Broken pipe" not in text
 
 
 def test_every_generation_finds_an_empty_store(start: Start) -> None:
-    # pains row 3: PyTorch's agent store keeps the addresses of the earlier generation. With a single worker, no other
+    # pytorch #135712: its agent store keeps the addresses of the earlier generation. With a single worker, no other
     # process can have written a key yet.
     node = start(2, "--fail=0:7", nnodes="1", restarts=2)
     assert node.wait() == 1
@@ -39,7 +39,7 @@ def test_every_generation_finds_an_empty_store(start: Start) -> None:
     assert len(set(masters)) == 3, "each generation has another port"
 
 
-# pains row 1: with PyTorch's own backend the job dies or splits in each of the three cases.
+# pytorch #147064: with PyTorch's own backend the job dies or splits in each of the three cases.
 @pytest.mark.parametrize(
     ("first", "second", "third"),
     [
@@ -60,14 +60,14 @@ def test_a_third_node_joins_the_running_job(start: Start, tmp_path: Path, first:
     joined = newcomer.line(r"SUM rank=\d+ world=6 master=(\S+)")
     assert len({match[1] for match in [*after, joined]}) == 1, "one master for all"
     assert after[0][1] != before[0][1], "each generation has another store"
-    # pains row 18: survivors keep their ranks, wherever the newcomer's address sorts.
+    # pytorch #191190: survivors keep their ranks, wherever the newcomer's address sorts.
     assert place(newcomer, 6)["group_rank"] == "2"
     done.touch()
     assert [node.wait() for node in [*running, newcomer]] == [0, 0, 0]
 
 
 def test_survivors_of_a_killed_agent_form_the_next_world(start: Start, job: Job, agent: str) -> None:
-    # pains row 2: with PyTorch's backend the survivors never notice. The workers run no collectives, which would fail.
+    # pytorch #111646: with its backend the survivors never notice. The workers run no collectives, which would fail.
     # The killed agent does not host the coordinator; `test_host.py` tests that.
     host = start(2, "--quiet", nnodes="1:3")
     host.line(r"this process hosts the coordinator")
@@ -82,13 +82,13 @@ def test_survivors_of_a_killed_agent_form_the_next_world(start: Start, job: Job,
     assert host.line(r"round \d+ is interrupted: 127\.0\.0\.4 .* is lost: its connection ended")
     assert len(orphans) == 1
     if agent != "torch":
-        # pains row 10: PyTorch's agent leaves its workers behind when it is killed.
+        # pytorch #150916: PyTorch's agent leaves its workers behind when it is killed.
         job.until_gone(*orphans.values())
     job.kill_leftovers()
 
 
 def test_a_node_that_is_terminated_leaves_at_once(start: Start, agent: str) -> None:
-    # pains row 20: PyTorch waits 11 s for the lost heartbeats, then 30 s for a last call.
+    # PyTorch waits 11 s for the lost heartbeats, then 30 s for a last call.
     host = start(2, "--quiet", nnodes="1:3")
     host.line(r"this process hosts the coordinator")
     leaver = start(3, "--quiet", nnodes="1:3")
@@ -118,7 +118,7 @@ def test_a_killed_worker_restarts_the_world(start: Start, job: Job, tmp_path: Pa
 
 
 def test_a_failure_for_good_ends_all_nodes_and_names_its_cause(start: Start, agent: str) -> None:
-    # pains row 7: with PyTorch's backend the other nodes run on for ever. The workers run no collectives, which would
+    # pytorch #76287: with its backend the other nodes run on for ever. The workers run no collectives, which would
     # fail.
     host = start(2, "--quiet", nnodes="2", restarts=0)
     host.line(r"this process hosts the coordinator")
@@ -135,7 +135,7 @@ def test_a_failure_for_good_ends_all_nodes_and_names_its_cause(start: Start, age
 
 
 def test_a_spare_steps_in_when_a_node_is_lost(start: Start, job: Job) -> None:
-    # pains row 19.
+    # pytorch #114097.
     host = start(2, "--quiet", nnodes="2:2")
     host.line(r"this process hosts the coordinator")
     lost = start(3, "--quiet", nnodes="2:2")

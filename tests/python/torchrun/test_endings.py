@@ -25,7 +25,7 @@ JOINED = r"127\.0\.0\.{} .* joined"
 
 
 def test_sigterm_while_waiting_in_the_rendezvous_leaves_it(start: Start) -> None:
-    # pains row 21: PyTorch handles signals only once workers run.
+    # pytorch #154849: PyTorch handles signals only once workers run.
     host = start(2, nnodes="3")
     host.line(JOINED.format(2))
     leaver = start(3, nnodes="3")
@@ -40,7 +40,7 @@ def test_sigterm_while_waiting_in_the_rendezvous_leaves_it(start: Start) -> None
 
 
 def test_sigterm_ends_the_first_process_of_a_container(start: Start) -> None:
-    # pains row 21: the kernel drops signals that process 1 does not handle.
+    # pytorch #154849: the kernel drops signals that process 1 does not handle.
     under = ["unshare", "--map-root-user", "--pid", "--fork", "--mount-proc"]
     if os.system(" ".join([*under, "true", "2>/dev/null"])) != 0:
         pytest.skip("this machine allows no process namespace")
@@ -52,7 +52,7 @@ def test_sigterm_ends_the_first_process_of_a_container(start: Start) -> None:
 
 
 def test_a_second_interrupt_kills_at_once(start: Start, agent: str) -> None:
-    # pains row 22: PyTorch starts another wait.
+    # PyTorch starts another wait.
     node = start(2, "--stubborn", nnodes="1", script=FAMILY, options=shutdown_timeout(200, agent))
     place(node, 1)
     node.signal(signal.SIGINT)
@@ -84,7 +84,7 @@ def failure_of(nodes: list[Process]) -> list[str]:
 
 
 def test_an_exception_is_named_on_every_node(start: Start) -> None:
-    # pains row 23: PyTorch says <N/A> unless the script uses @record, and nothing on other nodes.
+    # pytorch #113546: PyTorch says <N/A> unless the script uses @record, and nothing on other nodes.
     host = start(2, "--raise=1", nnodes="2", restarts=0, script=FAMILY)
     host.line(JOINED.format(2))
     for text in failure_of([host, start(3, "--raise=1", nnodes="2", restarts=0, script=FAMILY)]):
@@ -165,7 +165,7 @@ def test_the_report_has_the_time_of_the_failure_and_nobody_who_was_stopped(
 
 
 def test_a_sigkill_is_reported_with_a_hint_at_memory(start: Start) -> None:
-    # pains row 23: most SIGKILLs come from the kernel's OOM killer.
+    # pytorch #113546: most SIGKILLs come from the kernel's OOM killer.
     nodes = [start(n, nnodes="2", restarts=0, script=FAMILY) for n in (2, 3)]
     pids = [int(place(node, 2)["pid"]) for node in nodes]
     os.kill(pids[1], signal.SIGKILL)
@@ -177,7 +177,7 @@ def test_a_sigkill_is_reported_with_a_hint_at_memory(start: Start) -> None:
 
 
 def test_a_spare_that_was_not_needed_ends_well(start: Start, job: Job, tmp_path: Path) -> None:
-    # pains row 19: with PyTorch's launcher the spare ends with 1.
+    # pytorch #114097: with PyTorch's launcher the spare ends with 1.
     done = tmp_path / "done"
     nodes = [start(n, "--until", done, nnodes="2:2", script=FAMILY) for n in (2, 3)]
     for node in nodes:

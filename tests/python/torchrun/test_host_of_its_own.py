@@ -38,7 +38,7 @@ def test_nodes_use_a_separate_host(start: Start, job: Job, port: int) -> None:
 def test_a_host_that_is_killed_and_started_again_disturbs_no_worker(
     start: Start, job: Job, agent: str, port: int, tmp_path: Path
 ) -> None:
-    # pains row 4: with PyTorch's backend all agents fail on their next look at the store.
+    # pytorch #67742: with PyTorch's backend all agents fail on their next look at the store.
     done = tmp_path / "done"
     host = serve(job, port, "host")
     work = ["--torch"] if agent == "rust" else []

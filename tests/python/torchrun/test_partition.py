@@ -68,7 +68,7 @@ def network() -> Iterator[Network]:
 def test_a_node_that_is_cut_off_stops_before_the_others_go_on(
     network: Network, start: Start, job: Job, tmp_path: Path
 ) -> None:
-    # pains row 6; `on_partition=stop`.
+    # pytorch #67616, with `on_partition=stop`.
     done = tmp_path / "done"
     host, other = (
         start(

@@ -21,7 +21,7 @@ SHORT_LEASE = "last_call_timeout=1,keep_alive_interval=0.5,keep_alive_max_attemp
 @pytest.mark.parametrize("agent", ["rust", "torch"], indirect=True)
 @pytest.mark.parametrize("shift", [-3600, 3600])
 def test_clocks_do_not_matter(start: Start, tmp_path: Path, shift: int) -> None:
-    # Pains row 5: with PyTorch's backend, 20 s cause a world of one node, or a barrier that never ends.
+    # With PyTorch's backend, 20 s cause a world of one node, or a barrier that never ends.
     done = tmp_path / "done"
     options = {"nnodes": "2:2", "script": FAMILY}
     nodes = [start(2, "--until", done, **options), start(3, "--until", done, wrong=[f"--clock={shift}"], **options)]
@@ -32,7 +32,7 @@ def test_clocks_do_not_matter(start: Start, tmp_path: Path, shift: int) -> None:
 
 
 def test_a_host_that_freezes_leaves_one_world(start: Start, job: Job, tmp_path: Path) -> None:
-    # Pains row 6: with PyTorch's backend, a world of 3 and a world of 1 run at once.
+    # pytorch #67616: with PyTorch's backend, a world of 3 and a world of 1 run at once.
     done = tmp_path / "done"
     args = ["--until", done, "--lock", tmp_path / "lock"]
     options = {"nnodes": "1:3", "conf": SHORT_LEASE, "script": FAMILY}
@@ -58,7 +58,7 @@ def test_a_host_that_freezes_leaves_one_world(start: Start, job: Job, tmp_path: 
 @pytest.mark.parametrize("agent", ["rust", "torch"], indirect=True)
 @pytest.mark.parametrize("fault", ["before", "after"])
 def test_a_fault_of_one_node_ends_only_that_node(start: Start, tmp_path: Path, fault: str) -> None:
-    # Pains row 8: with PyTorch's backend, any exception in an agent closes the rendezvous for good.
+    # pytorch #67616: with PyTorch's backend, any exception in an agent closes the rendezvous for good.
     done = tmp_path / "done"
     options = {"nnodes": "2", "script": FAMILY}
     host = start(2, "--until", done, **options)
@@ -79,7 +79,7 @@ def test_a_fault_of_one_node_ends_only_that_node(start: Start, tmp_path: Path, f
     "agent", ["run", *(pytest.param(it, marks=pytest.mark.long) for it in ("rust", "torch"))], indirect=True
 )
 def test_a_join_timeout_names_the_nodes_that_joined_and_the_number_missing(start: Start) -> None:
-    # Pains row 9: PyTorch's message is empty.
+    # pytorch #91943: PyTorch's message is empty.
     host = start(2, nnodes="3", conf="join_timeout=8")
     host.line(r"127\.0\.0\.2 .* joined")
     other = start(3, nnodes="3", conf="join_timeout=8")
@@ -93,7 +93,7 @@ def test_a_join_timeout_names_the_nodes_that_joined_and_the_number_missing(start
 
 
 def test_a_host_may_start_late(start: Start) -> None:
-    # Pains row 15.
+    # pytorch #69197.
     early = start(3, nnodes="2", conf="last_call_timeout=1,is_host=0")
     early.line("hosted elsewhere: is_host=0 was given")
     host = start(2, nnodes="2")
@@ -103,7 +103,7 @@ def test_a_host_may_start_late(start: Start) -> None:
 
 @pytest.mark.parametrize("endpoint", ["localhost", "127.0.0.9"])
 def test_one_node_hosts_whatever_the_endpoint_is_called(start: Start, endpoint: str) -> None:
-    # Pains row 15: PyTorch compares names, and finds no host or several.
+    # pytorch #69197: PyTorch compares names, and finds no host or several.
     nodes = [start(number, nnodes="2", endpoint=endpoint) for number in (2, 3)]
     assert [node.wait() for node in nodes] == [0, 0]
     lines = [line for node in nodes for line in node.lines]
@@ -115,7 +115,7 @@ def test_one_node_hosts_whatever_the_endpoint_is_called(start: Start, endpoint: 
     "agent", ["run", *(pytest.param(agent, marks=pytest.mark.long) for agent in ("rust", "torch"))], indirect=True
 )
 def test_host_names_need_not_resolve(start: Start) -> None:
-    # Pains row 16: PyTorch gives workers the name of rank 0's host, which other hosts may not resolve.
+    # pytorch #150532: PyTorch gives workers the name of rank 0's host, which other hosts may not resolve.
     script = 'hostname nowhere-to-be-found && exec "$@"'
     under = ["unshare", "--map-root-user", "--uts", "sh", "-c", script, "sh"]
     if subprocess.run([*under, "true"], capture_output=True, check=False).returncode != 0:
@@ -126,7 +126,7 @@ def test_host_names_need_not_resolve(start: Start) -> None:
 
 
 def test_two_jobs_of_one_node_run_side_by_side(job: Job, agent: str, tmp_path: Path) -> None:
-    # Pains row 17: with its own backend torchrun picks a free port. With the default port the second job would wait.
+    # pytorch #126510: with its own backend torchrun picks a free port. With the default port the second job would wait.
     done = tmp_path / "done"
 
     def start(name: str) -> Process:
@@ -143,7 +143,7 @@ def test_two_jobs_of_one_node_run_side_by_side(job: Job, agent: str, tmp_path: P
 
 
 def test_two_jobs_on_one_endpoint_do_not_mix(start: Start, job: Job, port: int, tmp_path: Path) -> None:
-    # Pains row 17: nodes with different run ids belong to different jobs.
+    # pytorch #126510: nodes with different run ids belong to different jobs.
     done = tmp_path / "done"
     host = serve(job, port, "host")
     options = {"nnodes": "1:4", "conf": "is_host=0,last_call_timeout=1", "script": FAMILY}

@@ -18,7 +18,7 @@ pytestmark = [
 
 
 def test_nothing_outlives_a_killed_agent(start: Start, job: Job, tmp_path: Path) -> None:
-    # pains row 10: PyTorch leaves the worker and its descendants behind. One of them leads another session.
+    # pytorch #150916: PyTorch leaves the worker and its descendants behind. One of them leads another session.
     node = start(2, "--children", tmp_path, nnodes="1", script=FAMILY)
     place(node, 1)
     family = [*map(int, (tmp_path / "rank0").read_text().split()), *job.workers().values()]
@@ -33,7 +33,7 @@ def test_nothing_outlives_a_killed_agent(start: Start, job: Job, tmp_path: Path)
 def test_descendants_of_a_failed_worker_are_gone_before_the_next_attempt(
     start: Start, agent: str, tmp_path: Path
 ) -> None:
-    # pains row 11: PyTorch never signals the group of a worker that has died.
+    # pytorch #8805: PyTorch never signals the group of a worker that has died.
     done = tmp_path / "done"
     args = ["--children", tmp_path, "--exit", "0:3", "--until", done]
     node = start(2, *args, nnodes="1", script=FAMILY, options=shutdown_timeout(1, agent))
@@ -43,7 +43,7 @@ def test_descendants_of_a_failed_worker_are_gone_before_the_next_attempt(
 
 
 def test_the_grace_of_stubborn_workers_is_shutdown_timeout(start: Start, agent: str) -> None:
-    # pains row 12: PyTorch takes 30 s at a restart, whatever --shutdown-timeout says.
+    # pytorch #119856: PyTorch takes 30 s at a restart, whatever --shutdown-timeout says.
     options = shutdown_timeout(3, agent)
     if not options:
         pytest.skip("this torchrun has no --shutdown-timeout")
@@ -64,7 +64,7 @@ def test_the_grace_of_stubborn_workers_is_shutdown_timeout(start: Start, agent: 
 
 
 def test_every_attempt_keeps_its_logs_on_every_node(start: Start, tmp_path: Path) -> None:
-    # pains row 13: PyTorch empties the folder of the nodes that did not fail.
+    # PyTorch empties the folder of the nodes that did not fail.
     nodes = [
         start(n, "--fail=0:7", nnodes="2", restarts=2, options=[f"--log-dir={tmp_path / str(n)}", "--redirects=3"])
         for n in (2, 3)
@@ -77,7 +77,7 @@ def test_every_attempt_keeps_its_logs_on_every_node(start: Start, tmp_path: Path
 
 
 def test_restarts_are_counted_for_the_whole_job(start: Start) -> None:
-    # pains row 14: PyTorch counts by node, so two failures on two nodes are one for each.
+    # pytorch #108158: PyTorch counts by node, so two failures on two nodes are one for each.
     nodes = [start(n, nnodes="2", restarts=1, script=FAMILY) for n in (2, 3)]
     first = [place(node, 2) for node in nodes]
     assert [worker["restarts"] for worker in first] == ["0", "0"]
@@ -88,7 +88,7 @@ def test_restarts_are_counted_for_the_whole_job(start: Start) -> None:
 
 
 def test_no_temporary_folder_is_left(start: Start, tmp_path: Path) -> None:
-    # pains row 33: PyTorch leaves /tmp/torchelastic_* behind.
+    # PyTorch leaves /tmp/torchelastic_* behind.
     node = start(2, nnodes="1", env={"TMPDIR": str(tmp_path)})
     assert node.wait() == 0
     assert [path.name for path in tmp_path.glob("torchelastic_*")] == []

@@ -12,7 +12,7 @@ fn a_member_that_does_not_count_in_time_breaks_the_change_off() {
     bench.will_leave(3);
     bench.count(1, 1);
     bench.pass(4 * SECOND);
-    (1..=3).for_each(|node| bench.say(node, NodeMessage::Heartbeat));
+    (1..=3).for_each(|node| bench.say(node, NodeMessage::Heartbeat { rtt_us: None }));
     bench.pass(SECOND);
     let reason = bench.stopped(&[1, 2, 3]);
     assert_eq!(
@@ -85,14 +85,18 @@ fn a_member_that_does_not_stop_is_told_to_once_the_others_have_waited_long_enoug
     // A step may take as long as it likes.
     for _ in 0..60 {
         bench.pass(SECOND);
-        (1..=3).for_each(|node| bench.machine.on_message(SessionId(node), NodeMessage::Heartbeat, bench.now));
+        (1..=3).for_each(|node| {
+            bench.machine.on_message(SessionId(node), NodeMessage::Heartbeat { rtt_us: None }, bench.now)
+        });
     }
     bench.take();
     assert!(!bench.is_told_to_stop(2));
     bench.stop(1, 5);
     for _ in 0..30 {
         bench.pass(SECOND);
-        (1..=3).for_each(|node| bench.machine.on_message(SessionId(node), NodeMessage::Heartbeat, bench.now));
+        (1..=3).for_each(|node| {
+            bench.machine.on_message(SessionId(node), NodeMessage::Heartbeat { rtt_us: None }, bench.now)
+        });
         bench.take();
     }
     let of = |node| {

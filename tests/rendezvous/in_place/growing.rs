@@ -1,7 +1,6 @@
 //! Nodes join: members run on until the last call is over, and stop at one check.
 
 use elastic_rs::rendezvous::decider::standing::Standing;
-use elastic_rs::rendezvous::protocol::capability::{Capabilities, RUNNING};
 use elastic_rs::rendezvous::protocol::message::{
     ADDED, CoordinatorMessage, Hello, NEVER, NodeMessage, REMOVED, Round, Running, Verdict,
 };
@@ -21,7 +20,7 @@ fn members_run_on_until_the_newcomers_last_call_ends_and_stop_at_the_first_check
             .contains("round 1 runs on until its workers stop together (nodes: 2); more nodes may join for 3.0 s")
     );
     bench.pass(2 * SECOND);
-    bench.say(3, NodeMessage::Heartbeat);
+    bench.say(3, NodeMessage::Heartbeat { rtt_us: None });
     let CoordinatorMessage::Heartbeat { waits: Some(waits) } = bench.last(3) else { panic!("{:?}", bench.last(3)) };
     assert!(!waits.spare && !bench.is_told_to_stop(1));
     bench.pass(SECOND);
@@ -84,11 +83,11 @@ fn members_that_do_not_all_attend_are_told_to_stop_as_ever() {
 }
 
 #[test]
-fn an_attendance_in_another_round_or_without_the_capability_does_not_count() {
+fn an_attendance_in_another_round_or_of_a_node_that_cannot_change_in_place_does_not_count() {
     let settings = settings(1, 3);
     let mut bench = Bench::new();
     bench.greet(1, hello(1, &settings), 1);
-    bench.greet(2, Hello { capabilities: Capabilities::none(), ..hello(2, &settings) }, 2);
+    bench.greet(2, Hello { in_place: false, ..hello(2, &settings) }, 2);
     (1..=2).for_each(|node| bench.say(node, join(0)));
     bench.pass(settings.last_call_timeout);
     (1..=2).for_each(|node| bench.say(node, NodeMessage::Attending { round: ROUND }));
@@ -105,11 +104,7 @@ fn an_attendance_in_another_round_or_without_the_capability_does_not_count() {
 fn told_of(bench: &mut Bench, node: u64, hello: Hello) -> Option<Running> {
     bench.greet(node, hello, node as u8);
     match bench.last(node) {
-        CoordinatorMessage::Running(running) => Some(running.clone()),
-        CoordinatorMessage::Welcome { capabilities, .. } => {
-            assert!(!capabilities.has(RUNNING));
-            None
-        }
+        CoordinatorMessage::Welcome { running, .. } => running.clone(),
         other => panic!("{other:?}"),
     }
 }
@@ -139,7 +134,7 @@ fn a_node_hears_of_no_world_that_is_about_to_end_or_that_it_cannot_wait_for() {
     };
     let new = hello(3, &settings(1, 4));
     assert!(told_of(&mut ready(), 3, new.clone()).is_some());
-    assert_eq!(told_of(&mut ready(), 3, Hello { capabilities: Capabilities::none(), ..new.clone() }), None);
+    assert_eq!(told_of(&mut ready(), 3, Hello { in_place: false, ..new.clone() }), None);
     assert_eq!(told_of(&mut ready(), 3, Hello { joining: true, ..new.clone() }), None);
     let mut bench = ready();
     bench.leave(2);

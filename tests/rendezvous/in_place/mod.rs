@@ -10,7 +10,7 @@ mod survivors;
 use std::time::Duration;
 
 use elastic_rs::rendezvous::decider::event::SessionId;
-use elastic_rs::rendezvous::protocol::message::{CoordinatorMessage, NodeMessage, Resume, Round};
+use elastic_rs::rendezvous::protocol::message::{CoordinatorMessage, NodeMessage, Placement, Resume, Round};
 use elastic_rs::rendezvous::protocol::settings::Settings;
 
 use crate::bench::{Bench, back, hello, join};
@@ -94,7 +94,7 @@ impl Bench {
 
     fn resume(&self, node: u64) -> &Resume {
         match self.last(node) {
-            CoordinatorMessage::CompleteInPlace { resume, .. } => resume,
+            CoordinatorMessage::Complete(Placement { resume: Some(resume), .. }) => resume,
             other => panic!("node {node} has no place: {other:?}"),
         }
     }

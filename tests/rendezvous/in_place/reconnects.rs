@@ -1,7 +1,6 @@
 //! Members reconnect during a change, to the same coordinator or to a restarted one.
 
 use elastic_rs::rendezvous::decider::event::SessionId;
-use elastic_rs::rendezvous::protocol::capability::Capabilities;
 use elastic_rs::rendezvous::protocol::message::{
     ADDED, CoordinatorMessage, Generation, Hello, NodeMessage, Placed, REMOVED, Round,
 };
@@ -67,8 +66,7 @@ fn member(node: u64, attending: bool) -> Hello {
         host: None,
         began_with: Generation::default(),
     };
-    let names = if attending { vec!["in_place", "attending"] } else { vec!["in_place"] };
-    Hello { placed: Some(placed), capabilities: Capabilities::of(names), ..hello(node, &settings(1, 3)) }
+    Hello { placed: Some(placed), attending, ..hello(node, &settings(1, 3)) }
 }
 
 #[test]

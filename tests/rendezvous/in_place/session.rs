@@ -2,7 +2,9 @@
 
 use bytes::BytesMut;
 use elastic_rs::rendezvous::protocol::codec::{decode_frame, encode_frame, encode_preamble};
-use elastic_rs::rendezvous::protocol::message::{CoordinatorMessage, JoinWorkers, NodeMessage, REMOVED, Resume, Round};
+use elastic_rs::rendezvous::protocol::message::{
+    CoordinatorMessage, JoinWorkers, NodeMessage, Placement, REMOVED, Resume, Round,
+};
 use elastic_rs::rendezvous::protocol::settings::Settings;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -55,7 +57,7 @@ async fn a_node_leaves_and_the_workers_of_the_other_one_go_on() {
     let generation = placement.generation();
     assert_eq!(placement.resume, Some(Resume::Continue { source: 0, sync: true, survivors: 0, generation }));
     // The answer to the heartbeat says that the coordinator has read what came before it.
-    other.say(&[NodeMessage::Attending { round: ROUND }, NodeMessage::Heartbeat]).await;
+    other.say(&[NodeMessage::Attending { round: ROUND }, NodeMessage::Heartbeat { rtt_us: None }]).await;
     other.hear(|message| matches!(message, CoordinatorMessage::Heartbeat { .. })).await;
 
     assert!(session.view().in_place);
@@ -78,7 +80,9 @@ async fn a_node_leaves_and_the_workers_of_the_other_one_go_on() {
     let back = back(1, &[(0, Some(3)), (1, Some(3))], Some(10));
     other.say(&[of_worlds(back, &[(ROUND, generation.world)].into())]).await;
     let message = other.hear(|message| message.placement().is_some_and(|place| place.round == Round(2))).await;
-    let CoordinatorMessage::CompleteInPlace { placement, resume } = message else { panic!("{message:?}") };
-    assert_eq!((placement.world_size, placement.restart), (1, 0));
-    assert!(matches!(resume, Resume::Continue { source: 0, sync: false, survivors: 2, .. }), "{resume:?}");
+    let CoordinatorMessage::Complete(Placement { world_size, restart, resume, .. }) = message else {
+        panic!("{message:?}")
+    };
+    assert_eq!((world_size, restart), (1, 0));
+    assert!(matches!(resume, Some(Resume::Continue { source: 0, sync: false, survivors: 2, .. })), "{resume:?}");
 }

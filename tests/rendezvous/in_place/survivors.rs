@@ -1,18 +1,23 @@
 //! Joins with workers that have survived, and the bounds of what nodes say about them.
 
+use std::time::Duration;
+
+use bytes::BytesMut;
 use elastic_rs::rendezvous::decider::event::SessionId;
+use elastic_rs::rendezvous::protocol::codec::{decode_frame, encode_frame};
 use elastic_rs::rendezvous::protocol::message::{
-    CoordinatorMessage, Generation, Hello, Join, LARGEST_COUNT, NodeMessage, Placed, Resume, Round, SURVIVORS_LIMIT,
-    Survival, Survivor,
+    CoordinatorMessage, Generation, Hello, Join, JoinWorkers, LARGEST_COUNT, NodeMessage, Placed, Resume, Round,
+    SURVIVORS_LIMIT, Survival, Survivor,
 };
+use elastic_rs::rendezvous::protocol::settings::Settings;
+use elastic_rs::rendezvous::protocol::text::{LOCAL_WORLD_SIZE_LIMIT, NAME_LIMIT_BYTES};
 
 use super::{ROUND, SECOND, attended, settings};
-use crate::bench::{Bench, back, failure, hello, join, survived};
+use crate::bench::{Bench, back, failure, hello, join, joins, survived};
 
 /// A join in this round, of a node whose workers became this.
 fn with(round: u64, survival: Survival) -> NodeMessage {
-    let NodeMessage::Join(join) = join(round) else { unreachable!() };
-    NodeMessage::JoinInPlace { join, survival, check: None }
+    joins(round, survival, None)
 }
 
 #[test]
@@ -160,16 +165,8 @@ fn a_place_that_was_lost_is_sent_again_with_how_workers_begin() {
 
 #[test]
 fn numbers_out_of_bounds_end_the_session_with_the_reason() {
-    let survivors = |list: Vec<Survivor>| {
-        let NodeMessage::Join(join) = join(1) else { unreachable!() };
-        NodeMessage::JoinInPlace { join, survival: Survival::Attended(list), check: None }
-    };
+    let survivors = |list: Vec<Survivor>| with(1, Survival::Attended(list));
     let of = |local_rank| Survivor { local_rank, generation: None, commit: None };
-    let nobody = NodeMessage::JoinInPlace {
-        join: Join { round: ROUND, store_port: 1, node_rank: None, workers: None },
-        survival: Survival::Attended(Vec::new()),
-        check: None,
-    };
     let too_many = format!("{} surviving workers are named, at most {SURVIVORS_LIMIT} may be", SURVIVORS_LIMIT + 1);
     let too_far = format!("the number of checks is `{}`, must be at most {LARGEST_COUNT}", u64::MAX);
     for (message, reason) in [
@@ -177,7 +174,6 @@ fn numbers_out_of_bounds_end_the_session_with_the_reason() {
         (survivors(vec![of(1), of(0)]), "the surviving workers are not named by rising local rank"),
         (survivors(vec![of(0), of(0)]), "the surviving workers are not named by rising local rank"),
         (survivors(vec![of(2)]), "the local rank of a surviving worker is `2`, must be below local_world_size (`2`)"),
-        (nobody, "a join names surviving workers without the number of workers"),
         (NodeMessage::Counted { round: ROUND, count: u64::MAX }, too_far.as_str()),
     ] {
         let mut bench = attended(2, 2);
@@ -225,4 +221,45 @@ fn a_node_whose_survivors_have_ended_breaks_the_round_that_counts_on_them() {
     };
     assert!(said.iter().any(stops), "{said:#?}");
     assert!(!said.iter().any(|(to, message)| *to == SessionId(12) && message.placement().is_some()), "{said:#?}");
+}
+
+/// PyTorch's agent, or `in_place=off`.
+#[test]
+fn a_job_with_a_node_that_cannot_change_in_place_is_restarted() {
+    let settings = Settings { settle_timeout: Duration::ZERO, ..Settings::new(2, 3) };
+    let mut bench = Bench::new();
+    bench.greet(1, hello(1, &settings), 1);
+    bench.greet(2, Hello { in_place: false, ..hello(2, &settings) }, 2);
+    bench.greet(3, hello(3, &settings), 3);
+    (1..=3).for_each(|node| bench.say(node, join(0)));
+    for node in [1, 3] {
+        bench.say(node, NodeMessage::Attending { round: ROUND });
+    }
+    bench.will_leave(3);
+    assert!(bench.stopped(&[1, 2, 3]).contains("is about to leave"));
+    bench.leave(3);
+    bench.say(1, back(1, &[(0, Some(4)), (1, Some(4))], None));
+    bench.say(2, join(1));
+    bench.pass(Duration::ZERO);
+    let Resume::Restart { reason } = bench.resume(1) else { panic!("{:?}", bench.last(1)) };
+    assert_eq!(reason, "10.0.0.2 (host:2) has an agent that does not change in place");
+    assert_eq!(bench.place(2).resume, None);
+}
+
+/// The largest list of survivors fits into a frame, with the largest numbers and the longest role.
+#[test]
+fn the_longest_list_of_survivors_fits_into_a_frame() {
+    let generation = Some(Generation { round: Round(u64::MAX), world: u64::MAX });
+    let last = Survivor { local_rank: LOCAL_WORLD_SIZE_LIMIT, generation, commit: Some(u64::MAX) };
+    let workers = JoinWorkers {
+        script: Some("s".repeat(NAME_LIMIT_BYTES)),
+        survival: Survival::Attended(vec![last; SURVIVORS_LIMIT]),
+        check: Some(u64::MAX),
+        ..JoinWorkers::new("r".repeat(NAME_LIMIT_BYTES), LOCAL_WORLD_SIZE_LIMIT)
+    };
+    let (round, node_rank, workers) = (Round(u64::MAX), Some(u32::MAX), Some(workers));
+    let message = NodeMessage::Join(Join { round, store_port: u16::MAX, node_rank, workers });
+    let mut frame = BytesMut::new();
+    encode_frame(&message, &mut frame);
+    assert_eq!(decode_frame::<NodeMessage>(&mut frame), Ok(Some(message)));
 }

@@ -13,7 +13,7 @@ use super::raw;
 
 // The coordinator.
 
-/// Pains row 6, #67616: after a stall, a store expired all nodes. Here a late tick renews all leases.
+/// #67616: after a stall, a store expired all nodes. Here a late tick renews all leases.
 #[test]
 fn a_coordinator_that_stood_still_loses_nobody() {
     let mut job = Job::started(4, 2, 4);
@@ -24,7 +24,7 @@ fn a_coordinator_that_stood_still_loses_nobody() {
     assert_eq!(job.world(seconds(27)), (2, vec![Some(0), Some(1), Some(2), None]));
 }
 
-/// Pains row 6: the store's host was frozen, then a node joined, and a world of 3 and one of 1 ran at once. Here a node without answers
+/// #67616: the store's host was frozen, then a node joined, and a world of 3 and one of 1 ran at once. Here a node without answers
 /// stops its workers when its lease ends. When the coordinator continues, one world forms, with the same ranks.
 #[test]
 fn a_coordinator_frozen_for_longer_than_the_lease_never_makes_two_worlds() {
@@ -43,7 +43,7 @@ fn a_coordinator_frozen_for_longer_than_the_lease_never_makes_two_worlds() {
     assert_eq!((round <= 3, world), (true, ranks(&[0, 1, 2, 3])));
 }
 
-/// PR #168242, #118891, pains row 4: the store's host dies and comes back. Workers never notice.
+/// PR #168242, #118891: the store's host dies and comes back. Workers never notice.
 #[test]
 fn a_coordinator_that_comes_back_disturbs_nobody() {
     let mut job = Job::started(4, 2, 4);
@@ -119,7 +119,7 @@ fn every_waiter_is_answered_when_the_coordinator_goes_away_for_good() {
     assert_eq!(text, "could not reach the coordinator at coordinator:29400 in 30.0s: connection refused");
 }
 
-/// Pains row 15: the host starts 120 s late; the others keep trying.
+/// #69197: the host starts 120 s late; the others keep trying.
 #[test]
 fn nodes_keep_trying_until_the_coordinator_is_there() {
     let mut job = Job::started(3, 3, 3);

@@ -9,7 +9,7 @@ use elastic_rs::sim::coordinator::{Action, Options};
 
 use super::job::{Job, job_with_budget, ms, ranks, restarts, seconds};
 
-/// #108158, #135712, pains row 14: counters of two agents diverged. Here the restart number is the job's, the same on every node.
+/// #108158, #135712: counters of two agents diverged. Here the restart number is the job's, the same on every node.
 #[test]
 fn a_failure_raises_the_restart_number_of_all_and_a_loss_does_not() {
     let mut job = job_with_budget(3, 2, Some(5));
@@ -43,7 +43,7 @@ fn all_nodes_fail_at_once_and_one_restart_is_counted() {
     assert_eq!(restarts(&job), [1, 1, 1]);
 }
 
-/// Pains rows 7 and 14: with no restarts left every node is told at once, with host, rank and exit of the first cause.
+/// #76287, #108158: with no restarts left every node is told at once, with host, rank and exit of the first cause.
 #[test]
 fn a_failure_beyond_the_budget_ends_the_job_everywhere_with_its_cause() {
     let mut job = job_with_budget(3, 3, Some(1));
@@ -85,7 +85,7 @@ fn a_restarted_coordinator_goes_on_with_the_restart_number() {
     assert_eq!(restarts(&job), [2, 2, 2]);
 }
 
-/// Pains row 25, #69520: the exit barrier counted nodes that were gone. Here the last live member ends it for all nodes at once.
+/// #69520: the exit barrier counted nodes that were gone. Here the last live member ends it for all nodes at once.
 #[test]
 fn the_job_ends_when_the_last_live_member_is_done() {
     let mut job = job_with_budget(4, 2, Some(0));

@@ -10,7 +10,7 @@ use super::job::{Job, failed, ms, ranks, seconds};
 
 // Growing.
 
-/// Pains row 1, #147064: a node that joins a running job killed it or split it, depending on where its address sorts.
+/// #147064: a node that joins a running job killed it or split it, depending on where its address sorts.
 #[test]
 fn a_third_node_joins_a_running_world_of_two_wherever_its_address_sorts() {
     for addr in ["10.0.0.0", "10.0.0.1x", "10.9.9.9"] {
@@ -40,7 +40,7 @@ fn surplus_nodes_wait_and_disturb_nobody() {
     assert!(job.waits(3) && job.waits(4));
 }
 
-/// PR #117066, #114097, pains row 19: a spare takes over. The others restart once and keep their ranks.
+/// PR #117066, #114097: a spare takes over. The others restart once and keep their ranks.
 #[test]
 fn a_surplus_node_is_promoted_when_an_active_one_dies() {
     let mut job = Job::started(3, 2, 2);
@@ -62,7 +62,7 @@ fn rank_0_stays_with_a_survivor() {
 
 // Closing.
 
-/// Pains row 7, #76287: running agents never looked at `closed`. A verdict of failure reaches them at once, with its cause.
+/// #76287: running agents never looked at `closed`. A verdict of failure reaches them at once, with its cause.
 #[test]
 fn a_failed_verdict_reaches_running_nodes() {
     let mut job = Job::started(3, 3, 3);
@@ -94,7 +94,7 @@ fn a_spare_that_reconnects_as_the_job_closes_exits_gracefully() {
     assert!(matches!(job.exits(2), [_, Exit::Join(JoinError::Over { ago: Some(_), .. })]), "{:?}", job.exits(2));
 }
 
-/// Pains row 8: a local fault closed the rendezvous for all nodes, for good.
+/// #67616: a local fault closed the rendezvous for all nodes, for good.
 #[test]
 fn a_node_that_fails_and_comes_back_closes_nothing() {
     let mut job = Job::started(2, 2, 2);

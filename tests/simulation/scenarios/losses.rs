@@ -27,7 +27,7 @@ fn too_few_survivors_wait_for_a_replacement() {
     assert_eq!(job.world(seconds(61)), (2, ranks(&[0, 1, 2])));
 }
 
-/// #67742, #147064, pains row 20: scale-down by SIGTERM waited 15 s and a last call. Here the node leaves, which needs neither.
+/// #67742, #147064: scale-down by SIGTERM waited 15 s and a last call. Here the node leaves, which needs neither.
 #[test]
 fn a_node_leaves_and_no_lease_is_waited_for() {
     let mut job = Job::started(3, 2, 3);

@@ -80,7 +80,7 @@ fn a_round_closes_at_these_times() {
     }
 }
 
-/// Pains row 9: the time-out's message was empty. Here it names the nodes that joined, and the number missing.
+/// #91943: the time-out's message was empty. Here it names the nodes that joined, and the number missing.
 #[test]
 fn a_join_timeout_names_the_nodes_that_joined_and_the_number_missing() {
     let mut job = Job::new(4, 4, 8);

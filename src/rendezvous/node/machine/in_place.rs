@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 
 use super::{Change, NodeCommand, NodeMachine};
 use crate::rendezvous::node::counterpart::Counterpart;
-use crate::rendezvous::protocol::capability::{ATTENDING, IN_PLACE, RUNNING};
 use crate::rendezvous::protocol::message::{LARGEST_COUNT, NEVER, NodeMessage, Round, Running, Survival};
 use crate::rendezvous::protocol::text::tidy;
 
@@ -33,9 +32,9 @@ pub(super) struct Part {
 impl NodeMachine {
     /// All living workers of `round` are connected to their agent, so that this node can change in place.
     pub fn attending(&mut self, round: Round) {
-        if self.is_member(round) && self.hello.capabilities.has(IN_PLACE) {
+        if self.is_member(round) && self.hello.in_place {
             // Later connections begin with it.
-            self.hello.capabilities.set(ATTENDING, true);
+            self.hello.attending = true;
             self.say_in_place(NodeMessage::Attending { round });
         }
     }
@@ -53,8 +52,7 @@ impl NodeMachine {
         if !matches!(self.counterpart, Counterpart::Coordinator { .. }) {
             return Some(None);
         }
-        let known = self.ever_welcomed && (self.running.is_some() || !self.capabilities.has(RUNNING));
-        known.then_some(self.running.as_ref())
+        self.ever_welcomed.then_some(self.running.as_ref())
     }
 
     /// The workers of `round` have passed this many checks, and wait at the next one: the answer to the view's `change`.
@@ -74,8 +72,7 @@ impl NodeMachine {
     /// This node is about to leave, and its workers need not be stopped at once. Returns whether the coordinator will answer: by the
     /// view's `change` and `raise_at`, or by `waiting`. If not, leave at once.
     pub fn will_leave(&mut self, round: Round, reason: &str, signal: Option<i32>) -> bool {
-        let attends = self.hello.capabilities.has(ATTENDING);
-        if !attends || !self.is_member(round) || !self.is_understood() {
+        if !self.hello.attending || !self.is_member(round) || !self.changes_in_place() {
             return false;
         }
         self.part.leaving = Some((tidy(reason), signal));
@@ -178,7 +175,7 @@ impl NodeMachine {
     /// The current round is over for this node, or its workers cannot stop together any more.
     pub(in crate::rendezvous) fn end_part(&mut self) {
         self.part = Part { changes: self.part.changes, ..Part::default() };
-        self.hello.capabilities.set(ATTENDING, false);
+        self.hello.attending = false;
         (self.view.change, self.view.raise_at) = (None, None);
     }
 
@@ -197,9 +194,9 @@ impl NodeMachine {
         runs && !over && self.joining.is_none()
     }
 
-    /// Whether the coordinator is connected, and both ends understand changes in place.
-    pub(in crate::rendezvous) fn is_understood(&self) -> bool {
-        self.coordinator_has(IN_PLACE) && self.hello.capabilities.has(IN_PLACE)
+    /// Whether a coordinator is connected, and this node's workers may survive a change.
+    pub(in crate::rendezvous) fn changes_in_place(&self) -> bool {
+        self.hello.in_place && self.has_coordinator()
     }
 
     fn say_departure(&mut self, round: Round) {
@@ -208,9 +205,9 @@ impl NodeMachine {
         }
     }
 
-    /// Send this if the coordinator understands it.
+    /// Send this if a coordinator is connected.
     fn say_in_place(&mut self, message: NodeMessage) {
-        if self.is_understood() {
+        if self.changes_in_place() {
             self.commands.push(NodeCommand::Send(message));
         }
     }

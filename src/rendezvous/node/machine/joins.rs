@@ -58,7 +58,7 @@ impl NodeMachine {
     pub(in crate::rendezvous) fn send_join(&mut self) {
         let welcomed = matches!(self.link, Link::Up { welcomed: true, .. });
         if let Some(joining) = self.ready_join().filter(|_| welcomed) {
-            let message = joining.message(self.is_understood());
+            let message = joining.message(self.changes_in_place());
             self.commands.push(NodeCommand::Send(message));
             self.hello.joining = true;
         }
@@ -101,13 +101,14 @@ impl NodeMachine {
         self.hello.joining = store == Store::Open;
         (self.view.waiting, self.view.unfinished) = (0, None);
         let survival = mem::take(&mut self.brings);
-        let workers = workers.map(|workers| JoinWorkers { survival, ..workers });
-        // A node that has lost a worker has not stopped for the change alone.
-        let whole = workers.as_ref().is_some_and(JoinWorkers::have_all_survived);
-        let check = self.check().filter(|check| *check != NEVER && whole);
+        let mut workers = workers.map(|workers| JoinWorkers { survival, ..workers });
+        if let Some(workers) = workers.as_mut().filter(|workers| workers.have_all_survived()) {
+            // A node that has lost a worker has not stopped for the change alone.
+            workers.check = self.check().filter(|check| *check != NEVER);
+        }
         self.end_part();
         let join = Join { round: self.view.round, store_port, node_rank, workers };
-        self.joining = Some(Joining::new(join, store, check, now, now + timeout));
+        self.joining = Some(Joining::new(join, store, now, now + timeout));
         self.send_join();
     }
 

@@ -5,8 +5,7 @@ use std::time::Instant;
 
 use super::{NodeCommand, NodeMachine};
 use crate::events::journal::{Entry, Journal};
-use crate::events::record::{Ending, Exit, Kind, Number, Phase};
-use crate::rendezvous::protocol::capability::RECALLS;
+use crate::events::record::{Ending, Kind, Number, Phase};
 use crate::rendezvous::protocol::message::{Failure, NodeMessage, Placement, Recalled, Verdict};
 
 impl NodeMachine {
@@ -69,18 +68,7 @@ impl NodeMachine {
     }
 
     fn record_failure(&mut self, failure: &Failure) -> Number {
-        let exit = Exit {
-            rank: failure.global_rank,
-            local_rank: failure.local_rank,
-            role: failure.role.clone(),
-            pid: failure.pid,
-            exit: failure.exit.clone(),
-            returncode: failure.returncode,
-            message: failure.message.lines().next().unwrap_or_default().to_owned(),
-            first: true,
-            counts: failure.counts,
-        };
-        let kind = Kind::HeardExited(Box::new(exit));
+        let kind = Kind::HeardExited(failure.exit(true, failure.counts));
         self.journal.record(kind, Some(name_in(&failure.node)), None, Some(failure.to_string()))
     }
 
@@ -139,11 +127,9 @@ impl NodeMachine {
 
     /// Tell a coordinator that was restarted what this node knows of the time before.
     pub(in crate::rendezvous) fn recall(&mut self) {
-        if self.coordinator_has(RECALLS) {
-            let recalled = Recalled::of(self.journal.origin(), self.journal.recent(), self.journal.now());
-            if !recalled.events.is_empty() {
-                self.commands.push(NodeCommand::Send(NodeMessage::Recalled(Box::new(recalled))));
-            }
+        let recalled = Recalled::of(self.journal.origin(), self.journal.recent(), self.journal.now());
+        if !recalled.events.is_empty() {
+            self.commands.push(NodeCommand::Send(NodeMessage::Recalled(Box::new(recalled))));
         }
     }
 }

@@ -3,9 +3,8 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use super::{NodeCommand, NodeMachine};
-use crate::rendezvous::protocol::capability::MEMBERS;
-use crate::rendezvous::protocol::message::{INTERFACES_LIMIT, NodeMessage, Placement, Round};
+use super::NodeMachine;
+use crate::rendezvous::protocol::message::{Placement, Round};
 
 /// What has arrived of a round's list.
 #[derive(Clone, Debug, Default)]
@@ -31,14 +30,6 @@ impl Members {
 }
 
 impl NodeMachine {
-    /// Name this node's interfaces to a coordinator that has welcomed it and tells members.
-    pub(in crate::rendezvous) fn name_interfaces(&mut self) {
-        if self.coordinator_has(MEMBERS) && !self.hello.interfaces.is_empty() {
-            let addresses = self.hello.interfaces.iter().copied().take(INTERFACES_LIMIT).collect();
-            self.commands.push(NodeCommand::Send(NodeMessage::Interfaces { addresses }));
-        }
-    }
-
     pub(super) fn on_members(&mut self, round: Round, addresses: Vec<IpAddr>, more: bool) {
         self.members.add(round, addresses, more);
     }

@@ -7,7 +7,6 @@ use crate::events::record::Phase;
 use crate::rendezvous::node::counterpart::Counterpart;
 use crate::rendezvous::node::pending::{Link, Report};
 use crate::rendezvous::protocol::bounds::{tidy_failure, tidy_verdict};
-use crate::rendezvous::protocol::capability::{EVENTS, STEPS};
 use crate::rendezvous::protocol::message::{Failure, NodeMessage, Round, Stepped, Verdict};
 use crate::rendezvous::protocol::text::tidy;
 
@@ -22,8 +21,8 @@ impl NodeMachine {
         self.tell(Report::Failed { round, failure });
     }
 
-    /// Tell how long the parts of the recovery have taken that ended with `round`'s workers, if the coordinator keeps events and is
-    /// connected. It is not told again: nothing depends on it.
+    /// Tell how long the parts of the recovery have taken that ended with `round`'s workers, if a coordinator is connected. It
+    /// is not told again: nothing depends on it.
     pub fn took(&mut self, round: Round, phase: Phase, now: Instant) {
         self.started = Some((round, now));
         self.journal.tick(now);
@@ -47,21 +46,21 @@ impl NodeMachine {
 
     fn tell_took(&mut self, round: Round, phase: Phase) {
         self.record_phase(phase);
-        if self.coordinator_has(EVENTS) {
+        if self.has_coordinator() {
             self.commands.push(NodeCommand::Send(NodeMessage::Took { round, phase }));
         }
     }
 
     /// Tell this node's first step of `round`, as [`Self::took`] tells its phases.
     pub fn stepped(&mut self, round: Round, first: Stepped) {
-        if self.coordinator_has(STEPS) {
+        if self.has_coordinator() {
             self.commands.push(NodeCommand::Send(NodeMessage::Stepped { round, first }));
         }
     }
 
     /// Tell how far this node's workers of `round` are, because the view's `steps_asked` has changed.
     pub fn step(&mut self, round: Round, step: Option<u64>, step_time_us: Option<u64>) {
-        if self.coordinator_has(STEPS) {
+        if self.has_coordinator() {
             self.commands.push(NodeCommand::Send(NodeMessage::Step { round, step, step_time_us }));
         }
     }

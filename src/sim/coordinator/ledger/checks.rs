@@ -82,9 +82,8 @@ impl Ledger {
                 completed.entry(placement.round).or_default().push((said.node, placement));
             }
             match message {
-                CoordinatorMessage::CompleteInPlace { placement, resume }
-                | CoordinatorMessage::CompleteWorkers { placement, resume: Some(resume), .. } => {
-                    resumes.entry(placement.round).or_default().push(resume);
+                CoordinatorMessage::Complete(Placement { round, resume: Some(resume), .. }) => {
+                    resumes.entry(*round).or_default().push(resume);
                 }
                 CoordinatorMessage::RaiseAt { round, check } => self.check_raise_at(*round, *check)?,
                 CoordinatorMessage::Members { addresses, .. } => {
@@ -127,8 +126,7 @@ impl Ledger {
     /// coordinator goes on with it.
     fn check_growth(&self, record: &Record, run: Option<&Run>) -> Result<(), Violation> {
         let leaves = record.text.as_ref().is_some_and(|text| text.contains("is about to leave"));
-        let has_stopped = |said: &Said| said.join.is_some() && said.check.is_some();
-        let began = |run: &Run| self.counted.contains_key(&run.round()) || self.said.values().any(has_stopped);
+        let began = |run: &Run| self.counted.contains_key(&run.round()) || self.said.values().any(Said::has_stopped);
         let grows = match record.kind {
             Kind::RoundBroken { why: Why::NodesWait } => true,
             Kind::RoundChanges {} => record.text.is_some() && !leaves && !run.is_some_and(began),
@@ -144,7 +142,7 @@ impl Ledger {
         let member = |placed: Option<(Round, u32)>| placed.is_some_and(|(round, _)| round == run.round());
         let asks = |node: &NodeId| {
             let said = self.newest.get(node).and_then(|session| self.said.get(session));
-            said.is_some_and(|said| said.join.is_some() && said.check.is_none())
+            said.is_some_and(|said| said.join.is_some() && !said.has_stopped())
         };
         let waits = |status: &Status| matches!(status, Status::Waiting { .. });
         let mut waiting = run.nodes().filter(|(node, status, placed)| waits(status) && member(*placed) && asks(node));

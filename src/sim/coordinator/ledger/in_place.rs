@@ -36,7 +36,7 @@ impl Ledger {
         let (mut of_last, mut count, mut obstacle) = (Vec::new(), 0, resumes.len() < places.len());
         for (node, placement) in places {
             let said = self.newest.get(node).and_then(|session| self.said.get(session));
-            let survival = said.map(|said| &said.survival);
+            let survival = said.and_then(|said| said.workers()).map(|workers| &workers.survival);
             let returns = last.contains_key(node);
             // A member that was lost meanwhile, and has come back.
             let was_member = returns || formed.is_some_and(|told| told.members.contains(node));

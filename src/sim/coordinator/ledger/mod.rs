@@ -22,7 +22,7 @@ use super::options::run_id;
 use crate::rendezvous::coordinator::machine::Machine;
 use crate::rendezvous::decider::event::SessionId;
 use crate::rendezvous::decider::hosts::Exclusion;
-use crate::rendezvous::protocol::message::{Hello, Join, NodeId, NodeMessage, Placed, Round, Survival};
+use crate::rendezvous::protocol::message::{Hello, Join, JoinWorkers, NodeId, NodeMessage, Placed, Round};
 use crate::rendezvous::protocol::settings::{OnPartition, Settings};
 
 /// The last message of a node on its session, as the coordinator has read it.
@@ -33,10 +33,18 @@ struct Said {
     node_rank: Option<u32>,
     connected: bool,
     join: Option<Join>,
-    /// What became of its workers, as its join says.
-    survival: Survival,
-    /// The check in its join.
-    check: Option<u64>,
+}
+
+impl Said {
+    /// The workers of its join.
+    fn workers(&self) -> Option<&JoinWorkers> {
+        self.join.as_ref()?.workers.as_ref()
+    }
+
+    /// It has asked for a place, and its workers have stopped at a check.
+    fn has_stopped(&self) -> bool {
+        self.workers().is_some_and(|workers| workers.check.is_some())
+    }
 }
 
 /// A world, as sent to its members.
@@ -216,11 +224,13 @@ impl Ledger {
             let earlier = self.newest.insert(hello.node, session);
             let earlier = earlier.and_then(|session| self.said.remove(&session));
             let earlier = earlier.filter(|_| hello.joining);
-            let (join, survival, check) =
-                earlier.map(|said| (said.join, said.survival, said.check)).unwrap_or_default();
+            let join = earlier.and_then(|said| said.join);
             let Hello { node, settings, node_rank, .. } = (**hello).clone();
-            let said = Said { node, settings, node_rank, connected: true, join, survival, check };
+            let said = Said { node, settings, node_rank, connected: true, join };
             self.said.insert(session, said);
+            if hello.interfaces.is_some() {
+                self.interfaces.insert(hello.node);
+            }
             if !known.node {
                 // The coordinator knows a node that it has given up only by the node's own claims.
                 self.places.remove(&hello.node);
@@ -257,21 +267,15 @@ impl Ledger {
             return;
         };
         match message {
-            NodeMessage::Join(join) => {
-                (said.join, said.survival, said.check) = (Some(join.clone()), Survival::New, None)
-            }
-            NodeMessage::JoinInPlace { join, survival, check } => {
-                (said.join, said.survival, said.check) = (Some(join.clone()), survival.clone(), *check);
-            }
+            NodeMessage::Join(join) => said.join = Some(join.clone()),
             NodeMessage::Withdraw | NodeMessage::Leave { .. } => said.join = None,
             NodeMessage::Counted { round, count } => {
                 let highest = self.counted.entry(*round).or_default();
                 *highest = (*count).max(*highest);
             }
             NodeMessage::Hello(_)
-            | NodeMessage::HelloAsking { .. }
             | NodeMessage::Close(_)
-            | NodeMessage::Heartbeat
+            | NodeMessage::Heartbeat { .. }
             | NodeMessage::Done { .. }
             | NodeMessage::Attending { .. }
             | NodeMessage::Groupless { .. }
@@ -281,12 +285,8 @@ impl Ledger {
             | NodeMessage::Stepped { .. }
             | NodeMessage::Step { .. }
             | NodeMessage::Recalled(_)
-            | NodeMessage::Beat { .. }
             | NodeMessage::Fenced
             | NodeMessage::Observe(_) => {}
-            NodeMessage::Interfaces { .. } => {
-                self.interfaces.insert(said.node);
-            }
             NodeMessage::Failed { round, .. } => {
                 self.failed.insert(*round);
             }
