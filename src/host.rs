@@ -21,6 +21,7 @@ use tokio::time::{sleep, timeout};
 
 use crate::bounded_log::BoundedLog;
 use crate::events::file::EventFile;
+use crate::net::admission::tasks::Task;
 use crate::net::listen::{BindError, bind_all, bind_wildcard};
 use crate::net::local::{interface_addresses, is_local, is_own_name, resolve_here};
 use crate::net::same_user::SameUser;
@@ -33,7 +34,7 @@ use crate::rendezvous::protocol::codec;
 use crate::rendezvous::protocol::message::MAGIC;
 use crate::rendezvous::protocol::text::tidy;
 use crate::secure::door::{self, Door, FIRST_BYTES, Proven};
-use crate::secure::handshakes::{Handshake, Handshakes};
+use crate::secure::handshakes::Handshakes;
 use crate::secure::proof::Pass;
 use crate::secure::refusals::{Kind, Refusal, Refusals};
 use crate::secure::{Halves, Protection};
@@ -558,7 +559,7 @@ fn handshakes(door: Arc<Door>, to: mpsc::UnboundedSender<Comer>, log: Arc<Bounde
             }
         }
     };
-    let begin = move |Upgraded { stream, first_bytes, peer, local, place }: Upgraded| -> Handshake {
+    let begin = move |Upgraded { stream, first_bytes, peer, local, place }: Upgraded| -> Task {
         let (door, words, to, log) = (Arc::clone(&door), words.clone(), to.clone(), Arc::clone(&log));
         Box::pin(async move {
             let refused = |refusal: &Refusal| {

@@ -12,10 +12,6 @@ use std::thread::{Builder, JoinHandle};
 
 use tokio::sync::oneshot;
 
-mod errand;
-
-pub(crate) use errand::{Errand, Progress};
-
 /// Starts a thread that takes no signals.
 ///
 /// # Errors

@@ -311,14 +311,12 @@ class CellSession:
 @final
 class Certificates:
     """
-    Where a node's certificate is, and whose its peers' have to be.
+    Where a node's certificate is.
     """
-    def __new__(cls, /, *, cert: str | PathLike[str], key: str | PathLike[str], ca: str | PathLike[str], spiffe_id: str | None = None) -> Certificates:
+    def __new__(cls, /, *, cert: str | PathLike[str], key: str | PathLike[str], ca: str | PathLike[str]) -> Certificates:
         """
-        Name the files: the certificate and those that lead to an authority, its key, and the authorities of the peers. With a
-        ``spiffe_id``, peers have to have that id instead of the name of their host.
-
-        Raises ``ValueError`` if that is no SPIFFE id. The files are read by :class:`Protection`.
+        Name the files: the certificate and those that lead to an authority, its key, and the authorities of the peers. They are read
+        by :class:`Protection`.
         """
     def __repr__(self, /) -> str: ...
 

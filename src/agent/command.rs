@@ -79,7 +79,7 @@ pub enum Command {
     Stop(StopPolicy),
     /// End the stop under way with SIGKILL, now.
     Kill,
-    /// Collect the words of a worker that has failed; answer with `on_words`, at once if that hangs.
+    /// Collect the words of a worker that has failed; answer with `on_words`, soon if that hangs.
     Listen {
         /// Which worker.
         local_rank: u32,

@@ -2,21 +2,21 @@
 //!
 //! One request for each connection. Strangers reach the port, so a request is bounded in bytes and time, and requests in number.
 
-use std::collections::{HashMap, VecDeque};
 use std::ffi::OsStr;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 use bytes::BytesMut;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
-use tokio::sync::{Mutex, Notify, mpsc, oneshot};
-use tokio::task::AbortHandle;
+use tokio::runtime::Handle;
+use tokio::sync::{Mutex, mpsc, oneshot};
 use tokio::time::{Instant, timeout};
 
+use crate::net::admission::Bounds;
+use crate::net::admission::tasks::{BoundedTasks, Task};
 use crate::net::local::is_own_name;
 use crate::net::same_user::SameUser;
 use crate::proto::http::{REQUEST_BYTES, Request, host_name, is_address_or_localhost};
@@ -32,11 +32,11 @@ use super::page::{NoPage, Pages, Which};
 /// The first bytes of the requests that are served.
 pub(super) const FIRST_BYTES: &[u8] = b"GET ";
 
-/// Requests at once.
-const AT_ONCE: usize = 64;
+/// Requests at once, and those that wait. So health is told however many requests never end.
+const BOUNDS: Bounds = Bounds { permits: 64, waiting: 64, kept: 0, patience: ANSWERED_WITHIN };
 /// Time for a request to arrive and for its answer to leave.
 const LIMIT: Duration = Duration::from_secs(5);
-/// Time for one of the requests to be answered, if all are complete and a newcomer wants a place.
+/// How long a request keeps its permit while others of its address wait for one.
 const ANSWERED_WITHIN: Duration = Duration::from_millis(100);
 /// How long an answer about health is good for.
 const FRESH: Duration = Duration::from_millis(20);
@@ -153,81 +153,28 @@ const PAGE_POLICY: &str =
 const NO_POLICY: &str = "default-src 'none'; frame-ancestors 'none'";
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// A connection that has a place.
-struct Guest {
-    peer: IpAddr,
-    task: AbortHandle,
-    /// Whether the server waits for this peer, and not the peer for its answer.
-    waits_for_peer: Arc<AtomicBool>,
-}
-
 /// Answer requests until there are no more connections.
-///
-/// If all places are taken, a newcomer gets the place of a connection whose peer is slow ([`slowest`]), so that health is told
-/// however many requests never end.
 pub(super) async fn serve(mut connections: mpsc::UnboundedReceiver<Upgraded>, sources: Sources) {
-    let mut guests: VecDeque<Guest> = VecDeque::new();
-    let answered = Arc::new(Notify::new());
-    while let Some(Upgraded { stream, first_bytes, peer, local, place }) = connections.recv().await {
-        let ends = (local, peer);
-        let peer = peer.ip().to_canonical();
-        if timeout(ANSWERED_WITHIN, make_room(&mut guests, &answered)).await.is_err() {
-            continue; // the newcomer is closed
-        }
-        let Ok(stream) = TcpStream::from_std(stream) else { continue };
-        let (sources, waits_for_peer) = (sources.clone(), Arc::new(AtomicBool::new(true)));
-        let (waits, answered) = (Arc::clone(&waits_for_peer), Arc::clone(&answered));
-        let exchanging = tokio::spawn(async move {
-            let _ = timeout(LIMIT, exchange(stream, first_bytes, ends, &sources, (&waits, &answered))).await;
+    let begin = move |Upgraded { stream, first_bytes, peer, local, place }: Upgraded| -> Task {
+        let sources = sources.clone();
+        Box::pin(async move {
+            let Ok(stream) = TcpStream::from_std(stream) else { return false };
+            let _ = timeout(LIMIT, exchange(stream, first_bytes, (local, peer), &sources)).await;
             drop(place);
-        });
-        guests.push_back(Guest { peer, task: exchanging.abort_handle(), waits_for_peer });
+            false
+        })
+    };
+    let requests = BoundedTasks::new(Handle::current(), BOUNDS, begin, |_, _| {});
+    while let Some(connection) = connections.recv().await {
+        let address = connection.peer.ip();
+        requests.arrived(connection, address, false);
     }
 }
 
-/// Wait until there is a place, or one whose peer is waited for, and take that.
-async fn make_room(guests: &mut VecDeque<Guest>, answered: &Notify) {
-    guests.retain(|guest| !guest.task.is_finished());
-    while guests.len() >= AT_ONCE {
-        // Requests that have come complete are read meanwhile, and those of health are answered.
-        tokio::task::yield_now().await;
-        guests.retain(|guest| !guest.task.is_finished());
-        if guests.len() < AT_ONCE {
-            return;
-        }
-        match slowest(guests).and_then(|at| guests.remove(at)) {
-            Some(guest) => return guest.task.abort(),
-            None => answered.notified().await,
-        }
-    }
-}
-
-/// The connection that loses its place: of those whose peers are waited for, the oldest one of the address that has most of them. So
-/// a single address can only take its own places.
-fn slowest(guests: &VecDeque<Guest>) -> Option<usize> {
-    let slow = || guests.iter().enumerate().filter(|(_, guest)| guest.waits_for_peer.load(Relaxed));
-    let mut counts: HashMap<IpAddr, usize> = HashMap::new();
-    slow().for_each(|(_, guest)| *counts.entry(guest.peer).or_default() += 1);
-    let most = counts.values().max()?;
-    slow().find(|(_, guest)| counts.get(&guest.peer) == Some(most)).map(|(at, _)| at)
-}
-
-async fn exchange(
-    mut stream: TcpStream,
-    mut bytes: BytesMut,
-    ends: Ends,
-    sources: &Sources,
-    (waits_for_peer, answered): (&AtomicBool, &Notify),
-) {
+async fn exchange(mut stream: TcpStream, mut bytes: BytesMut, ends: Ends, sources: &Sources) {
     let answer = loop {
         match Request::parse(&bytes) {
-            Ok(Some(request)) => {
-                waits_for_peer.store(false, Relaxed);
-                let answer = respond(&request, ends, sources).await;
-                waits_for_peer.store(true, Relaxed);
-                answered.notify_one();
-                break answer;
-            }
+            Ok(Some(request)) => break respond(&request, ends, sources).await,
             Ok(None) => {}
             Err(why) => break Answer("400 Bad Request", TEXT, format!("{why}\n")),
         }
@@ -468,27 +415,6 @@ mod tests {
 
     fn request(query: &str, host: Option<&str>) -> Request {
         Request { path: "/".to_owned(), query: query.to_owned(), host: host.map(str::to_owned) }
-    }
-
-    #[tokio::test]
-    async fn the_oldest_slow_connection_of_the_greediest_address_loses_its_place() {
-        let task = tokio::spawn(std::future::pending::<()>()).abort_handle();
-        let guests = |guests: &[(u8, bool)]| -> VecDeque<Guest> {
-            let guest = |&(address, slow): &(u8, bool)| Guest {
-                peer: [10, 0, 0, address].into(),
-                task: task.clone(),
-                waits_for_peer: Arc::new(AtomicBool::new(slow)),
-            };
-            guests.iter().map(guest).collect()
-        };
-        for (those, loses) in [
-            (&[(1, true), (2, true), (2, true)][..], Some(1)),
-            (&[(1, true), (2, false), (2, false)], Some(0)),
-            (&[(1, false), (2, true), (1, false), (2, true)], Some(1)),
-            (&[(1, false), (2, false)], None),
-        ] {
-            assert_eq!(slowest(&guests(those)), loses, "{those:?}");
-        }
     }
 
     #[tokio::test]

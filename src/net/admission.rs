@@ -340,5 +340,7 @@ impl Authenticated {
     }
 }
 
+#[cfg(feature = "io")]
+pub mod tasks;
 #[cfg(test)]
 mod tests;

@@ -1,8 +1,9 @@
 //! An end's certificate, its key and its authorities, from files that are read again when they have changed.
 //!
 //! Both ends of a connection show certificates that an authority of the other has issued. The end that has connected also checks that the
-//! other's is for the host it has connected to. With a SPIFFE id both check that id, and no host.
+//! other's is for the host it has connected to.
 
+use std::iter;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,20 +19,19 @@ use tokio_rustls::rustls::sign::{CertifiedKey, SingleCertAndKey};
 use tokio_rustls::rustls::version::TLS13;
 use tokio_rustls::rustls::{ClientConfig, Error, InconsistentKeys, RootCertStore, ServerConfig};
 
-use super::ending::{self, Ending, Place, about, tell};
+use super::ending::{self, Ending, Place, about};
 use super::protection::ProtectionError;
-use super::spiffe::SpiffeId;
-use super::tls::{self, no_name};
+use super::tls;
 use super::watched::{Content, Wanted, Watched};
 use super::x509::{self, Examined, Fault, Shown, date};
-use super::{TLS_CA, TLS_CERT, TLS_KEY, TLS_SPIFFE_ID};
+use super::{TLS_CA, TLS_CERT, TLS_KEY};
 
 /// No file is larger. A CA's may be a bundle.
 const LIMIT_BYTES: u64 = 1 << 20;
 /// No chain is longer: a peer that has not proven itself may send little.
 const CHAIN_LIMIT_BYTES: usize = 12 * 1024;
 
-/// Where an end's certificate is, and whose the peers' have to be.
+/// Where an end's certificate is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CertificateFiles {
     /// The certificate, then those that lead to an authority, in PEM.
@@ -40,8 +40,6 @@ pub struct CertificateFiles {
     pub key: PathBuf,
     /// The authorities, in PEM: those of the peers and of the certificate itself.
     pub ca: PathBuf,
-    /// The id that peers have to have, instead of the name of their host.
-    pub spiffe_id: Option<SpiffeId>,
 }
 
 /// What an end uses for connections that begin now.
@@ -57,10 +55,7 @@ pub(super) struct Identity {
 
 /// An end's certificate.
 #[derive(Debug)]
-pub(super) struct Certificates {
-    files: CertificateFiles,
-    watched: Watched<Identity>,
-}
+pub(super) struct Certificates(Watched<Identity>);
 
 impl Certificates {
     /// Read the files. What they hold is good for a while, before they are looked at again.
@@ -68,29 +63,23 @@ impl Certificates {
     /// # Errors
     /// A file cannot be used, they do not fit together, or the certificate is not valid now.
     pub fn open(files: CertificateFiles, good_for: Duration) -> Result<Self, ProtectionError> {
-        let watched = Watched::<Identity>::open(files.clone(), good_for)?;
-        Ok(Self { files, watched })
+        Watched::open(files, good_for).map(Self)
     }
 
     /// What to use for a new connection.
     pub async fn identity(&self) -> Arc<Identity> {
-        self.watched.current().await
+        self.0.current().await
     }
 
     /// What the certificate said at the last look.
     pub fn shown(&self) -> Shown {
-        self.watched.last().shown.clone()
+        self.0.last().shown.clone()
     }
 
     /// What is to be said now of certificates that end soon, one sentence for each.
     pub fn warnings(&self) -> Vec<String> {
         let now = ending::now();
-        self.watched.last().endings.iter().filter_map(|ending| ending.words(now)).collect()
-    }
-
-    /// The id that peers have to have.
-    pub fn spiffe_id(&self) -> Option<&SpiffeId> {
-        self.files.spiffe_id.as_ref()
+        self.0.last().endings.iter().filter_map(|ending| ending.words(now)).collect()
     }
 
     /// The name of the peer that is to be at `host`, as TLS wants it.
@@ -100,24 +89,9 @@ impl Certificates {
     pub fn server_name(&self, host: &str) -> Result<ServerName<'static>, String> {
         // The zone of a link-local address means something to this machine alone.
         let bare = host.split('%').next().unwrap_or(host).to_owned();
-        match (ServerName::try_from(bare), self.spiffe_id()) {
-            (Ok(name), _) => Ok(name),
-            (Err(_), Some(_)) => Ok(no_name()),
-            (Err(_), None) => {
-                Err(format!("`{host}` is a name that no certificate can have; {TLS_SPIFFE_ID} needs none"))
-            }
-        }
-    }
-
-    /// Check whose certificate the peer has shown, if that is not the host's.
-    ///
-    /// # Errors
-    /// A sentence about the peer.
-    pub fn check_peer(&self, chain: Option<&[CertificateDer<'_>]>) -> Result<(), String> {
-        let Some(id) = self.spiffe_id() else { return Ok(()) };
-        let first = chain.and_then(<[_]>::first).ok_or("it shows no certificate")?;
-        let why = |why| format!("{why} ({TLS_SPIFFE_ID})");
-        id.check(&x509::uris(first)?).map_err(why)
+        ServerName::try_from(bare).map_err(|_| {
+            format!("`{host}` is a name that no certificate can have, must be a DNS name or an IP address")
+        })
     }
 }
 
@@ -153,18 +127,18 @@ impl Content for Identity {
         let certified = certify(&chain, cert, key, &texts[1], &provider)?;
         let algorithms = &provider.signature_verification_algorithms;
         let now = UnixTime::now();
-        let Examined { shown, path, authority } = x509::examine(&chain, &authorities, algorithms, now)
+        let Examined { shown, between, authority } = x509::examine(&chain, &authorities, algorithms, now)
             .map_err(|fault| cert.unusable(in_words(&fault, &files.ca, now.as_secs())))?;
-        let ending = |place, path: &Path, one| {
-            let (subject, valid) = x509::life(one)?;
-            Some(Ending { place, path: path.to_owned(), subject, valid })
+        let ending = |place, path: &Path, one: &Shown| {
+            let (path, subject) = (path.to_owned(), one.subject.clone());
+            Ending { place, path, subject, valid: one.valid }
         };
-        let needed = path.iter().filter_map(|one| ending(Place::Cert, &files.cert, one));
-        let endings = needed.chain(authority.iter().filter_map(|one| ending(Place::Ca, &files.ca, one))).collect();
+        let needed = iter::once(&shown).chain(&between).map(|one| ending(Place::Cert, &files.cert, one));
+        let endings = needed.chain(authority.iter().map(|one| ending(Place::Ca, &files.ca, one))).collect();
         let mut digest = Context::new(&SHA256);
         texts.iter().for_each(|text| digest.update(text.as_bytes()));
-        let (client, server) = configs(certified, roots, provider, files.spiffe_id.is_some())
-            .map_err(|error| ProtectionError::Tls(error.to_string()))?;
+        let (client, server) =
+            configs(certified, roots, provider).map_err(|error| ProtectionError::Tls(error.to_string()))?;
         let digest = digest.finish().as_ref().to_vec();
         Ok(Self { client: Arc::new(client), server: Arc::new(server), shown, endings, digest })
     }
@@ -177,7 +151,7 @@ impl Content for Identity {
     }
 
     fn on_loaded(&self) {
-        tell(&self.endings, ending::now());
+        ending::warn(&self.endings, ending::now());
     }
 }
 
@@ -220,12 +194,12 @@ fn certify(
 fn in_words(fault: &Fault, ca: &Path, now: u64) -> String {
     match fault {
         Fault::NotX509(error) => format!("begins with what is no certificate: {error}"),
-        Fault::Time(subject, (_, until)) if now > *until => format!(
+        Fault::Time(Shown { subject, valid: (_, until), .. }) if now > *until => format!(
             "holds the certificate of {subject}, which ended {} ago, at {}: renew it, or check this machine's clock",
             about(now - until),
             date(*until)
         ),
-        Fault::Time(subject, (from, _)) => format!(
+        Fault::Time(Shown { subject, valid: (from, _), .. }) => format!(
             "holds the certificate of {subject}, which is not valid before {}: check this machine's clock",
             date(*from)
         ),
@@ -243,7 +217,6 @@ fn configs(
     certified: CertifiedKey,
     roots: RootCertStore,
     provider: Arc<CryptoProvider>,
-    by_id: bool,
 ) -> Result<(ClientConfig, ServerConfig), Error> {
     let (roots, own) = (Arc::new(roots), Arc::new(SingleCertAndKey::from(certified)));
     let general = |error: &dyn std::fmt::Display| Error::General(error.to_string());
@@ -256,16 +229,13 @@ fn configs(
         .with_client_cert_verifier(of_nodes)
         .with_cert_resolver(own.clone());
     tls::never_resume(&mut server);
-    let builder = ClientConfig::builder_with_provider(Arc::clone(&provider)).with_protocol_versions(&[&TLS13])?;
-    let builder = if by_id {
-        // The id is checked once the handshake is over: `Certificates::check_peer`.
-        let of_any_host = tls::AnyHost { provider, roots: Some(roots) };
-        builder.dangerous().with_custom_certificate_verifier(Arc::new(of_any_host))
-    } else {
-        let verifier = WebPkiServerVerifier::builder_with_provider(roots, provider).build();
-        builder.with_webpki_verifier(verifier.map_err(|error| general(&error))?)
-    };
-    let mut client = builder.with_client_cert_resolver(own);
+    let of_hosts = WebPkiServerVerifier::builder_with_provider(roots, Arc::clone(&provider))
+        .build()
+        .map_err(|error| general(&error))?;
+    let mut client = ClientConfig::builder_with_provider(provider)
+        .with_protocol_versions(&[&TLS13])?
+        .with_webpki_verifier(of_hosts)
+        .with_client_cert_resolver(own);
     tls::never_resume_or_name(&mut client);
     Ok((client, server))
 }

@@ -18,7 +18,7 @@ use tokio::time::timeout;
 
 use super::helpers::Helpers;
 use super::objection::{in_words, is_of_certificate};
-use super::proof::{Pass, check, refuse};
+use super::proof::{Pass, check};
 use super::refusals::{Kind, Refusal};
 use super::stream::Halves;
 use super::tls::{self, ServerConfig, ServerStream};
@@ -117,8 +117,7 @@ impl Door {
             // TLS tries once to say what was wrong, and has to find the socket ready.
             stream.writable().await.map_err(|error| Refusal::new(Kind::NoTls, error.to_string()))?;
             let stranger = Stranger { stream: Some(stream), first_bytes, left: BYTES };
-            let own = self.protection.certificates();
-            let config = match own {
+            let config = match self.protection.certificates() {
                 Some(own) => Arc::clone(&own.identity().await.server),
                 None => Arc::clone(&self.config),
             };
@@ -126,13 +125,6 @@ impl Door {
                 Ok(stream) => stream,
                 Err((error, stranger)) => return Err(no_tls(&error, stranger).await),
             };
-            if let Some(own) = own
-                && let Err(why) = own.check_peer(stream.get_ref().1.peer_certificates())
-            {
-                refuse(&mut stream, why.clone()).await;
-                read_out(&mut stream).await;
-                return Err(Refusal { kind: Kind::Certificate, why });
-            }
             let unproven = |why| Refusal { kind: Kind::Unproven, why };
             let secret = tls::secret_of_server(&stream).map_err(unproven)?;
             let accepted = async |run_id: &str| self.protection.accepted(run_id).await;

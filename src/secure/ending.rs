@@ -1,9 +1,8 @@
-//! Whether an operator is told, when a certificate is read, that it ends soon, and in which words. Pure, but for the list of those that
-//! were told.
+//! Whether an operator is warned, when a certificate is read, that it ends soon, and in which words.
 //!
 //! Sites renew certificates when a third of their life or more is left. Less than a tenth means that renewing has failed.
 
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -36,48 +35,26 @@ pub(super) struct Ending {
     pub valid: (u64, u64),
 }
 
-/// What is to be said of a certificate now.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Stage {
-    /// Nothing.
-    Good,
-    /// That it ends soon.
-    Ending,
-    /// That it has ended.
-    Ended,
-}
-
 impl Ending {
-    /// The seconds since 1970 from which on it is told that it ends.
-    fn begins(&self) -> u64 {
-        let (from, until) = self.valid;
-        until - until.saturating_sub(from) / LAST_PART
-    }
-
-    pub fn stage(&self, now: u64) -> Stage {
-        match now {
-            now if now > self.valid.1 => Stage::Ended,
-            now if now >= self.begins() => Stage::Ending,
-            _ => Stage::Good,
-        }
-    }
-
     /// What an operator has to know now, if anything.
     pub fn words(&self, now: u64) -> Option<String> {
-        let Self { place, path, subject, valid: (_, until) } = self;
+        let Self { place, path, subject, valid: (from, until) } = self;
         let (what, variable) = match place {
             Place::Cert => ("certificate", TLS_CERT),
             Place::Ca => ("CA", TLS_CA),
         };
-        let when = match self.stage(now) {
-            Stage::Good => return None,
-            Stage::Ending => format!("ends in {}, at {}", about(until.saturating_add(1) - now), date(*until)),
-            Stage::Ended => format!("ended {} ago, at {}", about(now - until), date(*until)),
+        let is_over = now > *until;
+        let when = match is_over {
+            true => format!("ended {} ago, at {}", about(now - until), date(*until)),
+            false if now >= until - until.saturating_sub(*from) / LAST_PART => {
+                format!("ends in {}, at {}", about(until.saturating_add(1) - now), date(*until))
+            }
+            false => return None,
         };
-        let todo = match (place, self.stage(now)) {
-            (Place::Cert, Stage::Ended) => "renew it: no connection can begin with it",
-            (Place::Cert, _) => "renew it: no connection can begin with it afterwards",
-            (Place::Ca, _) => "add the one that takes its place to the file, unless it is there",
+        let todo = match place {
+            Place::Cert if is_over => "renew it: no connection can begin with it",
+            Place::Cert => "renew it: no connection can begin with it afterwards",
+            Place::Ca => "add the one that takes its place to the file, unless it is there",
         };
         Some(format!(
             "the {what} file `{}` ({variable}) holds the certificate of {subject}, which {when}; {todo}",
@@ -96,31 +73,17 @@ pub(super) fn about(seconds: u64) -> String {
     }
 }
 
-/// Log what an operator has to know of these certificates now, once in this process for each of them and each stage.
-pub(super) fn tell(endings: &[Ending], now: u64) {
-    for ending in endings.iter().filter(|ending| is_news(ending, now)) {
-        if let Some(words) = ending.words(now) {
+/// Log which of these certificates end soon, once in this process for each: several ends may read the same files.
+pub(super) fn warn(endings: &[Ending], now: u64) {
+    static WARNED: Mutex<BTreeSet<Ending>> = Mutex::new(BTreeSet::new());
+    for ending in endings {
+        if let Some(words) = ending.words(now)
+            && WARNED.lock().insert(ending.clone())
+        {
             tracing::warn!("{words}");
         }
     }
 }
-
-/// Whether this is to be told now and was not. It counts as told afterwards: several ends in one process may read the same files.
-fn is_news(ending: &Ending, now: u64) -> bool {
-    let stage = ending.stage(now);
-    if stage == Stage::Good {
-        return false;
-    }
-    let mut told = TOLD.lock();
-    let is_news = told.get(ending) < Some(&stage);
-    if is_news {
-        told.insert(ending.clone(), stage);
-    }
-    is_news
-}
-
-/// The last stage that was told. It grows by a certificate that was not renewed in time.
-static TOLD: Mutex<BTreeMap<Ending, Stage>> = Mutex::new(BTreeMap::new());
 
 /// Seconds since 1970, by this machine's clock.
 pub(super) fn now() -> u64 {
@@ -144,17 +107,17 @@ mod tests {
             let (from, until) = (1_000 * DAY, 1_000 * DAY + life);
             let one = ending(Place::Cert, from, until);
             let begins = until - left;
-            assert_eq!(one.stage(begins - 1), Stage::Good, "{life}");
-            assert_eq!((one.stage(begins), one.stage(until)), (Stage::Ending, Stage::Ending), "{life}");
-            assert_eq!(one.stage(until + 1), Stage::Ended, "{life}");
+            assert_eq!(one.words(begins - 1), None, "{life}");
+            for (at, words) in [(begins, "which ends in "), (until, "which ends in 1 s"), (until + 1, "which ended ")] {
+                assert!(one.words(at).unwrap().contains(words), "{life}");
+            }
         }
     }
 
     #[test]
     fn times_without_an_end_are_far_away() {
-        let for_ever = ending(Place::Ca, 0, u64::MAX);
-        assert_eq!(for_ever.words(DAY), None);
-        assert_eq!(ending(Place::Ca, 5, 0).stage(1), Stage::Ended, "its end is before its begin");
+        assert_eq!(ending(Place::Ca, 0, u64::MAX).words(DAY), None);
+        assert!(ending(Place::Ca, 5, 0).words(1).unwrap().contains("ended 1 s ago"), "its end is before its begin");
     }
 
     #[test]
@@ -186,13 +149,5 @@ mod tests {
         ] {
             assert_eq!(ending(place, until - 365 * DAY, until).words(now), expected);
         }
-    }
-
-    #[test]
-    fn each_stage_of_a_certificate_is_news_once() {
-        let mut one = ending(Place::Cert, DAY, 101 * DAY);
-        one.path = "/each/stage".into();
-        let news = [50, 95, 96, 102, 103, 95].map(|day| is_news(&one, day * DAY));
-        assert_eq!(news, [false, true, false, true, false, false]);
     }
 }

@@ -38,7 +38,7 @@ impl Folder {
 
     pub fn files(&self) -> CertificateFiles {
         let [cert, key, ca] = ["cert.pem", "key.pem", "ca.pem"].map(|name| self.path(name));
-        CertificateFiles { cert, key, ca, spiffe_id: None }
+        CertificateFiles { cert, key, ca }
     }
 }
 

@@ -12,8 +12,7 @@
 //! - [`token_file`]: tokens in a file.
 //! - [`proof`]: what both ends say.
 //! - [`tls`]: TLS, and the settings of ends without certificates.
-//! - [`certificates`]: the settings of ends with certificates; [`x509`]: what one says; [`spiffe`]: ids in them, pure; [`ending`]: when
-//!   an operator is told that one ends.
+//! - [`certificates`]: the settings of ends with certificates; [`x509`]: what one says; [`ending`]: the warning that one ends soon.
 //! - [`objection`]: what went wrong in TLS, in words.
 //! - [`door`]: the coordinator's end. Strangers are bounded in time and bytes, and counted ([`refusals`]).
 //! - [`handshakes`]: whose handshakes are under way. They run on threads of their own ([`helpers`]).
@@ -42,7 +41,6 @@ pub mod proof;
 mod protection;
 #[cfg(feature = "io")]
 pub mod refusals;
-pub mod spiffe;
 #[cfg(feature = "io")]
 mod stream;
 #[cfg(feature = "io")]
@@ -73,5 +71,3 @@ pub const TLS_CERT: &str = "ELASTIC_RS_TLS_CERT";
 pub const TLS_KEY: &str = "ELASTIC_RS_TLS_KEY";
 /// Names the file with the authorities whose certificates are accepted.
 pub const TLS_CA: &str = "ELASTIC_RS_TLS_CA";
-/// The SPIFFE id, or the trust domain, of which the peers' certificates have to be.
-pub const TLS_SPIFFE_ID: &str = "ELASTIC_RS_TLS_SPIFFE_ID";

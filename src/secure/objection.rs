@@ -5,8 +5,8 @@ use std::io;
 use tokio_rustls::rustls::pki_types::UnixTime;
 use tokio_rustls::rustls::{AlertDescription, CertificateError, Error, PeerIncompatible};
 
-use super::x509::{self, date};
-use super::{TLS_CA, TLS_CERT, TLS_SPIFFE_ID};
+use super::x509::{NAMES, date};
+use super::{TLS_CA, TLS_CERT};
 
 /// A sentence about the peer, if this error is about the certificates of one of the two ends.
 pub(super) fn in_words(error: &io::Error) -> Option<String> {
@@ -43,11 +43,10 @@ fn of_peer(error: &CertificateError) -> String {
             format!("its certificate is valid from {} on: check the clocks", at(*not_before))
         }
         CertificateError::NotValidForNameContext { expected, presented } => {
-            let names = x509::in_words(presented);
-            let names = if names.is_empty() { "nothing".to_owned() } else { names.join(", ") };
+            let names = presented[..presented.len().min(NAMES)].join(", ");
+            let names = if names.is_empty() { "nothing" } else { &names };
             format!(
-                "its certificate is not for `{}`, which this end has connected to, but for {names}: add that as a subjectAltName, or set \
-                 {TLS_SPIFFE_ID} at all ends",
+                "its certificate is not for `{}`, which this end has connected to, but for {names}: add that as a subjectAltName",
                 expected.to_str()
             )
         }

@@ -131,7 +131,7 @@ pub(super) async fn check(
 }
 
 /// Tell a node why it is refused.
-pub(super) async fn refuse(stream: &mut (impl AsyncWrite + Unpin), reason: String) {
+async fn refuse(stream: &mut (impl AsyncWrite + Unpin), reason: String) {
     let _ = send(stream, &Answer::Refused(reason).encode()).await;
     let _ = stream.shutdown().await;
 }

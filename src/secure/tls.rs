@@ -10,17 +10,17 @@ use std::sync::Arc;
 use ring::signature::Ed25519KeyPair;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
+use tokio_rustls::rustls::client::Resumption;
 use tokio_rustls::rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use tokio_rustls::rustls::client::{Resumption, verify_server_cert_signed_by_trust_anchor};
 use tokio_rustls::rustls::crypto::ring::{default_provider, sign::any_eddsa_type};
-use tokio_rustls::rustls::crypto::{CryptoProvider, verify_tls13_signature, verify_tls13_signature_with_raw_key};
+use tokio_rustls::rustls::crypto::{CryptoProvider, verify_tls13_signature_with_raw_key};
 use tokio_rustls::rustls::pki_types::{
     CertificateDer, PrivatePkcs8KeyDer, ServerName, SubjectPublicKeyInfoDer, UnixTime,
 };
-use tokio_rustls::rustls::server::{AlwaysResolvesServerRawPublicKeys, NoServerSessionStorage, ParsedCertificate};
+use tokio_rustls::rustls::server::{AlwaysResolvesServerRawPublicKeys, NoServerSessionStorage};
 use tokio_rustls::rustls::sign::{CertifiedKey, SigningKey};
 use tokio_rustls::rustls::version::TLS13;
-use tokio_rustls::rustls::{DigitallySignedStruct, Error, RootCertStore, SignatureScheme};
+use tokio_rustls::rustls::{DigitallySignedStruct, Error, SignatureScheme};
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 pub use tokio_rustls::client::TlsStream as ClientStream;
@@ -66,7 +66,7 @@ pub fn client_config() -> Result<Arc<ClientConfig>, Error> {
 /// A node's end, which offers what this provider has.
 pub(super) fn client_config_by(provider: CryptoProvider) -> Result<Arc<ClientConfig>, Error> {
     let provider = Arc::new(provider);
-    let any_key = Arc::new(AnyHost { provider: Arc::clone(&provider), roots: None });
+    let any_key = Arc::new(AnyKey(Arc::clone(&provider)));
     let mut config = ClientConfig::builder_with_provider(provider)
         .with_protocol_versions(&[&TLS13])?
         .dangerous() // no certificate says who the coordinator is: the token does
@@ -112,28 +112,19 @@ pub fn secret_of_server<S>(stream: &ServerStream<S>) -> Result<Secret, String> {
     stream.get_ref().1.export_keying_material([0; SECRET_BYTES], LABEL, None).map_err(|error| error.to_string())
 }
 
-/// Takes the other end for whatever host it is at.
+/// Accepts any key of the other end.
 #[derive(Debug)]
-pub struct AnyHost {
-    pub provider: Arc<CryptoProvider>,
-    /// One of these has to have issued the other end's certificate. `None`: it shows a key instead, and any will do.
-    pub roots: Option<Arc<RootCertStore>>,
-}
+struct AnyKey(Arc<CryptoProvider>);
 
-impl ServerCertVerifier for AnyHost {
+impl ServerCertVerifier for AnyKey {
     fn verify_server_cert(
         &self,
-        end_entity: &CertificateDer<'_>,
-        intermediates: &[CertificateDer<'_>],
+        _end_entity: &CertificateDer<'_>,
+        _intermediates: &[CertificateDer<'_>],
         _server_name: &ServerName<'_>,
         _ocsp_response: &[u8],
-        now: UnixTime,
+        _now: UnixTime,
     ) -> Result<ServerCertVerified, Error> {
-        if let Some(roots) = &self.roots {
-            let parsed = ParsedCertificate::try_from(end_entity)?;
-            let algorithms = self.provider.signature_verification_algorithms.all;
-            verify_server_cert_signed_by_trust_anchor(&parsed, roots, intermediates, now, algorithms)?;
-        }
         Ok(ServerCertVerified::assertion())
     }
 
@@ -152,22 +143,15 @@ impl ServerCertVerifier for AnyHost {
         cert: &CertificateDer<'_>,
         dss: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
-        let algorithms = &self.provider.signature_verification_algorithms;
-        if self.roots.is_some() {
-            return verify_tls13_signature(message, cert, dss, algorithms);
-        }
         let key = SubjectPublicKeyInfoDer::from(cert.as_ref());
-        verify_tls13_signature_with_raw_key(message, &key, dss, algorithms)
+        verify_tls13_signature_with_raw_key(message, &key, dss, &self.0.signature_verification_algorithms)
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        match self.roots {
-            Some(_) => self.provider.signature_verification_algorithms.supported_schemes(),
-            None => vec![SignatureScheme::ED25519],
-        }
+        vec![SignatureScheme::ED25519]
     }
 
     fn requires_raw_public_keys(&self) -> bool {
-        self.roots.is_none()
+        true
     }
 }

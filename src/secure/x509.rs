@@ -1,23 +1,21 @@
-//! What a certificate says, for people and for the check of SPIFFE ids.
-//!
-//! `webpki` parses certificates. It shows names of people and organisations as bytes alone: [`name`] reads these for logs, and nothing is
-//! decided by them.
+//! Facts of a certificate, for people, and the check of an end's own chain.
 
 use std::fmt;
-use std::iter;
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::IpAddr;
 use std::time::{Duration, UNIX_EPOCH};
 
 use tokio_rustls::rustls::crypto::WebPkiSupportedAlgorithms;
-use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use tokio_rustls::rustls::pki_types::{CertificateDer, UnixTime};
 use webpki::{EndEntityCert, Error, ExtendedKeyUsageValidator, KeyPurposeIdIter, anchor_from_trusted_cert};
+use x509_parser::parse_x509_certificate;
+use x509_parser::prelude::GeneralName;
 
 use crate::rendezvous::protocol::text::is_steering;
 
 /// Most characters of a name that are shown.
 const NAME_LIMIT: usize = 200;
 /// Most alternative names that are shown.
-const NAMES: usize = 16;
+pub(super) const NAMES: usize = 16;
 
 /// What a certificate says.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,7 +26,7 @@ pub struct Shown {
     pub issuer: String,
     /// Seconds since 1970 from which on, and until which, it is valid.
     pub valid: (u64, u64),
-    /// Its alternative names: of hosts, addresses, and URIs.
+    /// Its alternative names: of hosts, addresses, and others with their kind.
     pub names: Vec<String>,
 }
 
@@ -40,13 +38,33 @@ impl fmt::Display for Shown {
     }
 }
 
+impl Shown {
+    /// Read a certificate.
+    ///
+    /// # Errors
+    /// A sentence: it cannot be parsed.
+    pub(super) fn of(certificate: &CertificateDer<'_>) -> Result<Self, String> {
+        let (_, parsed) = parse_x509_certificate(certificate).map_err(|error| error.to_string())?;
+        let alternatives = parsed.subject_alternative_name().map_err(|error| error.to_string())?;
+        let names = alternatives.iter().flat_map(|them| &them.value.general_names).take(NAMES).map(alternative);
+        let seconds = |time: i64| u64::try_from(time).unwrap_or(0);
+        let valid = parsed.validity();
+        Ok(Self {
+            subject: visible(&parsed.subject().to_string()),
+            issuer: visible(&parsed.issuer().to_string()),
+            valid: (seconds(valid.not_before.timestamp()), seconds(valid.not_after.timestamp())),
+            names: names.collect(),
+        })
+    }
+}
+
 /// Why a chain of certificates cannot be used.
 #[derive(Debug)]
 pub(super) enum Fault {
     /// It cannot be parsed.
-    NotX509(Error),
-    /// This one of the chain is not valid now, but in this time.
-    Time(String, (u64, u64)),
+    NotX509(String),
+    /// This one of the chain is not valid now.
+    Time(Shown),
     /// It does not lead to an authority.
     Issuer,
     /// Anything else.
@@ -58,10 +76,10 @@ pub(super) enum Fault {
 pub(super) struct Examined {
     /// What its first certificate says.
     pub shown: Shown,
-    /// The certificates that are needed: the first one, and those between it and the authority.
-    pub path: Vec<CertificateDer<'static>>,
-    /// The authority. Of several with the same name and key, the one that ends last.
-    pub authority: Option<CertificateDer<'static>>,
+    /// What those between it and the authority say.
+    pub between: Vec<Shown>,
+    /// What the authority says. Of several with the same name and key, the one that ends last.
+    pub authority: Option<Shown>,
 }
 
 /// Check a chain, whose first certificate is an end's own, as peers do: further ones that are of no use do not matter.
@@ -71,86 +89,26 @@ pub(super) fn examine(
     algorithms: &WebPkiSupportedAlgorithms,
     now: UnixTime,
 ) -> Result<Examined, Fault> {
-    let (first, rest) = chain.split_first().ok_or(Fault::NotX509(Error::BadDer))?;
-    let certificate = EndEntityCert::try_from(first).map_err(Fault::NotX509)?;
+    let (first, rest) = chain.split_first().ok_or(Fault::NotX509("there is none".to_owned()))?;
+    let shown = Shown::of(first).map_err(Fault::NotX509)?;
+    let certificate = EndEntityCert::try_from(first).map_err(|error| Fault::NotX509(error.to_string()))?;
     let anchors: Vec<_> = authorities.iter().filter_map(|one| anchor_from_trusted_cert(one).ok()).collect();
     let path =
         certificate.verify_for_usage(algorithms.all, &anchors, rest, now, AnyUse, None, None).map_err(|error| {
-            let is_over = |(_, valid): &(String, (u64, u64))| !(valid.0..=valid.1).contains(&now.as_secs());
+            let is_over = |one: &Shown| !(one.valid.0..=one.valid.1).contains(&now.as_secs());
             match error {
                 Error::UnknownIssuer | Error::InvalidSignatureForPublicKey => Fault::Issuer,
                 Error::CertExpired { .. } | Error::CertNotValidYet { .. } => {
-                    match chain.iter().filter_map(life).find(is_over) {
-                        Some((subject, valid)) => Fault::Time(subject, valid),
-                        None => Fault::Other(error),
-                    }
+                    let late = chain.iter().filter_map(|one| Shown::of(one).ok()).find(is_over);
+                    late.map_or(Fault::Other(error), Fault::Time)
                 }
                 error => Fault::Other(error),
             }
         })?;
-    let (subject, issuer) = (name(certificate.subject()), name(certificate.issuer()));
-    let shown = Shown { subject, issuer, valid: validity(&certificate), names: alternatives(&certificate) };
-    let between = path.intermediate_certificates().map(|one| one.der().into_owned());
+    let between = path.intermediate_certificates().filter_map(|one| Shown::of(&one.der()).ok()).collect();
     let is_authority = |one: &&CertificateDer<'_>| anchor_from_trusted_cert(one).as_ref() == Ok(path.anchor());
-    let end = |one: &&CertificateDer<'_>| life(one).map(|(_, (_, until))| until);
-    let authority = authorities.iter().filter(is_authority).max_by_key(end).cloned();
-    Ok(Examined { shown, path: iter::once(first.clone()).chain(between).collect(), authority })
-}
-
-/// Whose a certificate is, and from when until when it is valid, in seconds since 1970. `None`: it is older than X.509 version 3, or
-/// cannot be parsed.
-pub(super) fn life(certificate: &CertificateDer<'_>) -> Option<(String, (u64, u64))> {
-    let parsed = EndEntityCert::try_from(certificate).ok()?;
-    Some((name(parsed.subject()), validity(&parsed)))
-}
-
-/// webpki names the limits of the time in errors alone. It looks at them before anything else.
-fn validity(certificate: &EndEntityCert<'_>) -> (u64, u64) {
-    let at = |seconds| {
-        let time = UnixTime::since_unix_epoch(Duration::from_secs(seconds));
-        certificate.verify_for_usage(&[], &[], &[], time, AnyUse, None, None).err()
-    };
-    let from = match at(0) {
-        Some(Error::CertNotValidYet { not_before, .. }) => not_before.as_secs(),
-        _ => 0,
-    };
-    let until = match at(u64::MAX) {
-        Some(Error::CertExpired { not_after, .. }) => not_after.as_secs(),
-        _ => u64::MAX,
-    };
-    (from, until)
-}
-
-/// The URIs that a certificate names.
-///
-/// # Errors
-/// It cannot be parsed.
-pub(super) fn uris(certificate: &CertificateDer<'_>) -> Result<Vec<String>, String> {
-    let parsed = EndEntityCert::try_from(certificate).map_err(|error| error.to_string())?;
-    Ok(parsed.valid_uri_names().map(str::to_owned).collect())
-}
-
-/// All alternative names, for people. webpki lists addresses in an error alone.
-fn alternatives(certificate: &EndEntityCert<'_>) -> Vec<String> {
-    let nobody = ServerName::IpAddress(Ipv4Addr::UNSPECIFIED.into());
-    let listed = match certificate.verify_is_valid_for_subject_name(&nobody) {
-        Err(Error::CertNotValidForName(context)) => context.presented,
-        _ => Vec::new(),
-    };
-    in_words(&listed)
-}
-
-/// Alternative names for people, as webpki lists them: `DnsName("a")`, `IpAddress(10.0.0.1)`, `UniformResourceIdentifier("spiffe://a")`.
-pub(super) fn in_words(listed: &[String]) -> Vec<String> {
-    let bare = |text: &String| {
-        let inner = text.split_once('(').and_then(|(_, rest)| rest.strip_suffix(')')).unwrap_or(text);
-        // `0::1` is what it makes of ::1.
-        match inner.parse::<IpAddr>() {
-            Ok(address) => address.to_string(),
-            Err(_) => visible(inner.trim_matches('"'), NAME_LIMIT),
-        }
-    };
-    listed.iter().take(NAMES).map(bare).collect()
+    let found = authorities.iter().filter(is_authority).filter_map(|one| Shown::of(one).ok());
+    Ok(Examined { shown, between, authority: found.max_by_key(|one| one.valid.1) })
 }
 
 /// Takes certificates for whatever use. Those of nodes serve one end or both.
@@ -163,49 +121,25 @@ impl ExtendedKeyUsageValidator for AnyUse {
     }
 }
 
-/// A distinguished name (RFC 5280, 4.1.2.4), without its outer tag, as `CN=a, O=b`. What cannot be read is left out.
-fn name(mut der: &[u8]) -> String {
-    let mut parts = Vec::new();
-    while let Some((SET, mut set, rest)) = element(der) {
-        der = rest;
-        while let Some((SEQUENCE, pair, rest)) = element(set) {
-            set = rest;
-            let Some((OBJECT, kind, value)) = element(pair) else { continue };
-            let Some((_, value, _)) = element(value) else { continue };
-            let kind = match kind {
-                [0x55, 4, 3] => "CN",
-                [0x55, 4, 6] => "C",
-                [0x55, 4, 7] => "L",
-                [0x55, 4, 8] => "ST",
-                [0x55, 4, 10] => "O",
-                [0x55, 4, 11] => "OU",
-                _ => continue,
-            };
-            parts.push(format!("{kind}={}", String::from_utf8_lossy(value)));
-        }
-    }
-    if parts.is_empty() { "nobody".to_owned() } else { visible(&parts.join(", "), NAME_LIMIT) }
-}
-
-const SEQUENCE: u8 = 0x30;
-const SET: u8 = 0x31;
-const OBJECT: u8 = 0x06;
-
-/// The first element of DER: its tag, its content, and what follows. Lengths of more than two bytes are in no name.
-fn element(der: &[u8]) -> Option<(u8, &[u8], &[u8])> {
-    let (length, rest) = match der {
-        [_, short @ 0..=0x7f, rest @ ..] => (usize::from(*short), rest),
-        [_, 0x81, length, rest @ ..] => (usize::from(*length), rest),
-        [_, 0x82, high, low, rest @ ..] => (usize::from(u16::from_be_bytes([*high, *low])), rest),
-        _ => return None,
+/// An alternative name.
+fn alternative(name: &GeneralName<'_>) -> String {
+    let address = |bytes: &[u8]| {
+        let (four, sixteen) = (<[u8; 4]>::try_from(bytes).ok(), <[u8; 16]>::try_from(bytes).ok());
+        four.map(IpAddr::from).or(sixteen.map(IpAddr::from))
     };
-    let (content, rest) = rest.split_at_checked(length)?;
-    Some((der[0], content, rest))
+    match name {
+        GeneralName::DNSName(name) => visible(name),
+        GeneralName::IPAddress(bytes) => address(bytes).map_or_else(|| name.to_string(), |found| found.to_string()),
+        other => visible(&other.to_string()),
+    }
 }
 
-/// A text of somebody else, without what steers a terminal, and not longer than this.
-fn visible(text: &str, limit: usize) -> String {
-    text.chars().map(|c| if is_steering(c) { ' ' } else { c }).take(limit).collect()
+/// A text of somebody else, without what steers a terminal, and not too long.
+fn visible(text: &str) -> String {
+    match text {
+        "" => "nobody".to_owned(),
+        text => text.chars().map(|c| if is_steering(c) { ' ' } else { c }).take(NAME_LIMIT).collect(),
+    }
 }
 
 /// Seconds since 1970 as RFC 3339 has them: `2026-01-31T12:00:00Z`.
@@ -233,23 +167,32 @@ mod tests {
     }
 
     #[test]
-    fn names_are_read_as_far_as_they_can_be() {
-        let pair = |kind: &[u8], value: &[u8]| {
-            let value = [&[0x0c, value.len() as u8], value].concat();
-            let kind = [&[OBJECT, kind.len() as u8], kind].concat();
-            let pair = [&[SEQUENCE, (kind.len() + value.len()) as u8][..], &kind, &value].concat();
-            [&[SET, pair.len() as u8][..], &pair].concat()
-        };
-        let whole =
-            [pair(&[0x55, 4, 10], b"jobs"), pair(&[0x55, 4, 99], b"?"), pair(&[0x55, 4, 3], b"a\n\x1b")].concat();
-        assert_eq!(name(&whole), "O=jobs, CN=a  ");
-        for end in 0..whole.len() {
-            assert!("O=jobs, CN=a  ".starts_with(&name(&whole[..end])) || name(&whole[..end]) == "nobody");
+    fn a_name_steers_no_terminal_and_is_bounded() {
+        assert_eq!(visible("O=jobs, CN=a\n\x1b"), "O=jobs, CN=a  ");
+        assert_eq!(visible(&"x".repeat(1000)).len(), NAME_LIMIT);
+        assert_eq!(visible(""), "nobody");
+    }
+
+    #[test]
+    fn alternative_names_are_those_of_hosts_addresses_and_others_with_their_kind() {
+        for (name, expected) in [
+            (GeneralName::DNSName("node\x1b0"), "node 0"),
+            (GeneralName::IPAddress(&[10, 0, 0, 1]), "10.0.0.1"),
+            (GeneralName::IPAddress(&[0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1]), "::1"),
+            (GeneralName::IPAddress(&[1, 2]), "IPAddress(01:02)"),
+            (GeneralName::URI("spiffe://a/b"), "URI(spiffe://a/b)"),
+        ] {
+            assert_eq!(alternative(&name), expected);
         }
-        let long = pair(&[0x55, 4, 3], &[b'x'; 100]);
-        assert_eq!(name(&long).len(), 103);
-        assert_eq!(element(&[SET, 0x82, 0xff, 0xff, 0]), None);
-        assert_eq!(element(&[SET, 0x84, 0, 0, 0, 1, 0]), None);
-        assert_eq!(element(&[SET, 0x81, 1, 7, 8]), Some((SET, &[7][..], &[8][..])));
+    }
+
+    #[test]
+    fn what_is_no_certificate_is_an_error_at_every_length() {
+        use tokio_rustls::rustls::pki_types::pem::PemObject;
+        let whole = CertificateDer::from_pem_slice(crate::secure::fixtures::data("node.pem").as_bytes()).expect("one");
+        assert!(Shown::of(&whole).is_ok());
+        for end in 0..whole.len() {
+            assert!(Shown::of(&CertificateDer::from(&whole[..end])).is_err());
+        }
     }
 }

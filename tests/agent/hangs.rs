@@ -2,8 +2,9 @@
 //! holds is given up.
 
 use std::fs::{self, File, OpenOptions};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use elastic_rs::agent::machine::WORDS_LIMIT;
 use elastic_rs::agent::runner::Runner;
 use elastic_rs::agent::{AgentOptions, Budget};
 use rustix::event::{PollFd, PollFlags, poll};
@@ -43,6 +44,7 @@ async fn other_nodes_hear_of_a_failure_while_console_and_error_file_hang() {
     two.start(&["pause", "pause"]).await;
     within(until_full(&console)).await;
 
+    let began = Instant::now();
     fs::write(&go, "").unwrap();
     // The error file hangs, so the failing node cannot have ended yet.
     let told = tokio::select! {
@@ -55,10 +57,12 @@ async fn other_nodes_hear_of_a_failure_while_console_and_error_file_hang() {
     assert_eq!(told.message, "boom", "the agent has read it, although the console is full");
     assert!(two.exits().iter().all(|(_, exit)| exit == "SIGTERM"), "{:?}", two.exits());
 
-    // The agent still reads the error file, so the report has not waited for its whole limit.
+    // The agent still reads the error file, so the report has not waited for its whole limit. A loaded machine may reach that here.
+    let is_early = began.elapsed() < WORDS_LIMIT - Duration::from_millis(200);
     fs::write(&endless.0, r#"{"message": "ValueError: late"}"#).unwrap();
     let own = one.cause().await;
-    assert_eq!((own.global_rank, own.message.as_str()), (told.global_rank, "ValueError: late"));
+    assert_eq!(own.global_rank, told.global_rank);
+    assert!(own.message == "ValueError: late" || !is_early && own.message == "boom", "{own:?}");
 }
 
 /// Others ask how far the training is, signals come, and so on: each ends the runner's wait, and it waits again.

@@ -1,7 +1,7 @@
 //! HTTP on the host's port: health, metrics, the page, and requests that are none.
 
 use std::io::{Read, Write};
-use std::net::TcpStream;
+use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,6 +12,7 @@ use elastic_rs::rendezvous::protocol::settings::Settings;
 use elastic_rs::secure::Protection;
 use elastic_rs::secure::token::Token;
 use elastic_rs::store::server::ServerOptions;
+use socket2::{Domain, Socket, Type};
 use tokio::runtime::Builder;
 
 /// Time limit for a loaded machine.
@@ -29,7 +30,14 @@ fn sent(port: u16, bytes: &[u8]) -> String {
 
 /// A connection on which something has been asked.
 fn asking(port: u16, bytes: &[u8]) -> TcpStream {
-    let mut stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
+    asking_from("127.0.0.1", port, bytes)
+}
+
+fn asking_from(address: &str, port: u16, bytes: &[u8]) -> TcpStream {
+    let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+    socket.bind(&SocketAddr::new(address.parse().unwrap(), 0).into()).unwrap();
+    socket.connect(&SocketAddr::from(([127, 0, 0, 1], port)).into()).unwrap();
+    let mut stream = TcpStream::from(socket);
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
     stream.write_all(bytes).unwrap();
     stream
@@ -106,7 +114,8 @@ fn what_is_no_such_request_is_told_and_closed() {
     }
 }
 
-/// Health is told at once, while 200 requests never end, and 200 more connections stay open behind their answers.
+/// Health is told at once, while 200 requests never end, and 200 more connections stay open behind their answers: of the address that
+/// asks, and of another one.
 #[test]
 fn connections_that_are_slow_keep_health_from_nobody() {
     let token = Token::parse(&"a".repeat(64)).unwrap();
@@ -114,12 +123,15 @@ fn connections_that_are_slow_keep_health_from_nobody() {
         let is_protected = protection.is_some();
         let host = host(protection);
         for request in [&b"GET /healthz HTTP/1.1\r\n"[..], b"GET /healthz HTTP/1.1\r\n\r\n"] {
-            let slow: Vec<_> = (0..200).map(|_| asking(host.port(), request)).collect();
-            for path in ["/readyz", "/healthz"] {
-                let answer = got(host.port(), path);
-                assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{path}, protected: {is_protected}: {answer:?}");
+            for from in ["127.0.0.1", "127.0.0.2"] {
+                let slow: Vec<_> = (0..200).map(|_| asking_from(from, host.port(), request)).collect();
+                for path in ["/readyz", "/healthz"] {
+                    let answer = got(host.port(), path);
+                    let is_told = answer.starts_with("HTTP/1.1 200 OK\r\n");
+                    assert!(is_told, "{path} beside {from}, protected: {is_protected}: {answer:?}");
+                }
+                drop(slow);
             }
-            drop(slow);
         }
     }
 }

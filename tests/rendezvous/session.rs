@@ -20,7 +20,7 @@ use elastic_rs::store::client::{ClientOptions, StoreClient};
 use elastic_rs::store::server::ServerOptions;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::runtime::Handle;
 use tokio::sync::{mpsc, watch};
 use tokio::task::{JoinHandle, JoinSet};
@@ -46,7 +46,7 @@ impl Coordinator {
     }
 
     async fn start_at(address: SocketAddr) -> Self {
-        let socket = tokio::net::TcpSocket::new_v4().unwrap();
+        let socket = TcpSocket::new_v4().unwrap();
         socket.set_reuseaddr(true).unwrap();
         socket.bind(address).unwrap();
         let listener = socket.listen(4096).unwrap();
@@ -169,15 +169,20 @@ async fn a_lost_node_is_pushed_to_the_survivors_who_form_the_next_world() {
 async fn connections_that_do_not_introduce_themselves_lose_their_places() {
     let limit = getrlimit(Resource::Nofile);
     setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }).unwrap();
-    let coordinator = Coordinator::start().await;
-    let mut silent = Vec::new();
-    for _ in 0..1100 {
-        silent.push(TcpStream::connect(coordinator.address).await.unwrap());
+    // Of the address from which the node comes, and of another one.
+    for from in ["127.0.0.1:0", "127.0.0.2:0"] {
+        let coordinator = Coordinator::start().await;
+        let mut silent = Vec::new();
+        for _ in 0..1100 {
+            let socket = TcpSocket::new_v4().unwrap();
+            socket.bind(from.parse().unwrap()).unwrap();
+            silent.push(socket.connect(coordinator.address).await.unwrap());
+        }
+        let session = coordinator.session(1, Settings::new(1, 1));
+        assert_eq!(session.join(1, None, None, PATIENCE).await.unwrap().world_size, 1);
+        let first = tokio::time::timeout(PATIENCE / 2, silent[0].read(&mut [0])).await.expect("the oldest is closed");
+        assert!(matches!(first, Ok(0) | Err(_)), "{first:?}");
     }
-    let session = coordinator.session(1, Settings::new(1, 1));
-    assert_eq!(session.join(1, None, None, PATIENCE).await.unwrap().world_size, 1);
-    let first = tokio::time::timeout(PATIENCE / 2, silent[0].read(&mut [0])).await.expect("the oldest is closed");
-    assert!(matches!(first, Ok(0) | Err(_)), "{first:?}");
 }
 
 #[tokio::test]

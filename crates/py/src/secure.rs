@@ -13,21 +13,18 @@ use pyo3::prelude::*;
 use crate::conf::seconds;
 use crate::runtime::block_on;
 
-/// Where a node's certificate is, and whose its peers' have to be.
+/// Where a node's certificate is.
 #[pyclass(frozen, module = "elastic_rs._elastic_rs")]
 pub struct Certificates(CertificateFiles);
 
 #[pymethods]
 impl Certificates {
-    /// Name the files: the certificate and those that lead to an authority, its key, and the authorities of the peers. With a
-    /// ``spiffe_id``, peers have to have that id instead of the name of their host.
-    ///
-    /// Raises ``ValueError`` if that is no SPIFFE id. The files are read by :class:`Protection`.
+    /// Name the files: the certificate and those that lead to an authority, its key, and the authorities of the peers. They are read
+    /// by :class:`Protection`.
     #[new]
-    #[pyo3(signature = (*, cert, key, ca, spiffe_id = None))]
-    fn new(cert: PathBuf, key: PathBuf, ca: PathBuf, spiffe_id: Option<&str>) -> PyResult<Self> {
-        let spiffe_id = spiffe_id.map(str::parse).transpose().map_err(PyValueError::new_err)?;
-        Ok(Self(CertificateFiles { cert, key, ca, spiffe_id }))
+    #[pyo3(signature = (*, cert, key, ca))]
+    fn new(cert: PathBuf, key: PathBuf, ca: PathBuf) -> Self {
+        Self(CertificateFiles { cert, key, ca })
     }
 
     fn __repr__(&self) -> String {

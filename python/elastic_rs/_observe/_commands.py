@@ -54,15 +54,10 @@ def add_parsers(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         choices=("lines", "json", "chrome-trace", "otlp"),
         default="lines",
         help="chrome-trace is for https://ui.perfetto.dev; otlp is a line of OTLP-JSON for each recovery, for a "
-        "collector of OpenTelemetry; json is the same as --json (default: %(default)s)",
+        "collector of OpenTelemetry, with --follow once it is known what the recovery has cost; json is the same as "
+        "--json (default: %(default)s)",
     )
-    events.add_argument(
-        "--otlp-http",
-        metavar="URL",
-        help="send the recoveries to a collector instead, such as http://collector:4318/v1/traces, with --follow each "
-        "once it is known what it has cost; "
-        "OTEL_EXPORTER_OTLP_HEADERS has headers, as for OpenTelemetry's exporters",
-    )
+    events.add_argument("--otlp-http", help=argparse.SUPPRESS)  # refused: see _events
     top = _parser(commands, "top", _top, "a job on the whole terminal, once a second")
     top.epilog = "keys: q quit, p pause, s sort, w why, j and k scroll. Colours are off if NO_COLOR is not empty."
     shown = _parser(commands, "page", _page, "a job as one HTML file: a timeline, and each recovery")
@@ -185,24 +180,24 @@ def _why(args: argparse.Namespace) -> int:
 def _events(args: argparse.Namespace) -> int:
     args.json |= args.format == "json"
     if args.otlp_http is not None:
-        if args.format not in ("lines", "otlp"):
-            return _fail(USAGE, f"--otlp-http sends --format=otlp, and --format is `{args.format}`")
-        args.format = "otlp"
+        return _fail(
+            USAGE,
+            "--otlp-http is not supported: write `elastic-rs events HOST:PORT --format=otlp --follow` into a file that "
+            "a collector's otlpjsonfile receiver reads",
+        )
     if args.follow and args.events is not None:
         return _fail(USAGE, "--follow needs an endpoint: files do not change")
-    if args.follow and args.otlp_http is not None and not args.json:
+    if args.format in ("chrome-trace", "otlp"):
+        if args.json:
+            return _fail(USAGE, f"--format={args.format} must be given without --json")
+        if not args.follow:
+            return _traces(args)
+        if args.format == "chrome-trace":
+            return _fail(USAGE, "--format=chrome-trace tells what has happened so far, must be given without --follow")
         from elastic_rs._observe._exporter import export
 
-        export(_live(args), args.otlp_http, _elastic_rs.VERSION)
+        export(_live(args), _elastic_rs.VERSION)
         return HEALTHY
-    if args.format in ("chrome-trace", "otlp"):
-        if args.follow or args.json:
-            return _fail(
-                USAGE,
-                f"--format={args.format} tells what has happened so far: give neither --follow nor --json; "
-                "--otlp-http with --follow sends each recovery as it happens",
-            )
-        return _traces(args)
     if args.follow:
         names, since_us = Names(), None
         for line in _live(args).follow():
@@ -239,18 +234,10 @@ def _traces(args: argparse.Namespace) -> int:
 
         print(json.dumps(chrome_trace(events, now_us)))
         return HEALTHY
-    from elastic_rs._observe._otlp import send, traces
+    from elastic_rs._observe._otlp import traces
 
-    found = traces(events, _elastic_rs.VERSION, now_us)
-    if args.otlp_http is None:
-        for trace in found:
-            print(json.dumps(trace))
-        return HEALTHY
-    try:
-        count = send(args.otlp_http, found)
-    except ConnectionError as error:
-        return _fail(UNREACHABLE, str(error))
-    print(f"sent {count} {'recovery' if count == 1 else 'recoveries'} to {args.otlp_http}")
+    for trace in traces(events, _elastic_rs.VERSION, now_us):
+        print(json.dumps(trace))
     return HEALTHY
 
 

@@ -8,43 +8,24 @@ OTLP specification: ids in hexadecimal, numbers of 64 bits as text, enums as num
 from __future__ import annotations
 
 import hashlib
-import json
-import os
-import re
-import time
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote, urlsplit
 
 from elastic_rs._observe import _text
 from elastic_rs._observe._events import host_of
 from elastic_rs._observe._story import Period, Recovery, Story, tell
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-    from http.client import HTTPResponse
+    from collections.abc import Iterator, Mapping, Sequence
 
     from elastic_rs._observe._events import Event
 
-__all__ = ["HEADERS", "RefusedError", "checked_headers", "recovery_traces", "send", "traces"]
+__all__ = ["recovery_traces", "traces"]
 
 INTERNAL = 1
 """``SPAN_KIND_INTERNAL``."""
 ERROR = 2
 """``STATUS_CODE_ERROR``."""
-
-HEADERS = "OTEL_EXPORTER_OTLP_HEADERS"
-LIMIT_S = 10.0
-RETRIED = (408, 429)
-"""Codes below 500 after which the same may be sent again."""
-_LONGEST = 200
-"""Most characters that are shown of what a collector says."""
-_MOST_BYTES = 1 << 16
-"""Most that is read of an answer."""
-
-
-class RefusedError(ConnectionError):
-    """The collector has answered that it does not take these spans. It would not take them later either."""
 
 
 def traces(events: Sequence[Event], version: str, now_us: int | None = None) -> Iterator[dict[str, Any]]:
@@ -79,102 +60,6 @@ def recovery_traces(story: Story, version: str) -> Iterator[tuple[Recovery, dict
                 recovery,
                 {"resourceSpans": [{"resource": resource, "scopeSpans": [{"scope": scope, "spans": spans}]}]},
             )
-
-
-def send(url: str, requests: Iterable[dict[str, Any]]) -> int:
-    """Send traces to a collector, and return how many it has taken.
-
-    Args:
-        url: where it takes them, such as ``http://collector:4318/v1/traces``.
-        requests: what :func:`traces` yields.
-
-    Raises:
-        ValueError: it is no address of HTTP, or a header cannot be sent.
-        ConnectionError: nobody answers, or the collector refuses. The message says after how many traces.
-        RefusedError: the collector refuses for good. It is a ``ConnectionError``, too.
-    """
-    import http.client  # half of what every command imports, were they at the top
-    import urllib.error
-    import urllib.request
-
-    headers = {"Content-Type": "application/json", **checked_headers(url)}
-    # Without a handler of redirects: it would send a GET without the trace, and the headers with it, to another host.
-    opener = urllib.request.OpenerDirector()
-    opener.add_handler(urllib.request.ProxyHandler())
-    opener.add_handler(urllib.request.HTTPHandler())
-    opener.add_handler(urllib.request.HTTPSHandler())
-    opener.add_handler(urllib.request.HTTPDefaultErrorHandler())
-    opener.add_handler(urllib.request.HTTPErrorProcessor())
-    count = 0
-    for request in requests:
-        content = json.dumps(request).encode()
-        try:
-            asked = urllib.request.Request(url, content, headers)  # noqa: S310 - the scheme is checked above
-            with opener.open(asked, timeout=LIMIT_S) as answer:
-                refused = _refused(_content(answer))
-        except urllib.error.HTTPError as error:
-            error.close()
-            kind = ConnectionError if error.code in RETRIED or error.code >= 500 else RefusedError
-            where = error.headers.get("Location") if 300 <= error.code < 400 else None
-            redirect = f" to `{where[:_LONGEST]}`, and redirects are not followed: give that address" if where else ""
-            raise kind(f"{url}: {error.code} {error.reason}{redirect}, after {count} traces") from None
-        except OSError as error:  # of urllib's, too
-            raise ConnectionError(f"{url}: {getattr(error, 'reason', error)}, after {count} traces") from None
-        except http.client.HTTPException as error:
-            said = f"{type(error).__name__}: {str(error).strip()[:_LONGEST]}"
-            raise ConnectionError(
-                f"{url}: the answer is not valid HTTP ({said}); collectors usually have HTTP on port 4318 and gRPC on "
-                f"4317, after {count} traces"
-            ) from None
-        if refused:
-            raise RefusedError(f"{url}: the collector refuses spans: {refused}, after {count} traces")
-        count += 1
-    return count
-
-
-def checked_headers(url: str) -> dict[str, str]:
-    """Check the address of a collector, and return the headers for it that ``OTEL_EXPORTER_OTLP_HEADERS`` has.
-
-    Raises:
-        ValueError: it is no address of HTTP, or a header cannot be sent.
-    """
-    try:
-        parts = urlsplit(url)
-        usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0 and "@" not in parts.netloc
-    except ValueError:
-        usable = False
-    if not usable or not re.fullmatch(r"[!-~]+", url):
-        raise ValueError(f"--otlp-http is `{url}`, must be an address such as http://collector:4318/v1/traces")
-    headers = _headers(os.environ.get(HEADERS, ""))
-    for name, value in headers.items():
-        if not re.fullmatch(r"[!-9;-~]+", name) or not re.fullmatch(r"[\t -~\xa0-\xff]*", value):
-            # Without the value, which may be a secret.
-            raise ValueError(f"{HEADERS}: the header `{name}` or its value has characters that no header may have")
-    return headers
-
-
-def _headers(text: str) -> dict[str, str]:
-    """Read ``name=value,name=value``, as OpenTelemetry's exporters do."""
-    pairs = (pair.partition("=") for pair in text.split(",") if "=" in pair)
-    return {unquote(name.strip()): unquote(value.strip()) for name, _, value in pairs}
-
-
-def _content(answer: HTTPResponse, clock: Callable[[], float] = time.monotonic) -> bytes:
-    """Read an answer, for ``LIMIT_S``: the limit of ``urllib`` begins again with each byte."""
-    content, end = b"", clock() + LIMIT_S
-    while len(content) < _MOST_BYTES and clock() < end and (more := answer.read1(_MOST_BYTES - len(content))):
-        content += more
-    return content
-
-
-def _refused(answer: bytes) -> str:
-    """Return why a collector has refused spans, if it has: ``ExportTracePartialSuccess``."""
-    try:
-        partial = json.loads(answer).get("partialSuccess") or {}
-        refused = int(partial.get("rejectedSpans") or 0)
-    except (ValueError, AttributeError, TypeError, ArithmeticError, RecursionError):
-        return ""
-    return f"{refused}: {partial.get('errorMessage') or 'without a reason'}" if refused else ""
 
 
 class _Trace:

@@ -14,8 +14,7 @@ TLS_CERT = "ELASTIC_RS_TLS_CERT"
 """Names the file with this node's certificate."""
 TLS_KEY = "ELASTIC_RS_TLS_KEY"
 TLS_CA = "ELASTIC_RS_TLS_CA"
-TLS_SPIFFE_ID = "ELASTIC_RS_TLS_SPIFFE_ID"
-TLS_VARIABLES = (TLS_CERT, TLS_KEY, TLS_CA, TLS_SPIFFE_ID)
+TLS_VARIABLES = (TLS_CERT, TLS_KEY, TLS_CA)
 """All that say which certificates there are."""
 
 logger = logging.getLogger("elastic_rs.rendezvous")
@@ -33,10 +32,15 @@ def certificates() -> Certificates | None:
     """Return where this node's certificate is. None: nothing says that there is one.
 
     Raises:
-        ValueError: a variable is missing, or is no SPIFFE id.
+        ValueError: a variable is missing, or is one that is not used any more.
     """
-    cert, key, ca, spiffe_id = (os.environ.get(name) for name in TLS_VARIABLES)
-    if cert is None and key is None and ca is None and spiffe_id is None:
+    if "ELASTIC_RS_TLS_SPIFFE_ID" in os.environ:
+        raise ValueError(
+            "ELASTIC_RS_TLS_SPIFFE_ID is not supported: certificates are checked by the host's DNS name or IP address; "
+            "unset it, and give each certificate its host's name as a subjectAltName (docs/security.md, Certificates)"
+        )
+    cert, key, ca = (os.environ.get(name) for name in TLS_VARIABLES)
+    if cert is None and key is None and ca is None:
         return None
     if not cert or not key or not ca:
         missing = [name for name, value in ((TLS_CERT, cert), (TLS_KEY, key), (TLS_CA, ca)) if not value]
@@ -44,10 +48,7 @@ def certificates() -> Certificates | None:
             f"{' and '.join(missing)} must name a file: {TLS_CERT}, {TLS_KEY} and {TLS_CA} are given together, or none"
         )
         raise ValueError(text)
-    try:
-        return _elastic_rs.Certificates(cert=cert, key=key, ca=ca, spiffe_id=spiffe_id)
-    except ValueError as error:
-        raise ValueError(f"{TLS_SPIFFE_ID}: {error}") from None
+    return _elastic_rs.Certificates(cert=cert, key=key, ca=ca)
 
 
 def protection() -> Protection | None:

@@ -20,8 +20,7 @@ use crate::agent::policy::{Budget, Outcome};
 use crate::rendezvous::protocol::bounds::tidy_failure;
 use crate::rendezvous::protocol::message::{Failure, Verdict};
 
-/// How long a report, and this node's end, wait for the words of a failed worker while reading them neither ends nor hangs, as on
-/// a busy machine.
+/// How long a report, and this node's end, wait at most for the words of a failed worker. Files that hang are given up sooner.
 pub const WORDS_LIMIT: Duration = Duration::from_secs(1);
 
 /// Why a failure counts for the job's end no more.

@@ -11,9 +11,10 @@ use tokio::time::timeout;
 use super::listener::{Listener, prepare};
 use super::relay::relay;
 use crate::bounded_log::BoundedLog;
+use crate::net::admission::tasks::Task;
 use crate::secure::Halves;
 use crate::secure::door::{Door, FIRST_BYTES, LIMIT, late};
-use crate::secure::handshakes::{Handshake, Handshakes};
+use crate::secure::handshakes::Handshakes;
 use crate::secure::refusals::{Kind, Refusal};
 
 /// A connection whose peer has not proven itself.
@@ -63,7 +64,7 @@ fn handshakes(
             }
         }
     };
-    let begin = move |stranger: Stranger| -> Handshake {
+    let begin = move |stranger: Stranger| -> Task {
         let (door, to, run_id, log) = (Arc::clone(&door), to.clone(), run_id.clone(), Arc::clone(&log));
         Box::pin(async move {
             let peer = stranger.peer;

@@ -12,15 +12,16 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 use bytes::BytesMut;
 use parking_lot::Mutex;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::runtime::Handle;
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::AbortHandle;
+use tokio::time::error::Elapsed;
 use tokio::time::{Instant, timeout};
 
 pub use super::book::Subject;
@@ -30,6 +31,8 @@ use super::readers::{Asker, Readers, refusal};
 use crate::bounded_log::BoundedLog;
 use crate::events::file::EventFile;
 use crate::events::open_metrics::OpenMetrics;
+use crate::net::admission::Bounds;
+use crate::net::admission::tasks::{BoundedTasks, Ending, Task};
 use crate::net::local::is_here;
 use crate::net::same_user::SameUser;
 use crate::rendezvous::decider::event::{Ends, SessionId};
@@ -105,10 +108,8 @@ pub enum Question {
     Write(EventFile),
 }
 
-/// Connections without a first message yet. Many nodes may come at the same moment.
-const UNGREETED: usize = 1024;
-/// How long one may be silent if as many others are.
-const SPEAKS_WITHIN: Duration = Duration::from_millis(500);
+/// Connections without a first message yet. Many nodes may come at the same moment. How long one may be silent if as many others are.
+const UNGREETED: Bounds = Bounds { permits: 1024, waiting: 0, kept: 0, patience: Duration::from_millis(500) };
 /// Observers at once.
 const OBSERVERS: usize = 64;
 /// Observers at once from one address.
@@ -196,10 +197,18 @@ pub async fn run(
     let (events_in, mut events) = mpsc::channel(1024);
     let mut next_session = 0;
     let mut book = Book::new(rand::random(), Instant::now().into_std());
-    let observers = Arc::new(Places::default());
-    let mut ungreeted = Ungreeted::default();
     // Each writing task holds a sender, and drops it when it has written everything.
     let (writing, mut written) = mpsc::channel::<()>(1);
+    let shared = Shared {
+        events: events_in,
+        writes: writing.downgrade(),
+        observers: Arc::default(),
+        log: log.clone(),
+        protection: shown.protection.clone(),
+        same_user: shown.same_user.clone(),
+        hello_timeout,
+    };
+    let greetings = greetings(shared);
     loop {
         tokio::select! {
             // Messages that have arrived are handled before any node is dropped for silence.
@@ -207,17 +216,8 @@ pub async fn run(
             connection = incoming.recv() => match connection {
                 Some(connection) => {
                     next_session += 1;
-                    let session = SessionId(next_session);
-                    let Some(greeted) = ungreeted.take() else {
-                        if log.admits("ungreeted") {
-                            let peer = connection.peer;
-                            tracing::warn!(%peer, "a session is refused: {UNGREETED} others have not introduced themselves yet");
-                        }
-                        continue;
-                    };
-                    let shared = Shared { events: events_in.clone(), writes: writing.downgrade(), observers: observers.clone(), log: log.clone(), protection: shown.protection.clone(), same_user: shown.same_user.clone() };
-                    let serving = serve_connection(session, connection, shared, (hello_timeout, greeted.clone()));
-                    ungreeted.add(greeted, tokio::spawn(serving).abort_handle());
+                    let address = connection.peer.ip();
+                    greetings.arrived((SessionId(next_session), connection), address, false);
                 }
                 None => break,
             },
@@ -405,35 +405,14 @@ impl Drop for Place {
     }
 }
 
-/// Connections without a first message, the oldest first.
-#[derive(Default)]
-struct Ungreeted(VecDeque<(Instant, Arc<AtomicBool>, AbortHandle)>);
-
-impl Ungreeted {
-    /// A place for a connection: a flag that is set once it has introduced itself. If all are taken, the one that has been silent for
-    /// longest is closed, unless it has just come. Then there is none.
-    fn take(&mut self) -> Option<Arc<AtomicBool>> {
-        if self.0.len() >= UNGREETED {
-            self.0.retain(|(_, greeted, task)| !greeted.load(Relaxed) && !task.is_finished());
-        }
-        if self.0.len() >= UNGREETED {
-            self.0.front().filter(|(since, ..)| since.elapsed() >= SPEAKS_WITHIN)?;
-            let (_, _, task) = self.0.pop_front()?;
-            task.abort();
-        }
-        Some(Arc::default())
-    }
-
-    fn add(&mut self, greeted: Arc<AtomicBool>, task: AbortHandle) {
-        self.0.push_back((Instant::now(), greeted, task));
-    }
-}
-
 /// What the tasks of all connections use.
+#[derive(Clone)]
 struct Shared {
     events: mpsc::Sender<Event>,
     writes: mpsc::WeakSender<()>,
     observers: Arc<Places>,
+    /// Time for the first message.
+    hello_timeout: Duration,
     log: Arc<BoundedLog>,
     protection: Option<Arc<Protection>>,
     same_user: Option<Arc<SameUser>>,
@@ -452,17 +431,33 @@ impl Shared {
     }
 }
 
-/// Read one connection until it ends.
-async fn serve_connection(
-    session: SessionId,
-    connection: Incoming,
-    shared: Shared,
-    (hello_timeout, has_greeted): (Duration, Arc<AtomicBool>),
-) {
+/// Reads the first messages of connections.
+fn greetings(shared: Shared) -> BoundedTasks<(SessionId, Incoming)> {
+    let log = Arc::clone(&shared.log);
+    let begin = move |(session, mut connection): (SessionId, Incoming)| -> Task {
+        let shared = shared.clone();
+        Box::pin(async move {
+            let (reader, buffer) = (&mut connection.halves.reader, &mut connection.first_bytes);
+            let greeted = timeout(shared.hello_timeout, read_hello(reader, buffer)).await;
+            tokio::spawn(serve_connection(session, connection, greeted, shared));
+            true
+        })
+    };
+    BoundedTasks::new(Handle::current(), UNGREETED, begin, move |peer, ending| {
+        if ending == Ending::Refused && log.admits("ungreeted") {
+            let most = UNGREETED.permits;
+            tracing::warn!(%peer, "a session is refused: {most} others have not introduced themselves yet");
+        }
+    })
+}
+
+/// What a connection begins with. The outer error: it has not said anything in time.
+type Greeted = Result<Result<Greeting, Option<CodecError>>, Elapsed>;
+
+/// Read one connection from its first message until it ends.
+async fn serve_connection(session: SessionId, connection: Incoming, greeted: Greeted, shared: Shared) {
     let Incoming { halves: Halves { mut reader, mut writer }, first_bytes: mut buffer, pass, peer, local, kept } =
         connection;
-    let greeted = timeout(hello_timeout, read_hello(&mut reader, &mut buffer)).await;
-    has_greeted.store(true, Relaxed);
     if let Ok(Ok(greeting)) = &greeted
         && let Err(why) = may_speak(pass.as_ref(), greeting)
     {
@@ -489,7 +484,7 @@ async fn serve_connection(
         Ok(Err(None)) => return,
         Err(_) => {
             if shared.log.admits("hello_timeout") {
-                tracing::warn!(%peer, "a session is refused: no Hello within {hello_timeout:?}");
+                tracing::warn!(%peer, "a session is refused: no Hello within {:?}", shared.hello_timeout);
             }
             return;
         }

@@ -77,6 +77,7 @@ fn a_certificate_that_is_not_needed_may_be_out_of_its_time() {
 fn an_authority_is_told_of_unless_one_with_its_key_takes_its_place() {
     let parsed = |name| CertificateDer::pem_slice_iter(data(name).as_bytes()).map(Result::unwrap).collect::<Vec<_>>();
     let (chain, renewed) = (parsed("chained.pem"), parsed("ca.pem").remove(0));
+    let shown = |one| Shown::of(one).unwrap();
     // The signature of an authority is not looked at.
     let mut bytes = renewed.to_vec();
     let century = bytes.windows(3).position(|at| at == [0x18, 15, b'2']).unwrap() + 2;
@@ -90,9 +91,10 @@ fn an_authority_is_told_of_unless_one_with_its_key_takes_its_place() {
     ] {
         let algorithms = default_provider().signature_verification_algorithms;
         let examined = x509::examine(&chain, &authorities, &algorithms, UnixTime::now()).unwrap();
-        assert_eq!((examined.authority.as_ref(), &examined.path), (Some(expected), &chain));
+        assert_eq!(examined.authority, Some(shown(expected)));
+        assert_eq!((examined.shown, examined.between), (shown(&chain[0]), vec![shown(&chain[1])]));
     }
-    assert_ne!(x509::life(&old), x509::life(&renewed));
+    assert_ne!(shown(&old), shown(&renewed));
 }
 
 #[tokio::test]
@@ -117,22 +119,17 @@ async fn a_certificate_is_shown_and_a_changed_one_used_and_a_broken_one_is_not()
     folder.put("ca.pem", &data("other-ca.pem"));
     own.identity().await;
     assert_eq!(own.shown().to_string(), shown("renewed", "ca"));
-    let id = Folder::new("member", &["ca"]);
-    assert_eq!(open(&id).unwrap().shown().names, ["spiffe://tests.elastic-rs/jobs/train"]);
 }
 
 #[test]
 fn the_host_that_was_connected_to_is_what_a_certificate_has_to_be_for() {
     let folder = Folder::new("node", &["ca"]);
-    let mut files = folder.files();
-    let own = Certificates::open(files.clone(), Duration::ZERO).unwrap();
+    let own = open(&folder).unwrap();
     for (host, name) in [("node0", "node0"), ("10.0.0.1", "10.0.0.1"), ("::1", "::1"), ("fe80::1%eth0", "fe80::1")] {
         assert_eq!(own.server_name(host).unwrap().to_str(), name);
     }
     let error = own.server_name("no host").unwrap_err();
     assert!(error.contains("`no host` is a name that no certificate can have"), "{error}");
-    files.spiffe_id = Some("spiffe://a".parse().unwrap());
-    assert!(Certificates::open(files, Duration::ZERO).unwrap().server_name("no host").is_ok());
 }
 
 async fn pair() -> (TcpStream, TcpStream) {
@@ -160,7 +157,7 @@ fn stranger(name: Option<&str>) -> Arc<ClientConfig> {
     let chain = CertificateDer::pem_slice_iter(data(&format!("{name}.pem")).as_bytes()).map(Result::unwrap).collect();
     let key = PrivateKeyDer::from_pem_slice(data(&format!("{name}.key")).as_bytes()).unwrap();
     let certified = CertifiedKey::from_der(chain, key, &provider).unwrap();
-    Arc::new(configs(certified, store, provider, false).unwrap().0)
+    Arc::new(configs(certified, store, provider).unwrap().0)
 }
 
 /// The coordinator judges a node's certificate once the node takes TLS as begun: the node learns it with the first answer.
@@ -194,7 +191,7 @@ async fn an_end_without_certificates_and_one_with_them_tell_each_other() {
     let at_one_end = "ELASTIC_RS_TLS_CERT seems to be set at one of the two ends only";
     let (node, coordinator) = pair().await;
     let door = door(&folder);
-    let speaking = async { tls::connect(tls::client_config().unwrap(), no_name(), node).await.err().unwrap() };
+    let speaking = async { tls::connect(tls::client_config().unwrap(), tls::no_name(), node).await.err().unwrap() };
     let (admitted, error) = tokio::join!(door.admit(coordinator, BytesMut::new()), speaking);
     let refusal = admitted.unwrap_err();
     assert!(refusal.kind == Kind::NoTls && refusal.why.contains(at_one_end), "{refusal:?}: {error:?}");

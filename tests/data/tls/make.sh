@@ -5,7 +5,6 @@
 #   renewed    the same with another key
 #   chained    the same, issued by an intermediate CA, whose certificate is below it
 #   elsewhere  for another host
-#   member     for no host, with the SPIFFE id of a job; and `other`, with that of another one
 #   client     for connecting, and not for being connected to
 #   expired    its time is over; and `early`, whose time has not begun
 #   stranger   a node's, issued by other-ca
@@ -50,8 +49,6 @@ authority other-ca
 signed ca node "$hosts" "${forever[@]}"
 signed ca renewed "$hosts" "${forever[@]}"
 signed ca elsewhere "subjectAltName=DNS:elsewhere.example,IP:192.0.2.1" "${forever[@]}"
-signed ca member "subjectAltName=URI:spiffe://tests.elastic-rs/jobs/train" "${forever[@]}"
-signed ca other "subjectAltName=URI:spiffe://tests.elastic-rs/jobs/other" "${forever[@]}"
 signed ca client "$hosts"$'\nextendedKeyUsage=clientAuth' "${forever[@]}"
 signed ca expired "$hosts" -startdate 20200101000000Z -enddate 20200201000000Z
 signed ca early "$hosts" -startdate 21000101000000Z -enddate 21200101000000Z

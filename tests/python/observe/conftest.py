@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import http.server
-import json
 import socket
 import sys
-import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from helpers.workers import place
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from helpers.procs import Job, Process
 
@@ -46,47 +43,6 @@ def two_nodes(job: Job, port: int, tmp_path: Path) -> Callable[..., list[Process
         return nodes
 
     return start
-
-
-class Collector(http.server.BaseHTTPRequestHandler):
-    """Keeps what it gets, and answers as it is told."""
-
-    got: list[tuple[str, dict[str, str], Any]]
-    answer: tuple[int, bytes]
-    headers_too: dict[str, str]
-    paths: list[str]
-
-    def do_GET(self) -> None:
-        self.paths.append(self.path)
-        self._answer(200, b"<html>")
-
-    def do_POST(self) -> None:
-        content = self.rfile.read(int(self.headers["Content-Length"]))
-        self.got.append((self.path, dict(self.headers.items()), json.loads(content)))
-        self.paths.append(self.path)
-        self._answer(*self.answer)
-
-    def _answer(self, code: int, words: bytes) -> None:
-        self.send_response(code)
-        for name, value in self.headers_too.items():
-            self.send_header(name, value)
-        self.send_header("Content-Length", str(len(words)))
-        self.end_headers()
-        self.wfile.write(words)
-
-    def log_message(self, *_: Any) -> None:
-        pass
-
-
-@pytest.fixture
-def collector() -> Iterator[tuple[str, type[Collector]]]:
-    handler = type("Handler", (Collector,), {"got": [], "answer": (200, b"{}"), "headers_too": {}, "paths": []})
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_address[1]}/v1/traces", handler
-        server.shutdown()
-        thread.join()
 
 
 def answer_once(server: socket.socket, words: bytes) -> None:

@@ -1,24 +1,19 @@
-"""Recoveries as traces of OpenTelemetry: their form, and a collector that takes them or refuses."""
+"""Recoveries as traces of OpenTelemetry: their form."""
 
 from __future__ import annotations
 
 import json
 import re
-import socket
-import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from elastic_rs import _cli
-from elastic_rs._observe._otlp import HEADERS, LIMIT_S, RefusedError, _content, checked_headers, send, traces
+from elastic_rs._observe._otlp import traces
 
-from .conftest import answer_once
 from .test_story import Log, exited, formed, recovered
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from .conftest import Collector
 
 # What opentelemetry-proto 1.x has in `trace.proto`, `common.proto` and `resource.proto`, as far as it is used: its
 # JSON names, and each field's type.
@@ -159,133 +154,18 @@ def test_lines_are_for_the_collectors_file_receiver(tmp_path: Path, capsys: pyte
         check(json.loads(line), SCHEMA)
 
 
-def test_a_collector_gets_each_recovery(
-    collector: tuple[str, type[Collector]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
-    url, handler = collector
-    monkeypatch.setenv(HEADERS, "authorization=Bearer%20x, other=1")
-    kept = tmp_path / "events.jsonl"
-    kept.write_text("\n".join(two_recoveries().lines))
-    assert _cli.main(["events", "--events", str(kept), "--otlp-http", url]) == 0
-    assert capsys.readouterr().out == f"sent 2 recoveries to {url}\n"
-    assert [path for path, _, _ in handler.got] == ["/v1/traces"] * 2
-    for _, headers, content in handler.got:
-        assert headers["Content-Type"] == "application/json"
-        assert headers["Authorization"] == "Bearer x"
-        check(content, SCHEMA)
-
-
 @pytest.mark.parametrize(
-    ("answer", "why"),
+    ("flags", "why"),
     [
-        ((503, b""), "503 Service Unavailable, after 0 traces"),
-        ((200, b'{"partialSuccess":{"rejectedSpans":"3","errorMessage":"too old"}}'), "refuses spans: 3: too old"),
+        (["--otlp-http=http://x"], "--otlp-http is not supported: write `elastic-rs events HOST:PORT --format=otlp"),
+        (["--format=otlp", "--json"], "--format=otlp must be given without --json"),
+        (["--format=otlp", "--follow"], "--follow needs an endpoint"),
     ],
 )
-def test_a_collector_that_refuses_is_named(
-    collector: tuple[str, type[Collector]], answer: tuple[int, bytes], why: str
+def test_flags_that_do_not_fit_are_refused(
+    flags: list[str], why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    url, handler = collector
-    handler.answer = answer
-    with pytest.raises(ConnectionError, match=why):
-        send(url, traces(two_recoveries().events(), "1"))
-    assert len(handler.got) == 1
-
-
-@pytest.mark.parametrize(
-    "words",
-    [b"\x00\x00\x06\x04" * 16, b"SSH-2.0-OpenSSH_9.6\r\n", b"HTTP/1.1 200 OK\r\n\r\n"],
-    ids=["grpc", "ssh", "http"],
-)
-def test_what_answers_without_http_is_told(words: bytes) -> None:
-    """Such as gRPC, a mistake of port. What is no JSON has been taken."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        answering = threading.Thread(target=lambda: answer_once(server, words))
-        answering.start()
-        url = f"http://127.0.0.1:{server.getsockname()[1]}/v1/traces"
-        try:
-            if words.startswith(b"HTTP"):
-                assert send(url, list(traces(two_recoveries().events(), "1"))[:1]) == 1
-            else:
-                with pytest.raises(
-                    ConnectionError, match=r"(?s)not valid HTTP .*HTTP on port 4318 .*, after 0 traces$"
-                ):
-                    send(url, traces(two_recoveries().events(), "1"))
-        finally:
-            answering.join()
-
-
-@pytest.mark.parametrize(
-    "words",
-    [b"[" * 60_000, b'{"partialSuccess":{"rejectedSpans":Infinity}}', b'{"partialSuccess":[1]}', b"<html>"],
-    ids=["deep", "infinite", "a list", "html"],
-)
-def test_an_answer_of_junk_ends_nothing(collector: tuple[str, type[Collector]], words: bytes) -> None:
-    url, handler = collector
-    handler.answer = (200, words)
-    assert send(url, traces(two_recoveries().events(), "1")) == 2
-
-
-def test_an_answer_that_comes_byte_by_byte_is_not_read_to_its_end() -> None:
-    now_s = iter(range(100))
-
-    class Slow:
-        def read1(self, _most: int) -> bytes:
-            return b"x"
-
-    assert len(_content(Slow(), lambda: float(next(now_s)))) < LIMIT_S  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("code", [301, 302, 303, 307, 308])
-def test_a_redirect_is_told_and_not_followed(
-    collector: tuple[str, type[Collector]], code: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It would lose the trace, and hand the headers to another host."""
-    url, handler = collector
-    monkeypatch.setenv(HEADERS, "authorization=Bearer%20x")
-    handler.answer, handler.headers_too = (code, b""), {"Location": f"{url}/login"}
-    with pytest.raises(RefusedError, match=f"{code} .* to `{url}/login`, and redirects are not followed: give that"):
-        send(url, traces(two_recoveries().events(), "1"))
-    assert handler.paths == ["/v1/traces"]
-
-
-@pytest.mark.parametrize(
-    "url",
-    [
-        "http://c:43l8/v1",
-        "http://c/a b",
-        "http://c/tr\u00e4ces",
-        "http://[::1/x",
-        "http://c:99999/",
-        "http://c:0/",
-        "http://me:secret@c/",
-        "http:///v1",
-        "http://c/\n",
-    ],
-)
-def test_an_address_that_cannot_be_used_is_refused_at_once(url: str) -> None:
-    with pytest.raises(ValueError, match=r"(?s)^--otlp-http is `http:.*must be an address such as"):
-        checked_headers(url)
-
-
-@pytest.mark.parametrize("pair", ["authorization=SECRET%0Ax", "authorization=SECRET%E2%82%AC", "a%20b=SECRET"])
-def test_a_header_that_cannot_be_sent_is_named_without_its_value(pair: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(HEADERS, pair)
-    with pytest.raises(ValueError, match=f"^{HEADERS}: the header `a") as told:
-        checked_headers("http://c:4318/v1/traces")
-    assert "SECRET" not in str(told.value)
-
-
-def test_what_cannot_be_sent_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str], free_port: Any) -> None:
     kept = tmp_path / "events.jsonl"
     kept.write_text("\n".join(two_recoveries().lines))
-    events = ["events", "--events", str(kept)]
-    assert _cli.main([*events, f"--otlp-http=http://127.0.0.1:{free_port()}/v1/traces"]) == 3
-    assert "Connection refused, after 0 traces" in capsys.readouterr().err
-    for flags, why in [
-        (["--otlp-http=file:///etc/passwd"], "must be an address such as http://collector:4318/v1/traces"),
-        (["--otlp-http=http://x", "--format=chrome-trace"], "--otlp-http sends --format=otlp"),
-        (["--format=otlp", "--json"], "give neither --follow nor --json"),
-    ]:
-        assert _cli.main([*events, *flags]) == 2
-        assert why in capsys.readouterr().err
+    assert _cli.main(["events", "--events", str(kept), *flags]) == 2
+    assert why in capsys.readouterr().err

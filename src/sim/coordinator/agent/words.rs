@@ -10,8 +10,8 @@ use crate::rendezvous::protocol::message::{Failure, Round};
 use crate::sim::engine::paths::HostId;
 use crate::sim::worlds::Violation;
 
-/// Time after which a driver notices that collecting words hangs.
-const SEEN_TO_HANG_AFTER: Duration = Duration::from_millis(3);
+/// Time after which a driver takes collecting words to hang.
+const SEEN_TO_HANG_AFTER: Duration = Duration::from_millis(500);
 /// Longest hang, unless it is for ever.
 const HANGS_UP_TO: Duration = Duration::from_secs(2);
 
@@ -41,6 +41,9 @@ impl Simulation {
             }
         } else {
             let after = self.engine.dice.duration(words);
+            if after > SEEN_TO_HANG_AFTER {
+                self.engine.push(now + SEEN_TO_HANG_AFTER, Event::Words(host, pid, round, Found::Hang));
+            }
             if after.is_zero() {
                 self.hand_over_words(host, Found::All);
             } else {
