@@ -240,6 +240,8 @@ impl Copier {
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(error) => return tracing::error!(%error, "the output of workers is no longer copied"),
             }
+            // Streams that are not read in this turn have had nothing to read until now.
+            let turn = Instant::now();
             let mut asked = false;
             for event in &events {
                 match event.data.u64() {
@@ -253,7 +255,7 @@ impl Copier {
                     self.copy(index);
                 }
             }
-            self.show_what_is_due();
+            self.show_what_is_due(turn);
             if asked && !self.answer() {
                 return self.finish_all();
             }
@@ -270,9 +272,9 @@ impl Copier {
     }
 
     /// Shows text that has had no end of its line for a while.
-    fn show_what_is_due(&mut self) {
+    fn show_what_is_due(&mut self, now: Instant) {
         for stream in &mut self.streams {
-            if stream.next_show().is_some_and(|at| at <= Instant::now()) {
+            if stream.next_show().is_some_and(|at| at <= now) {
                 stream.show(&mut self.sinks[stream.which() as usize]);
             }
         }

@@ -43,8 +43,8 @@ fn of_peer(error: &CertificateError) -> String {
             format!("its certificate is valid from {} on: check the clocks", at(*not_before))
         }
         CertificateError::NotValidForNameContext { expected, presented } => {
-            let names = presented[..presented.len().min(NAMES)].join(", ");
-            let names = if names.is_empty() { "nothing" } else { &names };
+            let names: Vec<_> = presented.iter().take(NAMES).map(|name| plain_name(name)).collect();
+            let names = if names.is_empty() { "nothing".to_owned() } else { names.join(", ") };
             format!(
                 "its certificate is not for `{}`, which this end has connected to, but for {names}: add that as a subjectAltName",
                 expected.to_str()
@@ -55,6 +55,12 @@ fn of_peer(error: &CertificateError) -> String {
         ),
         other => format!("its certificate cannot be used: {other}"),
     }
+}
+
+/// A name or an address of a certificate, which webpki writes as `DnsName("a")` or `IpAddress(10.0.0.1)`.
+fn plain_name(written: &str) -> &str {
+    let inner = written.split_once('(').and_then(|(_, rest)| rest.strip_suffix(')'));
+    inner.map_or(written, |name| name.trim_matches('"'))
 }
 
 fn at(time: UnixTime) -> String {

@@ -9,9 +9,10 @@ from hypothesis import HealthCheck, settings
 
 __all__ = ["free_port", "job", "port", "pytest_runtest_makereport"]
 
-# A shell's background jobs ignore it, and so would every process that a test starts.
+# A shell's background jobs ignore the first one, nohup the other, and so would every process that a test starts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # One that is active where tests are started from is none of a job's affairs.
 os.environ.pop("VIRTUAL_ENV", None)

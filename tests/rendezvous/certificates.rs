@@ -107,7 +107,7 @@ fn an_end_that_cannot_be_trusted_is_told_and_counted() {
         (
             end("node", ca, None),
             end("elsewhere", ca, None),
-            "is not for `127.0.0.1`, which this end has connected to, but for DnsName(\"elsewhere.example\"), IpAddress(192.0.2.1)",
+            "is not for `127.0.0.1`, which this end has connected to, but for elsewhere.example, 192.0.2.1",
             [0, 0],
         ),
         (

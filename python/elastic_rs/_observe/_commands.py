@@ -57,7 +57,7 @@ def add_parsers(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "collector of OpenTelemetry, with --follow once it is known what the recovery has cost; json is the same as "
         "--json (default: %(default)s)",
     )
-    events.add_argument("--otlp-http", help=argparse.SUPPRESS)  # refused: see _events
+    events.add_argument("--otlp-http", help=argparse.SUPPRESS)  # refused: see _guarded
     top = _parser(commands, "top", _top, "a job on the whole terminal, once a second")
     top.epilog = "keys: q quit, p pause, s sort, w why, j and k scroll. Colours are off if NO_COLOR is not empty."
     shown = _parser(commands, "page", _page, "a job as one HTML file: a timeline, and each recovery")
@@ -98,6 +98,12 @@ def _parser(
 
 
 def _guarded(run: Callable[[argparse.Namespace], int], args: argparse.Namespace) -> int:
+    if getattr(args, "otlp_http", None) is not None:
+        return _fail(
+            USAGE,
+            "--otlp-http is not supported: write `elastic-rs events HOST:PORT --format=otlp --follow` into a file that "
+            "a collector's otlpjsonfile receiver reads",
+        )
     if (args.endpoint is None) == (args.events is None):
         return _fail(USAGE, "give either an endpoint (HOST[:PORT]) or --events FILE")
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -107,7 +113,8 @@ def _guarded(run: Callable[[argparse.Namespace], int], args: argparse.Namespace)
         gc.disable()  # files are read once, and looking for garbage among 100,000 events takes half of the time
     try:
         code = run(args)
-        sys.stdout.flush()
+        if sys.stdout is not None:  # `>&-`
+            sys.stdout.flush()
         return code
     except _source.AnswerError as error:
         return _fail(UNREACHABLE, str(error))
@@ -179,12 +186,6 @@ def _why(args: argparse.Namespace) -> int:
 
 def _events(args: argparse.Namespace) -> int:
     args.json |= args.format == "json"
-    if args.otlp_http is not None:
-        return _fail(
-            USAGE,
-            "--otlp-http is not supported: write `elastic-rs events HOST:PORT --format=otlp --follow` into a file that "
-            "a collector's otlpjsonfile receiver reads",
-        )
     if args.follow and args.events is not None:
         return _fail(USAGE, "--follow needs an endpoint: files do not change")
     if args.format in ("chrome-trace", "otlp"):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from elastic_rs._elastic_rs import Driver
 from elastic_rs._threads import start_daemon
-from elastic_rs.discovery._programs import DiscoveryError
+from elastic_rs.discovery._programs import DiscoveryError, kill_running
 
 if TYPE_CHECKING:
     from elastic_rs.discovery._sources import HostDiscovery
@@ -27,8 +27,9 @@ class Poll:
         start_daemon(self._run, "elastic_rs-discovery")
 
     def stop(self) -> None:
-        """Stop asking. A call in progress is not waited for."""
+        """Stop asking. A call in progress is not waited for; the program that it runs is killed."""
         self._stopped.set()
+        kill_running()
 
     def _run(self) -> None:
         self.ask()

@@ -7,6 +7,7 @@ import os
 import selectors
 import shlex
 import signal
+import threading
 import time
 from collections.abc import Sequence
 from typing import IO
@@ -23,6 +24,11 @@ SHOWN = 200
 READ_BYTES = 1 << 16
 LOOK_EVERY_S = 0.02
 """How often it is looked whether a program has ended."""
+
+
+_running: set[int] = set()
+"""Process ids of programs that are not reaped yet. Their numbers are nobody else's."""
+_reaping = threading.Lock()
 
 
 class DiscoveryError(RuntimeError):
@@ -45,6 +51,7 @@ def printed_by(command: Sequence[str], timeout_s: float) -> str:
             pid = start_program(command, stdout=out_end.fileno(), stderr=err_end.fileno())
         except OSError as error:
             raise DiscoveryError(f"`{shown}` cannot be run: {error.strerror or error}") from None
+        _running.add(pid)
         try:
             out_end.close()
             err_end.close()
@@ -52,13 +59,23 @@ def printed_by(command: Sequence[str], timeout_s: float) -> str:
         finally:
             _kill(pid)
             stack.close()  # what cannot be killed does not wait for its output to be read
-            code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+            with _reaping:
+                _running.discard(pid)
+                code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     if code:
         words = errors.decode(errors="replace").strip().splitlines()
         said = f": {plain(words[-1][-SHOWN:])}" if words else ""
         how = f"exit code {code}" if code > 0 else _name_of(-code)
         raise DiscoveryError(f"`{shown}` has ended with {how}{said}")
     return printed.decode(errors="replace")
+
+
+def kill_running() -> None:
+    """Kill all programs that run, with what they have started: at the end of this process nobody waits for them."""
+    with _reaping:
+        for pid in _running:
+            _kill(pid)
 
 
 def _pipe(stack: contextlib.ExitStack) -> tuple[IO[bytes], IO[bytes]]:

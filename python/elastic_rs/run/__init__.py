@@ -186,8 +186,11 @@ def _take_part(
         else:
             local_addr = own_address(local_addr, meeting.nodes[1], etcd)
     except OSError as error:
+        hint = ""
+        if meeting.fixed and meeting.nodes[1] > 1 and config.node_rank == 0:
+            hint = "; node rank 0 hosts it, and this is node rank 0: give each other node a --node-rank of its own"
         return _cannot(
-            "RendezvousConnectionError", f"cannot host the coordinator at {where}: {error.strerror or error}"
+            "RendezvousConnectionError", f"cannot host the coordinator at {where}: {error.strerror or error}{hint}"
         )
     except RuntimeError as error:
         return _cannot("RuntimeError", str(error))

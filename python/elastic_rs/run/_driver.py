@@ -148,6 +148,7 @@ def _check(args: argparse.Namespace) -> None:
         raise UsageError("--local-addr must not be given with hosts: each has its own")
     if why := _options.why_torch(args):
         raise UsageError(f"{why} must not be given with hosts: it needs PyTorch's launcher")
+    _options.check_output(args)
     _options.command_of(args)
     _script.refuse_python(args)
 

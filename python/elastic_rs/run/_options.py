@@ -292,6 +292,24 @@ def _near(name: str) -> str:
     return f"; did you mean `{near[0]}`?" if near else ""
 
 
+def check_output(args: argparse.Namespace) -> None:
+    """Check what says where workers' output goes, for agents on other machines.
+
+    Raises:
+        UsageError: a flag's value is not valid.
+    """
+    for flag, streams in (("--redirects", args.redirects), ("--tee", args.tee)):
+        _streams_of(flag, streams)
+    _shown_of(args)
+
+
+def _shown_of(args: argparse.Namespace) -> dict[str, list[int] | None]:
+    return {
+        "shown": _ranks_of("--local-ranks-filter", args.local_ranks_filter, "local ranks: 0,1,2"),
+        "shown_ranks": _ranks_of("--ranks-filter", args.ranks_filter, "ranks: 0,1,2"),
+    }
+
+
 def log_options_of(args: argparse.Namespace) -> LogOptions:
     """Read what says where workers' output goes."""
     redirects, tee = _streams_of("--redirects", args.redirects), _streams_of("--tee", args.tee)
@@ -305,8 +323,7 @@ def log_options_of(args: argparse.Namespace) -> LogOptions:
     return _elastic_rs.LogOptions(
         redirects=redirects,
         tee=tee,
-        shown=_ranks_of("--local-ranks-filter", args.local_ranks_filter, "local ranks: 0,1,2"),
-        shown_ranks=_ranks_of("--ranks-filter", args.ranks_filter, "ranks: 0,1,2"),
+        **_shown_of(args),
         log_dir=log_dir,
         log_files=log_dir != os.devnull,
         stdout_filters=[_utf8("--duplicate-stdout-filters", text) for text in args.duplicate_stdout_filters],

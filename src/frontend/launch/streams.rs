@@ -56,8 +56,13 @@ impl LogOptions {
 
     /// The console alone, if the worker's rank is shown there.
     fn console(&self, console: bool) -> Output {
-        match self.whole_lines || self.shown_ranks.is_some() {
-            true => Output::Copied(Copies { file: None, console, prefix: self.whole_lines.then(String::new) }),
+        let ranks = self.shown_ranks.as_ref().map(BTreeSet::len);
+        match self.whole_lines || ranks.is_some() {
+            // One rank alone may show its bytes as they come.
+            true => {
+                let whole_lines = self.whole_lines || ranks.is_some_and(|count| count > 1);
+                Output::Copied(Copies { file: None, console, prefix: whole_lines.then(String::new) })
+            }
             false => Output::Inherit,
         }
     }
@@ -127,8 +132,12 @@ mod tests {
         assert_eq!(of(&options, 0), (copied(Some("out"), false, Some("[p]:")), copied(None, false, None)));
         assert_eq!(of(&options, 1), (copied(Some("out"), true, Some("[p]:")), copied(None, true, None)));
         assert_eq!(options.outputs((0, 8), None, ""), (copied(None, false, None), copied(None, false, None)));
-        let lines = LogOptions { whole_lines: true, ..options.clone() };
-        assert_eq!(of(&lines, 2).1, copied(None, false, Some("")));
+        for lines in [
+            LogOptions { whole_lines: true, ..options.clone() },
+            LogOptions { shown_ranks: Some([8, 9].into()), ..options.clone() },
+        ] {
+            assert_eq!(of(&lines, 2).1, copied(None, false, Some("")), "several workers share the console");
+        }
         let both = LogOptions { shown: Some([0].into()), tee: "0".parse().unwrap(), ..options };
         assert_eq!(of(&both, 1).0, Output::Null, "its local rank is never shown");
     }

@@ -205,7 +205,7 @@ fn write_console(console: &mut Option<File>, lost_bytes: &mut u64, mut bytes: &[
                 let _ = poll(&mut [PollFd::new(&*open, PollFlags::OUT)], None);
             }
             Err(error) => {
-                tracing::warn!(%error, "the console can no longer be written; workers' output goes to log files only");
+                tracing::warn!(%error, "the console can no longer be written; workers' output is no longer shown there");
                 *console = None;
             }
         }

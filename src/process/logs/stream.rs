@@ -164,11 +164,16 @@ impl Stream {
         }
         if prints || sink.filters() {
             let (whose, prefix) = (self.whose(), self.prefix.as_ref());
-            self.lines.feed(bytes, |part| give(sink, true, prefix, whose, &part));
+            let mut unshown_since = self.unshown_since;
+            self.lines.feed(bytes, |part| {
+                unshown_since = None; // what follows has just begun
+                give(sink, true, prefix, whose, &part);
+            });
             sink.flush();
+            // The console may have blocked meanwhile.
+            let is_unshown = prints && !self.lines.unshown().is_empty();
+            self.unshown_since = is_unshown.then(|| unshown_since.unwrap_or_else(Instant::now));
         }
-        let is_unshown = prints && !self.lines.unshown().is_empty();
-        self.unshown_since = is_unshown.then(|| self.unshown_since.unwrap_or_else(Instant::now));
     }
 
     /// When text that has no end of its line is to be shown, if there is such text.

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from helpers.certificates import certificates
+from helpers.stores import until
 from helpers.workers import place
 
 from .conftest import FAMILY, FAST, SCRIPTS, agent_of
@@ -103,7 +104,7 @@ def test_driver_and_agents_show_the_certificates_that_the_drivers_variables_name
     # Without a name for the driver's address, agents say so.
     own = certificates(tmp_path / "elsewhere", "elsewhere")
     driver = drive("-H", "node1:1", f"--ssh={server.command()}", worker=("--until", done), **own)
-    driver.line(r"its certificate is not for `.*`, which this end has connected to, but for elsewhere.example")
+    driver.line(r"its certificate is not for `.*`, which this end has connected to, but for elsewhere\.example")
     driver.signal(signal.SIGTERM)
     assert driver.wait() != 0
 
@@ -275,21 +276,13 @@ def test_this_machines_own_addresses_and_name_do_not_go_by_ssh(drive: Drive, tmp
     assert driver.wait() == 0
 
 
-@pytest.mark.parametrize(
-    ("flag", "script", "said"),
-    [("--tee=9", None, "--tee is `9`, must be 0"), ("--tee=3", "none.py", "the script `.*none.py` does not exist")],
-)
-def test_a_command_line_that_no_agent_accepts_ends_the_job_at_once(
-    drive: Drive, tmp_path: Path, flag: str, script: str | None, said: str
-) -> None:
-    more = {} if script is None else {"script": tmp_path / script}
-    driver = drive("-H", "localhost:1,127.0.0.1:1", flag, **more)
+def test_a_command_line_that_no_agent_accepts_ends_the_job(drive: Drive, tmp_path: Path) -> None:
+    driver = drive("-H", "localhost:1,127.0.0.1:1", "--tee=3", script=tmp_path / "none.py")
     assert driver.wait() == 2
-    driver.line(rf"elastic-run: error: {said}")
+    driver.line(r"elastic-run: error: the script `.*none.py` does not exist")
     driver.line(
         r"error: host `.*`: the agent cannot run there \(exit code 2\); its error is in its output; every other agent"
     )
-    assert script or not [line for line in driver.lines if "next try" in line]
     assert not [line for line in driver.lines if "it is out" in line]
 
 
@@ -610,3 +603,33 @@ def test_detached_agents_outlive_the_driver_and_the_connections(
     assert not any(Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"ssh\0") for pid in job.pids())
     done.touch()
     job.until_gone(*left)
+
+
+@pytest.mark.parametrize("end", ["SIGTERM", "SIGINT", "success"])
+def test_a_discovery_script_that_hangs_ends_with_its_driver(drive: Drive, job: Job, tmp_path: Path, end: str) -> None:
+    """Its second call hangs, with a child."""
+    called, pids, done = tmp_path / "called", tmp_path / "pids", tmp_path / "done"
+    script = tmp_path / "hosts.sh"
+    script.write_text(
+        f"#!/bin/sh\n[ -e {called} ] || {{ touch {called}; echo localhost:1; exit; }}\n"
+        f"sleep 1000 & echo $$ $! > {pids}.new; mv {pids}.new {pids}; wait\n"
+    )
+    script.chmod(0o755)
+    flags = (f"--host-discovery-script={script}", "--min-np=1", "--discovery-interval=1", "--discovery-timeout=600")
+    driver = drive(*flags, worker=("--until", done))
+    until("it is called again", pids.exists)
+    if end == "success":
+        done.touch()
+    else:
+        driver.signal(getattr(signal, end))
+    assert (driver.wait() == 0) == (end == "success")
+    for pid in map(int, pids.read_text().split()):
+        job.until_gone(pid)
+
+
+def test_a_wrong_flag_for_output_is_refused_before_any_agent_starts(drive: Drive) -> None:
+    for flag, words in (("--ranks-filter=x", "--ranks-filter is `x`, must be ranks: 0,1,2"), ("--tee=9", "--tee ")):
+        driver = drive("-H", "localhost:1", flag)
+        assert driver.wait() == 2
+        driver.line(rf"elastic-run: error: {re.escape(words)}")
+        assert not any("agent" in line for line in driver.lines)

@@ -176,6 +176,8 @@ def test_several_runs_in_files_must_be_told_apart(tmp_path: Path, capsys: pytest
     command = [sys.executable, "-m", "elastic_rs", "status", "--events", str(path), "--run-id=one"]
     assert subprocess.run(command, stdout=ours, stderr=subprocess.PIPE, check=False).returncode == 1
     os.close(ours)
+    closed = ["sh", "-c", 'exec "$@" >&-', "sh", *command]
+    assert subprocess.run(closed, capture_output=True, check=False).stderr == b""
     assert capsys.readouterr().out.startswith("one  FAILED  0 recoveries")
     assert _cli.main(["status", "--events", str(path), "--run-id=other"]) == 0
     assert _cli.main(["why", "--events", str(path), "--run-id=other", "--recovery=1"]) == 2

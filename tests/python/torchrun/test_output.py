@@ -225,3 +225,23 @@ for number in range(500):
         lines = [line for line in printed.splitlines() if "rank" in line and "elastic" not in line]
         assert len(lines) == 1000
         assert {*lines} == expected
+
+
+PAUSED = """
+import os
+for number in range(20_000):
+    print(os.environ["RANK"], number, "x" * 40)
+"""
+
+
+@pytest.mark.parametrize("options", [["--tee=3"], ["--ranks-filter=0,1"]], ids=["tee", "ranks"])
+def test_no_lines_of_two_workers_are_torn(script: Path, tmp_path: Path, options: list[str]) -> None:
+    script.write_text(PAUSED)
+    job = ["elastic_rs.run", "--standalone", "--nproc-per-node=2", f"--log-dir={tmp_path / 'logs'}"]
+    unread = Unread(script, tmp_path / "stderr", *job, *options)
+    if options == ["--tee=3"]:
+        unread.until_waiting()  # 5 s after the workers have ended; without files they wait for the reader themselves
+    printed = unread.read().decode().splitlines()
+    assert unread.process.wait(60) == 0
+    lines = [line.removeprefix("[default0]:").removeprefix("[default1]:") for line in printed]
+    assert sorted(lines) == sorted(f"{rank} {number} {'x' * 40}" for rank in range(2) for number in range(20_000))

@@ -49,6 +49,16 @@ def test_ranks_by_hand_are_those_of_torchrun(by_hand: Any, port: int) -> None:
     assert [node.wait() for node in nodes] == [0, 0]
 
 
+def test_two_nodes_without_a_node_rank_are_told_of_it(by_hand: Any) -> None:
+    first = by_hand(0)
+    first.line("hosts the coordinator")
+    second = by_hand(0, name="second")
+    assert second.wait() == 1
+    second.line(r"cannot host the coordinator at .*give each other node a --node-rank of its own")
+    first.signal(signal.SIGTERM)
+    first.wait()
+
+
 def test_ranks_by_hand_outlive_the_loss_of_a_node(by_hand: Any, tmp_path: Path) -> None:
     # torchrun's static rendezvous does not notice the loss. Here the node of rank 0 gets rank 0 again when it comes
     # back, and no key of the earlier attempt is read.
