@@ -308,7 +308,7 @@ async fn read_stdout(
         }
         // The beginning of a report is none of the workers' output.
         let waits = !lines.unshown().is_empty() && !reports.may_begin(lines.unshown());
-        unshown_since = waits.then(|| unshown_since.unwrap_or_else(Instant::now));
+        unshown_since = unshown_since.filter(|_| kept.is_empty() && found.is_empty());
         for report in found {
             match report {
                 Report::Up { version } => {
@@ -338,6 +338,8 @@ async fn read_stdout(
             kept.iter().for_each(|part| part.as_part().append_to(piece, shown, own, open));
         };
         output.write(Stream::Stdout, compose).await;
+        // The console may have blocked meanwhile.
+        unshown_since = waits.then(|| unshown_since.unwrap_or_else(Instant::now));
         if count == 0 {
             return;
         }
@@ -407,16 +409,19 @@ async fn read_stderr(
         };
         let compose = |piece: &mut Vec<u8>, open: &mut OpenLine| {
             let mut shared = shared.lock();
-            let emit = |part: Part<'_>| match part {
-                Part::Line(line, _) | Part::Unended(line, _) if !shared.up => {
-                    if shared.held.len() == HELD_LINES {
-                        shared.held.pop_front();
+            let emit = |part: Part<'_>| {
+                unshown_since = None; // what follows has just begun
+                match part {
+                    Part::Line(line, _) | Part::Unended(line, _) if !shared.up => {
+                        if shared.held.len() == HELD_LINES {
+                            shared.held.pop_front();
+                        }
+                        let mut line = line[..line.len().min(HELD_BYTES)].trim_ascii_end().to_vec();
+                        line.push(b'\n');
+                        shared.held.push_back(line);
                     }
-                    let mut line = line[..line.len().min(HELD_BYTES)].trim_ascii_end().to_vec();
-                    line.push(b'\n');
-                    shared.held.push_back(line);
+                    part => part.append_to(piece, shown, own, open),
                 }
-                part => part.append_to(piece, shown, own, open),
             };
             if count == 0 { lines.finish(emit) } else { lines.feed(&buffer[..count], emit) }
         };

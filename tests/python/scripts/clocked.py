@@ -17,7 +17,8 @@ path = Path(sys.argv[1]) / str(os.getpid())
 path.write_bytes(struct.pack("dd", time.monotonic(), time.monotonic()))
 with path.open("r+b") as file:
     steps = mmap.mmap(file.fileno(), 16)
-print(f"WORKER world={os.environ['WORLD_SIZE']} rank={os.environ['RANK']} pid={os.getpid()}", flush=True)
+# One write for the whole line: the agent logs into the same pipe.
+os.write(1, f"WORKER world={os.environ['WORLD_SIZE']} rank={os.environ['RANK']} pid={os.getpid()}\n".encode())
 while True:
     struct.pack_into("d", steps, 8, time.monotonic())
     time.sleep(0.002)

@@ -84,7 +84,9 @@ class Run:
 
     def report(self) -> str:
         """Return the final report, without times, process ids and the width of its frame."""
-        text = self.tidy("\n".join(self.process.lines))
+        # The thread that logs may be later than the report.
+        lines = [line for line in self.process.lines if not line.startswith("[elastic_rs]")]
+        text = self.tidy("\n".join(lines))
         text = text[text.index("torch.distributed.elastic.multiprocessing.errors.ChildFailedError:") :]
         text = re.sub(r"time      : \S+", "time      : T", text)
         text = re.sub(r"\(pid: \d+\)|PID \d+|:\d+\)", "PID", text)
