@@ -665,6 +665,9 @@ def test_a_device_finishes_its_work_before_a_restore(attend: Attend) -> None:
     train(state)
     again = ["finish, group: False", "restore", "reset", "sync", "save"]
     assert state.calls == ["sync", "save", *again, *again]
+    aborter = MEMBERSHIP._group._aborter  # type: ignore[union-attr]
+    assert aborter is not None
+    aborter._stop()  # it would ask this channel, which never waits, for as long as the tests run
 
 
 def test_a_device_that_fails_without_an_abort_fails_the_worker(attend: Attend) -> None:
