@@ -898,7 +898,7 @@ class LogOptions:
     """
     The destinations of the output of ``elastic-run``'s workers.
     """
-    def __new__(self, /, redirects: Streams, tee: Streams, shown: SupportsGetItem[int, SupportsIndex] | None, shown_ranks: SupportsGetItem[int, SupportsIndex] | None, log_dir: str | PathLike[str] | None, log_files: bool, stdout_filters: SupportsGetItem[int, str], stderr_filters: SupportsGetItem[int, str], prefix: str | None) -> LogOptions: ...
+    def __new__(self, /, redirects: Streams, tee: Streams, shown_local_ranks: SupportsGetItem[int, SupportsIndex] | None, shown_ranks: SupportsGetItem[int, SupportsIndex] | None, log_dir: str | PathLike[str] | None, log_files: bool, stdout_filters: SupportsGetItem[int, str], stderr_filters: SupportsGetItem[int, str], prefix: str | None) -> LogOptions: ...
     @property
     def log_dir(self, /) -> Path | None:
         """
@@ -920,7 +920,7 @@ class LogOptions:
         Streams that go to files.
         """
     @property
-    def shown(self, /) -> list[int] | None:
+    def shown_local_ranks(self, /) -> list[int] | None:
         """
         Local ranks that the console shows; None: all.
         """

@@ -14,8 +14,8 @@ use super::account::{self, OomKills, SharedMemory};
 use crate::process::{StderrEnd, why_no_more_logs};
 use crate::threads::spawn;
 
-/// How long complete words are waited for, before what is known of them is returned. A file system that hangs needs more, a busy
-/// machine does not.
+/// How long to wait until everything that a failed worker said is read, before returning what is known by then. Only a file system that
+/// hangs takes longer.
 const HANGS_AFTER: Duration = Duration::from_millis(500);
 
 /// Sources of the words of a failed worker.

@@ -31,7 +31,7 @@ use super::output::{Output, Stream};
 use super::programs::{STARTED_AT_ONCE, start};
 use super::reports::{Report, ReportFilter};
 use crate::net::local::{is_local, is_own_name};
-use crate::process::{Lines, OpenLine, Part, Prefix, SHOW_AFTER, append_open, reaped};
+use crate::process::{Lines, OpenLine, Part, Prefix, append_open, reaped};
 use crate::rendezvous::protocol::text::tidy;
 use crate::wait::until;
 
@@ -279,13 +279,11 @@ async fn read_stdout(
     let (shown, on_stderr) = (output.prefix(&prefix, Stream::Stdout), output.prefix(&prefix, Stream::Stderr));
     let (own, stderr) = (whose(agent, Stream::Stdout), whose(agent, Stream::Stderr));
     let mut lines = Lines::default();
-    let mut unshown_since = None;
     let mut buffer = vec![0; READ_BYTES];
     loop {
-        let Some(count) = read_until(&mut stdout, &mut buffer, unshown_since).await else {
+        let Some(count) = read_until(&mut stdout, &mut buffer, lines.show_at()).await else {
             let (text, continues) = lines.show();
             output.write(Stream::Stdout, |piece, open| append_open(text, continues, piece, shown, own, open)).await;
-            unshown_since = None;
             continue;
         };
         let (mut kept, mut found) = (Vec::new(), Vec::new());
@@ -306,9 +304,6 @@ async fn read_stdout(
         } else {
             lines.feed(&buffer[..count], emit)
         }
-        // The beginning of a report is none of the workers' output.
-        let waits = !lines.unshown().is_empty() && !reports.may_begin(lines.unshown());
-        unshown_since = unshown_since.filter(|_| kept.is_empty() && found.is_empty());
         for report in found {
             match report {
                 Report::Up { version } => {
@@ -338,8 +333,10 @@ async fn read_stdout(
             kept.iter().for_each(|part| part.as_part().append_to(piece, shown, own, open));
         };
         output.write(Stream::Stdout, compose).await;
-        // The console may have blocked meanwhile.
-        unshown_since = waits.then(|| unshown_since.unwrap_or_else(Instant::now));
+        // The beginning of a report is none of the workers' output.
+        if !reports.may_begin(lines.unshown()) {
+            lines.written(Instant::now());
+        }
         if count == 0 {
             return;
         }
@@ -379,8 +376,7 @@ fn whose(agent: AgentId, stream: Stream) -> u64 {
 }
 
 /// Reads once; 0 at the end. `None`: there was nothing to read until text that waits for the end of its line is to be shown.
-async fn read_until(from: &mut pipe::Receiver, buffer: &mut [u8], unshown_since: Option<Instant>) -> Option<usize> {
-    let show_at = unshown_since.map(|since| since + SHOW_AFTER);
+async fn read_until(from: &mut pipe::Receiver, buffer: &mut [u8], show_at: Option<Instant>) -> Option<usize> {
     tokio::select! {
         biased;
         read = from.read(buffer) => Some(read.unwrap_or(0)),
@@ -398,37 +394,33 @@ async fn read_stderr(
 ) {
     let (shown, own) = (output.prefix(&prefix, Stream::Stderr), whose(agent, Stream::Stderr));
     let mut lines = Lines::default();
-    let mut unshown_since = None;
     let mut buffer = vec![0; READ_BYTES];
     loop {
-        let Some(count) = read_until(&mut stderr, &mut buffer, unshown_since).await else {
+        let Some(count) = read_until(&mut stderr, &mut buffer, lines.show_at()).await else {
             let (text, continues) = lines.show();
             output.write(Stream::Stderr, |piece, open| append_open(text, continues, piece, shown, own, open)).await;
-            unshown_since = None;
             continue;
         };
         let compose = |piece: &mut Vec<u8>, open: &mut OpenLine| {
             let mut shared = shared.lock();
-            let emit = |part: Part<'_>| {
-                unshown_since = None; // what follows has just begun
-                match part {
-                    Part::Line(line, _) | Part::Unended(line, _) if !shared.up => {
-                        if shared.held.len() == HELD_LINES {
-                            shared.held.pop_front();
-                        }
-                        let mut line = line[..line.len().min(HELD_BYTES)].trim_ascii_end().to_vec();
-                        line.push(b'\n');
-                        shared.held.push_back(line);
+            let emit = |part: Part<'_>| match part {
+                Part::Line(line, _) | Part::Unended(line, _) if !shared.up => {
+                    if shared.held.len() == HELD_LINES {
+                        shared.held.pop_front();
                     }
-                    part => part.append_to(piece, shown, own, open),
+                    let mut line = line[..line.len().min(HELD_BYTES)].trim_ascii_end().to_vec();
+                    line.push(b'\n');
+                    shared.held.push_back(line);
                 }
+                part => part.append_to(piece, shown, own, open),
             };
             if count == 0 { lines.finish(emit) } else { lines.feed(&buffer[..count], emit) }
         };
         output.write(Stream::Stderr, compose).await;
         // Before the agent is up, lines are held.
-        let waits = !lines.unshown().is_empty() && shared.lock().up;
-        unshown_since = waits.then(|| unshown_since.unwrap_or_else(Instant::now));
+        if shared.lock().up {
+            lines.written(Instant::now());
+        }
         if count == 0 {
             return;
         }

@@ -1,6 +1,6 @@
 //! Splitting a stream into lines, and keeping its last bytes. Pure. Memory is bounded.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use memchr::{memchr, memchr2, memrchr};
 
@@ -79,16 +79,19 @@ pub(crate) struct Lines {
     /// Bytes of it that were shown already.
     shown: usize,
     after_return: bool,
+    /// Since when there has been text that has no end of its line and was not shown.
+    unshown_since: Option<Instant>,
 }
 
 /// Text without an end of its line is shown after this time: a prompt, the dots of a progress.
-pub(crate) const SHOW_AFTER: Duration = Duration::from_secs(1);
+const SHOW_AFTER: Duration = Duration::from_secs(1);
 
 impl Lines {
     /// Takes the next bytes, and passes every part that they complete to `emit`.
     ///
     /// `\r` ends a line at once, because a progress bar writes nothing after it until its next step.
     pub(crate) fn feed(&mut self, mut chunk: &[u8], mut emit: impl FnMut(Part<'_>)) {
+        let all = self.partial.len() + chunk.len();
         if self.after_return && !chunk.is_empty() {
             self.after_return = false;
             if let Some(rest) = chunk.strip_prefix(b"\n") {
@@ -118,6 +121,9 @@ impl Lines {
             chunk = rest;
         }
         self.partial.extend_from_slice(chunk);
+        if self.partial.len() < all {
+            self.unshown_since = None; // what is left has just begun
+        }
     }
 
     /// The beginning of a line that was not shown yet; empty if there is none.
@@ -125,14 +131,26 @@ impl Lines {
         &self.partial[self.shown..]
     }
 
+    /// What was emitted is written, which may have taken long. Text without an end of its line waits from now on.
+    pub(crate) fn written(&mut self, now: Instant) {
+        self.unshown_since = (!self.unshown().is_empty()).then(|| self.unshown_since.unwrap_or(now));
+    }
+
+    /// When text that has no end of its line is to be shown, if some waits.
+    pub(crate) fn show_at(&self) -> Option<Instant> {
+        self.unshown_since.map(|since| since + SHOW_AFTER)
+    }
+
     /// It is shown now. Returns it, and whether the line's beginning was shown before.
     pub(crate) fn show(&mut self) -> (&[u8], bool) {
+        self.unshown_since = None;
         let from = std::mem::replace(&mut self.shown, self.partial.len());
         (&self.partial[from..], from > 0)
     }
 
     /// The stream has ended: passes the rest to `emit`.
     pub(crate) fn finish(&mut self, mut emit: impl FnMut(Part<'_>)) {
+        self.unshown_since = None;
         if !self.partial.is_empty() {
             emit(Part::Unended(&self.partial, self.shown));
             (self.partial, self.shown) = (Vec::new(), 0);

@@ -323,7 +323,7 @@ impl Copier {
                 }
                 Ok(Request::Show(local_rank, console)) => {
                     for index in self.of(local_rank) {
-                        // What was printed before is for the console of then.
+                        // What the worker has printed until now goes where it was to go until now.
                         self.copy_what_is_there(index);
                         let stream = &mut self.streams[index];
                         let which = stream.which() as usize;

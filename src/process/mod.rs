@@ -75,7 +75,7 @@ pub use group::{Group, Origin};
 #[cfg(feature = "io")]
 pub(crate) use guard::forked::{ForkedGuard, GuardDescriptors, block_signals};
 #[cfg(feature = "io")]
-pub(crate) use lines::{Lines, OpenLine, Part, SHOW_AFTER, append_open, shown};
+pub(crate) use lines::{Lines, OpenLine, Part, append_open, shown};
 #[cfg(feature = "io")]
 pub(crate) use logs::Sink;
 #[cfg(feature = "io")]

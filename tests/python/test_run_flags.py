@@ -437,7 +437,7 @@ def test_an_infinite_or_invalid_uninterruptible_timeout_disables_the_check(
 def test_numbers_are_parsed_as_by_torchrun() -> None:
     def shown(ranks: str) -> Any:
         args = _flags.parse([f"--local-ranks-filter={ranks}", *SCRIPT])
-        return _options.log_options_of(args).shown
+        return _options.log_options_of(args).shown_local_ranks
 
     assert [shown(ranks) for ranks in ("", "-1", "99999999999", " 1 ,1_0")] == [None, [], [], [1, 10]]
     assert _options.nodes_of("1_0") == (10, 10)

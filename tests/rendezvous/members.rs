@@ -81,7 +81,7 @@ fn rank_0_is_told_all_addresses_of_the_members_and_nobody_else_is() {
 }
 
 #[test]
-fn a_node_that_does_not_want_to_know_is_told_nothing() {
+fn a_node_that_has_not_asked_for_members_gets_none() {
     let settings = Settings::new(2, 2);
     let mut bench = Bench::new();
     arrive(&mut bench, 1, hello(1, &settings), ("10.0.0.1", "10.0.0.200"), &[]);

@@ -308,7 +308,7 @@ fn rank_0s_node_tells_when_all_workers_have_connected_to_their_store() {
 }
 
 #[test]
-fn an_observer_of_another_version_is_told_both_versions() {
+fn an_error_to_an_observer_of_another_version_names_both_versions() {
     Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();

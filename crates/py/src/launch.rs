@@ -124,7 +124,7 @@ pub fn launch(
         logs: LogOptions {
             redirects: logs.redirects.0,
             tee: logs.tee.0,
-            shown: logs.shown.map(|ranks| ranks.into_iter().collect()),
+            shown_local_ranks: logs.shown_local_ranks.map(|ranks| ranks.into_iter().collect()),
             shown_ranks: logs.shown_ranks.map(|ranks| ranks.into_iter().collect()),
             stdout_filters: logs.stdout_filters,
             stderr_filters: logs.stderr_filters,

@@ -216,7 +216,7 @@ pub struct LogOptions {
     /// Streams that go to files and to the console.
     pub tee: Streams,
     /// Local ranks that the console shows; None: all.
-    pub shown: Option<Vec<u32>>,
+    pub shown_local_ranks: Option<Vec<u32>>,
     /// Global ranks that the console shows; None: all.
     pub shown_ranks: Option<Vec<u32>>,
     /// Folder of log files; None for a temporary folder.

@@ -57,7 +57,8 @@ def add_parsers(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "collector of OpenTelemetry, with --follow once it is known what the recovery has cost; json is the same as "
         "--json (default: %(default)s)",
     )
-    events.add_argument("--otlp-http", help=argparse.SUPPRESS)  # refused: see _guarded
+    events.add_argument("--otlp-http", help=argparse.SUPPRESS)
+    events.set_defaults(run=_events_unless_otlp_http)
     top = _parser(commands, "top", _top, "a job on the whole terminal, once a second")
     top.epilog = "keys: q quit, p pause, s sort, w why, j and k scroll. Colours are off if NO_COLOR is not empty."
     shown = _parser(commands, "page", _page, "a job as one HTML file: a timeline, and each recovery")
@@ -98,12 +99,6 @@ def _parser(
 
 
 def _guarded(run: Callable[[argparse.Namespace], int], args: argparse.Namespace) -> int:
-    if getattr(args, "otlp_http", None) is not None:
-        return _fail(
-            USAGE,
-            "--otlp-http is not supported: write `elastic-rs events HOST:PORT --format=otlp --follow` into a file that "
-            "a collector's otlpjsonfile receiver reads",
-        )
     if (args.endpoint is None) == (args.events is None):
         return _fail(USAGE, "give either an endpoint (HOST[:PORT]) or --events FILE")
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -134,6 +129,16 @@ def _guarded(run: Callable[[argparse.Namespace], int], args: argparse.Namespace)
     finally:
         if collects:
             gc.enable()
+
+
+def _events_unless_otlp_http(args: argparse.Namespace) -> int:
+    if args.otlp_http is not None:
+        return _fail(
+            USAGE,
+            "--otlp-http is not supported: write `elastic-rs events HOST:PORT --format=otlp --follow` into a file that "
+            "a collector's otlpjsonfile receiver reads",
+        )
+    return _guarded(_events, args)
 
 
 def _fail(code: int, text: str) -> int:

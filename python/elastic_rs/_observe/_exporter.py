@@ -84,12 +84,12 @@ class Recoveries:
         return ready
 
     def _forget(self, story: Story) -> None:
-        """Forget what was before the world in which the first recovery began that is pending, or before this one."""
+        """Forget events before the world in which the oldest pending recovery began, or before the present world."""
         pending = next((one.broken for one in story.recoveries if one.root.id not in self._done), None)
         before = itertools.takewhile(lambda event: event is not pending, story.events)
         world = [event.id for event in before if event.type == "round.completed"][-1:]
         del self._events[: next((at for at, event in enumerate(self._events) if [event.id] == world), 0)]
-        # What members told a restarted coordinator has an id of its own in the story.
+        # A member's report to a restarted coordinator has an id of its own in the story.
         self._done &= {event.id for event in (*self._events, *story.events)}
 
 

@@ -27,8 +27,9 @@ LOOK_EVERY_S = 0.02
 
 
 _running: set[int] = set()
-"""Process ids of programs that are not reaped yet. Their numbers are nobody else's."""
+"""Process ids of programs that are not reaped yet: until then no other process can have such a number."""
 _reaping = threading.Lock()
+"""Held while ``_running`` is changed or read."""
 
 
 class DiscoveryError(RuntimeError):
@@ -51,7 +52,8 @@ def printed_by(command: Sequence[str], timeout_s: float) -> str:
             pid = start_program(command, stdout=out_end.fileno(), stderr=err_end.fileno())
         except OSError as error:
             raise DiscoveryError(f"`{shown}` cannot be run: {error.strerror or error}") from None
-        _running.add(pid)
+        with _reaping:
+            _running.add(pid)
         try:
             out_end.close()
             err_end.close()

@@ -305,7 +305,7 @@ def check_output(args: argparse.Namespace) -> None:
 
 def _shown_of(args: argparse.Namespace) -> dict[str, list[int] | None]:
     return {
-        "shown": _ranks_of("--local-ranks-filter", args.local_ranks_filter, "local ranks: 0,1,2"),
+        "shown_local_ranks": _ranks_of("--local-ranks-filter", args.local_ranks_filter, "local ranks: 0,1,2"),
         "shown_ranks": _ranks_of("--ranks-filter", args.ranks_filter, "ranks: 0,1,2"),
     }
 

@@ -139,6 +139,9 @@ impl Runner {
         let Some((Placement { round, workers: Some(ranks), .. }, _)) = &self.place else { return };
         let files: ErrorFiles =
             self.error_files.iter().map(|(local_rank, file)| (ranks.first_rank + local_rank, file.clone())).collect();
+        if files.is_empty() {
+            return;
+        }
         let attempt = round.0.saturating_sub(1);
         // File systems may hang. Without a thread there are no names, which nothing needs.
         let _ = threads::spawn("log-folders".to_owned(), move || link_ranks(&files, attempt));

@@ -13,7 +13,7 @@ pub struct LogOptions {
     /// Streams that go to files and to the console: `--tee`.
     pub tee: StreamsOf,
     /// Local ranks that are shown on the console, all if `None`: `--local-ranks-filter`.
-    pub shown: Option<BTreeSet<u32>>,
+    pub shown_local_ranks: Option<BTreeSet<u32>>,
     /// Global ranks that are shown on the console, all if `None`: `--ranks-filter`. A worker may get another rank while it runs, so all
     /// output for consoles passes through the agent then.
     pub shown_ranks: Option<BTreeSet<u32>>,
@@ -44,7 +44,7 @@ impl LogOptions {
         let console = self.shown_ranks.as_ref().is_none_or(|ranks| ranks.contains(&rank));
         let Some((stdout, stderr)) = files else { return (self.console(console), self.console(console)) };
         let (redirected, teed) = (self.redirects.of(local_rank), self.tee.of(local_rank));
-        let shown = self.shown.as_ref().is_none_or(|ranks| ranks.contains(&local_rank));
+        let shown = self.shown_local_ranks.as_ref().is_none_or(|ranks| ranks.contains(&local_rank));
         let output = |redirected, teed, file| match (teed, redirected, shown) {
             (true, _, true) => Output::Copied(Copies { file: Some(file), console, prefix: Some(prefix.to_owned()) }),
             (true, ..) | (_, true, _) => Output::File(file),
@@ -107,7 +107,8 @@ mod tests {
 
     #[test]
     fn ranks_that_are_not_shown_keep_their_files() {
-        let options = LogOptions { tee: "0:1".parse().unwrap(), shown: Some([1].into()), ..LogOptions::default() };
+        let options =
+            LogOptions { tee: "0:1".parse().unwrap(), shown_local_ranks: Some([1].into()), ..LogOptions::default() };
         assert_eq!(of(&options, 0), (Output::File("out".into()), Output::Null));
         assert_eq!(of(&options, 1), (Output::Inherit, Output::Inherit));
     }
@@ -138,13 +139,14 @@ mod tests {
         ] {
             assert_eq!(of(&lines, 2).1, copied(None, false, Some("")), "several workers share the console");
         }
-        let both = LogOptions { shown: Some([0].into()), tee: "0".parse().unwrap(), ..options };
+        let both = LogOptions { shown_local_ranks: Some([0].into()), tee: "0".parse().unwrap(), ..options };
         assert_eq!(of(&both, 1).0, Output::Null, "its local rank is never shown");
     }
 
     #[test]
     fn without_a_folder_everything_is_on_the_console() {
-        let options = LogOptions { tee: "3".parse().unwrap(), shown: Some([1].into()), ..LogOptions::default() };
+        let options =
+            LogOptions { tee: "3".parse().unwrap(), shown_local_ranks: Some([1].into()), ..LogOptions::default() };
         assert_eq!(options.outputs((0, 8), None, "[p]:"), (Output::Inherit, Output::Inherit));
     }
 }

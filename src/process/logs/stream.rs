@@ -7,7 +7,7 @@ use std::time::Instant;
 use rustix::fs::SeekFrom;
 use rustix::io::Errno;
 
-use super::super::lines::{Lines, Part, SHOW_AFTER};
+use super::super::lines::{Lines, Part};
 use super::super::prefix::Prefix;
 use super::super::spawn::{PIPE_BYTES, Reading, Stage, StartError};
 use super::read_end::ReadEnd;
@@ -27,8 +27,6 @@ pub(super) struct Stream {
     console: bool,
     prefix: Option<Prefix>,
     lines: Lines,
-    /// Since when there is text that has no end of its line and was not shown.
-    unshown_since: Option<Instant>,
 }
 
 /// The result of one read.
@@ -59,7 +57,6 @@ impl Stream {
             console: copies.console,
             prefix: copies.prefix.map(|prefix| Prefix::new(prefix.into_bytes(), local_rank.into())),
             lines: Lines::default(),
-            unshown_since: None,
         })
     }
 
@@ -128,7 +125,7 @@ impl Stream {
         }
     }
 
-    /// Whether the console gets what is read from now on. If it does not, a line that has no end yet is written to its present one.
+    /// Whether the console gets what is read from now on. Before it stops getting output, it gets the line that has no end yet.
     pub fn set_console(&mut self, console: bool, sink: &mut Sink) {
         if self.console && !console {
             self.end_line(sink);
@@ -139,7 +136,6 @@ impl Stream {
     fn end_line(&mut self, sink: &mut Sink) {
         let (whose, prefix) = (self.whose(), self.prefix.as_ref());
         self.lines.finish(|part| give(sink, self.console, prefix, whose, &part));
-        self.unshown_since = None;
         sink.flush();
     }
 
@@ -164,26 +160,21 @@ impl Stream {
         }
         if prints || sink.filters() {
             let (whose, prefix) = (self.whose(), self.prefix.as_ref());
-            let mut unshown_since = self.unshown_since;
-            self.lines.feed(bytes, |part| {
-                unshown_since = None; // what follows has just begun
-                give(sink, true, prefix, whose, &part);
-            });
+            self.lines.feed(bytes, |part| give(sink, true, prefix, whose, &part));
             sink.flush();
-            // The console may have blocked meanwhile.
-            let is_unshown = prints && !self.lines.unshown().is_empty();
-            self.unshown_since = is_unshown.then(|| unshown_since.unwrap_or_else(Instant::now));
+        }
+        if prints {
+            self.lines.written(Instant::now());
         }
     }
 
     /// When text that has no end of its line is to be shown, if there is such text.
     pub fn next_show(&self) -> Option<Instant> {
-        self.unshown_since.map(|since| since + SHOW_AFTER)
+        self.lines.show_at()
     }
 
     /// Shows text that has no end of its line.
     pub fn show(&mut self, sink: &mut Sink) {
-        self.unshown_since = None;
         let whose = self.whose();
         if let Some(prefix) = &self.prefix {
             sink.push_open(prefix, whose, self.lines.show());

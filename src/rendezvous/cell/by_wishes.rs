@@ -138,8 +138,8 @@ impl CellNode {
         applied
     }
 
-    /// Whether this node starts the run anew: it was closed, and nobody of it is left. Only the run of jobs without a run id, since
-    /// each next one of them is another job.
+    /// Whether this node starts the run anew: the run was closed, and none of its nodes is left. Only jobs without a run id do: the next
+    /// one is another job under the same id.
     pub(super) fn begins_anew(&self) -> bool {
         let (Liveness::Leases(peers), Some(blob)) = (&self.liveness, &self.confirmed) else { return false };
         let new = self.view().round.0 == 0 && !blob.knows(self.hello.node);

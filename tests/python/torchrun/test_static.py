@@ -49,7 +49,7 @@ def test_ranks_by_hand_are_those_of_torchrun(by_hand: Any, port: int) -> None:
     assert [node.wait() for node in nodes] == [0, 0]
 
 
-def test_two_nodes_without_a_node_rank_are_told_of_it(by_hand: Any) -> None:
+def test_two_nodes_without_a_node_rank_get_an_error_that_names_it(by_hand: Any) -> None:
     first = by_hand(0)
     first.line("hosts the coordinator")
     second = by_hand(0, name="second")
