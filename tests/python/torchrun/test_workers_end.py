@@ -26,7 +26,7 @@ def test_nothing_outlives_a_killed_agent(start: Start, job: Job, tmp_path: Path)
     began = time.monotonic()
     node.signal(signal.SIGKILL)
     job.until_gone(*family)
-    assert time.monotonic() - began < 5, "2 s on an idle machine"
+    assert time.monotonic() - began < 30, "2 s on an idle machine"
     node.wait()
 
 
@@ -54,13 +54,13 @@ def test_the_grace_of_stubborn_workers_is_shutdown_timeout(start: Start, agent: 
     began = time.monotonic()
     os.kill(pid, signal.SIGKILL)
     place(nodes[0], 2, since=mark)
-    assert 3 <= time.monotonic() - began < 15
+    assert 3 <= time.monotonic() - began < 28
     place(nodes[1], 2, since=nodes[1].lines.index(next(x for x in nodes[1].lines if x.startswith("WORKER"))) + 1)
     for node in nodes:
         node.signal(signal.SIGTERM)
     began = time.monotonic()
     assert [node.wait() for node in nodes] == [143, 143]
-    assert 2 < time.monotonic() - began < 15, "the same grace after a signal to the agent"
+    assert 2 < time.monotonic() - began < 28, "the same grace after a signal to the agent"
 
 
 def test_every_attempt_keeps_its_logs_on_every_node(start: Start, tmp_path: Path) -> None:
