@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use criterion::{BatchSize, BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use elastic_rs::proto::{Decoder, Limits, Reply, Request};
+use elastic_rs::store::protocol::{Decoder, Limits, Reply, Request};
 
 /// Number of requests that arrive together, as from a client with requests in flight.
 const TOGETHER: usize = 64;

@@ -11,7 +11,7 @@ use std::time::Duration;
 use bytes::BytesMut;
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use elastic_rs::net::listen;
-use elastic_rs::proto::Request;
+use elastic_rs::store::protocol::Request;
 use elastic_rs::store::server::{LocalPeers, ServerOptions, StoreServer};
 
 fn start(options: ServerOptions) -> StoreServer {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use criterion::{BatchSize, BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use elastic_rs::proto::Request;
+use elastic_rs::store::protocol::Request;
 use elastic_rs::store::{ConnId, Table, TableLimits};
 
 const KEYS: usize = 10_000;

@@ -12,15 +12,15 @@ use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
-use elastic_rs::frontend::node::{Node, NodeOptions, Reach};
-use elastic_rs::host::Host;
+use elastic_rs::endpoint::Host;
+use elastic_rs::launcher::node::{Node, NodeOptions, Reach};
 use elastic_rs::net::listen;
-use elastic_rs::proto::Request;
+use elastic_rs::rendezvous::messages::message::{Hello, NodeId};
+use elastic_rs::rendezvous::messages::settings::Settings;
 use elastic_rs::rendezvous::node::session::Session;
-use elastic_rs::rendezvous::protocol::message::{Hello, NodeId};
-use elastic_rs::rendezvous::protocol::settings::Settings;
 use elastic_rs::secure::Protection;
 use elastic_rs::secure::token::Token;
+use elastic_rs::store::protocol::Request;
 use elastic_rs::store::server::ServerOptions;
 use tokio::runtime::{Builder, Runtime};
 

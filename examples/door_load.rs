@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use std::{env, fs, thread};
 
-use elastic_rs::host::Host;
+use elastic_rs::endpoint::Host;
 use elastic_rs::net::listen::bind;
 use elastic_rs::secure::Protection;
 use elastic_rs::secure::token::Token;

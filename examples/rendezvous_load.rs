@@ -27,14 +27,14 @@ use std::io::{BufRead, Read, Write};
 use std::sync::Arc;
 use std::time::Duration;
 
-use elastic_rs::etcd::{Client, ClientOptions, parse_endpoints};
+use elastic_rs::endpoint::Host;
+use elastic_rs::etcd_client::{Client, ClientOptions, parse_endpoints};
 use elastic_rs::events::record::Phase;
-use elastic_rs::host::Host;
 use elastic_rs::rendezvous::conf::DEFAULT_KEY_PREFIX;
 use elastic_rs::rendezvous::etcd::driver;
+use elastic_rs::rendezvous::messages::message::{Hello, NodeId, Round};
+use elastic_rs::rendezvous::messages::settings::Settings;
 use elastic_rs::rendezvous::node::session::Session;
-use elastic_rs::rendezvous::protocol::message::{Hello, NodeId, Round};
-use elastic_rs::rendezvous::protocol::settings::Settings;
 use elastic_rs::secure::{Protection, TOKEN_FILE};
 use elastic_rs::store::server::ServerOptions;
 use rand::seq::SliceRandom;

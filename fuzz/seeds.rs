@@ -7,13 +7,13 @@ use std::time::{Duration, Instant};
 
 use bytes::BytesMut;
 use elastic_rs::rendezvous::cell::node::{CellCommand, CellNode};
-use elastic_rs::rendezvous::protocol::codec::{encode_preamble, try_encode_frame};
-use elastic_rs::rendezvous::protocol::cooldown::Cooldown;
-use elastic_rs::rendezvous::protocol::message::{
+use elastic_rs::rendezvous::messages::codec::{encode_preamble, try_encode_frame};
+use elastic_rs::cooldown::Cooldown;
+use elastic_rs::rendezvous::messages::message::{
     Failure, Generation, Hello, Join, JoinWorkers, NodeId, NodeMessage, Placed, Round, Verdict,
 };
-use elastic_rs::rendezvous::protocol::rules::{Rules, WorkerBounds};
-use elastic_rs::rendezvous::protocol::settings::Settings;
+use elastic_rs::rendezvous::messages::rules::{Rules, WorkerBounds};
+use elastic_rs::rendezvous::messages::settings::Settings;
 use elastic_rs::secure::claim::{Answer, Claim, MAC_BYTES};
 use serde_json::Value;
 

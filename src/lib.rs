@@ -11,22 +11,22 @@ pub mod at_once;
 #[cfg(feature = "io")]
 mod bounded_log;
 pub mod channel;
+pub mod cooldown;
 pub mod devices;
 pub mod discovery;
-pub mod etcd;
+#[cfg(feature = "io")]
+pub mod endpoint;
+pub mod etcd_client;
 pub mod events;
 #[cfg(feature = "io")]
 mod forks;
-pub mod frontend;
-#[cfg(feature = "io")]
-pub mod host;
+pub mod launcher;
 #[cfg(feature = "io")]
 mod lineage;
 pub mod net;
 #[cfg(feature = "io")]
 mod open_files;
-pub mod process;
-pub mod proto;
+
 pub mod rendezvous;
 pub mod secure;
 #[cfg(feature = "io")]
@@ -41,3 +41,5 @@ pub mod threads;
 mod wait;
 #[cfg(feature = "io")]
 pub mod warm;
+pub mod wire;
+pub mod workers;

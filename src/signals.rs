@@ -19,8 +19,8 @@ use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::getpid;
 use tokio::io::unix::AsyncFd;
 
-use crate::process::Signal;
 use crate::steps::monotonic_ns;
+use crate::workers::Signal;
 
 mod repetition;
 mod sender;

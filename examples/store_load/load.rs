@@ -4,7 +4,7 @@ use std::io::{ErrorKind, Read, Write};
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
-use elastic_rs::proto::Request;
+use elastic_rs::store::protocol::Request;
 use rustix::event::epoll;
 
 use super::peer::{PONG_BYTES, Peer, encode};

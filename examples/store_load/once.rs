@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use elastic_rs::proto::Request;
+use elastic_rs::store::protocol::Request;
 
 use super::load::quantiles;
 use super::peer::{PONG_BYTES, Peer, encode, greet};

@@ -5,7 +5,7 @@ use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
 use bytes::BytesMut;
-use elastic_rs::proto::Request;
+use elastic_rs::store::protocol::Request;
 
 /// Connections to one server, greeted and idle between commands.
 pub struct Pool {

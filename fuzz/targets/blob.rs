@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use elastic_rs::rendezvous::cell::blob::Blob;
 use elastic_rs::rendezvous::cell::node::{CellCommand, CellNode};
-use elastic_rs::rendezvous::protocol::message::{Hello, NodeId, Verdict};
-use elastic_rs::rendezvous::protocol::settings::Settings;
+use elastic_rs::rendezvous::messages::message::{Hello, NodeId, Verdict};
+use elastic_rs::rendezvous::messages::settings::Settings;
 use libfuzzer_sys::fuzz_target;
 
 static START: LazyLock<Instant> = LazyLock::new(Instant::now);

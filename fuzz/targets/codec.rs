@@ -2,7 +2,7 @@
 #![no_main]
 
 use bytes::{Bytes, BytesMut};
-use elastic_rs::proto::{Decoder, Limits, ProtoError, ReplyDecoder, ReplyShape, Request};
+use elastic_rs::store::protocol::{Decoder, Limits, ProtoError, ReplyDecoder, ReplyShape, Request};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|input: &[u8]| {

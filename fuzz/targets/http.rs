@@ -6,7 +6,7 @@
 
 use std::net::IpAddr;
 
-use elastic_rs::proto::http::{Request, host_name, is_address_or_localhost};
+use elastic_rs::store::protocol::http::{Request, host_name, is_address_or_localhost};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {

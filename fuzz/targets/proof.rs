@@ -2,7 +2,7 @@
 
 #![no_main]
 
-use elastic_rs::rendezvous::protocol::text::{is_steering, validate_run_id};
+use elastic_rs::wire::text::{is_steering, validate_run_id};
 use elastic_rs::secure::claim::{Answer, Claim, MAC_BYTES};
 use libfuzzer_sys::fuzz_target;
 

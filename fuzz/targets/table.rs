@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 
 use bytes::BytesMut;
-use elastic_rs::proto::{CheckReply, Decoder, Limits, Reply, ReplyDecoder, Request};
+use elastic_rs::store::protocol::{CheckReply, Decoder, Limits, Reply, ReplyDecoder, Request};
 use elastic_rs::store::{ConnId, Table, TableLimits};
 use libfuzzer_sys::fuzz_target;
 

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use crate::process::shown;
+use crate::workers::shown;
 
 /// Lines of standard error that are reported.
 const TAIL_LINES: usize = 12;

@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 
 use super::policy::Outcome;
 use crate::channel::message::ToWorker;
-use crate::process::{Signal, StopPolicy};
-use crate::rendezvous::protocol::message::{Failure, Placement, Round, Survival, Verdict};
+use crate::rendezvous::messages::message::{Failure, Placement, Round, Survival, Verdict};
+use crate::workers::{Signal, StopPolicy};
 
 /// A command to the driver.
 #[derive(Clone, Debug, PartialEq, Eq)]

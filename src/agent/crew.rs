@@ -1,6 +1,6 @@
 //! The workers of a round, whoever started them.
 //!
-//! [`crate::process::Group`] starts programs. `torch.multiprocessing` starts Python functions, whose processes only their parent
+//! [`crate::workers::Group`] starts programs. `torch.multiprocessing` starts Python functions, whose processes only their parent
 //! can reap. They are handed over by their process ids, and the front end says how each has ended.
 
 use std::collections::BTreeMap;
@@ -17,11 +17,11 @@ use rustix::process::{
 use tokio::io::unix::AsyncFd;
 use tokio::sync::mpsc;
 
-use crate::process::{
-    Command, Copies, Event, Exit, Exited, Group, Left, Output, Signal, StderrEnd, StopPolicy, Stopping,
-};
 use crate::threads;
 use crate::wait::until;
+use crate::workers::{
+    Command, Copies, Event, Exit, Exited, Group, Left, Output, Signal, StderrEnd, StopPolicy, Stopping,
+};
 
 /// Running workers.
 #[derive(Debug)]

@@ -1,6 +1,6 @@
 //! The environment variables of a worker: those of torch 2.15's agent, and `TORCHELASTIC_GENERATION`.
 
-use crate::rendezvous::protocol::message::{Placement, WorkerRanks};
+use crate::rendezvous::messages::message::{Placement, WorkerRanks};
 
 /// The values that are the same for all workers of a node in every round.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -25,8 +25,8 @@ use std::time::{Duration, Instant};
 
 use super::command::Command;
 use super::policy::{Budget, Outcome, Policy};
+use crate::rendezvous::messages::message::{Failure, Placement, Round, Survival, Verdict};
 use crate::rendezvous::node::machine::JoinError;
-use crate::rendezvous::protocol::message::{Failure, Placement, Round, Survival, Verdict};
 
 mod ahead;
 mod endings;

@@ -1,7 +1,7 @@
 //! One node's agent: it joins the rendezvous, runs the workers of each round, and reports how they end.
 //!
 //! [`machine`] decides. [`runner`] carries out its commands together with a front end: `crates/py` for PyTorch's launcher,
-//! [`crate::frontend::launch`] for `elastic-run`.
+//! [`crate::launcher::launch`] for `elastic-run`.
 
 #[cfg(feature = "io")]
 mod account;

@@ -3,8 +3,8 @@
 use std::time::Instant;
 
 use super::machine::AgentMachine;
+use crate::rendezvous::messages::message::{Placement, Round};
 use crate::rendezvous::node::machine::View;
-use crate::rendezvous::protocol::message::{Placement, Round};
 
 /// The state that an agent has last acted on.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use crate::events::metrics::PHASES;
 use crate::events::record::Phase;
+use crate::rendezvous::messages::message::{Failure, NEVER, Placement, Round};
 use crate::rendezvous::node::machine::View;
-use crate::rendezvous::protocol::message::{Failure, NEVER, Placement, Round};
 
 /// Most characters of a cause that is told in words.
 const LONGEST: usize = 120;

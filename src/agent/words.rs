@@ -11,8 +11,8 @@ use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout_at};
 
 use super::account::{self, OomKills, SharedMemory};
-use crate::process::{StderrEnd, why_no_more_logs};
 use crate::threads::spawn;
+use crate::workers::{StderrEnd, why_no_more_logs};
 
 /// How long to wait until everything that a failed worker said is read, before returning what is known by then. Only a file system that
 /// hangs takes longer.

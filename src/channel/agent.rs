@@ -27,9 +27,9 @@ use super::address;
 use super::message::{HeldState, ToAgent, ToWorker, VERSION};
 use crate::bounded_log::BoundedLog;
 use crate::lineage::{lineage, lives};
-use crate::rendezvous::protocol::codec::CodecError;
-use crate::rendezvous::protocol::frames::read_message;
-use crate::rendezvous::protocol::text::tidy;
+use crate::rendezvous::messages::codec::CodecError;
+use crate::rendezvous::messages::frames::read_message;
+use crate::wire::text::tidy;
 
 /// How long a process that is not known as a worker is held, and then has to say who it is.
 const HOLD_LIMIT: Duration = Duration::from_secs(5);

@@ -14,7 +14,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::message::{HeldState, ToAgent, ToWorker, World};
-use crate::rendezvous::protocol::message::{Generation, NEVER};
+use crate::rendezvous::messages::message::{Generation, NEVER};
 
 /// Counts checks, and says of each whether there is news.
 ///

@@ -6,9 +6,9 @@
 use bytes::BytesMut;
 use serde::{Deserialize, Serialize};
 
-use crate::rendezvous::protocol::codec::{CodecError, decode_frame, try_encode_frame};
-use crate::rendezvous::protocol::message::Generation;
-use crate::rendezvous::protocol::text::tidy;
+use crate::rendezvous::messages::codec::{CodecError, decode_frame, try_encode_frame};
+use crate::rendezvous::messages::message::Generation;
+use crate::wire::text::tidy;
 
 /// Version of these messages. An agent refuses workers of any other.
 pub const VERSION: u16 = 3;

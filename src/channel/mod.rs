@@ -12,7 +12,7 @@
 //! | `sockets` | which sockets those collectives wait for (feature `io`) |
 //! | [`agent`], `address` | the agent's end: its socket and its name, who may connect, and as which worker (feature `io`) |
 //!
-//! Frames and limits of texts are those of [`crate::rendezvous::protocol`].
+//! Frames and limits of texts are those of [`crate::rendezvous::messages`].
 
 #[cfg(feature = "io")]
 mod address;

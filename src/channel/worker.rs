@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 use super::checks::{Ended, News, Verdict};
 use super::message::{ToAgent, VERSION, World};
 use super::sockets::Sockets;
-use crate::rendezvous::protocol::text::tidy;
 use crate::steps::worker::{Owned, Steps};
+use crate::wire::text::tidy;
 use crate::{forks, threads};
 
 mod line;

@@ -31,9 +31,9 @@ use super::output::{Output, Stream};
 use super::programs::{STARTED_AT_ONCE, start};
 use super::reports::{Report, ReportFilter};
 use crate::net::local::{is_local, is_own_name};
-use crate::process::{Lines, OpenLine, Part, Prefix, append_open, reaped};
-use crate::rendezvous::protocol::text::tidy;
 use crate::wait::until;
+use crate::wire::text::tidy;
+use crate::workers::{Lines, OpenLine, Part, Prefix, append_open, reaped};
 
 /// How agents are started.
 #[derive(Clone)]

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::rendezvous::protocol::text::is_steering;
+use crate::wire::text::is_steering;
 
 /// Most workers of one host.
 pub const MOST_SLOTS: u32 = 65_535;

@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 use super::endings::{Ending, Meaning, other_version};
 use super::hosts::Host;
 use super::manager::HostManager;
-use crate::rendezvous::protocol::cooldown::Cooldown;
-use crate::rendezvous::protocol::text::tidy;
+use crate::cooldown::Cooldown;
+use crate::wire::text::tidy;
 
 mod over;
 mod review;

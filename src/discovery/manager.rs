@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use super::hosts::Host;
-use crate::rendezvous::protocol::cooldown::{Cooldown, TimesOut};
+use crate::cooldown::{Cooldown, TimesOut};
 
 /// The known hosts.
 #[derive(Clone, Debug, Default)]

@@ -10,8 +10,8 @@ use parking_lot::Mutex;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
 
-use crate::process::{Consoles, OpenLine, Prefix, Sink};
 use crate::threads;
+use crate::workers::{Consoles, OpenLine, Prefix, Sink};
 
 /// One of the two streams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -8,7 +8,7 @@ use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout};
 
 use super::connect::{race, resolve};
-use crate::proto::Request;
+use crate::store::protocol::Request;
 
 /// The nonce that a store has to return.
 const NONCE: u32 = 0x454C_525A;

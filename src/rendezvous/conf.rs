@@ -14,8 +14,8 @@ use std::time::Duration;
 pub use allowed::{Allowed, Given, Least, Value};
 pub use scope::{Backend, Scope};
 
-use super::protocol::rules;
-use super::protocol::settings::{self, OnPartition, Settings};
+use super::messages::rules;
+use super::messages::settings::{self, OnPartition, Settings};
 use crate::secure::TOKEN_FILE;
 
 /// A key of `--rdzv-conf`.

@@ -28,7 +28,7 @@ pub mod decider;
 #[cfg(feature = "sim")]
 pub mod decision_state;
 pub mod etcd;
+pub mod messages;
 pub mod node;
 #[cfg(feature = "io")]
 pub mod observer;
-pub mod protocol;

@@ -8,12 +8,12 @@ use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout};
 
-use super::protocol::codec;
-use super::protocol::frames::read_message;
-use super::protocol::message::{CoordinatorMessage, NodeMessage, OBSERVER_WAIT, Observe, Observed};
-use super::protocol::text::plain;
+use super::messages::codec;
+use super::messages::frames::read_message;
+use super::messages::message::{CoordinatorMessage, NodeMessage, OBSERVER_WAIT, Observe, Observed};
 use crate::net::connect::{in_words, race, resolve};
 use crate::secure::{Halves, Protection};
+use crate::wire::text::plain;
 
 /// A connection to a coordinator.
 #[derive(Debug)]

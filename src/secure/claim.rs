@@ -14,7 +14,7 @@
 //!         or    1 byte    2: admitted by its certificate
 //! ```
 
-use crate::rendezvous::protocol::text::{RUN_ID_LIMIT_BYTES, is_steering, validate_run_id};
+use crate::wire::text::{RUN_ID_LIMIT_BYTES, is_steering, validate_run_id};
 
 const BY_TOKEN: u8 = 1;
 const BY_CERTIFICATE: u8 = 2;

@@ -10,7 +10,7 @@ use webpki::{EndEntityCert, Error, ExtendedKeyUsageValidator, KeyPurposeIdIter, 
 use x509_parser::parse_x509_certificate;
 use x509_parser::prelude::GeneralName;
 
-use crate::rendezvous::protocol::text::is_steering;
+use crate::wire::text::is_steering;
 
 /// Most characters of a name that are shown.
 const NAME_LIMIT: usize = 200;

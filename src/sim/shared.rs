@@ -13,9 +13,9 @@ use super::engine::queue::Time;
 use super::engine::record::Digest;
 use super::worlds::Violation;
 use crate::rendezvous::cell::node::CellNode;
+use crate::rendezvous::messages::message::{Placement, Round, Verdict};
+use crate::rendezvous::messages::settings::Settings;
 use crate::rendezvous::node::machine::{JoinError, NodeMachine};
-use crate::rendezvous::protocol::message::{Placement, Round, Verdict};
-use crate::rendezvous::protocol::settings::Settings;
 
 /// What a cell holds. A history shows its length and its digest: to print all bytes takes a quarter of the time.
 #[derive(Clone)]

@@ -7,8 +7,8 @@ use std::fmt;
 
 use super::engine::paths::HostId;
 use super::engine::queue::Time;
-use crate::rendezvous::protocol::codec::CodecError;
-use crate::rendezvous::protocol::settings::Settings;
+use crate::rendezvous::messages::codec::CodecError;
+use crate::rendezvous::messages::settings::Settings;
 
 /// The invariants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -1,8 +1,9 @@
 //! The TCP store: what `torch.distributed.TCPStore` is made of, as a table, a server and a client.
 //!
 //! [`Table`] decides and is pure. With the feature `io`, [`server`] puts it behind sockets, and [`client`] is the other end.
-//! [`crate::net`] makes the sockets, and [`crate::proto`] encodes and decodes the bytes.
+//! [`crate::net`] makes the sockets, and [`crate::store::protocol`] encodes and decodes the bytes.
 
+pub mod protocol;
 pub mod table;
 
 #[cfg(feature = "io")]

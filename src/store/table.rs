@@ -1,7 +1,7 @@
 //! The store itself: keys, queues and waiters.
 //!
 //! Owns what a request does to the table, and which connections are answered because of it. Leaves bytes to
-//! [`crate::proto`] and sockets to [`super::server`]. The table has no clock: only clients give up waiting.
+//! [`crate::store::protocol`] and sockets to [`super::server`]. The table has no clock: only clients give up waiting.
 //! Facts: sections 4 and 5 of the protocol description, which restate PyTorch's `TCPStoreLibUvBackend.cpp`. Where this
 //! table differs from the libuv server on purpose:
 //!
@@ -21,7 +21,7 @@ use std::collections::{HashMap, VecDeque};
 
 use bytes::Bytes;
 
-use crate::proto::{CheckReply, Query, Reply, Request, Sink, WaitReply, put_length};
+use crate::store::protocol::{CheckReply, Query, Reply, Request, Sink, WaitReply, put_length};
 pub use listing::Listing;
 use number::{decimal, parse_decimal};
 use values::{Value, Values};

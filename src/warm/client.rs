@@ -18,7 +18,7 @@ use tokio::time::timeout_at;
 use super::message::{Answer, MAX_ANSWER_BYTES, Request};
 use super::socket;
 use super::spec::TemplateSpec;
-use crate::process::{Deadline, ForkWorker, Guarded, Opened, Ties, WorkerSpec};
+use crate::workers::{Deadline, ForkWorker, Guarded, Opened, Ties, WorkerSpec};
 
 /// How long workers wait for the fork server's imports. Executed workers would import the same, and finish later.
 const LOAD_LIMIT: Duration = Duration::from_secs(60);

@@ -11,7 +11,7 @@ use rustix::process::{Pid, PidfdFlags, WaitOptions, pidfd_open, waitpid};
 use super::message::Answer;
 use super::socket;
 use super::spawn_request::SpawnRequest;
-use crate::process::block_signals;
+use crate::workers::block_signals;
 
 /// The state of a fork server: a process with one thread that has imported the workers' modules.
 #[derive(Debug)]

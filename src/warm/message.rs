@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use crate::process::WorkerSpec;
+use crate::workers::WorkerSpec;
 
 /// The content of a spawn request. The worker's descriptors are sent with the message.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

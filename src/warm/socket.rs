@@ -11,7 +11,7 @@ use rustix::net::{
     recvmsg, sendmsg,
 };
 
-use crate::process::received;
+use crate::workers::received;
 
 /// Most descriptors of one message.
 const MAX_FDS: usize = 8;

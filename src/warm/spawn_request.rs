@@ -12,7 +12,7 @@ use rustix::pipe::{PipeFlags, pipe_with};
 
 use super::message::Request;
 use super::title;
-use crate::process::{ForkedGuard, GuardDescriptors};
+use crate::workers::{ForkedGuard, GuardDescriptors};
 
 /// A spawn request: a worker that is to be forked.
 #[derive(Debug)]

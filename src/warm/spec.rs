@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
 
-use crate::process::WorkerSpec;
+use crate::workers::WorkerSpec;
 
 /// A fork server, and the properties that its workers share with it.
 #[derive(Debug, Clone, PartialEq, Eq)]

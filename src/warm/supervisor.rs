@@ -14,7 +14,7 @@ use tokio::task::spawn_blocking;
 use super::client::{Client, State};
 use super::message::{Answer, MAX_ANSWER_BYTES};
 use super::socket;
-use crate::process::{Event, Member, News, Order, Start, message_socket, open_fork_server, spawn_fork_server};
+use crate::workers::{Event, Member, News, Order, Start, message_socket, open_fork_server, spawn_fork_server};
 
 /// A fork server that has died this often is not restarted.
 const MAX_DEATHS: u32 = 5;

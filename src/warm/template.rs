@@ -9,7 +9,7 @@ use tokio::task::JoinHandle;
 use super::client::Client;
 use super::spec::TemplateSpec;
 use super::supervisor::Supervisor;
-use crate::process::{Forker, WorkerSpec};
+use crate::workers::{Forker, WorkerSpec};
 
 /// The agent's handle of a fork server, which users know as a template.
 ///

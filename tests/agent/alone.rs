@@ -1,6 +1,6 @@
 //! The place of a job's only node.
 
-use elastic_rs::rendezvous::protocol::message::{Placement, Round};
+use elastic_rs::rendezvous::messages::message::{Placement, Round};
 
 /// A place that no coordinator has given.
 pub fn alone() -> Placement {

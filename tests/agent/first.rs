@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use crate::commands::{self, SIGTERM, does, killed, new_agent, placement, policy, stop};
 use elastic_rs::agent::machine::WORDS_LIMIT;
 use elastic_rs::agent::{AgentMachine, Budget, Command, Outcome, Policy};
-use elastic_rs::rendezvous::protocol::message::{Failure, Round, Survival, Verdict};
+use elastic_rs::rendezvous::messages::message::{Failure, Round, Survival, Verdict};
 
 fn saying(words: &str, local_rank: u32) -> Failure {
     Failure { message: words.into(), ..killed(local_rank) }

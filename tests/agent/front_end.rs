@@ -7,22 +7,22 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use elastic_rs::agent::{AgentOptions, Budget, Outcome};
-use elastic_rs::frontend::launch::{Ended, Job, LogFolder, LogOptions, run};
-use elastic_rs::frontend::node::{Node, NodeOptions, Reach};
+use elastic_rs::launcher::launch::{Ended, Job, LogFolder, LogOptions, run};
+use elastic_rs::launcher::node::{Node, NodeOptions, Reach};
 use elastic_rs::rendezvous::cell::driver::{CellDriver, Step};
 use elastic_rs::rendezvous::cell::node::CellCommand;
+use elastic_rs::rendezvous::messages::message::{Hello, NodeId};
+use elastic_rs::rendezvous::messages::rules::{Rules, WorkerBounds};
+use elastic_rs::rendezvous::messages::settings::Settings;
 use elastic_rs::rendezvous::node::machine::JoinError;
 use elastic_rs::rendezvous::node::session::Session;
-use elastic_rs::rendezvous::protocol::message::{Hello, NodeId};
-use elastic_rs::rendezvous::protocol::rules::{Rules, WorkerBounds};
-use elastic_rs::rendezvous::protocol::settings::Settings;
 use elastic_rs::signals::Receiver;
 
 use rustix::fs::{FlockOperation, flock};
 use tokio::runtime::Handle;
 
 use crate::node::{host, options, settings};
-use crate::process::support::{Folder, LIMIT, Traces, within};
+use crate::workers::support::{Folder, LIMIT, Traces, within};
 
 /// A cell in a file. A write takes effect if the file still has what this node last read or wrote.
 struct File {

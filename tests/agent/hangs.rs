@@ -12,7 +12,7 @@ use rustix::fs::{CWD, FileType, Mode, mknodat};
 use tokio::time::timeout;
 
 use crate::node::{Endless, Node, host, options, settings, two_placed};
-use crate::process::support::{Folder, within};
+use crate::workers::support::{Folder, within};
 
 /// A named pipe in `folder` that is not read.
 fn unread_console(folder: &Folder) -> File {

@@ -7,10 +7,10 @@ use crate::commands::{self, SIGKILL, SIGTERM, does, join_with as join, killed, s
 use elastic_rs::agent::machine::{LEAVE_LIMIT, PARK_LIMIT, RAISE_LIMIT};
 use elastic_rs::agent::{AgentMachine, Budget, Command, Outcome, Policy};
 use elastic_rs::channel::message::{HeldState, ToWorker};
-use elastic_rs::rendezvous::node::machine::{Change, JoinError};
-use elastic_rs::rendezvous::protocol::message::{
+use elastic_rs::rendezvous::messages::message::{
     Failure, Generation, LIVES, NEVER, Placement, Resume, Round, Survival, Verdict,
 };
+use elastic_rs::rendezvous::node::machine::{Change, JoinError};
 
 const FIRST: Resume = Resume::Continue { source: 0, sync: true, survivors: 0, generation: GENERATION };
 const GENERATION: Generation = Generation { round: Round(1), world: 1 };

@@ -15,7 +15,7 @@ mod hangs;
 mod in_place;
 mod machine;
 mod node;
-mod process;
 mod replace;
 mod runner;
 mod steps;
+mod workers;

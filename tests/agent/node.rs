@@ -9,18 +9,18 @@ use std::time::Duration;
 use elastic_rs::agent::environment::Workers;
 use elastic_rs::agent::runner::{Runner, Step};
 use elastic_rs::agent::{AgentOptions, Budget, Outcome};
-use elastic_rs::host::Host;
-use elastic_rs::process::{Consoles, FilterOptions, Group, WorkerSpec};
+use elastic_rs::endpoint::Host;
 use elastic_rs::rendezvous::conf::InPlace;
+use elastic_rs::rendezvous::messages::message::{Failure, Hello, JoinWorkers, NodeId, Placement};
+use elastic_rs::rendezvous::messages::settings::Settings;
 use elastic_rs::rendezvous::node::session::Session;
-use elastic_rs::rendezvous::protocol::message::{Failure, Hello, JoinWorkers, NodeId, Placement};
-use elastic_rs::rendezvous::protocol::settings::Settings;
 use elastic_rs::store::server::ServerOptions;
+use elastic_rs::workers::{Consoles, FilterOptions, Group, WorkerSpec};
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 use tokio::runtime::Handle;
 
 use crate::alone::alone;
-use crate::process::support::{Folder, LIMIT, Shown, Traces, shown, within};
+use crate::workers::support::{Folder, LIMIT, Shown, Traces, shown, within};
 
 /// Settings without waiting times.
 pub fn settings(min_nodes: u32, max_nodes: u32, max_restarts: u32) -> Settings {

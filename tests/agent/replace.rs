@@ -5,7 +5,7 @@ use std::time::Instant;
 use elastic_rs::agent::machine::{PARK_LIMIT, REPLACE_LIMIT};
 use elastic_rs::agent::{AgentMachine, Command, Policy};
 use elastic_rs::channel::message::ToWorker;
-use elastic_rs::rendezvous::protocol::message::{Failure, Generation, Placement, Resume, Round, Verdict};
+use elastic_rs::rendezvous::messages::message::{Failure, Generation, Placement, Resume, Round, Verdict};
 
 use crate::commands::{self, SIGTERM, does, killed, stop};
 

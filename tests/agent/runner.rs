@@ -8,10 +8,10 @@ use std::process::{Child, Command};
 use elastic_rs::agent::crew::{Adopted, Crew};
 use elastic_rs::agent::runner::{ErrorFiles, Step};
 use elastic_rs::agent::{Budget, Outcome};
-use elastic_rs::process::{Exit, Signal};
+use elastic_rs::workers::{Exit, Signal};
 
 use crate::node::{Endless, Node, host, session, settings, two_placed};
-use crate::process::support::{Folder, LIMIT, Traces, helper, within};
+use crate::workers::support::{Folder, LIMIT, Traces, helper, within};
 
 #[tokio::test]
 async fn workers_that_all_succeed_end_the_job_well() {

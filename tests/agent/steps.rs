@@ -8,7 +8,7 @@ use elastic_rs::steps::board::Board;
 use elastic_rs::steps::slot::{First, LARGEST_STEP};
 use elastic_rs::steps::worker::Steps;
 
-use crate::process::support::within;
+use crate::workers::support::within;
 
 fn worker(board: &Board, local_rank: u32) -> Steps {
     Steps::open(&board.variable(local_rank)).unwrap()

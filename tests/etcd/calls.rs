@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use elastic_rs::etcd::{EtcdError, Put, TxnOutcome};
+use elastic_rs::etcd_client::{EtcdError, Put, TxnOutcome};
 use tokio::time::timeout;
 
 use crate::cluster::{Cluster, PATIENCE};

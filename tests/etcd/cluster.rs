@@ -9,7 +9,7 @@ use std::sync::Once;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use elastic_rs::etcd::{Client, ClientOptions, Endpoints, TlsFiles};
+use elastic_rs::etcd_client::{Client, ClientOptions, Endpoints, TlsFiles};
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, set_parent_process_death_signal, waitpid};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpSocket, TcpStream};

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use elastic_rs::etcd::{Client, ClientOptions, EtcdError, TlsFiles};
+use elastic_rs::etcd_client::{Client, ClientOptions, EtcdError, TlsFiles};
 
 use crate::cluster::{Cluster, Tls, certificate};
 use crate::users::add_users;

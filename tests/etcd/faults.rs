@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use elastic_rs::etcd::{Client, EtcdError};
+use elastic_rs::etcd_client::{Client, EtcdError};
 use tokio::time::timeout;
 
 use crate::cluster::{Cluster, PATIENCE};

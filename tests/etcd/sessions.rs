@@ -2,13 +2,13 @@
 
 use std::time::{Duration, Instant};
 
-use elastic_rs::etcd::{Client, ClientOptions, Credentials, EtcdError, Password};
+use elastic_rs::etcd_client::{Client, ClientOptions, Credentials, EtcdError, Password};
 use elastic_rs::rendezvous::etcd::driver;
 use elastic_rs::rendezvous::etcd::keys::Keys;
+use elastic_rs::rendezvous::messages::message::{Hello, NodeId, Placement, Round, Verdict};
+use elastic_rs::rendezvous::messages::settings::Settings;
 use elastic_rs::rendezvous::node::machine::{JoinError, View};
 use elastic_rs::rendezvous::node::session::Session;
-use elastic_rs::rendezvous::protocol::message::{Hello, NodeId, Placement, Round, Verdict};
-use elastic_rs::rendezvous::protocol::settings::Settings;
 use tokio::runtime::Handle;
 use tokio::task::JoinSet;
 use tokio::time::timeout;

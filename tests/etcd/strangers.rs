@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use elastic_rs::etcd::{Client, ClientOptions, Endpoints, EtcdError};
+use elastic_rs::etcd_client::{Client, ClientOptions, Endpoints, EtcdError};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 
@@ -75,7 +75,8 @@ async fn a_server_that_is_no_etcd_is_an_error() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn members_that_are_not_there_are_all_named() {
-    let endpoints = elastic_rs::etcd::parse_endpoints("127.0.0.1:1,127.0.0.2:1,no-such-host.invalid", None).unwrap();
+    let endpoints =
+        elastic_rs::etcd_client::parse_endpoints("127.0.0.1:1,127.0.0.2:1,no-such-host.invalid", None).unwrap();
     let error = Client::new(ClientOptions::new(endpoints)).unwrap().get(b"key").await.unwrap_err();
     assert!(matches!(error, EtcdError::Unavailable(_)), "{error:?}");
     let text = error.to_string();

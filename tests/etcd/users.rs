@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use elastic_rs::etcd::{Client, ClientOptions, Credentials, EtcdError, Password};
+use elastic_rs::etcd_client::{Client, ClientOptions, Credentials, EtcdError, Password};
 use tokio::time::timeout;
 
 use crate::cluster::{Cluster, PATIENCE};

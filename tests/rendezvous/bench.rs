@@ -8,11 +8,11 @@ use elastic_rs::events::tally::Tally;
 use elastic_rs::rendezvous::coordinator::machine::{Command, Machine};
 use elastic_rs::rendezvous::decider::event::{Ends, SessionId};
 use elastic_rs::rendezvous::decider::hosts::Exclusion;
-use elastic_rs::rendezvous::protocol::message::{
+use elastic_rs::rendezvous::messages::message::{
     CoordinatorMessage, Failure, Generation, Hello, Join, JoinWorkers, NodeId, NodeMessage, Placement, Round, Survival,
     Survivor,
 };
-use elastic_rs::rendezvous::protocol::settings::Settings;
+use elastic_rs::rendezvous::messages::settings::Settings;
 
 /// A machine whose node `n` has session `n`, unless a test says otherwise.
 pub struct Bench {

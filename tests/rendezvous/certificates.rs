@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use elastic_rs::host::Host;
+use elastic_rs::endpoint::Host;
 use elastic_rs::secure::refusals::{Kind, Refusals};
 use elastic_rs::secure::{CertificateFiles, Protection, ProtectionOptions, TokenSource};
 

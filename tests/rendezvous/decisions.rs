@@ -7,10 +7,10 @@ use crate::bench::{Bench, failure, hello, join};
 use elastic_rs::rendezvous::coordinator::machine::{VACANT_FOR, VACANT_RUNS};
 use elastic_rs::rendezvous::decider::event::SessionId;
 use elastic_rs::rendezvous::decider::standing::Standing;
-use elastic_rs::rendezvous::protocol::message::{
+use elastic_rs::rendezvous::messages::message::{
     CoordinatorMessage, Failure, Generation, Hello, NodeId, NodeMessage, Placed, Round, Verdict, Waits,
 };
-use elastic_rs::rendezvous::protocol::settings::Settings;
+use elastic_rs::rendezvous::messages::settings::Settings;
 
 const SECOND: Duration = Duration::from_secs(1);
 

@@ -7,8 +7,8 @@ use elastic_rs::rendezvous::etcd::interface::{
     Change, EtcdEvent, EtcdRequest, LeaseId, LeaseOf, NodeKey, Revision, Snapshot, State,
 };
 use elastic_rs::rendezvous::etcd::machine::EtcdNode;
-use elastic_rs::rendezvous::protocol::message::{Hello, NodeId};
-use elastic_rs::rendezvous::protocol::settings::Settings;
+use elastic_rs::rendezvous::messages::message::{Hello, NodeId};
+use elastic_rs::rendezvous::messages::settings::Settings;
 
 const LEASE: LeaseId = LeaseId(7);
 const RUN_LEASE: LeaseId = LeaseId(8);

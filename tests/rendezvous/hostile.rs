@@ -4,14 +4,14 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use bytes::BytesMut;
-use elastic_rs::host::Host;
-use elastic_rs::rendezvous::node::session::Session;
-use elastic_rs::rendezvous::protocol::codec::{decode_frame, decode_preamble, encode_frame, encode_preamble};
-use elastic_rs::rendezvous::protocol::message::{
+use elastic_rs::endpoint::Host;
+use elastic_rs::rendezvous::messages::codec::{decode_frame, decode_preamble, encode_frame, encode_preamble};
+use elastic_rs::rendezvous::messages::message::{
     CoordinatorMessage, Generation, Hello, Join, JoinWorkers, NodeId, NodeMessage, Placed, Placement, Round,
     WorkerRanks,
 };
-use elastic_rs::rendezvous::protocol::settings::{LONGEST_GRACE, LONGEST_LEASE, Settings};
+use elastic_rs::rendezvous::messages::settings::{LONGEST_GRACE, LONGEST_LEASE, Settings};
+use elastic_rs::rendezvous::node::session::Session;
 use elastic_rs::store::server::ServerOptions;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};

@@ -5,10 +5,10 @@ use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::time::Duration;
 
-use elastic_rs::host::{Host, Order, Subject};
+use elastic_rs::endpoint::{Host, Order, Subject};
+use elastic_rs::rendezvous::messages::message::{Hello, NodeId};
+use elastic_rs::rendezvous::messages::settings::Settings;
 use elastic_rs::rendezvous::node::session::Session;
-use elastic_rs::rendezvous::protocol::message::{Hello, NodeId};
-use elastic_rs::rendezvous::protocol::settings::Settings;
 use elastic_rs::secure::Protection;
 use elastic_rs::secure::token::Token;
 use elastic_rs::store::server::ServerOptions;

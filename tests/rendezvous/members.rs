@@ -5,12 +5,12 @@ use std::time::{Duration, Instant};
 
 use bytes::BytesMut;
 use elastic_rs::rendezvous::decider::event::{Ends, SessionId};
-use elastic_rs::rendezvous::node::machine::NodeMachine;
-use elastic_rs::rendezvous::protocol::codec::encode_frame;
-use elastic_rs::rendezvous::protocol::message::{
+use elastic_rs::rendezvous::messages::codec::encode_frame;
+use elastic_rs::rendezvous::messages::message::{
     CoordinatorMessage, Hello, INTERFACES_LIMIT, JoinWorkers, MEMBERS_IN_A_MESSAGE, NodeId, Placement, Round,
 };
-use elastic_rs::rendezvous::protocol::settings::Settings;
+use elastic_rs::rendezvous::messages::settings::Settings;
+use elastic_rs::rendezvous::node::machine::NodeMachine;
 
 use crate::bench::{Bench, hello, join};
 
@@ -106,7 +106,7 @@ fn interfaces_come_with_each_hello() {
     assert_eq!(bench.run().round(), Round(1), "one is unreachable");
     let placed = bench.said.iter().rev().find_map(|(to, said)| said.placement().filter(|_| *to == SessionId(2)));
     let Placement { rank, world_size, world, restart, host, .. } = placed.unwrap().clone();
-    let placed = elastic_rs::rendezvous::protocol::message::Placed {
+    let placed = elastic_rs::rendezvous::messages::message::Placed {
         round: Round(1),
         rank,
         world_size,

@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use elastic_rs::rendezvous::node::machine::{JoinError, NodeMachine};
-use elastic_rs::rendezvous::node::report::Reporter;
-use elastic_rs::rendezvous::protocol::message::{
+use elastic_rs::rendezvous::messages::message::{
     CoordinatorMessage, Hello, Join, JoinWorkers, NodeMessage, Round, Verdict, Waits,
 };
-use elastic_rs::rendezvous::protocol::settings::Settings;
+use elastic_rs::rendezvous::messages::settings::Settings;
+use elastic_rs::rendezvous::node::machine::{JoinError, NodeMachine};
+use elastic_rs::rendezvous::node::report::Reporter;
 
 use crate::bench::{Bench, failure, hello, join};
 

@@ -2,12 +2,12 @@
 
 use std::time::{Duration, Instant};
 
-use elastic_rs::rendezvous::node::machine::{JoinError, NodeCommand, NodeMachine};
-use elastic_rs::rendezvous::node::report::Reporter;
-use elastic_rs::rendezvous::protocol::message::{
+use elastic_rs::rendezvous::messages::message::{
     CoordinatorMessage, Hello, NodeId, NodeMessage, Placement, Round, Verdict, Waits,
 };
-use elastic_rs::rendezvous::protocol::settings::Settings;
+use elastic_rs::rendezvous::messages::settings::Settings;
+use elastic_rs::rendezvous::node::machine::{JoinError, NodeCommand, NodeMachine};
+use elastic_rs::rendezvous::node::report::Reporter;
 
 const COORDINATOR_TIMEOUT: Duration = Duration::from_secs(60);
 

@@ -2,12 +2,12 @@
 
 use std::time::{Duration, Instant};
 
-use elastic_rs::rendezvous::node::machine::{Change, NodeCommand, NodeMachine};
-use elastic_rs::rendezvous::protocol::message::{
+use elastic_rs::rendezvous::messages::message::{
     ADDED, CoordinatorMessage, Generation, Hello, Join, JoinWorkers, LARGEST_COUNT, NEVER, NodeId, NodeMessage,
     Placement, REMOVED, Resume, Round, Running, SURVIVORS_LIMIT, Survival, Verdict,
 };
-use elastic_rs::rendezvous::protocol::settings::Settings;
+use elastic_rs::rendezvous::messages::settings::Settings;
+use elastic_rs::rendezvous::node::machine::{Change, NodeCommand, NodeMachine};
 
 use crate::bench::survived;
 

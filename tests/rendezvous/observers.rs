@@ -4,16 +4,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::BytesMut;
+use elastic_rs::endpoint::Host;
 use elastic_rs::events::record::Phase;
-use elastic_rs::frontend::node::{Node, NodeOptions};
-use elastic_rs::host::Host;
-use elastic_rs::rendezvous::node::session::Session;
-use elastic_rs::rendezvous::observer::Observer;
-use elastic_rs::rendezvous::protocol::codec::{CodecError, decode_frame, encode_frame, encode_preamble};
-use elastic_rs::rendezvous::protocol::message::{
+use elastic_rs::launcher::node::{Node, NodeOptions};
+use elastic_rs::rendezvous::messages::codec::{CodecError, decode_frame, encode_frame, encode_preamble};
+use elastic_rs::rendezvous::messages::message::{
     CoordinatorMessage, Hello, JoinWorkers, NodeId, NodeMessage, Observe, Observed, PROTOCOL_VERSION, Verdict,
 };
-use elastic_rs::rendezvous::protocol::settings::Settings;
+use elastic_rs::rendezvous::messages::settings::Settings;
+use elastic_rs::rendezvous::node::session::Session;
+use elastic_rs::rendezvous::observer::Observer;
 use elastic_rs::secure::refusals::Kind;
 use elastic_rs::secure::token::Token;
 use elastic_rs::secure::{Halves, Protection};

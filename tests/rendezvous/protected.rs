@@ -9,12 +9,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::BytesMut;
-use elastic_rs::host::Host;
+use elastic_rs::endpoint::Host;
+use elastic_rs::rendezvous::messages::codec::{encode_frame, encode_preamble, is_protected_answer};
+use elastic_rs::rendezvous::messages::message::{Hello, NodeId, NodeMessage, Placement, Verdict};
+use elastic_rs::rendezvous::messages::settings::Settings;
 use elastic_rs::rendezvous::node::machine::JoinError;
 use elastic_rs::rendezvous::node::session::Session;
-use elastic_rs::rendezvous::protocol::codec::{encode_frame, encode_preamble, is_protected_answer};
-use elastic_rs::rendezvous::protocol::message::{Hello, NodeId, NodeMessage, Placement, Verdict};
-use elastic_rs::rendezvous::protocol::settings::Settings;
 use elastic_rs::secure::refusals::Kind;
 use elastic_rs::secure::token::Token;
 use elastic_rs::secure::{Protection, ProtectionOptions, TokenSource};

@@ -4,12 +4,12 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use crate::bench::failure;
+use elastic_rs::endpoint::Host;
 use elastic_rs::events::record::Phase;
-use elastic_rs::host::Host;
+use elastic_rs::rendezvous::messages::message::{Hello, NodeId, Observe, Round};
+use elastic_rs::rendezvous::messages::settings::Settings;
 use elastic_rs::rendezvous::node::session::Session;
 use elastic_rs::rendezvous::observer::Observer;
-use elastic_rs::rendezvous::protocol::message::{Hello, NodeId, Observe, Round};
-use elastic_rs::rendezvous::protocol::settings::Settings;
 use elastic_rs::store::server::ServerOptions;
 use serde_json::Value;
 use tokio::runtime::{Builder, Handle};

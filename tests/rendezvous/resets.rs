@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use crate::bench::{Bench, failure, hello, join};
-use elastic_rs::rendezvous::protocol::message::{
+use elastic_rs::rendezvous::messages::message::{
     CoordinatorMessage, Generation, Hello, NodeMessage, Placed, Round, Verdict, Waits,
 };
-use elastic_rs::rendezvous::protocol::rules::Rules;
-use elastic_rs::rendezvous::protocol::settings::Settings;
+use elastic_rs::rendezvous::messages::rules::Rules;
+use elastic_rs::rendezvous::messages::settings::Settings;
 
 fn settings(min: u32, max: u32, reset_limit: u32) -> Settings {
     Settings {

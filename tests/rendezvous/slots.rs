@@ -6,14 +6,14 @@ use bytes::BytesMut;
 
 use crate::bench::{Bench, hello, survived};
 use elastic_rs::rendezvous::decider::standing::Standing;
-use elastic_rs::rendezvous::node::machine::NodeMachine;
-use elastic_rs::rendezvous::protocol::codec::{decode_frame, encode_frame};
-use elastic_rs::rendezvous::protocol::message::{
+use elastic_rs::rendezvous::messages::codec::{decode_frame, encode_frame};
+use elastic_rs::rendezvous::messages::message::{
     CoordinatorMessage, Generation, Hello, Join, JoinWorkers, NodeMessage, Placed, Placement, Resume, Round, Waits,
     WorkerRanks,
 };
-use elastic_rs::rendezvous::protocol::rules::{Rules, WorkerBounds};
-use elastic_rs::rendezvous::protocol::settings::Settings;
+use elastic_rs::rendezvous::messages::rules::{Rules, WorkerBounds};
+use elastic_rs::rendezvous::messages::settings::Settings;
+use elastic_rs::rendezvous::node::machine::NodeMachine;
 
 fn settings(min: u32, max: u32) -> Settings {
     Settings {

@@ -4,12 +4,12 @@ use std::time::{Duration, Instant};
 
 use bytes::BytesMut;
 use elastic_rs::events::tally::{Refused, Tally};
-use elastic_rs::rendezvous::node::machine::{NodeCommand, NodeMachine};
-use elastic_rs::rendezvous::protocol::codec;
-use elastic_rs::rendezvous::protocol::message::{
+use elastic_rs::rendezvous::messages::codec;
+use elastic_rs::rendezvous::messages::message::{
     CoordinatorMessage, Generation, Hello, Join, JoinWorkers, NodeId, NodeMessage, Placed, Round, Stepped, Verdict,
 };
-use elastic_rs::rendezvous::protocol::settings::Settings;
+use elastic_rs::rendezvous::messages::settings::Settings;
+use elastic_rs::rendezvous::node::machine::{NodeCommand, NodeMachine};
 
 use crate::bench::{Bench, hello, join};
 use crate::node::place;

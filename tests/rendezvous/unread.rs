@@ -3,16 +3,16 @@
 use std::time::Duration;
 
 use bytes::BytesMut;
-use elastic_rs::host::Host;
+use elastic_rs::endpoint::Host;
 use elastic_rs::rendezvous::coordinator::driver::{self, Incoming, Shown};
 use elastic_rs::rendezvous::coordinator::machine::Machine;
 use elastic_rs::rendezvous::coordinator::readers::Readers;
-use elastic_rs::rendezvous::node::session::Session;
-use elastic_rs::rendezvous::protocol::codec::{decode_frame, encode_frame, encode_preamble};
-use elastic_rs::rendezvous::protocol::message::{
+use elastic_rs::rendezvous::messages::codec::{decode_frame, encode_frame, encode_preamble};
+use elastic_rs::rendezvous::messages::message::{
     CoordinatorMessage, Hello, Join, NodeId, NodeMessage, Placement, Round,
 };
-use elastic_rs::rendezvous::protocol::settings::Settings;
+use elastic_rs::rendezvous::messages::settings::Settings;
+use elastic_rs::rendezvous::node::session::Session;
 use elastic_rs::secure::Halves;
 use elastic_rs::store::server::ServerOptions;
 use tokio::io::{AsyncReadExt, AsyncWrite, AsyncWriteExt, DuplexStream, duplex, split};

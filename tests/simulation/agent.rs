@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use crate::seeds::{asked_for, live_through};
 use elastic_rs::agent::Outcome;
-use elastic_rs::rendezvous::protocol::message::Failure;
-use elastic_rs::rendezvous::protocol::settings::Settings;
+use elastic_rs::rendezvous::messages::message::Failure;
+use elastic_rs::rendezvous::messages::settings::Settings;
 use elastic_rs::sim::coordinator::agent::Agents;
 use elastic_rs::sim::coordinator::agent_plan::{Counts, draw, live};
 use elastic_rs::sim::coordinator::history::live_plan;

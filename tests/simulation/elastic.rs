@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use crate::seeds::{asked_for, live_through};
-use elastic_rs::rendezvous::protocol::message::{Generation, Placement, Resume};
-use elastic_rs::rendezvous::protocol::settings::Settings;
+use elastic_rs::rendezvous::messages::message::{Generation, Placement, Resume};
+use elastic_rs::rendezvous::messages::settings::Settings;
 use elastic_rs::sim::coordinator::elastic::Elastic;
 use elastic_rs::sim::coordinator::elastic_plan::{draw, live};
 use elastic_rs::sim::coordinator::history::live_plan;

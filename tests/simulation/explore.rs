@@ -5,7 +5,7 @@
 
 use std::time::{Duration, Instant};
 
-use elastic_rs::rendezvous::protocol::settings::{OnPartition, Settings};
+use elastic_rs::rendezvous::messages::settings::{OnPartition, Settings};
 use elastic_rs::sim::coordinator::explore::{Bounds, explore, job};
 use elastic_rs::sim::coordinator::{Action, Options, Simulation};
 use elastic_rs::sim::engine::paths::{End, Partition};

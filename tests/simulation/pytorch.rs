@@ -5,7 +5,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use elastic_rs::rendezvous::protocol::settings::Settings;
+use elastic_rs::rendezvous::messages::settings::Settings;
 use elastic_rs::sim::coordinator::history::{SETTLE_WITHIN, live};
 use elastic_rs::sim::coordinator::ledger::check_settled;
 use elastic_rs::sim::coordinator::plan::Plan;

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use elastic_rs::net::listen;
-use elastic_rs::proto::ProtoError;
 use elastic_rs::store::client::{ClientOptions, LostCause, StoreClient, StoreError};
+use elastic_rs::store::protocol::ProtoError;
 use elastic_rs::store::server::{ServerOptions, StoreServer};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;

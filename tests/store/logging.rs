@@ -8,13 +8,13 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
-use elastic_rs::host::Host;
+use elastic_rs::endpoint::Host;
 use elastic_rs::net::listen;
-use elastic_rs::proto::{Limits, Request};
-use elastic_rs::rendezvous::protocol::codec::{encode_frame, encode_preamble};
-use elastic_rs::rendezvous::protocol::message::{Hello, Join, MAGIC, NodeId, NodeMessage, Round};
-use elastic_rs::rendezvous::protocol::settings::Settings;
+use elastic_rs::rendezvous::messages::codec::{encode_frame, encode_preamble};
+use elastic_rs::rendezvous::messages::message::{Hello, Join, MAGIC, NodeId, NodeMessage, Round};
+use elastic_rs::rendezvous::messages::settings::Settings;
 use elastic_rs::store::TableLimits;
+use elastic_rs::store::protocol::{Limits, Request};
 use elastic_rs::store::server::{Cause, ServerOptions, StoreServer};
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};

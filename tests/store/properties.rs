@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use bytes::{Bytes, BytesMut};
-use elastic_rs::proto::{
+use elastic_rs::store::protocol::{
     CheckReply, Decoder, Limits, ProtoError, Query, Reply, ReplyDecoder, ReplyShape, Request, WaitReply,
 };
 use elastic_rs::store::{Applied, ConnId, ENTRY_BYTES, Table, TableLimits, Violation};

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use elastic_rs::net::listen;
-use elastic_rs::proto::Request;
+use elastic_rs::store::protocol::Request;
 use elastic_rs::store::server::{ServerOptions, StoreServer, Upgrade};
 use tokio::sync::mpsc::unbounded_channel;
 

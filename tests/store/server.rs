@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
 use elastic_rs::net::listen;
-use elastic_rs::proto::{Limits, Request};
 use elastic_rs::store::TableLimits;
+use elastic_rs::store::protocol::{Limits, Request};
 use elastic_rs::store::server::{Cause, ServerOptions, StoreServer, Upgrade};
 use tokio::sync::mpsc::unbounded_channel;
 

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use bytes::{Bytes, BytesMut};
 use elastic_rs::net::listen;
 use elastic_rs::net::local::is_here;
-use elastic_rs::proto::Request;
+use elastic_rs::store::protocol::Request;
 use elastic_rs::store::server::{Cause, LocalPeers, ServerOptions, StoreServer};
 use rustix::process::{Resource, Rlimit, Uid, getrlimit, setrlimit};
 use rustix::thread::set_thread_res_uid;

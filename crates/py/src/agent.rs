@@ -12,10 +12,10 @@ use elastic_rs::agent;
 use elastic_rs::agent::crew::{Adopted, Crew, overheard};
 use elastic_rs::agent::environment::{self, Workers};
 use elastic_rs::agent::runner::{self, ErrorFiles, Programs, Runner, START_PATIENCE};
-use elastic_rs::process::{Consoles, Copies, Exit, Exited, Filter, FilterOptions, Output, Signal, WorkerSpec};
+use elastic_rs::rendezvous::messages::message;
 use elastic_rs::rendezvous::node::machine::JoinError;
-use elastic_rs::rendezvous::protocol::message;
 use elastic_rs::signals::last_sender;
+use elastic_rs::workers::{Consoles, Copies, Exit, Exited, Filter, FilterOptions, Output, Signal, WorkerSpec};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use tokio::sync::Mutex;
@@ -277,7 +277,7 @@ impl Agent {
     /// Python's signal handlers run meanwhile. An exception that they raise ends the wait, and the rest of the output is lost.
     #[staticmethod]
     fn written(py: Python<'_>) -> PyResult<()> {
-        block_on_task(py, elastic_rs::process::written())
+        block_on_task(py, elastic_rs::workers::written())
     }
 
     /// Answers ``join``.
@@ -427,5 +427,5 @@ pub fn follow_parent() -> PyResult<()> {
 /// name.
 #[pyfunction]
 pub fn log_folder_name(run_id: &str) -> String {
-    elastic_rs::process::folder_name(run_id)
+    elastic_rs::workers::folder_name(run_id)
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use elastic_rs::frontend::node::Node;
+use elastic_rs::launcher::node::Node;
 use elastic_rs::rendezvous::cell::driver::{CellDriver, Step};
 use elastic_rs::rendezvous::cell::node::CellCommand;
 use elastic_rs::rendezvous::node::machine::JoinError;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use elastic_rs::rendezvous::conf::{self, Allowed, Backend, Conf, ConfError, Given, KEYS, Key, Value};
-use elastic_rs::rendezvous::protocol::settings::Settings;
+use elastic_rs::rendezvous::messages::settings::Settings;
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyDict, PyFloat, PyInt};

@@ -9,13 +9,13 @@ use std::process::Stdio;
 use std::time::Instant;
 
 use bytes::Bytes;
+use elastic_rs::cooldown::Cooldown;
 use elastic_rs::discovery::driver::{Input, Launching, drive};
 use elastic_rs::discovery::hosts::{self, Host as HostSlots, HostsError};
 use elastic_rs::discovery::machine::{Rules, Verdict};
 use elastic_rs::discovery::manager::{HostManager, difference};
 use elastic_rs::discovery::programs::start;
 use elastic_rs::rendezvous::decider::hosts::Exclusions;
-use elastic_rs::rendezvous::protocol::cooldown::Cooldown;
 use parking_lot::Mutex;
 use pyo3::exceptions::{PyOSError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
@@ -23,7 +23,7 @@ use tokio::sync::{mpsc, watch};
 
 use crate::agent::copy_of;
 use crate::conf::seconds;
-use crate::host::Host;
+use crate::endpoint::Host;
 use crate::runtime::{detach, handle};
 use crate::signals::Signals;
 

@@ -1,8 +1,8 @@
 //! Which exception each error of the core becomes: one of `elastic_rs.errors`, or a builtin where torch may be missing.
 
-use elastic_rs::etcd::EtcdError;
+use elastic_rs::etcd_client::EtcdError;
+use elastic_rs::rendezvous::messages::message::Verdict;
 use elastic_rs::rendezvous::node::machine::JoinError;
-use elastic_rs::rendezvous::protocol::message::Verdict;
 use elastic_rs::store::client::StoreError;
 use pyo3::exceptions::{PyConnectionError, PyLookupError, PyOSError, PyPermissionError};
 use pyo3::prelude::*;

@@ -3,14 +3,14 @@
 use std::future::Future;
 use std::time::Duration;
 
-use elastic_rs::etcd::{Client, EtcdError, MemberLook};
+use elastic_rs::etcd_client::{Client, EtcdError, MemberLook};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use tokio::time::{Instant, sleep, timeout_at};
 
 use crate::conf::seconds;
 use crate::errors;
-use crate::etcd::EtcdOptions;
+use crate::etcd_client::EtcdOptions;
 use crate::runtime::block_on;
 use crate::store_client::Text;
 

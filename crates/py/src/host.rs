@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
-use elastic_rs::host::{Claim, HostError, Order, Orders, Sessions, Subject, Which, claim};
+use elastic_rs::endpoint::{Claim, HostError, Order, Orders, Sessions, Subject, Which, claim};
 use elastic_rs::rendezvous::decider::hosts::Exclusions;
 use elastic_rs::store::server::ServerOptions;
 use elastic_rs::store::server::limits::{Amount, LIMITS, Limit};
@@ -26,7 +26,7 @@ pub fn only_on_loopback(py: Python<'_>, host: &str) -> Vec<String> {
 
 /// The store and the rendezvous coordinator, on one port and on one thread that never waits for the interpreter.
 #[pyclass(frozen, module = "elastic_rs._elastic_rs")]
-pub struct Host(Mutex<elastic_rs::host::Host>);
+pub struct Host(Mutex<elastic_rs::endpoint::Host>);
 
 #[pymethods]
 impl Host {
@@ -70,7 +70,7 @@ impl Host {
     ) -> PyResult<Self> {
         let options = limits.map(|limits| limits.0.clone()).unwrap_or_default();
         let protection = protection.map(Protection::core);
-        let listened = detach(py, || elastic_rs::host::Host::listen(host, port, options, protection));
+        let listened = detach(py, || elastic_rs::endpoint::Host::listen(host, port, options, protection));
         listened.map(|host| Self(Mutex::new(host))).map_err(|error| from_host(&error))
     }
 

@@ -6,11 +6,11 @@ use std::panic;
 use std::sync::Arc;
 
 use elastic_rs::agent::Outcome;
-use elastic_rs::frontend::launch::{Ended, Fixed, Job, LogFolder, LogOptions, Warm, run as run_job};
-use elastic_rs::frontend::node::Node;
+use elastic_rs::launcher::launch::{Ended, Fixed, Job, LogFolder, LogOptions, Warm, run as run_job};
+use elastic_rs::launcher::node::Node;
 use elastic_rs::net::local_peers;
-use elastic_rs::process::{self, Signal};
 use elastic_rs::rendezvous::node::machine;
+use elastic_rs::workers::{self, Signal};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 

@@ -48,11 +48,11 @@ mod _elastic_rs {
     #[pymodule_export]
     use crate::driver::{Driver, DriverOptions, HostTable, parse_hosts, start_program};
     #[pymodule_export]
-    use crate::etcd::EtcdOptions;
+    use crate::endpoint::{Host, PageOrder, PageOrders, StoreLimits, only_on_loopback};
+    #[pymodule_export]
+    use crate::etcd_client::EtcdOptions;
     #[pymodule_export]
     use crate::etcd_client::{EtcdClient, EtcdMember};
-    #[pymodule_export]
-    use crate::host::{Host, PageOrder, PageOrders, StoreLimits, only_on_loopback};
     #[pymodule_export]
     use crate::launch::{Launched, launch, rehearse, signal_number, why_users_are_unknown};
     #[pymodule_export]
@@ -82,7 +82,7 @@ mod _elastic_rs {
 
     /// Version of the rendezvous protocol. Both ends of a session must have the same.
     #[pymodule_export]
-    const PROTOCOL_VERSION: u16 = elastic_rs::rendezvous::protocol::message::PROTOCOL_VERSION;
+    const PROTOCOL_VERSION: u16 = elastic_rs::rendezvous::messages::message::PROTOCOL_VERSION;
 
     /// A signal within this time of the one before, in seconds, is the same.
     #[pymodule_export]
@@ -90,7 +90,7 @@ mod _elastic_rs {
 
     /// Most workers that a node may have.
     #[pymodule_export]
-    const LOCAL_WORLD_SIZE_LIMIT: u32 = elastic_rs::rendezvous::protocol::text::LOCAL_WORLD_SIZE_LIMIT;
+    const LOCAL_WORLD_SIZE_LIMIT: u32 = elastic_rs::wire::text::LOCAL_WORLD_SIZE_LIMIT;
 
     /// Read the level of Python's logger ``elastic_rs`` again. Call it after changing the level.
     #[pyfunction]
@@ -114,7 +114,7 @@ mod _elastic_rs {
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
         let py = module.py();
-        elastic_rs::process::fill_standard_streams()?;
+        elastic_rs::workers::fill_standard_streams()?;
         crate::logging::install(py)?;
         py.import("atexit")?.call_method1("register", (module.getattr("_shutdown")?,))?;
         Ok(())

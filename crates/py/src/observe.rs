@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
+use elastic_rs::rendezvous::messages::message::{Observe, Observed};
 use elastic_rs::rendezvous::observer;
-use elastic_rs::rendezvous::protocol::message::{Observe, Observed};
 use pyo3::exceptions::PyConnectionError;
 use pyo3::prelude::*;
 use tokio::sync::Mutex;

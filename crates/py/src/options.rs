@@ -10,13 +10,13 @@ use std::time::Duration;
 use elastic_rs::agent;
 use elastic_rs::agent::Budget;
 use elastic_rs::agent::environment::Workers;
-use elastic_rs::frontend::node::{self, Reach, WorkersStore};
+use elastic_rs::launcher::node::{self, Reach, WorkersStore};
 use elastic_rs::net::local::interface_addresses;
-use elastic_rs::process::StreamsOf;
 use elastic_rs::rendezvous::conf::{Agent, Conf, InPlace, StoreMembers};
-use elastic_rs::rendezvous::protocol::message::{Hello, INTERFACES_LIMIT, NodeId};
-use elastic_rs::rendezvous::protocol::settings::Settings;
+use elastic_rs::rendezvous::messages::message::{Hello, INTERFACES_LIMIT, NodeId};
+use elastic_rs::rendezvous::messages::settings::Settings;
 use elastic_rs::secure::Protection;
+use elastic_rs::workers::StreamsOf;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
@@ -70,7 +70,7 @@ impl NodeOptions {
             node_rank: self.config.0.node_rank,
             host_name: self.config.0.host_name.clone(),
             hosts,
-            process: elastic_rs::host::process_number(),
+            process: elastic_rs::endpoint::process_number(),
             ..Hello::new(self.run_id.clone(), NodeId(rand::random()), self.name.clone(), settings)
         };
         hello.validate().map_err(PyValueError::new_err)?;
@@ -203,7 +203,7 @@ impl Streams {
     fn new(text: &str) -> PyResult<Self> {
         text.parse()
             .map(Self)
-            .map_err(|error: elastic_rs::process::StreamsError| PyValueError::new_err(error.to_string()))
+            .map_err(|error: elastic_rs::workers::StreamsError| PyValueError::new_err(error.to_string()))
     }
 }
 

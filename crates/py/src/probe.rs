@@ -1,8 +1,8 @@
 //! The doctor's questions to the server at an address, in the core's encoding.
 
 use bytes::BytesMut;
-use elastic_rs::proto::Request;
-use elastic_rs::rendezvous::protocol::codec;
+use elastic_rs::rendezvous::messages::codec;
+use elastic_rs::store::protocol::Request;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 

@@ -3,18 +3,18 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use elastic_rs::frontend::node::Node;
+use elastic_rs::launcher::node::Node;
 use elastic_rs::rendezvous::etcd::driver;
+use elastic_rs::rendezvous::messages::message::{self, Verdict};
 use elastic_rs::rendezvous::node::{session, view};
-use elastic_rs::rendezvous::protocol::message::{self, Verdict};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
 use crate::agent::Failure;
 use crate::conf::{limit, seconds};
+use crate::endpoint::Host;
 use crate::errors;
-use crate::etcd::EtcdOptions;
-use crate::host::Host;
+use crate::etcd_client::EtcdOptions;
 use crate::options::NodeOptions;
 use crate::runtime::{block_on, detach, handle};
 use crate::secure::Protection;
@@ -311,5 +311,5 @@ impl Session {
 /// Raise ``ValueError`` if this cannot be a job's name: it is empty or too long, or has control characters.
 #[pyfunction]
 pub fn validate_run_id(run_id: &str) -> PyResult<()> {
-    elastic_rs::rendezvous::protocol::text::validate_run_id(run_id).map_err(PyValueError::new_err)
+    elastic_rs::wire::text::validate_run_id(run_id).map_err(PyValueError::new_err)
 }

@@ -1,6 +1,6 @@
 """``elastic-run``: torchrun's command line, without torch. Also ``python -m elastic_rs.run``.
 
-The core runs the agent (``src/frontend/launch``); this module reads the command line for it and says how it ended.
+The core runs the agent (``src/launcher/launch``); this module reads the command line for it and says how it ended.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ use super::{AgentMachine, Phase, SIGTERM, TELL_EVERY};
 use crate::agent::command::Command;
 use crate::agent::machine::Next;
 use crate::agent::policy::{Budget, Outcome};
-use crate::rendezvous::protocol::message::{Failure, Running};
+use crate::rendezvous::messages::message::{Failure, Running};
 
 /// How long a node waits to hear of a running world before it joins. There may be no coordinator yet, so it does not wait longer.
 pub const LOOK_LIMIT: Duration = Duration::from_secs(1);

@@ -6,8 +6,8 @@ use super::first::TOO_LATE;
 use super::{AgentMachine, Next, Phase, SIGTERM, Way};
 use crate::agent::command::Command;
 use crate::agent::policy::Outcome;
+use crate::rendezvous::messages::message::Verdict;
 use crate::rendezvous::node::machine::JoinError;
-use crate::rendezvous::protocol::message::Verdict;
 
 /// How long a node that got a signal waits until it knows at which check its workers may leave the world. They have the grace of a stop
 /// to reach it.

@@ -17,8 +17,8 @@ use std::time::{Duration, Instant};
 use super::{AgentMachine, Next, Phase, SIGTERM, SURVIVING};
 use crate::agent::command::Command;
 use crate::agent::policy::{Budget, Outcome};
-use crate::rendezvous::protocol::bounds::tidy_failure;
-use crate::rendezvous::protocol::message::{Failure, Verdict};
+use crate::rendezvous::messages::bounds::tidy_failure;
+use crate::rendezvous::messages::message::{Failure, Verdict};
 
 /// How long a report, and this node's end, wait at most for the words of a failed worker. Files that hang are given up sooner.
 pub const WORDS_LIMIT: Duration = Duration::from_secs(1);

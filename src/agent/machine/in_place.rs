@@ -20,8 +20,8 @@ use super::{AgentMachine, Next, Phase, SIGTERM, Way};
 use crate::agent::command::Command;
 use crate::agent::policy::Outcome;
 use crate::channel::message::{HeldState, ToWorker};
+use crate::rendezvous::messages::message::{Failure, NEVER, Placement, Resume, Survival};
 use crate::rendezvous::node::machine::Change;
-use crate::rendezvous::protocol::message::{Failure, NEVER, Placement, Resume, Survival};
 
 /// How long a worker may take to park once its world has ended: to break off what it does, and to restore its last commit.
 pub const PARK_LIMIT: Duration = Duration::from_secs(30);

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::channel::message::HeldState;
-use crate::rendezvous::protocol::message::{Resume, Survival, Survivor};
+use crate::rendezvous::messages::message::{Resume, Survival, Survivor};
 
 /// A worker's part in its world.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -14,7 +14,7 @@ use super::lives::Life;
 use super::{AgentMachine, Next, Phase, Way};
 use crate::agent::command::Command;
 use crate::agent::policy::Budget;
-use crate::rendezvous::protocol::message::{Failure, Placement};
+use crate::rendezvous::messages::message::{Failure, Placement};
 
 /// How long after the end of a world a node's join may wait until missing workers are started. A fork server that is loading takes longer,
 /// and other nodes should know by then that this one takes part.

@@ -10,8 +10,8 @@ use std::time::Instant;
 use super::{AgentMachine, Phase, SIGTERM};
 use crate::agent::command::Command;
 use crate::agent::policy::Outcome;
-use crate::process::{Signal, StopPolicy};
-use crate::rendezvous::protocol::message::Placement;
+use crate::rendezvous::messages::message::Placement;
+use crate::workers::{Signal, StopPolicy};
 
 /// How workers leave their world.
 #[derive(Clone, Debug)]

@@ -2,8 +2,8 @@
 
 use std::time::Instant;
 
-use crate::process::Deadline;
 use crate::rendezvous::node::session::{Session, WorkersEnd};
+use crate::workers::Deadline;
 
 impl WorkersEnd for Deadline {
     fn set(&self, until: Option<Instant>) -> bool {

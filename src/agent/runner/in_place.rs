@@ -10,9 +10,9 @@ use crate::agent::news::Seen;
 use crate::agent::policy::AgentOptions;
 use crate::channel::agent::{Exchange, Heard};
 use crate::channel::message::{ToWorker, World};
-use crate::process::{Output, WorkerSpec};
 use crate::rendezvous::conf::InPlace;
-use crate::rendezvous::protocol::message::{Failure, LIVES, Placement, Resume};
+use crate::rendezvous::messages::message::{Failure, LIVES, Placement, Resume};
+use crate::workers::{Output, WorkerSpec};
 
 const UNFORMED: &str = "its process group, a reset callback or the broadcast of the state has failed or takes too long; the workers leave \
     that world, and whoever hangs is replaced";

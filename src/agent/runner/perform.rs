@@ -10,9 +10,9 @@ use crate::agent::environment::Workers;
 use crate::agent::machine::{LOOK_LIMIT, SURVIVING};
 use crate::agent::words::{Hint, Sources, Words};
 use crate::events::record::{Ended, Kind, Phase, Started};
-use crate::process::{Exited, Signal};
+use crate::rendezvous::messages::message::Placement;
 use crate::rendezvous::node::session::FAREWELL;
-use crate::rendezvous::protocol::message::Placement;
+use crate::workers::{Exited, Signal};
 
 impl Runner {
     /// Carry out commands until none is left.

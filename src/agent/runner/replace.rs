@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 
 use super::{ErrorFiles, Runner, Step};
 use crate::agent::crew::Crew;
-use crate::process::Exited;
-use crate::rendezvous::protocol::message::Placement;
+use crate::rendezvous::messages::message::Placement;
+use crate::workers::Exited;
 
 /// Process ids, error files and exits of workers that were started ahead. The runner takes them over when the round begins. If the job ends
 /// before that, the final report needs those of the workers that these replace.

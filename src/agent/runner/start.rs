@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 use super::{ErrorFiles, Runner, Step, change_of};
 use crate::agent::account::OomKills;
 use crate::agent::crew::Crew;
-use crate::process::{Consoles, FilterOptions, Group, Origin, WorkerSpec, link_ranks};
-use crate::rendezvous::protocol::message::Placement;
+use crate::rendezvous::messages::message::Placement;
 use crate::threads;
 use crate::warm::Template;
+use crate::workers::{Consoles, FilterOptions, Group, Origin, WorkerSpec, link_ranks};
 
 /// How long a start may take to complete after an event that ends the round. Only a file system that hangs makes it take that
 /// long.

@@ -17,7 +17,7 @@ use crate::channel::address;
 use crate::channel::checks::{Counter, Ended, News};
 use crate::channel::message::{ToAgent, ToWorker};
 use crate::channel::sockets::Sockets;
-use crate::rendezvous::protocol::codec::try_encode_frame;
+use crate::rendezvous::messages::codec::try_encode_frame;
 
 /// How long an agent may take to read what it is told. It reads at all times.
 const SEND_LIMIT: Duration = Duration::from_secs(5);

@@ -13,7 +13,7 @@ use crate::rendezvous::decider::hosts::Departures;
 use crate::rendezvous::decider::node::{Origin, Status};
 use crate::rendezvous::decider::round::Pace;
 use crate::rendezvous::decider::run::Run;
-use crate::rendezvous::protocol::message::{Hello, NodeId, Round, Verdict};
+use crate::rendezvous::messages::message::{Hello, NodeId, Round, Verdict};
 
 /// First bytes of a state.
 pub const MAGIC: &[u8] = b"ELRS";
@@ -254,8 +254,8 @@ mod tests {
     use super::super::seen::Seen;
     use super::*;
     use crate::rendezvous::decider::event::{Event, Reach, SessionId};
-    use crate::rendezvous::protocol::message::{Join, NodeMessage};
-    use crate::rendezvous::protocol::settings::Settings;
+    use crate::rendezvous::messages::message::{Join, NodeMessage};
+    use crate::rendezvous::messages::settings::Settings;
 
     fn hello() -> Hello {
         let hello = Hello::new("job", NodeId(7), "host:1", Settings::new(1, 2));

@@ -11,8 +11,8 @@ use super::propose::{Author, Outcome};
 use super::wish::Wish;
 use crate::rendezvous::decider::durable::CELL_SESSION;
 use crate::rendezvous::decider::run::Run;
-use crate::rendezvous::protocol::message::{CoordinatorMessage, NodeId, NodeMessage};
-use crate::rendezvous::protocol::text::DEFAULT_RUN_ID;
+use crate::rendezvous::messages::message::{CoordinatorMessage, NodeId, NodeMessage};
+use crate::wire::text::DEFAULT_RUN_ID;
 
 impl CellNode {
     /// The nodes with a key at etcd. The next state, or [`CellNode::on_wishes`], applies a change.

@@ -8,11 +8,11 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 
 use super::node::{CellCommand, CellNode};
+use crate::rendezvous::messages::message::Hello;
 use crate::rendezvous::node::machine::{JoinError, NodeMachine, View};
 use crate::rendezvous::node::report::Reporter;
 use crate::rendezvous::node::seat::{Seat, Shared};
 use crate::rendezvous::node::session::Session;
-use crate::rendezvous::protocol::message::Hello;
 use crate::wait::until;
 
 /// The next task of the backend's caller.

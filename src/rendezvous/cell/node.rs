@@ -18,11 +18,11 @@ use super::seen::Seen;
 use super::stay::Stay;
 use crate::events::journal::Entry;
 use crate::rendezvous::decider::standing::Standing;
+use crate::rendezvous::messages::message::{CoordinatorMessage, Hello, NodeId, NodeMessage, Placement};
+use crate::rendezvous::messages::rules::Rules;
+use crate::rendezvous::messages::settings::Settings;
 use crate::rendezvous::node::machine::{NodeCommand, NodeMachine};
 use crate::rendezvous::node::view::{JoinError, View};
-use crate::rendezvous::protocol::message::{CoordinatorMessage, Hello, NodeId, NodeMessage, Placement};
-use crate::rendezvous::protocol::rules::Rules;
-use crate::rendezvous::protocol::settings::Settings;
 
 /// A command to the caller.
 #[derive(Clone, Debug, PartialEq, Eq)]

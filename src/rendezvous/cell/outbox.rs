@@ -1,6 +1,6 @@
 //! A node's messages that no written state contains yet.
 
-use crate::rendezvous::protocol::message::NodeMessage;
+use crate::rendezvous::messages::message::NodeMessage;
 
 /// A message with its number. A node numbers its messages from 1, so that a state can tell which of them it contains.
 pub(in crate::rendezvous) type Numbered = (u64, NodeMessage);

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::wish::Wish;
-use crate::rendezvous::protocol::message::NodeId;
+use crate::rendezvous::messages::message::NodeId;
 
 /// How long the next node in order waits for the proposer.
 const PATIENCE: Duration = Duration::from_secs(1);

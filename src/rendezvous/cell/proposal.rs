@@ -5,7 +5,7 @@ use super::outbox::Numbered;
 use crate::events::journal::Reference;
 use crate::events::record::Record;
 use crate::rendezvous::decider::standing::Standing;
-use crate::rendezvous::protocol::message::{CoordinatorMessage, NodeMessage};
+use crate::rendezvous::messages::message::{CoordinatorMessage, NodeMessage};
 
 /// A state to be written.
 #[derive(Clone, Debug)]

@@ -11,7 +11,7 @@ use crate::rendezvous::decider::durable::MY_SESSION;
 use crate::rendezvous::decider::event::{Effect, Event, Reach, SessionId};
 use crate::rendezvous::decider::node::Status;
 use crate::rendezvous::decider::run::Run;
-use crate::rendezvous::protocol::message::{CoordinatorMessage, Hello, NodeMessage};
+use crate::rendezvous::messages::message::{CoordinatorMessage, Hello, NodeMessage};
 
 /// The results of applying events to a run.
 #[derive(Default)]

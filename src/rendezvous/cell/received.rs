@@ -5,8 +5,8 @@ use std::time::Instant;
 use super::blob::Blob;
 use super::node::{CellNode, Liveness};
 use crate::rendezvous::decider::run::Run;
+use crate::rendezvous::messages::message::{CoordinatorMessage, Join, NodeMessage};
 use crate::rendezvous::node::view::JoinError;
-use crate::rendezvous::protocol::message::{CoordinatorMessage, Join, NodeMessage};
 
 impl CellNode {
     /// Process the cell's content. `None`: it is empty.

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::outbox::Numbered;
-use crate::rendezvous::protocol::message::{Hello, NodeId, NodeMessage};
+use crate::rendezvous::messages::message::{Hello, NodeId, NodeMessage};
 
 /// First bytes of a wish.
 const MAGIC: &[u8] = b"ELRW";
@@ -90,7 +90,7 @@ impl Wish {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rendezvous::protocol::settings::Settings;
+    use crate::rendezvous::messages::settings::Settings;
 
     fn wish() -> Wish {
         let hello = Hello::new("job", NodeId(7), "host:1", Settings::new(1, 2));

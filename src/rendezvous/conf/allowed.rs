@@ -4,7 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use super::{Agent, InPlace, Protocol, RestartBudget, Setting, StoreMembers, StorePeers};
-use crate::rendezvous::protocol::settings::OnPartition;
+use crate::rendezvous::messages::settings::OnPartition;
 
 /// The user's value for a key.
 #[derive(Clone, Copy, Debug)]

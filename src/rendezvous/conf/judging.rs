@@ -1,8 +1,8 @@
 //! The keys by which a coordinator judges hosts and a job: how they go together, and the [`Rules`] that they make.
 
 use super::Conf;
-use crate::rendezvous::protocol::cooldown::Cooldown;
-use crate::rendezvous::protocol::rules::{Rules, WorkerBounds};
+use crate::cooldown::Cooldown;
+use crate::rendezvous::messages::rules::{Rules, WorkerBounds};
 
 impl Conf {
     /// Check the values that depend on one another.

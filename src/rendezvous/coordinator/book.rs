@@ -17,7 +17,7 @@ use crate::events::ring::Rings;
 use crate::events::tally::Tally;
 use crate::rendezvous::decider::run::Run;
 use crate::rendezvous::decider::snapshot::{RunState, State};
-use crate::rendezvous::protocol::message::{Observe, Observed};
+use crate::rendezvous::messages::message::{Observe, Observed};
 
 /// Bytes of an answer: a frame has room for more, and for one event that is longer.
 const ANSWER_BYTES: usize = 32 * 1024;

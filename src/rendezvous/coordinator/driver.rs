@@ -37,14 +37,14 @@ use crate::net::local::is_here;
 use crate::net::same_user::SameUser;
 use crate::rendezvous::decider::event::{Ends, SessionId};
 use crate::rendezvous::decider::hosts::Exclusions;
-use crate::rendezvous::protocol::codec::{self, CodecError};
-use crate::rendezvous::protocol::frames::read_message;
-use crate::rendezvous::protocol::message::{CoordinatorMessage, Hello, NodeMessage, OBSERVER_WAIT, Observe, Observed};
-use crate::rendezvous::protocol::text::validate_run_id;
+use crate::rendezvous::messages::codec::{self, CodecError};
+use crate::rendezvous::messages::frames::read_message;
+use crate::rendezvous::messages::message::{CoordinatorMessage, Hello, NodeMessage, OBSERVER_WAIT, Observe, Observed};
 use crate::secure::proof::Pass;
 use crate::secure::refusals::{Kind, Refusal};
 use crate::secure::{Halves, Protection, Reader, Writer};
 use crate::wait::until;
+use crate::wire::text::validate_run_id;
 
 /// A connection that has begun as a session.
 #[derive(Debug)]

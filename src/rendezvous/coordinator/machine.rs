@@ -16,8 +16,8 @@ use crate::rendezvous::decider::hosts::Exclusion;
 use crate::rendezvous::decider::run::Run;
 #[cfg(feature = "sim")]
 use crate::rendezvous::decision_state::DecisionState;
-use crate::rendezvous::protocol::message::{CoordinatorMessage, Hello, NodeId, NodeMessage};
-use crate::rendezvous::protocol::settings::STALL;
+use crate::rendezvous::messages::message::{CoordinatorMessage, Hello, NodeId, NodeMessage};
+use crate::rendezvous::messages::settings::STALL;
 
 /// A command to the driver.
 #[derive(Clone, Debug, PartialEq, Eq)]

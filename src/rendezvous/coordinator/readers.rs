@@ -69,8 +69,8 @@ mod tests {
 
     use super::*;
     use crate::rendezvous::decider::event::{Ends, SessionId};
-    use crate::rendezvous::protocol::message::{Hello, NodeId};
-    use crate::rendezvous::protocol::settings::Settings;
+    use crate::rendezvous::messages::message::{Hello, NodeId};
+    use crate::rendezvous::messages::settings::Settings;
 
     fn address(last: u8) -> IpAddr {
         [10, 0, 0, last].into()

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use super::hosts::Hosts;
 use super::node::Node;
-use crate::rendezvous::protocol::message::NodeId;
+use crate::rendezvous::messages::message::NodeId;
 
 /// Number of replaced agents that are remembered. The ones that were replaced first are forgotten first.
 const MOST_REPLACED: usize = 10_000;

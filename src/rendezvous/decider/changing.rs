@@ -23,10 +23,10 @@ use super::run::Run;
 use super::size::Seat;
 use crate::events::record::{Kind, Why};
 use crate::events::tally::Refused;
-use crate::rendezvous::protocol::message::{
+use crate::rendezvous::messages::message::{
     ADDED, CoordinatorMessage, Generation, LARGEST_COUNT, NEVER, NodeId, REMOVED, Resume, Round, Running, WorkerRanks,
 };
-use crate::rendezvous::protocol::text::tidy;
+use crate::wire::text::tidy;
 
 impl Run {
     /// All workers of a node are connected to their agent.

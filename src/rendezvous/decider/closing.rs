@@ -11,10 +11,10 @@ use super::round::World;
 use super::run::Run;
 use super::size::nodes;
 use crate::events::record::{Kind, Why};
-use crate::rendezvous::protocol::message::{
+use crate::rendezvous::messages::message::{
     CoordinatorMessage, Generation, JoinWorkers, NodeId, Placement, Resume, Round, Verdict,
 };
-use crate::rendezvous::protocol::settings::LAST_LOOK;
+use crate::rendezvous::messages::settings::LAST_LOOK;
 
 impl Run {
     /// Close the round if it can close, and tell members if the world must re-form.
@@ -328,7 +328,7 @@ fn has_survivors(node: &Node) -> bool {
 }
 
 /// The request of a waiting node.
-pub(super) fn join(node: &Node) -> Option<&crate::rendezvous::protocol::message::Join> {
+pub(super) fn join(node: &Node) -> Option<&crate::rendezvous::messages::message::Join> {
     match &node.status {
         Status::Waiting { join, .. } => Some(join),
         _ => None,

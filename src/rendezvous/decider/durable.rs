@@ -14,9 +14,9 @@ use super::roster::Roster;
 use super::round::{Current, Pace};
 use super::run::Run;
 use super::standing::Standing;
-use crate::rendezvous::protocol::message::{Hello, NodeId, Round, Verdict};
-use crate::rendezvous::protocol::settings::{LONGEST_LEASE, Settings};
-use crate::rendezvous::protocol::text::validate_name;
+use crate::rendezvous::messages::message::{Hello, NodeId, Round, Verdict};
+use crate::rendezvous::messages::settings::{LONGEST_LEASE, Settings};
+use crate::wire::text::validate_name;
 
 /// Session of the other nodes. They have no connection, and count as connected through this one.
 pub(in crate::rendezvous) const CELL_SESSION: SessionId = SessionId(0);

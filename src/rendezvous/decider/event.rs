@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::events::record::Record;
 use crate::events::tally::Tally;
-use crate::rendezvous::protocol::message::{CoordinatorMessage, Hello, NodeId, NodeMessage};
+use crate::rendezvous::messages::message::{CoordinatorMessage, Hello, NodeId, NodeMessage};
 
 /// One connection of a node, numbered by the driver. Never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -13,7 +13,7 @@ use super::node::{Node, Origin, Status};
 use super::run::Run;
 use crate::events::record::{Kind, Why};
 use crate::events::tally::Refused;
-use crate::rendezvous::protocol::message::{Hello, NodeId};
+use crate::rendezvous::messages::message::{Hello, NodeId};
 
 impl Run {
     /// The hosts that are kept out of the job, because of their failures or departures.

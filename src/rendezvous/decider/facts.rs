@@ -7,7 +7,7 @@ use super::deadlines::Deadline;
 use super::event::SessionId;
 use super::node::Status;
 use super::run::Run;
-use crate::rendezvous::protocol::message::{NodeId, Placed, Round, Verdict};
+use crate::rendezvous::messages::message::{NodeId, Placed, Round, Verdict};
 
 impl Run {
     /// The place of a node in the current round, if it runs workers of it.

@@ -12,8 +12,8 @@ use super::node::{Node, Status};
 use super::run::Run;
 use crate::events::record::{Kind, Why};
 use crate::events::tally::{Refused, Tally};
-use crate::rendezvous::protocol::message::{CoordinatorMessage, Hello, NodeId, Placed};
-use crate::rendezvous::protocol::settings::Settings;
+use crate::rendezvous::messages::message::{CoordinatorMessage, Hello, NodeId, Placed};
+use crate::rendezvous::messages::settings::Settings;
 
 impl Run {
     pub(super) fn on_hello(

@@ -9,7 +9,7 @@ use std::time::Instant;
 use super::event::{Effect, Home, SessionId};
 use super::run::Run;
 use crate::events::record::{Kind, Number, Why};
-use crate::rendezvous::protocol::message::{CoordinatorMessage, Hello, HostSeat, NodeId, Placed, Verdict};
+use crate::rendezvous::messages::message::{CoordinatorMessage, Hello, HostSeat, NodeId, Placed, Verdict};
 
 impl Run {
     /// Record which node is in the coordinator's own process. The claim is checked against the number of that process.

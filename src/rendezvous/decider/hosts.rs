@@ -15,11 +15,11 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
 use super::node::Origin;
+use crate::cooldown::TimesOut;
 use crate::events::tally::Refused;
-use crate::rendezvous::protocol::cooldown::TimesOut;
-use crate::rendezvous::protocol::message::NodeId;
-use crate::rendezvous::protocol::rules::Rules;
-use crate::rendezvous::protocol::settings::Settings;
+use crate::rendezvous::messages::message::NodeId;
+use crate::rendezvous::messages::rules::Rules;
+use crate::rendezvous::messages::settings::Settings;
 
 /// Number of hosts that are remembered. The ones that were quiet for longest, or have been out for longest, are forgotten first.
 const MOST_HOSTS: usize = 10_000;

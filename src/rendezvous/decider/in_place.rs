@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use crate::rendezvous::protocol::message::{NodeId, Resume};
+use crate::rendezvous::messages::message::{NodeId, Resume};
 
 /// Time within which all members must have said how far their workers are.
 pub(super) const COUNT_WITHIN: Duration = Duration::from_secs(5);

@@ -8,7 +8,7 @@ use std::net::IpAddr;
 
 use super::event::SessionId;
 use super::run::Run;
-use crate::rendezvous::protocol::message::{CoordinatorMessage, INTERFACES_LIMIT, MEMBERS_IN_A_MESSAGE};
+use crate::rendezvous::messages::message::{CoordinatorMessage, INTERFACES_LIMIT, MEMBERS_IN_A_MESSAGE};
 
 /// Most addresses that a node is told: fewer messages than may wait for a session that is not read.
 const MOST: usize = 32 * MEMBERS_IN_A_MESSAGE;

@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 
 use super::event::{Ends, Reach, SessionId};
 use super::members::visible;
-use crate::rendezvous::protocol::message::{Hello, Join, Round};
-use crate::rendezvous::protocol::settings::{LAST_LOOK, Settings};
+use crate::rendezvous::messages::message::{Hello, Join, Round};
+use crate::rendezvous::messages::settings::{LAST_LOOK, Settings};
 
 /// A node's part in the run. Serialised as part of a [cell's state](crate::rendezvous::cell::blob).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

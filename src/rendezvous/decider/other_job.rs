@@ -9,8 +9,8 @@ use std::time::Instant;
 use super::durable::CELL_SESSION;
 use super::node::{Node, Status};
 use super::run::Run;
-use crate::rendezvous::protocol::message::{Join, NodeId};
-use crate::rendezvous::protocol::text::{DEFAULT_RUN_ID, in_words};
+use crate::rendezvous::messages::message::{Join, NodeId};
+use crate::wire::text::{DEFAULT_RUN_ID, in_words};
 
 impl Run {
     /// Whether the nodes of this run may belong to different jobs.

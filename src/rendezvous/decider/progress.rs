@@ -9,7 +9,7 @@ use super::deadlines::Deadline;
 use super::node::{Node, Status};
 use super::run::Run;
 use super::standing::Standing;
-use crate::rendezvous::protocol::message::Waits;
+use crate::rendezvous::messages::message::Waits;
 
 impl Run {
     /// The current decision.

@@ -6,7 +6,7 @@
 use std::cmp::Ordering;
 use std::collections::HashMap;
 
-use crate::rendezvous::protocol::message::{JoinWorkers, WorkerRanks};
+use crate::rendezvous::messages::message::{JoinWorkers, WorkerRanks};
 
 /// A member of the next round.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -15,7 +15,7 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use crate::rendezvous::protocol::message::{HostSeat, Placed, Round};
+use crate::rendezvous::messages::message::{HostSeat, Placed, Round};
 
 /// Largest round number that is accepted in an unknown world. No job gets there, and counting on from it does not overflow.
 const LARGEST_ROUND: Round = Round(1 << 48);

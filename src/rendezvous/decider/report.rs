@@ -7,8 +7,8 @@ use super::node::{Node, Status};
 use super::run::Run;
 use crate::events::record::{FirstStep, Kind, LONGEST_US, Number, Phase, Why};
 use crate::events::tally::Refused;
-use crate::rendezvous::protocol::bounds::tidy_failure;
-use crate::rendezvous::protocol::message::{
+use crate::rendezvous::messages::bounds::tidy_failure;
+use crate::rendezvous::messages::message::{
     CoordinatorMessage, Failure, Join, LARGEST_COUNT, LARGEST_STEP, NodeId, Round, Stepped, Verdict,
 };
 

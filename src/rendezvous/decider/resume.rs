@@ -6,7 +6,7 @@
 
 use std::cmp::Reverse;
 
-use crate::rendezvous::protocol::message::{Generation, JoinWorkers, Resume, Survival, Survivor};
+use crate::rendezvous::messages::message::{Generation, JoinWorkers, Resume, Survival, Survivor};
 
 /// A member of the next world.
 #[derive(Clone, Debug)]
@@ -126,7 +126,7 @@ pub(super) fn resume(members: &[Comer], last: Option<Last>, next: Generation) ->
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rendezvous::protocol::message::Round;
+    use crate::rendezvous::messages::message::Round;
 
     fn generation(round: u64) -> Generation {
         Generation { round: Round(round), world: 100 + round }

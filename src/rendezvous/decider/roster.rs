@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use super::event::SessionId;
 use super::node::{Node, Program, Status};
 use super::ranks::natural_order;
-use crate::rendezvous::protocol::message::{Join, NodeId, Round};
+use crate::rendezvous::messages::message::{Join, NodeId, Round};
 
 /// The nodes of a run, and the number of the round whose members they may be.
 #[derive(Clone, Debug, Default)]
@@ -278,7 +278,7 @@ impl Roster {
     /// Find the nodes that are lost. A node whose lease ends in silence is first a suspect. It is lost after a further
     /// [`LAST_LOOK`], in which the driver reads messages that have already arrived.
     ///
-    /// [`LAST_LOOK`]: crate::rendezvous::protocol::settings::LAST_LOOK
+    /// [`LAST_LOOK`]: crate::rendezvous::messages::settings::LAST_LOOK
     pub fn lost(&mut self, now: Instant) -> Vec<NodeId> {
         for node in self.nodes.values_mut() {
             if !node.suspect && node.session.is_some() && node.lost_at() <= now {

@@ -5,9 +5,9 @@ use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 
-use crate::rendezvous::protocol::bounds::{tidy_failure, tidy_verdict};
-use crate::rendezvous::protocol::message::{Failure, Generation, NodeId, Placed, Round, Verdict, WorkerRanks};
-use crate::rendezvous::protocol::text::plain;
+use crate::rendezvous::messages::bounds::{tidy_failure, tidy_verdict};
+use crate::rendezvous::messages::message::{Failure, Generation, NodeId, Placed, Round, Verdict, WorkerRanks};
+use crate::wire::text::plain;
 
 /// The world of the last completed round. Serialised as part of a [cell's state](crate::rendezvous::cell::blob).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -34,10 +34,10 @@ use crate::events::record::{Ending, Kind, Loss, Number, Why};
 use crate::events::tally::Tally;
 #[cfg(feature = "sim")]
 use crate::rendezvous::decision_state::DecisionState;
-use crate::rendezvous::protocol::bounds::tidy_verdict;
-use crate::rendezvous::protocol::message::{CoordinatorMessage, NodeId, NodeMessage, Round, Verdict};
-use crate::rendezvous::protocol::settings::{LAST_LOOK, Settings};
-use crate::rendezvous::protocol::text::tidy;
+use crate::rendezvous::messages::bounds::tidy_verdict;
+use crate::rendezvous::messages::message::{CoordinatorMessage, NodeId, NodeMessage, Round, Verdict};
+use crate::rendezvous::messages::settings::{LAST_LOOK, Settings};
+use crate::wire::text::tidy;
 
 /// One rendezvous: all nodes with one run id.
 #[derive(Clone, Debug)]

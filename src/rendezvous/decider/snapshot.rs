@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::run::Run;
 use super::standing::Standing;
-use crate::rendezvous::protocol::text::cut;
+use crate::wire::text::cut;
 
 /// Most nodes that a state names of each kind.
 const NAMED: usize = 16;
@@ -131,7 +131,7 @@ impl Run {
             unreachable_names: names(&mut unreachable.into_iter()),
             progress: cut(self.progress(now), TEXT_BYTES),
             verdict: verdict.map(|verdict| cut(verdict.to_string(), TEXT_BYTES)),
-            failed: verdict.is_some_and(crate::rendezvous::protocol::message::Verdict::is_failure),
+            failed: verdict.is_some_and(crate::rendezvous::messages::message::Verdict::is_failure),
             step: self.trace.watch.step,
             step_time_us: self.trace.watch.step_time_us,
             behind: self.behind(NAMED).into_iter().map(|(name, by)| (cut(name.to_owned(), NAME_BYTES), by)).collect(),

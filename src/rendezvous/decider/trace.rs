@@ -8,7 +8,7 @@ use super::run::Run;
 use super::watched::Watch;
 use crate::events::journal::{Reference, id};
 use crate::events::record::{CAUSES_LIMIT, Kind, Number, Record, Told};
-use crate::rendezvous::protocol::message::{NodeId, Recalled};
+use crate::rendezvous::messages::message::{NodeId, Recalled};
 
 /// Most events of members that a restarted coordinator keeps of a run.
 const TOLD_LIMIT: usize = 1024;

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use super::run::Run;
 use crate::events::record::LONGEST_US;
-use crate::rendezvous::protocol::message::{CoordinatorMessage, LARGEST_STEP, NodeId, Round};
+use crate::rendezvous::messages::message::{CoordinatorMessage, LARGEST_STEP, NodeId, Round};
 
 /// How often a node is asked at most.
 const ASK_EVERY: Duration = Duration::from_millis(500);

@@ -2,7 +2,7 @@
 
 use super::interface::{Change, LeaseId, NodeKey, Revision, Snapshot, State};
 use super::keys::{Key, Keys};
-use crate::etcd::{KeyChange, KeyValue};
+use crate::etcd_client::{KeyChange, KeyValue};
 
 /// The run's prefix as it was read, and what was found there that is another program's.
 pub(super) fn snapshot(keys: &Keys, found: Vec<KeyValue>, revision: u64) -> (Snapshot, Option<String>) {
@@ -40,7 +40,7 @@ fn node_key(kv: KeyValue) -> NodeKey {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rendezvous::protocol::message::NodeId;
+    use crate::rendezvous::messages::message::NodeId;
 
     fn kv(key: Vec<u8>, value: &[u8]) -> KeyValue {
         KeyValue { key, value: value.to_vec(), created: 3, modified: 5, lease: 7 }

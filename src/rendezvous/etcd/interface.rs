@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use crate::rendezvous::protocol::message::NodeId;
+use crate::rendezvous::messages::message::NodeId;
 
 /// A revision of etcd's store.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]

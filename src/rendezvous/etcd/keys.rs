@@ -1,6 +1,6 @@
 //! The names of a run's keys: `{prefix}/{run}/state`, and `{prefix}/{run}/nodes/{node}` for each node. Pure.
 
-use crate::rendezvous::protocol::message::NodeId;
+use crate::rendezvous::messages::message::NodeId;
 
 /// The names of one run's keys.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -25,9 +25,9 @@ use super::leases::{NodeLease, RUN_TTL, RunLease};
 use crate::rendezvous::cell::node::{CellCommand, CellNode};
 use crate::rendezvous::cell::peers::{Peer, Peers};
 use crate::rendezvous::cell::wish::Wish;
+use crate::rendezvous::messages::message::{Hello, NodeId};
 use crate::rendezvous::node::pending::back_off;
 use crate::rendezvous::node::view::JoinError;
-use crate::rendezvous::protocol::message::{Hello, NodeId};
 
 const NO_LEASE: &str = "this node's lease at etcd has ended";
 

@@ -10,7 +10,7 @@
 //! | [`machine`] | a node: its requests and events, in the order that keeps two worlds from forming |
 //! | `leases` | when the node's lease and the run's are granted and renewed |
 //! | [`keys`] | the names of a run's keys |
-//! | `driver`, `content` | a session over etcd, by the client in [`crate::etcd`] (feature `io`); keys and changes as the machine knows them |
+//! | `driver`, `content` | a session over etcd, by the client in [`crate::etcd_client`] (feature `io`); keys and changes as the machine knows them |
 
 #[cfg(feature = "io")]
 mod content;

@@ -24,8 +24,8 @@ use std::time::Instant;
 
 use super::machine::NodeMachine;
 use super::pending::{Link, Report};
-use crate::rendezvous::protocol::settings::OnPartition;
-use crate::rendezvous::protocol::settings::{LAST_LOOK, STALL};
+use crate::rendezvous::messages::settings::OnPartition;
+use crate::rendezvous::messages::settings::{LAST_LOOK, STALL};
 
 impl NodeMachine {
     /// When this node must stop its workers, unless its lease is renewed before. `None`: it runs none, or they may continue.

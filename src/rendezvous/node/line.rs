@@ -16,9 +16,9 @@ use super::machine::{NodeCommand, NodeMachine};
 use super::report::Reporter;
 use super::seat::Shared;
 use crate::net::probe::speaks_c10d;
-use crate::rendezvous::protocol::codec;
-use crate::rendezvous::protocol::frames::read_message;
-use crate::rendezvous::protocol::message::CoordinatorMessage;
+use crate::rendezvous::messages::codec;
+use crate::rendezvous::messages::frames::read_message;
+use crate::rendezvous::messages::message::CoordinatorMessage;
 use crate::secure::{Halves, Protection, Reader, Writer};
 use crate::wait::until;
 

@@ -11,8 +11,8 @@ use super::pending::{Joining, Link, Report, back_off};
 use crate::events::journal::Journal;
 #[cfg(feature = "sim")]
 use crate::rendezvous::decision_state::DecisionState;
-use crate::rendezvous::protocol::bounds::tidy_message;
-use crate::rendezvous::protocol::message::{
+use crate::rendezvous::messages::bounds::tidy_message;
+use crate::rendezvous::messages::message::{
     CoordinatorMessage, Hello, NodeMessage, Placement, Round, Running, Survival, Verdict,
 };
 

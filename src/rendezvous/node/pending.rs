@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::rendezvous::protocol::message::{Failure, Join, NodeMessage, Round, SURVIVORS_LIMIT, Survival};
+use crate::rendezvous::messages::message::{Failure, Join, NodeMessage, Round, SURVIVORS_LIMIT, Survival};
 
 /// How long to wait for the answer to a `Withdraw`.
 pub(in crate::rendezvous) const WITHDRAW_GRACE: Duration = Duration::from_secs(1);

@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use super::machine::{NodeCommand, NodeMachine};
 use super::pending::{Joining, Link, Report, SLOW_TRIES};
-use crate::rendezvous::protocol::message::{Failure, NodeMessage, Placed, Placement, Verdict, Waits};
-use crate::rendezvous::protocol::settings::Settings;
+use crate::rendezvous::messages::message::{Failure, NodeMessage, Placed, Placement, Verdict, Waits};
+use crate::rendezvous::messages::settings::Settings;
 
 impl NodeMachine {
     pub(in crate::rendezvous) fn on_welcome(&mut self, addr: String, hosted: bool, recalls: bool, now: Instant) {

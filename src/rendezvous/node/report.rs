@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use super::machine::NodeMachine;
-use crate::rendezvous::protocol::message::Placed;
+use crate::rendezvous::messages::message::Placed;
 
 /// Interval at which it logs a changed text from then on.
 const WAITING_EVERY: Duration = Duration::from_secs(30);

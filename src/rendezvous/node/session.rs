@@ -20,7 +20,7 @@ pub use super::seat::WorkersEnd;
 use super::seat::{Ending, Recording, Seat, Shared};
 use crate::events::file::{EventFile, LAST_LINES};
 use crate::events::record::{Kind, Phase};
-use crate::rendezvous::protocol::message::{
+use crate::rendezvous::messages::message::{
     Failure, Hello, JoinWorkers, Placement, Round, Running, Stepped, Survival, Verdict,
 };
 use crate::secure::Protection;

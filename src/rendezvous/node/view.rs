@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use crate::rendezvous::protocol::message::{Failure, NodeMessage, Round, Verdict};
-use crate::rendezvous::protocol::text::{DEFAULT_RUN_ID, in_words};
+use crate::rendezvous::messages::message::{Failure, NodeMessage, Round, Verdict};
+use crate::wire::text::{DEFAULT_RUN_ID, in_words};
 
 /// A command to the driver.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -89,7 +89,7 @@ pub struct Change {
     pub number: u64,
     /// The round that it ends.
     pub round: Round,
-    /// [`REMOVED`](crate::rendezvous::protocol::message::REMOVED), [`ADDED`](crate::rendezvous::protocol::message::ADDED), or both.
+    /// [`REMOVED`](crate::rendezvous::messages::message::REMOVED), [`ADDED`](crate::rendezvous::messages::message::ADDED), or both.
     pub flags: u8,
     /// Why, in words.
     pub reason: String,
@@ -128,7 +128,7 @@ pub struct View {
     /// The world changes, and this node's workers live through it: they are to count their checks. `waiting` is zero meanwhile. If it
     /// rises, the workers cannot stop together, and go back to their last commits.
     pub change: Option<Change>,
-    /// The round that ends, and the check at which all members' workers stop, once it is known. [`NEVER`](crate::rendezvous::protocol::message::NEVER): the reason
+    /// The round that ends, and the check at which all members' workers stop, once it is known. [`NEVER`](crate::rendezvous::messages::message::NEVER): the reason
     /// for the change is gone, and they go on.
     pub raise_at: Option<(Round, u64)>,
     /// A coordinator has welcomed this node, and its workers may survive a change of the world.

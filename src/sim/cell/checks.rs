@@ -4,7 +4,7 @@ use super::super::shared::{Content, check_alone};
 use super::super::worlds::{Violation, ensure_contract as ensure};
 use super::Job;
 use crate::rendezvous::cell::blob::Blob;
-use crate::rendezvous::protocol::message::Round;
+use crate::rendezvous::messages::message::Round;
 
 impl Job {
     /// Judge a state that is about to be written.

@@ -15,8 +15,8 @@ use super::records::Records;
 use super::shared::{self, Agent, Content, Host, Joined, Node};
 use super::worlds::Violation;
 use crate::rendezvous::cell::node::{CellCommand, CellNode};
-use crate::rendezvous::protocol::message::{Hello, NodeId, Round};
-use crate::rendezvous::protocol::settings::Settings;
+use crate::rendezvous::messages::message::{Hello, NodeId, Round};
+use crate::rendezvous::messages::settings::Settings;
 
 /// How long a caller waits for the cell's answer before it counts as lost.
 const PATIENCE: Duration = Duration::from_secs(2);

@@ -9,14 +9,14 @@ use super::host::{self, Agent, Exit, Process};
 use super::ledger::Ledger;
 use super::options::{Action, run_id};
 use super::simulation::Simulation;
-use crate::process::Signal;
 use crate::rendezvous::decider::event::{Ends, Home, SessionId};
+use crate::rendezvous::messages::message::{Failure, Hello, JoinWorkers, NodeId, NodeMessage, Placement};
 use crate::rendezvous::node::machine::NodeMachine;
-use crate::rendezvous::protocol::message::{Failure, Hello, JoinWorkers, NodeId, NodeMessage, Placement};
 use crate::sim::engine::paths::{End, HostId};
 use crate::sim::engine::processes::Whose;
 use crate::sim::engine::queue::Time;
 use crate::sim::worlds::Violation;
+use crate::workers::Signal;
 
 impl Simulation {
     pub(super) fn act(&mut self, action: Action) -> Result<(), Violation> {

@@ -9,14 +9,14 @@ use super::event::Event;
 use super::host::{Agent, Exit, Process};
 use super::ledger::NONE_HAS_THE_STATE;
 use super::simulation::Simulation;
-use crate::process::Signal;
 use crate::rendezvous::coordinator::machine::Command;
-use crate::rendezvous::protocol::message::{
+use crate::rendezvous::messages::message::{
     CoordinatorMessage, Generation, NEVER, Placement, Resume, Round, Survival, Survivor,
 };
 use crate::sim::engine::paths::HostId;
 use crate::sim::engine::queue::Time;
 use crate::sim::worlds::{Violation, ensure_contract as ensure};
+use crate::workers::Signal;
 
 /// How long an agent that was asked to go waits for the others to change in place.
 pub(super) const PATIENCE: Duration = Duration::from_secs(20);

@@ -6,7 +6,7 @@ use super::agent::{CrewEvent, Found};
 use super::elastic::Happening;
 use super::options::Action;
 use crate::rendezvous::decider::event::SessionId;
-use crate::rendezvous::protocol::message::Round;
+use crate::rendezvous::messages::message::Round;
 use crate::sim::engine::paths::{End, HostId};
 use crate::sim::engine::processes::Whose;
 use crate::sim::engine::queue::Time;

@@ -125,7 +125,7 @@ mod tests {
     use super::super::explore;
     use super::super::options::Options;
     use super::*;
-    use crate::rendezvous::protocol::settings::Settings;
+    use crate::rendezvous::messages::settings::Settings;
 
     /// A running job at rest has the same text each time, right after a heartbeat was answered.
     #[test]

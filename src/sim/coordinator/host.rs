@@ -14,11 +14,11 @@ use super::elastic::Workers;
 use crate::agent::Outcome;
 use crate::rendezvous::decider::event::SessionId;
 use crate::rendezvous::decision_state::DecisionState;
-use crate::rendezvous::node::machine::{JoinError, NodeMachine};
-use crate::rendezvous::protocol::codec::{CodecError, decode_frame, encode_frame, encode_preamble};
-use crate::rendezvous::protocol::message::{
+use crate::rendezvous::messages::codec::{CodecError, decode_frame, encode_frame, encode_preamble};
+use crate::rendezvous::messages::message::{
     CoordinatorMessage, MAGIC, NodeId, NodeMessage, PROTOCOL_VERSION, Placement,
 };
+use crate::rendezvous::node::machine::{JoinError, NodeMachine};
 use crate::sim::engine::alarm::Alarm;
 use crate::sim::engine::paths::HostId;
 use crate::sim::worlds::Held;

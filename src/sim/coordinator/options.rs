@@ -6,8 +6,8 @@ use std::time::Duration;
 use super::agent::Agents;
 use super::elastic::Elastic;
 use super::strangers::Strangers;
-use crate::rendezvous::protocol::message::{Hello, NodeMessage, Verdict};
-use crate::rendezvous::protocol::settings::Settings;
+use crate::rendezvous::messages::message::{Hello, NodeMessage, Verdict};
+use crate::rendezvous::messages::settings::Settings;
 use crate::sim::engine::paths::{End, HostId, Partition};
 
 /// The options of a job, without its faults.

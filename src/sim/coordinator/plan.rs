@@ -7,7 +7,7 @@ use super::agent::Agents;
 use super::elastic::Elastic;
 use super::options::{Action, Options};
 use super::strangers::Strangers;
-use crate::rendezvous::protocol::settings::{OnPartition, Settings};
+use crate::rendezvous::messages::settings::{OnPartition, Settings};
 use crate::sim::engine::dice::Dice;
 use crate::sim::engine::paths::{End, HostId, Partition};
 use crate::sim::engine::queue::Time;

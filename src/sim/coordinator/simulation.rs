@@ -14,7 +14,7 @@ use super::server::Coordinator;
 use crate::channel::message::HeldState;
 use crate::rendezvous::coordinator::machine::Machine;
 use crate::rendezvous::decider::run::Run;
-use crate::rendezvous::protocol::message::Placement;
+use crate::rendezvous::messages::message::Placement;
 use crate::sim::engine::dice::Dice;
 use crate::sim::engine::paths::{End, HostId};
 use crate::sim::engine::processes::Whose;

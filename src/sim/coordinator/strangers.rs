@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::rendezvous::protocol::settings::Settings;
+use crate::rendezvous::messages::settings::Settings;
 use crate::sim::engine::paths::HostId;
 
 /// The hosts that differ from the others.

@@ -11,9 +11,9 @@ use super::options::run_id;
 use super::simulation::Simulation;
 use crate::rendezvous::coordinator::machine::Command;
 use crate::rendezvous::decider::event::SessionId;
+use crate::rendezvous::messages::codec::CodecError;
+use crate::rendezvous::messages::message::{CoordinatorMessage, NodeMessage};
 use crate::rendezvous::node::machine::{JoinError, NodeCommand};
-use crate::rendezvous::protocol::codec::CodecError;
-use crate::rendezvous::protocol::message::{CoordinatorMessage, NodeMessage};
 use crate::sim::engine::paths::{End, HostId};
 use crate::sim::worlds::Violation;
 

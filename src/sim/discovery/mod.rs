@@ -13,10 +13,10 @@ use super::engine::history::Failure;
 use super::engine::queue::Time;
 use super::engine::{Engine, Happens, Model};
 use super::worlds::{Violation, ensure_contract};
+use crate::cooldown::Cooldown;
 use crate::discovery::endings::Ending;
 use crate::discovery::hosts::Host;
 use crate::discovery::machine::{AgentId, Command, Driver, Request, Rules, Verdict};
-use crate::rendezvous::protocol::cooldown::Cooldown;
 
 mod faults;
 

@@ -19,8 +19,8 @@ use crate::rendezvous::cell::blob::Blob;
 use crate::rendezvous::cell::node::CellNode;
 use crate::rendezvous::etcd::interface::{EtcdEvent, EtcdRequest, LeaseId};
 use crate::rendezvous::etcd::machine::EtcdNode;
-use crate::rendezvous::protocol::message::{Hello, NodeId, Round};
-use crate::rendezvous::protocol::settings::Settings;
+use crate::rendezvous::messages::message::{Hello, NodeId, Round};
+use crate::rendezvous::messages::settings::Settings;
 
 /// How long a driver waits for etcd's answer before it counts as lost.
 const PATIENCE: Duration = Duration::from_secs(2);

@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::super::engine::paths::HostId;
 use super::super::engine::queue::Time;
 use crate::rendezvous::etcd::interface::{Change, EtcdEvent, EtcdRequest, LeaseId, NodeKey, Revision, Snapshot, State};
-use crate::rendezvous::protocol::message::NodeId;
+use crate::rendezvous::messages::message::NodeId;
 
 /// A time without a leader.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

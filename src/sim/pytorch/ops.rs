@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::super::engine::queue::Time;
 use super::state::{NodeDesc, State, WallTime};
-use crate::rendezvous::protocol::settings::Settings;
+use crate::rendezvous::messages::settings::Settings;
 
 /// The operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

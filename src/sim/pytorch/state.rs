@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::super::engine::queue::Time;
 use super::super::engine::record::Digest;
-use crate::rendezvous::protocol::settings::Settings;
+use crate::rendezvous::messages::settings::Settings;
 
 /// A reading of a host's wall clock, in microseconds of virtual time. Clocks of two hosts need not agree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

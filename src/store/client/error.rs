@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-use crate::proto::ProtoError;
+use crate::store::protocol::ProtoError;
 
 /// Why a store operation did not succeed.
 #[derive(Debug, Clone, thiserror::Error)]

@@ -15,7 +15,7 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 
 use super::error::LostCause;
-use crate::proto::{CheckReply, ProtoError, Reply, ReplyDecoder, ReplyShape, Request, WaitReply};
+use crate::store::protocol::{CheckReply, ProtoError, Reply, ReplyDecoder, ReplyShape, Request, WaitReply};
 
 /// A request that borrows keys and values where possible.
 pub(super) type Outgoing<'a> = Request<Cow<'a, [u8]>>;

@@ -21,7 +21,7 @@ use tokio::time::{Instant, sleep};
 pub use error::{Keys, LostCause, StoreError};
 use link::{Failure, Link, Outgoing};
 
-use crate::proto::{INIT_KEY, Request};
+use crate::store::protocol::{INIT_KEY, Request};
 
 /// How a client connects and waits.
 #[derive(Debug, Clone)]

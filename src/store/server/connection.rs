@@ -17,8 +17,8 @@ use super::hub::{Hub, Rejection, list_more};
 use super::outbox::Outbox;
 use super::{Cause, Place, Upgraded, after};
 use crate::net::admission::ConnectionId;
-use crate::proto::hello::{Visitor, preview, recognise};
-use crate::proto::{Decoder, ProtoError, Reply, Request, WaitReply};
+use crate::store::protocol::hello::{Visitor, preview, recognise};
+use crate::store::protocol::{Decoder, ProtoError, Reply, Request, WaitReply};
 use crate::store::table::{ConnId, Listing, Violation};
 
 pub(super) struct Connection {

@@ -466,7 +466,7 @@ mod tests {
 
     use super::super::control::control;
     use super::*;
-    use crate::proto::Request;
+    use crate::store::protocol::Request;
 
     /// The request panics between two changes that belong together: the value is gone, and its bytes are not.
     #[test]

@@ -13,8 +13,8 @@ use super::outbox::Outbox;
 use super::stats::Counters;
 use super::{Cause, Place, ServerOptions};
 use crate::bounded_log::{LeftOut, LogBudget};
-use crate::proto::hello::printable;
-use crate::proto::{Query, Reply, Request, Sink, WaitReply, put_length};
+use crate::store::protocol::hello::printable;
+use crate::store::protocol::{Query, Reply, Request, Sink, WaitReply, put_length};
 use crate::store::table::{ConnId, KEYS_PER_UNIT, Listing, Table, Violation};
 
 pub(super) struct Hub {

@@ -1,7 +1,7 @@
 //! The store's server: a [`Table`](super::Table) behind sockets.
 //!
 //! Owns accepting, each connection's buffers and their bounds, turning away what does not speak c10d, and the server's
-//! lifetime. Leaves decisions to the table, bytes to [`crate::proto`], and listening sockets to [`super::listen`].
+//! lifetime. Leaves decisions to the table, bytes to [`crate::store::protocol`], and listening sockets to [`super::listen`].
 //! Facts: sections 2, 8 and 9 of the protocol description; it names the accidents of PyTorch's servers that are not copied.
 //!
 //! One dedicated thread serves all connections ([`StoreServer`]), so the table needs no lock and every request is atomic. The
@@ -10,7 +10,7 @@
 //! both would wait for ever (`docs/decisions/0003-servers-never-wait-for-python.md`).
 //!
 //! In the order in which to read: `event_loop` waits for sockets and gives connections turns, `accept` accepts them,
-//! `crate::net::local_peers` and `members` say whose they may be, `connection` reads and writes ([`crate::proto::hello`] identifies the peer), `hub` carries out
+//! `crate::net::local_peers` and `members` say whose they may be, `connection` reads and writes ([`crate::store::protocol::hello`] identifies the peer), `hub` carries out
 //! requests, `outbox` holds bytes that a client has not read yet, `life` decides when the server ends.
 
 mod accept;
@@ -36,7 +36,7 @@ use bytes::BytesMut;
 use tokio::sync::mpsc::UnboundedSender;
 
 use super::table::TableLimits;
-use crate::proto::Limits;
+use crate::store::protocol::Limits;
 
 pub use crate::net::local_peers::LocalPeers;
 pub use control::{Controller, Ended};
@@ -58,7 +58,7 @@ pub struct ServerOptions {
     pub max_clients: usize,
     /// How long a connection may take to say `VALIDATE` (or the magic of an upgrade). Default 30 s.
     ///
-    /// [`Host`](crate::host::Host) gives a session as long again to send its `Hello`. PyTorch's servers wait for ever.
+    /// [`Host`](crate::endpoint::Host) gives a session as long again to send its `Hello`. PyTorch's servers wait for ever.
     pub hello_timeout: Duration,
     /// Bytes of replies that may wait for a client that does not read them. Default 64 MiB.
     ///

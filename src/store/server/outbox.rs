@@ -8,7 +8,7 @@ use std::io::IoSlice;
 
 use bytes::{Buf, Bytes, BytesMut};
 
-use crate::proto::Sink;
+use crate::store::protocol::Sink;
 
 /// A queue of bytes to send.
 #[derive(Debug, Default)]

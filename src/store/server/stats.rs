@@ -14,7 +14,7 @@ pub enum Cause {
     HelloTimeout,
     /// An unknown query, or a second `VALIDATE`.
     Protocol,
-    /// A length or count above [`Limits`](crate::proto::Limits).
+    /// A length or count above [`Limits`](crate::store::protocol::Limits).
     TooLong,
     /// `ADD` or `BARRIER` on a value that is not a number.
     NotANumber,

@@ -2,7 +2,7 @@
 
 use elastic_rs::channel::checks::{Counter, News, Verdict};
 use elastic_rs::channel::message::{HeldState, ToAgent, ToWorker, World};
-use elastic_rs::rendezvous::protocol::message::Generation;
+use elastic_rs::rendezvous::messages::message::Generation;
 
 use super::{change, failure, of, world};
 

@@ -10,7 +10,7 @@ use elastic_rs::channel::message::{HeldState, ToWorker};
 use elastic_rs::channel::worker::{Channel, ChannelError};
 
 use super::{change, connect, connected, exchange, failure, silence, workers, world};
-use crate::process::support::{LIMIT, within};
+use crate::workers::support::{LIMIT, within};
 
 async fn check(channel: &Channel) -> Verdict {
     match channel.check().unwrap() {

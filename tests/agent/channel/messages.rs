@@ -2,8 +2,8 @@
 
 use bytes::{BufMut, BytesMut};
 use elastic_rs::channel::message::{HeldState, MessageError, ToAgent, ToWorker, World};
-use elastic_rs::rendezvous::protocol::codec::{CodecError, FRAME_LIMIT_BYTES, decode_frame, encode_frame};
-use elastic_rs::rendezvous::protocol::message::{Generation, Round};
+use elastic_rs::rendezvous::messages::codec::{CodecError, FRAME_LIMIT_BYTES, decode_frame, encode_frame};
+use elastic_rs::rendezvous::messages::message::{Generation, Round};
 use proptest::collection::vec;
 use proptest::option;
 use proptest::prelude::*;

@@ -14,9 +14,9 @@ use std::time::Duration;
 use elastic_rs::channel::agent::{Exchange, Heard};
 use elastic_rs::channel::message::{ToWorker, World};
 use elastic_rs::channel::worker::Channel;
-use elastic_rs::rendezvous::protocol::message::{Generation, Round};
+use elastic_rs::rendezvous::messages::message::{Generation, Round};
 
-use crate::process::support::{LIMIT, within};
+use crate::workers::support::{LIMIT, within};
 
 /// An exchange for which this process is the worker with local rank 0.
 fn exchange() -> Exchange {

@@ -13,7 +13,7 @@ use rustix::event::epoll;
 
 use super::{change, connected, exchange, failure, silence, world};
 use crate::alone_process::alone;
-use crate::process::support::{LIMIT, within};
+use crate::workers::support::{LIMIT, within};
 
 /// A worker in its world, in a process of this test's own.
 fn run(test: &str, body: impl AsyncFnOnce(Exchange, Channel)) {

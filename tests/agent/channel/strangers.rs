@@ -9,10 +9,10 @@ use std::process::{self, Child, Command, Stdio};
 use bytes::BytesMut;
 use elastic_rs::channel::agent::{Exchange, Heard};
 use elastic_rs::channel::message::{HeldState, ToAgent, ToWorker, VERSION};
-use elastic_rs::rendezvous::protocol::codec::encode_frame;
+use elastic_rs::rendezvous::messages::codec::encode_frame;
 
 use super::{connected, exchange, silence, workers, world};
-use crate::process::support::{LIMIT, Traces, helper, within};
+use crate::workers::support::{LIMIT, Traces, helper, within};
 
 /// A process that is killed at the end of the test.
 struct Killed(Child);

@@ -1,7 +1,7 @@
 //! Nodes join: members run on until the last call is over, and stop at one check.
 
 use elastic_rs::rendezvous::decider::standing::Standing;
-use elastic_rs::rendezvous::protocol::message::{
+use elastic_rs::rendezvous::messages::message::{
     ADDED, CoordinatorMessage, Hello, NEVER, NodeMessage, REMOVED, Round, Running, Verdict,
 };
 

@@ -10,8 +10,8 @@ mod survivors;
 use std::time::Duration;
 
 use elastic_rs::rendezvous::decider::event::SessionId;
-use elastic_rs::rendezvous::protocol::message::{CoordinatorMessage, NodeMessage, Placement, Resume, Round};
-use elastic_rs::rendezvous::protocol::settings::Settings;
+use elastic_rs::rendezvous::messages::message::{CoordinatorMessage, NodeMessage, Placement, Resume, Round};
+use elastic_rs::rendezvous::messages::settings::Settings;
 
 use crate::bench::{Bench, back, hello, join};
 

@@ -1,7 +1,7 @@
 //! Members reconnect during a change, to the same coordinator or to a restarted one.
 
 use elastic_rs::rendezvous::decider::event::SessionId;
-use elastic_rs::rendezvous::protocol::message::{
+use elastic_rs::rendezvous::messages::message::{
     ADDED, CoordinatorMessage, Generation, Hello, NodeMessage, Placed, REMOVED, Round,
 };
 

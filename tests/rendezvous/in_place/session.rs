@@ -1,11 +1,11 @@
 //! A change in place over real sockets: one node is a session, the other one's messages are written by hand.
 
 use bytes::BytesMut;
-use elastic_rs::rendezvous::protocol::codec::{decode_frame, encode_frame, encode_preamble};
-use elastic_rs::rendezvous::protocol::message::{
+use elastic_rs::rendezvous::messages::codec::{decode_frame, encode_frame, encode_preamble};
+use elastic_rs::rendezvous::messages::message::{
     CoordinatorMessage, JoinWorkers, NodeMessage, Placement, REMOVED, Resume, Round,
 };
-use elastic_rs::rendezvous::protocol::settings::Settings;
+use elastic_rs::rendezvous::messages::settings::Settings;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 

@@ -1,7 +1,7 @@
 //! Strangers that claim times and places, while a job starts, runs, and finds its coordinator restarted.
 
-use elastic_rs::rendezvous::protocol::message::{Generation, Hello, Join, NodeId, NodeMessage, Placed, Round};
-use elastic_rs::rendezvous::protocol::settings::{LONGEST_GRACE, LONGEST_LEASE, LONGEST_WAIT, Settings};
+use elastic_rs::rendezvous::messages::message::{Generation, Hello, Join, NodeId, NodeMessage, Placed, Round};
+use elastic_rs::rendezvous::messages::settings::{LONGEST_GRACE, LONGEST_LEASE, LONGEST_WAIT, Settings};
 use elastic_rs::sim::coordinator::{Action, RUN_ID};
 
 use super::job::{Job, ms, ranks, seconds};

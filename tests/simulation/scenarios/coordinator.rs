@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use elastic_rs::rendezvous::protocol::message::Round;
-use elastic_rs::rendezvous::protocol::settings::{OnPartition, Settings};
+use elastic_rs::rendezvous::messages::message::Round;
+use elastic_rs::rendezvous::messages::settings::{OnPartition, Settings};
 use elastic_rs::sim::coordinator::{Action, Options};
 use elastic_rs::sim::engine::paths::{End, Partition};
 

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
+use elastic_rs::rendezvous::messages::settings::Settings;
 use elastic_rs::rendezvous::node::machine::JoinError;
-use elastic_rs::rendezvous::protocol::settings::Settings;
 use elastic_rs::sim::coordinator::host::Exit;
 use elastic_rs::sim::coordinator::{Action, Options};
 

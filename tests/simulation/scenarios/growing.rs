@@ -1,8 +1,8 @@
 //! Nodes that join a running job, and verdicts that close it.
 
+use elastic_rs::rendezvous::messages::message::Verdict;
+use elastic_rs::rendezvous::messages::settings::Settings;
 use elastic_rs::rendezvous::node::machine::JoinError;
-use elastic_rs::rendezvous::protocol::message::Verdict;
-use elastic_rs::rendezvous::protocol::settings::Settings;
 use elastic_rs::sim::coordinator::host::Exit;
 use elastic_rs::sim::coordinator::{Action, Options};
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use elastic_rs::rendezvous::protocol::settings::Settings;
+use elastic_rs::rendezvous::messages::settings::Settings;
 use elastic_rs::sim::coordinator::Action;
 
 use super::job::{Job, ms, seconds};

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use bytes::BytesMut;
 use elastic_rs::net::listen;
-use elastic_rs::proto::{Reply, ReplyDecoder, ReplyShape};
+use elastic_rs::store::protocol::{Reply, ReplyDecoder, ReplyShape};
 use elastic_rs::store::server::{ServerOptions, StoreServer};
 
 use super::file::{File, Message, Step};

@@ -1,5 +1,5 @@
 use super::*;
-use crate::rendezvous::protocol::cooldown::Cooldown;
+use crate::cooldown::Cooldown;
 
 const SECOND: Duration = Duration::from_secs(1);
 const HOUR: Duration = Duration::from_secs(3600);

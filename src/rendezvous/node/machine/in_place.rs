@@ -7,9 +7,9 @@
 use std::time::{Duration, Instant};
 
 use super::{Change, NodeCommand, NodeMachine};
+use crate::rendezvous::messages::message::{LARGEST_COUNT, NEVER, NodeMessage, Round, Running, Survival};
 use crate::rendezvous::node::counterpart::Counterpart;
-use crate::rendezvous::protocol::message::{LARGEST_COUNT, NEVER, NodeMessage, Round, Running, Survival};
-use crate::rendezvous::protocol::text::tidy;
+use crate::wire::text::tidy;
 
 /// Time within which the coordinator must name the check, as workers wait for it. The coordinator gives the members half of it to count.
 const ANSWER_WITHIN: Duration = Duration::from_secs(10);

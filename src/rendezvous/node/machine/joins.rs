@@ -4,9 +4,9 @@ use std::mem;
 use std::time::{Duration, Instant};
 
 use super::{JoinError, LEFT, NodeCommand, NodeMachine};
+use crate::rendezvous::messages::message::{Join, JoinWorkers, NEVER, NodeMessage, Placement};
 use crate::rendezvous::node::counterpart::Counterpart;
 use crate::rendezvous::node::pending::{Joining, Link, Store, WITHDRAW_GRACE};
-use crate::rendezvous::protocol::message::{Join, JoinWorkers, NEVER, NodeMessage, Placement};
 
 impl NodeMachine {
     /// Ask for a place in the next round, giving up at `now + timeout`. [`NodeMachine::take_outcome`] returns the answer.

@@ -6,7 +6,7 @@ use std::time::Instant;
 use super::{NodeCommand, NodeMachine};
 use crate::events::journal::{Entry, Journal};
 use crate::events::record::{Ending, Kind, Number, Phase};
-use crate::rendezvous::protocol::message::{Failure, NodeMessage, Placement, Recalled, Verdict};
+use crate::rendezvous::messages::message::{Failure, NodeMessage, Placement, Recalled, Verdict};
 
 impl NodeMachine {
     /// The events that this node has recorded.

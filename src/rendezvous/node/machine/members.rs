@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use super::NodeMachine;
-use crate::rendezvous::protocol::message::{Placement, Round};
+use crate::rendezvous::messages::message::{Placement, Round};
 
 /// What has arrived of a round's list.
 #[derive(Clone, Debug, Default)]

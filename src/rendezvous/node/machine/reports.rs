@@ -4,11 +4,11 @@ use std::time::{Duration, Instant};
 
 use super::{JoinError, LEFT, NodeCommand, NodeMachine};
 use crate::events::record::Phase;
+use crate::rendezvous::messages::bounds::{tidy_failure, tidy_verdict};
+use crate::rendezvous::messages::message::{Failure, NodeMessage, Round, Stepped, Verdict};
 use crate::rendezvous::node::counterpart::Counterpart;
 use crate::rendezvous::node::pending::{Link, Report};
-use crate::rendezvous::protocol::bounds::{tidy_failure, tidy_verdict};
-use crate::rendezvous::protocol::message::{Failure, NodeMessage, Round, Stepped, Verdict};
-use crate::rendezvous::protocol::text::tidy;
+use crate::wire::text::tidy;
 
 /// How long a node whose workers have ended waits for a cell that is gone. A process that serves it may be started again.
 const ENDS_ALONE_AFTER: Duration = Duration::from_secs(10);

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::{NodeCommand, NodeMachine};
 use crate::events::record::LONGEST_US;
-use crate::rendezvous::protocol::message::NodeMessage;
+use crate::rendezvous::messages::message::NodeMessage;
 
 /// One of so many heartbeats tells a round trip. The bytes of all of them together are next to nothing.
 const EVERY: u32 = 12;

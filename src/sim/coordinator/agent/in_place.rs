@@ -10,7 +10,7 @@ use super::super::host::Agent;
 use super::super::simulation::Simulation;
 use super::{CrewEvent, Doing};
 use crate::channel::message::{HeldState, ToWorker};
-use crate::rendezvous::protocol::message::{Generation, LIVES, Placement, Resume, Round};
+use crate::rendezvous::messages::message::{Generation, LIVES, Placement, Resume, Round};
 use crate::sim::engine::paths::HostId;
 use crate::sim::worlds::Violation;
 

@@ -15,12 +15,12 @@ use std::time::{Duration, Instant};
 
 use crate::agent::news::Seen;
 use crate::agent::{AgentMachine, Budget, Outcome, Policy};
-use crate::process::Stopping;
-use crate::rendezvous::protocol::message::{Failure, Round};
+use crate::rendezvous::messages::message::{Failure, Round};
 use crate::sim::engine::alarm::Alarm;
 use crate::sim::engine::paths::HostId;
 use crate::sim::engine::queue::Time;
 use crate::sim::worlds::Held;
+use crate::workers::Stopping;
 
 /// The hosts that run our agent, and the behaviour of their workers. Default: none, all agents are PyTorch's.
 #[derive(Clone, Debug, Default)]

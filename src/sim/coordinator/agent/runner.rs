@@ -10,11 +10,11 @@ use super::{Ends, Ours, pid_of_workers, worker_count};
 use crate::agent::machine::{LEAVE_LIMIT, LOOK_LIMIT, WORDS_LIMIT};
 use crate::agent::news::Seen;
 use crate::agent::{Command, Outcome};
-use crate::process::{Signal, StopPolicy};
-use crate::rendezvous::protocol::message::{Failure, Running};
+use crate::rendezvous::messages::message::{Failure, Running};
 use crate::sim::engine::paths::{End, HostId};
 use crate::sim::engine::queue::Time;
 use crate::sim::worlds::Violation;
+use crate::workers::{Signal, StopPolicy};
 
 /// Time by which an agent's end may exceed its grace.
 const MARGIN: Duration = Duration::from_secs(1);

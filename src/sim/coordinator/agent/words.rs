@@ -6,7 +6,7 @@ use super::super::event::Event;
 use super::super::simulation::Simulation;
 use super::{Agents, Found, Listening, pid_of_workers};
 use crate::agent::machine::WORDS_LIMIT;
-use crate::rendezvous::protocol::message::{Failure, Round};
+use crate::rendezvous::messages::message::{Failure, Round};
 use crate::sim::engine::paths::HostId;
 use crate::sim::worlds::Violation;
 

@@ -8,10 +8,10 @@ use super::super::host::Agent;
 use super::super::simulation::Simulation;
 use super::in_place::Member;
 use super::{Agents, Crew, CrewEvent, worker_count};
-use crate::process::{self, Signal, StopPolicy, Stopping};
-use crate::rendezvous::protocol::message::{Placement, Resume};
+use crate::rendezvous::messages::message::{Placement, Resume};
 use crate::sim::engine::paths::HostId;
 use crate::sim::worlds::Violation;
+use crate::workers::{self, Signal, StopPolicy, Stopping};
 
 /// Killed processes are gone within this time.
 pub(super) const KILLED_WITHIN: Duration = Duration::from_millis(50);
@@ -134,17 +134,17 @@ impl Simulation {
     }
 
     /// Workers react to signals, with a delay.
-    pub(super) fn signal_workers(&mut self, host: HostId, commands: Vec<process::Command>) {
+    pub(super) fn signal_workers(&mut self, host: HostId, commands: Vec<workers::Command>) {
         let Agents { grace, stop, stubborn, .. } = self.options.agents;
         for command in commands {
             let (local_rank, within) = match command {
-                process::Command::Signal { signal: Signal::CONT, .. } => continue,
-                process::Command::Signal { local_rank, .. } if self.engine.dice.chance(stubborn) => {
+                workers::Command::Signal { signal: Signal::CONT, .. } => continue,
+                workers::Command::Signal { local_rank, .. } if self.engine.dice.chance(stubborn) => {
                     (local_rank, (Duration::ZERO, grace * 2))
                 }
-                process::Command::Signal { local_rank, .. } => (local_rank, stop),
+                workers::Command::Signal { local_rank, .. } => (local_rank, stop),
                 // Nobody here sleeps uninterruptibly, so none is given up.
-                process::Command::Kill { local_rank } | process::Command::Abandon { local_rank } => {
+                workers::Command::Kill { local_rank } | workers::Command::Abandon { local_rank } => {
                     self.kill_now(host, local_rank);
                     continue;
                 }

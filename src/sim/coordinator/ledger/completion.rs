@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 
 use super::{Ledger, Told, agree};
-use crate::rendezvous::protocol::message::{NodeId, Placement, Round};
-use crate::rendezvous::protocol::rules::WorkerBounds;
-use crate::rendezvous::protocol::settings::Settings;
+use crate::rendezvous::messages::message::{NodeId, Placement, Round};
+use crate::rendezvous::messages::rules::WorkerBounds;
+use crate::rendezvous::messages::settings::Settings;
 use crate::sim::worlds::{self, Held, Violation, ensure_contract as ensure};
 
 impl Ledger {

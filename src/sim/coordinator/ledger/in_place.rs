@@ -1,7 +1,7 @@
 //! What must be true of changes in place: of the check at which workers stop, and of how those of a new world begin. Part of [`super`].
 
 use super::Ledger;
-use crate::rendezvous::protocol::message::{NEVER, NodeId, Placement, Resume, Round, Survival};
+use crate::rendezvous::messages::message::{NEVER, NodeId, Placement, Resume, Round, Survival};
 use crate::sim::worlds::{Violation, ensure_contract as ensure};
 
 impl Ledger {

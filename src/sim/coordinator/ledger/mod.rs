@@ -22,8 +22,8 @@ use super::options::run_id;
 use crate::rendezvous::coordinator::machine::Machine;
 use crate::rendezvous::decider::event::SessionId;
 use crate::rendezvous::decider::hosts::Exclusion;
-use crate::rendezvous::protocol::message::{Hello, Join, JoinWorkers, NodeId, NodeMessage, Placed, Round};
-use crate::rendezvous::protocol::settings::{OnPartition, Settings};
+use crate::rendezvous::messages::message::{Hello, Join, JoinWorkers, NodeId, NodeMessage, Placed, Round};
+use crate::rendezvous::messages::settings::{OnPartition, Settings};
 
 /// The last message of a node on its session, as the coordinator has read it.
 #[derive(Clone, Debug)]

@@ -5,7 +5,7 @@ use std::fs;
 use std::io::Read;
 use std::time::Duration;
 
-use elastic_rs::process::{Consoles, Copies, Exited, Filter, FilterOptions, Group, Output, StopPolicy, WorkerSpec};
+use elastic_rs::workers::{Consoles, Copies, Exited, Filter, FilterOptions, Group, Output, StopPolicy, WorkerSpec};
 
 use super::support::{Folder, LIMIT, Traces, exit, grace, shown, wait_for_all, within};
 

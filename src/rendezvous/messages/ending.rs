@@ -5,8 +5,8 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use super::message::Round;
-use super::text::tidy;
 use crate::events::record::Exit;
+use crate::wire::text::tidy;
 
 /// A worker's failure. Every node names it as the cause when the job restarts or ends.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -11,9 +11,9 @@ use super::substitute::substitute;
 use crate::agent::AgentOptions;
 use crate::agent::crew::overheard;
 use crate::agent::environment;
-use crate::process::{AttemptFolder, Filter, FilterOptions, WorkerSpec};
-use crate::rendezvous::protocol::message::Placement;
+use crate::rendezvous::messages::message::Placement;
 use crate::warm::TemplateSpec;
+use crate::workers::{AttemptFolder, Filter, FilterOptions, WorkerSpec};
 
 /// What a node is to run, and how.
 #[derive(Clone, Debug)]
@@ -169,9 +169,9 @@ mod tests {
     use super::*;
     use crate::agent::Budget;
     use crate::agent::environment::Workers;
-    use crate::process::{LogFolders, Output};
     use crate::rendezvous::conf::InPlace;
-    use crate::rendezvous::protocol::message::{Round, WorkerRanks};
+    use crate::rendezvous::messages::message::{Round, WorkerRanks};
+    use crate::workers::{LogFolders, Output};
 
     fn job() -> Job {
         let workers = Workers {

@@ -7,8 +7,8 @@ use std::time::Duration;
 use elastic_rs::agent::environment::Workers;
 use elastic_rs::agent::runner::{ErrorFiles, Runner, Step};
 use elastic_rs::agent::{AgentOptions, Budget, Outcome};
-use elastic_rs::process::{Consoles, Event, FilterOptions, Group, WorkerSpec};
 use elastic_rs::rendezvous::conf::InPlace;
+use elastic_rs::workers::{Consoles, Event, FilterOptions, Group, WorkerSpec};
 
 #[path = "../../alone.rs"]
 mod alone;

@@ -4,7 +4,7 @@ use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 use std::time::Instant;
 
-use elastic_rs::process::{Consoles, Deadline, FilterOptions, Group, Origin};
+use elastic_rs::workers::{Consoles, Deadline, FilterOptions, Group, Origin};
 
 use super::support::{LIMIT, Traces, exit, grace, helper, shown, start, wait_for_all, within};
 

@@ -19,13 +19,13 @@ use crate::net::admission::Bounds;
 use crate::net::admission::tasks::{BoundedTasks, Task};
 use crate::net::local::is_own_name;
 use crate::net::same_user::SameUser;
-use crate::proto::http::{REQUEST_BYTES, Request, host_name, is_address_or_localhost};
 use crate::rendezvous::coordinator::driver::{Question, asker_of};
 use crate::rendezvous::coordinator::readers::{Asker, Readers};
-use crate::rendezvous::protocol::text::validate_run_id;
 use crate::secure::Protection;
 use crate::secure::refusals::{Kind, Refusals};
+use crate::store::protocol::http::{REQUEST_BYTES, Request, host_name, is_address_or_localhost};
 use crate::store::server::{Cause, Controller, Stats, Upgraded};
+use crate::wire::text::validate_run_id;
 
 use super::page::{NoPage, Pages, Which};
 
@@ -408,7 +408,7 @@ mod tests {
         let listener = crate::net::listen::bind(([127, 0, 0, 1], 0).into()).unwrap();
         let store = StoreServer::start(vec![listener], ServerOptions::default()).unwrap();
         let (asks, questions) = mpsc::channel(64);
-        let (pages, ..) = crate::host::page::pages(asks.clone(), true);
+        let (pages, ..) = crate::endpoint::page::pages(asks.clone(), true);
         let shown = Visible { metrics: Readers::All, page: Readers::All };
         (Sources::new(asks, store.controller(), shown, pages, (None, None), None), questions, store)
     }

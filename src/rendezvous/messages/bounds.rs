@@ -6,7 +6,9 @@ use super::message::{
     SURVIVORS_LIMIT, Verdict, Waits, WorkerRanks,
 };
 use super::settings::Settings;
-use super::text::{LOCAL_WORLD_SIZE_LIMIT, NAME_LIMIT_BYTES, check, cut, plain, tidy, tidy_lines, validate_run_id};
+use crate::wire::text::{
+    LOCAL_WORLD_SIZE_LIMIT, NAME_LIMIT_BYTES, check, cut, plain, tidy, tidy_lines, validate_run_id,
+};
 
 impl Hello {
     /// Check a node's introduction.

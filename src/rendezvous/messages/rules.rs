@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::cooldown::Cooldown;
 use super::settings::LONGEST_WAIT;
+use crate::cooldown::Cooldown;
 
 /// The default of `host_failures_window`.
 pub const HOST_FAILURES_WINDOW: Duration = Duration::from_secs(3600);

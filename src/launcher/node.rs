@@ -11,10 +11,10 @@ use tokio::task::spawn_blocking;
 use super::tunnel::Trust;
 use super::worker_store::{Opener, RoundStore};
 pub use super::worker_store::{Reach, WorkersStore};
-use crate::host::Sessions;
+use crate::endpoint::Sessions;
+use crate::rendezvous::messages::message::{JoinWorkers, Placement};
 use crate::rendezvous::node::machine::JoinError;
 use crate::rendezvous::node::session::Session;
-use crate::rendezvous::protocol::message::{JoinWorkers, Placement};
 use crate::secure::Protection;
 use crate::wait::telling_if_slow;
 

@@ -160,7 +160,7 @@ pub fn decode_frame<M: DeserializeOwned>(buffer: &mut BytesMut) -> Result<Option
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rendezvous::protocol::message::NodeMessage;
+    use crate::rendezvous::messages::message::NodeMessage;
 
     #[test]
     fn a_giant_length_is_refused_before_its_body_arrives() {

@@ -13,13 +13,13 @@ use std::time::Instant;
 use super::job::{Job, LogFolder};
 use crate::agent::Outcome;
 use crate::agent::runner::{Programs, Runner, START_PATIENCE, Step};
-use crate::frontend::node::Node;
-use crate::process::{AttemptFolder, Consoles, Exited, LogFolders, is_full, written};
-use crate::rendezvous::protocol::message::{JoinWorkers, Placement, Verdict};
+use crate::launcher::node::Node;
+use crate::rendezvous::messages::message::{JoinWorkers, Placement, Verdict};
 use crate::signals::{Received, Receiver};
 use crate::threads;
 use crate::wait::until;
 use crate::warm::Template;
+use crate::workers::{AttemptFolder, Consoles, Exited, LogFolders, is_full, written};
 
 /// How it ended.
 #[derive(Debug)]

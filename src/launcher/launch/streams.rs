@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
-use crate::process::{Copies, Output, StreamsOf};
+use crate::workers::{Copies, Output, StreamsOf};
 
 /// What the command line says of workers' output.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -71,7 +71,7 @@ impl LogOptions {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rendezvous::protocol::text::LOCAL_WORLD_SIZE_LIMIT;
+    use crate::wire::text::LOCAL_WORLD_SIZE_LIMIT;
 
     fn of(options: &LogOptions, local_rank: u32) -> (Output, Output) {
         options.outputs((local_rank, 8 + local_rank), Some(("out".into(), "err".into())), "[p]:")

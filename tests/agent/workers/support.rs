@@ -10,7 +10,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 use std::time::Duration;
 
-use elastic_rs::process::{
+use elastic_rs::workers::{
     Consoles, Copies, Event, Exit, Exited, FilterOptions, Group, Output, StartError, StopPolicy, WorkerSpec,
 };
 

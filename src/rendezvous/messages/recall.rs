@@ -3,9 +3,9 @@
 use serde::{Deserialize, Serialize};
 
 use super::message::{LARGEST_STEP, NodeId};
-use super::text::{NAME_LIMIT_BYTES, cut, plain};
 use crate::events::journal::{Entry, RECALLED, origin};
 use crate::events::record::{Exit, Kind, LONGEST_US, Phase};
+use crate::wire::text::{NAME_LIMIT_BYTES, cut, plain};
 
 /// Most bytes of texts in one [`Recalled`], and most that are taken of it.
 const TEXTS_BYTES: usize = 24 * 1024;

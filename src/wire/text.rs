@@ -29,12 +29,12 @@ pub fn validate_run_id(run_id: &str) -> Result<(), String> {
 ///
 /// # Errors
 /// A sentence naming what is not allowed, and what is.
-pub(in crate::rendezvous) fn validate_name(what: &str, name: &str) -> Result<(), String> {
+pub(crate) fn validate_name(what: &str, name: &str) -> Result<(), String> {
     check(what, name, NAME_LIMIT_BYTES)
 }
 
 /// Check the length and the characters of a text.
-pub(super) fn check(what: &str, text: &str, limit: usize) -> Result<(), String> {
+pub(crate) fn check(what: &str, text: &str, limit: usize) -> Result<(), String> {
     if text.len() > limit {
         return Err(format!("the {what} has {} bytes, must have at most {limit}", text.len()));
     }
@@ -62,7 +62,7 @@ pub fn tidy(text: &str) -> String {
 }
 
 /// A time in words: `5 s`, `12 min`, `3 h`.
-pub(in crate::rendezvous) fn in_words(time: Duration) -> String {
+pub(crate) fn in_words(time: Duration) -> String {
     match time.as_secs() {
         seconds @ ..120 => format!("{seconds} s"),
         seconds @ 120..7200 => format!("{} min", seconds / 60),
@@ -71,7 +71,7 @@ pub(in crate::rendezvous) fn in_words(time: Duration) -> String {
 }
 
 /// As [`tidy`], but lines stay lines.
-pub(super) fn tidy_lines(text: &str) -> String {
+pub(crate) fn tidy_lines(text: &str) -> String {
     let indented =
         |line: &str| line.trim_end().chars().map(|c| if is_steering(c) { ' ' } else { c }).collect::<String>();
     let lines: Vec<_> = text.trim().lines().map(indented).collect();
@@ -79,7 +79,7 @@ pub(super) fn tidy_lines(text: &str) -> String {
 }
 
 /// One line of any length, without characters that steer a terminal. Nearly all texts are so already.
-pub(in crate::rendezvous) fn plain(text: String) -> String {
+pub(crate) fn plain(text: String) -> String {
     if text.trim().len() == text.len() && !text.contains(is_steering) {
         return text;
     }
@@ -87,7 +87,7 @@ pub(in crate::rendezvous) fn plain(text: String) -> String {
 }
 
 /// The text, cut to at most `limit` bytes.
-pub(in crate::rendezvous) fn cut(mut text: String, limit: usize) -> String {
+pub(crate) fn cut(mut text: String, limit: usize) -> String {
     const CUT: char = '…';
     if text.len() > limit {
         let mut end = limit - CUT.len_utf8();

@@ -4,17 +4,14 @@
 //! |---|---|
 //! | [`settings`] | a node's settings: min and max nodes, time limits |
 //! | [`rules`] | more of them: how workers are counted, and hosts judged |
-//! | [`cooldown`] | for how long a host is kept out |
 //! | [`message`] | the messages |
 //! | [`place`], [`ending`] | what messages hold: places in rounds; how a worker failed, and how a job ended |
 //! | [`recall`] | what a member tells a restarted coordinator |
-//! | [`text`] | limits on texts, and the characters that they may have |
 //! | [`bounds`] | limits on every message that a peer sends |
 //! | [`codec`], `frames` | messages ↔ frames of bytes; reading them from a connection (feature `io`) |
 
 pub mod bounds;
 pub mod codec;
-pub mod cooldown;
 pub mod ending;
 #[cfg(feature = "io")]
 pub(crate) mod frames;
@@ -23,4 +20,3 @@ pub mod place;
 pub mod recall;
 pub mod rules;
 pub mod settings;
-pub mod text;

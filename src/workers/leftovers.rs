@@ -109,7 +109,7 @@ impl Leftovers {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::process::Signal;
+    use crate::workers::Signal;
 
     const SECOND: Duration = Duration::from_secs(1);
 

@@ -3,10 +3,10 @@
 use std::io;
 use std::sync::Arc;
 
-use elastic_rs::process::{Input, Output, Stage, StopPolicy};
 use elastic_rs::secure::Protection;
 use elastic_rs::secure::door::Door;
 use elastic_rs::secure::token::Token;
+use elastic_rs::workers::{Input, Output, Stage, StopPolicy};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::support::{Folder, Traces, start, wait_for_all, within};
@@ -126,8 +126,8 @@ async fn a_start_that_is_cancelled_leaves_nothing() {
     let workers = (0..4).map(|rank| traces.worker(rank, "say ready pause")).collect();
     let (stdout, shown) = super::support::shown();
     let stderr = stdout.try_clone().unwrap();
-    let consoles = elastic_rs::process::Consoles { stdout, stderr };
-    let starting = elastic_rs::process::Group::start(workers, Default::default(), consoles);
+    let consoles = elastic_rs::workers::Consoles { stdout, stderr };
+    let starting = elastic_rs::workers::Group::start(workers, Default::default(), consoles);
     // Poll once: the start is under way.
     tokio::select! {
         biased;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use super::message::Round;
-use super::text::{NAME_LIMIT_BYTES, cut, plain};
+use crate::wire::text::{NAME_LIMIT_BYTES, cut, plain};
 
 /// A node's account of the last round it was placed in; lets a coordinator that lost its memory take it up again.
 /// Anybody can claim one. `src/rendezvous/decider/recovery.rs` decides what a coordinator takes from a claim, and when.
@@ -61,7 +61,7 @@ pub struct Join {
 pub struct JoinWorkers {
     /// Their role, by which role ranks are counted.
     pub role: String,
-    /// Their number: 1 to [`LOCAL_WORLD_SIZE_LIMIT`](super::text::LOCAL_WORLD_SIZE_LIMIT).
+    /// Their number: 1 to [`LOCAL_WORLD_SIZE_LIMIT`](crate::wire::text::LOCAL_WORLD_SIZE_LIMIT).
     pub local_world_size: u32,
     /// The file name of their script, or the name of their module, program or function, if the agent says it. It tells jobs without a
     /// run id from one another: `decider/other_job.rs`.
