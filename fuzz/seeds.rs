@@ -6,9 +6,9 @@ use std::fs;
 use std::time::{Duration, Instant};
 
 use bytes::BytesMut;
+use elastic_rs::cooldown::Cooldown;
 use elastic_rs::rendezvous::cell::node::{CellCommand, CellNode};
 use elastic_rs::rendezvous::messages::codec::{encode_preamble, try_encode_frame};
-use elastic_rs::cooldown::Cooldown;
 use elastic_rs::rendezvous::messages::message::{
     Failure, Generation, Hello, Join, JoinWorkers, NodeId, NodeMessage, Placed, Round, Verdict,
 };

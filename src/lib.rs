@@ -31,8 +31,6 @@ pub mod rendezvous;
 pub mod secure;
 #[cfg(feature = "io")]
 pub mod signals;
-#[cfg(feature = "sim")]
-pub mod sim;
 pub mod steps;
 pub mod store;
 #[cfg(feature = "io")]

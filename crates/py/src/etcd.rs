@@ -59,7 +59,7 @@ impl EtcdOptions {
 
     fn check(endpoints: &str, asked: Asked<'_>) -> Result<Self, String> {
         let endpoints = if endpoints.trim().is_empty() { "localhost" } else { endpoints };
-        let endpoints = etcd::parse_endpoints(endpoints, asked.protocol)?;
+        let endpoints = etcd_client::parse_endpoints(endpoints, asked.protocol)?;
         let mut tls = asked.tls;
         // As with PyTorch's backends, one file may hold both.
         tls.key = tls.key.or_else(|| tls.cert.clone());

@@ -162,7 +162,7 @@ pub fn signal_number(name: &str) -> Option<i32> {
 /// Raises ``RuntimeError`` if that fails, with the system call that this machine refuses.
 #[pyfunction]
 pub fn rehearse(py: Python<'_>, command: Vec<OsString>) -> PyResult<()> {
-    block_on_task(py, process::rehearse(command))?.map_err(PyRuntimeError::new_err)
+    block_on_task(py, workers::rehearse(command))?.map_err(PyRuntimeError::new_err)
 }
 
 /// Return why a worker store of this process could not know which users connect to it from this machine, and what to do. None: it
