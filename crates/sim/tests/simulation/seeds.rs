@@ -40,7 +40,7 @@ pub fn live_through<T>(
         .map(|failure| format!("  seed {} at {:.3?}: {}", failure.seed, failure.at, failure.violation))
         .collect();
     panic!(
-        "seed {seed}\nreplay: ELASTIC_RS_SIM_SEED={seed} ELASTIC_RS_SIM_SEEDS=1 cargo test --features sim --test \
+        "seed {seed}\nreplay: ELASTIC_RS_SIM_SEED={seed} ELASTIC_RS_SIM_SEEDS=1 cargo test -p elastic_rs_sim --test \
          {replay}\n{}\nall that failed:\n{}",
         again.history[last..].join("\n"),
         all.join("\n"),
