@@ -17,11 +17,10 @@ use rustix::process::{
 use tokio::io::unix::AsyncFd;
 use tokio::sync::mpsc;
 
+use crate::clock::until;
+use crate::signals::Signal;
 use crate::threads;
-use crate::wait::until;
-use crate::workers::{
-    Command, Copies, Event, Exit, Exited, Group, Left, Output, Signal, StderrEnd, StopPolicy, Stopping,
-};
+use crate::workers::{Command, Copies, Event, Exit, Exited, Group, Left, Output, StderrEnd, StopPolicy, Stopping};
 
 /// Running workers.
 #[derive(Debug)]

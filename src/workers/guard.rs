@@ -20,7 +20,7 @@ use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::ptr;
 
 use super::message::{MESSAGE_BYTES, Order, Report};
-use crate::steps::monotonic_ns;
+use crate::clock::monotonic_ns;
 
 mod calls;
 mod descriptors;

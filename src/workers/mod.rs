@@ -59,7 +59,7 @@ pub use consoles::Consoles;
 pub use deadline::Deadline;
 #[cfg(feature = "io")]
 pub use event::{Event, Exited, Left, Outcome};
-pub use exit::{Exit, Signal};
+pub use exit::Exit;
 #[cfg(feature = "io")]
 pub(crate) use folders::link_ranks;
 #[cfg(feature = "io")]

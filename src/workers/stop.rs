@@ -3,7 +3,8 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use super::exit::{Exit, Signal};
+use super::exit::Exit;
+use crate::signals::Signal;
 
 /// How workers are stopped; the same on every path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

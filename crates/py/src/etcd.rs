@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use elastic_rs::at_once;
 use elastic_rs::etcd_client::{self, Client, ClientOptions, Credentials, PATIENCE, Password, TlsFiles};
-use elastic_rs::net::local::source_towards;
+use elastic_rs::net::connect::source_towards;
 use elastic_rs::rendezvous::conf::{Conf, DEFAULT_KEY_PREFIX, PASSWORD_VARIABLE, Protocol};
 use elastic_rs::rendezvous::etcd::keys;
 use pyo3::exceptions::PyValueError;

@@ -10,7 +10,8 @@ use elastic_rs::launcher::launch::{Ended, Fixed, Job, LogFolder, LogOptions, War
 use elastic_rs::launcher::node::Node;
 use elastic_rs::net::local_peers;
 use elastic_rs::rendezvous::node::machine;
-use elastic_rs::workers::{self, Signal};
+use elastic_rs::signals::Signal;
+use elastic_rs::workers::{self};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 

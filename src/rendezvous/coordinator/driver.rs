@@ -29,6 +29,7 @@ use super::book::{Answer, Book};
 use super::machine::{Command, Machine};
 use super::readers::{Asker, Readers, refusal};
 use crate::bounded_log::BoundedLog;
+use crate::clock::until;
 use crate::events::file::EventFile;
 use crate::events::open_metrics::OpenMetrics;
 use crate::net::admission::Bounds;
@@ -43,7 +44,6 @@ use crate::rendezvous::messages::message::{CoordinatorMessage, Hello, NodeMessag
 use crate::secure::proof::Pass;
 use crate::secure::refusals::{Kind, Refusal};
 use crate::secure::{Halves, Protection, Reader, Writer};
-use crate::wait::until;
 use crate::wire::text::validate_run_id;
 
 /// A connection that has begun as a session.

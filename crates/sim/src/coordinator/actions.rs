@@ -16,7 +16,7 @@ use crate::worlds::Violation;
 use elastic_rs::rendezvous::decider::event::{Ends, Home, SessionId};
 use elastic_rs::rendezvous::messages::message::{Failure, Hello, JoinWorkers, NodeId, NodeMessage, Placement};
 use elastic_rs::rendezvous::node::machine::NodeMachine;
-use elastic_rs::workers::Signal;
+use elastic_rs::signals::Signal;
 
 impl Simulation {
     pub(super) fn act(&mut self, action: Action) -> Result<(), Violation> {

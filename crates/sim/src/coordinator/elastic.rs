@@ -16,7 +16,7 @@ use elastic_rs::rendezvous::coordinator::machine::Command;
 use elastic_rs::rendezvous::messages::message::{
     CoordinatorMessage, Generation, NEVER, Placement, Resume, Round, Survival, Survivor,
 };
-use elastic_rs::workers::Signal;
+use elastic_rs::signals::Signal;
 
 /// How long an agent that was asked to go waits for the others to change in place.
 pub(super) const PATIENCE: Duration = Duration::from_secs(20);

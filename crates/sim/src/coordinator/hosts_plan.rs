@@ -13,8 +13,8 @@ use crate::engine::history::Failure;
 use crate::engine::paths::HostId;
 use elastic_rs::cooldown::Cooldown;
 use elastic_rs::rendezvous::messages::message::Placement;
-use elastic_rs::rendezvous::messages::rules::{Rules, WorkerBounds};
 use elastic_rs::rendezvous::messages::settings::Settings;
+use elastic_rs::rendezvous::messages::settings::{Rules, WorkerBounds};
 
 /// What has happened to the hosts of a job.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -14,7 +14,8 @@ use elastic_rs::agent::machine::{LEAVE_LIMIT, LOOK_LIMIT, WORDS_LIMIT};
 use elastic_rs::agent::news::Seen;
 use elastic_rs::agent::{Command, Outcome};
 use elastic_rs::rendezvous::messages::message::{Failure, Running};
-use elastic_rs::workers::{Signal, StopPolicy};
+use elastic_rs::signals::Signal;
+use elastic_rs::workers::StopPolicy;
 
 /// Time by which an agent's end may exceed its grace.
 const MARGIN: Duration = Duration::from_secs(1);

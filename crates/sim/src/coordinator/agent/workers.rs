@@ -11,7 +11,8 @@ use super::{Agents, Crew, CrewEvent, worker_count};
 use crate::engine::paths::HostId;
 use crate::worlds::Violation;
 use elastic_rs::rendezvous::messages::message::{Placement, Resume};
-use elastic_rs::workers::{self, Signal, StopPolicy, Stopping};
+use elastic_rs::signals::Signal;
+use elastic_rs::workers::{self, StopPolicy, Stopping};
 
 /// Killed processes are gone within this time.
 pub(super) const KILLED_WITHIN: Duration = Duration::from_millis(50);

@@ -18,7 +18,7 @@ use elastic_rs::rendezvous::decider::hosts::Exclusion;
 use elastic_rs::rendezvous::decider::node::Status;
 use elastic_rs::rendezvous::decider::run::Run;
 use elastic_rs::rendezvous::messages::message::{CoordinatorMessage, NodeId, NodeMessage, Placement, Resume, Round};
-use elastic_rs::rendezvous::messages::rules::WorkerBounds;
+use elastic_rs::rendezvous::messages::settings::WorkerBounds;
 use elastic_rs::rendezvous::messages::settings::{OnPartition, Settings};
 use elastic_rs::rendezvous::node::machine::JoinError;
 

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use super::{Ledger, Told, agree};
 use crate::worlds::{self, Held, Violation, ensure_contract as ensure};
 use elastic_rs::rendezvous::messages::message::{NodeId, Placement, Round};
-use elastic_rs::rendezvous::messages::rules::WorkerBounds;
 use elastic_rs::rendezvous::messages::settings::Settings;
+use elastic_rs::rendezvous::messages::settings::WorkerBounds;
 
 impl Ledger {
     /// Checks a new world. The module's documentation has the rules.

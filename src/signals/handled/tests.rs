@@ -1,5 +1,6 @@
 use std::thread;
 
+use super::super::repetition::SAME_SIGNAL;
 use super::*;
 
 /// Tests of one process would take each other's signals.

@@ -1,4 +1,4 @@
-//! Sleep until an optional deadline, and tell the operator about slow waits.
+//! The monotonic clock, sleeping until an optional deadline, and warnings about slow waits.
 
 use std::future::{Future, pending};
 use std::pin::pin;
@@ -28,4 +28,11 @@ pub(crate) async fn telling_if_slow<T>(work: impl Future<Output = T>, text: impl
             work.await
         }
     }
+}
+
+/// Nanoseconds of the system's monotonic clock, which all processes of a machine share.
+pub fn monotonic_ns() -> u64 {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    let (seconds, nanos) = (u64::try_from(time.tv_sec).unwrap_or(0), u64::try_from(time.tv_nsec).unwrap_or(0));
+    seconds.wrapping_mul(1_000_000_000).wrapping_add(nanos)
 }

@@ -19,15 +19,10 @@ use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::getpid;
 use tokio::io::unix::AsyncFd;
 
-use crate::steps::monotonic_ns;
-use crate::workers::Signal;
-
-mod repetition;
-mod sender;
-
-use repetition::Repetition;
-pub use repetition::SAME_SIGNAL;
-pub use sender::Sender;
+use super::Signal;
+use super::repetition::Repetition;
+use super::sender::Sender;
+use crate::clock::monotonic_ns;
 
 /// Signals of a process that handles them for a job.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -7,8 +7,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout};
 
-use super::connect::{race, resolve};
-use crate::store::protocol::Request;
+use super::protocol::Request;
+use crate::net::connect::{race, resolve};
 
 /// The nonce that a store has to return.
 const NONCE: u32 = 0x454C_525A;
