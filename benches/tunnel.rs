@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
-use elastic_rs::endpoint::Host;
+use elastic_rs::endpoint::EndpointServer;
 use elastic_rs::launcher::node::{Node, NodeOptions, Reach};
 use elastic_rs::net::listen;
 use elastic_rs::rendezvous::messages::message::{Hello, NodeId};
@@ -29,7 +29,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 /// A job of two nodes. Dropped in this order.
 struct Job {
     _nodes: Vec<Node>,
-    _host: Host,
+    _host: EndpointServer,
     _runtime: Runtime,
 }
 
@@ -38,7 +38,7 @@ fn job() -> (Job, [SocketAddr; 2]) {
     let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let protection = Arc::new(Protection::by_token(Token::random().unwrap()).unwrap());
     let listener = listen::bind((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
-    let host = Host::start(vec![listener], ServerOptions::default(), Some(Arc::clone(&protection))).unwrap();
+    let host = EndpointServer::start(vec![listener], ServerOptions::default(), Some(Arc::clone(&protection))).unwrap();
     let node = |number: u32| {
         let hello = Hello {
             process: u64::from(number),

@@ -14,7 +14,7 @@ use std::{env, process};
 use elastic_rs::agent::environment::Workers;
 use elastic_rs::agent::runner::{Runner, Step};
 use elastic_rs::agent::{AgentOptions, Budget};
-use elastic_rs::endpoint::Host;
+use elastic_rs::endpoint::EndpointServer;
 use elastic_rs::rendezvous::conf::InPlace;
 use elastic_rs::rendezvous::messages::message::{Hello, JoinWorkers, NodeId};
 use elastic_rs::rendezvous::messages::settings::Settings;
@@ -49,7 +49,7 @@ fn main() {
 /// From the kill of a worker until the other node is told that its world must end.
 async fn told(folder: &Path, hangs: bool) -> Duration {
     fs::create_dir_all(folder).expect("a folder");
-    let host = Host::listen(Some("127.0.0.1"), 0, ServerOptions::default(), None).expect("a port");
+    let host = EndpointServer::listen(Some("127.0.0.1"), 0, ServerOptions::default(), None).expect("a port");
     let (mut one, mut two) = (Node::new(&host, 1), Node::new(&host, 2));
     tokio::join!(one.place(), two.place());
     let files = Files::new(folder, hangs);
@@ -78,7 +78,7 @@ struct Node {
 }
 
 impl Node {
-    fn new(host: &Host, number: u128) -> Self {
+    fn new(host: &EndpointServer, number: u128) -> Self {
         let mut settings = Settings::new(2, 2);
         settings.max_restarts = Some(0);
         let hello = Hello {

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use std::{env, fs, thread};
 
-use elastic_rs::endpoint::Host;
+use elastic_rs::endpoint::EndpointServer;
 use elastic_rs::net::listen::bind;
 use elastic_rs::secure::token::Token;
 use elastic_rs::secure::{Halves, Protection};
@@ -46,7 +46,7 @@ fn measure(rate: u32) -> Result<(), Box<dyn Error>> {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
     for kind in [None].into_iter().chain(KINDS.map(Some)) {
         let listener = bind((Ipv4Addr::LOCALHOST, 0).into())?;
-        let host = Host::start(vec![listener], ServerOptions::default(), Some(Arc::clone(&protection)))?;
+        let host = EndpointServer::start(vec![listener], ServerOptions::default(), Some(Arc::clone(&protection)))?;
         let mut attacker = match kind {
             Some(kind) => Some(child(&["attack", &host.port().to_string(), &rate.to_string(), kind])?),
             None => None,
@@ -68,7 +68,7 @@ fn measure(rate: u32) -> Result<(), Box<dyn Error>> {
         );
     }
     let listener = bind((Ipv4Addr::LOCALHOST, 0).into())?;
-    let host = Host::start(vec![listener], ServerOptions::default(), Some(protection))?;
+    let host = EndpointServer::start(vec![listener], ServerOptions::default(), Some(protection))?;
     let mut client = child(&["ask", &host.port().to_string()])?;
     client.wait_until_it_runs()?;
     let thread = format!("host-{}", host.port());

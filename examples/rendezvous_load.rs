@@ -27,7 +27,7 @@ use std::io::{BufRead, Read, Write};
 use std::sync::Arc;
 use std::time::Duration;
 
-use elastic_rs::endpoint::Host;
+use elastic_rs::endpoint::EndpointServer;
 use elastic_rs::etcd_client::{Client, ClientOptions, parse_endpoints};
 use elastic_rs::events::record::Phase;
 use elastic_rs::rendezvous::conf::DEFAULT_KEY_PREFIX;
@@ -50,7 +50,7 @@ fn main() {
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     match arguments[..] {
         ["serve"] => {
-            let host = Host::listen(Some("127.0.0.1"), 0, ServerOptions::default(), protection()).unwrap();
+            let host = EndpointServer::listen(Some("127.0.0.1"), 0, ServerOptions::default(), protection()).unwrap();
             say(&host.port().to_string());
             std::io::stdin().read_to_end(&mut Vec::new()).unwrap();
         }

@@ -136,7 +136,7 @@ def _serve(args: argparse.Namespace) -> int:
     show_logs(args.log_level.upper())
     limits = _elastic_rs.StoreLimits(**{name: getattr(args, name) for name, *_ in _elastic_rs.StoreLimits.table()})
     try:
-        host = _elastic_rs.Host.listen(args.host, args.port, limits=limits, protection=protected)
+        host = _elastic_rs.EndpointServer.listen(args.host, args.port, limits=limits, protection=protected)
     except OSError as error:
         print(error_line("elastic-rs", error.strerror or str(error)), file=sys.stderr)
         return CANNOT_LISTEN
@@ -170,7 +170,7 @@ def _serve(args: argparse.Namespace) -> int:
     return ENDED_AS_ASKED
 
 
-def _first_signal(host: _elastic_rs.Host) -> signal.Signals | None:
+def _first_signal(host: _elastic_rs.EndpointServer) -> signal.Signals | None:
     """Unblock the signals and wait for the first one. None: the server has ended.
 
     This does not use ``signal.sigtimedwait``: if SIGCONT interrupts that when its time is over, CPython 3.11 returns a

@@ -345,7 +345,7 @@ class Driver:
 
         Raises ``ValueError`` if a host's name or slots are not allowed, or a host is there twice; nothing changes then.
         """
-    def run(self, /, signals: Signals, *, host: Host | None = None) -> tuple[str, int | None, str]:
+    def run(self, /, signals: Signals, *, host: EndpointServer | None = None) -> tuple[str, int | None, str]:
         """
         Start agents until the job has ended, and return the verdict (``succeeded``, ``failed``, ``given_up``, ``refused`` or
         ``signal``), the signal's number, and why.
@@ -603,7 +603,7 @@ class EtcdOptions:
     @property
     def members(self, /) -> list[tuple[str, int]]:
         """
-        Host and port of each member.
+        EndpointServer and port of each member.
         """
     @staticmethod
     def of_config(endpoints: str, config: RendezvousConfig) -> EtcdOptions:
@@ -708,7 +708,7 @@ class ForkServer:
         """
 
 @final
-class Host:
+class EndpointServer:
     """
     The store and the rendezvous coordinator, on one port and on one thread that never waits for the interpreter.
     """
@@ -718,7 +718,7 @@ class Host:
         The addresses it listens on, each with its port.
         """
     @staticmethod
-    def claim(host: str, port: SupportsIndex, *, is_host: bool | None = None, uses_store: bool = True, protection: Protection | None = None) -> "Host | str":
+    def claim(host: str, port: SupportsIndex, *, is_host: bool | None = None, uses_store: bool = True, protection: Protection | None = None) -> "EndpointServer | str":
         """
         Become the host of ``host:port``. A ``str`` is the reason why another process is the host.
 
@@ -728,7 +728,7 @@ class Host:
         Raises ``OSError`` when ``is_host`` is True and the port cannot be listened on.
         """
     @staticmethod
-    def listen(host: str | None, port: SupportsIndex, *, limits: StoreLimits | None = None, protection: Protection | None = None) -> Host:
+    def listen(host: str | None, port: SupportsIndex, *, limits: StoreLimits | None = None, protection: Protection | None = None) -> EndpointServer:
         """
         Serve on every address of ``host``, or on all of this machine if it is None. Port 0 lets the system choose. ``protection`` as
         for :meth:`claim`.
@@ -740,7 +740,7 @@ class Host:
         """
         Whether it listens on loopback alone.
         """
-    def page_orders(self, /) -> PageOrders | None:
+    def page_requests(self, /) -> PageRequests | None:
         """
         The pages that are asked for by HTTP, for a thread that makes them. None: another one does already, or nobody may read them.
         """
@@ -1014,7 +1014,7 @@ class Observer:
         """
 
 @final
-class PageOrder:
+class PageRequest:
     """
     A page that somebody waits for.
     """
@@ -1044,11 +1044,11 @@ class PageOrder:
         """
 
 @final
-class PageOrders:
+class PageRequests:
     """
     The pages that are asked for at a host.
     """
-    def next(self, /) -> PageOrder | None:
+    def next(self, /) -> PageRequest | None:
         """
         Wait for the next one. None: the host has ended.
         """
@@ -1283,7 +1283,7 @@ class Session:
     """
     A node's session with a coordinator, over etcd, or over a cell that all nodes share (:class:`CellSession`).
     """
-    def __new__(cls, /, host: str, port: SupportsIndex, options: NodeOptions, *, coordinator: Host | None = None, protection: Protection | None = None) -> Session:
+    def __new__(cls, /, host: str, port: SupportsIndex, options: NodeOptions, *, coordinator: EndpointServer | None = None, protection: Protection | None = None) -> Session:
         """
         Start a session for one node with the coordinator at ``host:port``. It connects in the background. ``coordinator`` is that
         coordinator, if this process hosts it. With a ``protection``, it speaks only with one that holds the same token.

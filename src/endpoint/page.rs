@@ -1,6 +1,6 @@
 //! The page of a run, for browsers: asked for here, and made elsewhere.
 //!
-//! A page is made of events by whoever has taken the [`Orders`] of a host: in this package a thread of Python's, which the coordinator's
+//! A page is made of events by whoever has taken the [`PageRequests`] of an endpoint server: in this package a thread of Python's, which the coordinator's
 //! thread never waits for. One page is made at a time, and whoever asks for it within a second gets the same one. So a hundred open
 //! browsers cost as much as one, and readers can hold up nobody but each other.
 
@@ -27,7 +27,7 @@ const PATIENCE: Duration = Duration::from_secs(4);
 
 /// A page that somebody waits for.
 #[derive(Debug)]
-pub struct Order {
+pub struct PageRequest {
     /// What it shows.
     pub subject: Subject,
     /// Which page was asked for.
@@ -36,8 +36,8 @@ pub struct Order {
     pub reply: oneshot::Sender<String>,
 }
 
-/// The orders of a host, for the one who makes its pages.
-pub type Orders = mpsc::Receiver<Order>;
+/// The requests of an endpoint server, for the one who makes its pages.
+pub type PageRequests = mpsc::Receiver<PageRequest>;
 
 /// Which page is asked for.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -77,40 +77,40 @@ pub(super) struct Pages {
     made: Arc<AtomicBool>,
 }
 
-/// The one that passes orders on.
+/// What keeps pages for a second, and asks for those that it has not.
 #[derive(Debug)]
-pub(super) struct Desk {
+pub(super) struct PageCache {
     asked: mpsc::Receiver<Asked>,
-    orders: mpsc::Sender<Order>,
+    requests: mpsc::Sender<PageRequest>,
     questions: mpsc::Sender<Question>,
     kept: VecDeque<(Which, Instant, Answer)>,
 }
 
-/// The host's end of its orders, until somebody takes it.
+/// The requests for pages, until somebody takes them to make the pages.
 #[derive(Debug)]
-pub(super) struct Shelf {
-    orders: Option<Orders>,
+pub(super) struct PageOffer {
+    requests: Option<PageRequests>,
     made: Arc<AtomicBool>,
 }
 
-impl Shelf {
-    /// The orders, for one who makes pages from now on. `None`: they were taken before, or nobody may read a page.
-    pub fn take(&mut self) -> Option<Orders> {
-        let orders = self.orders.take();
-        self.made.fetch_or(orders.is_some(), Ordering::Relaxed);
-        orders
+impl PageOffer {
+    /// The requests, for one who makes pages from now on. `None`: they were taken before, or nobody may read a page.
+    pub fn take(&mut self) -> Option<PageRequests> {
+        let requests = self.requests.take();
+        self.made.fetch_or(requests.is_some(), Ordering::Relaxed);
+        requests
     }
 }
 
-/// The parts of a host that have to do with pages. `shown`: somebody may read them.
-pub(super) fn pages(questions: mpsc::Sender<Question>, shown: bool) -> (Pages, Desk, Shelf) {
-    let (to_desk, asked) = mpsc::channel(WAITING);
-    let (to_shelf, orders) = mpsc::channel(1);
+/// The parts of an endpoint server that have to do with pages. `shown`: somebody may read them.
+pub(super) fn pages(questions: mpsc::Sender<Question>, shown: bool) -> (Pages, PageCache, PageOffer) {
+    let (to_cache, asked) = mpsc::channel(WAITING);
+    let (to_maker, requests) = mpsc::channel(1);
     let made = Arc::new(AtomicBool::new(false));
     (
-        Pages { asked: to_desk, made: Arc::clone(&made) },
-        Desk { asked, orders: to_shelf, questions, kept: VecDeque::new() },
-        Shelf { orders: shown.then_some(orders), made },
+        Pages { asked: to_cache, made: Arc::clone(&made) },
+        PageCache { asked, requests: to_maker, questions, kept: VecDeque::new() },
+        PageOffer { requests: shown.then_some(requests), made },
     )
 }
 
@@ -130,7 +130,7 @@ impl Pages {
     }
 }
 
-impl Desk {
+impl PageCache {
     /// Answer one request after the other, until nobody can ask any more.
     pub async fn serve(mut self) {
         while let Some(Asked { which, reply }) = self.asked.recv().await {
@@ -170,7 +170,7 @@ impl Desk {
         let which = which.clone();
         let (reply, html) = oneshot::channel();
         let made = timeout(MAKING, async {
-            self.orders.send(Order { subject, which, reply }).await.ok()?;
+            self.requests.send(PageRequest { subject, which, reply }).await.ok()?;
             html.await.ok()
         });
         match made.await {

@@ -9,7 +9,7 @@ use std::time::Duration;
 use elastic_rs::agent::environment::Workers;
 use elastic_rs::agent::runner::{Runner, Step};
 use elastic_rs::agent::{AgentOptions, Budget, Outcome};
-use elastic_rs::endpoint::Host;
+use elastic_rs::endpoint::EndpointServer;
 use elastic_rs::rendezvous::conf::InPlace;
 use elastic_rs::rendezvous::messages::message::{Failure, Hello, JoinWorkers, NodeId, Placement};
 use elastic_rs::rendezvous::messages::settings::Settings;
@@ -30,11 +30,11 @@ pub fn settings(min_nodes: u32, max_nodes: u32, max_restarts: u32) -> Settings {
     settings
 }
 
-pub fn host() -> Host {
-    Host::listen(Some("127.0.0.1"), 0, ServerOptions::default(), None).unwrap()
+pub fn host() -> EndpointServer {
+    EndpointServer::listen(Some("127.0.0.1"), 0, ServerOptions::default(), None).unwrap()
 }
 
-pub fn session(host: &Host, number: u128, settings: &Settings) -> Arc<Session> {
+pub fn session(host: &EndpointServer, number: u128, settings: &Settings) -> Arc<Session> {
     let name = format!("node{number}");
     let hello = Hello::new("job", NodeId(number), name.clone(), settings.clone());
     let hello = Hello { local_addr: Some(name), ..hello };
@@ -154,7 +154,7 @@ impl Node {
 }
 
 /// Two nodes with `workers` each, in one world.
-pub async fn two_placed(host: &Host, settings: &Settings, workers: u32) -> [Node; 2] {
+pub async fn two_placed(host: &EndpointServer, settings: &Settings, workers: u32) -> [Node; 2] {
     let [mut one, mut two] =
         [1, 2].map(|number| Node::new(Some(session(host, number, settings)), Budget::Job, workers));
     tokio::join!(one.placed(), two.placed());

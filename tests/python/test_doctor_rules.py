@@ -334,7 +334,7 @@ def test_free_space_is_the_space_that_a_user_can_use(tmp_path: Path) -> None:
 def test_servers_are_told_apart(free_port: Callable[[], int]) -> None:
     from torch.distributed import TCPStore
 
-    host = _elastic_rs.Host.listen("127.0.0.1", 0)
+    host = _elastic_rs.EndpointServer.listen("127.0.0.1", 0)
     found = reach(["127.0.0.1"], host.port, 30)
     assert (found.who, found.version) == ("coordinator", PROTOCOL_VERSION), found
     assert host.users[0] == 0, "no session began"
@@ -360,7 +360,7 @@ def test_servers_are_told_apart(free_port: Callable[[], int]) -> None:
 
 def test_a_silent_address_does_not_hide_another_one() -> None:
     with swallowing() as port:
-        host = _elastic_rs.Host.listen("127.0.0.2", port)
+        host = _elastic_rs.EndpointServer.listen("127.0.0.2", port)
         found = reach(["127.0.0.1", "127.0.0.2"], port, 30)
         assert (found.who, found.address) == ("coordinator", "127.0.0.2")
         host.stop()

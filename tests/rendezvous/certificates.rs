@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use elastic_rs::endpoint::Host;
+use elastic_rs::endpoint::EndpointServer;
 use elastic_rs::secure::refusals::{Kind, Refusals};
 use elastic_rs::secure::{CertificateFiles, Protection, ProtectionOptions, TokenSource};
 
@@ -140,7 +140,7 @@ fn an_end_that_cannot_be_trusted_is_told_and_counted() {
 }
 
 /// Wait until the coordinator has counted these refusals. The node may hear first.
-fn counted(host: &Host, expected: impl Fn(Refusals) -> bool) {
+fn counted(host: &EndpointServer, expected: impl Fn(Refusals) -> bool) {
     let deadline = Instant::now() + PATIENCE;
     while !expected(host.refusals().unwrap()) {
         assert!(Instant::now() < deadline, "{:?}", host.refusals());

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use bytes::BytesMut;
-use elastic_rs::endpoint::Host;
+use elastic_rs::endpoint::EndpointServer;
 use elastic_rs::rendezvous::messages::codec::{decode_frame, decode_preamble, encode_frame, encode_preamble};
 use elastic_rs::rendezvous::messages::message::{
     CoordinatorMessage, Generation, Hello, Join, JoinWorkers, NodeId, NodeMessage, Placed, Placement, Round,
@@ -20,9 +20,9 @@ use tokio::runtime::{Builder, Handle, Runtime};
 /// Time limit for a loaded machine, shorter than the times that strangers ask for.
 const PATIENCE: Duration = Duration::from_secs(45);
 
-fn host() -> (Host, Runtime) {
+fn host() -> (EndpointServer, Runtime) {
     let listener = elastic_rs::net::listen::bind("127.0.0.1:0".parse().unwrap()).unwrap();
-    let host = Host::start(vec![listener], ServerOptions::default(), None).unwrap();
+    let host = EndpointServer::start(vec![listener], ServerOptions::default(), None).unwrap();
     (host, Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap())
 }
 

@@ -5,7 +5,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::time::Duration;
 
-use elastic_rs::endpoint::{Host, Order, Subject};
+use elastic_rs::endpoint::{EndpointServer, PageRequest, Subject};
 use elastic_rs::rendezvous::messages::message::{Hello, NodeId};
 use elastic_rs::rendezvous::messages::settings::Settings;
 use elastic_rs::rendezvous::node::session::Session;
@@ -18,9 +18,9 @@ use tokio::runtime::Builder;
 /// Time limit for a loaded machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-fn host(protection: Option<Arc<Protection>>) -> Host {
+fn host(protection: Option<Arc<Protection>>) -> EndpointServer {
     let listener = elastic_rs::net::listen::bind("127.0.0.1:0".parse().unwrap()).unwrap();
-    Host::start(vec![listener], ServerOptions::default(), protection).unwrap()
+    EndpointServer::start(vec![listener], ServerOptions::default(), protection).unwrap()
 }
 
 /// All that comes back, as text.
@@ -137,7 +137,7 @@ fn connections_that_are_slow_keep_health_from_nobody() {
 }
 
 /// A session whose node waits for another one.
-async fn waiting(host: &Host, run_id: &str, number: u128) -> Session {
+async fn waiting(host: &EndpointServer, run_id: &str, number: u128) -> Session {
     let hello = Hello::new(run_id, NodeId(number), format!("node:{number}"), Settings::new(2, 2));
     let session = Session::open(&tokio::runtime::Handle::current(), hello, "127.0.0.1", host.port(), PATIENCE, None);
     session.view_when(|view| view.addr.is_some()).await;
@@ -157,15 +157,15 @@ fn where_nobody_makes_pages_it_is_said_who_does() {
 #[test]
 fn a_page_is_made_once_for_all_who_ask_and_says_what_it_may_load() {
     let mut host = host(None);
-    let mut orders = host.take_orders().unwrap();
-    assert!(host.take_orders().is_none(), "one makes them");
+    let mut requests = host.take_page_requests().unwrap();
+    assert!(host.take_page_requests().is_none(), "one makes them");
     let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let port = host.port();
     assert!(got(port, "/").contains("no node has come to this coordinator yet"));
     let one = runtime.block_on(waiting(&host, "one", 1));
 
     let all: Vec<_> = (0..8).map(|_| asking(port, b"GET / HTTP/1.1\r\n\r\n")).collect();
-    let Order { subject, which, reply } = orders.blocking_recv().unwrap();
+    let PageRequest { subject, which, reply } = requests.blocking_recv().unwrap();
     assert_eq!((which.run, which.still), (None, false));
     let Subject::Run { lines, state } = subject else { panic!("{subject:?}") };
     assert!(lines[0].contains("\"run.opened\"") && state.contains("\"run\":\"one\""), "{lines:?}\n{state}");
@@ -186,13 +186,13 @@ fn a_page_is_made_once_for_all_who_ask_and_says_what_it_may_load() {
         assert!(!answer.contains("Access-Control"), "{answer}");
     }
     // As long as it is fresh nobody is asked to make it. A slow machine may have needed a second for the above.
-    while let Ok(Order { reply, .. }) = orders.try_recv() {
+    while let Ok(PageRequest { reply, .. }) = requests.try_recv() {
         reply.send("<p>page".to_owned()).unwrap();
     }
 
     let two = runtime.block_on(waiting(&host, "two <&>", 2));
     let asking = std::thread::spawn(move || got(port, "/?run=two%20%3C%26%3E&refresh=off"));
-    let Order { subject, which, reply } = orders.blocking_recv().unwrap();
+    let PageRequest { subject, which, reply } = requests.blocking_recv().unwrap();
     assert_eq!((which.run.as_deref(), which.still), (Some("two <&>"), true));
     assert!(matches!(subject, Subject::Run { .. }));
     drop(reply);
@@ -200,7 +200,7 @@ fn a_page_is_made_once_for_all_who_ask_and_says_what_it_may_load() {
     assert!(answer.starts_with("HTTP/1.1 500 ") && answer.contains("could not be made"), "{answer}");
 
     let asking = std::thread::spawn(move || got(port, "/?refresh=off"));
-    let Order { subject, reply, .. } = orders.blocking_recv().unwrap();
+    let PageRequest { subject, reply, .. } = requests.blocking_recv().unwrap();
     assert_eq!(subject, Subject::Runs(vec!["one".to_owned(), "two <&>".to_owned()], 0));
     reply.send("list".to_owned()).unwrap();
     assert!(asking.join().unwrap().ends_with("list"));
@@ -213,18 +213,18 @@ fn a_page_is_made_once_for_all_who_ask_and_says_what_it_may_load() {
     assert!(answer.starts_with("HTTP/1.1 403 "), "{answer}");
     drop((one, two));
     drop(host);
-    assert!(orders.blocking_recv().is_none(), "they end with the host");
+    assert!(requests.blocking_recv().is_none(), "they end with the host");
 }
 
 #[test]
 fn whoever_asks_while_many_wait_is_told_to_come_back() {
     let mut host = host(None);
-    let mut orders = host.take_orders().unwrap();
+    let mut requests = host.take_page_requests().unwrap();
     let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let one = runtime.block_on(waiting(&host, "one", 1));
     let port = host.port();
     let all: Vec<_> = (0..60).map(|_| asking(port, b"GET / HTTP/1.1\r\n\r\n")).collect();
-    let order = orders.blocking_recv().unwrap();
+    let request = requests.blocking_recv().unwrap();
     // It is not made as long as they wait. Health is told meanwhile.
     assert!(got(port, "/healthz").starts_with("HTTP/1.1 200 OK"));
     for answer in all {
@@ -232,14 +232,14 @@ fn whoever_asks_while_many_wait_is_told_to_come_back() {
         let told = answer.starts_with("HTTP/1.1 503 ") && answer.contains("\r\nRetry-After: 2\r\n");
         assert!(told || answer.is_empty(), "{answer}"); // empty: all places were taken
     }
-    drop((order, one));
+    drop((request, one));
 }
 
 #[test]
 fn with_a_token_only_health_is_told() {
     let token = Token::parse(&"a".repeat(64)).unwrap();
     let mut host = host(Some(Arc::new(Protection::by_token(token).unwrap())));
-    assert!(host.take_orders().is_none(), "nobody may read pages");
+    assert!(host.take_page_requests().is_none(), "nobody may read pages");
     for path in ["/", "/?run=job"] {
         assert!(got(host.port(), path).starts_with("HTTP/1.1 403"), "{path}");
     }

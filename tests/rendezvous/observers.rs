@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::BytesMut;
-use elastic_rs::endpoint::Host;
+use elastic_rs::endpoint::EndpointServer;
 use elastic_rs::events::record::Phase;
 use elastic_rs::launcher::node::{Node, NodeOptions};
 use elastic_rs::rendezvous::messages::codec::{CodecError, decode_frame, encode_frame, encode_preamble};
@@ -29,9 +29,9 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 type Secured = Option<Arc<Protection>>;
 
-fn host(protection: Secured) -> (Host, Runtime) {
+fn host(protection: Secured) -> (EndpointServer, Runtime) {
     let listener = elastic_rs::net::listen::bind("127.0.0.1:0".parse().unwrap()).unwrap();
-    let host = Host::start(vec![listener], ServerOptions::default(), protection).unwrap();
+    let host = EndpointServer::start(vec![listener], ServerOptions::default(), protection).unwrap();
     (host, Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap())
 }
 

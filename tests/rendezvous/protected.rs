@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::BytesMut;
-use elastic_rs::endpoint::Host;
+use elastic_rs::endpoint::EndpointServer;
 use elastic_rs::rendezvous::messages::codec::{encode_frame, encode_preamble, is_protected_answer};
 use elastic_rs::rendezvous::messages::message::{Hello, NodeId, NodeMessage, Placement, Verdict};
 use elastic_rs::rendezvous::messages::settings::Settings;
@@ -38,9 +38,9 @@ fn by(token: Token) -> Option<Arc<Protection>> {
     Some(Arc::new(Protection::by_token(token).unwrap()))
 }
 
-pub(crate) fn host(protection: Option<Arc<Protection>>) -> (Host, Runtime) {
+pub(crate) fn host(protection: Option<Arc<Protection>>) -> (EndpointServer, Runtime) {
     let listener = elastic_rs::net::listen::bind("127.0.0.1:0".parse().unwrap()).unwrap();
-    let host = Host::start(vec![listener], ServerOptions::default(), protection).unwrap();
+    let host = EndpointServer::start(vec![listener], ServerOptions::default(), protection).unwrap();
     (host, Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap())
 }
 

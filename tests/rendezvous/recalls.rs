@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use crate::bench::failure;
-use elastic_rs::endpoint::Host;
+use elastic_rs::endpoint::EndpointServer;
 use elastic_rs::events::record::Phase;
 use elastic_rs::rendezvous::messages::message::{Hello, NodeId, Observe, Round};
 use elastic_rs::rendezvous::messages::settings::Settings;
@@ -18,9 +18,9 @@ use tokio::time::timeout;
 /// Time limit for a loaded machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-fn host(port: u16) -> Host {
+fn host(port: u16) -> EndpointServer {
     let listener = elastic_rs::net::listen::bind(([127, 0, 0, 1], port).into()).unwrap();
-    Host::start(vec![listener], ServerOptions::default(), None).unwrap()
+    EndpointServer::start(vec![listener], ServerOptions::default(), None).unwrap()
 }
 
 fn node(number: u8, port: u16) -> Session {

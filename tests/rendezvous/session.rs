@@ -394,7 +394,7 @@ fn half_a_greeting_costs_its_own_connection_and_disturbs_neither_sessions_nor_st
     let listener = elastic_rs::net::listen::bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let hello_timeout = Duration::from_millis(200);
     let options = ServerOptions { hello_timeout, ..ServerOptions::default() };
-    let host = elastic_rs::endpoint::Host::start(vec![listener], options, None).unwrap();
+    let host = elastic_rs::endpoint::EndpointServer::start(vec![listener], options, None).unwrap();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     runtime.block_on(async {
         let address: SocketAddr = format!("127.0.0.1:{}", host.port()).parse().unwrap();
@@ -424,7 +424,7 @@ fn half_a_greeting_costs_its_own_connection_and_disturbs_neither_sessions_nor_st
 fn sessions_count_towards_max_connections() {
     let listener = elastic_rs::net::listen::bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let options = ServerOptions { max_connections: 2, ..ServerOptions::default() };
-    let host = elastic_rs::endpoint::Host::start(vec![listener], options, None).unwrap();
+    let host = elastic_rs::endpoint::EndpointServer::start(vec![listener], options, None).unwrap();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     runtime.block_on(async {
         let connect = |limit| {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use bytes::BytesMut;
-use elastic_rs::endpoint::Host;
+use elastic_rs::endpoint::EndpointServer;
 use elastic_rs::rendezvous::coordinator::driver::{self, Incoming, Shown};
 use elastic_rs::rendezvous::coordinator::machine::Machine;
 use elastic_rs::rendezvous::coordinator::readers::Readers;
@@ -37,7 +37,7 @@ const WRITES_UNTIL_NOTICED: usize = 4096;
 #[test]
 fn a_session_that_never_reads_is_ended_with_bounded_memory_while_others_are_served() {
     let listener = elastic_rs::net::listen::bind("127.0.0.1:0".parse().unwrap()).unwrap();
-    let host = Host::start(vec![listener], ServerOptions::default(), None).unwrap();
+    let host = EndpointServer::start(vec![listener], ServerOptions::default(), None).unwrap();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     runtime.block_on(async {
         let hello = Hello::new("job", NodeId(1), "node1:1", Settings::new(1, 1));

@@ -8,7 +8,7 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
-use elastic_rs::endpoint::Host;
+use elastic_rs::endpoint::EndpointServer;
 use elastic_rs::net::listen;
 use elastic_rs::rendezvous::messages::codec::{encode_frame, encode_preamble};
 use elastic_rs::rendezvous::messages::message::{Hello, Join, MAGIC, NodeId, NodeMessage, Round};
@@ -221,7 +221,7 @@ fn a_flood_of_refused_sessions_is_logged_in_part() {
         return;
     }
     let listener = listen::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).unwrap();
-    let host = Host::start(vec![listener], ServerOptions::default(), None).unwrap();
+    let host = EndpointServer::start(vec![listener], ServerOptions::default(), None).unwrap();
     let of_another_version = [MAGIC, &u16::MAX.to_le_bytes()].concat();
     for _ in 0..FLOOD {
         let mut stream = TcpStream::connect(host.addresses()[0]).unwrap();
@@ -247,7 +247,7 @@ fn a_flood_of_decisions_is_logged_in_part_and_of_another_run_in_full() {
         return;
     }
     let listener = listen::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).unwrap();
-    let host = Host::start(vec![listener], ServerOptions::default(), None).unwrap();
+    let host = EndpointServer::start(vec![listener], ServerOptions::default(), None).unwrap();
     let join = || NodeMessage::Join(Join { round: Round(0), store_port: 1, node_rank: None, workers: None });
     let leave = || NodeMessage::Leave { reason: "had enough".to_owned(), signal: None };
     let loops = (0..FLOOD).flat_map(|_| [join(), NodeMessage::Withdraw]).chain([leave()]);
@@ -273,7 +273,7 @@ fn a_flood_of_decisions_in_many_runs_is_bounded_for_all_of_them_together() {
     }
     let listener = listen::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).unwrap();
     let options = ServerOptions { log_period: Duration::from_secs(3600), ..ServerOptions::default() };
-    let host = Host::start(vec![listener], options, None).unwrap();
+    let host = EndpointServer::start(vec![listener], options, None).unwrap();
     let join = || NodeMessage::Join(Join { round: Round(0), store_port: 1, node_rank: None, workers: None });
     for run in 0..RUNS {
         let leave = NodeMessage::Leave { reason: "had enough".to_owned(), signal: None };
@@ -290,7 +290,7 @@ fn a_flood_of_decisions_in_many_runs_is_bounded_for_all_of_them_together() {
 }
 
 /// Open a session, send these messages while the answers are read, and wait for the end.
-fn say(host: &Host, hello: Hello, messages: impl IntoIterator<Item = NodeMessage>) {
+fn say(host: &EndpointServer, hello: Hello, messages: impl IntoIterator<Item = NodeMessage>) {
     let mut bytes = BytesMut::new();
     encode_preamble(&mut bytes);
     for message in [NodeMessage::Hello(Box::new(hello))].into_iter().chain(messages) {

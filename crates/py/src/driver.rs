@@ -23,7 +23,7 @@ use tokio::sync::{mpsc, watch};
 
 use crate::agent::copy_of;
 use crate::conf::seconds;
-use crate::endpoint::Host;
+use crate::endpoint::EndpointServer;
 use crate::runtime::{detach, handle};
 use crate::signals::Signals;
 
@@ -165,7 +165,7 @@ impl Driver {
     ///
     /// Raises ``OSError`` if there is no descriptor or thread left.
     #[pyo3(signature = (signals, *, host = None))]
-    fn run(&self, py: Python<'_>, signals: &Signals, host: Option<&Host>) -> PyResult<Driven> {
+    fn run(&self, py: Python<'_>, signals: &Signals, host: Option<&EndpointServer>) -> PyResult<Driven> {
         let Some(inputs) = self.waiting.lock().take() else {
             return Err(PyRuntimeError::new_err("this driver has been run already"));
         };

@@ -1,9 +1,9 @@
-//! `Host`: the store and the coordinator on one port.
+//! `EndpointServer`: the store and the coordinator on one port.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
-use elastic_rs::endpoint::{Claim, HostError, Order, Orders, Sessions, Subject, Which, claim};
+use elastic_rs::endpoint::{Claim, EndpointError, Sessions, Subject, Which, claim};
 use elastic_rs::rendezvous::decider::hosts::Exclusions;
 use elastic_rs::store::server::ServerOptions;
 use elastic_rs::store::server::limits::{Amount, LIMITS, Limit};
@@ -26,10 +26,10 @@ pub fn only_on_loopback(py: Python<'_>, host: &str) -> Vec<String> {
 
 /// The store and the rendezvous coordinator, on one port and on one thread that never waits for the interpreter.
 #[pyclass(frozen, module = "elastic_rs._elastic_rs")]
-pub struct Host(Mutex<elastic_rs::endpoint::Host>);
+pub struct EndpointServer(Mutex<elastic_rs::endpoint::EndpointServer>);
 
 #[pymethods]
-impl Host {
+impl EndpointServer {
     /// Become the host of ``host:port``. A ``str`` is the reason why another process is the host.
     ///
     /// ``is_host`` is the user's choice. With None, whoever can bind the address is the host. With a ``protection`` there are only
@@ -37,7 +37,7 @@ impl Host {
     ///
     /// Raises ``OSError`` when ``is_host`` is True and the port cannot be listened on.
     #[staticmethod]
-    #[pyo3(signature = (host, port, *, is_host = None, uses_store = true, protection = None) -> "Host | str")]
+    #[pyo3(signature = (host, port, *, is_host = None, uses_store = true, protection = None) -> "EndpointServer | str")]
     fn claim<'py>(
         py: Python<'py>,
         host: &str,
@@ -49,8 +49,8 @@ impl Host {
         let protection = protection.map(Protection::core);
         let options = if uses_store { ServerOptions::default() } else { ServerOptions::for_unused_store() };
         match detach(py, || claim(host, port, is_host, options, protection)) {
-            Ok(Claim::Host(host)) => Ok(Bound::new(py, Self(Mutex::new(host)))?.into_any()),
-            Ok(Claim::Guest(why)) => Ok(why.into_pyobject(py)?.into_any()),
+            Ok(Claim::Serves(host)) => Ok(Bound::new(py, Self(Mutex::new(host)))?.into_any()),
+            Ok(Claim::Elsewhere(why)) => Ok(why.into_pyobject(py)?.into_any()),
             Err(error) => Err(from_host(&error)),
         }
     }
@@ -70,7 +70,7 @@ impl Host {
     ) -> PyResult<Self> {
         let options = limits.map(|limits| limits.0.clone()).unwrap_or_default();
         let protection = protection.map(Protection::core);
-        let listened = detach(py, || elastic_rs::endpoint::Host::listen(host, port, options, protection));
+        let listened = detach(py, || elastic_rs::endpoint::EndpointServer::listen(host, port, options, protection));
         listened.map(|host| Self(Mutex::new(host))).map_err(|error| from_host(&error))
     }
 
@@ -99,8 +99,8 @@ impl Host {
     }
 
     /// The pages that are asked for by HTTP, for a thread that makes them. None: another one does already, or nobody may read them.
-    fn page_orders(&self) -> Option<PageOrders> {
-        self.0.lock().take_orders().map(|orders| PageOrders(tokio::sync::Mutex::new(orders)))
+    fn page_requests(&self) -> Option<PageRequests> {
+        self.0.lock().take_page_requests().map(|requests| PageRequests(tokio::sync::Mutex::new(requests)))
     }
 
     /// Whether it has ended.
@@ -139,7 +139,7 @@ impl Host {
     }
 }
 
-impl Host {
+impl EndpointServer {
     /// Whether it listens on loopback alone.
     pub fn is_on_loopback(&self) -> bool {
         self.0.lock().is_on_loopback()
@@ -163,14 +163,14 @@ impl Host {
 
 /// The pages that are asked for at a host.
 #[pyclass(frozen, module = "elastic_rs._elastic_rs")]
-pub struct PageOrders(tokio::sync::Mutex<Orders>);
+pub struct PageRequests(tokio::sync::Mutex<elastic_rs::endpoint::PageRequests>);
 
 #[pymethods]
-impl PageOrders {
+impl PageRequests {
     /// Wait for the next one. None: the host has ended.
-    fn next(&self, py: Python<'_>) -> PyResult<Option<PageOrder>> {
-        let order = block_without_runtime(py, async { self.0.lock().await.recv().await }, None)?;
-        Ok(order.flatten().map(|Order { subject, which, reply }| PageOrder {
+    fn next(&self, py: Python<'_>) -> PyResult<Option<PageRequest>> {
+        let request = block_without_runtime(py, async { self.0.lock().await.recv().await }, None)?;
+        Ok(request.flatten().map(|elastic_rs::endpoint::PageRequest { subject, which, reply }| PageRequest {
             subject,
             which,
             reply: Mutex::new(Some(reply)),
@@ -180,14 +180,14 @@ impl PageOrders {
 
 /// A page that somebody waits for.
 #[pyclass(frozen, module = "elastic_rs._elastic_rs")]
-pub struct PageOrder {
+pub struct PageRequest {
     subject: Subject,
     which: Which,
     reply: Mutex<Option<oneshot::Sender<String>>>,
 }
 
 #[pymethods]
-impl PageOrder {
+impl PageRequest {
     /// Of a run's page: its events as lines of JSON, and its state as JSON.
     #[getter]
     fn run(&self) -> Option<(Vec<&str>, &str)> {
@@ -266,10 +266,10 @@ impl StoreLimits {
     }
 }
 
-fn from_host(error: &HostError) -> PyErr {
+fn from_host(error: &EndpointError) -> PyErr {
     match error {
-        HostError::Bind(error) => from_bind(error),
-        HostError::Start(source) | HostError::Resolve { source, .. } => os_error(source, error.to_string()),
+        EndpointError::Bind(error) => from_bind(error),
+        EndpointError::Start(source) | EndpointError::Resolve { source, .. } => os_error(source, error.to_string()),
         _ => PyOSError::new_err(error.to_string()),
     }
 }

@@ -48,7 +48,7 @@ mod _elastic_rs {
     #[pymodule_export]
     use crate::driver::{Driver, DriverOptions, HostTable, parse_hosts, start_program};
     #[pymodule_export]
-    use crate::endpoint::{Host, PageOrder, PageOrders, StoreLimits, only_on_loopback};
+    use crate::endpoint::{EndpointServer, PageRequest, PageRequests, StoreLimits, only_on_loopback};
     #[pymodule_export]
     use crate::etcd::EtcdOptions;
     #[pymodule_export]

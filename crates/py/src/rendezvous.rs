@@ -12,7 +12,7 @@ use pyo3::prelude::*;
 
 use crate::agent::Failure;
 use crate::conf::{limit, seconds};
-use crate::endpoint::Host;
+use crate::endpoint::EndpointServer;
 use crate::errors;
 use crate::etcd::EtcdOptions;
 use crate::options::NodeOptions;
@@ -198,16 +198,16 @@ impl Session {
         host: &str,
         port: u16,
         options: NodeOptions,
-        coordinator: Option<&Host>,
+        coordinator: Option<&EndpointServer>,
         protection: Option<&Protection>,
     ) -> PyResult<Self> {
         let hello = options.hello(coordinator.is_some())?;
         let (timeout, protection) = (options.config.0.coordinator_timeout, protection.map(Protection::core));
-        let part = options.node(coordinator.is_some_and(Host::is_on_loopback), protection.clone())?;
+        let part = options.node(coordinator.is_some_and(EndpointServer::is_on_loopback), protection.clone())?;
         // With fixed ranks workers use the endpoint's store too, so this node has to reach that address.
-        let at = coordinator.and_then(Host::own_address).filter(|_| !options.ranks_as_asked);
+        let at = coordinator.and_then(EndpointServer::own_address).filter(|_| !options.ranks_as_asked);
         let core = session::Session::open_at(&handle()?, hello, (host, port), at, timeout, protection);
-        let node = Node::new(Arc::new(core), part, coordinator.map(Host::sessions));
+        let node = Node::new(Arc::new(core), part, coordinator.map(EndpointServer::sessions));
         Ok(Self::of(Arc::new(node), options))
     }
 

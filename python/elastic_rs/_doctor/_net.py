@@ -340,7 +340,9 @@ def _http_door(readers: str, *, protected: bool) -> str:
 
 def _why_not_own(meeting: Rendezvous, port: int) -> str:
     """Return why this node would not host the coordinator, if so, by the agent's own rule."""
-    claimed = _elastic_rs.Host.claim(meeting.host, port, is_host=meeting.config.is_host, protection=protection())
+    claimed = _elastic_rs.EndpointServer.claim(
+        meeting.host, port, is_host=meeting.config.is_host, protection=protection()
+    )
     if isinstance(claimed, str):
         return claimed
     claimed.stop()

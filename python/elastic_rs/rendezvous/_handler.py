@@ -33,7 +33,7 @@ from elastic_rs.store import TCPStore
 if TYPE_CHECKING:
     from torch.distributed.elastic.rendezvous import RendezvousParameters
 
-    from elastic_rs._elastic_rs import Host, Placement, RendezvousConfig, Session
+    from elastic_rs._elastic_rs import EndpointServer, Placement, RendezvousConfig, Session
     from elastic_rs._torch_private import Store
 
 
@@ -61,7 +61,7 @@ class RustC10dRendezvousHandler(LauncherHandler):
     def __init__(self, params: RendezvousParameters) -> None:
         super().__init__(params, RUST_C10D)
         # Before anything can fail: what is left at the process's end looks at it.
-        self._host: Host | None = None
+        self._host: EndpointServer | None = None
         if not self.wants_agent:
             refuse_c10d("--rdzv-conf agent=torch")
         if self._ranks_as_asked:
@@ -105,7 +105,7 @@ class RustC10dRendezvousHandler(LauncherHandler):
             if self._host is not None:
                 self._host.stop()
 
-    def _claim(self, host: str, port: int) -> tuple[Host | None, str]:
+    def _claim(self, host: str, port: int) -> tuple[EndpointServer | None, str]:
         """Become the coordinator's host, if this process is to be. The second value says why it is not."""
         try:
             # PyTorch's agents meet in the endpoint's store, and so do workers with fixed ranks.

@@ -7,7 +7,7 @@ import os
 import time
 
 from elastic_rs import _elastic_rs
-from elastic_rs._elastic_rs import Host, Protection, RendezvousConfig
+from elastic_rs._elastic_rs import EndpointServer, Protection, RendezvousConfig
 from elastic_rs.rendezvous._config import means_all
 
 logger = logging.getLogger("elastic_rs.rendezvous")
@@ -15,13 +15,15 @@ logger = logging.getLogger("elastic_rs.rendezvous")
 
 def claim(
     host: str, port: int, config: RendezvousConfig, protected: Protection | None, *, uses_store: bool
-) -> tuple[Host | None, str]:
+) -> tuple[EndpointServer | None, str]:
     """Become the coordinator's host, if this process is to be. The second value says why it is not.
 
     Raises:
         OSError: this process was told to be it (``is_host=1``), and cannot.
     """
-    claimed = _elastic_rs.Host.claim(host, port, is_host=config.is_host, uses_store=uses_store, protection=protected)
+    claimed = _elastic_rs.EndpointServer.claim(
+        host, port, is_host=config.is_host, uses_store=uses_store, protection=protected
+    )
     if isinstance(claimed, str):
         logger.info("the coordinator at %s:%d is hosted elsewhere: %s", host, port, claimed)
         return None, claimed
@@ -40,7 +42,7 @@ def claim(
     return claimed, ""
 
 
-def warn_if_open(host: Host, protected: Protection | None) -> None:
+def warn_if_open(host: EndpointServer, protected: Protection | None) -> None:
     """Log who can reach a coordinator that nothing protects, if others than processes of this machine can."""
     if protected is None and not host.on_loopback:
         logger.warning(

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from elastic_rs import _elastic_rs, _python
-from elastic_rs._elastic_rs import Driver, Host, Protection, Signals
+from elastic_rs._elastic_rs import Driver, EndpointServer, Protection, Signals
 from elastic_rs._hosted import command_line
 from elastic_rs._observe._served import serve_pages
 from elastic_rs._terminal import error_line, print_line
@@ -86,7 +86,7 @@ def drive(argv: Sequence[str], args: argparse.Namespace, given: HostDiscovery | 
         driver = _elastic_rs.Driver(_options_of(args, least, True, job, port))
         return _run(driver, None, discovery, None, handled)
     try:
-        host = _elastic_rs.Host.listen(None, port, protection=protected)
+        host = _elastic_rs.EndpointServer.listen(None, port, protection=protected)
     except OSError as error:
         return _cannot(f"cannot host the coordinator at port {port}: {error.strerror or error}")
     serve_pages(host)
@@ -99,7 +99,7 @@ def drive(argv: Sequence[str], args: argparse.Namespace, given: HostDiscovery | 
 
 
 def _run(
-    driver: Driver, host: Host | None, discovery: HostDiscovery, interval_s: float | None, handled: Signals
+    driver: Driver, host: EndpointServer | None, discovery: HostDiscovery, interval_s: float | None, handled: Signals
 ) -> int:
     from elastic_rs.discovery._poll import Poll
 

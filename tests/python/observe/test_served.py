@@ -106,8 +106,8 @@ class Order:
 
 
 class Orders:
-    def __init__(self, *orders: Order) -> None:
-        self.left = list(orders)
+    def __init__(self, *requests: Order) -> None:
+        self.left = list(requests)
 
     def next(self) -> Order | None:
         if not self.left:
@@ -117,9 +117,9 @@ class Orders:
 
 def test_a_page_that_cannot_be_made_is_logged_once_and_the_next_one_is_made(caplog: pytest.LogCaptureFixture) -> None:
     broken, again, good = Order("no event"), Order(said="no state"), Order(*formed().lines)
-    orders: Any = Orders(broken, again, good)
+    requests: Any = Orders(broken, again, good)
     with caplog.at_level(logging.INFO, "elastic_rs.observe"):
-        _served._serve(orders)
+        _served._serve(requests)
     assert [record.getMessage() for record in caplog.records] == ["the page could not be made"]
     assert broken.html is None
     assert again.html is None

@@ -1,0 +1,200 @@
+//! The coordinator's thread: what becomes of connections that begin as sessions.
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::BytesMut;
+use parking_lot::Mutex;
+use tokio::net::TcpStream;
+use tokio::runtime::{Handle, Runtime};
+use tokio::sync::{mpsc, watch};
+
+use super::http;
+use super::page::PageCache;
+use crate::bounded_log::BoundedLog;
+use crate::net::admission::tasks::Task;
+use crate::rendezvous::coordinator::driver::{self, Incoming, Shown};
+use crate::rendezvous::coordinator::machine::Machine;
+use crate::rendezvous::messages::codec;
+use crate::secure::Halves;
+use crate::secure::door::{self, Door, FIRST_BYTES, Proven};
+use crate::secure::handshakes::Handshakes;
+use crate::secure::proof::Pass;
+use crate::secure::refusals::{Kind, Refusal};
+use crate::store::server::{Controller, Listener, Place, Upgraded};
+use crate::wire::text::tidy;
+
+/// Stops the store when the coordinator's thread ends for whatever reason. Nodes must find a closed port then, not one that
+/// accepts connections and never answers.
+pub(super) struct EndsStore(pub Controller);
+
+impl Drop for EndsStore {
+    fn drop(&mut self) {
+        self.0.stop();
+    }
+}
+
+/// Requests of HTTP, and what their answers need.
+pub(super) struct Web {
+    pub requests: mpsc::UnboundedReceiver<Upgraded>,
+    pub sources: http::Sources,
+    pub cache: PageCache,
+    /// Not on the coordinator's thread, if the endpoint is protected: strangers may ask.
+    pub runs_on: Option<Handle>,
+}
+
+/// Connections that begin as sessions.
+pub(super) enum NewSessions {
+    /// Of an open endpoint.
+    Open(mpsc::UnboundedReceiver<Upgraded>),
+    /// Of a protected one, from those who have proven themselves.
+    Proven(mpsc::UnboundedReceiver<Authenticated>, Arc<BoundedLog>),
+}
+
+/// A connection whose peer has proven itself.
+pub(super) struct Authenticated {
+    proven: Proven,
+    pass: Pass,
+    peer: SocketAddr,
+    local: SocketAddr,
+    place: Place,
+}
+
+/// Runs the coordinator until the store's server has ended, and then drops its sessions.
+pub(super) fn run(
+    runtime: &Runtime,
+    machine: Machine,
+    new_sessions: NewSessions,
+    web: Web,
+    shown: Shown,
+    store: EndsStore,
+    (hello_timeout, log_period): (Duration, Duration),
+) {
+    let empty_store = || store.0.replace_table();
+    let (sender, incoming) = mpsc::unbounded_channel();
+    runtime.block_on(async {
+        match new_sessions {
+            NewSessions::Open(upgraded) => tokio::spawn(hand_over(upgraded, sender)),
+            NewSessions::Proven(proven, log) => tokio::spawn(begin(proven, sender, log)),
+        };
+        web.runs_on.unwrap_or_else(Handle::current).spawn(http::serve(web.requests, web.sources));
+        tokio::spawn(web.cache.serve());
+        driver::run(machine, incoming, shown, empty_store, hello_timeout, log_period).await;
+    });
+}
+
+/// Hands every connection to the coordinator.
+async fn hand_over(mut upgraded: mpsc::UnboundedReceiver<Upgraded>, sender: mpsc::UnboundedSender<Incoming>) {
+    while let Some(Upgraded { stream, first_bytes, peer, local, place }) = upgraded.recv().await {
+        let stream = match TcpStream::from_std(stream) {
+            Ok(stream) => stream,
+            Err(error) => {
+                tracing::warn!(%peer, %error, "a session's connection cannot be used");
+                continue;
+            }
+        };
+        let halves = Halves::plain(stream);
+        if sender.send(Incoming { halves, first_bytes, pass: None, peer, local, kept: Box::new(place) }).is_err() {
+            return;
+        }
+    }
+}
+
+/// Hands the connections of those who have proven themselves to the coordinator, in whose runtime their sessions are served.
+async fn begin(
+    mut proven: mpsc::UnboundedReceiver<Authenticated>,
+    sender: mpsc::UnboundedSender<Incoming>,
+    log: Arc<BoundedLog>,
+) {
+    let beginning = async {
+        while let Some(Authenticated { proven, pass, peer, local, place }) = proven.recv().await {
+            let halves = match proven.halves() {
+                Ok(halves) => halves,
+                Err(error) => {
+                    tracing::warn!(%peer, %error, "a session's connection cannot be used");
+                    continue;
+                }
+            };
+            let (first_bytes, pass) = (BytesMut::new(), Some(pass));
+            if sender.send(Incoming { halves, first_bytes, pass, peer, local, kept: Box::new(place) }).is_err() {
+                return;
+            }
+        }
+    };
+    tokio::select! {
+        () = beginning => {}
+        () = log.summarise() => {}
+    }
+}
+
+/// Warns that nodes of PyTorch's own `c10d` rendezvous wait at this endpoint, while nodes of ours do. They keep their state in the store, and
+/// the two kinds of nodes do not find each other.
+pub(super) fn warns_of_pytorchs_nodes(sessions: watch::Receiver<usize>, every: Duration) -> Listener {
+    let told: Mutex<Option<Instant>> = Mutex::new(None);
+    Listener::new(move |run_id| {
+        let mut told = told.lock();
+        if *sessions.borrow() == 0 || told.is_some_and(|at| at.elapsed() < every) {
+            return;
+        }
+        *told = Some(Instant::now());
+        let run_id = tidy(run_id);
+        tracing::warn!(
+            "[{run_id}] a node of PyTorch's own c10d rendezvous waits at this endpoint, and cannot meet nodes of elastic_rs: start it by \
+             `elastic-run`, or by `torchrun --rdzv-backend=rust-c10d`, as all others of the job"
+        );
+    })
+}
+
+/// Where the peers of a protected endpoint prove themselves.
+pub(super) fn handshakes(
+    door: Arc<Door>,
+    to: mpsc::UnboundedSender<Authenticated>,
+    log: Arc<BoundedLog>,
+) -> Handshakes<Upgraded> {
+    let mut words = BytesMut::new();
+    codec::encode_protected(&door.protection().wanted(), &mut words);
+    let words = words.freeze();
+    let (helpers, protection) = (door.helpers().clone(), Arc::clone(door.protection()));
+    let lost = {
+        let (protection, log) = (Arc::clone(&protection), Arc::clone(&log));
+        move |peer: IpAddr, refusal: &Refusal| {
+            let words = protection.refuse(refusal);
+            if log.admits_once(refusal.kind.name(), peer) {
+                tracing::warn!(%peer, "a connection is refused: {words}");
+            }
+        }
+    };
+    let begin = move |Upgraded { stream, first_bytes, peer, local, place }: Upgraded| -> Task {
+        let (door, words, to, log) = (Arc::clone(&door), words.clone(), to.clone(), Arc::clone(&log));
+        Box::pin(async move {
+            let refused = |refusal: &Refusal| {
+                let words = door.protection().refuse(refusal);
+                if log.admits_once(refusal.kind.name(), peer.ip()) {
+                    tracing::warn!(%peer, "a connection is refused: {words}");
+                }
+            };
+            let stream = match TcpStream::from_std(stream) {
+                Ok(stream) => stream,
+                Err(error) => {
+                    tracing::warn!(%peer, %error, "a connection cannot be used");
+                    return false;
+                }
+            };
+            if !first_bytes.starts_with(FIRST_BYTES) {
+                refused(&Refusal::new(Kind::NoTls, door.protection().lacking()));
+                door::turn_away(stream, &words).await;
+                return false;
+            }
+            match door.admit(stream, first_bytes).await {
+                // The coordinator may have ended.
+                Ok((proven, pass)) => to.send(Authenticated { proven, pass, peer, local, place }).is_ok(),
+                Err(refusal) => {
+                    refused(&refusal);
+                    false
+                }
+            }
+        })
+    };
+    Handshakes::new(helpers, protection, begin, lost)
+}
