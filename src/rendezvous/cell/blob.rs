@@ -1,6 +1,6 @@
 //! The state of a run in the cell: [`MAGIC`], [`BLOB_VERSION`], then postcard. No instants are in it.
 //!
-//! `decider::durable` converts between a [`Run`] and its durable part. This file adds revisions, heartbeat counters, and ages instead of
+//! `run::durable` converts between a [`Run`] and its durable part. This file adds revisions, heartbeat counters, and ages instead of
 //! instants.
 
 use std::collections::{BTreeMap, VecDeque};
@@ -8,12 +8,8 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use crate::rendezvous::decider::durable::{Durable, LARGEST_NUMBER, Times};
-use crate::rendezvous::decider::hosts::Departures;
-use crate::rendezvous::decider::node::{Origin, Status};
-use crate::rendezvous::decider::round::Pace;
-use crate::rendezvous::decider::run::Run;
 use crate::rendezvous::messages::message::{Hello, NodeId, Round, Verdict};
+use crate::rendezvous::run::{Departures, Durable, LARGEST_NUMBER, Origin, Pace, Run, Status, Times};
 
 /// First bytes of a state.
 pub const MAGIC: &[u8] = b"ELRS";
@@ -253,9 +249,9 @@ fn describe(bytes: &[u8]) -> String {
 mod tests {
     use super::super::seen::Seen;
     use super::*;
-    use crate::rendezvous::decider::event::{Event, Reach, SessionId};
     use crate::rendezvous::messages::message::{Join, NodeMessage};
     use crate::rendezvous::messages::settings::Settings;
+    use crate::rendezvous::run::{Event, Reach, SessionId};
 
     fn hello() -> Hello {
         let hello = Hello::new("job", NodeId(7), "host:1", Settings::new(1, 2));

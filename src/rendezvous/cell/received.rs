@@ -4,9 +4,9 @@ use std::time::Instant;
 
 use super::blob::Blob;
 use super::node::{CellNode, Liveness};
-use crate::rendezvous::decider::run::Run;
 use crate::rendezvous::messages::message::{CoordinatorMessage, Join, NodeMessage};
 use crate::rendezvous::node::view::JoinError;
+use crate::rendezvous::run::Run;
 
 impl CellNode {
     /// Process the cell's content. `None`: it is empty.

@@ -15,9 +15,8 @@ use crate::events::open_metrics::OpenMetrics;
 use crate::events::record::Record;
 use crate::events::ring::Rings;
 use crate::events::tally::Tally;
-use crate::rendezvous::decider::run::Run;
-use crate::rendezvous::decider::snapshot::{RunState, State};
 use crate::rendezvous::messages::message::{Observe, Observed};
+use crate::rendezvous::run::{Run, RunState, State};
 
 /// Bytes of an answer: a frame has room for more, and for one event that is longer.
 const ANSWER_BYTES: usize = 32 * 1024;

@@ -68,9 +68,9 @@ mod tests {
     use std::time::Instant;
 
     use super::*;
-    use crate::rendezvous::decider::event::{Ends, SessionId};
     use crate::rendezvous::messages::message::{Hello, NodeId};
     use crate::rendezvous::messages::settings::Settings;
+    use crate::rendezvous::run::{Ends, SessionId};
 
     fn address(last: u8) -> IpAddr {
         [10, 0, 0, last].into()

@@ -12,13 +12,13 @@ use bytes::{Bytes, BytesMut};
 use super::agent::{Crew, Ours};
 use super::elastic::Workers;
 use crate::agent::Outcome;
-use crate::rendezvous::decider::event::SessionId;
 use crate::rendezvous::decision_state::DecisionState;
 use crate::rendezvous::messages::codec::{CodecError, decode_frame, encode_frame, encode_preamble};
 use crate::rendezvous::messages::message::{
     CoordinatorMessage, MAGIC, NodeId, NodeMessage, PROTOCOL_VERSION, Placement,
 };
 use crate::rendezvous::node::machine::{JoinError, NodeMachine};
+use crate::rendezvous::run::SessionId;
 use crate::sim::engine::alarm::Alarm;
 use crate::sim::engine::paths::HostId;
 use crate::sim::worlds::Held;

@@ -9,7 +9,7 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use super::event::Event;
-use crate::rendezvous::decider::event::SessionId;
+use crate::rendezvous::run::SessionId;
 use crate::sim::engine::Engine;
 use crate::sim::engine::paths::{End, HostId, Partition};
 use crate::sim::engine::queue::Time;

@@ -8,10 +8,10 @@ use std::time::Instant;
 use bytes::BytesMut;
 
 use crate::rendezvous::coordinator::machine::Machine;
-use crate::rendezvous::decider::event::{Ends, Home, SessionId};
 use crate::rendezvous::decision_state::DecisionState;
 use crate::rendezvous::messages::codec::{CodecError, decode_frame, decode_preamble};
 use crate::rendezvous::messages::message::NodeMessage;
+use crate::rendezvous::run::{Ends, Home, SessionId};
 use crate::sim::engine::alarm::Alarm;
 use crate::sim::engine::paths::HostId;
 

@@ -10,10 +10,10 @@ use super::ledger::Known;
 use super::options::run_id;
 use super::simulation::Simulation;
 use crate::rendezvous::coordinator::machine::Command;
-use crate::rendezvous::decider::event::SessionId;
 use crate::rendezvous::messages::codec::CodecError;
 use crate::rendezvous::messages::message::{CoordinatorMessage, NodeMessage};
 use crate::rendezvous::node::machine::{JoinError, NodeCommand};
+use crate::rendezvous::run::SessionId;
 use crate::sim::engine::paths::{End, HostId};
 use crate::sim::worlds::Violation;
 

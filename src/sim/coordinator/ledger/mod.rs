@@ -20,10 +20,9 @@ pub(super) use in_place::NONE_HAS_THE_STATE;
 
 use super::options::run_id;
 use crate::rendezvous::coordinator::machine::Machine;
-use crate::rendezvous::decider::event::SessionId;
-use crate::rendezvous::decider::hosts::Exclusion;
 use crate::rendezvous::messages::message::{Hello, Join, JoinWorkers, NodeId, NodeMessage, Placed, Round};
 use crate::rendezvous::messages::settings::{OnPartition, Settings};
+use crate::rendezvous::run::{Exclusion, SessionId};
 
 /// The last message of a node on its session, as the coordinator has read it.
 #[derive(Clone, Debug)]

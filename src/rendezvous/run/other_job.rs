@@ -6,9 +6,9 @@
 
 use std::time::Instant;
 
+use super::Run;
 use super::durable::CELL_SESSION;
 use super::node::{Node, Status};
-use super::run::Run;
 use crate::rendezvous::messages::message::{Join, NodeId};
 use crate::wire::text::{DEFAULT_RUN_ID, in_words};
 

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use serde::Serialize;
 
-use super::run::Run;
+use super::Run;
 use super::standing::Standing;
 use crate::wire::text::cut;
 

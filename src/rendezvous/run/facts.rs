@@ -3,10 +3,10 @@
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
+use super::Run;
 use super::deadlines::Deadline;
 use super::event::SessionId;
 use super::node::Status;
-use super::run::Run;
 use crate::rendezvous::messages::message::{NodeId, Placed, Round, Verdict};
 
 impl Run {

@@ -6,8 +6,8 @@
 
 use std::time::Instant;
 
+use super::Run;
 use super::event::{Effect, Home, SessionId};
-use super::run::Run;
 use crate::events::record::{Kind, Number, Why};
 use crate::rendezvous::messages::message::{CoordinatorMessage, Hello, HostSeat, NodeId, Placed, Verdict};
 

@@ -6,11 +6,11 @@
 
 use std::time::Instant;
 
+use super::Run;
 use super::deadlines::Deadline;
 use super::event::{Effect, SessionId};
 use super::hosts::{Exclusion, Judged};
 use super::node::{Node, Origin, Status};
-use super::run::Run;
 use crate::events::record::{Kind, Why};
 use crate::events::tally::Refused;
 use crate::rendezvous::messages::message::{Hello, NodeId};

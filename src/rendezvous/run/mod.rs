@@ -1,4 +1,35 @@
-//! The decision function: [`Run::apply`].
+//! One run: its nodes, its rounds and ranks, and every decision about them. Pure.
+//!
+//! [`Run::apply`] is the one decision function. A run is made of parts that keep their own state:
+//!
+//! | part | what it keeps |
+//! |---|---|
+//! | `roster`, `node` | the nodes, with counters that keep each event's cost constant |
+//! | `round` | the current world, why it must re-form, the job's restarts, how the rendezvous was closed |
+//! | `recovery` | worlds formed before this coordinator restarted, and how far a node's claim to a place in one is believed |
+//! | `in_place` | a change of the world that its workers live through |
+//! | `admission` | which agent holds which place |
+//! | `hosts` | how often each host's nodes have left or failed first, and which hosts are kept out |
+//! | `watched` | how far the training is, while somebody watches |
+//! | `trace` | the events that were recorded, as far as later ones name them as causes |
+//! | `deadlines` | when to decide again if no event comes |
+//!
+//! The steps of a decision are methods of [`Run`], grouped by what triggers them:
+//!
+//! | file | step |
+//! |---|---|
+//! | `event` | events, the input; effects, the output |
+//! | this one | dispatch of an event to its step; lost nodes; what members are told |
+//! | `hello` | a node introduces itself: rejected, back, or new; which node's settings the run uses |
+//! | `report`, `other_job` | a node asks for a place, or reports how its workers ended; a node of another job is refused |
+//! | `host` | the process that hosts the coordinator ends |
+//! | `exclusion` | hosts are put out of the job for their failures, and let in again |
+//! | `changing` | members that can change in place stop their workers at one check |
+//! | `closing`, `size`, [`ranks`], `resume` | a round closes: when, with which nodes and how many workers, with which ranks, and whose workers live on |
+//! | `members` | a member is told its place, and the one that serves the workers' store also from where the others connect |
+//! | `durable` | conversion between a run and its state in a shared cell |
+//! | `facts`, `snapshot` | what others ask about a run; its state for observers |
+//! | `standing`, `progress` | the current decision, and its reason in words |
 //!
 //! It is pure: it takes an event and the time, and returns messages and notes. A coordinator calls it for each of its runs. A
 //! node over a shared cell calls it on the cell's content. [`Run::next_deadline`] says when to send [`Event::Tick`] at the latest;
@@ -11,25 +42,51 @@
 //! - some members are back, no more nodes wait than the last world had, and `settle_timeout` has passed;
 //! - more nodes wait than the last world had, or no member is back, and `last_call_timeout` has passed.
 //!
-//! Members that can change in place are not told to stop when nodes wait to join: [`super::changing`] has the rules. Once all of them
+//! Members that can change in place are not told to stop when nodes wait to join: `changing` has the rules. Once all of them
 //! have stopped for a change, the round closes as soon as enough wait.
 //!
 //! Only the decider's clock decides whether a node is alive. A node is lost `reconnect_grace` after its connection broke, or when
 //! its lease ends in silence.
 
+mod admission;
+mod changing;
+mod closing;
+mod deadlines;
+mod durable;
+mod event;
+mod exclusion;
+mod facts;
+mod hello;
+mod host;
+mod hosts;
+mod in_place;
+mod members;
+mod node;
+mod other_job;
+mod progress;
+pub mod ranks;
+mod recovery;
+mod report;
+mod resume;
+mod roster;
+mod round;
+mod size;
+mod snapshot;
+mod standing;
+mod trace;
+mod watched;
+
 use std::time::{Duration, Instant};
 
-use super::admission::Admission;
-use super::deadlines::{Deadline, Deadlines};
-use super::event::{Effect, Event, Home, SessionId};
-use super::host::is_from_keyboard;
-use super::in_place::InPlace;
-use super::node::{Node, Status};
-use super::recovery::Recovery;
-use super::roster::Roster;
-use super::round::{Current, Pace};
-use super::standing::Standing;
-use super::trace::Trace;
+use self::admission::Admission;
+use self::deadlines::{Deadline, Deadlines};
+use self::host::is_from_keyboard;
+use self::in_place::InPlace;
+use self::node::Node;
+use self::recovery::Recovery;
+use self::roster::Roster;
+use self::round::Current;
+use self::trace::Trace;
 use crate::events::record::{Ending, Kind, Loss, Number, Why};
 use crate::events::tally::Tally;
 #[cfg(feature = "sim")]
@@ -39,25 +96,35 @@ use crate::rendezvous::messages::message::{CoordinatorMessage, NodeId, NodeMessa
 use crate::rendezvous::messages::settings::{LAST_LOOK, Settings};
 use crate::wire::text::tidy;
 
+pub(in crate::rendezvous) use durable::{CELL_SESSION, Durable, LARGEST_NUMBER, MY_SESSION, Times};
+pub use event::{Effect, Ends, Event, Home, Reach, SessionId};
+pub(in crate::rendezvous) use hosts::Departures;
+pub use hosts::{Exclusion, Exclusions};
+pub(in crate::rendezvous) use node::Origin;
+pub use node::Status;
+pub(in crate::rendezvous) use round::Pace;
+pub use snapshot::{RunState, State};
+pub use standing::Standing;
+
 /// One rendezvous: all nodes with one run id.
 #[derive(Clone, Debug)]
 pub struct Run {
-    pub(super) id: String,
-    pub(super) settings: Settings,
-    pub(super) roster: Roster,
-    pub(super) current: Current,
-    pub(super) pace: Pace,
-    pub(super) recovery: Recovery,
-    pub(super) admission: Admission,
-    pub(super) in_place: InPlace,
-    pub(super) deadlines: Deadlines,
+    id: String,
+    settings: Settings,
+    roster: Roster,
+    current: Current,
+    pace: Pace,
+    recovery: Recovery,
+    admission: Admission,
+    in_place: InPlace,
+    deadlines: Deadlines,
     /// The node in the coordinator's own process.
-    pub(super) host: Option<(NodeId, Home)>,
+    host: Option<(NodeId, Home)>,
     /// The last decision that was logged.
-    pub(super) standing: Standing,
-    pub(super) trace: Trace,
+    standing: Standing,
+    trace: Trace,
     /// When the rendezvous was closed.
-    pub(super) closed_at: Option<Instant>,
+    closed_at: Option<Instant>,
     effects: Vec<Effect>,
 }
 

@@ -1,14 +1,14 @@
-//! When the next round closes, what its world is, and when members are told to re-form. The rules are in [`super::run`].
+//! When the next round closes, what its world is, and when members are told to re-form. The rules are in [the run](super).
 
 use std::collections::BTreeMap;
 use std::time::Instant;
 
+use super::Run;
 use super::deadlines::Deadline;
 use super::event::Effect;
 use super::node::{Node, Status};
 use super::ranks;
 use super::round::World;
-use super::run::Run;
 use super::size::nodes;
 use crate::events::record::{Kind, Why};
 use crate::rendezvous::messages::message::{

@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use super::run::Run;
+use super::Run;
 use crate::events::record::LONGEST_US;
 use crate::rendezvous::messages::message::{CoordinatorMessage, LARGEST_STEP, NodeId, Round};
 

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
+use super::Run;
 use super::deadlines::Deadline;
 use super::event::{Reach, SessionId};
 use super::hosts::{Departures, Hosts};
@@ -12,7 +13,6 @@ use super::node::{Node, Program, Status};
 use super::recovery::Recovery;
 use super::roster::Roster;
 use super::round::{Current, Pace};
-use super::run::Run;
 use super::standing::Standing;
 use crate::rendezvous::messages::message::{Hello, NodeId, Round, Verdict};
 use crate::rendezvous::messages::settings::{LONGEST_LEASE, Settings};

@@ -14,12 +14,12 @@
 use std::collections::BTreeSet;
 use std::time::Instant;
 
+use super::Run;
 use super::deadlines::Deadline;
 use super::event::SessionId;
 use super::in_place::{COUNT_WITHIN, Change, Phase, RETURN_WITHIN};
 use super::node::Status;
 use super::resume::{self, Comer, Last};
-use super::run::Run;
 use super::size::Seat;
 use crate::events::record::{Kind, Why};
 use crate::events::tally::Refused;

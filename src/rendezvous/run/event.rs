@@ -41,7 +41,7 @@ pub enum Reach {
     Cell,
 }
 
-/// An input of [`Run::apply`](super::run::Run::apply).
+/// An input of [`Run::apply`](super::Run::apply).
 #[derive(Clone, Debug)]
 pub enum Event {
     /// A node introduced itself.
@@ -99,7 +99,7 @@ pub enum Event {
     },
 }
 
-/// An output of [`Run::apply`](super::run::Run::apply): what the driver must do.
+/// An output of [`Run::apply`](super::Run::apply): what the driver must do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Effect {
     /// Send a message.
@@ -120,7 +120,7 @@ pub enum Effect {
     Warn(String),
     /// Count something that is no event.
     Tally(Tally),
-    /// The hosts that are kept out have changed: [`Run::exclusions`](super::run::Run::exclusions).
+    /// The hosts that are kept out have changed: [`Run::exclusions`](super::Run::exclusions).
     Exclusions,
     /// The workers of the next round use the endpoint's store, and must find it empty: replace its table before what follows is sent.
     EmptyStore,

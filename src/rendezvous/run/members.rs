@@ -6,8 +6,8 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
+use super::Run;
 use super::event::SessionId;
-use super::run::Run;
 use crate::rendezvous::messages::message::{CoordinatorMessage, INTERFACES_LIMIT, MEMBERS_IN_A_MESSAGE};
 
 /// Most addresses that a node is told: fewer messages than may wait for a session that is not read.

@@ -5,10 +5,10 @@
 //! would pass the maximum starts fewer workers than it offers, and those after it are spares. In later rounds it is the same one, so that
 //! workers of other nodes live on.
 
+use super::Run;
 use super::closing::join;
 use super::node::{Node, Status};
 use super::ranks::{self, Candidate};
-use super::run::Run;
 use crate::rendezvous::messages::message::{JoinWorkers, NodeId, Survival};
 use crate::rendezvous::messages::rules::WorkerBounds;
 

@@ -5,9 +5,9 @@
 
 use std::time::Instant;
 
+use super::Run;
 use super::deadlines::Deadline;
 use super::node::{Node, Status};
-use super::run::Run;
 use super::standing::Standing;
 use crate::rendezvous::messages::message::Waits;
 

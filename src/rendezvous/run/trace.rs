@@ -2,9 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::Run;
 use super::event::Effect;
 use super::node::{Node, Status};
-use super::run::Run;
 use super::watched::Watch;
 use crate::events::journal::{Reference, id};
 use crate::events::record::{CAUSES_LIMIT, Kind, Number, Record, Told};

@@ -2,9 +2,9 @@
 
 use std::time::Instant;
 
+use super::Run;
 use super::event::SessionId;
 use super::node::{Node, Status};
-use super::run::Run;
 use crate::events::record::{FirstStep, Kind, LONGEST_US, Number, Phase, Why};
 use crate::events::tally::Refused;
 use crate::rendezvous::messages::bounds::tidy_failure;

@@ -6,10 +6,10 @@
 
 use std::time::Instant;
 
+use super::Run;
 use super::deadlines::Deadline;
 use super::event::{Effect, Home, Reach, SessionId};
 use super::node::{Node, Status};
-use super::run::Run;
 use crate::events::record::{Kind, Why};
 use crate::events::tally::{Refused, Tally};
 use crate::rendezvous::messages::message::{CoordinatorMessage, Hello, NodeId, Placed};
