@@ -1,9 +1,8 @@
-//! Admission of nodes: one agent to a place, the node that gave the run its settings, and what is remembered of each host.
+//! Admission of nodes: one agent to a place, and the node that gave the run its settings.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::IpAddr;
 
-use super::hosts::Hosts;
 use super::node::Node;
 use crate::rendezvous::messages::message::NodeId;
 
@@ -19,15 +18,14 @@ pub(in crate::rendezvous) struct Admission {
     replaced: BTreeSet<NodeId>,
     /// The same in the order in which they were replaced.
     in_order: VecDeque<NodeId>,
-    hosts: Hosts,
     /// The node that gave the run its settings.
     bound_to: Option<NodeId>,
 }
 
 impl Admission {
-    /// Whether no replaced agent and no host is remembered.
+    /// Whether no replaced agent is remembered.
     pub fn is_blank(&self) -> bool {
-        self.replaced.is_empty() && self.hosts.is_blank()
+        self.replaced.is_empty()
     }
 
     /// Give a node its place, even if another node holds it.
@@ -78,16 +76,6 @@ impl Admission {
     /// Record that this node gave the run its settings.
     pub fn bind_to(&mut self, id: NodeId) {
         self.bound_to = Some(id);
-    }
-
-    /// What is remembered of each host.
-    pub fn hosts(&self) -> &Hosts {
-        &self.hosts
-    }
-
-    /// The same, to change it.
-    pub fn hosts_mut(&mut self) -> &mut Hosts {
-        &mut self.hosts
     }
 }
 

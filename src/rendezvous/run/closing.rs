@@ -37,7 +37,8 @@ impl Run {
 
     fn advance(&mut self, now: Instant) {
         self.end_recall(now);
-        self.release_hosts(now);
+        let let_in = self.hosts.release(now);
+        self.apply_to_hosts(let_in, now);
         if self.close_if_all_done() {
             return;
         }
@@ -207,7 +208,7 @@ impl Run {
             began_with,
         });
         self.recovery.settle();
-        self.admission.hosts_mut().await_loss(None);
+        self.hosts.await_loss(None);
         self.deadlines.set(Deadline::EndRecall, None);
         self.deadlines.set(Deadline::CloseRound, None);
         self.pace.ready_since = None;

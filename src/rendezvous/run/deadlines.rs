@@ -14,13 +14,11 @@ pub(super) enum Deadline {
     EndRecall,
     /// A change in place begins, or its time is over.
     Change,
-    /// A host that is out is let in again.
-    LetIn,
 }
 
 /// The instants by [`Deadline`]. `None`: that deadline is not set.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Deadlines([Option<Instant>; 5]);
+pub(super) struct Deadlines([Option<Instant>; 4]);
 
 impl Deadlines {
     pub fn get(&self, which: Deadline) -> Option<Instant> {

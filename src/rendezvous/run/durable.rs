@@ -174,7 +174,7 @@ impl Run {
         run.pace = times.pace;
         let worlds: BTreeSet<_> = durable.current.world().map(|world| world.id).into_iter().collect();
         run.recovery = Recovery::with_worlds(worlds, durable.named);
-        *run.admission.hosts_mut() = Hosts::with_departures(times.departures.clone());
+        run.hosts = Hosts::with_departures(times.departures.clone());
         run.deadlines.set(Deadline::LoseNode, run.roster.next_lost_at());
         run.resume_trace();
         run
@@ -192,7 +192,7 @@ impl Run {
         Times {
             heard: self.roster.iter().map(|(id, node)| (id, (node.heard_at, node.suspect))).collect(),
             pace: self.pace,
-            departures: self.admission.hosts().departures(),
+            departures: self.hosts.departures(),
         }
     }
 

@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 use super::Run;
 use super::deadlines::Deadline;
 use super::event::SessionId;
-use super::node::Status;
+use super::hosts::Exclusion;
+use super::node::{Node, Status};
 use crate::rendezvous::messages::message::{NodeId, Placed, Round, Verdict};
 
 impl Run {
@@ -24,6 +25,16 @@ impl Run {
     /// Whether a node neither waits nor runs.
     pub(in crate::rendezvous) fn is_idle(&self, id: NodeId) -> bool {
         self.roster.get(id).is_some_and(|node| node.status == Status::Idle)
+    }
+
+    /// Whether a node waits until its host is let in again.
+    pub fn is_out(&self, id: NodeId) -> bool {
+        self.roster.get(id).is_some_and(Node::is_kept_out)
+    }
+
+    /// The hosts that are kept out of the job, because of their failures or departures.
+    pub fn exclusions(&self, now: Instant) -> Vec<Exclusion> {
+        self.hosts.exclusions(&self.settings, now)
     }
 
     /// Whether a node is a spare.

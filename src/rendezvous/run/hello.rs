@@ -96,7 +96,7 @@ impl Run {
         }
         let runs = hello.placed.is_some_and(|placed| placed.active && placed.round == self.round());
         if !hello.joining && !runs {
-            self.stand_down(hello.node, "gave up its place", Why::NodeWithdrew, None);
+            self.withdraw(hello.node, "gave up its place", Why::NodeWithdrew, None);
         }
     }
 
@@ -161,6 +161,14 @@ impl Run {
             Some((Refused::Settings, reason))
         };
         replaced.or_else(disagreement).or_else(|| self.kept_out(hello, newer, now))
+    }
+
+    /// Decide whether a node may come in. Returns the reason if not: its host is out for the job, or nodes of it left the running job too
+    /// often. A running member is never rejected.
+    fn kept_out(&self, hello: &Hello, newer: &Node, now: Instant) -> Option<(Refused, String)> {
+        let runs = hello.placed.is_some_and(|placed| placed.active && self.knows_world(&placed));
+        let exempt = runs || self.knows(hello.node) || self.current.closed().is_some();
+        if exempt { None } else { self.hosts.refusal(&newer.origin(), &self.settings, now) }
     }
 
     /// Compare a node's settings with the run's. Returns the difference if the run's settings are fixed and the node's do not fit.
@@ -252,7 +260,7 @@ impl Run {
         let text = format!("is replaced: {} registered from the same address", newer.label());
         let replaced = self.record_of(older, Kind::NodeReplaced { by }, None, text);
         let what = format!("was replaced by {}, which registered from the same address", newer.name);
-        self.stand_down(older, &what, Why::NodeReplaced, Some(replaced));
+        self.withdraw(older, &what, Why::NodeReplaced, Some(replaced));
         self.remove(older);
         self.admission.replace(older);
         if let Some(session) = session {
@@ -314,7 +322,7 @@ impl Run {
         let gone: Vec<_> = waiting.filter(|(_, node)| disagrees(node)).map(|(id, _)| id).collect();
         for id in gone {
             let what = "asks for other settings than the connected nodes, and its connection has ended";
-            self.stand_down(id, what, Why::NodeWithdrew, None);
+            self.withdraw(id, what, Why::NodeWithdrew, None);
             self.remove(id);
         }
         let lease = settings.lease();

@@ -22,9 +22,8 @@
 //! | this one | dispatch of an event to its step; lost nodes; what members are told |
 //! | `hello` | a node introduces itself: rejected, back, or new; which node's settings the run uses |
 //! | `report`, `other_job` | a node asks for a place, or reports how its workers ended; a node of another job is refused |
-//! | `host` | the process that hosts the coordinator ends |
-//! | `exclusion` | hosts are put out of the job for their failures, and let in again |
-//! | `changing` | members that can change in place stop their workers at one check |
+//! | `leave` | a node withdraws, leaves, is lost or sent away; the process that hosts the coordinator ends |
+//! //! | `changing` | members that can change in place stop their workers at one check |
 //! | `closing`, `size`, [`ranks`], `resume` | a round closes: when, with which nodes and how many workers, with which ranks, and whose workers live on |
 //! | `members` | a member is told its place, and the one that serves the workers' store also from where the others connect |
 //! | `durable` | conversion between a run and its state in a shared cell |
@@ -54,12 +53,11 @@ mod closing;
 mod deadlines;
 mod durable;
 mod event;
-mod exclusion;
 mod facts;
 mod hello;
-mod host;
 mod hosts;
 mod in_place;
+mod leave;
 mod members;
 mod node;
 mod other_job;
@@ -80,8 +78,9 @@ use std::time::{Duration, Instant};
 
 use self::admission::Admission;
 use self::deadlines::{Deadline, Deadlines};
-use self::host::is_from_keyboard;
+use self::hosts::Hosts;
 use self::in_place::InPlace;
+use self::leave::is_from_keyboard;
 use self::node::Node;
 use self::recovery::Recovery;
 use self::roster::Roster;
@@ -93,8 +92,7 @@ use crate::events::tally::Tally;
 use crate::rendezvous::decision_state::DecisionState;
 use crate::rendezvous::messages::bounds::tidy_verdict;
 use crate::rendezvous::messages::message::{CoordinatorMessage, NodeId, NodeMessage, Round, Verdict};
-use crate::rendezvous::messages::settings::{LAST_LOOK, Settings};
-use crate::wire::text::tidy;
+use crate::rendezvous::messages::settings::Settings;
 
 pub(in crate::rendezvous) use durable::{CELL_SESSION, Durable, LARGEST_NUMBER, MY_SESSION, Times};
 pub use event::{Effect, Ends, Event, Home, Reach, SessionId};
@@ -116,6 +114,7 @@ pub struct Run {
     pace: Pace,
     recovery: Recovery,
     admission: Admission,
+    hosts: Hosts,
     in_place: InPlace,
     deadlines: Deadlines,
     /// The node in the coordinator's own process.
@@ -139,6 +138,7 @@ impl Run {
             pace: Pace::default(),
             recovery: Recovery::default(),
             admission: Admission::default(),
+            hosts: Hosts::default(),
             in_place: InPlace::default(),
             deadlines: Deadlines::default(),
             host: None,
@@ -169,13 +169,18 @@ impl Run {
 
     /// When to send [`Event::Tick`] at the latest.
     pub fn next_deadline(&self) -> Option<Instant> {
-        self.deadlines.next()
+        let let_in = self.hosts.next_release().filter(|_| self.current.closed().is_none());
+        [self.deadlines.next(), let_in].into_iter().flatten().min()
     }
 
     /// Whether this run equals a new run with its id, so that it can be forgotten.
     pub fn is_blank(&self) -> bool {
         let never_ran = self.round() == Round(0) && self.current.restart() == 0 && self.current.closed().is_none();
-        never_ran && self.roster.is_empty() && self.admission.is_blank() && self.recovery.is_blank()
+        never_ran
+            && self.roster.is_empty()
+            && self.admission.is_blank()
+            && self.hosts.is_blank()
+            && self.recovery.is_blank()
     }
 
     /// Apply an event to the state. Returns whether the event may change the decision.
@@ -269,24 +274,8 @@ impl Run {
                 return false;
             }
             NodeMessage::Join(join) => self.on_join(id, session, join, now),
-            NodeMessage::Withdraw => {
-                let progress = self.progress(now);
-                self.send(session, CoordinatorMessage::Withdrawn { progress });
-                let placed = self.roster.get(id).is_some_and(|node| node.status == Status::Active);
-                let what = if placed { "gave up waiting just as the round completed" } else { "gave up waiting" };
-                self.stand_down(id, what, Why::NodeWithdrew, None);
-            }
-            NodeMessage::Leave { reason, signal } => {
-                let reason = tidy(&reason);
-                let left = self.record_of(id, Kind::NodeLeft { signal }, None, format!("left: {reason}"));
-                if self.is_host(id) {
-                    self.on_host_left(id, session, &reason, signal, left, now);
-                    return false;
-                }
-                self.depart(id, &format!("left: {reason}"), Why::NodeLeft, left, now);
-                self.remove(id);
-                self.effects.push(Effect::End { session });
-            }
+            NodeMessage::Withdraw => self.on_withdraw(id, session, now),
+            NodeMessage::Leave { reason, signal } => return self.on_leave(id, session, &reason, signal, now),
             NodeMessage::Close(verdict) => self.close(tidy_verdict(&verdict), None),
             NodeMessage::Failed { round, failure } => self.on_failed(id, session, round, &failure, now),
             NodeMessage::Done { round } => self.on_done(id, session, round),
@@ -301,81 +290,6 @@ impl Run {
             NodeMessage::Parked { round } => self.on_parked(id, round, now),
         }
         true
-    }
-
-    /// Make a waiting or running node idle. A running node interrupts the world, unless it or the whole job has finished. `cause`: the
-    /// event that says so, if one does.
-    pub(super) fn stand_down(&mut self, id: NodeId, what: &str, why: Why, cause: Option<Number>) {
-        let Some(node) = self.roster.get(id) else { return };
-        let (waits, name) = (node.waits(), node.name.clone());
-        let reason = (node.status == Status::Active && !node.done).then(|| format!("{} {what}", node.label()));
-        if waits {
-            let text = format!("{} no longer waits: it {what}", node.label());
-            self.record(Kind::NodeWithdrew {}, Some(&name), cause, text);
-        }
-        self.roster.set_status(id, Status::Idle);
-        self.in_place.forget(id);
-        if let Some(reason) = reason.filter(|_| !self.is_all_done()) {
-            let cause = cause.unwrap_or_else(|| self.record(Kind::NodeWithdrew {}, Some(&name), None, None));
-            self.interrupt(&reason, why, cause);
-        }
-        let newcomers_left = self.roster.waiting().len() > self.roster.counts().returning;
-        if !newcomers_left {
-            self.pace.newcomer_since = None;
-        }
-    }
-
-    /// Handle a node's departure. If it ran workers, the departure counts against its host (`rejoin_limit`).
-    pub(super) fn depart(&mut self, id: NodeId, what: &str, why: Why, cause: Number, now: Instant) {
-        self.count_departure(id, now);
-        self.stand_down(id, what, why, Some(cause));
-    }
-
-    /// Forget a node and free its place.
-    pub(super) fn remove(&mut self, id: NodeId) {
-        self.in_place.forget(id);
-        self.trace.forget(id);
-        self.admission.vacate(id, self.roster.get(id));
-        self.roster.remove(id);
-    }
-
-    /// Log that a node is lost, and remove it.
-    fn lose(&mut self, id: NodeId, how: Loss, what: &str, now: Instant) {
-        let Some(node) = self.roster.get(id) else { return };
-        let origin = node.origin();
-        let silent_ms = match how {
-            Loss::Lease => None,
-            Loss::Connection | Loss::Silence => u64::try_from((now - node.heard_at).as_millis()).ok(),
-        };
-        let lost = self.record_of(id, Kind::NodeLost { how, silent_ms }, None, what.to_owned());
-        let first = self.is_first_failure(id);
-        self.depart(id, what, Why::NodeLost, lost, now);
-        if first {
-            self.strike(&origin, None, now);
-        }
-        self.remove(id);
-    }
-
-    /// Remove such nodes that are lost by now, and set the next deadline.
-    fn expire(&mut self, such: impl Fn(&Node) -> bool, now: Instant) {
-        if self.deadlines.get(Deadline::LoseNode).is_none_or(|at| now < at) {
-            return;
-        }
-        for id in self.roster.lost(now) {
-            let Some(node) = self.roster.get(id).filter(|node| such(node)) else { continue };
-            let session = node.session;
-            let ago = (now - node.heard_at).as_secs_f64();
-            let (how, what) = match session {
-                None => (Loss::Connection, format!("is lost: its connection ended {ago:.1} s ago")),
-                Some(_) => {
-                    let silent = (node.lease + LAST_LOOK).as_secs_f64();
-                    (Loss::Silence, format!("is lost: silent for {silent:.1} s"))
-                }
-            };
-            self.lose(id, how, &what, now);
-            self.effects.extend(session.map(|session| Effect::End { session }));
-        }
-        self.deadlines.set(Deadline::LoseNode, self.roster.next_lost_at());
     }
 
     /// Set the deadline for lost nodes no later than the instant at which this node is lost.
@@ -417,7 +331,6 @@ impl Run {
         self.deadlines.set(Deadline::Change, None);
         self.deadlines.set(Deadline::CloseRound, None);
         self.deadlines.set(Deadline::EndRecall, None);
-        self.deadlines.set(Deadline::LetIn, None);
     }
 
     /// End a session for a reason that reconnecting would not change.

@@ -73,7 +73,7 @@ impl Run {
     pub(in crate::rendezvous) fn waits(&self, node: &Node, now: Instant) -> Option<Waits> {
         match node.status {
             Status::Waiting { .. } => {
-                let out = self.admission.hosts().out_text(&node.origin(), now).filter(|_| node.out);
+                let out = self.hosts.out_text(&node.origin(), now).filter(|_| node.out);
                 let progress = self.progress(now);
                 let progress = match out {
                     Some(out) => format!("{out}; {progress}"),
@@ -109,7 +109,7 @@ impl Run {
         if let Some(needed) = self.needed_text() {
             text += &format!("; {needed}");
         }
-        if let Some(out) = self.admission.hosts().describe(now) {
+        if let Some(out) = self.hosts.describe(now) {
             text += &format!("; {out}");
         }
         if let Some(reason) = self.current.interrupted() {

@@ -4,6 +4,7 @@ use std::time::Instant;
 
 use super::Run;
 use super::event::SessionId;
+use super::hosts::Entry;
 use super::node::{Node, Status};
 use crate::events::record::{FirstStep, Kind, LONGEST_US, Number, Phase, Why};
 use crate::events::tally::Refused;
@@ -24,14 +25,19 @@ impl Run {
         if let Err(reason) = join.validate() {
             return self.refuse(session, Refused::Invalid, reason);
         }
-        if self.turns_out(id, session, now) {
-            return;
+        if self.entry(id, now) == Entry::Never {
+            return self.evict(id, session, now);
         }
         self.take_join(id, session, join, now);
         if self.roster.get(id).is_some_and(|node| self.is_spare(node)) {
             let waits = self.roster.get(id).and_then(|node| self.waits(node, now));
             waits.into_iter().for_each(|waits| self.send(session, CoordinatorMessage::Waits(waits)));
         }
+    }
+
+    /// What the book of hosts says about a node that asks to join.
+    fn entry(&self, id: NodeId, now: Instant) -> Entry {
+        self.roster.get(id).map_or(Entry::Open, |node| self.hosts.entry(node, now))
     }
 
     fn take_join(&mut self, id: NodeId, session: SessionId, join: Join, now: Instant) {
@@ -92,7 +98,7 @@ impl Run {
         let next = self.roster.next_arrival();
         self.roster.set_status(id, Status::Waiting { join, arrival: arrival.unwrap_or(next) });
         self.in_place.stop_at(id, check);
-        let out = self.must_stay_out(id, now);
+        let out = self.entry(id, now) != Entry::Open;
         self.roster.set_out(id, out);
         let new = self.roster.get(id).is_some_and(|node| self.roster.last_rank(node).is_none());
         if new && !out {
@@ -131,7 +137,7 @@ impl Run {
         let unreachable = self.roster.of(self.roster.active()).find(|(_, node)| node.session.is_none());
         if let Some((gone_id, gone)) = unreachable.map(|(id, node)| (id, node.label())) {
             // Workers notice that a peer's connection is gone before the reconnect grace of the peer's agent is over.
-            self.admission.hosts_mut().await_loss(Some(gone_id));
+            self.hosts.await_loss(Some(gone_id));
             let reason = format!("{failure}; not counted, since the connection of {gone} has ended");
             let exit = self.record(Kind::WorkerExited(failure.exit(true, false)), Some(&name), None, None);
             return self.interrupt_by(&reason, exit, Failure { counts: false, ..failure });
@@ -162,7 +168,7 @@ impl Run {
                 });
                 let reason = format!("{failure}; restart {number}{of}; will restart worker group");
                 self.interrupt_by(&reason, exit, failure);
-                self.strike(&origin, Some(rank), now);
+                self.on_first_failure(&origin, Some(rank), now);
             }
         }
     }
