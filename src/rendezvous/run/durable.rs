@@ -6,7 +6,6 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use super::Run;
-use super::deadlines::Deadline;
 use super::event::{Reach, SessionId};
 use super::hosts::{Departures, Hosts};
 use super::node::{Node, Program, Status};
@@ -175,7 +174,6 @@ impl Run {
         let worlds: BTreeSet<_> = durable.current.world().map(|world| world.id).into_iter().collect();
         run.recovery = Recovery::with_worlds(worlds, durable.named);
         run.hosts = Hosts::with_departures(times.departures.clone());
-        run.deadlines.set(Deadline::LoseNode, run.roster.next_lost_at());
         run.resume_trace();
         run
     }
@@ -198,7 +196,7 @@ impl Run {
 
     /// When the next round closes, if nothing changes.
     pub(in crate::rendezvous) fn closes_at(&self) -> Option<Instant> {
-        self.deadlines.get(Deadline::CloseRound)
+        self.closes_at
     }
 
     /// Set the last decision that was logged, so that only a new one is logged.

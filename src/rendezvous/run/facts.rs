@@ -4,11 +4,11 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use super::Run;
-use super::deadlines::Deadline;
 use super::event::SessionId;
 use super::hosts::Exclusion;
 use super::node::{Node, Status};
-use crate::rendezvous::messages::message::{NodeId, Placed, Round, Verdict};
+use super::standing::Standing;
+use crate::rendezvous::messages::message::{CoordinatorMessage, NodeId, Placed, Round, Verdict};
 
 impl Run {
     /// The place of a node in the current round, if it runs workers of it.
@@ -39,7 +39,7 @@ impl Run {
 
     /// Whether a node is a spare.
     pub(in crate::rendezvous) fn waits_as_spare(&self, id: NodeId) -> bool {
-        self.roster.get(id).is_some_and(|node| self.is_spare(node))
+        self.roster.get(id).is_some_and(|node| self.parts().is_spare(node))
     }
 
     /// Whether a world that a node claims becomes the current one: this coordinator was restarted, and knows no running world.
@@ -56,6 +56,31 @@ impl Run {
     /// Whether members of a world that this coordinator does not know may still run.
     pub fn is_recovering(&self, now: Instant) -> bool {
         self.recovery.is_recovering(now)
+    }
+
+    /// Until when no round closes: members of a world that this coordinator did not form may still run, and have not reported.
+    pub fn held_until(&self) -> Option<Instant> {
+        self.parts().held_until()
+    }
+
+    /// The current decision.
+    pub fn standing(&self) -> Standing {
+        self.standing
+    }
+
+    /// Describe the next round: which nodes have joined, how many are missing, why it does not close, and when it will.
+    pub fn progress(&self, now: Instant) -> String {
+        self.parts().progress(now)
+    }
+
+    /// The message by which members learn whether the world must re-form, and why.
+    pub(in crate::rendezvous) fn status(&self) -> CoordinatorMessage {
+        self.parts().status()
+    }
+
+    /// The message by which a node learns that its world is over, for a reason outside the node.
+    pub(in crate::rendezvous) fn over(&self, reason: String) -> CoordinatorMessage {
+        self.parts().over(reason)
     }
 
     /// The run's id.
@@ -120,7 +145,7 @@ impl Run {
 
     /// Time since a deadline passed that is about the silence of nodes.
     pub fn lateness(&self, now: Instant) -> Option<Duration> {
-        let deadlines = [Deadline::LoseNode, Deadline::Change].map(|which| self.deadlines.get(which));
+        let deadlines = [self.roster.lost_by(), self.in_place.due_at()];
         Some(now.saturating_duration_since(deadlines.into_iter().flatten().min()?))
     }
 

@@ -7,12 +7,11 @@
 use std::time::Instant;
 
 use super::Run;
-use super::deadlines::Deadline;
 use super::event::{Effect, Home, Reach, SessionId};
 use super::node::{Node, Status};
 use crate::events::record::{Kind, Why};
 use crate::events::tally::{Refused, Tally};
-use crate::rendezvous::messages::message::{CoordinatorMessage, Hello, NodeId, Placed};
+use crate::rendezvous::messages::message::{CoordinatorMessage, Hello, NodeId, Placed, Running};
 use crate::rendezvous::messages::settings::Settings;
 
 impl Run {
@@ -56,7 +55,6 @@ impl Run {
         }
         self.record_host(hello, home);
         self.welcome(hello, session, comes, now);
-        self.lose_no_later(hello.node);
     }
 
     /// Add a node that is not in the roster: it is new, or it was given up.
@@ -71,7 +69,7 @@ impl Run {
                 self.record_former_host(placed, home);
             }
             node.attending = node.status == Status::Active && hello.attending;
-            if node.status == Status::Active && !self.recalls() {
+            if node.status == Status::Active && !self.recovery.awaits_members() {
                 let reason = format!("{} came back after it had been given up", node.label());
                 let back = self.record(Kind::NodeCameBack {}, Some(&node.name), None, None);
                 self.interrupt(&reason, Why::NodeCameBack, back);
@@ -104,13 +102,13 @@ impl Run {
     /// `comes`: it is new, and was in no round.
     fn welcome(&mut self, hello: &Hello, session: SessionId, comes: bool, now: Instant) {
         let Some(node) = self.roster.get(hello.node) else { return };
-        let (addr, active, spare) = (node.addr(), node.status == Status::Active, self.is_spare(node));
+        let (addr, active, spare) = (node.addr(), node.status == Status::Active, self.parts().is_spare(node));
         let (new, at_coordinator) = (hello.placed.is_none() && !hello.joining && node.in_place, node.ends.is_some());
         let running = self.running().filter(|_| new);
         let recalls = self.asks_to_recall(hello.node, hello.placed.is_some() && at_coordinator);
         let hosted = self.is_host(hello.node);
         self.send(session, CoordinatorMessage::Welcome { addr, hosted, running, recalls });
-        if self.is_bound() && differ(&self.settings, &hello.settings) {
+        if self.parts().is_bound() && differ(&self.settings, &hello.settings) {
             self.send(session, terms(&self.settings));
         }
         if let Some(verdict) = self.current.closed().cloned() {
@@ -132,6 +130,37 @@ impl Run {
         }
     }
 
+    /// Notify a member that has reconnected of the change.
+    fn repeat_change(&mut self, id: NodeId, session: SessionId) {
+        let capable = self.roster.get(id).is_some_and(|node| node.in_place);
+        let Some(change) = self.in_place.change().filter(|_| capable) else { return };
+        let (flags, reason, round) = (change.flags, change.reason.clone(), self.round());
+        self.send(session, CoordinatorMessage::Change { round, flags, reason });
+        if let Some(check) = self.in_place.check() {
+            self.send(session, CoordinatorMessage::RaiseAt { round, check });
+        }
+    }
+
+    /// The world that runs, if a newcomer may start its workers before it joins.
+    fn running(&self) -> Option<Running> {
+        let parts = self.parts();
+        let settled = parts.changes_in_place() && self.in_place.is_groupless();
+        let world = self.current.world().filter(|_| settled)?;
+        let (master_addr, master_port) = world.master.clone()?;
+        let workers = world.workers.as_ref()?.first()?.world_size;
+        let room = parts.bounds().map(|bounds| bounds.max.saturating_sub(workers));
+        Some(Running {
+            round: self.round(),
+            world: world.id,
+            nodes: world.size,
+            workers,
+            room: room.filter(|room| *room > 0),
+            master_addr,
+            master_port,
+            restart: world.restart,
+        })
+    }
+
     /// Reject a node that has introduced itself before.
     pub(super) fn refuse(&mut self, session: SessionId, why: Refused, reason: String) {
         self.emit(Effect::Tally(Tally::Refused(why)));
@@ -141,7 +170,7 @@ impl Run {
     /// Check a claimed place. Returns the error if its round number is above the largest that is believed.
     fn impossible(&self, hello: &Hello, now: Instant) -> Option<String> {
         let placed = hello.placed.filter(|placed| !self.knows_world(placed))?;
-        let most = self.recovery.largest_claim(!self.current.has_formed(), self.next_round(), now);
+        let most = self.recovery.largest_claim(!self.current.has_formed(), self.parts().next_round(), now);
         (placed.round > most).then(|| {
             let (name, round) = (&hello.name, placed.round);
             format!("{name} reports a place in round {round}, which must be at most {most}: start this agent again")
@@ -173,7 +202,7 @@ impl Run {
 
     /// Compare a node's settings with the run's. Returns the difference if the run's settings are fixed and the node's do not fit.
     pub(super) fn disagreement(&self, name: &str, theirs: &Settings) -> Option<String> {
-        if !self.is_bound() {
+        if !self.parts().is_bound() {
             return None;
         }
         let (ours, id) = (&self.settings, &self.id);
@@ -327,20 +356,16 @@ impl Run {
         }
         let lease = settings.lease();
         self.recovery.set_lease(lease, now);
-        if self.recalls() {
-            self.deadlines.no_later(Deadline::EndRecall, Some(now + lease));
-        }
         let told = |node: &Node| node.lease == lease && !differ(settings, &node.asked);
         let untold: Vec<_> =
             self.roster.iter().filter(|(_, node)| !told(node)).filter_map(|(_, node)| node.session).collect();
         untold.into_iter().for_each(|session| self.send(session, terms(settings)));
         self.roster.set_limits(lease, settings.reconnect_grace);
-        self.deadlines.set(Deadline::LoseNode, self.roster.next_lost_at());
     }
 
     /// Give a node the run's lease and grace, if the run's settings are fixed.
     fn apply_terms(&self, node: &mut Node) {
-        if self.is_bound() {
+        if self.parts().is_bound() {
             (node.lease, node.reconnect_grace) = (self.settings.lease(), self.settings.reconnect_grace);
         }
     }
@@ -367,7 +392,7 @@ impl Run {
         self.current.adopt(&placed, workers);
         self.pace.ready_since = None;
         let open = self.current.closed().is_none();
-        self.deadlines.set(Deadline::EndRecall, open.then_some(until));
+        self.recovery.await_members(open.then_some(until));
         self.recovery.forget_host();
         self.in_place.begin_round(None);
         for session in over {

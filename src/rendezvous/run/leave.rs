@@ -7,12 +7,11 @@
 use std::time::Instant;
 
 use super::Run;
-use super::deadlines::Deadline;
 use super::event::{Effect, Home, SessionId};
 use super::hosts::{Consequence, Entry};
 use super::node::{Node, Origin, Status};
 use crate::events::record::{Kind, Loss, Number, Why};
-use crate::rendezvous::messages::message::{CoordinatorMessage, Hello, HostSeat, NodeId, Placed, Verdict};
+use crate::rendezvous::messages::message::{CoordinatorMessage, Hello, HostSeat, NodeId, Placed, Round, Verdict};
 use crate::rendezvous::messages::settings::LAST_LOOK;
 use crate::wire::text::tidy;
 
@@ -47,6 +46,40 @@ impl Run {
         true
     }
 
+    /// A member asks to leave.
+    pub(super) fn on_will_leave(&mut self, id: NodeId, session: SessionId, round: Round, reason: &str, at_once: bool) {
+        let over = self.current.interrupted().is_some() || self.current.told();
+        if over || !self.is_capable_member(id, round) {
+            return; // it learns that its round is over
+        }
+        let label = self.roster.label(id);
+        let reason = tidy(reason);
+        if !self.roster.unfinished().iter().any(|other| *other != id) {
+            return self
+                .send(session, self.over(format!("no other node has work left, so {label} may leave: {reason}")));
+        }
+        let known = self.leaver().filter(|_| self.in_place.leaving().contains_key(&id));
+        let text = format!("is about to leave: {reason}");
+        let leaves = known.unwrap_or_else(|| self.record_of(id, Kind::NodeLeaves {}, None, text));
+        if at_once {
+            return self.interrupt(&format!("{label} is about to leave: {reason}"), Why::NodeLeft, leaves);
+        }
+        self.in_place.announce(id, reason);
+    }
+
+    /// The workers of a member that leaves have stopped at the common check.
+    pub(super) fn on_parked(&mut self, id: NodeId, round: Round, now: Instant) {
+        let leaves = self.in_place.check().is_some() && self.in_place.leaving().contains_key(&id);
+        if !leaves || !self.is_capable_member(id, round) {
+            return;
+        }
+        self.note(format!("{} has stopped its workers, and leaves", self.roster.label(id)));
+        self.count_departure(id, now);
+        self.roster.set_status(id, Status::Idle);
+        self.in_place.forget(id);
+        self.in_place.someone_has_stopped(now);
+    }
+
     /// Make a waiting or running node idle. A running node interrupts the world, unless it or the whole job has finished. `cause`: the
     /// event that says so, if one does.
     pub(super) fn withdraw(&mut self, id: NodeId, what: &str, why: Why, cause: Option<Number>) {
@@ -59,7 +92,7 @@ impl Run {
         }
         self.roster.set_status(id, Status::Idle);
         self.in_place.forget(id);
-        if let Some(reason) = reason.filter(|_| !self.is_all_done()) {
+        if let Some(reason) = reason.filter(|_| !self.parts().is_all_done()) {
             let cause = cause.unwrap_or_else(|| self.record(Kind::NodeWithdrew {}, Some(&name), None, None));
             self.interrupt(&reason, why, cause);
         }
@@ -102,7 +135,7 @@ impl Run {
 
     /// Remove such nodes that are lost by now, and set the next deadline.
     pub(super) fn expire(&mut self, such: impl Fn(&Node) -> bool, now: Instant) {
-        if self.deadlines.get(Deadline::LoseNode).is_none_or(|at| now < at) {
+        if self.roster.lost_by().is_none_or(|at| now < at) {
             return;
         }
         for id in self.roster.lost(now) {
@@ -119,7 +152,7 @@ impl Run {
             self.lose(id, how, &what, now);
             session.into_iter().for_each(|session| self.emit(Effect::End { session }));
         }
-        self.deadlines.set(Deadline::LoseNode, self.roster.next_lost_at());
+        self.roster.look_when_lost();
     }
 
     /// Count a departure against the node's host, if the node ran workers.
@@ -202,13 +235,6 @@ impl Run {
         });
     }
 
-    /// Number of members that recovery does not wait for: the former coordinator's host, if it has ended and has not reported.
-    pub(super) fn gone_count(&self) -> usize {
-        let unheard =
-            |rank: &u32| self.current.world().is_some_and(|w| *rank < w.size && !w.members.contains_key(rank));
-        usize::from(self.recovery.gone_rank().as_ref().is_some_and(unheard))
-    }
-
     /// Handle that the node in this coordinator's own process has left.
     pub(super) fn on_host_left(
         &mut self,
@@ -222,7 +248,7 @@ impl Run {
         self.emit(Effect::End { session });
         let label = self.roster.label(id);
         // Members that stop their workers together for this know it already.
-        let must_re_form = self.waiting_for_members() > 0 && self.in_place.check().is_none();
+        let must_re_form = self.parts().waiting_for_members() > 0 && self.in_place.check().is_none();
         self.depart(id, &format!("left: {reason}"), Why::NodeLeft, left, now);
         let interrupts = must_re_form || self.current.interrupted().is_some();
         self.remove(id);

@@ -12,9 +12,8 @@
 //! | `hosts` | how often each host's nodes have left or failed first, and which hosts are kept out |
 //! | `watched` | how far the training is, while somebody watches |
 //! | `trace` | the events that were recorded, as far as later ones name them as causes |
-//! | `deadlines` | when to decide again if no event comes |
-//!
-//! The steps of a decision are methods of [`Run`], grouped by what triggers them:
+//! //!
+//! `parts` is what policies read: functions from parts to a value. The steps of a decision are methods of [`Run`], grouped by what triggers them:
 //!
 //! | file | step |
 //! |---|---|
@@ -23,8 +22,7 @@
 //! | `hello` | a node introduces itself: rejected, back, or new; which node's settings the run uses |
 //! | `report`, `other_job` | a node asks for a place, or reports how its workers ended; a node of another job is refused |
 //! | `leave` | a node withdraws, leaves, is lost or sent away; the process that hosts the coordinator ends |
-//! //! | `changing` | members that can change in place stop their workers at one check |
-//! | `closing`, `size`, [`ranks`], `resume` | a round closes: when, with which nodes and how many workers, with which ranks, and whose workers live on |
+//! //! //! | `form`, `size`, [`ranks`], `resume` | a round closes: when, with which nodes and how many workers, with which ranks, and whose workers live on |
 //! | `members` | a member is told its place, and the one that serves the workers' store also from where the others connect |
 //! | `durable` | conversion between a run and its state in a shared cell |
 //! | `facts`, `snapshot` | what others ask about a run; its state for observers |
@@ -34,26 +32,16 @@
 //! node over a shared cell calls it on the cell's content. [`Run::next_deadline`] says when to send [`Event::Tick`] at the latest;
 //! an earlier tick does no harm.
 //!
-//! A round closes when no member of the last one is still running, at least `min_nodes` and `min_workers` wait, and one of these holds:
-//!
-//! - `max_nodes` or `max_workers` wait;
-//! - all members of the last round are back, and no newcomer waits;
-//! - some members are back, no more nodes wait than the last world had, and `settle_timeout` has passed;
-//! - more nodes wait than the last world had, or no member is back, and `last_call_timeout` has passed.
-//!
-//! Members that can change in place are not told to stop when nodes wait to join: `changing` has the rules. Once all of them
-//! have stopped for a change, the round closes as soon as enough wait.
-//!
 //! Only the decider's clock decides whether a node is alive. A node is lost `reconnect_grace` after its connection broke, or when
 //! its lease ends in silence.
 
 mod admission;
-mod changing;
-mod closing;
-mod deadlines;
+#[cfg(test)]
+mod bench;
 mod durable;
 mod event;
 mod facts;
+mod form;
 mod hello;
 mod hosts;
 mod in_place;
@@ -61,6 +49,7 @@ mod leave;
 mod members;
 mod node;
 mod other_job;
+mod parts;
 mod progress;
 pub mod ranks;
 mod recovery;
@@ -77,11 +66,11 @@ mod watched;
 use std::time::{Duration, Instant};
 
 use self::admission::Admission;
-use self::deadlines::{Deadline, Deadlines};
 use self::hosts::Hosts;
 use self::in_place::InPlace;
 use self::leave::is_from_keyboard;
 use self::node::Node;
+use self::parts::Parts;
 use self::recovery::Recovery;
 use self::roster::Roster;
 use self::round::Current;
@@ -116,7 +105,8 @@ pub struct Run {
     admission: Admission,
     hosts: Hosts,
     in_place: InPlace,
-    deadlines: Deadlines,
+    /// When the next round closes, if nothing changes.
+    closes_at: Option<Instant>,
     /// The node in the coordinator's own process.
     host: Option<(NodeId, Home)>,
     /// The last decision that was logged.
@@ -140,7 +130,7 @@ impl Run {
             admission: Admission::default(),
             hosts: Hosts::default(),
             in_place: InPlace::default(),
-            deadlines: Deadlines::default(),
+            closes_at: None,
             host: None,
             standing: Standing::default(),
             trace: Trace::default(),
@@ -170,7 +160,8 @@ impl Run {
     /// When to send [`Event::Tick`] at the latest.
     pub fn next_deadline(&self) -> Option<Instant> {
         let let_in = self.hosts.next_release().filter(|_| self.current.closed().is_none());
-        [self.deadlines.next(), let_in].into_iter().flatten().min()
+        let round = [self.closes_at, self.recovery.members_until(), self.in_place.due_at()];
+        round.into_iter().chain([self.roster.lost_by(), let_in]).flatten().min()
     }
 
     /// Whether this run equals a new run with its id, so that it can be forgotten.
@@ -191,10 +182,7 @@ impl Run {
                 self.roster.renew_lease(node, now);
                 return self.on_message(node, session, message, now);
             }
-            Event::Disconnected { node } => {
-                self.roster.disconnect(node, now);
-                self.lose_no_later(node);
-            }
+            Event::Disconnected { node } => self.roster.disconnect(node, now),
             Event::LeasesEnded { nodes } => {
                 nodes.into_iter().for_each(|node| self.lose(node, Loss::Lease, "is lost: its lease ended", now));
             }
@@ -209,9 +197,7 @@ impl Run {
             }
             Event::Stalled { late } => {
                 self.roster.renew_all_leases(now);
-                self.deadlines.set(Deadline::LoseNode, self.roster.next_lost_at());
-                let change = self.deadlines.get(Deadline::Change).map(|at| at.max(now));
-                self.deadlines.set(Deadline::Change, self.in_place.extend(now).or(change));
+                self.in_place.extend(now);
                 let late_ms = u64::try_from(late.as_millis()).unwrap_or(u64::MAX);
                 let text =
                     format!("this coordinator was stalled: its timer is {late:.1?} late, every lease is renewed");
@@ -220,8 +206,7 @@ impl Run {
             }
             Event::GiveUp { why } => {
                 self.note(why);
-                self.roster.end_graces();
-                self.deadlines.set(Deadline::LoseNode, Some(now));
+                self.roster.end_graces(now);
                 self.expire(|_| true, now);
             }
             Event::CoordinatorEnds { why, interrupts } => {
@@ -269,7 +254,7 @@ impl Run {
                         Duration::from_micros(rtt_us).min(self.settings.lease()),
                     )));
                 }
-                let waits = self.roster.get(id).and_then(|node| self.waits(node, now));
+                let waits = self.roster.get(id).and_then(|node| self.parts().waits(node, now));
                 self.send(session, CoordinatorMessage::Heartbeat { waits });
                 return false;
             }
@@ -292,9 +277,11 @@ impl Run {
         true
     }
 
-    /// Set the deadline for lost nodes no later than the instant at which this node is lost.
-    pub(super) fn lose_no_later(&mut self, id: NodeId) {
-        self.deadlines.no_later(Deadline::LoseNode, self.roster.get(id).map(Node::lost_at));
+    /// The parts, for policies that read them.
+    fn parts(&self) -> Parts<'_> {
+        let Self { settings, roster, current, pace, recovery, in_place, hosts, closes_at, standing, .. } = self;
+        let (pace, closes_at, standing) = (*pace, *closes_at, *standing);
+        Parts { settings, roster, current, pace, recovery, in_place, hosts, closes_at, standing }
     }
 
     /// Mark that the current world must re-form, because of an event. The first reason is kept.
@@ -321,16 +308,16 @@ impl Run {
             Verdict::Stopped { .. } => Ending::Stopped,
         };
         self.record(Kind::RunClosed { verdict: how }, None, cause, verdict.to_string());
-        let told = |(_, node): (_, &Node)| Some((node.session?, self.is_spare(node)));
+        let told = |(_, node): (_, &Node)| Some((node.session?, self.parts().is_spare(node)));
         let told: Vec<_> = self.roster.iter().filter_map(told).collect();
         for (session, spare) in told {
             self.send(session, CoordinatorMessage::Closed { verdict: verdict.clone(), spare });
         }
-        self.current.close(verdict, self.is_full());
+        self.current.close(verdict, self.parts().is_full());
         self.in_place.break_off();
-        self.deadlines.set(Deadline::Change, None);
-        self.deadlines.set(Deadline::CloseRound, None);
-        self.deadlines.set(Deadline::EndRecall, None);
+        self.in_place.wait_for_nothing();
+        self.closes_at = None;
+        self.recovery.await_members(None);
     }
 
     /// End a session for a reason that reconnecting would not change.
@@ -345,92 +332,6 @@ impl Run {
 
     pub(super) fn emit(&mut self, effect: Effect) {
         self.effects.push(effect);
-    }
-
-    /// The number of the next round.
-    pub(super) fn next_round(&self) -> Round {
-        self.round().max(self.recovery.named()).next()
-    }
-
-    /// Whether members of a world that this coordinator did not form still have time to report.
-    pub(super) fn recalls(&self) -> bool {
-        self.deadlines.get(Deadline::EndRecall).is_some()
-    }
-
-    /// Number of members that run, or may still report that they do.
-    fn running_count(&self) -> usize {
-        match self.current.size().filter(|_| self.recalls()) {
-            Some(size) => size.saturating_sub(self.roster.counts().returning),
-            None => self.roster.active().len(),
-        }
-    }
-
-    /// The members' value of `num_nodes_waiting()`: above zero when the world must re-form.
-    pub(in crate::rendezvous) fn waiting_for_members(&self) -> u32 {
-        match self.must_change() {
-            true => self.waiting_count().max(1),
-            false if self.held_growth().is_some() => 0,
-            false => self.joinable(),
-        }
-    }
-
-    /// Whether the world was interrupted, or changes in place.
-    fn must_change(&self) -> bool {
-        self.current.interrupted().is_some() || self.in_place.is_changing()
-    }
-
-    /// Until when the world does not re-form for the nodes that wait to join it: no round could close before, and its members would stand
-    /// still. `None`: it may, or none waits, or its members have been told to stop.
-    pub(super) fn held_growth(&self) -> Option<Instant> {
-        let undisturbed = !self.roster.active().is_empty() && !self.must_change() && !self.current.told();
-        self.held_until().filter(|_| undisturbed && self.joinable() > 0)
-    }
-
-    fn waiting_count(&self) -> u32 {
-        u32::try_from(self.roster.waiting().len()).unwrap_or(u32::MAX)
-    }
-
-    /// The number of waiting nodes, if the world would re-form for them.
-    pub(super) fn joinable(&self) -> u32 {
-        if self.roster.counts().done > 0 || !self.has_resets_left() {
-            // The job is about to end, and growing it would restart workers that have finished. Or growing would end it.
-            0
-        } else if self.has_room(self.running_count()) {
-            self.waiting_count()
-        } else {
-            0
-        }
-    }
-
-    /// Whether a waiting node is a spare: the job is full and undisturbed, or was so when it was closed, or the node's host is out.
-    pub(in crate::rendezvous) fn is_spare(&self, node: &Node) -> bool {
-        let full = match self.current.closed() {
-            Some(_) => self.current.full_at_close(),
-            None => self.is_full(),
-        };
-        (full && node.waits()) || node.is_kept_out()
-    }
-
-    /// Whether the world runs and has no reason to re-form, now or later.
-    pub(super) fn is_full(&self) -> bool {
-        !self.roster.active().is_empty() && !self.must_change() && self.joinable() == 0
-    }
-
-    /// Whether every live member of an undisturbed world has finished.
-    pub(super) fn is_all_done(&self) -> bool {
-        let done = self.roster.counts().done;
-        done > 0
-            && done == self.roster.active().len()
-            && self.current.interrupted().is_none()
-            && !self.recalls()
-            && self.current.closed().is_none()
-            && !self.in_place.is_anyone_back()
-    }
-
-    /// Whether the run's settings are fixed, so that other nodes must ask for the same: a connected node waits or runs, or a world
-    /// that this coordinator formed is running.
-    pub(super) fn is_bound(&self) -> bool {
-        self.roster.counts().present > 0 || (self.current.has_formed() && !self.roster.active().is_empty())
     }
 }
 

@@ -1,45 +1,37 @@
 //! The current decision about a run's next round, and its reason in words.
 //!
-//! [`super::closing`] updates it after every event, and logs it when it changes. Waiting nodes receive it in words
-//! ([`Run::progress`]). [`Run::standing`] returns it.
+//! The run updates it after every event, and logs it when it changes. Waiting nodes receive it in words ([`Parts::progress`]).
 
 use std::time::Instant;
 
-use super::Run;
-use super::deadlines::Deadline;
 use super::node::{Node, Status};
+use super::parts::Parts;
 use super::standing::Standing;
 use crate::rendezvous::messages::message::Waits;
 
-impl Run {
-    /// The current decision.
-    pub fn standing(&self) -> Standing {
-        self.standing
-    }
-
+impl Parts<'_> {
     /// Determine the decision from the current state.
-    pub(in crate::rendezvous) fn judge_standing(&self) -> Standing {
-        let close_at = self.deadlines.get(Deadline::CloseRound);
+    pub(super) fn judge_standing(self) -> Standing {
         match () {
             () if self.current.closed().is_some() => Standing::Closed,
             () if self.roster.is_empty() => Standing::Vacant,
-            () if self.recalls() => Standing::Recalling,
+            () if self.recovery.awaits_members() => Standing::Recalling,
             () if self.held_growth().is_some() => Standing::Holding,
             () if !self.roster.active().is_empty() && self.waiting_for_members() == 0 => Standing::Undisturbed,
             () if !self.roster.active().is_empty() && self.changes_in_place() => Standing::Changing,
             () if !self.roster.active().is_empty() => Standing::Reforming,
             () if !self.is_enough() => Standing::Gathering,
             () if self.roster.counts().unreachable > 0 => Standing::Reconnecting,
-            () if close_at.is_some() && close_at == self.recovery.strangers_until() => Standing::Fencing,
+            () if self.closes_at.is_some() && self.closes_at == self.recovery.strangers_until() => Standing::Fencing,
             () if self.shrinks() => Standing::Settling,
             () => Standing::LastCall,
         }
     }
 
     /// The decision and its reason, for the log.
-    pub(in crate::rendezvous) fn standing_text(&self) -> Option<String> {
+    pub(super) fn standing_text(self, standing: Standing) -> Option<String> {
         let waiting = self.roster.waiting().len();
-        match self.standing {
+        match standing {
             // The event that led to each of these was logged already.
             Standing::Vacant | Standing::Closed | Standing::Recalling | Standing::Undisturbed | Standing::Reforming => {
                 None
@@ -50,12 +42,9 @@ impl Run {
                 self.round(),
                 self.who_waits()
             )),
-            Standing::Holding => Some(format!(
-                "round {} runs on, though {}: {}",
-                self.round(),
-                self.who_waits(),
-                self.standing.holds_up()?
-            )),
+            Standing::Holding => {
+                Some(format!("round {} runs on, though {}: {}", self.round(), self.who_waits(), standing.holds_up()?))
+            }
             Standing::Gathering => Some(format!(
                 "round {} has {}{}",
                 self.next_round(),
@@ -63,14 +52,14 @@ impl Run {
                 self.roster.list(self.roster.waiting())
             )),
             _ => {
-                let why = self.standing.holds_up()?;
+                let why = standing.holds_up()?;
                 Some(format!("round {} could form with {waiting} nodes, but {why}", self.next_round()))
             }
         }
     }
 
     /// The progress for a node that waits for a place, or has finished and waits for the others to finish.
-    pub(in crate::rendezvous) fn waits(&self, node: &Node, now: Instant) -> Option<Waits> {
+    pub(super) fn waits(self, node: &Node, now: Instant) -> Option<Waits> {
         match node.status {
             Status::Waiting { .. } => {
                 let out = self.hosts.out_text(&node.origin(), now).filter(|_| node.out);
@@ -93,7 +82,7 @@ impl Run {
     }
 
     /// Describe the next round: which nodes have joined, how many are missing, why it does not close, and when it will.
-    pub fn progress(&self, now: Instant) -> String {
+    pub(super) fn progress(self, now: Instant) -> String {
         let (waiting, active) = (self.roster.waiting(), self.roster.active());
         let mut text = format!("round {}: {}{}", self.next_round(), self.joined_text(), self.roster.list(waiting));
         if !active.is_empty() {
@@ -117,11 +106,11 @@ impl Run {
         }
         if let Some(at) = self.held_growth() {
             text += &format!("; no node can join for {:.1} s", at.saturating_duration_since(now).as_secs_f64());
-        } else if let Some(at) = self.deadlines.get(Deadline::Change).filter(|_| !self.in_place.is_changing()) {
+        } else if let Some(at) = self.in_place.due_at().filter(|_| !self.in_place.is_changing()) {
             let left = at.saturating_duration_since(now).as_secs_f64();
             text += &format!("; more nodes may join for {left:.1} s (last_call_timeout)");
         }
-        if let Some(at) = self.deadlines.get(Deadline::CloseRound) {
+        if let Some(at) = self.closes_at {
             text += &format!("; closes within {:.1} s", at.saturating_duration_since(now).as_secs_f64());
         }
         if let Some(why) = self.standing.holds_up() {

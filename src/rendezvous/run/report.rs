@@ -29,8 +29,8 @@ impl Run {
             return self.evict(id, session, now);
         }
         self.take_join(id, session, join, now);
-        if self.roster.get(id).is_some_and(|node| self.is_spare(node)) {
-            let waits = self.roster.get(id).and_then(|node| self.waits(node, now));
+        if self.roster.get(id).is_some_and(|node| self.parts().is_spare(node)) {
+            let waits = self.roster.get(id).and_then(|node| self.parts().waits(node, now));
             waits.into_iter().for_each(|waits| self.send(session, CoordinatorMessage::Waits(waits)));
         }
     }
@@ -57,7 +57,7 @@ impl Run {
         let Some(node) = self.roster.get(id) else { return };
         let (name, label, address) = (node.name.clone(), node.label(), node.addr());
         let workers = join.workers.as_ref().map(|workers| workers.local_world_size);
-        if self.bounds().is_some() && join.workers.is_none() {
+        if self.parts().bounds().is_some() && join.workers.is_none() {
             let reason = format!(
                 "run `{}` counts workers (min_workers, max_workers), and the agent of {label} does not tell how many it has: it is \
                  PyTorch's (`--rdzv-conf agent=torch`)",
@@ -87,7 +87,7 @@ impl Run {
             (Status::Active | Status::Idle, _) if stops_alone => {
                 // A member that was told to re-form is not the cause.
                 let told = self.current.told();
-                let reason = if told { self.why() } else { format!("{label} restarts its workers") };
+                let reason = if told { self.parts().why() } else { format!("{label} restarts its workers") };
                 let broken = self.trace.broken().filter(|_| told);
                 let asks = broken.unwrap_or_else(|| self.record(Kind::NodeCameBack {}, Some(&name), None, None));
                 self.interrupt(&reason, Why::NodeCameBack, asks);
@@ -107,7 +107,7 @@ impl Run {
         if arrival.is_none() {
             let verb = if new { "joined" } else { "is back" };
             let cause = self.trace.broken().filter(|_| !new);
-            let text = format!("{label} {verb} ({})", self.known_text());
+            let text = format!("{label} {verb} ({})", self.parts().known_text());
             self.record_join(id, Kind::NodeJoined { address, workers, new }, &name, cause, text);
         }
     }
@@ -123,11 +123,11 @@ impl Run {
         let failure = tidy_failure(failure, node.label());
         let name = node.name.clone();
         if self.current.interrupted().is_some() || self.current.told() {
-            let text = format!("{failure}; not counted, a consequence of this: {}", self.why());
+            let text = format!("{failure}; not counted, a consequence of this: {}", self.parts().why());
             self.record(Kind::WorkerExited(failure.exit(false, false)), Some(&name), self.trace.broken(), text);
             return self.send(session, self.status());
         }
-        if self.recalls() {
+        if self.recovery.awaits_members() {
             let reason = format!(
                 "{failure}; not counted, since not all members of round {round} have reported to the restarted coordinator"
             );
@@ -218,6 +218,47 @@ impl Run {
         self.record(Kind::FirstStep(first_step), Some(&name), self.trace.completed(), None);
     }
 
+    /// All workers of a node are connected to their agent.
+    pub(super) fn on_attending(&mut self, id: NodeId, round: Round) {
+        if !self.is_capable_member(id, round) || self.roster.get(id).is_none_or(|node| node.attending) {
+            return;
+        }
+        self.roster.set_attending(id);
+        if self.roster.is_attended() {
+            let nodes = self.roster.active().len();
+            self.note(format!(
+                "round {round} can change in place: the workers of all its members attend (nodes: {nodes})"
+            ));
+        }
+    }
+
+    /// The workers of a member let the library make their process groups. All members run the same program.
+    pub(super) fn on_groupless(&mut self, id: NodeId, round: Round) {
+        if self.is_capable_member(id, round) {
+            self.in_place.set_groupless();
+        }
+    }
+
+    /// A member reports how far its workers are.
+    pub(super) fn on_counted(&mut self, id: NodeId, session: SessionId, round: Round, count: u64) {
+        if count > LARGEST_COUNT {
+            let reason = format!("the number of checks is `{count}`, must be at most {LARGEST_COUNT}");
+            return self.refuse(session, Refused::Invalid, reason);
+        }
+        if !self.is_capable_member(id, round) {
+            return;
+        }
+        if let Some(check) = self.in_place.on_counted(id, count) {
+            let label = self.roster.label(id);
+            self.fail_change(&format!("the workers of {label} have passed check {check}, at which all were to stop"));
+        }
+    }
+
+    /// Whether the node runs workers of this round, which may survive a change.
+    pub(super) fn is_capable_member(&self, id: NodeId, round: Round) -> bool {
+        self.roster.get(id).is_some_and(|node| self.is_current(node, round) && node.in_place)
+    }
+
     /// Answer a report about a round that is over for the node.
     fn stale(&mut self, label: String, session: SessionId, round: Round) {
         let current = self.round();
@@ -237,18 +278,5 @@ impl Run {
     fn interrupt_by(&mut self, reason: &str, exit: Number, failure: Failure) {
         self.interrupt(reason, Why::WorkerFailed, exit);
         self.current.blame(failure);
-    }
-
-    /// The message that tells members whether the world must re-form, and why.
-    pub(in crate::rendezvous) fn status(&self) -> CoordinatorMessage {
-        let waiting = if self.changes_in_place() { 0 } else { self.waiting_for_members() };
-        let reason = if waiting > 0 { self.why() } else { String::new() };
-        let failure = self.current.failure().cloned().map(Box::new);
-        CoordinatorMessage::Status { waiting, reason, restart: self.restart(), failure }
-    }
-
-    /// The message that tells a node that its world is over, for a reason outside the node.
-    pub(in crate::rendezvous) fn over(&self, reason: String) -> CoordinatorMessage {
-        CoordinatorMessage::Status { waiting: 1, reason, restart: self.restart(), failure: None }
     }
 }

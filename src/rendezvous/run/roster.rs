@@ -18,6 +18,8 @@ pub(in crate::rendezvous) struct Roster {
     waiting: BTreeSet<NodeId>,
     counts: Counts,
     arrivals: u64,
+    /// When to look for lost nodes: none is lost before.
+    lost_by: Option<Instant>,
 }
 
 /// The number of nodes of each kind.
@@ -67,6 +69,7 @@ impl Roster {
     pub fn restored(round: Round, arrivals: u64, nodes: BTreeMap<NodeId, Node>) -> Self {
         let mut roster = Self { nodes, round, arrivals, ..Self::default() };
         roster.recount();
+        roster.look_when_lost();
         roster
     }
 
@@ -125,6 +128,12 @@ impl Roster {
         self.counts
     }
 
+    /// Whether the workers of all active nodes are connected to their agents, and none has finished: they can change in place.
+    pub fn is_attended(&self) -> bool {
+        let active = self.active.len();
+        active > 0 && self.counts.attending == active && self.counts.done == 0
+    }
+
     /// Number of the last round that completed.
     pub fn round(&self) -> Round {
         self.round
@@ -166,6 +175,7 @@ impl Roster {
     pub fn insert(&mut self, id: NodeId, node: Node) {
         self.remove(id);
         self.count(id, Share::default(), Share::of(&node, self.round));
+        self.look_no_later(&node);
         self.nodes.insert(id, node);
     }
 
@@ -222,6 +232,8 @@ impl Roster {
     /// Record that a node's connection has ended.
     pub fn disconnect(&mut self, id: NodeId, now: Instant) {
         self.update(id, |node| (node.session, node.heard_at) = (None, now));
+        let lost_at = self.nodes.get(&id).map(Node::lost_at);
+        self.lost_by = self.lost_by.into_iter().chain(lost_at).min();
     }
 
     /// Renew a node's lease: a message has arrived.
@@ -236,6 +248,7 @@ impl Roster {
         for node in self.nodes.values_mut() {
             (node.heard_at, node.suspect) = (now, false);
         }
+        self.look_when_lost();
     }
 
     /// Set the lease and the reconnect grace of every node.
@@ -243,11 +256,13 @@ impl Roster {
         for node in self.nodes.values_mut() {
             (node.lease, node.reconnect_grace) = (lease, reconnect_grace);
         }
+        self.look_when_lost();
     }
 
     /// End the reconnect grace of every node.
-    pub fn end_graces(&mut self) {
+    pub fn end_graces(&mut self, now: Instant) {
         self.nodes.values_mut().for_each(|node| node.reconnect_grace = Duration::ZERO);
+        self.lost_by = Some(now);
     }
 
     /// Start a round with these members, in the order of their ranks.
@@ -289,9 +304,19 @@ impl Roster {
         self.nodes.iter().filter(|(_, node)| node.lost_at() <= now).map(|(id, _)| *id).collect()
     }
 
-    /// When the first node is lost, unless it is heard from.
-    pub fn next_lost_at(&self) -> Option<Instant> {
-        self.nodes.values().map(Node::lost_at).min()
+    /// When to look for lost nodes: none is lost before.
+    pub fn lost_by(&self) -> Option<Instant> {
+        self.lost_by
+    }
+
+    /// Look again when the first node is lost, unless a message of it arrives.
+    pub fn look_when_lost(&mut self) {
+        self.lost_by = self.nodes.values().map(Node::lost_at).min();
+    }
+
+    /// Look no later than when this node is lost.
+    fn look_no_later(&mut self, node: &Node) {
+        self.lost_by = self.lost_by.into_iter().chain([node.lost_at()]).min();
     }
 
     /// Compare the counters with a recount.

@@ -5,43 +5,53 @@
 //! would pass the maximum starts fewer workers than it offers, and those after it are spares. In later rounds it is the same one, so that
 //! workers of other nodes live on.
 
-use super::Run;
-use super::closing::join;
+use super::form::join;
 use super::node::{Node, Status};
+use super::parts::Parts;
 use super::ranks::{self, Candidate};
 use crate::rendezvous::messages::message::{JoinWorkers, NodeId, Survival};
 use crate::rendezvous::messages::rules::WorkerBounds;
 
-/// A place in the next world.
-pub(super) struct Seat {
+/// A node's part in the next world.
+pub(super) struct Assignment {
     pub id: NodeId,
-    /// The node's workers in it, if it has told their number.
+    /// The node's workers in it, if it has reported their number.
     pub workers: Option<JoinWorkers>,
 }
 
-impl Run {
-    pub(super) fn bounds(&self) -> Option<WorkerBounds> {
+impl Parts<'_> {
+    pub(super) fn bounds(self) -> Option<WorkerBounds> {
         self.settings.rules.workers
     }
 
     /// Number of workers that the waiting nodes offer.
-    fn slots(&self) -> usize {
+    fn slots(self) -> usize {
         self.roster.counts().slots
     }
 
     /// Number of workers of the current world, if it is known.
-    fn world_workers(&self) -> Option<usize> {
+    fn world_workers(self) -> Option<usize> {
         self.current.world()?.worker_count().map(|count| count as usize)
     }
 
     /// Whether enough nodes and workers wait for a round.
-    pub(super) fn is_enough(&self) -> bool {
+    pub(super) fn is_enough(self) -> bool {
         let nodes = self.roster.waiting().len() >= self.settings.min_nodes as usize;
         nodes && self.bounds().is_none_or(|bounds| self.slots() >= bounds.min as usize)
     }
 
+    /// Whether the next round may close as soon as it should: no member runs, and enough wait.
+    pub(super) fn is_ready(self) -> bool {
+        self.roster.active().is_empty() && self.is_enough()
+    }
+
+    /// Whether the connection of a waiting node is broken, so that no round closes.
+    pub(super) fn awaits_connections(self) -> bool {
+        self.roster.counts().unreachable > 0
+    }
+
     /// The waiting nodes fill a world: why, in words.
-    pub(super) fn is_full_round(&self) -> Option<String> {
+    pub(super) fn is_full_round(self) -> Option<String> {
         let max = self.settings.max_nodes as usize;
         if self.roster.waiting().len() >= max {
             return Some(format!("the maximum of {} is reached", nodes(max)));
@@ -51,14 +61,14 @@ impl Run {
     }
 
     /// Whether the waiting nodes and the running ones fill a world together.
-    pub(super) fn would_be_full(&self) -> bool {
+    pub(super) fn would_be_full(self) -> bool {
         let nodes = self.roster.active().len() + self.roster.waiting().len() >= self.settings.max_nodes as usize;
         let running = self.world_workers().unwrap_or_default();
         nodes || self.bounds().is_some_and(|bounds| running + self.slots() >= bounds.max as usize)
     }
 
     /// Whether the world may grow, of which this number of nodes runs.
-    pub(super) fn has_room(&self, running: usize) -> bool {
+    pub(super) fn has_room(self, running: usize) -> bool {
         let is_whole = self.current.size().is_none_or(|size| running >= size);
         let full =
             |bounds: WorkerBounds| is_whole && self.world_workers().is_some_and(|count| count >= bounds.max as usize);
@@ -66,7 +76,7 @@ impl Run {
     }
 
     /// Whether a world of the waiting nodes would have a member of the last world, and be no larger than it.
-    pub(super) fn shrinks(&self) -> bool {
+    pub(super) fn shrinks(self) -> bool {
         let (waiting, size) = match (self.bounds(), self.world_workers()) {
             (Some(bounds), Some(count)) => (self.slots().min(bounds.max as usize), Some(count)),
             _ => (self.roster.waiting().len(), self.current.size()),
@@ -75,7 +85,7 @@ impl Run {
     }
 
     /// The members of the next world, by rank: first members of the last world, then newcomers by arrival, as far as there is room.
-    pub(super) fn next_members(&self) -> Vec<Seat> {
+    pub(super) fn next_members(self) -> Vec<Assignment> {
         let mut waiting: Vec<_> = self.roster.of(self.roster.waiting()).collect();
         waiting.sort_by_key(|(_, node)| self.turn(node));
         waiting.truncate(self.settings.max_nodes as usize);
@@ -97,14 +107,14 @@ impl Run {
                 }
             }
             let last_rank = self.roster.last_rank(node).filter(|_| !self.settings.ranks_as_asked);
-            let key = Seat { id, workers };
+            let key = Assignment { id, workers };
             candidates.push(Candidate { key, last_rank, node_rank: join.node_rank, addr: node.addr() });
         }
         ranks::assign(candidates)
     }
 
     /// When it is a waiting node's turn to be admitted, before those with a higher key.
-    fn turn(&self, node: &Node) -> (bool, bool, u64) {
+    fn turn(self, node: &Node) -> (bool, bool, u64) {
         let Status::Waiting { join, arrival } = &node.status else { return (true, true, u64::MAX) };
         let Some(rank) = self.roster.last_rank(node) else { return (true, false, *arrival) };
         let had = self.current.world().and_then(|world| world.local_world_size(rank));
@@ -113,7 +123,7 @@ impl Run {
     }
 
     /// How many nodes wait or run, and of how many, in words.
-    pub(super) fn known_text(&self) -> String {
+    pub(super) fn known_text(self) -> String {
         let known = self.roster.waiting().len() + self.roster.active().len();
         match self.bounds() {
             None => format!("{known} of {} nodes", self.settings.node_counts()),
@@ -122,7 +132,7 @@ impl Run {
     }
 
     /// How many nodes have joined, in words.
-    pub(super) fn joined_text(&self) -> String {
+    pub(super) fn joined_text(self) -> String {
         let waiting = self.roster.waiting().len();
         match self.bounds() {
             None => format!("{waiting} of {} nodes have joined", self.settings.node_counts()),
@@ -131,7 +141,7 @@ impl Run {
     }
 
     /// What the round has, and what it needs at least, in words.
-    pub(super) fn gathering_text(&self) -> String {
+    pub(super) fn gathering_text(self) -> String {
         let waiting = self.roster.waiting().len();
         match self.bounds().filter(|bounds| self.slots() < bounds.min as usize) {
             None => format!("{waiting} of at least {} nodes", self.settings.min_nodes),
@@ -140,7 +150,7 @@ impl Run {
     }
 
     /// How much is missing even if all running members come back, in words.
-    pub(super) fn needed_text(&self) -> Option<String> {
+    pub(super) fn needed_text(self) -> Option<String> {
         let (waiting, active) = (self.roster.waiting().len(), self.roster.active().len());
         let nodes = (self.settings.min_nodes as usize).saturating_sub(waiting + active);
         if nodes > 0 {
