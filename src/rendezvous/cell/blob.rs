@@ -190,7 +190,7 @@ impl Blob {
 
     /// The run of this state, with the times that the node of this [`Hello`] has seen.
     pub(super) fn run(&self, me: &Hello, times: &Times, now: Instant) -> Run {
-        Run::restored(&self.run, me, times, now)
+        self.run.restored(me, times, now)
     }
 
     /// The state of a run that was restored from `before`, with these instants for its two marks.
@@ -202,14 +202,14 @@ impl Blob {
             (Some(at), Some(since)) if Some(at) == known => Some(since),
             (Some(_), _) => Some(revision),
         };
-        let times = run.times();
+        let times = Times::of(run);
         let (newcomer, ready) = before.map(Self::marks).unwrap_or_default();
         let beat = |id: NodeId| (id, before.and_then(|blob| blob.beats.get(&id)).copied().unwrap_or(0));
         let ages =
             |times: &VecDeque<Instant>| times.iter().map(|at| now.duration_since(*at).as_millis() as u64).collect();
         Self {
             revision,
-            run: run.durable(),
+            run: Durable::of(run),
             beats: times.heard.keys().copied().map(beat).collect(),
             newcomer_since: mark(times.pace.newcomer_since, seen.newcomer_since, newcomer),
             ready_since: mark(times.pace.ready_since, seen.ready_since, ready),

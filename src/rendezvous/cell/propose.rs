@@ -182,7 +182,7 @@ impl CellNode {
             }
             NodeMessage::Withdraw => {
                 outcome.add(run.apply(Event::Message { node, session, message: NodeMessage::Withdraw }, now));
-                if !run.was_placed(node) {
+                if !run.roster().was_placed(node) {
                     // A node that was not in the last world is removed from the state.
                     let message = NodeMessage::Leave { reason: "gave up waiting".to_owned(), signal: None };
                     outcome.add(run.apply(Event::Message { node, session, message }, now));

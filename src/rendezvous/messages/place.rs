@@ -64,7 +64,7 @@ pub struct JoinWorkers {
     /// Their number: 1 to [`LOCAL_WORLD_SIZE_LIMIT`](crate::wire::text::LOCAL_WORLD_SIZE_LIMIT).
     pub local_world_size: u32,
     /// The file name of their script, or the name of their module, program or function, if the agent says it. It tells jobs without a
-    /// run id from one another: `run/other_job.rs`.
+    /// run id from one another: `run/admission.rs`.
     pub script: Option<String>,
     /// What became of the workers of the node's last round.
     pub survival: Survival,

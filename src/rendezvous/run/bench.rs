@@ -5,10 +5,10 @@ use std::time::{Duration, Instant};
 use super::event::{Ends, Reach, SessionId};
 use super::hosts::Hosts;
 use super::in_place::InPlace;
+use super::membership::Roster;
 use super::node::{Node, Status};
 use super::parts::Parts;
 use super::recovery::Recovery;
-use super::roster::Roster;
 use super::round::{Current, Pace, World};
 use super::standing::Standing;
 use crate::rendezvous::messages::message::{Generation, Hello, Join, JoinWorkers, NodeId, Round};
@@ -45,7 +45,7 @@ impl Bench {
     pub fn parts(&self) -> Parts<'_> {
         let Self { settings, roster, current, pace, recovery, in_place, hosts, .. } = self;
         let (pace, standing) = (*pace, Standing::default());
-        Parts { settings, roster, current, pace, recovery, in_place, hosts, closes_at: None, standing }
+        Parts { id: "job", settings, roster, current, pace, recovery, in_place, hosts, closes_at: None, standing }
     }
 
     /// A connected node that neither waits nor runs.

@@ -10,24 +10,25 @@
 //! Members that can change in place are not notified when nodes wait to join: [`super::in_place`] has the rules. Once all of them
 //! have stopped for a change, the round closes as soon as enough wait.
 
-use std::collections::BTreeMap;
+use std::net::IpAddr;
 use std::time::Instant;
 
 use super::Run;
-use super::event::Effect;
+use super::event::{Effect, SessionId};
 use super::in_place::{self, NextStep};
 use super::node::{Node, Status};
 use super::parts::Parts;
-use super::ranks;
+use super::ranks::{NextWorld, next_world, nodes};
 use super::recovery::Reports;
-use super::resume::resume_of;
-use super::roster::Roster;
-use super::round::World;
-use super::size::nodes;
-use crate::events::record::{Kind, Why};
+use crate::events::record::{Ending, Kind, Number, Why};
+use crate::events::tally::Refused;
 use crate::rendezvous::messages::message::{
-    CoordinatorMessage, Generation, JoinWorkers, NEVER, NodeId, Placement, Resume, Round, Verdict,
+    CoordinatorMessage, LARGEST_COUNT, MEMBERS_IN_A_MESSAGE, NEVER, NodeId, Placement, Round, Verdict,
 };
+use crate::wire::text::tidy;
+
+/// Most addresses that a node is sent: fewer messages than may wait for a session that is not read.
+const MOST: usize = 32 * MEMBERS_IN_A_MESSAGE;
 
 impl Run {
     /// Close the round if it can close, and notify members if the world must re-form.
@@ -103,7 +104,7 @@ impl Run {
                 NextStep::Wait(until) => return self.in_place.wait(until),
                 NextStep::Begin(change) => {
                     let grows = self.parts().joinable() > 0;
-                    let joined = self.first_newcomer().filter(|_| grows);
+                    let joined = self.trace.first_newcomer(&self.roster).filter(|_| grows);
                     let causes = [self.leaver(), joined].into_iter().flatten();
                     let (flags, reason) = (change.flags, change.reason.clone());
                     self.record(
@@ -135,6 +136,81 @@ impl Run {
         }
     }
 
+    /// All workers of a node are connected to their agent.
+    pub(super) fn on_attending(&mut self, id: NodeId, round: Round) {
+        if !self.is_capable_member(id, round) || self.roster.get(id).is_none_or(|node| node.attending) {
+            return;
+        }
+        self.roster.set_attending(id);
+        if self.roster.is_attended() {
+            let nodes = self.roster.active().len();
+            self.note(format!(
+                "round {round} can change in place: the workers of all its members attend (nodes: {nodes})"
+            ));
+        }
+    }
+
+    /// The workers of a member let the library make their process groups. All members run the same program.
+    pub(super) fn on_groupless(&mut self, id: NodeId, round: Round) {
+        if self.is_capable_member(id, round) {
+            self.in_place.set_groupless();
+        }
+    }
+
+    /// A member reports how far its workers are.
+    pub(super) fn on_counted(&mut self, id: NodeId, session: SessionId, round: Round, count: u64) {
+        if count > LARGEST_COUNT {
+            let reason = format!("the number of checks is `{count}`, must be at most {LARGEST_COUNT}");
+            return self.refuse(session, Refused::Invalid, reason);
+        }
+        if !self.is_capable_member(id, round) {
+            return;
+        }
+        if let Some(check) = self.in_place.on_counted(id, count) {
+            let label = self.roster.label(id);
+            self.fail_change(&format!("the workers of {label} have passed check {check}, at which all were to stop"));
+        }
+    }
+
+    /// Whether the node runs workers of this round, which may survive a change.
+    pub(super) fn is_capable_member(&self, id: NodeId, round: Round) -> bool {
+        self.roster.get(id).is_some_and(|node| self.is_current(node, round) && node.in_place)
+    }
+
+    /// A member asks to leave.
+    pub(super) fn on_will_leave(&mut self, id: NodeId, session: SessionId, round: Round, reason: &str, at_once: bool) {
+        let over = self.current.interrupted().is_some() || self.current.told();
+        if over || !self.is_capable_member(id, round) {
+            return; // it learns that its round is over
+        }
+        let label = self.roster.label(id);
+        let reason = tidy(reason);
+        if !self.roster.unfinished().iter().any(|other| *other != id) {
+            return self
+                .send(session, self.over(format!("no other node has work left, so {label} may leave: {reason}")));
+        }
+        let known = self.leaver().filter(|_| self.in_place.leaving().contains_key(&id));
+        let text = format!("is about to leave: {reason}");
+        let leaves = known.unwrap_or_else(|| self.record_of(id, Kind::NodeLeaves {}, None, text));
+        if at_once {
+            return self.interrupt(&format!("{label} is about to leave: {reason}"), Why::NodeLeft, leaves);
+        }
+        self.in_place.announce(id, reason);
+    }
+
+    /// The workers of a member that leaves have stopped at the common check.
+    pub(super) fn on_parked(&mut self, id: NodeId, round: Round, now: Instant) {
+        let leaves = self.in_place.check().is_some() && self.in_place.leaving().contains_key(&id);
+        if !leaves || !self.is_capable_member(id, round) {
+            return;
+        }
+        self.note(format!("{} has stopped its workers, and leaves", self.roster.label(id)));
+        self.count_departure(id, now);
+        self.roster.set_status(id, Status::Idle);
+        self.in_place.forget(id);
+        self.in_place.someone_has_stopped(now);
+    }
+
     /// The world re-forms, since the members cannot stop together.
     pub(super) fn fail_change(&mut self, reason: &str) {
         let cause = self.trace.broken().unwrap_or_else(|| self.record(Kind::RoundChanges {}, None, None, None));
@@ -147,6 +223,42 @@ impl Run {
         let capable = members.filter(|(_, node)| node.in_place);
         let sessions: Vec<_> = capable.filter_map(|(_, node)| node.session).collect();
         sessions.into_iter().for_each(|session| self.send(session, message.clone()));
+    }
+
+    /// Mark that the current world must re-form, because of an event. The first reason is kept.
+    pub(super) fn interrupt(&mut self, reason: &str, why: Why, cause: Number) {
+        if self.current.interrupt(reason) {
+            self.in_place.break_off();
+            // A change in place that is broken off is a cause, too.
+            let causes = [Some(cause), self.trace.broken().filter(|broken| *broken != cause)].into_iter().flatten();
+            let text = format!("round {} is interrupted: {reason}", self.round());
+            // Members that were notified to re-form know already that their round is broken.
+            let kind = if self.current.told() { Kind::Note {} } else { Kind::RoundBroken { why } };
+            self.record(kind, None, causes, text);
+        }
+    }
+
+    /// Close the rendezvous, and notify every connected node. No node is admitted afterwards. `cause`: the event for which it is closed.
+    pub(super) fn close(&mut self, verdict: Verdict, cause: Option<Number>) {
+        if self.current.closed().is_some() {
+            return;
+        }
+        let how = match &verdict {
+            Verdict::Succeeded { .. } | Verdict::AllDone { .. } => Ending::Succeeded,
+            Verdict::Failed { .. } => Ending::Failed,
+            Verdict::Stopped { .. } => Ending::Stopped,
+        };
+        self.record(Kind::RunClosed { verdict: how }, None, cause, verdict.to_string());
+        let notified = |(_, node): (_, &Node)| Some((node.session?, self.parts().is_spare(node)));
+        let notified: Vec<_> = self.roster.iter().filter_map(notified).collect();
+        for (session, spare) in notified {
+            self.send(session, CoordinatorMessage::Closed { verdict: verdict.clone(), spare });
+        }
+        self.current.close(verdict, self.parts().is_full());
+        self.in_place.break_off();
+        self.in_place.wait_for_nothing();
+        self.closes_at = None;
+        self.recovery.await_members(None);
     }
 
     /// Close the rendezvous if every live member of an undisturbed world has finished. Returns whether it did.
@@ -210,6 +322,37 @@ impl Run {
         }
     }
 
+    /// Send a member of the current world its rank assignment. The one that serves the worker store gets the members' addresses first, if
+    /// it has requested them: one node of a round gets the list, so that a round costs as much as it has members
+    /// (`docs/decisions/0085-the-coordinator-tells-rank-0-who-the-members-are.md`). Returns whether this coordinator has formed the world,
+    /// so that there is an assignment.
+    pub(super) fn send_place(&mut self, session: SessionId, rank: u32) -> bool {
+        let Some(place) = self.placement(rank) else { return false };
+        if rank == 0 && self.parts().wants_members() {
+            // Without room for all interfaces, proven addresses have to do. Without room for those, none is sent.
+            let addresses = [true, false].map(|interfaces| self.parts().member_addresses(interfaces));
+            if let Some(addresses) = addresses.into_iter().find(|addresses| addresses.len() <= MOST) {
+                self.send_members(session, &addresses);
+            }
+        }
+        self.send(session, place);
+        true
+    }
+
+    fn send_members(&mut self, session: SessionId, addresses: &[IpAddr]) {
+        let round = self.round();
+        let mut rest = addresses;
+        loop {
+            let (part, after) = rest.split_at(rest.len().min(MEMBERS_IN_A_MESSAGE));
+            let more = !after.is_empty();
+            self.send(session, CoordinatorMessage::Members { round, addresses: part.to_vec(), more });
+            if !more {
+                return;
+            }
+            rest = after;
+        }
+    }
+
     /// The message by which a member of the current world gets its rank assignment. `None` if this coordinator did not form the world.
     pub(in crate::rendezvous) fn placement(&self, rank: u32) -> Option<CoordinatorMessage> {
         let world = self.current.world()?;
@@ -243,7 +386,7 @@ impl Run {
         }
         if must_re_form && self.current.interrupted().is_none() {
             let text = format!("members of round {} must stop: {}", self.round(), self.parts().why());
-            self.record(Kind::RoundBroken { why: Why::NodesWait }, None, self.first_newcomer(), text);
+            self.record(Kind::RoundBroken { why: Why::NodesWait }, None, self.trace.first_newcomer(&self.roster), text);
         } else if someone_runs && self.current.interrupted().is_none() {
             self.record(Kind::RoundGoesOn {}, None, self.trace.broken(), None);
         }
@@ -294,110 +437,4 @@ pub(super) fn when_to_close(parts: Parts, now: Instant) -> Option<Closing> {
     let since = if grows { parts.pace.newcomer_since.unwrap_or(ready_since) } else { ready_since };
     let reason = format!("the last call of {:.1} s ended", last_call.as_secs_f64());
     Some(Closing { at: (since + last_call).max(hold_until), reason })
-}
-
-/// The next world, and what is recorded of it.
-struct NextWorld {
-    world: World,
-    /// Its nodes, in the order of their ranks.
-    members: Vec<NodeId>,
-    /// How its workers begin.
-    resume: Resume,
-    /// The name of the node with rank 0.
-    rank0: Option<String>,
-    /// Whether workers of the last world live on.
-    survive: bool,
-    /// What is probably a mistake of the user's.
-    warning: Option<String>,
-}
-
-/// The world of the waiting nodes.
-fn next_world(parts: Parts, why_now: &str) -> NextWorld {
-    let roster = parts.roster;
-    let assignments = parts.next_members();
-    let members: Vec<NodeId> = assignments.iter().map(|member| member.id).collect();
-    let first = members.first().and_then(|id| roster.get(*id));
-    let offered: Option<Vec<JoinWorkers>> = assignments.iter().map(|member| member.workers.clone()).collect();
-    let workers = offered.map(|offered| ranks::assign_workers(&offered));
-    let round = parts.next_round();
-    let generation = Generation { round, world: world_id(round, &members) };
-    let resume = resume_of(parts, &assignments, workers.as_deref(), generation);
-    let began_with = match resume {
-        Resume::Continue { generation, .. } => generation,
-        Resume::Restart { .. } => generation,
-    };
-    let world = World {
-        id: generation.world,
-        size: members.len() as u32,
-        master: first.and_then(|node| Some((reachable_addr(roster, node, &members), join(node)?.store_port))),
-        reason: format!("{why_now}{}", roster.list(&members.iter().copied().collect())),
-        members: (0..).zip(members.iter().copied()).collect(),
-        restart: parts.current.restart(),
-        workers,
-        claimed_workers: None,
-        began_with,
-    };
-    NextWorld {
-        world,
-        resume,
-        rank0: first.map(|node| node.name.clone()),
-        survive: members.iter().filter_map(|id| roster.get(*id)).any(has_survivors),
-        warning: (!parts.current.has_formed()).then(|| warning_of_shared_hosts(roster, &members)).flatten(),
-        members,
-    }
-}
-
-/// A warning if members run on one host: most often one agent too many was started there, and each has started the workers of the
-/// whole machine. Agents that a driver has started have their hosts' names, and are meant.
-fn warning_of_shared_hosts(roster: &Roster, members: &[NodeId]) -> Option<String> {
-    let mut by_host: BTreeMap<(String, &str), Vec<&Node>> = BTreeMap::new();
-    for node in members.iter().filter_map(|id| roster.get(*id)).filter(|node| node.host_name.is_none()) {
-        let host = node.name.rsplit_once(':').map_or(node.name.as_str(), |(host, _)| host);
-        by_host.entry((node.addr(), host)).or_default().push(node);
-    }
-    let shared = by_host.into_iter().find(|(_, nodes)| nodes.len() > 1);
-    let ((addr, host), nodes) = shared?;
-    let slots = |node: &&Node| join(node).and_then(|join| Some(join.workers.as_ref()?.local_world_size.to_string()));
-    let slots: Vec<String> = nodes.iter().take(8).filter_map(slots).collect();
-    let workers = if slots.is_empty() { String::new() } else { format!(", with {} workers", slots.join(" + ")) };
-    Some(format!(
-        "{} agents of this job run on one machine, {addr} ({host}){workers}. If that is not meant, start one agent on each machine, by \
-         `srun --ntasks-per-node=1` for example",
-        nodes.len()
-    ))
-}
-
-/// The address under which the other members reach `node`.
-///
-/// The coordinator may see a node on its own host under a loopback address, which nodes on other hosts cannot use. Then the
-/// address is the one by which another member has reached the coordinator.
-fn reachable_addr(roster: &Roster, node: &Node, members: &[NodeId]) -> String {
-    if node.local_addr.is_none() && node.ends.is_some_and(|ends| ends.peer.is_loopback()) {
-        let elsewhere = |id: &NodeId| roster.get(*id)?.ends.filter(|ends| !ends.peer.is_loopback());
-        if let Some(ends) = members.iter().find_map(elsewhere) {
-            return ends.local.to_string();
-        }
-    }
-    node.addr()
-}
-
-/// Whether workers of a waiting node have survived the last round.
-fn has_survivors(node: &Node) -> bool {
-    let workers = join(node).and_then(|join| join.workers.as_ref());
-    workers.is_some_and(|workers| !workers.survivors().is_empty())
-}
-
-/// The request of a waiting node.
-pub(super) fn join(node: &Node) -> Option<&crate::rendezvous::messages::message::Join> {
-    match &node.status {
-        Status::Waiting { join, .. } => Some(join),
-        _ => None,
-    }
-}
-
-/// Digest (FNV-1a) of a world's round and members. The members' ids are random, so two worlds share a digest only if they have the
-/// same members in the same round.
-fn world_id(round: Round, members: &[NodeId]) -> u64 {
-    let bytes = members.iter().flat_map(|id| id.0.to_le_bytes()).chain(round.0.to_le_bytes());
-    bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
 }

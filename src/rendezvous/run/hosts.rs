@@ -19,8 +19,8 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
 use super::event::SessionId;
+use super::membership::Roster;
 use super::node::{Node, Origin, Status};
-use super::roster::Roster;
 use super::round::Current;
 use crate::cooldown::TimesOut;
 use crate::events::record::Kind;

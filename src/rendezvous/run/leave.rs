@@ -1,4 +1,5 @@
-//! Nodes leave: they withdraw, leave, are lost, or are sent away because their host is out. The coordinator's own process ends.
+//! Nodes leave, and members report how their workers are. A node withdraws, leaves, is lost, or is sent away because its host is out. Its
+//! workers fail, or finish. The coordinator's own process ends.
 //!
 //! Without a coordinator no world can form. If the host's node leaves before the job has ended, the coordinator tells every node,
 //! closes all sessions, and decides nothing more. SIGINT or SIGQUIT at the host's terminal ends the job. After any other end, such as
@@ -10,10 +11,16 @@ use super::Run;
 use super::event::{Effect, Home, SessionId};
 use super::hosts::{Consequence, Entry};
 use super::node::{Node, Origin, Status};
-use crate::events::record::{Kind, Loss, Number, Why};
-use crate::rendezvous::messages::message::{CoordinatorMessage, Hello, HostSeat, NodeId, Placed, Round, Verdict};
+use crate::events::record::{FirstStep, Kind, LONGEST_US, Loss, Number, Phase, Why};
+use crate::rendezvous::messages::bounds::tidy_failure;
+use crate::rendezvous::messages::message::{
+    CoordinatorMessage, Failure, Hello, HostSeat, LARGEST_STEP, NodeId, Placed, Recalled, Round, Stepped, Verdict,
+};
 use crate::rendezvous::messages::settings::LAST_LOOK;
 use crate::wire::text::tidy;
+
+/// How often a node may report how long its parts of a round have taken.
+const MOST_REPORTED: u8 = 2;
 
 impl Run {
     /// A node gives up waiting.
@@ -46,40 +53,6 @@ impl Run {
         true
     }
 
-    /// A member asks to leave.
-    pub(super) fn on_will_leave(&mut self, id: NodeId, session: SessionId, round: Round, reason: &str, at_once: bool) {
-        let over = self.current.interrupted().is_some() || self.current.told();
-        if over || !self.is_capable_member(id, round) {
-            return; // it learns that its round is over
-        }
-        let label = self.roster.label(id);
-        let reason = tidy(reason);
-        if !self.roster.unfinished().iter().any(|other| *other != id) {
-            return self
-                .send(session, self.over(format!("no other node has work left, so {label} may leave: {reason}")));
-        }
-        let known = self.leaver().filter(|_| self.in_place.leaving().contains_key(&id));
-        let text = format!("is about to leave: {reason}");
-        let leaves = known.unwrap_or_else(|| self.record_of(id, Kind::NodeLeaves {}, None, text));
-        if at_once {
-            return self.interrupt(&format!("{label} is about to leave: {reason}"), Why::NodeLeft, leaves);
-        }
-        self.in_place.announce(id, reason);
-    }
-
-    /// The workers of a member that leaves have stopped at the common check.
-    pub(super) fn on_parked(&mut self, id: NodeId, round: Round, now: Instant) {
-        let leaves = self.in_place.check().is_some() && self.in_place.leaving().contains_key(&id);
-        if !leaves || !self.is_capable_member(id, round) {
-            return;
-        }
-        self.note(format!("{} has stopped its workers, and leaves", self.roster.label(id)));
-        self.count_departure(id, now);
-        self.roster.set_status(id, Status::Idle);
-        self.in_place.forget(id);
-        self.in_place.someone_has_stopped(now);
-    }
-
     /// Make a waiting or running node idle. A running node interrupts the world, unless it or the whole job has finished. `cause`: the
     /// event that says so, if one does.
     pub(super) fn withdraw(&mut self, id: NodeId, what: &str, why: Why, cause: Option<Number>) {
@@ -108,11 +81,11 @@ impl Run {
         self.withdraw(id, what, why, Some(cause));
     }
 
-    /// Forget a node and free its place.
+    /// Forget a node and free its identity.
     pub(super) fn remove(&mut self, id: NodeId) {
         self.in_place.forget(id);
         self.trace.forget(id);
-        self.admission.vacate(id, self.roster.get(id));
+        self.admission.release(id, self.roster.get(id));
         self.roster.remove(id);
     }
 
@@ -206,6 +179,148 @@ impl Run {
         self.withdraw(id, "is sent away: its host is out for the job", Why::NodeWithdrew, None);
         self.remove(id);
         self.refuse(session, why, reason);
+    }
+
+    /// Handle a worker's failure. Only the first failure of a round is counted. A later one, or one after members were told to
+    /// re-form, is taken for a consequence. Before all members have reported to a restarted coordinator, any failure may be one: it is
+    /// not counted. Members are notified at once, since workers whose collective has failed wait only seconds for news.
+    pub(super) fn on_failed(&mut self, id: NodeId, session: SessionId, round: Round, failure: &Failure, now: Instant) {
+        let Some(node) = self.roster.get(id).filter(|_| self.current.closed().is_none()) else { return };
+        if !self.is_current(node, round) {
+            return self.stale(node.label(), session, round);
+        }
+        let failure = tidy_failure(failure, node.label());
+        let name = node.name.clone();
+        if self.current.interrupted().is_some() || self.current.told() {
+            let text = format!("{failure}; not counted, a consequence of this: {}", self.parts().why());
+            self.record(Kind::WorkerExited(failure.exit(false, false)), Some(&name), self.trace.broken(), text);
+            return self.send(session, self.status());
+        }
+        if self.recovery.awaits_members() {
+            let reason = format!(
+                "{failure}; not counted, since not all members of round {round} have reported to the restarted coordinator"
+            );
+            let exit = self.record(Kind::WorkerExited(failure.exit(true, false)), Some(&name), None, None);
+            return self.interrupt_by(&reason, exit, Failure { counts: false, ..failure });
+        }
+        let unreachable = self.roster.of(self.roster.active()).find(|(_, node)| node.session.is_none());
+        if let Some((gone_id, gone)) = unreachable.map(|(id, node)| (id, node.label())) {
+            // Workers notice that a peer's connection is gone before the reconnect grace of the peer's agent is over.
+            self.hosts.await_loss(Some(gone_id));
+            let reason = format!("{failure}; not counted, since the connection of {gone} has ended");
+            let exit = self.record(Kind::WorkerExited(failure.exit(true, false)), Some(&name), None, None);
+            return self.interrupt_by(&reason, exit, Failure { counts: false, ..failure });
+        }
+        let exit = self.record(Kind::WorkerExited(failure.exit(true, failure.counts)), Some(&name), None, None);
+        if !failure.counts {
+            // The worker lives, and has left its world on purpose. Neither the budget nor its host answers for that.
+            return self.interrupt_by(&failure.to_string(), exit, failure);
+        }
+        let Some(node) = self.roster.get(id) else { return };
+        let (origin, rank) = (node.origin(), failure.global_rank);
+        match self.settings.max_restarts {
+            Some(limit) if self.current.restart() >= limit => {
+                let restarts = if limit == 0 {
+                    "no restarts are allowed".to_owned()
+                } else {
+                    format!("no restarts left: all {limit} restarts are used up")
+                };
+                let cause = format!("{failure}; {restarts} (max_restarts)");
+                let by = failure.node.clone();
+                self.close(Verdict::Failed { by, cause, failure: Some(Box::new(failure)) }, Some(exit));
+            }
+            limit => {
+                let number = self.current.count_restart();
+                // PyTorch's wording, for which logs are searched. PyTorch's number of attempts left includes this restart.
+                let of = limit.map_or_else(String::new, |limit| {
+                    format!(" of {limit}; {}/{limit} attempts left", limit - number + 1)
+                });
+                let reason = format!("{failure}; restart {number}{of}; will restart worker group");
+                self.interrupt_by(&reason, exit, failure);
+                self.on_first_failure(&origin, Some(rank), now);
+            }
+        }
+    }
+
+    /// Record that all workers of a node have succeeded.
+    pub(super) fn on_done(&mut self, id: NodeId, session: SessionId, round: Round) {
+        let Some(node) = self.roster.get(id).filter(|_| self.current.closed().is_none()) else { return };
+        if !self.is_current(node, round) {
+            return self.stale(node.label(), session, round);
+        }
+        if !node.done {
+            self.roster.set_done(id);
+            let (done, all) = (self.roster.counts().done, self.roster.active().len());
+            if done == 1 || done == all {
+                let text = format!("{done} of {all} live nodes of round {round} have finished");
+                self.record(Kind::WorkersFinished { done, of: all }, None, self.trace.completed(), text);
+            }
+        }
+    }
+
+    /// Record how long a node's parts of the last recovery have taken. Rank 0's node tells twice: when its workers were started, and when
+    /// all workers are there.
+    pub(super) fn on_took(&mut self, id: NodeId, round: Round, phase: Phase) {
+        let told = |node: &Node| self.is_current(node, round) && node.took < MOST_REPORTED;
+        let Some(node) = self.roster.get(id).filter(|node| told(node)) else { return };
+        let name = node.name.clone();
+        self.roster.count_took(id);
+        let phase = phase.bounded();
+        self.trace.imported(phase.import_us);
+        self.record(Kind::Phase(phase), Some(&name), self.trace.completed(), None);
+    }
+
+    /// Record a node's first step of the round. Only rank 0's node knows how long the import took, and each node tells the time since
+    /// its start: what remains is the step's.
+    pub(super) fn on_stepped(&mut self, id: NodeId, round: Round, first: Stepped) {
+        let told = |node: &Node| self.is_current(node, round) && !node.stepped;
+        let Some(node) = self.roster.get(id).filter(|node| told(node)) else { return };
+        let name = node.name.clone();
+        self.roster.set_stepped(id);
+        let bounded = |number: u64| number.min(LARGEST_STEP);
+        let first_step = FirstStep {
+            first_step_us: first.after_us.min(LONGEST_US).saturating_sub(self.trace.import_us()),
+            step: first.step.map(bounded),
+            step_before: first.before.map(bounded),
+            step_time_us: first.step_time_us.map(|micros| micros.min(LONGEST_US)),
+        };
+        self.record(Kind::FirstStep(first_step), Some(&name), self.trace.completed(), None);
+    }
+
+    /// A member reports what it recorded under the coordinator before this one.
+    pub(super) fn on_recalled(&mut self, id: NodeId, recalled: Recalled) {
+        let Some(name) = self.roster.get(id).map(|node| node.name.clone()) else { return };
+        for reported in self.trace.on_recalled(id, &name, recalled) {
+            self.record(Kind::Told(Box::new(reported)), Some(&name), None, None);
+        }
+    }
+
+    /// A node reports how far its workers are.
+    pub(super) fn on_step(&mut self, id: NodeId, round: Round, step: Option<u64>, us: Option<u64>, now: Instant) {
+        let Some(node) = self.roster.get(id).filter(|node| self.is_current(node, round)) else { return };
+        let is_first = node.placed == Some((round, 0));
+        self.trace.watch_mut().on_step(id, is_first, step, us, now);
+    }
+
+    /// Answer a report about a round that is over for the node.
+    fn stale(&mut self, label: String, session: SessionId, round: Round) {
+        let current = self.round();
+        self.note(format!(
+            "a report of {label} about round {round} is ignored: that round is over, the current one is {current}"
+        ));
+        self.send(session, CoordinatorMessage::Stale { round, current });
+    }
+
+    /// Whether a node runs workers of this round.
+    pub(super) fn is_current(&self, node: &Node, round: Round) -> bool {
+        let placed = node.placed.is_some_and(|(placed, _)| placed == round);
+        node.status == Status::Active && placed && round == self.round()
+    }
+
+    /// The current world must re-form because of a failure.
+    fn interrupt_by(&mut self, reason: &str, exit: Number, failure: Failure) {
+        self.interrupt(reason, Why::WorkerFailed, exit);
+        self.current.blame(failure);
     }
 
     /// Record which node is in the coordinator's own process. The claim is checked against the number of that process.

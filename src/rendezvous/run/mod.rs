@@ -1,32 +1,24 @@
 //! One run: its nodes, its rounds and ranks, and every decision about them. Pure.
 //!
-//! [`Run::apply`] is the one decision function. A run is made of parts that keep their own state:
+//! [`Run::apply`] is the one decision function. This file takes an event to its step, and alone sees all parts.
 //!
-//! | part | what it keeps |
+//! | file | events, and what follows from them |
 //! |---|---|
-//! | `roster`, `node` | the nodes, with counters that keep each event's cost constant |
-//! | `round` | the current world, why it must re-form, the job's restarts, how the rendezvous was closed |
-//! | `recovery` | worlds formed before this coordinator restarted, and how far a node's claim to a place in one is believed |
-//! | `in_place` | a change of the world that its workers live through |
-//! | `admission` | which agent holds which place |
+//! | `join` | a node introduces itself, and asks to join; which node's settings the run uses |
+//! | `leave` | a node withdraws, leaves, is lost or sent away; its workers fail or finish; the coordinator's process ends |
+//! | `form` | what is decided after each event: a round closes, a world forms or changes in place, members are notified |
+//!
+//! | part | what it keeps, and its policies |
+//! |---|---|
+//! | `membership`, `node` | the nodes, with counters that keep each event's cost constant |
+//! | `admission` | which agent has which address and rank or name; which nodes are refused |
 //! | `hosts` | how often each host's nodes have left or failed first, and which hosts are kept out |
-//! | `watched` | how far the training is, while somebody watches |
-//! | `trace` | the events that were recorded, as far as later ones name them as causes |
-//! //!
-//! `parts` is what policies read: functions from parts to a value. The steps of a decision are methods of [`Run`], grouped by what triggers them:
-//!
-//! | file | step |
-//! |---|---|
-//! | `event` | events, the input; effects, the output |
-//! | this one | dispatch of an event to its step; lost nodes; what members are told |
-//! | `hello` | a node introduces itself: rejected, back, or new; which node's settings the run uses |
-//! | `report`, `other_job` | a node asks for a place, or reports how its workers ended; a node of another job is refused |
-//! | `leave` | a node withdraws, leaves, is lost or sent away; the process that hosts the coordinator ends |
-//! //! //! | `form`, `size`, [`ranks`], `resume` | a round closes: when, with which nodes and how many workers, with which ranks, and whose workers live on |
-//! | `members` | a member is told its place, and the one that serves the workers' store also from where the others connect |
+//! | `round` | the current world, why it must re-form, the job's restarts, how the rendezvous was closed |
+//! | `recovery` | worlds formed before this coordinator restarted, and how far a node's claim to a rank in one is believed |
+//! | `in_place`, `resume` | a change of the world that its workers live through, and which of them go on with whose state |
+//! | `parts`, `ranks`, `standing` | no state: what policies read; the next world and its ranks; the decision in words |
+//! | `telemetry` | the events that were recorded, as far as later ones name them as causes; how far the training is |
 //! | `durable` | conversion between a run and its state in a shared cell |
-//! | `facts`, `snapshot` | what others ask about a run; its state for observers |
-//! | `standing`, `progress` | the current decision, and its reason in words |
 //!
 //! It is pure: it takes an event and the time, and returns messages and notes. A coordinator calls it for each of its runs. A
 //! node over a shared cell calls it on the cell's content. [`Run::next_deadline`] says when to send [`Event::Tick`] at the latest;
@@ -40,47 +32,41 @@ mod admission;
 mod bench;
 mod durable;
 mod event;
-mod facts;
 mod form;
-mod hello;
 mod hosts;
 mod in_place;
+mod join;
 mod leave;
-mod members;
+mod membership;
 mod node;
-mod other_job;
 mod parts;
-mod progress;
 pub mod ranks;
 mod recovery;
-mod report;
 mod resume;
-mod roster;
 mod round;
-mod size;
-mod snapshot;
 mod standing;
-mod trace;
-mod watched;
+mod telemetry;
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use self::admission::Admission;
 use self::hosts::Hosts;
 use self::in_place::InPlace;
 use self::leave::is_from_keyboard;
+use self::membership::Roster;
 use self::node::Node;
 use self::parts::Parts;
 use self::recovery::Recovery;
-use self::roster::Roster;
 use self::round::Current;
-use self::trace::Trace;
-use crate::events::record::{Ending, Kind, Loss, Number, Why};
+use self::telemetry::Trace;
+use crate::events::journal::Reference;
+use crate::events::record::{Kind, Loss, Number};
 use crate::events::tally::Tally;
 #[cfg(feature = "sim")]
 use crate::rendezvous::decision_state::DecisionState;
 use crate::rendezvous::messages::bounds::tidy_verdict;
-use crate::rendezvous::messages::message::{CoordinatorMessage, NodeId, NodeMessage, Round, Verdict};
+use crate::rendezvous::messages::message::{CoordinatorMessage, Join, NodeId, NodeMessage, Placed, Round, Verdict};
 use crate::rendezvous::messages::settings::Settings;
 
 pub(in crate::rendezvous) use durable::{CELL_SESSION, Durable, LARGEST_NUMBER, MY_SESSION, Times};
@@ -90,8 +76,7 @@ pub use hosts::{Exclusion, Exclusions};
 pub(in crate::rendezvous) use node::Origin;
 pub use node::Status;
 pub(in crate::rendezvous) use round::Pace;
-pub use snapshot::{RunState, State};
-pub use standing::Standing;
+pub use standing::{Activity, RunState, Standing};
 
 /// One rendezvous: all nodes with one run id.
 #[derive(Clone, Debug)]
@@ -192,7 +177,9 @@ impl Run {
                 return false;
             }
             Event::Watched => {
-                self.on_watched(now);
+                let asked = self.trace.watch_mut().on_watched(&self.roster, now);
+                let round = self.round();
+                asked.into_iter().for_each(|session| self.send(session, CoordinatorMessage::TellStep { round }));
                 return false;
             }
             Event::Stalled { late } => {
@@ -279,45 +266,9 @@ impl Run {
 
     /// The parts, for policies that read them.
     fn parts(&self) -> Parts<'_> {
-        let Self { settings, roster, current, pace, recovery, in_place, hosts, closes_at, standing, .. } = self;
+        let Self { id, settings, roster, current, pace, recovery, in_place, hosts, closes_at, standing, .. } = self;
         let (pace, closes_at, standing) = (*pace, *closes_at, *standing);
-        Parts { settings, roster, current, pace, recovery, in_place, hosts, closes_at, standing }
-    }
-
-    /// Mark that the current world must re-form, because of an event. The first reason is kept.
-    pub(super) fn interrupt(&mut self, reason: &str, why: Why, cause: Number) {
-        if self.current.interrupt(reason) {
-            self.in_place.break_off();
-            // A change in place that is broken off is a cause, too.
-            let causes = [Some(cause), self.trace.broken().filter(|broken| *broken != cause)].into_iter().flatten();
-            let text = format!("round {} is interrupted: {reason}", self.round());
-            // Members that were told to re-form know already that their round is broken.
-            let kind = if self.current.told() { Kind::Note {} } else { Kind::RoundBroken { why } };
-            self.record(kind, None, causes, text);
-        }
-    }
-
-    /// Close the rendezvous, and tell every connected node. No node is admitted afterwards. `cause`: the event for which it is closed.
-    pub(super) fn close(&mut self, verdict: Verdict, cause: Option<Number>) {
-        if self.current.closed().is_some() {
-            return;
-        }
-        let how = match &verdict {
-            Verdict::Succeeded { .. } | Verdict::AllDone { .. } => Ending::Succeeded,
-            Verdict::Failed { .. } => Ending::Failed,
-            Verdict::Stopped { .. } => Ending::Stopped,
-        };
-        self.record(Kind::RunClosed { verdict: how }, None, cause, verdict.to_string());
-        let told = |(_, node): (_, &Node)| Some((node.session?, self.parts().is_spare(node)));
-        let told: Vec<_> = self.roster.iter().filter_map(told).collect();
-        for (session, spare) in told {
-            self.send(session, CoordinatorMessage::Closed { verdict: verdict.clone(), spare });
-        }
-        self.current.close(verdict, self.parts().is_full());
-        self.in_place.break_off();
-        self.in_place.wait_for_nothing();
-        self.closes_at = None;
-        self.recovery.await_members(None);
+        Parts { id, settings, roster, current, pace, recovery, in_place, hosts, closes_at, standing }
     }
 
     /// End a session for a reason that reconnecting would not change.
@@ -326,12 +277,213 @@ impl Run {
         self.effects.push(Effect::End { session });
     }
 
+    /// Record an event. `node` is the name of the node that it is about. `text` is its line in the log.
+    pub(super) fn record(
+        &mut self,
+        kind: Kind,
+        node: Option<&str>,
+        causes: impl IntoIterator<Item = Number>,
+        text: impl Into<Option<String>>,
+    ) -> Number {
+        let at = (self.round(), self.restart());
+        let record = self.trace.event(at, kind, node, causes, text.into());
+        let number = record.number;
+        self.emit(Effect::Record(record));
+        number
+    }
+
+    /// Record what has no type of its own.
+    pub(super) fn note(&mut self, text: String) {
+        self.record(Kind::Note {}, None, None, text);
+    }
+
+    /// Record an event of a node. `what` follows its label in the log.
+    pub(super) fn record_of(
+        &mut self,
+        id: NodeId,
+        kind: Kind,
+        causes: impl IntoIterator<Item = Number>,
+        what: String,
+    ) -> Number {
+        let Some(node) = self.roster.get(id) else { return self.record(Kind::Note {}, None, causes, what) };
+        let (name, text) = (node.name.clone(), format!("{} {what}", node.label()));
+        self.record(kind, Some(&name), causes, text)
+    }
+
+    /// The event by which a member asked to leave, if one does.
+    pub(super) fn leaver(&self) -> Option<Number> {
+        self.trace.leaves().filter(|_| !self.in_place.leaving().is_empty())
+    }
+
     pub(super) fn send(&mut self, session: SessionId, message: CoordinatorMessage) {
         self.effects.push(Effect::Send { session, message });
     }
 
     pub(super) fn emit(&mut self, effect: Effect) {
         self.effects.push(effect);
+    }
+
+    /// Whether a node waits until its host is let in again.
+    pub fn is_out(&self, id: NodeId) -> bool {
+        self.roster.get(id).is_some_and(Node::is_kept_out)
+    }
+
+    /// The hosts that are kept out of the job, because of their failures or departures.
+    pub fn exclusions(&self, now: Instant) -> Vec<Exclusion> {
+        self.hosts.exclusions(&self.settings, now)
+    }
+
+    /// Whether a node is a spare.
+    pub(in crate::rendezvous) fn waits_as_spare(&self, id: NodeId) -> bool {
+        self.roster.get(id).is_some_and(|node| self.parts().is_spare(node))
+    }
+
+    /// Whether a world that a node claims becomes the current one: this coordinator was restarted, and knows no running world.
+    pub fn adopts(&self, placed: &Placed, now: Instant) -> bool {
+        let none_runs = !self.current.has_formed() && self.roster.active().is_empty();
+        none_runs && self.recovery.is_recovering(now) && !self.knows_world(placed) && placed.round > self.round()
+    }
+
+    /// Whether this coordinator knows the world that a node claims.
+    pub fn knows_world(&self, placed: &Placed) -> bool {
+        self.recovery.knows_world(placed)
+    }
+
+    /// Whether members of a world that this coordinator does not know may still run.
+    pub fn is_recovering(&self, now: Instant) -> bool {
+        self.recovery.is_recovering(now)
+    }
+
+    /// Until when no round closes: members of a world that this coordinator did not form may still run, and have not reported.
+    pub fn held_until(&self) -> Option<Instant> {
+        self.parts().held_until()
+    }
+
+    /// The current decision.
+    pub fn standing(&self) -> Standing {
+        self.standing
+    }
+
+    /// Describe the next round: which nodes have joined, how many are missing, why it does not close, and when it will.
+    pub fn progress(&self, now: Instant) -> String {
+        self.parts().progress(now)
+    }
+
+    /// The message by which members learn whether the world must re-form, and why.
+    pub(in crate::rendezvous) fn status(&self) -> CoordinatorMessage {
+        self.parts().status()
+    }
+
+    /// The message by which a node learns that its world is over, for a reason outside the node.
+    pub(in crate::rendezvous) fn over(&self, reason: String) -> CoordinatorMessage {
+        self.parts().over(reason)
+    }
+
+    /// Whether a node was asked how far the training is, and has not answered yet.
+    pub fn awaits_step(&self) -> bool {
+        self.trace.watch().awaits_step()
+    }
+
+    /// The events of other nodes that those of this run may name as causes, by their numbers from 1. Over a shared cell alone.
+    pub(in crate::rendezvous) fn references(&self) -> &[Reference] {
+        self.trace.references()
+    }
+
+    /// The run's id.
+    pub fn id(&self) -> &str {
+        &self.id
+    }
+
+    /// The current round: number of the last one that completed.
+    pub fn round(&self) -> Round {
+        self.roster.round()
+    }
+
+    /// The job's restart number: the number of failures that were counted against its budget.
+    pub fn restart(&self) -> u32 {
+        self.current.restart()
+    }
+
+    /// The reason for which the world must re-form, or else the reason for which its round closed.
+    pub fn reason(&self) -> Option<&str> {
+        self.current.interrupted().or(self.current.world().map(|world| world.reason.as_str()))
+    }
+
+    /// The verdict with which the rendezvous was closed, if it was.
+    pub fn closed(&self) -> Option<&Verdict> {
+        self.current.closed()
+    }
+
+    /// Whether a node is connected, or within its `reconnect_grace`.
+    pub fn knows(&self, node: NodeId) -> bool {
+        self.roster.knows(node)
+    }
+
+    /// Whether the run has no nodes.
+    pub fn is_empty(&self) -> bool {
+        self.roster.is_empty()
+    }
+
+    /// Number of connected nodes.
+    pub fn connected(&self) -> usize {
+        self.roster.counts().connected
+    }
+
+    /// The session of a node, while it is connected.
+    pub fn session(&self, node: NodeId) -> Option<SessionId> {
+        self.roster.get(node)?.session
+    }
+
+    /// All nodes with their status and last place.
+    pub fn nodes(&self) -> impl ExactSizeIterator<Item = (NodeId, &Status, Option<(Round, u32)>)> {
+        self.roster.iter().map(|(id, node)| (id, &node.status, node.placed))
+    }
+
+    /// Time since a deadline passed that is about the silence of nodes.
+    pub fn lateness(&self, now: Instant) -> Option<Duration> {
+        let deadlines = [self.roster.lost_by(), self.in_place.due_at()];
+        Some(now.saturating_duration_since(deadlines.into_iter().flatten().min()?))
+    }
+
+    /// Compare the counters of the nodes with a recount.
+    ///
+    /// # Errors
+    /// Describes the difference.
+    #[cfg(any(test, feature = "sim"))]
+    pub fn check(&self) -> Result<(), String> {
+        self.roster.check()
+    }
+
+    /// The nodes.
+    pub(in crate::rendezvous) fn roster(&self) -> &Roster {
+        &self.roster
+    }
+
+    /// The state, for observers.
+    pub fn state(&self, now: Instant) -> RunState {
+        RunState::of(self.parts(), self.trace.watch(), now)
+    }
+
+    /// Why a node that asks to join is refused, if it belongs to another job than the nodes that are here.
+    pub(in crate::rendezvous) fn another_job(&self, id: NodeId, join: &Join, now: Instant) -> Option<String> {
+        self.parts().another_job(id, join, now)
+    }
+
+    /// When the next round closes, if nothing changes.
+    pub(in crate::rendezvous) fn closes_at(&self) -> Option<Instant> {
+        self.closes_at
+    }
+
+    /// Set the last decision that was logged, so that only a new one is logged.
+    pub(in crate::rendezvous) fn resume(&mut self, standing: Standing) {
+        self.standing = standing;
+    }
+
+    /// Create a run that continues the round numbers after this one.
+    pub(in crate::rendezvous) fn counting_on(id: &str, settings: Settings, round: Round) -> Self {
+        let mut run = Self::new(id, settings);
+        run.roster = Roster::restored(round, 0, BTreeMap::new());
+        run
     }
 }
 

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use super::event::{Ends, Reach, SessionId};
-use super::members::visible;
+use super::parts::visible;
 use crate::rendezvous::messages::message::{Hello, Join, Round};
 use crate::rendezvous::messages::settings::{LAST_LOOK, Settings};
 

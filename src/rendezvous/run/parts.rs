@@ -1,20 +1,23 @@
 //! The parts of a run as its policies read them: functions from parts to a value, which change nothing.
 
+use std::collections::BTreeSet;
+use std::net::IpAddr;
 use std::time::Instant;
 
 use super::hosts::Hosts;
 use super::in_place::InPlace;
+use super::membership::Roster;
 use super::node::Node;
 use super::recovery::Recovery;
-use super::roster::Roster;
 use super::round::{Current, Pace};
 use super::standing::Standing;
-use crate::rendezvous::messages::message::{CoordinatorMessage, Round};
+use crate::rendezvous::messages::message::{CoordinatorMessage, INTERFACES_LIMIT, Round};
 use crate::rendezvous::messages::settings::Settings;
 
 /// The parts of a run, none of which a policy changes.
 #[derive(Clone, Copy)]
 pub(super) struct Parts<'a> {
+    pub id: &'a str,
     pub settings: &'a Settings,
     pub roster: &'a Roster,
     pub current: &'a Current,
@@ -163,4 +166,46 @@ impl Parts<'_> {
     pub fn over(self, reason: String) -> CoordinatorMessage {
         CoordinatorMessage::Status { waiting: 1, reason, restart: self.current.restart(), failure: None }
     }
+
+    /// Whether the node with rank 0 wants to know the members' addresses.
+    pub(super) fn wants_members(self) -> bool {
+        let serving = self.current.world().and_then(|world| self.roster.get(*world.members.get(&0)?));
+        serving.is_some_and(|node| node.interfaces.is_some())
+    }
+
+    /// The addresses of the world's members: of their connections, of their interfaces if these are wanted, and those that their users
+    /// have given.
+    ///
+    /// A member whose connection comes over loopback is on the coordinator's host. Others know that host by the address at which they have
+    /// reached the coordinator.
+    pub(super) fn member_addresses(self, interfaces: bool) -> Vec<IpAddr> {
+        let (mut addresses, mut hosts) = (BTreeSet::new(), BTreeSet::new());
+        let mut is_anyone_here = false;
+        let ids = self.current.world().into_iter().flat_map(|world| world.members.values());
+        for node in ids.filter_map(|id| self.roster.get(*id)) {
+            let given = node.local_addr.as_deref().and_then(|addr| addr.parse::<IpAddr>().ok());
+            addresses.extend(given.map(|ip| ip.to_canonical()));
+            addresses.extend(node.interfaces.iter().flatten().filter(|_| interfaces));
+            if let Some(ends) = node.ends {
+                is_anyone_here |= ends.peer.is_loopback();
+                addresses.insert(ends.peer);
+                hosts.insert(ends.local);
+            }
+        }
+        if is_anyone_here {
+            addresses.append(&mut hosts);
+        }
+        addresses.into_iter().filter(|ip| may_connect_from(*ip)).collect()
+    }
+}
+
+/// The addresses of a node's interfaces that peers elsewhere can see, up to [`INTERFACES_LIMIT`].
+pub(super) fn visible(interfaces: &[IpAddr]) -> Vec<IpAddr> {
+    let canonical = interfaces.iter().map(IpAddr::to_canonical).filter(|ip| may_connect_from(*ip));
+    canonical.take(INTERFACES_LIMIT).collect()
+}
+
+/// Whether a peer elsewhere can have this address.
+fn may_connect_from(ip: IpAddr) -> bool {
+    !ip.is_loopback() && !ip.is_unspecified() && !ip.is_multicast()
 }

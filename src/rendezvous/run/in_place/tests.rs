@@ -68,9 +68,13 @@ fn members_that_do_not_all_attend_are_interrupted_for_one_that_leaves_but_not_fo
 
 #[test]
 fn the_check_is_the_first_one_that_no_worker_has_passed() {
-    for (counts, stopped, check) in
-        [([0, 0], None, 1), ([7, 9], None, 10), ([9, 7], Some(4), 10), ([3, 4], Some(12), 12), ([u64::MAX, 0], None, u64::MAX)]
-    {
+    for (counts, stopped, check) in [
+        ([0, 0], None, 1),
+        ([7, 9], None, 10),
+        ([9, 7], Some(4), 10),
+        ([3, 4], Some(12), 12),
+        ([u64::MAX, 0], None, u64::MAX),
+    ] {
         let mut part = InPlace::default();
         (1..).zip(counts).for_each(|(id, count)| assert_eq!(part.on_counted(NodeId(id), count), None));
         part.stop_at(NodeId(9), stopped);

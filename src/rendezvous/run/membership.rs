@@ -1,6 +1,7 @@
 //! The nodes of a run. Counters are updated with every change, so that an event costs the same in a large job as in a small one.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use super::event::SessionId;
@@ -142,6 +143,32 @@ impl Roster {
     /// Rank in the last world, for a node that belonged to it.
     pub fn last_rank(&self, node: &Node) -> Option<u32> {
         last_rank(node, self.round)
+    }
+
+    /// Round and rank of a node that runs workers of the current round.
+    pub fn assignment(&self, id: NodeId) -> Option<(Round, u32)> {
+        let node = self.get(id).filter(|node| node.status == Status::Active)?;
+        node.placed.filter(|(round, _)| *round == self.round)
+    }
+
+    /// Whether a node has or had a rank in the current round.
+    pub fn was_placed(&self, id: NodeId) -> bool {
+        self.get(id).and_then(|node| node.placed).is_some_and(|(round, _)| round == self.round)
+    }
+
+    /// Whether a node neither waits nor runs.
+    pub fn is_idle(&self, id: NodeId) -> bool {
+        self.get(id).is_some_and(|node| node.status == Status::Idle)
+    }
+
+    /// Whether a connected node has this address: that of its connection, or one that it has named as its own.
+    pub fn has_node_at(&self, address: IpAddr) -> bool {
+        let address = address.to_canonical();
+        self.nodes.values().filter(|node| node.session.is_some()).any(|node| {
+            node.ends.is_some_and(|ends| {
+                ends.peer.to_canonical() == address || node.interfaces.iter().flatten().any(|its| *its == address)
+            })
+        })
     }
 
     /// A node's name in messages.
