@@ -121,7 +121,7 @@ impl Identity {
 }
 
 impl Parts<'_> {
-    /// Check a claimed place. Returns the error if its round number is above the largest that is believed.
+    /// Check a claim to a rank. Returns the error if its round number is above the largest that is believed.
     pub(super) fn impossible(self, hello: &Hello, now: Instant) -> Option<String> {
         let placed = hello.placed.filter(|placed| !self.recovery.knows_world(placed))?;
         let most = self.recovery.largest_claim(!self.current.has_formed(), self.next_round(), now);

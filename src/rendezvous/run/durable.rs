@@ -43,7 +43,7 @@ pub(in crate::rendezvous) struct Durable {
     id: String,
     settings: Settings,
     round: Round,
-    /// Highest round that a node has claimed a place in.
+    /// Highest round that a node has claimed a rank in.
     named: Round,
     nodes: BTreeMap<NodeId, DurableNode>,
     arrivals: u64,

@@ -80,7 +80,7 @@ pub enum Event {
     TickWaiting,
     /// Somebody watches, and wants to know how far the training is.
     Watched,
-    /// The decider's own process was stalled, so silence of the nodes proves nothing.
+    /// The process that decides was stalled, so silence of the nodes proves nothing.
     Stalled {
         /// Delay of its timer.
         late: Duration,

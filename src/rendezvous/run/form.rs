@@ -96,7 +96,7 @@ impl Run {
     fn advance_change(&mut self, now: Instant) {
         self.in_place.wait(None);
         loop {
-            if self.current.interrupted().is_some() || self.current.told() {
+            if self.current.interrupted().is_some() || self.current.notified() {
                 return;
             }
             let round = self.round();
@@ -107,12 +107,8 @@ impl Run {
                     let joined = self.trace.first_newcomer(&self.roster).filter(|_| grows);
                     let causes = [self.leaver(), joined].into_iter().flatten();
                     let (flags, reason) = (change.flags, change.reason.clone());
-                    self.record(
-                        Kind::RoundChanges {},
-                        None,
-                        causes,
-                        format!("round {round} changes in place: {reason}"),
-                    );
+                    let text = format!("round {round} changes in place: {reason}");
+                    self.record(Kind::RoundChanges {}, None, causes, text);
                     self.in_place.begin(change);
                     self.notify_capable(&CoordinatorMessage::Change { round, flags, reason });
                 }
@@ -179,7 +175,7 @@ impl Run {
 
     /// A member asks to leave.
     pub(super) fn on_will_leave(&mut self, id: NodeId, session: SessionId, round: Round, reason: &str, at_once: bool) {
-        let over = self.current.interrupted().is_some() || self.current.told();
+        let over = self.current.interrupted().is_some() || self.current.notified();
         if over || !self.is_capable_member(id, round) {
             return; // it learns that its round is over
         }
@@ -233,7 +229,7 @@ impl Run {
             let causes = [Some(cause), self.trace.broken().filter(|broken| *broken != cause)].into_iter().flatten();
             let text = format!("round {} is interrupted: {reason}", self.round());
             // Members that were notified to re-form know already that their round is broken.
-            let kind = if self.current.told() { Kind::Note {} } else { Kind::RoundBroken { why } };
+            let kind = if self.current.notified() { Kind::Note {} } else { Kind::RoundBroken { why } };
             self.record(kind, None, causes, text);
         }
     }
@@ -256,7 +252,7 @@ impl Run {
         }
         self.current.close(verdict, self.parts().is_full());
         self.in_place.break_off();
-        self.in_place.wait_for_nothing();
+        self.in_place.wait(None);
         self.closes_at = None;
         self.recovery.await_members(None);
     }
@@ -317,7 +313,7 @@ impl Run {
         }
         for (rank, id) in (0..).zip(members) {
             if let Some(session) = self.session(id) {
-                self.send_place(session, rank);
+                self.send_assignment(session, rank);
             }
         }
     }
@@ -326,8 +322,8 @@ impl Run {
     /// it has requested them: one node of a round gets the list, so that a round costs as much as it has members
     /// (`docs/decisions/0085-the-coordinator-tells-rank-0-who-the-members-are.md`). Returns whether this coordinator has formed the world,
     /// so that there is an assignment.
-    pub(super) fn send_place(&mut self, session: SessionId, rank: u32) -> bool {
-        let Some(place) = self.placement(rank) else { return false };
+    pub(super) fn send_assignment(&mut self, session: SessionId, rank: u32) -> bool {
+        let Some(assignment) = self.placement(rank) else { return false };
         if rank == 0 && self.parts().wants_members() {
             // Without room for all interfaces, proven addresses have to do. Without room for those, none is sent.
             let addresses = [true, false].map(|interfaces| self.parts().member_addresses(interfaces));
@@ -335,7 +331,7 @@ impl Run {
                 self.send_members(session, &addresses);
             }
         }
-        self.send(session, place);
+        self.send(session, assignment);
         true
     }
 
@@ -368,7 +364,7 @@ impl Run {
             reason: world.reason.clone(),
             restart: world.restart,
             workers: world.workers.as_ref().and_then(|workers| workers.get(rank as usize)).copied(),
-            host: self.host_seat(),
+            host: self.host_rank(),
             local_world_size: self.parts().bounds().and_then(|_| world.local_world_size(rank)),
             resume: self.in_place.resume().filter(|_| node.is_some_and(|node| node.in_place)).cloned(),
             members: None,
@@ -381,7 +377,7 @@ impl Run {
         let parts = self.parts();
         let someone_runs = !self.roster.active().is_empty();
         let must_re_form = someone_runs && parts.waiting_for_members() > 0 && !parts.changes_in_place();
-        if !self.current.set_told(must_re_form) {
+        if !self.current.set_notified(must_re_form) {
             return;
         }
         if must_re_form && self.current.interrupted().is_none() {
@@ -438,3 +434,6 @@ pub(super) fn when_to_close(parts: Parts, now: Instant) -> Option<Closing> {
     let reason = format!("the last call of {:.1} s ended", last_call.as_secs_f64());
     Some(Closing { at: (since + last_call).max(hold_until), reason })
 }
+
+#[cfg(test)]
+mod tests;

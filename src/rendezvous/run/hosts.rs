@@ -13,7 +13,7 @@
 //! gets no node in. Members of a running world are not sent away. The failure that put their host out has interrupted the world, and they
 //! meet the rule when they join again.
 //!
-//! The instants are the decider's own clock's. A coordinator that is restarted has forgotten everything here.
+//! The instants are those of the process that decides. A coordinator that is restarted has forgotten everything here.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -311,7 +311,7 @@ impl Hosts {
         let Some(node) = roster.get(id).filter(|node| node.status == Status::Active && !node.done) else {
             return false;
         };
-        let undisturbed = current.interrupted().is_none() && !current.told();
+        let undisturbed = current.interrupted().is_none() && !current.notified();
         let explains = self.awaited == Some(id);
         let origin = node.origin();
         let is_there = |node: &Node| node.session.is_some() && !node.suspect;

@@ -29,7 +29,7 @@ pub(super) const RETURN_WITHIN: Duration = Duration::from_secs(30);
 /// The state of changes in place, in the current round.
 #[derive(Clone, Debug, Default)]
 pub(super) struct InPlace {
-    change: Option<Change>,
+    change: Option<PlannedChange>,
     /// How far the workers of each member are. A member may report it before a change begins here, if an earlier coordinator has
     /// notified it of the change.
     counts: BTreeMap<NodeId, u64>,
@@ -47,7 +47,7 @@ pub(super) struct InPlace {
 
 /// A change of which members were notified.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Change {
+pub(super) struct PlannedChange {
     pub flags: u8,
     pub reason: String,
     /// Workers may have got a check from an earlier coordinator, so that the change cannot be called off.
@@ -76,7 +76,7 @@ impl InPlace {
     }
 
     /// The change, if there is one.
-    pub fn change(&self) -> Option<&Change> {
+    pub fn change(&self) -> Option<&PlannedChange> {
         self.change.as_ref()
     }
 
@@ -94,7 +94,7 @@ impl InPlace {
     }
 
     /// Begin a change.
-    pub fn begin(&mut self, change: Change) {
+    pub fn begin(&mut self, change: PlannedChange) {
         self.change = Some(change);
     }
 
@@ -147,14 +147,9 @@ impl InPlace {
     /// Wait for an event, until this instant at most. While members come back, it is the one by which all must be.
     pub fn wait(&mut self, until: Option<Instant>) {
         self.due_at = until;
-        if let Some(Change { phase: Phase::Raising { back_by, .. }, .. }) = &mut self.change {
+        if let Some(PlannedChange { phase: Phase::Raising { back_by, .. }, .. }) = &mut self.change {
             *back_by = back_by.or(until);
         }
-    }
-
-    /// Wait for no instant.
-    pub fn wait_for_nothing(&mut self) {
-        self.due_at = None;
     }
 
     /// End the change: its reason is gone, and the members go on.
@@ -180,7 +175,7 @@ impl InPlace {
 
     /// The workers of a member have stopped at the check, so those of the others do soon.
     pub fn someone_has_stopped(&mut self, now: Instant) {
-        if let Some(Change { phase: Phase::Raising { back_by, .. }, .. }) = &mut self.change {
+        if let Some(PlannedChange { phase: Phase::Raising { back_by, .. }, .. }) = &mut self.change {
             back_by.get_or_insert(now + RETURN_WITHIN);
         }
     }
@@ -245,7 +240,7 @@ pub(super) enum NextStep {
     /// Wait for an event, and look again at this instant if none comes.
     Wait(Option<Instant>),
     /// Begin a change.
-    Begin(Change),
+    Begin(PlannedChange),
     /// All members have counted: they stop at this check.
     Raise(u64),
     /// The reason for the change is gone, and the members go on.
@@ -293,7 +288,7 @@ fn begin_if_due(parts: Parts, now: Instant) -> NextStep {
     let added = if roster.waiting().is_empty() { 0 } else { ADDED };
     let flags = if removed | added == 0 { REMOVED | ADDED } else { removed | added };
     let phase = Phase::Counting { until: now + COUNT_WITHIN };
-    NextStep::Begin(Change { flags, reason: reason_for(parts), firm, phase })
+    NextStep::Begin(PlannedChange { flags, reason: reason_for(parts), firm, phase })
 }
 
 /// Choose the check at which members stop, if all have counted.

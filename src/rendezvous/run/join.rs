@@ -68,7 +68,7 @@ impl Run {
         if let Some(placed) = hello.placed {
             if self.adopts(&placed, now) {
                 self.bind(hello.node, &hello.settings, now);
-                self.recall(placed, hello.world_workers, &node, now);
+                self.adopt_world(placed, hello.world_workers, &node, now);
             }
             self.apply_claim(placed, &mut node, hello, now);
             if node.placed.is_some() {
@@ -86,15 +86,26 @@ impl Run {
         self.roster.insert(hello.node, node);
     }
 
-    /// Update a node that has reconnected. It keeps its place, unless its Hello says that it neither waits nor runs.
+    /// Update a node that has reconnected. It keeps its rank or its turn, unless its Hello says that it neither waits nor runs.
     fn readmit(&mut self, hello: &Hello, mut newer: Node) {
         self.apply_terms(&mut newer);
         if let Some(known) = self.roster.get(hello.node) {
-            let Node { placed, done, out, took, stepped, joined_at, .. } = *known;
+            let Node { placed, done, out, phases_reported, first_step_reported, joined_at, .. } = *known;
             let (status, program) = (known.status.clone(), known.program.clone());
             let attends = status == Status::Active && placed == hello.placed.map(|place| (place.round, place.rank));
             let attending = known.attending || (attends && hello.attending);
-            let node = Node { status, placed, done, attending, out, took, stepped, program, joined_at, ..newer };
+            let node = Node {
+                status,
+                placed,
+                done,
+                attending,
+                out,
+                phases_reported,
+                first_step_reported,
+                program,
+                joined_at,
+                ..newer
+            };
             self.admission.register_again(hello.node, Some(known), &node);
             self.roster.insert(hello.node, node);
         }
@@ -199,7 +210,7 @@ impl Run {
         self.pace = super::round::Pace::default();
     }
 
-    /// Replace an agent by a newer one at the same place. The older agent is assumed dead, and its connection has not ended yet: a
+    /// Replace an agent by a newer one with the same identity. The older agent is assumed dead, and its connection has not ended yet: a
     /// pod was killed together with its network, for example.
     fn replace_older(&mut self, id: NodeId, newer: &Node) {
         let Some(older) = self.admission.holder(id, newer) else { return };
@@ -241,7 +252,7 @@ impl Run {
 
     /// If the node that gave the run its settings is gone, use those of the connected node that has waited longest.
     ///
-    /// Not while workers run: a member that is cut off could not be told of a shorter lease.
+    /// Not while workers run: a member that is cut off could not be notified of a shorter lease.
     pub(super) fn rebind(&mut self, now: Instant) {
         let takes_part =
             |id| self.roster.get(id).is_some_and(|node| node.session.is_some() && node.status != Status::Idle);
@@ -263,7 +274,7 @@ impl Run {
         }
     }
 
-    /// Use these settings for the run, tell connected nodes, and drop disconnected ones that ask for others.
+    /// Use these settings for the run, notify connected nodes, and drop disconnected ones that ask for others.
     fn apply_settings(&mut self, settings: &Settings, now: Instant) {
         self.adopt(settings);
         let disagrees =
@@ -277,10 +288,10 @@ impl Run {
         }
         let lease = settings.lease();
         self.recovery.set_lease(lease, now);
-        let told = |node: &Node| node.lease == lease && !differ(settings, &node.asked);
-        let untold: Vec<_> =
-            self.roster.iter().filter(|(_, node)| !told(node)).filter_map(|(_, node)| node.session).collect();
-        untold.into_iter().for_each(|session| self.send(session, terms(settings)));
+        let knows = |node: &Node| node.lease == lease && !differ(settings, &node.asked);
+        let others: Vec<_> =
+            self.roster.iter().filter(|(_, node)| !knows(node)).filter_map(|(_, node)| node.session).collect();
+        others.into_iter().for_each(|session| self.send(session, terms(settings)));
         self.roster.set_limits(lease, settings.reconnect_grace);
     }
 
@@ -292,7 +303,7 @@ impl Run {
     }
 
     /// Adopt the world that a node claims, and wait one lease for its other members to report. This coordinator was restarted.
-    fn recall(&mut self, placed: Placed, workers: Option<u32>, node: &Node, now: Instant) {
+    fn adopt_world(&mut self, placed: Placed, workers: Option<u32>, node: &Node, now: Instant) {
         let lease = self.settings.lease();
         let text = format!(
             "{} was placed in round {} of {} nodes, which this coordinator does not know: it was restarted, and waits \
@@ -307,7 +318,7 @@ impl Run {
         let over = self.roster.adopt_round(placed.round);
         self.recovery.add_world(placed.world);
         if !over.is_empty() {
-            // These nodes are told below, and stop. A node that is cut off stops by itself within its lease.
+            // These nodes are notified below, and stop. A node that is cut off stops by itself within its lease.
             self.recovery.hold_for_strangers(until);
         }
         self.current.adopt(&placed, workers);
@@ -322,7 +333,7 @@ impl Run {
         }
     }
 
-    /// Evaluate a claimed place, after the claimed world was adopted or not: give the node its place if the claim can be true.
+    /// Evaluate a claim to a rank, after the claimed world was adopted or not: give the node the rank if the claim can be true.
     fn apply_claim(&mut self, placed: Placed, node: &mut Node, hello: &Hello, now: Instant) {
         let formed = self.current.has_formed();
         if !self.knows_world(&placed) {
@@ -332,7 +343,7 @@ impl Run {
             let (label, restart) = (node.label(), placed.restart);
             self.note(format!("{label} reports that the job is at restart {restart}, which this coordinator adopts"));
         }
-        if self.current.has_seat(hello.node, placed, self.round()) {
+        if self.current.has_rank(hello.node, placed, self.round()) {
             node.placed = Some((placed.round, placed.rank));
             if placed.active {
                 node.status = Status::Active;
@@ -340,7 +351,7 @@ impl Run {
         }
     }
 
-    /// A node asks for a place.
+    /// A node asks to join.
     pub(super) fn on_join(&mut self, id: NodeId, session: SessionId, join: Join, now: Instant) {
         if let Some(verdict) = self.current.closed().cloned() {
             return self.send(session, CoordinatorMessage::Closed { verdict, spare: false });
@@ -398,7 +409,7 @@ impl Run {
         match (&node.status, node.placed) {
             // This join belongs to a completed round. The completion was lost with the connection that it was sent on.
             (Status::Active, Some((round, rank))) if join.round < round => {
-                if self.send_place(session, rank) {
+                if self.send_assignment(session, rank) {
                     // The node took itself for waiting, and ignored the status pushed since then. Send it again.
                     return self.send(session, self.status());
                 }
@@ -408,10 +419,10 @@ impl Run {
                 self.in_place.someone_has_stopped(now);
             }
             (Status::Active | Status::Idle, _) if stops_alone => {
-                // A member that was told to re-form is not the cause.
-                let told = self.current.told();
-                let reason = if told { self.parts().why() } else { format!("{label} restarts its workers") };
-                let broken = self.trace.broken().filter(|_| told);
+                // A member that was notified to re-form is not the cause.
+                let notified = self.current.notified();
+                let reason = if notified { self.parts().why() } else { format!("{label} restarts its workers") };
+                let broken = self.trace.broken().filter(|_| notified);
                 let asks = broken.unwrap_or_else(|| self.record(Kind::NodeCameBack {}, Some(&name), None, None));
                 self.interrupt(&reason, Why::NodeCameBack, asks);
             }
@@ -437,13 +448,13 @@ impl Run {
     }
 }
 
-/// Whether a node with settings `theirs` must be told the run's lease.
+/// Whether a node with settings `theirs` must be notified of the run's lease.
 fn differ(ours: &Settings, theirs: &Settings) -> bool {
     let of = |settings: &Settings| (settings.keep_alive_interval, settings.keep_alive_max_attempt);
     of(ours) != of(theirs)
 }
 
-/// The message that tells a node the run's lease.
+/// The message by which a node gets the run's lease.
 fn terms(settings: &Settings) -> CoordinatorMessage {
     let Settings { keep_alive_interval, keep_alive_max_attempt, .. } = *settings;
     CoordinatorMessage::Terms { keep_alive_interval, keep_alive_max_attempt }

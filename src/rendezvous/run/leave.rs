@@ -1,7 +1,7 @@
 //! Nodes leave, and members report how their workers are. A node withdraws, leaves, is lost, or is sent away because its host is out. Its
 //! workers fail, or finish. The coordinator's own process ends.
 //!
-//! Without a coordinator no world can form. If the host's node leaves before the job has ended, the coordinator tells every node,
+//! Without a coordinator no world can form. If the host's node leaves before the job has ended, the coordinator notifies every node,
 //! closes all sessions, and decides nothing more. SIGINT or SIGQUIT at the host's terminal ends the job. After any other end, such as
 //! a moved pod, a coordinator may come back to the same address.
 
@@ -54,7 +54,7 @@ impl Run {
     }
 
     /// Make a waiting or running node idle. A running node interrupts the world, unless it or the whole job has finished. `cause`: the
-    /// event that says so, if one does.
+    /// event that caused it, if one did.
     pub(super) fn withdraw(&mut self, id: NodeId, what: &str, why: Why, cause: Option<Number>) {
         let Some(node) = self.roster.get(id) else { return };
         let (waits, name) = (node.waits(), node.name.clone());
@@ -181,7 +181,7 @@ impl Run {
         self.refuse(session, why, reason);
     }
 
-    /// Handle a worker's failure. Only the first failure of a round is counted. A later one, or one after members were told to
+    /// Handle a worker's failure. Only the first failure of a round is counted. A later one, or one after members were notified to
     /// re-form, is taken for a consequence. Before all members have reported to a restarted coordinator, any failure may be one: it is
     /// not counted. Members are notified at once, since workers whose collective has failed wait only seconds for news.
     pub(super) fn on_failed(&mut self, id: NodeId, session: SessionId, round: Round, failure: &Failure, now: Instant) {
@@ -191,7 +191,7 @@ impl Run {
         }
         let failure = tidy_failure(failure, node.label());
         let name = node.name.clone();
-        if self.current.interrupted().is_some() || self.current.told() {
+        if self.current.interrupted().is_some() || self.current.notified() {
             let text = format!("{failure}; not counted, a consequence of this: {}", self.parts().why());
             self.record(Kind::WorkerExited(failure.exit(false, false)), Some(&name), self.trace.broken(), text);
             return self.send(session, self.status());
@@ -258,25 +258,25 @@ impl Run {
         }
     }
 
-    /// Record how long a node's parts of the last recovery have taken. Rank 0's node tells twice: when its workers were started, and when
+    /// Record how long a node's phases of the last recovery have taken. Rank 0's node reports twice: when its workers were started, and when
     /// all workers are there.
-    pub(super) fn on_took(&mut self, id: NodeId, round: Round, phase: Phase) {
-        let told = |node: &Node| self.is_current(node, round) && node.took < MOST_REPORTED;
-        let Some(node) = self.roster.get(id).filter(|node| told(node)) else { return };
+    pub(super) fn on_phase(&mut self, id: NodeId, round: Round, phase: Phase) {
+        let is_new = |node: &Node| self.is_current(node, round) && node.phases_reported < MOST_REPORTED;
+        let Some(node) = self.roster.get(id).filter(|node| is_new(node)) else { return };
         let name = node.name.clone();
-        self.roster.count_took(id);
+        self.roster.count_phase(id);
         let phase = phase.bounded();
         self.trace.imported(phase.import_us);
         self.record(Kind::Phase(phase), Some(&name), self.trace.completed(), None);
     }
 
-    /// Record a node's first step of the round. Only rank 0's node knows how long the import took, and each node tells the time since
+    /// Record a node's first step of the round. Only rank 0's node knows how long the import took, and each node reports the time since
     /// its start: what remains is the step's.
-    pub(super) fn on_stepped(&mut self, id: NodeId, round: Round, first: Stepped) {
-        let told = |node: &Node| self.is_current(node, round) && !node.stepped;
-        let Some(node) = self.roster.get(id).filter(|node| told(node)) else { return };
+    pub(super) fn on_first_step(&mut self, id: NodeId, round: Round, first: Stepped) {
+        let is_new = |node: &Node| self.is_current(node, round) && !node.first_step_reported;
+        let Some(node) = self.roster.get(id).filter(|node| is_new(node)) else { return };
         let name = node.name.clone();
-        self.roster.set_stepped(id);
+        self.roster.set_first_step_reported(id);
         let bounded = |number: u64| number.min(LARGEST_STEP);
         let first_step = FirstStep {
             first_step_us: first.after_us.min(LONGEST_US).saturating_sub(self.trace.import_us()),
@@ -336,14 +336,14 @@ impl Run {
     }
 
     /// The host's rank in the current world, and where it listens, for the members.
-    pub(super) fn host_seat(&self) -> Option<HostSeat> {
+    pub(super) fn host_rank(&self) -> Option<HostSeat> {
         let (id, home) = self.host?;
         let rank = self.roster.get(id).and_then(|node| self.roster.last_rank(node))?;
         Some(HostSeat { rank, place: home.place?, life: home.life })
     }
 
     /// Evaluate a member's statement about the process that hosted the former coordinator. That process has ended if this coordinator
-    /// listens at the same place in another process.
+    /// listens at the same address in another process.
     pub(super) fn record_former_host(&mut self, placed: Placed, home: Option<Home>) {
         self.recovery.record_host(placed.host, |seat| {
             home.is_some_and(|home| home.place == Some(seat.place) && home.life != seat.life)

@@ -119,7 +119,7 @@ impl Roster {
         &self.unfinished
     }
 
-    /// Nodes that wait for a place in the next round.
+    /// Nodes that wait for the next round.
     pub fn waiting(&self) -> &BTreeSet<NodeId> {
         &self.waiting
     }
@@ -233,17 +233,17 @@ impl Roster {
         self.update(id, |node| node.attending = true);
     }
 
-    /// Count that a node has told how long its part of the last recovery has taken.
-    pub fn count_took(&mut self, id: NodeId) {
+    /// Count that a node has reported the durations of its phases of the last recovery.
+    pub fn count_phase(&mut self, id: NodeId) {
         if let Some(node) = self.nodes.get_mut(&id) {
-            node.took = node.took.saturating_add(1);
+            node.phases_reported = node.phases_reported.saturating_add(1);
         }
     }
 
-    /// Record that a node has told its first step of the current round.
-    pub fn set_stepped(&mut self, id: NodeId) {
+    /// Record that a node has reported its first step of the current round.
+    pub fn set_first_step_reported(&mut self, id: NodeId) {
         if let Some(node) = self.nodes.get_mut(&id) {
-            node.stepped = true;
+            node.first_step_reported = true;
         }
     }
 
@@ -298,7 +298,7 @@ impl Roster {
         for (rank, id) in (0..).zip(members) {
             if let Some(node) = self.nodes.get_mut(id) {
                 (node.status, node.placed) = (Status::Active, Some((round, rank)));
-                (node.done, node.attending, node.took, node.stepped) = (false, false, 0, false);
+                (node.done, node.attending, node.phases_reported, node.first_step_reported) = (false, false, 0, false);
             }
         }
         self.recount();

@@ -24,7 +24,7 @@
 //! node over a shared cell calls it on the cell's content. [`Run::next_deadline`] says when to send [`Event::Tick`] at the latest;
 //! an earlier tick does no harm.
 //!
-//! Only the decider's clock decides whether a node is alive. A node is lost `reconnect_grace` after its connection broke, or when
+//! Only the clock of the process that decides says whether a node is alive. A node is lost `reconnect_grace` after its connection broke, or when
 //! its lease ends in silence.
 
 mod admission;
@@ -211,11 +211,11 @@ impl Run {
                 return false;
             }
             NodeMessage::Took { round, phase } => {
-                self.on_took(id, round, phase);
+                self.on_phase(id, round, phase);
                 return false;
             }
             NodeMessage::Stepped { round, first } => {
-                self.on_stepped(id, round, first);
+                self.on_first_step(id, round, first);
                 return false;
             }
             NodeMessage::Step { round, step, step_time_us } => {
@@ -434,7 +434,7 @@ impl Run {
         self.roster.get(node)?.session
     }
 
-    /// All nodes with their status and last place.
+    /// All nodes with their status, and round and rank of their last assignment.
     pub fn nodes(&self) -> impl ExactSizeIterator<Item = (NodeId, &Status, Option<(Round, u32)>)> {
         self.roster.iter().map(|(id, node)| (id, &node.status, node.placed))
     }

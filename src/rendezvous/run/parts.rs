@@ -72,7 +72,7 @@ impl Parts<'_> {
     /// Until when the world does not re-form for the nodes that wait to join it: no round could close before, and its members would stand
     /// still. `None`: it may, or none waits, or its members were notified that they stop.
     pub fn held_growth(self) -> Option<Instant> {
-        let undisturbed = !self.roster.active().is_empty() && !self.must_change() && !self.current.told();
+        let undisturbed = !self.roster.active().is_empty() && !self.must_change() && !self.current.notified();
         self.held_until().filter(|_| undisturbed && self.joinable() > 0)
     }
 
@@ -130,7 +130,7 @@ impl Parts<'_> {
 
     /// Whether the members stop their workers together, when they have to: none is notified to stop before.
     pub fn changes_in_place(self) -> bool {
-        let undisturbed = self.current.interrupted().is_none() && !self.current.told();
+        let undisturbed = self.current.interrupted().is_none() && !self.current.notified();
         undisturbed && (self.in_place.is_changing() || self.roster.is_attended())
     }
 

@@ -107,7 +107,7 @@ impl Parts<'_> {
                 let size = workers.local_world_size.min(left);
                 left -= size;
                 workers.local_world_size = size;
-                // The node kills those that have no place.
+                // The node kills those that have no slot.
                 if let Survival::Attended(survivors) = &mut workers.survival {
                     survivors.retain(|survivor| survivor.local_rank < size);
                 }
@@ -318,8 +318,8 @@ pub fn assign<K>(candidates: Vec<Candidate<K>>) -> Vec<K> {
     let mut ordered = Vec::with_capacity(survivors.len() + newcomers.len());
     let mut newcomers = newcomers.into_iter();
     for survivor in survivors {
-        let place = survivor.last_rank.map_or(0, |rank| rank as usize);
-        while ordered.len() < place {
+        let rank = survivor.last_rank.unwrap_or_default() as usize;
+        while ordered.len() < rank {
             let Some(newcomer) = newcomers.next() else { break };
             ordered.push(newcomer.key);
         }

@@ -1,16 +1,16 @@
-//! Recovery after a restart of the coordinator: the worlds it knows, and how far a node's claim to a place is believed.
+//! Recovery after a restart of the coordinator: the worlds it knows, and how far a node's claim to a rank is believed.
 //!
-//! A *claim* is a [`Placed`] in a node's Hello. It outlives the coordinator that gave the place. Anybody who reaches the port can make
+//! A *claim* is a [`Placed`] in a node's Hello. It outlives the coordinator that assigned the rank. Anybody who reaches the port can make
 //! one, so a claim counts only as far as it can be true.
 //!
-//! - **A place in a known world** (one that this coordinator formed or adopted) is checked against the world's id. The id is a digest
+//! - **A rank in a known world** (one that this coordinator formed or adopted) is checked against the world's id. The id is a digest
 //!   over random ids, which only members know.
-//! - **A place in an unknown world** can be true only while this coordinator is *recovering*: for one lease and [`SLACK`] after the
+//! - **A rank in an unknown world** can be true only while this coordinator is *recovering*: for one lease and [`SLACK`] after the
 //!   run's first Hello. By then every member of an earlier world has reported or stopped its workers. A recovering coordinator may
 //!   adopt the claimed world, unless it knows a world that runs. The claim may also hold up the next round. All claims together
 //!   hold it up for two leases at most. Later claims do neither.
 //! - **A round's number** raises the numbers of later rounds. Members of an earlier world must not take a new round for theirs. A
-//!   number that no job can have is not believed, and its node is rejected: no place that it is offered could be new to it.
+//!   number that no job can have is not believed, and its node is rejected: no rank that it is offered could be new to it.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -30,7 +30,7 @@ const SLACK: Duration = Duration::from_secs(5);
 /// Number of unknown worlds that are remembered. A run has a few at most.
 const MOST_STRANGERS: usize = 100;
 
-/// The worlds that a coordinator knows or has heard of, and the waits that follow from them.
+/// The worlds that a coordinator knows or that nodes have claimed, and the waits that follow from them.
 #[derive(Clone, Debug, Default)]
 pub(in crate::rendezvous) struct Recovery {
     /// Worlds that this coordinator formed or adopted.
@@ -147,7 +147,7 @@ impl Recovery {
         }
     }
 
-    /// Record which rank hosted the former coordinator, as a member of the current world says. `gone`: whether its process has
+    /// Record which rank hosted the former coordinator, as a member of the current world reports. `gone`: whether its process has
     /// ended.
     pub fn record_host(&mut self, seat: Option<HostSeat>, gone: impl Fn(&HostSeat) -> bool) {
         self.gone_rank = seat.filter(gone).map(|seat| seat.rank).or(self.gone_rank);

@@ -289,7 +289,7 @@ mod tests {
         }
     }
 
-    /// Its lease ended before it was sent its place, for example, and nothing stops its workers (`on_partition=continue`).
+    /// Its lease ended before it was sent its rank assignment, for example, and nothing stops its workers (`on_partition=continue`).
     #[test]
     fn a_member_that_was_lost_meanwhile_has_the_state_of_the_last_world() {
         let none = survived(&[]);

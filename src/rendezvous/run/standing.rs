@@ -109,7 +109,7 @@ impl Parts<'_> {
         }
     }
 
-    /// The progress for a node that waits for a place, or has finished and waits for the others to finish.
+    /// The progress for a node that waits for the next round, or has finished and waits for the others to finish.
     pub(super) fn waits(self, node: &Node, now: Instant) -> Option<Waits> {
         match node.status {
             Status::Waiting { .. } => {
@@ -199,9 +199,9 @@ pub struct RunState {
     pub running: usize,
     /// How many of them have finished.
     pub finished: usize,
-    /// Number of workers of the current world, if every member tells.
+    /// Number of workers of the current world, if every member reports it.
     pub workers: Option<u32>,
-    /// Number of nodes that wait for a place.
+    /// Number of nodes that wait for the next round.
     pub waiting: usize,
     /// Names of the first of them.
     pub waiting_names: Vec<String>,

@@ -28,7 +28,7 @@ pub(in crate::rendezvous) struct Trace {
     broken: Option<Number>,
     /// When the current world was formed.
     completed: Option<Number>,
-    /// The last request for a place.
+    /// The last request to join.
     joined: Option<Number>,
     /// That of each node that is known.
     joins: BTreeMap<NodeId, Number>,
@@ -89,7 +89,7 @@ impl Trace {
         Number(self.recorded)
     }
 
-    /// The last request for a place.
+    /// The last request to join.
     pub fn joined(&self) -> Option<Number> {
         self.joined
     }
@@ -157,7 +157,7 @@ impl Trace {
         let round = roster.round().0;
         if current.world().is_some() {
             self.completed = Some(self.refer(Reference::Completed(round)));
-            if current.interrupted().is_some() || current.told() {
+            if current.interrupted().is_some() || current.notified() {
                 self.broken = Some(self.refer(Reference::Broken(round)));
             }
         }

@@ -16,7 +16,7 @@ fn step(bench: &Bench) -> NextStep {
 }
 
 /// A change that has begun.
-fn begun(bench: &mut Bench) -> Change {
+fn begun(bench: &mut Bench) -> PlannedChange {
     let NextStep::Begin(change) = step(bench) else { panic!("{:?}", step(bench)) };
     bench.in_place.begin(change.clone());
     change
@@ -111,7 +111,7 @@ fn a_change_is_called_off_when_its_newcomers_are_gone_unless_an_earlier_coordina
         let mut bench = two_of_four();
         bench.wait([3, 4]);
         let change = begun(&mut bench);
-        bench.in_place.begin(Change { firm, ..change });
+        bench.in_place.begin(PlannedChange { firm, ..change });
         [1, 2].into_iter().for_each(|id| _ = bench.in_place.on_counted(NodeId(id), 0));
         assert_eq!(step(&bench), NextStep::Raise(1));
         [3, 4].into_iter().for_each(|id| bench.roster.remove(NodeId(id)));

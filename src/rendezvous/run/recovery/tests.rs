@@ -110,7 +110,7 @@ fn report(bench: &mut Bench, rank: u32) {
     let mut node = bench.node(rank as u8 + 1);
     (node.status, node.placed) = (Status::Active, Some((Round(7), rank)));
     bench.roster.insert(id, node);
-    assert!(bench.current.has_seat(id, Placed { rank, ..claim(7, 1, true) }, Round(7)));
+    assert!(bench.current.has_rank(id, Placed { rank, ..claim(7, 1, true) }, Round(7)));
 }
 
 #[test]
