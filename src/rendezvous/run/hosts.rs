@@ -157,6 +157,8 @@ impl Out {
 pub(in crate::rendezvous) struct Hosts {
     records: BTreeMap<Origin, Record>,
     out: BTreeMap<Origin, Out>,
+    /// When the first of them is let in again.
+    let_in_at: Option<Instant>,
     /// Ranks whose workers were the cause of their own failures, and when last.
     blamed: BTreeMap<u32, Instant>,
     /// The member whose connection had ended when a worker failed. If it is lost, that was the first failure of the round.
@@ -231,7 +233,9 @@ impl Hosts {
             return Judged::Ignored;
         }
         if let Some(rank) = rank.filter(|rank| self.is_own_fault(*rank, origin, rules, now)) {
-            return Judged::Worker { freed: self.blame(rank, rules, now) };
+            let freed = self.blame(rank, rules, now);
+            self.note_release();
+            return Judged::Worker { freed };
         }
         let limit = rules.host_failures as usize;
         let record = self.record(origin, settings, now);
@@ -254,6 +258,7 @@ impl Hosts {
         };
         make_room(&mut self.out, origin, MOST_HOSTS, |out| out.since);
         self.out.insert(origin.clone(), Out { since: now, until, why });
+        self.note_release();
         Judged::Out
     }
 
@@ -285,9 +290,13 @@ impl Hosts {
 
     /// Let in the hosts whose time is over.
     pub(super) fn release(&mut self, now: Instant) -> Consequence {
+        if self.let_in_at.is_none_or(|at| now < at) {
+            return Consequence::default();
+        }
         let over: Vec<_> =
             self.out.iter().filter(|(_, out)| !out.holds(now)).map(|(origin, _)| origin.clone()).collect();
         over.iter().for_each(|origin| _ = self.out.remove(origin));
+        self.note_release();
         Consequence { records: let_in(&over).collect(), changes: !over.is_empty() }
     }
 
@@ -321,9 +330,14 @@ impl Hosts {
             && others.all(|(_, other)| is_there(other) || other.origin() == origin)
     }
 
+    /// The hosts that are out have changed: note when the first one is let in again.
+    fn note_release(&mut self) {
+        self.let_in_at = self.out.values().filter_map(|out| out.until).min();
+    }
+
     /// When the first host is let in again.
     pub fn next_release(&self) -> Option<Instant> {
-        self.out.values().filter_map(|out| out.until).min()
+        self.let_in_at
     }
 
     /// Until when a host is out because of its first failures, if it is. `Some(None)`: for the job.
