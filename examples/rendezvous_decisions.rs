@@ -6,9 +6,9 @@
 use std::time::{Duration, Instant};
 
 use elastic_rs::rendezvous::coordinator::machine::Machine;
-use elastic_rs::rendezvous::decider::event::{Ends, SessionId};
 use elastic_rs::rendezvous::messages::message::{Hello, Join, JoinWorkers, NodeId, NodeMessage, Round};
 use elastic_rs::rendezvous::messages::settings::Settings;
+use elastic_rs::rendezvous::run::{Ends, SessionId};
 
 fn main() {
     let mut arguments = std::env::args().skip(1);

@@ -6,9 +6,9 @@
 use std::time::{Duration, Instant};
 
 use elastic_rs::rendezvous::coordinator::machine::Machine;
-use elastic_rs::rendezvous::decider::event::{Ends, SessionId};
 use elastic_rs::rendezvous::messages::message::{Hello, Join, NodeId, NodeMessage, Round};
 use elastic_rs::rendezvous::messages::settings::Settings;
+use elastic_rs::rendezvous::run::{Ends, SessionId};
 
 const HELLOS: u64 = 2_000;
 /// Virtual time for which the jobs are watched at rest.

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use bytes::BytesMut;
 use elastic_rs::rendezvous::coordinator::machine::{Command, Machine};
-use elastic_rs::rendezvous::decider::event::{Ends, SessionId};
+use elastic_rs::rendezvous::run::{Ends, SessionId};
 use elastic_rs::rendezvous::messages::codec::{decode_frame, decode_preamble, try_encode_frame};
 use elastic_rs::rendezvous::messages::message::{CoordinatorMessage, NodeMessage};
 use elastic_rs::rendezvous::messages::settings::{LONGEST_LEASE, LONGEST_WAIT};

@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::process;
 use std::sync::OnceLock;
 
-use crate::rendezvous::decider::event::Home;
+use crate::rendezvous::run::Home;
 
 /// A random number for this process, drawn on first use. It tells the process from others with its name and address.
 pub fn process_number() -> u64 {

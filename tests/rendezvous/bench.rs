@@ -6,13 +6,12 @@ use std::time::{Duration, Instant};
 use elastic_rs::events::record::Record;
 use elastic_rs::events::tally::Tally;
 use elastic_rs::rendezvous::coordinator::machine::{Command, Machine};
-use elastic_rs::rendezvous::decider::event::{Ends, SessionId};
-use elastic_rs::rendezvous::decider::hosts::Exclusion;
 use elastic_rs::rendezvous::messages::message::{
     CoordinatorMessage, Failure, Generation, Hello, Join, JoinWorkers, NodeId, NodeMessage, Placement, Round, Survival,
     Survivor,
 };
 use elastic_rs::rendezvous::messages::settings::Settings;
+use elastic_rs::rendezvous::run::{Ends, Exclusion, SessionId};
 
 /// A machine whose node `n` has session `n`, unless a test says otherwise.
 pub struct Bench {
@@ -117,7 +116,7 @@ impl Bench {
         }
     }
 
-    pub fn run(&self) -> &elastic_rs::rendezvous::decider::run::Run {
+    pub fn run(&self) -> &elastic_rs::rendezvous::run::Run {
         self.machine.run("job").unwrap()
     }
 

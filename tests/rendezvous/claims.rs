@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use crate::bench::{Bench, failure, hello, join};
 use elastic_rs::rendezvous::coordinator::machine::{DESERTED_RUNS, VACANT_RUNS};
-use elastic_rs::rendezvous::decider::event::{Ends, SessionId};
 use elastic_rs::rendezvous::messages::message::{
     CoordinatorMessage, Generation, Hello, NodeId, NodeMessage, Placed, Round,
 };
 use elastic_rs::rendezvous::messages::settings::{LONGEST_GRACE, LONGEST_LEASE, LONGEST_WAIT, Settings};
 use elastic_rs::rendezvous::node::machine::NodeMachine;
+use elastic_rs::rendezvous::run::{Ends, SessionId};
 
 const SECOND: Duration = Duration::from_secs(1);
 /// A visitor's session, and the last byte of its address.

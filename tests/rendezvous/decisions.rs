@@ -5,12 +5,11 @@ use std::time::Duration;
 
 use crate::bench::{Bench, failure, hello, join};
 use elastic_rs::rendezvous::coordinator::machine::{VACANT_FOR, VACANT_RUNS};
-use elastic_rs::rendezvous::decider::event::SessionId;
-use elastic_rs::rendezvous::decider::standing::Standing;
 use elastic_rs::rendezvous::messages::message::{
     CoordinatorMessage, Failure, Generation, Hello, NodeId, NodeMessage, Placed, Round, Verdict, Waits,
 };
 use elastic_rs::rendezvous::messages::settings::Settings;
+use elastic_rs::rendezvous::run::{SessionId, Standing};
 
 const SECOND: Duration = Duration::from_secs(1);
 

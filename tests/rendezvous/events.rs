@@ -5,13 +5,13 @@ use std::time::Duration;
 use crate::bench::{Bench, failure, hello, join};
 use elastic_rs::events::journal::{id, origin};
 use elastic_rs::events::record::{Ending, FirstStep, Kind, LONGEST_US, Loss, Number, Phase, Record, Told, Why};
-use elastic_rs::rendezvous::decider::event::SessionId;
 use elastic_rs::rendezvous::messages::message::{
     CoordinatorMessage, Generation, Hello, LARGEST_STEP, NodeId, NodeMessage, Placed, Recalled, Recollection, Round,
     Stepped,
 };
 use elastic_rs::rendezvous::messages::recall::What;
 use elastic_rs::rendezvous::messages::settings::Settings;
+use elastic_rs::rendezvous::run::SessionId;
 
 /// The only event of this kind.
 fn only(bench: &Bench, is_it: impl Fn(&Kind) -> bool) -> &Record {

@@ -5,14 +5,13 @@ use std::time::Duration;
 use crate::bench::{Bench, failure, hello, join};
 use crate::session::{Coordinator, PATIENCE, until_view};
 use elastic_rs::cooldown::Cooldown;
-use elastic_rs::rendezvous::decider::event::SessionId;
-use elastic_rs::rendezvous::decider::hosts::Exclusion;
 use elastic_rs::rendezvous::messages::message::{
     CoordinatorMessage, Failure, Hello, JoinWorkers, LIVES, NodeId, NodeMessage, Round, Waits,
 };
 use elastic_rs::rendezvous::messages::settings::Rules;
 use elastic_rs::rendezvous::messages::settings::Settings;
 use elastic_rs::rendezvous::node::machine::JoinError;
+use elastic_rs::rendezvous::run::{Exclusion, SessionId};
 
 const SECOND: Duration = Duration::from_secs(1);
 

@@ -3,13 +3,12 @@
 use std::time::Duration;
 
 use crate::bench::{Bench, failure, hello, join};
-use elastic_rs::rendezvous::decider::event::SessionId;
-use elastic_rs::rendezvous::decider::node::Status;
 use elastic_rs::rendezvous::messages::message::{
     CoordinatorMessage, Failure, Hello, Join, JoinWorkers, NodeId, NodeMessage, Round, Verdict,
 };
 use elastic_rs::rendezvous::messages::settings::Rules;
 use elastic_rs::rendezvous::messages::settings::Settings;
+use elastic_rs::rendezvous::run::{SessionId, Status};
 
 // One agent to a place.
 

@@ -4,13 +4,13 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use bytes::BytesMut;
-use elastic_rs::rendezvous::decider::event::{Ends, SessionId};
 use elastic_rs::rendezvous::messages::codec::encode_frame;
 use elastic_rs::rendezvous::messages::message::{
     CoordinatorMessage, Hello, INTERFACES_LIMIT, JoinWorkers, MEMBERS_IN_A_MESSAGE, NodeId, Placement, Round,
 };
 use elastic_rs::rendezvous::messages::settings::Settings;
 use elastic_rs::rendezvous::node::machine::NodeMachine;
+use elastic_rs::rendezvous::run::{Ends, SessionId};
 
 use crate::bench::{Bench, hello, join};
 

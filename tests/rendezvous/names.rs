@@ -97,7 +97,7 @@ fn an_agent_that_is_started_again_is_no_other_job() {
     let mut bench = Bench::new();
     bench.greet(1, of("none", 1, &settings), 1);
     bench.say(1, runs("default", "train.py"));
-    bench.machine.on_disconnected(elastic_rs::rendezvous::decider::event::SessionId(1), bench.now);
+    bench.machine.on_disconnected(elastic_rs::rendezvous::run::SessionId(1), bench.now);
     bench.greet(2, of("none", 2, &settings), 2);
     bench.say(2, runs("default", "train.py"));
     assert!(!matches!(bench.last(2), CoordinatorMessage::Ended { .. }), "{:?}", bench.last(2));

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use elastic_rs::rendezvous::decider::event::SessionId;
 use elastic_rs::rendezvous::messages::message::{CoordinatorMessage, Generation, Hello, NodeMessage, Placed, Round};
 use elastic_rs::rendezvous::messages::settings::Settings;
+use elastic_rs::rendezvous::run::SessionId;
 
 use crate::bench::{Bench, back, failure, hello, join};
 

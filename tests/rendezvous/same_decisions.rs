@@ -6,12 +6,12 @@ use std::time::{Duration, Instant};
 
 use elastic_rs::rendezvous::cell::node::{CellCommand, CellNode};
 use elastic_rs::rendezvous::coordinator::machine::{Command, Machine};
-use elastic_rs::rendezvous::decider::event::{Ends, SessionId};
 use elastic_rs::rendezvous::messages::message::{
     Failure, Hello, JoinWorkers, NodeId, NodeMessage, Placement, Round, Verdict,
 };
 use elastic_rs::rendezvous::messages::settings::Settings;
 use elastic_rs::rendezvous::node::machine::{NodeCommand, NodeMachine};
+use elastic_rs::rendezvous::run::{Ends, SessionId};
 use proptest::prelude::*;
 
 const NODES: usize = 4;

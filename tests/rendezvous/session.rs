@@ -7,7 +7,6 @@ use bytes::BytesMut;
 use elastic_rs::rendezvous::coordinator::driver::{self, Incoming, Shown};
 use elastic_rs::rendezvous::coordinator::machine::Machine;
 use elastic_rs::rendezvous::coordinator::readers::Readers;
-use elastic_rs::rendezvous::decider::hosts::Exclusions;
 use elastic_rs::rendezvous::messages::codec;
 use elastic_rs::rendezvous::messages::message::{
     CoordinatorMessage, Failure, Hello, MAGIC, NodeId, PROTOCOL_VERSION, Placement, Round, Verdict,
@@ -15,6 +14,7 @@ use elastic_rs::rendezvous::messages::message::{
 use elastic_rs::rendezvous::messages::settings::Settings;
 use elastic_rs::rendezvous::node::machine::{JoinError, View};
 use elastic_rs::rendezvous::node::session::Session;
+use elastic_rs::rendezvous::run::Exclusions;
 use elastic_rs::secure::Halves;
 use elastic_rs::store::client::{ClientOptions, StoreClient};
 use elastic_rs::store::server::ServerOptions;

@@ -5,7 +5,6 @@ use std::time::{Duration, Instant};
 use bytes::BytesMut;
 
 use crate::bench::{Bench, hello, survived};
-use elastic_rs::rendezvous::decider::standing::Standing;
 use elastic_rs::rendezvous::messages::codec::{decode_frame, encode_frame};
 use elastic_rs::rendezvous::messages::message::{
     CoordinatorMessage, Generation, Hello, Join, JoinWorkers, NodeMessage, Placed, Placement, Resume, Round, Waits,
@@ -14,6 +13,7 @@ use elastic_rs::rendezvous::messages::message::{
 use elastic_rs::rendezvous::messages::settings::Settings;
 use elastic_rs::rendezvous::messages::settings::{Rules, WorkerBounds};
 use elastic_rs::rendezvous::node::machine::NodeMachine;
+use elastic_rs::rendezvous::run::Standing;
 
 fn settings(min: u32, max: u32) -> Settings {
     Settings {

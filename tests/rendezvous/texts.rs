@@ -5,13 +5,13 @@ use std::time::{Duration, Instant};
 use bytes::BytesMut;
 use elastic_rs::events::record::Kind;
 use elastic_rs::rendezvous::coordinator::machine::{Command, Machine};
-use elastic_rs::rendezvous::decider::event::{Ends, SessionId};
 use elastic_rs::rendezvous::messages::codec::encode_frame;
 use elastic_rs::rendezvous::messages::message::{
     CoordinatorMessage, Failure, Hello, Join, NodeId, NodeMessage, Round, Verdict,
 };
 use elastic_rs::rendezvous::messages::settings::Settings;
 use elastic_rs::rendezvous::node::machine::NodeMachine;
+use elastic_rs::rendezvous::run::{Ends, SessionId};
 use elastic_rs::wire::text::{NAME_LIMIT_BYTES, RUN_ID_LIMIT_BYTES};
 
 fn hello(number: u64, nodes: u32) -> Hello {

@@ -15,7 +15,7 @@ use elastic_rs::discovery::hosts::{self, Host as HostSlots, HostsError};
 use elastic_rs::discovery::machine::{Rules, Verdict};
 use elastic_rs::discovery::manager::{HostManager, difference};
 use elastic_rs::discovery::programs::start;
-use elastic_rs::rendezvous::decider::hosts::Exclusions;
+use elastic_rs::rendezvous::run::Exclusions;
 use parking_lot::Mutex;
 use pyo3::exceptions::{PyOSError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
 use elastic_rs::endpoint::{Claim, EndpointError, Sessions, Subject, Which, claim};
-use elastic_rs::rendezvous::decider::hosts::Exclusions;
+use elastic_rs::rendezvous::run::Exclusions;
 use elastic_rs::store::server::ServerOptions;
 use elastic_rs::store::server::limits::{Amount, LIMITS, Limit};
 use parking_lot::Mutex;

@@ -1,6 +1,6 @@
 //! The state of a run in the cell: [`MAGIC`], [`BLOB_VERSION`], then postcard. No instants are in it.
 //!
-//! `decider::durable` converts between a [`Run`] and its durable part. This file adds revisions, heartbeat counters, and ages instead of
+//! `run::durable` converts between a [`Run`] and its durable part. This file adds revisions, heartbeat counters, and ages instead of
 //! instants.
 
 use std::collections::{BTreeMap, VecDeque};
@@ -8,12 +8,8 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use crate::rendezvous::decider::durable::{Durable, LARGEST_NUMBER, Times};
-use crate::rendezvous::decider::hosts::Departures;
-use crate::rendezvous::decider::node::{Origin, Status};
-use crate::rendezvous::decider::round::Pace;
-use crate::rendezvous::decider::run::Run;
 use crate::rendezvous::messages::message::{Hello, NodeId, Round, Verdict};
+use crate::rendezvous::run::{Departures, Durable, LARGEST_NUMBER, Origin, Pace, Run, Status, Times};
 
 /// First bytes of a state.
 pub const MAGIC: &[u8] = b"ELRS";
@@ -194,7 +190,7 @@ impl Blob {
 
     /// The run of this state, with the times that the node of this [`Hello`] has seen.
     pub(super) fn run(&self, me: &Hello, times: &Times, now: Instant) -> Run {
-        Run::restored(&self.run, me, times, now)
+        self.run.restored(me, times, now)
     }
 
     /// The state of a run that was restored from `before`, with these instants for its two marks.
@@ -206,14 +202,14 @@ impl Blob {
             (Some(at), Some(since)) if Some(at) == known => Some(since),
             (Some(_), _) => Some(revision),
         };
-        let times = run.times();
+        let times = Times::of(run);
         let (newcomer, ready) = before.map(Self::marks).unwrap_or_default();
         let beat = |id: NodeId| (id, before.and_then(|blob| blob.beats.get(&id)).copied().unwrap_or(0));
         let ages =
             |times: &VecDeque<Instant>| times.iter().map(|at| now.duration_since(*at).as_millis() as u64).collect();
         Self {
             revision,
-            run: run.durable(),
+            run: Durable::of(run),
             beats: times.heard.keys().copied().map(beat).collect(),
             newcomer_since: mark(times.pace.newcomer_since, seen.newcomer_since, newcomer),
             ready_since: mark(times.pace.ready_since, seen.ready_since, ready),
@@ -253,9 +249,9 @@ fn describe(bytes: &[u8]) -> String {
 mod tests {
     use super::super::seen::Seen;
     use super::*;
-    use crate::rendezvous::decider::event::{Event, Reach, SessionId};
     use crate::rendezvous::messages::message::{Join, NodeMessage};
     use crate::rendezvous::messages::settings::Settings;
+    use crate::rendezvous::run::{Event, Reach, SessionId};
 
     fn hello() -> Hello {
         let hello = Hello::new("job", NodeId(7), "host:1", Settings::new(1, 2));

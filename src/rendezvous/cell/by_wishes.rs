@@ -9,9 +9,8 @@ use super::peers::{Peers, patience};
 use super::proposal::{Proposal, Recorded};
 use super::propose::{Author, Outcome};
 use super::wish::Wish;
-use crate::rendezvous::decider::durable::CELL_SESSION;
-use crate::rendezvous::decider::run::Run;
 use crate::rendezvous::messages::message::{CoordinatorMessage, NodeId, NodeMessage};
+use crate::rendezvous::run::{CELL_SESSION, Run};
 use crate::wire::text::DEFAULT_RUN_ID;
 
 impl CellNode {

@@ -1,7 +1,7 @@
 //! The rendezvous over one shared cell with compare-and-set: any backend with `get_state` and `set_state`, or [etcd](super::etcd).
 //!
 //! There is no coordinator. Each node reads the state, applies its own messages with the coordinator's decision function
-//! ([`Run::apply`](crate::rendezvous::decider::run::Run::apply)), and writes the result on condition that the state is still the one
+//! ([`Run::apply`](crate::rendezvous::run::Run::apply)), and writes the result on condition that the state is still the one
 //! it read. The first writer has decided. The other nodes read its state and decide again.
 //!
 //! The state holds no instants. Each node judges the others by counters that it *sees change*, on its own monotonic clock, or by

@@ -17,12 +17,12 @@ use super::proposal::{Decision, Proposal, Recorded, outlives_its_connection};
 use super::seen::Seen;
 use super::stay::Stay;
 use crate::events::journal::Entry;
-use crate::rendezvous::decider::standing::Standing;
 use crate::rendezvous::messages::message::{CoordinatorMessage, Hello, NodeId, NodeMessage, Placement};
 use crate::rendezvous::messages::settings::Rules;
 use crate::rendezvous::messages::settings::Settings;
 use crate::rendezvous::node::machine::{NodeCommand, NodeMachine};
 use crate::rendezvous::node::view::{JoinError, View};
+use crate::rendezvous::run::Standing;
 
 /// A command to the caller.
 #[derive(Clone, Debug, PartialEq, Eq)]

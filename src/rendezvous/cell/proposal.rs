@@ -4,8 +4,8 @@ use super::blob::Blob;
 use super::outbox::Numbered;
 use crate::events::journal::Reference;
 use crate::events::record::Record;
-use crate::rendezvous::decider::standing::Standing;
 use crate::rendezvous::messages::message::{CoordinatorMessage, NodeMessage};
+use crate::rendezvous::run::Standing;
 
 /// A state to be written.
 #[derive(Clone, Debug)]

@@ -7,11 +7,8 @@ use super::node::{CellNode, Liveness};
 use super::outbox::Numbered;
 use super::proposal::{Decision, Proposal, Recorded, outlives_its_connection};
 use crate::events::record::Record;
-use crate::rendezvous::decider::durable::MY_SESSION;
-use crate::rendezvous::decider::event::{Effect, Event, Reach, SessionId};
-use crate::rendezvous::decider::node::Status;
-use crate::rendezvous::decider::run::Run;
 use crate::rendezvous::messages::message::{CoordinatorMessage, Hello, NodeMessage};
+use crate::rendezvous::run::{Effect, Event, MY_SESSION, Reach, Run, SessionId, Status};
 
 /// The results of applying events to a run.
 #[derive(Default)]
@@ -185,7 +182,7 @@ impl CellNode {
             }
             NodeMessage::Withdraw => {
                 outcome.add(run.apply(Event::Message { node, session, message: NodeMessage::Withdraw }, now));
-                if !run.was_placed(node) {
+                if !run.roster().was_placed(node) {
                     // A node that was not in the last world is removed from the state.
                     let message = NodeMessage::Leave { reason: "gave up waiting".to_owned(), signal: None };
                     outcome.add(run.apply(Event::Message { node, session, message }, now));

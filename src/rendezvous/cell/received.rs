@@ -4,9 +4,9 @@ use std::time::Instant;
 
 use super::blob::Blob;
 use super::node::{CellNode, Liveness};
-use crate::rendezvous::decider::run::Run;
 use crate::rendezvous::messages::message::{CoordinatorMessage, Join, NodeMessage};
 use crate::rendezvous::node::view::JoinError;
+use crate::rendezvous::run::Run;
 
 impl CellNode {
     /// Process the cell's content. `None`: it is empty.
@@ -61,7 +61,7 @@ impl CellNode {
 
     /// Whether the state has this node, and its join if it waits for a place.
     fn is_known(&self, run: &Run) -> bool {
-        let idle = || run.is_idle(self.hello.node) && self.machine.ready_join().is_some();
+        let idle = || run.roster().is_idle(self.hello.node) && self.machine.ready_join().is_some();
         run.knows(self.hello.node) && !(self.is_greeted_early() && idle())
     }
 
@@ -88,7 +88,7 @@ impl CellNode {
             return vec![CoordinatorMessage::Ended { reason }];
         }
         let mine = self.machine.hello.placed.map(|placed| (placed.round, placed.rank));
-        match run.seat(me) {
+        match run.roster().assignment(me) {
             Some((_, rank)) if self.machine.ready_join().is_some() => {
                 run.placement(rank).into_iter().chain([run.status()]).collect()
             }
@@ -108,7 +108,8 @@ impl CellNode {
     /// The join to send again, if this node's place belongs to an abandoned join. The worker store of that join is gone.
     fn stale_place(&self, run: &Run) -> Option<Join> {
         let join = &self.machine.ready_join().filter(|joining| joining.withdrawn_at.is_none())?.join;
-        let (round, rank) = run.seat(self.hello.node).filter(|(round, rank)| *round > join.round && *rank == 0)?;
+        let (round, rank) =
+            run.roster().assignment(self.hello.node).filter(|(round, rank)| *round > join.round && *rank == 0)?;
         match run.placement(rank)? {
             CoordinatorMessage::Complete(placement) if placement.master_port != join.store_port => {
                 Some(Join { round, ..join.clone() })

@@ -4,11 +4,8 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use super::blob::Blob;
-use crate::rendezvous::decider::durable::Times;
-use crate::rendezvous::decider::hosts::Departures;
-use crate::rendezvous::decider::round::Pace;
-use crate::rendezvous::decider::run::Run;
 use crate::rendezvous::messages::message::{Hello, NodeId};
+use crate::rendezvous::run::{Departures, Pace, Run, Times};
 
 /// Most silence that one look charges to the other nodes. A node that was stopped, or could not reach its backend, must not take its
 /// own deafness for the silence of others.
@@ -59,7 +56,7 @@ impl Seen {
 
     /// Keep the suspicions of a run that was restored from these times.
     pub(super) fn keep_suspicions(&mut self, run: &Run) {
-        let heard = run.times().heard;
+        let heard = Times::of(run).heard;
         for (id, seen) in &mut self.nodes {
             if let Some(known) = heard.get(id) {
                 (seen.heard_at, seen.suspect) = *known;

@@ -15,9 +15,8 @@ use crate::events::open_metrics::OpenMetrics;
 use crate::events::record::Record;
 use crate::events::ring::Rings;
 use crate::events::tally::Tally;
-use crate::rendezvous::decider::run::Run;
-use crate::rendezvous::decider::snapshot::{RunState, State};
 use crate::rendezvous::messages::message::{Observe, Observed};
+use crate::rendezvous::run::{Activity, Run, RunState};
 
 /// Bytes of an answer: a frame has room for more, and for one event that is longer.
 const ANSWER_BYTES: usize = 32 * 1024;
@@ -237,7 +236,7 @@ impl Book {
         let states: Vec<_> = self.metrics.runs().filter_map(|id| Some(machine.run(id)?.state(now))).collect();
         out.family("run_state", "gauge", "1 for the state that the run is in");
         for run in &states {
-            for state in State::ALL {
+            for state in Activity::ALL {
                 out.value(
                     "run_state",
                     &[("run", run.run.as_str()), ("state", state.name())],

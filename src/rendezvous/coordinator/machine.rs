@@ -11,13 +11,11 @@ use std::time::{Duration, Instant};
 
 use crate::events::record::Record;
 use crate::events::tally::{Refused, Tally};
-use crate::rendezvous::decider::event::{Effect, Ends, Event, Home, Reach, SessionId};
-use crate::rendezvous::decider::hosts::Exclusion;
-use crate::rendezvous::decider::run::Run;
 #[cfg(feature = "sim")]
 use crate::rendezvous::decision_state::DecisionState;
 use crate::rendezvous::messages::message::{CoordinatorMessage, Hello, NodeId, NodeMessage};
 use crate::rendezvous::messages::settings::STALL;
+use crate::rendezvous::run::{Effect, Ends, Event, Exclusion, Home, Reach, Run, SessionId};
 
 /// A command to the driver.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,4 +1,4 @@
-//! The coordinator: all runs of one process, decided by [`super::decider`].
+//! The coordinator: all runs of one process, decided by [`super::run`].
 //!
 //! | file | what |
 //! |---|---|

@@ -39,12 +39,12 @@ const WAYS: &str = "ask as its user on the coordinator's node, or on a node of t
 /// Why this one may not read this run, or all runs if none is named. `None`: it may.
 pub fn refusal(asker: Asker, readers: Readers, run_id: Option<&str>, machine: &Machine) -> Option<String> {
     let is_member = |address: IpAddr| match run_id {
-        Some(run_id) => machine.run(run_id).is_some_and(|run| run.has_node_at(address)),
+        Some(run_id) => machine.run(run_id).is_some_and(|run| run.roster().has_node_at(address)),
         None => {
             // A run that has ended, or that a stranger has opened and left, has none to ask from.
             let runs = machine.run_ids().filter_map(|run_id| machine.run(run_id));
             let mut runs = runs.filter(|run| run.connected() > 0).peekable();
-            runs.peek().is_some() && runs.all(|run| run.has_node_at(address))
+            runs.peek().is_some() && runs.all(|run| run.roster().has_node_at(address))
         }
     };
     let who = match (readers, asker) {
@@ -68,9 +68,9 @@ mod tests {
     use std::time::Instant;
 
     use super::*;
-    use crate::rendezvous::decider::event::{Ends, SessionId};
     use crate::rendezvous::messages::message::{Hello, NodeId};
     use crate::rendezvous::messages::settings::Settings;
+    use crate::rendezvous::run::{Ends, SessionId};
 
     fn address(last: u8) -> IpAddr {
         [10, 0, 0, last].into()

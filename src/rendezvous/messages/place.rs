@@ -10,7 +10,7 @@ use super::ids::Round;
 use crate::wire::text::{NAME_LIMIT_BYTES, cut, plain};
 
 /// A node's account of the last round it was placed in; lets a coordinator that lost its memory take it up again.
-/// Anybody can claim one. `src/rendezvous/decider/recovery.rs` decides what a coordinator takes from a claim, and when.
+/// Anybody can claim one. `src/rendezvous/run/recovery.rs` decides what a coordinator takes from a claim, and when.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Placed {
     /// The round.
@@ -64,7 +64,7 @@ pub struct JoinWorkers {
     /// Their number: 1 to [`LOCAL_WORLD_SIZE_LIMIT`](crate::wire::text::LOCAL_WORLD_SIZE_LIMIT).
     pub local_world_size: u32,
     /// The file name of their script, or the name of their module, program or function, if the agent says it. It tells jobs without a
-    /// run id from one another: `decider/other_job.rs`.
+    /// run id from one another: `run/admission.rs`.
     pub script: Option<String>,
     /// What became of the workers of the node's last round.
     pub survival: Survival,

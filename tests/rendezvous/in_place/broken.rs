@@ -1,7 +1,7 @@
 //! Changes that do not come to an end: members are told to stop as after a failure.
 
-use elastic_rs::rendezvous::decider::event::SessionId;
 use elastic_rs::rendezvous::messages::message::{CoordinatorMessage, NodeMessage};
+use elastic_rs::rendezvous::run::SessionId;
 
 use super::{ROUND, SECOND, attended};
 use crate::bench::{back, failure};

@@ -1,9 +1,9 @@
 //! Nodes join: members run on until the last call is over, and stop at one check.
 
-use elastic_rs::rendezvous::decider::standing::Standing;
 use elastic_rs::rendezvous::messages::message::{
     ADDED, CoordinatorMessage, Hello, NEVER, NodeMessage, REMOVED, Round, Running, Verdict,
 };
+use elastic_rs::rendezvous::run::Standing;
 
 use super::{ROUND, SECOND, attended, formed, settings};
 use crate::bench::{Bench, back, hello, join};

@@ -1,10 +1,10 @@
 //! Members ask to leave, and leave when their workers have stopped.
 
-use elastic_rs::rendezvous::decider::standing::Standing;
 use elastic_rs::rendezvous::messages::message::{
     CoordinatorMessage, Hello, NodeId, NodeMessage, REMOVED, Round, Verdict,
 };
 use elastic_rs::rendezvous::messages::settings::Settings;
+use elastic_rs::rendezvous::run::Standing;
 
 use super::{ROUND, attended, settings};
 use crate::bench::{Bench, hello};

@@ -9,9 +9,9 @@ mod survivors;
 
 use std::time::Duration;
 
-use elastic_rs::rendezvous::decider::event::SessionId;
 use elastic_rs::rendezvous::messages::message::{CoordinatorMessage, NodeMessage, Placement, Resume, Round};
 use elastic_rs::rendezvous::messages::settings::Settings;
+use elastic_rs::rendezvous::run::SessionId;
 
 use crate::bench::{Bench, back, hello, join};
 

@@ -1,9 +1,9 @@
 //! Members reconnect during a change, to the same coordinator or to a restarted one.
 
-use elastic_rs::rendezvous::decider::event::SessionId;
 use elastic_rs::rendezvous::messages::message::{
     ADDED, CoordinatorMessage, Generation, Hello, NodeMessage, Placed, REMOVED, Round,
 };
+use elastic_rs::rendezvous::run::SessionId;
 
 use super::{attended, settings};
 use crate::bench::{Bench, back, hello};

@@ -3,13 +3,13 @@
 use std::time::Duration;
 
 use bytes::BytesMut;
-use elastic_rs::rendezvous::decider::event::SessionId;
 use elastic_rs::rendezvous::messages::codec::{decode_frame, encode_frame};
 use elastic_rs::rendezvous::messages::message::{
     CoordinatorMessage, Generation, Hello, Join, JoinWorkers, LARGEST_COUNT, NodeMessage, Placed, Resume, Round,
     SURVIVORS_LIMIT, Survival, Survivor,
 };
 use elastic_rs::rendezvous::messages::settings::Settings;
+use elastic_rs::rendezvous::run::SessionId;
 use elastic_rs::wire::text::{LOCAL_WORLD_SIZE_LIMIT, NAME_LIMIT_BYTES};
 
 use super::{ROUND, SECOND, attended, settings};

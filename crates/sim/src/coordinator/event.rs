@@ -8,8 +8,8 @@ use super::options::Action;
 use crate::engine::paths::{End, HostId};
 use crate::engine::processes::Whose;
 use crate::engine::queue::Time;
-use elastic_rs::rendezvous::decider::event::SessionId;
 use elastic_rs::rendezvous::messages::message::Round;
+use elastic_rs::rendezvous::run::SessionId;
 
 /// The error of connecting to a host that does not listen.
 pub(super) const REFUSED: &str = "connection refused";

@@ -15,13 +15,13 @@ use crate::engine::alarm::Alarm;
 use crate::engine::paths::HostId;
 use crate::worlds::Held;
 use elastic_rs::agent::Outcome;
-use elastic_rs::rendezvous::decider::event::SessionId;
 use elastic_rs::rendezvous::decision_state::DecisionState;
 use elastic_rs::rendezvous::messages::codec::{CodecError, decode_frame, encode_frame, encode_preamble};
 use elastic_rs::rendezvous::messages::message::{
     CoordinatorMessage, MAGIC, NodeId, NodeMessage, PROTOCOL_VERSION, Placement,
 };
 use elastic_rs::rendezvous::node::machine::{JoinError, NodeMachine};
+use elastic_rs::rendezvous::run::SessionId;
 
 /// The agent's state.
 #[derive(Clone, Debug, PartialEq, Eq)]

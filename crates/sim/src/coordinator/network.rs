@@ -12,7 +12,7 @@ use super::event::Event;
 use crate::engine::Engine;
 use crate::engine::paths::{End, HostId, Partition};
 use crate::engine::queue::Time;
-use elastic_rs::rendezvous::decider::event::SessionId;
+use elastic_rs::rendezvous::run::SessionId;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fate {

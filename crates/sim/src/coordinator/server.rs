@@ -10,10 +10,10 @@ use bytes::BytesMut;
 use crate::engine::alarm::Alarm;
 use crate::engine::paths::HostId;
 use elastic_rs::rendezvous::coordinator::machine::Machine;
-use elastic_rs::rendezvous::decider::event::{Ends, Home, SessionId};
 use elastic_rs::rendezvous::decision_state::DecisionState;
 use elastic_rs::rendezvous::messages::codec::{CodecError, decode_frame, decode_preamble};
 use elastic_rs::rendezvous::messages::message::NodeMessage;
+use elastic_rs::rendezvous::run::{Ends, Home, SessionId};
 
 /// One accepted connection.
 #[derive(Clone, Debug)]

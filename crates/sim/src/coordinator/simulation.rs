@@ -20,8 +20,8 @@ use crate::engine::{Engine, Happens, Model};
 use crate::worlds::Violation;
 use elastic_rs::channel::message::HeldState;
 use elastic_rs::rendezvous::coordinator::machine::Machine;
-use elastic_rs::rendezvous::decider::run::Run;
 use elastic_rs::rendezvous::messages::message::Placement;
+use elastic_rs::rendezvous::run::Run;
 
 /// A job under virtual time.
 #[derive(Clone, Debug)]

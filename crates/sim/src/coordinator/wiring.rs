@@ -12,10 +12,10 @@ use super::simulation::Simulation;
 use crate::engine::paths::{End, HostId};
 use crate::worlds::Violation;
 use elastic_rs::rendezvous::coordinator::machine::Command;
-use elastic_rs::rendezvous::decider::event::SessionId;
 use elastic_rs::rendezvous::messages::codec::CodecError;
 use elastic_rs::rendezvous::messages::message::{CoordinatorMessage, NodeMessage};
 use elastic_rs::rendezvous::node::machine::{JoinError, NodeCommand};
+use elastic_rs::rendezvous::run::SessionId;
 
 /// How long a node waits for a connection attempt without an answer.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);

@@ -14,13 +14,11 @@ use crate::engine::queue::Time;
 use crate::worlds::{self, Violation, ensure_contract as ensure};
 use elastic_rs::events::record::{Kind, Record, Why};
 use elastic_rs::rendezvous::coordinator::machine::{Command, Machine};
-use elastic_rs::rendezvous::decider::hosts::Exclusion;
-use elastic_rs::rendezvous::decider::node::Status;
-use elastic_rs::rendezvous::decider::run::Run;
 use elastic_rs::rendezvous::messages::message::{CoordinatorMessage, NodeId, NodeMessage, Placement, Resume, Round};
 use elastic_rs::rendezvous::messages::settings::WorkerBounds;
 use elastic_rs::rendezvous::messages::settings::{OnPartition, Settings};
 use elastic_rs::rendezvous::node::machine::JoinError;
+use elastic_rs::rendezvous::run::{Exclusion, Run, Status};
 
 /// The coordinator's counters are compared with a recount after each decision, in jobs with fewer nodes than this.
 const RECOUNTED_NODES: u64 = 64;

@@ -20,10 +20,9 @@ pub(super) use in_place::NONE_HAS_THE_STATE;
 
 use super::options::run_id;
 use elastic_rs::rendezvous::coordinator::machine::Machine;
-use elastic_rs::rendezvous::decider::event::SessionId;
-use elastic_rs::rendezvous::decider::hosts::Exclusion;
 use elastic_rs::rendezvous::messages::message::{Hello, Join, JoinWorkers, NodeId, NodeMessage, Placed, Round};
 use elastic_rs::rendezvous::messages::settings::{OnPartition, Settings};
+use elastic_rs::rendezvous::run::{Exclusion, SessionId};
 
 /// The last message of a node on its session, as the coordinator has read it.
 #[derive(Clone, Debug)]

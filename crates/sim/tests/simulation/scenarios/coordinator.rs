@@ -217,7 +217,7 @@ fn a_join_of_an_earlier_round_is_answered_and_not_applied() {
     assert!(told.contains("round: Round(1), rank: 0"), "{told}");
     let run = machine.run("job").expect("the run is known");
     assert_eq!(run.round(), Round(1));
-    assert!(run.nodes().all(|(_, status, _)| *status == elastic_rs::rendezvous::decider::node::Status::Active));
+    assert!(run.nodes().all(|(_, status, _)| *status == elastic_rs::rendezvous::run::Status::Active));
 }
 
 /// A place that was given before a withdrawal was read may arrive after the node's next join. If it were taken for the answer, the node

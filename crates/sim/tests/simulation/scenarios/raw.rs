@@ -4,9 +4,9 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::time::Instant;
 
 use elastic_rs::rendezvous::coordinator::machine::{Command, Machine};
-use elastic_rs::rendezvous::decider::event::{Ends, SessionId};
 use elastic_rs::rendezvous::messages::message::{Hello, Join, NodeId, NodeMessage, Round};
 use elastic_rs::rendezvous::messages::settings::Settings;
+use elastic_rs::rendezvous::run::{Ends, SessionId};
 
 pub fn hello(machine: &mut Machine, node: u64, settings: Settings, now: Instant) {
     let hello = Hello { joining: true, ..Hello::new("job", NodeId(node.into()), format!("node{node}"), settings) };

@@ -9,13 +9,21 @@
 //! **Workers before hosts.** A worker that fails first on one host, and under the same rank on another, is itself the cause. What it did
 //! counts against no host, also in retrospect.
 //!
-//! The instants are the decider's own clock's. A coordinator that is restarted has forgotten everything here.
+//! A node of a host that is out for a while may join, and waits: no round counts it until the time is over. A host that is out for the job
+//! gets no node in. Members of a running world are not sent away. The failure that put their host out has interrupted the world, and they
+//! meet the rule when they join again.
+//!
+//! The instants are those of the process that decides. A coordinator that is restarted has forgotten everything here.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
-use super::node::Origin;
+use super::event::SessionId;
+use super::membership::Roster;
+use super::node::{Node, Origin, Status};
+use super::round::Current;
 use crate::cooldown::TimesOut;
+use crate::events::record::Kind;
 use crate::events::tally::Refused;
 use crate::rendezvous::messages::message::NodeId;
 use crate::rendezvous::messages::settings::Rules;
@@ -75,9 +83,29 @@ pub(super) enum Judged {
     Out,
 }
 
+/// What follows from an event of a host.
+#[derive(Debug, Default)]
+pub(super) struct Consequence {
+    /// Events to record, in this order, with their lines in the log.
+    pub records: Vec<(Kind, String)>,
+    /// Other hosts are kept out than before: the waiting nodes are judged again, and the driver is notified.
+    pub changes: bool,
+}
+
+/// What the book says about a node that waits or asks to join.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Entry {
+    /// A round may count it.
+    Open,
+    /// Its host is out for a while: it waits, and no round counts it.
+    Later,
+    /// Its host is out for the job: its session ends.
+    Never,
+}
+
 /// A first failure.
 #[derive(Clone, Copy, Debug)]
-struct Strike {
+struct FirstFailure {
     at: Instant,
     /// The rank of the worker that failed. `None`: the node was lost.
     rank: Option<u32>,
@@ -86,22 +114,22 @@ struct Strike {
 #[derive(Clone, Debug, Default)]
 struct Record {
     departures: VecDeque<Instant>,
-    strikes: VecDeque<Strike>,
+    failures: VecDeque<FirstFailure>,
     times_out: TimesOut,
 }
 
 impl Record {
     fn last(&self) -> Option<Instant> {
-        self.departures.back().copied().max(self.strikes.back().map(|strike| strike.at))
+        self.departures.back().copied().max(self.failures.back().map(|failure| failure.at))
     }
 
     /// The time since the last first failure.
     fn quiet(&self, now: Instant) -> Duration {
-        self.strikes.back().map_or(Duration::MAX, |strike| now.saturating_duration_since(strike.at))
+        self.failures.back().map_or(Duration::MAX, |failure| now.saturating_duration_since(failure.at))
     }
 
     fn recent(&self, rules: &Rules, now: Instant) -> usize {
-        self.strikes.iter().filter(|strike| is_recent(strike.at, rules.host_failures_window, now)).count()
+        self.failures.iter().filter(|failure| is_recent(failure.at, rules.host_failures_window, now)).count()
     }
 
     fn matters(&self, settings: &Settings, now: Instant) -> bool {
@@ -129,6 +157,8 @@ impl Out {
 pub(in crate::rendezvous) struct Hosts {
     records: BTreeMap<Origin, Record>,
     out: BTreeMap<Origin, Out>,
+    /// When the first of them is let in again.
+    let_in_at: Option<Instant>,
     /// Ranks whose workers were the cause of their own failures, and when last.
     blamed: BTreeMap<u32, Instant>,
     /// The member whose connection had ended when a worker failed. If it is lost, that was the first failure of the round.
@@ -153,8 +183,8 @@ impl Hosts {
         Self { records: known.0.into_iter().map(of).collect(), ..Self::default() }
     }
 
-    /// Record that a running node of this host has left.
-    pub fn depart(&mut self, origin: &Origin, settings: &Settings, now: Instant) {
+    /// A running node of this host has left. Returns whether the host is kept out now.
+    pub fn on_departure(&mut self, origin: &Origin, settings: &Settings, now: Instant) -> bool {
         if settings.rejoin_limit > 0 {
             let times = &mut self.record(origin, settings, now).departures;
             times.push_back(now);
@@ -162,23 +192,57 @@ impl Hosts {
                 times.pop_front();
             }
         }
+        self.refusal(origin, settings, now).is_some()
     }
 
-    /// Record a first failure at this host: of the worker with this rank, or of the node itself.
-    pub(super) fn strike(&mut self, origin: &Origin, rank: Option<u32>, settings: &Settings, now: Instant) -> Judged {
+    /// A round's first failure was at this host: that of the worker with this rank, or of a node that was lost.
+    pub(super) fn on_first_failure(
+        &mut self,
+        origin: &Origin,
+        rank: Option<u32>,
+        settings: &Settings,
+        now: Instant,
+    ) -> Consequence {
+        let limit = settings.rules.host_failures;
+        match self.judge(origin, rank, settings, now) {
+            Judged::Ignored => Consequence::default(),
+            Judged::Counted(count) => {
+                let text = format!("host {origin} has had {count} of {limit} first failures (host_failures)");
+                let kind = Kind::HostFailed { host: origin.to_string(), count, limit };
+                Consequence { records: vec![(kind, text)], changes: false }
+            }
+            Judged::Worker { freed } => {
+                let text = format!(
+                    "rank {} fails first on several hosts, so its failures count against none of them (host_failures)",
+                    rank.unwrap_or_default()
+                );
+                let records = [(Kind::Note {}, text)].into_iter().chain(let_in(&freed)).collect();
+                Consequence { records, changes: !freed.is_empty() }
+            }
+            Judged::Out => {
+                let text = self.out_text(origin, now).unwrap_or_default();
+                Consequence { records: vec![(Kind::HostOut { host: origin.to_string() }, text)], changes: true }
+            }
+        }
+    }
+
+    /// Count a first failure, and judge whose it is.
+    fn judge(&mut self, origin: &Origin, rank: Option<u32>, settings: &Settings, now: Instant) -> Judged {
         let rules = &settings.rules;
         if rules.host_failures == 0 {
             return Judged::Ignored;
         }
         if let Some(rank) = rank.filter(|rank| self.is_own_fault(*rank, origin, rules, now)) {
-            return Judged::Worker { freed: self.blame(rank, rules, now) };
+            let freed = self.blame(rank, rules, now);
+            self.note_release();
+            return Judged::Worker { freed };
         }
         let limit = rules.host_failures as usize;
         let record = self.record(origin, settings, now);
         let quiet = record.quiet(now);
-        record.strikes.push_back(Strike { at: now, rank });
-        while record.strikes.len() > REMEMBERED * limit {
-            record.strikes.pop_front();
+        record.failures.push_back(FirstFailure { at: now, rank });
+        while record.failures.len() > REMEMBERED * limit {
+            record.failures.pop_front();
         }
         let count = record.recent(rules, now);
         if count < limit {
@@ -194,6 +258,7 @@ impl Hosts {
         };
         make_room(&mut self.out, origin, MOST_HOSTS, |out| out.since);
         self.out.insert(origin.clone(), Out { since: now, until, why });
+        self.note_release();
         Judged::Out
     }
 
@@ -201,9 +266,9 @@ impl Hosts {
     fn is_own_fault(&mut self, rank: u32, origin: &Origin, rules: &Rules, now: Instant) -> bool {
         let window = rules.host_failures_window;
         self.blamed.retain(|_, at| is_recent(*at, window, now));
-        let there = |strike: &Strike| strike.rank == Some(rank) && is_recent(strike.at, window, now);
+        let there = |failure: &FirstFailure| failure.rank == Some(rank) && is_recent(failure.at, window, now);
         let mut others = self.records.iter().filter(|(other, _)| *other != origin);
-        self.blamed.contains_key(&rank) || others.any(|(_, record)| record.strikes.iter().any(there))
+        self.blamed.contains_key(&rank) || others.any(|(_, record)| record.failures.iter().any(there))
     }
 
     /// Count the failures of this worker against no host. Returns the hosts that are let in again.
@@ -212,10 +277,10 @@ impl Hosts {
         self.blamed.insert(rank, now);
         let mut freed = Vec::new();
         for (origin, record) in &mut self.records {
-            let before = record.strikes.len();
-            record.strikes.retain(|strike| strike.rank != Some(rank));
+            let before = record.failures.len();
+            record.failures.retain(|failure| failure.rank != Some(rank));
             let enough = record.recent(rules, now) >= rules.host_failures as usize;
-            if record.strikes.len() < before && !enough && self.out.remove(origin).is_some() {
+            if record.failures.len() < before && !enough && self.out.remove(origin).is_some() {
                 record.times_out.take_back();
                 freed.push(origin.clone());
             }
@@ -223,17 +288,56 @@ impl Hosts {
         freed
     }
 
-    /// Let in the hosts whose time is over. Returns them.
-    pub fn release(&mut self, now: Instant) -> Vec<Origin> {
+    /// Let in the hosts whose time is over.
+    pub(super) fn release(&mut self, now: Instant) -> Consequence {
+        if self.let_in_at.is_none_or(|at| now < at) {
+            return Consequence::default();
+        }
         let over: Vec<_> =
             self.out.iter().filter(|(_, out)| !out.holds(now)).map(|(origin, _)| origin.clone()).collect();
         over.iter().for_each(|origin| _ = self.out.remove(origin));
-        over
+        self.note_release();
+        Consequence { records: let_in(&over).collect(), changes: !over.is_empty() }
+    }
+
+    /// Whether a node that waits or asks to join may come in.
+    pub(super) fn entry(&self, node: &Node, now: Instant) -> Entry {
+        match self.out_until(&node.origin(), now) {
+            None => Entry::Open,
+            Some(Some(_)) => Entry::Later,
+            Some(None) => Entry::Never,
+        }
+    }
+
+    /// The waiting nodes, with what the book says about each.
+    pub(super) fn entries(&self, roster: &Roster, now: Instant) -> Vec<(NodeId, Option<SessionId>, Entry)> {
+        let waiting = roster.iter().filter(|(_, node)| matches!(node.status, Status::Waiting { .. }));
+        waiting.map(|(id, node)| (id, node.session, self.entry(node, now))).collect()
+    }
+
+    /// Whether the loss of a member is the first failure of its round, and its host's alone: members of other hosts are connected.
+    pub(super) fn is_first_failure(&self, id: NodeId, roster: &Roster, current: &Current) -> bool {
+        let Some(node) = roster.get(id).filter(|node| node.status == Status::Active && !node.done) else {
+            return false;
+        };
+        let undisturbed = current.interrupted().is_none() && !current.notified();
+        let explains = self.awaited == Some(id);
+        let origin = node.origin();
+        let is_there = |node: &Node| node.session.is_some() && !node.suspect;
+        let mut others = roster.of(roster.active()).filter(|(other, _)| *other != id);
+        (undisturbed || explains)
+            && current.closed().is_none()
+            && others.all(|(_, other)| is_there(other) || other.origin() == origin)
+    }
+
+    /// The hosts that are out have changed: note when the first one is let in again.
+    fn note_release(&mut self) {
+        self.let_in_at = self.out.values().filter_map(|out| out.until).min();
     }
 
     /// When the first host is let in again.
     pub fn next_release(&self) -> Option<Instant> {
-        self.out.values().filter_map(|out| out.until).min()
+        self.let_in_at
     }
 
     /// Until when a host is out because of its first failures, if it is. `Some(None)`: for the job.
@@ -302,11 +406,6 @@ impl Hosts {
         self.awaited = id;
     }
 
-    /// Whether the loss of this member explains an earlier failure of the round.
-    pub fn is_awaited(&self, id: NodeId) -> bool {
-        self.awaited == Some(id)
-    }
-
     /// The record of a host, which is made if there is none.
     fn record(&mut self, origin: &Origin, settings: &Settings, now: Instant) -> &mut Record {
         let (count, known) = (self.records.len(), self.records.contains_key(origin));
@@ -330,6 +429,15 @@ fn make_room<K: Ord + Clone, V, A: Ord>(entries: &mut BTreeMap<K, V>, key: &K, m
 
 fn is_recent(at: Instant, window: Duration, now: Instant) -> bool {
     now.saturating_duration_since(at) < window
+}
+
+/// The events of hosts that are let in again.
+fn let_in(hosts: &[Origin]) -> impl Iterator<Item = (Kind, String)> {
+    let event = |origin: &Origin| {
+        let text = format!("host {origin} is let in again (host_failures)");
+        (Kind::HostLetIn { host: origin.to_string() }, text)
+    };
+    hosts.iter().map(event)
 }
 
 /// How long something holds, in words.

@@ -1,4 +1,4 @@
-//! A node introduces itself: it is rejected, returns to its place, or is new.
+//! A node introduces itself: it is rejected, comes back, or is new. Then it asks to join the next round.
 //!
 //! **Settings.** A run uses the settings of the first connected node that takes part, that is, waits or runs. A node that has only
 //! sent Hello, or whose connection has ended, does not count. When that node goes while no workers run, the settings of the
@@ -6,13 +6,13 @@
 
 use std::time::Instant;
 
-use super::deadlines::Deadline;
+use super::Run;
 use super::event::{Effect, Home, Reach, SessionId};
+use super::hosts::Entry;
 use super::node::{Node, Status};
-use super::run::Run;
 use crate::events::record::{Kind, Why};
 use crate::events::tally::{Refused, Tally};
-use crate::rendezvous::messages::message::{CoordinatorMessage, Hello, NodeId, Placed};
+use crate::rendezvous::messages::message::{CoordinatorMessage, Hello, Join, LARGEST_COUNT, NodeId, Placed, Running};
 use crate::rendezvous::messages::settings::Settings;
 
 impl Run {
@@ -25,10 +25,15 @@ impl Run {
         now: Instant,
     ) {
         let newer = Node::new(hello, session, reach, now);
-        let impossible = self.impossible(hello, now).map(|reason| (Refused::Invalid, reason));
+        let impossible = self.parts().impossible(hello, now).map(|reason| (Refused::Invalid, reason));
         if let Some((why, reason)) = impossible.or_else(|| {
             self.give_way(hello, now);
-            self.refusal(hello, &newer, now)
+            let replaced = self.admission.is_replaced(hello.node).then(|| {
+                let reason =
+                    format!("{} was replaced by a newer agent from the same address ({})", hello.name, newer.addr());
+                (Refused::Replaced, reason)
+            });
+            replaced.or_else(|| self.parts().refusal(hello, &newer, now))
         }) {
             self.emit(Effect::Tally(Tally::Refused(why)));
             self.send(session, CoordinatorMessage::Rejected { reason });
@@ -56,7 +61,6 @@ impl Run {
         }
         self.record_host(hello, home);
         self.welcome(hello, session, comes, now);
-        self.lose_no_later(hello.node);
     }
 
     /// Add a node that is not in the roster: it is new, or it was given up.
@@ -64,39 +68,50 @@ impl Run {
         if let Some(placed) = hello.placed {
             if self.adopts(&placed, now) {
                 self.bind(hello.node, &hello.settings, now);
-                self.recall(placed, hello.world_workers, &node, now);
+                self.adopt_world(placed, hello.world_workers, &node, now);
             }
             self.apply_claim(placed, &mut node, hello, now);
             if node.placed.is_some() {
                 self.record_former_host(placed, home);
             }
             node.attending = node.status == Status::Active && hello.attending;
-            if node.status == Status::Active && !self.recalls() {
+            if node.status == Status::Active && !self.recovery.awaits_members() {
                 let reason = format!("{} came back after it had been given up", node.label());
                 let back = self.record(Kind::NodeCameBack {}, Some(&node.name), None, None);
                 self.interrupt(&reason, Why::NodeCameBack, back);
             }
         }
         self.apply_terms(&mut node);
-        self.admission.seat(hello.node, &node);
+        self.admission.register(hello.node, &node);
         self.roster.insert(hello.node, node);
     }
 
-    /// Update a node that has reconnected. It keeps its place, unless its Hello says that it neither waits nor runs.
+    /// Update a node that has reconnected. It keeps its rank or its turn, unless its Hello says that it neither waits nor runs.
     fn readmit(&mut self, hello: &Hello, mut newer: Node) {
         self.apply_terms(&mut newer);
         if let Some(known) = self.roster.get(hello.node) {
-            let Node { placed, done, out, took, stepped, joined_at, .. } = *known;
+            let Node { placed, done, out, phases_reported, first_step_reported, joined_at, .. } = *known;
             let (status, program) = (known.status.clone(), known.program.clone());
             let attends = status == Status::Active && placed == hello.placed.map(|place| (place.round, place.rank));
             let attending = known.attending || (attends && hello.attending);
-            let node = Node { status, placed, done, attending, out, took, stepped, program, joined_at, ..newer };
-            self.admission.reseat(hello.node, Some(known), &node);
+            let node = Node {
+                status,
+                placed,
+                done,
+                attending,
+                out,
+                phases_reported,
+                first_step_reported,
+                program,
+                joined_at,
+                ..newer
+            };
+            self.admission.register_again(hello.node, Some(known), &node);
             self.roster.insert(hello.node, node);
         }
         let runs = hello.placed.is_some_and(|placed| placed.active && placed.round == self.round());
         if !hello.joining && !runs {
-            self.stand_down(hello.node, "gave up its place", Why::NodeWithdrew, None);
+            self.withdraw(hello.node, "gave up its place", Why::NodeWithdrew, None);
         }
     }
 
@@ -104,13 +119,14 @@ impl Run {
     /// `comes`: it is new, and was in no round.
     fn welcome(&mut self, hello: &Hello, session: SessionId, comes: bool, now: Instant) {
         let Some(node) = self.roster.get(hello.node) else { return };
-        let (addr, active, spare) = (node.addr(), node.status == Status::Active, self.is_spare(node));
+        let (addr, active, spare) = (node.addr(), node.status == Status::Active, self.parts().is_spare(node));
         let (new, at_coordinator) = (hello.placed.is_none() && !hello.joining && node.in_place, node.ends.is_some());
         let running = self.running().filter(|_| new);
-        let recalls = self.asks_to_recall(hello.node, hello.placed.is_some() && at_coordinator);
+        let was_placed = hello.placed.is_some() && at_coordinator && !self.current.has_formed();
+        let recalls = was_placed && self.trace.asks(hello.node);
         let hosted = self.is_host(hello.node);
         self.send(session, CoordinatorMessage::Welcome { addr, hosted, running, recalls });
-        if self.is_bound() && differ(&self.settings, &hello.settings) {
+        if self.parts().is_bound() && differ(&self.settings, &hello.settings) {
             self.send(session, terms(&self.settings));
         }
         if let Some(verdict) = self.current.closed().cloned() {
@@ -132,96 +148,48 @@ impl Run {
         }
     }
 
+    /// Notify a member that has reconnected of the change.
+    fn repeat_change(&mut self, id: NodeId, session: SessionId) {
+        let capable = self.roster.get(id).is_some_and(|node| node.in_place);
+        let Some(change) = self.in_place.change().filter(|_| capable) else { return };
+        let (flags, reason, round) = (change.flags, change.reason.clone(), self.round());
+        self.send(session, CoordinatorMessage::Change { round, flags, reason });
+        if let Some(check) = self.in_place.check() {
+            self.send(session, CoordinatorMessage::RaiseAt { round, check });
+        }
+    }
+
+    /// The world that runs, if a newcomer may start its workers before it joins.
+    fn running(&self) -> Option<Running> {
+        let parts = self.parts();
+        let settled = parts.changes_in_place() && self.in_place.is_groupless();
+        let world = self.current.world().filter(|_| settled)?;
+        let (master_addr, master_port) = world.master.clone()?;
+        let workers = world.workers.as_ref()?.first()?.world_size;
+        let room = parts.bounds().map(|bounds| bounds.max.saturating_sub(workers));
+        Some(Running {
+            round: self.round(),
+            world: world.id,
+            nodes: world.size,
+            workers,
+            room: room.filter(|room| *room > 0),
+            master_addr,
+            master_port,
+            restart: world.restart,
+        })
+    }
+
     /// Reject a node that has introduced itself before.
     pub(super) fn refuse(&mut self, session: SessionId, why: Refused, reason: String) {
         self.emit(Effect::Tally(Tally::Refused(why)));
         self.end(session, reason);
     }
 
-    /// Check a claimed place. Returns the error if its round number is above the largest that is believed.
-    fn impossible(&self, hello: &Hello, now: Instant) -> Option<String> {
-        let placed = hello.placed.filter(|placed| !self.knows_world(placed))?;
-        let most = self.recovery.largest_claim(!self.current.has_formed(), self.next_round(), now);
-        (placed.round > most).then(|| {
-            let (name, round) = (&hello.name, placed.round);
-            format!("{name} reports a place in round {round}, which must be at most {most}: start this agent again")
-        })
-    }
-
-    /// Decide whether a node may take part in the run. Returns the reason if not.
-    fn refusal(&self, hello: &Hello, newer: &Node, now: Instant) -> Option<(Refused, String)> {
-        let replaced = self.admission.is_replaced(hello.node).then(|| {
-            let reason =
-                format!("{} was replaced by a newer agent from the same address ({})", hello.name, newer.addr());
-            (Refused::Replaced, reason)
-        });
-        let disagreement = || {
-            let mut reason = self.disagreement(&hello.name, &hello.settings)?;
-            reason.extend(self.perhaps_another_job(now));
-            Some((Refused::Settings, reason))
-        };
-        replaced.or_else(disagreement).or_else(|| self.kept_out(hello, newer, now))
-    }
-
-    /// Compare a node's settings with the run's. Returns the difference if the run's settings are fixed and the node's do not fit.
-    pub(super) fn disagreement(&self, name: &str, theirs: &Settings) -> Option<String> {
-        if !self.is_bound() {
-            return None;
-        }
-        let (ours, id) = (&self.settings, &self.id);
-        if (ours.min_nodes, ours.max_nodes) != (theirs.min_nodes, theirs.max_nodes) {
-            return Some(format!(
-                "{name} asks for {} nodes, but run `{id}` was opened for {}: give every node the same `--nnodes`",
-                theirs.node_counts(),
-                ours.node_counts()
-            ));
-        }
-        if ours.rules.workers != theirs.rules.workers {
-            let words = |settings: &Settings| match settings.rules.workers {
-                Some(bounds) => format!("{bounds} workers"),
-                None => "any number of workers".to_owned(),
-            };
-            return Some(format!(
-                "{name} asks for {}, but run `{id}` was opened for {}: give every node the same `min_workers` and `max_workers`",
-                words(theirs),
-                words(ours)
-            ));
-        }
-        if ours.rules.store_tunnel != theirs.rules.store_tunnel {
-            let [theirs, ours] = [theirs, ours].map(|settings| u32::from(settings.rules.store_tunnel));
-            return Some(format!(
-                "{name} has `store_tunnel={theirs}`, but run `{id}` was opened with `store_tunnel={ours}`: give every node the same \
-                 `--rdzv-conf store_tunnel`. Where it is not given, a named token or certificates turn it on, unless \
-                 TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 is set"
-            ));
-        }
-        if ours.ranks_as_asked != theirs.ranks_as_asked {
-            let ranks =
-                |as_asked| if as_asked { "ranks set by `--node-rank`" } else { "ranks assigned by the rendezvous" };
-            let (theirs, ours) = (ranks(theirs.ranks_as_asked), ranks(ours.ranks_as_asked));
-            return Some(format!(
-                "{name} asks for {theirs}, but run `{id}` was opened for {ours}: give every node the same `--rdzv-backend`"
-            ));
-        }
-        (ours.max_restarts != theirs.max_restarts).then(|| {
-            let budget = |restarts: Option<u32>| match restarts {
-                Some(restarts) => format!("{restarts} restarts of the job"),
-                None => "restarts counted by each node".to_owned(),
-            };
-            format!(
-                "{name} asks for {}, but run `{id}` was opened for {}: give every node the same `--max-restarts`, \
-                 `restart_budget` and agent",
-                budget(theirs.max_restarts),
-                budget(ours.max_restarts)
-            )
-        })
-    }
-
     /// Reject the present nodes if a member of a running world reports and they ask for other settings. They reached a restarted
     /// coordinator before that member did, and the running job takes precedence.
     fn give_way(&mut self, hello: &Hello, now: Instant) {
         let member = hello.placed.is_some_and(|placed| placed.active && self.adopts(&placed, now));
-        let agrees = self.disagreement(&hello.name, &hello.settings).is_none();
+        let agrees = self.parts().disagreement(&hello.name, &hello.settings).is_none();
         if !member || self.current.world().is_some() || self.current.closed().is_some() || agrees {
             return;
         }
@@ -242,7 +210,7 @@ impl Run {
         self.pace = super::round::Pace::default();
     }
 
-    /// Replace an agent by a newer one at the same place. The older agent is assumed dead, and its connection has not ended yet: a
+    /// Replace an agent by a newer one with the same identity. The older agent is assumed dead, and its connection has not ended yet: a
     /// pod was killed together with its network, for example.
     fn replace_older(&mut self, id: NodeId, newer: &Node) {
         let Some(older) = self.admission.holder(id, newer) else { return };
@@ -252,7 +220,7 @@ impl Run {
         let text = format!("is replaced: {} registered from the same address", newer.label());
         let replaced = self.record_of(older, Kind::NodeReplaced { by }, None, text);
         let what = format!("was replaced by {}, which registered from the same address", newer.name);
-        self.stand_down(older, &what, Why::NodeReplaced, Some(replaced));
+        self.withdraw(older, &what, Why::NodeReplaced, Some(replaced));
         self.remove(older);
         self.admission.replace(older);
         if let Some(session) = session {
@@ -284,7 +252,7 @@ impl Run {
 
     /// If the node that gave the run its settings is gone, use those of the connected node that has waited longest.
     ///
-    /// Not while workers run: a member that is cut off could not be told of a shorter lease.
+    /// Not while workers run: a member that is cut off could not be notified of a shorter lease.
     pub(super) fn rebind(&mut self, now: Instant) {
         let takes_part =
             |id| self.roster.get(id).is_some_and(|node| node.session.is_some() && node.status != Status::Idle);
@@ -306,39 +274,36 @@ impl Run {
         }
     }
 
-    /// Use these settings for the run, tell connected nodes, and drop disconnected ones that ask for others.
+    /// Use these settings for the run, notify connected nodes, and drop disconnected ones that ask for others.
     fn apply_settings(&mut self, settings: &Settings, now: Instant) {
         self.adopt(settings);
-        let disagrees = |node: &Node| node.session.is_none() && self.disagreement(&node.name, &node.asked).is_some();
+        let disagrees =
+            |node: &Node| node.session.is_none() && self.parts().disagreement(&node.name, &node.asked).is_some();
         let waiting = self.roster.of(self.roster.waiting());
         let gone: Vec<_> = waiting.filter(|(_, node)| disagrees(node)).map(|(id, _)| id).collect();
         for id in gone {
             let what = "asks for other settings than the connected nodes, and its connection has ended";
-            self.stand_down(id, what, Why::NodeWithdrew, None);
+            self.withdraw(id, what, Why::NodeWithdrew, None);
             self.remove(id);
         }
         let lease = settings.lease();
         self.recovery.set_lease(lease, now);
-        if self.recalls() {
-            self.deadlines.no_later(Deadline::EndRecall, Some(now + lease));
-        }
-        let told = |node: &Node| node.lease == lease && !differ(settings, &node.asked);
-        let untold: Vec<_> =
-            self.roster.iter().filter(|(_, node)| !told(node)).filter_map(|(_, node)| node.session).collect();
-        untold.into_iter().for_each(|session| self.send(session, terms(settings)));
+        let knows = |node: &Node| node.lease == lease && !differ(settings, &node.asked);
+        let others: Vec<_> =
+            self.roster.iter().filter(|(_, node)| !knows(node)).filter_map(|(_, node)| node.session).collect();
+        others.into_iter().for_each(|session| self.send(session, terms(settings)));
         self.roster.set_limits(lease, settings.reconnect_grace);
-        self.deadlines.set(Deadline::LoseNode, self.roster.next_lost_at());
     }
 
     /// Give a node the run's lease and grace, if the run's settings are fixed.
     fn apply_terms(&self, node: &mut Node) {
-        if self.is_bound() {
+        if self.parts().is_bound() {
             (node.lease, node.reconnect_grace) = (self.settings.lease(), self.settings.reconnect_grace);
         }
     }
 
     /// Adopt the world that a node claims, and wait one lease for its other members to report. This coordinator was restarted.
-    fn recall(&mut self, placed: Placed, workers: Option<u32>, node: &Node, now: Instant) {
+    fn adopt_world(&mut self, placed: Placed, workers: Option<u32>, node: &Node, now: Instant) {
         let lease = self.settings.lease();
         let text = format!(
             "{} was placed in round {} of {} nodes, which this coordinator does not know: it was restarted, and waits \
@@ -353,13 +318,13 @@ impl Run {
         let over = self.roster.adopt_round(placed.round);
         self.recovery.add_world(placed.world);
         if !over.is_empty() {
-            // These nodes are told below, and stop. A node that is cut off stops by itself within its lease.
+            // These nodes are notified below, and stop. A node that is cut off stops by itself within its lease.
             self.recovery.hold_for_strangers(until);
         }
         self.current.adopt(&placed, workers);
         self.pace.ready_since = None;
         let open = self.current.closed().is_none();
-        self.deadlines.set(Deadline::EndRecall, open.then_some(until));
+        self.recovery.await_members(open.then_some(until));
         self.recovery.forget_host();
         self.in_place.begin_round(None);
         for session in over {
@@ -368,7 +333,7 @@ impl Run {
         }
     }
 
-    /// Evaluate a claimed place, after the claimed world was adopted or not: give the node its place if the claim can be true.
+    /// Evaluate a claim to a rank, after the claimed world was adopted or not: give the node the rank if the claim can be true.
     fn apply_claim(&mut self, placed: Placed, node: &mut Node, hello: &Hello, now: Instant) {
         let formed = self.current.has_formed();
         if !self.knows_world(&placed) {
@@ -378,22 +343,118 @@ impl Run {
             let (label, restart) = (node.label(), placed.restart);
             self.note(format!("{label} reports that the job is at restart {restart}, which this coordinator adopts"));
         }
-        if self.current.has_seat(hello.node, placed, self.round()) {
+        if self.current.has_rank(hello.node, placed, self.round()) {
             node.placed = Some((placed.round, placed.rank));
             if placed.active {
                 node.status = Status::Active;
             }
         }
     }
+
+    /// A node asks to join.
+    pub(super) fn on_join(&mut self, id: NodeId, session: SessionId, join: Join, now: Instant) {
+        if let Some(verdict) = self.current.closed().cloned() {
+            return self.send(session, CoordinatorMessage::Closed { verdict, spare: false });
+        }
+        if let Err(reason) = join.validate() {
+            return self.refuse(session, Refused::Invalid, reason);
+        }
+        if self.entry(id, now) == Entry::Never {
+            return self.evict(id, session, now);
+        }
+        self.take_join(id, session, join, now);
+        if self.roster.get(id).is_some_and(|node| self.parts().is_spare(node)) {
+            let waits = self.roster.get(id).and_then(|node| self.parts().waits(node, now));
+            waits.into_iter().for_each(|waits| self.send(session, CoordinatorMessage::Waits(waits)));
+        }
+    }
+
+    /// What the book of hosts says about a node that asks to join.
+    fn entry(&self, id: NodeId, now: Instant) -> Entry {
+        self.roster.get(id).map_or(Entry::Open, |node| self.hosts.entry(node, now))
+    }
+
+    fn take_join(&mut self, id: NodeId, session: SessionId, join: Join, now: Instant) {
+        let Some(node) = self.roster.get(id) else { return };
+        let asked = node.asked.clone();
+        if let Some(reason) = self.parts().disagreement(&node.name, &asked) {
+            // The node said Hello before the run's settings were fixed.
+            return self.refuse(session, Refused::Settings, reason);
+        }
+        if let Some(reason) = self.parts().another_job(id, &join, now) {
+            let name = node.name.clone();
+            self.record(Kind::NodeRefused {}, Some(&name), None, reason.clone());
+            return self.refuse(session, Refused::Settings, reason);
+        }
+        self.bind(id, &asked, now);
+        self.roster.set_program(id, &join, self.parts().has_no_name().then_some(now));
+        let Some(node) = self.roster.get(id) else { return };
+        let (name, label, address) = (node.name.clone(), node.label(), node.addr());
+        let workers = join.workers.as_ref().map(|workers| workers.local_world_size);
+        if self.parts().bounds().is_some() && join.workers.is_none() {
+            let reason = format!(
+                "run `{}` counts workers (min_workers, max_workers), and the agent of {label} does not tell how many it has: it is \
+                 PyTorch's (`--rdzv-conf agent=torch`)",
+                self.id
+            );
+            return self.refuse(session, Refused::Settings, reason);
+        }
+        let member = self.roster.last_rank(node).is_some();
+        // Only members can have stopped for a change of this world.
+        let check = join.workers.as_ref().and_then(|workers| workers.check).filter(|_| member);
+        let check = check.map(|check| check.min(LARGEST_COUNT));
+        // The workers of an idle member have ended before this coordinator was started, or its session with them.
+        let stops_alone = node.status == Status::Active || (member && check.is_none());
+        let mut arrival = None;
+        match (&node.status, node.placed) {
+            // This join belongs to a completed round. The completion was lost with the connection that it was sent on.
+            (Status::Active, Some((round, rank))) if join.round < round => {
+                if self.send_assignment(session, rank) {
+                    // The node took itself for waiting, and ignored the status pushed since then. Send it again.
+                    return self.send(session, self.status());
+                }
+            }
+            // A check that this coordinator has not sent is that of an earlier one, whose change it begins again.
+            (Status::Active, _) if check.is_some() && self.in_place.check().is_none_or(|sent| Some(sent) == check) => {
+                self.in_place.someone_has_stopped(now);
+            }
+            (Status::Active | Status::Idle, _) if stops_alone => {
+                // A member that was notified to re-form is not the cause.
+                let notified = self.current.notified();
+                let reason = if notified { self.parts().why() } else { format!("{label} restarts its workers") };
+                let broken = self.trace.broken().filter(|_| notified);
+                let asks = broken.unwrap_or_else(|| self.record(Kind::NodeCameBack {}, Some(&name), None, None));
+                self.interrupt(&reason, Why::NodeCameBack, asks);
+            }
+            (Status::Waiting { arrival: first, .. }, _) => arrival = Some(*first),
+            (Status::Active | Status::Idle, _) => {}
+        }
+        let next = self.roster.next_arrival();
+        self.roster.set_status(id, Status::Waiting { join, arrival: arrival.unwrap_or(next) });
+        self.in_place.stop_at(id, check);
+        let out = self.entry(id, now) != Entry::Open;
+        self.roster.set_out(id, out);
+        let new = self.roster.get(id).is_some_and(|node| self.roster.last_rank(node).is_none());
+        if new && !out {
+            self.pace.newcomer_since.get_or_insert(now);
+        }
+        if arrival.is_none() {
+            let verb = if new { "joined" } else { "is back" };
+            let cause = self.trace.broken().filter(|_| !new);
+            let text = format!("{label} {verb} ({})", self.parts().known_text());
+            let joined = self.record(Kind::NodeJoined { address, workers, new }, Some(&name), cause, text);
+            self.trace.on_joined(id, joined);
+        }
+    }
 }
 
-/// Whether a node with settings `theirs` must be told the run's lease.
+/// Whether a node with settings `theirs` must be notified of the run's lease.
 fn differ(ours: &Settings, theirs: &Settings) -> bool {
     let of = |settings: &Settings| (settings.keep_alive_interval, settings.keep_alive_max_attempt);
     of(ours) != of(theirs)
 }
 
-/// The message that tells a node the run's lease.
+/// The message by which a node gets the run's lease.
 fn terms(settings: &Settings) -> CoordinatorMessage {
     let Settings { keep_alive_interval, keep_alive_max_attempt, .. } = *settings;
     CoordinatorMessage::Terms { keep_alive_interval, keep_alive_max_attempt }

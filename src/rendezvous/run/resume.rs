@@ -5,12 +5,15 @@
 //! synchronised, so a worker that is not has lost nothing (`docs/decisions/0097-a-state-has-a-generation.md`).
 
 use std::cmp::Reverse;
+use std::collections::BTreeSet;
 
-use crate::rendezvous::messages::message::{Generation, JoinWorkers, Resume, Survival, Survivor};
+use super::parts::Parts;
+use super::ranks::Assignment;
+use crate::rendezvous::messages::message::{Generation, JoinWorkers, Resume, Survival, Survivor, WorkerRanks};
 
 /// A member of the next world.
 #[derive(Clone, Debug)]
-pub(super) struct Comer {
+struct NextMember {
     /// Its name in messages.
     pub label: String,
     /// Whether it was a member of the last world, also if it was lost meanwhile. Its state may be the job's.
@@ -23,13 +26,13 @@ pub(super) struct Comer {
     pub check: Option<u64>,
     /// Global rank of its first worker, if known.
     pub first_rank: Option<u32>,
-    /// Its workers in the next world, if it has told them.
+    /// Its workers in the next world, if it has reported them.
     pub workers: Option<JoinWorkers>,
 }
 
 /// The last world that was formed.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Last {
+struct Last {
     /// That world, as the generation of a state.
     pub generation: Generation,
     /// The generation of the state with which its workers began.
@@ -47,7 +50,7 @@ impl Last {
     }
 }
 
-impl Comer {
+impl NextMember {
     fn survivors(&self) -> &[Survivor] {
         self.workers.as_ref().map(JoinWorkers::survivors).unwrap_or_default()
     }
@@ -89,6 +92,35 @@ impl Comer {
     }
 }
 
+/// How the workers of a world of these members begin. `ranks` has those of their workers, if known; `next` is that world.
+pub(super) fn resume_of(
+    parts: Parts,
+    members: &[Assignment],
+    ranks: Option<&[WorkerRanks]>,
+    next: Generation,
+) -> Resume {
+    let world = parts.current.world();
+    let last_members: BTreeSet<_> = world.iter().flat_map(|world| world.members.values()).collect();
+    let next_member = |(rank, member): (usize, &Assignment)| {
+        let node = parts.roster.get(member.id)?;
+        Some(NextMember {
+            label: node.label(),
+            was_member: last_members.contains(&member.id),
+            returning: parts.roster.last_rank(node).is_some(),
+            capable: node.in_place,
+            check: parts.in_place.stopped_at(member.id),
+            first_rank: ranks.and_then(|ranks| ranks.get(rank)).map(|ranks| ranks.first_rank),
+            workers: member.workers.clone(),
+        })
+    };
+    let members: Vec<_> = members.iter().enumerate().filter_map(next_member).collect();
+    let last = world.map(|world| Last {
+        generation: Generation { round: parts.round(), world: world.id },
+        began_with: world.began_with,
+    });
+    resume(&members, last, next)
+}
+
 /// How the workers of the world `next` begin, which has these members.
 ///
 /// - Nobody has survived: all workers are new. They take the state of rank 0.
@@ -96,14 +128,14 @@ impl Comer {
 /// - Nobody who has survived has the state of the last world: all workers are restarted, and begin from the checkpoint. A node that missed
 ///   the last world has an older state, whatever its commit.
 /// - Otherwise survivors go on. The source is the lowest rank with the newest state.
-/// - States are equal only if no worker is new, all have stopped at one check, and their states are equally new. Workers that were told of
+/// - States are equal only if no worker is new, all have stopped at one check, and their states are equally new. Workers that were notified of
 ///   a failure have gone back to their commit, and those that had stopped at the check before have not.
-pub(super) fn resume(members: &[Comer], last: Option<Last>, next: Generation) -> Resume {
+fn resume(members: &[NextMember], last: Option<Last>, next: Generation) -> Resume {
     let survivors: usize = members.iter().map(|member| member.survivors().len()).sum();
     if survivors == 0 {
         return Resume::Continue { source: 0, sync: true, survivors: 0, generation: next };
     }
-    if let Some(reason) = members.iter().find_map(Comer::obstacle) {
+    if let Some(reason) = members.iter().find_map(NextMember::obstacle) {
         return Resume::Restart { reason };
     }
     let states = members.iter().flat_map(|member| member.states(last));
@@ -160,8 +192,8 @@ mod tests {
         survived(&[(0, Some(round), Some(commit)), (1, Some(round), Some(commit))])
     }
 
-    fn member(rank: u32, workers: &JoinWorkers) -> Comer {
-        Comer {
+    fn member(rank: u32, workers: &JoinWorkers) -> NextMember {
+        NextMember {
             label: format!("node{rank}"),
             was_member: true,
             returning: true,
@@ -173,16 +205,16 @@ mod tests {
     }
 
     /// A member of the last world that was lost, and has come back.
-    fn lost(rank: u32, workers: &JoinWorkers) -> Comer {
-        Comer { returning: false, check: None, ..member(rank, workers) }
+    fn lost(rank: u32, workers: &JoinWorkers) -> NextMember {
+        NextMember { returning: false, check: None, ..member(rank, workers) }
     }
 
     /// A node that was not in the last world.
-    fn missed(rank: u32, workers: &JoinWorkers) -> Comer {
-        Comer { was_member: false, ..lost(rank, workers) }
+    fn missed(rank: u32, workers: &JoinWorkers) -> NextMember {
+        NextMember { was_member: false, ..lost(rank, workers) }
     }
 
-    fn decide(members: &[Comer]) -> Resume {
+    fn decide(members: &[NextMember]) -> Resume {
         resume(members, Some(LAST), generation(6))
     }
 
@@ -190,7 +222,7 @@ mod tests {
         Resume::Continue { source, sync, survivors, generation: generation(of) }
     }
 
-    fn reason(members: &[Comer]) -> String {
+    fn reason(members: &[NextMember]) -> String {
         match decide(members) {
             Resume::Restart { reason } => reason,
             other => panic!("{other:?}"),
@@ -213,10 +245,10 @@ mod tests {
     fn states_are_equal_only_after_a_common_check_without_a_new_worker() {
         let whole = both(5, 7);
         assert_eq!(decide(&[member(0, &whole), member(1, &whole)]), goes_on(0, false, 4, 5));
-        let restored = |rank| Comer { check: None, ..member(rank, &whole) };
+        let restored = |rank| NextMember { check: None, ..member(rank, &whole) };
         assert_eq!(decide(&[member(0, &whole), restored(1)]), goes_on(0, true, 4, 5));
         assert_eq!(decide(&[restored(0), restored(1)]), goes_on(0, true, 4, 5));
-        let elsewhere = Comer { check: Some(101), ..member(1, &whole) };
+        let elsewhere = NextMember { check: Some(101), ..member(1, &whole) };
         assert_eq!(decide(&[member(0, &whole), elsewhere]), goes_on(0, true, 4, 5));
         let one_lost = survived(&[(1, Some(5), Some(7))]);
         assert_eq!(decide(&[member(0, &whole), member(1, &one_lost)]), goes_on(0, true, 3, 5));
@@ -257,7 +289,7 @@ mod tests {
         }
     }
 
-    /// Its lease ended before it was sent its place, for example, and nothing stops its workers (`on_partition=continue`).
+    /// Its lease ended before it was sent its rank assignment, for example, and nothing stops its workers (`on_partition=continue`).
     #[test]
     fn a_member_that_was_lost_meanwhile_has_the_state_of_the_last_world() {
         let none = survived(&[]);
@@ -308,8 +340,11 @@ mod tests {
             ),
             (member(1, &with(Survival::NotYetAttended)), "node1 had to stop its workers: some of them had not come to"),
             (member(1, &with(Survival::New)), "node1 does not say what became of its workers"),
-            (Comer { capable: false, ..missed(1, &never) }, "node1 has an agent that does not change in place"),
-            (Comer { workers: None, ..member(1, &never) }, "the agent of node1 does not tell its number of workers"),
+            (NextMember { capable: false, ..missed(1, &never) }, "node1 has an agent that does not change in place"),
+            (
+                NextMember { workers: None, ..member(1, &never) },
+                "the agent of node1 does not tell its number of workers",
+            ),
         ] {
             let text = reason(&[member(0, &whole), member1]);
             assert!(text.starts_with(why), "{text}");

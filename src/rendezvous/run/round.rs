@@ -76,8 +76,8 @@ pub(in crate::rendezvous) struct Current {
     failure: Option<Box<Failure>>,
     /// Number of failures counted against the job's budget.
     restart: u32,
-    /// Members have been told that the world must re-form.
-    told: bool,
+    /// Members were notified that the world must re-form.
+    notified: bool,
     closed: Option<Verdict>,
     /// The world was full and undisturbed when the rendezvous was closed. A node that waited then was a spare.
     full_at_close: bool,
@@ -117,9 +117,9 @@ impl Current {
         self.restart
     }
 
-    /// Whether members have been told that the world must re-form.
-    pub fn told(&self) -> bool {
-        self.told
+    /// Whether members were notified that the world must re-form.
+    pub fn notified(&self) -> bool {
+        self.notified
     }
 
     /// The verdict with which the rendezvous was closed, if it was.
@@ -158,8 +158,8 @@ impl Current {
     }
 
     /// Record whether members know that the world must re-form. Returns whether that changed.
-    pub fn set_told(&mut self, told: bool) -> bool {
-        std::mem::replace(&mut self.told, told) != told
+    pub fn set_notified(&mut self, notified: bool) -> bool {
+        std::mem::replace(&mut self.notified, notified) != notified
     }
 
     /// Close the rendezvous. `full`: whether the world is full and undisturbed.
@@ -183,7 +183,7 @@ impl Current {
 
     fn begin(&mut self, world: World) {
         self.world = Some(world);
-        (self.interrupted, self.failure, self.told) = (None, None, false);
+        (self.interrupted, self.failure, self.notified) = (None, None, false);
     }
 
     /// Number of worlds after the first one.
@@ -191,11 +191,11 @@ impl Current {
         self.resets
     }
 
-    /// Whether a node's claim to a place in the current world can be true: no other node has that rank. Records the rank if it is
+    /// Whether a node's claim to a rank in the current world can be true: no other node has that rank. Records the rank if it is
     /// the first claim to it.
     ///
-    /// The world's id is compared as well, because a restarted coordinator that has heard of no round uses round numbers again.
-    pub fn has_seat(&mut self, node: NodeId, placed: Placed, round: Round) -> bool {
+    /// The world's id is compared as well, because a restarted coordinator that knows no round uses round numbers again.
+    pub fn has_rank(&mut self, node: NodeId, placed: Placed, round: Round) -> bool {
         let Some(world) = self.world.as_mut().filter(|world| placed.round == round && placed.world == world.id) else {
             return false;
         };

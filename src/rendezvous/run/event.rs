@@ -41,7 +41,7 @@ pub enum Reach {
     Cell,
 }
 
-/// An input of [`Run::apply`](super::run::Run::apply).
+/// An input of [`Run::apply`](super::Run::apply).
 #[derive(Clone, Debug)]
 pub enum Event {
     /// A node introduced itself.
@@ -80,7 +80,7 @@ pub enum Event {
     TickWaiting,
     /// Somebody watches, and wants to know how far the training is.
     Watched,
-    /// The decider's own process was stalled, so silence of the nodes proves nothing.
+    /// The process that decides was stalled, so silence of the nodes proves nothing.
     Stalled {
         /// Delay of its timer.
         late: Duration,
@@ -99,7 +99,7 @@ pub enum Event {
     },
 }
 
-/// An output of [`Run::apply`](super::run::Run::apply): what the driver must do.
+/// An output of [`Run::apply`](super::Run::apply): what the driver must do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Effect {
     /// Send a message.
@@ -120,7 +120,7 @@ pub enum Effect {
     Warn(String),
     /// Count something that is no event.
     Tally(Tally),
-    /// The hosts that are kept out have changed: [`Run::exclusions`](super::run::Run::exclusions).
+    /// The hosts that are kept out have changed: [`Run::exclusions`](super::Run::exclusions).
     Exclusions,
     /// The workers of the next round use the endpoint's store, and must find it empty: replace its table before what follows is sent.
     EmptyStore,

@@ -1,21 +1,23 @@
-//! Recovery after a restart of the coordinator: the worlds it knows, and how far a node's claim to a place is believed.
+//! Recovery after a restart of the coordinator: the worlds it knows, and how far a node's claim to a rank is believed.
 //!
-//! A *claim* is a [`Placed`] in a node's Hello. It outlives the coordinator that gave the place. Anybody who reaches the port can make
+//! A *claim* is a [`Placed`] in a node's Hello. It outlives the coordinator that assigned the rank. Anybody who reaches the port can make
 //! one, so a claim counts only as far as it can be true.
 //!
-//! - **A place in a known world** (one that this coordinator formed or adopted) is checked against the world's id. The id is a digest
+//! - **A rank in a known world** (one that this coordinator formed or adopted) is checked against the world's id. The id is a digest
 //!   over random ids, which only members know.
-//! - **A place in an unknown world** can be true only while this coordinator is *recovering*: for one lease and [`SLACK`] after the
+//! - **A rank in an unknown world** can be true only while this coordinator is *recovering*: for one lease and [`SLACK`] after the
 //!   run's first Hello. By then every member of an earlier world has reported or stopped its workers. A recovering coordinator may
 //!   adopt the claimed world, unless it knows a world that runs. The claim may also hold up the next round. All claims together
 //!   hold it up for two leases at most. Later claims do neither.
 //! - **A round's number** raises the numbers of later rounds. Members of an earlier world must not take a new round for theirs. A
-//!   number that no job can have is not believed, and its node is rejected: no place that it is offered could be new to it.
+//!   number that no job can have is not believed, and its node is rejected: no rank that it is offered could be new to it.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
+use super::parts::Parts;
 use crate::rendezvous::messages::message::{HostSeat, Placed, Round};
+use crate::rendezvous::messages::settings::LAST_LOOK;
 
 /// Largest round number that is accepted in an unknown world. No job gets there, and counting on from it does not overflow.
 const LARGEST_ROUND: Round = Round(1 << 48);
@@ -28,7 +30,7 @@ const SLACK: Duration = Duration::from_secs(5);
 /// Number of unknown worlds that are remembered. A run has a few at most.
 const MOST_STRANGERS: usize = 100;
 
-/// The worlds that a coordinator knows or has heard of, and the waits that follow from them.
+/// The worlds that a coordinator knows or that nodes have claimed, and the waits that follow from them.
 #[derive(Clone, Debug, Default)]
 pub(in crate::rendezvous) struct Recovery {
     /// Worlds that this coordinator formed or adopted.
@@ -42,6 +44,8 @@ pub(in crate::rendezvous) struct Recovery {
     recovering_until: Option<Instant>,
     /// Until this instant, members of an unknown world may still be running beside the known one; no round closes earlier.
     strangers_until: Option<Instant>,
+    /// Until this instant, members of an adopted world have time to report. Those that have run on undisturbed. `None`: none is awaited.
+    members_until: Option<Instant>,
     /// The rank of the current world whose process hosted the former coordinator, if that process is known to have ended.
     gone_rank: Option<u32>,
 }
@@ -64,6 +68,7 @@ impl Recovery {
 
     /// Apply a changed lease. A coordinator that has recovered does not begin again.
     pub fn set_lease(&mut self, lease: Duration, now: Instant) {
+        self.members_until = self.members_until.map(|until| until.min(now + lease));
         self.strangers_until = self.strangers_until.map(|until| until.min(now + lease));
         if self.recovering_until.is_some() {
             self.begin(lease, now);
@@ -89,6 +94,21 @@ impl Recovery {
     /// Add a world that was formed or adopted.
     pub fn add_world(&mut self, world: u64) {
         self.worlds.insert(world);
+    }
+
+    /// Wait until this instant for members of an adopted world to report. `None`: wait no longer.
+    pub fn await_members(&mut self, until: Option<Instant>) {
+        self.members_until = until;
+    }
+
+    /// Until when members of an adopted world have time to report, if they have.
+    pub fn members_until(&self) -> Option<Instant> {
+        self.members_until
+    }
+
+    /// Whether members of an adopted world still have time to report.
+    pub fn awaits_members(&self) -> bool {
+        self.members_until.is_some()
     }
 
     /// Highest round that a node has claimed.
@@ -127,7 +147,7 @@ impl Recovery {
         }
     }
 
-    /// Record which rank hosted the former coordinator, as a member of the current world says. `gone`: whether its process has
+    /// Record which rank hosted the former coordinator, as a member of the current world reports. `gone`: whether its process has
     /// ended.
     pub fn record_host(&mut self, seat: Option<HostSeat>, gone: impl Fn(&HostSeat) -> bool) {
         self.gone_rank = seat.filter(gone).map(|seat| seat.rank).or(self.gone_rank);
@@ -145,6 +165,54 @@ impl Recovery {
 
     /// Clear all waits. Called when a round has formed: no unknown world can run beside it.
     pub fn settle(&mut self) {
-        (self.strangers_until, self.gone_rank) = (None, None);
+        (self.strangers_until, self.members_until, self.gone_rank) = (None, None, None);
     }
 }
+
+/// What the members of an adopted world have reported.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Reports {
+    /// Others have time until this instant. `None`: nobody is awaited.
+    Awaited(Option<Instant>),
+    /// All have reported: that, in words.
+    Complete(String),
+    /// Some have not, and their time is over: why the world re-forms, unless all that have reported have finished.
+    Missing(String),
+}
+
+impl Parts<'_> {
+    /// Number of members of the current world that are known to run, or to wait for another round.
+    pub(super) fn reported(self) -> usize {
+        self.roster.active().len() + self.roster.counts().returning
+    }
+
+    /// What the members of an adopted world have reported so far.
+    pub(super) fn reports(self, now: Instant) -> Reports {
+        let until = self.recovery.members_until();
+        let (Some(until), Some(world)) = (until, self.current.world()) else { return Reports::Awaited(until) };
+        let (round, size, reported) = (self.round(), world.size as usize, self.reported());
+        // The former coordinator's host is not awaited, if it has ended and has not reported.
+        let gone = self.recovery.gone_rank().filter(|rank| *rank < world.size && !world.members.contains_key(rank));
+        let all_known = reported + usize::from(gone.is_some()) >= size;
+        if reported >= size {
+            return Reports::Complete(format!("all {size} members of round {round} have reported"));
+        }
+        if until > now {
+            // If no other member is expected: one that has finished sends `Done` right after its Hello.
+            let soon = until.min(now + LAST_LOOK);
+            return Reports::Awaited(Some(if all_known { soon } else { until }));
+        }
+        Reports::Missing(match self.recovery.gone_rank().filter(|_| all_known) {
+            Some(rank) => {
+                format!("node rank {rank} of round {round} has ended with the coordinator that its process hosted")
+            }
+            None => {
+                let missing = format!("{} of {size} members of round {round}", size - reported);
+                format!("{missing} did not report to the restarted coordinator")
+            }
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests;

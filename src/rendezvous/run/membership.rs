@@ -1,6 +1,7 @@
 //! The nodes of a run. Counters are updated with every change, so that an event costs the same in a large job as in a small one.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use super::event::SessionId;
@@ -18,6 +19,8 @@ pub(in crate::rendezvous) struct Roster {
     waiting: BTreeSet<NodeId>,
     counts: Counts,
     arrivals: u64,
+    /// When to look for lost nodes: none is lost before.
+    lost_by: Option<Instant>,
 }
 
 /// The number of nodes of each kind.
@@ -67,6 +70,7 @@ impl Roster {
     pub fn restored(round: Round, arrivals: u64, nodes: BTreeMap<NodeId, Node>) -> Self {
         let mut roster = Self { nodes, round, arrivals, ..Self::default() };
         roster.recount();
+        roster.look_when_lost();
         roster
     }
 
@@ -115,7 +119,7 @@ impl Roster {
         &self.unfinished
     }
 
-    /// Nodes that wait for a place in the next round.
+    /// Nodes that wait for the next round.
     pub fn waiting(&self) -> &BTreeSet<NodeId> {
         &self.waiting
     }
@@ -123,6 +127,12 @@ impl Roster {
     /// The number of nodes of each kind.
     pub fn counts(&self) -> Counts {
         self.counts
+    }
+
+    /// Whether the workers of all active nodes are connected to their agents, and none has finished: they can change in place.
+    pub fn is_attended(&self) -> bool {
+        let active = self.active.len();
+        active > 0 && self.counts.attending == active && self.counts.done == 0
     }
 
     /// Number of the last round that completed.
@@ -133,6 +143,32 @@ impl Roster {
     /// Rank in the last world, for a node that belonged to it.
     pub fn last_rank(&self, node: &Node) -> Option<u32> {
         last_rank(node, self.round)
+    }
+
+    /// Round and rank of a node that runs workers of the current round.
+    pub fn assignment(&self, id: NodeId) -> Option<(Round, u32)> {
+        let node = self.get(id).filter(|node| node.status == Status::Active)?;
+        node.placed.filter(|(round, _)| *round == self.round)
+    }
+
+    /// Whether a node has or had a rank in the current round.
+    pub fn was_placed(&self, id: NodeId) -> bool {
+        self.get(id).and_then(|node| node.placed).is_some_and(|(round, _)| round == self.round)
+    }
+
+    /// Whether a node neither waits nor runs.
+    pub fn is_idle(&self, id: NodeId) -> bool {
+        self.get(id).is_some_and(|node| node.status == Status::Idle)
+    }
+
+    /// Whether a connected node has this address: that of its connection, or one that it has named as its own.
+    pub fn has_node_at(&self, address: IpAddr) -> bool {
+        let address = address.to_canonical();
+        self.nodes.values().filter(|node| node.session.is_some()).any(|node| {
+            node.ends.is_some_and(|ends| {
+                ends.peer.to_canonical() == address || node.interfaces.iter().flatten().any(|its| *its == address)
+            })
+        })
     }
 
     /// A node's name in messages.
@@ -166,6 +202,7 @@ impl Roster {
     pub fn insert(&mut self, id: NodeId, node: Node) {
         self.remove(id);
         self.count(id, Share::default(), Share::of(&node, self.round));
+        self.look_no_later(&node);
         self.nodes.insert(id, node);
     }
 
@@ -196,17 +233,17 @@ impl Roster {
         self.update(id, |node| node.attending = true);
     }
 
-    /// Count that a node has told how long its part of the last recovery has taken.
-    pub fn count_took(&mut self, id: NodeId) {
+    /// Count that a node has reported the durations of its phases of the last recovery.
+    pub fn count_phase(&mut self, id: NodeId) {
         if let Some(node) = self.nodes.get_mut(&id) {
-            node.took = node.took.saturating_add(1);
+            node.phases_reported = node.phases_reported.saturating_add(1);
         }
     }
 
-    /// Record that a node has told its first step of the current round.
-    pub fn set_stepped(&mut self, id: NodeId) {
+    /// Record that a node has reported its first step of the current round.
+    pub fn set_first_step_reported(&mut self, id: NodeId) {
         if let Some(node) = self.nodes.get_mut(&id) {
-            node.stepped = true;
+            node.first_step_reported = true;
         }
     }
 
@@ -222,6 +259,8 @@ impl Roster {
     /// Record that a node's connection has ended.
     pub fn disconnect(&mut self, id: NodeId, now: Instant) {
         self.update(id, |node| (node.session, node.heard_at) = (None, now));
+        let lost_at = self.nodes.get(&id).map(Node::lost_at);
+        self.lost_by = self.lost_by.into_iter().chain(lost_at).min();
     }
 
     /// Renew a node's lease: a message has arrived.
@@ -236,6 +275,7 @@ impl Roster {
         for node in self.nodes.values_mut() {
             (node.heard_at, node.suspect) = (now, false);
         }
+        self.look_when_lost();
     }
 
     /// Set the lease and the reconnect grace of every node.
@@ -243,11 +283,13 @@ impl Roster {
         for node in self.nodes.values_mut() {
             (node.lease, node.reconnect_grace) = (lease, reconnect_grace);
         }
+        self.look_when_lost();
     }
 
     /// End the reconnect grace of every node.
-    pub fn end_graces(&mut self) {
+    pub fn end_graces(&mut self, now: Instant) {
         self.nodes.values_mut().for_each(|node| node.reconnect_grace = Duration::ZERO);
+        self.lost_by = Some(now);
     }
 
     /// Start a round with these members, in the order of their ranks.
@@ -256,7 +298,7 @@ impl Roster {
         for (rank, id) in (0..).zip(members) {
             if let Some(node) = self.nodes.get_mut(id) {
                 (node.status, node.placed) = (Status::Active, Some((round, rank)));
-                (node.done, node.attending, node.took, node.stepped) = (false, false, 0, false);
+                (node.done, node.attending, node.phases_reported, node.first_step_reported) = (false, false, 0, false);
             }
         }
         self.recount();
@@ -289,9 +331,19 @@ impl Roster {
         self.nodes.iter().filter(|(_, node)| node.lost_at() <= now).map(|(id, _)| *id).collect()
     }
 
-    /// When the first node is lost, unless it is heard from.
-    pub fn next_lost_at(&self) -> Option<Instant> {
-        self.nodes.values().map(Node::lost_at).min()
+    /// When to look for lost nodes: none is lost before.
+    pub fn lost_by(&self) -> Option<Instant> {
+        self.lost_by
+    }
+
+    /// Look again when the first node is lost, unless a message of it arrives.
+    pub fn look_when_lost(&mut self) {
+        self.lost_by = self.nodes.values().map(Node::lost_at).min();
+    }
+
+    /// Look no later than when this node is lost.
+    fn look_no_later(&mut self, node: &Node) {
+        self.lost_by = self.lost_by.into_iter().chain([node.lost_at()]).min();
     }
 
     /// Compare the counters with a recount.

@@ -5,15 +5,13 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use super::deadlines::Deadline;
+use super::Run;
 use super::event::{Reach, SessionId};
 use super::hosts::{Departures, Hosts};
+use super::membership::Roster;
 use super::node::{Node, Program, Status};
 use super::recovery::Recovery;
-use super::roster::Roster;
 use super::round::{Current, Pace};
-use super::run::Run;
-use super::standing::Standing;
 use crate::rendezvous::messages::message::{Hello, NodeId, Round, Verdict};
 use crate::rendezvous::messages::settings::{LONGEST_LEASE, Settings};
 use crate::wire::text::validate_name;
@@ -45,7 +43,7 @@ pub(in crate::rendezvous) struct Durable {
     id: String,
     settings: Settings,
     round: Round,
-    /// Highest round that a node has claimed a place in.
+    /// Highest round that a node has claimed a rank in.
     named: Round,
     nodes: BTreeMap<NodeId, DurableNode>,
     arrivals: u64,
@@ -124,36 +122,34 @@ impl Durable {
         }
         Ok(Self { current, ..self })
     }
-}
 
-impl Run {
-    /// The state of this run that goes into the cell.
-    pub(in crate::rendezvous) fn durable(&self) -> Durable {
+    /// The state of a run that goes into its cell.
+    pub fn of(run: &Run) -> Self {
         let node = |(id, node): (NodeId, &Node)| {
             let Node { name, process, node_rank, lease, status, placed, done, program, .. } = node.clone();
             (id, DurableNode { name, addr: node.addr(), process, node_rank, lease, status, placed, done, program })
         };
-        Durable {
-            id: self.id.clone(),
-            settings: self.settings.clone(),
-            round: self.round(),
-            named: self.recovery.named(),
-            nodes: self.roster.iter().map(node).collect(),
-            arrivals: self.roster.arrivals(),
-            current: self.current.clone(),
+        Self {
+            id: run.id.clone(),
+            settings: run.settings.clone(),
+            round: run.round(),
+            named: run.recovery.named(),
+            nodes: run.roster.iter().map(node).collect(),
+            arrivals: run.roster.arrivals(),
+            current: run.current.clone(),
         }
     }
 
-    /// Rebuild a run from the cell's state and the times that the node of this [`Hello`] has seen.
-    pub(in crate::rendezvous) fn restored(durable: &Durable, me: &Hello, times: &Times, now: Instant) -> Self {
-        let settings = &durable.settings;
+    /// Rebuild a run from this state and the times that the node of this [`Hello`] has seen.
+    pub fn restored(&self, me: &Hello, times: &Times, now: Instant) -> Run {
+        let settings = &self.settings;
         let node = |(id, known): (&NodeId, &DurableNode)| {
             let asked = if *id == me.node { &me.settings } else { settings };
             let hello = Hello {
                 local_addr: Some(known.addr.clone()),
                 process: known.process,
                 node_rank: known.node_rank,
-                ..Hello::new(&durable.id, *id, &known.name, asked.clone())
+                ..Hello::new(&self.id, *id, &known.name, asked.clone())
             };
             let (heard_at, suspect) = times.heard.get(id).copied().unwrap_or((now, false));
             let node = Node {
@@ -168,41 +164,25 @@ impl Run {
             };
             (*id, node)
         };
-        let mut run = Self::new(&durable.id, settings.clone());
-        run.roster = Roster::restored(durable.round, durable.arrivals, durable.nodes.iter().map(node).collect());
-        run.current = durable.current.clone();
+        let mut run = Run::new(&self.id, settings.clone());
+        run.roster = Roster::restored(self.round, self.arrivals, self.nodes.iter().map(node).collect());
+        run.current = self.current.clone();
         run.pace = times.pace;
-        let worlds: BTreeSet<_> = durable.current.world().map(|world| world.id).into_iter().collect();
-        run.recovery = Recovery::with_worlds(worlds, durable.named);
-        *run.admission.hosts_mut() = Hosts::with_departures(times.departures.clone());
-        run.deadlines.set(Deadline::LoseNode, run.roster.next_lost_at());
-        run.resume_trace();
+        let worlds: BTreeSet<_> = self.current.world().map(|world| world.id).into_iter().collect();
+        run.recovery = Recovery::with_worlds(worlds, self.named);
+        run.hosts = Hosts::with_departures(times.departures.clone());
+        run.trace.go_on(&run.current, &run.roster);
         run
     }
+}
 
-    /// Create a run that continues the round numbers after this one.
-    pub(in crate::rendezvous) fn counting_on(id: &str, settings: Settings, round: Round) -> Self {
-        let mut run = Self::new(id, settings);
-        run.roster = Roster::restored(round, 0, BTreeMap::new());
-        run
-    }
-
-    /// The times of this run.
-    pub(in crate::rendezvous) fn times(&self) -> Times {
-        Times {
-            heard: self.roster.iter().map(|(id, node)| (id, (node.heard_at, node.suspect))).collect(),
-            pace: self.pace,
-            departures: self.admission.hosts().departures(),
+impl Times {
+    /// The times of a run.
+    pub fn of(run: &Run) -> Self {
+        Self {
+            heard: run.roster.iter().map(|(id, node)| (id, (node.heard_at, node.suspect))).collect(),
+            pace: run.pace,
+            departures: run.hosts.departures(),
         }
-    }
-
-    /// When the next round closes, if nothing changes.
-    pub(in crate::rendezvous) fn closes_at(&self) -> Option<Instant> {
-        self.deadlines.get(Deadline::CloseRound)
-    }
-
-    /// Set the last decision that was logged, so that only a new one is logged.
-    pub(in crate::rendezvous) fn resume(&mut self, standing: Standing) {
-        self.standing = standing;
     }
 }

@@ -1,4 +1,4 @@
-//! One node of a run, as the decider knows it.
+//! One node of a run, as the run knows it.
 
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use super::event::{Ends, Reach, SessionId};
-use super::members::visible;
+use super::parts::visible;
 use crate::rendezvous::messages::message::{Hello, Join, Round};
 use crate::rendezvous::messages::settings::{LAST_LOOK, Settings};
 
@@ -15,7 +15,7 @@ use crate::rendezvous::messages::settings::{LAST_LOOK, Settings};
 pub enum Status {
     /// Has not asked to join, or has withdrawn.
     Idle,
-    /// Waits for a place in the next round.
+    /// Waits for the next round.
     Waiting {
         /// Its request.
         join: Join,
@@ -33,7 +33,7 @@ pub(in crate::rendezvous) enum Origin {
     Peer(IpAddr),
     /// Over a shared cell: the address that the node states.
     Named(String),
-    /// The name that the node gives its host, at the address of its connection. Hosts behind one address are told apart by it.
+    /// The name that the node gives its host, at the address of its connection. It distinguishes hosts behind one address.
     Host(String, IpAddr),
 }
 
@@ -62,7 +62,7 @@ impl std::fmt::Display for Origin {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(in crate::rendezvous) struct Program {
     pub role: String,
-    /// The name of their script, if the agent says it.
+    /// The name of their script, if the agent reports it.
     pub script: Option<String>,
 }
 
@@ -98,16 +98,16 @@ pub(in crate::rendezvous) struct Node {
     pub status: Status,
     /// Its host is out: while it waits, no round counts it.
     pub out: bool,
-    /// Last place: round and rank.
+    /// Last rank assignment: round and rank.
     pub placed: Option<(Round, u32)>,
     /// Its workers of the current round have all succeeded.
     pub done: bool,
     /// Its workers of the current round are all connected to their agent, so that it can change in place.
     pub attending: bool,
-    /// How often it has told how long its part of the last recovery has taken.
-    pub took: u8,
-    /// It has told its first step of the current round.
-    pub stepped: bool,
+    /// How many durations of its phases of the last recovery it has reported.
+    pub phases_reported: u8,
+    /// It has reported its first step of the current round.
+    pub first_step_reported: bool,
     /// What its workers run, once it has asked to join.
     pub program: Option<Program>,
     /// When it first asked to join. Known only in a run without a name, and to a coordinator.
@@ -115,7 +115,7 @@ pub(in crate::rendezvous) struct Node {
 }
 
 impl Node {
-    /// Make an idle node from its introduction. A claim to a place is not evaluated here.
+    /// Make an idle node from its introduction. A claim to a rank is not evaluated here.
     pub fn new(hello: &Hello, session: SessionId, reach: Reach, now: Instant) -> Self {
         let ends = match reach {
             Reach::Connection(Ends { peer, local }) => {
@@ -147,8 +147,8 @@ impl Node {
             placed: None,
             done: false,
             attending: false,
-            took: 0,
-            stepped: false,
+            phases_reported: 0,
+            first_step_reported: false,
             program: None,
             joined_at: None,
         }
@@ -177,7 +177,7 @@ impl Node {
         format!("{} ({})", self.addr(), self.name)
     }
 
-    /// Whether the node waits for a place in the next round.
+    /// Whether the node waits for the next round.
     pub fn waits(&self) -> bool {
         matches!(self.status, Status::Waiting { .. }) && !self.out
     }
@@ -197,7 +197,7 @@ impl Node {
         matches!(self.status, Status::Waiting { .. }) && self.out
     }
 
-    /// When the node is lost, unless it is heard from.
+    /// When the node is lost, unless a message of it arrives.
     pub fn lost_at(&self) -> Instant {
         match (self.session, self.suspect) {
             (None, _) => self.heard_at + self.reconnect_grace,

@@ -1,0 +1,362 @@
+//! A change in place: the members' workers stop at one check, and live on into the next round.
+//!
+//! The members of a world can change in place if all of them attend: their workers are connected to their agents, and count their checks.
+//! Then the members are not notified to stop when nodes wait to join. They run on until the newcomers' last call is over, or until one of
+//! them asks to leave. What follows:
+//!
+//! 1. `Change` to all members. Their workers stop at their next check, and each member reports how many checks they have passed.
+//! 2. `RaiseAt` to all members, with the first check that no worker has passed. Every worker stops there. The members join again, or leave.
+//! 3. The round closes as soon as no member runs any more.
+//!
+//! Whatever interrupts the world meanwhile breaks the change off. The members learn it by a `Status`, and their workers go back to their
+//! last commits. The same follows if not all members count within [`COUNT_WITHIN`], or come back within [`RETURN_WITHIN`] of the first.
+//!
+//! [`InPlace`] keeps the state of a change, and [`next_step`] is the policy. [`super::resume`] has what follows for the workers of the next
+//! world.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+use super::parts::Parts;
+use crate::rendezvous::messages::message::{ADDED, NodeId, REMOVED, Resume};
+use crate::wire::text::tidy;
+
+/// Time within which all members must have reported how far their workers are.
+pub(super) const COUNT_WITHIN: Duration = Duration::from_secs(5);
+/// Time within which all members must be back once the first one is. They stop at the same check.
+pub(super) const RETURN_WITHIN: Duration = Duration::from_secs(30);
+
+/// The state of changes in place, in the current round.
+#[derive(Clone, Debug, Default)]
+pub(super) struct InPlace {
+    change: Option<PlannedChange>,
+    /// How far the workers of each member are. A member may report it before a change begins here, if an earlier coordinator has
+    /// notified it of the change.
+    counts: BTreeMap<NodeId, u64>,
+    /// Members that ask to leave, and why.
+    leaving: BTreeMap<NodeId, String>,
+    /// The check at which the workers of each waiting node have stopped. Those of other nodes have gone back to their commits.
+    stopped_at: BTreeMap<NodeId, u64>,
+    /// How the workers of the current world have begun.
+    resume: Option<Resume>,
+    /// The current workers let the library make their process groups.
+    groupless: bool,
+    /// When to look for the next step, if no event comes.
+    due_at: Option<Instant>,
+}
+
+/// A change of which members were notified.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct PlannedChange {
+    pub flags: u8,
+    pub reason: String,
+    /// Workers may have got a check from an earlier coordinator, so that the change cannot be called off.
+    pub firm: bool,
+    pub phase: Phase,
+}
+
+/// How far a change is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Phase {
+    /// Members report how far their workers are, until then at most.
+    Counting { until: Instant },
+    /// Members have got the check. `back_by`: when all must be back, once one is.
+    Raising { check: u64, back_by: Option<Instant> },
+}
+
+impl InPlace {
+    /// The workers of the current world let the library make their process groups.
+    pub fn set_groupless(&mut self) {
+        self.groupless = true;
+    }
+
+    /// Whether they do, as far as is known.
+    pub fn is_groupless(&self) -> bool {
+        self.groupless
+    }
+
+    /// The change, if there is one.
+    pub fn change(&self) -> Option<&PlannedChange> {
+        self.change.as_ref()
+    }
+
+    /// Whether members were notified of a change that is not over.
+    pub fn is_changing(&self) -> bool {
+        self.change.is_some()
+    }
+
+    /// The check at which the members stop, once they have got it.
+    pub fn check(&self) -> Option<u64> {
+        match self.change.as_ref()?.phase {
+            Phase::Raising { check, .. } => Some(check),
+            Phase::Counting { .. } => None,
+        }
+    }
+
+    /// Begin a change.
+    pub fn begin(&mut self, change: PlannedChange) {
+        self.change = Some(change);
+    }
+
+    /// A member reports how far its workers are. Returns the check at which all were to stop, if they have passed it.
+    pub fn on_counted(&mut self, id: NodeId, count: u64) -> Option<u64> {
+        match self.check() {
+            Some(check) => Some(check).filter(|check| count >= *check),
+            None => {
+                self.counts.insert(id, count);
+                None
+            }
+        }
+    }
+
+    /// Whether a change has begun that is not known here: a member has reported how far its workers are, or they have stopped at its check.
+    pub fn has_begun_elsewhere(&self) -> bool {
+        self.change.is_none() && !(self.counts.is_empty() && self.stopped_at.is_empty())
+    }
+
+    /// The members that have not reported how far their workers are.
+    pub fn uncounted(&self, members: &BTreeSet<NodeId>) -> BTreeSet<NodeId> {
+        members.iter().filter(|id| !self.counts.contains_key(id)).copied().collect()
+    }
+
+    /// Whether all these members have reported how far their workers are.
+    pub fn has_counts_of(&self, members: &BTreeSet<NodeId>) -> bool {
+        // Most calls end here, so that a count costs the same in a large job as in a small one.
+        self.counts.len() >= members.len() && members.iter().all(|id| self.counts.contains_key(id))
+    }
+
+    /// The check at which the members stop: the first one that no worker has passed. It is the one at which workers have stopped already,
+    /// if any have.
+    pub fn next_check(&self) -> u64 {
+        let next = self.counts.values().max().map_or(1, |count| count.saturating_add(1));
+        self.stopped_at.values().copied().max().unwrap_or_default().max(next)
+    }
+
+    /// The members stop at this check.
+    pub fn raise(&mut self, check: u64) {
+        if let Some(change) = &mut self.change {
+            change.phase = Phase::Raising { check, back_by: None };
+        }
+    }
+
+    /// When to look for the next step, if no event comes.
+    pub fn due_at(&self) -> Option<Instant> {
+        self.due_at
+    }
+
+    /// Wait for an event, until this instant at most. While members come back, it is the one by which all must be.
+    pub fn wait(&mut self, until: Option<Instant>) {
+        self.due_at = until;
+        if let Some(PlannedChange { phase: Phase::Raising { back_by, .. }, .. }) = &mut self.change {
+            *back_by = back_by.or(until);
+        }
+    }
+
+    /// End the change: its reason is gone, and the members go on.
+    pub fn call_off(&mut self) {
+        self.change = None;
+        self.counts.clear();
+    }
+
+    /// End the change: the members cannot stop together any more.
+    pub fn break_off(&mut self) {
+        let (stopped_at, resume) = (std::mem::take(&mut self.stopped_at), self.resume.take());
+        let (groupless, due_at) = (self.groupless, self.due_at);
+        *self = Self { stopped_at, resume, groupless, due_at, ..Self::default() };
+    }
+
+    /// A node joins, whose workers have stopped at this check, if at any.
+    pub fn stop_at(&mut self, id: NodeId, check: Option<u64>) {
+        match check {
+            Some(check) => self.stopped_at.insert(id, check),
+            None => self.stopped_at.remove(&id),
+        };
+    }
+
+    /// The workers of a member have stopped at the check, so those of the others do soon.
+    pub fn someone_has_stopped(&mut self, now: Instant) {
+        if let Some(PlannedChange { phase: Phase::Raising { back_by, .. }, .. }) = &mut self.change {
+            back_by.get_or_insert(now + RETURN_WITHIN);
+        }
+    }
+
+    /// Whether a node waits whose workers have stopped for the change.
+    pub fn is_anyone_back(&self) -> bool {
+        self.is_changing() && !self.stopped_at.is_empty()
+    }
+
+    /// The check at which the workers of a waiting node have stopped.
+    pub fn stopped_at(&self, id: NodeId) -> Option<u64> {
+        self.stopped_at.get(&id).copied()
+    }
+
+    /// A member asks to leave.
+    pub fn announce(&mut self, id: NodeId, reason: String) {
+        self.leaving.insert(id, reason);
+    }
+
+    /// The members that ask to leave, and why.
+    pub fn leaving(&self) -> &BTreeMap<NodeId, String> {
+        &self.leaving
+    }
+
+    /// A node neither runs nor waits any more.
+    pub fn forget(&mut self, id: NodeId) {
+        self.counts.remove(&id);
+        self.leaving.remove(&id);
+        self.stopped_at.remove(&id);
+    }
+
+    /// Begin the time limits anew: this process was stalled.
+    pub fn extend(&mut self, now: Instant) {
+        let limit = match self.change.as_mut().map(|change| &mut change.phase) {
+            None => None,
+            Some(Phase::Counting { until }) => {
+                *until = now + COUNT_WITHIN;
+                Some(*until)
+            }
+            Some(Phase::Raising { back_by, .. }) => {
+                *back_by = back_by.map(|_| now + RETURN_WITHIN);
+                *back_by
+            }
+        };
+        self.due_at = limit.or(self.due_at.map(|at| at.max(now)));
+    }
+
+    /// A round begins.
+    pub fn begin_round(&mut self, resume: Option<Resume>) {
+        *self = Self { resume, due_at: self.due_at, ..Self::default() };
+    }
+
+    /// How the workers of the current world have begun. `None` if this coordinator did not form it.
+    pub fn resume(&self) -> Option<&Resume> {
+        self.resume.as_ref()
+    }
+}
+
+/// What a change needs next.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum NextStep {
+    /// Wait for an event, and look again at this instant if none comes.
+    Wait(Option<Instant>),
+    /// Begin a change.
+    Begin(PlannedChange),
+    /// All members have counted: they stop at this check.
+    Raise(u64),
+    /// The reason for the change is gone, and the members go on.
+    CallOff,
+    /// A change is due, and the members cannot change in place: the world is interrupted for the reason of the change.
+    Interrupt(String),
+    /// The members cannot stop together any more: the world is interrupted.
+    Fail(String),
+}
+
+/// What the change of an undisturbed world needs next.
+pub(super) fn next_step(parts: Parts, now: Instant) -> NextStep {
+    match parts.in_place.change().map(|change| change.phase) {
+        None => begin_if_due(parts, now),
+        Some(Phase::Counting { until }) => raise_if_counted(parts, until, now),
+        Some(Phase::Raising { back_by, .. }) => await_members(parts, back_by, now),
+    }
+}
+
+/// Begin a change if one is due.
+fn begin_if_due(parts: Parts, now: Instant) -> NextStep {
+    let Parts { roster, in_place, settings, .. } = parts;
+    let firm = in_place.has_begun_elsewhere();
+    let asked = firm || !in_place.leaving().is_empty();
+    if roster.active().is_empty() || !(asked || parts.joinable() > 0) {
+        return NextStep::Wait(None);
+    }
+    if let Some(until) = parts.held_growth().filter(|_| !asked) {
+        return NextStep::Wait(Some(until));
+    }
+    if !roster.is_attended() {
+        // Newcomers are announced by a `Status`.
+        return if asked { NextStep::Interrupt(reason_for(parts)) } else { NextStep::Wait(None) };
+    }
+    let full = parts.would_be_full();
+    let last_call_ends = parts.pace.newcomer_since.map(|since| since + settings.last_call_timeout);
+    let due = last_call_ends.filter(|_| !asked && !full).unwrap_or(now);
+    if due > now {
+        return NextStep::Wait(Some(due));
+    }
+    if parts.recovery.awaits_members() || roster.counts().unreachable > 0 {
+        return NextStep::Wait(None); // the next event follows soon
+    }
+    let removed = if in_place.leaving().is_empty() { 0 } else { REMOVED };
+    let added = if roster.waiting().is_empty() { 0 } else { ADDED };
+    let flags = if removed | added == 0 { REMOVED | ADDED } else { removed | added };
+    let phase = Phase::Counting { until: now + COUNT_WITHIN };
+    NextStep::Begin(PlannedChange { flags, reason: reason_for(parts), firm, phase })
+}
+
+/// Choose the check at which members stop, if all have counted.
+fn raise_if_counted(parts: Parts, until: Instant, now: Instant) -> NextStep {
+    let Parts { roster, in_place, .. } = parts;
+    if !in_place.has_counts_of(roster.unfinished()) {
+        if until > now {
+            return NextStep::Wait(Some(until));
+        }
+        let missing = in_place.uncounted(roster.unfinished());
+        return give_up(parts, &missing, &format!("not counted checks within {} s", COUNT_WITHIN.as_secs()));
+    }
+    let firm = in_place.change().is_some_and(|change| change.firm);
+    if !firm && in_place.leaving().is_empty() && parts.joinable() == 0 {
+        return NextStep::CallOff;
+    }
+    NextStep::Raise(in_place.next_check())
+}
+
+/// Break the change off if members are missing after it.
+fn await_members(parts: Parts, back_by: Option<Instant>, now: Instant) -> NextStep {
+    let Parts { roster, in_place, .. } = parts;
+    let active = roster.active();
+    if active.is_empty() {
+        return NextStep::Wait(None);
+    }
+    if in_place.is_anyone_back() && roster.counts().done > 0 {
+        let missing = active.difference(roster.unfinished()).copied().collect();
+        return give_up(parts, &missing, "finished, and others have stopped for a change");
+    }
+    match back_by.or_else(|| in_place.is_anyone_back().then(|| now + RETURN_WITHIN)) {
+        Some(back_by) if back_by <= now => {
+            give_up(parts, active, &format!("not stopped {} s after others", RETURN_WITHIN.as_secs()))
+        }
+        back_by => NextStep::Wait(back_by),
+    }
+}
+
+/// The members cannot stop together, because these have done `what`.
+fn give_up(parts: Parts, missing: &BTreeSet<NodeId>, what: &str) -> NextStep {
+    let label = missing.first().map(|id| parts.roster.label(*id)).unwrap_or_default();
+    let who = match missing.len() {
+        0 | 1 => format!("{label} has"),
+        count => format!("{label} and {} more have", count - 1),
+    };
+    let why = parts.in_place.change().map(|change| change.reason.clone()).unwrap_or_default();
+    NextStep::Fail(format!("{who} {what}; the world was to change because {why}"))
+}
+
+/// The reason for the change.
+fn reason_for(parts: Parts) -> String {
+    let leaving = parts.in_place.leaving();
+    let mut reasons = Vec::new();
+    if let Some((id, reason)) = leaving.first_key_value() {
+        let more = match leaving.len() - 1 {
+            0 => String::new(),
+            more => format!(", and {more} more"),
+        };
+        reasons.push(format!("{} is about to leave: {reason}{more}", parts.roster.label(*id)));
+    }
+    if parts.joinable() > 0 && parts.roster.waiting().len() > parts.roster.counts().returning {
+        reasons.push(parts.who_waits());
+    }
+    if reasons.is_empty() {
+        reasons.push("its change began before this coordinator was restarted".to_owned());
+    }
+    tidy(&reasons.join("; "))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,410 @@
+//! Nodes leave, and members report how their workers are. A node withdraws, leaves, is lost, or is sent away because its host is out. Its
+//! workers fail, or finish. The coordinator's own process ends.
+//!
+//! Without a coordinator no world can form. If the host's node leaves before the job has ended, the coordinator notifies every node,
+//! closes all sessions, and decides nothing more. SIGINT or SIGQUIT at the host's terminal ends the job. After any other end, such as
+//! a moved pod, a coordinator may come back to the same address.
+
+use std::time::Instant;
+
+use super::Run;
+use super::event::{Effect, Home, SessionId};
+use super::hosts::{Consequence, Entry};
+use super::node::{Node, Origin, Status};
+use crate::events::record::{FirstStep, Kind, LONGEST_US, Loss, Number, Phase, Why};
+use crate::rendezvous::messages::bounds::tidy_failure;
+use crate::rendezvous::messages::message::{
+    CoordinatorMessage, Failure, Hello, HostSeat, LARGEST_STEP, NodeId, Placed, Recalled, Round, Stepped, Verdict,
+};
+use crate::rendezvous::messages::settings::LAST_LOOK;
+use crate::wire::text::tidy;
+
+/// How often a node may report how long its parts of a round have taken.
+const MOST_REPORTED: u8 = 2;
+
+impl Run {
+    /// A node gives up waiting.
+    pub(super) fn on_withdraw(&mut self, id: NodeId, session: SessionId, now: Instant) {
+        let progress = self.progress(now);
+        self.send(session, CoordinatorMessage::Withdrawn { progress });
+        let placed = self.roster.get(id).is_some_and(|node| node.status == Status::Active);
+        let what = if placed { "gave up waiting just as the round completed" } else { "gave up waiting" };
+        self.withdraw(id, what, Why::NodeWithdrew, None);
+    }
+
+    /// A node leaves. Returns whether that may change the decision.
+    pub(super) fn on_leave(
+        &mut self,
+        id: NodeId,
+        session: SessionId,
+        reason: &str,
+        signal: Option<i32>,
+        now: Instant,
+    ) -> bool {
+        let reason = tidy(reason);
+        let left = self.record_of(id, Kind::NodeLeft { signal }, None, format!("left: {reason}"));
+        if self.is_host(id) {
+            self.on_host_left(id, session, &reason, signal, left, now);
+            return false;
+        }
+        self.depart(id, &format!("left: {reason}"), Why::NodeLeft, left, now);
+        self.remove(id);
+        self.emit(Effect::End { session });
+        true
+    }
+
+    /// Make a waiting or running node idle. A running node interrupts the world, unless it or the whole job has finished. `cause`: the
+    /// event that caused it, if one did.
+    pub(super) fn withdraw(&mut self, id: NodeId, what: &str, why: Why, cause: Option<Number>) {
+        let Some(node) = self.roster.get(id) else { return };
+        let (waits, name) = (node.waits(), node.name.clone());
+        let reason = (node.status == Status::Active && !node.done).then(|| format!("{} {what}", node.label()));
+        if waits {
+            let text = format!("{} no longer waits: it {what}", node.label());
+            self.record(Kind::NodeWithdrew {}, Some(&name), cause, text);
+        }
+        self.roster.set_status(id, Status::Idle);
+        self.in_place.forget(id);
+        if let Some(reason) = reason.filter(|_| !self.parts().is_all_done()) {
+            let cause = cause.unwrap_or_else(|| self.record(Kind::NodeWithdrew {}, Some(&name), None, None));
+            self.interrupt(&reason, why, cause);
+        }
+        let newcomers_left = self.roster.waiting().len() > self.roster.counts().returning;
+        if !newcomers_left {
+            self.pace.newcomer_since = None;
+        }
+    }
+
+    /// Handle a node's departure. If it ran workers, the departure counts against its host (`rejoin_limit`).
+    pub(super) fn depart(&mut self, id: NodeId, what: &str, why: Why, cause: Number, now: Instant) {
+        self.count_departure(id, now);
+        self.withdraw(id, what, why, Some(cause));
+    }
+
+    /// Forget a node and free its identity.
+    pub(super) fn remove(&mut self, id: NodeId) {
+        self.in_place.forget(id);
+        self.trace.forget(id);
+        self.admission.release(id, self.roster.get(id));
+        self.roster.remove(id);
+    }
+
+    /// Log that a node is lost, and remove it.
+    pub(super) fn lose(&mut self, id: NodeId, how: Loss, what: &str, now: Instant) {
+        let Some(node) = self.roster.get(id) else { return };
+        let origin = node.origin();
+        let silent_ms = match how {
+            Loss::Lease => None,
+            Loss::Connection | Loss::Silence => u64::try_from((now - node.heard_at).as_millis()).ok(),
+        };
+        let lost = self.record_of(id, Kind::NodeLost { how, silent_ms }, None, what.to_owned());
+        let first = self.hosts.is_first_failure(id, &self.roster, &self.current);
+        self.depart(id, what, Why::NodeLost, lost, now);
+        if first {
+            self.on_first_failure(&origin, None, now);
+        }
+        self.remove(id);
+    }
+
+    /// Remove such nodes that are lost by now, and set the next deadline.
+    pub(super) fn expire(&mut self, such: impl Fn(&Node) -> bool, now: Instant) {
+        if self.roster.lost_by().is_none_or(|at| now < at) {
+            return;
+        }
+        for id in self.roster.lost(now) {
+            let Some(node) = self.roster.get(id).filter(|node| such(node)) else { continue };
+            let session = node.session;
+            let ago = (now - node.heard_at).as_secs_f64();
+            let (how, what) = match session {
+                None => (Loss::Connection, format!("is lost: its connection ended {ago:.1} s ago")),
+                Some(_) => {
+                    let silent = (node.lease + LAST_LOOK).as_secs_f64();
+                    (Loss::Silence, format!("is lost: silent for {silent:.1} s"))
+                }
+            };
+            self.lose(id, how, &what, now);
+            session.into_iter().for_each(|session| self.emit(Effect::End { session }));
+        }
+        self.roster.look_when_lost();
+    }
+
+    /// Count a departure against the node's host, if the node ran workers.
+    pub(super) fn count_departure(&mut self, id: NodeId, now: Instant) {
+        let open = self.current.closed().is_none();
+        let running = self.roster.get(id).filter(|node| open && node.status == Status::Active && !node.done);
+        let Some(origin) = running.map(Node::origin) else { return };
+        if self.hosts.on_departure(&origin, &self.settings, now) {
+            self.emit(Effect::Exclusions);
+        }
+    }
+
+    /// Count a round's first failure against a host: that of the worker with this rank, or of a node that was lost.
+    pub(super) fn on_first_failure(&mut self, origin: &Origin, rank: Option<u32>, now: Instant) {
+        let consequence = self.hosts.on_first_failure(origin, rank, &self.settings, now);
+        self.apply_to_hosts(consequence, now);
+    }
+
+    /// Record an event of a host. If other hosts are kept out than before, apply that to the nodes that wait.
+    pub(super) fn apply_to_hosts(&mut self, Consequence { records, changes }: Consequence, now: Instant) {
+        for (kind, text) in records {
+            let failed = matches!(kind, Kind::HostFailed { .. } | Kind::HostOut { .. });
+            self.record(kind, None, self.trace.broken().filter(|_| failed), text);
+        }
+        if !changes {
+            return;
+        }
+        for (id, session, entry) in self.hosts.entries(&self.roster, now) {
+            match (entry, session) {
+                (Entry::Never, Some(session)) => self.evict(id, session, now),
+                _ => self.keep_out(id, entry != Entry::Open, now),
+            }
+        }
+        self.emit(Effect::Exclusions);
+    }
+
+    /// Record whether a waiting node's host is out.
+    pub(super) fn keep_out(&mut self, id: NodeId, out: bool, now: Instant) {
+        let Some(node) = self.roster.get(id).filter(|node| node.out != out) else { return };
+        let new = self.roster.last_rank(node).is_none();
+        self.roster.set_out(id, out);
+        if !out && new {
+            self.pace.newcomer_since.get_or_insert(now);
+        }
+    }
+
+    /// End the session of a node whose host is out for the job.
+    pub(super) fn evict(&mut self, id: NodeId, session: SessionId, now: Instant) {
+        let Some(origin) = self.roster.get(id).map(Node::origin) else { return };
+        let Some((why, reason)) = self.hosts.refusal(&origin, &self.settings, now) else { return };
+        self.withdraw(id, "is sent away: its host is out for the job", Why::NodeWithdrew, None);
+        self.remove(id);
+        self.refuse(session, why, reason);
+    }
+
+    /// Handle a worker's failure. Only the first failure of a round is counted. A later one, or one after members were notified to
+    /// re-form, is taken for a consequence. Before all members have reported to a restarted coordinator, any failure may be one: it is
+    /// not counted. Members are notified at once, since workers whose collective has failed wait only seconds for news.
+    pub(super) fn on_failed(&mut self, id: NodeId, session: SessionId, round: Round, failure: &Failure, now: Instant) {
+        let Some(node) = self.roster.get(id).filter(|_| self.current.closed().is_none()) else { return };
+        if !self.is_current(node, round) {
+            return self.stale(node.label(), session, round);
+        }
+        let failure = tidy_failure(failure, node.label());
+        let name = node.name.clone();
+        if self.current.interrupted().is_some() || self.current.notified() {
+            let text = format!("{failure}; not counted, a consequence of this: {}", self.parts().why());
+            self.record(Kind::WorkerExited(failure.exit(false, false)), Some(&name), self.trace.broken(), text);
+            return self.send(session, self.status());
+        }
+        if self.recovery.awaits_members() {
+            let reason = format!(
+                "{failure}; not counted, since not all members of round {round} have reported to the restarted coordinator"
+            );
+            let exit = self.record(Kind::WorkerExited(failure.exit(true, false)), Some(&name), None, None);
+            return self.interrupt_by(&reason, exit, Failure { counts: false, ..failure });
+        }
+        let unreachable = self.roster.of(self.roster.active()).find(|(_, node)| node.session.is_none());
+        if let Some((gone_id, gone)) = unreachable.map(|(id, node)| (id, node.label())) {
+            // Workers notice that a peer's connection is gone before the reconnect grace of the peer's agent is over.
+            self.hosts.await_loss(Some(gone_id));
+            let reason = format!("{failure}; not counted, since the connection of {gone} has ended");
+            let exit = self.record(Kind::WorkerExited(failure.exit(true, false)), Some(&name), None, None);
+            return self.interrupt_by(&reason, exit, Failure { counts: false, ..failure });
+        }
+        let exit = self.record(Kind::WorkerExited(failure.exit(true, failure.counts)), Some(&name), None, None);
+        if !failure.counts {
+            // The worker lives, and has left its world on purpose. Neither the budget nor its host answers for that.
+            return self.interrupt_by(&failure.to_string(), exit, failure);
+        }
+        let Some(node) = self.roster.get(id) else { return };
+        let (origin, rank) = (node.origin(), failure.global_rank);
+        match self.settings.max_restarts {
+            Some(limit) if self.current.restart() >= limit => {
+                let restarts = if limit == 0 {
+                    "no restarts are allowed".to_owned()
+                } else {
+                    format!("no restarts left: all {limit} restarts are used up")
+                };
+                let cause = format!("{failure}; {restarts} (max_restarts)");
+                let by = failure.node.clone();
+                self.close(Verdict::Failed { by, cause, failure: Some(Box::new(failure)) }, Some(exit));
+            }
+            limit => {
+                let number = self.current.count_restart();
+                // PyTorch's wording, for which logs are searched. PyTorch's number of attempts left includes this restart.
+                let of = limit.map_or_else(String::new, |limit| {
+                    format!(" of {limit}; {}/{limit} attempts left", limit - number + 1)
+                });
+                let reason = format!("{failure}; restart {number}{of}; will restart worker group");
+                self.interrupt_by(&reason, exit, failure);
+                self.on_first_failure(&origin, Some(rank), now);
+            }
+        }
+    }
+
+    /// Record that all workers of a node have succeeded.
+    pub(super) fn on_done(&mut self, id: NodeId, session: SessionId, round: Round) {
+        let Some(node) = self.roster.get(id).filter(|_| self.current.closed().is_none()) else { return };
+        if !self.is_current(node, round) {
+            return self.stale(node.label(), session, round);
+        }
+        if !node.done {
+            self.roster.set_done(id);
+            let (done, all) = (self.roster.counts().done, self.roster.active().len());
+            if done == 1 || done == all {
+                let text = format!("{done} of {all} live nodes of round {round} have finished");
+                self.record(Kind::WorkersFinished { done, of: all }, None, self.trace.completed(), text);
+            }
+        }
+    }
+
+    /// Record how long a node's phases of the last recovery have taken. Rank 0's node reports twice: when its workers were started, and when
+    /// all workers are there.
+    pub(super) fn on_phase(&mut self, id: NodeId, round: Round, phase: Phase) {
+        let is_new = |node: &Node| self.is_current(node, round) && node.phases_reported < MOST_REPORTED;
+        let Some(node) = self.roster.get(id).filter(|node| is_new(node)) else { return };
+        let name = node.name.clone();
+        self.roster.count_phase(id);
+        let phase = phase.bounded();
+        self.trace.imported(phase.import_us);
+        self.record(Kind::Phase(phase), Some(&name), self.trace.completed(), None);
+    }
+
+    /// Record a node's first step of the round. Only rank 0's node knows how long the import took, and each node reports the time since
+    /// its start: what remains is the step's.
+    pub(super) fn on_first_step(&mut self, id: NodeId, round: Round, first: Stepped) {
+        let is_new = |node: &Node| self.is_current(node, round) && !node.first_step_reported;
+        let Some(node) = self.roster.get(id).filter(|node| is_new(node)) else { return };
+        let name = node.name.clone();
+        self.roster.set_first_step_reported(id);
+        let bounded = |number: u64| number.min(LARGEST_STEP);
+        let first_step = FirstStep {
+            first_step_us: first.after_us.min(LONGEST_US).saturating_sub(self.trace.import_us()),
+            step: first.step.map(bounded),
+            step_before: first.before.map(bounded),
+            step_time_us: first.step_time_us.map(|micros| micros.min(LONGEST_US)),
+        };
+        self.record(Kind::FirstStep(first_step), Some(&name), self.trace.completed(), None);
+    }
+
+    /// A member reports what it recorded under the coordinator before this one.
+    pub(super) fn on_recalled(&mut self, id: NodeId, recalled: Recalled) {
+        let Some(name) = self.roster.get(id).map(|node| node.name.clone()) else { return };
+        for reported in self.trace.on_recalled(id, &name, recalled) {
+            self.record(Kind::Told(Box::new(reported)), Some(&name), None, None);
+        }
+    }
+
+    /// A node reports how far its workers are.
+    pub(super) fn on_step(&mut self, id: NodeId, round: Round, step: Option<u64>, us: Option<u64>, now: Instant) {
+        let Some(node) = self.roster.get(id).filter(|node| self.is_current(node, round)) else { return };
+        let is_first = node.placed == Some((round, 0));
+        self.trace.watch_mut().on_step(id, is_first, step, us, now);
+    }
+
+    /// Answer a report about a round that is over for the node.
+    fn stale(&mut self, label: String, session: SessionId, round: Round) {
+        let current = self.round();
+        self.note(format!(
+            "a report of {label} about round {round} is ignored: that round is over, the current one is {current}"
+        ));
+        self.send(session, CoordinatorMessage::Stale { round, current });
+    }
+
+    /// Whether a node runs workers of this round.
+    pub(super) fn is_current(&self, node: &Node, round: Round) -> bool {
+        let placed = node.placed.is_some_and(|(placed, _)| placed == round);
+        node.status == Status::Active && placed && round == self.round()
+    }
+
+    /// The current world must re-form because of a failure.
+    fn interrupt_by(&mut self, reason: &str, exit: Number, failure: Failure) {
+        self.interrupt(reason, Why::WorkerFailed, exit);
+        self.current.blame(failure);
+    }
+
+    /// Record which node is in the coordinator's own process. The claim is checked against the number of that process.
+    pub(super) fn record_host(&mut self, hello: &Hello, home: Option<Home>) {
+        if let Some(home) = home.filter(|home| hello.hosts && hello.process == home.process) {
+            self.host = Some((hello.node, home));
+        }
+    }
+
+    /// Whether the node is in the coordinator's own process.
+    pub(super) fn is_host(&self, id: NodeId) -> bool {
+        self.host.is_some_and(|(host, _)| host == id)
+    }
+
+    /// The host's rank in the current world, and where it listens, for the members.
+    pub(super) fn host_rank(&self) -> Option<HostSeat> {
+        let (id, home) = self.host?;
+        let rank = self.roster.get(id).and_then(|node| self.roster.last_rank(node))?;
+        Some(HostSeat { rank, place: home.place?, life: home.life })
+    }
+
+    /// Evaluate a member's statement about the process that hosted the former coordinator. That process has ended if this coordinator
+    /// listens at the same address in another process.
+    pub(super) fn record_former_host(&mut self, placed: Placed, home: Option<Home>) {
+        self.recovery.record_host(placed.host, |seat| {
+            home.is_some_and(|home| home.place == Some(seat.place) && home.life != seat.life)
+        });
+    }
+
+    /// Handle that the node in this coordinator's own process has left.
+    pub(super) fn on_host_left(
+        &mut self,
+        id: NodeId,
+        session: SessionId,
+        reason: &str,
+        signal: Option<i32>,
+        left: Number,
+        now: Instant,
+    ) {
+        self.emit(Effect::End { session });
+        let label = self.roster.label(id);
+        // Members that stop their workers together for this know it already.
+        let must_re_form = self.parts().waiting_for_members() > 0 && self.in_place.check().is_none();
+        self.depart(id, &format!("left: {reason}"), Why::NodeLeft, left, now);
+        let interrupts = must_re_form || self.current.interrupted().is_some();
+        self.remove(id);
+        self.host = None;
+        self.close_if_all_done();
+        if self.current.closed().is_none() && signal.is_some_and(is_from_keyboard) {
+            let cause = format!("{reason}, and its process hosted the coordinator");
+            self.close(Verdict::Stopped { by: label.clone(), cause }, Some(left));
+            self.end_all(None);
+        }
+        let why = format!("its host {label} left: {reason}");
+        self.emit(Effect::HostLeft { why, interrupts });
+    }
+
+    /// End all sessions and forget all nodes, because this coordinator's process ends. A closed run stays, so that a late node can
+    /// still learn how it ended.
+    pub(super) fn on_coordinator_ends(&mut self, why: &str, interrupts: bool) {
+        if self.current.closed().is_some() {
+            return;
+        }
+        self.end_all(Some(CoordinatorMessage::Leaving { why: why.to_owned(), interrupts }));
+        let text = format!("this coordinator ends, and no world can form without it: {why}");
+        self.record(Kind::CoordinatorEnds {}, None, None, text);
+        // Nodes with a broken connection are left: they will find no coordinator.
+        self.roster.ids().into_iter().for_each(|id| self.remove(id));
+    }
+
+    /// End all sessions, and forget the nodes that had one.
+    fn end_all(&mut self, last_words: Option<CoordinatorMessage>) {
+        for id in self.roster.ids() {
+            let Some(session) = self.session(id) else { continue };
+            if let Some(message) = last_words.clone() {
+                self.send(session, message);
+            }
+            self.emit(Effect::End { session });
+            self.remove(id);
+        }
+    }
+}
+
+/// Whether a terminal sends this signal for Ctrl-C or Ctrl-\: SIGINT, SIGQUIT.
+pub(super) fn is_from_keyboard(signal: i32) -> bool {
+    matches!(signal, 2 | 3)
+}
