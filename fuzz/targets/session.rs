@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 
 use bytes::BytesMut;
 use elastic_rs::rendezvous::coordinator::machine::{Command, Machine};
-use elastic_rs::rendezvous::run::{Ends, SessionId};
 use elastic_rs::rendezvous::messages::codec::{decode_frame, decode_preamble, try_encode_frame};
 use elastic_rs::rendezvous::messages::message::{CoordinatorMessage, NodeMessage};
 use elastic_rs::rendezvous::messages::settings::{LONGEST_LEASE, LONGEST_WAIT};
+use elastic_rs::rendezvous::run::{Ends, SessionId};
 use libfuzzer_sys::fuzz_target;
 
 const CONNECTIONS: usize = 4;
