@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use super::machine::AgentMachine;
 use crate::rendezvous::messages::message::{Placement, Round};
-use crate::rendezvous::node::machine::View;
+use crate::rendezvous::node::View;
 
 /// The state that an agent has last acted on.
 #[derive(Clone, Debug, PartialEq, Eq)]

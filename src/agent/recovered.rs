@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use crate::events::metrics::PHASES;
 use crate::events::record::Phase;
 use crate::rendezvous::messages::message::{Failure, NEVER, Placement, Round};
-use crate::rendezvous::node::machine::View;
+use crate::rendezvous::node::View;
 
 /// Most characters of a cause that is told in words.
 const LONGEST: usize = 120;
@@ -153,7 +153,7 @@ fn shortened(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rendezvous::node::machine::Change;
+    use crate::rendezvous::node::Change;
 
     fn place() -> Placement {
         Placement {

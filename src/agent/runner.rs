@@ -23,8 +23,8 @@ use crate::channel::agent::Exchange;
 use crate::channel::message::World;
 use crate::rendezvous::conf::InPlace;
 use crate::rendezvous::messages::message::{Failure, Placement, Running};
-use crate::rendezvous::node::machine::{JoinError, View};
 use crate::rendezvous::node::session::Session;
+use crate::rendezvous::node::{JoinError, View};
 use crate::wait::until;
 use crate::workers::{Deadline, Exit, Exited, Signal, StderrEnd, reap_strangers_as_process_1};
 

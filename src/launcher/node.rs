@@ -13,7 +13,7 @@ use super::worker_store::{Opener, RoundStore};
 pub use super::worker_store::{Reach, WorkersStore};
 use crate::endpoint::Sessions;
 use crate::rendezvous::messages::message::{JoinWorkers, Placement};
-use crate::rendezvous::node::machine::JoinError;
+use crate::rendezvous::node::JoinError;
 use crate::rendezvous::node::session::Session;
 use crate::secure::Protection;
 use crate::wait::telling_if_slow;

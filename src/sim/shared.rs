@@ -15,7 +15,7 @@ use super::worlds::Violation;
 use crate::rendezvous::cell::node::CellNode;
 use crate::rendezvous::messages::message::{Placement, Round, Verdict};
 use crate::rendezvous::messages::settings::Settings;
-use crate::rendezvous::node::machine::{JoinError, NodeMachine};
+use crate::rendezvous::node::{JoinError, NodeMachine};
 
 /// What a cell holds. A history shows its length and its digest: to print all bytes takes a quarter of the time.
 #[derive(Clone)]

@@ -10,7 +10,7 @@ use elastic_rs::channel::message::{HeldState, ToWorker};
 use elastic_rs::rendezvous::messages::message::{
     Failure, Generation, LIVES, NEVER, Placement, Resume, Round, Survival, Verdict,
 };
-use elastic_rs::rendezvous::node::machine::{Change, JoinError};
+use elastic_rs::rendezvous::node::{Change, JoinError};
 
 const FIRST: Resume = Resume::Continue { source: 0, sync: true, survivors: 0, generation: GENERATION };
 const GENERATION: Generation = Generation { round: Round(1), world: 1 };

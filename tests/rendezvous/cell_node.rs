@@ -6,8 +6,8 @@ use elastic_rs::events::record::{Kind, Phase};
 use elastic_rs::rendezvous::cell::node::{CellCommand, CellNode};
 use elastic_rs::rendezvous::messages::message::{Hello, NodeId, Verdict};
 use elastic_rs::rendezvous::messages::settings::Settings;
-use elastic_rs::rendezvous::node::report::Reporter;
-use elastic_rs::rendezvous::node::view::JoinError;
+use elastic_rs::rendezvous::node::JoinError;
+use elastic_rs::rendezvous::node::status_log::Reporter;
 
 fn node(number: u128, nodes: u32, now: Instant) -> CellNode {
     let hello = Hello::new("job", NodeId(number), format!("host:{number}"), Settings::new(nodes, nodes));

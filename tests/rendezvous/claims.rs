@@ -11,7 +11,7 @@ use elastic_rs::rendezvous::messages::message::{
     CoordinatorMessage, Generation, Hello, NodeId, NodeMessage, Placed, Round,
 };
 use elastic_rs::rendezvous::messages::settings::{LONGEST_GRACE, LONGEST_LEASE, LONGEST_WAIT, Settings};
-use elastic_rs::rendezvous::node::machine::NodeMachine;
+use elastic_rs::rendezvous::node::NodeMachine;
 
 const SECOND: Duration = Duration::from_secs(1);
 /// A visitor's session, and the last byte of its address.

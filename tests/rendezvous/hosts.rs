@@ -12,7 +12,7 @@ use elastic_rs::rendezvous::messages::message::{
 };
 use elastic_rs::rendezvous::messages::rules::Rules;
 use elastic_rs::rendezvous::messages::settings::Settings;
-use elastic_rs::rendezvous::node::machine::JoinError;
+use elastic_rs::rendezvous::node::JoinError;
 
 const SECOND: Duration = Duration::from_secs(1);
 

@@ -10,7 +10,7 @@ use elastic_rs::rendezvous::messages::message::{
     CoordinatorMessage, Hello, INTERFACES_LIMIT, JoinWorkers, MEMBERS_IN_A_MESSAGE, NodeId, Placement, Round,
 };
 use elastic_rs::rendezvous::messages::settings::Settings;
-use elastic_rs::rendezvous::node::machine::NodeMachine;
+use elastic_rs::rendezvous::node::NodeMachine;
 
 use crate::bench::{Bench, hello, join};
 

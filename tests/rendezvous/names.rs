@@ -6,8 +6,8 @@ use elastic_rs::rendezvous::messages::message::{
     CoordinatorMessage, Hello, Join, JoinWorkers, NodeMessage, Round, Verdict, Waits,
 };
 use elastic_rs::rendezvous::messages::settings::Settings;
-use elastic_rs::rendezvous::node::machine::{JoinError, NodeMachine};
-use elastic_rs::rendezvous::node::report::Reporter;
+use elastic_rs::rendezvous::node::status_log::Reporter;
+use elastic_rs::rendezvous::node::{JoinError, NodeMachine};
 
 use crate::bench::{Bench, failure, hello, join};
 

@@ -6,8 +6,8 @@ use elastic_rs::rendezvous::messages::message::{
     CoordinatorMessage, Hello, NodeId, NodeMessage, Placement, Round, Verdict, Waits,
 };
 use elastic_rs::rendezvous::messages::settings::Settings;
-use elastic_rs::rendezvous::node::machine::{JoinError, NodeCommand, NodeMachine};
-use elastic_rs::rendezvous::node::report::Reporter;
+use elastic_rs::rendezvous::node::status_log::Reporter;
+use elastic_rs::rendezvous::node::{JoinError, NodeCommand, NodeMachine};
 
 const COORDINATOR_TIMEOUT: Duration = Duration::from_secs(60);
 

@@ -7,7 +7,7 @@ use elastic_rs::rendezvous::messages::message::{
     Placement, REMOVED, Resume, Round, Running, SURVIVORS_LIMIT, Survival, Verdict,
 };
 use elastic_rs::rendezvous::messages::settings::Settings;
-use elastic_rs::rendezvous::node::machine::{Change, NodeCommand, NodeMachine};
+use elastic_rs::rendezvous::node::{Change, NodeCommand, NodeMachine};
 
 use crate::bench::survived;
 

@@ -11,7 +11,7 @@ use elastic_rs::rendezvous::messages::message::{
     Failure, Hello, JoinWorkers, NodeId, NodeMessage, Placement, Round, Verdict,
 };
 use elastic_rs::rendezvous::messages::settings::Settings;
-use elastic_rs::rendezvous::node::machine::{NodeCommand, NodeMachine};
+use elastic_rs::rendezvous::node::{NodeCommand, NodeMachine};
 use proptest::prelude::*;
 
 const NODES: usize = 4;

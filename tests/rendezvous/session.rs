@@ -13,8 +13,8 @@ use elastic_rs::rendezvous::messages::message::{
     CoordinatorMessage, Failure, Hello, MAGIC, NodeId, PROTOCOL_VERSION, Placement, Round, Verdict,
 };
 use elastic_rs::rendezvous::messages::settings::Settings;
-use elastic_rs::rendezvous::node::machine::{JoinError, View};
 use elastic_rs::rendezvous::node::session::Session;
+use elastic_rs::rendezvous::node::{JoinError, View};
 use elastic_rs::secure::Halves;
 use elastic_rs::store::client::{ClientOptions, StoreClient};
 use elastic_rs::store::server::ServerOptions;

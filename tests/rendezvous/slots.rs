@@ -13,7 +13,7 @@ use elastic_rs::rendezvous::messages::message::{
 };
 use elastic_rs::rendezvous::messages::rules::{Rules, WorkerBounds};
 use elastic_rs::rendezvous::messages::settings::Settings;
-use elastic_rs::rendezvous::node::machine::NodeMachine;
+use elastic_rs::rendezvous::node::NodeMachine;
 
 fn settings(min: u32, max: u32) -> Settings {
     Settings {

@@ -9,7 +9,7 @@ use elastic_rs::rendezvous::messages::message::{
     CoordinatorMessage, Generation, Hello, Join, JoinWorkers, NodeId, NodeMessage, Placed, Round, Stepped, Verdict,
 };
 use elastic_rs::rendezvous::messages::settings::Settings;
-use elastic_rs::rendezvous::node::machine::{NodeCommand, NodeMachine};
+use elastic_rs::rendezvous::node::{NodeCommand, NodeMachine};
 
 use crate::bench::{Bench, hello, join};
 use crate::node::place;

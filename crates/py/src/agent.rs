@@ -13,7 +13,7 @@ use elastic_rs::agent::crew::{Adopted, Crew, overheard};
 use elastic_rs::agent::environment::{self, Workers};
 use elastic_rs::agent::runner::{self, ErrorFiles, Programs, Runner, START_PATIENCE};
 use elastic_rs::rendezvous::messages::message;
-use elastic_rs::rendezvous::node::machine::JoinError;
+use elastic_rs::rendezvous::node::JoinError;
 use elastic_rs::signals::last_sender;
 use elastic_rs::workers::{Consoles, Copies, Exit, Exited, Filter, FilterOptions, Output, Signal, WorkerSpec};
 use pyo3::exceptions::PyValueError;

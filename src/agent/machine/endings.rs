@@ -7,7 +7,7 @@ use super::{AgentMachine, Next, Phase, SIGTERM, Way};
 use crate::agent::command::Command;
 use crate::agent::policy::Outcome;
 use crate::rendezvous::messages::message::Verdict;
-use crate::rendezvous::node::machine::JoinError;
+use crate::rendezvous::node::JoinError;
 
 /// How long a node that got a signal waits until it knows at which check its workers may leave the world. They have the grace of a stop
 /// to reach it.

@@ -21,7 +21,7 @@ use crate::agent::command::Command;
 use crate::agent::policy::Outcome;
 use crate::channel::message::{HeldState, ToWorker};
 use crate::rendezvous::messages::message::{Failure, NEVER, Placement, Resume, Survival};
-use crate::rendezvous::node::machine::Change;
+use crate::rendezvous::node::Change;
 
 /// How long a worker may take to park once its world has ended: to break off what it does, and to restore its last commit.
 pub const PARK_LIMIT: Duration = Duration::from_secs(30);

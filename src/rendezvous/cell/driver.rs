@@ -9,10 +9,10 @@ use parking_lot::Mutex;
 
 use super::node::{CellCommand, CellNode};
 use crate::rendezvous::messages::message::Hello;
-use crate::rendezvous::node::machine::{JoinError, NodeMachine, View};
-use crate::rendezvous::node::report::Reporter;
-use crate::rendezvous::node::seat::{Seat, Shared};
 use crate::rendezvous::node::session::Session;
+use crate::rendezvous::node::shared::{Seat, Shared};
+use crate::rendezvous::node::status_log::Reporter;
+use crate::rendezvous::node::{JoinError, NodeMachine, View};
 use crate::wait::until;
 
 /// The next task of the backend's caller.

@@ -21,8 +21,8 @@ use crate::rendezvous::decider::standing::Standing;
 use crate::rendezvous::messages::message::{CoordinatorMessage, Hello, NodeId, NodeMessage, Placement};
 use crate::rendezvous::messages::rules::Rules;
 use crate::rendezvous::messages::settings::Settings;
-use crate::rendezvous::node::machine::{NodeCommand, NodeMachine};
-use crate::rendezvous::node::view::{JoinError, View};
+use crate::rendezvous::node::{JoinError, View};
+use crate::rendezvous::node::{NodeCommand, NodeMachine};
 
 /// A command to the caller.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -6,7 +6,7 @@ use super::blob::Blob;
 use super::node::{CellNode, Liveness};
 use crate::rendezvous::decider::run::Run;
 use crate::rendezvous::messages::message::{CoordinatorMessage, Join, NodeMessage};
-use crate::rendezvous::node::view::JoinError;
+use crate::rendezvous::node::JoinError;
 
 impl CellNode {
     /// Process the cell's content. `None`: it is empty.

@@ -18,10 +18,10 @@ use super::keys::Keys;
 use super::machine::EtcdNode;
 use crate::etcd_client::{Client, EtcdError, KeyValue, Put, Renewal, Report, TxnOutcome, Watch};
 use crate::rendezvous::messages::message::{Hello, NodeId};
-use crate::rendezvous::node::machine::NodeMachine;
-use crate::rendezvous::node::report::Reporter;
-use crate::rendezvous::node::seat::{Seat, Shared};
+use crate::rendezvous::node::NodeMachine;
 use crate::rendezvous::node::session::Session;
+use crate::rendezvous::node::shared::{Seat, Shared};
+use crate::rendezvous::node::status_log::Reporter;
 use crate::wait::until;
 
 /// Interval at which the list of members is read again, and, for a user, its token is used at every member: etcd forgets a token

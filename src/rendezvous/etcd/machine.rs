@@ -26,8 +26,8 @@ use crate::rendezvous::cell::node::{CellCommand, CellNode};
 use crate::rendezvous::cell::peers::{Peer, Peers};
 use crate::rendezvous::cell::wish::Wish;
 use crate::rendezvous::messages::message::{Hello, NodeId};
-use crate::rendezvous::node::pending::back_off;
-use crate::rendezvous::node::view::JoinError;
+use crate::rendezvous::node::JoinError;
+use crate::rendezvous::node::join::back_off;
 
 const NO_LEASE: &str = "this node's lease at etcd has ended";
 

@@ -1,4 +1,4 @@
-//! Fencing: a node that is cut off stops its workers, so that two worlds never run at once. Part of [`super::machine`].
+//! Fencing: a node that is cut off stops its workers, so that two worlds never run at once. Part of [`super].
 //!
 //! The coordinator may form a world without a node that was silent for its lease. So the node stops its workers when its lease is
 //! over. It counts the lease on its own clock, from the moment when it *sent* the last answered message. The coordinator got that
@@ -22,8 +22,8 @@
 
 use std::time::Instant;
 
-use super::machine::NodeMachine;
-use super::pending::{Link, Report};
+use super::NodeMachine;
+use super::join::{Link, Report};
 use crate::rendezvous::messages::settings::OnPartition;
 use crate::rendezvous::messages::settings::{LAST_LOOK, STALL};
 

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use super::counterpart::Counterpart;
-use super::machine::NodeMachine;
+use super::NodeMachine;
+use super::backend::Counterpart;
 
 impl NodeMachine {
     /// Explain why the counterpart is out of reach, in a sentence that names it.

@@ -1,120 +1,139 @@
-//! Log lines about a node for its operator: what it waits for, and that the coordinator is out of reach, or back.
+//! What a node says on its own: how its workers ended, that the job is over, and that it leaves. Part of [`super`].
 
 use std::time::{Duration, Instant};
 
-use super::machine::NodeMachine;
-use crate::rendezvous::messages::message::Placed;
+use super::backend::Counterpart;
+use super::join::{Link, Report};
+use super::{JoinError, LEFT, NodeCommand, NodeMachine};
+use crate::events::record::Phase;
+use crate::rendezvous::messages::bounds::{tidy_failure, tidy_verdict};
+use crate::rendezvous::messages::message::{Failure, NodeMessage, Round, Stepped, Verdict};
+use crate::wire::text::tidy;
 
-/// Interval at which it logs a changed text from then on.
-const WAITING_EVERY: Duration = Duration::from_secs(30);
-/// Interval at which it repeats an unchanged text. A spare may wait for days.
-const UNCHANGED_EVERY: Duration = Duration::from_secs(600);
-/// A shorter absence of the coordinator is not logged.
-const AWAY_AFTER: Duration = Duration::from_secs(1);
+/// How long a node whose workers have ended waits for a cell that is gone. A process that serves it may be started again.
+const ENDS_ALONE_AFTER: Duration = Duration::from_secs(10);
 
 impl NodeMachine {
-    /// For how long this node may still wait for a place, in words.
-    fn patience_text(&self) -> String {
-        match &self.joining {
-            Some(joining) if joining.spare => {
-                ", as a spare, until a node is lost or the job ends (no limit)".to_owned()
-            }
-            Some(joining) => format!(" of up to {:.0?} (join_timeout)", joining.deadline - joining.since),
-            None => String::new(),
+    /// Report that a worker of `round` has failed. The report is repeated on each new connection until it is answered: the world
+    /// must re-form, the job has ended, or the round was over already.
+    pub fn report_failure(&mut self, round: Round, failure: Failure) {
+        let failure = Box::new(tidy_failure(&failure, String::new()));
+        self.tell(Report::Failed { round, failure });
+    }
+
+    /// Tell how long the parts of the recovery have taken that ended with `round`'s workers, if a coordinator is connected. It
+    /// is not told again: nothing depends on it.
+    pub fn took(&mut self, round: Round, phase: Phase, now: Instant) {
+        self.started = Some((round, now));
+        self.journal.tick(now);
+        self.tell_took(round, phase);
+    }
+
+    /// The workers of `round` are being stopped, or leave their world.
+    pub fn stopping(&mut self, round: Round) {
+        self.stopping = Some(round);
+    }
+
+    /// As many workers of `round` as its world has are connected to their store, which this node serves.
+    pub fn imported(&mut self, round: Round, now: Instant) {
+        let Some((_, since)) = self.started.filter(|(started, _)| *started == round) else { return };
+        self.journal.tick(now);
+        let import = now.saturating_duration_since(since);
+        self.view.imported = Some((round, import));
+        let import_us = u64::try_from(import.as_micros()).ok();
+        self.tell_took(round, Phase { import_us, ..Phase::default() });
+    }
+
+    fn tell_took(&mut self, round: Round, phase: Phase) {
+        self.record_phase(phase);
+        if self.has_coordinator() {
+            self.commands.push(NodeCommand::Send(NodeMessage::Took { round, phase }));
         }
     }
 
-    /// Since when this node has waited for a place, and what it waits for. `None` if no join is pending.
-    pub fn waits(&self) -> Option<(Instant, String)> {
-        let joining = self.joining.as_ref().filter(|joining| joining.withdrawn_at.is_none())?;
-        let what = match (&joining.progress, self.view.out_of_reach_since) {
-            (_, Some(_)) => self.why_out_of_reach(),
-            (Some(progress), None) => progress.clone(),
-            (None, None) => "the round is not complete".to_owned(),
-        };
-        Some((joining.since, what))
-    }
-
-    /// Since when the coordinator has been out of reach, and the text for the log. `None` if it is in reach.
-    fn out_of_reach(&self) -> Option<(Instant, String)> {
-        let until = self.needed_until().filter(|_| !self.left && self.view.failed.is_none())?;
-        let (why, limit) = (self.why_out_of_reach(), self.counterpart.timeout()?);
-        let runs = |placed: Placed| placed.active && self.stopping != Some(placed.round);
-        let runs = self.joining.is_none() && self.report.is_none() && self.hello.placed.is_some_and(runs);
-        let meanwhile = match runs && self.view.waiting == 0 {
-            true => "this node's workers run on, and it retries",
-            false => "this node waits for it",
-        };
-        let text = format!("{why}; {meanwhile} for up to {limit:.0?} (coordinator_timeout)");
-        Some((until.checked_sub(limit)?, text))
-    }
-
-    /// Whether the coordinator is in reach.
-    fn in_reach(&self) -> bool {
-        self.view().out_of_reach_since.is_none()
-    }
-}
-
-/// Decides what to log, and remembers what was logged.
-#[derive(Debug, Default)]
-pub struct Reporter {
-    waiting: Option<Waiting>,
-    /// Since when the coordinator has been out of reach, once that was logged.
-    away_since: Option<Instant>,
-}
-
-/// A pending join.
-#[derive(Debug)]
-struct Waiting {
-    since: Instant,
-    look_at: Instant,
-    /// The last text, and when it was logged.
-    told: Option<(Instant, String)>,
-}
-
-impl Reporter {
-    /// The lines to log now.
-    pub fn look(&mut self, node: &NodeMachine, now: Instant) -> Vec<String> {
-        [self.report_reach(node, now), self.report_join(node, now)].into_iter().flatten().collect()
-    }
-
-    /// When to look next, if nothing happens before.
-    pub fn next_deadline(&self, node: &NodeMachine) -> Option<Instant> {
-        let join = self.waiting.as_ref().map(|waiting| waiting.look_at);
-        let away = node.out_of_reach().filter(|_| self.away_since.is_none()).map(|(since, _)| since + AWAY_AFTER);
-        [join, away].into_iter().flatten().min()
-    }
-
-    fn report_reach(&mut self, node: &NodeMachine, now: Instant) -> Option<String> {
-        match (node.out_of_reach(), self.away_since) {
-            (Some((since, text)), None) if now >= since + AWAY_AFTER => {
-                self.away_since = Some(since);
-                Some(text)
-            }
-            (None, Some(since)) => {
-                self.away_since = None;
-                node.in_reach().then(|| format!("{} is back after {:.0?}", node.counterpart.name(), now - since))
-            }
-            _ => None,
+    /// Tell this node's first step of `round`, as [`Self::took`] tells its phases.
+    pub fn stepped(&mut self, round: Round, first: Stepped) {
+        if self.has_coordinator() {
+            self.commands.push(NodeCommand::Send(NodeMessage::Stepped { round, first }));
         }
     }
 
-    fn report_join(&mut self, node: &NodeMachine, now: Instant) -> Option<String> {
-        let Some((since, what)) = node.waits() else {
-            self.waiting = None;
-            return None;
-        };
-        let first = || Waiting { since, look_at: since + node.counterpart.silent_for(), told: None };
-        let waiting = self.waiting.get_or_insert_with(first);
-        if now < waiting.look_at {
-            return None;
+    /// Tell how far this node's workers of `round` are, because the view's `steps_asked` has changed.
+    pub fn step(&mut self, round: Round, step: Option<u64>, step_time_us: Option<u64>) {
+        if self.has_coordinator() {
+            self.commands.push(NodeCommand::Send(NodeMessage::Step { round, step, step_time_us }));
         }
-        waiting.look_at = now + WAITING_EVERY;
-        if waiting.told.as_ref().is_some_and(|(at, before)| *before == what && now < *at + UNCHANGED_EVERY) {
-            return None;
+    }
+
+    /// Report that all workers of `round` have succeeded. The view's `all_done` is set once those of all live members have.
+    pub fn report_done(&mut self, round: Round) {
+        self.tell(Report::Done { round });
+    }
+
+    /// The backend could not be reached. `gone`: somebody has answered that nobody serves it, or has ended the connection. Silence proves
+    /// nothing: the others may go on.
+    pub(in crate::rendezvous) fn on_backend_failed(&mut self, gone: bool, now: Instant) {
+        self.gone_since = gone.then(|| self.gone_since.unwrap_or(now));
+    }
+
+    /// When this node ends without an answer to its report: its workers have ended, and the cell is gone, in which alone the job's end
+    /// could be read. A coordinator, and etcd, may come back with what they know. It ends before a fence, which would forget the failure
+    /// that it has reported.
+    pub(super) fn ends_alone_at(&self) -> Option<Instant> {
+        let since = self.gone_since.filter(|_| self.counterpart == Counterpart::Cell && !self.left)?;
+        let waits = self.report.is_some() || self.closing.is_some();
+        let waits = waits && self.joining.is_none() && self.view.failed.is_none();
+        waits.then(|| self.fence_at().into_iter().fold(since + ENDS_ALONE_AFTER, Instant::min))
+    }
+
+    /// End alone if that is due.
+    pub(in crate::rendezvous) fn end_alone_if_due(&mut self, now: Instant) {
+        let Some((since, at)) = self.gone_since.zip(self.ends_alone_at()) else { return };
+        if at <= now {
+            let (name, why) = (self.counterpart.name(), &self.last_error);
+            let text = format!(
+                "{name} has been gone for {:.1?}, perhaps with the node that held it, and how the other nodes ended cannot \
+                 be known: {why}",
+                now.saturating_duration_since(since)
+            );
+            self.fail(JoinError::Connection(text));
         }
-        let text = format!("waiting for {:.0?}{}: {what}", now - waiting.since, node.patience_text());
-        waiting.told = Some((now, what));
-        Some(text)
+    }
+
+    fn tell(&mut self, report: Report) {
+        let over = self.left || self.view.closed.is_some() || self.view.failed.is_some();
+        let current = self.hello.placed.is_some_and(|placed| placed.active && placed.round == report.round());
+        if over || !current {
+            return;
+        }
+        if matches!(self.link, Link::Up { welcomed: true, .. }) {
+            self.commands.push(NodeCommand::Send(report.message()));
+        }
+        self.report = Some(report);
+    }
+
+    /// End the job on all nodes. The failure of a node that has never had a place does not: it concerns nobody else.
+    pub fn close(&mut self, verdict: Verdict) {
+        let concerns_nobody = verdict.is_failure() && self.hello.placed.is_none();
+        if self.left || self.view.closed.is_some() || concerns_nobody {
+            return;
+        }
+        let verdict = self.closing.get_or_insert_with(|| tidy_verdict(&verdict)).clone();
+        if self.counterpart.vouches() {
+            // The verdict is sent until a coordinator has it. Over a cell, the write may fail for good.
+            self.view.closed = Some(verdict.clone());
+        }
+        if matches!(self.link, Link::Up { welcomed: true, .. }) {
+            self.commands.push(NodeCommand::Send(NodeMessage::Close(verdict)));
+        }
+    }
+
+    /// Leave the rendezvous. Nothing is sent or received afterwards. `signal` is the signal that ended the agent, if one did.
+    pub fn leave(&mut self, reason: String, signal: Option<i32>) {
+        if !self.left && matches!(self.link, Link::Up { welcomed: true, .. }) {
+            self.commands.push(NodeCommand::Send(NodeMessage::Leave { reason: tidy(&reason), signal }));
+        }
+        self.left = true;
+        self.resolve(Err(JoinError::Connection(LEFT.to_owned())));
     }
 }

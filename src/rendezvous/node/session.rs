@@ -1,6 +1,6 @@
 //! [`Session`]: joins, reports and the view, for callers that wait.
 //!
-//! A [`Seat`] carries the node's messages: over a connection to a coordinator ([`super::line`]), or over a shared cell
+//! A [`Seat`] carries the node's messages: over a connection to a coordinator ([`super::connection`]), or over a shared cell
 //! ([`crate::rendezvous::cell`]).
 
 use std::io;
@@ -14,10 +14,10 @@ use tokio::runtime::Handle;
 use tokio::sync::{Notify, watch};
 use tokio::time::timeout;
 
-use super::line::{Endpoint, drive};
-use super::machine::{JoinError, NodeMachine, View};
-pub use super::seat::WorkersEnd;
-use super::seat::{Ending, Recording, Seat, Shared};
+use super::connection::{Endpoint, drive};
+pub use super::shared::WorkersEnd;
+use super::shared::{Ending, Recording, Seat, Shared};
+use super::{JoinError, NodeMachine, View};
 use crate::events::file::{EventFile, LAST_LINES};
 use crate::events::record::{Kind, Phase};
 use crate::rendezvous::messages::message::{

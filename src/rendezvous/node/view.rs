@@ -1,4 +1,4 @@
-//! The output of [`super::machine`]: commands for its driver, results of joins, and the view.
+//! The output of [`super]: commands for its driver, results of joins, and the view.
 
 use std::time::{Duration, Instant};
 

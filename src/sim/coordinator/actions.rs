@@ -11,7 +11,7 @@ use super::options::{Action, run_id};
 use super::simulation::Simulation;
 use crate::rendezvous::decider::event::{Ends, Home, SessionId};
 use crate::rendezvous::messages::message::{Failure, Hello, JoinWorkers, NodeId, NodeMessage, Placement};
-use crate::rendezvous::node::machine::NodeMachine;
+use crate::rendezvous::node::NodeMachine;
 use crate::sim::engine::paths::{End, HostId};
 use crate::sim::engine::processes::Whose;
 use crate::sim::engine::queue::Time;

@@ -18,7 +18,7 @@ use crate::rendezvous::messages::codec::{CodecError, decode_frame, encode_frame,
 use crate::rendezvous::messages::message::{
     CoordinatorMessage, MAGIC, NodeId, NodeMessage, PROTOCOL_VERSION, Placement,
 };
-use crate::rendezvous::node::machine::{JoinError, NodeMachine};
+use crate::rendezvous::node::{JoinError, NodeMachine};
 use crate::sim::engine::alarm::Alarm;
 use crate::sim::engine::paths::HostId;
 use crate::sim::worlds::Held;

@@ -1,7 +1,7 @@
 //! Jobs with a coordinator: its process, the network, and hosts with PyTorch's agents or ours.
 //!
 //! Drives [`Machine`](crate::rendezvous::coordinator::machine::Machine),
-//! [`NodeMachine`](crate::rendezvous::node::machine::NodeMachine) and [`AgentMachine`](crate::agent::AgentMachine) as the real drivers
+//! [`NodeMachine`](crate::rendezvous::node::NodeMachine) and [`AgentMachine`](crate::agent::AgentMachine) as the real drivers
 //! do, over a network that delays, breaks and silences connections.
 //!
 //! | file | what |

@@ -13,7 +13,7 @@ use crate::rendezvous::coordinator::machine::Command;
 use crate::rendezvous::decider::event::SessionId;
 use crate::rendezvous::messages::codec::CodecError;
 use crate::rendezvous::messages::message::{CoordinatorMessage, NodeMessage};
-use crate::rendezvous::node::machine::{JoinError, NodeCommand};
+use crate::rendezvous::node::{JoinError, NodeCommand};
 use crate::sim::engine::paths::{End, HostId};
 use crate::sim::worlds::Violation;
 

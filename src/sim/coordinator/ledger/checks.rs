@@ -17,7 +17,7 @@ use crate::rendezvous::decider::run::Run;
 use crate::rendezvous::messages::message::{CoordinatorMessage, NodeId, NodeMessage, Placement, Resume, Round};
 use crate::rendezvous::messages::rules::WorkerBounds;
 use crate::rendezvous::messages::settings::{OnPartition, Settings};
-use crate::rendezvous::node::machine::JoinError;
+use crate::rendezvous::node::JoinError;
 use crate::sim::engine::paths::HostId;
 use crate::sim::engine::queue::Time;
 use crate::sim::worlds::{self, Violation, ensure_contract as ensure};

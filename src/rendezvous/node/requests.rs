@@ -3,10 +3,10 @@
 use std::mem;
 use std::time::{Duration, Instant};
 
+use super::backend::Counterpart;
+use super::join::{Joining, Link, Store, WITHDRAW_GRACE};
 use super::{JoinError, LEFT, NodeCommand, NodeMachine};
 use crate::rendezvous::messages::message::{Join, JoinWorkers, NEVER, NodeMessage, Placement};
-use crate::rendezvous::node::counterpart::Counterpart;
-use crate::rendezvous::node::pending::{Joining, Link, Store, WITHDRAW_GRACE};
 
 impl NodeMachine {
     /// Ask for a place in the next round, giving up at `now + timeout`. [`NodeMachine::take_outcome`] returns the answer.

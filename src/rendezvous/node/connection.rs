@@ -12,9 +12,9 @@ use tokio::io::AsyncWriteExt;
 use tokio::time::timeout;
 
 use super::dial::{CONNECT_TIMEOUT, Dialled, dial};
-use super::machine::{NodeCommand, NodeMachine};
-use super::report::Reporter;
-use super::seat::Shared;
+use super::shared::Shared;
+use super::status_log::Reporter;
+use super::{NodeCommand, NodeMachine};
 use crate::net::probe::speaks_c10d;
 use crate::rendezvous::messages::codec;
 use crate::rendezvous::messages::frames::read_message;

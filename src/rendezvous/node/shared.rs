@@ -7,7 +7,7 @@ use std::time::{Instant, SystemTime};
 use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
 
-use super::machine::NodeMachine;
+use super::NodeMachine;
 use crate::events::file::EventFile;
 use crate::events::line::line_with;
 

@@ -1,4 +1,4 @@
-//! State of [`super::machine`]: a pending join, unanswered reports, and the connection.
+//! State of [`super]: a pending join, unanswered reports, and the connection.
 
 use std::time::{Duration, Instant};
 

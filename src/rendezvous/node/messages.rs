@@ -1,9 +1,9 @@
-//! A node's handling of the coordinator's messages. Part of [`super::machine`].
+//! A node's handling of the coordinator's messages. Part of [`super].
 
 use std::time::{Duration, Instant};
 
-use super::machine::{NodeCommand, NodeMachine};
-use super::pending::{Joining, Link, Report, SLOW_TRIES};
+use super::join::{Joining, Link, Report, SLOW_TRIES};
+use super::{NodeCommand, NodeMachine};
 use crate::rendezvous::messages::message::{Failure, NodeMessage, Placed, Placement, Verdict, Waits};
 use crate::rendezvous::messages::settings::Settings;
 

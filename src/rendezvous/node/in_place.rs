@@ -6,9 +6,9 @@
 
 use std::time::{Duration, Instant};
 
+use super::backend::Counterpart;
 use super::{Change, NodeCommand, NodeMachine};
 use crate::rendezvous::messages::message::{LARGEST_COUNT, NEVER, NodeMessage, Round, Running, Survival};
-use crate::rendezvous::node::counterpart::Counterpart;
 use crate::wire::text::tidy;
 
 /// Time within which the coordinator must name the check, as workers wait for it. The coordinator gives the members half of it to count.
