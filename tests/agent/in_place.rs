@@ -10,7 +10,7 @@ use elastic_rs::channel::message::{HeldState, ToWorker};
 use elastic_rs::rendezvous::messages::message::{
     Failure, Generation, LIVES, NEVER, Placement, Resume, Round, Survival, Verdict,
 };
-use elastic_rs::rendezvous::node::{Change, JoinError};
+use elastic_rs::rendezvous::node::{JoinError, WorldChange};
 
 const FIRST: Resume = Resume::Continue { source: 0, sync: true, survivors: 0, generation: GENERATION };
 const GENERATION: Generation = Generation { round: Round(1), world: 1 };
@@ -311,8 +311,8 @@ fn a_worker_that_lets_go_of_its_agent_while_it_is_parked_is_replaced() {
 }
 
 /// The change of this number.
-fn announced(number: u64) -> Change {
-    Change { number, round: Round(1), flags: 2, reason: "node2 waits".into() }
+fn announced(number: u64) -> WorldChange {
+    WorldChange { number, round: Round(1), flags: 2, reason: "node2 waits".into() }
 }
 
 fn change(agent: &mut AgentMachine) {

@@ -7,7 +7,7 @@ use elastic_rs::rendezvous::cell::node::{CellCommand, CellNode};
 use elastic_rs::rendezvous::messages::message::{Hello, NodeId, Verdict};
 use elastic_rs::rendezvous::messages::settings::Settings;
 use elastic_rs::rendezvous::node::JoinError;
-use elastic_rs::rendezvous::node::status_log::Reporter;
+use elastic_rs::rendezvous::node::status_log::StatusLog;
 
 fn node(number: u128, nodes: u32, now: Instant) -> CellNode {
     let hello = Hello::new("job", NodeId(number), format!("host:{number}"), Settings::new(nodes, nodes));
@@ -35,11 +35,11 @@ fn a_waiting_node_logs_what_it_waits_for() {
     // #91943: silence for ten minutes, then an error.
     let mut now = Instant::now();
     let mut node = node(1, 2, now);
-    let mut reporter = Reporter::default();
+    let mut status_log = StatusLog::default();
     let (mut cell, mut told) = (None, Vec::new());
     for _ in 0..310 {
         perform(&mut node, &mut cell, now);
-        told.extend(reporter.look(node.machine(), now));
+        told.extend(status_log.look(node.machine(), now));
         now += Duration::from_millis(100);
     }
     assert_eq!(told.len(), 1, "{told:?}");

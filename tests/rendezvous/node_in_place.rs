@@ -7,7 +7,7 @@ use elastic_rs::rendezvous::messages::message::{
     Placement, REMOVED, Resume, Round, Running, SURVIVORS_LIMIT, Survival, Verdict,
 };
 use elastic_rs::rendezvous::messages::settings::Settings;
-use elastic_rs::rendezvous::node::{Change, NodeCommand, NodeMachine};
+use elastic_rs::rendezvous::node::{NodeCommand, NodeMachine, WorldChange};
 
 use crate::bench::survived;
 
@@ -140,7 +140,7 @@ fn a_change_is_shown_answered_and_ended_by_the_next_join() {
     // A coordinator may be any program.
     let reason = "a node\u{1b}[2J waits".to_owned();
     bench.hear(CoordinatorMessage::Change { round: ROUND, flags: 0xff, reason });
-    let change = Change { number: 1, round: ROUND, flags: ADDED | REMOVED, reason: "a node [2J waits".into() };
+    let change = WorldChange { number: 1, round: ROUND, flags: ADDED | REMOVED, reason: "a node [2J waits".into() };
     assert_eq!(bench.node.view().change, Some(change));
     assert_eq!(bench.seen(), (Some(1), None, 0));
     bench.node.counted(ROUND, 30);

@@ -21,7 +21,7 @@ use crate::agent::command::Command;
 use crate::agent::policy::Outcome;
 use crate::channel::message::{HeldState, ToWorker};
 use crate::rendezvous::messages::message::{Failure, NEVER, Placement, Resume, Survival};
-use crate::rendezvous::node::Change;
+use crate::rendezvous::node::WorldChange;
 
 /// How long a worker may take to park once its world has ended: to break off what it does, and to restore its last commit.
 pub const PARK_LIMIT: Duration = Duration::from_secs(30);
@@ -172,8 +172,8 @@ impl AgentMachine {
     }
 
     /// The coordinator prepares a change of membership: workers say how far they are.
-    pub fn on_change(&mut self, change: &Change) {
-        let Change { number, round, flags, reason } = change;
+    pub fn on_change(&mut self, change: &WorldChange) {
+        let WorldChange { number, round, flags, reason } = change;
         let known = self.lives.change.is_some_and(|known| known >= *number);
         if *round != self.round() || known || !self.is_running() || !self.lives.all_attend() {
             return;
@@ -185,7 +185,7 @@ impl AgentMachine {
     }
 
     /// All workers of the job leave their world at this check. [`NEVER`]: the reason for the change is gone, and they go on.
-    pub fn on_raise_at(&mut self, change: &Change, check: u64, now: Instant) {
+    pub fn on_raise_at(&mut self, change: &WorldChange, check: u64, now: Instant) {
         if !self.is_running() || self.lives.change != Some(change.number) || self.lives.raise_at == Some(check) {
             return;
         }

@@ -31,7 +31,7 @@ impl CellNode {
 
     /// etcd has renewed this node's lease. `asked_at`: when the renewal was requested.
     pub fn on_renewed(&mut self, asked_at: Instant, now: Instant) {
-        self.machine.vouch(asked_at, now);
+        self.machine.renew(asked_at, now);
     }
 
     /// Whether this node's key is to be put now, with its [`CellNode::wish`]. Asked for once.

@@ -203,7 +203,7 @@ impl CellNode {
         }
         self.keep(recorded, now);
         if self.liveness == Liveness::Counters && blob.knows(self.hello.node) {
-            self.machine.vouch(self.written_at, now);
+            self.machine.renew(self.written_at, now);
         }
         self.accept(Some(blob), now);
         self.deliver(replies, now);
@@ -306,8 +306,7 @@ impl CellNode {
     fn keep(&mut self, Recorded { records, warnings, references }: Recorded, now: Instant) {
         self.warnings.extend(warnings);
         self.notes.extend(records.iter().filter_map(|record| record.text.clone()));
-        self.machine.journal.tick(now);
-        self.machine.journal.decided(records, &references);
+        self.machine.record_decisions(records, &references, now);
     }
 
     /// Take the outcome of the last join, once it has ended.
@@ -322,7 +321,7 @@ impl CellNode {
 
     /// The settings in force.
     pub fn settings(&self) -> &Settings {
-        &self.machine.hello.settings
+        &self.machine.hello().settings
     }
 
     /// The node's current view of the rendezvous.
@@ -488,13 +487,13 @@ impl CellNode {
     /// Schedule the next read.
     fn schedule(&mut self, now: Instant) {
         let inside = self.confirmed.as_ref().is_some_and(|blob| blob.knows(self.hello.node));
-        let joining = self.machine.joining.as_ref();
+        let joining = self.machine.pending_join();
         let due = joining.is_some() || (inside && self.view().closed.is_none());
         if !due && self.outbox.is_empty() {
             (self.read_at, self.propose_at) = (None, None);
             return;
         }
-        let forming = joining.is_some_and(|joining| !joining.spare);
+        let forming = joining.is_some_and(|joining| !joining.is_spare());
         let closes_at = self.close_at(now).map(|at| at.max(now));
         if let Liveness::Leases(_) = self.liveness {
             // Changes are pushed, so only the closing of a round needs a deadline.

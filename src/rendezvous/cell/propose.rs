@@ -231,13 +231,11 @@ impl CellNode {
 
     /// Record the round's progress for this node, if it waits.
     fn note_progress(&mut self, run: &Run, now: Instant) {
-        let spare = run.waits_as_spare(self.hello.node);
-        if let Some(joining) = self.machine.joining.as_mut().filter(|joining| joining.withdrawn_at.is_none()) {
-            joining.progress = Some(match self.pace.unkept() {
-                0 | 1 => run.progress(now),
-                times => format!("the backend keeps nothing: it was empty right after a write {times} times in a row"),
-            });
-            joining.be_spare(spare, now);
-        }
+        let (spare, unkept) = (run.waits_as_spare(self.hello.node), self.pace.unkept());
+        let progress = || match unkept {
+            0 | 1 => run.progress(now),
+            times => format!("the backend keeps nothing: it was empty right after a write {times} times in a row"),
+        };
+        self.machine.on_progress(progress, spare, now);
     }
 }

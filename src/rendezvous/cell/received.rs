@@ -55,7 +55,7 @@ impl CellNode {
     fn not_ours(&self, what: &str) -> JoinError {
         JoinError::State(match self.liveness {
             Liveness::Counters => what.to_owned(),
-            Liveness::Leases(_) => format!("{}: {what}", self.machine.counterpart_name()),
+            Liveness::Leases(_) => format!("{}: {what}", self.machine.backend_name()),
         })
     }
 
@@ -67,7 +67,7 @@ impl CellNode {
 
     /// Whether this node runs workers of its last round.
     fn runs(&self) -> bool {
-        self.machine.joining.is_none() && self.machine.hello.placed.is_some_and(|placed| placed.active)
+        self.machine.pending_join().is_none() && self.machine.hello().placed.is_some_and(|placed| placed.active)
     }
 
     /// The messages for this node that the state implies.
@@ -75,19 +75,19 @@ impl CellNode {
         let me = self.hello.node;
         if let Some(verdict) = run.closed().cloned() {
             // The job may have been closed while the join of this node was being written.
-            let was_spare = self.machine.joining.as_ref().is_some_and(|joining| joining.spare);
+            let was_spare = self.machine.pending_join().is_some_and(|joining| joining.is_spare());
             let spare = was_spare || run.waits_as_spare(me);
-            let comes = !spare && !run.knows(me) && self.machine.hello.placed.is_none();
+            let comes = !spare && !run.knows(me) && self.machine.hello().placed.is_none();
             return vec![match comes {
                 true => CoordinatorMessage::Over { verdict, ago: None },
                 false => CoordinatorMessage::Closed { verdict, spare },
             }];
         }
         // The node that has applied this node's join has no way to tell it.
-        if let Some(reason) = self.machine.ready_join().and_then(|joining| run.another_job(me, &joining.join, now)) {
+        if let Some(reason) = self.machine.ready_join().and_then(|joining| run.another_job(me, joining.join(), now)) {
             return vec![CoordinatorMessage::Ended { reason }];
         }
-        let mine = self.machine.hello.placed.map(|placed| (placed.round, placed.rank));
+        let mine = self.machine.hello().placed.map(|placed| (placed.round, placed.rank));
         match run.seat(me) {
             Some((_, rank)) if self.machine.ready_join().is_some() => {
                 run.placement(rank).into_iter().chain([run.status()]).collect()
@@ -107,7 +107,7 @@ impl CellNode {
 
     /// The join to send again, if this node's place belongs to an abandoned join. The worker store of that join is gone.
     fn stale_place(&self, run: &Run) -> Option<Join> {
-        let join = &self.machine.ready_join().filter(|joining| joining.withdrawn_at.is_none())?.join;
+        let join = self.machine.ready_join().filter(|joining| !joining.is_withdrawn())?.join();
         let (round, rank) = run.seat(self.hello.node).filter(|(round, rank)| *round > join.round && *rank == 0)?;
         match run.placement(rank)? {
             CoordinatorMessage::Complete(placement) if placement.master_port != join.store_port => {

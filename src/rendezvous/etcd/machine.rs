@@ -27,7 +27,7 @@ use crate::rendezvous::cell::peers::{Peer, Peers};
 use crate::rendezvous::cell::wish::Wish;
 use crate::rendezvous::messages::message::{Hello, NodeId};
 use crate::rendezvous::node::JoinError;
-use crate::rendezvous::node::join::back_off;
+use crate::rendezvous::node::link::back_off;
 
 const NO_LEASE: &str = "this node's lease at etcd has ended";
 

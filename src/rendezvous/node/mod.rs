@@ -4,28 +4,29 @@
 //! [`crate::rendezvous::coordinator::machine`]. The driver performs [`NodeCommand`]s and reports the results. Between rounds, a handler's
 //! questions (`num_nodes_waiting`, closed or not) are answered from the view, which pushes keep current.
 //!
-//! | file | what |
+//! The machine stands in three files: this one (the connection, time, and the fence), `requests` (what the agent asks for), and `messages`
+//! (what the coordinator sends). They alone see several parts. A part keeps its state to itself, and returns what it wants:
+//!
+//! | file | part |
 //! |---|---|
-//! | `messages`, `requests`, `report`, `in_place` | the machine's handling of messages, joins, reports, and changes in place (pure) |
-//! | `backend`, `reasons` | the node's backend, a coordinator or a shared cell; why it is out of reach, in words |
-//! | `join` | a pending join, an unanswered report, and the state of the connection |
-//! | `members`, `records`, `tallies` | the members' addresses, the node's events, what the coordinator counts |
-//! | `view` | the output for callers: the view, and the outcome of a join |
-//! | [`fence`] | when a node that is cut off stops its workers |
-//! | [`status_log`] | log lines about a node for its operator |
-//! | `session`, `shared` | a session's interface for callers that wait; what it shares with its driver (feature `io`) |
-//! | `connection`, `dial` | the driver of one connection and its timers, and how a connection is opened (feature `io`) |
+//! | `link` | the connection: attempts, heartbeats, what was answered |
+//! | `join` | the pending join and its outcome |
+//! | `report` | how the workers of a round ended, and the verdict of this node |
+//! | [`fence`] | the lease: when a node that is cut off stops its workers |
+//! | `in_place` | this node's part in changes in place |
+//! | `records` | the events of this node |
+//! | `backend` | a coordinator or a shared cell: what differs, and why it is out of reach, in words |
+//! | `view` | the output for callers: the view, and the errors of a join |
+//!
+//! Around the machine: [`status_log`] (log lines for the operator), and with the feature `io` [`session`] with `shared` (for callers that
+//! wait), and `connection` with `dial` (the driver of one connection to a coordinator).
 
-use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use crate::events::journal::Journal;
 #[cfg(feature = "sim")]
 use crate::rendezvous::decision_state::DecisionState;
-use crate::rendezvous::messages::bounds::tidy_message;
-use crate::rendezvous::messages::message::{
-    CoordinatorMessage, Hello, NodeMessage, Placement, Round, Running, Survival, Verdict,
-};
+use crate::rendezvous::messages::message::{Hello, NodeMessage, Placement, Round};
+use crate::rendezvous::messages::settings::OnPartition;
 
 mod backend;
 #[cfg(feature = "io")]
@@ -34,10 +35,9 @@ mod connection;
 mod dial;
 pub mod fence;
 mod in_place;
-pub(in crate::rendezvous) mod join;
-mod members;
+mod join;
+pub(in crate::rendezvous) mod link;
 mod messages;
-mod reasons;
 mod records;
 mod report;
 mod requests;
@@ -46,163 +46,101 @@ pub mod session;
 #[cfg(feature = "io")]
 pub(in crate::rendezvous) mod shared;
 pub mod status_log;
-mod tallies;
 mod view;
 
-use backend::Counterpart;
-use in_place::Part;
-use join::{Joining, Link, Report, back_off};
-use members::Members;
-use tallies::Tallies;
+use backend::{Backend, why_away};
+use fence::Lease;
+use in_place::{ANSWER_WITHIN, InPlace};
+use join::{GiveUp, Joins};
+use link::Link;
+use records::Records;
+use report::{Reports, ends_alone_at};
 
-pub use view::{Change, JoinError, NodeCommand, View};
+pub use view::{JoinError, NodeCommand, View, WorldChange};
 
 /// The state of one node.
 #[derive(Clone, Debug)]
 pub struct NodeMachine {
-    pub(in crate::rendezvous) hello: Hello,
-    counterpart: Counterpart,
-    pub(in crate::rendezvous) link: Link,
-    /// When each unanswered heartbeat was sent.
-    pub(in crate::rendezvous) beats: VecDeque<Instant>,
-    /// What the coordinator counts.
-    pub(in crate::rendezvous) tallies: Tallies,
-    /// When the last attempt to connect began.
-    pub(in crate::rendezvous) attempt_at: Instant,
-    /// When the last message that is known to have arrived was sent. The node's lease counts from it: see [`fence`].
-    pub(in crate::rendezvous) vouched_at: Instant,
-    pub(in crate::rendezvous) ever_welcomed: bool,
-    pub(in crate::rendezvous) tries: u32,
-    /// Connections that were closed before a welcome, in a row.
-    pub(in crate::rendezvous) unanswered: u32,
-    pub(in crate::rendezvous) last_error: String,
-    /// Since when the backend's answer has been that nobody serves it, if it is.
-    pub(super) gone_since: Option<Instant>,
-    pub(in crate::rendezvous) joining: Option<Joining>,
-    outcome: Option<Result<Placement, JoinError>>,
-    pub(in crate::rendezvous) report: Option<Report>,
-    /// The verdict with which this node ends the job, until the rendezvous is closed.
-    pub(super) closing: Option<Verdict>,
-    pub(in crate::rendezvous) view: View,
-    pub(in crate::rendezvous) left: bool,
-    /// The world that ran when this node was welcomed, if its workers may be started before it joins.
-    running: Option<Running>,
-    /// From where the members of the next round connect, as far as it has been told.
-    members: Members,
-    /// The round whose workers were started last, and when.
-    started: Option<(Round, Instant)>,
-    /// The round whose workers have to end.
-    pub(super) stopping: Option<Round>,
-    /// What this node records.
-    pub(in crate::rendezvous) journal: Journal,
-    /// This node's part in changes in place.
-    part: Part,
-    /// The surviving workers of the next join.
-    brings: Survival,
-    /// The coordinator is in this process: see [`fence`].
-    pub(in crate::rendezvous) hosted: bool,
-    /// The survivors of the pending join, or of the last one, have ended, for this reason.
-    pub(super) lost_survivors: Option<String>,
-    /// The lease has ended, and the node asks once more before it stops its workers.
-    pub(in crate::rendezvous) suspect: bool,
-    /// A join was abandoned, and the coordinator has not confirmed the withdrawal.
-    withdrawing: bool,
-    pub(in crate::rendezvous) commands: Vec<NodeCommand>,
+    /// The introduction, with which each connection begins.
+    hello: Hello,
+    backend: Backend,
+    link: Link,
+    lease: Lease,
+    joins: Joins,
+    reports: Reports,
+    in_place: InPlace,
+    records: Records,
+    view: View,
+    left: bool,
+    commands: Vec<NodeCommand>,
 }
 
-/// Number of connections that end without an answer, in a row, after which the node probes which protocol the server speaks.
-const PROBE_EVERY: u32 = 3;
-/// Longest time from the Hello to the first heartbeat. PyTorch's store does not react to a Hello alone; it closes the connection when
-/// more bytes follow.
-const NUDGE_AFTER: Duration = Duration::from_secs(1);
 const LEFT: &str = "this node has left the rendezvous";
 
 impl NodeMachine {
     /// Create a node that connects to the coordinator at `endpoint`. Once welcomed, it fails if the coordinator is out of reach for
     /// `coordinator_timeout`.
     pub fn new(hello: Hello, endpoint: String, coordinator_timeout: Duration, now: Instant) -> Self {
-        Self::with(Counterpart::Coordinator { endpoint, timeout: coordinator_timeout }, hello, now)
+        Self::with(Backend::Coordinator { endpoint, timeout: coordinator_timeout }, hello, now)
     }
 
     /// Create a node whose messages are applied to a shared cell.
     pub(in crate::rendezvous) fn over_cell(hello: Hello, now: Instant) -> Self {
-        Self::with(Counterpart::Cell, hello, now)
+        Self::with(Backend::Cell, hello, now)
     }
 
     /// Create a node whose messages are applied to the state in etcd, which messages call `name`.
     pub(in crate::rendezvous) fn over_etcd(hello: Hello, name: String, timeout: Duration, now: Instant) -> Self {
-        Self::with(Counterpart::Etcd { name, timeout }, hello, now)
+        Self::with(Backend::Etcd { name, timeout }, hello, now)
     }
 
-    fn with(counterpart: Counterpart, hello: Hello, now: Instant) -> Self {
+    fn with(backend: Backend, hello: Hello, now: Instant) -> Self {
         Self {
-            journal: Journal::new(hello.node.0, now),
-            hello,
-            counterpart,
-            link: Link::Down { retry_at: now },
-            beats: VecDeque::new(),
-            tallies: Tallies::default(),
-            attempt_at: now,
-            vouched_at: now,
-            ever_welcomed: false,
-            tries: 0,
-            unanswered: 0,
-            last_error: "no answer yet".to_owned(),
-            gone_since: None,
-            joining: None,
-            outcome: None,
-            report: None,
-            closing: None,
+            backend,
+            link: Link::new(hello.node.0 as u64, now),
+            lease: Lease::new(now),
+            joins: Joins::default(),
+            reports: Reports::default(),
+            in_place: InPlace::default(),
+            records: Records::new(hello.node, hello.name.clone(), now),
             view: View { out_of_reach_since: Some(now), ..View::default() },
             left: false,
-            running: None,
-            started: None,
-            stopping: None,
-            members: Members::default(),
-            part: Part::default(),
-            brings: Survival::New,
-            hosted: false,
-            lost_survivors: None,
-            suspect: false,
-            withdrawing: false,
             commands: Vec::new(),
+            hello,
         }
     }
 
+    // The connection.
+
     /// The connection is open.
     pub fn on_connected(&mut self, now: Instant) {
-        self.journal.tick(now);
-        if self.left || self.view.failed.is_some() {
+        self.records.tick(now);
+        if self.is_out() {
             // The connection was opened for a node that has left since. It must not introduce itself again.
             self.commands.push(NodeCommand::Disconnect);
             return;
         }
-        self.gone_since = None;
-        let beat_at = now + self.hello.settings.keep_alive_interval.min(NUDGE_AFTER);
-        self.link = Link::Up { welcomed: false, answered_at: now, beat_at };
-        self.last_error = "it accepts connections, but has not answered yet".to_owned();
-        self.beats.clear();
-        self.members = Members::default();
-        self.commands.push(NodeCommand::Send(NodeMessage::Hello(Box::new(self.hello.clone()))));
+        self.link.on_connected(self.hello.settings.keep_alive_interval, now);
+        self.joins.on_connected();
+        self.send(NodeMessage::Hello(Box::new(self.hello.clone())));
     }
 
     /// The connection could not be opened. `refused`: the host answered that no process listens.
     pub fn on_connect_failed(&mut self, error: String, refused: bool, now: Instant) {
         if refused {
-            self.vouch(self.attempt_at, now);
+            // No coordinator was running then.
+            self.renew(self.link.attempt_at(), now);
         }
-        self.last_error = error;
-        self.retry(now);
+        self.link.on_lost(error, now);
+        self.view.out_of_reach_since.get_or_insert(now);
     }
 
     /// The connection could not be opened, because this process has no file descriptor left. A node that was never welcomed fails:
     /// it has no workers whose end could free descriptors. A member tries again.
     pub fn on_out_of_descriptors(&mut self, error: String, now: Instant) {
-        if !self.ever_welcomed {
-            let text = format!(
-                "cannot connect to {}: {error}: allow this process more open files (`ulimit -n`)",
-                self.counterpart.name()
-            );
+        if !self.was_welcomed() {
+            let name = self.backend.name();
+            let text = format!("cannot connect to {name}: {error}: allow this process more open files (`ulimit -n`)");
             self.fail(JoinError::Connection(text));
         }
         self.on_connect_failed(error, false, now);
@@ -211,14 +149,12 @@ impl NodeMachine {
     /// The connection ended. `foreign`: the peer sent bytes of another protocol.
     pub fn on_disconnected(&mut self, cause: String, foreign: bool, now: Instant) {
         if foreign {
-            let text = format!("the server at {} is not an elastic_rs coordinator: {cause}", self.counterpart.place());
+            let at = self.backend.address();
+            let text = format!("the server at {at} is not an elastic_rs coordinator: {cause}");
             self.fail(JoinError::Connection(text));
         }
-        if !self.ever_welcomed && matches!(self.link, Link::Up { welcomed: false, .. }) {
-            self.unanswered += 1;
-            if self.unanswered.is_multiple_of(PROBE_EVERY) {
-                self.commands.push(NodeCommand::Probe);
-            }
+        if self.link.on_ended() {
+            self.commands.push(NodeCommand::Probe);
         }
         self.lose(cause, now);
     }
@@ -228,222 +164,315 @@ impl NodeMachine {
     /// It counts only if the server has never welcomed this node. A coordinator answers both protocols, so a server that speaks c10d
     /// alone is PyTorch's store. Anything else may still become a coordinator, such as a proxy that waits for its backend.
     pub fn on_probed(&mut self, speaks_c10d: bool) {
-        if speaks_c10d && !self.ever_welcomed {
+        if speaks_c10d && !self.was_welcomed() {
             let text = format!(
                 "the server at {} is a store of PyTorch's c10d backend, not an elastic_rs coordinator: \
                  use `--rdzv-backend=rust-c10d` on every node of the job, or another port",
-                self.counterpart.place()
+                self.backend.address()
             );
             self.fail(JoinError::Connection(text));
         }
     }
 
-    /// A message of the coordinator has arrived.
-    pub fn on_message(&mut self, message: CoordinatorMessage, now: Instant) {
-        self.journal.tick(now);
-        // A message that has waited for this process may count on workers whose lease is over by now.
-        self.fence_if_due(now);
-        if self.lost_survivors.is_some() && matches!(self.link, Link::Down { .. }) {
-            return; // the fence has ended the connection
-        }
-        match tidy_message(message) {
-            CoordinatorMessage::Rejected { reason } => self.fail(JoinError::Rejected(reason)),
-            CoordinatorMessage::Ended { reason } => self.fail(JoinError::Rejected(reason)),
-            CoordinatorMessage::Welcome { addr, hosted, running, recalls } => {
-                self.running = running;
-                self.on_welcome(addr, hosted, recalls, now);
-            }
-            CoordinatorMessage::Leaving { why, interrupts } => self.on_leaving(why, interrupts, now),
-            CoordinatorMessage::Status { waiting, reason, restart, failure } => {
-                self.on_status(waiting, reason, restart, failure);
-            }
-            CoordinatorMessage::Complete(placement) => self.on_complete(placement),
-            CoordinatorMessage::Change { round, flags, reason } => self.on_change(round, flags, reason, now),
-            CoordinatorMessage::RaiseAt { round, check } => self.on_raise_at(round, check),
-            CoordinatorMessage::Members { round, addresses, more } => self.on_members(round, addresses, more),
-            CoordinatorMessage::Observed(_) => {} // no node asks for it
-            CoordinatorMessage::TellStep { round } => {
-                if self.is_member(round) {
-                    self.view.steps_asked += 1;
-                }
-            }
-            CoordinatorMessage::Withdrawn { progress } => {
-                self.withdrawing = false;
-                if let Some(joining) = self.joining.as_ref().filter(|joining| joining.withdrawn_at.is_some()) {
-                    let after = joining.deadline - joining.since;
-                    self.resolve(Err(JoinError::Timeout { after, progress }));
-                }
-            }
-            CoordinatorMessage::Closed { verdict, spare } => {
-                self.on_closed(&verdict);
-                self.resolve(Err(JoinError::Closed { verdict, spare }));
-            }
-            CoordinatorMessage::Over { verdict, ago } => {
-                self.on_closed(&verdict);
-                let (run_id, memory) = (self.hello.run_id.clone(), self.counterpart.memory());
-                let over = JoinError::Over { run_id, verdict, ago, memory };
-                self.view.over = Some(over.clone());
-                self.resolve(Err(over));
-            }
-            CoordinatorMessage::Heartbeat { waits } => {
-                self.on_answer(now);
-                self.on_waits(waits, now);
-            }
-            CoordinatorMessage::Waits(waits) => self.on_waits(Some(waits), now),
-            CoordinatorMessage::Terms { keep_alive_interval, keep_alive_max_attempt } => {
-                self.on_terms(keep_alive_interval, keep_alive_max_attempt);
-            }
-            CoordinatorMessage::Stale { round, current } => {
-                if self.report.as_ref().is_some_and(|report| report.round() == round) {
-                    let reason = format!("round {round} is over; the current one is {current}");
-                    self.on_status(1, reason, self.view.restart, None);
-                }
-            }
-        }
-        self.tell_fence();
+    /// The backend could not be reached. `gone`: somebody has answered that nobody serves it, or has ended the connection. Silence proves
+    /// nothing: the others may go on.
+    pub(in crate::rendezvous) fn on_backend_failed(&mut self, gone: bool, now: Instant) {
+        self.link.on_backend_failed(gone, now);
     }
+
+    /// Record that the connection is lost, and schedule the next attempt.
+    fn lose(&mut self, cause: String, now: Instant) {
+        self.records.tick(now);
+        // Only the first time.
+        if self.view.out_of_reach_since.is_none() {
+            self.records.on_lost(&self.backend.name(), &cause);
+        }
+        self.joins.on_lost();
+        self.link.on_lost(cause, now);
+        self.view.out_of_reach_since.get_or_insert(now);
+    }
+
+    /// End a connection on which nothing was answered for a lease.
+    fn end_silent_link(&mut self, now: Instant) {
+        self.commands.push(NodeCommand::Disconnect);
+        self.lose(format!("{} was silent for {:.1?}", self.backend.address(), self.hello.settings.lease()), now);
+    }
+
+    fn send(&mut self, message: NodeMessage) {
+        self.commands.push(NodeCommand::Send(message));
+    }
+
+    /// Send this if the backend has welcomed this node on the connection that is open.
+    fn send_if_welcomed(&mut self, message: NodeMessage) {
+        if self.link.is_welcomed() {
+            self.send(message);
+        }
+    }
+
+    // Time.
 
     /// Time has passed.
     pub fn on_tick(&mut self, now: Instant) {
-        self.journal.tick(now);
-        if self.left || self.view.failed.is_some() {
+        self.records.tick(now);
+        if self.is_out() {
             return;
         }
         self.give_up_join_if_due(now);
         self.fence_if_due(now);
-        self.break_off_if_due(now);
-        match self.link {
-            Link::Down { retry_at } if retry_at <= now => {
-                self.link = Link::Connecting;
-                self.attempt_at = now;
-                self.commands.push(NodeCommand::Connect);
-            }
-            Link::Up { welcomed, answered_at, beat_at } => {
-                let lease = self.hello.settings.lease();
-                let asks = welcomed && self.joining.as_mut().is_some_and(|joining| joining.asks(now));
-                if now >= answered_at + lease {
-                    self.end_silent_link(now);
-                } else if asks || now >= beat_at {
-                    let beat = self.next_beat();
-                    self.commands.push(NodeCommand::Send(beat));
-                    self.beats.push_back(now);
-                    // A heartbeat that asks for progress does not postpone the regular one.
-                    let beat_at = if now >= beat_at { now + self.hello.settings.keep_alive_interval } else { beat_at };
-                    self.link = Link::Up { welcomed, answered_at, beat_at };
-                }
-            }
-            Link::Down { .. } | Link::Connecting => {}
+        if self.in_place.is_overdue(self.view.out_of_reach_since.is_some(), now) {
+            let name = self.backend.name();
+            self.break_off(format!("{name} did not bring a change of the world to its end within {ANSWER_WITHIN:.1?}"));
+        }
+        if self.link.connect_if_due(now) {
+            self.commands.push(NodeCommand::Connect);
+        } else if self.link.is_up() {
+            self.keep_alive(now);
         }
         if self.needed_until().is_some_and(|until| now >= until) {
-            let text = format!(
-                "{} has been out of reach for {:.1?} (coordinator_timeout): {}",
-                self.counterpart.name(),
-                self.counterpart.timeout().unwrap_or_default(),
-                self.why_away()
-            );
+            let (name, limit) = (self.backend.name(), self.backend.timeout().unwrap_or_default());
+            let why = why_away(&self.link, self.view.stopped.as_deref());
+            let text = format!("{name} has been out of reach for {limit:.1?} (coordinator_timeout): {why}");
             self.fail(JoinError::Connection(text));
         }
         self.end_alone_if_due(now);
     }
 
-    /// When to call [`NodeMachine::on_tick`] at the latest.
-    pub fn next_deadline(&self) -> Option<Instant> {
-        if self.left || self.view.failed.is_some() {
-            return None;
+    /// Send a heartbeat if one is due, or end a connection on which none is answered.
+    fn keep_alive(&mut self, now: Instant) {
+        let (lease, interval) = (self.hello.settings.lease(), self.hello.settings.keep_alive_interval);
+        let asks = self.link.is_welcomed() && self.joins.asks(now);
+        let counts = self.has_coordinator();
+        if self.link.is_silent(lease, now) {
+            self.end_silent_link(now);
+        } else if let Some(heartbeat) = self.link.heartbeat_if_due(interval, asks, counts, now) {
+            self.send(heartbeat);
         }
-        let link = match self.link {
-            Link::Down { retry_at } => Some(retry_at),
-            Link::Connecting => None,
-            Link::Up { answered_at, beat_at, .. } => Some(beat_at.min(answered_at + self.hello.settings.lease())),
-        };
-        let join = self.joining.as_ref().and_then(Joining::next_deadline);
-        let welcomed = matches!(self.link, Link::Up { welcomed: true, .. });
-        let ask = self.joining.as_ref().filter(|_| welcomed).and_then(Joining::ask_at);
-        let patience = self.patience().map(|(_, until)| until);
-        let ends = [self.needed_until(), self.ends_alone_at(), self.fence_at()];
-        [link, join, ask, patience, self.answer_by()].into_iter().chain(ends).flatten().min()
     }
 
-    /// Take the commands to perform now, in order.
-    pub fn take_commands(&mut self) -> Vec<NodeCommand> {
-        std::mem::take(&mut self.commands)
+    /// Withdraw the pending join once its time is over, and end it if the withdrawal is not answered.
+    fn give_up_join_if_due(&mut self, now: Instant) {
+        if let Some((since, until)) = self.patience_with_cell().filter(|(_, until)| *until <= now) {
+            let (name, error) = (self.backend.name(), self.link.last_error());
+            let text = format!("{name} has failed for {:.1?}: {error}", until - since);
+            return self.resolve(Err(JoinError::Connection(text)));
+        }
+        match self.joins.give_up_if_due(self.link.is_welcomed(), now) {
+            None => {}
+            Some(GiveUp::Withdraw) => {
+                self.hello.joining = false;
+                self.send(NodeMessage::Withdraw);
+            }
+            Some(GiveUp::Unreachable { after }) => {
+                let why = why_away(&self.link, self.view.stopped.as_deref());
+                let text = format!("could not reach {} in {after:.1?}: {why}", self.backend.name());
+                self.resolve(Err(JoinError::Connection(text)));
+                self.withdraw();
+            }
+            Some(GiveUp::Unanswered { after, progress }) => {
+                let silence = format!("{} does not answer", self.backend.address());
+                let progress = progress.unwrap_or_else(|| silence.clone());
+                self.resolve(Err(JoinError::Timeout { after, progress }));
+                if self.link.is_up() {
+                    // A rank assignment may still arrive on this connection, and would look like the answer to the next join. So the
+                    // connection ends.
+                    self.commands.push(NodeCommand::Disconnect);
+                    self.lose(silence, now);
+                }
+            }
+        }
     }
 
-    /// The outcome of the last join, once it has ended. Returned once.
-    pub fn take_outcome(&mut self) -> Option<Result<Placement, JoinError>> {
-        self.outcome.take()
-    }
-
-    /// Whether the node has left. Once its commands are performed, nothing remains to be done.
-    pub fn has_left(&self) -> bool {
-        self.left
-    }
-
-    /// Whether a coordinator has welcomed this node on the connection that is open. The decider over a cell records no events and no
-    /// steps, and forms no world whose workers survive.
-    pub fn has_coordinator(&self) -> bool {
-        matches!(self.link, Link::Up { welcomed: true, .. })
-            && matches!(self.counterpart, Counterpart::Coordinator { .. })
-    }
-
-    /// The name of the coordinator, or of the backend in its place, in messages.
-    pub(in crate::rendezvous) fn counterpart_name(&self) -> String {
-        self.counterpart.name()
-    }
-
-    /// The same without the word `coordinator`.
-    #[cfg(feature = "io")]
-    pub(in crate::rendezvous) fn counterpart_place(&self) -> &str {
-        self.counterpart.place()
-    }
-
-    /// Whether the coordinator, or the backend in its place, has ever answered this node.
-    pub fn was_welcomed(&self) -> bool {
-        self.ever_welcomed
-    }
-
-    /// When this node's lease ends, unless it is renewed before.
-    pub(in crate::rendezvous) fn lease_ends_at(&self) -> Instant {
-        self.vouched_at + self.hello.settings.lease()
-    }
-
-    /// The run id of the job.
-    pub fn run_id(&self) -> &str {
-        &self.hello.run_id
-    }
-
-    /// The node's current view of the rendezvous.
-    pub fn view(&self) -> &View {
-        &self.view
+    /// The instants between which a pending join over a cell waits for a failing backend.
+    fn patience_with_cell(&self) -> Option<(Instant, Instant)> {
+        let pending = self.joins.pending().filter(|_| self.backend == Backend::Cell)?;
+        let since = self.view.out_of_reach_since?.max(pending.since());
+        Some((since, since + self.hello.settings.lease()))
     }
 
     /// When this node fails unless the coordinator comes back, if the coordinator is out of reach.
     ///
     /// `None` for a closed rendezvous: its host may have ended with the job while workers of this node still finish.
-    pub(in crate::rendezvous) fn needed_until(&self) -> Option<Instant> {
-        let since = self.view.out_of_reach_since.filter(|_| self.ever_welcomed && self.view.closed.is_none());
-        Some(since? + self.counterpart.timeout()?)
+    fn needed_until(&self) -> Option<Instant> {
+        let needed = self.was_welcomed() && self.view.closed.is_none();
+        Some(self.view.out_of_reach_since.filter(|_| needed)? + self.backend.timeout()?)
     }
 
-    /// End a connection on which nothing was answered for a lease.
-    pub(super) fn end_silent_link(&mut self, now: Instant) {
-        self.commands.push(NodeCommand::Disconnect);
-        self.lose(format!("{} was silent for {:.1?}", self.counterpart.place(), self.hello.settings.lease()), now);
+    fn ends_alone_at(&self) -> Option<Instant> {
+        let since = self.link.gone_since().filter(|_| self.backend == Backend::Cell && !self.is_out())?;
+        let waits = self.reports.wait() && self.joins.pending().is_none();
+        waits.then(|| ends_alone_at(since, self.fence_at()))
     }
 
-    /// Record that the connection is lost, and schedule the next attempt.
-    pub(in crate::rendezvous) fn lose(&mut self, cause: String, now: Instant) {
-        self.record_lost(&cause, now);
-        self.withdrawing = false;
-        self.last_error = cause;
-        self.retry(now);
+    /// End without an answer to this node's report, if that is due.
+    fn end_alone_if_due(&mut self, now: Instant) {
+        let Some((since, at)) = self.link.gone_since().zip(self.ends_alone_at()) else { return };
+        if at <= now {
+            let (name, error) = (self.backend.name(), self.link.last_error());
+            let text = format!(
+                "{name} has been gone for {:.1?}, perhaps with the node that held it, and how the other nodes ended cannot \
+                 be known: {error}",
+                now.saturating_duration_since(since)
+            );
+            self.fail(JoinError::Connection(text));
+        }
     }
 
-    /// Whether this node can no longer take part.
-    pub(in crate::rendezvous) fn has_failed(&self) -> bool {
-        self.view.failed.is_some()
+    /// When to call [`NodeMachine::on_tick`] at the latest.
+    pub fn next_deadline(&self) -> Option<Instant> {
+        if self.is_out() {
+            return None;
+        }
+        let pending = self.joins.pending();
+        let link = self.link.next_deadline(self.hello.settings.lease());
+        let join = pending.and_then(|pending| pending.next_deadline());
+        let ask = pending.filter(|_| self.link.is_welcomed()).and_then(|pending| pending.ask_at());
+        let patience = self.patience_with_cell().map(|(_, until)| until);
+        let ends = [self.needed_until(), self.ends_alone_at(), self.fence_at()];
+        [link, join, ask, patience, self.in_place.answer_by()].into_iter().chain(ends).flatten().min()
     }
 
+    // The lease and the fence: see `fence`.
+
+    /// When this node's lease ends, unless it is renewed before.
+    pub(in crate::rendezvous) fn lease_ends_at(&self) -> Instant {
+        self.lease.ends_at(self.hello.settings.lease())
+    }
+
+    /// When this node must stop its workers, unless its lease is renewed before. `None`: it runs none, or they may continue.
+    fn fence_at(&self) -> Option<Instant> {
+        let live = self.view.failed.is_none() && self.has_workers_of_a_world();
+        (live && self.is_fenceable()).then(|| self.lease_ends_at())
+    }
+
+    /// When the guards of this node's workers kill them, whatever this process does. `None`: they have no deadline.
+    ///
+    /// It stays in the past from a fence until the next join, and is not renewed any more when the node has failed: the other nodes may
+    /// go on without it while its workers are being stopped.
+    pub fn workers_until(&self) -> Option<Instant> {
+        let any = self.has_workers_of_a_world() || self.view.fenced.is_some();
+        (any && self.is_fenceable() && !self.lease.is_hosted()).then(|| self.lease_ends_at())
+    }
+
+    /// Whether the end of this node's lease concerns its workers. Workers that have finished need not be stopped.
+    fn is_fenceable(&self) -> bool {
+        let over = self.left || self.view.closed.is_some() || self.reports.are_done();
+        self.hello.settings.on_partition == OnPartition::Stop && !over
+    }
+
+    /// Whether workers of this node are in a world, or have been in one and wait for the next.
+    fn has_workers_of_a_world(&self) -> bool {
+        match self.joins.pending() {
+            None => self.runs_workers(),
+            Some(pending) => self.hello.placed.is_some() && pending.brings_survivors(),
+        }
+    }
+
+    /// Renew the lease from `sent_at`: a message sent then has arrived, or no coordinator was running then. A lease that is over is not
+    /// renewed for the workers that ran until then: their guards have killed them.
+    pub(in crate::rendezvous) fn renew(&mut self, sent_at: Instant, now: Instant) {
+        self.fence_if_due(now);
+        self.lease.renew(sent_at);
+    }
+
+    /// A message sent at `sent_at` was answered.
+    fn renew_by_answer(&mut self, sent_at: Instant, now: Instant) {
+        if self.backend.is_coordinator() {
+            self.renew(sent_at, now);
+        }
+    }
+
+    /// Stop the workers if the lease is over. Readers of the view call this too, because the driver's thread may have been stalled.
+    pub fn fence_if_due(&mut self, now: Instant) {
+        let Some(due) = self.fence_at().filter(|due| *due <= now) else { return };
+        if let Some(since) = self.lease.ask_again(due, self.hello.settings.lease(), now) {
+            return self.link.ask_again(since, now);
+        }
+        self.end_alone_if_due(now);
+        if self.view.failed.is_none() {
+            self.fence(now);
+        }
+    }
+
+    /// Stop the workers, because their guards have killed them: the deadline has passed by another clock than this machine's, or
+    /// before it was renewed.
+    #[cfg(feature = "io")]
+    fn fence_by_guards(&mut self, now: Instant) {
+        if self.fence_at().is_some() {
+            self.fence(now);
+        }
+    }
+
+    fn fence(&mut self, now: Instant) {
+        let reason = self.backend.why_fenced(&self.link, self.hello.settings.lease(), self.lease.age(now));
+        self.stop_running();
+        self.reports.forget();
+        self.end_change();
+        self.records.tick(now);
+        self.records.on_fenced(&reason);
+        self.lease.on_fenced();
+        self.interrupt(reason.clone());
+        self.view.fenced = Some(reason.clone());
+        if self.joins.lose_survivors(reason) {
+            // A round may have formed that counts on them. The next Hello withdraws from it, which breaks it, before the join is repeated.
+            self.hello.joining = false;
+            if self.link.is_up() {
+                // A rank assignment that counts on the survivors may be on its way. The next connection repeats the join, without them.
+                self.end_silent_link(now);
+            }
+        }
+    }
+
+    // The state.
+
+    /// Whether this node has left, or can no longer take part.
+    fn is_out(&self) -> bool {
+        self.left || self.has_failed()
+    }
+
+    /// Whether this node's workers run in a world, as far as it knows.
+    fn runs_workers(&self) -> bool {
+        self.hello.placed.is_some_and(|placed| placed.active)
+    }
+
+    /// The workers of the last round run no longer.
+    fn stop_running(&mut self) {
+        if let Some(placed) = &mut self.hello.placed {
+            placed.active = false;
+        }
+    }
+
+    /// Whether this node's workers are those of this round.
+    fn is_member(&self, round: Round) -> bool {
+        let over = self.is_out() || self.view.closed.is_some();
+        let runs = self.hello.placed.is_some_and(|placed| placed.active && placed.round == round);
+        runs && !over && self.joins.pending().is_none()
+    }
+
+    /// Whether a coordinator is connected, and this node's workers may survive a change.
+    fn changes_in_place(&self) -> bool {
+        self.hello.in_place && self.has_coordinator()
+    }
+
+    /// The world must re-form, for this reason.
+    fn interrupt(&mut self, reason: String) {
+        self.view.waiting = self.view.waiting.max(1);
+        self.view.reason = reason;
+    }
+
+    /// The workers cannot stop together. They have to go back to their last commit.
+    fn break_off(&mut self, reason: String) {
+        self.end_change();
+        self.interrupt(reason);
+    }
+
+    /// The current round is over for this node, or its workers cannot stop together any more.
+    fn end_change(&mut self) {
+        self.in_place.end();
+        self.hello.attending = false;
+        (self.view.change, self.view.raise_at) = (None, None);
+    }
+
+    /// This node can no longer take part.
     pub(in crate::rendezvous) fn fail(&mut self, error: JoinError) {
         if self.view.failed.is_none() {
             self.view.failed = Some(error.clone());
@@ -452,19 +481,19 @@ impl NodeMachine {
         self.resolve(Err(error));
     }
 
-    /// Schedule the next attempt to connect, after a back-off.
-    fn retry(&mut self, now: Instant) {
-        let delay = back_off(self.tries, self.hello.node.0 as u64);
-        self.tries += 1;
-        self.view.out_of_reach_since.get_or_insert(now);
-        self.link = Link::Down { retry_at: now + delay };
+    /// End the pending join, if there is one.
+    fn resolve(&mut self, outcome: Result<Placement, JoinError>) {
+        if self.joins.resolve(outcome) {
+            self.hello.joining = false;
+        }
     }
 }
 
 #[cfg(feature = "sim")]
 impl DecisionState for NodeMachine {
     fn decision_state(&self, now: Instant) -> Self {
-        let journal = Journal::new(self.hello.node.0, now);
-        Self { journal, tallies: Tallies::default(), ..self.clone() }
+        let (link, lease) = (self.link.without_round_trips(), self.lease.without_report());
+        let records = Records::new(self.hello.node, self.hello.name.clone(), now);
+        Self { link, lease, records, ..self.clone() }
     }
 }

@@ -71,7 +71,7 @@ impl JoinError {
     }
 }
 
-/// What a node is told whose job was over before it came.
+/// The error of a node that came after its job had ended.
 fn over_text(run_id: &str, verdict: &Verdict, ago: Option<Duration>, memory: &str) -> String {
     let when = ago.map_or_else(String::new, |time| format!(" {} ago", in_words(time)));
     let how = if verdict.is_failure() { "failed" } else { "succeeded" };
@@ -84,7 +84,7 @@ fn over_text(run_id: &str, verdict: &Verdict, ago: Option<Duration>, memory: &st
 
 /// A change of the world that workers live through.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Change {
+pub struct WorldChange {
     /// Its number among those of this node. It rises.
     pub number: u64,
     /// The round that it ends.
@@ -127,7 +127,7 @@ pub struct View {
     pub unfinished: Option<String>,
     /// The world changes, and this node's workers live through it: they are to count their checks. `waiting` is zero meanwhile. If it
     /// rises, the workers cannot stop together, and go back to their last commits.
-    pub change: Option<Change>,
+    pub change: Option<WorldChange>,
     /// The round that ends, and the check at which all members' workers stop, once it is known. [`NEVER`](crate::rendezvous::messages::message::NEVER): the reason
     /// for the change is gone, and they go on.
     pub raise_at: Option<(Round, u64)>,
