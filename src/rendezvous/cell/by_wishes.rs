@@ -6,8 +6,7 @@ use std::time::Instant;
 use super::blob::Blob;
 use super::node::{CellNode, Liveness};
 use super::peers::{Peers, patience};
-use super::proposal::{Proposal, Recorded};
-use super::propose::{Author, Outcome};
+use super::propose::{Author, Outcome, Proposal, Recorded};
 use super::wish::Wish;
 use crate::rendezvous::decider::durable::CELL_SESSION;
 use crate::rendezvous::decider::run::Run;
@@ -39,7 +38,7 @@ impl CellNode {
         std::mem::take(&mut self.wishes)
     }
 
-    /// The value of this node's key: what it has to say.
+    /// The value of this node's key: its messages.
     pub fn wish(&self) -> Vec<u8> {
         Wish { hello: self.hello.clone(), messages: self.outbox.messages().to_vec() }.encode()
     }

@@ -10,12 +10,12 @@
 use std::time::{Duration, Instant};
 
 use super::blob::Blob;
-use super::outbox::Outbox;
+use super::farewell::Stay;
 use super::pace::Pace;
 use super::peers::Peers;
-use super::proposal::{Decision, Proposal, Recorded, outlives_its_connection};
+use super::propose::{Decision, Proposal, Recorded, outlives_its_connection};
 use super::seen::Seen;
-use super::stay::Stay;
+use super::wish::Outbox;
 use crate::events::journal::Entry;
 use crate::rendezvous::decider::standing::Standing;
 use crate::rendezvous::messages::message::{CoordinatorMessage, Hello, NodeId, NodeMessage, Placement};
@@ -47,7 +47,7 @@ pub enum Liveness {
 pub(super) enum Line {
     /// The backend has failed, or was not called yet.
     Down,
-    /// The machine connects: the next read tells whether the backend works.
+    /// The machine connects: the next read shows whether the backend works.
     Opening,
     /// The backend works.
     Up,
@@ -97,7 +97,7 @@ pub struct CellNode {
     warnings: Vec<String>,
 }
 
-/// What counts of an introduction over a cell: no coordinator counts workers or judges hosts, or tells from where members connect.
+/// The part of a Hello that counts over a cell: no coordinator counts workers, judges hosts, or sends the members' addresses.
 fn stored(hello: Hello) -> Hello {
     Hello { settings: Settings { rules: Rules::default(), ..hello.settings }, interfaces: None, ..hello }
 }
@@ -342,21 +342,6 @@ impl CellNode {
     /// The backend's error, if it fails at the moment.
     pub fn failing(&self) -> Option<&str> {
         self.failing.as_deref()
-    }
-
-    /// Whether this node's `Leave` is written, or none was needed, and it does not stay for others.
-    pub fn has_left(&self) -> bool {
-        self.has_said_goodbye() && (self.stay == Stay::Over || self.machine.has_failed())
-    }
-
-    /// Whether this node's `Leave` is written, or none was needed.
-    pub(super) fn has_said_goodbye(&self) -> bool {
-        self.machine.has_left() && (self.machine.has_failed() || (!self.busy && self.outbox.is_empty()))
-    }
-
-    /// Whether the backend is no longer called.
-    pub(super) fn is_over(&self) -> bool {
-        self.has_left() || self.machine.has_failed()
     }
 
     /// Whether a write may begin now.

@@ -83,7 +83,7 @@ impl CellNode {
                 false => CoordinatorMessage::Closed { verdict, spare },
             }];
         }
-        // The node that has applied this node's join has no way to tell it.
+        // The node that has applied this node's join cannot send it anything.
         if let Some(reason) = self.machine.ready_join().and_then(|joining| run.another_job(me, joining.join(), now)) {
             return vec![CoordinatorMessage::Ended { reason }];
         }
