@@ -144,7 +144,7 @@ impl Driver {
         }
     }
 
-    /// Let the machine act, log what it has to say, and return its requests, whether it has left, and when it is to act again.
+    /// Let the machine act, log its lines, and return its requests, whether it has left, and when it is to act again.
     fn step(&self, status_log: &mut StatusLog) -> (Vec<EtcdRequest>, bool, Option<Instant>) {
         let (requests, left, deadline, notes, news) = {
             let mut node = self.node.lock();
