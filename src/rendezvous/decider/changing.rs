@@ -25,6 +25,7 @@ use crate::events::record::{Kind, Why};
 use crate::events::tally::Refused;
 use crate::rendezvous::messages::message::{
     ADDED, CoordinatorMessage, Generation, LARGEST_COUNT, NEVER, NodeId, REMOVED, Resume, Round, Running, WorkerRanks,
+    WorldChange,
 };
 use crate::wire::text::tidy;
 
@@ -148,7 +149,7 @@ impl Run {
         let capable = self.roster.get(id).is_some_and(|node| node.in_place);
         let Some(change) = self.in_place.change().filter(|_| capable) else { return };
         let (flags, reason, round) = (change.flags, change.reason.clone(), self.round());
-        self.send(session, CoordinatorMessage::Change { round, flags, reason });
+        self.send(session, CoordinatorMessage::Change(WorldChange { round, flags, reason }));
         if let Some(check) = self.in_place.check() {
             self.send(session, CoordinatorMessage::RaiseAt { round, check });
         }
@@ -227,7 +228,7 @@ impl Run {
         let causes = [self.leaver(), joined].into_iter().flatten();
         self.record(Kind::RoundChanges {}, None, causes, format!("round {round} changes in place: {reason}"));
         self.in_place.begin(Change { flags, reason: reason.clone(), firm, phase: Phase::Counting { until } });
-        self.tell_members(&CoordinatorMessage::Change { round, flags, reason });
+        self.tell_members(&CoordinatorMessage::Change(WorldChange { round, flags, reason }));
         self.raise_if_counted(until, now)
     }
 

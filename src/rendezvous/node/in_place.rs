@@ -6,7 +6,6 @@
 
 use std::time::{Duration, Instant};
 
-use super::view::WorldChange;
 use crate::rendezvous::messages::message::{LARGEST_COUNT, NEVER, NodeMessage, Round, Running};
 use crate::wire::text::tidy;
 
@@ -16,8 +15,6 @@ pub(super) const ANSWER_WITHIN: Duration = Duration::from_secs(10);
 /// A node's part in changes in place, in its current round.
 #[derive(Clone, Debug, Default)]
 pub(super) struct InPlace {
-    /// Number of changes so far, in this node's life.
-    changes: u64,
     current: Option<Current>,
     /// Until when the coordinator must have named the check, and be in reach.
     answer_by: Option<Instant>,
@@ -60,16 +57,15 @@ impl InPlace {
         self.current.as_ref().is_some_and(|change| change.check.is_none())
     }
 
-    /// The world changes. Returns the change that the agent has to see, unless it has seen it.
-    pub fn on_change(&mut self, round: Round, flags: u8, reason: String, now: Instant) -> Option<WorldChange> {
+    /// The world of `round` changes. Returns whether the agent has to see it: it has not seen it before.
+    pub fn on_change(&mut self, round: Round, now: Instant) -> bool {
         let goes_on = |change: &Current| change.round == round && change.check != Some(NEVER);
-        if self.current.as_ref().is_some_and(goes_on) {
-            return None;
+        let new = !self.current.as_ref().is_some_and(goes_on);
+        if new {
+            self.answer_by = Some(now + ANSWER_WITHIN);
+            self.current = Some(Current { round, counted: None, check: None });
         }
-        self.changes += 1;
-        self.answer_by = Some(now + ANSWER_WITHIN);
-        self.current = Some(Current { round, counted: None, check: None });
-        Some(WorldChange { number: self.changes, round, flags, reason })
+        new
     }
 
     /// The workers have passed this many checks. Returns the message about it.
@@ -143,7 +139,7 @@ impl InPlace {
 
     /// The round is over for this node, or its workers cannot stop together any more.
     pub fn end(&mut self) {
-        *self = Self { changes: self.changes, running: self.running.take(), ..Self::default() };
+        *self = Self { running: self.running.take(), ..Self::default() };
     }
 
     /// The job is over. Returns the check that lets waiting workers go on.
@@ -167,8 +163,7 @@ mod tests {
 
     fn changing(now: Instant) -> InPlace {
         let mut part = InPlace::default();
-        let change = part.on_change(ROUND, 1, "b leaves".into(), now).expect("it is new");
-        assert_eq!((change.number, change.round, change.flags, change.reason.as_str()), (1, ROUND, 1, "b leaves"));
+        assert!(part.on_change(ROUND, now));
         part
     }
 
@@ -176,10 +171,10 @@ mod tests {
     fn a_change_is_seen_once_unless_the_workers_were_let_go() {
         let now = Instant::now();
         let mut part = changing(now);
-        assert_eq!(part.on_change(ROUND, 1, "b leaves".into(), now), None);
+        assert!(!part.on_change(ROUND, now) && part.on_change(Round(4), now) && part.on_change(ROUND, now));
         assert_eq!(part.on_raise_at(ROUND, NEVER), Ok(Some((ROUND, NEVER))));
-        let again = part.on_change(ROUND, 2, "c joins".into(), now).map(|change| (change.number, change.flags));
-        assert_eq!((again, part.check(), part.answer_by()), (Some((2, 2)), None, Some(now + ANSWER_WITHIN)));
+        assert!(part.on_change(ROUND, now));
+        assert_eq!((part.check(), part.answer_by()), (None, Some(now + ANSWER_WITHIN)));
     }
 
     #[test]
@@ -216,7 +211,6 @@ mod tests {
         assert_eq!(part.repeated(ROUND), [counted(8), leaves, NodeMessage::Parked { round: ROUND }]);
         part.end();
         assert_eq!((part.repeated(ROUND), part.check(), part.answer_by()), (Vec::new(), None, None));
-        assert_eq!(part.on_change(ROUND, 1, String::new(), Instant::now()).map(|change| change.number), Some(2));
     }
 
     #[test]

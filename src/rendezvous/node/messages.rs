@@ -51,9 +51,10 @@ impl NodeMachine {
                     self.on_status(1, reason, self.view.restart, None);
                 }
             }
-            CoordinatorMessage::Change { round, flags, reason } if self.is_member(round) && self.view.waiting == 0 => {
-                if let Some(change) = self.in_place.on_change(round, flags, reason, now) {
+            CoordinatorMessage::Change(change) if self.is_member(change.round) && self.view.waiting == 0 => {
+                if self.in_place.on_change(change.round, now) {
                     self.records.on_change(self.view.round, &change.reason);
+                    self.view.changes += 1;
                     (self.view.change, self.view.raise_at) = (Some(change), None);
                 }
             }
@@ -64,7 +65,7 @@ impl NodeMachine {
                     Err(reason) => self.break_off(reason),
                 }
             }
-            CoordinatorMessage::Change { .. } | CoordinatorMessage::RaiseAt { .. } => {}
+            CoordinatorMessage::Change(_) | CoordinatorMessage::RaiseAt { .. } => {}
             CoordinatorMessage::TellStep { round } => self.view.steps_asked += u64::from(self.is_member(round)),
             CoordinatorMessage::Closed { verdict, spare } => {
                 self.on_closed(&verdict);

@@ -56,7 +56,7 @@ use link::Link;
 use records::Records;
 use report::{Reports, ends_alone_at};
 
-pub use view::{JoinError, NodeCommand, View, WorldChange};
+pub use view::{JoinError, NodeCommand, View};
 
 /// The state of one node.
 #[derive(Clone, Debug)]

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::rendezvous::messages::message::{Failure, NodeMessage, Round, Verdict};
+use crate::rendezvous::messages::message::{Failure, NodeMessage, Round, Verdict, WorldChange};
 use crate::wire::text::{DEFAULT_RUN_ID, in_words};
 
 /// A command to the driver.
@@ -82,19 +82,6 @@ fn over_text(run_id: &str, verdict: &Verdict, ago: Option<Duration>, memory: &st
     format!("the job with the run id `{run_id}` has {how}{when} ({verdict}): {memory}. {name}")
 }
 
-/// A change of the world that workers live through.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct WorldChange {
-    /// Its number among those of this node. It rises.
-    pub number: u64,
-    /// The round that it ends.
-    pub round: Round,
-    /// [`REMOVED`](crate::rendezvous::messages::message::REMOVED), [`ADDED`](crate::rendezvous::messages::message::ADDED), or both.
-    pub flags: u8,
-    /// Why, in words.
-    pub reason: String,
-}
-
 /// The state of the rendezvous for a node that is or was in a world.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct View {
@@ -128,6 +115,8 @@ pub struct View {
     /// The world changes, and this node's workers live through it: they are to count their checks. `waiting` is zero meanwhile. If it
     /// rises, the workers cannot stop together, and go back to their last commits.
     pub change: Option<WorldChange>,
+    /// Number of that change, or of the last one, among those of this node. It rises.
+    pub changes: u64,
     /// The round that ends, and the check at which all members' workers stop, once it is known. [`NEVER`](crate::rendezvous::messages::message::NEVER): the reason
     /// for the change is gone, and they go on.
     pub raise_at: Option<(Round, u64)>,
