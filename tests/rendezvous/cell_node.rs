@@ -105,7 +105,7 @@ fn a_node_that_comes_back_to_its_place_tells_the_cell_nothing_that_is_a_coordina
     assert!(failed && node.machine().was_welcomed());
     assert!(!node.machine().has_coordinator());
     let phase = Phase { stop_us: Some(5), ..Phase::default() };
-    node.ask(|node| node.took(placement.round, phase, now), now);
+    node.ask(|node| node.report_phases(placement.round, phase, now), now);
     perform(&mut node, &mut cell, now);
     let (events, _) = node.take_events();
     let count = |is_it: fn(&Kind) -> bool| events.iter().filter(|event| is_it(&event.record.kind)).count();

@@ -351,9 +351,9 @@ fn a_node_knows_whether_a_world_runs_once_it_was_welcomed() {
     let now = Instant::now();
     let hello = Hello::new("job", NodeId(7), "host:1", Settings::new(1, 4));
     let mut bench = Bench { node: NodeMachine::new(hello, "head:29400".into(), COORDINATOR_TIMEOUT, now), now };
-    assert_eq!(bench.node.outlook(), None);
+    assert_eq!(bench.node.forecast(), None);
     bench.connect();
-    assert_eq!(bench.node.outlook(), Some(None));
+    assert_eq!(bench.node.forecast(), Some(None));
 
     bench.node.on_disconnected("reset".into(), false, now);
     bench.node.on_connected(now);
@@ -369,7 +369,7 @@ fn a_node_knows_whether_a_world_runs_once_it_was_welcomed() {
     };
     let (addr, running) = ("10.0.0.7".to_owned(), Some(running));
     bench.hear(CoordinatorMessage::Welcome { addr, hosted: false, running, recalls: false });
-    let told = bench.node.outlook().flatten().unwrap();
+    let told = bench.node.forecast().flatten().unwrap();
     assert_eq!((told.round, told.workers), (ROUND, 2));
     assert!(!told.master_addr.contains('\u{1b}'), "{}", told.master_addr);
 }

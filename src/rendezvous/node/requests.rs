@@ -158,7 +158,7 @@ impl NodeMachine {
 
     /// The world that runs, if this node may start its workers before it joins. `None` until that is known: the coordinator has not
     /// answered yet.
-    pub fn outlook(&self) -> Option<Option<&Running>> {
+    pub fn forecast(&self) -> Option<Option<&Running>> {
         if !self.backend.is_coordinator() {
             return Some(None);
         }
@@ -191,9 +191,9 @@ impl NodeMachine {
 
     /// Report how long the parts of the recovery have taken that ended with `round`'s workers, if a coordinator is connected. It is not
     /// repeated: nothing depends on it.
-    pub fn took(&mut self, round: Round, phase: Phase, now: Instant) {
+    pub fn report_phases(&mut self, round: Round, phase: Phase, now: Instant) {
         self.reports.on_started(round, now);
-        self.report_phase(round, phase, now);
+        self.send_phases(round, phase, now);
     }
 
     /// As many workers of `round` as its world has are connected to their store, which this node serves.
@@ -201,22 +201,22 @@ impl NodeMachine {
         let Some(import) = self.reports.import_time(round, now) else { return };
         self.view.imported = Some((round, import));
         let import_us = u64::try_from(import.as_micros()).ok();
-        self.report_phase(round, Phase { import_us, ..Phase::default() }, now);
+        self.send_phases(round, Phase { import_us, ..Phase::default() }, now);
     }
 
-    fn report_phase(&mut self, round: Round, phase: Phase, now: Instant) {
+    fn send_phases(&mut self, round: Round, phase: Phase, now: Instant) {
         self.records.tick(now);
         self.records.on_phase(phase);
         self.send_to_coordinator(NodeMessage::Took { round, phase });
     }
 
-    /// Report this node's first step of `round`, as [`Self::took`] reports its phases.
-    pub fn stepped(&mut self, round: Round, first: Stepped) {
+    /// Report this node's first step of `round`, as [`Self::report_phases`] reports its phases.
+    pub fn report_first_step(&mut self, round: Round, first: Stepped) {
         self.send_to_coordinator(NodeMessage::Stepped { round, first });
     }
 
     /// Report how far this node's workers of `round` are, because the view's `steps_asked` has changed.
-    pub fn step(&mut self, round: Round, step: Option<u64>, step_time_us: Option<u64>) {
+    pub fn report_progress(&mut self, round: Round, step: Option<u64>, step_time_us: Option<u64>) {
         self.send_to_coordinator(NodeMessage::Step { round, step, step_time_us });
     }
 

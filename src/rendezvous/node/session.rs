@@ -232,8 +232,8 @@ impl Session {
     }
 
     /// How long the parts of the recovery have taken that ended with `round`'s workers. Sent once, to a coordinator that keeps events.
-    pub fn took(&self, round: Round, phase: Phase) {
-        self.ask(|machine| machine.took(round, phase, Instant::now()));
+    pub fn report_phases(&self, round: Round, phase: Phase) {
+        self.ask(|machine| machine.report_phases(round, phase, Instant::now()));
     }
 
     /// The workers of `round` are being stopped, or leave their world: for the log.
@@ -247,13 +247,13 @@ impl Session {
     }
 
     /// This node's first step of `round`. Sent once, to a coordinator that keeps events.
-    pub fn stepped(&self, round: Round, first: Stepped) {
-        self.ask(|machine| machine.stepped(round, first));
+    pub fn report_first_step(&self, round: Round, first: Stepped) {
+        self.ask(|machine| machine.report_first_step(round, first));
     }
 
     /// How far this node's workers of `round` are, because the view's `steps_asked` has changed.
-    pub fn step(&self, round: Round, step: Option<u64>, step_time_us: Option<u64>) {
-        self.ask(|machine| machine.step(round, step, step_time_us));
+    pub fn report_progress(&self, round: Round, step: Option<u64>, step_time_us: Option<u64>) {
+        self.ask(|machine| machine.report_progress(round, step, step_time_us));
     }
 
     /// All living workers of `round` are connected to their agent: the node can change in place.
@@ -267,10 +267,10 @@ impl Session {
     }
 
     /// Wait until it is known whether a world runs for which this node may start its workers before it joins, and return that world.
-    pub async fn outlook(&self) -> Option<Running> {
+    pub async fn forecast(&self) -> Option<Running> {
         let mut steps = self.shared.steps.subscribe();
         loop {
-            let known = self.shared.slot.lock().machine().outlook().map(Option::<&Running>::cloned);
+            let known = self.shared.slot.lock().machine().forecast().map(Option::<&Running>::cloned);
             if let Some(running) = known {
                 return running;
             }
