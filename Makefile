@@ -26,8 +26,8 @@ PYTEST_PROCESSES ?= 4
 PYTEST = $(PY) -m pytest -n $(PYTEST_PROCESSES) --dist worksteal
 
 # Tests and their wheel are built in one profile and with one set of features, so that cargo compiles each crate once. This is why
-# the binding is named for tests of the core, and why this wheel contains the simulator.
-TESTED := -p elastic_rs -p elastic_rs_py --all-features
+# the binding is named for tests of the core, and why this wheel has the feature `sim`.
+TESTED := -p elastic_rs -p elastic_rs_sim -p elastic_rs_py --all-features
 TESTED_WHEEL := --profile dev --features experimental-inspect,elastic_rs/sim
 
 # The interpreter for pyo3's build. If it followed PATH, every change of PATH would rebuild pyo3.
@@ -98,9 +98,9 @@ test-long: build ## run randomised tests with many more cases, and all tests on 
 	$(say) 'test-long: codec and table, $(LONG_CASES) cases of each property (proptest)'
 	@PROPTEST_CASES=$(LONG_CASES) cargo test --quiet --release $(CARGO_FLAGS) --all-features --test store properties::
 	$(say) 'test-long: rendezvous, agents, workers that survive, hosts: $(LONG_SEEDS) simulated jobs'
-	@ELASTIC_RS_SIM_SEEDS=$(LONG_SEEDS) cargo test --quiet --release $(CARGO_FLAGS) --all-features --test simulation -- --nocapture rendezvous:: cell:: etcd:: agent:: elastic:: discovery:: hosts::
+	@ELASTIC_RS_SIM_SEEDS=$(LONG_SEEDS) cargo test --quiet --release $(CARGO_FLAGS) -p elastic_rs_sim --test simulation -- --nocapture rendezvous:: cell:: etcd:: agent:: elastic:: discovery:: hosts::
 	$(say) 'test-long: exhaustive exploration of small jobs, with more time and more faults'
-	@ELASTIC_RS_EXPLORE_LONG=1 cargo test --quiet --release $(CARGO_FLAGS) --all-features --test simulation -- --nocapture explore::
+	@ELASTIC_RS_EXPLORE_LONG=1 cargo test --quiet --release $(CARGO_FLAGS) -p elastic_rs_sim --test simulation -- --nocapture explore::
 
 # libFuzzer needs code that counts its branches. These are the flags of cargo-fuzz, as far as stable rustc knows them. --target keeps
 # them from build scripts.

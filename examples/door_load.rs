@@ -14,8 +14,8 @@ use std::{env, fs, thread};
 
 use elastic_rs::endpoint::Host;
 use elastic_rs::net::listen::bind;
-use elastic_rs::secure::Protection;
 use elastic_rs::secure::token::Token;
+use elastic_rs::secure::{Halves, Protection};
 use elastic_rs::store::server::ServerOptions;
 use rustix::process::setpriority_process;
 use socket2::{Domain, SockRef, Socket, Type};
@@ -93,7 +93,7 @@ async fn rightful(port: u16, protection: &Arc<Protection>) -> Vec<Duration> {
                 let socket = TcpSocket::new_v4().ok()?;
                 socket.bind(SocketAddrV4::new(own, 0).into()).ok()?;
                 let stream = socket.connect((Ipv4Addr::LOCALHOST, port).into()).await.ok()?;
-                protection.begin(stream, "127.0.0.1", "job").await.ok()
+                Halves::begin(stream, "127.0.0.1", Some((&protection, "job"))).await.ok()
             };
             timeout_at(began + LIMIT, proving).await.ok().flatten().map(|halves| (halves, from.elapsed()))
         });
@@ -179,7 +179,7 @@ fn client_hello() -> Result<Vec<u8>, Box<dyn Error>> {
         let (mut accepted, _) = listener.accept().await?;
         let mut hello = vec![0; 4096];
         tokio::select! {
-            _ = protection.begin(stream, "127.0.0.1", "job") => Err("nobody answers".into()),
+            _ = Halves::begin(stream, "127.0.0.1", Some((&protection, "job"))) => Err("nobody answers".into()),
             count = tokio::io::AsyncReadExt::read(&mut accepted, &mut hello) => {
                 hello.truncate(count?);
                 Ok(hello)

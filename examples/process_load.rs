@@ -10,7 +10,8 @@ use std::path::Path;
 use std::process::exit;
 use std::time::{Duration, Instant};
 
-use elastic_rs::workers::{Consoles, Copies, Event, FilterOptions, Group, Output, Signal, WorkerSpec};
+use elastic_rs::signals::Signal;
+use elastic_rs::workers::{Consoles, Copies, Event, FilterOptions, Group, Output, WorkerSpec};
 
 const WORKERS: u32 = 8;
 

@@ -6,14 +6,14 @@ use std::fs;
 use std::time::{Duration, Instant};
 
 use bytes::BytesMut;
+use elastic_rs::cooldown::Cooldown;
 use elastic_rs::rendezvous::cell::node::{CellCommand, CellNode};
 use elastic_rs::rendezvous::messages::codec::{encode_preamble, try_encode_frame};
-use elastic_rs::cooldown::Cooldown;
 use elastic_rs::rendezvous::messages::message::{
     Failure, Generation, Hello, Join, JoinWorkers, NodeId, NodeMessage, Placed, Round, Verdict,
 };
-use elastic_rs::rendezvous::messages::rules::{Rules, WorkerBounds};
 use elastic_rs::rendezvous::messages::settings::Settings;
+use elastic_rs::rendezvous::messages::settings::{Rules, WorkerBounds};
 use elastic_rs::secure::claim::{Answer, Claim, MAC_BYTES};
 use serde_json::Value;
 

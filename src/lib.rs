@@ -11,6 +11,8 @@ pub mod at_once;
 #[cfg(feature = "io")]
 mod bounded_log;
 pub mod channel;
+#[cfg(feature = "io")]
+pub mod clock;
 pub mod cooldown;
 pub mod devices;
 pub mod discovery;
@@ -29,16 +31,11 @@ mod open_files;
 
 pub mod rendezvous;
 pub mod secure;
-#[cfg(feature = "io")]
 pub mod signals;
-#[cfg(feature = "sim")]
-pub mod sim;
 pub mod steps;
 pub mod store;
 #[cfg(feature = "io")]
 pub mod threads;
-#[cfg(feature = "io")]
-mod wait;
 #[cfg(feature = "io")]
 pub mod warm;
 pub mod wire;

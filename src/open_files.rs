@@ -1,13 +1,16 @@
-//! The limit of open files of this process, and the part of it that connections without a proof may take.
+//! The limit of open files of this process, the part of it that connections without a proof may take, and descriptors that are kept
+//! apart from the standard streams.
 //!
 //! A protected endpoint, and a door of a tunnel, let strangers in to prove themselves. Each takes a descriptor, and the job's
 //! connections need descriptors too. So this process's soft limit is raised by as many as strangers may take, as far as the hard limit
 //! allows. A driver with many agents raises it, too. Workers, and programs that a driver starts, begin with the limit that this process had
 //! before.
 
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::OnceLock;
 
 use parking_lot::Mutex;
+use rustix::io::{Errno, fcntl_dupfd_cloexec};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// Most places of one kind for strangers: handshakes that are under way, for instance.
@@ -76,6 +79,16 @@ fn places(before: Option<u64>, now: Option<u64>) -> usize {
     let (Some(before), Some(now)) = (before, now) else { return MOST_PLACES };
     let room = usize::try_from((now - before).max(before / SHARE as u64)).unwrap_or(usize::MAX);
     (room / KINDS).clamp(FEWEST_PLACES, MOST_PLACES)
+}
+
+/// A copy of a descriptor above the standard streams.
+pub(crate) fn above_stdio(fd: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
+    fcntl_dupfd_cloexec(fd, 3)
+}
+
+/// Moves a descriptor above the standard streams. It may be below 3 if the agent has closed those.
+pub(crate) fn lifted(fd: OwnedFd) -> Result<OwnedFd, Errno> {
+    if fd.as_raw_fd() > 2 { Ok(fd) } else { above_stdio(fd.as_fd()) }
 }
 
 #[cfg(test)]

@@ -31,6 +31,7 @@ fn every_test_that_the_pages_of_store_and_security_name_exists() {
     let mut found = HashMap::new();
     sources(&root.join("src"), &mut found);
     sources(&root.join("tests"), &mut found);
+    sources(&root.join("crates/sim/tests"), &mut found);
     let documents = ["docs/store.md", "docs/security.md"].map(|name| fs::read_to_string(root.join(name)).unwrap());
     let is_name =
         |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_');
@@ -50,6 +51,7 @@ fn every_test_that_the_table_of_scenarios_names_exists() {
     let mut found = HashMap::new();
     sources(&root.join("src"), &mut found);
     sources(&root.join("tests"), &mut found);
+    sources(&root.join("crates/sim/tests"), &mut found);
     let document = fs::read_to_string(root.join("docs/rendezvous.md")).unwrap();
     let table = document.split("\n## ").find_map(|section| section.strip_prefix("Scenarios\n")).unwrap();
     let rows = table.lines().filter(|line| line.starts_with("| "));

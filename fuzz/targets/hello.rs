@@ -4,9 +4,9 @@
 
 #![no_main]
 
+use elastic_rs::rendezvous::messages::message::MAGIC;
 use elastic_rs::store::protocol::Query;
 use elastic_rs::store::protocol::hello::{PREVIEW_BYTES, Visitor, preview, recognise};
-use elastic_rs::rendezvous::messages::message::MAGIC;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {

@@ -2,8 +2,8 @@
 
 #![no_main]
 
-use elastic_rs::wire::text::{is_steering, validate_run_id};
 use elastic_rs::secure::claim::{Answer, Claim, MAC_BYTES};
+use elastic_rs::wire::text::{is_steering, validate_run_id};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {

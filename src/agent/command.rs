@@ -5,7 +5,8 @@ use std::collections::BTreeSet;
 use super::policy::Outcome;
 use crate::channel::message::ToWorker;
 use crate::rendezvous::messages::message::{Failure, Placement, Round, Survival, Verdict};
-use crate::workers::{Signal, StopPolicy};
+use crate::signals::Signal;
+use crate::workers::StopPolicy;
 
 /// A command to the driver.
 #[derive(Clone, Debug, PartialEq, Eq)]

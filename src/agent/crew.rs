@@ -17,10 +17,11 @@ use rustix::process::{
 use tokio::io::unix::AsyncFd;
 use tokio::sync::mpsc;
 
+use crate::clock::until;
+use crate::signals::Signal;
 use crate::threads;
-use crate::wait::until;
 use crate::workers::{
-    Command, Copies, Event, ExitStatus, Group, Left, Output, Signal, StderrEnd, StopPolicy, Stopping, WorkerExit,
+    Command, Copies, Event, ExitStatus, Group, Left, Output, StderrEnd, StopPolicy, Stopping, WorkerExit,
 };
 
 /// Running workers.

@@ -30,15 +30,12 @@ pub const IN_PLACE: &str = "ELASTIC_RS_IN_PLACE";
 /// Set, to `1`, for a worker that was started before its node has a place for it: its ranks and its store are provisional.
 pub const AHEAD: &str = "ELASTIC_RS_AHEAD";
 
-/// Where a worker writes its steps: [`crate::steps`].
-pub const STEPS: &str = "ELASTIC_RS_STEPS";
-
 /// Variables whose values differ per worker or per round. A warm start allows for these, and for no others.
 pub const VARIES: [&str; 24] = [
     AGENT,
     IN_PLACE,
     AHEAD,
-    STEPS,
+    crate::steps::STEPS,
     "RANK",
     "LOCAL_RANK",
     "GROUP_RANK",

@@ -37,7 +37,6 @@ mod replace;
 mod stop;
 
 pub use ahead::{LOOK_LIMIT, PREPARE_LIMIT};
-pub use endings::LEAVE_LIMIT;
 use first::First;
 pub use first::WORDS_LIMIT;
 pub(super) use in_place::SURVIVING;
@@ -45,6 +44,13 @@ pub use in_place::{PARK_LIMIT, RAISE_LIMIT};
 use lives::Lives;
 pub use replace::REPLACE_LIMIT;
 use stop::{Next, Way};
+
+/// How long a node that got a signal waits until it knows at which check its workers may leave the world. They have the grace of a stop
+/// to reach it.
+pub const LEAVE_LIMIT: Duration = Duration::from_secs(5);
+
+/// Why a failure counts for the job's end no more.
+const TOO_LATE: &str = "a worker failed after the job had been declared a success";
 
 /// Numbers of signals, the same on every platform PyTorch's agent runs on.
 const SIGTERM: i32 = 15;

@@ -21,12 +21,13 @@ use super::sleepers::{Sleeper, Sleepers};
 use super::words::Words;
 use crate::channel::agent::Exchange;
 use crate::channel::message::World;
+use crate::clock::until;
 use crate::rendezvous::conf::InPlace;
 use crate::rendezvous::messages::message::{Failure, Placement, Running};
 use crate::rendezvous::node::session::Session;
 use crate::rendezvous::node::{JoinError, View};
-use crate::wait::until;
-use crate::workers::{Deadline, ExitStatus, Signal, StderrEnd, WorkerExit, reap_strangers_as_process_1};
+use crate::signals::Signal;
+use crate::workers::{Deadline, ExitStatus, StderrEnd, WorkerExit, reap_strangers_as_process_1};
 
 mod deadline;
 mod in_place;

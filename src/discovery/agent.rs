@@ -30,8 +30,8 @@ use super::machine::{AgentId, Request};
 use super::output::{Output, Stream};
 use super::programs::{STARTED_AT_ONCE, start};
 use super::reports::{Report, ReportFilter};
+use crate::clock::until;
 use crate::net::local::{is_local, is_own_name};
-use crate::wait::until;
 use crate::wire::text::tidy;
 use crate::workers::{Lines, OpenLine, Part, Prefix, append_open, reaped};
 

@@ -16,8 +16,8 @@ use super::hosts::Host;
 use super::machine::{self, AgentId, Command, End, Rules};
 use super::output::Output;
 use super::programs::Descriptors;
+use crate::clock::until;
 use crate::signals::Received;
-use crate::wait::until;
 use crate::workers::Consoles;
 
 /// Events that the driver gets from this process: from discovery, the coordinator, and signal handlers.

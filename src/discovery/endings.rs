@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::workers::Signal;
+use crate::signals::Signal;
 
 /// How the program through which an agent ran has ended: `ssh`, or on the driver's machine the agent itself.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -20,6 +20,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{sleep, timeout};
 
 use crate::bounded_log::BoundedLog;
+use crate::clock::telling_if_slow;
 use crate::events::file::EventFile;
 use crate::net::admission::tasks::Task;
 use crate::net::listen::{BindError, bind_all, bind_wildcard};
@@ -41,7 +42,6 @@ use crate::store::server::{
     Controller, Listener, Place, Receiver, ServerOptions, StoreServer, Unknown, Upgrade, Upgraded,
 };
 use crate::threads;
-use crate::wait::telling_if_slow;
 use crate::wire::text::tidy;
 use http::Visible;
 use identity::home;

@@ -10,14 +10,14 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until};
 
 use super::connection::{Connection, SharedToken, Token};
-use super::endpoints::in_words;
+use super::endpoints::{Address, in_words};
 use super::error::{EtcdError, Failure, Remedy};
 use super::messages::{MemberListRequest, StatusRequest, StatusResponse};
 use super::options::ClientOptions;
 use super::rpc::{Kind, Request};
-use super::survey::Cluster;
+use super::survey::{Answer, Cluster};
 use super::tls;
-use crate::wait::until;
+use crate::clock::until;
 
 /// Time after which the next member is tried while one has not answered.
 const STAGGER: Duration = Duration::from_millis(250);
@@ -179,6 +179,26 @@ impl Client {
         *current = Current { opened: Some(opened), failed: None };
         Ok(connection)
     }
+
+    /// Whether it is proven that no voting member knows a leader, as of some moment after this call began. False if one does, or if
+    /// one did not answer.
+    pub async fn survey(&self) -> bool {
+        let answers = self.0.ask_all().await;
+        self.0.cluster.lock().leaderless(&answers)
+    }
+
+    /// Keep what a survey needs: the list of members, who is at which address, and, for a user, the tokens at all members, which
+    /// end if they are not used. Returns whether all that is known: without it a survey may prove nothing.
+    pub async fn prepare_survey(&self) -> bool {
+        let Ok(connection) = self.connection().await else { return false };
+        if let Ok(list) = connection.call(MemberListRequest {}, self.0.options.patience).await {
+            self.0.cluster.lock().learn_members(list.members);
+        }
+        if self.0.options.credentials.is_some() || !self.0.cluster.lock().has_met_all() {
+            self.0.ask_all().await;
+        }
+        self.0.cluster.lock().has_met_all()
+    }
 }
 
 /// Make a call to a member several times, until one is answered.
@@ -201,6 +221,32 @@ async fn repeat<Q: Request>(
 }
 
 impl Inner {
+    async fn ask_all(self: &Arc<Self>) -> Vec<(Address, Answer)> {
+        let addresses = self.cluster.lock().addresses(&self.options.endpoints.members);
+        let mut asking = JoinSet::new();
+        for address in addresses {
+            let inner = Arc::clone(self);
+            asking.spawn(async move {
+                let opened = Connection::open(&address, &inner.options, Arc::clone(&inner.token)).await;
+                let answer = match opened {
+                    Ok((_, Ok(status))) => Answer::from(&status),
+                    Err(failure) if failure.refused => Answer::Refused,
+                    _ => Answer::Nothing,
+                };
+                (address, answer)
+            });
+        }
+        let answers = asking.join_all().await;
+        let mut cluster = self.cluster.lock();
+        for (address, answer) in &answers {
+            if let Answer::Status { id, .. } = answer {
+                cluster.meet(address.clone(), *id);
+            }
+        }
+        drop(cluster);
+        answers
+    }
+
     /// Connect to the first member that answers and knows a leader. The one at `last` is tried last.
     async fn open(self: &Arc<Self>, last: Option<usize>) -> Result<Opened, Failure> {
         let mut order: Vec<usize> = (0..self.options.endpoints.members.len()).collect();

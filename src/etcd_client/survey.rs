@@ -8,15 +8,12 @@
 //! of other machines (`localhost`). A time-out proves nothing.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
 use parking_lot::Mutex;
-use tokio::task::JoinSet;
 
-use super::client::{Client, Inner};
 use super::connection::Connection;
 use super::endpoints::{Address, parse_endpoints};
-use super::messages::{MemberListRequest, MemberMessage, StatusResponse};
+use super::messages::{MemberMessage, StatusResponse};
 use super::version::known_problems;
 
 /// Most addresses that a survey asks. Clusters have 3, 5 or 7 members. A voter that is not asked is not proven to be without a leader.
@@ -60,7 +57,7 @@ impl Cluster {
         }
     }
 
-    fn learn_members(&mut self, members: Vec<MemberMessage>) {
+    pub fn learn_members(&mut self, members: Vec<MemberMessage>) {
         let voters = members.into_iter().filter(|member| !member.is_learner);
         let addresses = |urls: Vec<String>| {
             let parsed = urls.iter().filter_map(|url| parse_endpoints(url, None).ok());
@@ -69,7 +66,7 @@ impl Cluster {
         self.voters = voters.map(|member| (member.id, addresses(member.client_urls))).collect();
     }
 
-    fn meet(&mut self, address: Address, id: u64) {
+    pub fn meet(&mut self, address: Address, id: u64) {
         let met = self.met.entry(address).or_insert(Some(id));
         if *met != Some(id) {
             *met = None;
@@ -77,7 +74,7 @@ impl Cluster {
     }
 
     /// The addresses to ask: the client's endpoints, and those that the voters advertise.
-    fn addresses(&self, endpoints: &[Address]) -> Vec<Address> {
+    pub fn addresses(&self, endpoints: &[Address]) -> Vec<Address> {
         let mut all = endpoints.to_vec();
         all.extend(self.voters.values().flatten().cloned());
         all.sort();
@@ -87,12 +84,12 @@ impl Cluster {
     }
 
     /// Whether every voter has been met at an address.
-    fn has_met_all(&self) -> bool {
+    pub fn has_met_all(&self) -> bool {
         self.voters.keys().all(|id| self.met.values().any(|met| *met == Some(*id)))
     }
 
     /// Whether these answers prove that no voter knows a leader.
-    fn leaderless(&self, answers: &[(Address, Answer)]) -> bool {
+    pub fn leaderless(&self, answers: &[(Address, Answer)]) -> bool {
         let no_leader = |id: u64| {
             let own = |answer: &Answer| matches!(answer, Answer::Status { id: other, .. } if *other == id);
             let mut statuses = answers.iter().filter(|(_, answer)| own(answer)).peekable();
@@ -109,7 +106,7 @@ impl Cluster {
 
 /// What came of asking at an address.
 #[derive(Debug)]
-enum Answer {
+pub(super) enum Answer {
     Status { id: u64, leader: u64 },
     Refused,
     Nothing,
@@ -119,56 +116,6 @@ impl From<&StatusResponse> for Answer {
     fn from(status: &StatusResponse) -> Self {
         let id = status.header.as_ref().map_or(0, |header| header.member_id);
         Self::Status { id, leader: status.leader }
-    }
-}
-
-impl Client {
-    /// Whether it is proven that no voting member knows a leader, as of some moment after this call began. False if one does, or if
-    /// one did not answer.
-    pub async fn survey(&self) -> bool {
-        let answers = self.0.ask_all().await;
-        self.0.cluster.lock().leaderless(&answers)
-    }
-
-    /// Keep what a survey needs: the list of members, who is at which address, and, for a user, the tokens at all members, which
-    /// end if they are not used. Returns whether all that is known: without it a survey may prove nothing.
-    pub async fn prepare_survey(&self) -> bool {
-        let Ok(connection) = self.connection().await else { return false };
-        if let Ok(list) = connection.call(MemberListRequest {}, self.0.options.patience).await {
-            self.0.cluster.lock().learn_members(list.members);
-        }
-        if self.0.options.credentials.is_some() || !self.0.cluster.lock().has_met_all() {
-            self.0.ask_all().await;
-        }
-        self.0.cluster.lock().has_met_all()
-    }
-}
-
-impl Inner {
-    async fn ask_all(self: &Arc<Self>) -> Vec<(Address, Answer)> {
-        let addresses = self.cluster.lock().addresses(&self.options.endpoints.members);
-        let mut asking = JoinSet::new();
-        for address in addresses {
-            let inner = Arc::clone(self);
-            asking.spawn(async move {
-                let opened = Connection::open(&address, &inner.options, Arc::clone(&inner.token)).await;
-                let answer = match opened {
-                    Ok((_, Ok(status))) => Answer::from(&status),
-                    Err(failure) if failure.refused => Answer::Refused,
-                    _ => Answer::Nothing,
-                };
-                (address, answer)
-            });
-        }
-        let answers = asking.join_all().await;
-        let mut cluster = self.cluster.lock();
-        for (address, answer) in &answers {
-            if let Answer::Status { id, .. } = answer {
-                cluster.meet(address.clone(), *id);
-            }
-        }
-        drop(cluster);
-        answers
     }
 }
 

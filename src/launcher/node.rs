@@ -11,12 +11,12 @@ use tokio::task::spawn_blocking;
 use super::tunnel::Trust;
 use super::worker_store::{Opener, RoundStore};
 pub use super::worker_store::{Reach, WorkersStore};
+use crate::clock::telling_if_slow;
 use crate::endpoint::Sessions;
 use crate::rendezvous::messages::message::{JoinWorkers, Placement};
 use crate::rendezvous::node::JoinError;
 use crate::rendezvous::node::session::Session;
 use crate::secure::Protection;
-use crate::wait::telling_if_slow;
 
 /// A node's part in a job.
 #[derive(Clone, Debug, Default)]

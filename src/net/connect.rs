@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::future::Future;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::time::Duration;
 
 use tokio::net::lookup_host;
@@ -211,6 +211,29 @@ where
     }
 }
 
+/// The address of this machine from which it reaches the first of these hosts that others may reach too. `None`: all are on
+/// loopback, or none can be resolved until `deadline`. Sends nothing to the hosts.
+pub async fn source_towards(hosts: &[(String, u16)], deadline: Instant) -> Option<IpAddr> {
+    for (host, port) in hosts {
+        let Ok(addresses) = resolve(host, *port, deadline).await else { continue };
+        if let Some(source) = addresses.into_iter().find_map(source_for) {
+            return Some(source);
+        }
+    }
+    None
+}
+
+/// The address from which the kernel would send to this one, if machines elsewhere may know it.
+pub(super) fn source_for(address: SocketAddr) -> Option<IpAddr> {
+    let any: IpAddr = if address.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+    let socket = UdpSocket::bind((any, 0)).ok()?;
+    // For UDP this only chooses a route.
+    socket.connect(address).ok()?;
+    let source = socket.local_addr().ok()?.ip();
+    let has_zone = matches!(source, IpAddr::V6(ip) if ip.is_unicast_link_local());
+    (!source.is_loopback() && !source.is_unspecified() && !has_zone).then_some(source)
+}
+
 #[cfg(test)]
 mod tests {
     use std::net::TcpListener;
@@ -222,7 +245,7 @@ mod tests {
     use super::*;
 
     fn listener(last: u8) -> (TcpListener, SocketAddr) {
-        let listener = TcpListener::bind((std::net::Ipv4Addr::new(127, 0, 0, last), 0)).unwrap();
+        let listener = TcpListener::bind((Ipv4Addr::new(127, 0, 0, last), 0)).unwrap();
         let address = listener.local_addr().unwrap();
         listener.set_nonblocking(true).unwrap();
         (listener, address)
@@ -313,5 +336,16 @@ mod tests {
         assert_eq!(interleaved(&resolved), expected);
         assert_eq!(interleaved(&parse(&["1.1.1.1:1", "[::1]:1"])), parse(&["1.1.1.1:1", "[::1]:1"]));
         assert_eq!(interleaved(&[]), []);
+    }
+
+    #[tokio::test]
+    async fn hosts_on_loopback_and_names_of_nobody_tell_no_address() {
+        let hosts = |names: &[&str]| names.iter().map(|name| ((*name).to_owned(), 2379)).collect::<Vec<_>>();
+        let deadline = Instant::now() + Duration::from_secs(1);
+        assert_eq!(source_towards(&hosts(&["127.0.0.1", "::1", "no-such-host.invalid"]), deadline).await, None);
+        // TEST-NET-1 of RFC 5737. A machine without a route to other networks has no address towards it.
+        if let Some(source) = source_towards(&hosts(&["127.0.0.1", "192.0.2.1"]), deadline).await {
+            assert!(crate::net::local::is_local(source), "{source}");
+        }
     }
 }

@@ -8,8 +8,6 @@ use parking_lot::Mutex;
 use rustix::io::Errno;
 use tokio::time::Instant;
 
-use super::connect::resolve;
-
 /// Whether the address belongs to this machine.
 pub fn is_local(ip: IpAddr) -> bool {
     is_own(SocketAddr::new(ip, 0)).unwrap_or(false)
@@ -156,29 +154,6 @@ pub fn is_own_name(host: &str) -> bool {
     !own.is_empty() && (own == host || (own_label == host && !own_label.is_empty()))
 }
 
-/// The address of this machine from which it reaches the first of these hosts that others may reach too. `None`: all are on
-/// loopback, or none can be resolved until `deadline`. Sends nothing to the hosts.
-pub async fn source_towards(hosts: &[(String, u16)], deadline: Instant) -> Option<IpAddr> {
-    for (host, port) in hosts {
-        let Ok(addresses) = resolve(host, *port, deadline).await else { continue };
-        if let Some(source) = addresses.into_iter().find_map(source_for) {
-            return Some(source);
-        }
-    }
-    None
-}
-
-/// The address from which the kernel would send to this one, if machines elsewhere may know it.
-fn source_for(address: SocketAddr) -> Option<IpAddr> {
-    let any: IpAddr = if address.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
-    let socket = UdpSocket::bind((any, 0)).ok()?;
-    // For UDP this only chooses a route.
-    socket.connect(address).ok()?;
-    let source = socket.local_addr().ok()?.ip();
-    let has_zone = matches!(source, IpAddr::V6(ip) if ip.is_unicast_link_local());
-    (!source.is_loopback() && !source.is_unspecified() && !has_zone).then_some(source)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -213,7 +188,7 @@ mod tests {
         for &ip in &addresses {
             assert!(is_local(ip) && !ip.is_loopback(), "{ip}");
         }
-        if let Some(source) = source_for(address_of_nobody()) {
+        if let Some(source) = crate::net::connect::source_for(address_of_nobody()) {
             assert!(addresses.contains(&source), "{source} of {addresses:?}");
         }
     }
@@ -261,17 +236,6 @@ mod tests {
         assert!(!only_on_loopback("localhost").is_empty());
         for other in ["192.0.2.1", "0.0.0.0", "no-such-host.invalid"] {
             assert!(only_on_loopback(other).is_empty(), "{other}");
-        }
-    }
-
-    #[tokio::test]
-    async fn hosts_on_loopback_and_names_of_nobody_tell_no_address() {
-        let hosts = |names: &[&str]| names.iter().map(|name| ((*name).to_owned(), 2379)).collect::<Vec<_>>();
-        let deadline = Instant::now() + Duration::from_secs(1);
-        assert_eq!(source_towards(&hosts(&["127.0.0.1", "::1", "no-such-host.invalid"]), deadline).await, None);
-        // TEST-NET-1 of RFC 5737. A machine without a route to other networks has no address towards it.
-        if let Some(source) = source_towards(&hosts(&["127.0.0.1", "192.0.2.1"]), deadline).await {
-            assert!(is_local(source), "{source}");
         }
     }
 

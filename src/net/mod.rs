@@ -1,4 +1,4 @@
-//! Sockets: listening, connecting, probing which server answers, telling whose a connection is, and which connections are admitted.
+//! Sockets: listening, connecting, telling whose a connection is, and which connections are admitted.
 //!
 //! Knows neither the store nor the rendezvous. Facts about PyTorch's sockets are in [`listen`].
 
@@ -19,8 +19,6 @@ pub mod local;
 pub mod local_peers;
 #[cfg(feature = "io")]
 pub mod peer_user;
-#[cfg(feature = "io")]
-pub mod probe;
 #[cfg(feature = "io")]
 mod proc_net;
 #[cfg(feature = "io")]

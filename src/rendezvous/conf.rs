@@ -14,7 +14,6 @@ use std::time::Duration;
 pub use allowed::{Allowed, Given, Least, Value};
 pub use scope::{Backend, Scope};
 
-use super::messages::rules;
 use super::messages::settings::{self, OnPartition, Settings};
 use crate::secure::TOKEN_FILE;
 
@@ -142,15 +141,15 @@ keys! {
     /// and the same value on all nodes. Not given: 1 if the user has named a token or certificates.
     store_tunnel: Option<bool> = None, Allowed::Truth;
     /// Fewest workers of a world, on however many nodes. Needs `max_workers`.
-    min_workers: Option<u32> = None, Allowed::Whole(1, rules::MOST_WORKERS), Scope::c10d(COUNTED_BY_A_COORDINATOR);
+    min_workers: Option<u32> = None, Allowed::Whole(1, settings::MOST_WORKERS), Scope::c10d(COUNTED_BY_A_COORDINATOR);
     /// Most workers of a world. A round closes at once when as many wait. The node that would pass it starts fewer.
-    max_workers: Option<u32> = None, Allowed::Whole(1, rules::MOST_WORKERS), Scope::c10d(COUNTED_BY_A_COORDINATOR);
+    max_workers: Option<u32> = None, Allowed::Whole(1, settings::MOST_WORKERS), Scope::c10d(COUNTED_BY_A_COORDINATOR);
     /// How often a round may have its first failure on one host within `host_failures_window`. After that the host is out of the job.
     /// 0: as often as it has to. Not given: 0, or 1 with a cool-down.
-    host_failures: Option<u32> = None, Allowed::Whole(0, rules::LARGEST_HOST_FAILURES),
+    host_failures: Option<u32> = None, Allowed::Whole(0, settings::LARGEST_HOST_FAILURES),
         Scope::c10d(COUNTED_BY_A_COORDINATOR);
     /// See `host_failures`.
-    host_failures_window: Duration = rules::HOST_FAILURES_WINDOW, Allowed::seconds(Least::AboveZero, settings::LONGEST_WAIT),
+    host_failures_window: Duration = settings::HOST_FAILURES_WINDOW, Allowed::seconds(Least::AboveZero, settings::LONGEST_WAIT),
         Scope::c10d(COUNTED_BY_A_COORDINATOR);
     /// How long a host is out the first time. Each further time it is twice as long. Not given: for the job.
     blacklist_cooldown_min: Option<Duration> = None, Allowed::seconds(Least::AboveZero, settings::LONGEST_WAIT),

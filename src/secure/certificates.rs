@@ -20,7 +20,7 @@ use tokio_rustls::rustls::version::TLS13;
 use tokio_rustls::rustls::{ClientConfig, Error, InconsistentKeys, RootCertStore, ServerConfig};
 
 use super::ending::{self, Ending, Place, about};
-use super::protection::ProtectionError;
+use super::error::ProtectionError;
 use super::tls;
 use super::watched::{Content, Wanted, Watched};
 use super::x509::{self, Examined, Fault, Shown, date};

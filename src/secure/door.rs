@@ -271,7 +271,7 @@ mod tests {
             let mut behind = tls::connect(tls::client_config().unwrap(), tls::no_name(), behind).await.unwrap();
             let _ = tokio::io::copy_bidirectional(&mut before, &mut behind).await;
         };
-        let node = async { protection("a").begin(node, "host", "run").await };
+        let node = async { Halves::begin(node, "host", Some((&protection("a"), "run"))).await };
         let (node, coordinator, ()) = tokio::join!(node, door.admit(coordinator, BytesMut::new()), between);
         assert!(node.unwrap_err().contains("somebody may stand between"));
         assert!(coordinator.unwrap_err().why.contains("somebody may stand between"));

@@ -27,6 +27,8 @@ pub mod claim;
 pub mod door;
 #[cfg(feature = "io")]
 mod ending;
+#[cfg(feature = "io")]
+mod error;
 #[cfg(all(test, feature = "io"))]
 pub(crate) mod fixtures;
 #[cfg(feature = "io")]
@@ -57,7 +59,9 @@ mod x509;
 #[cfg(feature = "io")]
 pub use certificates::CertificateFiles;
 #[cfg(feature = "io")]
-pub use protection::{Protection, ProtectionError, ProtectionOptions, TokenSource};
+pub use error::ProtectionError;
+#[cfg(feature = "io")]
+pub use protection::{Protection, ProtectionOptions, TokenSource};
 #[cfg(feature = "io")]
 pub use stream::{Halves, Reader, Writer};
 #[cfg(feature = "io")]

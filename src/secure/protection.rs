@@ -11,6 +11,7 @@ use tokio::net::TcpStream;
 use tokio::time::{Duration, Instant, timeout};
 
 use super::certificates::{CertificateFiles, Certificates};
+use super::error::ProtectionError;
 use super::objection::in_words;
 use super::refusals::{Counters, Refusal, Refusals};
 use super::stream::Halves;
@@ -25,44 +26,6 @@ use crate::net::connect::{in_words as in_words_of, race, resolve};
 
 /// Time for TLS and both proofs, as long as nothing else is slow.
 const HANDSHAKE_LIMIT: Duration = Duration::from_secs(5);
-
-/// Why tokens or certificates cannot be used.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum ProtectionError {
-    /// The file cannot be read.
-    #[error("the {what} file `{path}` cannot be read: {source}")]
-    Read {
-        /// What it holds.
-        what: &'static str,
-        /// Where it is.
-        path: PathBuf,
-        /// The system's error.
-        source: io::Error,
-    },
-    /// The file can be read, and must not be used.
-    #[error("the {what} file `{path}` {why}")]
-    Unusable {
-        /// What it holds.
-        what: &'static str,
-        /// Where it is.
-        path: PathBuf,
-        /// What is wrong, and what is allowed.
-        why: String,
-    },
-    /// What the files hold makes their reader fail.
-    #[error("reading {0} has failed, which is a bug")]
-    Bug(String),
-    /// There is neither.
-    #[error("there is neither a token nor a certificate to be protected by")]
-    Nothing,
-    /// TLS cannot be set up. This is a bug, or the system has no randomness.
-    #[error("TLS cannot be set up: {0}")]
-    Tls(String),
-    /// The system has no further thread.
-    #[error("the threads for handshakes cannot be started: {0}")]
-    Threads(io::Error),
-}
 
 /// From where an end has its tokens.
 #[derive(Debug)]
@@ -275,16 +238,8 @@ impl Protection {
         }
     }
 
-    /// Begin TLS on a connection to a coordinator, for a session, and prove both ends. The certificate of the coordinator, if it has
-    /// one, has to be for `host`.
-    ///
-    /// # Errors
-    /// A sentence for the log. It says nothing about the job: a stranger may have caused it, and the node tries again.
-    pub async fn begin(&self, stream: TcpStream, host: &str, run_id: &str) -> Result<Halves, String> {
-        self.meet(stream, host, run_id).await.map(Halves::of)
-    }
-
-    /// Begin TLS with a peer, and prove both ends.
+    /// Begin TLS on a connection to a coordinator, and prove both ends. The certificate of the coordinator, if it has one, has to be for
+    /// `host`. An error says nothing about the job: a stranger may have caused it, and the node tries again.
     async fn meet(&self, stream: TcpStream, host: &str, run_id: &str) -> Result<ClientStream<TcpStream>, String> {
         let done = async {
             let token = self.own().await;
@@ -369,5 +324,20 @@ impl Protection {
             self.meet(stream, host, run_id).await
         };
         race(&addresses, deadline, TcpStream::connect, open).await.map_err(|met| in_words_of(address, &met))
+    }
+}
+
+impl Halves {
+    /// What carries a session on this connection to a coordinator at `host`. If it is protected, both ends have proven themselves for
+    /// the run of this id.
+    ///
+    /// # Errors
+    /// A sentence: an end is not proven, or the connection has ended.
+    pub async fn begin(stream: TcpStream, host: &str, secured: Option<(&Protection, &str)>) -> Result<Self, String> {
+        stream.set_nodelay(true).map_err(|error| error.to_string())?;
+        match secured {
+            Some((protection, run_id)) => protection.meet(stream, host, run_id).await.map(Self::of),
+            None => Ok(Self::plain(stream)),
+        }
     }
 }

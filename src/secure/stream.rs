@@ -5,8 +5,6 @@ use std::fmt;
 use tokio::io::{AsyncRead, AsyncWrite, split};
 use tokio::net::TcpStream;
 
-use super::Protection;
-
 /// The half that reads.
 pub type Reader = Box<dyn AsyncRead + Send + Unpin>;
 /// The half that writes. What was written has gone only once it was flushed.
@@ -27,19 +25,6 @@ impl fmt::Debug for Halves {
 }
 
 impl Halves {
-    /// What carries a session on this connection to a coordinator at `host`. If it is protected, both ends have proven themselves for
-    /// the run of this id.
-    ///
-    /// # Errors
-    /// A sentence: an end is not proven, or the connection has ended.
-    pub async fn begin(stream: TcpStream, host: &str, secured: Option<(&Protection, &str)>) -> Result<Self, String> {
-        stream.set_nodelay(true).map_err(|error| error.to_string())?;
-        match secured {
-            Some((protection, run_id)) => protection.begin(stream, host, run_id).await,
-            None => Ok(Self::plain(stream)),
-        }
-    }
-
     /// A connection without protection.
     pub fn plain(stream: TcpStream) -> Self {
         let (reader, writer) = stream.into_split();

@@ -5,7 +5,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::protection::ProtectionError;
+use super::error::ProtectionError;
 use super::token::Token;
 use super::watched::{Content, Wanted, Watched};
 

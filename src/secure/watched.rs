@@ -23,7 +23,7 @@ use rustix::process::geteuid;
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
-use super::protection::ProtectionError;
+use super::error::ProtectionError;
 use crate::at_once;
 use crate::net::local_peers::is_unmapped;
 use crate::threads;

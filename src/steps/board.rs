@@ -15,9 +15,9 @@ use rustix::pipe::{PipeFlags, pipe_with};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-use super::monotonic_ns;
 use super::slot::{First, Reached, SLOT_BYTES, Slot};
 use super::worker::variable;
+use crate::clock::monotonic_ns;
 
 /// The memory of all workers of a node.
 #[derive(Debug)]

@@ -18,10 +18,5 @@ pub mod slot;
 #[cfg(feature = "io")]
 pub mod worker;
 
-/// The clock of both ends: nanoseconds of the system's monotonic clock, which all processes of a machine share.
-#[cfg(feature = "io")]
-pub fn monotonic_ns() -> u64 {
-    let time = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-    let (seconds, nanos) = (u64::try_from(time.tv_sec).unwrap_or(0), u64::try_from(time.tv_nsec).unwrap_or(0));
-    seconds.wrapping_mul(1_000_000_000).wrapping_add(nanos)
-}
+/// The variable by which a worker gets what [`worker`] reads.
+pub const STEPS: &str = "ELASTIC_RS_STEPS";

@@ -13,13 +13,13 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use rustix::fs::{SealFlags, fcntl_get_seals};
 
-use super::monotonic_ns;
 use super::slot::{
     FIRST, FIRST_NS, FIRST_ROUND, LARGEST_STEP, LAST, LAST_NS, OWNER, ROUND, SLOT_BYTES, WORDS, owned_by, owner,
 };
-use crate::agent::environment::STEPS;
+use crate::clock::monotonic_ns;
 use crate::forks;
 use crate::lineage::{lineage, lives};
+use crate::steps::STEPS;
 
 /// The value of [`STEPS`]: the agent's process, its descriptors of the memory and of the pipe, and the worker's local rank.
 pub(super) fn variable(pid: u32, memory: RawFd, bell: RawFd, local_rank: u32) -> String {

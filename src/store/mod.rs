@@ -1,6 +1,6 @@
 //! The TCP store: what `torch.distributed.TCPStore` is made of, as a table, a server and a client.
 //!
-//! [`Table`] decides and is pure. With the feature `io`, [`server`] puts it behind sockets, and [`client`] is the other end.
+//! [`Table`] decides and is pure. With the feature `io`, [`server`] puts it behind sockets, [`client`] is the other end, and [`probe`] tells whether a store answers.
 //! [`crate::net`] makes the sockets, and [`crate::store::protocol`] encodes and decodes the bytes.
 
 pub mod protocol;
@@ -8,6 +8,8 @@ pub mod table;
 
 #[cfg(feature = "io")]
 pub mod client;
+#[cfg(feature = "io")]
+pub mod probe;
 #[cfg(feature = "io")]
 pub mod server;
 

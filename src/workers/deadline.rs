@@ -15,7 +15,7 @@ use rustix::time::{
     timerfd_settime,
 };
 
-use super::spawn::lifted;
+use crate::open_files::lifted;
 
 /// A deadline for the workers of any number of groups. Clones are the same one.
 #[derive(Debug, Clone)]

@@ -13,7 +13,6 @@ use super::children::children_of;
 use super::consoles::Consoles;
 use super::deadline::Deadline;
 use super::event::{Event, Left, Outcome, WorkerExit};
-use super::exit::Signal;
 use super::forker::Forker;
 use super::leftovers::{Act, Leftovers};
 use super::logs::source::{Source, Which};
@@ -23,8 +22,9 @@ use super::spawn::{Guarded, Stage, StartError, open, spawn};
 use super::spec::{Copies, Output, WorkerSpec};
 use super::stderr_end::StderrEnd;
 use super::stop::{Command, StopPolicy, Stopping};
+use crate::clock::until;
+use crate::signals::Signal;
 use crate::threads;
-use crate::wait::until;
 
 pub(super) mod member;
 

@@ -20,7 +20,7 @@ use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::ptr;
 
 use super::message::{GuardReport, MESSAGE_BYTES, Order};
-use crate::steps::monotonic_ns;
+use crate::clock::monotonic_ns;
 
 mod calls;
 mod descriptors;

@@ -109,7 +109,7 @@ impl Leftovers {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::workers::Signal;
+    use crate::signals::Signal;
 
     const SECOND: Duration = Duration::from_secs(1);
 

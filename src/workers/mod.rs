@@ -59,7 +59,7 @@ pub use consoles::Consoles;
 pub use deadline::Deadline;
 #[cfg(feature = "io")]
 pub use event::{Event, Left, Outcome, WorkerExit};
-pub use exit::{ExitStatus, Signal};
+pub use exit::ExitStatus;
 #[cfg(feature = "io")]
 pub(crate) use folders::link_ranks;
 #[cfg(feature = "io")]

@@ -11,7 +11,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::inotify;
-use rustix::io::{Errno, fcntl_dupfd_cloexec};
+use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use rustix::pipe::{PipeFlags, fcntl_setpipe_size, pipe_with};
 use rustix::process::{Pid, PidfdFlags, Rlimit, getpid, pidfd_open};
@@ -22,6 +22,7 @@ use super::guard::plan::{Plan, cpu_set, pointers, step};
 use super::room::{is_full, is_short};
 use super::spec::{Input, Output, WorkerSpec};
 use crate::open_files::limit_of_workers;
+use crate::open_files::{above_stdio, lifted};
 
 /// The agent's handle of a worker's guard.
 #[derive(Debug)]
@@ -362,15 +363,6 @@ pub fn fill_standard_streams() -> io::Result<()> {
         }
     }
     Ok(())
-}
-
-fn above_stdio(fd: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
-    fcntl_dupfd_cloexec(fd, 3)
-}
-
-/// Moves a descriptor above the standard streams. It may be below 3 if the agent has closed those.
-pub(super) fn lifted(fd: OwnedFd) -> Result<OwnedFd, Errno> {
-    if fd.as_raw_fd() > 2 { Ok(fd) } else { above_stdio(fd.as_fd()) }
 }
 
 #[cfg(test)]

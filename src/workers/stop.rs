@@ -3,7 +3,8 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use super::exit::{ExitStatus, Signal};
+use super::exit::ExitStatus;
+use crate::signals::Signal;
 
 /// How workers are stopped; the same on every path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

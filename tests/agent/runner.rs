@@ -8,7 +8,8 @@ use std::process::{Child, Command};
 use elastic_rs::agent::crew::{Adopted, Crew};
 use elastic_rs::agent::runner::{ErrorFiles, Step};
 use elastic_rs::agent::{Budget, Outcome};
-use elastic_rs::workers::{ExitStatus, Signal};
+use elastic_rs::signals::Signal;
+use elastic_rs::workers::ExitStatus;
 
 use crate::node::{Endless, Node, host, session, settings, two_placed};
 use crate::workers::support::{Folder, LIMIT, Traces, helper, within};

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use elastic_rs::secure::Protection;
+use elastic_rs::secure::{Halves, Protection};
 use rustix::process::setpriority_process;
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::runtime::Builder;
@@ -86,7 +86,7 @@ async fn client_hello() -> Vec<u8> {
     let (mut accepted, _) = listener.accept().await.unwrap();
     let mut hello = vec![0; 4096];
     tokio::select! {
-        _ = async { protection().begin(stream, "127.0.0.1", "job").await } => panic!("nobody answers"),
+        _ = async { Halves::begin(stream, "127.0.0.1", Some((&protection(), "job"))).await } => panic!("nobody answers"),
         count = tokio::io::AsyncReadExt::read(&mut accepted, &mut hello) => hello.truncate(count.unwrap()),
     }
     hello
@@ -112,7 +112,7 @@ fn an_address_that_never_proves_anything_keeps_nobody_out() {
                     socket.bind(SocketAddrV4::new(own, 0).into()).unwrap();
                     let stream =
                         socket.connect((Ipv4Addr::LOCALHOST, port).into()).await.map_err(|why| why.to_string())?;
-                    protection().begin(stream, "127.0.0.1", "job").await.map(drop)
+                    Halves::begin(stream, "127.0.0.1", Some((&protection(), "job"))).await.map(drop)
                 });
             }
             nodes.join_all().await.into_iter().filter_map(Result::err).collect()
@@ -161,7 +161,7 @@ fn nothing_is_left_of_a_flood() {
     let hello = runtime.block_on(client_hello());
     // So that all that is begun once has begun.
     let stream = runtime.block_on(TcpStream::connect(("127.0.0.1", host.port()))).unwrap();
-    drop(runtime.block_on(async { protection().begin(stream, "127.0.0.1", "job").await }).unwrap());
+    drop(runtime.block_on(async { Halves::begin(stream, "127.0.0.1", Some((&protection(), "job"))).await }).unwrap());
     let before = (open(), threads());
     drop(Stranger::start(host.port(), Kind::Hello, hello));
     let until = Instant::now() + PATIENCE;

@@ -10,7 +10,7 @@ use elastic_rs::rendezvous::decider::hosts::Exclusion;
 use elastic_rs::rendezvous::messages::message::{
     CoordinatorMessage, Failure, Hello, JoinWorkers, LIVES, NodeId, NodeMessage, Round, Waits,
 };
-use elastic_rs::rendezvous::messages::rules::Rules;
+use elastic_rs::rendezvous::messages::settings::Rules;
 use elastic_rs::rendezvous::messages::settings::Settings;
 use elastic_rs::rendezvous::node::JoinError;
 

@@ -8,7 +8,7 @@ use elastic_rs::rendezvous::decider::node::Status;
 use elastic_rs::rendezvous::messages::message::{
     CoordinatorMessage, Failure, Hello, Join, JoinWorkers, NodeId, NodeMessage, Round, Verdict,
 };
-use elastic_rs::rendezvous::messages::rules::Rules;
+use elastic_rs::rendezvous::messages::settings::Rules;
 use elastic_rs::rendezvous::messages::settings::Settings;
 
 // One agent to a place.

@@ -6,7 +6,7 @@ use crate::bench::{Bench, failure, hello, join};
 use elastic_rs::rendezvous::messages::message::{
     CoordinatorMessage, Generation, Hello, NodeMessage, Placed, Round, Verdict, Waits,
 };
-use elastic_rs::rendezvous::messages::rules::Rules;
+use elastic_rs::rendezvous::messages::settings::Rules;
 use elastic_rs::rendezvous::messages::settings::Settings;
 
 fn settings(min: u32, max: u32, reset_limit: u32) -> Settings {

@@ -11,8 +11,8 @@ use elastic_rs::rendezvous::messages::message::{
     CoordinatorMessage, Generation, Hello, Join, JoinWorkers, NodeMessage, Placed, Placement, Resume, Round, Waits,
     WorkerRanks,
 };
-use elastic_rs::rendezvous::messages::rules::{Rules, WorkerBounds};
 use elastic_rs::rendezvous::messages::settings::Settings;
+use elastic_rs::rendezvous::messages::settings::{Rules, WorkerBounds};
 use elastic_rs::rendezvous::node::NodeMachine;
 
 fn settings(min: u32, max: u32) -> Settings {

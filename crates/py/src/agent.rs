@@ -14,8 +14,9 @@ use elastic_rs::agent::environment::{self, Workers};
 use elastic_rs::agent::runner::{self, ErrorFiles, Programs, Runner, START_PATIENCE};
 use elastic_rs::rendezvous::messages::message;
 use elastic_rs::rendezvous::node::JoinError;
+use elastic_rs::signals::Signal;
 use elastic_rs::signals::last_sender;
-use elastic_rs::workers::{self, Consoles, Copies, ExitStatus, Filter, FilterOptions, Output, Signal, WorkerSpec};
+use elastic_rs::workers::{self, Consoles, Copies, ExitStatus, Filter, FilterOptions, Output, WorkerSpec};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use tokio::sync::Mutex;
@@ -427,5 +428,5 @@ pub fn follow_parent() -> PyResult<()> {
 /// name.
 #[pyfunction]
 pub fn log_folder_name(run_id: &str) -> String {
-    elastic_rs::workers::folder_name(run_id)
+    workers::folder_name(run_id)
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use elastic_rs::at_once;
 use elastic_rs::etcd_client::{self, Client, ClientOptions, Credentials, PATIENCE, Password, TlsFiles};
-use elastic_rs::net::local::source_towards;
+use elastic_rs::net::connect::source_towards;
 use elastic_rs::rendezvous::conf::{Conf, DEFAULT_KEY_PREFIX, PASSWORD_VARIABLE, Protocol};
 use elastic_rs::rendezvous::etcd::keys;
 use pyo3::exceptions::PyValueError;
@@ -59,7 +59,7 @@ impl EtcdOptions {
 
     fn check(endpoints: &str, asked: Asked<'_>) -> Result<Self, String> {
         let endpoints = if endpoints.trim().is_empty() { "localhost" } else { endpoints };
-        let endpoints = etcd::parse_endpoints(endpoints, asked.protocol)?;
+        let endpoints = etcd_client::parse_endpoints(endpoints, asked.protocol)?;
         let mut tls = asked.tls;
         // As with PyTorch's backends, one file may hold both.
         tls.key = tls.key.or_else(|| tls.cert.clone());

@@ -10,7 +10,7 @@ use tokio::time::{Instant, sleep, timeout_at};
 
 use crate::conf::seconds;
 use crate::errors;
-use crate::etcd_client::EtcdOptions;
+use crate::etcd::EtcdOptions;
 use crate::runtime::block_on;
 use crate::store_client::Text;
 

@@ -10,7 +10,8 @@ use elastic_rs::launcher::launch::{Ended, Fixed, Job, LogFolder, LogOptions, War
 use elastic_rs::launcher::node::Node;
 use elastic_rs::net::local_peers;
 use elastic_rs::rendezvous::node;
-use elastic_rs::workers::{self, Signal};
+use elastic_rs::signals::Signal;
+use elastic_rs::workers::{self};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 
@@ -162,7 +163,7 @@ pub fn signal_number(name: &str) -> Option<i32> {
 /// Raises ``RuntimeError`` if that fails, with the system call that this machine refuses.
 #[pyfunction]
 pub fn rehearse(py: Python<'_>, command: Vec<OsString>) -> PyResult<()> {
-    block_on_task(py, process::rehearse(command))?.map_err(PyRuntimeError::new_err)
+    block_on_task(py, workers::rehearse(command))?.map_err(PyRuntimeError::new_err)
 }
 
 /// Return why a worker store of this process could not know which users connect to it from this machine, and what to do. None: it

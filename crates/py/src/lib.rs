@@ -10,10 +10,10 @@ mod channel;
 mod conf;
 mod devices;
 mod driver;
+mod endpoint;
 mod errors;
 mod etcd;
 mod etcd_client;
-mod host;
 mod launch;
 mod logging;
 mod observe;
@@ -50,7 +50,7 @@ mod _elastic_rs {
     #[pymodule_export]
     use crate::endpoint::{Host, PageOrder, PageOrders, StoreLimits, only_on_loopback};
     #[pymodule_export]
-    use crate::etcd_client::EtcdOptions;
+    use crate::etcd::EtcdOptions;
     #[pymodule_export]
     use crate::etcd_client::{EtcdClient, EtcdMember};
     #[pymodule_export]

@@ -14,7 +14,7 @@ use crate::agent::Failure;
 use crate::conf::{limit, seconds};
 use crate::endpoint::Host;
 use crate::errors;
-use crate::etcd_client::EtcdOptions;
+use crate::etcd::EtcdOptions;
 use crate::options::NodeOptions;
 use crate::runtime::{block_on, detach, handle};
 use crate::secure::Protection;

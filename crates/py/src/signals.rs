@@ -1,7 +1,7 @@
 //! `Signals`: signals of this process, as an agent or a driver handles them. `watch_signals`: for torchrun, whose handlers are Python's.
 
+use elastic_rs::signals::Signal;
 use elastic_rs::signals::{self, Receiver, Wanted};
-use elastic_rs::workers::Signal;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use tokio::runtime::Handle;

@@ -1,17 +1,12 @@
 //! How an agent's work ends: the rendezvous was closed, this node was cut off, or a signal came. Part of [`super`].
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use super::first::TOO_LATE;
-use super::{AgentMachine, Next, Phase, SIGTERM, Way};
+use super::{AgentMachine, LEAVE_LIMIT, Next, Phase, SIGTERM, TOO_LATE, Way};
 use crate::agent::command::Command;
 use crate::agent::policy::Outcome;
 use crate::rendezvous::messages::message::Verdict;
 use crate::rendezvous::node::JoinError;
-
-/// How long a node that got a signal waits until it knows at which check its workers may leave the world. They have the grace of a stop
-/// to reach it.
-pub const LEAVE_LIMIT: Duration = Duration::from_secs(5);
 
 impl AgentMachine {
     /// The rendezvous was closed.

@@ -14,7 +14,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::{AgentMachine, Next, Phase, SIGTERM, SURVIVING};
+use super::{AgentMachine, Next, Phase, SIGTERM, SURVIVING, TOO_LATE};
 use crate::agent::command::Command;
 use crate::agent::policy::{Budget, Outcome};
 use crate::rendezvous::messages::bounds::tidy_failure;
@@ -22,9 +22,6 @@ use crate::rendezvous::messages::message::{Failure, Verdict};
 
 /// How long a report, and this node's end, wait at most for the words of a failed worker. Files that hang are given up sooner.
 pub const WORDS_LIMIT: Duration = Duration::from_secs(1);
-
-/// Why a failure counts for the job's end no more.
-pub(super) const TOO_LATE: &str = "a worker failed after the job had been declared a success";
 
 /// A failure, from the worker's end on.
 #[derive(Clone, Debug)]

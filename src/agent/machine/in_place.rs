@@ -14,9 +14,8 @@
 
 use std::time::{Duration, Instant};
 
-use super::endings::LEAVE_LIMIT;
 use super::lives::{Life, Lives};
-use super::{AgentMachine, Next, Phase, SIGTERM, Way};
+use super::{AgentMachine, LEAVE_LIMIT, Next, Phase, SIGTERM, Way};
 use crate::agent::command::Command;
 use crate::agent::policy::Outcome;
 use crate::channel::message::{HeldState, ToWorker};

@@ -11,7 +11,8 @@ use super::{AgentMachine, Phase, SIGTERM};
 use crate::agent::command::Command;
 use crate::agent::policy::Outcome;
 use crate::rendezvous::messages::message::Placement;
-use crate::workers::{Signal, StopPolicy};
+use crate::signals::Signal;
+use crate::workers::StopPolicy;
 
 /// How workers leave their world.
 #[derive(Clone, Debug)]

@@ -12,7 +12,8 @@ use crate::agent::words::{Hint, Sources, Words};
 use crate::events::record::{Ended, Kind, Phase, Started};
 use crate::rendezvous::messages::message::Placement;
 use crate::rendezvous::node::session::FAREWELL;
-use crate::workers::{Signal, WorkerExit};
+use crate::signals::Signal;
+use crate::workers::WorkerExit;
 
 impl Runner {
     /// Carry out commands until none is left.

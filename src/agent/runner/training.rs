@@ -3,12 +3,12 @@
 use std::future::pending;
 
 use super::Runner;
-use crate::agent::environment::STEPS;
 use crate::agent::policy::AgentOptions;
+use crate::clock::monotonic_ns;
 use crate::rendezvous::messages::message::{Round, Stepped};
 use crate::rendezvous::node::session::Session;
+use crate::steps::STEPS;
 use crate::steps::board::Board;
-use crate::steps::monotonic_ns;
 use crate::steps::slot::Reached;
 
 /// What this node's workers tell, and what of it was told to the coordinator.

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use super::{Agent, Command, Driver, End, Host, Meaning, Request, Stage, Verdict};
-use crate::workers::Signal;
+use crate::signals::Signal;
 
 /// The job is over.
 #[derive(Clone, Debug)]

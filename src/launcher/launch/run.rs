@@ -13,11 +13,11 @@ use std::time::Instant;
 use super::job::{Job, LogFolder};
 use crate::agent::Outcome;
 use crate::agent::runner::{Programs, Runner, START_PATIENCE, Step};
+use crate::clock::until;
 use crate::launcher::node::Node;
 use crate::rendezvous::messages::message::{JoinWorkers, Placement, Verdict};
 use crate::signals::{Received, Receiver};
 use crate::threads;
-use crate::wait::until;
 use crate::warm::Template;
 use crate::workers::{AttemptFolder, Consoles, LogFolders, WorkerExit, is_full, written};
 

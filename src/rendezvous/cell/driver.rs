@@ -8,12 +8,12 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 
 use super::node::{CellCommand, CellNode};
+use crate::clock::until;
 use crate::rendezvous::messages::message::Hello;
 use crate::rendezvous::node::session::Session;
 use crate::rendezvous::node::shared::{MachineSlot, Shared};
 use crate::rendezvous::node::status_log::StatusLog;
 use crate::rendezvous::node::{JoinError, NodeMachine, View};
-use crate::wait::until;
 
 /// The next task of the backend's caller.
 #[derive(Clone, Debug, PartialEq, Eq)]

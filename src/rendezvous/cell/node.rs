@@ -19,7 +19,7 @@ use super::wish::Outbox;
 use crate::events::journal::Entry;
 use crate::rendezvous::decider::standing::Standing;
 use crate::rendezvous::messages::message::{CoordinatorMessage, Hello, NodeId, NodeMessage, Placement};
-use crate::rendezvous::messages::rules::Rules;
+use crate::rendezvous::messages::settings::Rules;
 use crate::rendezvous::messages::settings::Settings;
 use crate::rendezvous::node::{JoinError, View};
 use crate::rendezvous::node::{NodeCommand, NodeMachine};

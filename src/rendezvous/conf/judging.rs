@@ -2,7 +2,7 @@
 
 use super::Conf;
 use crate::cooldown::Cooldown;
-use crate::rendezvous::messages::rules::{Rules, WorkerBounds};
+use crate::rendezvous::messages::settings::{Rules, WorkerBounds};
 
 impl Conf {
     /// Check the values that depend on one another.

@@ -19,6 +19,7 @@ pub use super::event_log::Subject;
 use super::machine::{Command, Machine};
 use super::readers::{Asker, Readers, refusal};
 use crate::bounded_log::BoundedLog;
+use crate::clock::until;
 use crate::events::file::EventFile;
 use crate::events::open_metrics::OpenMetrics;
 use crate::net::same_user::SameUser;
@@ -26,7 +27,6 @@ use crate::rendezvous::decider::event::SessionId;
 use crate::rendezvous::decider::hosts::Exclusions;
 use crate::rendezvous::messages::message::CoordinatorMessage;
 use crate::secure::Protection;
-use crate::wait::until;
 
 /// Time for the last messages to be written when the coordinator ends.
 const LAST_WORDS: Duration = Duration::from_secs(1);

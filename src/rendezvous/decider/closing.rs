@@ -125,7 +125,7 @@ impl Run {
     }
 
     /// Until when no round closes: members of a world that this coordinator did not form may still run, and have not reported.
-    pub(crate) fn held_until(&self) -> Option<Instant> {
+    pub fn held_until(&self) -> Option<Instant> {
         self.deadlines.get(Deadline::EndRecall).max(self.recovery.strangers_until())
     }
 

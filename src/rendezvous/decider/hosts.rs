@@ -18,7 +18,7 @@ use super::node::Origin;
 use crate::cooldown::TimesOut;
 use crate::events::tally::Refused;
 use crate::rendezvous::messages::message::NodeId;
-use crate::rendezvous::messages::rules::Rules;
+use crate::rendezvous::messages::settings::Rules;
 use crate::rendezvous::messages::settings::Settings;
 
 /// Number of hosts that are remembered. The ones that were quiet for longest, or have been out for longest, are forgotten first.

@@ -1,6 +1,6 @@
 //! How large a round is: whether enough nodes wait, whether they fill a world, and who is in the next one with how many workers.
 //!
-//! Rounds count nodes. With [`Rules::workers`](crate::rendezvous::messages::rules::Rules::workers) they count workers besides: a round
+//! Rounds count nodes. With [`Rules::workers`](crate::rendezvous::messages::settings::Rules::workers) they count workers besides: a round
 //! closes with `min_workers` at least, and at once with `max_workers`. Nodes are taken whole, in the order of admission. The one that
 //! would pass the maximum starts fewer workers than it offers, and those after it are spares. In later rounds it is the same one, so that
 //! workers of other nodes live on.
@@ -10,7 +10,7 @@ use super::node::{Node, Status};
 use super::ranks::{self, Candidate};
 use super::run::Run;
 use crate::rendezvous::messages::message::{JoinWorkers, NodeId, Survival};
-use crate::rendezvous::messages::rules::WorkerBounds;
+use crate::rendezvous::messages::settings::WorkerBounds;
 
 /// A place in the next world.
 pub(super) struct Seat {

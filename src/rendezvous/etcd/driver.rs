@@ -16,13 +16,13 @@ use super::content::{change, snapshot};
 use super::interface::{EtcdEvent, EtcdRequest, LeaseId, Revision};
 use super::keys::Keys;
 use super::machine::EtcdNode;
+use crate::clock::until;
 use crate::etcd_client::{Client, EtcdError, KeyValue, Put, Renewal, Report, TxnOutcome, Watch};
 use crate::rendezvous::messages::message::{Hello, NodeId};
 use crate::rendezvous::node::NodeMachine;
 use crate::rendezvous::node::session::Session;
 use crate::rendezvous::node::shared::{MachineSlot, Shared};
 use crate::rendezvous::node::status_log::StatusLog;
-use crate::wait::until;
 
 /// Interval at which the list of members is read again, and, for a user, its token is used at every member: etcd forgets a token
 /// that a member has not seen for 300 s.

@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::message::Round;
+use super::ids::Round;
 use crate::events::record::Exit;
 use crate::wire::text::tidy;
 

@@ -3,13 +3,13 @@
 //! A connection opens with [`MAGIC`] and [`PROTOCOL_VERSION`], then carries frames. The node's first frame is
 //! [`NodeMessage::Hello`]; the coordinator answers with [`CoordinatorMessage::Welcome`] or [`CoordinatorMessage::Rejected`].
 
-use std::fmt;
 use std::net::IpAddr;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
 pub use super::ending::{Failure, LIVES, Verdict};
+pub use super::ids::{NodeId, Round};
 pub use super::place::{
     Generation, HostSeat, Join, JoinWorkers, Placed, Placement, Resume, Running, SURVIVORS_LIMIT, Survival, Survivor,
     WorkerRanks,
@@ -23,27 +23,6 @@ pub const MAGIC: &[u8] = b"ELRZ";
 
 /// Follows [`MAGIC`], as `u16` little-endian. Both ends must have the same.
 pub const PROTOCOL_VERSION: u16 = 4;
-
-/// An agent's identity, drawn at random when its handler is made. It survives reconnects, but not restarts of the process.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub struct NodeId(pub u128);
-
-/// Number of a completed round: 1 for the first. Never decreases.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub struct Round(pub u64);
-
-impl Round {
-    /// The round after this one.
-    pub fn next(self) -> Self {
-        Self(self.0.saturating_add(1))
-    }
-}
-
-impl fmt::Display for Round {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
 
 /// From node to coordinator.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

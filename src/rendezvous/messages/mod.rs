@@ -2,8 +2,8 @@
 //!
 //! | file | what |
 //! |---|---|
-//! | [`settings`] | a node's settings: min and max nodes, time limits |
-//! | [`rules`] | more of them: how workers are counted, and hosts judged |
+//! | [`settings`] | a node's settings: min and max nodes, time limits, how workers are counted and hosts judged |
+//! | [`ids`] | what identifies a node and a round |
 //! | [`message`] | the messages |
 //! | [`place`], [`ending`] | what messages hold: places in rounds; how a worker failed, and how a job ended |
 //! | [`recall`] | what a member tells a restarted coordinator |
@@ -15,8 +15,8 @@ pub mod codec;
 pub mod ending;
 #[cfg(feature = "io")]
 pub(crate) mod frames;
+pub mod ids;
 pub mod message;
 pub mod place;
 pub mod recall;
-pub mod rules;
 pub mod settings;

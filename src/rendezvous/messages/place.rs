@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::message::Round;
+use super::ids::Round;
 use crate::wire::text::{NAME_LIMIT_BYTES, cut, plain};
 
 /// A node's account of the last round it was placed in; lets a coordinator that lost its memory take it up again.

@@ -2,9 +2,10 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::message::{LARGEST_STEP, NodeId};
+use super::ids::NodeId;
 use crate::events::journal::{Entry, RECALLED, origin};
 use crate::events::record::{Exit, Kind, LONGEST_US, Phase};
+use crate::steps::slot::LARGEST_STEP;
 use crate::wire::text::{NAME_LIMIT_BYTES, cut, plain};
 
 /// Most bytes of texts in one [`Recalled`], and most that are taken of it.

@@ -15,12 +15,12 @@ use super::dial::{CONNECT_TIMEOUT, Dialled, dial};
 use super::shared::Shared;
 use super::status_log::StatusLog;
 use super::{NodeCommand, NodeMachine};
-use crate::net::probe::speaks_c10d;
+use crate::clock::until;
 use crate::rendezvous::messages::codec;
 use crate::rendezvous::messages::frames::read_message;
 use crate::rendezvous::messages::message::CoordinatorMessage;
 use crate::secure::{Halves, Protection, Reader, Writer};
-use crate::wait::until;
+use crate::store::probe::speaks_c10d;
 
 /// How often it is logged that this node and the coordinator are not proven to each other.
 const UNPROVEN_EVERY: Duration = Duration::from_secs(30);

@@ -7,7 +7,7 @@
 use bytes::{Buf, Bytes, BytesMut};
 
 use super::request::{Field, Shape};
-use super::{Limits, ProtoError, Query, Request, VALIDATION_MAGIC};
+use super::{Limits, ProtoError, Query, Request, VALIDATION_MAGIC, part};
 
 /// Takes requests off the front of a receive buffer.
 #[derive(Debug)]
@@ -247,11 +247,6 @@ fn cut(query: Query, mut message: Bytes) -> Request {
         Query::ListKeys => Request::ListKeys,
         Query::Barrier => Request::Barrier { key: part(m), world_size: m.get_i64_le() },
     }
-}
-
-pub(super) fn part(message: &mut Bytes) -> Bytes {
-    let length = message.get_u64_le() as usize;
-    message.split_to(length)
 }
 
 fn parts(message: &mut Bytes) -> Vec<Bytes> {

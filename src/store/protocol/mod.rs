@@ -16,6 +16,7 @@ pub mod http;
 mod reply;
 mod request;
 
+use bytes::{Buf, Bytes};
 pub use decode::Decoder;
 pub(crate) use reply::put_length;
 pub use reply::{CheckReply, Reply, ReplyDecoder, ReplyShape, Sink, WaitReply};
@@ -99,4 +100,10 @@ pub enum ProtoError {
     /// Bytes arrived that answer no query.
     #[error("the server sent bytes that answer no query")]
     Unsolicited,
+}
+
+/// Cut a text with its length off a message whose length was checked.
+fn part(message: &mut Bytes) -> Bytes {
+    let length = message.get_u64_le() as usize;
+    message.split_to(length)
 }

@@ -5,8 +5,7 @@
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 
-use super::ProtoError;
-use super::decode::part;
+use super::{ProtoError, part};
 
 /// The reply to `CHECK`. Note that 0 means yes. Mirrors `CheckResponseType`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -21,8 +21,8 @@ use super::super::reaped::reaped;
 use super::super::spawn::{Guarded, received};
 use super::super::spec::{Output, WorkerSpec};
 use super::super::stderr_end::StderrEnd;
+use crate::clock::monotonic_ns;
 use crate::lineage::state_of;
-use crate::steps::monotonic_ns;
 
 /// How long the end of a worker waits for its output to be shown while the console is blocked.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);

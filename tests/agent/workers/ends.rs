@@ -2,7 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use elastic_rs::workers::{Event, ExitStatus, Signal, StopPolicy};
+use elastic_rs::signals::Signal;
+use elastic_rs::workers::{Event, ExitStatus, StopPolicy};
 
 use super::support::{Folder, LIMIT, Traces, exit, grace, signalled, start, wait_for_all, within};
 

@@ -273,7 +273,7 @@ def test_an_interrupted_host_does_not_wait_for_sessions(start: Start) -> None:
 
 
 def test_a_limit_of_the_exit_barrier_names_the_unfinished_nodes(start: Start, tmp_path: Path) -> None:
-    # Without the key there is no limit: see `tests/simulation/agent.rs`.
+    # Without the key there is no limit: see `crates/sim/tests/simulation/agent.rs`.
     conf = "keep_alive_interval=0.1,keep_alive_max_attempt=900,exit_barrier_timeout=3"
     done = {number: tmp_path / f"done{number}" for number in (2, 3)}
     nodes = {n: start(n, "--until", done[n], nnodes="2", script=FAMILY, conf=conf) for n in (2, 3)}
