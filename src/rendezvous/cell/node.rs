@@ -10,10 +10,8 @@
 use std::time::{Duration, Instant};
 
 use super::blob::Blob;
-use super::farewell::Stay;
 use super::pace::Pace;
 use super::peers::Peers;
-use super::propose::{Decision, Proposal, Recorded, outlives_its_connection};
 use super::seen::Seen;
 use super::wish::Outbox;
 use crate::events::journal::Entry;
@@ -23,6 +21,14 @@ use crate::rendezvous::messages::settings::Rules;
 use crate::rendezvous::messages::settings::Settings;
 use crate::rendezvous::node::{JoinError, View};
 use crate::rendezvous::node::{NodeCommand, NodeMachine};
+
+mod by_wishes;
+mod farewell;
+mod propose;
+mod received;
+
+use farewell::Stay;
+use propose::{Decision, Proposal, Recorded, outlives_its_connection};
 
 /// A command to the caller.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -44,7 +50,7 @@ pub enum Liveness {
 
 /// The state of the backend, in place of a connection to a coordinator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Line {
+enum Line {
     /// The backend has failed, or was not called yet.
     Down,
     /// The machine connects: the next read shows whether the backend works.
@@ -57,42 +63,42 @@ pub(super) enum Line {
 #[derive(Clone, Debug)]
 pub struct CellNode {
     pub(super) machine: NodeMachine,
-    pub(super) hello: Hello,
-    pub(super) liveness: Liveness,
-    pub(super) seen: Seen,
+    hello: Hello,
+    liveness: Liveness,
+    seen: Seen,
     /// The last reported state of the cell.
-    pub(super) confirmed: Option<Blob>,
-    pub(super) line: Line,
+    confirmed: Option<Blob>,
+    line: Line,
     /// The machine's messages that no written state contains yet.
-    pub(super) outbox: Outbox,
+    outbox: Outbox,
     /// The last decision, by any node.
-    pub(super) standing: Standing,
-    pub(super) pace: Pace,
+    standing: Standing,
+    pace: Pace,
     /// The state that is being written.
     pending: Option<Proposal>,
     /// A write that has failed and may have been done: the next read shows it.
     unsure: Option<(Blob, Recorded)>,
     /// A read or write is under way.
-    pub(super) busy: bool,
+    busy: bool,
     /// The number of the last message in the value of this node's key. 0: not known.
-    pub(super) wished: u64,
+    wished: u64,
     /// The key is to be put.
-    pub(super) wishes: bool,
+    wishes: bool,
     /// When this node proposes a state in place of those before it, if no state comes.
-    pub(super) propose_at: Option<Instant>,
+    propose_at: Option<Instant>,
     /// This node has had a request. Before the first one the backend is not called.
     awake: bool,
     /// When to read next.
-    pub(super) read_at: Option<Instant>,
+    read_at: Option<Instant>,
     /// When the cell's state was last reported.
     looked_at: Option<Instant>,
     /// The backend's error, if it has failed since.
-    pub(super) failing: Option<String>,
+    failing: Option<String>,
     /// When the current write was handed out.
     written_at: Instant,
-    pub(super) command: Option<CellCommand>,
+    command: Option<CellCommand>,
     /// This node's stay for the others, once it has left the state.
-    pub(super) stay: Stay,
+    stay: Stay,
     notes: Vec<String>,
     warnings: Vec<String>,
 }
@@ -345,12 +351,12 @@ impl CellNode {
     }
 
     /// Whether a write may begin now.
-    pub(super) fn can_write(&self) -> bool {
+    fn can_write(&self) -> bool {
         !self.busy && !self.is_over() && self.is_up()
     }
 
     /// Perform the machine's commands until there are none.
-    pub(super) fn pump(&mut self, now: Instant) {
+    fn pump(&mut self, now: Instant) {
         loop {
             self.machine.on_tick(now);
             let commands = self.machine.take_commands();
@@ -407,14 +413,14 @@ impl CellNode {
     }
 
     /// Deliver the replies to the machine, if the backend works.
-    pub(super) fn deliver(&mut self, replies: Vec<CoordinatorMessage>, now: Instant) {
+    fn deliver(&mut self, replies: Vec<CoordinatorMessage>, now: Instant) {
         for reply in replies.into_iter().filter(|_| self.line == Line::Up) {
             self.machine.on_message(reply, now);
         }
     }
 
     /// Record the state that the cell is known to hold.
-    pub(super) fn accept(&mut self, blob: Option<Blob>, now: Instant) {
+    fn accept(&mut self, blob: Option<Blob>, now: Instant) {
         let news = match (&self.confirmed, &blob) {
             (Some(before), Some(after)) => before.revision() != after.revision(),
             (before, after) => before.is_some() != after.is_some(),
@@ -438,7 +444,7 @@ impl CellNode {
     }
 
     /// Decide on the cell's state, and write the result if it differs.
-    pub(super) fn decide_and_write(&mut self, now: Instant) {
+    fn decide_and_write(&mut self, now: Instant) {
         // A node that has left only looks.
         if !self.can_write() || self.has_said_goodbye() {
             return;
@@ -461,7 +467,7 @@ impl CellNode {
         }
     }
 
-    pub(super) fn write(&mut self, proposal: Proposal) {
+    fn write(&mut self, proposal: Proposal) {
         self.busy = true;
         self.propose_at = None;
         self.standing = proposal.standing;

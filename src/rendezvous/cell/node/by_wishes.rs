@@ -1,13 +1,13 @@
-//! A node over etcd leaves its messages to the node that proposes the next state: see [`super::peers`]. Part of [`super::node`].
+//! A node over etcd leaves its messages to the node that proposes the next state: see [`crate::rendezvous::cell::peers`]. Part of [super].
 
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-use super::blob::Blob;
-use super::node::{CellNode, Liveness};
-use super::peers::{Peers, patience};
 use super::propose::{Author, Outcome, Proposal, Recorded};
-use super::wish::Wish;
+use super::{CellNode, Liveness};
+use crate::rendezvous::cell::blob::Blob;
+use crate::rendezvous::cell::peers::{Peers, patience};
+use crate::rendezvous::cell::wish::Wish;
 use crate::rendezvous::decider::durable::CELL_SESSION;
 use crate::rendezvous::decider::run::Run;
 use crate::rendezvous::messages::message::{CoordinatorMessage, NodeId, NodeMessage};

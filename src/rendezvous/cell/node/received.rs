@@ -1,9 +1,9 @@
-//! A node's messages from a state that another node wrote: those that a coordinator would have pushed. Part of [`super::node`].
+//! A node's messages from a state that another node wrote: those that a coordinator would have pushed. Part of [super].
 
 use std::time::Instant;
 
-use super::blob::Blob;
-use super::node::{CellNode, Liveness};
+use super::{CellNode, Liveness};
+use crate::rendezvous::cell::blob::Blob;
 use crate::rendezvous::decider::run::Run;
 use crate::rendezvous::messages::message::{CoordinatorMessage, Join, NodeMessage};
 use crate::rendezvous::node::JoinError;

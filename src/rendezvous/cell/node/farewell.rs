@@ -1,4 +1,4 @@
-//! A node's end over a cell: its goodbye, and its stay for the others. Part of [`super::node`].
+//! A node's end over a cell: its goodbye, and its stay for the others. Part of [super].
 //!
 //! At the end of a job over a cell that may be in this process, the other nodes have to read that it is over before the process ends.
 //!
@@ -7,8 +7,8 @@
 
 use std::time::{Duration, Instant};
 
-use super::blob::Blob;
-use super::node::{CellNode, Line};
+use super::{CellNode, Line};
+use crate::rendezvous::cell::blob::Blob;
 
 /// How long a node stays for the others. Each reads at least once a second.
 const AT_MOST: Duration = Duration::from_secs(5);

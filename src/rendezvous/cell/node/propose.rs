@@ -3,11 +3,11 @@
 
 use std::time::Instant;
 
-use super::blob::Blob;
-use super::node::{CellNode, Liveness};
-use super::wish::Numbered;
+use super::{CellNode, Liveness};
 use crate::events::journal::Reference;
 use crate::events::record::Record;
+use crate::rendezvous::cell::blob::Blob;
+use crate::rendezvous::cell::wish::Numbered;
 use crate::rendezvous::decider::durable::MY_SESSION;
 use crate::rendezvous::decider::event::{Effect, Event, Reach, SessionId};
 use crate::rendezvous::decider::node::Status;
