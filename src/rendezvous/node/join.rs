@@ -1,4 +1,4 @@
-//! A node's joins: the one that is pending, its outcome, and what became of the workers that it brings. Part of [`super`].
+//! A node's joins: the one that is pending, its outcome, and what became of the last workers. Part of [`super`].
 
 use std::mem;
 use std::net::IpAddr;
@@ -311,7 +311,7 @@ impl PendingJoin {
     }
 
     /// Whether workers survive into the next world.
-    pub fn brings_survivors(&self) -> bool {
+    pub fn has_survivors(&self) -> bool {
         self.join.workers.as_ref().is_some_and(|workers| !workers.survivors().is_empty())
     }
 
@@ -383,3 +383,6 @@ impl Addresses {
         is_its.then(|| Arc::from(self.list))
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -363,7 +363,7 @@ impl NodeMachine {
     fn has_workers_of_a_world(&self) -> bool {
         match self.joins.pending() {
             None => self.runs_workers(),
-            Some(pending) => self.hello.placed.is_some() && pending.brings_survivors(),
+            Some(pending) => self.hello.placed.is_some() && pending.has_survivors(),
         }
     }
 

@@ -15,7 +15,7 @@ use crate::wire::text::tidy;
 
 /// Joins.
 impl NodeMachine {
-    /// Ask for a place in the next round, giving up at `now + timeout`. [`NodeMachine::take_outcome`] returns the answer.
+    /// Ask for a rank assignment in the next round, giving up at `now + timeout`. [`NodeMachine::take_outcome`] returns the answer.
     ///
     /// The node's empty worker store listens on `store_port`. With `workers`, the answer has their ranks.
     pub fn join(
@@ -137,7 +137,7 @@ impl NodeMachine {
         self.withdraw();
     }
 
-    /// Inform the coordinator that this node no longer asks for a place. Its Hello may have asked for one, so the withdrawal is sent also
+    /// Inform the coordinator that this node no longer waits for a rank. Its Hello may have asked for one, so the withdrawal is sent also
     /// before the welcome.
     pub(super) fn withdraw(&mut self) {
         if self.link.is_up() {
@@ -418,7 +418,7 @@ impl NodeMachine {
         }
     }
 
-    /// Since when this node has waited for a place, and what it waits for. `None` if no join is pending.
+    /// Since when this node has waited for a rank assignment, and what it waits for. `None` if no join is pending.
     pub fn waits(&self) -> Option<(Instant, String)> {
         let pending = self.joins.pending().filter(|pending| !pending.is_withdrawn())?;
         let what = match (pending.progress(), self.view.out_of_reach_since) {

@@ -76,7 +76,7 @@ impl StatusLog {
     }
 }
 
-/// How long a node may still wait for a place, in words.
+/// How long a node may still wait for a rank assignment, in words.
 fn patience_text(node: &NodeMachine) -> String {
     match node.pending_join() {
         Some(join) if join.is_spare() => ", as a spare, until a node is lost or the job ends (no limit)".to_owned(),

@@ -42,7 +42,7 @@ impl CellNode {
         if withdrawn {
             news.push(CoordinatorMessage::Withdrawn { progress: run.progress(now) });
         }
-        let stale = self.stale_place(&run);
+        let stale = self.stale_rank(&run);
         if stale.is_none() {
             self.deliver(news, now);
         }
@@ -59,7 +59,7 @@ impl CellNode {
         })
     }
 
-    /// Whether the state has this node, and its join if it waits for a place.
+    /// Whether the state has this node, and its join if it waits for a rank assignment.
     fn is_known(&self, run: &Run) -> bool {
         let idle = || run.is_idle(self.hello.node) && self.machine.ready_join().is_some();
         run.knows(self.hello.node) && !(self.is_greeted_early() && idle())
@@ -105,8 +105,8 @@ impl CellNode {
         }
     }
 
-    /// The join to send again, if this node's place belongs to an abandoned join. The worker store of that join is gone.
-    fn stale_place(&self, run: &Run) -> Option<Join> {
+    /// The join to send again, if this node's rank belongs to an abandoned join. The worker store of that join is gone.
+    fn stale_rank(&self, run: &Run) -> Option<Join> {
         let join = self.machine.ready_join().filter(|joining| !joining.is_withdrawn())?.join();
         let (round, rank) = run.seat(self.hello.node).filter(|(round, rank)| *round > join.round && *rank == 0)?;
         match run.placement(rank)? {
@@ -117,7 +117,7 @@ impl CellNode {
         }
     }
 
-    /// Join again, if the other nodes have dropped this waiting node, or its place is stale.
+    /// Join again, if the other nodes have dropped this waiting node, or its rank is stale.
     fn join_again_if_forgotten(&mut self, known: bool, stale: Option<Join>) {
         let asked = self.outbox.has(|sent| matches!(sent, NodeMessage::Join(_) | NodeMessage::Hello(_)));
         if asked || (known && stale.is_none()) {
