@@ -146,7 +146,7 @@ fn tell(sessions: &[&'static Session], round: Round) -> (u64, u64) {
     let phase =
         Phase { stop_us: Some(90_000), rendezvous_us: Some(30_000), start_us: Some(20_000), ..Phase::default() };
     let began = now();
-    sessions.iter().for_each(|session| session.took(round, phase));
+    sessions.iter().for_each(|session| session.report_phases(round, phase));
     (began, now())
 }
 

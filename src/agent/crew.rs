@@ -20,7 +20,9 @@ use tokio::sync::mpsc;
 use crate::clock::until;
 use crate::signals::Signal;
 use crate::threads;
-use crate::workers::{Command, Copies, Event, Exit, Exited, Group, Left, Output, StderrEnd, StopPolicy, Stopping};
+use crate::workers::{
+    Command, Copies, Event, ExitStatus, Group, Left, Output, StderrEnd, StopPolicy, Stopping, WorkerExit,
+};
 
 /// Running workers.
 #[derive(Debug)]
@@ -35,7 +37,7 @@ pub enum Crew {
 #[derive(Debug)]
 pub enum CrewEvent {
     /// A worker has ended.
-    Exited(Exited),
+    Exited(WorkerExit),
     /// An adopted worker has ended, and waits to be reaped. A failure that can be seen is reported before this. Otherwise the exit
     /// is reported when the worker has been reaped.
     Reap {
@@ -115,7 +117,7 @@ impl Crew {
     }
 
     /// The exit of an adopted worker, unless it has been reported.
-    pub(super) fn reaped(&mut self, local_rank: u32, exit: Exit) -> Option<Exited> {
+    pub(super) fn reaped(&mut self, local_rank: u32, exit: ExitStatus) -> Option<WorkerExit> {
         match self {
             Self::Spawned(_) => None,
             Self::Adopted(adopted) => adopted.reaped(local_rank, exit),
@@ -188,7 +190,7 @@ pub struct Adopted {
 struct End {
     local_rank: u32,
     /// The exit; `None` if only its parent can see it.
-    exit: Option<Exit>,
+    exit: Option<ExitStatus>,
 }
 
 #[derive(Debug)]
@@ -223,9 +225,9 @@ impl Member {
         }
     }
 
-    fn exited(&self, local_rank: u32, exit: Exit, stopping: Option<&Stopping>) -> Exited {
+    fn exited(&self, local_rank: u32, exit: ExitStatus, stopping: Option<&Stopping>) -> WorkerExit {
         let stopped = stopping.is_some_and(|stopping| stopping.explains(exit));
-        Exited { local_rank, pid: self.number, exit, at: Instant::now(), late: None, stopped }
+        WorkerExit { local_rank, pid: self.number, exit, at: Instant::now(), late: None, stopped }
     }
 }
 
@@ -273,7 +275,7 @@ impl Adopted {
         }
     }
 
-    fn reaped(&mut self, local_rank: u32, exit: Exit) -> Option<Exited> {
+    fn reaped(&mut self, local_rank: u32, exit: ExitStatus) -> Option<WorkerExit> {
         let member = self.members.remove(&local_rank)?;
         if let Some(stopping) = &mut self.stopping {
             stopping.on_gone(local_rank);
@@ -368,9 +370,10 @@ fn watch(pid: Pid, local_rank: u32, ends: mpsc::UnboundedSender<End>) -> io::Res
 const LOOK: WaitIdOptions = WaitIdOptions::EXITED.union(WaitIdOptions::NOWAIT);
 
 /// How a process has ended. `None` if its parent has reaped it already, and will report it.
-fn seen(ended: Result<Option<WaitIdStatus>, Errno>) -> Option<Exit> {
+fn seen(ended: Result<Option<WaitIdStatus>, Errno>) -> Option<ExitStatus> {
     let status = ended.ok().flatten()?;
-    let signal =
-        status.terminating_signal().map(|number| Exit::Signal { signal: Signal(number), core_dumped: status.dumped() });
-    status.exit_status().map(Exit::Code).or(signal)
+    let signal = status
+        .terminating_signal()
+        .map(|number| ExitStatus::Signal { signal: Signal(number), core_dumped: status.dumped() });
+    status.exit_status().map(ExitStatus::Code).or(signal)
 }

@@ -26,7 +26,7 @@ use std::time::{Duration, Instant};
 use super::command::Command;
 use super::policy::{Budget, Outcome, Policy};
 use crate::rendezvous::messages::message::{Failure, Placement, Round, Survival, Verdict};
-use crate::rendezvous::node::machine::JoinError;
+use crate::rendezvous::node::JoinError;
 
 mod ahead;
 mod endings;

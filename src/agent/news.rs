@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use super::machine::AgentMachine;
 use crate::rendezvous::messages::message::{Placement, Round};
-use crate::rendezvous::node::machine::View;
+use crate::rendezvous::node::View;
 
 /// The state that an agent has last acted on.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,7 +30,7 @@ impl Seen {
             cut_off: view.failed.is_some(),
             fenced: view.fenced.is_some(),
             unfinished: view.unfinished.clone(),
-            change: view.change.as_ref().map(|change| change.number),
+            change: view.change.as_ref().map(|_| view.changes),
             raise_at: view.raise_at.map(|(_, check)| check),
         }
     }
@@ -65,9 +65,9 @@ impl AgentMachine {
             self.on_interrupted(view.round, &view.reason, now);
         } else {
             if let Some(change) = &view.change {
-                self.on_change(change);
+                self.on_change(view.changes, change);
                 if let Some((_, check)) = view.raise_at {
-                    self.on_raise_at(change, check, now);
+                    self.on_raise_at(view.changes, change, check, now);
                 }
             }
             if let Some(unfinished) = &view.unfinished {

@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::environment::Workers;
 use crate::rendezvous::conf::InPlace;
 use crate::rendezvous::messages::message::Failure;
-use crate::rendezvous::node::machine::JoinError;
+use crate::rendezvous::node::JoinError;
 
 /// Who counts restarts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use crate::events::metrics::PHASES;
 use crate::events::record::Phase;
 use crate::rendezvous::messages::message::{Failure, NEVER, Placement, Round};
-use crate::rendezvous::node::machine::View;
+use crate::rendezvous::node::View;
 
 /// Most characters of a cause that is told in words.
 const LONGEST: usize = 120;
@@ -153,7 +153,7 @@ fn shortened(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rendezvous::node::machine::Change;
+    use crate::rendezvous::messages::message::WorldChange;
 
     fn place() -> Placement {
         Placement {
@@ -251,7 +251,7 @@ mod tests {
         let later = begin + Duration::from_secs(60);
         let (calm, mut disturbance) = (View::default(), Disturbance::default());
         let waits = View { waiting: 1, reason: "n19:4 joined".to_owned(), ..View::default() };
-        let change = Change { number: 1, round: Round(1), flags: 0, reason: "n19:4 joined".to_owned() };
+        let change = WorldChange { round: Round(1), flags: 0, reason: "n19:4 joined".to_owned() };
         let changes = View { change: Some(change), ..View::default() };
         let goes_on = View { raise_at: Some((Round(1), NEVER)), ..changes.clone() };
         for (broken, mended) in [(&waits, &calm), (&changes, &goes_on)] {

@@ -24,10 +24,10 @@ use crate::channel::message::World;
 use crate::clock::until;
 use crate::rendezvous::conf::InPlace;
 use crate::rendezvous::messages::message::{Failure, Placement, Running};
-use crate::rendezvous::node::machine::{JoinError, View};
 use crate::rendezvous::node::session::Session;
+use crate::rendezvous::node::{JoinError, View};
 use crate::signals::Signal;
-use crate::workers::{Deadline, Exit, Exited, StderrEnd, reap_strangers_as_process_1};
+use crate::workers::{Deadline, ExitStatus, StderrEnd, WorkerExit, reap_strangers_as_process_1};
 
 mod deadline;
 mod in_place;
@@ -99,11 +99,11 @@ pub struct Runner {
     seen: Option<Seen>,
     steps: VecDeque<Step>,
     ending: Option<Box<Outcome>>,
-    exits: Vec<Exited>,
+    exits: Vec<WorkerExit>,
     /// Where to read the last words of workers that have ended.
     stderr_ends: BTreeMap<u32, StderrEnd>,
     /// Adopted workers whose ends the front end has reported.
-    reaped: VecDeque<Exited>,
+    reaped: VecDeque<WorkerExit>,
     /// The words of the first worker that failed in the round.
     words: Option<Words>,
     /// When the first failure of the round happened, or when this node heard of it.
@@ -259,7 +259,7 @@ impl Runner {
 
     /// The answer to [`Step::Reap`]. `said`: the cause of the failure, as far as the front end knows it; used if the error file is
     /// empty.
-    pub fn reaped(&mut self, local_rank: u32, exit: Exit, said: String) {
+    pub fn reaped(&mut self, local_rank: u32, exit: ExitStatus, said: String) {
         self.answered(|step| matches!(step, Step::Reap { local_rank: it } if *it == local_rank));
         if let Some(words) = &mut self.words {
             words.on_said(local_rank, said.clone());
@@ -318,7 +318,7 @@ impl Runner {
     }
 
     /// How the workers of the last round ended, in that order.
-    pub fn exits(&self) -> &[Exited] {
+    pub fn exits(&self) -> &[WorkerExit] {
         &self.exits
     }
 
@@ -371,12 +371,12 @@ impl Runner {
         }
     }
 
-    fn on_exited(&mut self, exited: Exited) {
+    fn on_exited(&mut self, exited: WorkerExit) {
         let now = Instant::now();
         if self.session.as_ref().is_some_and(|session| session.view().fenced.is_some()) {
             self.look_at_session(); // its guard has killed it: no failure
         }
-        let Exited { local_rank, pid, exit, at, late, .. } = exited;
+        let WorkerExit { local_rank, pid, exit, at, late, .. } = exited;
         let stderr_end = self.crew.as_ref().map(|crew| crew.stderr_end(local_rank)).unwrap_or_default();
         self.stderr_ends.insert(local_rank, stderr_end);
         self.record_exit(&exited);
@@ -463,7 +463,7 @@ async fn words_of(words: &mut Option<Words>) -> (u32, String, bool) {
 /// Waits until it is known whether a world runs for which workers can be started before the join.
 async fn outlook(session: Option<&Session>, until: Option<Instant>) -> Option<Running> {
     let Some(until) = until else { return pending().await };
-    tokio::time::timeout_at(until.into(), session?.outlook()).await.ok().flatten()
+    tokio::time::timeout_at(until.into(), session?.forecast()).await.ok().flatten()
 }
 
 /// Waits until the session's view changes in a way that concerns the agent.

@@ -14,7 +14,7 @@ pub use super::worker_store::{Reach, WorkersStore};
 use crate::clock::telling_if_slow;
 use crate::endpoint::Sessions;
 use crate::rendezvous::messages::message::{JoinWorkers, Placement};
-use crate::rendezvous::node::machine::JoinError;
+use crate::rendezvous::node::JoinError;
 use crate::rendezvous::node::session::Session;
 use crate::secure::Protection;
 

@@ -14,7 +14,7 @@ use super::tunnel::{Trust, Tunnel};
 use crate::net::listen::{bind, bind_wildcard};
 use crate::rendezvous::conf::{StoreMembers, StorePeers};
 use crate::rendezvous::messages::message::{JoinWorkers, Placement};
-use crate::rendezvous::node::machine::JoinError;
+use crate::rendezvous::node::JoinError;
 use crate::rendezvous::node::session::Session;
 use crate::secure::door::Door;
 use crate::store::server::{LocalPeers, Members, ServerOptions, StoreServer};

@@ -2,14 +2,14 @@
 
 use std::time::{Duration, Instant, SystemTime};
 
-use super::exit::Exit;
+use super::exit::ExitStatus;
 
 /// An event of a group of workers.
 #[derive(Debug)]
 pub enum Event {
     /// A worker has ended. If it has failed, its process group has been killed, and its other descendants are being killed. Its last words can be
     /// read at its [`Group::stderr_end`](super::group::Group::stderr_end).
-    Exited(Exited),
+    Exited(WorkerExit),
     /// Nothing of a worker is left: no descendant, and no unread output.
     Gone {
         /// Which worker.
@@ -21,13 +21,13 @@ pub enum Event {
 
 /// How a worker ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Exited {
+pub struct WorkerExit {
     /// Which worker.
     pub local_rank: u32,
     /// Its process id. It may have been reused by now.
     pub pid: u32,
     /// How it ended.
-    pub exit: Exit,
+    pub exit: ExitStatus,
     /// When the agent learned of it.
     pub at: Instant,
     /// How much earlier its guard saw it end. `None`: it has no guard, or the guard was killed.
@@ -36,7 +36,7 @@ pub struct Exited {
     pub stopped: bool,
 }
 
-impl Exited {
+impl WorkerExit {
     /// When it ended, on the clock that shows the time of day.
     pub fn wall(&self) -> SystemTime {
         let ago = self.at.elapsed() + self.late.unwrap_or_default();
@@ -61,7 +61,7 @@ pub struct Left {
 #[derive(Debug, Default)]
 pub struct Outcome {
     /// Workers whose ends had not been reported before.
-    pub exited: Vec<Exited>,
+    pub exited: Vec<WorkerExit>,
     /// Workers that are stuck.
     pub left: Vec<Left>,
 }

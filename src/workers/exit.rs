@@ -7,7 +7,7 @@ use crate::signals::Signal;
 /// How a worker ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Exit {
+pub enum ExitStatus {
     /// It called `exit`; 0 is success.
     Code(i32),
     /// A signal ended it.
@@ -21,26 +21,26 @@ pub enum Exit {
     Unseen,
 }
 
-impl Exit {
+impl ExitStatus {
     /// Whether it ended with code 0.
     pub fn is_success(self) -> bool {
-        self == Exit::Code(0)
+        self == ExitStatus::Code(0)
     }
 
     /// The number PyTorch reports: the exit code, or the signal's number negated, as `subprocess.Popen.returncode`.
     pub fn returncode(self) -> i32 {
         match self {
-            Exit::Code(code) => code,
-            Exit::Signal { signal, .. } => -signal.0,
-            Exit::Unseen => -Signal::KILL.0,
+            ExitStatus::Code(code) => code,
+            ExitStatus::Signal { signal, .. } => -signal.0,
+            ExitStatus::Unseen => -Signal::KILL.0,
         }
     }
 
     /// From the `si_code` and `si_status` of `waitid(2)`.
-    pub fn from_wait(code: i32, status: i32) -> Exit {
+    pub fn from_wait(code: i32, status: i32) -> ExitStatus {
         match code {
-            CLD_EXITED => Exit::Code(status),
-            _ => Exit::Signal { signal: Signal(status), core_dumped: code == CLD_DUMPED },
+            CLD_EXITED => ExitStatus::Code(status),
+            _ => ExitStatus::Signal { signal: Signal(status), core_dumped: code == CLD_DUMPED },
         }
     }
 }
@@ -48,13 +48,13 @@ impl Exit {
 const CLD_EXITED: i32 = 1;
 const CLD_DUMPED: i32 = 3;
 
-impl fmt::Display for Exit {
+impl fmt::Display for ExitStatus {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Exit::Code(code) => write!(f, "exit code {code}"),
-            Exit::Signal { signal, core_dumped: false } => write!(f, "{signal}"),
-            Exit::Signal { signal, core_dumped: true } => write!(f, "{signal} (core dumped)"),
-            Exit::Unseen => f.write_str("SIGKILL (its guard process was killed)"),
+            ExitStatus::Code(code) => write!(f, "exit code {code}"),
+            ExitStatus::Signal { signal, core_dumped: false } => write!(f, "{signal}"),
+            ExitStatus::Signal { signal, core_dumped: true } => write!(f, "{signal} (core dumped)"),
+            ExitStatus::Unseen => f.write_str("SIGKILL (its guard process was killed)"),
         }
     }
 }
@@ -80,9 +80,11 @@ mod tests {
     fn an_exit_says_code_or_signal() {
         let table = [((1, 3), "exit code 3", 3), ((2, 9), "SIGKILL", -9), ((3, 11), "SIGSEGV (core dumped)", -11)];
         for ((code, status), text, returncode) in table {
-            let exit = Exit::from_wait(code, status);
+            let exit = ExitStatus::from_wait(code, status);
             assert_eq!((exit.to_string().as_str(), exit.returncode()), (text, returncode));
         }
-        assert!(Exit::Code(0).is_success() && !Exit::Code(1).is_success() && !Exit::Unseen.is_success());
+        assert!(
+            ExitStatus::Code(0).is_success() && !ExitStatus::Code(1).is_success() && !ExitStatus::Unseen.is_success()
+        );
     }
 }

@@ -12,7 +12,7 @@ use tokio::sync::{mpsc, oneshot};
 use super::children::children_of;
 use super::consoles::Consoles;
 use super::deadline::Deadline;
-use super::event::{Event, Exited, Left, Outcome};
+use super::event::{Event, Left, Outcome, WorkerExit};
 use super::forker::Forker;
 use super::leftovers::{Act, Leftovers};
 use super::logs::source::{Source, Which};
@@ -211,7 +211,7 @@ impl Group {
             // Otherwise it was reported as stuck.
             News::Of(Event::Exited(exited)) if self.members.contains_key(&exited.local_rank) => {
                 let stopped = self.stopping.as_ref().is_some_and(|stopping| stopping.explains(exited.exit));
-                self.ready.push_back(Event::Exited(Exited { stopped, ..exited }));
+                self.ready.push_back(Event::Exited(WorkerExit { stopped, ..exited }));
             }
             News::Of(Event::Exited(_)) => {}
             News::Of(event) => {

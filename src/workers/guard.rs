@@ -19,7 +19,7 @@ use std::ffi::CStr;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::ptr;
 
-use super::message::{MESSAGE_BYTES, Order, Report};
+use super::message::{GuardReport, MESSAGE_BYTES, Order};
 use crate::clock::monotonic_ns;
 
 mod calls;
@@ -249,8 +249,8 @@ impl Guard {
         unsafe { libc::close(self.executed) };
         self.executed = -1;
         self.tell(match read {
-            8 => Report::Failed { step: failure[0], errno: failure[1] },
-            _ => Report::Started { pid: self.leader },
+            8 => GuardReport::Failed { step: failure[0], errno: failure[1] },
+            _ => GuardReport::Started { pid: self.leader },
         });
     }
 
@@ -286,7 +286,7 @@ impl Guard {
                 let options = libc::WEXITED | libc::WNOHANG | libc::__WALL;
                 if libc::waitid(libc::P_ALL, 0, &mut info, options | libc::WNOWAIT) == -1 {
                     if errno() == libc::ECHILD {
-                        self.tell(Report::Gone);
+                        self.tell(GuardReport::Gone);
                         libc::_exit(0);
                     }
                     return;
@@ -294,7 +294,7 @@ impl Guard {
                 let pid = info.si_pid();
                 if pid == 0 {
                     if std::mem::take(&mut self.tells_left) && !self.ending {
-                        self.tell(Report::Left { guard: libc::getpid() });
+                        self.tell(GuardReport::Left { guard: libc::getpid() });
                     }
                     return;
                 }
@@ -318,7 +318,7 @@ impl Guard {
             if self.executed != -1 {
                 self.on_executed();
             }
-            self.tell(Report::Exited { code: info.si_code, status: info.si_status(), seen_ns });
+            self.tell(GuardReport::Exited { code: info.si_code, status: info.si_status(), seen_ns });
         }
         self.leader_ended = true;
         self.ending |= !self.keeps && !self.tells_left;
@@ -354,7 +354,7 @@ impl Guard {
         }
     }
 
-    fn tell(&self, report: Report) {
+    fn tell(&self, report: GuardReport) {
         // SAFETY: a system call on a local buffer.
         unsafe { tell(self.control, report) }
     }

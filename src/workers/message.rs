@@ -15,7 +15,7 @@ pub(crate) enum Order {
 
 /// From the guard to the agent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Report {
+pub(super) enum GuardReport {
     /// The worker was executed, with this process id.
     Started { pid: i32 },
     /// The worker could not be started: the step that failed, and its `errno`. The guard ends.
@@ -46,24 +46,24 @@ impl Order {
     }
 }
 
-impl Report {
+impl GuardReport {
     pub(super) fn encode(self) -> [u8; MESSAGE_BYTES] {
         match self {
-            Report::Started { pid } => pack([1, pid, 0], 0),
-            Report::Failed { step, errno } => pack([2, step, errno], 0),
-            Report::Exited { code, status, seen_ns } => pack([3, code, status], seen_ns),
-            Report::Gone => pack([4, 0, 0], 0),
-            Report::Left { guard } => pack([5, guard, 0], 0),
+            GuardReport::Started { pid } => pack([1, pid, 0], 0),
+            GuardReport::Failed { step, errno } => pack([2, step, errno], 0),
+            GuardReport::Exited { code, status, seen_ns } => pack([3, code, status], seen_ns),
+            GuardReport::Gone => pack([4, 0, 0], 0),
+            GuardReport::Left { guard } => pack([5, guard, 0], 0),
         }
     }
 
-    pub(super) fn decode(bytes: &[u8]) -> Option<Report> {
+    pub(super) fn decode(bytes: &[u8]) -> Option<GuardReport> {
         match unpack(bytes)? {
-            ([1, pid, _], _) => Some(Report::Started { pid }),
-            ([2, step, errno], _) => Some(Report::Failed { step, errno }),
-            ([3, code, status], seen_ns) => Some(Report::Exited { code, status, seen_ns }),
-            ([4, ..], _) => Some(Report::Gone),
-            ([5, guard, _], _) => Some(Report::Left { guard }),
+            ([1, pid, _], _) => Some(GuardReport::Started { pid }),
+            ([2, step, errno], _) => Some(GuardReport::Failed { step, errno }),
+            ([3, code, status], seen_ns) => Some(GuardReport::Exited { code, status, seen_ns }),
+            ([4, ..], _) => Some(GuardReport::Gone),
+            ([5, guard, _], _) => Some(GuardReport::Left { guard }),
             _ => None,
         }
     }
@@ -96,16 +96,16 @@ mod tests {
             assert_eq!(Order::decode(&order.encode()), Some(order));
         }
         let reports = [
-            Report::Started { pid: 7 },
-            Report::Failed { step: 2, errno: 13 },
-            Report::Exited { code: 2, status: 9, seen_ns: u64::MAX - 7 },
-            Report::Left { guard: 6 },
-            Report::Gone,
+            GuardReport::Started { pid: 7 },
+            GuardReport::Failed { step: 2, errno: 13 },
+            GuardReport::Exited { code: 2, status: 9, seen_ns: u64::MAX - 7 },
+            GuardReport::Left { guard: 6 },
+            GuardReport::Gone,
         ];
         for report in reports {
-            assert_eq!(Report::decode(&report.encode()), Some(report));
+            assert_eq!(GuardReport::decode(&report.encode()), Some(report));
         }
-        assert_eq!(Report::decode(&[0; MESSAGE_BYTES]), None);
+        assert_eq!(GuardReport::decode(&[0; MESSAGE_BYTES]), None);
         assert_eq!(Order::decode(&[1; 3]), None);
     }
 }

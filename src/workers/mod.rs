@@ -58,8 +58,8 @@ pub use consoles::Consoles;
 #[cfg(feature = "io")]
 pub use deadline::Deadline;
 #[cfg(feature = "io")]
-pub use event::{Event, Exited, Left, Outcome};
-pub use exit::Exit;
+pub use event::{Event, Left, Outcome, WorkerExit};
+pub use exit::ExitStatus;
 #[cfg(feature = "io")]
 pub(crate) use folders::link_ranks;
 #[cfg(feature = "io")]

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 
 use super::consoles::Consoles;
 use super::event::Event;
-use super::exit::Exit;
+use super::exit::ExitStatus;
 use super::group::Group;
 use super::logs::FilterOptions;
 use super::spec::{Input, Output, WorkerSpec};
@@ -22,7 +22,7 @@ pub async fn rehearse(command: Vec<OsString>) -> Result<(), String> {
     let consoles = Consoles::own().map_err(|error| error.to_string())?;
     let started = Group::start(vec![spec], FilterOptions::default(), consoles).await;
     let mut group = started.map_err(|error| error.to_string())?;
-    let mut exit = Exit::Unseen;
+    let mut exit = ExitStatus::Unseen;
     while let Some(event) = group.next_event().await {
         if let Event::Exited(exited) = event {
             exit = exited.exit;

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use super::exit::Exit;
+use super::exit::ExitStatus;
 use crate::signals::Signal;
 
 /// How workers are stopped; the same on every path.
@@ -40,7 +40,7 @@ pub enum Command {
         /// Which worker.
         local_rank: u32,
     },
-    /// Report the worker as stuck, and wait for it no longer.
+    /// GuardReport the worker as stuck, and wait for it no longer.
     Abandon {
         /// Which worker.
         local_rank: u32,
@@ -127,12 +127,12 @@ impl Stopping {
     }
 
     /// Whether a signal of this stop ends a worker like that. A handler that saves and ends the process gives 128 + its number.
-    pub fn explains(&self, exit: Exit) -> bool {
+    pub fn explains(&self, exit: ExitStatus) -> bool {
         let killed = !matches!(self.step, Step::Grace(_));
         match exit {
-            Exit::Signal { signal, .. } => signal == self.policy.signal || (killed && signal == Signal::KILL),
-            Exit::Code(code) => code == 128 + self.policy.signal.0,
-            Exit::Unseen => false,
+            ExitStatus::Signal { signal, .. } => signal == self.policy.signal || (killed && signal == Signal::KILL),
+            ExitStatus::Code(code) => code == 128 + self.policy.signal.0,
+            ExitStatus::Unseen => false,
         }
     }
 
@@ -176,10 +176,10 @@ mod tests {
     fn workers_that_end_by_the_signals_of_a_stop_have_been_stopped() {
         let now = Instant::now();
         let (mut stopping, _) = Stopping::begin(policy(3 * SECOND), [0, 1], now);
-        let by = |signal| Exit::Signal { signal, core_dumped: false };
+        let by = |signal| ExitStatus::Signal { signal, core_dumped: false };
         assert!(stopping.explains(by(Signal::TERM)));
-        assert!(stopping.explains(Exit::Code(143)));
-        for exit in [by(Signal::KILL), by(Signal(6)), Exit::Code(1), Exit::Code(137)] {
+        assert!(stopping.explains(ExitStatus::Code(143)));
+        for exit in [by(Signal::KILL), by(Signal(6)), ExitStatus::Code(1), ExitStatus::Code(137)] {
             assert!(!stopping.explains(exit), "{exit}");
         }
         stopping.on_kill(now);

@@ -5,7 +5,7 @@ use std::time::Instant;
 use elastic_rs::agent::machine::PREPARE_LIMIT;
 use elastic_rs::agent::{AgentMachine, Command, Outcome, Policy};
 use elastic_rs::rendezvous::messages::message::{Failure, Generation, Placement, Resume, Round, Running, Verdict};
-use elastic_rs::rendezvous::node::machine::JoinError;
+use elastic_rs::rendezvous::node::JoinError;
 
 use crate::commands::{self, SIGTERM, does, killed, stop};
 

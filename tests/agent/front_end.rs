@@ -14,7 +14,7 @@ use elastic_rs::rendezvous::cell::node::CellCommand;
 use elastic_rs::rendezvous::messages::message::{Hello, NodeId};
 use elastic_rs::rendezvous::messages::settings::Settings;
 use elastic_rs::rendezvous::messages::settings::{Rules, WorkerBounds};
-use elastic_rs::rendezvous::node::machine::JoinError;
+use elastic_rs::rendezvous::node::JoinError;
 use elastic_rs::rendezvous::node::session::Session;
 use elastic_rs::signals::Receiver;
 

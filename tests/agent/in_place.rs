@@ -8,9 +8,9 @@ use elastic_rs::agent::machine::{LEAVE_LIMIT, PARK_LIMIT, RAISE_LIMIT};
 use elastic_rs::agent::{AgentMachine, Budget, Command, Outcome, Policy};
 use elastic_rs::channel::message::{HeldState, ToWorker};
 use elastic_rs::rendezvous::messages::message::{
-    Failure, Generation, LIVES, NEVER, Placement, Resume, Round, Survival, Verdict,
+    Failure, Generation, LIVES, NEVER, Placement, Resume, Round, Survival, Verdict, WorldChange,
 };
-use elastic_rs::rendezvous::node::machine::{Change, JoinError};
+use elastic_rs::rendezvous::node::JoinError;
 
 const FIRST: Resume = Resume::Continue { source: 0, sync: true, survivors: 0, generation: GENERATION };
 const GENERATION: Generation = Generation { round: Round(1), world: 1 };
@@ -310,15 +310,15 @@ fn a_worker_that_lets_go_of_its_agent_while_it_is_parked_is_replaced() {
     assert_eq!(does(&mut agent), [Command::KillWorker { local_rank: 0 }]);
 }
 
-/// The change of this number.
-fn announced(number: u64) -> Change {
-    Change { number, round: Round(1), flags: 2, reason: "node2 waits".into() }
+/// A change.
+fn announced() -> WorldChange {
+    WorldChange { round: Round(1), flags: 2, reason: "node2 waits".into() }
 }
 
 fn change(agent: &mut AgentMachine) {
     for number in [1, 2] {
-        agent.on_change(&announced(number));
-        agent.on_change(&announced(number));
+        agent.on_change(number, &announced());
+        agent.on_change(number, &announced());
         let message = ToWorker::Change { seq: number, flags: 2, reason: "node2 waits".into() };
         let told = |local_rank| send(local_rank, message.clone());
         assert_eq!(does(agent), [told(0), told(1)]);
@@ -330,7 +330,7 @@ fn change(agent: &mut AgentMachine) {
         assert_eq!(does(agent), [Command::Counted { round: Round(1), count: 41 }]);
         if number == 1 {
             // Its reason is gone.
-            agent.on_raise_at(&announced(1), NEVER, Instant::now());
+            agent.on_raise_at(1, &announced(), NEVER, Instant::now());
             let told = |local_rank| send(local_rank, ToWorker::RaiseAt { seq: 1, check: NEVER });
             assert_eq!(does(agent), [told(0), told(1)]);
         }
@@ -340,7 +340,7 @@ fn change(agent: &mut AgentMachine) {
 /// The world is to change at check 43, and the workers are told.
 fn raise(agent: &mut AgentMachine, now: Instant) {
     change(agent);
-    agent.on_raise_at(&announced(2), 43, now);
+    agent.on_raise_at(2, &announced(), 43, now);
     let told = |local_rank| send(local_rank, ToWorker::RaiseAt { seq: 2, check: 43 });
     assert_eq!(does(agent), [told(0), told(1)]);
 }

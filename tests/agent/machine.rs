@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use crate::commands::{self, GRACE, SIGTERM, does, killed, new_agent, policy, stop};
 use elastic_rs::agent::{AgentMachine, Budget, Command, Outcome, Policy};
 use elastic_rs::rendezvous::messages::message::{Failure, Placement, Round, Verdict};
-use elastic_rs::rendezvous::node::machine::JoinError;
+use elastic_rs::rendezvous::node::JoinError;
 
 const SIGINT: i32 = 2;
 

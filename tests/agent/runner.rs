@@ -9,7 +9,7 @@ use elastic_rs::agent::crew::{Adopted, Crew};
 use elastic_rs::agent::runner::{ErrorFiles, Step};
 use elastic_rs::agent::{Budget, Outcome};
 use elastic_rs::signals::Signal;
-use elastic_rs::workers::Exit;
+use elastic_rs::workers::ExitStatus;
 
 use crate::node::{Endless, Node, host, session, settings, two_placed};
 use crate::workers::support::{Folder, LIMIT, Traces, helper, within};
@@ -180,11 +180,11 @@ impl Children {
         Crew::Adopted(Adopted::new(&(0..).zip(self.0.iter().map(Child::id)).collect()).unwrap())
     }
 
-    fn reap(&mut self, local_rank: u32) -> Exit {
+    fn reap(&mut self, local_rank: u32) -> ExitStatus {
         let status = self.0[local_rank as usize].wait().unwrap();
         match status.signal() {
-            Some(signal) => Exit::Signal { signal: Signal(signal), core_dumped: false },
-            None => Exit::Code(status.code().unwrap()),
+            Some(signal) => ExitStatus::Signal { signal: Signal(signal), core_dumped: false },
+            None => ExitStatus::Code(status.code().unwrap()),
         }
     }
 }
@@ -200,7 +200,7 @@ async fn adopted_workers_are_stopped_together_and_reaped_by_the_front_end() {
     assert_eq!(children.reap(0).to_string(), "SIGTERM");
     node.runner.reaped(1, children.reap(1), String::new());
     let Step::Reap { local_rank: 0 } = node.next().await else { panic!("not the other") };
-    node.runner.reaped(0, Exit::Signal { signal: Signal::TERM, core_dumped: false }, String::new());
+    node.runner.reaped(0, ExitStatus::Signal { signal: Signal::TERM, core_dumped: false }, String::new());
     let cause = node.cause().await;
     assert_eq!((cause.local_rank, cause.exit.as_str()), (1, "exit code 3"));
     assert_eq!(node.exits().len(), 2);

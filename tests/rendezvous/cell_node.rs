@@ -6,8 +6,8 @@ use elastic_rs::events::record::{Kind, Phase};
 use elastic_rs::rendezvous::cell::node::{CellCommand, CellNode};
 use elastic_rs::rendezvous::messages::message::{Hello, NodeId, Verdict};
 use elastic_rs::rendezvous::messages::settings::Settings;
-use elastic_rs::rendezvous::node::report::Reporter;
-use elastic_rs::rendezvous::node::view::JoinError;
+use elastic_rs::rendezvous::node::JoinError;
+use elastic_rs::rendezvous::node::status_log::StatusLog;
 
 fn node(number: u128, nodes: u32, now: Instant) -> CellNode {
     let hello = Hello::new("job", NodeId(number), format!("host:{number}"), Settings::new(nodes, nodes));
@@ -35,11 +35,11 @@ fn a_waiting_node_logs_what_it_waits_for() {
     // #91943: silence for ten minutes, then an error.
     let mut now = Instant::now();
     let mut node = node(1, 2, now);
-    let mut reporter = Reporter::default();
+    let mut status_log = StatusLog::default();
     let (mut cell, mut told) = (None, Vec::new());
     for _ in 0..310 {
         perform(&mut node, &mut cell, now);
-        told.extend(reporter.look(node.machine(), now));
+        told.extend(status_log.look(node.machine(), now));
         now += Duration::from_millis(100);
     }
     assert_eq!(told.len(), 1, "{told:?}");
@@ -105,7 +105,7 @@ fn a_node_that_comes_back_to_its_place_tells_the_cell_nothing_that_is_a_coordina
     assert!(failed && node.machine().was_welcomed());
     assert!(!node.machine().has_coordinator());
     let phase = Phase { stop_us: Some(5), ..Phase::default() };
-    node.ask(|node| node.took(placement.round, phase, now), now);
+    node.ask(|node| node.report_phases(placement.round, phase, now), now);
     perform(&mut node, &mut cell, now);
     let (events, _) = node.take_events();
     let count = |is_it: fn(&Kind) -> bool| events.iter().filter(|event| is_it(&event.record.kind)).count();

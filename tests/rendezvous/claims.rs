@@ -10,7 +10,7 @@ use elastic_rs::rendezvous::messages::message::{
     CoordinatorMessage, Generation, Hello, NodeId, NodeMessage, Placed, Round,
 };
 use elastic_rs::rendezvous::messages::settings::{LONGEST_GRACE, LONGEST_LEASE, LONGEST_WAIT, Settings};
-use elastic_rs::rendezvous::node::machine::NodeMachine;
+use elastic_rs::rendezvous::node::NodeMachine;
 use elastic_rs::rendezvous::run::{Ends, SessionId};
 
 const SECOND: Duration = Duration::from_secs(1);

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use elastic_rs::rendezvous::cell::blob::Blob;
 use elastic_rs::rendezvous::etcd::interface::{
-    Change, EtcdEvent, EtcdRequest, LeaseId, LeaseOf, NodeKey, Revision, Snapshot, State,
+    EtcdEvent, EtcdRequest, LeaseId, LeaseOf, NodeKey, Revision, RunChange, Snapshot, StateKey,
 };
 use elastic_rs::rendezvous::etcd::machine::EtcdNode;
 use elastic_rs::rendezvous::messages::message::{Hello, NodeId};
@@ -18,7 +18,7 @@ const SECOND: Duration = Duration::from_secs(1);
 struct Running {
     node: EtcdNode,
     now: Instant,
-    state: State,
+    state: StateKey,
     key: NodeKey,
 }
 
@@ -63,7 +63,7 @@ fn run() -> Running {
     };
     node.on_event(EtcdEvent::Written(Revision(12)), now);
     assert!(node.node_mut().take_outcome().unwrap().is_ok());
-    let state = State { bytes: state, revision: Revision(12), lease: RUN_LEASE };
+    let state = StateKey { bytes: state, revision: Revision(12), lease: RUN_LEASE };
     Running { node, now, state, key }
 }
 
@@ -150,11 +150,11 @@ fn members_without_a_leader_vouch_until_one_is_silent() {
 #[test]
 fn a_snapshot_that_is_older_than_the_watch_is_not_believed() {
     let mut running = run();
-    let interrupted = State { revision: Revision(14), ..running.state.clone() };
+    let interrupted = StateKey { revision: Revision(14), ..running.state.clone() };
     let wish = running.key.clone();
     let other = NodeKey { lease: LeaseId(50), created: Revision(13), modified: Revision(13), wish: b"?".to_vec() };
-    running.tell(EtcdEvent::Changed(Revision(13), vec![Change::Node(NodeId(2), Some(other))]));
-    running.tell(EtcdEvent::Changed(Revision(14), vec![Change::State(Some(interrupted))]));
+    running.tell(EtcdEvent::Changed(Revision(13), vec![RunChange::Node(NodeId(2), Some(other))]));
+    running.tell(EtcdEvent::Changed(Revision(14), vec![RunChange::State(Some(interrupted))]));
     running.tell(EtcdEvent::WatchEnded);
     assert_eq!(running.node.take_requests(), []);
     running.pass(SECOND);
@@ -170,7 +170,7 @@ fn a_snapshot_that_is_older_than_the_watch_is_not_believed() {
 #[test]
 fn a_deleted_state_is_heard_and_written_again() {
     let mut running = run();
-    running.tell(EtcdEvent::Changed(Revision(13), vec![Change::State(None)]));
+    running.tell(EtcdEvent::Changed(Revision(13), vec![RunChange::State(None)]));
     let view = running.node.node().view().clone();
     assert_eq!((view.waiting, view.reason.as_str()), (1, "the rendezvous state is gone from the backend"));
     let now = running.now;
@@ -255,7 +255,7 @@ fn a_state_of_another_version_is_named_with_its_endpoint() {
     let mut node = new_node(now);
     let EtcdRequest::Grant { of, asked, .. } = request(&mut node) else { panic!() };
     node.on_event(EtcdEvent::Granted { of, lease: LEASE, asked }, now);
-    let state = State { bytes: b"ELRS\x09\x00".to_vec(), revision: Revision(9), lease: LeaseId(0) };
+    let state = StateKey { bytes: b"ELRS\x09\x00".to_vec(), revision: Revision(9), lease: LeaseId(0) };
     node.on_event(
         EtcdEvent::Snapshot(Snapshot { revision: Revision(10), state: Some(state), ..Snapshot::default() }),
         now,

@@ -10,7 +10,7 @@ use elastic_rs::rendezvous::messages::message::{
 };
 use elastic_rs::rendezvous::messages::settings::Rules;
 use elastic_rs::rendezvous::messages::settings::Settings;
-use elastic_rs::rendezvous::node::machine::JoinError;
+use elastic_rs::rendezvous::node::JoinError;
 use elastic_rs::rendezvous::run::{Exclusion, SessionId};
 
 const SECOND: Duration = Duration::from_secs(1);

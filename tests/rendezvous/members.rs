@@ -9,7 +9,7 @@ use elastic_rs::rendezvous::messages::message::{
     CoordinatorMessage, Hello, INTERFACES_LIMIT, JoinWorkers, MEMBERS_IN_A_MESSAGE, NodeId, Placement, Round,
 };
 use elastic_rs::rendezvous::messages::settings::Settings;
-use elastic_rs::rendezvous::node::machine::NodeMachine;
+use elastic_rs::rendezvous::node::NodeMachine;
 use elastic_rs::rendezvous::run::{Ends, SessionId};
 
 use crate::bench::{Bench, hello, join};

@@ -6,8 +6,8 @@ use elastic_rs::rendezvous::messages::message::{
     CoordinatorMessage, Hello, Join, JoinWorkers, NodeMessage, Round, Verdict, Waits,
 };
 use elastic_rs::rendezvous::messages::settings::Settings;
-use elastic_rs::rendezvous::node::machine::{JoinError, NodeMachine};
-use elastic_rs::rendezvous::node::report::Reporter;
+use elastic_rs::rendezvous::node::status_log::StatusLog;
+use elastic_rs::rendezvous::node::{JoinError, NodeMachine};
 
 use crate::bench::{Bench, failure, hello, join};
 
@@ -160,11 +160,11 @@ fn a_spare_says_on_each_line_that_it_is_one_and_waits_without_a_limit() {
     let addr = "10.0.0.2".to_owned();
     node.on_message(CoordinatorMessage::Welcome { addr, hosted: false, running: None, recalls: false }, now);
     node.join(1, None, None, Duration::from_secs(60), now);
-    let mut reporter = Reporter::default();
-    reporter.look(&node, now);
+    let mut status_log = StatusLog::default();
+    status_log.look(&node, now);
     for (second, text) in [(3, "round 2: 1 node waits"), (40, "round 2: 2 nodes wait")] {
         node.on_message(CoordinatorMessage::Waits(Waits { progress: text.into(), spare: true }), now);
-        let line = reporter.look(&node, now + Duration::from_secs(second)).pop().unwrap();
+        let line = status_log.look(&node, now + Duration::from_secs(second)).pop().unwrap();
         let expected =
             format!("waiting for {second}s, as a spare, until a node is lost or the job ends (no limit): {text}");
         assert_eq!(line, expected);

@@ -6,8 +6,8 @@ use elastic_rs::rendezvous::messages::message::{
     CoordinatorMessage, Hello, NodeId, NodeMessage, Placement, Round, Verdict, Waits,
 };
 use elastic_rs::rendezvous::messages::settings::Settings;
-use elastic_rs::rendezvous::node::machine::{JoinError, NodeCommand, NodeMachine};
-use elastic_rs::rendezvous::node::report::Reporter;
+use elastic_rs::rendezvous::node::status_log::StatusLog;
+use elastic_rs::rendezvous::node::{JoinError, NodeCommand, NodeMachine};
 
 const COORDINATOR_TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -454,12 +454,12 @@ fn a_closed_rendezvous_needs_no_coordinator() {
 }
 
 /// The lines that are logged until `now + until`, each with its second.
-fn told(node: &mut NodeMachine, reporter: &mut Reporter, now: Instant, until: Duration) -> Vec<(u64, String)> {
+fn told(node: &mut NodeMachine, status_log: &mut StatusLog, now: Instant, until: Duration) -> Vec<(u64, String)> {
     let mut all = Vec::new();
     for second in 0..=until.as_secs() {
         let at = now + seconds(second);
-        all.extend(reporter.look(node, at).into_iter().map(|text| (second, text)));
-        let next = reporter.next_deadline(node);
+        all.extend(status_log.look(node, at).into_iter().map(|text| (second, text)));
+        let next = status_log.next_deadline(node);
         assert!(next.is_none_or(|next| next > at), "a deadline that has passed would keep the driver busy");
     }
     all
@@ -470,37 +470,37 @@ fn a_waiting_node_logs_what_it_waits_for_now_and_then() {
     // #91943: silence for ten minutes, then an error.
     let now = Instant::now();
     let mut node = connected(now);
-    let mut reporter = Reporter::default();
+    let mut status_log = StatusLog::default();
     node.join(1, None, None, seconds(6000), now);
     let progress =
         |text: &str| CoordinatorMessage::Heartbeat { waits: Some(Waits { progress: text.into(), spare: false }) };
     node.on_message(progress("1 of 3 are in"), now);
-    let first = told(&mut node, &mut reporter, now, seconds(100));
+    let first = told(&mut node, &mut status_log, now, seconds(100));
     assert_eq!(first, [(3, "waiting for 3s of up to 6000s (join_timeout): 1 of 3 are in".to_owned())]);
     node.on_message(progress("2 of 3 are in"), now);
-    let more = told(&mut node, &mut reporter, now + seconds(101), seconds(900));
+    let more = told(&mut node, &mut status_log, now + seconds(101), seconds(900));
     let texts: Vec<_> = more.iter().map(|(_, text)| text.split_once(": ").map_or("", |parts| parts.1)).collect();
     assert_eq!(texts, ["2 of 3 are in", "2 of 3 are in"], "every ten minutes if nothing changes");
     node.on_message(place(1), now);
-    assert_eq!(told(&mut node, &mut reporter, now + seconds(1100), seconds(100)), []);
+    assert_eq!(told(&mut node, &mut status_log, now + seconds(1100), seconds(100)), []);
 }
 
 #[test]
 fn the_absence_and_the_return_of_a_coordinator_are_logged() {
     let now = Instant::now();
     let mut node = connected(now);
-    let mut reporter = Reporter::default();
+    let mut status_log = StatusLog::default();
     node.on_disconnected("the coordinator closed the connection".into(), false, now);
-    assert_eq!(reporter.look(&node, now), [""; 0], "it may be back in a moment");
-    let gone = told(&mut node, &mut reporter, now, seconds(20));
+    assert_eq!(status_log.look(&node, now), [""; 0], "it may be back in a moment");
+    let gone = told(&mut node, &mut status_log, now, seconds(20));
     let text = "the coordinator at head:29400 is out of reach: the coordinator closed the connection; this node waits for it \
                 for up to 60s (coordinator_timeout)";
     assert_eq!(gone, [(1, text.to_owned())]);
     let at = connects_at(&mut node);
     node.on_connected(at);
     node.on_message(welcome(), at);
-    assert_eq!(reporter.look(&node, now + seconds(21)), ["the coordinator at head:29400 is back after 21s"]);
-    assert_eq!(told(&mut node, &mut reporter, now + seconds(22), seconds(20)), []);
+    assert_eq!(status_log.look(&node, now + seconds(21)), ["the coordinator at head:29400 is back after 21s"]);
+    assert_eq!(told(&mut node, &mut status_log, now + seconds(22), seconds(20)), []);
 }
 
 /// The workers of this node run on without the coordinator, unless they have ended, or were being stopped when it went.
@@ -525,7 +525,7 @@ fn workers_run_on_without_a_coordinator_only_if_nothing_has_happened_to_them() {
         node.on_message(place(1), now);
         happens(&mut node);
         node.on_disconnected("reset".into(), false, now);
-        let lines = told(&mut node, &mut Reporter::default(), now, seconds(5));
+        let lines = told(&mut node, &mut StatusLog::default(), now, seconds(5));
         let [(1, line)] = &lines[..] else { panic!("{lines:?}") };
         assert!(line.contains(&format!("reset; {says}")), "{what}: {line}");
     }

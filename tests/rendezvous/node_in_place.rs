@@ -4,10 +4,10 @@ use std::time::{Duration, Instant};
 
 use elastic_rs::rendezvous::messages::message::{
     ADDED, CoordinatorMessage, Generation, Hello, Join, JoinWorkers, LARGEST_COUNT, NEVER, NodeId, NodeMessage,
-    Placement, REMOVED, Resume, Round, Running, SURVIVORS_LIMIT, Survival, Verdict,
+    Placement, REMOVED, Resume, Round, Running, SURVIVORS_LIMIT, Survival, Verdict, WorldChange,
 };
 use elastic_rs::rendezvous::messages::settings::Settings;
-use elastic_rs::rendezvous::node::machine::{Change, NodeCommand, NodeMachine};
+use elastic_rs::rendezvous::node::{NodeCommand, NodeMachine};
 
 use crate::bench::survived;
 
@@ -100,7 +100,7 @@ impl Bench {
     }
 
     fn change(&mut self, reason: &str) {
-        self.hear(CoordinatorMessage::Change { round: ROUND, flags: ADDED, reason: reason.into() });
+        self.hear(CoordinatorMessage::Change(WorldChange { round: ROUND, flags: ADDED, reason: reason.into() }));
     }
 
     fn raise_at(&mut self, check: u64) {
@@ -122,7 +122,7 @@ impl Bench {
     fn seen(&self) -> (Option<u64>, Option<u64>, u32) {
         let view = self.node.view();
         assert!(view.raise_at.is_none_or(|(round, _)| round == ROUND));
-        (view.change.as_ref().map(|change| change.number), view.raise_at.map(|(_, check)| check), view.waiting)
+        (view.change.as_ref().map(|_| view.changes), view.raise_at.map(|(_, check)| check), view.waiting)
     }
 
     /// Join with these workers of two.
@@ -139,8 +139,8 @@ fn a_change_is_shown_answered_and_ended_by_the_next_join() {
     assert_eq!(bench.said(), [NodeMessage::Attending { round: ROUND }]);
     // A coordinator may be any program.
     let reason = "a node\u{1b}[2J waits".to_owned();
-    bench.hear(CoordinatorMessage::Change { round: ROUND, flags: 0xff, reason });
-    let change = Change { number: 1, round: ROUND, flags: ADDED | REMOVED, reason: "a node [2J waits".into() };
+    bench.hear(CoordinatorMessage::Change(WorldChange { round: ROUND, flags: 0xff, reason }));
+    let change = WorldChange { round: ROUND, flags: ADDED | REMOVED, reason: "a node [2J waits".into() };
     assert_eq!(bench.node.view().change, Some(change));
     assert_eq!(bench.seen(), (Some(1), None, 0));
     bench.node.counted(ROUND, 30);
@@ -322,7 +322,7 @@ fn nothing_is_said_about_another_round_or_after_the_end() {
     bench.node.counted(ROUND, 3);
     assert!(!bench.node.will_leave(ROUND, "SIGTERM", None), "its workers do not attend");
     bench.node.parked(ROUND);
-    bench.hear(CoordinatorMessage::Change { round: Round(2), flags: ADDED, reason: "x".into() });
+    bench.hear(CoordinatorMessage::Change(WorldChange { round: Round(2), flags: ADDED, reason: "x".into() }));
     bench.raise_at(4);
     assert_eq!((bench.seen(), bench.said()), ((None, None, 0), vec![]));
     bench.node.attending(ROUND);
@@ -351,9 +351,9 @@ fn a_node_knows_whether_a_world_runs_once_it_was_welcomed() {
     let now = Instant::now();
     let hello = Hello::new("job", NodeId(7), "host:1", Settings::new(1, 4));
     let mut bench = Bench { node: NodeMachine::new(hello, "head:29400".into(), COORDINATOR_TIMEOUT, now), now };
-    assert_eq!(bench.node.outlook(), None);
+    assert_eq!(bench.node.forecast(), None);
     bench.connect();
-    assert_eq!(bench.node.outlook(), Some(None));
+    assert_eq!(bench.node.forecast(), Some(None));
 
     bench.node.on_disconnected("reset".into(), false, now);
     bench.node.on_connected(now);
@@ -369,7 +369,7 @@ fn a_node_knows_whether_a_world_runs_once_it_was_welcomed() {
     };
     let (addr, running) = ("10.0.0.7".to_owned(), Some(running));
     bench.hear(CoordinatorMessage::Welcome { addr, hosted: false, running, recalls: false });
-    let told = bench.node.outlook().flatten().unwrap();
+    let told = bench.node.forecast().flatten().unwrap();
     assert_eq!((told.round, told.workers), (ROUND, 2));
     assert!(!told.master_addr.contains('\u{1b}'), "{}", told.master_addr);
 }

@@ -291,7 +291,7 @@ fn rank_0s_node_tells_when_all_workers_have_connected_to_their_store() {
         let node = Node::new(Arc::clone(&session), options, None);
         let place = node.join(Some(JoinWorkers::new("role", 2))).await.unwrap();
         let mut observer = observer(host.port(), None).await;
-        session.took(place.round, Phase { start_us: Some(5), ..Phase::default() });
+        session.report_phases(place.round, Phase { start_us: Some(5), ..Phase::default() });
         let started = timeout(PATIENCE, phases(&mut observer, 1)).await.unwrap();
         assert_eq!((&started[0]["start_us"], &started[0]["import_us"]), (&5.into(), &Value::Null));
         let mut workers = Vec::new();

@@ -13,7 +13,7 @@ use elastic_rs::endpoint::EndpointServer;
 use elastic_rs::rendezvous::messages::codec::{encode_frame, encode_preamble, is_protected_answer};
 use elastic_rs::rendezvous::messages::message::{Hello, NodeId, NodeMessage, Placement, Verdict};
 use elastic_rs::rendezvous::messages::settings::Settings;
-use elastic_rs::rendezvous::node::machine::JoinError;
+use elastic_rs::rendezvous::node::JoinError;
 use elastic_rs::rendezvous::node::session::Session;
 use elastic_rs::secure::refusals::Kind;
 use elastic_rs::secure::token::Token;

@@ -69,7 +69,7 @@ fn members_tell_a_restarted_coordinator_what_happened_before() {
         let round = one.unwrap().round;
         assert_eq!((round.0, other.unwrap().round.0), (2, 2));
         for node in &nodes {
-            node.took(round, Phase { stop_us: Some(5), ..Phase::default() });
+            node.report_phases(round, Phase { stop_us: Some(5), ..Phase::default() });
         }
         drop(first);
         let second = host(port);

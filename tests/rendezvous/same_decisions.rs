@@ -10,7 +10,7 @@ use elastic_rs::rendezvous::messages::message::{
     Failure, Hello, JoinWorkers, NodeId, NodeMessage, Placement, Round, Verdict,
 };
 use elastic_rs::rendezvous::messages::settings::Settings;
-use elastic_rs::rendezvous::node::machine::{NodeCommand, NodeMachine};
+use elastic_rs::rendezvous::node::{NodeCommand, NodeMachine};
 use elastic_rs::rendezvous::run::{Ends, SessionId};
 use proptest::prelude::*;
 

@@ -12,8 +12,8 @@ use elastic_rs::rendezvous::messages::message::{
     CoordinatorMessage, Failure, Hello, MAGIC, NodeId, PROTOCOL_VERSION, Placement, Round, Verdict,
 };
 use elastic_rs::rendezvous::messages::settings::Settings;
-use elastic_rs::rendezvous::node::machine::{JoinError, View};
 use elastic_rs::rendezvous::node::session::Session;
+use elastic_rs::rendezvous::node::{JoinError, View};
 use elastic_rs::rendezvous::run::Exclusions;
 use elastic_rs::secure::Halves;
 use elastic_rs::store::client::{ClientOptions, StoreClient};

@@ -12,7 +12,7 @@ use elastic_rs::rendezvous::messages::message::{
 };
 use elastic_rs::rendezvous::messages::settings::Settings;
 use elastic_rs::rendezvous::messages::settings::{Rules, WorkerBounds};
-use elastic_rs::rendezvous::node::machine::NodeMachine;
+use elastic_rs::rendezvous::node::NodeMachine;
 use elastic_rs::rendezvous::run::Standing;
 
 fn settings(min: u32, max: u32) -> Settings {

@@ -9,7 +9,7 @@ use elastic_rs::rendezvous::messages::message::{
     CoordinatorMessage, Generation, Hello, Join, JoinWorkers, NodeId, NodeMessage, Placed, Round, Stepped, Verdict,
 };
 use elastic_rs::rendezvous::messages::settings::Settings;
-use elastic_rs::rendezvous::node::machine::{NodeCommand, NodeMachine};
+use elastic_rs::rendezvous::node::{NodeCommand, NodeMachine};
 
 use crate::bench::{Bench, hello, join};
 use crate::node::place;
@@ -170,7 +170,7 @@ fn a_coordinator_that_has_not_welcomed_a_node_is_told_heartbeats_alone() {
     now = tick(&mut node);
     node.on_connected(now);
     sent(&mut node);
-    node.stepped(Round(1), Stepped { after_us: 1, step: None, before: None, step_time_us: None });
+    node.report_first_step(Round(1), Stepped { after_us: 1, step: None, before: None, step_time_us: None });
     tick(&mut node);
     assert_eq!(sent(&mut node), [NodeMessage::Heartbeat { rtt_us: None }]);
 }

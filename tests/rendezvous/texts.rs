@@ -10,7 +10,7 @@ use elastic_rs::rendezvous::messages::message::{
     CoordinatorMessage, Failure, Hello, Join, NodeId, NodeMessage, Round, Verdict,
 };
 use elastic_rs::rendezvous::messages::settings::Settings;
-use elastic_rs::rendezvous::node::machine::NodeMachine;
+use elastic_rs::rendezvous::node::NodeMachine;
 use elastic_rs::rendezvous::run::{Ends, SessionId};
 use elastic_rs::wire::text::{NAME_LIMIT_BYTES, RUN_ID_LIMIT_BYTES};
 

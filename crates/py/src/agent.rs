@@ -13,10 +13,10 @@ use elastic_rs::agent::crew::{Adopted, Crew, overheard};
 use elastic_rs::agent::environment::{self, Workers};
 use elastic_rs::agent::runner::{self, ErrorFiles, Programs, Runner, START_PATIENCE};
 use elastic_rs::rendezvous::messages::message;
-use elastic_rs::rendezvous::node::machine::JoinError;
+use elastic_rs::rendezvous::node::JoinError;
 use elastic_rs::signals::Signal;
 use elastic_rs::signals::last_sender;
-use elastic_rs::workers::{Consoles, Copies, Exit, Exited, Filter, FilterOptions, Output, WorkerSpec};
+use elastic_rs::workers::{self, Consoles, Copies, ExitStatus, Filter, FilterOptions, Output, WorkerSpec};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use tokio::sync::Mutex;
@@ -73,9 +73,9 @@ pub struct WorkerExit {
     stopped: bool,
 }
 
-impl From<&Exited> for WorkerExit {
-    fn from(exited: &Exited) -> Self {
-        let Exited { local_rank, pid, exit, stopped, .. } = *exited;
+impl From<&workers::WorkerExit> for WorkerExit {
+    fn from(exited: &workers::WorkerExit) -> Self {
+        let workers::WorkerExit { local_rank, pid, exit, stopped, .. } = *exited;
         let at = exited.wall().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
         Self { local_rank, pid, returncode: exit.returncode(), at, stopped }
     }
@@ -278,7 +278,7 @@ impl Agent {
     /// Python's signal handlers run meanwhile. An exception that they raise ends the wait, and the rest of the output is lost.
     #[staticmethod]
     fn written(py: Python<'_>) -> PyResult<()> {
-        block_on_task(py, elastic_rs::workers::written())
+        block_on_task(py, workers::written())
     }
 
     /// Answers ``join``.
@@ -365,8 +365,8 @@ impl Agent {
     #[pyo3(signature = (local_rank, returncode, *, said))]
     fn reaped(&self, local_rank: u32, returncode: i32, said: String) {
         let exit = match returncode {
-            0.. => Exit::Code(returncode),
-            signal => Exit::Signal { signal: Signal(-signal), core_dumped: false },
+            0.. => ExitStatus::Code(returncode),
+            signal => ExitStatus::Signal { signal: Signal(-signal), core_dumped: false },
         };
         self.runner.blocking_lock().reaped(local_rank, exit, said);
     }
@@ -428,5 +428,5 @@ pub fn follow_parent() -> PyResult<()> {
 /// name.
 #[pyfunction]
 pub fn log_folder_name(run_id: &str) -> String {
-    elastic_rs::workers::folder_name(run_id)
+    workers::folder_name(run_id)
 }

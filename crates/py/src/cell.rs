@@ -5,7 +5,7 @@ use std::sync::Arc;
 use elastic_rs::launcher::node::Node;
 use elastic_rs::rendezvous::cell::driver::{CellDriver, Step};
 use elastic_rs::rendezvous::cell::node::CellCommand;
-use elastic_rs::rendezvous::node::machine::JoinError;
+use elastic_rs::rendezvous::node::JoinError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 

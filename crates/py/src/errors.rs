@@ -2,7 +2,7 @@
 
 use elastic_rs::etcd_client::EtcdError;
 use elastic_rs::rendezvous::messages::message::Verdict;
-use elastic_rs::rendezvous::node::machine::JoinError;
+use elastic_rs::rendezvous::node::JoinError;
 use elastic_rs::store::client::StoreError;
 use pyo3::exceptions::{PyConnectionError, PyLookupError, PyOSError, PyPermissionError};
 use pyo3::prelude::*;

@@ -9,7 +9,7 @@ use elastic_rs::agent::Outcome;
 use elastic_rs::launcher::launch::{Ended, Fixed, Job, LogFolder, LogOptions, Warm, run as run_job};
 use elastic_rs::launcher::node::Node;
 use elastic_rs::net::local_peers;
-use elastic_rs::rendezvous::node::machine;
+use elastic_rs::rendezvous::node;
 use elastic_rs::signals::Signal;
 use elastic_rs::workers::{self};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
@@ -73,8 +73,8 @@ impl Launched {
             }
             Outcome::NoPlace(error) => {
                 launched.outcome = match (&error, error.is_after_success()) {
-                    (machine::JoinError::Over { .. }, true) => "succeeded_before",
-                    (machine::JoinError::Over { .. }, false) => "failed_before",
+                    (node::JoinError::Over { .. }, true) => "succeeded_before",
+                    (node::JoinError::Over { .. }, false) => "failed_before",
                     (_, true) => "too_late",
                     (_, false) => "no_place",
                 };

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use elastic_rs::launcher::node::Node;
 use elastic_rs::rendezvous::etcd::driver;
 use elastic_rs::rendezvous::messages::message::{self, Verdict};
-use elastic_rs::rendezvous::node::{session, view};
+use elastic_rs::rendezvous::node::{self, session};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
@@ -148,7 +148,7 @@ pub struct View {
 
 impl View {
     /// Convert the core's view. Fails if this node can no longer take part.
-    pub fn from_core(py: Python<'_>, view: view::View) -> PyResult<Self> {
+    pub fn from_core(py: Python<'_>, view: node::View) -> PyResult<Self> {
         if let Some(error) = &view.failed {
             return Err(errors::from_join(py, error));
         }
@@ -156,7 +156,7 @@ impl View {
             Some(verdict) if verdict.is_failure() => Some(verdict.to_string()),
             _ => None,
         };
-        let view::View { waiting, reason, addr, fenced, closed, over, failure: cause, .. } = view;
+        let node::View { waiting, reason, addr, fenced, closed, over, failure: cause, .. } = view;
         let (cause, over) = (cause.map(Failure::from), over.is_some());
         Ok(Self { waiting, reason, closed: closed.is_some(), over, failure, cause, addr, fenced })
     }

@@ -15,7 +15,7 @@ use super::worlds::Violation;
 use elastic_rs::rendezvous::cell::node::CellNode;
 use elastic_rs::rendezvous::messages::message::{Placement, Round, Verdict};
 use elastic_rs::rendezvous::messages::settings::Settings;
-use elastic_rs::rendezvous::node::machine::{JoinError, NodeMachine};
+use elastic_rs::rendezvous::node::{JoinError, NodeMachine};
 
 /// What a cell holds. A history shows its length and its digest: to print all bytes takes a quarter of the time.
 #[derive(Clone)]

@@ -6,7 +6,7 @@ use super::{AgentMachine, LEAVE_LIMIT, Next, Phase, SIGTERM, TOO_LATE, Way};
 use crate::agent::command::Command;
 use crate::agent::policy::Outcome;
 use crate::rendezvous::messages::message::Verdict;
-use crate::rendezvous::node::machine::JoinError;
+use crate::rendezvous::node::JoinError;
 
 impl AgentMachine {
     /// The rendezvous was closed.

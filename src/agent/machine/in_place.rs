@@ -19,8 +19,7 @@ use super::{AgentMachine, LEAVE_LIMIT, Next, Phase, SIGTERM, Way};
 use crate::agent::command::Command;
 use crate::agent::policy::Outcome;
 use crate::channel::message::{HeldState, ToWorker};
-use crate::rendezvous::messages::message::{Failure, NEVER, Placement, Resume, Survival};
-use crate::rendezvous::node::machine::Change;
+use crate::rendezvous::messages::message::{Failure, NEVER, Placement, Resume, Survival, WorldChange};
 
 /// How long a worker may take to park once its world has ended: to break off what it does, and to restore its last commit.
 pub const PARK_LIMIT: Duration = Duration::from_secs(30);
@@ -170,26 +169,26 @@ impl AgentMachine {
         }
     }
 
-    /// The coordinator prepares a change of membership: workers say how far they are.
-    pub fn on_change(&mut self, change: &Change) {
-        let Change { number, round, flags, reason } = change;
-        let known = self.lives.change.is_some_and(|known| known >= *number);
+    /// The coordinator prepares a change of membership, this node's `number`th: workers report how far they are.
+    pub fn on_change(&mut self, number: u64, change: &WorldChange) {
+        let WorldChange { round, flags, reason } = change;
+        let known = self.lives.change.is_some_and(|known| known >= number);
         if *round != self.round() || known || !self.is_running() || !self.lives.all_attend() {
             return;
         }
         self.tell(format!("the world is about to change: {reason}"));
-        self.lives.change = Some(*number);
+        self.lives.change = Some(number);
         self.lives.forget_counts();
-        self.send_all(&ToWorker::Change { seq: *number, flags: *flags, reason: reason.clone() });
+        self.send_all(&ToWorker::Change { seq: number, flags: *flags, reason: reason.clone() });
     }
 
     /// All workers of the job leave their world at this check. [`NEVER`]: the reason for the change is gone, and they go on.
-    pub fn on_raise_at(&mut self, change: &Change, check: u64, now: Instant) {
-        if !self.is_running() || self.lives.change != Some(change.number) || self.lives.raise_at == Some(check) {
+    pub fn on_raise_at(&mut self, number: u64, change: &WorldChange, check: u64, now: Instant) {
+        if !self.is_running() || self.lives.change != Some(number) || self.lives.raise_at == Some(check) {
             return;
         }
         self.lives.raise_at = Some(check);
-        self.send_all(&ToWorker::RaiseAt { seq: change.number, check });
+        self.send_all(&ToWorker::RaiseAt { seq: number, check });
         if check == NEVER {
             return;
         }

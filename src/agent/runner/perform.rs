@@ -13,7 +13,7 @@ use crate::events::record::{Ended, Kind, Phase, Started};
 use crate::rendezvous::messages::message::Placement;
 use crate::rendezvous::node::session::FAREWELL;
 use crate::signals::Signal;
-use crate::workers::Exited;
+use crate::workers::WorkerExit;
 
 impl Runner {
     /// Carry out commands until none is left.
@@ -186,7 +186,7 @@ impl Runner {
     }
 
     /// Record how a worker has ended.
-    pub(super) fn record_exit(&self, exited: &Exited) {
+    pub(super) fn record_exit(&self, exited: &WorkerExit) {
         let Some(session) = &self.session else { return };
         session.record(Kind::WorkerEnded(Box::new(Ended {
             rank: self.first_rank() + exited.local_rank,

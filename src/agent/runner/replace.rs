@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use super::{ErrorFiles, Runner, Step};
 use crate::agent::crew::Crew;
 use crate::rendezvous::messages::message::Placement;
-use crate::workers::Exited;
+use crate::workers::WorkerExit;
 
 /// Process ids, error files and exits of workers that were started ahead. The runner takes them over when the round begins. If the job ends
 /// before that, the final report needs those of the workers that these replace.
@@ -16,7 +16,7 @@ pub(super) struct Ahead {
     /// Their process ids.
     pids: BTreeSet<u32>,
     error_files: ErrorFiles,
-    exits: Vec<Exited>,
+    exits: Vec<WorkerExit>,
 }
 
 impl Ahead {
@@ -57,7 +57,7 @@ impl Runner {
     }
 
     /// A worker has ended.
-    pub(super) fn note_exit(&mut self, exited: Exited) {
+    pub(super) fn note_exit(&mut self, exited: WorkerExit) {
         match self.ahead.pids.contains(&exited.pid) {
             true => self.ahead.exits.push(exited),
             false => self.exits.push(exited),

@@ -127,7 +127,7 @@ impl Runner {
         self.tell_start(phase);
         self.training.started();
         if let Some(session) = &self.session {
-            session.took(self.machine.round(), phase);
+            session.report_phases(self.machine.round(), phase);
         }
         self.name_logs();
         self.on_first_step(); // a worker may have been faster than its start

@@ -99,7 +99,7 @@ impl Runner {
         let reached = self.training.board.as_ref().and_then(Board::reached);
         if let Some(session) = &self.session {
             let step_time_us = reached.and_then(|reached| reached.step_time_us);
-            session.step(self.training.round, reached.and_then(|reached| reached.step), step_time_us);
+            session.report_progress(self.training.round, reached.and_then(|reached| reached.step), step_time_us);
         }
     }
 
@@ -107,7 +107,7 @@ impl Runner {
     pub(super) fn on_first_step(&mut self) {
         let Some(first) = self.training.take_first() else { return };
         if let Some(session) = &self.session {
-            session.stepped(self.training.round, first);
+            session.report_first_step(self.training.round, first);
         }
         self.tell_recovery(None); // workers that make steps have imported all that they need
     }

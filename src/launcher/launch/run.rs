@@ -19,7 +19,7 @@ use crate::rendezvous::messages::message::{JoinWorkers, Placement, Verdict};
 use crate::signals::{Received, Receiver};
 use crate::threads;
 use crate::warm::Template;
-use crate::workers::{AttemptFolder, Consoles, Exited, LogFolders, is_full, written};
+use crate::workers::{AttemptFolder, Consoles, LogFolders, WorkerExit, is_full, written};
 
 /// How it ended.
 #[derive(Debug)]
@@ -27,7 +27,7 @@ pub struct Ended {
     /// Why.
     pub outcome: Outcome,
     /// How the workers of the last round ended, in that order.
-    pub exits: Vec<Exited>,
+    pub exits: Vec<WorkerExit>,
     /// When the last round's first failure happened, or when this node heard of it. `None`: there was none.
     pub failed_at: Option<Instant>,
     /// Global rank of the last round's first worker.

@@ -10,10 +10,10 @@ use parking_lot::Mutex;
 use super::node::{CellCommand, CellNode};
 use crate::clock::until;
 use crate::rendezvous::messages::message::Hello;
-use crate::rendezvous::node::machine::{JoinError, NodeMachine, View};
-use crate::rendezvous::node::report::Reporter;
-use crate::rendezvous::node::seat::{Seat, Shared};
 use crate::rendezvous::node::session::Session;
+use crate::rendezvous::node::shared::{MachineSlot, Shared};
+use crate::rendezvous::node::status_log::StatusLog;
+use crate::rendezvous::node::{JoinError, NodeMachine, View};
 
 /// The next task of the backend's caller.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,12 +24,12 @@ pub enum Step {
     Stop,
 }
 
-impl Seat for CellNode {
+impl MachineSlot for CellNode {
     fn machine(&mut self) -> &mut NodeMachine {
         &mut self.machine
     }
 
-    fn asked(&mut self, now: Instant) {
+    fn on_request(&mut self, now: Instant) {
         self.on_request(now);
     }
 }
@@ -39,7 +39,7 @@ impl Seat for CellNode {
 pub struct CellDriver {
     node: Arc<Mutex<CellNode>>,
     shared: Arc<Shared>,
-    reporter: Mutex<Reporter>,
+    status_log: Mutex<StatusLog>,
 }
 
 impl CellDriver {
@@ -47,9 +47,9 @@ impl CellDriver {
     /// before the first request.
     pub fn new(hello: Hello, serves: bool) -> (Session, Self) {
         let node = Arc::new(Mutex::new(CellNode::new(hello, serves, Instant::now())));
-        let session = Session::of(Arc::clone(&node) as Arc<Mutex<dyn Seat>>);
+        let session = Session::of(Arc::clone(&node) as Arc<Mutex<dyn MachineSlot>>);
         let shared = Arc::clone(session.shared());
-        (session, Self { node, shared, reporter: Mutex::default() })
+        (session, Self { node, shared, status_log: Mutex::default() })
     }
 
     /// Wait for the next step. Only one caller may use this.
@@ -59,11 +59,11 @@ impl CellDriver {
                 let mut node = self.node.lock();
                 let now = Instant::now();
                 node.on_tick(now);
-                let mut reporter = self.reporter.lock();
-                let mut news = reporter.look(node.machine(), now);
+                let mut status_log = self.status_log.lock();
+                let mut news = status_log.look(node.machine(), now);
                 news.extend(node.take_warnings());
                 let deadline =
-                    [node.next_deadline(), reporter.next_deadline(node.machine())].into_iter().flatten().min();
+                    [node.next_deadline(), status_log.next_deadline(node.machine())].into_iter().flatten().min();
                 (node.take_command(), node.has_left(), deadline, node.take_notes(), news)
             };
             for text in news {
@@ -73,7 +73,7 @@ impl CellDriver {
                 tracing::info!("{text}");
             }
             // A join may have timed out just now.
-            self.shared.stepped();
+            self.shared.on_step();
             match command {
                 Some(command) => return Step::Perform(command),
                 None if left => {
@@ -81,7 +81,7 @@ impl CellDriver {
                     return Step::Stop;
                 }
                 None => tokio::select! {
-                    () = self.shared.asked.notified() => {}
+                    () = self.shared.requested.notified() => {}
                     () = until(deadline) => {}
                 },
             }
@@ -91,8 +91,8 @@ impl CellDriver {
     /// Report the result of a step.
     pub fn tell(&self, what: impl FnOnce(&mut CellNode, Instant)) {
         what(&mut self.node.lock(), Instant::now());
-        self.shared.asked.notify_one();
-        self.shared.stepped();
+        self.shared.requested.notify_one();
+        self.shared.on_step();
     }
 
     /// The view as of a read no longer than `age` ago. While the backend fails, the view of the last read is returned at once.

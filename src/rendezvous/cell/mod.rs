@@ -13,25 +13,20 @@
 //! | [`blob`] | the state ↔ bytes; errors for foreign bytes |
 //! | `seen` | when this node saw counters and revisions change |
 //! | [`node`] | a node: its reads and writes, and the messages to its machine |
+//! | `node/received` | a node's messages from a state that another node wrote |
+//! | `node/propose` | a node's decision on the cell's state, and the state that it would write |
+//! | `node/farewell` | a node's goodbye. The node whose process may hold the cell stays until the others have read that the job is over |
+//! | `node/by_wishes` | with etcd: the messages that one node applies for all |
 //! | `pace` | the delays between reads |
-//! | `received` | a node's messages from a state that another node wrote |
-//! | `propose`, `proposal` | a node's decision on the cell's state; the state that it would write |
-//! | `outbox` | this node's messages, numbered, until a state contains them |
-//! | `stay` | at the job's end: the node whose process may hold the cell stays until the others have read that |
-//! | `by_wishes`, [`wish`], [`peers`] | with etcd: the messages that one node applies for all, and whose turn that is |
+//! | [`wish`] | a node's messages until a state contains them; with etcd, the value of its key |
+//! | [`peers`] | with etcd: the nodes with a key, and whose turn it is to propose |
 //! | `driver` | a session over a cell, for the binding (feature `io`). The caller makes the backend calls |
 
 pub mod blob;
-mod by_wishes;
 #[cfg(feature = "io")]
 pub mod driver;
 pub mod node;
-mod outbox;
 mod pace;
 pub mod peers;
-mod proposal;
-mod propose;
-mod received;
 mod seen;
-mod stay;
 pub mod wish;

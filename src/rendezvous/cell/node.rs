@@ -10,19 +10,23 @@
 use std::time::{Duration, Instant};
 
 use super::blob::Blob;
-use super::outbox::Outbox;
 use super::pace::Pace;
 use super::peers::Peers;
-use super::proposal::{Decision, Proposal, Recorded, outlives_its_connection};
 use super::seen::Seen;
-use super::stay::Stay;
+use super::wish::Outbox;
 use crate::events::journal::Entry;
 use crate::rendezvous::messages::message::{CoordinatorMessage, Hello, NodeId, NodeMessage, Placement};
-use crate::rendezvous::messages::settings::Rules;
-use crate::rendezvous::messages::settings::Settings;
-use crate::rendezvous::node::machine::{NodeCommand, NodeMachine};
-use crate::rendezvous::node::view::{JoinError, View};
+use crate::rendezvous::messages::settings::{Rules, Settings};
+use crate::rendezvous::node::{JoinError, NodeCommand, NodeMachine, View};
 use crate::rendezvous::run::Standing;
+
+mod by_wishes;
+mod farewell;
+mod propose;
+mod received;
+
+use farewell::Stay;
+use propose::{Decision, Proposal, Recorded, outlives_its_connection};
 
 /// A command to the caller.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -44,10 +48,10 @@ pub enum Liveness {
 
 /// The state of the backend, in place of a connection to a coordinator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Line {
+enum Line {
     /// The backend has failed, or was not called yet.
     Down,
-    /// The machine connects: the next read tells whether the backend works.
+    /// The machine connects: the next read shows whether the backend works.
     Opening,
     /// The backend works.
     Up,
@@ -57,47 +61,47 @@ pub(super) enum Line {
 #[derive(Clone, Debug)]
 pub struct CellNode {
     pub(super) machine: NodeMachine,
-    pub(super) hello: Hello,
-    pub(super) liveness: Liveness,
-    pub(super) seen: Seen,
+    hello: Hello,
+    liveness: Liveness,
+    seen: Seen,
     /// The last reported state of the cell.
-    pub(super) confirmed: Option<Blob>,
-    pub(super) line: Line,
+    confirmed: Option<Blob>,
+    line: Line,
     /// The machine's messages that no written state contains yet.
-    pub(super) outbox: Outbox,
+    outbox: Outbox,
     /// The last decision, by any node.
-    pub(super) standing: Standing,
-    pub(super) pace: Pace,
+    standing: Standing,
+    pace: Pace,
     /// The state that is being written.
     pending: Option<Proposal>,
     /// A write that has failed and may have been done: the next read shows it.
     unsure: Option<(Blob, Recorded)>,
     /// A read or write is under way.
-    pub(super) busy: bool,
+    busy: bool,
     /// The number of the last message in the value of this node's key. 0: not known.
-    pub(super) wished: u64,
+    wished: u64,
     /// The key is to be put.
-    pub(super) wishes: bool,
+    wishes: bool,
     /// When this node proposes a state in place of those before it, if no state comes.
-    pub(super) propose_at: Option<Instant>,
+    propose_at: Option<Instant>,
     /// This node has had a request. Before the first one the backend is not called.
     awake: bool,
     /// When to read next.
-    pub(super) read_at: Option<Instant>,
+    read_at: Option<Instant>,
     /// When the cell's state was last reported.
     looked_at: Option<Instant>,
     /// The backend's error, if it has failed since.
-    pub(super) failing: Option<String>,
+    failing: Option<String>,
     /// When the current write was handed out.
     written_at: Instant,
-    pub(super) command: Option<CellCommand>,
+    command: Option<CellCommand>,
     /// This node's stay for the others, once it has left the state.
-    pub(super) stay: Stay,
+    stay: Stay,
     notes: Vec<String>,
     warnings: Vec<String>,
 }
 
-/// What counts of an introduction over a cell: no coordinator counts workers or judges hosts, or tells from where members connect.
+/// The part of a Hello that counts over a cell: no coordinator counts workers, judges hosts, or sends the members' addresses.
 fn stored(hello: Hello) -> Hello {
     Hello { settings: Settings { rules: Rules::default(), ..hello.settings }, interfaces: None, ..hello }
 }
@@ -203,7 +207,7 @@ impl CellNode {
         }
         self.keep(recorded, now);
         if self.liveness == Liveness::Counters && blob.knows(self.hello.node) {
-            self.machine.vouch(self.written_at, now);
+            self.machine.renew(self.written_at, now);
         }
         self.accept(Some(blob), now);
         self.deliver(replies, now);
@@ -306,8 +310,7 @@ impl CellNode {
     fn keep(&mut self, Recorded { records, warnings, references }: Recorded, now: Instant) {
         self.warnings.extend(warnings);
         self.notes.extend(records.iter().filter_map(|record| record.text.clone()));
-        self.machine.journal.tick(now);
-        self.machine.journal.decided(records, &references);
+        self.machine.record_decisions(records, &references, now);
     }
 
     /// Take the outcome of the last join, once it has ended.
@@ -322,7 +325,7 @@ impl CellNode {
 
     /// The settings in force.
     pub fn settings(&self) -> &Settings {
-        &self.machine.hello.settings
+        &self.machine.hello().settings
     }
 
     /// The node's current view of the rendezvous.
@@ -345,28 +348,13 @@ impl CellNode {
         self.failing.as_deref()
     }
 
-    /// Whether this node's `Leave` is written, or none was needed, and it does not stay for others.
-    pub fn has_left(&self) -> bool {
-        self.has_said_goodbye() && (self.stay == Stay::Over || self.machine.has_failed())
-    }
-
-    /// Whether this node's `Leave` is written, or none was needed.
-    pub(super) fn has_said_goodbye(&self) -> bool {
-        self.machine.has_left() && (self.machine.has_failed() || (!self.busy && self.outbox.is_empty()))
-    }
-
-    /// Whether the backend is no longer called.
-    pub(super) fn is_over(&self) -> bool {
-        self.has_left() || self.machine.has_failed()
-    }
-
     /// Whether a write may begin now.
-    pub(super) fn can_write(&self) -> bool {
+    fn can_write(&self) -> bool {
         !self.busy && !self.is_over() && self.is_up()
     }
 
     /// Perform the machine's commands until there are none.
-    pub(super) fn pump(&mut self, now: Instant) {
+    fn pump(&mut self, now: Instant) {
         loop {
             self.machine.on_tick(now);
             let commands = self.machine.take_commands();
@@ -423,14 +411,14 @@ impl CellNode {
     }
 
     /// Deliver the replies to the machine, if the backend works.
-    pub(super) fn deliver(&mut self, replies: Vec<CoordinatorMessage>, now: Instant) {
+    fn deliver(&mut self, replies: Vec<CoordinatorMessage>, now: Instant) {
         for reply in replies.into_iter().filter(|_| self.line == Line::Up) {
             self.machine.on_message(reply, now);
         }
     }
 
     /// Record the state that the cell is known to hold.
-    pub(super) fn accept(&mut self, blob: Option<Blob>, now: Instant) {
+    fn accept(&mut self, blob: Option<Blob>, now: Instant) {
         let news = match (&self.confirmed, &blob) {
             (Some(before), Some(after)) => before.revision() != after.revision(),
             (before, after) => before.is_some() != after.is_some(),
@@ -454,7 +442,7 @@ impl CellNode {
     }
 
     /// Decide on the cell's state, and write the result if it differs.
-    pub(super) fn decide_and_write(&mut self, now: Instant) {
+    fn decide_and_write(&mut self, now: Instant) {
         // A node that has left only looks.
         if !self.can_write() || self.has_said_goodbye() {
             return;
@@ -477,7 +465,7 @@ impl CellNode {
         }
     }
 
-    pub(super) fn write(&mut self, proposal: Proposal) {
+    fn write(&mut self, proposal: Proposal) {
         self.busy = true;
         self.propose_at = None;
         self.standing = proposal.standing;
@@ -488,13 +476,13 @@ impl CellNode {
     /// Schedule the next read.
     fn schedule(&mut self, now: Instant) {
         let inside = self.confirmed.as_ref().is_some_and(|blob| blob.knows(self.hello.node));
-        let joining = self.machine.joining.as_ref();
+        let joining = self.machine.pending_join();
         let due = joining.is_some() || (inside && self.view().closed.is_none());
         if !due && self.outbox.is_empty() {
             (self.read_at, self.propose_at) = (None, None);
             return;
         }
-        let forming = joining.is_some_and(|joining| !joining.spare);
+        let forming = joining.is_some_and(|joining| !joining.is_spare());
         let closes_at = self.close_at(now).map(|at| at.max(now));
         if let Liveness::Leases(_) = self.liveness {
             // Changes are pushed, so only the closing of a round needs a deadline.

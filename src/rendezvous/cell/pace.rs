@@ -88,3 +88,38 @@ impl Pace {
         (self.dice >> 11) as f64 / (1_u64 << 53) as f64
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_become_rarer_while_nothing_changes_and_never_miss_the_closing() {
+        let now = Instant::now();
+        let mut pace = Pace::new(7);
+        let delay = |pace: &mut Pace, forming, closes_at| pace.next_look(forming, closes_at, now) - now;
+        for (quiet, forming, most) in [(0, true, 150), (1, true, 300), (5, true, 1000), (0, false, 1000)] {
+            pace.asked();
+            (0..quiet).for_each(|_| pace.looked(false));
+            let (found, most) = (delay(&mut pace, forming, None), Duration::from_millis(most));
+            assert!(found >= most.mul_f64(0.7) && found <= most, "{quiet} {forming}: {found:?}");
+        }
+        let closes_at = Duration::from_millis(200);
+        let found = delay(&mut pace, false, Some(now + closes_at));
+        assert!(found >= closes_at && found <= closes_at + Duration::from_millis(30), "{found:?}");
+    }
+
+    #[test]
+    fn a_conflict_is_followed_by_another_write_then_by_longer_and_longer_waits() {
+        let mut pace = Pace::new(7);
+        assert_eq!((pace.conflict(false), pace.is_contended()), (None, true));
+        for most in [40, 80, 160, 320, 640, 640] {
+            let wait = pace.conflict(false).expect("others write");
+            assert!(wait <= Duration::from_millis(most), "{wait:?}");
+        }
+        pace.written();
+        assert!(!pace.is_contended());
+        assert_eq!((pace.conflict(true).is_some(), pace.unkept()), (true, 1), "the backend has kept nothing");
+        assert_eq!((pace.conflict(false).is_some(), pace.unkept()), (true, 0));
+    }
+}

@@ -56,10 +56,10 @@ impl Seen {
 
     /// Keep the suspicions of a run that was restored from these times.
     pub(super) fn keep_suspicions(&mut self, run: &Run) {
-        let heard = Times::of(run).heard;
+        let known = Times::of(run).heard;
         for (id, seen) in &mut self.nodes {
-            if let Some(known) = heard.get(id) {
-                (seen.heard_at, seen.suspect) = *known;
+            if let Some(times) = known.get(id) {
+                (seen.heard_at, seen.suspect) = *times;
             }
         }
     }

@@ -1,20 +1,20 @@
-//! A node's wish: its messages, for the node that proposes the next state. The value of the node's own key at etcd.
+//! A node's messages that no written state contains yet, and its wish: those messages, for the node that proposes the next state. The wish is
+//! the value of the node's own key at etcd.
 
 use serde::{Deserialize, Serialize};
 
-use super::outbox::Numbered;
 use crate::rendezvous::messages::message::{Hello, NodeId, NodeMessage};
 
 /// First bytes of a wish.
 const MAGIC: &[u8] = b"ELRW";
 /// Follows [`MAGIC`], as `u16` little-endian. All nodes of a run must have the same.
 pub const WISH_VERSION: u16 = 2;
-/// Most messages of one wish: a node has a join, a report and a farewell to tell, and some that it has withdrawn.
+/// Most messages of one wish: a node has a join, a report and a farewell to send, and some that it has withdrawn.
 const MOST_MESSAGES: usize = 64;
 /// Longest wish. Every message fits a frame of the session protocol, and few of them come near it.
 pub const LONGEST_WISH: usize = 256 * 1024;
 
-/// What a node has to say.
+/// A node's messages.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Wish {
     /// The node.
@@ -87,6 +87,61 @@ impl Wish {
     }
 }
 
+/// A message with its number. A node numbers its messages from 1, so that a state can record which of them it contains.
+pub(in crate::rendezvous) type Numbered = (u64, NodeMessage);
+
+/// The messages, in order.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Outbox {
+    last: u64,
+    messages: Vec<Numbered>,
+}
+
+impl Outbox {
+    pub fn push(&mut self, message: NodeMessage) {
+        self.last += 1;
+        self.messages.push((self.last, message));
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.messages.is_empty()
+    }
+
+    /// The highest number of a message in it. 0: it is empty.
+    pub fn highest(&self) -> u64 {
+        self.messages.last().map_or(0, |(number, _)| *number)
+    }
+
+    pub fn messages(&self) -> &[Numbered] {
+        &self.messages
+    }
+
+    /// Whether one of its messages is such a one.
+    pub fn has(&self, such: impl Fn(&NodeMessage) -> bool) -> bool {
+        self.messages.iter().any(|(_, message)| such(message))
+    }
+
+    pub fn retain(&mut self, keep: impl Fn(&NodeMessage) -> bool) {
+        self.messages.retain(|(_, message)| keep(message));
+    }
+
+    /// Take all messages, to make a state that contains them.
+    pub fn take(&mut self) -> Vec<Numbered> {
+        std::mem::take(&mut self.messages)
+    }
+
+    /// Put messages back that were taken, because no state contains them after all.
+    pub fn put_back(&mut self, messages: Vec<Numbered>) {
+        self.messages.splice(..0, messages);
+    }
+
+    /// Remove the messages up to this number, and return them.
+    pub fn settle(&mut self, number: u64) -> Vec<Numbered> {
+        let kept = self.messages.iter().position(|(known, _)| *known > number).unwrap_or(self.messages.len());
+        self.messages.drain(..kept).collect()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -118,5 +173,21 @@ mod tests {
         assert!(text(NodeId(7), "job", &twice.encode()).contains("2 messages"));
         let many = Wish { messages: (0..65).map(|number| (number, NodeMessage::Withdraw)).collect(), ..wish() };
         assert!(text(NodeId(7), "job", &many.encode()).contains("65 messages"));
+    }
+
+    #[test]
+    fn messages_stay_in_order_until_a_state_contains_them() {
+        let beat = |rtt_us| NodeMessage::Heartbeat { rtt_us: Some(rtt_us) };
+        let mut outbox = Outbox::default();
+        (1..=3).for_each(|number| outbox.push(beat(number)));
+        let taken = outbox.take();
+        assert!(outbox.is_empty() && outbox.highest() == 0);
+        outbox.push(NodeMessage::Withdraw);
+        outbox.put_back(taken);
+        assert_eq!(outbox.messages().iter().map(|(number, _)| *number).collect::<Vec<_>>(), [1, 2, 3, 4]);
+        assert_eq!(outbox.settle(2), [(1, beat(1)), (2, beat(2))]);
+        outbox.retain(|message| *message != NodeMessage::Withdraw);
+        assert!(outbox.has(|message| *message == beat(3)) && outbox.highest() == 3);
+        assert_eq!(outbox.settle(9), [(3, beat(3))]);
     }
 }

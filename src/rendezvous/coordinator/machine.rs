@@ -1,7 +1,7 @@
 //! The registry of a coordinator's runs: which session belongs to which node of which run, and when to look at each run.
 //!
 //! Pure: no sockets, no clock. [`Machine`]'s `on_*` methods take an event and `now`. [`Machine::take_commands`] returns what to do.
-//! [`Machine::next_deadline`] says when to call [`Machine::on_tick`] at the latest (earlier is harmless). [`Run::apply`] decides
+//! [`Machine::next_deadline`] is when to call [`Machine::on_tick`] at the latest (earlier is harmless). [`Run::apply`] decides
 //! about a run.
 //!
 //! A coordinator that finds its own tick late was stalled. It renews every lease before it drops a node.

@@ -4,12 +4,14 @@
 //! |---|---|
 //! | [`machine`] | the registry of runs: which session belongs to which run, when to look at each (pure) |
 //! | [`readers`] | who may read how a job does (pure) |
-//! | `driver` | sockets and timers (feature `io`) |
-//! | `book` | the events of all runs, and the observers that wait for the next ones (feature `io`) |
+//! | `driver`, `connections` | timers and questions; sockets of nodes and observers (feature `io`) |
+//! | `event_log` | the events of all runs, and the observers that wait for the next ones (feature `io`) |
 
 #[cfg(feature = "io")]
-mod book;
+mod connections;
 #[cfg(feature = "io")]
 pub mod driver;
+#[cfg(feature = "io")]
+mod event_log;
 pub mod machine;
 pub mod readers;

@@ -1,6 +1,6 @@
 //! What etcd's keys and changes are to the machine.
 
-use super::interface::{Change, LeaseId, NodeKey, Revision, Snapshot, State};
+use super::interface::{LeaseId, NodeKey, Revision, RunChange, Snapshot, StateKey};
 use super::keys::{Key, Keys};
 use crate::etcd_client::{KeyChange, KeyValue};
 
@@ -22,15 +22,15 @@ pub(super) fn snapshot(keys: &Keys, found: Vec<KeyValue>, revision: u64) -> (Sna
 ///
 /// # Errors
 /// It is another program's key.
-pub(super) fn change(keys: &Keys, changed: KeyChange) -> Result<Change, String> {
+pub(super) fn change(keys: &Keys, changed: KeyChange) -> Result<RunChange, String> {
     Ok(match keys.parse(&changed.key)? {
-        Key::State => Change::State(changed.now.map(state)),
-        Key::Node(node) => Change::Node(node, changed.now.map(node_key)),
+        Key::State => RunChange::State(changed.now.map(state)),
+        Key::Node(node) => RunChange::Node(node, changed.now.map(node_key)),
     })
 }
 
-fn state(kv: KeyValue) -> State {
-    State { bytes: kv.value, revision: Revision(kv.modified), lease: LeaseId(kv.lease) }
+fn state(kv: KeyValue) -> StateKey {
+    StateKey { bytes: kv.value, revision: Revision(kv.modified), lease: LeaseId(kv.lease) }
 }
 
 fn node_key(kv: KeyValue) -> NodeKey {
@@ -52,14 +52,14 @@ mod tests {
         let foreign = b"/p/run/other".to_vec();
         let found = vec![kv(keys.node(node), b"wish"), kv(foreign.clone(), b""), kv(keys.state(), b"state")];
         let (read, why) = snapshot(&keys, found, 8);
-        let state = State { bytes: b"state".to_vec(), revision: Revision(5), lease: LeaseId(7) };
+        let state = StateKey { bytes: b"state".to_vec(), revision: Revision(5), lease: LeaseId(7) };
         let key = NodeKey { lease: LeaseId(7), created: Revision(3), modified: Revision(5), wish: b"wish".to_vec() };
         let nodes = [(node, key.clone())].into();
         assert_eq!(read, Snapshot { revision: Revision(8), state: Some(state), nodes });
         assert!(why.is_some_and(|why| why.contains("/p/run/other")));
         let put = KeyChange { key: keys.node(node), now: Some(kv(keys.node(node), b"wish")) };
-        assert_eq!(change(&keys, put), Ok(Change::Node(node, Some(key))));
-        assert_eq!(change(&keys, KeyChange { key: keys.state(), now: None }), Ok(Change::State(None)));
+        assert_eq!(change(&keys, put), Ok(RunChange::Node(node, Some(key))));
+        assert_eq!(change(&keys, KeyChange { key: keys.state(), now: None }), Ok(RunChange::State(None)));
         assert!(change(&keys, KeyChange { key: foreign, now: None }).is_err());
     }
 }

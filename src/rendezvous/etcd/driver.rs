@@ -19,10 +19,10 @@ use super::machine::EtcdNode;
 use crate::clock::until;
 use crate::etcd_client::{Client, EtcdError, KeyValue, Put, Renewal, Report, TxnOutcome, Watch};
 use crate::rendezvous::messages::message::{Hello, NodeId};
-use crate::rendezvous::node::machine::NodeMachine;
-use crate::rendezvous::node::report::Reporter;
-use crate::rendezvous::node::seat::{Seat, Shared};
+use crate::rendezvous::node::NodeMachine;
 use crate::rendezvous::node::session::Session;
+use crate::rendezvous::node::shared::{MachineSlot, Shared};
+use crate::rendezvous::node::status_log::StatusLog;
 
 /// Interval at which the list of members is read again, and, for a user, its token is used at every member: etcd forgets a token
 /// that a member has not seen for 300 s.
@@ -37,7 +37,7 @@ pub fn open(runtime: &Handle, hello: Hello, client: Client, key_prefix: &str, ti
     let name = format!("etcd at {}", client.options().endpoints);
     let (keys, id) = (Arc::new(Keys::new(key_prefix, &hello.run_id)), hello.node);
     let node = Arc::new(Mutex::new(EtcdNode::new(hello, name, timeout, Instant::now())));
-    let mut session = Session::of(Arc::clone(&node) as Arc<Mutex<dyn Seat>>);
+    let mut session = Session::of(Arc::clone(&node) as Arc<Mutex<dyn MachineSlot>>);
     let driver = Driver {
         node,
         shared: Arc::clone(session.shared()),
@@ -57,13 +57,13 @@ pub fn open(runtime: &Handle, hello: Hello, client: Client, key_prefix: &str, ti
     session
 }
 
-impl Seat for EtcdNode {
+impl MachineSlot for EtcdNode {
     fn machine(&mut self) -> &mut NodeMachine {
-        Seat::machine(self.node_mut())
+        MachineSlot::machine(self.node_mut())
     }
 
-    fn asked(&mut self, now: Instant) {
-        Seat::asked(self.node_mut(), now);
+    fn on_request(&mut self, now: Instant) {
+        MachineSlot::on_request(self.node_mut(), now);
     }
 }
 
@@ -121,9 +121,9 @@ enum Answer {
 
 impl Driver {
     async fn drive(mut self) {
-        let mut reporter = Reporter::default();
+        let mut status_log = StatusLog::default();
         loop {
-            let (requests, left, deadline) = self.step(&mut reporter);
+            let (requests, left, deadline) = self.step(&mut status_log);
             for request in requests {
                 self.perform(request);
             }
@@ -131,7 +131,7 @@ impl Driver {
                 return self.leave().await;
             }
             let events = tokio::select! {
-                () = self.shared.asked.notified() => continue,
+                () = self.shared.requested.notified() => continue,
                 Some(done) = self.errands.join_next() => self.on_done(done.expect("an errand does not panic")),
                 report = next_report(&mut self.watch) => self.on_report(report),
                 () = until(earliest(deadline, self.sign.map(|(_, until)| until))) => self.on_silence(),
@@ -144,15 +144,15 @@ impl Driver {
         }
     }
 
-    /// Let the machine act, log what it has to say, and return its requests, whether it has left, and when it is to act again.
-    fn step(&self, reporter: &mut Reporter) -> (Vec<EtcdRequest>, bool, Option<Instant>) {
+    /// Let the machine act, log its lines, and return its requests, whether it has left, and when it is to act again.
+    fn step(&self, status_log: &mut StatusLog) -> (Vec<EtcdRequest>, bool, Option<Instant>) {
         let (requests, left, deadline, notes, news) = {
             let mut node = self.node.lock();
             let now = Instant::now();
             node.on_tick(now);
-            let mut news = reporter.look(node.machine(), now);
+            let mut news = status_log.look(node.machine(), now);
             news.extend(node.node_mut().take_warnings());
-            let deadline = earliest(node.next_deadline(), reporter.next_deadline(node.machine()));
+            let deadline = earliest(node.next_deadline(), status_log.next_deadline(node.machine()));
             (node.take_requests(), node.has_left(), deadline, node.take_notes(), news)
         };
         for text in news {
@@ -161,7 +161,7 @@ impl Driver {
         for text in notes {
             tracing::info!("{text}");
         }
-        self.shared.stepped();
+        self.shared.on_step();
         (requests, left, deadline)
     }
 

@@ -16,7 +16,7 @@ pub struct LeaseId(pub u64);
 /// What a lease is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LeaseOf {
-    /// The node's own key. It tells the others that the node is alive.
+    /// The node's own key. It shows the others that the node is alive.
     Node,
     /// The run's state. It removes the state of a job that has ended long ago.
     Run,
@@ -86,14 +86,14 @@ pub struct Snapshot {
     /// The revision.
     pub revision: Revision,
     /// The state.
-    pub state: Option<State>,
+    pub state: Option<StateKey>,
     /// The nodes with a key.
     pub nodes: BTreeMap<NodeId, NodeKey>,
 }
 
 /// The state of the run.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct State {
+pub struct StateKey {
     /// Its bytes.
     pub bytes: Vec<u8>,
     /// Its `mod_revision`.
@@ -117,9 +117,9 @@ pub struct NodeKey {
 
 /// One change of a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Change {
+pub enum RunChange {
     /// The state was put. `None`: it was deleted.
-    State(Option<State>),
+    State(Option<StateKey>),
     /// A node's key was put. `None`: it was deleted, with its lease or by hand.
     Node(NodeId, Option<NodeKey>),
 }
@@ -154,7 +154,7 @@ pub enum EtcdEvent {
     /// This node's key was put at this revision.
     WishPut(Revision),
     /// All changes of one revision. Revisions come in order.
-    Changed(Revision, Vec<Change>),
+    Changed(Revision, Vec<RunChange>),
     /// The watch has ended: its next revision was compacted, its stream broke, or etcd's member is silent.
     WatchEnded,
     /// A `Grant`, `Range`, `PutWish` or `Txn` has failed. It may have been done.

@@ -20,14 +20,14 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::interface::{Change, EtcdEvent, EtcdRequest, LeaseId, LeaseOf, NodeKey, Revision, Snapshot, State};
+use super::interface::{EtcdEvent, EtcdRequest, LeaseId, LeaseOf, NodeKey, Revision, RunChange, Snapshot, StateKey};
 use super::leases::{NodeLease, RUN_TTL, RunLease};
 use crate::rendezvous::cell::node::{CellCommand, CellNode};
 use crate::rendezvous::cell::peers::{Peer, Peers};
 use crate::rendezvous::cell::wish::Wish;
 use crate::rendezvous::messages::message::{Hello, NodeId};
-use crate::rendezvous::node::pending::back_off;
-use crate::rendezvous::node::view::JoinError;
+use crate::rendezvous::node::JoinError;
+use crate::rendezvous::node::link::back_off;
 
 const NO_LEASE: &str = "this node's lease at etcd has ended";
 
@@ -180,7 +180,7 @@ impl EtcdNode {
             EtcdEvent::Failed { error, lease_gone } => {
                 (self.doing, self.held) = (None, None);
                 if lease_gone {
-                    // Whichever it was, the next snapshot tells which of them still has keys.
+                    // Whichever it was, the next snapshot shows which of them still has keys.
                     self.run_lease = None;
                     self.lose_lease(now);
                 }
@@ -302,7 +302,7 @@ impl EtcdNode {
         if let Some(Doing::Txn { state, run_lease, own }) = self.doing.take() {
             // The watch may have reported a later state already.
             if self.known_revision() < revision && self.known.revision < revision {
-                self.known.state = Some(State { bytes: state, revision, lease: run_lease });
+                self.known.state = Some(StateKey { bytes: state, revision, lease: run_lease });
             }
             if let Some(wish) = own {
                 self.record_own_key(revision, wish);
@@ -315,7 +315,7 @@ impl EtcdNode {
         self.stale |= self.known_revision() != revision;
     }
 
-    /// This node's key was put at this revision, as etcd's answer says.
+    /// This node's key was put at this revision, according to etcd's answer.
     fn record_own_key(&mut self, revision: Revision, wish: Vec<u8>) {
         let (Some(lease), true) = (&self.lease, self.known.revision < revision) else { return };
         let known = self.known.nodes.get(&self.node.id()).filter(|key| key.lease == lease.id);
@@ -353,7 +353,7 @@ impl EtcdNode {
         }
     }
 
-    fn change(&mut self, revision: Revision, changes: Vec<Change>, now: Instant) {
+    fn change(&mut self, revision: Revision, changes: Vec<RunChange>, now: Instant) {
         if revision <= self.known.revision {
             return;
         }
@@ -361,12 +361,12 @@ impl EtcdNode {
         for change in changes {
             match change {
                 // The answer to a transaction may arrive before the watch reports the same state, or an earlier deletion.
-                Change::State(state) if self.known_revision() < revision => {
+                RunChange::State(state) if self.known_revision() < revision => {
                     self.known.state = state;
                     self.adopt_run_lease(now);
                 }
-                Change::State(_) => {}
-                Change::Node(node, key) => {
+                RunChange::State(_) => {}
+                RunChange::Node(node, key) => {
                     if self.known.nodes.get(&node).is_none_or(|known| known.modified < revision) {
                         self.put_key(node, key);
                     }
@@ -398,7 +398,7 @@ impl EtcdNode {
         self.known.nodes.insert(node, key);
     }
 
-    /// Tell the node who has a key. If its own key is attached to its lease, renew its fence.
+    /// Report to the node which nodes have a key. If its own key is attached to its lease, renew its fence.
     fn apply_peers(&mut self, now: Instant) {
         let own = self.known.nodes.get(&self.node.id()).map(|key| key.lease);
         if self.attached && own.is_none() {

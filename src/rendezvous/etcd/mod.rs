@@ -1,6 +1,6 @@
 //! The rendezvous over etcd v3, where no process and no machine matters.
 //!
-//! The nodes decide over one key, the run's *state*, as over any [cell](super::cell). etcd adds three things. Leases tell who is alive, a
+//! The nodes decide over one key, the run's *state*, as over any [cell](super::cell). etcd adds three things. Leases show which nodes are alive, a
 //! watch pushes every change, and each node's own key holds its *wish*: its messages, which one of the nodes applies for all
 //! ([`super::cell::peers`]).
 //!

@@ -3,7 +3,7 @@
 
 use super::message::{
     ADDED, CoordinatorMessage, Failure, Hello, Join, JoinWorkers, Placed, Placement, REMOVED, Resume, Running,
-    SURVIVORS_LIMIT, Verdict, Waits, WorkerRanks,
+    SURVIVORS_LIMIT, Verdict, Waits, WorkerRanks, WorldChange,
 };
 use super::settings::Settings;
 use crate::wire::text::{
@@ -190,7 +190,9 @@ pub(in crate::rendezvous) fn tidy_message(message: CoordinatorMessage) -> Coordi
             resume: placement.resume.map(tidy_resume),
             ..placement
         }),
-        Change { round, flags, reason } => Change { round, flags: flags & (REMOVED | ADDED), reason: plain(reason) },
+        Change(WorldChange { round, flags, reason }) => {
+            Change(WorldChange { round, flags: flags & (REMOVED | ADDED), reason: plain(reason) })
+        }
         Closed { verdict, spare } => Closed { verdict: tidy_verdict(&verdict), spare },
         CoordinatorMessage::Over { verdict, ago } => CoordinatorMessage::Over { verdict: tidy_verdict(&verdict), ago },
         Heartbeat { waits: told } => Heartbeat { waits: told.map(waits) },

@@ -327,14 +327,7 @@ pub enum CoordinatorMessage {
     },
     /// The world changes: all its workers are to stop at one check. Answered by [`NodeMessage::Counted`]. Followed by
     /// [`Self::RaiseAt`], or by a [`Self::Status`] if the members cannot stop together.
-    Change {
-        /// The round.
-        round: Round,
-        /// [`REMOVED`], [`ADDED`], or both.
-        flags: u8,
-        /// Why, in words.
-        reason: String,
-    },
+    Change(WorldChange),
     /// At which check the workers stop. The same for all members, and above every count that they have named.
     RaiseAt {
         /// The round.
@@ -368,6 +361,17 @@ pub enum CoordinatorMessage {
         /// How long ago. `None`: nobody knows.
         ago: Option<Duration>,
     },
+}
+
+/// A change of the world that workers live through.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WorldChange {
+    /// The round that it ends.
+    pub round: Round,
+    /// [`REMOVED`], [`ADDED`], or both.
+    pub flags: u8,
+    /// Why, in words.
+    pub reason: String,
 }
 
 /// Most addresses in one [`CoordinatorMessage::Members`]. As many fit into a frame.

@@ -1,120 +1,189 @@
-//! Log lines about a node for its operator: what it waits for, and that the coordinator is out of reach, or back.
+//! What a node reports on its own: how its workers of a round ended, and that the job is over. Part of [`super`].
 
 use std::time::{Duration, Instant};
 
-use super::machine::NodeMachine;
-use crate::rendezvous::messages::message::Placed;
+use crate::rendezvous::messages::bounds::tidy_verdict;
+use crate::rendezvous::messages::message::{Failure, NodeMessage, Round, Verdict};
 
-/// Interval at which it logs a changed text from then on.
-const WAITING_EVERY: Duration = Duration::from_secs(30);
-/// Interval at which it repeats an unchanged text. A spare may wait for days.
-const UNCHANGED_EVERY: Duration = Duration::from_secs(600);
-/// A shorter absence of the coordinator is not logged.
-const AWAY_AFTER: Duration = Duration::from_secs(1);
+/// How long a node whose workers have ended waits for a cell that is gone. A process that serves it may be started again.
+const ENDS_ALONE_AFTER: Duration = Duration::from_secs(10);
 
-impl NodeMachine {
-    /// For how long this node may still wait for a place, in words.
-    fn patience_text(&self) -> String {
-        match &self.joining {
-            Some(joining) if joining.spare => {
-                ", as a spare, until a node is lost or the job ends (no limit)".to_owned()
-            }
-            Some(joining) => format!(" of up to {:.0?} (join_timeout)", joining.deadline - joining.since),
-            None => String::new(),
+/// How the workers of a round ended on a node. It is reported again on each new connection until it is answered.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum RoundResult {
+    Failed { round: Round, failure: Box<Failure> },
+    Done { round: Round },
+}
+
+impl RoundResult {
+    pub fn round(&self) -> Round {
+        match self {
+            Self::Failed { round, .. } | Self::Done { round } => *round,
         }
     }
 
-    /// Since when this node has waited for a place, and what it waits for. `None` if no join is pending.
-    pub fn waits(&self) -> Option<(Instant, String)> {
-        let joining = self.joining.as_ref().filter(|joining| joining.withdrawn_at.is_none())?;
-        let what = match (&joining.progress, self.view.out_of_reach_since) {
-            (_, Some(_)) => self.why_out_of_reach(),
-            (Some(progress), None) => progress.clone(),
-            (None, None) => "the round is not complete".to_owned(),
-        };
-        Some((joining.since, what))
-    }
-
-    /// Since when the coordinator has been out of reach, and the text for the log. `None` if it is in reach.
-    fn out_of_reach(&self) -> Option<(Instant, String)> {
-        let until = self.needed_until().filter(|_| !self.left && self.view.failed.is_none())?;
-        let (why, limit) = (self.why_out_of_reach(), self.counterpart.timeout()?);
-        let runs = |placed: Placed| placed.active && self.stopping != Some(placed.round);
-        let runs = self.joining.is_none() && self.report.is_none() && self.hello.placed.is_some_and(runs);
-        let meanwhile = match runs && self.view.waiting == 0 {
-            true => "this node's workers run on, and it retries",
-            false => "this node waits for it",
-        };
-        let text = format!("{why}; {meanwhile} for up to {limit:.0?} (coordinator_timeout)");
-        Some((until.checked_sub(limit)?, text))
-    }
-
-    /// Whether the coordinator is in reach.
-    fn in_reach(&self) -> bool {
-        self.view().out_of_reach_since.is_none()
+    pub fn message(&self) -> NodeMessage {
+        match self.clone() {
+            Self::Failed { round, failure } => NodeMessage::Failed { round, failure },
+            Self::Done { round } => NodeMessage::Done { round },
+        }
     }
 }
 
-/// Decides what to log, and remembers what was logged.
-#[derive(Debug, Default)]
-pub struct Reporter {
-    waiting: Option<Waiting>,
-    /// Since when the coordinator has been out of reach, once that was logged.
-    away_since: Option<Instant>,
+/// What this node reports of its workers.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Reports {
+    unanswered: Option<RoundResult>,
+    /// The verdict with which this node ends the job, until the rendezvous is closed.
+    closing: Option<Verdict>,
+    /// The round whose workers were started last, and when.
+    started: Option<(Round, Instant)>,
+    /// The round whose workers have to end.
+    stopping: Option<Round>,
 }
 
-/// A pending join.
-#[derive(Debug)]
-struct Waiting {
-    since: Instant,
-    look_at: Instant,
-    /// The last text, and when it was logged.
-    told: Option<(Instant, String)>,
+impl Reports {
+    /// The result that has no answer yet.
+    pub fn unanswered(&self) -> Option<&RoundResult> {
+        self.unanswered.as_ref()
+    }
+
+    /// Whether the workers have succeeded, and those of other nodes may still run.
+    pub fn are_done(&self) -> bool {
+        matches!(self.unanswered, Some(RoundResult::Done { .. }))
+    }
+
+    /// The verdict with which this node ends the job.
+    pub fn closing(&self) -> Option<&Verdict> {
+        self.closing.as_ref()
+    }
+
+    /// Whether this node waits for an answer to a report or to its verdict.
+    pub fn wait(&self) -> bool {
+        self.unanswered.is_some() || self.closing.is_some()
+    }
+
+    /// Report this until it is answered.
+    pub fn keep(&mut self, result: RoundResult) {
+        self.unanswered = Some(result);
+    }
+
+    /// The world must re-form, which answers a failure.
+    pub fn on_broken(&mut self) {
+        self.unanswered.take_if(|result| matches!(result, RoundResult::Failed { .. }));
+    }
+
+    /// Nobody needs the result any more.
+    pub fn forget(&mut self) {
+        self.unanswered = None;
+    }
+
+    /// The rendezvous is closed.
+    pub fn on_closed(&mut self) {
+        (self.unanswered, self.closing) = (None, None);
+    }
+
+    /// End the job with this verdict, or with the first one. Returns it.
+    pub fn close(&mut self, verdict: &Verdict) -> Verdict {
+        self.closing.get_or_insert_with(|| tidy_verdict(verdict)).clone()
+    }
+
+    /// The workers of `round` were started.
+    pub fn on_started(&mut self, round: Round, now: Instant) {
+        self.started = Some((round, now));
+    }
+
+    /// The workers of `round` are connected to their store. Returns how long after their start.
+    pub fn import_time(&self, round: Round, now: Instant) -> Option<Duration> {
+        let (_, since) = self.started.filter(|(started, _)| *started == round)?;
+        Some(now.saturating_duration_since(since))
+    }
+
+    /// The workers of `round` are being stopped, or leave their world.
+    pub fn on_stopping(&mut self, round: Round) {
+        self.stopping = Some(round);
+    }
+
+    /// Whether the workers of `round` are being stopped.
+    pub fn stops(&self, round: Round) -> bool {
+        self.stopping == Some(round)
+    }
 }
 
-impl Reporter {
-    /// The lines to log now.
-    pub fn look(&mut self, node: &NodeMachine, now: Instant) -> Vec<String> {
-        [self.report_reach(node, now), self.report_join(node, now)].into_iter().flatten().collect()
-    }
+/// When a node ends without an answer to its report: its workers have ended, and the cell is gone since then, in which alone the job's
+/// end could be read. A coordinator, and etcd, may come back with what they know. It ends before a fence, which would forget the failure
+/// that it has reported.
+pub(super) fn ends_alone_at(gone_since: Instant, fence_at: Option<Instant>) -> Instant {
+    fence_at.into_iter().fold(gone_since + ENDS_ALONE_AFTER, Instant::min)
+}
 
-    /// When to look next, if nothing happens before.
-    pub fn next_deadline(&self, node: &NodeMachine) -> Option<Instant> {
-        let join = self.waiting.as_ref().map(|waiting| waiting.look_at);
-        let away = node.out_of_reach().filter(|_| self.away_since.is_none()).map(|(since, _)| since + AWAY_AFTER);
-        [join, away].into_iter().flatten().min()
-    }
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-    fn report_reach(&mut self, node: &NodeMachine, now: Instant) -> Option<String> {
-        match (node.out_of_reach(), self.away_since) {
-            (Some((since, text)), None) if now >= since + AWAY_AFTER => {
-                self.away_since = Some(since);
-                Some(text)
-            }
-            (None, Some(since)) => {
-                self.away_since = None;
-                node.in_reach().then(|| format!("{} is back after {:.0?}", node.counterpart.name(), now - since))
-            }
-            _ => None,
-        }
-    }
-
-    fn report_join(&mut self, node: &NodeMachine, now: Instant) -> Option<String> {
-        let Some((since, what)) = node.waits() else {
-            self.waiting = None;
-            return None;
+    fn failed() -> RoundResult {
+        let failure = Failure {
+            node: String::new(),
+            role: "default".into(),
+            local_rank: 0,
+            global_rank: 0,
+            pid: 1,
+            exit: "exit code 3".into(),
+            returncode: 3,
+            message: String::new(),
+            counts: true,
         };
-        let first = || Waiting { since, look_at: since + node.counterpart.silent_for(), told: None };
-        let waiting = self.waiting.get_or_insert_with(first);
-        if now < waiting.look_at {
-            return None;
+        RoundResult::Failed { round: Round(2), failure: Box::new(failure) }
+    }
+
+    #[test]
+    fn a_result_waits_for_its_answer() {
+        let done = RoundResult::Done { round: Round(2) };
+        let answers = [
+            ("the world must re-form", Reports::on_broken as fn(&mut Reports), [false, true]),
+            ("the rendezvous is closed", Reports::on_closed, [false, false]),
+            ("a join", Reports::forget, [false, false]),
+        ];
+        for (what, answer, waits) in answers {
+            let found = [failed(), done.clone()].map(|result| {
+                let mut reports = Reports::default();
+                reports.keep(result.clone());
+                assert_eq!((reports.unanswered(), reports.are_done()), (Some(&result), result == done));
+                answer(&mut reports);
+                reports.wait()
+            });
+            assert_eq!(found, waits, "{what}");
         }
-        waiting.look_at = now + WAITING_EVERY;
-        if waiting.told.as_ref().is_some_and(|(at, before)| *before == what && now < *at + UNCHANGED_EVERY) {
-            return None;
+    }
+
+    #[test]
+    fn the_first_verdict_stays_until_the_rendezvous_is_closed() {
+        let verdict = |by: &str| Verdict::Succeeded { by: by.into() };
+        let mut reports = Reports::default();
+        assert_eq!([reports.close(&verdict("a")), reports.close(&verdict("b"))], [verdict("a"), verdict("a")]);
+        assert_eq!((reports.closing(), reports.wait()), (Some(&verdict("a")), true));
+        reports.on_closed();
+        assert!(!reports.wait());
+    }
+
+    #[test]
+    fn imports_count_from_the_start_of_the_same_round() {
+        let begin = Instant::now();
+        let mut reports = Reports::default();
+        assert_eq!(reports.import_time(Round(2), begin), None);
+        reports.on_started(Round(2), begin);
+        let later = begin + Duration::from_secs(4);
+        assert_eq!([1, 2].map(|round| reports.import_time(Round(round), later)), [None, Some(Duration::from_secs(4))]);
+        reports.on_stopping(Round(2));
+        assert_eq!([1, 2].map(|round| reports.stops(Round(round))), [false, true]);
+    }
+
+    #[test]
+    fn a_node_ends_alone_before_its_fence() {
+        let gone = Instant::now();
+        for (fence, after) in [(None, 10), (Some(15), 10), (Some(4), 4)] {
+            let fence = fence.map(|seconds| gone + Duration::from_secs(seconds));
+            assert_eq!(ends_alone_at(gone, fence), gone + Duration::from_secs(after));
         }
-        let text = format!("waiting for {:.0?}{}: {what}", now - waiting.since, node.patience_text());
-        waiting.told = Some((now, what));
-        Some(text)
     }
 }

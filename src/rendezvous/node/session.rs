@@ -1,6 +1,6 @@
 //! [`Session`]: joins, reports and the view, for callers that wait.
 //!
-//! A [`Seat`] carries the node's messages: over a connection to a coordinator ([`super::line`]), or over a shared cell
+//! A [`MachineSlot`] carries the node's messages: over a connection to a coordinator ([`super::connection`]), or over a shared cell
 //! ([`crate::rendezvous::cell`]).
 
 use std::io;
@@ -14,10 +14,10 @@ use tokio::runtime::Handle;
 use tokio::sync::{Notify, watch};
 use tokio::time::timeout;
 
-use super::line::{Endpoint, drive};
-use super::machine::{JoinError, NodeMachine, View};
-pub use super::seat::WorkersEnd;
-use super::seat::{Ending, Recording, Seat, Shared};
+use super::connection::{Endpoint, drive};
+pub use super::shared::WorkersEnd;
+use super::shared::{Ending, MachineSlot, Recording, Shared};
+use super::{JoinError, NodeMachine, View};
 use crate::events::file::{EventFile, LAST_LINES};
 use crate::events::record::{Kind, Phase};
 use crate::rendezvous::messages::message::{
@@ -68,17 +68,17 @@ impl Session {
         let source = hello.local_addr.as_deref().and_then(|addr| addr.parse().ok());
         let machine = NodeMachine::new(hello, endpoint, coordinator_timeout, Instant::now());
         let machine = Arc::new(Mutex::new(machine));
-        let mut session = Self::of(Arc::clone(&machine) as Arc<Mutex<dyn Seat>>);
+        let mut session = Self::of(Arc::clone(&machine) as Arc<Mutex<dyn MachineSlot>>);
         let endpoint = Endpoint { host: host.to_owned(), port, source, at, protection };
         session.driven_by(runtime.spawn(drive(machine, Arc::clone(&session.shared), endpoint)));
         session
     }
 
-    /// Make a session around a seat that the caller drives.
-    pub(in crate::rendezvous) fn of(seat: Arc<Mutex<dyn Seat>>) -> Self {
+    /// Make a session around a slot that the caller drives.
+    pub(in crate::rendezvous) fn of(slot: Arc<Mutex<dyn MachineSlot>>) -> Self {
         let (steps, gone) = (watch::Sender::new(0), watch::Sender::new(false));
-        let (asked, workers_end, events) = (Notify::new(), Mutex::default(), Mutex::default());
-        let shared = Arc::new(Shared { seat, asked, steps, gone, workers_end, events });
+        let (requested, workers_end, events) = (Notify::new(), Mutex::default(), Mutex::default());
+        let shared = Arc::new(Shared { slot, requested, steps, gone, workers_end, events });
         Self { shared, turn: tokio::sync::Mutex::default(), task: None }
     }
 
@@ -90,8 +90,8 @@ impl Session {
         let mut events = self.shared.events.lock();
         if events.is_none() {
             let (run_id, origin) = {
-                let mut seat = self.shared.seat.lock();
-                let machine = seat.machine();
+                let mut slot = self.shared.slot.lock();
+                let machine = slot.machine();
                 (machine.run_id().into(), machine.journal().origin().to_owned())
             };
             *events = Some(Recording { run_id, file: EventFile::open(path, &origin)? });
@@ -104,7 +104,7 @@ impl Session {
     /// Have this end the workers when this node's lease is over, whatever this process does then.
     pub fn end_workers_by(&self, by: Box<dyn WorkersEnd>) {
         *self.shared.workers_end.lock() = Some(Ending { by, until: None });
-        self.shared.keep_workers_end(self.shared.seat.lock().machine());
+        self.shared.keep_workers_end(self.shared.slot.lock().machine());
     }
 
     /// Why the survivors of the last join have ended, if this node fenced itself while it waited. Returned once.
@@ -114,7 +114,7 @@ impl Session {
 
     /// Record what one of this node's workers did.
     pub fn record(&self, kind: Kind) {
-        self.shared.seat.lock().machine().record(kind, None, Instant::now());
+        self.shared.slot.lock().machine().record(kind, None, Instant::now());
         self.shared.write_events();
     }
 
@@ -171,8 +171,8 @@ impl Session {
         let _abandoned_when_dropped = Pending(self);
         loop {
             let (outcome, wanted) = {
-                let mut seat = self.shared.seat.lock();
-                let machine = seat.machine();
+                let mut slot = self.shared.slot.lock();
+                let machine = slot.machine();
                 let outcome = machine.take_outcome();
                 // Before anybody starts workers by it.
                 self.shared.keep_workers_end(machine);
@@ -194,8 +194,8 @@ impl Session {
 
     /// The current view, from memory.
     pub fn view(&self) -> View {
-        let mut seat = self.shared.seat.lock();
-        let machine = seat.machine();
+        let mut slot = self.shared.slot.lock();
+        let machine = slot.machine();
         // After a stall of the whole process, the driver may not have run yet.
         machine.fence_if_due(Instant::now());
         self.shared.look_at_workers_end(machine);
@@ -231,9 +231,9 @@ impl Session {
         self.ask(|machine| machine.bring(survival));
     }
 
-    /// How long the parts of the recovery have taken that ended with `round`'s workers. Told once, to a coordinator that keeps events.
-    pub fn took(&self, round: Round, phase: Phase) {
-        self.ask(|machine| machine.took(round, phase, Instant::now()));
+    /// How long the parts of the recovery have taken that ended with `round`'s workers. Sent once, to a coordinator that keeps events.
+    pub fn report_phases(&self, round: Round, phase: Phase) {
+        self.ask(|machine| machine.report_phases(round, phase, Instant::now()));
     }
 
     /// The workers of `round` are being stopped, or leave their world: for the log.
@@ -246,14 +246,14 @@ impl Session {
         self.ask(|machine| machine.imported(round, Instant::now()));
     }
 
-    /// This node's first step of `round`. Told once, to a coordinator that keeps events.
-    pub fn stepped(&self, round: Round, first: Stepped) {
-        self.ask(|machine| machine.stepped(round, first));
+    /// This node's first step of `round`. Sent once, to a coordinator that keeps events.
+    pub fn report_first_step(&self, round: Round, first: Stepped) {
+        self.ask(|machine| machine.report_first_step(round, first));
     }
 
     /// How far this node's workers of `round` are, because the view's `steps_asked` has changed.
-    pub fn step(&self, round: Round, step: Option<u64>, step_time_us: Option<u64>) {
-        self.ask(|machine| machine.step(round, step, step_time_us));
+    pub fn report_progress(&self, round: Round, step: Option<u64>, step_time_us: Option<u64>) {
+        self.ask(|machine| machine.report_progress(round, step, step_time_us));
     }
 
     /// All living workers of `round` are connected to their agent: the node can change in place.
@@ -267,10 +267,10 @@ impl Session {
     }
 
     /// Wait until it is known whether a world runs for which this node may start its workers before it joins, and return that world.
-    pub async fn outlook(&self) -> Option<Running> {
+    pub async fn forecast(&self) -> Option<Running> {
         let mut steps = self.shared.steps.subscribe();
         loop {
-            let known = self.shared.seat.lock().machine().outlook().map(Option::<&Running>::cloned);
+            let known = self.shared.slot.lock().machine().forecast().map(Option::<&Running>::cloned);
             if let Some(running) = known {
                 return running;
             }
@@ -300,17 +300,17 @@ impl Session {
 
     /// A description of what this node waits for, if a join is pending.
     pub fn progress(&self) -> Option<String> {
-        self.shared.seat.lock().machine().waits().map(|(_, what)| what)
+        self.shared.slot.lock().machine().waits().map(|(_, what)| what)
     }
 
     /// Where this node meets the others: the coordinator's endpoint, or etcd's name, or `the backend`.
     pub fn endpoint(&self) -> String {
-        self.shared.seat.lock().machine().counterpart_place().to_owned()
+        self.shared.slot.lock().machine().backend_address().to_owned()
     }
 
     /// Whether the coordinator has ever welcomed this node.
     pub fn was_welcomed(&self) -> bool {
-        self.shared.seat.lock().machine().was_welcomed()
+        self.shared.slot.lock().machine().was_welcomed()
     }
 
     /// End the job on all nodes, once the coordinator gets the message.
@@ -329,7 +329,7 @@ impl Session {
             Ok((true, _)) | Ok((false, None)) => Ok(()),
             Ok((false, Some(error))) => Err(error),
             Err(_) => {
-                let why = self.shared.seat.lock().machine().why_unanswered();
+                let why = self.shared.slot.lock().machine().why_unanswered();
                 Err(JoinError::Timeout { after: limit, progress: format!("the rendezvous could not be closed: {why}") })
             }
         }
@@ -348,7 +348,7 @@ impl Session {
             self.task.iter().for_each(|task| task.abort());
             // Nothing is sent any more, so no later call waits for it.
             self.shared.gone.send_replace(true);
-            self.shared.stepped();
+            self.shared.on_step();
         }
     }
 
@@ -364,12 +364,12 @@ impl Session {
     }
 
     fn ask<T>(&self, question: impl FnOnce(&mut NodeMachine) -> T) -> T {
-        let mut seat = self.shared.seat.lock();
-        let answer = question(seat.machine());
-        seat.asked(Instant::now());
-        self.shared.keep_workers_end(seat.machine());
-        drop(seat);
-        self.shared.asked.notify_one();
+        let mut slot = self.shared.slot.lock();
+        let answer = question(slot.machine());
+        slot.on_request(Instant::now());
+        self.shared.keep_workers_end(slot.machine());
+        drop(slot);
+        self.shared.requested.notify_one();
         answer
     }
 }

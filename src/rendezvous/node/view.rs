@@ -1,8 +1,8 @@
-//! The output of [`super::machine`]: commands for its driver, results of joins, and the view.
+//! The output of [`super]: commands for its driver, results of joins, and the view.
 
 use std::time::{Duration, Instant};
 
-use crate::rendezvous::messages::message::{Failure, NodeMessage, Round, Verdict};
+use crate::rendezvous::messages::message::{Failure, NodeMessage, Round, Verdict, WorldChange};
 use crate::wire::text::{DEFAULT_RUN_ID, in_words};
 
 /// A command to the driver.
@@ -71,7 +71,7 @@ impl JoinError {
     }
 }
 
-/// What a node is told whose job was over before it came.
+/// The error of a node that came after its job had ended.
 fn over_text(run_id: &str, verdict: &Verdict, ago: Option<Duration>, memory: &str) -> String {
     let when = ago.map_or_else(String::new, |time| format!(" {} ago", in_words(time)));
     let how = if verdict.is_failure() { "failed" } else { "succeeded" };
@@ -80,19 +80,6 @@ fn over_text(run_id: &str, verdict: &Verdict, ago: Option<Duration>, memory: &st
         _ => "A new job needs another --rdzv-id",
     };
     format!("the job with the run id `{run_id}` has {how}{when} ({verdict}): {memory}. {name}")
-}
-
-/// A change of the world that workers live through.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Change {
-    /// Its number among those of this node. It rises.
-    pub number: u64,
-    /// The round that it ends.
-    pub round: Round,
-    /// [`REMOVED`](crate::rendezvous::messages::message::REMOVED), [`ADDED`](crate::rendezvous::messages::message::ADDED), or both.
-    pub flags: u8,
-    /// Why, in words.
-    pub reason: String,
 }
 
 /// The state of the rendezvous for a node that is or was in a world.
@@ -127,7 +114,9 @@ pub struct View {
     pub unfinished: Option<String>,
     /// The world changes, and this node's workers live through it: they are to count their checks. `waiting` is zero meanwhile. If it
     /// rises, the workers cannot stop together, and go back to their last commits.
-    pub change: Option<Change>,
+    pub change: Option<WorldChange>,
+    /// Number of that change, or of the last one, among those of this node. It rises.
+    pub changes: u64,
     /// The round that ends, and the check at which all members' workers stop, once it is known. [`NEVER`](crate::rendezvous::messages::message::NEVER): the reason
     /// for the change is gone, and they go on.
     pub raise_at: Option<(Round, u64)>,

@@ -23,7 +23,7 @@ use super::recovery::Reports;
 use crate::events::record::{Ending, Kind, Number, Why};
 use crate::events::tally::Refused;
 use crate::rendezvous::messages::message::{
-    CoordinatorMessage, LARGEST_COUNT, MEMBERS_IN_A_MESSAGE, NEVER, NodeId, Placement, Round, Verdict,
+    CoordinatorMessage, LARGEST_COUNT, MEMBERS_IN_A_MESSAGE, NEVER, NodeId, Placement, Round, Verdict, WorldChange,
 };
 use crate::wire::text::tidy;
 
@@ -110,7 +110,7 @@ impl Run {
                     let text = format!("round {round} changes in place: {reason}");
                     self.record(Kind::RoundChanges {}, None, causes, text);
                     self.in_place.begin(change);
-                    self.notify_capable(&CoordinatorMessage::Change { round, flags, reason });
+                    self.notify_capable(&CoordinatorMessage::Change(WorldChange { round, flags, reason }));
                 }
                 NextStep::Raise(check) => {
                     self.in_place.raise(check);

@@ -12,7 +12,9 @@ use super::hosts::Entry;
 use super::node::{Node, Status};
 use crate::events::record::{Kind, Why};
 use crate::events::tally::{Refused, Tally};
-use crate::rendezvous::messages::message::{CoordinatorMessage, Hello, Join, LARGEST_COUNT, NodeId, Placed, Running};
+use crate::rendezvous::messages::message::{
+    CoordinatorMessage, Hello, Join, LARGEST_COUNT, NodeId, Placed, Running, WorldChange,
+};
 use crate::rendezvous::messages::settings::Settings;
 
 impl Run {
@@ -153,7 +155,7 @@ impl Run {
         let capable = self.roster.get(id).is_some_and(|node| node.in_place);
         let Some(change) = self.in_place.change().filter(|_| capable) else { return };
         let (flags, reason, round) = (change.flags, change.reason.clone(), self.round());
-        self.send(session, CoordinatorMessage::Change { round, flags, reason });
+        self.send(session, CoordinatorMessage::Change(WorldChange { round, flags, reason }));
         if let Some(check) = self.in_place.check() {
             self.send(session, CoordinatorMessage::RaiseAt { round, check });
         }

@@ -13,10 +13,10 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::{Notify, mpsc, oneshot};
 
-use super::super::event::{Event, Exited};
-use super::super::exit::Exit;
+use super::super::event::{Event, WorkerExit};
+use super::super::exit::ExitStatus;
 use super::super::logs::Logs;
-use super::super::message::{MESSAGE_BYTES, Order, Report};
+use super::super::message::{GuardReport, MESSAGE_BYTES, Order};
 use super::super::reaped::reaped;
 use super::super::spawn::{Guarded, received};
 use super::super::spec::{Output, WorkerSpec};
@@ -165,25 +165,25 @@ impl Task {
     async fn run(mut self, end: Option<AsyncFd<OwnedFd>>, child: Option<Pid>) {
         while let Some(report) = self.next_report().await {
             match report {
-                Report::Started { pid } => {
+                GuardReport::Started { pid } => {
                     self.pid = pid.unsigned_abs();
                     self.started(Start::Executed { pid: self.pid });
                 }
-                Report::Failed { step, errno } => self.started(Start::Failed { step, errno }),
-                Report::Exited { code, status, seen_ns } => {
+                GuardReport::Failed { step, errno } => self.started(Start::Failed { step, errno }),
+                GuardReport::Exited { code, status, seen_ns } => {
                     let late = Duration::from_nanos(monotonic_ns().saturating_sub(seen_ns));
-                    self.on_exited(Exit::from_wait(code, status), Some(late));
+                    self.on_exited(ExitStatus::from_wait(code, status), Some(late));
                 }
-                Report::Left { guard } => {
+                GuardReport::Left { guard } => {
                     self.send(News::Left { local_rank: self.local_rank, guard: guard.unsigned_abs() });
                 }
                 // A guard that was forked from a template takes tens of milliseconds to end: the kernel frees its memory first.
-                Report::Gone => self.on_gone().await,
+                GuardReport::Gone => self.on_gone().await,
             }
         }
         await_end(end, child).await;
         if !self.exited && self.pid != 0 {
-            self.on_exited(Exit::Unseen, None);
+            self.on_exited(ExitStatus::Unseen, None);
         }
         if !self.gone {
             self.on_gone().await;
@@ -217,25 +217,25 @@ impl Task {
     }
 
     /// `None` once the guard has closed the socket.
-    async fn next_report(&self) -> Option<Report> {
+    async fn next_report(&self) -> Option<GuardReport> {
         loop {
             let mut ready = self.control.readable().await.ok()?;
             let mut bytes = [0; MESSAGE_BYTES];
             match received(|| recv(self.control.get_ref(), &mut bytes, RecvFlags::DONTWAIT)) {
-                Ok((read, _)) => return Report::decode(&bytes[..read]),
+                Ok((read, _)) => return GuardReport::decode(&bytes[..read]),
                 Err(Errno::AGAIN) => ready.clear_ready(),
                 Err(_) => return None,
             }
         }
     }
 
-    fn on_exited(&mut self, exit: Exit, late: Option<Duration>) {
+    fn on_exited(&mut self, exit: ExitStatus, late: Option<Duration>) {
         self.exited = true;
         if self.pid == 0 {
             return; // the worker was never executed, which has been reported
         }
         let (local_rank, pid, at) = (self.local_rank, self.pid, Instant::now());
-        self.tell(Event::Exited(Exited { local_rank, pid, exit, at, late, stopped: false }));
+        self.tell(Event::Exited(WorkerExit { local_rank, pid, exit, at, late, stopped: false }));
     }
 
     fn started(&mut self, start: Start) {
@@ -306,12 +306,12 @@ mod tests {
         let (sender, mut news) = mpsc::unbounded_channel();
         let guarded = Guarded { control, end: Some(end), child: None };
         let (_member, started) = Member::attend_silent(&spec, guarded, sender).unwrap();
-        let say = |report: Report| send(&guard, &report.encode(), SendFlags::empty()).unwrap();
-        say(Report::Started { pid: 7 });
+        let say = |report: GuardReport| send(&guard, &report.encode(), SendFlags::empty()).unwrap();
+        say(GuardReport::Started { pid: 7 });
         assert!(matches!(started.await.unwrap(), Start::Executed { pid: 7 }));
-        say(Report::Exited { code: 2, status: 9, seen_ns: 0 });
-        say(Report::Gone);
-        assert!(matches!(news.recv().await, Some(News::Of(Event::Exited(Exited { local_rank: 3, .. })))));
+        say(GuardReport::Exited { code: 2, status: 9, seen_ns: 0 });
+        say(GuardReport::Gone);
+        assert!(matches!(news.recv().await, Some(News::Of(Event::Exited(WorkerExit { local_rank: 3, .. })))));
         assert!(matches!(news.recv().await, Some(News::Of(Event::Gone { local_rank: 3 }))));
         drop(guard);
         assert!(news.try_recv().is_err(), "the guard has not ended");

@@ -3,10 +3,10 @@
 use std::os::fd::RawFd;
 use std::ptr;
 
-use super::super::message::Report;
+use super::super::message::GuardReport;
 use super::plan::Failure;
 
-pub(super) unsafe fn tell(control: RawFd, report: Report) {
+pub(super) unsafe fn tell(control: RawFd, report: GuardReport) {
     let bytes = report.encode();
     let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
     // Four messages always fit into the socket. If the other end is closed, there is nobody to tell.
@@ -15,7 +15,7 @@ pub(super) unsafe fn tell(control: RawFd, report: Report) {
 
 pub(super) unsafe fn fail(control: RawFd, (step, errno): Failure) -> ! {
     unsafe {
-        tell(control, Report::Failed { step, errno });
+        tell(control, GuardReport::Failed { step, errno });
         libc::_exit(1)
     }
 }

@@ -5,7 +5,7 @@ use std::ffi::CString;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::ptr;
 
-use super::super::message::Report;
+use super::super::message::GuardReport;
 use super::calls::{errno, fail, tell};
 use super::descriptors::close_all_but;
 use super::plan::{bind, cpu_set, step};
@@ -58,7 +58,7 @@ impl ForkedGuard {
         unsafe {
             let senses = stand_apart().and_then(|()| bind(cpu_set(cpus).as_ref())).and_then(|()| Senses::open());
             let senses = senses.map_err(|(step, errno)| {
-                tell(given.control.as_raw_fd(), Report::Failed { step, errno });
+                tell(given.control.as_raw_fd(), GuardReport::Failed { step, errno });
                 errno
             })?;
             Ok(ForkedGuard { given, senses, guard: libc::getpid() })

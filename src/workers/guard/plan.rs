@@ -36,7 +36,7 @@ pub(in super::super) struct Plan<'a> {
     pub keeps: bool,
 }
 
-/// The steps at which starting a worker can fail, as `Report::Failed` names them.
+/// The steps at which starting a worker can fail, as `GuardReport::Failed` names them.
 pub(in super::super) mod step {
     pub(in super::super::super) const CLONE: i32 = 1;
     pub(in super::super::super) const STREAMS: i32 = 2;

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use elastic_rs::signals::Signal;
-use elastic_rs::workers::{Event, Exit, StopPolicy};
+use elastic_rs::workers::{Event, ExitStatus, StopPolicy};
 
 use super::support::{Folder, LIMIT, Traces, exit, grace, signalled, start, wait_for_all, within};
 
@@ -27,7 +27,7 @@ async fn an_exit_is_reported_while_other_workers_run() {
     let (mut group, _shown) = start(vec![traces.worker(0, "pause"), traces.worker(1, "exit 7")]).await.unwrap();
     let pids = group.pids();
     let exited = exit(&mut group).await;
-    assert_eq!((exited.local_rank, exited.pid, exited.exit), (1, pids[&1], Exit::Code(7)));
+    assert_eq!((exited.local_rank, exited.pid, exited.exit), (1, pids[&1], ExitStatus::Code(7)));
     assert!(matches!(within(group.next_event()).await, Some(Event::Gone { local_rank: 1 })));
     let outcome = within(group.stop(grace(LIMIT))).await;
     assert_eq!(outcome.exited.iter().map(|exited| exited.exit.to_string()).collect::<Vec<_>>(), ["SIGTERM"]);
@@ -89,7 +89,7 @@ async fn a_guard_that_is_killed_takes_its_worker_along() {
     assert_eq!(shown.line(), "ready");
     signal(parent_of(group.pids()[&0]), Signal::KILL);
     let exited = exit(&mut group).await;
-    assert_eq!(exited.exit, Exit::Unseen);
+    assert_eq!(exited.exit, ExitStatus::Unseen);
     wait_for_all(&mut group).await;
     traces.wait_until_none_is_left();
 }

@@ -5,7 +5,7 @@ use std::fs;
 use std::io::Read;
 use std::time::Duration;
 
-use elastic_rs::workers::{Consoles, Copies, Exited, Filter, FilterOptions, Group, Output, StopPolicy, WorkerSpec};
+use elastic_rs::workers::{Consoles, Copies, Filter, FilterOptions, Group, Output, StopPolicy, WorkerExit, WorkerSpec};
 
 use super::support::{Folder, LIMIT, Traces, exit, grace, shown, wait_for_all, within};
 
@@ -14,13 +14,13 @@ fn tee(folder: &Folder, name: &str, prefix: &str) -> Output {
 }
 
 /// Run workers to their ends. Returns their exits and the lines on the console.
-async fn run(specs: Vec<WorkerSpec>, filters: FilterOptions) -> (Vec<Exited>, Vec<String>) {
+async fn run(specs: Vec<WorkerSpec>, filters: FilterOptions) -> (Vec<WorkerExit>, Vec<String>) {
     let (exits, _, seen) = run_and_listen(specs, filters).await;
     (exits, seen)
 }
 
 /// As [`run`], and with the end of each worker's stderr.
-async fn run_and_listen(specs: Vec<WorkerSpec>, filters: FilterOptions) -> (Vec<Exited>, Vec<String>, Vec<String>) {
+async fn run_and_listen(specs: Vec<WorkerSpec>, filters: FilterOptions) -> (Vec<WorkerExit>, Vec<String>, Vec<String>) {
     let (stdout, seen) = shown();
     let consoles = Consoles { stderr: stdout.try_clone().unwrap(), stdout };
     let reading = tokio::task::spawn_blocking(move || seen.rest());

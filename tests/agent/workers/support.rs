@@ -11,7 +11,7 @@ use std::thread;
 use std::time::Duration;
 
 use elastic_rs::workers::{
-    Consoles, Copies, Event, Exit, Exited, FilterOptions, Group, Output, StartError, StopPolicy, WorkerSpec,
+    Consoles, Copies, Event, ExitStatus, FilterOptions, Group, Output, StartError, StopPolicy, WorkerExit, WorkerSpec,
 };
 
 /// Time limit for a step that takes milliseconds on an idle machine.
@@ -136,7 +136,7 @@ pub async fn within<T>(future: impl Future<Output = T>) -> T {
 }
 
 /// The next event, which must be an exit.
-pub async fn exit(group: &mut Group) -> Exited {
+pub async fn exit(group: &mut Group) -> WorkerExit {
     match within(group.next_event()).await {
         Some(Event::Exited(exited)) => exited,
         other => panic!("{other:?}"),
@@ -144,7 +144,7 @@ pub async fn exit(group: &mut Group) -> Exited {
 }
 
 /// Wait until all workers have ended.
-pub async fn wait_for_all(group: &mut Group) -> Vec<Exited> {
+pub async fn wait_for_all(group: &mut Group) -> Vec<WorkerExit> {
     let mut exits = Vec::new();
     while let Some(event) = within(group.next_event()).await {
         match event {
@@ -156,7 +156,7 @@ pub async fn wait_for_all(group: &mut Group) -> Vec<Exited> {
     exits
 }
 
-pub fn signalled(exit: Exit) -> String {
+pub fn signalled(exit: ExitStatus) -> String {
     exit.to_string().replace(" (core dumped)", "")
 }
 

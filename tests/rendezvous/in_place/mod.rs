@@ -9,7 +9,9 @@ mod survivors;
 
 use std::time::Duration;
 
-use elastic_rs::rendezvous::messages::message::{CoordinatorMessage, NodeMessage, Placement, Resume, Round};
+use elastic_rs::rendezvous::messages::message::{
+    CoordinatorMessage, NodeMessage, Placement, Resume, Round, WorldChange,
+};
 use elastic_rs::rendezvous::messages::settings::Settings;
 use elastic_rs::rendezvous::run::SessionId;
 
@@ -70,7 +72,7 @@ impl Bench {
 
     fn change(&self, node: u64) -> (u8, &str) {
         match self.last(node) {
-            CoordinatorMessage::Change { round: ROUND, flags, reason } => (*flags, reason),
+            CoordinatorMessage::Change(WorldChange { round: ROUND, flags, reason }) => (*flags, reason),
             other => panic!("node {node} was not told of a change: {other:?}"),
         }
     }

@@ -1,7 +1,7 @@
 //! Members reconnect during a change, to the same coordinator or to a restarted one.
 
 use elastic_rs::rendezvous::messages::message::{
-    ADDED, CoordinatorMessage, Generation, Hello, NodeMessage, Placed, REMOVED, Round,
+    ADDED, CoordinatorMessage, Generation, Hello, NodeMessage, Placed, REMOVED, Round, WorldChange,
 };
 use elastic_rs::rendezvous::run::SessionId;
 
@@ -46,7 +46,7 @@ fn a_member_that_reconnects_is_told_of_the_change_again() {
             [
                 CoordinatorMessage::Welcome { .. },
                 CoordinatorMessage::Status { waiting: 0, .. },
-                CoordinatorMessage::Change { .. },
+                CoordinatorMessage::Change(_),
                 _
             ]
         ),
@@ -96,8 +96,10 @@ fn a_change_that_began_elsewhere_is_not_called_off() {
     let change = bench
         .said
         .iter()
-        .rfind(|(to, message)| *to == SessionId(2) && matches!(message, CoordinatorMessage::Change { .. }));
-    let Some((_, CoordinatorMessage::Change { reason, flags, .. })) = change else { panic!("{:?}", bench.said) };
+        .rfind(|(to, message)| *to == SessionId(2) && matches!(message, CoordinatorMessage::Change(_)));
+    let Some((_, CoordinatorMessage::Change(WorldChange { reason, flags, .. }))) = change else {
+        panic!("{:?}", bench.said)
+    };
     assert_eq!((reason.as_str(), *flags), ("its change began before this coordinator was restarted", REMOVED | ADDED));
     bench.say(2, NodeMessage::Counted { round: Round(5), count: 28 });
     assert_eq!(*bench.last(1), CoordinatorMessage::RaiseAt { round: Round(5), check: 31 });

@@ -68,7 +68,7 @@ async fn a_node_leaves_and_the_workers_of_the_other_one_go_on() {
     assert_eq!((change.round, change.flags), (ROUND, REMOVED));
     assert!(change.reason.ends_with("is about to leave: SIGTERM"), "{}", change.reason);
     session.counted(ROUND, 7);
-    other.hear(|message| matches!(message, CoordinatorMessage::Change { .. })).await;
+    other.hear(|message| matches!(message, CoordinatorMessage::Change(_))).await;
     other.say(&[NodeMessage::Counted { round: ROUND, count: 9 }]).await;
     let view = until_view(&session, |view| view.raise_at.is_some()).await;
     assert_eq!((view.raise_at, view.waiting), (Some((ROUND, 10)), 0));

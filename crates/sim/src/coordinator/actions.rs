@@ -14,7 +14,7 @@ use crate::engine::processes::Whose;
 use crate::engine::queue::Time;
 use crate::worlds::Violation;
 use elastic_rs::rendezvous::messages::message::{Failure, Hello, JoinWorkers, NodeId, NodeMessage, Placement};
-use elastic_rs::rendezvous::node::machine::NodeMachine;
+use elastic_rs::rendezvous::node::NodeMachine;
 use elastic_rs::rendezvous::run::{Ends, Home, SessionId};
 use elastic_rs::signals::Signal;
 

@@ -371,7 +371,7 @@ impl Simulation {
         ensure(workers.attend && change.round == round, || {
             format!("host{host} is told of {change:?} in round {round}")
         })?;
-        let (number, check) = (change.number, view.raise_at.map(|(_, check)| check));
+        let (number, check) = (view.changes, view.raise_at.map(|(_, check)| check));
         let asks = workers.asked < number;
         let stops = check.filter(|check| *check != NEVER && !workers.told);
         let called_off = check == Some(NEVER) && workers.called_off < number;
@@ -476,9 +476,7 @@ impl Simulation {
                 workers.attend = true;
                 machine.attending(round);
             }
-            Happening::Count(number)
-                if view.raise_at.is_none() && view.change.as_ref().is_some_and(|change| change.number == number) =>
-            {
+            Happening::Count(number) if view.raise_at.is_none() && view.change.is_some() && view.changes == number => {
                 workers.checks += more;
                 machine.counted(round, workers.checks);
             }

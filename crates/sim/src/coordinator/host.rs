@@ -20,7 +20,7 @@ use elastic_rs::rendezvous::messages::codec::{CodecError, decode_frame, encode_f
 use elastic_rs::rendezvous::messages::message::{
     CoordinatorMessage, MAGIC, NodeId, NodeMessage, PROTOCOL_VERSION, Placement,
 };
-use elastic_rs::rendezvous::node::machine::{JoinError, NodeMachine};
+use elastic_rs::rendezvous::node::{JoinError, NodeMachine};
 use elastic_rs::rendezvous::run::SessionId;
 
 /// The agent's state.

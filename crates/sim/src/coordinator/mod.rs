@@ -1,7 +1,7 @@
 //! Jobs with a coordinator: its process, the network, and hosts with PyTorch's agents or ours.
 //!
 //! Drives [`Machine`](elastic_rs::rendezvous::coordinator::machine::Machine),
-//! [`NodeMachine`](elastic_rs::rendezvous::node::machine::NodeMachine) and [`AgentMachine`](elastic_rs::agent::AgentMachine) as the real drivers
+//! [`NodeMachine`](elastic_rs::rendezvous::node::NodeMachine) and [`AgentMachine`](elastic_rs::agent::AgentMachine) as the real drivers
 //! do, over a network that delays, breaks and silences connections.
 //!
 //! | file | what |

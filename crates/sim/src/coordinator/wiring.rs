@@ -14,7 +14,7 @@ use crate::worlds::Violation;
 use elastic_rs::rendezvous::coordinator::machine::Command;
 use elastic_rs::rendezvous::messages::codec::CodecError;
 use elastic_rs::rendezvous::messages::message::{CoordinatorMessage, NodeMessage};
-use elastic_rs::rendezvous::node::machine::{JoinError, NodeCommand};
+use elastic_rs::rendezvous::node::{JoinError, NodeCommand};
 use elastic_rs::rendezvous::run::SessionId;
 
 /// How long a node waits for a connection attempt without an answer.

@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::super::engine::paths::HostId;
 use super::super::engine::queue::Time;
 use elastic_rs::rendezvous::etcd::interface::{
-    Change, EtcdEvent, EtcdRequest, LeaseId, NodeKey, Revision, Snapshot, State,
+    EtcdEvent, EtcdRequest, LeaseId, NodeKey, Revision, RunChange, Snapshot, StateKey,
 };
 use elastic_rs::rendezvous::messages::message::NodeId;
 
@@ -25,10 +25,10 @@ pub(super) struct Outage {
 pub(super) struct Etcd {
     revision: u64,
     compacted: u64,
-    state: Option<State>,
+    state: Option<StateKey>,
     nodes: BTreeMap<NodeId, NodeKey>,
     leases: BTreeMap<LeaseId, (Duration, Time)>,
-    log: Vec<(Revision, Vec<Change>)>,
+    log: Vec<(Revision, Vec<RunChange>)>,
     /// By host: the process that watches, and the next revision to send.
     watches: BTreeMap<HostId, (u32, u64)>,
     outages: Vec<Outage>,
@@ -50,7 +50,7 @@ impl Etcd {
         Snapshot { revision: Revision(self.revision), state: self.state.clone(), nodes: self.nodes.clone() }
     }
 
-    fn commit(&mut self, changes: Vec<Change>) -> Revision {
+    fn commit(&mut self, changes: Vec<RunChange>) -> Revision {
         self.revision += 1;
         self.log.push((Revision(self.revision), changes));
         Revision(self.revision)
@@ -93,10 +93,10 @@ impl Etcd {
         self.leases.remove(&lease);
         let gone: Vec<_> = self.nodes.iter().filter(|(_, key)| key.lease == lease).map(|(node, _)| *node).collect();
         self.nodes.retain(|_, key| key.lease != lease);
-        let mut changes: Vec<_> = gone.into_iter().map(|node| Change::Node(node, None)).collect();
+        let mut changes: Vec<_> = gone.into_iter().map(|node| RunChange::Node(node, None)).collect();
         if self.state.as_ref().is_some_and(|state| state.lease == lease) {
             self.state = None;
-            changes.push(Change::State(None));
+            changes.push(RunChange::State(None));
         }
         if !changes.is_empty() {
             self.commit(changes);
@@ -106,7 +106,7 @@ impl Etcd {
     /// Somebody deletes the state by hand.
     pub fn delete_state(&mut self) {
         if self.state.take().is_some() {
-            self.commit(vec![Change::State(None)]);
+            self.commit(vec![RunChange::State(None)]);
         }
     }
 
@@ -131,11 +131,11 @@ impl Etcd {
         self.state.as_ref().map_or(Revision(0), |state| state.revision)
     }
 
-    fn put_node(&mut self, node: NodeId, lease: LeaseId, wish: Vec<u8>, at: Revision) -> Change {
+    fn put_node(&mut self, node: NodeId, lease: LeaseId, wish: Vec<u8>, at: Revision) -> RunChange {
         let created = self.nodes.get(&node).map_or(at, |key| key.created);
         let key = NodeKey { lease, created, modified: at, wish };
         self.nodes.insert(node, key.clone());
-        Change::Node(node, Some(key))
+        RunChange::Node(node, Some(key))
     }
 
     /// The answer to a request of a process on a host: of `node`. `None`: there is none. `lease` is the id of a new lease.
@@ -176,8 +176,8 @@ impl Etcd {
             // etcd refuses a put under a lease that has ended.
             EtcdRequest::Txn { .. } if !self.accepts(&request) => lease_gone(),
             EtcdRequest::Txn { state, run_lease, own, .. } => {
-                let state = State { bytes: state, revision: next, lease: run_lease };
-                let mut changes = vec![Change::State(Some(state.clone()))];
+                let state = StateKey { bytes: state, revision: next, lease: run_lease };
+                let mut changes = vec![RunChange::State(Some(state.clone()))];
                 if let Some((lease, wish)) = own {
                     changes.push(self.put_node(node, lease, wish, next));
                 }

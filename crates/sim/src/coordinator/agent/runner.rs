@@ -54,7 +54,7 @@ impl Simulation {
         let Some((process, ours)) = self.ours(host) else { return Ok(()) };
         let view = process.machine.view().clone();
         if let Some(until) = ours.looking_until {
-            let running = process.machine.outlook().map(Option::<&Running>::cloned);
+            let running = process.machine.forecast().map(Option::<&Running>::cloned);
             if running.is_some() || until <= at {
                 ours.looking_until = None;
                 ours.machine.on_outlook(running.flatten().as_ref(), instant);

@@ -17,7 +17,7 @@ use elastic_rs::rendezvous::coordinator::machine::{Command, Machine};
 use elastic_rs::rendezvous::messages::message::{CoordinatorMessage, NodeId, NodeMessage, Placement, Resume, Round};
 use elastic_rs::rendezvous::messages::settings::WorkerBounds;
 use elastic_rs::rendezvous::messages::settings::{OnPartition, Settings};
-use elastic_rs::rendezvous::node::machine::JoinError;
+use elastic_rs::rendezvous::node::JoinError;
 use elastic_rs::rendezvous::run::{Exclusion, Run, Status};
 
 /// The coordinator's counters are compared with a recount after each decision, in jobs with fewer nodes than this.

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use elastic_rs::rendezvous::messages::settings::Settings;
-use elastic_rs::rendezvous::node::machine::JoinError;
+use elastic_rs::rendezvous::node::JoinError;
 use elastic_rs_sim::coordinator::host::Exit;
 use elastic_rs_sim::coordinator::{Action, Options};
 

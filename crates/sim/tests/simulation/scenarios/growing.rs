@@ -2,7 +2,7 @@
 
 use elastic_rs::rendezvous::messages::message::Verdict;
 use elastic_rs::rendezvous::messages::settings::Settings;
-use elastic_rs::rendezvous::node::machine::JoinError;
+use elastic_rs::rendezvous::node::JoinError;
 use elastic_rs_sim::coordinator::host::Exit;
 use elastic_rs_sim::coordinator::{Action, Options};
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use elastic_rs::rendezvous::messages::message::Verdict;
 use elastic_rs::rendezvous::messages::settings::Settings;
-use elastic_rs::rendezvous::node::machine::JoinError;
+use elastic_rs::rendezvous::node::JoinError;
 use elastic_rs_sim::coordinator::host::{Agent, Exit};
 use elastic_rs_sim::coordinator::{Action, Options, Simulation};
 

@@ -1,14 +1,61 @@
-//! The state that a node would write: its messages applied to the cell's state, as a coordinator applies them.
+//! A node's decision on the cell's state: its messages applied to it, as a coordinator applies them. The result is a new state, or only
+//! replies to the node's machine.
 
 use std::time::Instant;
 
-use super::blob::Blob;
-use super::node::{CellNode, Liveness};
-use super::outbox::Numbered;
-use super::proposal::{Decision, Proposal, Recorded, outlives_its_connection};
+use super::{CellNode, Liveness};
+use crate::events::journal::Reference;
 use crate::events::record::Record;
+use crate::rendezvous::cell::blob::Blob;
+use crate::rendezvous::cell::wish::Numbered;
 use crate::rendezvous::messages::message::{CoordinatorMessage, Hello, NodeMessage};
-use crate::rendezvous::run::{Effect, Event, MY_SESSION, Reach, Run, SessionId, Status};
+use crate::rendezvous::run::{Effect, Event, MY_SESSION, Reach, Run, SessionId, Standing, Status};
+
+/// A state to be written.
+#[derive(Clone, Debug)]
+pub(super) struct Proposal {
+    pub blob: Blob,
+    /// Decisions, to be logged and recorded once the state is written.
+    pub recorded: Recorded,
+    /// Replies to this node's machine, once the state is written.
+    pub replies: Vec<CoordinatorMessage>,
+    /// This node's messages that the state contains.
+    pub messages: Vec<Numbered>,
+    /// The decision, by which the next one is logged if it is another.
+    pub standing: Standing,
+}
+
+/// What a decision has recorded.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Recorded {
+    pub records: Vec<Record>,
+    /// For people.
+    pub warnings: Vec<String>,
+    /// Events of other nodes that are causes. Theirs are the numbers before those of the records.
+    pub references: Vec<Reference>,
+}
+
+/// A node's decision on its messages and the cell's state.
+#[derive(Debug)]
+pub(super) enum Decision {
+    /// Write a new state.
+    Write(Box<Proposal>),
+    /// Write nothing. The node's machine gets these replies at once.
+    Reply(Vec<CoordinatorMessage>),
+}
+
+impl Proposal {
+    /// Drop the replies and messages of a connection that the machine has given up. It repeats those that still matter.
+    pub fn drop_connection(&mut self) {
+        self.replies.clear();
+        self.messages.retain(|(_, message)| outlives_its_connection(message));
+    }
+}
+
+/// Whether a message must be delivered even if the machine gives up its connection: it will not repeat a `Withdraw` or `Leave`.
+pub(super) fn outlives_its_connection(message: &NodeMessage) -> bool {
+    matches!(message, NodeMessage::Withdraw | NodeMessage::Leave { .. })
+}
 
 /// The results of applying events to a run.
 #[derive(Default)]
@@ -228,13 +275,11 @@ impl CellNode {
 
     /// Record the round's progress for this node, if it waits.
     fn note_progress(&mut self, run: &Run, now: Instant) {
-        let spare = run.waits_as_spare(self.hello.node);
-        if let Some(joining) = self.machine.joining.as_mut().filter(|joining| joining.withdrawn_at.is_none()) {
-            joining.progress = Some(match self.pace.unkept() {
-                0 | 1 => run.progress(now),
-                times => format!("the backend keeps nothing: it was empty right after a write {times} times in a row"),
-            });
-            joining.be_spare(spare, now);
-        }
+        let (spare, unkept) = (run.waits_as_spare(self.hello.node), self.pace.unkept());
+        let progress = || match unkept {
+            0 | 1 => run.progress(now),
+            times => format!("the backend keeps nothing: it was empty right after a write {times} times in a row"),
+        };
+        self.machine.on_progress(progress, spare, now);
     }
 }

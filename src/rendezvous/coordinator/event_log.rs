@@ -20,7 +20,7 @@ use crate::rendezvous::run::{Activity, Run, RunState};
 
 /// Bytes of an answer: a frame has room for more, and for one event that is longer.
 const ANSWER_BYTES: usize = 32 * 1024;
-/// How long nothing may have happened until what was recorded is made into lines. Nodes of a round are told before.
+/// Lines are made of events once nothing has happened for so long. Nodes of a round get their messages first.
 const QUIET: Duration = Duration::from_millis(10);
 /// How long it may take until then.
 const LINES_WITHIN: Duration = Duration::from_millis(100);
@@ -64,7 +64,7 @@ struct Waiting {
     run_id: String,
     ask: Observe,
     reply: oneshot::Sender<Answer>,
-    /// Until when a node may tell how far the training is.
+    /// Until when a node may report how far the training is.
     step_until: Option<Instant>,
 }
 
@@ -79,10 +79,10 @@ struct Fresh {
 
 /// The events of all runs of a coordinator.
 #[derive(Debug)]
-pub(super) struct Book {
+pub(super) struct EventLog {
     rings: Rings,
     fresh: Vec<Fresh>,
-    /// Names this life of the coordinator in the ids of its events.
+    /// Names this process of the coordinator in the ids of its events.
     origin: String,
     began: Instant,
     waiting: Vec<Waiting>,
@@ -94,13 +94,13 @@ pub(super) struct Book {
     file: Option<EventFile>,
 }
 
-impl Book {
-    /// A book without events. `life`: a random number of this process.
-    pub fn new(life: u32, now: Instant) -> Self {
+impl EventLog {
+    /// A log without events. `instance`: a random number of this process.
+    pub fn new(instance: u32, now: Instant) -> Self {
         Self {
             rings: Rings::default(),
             fresh: Vec::new(),
-            origin: format!("c{life:08x}"),
+            origin: format!("c{instance:08x}"),
             began: now,
             waiting: Vec::new(),
             metrics: Metrics::default(),
@@ -217,7 +217,7 @@ impl Book {
         }
     }
 
-    /// The runs whose metrics are told apart.
+    /// The runs that have metrics of their own.
     pub fn runs(&self) -> impl Iterator<Item = &str> {
         self.metrics.runs()
     }
@@ -376,51 +376,51 @@ mod tests {
         }
     }
 
-    fn lines(book: &Book) -> usize {
-        book.rings.after("job", 0).count()
+    fn lines(log: &EventLog) -> usize {
+        log.rings.after("job", 0).count()
     }
 
     #[test]
     fn lines_are_made_once_it_is_quiet() {
         let began = Instant::now();
         let at = |ms| began + Duration::from_millis(ms);
-        let mut book = Book::new(1, began);
-        assert_eq!(book.next_deadline(), None);
+        let mut log = EventLog::new(1, began);
+        assert_eq!(log.next_deadline(), None);
         for number in 0..5 {
-            book.keep("job".to_owned(), record(number + 1), at(5 * number));
-            book.on_tick(at(5 * number));
+            log.keep("job".to_owned(), record(number + 1), at(5 * number));
+            log.on_tick(at(5 * number));
         }
-        assert_eq!((lines(&book), book.next_deadline()), (0, Some(at(30))));
-        book.on_tick(at(30));
-        assert_eq!((lines(&book), book.next_deadline()), (5, None));
+        assert_eq!((lines(&log), log.next_deadline()), (0, Some(at(30))));
+        log.on_tick(at(30));
+        assert_eq!((lines(&log), log.next_deadline()), (5, None));
         // It is never quiet.
         for number in 0..20 {
-            book.keep("job".to_owned(), record(number + 6), at(100 + 9 * number));
+            log.keep("job".to_owned(), record(number + 6), at(100 + 9 * number));
         }
-        assert_eq!(book.next_deadline(), Some(at(200)));
-        book.on_tick(at(200));
-        assert_eq!(lines(&book), 25);
-        let line = book.rings.after("job", 0).last().unwrap().line.clone();
+        assert_eq!(log.next_deadline(), Some(at(200)));
+        log.on_tick(at(200));
+        assert_eq!(lines(&log), 25);
+        let line = log.rings.after("job", 0).last().unwrap().line.clone();
         assert!(line.contains("\"id\":\"c00000001-1.25\"") && line.contains("\"mono_us\":271000,"), "{line}");
     }
 
     #[test]
     fn events_that_wait_to_be_lines_are_bounded() {
         let now = Instant::now();
-        let mut book = Book::new(1, now);
-        (1..=FRESH as u64).for_each(|number| book.keep("job".to_owned(), record(number), now));
-        assert_eq!((lines(&book), book.fresh.len()), (FRESH, 0));
+        let mut log = EventLog::new(1, now);
+        (1..=FRESH as u64).for_each(|number| log.keep("job".to_owned(), record(number), now));
+        assert_eq!((lines(&log), log.fresh.len()), (FRESH, 0));
     }
 
     #[test]
     fn who_asks_is_answered_with_all_that_has_happened() {
         let now = Instant::now();
-        let mut book = Book::new(1, now);
-        book.keep("job".to_owned(), record(1), now);
+        let mut log = EventLog::new(1, now);
+        log.keep("job".to_owned(), record(1), now);
         let ask = Observe { run_id: None, after: 0, waits: false, state: false };
-        assert_eq!(book.answer("job".to_owned(), &ask, &Machine::new()).last, 1);
-        book.keep("job".to_owned(), record(2), now);
-        book.forget("job", &Machine::new());
-        assert_eq!((lines(&book), book.next_deadline()), (0, None));
+        assert_eq!(log.answer("job".to_owned(), &ask, &Machine::new()).last, 1);
+        log.keep("job".to_owned(), record(2), now);
+        log.forget("job", &Machine::new());
+        assert_eq!((lines(&log), log.next_deadline()), (0, None));
     }
 }

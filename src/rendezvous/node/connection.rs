@@ -12,9 +12,9 @@ use tokio::io::AsyncWriteExt;
 use tokio::time::timeout;
 
 use super::dial::{CONNECT_TIMEOUT, Dialled, dial};
-use super::machine::{NodeCommand, NodeMachine};
-use super::report::Reporter;
-use super::seat::Shared;
+use super::shared::Shared;
+use super::status_log::StatusLog;
+use super::{NodeCommand, NodeMachine};
 use crate::clock::until;
 use crate::rendezvous::messages::codec;
 use crate::rendezvous::messages::frames::read_message;
@@ -54,15 +54,15 @@ pub(super) async fn drive(machine: Arc<Mutex<NodeMachine>>, shared: Arc<Shared>,
     let mut connection: Option<Connection> = None;
     let mut connecting = None;
     let mut probing = None;
-    let mut reporter = Reporter::default();
+    let mut status_log = StatusLog::default();
     let mut unproven = None;
     loop {
         let (commands, deadline, left, news, run_id) = {
             let mut machine = machine.lock();
             let now = Instant::now();
             machine.on_tick(now);
-            let news = reporter.look(&machine, now);
-            let deadline = [machine.next_deadline(), reporter.next_deadline(&machine)].into_iter().flatten().min();
+            let news = status_log.look(&machine, now);
+            let deadline = [machine.next_deadline(), status_log.next_deadline(&machine)].into_iter().flatten().min();
             (machine.take_commands(), deadline, machine.has_left(), news, machine.run_id().to_owned())
         };
         for text in news {
@@ -90,7 +90,7 @@ pub(super) async fn drive(machine: Arc<Mutex<NodeMachine>>, shared: Arc<Shared>,
             machine.lock().on_disconnected(error.to_string(), false, Instant::now());
             continue;
         }
-        shared.stepped();
+        shared.on_step();
         if left {
             if let Some(mut connection) = connection {
                 let last = async {
@@ -106,7 +106,7 @@ pub(super) async fn drive(machine: Arc<Mutex<NodeMachine>>, shared: Arc<Shared>,
 
         tokio::select! {
             biased;
-            () = shared.asked.notified() => {}
+            () = shared.requested.notified() => {}
             happened = step(&mut connection) => {
                 let mut machine = machine.lock();
                 match happened {
@@ -134,7 +134,7 @@ pub(super) async fn drive(machine: Arc<Mutex<NodeMachine>>, shared: Arc<Shared>,
                     Err(error) if error.out_of_descriptors => machine.on_out_of_descriptors(error.text, Instant::now()),
                     Err(error) => {
                         // The operator has to mend it. It is no verdict, since a stranger may have caused it.
-                        if error.unproven && unproven.is_none_or(|told: Instant| told.elapsed() >= UNPROVEN_EVERY) {
+                        if error.unproven && unproven.is_none_or(|logged: Instant| logged.elapsed() >= UNPROVEN_EVERY) {
                             tracing::warn!("[{run_id}] this node and the coordinator are not proven to each other: {}", error.text);
                             unproven = Some(Instant::now());
                         }

@@ -1,12 +1,14 @@
-//! The end of a job over a cell that may be in this process: the other nodes have to read that it is over before the process ends.
+//! A node's end over a cell: its goodbye, and its stay for the others. Part of [super].
+//!
+//! At the end of a job over a cell that may be in this process, the other nodes have to read that it is over before the process ends.
 //!
 //! Each node leaves the state once it has read the verdict and its workers have ended. The node in whose process the cell is stays until
 //! all have, or for [`AT_MOST`]: a node that was killed does not leave any more.
 
 use std::time::{Duration, Instant};
 
-use super::blob::Blob;
-use super::node::{CellNode, Line};
+use super::{CellNode, Line};
+use crate::rendezvous::cell::blob::Blob;
 
 /// How long a node stays for the others. Each reads at least once a second.
 const AT_MOST: Duration = Duration::from_secs(5);
@@ -16,7 +18,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// Whether a node stays for the others after its goodbye.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stay {
-    /// It has not said goodbye yet.
+    /// Its goodbye is not written yet.
     Before,
     /// Until then, if they do not leave before.
     Until(Instant),
@@ -35,6 +37,21 @@ impl Stay {
 }
 
 impl CellNode {
+    /// Whether this node's `Leave` is written, or none was needed, and it does not stay for others.
+    pub fn has_left(&self) -> bool {
+        self.has_said_goodbye() && (self.stay == Stay::Over || self.machine.has_failed())
+    }
+
+    /// Whether this node's `Leave` is written, or none was needed.
+    pub(super) fn has_said_goodbye(&self) -> bool {
+        self.machine.has_left() && (self.machine.has_failed() || (!self.busy && self.outbox.is_empty()))
+    }
+
+    /// Whether the backend is no longer called.
+    pub(super) fn is_over(&self) -> bool {
+        self.has_left() || self.machine.has_failed()
+    }
+
     /// Stay after the goodbye while others have not read that the job is over, and look for it.
     pub(super) fn stay_for_others(&mut self, now: Instant) {
         if !self.has_said_goodbye() || self.stay == Stay::Over {

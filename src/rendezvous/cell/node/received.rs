@@ -1,11 +1,11 @@
-//! A node's messages from a state that another node wrote: those that a coordinator would have pushed. Part of [`super::node`].
+//! A node's messages from a state that another node wrote: those that a coordinator would have pushed. Part of [super].
 
 use std::time::Instant;
 
-use super::blob::Blob;
-use super::node::{CellNode, Liveness};
+use super::{CellNode, Liveness};
+use crate::rendezvous::cell::blob::Blob;
 use crate::rendezvous::messages::message::{CoordinatorMessage, Join, NodeMessage};
-use crate::rendezvous::node::view::JoinError;
+use crate::rendezvous::node::JoinError;
 use crate::rendezvous::run::Run;
 
 impl CellNode {
@@ -42,7 +42,7 @@ impl CellNode {
         if withdrawn {
             news.push(CoordinatorMessage::Withdrawn { progress: run.progress(now) });
         }
-        let stale = self.stale_place(&run);
+        let stale = self.stale_rank(&run);
         if stale.is_none() {
             self.deliver(news, now);
         }
@@ -55,11 +55,11 @@ impl CellNode {
     fn not_ours(&self, what: &str) -> JoinError {
         JoinError::State(match self.liveness {
             Liveness::Counters => what.to_owned(),
-            Liveness::Leases(_) => format!("{}: {what}", self.machine.counterpart_name()),
+            Liveness::Leases(_) => format!("{}: {what}", self.machine.backend_name()),
         })
     }
 
-    /// Whether the state has this node, and its join if it waits for a place.
+    /// Whether the state has this node, and its join if it waits for a rank assignment.
     fn is_known(&self, run: &Run) -> bool {
         let idle = || run.roster().is_idle(self.hello.node) && self.machine.ready_join().is_some();
         run.knows(self.hello.node) && !(self.is_greeted_early() && idle())
@@ -67,7 +67,7 @@ impl CellNode {
 
     /// Whether this node runs workers of its last round.
     fn runs(&self) -> bool {
-        self.machine.joining.is_none() && self.machine.hello.placed.is_some_and(|placed| placed.active)
+        self.machine.pending_join().is_none() && self.machine.hello().placed.is_some_and(|placed| placed.active)
     }
 
     /// The messages for this node that the state implies.
@@ -75,19 +75,19 @@ impl CellNode {
         let me = self.hello.node;
         if let Some(verdict) = run.closed().cloned() {
             // The job may have been closed while the join of this node was being written.
-            let was_spare = self.machine.joining.as_ref().is_some_and(|joining| joining.spare);
+            let was_spare = self.machine.pending_join().is_some_and(|joining| joining.is_spare());
             let spare = was_spare || run.waits_as_spare(me);
-            let comes = !spare && !run.knows(me) && self.machine.hello.placed.is_none();
+            let comes = !spare && !run.knows(me) && self.machine.hello().placed.is_none();
             return vec![match comes {
                 true => CoordinatorMessage::Over { verdict, ago: None },
                 false => CoordinatorMessage::Closed { verdict, spare },
             }];
         }
-        // The node that has applied this node's join has no way to tell it.
-        if let Some(reason) = self.machine.ready_join().and_then(|joining| run.another_job(me, &joining.join, now)) {
+        // The node that has applied this node's join cannot send it anything.
+        if let Some(reason) = self.machine.ready_join().and_then(|joining| run.another_job(me, joining.join(), now)) {
             return vec![CoordinatorMessage::Ended { reason }];
         }
-        let mine = self.machine.hello.placed.map(|placed| (placed.round, placed.rank));
+        let mine = self.machine.hello().placed.map(|placed| (placed.round, placed.rank));
         match run.roster().assignment(me) {
             Some((_, rank)) if self.machine.ready_join().is_some() => {
                 run.placement(rank).into_iter().chain([run.status()]).collect()
@@ -105,9 +105,9 @@ impl CellNode {
         }
     }
 
-    /// The join to send again, if this node's place belongs to an abandoned join. The worker store of that join is gone.
-    fn stale_place(&self, run: &Run) -> Option<Join> {
-        let join = &self.machine.ready_join().filter(|joining| joining.withdrawn_at.is_none())?.join;
+    /// The join to send again, if this node's rank belongs to an abandoned join. The worker store of that join is gone.
+    fn stale_rank(&self, run: &Run) -> Option<Join> {
+        let join = self.machine.ready_join().filter(|joining| !joining.is_withdrawn())?.join();
         let (round, rank) =
             run.roster().assignment(self.hello.node).filter(|(round, rank)| *round > join.round && *rank == 0)?;
         match run.placement(rank)? {
@@ -118,7 +118,7 @@ impl CellNode {
         }
     }
 
-    /// Join again, if the other nodes have dropped this waiting node, or its place is stale.
+    /// Join again, if the other nodes have dropped this waiting node, or its rank is stale.
     fn join_again_if_forgotten(&mut self, known: bool, stale: Option<Join>) {
         let asked = self.outbox.has(|sent| matches!(sent, NodeMessage::Join(_) | NodeMessage::Hello(_)));
         if asked || (known && stale.is_none()) {

@@ -7,7 +7,7 @@ use std::time::{Instant, SystemTime};
 use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
 
-use super::machine::NodeMachine;
+use super::NodeMachine;
 use crate::events::file::EventFile;
 use crate::events::line::line_with;
 
@@ -21,15 +21,15 @@ pub trait WorkersEnd: Debug + Send + Sync {
 }
 
 /// A node's machine with its transport.
-pub trait Seat: Debug + Send {
+pub trait MachineSlot: Debug + Send {
     /// The node's state machine.
     fn machine(&mut self) -> &mut NodeMachine;
 
     /// Called after each call into the machine.
-    fn asked(&mut self, _now: Instant) {}
+    fn on_request(&mut self, _now: Instant) {}
 }
 
-impl Seat for NodeMachine {
+impl MachineSlot for NodeMachine {
     fn machine(&mut self) -> &mut NodeMachine {
         self
     }
@@ -38,9 +38,9 @@ impl Seat for NodeMachine {
 /// The state that a session's callers and its driver share.
 #[derive(Debug)]
 pub(in crate::rendezvous) struct Shared {
-    pub seat: Arc<Mutex<dyn Seat>>,
+    pub slot: Arc<Mutex<dyn MachineSlot>>,
     /// Wakes the driver after a call into the machine.
-    pub asked: Notify,
+    pub requested: Notify,
     /// Number of the driver's steps. A caller that waits for an outcome looks again after each.
     pub steps: watch::Sender<u64>,
     /// Whether the `Leave` was sent, or given up.
@@ -67,8 +67,8 @@ pub(in crate::rendezvous) struct Recording {
 
 impl Shared {
     /// The driver has made a step.
-    pub fn stepped(&self) {
-        self.keep_workers_end(self.seat.lock().machine());
+    pub fn on_step(&self) {
+        self.keep_workers_end(self.slot.lock().machine());
         self.write_events();
         self.steps.send_modify(|step| *step += 1);
     }
@@ -98,14 +98,14 @@ impl Shared {
     pub fn write_events(&self) {
         let recording = self.events.lock();
         let Some(Recording { run_id, file }) = &*recording else { return };
-        let mut seat = self.seat.lock();
-        let machine = seat.machine();
+        let mut slot = self.slot.lock();
+        let machine = slot.machine();
         let (events, missed) = machine.take_events();
         if events.is_empty() {
             return;
         }
         let (origin, began) = (machine.journal().origin().to_owned(), machine.journal().began());
-        drop(seat);
+        drop(slot);
         let (now, wall) = (Instant::now(), SystemTime::now());
         for (index, entry) in events.iter().enumerate() {
             let at = wall.checked_sub(now.saturating_duration_since(entry.at)).unwrap_or(wall);

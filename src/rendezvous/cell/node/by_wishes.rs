@@ -1,14 +1,13 @@
-//! A node over etcd leaves its messages to the node that proposes the next state: see [`super::peers`]. Part of [`super::node`].
+//! A node over etcd leaves its messages to the node that proposes the next state: see [`crate::rendezvous::cell::peers`]. Part of [super].
 
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-use super::blob::Blob;
-use super::node::{CellNode, Liveness};
-use super::peers::{Peers, patience};
-use super::proposal::{Proposal, Recorded};
-use super::propose::{Author, Outcome};
-use super::wish::Wish;
+use super::propose::{Author, Outcome, Proposal, Recorded};
+use super::{CellNode, Liveness};
+use crate::rendezvous::cell::blob::Blob;
+use crate::rendezvous::cell::peers::{Peers, patience};
+use crate::rendezvous::cell::wish::Wish;
 use crate::rendezvous::messages::message::{CoordinatorMessage, NodeId, NodeMessage};
 use crate::rendezvous::run::{CELL_SESSION, Run};
 use crate::wire::text::DEFAULT_RUN_ID;
@@ -30,7 +29,7 @@ impl CellNode {
 
     /// etcd has renewed this node's lease. `asked_at`: when the renewal was requested.
     pub fn on_renewed(&mut self, asked_at: Instant, now: Instant) {
-        self.machine.vouch(asked_at, now);
+        self.machine.renew(asked_at, now);
     }
 
     /// Whether this node's key is to be put now, with its [`CellNode::wish`]. Asked for once.
@@ -38,7 +37,7 @@ impl CellNode {
         std::mem::take(&mut self.wishes)
     }
 
-    /// The value of this node's key: what it has to say.
+    /// The value of this node's key: its messages.
     pub fn wish(&self) -> Vec<u8> {
         Wish { hello: self.hello.clone(), messages: self.outbox.messages().to_vec() }.encode()
     }

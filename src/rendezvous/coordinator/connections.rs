@@ -1,0 +1,384 @@
+//! The connections of a coordinator: each has a task that reads, and one that writes.
+
+use std::collections::HashMap;
+use std::convert::Infallible;
+use std::fmt::Debug;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::BytesMut;
+use parking_lot::Mutex;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::runtime::Handle;
+use tokio::sync::mpsc::error::TrySendError;
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::AbortHandle;
+use tokio::time::error::Elapsed;
+use tokio::time::timeout;
+
+use super::event_log::Answer;
+use super::readers::Asker;
+use crate::bounded_log::BoundedLog;
+use crate::net::admission::Bounds;
+use crate::net::admission::tasks::{BoundedTasks, Ending, Task};
+use crate::net::local::is_here;
+use crate::net::same_user::SameUser;
+use crate::rendezvous::messages::codec::{self, CodecError};
+use crate::rendezvous::messages::frames::read_message;
+use crate::rendezvous::messages::message::{CoordinatorMessage, Hello, NodeMessage, OBSERVER_WAIT, Observe, Observed};
+use crate::rendezvous::run::{Ends, SessionId};
+use crate::secure::proof::Pass;
+use crate::secure::refusals::{Kind, Refusal};
+use crate::secure::{Halves, Protection, Reader, Writer};
+use crate::wire::text::validate_run_id;
+
+/// A connection that has begun as a session.
+#[derive(Debug)]
+pub struct Incoming {
+    /// The connection.
+    pub halves: Halves,
+    /// The bytes of the session read so far.
+    pub first_bytes: BytesMut,
+    /// What the peer has proven. `None`: the coordinator is not protected.
+    pub pass: Option<Pass>,
+    /// The node's end.
+    pub peer: SocketAddr,
+    /// Our end.
+    pub local: SocketAddr,
+    /// Dropped when the connection is closed, so that the acceptor can count the open ones.
+    pub kept: Box<dyn Debug + Send>,
+}
+
+/// Messages that may wait for a node that does not read. Normally there are two or three per round.
+const UNREAD_LIMIT: usize = 64;
+/// Time for all messages of an ended session to be written.
+const FAREWELL: Duration = Duration::from_secs(5);
+/// Time for a single message to be written while the session lives. A slow node may take long.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Connections without a first message yet. Many nodes may come at the same moment. How long one may be silent if as many others are.
+const UNGREETED: Bounds = Bounds { permits: 1024, waiting: 0, kept: 0, patience: Duration::from_millis(500) };
+/// Observers at once.
+const OBSERVERS: usize = 64;
+/// Observers at once from one address.
+const OBSERVERS_OF_ONE: usize = 16;
+/// How long an observer may ask nothing.
+const OBSERVER_IDLE: Duration = Duration::from_secs(300);
+
+/// The first message of a connection.
+enum Greeting {
+    Hello(Box<Hello>),
+    Observe(Observe),
+}
+
+/// What happens on a connection.
+pub(super) enum ConnectionEvent {
+    Hello { session: SessionId, hello: Box<Hello>, ends: Ends, writing: Writing },
+    Observe { ask: Observe, asker: Option<Asker>, reply: oneshot::Sender<Answer> },
+    Message { session: SessionId, message: NodeMessage },
+    Gone { session: SessionId },
+}
+
+/// The task that writes to a node. Once it ends, the one that reads from the node ends too.
+pub(super) struct Writing {
+    outbox: mpsc::Sender<BytesMut>,
+    /// Dropped with `outbox` when the session ends.
+    _open: oneshot::Sender<Infallible>,
+    task: AbortHandle,
+}
+
+impl Writing {
+    pub fn new(outbox: mpsc::Sender<BytesMut>, open: oneshot::Sender<Infallible>, task: AbortHandle) -> Self {
+        Self { outbox, _open: open, task }
+    }
+
+    /// Queue a message, or end the connection at once. The error is the reason, unless the connection has ended already.
+    pub fn queue(&self, message: &CoordinatorMessage) -> Result<(), Option<String>> {
+        let mut frame = BytesMut::new();
+        let queued = match codec::try_encode_frame(message, &mut frame) {
+            Ok(()) => self.outbox.try_send(frame).map_err(|unsent| match unsent {
+                TrySendError::Full(_) => Some("a node does not read its messages".to_owned()),
+                TrySendError::Closed(_) => None,
+            }),
+            Err(error) => Err(Some(format!("a message to a node cannot be sent, which is a bug ({error})"))),
+        };
+        queued.inspect_err(|_| self.task.abort())
+    }
+}
+
+/// The permits of observers, by their address.
+#[derive(Debug, Default)]
+pub(super) struct Permits(Mutex<HashMap<IpAddr, usize>>);
+
+/// A permit that is taken.
+struct Permit(Arc<Permits>, IpAddr);
+
+impl Permits {
+    fn take(self: Arc<Self>, peer: IpAddr) -> Result<Permit, String> {
+        let mut taken = self.0.lock();
+        let own = taken.get(&peer).copied().unwrap_or(0);
+        if taken.values().sum::<usize>() >= OBSERVERS {
+            return Err(format!("{OBSERVERS} others observe this coordinator already"));
+        }
+        if own >= OBSERVERS_OF_ONE {
+            return Err(format!("{OBSERVERS_OF_ONE} others observe this coordinator from {peer} already"));
+        }
+        taken.insert(peer, own + 1);
+        drop(taken);
+        Ok(Permit(self, peer))
+    }
+}
+
+impl Drop for Permit {
+    fn drop(&mut self) {
+        let mut taken = self.0.0.lock();
+        match taken.get_mut(&self.1) {
+            Some(own) if *own > 1 => *own -= 1,
+            _ => drop(taken.remove(&self.1)),
+        }
+    }
+}
+
+/// What the tasks of all connections use.
+#[derive(Clone)]
+pub(super) struct Shared {
+    pub events: mpsc::Sender<ConnectionEvent>,
+    pub writes: mpsc::WeakSender<()>,
+    pub observers: Arc<Permits>,
+    /// Time for the first message.
+    pub hello_timeout: Duration,
+    pub log: Arc<BoundedLog>,
+    pub protection: Option<Arc<Protection>>,
+    pub same_user: Option<Arc<SameUser>>,
+}
+
+impl Shared {
+    /// Refuse what a peer asks for, count it, and log it.
+    async fn forbid(&self, peer: SocketAddr, pass: Option<&Pass>, why: String, writer: &mut Writer) {
+        let counted = self.protection.as_ref().filter(|_| pass.is_some());
+        let counted = counted.map(|protection| protection.refuse(&Refusal::new(Kind::Forbidden, &*why)));
+        if self.log.admits("refused") {
+            let error = counted.as_deref().unwrap_or(&why);
+            tracing::warn!(%peer, error, "a session is refused");
+        }
+        refuse(writer, why).await;
+    }
+}
+
+/// Reads the first messages of connections.
+pub(super) fn greetings(shared: Shared) -> BoundedTasks<(SessionId, Incoming)> {
+    let log = Arc::clone(&shared.log);
+    let begin = move |(session, mut connection): (SessionId, Incoming)| -> Task {
+        let shared = shared.clone();
+        Box::pin(async move {
+            let (reader, buffer) = (&mut connection.halves.reader, &mut connection.first_bytes);
+            let greeted = timeout(shared.hello_timeout, read_hello(reader, buffer)).await;
+            tokio::spawn(serve_connection(session, connection, greeted, shared));
+            true
+        })
+    };
+    BoundedTasks::new(Handle::current(), UNGREETED, begin, move |peer, ending| {
+        if ending == Ending::Refused && log.admits("ungreeted") {
+            let most = UNGREETED.permits;
+            tracing::warn!(%peer, "a session is refused: {most} others have not introduced themselves yet");
+        }
+    })
+}
+
+/// The first message of a connection. The outer error: none came in time.
+type Greeted = Result<Result<Greeting, Option<CodecError>>, Elapsed>;
+
+/// Read one connection from its first message until it ends.
+async fn serve_connection(session: SessionId, connection: Incoming, greeted: Greeted, shared: Shared) {
+    let Incoming { halves: Halves { mut reader, mut writer }, first_bytes: mut buffer, pass, peer, local, kept } =
+        connection;
+    if let Ok(Ok(greeting)) = &greeted
+        && let Err(why) = may_speak(pass.as_ref(), greeting)
+    {
+        return shared.forbid(peer, pass.as_ref(), why, &mut writer).await;
+    }
+    let hello = match greeted {
+        Ok(Ok(Greeting::Hello(hello))) => hello,
+        Ok(Ok(Greeting::Observe(ask))) => {
+            let _permit = match Arc::clone(&shared.observers).take(peer.ip()) {
+                Ok(permit) => permit,
+                Err(reason) => return refuse(&mut writer, reason).await,
+            };
+            let who = shared.same_user.as_ref().filter(|_| pass.is_none()).map(|same| asker_of(same, local, peer));
+            serve_observer(Halves { reader, writer }, buffer, ask, (peer, pass.as_ref(), who), &shared).await;
+            return drop(kept);
+        }
+        Ok(Err(Some(error))) => {
+            if shared.log.admits("refused") {
+                tracing::warn!(%peer, %error, "a session is refused");
+            }
+            refuse(&mut writer, error.to_string()).await;
+            return;
+        }
+        Ok(Err(None)) => return,
+        Err(_) => {
+            if shared.log.admits("hello_timeout") {
+                tracing::warn!(%peer, "a session is refused: no Hello within {:?}", shared.hello_timeout);
+            }
+            return;
+        }
+    };
+    let Shared { events, writes, log, .. } = shared;
+    let Some(writes) = writes.upgrade() else { return };
+    let (outbox, outgoing) = mpsc::channel(UNREAD_LIMIT);
+    let (open, ended) = oneshot::channel();
+    let mut written = tokio::spawn(async move {
+        write(writer, outgoing, ended).await;
+        drop((kept, writes));
+    });
+    let ends = Ends { peer: peer.ip(), local: local.ip() };
+    let writing = Writing::new(outbox, open, written.abort_handle());
+    if events.send(ConnectionEvent::Hello { session, hello, ends, writing }).await.is_err() {
+        return;
+    }
+    loop {
+        tokio::select! {
+            message = read_message::<NodeMessage>(&mut reader, &mut buffer) => match message {
+                Ok(Some(message)) => {
+                    if events.send(ConnectionEvent::Message { session, message }).await.is_err() {
+                        return;
+                    }
+                }
+                Ok(None) => break,
+                Err(error) => {
+                    if log.admits("malformed") {
+                        tracing::warn!(%peer, %error, "a session ends: it sent a malformed message");
+                    }
+                    break;
+                }
+            },
+            // The session has ended, or the connection cannot be written to.
+            _ = &mut written => break,
+        }
+    }
+    let _ = events.send(ConnectionEvent::Gone { session }).await;
+}
+
+/// `Err(None)`: the connection ended first.
+async fn read_hello(reader: &mut Reader, buffer: &mut BytesMut) -> Result<Greeting, Option<CodecError>> {
+    while !codec::decode_preamble(buffer)? {
+        match reader.read_buf(buffer).await {
+            Ok(1..) => {}
+            Ok(0) | Err(_) => return Err(None),
+        }
+    }
+    match read_message::<NodeMessage>(reader, buffer).await? {
+        Some(NodeMessage::Hello(hello)) => Ok(Greeting::Hello(hello)),
+        Some(NodeMessage::Observe(ask)) => Ok(Greeting::Observe(ask)),
+        Some(_) => Err(Some(CodecError::Malformed(0))),
+        None => Err(None),
+    }
+}
+
+/// Who is at the other end of a connection.
+pub fn asker_of(same_user: &SameUser, local: SocketAddr, peer: SocketAddr) -> Asker {
+    match is_here(peer, local) {
+        Ok(false) => Asker::Elsewhere(peer.ip().to_canonical()),
+        Ok(true) if same_user.has(local, peer) => Asker::Ours,
+        // What cannot be known now is not ours.
+        Ok(true) | Err(_) => Asker::OtherUser,
+    }
+}
+
+/// Whether a peer that has proven this may introduce this node, or observe. The error is why not.
+fn may_speak(pass: Option<&Pass>, greeting: &Greeting) -> Result<(), String> {
+    match (greeting, pass) {
+        (Greeting::Observe(ask), pass) => may_observe(pass, ask),
+        (Greeting::Hello(_), None) => Ok(()),
+        (Greeting::Hello(hello), Some(pass)) => {
+            hello.validate()?; // the reason may repeat a part of it
+            pass.admits_node_of(&hello.run_id)
+        }
+    }
+}
+
+/// Whether a peer that has proven this may ask this. The error is why not.
+fn may_observe(pass: Option<&Pass>, ask: &Observe) -> Result<(), String> {
+    ask.run_id.as_deref().map_or(Ok(()), validate_run_id)?;
+    pass.map_or(Ok(()), |pass| pass.admits_observer_of(ask.run_id.as_deref()))
+}
+
+/// Answer an observer's questions until it goes. It may ask the next one when it has read the answer.
+async fn serve_observer(
+    halves: Halves,
+    mut buffer: BytesMut,
+    mut ask: Observe,
+    (peer, pass, who): (SocketAddr, Option<&Pass>, Option<Asker>),
+    shared: &Shared,
+) {
+    let Halves { mut reader, mut writer } = halves;
+    loop {
+        if let Err(why) = may_observe(pass, &ask) {
+            return shared.forbid(peer, pass, why, &mut writer).await;
+        }
+        if !buffer.is_empty() {
+            return; // it asks out of turn
+        }
+        let (run_id, last) = (ask.run_id.clone().unwrap_or_default(), ask.after);
+        let (reply, answer) = oneshot::channel();
+        if shared.events.send(ConnectionEvent::Observe { ask, asker: who, reply }).await.is_err() {
+            return;
+        }
+        let answer = tokio::select! {
+            answer = answer => answer,
+            // It has gone, or asks out of turn.
+            _ = reader.read_buf(&mut buffer) => return,
+            // Nothing has happened. It may ask again.
+            () = tokio::time::sleep(OBSERVER_WAIT) => Ok(Ok(Observed { run_id, state: None, lines: Vec::new(), last, more: false })),
+        };
+        let observed = match answer {
+            Ok(Ok(observed)) => observed,
+            Ok(Err(reason)) => return refuse(&mut writer, reason).await,
+            Err(_) => return, // the coordinator ends
+        };
+        let mut frame = BytesMut::new();
+        if let Err(error) = codec::try_encode_frame(&CoordinatorMessage::Observed(observed), &mut frame) {
+            return refuse(&mut writer, format!("the answer is too long: {error}")).await;
+        }
+        if !matches!(timeout(PATIENCE, send(&mut writer, &frame)).await, Ok(Ok(()))) {
+            return;
+        }
+        ask = match timeout(OBSERVER_IDLE, read_message(&mut reader, &mut buffer)).await {
+            Ok(Ok(Some(NodeMessage::Observe(ask)))) => ask,
+            _ => return,
+        };
+    }
+}
+
+async fn refuse(writer: &mut Writer, reason: String) {
+    let mut frame = BytesMut::new();
+    if codec::try_encode_frame(&CoordinatorMessage::Rejected { reason }, &mut frame).is_ok() {
+        let _ = timeout(FAREWELL, send(writer, &frame)).await;
+    }
+}
+
+async fn send(writer: &mut Writer, frame: &[u8]) -> io::Result<()> {
+    writer.write_all(frame).await?;
+    writer.flush().await
+}
+
+/// Write until the outbox is closed and empty, or the connection fails. Once the session has `ended`, for [`FAREWELL`] at most.
+async fn write(mut writer: Writer, mut outgoing: mpsc::Receiver<BytesMut>, ended: oneshot::Receiver<Infallible>) {
+    let all = async {
+        while let Some(frame) = outgoing.recv().await {
+            if !matches!(timeout(PATIENCE, send(&mut writer, &frame)).await, Ok(Ok(()))) {
+                return;
+            }
+        }
+        // TLS sends a goodbye, which a peer that reads nothing could hold up.
+        let _ = timeout(FAREWELL, writer.shutdown()).await;
+    };
+    let mut all = pin!(all);
+    tokio::select! {
+        () = &mut all => {}
+        _ = ended => drop(timeout(FAREWELL, all).await),
+    }
+}
