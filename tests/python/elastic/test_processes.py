@@ -249,24 +249,6 @@ def test_survivors_go_on_from_the_last_commit(node: Node, how: str) -> None:
     assert_all_read_once([step for step in steps if step not in uncommitted])
 
 
-def test_a_collective_of_a_later_group_is_freed(node: Node) -> None:
-    """C hangs, and A and B wait for it in a group that the function has made with ``new_group``."""
-    first = node.plan("A", "B", "C")
-    for name in ("A", "B"):
-        node.start(name, first, "--subgroup")
-    lost = node.start("C", first, "--subgroup", "--stop", "3")
-    node.enter(first)
-    lost.line("STOPPED")
-    for name in ("A", "B"):
-        node.processes[name].line('COMMIT .*"step": 3')
-    assert node.fail("A", "B") == [3, 3]  # the sync is 0
-    node.kill("C")
-    node.enter(node.plan("A", "B"))
-    ends = node.end("A", "B")
-    assert [last["pid"] for last in ends] == [node.processes[name].pid for name in ("A", "B")]
-    assert_all_read_once(node.said("STEP"))
-
-
 @pytest.mark.long
 def test_a_newcomer_gets_the_state_as_it_is(node: Node) -> None:
     """A joins B and C at a check without a commit. Nothing is lost, and the newcomer need not know the optimizer."""

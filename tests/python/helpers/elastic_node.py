@@ -58,7 +58,7 @@ class Node:
         self.worlds.append(World(len(self.worlds) + 1, names))
         return self.worlds[-1]
 
-    def start(self, name: str, world: World, *options: str) -> Process:
+    def start(self, name: str, world: World, *options: str, script: Path = WORKER) -> Process:
         """Start a process whose first world this is."""
         env = {
             "ELASTIC_RS_AGENT": self.agent.address,
@@ -66,7 +66,7 @@ class Node:
             "ELASTIC_RS_LOG": "info",
             **world.variables(name),
         }
-        command = [sys.executable, str(WORKER), "--name", name, *options]
+        command = [sys.executable, str(script), "--name", name, *options]
         self.processes[name] = self.job.start(command, name=name, env=env)
         return self.processes[name]
 
