@@ -235,10 +235,15 @@ class Membership:
         """Make the process group of this world."""
         assert self._group is not None
         started = time.monotonic()
-        mark = None if self.channel is None else self.channel.mark_sockets()
-        self._group.make(self.raise_if_failed)
-        if self.channel is not None and mark is not None:
-            self._warn_unless(self.channel.guard_sockets(mark, self._group.store_port))
+        channel, guarded = self.channel, 0
+        mark = channel.mark_sockets() if channel is not None else 0
+        try:
+            self._group.make(self.raise_if_failed)
+        finally:
+            if channel is not None:
+                guarded = channel.guard_sockets(mark, self._group.store_port)
+        if self.channel is not None:
+            self._warn_unless(guarded)
             self._group.watch(self.channel)
         took_s = time.monotonic() - started
         _log.info("rank %d of %d: process group made in %.3f s", _place.rank(), _place.size(), took_s)

@@ -600,7 +600,7 @@ def test_a_group_that_cannot_be_made_forms_the_next_world(attend: Attend, free_p
 
     train(Recorded())
     assert len(calls) == 2
-    later = ["release", "park", "mark", "release", "park", *GROUP_MADE]
+    later = ["release", "park", "mark", "guard", "release", "park", *GROUP_MADE]
     assert channel.calls == ["groupless", *GROUP_MADE, *later]
     assert dist.distributed_c10d._world.pg_names[dist.group.WORLD] == "0"  # type: ignore[index]
 

@@ -65,6 +65,10 @@ class Service:
             assert client.recv(100) == b"alive"
 
 
+def in_child(_: int) -> None:
+    dist.ProcessGroupGloo(dist.HashStore(), 0, 1, TIMEOUT)  # type: ignore[attr-defined]
+
+
 def by_mesh() -> Any:
     return init_device_mesh("cpu", (1, dist.get_world_size()), mesh_dim_names=("one", "all")).get_group("all")
 
@@ -141,8 +145,9 @@ def train(state: Any) -> None:
     other = new_group()
     reduce(group)
     dist.destroy_process_group(other)
-    # Processes that inherit the connections.
-    assert [int(one) for one in DataLoader(range(3), num_workers=1)] == [0, 1, 2]
+    # Processes that inherit the connections, and may have groups of their own.
+    loader = DataLoader(range(3), num_workers=1, worker_init_fn=in_child)  # type: ignore[arg-type,var-annotated]
+    assert [int(one) for one in loader] == [0, 1, 2]
     say("MADE", world=state.world, way=way)
     stop()
     reduce(group)
