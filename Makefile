@@ -183,10 +183,10 @@ test-python: build-tested check-stubs ## build a wheel for tests, check the stub
 	$(say) 'test: Python (pytest)'
 	@$(with_all_tools) $(PYTEST) tests/python $(PYTEST_ARGS)
 
-# The oldest supported PyTorch, and one in between. The tests are those of the agent, the handler, and torchrun with them.
-COMPAT_TORCH ?= 2.6.0 2.9.1
-COMPAT_TESTS ?= tests/python/agent tests/python/test_handler.py tests/python/test_install.py tests/python/test_torch_private.py \
-	tests/python/torchrun
+# The oldest supported PyTorch, and two in between. The tests are those of the agent, the handler, torchrun with them, and process groups.
+COMPAT_TORCH ?= 2.6.0 2.9.1 2.12.1
+COMPAT_TESTS ?= tests/python/agent tests/python/elastic/test_groups.py tests/python/test_handler.py tests/python/test_install.py \
+	tests/python/test_torch_private.py tests/python/torchrun
 
 test-compat: build ## run the tests with torchrun on older versions of PyTorch; downloads several GB per version, once
 	@for version in $(COMPAT_TORCH); do \

@@ -1729,20 +1729,22 @@ class WorkerChannel:
         """
         Say that this worker has no process group yet, and lets the library make it. So it can be started before its node has joined.
         """
-    def guard_loops(self, /) -> int:
+    def guard_loops(self, /, store_port: SupportsIndex | None = None) -> int:
         """
-        The same for a process group that exists already: the sockets in an epoll set with a listening socket. Returns their number.
+        The same for process groups that exist already: the sockets in epoll sets with a listening socket, and all connections to the
+        store. Returns the number of the groups' sockets.
         """
-    def guard_sockets(self, /) -> int:
+    def guard_sockets(self, /, mark: SupportsIndex, store_port: SupportsIndex | None = None) -> int:
         """
-        The process group was made: shut its sockets down when a peer fails, or at once if one has. Returns their number.
+        The process group of this ``mark`` was made, or could not be made: shut its sockets down when a peer fails, or at once if one has.
+        Returns their number.
 
-        Its sockets are those connected since :meth:`mark_sockets`. If some of these are in an epoll set with a listening socket, as
-        gloo's are, it is those.
+        Its sockets are those connected since the mark that are in an epoll set with a listening socket. New connections to the store
+        at ``store_port`` are shut down too.
         """
-    def mark_sockets(self, /) -> None:
+    def mark_sockets(self, /) -> int:
         """
-        Remember the TCP sockets that are connected now: a process group is about to be made.
+        Remember the TCP sockets that are connected now: a process group is about to be made. Returns a number for :meth:`guard_sockets`.
 
         If a peer fails meanwhile, all TCP sockets that are connected later are shut down, so that nothing waits for that peer.
         """
@@ -1768,7 +1770,7 @@ class WorkerChannel:
         """
     def release_sockets(self, /) -> None:
         """
-        The process group is destroyed, or could not be made.
+        The worker leaves its world: all process groups are destroyed.
         """
     def stuck(self, /) -> None:
         """

@@ -6,7 +6,8 @@ What ``agent._local`` inherits from PyTorch's agent, and overrides, is not here.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -26,10 +27,13 @@ __all__ = [
     "abort_groups",
     "event_handlers",
     "forget_group_numbers",
+    "gloo_connects_inside",
     "handler_factories",
+    "has_subgroups",
     "is_this_host",
     "keep_versions",
     "let_workers_end",
+    "port_of_default_store",
     "processes_of",
     "return_queues",
     "signal_handler",
@@ -99,6 +103,58 @@ def let_workers_end(context: MultiprocessContext) -> None:
 def forget_group_numbers() -> None:
     """Begin the numbers of process groups anew, as destroying the default group does."""
     dist.distributed_c10d._world.group_count = 0  # noqa: SLF001
+
+
+def has_subgroups() -> bool:
+    """Return whether there are other process groups than the default one."""
+    return len(dist.distributed_c10d._world.pg_map) > 1  # noqa: SLF001
+
+
+def port_of_default_store() -> int | None:
+    """Return the port of the server of the default group's store. None: there is no group, or the store has none."""
+    if not dist.is_initialized():
+        return None
+    store = dist.distributed_c10d._get_default_store()  # noqa: SLF001
+    while isinstance(store, PrefixStore):
+        store = store.underlying_store
+    return store.port if isinstance(store, TCPStore) else None
+
+
+@contextlib.contextmanager
+def gloo_connects_inside(block: Callable[[], contextlib.AbstractContextManager[None]]) -> Iterator[None]:
+    """Whenever gloo connects the members of a process group, let it do so inside this block.
+
+    Whoever makes the group, it does so in one of these methods: ``new_group``, meshes, ``split_group``, a library of
+    its own. They are looked up in their class at each call, so it does not matter what a program has imported before.
+    """
+    from torch._C._distributed_c10d import ProcessGroup, ProcessGroupGloo
+
+    with contextlib.ExitStack() as stack:
+        for kind, name in (
+            (ProcessGroupGloo, "__init__"),
+            (ProcessGroup, "split_group"),
+            (ProcessGroup, "merge_remote_group"),
+        ):
+            if name in vars(kind):  # torch 2.6 has none of the last two
+                stack.enter_context(_wrapped(kind, name, block))
+        yield
+
+
+@contextlib.contextmanager
+def _wrapped(kind: type, name: str, block: Callable[[], contextlib.AbstractContextManager[None]]) -> Iterator[None]:
+    original = vars(kind)[name]
+
+    @functools.wraps(original)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        with block():
+            return original(*args, **kwargs)
+
+    setattr(kind, name, wrapper)
+    try:
+        yield
+    finally:
+        if vars(kind)[name] is wrapper:  # nobody has wrapped it since
+            setattr(kind, name, original)
 
 
 def abort_groups() -> None:

@@ -3,20 +3,15 @@
 //! gloo cannot abort a collective. But the collective fails at once when its connections are shut down, which another thread can do.
 //! Listening sockets are spared: gloo ends the process if one of them fails.
 //!
-//! gloo does not say which sockets are its own. They are those that were connected while it made its process group. Of these it
-//! watches its own through an epoll set, with its listening socket; a store's client and a user's connections are not in that set.
-//!
-//! A program may make further groups later, each with an epoll set of its own. A server of the program may look the same. They are told
-//! apart by what epoll hands out with events of the listening socket. In gloo that is the address of a C++ object, whose first word is
-//! the same for all objects of its class. Groups that exist already show which word it is.
-//! Facts: `gloo/transport/tcp` (`loop.cc`, `pair.cc`, `listener.cc`), `proc_pid_fdinfo(5)`, `proc_pid_mem(5)`, `shutdown(2)`.
+//! gloo does not say which sockets are its own. They are those that were connected while it made a process group, and that it watches
+//! through an epoll set, with its listening socket. A store's client and a user's connections are not in such a set.
+//! Facts: `gloo/transport/tcp` (`loop.cc`, `pair.cc`, `listener.cc`), `proc_pid_fdinfo(5)`, `shutdown(2)`.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::{self, File};
+use std::fs;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, FromRawFd, OwnedFd, RawFd};
-use std::os::unix::fs::FileExt;
 
 use rustix::fs::fstat;
 use rustix::net::sockopt::{socket_acceptconn, socket_type};
@@ -35,80 +30,65 @@ struct Socket {
 /// The sockets to shut down when a peer fails.
 #[derive(Debug, Default)]
 pub(super) struct Sockets {
-    /// The sockets that were connected before the process group was begun. `None`: none is being made.
-    marked: Option<BTreeSet<u64>>,
+    /// The process groups that are being made, by the numbers of their marks: the sockets that were connected before.
+    marks: BTreeMap<u64, BTreeSet<u64>>,
+    last_mark: u64,
     guarded: Inodes,
-    /// The classes of the listeners of guarded groups. Sockets that are watched with another of their objects are a group's, too.
-    listeners: BTreeSet<Class>,
 }
 
 impl Sockets {
-    /// A process group is about to be made: sockets that are connected from now on may be its own.
-    pub(super) fn mark(&mut self) -> io::Result<()> {
-        self.marked = Some(Open::look()?.connected().into_keys().collect());
-        Ok(())
+    /// A process group is about to be made: sockets that are connected from now on may be its own. Returns the number of this mark.
+    pub(super) fn mark(&mut self) -> io::Result<u64> {
+        let connected = Open::look()?.connected();
+        self.last_mark += 1;
+        self.marks.insert(self.last_mark, connected.into_keys().collect());
+        Ok(self.last_mark)
     }
 
-    /// The process group was made: guards its sockets. Returns their number, or `None` without a mark.
-    pub(super) fn guard_new(&mut self) -> io::Result<Option<usize>> {
-        let Some(marked) = &self.marked else { return Ok(None) };
+    /// The process group of this mark was made, or could not be made. Guards its sockets, and the connections to the store at this port
+    /// that are as new. Returns the number of its sockets: none if all were released meanwhile.
+    pub(super) fn guard_new(&mut self, mark: u64, store_port: Option<u16>) -> io::Result<usize> {
+        let Some(before) = self.marks.remove(&mark) else { return Ok(0) };
         let open = Open::look()?;
         let mut new = open.connected();
-        new.retain(|inode, _| !marked.contains(inode));
-        let mut watched = open.watched_with_listeners();
-        watched.retain_mut(|set| {
-            set.connected.retain(|inode, _| new.contains_key(inode));
-            !set.connected.is_empty()
-        });
-        self.marked = None;
+        self.guarded.retain(|inode, _| new.contains_key(inode)); // others are closed
+        new.retain(|inode, _| !before.contains(inode));
         // A kernel may not show what is in an epoll set.
-        Ok(Some(if watched.is_empty() { self.guard(new) } else { self.guard_sets(watched) }))
+        let own = open.watched_with_listeners().unwrap_or_else(|| new.keys().copied().collect());
+        Ok(self.guard(new, &own, store_port))
     }
 
-    /// Guards the sockets of a process group that exists already: those that are watched together with a listening socket. Returns
-    /// their number.
-    pub(super) fn guard_loops(&mut self) -> io::Result<usize> {
-        let watched = Open::look()?.watched_with_listeners();
-        Ok(self.guard_sets(watched))
+    /// Guards the sockets of process groups that exist already, which are those that are watched together with a listening socket, and
+    /// the connections to the store at this port. Returns the number of the groups' sockets.
+    pub(super) fn guard_loops(&mut self, store_port: Option<u16>) -> io::Result<usize> {
+        let open = Open::look()?;
+        Ok(self.guard(open.connected(), &open.watched_with_listeners().unwrap_or_default(), store_port))
     }
 
-    fn guard_sets(&mut self, sets: Vec<Watched>) -> usize {
-        let mut sockets = Inodes::new();
-        for set in sets {
-            self.listeners.extend(set.listener);
-            sockets.extend(set.connected);
-        }
-        self.guard(sockets)
-    }
-
-    fn guard(&mut self, sockets: Inodes) -> usize {
-        let count = sockets.len();
+    fn guard(&mut self, mut sockets: Inodes, own: &BTreeSet<u64>, store_port: Option<u16>) -> usize {
+        let count = sockets.keys().filter(|inode| own.contains(inode)).count();
+        sockets.retain(|inode, socket| own.contains(inode) || Some(socket.peer.port()) == store_port);
         self.guarded.extend(sockets);
         count
     }
 
-    /// The process group is destroyed, or was not made.
+    /// The worker leaves its world: all process groups are destroyed.
     pub(super) fn release(&mut self) {
-        *self = Sockets::default();
+        self.marks.clear();
+        self.guarded.clear();
     }
 
-    /// Shuts the sockets down, and those of groups that the program has made since. Returns whether another call is needed soon, since a
-    /// process group is being made or may be made.
+    /// Shuts the sockets down. Returns whether another call is needed soon, since a process group is being made.
     pub(super) fn shut_down(&mut self) -> bool {
         for (inode, socket) in std::mem::take(&mut self.guarded) {
             shut(inode, &socket);
         }
-        if !self.listeners.is_empty() {
-            let sets = Open::look().map(|open| open.watched_with_listeners()).unwrap_or_default();
-            let groups = sets.iter().filter(|set| set.listener.is_some_and(|class| self.listeners.contains(&class)));
-            for (inode, socket) in groups.flat_map(|set| &set.connected) {
-                shut(*inode, socket);
-            }
+        if self.marks.is_empty() {
+            return false;
         }
-        let Some(marked) = &self.marked else { return !self.listeners.is_empty() };
         // Whatever fails here, such as a want of descriptors, may succeed in the next call.
         for (inode, socket) in Open::look().map(|open| open.connected()).unwrap_or_default() {
-            if !marked.contains(&inode) {
+            if self.marks.values().any(|before| !before.contains(&inode)) {
                 shut(inode, &socket);
             }
         }
@@ -159,50 +139,44 @@ impl Open {
         self.sockets.iter().filter_map(connected).collect()
     }
 
-    /// The epoll sets with a listening TCP socket.
-    fn watched_with_listeners(&self) -> Vec<Watched> {
-        let connected = self.connected();
-        let watched = |set: &RawFd| {
-            let members = members(&fs::read_to_string(format!("/proc/self/fdinfo/{set}")).ok()?);
-            let sockets = || members.iter().filter_map(|(fd, data)| Some((*fd, *self.sockets.get(fd)?, *data)));
-            let (.., data) =
-                sockets().find(|(fd, inode, _)| duplicate(*fd, *inode).is_some_and(|socket| is_listener(&socket)))?;
-            let of_set = sockets().filter_map(|(_, inode, _)| Some((inode, connected.get(&inode)?.clone())));
-            Some(Watched { connected: of_set.collect(), listener: data.and_then(class_of) })
+    /// The sockets that are in an epoll set with a listening TCP socket. `None`: the kernel does not show what is in these sets.
+    ///
+    /// gloo has epoll hand out the address of an object for each socket. Most servers have it hand out the descriptor, and are no groups.
+    fn watched_with_listeners(&self) -> Option<BTreeSet<u64>> {
+        let members =
+            |set: &RawFd| members(&fs::read_to_string(format!("/proc/self/fdinfo/{set}")).unwrap_or_default());
+        let sets: Vec<_> = self.epoll_sets.iter().map(members).filter(|set| !set.is_empty()).collect();
+        let is_loop = |set: &&Vec<Member>| {
+            set.iter().any(|member| {
+                let inode = self.sockets.get(&member.fd).filter(|_| !member.is_by_descriptor);
+                inode.and_then(|inode| duplicate(member.fd, *inode)).is_some_and(|socket| is_listener(&socket))
+            })
         };
-        self.epoll_sets.iter().filter_map(watched).collect()
+        let watched = sets.iter().filter(is_loop).flatten().filter_map(|member| self.sockets.get(&member.fd).copied());
+        (!sets.is_empty()).then(|| watched.collect())
     }
 }
 
-/// An epoll set with a listening TCP socket.
-struct Watched {
-    /// The connected TCP sockets in it.
-    connected: Inodes,
-    /// The class of what epoll hands out for the listening socket, if that is the address of an object.
-    listener: Option<Class>,
+/// A descriptor in an epoll set.
+#[derive(Debug, PartialEq, Eq)]
+struct Member {
+    fd: RawFd,
+    /// Whether epoll hands out the descriptor itself, in the lower half of its word.
+    is_by_descriptor: bool,
 }
 
-/// The first word of an object with virtual functions: the address of its class's table.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-struct Class(u64);
-
-/// The class of the object at this address, if there is one. Other numbers are harmless: the kernel reads the memory, and may refuse.
-fn class_of(address: u64) -> Option<Class> {
-    let mut word = [0; 8];
-    // Descriptors, which many programs have epoll hand out, are no addresses either.
-    File::open("/proc/self/mem").ok()?.read_exact_at(&mut word, address).ok()?;
-    let table = u64::from_ne_bytes(word);
-    (table != 0).then_some(Class(table))
-}
-
-/// The descriptors in an epoll set and what it hands out for each, by its `fdinfo`: lines such as
+/// The descriptors in an epoll set, by its `fdinfo`: lines such as
 /// `tfd:        9 events:       19 data:         5621d767f410 pos:0 ...`.
-fn members(fdinfo: &str) -> Vec<(RawFd, Option<u64>)> {
+fn members(fdinfo: &str) -> Vec<Member> {
     let member = |line: &str| {
         let mut words = line.strip_prefix("tfd:")?.split_whitespace();
-        let fd = words.next()?.parse().ok()?;
+        let fd: RawFd = words.next()?.parse().ok()?;
         let data = words.skip_while(|word| *word != "data:").nth(1);
-        Some((fd, data.and_then(|data| u64::from_str_radix(data, 16).ok())))
+        let data = data.and_then(|data| u64::from_str_radix(data, 16).ok());
+        Some(Member {
+            fd,
+            is_by_descriptor: data.is_some_and(|data| data & 0xffff_ffff == u64::from(fd.unsigned_abs())),
+        })
     };
     fdinfo.lines().filter_map(member).collect()
 }
@@ -244,17 +218,9 @@ mod tests {
     fn members_of_an_epoll_set_are_read_from_its_fdinfo() {
         let text = "pos:\t0\nflags:\t02000002\nmnt_id:\t15\nino:\t1057\n\
                     tfd:        9 events:       19 data:     5621d767f410  pos:0 ino:2a sdev:8\ntfd:       10 events: 19\n\
-                    tfd: nonsense\n";
-        assert_eq!(members(text), [(9, Some(0x5621_d767_f410)), (10, None)]);
+                    tfd:       11 events:       19 data: 7ffc0000000b pos:0\ntfd: nonsense\n";
+        let member = |fd, is_by_descriptor| Member { fd, is_by_descriptor };
+        assert_eq!(members(text), [member(9, false), member(10, false), member(11, true)]);
         assert_eq!(members(""), []);
-    }
-
-    #[test]
-    fn the_class_of_an_object_is_its_first_word_and_other_numbers_have_none() {
-        let object = [7_u64, 8];
-        assert_eq!(class_of(std::ptr::from_ref(&object).addr() as u64), Some(Class(7)));
-        for number in [0, 9, u64::from(u32::MAX), u64::MAX] {
-            assert_eq!(class_of(number), None);
-        }
     }
 }

@@ -67,9 +67,6 @@ pub enum ChannelError {
         /// The process that called.
         here: u32,
     },
-    /// Sockets cannot be guarded, because `mark_sockets` was not called since the last group was made or released.
-    #[error("there is no mark: call mark_sockets before the process group is made, and guard_sockets after it")]
-    Unmarked,
     /// The sockets of this process cannot be listed.
     #[error("cannot list the sockets of this process in /proc/self/fd: {0}")]
     Sockets(#[source] io::Error),
@@ -260,31 +257,32 @@ impl Channel {
     }
 
     /// Remember the TCP sockets that are connected now: a process group is about to be made. If a peer fails meanwhile, all sockets
-    /// that are connected later are shut down, so that it is not waited for.
+    /// that are connected later are shut down, so that it is not waited for. Returns a number for [`Self::guard_sockets`].
     ///
     /// # Errors
     /// [`ChannelError::Sockets`], [`ChannelError::Forked`].
-    pub fn mark_sockets(&self) -> Result<(), ChannelError> {
+    pub fn mark_sockets(&self) -> Result<u64, ChannelError> {
         self.with_sockets(|sockets| sockets.mark())
     }
 
-    /// The process group was made: shut its sockets down when a peer fails, or at once if one has. Returns their number.
-    ///
-    /// # Errors
-    /// [`ChannelError::Unmarked`], [`ChannelError::Sockets`], [`ChannelError::Forked`].
-    pub fn guard_sockets(&self) -> Result<usize, ChannelError> {
-        self.with_sockets(|sockets| sockets.guard_new())?.ok_or(ChannelError::Unmarked)
-    }
-
-    /// The same for a process group that exists already: its sockets are watched together with a listening one.
+    /// The process group of this mark was made, or could not be made: shut its sockets down when a peer fails, or at once if one has.
+    /// Returns their number. The connections to the store at this port that were made since the mark are shut down too.
     ///
     /// # Errors
     /// [`ChannelError::Sockets`], [`ChannelError::Forked`].
-    pub fn guard_loops(&self) -> Result<usize, ChannelError> {
-        self.with_sockets(|sockets| sockets.guard_loops())
+    pub fn guard_sockets(&self, mark: u64, store_port: Option<u16>) -> Result<usize, ChannelError> {
+        self.with_sockets(|sockets| sockets.guard_new(mark, store_port))
     }
 
-    /// The process group is destroyed, or could not be made.
+    /// The same for process groups that exist already: their sockets are watched together with a listening one.
+    ///
+    /// # Errors
+    /// [`ChannelError::Sockets`], [`ChannelError::Forked`].
+    pub fn guard_loops(&self, store_port: Option<u16>) -> Result<usize, ChannelError> {
+        self.with_sockets(|sockets| sockets.guard_loops(store_port))
+    }
+
+    /// The worker leaves its world: all process groups are destroyed.
     ///
     /// # Errors
     /// [`ChannelError::Forked`].

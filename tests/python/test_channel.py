@@ -125,10 +125,14 @@ def test_an_agent_that_has_ended_is_named(agent: Agent) -> None:
         _elastic_rs.WorkerChannel.connect(agent.address, -1.0)
 
 
-def test_sockets_without_a_mark_are_not_guarded(connected: tuple[Worker, _elastic_rs.WorkerChannel]) -> None:
+def test_sockets_of_a_mark_that_was_released_are_not_guarded(
+    connected: tuple[Worker, _elastic_rs.WorkerChannel],
+) -> None:
     _, channel = connected
-    with pytest.raises(RuntimeError, match="there is no mark: call mark_sockets"):
-        channel.guard_sockets()
+    mark = channel.mark_sockets()
+    channel.release_sockets()
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()):
+        assert channel.guard_sockets(mark) == 0
 
 
 # The rest runs in a process of its own, whose first argument is the agent's address.
@@ -215,8 +219,7 @@ channel.check()
 def test_a_worker_has_one_thread_of_ours(job: Job, agent: Agent) -> None:
     # A runtime would be lost in a fork, and a thread that takes signals could take them from the main thread.
     code = """
-channel.mark_sockets()
-channel.guard_sockets()
+channel.guard_sockets(channel.mark_sockets())
 print(channel.failed_within(0.01))
 channel.park(None)
 for task in sorted(Path("/proc/self/task").iterdir()):
@@ -252,10 +255,10 @@ print("computed")
 def test_a_receive_that_blocks_is_freed(job: Job, agent: Agent) -> None:
     code = """
 listener = socket.create_server(("127.0.0.1", 0))
-channel.mark_sockets()
+mark = channel.mark_sockets()
 here = socket.create_connection(listener.getsockname())
 there, _ = listener.accept()
-print("guarded", channel.guard_sockets(), flush=True)
+print("guarded", channel.guard_sockets(mark), flush=True)
 print("received", here.recv(1), flush=True)
 socket.create_connection(listener.getsockname())
 listener.accept()
@@ -275,10 +278,10 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 rank, port = int(sys.argv[2]), int(sys.argv[3])
+mark = channel.mark_sockets()
 store = dist.TCPStore("127.0.0.1", port, is_master=False)
-channel.mark_sockets()
 dist.init_process_group("gloo", store=store, rank=rank, world_size=3, timeout=timedelta(seconds=600))
-print("guarded", channel.guard_sockets(), flush=True)
+print("guarded", channel.guard_sockets(mark, port), flush=True)
 tensor = torch.ones(4)
 dist.all_reduce(tensor)
 print("reduced", int(tensor[0]), flush=True)
@@ -288,9 +291,12 @@ try:
     dist.all_reduce(tensor)
 except RuntimeError as error:
     print("freed", channel.failed_within(60.0), flush=True)
+try:
+    store.get("nobody sets it")
+except RuntimeError as error:
+    print("store", type(error).__name__, flush=True)
 dist.destroy_process_group()
 print("destroyed", channel.check(), flush=True)
-store.set(f"alive {rank}", "")
 """
 
 
@@ -307,6 +313,7 @@ def test_a_collective_of_gloo_is_freed_and_its_group_can_be_destroyed(job: Job, 
     for process, worker in workers[:2]:
         worker.fail("worker 2 hangs")
         process.line("freed True", limit_s=LIMIT_S)
+        process.line("store DistNetworkError")
         process.line("destroyed 2")
         assert process.wait() == 0, process.tail()
     assert job.kill_leftovers() != []

@@ -334,6 +334,16 @@ def test_an_error_names_the_flag_the_value_and_what_is_allowed(
     assert text in said(capsys, *argv)
 
 
+def test_in_place_is_refused_if_gloo_connects_late(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCH_GLOO_LAZY_INIT", "1")
+    for flags, given in ((["--in-place=gloo"], "gloo"), (["--rdzv-conf=in_place=nccl"], "nccl")):
+        found = said(capsys, *flags, "x")
+        assert found.startswith(f"in_place={given} and TORCH_GLOO_LAZY_INIT=1 cannot be combined: ")
+        assert found.endswith("; unset the variable")
+
+
 def test_flags_of_the_script_are_its_own() -> None:
     argv = ["--tee", "3", "train.py", "-np", "4", "--gpus=2", "--verbose"]
     assert _flags.parse(argv).training_script_args == argv[3:]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import functools
 import re
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +18,7 @@ import torch
 import torch.distributed as dist
 from elastic_rs import _torch_private
 from torch import nn
+from torch.distributed import new_group
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, MultiprocessContext, SignalException
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
@@ -103,6 +106,52 @@ def test_workers_that_are_functions() -> None:
 @pytest.mark.usefixtures("group")
 def test_the_timeout_of_the_default_group() -> None:
     assert _torch_private.timeout_of_default_group() == timedelta(seconds=77)
+
+
+@pytest.mark.usefixtures("group")
+def test_subgroups_are_known() -> None:
+    assert not _torch_private.has_subgroups()
+    dist.new_group([0])
+    assert _torch_private.has_subgroups()
+
+
+def test_the_port_of_the_default_groups_store() -> None:
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True)
+    for store, port in ((dist.PrefixStore("a", dist.PrefixStore("b", server)), server.port), (dist.HashStore(), None)):
+        dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+        assert _torch_private.port_of_default_store() == port
+        dist.destroy_process_group()
+    assert _torch_private.port_of_default_store() is None
+
+
+@pytest.mark.usefixtures("group")
+def test_gloo_connects_inside_a_block_whoever_makes_the_group() -> None:
+    noted: list[str] = []
+
+    @contextlib.contextmanager
+    def block() -> Iterator[None]:
+        noted.append("begin")
+        yield
+        noted.append("end")
+
+    makers: list[Callable[[], object]] = [
+        lambda: new_group([0]),
+        lambda: dist.ProcessGroupGloo(dist.HashStore(), 0, 1),
+    ]
+    if torch.__version__ >= "2.13":  # it crashes before, and `dist.split_group` is for GPUs alone
+        makers.append(lambda: dist.split_group(None, [[0]]))
+    before = {kind: dict(vars(kind)) for kind in (dist.ProcessGroup, dist.ProcessGroupGloo)}
+    with _torch_private.gloo_connects_inside(block):
+        for number, make in enumerate(makers, 1):
+            make()
+            assert noted == ["begin", "end"] * number
+        # Who wraps it too keeps what he has set.
+        ours = dist.ProcessGroupGloo.__init__
+        theirs = functools.partialmethod(ours)
+        dist.ProcessGroupGloo.__init__ = theirs
+    assert vars(dist.ProcessGroupGloo)["__init__"] is theirs
+    dist.ProcessGroupGloo.__init__ = before[dist.ProcessGroupGloo]["__init__"]
+    assert {kind: dict(vars(kind)) for kind in before} == before
 
 
 @pytest.mark.usefixtures("group")

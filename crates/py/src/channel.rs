@@ -128,27 +128,31 @@ impl WorkerChannel {
         wait(py, change)
     }
 
-    /// Remember the TCP sockets that are connected now: a process group is about to be made.
+    /// Remember the TCP sockets that are connected now: a process group is about to be made. Returns a number for :meth:`guard_sockets`.
     ///
     /// If a peer fails meanwhile, all TCP sockets that are connected later are shut down, so that nothing waits for that peer.
-    fn mark_sockets(&self, py: Python<'_>) -> PyResult<()> {
+    fn mark_sockets(&self, py: Python<'_>) -> PyResult<u64> {
         detach(py, || self.0.mark_sockets()).map_err(|error| raise(&error))
     }
 
-    /// The process group was made: shut its sockets down when a peer fails, or at once if one has. Returns their number.
+    /// The process group of this ``mark`` was made, or could not be made: shut its sockets down when a peer fails, or at once if one has.
+    /// Returns their number.
     ///
-    /// Its sockets are those connected since :meth:`mark_sockets`. If some of these are in an epoll set with a listening socket, as
-    /// gloo's are, it is those.
-    fn guard_sockets(&self, py: Python<'_>) -> PyResult<usize> {
-        detach(py, || self.0.guard_sockets()).map_err(|error| raise(&error))
+    /// Its sockets are those connected since the mark that are in an epoll set with a listening socket. New connections to the store
+    /// at ``store_port`` are shut down too.
+    #[pyo3(signature = (mark, store_port = None))]
+    fn guard_sockets(&self, py: Python<'_>, mark: u64, store_port: Option<u16>) -> PyResult<usize> {
+        detach(py, || self.0.guard_sockets(mark, store_port)).map_err(|error| raise(&error))
     }
 
-    /// The same for a process group that exists already: the sockets in an epoll set with a listening socket. Returns their number.
-    fn guard_loops(&self, py: Python<'_>) -> PyResult<usize> {
-        detach(py, || self.0.guard_loops()).map_err(|error| raise(&error))
+    /// The same for process groups that exist already: the sockets in epoll sets with a listening socket, and all connections to the
+    /// store. Returns the number of the groups' sockets.
+    #[pyo3(signature = (store_port = None))]
+    fn guard_loops(&self, py: Python<'_>, store_port: Option<u16>) -> PyResult<usize> {
+        detach(py, || self.0.guard_loops(store_port)).map_err(|error| raise(&error))
     }
 
-    /// The process group is destroyed, or could not be made.
+    /// The worker leaves its world: all process groups are destroyed.
     fn release_sockets(&self, py: Python<'_>) -> PyResult<()> {
         detach(py, || self.0.release_sockets()).map_err(|error| raise(&error))
     }
@@ -188,9 +192,7 @@ fn raise(error: &ChannelError) -> PyErr {
     let text = error.to_string();
     match error {
         ChannelError::Connect { .. } | ChannelError::Ended(_) => PyConnectionError::new_err(text),
-        ChannelError::Forked { .. } | ChannelError::Owned { .. } | ChannelError::Unmarked => {
-            PyRuntimeError::new_err(text)
-        }
+        ChannelError::Forked { .. } | ChannelError::Owned { .. } => PyRuntimeError::new_err(text),
         _ => PyOSError::new_err(text),
     }
 }

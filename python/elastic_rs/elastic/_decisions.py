@@ -28,6 +28,7 @@ AHEAD = "ELASTIC_RS_AHEAD"
 RESIZABLE = {"gloo": frozenset({"gloo"}), "nccl": frozenset({"gloo", "nccl"})}
 WATCHDOG = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 NCCL_VARIABLES = (WATCHDOG, "TORCH_NCCL_ENABLE_MONITORING")
+LAZY_INIT = "TORCH_GLOO_LAZY_INIT"
 
 
 # What `run` answers with a new world.
@@ -218,6 +219,13 @@ def attendance(environment: Mapping[str, str], backends: frozenset[str]) -> Atte
         hint = " (`--rdzv-conf in_place=nccl` allows it)" if refused == {"nccl"} else ""
         names = ", ".join(sorted(refused))
         return Attendance(None, f"process groups of backend {names} are not resized in place{hint}")
+    lazy = environment.get(LAZY_INIT, "")
+    if "gloo" in backends and lazy.lower() in {"1", "y", "yes", "t", "true"}:  # as torch reads it
+        return Attendance(
+            None,
+            f"with {LAZY_INIT}={lazy} gloo connects in the middle of collectives, which nothing could end then when "
+            "another worker fails: unset it",
+        )
     if "nccl" in backends and environment.get(WATCHDOG) != "0":
         # The value counts when the group is made. `elastic.init` and `run` set it.
         return Attendance(

@@ -78,6 +78,16 @@ class Group:
         self._hooks = (before, sys.excepthook)
         self.exists = True
 
+    @property
+    def store_port(self) -> int | None:
+        """The port of the store, whose connection is shut down when a peer fails. None for NCCL: its threads use it."""
+        return _torch_private.port_of_default_store() if self.backends == {"gloo"} else None
+
+    @property
+    def has_subgroups(self) -> bool:
+        """Whether the script has made process groups beside the default one."""
+        return _torch_private.has_subgroups()
+
     def _connected(self, raise_if_failed: Callable[[], None]) -> tuple[Any, int, int]:
         """Return the store of the world, this worker's rank, and the number of workers, by the environment."""
         limit = self._timeout or default_pg_timeout

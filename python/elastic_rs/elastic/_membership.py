@@ -6,7 +6,7 @@ import logging
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -82,12 +82,21 @@ class Membership:
         return self.channel is not None or not _decisions.is_launched(os.environ)
 
     def begin(self, backend: str | None = None, timeout: timedelta | None = None) -> None:
-        """Connect to the agent, and say how process groups are made. Only the first call does anything.
+        """Connect to the agent, and say how process groups are made. Only the first call does that.
 
         The connection comes before the first group: if a peer fails while it is made, the agent can say so.
         """
-        if self._group is not None:
-            return
+        first = self._group is None
+        if first:
+            self._begin(backend, timeout)
+        assert self._group is not None
+        if self.channel is not None and self.has_group:
+            if first or self._group.has_subgroups:  # the script has made them
+                self._warn_unless(self.channel.guard_loops(self._group.store_port))
+            if first:
+                self._group.watch(self.channel)
+
+    def _begin(self, backend: str | None, timeout: timedelta | None) -> None:
         from elastic_rs.elastic._group import Group
 
         if os.environ.get("ELASTIC_RS_LOG"):
@@ -100,9 +109,6 @@ class Membership:
         if attendance.path is not None:
             self._connect(attendance.path, groupless=not group.exists)
         self._group = group
-        if group.exists and self.channel is not None:
-            self._warn_unless(self.channel.guard_loops())
-            group.watch(self.channel)
 
     @property
     def has_group(self) -> bool:
@@ -229,14 +235,31 @@ class Membership:
         """Make the process group of this world."""
         assert self._group is not None
         started = time.monotonic()
+        channel, guarded = self.channel, 0
+        mark = channel.mark_sockets() if channel is not None else 0
+        try:
+            self._group.make(self.raise_if_failed)
+        finally:
+            if channel is not None:
+                guarded = channel.guard_sockets(mark, self._group.store_port)
         if self.channel is not None:
-            self.channel.mark_sockets()
-        self._group.make(self.raise_if_failed)
-        if self.channel is not None:
-            self._warn_unless(self.channel.guard_sockets())
+            self._warn_unless(guarded)
             self._group.watch(self.channel)
         took_s = time.monotonic() - started
         _log.info("rank %d of %d: process group made in %.3f s", _place.rank(), _place.size(), took_s)
+
+    @contextmanager
+    def guarding(self) -> Iterator[None]:
+        """Guard the connections of the process group that is made inside this block."""
+        channel, mark = self.channel, None
+        if channel is not None:
+            with suppress(RuntimeError):  # a process that was forked from the worker has no channel
+                mark = channel.mark_sockets()
+        try:
+            yield
+        finally:
+            if channel is not None and mark is not None:
+                channel.guard_sockets(mark)
 
     def _warn_unless(self, guarded: int) -> None:
         """Warn if nothing can free this worker's collectives when a peer fails."""

@@ -109,11 +109,12 @@ def _check_state(state: Any, name: str) -> None:
 
 
 def _in_each_world(state: State, func: Callable[[], Any], name: str) -> Any:
+    from elastic_rs import _torch_private
     from elastic_rs.elastic._group import Wraps
 
     wraps = Wraps()
     first = True
-    with wraps.noted():
+    with wraps.noted(), _torch_private.gloo_connects_inside(MEMBERSHIP.guarding):
         while True:
             # Forming a world may meet the next failure, as the function may.
             meeting = False  # whether this worker waits for the others

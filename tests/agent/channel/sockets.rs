@@ -8,7 +8,7 @@ use std::thread;
 
 use elastic_rs::channel::agent::{Exchange, Heard};
 use elastic_rs::channel::message::ToWorker;
-use elastic_rs::channel::worker::{Channel, ChannelError};
+use elastic_rs::channel::worker::Channel;
 use rustix::event::epoll;
 
 use super::{change, connected, exchange, failure, silence, world};
@@ -38,18 +38,26 @@ fn pair(listener: &TcpListener) -> [TcpStream; 2] {
     [one, listener.accept().unwrap().0]
 }
 
+/// An epoll set that hands out addresses of objects, as gloo's do.
 fn watch(descriptors: &[&dyn AsFd]) -> OwnedFd {
-    watch_for(&[], descriptors)
+    watch_for(descriptors, |_| 0x5621_d767_f410)
 }
 
-/// An epoll set that hands out this object's address.
-fn watch_for(object: &'static [u64], descriptors: &[&dyn AsFd]) -> OwnedFd {
+/// An epoll set that hands out this for a descriptor.
+fn watch_for(descriptors: &[&dyn AsFd], data: impl Fn(u64) -> u64) -> OwnedFd {
     let set = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
-    let data = epoll::EventData::new_u64(if object.is_empty() { 0 } else { object.as_ptr().addr() as u64 });
-    for fd in descriptors {
-        epoll::add(&set, fd.as_fd(), data, epoll::EventFlags::IN).unwrap();
+    for fd in descriptors.iter().map(|fd| fd.as_fd()) {
+        let data = epoll::EventData::new_u64(data(u64::from(fd.as_raw_fd().unsigned_abs())));
+        epoll::add(&set, fd, data, epoll::EventFlags::IN).unwrap();
     }
     set
+}
+
+/// A process group of this process alone: both ends of its connection, and its epoll set.
+fn group(listener: &TcpListener) -> ([TcpStream; 2], OwnedFd) {
+    let connection = pair(listener);
+    let set = watch(&[listener, &connection[0], &connection[1]]);
+    (connection, set)
 }
 
 /// Waits for the end of the stream.
@@ -82,13 +90,13 @@ fn a_receive_that_blocks_is_freed_and_listeners_go_on() {
     run("a_receive_that_blocks_is_freed_and_listeners_go_on", async |mut exchange, channel| {
         let other = listener();
         let old = pair(&other);
-        channel.mark_sockets().unwrap();
+        let mark = channel.mark_sockets().unwrap();
         let own = listener();
         let udp = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         udp.connect((Ipv4Addr::LOCALHOST, 9)).unwrap();
         let unix = UnixStream::pair().unwrap();
-        let [mut here, there] = pair(&other);
-        assert_eq!(channel.guard_sockets().unwrap(), 2, "both ends are in this process");
+        let ([mut here, there], _set) = group(&own);
+        assert_eq!(channel.guard_sockets(mark, None).unwrap(), 2, "both ends are in this process");
         let blocked = thread::spawn(move || here.read(&mut [0]));
         fail(&mut exchange, &channel).await;
         let freed = tokio::task::spawn_blocking(move || blocked.join().unwrap());
@@ -107,9 +115,9 @@ fn a_receive_that_blocks_is_freed_and_listeners_go_on() {
 fn a_descriptor_that_has_become_another_is_spared() {
     run("a_descriptor_that_has_become_another_is_spared", async |mut exchange, channel| {
         let listener = listener();
-        channel.mark_sockets().unwrap();
-        let guarded = pair(&listener);
-        assert_eq!(channel.guard_sockets().unwrap(), 2);
+        let mark = channel.mark_sockets().unwrap();
+        let (guarded, _set) = group(&listener);
+        assert_eq!(channel.guard_sockets(mark, None).unwrap(), 2);
         // The numbers now belong to a user's connection.
         let users = pair(&listener);
         for (old, user) in guarded.iter().zip(&users) {
@@ -127,7 +135,7 @@ fn a_descriptor_that_has_become_another_is_spared() {
 fn a_group_that_is_being_made_is_freed_until_it_is_released() {
     run("a_group_that_is_being_made_is_freed_until_it_is_released", async |mut exchange, channel| {
         let listener = listener();
-        channel.mark_sockets().unwrap();
+        let mark = channel.mark_sockets().unwrap();
         let first = pair(&listener);
         fail(&mut exchange, &channel).await;
         first.iter().for_each(ends);
@@ -144,7 +152,10 @@ fn a_group_that_is_being_made_is_freed_until_it_is_released() {
         freed(next).await;
         assert!(free.iter().all(is_open));
         channel.release_sockets().unwrap();
-        assert!(matches!(channel.guard_sockets(), Err(ChannelError::Unmarked)));
+        let (late, _set) = group(&listener);
+        assert_eq!(channel.guard_sockets(mark, None).unwrap(), 0, "it belongs to a world that was left");
+        silence(&mut exchange).await;
+        assert!(late.iter().all(is_open));
     });
 }
 
@@ -154,10 +165,8 @@ fn a_group_that_was_made_too_late_is_freed_at_once() {
         let listener = listener();
         exchange.send(0, failure());
         within(channel.failed().unwrap()).await.unwrap();
-        let group = pair(&listener);
-        let _loop = watch(&[&listener, &group[0], &group[1]]);
-        assert_eq!(channel.guard_loops().unwrap(), 2);
-        let [here, _there] = group;
+        let ([here, _there], _set) = group(&listener);
+        assert_eq!(channel.guard_loops(None).unwrap(), 2);
         freed(here).await;
     });
 }
@@ -166,16 +175,16 @@ fn a_group_that_was_made_too_late_is_freed_at_once() {
 fn a_new_world_begins_with_nothing_guarded() {
     run("a_new_world_begins_with_nothing_guarded", async |mut exchange, channel| {
         let listener = listener();
-        channel.mark_sockets().unwrap();
-        let old = pair(&listener);
-        assert_eq!(channel.guard_sockets().unwrap(), 2);
+        let mark = channel.mark_sockets().unwrap();
+        let (old, _old) = group(&listener);
+        assert_eq!(channel.guard_sockets(mark, None).unwrap(), 2);
         let called = channel.park(None).unwrap();
         within(exchange.next()).await;
         exchange.send(0, ToWorker::World(Box::new(world(2))));
         within(called).await.unwrap();
-        channel.mark_sockets().unwrap();
-        let new = pair(&listener);
-        assert_eq!(channel.guard_sockets().unwrap(), 2);
+        let mark = channel.mark_sockets().unwrap();
+        let (new, _new) = group(&listener);
+        assert_eq!(channel.guard_sockets(mark, None).unwrap(), 2);
         fail(&mut exchange, &channel).await;
         assert!(old.iter().all(is_open));
         new.iter().for_each(ends);
@@ -186,46 +195,65 @@ fn a_new_world_begins_with_nothing_guarded() {
 fn sockets_that_are_watched_with_a_listener_are_a_groups_own() {
     run("sockets_that_are_watched_with_a_listener_are_a_groups_own", async |mut exchange, channel| {
         let listener = listener();
-        let (group, store, client) = (pair(&listener), pair(&listener), pair(&listener));
-        let _group = watch(&[&listener, &group[0], &group[1]]);
+        let (first, store, client, server) = (pair(&listener), pair(&listener), pair(&listener), pair(&listener));
+        let _first = watch(&[&listener, &first[0], &first[1]]);
         let _client = watch(&[&client[0]]);
-        assert_eq!(channel.guard_loops().unwrap(), 2);
+        // Above the descriptor, a program may leave anything in the word.
+        let _server = watch_for(&[&listener, &server[0]], |fd| fd | 0x7ffc_0000_0000);
+        assert_eq!(channel.guard_loops(None).unwrap(), 2);
         // A second group, which watches only some of the new sockets.
-        channel.mark_sockets().unwrap();
+        let mark = channel.mark_sockets().unwrap();
         let (new, new_store) = (pair(&listener), pair(&listener));
         let _new = watch(&[&listener, &new[0]]);
-        assert_eq!(channel.guard_sockets().unwrap(), 1);
+        assert_eq!(channel.guard_sockets(mark, None).unwrap(), 1);
         fail(&mut exchange, &channel).await;
-        ends(&group[0]);
-        assert!([store, client, new_store].iter().flatten().all(is_open));
+        [&first[0], &new[0]].into_iter().for_each(ends);
+        assert!([store, client, server, new_store].iter().flatten().all(is_open));
     });
 }
 
 #[test]
-fn groups_that_are_made_later_are_freed_and_servers_go_on() {
-    run("groups_that_are_made_later_are_freed_and_servers_go_on", async |mut exchange, channel| {
-        // The first word of an object says of which class it is.
-        static GROUP: [&[u64]; 3] = [&[0x1234, 1], &[0x1234, 2], &[0x1234, 3]];
+fn groups_may_be_made_at_once_and_destroyed_alone() {
+    run("groups_may_be_made_at_once_and_destroyed_alone", async |mut exchange, channel| {
         let listener = listener();
-        channel.mark_sockets().unwrap();
-        let default = pair(&listener);
-        let _default = watch_for(GROUP[0], &[&listener, &default[0], &default[1]]);
-        assert_eq!(channel.guard_sockets().unwrap(), 2);
-        let (group, server, client) = (pair(&listener), pair(&listener), pair(&listener));
-        let _group = watch_for(GROUP[1], &[&listener, &group[0]]);
-        let _server = watch_for(&[0x5678, 1], &[&listener, &server[0]]);
+        let marks = [channel.mark_sockets().unwrap(), channel.mark_sockets().unwrap()];
+        let (first, first_set) = group(&listener);
+        let mark = channel.mark_sockets().unwrap();
+        let (second, _second) = group(&listener);
+        assert_eq!(channel.guard_sockets(marks[1], None).unwrap(), 4, "any that are new");
+        assert_eq!(channel.guard_sockets(mark, None).unwrap(), 2);
+        drop((first, first_set));
+        let (third, _third) = group(&listener);
+        assert_eq!(channel.guard_sockets(marks[0], None).unwrap(), 4);
         fail(&mut exchange, &channel).await;
-        [&default[0], &group[0]].into_iter().for_each(ends);
-        assert!([&server, &client].into_iter().flatten().all(is_open));
-        // The program does not know of the failure yet, and makes another group.
-        let late = pair(&listener);
-        let _late = watch_for(GROUP[2], &[&listener, &late[0]]);
-        let [_here, there] = late;
-        freed(there).await;
-        channel.release_sockets().unwrap();
-        let next = pair(&listener);
-        let _next = watch_for(GROUP[0], &[&listener, &next[0]]);
+        second.iter().chain(&third).for_each(ends);
+        // The program does not know of the failure yet, and makes another group, which is freed although it was made.
+        let mark = channel.mark_sockets().unwrap();
+        let ([late, _other], _late) = group(&listener);
+        channel.guard_sockets(mark, None).unwrap();
+        freed(late).await;
+        // None is being made now.
+        let after = group(&listener).0;
         silence(&mut exchange).await;
-        assert!(next.iter().all(is_open));
+        assert!(after.iter().all(is_open));
+    });
+}
+
+#[test]
+fn the_connection_to_the_store_is_shut_down_with_the_groups() {
+    run("the_connection_to_the_store_is_shut_down_with_the_groups", async |mut exchange, channel| {
+        let [store, other] = [listener(), listener()];
+        let port = store.local_addr().unwrap().port();
+        let [early, _early] = pair(&store);
+        let mark = channel.mark_sockets().unwrap();
+        let [client, _client] = pair(&store);
+        let users = pair(&other);
+        assert_eq!(channel.guard_sockets(mark, Some(port)).unwrap(), 0, "it is no group's");
+        fail(&mut exchange, &channel).await;
+        ends(&client);
+        assert!(is_open(&early));
+        assert_eq!(channel.guard_loops(Some(port)).unwrap(), 0);
+        freed(early).await;
+        assert!(users.iter().all(is_open));
     });
 }

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 from unittest.mock import Mock
 
 import pytest
 import torch.distributed as dist
 from elastic_rs.elastic import _membership
 from elastic_rs.elastic._membership import MEMBERSHIP
+from helpers.channel import Agent
 from helpers.elastic import FakeChannel, World
+from helpers.elastic_node import Node
+
+if TYPE_CHECKING:
+    from helpers.procs import Job
 
 Attend = Callable[..., FakeChannel]
 
@@ -42,3 +48,13 @@ def attend(monkeypatch: pytest.MonkeyPatch) -> Attend:
         return channel
 
     return attend
+
+
+@pytest.fixture
+def node(job: Job) -> Iterator[Node]:
+    agent = Agent()
+    node = Node(job, agent)
+    yield node
+    agent.close()
+    for world in node.worlds:
+        world.store.stop()

@@ -176,6 +176,18 @@ def test_whose_state_is_newest(commit: int | None, ahead: bool, number: int | No
         ({"ELASTIC_RS_IN_PLACE": "gloo"}, "gloo", None, ""),
         ({"ELASTIC_RS_AGENT": "/a", "ELASTIC_RS_IN_PLACE": "gloo"}, "gloo", "/a", ""),
         ({"ELASTIC_RS_AGENT": "/a", "ELASTIC_RS_IN_PLACE": "gloo"}, "cpu:gloo,cuda:gloo", "/a", ""),
+        (
+            {"ELASTIC_RS_AGENT": "/a", "ELASTIC_RS_IN_PLACE": "gloo", "TORCH_GLOO_LAZY_INIT": "TRUE"},
+            "gloo",
+            None,
+            "with TORCH_GLOO_LAZY_INIT=TRUE gloo connects in the middle of collectives",
+        ),
+        (
+            {"ELASTIC_RS_AGENT": "/a", "ELASTIC_RS_IN_PLACE": "gloo", "TORCH_GLOO_LAZY_INIT": "0"},
+            "gloo",
+            "/a",
+            "",
+        ),
         ({"ELASTIC_RS_AGENT": "/a", "ELASTIC_RS_IN_PLACE": "gloo"}, "cpu:gloo,cuda:nccl", None, "in_place=nccl"),
         ({"ELASTIC_RS_AGENT": "/a", "ELASTIC_RS_IN_PLACE": "gloo"}, "mpi", None, "backend mpi"),
         ({"ELASTIC_RS_AGENT": "/a", "ELASTIC_RS_IN_PLACE": "maybe"}, "gloo", None, "`maybe`, must be one of"),

@@ -9,9 +9,10 @@ import threading
 import weakref
 from collections.abc import Callable
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest.mock import Mock
 
+import pytest
 import torch
 import torch.distributed as dist
 from elastic_rs import elastic
@@ -20,10 +21,8 @@ from elastic_rs.elastic._group import Wraps
 from elastic_rs.elastic._membership import MEMBERSHIP
 from helpers.elastic import GONE, FakeChannel, Recorded, World
 from torch import nn
+from torch.distributed import ProcessGroupGloo, new_group  # type: ignore[attr-defined]
 from torch.nn.parallel import DistributedDataParallel
-
-if TYPE_CHECKING:
-    import pytest
 
 Attend = Callable[..., FakeChannel]
 
@@ -162,6 +161,33 @@ def test_init_makes_the_group_once(attend: Attend) -> None:
     elastic.shutdown()
     elastic.shutdown()
     assert not elastic.is_initialized()
+
+
+def test_groups_of_the_script_are_guarded_while_a_function_runs(attend: Attend) -> None:
+    channel = attend(World(), World())
+    maker = vars(ProcessGroupGloo)["__init__"]
+
+    def calls_of(make: Callable[[], object]) -> list[str]:
+        before = len(channel.calls)
+        make()
+        return channel.calls[before:]
+
+    @elastic.run
+    def train(_: elastic.State) -> None:
+        assert calls_of(lambda: new_group([0])) == ["mark", "guard"], "by a function that was imported before"
+        before = len(channel.calls)
+        with pytest.raises(TypeError, match="incompatible constructor arguments"):
+            ProcessGroupGloo()
+        assert channel.calls[before:] == ["mark", "guard"], "it could not be made, and is not being made"
+        if len(channel.worlds) > 1:
+            channel.failed = True
+            raise GONE
+
+    train(Recorded())
+    assert vars(ProcessGroupGloo)["__init__"] is maker
+    assert calls_of(lambda: new_group([0])) == []
+    # The next function gets to know the group that was made meanwhile.
+    assert calls_of(lambda: elastic.run(lambda _: None)(Recorded())) == ["guard loops"]
 
 
 def test_listeners_are_told_of_changes(attend: Attend) -> None:

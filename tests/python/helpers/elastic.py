@@ -94,14 +94,18 @@ class FakeChannel:
     def world(self) -> World:
         return self.worlds[0]
 
-    def mark_sockets(self) -> None:
+    def mark_sockets(self) -> int:
         self.calls.append("mark")
+        return len(self.calls)
 
-    def guard_sockets(self) -> int:
+    def guard_sockets(self, mark: int, store_port: int | None = None) -> int:
+        assert self.calls[mark - 1] == "mark"
+        del store_port
         self.calls.append("guard")
         return 0
 
-    def guard_loops(self) -> int:
+    def guard_loops(self, store_port: int | None = None) -> int:
+        del store_port
         self.calls.append("guard loops")
         return 0
 

@@ -25,7 +25,6 @@ parser.add_argument("--commit-every", type=int, default=1)
 parser.add_argument("--own-group", action="store_true", help="make the process group before elastic.run")
 parser.add_argument("--die", type=int, help="die by SIGKILL in the middle of that step")
 parser.add_argument("--stop", type=int)
-parser.add_argument("--subgroup", action="store_true", help="begin each step with a collective of a group of its own")
 parser.add_argument("--fail-once", type=Path, help="exit with 3 in the second epoch, if this file does not exist yet")
 parser.add_argument("--checkpoint", type=Path)
 args = parser.parse_args()
@@ -52,7 +51,6 @@ def train(state: Any) -> None:
     generation = os.environ.get("TORCHELASTIC_GENERATION", "0")
     say("BEGIN", rank=elastic.rank(), size=elastic.size(), generation=generation, step=state.step, state=digest(state))
     model = DistributedDataParallel(state.model)
-    group = dist.new_group() if args.subgroup else None
     while state.epoch < args.epochs:
         batches = torch.utils.data.DataLoader(range(args.length), batch_size=BATCH, sampler=state.sampler)
         for number, indices in enumerate(batches):
@@ -64,8 +62,6 @@ def train(state: Any) -> None:
             if args.fail_once and state.epoch == 1 and number == 1 and not args.fail_once.exists():
                 args.fail_once.touch()
                 os._exit(3)
-            if group is not None:
-                dist.all_reduce(torch.zeros(1), group=group)
             points = indices.double().unsqueeze(1) / args.length
             state.optimizer.zero_grad()
             (model(points) - 3 * points - 1).square().mean().backward()
