@@ -31,7 +31,6 @@ from pathlib import Path
 from typing import Any
 
 from measuring import RESULTS, cpu_s, keep, machine
-
 from process import WORKERS
 
 OUTPUT = RESULTS / "agent.json"

@@ -445,6 +445,78 @@ class DriverOptions:
         """
 
 @final
+class EndpointServer:
+    """
+    The store and the rendezvous coordinator, on one port and on one thread that never waits for the interpreter.
+    """
+    @property
+    def addresses(self, /) -> list[str]:
+        """
+        The addresses it listens on, each with its port.
+        """
+    @staticmethod
+    def claim(host: str, port: SupportsIndex, *, is_host: bool | None = None, uses_store: bool = True, protection: Protection | None = None) -> "EndpointServer | str":
+        """
+        Become the host of ``host:port``. A ``str`` is the reason why another process is the host.
+
+        ``is_host`` is the user's choice. With None, whoever can bind the address is the host. With a ``protection`` there are only
+        sessions of those who hold the token, and no store. Unless the job ``uses_store``, what the store holds is bounded.
+
+        Raises ``OSError`` when ``is_host`` is True and the port cannot be listened on.
+        """
+    @staticmethod
+    def listen(host: str | None, port: SupportsIndex, *, limits: StoreLimits | None = None, protection: Protection | None = None) -> EndpointServer:
+        """
+        Serve on every address of ``host``, or on all of this machine if it is None. Port 0 lets the system choose. ``protection`` as
+        for :meth:`claim`.
+
+        Raises ``OSError`` if ``host`` cannot be resolved, or if listening fails. The text names the process that has the port.
+        """
+    @property
+    def on_loopback(self, /) -> bool:
+        """
+        Whether it listens on loopback alone.
+        """
+    def page_requests(self, /) -> PageRequests | None:
+        """
+        The pages that are asked for by HTTP, for a thread that makes them. None: another one does already, or nobody may read them.
+        """
+    @property
+    def port(self, /) -> int:
+        """
+        The port it listens on.
+        """
+    @property
+    def public_addresses(self, /) -> list[str]:
+        """
+        The addresses by which nodes on other machines may reach it, each with its port, if it listens on all addresses.
+        """
+    def stop(self, /) -> None:
+        """
+        Close everything now.
+        """
+    @property
+    def stopped(self, /) -> bool:
+        """
+        Whether it has ended.
+        """
+    @property
+    def users(self, /) -> tuple[int, int]:
+        """
+        The numbers of sessions and of store clients that are connected now.
+        """
+    def wait_for_nodes(self, /, *, timeout_s: SupportsFloat | SupportsIndex) -> bool:
+        """
+        Wait until every node has said goodbye, at most ``timeout_s``. True if all had.
+        """
+    def wait_for_users(self, /, *, timeout_s: SupportsFloat | SupportsIndex) -> bool:
+        """
+        Wait until nobody is connected, node or store client, at most ``timeout_s``. True if all have gone.
+
+        Does not stop the host: it serves everybody meanwhile, including new connections.
+        """
+
+@final
 class EtcdClient:
     """
     A client of an etcd cluster. Keys are ``str`` (sent as UTF-8) or ``bytes``.
@@ -603,7 +675,7 @@ class EtcdOptions:
     @property
     def members(self, /) -> list[tuple[str, int]]:
         """
-        EndpointServer and port of each member.
+        Host and port of each member.
         """
     @staticmethod
     def of_config(endpoints: str, config: RendezvousConfig) -> EtcdOptions:
@@ -705,78 +777,6 @@ class ForkServer:
     def refuse(self, /, reason: str) -> None:
         """
         Tell the agent why no worker can be forked here. The caller ends the process then.
-        """
-
-@final
-class EndpointServer:
-    """
-    The store and the rendezvous coordinator, on one port and on one thread that never waits for the interpreter.
-    """
-    @property
-    def addresses(self, /) -> list[str]:
-        """
-        The addresses it listens on, each with its port.
-        """
-    @staticmethod
-    def claim(host: str, port: SupportsIndex, *, is_host: bool | None = None, uses_store: bool = True, protection: Protection | None = None) -> "EndpointServer | str":
-        """
-        Become the host of ``host:port``. A ``str`` is the reason why another process is the host.
-
-        ``is_host`` is the user's choice. With None, whoever can bind the address is the host. With a ``protection`` there are only
-        sessions of those who hold the token, and no store. Unless the job ``uses_store``, what the store holds is bounded.
-
-        Raises ``OSError`` when ``is_host`` is True and the port cannot be listened on.
-        """
-    @staticmethod
-    def listen(host: str | None, port: SupportsIndex, *, limits: StoreLimits | None = None, protection: Protection | None = None) -> EndpointServer:
-        """
-        Serve on every address of ``host``, or on all of this machine if it is None. Port 0 lets the system choose. ``protection`` as
-        for :meth:`claim`.
-
-        Raises ``OSError`` if ``host`` cannot be resolved, or if listening fails. The text names the process that has the port.
-        """
-    @property
-    def on_loopback(self, /) -> bool:
-        """
-        Whether it listens on loopback alone.
-        """
-    def page_requests(self, /) -> PageRequests | None:
-        """
-        The pages that are asked for by HTTP, for a thread that makes them. None: another one does already, or nobody may read them.
-        """
-    @property
-    def port(self, /) -> int:
-        """
-        The port it listens on.
-        """
-    @property
-    def public_addresses(self, /) -> list[str]:
-        """
-        The addresses by which nodes on other machines may reach it, each with its port, if it listens on all addresses.
-        """
-    def stop(self, /) -> None:
-        """
-        Close everything now.
-        """
-    @property
-    def stopped(self, /) -> bool:
-        """
-        Whether it has ended.
-        """
-    @property
-    def users(self, /) -> tuple[int, int]:
-        """
-        The numbers of sessions and of store clients that are connected now.
-        """
-    def wait_for_nodes(self, /, *, timeout_s: SupportsFloat | SupportsIndex) -> bool:
-        """
-        Wait until every node has said goodbye, at most ``timeout_s``. True if all had.
-        """
-    def wait_for_users(self, /, *, timeout_s: SupportsFloat | SupportsIndex) -> bool:
-        """
-        Wait until nobody is connected, node or store client, at most ``timeout_s``. True if all have gone.
-
-        Does not stop the host: it serves everybody meanwhile, including new connections.
         """
 
 @final
