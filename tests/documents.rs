@@ -1,4 +1,4 @@
-//! The tests that documents name exist.
+//! The tests and files that documents name exist.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on should say where")]
 
@@ -59,5 +59,21 @@ fn every_test_that_the_table_of_scenarios_names_exists() {
     assert!(named.len() > 25, "{named:?}");
     for test in named {
         assert!(found.values().any(|text| text.contains(&format!("fn {test}("))), "no `{test}`");
+    }
+}
+
+#[test]
+fn the_map_fits_on_130_lines_and_names_files_that_exist() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let map = fs::read_to_string(root.join("ARCHITECTURE.md")).unwrap();
+    assert!(map.lines().count() <= 130, "{} lines", map.lines().count());
+    let long: Vec<_> = map.lines().filter(|line| line.chars().count() > 120).collect();
+    assert!(long.is_empty(), "{long:?}");
+    let named = map.split('`').skip(1).step_by(2);
+    let named: Vec<_> =
+        named.filter(|name| ["src/", "crates/", "python/"].iter().any(|at| name.starts_with(at))).collect();
+    assert!(named.len() > 60, "{named:?}");
+    for name in named {
+        assert!(root.join(name).exists() || root.join(format!("{name}.rs")).exists(), "no `{name}`");
     }
 }

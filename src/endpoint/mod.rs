@@ -1,6 +1,6 @@
-//! The host: the store and the rendezvous coordinator on one port.
+//! The endpoint server: the store and the rendezvous coordinator on one port.
 //!
-//! Owns the decision whether this process is the host ([`claim`]), and the coordinator's thread. Store and rendezvous meet
+//! Owns the decision whether this process serves the endpoint ([`claim`]), and the coordinator's thread. Store and rendezvous meet
 //! only here: the store's server hands over the connections that begin with the session protocol's magic.
 
 use std::io;

@@ -1,6 +1,6 @@
 //! What a job's coordinator and its nodes record: which events there were, and which caused which.
 //!
-//! - [`record`]: an event, as the decider states it. Pure.
+//! - [`record`]: an event, as a run states it. Pure.
 //! - [`journal`]: the events of one node. Pure.
 //! - [`ring`]: the events that are kept of each run. Pure.
 //! - [`tally`]: what is counted but not recorded. Pure.

@@ -2,7 +2,7 @@
 //!
 //! Owns what a request does to the table, and which connections are answered because of it. Leaves bytes to
 //! [`crate::store::protocol`] and sockets to [`super::server`]. The table has no clock: only clients give up waiting.
-//! Facts: sections 4 and 5 of the protocol description, which restate PyTorch's `TCPStoreLibUvBackend.cpp`. Where this
+//! Facts: PyTorch's `TCPStoreLibUvBackend.cpp`. Where this
 //! table differs from the libuv server on purpose:
 //!
 //! - `COMPARE_SET` releases waiters when it creates the key, and only then (libuv: always; legacy: never);

@@ -9,7 +9,7 @@
 //! a fork server cannot be used, workers are executed as usual, and the log says why.
 //! `docs/decisions/0047-warm-starts-fork-workers-from-a-template.md` and the two after it have the reasons.
 //!
-//! This room uses `process`, which knows it only as a [`Forker`](crate::workers::Forker).
+//! This room uses `workers`, which knows it only as a [`Forker`](crate::workers::Forker).
 
 mod client;
 mod fork_server;

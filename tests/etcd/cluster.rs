@@ -57,7 +57,7 @@ fn program() -> Option<PathBuf> {
             // Not by `eprintln`, which the harness hides.
             let _ = writeln!(
                 std::io::stderr(),
-                "tests with etcd are skipped: `ETCD` names no etcd (tools/etcd.py gets one)"
+                "tests with etcd are skipped: `ETCD` names no etcd (`python tools/find_tool.py etcd` gets one)"
             );
         });
     }

@@ -1,4 +1,4 @@
-//! A node over etcd, event by event. Histories are in `tests/simulation/etcd.rs`.
+//! A node over etcd, event by event. Histories are in `crates/sim/tests/simulation/etcd.rs`.
 
 use std::time::{Duration, Instant};
 

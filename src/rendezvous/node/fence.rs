@@ -1,4 +1,4 @@
-//! Fencing: a node that is cut off stops its workers, so that two worlds never run at once. Part of [`super].
+//! Fencing: a node that is cut off stops its workers, so that two worlds never run at once. Part of [`super`].
 //!
 //! The coordinator may form a world without a node that was silent for its lease. So the node stops its workers when its lease is
 //! over. It counts the lease on its own clock, from the moment when it *sent* the last answered message. The coordinator got that

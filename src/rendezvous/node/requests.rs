@@ -225,7 +225,7 @@ impl NodeMachine {
         self.reports.on_stopping(round);
     }
 
-    /// Send this if a coordinator is connected. The decider over a cell records no events and no steps, and forms no world whose workers
+    /// Send this if a coordinator is connected. A run over a cell records no events and no steps, and forms no world whose workers
     /// survive.
     fn send_to_coordinator(&mut self, message: NodeMessage) {
         if self.has_coordinator() {

@@ -70,7 +70,7 @@ impl Departures {
     }
 }
 
-/// What follows from a first failure.
+/// What a first failure means for its host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Judged {
     /// First failures are not counted.
@@ -92,7 +92,7 @@ pub(super) struct Consequence {
     pub changes: bool,
 }
 
-/// What the book says about a node that waits or asks to join.
+/// Whether the host of a node that waits or asks to join may be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Entry {
     /// A round may count it.
@@ -309,7 +309,7 @@ impl Hosts {
         }
     }
 
-    /// The waiting nodes, with what the book says about each.
+    /// The waiting nodes, each with whether its host may be used.
     pub(super) fn entries(&self, roster: &Roster, now: Instant) -> Vec<(NodeId, Option<SessionId>, Entry)> {
         let waiting = roster.iter().filter(|(_, node)| matches!(node.status, Status::Waiting { .. }));
         waiting.map(|(id, node)| (id, node.session, self.entry(node, now))).collect()

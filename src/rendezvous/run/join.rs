@@ -371,7 +371,7 @@ impl Run {
         }
     }
 
-    /// What the book of hosts says about a node that asks to join.
+    /// What is known of the host of a node that asks to join.
     fn entry(&self, id: NodeId, now: Instant) -> Entry {
         self.roster.get(id).map_or(Entry::Open, |node| self.hosts.entry(node, now))
     }

@@ -1,6 +1,7 @@
 //! One run: its nodes, its rounds and ranks, and every decision about them. Pure.
 //!
-//! [`Run::apply`] is the one decision function. This file takes an event to its step, and alone sees all parts.
+//! [`Run::apply`] is the one decision function. This file takes an event to its step. Only it and the three files of events below
+//! change parts.
 //!
 //! | file | events, and what follows from them |
 //! |---|---|

@@ -1,8 +1,8 @@
 //! The store's server: a [`Table`](super::Table) behind sockets.
 //!
 //! Owns accepting, each connection's buffers and their bounds, turning away what does not speak c10d, and the server's
-//! lifetime. Leaves decisions to the table, bytes to [`crate::store::protocol`], and listening sockets to [`super::listen`].
-//! Facts: sections 2, 8 and 9 of the protocol description; it names the accidents of PyTorch's servers that are not copied.
+//! lifetime. Leaves decisions to the table, bytes to [`crate::store::protocol`], and listening sockets to [`crate::net::listen`].
+//! Facts: `torch/csrc/distributed/c10d/TCPStoreBackend.cpp` and `TCPStoreLibUvBackend.cpp` (2.15).
 //!
 //! One dedicated thread serves all connections ([`StoreServer`]), so the table needs no lock and every request is atomic. The
 //! thread waits for sockets itself, without an async runtime, and never for Python. It logs through `tracing`. A subscriber
@@ -58,7 +58,7 @@ pub struct ServerOptions {
     pub max_clients: usize,
     /// How long a connection may take to say `VALIDATE` (or the magic of an upgrade). Default 30 s.
     ///
-    /// [`Host`](crate::endpoint::Host) gives a session as long again to send its `Hello`. PyTorch's servers wait for ever.
+    /// [`EndpointServer`](crate::endpoint::EndpointServer) gives a session as long again to send its `Hello`. PyTorch's servers wait for ever.
     pub hello_timeout: Duration,
     /// Bytes of replies that may wait for a client that does not read them. Default 64 MiB.
     ///

@@ -1,4 +1,4 @@
-//! Simulations of a driver and its hosts. The checks are in `src/sim/discovery.rs`.
+//! Simulations of a driver and its hosts. The checks are in `crates/sim/src/discovery/mod.rs`.
 //!
 //! `ELASTIC_RS_SIM_SEEDS` sets the number of seeds, `ELASTIC_RS_SIM_SEED` the first one.
 

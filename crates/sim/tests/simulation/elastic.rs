@@ -1,5 +1,5 @@
 //! Simulations of jobs whose workers live through changes of the world, under seeded faults and exhaustively. The checks are in
-//! `src/sim/coordinator/elastic.rs` and `src/sim/coordinator/ledger`.
+//! `crates/sim/src/coordinator/elastic.rs` and `src/sim/coordinator/ledger`.
 //!
 //! `ELASTIC_RS_SIM_SEEDS` sets the number of seeds, `ELASTIC_RS_SIM_SEED` the first one.
 

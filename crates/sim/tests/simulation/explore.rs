@@ -1,4 +1,4 @@
-//! Exhaustive exploration of small jobs (`src/sim/coordinator/explore.rs`): all orders of events. Every invariant is checked in every
+//! Exhaustive exploration of small jobs (`crates/sim/src/coordinator/explore.rs`): all orders of events. Every invariant is checked in every
 //! state.
 //!
 //! In one of `ELASTIC_RS_EXPLORE_SETTLE` states (default 16) it is also checked that the job settles. 1 checks all states.
