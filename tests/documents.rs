@@ -7,7 +7,7 @@ use std::fs;
 use std::path::Path;
 
 /// Text of all Rust and Python files below, by name; files of one name are joined. `tests/store/server.rs` is `store_server` and
-/// `server`.
+/// `server`, and so are its `mod.rs` and `tests.rs`.
 fn sources(directory: &Path, found: &mut HashMap<String, String>) {
     for entry in fs::read_dir(directory).unwrap().map(Result::unwrap) {
         let path = entry.path();
@@ -17,9 +17,11 @@ fn sources(directory: &Path, found: &mut HashMap<String, String>) {
             let text = fs::read_to_string(&path).unwrap();
             let parts = path.with_extension("");
             let parts: Vec<_> = parts.iter().map(|part| part.to_string_lossy()).collect();
-            let parts = parts.strip_suffix(&["mod".into()]).unwrap_or(&parts);
-            for name in [&parts[parts.len() - 1..], &parts[parts.len() - 2..]] {
-                found.entry(name.join("_")).or_default().push_str(&text);
+            let own = ["mod", "tests"].into_iter().find_map(|last| parts.strip_suffix(&[last.into()]));
+            for parts in [Some(&parts[..]), own].into_iter().flatten() {
+                for name in [&parts[parts.len() - 1..], &parts[parts.len() - 2..]] {
+                    found.entry(name.join("_")).or_default().push_str(&text);
+                }
             }
         }
     }
