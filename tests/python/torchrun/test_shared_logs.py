@@ -12,8 +12,10 @@ from .conftest import SCRIPTS, Start
 
 pytestmark = [pytest.mark.torchrun]
 
+# Each line in one write: `print` makes two of it where Python does not buffer.
 PRINTS = (
-    "import os, sys; rank = os.environ['RANK']; print(f'out of {rank}'); print(f'err of {rank}', file=sys.stderr)\n"
+    "import os, sys; rank = os.environ['RANK']; "
+    "sys.stdout.write(f'out of {rank}\\n'); sys.stderr.write(f'err of {rank}\\n')\n"
 )
 STEPS = SCRIPTS / "steps.py"
 
