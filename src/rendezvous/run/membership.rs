@@ -5,8 +5,7 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use super::event::SessionId;
-use super::node::{Node, Program, Status};
-use super::ranks::natural_order;
+use super::node::{Node, Program, Status, natural_order};
 use crate::rendezvous::messages::message::{Join, NodeId, Round};
 
 /// The nodes of a run, and the number of the round whose members they may be.

@@ -1,13 +1,13 @@
 //! One node of a run, as the run knows it.
 
+use std::cmp::Ordering;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
 use super::event::{Ends, Reach, SessionId};
-use super::parts::visible;
-use crate::rendezvous::messages::message::{Hello, Join, Round};
+use crate::rendezvous::messages::message::{Hello, INTERFACES_LIMIT, Join, Round};
 use crate::rendezvous::messages::settings::{LAST_LOOK, Settings};
 
 /// A node's part in the run. Serialised as part of a [cell's state](crate::rendezvous::cell::blob).
@@ -204,5 +204,63 @@ impl Node {
             (Some(_), false) => self.heard_at + self.lease,
             (Some(_), true) => self.heard_at + self.lease + LAST_LOOK,
         }
+    }
+}
+
+/// Compare texts in natural order: runs of digits by value, all else as text. `node9` comes before `node10`.
+pub(super) fn natural_order(a: &str, b: &str) -> Ordering {
+    let (mut a, mut b) = (a.as_bytes(), b.as_bytes());
+    loop {
+        match (a.first(), b.first()) {
+            (None, None) => return Ordering::Equal,
+            (None, Some(_)) => return Ordering::Less,
+            (Some(_), None) => return Ordering::Greater,
+            (Some(x), Some(y)) if x.is_ascii_digit() && y.is_ascii_digit() => {
+                let (number_a, rest_a) = split_number(a);
+                let (number_b, rest_b) = split_number(b);
+                let order = number_a.len().cmp(&number_b.len()).then_with(|| number_a.cmp(number_b));
+                if order != Ordering::Equal {
+                    return order;
+                }
+                (a, b) = (rest_a, rest_b);
+            }
+            (Some(x), Some(y)) if x != y => return x.cmp(y),
+            _ => (a, b) = (&a[1..], &b[1..]),
+        }
+    }
+}
+
+/// Split a text into its leading digits, without leading zeros, and the rest.
+fn split_number(text: &[u8]) -> (&[u8], &[u8]) {
+    let end = text.iter().position(|byte| !byte.is_ascii_digit()).unwrap_or(text.len());
+    let (number, rest) = text.split_at(end);
+    let zeros = number.iter().position(|byte| *byte != b'0').unwrap_or(number.len());
+    (&number[zeros..], rest)
+}
+
+/// The addresses of a node's interfaces that peers elsewhere can see, up to [`INTERFACES_LIMIT`].
+fn visible(interfaces: &[IpAddr]) -> Vec<IpAddr> {
+    let canonical = interfaces.iter().map(IpAddr::to_canonical).filter(|ip| may_connect_from(*ip));
+    canonical.take(INTERFACES_LIMIT).collect()
+}
+
+/// Whether a peer elsewhere can have this address.
+pub(super) fn may_connect_from(ip: IpAddr) -> bool {
+    !ip.is_loopback() && !ip.is_unspecified() && !ip.is_multicast()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_in_addresses_are_compared_by_value() {
+        for (smaller, larger) in
+            [("node9", "node10"), ("10.0.0.9", "10.0.0.100"), ("a", "a0"), ("n01", "n2"), ("a", "b"), ("n1a", "n1b")]
+        {
+            assert_eq!(natural_order(smaller, larger), Ordering::Less, "{smaller} {larger}");
+            assert_eq!(natural_order(larger, smaller), Ordering::Greater, "{smaller} {larger}");
+        }
+        assert_eq!(natural_order("n07", "n7"), Ordering::Equal);
     }
 }

@@ -7,11 +7,11 @@ use std::time::Instant;
 use super::hosts::Hosts;
 use super::in_place::InPlace;
 use super::membership::Roster;
-use super::node::Node;
+use super::node::{Node, may_connect_from};
 use super::recovery::Recovery;
 use super::round::{Current, Pace};
 use super::standing::Standing;
-use crate::rendezvous::messages::message::{CoordinatorMessage, INTERFACES_LIMIT, Round};
+use crate::rendezvous::messages::message::{CoordinatorMessage, Round};
 use crate::rendezvous::messages::settings::Settings;
 
 /// The parts of a run, none of which a policy changes.
@@ -197,15 +197,4 @@ impl Parts<'_> {
         }
         addresses.into_iter().filter(|ip| may_connect_from(*ip)).collect()
     }
-}
-
-/// The addresses of a node's interfaces that peers elsewhere can see, up to [`INTERFACES_LIMIT`].
-pub(super) fn visible(interfaces: &[IpAddr]) -> Vec<IpAddr> {
-    let canonical = interfaces.iter().map(IpAddr::to_canonical).filter(|ip| may_connect_from(*ip));
-    canonical.take(INTERFACES_LIMIT).collect()
-}
-
-/// Whether a peer elsewhere can have this address.
-fn may_connect_from(ip: IpAddr) -> bool {
-    !ip.is_loopback() && !ip.is_unspecified() && !ip.is_multicast()
 }

@@ -8,25 +8,17 @@
 //! PyTorch sorts `(address, pid)` as text in every round. There `node10` comes before `node9`, and one new node may change the ranks
 //! of all others. Here survivors keep their ranks: see [`assign`].
 
-use std::cmp::Ordering;
 use std::collections::{BTreeMap, HashMap};
 
 use super::membership::Roster;
-use super::node::{Node, Status};
+use super::node::{Node, Status, natural_order};
 use super::parts::Parts;
 use super::resume::resume_of;
-use super::round::World;
+use super::round::{Assignment, World};
 use crate::rendezvous::messages::message::{
     Generation, Join, JoinWorkers, NodeId, Resume, Round, Survival, WorkerRanks,
 };
 use crate::rendezvous::messages::settings::WorkerBounds;
-
-/// A node's part in the next world.
-pub(super) struct Assignment {
-    pub id: NodeId,
-    /// The node's workers in it, if it has reported their number.
-    pub workers: Option<JoinWorkers>,
-}
 
 impl Parts<'_> {
     pub(super) fn bounds(self) -> Option<WorkerBounds> {
@@ -351,54 +343,12 @@ pub fn assign_workers(nodes: &[JoinWorkers]) -> Vec<WorkerRanks> {
     nodes.iter().zip(first).map(with_sizes).collect()
 }
 
-/// Compare texts in natural order: runs of digits by value, all else as text. `node9` comes before `node10`.
-pub fn natural_order(a: &str, b: &str) -> Ordering {
-    let (mut a, mut b) = (a.as_bytes(), b.as_bytes());
-    loop {
-        match (a.first(), b.first()) {
-            (None, None) => return Ordering::Equal,
-            (None, Some(_)) => return Ordering::Less,
-            (Some(_), None) => return Ordering::Greater,
-            (Some(x), Some(y)) if x.is_ascii_digit() && y.is_ascii_digit() => {
-                let (number_a, rest_a) = split_number(a);
-                let (number_b, rest_b) = split_number(b);
-                let order = number_a.len().cmp(&number_b.len()).then_with(|| number_a.cmp(number_b));
-                if order != Ordering::Equal {
-                    return order;
-                }
-                (a, b) = (rest_a, rest_b);
-            }
-            (Some(x), Some(y)) if x != y => return x.cmp(y),
-            _ => (a, b) = (&a[1..], &b[1..]),
-        }
-    }
-}
-
-/// Split a text into its leading digits, without leading zeros, and the rest.
-fn split_number(text: &[u8]) -> (&[u8], &[u8]) {
-    let end = text.iter().position(|byte| !byte.is_ascii_digit()).unwrap_or(text.len());
-    let (number, rest) = text.split_at(end);
-    let zeros = number.iter().position(|byte| *byte != b'0').unwrap_or(number.len());
-    (&number[zeros..], rest)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn candidate(key: &'static str, last_rank: Option<u32>) -> Candidate<&'static str> {
         Candidate { key, last_rank, node_rank: None, addr: key.into() }
-    }
-
-    #[test]
-    fn numbers_in_addresses_are_compared_by_value() {
-        for (smaller, larger) in
-            [("node9", "node10"), ("10.0.0.9", "10.0.0.100"), ("a", "a0"), ("n01", "n2"), ("a", "b"), ("n1a", "n1b")]
-        {
-            assert_eq!(natural_order(smaller, larger), Ordering::Less, "{smaller} {larger}");
-            assert_eq!(natural_order(larger, smaller), Ordering::Greater, "{smaller} {larger}");
-        }
-        assert_eq!(natural_order("n07", "n7"), Ordering::Equal);
     }
 
     #[test]

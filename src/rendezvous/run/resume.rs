@@ -8,7 +8,7 @@ use std::cmp::Reverse;
 use std::collections::BTreeSet;
 
 use super::parts::Parts;
-use super::ranks::Assignment;
+use super::round::Assignment;
 use crate::rendezvous::messages::message::{Generation, JoinWorkers, Resume, Survival, Survivor, WorkerRanks};
 
 /// A member of the next world.

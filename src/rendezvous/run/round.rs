@@ -6,8 +6,17 @@ use std::time::Instant;
 use serde::{Deserialize, Serialize};
 
 use crate::rendezvous::messages::bounds::{tidy_failure, tidy_verdict};
-use crate::rendezvous::messages::message::{Failure, Generation, NodeId, Placed, Round, Verdict, WorkerRanks};
+use crate::rendezvous::messages::message::{
+    Failure, Generation, JoinWorkers, NodeId, Placed, Round, Verdict, WorkerRanks,
+};
 use crate::wire::text::plain;
+
+/// A node's part in the next world.
+pub(super) struct Assignment {
+    pub id: NodeId,
+    /// The node's workers in it, if it has reported their number.
+    pub workers: Option<JoinWorkers>,
+}
 
 /// The world of the last completed round. Serialised as part of a [cell's state](crate::rendezvous::cell::blob).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
