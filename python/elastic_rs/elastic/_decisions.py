@@ -205,6 +205,11 @@ class Attendance(NamedTuple):
     """Why not, for the log. Empty if there is nothing to say: there is no agent of ours, or it was told not to."""
 
 
+def connects_lazily(environment: Mapping[str, str]) -> bool:
+    """Return whether gloo connects in collectives, as torch reads ``TORCH_GLOO_LAZY_INIT``."""
+    return environment.get(LAZY_INIT, "").lower() in {"1", "y", "yes", "t", "true"}
+
+
 def attendance(environment: Mapping[str, str], backends: frozenset[str]) -> Attendance:
     """Decide by the environment that the agent has set, and by the backends of the worker's process group."""
     path, in_place = environment.get(AGENT), environment.get(IN_PLACE, "off")
@@ -219,12 +224,11 @@ def attendance(environment: Mapping[str, str], backends: frozenset[str]) -> Atte
         hint = " (`--rdzv-conf in_place=nccl` allows it)" if refused == {"nccl"} else ""
         names = ", ".join(sorted(refused))
         return Attendance(None, f"process groups of backend {names} are not resized in place{hint}")
-    lazy = environment.get(LAZY_INIT, "")
-    if "gloo" in backends and lazy.lower() in {"1", "y", "yes", "t", "true"}:  # as torch reads it
+    if "gloo" in backends and connects_lazily(environment):
         return Attendance(
             None,
-            f"with {LAZY_INIT}={lazy} gloo connects in the middle of collectives, which nothing could end then when "
-            "another worker fails: unset it",
+            f"with {LAZY_INIT}={environment[LAZY_INIT]} gloo connects in the middle of collectives, which nothing "
+            "could end then when another worker fails: unset it",
         )
     if "nccl" in backends and environment.get(WATCHDOG) != "0":
         # The value counts when the group is made. `elastic.init` and `run` set it.

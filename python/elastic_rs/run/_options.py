@@ -91,12 +91,15 @@ def rendezvous_of(args: argparse.Namespace) -> Rendezvous:
             raise CommandLineError(
                 f"--in-place is `{args.in_place}`, and --rdzv-conf says in_place={conf['in_place']}: give one of them"
             )
-        lazy = os.environ.get("TORCH_GLOO_LAZY_INIT", "0")
-        if conf.get("in_place", "off") != "off" and lazy.lower() in {"1", "y", "yes", "t", "true"}:
-            raise CommandLineError(
-                f"in_place={conf['in_place']} and TORCH_GLOO_LAZY_INIT={lazy} cannot be combined: gloo would connect "
-                "in the middle of collectives, which nothing could end then when a worker fails; unset the variable"
-            )
+        if conf.get("in_place", "off") != "off":
+            from elastic_rs.elastic._decisions import LAZY_INIT, connects_lazily
+
+            if connects_lazily(os.environ):
+                raise CommandLineError(
+                    f"in_place={conf['in_place']} and {LAZY_INIT}={os.environ[LAZY_INIT]} cannot be combined: gloo "
+                    "would connect in the middle of collectives, which nothing could end then when a worker fails; "
+                    "unset the variable"
+                )
         if args.store_tunnel:
             conf.setdefault("store_tunnel", "1")
         over_etcd = args.rdzv_backend in ETCD_NAMES and not args.standalone
