@@ -43,6 +43,8 @@ def main() -> int:
 
 def faults(root: Path) -> list[str]:
     modules = dict(read(root))
+    if unknown := sorted({module[0] for module in modules if module} - FLOOR.keys()):
+        return [f"src/{room} is on no floor: give it one in FLOORS" for room in unknown]
     uses = {module: list(names(text)) for module, text in modules.items()}
     shown = {module: {alias: path for public, path, alias in of if public} for module, of in uses.items()}
     graph: dict[Module, set[Module]] = {module: set() for module in modules}
@@ -94,7 +96,6 @@ def leaves(words: list[str]) -> Iterator[tuple[Module, str]]:
                 yield path, alias or path[-1]
             if word == "}":
                 prefix.pop()
-                path = prefix[-1]
             path, alias = prefix[-1], ""
         elif word == "as":
             alias = "_"

@@ -37,6 +37,7 @@ INLINE = {"src/store/mod.rs": "fn now() { crate::agent::now() }", "src/agent/mod
         (THROUGH_SHOWN, ["a circle of imports: store/server <- store/table <- store/server"]),
         (PARTS, []),
         (IN_TESTS, []),
+        ({"src/cellar/mod.rs": ""}, ["src/cellar is on no floor: give it one in FLOORS"]),
     ],
 )
 def test_imports_that_go_up_or_round_are_faults(tree: dict[str, str], found: list[str], tmp_path: Path) -> None:
