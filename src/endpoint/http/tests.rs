@@ -1,4 +1,4 @@
-//! What is answered to whom.
+//! Who may read health, metrics and pages over HTTP.
 
 use super::*;
 use crate::events::open_metrics::OpenMetrics;

@@ -36,6 +36,22 @@ pub struct Failure {
 pub const LIVES: i32 = 0;
 
 impl Failure {
+    /// For tests: exit code 3 of the only worker.
+    #[cfg(test)]
+    pub(crate) fn example(node: &str) -> Self {
+        Self {
+            node: node.into(),
+            role: "default".into(),
+            local_rank: 0,
+            global_rank: 0,
+            pid: 1,
+            exit: "exit code 3".into(),
+            returncode: 3,
+            message: String::new(),
+            counts: true,
+        }
+    }
+
     /// As events have it. `first`: others of its round are its consequences. `counts`: it counts against the job's budget.
     pub(in crate::rendezvous) fn exit(&self, first: bool, counts: bool) -> Box<Exit> {
         Box::new(Exit {

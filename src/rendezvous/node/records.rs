@@ -176,17 +176,7 @@ mod tests {
     #[test]
     fn only_the_first_reason_of_a_round_is_recorded_with_its_cause() {
         let mut records = records(Instant::now());
-        let failure = Failure {
-            node: "10.0.0.1 (a:1)".into(),
-            role: "default".into(),
-            local_rank: 0,
-            global_rank: 0,
-            pid: 1,
-            exit: "exit code 3".into(),
-            returncode: 3,
-            message: String::new(),
-            counts: true,
-        };
+        let failure = Failure::example("10.0.0.1 (a:1)");
         records.on_broken(Round(1), "a worker failed", Some(&failure));
         records.on_broken(Round(1), "a node left", None);
         records.on_change(Round(1), "a node joins");

@@ -122,17 +122,7 @@ mod tests {
     use super::*;
 
     fn failed() -> RoundResult {
-        let failure = Failure {
-            node: String::new(),
-            role: "default".into(),
-            local_rank: 0,
-            global_rank: 0,
-            pid: 1,
-            exit: "exit code 3".into(),
-            returncode: 3,
-            message: String::new(),
-            counts: true,
-        };
+        let failure = Failure::example("");
         RoundResult::Failed { round: Round(2), failure: Box::new(failure) }
     }
 
