@@ -66,9 +66,12 @@ fn ends(mut stream: &TcpStream) {
     assert_eq!(stream.read(&mut [0]).unwrap(), 0, "the end of the stream");
 }
 
+/// Whether the stream has not ended so far. It blocks afterwards as before, for `ends`.
 fn is_open(mut stream: &TcpStream) -> bool {
     stream.set_nonblocking(true).unwrap();
-    stream.read(&mut [0]).is_err_and(|error| error.kind() == ErrorKind::WouldBlock)
+    let read = stream.read(&mut [0]);
+    stream.set_nonblocking(false).unwrap();
+    read.is_err_and(|error| error.kind() == ErrorKind::WouldBlock)
 }
 
 /// Tells the worker of a failure, and waits until it has shut down what it knows.
