@@ -44,7 +44,7 @@ with_all_tools = $(with_etcd) $(call with,slurm,SLURM) $(call with,sshd,SSHD) $(
 say = @printf '\n==> %s\n'
 
 .PHONY: help setup build demo test test-long fuzz lint fmt test-rust test-python test-compat test-upstream stubs check-stubs bench clean \
-	gpu-check build-tested check-fmt check-clippy check-purity check-ruff check-mypy require-cargo
+	gpu-check build-tested check-fmt check-clippy check-purity check-imports check-ruff check-mypy require-cargo
 
 help: ## list the targets
 	@printf 'Targets:\n'
@@ -79,7 +79,7 @@ demo: build ## train on two nodes, add a third node, kill a worker, finish; abou
 		$(filter-out --hosts,$(DEMO_ARGS))
 
 # mypy is one of the Python tests here, so that it runs beside tests that wait.
-test: check-fmt check-clippy check-purity check-ruff test-rust test-python ## run all checks of CI
+test: check-fmt check-clippy check-purity check-imports check-ruff test-rust test-python ## run all checks of CI
 	$(say) 'test: all passed'
 
 # Numbers for the long run. A sequence of the differential test takes 0.05 s, a seed of the simulation 0.01 s. The random faults of an
@@ -125,7 +125,7 @@ fuzz: require-cargo ## fuzz each target for FUZZ_SECONDS (60), keep crashes in f
 		echo "error: crashed:$$failed; replay with fuzz/target/$(FUZZ_HOST)/release/TARGET fuzz/artifacts/TARGET/FILE" >&2; \
 		exit 1; fi
 
-lint: check-fmt check-clippy check-purity check-ruff check-mypy ## check formatting, clippy, purity of the core, ruff, mypy
+lint: check-fmt check-clippy check-purity check-imports check-ruff check-mypy ## check formatting, clippy, purity and imports of the core, ruff, mypy
 
 check-fmt: require-cargo
 	$(say) 'lint: cargo fmt'
@@ -141,6 +141,10 @@ check-clippy: require-cargo setup
 check-purity: require-cargo
 	$(say) 'lint: fuzz targets, and purity of the core: it compiles without I/O (cargo clippy, no default features)'
 	@cd fuzz && CUSTOM_LIBFUZZER_PATH=$(CURDIR)/fuzz/Cargo.toml cargo clippy --quiet $(CARGO_FLAGS) --all-targets -- -D warnings
+
+check-imports: setup
+	$(say) 'lint: which way the core imports'
+	@$(PY) tools/check_imports.py
 
 check-ruff: setup
 	$(say) 'lint: ruff'

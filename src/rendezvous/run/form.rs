@@ -15,11 +15,11 @@ use std::time::Instant;
 
 use super::Run;
 use super::event::{Effect, SessionId};
-use super::in_place::{self, NextStep};
 use super::node::{Node, Status};
 use super::parts::Parts;
 use super::ranks::{NextWorld, next_world, nodes};
 use super::recovery::Reports;
+use super::resize::{NextStep, next_step};
 use crate::events::record::{Ending, Kind, Number, Why};
 use crate::events::tally::Refused;
 use crate::rendezvous::messages::message::{
@@ -100,7 +100,7 @@ impl Run {
                 return;
             }
             let round = self.round();
-            match in_place::next_step(self.parts(), now) {
+            match next_step(self.parts(), now) {
                 NextStep::Wait(until) => return self.in_place.wait(until),
                 NextStep::Begin(change) => {
                     let grows = self.parts().joinable() > 0;

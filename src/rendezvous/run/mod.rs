@@ -16,8 +16,9 @@
 //! | `hosts` | how often each host's nodes have left or failed first, and which hosts are kept out |
 //! | `round` | the current world, why it must re-form, the job's restarts, how the rendezvous was closed |
 //! | `recovery` | worlds formed before this coordinator restarted, and how far a node's claim to a rank in one is believed |
-//! | `in_place`, `resume` | a change of the world that its workers live through, and which of them go on with whose state |
-//! | `parts`, `ranks`, `standing` | no state: what policies read; the next world and its ranks; the decision in words |
+//! | `in_place`, `resize` | a change of the world that its workers live through, and its next step |
+//! | `parts`, `ranks`, `resume` | no state: what policies read; the next world and its ranks; whose state its workers go on with |
+//! | `standing`, `progress` | the decision about the next round, and that in words |
 //! | `telemetry` | the events that were recorded, as far as later ones name them as causes; how far the training is |
 //! | `durable` | conversion between a run and its state in a shared cell |
 //!
@@ -41,8 +42,10 @@ mod leave;
 mod membership;
 mod node;
 mod parts;
+mod progress;
 pub mod ranks;
 mod recovery;
+mod resize;
 mod resume;
 mod round;
 mod standing;
@@ -76,8 +79,9 @@ pub(in crate::rendezvous) use hosts::Departures;
 pub use hosts::{Exclusion, Exclusions};
 pub(in crate::rendezvous) use node::Origin;
 pub use node::Status;
+pub use progress::RunState;
 pub(in crate::rendezvous) use round::Pace;
-pub use standing::{Activity, RunState, Standing};
+pub use standing::{Activity, Standing};
 
 /// One rendezvous: all nodes with one run id.
 #[derive(Clone, Debug)]

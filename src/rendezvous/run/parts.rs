@@ -8,11 +8,11 @@ use super::hosts::Hosts;
 use super::in_place::InPlace;
 use super::membership::Roster;
 use super::node::{Node, may_connect_from};
-use super::recovery::Recovery;
+use super::recovery::{Recovery, Reports};
 use super::round::{Current, Pace};
 use super::standing::Standing;
 use crate::rendezvous::messages::message::{CoordinatorMessage, Round};
-use crate::rendezvous::messages::settings::Settings;
+use crate::rendezvous::messages::settings::{LAST_LOOK, Settings};
 
 /// The parts of a run, none of which a policy changes.
 #[derive(Clone, Copy)]
@@ -74,6 +74,38 @@ impl Parts<'_> {
     pub fn held_growth(self) -> Option<Instant> {
         let undisturbed = !self.roster.active().is_empty() && !self.must_change() && !self.current.notified();
         self.held_until().filter(|_| undisturbed && self.joinable() > 0)
+    }
+
+    /// Number of members of the current world that are known to run, or to wait for another round.
+    pub fn reported(self) -> usize {
+        self.roster.active().len() + self.roster.counts().returning
+    }
+
+    /// What the members of an adopted world have reported so far.
+    pub fn reports(self, now: Instant) -> Reports {
+        let until = self.recovery.members_until();
+        let (Some(until), Some(world)) = (until, self.current.world()) else { return Reports::Awaited(until) };
+        let (round, size, reported) = (self.round(), world.size as usize, self.reported());
+        // The former coordinator's host is not awaited, if it has ended and has not reported.
+        let gone = self.recovery.gone_rank().filter(|rank| *rank < world.size && !world.members.contains_key(rank));
+        let all_known = reported + usize::from(gone.is_some()) >= size;
+        if reported >= size {
+            return Reports::Complete(format!("all {size} members of round {round} have reported"));
+        }
+        if until > now {
+            // If no other member is expected: one that has finished sends `Done` right after its Hello.
+            let soon = until.min(now + LAST_LOOK);
+            return Reports::Awaited(Some(if all_known { soon } else { until }));
+        }
+        Reports::Missing(match self.recovery.gone_rank().filter(|_| all_known) {
+            Some(rank) => {
+                format!("node rank {rank} of round {round} has ended with the coordinator that its process hosted")
+            }
+            None => {
+                let missing = format!("{} of {size} members of round {round}", size - reported);
+                format!("{missing} did not report to the restarted coordinator")
+            }
+        })
     }
 
     fn waiting_count(self) -> u32 {
@@ -168,7 +200,7 @@ impl Parts<'_> {
     }
 
     /// Whether the node with rank 0 wants to know the members' addresses.
-    pub(super) fn wants_members(self) -> bool {
+    pub fn wants_members(self) -> bool {
         let serving = self.current.world().and_then(|world| self.roster.get(*world.members.get(&0)?));
         serving.is_some_and(|node| node.interfaces.is_some())
     }
@@ -178,7 +210,7 @@ impl Parts<'_> {
     ///
     /// A member whose connection comes over loopback is on the coordinator's host. Others know that host by the address at which they have
     /// reached the coordinator.
-    pub(super) fn member_addresses(self, interfaces: bool) -> Vec<IpAddr> {
+    pub fn member_addresses(self, interfaces: bool) -> Vec<IpAddr> {
         let (mut addresses, mut hosts) = (BTreeSet::new(), BTreeSet::new());
         let mut is_anyone_here = false;
         let ids = self.current.world().into_iter().flat_map(|world| world.members.values());

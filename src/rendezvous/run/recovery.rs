@@ -15,9 +15,7 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use super::parts::Parts;
 use crate::rendezvous::messages::message::{HostSeat, Placed, Round};
-use crate::rendezvous::messages::settings::LAST_LOOK;
 
 /// Largest round number that is accepted in an unknown world. No job gets there, and counting on from it does not overflow.
 const LARGEST_ROUND: Round = Round(1 << 48);
@@ -178,40 +176,6 @@ pub(super) enum Reports {
     Complete(String),
     /// Some have not, and their time is over: why the world re-forms, unless all that have reported have finished.
     Missing(String),
-}
-
-impl Parts<'_> {
-    /// Number of members of the current world that are known to run, or to wait for another round.
-    pub(super) fn reported(self) -> usize {
-        self.roster.active().len() + self.roster.counts().returning
-    }
-
-    /// What the members of an adopted world have reported so far.
-    pub(super) fn reports(self, now: Instant) -> Reports {
-        let until = self.recovery.members_until();
-        let (Some(until), Some(world)) = (until, self.current.world()) else { return Reports::Awaited(until) };
-        let (round, size, reported) = (self.round(), world.size as usize, self.reported());
-        // The former coordinator's host is not awaited, if it has ended and has not reported.
-        let gone = self.recovery.gone_rank().filter(|rank| *rank < world.size && !world.members.contains_key(rank));
-        let all_known = reported + usize::from(gone.is_some()) >= size;
-        if reported >= size {
-            return Reports::Complete(format!("all {size} members of round {round} have reported"));
-        }
-        if until > now {
-            // If no other member is expected: one that has finished sends `Done` right after its Hello.
-            let soon = until.min(now + LAST_LOOK);
-            return Reports::Awaited(Some(if all_known { soon } else { until }));
-        }
-        Reports::Missing(match self.recovery.gone_rank().filter(|_| all_known) {
-            Some(rank) => {
-                format!("node rank {rank} of round {round} has ended with the coordinator that its process hosted")
-            }
-            None => {
-                let missing = format!("{} of {size} members of round {round}", size - reported);
-                format!("{missing} did not report to the restarted coordinator")
-            }
-        })
-    }
 }
 
 #[cfg(test)]

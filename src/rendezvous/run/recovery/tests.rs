@@ -1,6 +1,6 @@
 use super::*;
 use crate::rendezvous::messages::message::{Generation, NodeId};
-use crate::rendezvous::messages::settings::Settings;
+use crate::rendezvous::messages::settings::{LAST_LOOK, Settings};
 use crate::rendezvous::run::bench::{Bench, SECOND};
 use crate::rendezvous::run::node::Status;
 

@@ -67,22 +67,6 @@ fn members_that_do_not_all_attend_are_interrupted_for_one_that_leaves_but_not_fo
 }
 
 #[test]
-fn the_check_is_the_first_one_that_no_worker_has_passed() {
-    for (counts, stopped, check) in [
-        ([0, 0], None, 1),
-        ([7, 9], None, 10),
-        ([9, 7], Some(4), 10),
-        ([3, 4], Some(12), 12),
-        ([u64::MAX, 0], None, u64::MAX),
-    ] {
-        let mut part = InPlace::default();
-        (1..).zip(counts).for_each(|(id, count)| assert_eq!(part.on_counted(NodeId(id), count), None));
-        part.stop_at(NodeId(9), stopped);
-        assert_eq!(part.next_check(), check, "{counts:?} {stopped:?}");
-    }
-}
-
-#[test]
 fn all_must_count_in_time_and_a_count_beyond_the_check_is_returned() {
     let mut bench = two_of_four();
     bench.in_place.announce(NodeId(2), "SIGTERM".to_owned());
@@ -169,17 +153,6 @@ fn a_change_that_is_over_leaves_what_its_end_does_not_touch() {
     bench.in_place.begin_round(None);
     assert!(!bench.in_place.is_groupless());
     assert_eq!(bench.in_place.stopped_at(NodeId(2)), None);
-}
-
-#[test]
-fn a_node_that_is_gone_is_forgotten() {
-    let mut part = InPlace::default();
-    part.on_counted(NodeId(1), 4);
-    part.announce(NodeId(1), "SIGTERM".to_owned());
-    part.stop_at(NodeId(1), Some(5));
-    assert!(part.has_begun_elsewhere());
-    part.forget(NodeId(1));
-    assert!(!part.has_begun_elsewhere() && part.leaving().is_empty());
 }
 
 #[test]
