@@ -168,7 +168,7 @@ fn a_restarted_coordinator_logs_that_it_waits_for_members_and_that_all_have_repo
     let mut bench = Bench::new();
     let member = |node: u64| Hello { placed: Some(placed(node)), ..hello(node, &settings) };
     bench.greet(1, member(1), 1);
-    assert_eq!(bench.run().standing(), Standing::Recalling);
+    assert_eq!(bench.run().standing(), Standing::Recovering);
     let waits = "which this coordinator does not know: it was restarted, and waits 15.0 s for the other members";
     bench.noted_once(0, waits);
     bench.greet(2, member(2), 2);

@@ -38,7 +38,7 @@ pub(super) struct InPlace {
     /// How the workers of the current world have begun.
     resume: Option<Resume>,
     /// The current workers let the library make their process groups.
-    groupless: bool,
+    without_group: bool,
     /// When to look for the next step, if no event comes.
     due_at: Option<Instant>,
 }
@@ -64,13 +64,13 @@ pub(super) enum Phase {
 
 impl InPlace {
     /// The workers of the current world let the library make their process groups.
-    pub fn set_groupless(&mut self) {
-        self.groupless = true;
+    pub fn set_without_group(&mut self) {
+        self.without_group = true;
     }
 
     /// Whether they do, as far as is known.
-    pub fn is_groupless(&self) -> bool {
-        self.groupless
+    pub fn is_without_group(&self) -> bool {
+        self.without_group
     }
 
     /// The change, if there is one.
@@ -159,8 +159,8 @@ impl InPlace {
     /// End the change: the members cannot stop together any more.
     pub fn break_off(&mut self) {
         let (stopped_at, resume) = (std::mem::take(&mut self.stopped_at), self.resume.take());
-        let (groupless, due_at) = (self.groupless, self.due_at);
-        *self = Self { stopped_at, resume, groupless, due_at, ..Self::default() };
+        let (without_group, due_at) = (self.without_group, self.due_at);
+        *self = Self { stopped_at, resume, without_group, due_at, ..Self::default() };
     }
 
     /// A node joins, whose workers have stopped at this check, if at any.

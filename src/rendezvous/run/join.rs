@@ -164,7 +164,7 @@ impl Run {
     /// The world that runs, if a newcomer may start its workers before it joins.
     fn running(&self) -> Option<Running> {
         let parts = self.parts();
-        let settled = parts.changes_in_place() && self.in_place.is_groupless();
+        let settled = parts.changes_in_place() && self.in_place.is_without_group();
         let world = self.current.world().filter(|_| settled)?;
         let (master_addr, master_port) = world.master.clone()?;
         let workers = world.workers.as_ref()?.first()?.world_size;
@@ -321,7 +321,7 @@ impl Run {
         self.recovery.add_world(placed.world);
         if !over.is_empty() {
             // These nodes are notified below, and stop. A node that is cut off stops by itself within its lease.
-            self.recovery.hold_for_strangers(until);
+            self.recovery.hold_for_unknown_worlds(until);
         }
         self.current.adopt(&placed, workers);
         self.pace.ready_since = None;

@@ -66,7 +66,7 @@ impl Parts<'_> {
 
     /// Until when no round closes: members of a world that this coordinator did not form may still run, and have not reported.
     pub fn held_until(self) -> Option<Instant> {
-        self.recovery.members_until().max(self.recovery.strangers_until())
+        self.recovery.members_until().max(self.recovery.unknown_worlds_until())
     }
 
     /// Until when the world does not re-form for the nodes that wait to join it: no round could close before, and its members would stand

@@ -19,14 +19,16 @@ impl Parts<'_> {
         match () {
             () if self.current.closed().is_some() => Standing::Closed,
             () if self.roster.is_empty() => Standing::Vacant,
-            () if self.recovery.awaits_members() => Standing::Recalling,
+            () if self.recovery.awaits_members() => Standing::Recovering,
             () if self.held_growth().is_some() => Standing::Holding,
             () if !self.roster.active().is_empty() && self.waiting_for_members() == 0 => Standing::Undisturbed,
             () if !self.roster.active().is_empty() && self.changes_in_place() => Standing::Changing,
             () if !self.roster.active().is_empty() => Standing::Reforming,
             () if !self.is_enough() => Standing::Gathering,
             () if self.roster.counts().unreachable > 0 => Standing::Reconnecting,
-            () if self.closes_at.is_some() && self.closes_at == self.recovery.strangers_until() => Standing::Fencing,
+            () if self.closes_at.is_some() && self.closes_at == self.recovery.unknown_worlds_until() => {
+                Standing::Fencing
+            }
             () if self.shrinks() => Standing::Settling,
             () => Standing::LastCall,
         }
@@ -37,9 +39,11 @@ impl Parts<'_> {
         let waiting = self.roster.waiting().len();
         match standing {
             // The event that led to each of these was logged already.
-            Standing::Vacant | Standing::Closed | Standing::Recalling | Standing::Undisturbed | Standing::Reforming => {
-                None
-            }
+            Standing::Vacant
+            | Standing::Closed
+            | Standing::Recovering
+            | Standing::Undisturbed
+            | Standing::Reforming => None,
             Standing::Changing if self.in_place.is_changing() => None,
             Standing::Changing => Some(format!(
                 "round {} runs on until the last call of those that want to join ends (last_call_timeout): {}",

@@ -26,7 +26,7 @@ const LARGEST_STEP: u64 = 1 << 20;
 /// Time for messages that are on the way when the last lease ends.
 const SLACK: Duration = Duration::from_secs(5);
 /// Number of unknown worlds that are remembered. A run has a few at most.
-const MOST_STRANGERS: usize = 100;
+const MOST_UNKNOWN_WORLDS: usize = 100;
 
 /// The worlds that a coordinator knows or that nodes have claimed, and the waits that follow from them.
 #[derive(Clone, Debug, Default)]
@@ -34,14 +34,14 @@ pub(in crate::rendezvous) struct Recovery {
     /// Worlds that this coordinator formed or adopted.
     worlds: BTreeSet<u64>,
     /// Unknown worlds that nodes have claimed.
-    strangers: BTreeSet<u64>,
+    unknown_worlds: BTreeSet<u64>,
     /// Highest round that a node has claimed. New rounds get higher numbers.
     named: Round,
     /// Until this instant, members of a world formed before this coordinator restarted may still be running, unknown to it.
     /// `None`: that is over, or this is not a restarted coordinator.
     recovering_until: Option<Instant>,
     /// Until this instant, members of an unknown world may still be running beside the known one; no round closes earlier.
-    strangers_until: Option<Instant>,
+    unknown_worlds_until: Option<Instant>,
     /// Until this instant, members of an adopted world have time to report. Those that have run on undisturbed. `None`: none is awaited.
     members_until: Option<Instant>,
     /// The rank of the current world whose process hosted the former coordinator, if that process is known to have ended.
@@ -56,7 +56,7 @@ impl Recovery {
 
     /// Whether no world and no claim is remembered.
     pub fn is_blank(&self) -> bool {
-        self.worlds.is_empty() && self.strangers.is_empty() && self.named == Round(0)
+        self.worlds.is_empty() && self.unknown_worlds.is_empty() && self.named == Round(0)
     }
 
     /// Recover from now on, for one lease and [`SLACK`]. Called at the run's first Hello, and when the lease changes.
@@ -67,7 +67,7 @@ impl Recovery {
     /// Apply a changed lease. A coordinator that has recovered does not begin again.
     pub fn set_lease(&mut self, lease: Duration, now: Instant) {
         self.members_until = self.members_until.map(|until| until.min(now + lease));
-        self.strangers_until = self.strangers_until.map(|until| until.min(now + lease));
+        self.unknown_worlds_until = self.unknown_worlds_until.map(|until| until.min(now + lease));
         if self.recovering_until.is_some() {
             self.begin(lease, now);
         }
@@ -81,7 +81,7 @@ impl Recovery {
     /// End the recovery if its time is over, and the hold for members of unknown worlds if its is.
     pub fn end_if_due(&mut self, now: Instant) {
         self.recovering_until = self.recovering_until.filter(|until| now < *until);
-        self.strangers_until = self.strangers_until.filter(|until| now < *until);
+        self.unknown_worlds_until = self.unknown_worlds_until.filter(|until| now < *until);
     }
 
     /// Whether the world that a node claims is known.
@@ -115,13 +115,13 @@ impl Recovery {
     }
 
     /// Until when no round may close, because members of an unknown world may still run.
-    pub fn strangers_until(&self) -> Option<Instant> {
-        self.strangers_until
+    pub fn unknown_worlds_until(&self) -> Option<Instant> {
+        self.unknown_worlds_until
     }
 
     /// Let no round close before `until`.
-    pub fn hold_for_strangers(&mut self, until: Instant) {
-        self.strangers_until = self.strangers_until.max(Some(until));
+    pub fn hold_for_unknown_worlds(&mut self, until: Instant) {
+        self.unknown_worlds_until = self.unknown_worlds_until.max(Some(until));
     }
 
     /// The largest round number that is believed of a claim to an unknown world. `restarted`: this coordinator has formed no world
@@ -138,10 +138,10 @@ impl Recovery {
     pub fn record_claim(&mut self, placed: &Placed, lease: Duration, now: Instant) {
         let recovering = self.is_recovering(now);
         self.named = self.named.max(placed.round);
-        let new = self.strangers.len() < MOST_STRANGERS && self.strangers.insert(placed.world);
+        let new = self.unknown_worlds.len() < MOST_UNKNOWN_WORLDS && self.unknown_worlds.insert(placed.world);
         if recovering && (new || placed.active) {
             // Other members of that world may still run, even if this one has stopped. They get one lease to report.
-            self.hold_for_strangers(now + lease);
+            self.hold_for_unknown_worlds(now + lease);
         }
     }
 
@@ -163,7 +163,7 @@ impl Recovery {
 
     /// Clear all waits. Called when a round has formed: no unknown world can run beside it.
     pub fn settle(&mut self) {
-        (self.strangers_until, self.members_until, self.gone_rank) = (None, None, None);
+        (self.unknown_worlds_until, self.members_until, self.gone_rank) = (None, None, None);
     }
 }
 

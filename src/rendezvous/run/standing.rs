@@ -17,7 +17,7 @@ pub enum Standing {
     /// The world must re-form, and members still run.
     Reforming,
     /// A restarted coordinator waits for members of a world it did not form to report.
-    Recalling,
+    Recovering,
     /// Enough nodes wait, but the connection of one of them is broken.
     Reconnecting,
     /// Enough nodes wait. More may join until the last call ends.
@@ -36,7 +36,7 @@ impl Standing {
     /// The reason for which a round with enough nodes does not close yet.
     pub(in crate::rendezvous) fn holds_up(self) -> Option<&'static str> {
         match self {
-            Self::Recalling => {
+            Self::Recovering => {
                 Some("this coordinator was restarted, and waits for members of the last round to report")
             }
             Self::Reconnecting => Some("a waiting node's connection has ended, and it may reconnect (reconnect_grace)"),
@@ -57,7 +57,7 @@ impl Standing {
             Standing::Undisturbed | Standing::Holding => Activity::Running,
             Standing::Changing | Standing::Reforming => Activity::Reforming,
             Standing::Gathering
-            | Standing::Recalling
+            | Standing::Recovering
             | Standing::Reconnecting
             | Standing::LastCall
             | Standing::Settling

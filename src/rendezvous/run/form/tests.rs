@@ -73,7 +73,7 @@ fn time_outs_count_from_when_enough_waited_and_end_no_earlier_than_unknown_membe
     bench.pace.ready_since = Some(bench.now);
     bench.now += 20 * SECOND;
     assert_eq!(closes(&bench).map(|(at, _)| at), Some(10));
-    bench.recovery.hold_for_strangers(bench.now + 15 * SECOND);
+    bench.recovery.hold_for_unknown_worlds(bench.now + 15 * SECOND);
     assert_eq!(closes(&bench).map(|(at, _)| at), Some(15));
     bench.wait([3, 4]);
     assert_eq!(closes(&bench).map(|(at, _)| at), Some(15), "even if it is full");

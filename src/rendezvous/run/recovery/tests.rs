@@ -60,7 +60,7 @@ fn claims_to_unknown_worlds_hold_up_rounds_only_while_it_recovers() {
     ] {
         let mut recovery = recovery;
         recovery.record_claim(&claim(7, 1, active), LEASE, now);
-        assert_eq!(recovery.strangers_until(), holds.then_some(now + LEASE), "{active}");
+        assert_eq!(recovery.unknown_worlds_until(), holds.then_some(now + LEASE), "{active}");
         assert_eq!(recovery.named(), Round(7));
     }
 }
@@ -72,24 +72,24 @@ fn one_world_holds_up_rounds_once_unless_a_running_member_claims_it_again() {
     recovery.record_claim(&claim(7, 1, false), LEASE, now);
     for (active, until) in [(false, now + LEASE), (true, now + SECOND + LEASE)] {
         recovery.record_claim(&claim(6, 1, active), LEASE, now + SECOND);
-        assert_eq!((recovery.strangers_until(), recovery.named()), (Some(until), Round(7)));
+        assert_eq!((recovery.unknown_worlds_until(), recovery.named()), (Some(until), Round(7)));
     }
     recovery.end_if_due(now + 11 * SECOND);
-    assert_eq!(recovery.strangers_until(), None);
+    assert_eq!(recovery.unknown_worlds_until(), None);
 }
 
 #[test]
 fn a_shorter_lease_shortens_every_wait() {
     let now = Instant::now();
     let mut recovery = restarted(now);
-    recovery.hold_for_strangers(now + LEASE);
+    recovery.hold_for_unknown_worlds(now + LEASE);
     recovery.await_members(Some(now + LEASE));
     recovery.set_lease(3 * SECOND, now);
     let until = Some(now + 3 * SECOND);
-    assert_eq!((recovery.strangers_until(), recovery.members_until()), (until, until));
+    assert_eq!((recovery.unknown_worlds_until(), recovery.members_until()), (until, until));
     assert!(recovery.is_recovering(now + 7 * SECOND) && !recovery.is_recovering(now + 8 * SECOND));
     recovery.settle();
-    assert_eq!((recovery.strangers_until(), recovery.members_until()), (None, None));
+    assert_eq!((recovery.unknown_worlds_until(), recovery.members_until()), (None, None));
 }
 
 /// Node 1 is back of a world of three that this coordinator has adopted. Others have a lease to report.

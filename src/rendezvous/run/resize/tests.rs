@@ -142,16 +142,16 @@ fn a_change_that_is_over_leaves_what_its_end_does_not_touch() {
     let mut bench = two_of_four();
     bench.wait([3, 4]);
     begun(&mut bench);
-    bench.in_place.set_groupless();
+    bench.in_place.set_without_group();
     bench.in_place.announce(NodeId(2), "SIGTERM".to_owned());
     bench.in_place.on_counted(NodeId(1), 4);
     bench.in_place.stop_at(NodeId(2), Some(5));
     bench.in_place.break_off();
     assert!(!bench.in_place.is_changing() && bench.in_place.leaving().is_empty());
-    assert!(bench.in_place.is_groupless(), "the workers are the same");
+    assert!(bench.in_place.is_without_group(), "the workers are the same");
     assert_eq!(bench.in_place.stopped_at(NodeId(2)), Some(5), "it waits, with its workers where they have stopped");
     bench.in_place.begin_round(None);
-    assert!(!bench.in_place.is_groupless());
+    assert!(!bench.in_place.is_without_group());
     assert_eq!(bench.in_place.stopped_at(NodeId(2)), None);
 }
 
