@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import pytest
 
-TOOL = Path(__file__).parents[2] / "tools" / "find_tool.py"
+TOOL = Path(__file__).parents[3] / "tools" / "find_tool.py"
 NOWHERE = {"PIP_INDEX_URL": "http://127.0.0.1:9/", "PIP_FIND_LINKS": "", "PIP_EXTRA_INDEX_URL": ""}
 
 

@@ -6,17 +6,19 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from helpers.gpus import LIMIT_S, driver, environment
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from helpers.procs import Job
 
-HELPERS = Path(__file__).parent / "helpers"
+__all__ = ["driver"]  # a fixture
+
 GPUS = "GPU-aa1,GPU-aa2,GPU-b,GPU-c"
-LIMIT_S = 120.0
 
 VARIABLES = [
     *(None, "", "0", "3,1", "0, 1 ,2", "+1", "0,4,1", "4", "-1", "0,-1,1", "0,,1", "0,x,1", "1gpu2,2ampere", "1,1"),
@@ -34,22 +36,6 @@ for variable in json.load(sys.stdin):
 """
 OURS = "from elastic_rs._elastic_rs import visible_gpus as count\n" + PROGRAM
 THEIRS = "import torch\ncount = lambda variable: torch.cuda.device_count()\n" + PROGRAM
-
-
-@pytest.fixture(scope="module")
-def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the folder of the fake driver's library."""
-    folder = tmp_path_factory.mktemp("driver")
-    library = folder / "libnvidia-ml.so.1"
-    command = ["cc", "-Wall", "-Werror", "-shared", "-fPIC", "-o", library, HELPERS / "nvml.c"]
-    subprocess.run(command, check=True, timeout=LIMIT_S)
-    return folder
-
-
-def environment(driver: Path, gpus: str) -> dict[str, str]:
-    path = os.pathsep.join(filter(None, [str(driver), os.environ.get("LD_LIBRARY_PATH")]))
-    # With this variable PyTorch asks the library, and not CUDA, whether there are GPUs.
-    return {"LD_LIBRARY_PATH": path, "FAKE_GPUS": gpus, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 
 
 def counts(program: str, env: dict[str, str]) -> dict[str | None, int]:

@@ -20,7 +20,7 @@ from helpers.relays import Relay, Relays
 from helpers.warm import WARM
 from helpers.workers import place
 
-SCRIPTS = Path(__file__).parent / "scripts"
+SCRIPTS = Path(__file__).parents[1] / "scripts"
 CLOCKED, STEPS = SCRIPTS / "clocked.py", SCRIPTS / "steps.py"
 TIMES = range(int(os.environ.get("ELASTIC_RS_FENCES", "2")))
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-RUN = Path(__file__).parents[1] / "upstream" / "run.py"
+RUN = Path(__file__).parents[2] / "upstream" / "run.py"
 
 # Paths of PyTorch's tests with other contents. `ours` is whether our store is in PyTorch's place.
 MADE_UP = """

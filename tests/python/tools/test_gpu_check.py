@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_devices import driver, environment
+from helpers.gpus import driver, environment
 
 __all__ = ["driver"]  # a fixture
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 TOOL = ROOT / "tools" / "gpu_check.py"
 
 

@@ -12,7 +12,7 @@ import pytest
 if TYPE_CHECKING:
     from helpers.procs import Job
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 README = (ROOT / "README.md").read_text()
 
 
@@ -33,7 +33,7 @@ def test_the_first_command_runs(job: Job) -> None:
     command = next(line for block in blocks("console") for line in block.splitlines() if "torchrun" in line)
     words = shlex.split(command)
     assert words[:2] == ["$", "torchrun"]
-    worker = Path(__file__).parent / "scripts" / "worker.py"
+    worker = Path(__file__).parents[1] / "scripts" / "worker.py"
     # Another process may have the example's port.
     arguments = [worker if word == "train.py" else word.replace(":29400", ":0") for word in words[2:]]
     torchrun = job.torchrun(*arguments)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-RAY = Path(__file__).parents[2] / "build" / "ray"
+RAY = Path(__file__).parents[3] / "build" / "ray"
 FORKS = """
 import os, signal, sys, threading
 sys.path.append(sys.argv[1])

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path, PurePosixPath
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
+from pathlib import PurePosixPath
 
 import count_lines
 

@@ -12,10 +12,9 @@ from pathlib import Path
 
 import pytest
 from elastic_rs import _cli
+from helpers.procs import Process
 
-from tests.python.helpers.procs import Process
-
-AGENT = Path(__file__).parent / "scripts" / "cell_agent.py"
+AGENT = Path(__file__).parents[1] / "scripts" / "cell_agent.py"
 # A worker without torch. It prints its place and waits for the file `go-<restart>`.
 WORKER = """
 import os, pathlib, sys, time
