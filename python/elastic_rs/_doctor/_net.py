@@ -192,8 +192,8 @@ def _endpoint(meeting: Rendezvous, resolved: Answer[list[str]], limit_s: float) 
         return elsewhere(f"{where} ({reached.address})", reached, meeting.config.join_timeout, limit_s)
     if reached.listens:
         # A process listens, so this names it, and takes no port.
-        told = asked(lambda: _why_not_own(meeting, meeting.port), limit_s)
-        taken = told.value or told.error
+        answer = asked(lambda: _why_not_own(meeting, meeting.port), limit_s)
+        taken = answer.value or answer.error
     else:
         taken = _why_not_bound(resolved.value, meeting.port)
     return here(where, reached, taken, must=meeting.config.is_host is True)
@@ -321,7 +321,7 @@ def _workers_doors(doors: Doors, *, by_coordinator: bool) -> tuple[str, bool]:
     text = f"worker stores serve {users}"
     if not doors.several:
         return text, any_user
-    if not by_coordinator:  # nobody tells the members' addresses
+    if not by_coordinator:  # no coordinator sends the members' addresses
         return f"{text}; connections from every machine are served", any_user
     machines = {"strict": "closed", "warn": "served and logged"}.get(doors.members, "served")
     return (
@@ -394,7 +394,7 @@ def here(where: str, reached: Reached, taken: str, *, must: bool) -> Finding:
     if reached.who == "coordinator" and reached.version != PROTOCOL_VERSION:
         return _other_version(text, reached)
     if must:
-        return mend("endpoint", f"{text}. It is a coordinator, but this node was told to be the host itself", another)
+        return mend("endpoint", f"{text}. It is a coordinator, but this node must host it (is_host=1)", another)
     return ok("endpoint", f"{text}. It is a coordinator, which this node would join")
 
 

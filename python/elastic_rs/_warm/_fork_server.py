@@ -140,7 +140,7 @@ def _next_worker(server: ForkServer) -> SpawnRequest:
         try:
             server.become_guard(request)
         except OSError:
-            os._exit(1)  # the agent has been told
+            os._exit(1)  # the agent has received the reason
         try:
             worker = os.fork()
         except OSError:

@@ -57,7 +57,7 @@ def _script_of(spec: WorkerSpec) -> str:
 
 
 _NOT_GIVEN = float("300")
-"""PyTorch's default, told by its identity from a 300 of the caller's."""
+"""PyTorch's default. Its identity distinguishes it from a 300 of the caller's."""
 
 
 class LocalElasticAgent(TorchLocalElasticAgent):
@@ -181,7 +181,7 @@ class LocalElasticAgent(TorchLocalElasticAgent):
 
     def _pass_on(self, agent: Agent, error: SignalException) -> None:
         """Tell the core of a signal."""
-        # A second signal waits until this one has been told.
+        # A second signal waits until this one has been reported.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
             self._signal = error
@@ -400,6 +400,6 @@ class LocalElasticAgent(TorchLocalElasticAgent):
                 setattr(self, name, None)
 
     def _record_worker_events(self, result: RunResult) -> None:
-        # A spare that was not needed has nothing to tell of workers, even if it had some in an earlier round.
+        # A spare that was not needed has no worker events, even if it had workers in an earlier round.
         if result.return_values or result.failures:
             super()._record_worker_events(result)

@@ -78,7 +78,7 @@ class Membership:
 
     @property
     def can_leave(self) -> bool:
-        """Whether this worker can leave its world and get another one: it has an agent that can tell, or is alone."""
+        """Whether this worker can leave its world and get another one: it has an agent that can send one, or is alone."""
         return self.channel is not None or not _decisions.is_launched(os.environ)
 
     def begin(self, backend: str | None = None, timeout: timedelta | None = None) -> None:
@@ -290,7 +290,7 @@ class Membership:
         self.listeners.connected(self.channel)
 
     def _disconnected(self, error: OSError) -> None:
-        """Go on without the agent: whoever has closed the connection also knows that this worker cannot be told."""
+        """Go on without the agent: whoever has closed the connection also knows that this worker cannot be reached."""
         self.channel = None
         self.unattended = f"no connection to its agent: {error}"
         _log.warning("this worker will be restarted when the world changes: %s", self.unattended)

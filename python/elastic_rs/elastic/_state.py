@@ -126,7 +126,7 @@ class State:
     # What `run` calls.
 
     def _elastic_kept(self, ahead: int | None = None) -> int | None:
-        """Note that the world changes and the state stays as it is. Return the number that tells how new it is.
+        """Note that the world changes and the state stays as it is. Return the number that says how new it is.
 
         It is newer than the last commit by ``ahead``; by default by one, unless it has just been committed.
         """

@@ -19,7 +19,7 @@ def claim(
     """Become the coordinator's host, if this process is to be. The second value says why it is not.
 
     Raises:
-        OSError: this process was told to be it (``is_host=1``), and cannot.
+        OSError: this process must be it (``is_host=1``), and cannot.
     """
     claimed = _elastic_rs.EndpointServer.claim(
         host, port, is_host=config.is_host, uses_store=uses_store, protection=protected

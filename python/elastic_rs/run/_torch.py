@@ -21,7 +21,7 @@ def hand_over(argv: Sequence[str], checked: argparse.Namespace, why: str) -> Non
     """Run torchrun's own code with this command line. Raises and exits as it does.
 
     Raises:
-        UsageError: there is no torch, or what we can tell of the command line is wrong. torchrun would tell some of it
+        UsageError: there is no torch, or what we can check of the command line is wrong. torchrun would report some of it
             by an exception, and wait for ever because of other.
     """
     if _options.warm_modules_of(checked) is not None:

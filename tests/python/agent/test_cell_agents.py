@@ -121,7 +121,7 @@ def test_a_job_over_a_file_restarts_after_a_worker_was_killed(
         assert title.startswith("recovery 1 of 1, round 1 to 2: "), chosen
         assert title.endswith(" x 4 workers"), chosen
         assert " rank 3 SIGKILL" in root, chosen
-        assert broken.startswith(" +- round 1 broken, all told"), chosen
+        assert broken.startswith(" +- round 1 broken, all nodes notified"), chosen
         assert any("round 2 complete with 2 nodes" in line for line in rest), chosen
         assert any("stop " in line for line in rest), chosen
 

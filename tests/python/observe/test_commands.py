@@ -53,8 +53,8 @@ def test_why_names_host_rank_and_signal_of_a_killed_worker(
     assert head.startswith("recovery 1 of 1, round 1 to 2: ")
     assert head.endswith(" x 4 workers")
     assert f" rank {rank} SIGKILL" in root
-    assert "   first" in root
-    assert broken.startswith(" +- round 1 broken, all told  +")
+    assert "   root cause" in root
+    assert broken.startswith(" +- round 1 broken, all nodes notified  +")
     shown = "\n".join(rest)
     for part in ("+- round 2 complete with 2 nodes", "stop ", "rendezvous ", "start "):
         assert part in shown, answer.stdout
@@ -308,9 +308,9 @@ def test_of_two_jobs_of_one_name_the_later_is_shown(
         files.append(str(file))
     for chosen in ([str(tmp_path)], files, files[::-1]):
         assert _cli.main(["why", "--events", *chosen]) == 0
-        assert " on 22   first" in capsys.readouterr().out.splitlines()
+        assert " on 22   root cause" in capsys.readouterr().out.splitlines()
         _cli.main(["status", "--events", *chosen])
-        assert "since the coordinator or the job was started again; 1 recoveries before" in capsys.readouterr().out
+        assert "since the coordinator or the job was restarted; 1 recovery before that" in capsys.readouterr().out
 
 
 def test_a_folder_that_may_not_be_read_is_told(

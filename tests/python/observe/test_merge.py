@@ -10,7 +10,7 @@ import pytest
 from elastic_rs._observe import _text
 from elastic_rs._observe._events import Event, parse
 from elastic_rs._observe._merge import merge
-from elastic_rs._observe._story import tell
+from elastic_rs._observe._story import story_of
 
 A, B = "n000000000000000a", "n000000000000000b"
 ONE, TWO = "a:1", "b:2"
@@ -98,9 +98,9 @@ def read(*chosen: File) -> list[Event]:
 @pytest.mark.parametrize("chosen", ["c", "a", "b", "ca", "cb", "ab", "ba", "abc", "cba", "bca"])
 def test_any_part_of_the_files_tells_the_recovery_once(chosen: str) -> None:
     all_ = files()
-    story = tell(read(*(all_[name] for name in chosen)))
+    story = story_of(read(*(all_[name] for name in chosen)))
     (recovery,) = story.recoveries
-    assert (story.lives, story.run, recovery.workers) == (1, "job", 4)
+    assert (story.instances, story.run, recovery.workers) == (1, "job", 4)
     assert (recovery.root.type, recovery.root.node, recovery.root.data["pid"]) == ("worker.exited", TWO, 77)
     assert recovery.completed is not None
     assert (recovery.broken.round, recovery.completed.round) == (1, 2)
@@ -109,7 +109,7 @@ def test_any_part_of_the_files_tells_the_recovery_once(chosen: str) -> None:
     assert {phase: part.nodes for phase, part in recovery.parts.items()} == {"stop": parts, "start": parts}
     assert recovery.lasted_s(story.end_us()) == pytest.approx(1.3, abs=0.3)
     lines = _text.why(story)
-    assert lines[1] == " b rank 1 SIGKILL   first", lines
+    assert lines[1] == " b rank 1 SIGKILL   root cause", lines
     assert [event.type for event in story.events].count("round.completed") == 2
     orders = [event.order for event in story.events]
     assert orders == list(range(1, len(orders) + 1))
@@ -120,7 +120,7 @@ def test_any_part_of_the_files_tells_the_recovery_once(chosen: str) -> None:
 
 def test_clocks_an_hour_off_change_nothing_but_the_time_of_day() -> None:
     def told(hours: float, wall: str) -> list[Any]:
-        story = tell(read(*files(hours, wall).values()))
+        story = story_of(read(*files(hours, wall).values()))
         shown = [
             *_text.why(story),
             *_text.status(story, None),
@@ -153,8 +153,8 @@ def test_two_jobs_of_one_name_stay_apart() -> None:
     after = [
         line.replace("a:1", "a:3").replace("b:2", "b:4").replace("n00000000", "n11111111") for line in before["a"].lines
     ]
-    story = tell(parse([*before["a"].lines, *before["b"].lines, *after]))
-    assert (story.lives, story.earlier, len(story.recoveries)) == (2, 1, 1)
+    story = story_of(parse([*before["a"].lines, *before["b"].lines, *after]))
+    assert (story.instances, story.earlier, len(story.recoveries)) == (2, 1, 1)
 
 
 def cell() -> tuple[File, File]:
@@ -179,7 +179,7 @@ def cell() -> tuple[File, File]:
 
 
 def test_decisions_of_several_nodes_follow_from_one_another() -> None:
-    story = tell(read(*cell()))
+    story = story_of(read(*cell()))
     (recovery,) = story.recoveries
     assert recovery.completed is not None
     known = {event.id: event for event in story.events}
@@ -189,7 +189,7 @@ def test_decisions_of_several_nodes_follow_from_one_another() -> None:
     assert len(backs) == 2
     assert all(known[event.cause[0]].type == "round.broken" for event in backs)
     for part in cell():
-        assert _text.why(tell(read(part)))[1] == " b rank 1 SIGKILL   first"
+        assert _text.why(story_of(read(part)))[1] == " b rank 1 SIGKILL   root cause"
 
 
 def recalled(*, told_at_s: float = 3.0, ago_s: float = 20.0) -> File:
@@ -211,9 +211,9 @@ def recalled(*, told_at_s: float = 3.0, ago_s: float = 20.0) -> File:
 
 def test_what_members_told_a_restarted_coordinator_is_part_of_its_story() -> None:
     after = recalled()
-    story = tell(read(after), now_us=10_000_000)
+    story = story_of(read(after), now_us=10_000_000)
     (recovery,) = story.recoveries
-    assert _text.why(story)[1] == " b rank 1 SIGKILL   first"
+    assert _text.why(story)[1] == " b rank 1 SIGKILL   root cause"
     assert recovery.parts["stop"].nodes == 1
     # Round 2 was complete 20.3 s before it was told at 3 s, and the first event of the story is at 0.
     assert recovery.completed is not None
@@ -223,16 +223,16 @@ def test_what_members_told_a_restarted_coordinator_is_part_of_its_story() -> Non
     for others in (["b"], ["c"], ["c", "b"], ["a", "b", "c"]):
         all_ = files()
         for order in ([*(all_[name] for name in others), after], [after, *(all_[name] for name in others)]):
-            again = tell(read(*order))
+            again = story_of(read(*order))
             assert len(again.recoveries) == 1, others
-            assert (again.lives, _text.why(again)[1]) == (1, " b rank 1 SIGKILL   first")
+            assert (again.instances, _text.why(again)[1]) == (1, " b rank 1 SIGKILL   root cause")
 
 
 def test_what_cannot_be_read_of_what_was_told_is_left_out() -> None:
     file = recalled()
     for data in ({}, {"ago_us": "x"}, {"ago_us": 5, "id": 7}, {"ago_us": 5, "id": "n1.1", "order": -1, "type": "x"}):
         file.add("told", 4.0, data=data)
-    assert len(tell(read(file)).recoveries) == 1
+    assert len(story_of(read(file)).recoveries) == 1
 
 
 def test_causes_in_a_circle_end() -> None:

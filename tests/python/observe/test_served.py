@@ -120,7 +120,7 @@ def test_a_page_that_cannot_be_made_is_logged_once_and_the_next_one_is_made(capl
     requests: Any = Orders(broken, again, good)
     with caplog.at_level(logging.INFO, "elastic_rs.observe"):
         _served._serve(requests)
-    assert [record.getMessage() for record in caplog.records] == ["the page could not be made"]
+    assert [record.getMessage() for record in caplog.records] == ["the page of the job could not be made"]
     assert broken.html is None
     assert again.html is None
     assert good.html is not None
