@@ -72,8 +72,8 @@ def _parser() -> argparse.ArgumentParser:
         "serve",
         help="serve a store and a rendezvous in a separate process",
         description="Serve a TCP store and the rendezvous coordinator of the backend rust-c10d on one port until "
-        "SIGTERM or SIGINT. Agents use it by --rdzv-endpoint=HOST:PORT with --rdzv-conf=is_host=0. One line on stdout, `listening "
-        "on ADDRESS:PORT`, says that it is ready.",
+        "SIGTERM or SIGINT. Agents use it by --rdzv-endpoint=HOST:PORT with --rdzv-conf=is_host=0. One line on stdout, "
+        "`listening on ADDRESS:PORT`, says that it is ready.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

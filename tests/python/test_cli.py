@@ -42,7 +42,7 @@ def test_it_serves_until_sigterm(serve: Serve) -> None:
         assert process.wait() == 0
 
 
-OPEN = "is not protected: whoever reaches it can end the job"
+OPEN = "is not protected: anyone who can reach it can end the job"
 
 
 @pytest.mark.parametrize("case", ["open", "on loopback", "protected"])

@@ -65,7 +65,7 @@ def findings(
         yield ok("endpoint", "none is needed: a job of one node takes any free port")
     yield from found
     how = "alone" if alone else "coordinator"
-    yield how_protected(meeting.run_id, how, _protection_of(how), _doors(meeting))
+    yield how_protected(meeting.run_id, how, _protection_of(how), _exposure_of(meeting))
     yield ranks(meeting, name, seen, alone=alone)
 
 
@@ -84,7 +84,7 @@ def findings_over_etcd(
     if reverse is not None:
         yield own_reverse(seen, reverse.answer(limit_s))
     yield from _etcd.findings(etcd, limit_s)
-    yield how_protected(meeting.run_id, "etcd", _protection_of("etcd"), _doors(meeting))
+    yield how_protected(meeting.run_id, "etcd", _protection_of("etcd"), _exposure_of(meeting))
     yield ranks(meeting, name, seen, alone=False)
 
 
@@ -187,7 +187,7 @@ def _endpoint(meeting: Rendezvous, resolved: Answer[list[str]], limit_s: float) 
         return ok("endpoint", f"{where}: this node would host the coordinator, on any free port")
     reached = reach(resolved.value, meeting.port, limit_s)
     if reached.who in {"protected", "coordinator"} and (found := _proven(meeting, reached, limit_s)) is not None:
-        return endpoint_of_another_mind(f"{where} ({reached.address})", reached, *found)
+        return unauthenticated_endpoint(f"{where} ({reached.address})", reached, *found)
     if why_not:
         return elsewhere(f"{where} ({reached.address})", reached, meeting.config.join_timeout, limit_s)
     if reached.listens:
@@ -200,10 +200,10 @@ def _endpoint(meeting: Rendezvous, resolved: Answer[list[str]], limit_s: float) 
 
 
 def _proven(meeting: Rendezvous, reached: Reached, limit_s: float) -> tuple[str | None, str | None] | None:
-    """Find out whether this node and a coordinator are proven to each other. None: they are, or neither is protected.
+    """Authenticate with a coordinator. None: it succeeded, or neither side is protected.
 
     Returns:
-        What this node proves itself by, if anything, and why the two do not agree.
+        The credentials of this node, if any, and why the authentication failed.
     """
     own = protection()
     if own is None:
@@ -212,17 +212,17 @@ def _proven(meeting: Rendezvous, reached: Reached, limit_s: float) -> tuple[str 
     return None if why is None else (own.words, why)
 
 
-def endpoint_of_another_mind(where: str, reached: Reached, own: str | None, why: str | None) -> Finding:
-    """Judge a coordinator that this node could not prove itself to, or that is not proven to this node."""
+def unauthenticated_endpoint(where: str, reached: Reached, own: str | None, why: str | None) -> Finding:
+    """Judge a coordinator with which authentication failed."""
     if own is None:
-        text = f"{where}: a coordinator answers that wants a token or certificates, and this node has none"
+        text = f"{where}: the coordinator requires a token or certificates, and this node has none"
         return mend(
             "endpoint", text, f"name the file with the job's token in {TOKEN_FILE}, or certificates in {TLS_CERT}"
         )
     if reached.who == "coordinator":
-        text = f"{where}: a coordinator answers that is not protected, and this node has {own}"
+        text = f"{where}: the coordinator has no token or certificates, and this node uses {own}"
         return mend("endpoint", text, f"set {TOKEN_FILE} or {TLS_CERT} where the coordinator runs, too, or nowhere")
-    text = f"{where}: this node and the coordinator are not proven to each other; this node has {own}: {why}"
+    text = f"{where}: authentication with the coordinator failed: {why}; this node uses {own}"
     return mend(
         "endpoint",
         text,
@@ -231,8 +231,8 @@ def endpoint_of_another_mind(where: str, reached: Reached, own: str | None, why:
     )
 
 
-class Doors(NamedTuple):
-    """Who reaches the workers' stores, and who reads of the job by HTTP."""
+class Exposure(NamedTuple):
+    """Who can connect to the workers' stores, and who can read the job's state over HTTP."""
 
     store: str = "agents"
     """Who serves the workers' store: the ``agents``, the ``endpoint`` (``--rdzv-backend=static``) or ``torch``."""
@@ -248,13 +248,13 @@ class Doors(NamedTuple):
     """``ELASTIC_RS_HTTP``."""
 
 
-def _doors(meeting: Rendezvous) -> Doors:
+def _exposure_of(meeting: Rendezvous) -> Exposure:
     values, store = meeting.config.values(), "agents"
     if meeting.fixed:
         store = "endpoint"
     elif not shares_store():
         store = "torch"
-    return Doors(
+    return Exposure(
         store,
         str(values["store_peers"]),
         str(values["store_members"]),
@@ -269,68 +269,68 @@ def _protection_of(how: str) -> Protection | None:
     return None if how == "alone" else protection()
 
 
-def how_protected(run_id: str, how: str, own: Protection | None, doors: Doors) -> Finding:
+def how_protected(run_id: str, how: str, own: Protection | None, exposure: Exposure) -> Finding:
     """Say which token and which certificate protect the job's sessions, and who can reach its worker stores.
 
     Nodes meet (``how``) ``alone``, at a ``coordinator``, or over ``etcd``.
     """
-    if doors.tunnel and how != "alone" and own is None:
+    if exposure.tunnel and how != "alone" and own is None:
         text = f"--rdzv-conf store_tunnel=1 is given without a token: name its file in {TOKEN_FILE}"
         return mend("protection", text, "`elastic-rs token new` writes a token")
-    if doors.members == "strict" and doors.store != "agents":
+    if exposure.members == "strict" and exposure.store != "agents":
         text = "--rdzv-conf store_members=strict is given, and the agents do not serve the workers' store"
         return mend("protection", text, f"leave it out, or give the job a store of the agents: {_WHY_NOT_AGENTS}")
-    workers, opened = _workers_doors(doors, by_coordinator=how == "coordinator")
-    http = "" if how == "etcd" else _http_door(doors.http, protected=own is not None or how == "alone")
-    said = [workers, http] if http else [workers]
+    workers, opened = _worker_store_exposure(exposure, by_coordinator=how == "coordinator")
+    http = "" if how == "etcd" else _http_exposure(exposure.http, protected=own is not None or how == "alone")
+    texts = [workers, http] if http else [workers]
     judge = note if opened or http else ok
     if how == "alone":
-        return judge("protection", "; ".join(["sessions are protected by a token that this process makes", *said]))
+        return judge("protection", "; ".join(["sessions are protected by a token that this process makes", *texts]))
     if how == "etcd":
-        return note("protection", "; ".join(["who reads and writes the job is for etcd's users and TLS to say", *said]))
+        return note("protection", "; ".join(["etcd's users and TLS decide who reads and writes the job", *texts]))
     if own is None:
-        text = "none: whoever reaches the endpoint can end the job, or take a node's place"
+        text = "none: anyone who can reach the endpoint can end the job or replace a node"
         remedy = f"`elastic-rs token new` and {TOKEN_FILE} change that"
-        return note("protection", f"{'; '.join([text, *said])}. {remedy}")
+        return note("protection", f"{'; '.join([text, *texts])}. {remedy}")
     text = f"sessions of run `{run_id}` are encrypted, and both ends prove {own.words}"
     if own.days_left is None:
-        return judge("protection", "; ".join([text, *said]))
+        return judge("protection", "; ".join([text, *texts]))
     text += f" ({own.days_left:.0f} days left)"
     if own.key_ids is None:
         text += "; any certificate of the CA may join any run"
     if own.warnings:
         judge = note
-    return judge("protection", "; ".join([text, *said, *own.warnings]))
+    return judge("protection", "; ".join([text, *texts, *own.warnings]))
 
 
 _WHY_NOT_AGENTS = "--rdzv-backend=c10d, without TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"
 
 
-def _workers_doors(doors: Doors, *, by_coordinator: bool) -> tuple[str, bool]:
+def _worker_store_exposure(exposure: Exposure, *, by_coordinator: bool) -> tuple[str, bool]:
     """Say who can reach the workers' store, and whether others than the job's users can."""
-    if doors.store == "endpoint":
-        return "workers use the endpoint's store (--rdzv-backend=static), which serves whoever reaches it", True
-    if doors.store == "torch":
-        who = "which serves whoever reaches it"
+    if exposure.store == "endpoint":
+        return "workers use the endpoint's store (--rdzv-backend=static), which accepts every connection", True
+    if exposure.store == "torch":
+        who = "which accepts every connection"
         return f"the workers' store is PyTorch's (TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1), {who}", True
-    any_user = doors.peers == "any"
+    any_user = exposure.peers == "any"
     users = "every user of their machine (store_peers=any)" if any_user else "no other user of their machine"
-    if doors.tunnel:
+    if exposure.tunnel:
         also = ", and serve every user of their machine (store_peers=any)" if any_user else ""
         return f"workers reach the store through their agents, which encrypt that{also}", any_user
     text = f"worker stores serve {users}"
-    if not doors.several:
+    if not exposure.several:
         return text, any_user
     if not by_coordinator:  # no coordinator sends the members' addresses
         return f"{text}; connections from every machine are served", any_user
-    machines = {"strict": "closed", "warn": "served and logged"}.get(doors.members, "served")
+    machines = {"strict": "closed", "warn": "served and logged"}.get(exposure.members, "served")
     return (
-        f"{text}; connections from machines without members are {machines} (store_members={doors.members})",
+        f"{text}; connections from machines without members are {machines} (store_members={exposure.members})",
         any_user,
     )
 
 
-def _http_door(readers: str, *, protected: bool) -> str:
+def _http_exposure(readers: str, *, protected: bool) -> str:
     """Say what whoever reaches the coordinator reads by HTTP, besides health."""
     if readers == "metrics" or (readers == "all" and not protected):
         what = "metrics" if readers == "metrics" else "metrics and the job's page"
@@ -385,7 +385,7 @@ def here(where: str, reached: Reached, taken: str, *, must: bool) -> Finding:
             return mend("endpoint", f"{where} is this node's: {taken}", "choose another port, above 1023")
         if reached.who != "refused":
             remedy = "check that the interface with this address is up (`ip address`), and what a firewall drops"
-            text = reached.said or "nothing came back"
+            text = reached.text or "nothing came back"
             return mend("endpoint", f"{where} is this node's, but cannot be reached from it: {text}", remedy)
         return ok("endpoint", f"{where} is this node's and the port is free: this node would host the coordinator")
     text = f"{where} is this node's: {taken}"
@@ -418,7 +418,7 @@ def elsewhere(where: str, reached: Reached, join_timeout_s: float, limit_s: floa
     if reached.who == "timeout":
         remedy = "check that the host is up, and that no firewall or network policy drops connections to this port"
         return mend("endpoint", f"{where}: nothing came back within {limit_s:g} s", remedy)
-    return mend("endpoint", f"{where} cannot be reached: {reached.said}", "check the route from this node to that one")
+    return mend("endpoint", f"{where} cannot be reached: {reached.text}", "check the route from this node to that one")
 
 
 def _other_version(text: str, reached: Reached) -> Finding:
@@ -430,7 +430,7 @@ def _who(reached: Reached) -> str:
     return {
         "store": "a plain c10d store answers, without a coordinator: torchrun's own, or a job's",
         "silent": "a process accepts connections but does not answer, so it is neither a coordinator nor a store",
-    }.get(reached.who, f"another program answers, neither a coordinator nor a store: {reached.said}")
+    }.get(reached.who, f"another program answers, neither a coordinator nor a store: {reached.text}")
 
 
 def ranks(meeting: Rendezvous, name: str, seen: str, *, alone: bool) -> Finding:

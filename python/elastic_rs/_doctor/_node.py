@@ -56,7 +56,7 @@ def findings(
         unknown = asked(_elastic_rs.why_users_are_unknown, limit_s)
         yield users(unknown.error, *(unknown.value or ("", "")))
     yield clock(time.time())
-    yield from _places(None if folder == os.devnull else folder, limit_s)
+    yield from _free_spaces(None if folder == os.devnull else folder, limit_s)
 
 
 def python(version: tuple[int, ...], executable: str) -> Finding:
@@ -284,23 +284,23 @@ def clock(now_s: float) -> Finding:
     return ok("clock", f"{shown}; used for times in logs only: all waiting uses the monotonic clock")
 
 
-def _places(folder: str | None, limit_s: float) -> Iterator[Finding]:
-    yield _place("/dev/shm", "/dev/shm", limit_s, least=64 * MIB, enough=1024 * MIB)  # noqa: S108 - it is meant
+def _free_spaces(folder: str | None, limit_s: float) -> Iterator[Finding]:
+    yield _free_space("/dev/shm", "/dev/shm", limit_s, least=64 * MIB, enough=1024 * MIB)  # noqa: S108 - it is meant
     if folder is not None:
-        yield _place("logs", folder, limit_s, least=64 * MIB, enough=256 * MIB)
+        yield _free_space("logs", folder, limit_s, least=64 * MIB, enough=256 * MIB)
     try:
         temporary = tempfile.gettempdir()
     except FileNotFoundError as error:
         yield mend("temporary", str(error), "make one of them writable, or set TMPDIR to a folder that is")
         return
-    yield _place("temporary", temporary, limit_s, least=64 * MIB, enough=256 * MIB)
+    yield _free_space("temporary", temporary, limit_s, least=64 * MIB, enough=256 * MIB)
 
 
-def _place(check: str, folder: str, limit_s: float, *, least: int, enough: int) -> Finding:
+def _free_space(check: str, folder: str, limit_s: float, *, least: int, enough: int) -> Finding:
     # A file system whose server is gone blocks a caller for as long as it is gone.
     answer = asked(lambda: _room_for(folder), limit_s)
     free, why_not = answer.value or (0, answer.error)
-    return place(check, folder, free, why_not, least=least, enough=enough)
+    return free_space(check, folder, free, why_not, least=least, enough=enough)
 
 
 def _room_for(folder: str) -> tuple[int, str]:
@@ -322,7 +322,7 @@ def room(folder: str) -> tuple[int, str]:
     return found.f_bavail * found.f_frsize, ""
 
 
-def place(check: str, folder: str, free: int, why_not: str, *, least: int, enough: int) -> Finding:
+def free_space(check: str, folder: str, free: int, why_not: str, *, least: int, enough: int) -> Finding:
     """Judge a folder that the job writes to."""
     container = "give the container more: docker run --shm-size=8g, or an emptyDir of medium Memory in a pod"
     elsewhere = "make room there, or name another folder: TMPDIR, --log-dir"

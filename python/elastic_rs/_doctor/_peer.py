@@ -25,11 +25,11 @@ class Reached:
     """The result of connecting."""
 
     who: str
-    """``coordinator``, ``protected`` (a coordinator that wants a token), ``store``, ``other``, ``silent``; or,
+    """``coordinator``, ``protected`` (a coordinator that requires a token), ``store``, ``other``, ``silent``; or,
     for nobody, ``refused``, ``timeout``, ``unreachable``."""
     address: str
     """The address that was connected to, or that the error is about."""
-    said: str = ""
+    text: str = ""
     """Of ``other`` and ``unreachable``: the answer, or the error."""
     version: int = 0
     """Of ``coordinator``: the version of its protocol."""
@@ -79,7 +79,7 @@ def reach(addresses: list[str], port: int, limit_s: float) -> Reached:
 
 
 def _protected(address: str, port: int, limit_s: float) -> Reached:
-    """Find out whether a server that closes the connection of a c10d client is a coordinator that wants a token."""
+    """Find out whether a server that closes the connection of a c10d client is a coordinator that requires a token."""
     began = time.monotonic()
     connected = _connect([address], port, limit_s)
     if isinstance(connected, Reached):

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from elastic_rs.elastic._exceptions import HostsUpdatedInterrupt, PeerFailed, TensorMismatchError
 
-# A collective may fail before the agent has received the reason. The agent of the failed worker reports within milliseconds, and
-# the coordinator gives a node that is cut off `reconnect_grace` (0.5 s) before it notifies the others.
+# A collective may fail before the agent has received the reason. The agent of the failed worker reports within
+# milliseconds. The coordinator gives a node that is cut off `reconnect_grace` (0.5 s) before it notifies the others.
 FAILURE_NEWS_S = 5.0
 
 # How long the others get to finish the collective that a worker has just left, before they learn that its script asks

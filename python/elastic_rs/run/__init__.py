@@ -66,10 +66,10 @@ def main(
     Args:
         args: the command line; that of this process if None.
         discovery: finds the hosts, instead of ``-H`` and the like.
-        report: for an agent that a driver has started. If this node gets so far, it is called with ``accepted``, and then
-            with :attr:`elastic_rs._elastic_rs.Launched.outcome`; or with ``refused`` if no other node can do better
-            with this command line, or ``lacks_script`` if this node does not have the script. Such an agent ends well
-            if it joins after the job has succeeded. For any other node that is an error, as for torchrun.
+        report: for an agent that a driver has started. If this node gets so far, it is called with ``accepted``, and
+            then with :attr:`elastic_rs._elastic_rs.Launched.outcome`; or with ``refused`` if this command line fails on
+            every node, or ``lacks_script`` if this node does not have the script. Such an agent ends with 0 if it joins
+            after the job has succeeded. For any other node that is an error, as for torchrun.
     """
     argv = sys.argv[1:] if args is None else list(args)
     try:

@@ -75,7 +75,7 @@ def test_a_coordinator(doctor: Doctor, job: Job) -> None:
     # Node 0 hosts the coordinator itself.
     said = about("endpoint", doctor("--nnodes=2", "--master-addr=127.0.0.1", f"--master-port={port}"))
     assert said.startswith("mend ")
-    assert "told to be the host itself" in said
+    assert "this node must host it" in said
     serve.signal(signal.SIGTERM)
     assert serve.wait() == 0
 
@@ -91,10 +91,10 @@ def test_a_coordinator_with_a_token(doctor: Doctor, job: Job, tmp_path: Path) ->
     plain = job.start(command)
     plain_port = int(plain.line(r"^listening on 127\.0\.0\.1:(\d+)$")[1])
     for token_file, to, verdict, text in [
-        (None, port, "mend", "a coordinator answers that wants a token or certificates, and this node has none"),
-        (wrong, port, "mend", "are not proven to each other"),
+        (None, port, "mend", "the coordinator requires a token or certificates, and this node has none"),
+        (wrong, port, "mend", "authentication with the coordinator failed"),
         (right, port, "ok", "and both ends are proven"),
-        (right, plain_port, "mend", "a coordinator answers that is not protected"),
+        (right, plain_port, "mend", "the coordinator has no token or certificates"),
     ]:
         env = {"ELASTIC_RS_TOKEN_FILE": str(token_file)} if token_file else None
         lines = doctor(*GUEST, f"--rdzv-endpoint=127.0.0.1:{to}", env=env)
@@ -120,7 +120,7 @@ def test_a_coordinator_with_certificates(doctor: Doctor, job: Job, tmp_path: Pat
         serve.line("sessions are protected by the certificate of CN=")
     ports = [int(serve.line(r"^listening on 127\.0\.0\.1:(\d+)$")[1]) for serve in serving]
     for env, to, verdict, text in [
-        ({}, ports[0], "mend", "a coordinator answers that wants a token or certificates, and this node has none"),
+        ({}, ports[0], "mend", "the coordinator requires a token or certificates, and this node has none"),
         (other, ports[0], "mend", "no CA of that end (ELASTIC_RS_TLS_CA) has issued it"),
         (own, ports[0], "ok", "and both ends are proven"),
         (unneeded, ports[0], "ok", "and both ends are proven"),

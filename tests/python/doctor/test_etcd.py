@@ -105,7 +105,7 @@ VERDICTS: list[tuple[Finding, str, str]] = [
         "grant-permission --prefix=true elastic readwrite /prefix/; etcdctl user grant-role ann",
     ),
     (rights(LATE, DENIED), "mend", "may not write"),
-    (rights(MAY, LATE), "note", "cannot be told: no answer within 5 s"),
+    (rights(MAY, LATE), "note", "it is not known whether"),
 ]
 
 

@@ -48,7 +48,7 @@ def own_name(
     return net.own_name("vm", answer, gloo, others=others, local_addr=local_addr)
 
 
-OPEN = "none: whoever reaches the endpoint can end the job, or take a node's place"
+OPEN = "none: anyone who can reach the endpoint can end the job or replace a node"
 OTHERS = "worker stores serve no other user of their machine"
 SERVED = "connections from machines without members are served and logged (store_members=warn)"
 SHOWN = "a coordinator on this node shows"
@@ -65,8 +65,8 @@ class Secured:
 TOKEN, CERTIFICATE = Secured("the token with the id 1"), Secured("the certificate of x", 3.4)
 
 
-def protected(how: str, own: Secured | None = None, **doors: Any) -> Finding:
-    return net.how_protected("job", how, own, net.Doors(**doors))  # type: ignore[arg-type]
+def protected(how: str, own: Secured | None = None, **exposure: Any) -> Finding:
+    return net.how_protected("job", how, own, net.Exposure(**exposure))  # type: ignore[arg-type]
 
 
 VERDICTS: list[tuple[Finding, str, str]] = [
@@ -115,11 +115,11 @@ VERDICTS: list[tuple[Finding, str, str]] = [
     (node.users("", "it shows none", "do this"), "mend", "cannot refuse other users of this machine: it shows none"),
     (node.users("Too many open files", "", ""), "mend", "ulimit -n"),
     (node.clock(0), "ok", "1970-01-01T00:00:00Z"),
-    (node.place("logs", "/l", 256 * MIB, "", least=64 * MIB, enough=256 * MIB), "ok", "/l is writable, 256 MiB"),
-    (node.place("logs", "/l", 255 * MIB, "", least=64 * MIB, enough=256 * MIB), "note", "may not be enough"),
-    (node.place("logs", "/l", 63 * MIB, "", least=64 * MIB, enough=256 * MIB), "mend", "make room there"),
-    (node.place("/dev/shm", "/dev/shm", 0, "", least=1, enough=2), "mend", "--shm-size"),
-    (node.place("logs", "/l", 0, "Read-only file system", least=1, enough=2), "mend", "written to: Read-only"),
+    (node.free_space("logs", "/l", 256 * MIB, "", least=64 * MIB, enough=256 * MIB), "ok", "/l is writable, 256 MiB"),
+    (node.free_space("logs", "/l", 255 * MIB, "", least=64 * MIB, enough=256 * MIB), "note", "may not be enough"),
+    (node.free_space("logs", "/l", 63 * MIB, "", least=64 * MIB, enough=256 * MIB), "mend", "make room there"),
+    (node.free_space("/dev/shm", "/dev/shm", 0, "", least=1, enough=2), "mend", "--shm-size"),
+    (node.free_space("logs", "/l", 0, "Read-only file system", least=1, enough=2), "mend", "written to: Read-only"),
     (own_name(Answer(["10.0.0.1"], 0.1)), "ok", "`vm` is 10.0.0.1"),
     (own_name(Answer(AT_HOME, 0.1)), "mend", "Debian's line `127.0.1.1`"),
     (own_name(Answer(AT_HOME, 0.1), others=False), "ok", "127.0.1.1"),
@@ -166,7 +166,7 @@ VERDICTS: list[tuple[Finding, str, str]] = [
     (net.here("h:1", Reached("unreachable", "h", "No network"), "", must=False), "mend", "reached from it: No network"),
     (net.here("h:1", Reached("timeout", "h"), "", must=False), "mend", "reached from it: nothing came back"),
     (net.here("h:1", OURS, TAKEN, must=False), "ok", f"{TAKEN}. It is a coordinator"),
-    (net.here("h:1", OURS, TAKEN, must=True), "mend", "told to be the host itself"),
+    (net.here("h:1", OURS, TAKEN, must=True), "mend", "this node must host it"),
     (net.here("h:1", NEWER, TAKEN, must=False), "mend", "install one version"),
     (net.here("h:1", STORE, TAKEN, must=False), "mend", f"{TAKEN}. a plain c10d store"),
     (net.elsewhere("h:1", OURS, 600, 5), "ok", "a coordinator answers, in 1.0 ms"),
@@ -304,7 +304,7 @@ def test_a_folder_named_torch_is_not_the_package(tmp_path: Path, monkeypatch: py
 )
 def test_a_log_folder_need_not_exist(tmp_path: Path, folder: str, verdict: str, text: str) -> None:
     (tmp_path / "file").touch()
-    finding = node._place("logs", str(tmp_path / folder), 30, least=0, enough=0)
+    finding = node._free_space("logs", str(tmp_path / folder), 30, least=0, enough=0)
     assert finding.verdict == verdict
     assert text in finding.text
     assert [it.name for it in tmp_path.iterdir()] == ["file"], "nothing is made"
@@ -318,7 +318,7 @@ def test_a_file_system_that_hangs_delays_nothing(monkeypatch: pytest.MonkeyPatch
         return 0, ""
 
     monkeypatch.setattr(node, "room", hang)
-    finding = node._place("logs", "/far/away", 0.05, least=1, enough=1)
+    finding = node._free_space("logs", "/far/away", 0.05, least=1, enough=1)
     release.set()
     assert (finding.verdict, finding.text) == ("mend", "/far/away cannot be written to: no answer within 0.05 s")
 

@@ -1,4 +1,4 @@
-"""A node's place in a round, as PyTorch's worker group and as the core's ``Placement``."""
+"""Convert between the core's ``Placement`` of a node in a round and PyTorch's worker group."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from elastic_rs.agent._metrics import measured
 
 
 @measured("SimpleElasticAgent._assign_worker_ranks")
-def workers_of(place: Placement, count: int) -> list[Worker]:
-    """Return the workers of a node that has this place, with their ranks."""
-    first_rank, first_role_rank, world_size, role_world_size = place.workers or (0, 0, 0, 0)
+def workers_of(placement: Placement, count: int) -> list[Worker]:
+    """Return the workers of the node with their ranks."""
+    first_rank, first_role_rank, world_size, role_world_size = placement.workers or (0, 0, 0, 0)
     return [Worker(i, first_rank + i, first_role_rank + i, world_size, role_world_size) for i in range(count)]
 
 
-def place_of(group: Any, number: int) -> Placement:
-    """Return the place that PyTorch's way of assigning ranks, through the handler's store, has come to."""
+def placement_of(group: Any, number: int) -> Placement:
+    """Return the placement that PyTorch's rank assignment through the handler's store resulted in."""
     first = group.workers[0]
     return _elastic_rs.Placement(
         round=number,

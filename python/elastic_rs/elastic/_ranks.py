@@ -1,4 +1,4 @@
-"""This worker's place in the world, by Horovod's names. Needs no torch."""
+"""This worker's ranks and the size of its world, by Horovod's names. Needs no torch."""
 
 from __future__ import annotations
 
