@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from elastic_rs import _elastic_rs
 from elastic_rs._observe import _source, _text
-from elastic_rs._observe._events import Event, escaped, instance_of, parse
+from elastic_rs._observe._events import Event, escaped, incarnation_of, parse
 from elastic_rs._observe._merge import merge
 from elastic_rs._observe._story import Names, Story, story_of
 from elastic_rs._terminal import close_output, error_line, plain
@@ -228,7 +228,7 @@ def _events(args: argparse.Namespace) -> int:
         for event in merged:
             names.count(event)
         for event in merged:
-            print(_text.event_line(event, names.story, since.setdefault(instance_of(event), event.mono_us)))
+            print(_text.event_line(event, names.story, since.setdefault(incarnation_of(event), event.mono_us)))
     return HEALTHY
 
 

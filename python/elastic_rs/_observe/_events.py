@@ -24,7 +24,7 @@ class Event:
         mono_us: time on the coordinator's clock, in microseconds since it started.
         wall: time of day, only to be shown.
         data: further facts; which ones depends on the type.
-        instance: id of the clock of ``mono_us`` and the count of ``order``, if origins were merged; else empty.
+        incarnation: id of the clock of ``mono_us`` and the count of ``order``, if origins were merged; else empty.
         follows: the ``order`` of its causes, if events of several origins were merged.
         raw: the fields as they were read, those of later releases too.
     """
@@ -41,19 +41,19 @@ class Event:
     wall: str
     text: str | None
     data: dict[str, Any] = field(default_factory=dict)
-    instance: str = ""
+    incarnation: str = ""
     follows: tuple[int, ...] | None = None
     raw: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @cached_property
     def origin(self) -> str:
-        """The beginning of its id: the instance id of a coordinator and the number of the run in it, or a node's id."""
+        """The beginning of its id: the incarnation of a coordinator and the run in it, or a node."""
         return self.id.rpartition(".")[0]
 
     def facts(self) -> dict[str, Any]:
         """Return the fields of the schema."""
         own = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {name: value for name, value in own.items() if name not in ("instance", "follows", "raw")}
+        return {name: value for name, value in own.items() if name not in ("incarnation", "follows", "raw")}
 
 
 SCHEMA = 1
@@ -87,10 +87,10 @@ def parse(lines: Iterable[str]) -> list[Event]:
         except _NO_EVENT as error:
             raise ValueError(f"line {number} is no event of a job: {plain(str(error))}") from None
     # A restarted coordinator numbers its events from 1 again. They belong after those of the coordinator before it.
-    instances: dict[str, int] = {}
+    incarnations: dict[str, int] = {}
     for event in events:
-        instances.setdefault(instance_of(event), len(instances))
-    return sorted(events, key=lambda event: (instances[instance_of(event)], event.order))
+        incarnations.setdefault(incarnation_of(event), len(incarnations))
+    return sorted(events, key=lambda event: (incarnations[incarnation_of(event)], event.order))
 
 
 def escaped(line: str) -> str:
@@ -156,9 +156,9 @@ def _cleaned(value: Any) -> Any:
             return value
 
 
-def instance_of(event: Event) -> str:
+def incarnation_of(event: Event) -> str:
     """Return the id of the event's clock and count: that of a coordinator and the run in it, or of a node."""
-    return event.instance or event.origin
+    return event.incarnation or event.origin
 
 
 def replayed(event: Event) -> Event | None:
@@ -173,7 +173,7 @@ def replayed(event: Event) -> Event | None:
         inner = _event({**event.data, "run": event.run, "mono_us": 0, "wall": ""})
     except _NO_EVENT:
         return None
-    return replace(inner, mono_us=event.mono_us - ago, instance=instance_of(event))
+    return replace(inner, mono_us=event.mono_us - ago, incarnation=incarnation_of(event))
 
 
 def host_of(node: str) -> str:

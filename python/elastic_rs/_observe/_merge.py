@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
 
-from elastic_rs._observe._events import Event, instance_of, replayed
+from elastic_rs._observe._events import Event, incarnation_of, replayed
 
 Key = tuple[object, ...]
 
@@ -47,9 +47,9 @@ def merge(events: Sequence[Event]) -> tuple[list[Event], int]:
 
     Returns:
         The events, and what to add to a time on the clock of the last coordinator. Events of origins that know of
-        nothing in common stay apart, each with its own ``instance``. Those of one coordinator alone stay as they are.
+        nothing in common stay apart, each with its own ``incarnation``. Those of one coordinator alone do not change.
     """
-    if not any(event.type == "told" or instance_of(event).startswith("n") for event in events):
+    if not any(event.type == "told" or incarnation_of(event).startswith("n") for event in events):
         return list(events), 0
     clocks = _clocks(events)
     merged: list[Event] = []
@@ -93,13 +93,13 @@ def _clocks(events: Iterable[Event]) -> dict[str, _Clock]:
             continue  # it is about the file, not about the run
         one = replayed(event)
         if one is None:
-            name = instance_of(event)
+            name = incarnation_of(event)
             clocks.setdefault(name, _Clock(name, len(clocks))).events.append(event)
         else:
             replays.append(one)
     known = {event.id: clock for clock in clocks.values() for event in clock.events}
     for event in replays:
-        name = instance_of(event)
+        name = incarnation_of(event)
         clock = clocks.setdefault(name, _Clock(name, len(clocks)))
         clock.same.setdefault(event.id, event.mono_us)
         if event.id not in known:
@@ -235,7 +235,7 @@ def _merge_group(group: _Group) -> tuple[list[Event], int]:
         when[id_] = max([round(at) + shift, *(when[cause] for cause in known)])
         follows = tuple(numbers[cause] for cause in known)
         merged.append(
-            replace(event, order=number, mono_us=when[id_], cause=tuple(known), instance=name, follows=follows)
+            replace(event, order=number, mono_us=when[id_], cause=tuple(known), incarnation=name, follows=follows)
         )
     return merged, shift
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from elastic_rs import _elastic_rs
-from elastic_rs._observe._events import SCHEMA, Event, instance_of, parse, run_state, schema
+from elastic_rs._observe._events import SCHEMA, Event, incarnation_of, parse, run_state, schema
 from elastic_rs._terminal import plain, warning_line
 from elastic_rs.rendezvous._protection import TLS_CERT, TOKEN_FILE, protection
 
@@ -175,8 +175,8 @@ def _by_beginning(events: list[Event]) -> list[Event]:
     """
     begun: dict[str, str] = {}
     for event in events:
-        begun.setdefault(instance_of(event), event.wall)
-    return sorted(events, key=lambda event: begun[instance_of(event)])
+        begun.setdefault(incarnation_of(event), event.wall)
+    return sorted(events, key=lambda event: begun[incarnation_of(event)])
 
 
 def warn_of_later(events: Iterable[Event]) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from elastic_rs._observe._events import Event, host_of, instance_of
+from elastic_rs._observe._events import Event, host_of, incarnation_of
 from elastic_rs._observe._merge import merge
 
 PHASES = ("detect", "stop", "rendezvous", "start", "import", "first_step")
@@ -108,8 +108,8 @@ class Story:
         away: nodes that left or were lost and have not joined again, each with that event.
         gone: how often nodes of each host left or were lost.
         shared: hosts on which several nodes were in the job at the same time.
-        instances: how many coordinator processes recorded events. Each has its own clock: the story is the last one's.
-        earlier: number of recoveries of the earlier instances.
+        incarnations: how many coordinator processes recorded events. Each has its own clock: this is the last one.
+        earlier: number of recoveries of the earlier incarnations.
         until_complete_us: of each round that ended a recovery, by the id of the event that completed it: the time from
             the end of the round before until then.
     """
@@ -126,7 +126,7 @@ class Story:
     worlds: list[Event] = field(default_factory=list)
     now_us: int = 0
     shared: set[str] = field(default_factory=set)
-    instances: int = 1
+    incarnations: int = 1
     earlier: int = 0
     until_complete_us: dict[str, int] = field(default_factory=dict)
 
@@ -249,16 +249,16 @@ class Story:
 def story_of(events: Sequence[Event], now_us: int | None = None) -> Story:
     """Return the story of a run. Events of one origin must be in their order; the origins may come in any order."""
     events, shift_us = merge(events)
-    found = [_story_of_instance(list(one)) for _, one in itertools.groupby(events, instance_of)] or [Story("")]
+    found = [_story_of_incarnation(list(one)) for _, one in itertools.groupby(events, incarnation_of)] or [Story("")]
     story = found[-1]
-    story.instances, story.earlier = len(found), sum(len(one.recoveries) for one in found[:-1])
+    story.incarnations, story.earlier = len(found), sum(len(one.recoveries) for one in found[:-1])
     story.now_us = (
         now_us + shift_us if now_us is not None else max((event.mono_us for event in story.events), default=0)
     )
     return story
 
 
-def _story_of_instance(events: Sequence[Event]) -> Story:
+def _story_of_incarnation(events: Sequence[Event]) -> Story:
     """Return the story of a run under one coordinator process."""
     story = Story(events[0].run, events)
     nodes_of_hosts = _Hosts()

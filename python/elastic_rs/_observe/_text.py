@@ -28,7 +28,7 @@ def status(story: Story, state: dict[str, Any] | None) -> list[str]:
     goodput = story.goodput_at_most()
     if goodput is not None:
         at_most = "at most " if story.goodput() is None else ""
-        known = " of the recorded time" if story.dropped() or story.instances > 1 else ""
+        known = " of the recorded time" if story.dropped() or story.incarnations > 1 else ""
         lines.append(f"goodput {at_most}{100 * goodput:.1f} %{known}{_losses(story)}")
     if state is not None and isinstance(state.get("step"), int):
         lines.append(f"step    {state['step']:,}{_each(state.get('step_time_us'))}")
@@ -36,7 +36,7 @@ def status(story: Story, state: dict[str, Any] | None) -> list[str]:
         lines.append(_step(story.last_first_step, story))
     if story.dropped():
         lines.append(f"        {story.dropped()} earlier events were dropped")
-    if story.instances > 1:
+    if story.incarnations > 1:
         lines.append(f"        since the coordinator or the job was restarted; {_counted(story.earlier)} before that")
     if story.recoveries:
         last = story.recoveries[-1]

@@ -138,7 +138,7 @@ VERDICTS: list[tuple[Finding, str, str]] = [
     (protected("alone", several=False, store="torch"), "note", "makes; the workers' store is PyTorch's"),
     (protected("alone", several=False, http="all"), "ok", "a token that this process makes"),
     (protected("alone", several=False, http="metrics"), "note", f"{SHOWN} metrics to whoever reaches it"),
-    (protected("etcd"), "note", f"etcd's users and TLS decide who reads and writes the job; {OTHERS}; connections from every"),
+    (protected("etcd"), "note", f"etcd's users and TLS decide who reads and writes the job; {OTHERS}; connections"),
     (protected("etcd", http="all"), "note", "connections from every machine are served"),
     (protected("coordinator"), "note", f"{OPEN}; {OTHERS}; {SERVED}. `elastic-rs"),
     (protected("coordinator", http="all"), "note", f"{SERVED}; {SHOWN} metrics and the job's page to whoever"),

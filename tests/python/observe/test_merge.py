@@ -100,7 +100,7 @@ def test_any_part_of_the_files_tells_the_recovery_once(chosen: str) -> None:
     all_ = files()
     story = story_of(read(*(all_[name] for name in chosen)))
     (recovery,) = story.recoveries
-    assert (story.instances, story.run, recovery.workers) == (1, "job", 4)
+    assert (story.incarnations, story.run, recovery.workers) == (1, "job", 4)
     assert (recovery.root.type, recovery.root.node, recovery.root.data["pid"]) == ("worker.exited", TWO, 77)
     assert recovery.completed is not None
     assert (recovery.broken.round, recovery.completed.round) == (1, 2)
@@ -154,7 +154,7 @@ def test_two_jobs_of_one_name_stay_apart() -> None:
         line.replace("a:1", "a:3").replace("b:2", "b:4").replace("n00000000", "n11111111") for line in before["a"].lines
     ]
     story = story_of(parse([*before["a"].lines, *before["b"].lines, *after]))
-    assert (story.instances, story.earlier, len(story.recoveries)) == (2, 1, 1)
+    assert (story.incarnations, story.earlier, len(story.recoveries)) == (2, 1, 1)
 
 
 def cell() -> tuple[File, File]:
@@ -225,7 +225,7 @@ def test_what_members_told_a_restarted_coordinator_is_part_of_its_story() -> Non
         for order in ([*(all_[name] for name in others), after], [after, *(all_[name] for name in others)]):
             again = story_of(read(*order))
             assert len(again.recoveries) == 1, others
-            assert (again.instances, _text.why(again)[1]) == (1, " b rank 1 SIGKILL   root cause")
+            assert (again.incarnations, _text.why(again)[1]) == (1, " b rank 1 SIGKILL   root cause")
 
 
 def test_what_cannot_be_read_of_what_was_told_is_left_out() -> None:

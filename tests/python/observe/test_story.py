@@ -533,7 +533,7 @@ def test_a_restarted_coordinator_begins_the_story_anew() -> None:
     after.add("coordinator.restarted", 0.1)
     recovered(after, 5.0)
     story = story_of(parse([*before.lines, *after.lines]))
-    assert (len(story.recoveries), story.instances, story.earlier) == (1, 2, 1)
+    assert (len(story.recoveries), story.incarnations, story.earlier) == (1, 2, 1)
     assert story.recoveries[0].lasted_s(story.now_us) == pytest.approx(32.1)
     assert "        since the coordinator or the job was restarted; 1 recovery before that" in _text.status(story, None)
     # The one before had another clock.

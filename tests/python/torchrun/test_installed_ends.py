@@ -19,8 +19,7 @@ from elastic_rs import C10dRendezvousBackend, TCPStore
 from elastic_rs.dynamic import _may_serve
 from elastic_rs.errors import RendezvousConnectionError
 from elastic_rs.rendezvous._backend_thread import is_gone
-
-from tests.python.helpers.procs import Job, Process
+from helpers.procs import Job, Process
 
 INSTALLED = "import elastic_rs, sys; elastic_rs.install(); from torch.distributed.run import main; main(sys.argv[1:])"
 # Two nodes of one program, as in PyTorch's test.
