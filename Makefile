@@ -150,6 +150,7 @@ check-ruff: setup
 check-mypy: setup
 	$(say) 'lint: mypy --strict'
 	@$(PY) -m mypy --strict python/elastic_rs
+	@$(PY) -m mypy --config-file tests/mypy.ini
 
 fmt: require-cargo setup ## format Rust and Python, and apply the safe fixes of ruff
 	$(say) 'fmt: cargo fmt, ruff'

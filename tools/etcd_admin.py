@@ -142,7 +142,7 @@ class Admin:
 
     def add_user(self, name: str, password: str, *, prefix: str | None = None) -> None:
         """Add a user, with a role that may read and write keys of that prefix alone. None: with no role."""
-        options = {} if password else {"options": {"no_password": True}}
+        options: dict[str, Any] = {} if password else {"options": {"no_password": True}}
         self.ask("auth/user/add", name=name, password=password, **options)
         if prefix is not None:
             self.ask("auth/role/add", name=name)
@@ -187,7 +187,7 @@ class Admin:
         return new
 
 
-def _prefix(prefix: str) -> dict[str, str]:
+def _prefix(prefix: str) -> dict[str, Any]:
     """Return the fields of all keys that begin so."""
     if not prefix:
         return {"key": _text(b"\0"), "range_end": _text(b"\0")}

@@ -239,7 +239,7 @@ def test_what_is_no_state_is_refused_in_one_sentence() -> None:
     with pytest.raises(
         TypeError, match=r"Trainer\.train` is a .*Trainer, must be an elastic\.State, so decorate a function"
     ):
-        Trainer().train(state)  # type: ignore[arg-type,call-arg]
+        Trainer().train(state)
     with pytest.raises(TypeError, match=r"train` is a dict, must be an elastic\.State, such as elastic\.TorchState"):
         train({})  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"__init__ of .*Forgetful` has not called super\(\)\.__init__\(\)"):
@@ -513,7 +513,7 @@ def test_the_state_of_a_change_is_broadcast_as_it_is(attend: Attend) -> None:
 def test_an_error_waits_for_the_news_of_a_failure(attend: Attend) -> None:
     """Horovod's PR 1849: the error of a collective may come before the news."""
     channel = attend(World(), World())
-    calls = []
+    calls: list[Any] = []
 
     def failed_within(limit_s: float) -> bool:
         channel.asked_s.append(limit_s)
@@ -550,7 +550,7 @@ def test_an_error_without_a_failure_is_raised(attend: Attend) -> None:
 def test_a_failure_while_a_world_is_formed_forms_the_next(attend: Attend, phase: str) -> None:
     """Horovod's 2995: a failure in ``sync``, and in ``reset`` or ``on_reset``, was fatal."""
     channel = attend(World(), World(generation=2), World(generation=3))
-    calls = []
+    calls: list[Any] = []
 
     class Failing(Recorded):
         def fail(self, where: str) -> None:
@@ -589,7 +589,7 @@ def test_a_group_that_cannot_be_made_forms_the_next_world(attend: Attend, free_p
 
     store = dist.TCPStore("127.0.0.1", 0, is_master=True)
     channel = attend(World(), world_at(free_port()), world_at(store.port), on_park=on_park)
-    calls = []
+    calls: list[Any] = []
 
     @elastic.run(timeout=timedelta(seconds=1))
     def train(_: elastic.State) -> None:
@@ -646,7 +646,7 @@ def test_a_group_whose_connections_are_not_found_is_warned_of(
 def test_a_device_finishes_its_work_before_a_restore(attend: Attend) -> None:
     """Work that was interrupted may still write. What was aborted may end with an error."""
     channel = attend(World(), World(generation=2), World(generation=3))
-    calls = []
+    calls: list[Any] = []
 
     class OnDevice(Recorded):
         def _elastic_finish_device_work(self) -> None:
@@ -690,7 +690,8 @@ def test_a_device_that_fails_without_an_abort_fails_the_worker(attend: Attend) -
 
 def test_only_a_failure_of_the_present_world_aborts_its_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     """The thread that aborts has its answer before it has the lock, and the next world may have begun meanwhile."""
-    answered, aborted, go_on = threading.Event(), [], threading.Event()
+    aborted: list[Any] = []
+    answered, go_on = threading.Event(), threading.Event()
     answers = [True, False]
 
     class Channel(FakeChannel):
@@ -704,7 +705,7 @@ def test_only_a_failure_of_the_present_world_aborts_its_groups(monkeypatch: pyte
             return answers.pop(0)
 
     monkeypatch.setattr(_group, "_abort", lambda: aborted.append(None))
-    aborter = _group._Aborter(Channel([World()]))
+    aborter = _group._Aborter(Channel([World()]))  # type: ignore[arg-type]
     aborter.arm()
     assert answered.wait(10)
     go_on.set()

@@ -198,7 +198,7 @@ def test_install_takes_over_the_names_and_classes_of_pytorchs_backends(endpoint:
     their_store = etcd_store.EtcdStore
     elastic_rs.install(store=False, agent=False)
     try:
-        assert etcd_store.EtcdStore is EtcdStore  # type: ignore[comparison-overlap]
+        assert etcd_store.EtcdStore is EtcdStore
         for backend in ("etcd", "etcd-v2"):
             given: dict[str, Any] = {"read_timeout": "5"} if backend == "etcd-v2" else {"timeout": "60"}
             params = RendezvousParameters(backend, endpoint, f"{name}{backend}", 1, 1, **given)

@@ -42,9 +42,9 @@ def test_it_is_a_store_with_the_methods_of_pytorchs(store: EtcdStore) -> None:
             expected = list(inspect.signature(method).parameters)
             assert list(inspect.signature(getattr(EtcdStore, name)).parameters)[: len(expected)] == expected, name
     assert store.prefix.endswith("/")
-    assert store.timeout == LIMIT
+    assert store.timeout == LIMIT  # type: ignore[attr-defined, unused-ignore]
     assert EtcdStore(store.client, "/x/").prefix == "/x/"
-    assert EtcdStore(store.client, "/x/").timeout == timedelta(seconds=300)
+    assert EtcdStore(store.client, "/x/").timeout == timedelta(seconds=300)  # type: ignore[attr-defined, unused-ignore]
 
 
 def test_values_are_bytes(either: Any, store: EtcdStore) -> None:
@@ -162,7 +162,7 @@ def test_a_clone_is_the_same_store(store: EtcdStore) -> None:
     clone = store.clone()
     store.set("key", "1")
     assert clone.get("key") == b"1"
-    assert (clone.prefix, clone.timeout) == (store.prefix, store.timeout)
+    assert (clone.prefix, clone.timeout) == (store.prefix, store.timeout)  # type: ignore[attr-defined, unused-ignore]
 
 
 def test_pytorchs_barrier_and_exchange(store: EtcdStore) -> None:
@@ -182,7 +182,7 @@ def test_pytorchs_barrier_and_exchange(store: EtcdStore) -> None:
 
 def test_a_process_group_meets_over_it(store: EtcdStore) -> None:
     group = dist.ProcessGroupGloo(dist.PrefixStore("group", store), 0, 1, LIMIT)
-    group.barrier().wait()
+    group.barrier().wait()  # type: ignore[attr-defined, unused-ignore]
 
 
 def test_keys_may_live_for_a_time(client: EtcdClient, name: str) -> None:

@@ -17,7 +17,7 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of the fake driver's library."""
     folder = tmp_path_factory.mktemp("driver")
     library = folder / "libnvidia-ml.so.1"
-    command = ["cc", "-Wall", "-Werror", "-shared", "-fPIC", "-o", library, LIBRARY]
+    command: list[str | Path] = ["cc", "-Wall", "-Werror", "-shared", "-fPIC", "-o", library, LIBRARY]
     subprocess.run(command, check=True, timeout=LIMIT_S)
     return folder
 

@@ -38,7 +38,7 @@ def test_everything_is_replaced_and_restored() -> None:
     elastic_rs.install()
     elastic_rs.install()
     assert dist.TCPStore is elastic_rs.TCPStore
-    assert c10d_rendezvous_backend.TCPStore is elastic_rs.TCPStore  # type: ignore[attr-defined]
+    assert c10d_rendezvous_backend.TCPStore is elastic_rs.TCPStore
     assert c10d_rendezvous_backend.C10dRendezvousBackend is elastic_rs.C10dRendezvousBackend
     for name in NAMES:
         assert getattr(dynamic_rendezvous, name) is getattr(elastic_rs, name)
@@ -51,7 +51,7 @@ def test_everything_is_replaced_and_restored() -> None:
 def test_parts_can_be_installed_separately() -> None:
     elastic_rs.install(store=False)
     assert dist.TCPStore is TheirStore
-    assert dynamic_rendezvous.create_handler is elastic_rs.create_handler  # type: ignore[comparison-overlap]
+    assert dynamic_rendezvous.create_handler is elastic_rs.create_handler
     elastic_rs.install(rendezvous=False)
     assert dist.TCPStore is elastic_rs.TCPStore
 

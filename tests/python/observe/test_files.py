@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import os
@@ -67,18 +68,16 @@ def test_the_files_of_nodes_tell_what_happened_together_and_alone(
     # The time of day of each host is shown, and decides nothing.
     before = [why(*all_), _shown("status", all_, capsys), _shown("events", all_, capsys)]
     for hours, file in zip((1, 23, 5), all_, strict=True):
-        file.write_text(
-            re.sub(r'"wall":"([^T]*)T(\d\d)', lambda wall, hours=hours: _later(wall, hours), file.read_text())
-        )  # type: ignore[misc]
+        file.write_text(re.sub(r'"wall":"([^T]*)T(\d\d)', functools.partial(_later, hours=hours), file.read_text()))
     assert [why(*all_), _shown("status", all_, capsys), _shown("events", all_, capsys)] == before
 
     # What this release does not know is passed on.
     lines = [line for file in all_ for line in file.read_text().splitlines()]
-    with own[0].open("a") as file:
-        file.write(
+    with own[0].open("a") as opened:
+        opened.write(
             '{"v":1,"id":"n00.1","order":1,"run":"job","type":"of.a.later.release","mono_us":1,"later":[{"x":1}]}\n'
         )
-        file.write('{"v":1,"id":"n00.2","order":')  # an agent was killed as it wrote
+        opened.write('{"v":1,"id":"n00.2","order":')  # an agent was killed as it wrote
     passed = [json.loads(line) for line in _shown("events", all_, capsys, "--json")]
     assert len(passed) == len(lines) + 1
     assert [event["later"] for event in passed if event["type"] == "of.a.later.release"] == [[{"x": 1}]]

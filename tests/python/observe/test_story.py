@@ -550,7 +550,7 @@ def test_a_spare_has_not_waited_for_the_recovery_before_it_began() -> None:
     log.add("phase", 132.1, cause=done, round=2, node="n50:1", data={"rendezvous_us": day_us, "start_us": 20_000})
     story = story_of(log.events())
     (recovery,) = story.recoveries
-    assert recovery.parts["rendezvous"] == Part(0.001, pytest.approx(31.998), "n50:1", 4)
+    assert recovery.parts["rendezvous"] == Part(0.001, pytest.approx(31.998), "n50:1", 4)  # type: ignore[arg-type]
     # Nor where its phases are drawn.
     assert min(period.begin_us for event in story.events for period in story.phase_periods(event)) > 100 * 10**6
     assert all(slice_["ts"] >= 0 for slice_ in chrome_trace(log.events())["traceEvents"] if slice_["ph"] == "X")

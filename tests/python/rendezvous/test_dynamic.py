@@ -118,7 +118,7 @@ def test_nodes_form_one_world_with_a_worker_store(make: Make) -> None:
     infos = join_all(*handlers)
     assert sorted(info.rank for info in infos) == [0, 1, 2]
     assert {info.world_size for info in infos} == {3}
-    bootstraps = {(info.bootstrap_store_info.master_addr, info.bootstrap_store_info.master_port) for info in infos}
+    bootstraps = {(info.bootstrap_store_info.master_addr, info.bootstrap_store_info.master_port) for info in infos}  # type: ignore[union-attr, unused-ignore]
     ((addr, port),) = bootstraps
     assert dist.TCPStore(addr, port, is_master=False).num_keys() == 0
     infos[0].store.set("from", "one")
@@ -358,9 +358,9 @@ def test_a_backend_keeps_pytorchs_key_and_contract() -> None:
     assert backend.get_state() is None
     state, token, written = backend.set_state(b"x") or (b"", b"", False)
     assert (state, written, store.get("torch.rendezvous.job")) == (b"x", True, b"eA==")
-    assert (backend.set_state(b"y") or ())[2] is False
-    assert (backend.set_state(b"y", "not a token") or ())[0] == b"x"
-    assert (backend.set_state(b"y", token) or ())[2] is True
+    assert (backend.set_state(b"y") or ())[2] is False  # type: ignore[misc]
+    assert (backend.set_state(b"y", "not a token") or ())[0] == b"x"  # type: ignore[misc]
+    assert (backend.set_state(b"y", token) or ())[2] is True  # type: ignore[misc]
     store.set("torch.rendezvous.job", "non_base64")
     with pytest.raises(RendezvousStateError, match="The state object is corrupt"):
         backend.get_state()

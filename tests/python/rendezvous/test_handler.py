@@ -328,7 +328,7 @@ def test_a_member_lost_right_after_the_round_does_not_hold_up_the_others(make: M
     ((survivor, info),) = infos.values()
     lost.session.leave("test")
     role = _RoleInstanceInfo("trainer", info.rank, 4)
-    info.store.set(f"torchelastic/role_info/{info.rank}", role.serialize())
+    info.store.set(f"torchelastic/role_info/{info.rank}", role.serialize())  # type: ignore[arg-type]
     if info.rank == 0:
         found = info.store.multi_get([f"torchelastic/role_info/{rank}" for rank in range(2)])
         assert [_RoleInstanceInfo.deserialize(text).rank for text in found] == [0, 1]

@@ -471,7 +471,7 @@ def test_a_script_whose_name_is_not_utf8_runs(tmp_path: Path) -> None:
     script = os.fsencode(tmp_path) + b"/\xff.py"
     with open(script, "w") as file:  # noqa: PTH123 - the name is bytes
         file.write("import sys; print('ran', *sys.argv[1:]); sys.exit(7)")
-    command = [sys.executable, "-m", "elastic_rs.run", "--standalone", script, "1"]
+    command: list[str | bytes] = [sys.executable, "-m", "elastic_rs.run", "--standalone", script, "1"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (1, "ran 1\n")
     assert "/\ufffd.py FAILED" in done.stderr

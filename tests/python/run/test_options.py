@@ -342,7 +342,7 @@ def test_another_environment_than_the_launchers_is_named(tmp_path: Path, command
 
 
 def test_cpus_are_those_that_this_process_may_use() -> None:
-    from torch._utils import cpu_count  # type: ignore[attr-defined]
+    from torch._utils import cpu_count
 
     assert _options.workers_of("cpu") == cpu_count()
 

@@ -32,7 +32,7 @@ def test_a_failure_is_reported_as_by_pytorch(tmp_path: Path, recorded: Any, code
     file = tmp_path / "error.json"
     if recorded is not None:
         file.write_text(json.dumps(recorded))
-    theirs, ours = (make(1, 7, code, str(file)) for make in (ProcessFailure, Failure))
+    theirs, ours = ProcessFailure(1, 7, code, str(file)), Failure(1, 7, code, str(file))
     assert (ours.message, ours.error_file) == (theirs.message, theirs.error_file)
     if recorded is not None:
         assert ours.timestamp == theirs.timestamp

@@ -22,7 +22,7 @@ TOOL = ROOT / "tools" / "gpu_check.py"
 def check(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Return the program as a module."""
     monkeypatch.syspath_prepend(str(TOOL.parent))
-    import gpu_check  # type: ignore[import-not-found]
+    import gpu_check
 
     return gpu_check
 

@@ -67,8 +67,8 @@ class EndlessTest(unittest.TestCase):
 
 def start(*args: str, tests: Path | None = None, **env: str) -> subprocess.Popen[str]:
     where = [] if tests is None else ["--tests", str(tests)]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    return subprocess.Popen([sys.executable, RUN, *where, *args], env=os.environ | env, text=True, **pipes)
+    command = [sys.executable, str(RUN), *where, *args]
+    return subprocess.Popen(command, env=os.environ | env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
 def run(*args: str, tests: Path | None = None, limit_s: float = 280, **env: str) -> subprocess.CompletedProcess[str]:

@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from itertools import groupby, pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers.procs import Job, Process
@@ -24,14 +25,14 @@ SEED = int(os.environ.get("ELASTIC_RS_CHAOS_SEED", "1"))
 LENGTH = 500
 
 
-def replay(ledger: list[list]) -> int:
+def replay(ledger: list[list[Any]]) -> int:
     weight = 1
     for _, step in ledger:
         weight = (weight * 3 + sum(index + 1 for index in step)) % 65_521
     return weight
 
 
-def assert_each_index_was_taken_once(ledger: list[list]) -> None:
+def assert_each_index_was_taken_once(ledger: list[list[Any]]) -> None:
     """Check that each index is in one step of each epoch, padding aside: a world's last step may repeat some."""
     for epoch, steps in groupby(ledger, key=lambda entry: entry[0]):
         sizes = [step for _, step in steps]
