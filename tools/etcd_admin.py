@@ -109,8 +109,8 @@ class Admin:
 
     def ttl_s(self, lease: int) -> tuple[int, int]:
         """Return for how many seconds the lease was granted, and for how many it still holds."""
-        told = self.ask("lease/timetolive", ID=str(lease))
-        return int(told.get("grantedTTL", 0)), int(told.get("TTL", 0))
+        output = self.ask("lease/timetolive", ID=str(lease))
+        return int(output.get("grantedTTL", 0)), int(output.get("TTL", 0))
 
     def revoke(self, lease: int) -> None:
         self.ask("lease/revoke", ID=str(lease))

@@ -95,10 +95,10 @@ def says(argument: str, pattern: str, words: str) -> Version:
 
     def version(program: Path) -> str | None:
         try:
-            told = subprocess.run([program, argument], capture_output=True, text=True, check=False, timeout=60)
+            result = subprocess.run([program, argument], capture_output=True, text=True, check=False, timeout=60)
         except (OSError, subprocess.TimeoutExpired):
             return None
-        found = re.search(pattern, told.stdout + told.stderr, re.MULTILINE)
+        found = re.search(pattern, result.stdout + result.stderr, re.MULTILINE)
         return words.format(found[1]) if found else None
 
     return version

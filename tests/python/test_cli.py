@@ -46,7 +46,7 @@ OPEN = "is not protected: anyone who can reach it can end the job"
 
 
 @pytest.mark.parametrize("case", ["open", "on loopback", "protected"])
-def test_a_coordinator_that_is_open_to_other_machines_says_so_once(
+def test_a_coordinator_that_is_open_to_other_machines_logs_one_warning(
     job: Job, tmp_path: Path, case: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("ELASTIC_RS_TOKEN_FILE", raising=False)

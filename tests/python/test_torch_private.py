@@ -155,7 +155,7 @@ def test_gloo_connects_inside_a_block_whoever_makes_the_group() -> None:
 
 
 @pytest.mark.usefixtures("group")
-def test_groups_are_aborted_and_their_numbers_begin_anew() -> None:
+def test_groups_are_aborted_and_their_numbers_begin_again() -> None:
     dist.new_group([0])
     dist.destroy_process_group()
     _torch_private.forget_group_numbers()

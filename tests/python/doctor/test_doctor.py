@@ -18,7 +18,7 @@ import pytest
 from elastic_rs import _elastic_rs, run
 from elastic_rs._doctor import _net as net
 from helpers.certificates import certificates, end
-from helpers.strangers import answering, swallowing
+from helpers.foreign_servers import answering, swallowing
 
 if TYPE_CHECKING:
     from helpers.procs import Job
@@ -299,21 +299,21 @@ def shell(command: str, **env: str) -> subprocess.CompletedProcess[str]:
 def test_the_exit_code_is_right_although_the_reader_of_stdout_has_gone() -> None:
     # The reader closes the pipe after the first line.
     for folder, code in (("/proc/self/environ", 1), ("/tmp", shell("doctor").returncode)):
-        told = shell(f"doctor --log-dir={folder} | head -1")
-        assert told.stdout.startswith("ok    python")
-        assert (told.returncode, told.stderr) == (code, "")
+        result = shell(f"doctor --log-dir={folder} | head -1")
+        assert result.stdout.startswith("ok    python")
+        assert (result.returncode, result.stderr) == (code, "")
 
 
 def test_a_write_error_is_not_reported_as_healthy() -> None:
-    told = shell("doctor > /dev/full")
-    assert told.returncode == 1
-    assert told.stderr == "elastic-run: error: cannot write to standard output: No space left on device\n"
+    result = shell("doctor > /dev/full")
+    assert result.returncode == 1
+    assert result.stderr == "elastic-run: error: cannot write to standard output: No space left on device\n"
 
 
 def test_any_terminal_shows_the_findings() -> None:
-    told = shell(r"doctor --log-dir=$'/tmp/\xff\xc3\xa4'", PYTHONIOENCODING="ascii")
-    assert not told.stderr
-    assert r"/tmp/\xff\xe4 is writable" in about("logs", told.stdout.splitlines())
+    result = shell(r"doctor --log-dir=$'/tmp/\xff\xc3\xa4'", PYTHONIOENCODING="ascii")
+    assert not result.stderr
+    assert r"/tmp/\xff\xe4 is writable" in about("logs", result.stdout.splitlines())
 
 
 def test_an_interrupt_ends_it_at_once(job: Job) -> None:
@@ -342,5 +342,5 @@ def test_a_script_of_that_name_can_be_run(job: Job, tmp_path: Path, argv: list[s
 
 def test_torch_is_not_imported() -> None:
     code = "import sys; from elastic_rs import run; run.main(['doctor']); print('torch' in sys.modules)"
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert told.stdout.splitlines()[-1] == "False"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.splitlines()[-1] == "False"

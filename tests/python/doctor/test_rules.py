@@ -22,7 +22,7 @@ from elastic_rs._doctor._findings import Answer, Finding, Question, asked
 from elastic_rs._doctor._peer import Reached, reach
 from elastic_rs._elastic_rs import PROTOCOL_VERSION
 from elastic_rs.run import _flags, _options
-from helpers.strangers import answering, swallowing
+from helpers.foreign_servers import answering, swallowing
 
 MIB = 1 << 20
 JOB = ("--nnodes=2", "--rdzv-backend=c10d", "--rdzv-id=job")
@@ -186,7 +186,7 @@ VERDICTS: list[tuple[Finding, str, str]] = [
 def test_verdicts(finding: Finding, verdict: str, text: str) -> None:
     assert finding.verdict == verdict, finding
     assert text in str(finding)
-    assert bool(finding.remedy) == (verdict == "mend"), "who is told of a fault is told what to do"
+    assert bool(finding.remedy) == (verdict == "mend"), "a fault has a remedy"
     assert str(finding).startswith(f"{verdict:<5} {finding.check}")
 
 
@@ -247,7 +247,7 @@ def test_a_check_whose_thread_cannot_start_names_the_error(monkeypatch: pytest.M
     assert (found.value, found.late, found.error) == (None, False, "can't start new thread")
 
 
-def test_bytes_of_strangers_do_not_control_the_terminal() -> None:
+def test_bytes_of_peers_do_not_control_the_terminal() -> None:
     text = str(Finding("mend", "endpoint", "it says `\x1b[31m\x07\0`, ä", "not \udcff\r"))
     line, remedy = text.split("\n")
     assert line.endswith(r"it says `\x1b[31m\x07\x00`, ä")
@@ -265,8 +265,8 @@ def test_torch_is_found_without_being_imported(tmp_path: Path) -> None:
     (fake / "version.py").write_text('__version__ = "2.5.1"\n')
     code = "from elastic_rs._doctor._node import find_torch; print(*find_torch())"
     env = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    told = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
-    assert told.stdout == f"2.5.1 {fake}\n", "what stands in the way of the real one is what workers would import"
+    result = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+    assert result.stdout == f"2.5.1 {fake}\n", "what stands in the way of the real one is what workers would import"
 
 
 @pytest.mark.parametrize("files", [{"torch.py": ""}, {"torch/__init__.py": "", "torch/version.py": "\xff"}])
@@ -331,7 +331,7 @@ def test_free_space_is_the_space_that_a_user_can_use(tmp_path: Path) -> None:
     assert node.room(str(tmp_path / "none")) == (0, "No such file or directory")
 
 
-def test_servers_are_told_apart(free_port: Callable[[], int]) -> None:
+def test_servers_are_distinguished(free_port: Callable[[], int]) -> None:
     from torch.distributed import TCPStore
 
     host = _elastic_rs.EndpointServer.listen("127.0.0.1", 0)

@@ -160,10 +160,10 @@ def test_a_script_that_always_meets_the_same_nan_ends_with_one_error(attend: Att
             state.commit()
         raise elastic.HorovodInternalError("loss is nan")
 
-    with pytest.raises(RuntimeError, match=f"to the same commit {MOST_ROLL_BACKS} times before.*skip the") as told:
+    with pytest.raises(RuntimeError, match=f"to the same commit {MOST_ROLL_BACKS} times before.*skip the") as caught:
         train(Recorded(step=0))
-    assert str(told.value.__cause__) == "loss is nan"
-    assert not isinstance(told.value, elastic.PeerFailed)
+    assert str(caught.value.__cause__) == "loss is nan"
+    assert not isinstance(caught.value, elastic.PeerFailed)
     assert steps == [0] * MOST_ROLL_BACKS + [1] * MOST_ROLL_BACKS, "a commit begins the count anew"
     assert sum("raised" in call for call in channel.calls) == len(steps) - 1, "the last one asks for nothing"
 
@@ -250,7 +250,7 @@ def test_what_is_no_state_is_refused_in_one_sentence() -> None:
     assert not dist.is_initialized() or dist.get_world_size() == 1
 
 
-def test_a_worker_that_begins_with_another_function_says_both(attend: Attend) -> None:
+def test_a_worker_that_begins_with_another_function_gets_an_error_with_both(attend: Attend) -> None:
     """It was started while the others run a later one."""
     channel = attend(World())
 
@@ -269,7 +269,7 @@ def test_a_worker_that_begins_with_another_function_says_both(attend: Attend) ->
     assert [call for call in channel.calls if call.startswith("unfit: rank 0 runs `finetune`")]
 
 
-def test_unequal_numbers_of_checks_are_said_with_both(attend: Attend) -> None:
+def test_unequal_numbers_of_checks_are_an_error_with_both(attend: Attend) -> None:
     """Only rank 0 commits. It leaves the world at its check, and the others' collectives end with an error."""
     attend(World(), changes_at=177)
 
@@ -766,7 +766,7 @@ class Interrupted(elastic.ObjectState):
         super().sync()
 
 
-def test_a_newcomer_whose_first_sync_is_interrupted_is_no_source(attend: Attend) -> None:
+def test_a_new_worker_with_an_interrupted_first_sync_is_no_source(attend: Attend) -> None:
     """It has the source's number, but not its state. Another worker has both."""
     channel = attend(World(), World(generation=2))
     state: Any = Interrupted(channel, [5, 5], step=0)
@@ -874,11 +874,11 @@ def test_a_broadcast_that_was_aborted_without_an_error_is_no_state(
 def test_a_state_that_overrides_on_hosts_updated_is_called(attend: Attend) -> None:
     channel = attend(World())
     heard = threading.Event()
-    told = []
+    caught = []
 
     class Listening(elastic.ObjectState):
         def on_hosts_updated(self, timestamp: int, update_res: elastic.HostUpdateResult) -> None:
-            told.append((timestamp, update_res))
+            caught.append((timestamp, update_res))
             heard.set()
 
     @elastic.run
@@ -887,7 +887,7 @@ def test_a_state_that_overrides_on_hosts_updated_is_called(attend: Attend) -> No
         assert heard.wait(60)
 
     train(Listening(epoch=0))
-    assert told == [(3, elastic.HostUpdateResult.added)]
+    assert caught == [(3, elastic.HostUpdateResult.added)]
     assert MEMBERSHIP.listeners._listeners == []
     channel.close()
 

@@ -190,7 +190,7 @@ def test_groups_of_the_script_are_guarded_while_a_function_runs(attend: Attend) 
     assert calls_of(lambda: elastic.run(lambda _: None)(Recorded())) == ["guard loops"]
 
 
-def test_listeners_are_told_of_changes(attend: Attend) -> None:
+def test_listeners_are_notified_of_changes(attend: Attend) -> None:
     channel = attend()
     heard: list[tuple[int, elastic.HostUpdateResult]] = []
     called = threading.Semaphore(0)

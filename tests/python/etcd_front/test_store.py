@@ -168,11 +168,11 @@ def test_a_clone_is_the_same_store(store: EtcdStore) -> None:
 def test_pytorchs_barrier_and_exchange(store: EtcdStore) -> None:
     rounds = [dist.PrefixStore("round", store) for _ in range(3)]
     with ThreadPoolExecutor() as pool:
-        told = [
+        output = [
             pool.submit(store_util.synchronize, own, f"data {rank}".encode(), rank, 3, "role/", 60)
             for rank, own in enumerate(rounds)
         ]
-        assert [one.result(60) for one in told] == [[b"data 0", b"data 1", b"data 2"]] * 3
+        assert [one.result(60) for one in output] == [[b"data 0", b"data 1", b"data 2"]] * 3
         barriers = [pool.submit(store_util.barrier, own, 3, "end", 60) for own in rounds]
         for barrier in barriers:
             barrier.result(60)

@@ -127,7 +127,7 @@ def test_a_narrow_window_scrolls_the_drawing_and_not_the_page(browser: Page, fil
     assert browser.value("document.querySelector('figure').scrollWidth") > 400
 
 
-def test_a_coordinator_serves_it_and_it_refreshes_itself_until_told_not_to(browser: Page, job: Job, port: int) -> None:
+def test_the_served_page_refreshes_itself_until_the_reader_stops_it(browser: Page, job: Job, port: int) -> None:
     host = job.start([sys.executable, "-m", "elastic_rs", "store", "serve", "--host=127.0.0.1", f"--port={port}"])
     host.line("^listening on")
     options = ["--nnodes=2", "--rdzv-backend=rust-c10d", "--rdzv-conf=is_host=0", f"--rdzv-id={EVIL}"]

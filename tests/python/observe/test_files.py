@@ -136,9 +136,9 @@ def test_the_files_of_a_job_that_a_signal_ends_go_to_its_end(
     for files in ([own], [coordinators], [own, coordinators]):
         assert _cli.main(["status", "--events", *map(str, files)]) == 1, files
         assert _cli.main(["why", "--events", *map(str, files)]) == 0
-        told = capsys.readouterr().out
-        assert "SIGTERM" in told, (files, told)
-        assert "no recovery so far" not in told, files
+        output = capsys.readouterr().out
+        assert "SIGTERM" in output, (files, output)
+        assert "no recovery so far" not in output, files
 
 
 @pytest.mark.torchrun
@@ -159,7 +159,7 @@ def test_the_files_of_a_job_that_succeeds_say_so(
 
 
 @pytest.mark.torchrun
-def test_a_restarted_coordinator_is_told_of_the_recovery_before_it(
+def test_members_replay_the_last_recovery_to_a_restarted_coordinator(
     two_nodes: Callable[..., list[Process]], job: Job, port: int, tmp_path: Path
 ) -> None:
     serve = [sys.executable, "-m", "elastic_rs", "store", "serve", "--host=127.0.0.1", f"--port={port}"]

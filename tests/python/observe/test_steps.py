@@ -100,7 +100,7 @@ while not pathlib.Path(sys.argv[1]).exists():
 """
 
 
-def test_whoever_watches_sees_which_node_is_behind(job: Job, port: int, tmp_path: Path) -> None:
+def test_top_shows_which_node_is_behind(job: Job, port: int, tmp_path: Path) -> None:
     done, script = tmp_path / "done", tmp_path / "at.py"
     script.write_text(AT)
     options = ["--nnodes=2", "--rdzv-backend=rust-c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=job"]

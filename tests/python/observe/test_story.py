@@ -138,7 +138,7 @@ def test_what_is_no_state_of_a_job_is_refused(wrong: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("said", ["", "[]", "1", "{}", "[" * 10_000])
-def test_what_a_peer_says_may_be_no_state_at_all(said: str) -> None:
+def test_an_answer_that_is_no_state_is_an_error(said: str) -> None:
     with pytest.raises(ValueError, match="no state of a job"):
         run_state(said)
 
@@ -164,12 +164,12 @@ def test_no_text_of_a_peer_steers_the_terminal_of_status() -> None:
         "new": {"x": [STEERING]},
     }
     live._observer = Peer(said)  # type: ignore[assignment]
-    _, told = live.read()
-    assert told is not None
-    assert told["new"] == {"x": [" [2J  "]}
+    _, output = live.read()
+    assert output is not None
+    assert output["new"] == {"x": [" [2J  "]}
     for shown in (said["state"], "waiting"):
-        told["state"] = plain(shown)
-        lines = _text.status(story_of([], 1), told)
+        output["state"] = plain(shown)
+        lines = _text.status(story_of([], 1), output)
         assert all(line.isprintable() for line in lines), lines
     live._observer = Peer({**said, "round": STEERING})  # type: ignore[assignment]
     with pytest.raises(
@@ -215,7 +215,7 @@ def stepping(log: Log) -> None:
     log.add("phase", 139.9, cause=done, round=2, node="n41:9", data={**data, "step_before": 999})
 
 
-def test_a_training_that_tells_its_steps_has_an_exact_goodput() -> None:
+def test_a_training_that_reports_its_steps_has_an_exact_goodput() -> None:
     log = formed()
     stepping(log)
     story = story_of(log.events(), now_us=1020 * 10**6)
@@ -251,7 +251,7 @@ def test_a_training_that_tells_its_steps_has_an_exact_goodput() -> None:
     assert _text.status(story, None)[1].startswith("goodput at most 89.5 %; 3 recoveries lost 98.0 s = ")
 
 
-def test_steps_that_nobody_made_again_cost_nothing_and_lies_cost_no_more_than_was_there() -> None:
+def test_steps_that_were_not_repeated_cost_nothing_and_false_numbers_cost_no_more_than_the_run() -> None:
     for first, before, redo in [(1001, 1000, Redo(0, 0.0)), (1, 2**53 - 1, Redo(2**53 - 1, 80.0)), (None, 9, None)]:
         log = formed()
         log.add("phase", 20.0, cause=3, node="n2:5", data={"first_step_us": 1, "step": 1})
@@ -298,7 +298,7 @@ def test_why_reads_from_the_root_to_the_new_round() -> None:
     ]
 
 
-def test_status_names_the_last_failure_and_who_is_away_and_slow() -> None:
+def test_status_names_the_last_failure_and_nodes_that_are_away_or_slow() -> None:
     log = formed()
     recovered(log)
     log.add("node.lost", 300.0, node="n17.example.org:4711", round=2, data={"how": "silence", "silent_ms": 15_000})
@@ -312,7 +312,7 @@ def test_status_names_the_last_failure_and_who_is_away_and_slow() -> None:
     ]
 
 
-def test_a_job_that_waits_says_for_what() -> None:
+def test_status_of_a_waiting_job_names_what_it_waits_for() -> None:
     log = Log()
     log.add("run.opened")
     log.add("node.joined", 1.0, node="n1:1")
@@ -352,7 +352,7 @@ def test_an_undisturbed_job_has_nothing_to_explain() -> None:
     assert story_of([]) == Story(run="")
 
 
-def test_a_failed_change_in_place_is_told_by_its_failure() -> None:
+def test_a_failed_change_in_place_shows_the_failure_as_root_cause() -> None:
     log = formed()
     joined = log.add("node.joined", 50.0, node="n5:1")
     changes = log.add("round.changes", 50.1, cause=joined)
@@ -527,7 +527,7 @@ def test_a_cause_before_the_last_round_is_no_root() -> None:
     assert story_of(log.events()).recoveries[-1].root.node == "n5:1"
 
 
-def test_a_restarted_coordinator_begins_the_story_anew() -> None:
+def test_after_a_coordinators_restart_status_counts_again() -> None:
     before, after = formed(), Log("c2-1")
     recovered(before)
     after.add("coordinator.restarted", 0.1)
@@ -560,7 +560,7 @@ def test_a_spare_has_not_waited_for_the_recovery_before_it_began() -> None:
     assert "24:00 h" not in page(log.events(), None)
 
 
-def test_what_a_worker_said_is_cut_between_words() -> None:
+def test_a_long_failure_message_is_cut_between_words() -> None:
     log = formed()
     said = "killed by another process, or because memory ran out (OOM?): see the kernel's log"
     exit_ = log.add("worker.exited", 50.0, node="n2:5", data=exited(4, message=said))
@@ -572,7 +572,7 @@ def test_what_a_worker_said_is_cut_between_words() -> None:
     assert _text.what(long, Story("job")).endswith(f'"{"x" * 72} …"')
 
 
-def test_a_line_of_an_event_says_when_and_what() -> None:
+def test_the_line_of_an_event_has_its_time_type_and_text() -> None:
     log = formed()
     recovered(log, 3700.5)
     story = story_of(log.events())
@@ -582,7 +582,7 @@ def test_a_line_of_an_event_says_when_and_what() -> None:
     assert lines[-1].endswith(" n41          stop 30.0 s, rendezvous 1.0 ms, start 0.02 s  <- 7")
 
 
-def test_many_nodes_that_go_and_come_back_are_told_in_linear_time() -> None:
+def test_why_takes_linear_time_for_nodes_that_leave_and_rejoin() -> None:
     """Asked of each node that comes back, all that are away took minutes."""
     log = formed()
     looked = 0

@@ -127,7 +127,7 @@ def test_nodes_form_one_world_with_a_worker_store(make: Make) -> None:
     assert not handlers[0].is_closed()
 
 
-def test_a_newcomer_is_noticed_and_admitted_and_ranks_are_kept(make: Make) -> None:
+def test_a_new_node_joins_a_running_job_and_ranks_are_kept(make: Make) -> None:
     first = make(1, 2)
     assert first.next_rendezvous().world_size == 1
     assert first.num_nodes_waiting() == 0
@@ -320,7 +320,7 @@ def test_a_tunnel_needs_a_token(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
         create_handler(dist.HashStore(), Cell(), asked)
 
 
-def test_a_token_that_the_user_names_means_a_tunnel_unless_he_says_no(
+def test_a_token_file_means_a_tunnel_unless_store_tunnel_is_0(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     def asked(**conf: str) -> bool | None:

@@ -121,7 +121,7 @@ def test_the_endpoints_store_is_bounded_where_nothing_uses_it(make: Make, agent:
         client.get("large")
 
 
-def test_members_are_told_of_a_waiting_node_by_a_push(make: Make) -> None:
+def test_members_are_notified_of_a_waiting_node_by_a_push(make: Make) -> None:
     first = make("1:2")
     assert first.next_rendezvous().world_size == 1
     assert first.num_nodes_waiting() == 0
@@ -347,14 +347,14 @@ def test_an_ipv6_endpoint_without_brackets_is_rejected_when_the_handler_is_made(
 
 
 @pytest.mark.parametrize(
-    ("endpoint", "nodes", "told"), [("", "2", True), ("localhost:0", "2", False), ("", "1", False)]
+    ("endpoint", "nodes", "output"), [("", "2", True), ("localhost:0", "2", False), ("", "1", False)]
 )
 def test_several_nodes_without_an_endpoint_get_a_warning_when_the_handler_is_made(
-    make: Make, caplog: pytest.LogCaptureFixture, endpoint: str, nodes: str, told: bool
+    make: Make, caplog: pytest.LogCaptureFixture, endpoint: str, nodes: str, output: bool
 ) -> None:
     with caplog.at_level("WARNING", "elastic_rs"):
         make(nodes, endpoint=endpoint, is_host=None if nodes == "1" else "0")
     expected = (
         "no --rdzv-endpoint is given: this node meets others at localhost:29400, where only agents of this machine"
     )
-    assert any(text.startswith(expected) for text in caplog.messages) == told
+    assert any(text.startswith(expected) for text in caplog.messages) == output

@@ -40,7 +40,7 @@ THEIRS = "import torch\ncount = lambda variable: torch.cuda.device_count()\n" + 
 
 def counts(program: str, env: dict[str, str]) -> dict[str | None, int]:
     """Return the number of visible GPUs for each value of the variable."""
-    told = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", program],
         input=json.dumps(VARIABLES),
         env={**os.environ, **env},
@@ -49,19 +49,19 @@ def counts(program: str, env: dict[str, str]) -> dict[str | None, int]:
         text=True,
         timeout=LIMIT_S,
     )
-    return dict(zip(VARIABLES, map(int, told.stdout.split()), strict=True))
+    return dict(zip(VARIABLES, map(int, result.stdout.split()), strict=True))
 
 
 def test_a_module_in_the_current_folder_is_not_asked_for_devices(tmp_path: Path) -> None:
-    told = tmp_path / "told"
+    result = tmp_path / "told"
     (tmp_path / "torch").mkdir()
-    (tmp_path / "torch" / "__init__.py").write_text(f"open({str(told)!r}, 'w').close()\n")
+    (tmp_path / "torch" / "__init__.py").write_text(f"open({str(result)!r}, 'w').close()\n")
     code = "from elastic_rs.run._devices import count_of; count_of('nobodys')"
     done = subprocess.run(
         [sys.executable, "-P", "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=LIMIT_S
     )
     assert "must be a number, auto, cpu, gpu or xpu" in done.stderr, done.stderr
-    assert not told.exists()
+    assert not result.exists()
 
 
 @pytest.mark.parametrize("gpus", ["GPU-b", GPUS])
@@ -113,9 +113,9 @@ def test_pytorch_counts_parts_of_gpus_that_only_cuda_knows(driver: Path, job: Jo
 
 
 @pytest.mark.parametrize(
-    ("chosen", "told"), [(None, "4 of 4"), ("3,1", "2 of 4 seen by processes, CUDA_VISIBLE_DEVICES is `3,1`")]
+    ("chosen", "result"), [(None, "4 of 4"), ("3,1", "2 of 4 seen by processes, CUDA_VISIBLE_DEVICES is `3,1`")]
 )
-def test_the_doctor_shows_the_number_of_gpus(driver: Path, chosen: str | None, told: str) -> None:
+def test_the_doctor_shows_the_number_of_gpus(driver: Path, chosen: str | None, result: str) -> None:
     env = {**os.environ, **environment(driver, GPUS)}
     env.pop("CUDA_VISIBLE_DEVICES", None)
     command = [sys.executable, "-m", "elastic_rs.run", "doctor"]
@@ -127,4 +127,4 @@ def test_the_doctor_shows_the_number_of_gpus(driver: Path, chosen: str | None, t
         text=True,
         timeout=LIMIT_S,
     )
-    assert f"gpus         {told}" in done.stdout
+    assert f"gpus         {result}" in done.stdout

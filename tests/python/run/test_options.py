@@ -123,7 +123,7 @@ def test_a_master_address_of_ipv6_needs_no_brackets(caplog: pytest.LogCaptureFix
 
 
 @pytest.mark.parametrize(
-    ("flags", "told"),
+    ("flags", "result"),
     [
         (["--nnodes=2"], True),
         (["--nnodes=1:4"], True),
@@ -132,17 +132,17 @@ def test_a_master_address_of_ipv6_needs_no_brackets(caplog: pytest.LogCaptureFix
     ],
 )
 def test_several_nodes_without_an_endpoint_get_a_warning_that_only_this_machine_finds_it(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, flags: list[str], told: bool
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, flags: list[str], result: bool
 ) -> None:
     monkeypatch.setattr(run, "_take_part", lambda *_, **__: 0)
     with caplog.at_level("WARNING", "elastic_rs"):
         assert run.main(["--rdzv-backend=c10d", *flags, "--no-python", "true"]) == 0
     expected = "no --rdzv-endpoint is given: this node meets others at localhost:29400, where only"
-    assert any(text.startswith(expected) for text in caplog.messages) == told
+    assert any(text.startswith(expected) for text in caplog.messages) == result
 
 
 @pytest.mark.parametrize(
-    ("flags", "told"),
+    ("flags", "result"),
     [
         (["--rdzv-backend=c10d", "--nnodes=1:2", "--rdzv-endpoint=127.0.0.1:29400"], "127.0.0.1:29400 is on loopback"),
         (["--rdzv-backend=c10d", "--nnodes=2", "--rdzv-endpoint=localhost"], "localhost:29400 is on loopback"),
@@ -157,15 +157,15 @@ def test_several_nodes_without_an_endpoint_get_a_warning_that_only_this_machine_
     ],
 )
 def test_several_nodes_that_meet_on_loopback_are_warned_at_once(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, flags: list[str], told: str | None
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, flags: list[str], result: str | None
 ) -> None:
     monkeypatch.setattr(run, "_take_part", lambda *_, **__: 0)
     assert run.main([*flags, "--no-python", "true"]) == 0
     found = [text for text in caplog.messages if "loopback" in text]
-    assert [text.startswith(f"the endpoint {told}") for text in found] == ([True] if told else [])
-    if told:
+    assert [text.startswith(f"the endpoint {result}") for text in found] == ([True] if result else [])
+    if result:
         assert found[0].endswith("with an address of one node")
-        assert ("--master-addr" if "29500" in told else "--rdzv-endpoint") in found[0]
+        assert ("--master-addr" if "29500" in result else "--rdzv-endpoint") in found[0]
 
 
 def test_a_name_that_is_on_loopback_here_is_a_warning(
@@ -330,9 +330,9 @@ def test_another_environment_than_the_launchers_is_named(tmp_path: Path, command
         done = subprocess.run(argv, env=variables, capture_output=True, text=True, timeout=120, check=False)
         return [line for line in (done.stdout + done.stderr).splitlines() if "VIRTUAL_ENV" in line]
 
-    (told,) = lines(tmp_path / "venv")
-    assert f"the active environment (VIRTUAL_ENV) is `{tmp_path}/venv`, and workers run `{sys.executable}`" in told
-    assert f"start this with `{tmp_path}/venv/bin/python -m elastic_rs.run`" in told
+    (result,) = lines(tmp_path / "venv")
+    assert f"the active environment (VIRTUAL_ENV) is `{tmp_path}/venv`, and workers run `{sys.executable}`" in result
+    assert f"start this with `{tmp_path}/venv/bin/python -m elastic_rs.run`" in result
     (tmp_path / "link").symlink_to(sys.prefix)
     assert lines(tmp_path / "link") == lines(sys.prefix) == lines("") == []
     assert lines(tmp_path / "venv", PYTHON_EXEC=f"{tmp_path}/venv/bin/python") == []

@@ -59,8 +59,8 @@ def test_a_report_of_several_failures_is_pytorchs() -> None:
 def test_a_workers_record_is_copied_to_the_launchers_error_file_as_by_pytorch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
-    told = {"message": {"message": "ValueError: x", "extraInfo": {"py_callstack": "x", "timestamp": "19"}}}
-    for recorded in (told, {"message": "told", "timestamp": "17"}):
+    output = {"message": {"message": "ValueError: x", "extraInfo": {"py_callstack": "x", "timestamp": "19"}}}
+    for recorded in (output, {"message": "told", "timestamp": "17"}):
         file, own, other = (tmp_path / name for name in ("error.json", "own.json", "theirs.json"))
         file.write_text(json.dumps(recorded))
         monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(other))
@@ -81,7 +81,7 @@ def test_an_unreadable_error_file_counts_as_none(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "output"),
     [
         ('{"message": "x", "timestamp": 1e400}', "x"),
         ('{"message": "x", "timestamp": NaN}', "x"),
@@ -93,11 +93,11 @@ def test_an_unreadable_error_file_counts_as_none(tmp_path: Path) -> None:
         ("[" * 100_000, "To enable traceback see"),
     ],
 )
-def test_an_odd_error_file_is_reported_as_far_as_it_can_be_read(tmp_path: Path, text: str, told: str) -> None:
+def test_an_odd_error_file_is_reported_as_far_as_it_can_be_read(tmp_path: Path, text: str, output: str) -> None:
     file = tmp_path / "error.json"
     file.write_text(text)
     failure = Failure(0, 7, 3, str(file))
-    assert f"  traceback : {told}" in report("x.py", {0: failure})
+    assert f"  traceback : {output}" in report("x.py", {0: failure})
     # Otherwise the agent's message is used.
     assert (failure.error_file == "<N/A>") == (text[0] == "[")
 

@@ -66,7 +66,7 @@ def test_a_late_pod_of_a_job_that_is_over_trains_nothing(
     assert not any(line.startswith("WORKER") for line in late.lines)
 
 
-def test_two_agents_on_one_machine_are_said_once_over_etcd_too(
+def test_two_agents_on_one_machine_are_one_warning_over_etcd_too(
     own_cluster: Callable[..., Cluster], nodes: Nodes, tmp_path: Path
 ) -> None:
     endpoint, done = own_cluster().endpoint, tmp_path / "done"

@@ -32,11 +32,11 @@ def test_without_a_gpu_it_says_so_and_leaves_the_page(check: Any, tmp_path: Path
         pytest.skip("there is one")
     page = tmp_path / "gpu.md"
     page.write_text("as it was")
-    told = subprocess.run(
+    result = subprocess.run(
         [sys.executable, TOOL, "--output", page], capture_output=True, text=True, check=False, timeout=120
     )
-    assert told.returncode == 3
-    assert told.stdout.startswith("gpu-check: there is no GPU to be checked: ")
+    assert result.returncode == 3
+    assert result.stdout.startswith("gpu-check: there is no GPU to be checked: ")
     assert page.read_text() == "as it was"
 
 
@@ -45,11 +45,11 @@ def test_without_a_gpu_it_says_so_and_leaves_the_page(check: Any, tmp_path: Path
 def test_a_rehearsal_runs_every_check_and_writes_no_page(tmp_path: Path) -> None:
     page = tmp_path / "gpu.md"
     flags = ["--device=cpu", "--repetitions=1", f"--model-bytes={64 << 20}", "--output", str(page)]
-    told = subprocess.run([sys.executable, TOOL, *flags], capture_output=True, text=True, check=False, timeout=840)
+    result = subprocess.run([sys.executable, TOOL, *flags], capture_output=True, text=True, check=False, timeout=840)
     # Without a device, these times depend only on the machine's load, and are not checked.
-    judged = [line for line in told.stdout.splitlines() if "memory is free" not in line]
-    assert not [line for line in judged if "NOT OK" in line or "not carried out" in line], told.stdout
-    assert told.returncode in {0, 1}, told.stderr
+    judged = [line for line in result.stdout.splitlines() if "memory is free" not in line]
+    assert not [line for line in judged if "NOT OK" in line or "not carried out" in line], result.stdout
+    assert result.returncode in {0, 1}, result.stderr
     assert "rehearsal, no GPU" in judged[0]
     for row in (
         "`--nproc-per-node=cpu`",
@@ -64,7 +64,7 @@ def test_a_rehearsal_runs_every_check_and_writes_no_page(tmp_path: Path) -> None
     ):
         (line,) = [line for line in judged if line.startswith(f"| {row} |")]
         assert line.endswith("| yes |"), line
-    assert "killed worker's memory is free, elastic-run" in told.stdout
+    assert "killed worker's memory is free, elastic-run" in result.stdout
     assert not page.exists()
 
 
@@ -113,14 +113,14 @@ def test_the_page_says_that_it_has_not_been_run_until_it_has(check: Any) -> None
 def test_memory_and_driver_are_read_from_nvidias_library(driver: Path) -> None:
     code = "import gpu_jobs; memory = gpu_jobs.DeviceMemory(); print(memory.used([]) >> 20, memory.driver())"
 
-    def told(gpus: str) -> subprocess.CompletedProcess[str]:
+    def counted(gpus: str) -> subprocess.CompletedProcess[str]:
         env = {**os.environ, **environment(driver, gpus), "PYTHONPATH": str(TOOL.parent)}
         return subprocess.run(
             [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False, timeout=120
         )
 
-    assert told("GPU-a,GPU-b,GPU-c").stdout == "6 1.2.3\n"
-    assert "CheckError: NVIDIA's management library: nvmlInit_v2 returned 9" in told("broken").stderr
+    assert counted("GPU-a,GPU-b,GPU-c").stdout == "6 1.2.3\n"
+    assert "CheckError: NVIDIA's management library: nvmlInit_v2 returned 9" in counted("broken").stderr
 
 
 def test_memory_that_is_freed_too_late_is_a_failed_check(check: Any) -> None:
@@ -139,10 +139,10 @@ def test_memory_that_is_freed_too_late_is_a_failed_check(check: Any) -> None:
 
 def test_memory_that_resizes_keep_is_a_failed_check(check: Any) -> None:
     def passed(*used: int) -> bool:
-        told = [("world", 0.0, used[0])]
+        result = [("world", 0.0, used[0])]
         for number, mib in enumerate(used[1:], start=1):
-            told += [("fails", 1.0 * number, 0), ("world", number + 0.25, mib)]
-        row = check.resize_row([check.Event(what, at, 0, 1, str(mib << 20)) for what, at, mib in told], "NCCL")
+            result += [("fails", 1.0 * number, 0), ("world", number + 0.25, mib)]
+        row = check.resize_row([check.Event(what, at, 0, 1, str(mib << 20)) for what, at, mib in result], "NCCL")
         assert row.what == f"NCCL group ended and made again in place, 1 rank, {len(used) - 1} times"
         assert row.ours.startswith("250 ms (at most 250); memory after the last: ")
         return bool(row.passed)

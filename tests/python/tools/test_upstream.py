@@ -102,8 +102,8 @@ def pytorchs_tests(name: str, *args: str, limit_s: float) -> None:
         pytest.skip("no tests of PyTorch: `make test` gets them (tools/find_tool.py)")
     if not os.environ.get("ETCD"):
         pytest.skip("no etcd: `make test` gets one (tools/find_tool.py), or ETCD=/path/to/etcd names one")
-    told = run("--set", name, "--impl", "ours", *args, limit_s=limit_s)
-    assert told.returncode == 0, told.stdout
+    result = run("--set", name, "--impl", "ours", *args, limit_s=limit_s)
+    assert result.returncode == 0, result.stdout
 
 
 def test_pytorchs_own_tests_pass_on_our_classes() -> None:
@@ -119,8 +119,8 @@ def test_more_of_pytorchs_own_tests_pass_on_our_classes() -> None:
 def test_what_fails_hangs_or_crashes_on_ours_alone_is_named(made_up: Path, tmp_path: Path) -> None:
     left = tmp_path / "left"
     args = ["--out", str(tmp_path / "out"), "test_store.py::MadeUpTest"]
-    told = run(*args, tests=made_up, LEFT=str(left))
-    assert told.returncode == 1, told.stderr
+    result = run(*args, tests=made_up, LEFT=str(left))
+    assert result.returncode == 1, result.stderr
     outcomes: dict[str, dict[str, str]] = {"stock": {}, "ours": {}}
     for line in (tmp_path / "out").read_text().splitlines():
         row = json.loads(line)
@@ -135,7 +135,7 @@ def test_what_fails_hangs_or_crashes_on_ours_alone_is_named(made_up: Path, tmp_p
         "f": "pass",
         "g": "pass",
     }
-    said = told.stdout
+    said = result.stdout
     assert (
         "FAIL: test_store.py::MadeUpTest::test_c_fails_on_ours\n    AssertionError: True is not false : the reason"
         in said
@@ -179,15 +179,15 @@ def test_an_install_that_replaces_too_little_passes_nothing(
     (tmp_path / "other" / "sitecustomize.py").write_text(
         f"import elastic_rs\nplain = elastic_rs.install\ndef install():\n    {does}\nelastic_rs.install = install\n"
     )
-    told = run(
+    result = run(
         "--impl", "ours", "--path", str(package.parent), "test_store.py::MadeUpTest::test_a_passes", tests=made_up
     )
-    assert told.returncode == 2
-    assert "error: RuntimeError: install() has left PyTorch's own in place: " in told.stdout
-    assert left in told.stdout
+    assert result.returncode == 2
+    assert "error: RuntimeError: install() has left PyTorch's own in place: " in result.stdout
+    assert left in result.stdout
 
 
 def test_tests_that_are_not_there_are_an_error(made_up: Path) -> None:
-    told = run("--impl", "stock", "test_nothing.py", tests=made_up)
-    assert told.returncode == 2
-    assert "pytest did not begin with test_nothing.py" in told.stdout
+    result = run("--impl", "stock", "test_nothing.py", tests=made_up)
+    assert result.returncode == 2
+    assert "pytest did not begin with test_nothing.py" in result.stdout

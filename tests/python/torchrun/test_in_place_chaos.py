@@ -110,12 +110,12 @@ def test_random_faults(start: Start, job: Job, tmp_path: Path, faults: int) -> N
     until.touch()
     assert [process.wait(limit_s=2400) for process in nodes.values()] == [0] * 3, happened
     assert len(happened) == faults
-    told = [json.loads(file.read_text()) for file in tmp_path.glob("result.*")]
-    assert len(told) == 6, happened
-    assert all(one == other for one, other in pairwise(told)), happened
-    ledger = told[0]["ledger"]
-    assert told[0]["weight"] == replay(ledger), happened
+    output = [json.loads(file.read_text()) for file in tmp_path.glob("result.*")]
+    assert len(output) == 6, happened
+    assert all(one == other for one, other in pairwise(output)), happened
+    ledger = output[0]["ledger"]
+    assert output[0]["weight"] == replay(ledger), happened
     assert_each_index_was_taken_once(ledger)
     assert {entry[0] for entry in ledger} == set(range(ledger[-1][0] + 1))
     # A worker's lines are in one process's output, in its order.
-    assert_commits_are_kept([line for it in [*ended, *nodes.values()] for line in it.lines], told[0]["text"])
+    assert_commits_are_kept([line for it in [*ended, *nodes.values()] for line in it.lines], output[0]["text"])

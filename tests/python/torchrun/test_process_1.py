@@ -64,7 +64,7 @@ def process_1(node: Process) -> int:
     return child
 
 
-def test_orphans_of_strangers_are_reaped_as_they_end(start: Start) -> None:
+def test_orphans_of_other_programs_are_reaped_as_they_end(start: Start) -> None:
     node = start(2, nnodes="1", script=FAMILY, under=UNDER)
     place(node, 1)
     first = process_1(node)

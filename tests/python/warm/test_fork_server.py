@@ -51,7 +51,7 @@ def test_a_signal_reaches_the_workers_and_nothing_is_left(job: Job, tmp_path: Pa
     assert job.pids() == []
 
 
-def test_a_template_that_is_killed_is_replaced_and_its_workers_live_on(job: Job, tmp_path: Path) -> None:
+def test_a_killed_fork_server_is_replaced_and_its_workers_run_on(job: Job, tmp_path: Path) -> None:
     agent = run(job, WARM, script(tmp_path, FAMILY), restarts=2)
     first = int(agent.line(r"warm (\d+)")[1])
     os.kill(template_of(job), signal.SIGKILL)
@@ -114,7 +114,7 @@ MODULES = {
         ("with_end", r"its process has ended: exit code 9$"),
     ],
 )
-def test_workers_are_started_cold_when_a_template_cannot_be_used(
+def test_workers_are_started_cold_when_a_fork_server_cannot_be_used(
     job: Job, tmp_path: Path, module: str, reason: str
 ) -> None:
     for name, text in MODULES.items():
@@ -122,8 +122,8 @@ def test_workers_are_started_cold_when_a_template_cannot_be_used(
     path = script(tmp_path, HOW)
     agent = run(job, module, path, workers=2)
     assert agent.wait() == 0, agent.tail()
-    (told,) = (line for line in agent.lines if "workers are started cold" in line)
-    assert re.search(reason, told), told
+    (output,) = (line for line in agent.lines if "workers are started cold" in line)
+    assert re.search(reason, output), output
     assert [line for line in agent.lines if line in {"warm", "cold"}] == ["cold", "cold"]
 
 
@@ -137,8 +137,8 @@ def test_workers_can_start_in_a_folder_that_is_gone(job: Job, tmp_path: Path) ->
     agent = [sys.executable, str(SCRIPTS / "warm_agent.py"), WARM, "2", "0", "-", sys.executable, "-u", str(path)]
     started = job.start([*in_gone, *agent])
     assert started.wait() == 0, started.tail()
-    (told,) = (line for line in started.lines if "workers are started cold" in line)
-    assert "a spawn request cannot be sent: its working directory is gone" in told
+    (output,) = (line for line in started.lines if "workers are started cold" in line)
+    assert "a spawn request cannot be sent: its working directory is gone" in output
     assert [line for line in started.lines if line in {"warm", "cold"}] == ["cold", "cold"]
 
 
@@ -166,7 +166,7 @@ def test_a_worker_with_another_variable_is_started_cold(job: Job, tmp_path: Path
     agent.line("^cold")
 
 
-def test_another_program_has_no_template(job: Job) -> None:
+def test_another_program_has_no_fork_server(job: Job) -> None:
     agent = job.start([sys.executable, str(SCRIPTS / "warm_agent.py"), WARM, "1", "0", "-", "/bin/echo", "hello"])
     assert agent.wait() == 0
     agent.line("no template: their program is `/bin/echo`, not this Python")

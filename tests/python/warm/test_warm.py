@@ -177,7 +177,7 @@ def test_values_of_a_spawned_process_have_the_scripts_classes(job: Job, tmp_path
     assert said(job, "multiprocessing", script(tmp_path, text), logs=tmp_path / "logs")[0] == "True\n"
 
 
-def test_an_exception_in_a_module_is_shown_as_without_a_template(
+def test_an_exception_in_a_module_is_shown_as_in_a_cold_start(
     job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script(tmp_path, "import sys\nprint(sys.argv)\n1 / 0", "broken.py")
@@ -190,7 +190,7 @@ def test_an_exception_in_a_module_is_shown_as_without_a_template(
     assert texts[0] == texts[1]
 
 
-def test_workers_of_a_template_draw_different_numbers(job: Job, tmp_path: Path) -> None:
+def test_workers_of_a_fork_server_draw_different_numbers(job: Job, tmp_path: Path) -> None:
     text = """
         import os, random, sys, tempfile, uuid
         import numpy

@@ -22,7 +22,7 @@ def length(number: int) -> bytes:
 
 
 CLIENT_HELLO = bytes.fromhex("16030100c4010000c00303") + bytes(range(32)) + bytes(160)
-STRANGERS: dict[str, bytes] = {
+FOREIGN: dict[str, bytes] = {
     "http": b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
     "tls": CLIENT_HELLO,
     "ssh": b"SSH-2.0-OpenSSH_9.9\r\n",
@@ -69,9 +69,11 @@ def undisturbed(server: _elastic_rs.StoreServer, stock: dist.TCPStore) -> Callab
     return check
 
 
-@pytest.mark.parametrize("who", STRANGERS)
-def test_a_stranger_is_rejected(who: str, server: _elastic_rs.StoreServer, undisturbed: Callable[[], None]) -> None:
-    with sent_to(server, STRANGERS[who]) as stream:
+@pytest.mark.parametrize("who", FOREIGN)
+def test_a_peer_that_speaks_another_protocol_is_rejected(
+    who: str, server: _elastic_rs.StoreServer, undisturbed: Callable[[], None]
+) -> None:
+    with sent_to(server, FOREIGN[who]) as stream:
         answer = read_to_end(stream)
     assert answer in (b"", PING[1:])
     undisturbed()
@@ -102,7 +104,7 @@ def test_the_log_names_rejected_clients_and_shows_their_first_bytes(
 ) -> None:
     with caplog.at_level("WARNING", "elastic_rs"):
         _elastic_rs.reset_log_levels()
-        with sent_to(server, STRANGERS["http"]) as stream:
+        with sent_to(server, FOREIGN["http"]) as stream:
             host, port = stream.getsockname()[:2]
             read_to_end(stream)
         until("logged", lambda: "GET / HTTP" in caplog.text)

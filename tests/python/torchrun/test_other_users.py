@@ -13,7 +13,7 @@ from .conftest import Start
 pytestmark = [pytest.mark.torchrun]
 
 # A user that no process has.
-STRANGER = 65533
+OTHER_USER = 65533
 LIMIT_S = 60.0
 # What a visitor runs: VALIDATE and PING, and at most four bytes of an answer. Another user cannot read this
 # environment's Python, and bash speaks TCP.
@@ -52,13 +52,13 @@ def test_another_users_process_cannot_reach_the_workers_store(start: Start, tmp_
     host, _, port = place(nodes[0], 2)["master"].partition(":")
     expected = "01020304" if conf else ""
     for _ in range(3):
-        assert visit(host, int(port), STRANGER) == expected
+        assert visit(host, int(port), OTHER_USER) == expected
         assert visit(host, int(port), 0) == "01020304"
     if not conf:
         serving = nodes[0] if host == "127.0.0.2" else nodes[1]
-        told = serving.line(r"connection rejected .*cause=\"?other_user\"? .*").group()
-        assert f"uid {STRANGER} is neither this process's user (uid 0) nor root" in told
-        assert "--rdzv-conf store_peers=any" in told
+        result = serving.line(r"connection rejected .*cause=\"?other_user\"? .*").group()
+        assert f"uid {OTHER_USER} is neither this process's user (uid 0) nor root" in result
+        assert "--rdzv-conf store_peers=any" in result
     done.touch()
     assert [node.wait() for node in nodes] == [0, 0]
     with socket.socket() as probe:
