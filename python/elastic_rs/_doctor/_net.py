@@ -40,8 +40,10 @@ def findings(
     if seen != usual:
         reverse = ask_reverse(seen)
     found = [] if alone else [_endpoint(meeting, resolved, limit_s)]
-    if resolved.value and resolved.took_s > SLOW_S:
-        found.append(note("endpoint", f"{meeting.host} took {resolved.took_s:.3f} s to resolve; /etc/hosts is faster"))
+    if resolved.value and resolved.elapsed_s > SLOW_S:
+        found.append(
+            note("endpoint", f"{meeting.host} took {resolved.elapsed_s:.3f} s to resolve; /etc/hosts is faster")
+        )
     several = not alone and meeting.nodes[1] > 1
     if several and is_loopback(meeting.host):
         flag = "--master-addr" if meeting.fixed else "--rdzv-endpoint"
@@ -143,11 +145,11 @@ def own_name(
     if answer.value is None:
         why = f"`{name}` cannot be resolved: {answer.error}; Gloo in the workers needs it, elastic-run does not"
         return mend(check, why, hosts) if several else note(check, why)
-    text = f"`{name}` is {', '.join(answer.value)}, found in {answer.took_s:.3f} s"
+    text = f"`{name}` is {', '.join(answer.value)}, found in {answer.elapsed_s:.3f} s"
     if several and all(map(is_loopback, answer.value)):
         what = "loopback (Debian's line `127.0.1.1` in /etc/hosts): Gloo would give this address to other nodes"
         return mend(check, f"{text}: {what}", hosts)
-    if answer.took_s > SLOW_S:
+    if answer.elapsed_s > SLOW_S:
         return note(check, f"{text}, which is slow: Gloo in the workers waits for it; a line in /etc/hosts helps")
     if local_addr is not None and not is_address(local_addr):
         return note(check, f"{text}; --local-addr is the name `{local_addr}`, which all other nodes must resolve")
@@ -157,14 +159,14 @@ def own_name(
 def own_reverse(address: str, answer: Answer[str]) -> Finding:
     """Judge how long the reverse look-up of this node's address takes."""
     what = answer.value or f"without a name ({answer.error})"
-    if answer.late or answer.took_s > SLOW_S:
-        took = answer.error if answer.late else f"{what} after {answer.took_s:.3f} s"
+    if answer.late or answer.elapsed_s > SLOW_S:
+        elapsed = answer.error if answer.late else f"{what} after {answer.elapsed_s:.3f} s"
         return note(
             "reverse name",
-            f"{address}: {took}, which is slow: PyTorch's store and clients look up the names of their peers and wait "
-            "as long; elastic_rs's agent and store do not. A line in /etc/hosts helps",
+            f"{address}: {elapsed}, which is slow: PyTorch's store and clients look up the names of their peers and "
+            "wait as long; elastic_rs's agent and store do not. A line in /etc/hosts helps",
         )
-    return ok("reverse name", f"{address} is {what}, found in {answer.took_s:.3f} s")
+    return ok("reverse name", f"{address} is {what}, found in {answer.elapsed_s:.3f} s")
 
 
 def _endpoint(meeting: Rendezvous, resolved: Answer[list[str]], limit_s: float) -> Finding:
@@ -401,10 +403,10 @@ def here(where: str, reached: Reached, taken: str, *, must: bool) -> Finding:
 def elsewhere(where: str, reached: Reached, join_timeout_s: float, limit_s: float) -> Finding:
     """Judge an endpoint that this node does not host."""
     if reached.who == "protected":
-        took_ms = reached.took_s * 1000
+        took_ms = reached.elapsed_s * 1000
         return ok("endpoint", f"{where}: a coordinator answers, in {took_ms:.1f} ms, and both ends are proven")
     if reached.who == "coordinator":
-        text = f"{where}: a coordinator answers, in {reached.took_s * 1000:.1f} ms"
+        text = f"{where}: a coordinator answers, in {reached.elapsed_s * 1000:.1f} ms"
         return ok("endpoint", text) if reached.version == PROTOCOL_VERSION else _other_version(text, reached)
     if reached.listens:
         remedy = "choose another port, or start `elastic-rs store serve` there, or the node with this address"
@@ -412,7 +414,7 @@ def elsewhere(where: str, reached: Reached, join_timeout_s: float, limit_s: floa
     if reached.who == "refused":
         return note(
             "endpoint",
-            f"{where} can be reached, but nobody listens there yet: start the node with this address, or "
+            f"{where} can be reached, but no process listens there yet: start the node with this address, or "
             f"`elastic-rs store serve` on it. Other nodes wait for it, at most {join_timeout_s:g} s",
         )
     if reached.who == "timeout":
@@ -445,4 +447,4 @@ def ranks(meeting: Rendezvous, name: str, seen: str, *, alone: bool) -> Finding:
         by = f"this node asks for {rank} (node_rank) in the first round; nodes that ask for none come after"
     else:
         by = "in the first round by natural order of addresses (node9 before node10), then in the order of joining"
-    return ok("rank order", f"{by}; later, survivors keep their ranks and newcomers fill the holes; {who}")
+    return ok("rank order", f"{by}; later, survivors keep their ranks and new nodes fill the gaps; {who}")

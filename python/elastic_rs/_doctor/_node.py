@@ -188,11 +188,11 @@ def descriptors(
     """
     need = 2 * most_nodes * (workers * (3 if tunnel else 1) + 1) + SPARE_DESCRIPTORS
     who = f"{most_nodes} node{'s' * (most_nodes > 1)} with {workers} worker{'s' * (workers > 1)} each"
-    strangers = ""
+    pending = ""
     if protected and hard != resource.RLIM_INFINITY and hard < soft + STRANGERS:
         need = need * 4 // 3 + 1
-        strangers = ", with those that have not proven themselves yet"
-    text = f"{_limit(soft)} (hard limit {_limit(hard)}); the host of {who} may need {need}{strangers}"
+        pending = ", with pending handshakes"
+    text = f"{_limit(soft)} (hard limit {_limit(hard)}); the host of {who} may need {need}{pending}"
     if soft == resource.RLIM_INFINITY or soft >= need:
         return ok("descriptors", text)
     if hard == resource.RLIM_INFINITY or hard >= need:
@@ -265,7 +265,7 @@ def supervision(error: str, why_no_pidfds: str) -> Finding:
 def users(error: str, why_unknown: str, remedy: str) -> Finding:
     """Judge whether a worker store can refuse other users of this machine, for which the kernel has to name them."""
     if error:
-        return mend("users", f"it cannot be found out who connects from this machine: {error}", "ulimit -n 65536")
+        return mend("users", f"the user of a local connection cannot be looked up: {error}", "ulimit -n 65536")
     if why_unknown:
         return mend("users", f"worker stores cannot refuse other users of this machine: {why_unknown}", remedy)
     return ok("users", "the kernel names the user of each connection from this machine")

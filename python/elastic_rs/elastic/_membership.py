@@ -67,7 +67,7 @@ class Membership:
         """Return the rank that broadcasts if the user's code names ``root_rank``.
 
         Code written for Horovod broadcasts a state from rank 0, which is always the oldest worker there. Here rank 0
-        may be a newcomer.
+        may be new.
         """
         return self.source if self._syncing and root_rank == 0 else root_rank
 
@@ -245,8 +245,8 @@ class Membership:
         if self.channel is not None:
             self._warn_unless(guarded)
             self._group.watch(self.channel)
-        took_s = time.monotonic() - started
-        _log.info("rank %d of %d: process group made in %.3f s", _ranks.rank(), _ranks.size(), took_s)
+        elapsed_s = time.monotonic() - started
+        _log.info("rank %d of %d: process group made in %.3f s", _ranks.rank(), _ranks.size(), elapsed_s)
 
     @contextmanager
     def guarding(self) -> Iterator[None]:

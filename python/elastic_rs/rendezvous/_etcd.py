@@ -44,7 +44,7 @@ def own_address(given: str | None, most_nodes: int, etcd: EtcdOptions) -> str:
         address = host_name(wait=True)
         logger.info(
             "other nodes find this one by its name `%s`: etcd at %s is on this machine, or its names have no address; "
-            "--local-addr=ADDR says otherwise",
+            "--local-addr=ADDR gives them an address instead",
             address,
             etcd.endpoints,
         )

@@ -151,7 +151,7 @@ def test_a_free_port(doctor: Doctor, port: int) -> None:
         pass  # the port is still free
     said = about("endpoint", doctor(*GUEST, f"--rdzv-endpoint=127.0.0.1:{port}"))
     assert said.startswith("note ")
-    assert "nobody listens there yet" in said
+    assert "no process listens there yet" in said
 
 
 def test_port_0_is_unknown_to_other_nodes(doctor: Doctor) -> None:

@@ -27,7 +27,7 @@ from helpers.foreign_servers import answering, swallowing
 MIB = 1 << 20
 JOB = ("--nnodes=2", "--rdzv-backend=c10d", "--rdzv-id=job")
 
-OURS = Reached("coordinator", "10.0.0.1", version=PROTOCOL_VERSION, took_s=0.001)
+OURS = Reached("coordinator", "10.0.0.1", version=PROTOCOL_VERSION, elapsed_s=0.001)
 OTHER_VERSION = f"version {PROTOCOL_VERSION + 1} of the protocol, this node version {PROTOCOL_VERSION}"
 NEWER = Reached("coordinator", "10.0.0.1", version=PROTOCOL_VERSION + 1)
 STORE = Reached("store", "10.0.0.1")
@@ -174,7 +174,7 @@ VERDICTS: list[tuple[Finding, str, str]] = [
     (net.elsewhere("h:1", STORE, 600, 5), "mend", "a plain c10d store answers"),
     (net.elsewhere("h:1", OTHER, 600, 5), "mend", "it says `SSH-2.0`"),
     (net.elsewhere("h:1", SILENT, 600, 5), "mend", "does not answer"),
-    (net.elsewhere("h:1", REFUSED, 600, 5), "note", "nobody listens there yet"),
+    (net.elsewhere("h:1", REFUSED, 600, 5), "note", "no process listens there yet"),
     (net.elsewhere("h:1", Reached("timeout", "h"), 600, 5), "mend", "nothing came back within 5 s"),
     (net.elsewhere("h:1", Reached("unreachable", "h", "No route to host"), 600, 5), "mend", "No route to host"),
 ]  # fmt: skip

@@ -259,7 +259,7 @@ def test_a_warm_start_needs_this_python(caplog: pytest.LogCaptureFixture) -> Non
         ),
         (
             ["--signals-to-handle=SIGKILL", "x"],
-            "--signals-to-handle has `SIGKILL`, which the kernel lets nobody handle",
+            "--signals-to-handle has `SIGKILL`, which no process can handle",
         ),
         (["--signals-to-handle=SIGTERM,\udcff", "x"], "--signals-to-handle is `SIGTERM,\\xff`, must be UTF-8"),
         (
