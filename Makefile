@@ -154,6 +154,7 @@ check-ruff: setup
 check-mypy: setup
 	$(say) 'lint: mypy --strict'
 	@$(PY) -m mypy --strict python/elastic_rs
+	@$(PY) -m mypy --config-file tests/mypy.ini
 
 fmt: require-cargo setup ## format Rust and Python, and apply the safe fixes of ruff
 	$(say) 'fmt: cargo fmt, ruff'
@@ -189,7 +190,7 @@ test-python: build-tested check-stubs ## build a wheel for tests, check the stub
 
 # The oldest supported PyTorch, and two in between. The tests are those of the agent, the handler, torchrun with them, and process groups.
 COMPAT_TORCH ?= 2.6.0 2.9.1 2.12.1
-COMPAT_TESTS ?= tests/python/agent tests/python/elastic/test_groups.py tests/python/test_handler.py tests/python/test_install.py \
+COMPAT_TESTS ?= tests/python/agent tests/python/elastic/test_groups.py tests/python/rendezvous/test_handler.py tests/python/integration/test_install.py \
 	tests/python/test_torch_private.py tests/python/torchrun
 
 test-compat: build ## run the tests with torchrun on older versions of PyTorch; downloads several GB per version, once

@@ -68,7 +68,7 @@ def ours(*args: str) -> dict[str, float]:
     return dict(json.loads(done.stderr.splitlines()[-1]))
 
 
-def told(*args: str) -> dict[str, float]:
+def notified(*args: str) -> dict[str, float]:
     done = subprocess.run([str(AGENT_LOAD), *args], stdout=subprocess.PIPE, text=True, timeout=LIMIT_S, check=True)
     return dict(json.loads(done.stdout))
 
@@ -104,14 +104,14 @@ def main() -> int:
         "exits": ours("exits", "500"),
         "starts": ours("starts", "50"),
         "idle": ours("idle", str(args.idle_seconds)),
-        "told": told("told", "200"),
-        "told_hanging": told("told-hanging", "200"),
+        "notified": notified("notify", "200"),
+        "notified_hanging": notified("notify-hanging", "200"),
     }
     p50_ms, p99_ms = (result["exits"][name] * 1e3 for name in ("p50_s", "p99_s"))
     print(f"kill to exit event    p50 {p50_ms:.2f} ms, p99 {p99_ms:.2f} ms")
     print(f"start of {WORKERS} workers    p50 {result['starts']['p50_s'] * 1e3:.2f} ms")
     print(f"idle for {args.idle_seconds} s         {result['idle']['cpu_s'] * 1e3:.2f} ms of CPU")
-    for name, what in (("told", "all is well"), ("told_hanging", "console and error file hang")):
+    for name, what in (("notified", "all is well"), ("notified_hanging", "console and error file hang")):
         times = (f"{share} {result[name][f'{share}_s'] * 1e3:.2f} ms" for share in ("p50", "p99", "max"))
         print(f"kill to other node    {', '.join(times)}: {what}")
     print()

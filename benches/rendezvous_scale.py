@@ -125,13 +125,13 @@ def rounds_ms(count: int, repetitions: int) -> list[float]:
 
 
 def loss_ms(count: int, how: str) -> float:
-    """Return the time from the end of one node until the last of the others has been told."""
+    """Return the time from the end of one node until the last of the others is notified."""
     with host() as (_, port), nodes(port, 0, count - 1, count) as others, nodes(port, count - 1, 1, count) as lost:
         return lose_ms(others, lost, how)
 
 
 def lose_ms(others: Peer, lost: Peer, how: str) -> float:
-    """Let all join, end the node that is to be lost, and return the time until the last of the others has been told."""
+    """Let all join, end the node that is to be lost, and return the time until the last of the others is notified."""
     others.order("join")
     lost.order("join")
     others.answer()
@@ -231,7 +231,7 @@ def traffic(backend: str, count: int, seconds: float) -> dict[str, float]:
         for order in ("join", "join"):
             peer.times(order)
             if backend == "rust-c10d":
-                peer.times("tell")
+                peer.times("report")
                 time.sleep(0.5)  # phases are sent with what else there is to say
             marks.append(relay.bytes)
         if backend == "rust-c10d":
@@ -275,7 +275,9 @@ def main() -> None:
         )
         results["rounds"].append({"nodes": count, "ms": took, "target_ms": target})
 
-    print("\nend of a node until the last of the others was told, of which reconnect_grace is 500 ms after a SIGKILL")
+    print(
+        "\nend of a node until the last of the others was notified, of which reconnect_grace is 500 ms after a SIGKILL"
+    )
     for count in (64,) if quick else (64, 1000):
         for how, target in (("SIGKILL", GRACE_MS + 20), ("SIGTERM", 20.0)):
             took = [loss_ms(count, how) for _ in range(2 if quick else 5)]

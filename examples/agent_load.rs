@@ -1,7 +1,7 @@
 //! Measures two agents, and prints one JSON object. `benches/process.py` runs it.
 //!
-//! `agent_load told COUNT`: kill a worker, and measure the time until the other node has heard of it.
-//! `agent_load told-hanging COUNT`: the same while the first node's console is not read and its error file hangs.
+//! `agent_load notify COUNT`: kill a worker, and measure the time until the other node is notified.
+//! `agent_load notify-hanging COUNT`: the same while the first node's console is not read and its error file hangs.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
@@ -32,22 +32,22 @@ fn main() {
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime");
     let (count, hangs) = match words.iter().map(String::as_str).collect::<Vec<_>>()[..] {
-        ["told", count] => (count.parse().expect("a count"), false),
-        ["told-hanging", count] => (count.parse().expect("a count"), true),
+        ["notify", count] => (count.parse().expect("a count"), false),
+        ["notify-hanging", count] => (count.parse().expect("a count"), true),
         _ => {
             eprintln!("see the opening lines of examples/agent_load.rs");
             exit(2);
         }
     };
     let folder = env::temp_dir().join(format!("agent_load-{}", process::id()));
-    let mut times: Vec<f64> = (0..count).map(|_| runtime.block_on(told(&folder, hangs)).as_secs_f64()).collect();
+    let mut times: Vec<f64> = (0..count).map(|_| runtime.block_on(notify(&folder, hangs)).as_secs_f64()).collect();
     times.sort_by(f64::total_cmp);
     let at = |share: f64| times[((times.len() - 1) as f64 * share) as usize];
     println!("{{\"p50_s\": {:.6}, \"p99_s\": {:.6}, \"max_s\": {:.6}}}", at(0.5), at(0.99), at(1.0));
 }
 
-/// From the kill of a worker until the other node is told that its world must end.
-async fn told(folder: &Path, hangs: bool) -> Duration {
+/// From the kill of a worker until the other node is notified that its world must end.
+async fn notify(folder: &Path, hangs: bool) -> Duration {
     fs::create_dir_all(folder).expect("a folder");
     let host = EndpointServer::listen(Some("127.0.0.1"), 0, ServerOptions::default(), None).expect("a port");
     let (mut one, mut two) = (Node::new(&host, 1), Node::new(&host, 2));
@@ -65,11 +65,11 @@ async fn told(folder: &Path, hangs: bool) -> Duration {
     });
     let began = Instant::now();
     rustix::process::kill_process(pid, rustix::process::Signal::KILL).expect("it runs");
-    let told = other.await.expect("it is told") - began;
+    let notified = other.await.expect("it is notified") - began;
     files.release();
     agent.await.expect("it ends");
     fs::remove_dir_all(folder).expect("a folder");
-    told
+    notified
 }
 
 struct Node {

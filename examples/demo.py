@@ -95,7 +95,7 @@ class Demo:
     lost: str | None = None  # the node that was killed
     killed_rank: int | None = None
     explained: bool = False  # `elastic-rs why` has named the killed worker
-    told: dict[str, set[str]] = field(default_factory=dict)
+    reported: dict[str, set[str]] = field(default_factory=dict)
     kept: dict[str, bool] = field(default_factory=dict)
     """Whether the workers that should keep their processes did, by event."""
 
@@ -237,11 +237,11 @@ class Demo:
         if self.change and PLACED.search(message):
             self.change.placed_at = line.at
         # Nodes report the same event with their address in front: `127.0.0.3: the world must re-form: ...`.
-        tellers = self.told.setdefault(re.sub(r"^[\d.]+: ", "", message), set())
-        if line.node in tellers:
-            tellers.clear()  # it has happened again
-        tellers.add(line.node)
-        if len(tellers) == 1:
+        nodes = self.reported.setdefault(re.sub(r"^[\d.]+: ", "", message), set())
+        if line.node in nodes:
+            nodes.clear()  # it has happened again
+        nodes.add(line.node)
+        if len(nodes) == 1:
             self.account.say(line.node, message, "bad" if level in {"WARN", "WARNING", "ERROR"} else "plain", line.at)
 
     def on_epoch(self, line: Line, match: re.Match[str]) -> None:

@@ -18,8 +18,8 @@
 //! With `ELASTIC_RS_TOKEN_FILE`, host and sessions are protected by the token in that file.
 //!
 //! - `join`: every node joins at once. `began` is when the last one joins, `ended` when the last one has its place.
-//! - `tell`: every node tells how long its phases took, as an agent does when its workers have started.
-//! - `await-change`: `ended` is when the last node has been told that the world must re-form.
+//! - `report`: every node reports the durations of its phases, as an agent does when its workers have started.
+//! - `await-change`: `ended` is when the last node has been notified that the world must re-form.
 //! - `leave`: every node leaves. `began` is just before.
 #![allow(clippy::unwrap_used, reason = "a measuring tool: it stops at the first thing that goes wrong")]
 
@@ -95,8 +95,8 @@ async fn nodes(place: &str, run_id: &str, numbers: std::ops::Range<u32>, world: 
                 round = joined;
                 (began, ended)
             }
-            "tell" => tell(&sessions, round),
-            "await-change" => (now(), all(&sessions, told).await),
+            "report" => report(&sessions, round),
+            "await-change" => (now(), all(&sessions, notified).await),
             "leave" => (now(), all(&sessions, |session| session.leave("asked to".to_owned(), None, PATIENCE)).await),
             other => panic!("unknown order `{other}`"),
         };
@@ -142,7 +142,7 @@ async fn join(sessions: &[&'static Session]) -> (u64, u64, Round) {
 }
 
 /// Hand the phases to the sessions, which send them by and by.
-fn tell(sessions: &[&'static Session], round: Round) -> (u64, u64) {
+fn report(sessions: &[&'static Session], round: Round) -> (u64, u64) {
     let phase =
         Phase { stop_us: Some(90_000), rendezvous_us: Some(30_000), start_us: Some(20_000), ..Phase::default() };
     let began = now();
@@ -150,7 +150,7 @@ fn tell(sessions: &[&'static Session], round: Round) -> (u64, u64) {
     (began, now())
 }
 
-async fn told(session: &Session) {
+async fn notified(session: &Session) {
     tokio::time::timeout(PATIENCE, session.view_when(|view| view.waiting > 0)).await.unwrap();
 }
 

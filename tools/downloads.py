@@ -112,10 +112,10 @@ def run(command: Sequence[str | Path], cwd: Path | None = None) -> str:
     """Run a command, and return what it printed."""
     shown = f"`{Path(command[0]).name} {' '.join(map(str, command[1:4]))} …`"
     try:
-        told = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False, timeout=LIMIT_S)
+        result = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False, timeout=LIMIT_S)
     except subprocess.TimeoutExpired:
         raise NotHereError(f"{shown} has not ended in {LIMIT_S:.0f} s") from None
-    if told.returncode:
-        lines = told.stderr.strip().splitlines() or [f"exit code {told.returncode}"]
+    if result.returncode:
+        lines = result.stderr.strip().splitlines() or [f"exit code {result.returncode}"]
         raise NotHereError(f"{shown}: {lines[-1]}")
-    return told.stdout
+    return result.stdout

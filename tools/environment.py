@@ -103,7 +103,7 @@ def make_shared(shared: Path, pins: str) -> None:
         create(shared)
         # pip inherits the lock. If only this process is killed, the lock is held while pip still writes.
         python = shared / "bin" / "python"
-        bootstrap = [python, "-m", "ensurepip", "--upgrade", "--default-pip"]
+        bootstrap: list[str | Path] = [python, "-m", "ensurepip", "--upgrade", "--default-pip"]
         if subprocess.run(bootstrap, stdout=subprocess.DEVNULL, pass_fds=[lock], check=False).returncode:
             no_venv("ensurepip failed")
         with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
@@ -123,7 +123,16 @@ def make_beside(kind: str, file: Path, shared: Path) -> Path:
             return folder
         print(f"    installing {kind} into {folder} (once; small)", flush=True)
         shutil.rmtree(folder, ignore_errors=True)
-        options = ["--quiet", "--timeout=15", "--retries=2", "--no-deps", "--target", folder, "-r", file]
+        options: list[str | Path] = [
+            "--quiet",
+            "--timeout=15",
+            "--retries=2",
+            "--no-deps",
+            "--target",
+            folder,
+            "-r",
+            file,
+        ]
         subprocess.run([*pip_install(shared / "bin" / "python"), *options], pass_fds=[lock], check=True)
         (folder / STAMP).write_text(file.read_text())
     return folder

@@ -109,8 +109,8 @@ class Admin:
 
     def ttl_s(self, lease: int) -> tuple[int, int]:
         """Return for how many seconds the lease was granted, and for how many it still holds."""
-        told = self.ask("lease/timetolive", ID=str(lease))
-        return int(told.get("grantedTTL", 0)), int(told.get("TTL", 0))
+        output = self.ask("lease/timetolive", ID=str(lease))
+        return int(output.get("grantedTTL", 0)), int(output.get("TTL", 0))
 
     def revoke(self, lease: int) -> None:
         self.ask("lease/revoke", ID=str(lease))
@@ -142,7 +142,7 @@ class Admin:
 
     def add_user(self, name: str, password: str, *, prefix: str | None = None) -> None:
         """Add a user, with a role that may read and write keys of that prefix alone. None: with no role."""
-        options = {} if password else {"options": {"no_password": True}}
+        options: dict[str, Any] = {} if password else {"options": {"no_password": True}}
         self.ask("auth/user/add", name=name, password=password, **options)
         if prefix is not None:
             self.ask("auth/role/add", name=name)
@@ -187,7 +187,7 @@ class Admin:
         return new
 
 
-def _prefix(prefix: str) -> dict[str, str]:
+def _prefix(prefix: str) -> dict[str, Any]:
     """Return the fields of all keys that begin so."""
     if not prefix:
         return {"key": _text(b"\0"), "range_end": _text(b"\0")}

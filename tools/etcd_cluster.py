@@ -169,7 +169,7 @@ class Member:
             self._process.wait()
         self._paused = False
 
-    def told(self) -> str:
+    def output(self) -> str:
         """Return the end of its log, for an error message."""
         lines = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
         return "\n".join(f"    {self.name}| {line}" for line in lines[-15:])
@@ -228,8 +228,8 @@ class Cluster:
         began = time.monotonic()
         while not done():
             if time.monotonic() - began > limit_s:
-                told = "\n".join(member.told() for member in self.members)
-                raise TimeoutError(f"the cluster is not {what} after {limit_s:.0f} s\n{told}")
+                output = "\n".join(member.output() for member in self.members)
+                raise TimeoutError(f"the cluster is not {what} after {limit_s:.0f} s\n{output}")
             time.sleep(LOOK_AGAIN_S)
         return time.monotonic() - began
 
@@ -301,7 +301,7 @@ class Cluster:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         if error is not None:
             for member in self._all:
-                error.add_note(member.told())
+                error.add_note(member.output())
         self.close()
 
 

@@ -14,6 +14,7 @@ stderr says what was found, with its version. If nothing was, stderr says why, n
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import platform
 import re
@@ -77,7 +78,7 @@ def find(tool: Tool) -> Path | None:
         return chosen(tool, Path(path))
     kind = "folder" if tool.is_folder else tool.runs_as.lower()
     missing = f"no {tool.runs_as}: tests that need it are skipped. {tool.variable}=/path/to/{kind} names one."
-    found = downloads.first_of([lambda way=way: way(tool) for way in tool.ways], missing)
+    found = downloads.first_of([functools.partial(way, tool) for way in tool.ways], missing)
     return None if found is None else chosen(tool, found)
 
 
@@ -94,10 +95,10 @@ def says(argument: str, pattern: str, words: str) -> Version:
 
     def version(program: Path) -> str | None:
         try:
-            told = subprocess.run([program, argument], capture_output=True, text=True, check=False, timeout=60)
+            result = subprocess.run([program, argument], capture_output=True, text=True, check=False, timeout=60)
         except (OSError, subprocess.TimeoutExpired):
             return None
-        found = re.search(pattern, told.stdout + told.stderr, re.MULTILINE)
+        found = re.search(pattern, result.stdout + result.stderr, re.MULTILINE)
         return words.format(found[1]) if found else None
 
     return version
@@ -141,7 +142,7 @@ def wheel(folder: str, requirements: str, program: str) -> Way:
     file = environment.ROOT / "requirements" / requirements
 
     def install(there: Path) -> None:
-        options = [*downloads.PIP, "--target", there, "-r", file]
+        options: list[str | Path] = [*downloads.PIP, "--target", there, "-r", file]
         downloads.run([*environment.pip_install(Path(sys.executable)), *options])
 
     return cached(folder, file.read_text(), install, program)

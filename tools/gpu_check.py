@@ -108,12 +108,12 @@ class Check:
 
     def _doctor(self) -> Row:
         kind = "gpu" if self.kind == "cuda" else "cpu"
-        told = subprocess.run(
+        result = subprocess.run(
             [sys.executable, "-m", "elastic_rs.run", "doctor", f"--nproc-per-node={kind}"],
             capture_output=True, text=True, check=False, timeout=120,
         )  # fmt: skip
-        found = re.search(r"^(?:ok|note|mend) +gpus +(.*)$", told.stdout, re.MULTILINE)
-        text = found[1] if found else f"no line about GPUs: {told.stdout[-200:]}{told.stderr[-200:]}"
+        found = re.search(r"^(?:ok|note|mend) +gpus +(.*)$", result.stdout, re.MULTILINE)
+        text = found[1] if found else f"no line about GPUs: {result.stdout[-200:]}{result.stderr[-200:]}"
         theirs = str(self.workers) if self.kind == "cuda" else "0"
         passed = text.startswith(f"{theirs} of ") if self.kind == "cuda" else found is not None
         return Row("`elastic-run doctor`: GPUs", theirs, text, passed=passed)
@@ -122,7 +122,7 @@ class Check:
         # The first job of all reads PyTorch from the disk, which takes any launcher longer.
         for one in [*([] if self._took else [STOCK]), *({STOCK, name} - self._took.keys())]:
             with self._job(one, "all-reduce") as job:
-                events = job.told("reduced")
+                events = job.events("reduced")
                 kinds = {event.value for event in events if event.what == "up"}
                 self._took[one] = job.wait()
                 if kinds != {"warm" if one == WARM else "cold"}:
@@ -136,7 +136,7 @@ class Check:
         (self.folder / f"{module}.py").write_text(INITIALISES[self.kind])
         launcher = [*LAUNCHERS[COLD], f"--warm-modules={module}"]
         with Job(launcher, self.folder, self.workers, ["all-reduce", self.kind, self.size]) as job:
-            kinds = {event.value for event in job.told("reduced") if event.what == "up"}
+            kinds = {event.value for event in job.events("reduced") if event.what == "up"}
             job.wait()
             said = next((line for line in job.log().splitlines() if REFUSAL in line), "nothing said")
         passed = kinds == {"cold"} and REFUSAL in said
@@ -146,7 +146,7 @@ class Check:
     def _resized(self) -> Row:
         in_place = "nccl" if self.kind == "cuda" else "gloo"
         with Job([*LAUNCHERS[COLD], f"--in-place={in_place}"], self.folder, 1, ["resize", self.kind, self.size]) as job:
-            events = job.told("resized")
+            events = job.events("resized")
             job.wait()
         if wrong := [event.value for event in events if event.what == "wrong"]:
             raise CheckError(f"wrong sums or weights: {', '.join(wrong)}")
@@ -174,7 +174,7 @@ def resize_row(events: list[Event], backend: str) -> Row:
 
 def _told(what: str, check: object) -> Row:
     try:
-        return check()  # type: ignore[operator,no-any-return]
+        return check()  # type: ignore[operator]
     except (CheckError, OSError, ValueError, subprocess.SubprocessError) as error:
         return Row(what, "-", f"not carried out: {error}", passed=False)
 
@@ -209,10 +209,10 @@ def _median(values: list[float | None] | list[float]) -> str:
 
 
 def _output(command: list[str]) -> str:
-    told = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
-    if told.returncode != 0:
-        raise CheckError((told.stderr.strip().splitlines() or [f"exit code {told.returncode}"])[-1])
-    return told.stdout.split()[-1]
+    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    if result.returncode != 0:
+        raise CheckError((result.stderr.strip().splitlines() or [f"exit code {result.returncode}"])[-1])
+    return result.stdout.split()[-1]
 
 
 def table(rows: list[Row]) -> str:

@@ -60,7 +60,7 @@ class Job:
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(command, env=env, stdout=log, stderr=log)
 
-    def told(self, what: str, meanwhile: Callable[[], None] | None = None) -> list[Event]:
+    def events(self, what: str, meanwhile: Callable[[], None] | None = None) -> list[Event]:
         """Wait until all workers have reported ``what``. Returns all reports since. ``meanwhile`` is called often."""
         found: list[Event] = []
         deadline = time.monotonic() + LIMIT_S
@@ -138,7 +138,7 @@ class Restart:
 
 def restarts(job: Job, count: int, used: Callable[[list[int]], int], size: int) -> list[Restart]:
     """Kill a worker ``count`` times, and measure. ``used`` returns the bytes that these or all processes have."""
-    first = job.told("ready")
+    first = job.events("ready")
     pids = _pids(first)
     found = []
     for number in range(count):
@@ -153,7 +153,7 @@ def restarts(job: Job, count: int, used: Callable[[list[int]], int], size: int) 
         victim = pids[number % len(pids)]
         began = time.monotonic()
         os.kill(victim, signal.SIGKILL)
-        events = job.told("ready", look)
+        events = job.events("ready", look)
         ups = [event.at for event in events if event.what == "up"]
         ready = max(event.at for event in events if event.what == "ready")
         found.append(Restart(seen[0] - began if seen else None, min(ups) - began, ready - began))

@@ -14,11 +14,11 @@ def version_of(folder: Path) -> str | None:
     try:
         found = {name: program(folder, name) for name in PROGRAMS}
         env = os.environ | libraries(folder)
-        command = [found["slurmctld"], "-V"]
-        told = subprocess.run(command, env=env, capture_output=True, text=True, check=True, timeout=60)
+        command: list[str | Path] = [found["slurmctld"], "-V"]
+        done = subprocess.run(command, env=env, capture_output=True, text=True, check=True, timeout=60)
     except (OSError, subprocess.SubprocessError):
         return None
-    return told.stdout.strip()
+    return done.stdout.strip()
 
 
 def program(folder: Path, name: str) -> Path:

@@ -71,9 +71,9 @@ def _parser() -> argparse.ArgumentParser:
     serve = stores.add_subparsers(title="commands", metavar="COMMAND", required=True).add_parser(
         "serve",
         help="serve a store and a rendezvous in a separate process",
-        description="Serve a TCP store and the rendezvous coordinator of the backend rust-c10d on one port until told "
-        "to end. Agents use it by --rdzv-endpoint=HOST:PORT with --rdzv-conf=is_host=0. One line on stdout, `listening "
-        "on ADDRESS:PORT`, says that it is ready.",
+        description="Serve a TCP store and the rendezvous coordinator of the backend rust-c10d on one port until "
+        "SIGTERM or SIGINT. Agents use it by --rdzv-endpoint=HOST:PORT with --rdzv-conf=is_host=0. One line on stdout, "
+        "`listening on ADDRESS:PORT`, says that it is ready.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -86,7 +86,7 @@ def _parser() -> argparse.ArgumentParser:
         type=_seconds,
         default=25.0,
         metavar="SECONDS",
-        help="how long to wait, once told to end, for nodes and clients to go (default: %(default)g)",
+        help="how long to wait, after a stop was requested, for nodes and clients to go (default: %(default)g)",
     )
     serve.add_argument(
         "--log-level",

@@ -2,7 +2,7 @@
 
 Its standard input has a line for this agent, a line for all agents of the job, and then requests of the driver, one in
 each line. The end of the input means that the driver or the connection is gone: the node leaves the job then. The agent
-reports on standard output. A token tells its reports from its workers' output.
+reports on standard output. A token distinguishes its reports from its workers' output.
 
 It reports that it runs before it imports what only the job needs.
 """
@@ -41,13 +41,13 @@ def main() -> int:
 
 
 def _serve(requests: IO[bytes], own: dict[str, Any], job: dict[str, Any]) -> int:
-    def tell_driver(outcome: str) -> None:
+    def report_to_driver(outcome: str) -> None:
         if outcome == "lacks_script" and not job["lacks_script"]:
             return  # another host has it
         ended = f'{{"ended": {{"outcome": "{outcome}"}}}}'  # a word of the core's
         _report(own["token"], '"accepted"' if outcome == "accepted" else ended)
 
-    report: Report = tell_driver
+    report: Report = report_to_driver
     _enter(job)
     os.environ["ELASTIC_RS_HOST"] = own["host"]  # for workers, as HOROVOD_HOSTNAME
     if job["detach"]:
@@ -59,7 +59,7 @@ def _serve(requests: IO[bytes], own: dict[str, Any], job: dict[str, Any]) -> int
         start_daemon(lambda: _obey(requests, int(job["leave"])), "elastic_rs-requests")
     from elastic_rs import run
 
-    return run.main(command_line(own, job, _endpoint(own, job)), told=report)
+    return run.main(command_line(own, job, _endpoint(own, job)), report=report)
 
 
 def _take_input() -> IO[bytes]:

@@ -34,7 +34,7 @@ def warning_line(program: str, text: str) -> str:
 
 
 def print_line(text: str) -> None:
-    """Print, in whatever encoding stdout has. If its reader has gone (`| head -1`), the exit code still tells.
+    """Print, in whatever encoding stdout has. If its reader has gone (`| head -1`), the exit code stays the same.
 
     Raises:
         SystemExit: stdout cannot be written for another reason.

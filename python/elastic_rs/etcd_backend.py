@@ -87,7 +87,7 @@ class EtcdRendezvousBackend(RendezvousBackend):
         write = functools.partial(self._client.compare_and_put, self._key, expected, state)
         done = self._call(self._leases.put, write)
         if done is None:
-            # Nobody answered. The present state tells whether it was written.
+            # Nobody answered. The present state shows whether it was written.
             return self._present(lambda there: there == state)
         written, there, revision = done
         return None if there is None else (there, revision, written)

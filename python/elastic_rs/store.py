@@ -57,7 +57,7 @@ class TCPStore(_TheirStore, metaclass=_StandIn):
         use_libuv: kept for compatibility; there is one server here. Clients use it to know whether queues exist.
 
     Raises:
-        DistNetworkError: the port is taken (the message says by whom, where the system tells) or cannot be reached, or
+        DistNetworkError: the port is taken (the message names the process, if the system does) or cannot be reached, or
             ``master_listen_fd`` is no socket that can listen.
         DistStoreError: workers are missing when ``timeout`` ends, or ``master_listen_fd`` has another port.
         TypeError: an argument has the wrong type, or ``port`` does not exist.

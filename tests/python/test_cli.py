@@ -42,11 +42,11 @@ def test_it_serves_until_sigterm(serve: Serve) -> None:
         assert process.wait() == 0
 
 
-OPEN = "is not protected: whoever reaches it can end the job"
+OPEN = "is not protected: anyone who can reach it can end the job"
 
 
 @pytest.mark.parametrize("case", ["open", "on loopback", "protected"])
-def test_a_coordinator_that_is_open_to_other_machines_says_so_once(
+def test_a_coordinator_that_is_open_to_other_machines_logs_one_warning(
     job: Job, tmp_path: Path, case: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("ELASTIC_RS_TOKEN_FILE", raising=False)

@@ -19,7 +19,7 @@ class Counting(Step):
         super().__init__()
         self.calls = 0
 
-    def __call__(self, n: int | None = None, /) -> None:
+    def __call__(self, n: int | None = None, /) -> None:  # type: ignore[override]
         self.calls += 1
         super().__call__(n)
 

@@ -111,10 +111,10 @@ def test_two_threads_that_set_up_the_log_add_one_handler() -> None:
 
 
 @pytest.mark.parametrize("launcher", [RUN, pytest.param(TORCHRUN, marks=pytest.mark.torchrun)], ids=["run", "torchrun"])
-def test_on_a_terminal_it_says_who_is_who_and_what_a_recovery_has_cost(job: Job, launcher: list[str]) -> None:
-    told = job.start([*ON_TERMINAL, *launcher, *OPTIONS, *WORKER], env=QUIET)
-    assert told.wait() == 0
-    lines = [line.rstrip("\r") for line in told.lines]
+def test_on_a_terminal_the_agent_prints_ranks_and_the_cost_of_a_recovery(job: Job, launcher: list[str]) -> None:
+    output = job.start([*ON_TERMINAL, *launcher, *OPTIONS, *WORKER], env=QUIET)
+    assert output.wait() == 0
+    lines = [line.rstrip("\r") for line in output.lines]
     plain = [ESCAPES.sub("", line) for line in lines]
     (who,) = [line for line, bare in zip(lines, plain, strict=True) if WHO.search(bare)]
     (cost,) = [line for line, bare in zip(lines, plain, strict=True) if COST.search(bare)]
@@ -126,37 +126,37 @@ def test_on_a_terminal_it_says_who_is_who_and_what_a_recovery_has_cost(job: Job,
 
 
 @pytest.mark.parametrize("env", [{"NO_COLOR": "1"}, {"TERM": "dumb"}], ids=["NO_COLOR", "dumb"])
-def test_a_terminal_without_colours_gets_the_same_words(job: Job, env: dict[str, str]) -> None:
-    told = job.start([*ON_TERMINAL, *RUN, *OPTIONS, *WORKER], env={**QUIET, **env})
-    assert told.wait() == 0
-    lines = [line.rstrip("\r") for line in told.lines]
+def test_a_terminal_without_colours_gets_the_same_text(job: Job, env: dict[str, str]) -> None:
+    output = job.start([*ON_TERMINAL, *RUN, *OPTIONS, *WORKER], env={**QUIET, **env})
+    assert output.wait() == 0
+    lines = [line.rstrip("\r") for line in output.lines]
     assert not any("\x1b" in line for line in lines)
     assert sum(bool(WHO.search(line)) for line in lines) == 1
     assert sum(bool(COST.search(line)) for line in lines) == 1
 
 
-def test_without_a_terminal_only_the_recovery_is_told(job: Job) -> None:
-    told = job.start([*RUN, *OPTIONS, *WORKER], env=QUIET)
-    assert told.wait() == 0
-    assert not any("\x1b" in line for line in told.lines)
-    assert not any("INFO job" in line and "runs as rank" in line for line in told.lines)
-    assert sum(bool(COST.search(line)) for line in told.lines) == 1
+def test_without_a_terminal_only_the_recovery_is_printed(job: Job) -> None:
+    output = job.start([*RUN, *OPTIONS, *WORKER], env=QUIET)
+    assert output.wait() == 0
+    assert not any("\x1b" in line for line in output.lines)
+    assert not any("INFO job" in line and "runs as rank" in line for line in output.lines)
+    assert sum(bool(COST.search(line)) for line in output.lines) == 1
 
 
-def test_a_recovery_is_told_once_the_workers_have_imported(job: Job) -> None:
-    told = job.start([*RUN, *OPTIONS, str(SCRIPTS / "connects.py")], env=QUIET)
-    told.line(r"rank 1 SIGKILL; .*, start \d\S*, import \d\S*; 1 node, restart 1 of 1$")
-    told.signal(signal.SIGTERM)
-    told.wait()
-    assert sum(" recovered in " in line for line in told.lines) == 1
+def test_a_recovery_is_logged_once_the_workers_have_imported(job: Job) -> None:
+    output = job.start([*RUN, *OPTIONS, str(SCRIPTS / "connects.py")], env=QUIET)
+    output.line(r"rank 1 SIGKILL; .*, start \d\S*, import \d\S*; 1 node, restart 1 of 1$")
+    output.signal(signal.SIGTERM)
+    output.wait()
+    assert sum(" recovered in " in line for line in output.lines) == 1
 
 
 @pytest.mark.parametrize("env", [{}, {"NO_COLOR": "1"}], ids=["colours", "NO_COLOR"])
 def test_prefixes_of_lines_have_a_colour_for_each_worker(job: Job, tmp_path: Path, env: dict[str, str]) -> None:
     tee = [*OPTIONS, "--tee=3", f"--log-dir={tmp_path / 'logs'}", *WORKER]
-    told = job.start([*ON_TERMINAL, *RUN, *tee], env={**QUIET, **env})
-    assert told.wait() == 0
-    shown = [line.rstrip("\r") for line in told.lines if line.endswith("a worker's line\r")]
+    output = job.start([*ON_TERMINAL, *RUN, *tee], env={**QUIET, **env})
+    assert output.wait() == 0
+    shown = [line.rstrip("\r") for line in output.lines if line.endswith("a worker's line\r")]
     plain = [f"[default{rank}]:a worker's line" for rank in range(2)]
     assert sorted(ESCAPES.sub("", line) for line in shown) == plain
     if env:
@@ -174,10 +174,10 @@ def test_prefixes_of_lines_have_a_colour_for_each_worker(job: Job, tmp_path: Pat
     assert sorted(line for line in piped.lines if "worker's line" in line) == plain
 
 
-def test_with_a_log_who_is_who_is_said_once(job: Job) -> None:
-    told = job.start([*ON_TERMINAL, *RUN, *OPTIONS, *WORKER], env={**QUIET, "ELASTIC_RS_LOG": "info"})
-    assert told.wait() == 0
-    lines = [ESCAPES.sub("", line.rstrip("\r")) for line in told.lines]
+def test_with_a_log_ranks_are_printed_once(job: Job) -> None:
+    output = job.start([*ON_TERMINAL, *RUN, *OPTIONS, *WORKER], env={**QUIET, "ELASTIC_RS_LOG": "info"})
+    assert output.wait() == 0
+    lines = [ESCAPES.sub("", line.rstrip("\r")) for line in output.lines]
     assert sum(bool(WHO.search(line)) for line in lines) == 1
     assert sum("round 1" in line and "runs as rank" in line for line in lines) == 1
     silent = job.start([*RUN, *OPTIONS, *WORKER], env={**QUIET, "ELASTIC_RS_LOG": "error"})

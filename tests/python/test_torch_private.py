@@ -148,14 +148,14 @@ def test_gloo_connects_inside_a_block_whoever_makes_the_group() -> None:
         # Who wraps it too keeps what he has set.
         ours = dist.ProcessGroupGloo.__init__
         theirs = functools.partialmethod(ours)
-        dist.ProcessGroupGloo.__init__ = theirs
+        dist.ProcessGroupGloo.__init__ = theirs  # type: ignore[assignment, method-assign]
     assert vars(dist.ProcessGroupGloo)["__init__"] is theirs
-    dist.ProcessGroupGloo.__init__ = before[dist.ProcessGroupGloo]["__init__"]
+    dist.ProcessGroupGloo.__init__ = before[dist.ProcessGroupGloo]["__init__"]  # type: ignore[method-assign]
     assert {kind: dict(vars(kind)) for kind in before} == before
 
 
 @pytest.mark.usefixtures("group")
-def test_groups_are_aborted_and_their_numbers_begin_anew() -> None:
+def test_groups_are_aborted_and_their_numbers_begin_again() -> None:
     dist.new_group([0])
     dist.destroy_process_group()
     _torch_private.forget_group_numbers()
@@ -183,4 +183,4 @@ def test_a_copy_keeps_the_versions_of_modules() -> None:
     bare = type(versions)(versions)
     assert not hasattr(bare, "_metadata")
     _torch_private.keep_versions(versions, bare)
-    assert bare._metadata[""]["version"] == 2
+    assert bare._metadata[""]["version"] == 2  # type: ignore[attr-defined, unused-ignore]

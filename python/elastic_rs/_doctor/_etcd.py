@@ -168,5 +168,5 @@ def rights(prefix: str, user: str | None, reading: Answer[str], writing: Answer[
         )
         return mend("etcd rights", f"{who} may not {' and '.join(denied)} {keys}: {why}", remedy)
     if error := reading.error or writing.error:
-        return note("etcd rights", f"whether {who} may read and write {keys} cannot be told: {error}")
+        return note("etcd rights", f"it is not known whether {who} may read and write {keys}: {error}")
     return ok("etcd rights", f"{who} may read and write {keys}")

@@ -57,7 +57,7 @@ class Answer(Generic[T]):
     """The answer to a question that may never be answered."""
 
     value: T | None
-    took_s: float
+    elapsed_s: float
     error: str = ""
     """Why there is no value."""
     late: bool = False
@@ -74,7 +74,7 @@ class Question(Generic[T]):
         self._found: list[T] = []
         self._error = ""
         self._began = time.monotonic()
-        self._took_s = 0.0
+        self._elapsed_s = 0.0
         self._thread: Thread | None = None
         try:
             self._thread = start_daemon(lambda: self._run(ask), "doctor-asks")
@@ -86,7 +86,7 @@ class Question(Generic[T]):
             self._found.append(ask())
         except (OSError, RuntimeError, ValueError) as error:  # ValueError: a name that cannot be encoded
             self._error = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        self._took_s = time.monotonic() - self._began
+        self._elapsed_s = time.monotonic() - self._began
 
     def answer(self, limit_s: float) -> Answer[T]:
         """Wait for the answer until ``limit_s`` after the question."""
@@ -94,7 +94,7 @@ class Question(Generic[T]):
             self._thread.join(max(0.0, self._began + limit_s - time.monotonic()))
         if self._thread is not None and self._thread.is_alive():
             return Answer(None, limit_s, error=f"no answer within {limit_s:g} s", late=True)
-        return Answer(self._found[0] if self._found else None, self._took_s, error=self._error)
+        return Answer(self._found[0] if self._found else None, self._elapsed_s, error=self._error)
 
 
 def asked(ask: Callable[[], T], limit_s: float) -> Answer[T]:

@@ -40,8 +40,10 @@ def findings(
     if seen != usual:
         reverse = ask_reverse(seen)
     found = [] if alone else [_endpoint(meeting, resolved, limit_s)]
-    if resolved.value and resolved.took_s > SLOW_S:
-        found.append(note("endpoint", f"{meeting.host} took {resolved.took_s:.3f} s to resolve; /etc/hosts is faster"))
+    if resolved.value and resolved.elapsed_s > SLOW_S:
+        found.append(
+            note("endpoint", f"{meeting.host} took {resolved.elapsed_s:.3f} s to resolve; /etc/hosts is faster")
+        )
     several = not alone and meeting.nodes[1] > 1
     if several and is_loopback(meeting.host):
         flag = "--master-addr" if meeting.fixed else "--rdzv-endpoint"
@@ -65,7 +67,7 @@ def findings(
         yield ok("endpoint", "none is needed: a job of one node takes any free port")
     yield from found
     how = "alone" if alone else "coordinator"
-    yield how_protected(meeting.run_id, how, _protection_of(how), _doors(meeting))
+    yield how_protected(meeting.run_id, how, _protection_of(how), _exposure_of(meeting))
     yield ranks(meeting, name, seen, alone=alone)
 
 
@@ -84,7 +86,7 @@ def findings_over_etcd(
     if reverse is not None:
         yield own_reverse(seen, reverse.answer(limit_s))
     yield from _etcd.findings(etcd, limit_s)
-    yield how_protected(meeting.run_id, "etcd", _protection_of("etcd"), _doors(meeting))
+    yield how_protected(meeting.run_id, "etcd", _protection_of("etcd"), _exposure_of(meeting))
     yield ranks(meeting, name, seen, alone=False)
 
 
@@ -143,11 +145,11 @@ def own_name(
     if answer.value is None:
         why = f"`{name}` cannot be resolved: {answer.error}; Gloo in the workers needs it, elastic-run does not"
         return mend(check, why, hosts) if several else note(check, why)
-    text = f"`{name}` is {', '.join(answer.value)}, found in {answer.took_s:.3f} s"
+    text = f"`{name}` is {', '.join(answer.value)}, found in {answer.elapsed_s:.3f} s"
     if several and all(map(is_loopback, answer.value)):
         what = "loopback (Debian's line `127.0.1.1` in /etc/hosts): Gloo would give this address to other nodes"
         return mend(check, f"{text}: {what}", hosts)
-    if answer.took_s > SLOW_S:
+    if answer.elapsed_s > SLOW_S:
         return note(check, f"{text}, which is slow: Gloo in the workers waits for it; a line in /etc/hosts helps")
     if local_addr is not None and not is_address(local_addr):
         return note(check, f"{text}; --local-addr is the name `{local_addr}`, which all other nodes must resolve")
@@ -157,14 +159,14 @@ def own_name(
 def own_reverse(address: str, answer: Answer[str]) -> Finding:
     """Judge how long the reverse look-up of this node's address takes."""
     what = answer.value or f"without a name ({answer.error})"
-    if answer.late or answer.took_s > SLOW_S:
-        took = answer.error if answer.late else f"{what} after {answer.took_s:.3f} s"
+    if answer.late or answer.elapsed_s > SLOW_S:
+        elapsed = answer.error if answer.late else f"{what} after {answer.elapsed_s:.3f} s"
         return note(
             "reverse name",
-            f"{address}: {took}, which is slow: PyTorch's store and clients look up the names of their peers and wait "
-            "as long; elastic_rs's agent and store do not. A line in /etc/hosts helps",
+            f"{address}: {elapsed}, which is slow: PyTorch's store and clients look up the names of their peers and "
+            "wait as long; elastic_rs's agent and store do not. A line in /etc/hosts helps",
         )
-    return ok("reverse name", f"{address} is {what}, found in {answer.took_s:.3f} s")
+    return ok("reverse name", f"{address} is {what}, found in {answer.elapsed_s:.3f} s")
 
 
 def _endpoint(meeting: Rendezvous, resolved: Answer[list[str]], limit_s: float) -> Finding:
@@ -187,23 +189,23 @@ def _endpoint(meeting: Rendezvous, resolved: Answer[list[str]], limit_s: float) 
         return ok("endpoint", f"{where}: this node would host the coordinator, on any free port")
     reached = reach(resolved.value, meeting.port, limit_s)
     if reached.who in {"protected", "coordinator"} and (found := _proven(meeting, reached, limit_s)) is not None:
-        return endpoint_of_another_mind(f"{where} ({reached.address})", reached, *found)
+        return unauthenticated_endpoint(f"{where} ({reached.address})", reached, *found)
     if why_not:
         return elsewhere(f"{where} ({reached.address})", reached, meeting.config.join_timeout, limit_s)
     if reached.listens:
         # A process listens, so this names it, and takes no port.
-        told = asked(lambda: _why_not_own(meeting, meeting.port), limit_s)
-        taken = told.value or told.error
+        answer = asked(lambda: _why_not_own(meeting, meeting.port), limit_s)
+        taken = answer.value or answer.error
     else:
         taken = _why_not_bound(resolved.value, meeting.port)
     return here(where, reached, taken, must=meeting.config.is_host is True)
 
 
 def _proven(meeting: Rendezvous, reached: Reached, limit_s: float) -> tuple[str | None, str | None] | None:
-    """Find out whether this node and a coordinator are proven to each other. None: they are, or neither is protected.
+    """Authenticate with a coordinator. None: it succeeded, or neither side is protected.
 
     Returns:
-        What this node proves itself by, if anything, and why the two do not agree.
+        The credentials of this node, if any, and why the authentication failed.
     """
     own = protection()
     if own is None:
@@ -212,17 +214,17 @@ def _proven(meeting: Rendezvous, reached: Reached, limit_s: float) -> tuple[str 
     return None if why is None else (own.words, why)
 
 
-def endpoint_of_another_mind(where: str, reached: Reached, own: str | None, why: str | None) -> Finding:
-    """Judge a coordinator that this node could not prove itself to, or that is not proven to this node."""
+def unauthenticated_endpoint(where: str, reached: Reached, own: str | None, why: str | None) -> Finding:
+    """Judge a coordinator with which authentication failed."""
     if own is None:
-        text = f"{where}: a coordinator answers that wants a token or certificates, and this node has none"
+        text = f"{where}: the coordinator requires a token or certificates, and this node has none"
         return mend(
             "endpoint", text, f"name the file with the job's token in {TOKEN_FILE}, or certificates in {TLS_CERT}"
         )
     if reached.who == "coordinator":
-        text = f"{where}: a coordinator answers that is not protected, and this node has {own}"
+        text = f"{where}: the coordinator has no token or certificates, and this node uses {own}"
         return mend("endpoint", text, f"set {TOKEN_FILE} or {TLS_CERT} where the coordinator runs, too, or nowhere")
-    text = f"{where}: this node and the coordinator are not proven to each other; this node has {own}: {why}"
+    text = f"{where}: authentication with the coordinator failed: {why}; this node uses {own}"
     return mend(
         "endpoint",
         text,
@@ -231,8 +233,8 @@ def endpoint_of_another_mind(where: str, reached: Reached, own: str | None, why:
     )
 
 
-class Doors(NamedTuple):
-    """Who reaches the workers' stores, and who reads of the job by HTTP."""
+class Exposure(NamedTuple):
+    """Who can connect to the workers' stores, and who can read the job's state over HTTP."""
 
     store: str = "agents"
     """Who serves the workers' store: the ``agents``, the ``endpoint`` (``--rdzv-backend=static``) or ``torch``."""
@@ -248,13 +250,13 @@ class Doors(NamedTuple):
     """``ELASTIC_RS_HTTP``."""
 
 
-def _doors(meeting: Rendezvous) -> Doors:
+def _exposure_of(meeting: Rendezvous) -> Exposure:
     values, store = meeting.config.values(), "agents"
     if meeting.fixed:
         store = "endpoint"
     elif not shares_store():
         store = "torch"
-    return Doors(
+    return Exposure(
         store,
         str(values["store_peers"]),
         str(values["store_members"]),
@@ -269,68 +271,68 @@ def _protection_of(how: str) -> Protection | None:
     return None if how == "alone" else protection()
 
 
-def how_protected(run_id: str, how: str, own: Protection | None, doors: Doors) -> Finding:
+def how_protected(run_id: str, how: str, own: Protection | None, exposure: Exposure) -> Finding:
     """Say which token and which certificate protect the job's sessions, and who can reach its worker stores.
 
     Nodes meet (``how``) ``alone``, at a ``coordinator``, or over ``etcd``.
     """
-    if doors.tunnel and how != "alone" and own is None:
+    if exposure.tunnel and how != "alone" and own is None:
         text = f"--rdzv-conf store_tunnel=1 is given without a token: name its file in {TOKEN_FILE}"
         return mend("protection", text, "`elastic-rs token new` writes a token")
-    if doors.members == "strict" and doors.store != "agents":
+    if exposure.members == "strict" and exposure.store != "agents":
         text = "--rdzv-conf store_members=strict is given, and the agents do not serve the workers' store"
         return mend("protection", text, f"leave it out, or give the job a store of the agents: {_WHY_NOT_AGENTS}")
-    workers, opened = _workers_doors(doors, by_coordinator=how == "coordinator")
-    http = "" if how == "etcd" else _http_door(doors.http, protected=own is not None or how == "alone")
-    said = [workers, http] if http else [workers]
+    workers, opened = _worker_store_exposure(exposure, by_coordinator=how == "coordinator")
+    http = "" if how == "etcd" else _http_exposure(exposure.http, protected=own is not None or how == "alone")
+    texts = [workers, http] if http else [workers]
     judge = note if opened or http else ok
     if how == "alone":
-        return judge("protection", "; ".join(["sessions are protected by a token that this process makes", *said]))
+        return judge("protection", "; ".join(["sessions are protected by a token that this process makes", *texts]))
     if how == "etcd":
-        return note("protection", "; ".join(["who reads and writes the job is for etcd's users and TLS to say", *said]))
+        return note("protection", "; ".join(["etcd's users and TLS decide who reads and writes the job", *texts]))
     if own is None:
-        text = "none: whoever reaches the endpoint can end the job, or take a node's place"
+        text = "none: anyone who can reach the endpoint can end the job or replace a node"
         remedy = f"`elastic-rs token new` and {TOKEN_FILE} change that"
-        return note("protection", f"{'; '.join([text, *said])}. {remedy}")
+        return note("protection", f"{'; '.join([text, *texts])}. {remedy}")
     text = f"sessions of run `{run_id}` are encrypted, and both ends prove {own.words}"
     if own.days_left is None:
-        return judge("protection", "; ".join([text, *said]))
+        return judge("protection", "; ".join([text, *texts]))
     text += f" ({own.days_left:.0f} days left)"
     if own.key_ids is None:
         text += "; any certificate of the CA may join any run"
     if own.warnings:
         judge = note
-    return judge("protection", "; ".join([text, *said, *own.warnings]))
+    return judge("protection", "; ".join([text, *texts, *own.warnings]))
 
 
 _WHY_NOT_AGENTS = "--rdzv-backend=c10d, without TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"
 
 
-def _workers_doors(doors: Doors, *, by_coordinator: bool) -> tuple[str, bool]:
+def _worker_store_exposure(exposure: Exposure, *, by_coordinator: bool) -> tuple[str, bool]:
     """Say who can reach the workers' store, and whether others than the job's users can."""
-    if doors.store == "endpoint":
-        return "workers use the endpoint's store (--rdzv-backend=static), which serves whoever reaches it", True
-    if doors.store == "torch":
-        who = "which serves whoever reaches it"
+    if exposure.store == "endpoint":
+        return "workers use the endpoint's store (--rdzv-backend=static), which accepts every connection", True
+    if exposure.store == "torch":
+        who = "which accepts every connection"
         return f"the workers' store is PyTorch's (TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1), {who}", True
-    any_user = doors.peers == "any"
+    any_user = exposure.peers == "any"
     users = "every user of their machine (store_peers=any)" if any_user else "no other user of their machine"
-    if doors.tunnel:
+    if exposure.tunnel:
         also = ", and serve every user of their machine (store_peers=any)" if any_user else ""
         return f"workers reach the store through their agents, which encrypt that{also}", any_user
     text = f"worker stores serve {users}"
-    if not doors.several:
+    if not exposure.several:
         return text, any_user
-    if not by_coordinator:  # nobody tells the members' addresses
+    if not by_coordinator:  # no coordinator sends the members' addresses
         return f"{text}; connections from every machine are served", any_user
-    machines = {"strict": "closed", "warn": "served and logged"}.get(doors.members, "served")
+    machines = {"strict": "closed", "warn": "served and logged"}.get(exposure.members, "served")
     return (
-        f"{text}; connections from machines without members are {machines} (store_members={doors.members})",
+        f"{text}; connections from machines without members are {machines} (store_members={exposure.members})",
         any_user,
     )
 
 
-def _http_door(readers: str, *, protected: bool) -> str:
+def _http_exposure(readers: str, *, protected: bool) -> str:
     """Say what whoever reaches the coordinator reads by HTTP, besides health."""
     if readers == "metrics" or (readers == "all" and not protected):
         what = "metrics" if readers == "metrics" else "metrics and the job's page"
@@ -385,7 +387,7 @@ def here(where: str, reached: Reached, taken: str, *, must: bool) -> Finding:
             return mend("endpoint", f"{where} is this node's: {taken}", "choose another port, above 1023")
         if reached.who != "refused":
             remedy = "check that the interface with this address is up (`ip address`), and what a firewall drops"
-            text = reached.said or "nothing came back"
+            text = reached.text or "nothing came back"
             return mend("endpoint", f"{where} is this node's, but cannot be reached from it: {text}", remedy)
         return ok("endpoint", f"{where} is this node's and the port is free: this node would host the coordinator")
     text = f"{where} is this node's: {taken}"
@@ -394,17 +396,17 @@ def here(where: str, reached: Reached, taken: str, *, must: bool) -> Finding:
     if reached.who == "coordinator" and reached.version != PROTOCOL_VERSION:
         return _other_version(text, reached)
     if must:
-        return mend("endpoint", f"{text}. It is a coordinator, but this node was told to be the host itself", another)
+        return mend("endpoint", f"{text}. It is a coordinator, but this node must host it (is_host=1)", another)
     return ok("endpoint", f"{text}. It is a coordinator, which this node would join")
 
 
 def elsewhere(where: str, reached: Reached, join_timeout_s: float, limit_s: float) -> Finding:
     """Judge an endpoint that this node does not host."""
     if reached.who == "protected":
-        took_ms = reached.took_s * 1000
+        took_ms = reached.elapsed_s * 1000
         return ok("endpoint", f"{where}: a coordinator answers, in {took_ms:.1f} ms, and both ends are proven")
     if reached.who == "coordinator":
-        text = f"{where}: a coordinator answers, in {reached.took_s * 1000:.1f} ms"
+        text = f"{where}: a coordinator answers, in {reached.elapsed_s * 1000:.1f} ms"
         return ok("endpoint", text) if reached.version == PROTOCOL_VERSION else _other_version(text, reached)
     if reached.listens:
         remedy = "choose another port, or start `elastic-rs store serve` there, or the node with this address"
@@ -412,13 +414,13 @@ def elsewhere(where: str, reached: Reached, join_timeout_s: float, limit_s: floa
     if reached.who == "refused":
         return note(
             "endpoint",
-            f"{where} can be reached, but nobody listens there yet: start the node with this address, or "
+            f"{where} can be reached, but no process listens there yet: start the node with this address, or "
             f"`elastic-rs store serve` on it. Other nodes wait for it, at most {join_timeout_s:g} s",
         )
     if reached.who == "timeout":
         remedy = "check that the host is up, and that no firewall or network policy drops connections to this port"
         return mend("endpoint", f"{where}: nothing came back within {limit_s:g} s", remedy)
-    return mend("endpoint", f"{where} cannot be reached: {reached.said}", "check the route from this node to that one")
+    return mend("endpoint", f"{where} cannot be reached: {reached.text}", "check the route from this node to that one")
 
 
 def _other_version(text: str, reached: Reached) -> Finding:
@@ -430,7 +432,7 @@ def _who(reached: Reached) -> str:
     return {
         "store": "a plain c10d store answers, without a coordinator: torchrun's own, or a job's",
         "silent": "a process accepts connections but does not answer, so it is neither a coordinator nor a store",
-    }.get(reached.who, f"another program answers, neither a coordinator nor a store: {reached.said}")
+    }.get(reached.who, f"another program answers, neither a coordinator nor a store: {reached.text}")
 
 
 def ranks(meeting: Rendezvous, name: str, seen: str, *, alone: bool) -> Finding:
@@ -445,4 +447,4 @@ def ranks(meeting: Rendezvous, name: str, seen: str, *, alone: bool) -> Finding:
         by = f"this node asks for {rank} (node_rank) in the first round; nodes that ask for none come after"
     else:
         by = "in the first round by natural order of addresses (node9 before node10), then in the order of joining"
-    return ok("rank order", f"{by}; later, survivors keep their ranks and newcomers fill the holes; {who}")
+    return ok("rank order", f"{by}; later, survivors keep their ranks and new nodes fill the gaps; {who}")

@@ -56,7 +56,7 @@ def findings(
         unknown = asked(_elastic_rs.why_users_are_unknown, limit_s)
         yield users(unknown.error, *(unknown.value or ("", "")))
     yield clock(time.time())
-    yield from _places(None if folder == os.devnull else folder, limit_s)
+    yield from _free_spaces(None if folder == os.devnull else folder, limit_s)
 
 
 def python(version: tuple[int, ...], executable: str) -> Finding:
@@ -188,11 +188,11 @@ def descriptors(
     """
     need = 2 * most_nodes * (workers * (3 if tunnel else 1) + 1) + SPARE_DESCRIPTORS
     who = f"{most_nodes} node{'s' * (most_nodes > 1)} with {workers} worker{'s' * (workers > 1)} each"
-    strangers = ""
+    pending = ""
     if protected and hard != resource.RLIM_INFINITY and hard < soft + STRANGERS:
         need = need * 4 // 3 + 1
-        strangers = ", with those that have not proven themselves yet"
-    text = f"{_limit(soft)} (hard limit {_limit(hard)}); the host of {who} may need {need}{strangers}"
+        pending = ", with pending handshakes"
+    text = f"{_limit(soft)} (hard limit {_limit(hard)}); the host of {who} may need {need}{pending}"
     if soft == resource.RLIM_INFINITY or soft >= need:
         return ok("descriptors", text)
     if hard == resource.RLIM_INFINITY or hard >= need:
@@ -265,7 +265,7 @@ def supervision(error: str, why_no_pidfds: str) -> Finding:
 def users(error: str, why_unknown: str, remedy: str) -> Finding:
     """Judge whether a worker store can refuse other users of this machine, for which the kernel has to name them."""
     if error:
-        return mend("users", f"it cannot be found out who connects from this machine: {error}", "ulimit -n 65536")
+        return mend("users", f"the user of a local connection cannot be looked up: {error}", "ulimit -n 65536")
     if why_unknown:
         return mend("users", f"worker stores cannot refuse other users of this machine: {why_unknown}", remedy)
     return ok("users", "the kernel names the user of each connection from this machine")
@@ -284,23 +284,23 @@ def clock(now_s: float) -> Finding:
     return ok("clock", f"{shown}; used for times in logs only: all waiting uses the monotonic clock")
 
 
-def _places(folder: str | None, limit_s: float) -> Iterator[Finding]:
-    yield _place("/dev/shm", "/dev/shm", limit_s, least=64 * MIB, enough=1024 * MIB)  # noqa: S108 - it is meant
+def _free_spaces(folder: str | None, limit_s: float) -> Iterator[Finding]:
+    yield _free_space("/dev/shm", "/dev/shm", limit_s, least=64 * MIB, enough=1024 * MIB)  # noqa: S108 - it is meant
     if folder is not None:
-        yield _place("logs", folder, limit_s, least=64 * MIB, enough=256 * MIB)
+        yield _free_space("logs", folder, limit_s, least=64 * MIB, enough=256 * MIB)
     try:
         temporary = tempfile.gettempdir()
     except FileNotFoundError as error:
         yield mend("temporary", str(error), "make one of them writable, or set TMPDIR to a folder that is")
         return
-    yield _place("temporary", temporary, limit_s, least=64 * MIB, enough=256 * MIB)
+    yield _free_space("temporary", temporary, limit_s, least=64 * MIB, enough=256 * MIB)
 
 
-def _place(check: str, folder: str, limit_s: float, *, least: int, enough: int) -> Finding:
+def _free_space(check: str, folder: str, limit_s: float, *, least: int, enough: int) -> Finding:
     # A file system whose server is gone blocks a caller for as long as it is gone.
     answer = asked(lambda: _room_for(folder), limit_s)
     free, why_not = answer.value or (0, answer.error)
-    return place(check, folder, free, why_not, least=least, enough=enough)
+    return free_space(check, folder, free, why_not, least=least, enough=enough)
 
 
 def _room_for(folder: str) -> tuple[int, str]:
@@ -322,7 +322,7 @@ def room(folder: str) -> tuple[int, str]:
     return found.f_bavail * found.f_frsize, ""
 
 
-def place(check: str, folder: str, free: int, why_not: str, *, least: int, enough: int) -> Finding:
+def free_space(check: str, folder: str, free: int, why_not: str, *, least: int, enough: int) -> Finding:
     """Judge a folder that the job writes to."""
     container = "give the container more: docker run --shm-size=8g, or an emptyDir of medium Memory in a pod"
     elsewhere = "make room there, or name another folder: TMPDIR, --log-dir"

@@ -25,15 +25,15 @@ class Reached:
     """The result of connecting."""
 
     who: str
-    """``coordinator``, ``protected`` (a coordinator that wants a token), ``store``, ``other``, ``silent``; or,
+    """``coordinator``, ``protected`` (a coordinator that requires a token), ``store``, ``other``, ``silent``; or,
     for nobody, ``refused``, ``timeout``, ``unreachable``."""
     address: str
     """The address that was connected to, or that the error is about."""
-    said: str = ""
+    text: str = ""
     """Of ``other`` and ``unreachable``: the answer, or the error."""
     version: int = 0
     """Of ``coordinator``: the version of its protocol."""
-    took_s: float = 0.0
+    elapsed_s: float = 0.0
     """Time from connecting to the answer."""
 
     @property
@@ -57,7 +57,7 @@ def reach(addresses: list[str], port: int, limit_s: float) -> Reached:
         pid = os.getpid()
         nonce = pid.to_bytes(4, "little")
         got, ended = _ask(connection, store_question(pid), len(nonce), limit_s)
-    took_s = time.monotonic() - began
+    elapsed_s = time.monotonic() - began
     if got != nonce:
         if not got and ended:
             return _protected(address, port, limit_s)
@@ -74,12 +74,12 @@ def reach(addresses: list[str], port: int, limit_s: float) -> Reached:
             got, _ = _ask(connection, coordinator_question(), READ_BYTES, limit_s)
     version = coordinator_version(got)
     if version is None:
-        return Reached("store", address, took_s=took_s)
-    return Reached("coordinator", address, version=version, took_s=took_s)
+        return Reached("store", address, elapsed_s=elapsed_s)
+    return Reached("coordinator", address, version=version, elapsed_s=elapsed_s)
 
 
 def _protected(address: str, port: int, limit_s: float) -> Reached:
-    """Find out whether a server that closes the connection of a c10d client is a coordinator that wants a token."""
+    """Find out whether a server that closes the connection of a c10d client is a coordinator that requires a token."""
     began = time.monotonic()
     connected = _connect([address], port, limit_s)
     if isinstance(connected, Reached):
@@ -87,7 +87,7 @@ def _protected(address: str, port: int, limit_s: float) -> Reached:
     with connected[0] as connection:
         got, _ = _ask(connection, coordinator_question(), READ_BYTES, limit_s)
     if coordinator_is_protected(got):
-        return Reached("protected", address, took_s=time.monotonic() - began)
+        return Reached("protected", address, elapsed_s=time.monotonic() - began)
     return Reached("other", address, "it closes the connection")
 
 

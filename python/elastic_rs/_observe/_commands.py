@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from elastic_rs import _elastic_rs
 from elastic_rs._observe import _source, _text
-from elastic_rs._observe._events import Event, escaped, life, parse
+from elastic_rs._observe._events import Event, escaped, incarnation_of, parse
 from elastic_rs._observe._merge import merge
-from elastic_rs._observe._story import Names, Story, tell
+from elastic_rs._observe._story import Names, Story, story_of
 from elastic_rs._terminal import close_output, error_line, plain
 from elastic_rs.rendezvous._config import DEFAULT_PORT, parse_endpoint
 
@@ -34,18 +34,18 @@ UNREACHABLE = 3
 
 EPILOG = """\
 exit codes:
-  0    the job runs undisturbed, or has succeeded
-  1    it does not: it waits for nodes, re-forms, or has failed
+  0    the job runs, or has succeeded
+  1    the job waits for nodes, forms its next round, or has failed
   2    the command line is not valid, or a file cannot be used
-  3    nobody answers at the endpoint, or it refuses
+  3    nothing answers at the endpoint, or it refuses the connection
 """
 
 
 def add_parsers(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the commands to those of ``elastic-rs``."""
-    status = _parser(commands, "status", _status, "how a job is now, and what it has lost")
+    status = _parser(commands, "status", _status, "the state of a job, and the time that it has lost")
     status.epilog = EPILOG
-    why = _parser(commands, "why", _why, "why a job's workers were last restarted, and what it cost")
+    why = _parser(commands, "why", _why, "why a job's workers were last restarted, and how long that took")
     why.add_argument("--recovery", type=int, metavar="N", help="number of the recovery, from 1 (default: the last one)")
     events = _parser(commands, "events", _events, "what happened, event by event, each with its causes")
     events.add_argument("--follow", action="store_true", help="go on with each event as it happens, until interrupted")
@@ -163,7 +163,7 @@ def _read(args: argparse.Namespace) -> tuple[list[Event], dict[str, Any] | None]
 
 def _story(args: argparse.Namespace) -> tuple[Story, dict[str, Any] | None]:
     events, state = _read(args)
-    return tell(events, None if state is None else state["mono_us"]), state
+    return story_of(events, None if state is None else state["mono_us"]), state
 
 
 def _status(args: argparse.Namespace) -> int:
@@ -199,7 +199,7 @@ def _events(args: argparse.Namespace) -> int:
         if not args.follow:
             return _traces(args)
         if args.format == "chrome-trace":
-            return _fail(USAGE, "--format=chrome-trace tells what has happened so far, must be given without --follow")
+            return _fail(USAGE, "--format=chrome-trace covers what has happened so far, must be given without --follow")
         from elastic_rs._observe._exporter import export
 
         export(_live(args), _elastic_rs.VERSION)
@@ -228,7 +228,7 @@ def _events(args: argparse.Namespace) -> int:
         for event in merged:
             names.count(event)
         for event in merged:
-            print(_text.event_line(event, names.story, since.setdefault(life(event), event.mono_us)))
+            print(_text.event_line(event, names.story, since.setdefault(incarnation_of(event), event.mono_us)))
     return HEALTHY
 
 

@@ -16,7 +16,7 @@ class Event:
     """One event of a run.
 
     Attributes:
-        id: the name of the coordinator's life and of the run's opening in it, and ``order``.
+        id: the origin, and ``order``.
         order: the coordinator's count; an event's causes have smaller ones.
         cause: ids of the events without which this one would not have happened.
         type: what happened: ``worker.exited``, ``round.broken``, …
@@ -24,7 +24,7 @@ class Event:
         mono_us: time on the coordinator's clock, in microseconds since it started.
         wall: time of day, only to be shown.
         data: further facts; which ones depends on the type.
-        life: names the clock of ``mono_us`` and the count of ``order``, if origins were merged. Empty: the origin does.
+        incarnation: id of the clock of ``mono_us`` and the count of ``order``, if origins were merged; else empty.
         follows: the ``order`` of its causes, if events of several origins were merged.
         raw: the fields as they were read, those of later releases too.
     """
@@ -41,19 +41,19 @@ class Event:
     wall: str
     text: str | None
     data: dict[str, Any] = field(default_factory=dict)
-    life: str = ""
+    incarnation: str = ""
     follows: tuple[int, ...] | None = None
     raw: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @cached_property
     def origin(self) -> str:
-        """What its id begins with: the name of a coordinator's life and of the run's opening in it, or of a node."""
+        """The beginning of its id: the incarnation of a coordinator and the run in it, or a node."""
         return self.id.rpartition(".")[0]
 
     def facts(self) -> dict[str, Any]:
         """Return the fields of the schema."""
         own = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {name: value for name, value in own.items() if name not in ("life", "follows", "raw")}
+        return {name: value for name, value in own.items() if name not in ("incarnation", "follows", "raw")}
 
 
 SCHEMA = 1
@@ -87,10 +87,10 @@ def parse(lines: Iterable[str]) -> list[Event]:
         except _NO_EVENT as error:
             raise ValueError(f"line {number} is no event of a job: {plain(str(error))}") from None
     # A restarted coordinator numbers its events from 1 again. They belong after those of the coordinator before it.
-    lives: dict[str, int] = {}
+    incarnations: dict[str, int] = {}
     for event in events:
-        lives.setdefault(life(event), len(lives))
-    return sorted(events, key=lambda event: (lives[life(event)], event.order))
+        incarnations.setdefault(incarnation_of(event), len(incarnations))
+    return sorted(events, key=lambda event: (incarnations[incarnation_of(event)], event.order))
 
 
 def escaped(line: str) -> str:
@@ -104,8 +104,8 @@ _COUNTS = ("round", "restart", "min_nodes", "max_nodes", "running", "waiting", "
 _MAYBE_COUNTS = ("finished", "max_restarts", "workers", "step", "step_time_us")
 
 
-def run_state(said: str) -> dict[str, Any]:
-    """Read the state of a run, as a coordinator tells it, which may be anybody who answers at its port.
+def run_state(text: str) -> dict[str, Any]:
+    """Read the state of a run that was received from a coordinator's port. Any program may have sent it.
 
     Counts are integers, and no text in it steers a terminal. Fields of later releases stay.
 
@@ -113,7 +113,7 @@ def run_state(said: str) -> dict[str, Any]:
         ValueError: it is no state; the message says why.
     """
     try:
-        state = _cleaned(json.loads(said))
+        state = _cleaned(json.loads(text))
         for name in _COUNTS:
             _check_count(name, state[name])
         for name in _MAYBE_COUNTS:
@@ -156,15 +156,15 @@ def _cleaned(value: Any) -> Any:
             return value
 
 
-def life(event: Event) -> str:
-    """Return what names the event's clock and numbers: a coordinator's life and the run's opening in it, or a node."""
-    return event.life or event.origin
+def incarnation_of(event: Event) -> str:
+    """Return the id of the event's clock and count: that of a coordinator and the run in it, or of a node."""
+    return event.incarnation or event.origin
 
 
-def told(event: Event) -> Event | None:
-    """Return what a member has told a restarted coordinator by this event. Its time is on the coordinator's clock.
+def replayed(event: Event) -> Event | None:
+    """Return the event that a member has replayed to a restarted coordinator. Its time is on the coordinator's clock.
 
-    None: it tells nothing that can be read.
+    None: this event is no replay, or the replayed event cannot be read.
     """
     ago = event.data.get("ago_us")
     if event.type != "told" or not isinstance(ago, int):
@@ -173,7 +173,7 @@ def told(event: Event) -> Event | None:
         inner = _event({**event.data, "run": event.run, "mono_us": 0, "wall": ""})
     except _NO_EVENT:
         return None
-    return replace(inner, mono_us=event.mono_us - ago, life=life(event))
+    return replace(inner, mono_us=event.mono_us - ago, incarnation=incarnation_of(event))
 
 
 def host_of(node: str) -> str:
@@ -192,22 +192,22 @@ def _tidy(value: object) -> str:
     return plain(str(value))
 
 
-def _event(said: dict[str, Any], tidy: Callable[[object], str] = _tidy) -> Event:
-    node, text = said.get("node"), said.get("text")
+def _event(record: dict[str, Any], tidy: Callable[[object], str] = _tidy) -> Event:
+    node, text = record.get("node"), record.get("text")
     return Event(
-        id=tidy(said["id"]),
-        order=_count(said["order"]),
-        cause=tuple(map(tidy, said.get("cause", ()))),
-        run=tidy(said["run"]),
-        round=_count(said.get("round", 0)),
-        restart=_count(said.get("restart", 0)),
-        type=tidy(said["type"]),
+        id=tidy(record["id"]),
+        order=_count(record["order"]),
+        cause=tuple(map(tidy, record.get("cause", ()))),
+        run=tidy(record["run"]),
+        round=_count(record.get("round", 0)),
+        restart=_count(record.get("restart", 0)),
+        type=tidy(record["type"]),
         node=None if node is None else tidy(node),
-        mono_us=_count(said["mono_us"]),
-        wall=tidy(said.get("wall", "")),
+        mono_us=_count(record["mono_us"]),
+        wall=tidy(record.get("wall", "")),
         text=None if text is None else tidy(text),
-        data={tidy(key): _fact(value, tidy) for key, value in said.get("data", {}).items()},
-        raw=said,
+        data={tidy(key): _fact(value, tidy) for key, value in record.get("data", {}).items()},
+        raw=record,
     )
 
 

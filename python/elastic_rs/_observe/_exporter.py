@@ -1,4 +1,4 @@
-"""Recoveries of a running job as OTLP, each as soon as it is known what it has cost.
+"""Recoveries of a running job as OTLP, each as soon as its cost is known.
 
 ``Recoveries`` is pure and bounded: it finds the ones that are to be printed.
 """
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from elastic_rs import _elastic_rs
 from elastic_rs._observe._events import parse
 from elastic_rs._observe._otlp import recovery_traces
-from elastic_rs._observe._story import Names, tell
+from elastic_rs._observe._story import Names, story_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 __all__ = ["Recoveries", "export"]
 
 SETTLE_S = 60.0
-"""A recovery is printed when nothing more was told of it for so long: phases of slow nodes come late."""
+"""A recovery is printed when no event about it came for so long: phases of slow nodes come late."""
 KEPT_EVENTS = 20_000
 """Most events that are kept since the world before the recovery was formed."""
 
 _ENDS = ("round.broken", "round.changes", "run.closed")
-"""After one of these nothing more is told of the recovery before it."""
-_TELLS = ("phase", "round.completed")
+"""After one of these no further event is about the recovery before it."""
+_REPORTS = ("phase", "round.completed")
 
 
 class Recoveries:
@@ -43,7 +43,7 @@ class Recoveries:
         self._version = version
         self._events: list[Event] = []
         self._done: set[str] = set()
-        self._told_at: float | None = None
+        self._reported_at: float | None = None
         self._names = Names()
 
     def take(self, events: Sequence[Event], now_s: float) -> list[dict[str, Any]]:
@@ -57,29 +57,29 @@ class Recoveries:
             self._names.count(event)
         self._events += events
         del self._events[:-KEPT_EVENTS]
-        if any(event.type in _TELLS for event in events):
-            self._told_at = now_s
+        if any(event.type in _REPORTS for event in events):
+            self._reported_at = now_s
         ended = any(event.type in _ENDS for event in events)
-        settled = self._told_at is not None and now_s - self._told_at >= SETTLE_S
+        settled = self._reported_at is not None and now_s - self._reported_at >= SETTLE_S
         return self._ready(settled=settled) if ended or settled else []
 
     def rest(self) -> list[dict[str, Any]]:
-        """Return the traces that are left, because nothing more will be told."""
+        """Return the traces that are left, because no further event will come."""
         return self._ready(settled=True, last=True)
 
     def _ready(self, *, settled: bool, last: bool = False) -> list[dict[str, Any]]:
-        story = tell(self._events)
+        story = story_of(self._events)
         story.shared |= self._names.story.shared  # of nodes that joined before the events that are kept
         ready = []
         for recovery, trace in recovery_traces(story, self._version):
             ended = last or story.closed is not None or recovery is not story.recoveries[-1]
-            # A training that tells its steps may need longer for its first one than events are waited for.
+            # A training that reports its steps may need longer than SETTLE_S for its first step.
             known = settled and recovery.ended_us is not None
             if recovery.root.id not in self._done and (ended or known):
                 self._done.add(recovery.root.id)
                 ready.append(trace)
         if settled:
-            self._told_at = None
+            self._reported_at = None
         self._forget(story)
         return ready
 

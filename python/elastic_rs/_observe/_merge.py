@@ -1,9 +1,9 @@
-"""Events of several origins told as one story: a coordinator's, those of nodes, and what members told of them. Pure.
+"""Merge the events of several origins: a coordinator's, those of nodes, and those that members replayed. Pure.
 
-Each origin has a clock and a count of its own. No time of day is read. What several origins know of (a round that was
-completed or broken, a worker that ended) is found by its facts, and tells how their clocks differ. A decision stands
-for what nodes have heard of it. If it is in no file, what one node has heard stands for it. Then causes come before
-what they caused, each origin's events stay in their order, and apart from that the common clock decides.
+Each origin has its own clock and its own count. No time of day is read. Several origins record the same fact: a round
+that was completed or broken, a worker that ended. Equal facts show how far the clocks differ. The coordinator's event
+replaces the nodes' events about the same decision. If no file has it, the first node's event is used. In the result
+causes come before consequences, and each origin's events keep their order. Otherwise the common clock orders them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
 
-from elastic_rs._observe._events import Event, life, told
+from elastic_rs._observe._events import Event, incarnation_of, replayed
 
 Key = tuple[object, ...]
 
@@ -28,7 +28,7 @@ _DECIDED = {
     "run.closed": "closed",
     "node.left": "left",
 }
-_HEARD = {
+_RECEIVED = {
     "heard.completed": "completed",
     "heard.broken": "broken",
     "heard.exited": "exited",
@@ -36,7 +36,7 @@ _HEARD = {
     "heard.signal": "left",
 }
 _REASON = 200
-"""Characters of a round's reason by which it is known again. Members may have told the beginning alone."""
+"""Characters of a round's reason by which it is known again. Members may have replayed the beginning alone."""
 
 
 def merge(events: Sequence[Event]) -> tuple[list[Event], int]:
@@ -47,18 +47,18 @@ def merge(events: Sequence[Event]) -> tuple[list[Event], int]:
 
     Returns:
         The events, and what to add to a time on the clock of the last coordinator. Events of origins that know of
-        nothing in common stay apart, each with its own ``life``. Those of one coordinator alone stay as they are.
+        nothing in common stay apart, each with its own ``incarnation``. Those of one coordinator alone do not change.
     """
-    if not any(event.type == "told" or life(event).startswith("n") for event in events):
+    if not any(event.type == "told" or incarnation_of(event).startswith("n") for event in events):
         return list(events), 0
     clocks = _clocks(events)
     merged: list[Event] = []
     shift = 0
-    last = max((clock.place for clock in clocks.values() if clock.name.startswith("c")), default=-1)
+    last = max((clock.position for clock in clocks.values() if clock.name.startswith("c")), default=-1)
     for group in _groups(clocks):
-        chosen, added = _told_once(group)
+        chosen, added = _merge_group(group)
         merged += chosen
-        if any(clock.place == last for clock in group.clocks):
+        if any(clock.position == last for clock in group.clocks):
             shift = added
     return merged, shift
 
@@ -66,12 +66,12 @@ def merge(events: Sequence[Event]) -> tuple[list[Event], int]:
 @dataclass
 class _Clock:
     name: str
-    place: int
+    position: int
     events: list[Event] = field(default_factory=list)
     made: dict[Key, int] = field(default_factory=dict)
-    """When something happened here, of which others hear."""
-    heard: dict[Key, int] = field(default_factory=dict)
-    """When it was heard here."""
+    """When something was decided or observed here that other origins receive later."""
+    received: dict[Key, int] = field(default_factory=dict)
+    """When such a fact of another origin was received here."""
     same: dict[str, int] = field(default_factory=dict)
     """When events were recorded that are known of two clocks, by id."""
 
@@ -85,21 +85,21 @@ class _Group:
 
 
 def _clocks(events: Iterable[Event]) -> dict[str, _Clock]:
-    """Sort events by their clocks. What members have told is on the coordinator's, unless it is in a member's file."""
+    """Sort events by their clocks. Replayed events are on the coordinator's, unless they are in a member's file."""
     clocks: dict[str, _Clock] = {}
-    recalled: list[Event] = []
+    replays: list[Event] = []
     for event in events:
         if event.type == "dropped":
-            continue  # it tells of the file
-        one = told(event)
+            continue  # it is about the file, not about the run
+        one = replayed(event)
         if one is None:
-            name = life(event)
+            name = incarnation_of(event)
             clocks.setdefault(name, _Clock(name, len(clocks))).events.append(event)
         else:
-            recalled.append(one)
+            replays.append(one)
     known = {event.id: clock for clock in clocks.values() for event in clock.events}
-    for event in recalled:
-        name = life(event)
+    for event in replays:
+        name = incarnation_of(event)
         clock = clocks.setdefault(name, _Clock(name, len(clocks)))
         clock.same.setdefault(event.id, event.mono_us)
         if event.id not in known:
@@ -118,16 +118,16 @@ def _note_keys(clocks: Iterable[_Clock]) -> None:
         for event in clock.events:
             key = _key(event, reasons)
             if key is None or key[0] == "left":
-                continue  # a node gets its signal before others hear that it leaves
+                continue  # a node gets its signal before the others are notified that it leaves
             made = event.type == "worker.ended" or (event.type in _DECIDED and event.type != "worker.exited")
-            (clock.made if made else clock.heard).setdefault(key, event.mono_us)
+            (clock.made if made else clock.received).setdefault(key, event.mono_us)
 
 
 def _reasons(events: Iterable[Event]) -> dict[tuple[str, int], str]:
     """Return why each round was complete, by origin and number.
 
-    The reason names the members with their process ids. So it tells apart the rounds of jobs with one name. An origin
-    that does not know it gets the one that all others agree on.
+    The reason names the members with their process ids, so it distinguishes rounds of jobs of one name. An
+    origin that does not know it gets the one that all others agree on.
     """
     found: dict[tuple[str, int], str] = {}
     of_round: dict[int, set[str]] = defaultdict(set)
@@ -147,7 +147,7 @@ def _reasons(events: Iterable[Event]) -> dict[tuple[str, int], str]:
 
 def _key(event: Event, reasons: dict[tuple[str, int], str]) -> Key | None:
     """Return what the event is about, if several origins may know of it."""
-    about = _DECIDED.get(event.type) or _HEARD.get(event.type)
+    about = _DECIDED.get(event.type) or _RECEIVED.get(event.type)
     if event.type == "worker.ended":
         about = "exited"
     reason = reasons.get((event.origin, event.round))
@@ -169,18 +169,22 @@ def _key(event: Event, reasons: dict[tuple[str, int], str]) -> Key | None:
 def _ahead(one: _Clock, other: _Clock) -> float | None:
     """Return how far the second clock is ahead of the first, in microseconds; None if they know of nothing in common.
 
-    What is heard is heard later than it happens, so each such pair is a bound.
+    A fact is received later than it happens, so each such pair is a bound.
     """
     exact = [other.same[id_] - one.same[id_] for id_ in one.same.keys() & other.same.keys()]
     if exact:
         return median(exact)
-    most = min((other.heard[key] - one.made[key] for key in one.made.keys() & other.heard.keys()), default=None)
-    least = max((other.made[key] - one.heard[key] for key in one.heard.keys() & other.made.keys()), default=None)
+    most = min((other.received[key] - one.made[key] for key in one.made.keys() & other.received.keys()), default=None)
+    least = max((other.made[key] - one.received[key] for key in one.received.keys() & other.made.keys()), default=None)
     if most is not None and least is not None and least <= most:
         return (most + least) / 2
     if most is not None or least is not None:
         return most if most is not None else least
-    both = [other.heard[key] - one.heard[key] for key in one.heard.keys() & other.heard.keys() if key != ("closed",)]
+    both = [
+        other.received[key] - one.received[key]
+        for key in one.received.keys() & other.received.keys()
+        if key != ("closed",)
+    ]
     return median(both) if both else None
 
 
@@ -189,7 +193,7 @@ def _groups(clocks: dict[str, _Clock]) -> list[_Group]:
     groups = []
     while left:
         coordinators = [clock for clock in left if clock.name.startswith("c")]
-        last = max(coordinators, key=lambda clock: clock.place, default=None)
+        last = max(coordinators, key=lambda clock: clock.position, default=None)
         first = last or max(left, key=lambda clock: len(clock.events))
         group = _Group([first], {first.name: 0.0})
         left.remove(first)
@@ -201,10 +205,10 @@ def _groups(clocks: dict[str, _Clock]) -> list[_Group]:
                     group.clocks.append(other)
                     left.remove(other)
         groups.append(group)
-    return sorted(groups, key=lambda group: min(clock.place for clock in group.clocks))
+    return sorted(groups, key=lambda group: min(clock.position for clock in group.clocks))
 
 
-def _told_once(group: _Group) -> tuple[list[Event], int]:
+def _merge_group(group: _Group) -> tuple[list[Event], int]:
     """Return the group's events in one order on the common clock, and by how much that was shifted to begin at 0."""
     events: list[tuple[float, Event]] = [
         (event.mono_us - group.ahead[clock.name], event) for clock in group.clocks for event in clock.events
@@ -221,21 +225,23 @@ def _told_once(group: _Group) -> tuple[list[Event], int]:
     shift = max(0, round(-begin))
     first = group.clocks[0].name
     name = first if first.startswith("c") else f"*{first}"
-    place: dict[str, int] = {}
+    numbers: dict[str, int] = {}
     when: dict[str, int] = {}
     merged = []
     for number, id_ in enumerate(order, start=1):
         at, event = kept[id_]
-        known = [cause for cause in causes[id_] if cause in place]
-        place[id_] = number
+        known = [cause for cause in causes[id_] if cause in numbers]
+        numbers[id_] = number
         when[id_] = max([round(at) + shift, *(when[cause] for cause in known)])
-        follows = tuple(place[cause] for cause in known)
-        merged.append(replace(event, order=number, mono_us=when[id_], cause=tuple(known), life=name, follows=follows))
+        follows = tuple(numbers[cause] for cause in known)
+        merged.append(
+            replace(event, order=number, mono_us=when[id_], cause=tuple(known), incarnation=name, follows=follows)
+        )
     return merged, shift
 
 
 def _stand_ins(events: Sequence[tuple[float, Event]]) -> dict[str, str]:
-    """Return which event stands for each that others know of too: a decision, else the first that was heard."""
+    """Return the event to keep for each that several origins have: the decision, else the first received."""
     reasons = _reasons([event for _, event in events])
     groups: dict[Key, list[Event]] = defaultdict(list)
     for _, event in events:
@@ -245,16 +251,16 @@ def _stand_ins(events: Sequence[tuple[float, Event]]) -> dict[str, str]:
     stands_for = {}
     for same in groups.values():
         decided = [event for event in same if event.type in _DECIDED]
-        heard = [event for event in same if event.type in _HEARD]
-        if not decided and not heard and same[0].type != "phase":
-            continue  # what a node did, and nobody else speaks of
-        chosen = (decided or heard or same)[0]
+        received = [event for event in same if event.type in _RECEIVED]
+        if not decided and not received and same[0].type != "phase":
+            continue  # only one node has it
+        chosen = (decided or received or same)[0]
         stands_for.update({event.id: chosen.id for event in same if event not in decided})
     return stands_for
 
 
 def _as_decided(event: Event) -> Event:
-    """Return what was heard in the words of a decision. Other events stay as they are."""
+    """Return a node's event about a decision as the event of that decision. Other events stay as they are."""
     match event.type:
         case "heard.broken":
             return replace(event, type="round.changes" if event.data.get("in_place") else "round.broken", node=None)
@@ -265,7 +271,7 @@ def _as_decided(event: Event) -> Event:
         case "heard.closed":
             return replace(event, type="run.closed", node=None)
         case "heard.signal":
-            # Nobody else says what became of the world that the node was in.
+            # No other event says that the world of this node was broken.
             return replace(event, type="round.broken") if event.round else event
         case _:
             return event
@@ -281,7 +287,7 @@ def _causes(
         if id_ is not None and id_ in kept and id_ != event.id and id_ not in found:
             found.append(id_)
     if not found and event.type == "round.completed":
-        # A node does not hear which event it follows from, and over a shared cell it may be another node's.
+        # A node is not sent the cause of a round. Over a shared cell another node may have recorded it.
         before = [one for one in meant.get(f"@broken.{event.round - 1}", ()) if one[0] <= at]
         found = [id_ for id_ in [_last(before, at)] if id_ is not None]
     return found
@@ -313,9 +319,9 @@ def _order(kept: dict[str, tuple[float, Event]], causes: dict[str, list[str]]) -
     own: dict[str, list[tuple[int, str]]] = defaultdict(list)
     for id_, (_, event) in kept.items():
         own[event.origin].append((event.order, id_))
-    for line in own.values():
-        line.sort()
-        for (_, one), (_, next_) in itertools.pairwise(line):
+    for numbered in own.values():
+        numbered.sort()
+        for (_, one), (_, next_) in itertools.pairwise(numbered):
             before[next_].add(one)
     after: dict[str, list[str]] = defaultdict(list)
     for id_, found in before.items():

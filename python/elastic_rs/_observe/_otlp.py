@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from elastic_rs._observe import _text
 from elastic_rs._observe._events import host_of
-from elastic_rs._observe._story import Period, Recovery, Story, tell
+from elastic_rs._observe._story import Period, Recovery, Story, story_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -31,7 +31,7 @@ ERROR = 2
 def traces(events: Sequence[Event], version: str, now_us: int | None = None) -> Iterator[dict[str, Any]]:
     """Yield each recovery that has ended, as an ``ExportTraceServiceRequest``.
 
-    Ids come from the run's name and the id of the event that began the recovery. So everybody who has that event writes
+    Ids come from the run's name and the id of the event that began the recovery. So every reader of that event writes
     the same ids, and the same times: those of the coordinator's clock since that event, added to its time of day.
 
     Args:
@@ -39,21 +39,21 @@ def traces(events: Sequence[Event], version: str, now_us: int | None = None) -> 
         version: of this package.
         now_us: the time on the coordinator's clock; by default that of the last event.
     """
-    story = tell(events, now_us)
+    story = story_of(events, now_us)
     for _, trace in recovery_traces(story, version):
         yield trace
 
 
 def recovery_traces(story: Story, version: str) -> Iterator[tuple[Recovery, dict[str, Any]]]:
     """Yield each recovery that has ended, and its trace: see :func:`traces`."""
-    told: dict[str, list[Event]] = {}
+    phases: dict[str, list[Event]] = {}
     for event in story.events:
         if event.type == "phase" and event.cause:
-            told.setdefault(event.cause[0], []).append(event)
+            phases.setdefault(event.cause[0], []).append(event)
     for recovery in story.recoveries:
         completed = recovery.completed
         if completed is not None or recovery.broken is story.closed:
-            spans = _Trace(story, recovery).spans(told.get(completed.id, []) if completed is not None else [])
+            spans = _Trace(story, recovery).spans(phases.get(completed.id, []) if completed is not None else [])
             scope = {"name": "elastic_rs", "version": version}
             resource = {"attributes": _attributes({"service.name": "elastic_rs", "elastic_rs.run": story.run})}
             yield (
@@ -71,11 +71,11 @@ class _Trace:
         # The only time of day that is used. What follows is the coordinator's clock, which never jumps.
         self._wall_ns = _nanoseconds(recovery.root.wall)
 
-    def spans(self, told: Sequence[Event]) -> list[dict[str, Any]]:
-        """Return all spans, the recovery's first. ``told``: the phases of its nodes."""
+    def spans(self, phases: Sequence[Event]) -> list[dict[str, Any]]:
+        """Return all spans, the recovery's first. ``phases``: those of its nodes."""
         story, recovery = self._story, self._recovery
         root, completed = recovery.root, recovery.completed
-        known = [event.mono_us for event in (recovery.broken, completed, *told) if event is not None]
+        known = [event.mono_us for event in (recovery.broken, completed, *phases) if event is not None]
         end_us = recovery.ended_us if recovery.ended_us is not None else max(known)
         period = Period("recovery", root.mono_us, end_us)
         facts = {
@@ -94,7 +94,7 @@ class _Trace:
         if completed is None:
             whole["status"] = {"code": ERROR, "message": recovery.broken.text or "the job has ended"}
         spans = [whole]
-        for node, periods in _by_node(story, told).items():
+        for node, periods in _by_node(story, phases).items():
             begin = min(period.begin_us for period in periods)
             end = max(period.end_us for period in periods)
             named = {"elastic_rs.node": node, "host.name": host_of(node)}
@@ -130,10 +130,10 @@ class _Trace:
         return str(max(0, self._wall_ns + (mono_us - self._recovery.root.mono_us) * 1000))
 
 
-def _by_node(story: Story, told: Sequence[Event]) -> dict[str, list[Period]]:
-    """Return the phases of each node, in their order. A node may tell of them in several events."""
+def _by_node(story: Story, phases: Sequence[Event]) -> dict[str, list[Period]]:
+    """Return the phases of each node, in their order. A node may report them in several events."""
     found: dict[str, list[Period]] = {}
-    for event in told:
+    for event in phases:
         if event.node is not None:
             found.setdefault(event.node, []).extend(story.phase_periods(event))
     return {node: sorted(periods, key=lambda one: one.begin_us) for node, periods in found.items() if periods}

@@ -2,7 +2,7 @@
 
 The file has no script and loads nothing. Texts that peers wrote are escaped. It is usable by keyboard, since it is made
 of the browser's own elements, and its colours follow the reader's choice of light or dark. What the timeline shows by
-pointing at it is told in words below.
+pointing at it is in the texts below, too.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from urllib.parse import quote
 
 from elastic_rs._observe import _text
 from elastic_rs._observe._events import Event
-from elastic_rs._observe._story import PHASES, Period, Recovery, Story, tell
+from elastic_rs._observe._story import PHASES, Period, Recovery, Story, story_of
 
 LIMIT_BYTES = 60_000
 """Most bytes of a page. One that would have more shows less of everything."""
@@ -69,7 +69,7 @@ class _Detail:
         self.line = self._of(300)  # characters of a line about a recovery
         self.status = self._of(600)  # characters of a line about the job
         self.name = max(8, self._of(22))  # characters of a node's name
-        self.told = self._of(10)  # recoveries that are told in full: the last ones
+        self.recoveries = self._of(10)  # recoveries that are shown in full: the last ones
         self.zoomed = self._of(4)  # of them those that are drawn
         self.zoomed_nodes = self._of(8)  # nodes in these drawings: the slowest
         self.worst = self._of(10)  # nodes in the table
@@ -105,7 +105,7 @@ ul.key{list-style:none;padding:0;display:flex;flex-wrap:wrap;gap:.2rem 1rem;font
 
 def page(events: Sequence[Event], state: dict[str, Any] | None = None, *, served: Served | None = None) -> str:
     """Return the page of a run, at most :data:`LIMIT_BYTES`."""
-    story = tell(events, None if state is None else state["mono_us"])
+    story = story_of(events, None if state is None else state["mono_us"])
     run = story.run if events else str(state["run"] if state is not None else "")
     shown = ""
     for halved in range(8):
@@ -176,11 +176,11 @@ def _refreshing(query: str, *, still: bool) -> str:
 
 def _recoveries(story: Story, detail: _Detail) -> Iterator[str]:
     if not story.recoveries:
-        yield "<p>None: the job has not been disturbed.</p>"
+        yield "<p>None so far: no round was interrupted.</p>"
     count = len(story.recoveries)
-    if count > detail.told:
-        yield f"<p>The last {detail.told} of {count}.</p>"
-    for number in range(count, max(0, count - detail.told), -1):
+    if count > detail.recoveries:
+        yield f"<p>The last {detail.recoveries} of {count}.</p>"
+    for number in range(count, max(0, count - detail.recoveries), -1):
         recovery = story.recoveries[number - 1]
         title, *rest = (line[: detail.line] for line in _text.why(story, number))
         shown = " open" if number == count else ""
@@ -287,23 +287,23 @@ def _zoom(story: Story, recovery: Recovery, detail: _Detail) -> Iterator[str]:
     """Draw the phases of the slowest nodes in one recovery."""
     if recovery.completed is None:
         return
-    told: dict[str, list[Period]] = {}
+    periods: dict[str, list[Period]] = {}
     for event in story.events:
         if event.type == "phase" and event.node and event.cause[:1] == (recovery.completed.id,):
-            told.setdefault(event.node, []).extend(story.phase_periods(event))
+            periods.setdefault(event.node, []).extend(story.phase_periods(event))
 
     def own_us(node: str) -> int:
-        return sum(period.end_us - period.begin_us for period in told[node] if period.kind != "rendezvous")
+        return sum(period.end_us - period.begin_us for period in periods[node] if period.kind != "rendezvous")
 
-    slowest = sorted((node for node in told if told[node]), key=lambda node: (-own_us(node), node))
+    slowest = sorted((node for node in periods if periods[node]), key=lambda node: (-own_us(node), node))
     shown = slowest[: detail.zoomed_nodes]
     if not shown:
         return
-    scale = _Scale(recovery.root.mono_us, max(period.end_us for node in shown for period in told[node]))
+    scale = _Scale(recovery.root.mono_us, max(period.end_us for node in shown for period in periods[node]))
     yield from _figure("phases of the slowest nodes", len(shown), scale)
     for row, node in enumerate(shown):
         yield _named(node, row, story, detail)
-        for period in told[node]:
+        for period in periods[node]:
             yield _bar(period, period.name, row, scale)
     yield "</svg></figure>"
     if len(slowest) > len(shown):
@@ -370,9 +370,9 @@ def _worst(story: Story, nodes: Sequence[_Cost], detail: _Detail) -> Iterator[st
     yield f'<tr><th scope="col">node</th>{heads}</tr>'
     for cost in nodes[: detail.worst]:
         counts = "".join(f"<td>{count or '-'}</td>" for count in (cost.first, cost.went, cost.follows))
-        took = (cost.longest_us or {}).get
+        longest = (cost.longest_us or {}).get
         spans = "".join(
-            f"<td>{_text.span(us / 1e6) if (us := took(phase)) is not None else '-'}</td>" for phase in phases
+            f"<td>{_text.span(us / 1e6) if (us := longest(phase)) is not None else '-'}</td>" for phase in phases
         )
         yield f"<tr><td>{escape(story.name(cost.node)[: detail.name])}</td>{counts}{spans}</tr>"
     yield "</table></figure><p>How many recoveries began with the node, how often it was lost, and how many failures of"

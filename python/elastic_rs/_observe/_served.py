@@ -23,14 +23,14 @@ def serve_pages(host: EndpointServer) -> None:
 
 
 def _serve(requests: PageRequests) -> None:
-    told = False
+    warned = False
     while (request := _next(requests)) is not None:
         try:
             request.made(_made(request))
         except Exception:  # noqa: BLE001 - logged with its traceback
             # Whatever is wrong with a page, the job goes on. A browser asks every few seconds.
-            (logger.debug if told else logger.warning)("the page could not be made", exc_info=True)
-            told = True
+            (logger.debug if warned else logger.warning)("the page of the job could not be made", exc_info=True)
+            warned = True
 
 
 def _next(requests: PageRequests) -> PageRequest | None:

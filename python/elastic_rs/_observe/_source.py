@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from elastic_rs import _elastic_rs
-from elastic_rs._observe._events import SCHEMA, Event, life, parse, run_state, schema
+from elastic_rs._observe._events import SCHEMA, Event, incarnation_of, parse, run_state, schema
 from elastic_rs._terminal import plain, warning_line
 from elastic_rs.rendezvous._protection import TLS_CERT, TOKEN_FILE, protection
 
@@ -18,7 +18,7 @@ FILES = ("events.jsonl.1", "events.jsonl", "events-coordinator.jsonl.1", "events
 
 
 class AnswerError(Exception):
-    """Nobody answers, or the coordinator refuses."""
+    """No coordinator answers at the endpoint, or it refuses the connection."""
 
 
 class Live:
@@ -45,8 +45,8 @@ class Live:
             )
         except ConnectionError as error:
             raise AnswerError(
-                f"{self._told(error)} (the endpoint is the job's --rdzv-endpoint; when the job has ended, read its "
-                "files: --events)"
+                f"{self._with_address(error)} (the endpoint is the job's --rdzv-endpoint; when the job has ended, "
+                "read its files: --events)"
             ) from None
 
     def read(self) -> tuple[list[Event], dict[str, Any] | None]:
@@ -55,9 +55,9 @@ class Live:
         Raises:
             AnswerError: the coordinator has gone, or what it says is no state of a run.
         """
-        said, lines, more = self._ask(state=True)
+        state_text, lines, more = self._ask(state=True)
         try:
-            state = None if said is None else run_state(said)
+            state = None if state_text is None else run_state(state_text)
         except ValueError as error:
             raise AnswerError(f"{self._where}: {error}") from None
         return parse([*lines, *(self.lines() if more else ())]), state
@@ -89,17 +89,17 @@ class Live:
 
     def _ask(self, *, waits: bool = False, state: bool = False) -> tuple[str | None, list[str], bool]:
         try:
-            run_id, said, lines, self._after, more = self._observer.ask(
+            run_id, state_text, lines, self._after, more = self._observer.ask(
                 run_id=self._run_id, after=self._after, waits=waits, state=state
             )
         except ConnectionError as error:
-            raise AnswerError(self._told(error)) from None
+            raise AnswerError(self._with_address(error)) from None
         self._run_id = run_id or self._run_id  # from now on this one, whichever others there are
-        return said, lines, more
+        return state_text, lines, more
 
-    def _told(self, error: ConnectionError) -> str:
-        told = str(error)
-        return told if told.startswith(self._where) else f"{self._where}: {told}"
+    def _with_address(self, error: ConnectionError) -> str:
+        text = str(error)
+        return text if text.startswith(self._where) else f"{self._where}: {text}"
 
 
 def from_files(paths: Sequence[Path], run_id: str | None) -> list[Event]:
@@ -175,8 +175,8 @@ def _by_beginning(events: list[Event]) -> list[Event]:
     """
     begun: dict[str, str] = {}
     for event in events:
-        begun.setdefault(life(event), event.wall)
-    return sorted(events, key=lambda event: begun[life(event)])
+        begun.setdefault(incarnation_of(event), event.wall)
+    return sorted(events, key=lambda event: begun[incarnation_of(event)])
 
 
 def warn_of_later(events: Iterable[Event]) -> None:
@@ -221,7 +221,7 @@ def _warn_of_folder(error: OSError) -> None:
 
 
 def _parsed(text: str) -> tuple[list[Event], list[str]]:
-    """Return the events of a file, and why lines are none. An event at the end that is torn is not told of."""
+    """Return the events of a file, and why lines are none. A torn event at the end is not counted."""
     lines = text.split("\n")
     try:
         return parse(lines), []

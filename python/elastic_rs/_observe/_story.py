@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from elastic_rs._observe._events import Event, host_of, life
+from elastic_rs._observe._events import Event, host_of, incarnation_of
 from elastic_rs._observe._merge import merge
 
 PHASES = ("detect", "stop", "rendezvous", "start", "import", "first_step")
@@ -20,7 +20,7 @@ LOSSES = ("node.lost", "node.left", "node.replaced", "node.withdrew")
 
 @dataclass(frozen=True)
 class Part:
-    """One part of a recovery, over all nodes that have told how long theirs took."""
+    """One part of a recovery, over all nodes that reported its duration."""
 
     median_s: float
     longest_s: float
@@ -45,14 +45,14 @@ class Recovery:
     """A world had to re-form.
 
     Attributes:
-        root: what began it. Without causes it is ``broken`` itself.
+        root: its root cause. Without causes it is ``broken`` itself.
         consequences: failures and losses that followed from it.
         stopped: ends of workers that their agents have stopped because of it, as far as nodes' own events are known.
-        redo: what its workers do again. None: the training script does not tell its steps, or not their numbers.
+        redo: the steps that are repeated. None: the training script does not report its steps, or not their numbers.
         began_us: when it began, on the coordinator's clock. ``root`` is recorded once it is known, a little later.
-        ended_us: when the workers had made their first step. If the training tells no steps, when the last worker was
-            started.
-        stepped: its end is that of a first step.
+        ended_us: when the workers had made their first step. If the training reports no steps, when the last worker
+            was started.
+        ends_with_step: ``ended_us`` is the end of a first step.
     """
 
     broken: Event
@@ -66,7 +66,7 @@ class Recovery:
     redo: Redo | None = None
     began_us: int | None = None
     ended_us: int | None = None
-    stepped: bool = False
+    ends_with_step: bool = False
 
     def lasted_s(self, now_us: int, since_us: int = 0) -> float:
         """Return how long it has taken since then, in seconds. Its end is ``now_us`` if it has not ended."""
@@ -103,13 +103,13 @@ class Story:
 
     Attributes:
         events: in their order; those of the last coordinator, if it was restarted.
-        stepped_us: when the first step of training had been made, if the training tells its steps.
-        stepped: the last event that tells the number of a first step.
-        away: nodes that have gone and not come back, each with the event that says so.
-        gone: how often nodes of each host have gone.
+        first_step_us: when the first training step ended, if the training reports its steps.
+        last_first_step: the last event with the number of a first step.
+        away: nodes that left or were lost and have not joined again, each with that event.
+        gone: how often nodes of each host left or were lost.
         shared: hosts on which several nodes were in the job at the same time.
-        lives: how many coordinators recorded events. Each has its own clock, so the story is that of the last.
-        earlier: number of recoveries under the ones before.
+        incarnations: how many coordinator processes recorded events. Each has its own clock: this is the last one.
+        earlier: number of recoveries of the earlier incarnations.
         until_complete_us: of each round that ended a recovery, by the id of the event that completed it: the time from
             the end of the round before until then.
     """
@@ -118,24 +118,24 @@ class Story:
     events: Sequence[Event] = ()
     recoveries: list[Recovery] = field(default_factory=list)
     formed_us: int | None = None
-    stepped_us: int | None = None
-    stepped: Event | None = None
+    first_step_us: int | None = None
+    last_first_step: Event | None = None
     closed: Event | None = None
     away: dict[str, Event] = field(default_factory=dict)
     gone: dict[str, int] = field(default_factory=dict)
     worlds: list[Event] = field(default_factory=list)
     now_us: int = 0
     shared: set[str] = field(default_factory=set)
-    lives: int = 1
+    incarnations: int = 1
     earlier: int = 0
     until_complete_us: dict[str, int] = field(default_factory=dict)
 
     def phases_us(self, event: Event) -> dict[str, int]:
-        """Return how long a node's phases took, in microseconds: those that an event tells."""
+        """Return how long a node's phases took, in microseconds: those that the event has."""
         return phases_us(event, self.until_complete_us.get(event.cause[0]) if event.cause else None)
 
     def phase_periods(self, event: Event) -> Iterator[Period]:
-        """Yield a node's phases, the last one first. It tells of them when the last has ended."""
+        """Yield a node's phases, the last one first. A node reports them when the last has ended."""
         end = event.mono_us
         for phase, micros in reversed(self.phases_us(event).items()):
             yield Period(phase, end - micros, end)
@@ -153,8 +153,8 @@ class Story:
         return self.events[0].order - 1 if self.events else 0
 
     def lost_s(self) -> float:
-        """Return the time that was lost, in seconds: workers stood still, or made steps again."""
-        since = self.stepped_us or 0
+        """Return the lost time in seconds: that of recoveries, and that of repeated steps."""
+        since = self.first_step_us or 0
         stood = sum(recovery.lasted_s(self.end_us(), since) for recovery in self._recoveries())
         return stood + sum(recovery.redo.seconds for recovery in self.recoveries if recovery.redo is not None)
 
@@ -171,17 +171,17 @@ class Story:
         return 0.0 if self.formed_us is None else max(0, self.end_us() - self.formed_us) / 1e6
 
     def goodput_at_most(self) -> float | None:
-        """Return which part of the time since the first step, or else the first round, had no known loss.
+        """Return the share of the time since the first step, or else the first round, without known loss.
 
         Each moment has the weight of the workers of its world.
         """
-        since = self.formed_us if self.stepped_us is None else self.stepped_us
+        since = self.formed_us if self.first_step_us is None else self.first_step_us
         elapsed = 0.0 if since is None else self._worker_seconds(since, self.end_us())
         return None if elapsed <= 0 else max(0.0, 1 - self._lost_worker_seconds() / elapsed)
 
     def _lost_worker_seconds(self) -> float:
         """Return the time that was lost, as :meth:`lost_s`, but with each second as often as workers lost it."""
-        since, lost = self.stepped_us or 0, 0.0
+        since, lost = self.first_step_us or 0, 0.0
         for recovery in self._recoveries():
             begin, end = recovery.period_us(self.end_us(), since)
             lost += self._worker_seconds(begin, end)
@@ -197,16 +197,16 @@ class Story:
         return found
 
     def _unit(self) -> str:
-        """Return by what worlds are weighed: ``nodes``, if one of them does not tell its workers."""
+        """Return the unit by which worlds are weighted: ``nodes``, if the number of workers of one is not known."""
         return "workers" if all(_count(world, "workers") for world in self.worlds) else "nodes"
 
     def goodput(self) -> float | None:
-        """Return which part of the time since the first step steps were made that count. None if it is not known."""
-        since = self.stepped_us
+        """Return the share of time since the first step that was spent on steps that count. None: unknown."""
+        since = self.first_step_us
         if since is None:
             return None
         later = [one for one in self._recoveries() if one.ended_us is None or one.ended_us > since]
-        known = all(one.redo is not None for one in later if one.stepped)
+        known = all(one.redo is not None for one in later if one.ends_with_step)
         return self.goodput_at_most() if known else None
 
     def shown_us(self) -> tuple[int, int]:
@@ -246,20 +246,20 @@ class Story:
         return sorted(found, key=lambda one: (-one[2], -one[3].longest_s))
 
 
-def tell(events: Sequence[Event], now_us: int | None = None) -> Story:
-    """Find out what happened to a run. Events of one origin are in their order, and origins in any."""
+def story_of(events: Sequence[Event], now_us: int | None = None) -> Story:
+    """Return the story of a run. Events of one origin must be in their order; the origins may come in any order."""
     events, shift_us = merge(events)
-    lives = [_tell(list(one)) for _, one in itertools.groupby(events, life)] or [Story("")]
-    story = lives[-1]
-    story.lives, story.earlier = len(lives), sum(len(one.recoveries) for one in lives[:-1])
+    found = [_story_of_incarnation(list(one)) for _, one in itertools.groupby(events, incarnation_of)] or [Story("")]
+    story = found[-1]
+    story.incarnations, story.earlier = len(found), sum(len(one.recoveries) for one in found[:-1])
     story.now_us = (
         now_us + shift_us if now_us is not None else max((event.mono_us for event in story.events), default=0)
     )
     return story
 
 
-def _tell(events: Sequence[Event]) -> Story:
-    """Find out what happened under one coordinator."""
+def _story_of_incarnation(events: Sequence[Event]) -> Story:
+    """Return the story of a run under one coordinator process."""
     story = Story(events[0].run, events)
     nodes_of_hosts = _Hosts()
     known: dict[str, Event] = {}
@@ -301,37 +301,37 @@ def _tell(events: Sequence[Event]) -> Story:
             open_one.consequences.append(event)
         nodes_of_hosts.count(story, event)
     steps = [event for event in events if event.type == "phase" and "first_step" in phases_us(event)]
-    story.stepped_us = min((event.mono_us for event in steps), default=None)
-    story.stepped = next((event for event in reversed(steps) if isinstance(event.data.get("step"), int)), None)
+    story.first_step_us = min((event.mono_us for event in steps), default=None)
+    story.last_first_step = next((event for event in reversed(steps) if isinstance(event.data.get("step"), int)), None)
     stopped: dict[int, list[Event]] = {}
     for event in events:
         if event.type == "worker.ended" and event.data.get("stopped") is True:
             stopped.setdefault(event.round, []).append(event)
     for recovery, later in itertools.zip_longest(story.recoveries, story.recoveries[1:]):
         recovery.stopped = stopped.get(recovery.broken.round, [])
-        told = [] if recovery.completed is None else phases.get(recovery.completed.id, [])
+        reported = [] if recovery.completed is None else phases.get(recovery.completed.id, [])
         lost = [event for event in (recovery.root, *recovery.consequences) if _silent_us(event)]
         until_complete_us = _until_complete_us(recovery)
         if recovery.completed is not None:
             story.until_complete_us[recovery.completed.id] = until_complete_us
-        recovery.parts = parts([*told, *lost], until_complete_us)
-        recovery.began_us = min([recovery.root.mono_us - _silent_us(recovery.root), *_chains(told)])
+        recovery.parts = parts([*reported, *lost], until_complete_us)
+        recovery.began_us = min([recovery.root.mono_us - _silent_us(recovery.root), *_chains(reported)])
         if recovery.completed is not None:
-            _end(recovery, told, story.stepped_us, None if later is None else later.broken.mono_us)
+            _end(recovery, reported, story.first_step_us, None if later is None else later.broken.mono_us)
     return story
 
 
-def _end(recovery: Recovery, told: Sequence[Event], stepped_us: int | None, next_us: int | None) -> None:
-    """Find out when a recovery has ended whose round is complete, and what its workers make again."""
-    steps = [event for event in told if "first_step" in phases_us(event)]
+def _end(recovery: Recovery, phases: Sequence[Event], first_step_us: int | None, next_us: int | None) -> None:
+    """Set the end of a recovery with a completed round, and the steps that its workers repeat."""
+    steps = [event for event in phases if "first_step" in phases_us(event)]
     if steps:
-        recovery.stepped, recovery.ended_us = True, max(event.mono_us for event in steps)
-        recovery.redo = _redo(steps, recovery.root.mono_us - (stepped_us or 0))
-    elif stepped_us is not None and stepped_us < recovery.broken.mono_us:
+        recovery.ends_with_step, recovery.ended_us = True, max(event.mono_us for event in steps)
+        recovery.redo = _redo(steps, recovery.root.mono_us - (first_step_us or 0))
+    elif first_step_us is not None and first_step_us < recovery.broken.mono_us:
         recovery.ended_us = next_us  # the round has made no step
     else:
         assert recovery.completed is not None
-        started = [event.mono_us for event in told if event.data.get("start_us") is not None]
+        started = [event.mono_us for event in phases if event.data.get("start_us") is not None]
         recovery.ended_us = max([recovery.completed.mono_us, *started])
 
 
@@ -356,7 +356,7 @@ def _count(completed: Event, unit: str) -> int:
 
 
 def _silent_us(event: Event) -> int:
-    """Return how long a lost node had not been heard of, in microseconds."""
+    """Return for how long a lost node had sent nothing, in microseconds."""
     silent = event.data.get("silent_ms") if event.type == "node.lost" else None
     return 1000 * silent if isinstance(silent, int) else 0
 
@@ -365,16 +365,16 @@ def _until_complete_us(recovery: Recovery) -> int:
     return 0 if recovery.completed is None else max(0, recovery.completed.mono_us - recovery.broken.mono_us)
 
 
-def _chains(told: Iterable[Event]) -> Iterator[int]:
-    """Yield when the phases began of each node that has stopped workers. A newcomer may have waited for long."""
-    for event in told:
-        took = phases_us(event)
-        if "stop" in took:
-            yield event.mono_us - sum(took.values())
+def _chains(phases: Iterable[Event]) -> Iterator[int]:
+    """Yield when the first phase began, for each node that stopped workers. A joining node may have waited for long."""
+    for event in phases:
+        durations = phases_us(event)
+        if "stop" in durations:
+            yield event.mono_us - sum(durations.values())
 
 
 def phases_us(event: Event, until_complete_us: int | None = None) -> dict[str, int]:
-    """Return how long a node's phases took, in microseconds: those that an event tells.
+    """Return the durations of a node's phases in microseconds: those that the event has.
 
     Args:
         event: of type ``phase``, or of a node that was lost.
@@ -382,17 +382,17 @@ def phases_us(event: Event, until_complete_us: int | None = None) -> dict[str, i
     """
     if event.type == "node.lost":
         return {"detect": _silent_us(event)}
-    told = ((phase, event.data.get(key)) for phase, key in _KEYS)
-    took = {phase: micros for phase, micros in told if isinstance(micros, int)}
-    if until_complete_us is not None and "rendezvous" in took and "stop" not in took:
-        # A spare may have waited for days before the world that it steps into was broken.
-        took["rendezvous"] = min(took["rendezvous"], until_complete_us)
-    return took
+    values = ((phase, event.data.get(key)) for phase, key in _KEYS)
+    durations = {phase: micros for phase, micros in values if isinstance(micros, int)}
+    if until_complete_us is not None and "rendezvous" in durations and "stop" not in durations:
+        # A spare may have waited for days before the world that it joins was broken.
+        durations["rendezvous"] = min(durations["rendezvous"], until_complete_us)
+    return durations
 
 
-def parts(told: Iterable[Event], until_complete_us: int) -> dict[str, Part]:
+def parts(phases: Iterable[Event], until_complete_us: int) -> dict[str, Part]:
     found: dict[str, list[tuple[float, str]]] = {}
-    for event in told:
+    for event in phases:
         for phase, micros in phases_us(event, until_complete_us).items():
             found.setdefault(phase, []).append((micros / 1e6, event.node or "?"))
     return {

@@ -1,4 +1,4 @@
-"""A job's story in words, for a terminal. Pure."""
+"""A job's story as text, for a terminal. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from elastic_rs._observe._story import Part, Recovery, Story
 from elastic_rs._terminal import plain
 
 _LONGEST = 72
-"""Most characters that are shown of what a worker said."""
+"""Most characters that are shown of a worker's failure message."""
 _SHOWN = 3
 """Most nodes that a line of ``status`` names."""
 
@@ -28,16 +28,16 @@ def status(story: Story, state: dict[str, Any] | None) -> list[str]:
     goodput = story.goodput_at_most()
     if goodput is not None:
         at_most = "at most " if story.goodput() is None else ""
-        known = " of the time that is known" if story.dropped() or story.lives > 1 else ""
+        known = " of the recorded time" if story.dropped() or story.incarnations > 1 else ""
         lines.append(f"goodput {at_most}{100 * goodput:.1f} %{known}{_losses(story)}")
     if state is not None and isinstance(state.get("step"), int):
         lines.append(f"step    {state['step']:,}{_each(state.get('step_time_us'))}")
-    elif story.stepped is not None:
-        lines.append(_step(story.stepped, story))
+    elif story.last_first_step is not None:
+        lines.append(_step(story.last_first_step, story))
     if story.dropped():
-        lines.append(f"        {story.dropped()} events before these were dropped")
-    if story.lives > 1:
-        lines.append(f"        since the coordinator or the job was started again; {story.earlier} recoveries before")
+        lines.append(f"        {story.dropped()} earlier events were dropped")
+    if story.incarnations > 1:
+        lines.append(f"        since the coordinator or the job was restarted; {_counted(story.earlier)} before that")
     if story.recoveries:
         last = story.recoveries[-1]
         ago = span((story.now_us - last.root.mono_us) / 1e6)
@@ -50,7 +50,7 @@ def status(story: Story, state: dict[str, Any] | None) -> list[str]:
     for node, event in list(story.away.items())[-_SHOWN:]:
         ago = span((story.now_us - event.mono_us) / 1e6)
         times = story.gone.get(host_of(node), 1)
-        often = f", went {times} times" if times > 1 else ""
+        often = f", gone {times} times" if times > 1 else ""
         verb = "lost" if event.type == "node.lost" else "left"
         lines.append(f"away    {story.name(node)}: {verb} {ago} ago{often}")
     if len(story.away) > _SHOWN:
@@ -61,10 +61,10 @@ def status(story: Story, state: dict[str, Any] | None) -> list[str]:
 def why(story: Story, which: int | None = None) -> list[str]:
     """Return the lines of ``why``: one recovery with its causes and what it cost."""
     if not story.recoveries and story.dropped():
-        return [f"{story.run}: no recovery is in the last events; the {story.dropped()} before them were dropped"]
+        return [f"{story.run}: the recorded events hold no recovery; {story.dropped()} earlier events were dropped"]
     if not story.recoveries:
-        ended = f": {story.closed.text}" if story.closed is not None and story.closed.text else ""
-        return [f"{story.run or 'this job'} has not been disturbed{ended}"]
+        ended = f"; {story.closed.text}" if story.closed is not None and story.closed.text else ""
+        return [f"{story.run or 'this job'}: no recovery so far{ended}"]
     number = len(story.recoveries) if which is None else which
     recovery = story.recoveries[number - 1]
     root = what(recovery.root, story)
@@ -80,7 +80,7 @@ def why(story: Story, which: int | None = None) -> list[str]:
     if recovery.broken.type == "run.closed":
         return [*lines, *stopped, f"    +- {recovery.broken.text or 'the job has ended'}"]
     if recovery.broken is not recovery.root:
-        verb = "changes in place" if recovery.broken.type == "round.changes" else "broken, all told"
+        verb = "changes in place" if recovery.broken.type == "round.changes" else "broken, all nodes notified"
         lines.append(f" +- round {recovery.broken.round} {verb}  {after(recovery.broken)}")
     lines += [f"    |  {what(event, story)}  {after(event)}" for event in recovery.consequences[:_SHOWN]]
     if len(recovery.consequences) > _SHOWN:
@@ -93,11 +93,11 @@ def why(story: Story, which: int | None = None) -> list[str]:
         completed = recovery.completed
         nodes, before = completed.data.get("nodes"), recovery.nodes_before
         of = f" of {before}" if before not in (None, nodes) else ""
-        in_place = ", workers live on" if completed.data.get("in_place") else ""
+        in_place = ", workers kept running" if completed.data.get("in_place") else ""
         lines.append(f"    +- round {completed.round} complete with {nodes}{of} nodes{in_place}  {after(completed)}")
         lines += [f"       {phase:<10} {_part(part, story)}" for phase, part in recovery.parts.items()]
         if recovery.ended_us is None:
-            lines.append("       no step yet")
+            lines.append("       no training step yet")
         if recovery.redo is not None and recovery.redo.steps:
             count = recovery.redo.steps
             lines.append(f"       redo       {count} step{'s' * (count > 1)} redone ({span(recovery.redo.seconds)})")
@@ -119,14 +119,14 @@ def what(event: Event, story: Story) -> str:
     data = event.data
     match event.type:
         case "worker.exited":
-            said = str(data.get("message") or "")
-            said = f' "{_shortened(said)}"' if said else ""
-            return f"{who} rank {data.get('rank')} {data.get('exit')}{said}"
+            message = str(data.get("message") or "")
+            message = f' "{_shortened(message)}"' if message else ""
+            return f"{who} rank {data.get('rank')} {data.get('exit')}{message}"
         case "node.lost":
             how = {"connection": "its connection ended", "silence": "silent", "lease": "its lease ended"}
             silent = data.get("silent_ms")
             silence = f" for {span(silent / 1e3)}" if data.get("how") == "silence" and isinstance(silent, int) else ""
-            return f"{who} lost: {how.get(str(data.get('how')), 'not heard of any more')}{silence}"
+            return f"{who} lost: {how.get(str(data.get('how')), 'it sends nothing any more')}{silence}"
         case "node.joined":
             return f"{who} joined"
         case _:
@@ -176,7 +176,10 @@ def _each(step_time_us: object) -> str:
 
 
 def _times(story: Story) -> str:
-    count = len(story.recoveries)
+    return _counted(len(story.recoveries))
+
+
+def _counted(count: int) -> str:
     return "1 recovery" if count == 1 else f"{count} recoveries"
 
 
@@ -191,21 +194,21 @@ def _title(recovery: Recovery, number: int, story: Story) -> str:
 
 def _following(recovery: Recovery) -> str:
     count = len(recovery.consequences)
-    return "   first" if count == 0 else f"   first; {count} follow{'s' if count == 1 else ''} from it"
+    return "   root cause" if count == 0 else f"   root cause; {count} consequence{'s' * (count > 1)}"
 
 
 def _stopped(recovery: Recovery, story: Story) -> list[str]:
-    """Return how the workers ended that had not failed, and were stopped: in one line, if there are any."""
+    """Return one line about the workers that had not failed and were stopped, if there are any."""
     by_exit: dict[str, list[Event]] = {}
     for event in recovery.stopped:
         by_exit.setdefault(str(event.data.get("exit")), []).append(event)
-    told = []
+    counts = []
     for exit_, events in sorted(by_exit.items(), key=lambda item: -len(item[1])):
         who = (f"{story.name(event.node) if event.node else '?'} rank {event.data.get('rank')}" for event in events)
         more = f" and {len(events) - _SHOWN} more" if len(events) > _SHOWN else ""
-        told.append(f"{len(events)} by {exit_} ({', '.join(list(who)[:_SHOWN])}{more})")
+        counts.append(f"{len(events)} by {exit_} ({', '.join(list(who)[:_SHOWN])}{more})")
     count = len(recovery.stopped)
-    return [f"{count} other worker{'s were' if count > 1 else ' was'} stopped: {'; '.join(told)}"] if told else []
+    return [f"{count} other worker{'s were' if count > 1 else ' was'} stopped: {'; '.join(counts)}"] if counts else []
 
 
 def _part(part: Part, story: Story) -> str:
@@ -221,7 +224,7 @@ def _some(names: Iterable[str]) -> str:
 
 
 def _shortened(text: str) -> str:
-    """Return the beginning of what a worker said, up to the end of a word."""
+    """Return the beginning of a failure message, up to the end of a word."""
     if len(text) <= _LONGEST:
         return text
     begin = text[:_LONGEST]

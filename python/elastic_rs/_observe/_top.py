@@ -16,7 +16,7 @@ from typing import Any
 from elastic_rs._observe import _text
 from elastic_rs._observe._events import Event, host_of
 from elastic_rs._observe._source import Live
-from elastic_rs._observe._story import PHASES, Story, tell
+from elastic_rs._observe._story import PHASES, Story, story_of
 from elastic_rs._terminal import shows_colours
 
 INTERVAL_S = 1.0
@@ -69,7 +69,7 @@ class _Node:
     name: str
     state: str = "waiting"
     lag: int = 0
-    took: dict[str, float] = field(default_factory=dict)
+    durations: dict[str, float] = field(default_factory=dict)
     gone: int = 0
 
     def key(self, sort: str) -> tuple[float, float, float, list[tuple[str, int, str]]]:
@@ -85,14 +85,14 @@ class _Node:
             case "lag":
                 return -self.lag, 0, 0, name
             case "state":
-                return _STATES.index(self.state), -self.lag, -round(sum(self.took.values())), name
+                return _STATES.index(self.state), -self.lag, -round(sum(self.durations.values())), name
             case phase:
-                return -self.took.get(phase, 0.0), 0, 0, name
+                return -self.durations.get(phase, 0.0), 0, 0, name
 
 
 def screen(events: Sequence[Event], state: dict[str, Any] | None, size: tuple[int, int], view: View) -> list[str]:
     columns, rows = size
-    story = tell(events, None if state is None else state["mono_us"])
+    story = story_of(events, None if state is None else state["mono_us"])
     head = [_cut(line, columns) for line in _text.status(story, state)]
     pause, other = "go on" if view.paused else "pause", "nodes" if view.why else "why"
     keys = f"q quit  p {pause}  s sort ({SORTS[view.sort]})  w {other}"
@@ -128,8 +128,8 @@ def _table(story: Story, state: dict[str, Any] | None, columns: int, view: View)
     bar = _bar(story, columns - len(fixed) - 2)
     rows = []
     for node in nodes:
-        took = [_text.span(node.took[phase]) if phase in node.took else "-" for phase in PHASES[1:]]
-        times = " ".join(f"{time:>10}" for time in (_lag(node.lag, step_s), *took))
+        durations = [_text.span(node.durations[phase]) if phase in node.durations else "-" for phase in PHASES[1:]]
+        times = " ".join(f"{time:>10}" for time in (_lag(node.lag, step_s), *durations))
         rows.append(f"{story.name(node.name)[:16]:<16} {node.state:<8} {times} {node.gone or '-':>4}")
     return [fixed + (f"|{bar}|" if bar else "")], rows
 
@@ -147,7 +147,7 @@ def _nodes(story: Story) -> list[_Node]:
     away: dict[str, set[str]] = {}
     for event in story.events:
         if event.type == "round.completed":
-            _place(event, nodes)
+            _mark_members(event, nodes)
         if event.node is None:
             continue
         host = host_of(event.node)
@@ -165,14 +165,14 @@ def _nodes(story: Story) -> list[_Node]:
                 if event.type in ("node.lost", "node.left"):
                     gone[host] = gone.get(host, 0) + 1
             case "phase":
-                node.state = "running"  # only members of the round tell phases
-                node.took.update({phase: micros / 1e6 for phase, micros in story.phases_us(event).items()})
+                node.state = "running"  # only members of the round report phases
+                node.durations.update({phase: micros / 1e6 for phase, micros in story.phases_us(event).items()})
         node.gone = gone.get(host, 0)
     return list(nodes.values())
 
 
-def _place(completed: Event, nodes: dict[str, _Node]) -> None:
-    """Note which nodes run the round. The others are spares. The text names the members, of many the first ones."""
+def _mark_members(completed: Event, nodes: dict[str, _Node]) -> None:
+    """Set which nodes are members of the round. The others are spares. The text names the first members."""
     present = [node for node in nodes.values() if node.state not in ("lost", "left")]
     members = completed.data.get("nodes")
     surplus = isinstance(members, int) and len(present) > members
@@ -223,7 +223,7 @@ def show(live: Live) -> int:
         while True:
             new, state = live.read()
             events = [*events, *new][-KEPT:]
-            story = tell(events, None if state is None else state["mono_us"])
+            story = story_of(events, None if state is None else state["mono_us"])
             print("\n".join(_text.status(story, state)), flush=True)
             time.sleep(10 * INTERVAL_S)
     return curses.wrapper(_watch, live)

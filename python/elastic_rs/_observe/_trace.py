@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from elastic_rs._observe._events import Event
-from elastic_rs._observe._story import PHASES, Period, Story, tell
+from elastic_rs._observe._story import PHASES, Period, Story, story_of
 
 _JOB = 1
 _ROUNDS, _EVENTS = 1, 2
@@ -18,7 +18,7 @@ _SHORTEST_US = 1
 
 
 def chrome_trace(events: Sequence[Event], now_us: int | None = None) -> dict[str, Any]:
-    story = tell(events, now_us)
+    story = story_of(events, now_us)
     pids: dict[str | None, int] = {None: _JOB}
     for event in story.events:
         if event.node is not None:

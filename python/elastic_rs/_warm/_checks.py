@@ -14,7 +14,7 @@ HANDLES_FORKS = "jemalloc_bg_thd"
 """Name of jemalloc's thread, which pyarrow starts when it is imported: pandas, datasets, transformers.trainer do that.
 
 jemalloc holds all its locks during a fork, and sets the child to do without that thread (``background_thread.c``,
-``jemalloc.c``: ``pthread_atfork``). ``tests/python/test_warm_arrow.py`` forks a thousand times while it allocates.
+``jemalloc.c``: ``pthread_atfork``). ``tests/python/warm/test_arrow.py`` forks a thousand times while it allocates.
 """
 
 LINES = ("socket:", "pipe:", "anon_inode:[eventpoll]", "anon_inode:[io_uring]")

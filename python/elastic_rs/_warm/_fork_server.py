@@ -140,7 +140,7 @@ def _next_worker(server: ForkServer) -> SpawnRequest:
         try:
             server.become_guard(request)
         except OSError:
-            os._exit(1)  # the agent has been told
+            os._exit(1)  # the agent has received the reason
         try:
             worker = os.fork()
         except OSError:
@@ -196,9 +196,9 @@ class _Stream(NamedTuple):
         (file.raw if self.fd == 0 else file).name = f"<{name}>"
         stream: Any = io.TextIOWrapper(file, self.encoding, self.errors, "\n", write_through=True)
         stream.mode = mode
-        for place in (name, f"__{name}__"):
-            if getattr(sys, place) is self.file:
-                setattr(sys, place, stream)
+        for attribute in (name, f"__{name}__"):
+            if getattr(sys, attribute) is self.file:
+                setattr(sys, attribute, stream)
 
 
 def _forget_randomness() -> None:

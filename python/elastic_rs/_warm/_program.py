@@ -1,7 +1,7 @@
 """The program of a worker that is forked from a fork server: a script, a module, a folder or an archive.
 
 The fork server shows the modules that it imports as much of the program as is known before it runs: its arguments,
-``sys.path``, and ``__main__.__file__``, by which some tell a script from a prompt. ``__main__`` is the interpreter's
+``sys.path``, and ``__main__.__file__``, which is not set at a prompt. ``__main__`` is the interpreter's
 own, because modules keep it (``multiprocessing`` as ``__mp_main__``). Facts: ``Modules/main.c`` and
 ``Python/pythonrun.c`` of CPython. ``docs/decisions/0048-warm-workers-return-through-the-templates-main.md`` has the
 alternatives.

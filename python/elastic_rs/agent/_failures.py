@@ -45,7 +45,7 @@ def failures_of(
         exits: this node's workers that have ended.
         first_rank: global rank of this node's local rank 0.
         error_files: where each of them may have recorded an exception.
-        reason: why the job has failed, in words; for the case that no worker did.
+        reason: why the job has failed, as text; for the case that no worker did.
         failed_at: when the first failure happened, as far as this node knows, in seconds since 1970.
         make: makes one of local rank, process id, return code and error file.
     """

@@ -142,7 +142,10 @@ class Functions:
                     return  # cut off: the worker was killed, which the core has noticed
                 except Exception:
                     # A value that was pickled there may not be unpicklable here. Nobody must wait for it.
-                    logger.exception("the return value of worker %d cannot be unpickled; it counts as None", local_rank)
+                    logger.exception(
+                        "the return value of the worker with local rank %d cannot be unpickled; it counts as None",
+                        local_rank,
+                    )
                     self.return_values[local_rank] = None
             if self._ended in ready:
                 end = os.read(self._ended, 5)

@@ -39,7 +39,7 @@ from elastic_rs.agent._failures import failures_of
 from elastic_rs.agent._functions import Functions
 from elastic_rs.agent._generation import Generation, line_prefixes, start_programs
 from elastic_rs.agent._metrics import measured
-from elastic_rs.agent._places import place_of, workers_of
+from elastic_rs.agent._placements import placement_of, workers_of
 from elastic_rs.agent._signals import Ended, EndedProcess, Handlers, SignalError, is_torchrun
 from elastic_rs.agent._worker_logs import ByGeneration, remove_temporary
 from elastic_rs.rendezvous._node_handler import NodeHandler
@@ -57,7 +57,7 @@ def _script_of(spec: WorkerSpec) -> str:
 
 
 _NOT_GIVEN = float("300")
-"""PyTorch's default, told by its identity from a 300 of the caller's."""
+"""PyTorch's default. Its identity distinguishes it from a 300 of the caller's."""
 
 
 class LocalElasticAgent(TorchLocalElasticAgent):
@@ -113,7 +113,7 @@ class LocalElasticAgent(TorchLocalElasticAgent):
         )
         self._handler = spec.rdzv_handler if isinstance(spec.rdzv_handler, NodeHandler) else None
         self._agent: Agent | None = None
-        self._place: Placement | None = None
+        self._placement: Placement | None = None
         self._functions: Functions | None = None
         self._consoles = Consoles()
         self._signal: SignalException | None = None
@@ -123,13 +123,13 @@ class LocalElasticAgent(TorchLocalElasticAgent):
             self._handler.serve_agent(spec.role, spec.local_world_size, spec.max_restarts, _script_of(spec))
 
     def get_worker_group(self, role: str = DEFAULT_ROLE) -> WorkerGroup:  # noqa: ARG002 - as in torch
-        """Return the workers and their place. Its ``store`` is the one that the agents of a round share.
+        """Return the workers and their placement. Its ``store`` is the one that the agents of a round share.
 
         With our handler that store is connected to when somebody asks here first: this agent has no use for it.
         """
         group = self._group
-        if group.store is None and self._place is not None and self._handler is not None:
-            group.store = self._handler.store_of(self._place)
+        if group.store is None and self._placement is not None and self._handler is not None:
+            group.store = self._handler.store_of(self._placement)
         return cast("WorkerGroup", group)
 
     def run(self, role: str = DEFAULT_ROLE) -> RunResult:
@@ -181,7 +181,7 @@ class LocalElasticAgent(TorchLocalElasticAgent):
 
     def _pass_on(self, agent: Agent, error: SignalException) -> None:
         """Tell the core of a signal."""
-        # A second signal waits until this one has been told.
+        # A second signal waits until this one has been reported.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
             self._signal = error
@@ -263,33 +263,34 @@ class LocalElasticAgent(TorchLocalElasticAgent):
         if self._handler is None:
             self._rendezvous(group)
             self._generation += 1
-            agent.placed(place_of(group, self._generation))
+            agent.placed(placement_of(group, self._generation))
             return None
-        place = self._join_ours(self._handler)
-        if isinstance(place, _elastic_rs.Failure):
-            # The job failed for good while this node waited for its place.
+        placement = self._join_ours(self._handler)
+        if isinstance(placement, _elastic_rs.Failure):
+            # The job failed for good while this node waited for its placement.
             return RunResult(
-                WorkerState.FAILED, failures=failures_of(place, [], 0, {}, None, failed_at=None, make=ProcessFailure)
+                WorkerState.FAILED,
+                failures=failures_of(placement, [], 0, {}, None, failed_at=None, make=ProcessFailure),
             )
-        agent.placed(place)
+        agent.placed(placement)
         return None
 
     @measured("SimpleElasticAgent._rendezvous")
     def _join_ours(self, handler: NodeHandler) -> Placement | Failure:
         with self.record_duration("RENDEZVOUS"):
-            place = handler.join()
-        if isinstance(place, _elastic_rs.Placement):
-            self._take(place)
-        return place
+            placement = handler.join()
+        if isinstance(placement, _elastic_rs.Placement):
+            self._take(placement)
+        return placement
 
-    def _take(self, place: Placement) -> None:
+    def _take(self, placement: Placement) -> None:
         group, spec = self._group, self._group.spec
         with self.record_duration("ASSIGN_WORKER_RANKS"):
-            group.workers = workers_of(place, place.workers_of(spec.local_world_size))
-        self._generation, self._place, group.store = place.round, place, None
-        group.group_rank, group.group_world_size = place.rank, place.world_size
-        group.master_addr = spec.master_addr or place.master_addr
-        group.master_port = spec.master_port or place.master_port
+            group.workers = workers_of(placement, placement.workers_of(spec.local_world_size))
+        self._generation, self._placement, group.store = placement.round, placement, None
+        group.group_rank, group.group_world_size = placement.rank, placement.world_size
+        group.master_addr = spec.master_addr or placement.master_addr
+        group.master_port = spec.master_port or placement.master_port
 
     @measured("LocalElasticAgent._start_workers")
     def _start(self, agent: Agent) -> None:
@@ -383,7 +384,7 @@ class LocalElasticAgent(TorchLocalElasticAgent):
     def _shutdown(self, *_: Any, **__: Any) -> None:
         """Leave nothing behind. The core has stopped the workers, unless an exception ended :meth:`run` early."""
         self._end_helpers()
-        self._place = None
+        self._placement = None
         if self._agent is not None:
             self._agent.close()
             self._agent = None
@@ -400,6 +401,6 @@ class LocalElasticAgent(TorchLocalElasticAgent):
                 setattr(self, name, None)
 
     def _record_worker_events(self, result: RunResult) -> None:
-        # A spare that was not needed has nothing to tell of workers, even if it had some in an earlier round.
+        # A spare that was not needed has no worker events, even if it had workers in an earlier round.
         if result.return_values or result.failures:
             super()._record_worker_events(result)

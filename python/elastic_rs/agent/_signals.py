@@ -19,7 +19,7 @@ logger = logging.getLogger("elastic_rs.agent")
 
 
 class SignalError(Exception):
-    """A signal ended the agent. PyTorch's ``run`` does not know it: it would tell of the signal a second time."""
+    """A signal ended the agent. PyTorch's ``run`` does not know it: it would report the signal a second time."""
 
     def __init__(self, error: SignalException) -> None:
         super().__init__(error)

@@ -30,7 +30,7 @@ from elastic_rs.elastic._exceptions import HorovodInternalError, HostsUpdatedInt
 from elastic_rs.elastic._listeners import Listener
 from elastic_rs.elastic._membership import MEMBERSHIP
 from elastic_rs.elastic._not_offered import refuse
-from elastic_rs.elastic._place import cross_rank, cross_size, is_initialized, local_rank, local_size, rank, size
+from elastic_rs.elastic._ranks import cross_rank, cross_size, is_initialized, local_rank, local_size, rank, size
 from elastic_rs.elastic._run import run
 from elastic_rs.elastic._state import ObjectState, State
 

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from elastic_rs.elastic._exceptions import HostsUpdatedInterrupt, PeerFailed, TensorMismatchError
 
-# A collective may fail before the agent has heard why. The agent of the failed worker reports within milliseconds, and
-# the coordinator gives a node that is cut off `reconnect_grace` (0.5 s) before it tells the others.
+# A collective may fail before the agent has received the reason. The agent of the failed worker reports within
+# milliseconds. The coordinator gives a node that is cut off `reconnect_grace` (0.5 s) before it notifies the others.
 FAILURE_NEWS_S = 5.0
 
 # How long the others get to finish the collective that a worker has just left, before they learn that its script asks
@@ -57,7 +57,7 @@ def judge(error: Exception, *, changing: bool, failed_within: Callable[[float], 
 
     Args:
         error: what the user's function, or the forming of a world, has raised.
-        changing: whether the agent has told this worker at a check that the world changes.
+        changing: whether the agent has announced to this worker at a check that the world changes.
         failed_within: waits at most so many seconds, and says whether a failure of another worker is known.
     """
     raised = next((one for one in _causes(error) if isinstance(one, OURS)), None)
@@ -158,7 +158,7 @@ def must_sync(world_says: bool, commit: int | None) -> bool:
 
 
 def parked_number(commit: int | None, *, ahead: int) -> int | None:
-    """Return the number that tells the coordinator whose state is the newest.
+    """Return the number by which the coordinator knows which state is the newest.
 
     It is the number of the last commit or sync, and more if the worker keeps changes made after that: one more if all
     workers have left their world at the same check, and have the same changes. See :func:`ahead_by_script`.
@@ -202,7 +202,7 @@ class Attendance(NamedTuple):
     path: str | None
     """The agent's socket, or None: the worker is stopped and started again like any other."""
     reason: str
-    """Why not, for the log. Empty if there is nothing to say: there is no agent of ours, or it was told not to."""
+    """Why not, for the log. Empty if there is nothing to say: there is no agent of ours, or `in_place` is off."""
 
 
 def connects_lazily(environment: Mapping[str, str]) -> bool:

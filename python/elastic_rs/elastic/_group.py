@@ -67,7 +67,7 @@ class Group:
         self._destroyed += self.exists
         if "RANK" in os.environ:
             store, rank, world_size = self._connected(raise_if_failed)
-            # With the prefixes that a script's `init_process_group` has: a newcomer may run such a script.
+            # With the prefixes that a script's `init_process_group` has: a new worker may run such a script.
             store = dist.PrefixStore("default_pg", store)  # type: ignore[attr-defined] # public, as documented
             if self._destroyed:
                 # The addresses of the groups before are still in the store.
@@ -128,7 +128,7 @@ class Group:
         if dist.is_initialized():
             dist.destroy_process_group()
         # A group that could not be made has taken a number. Groups are named by it, and the names must be the same on
-        # all ranks, also on newcomers. Destroying a group begins the numbers anew.
+        # all ranks, also on new workers. Destroying a group resets the numbers.
         _torch_private.forget_group_numbers()
         if self._hooks is not None and sys.excepthook is self._hooks[1]:
             # Each group wraps the hook of the one before, to print the rank before each line of a traceback.

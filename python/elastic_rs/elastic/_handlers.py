@@ -63,7 +63,7 @@ class StateDictHandler:
 
     def restore(self, saved: Any) -> None:
         """Give the value a saved state. What is saved must not change when the value changes later."""
-        self.value.load_state_dict(_tree.place(saved, self.state()))
+        self.value.load_state_dict(_tree.fill(saved, self.state()))
 
     def receive(self, state: Any, *, in_place: bool) -> None:
         """Give the value the state that was broadcast.

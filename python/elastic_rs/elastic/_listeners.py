@@ -1,4 +1,4 @@
-"""Objects that are told of changes of the membership as soon as they are announced, beside the checks."""
+"""Objects that are notified of membership changes when they are announced, before the next check."""
 
 from __future__ import annotations
 

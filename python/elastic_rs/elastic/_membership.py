@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from elastic_rs._elastic_rs import WorkerChannel, World
 from elastic_rs._logging import show_logs_if_asked
-from elastic_rs.elastic import _decisions, _place
+from elastic_rs.elastic import _decisions, _ranks
 from elastic_rs.elastic._exceptions import HostsUpdatedInterrupt, HostUpdateResult, PeerFailed, name_for_scripts
 from elastic_rs.elastic._listeners import Listeners
 
@@ -67,7 +67,7 @@ class Membership:
         """Return the rank that broadcasts if the user's code names ``root_rank``.
 
         Code written for Horovod broadcasts a state from rank 0, which is always the oldest worker there. Here rank 0
-        may be a newcomer.
+        may be new.
         """
         return self.source if self._syncing and root_rank == 0 else root_rank
 
@@ -78,7 +78,7 @@ class Membership:
 
     @property
     def can_leave(self) -> bool:
-        """Whether this worker can leave its world and get another one: it has an agent that can tell, or is alone."""
+        """Whether this worker can leave its world and enter another one: it has an agent, or is alone."""
         return self.channel is not None or not _decisions.is_launched(os.environ)
 
     def begin(self, backend: str | None = None, timeout: timedelta | None = None) -> None:
@@ -114,7 +114,7 @@ class Membership:
     def has_group(self) -> bool:
         """Whether the process group of this world has been made, by the script or by :meth:`enter`."""
         # The script may have destroyed it.
-        return self._group is not None and self._group.exists and _place.is_initialized()
+        return self._group is not None and self._group.exists and _ranks.is_initialized()
 
     @property
     def may_abort(self) -> bool:
@@ -245,8 +245,8 @@ class Membership:
         if self.channel is not None:
             self._warn_unless(guarded)
             self._group.watch(self.channel)
-        took_s = time.monotonic() - started
-        _log.info("rank %d of %d: process group made in %.3f s", _place.rank(), _place.size(), took_s)
+        elapsed_s = time.monotonic() - started
+        _log.info("rank %d of %d: process group made in %.3f s", _ranks.rank(), _ranks.size(), elapsed_s)
 
     @contextmanager
     def guarding(self) -> Iterator[None]:
@@ -264,11 +264,11 @@ class Membership:
     def _warn_unless(self, guarded: int) -> None:
         """Warn if nothing can free this worker's collectives when a peer fails."""
         assert self._group is not None
-        if not guarded and _place.size() > 1 and "gloo" in self._group.backends:
+        if not guarded and _ranks.size() > 1 and "gloo" in self._group.backends:
             _log.warning(
                 "no TCP connection of gloo was found for the process group of %d workers: when another worker fails, a "
                 "collective that waits for it is not freed, and this worker is replaced after 30 s",
-                _place.size(),
+                _ranks.size(),
             )
 
     def _connect(self, path: str, *, groupless: bool) -> None:
@@ -290,7 +290,7 @@ class Membership:
         self.listeners.connected(self.channel)
 
     def _disconnected(self, error: OSError) -> None:
-        """Go on without the agent: whoever has closed the connection also knows that this worker cannot be told."""
+        """Go on without the agent: whoever has closed the connection also knows that this worker cannot be reached."""
         self.channel = None
         self.unattended = f"no connection to its agent: {error}"
         _log.warning("this worker will be restarted when the world changes: %s", self.unattended)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any, ParamSpec, TypeVar, overload
 
-from elastic_rs.elastic import _decisions, _place
+from elastic_rs.elastic import _decisions, _ranks
 from elastic_rs.elastic._decisions import Outcome
 from elastic_rs.elastic._exceptions import StateMismatchError, name_for_scripts
 from elastic_rs.elastic._membership import MEMBERSHIP
@@ -152,7 +152,7 @@ def _in_each_world(state: State, func: Callable[[], Any], name: str) -> Any:
             wraps.release()
             restores = outcome is Outcome.RESTORE
             # If the script has asked for a new world, the others leave this one as after a failure.
-            ahead = _decisions.ahead_by_script(_place.rank(), _place.size()) if asked else None
+            ahead = _decisions.ahead_by_script(_ranks.rank(), _ranks.size()) if asked else None
             MEMBERSHIP.leave(failed=restores or asked)
             if restores:
                 _finish_device_work(state)

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch.utils.data import Sampler
 
-from elastic_rs.elastic import _partition, _place
+from elastic_rs.elastic import _partition, _ranks
 
 
 class ElasticSampler(Sampler[int]):
@@ -59,8 +59,8 @@ class ElasticSampler(Sampler[int]):
 
     def reset(self) -> None:
         """Distribute what is left of the epoch among the present workers."""
-        self.num_replicas = _place.size()
-        self.rank = _place.rank()
+        self.num_replicas = _ranks.size()
+        self.rank = _ranks.rank()
         key = (self.epoch, len(self.dataset))
         if self._order_of != key:  # a million indices take half a second to shuffle
             self._order = _partition.order(len(self.dataset), shuffle=self.shuffle, seed=self.seed + self.epoch)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from elastic_rs.elastic import _decisions
 from elastic_rs.elastic._contents import refuse_parted
@@ -23,6 +23,10 @@ class State:
             ``elastic.broadcast_object``.
         get_rank: not used. It is there because Horovod's classes have it.
     """
+
+    if TYPE_CHECKING:
+        # The values of a state are attributes with the names that its script gives.
+        def __getattr__(self, name: str) -> Any: ...
 
     def __init__(
         self, bcast_object: Callable[..., Any] | None = None, get_rank: Callable[[], int] | None = None
@@ -126,7 +130,7 @@ class State:
     # What `run` calls.
 
     def _elastic_kept(self, ahead: int | None = None) -> int | None:
-        """Note that the world changes and the state stays as it is. Return the number that tells how new it is.
+        """Note that the world changes and the state stays as it is. Return the number that says how new it is.
 
         It is newer than the last commit by ``ahead``; by default by one, unless it has just been committed.
         """

@@ -89,7 +89,7 @@ class TorchState(State):
             other.restore()
         for name, saved in self._last.attributes.items():
             if self._values[name] is None:
-                super().__setattr__(name, _tree.place(saved, None))
+                super().__setattr__(name, _tree.fill(saved, None))
 
     def sync(self) -> None:
         """Give all ranks the present state of the rank ``MEMBERSHIP.source``, and save it.

@@ -17,7 +17,7 @@ from elastic_rs._torch_private import keep_versions
 
 
 class Slot(NamedTuple):
-    """The place of a tensor in a described tree."""
+    """The position of a tensor in a described tree."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -72,7 +72,7 @@ def synchronize(devices: Iterable[torch.device]) -> None:
 
 
 @torch.no_grad()
-def place(saved: Any, live: Any) -> Any:
+def fill(saved: Any, live: Any) -> Any:
     """Return a live tree with the contents of a saved one, in the live tensors where they fit.
 
     The result shares no memory with the saved tree.
@@ -82,7 +82,7 @@ def place(saved: Any, live: Any) -> Any:
             return saved.clone()
         live.copy_(saved)
         return live
-    return _map(saved, live, place)
+    return _map(saved, live, fill)
 
 
 def describe(live: Any, tensors: list[Tensor]) -> Any:

@@ -63,8 +63,10 @@ def check_equal(tensor: Tensor) -> None:
     if largest != -smallest:
         every: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(every, mine)
-        told = ", ".join(f"rank {rank} has {what}" for rank, what in enumerate(every))
-        raise TensorMismatchError(f"the tensors of an allreduce must have the same shape and type on all ranks: {told}")
+        shown = ", ".join(f"rank {rank} has {what}" for rank, what in enumerate(every))
+        raise TensorMismatchError(
+            f"the tensors of an allreduce must have the same shape and type on all ranks: {shown}"
+        )
 
 
 def send_tree(live: Any, source: int, part_done: Callable[[], None] = lambda: None) -> Any:

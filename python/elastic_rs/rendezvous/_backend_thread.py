@@ -103,7 +103,7 @@ class BackendThread:
     def _write(self, state: bytes, token: Any) -> Any:
         answer = self._backend.set_state(state, token)
         if answer is None:
-            # Some backends do not say what became of a write. The present state tells.
+            # Some backends do not say what became of a write. The present state shows it.
             there = self._backend.get_state()
             answer = None if there is None else (*there, there[0] == state)
         content, token, written = answer or (None, None, False)

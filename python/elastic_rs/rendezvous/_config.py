@@ -144,7 +144,7 @@ def check_host(host: str, config: RendezvousConfig) -> None:
     """Check that the host of an endpoint is one to connect to.
 
     Raises:
-        ValueError: it is ``0.0.0.0`` or ``::``, and this node is not told to host the coordinator.
+        ValueError: it is ``0.0.0.0`` or ``::``, and this node is not set to host the coordinator.
     """
     if means_all(host) and config.is_host is not True:
         raise ValueError(

@@ -34,7 +34,7 @@ def etcd_of(endpoint: str, config: RendezvousConfig, most_nodes: int) -> EtcdOpt
 
 
 def own_address(given: str | None, most_nodes: int, etcd: EtcdOptions) -> str:
-    """Return the address at which other nodes find this one, which nobody else can tell over etcd."""
+    """Return the address at which other nodes find this one, which no other process can find out over etcd."""
     if given:
         return given
     if most_nodes == 1:
@@ -44,7 +44,7 @@ def own_address(given: str | None, most_nodes: int, etcd: EtcdOptions) -> str:
         address = host_name(wait=True)
         logger.info(
             "other nodes find this one by its name `%s`: etcd at %s is on this machine, or its names have no address; "
-            "--local-addr=ADDR says otherwise",
+            "--local-addr=ADDR gives them an address instead",
             address,
             etcd.endpoints,
         )

@@ -42,8 +42,8 @@ def create_rust_c10d_handler(params: RendezvousParameters) -> RustC10dRendezvous
 
     Raises:
         ValueError: the endpoint or a ``--rdzv-conf`` key or value is not allowed; the message says what is.
-        RendezvousConnectionError: this process was told to host the coordinator (``is_host=1``) and cannot; the message
-            names who has the port, where the system tells.
+        RendezvousConnectionError: this process must host the coordinator (``is_host=1``) and cannot; the message
+            names who has the port, where the system reports it.
     """
     return created(RustC10dRendezvousHandler, params)
 

@@ -19,7 +19,7 @@ def claim(
     """Become the coordinator's host, if this process is to be. The second value says why it is not.
 
     Raises:
-        OSError: this process was told to be it (``is_host=1``), and cannot.
+        OSError: this process must be it (``is_host=1``), and cannot.
     """
     claimed = _elastic_rs.EndpointServer.claim(
         host, port, is_host=config.is_host, uses_store=uses_store, protection=protected
@@ -46,8 +46,8 @@ def warn_if_open(host: EndpointServer, protected: Protection | None) -> None:
     """Log who can reach a coordinator that nothing protects, if others than processes of this machine can."""
     if protected is None and not host.on_loopback:
         logger.warning(
-            "the coordinator at %s is not protected: whoever reaches it can end the job, take a node's place, and "
-            "write what PyTorch unpickles; `elastic-rs token new` makes a token that prevents it (docs/security.md)",
+            "the coordinator at %s is not protected: anyone who can reach it can end the job, replace a node, and "
+            "write data that PyTorch unpickles; protect it with a token: `elastic-rs token new` (docs/security.md)",
             ", ".join(host.addresses),
         )
 

@@ -157,7 +157,7 @@ class NodeHandler(RendezvousHandler):
         return placement, result
 
     def is_closed(self) -> bool:
-        """Whether the rendezvous was closed, as far as this node has been told. Asks nobody."""
+        """Whether the rendezvous was closed, as far as this node knows. Sends no request."""
         return self._view().closed
 
     def set_closed(self) -> None:
@@ -191,7 +191,7 @@ class NodeHandler(RendezvousHandler):
     def shutdown(self) -> bool:
         """End this node's part, and the job's where that is due.
 
-        PyTorch's launcher calls this in a ``finally``. The exception that is under way, if any, tells how the agent
+        PyTorch's launcher calls this in a ``finally``. The exception that is under way, if any, shows how the agent
         ended: none, the job succeeded and is closed for all; ``ChildFailedError``, it failed for good and all others
         stop; any other is a fault of this node alone, which leaves the rendezvous open for the rest.
         """

@@ -93,7 +93,7 @@ def decided(config: RendezvousConfig, *, own_store: bool) -> RendezvousConfig:
     if is_named() and not own_store:
         logger.warning(
             "the token or certificates of this job do not protect the workers' store: it is PyTorch's "
-            "(TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1), and serves whoever reaches it, in clear; leave the variable out, "
+            "(TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1), and serves every connection, unencrypted; leave the variable out, "
             "or give --rdzv-conf store_tunnel=0 if that is meant (docs/security.md, Store tunnel)"
         )
     return config.replace(store_tunnel=is_named() and own_store)

@@ -21,14 +21,14 @@ LOOK_FIRST_S, LOOK_LAST_S = 0.002, 0.1
 class RoundStore(PrefixStore):
     """A prefix store that does not wait for members that are gone.
 
-    Right after a round PyTorch's agents tell one another their roles through the store and wait for all of them. A
+    Right after a round PyTorch's agents exchange their roles through the store and wait for all of them. A
     member that is lost in that moment would make all others wait for ``read_timeout`` and then fail. So once the world
     must re-form, a stand-in is returned for what is missing: the agent starts its workers, sees that they must be
     restarted at its next look, and joins the next round.
 
     Args:
         must_reform: whether the world must re-form; may raise what ends the agent.
-        on_stand_in: called when a stand-in is returned: the agent must be told to join anew, whatever happens.
+        on_stand_in: called when a stand-in is returned: the agent must be made to join again, whatever happens.
     """
 
     def __init__(

@@ -46,15 +46,15 @@ FAILED = 1
 INTERRUPTED = 130
 
 
-def _tell_nobody(_: str) -> None:
-    """No driver has started this agent."""
+def _report_to_nobody(_: str) -> None:
+    """No driver has started this agent: there is nobody to report to."""
 
 
 def main(
     args: Sequence[str] | None = None,
     *,
     discovery: HostDiscovery | None = None,
-    told: Callable[[str], None] = _tell_nobody,
+    report: Callable[[str], None] = _report_to_nobody,
 ) -> int:
     """Run the workers of one node until the job has ended, or check the node (``doctor``), and return the exit code.
 
@@ -66,37 +66,37 @@ def main(
     Args:
         args: the command line; that of this process if None.
         discovery: finds the hosts, instead of ``-H`` and the like.
-        told: for an agent that a driver has started. If this node gets so far, it is called with ``accepted``, and then
-            with :attr:`elastic_rs._elastic_rs.Launched.outcome`; or with ``refused`` if no other node can do better
-            with this command line, or ``lacks_script`` if this node does not have the script. Such an agent ends well
-            if it joins after the job has succeeded. For any other node that is an error, as for torchrun.
+        report: for an agent that a driver has started. If this node gets so far, it is called with ``accepted``, and
+            then with :attr:`elastic_rs._elastic_rs.Launched.outcome`; or with ``refused`` if this command line fails on
+            every node, or ``lacks_script`` if this node does not have the script. Such an agent ends with 0 if it joins
+            after the job has succeeded. For any other node that is an error, as for torchrun.
     """
     argv = sys.argv[1:] if args is None else list(args)
     try:
-        return _run(argv, discovery, told)
+        return _run(argv, discovery, report)
     except UsageError as error:
         if error.everywhere:
-            told("refused")
+            report("refused")
         elif isinstance(error, NoScriptError):
-            told("lacks_script")
+            report("lacks_script")
         fail(str(error), hint=error.hint)
     except KeyboardInterrupt:
         # Before the core has taken the signals, or after it has given them back.
         return INTERRUPTED
 
 
-def _run(argv: Sequence[str], discovery: HostDiscovery | None, told: Callable[[str], None]) -> int:
+def _run(argv: Sequence[str], discovery: HostDiscovery | None, report: Callable[[str], None]) -> int:
     if argv[:1] == ["doctor"]:
         from elastic_rs import _doctor
 
         return _doctor.main(argv[1:])
     args = parse(argv)
     show_logs_if_asked()
-    is_driven = told is not _tell_nobody
+    is_driven = report is not _report_to_nobody
     if not is_driven:  # else the driver has warned
         warn_of_variables()
     try:
-        return _start(argv, args, discovery, told, is_driven=is_driven)
+        return _start(argv, args, discovery, report, is_driven=is_driven)
     except UsageError as error:
         error.name_variables(args.variables)
         raise
@@ -106,7 +106,7 @@ def _start(
     argv: Sequence[str],
     args: argparse.Namespace,
     discovery: HostDiscovery | None,
-    told: Callable[[str], None],
+    report: Callable[[str], None],
     *,
     is_driven: bool,
 ) -> int:
@@ -141,7 +141,7 @@ def _start(
         warn_of_loopback(meeting.host, meeting.port, meeting.config, meeting.nodes[1], flag)
     _prepare_environment(args)
     _cpus.set_omp_threads(args.omp_threads, options.workers.local_world_size)
-    return _take_part(meeting, local_addr, options, handled, told, protected=protected)
+    return _take_part(meeting, local_addr, options, handled, report, protected=protected)
 
 
 def _protected(meeting: Rendezvous, *, alone: bool) -> Protection | None:
@@ -172,7 +172,7 @@ def _take_part(
     local_addr: str | None,
     options: LaunchOptions,
     handled: Signals,
-    told: Callable[[str], None],
+    report: Callable[[str], None],
     *,
     protected: Protection | None,
 ) -> int:
@@ -216,14 +216,14 @@ def _take_part(
                 else:
                     session = _elastic_rs.Session.over_etcd(etcd, node, protection=protected)
                 fixed_master = (meeting.host, port) if meeting.fixed else None
-                told("accepted")
+                report("accepted")
                 launched = _elastic_rs.launch(
                     session,
                     options,
                     signals=signals,
                     fixed_master=fixed_master,
                     # A driver puts the host's name before each line.
-                    whole_lines=told is not _tell_nobody,
+                    whole_lines=report is not _report_to_nobody,
                 )
             finally:
                 if host is not None:
@@ -234,12 +234,12 @@ def _take_part(
         return _cannot("RuntimeError", str(error))
     # A driver names the host.
     is_first = launched.failure is not None and f"({node.name})" in launched.failure.node
-    told("failed_here" if launched.outcome == "failed" and is_first else launched.outcome)
+    report("failed_here" if launched.outcome == "failed" and is_first else launched.outcome)
     hint = why_not_host(why, started) if why and not session.was_welcomed else ""
     if host is not None and (launched.reason or "").startswith("could not reach the coordinator"):
         hint = f"this process hosts it, so `{meeting.host}` must be an address of this machine"
         hint += ", which has node rank 0" if meeting.fixed and config.node_rank == 0 else ""
-    return _told(launched, options.workers.entrypoint, hint, driven=told is not _tell_nobody)
+    return _report_end(launched, options.workers.entrypoint, hint, driven=report is not _report_to_nobody)
 
 
 def _prepare_environment(args: argparse.Namespace) -> None:
@@ -254,7 +254,7 @@ def _prepare_environment(args: argparse.Namespace) -> None:
         )
 
 
-def _told(launched: Launched, entrypoint: str, hint: str, *, driven: bool) -> int:
+def _report_end(launched: Launched, entrypoint: str, hint: str, *, driven: bool) -> int:
     """Report how the job ended, and return the exit code."""
     match launched.outcome:
         case "succeeded":

@@ -66,12 +66,12 @@ def _gpus(kind: str) -> int:
 
 def _ask_torch(kind: str) -> int:
     try:
-        told = subprocess.run(
+        done = subprocess.run(
             [sys.executable, *arguments(ASK, kind)], check=False, capture_output=True, text=True, timeout=ASK_S
         )
     except subprocess.TimeoutExpired:
         raise UsageError(f"{FLAG} is `{kind}`: PyTorch did not report the number within {ASK_S:.0f} s") from None
-    if told.returncode != 0 or not told.stdout.split():
-        said = told.stderr.strip().rpartition("\n")[2] or f"exit code {told.returncode}"
+    if done.returncode != 0 or not done.stdout.split():
+        said = done.stderr.strip().rpartition("\n")[2] or f"exit code {done.returncode}"
         raise UsageError(f"{FLAG} is `{kind}`, must be a number, auto, cpu, gpu or xpu; PyTorch says: {said}")
-    return int(told.stdout.split()[-1])
+    return int(done.stdout.split()[-1])

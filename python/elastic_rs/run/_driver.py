@@ -262,7 +262,7 @@ def _protected() -> Protection:
 
 
 def _endpoint_of(args: argparse.Namespace) -> tuple[str | None, int]:
-    """Read ``--rdzv-endpoint``: what agents are told, if it is given, and the coordinator's port."""
+    """Read ``--rdzv-endpoint``: what agents are given, if there is one, and the coordinator's port."""
     if not args.rdzv_endpoint:
         return None, 0
     try:
@@ -388,19 +388,19 @@ def _show(driver: Driver, discovery: HostDiscovery, job: str, port: int) -> int:
         commands = {host: driver.command(host) for host in hosts}
     except Exception as error:  # noqa: BLE001 - whatever a user's class raises
         return _cannot(f"host discovery fails: {error}")
-    told = json.loads(job)
+    settings = json.loads(job)
     first = next(iter(hosts), None)
-    if told["detach"]:
-        print_line(f"coordinator  on {first}, at {told['endpoint']}")
+    if settings["detach"]:
+        print_line(f"coordinator  on {first}, at {settings['endpoint']}")
     else:
         print_line(f"coordinator  here, at {f'port {port}' if port else 'any free port'}")
     for age, (host, slots) in enumerate(hosts.items()):
-        own = {"host": host, "slots": slots, "age": age, "hosts_coordinator": told["detach"] and host == first}
+        own = {"host": host, "slots": slots, "age": age, "hosts_coordinator": settings["detach"] and host == first}
         # An agent finds out at which address its host sees the driver.
         address = "127.0.0.1" if commands[host][0] == sys.executable else "DRIVER"
-        line = command_line(own, told, told["endpoint"] or f"{address}:{port or 'PORT'}")
+        line = command_line(own, settings, settings["endpoint"] or f"{address}:{port or 'PORT'}")
         print_line(f"host         {host}, {slots} slots: {shlex.join(commands[host])}")
         print_line(f"  there      elastic-run {shlex.join(line)}")
-    print_line(f"  in         {told['cwd']}")
-    print_line(f"  variables  {' '.join(sorted(told['env']))}")
+    print_line(f"  in         {settings['cwd']}")
+    print_line(f"  variables  {' '.join(sorted(settings['env']))}")
     return 0

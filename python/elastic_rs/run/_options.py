@@ -291,7 +291,7 @@ def signals_of(text: str) -> list[int]:
                 f"--signals-to-handle has `{name.strip()}`, must be names such as SIGTERM,SIGUSR1{_near(name)}"
             )
         if name.strip() in {"SIGKILL", "SIGSTOP"}:
-            raise CommandLineError(f"--signals-to-handle has `{name.strip()}`, which the kernel lets nobody handle")
+            raise CommandLineError(f"--signals-to-handle has `{name.strip()}`, which no process can handle")
         numbers.append(number)
     return numbers
 

@@ -37,7 +37,7 @@ def record(message: str, stack: str) -> None:
 def write_error_file(data: Any) -> None:
     """Write this to ``TORCHELASTIC_ERROR_FILE``, if it is set. If that fails, warn, as PyTorch does.
 
-    Whoever calls it has an error to tell, which another one must not replace.
+    Its caller has an error to report, which another one must not replace.
     """
     file = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if not file:

@@ -67,7 +67,7 @@ def other_environment(*, no_python: bool = False) -> str:
 
 
 def why_not(args: argparse.Namespace) -> str:
-    """Return why the workers' program cannot run. Empty if it can, or if only the worker can tell."""
+    """Return why the workers' program cannot run. Empty if it can, or if only the worker can find out."""
     script = args.training_script
     if "$" in script and not args.no_python:
         return ""  # `${local_rank}` is replaced, with a different number per worker. In a program's name it is not.

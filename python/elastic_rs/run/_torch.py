@@ -21,8 +21,8 @@ def hand_over(argv: Sequence[str], checked: argparse.Namespace, why: str) -> Non
     """Run torchrun's own code with this command line. Raises and exits as it does.
 
     Raises:
-        UsageError: there is no torch, or what we can tell of the command line is wrong. torchrun would tell some of it
-            by an exception, and wait for ever because of other.
+        UsageError: there is no torch, or the command line has an error that is found here. torchrun would raise an
+            exception for some of them, and wait for ever after others.
     """
     if _options.warm_modules_of(checked) is not None:
         raise UsageError(f"--warm-start and {why} cannot be combined: PyTorch's launcher cannot fork")

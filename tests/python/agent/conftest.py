@@ -61,14 +61,21 @@ def agent_of(tmp_path: Path, free_port: Callable[[], int]) -> Iterator[Callable[
         low, _, high = nodes.partition(":")
         if port is None:
             port = 0 if backend == "rust-c10d" else free_port()
-        config = {"last_call_timeout": 1, "drain_timeout": 0} if backend == "rust-c10d" else {"is_host": "1"}
+        config: dict[str, Any] = (
+            {"last_call_timeout": 1, "drain_timeout": 0} if backend == "rust-c10d" else {"is_host": "1"}
+        )
         if backend == "static":
             config = {"rank": 0}
         params = RendezvousParameters(
             backend, f"{NODE}:{port}", "job", int(low), int(high or low), local_addr=NODE, **config | (conf or {})
         )
         made.append(get_rendezvous_handler(params))
-        given = {"role": "trainer", "local_world_size": nproc, "max_restarts": restarts, "monitor_interval": 0.05}
+        given: dict[str, Any] = {
+            "role": "trainer",
+            "local_world_size": nproc,
+            "max_restarts": restarts,
+            "monitor_interval": 0.05,
+        }
         worker = WorkerSpec(entrypoint=entrypoint, args=args, rdzv_handler=made[-1], **given | (spec or {}))
         logs = logs or DefaultLogsSpecs(log_dir=str(tmp_path / "logs"))
         return cls(spec=worker, logs_specs=logs, **options)

@@ -38,9 +38,9 @@ def test_cargo_finds_the_workspace_in_what_it_copies(tmp_path: Path) -> None:
         else:
             shutil.copy(source, target)
     command = ["cargo", "metadata", "--no-deps", "--offline", "--locked", "--format-version=1"]
-    told = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)
-    assert told.returncode == 0, told.stderr
-    assert {package["name"] for package in json.loads(told.stdout)["packages"]} >= {"elastic_rs", "elastic_rs_py"}
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)
+    assert result.returncode == 0, result.stderr
+    assert {package["name"] for package in json.loads(result.stdout)["packages"]} >= {"elastic_rs", "elastic_rs_py"}
     project = tomllib.loads((tmp_path / "pyproject.toml").read_text())
     for file in (project["project"]["readme"], *project["project"]["license-files"]):
         assert (tmp_path / file).exists(), file

@@ -53,7 +53,7 @@ def met(nodes: list[Process]) -> tuple[Process, tuple[str, str]]:
     return nodes[ranks.index(0)], master
 
 
-def told(serving: Process) -> list[str]:
+def rejections(serving: Process) -> list[str]:
     """Return what this node has said of connections from addresses of no member."""
     return [line for line in serving.lines if re.search("of no member|not_a_member", line)]
 
@@ -81,10 +81,12 @@ def test_a_machine_without_members_at_the_workers_store(job: Job, lan: Lan, tmp_
         assert serving.line(said)
     done.touch()
     assert [node.wait() for node in nodes] == [0, 0]
-    assert len(told(serving)) == (0 if members == "off" else 3), "members are not told of"
+    assert len(rejections(serving)) == (0 if members == "off" else 3), "members are not logged"
 
 
-def test_a_stranger_is_closed_and_64_members_on_as_many_machines_join(job: Job, lan: Lan, tmp_path: Path) -> None:
+def test_a_machine_without_members_is_closed_and_64_members_on_as_many_machines_join(
+    job: Job, lan: Lan, tmp_path: Path
+) -> None:
     """Each worker reaches the store from the address of its own machine, and waits there for the other workers."""
     done = tmp_path / "done"
     machines = [lan.machine(f"node{number}") for number in range(64)]
@@ -96,4 +98,4 @@ def test_a_stranger_is_closed_and_64_members_on_as_many_machines_join(job: Job, 
     assert serving.line("connection rejected .*not_a_member.*64 addresses are known")
     done.touch()
     assert [node.wait() for node in nodes] == [0] * 64
-    assert len(told(serving)) == 1, "no member was closed"
+    assert len(rejections(serving)) == 1, "no member was closed"

@@ -50,10 +50,10 @@ def test_a_machine_without_a_node_of_the_job_reads_nothing_of_it(lan: Lan, job: 
         for path in ("metrics", "?run=job"):
             _, text = said(machine, "-c", HTTP, f"http://{endpoint}/{path}")
             assert may != text.startswith("403"), (machine.name, path, text)
-        for command in ("status", "why"):
-            _, text = said(machine, "-m", "elastic_rs", command, endpoint, "--run-id=job")
+        for reader in ("status", "why"):
+            _, text = said(machine, "-m", "elastic_rs", reader, endpoint, "--run-id=job")
             refused = "ELASTIC_RS_HTTP=all all there is" in text and "elastic-rs token new" in text
-            assert may != refused, (machine.name, command, text)
+            assert may != refused, (machine.name, reader, text)
     code, text = said(stranger, "-c", HTTP, f"http://{endpoint}/healthz")
     assert (code, text.strip()) == (0, "200")
     done.touch()

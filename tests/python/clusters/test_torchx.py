@@ -36,7 +36,7 @@ def test_two_replicas_train_on_this_machine(job: Job, tmp_path: Path, port: int)
 
 
 def test_a_failure_is_torchxs_failure(job: Job, tmp_path: Path, port: int) -> None:
-    options = ["-j", "1:2x1", "--max_restarts", "0", "--script", WORKER]
+    options: list[str | Path] = ["-j", "1:2x1", "--max_restarts", "0", "--script", WORKER]
     torchx = run(job, tmp_path, port, *options, "--", "--fail", "1:7")
     assert torchx.wait() != 0
     torchx.line(r"exitcode\s*: 7")

@@ -107,15 +107,15 @@ def test_what_an_exception_means(
 
 
 @pytest.mark.parametrize(
-    ("raises_at", "made", "told"),
+    ("raises_at", "made", "output"),
     [(None, 0, False), (177, 0, True), (4, 1, True), (3, 1, False), (3, 2, False), (3, 3, False)],
 )
-def test_ranks_that_have_not_made_equally_many_checks_are_told_apart(
-    raises_at: int | None, made: int, told: bool
+def test_ranks_with_different_numbers_of_checks_are_distinguished(
+    raises_at: int | None, made: int, output: bool
 ) -> None:
     text = unequal_checks(raises_at, made)
-    assert bool(text) is told
-    if told:
+    assert bool(text) is output
+    if output:
         assert f"at their check {raises_at}, this rank has made {made}: all ranks must call commit" in text
 
 
@@ -161,7 +161,7 @@ def test_the_lowest_rank_that_asks_for_a_world_has_the_newest_state() -> None:
 @pytest.mark.parametrize(
     ("commit", "ahead", "number"), [(None, False, None), (None, True, None), (0, False, 0), (4, False, 4), (4, True, 5)]
 )
-def test_whose_state_is_newest(commit: int | None, ahead: bool, number: int | None) -> None:
+def test_the_number_that_says_how_new_a_state_is(commit: int | None, ahead: bool, number: int | None) -> None:
     assert parked_number(commit, ahead=ahead) == number
 
 
@@ -169,7 +169,7 @@ def test_whose_state_is_newest(commit: int | None, ahead: bool, number: int | No
     ("environment", "backends", "path", "reason"),
     [
         ({}, "gloo", None, ""),
-        ({"ELASTIC_RS_AGENT": "/a"}, "gloo", None, ""),  # the agent was told not to
+        ({"ELASTIC_RS_AGENT": "/a"}, "gloo", None, ""),  # in_place is off
         ({"TORCHELASTIC_USE_AGENT_STORE": "False"}, "gloo", None, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"),
         ({"TORCHELASTIC_USE_AGENT_STORE": "True"}, "gloo", None, ""),
         ({"ELASTIC_RS_AGENT": "/a", "ELASTIC_RS_IN_PLACE": "off"}, "gloo", None, ""),
@@ -205,7 +205,9 @@ def test_whose_state_is_newest(commit: int | None, ahead: bool, number: int | No
         ),
     ],
 )
-def test_who_connects_to_the_agent(environment: dict[str, str], backends: str, path: str | None, reason: str) -> None:
+def test_when_a_worker_connects_to_its_agent(
+    environment: dict[str, str], backends: str, path: str | None, reason: str
+) -> None:
     found = attendance(environment, backend_names(backends))
     assert found.path == path
     assert reason in found.reason

@@ -250,7 +250,7 @@ def test_survivors_go_on_from_the_last_commit(node: Node, how: str) -> None:
 
 
 @pytest.mark.long
-def test_a_newcomer_gets_the_state_as_it_is(node: Node) -> None:
+def test_a_new_worker_gets_the_present_state(node: Node) -> None:
     """A joins B and C at a check without a commit. Nothing is lost, and the newcomer need not know the optimizer."""
     first = node.plan("B", "C")
     for name in first.names:

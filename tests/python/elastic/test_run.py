@@ -160,10 +160,10 @@ def test_a_script_that_always_meets_the_same_nan_ends_with_one_error(attend: Att
             state.commit()
         raise elastic.HorovodInternalError("loss is nan")
 
-    with pytest.raises(RuntimeError, match=f"to the same commit {MOST_ROLL_BACKS} times before.*skip the") as told:
+    with pytest.raises(RuntimeError, match=f"to the same commit {MOST_ROLL_BACKS} times before.*skip the") as caught:
         train(Recorded(step=0))
-    assert str(told.value.__cause__) == "loss is nan"
-    assert not isinstance(told.value, elastic.PeerFailed)
+    assert str(caught.value.__cause__) == "loss is nan"
+    assert not isinstance(caught.value, elastic.PeerFailed)
     assert steps == [0] * MOST_ROLL_BACKS + [1] * MOST_ROLL_BACKS, "a commit begins the count anew"
     assert sum("raised" in call for call in channel.calls) == len(steps) - 1, "the last one asks for nothing"
 
@@ -239,7 +239,7 @@ def test_what_is_no_state_is_refused_in_one_sentence() -> None:
     with pytest.raises(
         TypeError, match=r"Trainer\.train` is a .*Trainer, must be an elastic\.State, so decorate a function"
     ):
-        Trainer().train(state)  # type: ignore[arg-type,call-arg]
+        Trainer().train(state)
     with pytest.raises(TypeError, match=r"train` is a dict, must be an elastic\.State, such as elastic\.TorchState"):
         train({})  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"__init__ of .*Forgetful` has not called super\(\)\.__init__\(\)"):
@@ -250,7 +250,7 @@ def test_what_is_no_state_is_refused_in_one_sentence() -> None:
     assert not dist.is_initialized() or dist.get_world_size() == 1
 
 
-def test_a_worker_that_begins_with_another_function_says_both(attend: Attend) -> None:
+def test_a_worker_that_begins_with_another_function_gets_an_error_with_both(attend: Attend) -> None:
     """It was started while the others run a later one."""
     channel = attend(World())
 
@@ -269,7 +269,7 @@ def test_a_worker_that_begins_with_another_function_says_both(attend: Attend) ->
     assert [call for call in channel.calls if call.startswith("unfit: rank 0 runs `finetune`")]
 
 
-def test_unequal_numbers_of_checks_are_said_with_both(attend: Attend) -> None:
+def test_unequal_numbers_of_checks_are_an_error_with_both(attend: Attend) -> None:
     """Only rank 0 commits. It leaves the world at its check, and the others' collectives end with an error."""
     attend(World(), changes_at=177)
 
@@ -513,7 +513,7 @@ def test_the_state_of_a_change_is_broadcast_as_it_is(attend: Attend) -> None:
 def test_an_error_waits_for_the_news_of_a_failure(attend: Attend) -> None:
     """Horovod's PR 1849: the error of a collective may come before the news."""
     channel = attend(World(), World())
-    calls = []
+    calls: list[Any] = []
 
     def failed_within(limit_s: float) -> bool:
         channel.asked_s.append(limit_s)
@@ -550,7 +550,7 @@ def test_an_error_without_a_failure_is_raised(attend: Attend) -> None:
 def test_a_failure_while_a_world_is_formed_forms_the_next(attend: Attend, phase: str) -> None:
     """Horovod's 2995: a failure in ``sync``, and in ``reset`` or ``on_reset``, was fatal."""
     channel = attend(World(), World(generation=2), World(generation=3))
-    calls = []
+    calls: list[Any] = []
 
     class Failing(Recorded):
         def fail(self, where: str) -> None:
@@ -589,7 +589,7 @@ def test_a_group_that_cannot_be_made_forms_the_next_world(attend: Attend, free_p
 
     store = dist.TCPStore("127.0.0.1", 0, is_master=True)
     channel = attend(World(), world_at(free_port()), world_at(store.port), on_park=on_park)
-    calls = []
+    calls: list[Any] = []
 
     @elastic.run(timeout=timedelta(seconds=1))
     def train(_: elastic.State) -> None:
@@ -646,7 +646,7 @@ def test_a_group_whose_connections_are_not_found_is_warned_of(
 def test_a_device_finishes_its_work_before_a_restore(attend: Attend) -> None:
     """Work that was interrupted may still write. What was aborted may end with an error."""
     channel = attend(World(), World(generation=2), World(generation=3))
-    calls = []
+    calls: list[Any] = []
 
     class OnDevice(Recorded):
         def _elastic_finish_device_work(self) -> None:
@@ -690,7 +690,8 @@ def test_a_device_that_fails_without_an_abort_fails_the_worker(attend: Attend) -
 
 def test_only_a_failure_of_the_present_world_aborts_its_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     """The thread that aborts has its answer before it has the lock, and the next world may have begun meanwhile."""
-    answered, aborted, go_on = threading.Event(), [], threading.Event()
+    aborted: list[Any] = []
+    answered, go_on = threading.Event(), threading.Event()
     answers = [True, False]
 
     class Channel(FakeChannel):
@@ -704,7 +705,7 @@ def test_only_a_failure_of_the_present_world_aborts_its_groups(monkeypatch: pyte
             return answers.pop(0)
 
     monkeypatch.setattr(_group, "_abort", lambda: aborted.append(None))
-    aborter = _group._Aborter(Channel([World()]))
+    aborter = _group._Aborter(Channel([World()]))  # type: ignore[arg-type]
     aborter.arm()
     assert answered.wait(10)
     go_on.set()
@@ -765,7 +766,7 @@ class Interrupted(elastic.ObjectState):
         super().sync()
 
 
-def test_a_newcomer_whose_first_sync_is_interrupted_is_no_source(attend: Attend) -> None:
+def test_a_new_worker_with_an_interrupted_first_sync_is_no_source(attend: Attend) -> None:
     """It has the source's number, but not its state. Another worker has both."""
     channel = attend(World(), World(generation=2))
     state: Any = Interrupted(channel, [5, 5], step=0)
@@ -873,11 +874,11 @@ def test_a_broadcast_that_was_aborted_without_an_error_is_no_state(
 def test_a_state_that_overrides_on_hosts_updated_is_called(attend: Attend) -> None:
     channel = attend(World())
     heard = threading.Event()
-    told = []
+    caught = []
 
     class Listening(elastic.ObjectState):
         def on_hosts_updated(self, timestamp: int, update_res: elastic.HostUpdateResult) -> None:
-            told.append((timestamp, update_res))
+            caught.append((timestamp, update_res))
             heard.set()
 
     @elastic.run
@@ -886,7 +887,7 @@ def test_a_state_that_overrides_on_hosts_updated_is_called(attend: Attend) -> No
         assert heard.wait(60)
 
     train(Listening(epoch=0))
-    assert told == [(3, elastic.HostUpdateResult.added)]
+    assert caught == [(3, elastic.HostUpdateResult.added)]
     assert MEMBERSHIP.listeners._listeners == []
     channel.close()
 

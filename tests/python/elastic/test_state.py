@@ -206,12 +206,12 @@ def test_an_interrupted_save_keeps_the_last() -> None:
     state: Any = elastic.TorchState(model=model, last=Interrupting(), epoch=1)
     state.commit()  # both buffers exist
     with torch.no_grad():
-        model[0].weight.fill_(2.0)
+        model[0].weight.fill_(2.0)  # type: ignore[index]
     state.epoch = 2
     state.commit()
     kept = weights(model)
     with torch.no_grad():
-        model[0].weight.fill_(3.0)
+        model[0].weight.fill_(3.0)  # type: ignore[index]
     state.epoch = 3
     state.last.broken = True
     with pytest.raises(RuntimeError, match="the device has failed"):
@@ -231,7 +231,7 @@ def test_a_value_is_replaced_and_saved() -> None:
     state.model = new
     expected = weights(new)
     with torch.no_grad():
-        new[0].weight.fill_(7.0)
+        new[0].weight.fill_(7.0)  # type: ignore[index]
     state.restore()
     assert state.model is new
     assert same(weights(new), expected)
@@ -327,7 +327,7 @@ def test_a_sharded_tensor_is_refused() -> None:
 def test_names_that_would_hide_a_method_are_refused(name: str) -> None:
     for make in (elastic.ObjectState, elastic.TorchState):
         with pytest.raises(ValueError, match=f"`{name}`"):
-            make(**{name: 1})
+            make(**{name: 1})  # type: ignore[arg-type]
 
 
 def test_reset_callbacks_are_called_in_order_after_reset() -> None:
@@ -383,7 +383,7 @@ def test_one_worker_needs_no_group() -> None:
         ({"parts": {"a": 1, "encoder": model_of(1.0)}}, "parts['encoder']", "a module"),
         ({"optimizers": (torch.optim.SGD([torch.ones(1)], lr=1.0),)}, "optimizers[0]", "an optimizer"),
         ({"deep": {"a": [({"b": model_of(1.0)},)]}}, "deep['a'][0][0]['b']", "a module"),
-        ({"samplers": [elastic.ElasticSampler(range(4))]}, "samplers[0]", "an ElasticSampler"),  # type: ignore[arg-type]
+        ({"samplers": [elastic.ElasticSampler(range(4))]}, "samplers[0]", "an ElasticSampler"),
         ({"scalers": {"a": torch.amp.GradScaler("cpu")}}, "scalers['a']", "a GradScaler"),
     ],
 )

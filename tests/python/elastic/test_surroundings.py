@@ -21,7 +21,7 @@ from elastic_rs.elastic._group import Wraps
 from elastic_rs.elastic._membership import MEMBERSHIP
 from helpers.elastic import GONE, FakeChannel, Recorded, World
 from torch import nn
-from torch.distributed import ProcessGroupGloo, new_group  # type: ignore[attr-defined]
+from torch.distributed import ProcessGroupGloo, new_group
 from torch.nn.parallel import DistributedDataParallel
 
 Attend = Callable[..., FakeChannel]
@@ -177,7 +177,7 @@ def test_groups_of_the_script_are_guarded_while_a_function_runs(attend: Attend) 
         assert calls_of(lambda: new_group([0])) == ["mark", "guard"], "by a function that was imported before"
         before = len(channel.calls)
         with pytest.raises(TypeError, match="incompatible constructor arguments"):
-            ProcessGroupGloo()
+            ProcessGroupGloo()  # type: ignore[call-arg, unused-ignore]
         assert channel.calls[before:] == ["mark", "guard"], "it could not be made, and is not being made"
         if len(channel.worlds) > 1:
             channel.failed = True
@@ -190,7 +190,7 @@ def test_groups_of_the_script_are_guarded_while_a_function_runs(attend: Attend) 
     assert calls_of(lambda: elastic.run(lambda _: None)(Recorded())) == ["guard loops"]
 
 
-def test_listeners_are_told_of_changes(attend: Attend) -> None:
+def test_listeners_are_notified_of_changes(attend: Attend) -> None:
     channel = attend()
     heard: list[tuple[int, elastic.HostUpdateResult]] = []
     called = threading.Semaphore(0)
@@ -233,7 +233,7 @@ def test_groups_of_nccl_are_aborted_while_the_main_thread_waits(
     news = threading.Event()
     monkeypatch.setattr(_group, "_abort", aborted.release)
     monkeypatch.setattr(channel, "failed_within", news.wait)
-    aborter = _group._Aborter(channel)
+    aborter = _group._Aborter(channel)  # type: ignore[arg-type]
     try:
         for _ in range(2):
             aborter.arm()

@@ -51,7 +51,7 @@ def join_all(*handlers: RustEtcdRendezvousHandler) -> list[RendezvousInfo]:
 
 
 def waiting(handler: RustEtcdRendezvousHandler) -> int:
-    """Poll until etcd's watch has told of it, for at most the test's time limit."""
+    """Poll until etcd's watch has reported it, for at most the test's time limit."""
     pause = threading.Event()
     while not (count := handler.num_nodes_waiting()):
         pause.wait(0.01)
@@ -88,7 +88,7 @@ def test_workers_share_an_empty_store_at_rank_0(make: Make) -> None:
         store.set("left", "behind")
 
 
-def test_members_are_told_of_a_waiting_node(make: Make) -> None:
+def test_members_are_notified_of_a_waiting_node(make: Make) -> None:
     first = make("1:2")
     assert first.next_rendezvous().world_size == 1
     assert first.num_nodes_waiting() == 0
@@ -198,7 +198,7 @@ def test_install_takes_over_the_names_and_classes_of_pytorchs_backends(endpoint:
     their_store = etcd_store.EtcdStore
     elastic_rs.install(store=False, agent=False)
     try:
-        assert etcd_store.EtcdStore is EtcdStore  # type: ignore[comparison-overlap]
+        assert etcd_store.EtcdStore is EtcdStore
         for backend in ("etcd", "etcd-v2"):
             given: dict[str, Any] = {"read_timeout": "5"} if backend == "etcd-v2" else {"timeout": "60"}
             params = RendezvousParameters(backend, endpoint, f"{name}{backend}", 1, 1, **given)

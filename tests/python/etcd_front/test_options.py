@@ -190,9 +190,9 @@ def test_a_job_without_others_needs_no_etcd() -> None:
 def test_a_wrong_command_line_is_told_before_anything_starts(
     capsys: pytest.CaptureFixture[str], flags: list[str], text: str
 ) -> None:
-    told = said(capsys, "--rdzv-backend=rust-etcd", "--rdzv-id=job", "--rdzv-endpoint=h1", *flags, "x")
-    assert text in told
-    assert SECRET not in told
+    output = said(capsys, "--rdzv-backend=rust-etcd", "--rdzv-id=job", "--rdzv-endpoint=h1", *flags, "x")
+    assert text in output
+    assert SECRET not in output
 
 
 def test_what_pytorch_must_do_gets_the_backends_own_name(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,9 +42,9 @@ def test_it_is_a_store_with_the_methods_of_pytorchs(store: EtcdStore) -> None:
             expected = list(inspect.signature(method).parameters)
             assert list(inspect.signature(getattr(EtcdStore, name)).parameters)[: len(expected)] == expected, name
     assert store.prefix.endswith("/")
-    assert store.timeout == LIMIT
+    assert store.timeout == LIMIT  # type: ignore[attr-defined, unused-ignore]
     assert EtcdStore(store.client, "/x/").prefix == "/x/"
-    assert EtcdStore(store.client, "/x/").timeout == timedelta(seconds=300)
+    assert EtcdStore(store.client, "/x/").timeout == timedelta(seconds=300)  # type: ignore[attr-defined, unused-ignore]
 
 
 def test_values_are_bytes(either: Any, store: EtcdStore) -> None:
@@ -162,17 +162,17 @@ def test_a_clone_is_the_same_store(store: EtcdStore) -> None:
     clone = store.clone()
     store.set("key", "1")
     assert clone.get("key") == b"1"
-    assert (clone.prefix, clone.timeout) == (store.prefix, store.timeout)
+    assert (clone.prefix, clone.timeout) == (store.prefix, store.timeout)  # type: ignore[attr-defined, unused-ignore]
 
 
 def test_pytorchs_barrier_and_exchange(store: EtcdStore) -> None:
     rounds = [dist.PrefixStore("round", store) for _ in range(3)]
     with ThreadPoolExecutor() as pool:
-        told = [
+        output = [
             pool.submit(store_util.synchronize, own, f"data {rank}".encode(), rank, 3, "role/", 60)
             for rank, own in enumerate(rounds)
         ]
-        assert [one.result(60) for one in told] == [[b"data 0", b"data 1", b"data 2"]] * 3
+        assert [one.result(60) for one in output] == [[b"data 0", b"data 1", b"data 2"]] * 3
         barriers = [pool.submit(store_util.barrier, own, 3, "end", 60) for own in rounds]
         for barrier in barriers:
             barrier.result(60)
@@ -182,7 +182,7 @@ def test_pytorchs_barrier_and_exchange(store: EtcdStore) -> None:
 
 def test_a_process_group_meets_over_it(store: EtcdStore) -> None:
     group = dist.ProcessGroupGloo(dist.PrefixStore("group", store), 0, 1, LIMIT)
-    group.barrier().wait()
+    group.barrier().wait()  # type: ignore[attr-defined, unused-ignore]
 
 
 def test_keys_may_live_for_a_time(client: EtcdClient, name: str) -> None:

@@ -94,9 +94,9 @@ class Page:
 
     def value(self, expression: str) -> Any:
         """Evaluate an expression in the page."""
-        told = self.call("Runtime.evaluate", expression=expression, returnByValue=True)
-        assert "exceptionDetails" not in told, told
-        return told["result"].get("value")
+        output = self.call("Runtime.evaluate", expression=expression, returnByValue=True)
+        assert "exceptionDetails" not in output, output
+        return output["result"].get("value")
 
     def press(self, key: str) -> None:
         """Press and release a key."""
@@ -108,8 +108,8 @@ class Page:
 
     def screenshot(self, path: Path) -> None:
         """Write the whole page as an image, for people."""
-        told = self.call("Page.captureScreenshot", captureBeyondViewport=True)
-        path.write_bytes(base64.b64decode(told["data"]))
+        output = self.call("Page.captureScreenshot", captureBeyondViewport=True)
+        path.write_bytes(base64.b64decode(output["data"]))
 
     def requests(self) -> list[str]:
         """Return the addresses that were asked for."""

@@ -100,7 +100,7 @@ class Node:
         for name in names:
             self.workers[name].change(self.changes, 3, "the test says so")
         for name in names:
-            kind, number, count = self.workers[name].hear() or ("gone", 0, 0)
+            kind, number, count = self.workers[name].hear() or ("gone", 0, 0)  # type: ignore[misc]
             assert (kind, number) == ("ack", self.changes)
             assert count is not None
             assert count < check, "the change came too late for that check"

@@ -34,8 +34,8 @@ FRESH_READS = ((3, 4, 42), (3, 5, 28), (3, 6, 9))
 
 
 def version_of(program: str) -> tuple[int, ...]:
-    told = subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout
-    return tuple(int(number) for number in told.split()[2].partition("-")[0].split("."))
+    result = subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout
+    return tuple(int(number) for number in result.split()[2].partition("-")[0].split("."))
 
 
 def skip_where_reads_may_be_stale(program: str) -> None:

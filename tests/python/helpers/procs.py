@@ -201,7 +201,7 @@ class Job:
 
     def kill_leftovers(self) -> list[str]:
         """Kill every process of the job, and return a description of each."""
-        killed = {}
+        killed: dict[int, str] = {}
         while left := self.pids():
             for pid in left:
                 killed.setdefault(pid, _describe(pid))

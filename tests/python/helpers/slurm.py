@@ -123,9 +123,9 @@ class Slurm:
         prefix = self.login.inside()
         # The job's variables are those of sbatch.
         env = {**os.environ, **self._env, **(env or {})}
-        told = subprocess.run([*prefix, *command], env=env, capture_output=True, text=True, check=False, timeout=60)
-        assert told.returncode == 0, f"{shlex.join(command)}: {told.stderr}"
-        return told.stdout
+        result = subprocess.run([*prefix, *command], env=env, capture_output=True, text=True, check=False, timeout=60)
+        assert result.returncode == 0, f"{shlex.join(command)}: {result.stderr}"
+        return result.stdout
 
     def on_login(self, *command: str) -> Process:
         """Start a program on the login node."""
@@ -168,9 +168,9 @@ class Submitted:
     def field(self, name: str, element: int | None = None) -> str:
         """Return a field of `scontrol show job`, of the job or of an element of a job array."""
         number = self.number if element is None else f"{self.number}_{element}"
-        told = self._slurm.ask("scontrol", "show", "job", number)
-        found = re.search(rf"\b{name}=(\S*)", told)
-        assert found, f"no {name} in {told}"
+        result = self._slurm.ask("scontrol", "show", "job", number)
+        found = re.search(rf"\b{name}=(\S*)", result)
+        assert found, f"no {name} in {result}"
         return found[1]
 
     def until(self, state: str, element: int | None = None) -> None:

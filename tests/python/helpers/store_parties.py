@@ -8,6 +8,7 @@ connections from one thread.
 
 from __future__ import annotations
 
+import functools
 import os
 import queue
 import socket
@@ -172,7 +173,7 @@ class Party:
                 client = self.clients[step.client]
                 goal = client.bytes_sent() + _request_bytes(step)
                 client.waiting = client.worker.submit(lambda: self._outcome(step, client.store))
-                until(f"{step} has been sent", lambda: client.bytes_sent() >= goal or client.waiting.done())
+                until(f"{step} has been sent", lambda: client.bytes_sent() >= goal or client.waiting.done())  # type: ignore[union-attr, unused-ignore]
                 for _ in range(3):
                     self.probe.num_keys()
                 # It may have timed out already. Any other result is reported.
@@ -270,7 +271,7 @@ class Parties:
             self._parties = [Party(client, server) for client, server in PAIRINGS]
         workers = [_Worker() for _ in self._parties]
         futures = [
-            worker.submit(lambda party=party: _or_error(lambda: party.play(actions)))
+            worker.submit(functools.partial(_or_error, functools.partial(party.play, actions)))
             for worker, party in zip(workers, self._parties, strict=True)
         ]
         results = [future.result() for future in futures]

@@ -7,7 +7,7 @@ import re
 import sys
 import textwrap
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from elastic_rs._warm import _plan
 
@@ -54,7 +54,7 @@ def template_of(job: Job) -> int:
     return found[0]
 
 
-def dumped(job: Job, modules: str, *command: str | Path, at: int, file: Path) -> dict[str, object]:
+def dumped(job: Job, modules: str, *command: str | Path, at: int, file: Path) -> dict[str, Any]:
     """Run a worker that dumps what it finds. The dump's file name is inserted into the command at position ``at``."""
     agent = run(job, modules, *command[:at], file, *command[at:])
     assert agent.wait() == 0, agent.tail()

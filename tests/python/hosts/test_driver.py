@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from helpers.certificates import certificates
@@ -408,7 +408,7 @@ def test_a_script_that_fails_at_its_first_call_ends_the_job(drive: Drive, listin
     ids=["refused key", "unknown host key", "changed host key"],
 )
 def test_a_host_that_ssh_does_not_enter_ends_a_fixed_job_with_the_reason(
-    server: SshServer, drive: Drive, ssh: dict[str, str], expected: str
+    server: SshServer, drive: Drive, ssh: dict[str, Any], expected: str
 ) -> None:
     (server.folder / "nothing").touch()
     server.known_hosts("changed", "stranger")

@@ -173,7 +173,7 @@ def test_an_agent_says_refused_only_of_what_the_command_line_alone_shows(
     told: list[str] = []
     argv = ["none.py"] if flag == "--no-such-script" else [flag, __file__]
     with pytest.raises(SystemExit, match="2"):
-        run.main(argv, told=told.append)
+        run.main(argv, report=told.append)
     assert told == expected
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from elastic_rs._observe._page import LIMIT_BYTES, REFRESH_S, page
@@ -38,7 +38,11 @@ def file(tmp_path: Path) -> Path:
         log.lines.append(line.replace("n17.example.org", EVIL))
     recovered(log)
     node = f"{EVIL}:7"
-    failed = {"node": node, "text": EVIL, "data": exited(message=f'"><img src=//evil.example/x onerror={EVIL}>')}
+    failed: dict[str, Any] = {
+        "node": node,
+        "text": EVIL,
+        "data": exited(message=f'"><img src=//evil.example/x onerror={EVIL}>'),
+    }
     broken = log.add("round.broken", 200.0, cause=log.add("worker.exited", 199.0, **failed), text=EVIL)
     done = log.add("round.completed", 210.0, cause=broken, round=3, data={"nodes": 2, "workers": 8})
     log.add("phase", 211.0, cause=done, round=3, node=node, data={"stop_us": 2_000_000, "start_us": 1_000_000})
@@ -95,7 +99,7 @@ def test_it_follows_light_and_dark_and_can_be_read_in_both(browser: Page, file: 
 
 def test_it_is_usable_by_keyboard(browser: Page, file: Path) -> None:
     browser.open(file.as_uri())
-    reached = []
+    reached: list[Any] = []
     while len(reached) < 30:
         browser.press("Tab")
         name = browser.value("document.activeElement.tagName + ':' + (document.activeElement.ariaLabel ?? '')")
@@ -123,7 +127,7 @@ def test_a_narrow_window_scrolls_the_drawing_and_not_the_page(browser: Page, fil
     assert browser.value("document.querySelector('figure').scrollWidth") > 400
 
 
-def test_a_coordinator_serves_it_and_it_refreshes_itself_until_told_not_to(browser: Page, job: Job, port: int) -> None:
+def test_the_served_page_refreshes_itself_until_the_reader_stops_it(browser: Page, job: Job, port: int) -> None:
     host = job.start([sys.executable, "-m", "elastic_rs", "store", "serve", "--host=127.0.0.1", f"--port={port}"])
     host.line("^listening on")
     options = ["--nnodes=2", "--rdzv-backend=rust-c10d", "--rdzv-conf=is_host=0", f"--rdzv-id={EVIL}"]

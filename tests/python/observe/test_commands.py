@@ -42,10 +42,10 @@ def test_why_names_host_rank_and_signal_of_a_killed_worker(
     rank = max(killed)
     os.kill(killed[rank], signal.SIGKILL)
     # The event is there before anything has been stopped: it is waited for, not polled.
-    told: list[dict[str, object]] = []
-    while not any(event["type"] == "worker.exited" for event in told):
+    result: list[dict[str, object]] = []
+    while not any(event["type"] == "worker.exited" for event in result):
         _, _, lines, last, _ = observer.ask(after=last, waits=True)
-        told += [json.loads(line) for line in lines]
+        result += [json.loads(line) for line in lines]
     again(nodes)
     answer = ask("why", endpoint)
     assert answer.returncode == 0, answer
@@ -53,8 +53,8 @@ def test_why_names_host_rank_and_signal_of_a_killed_worker(
     assert head.startswith("recovery 1 of 1, round 1 to 2: ")
     assert head.endswith(" x 4 workers")
     assert f" rank {rank} SIGKILL" in root
-    assert "   first" in root
-    assert broken.startswith(" +- round 1 broken, all told  +")
+    assert "   root cause" in root
+    assert broken.startswith(" +- round 1 broken, all nodes notified  +")
     shown = "\n".join(rest)
     for part in ("+- round 2 complete with 2 nodes", "stop ", "rendezvous ", "start "):
         assert part in shown, answer.stdout
@@ -146,12 +146,14 @@ def test_follow_shows_each_event_as_it_comes(job: Job, port: int) -> None:
         (["why", "--events=/dev/null"], 2, "`/dev/null`: there are no events in this file"),
     ],
 )
-def test_what_cannot_be_done_is_said(words: list[str], code: int, why: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_impossible_request_is_an_error(
+    words: list[str], code: int, why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert _cli.main(words) == code
     assert why in capsys.readouterr().err
 
 
-def test_several_runs_in_files_must_be_told_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_several_runs_in_files_need_a_run_id(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "events"
     lines = [
         json.dumps(
@@ -195,16 +197,16 @@ def test_a_torn_line_costs_no_other(tmp_path: Path, capsys: pytest.CaptureFixtur
     path = tmp_path / "events"
     path.write_text("\n".join([line(1, text="one\u2028two"), line(2)[:40], "", line(3), line(4)[:20]]))
     assert _cli.main(["events", "--events", str(path)]) == 0
-    told = capsys.readouterr()
-    assert [shown.split()[0] for shown in told.out.splitlines()] == ["1", "3"]
-    assert told.err.startswith(f"elastic-rs: warning: `{path}`: 1 line is left out: line 2 is no event of a job: ")
+    result = capsys.readouterr()
+    assert [shown.split()[0] for shown in result.out.splitlines()] == ["1", "3"]
+    assert result.err.startswith(f"elastic-rs: warning: `{path}`: 1 line is left out: line 2 is no event of a job: ")
     path.write_text("no\nevents\n")
     assert _cli.main(["events", "--events", str(path)]) == 2
     assert f"`{path}`: line 1 is no event of a job" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("words", [["why"], ["status"], ["events"], ["events", "--json"], ["page"]])
-def test_a_folder_without_events_keeps_nobody_from_reading_the_others(
+def test_a_folder_without_events_does_not_hide_the_events_of_others(
     words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One of several nodes was killed before it wrote any."""
@@ -216,14 +218,14 @@ def test_a_folder_without_events_keeps_nobody_from_reading_the_others(
     (other / "events.jsonl").write_text(line(1, "d", type="run.closed", data={"verdict": "succeeded"}) + "\n")
     paths = [str(path) for path in (one, empty, begun, tmp_path / "nowhere", other)]
     assert _cli.main([*words, "--events", *paths]) == 0
-    told = capsys.readouterr()
-    assert [said.split(": ")[2] for said in told.err.splitlines()] == [
+    result = capsys.readouterr()
+    assert [said.split(": ")[2] for said in result.err.splitlines()] == [
         f"`{empty}`",
         f"`{begun}`",
         f"`{tmp_path / 'nowhere'}`",
     ]
-    assert told.err.count("; it is left out\n") == 3
-    assert told.out
+    assert result.err.count("; it is left out\n") == 3
+    assert result.out
 
 
 def test_what_an_output_cannot_show_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -261,9 +263,9 @@ def test_standard_input_is_read_as_files_are(
     with path.open(encoding="utf-8") as file:
         monkeypatch.setattr(sys, "stdin", file)
         assert _cli.main(["events", "--events", "-"]) == 0
-    told = capsys.readouterr()
-    assert len(told.out.splitlines()) == 2
-    assert told.err.startswith("elastic-rs: warning: `-`: 1 line is left out: line 2 is no event")
+    result = capsys.readouterr()
+    assert len(result.out.splitlines()) == 2
+    assert result.err.startswith("elastic-rs: warning: `-`: 1 line is left out: line 2 is no event")
     monkeypatch.setattr(sys, "stdin", None)
     assert _cli.main(["events", "--events", "-"]) == 2
     assert "`-`: standard input is closed" in capsys.readouterr().err
@@ -308,12 +310,12 @@ def test_of_two_jobs_of_one_name_the_later_is_shown(
         files.append(str(file))
     for chosen in ([str(tmp_path)], files, files[::-1]):
         assert _cli.main(["why", "--events", *chosen]) == 0
-        assert " on 22   first" in capsys.readouterr().out.splitlines()
+        assert " on 22   root cause" in capsys.readouterr().out.splitlines()
         _cli.main(["status", "--events", *chosen])
-        assert "since the coordinator or the job was started again; 1 recoveries before" in capsys.readouterr().out
+        assert "since the coordinator or the job was restarted; 1 recovery before that" in capsys.readouterr().out
 
 
-def test_a_folder_that_may_not_be_read_is_told(
+def test_a_folder_that_may_not_be_read_is_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in ("node1", "node2"):
@@ -328,26 +330,30 @@ def test_a_folder_that_may_not_be_read_is_told(
 
     monkeypatch.setattr(os, "scandir", scan)
     assert _cli.main(["events", "--events", str(tmp_path)]) == 0
-    told = capsys.readouterr()
-    assert len(told.out.splitlines()) == 1
-    assert f"warning: `{tmp_path}/node2`: Permission denied; files of events below this folder are left out" in told.err
+    result = capsys.readouterr()
+    assert len(result.out.splitlines()) == 1
+    assert (
+        f"warning: `{tmp_path}/node2`: Permission denied; files of events below this folder are left out" in result.err
+    )
 
 
-def test_events_of_a_later_schema_are_told_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_events_of_a_later_schema_are_a_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "events"
     path.write_text(f"{line(1)}\n{line(2, v=2)}\n")
     assert _cli.main(["events", "--events", str(path)]) == 0
-    told = capsys.readouterr()
-    assert "there are events of schema v2, and this release knows v1" in told.err
-    assert len(told.out.splitlines()) == 2
+    result = capsys.readouterr()
+    assert "there are events of schema v2, and this release knows v1" in result.err
+    assert len(result.out.splitlines()) == 2
 
 
-def test_an_answer_of_something_else_is_told(free_port: Callable[[], int], capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_answer_of_another_program_is_reported(
+    free_port: Callable[[], int], capsys: pytest.CaptureFixture[str]
+) -> None:
     port = free_port()
     assert _cli.main(["status", f"127.0.0.1:{port}"]) == 3
-    told = capsys.readouterr().err
-    assert told.startswith(f"elastic-rs: error: 127.0.0.1:{port}: Connection refused")
-    assert "the endpoint is the job's --rdzv-endpoint; when the job has ended, read its files: --events" in told
+    result = capsys.readouterr().err
+    assert result.startswith(f"elastic-rs: error: 127.0.0.1:{port}: Connection refused")
+    assert "the endpoint is the job's --rdzv-endpoint; when the job has ended, read its files: --events" in result
     with socket.create_server(("127.0.0.1", 0)) as server:
         answering = threading.Thread(target=lambda: answer_once(server, b"HTTP/1.1 400 Bad Request\r\n\r\n"))
         answering.start()

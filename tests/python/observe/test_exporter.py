@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from helpers.procs import Job, Process
 
 
-def test_a_recovery_is_sent_once_nothing_more_is_told_of_it() -> None:
+def test_a_recovery_is_printed_once_no_more_events_are_about_it() -> None:
     log = formed()
     recovered(log)
     taken = Recoveries("1")
@@ -50,7 +50,7 @@ def slow_to_step() -> Log:
     return log
 
 
-def test_a_recovery_is_not_sent_before_the_first_step_of_a_training_that_tells_its_steps() -> None:
+def test_a_recovery_is_not_printed_before_the_first_step_of_a_training_that_reports_its_steps() -> None:
     log = slow_to_step()
     taken = Recoveries("1")
     assert taken.take(log.events(), 0.0) == []
@@ -83,7 +83,7 @@ def lasted_s(trace: dict[str, Any]) -> float:
     return (int(whole["endTimeUnixNano"]) - int(whole["startTimeUnixNano"])) / 1e9
 
 
-def test_what_members_told_a_restarted_coordinator_is_sent_once() -> None:
+def test_a_replayed_recovery_is_printed_once() -> None:
     log = recalled()
     broken = log.add("round.broken", 30.0, round_=2, data={"why": "nodes.wait"})
     log.add("round.completed", 31.0, broken, **completed(3), data={"nodes": 2})
@@ -94,7 +94,7 @@ def test_what_members_told_a_restarted_coordinator_is_sent_once() -> None:
     assert taken.take([], 9 * SETTLE_S) == []
 
 
-def test_nodes_of_one_host_are_told_apart_in_each_recovery() -> None:
+def test_nodes_of_one_host_are_distinguished_in_each_recovery() -> None:
     log = formed()
     for pid in (1, 2):
         log.add("node.joined", 3.0, node=f"h:{pid}")
@@ -133,7 +133,7 @@ def test_memory_is_bounded(busy: bool) -> None:
     sent = 0
     log = formed()
     at = 100.0
-    told = 0
+    output = 0
     for _ in range(60):
         recovered(log, at)
         at += 100
@@ -141,8 +141,8 @@ def test_memory_is_bounded(busy: bool) -> None:
             broken = log.add("round.broken", at, round=2, data={"why": "nodes.wait"})
             for number in range(400):
                 log.add("node.joined", at, cause=broken, round=2, node=f"n{number}:1")
-        events = log.events()[told:]
-        told += len(events)
+        events = log.events()[output:]
+        output += len(events)
         sent += len(taken.take(events, at))
         assert len(taken._events) <= (1000 if busy else 20)
         assert len(taken._done) <= 3

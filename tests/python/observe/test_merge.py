@@ -1,4 +1,4 @@
-"""Events of several origins are told once, in the order of causes, whatever the clocks of their hosts say."""
+"""Events of several origins are shown once, in the order of causes, whatever the clocks of their hosts say."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from elastic_rs._observe import _text
 from elastic_rs._observe._events import Event, parse
 from elastic_rs._observe._merge import merge
-from elastic_rs._observe._story import tell
+from elastic_rs._observe._story import story_of
 
 A, B = "n000000000000000a", "n000000000000000b"
 ONE, TWO = "a:1", "b:2"
@@ -96,11 +96,11 @@ def read(*chosen: File) -> list[Event]:
 
 
 @pytest.mark.parametrize("chosen", ["c", "a", "b", "ca", "cb", "ab", "ba", "abc", "cba", "bca"])
-def test_any_part_of_the_files_tells_the_recovery_once(chosen: str) -> None:
+def test_any_part_of_the_files_has_the_recovery_once(chosen: str) -> None:
     all_ = files()
-    story = tell(read(*(all_[name] for name in chosen)))
+    story = story_of(read(*(all_[name] for name in chosen)))
     (recovery,) = story.recoveries
-    assert (story.lives, story.run, recovery.workers) == (1, "job", 4)
+    assert (story.incarnations, story.run, recovery.workers) == (1, "job", 4)
     assert (recovery.root.type, recovery.root.node, recovery.root.data["pid"]) == ("worker.exited", TWO, 77)
     assert recovery.completed is not None
     assert (recovery.broken.round, recovery.completed.round) == (1, 2)
@@ -109,7 +109,7 @@ def test_any_part_of_the_files_tells_the_recovery_once(chosen: str) -> None:
     assert {phase: part.nodes for phase, part in recovery.parts.items()} == {"stop": parts, "start": parts}
     assert recovery.lasted_s(story.end_us()) == pytest.approx(1.3, abs=0.3)
     lines = _text.why(story)
-    assert lines[1] == " b rank 1 SIGKILL   first", lines
+    assert lines[1] == " b rank 1 SIGKILL   root cause", lines
     assert [event.type for event in story.events].count("round.completed") == 2
     orders = [event.order for event in story.events]
     assert orders == list(range(1, len(orders) + 1))
@@ -119,8 +119,8 @@ def test_any_part_of_the_files_tells_the_recovery_once(chosen: str) -> None:
 
 
 def test_clocks_an_hour_off_change_nothing_but_the_time_of_day() -> None:
-    def told(hours: float, wall: str) -> list[Any]:
-        story = tell(read(*files(hours, wall).values()))
+    def times(hours: float, wall: str) -> list[Any]:
+        story = story_of(read(*files(hours, wall).values()))
         shown = [
             *_text.why(story),
             *_text.status(story, None),
@@ -128,7 +128,7 @@ def test_clocks_an_hour_off_change_nothing_but_the_time_of_day() -> None:
         ]
         return [*shown, *(one.mono_us for one in story.events)]
 
-    assert told(0, "00:48:48") == told(1, "01:48:48") == told(-1, "23:48:48")
+    assert times(0, "00:48:48") == times(1, "01:48:48") == times(-1, "23:48:48")
 
 
 def test_what_is_merged_is_merged_to_itself() -> None:
@@ -153,8 +153,8 @@ def test_two_jobs_of_one_name_stay_apart() -> None:
     after = [
         line.replace("a:1", "a:3").replace("b:2", "b:4").replace("n00000000", "n11111111") for line in before["a"].lines
     ]
-    story = tell(parse([*before["a"].lines, *before["b"].lines, *after]))
-    assert (story.lives, story.earlier, len(story.recoveries)) == (2, 1, 1)
+    story = story_of(parse([*before["a"].lines, *before["b"].lines, *after]))
+    assert (story.incarnations, story.earlier, len(story.recoveries)) == (2, 1, 1)
 
 
 def cell() -> tuple[File, File]:
@@ -179,7 +179,7 @@ def cell() -> tuple[File, File]:
 
 
 def test_decisions_of_several_nodes_follow_from_one_another() -> None:
-    story = tell(read(*cell()))
+    story = story_of(read(*cell()))
     (recovery,) = story.recoveries
     assert recovery.completed is not None
     known = {event.id: event for event in story.events}
@@ -189,11 +189,11 @@ def test_decisions_of_several_nodes_follow_from_one_another() -> None:
     assert len(backs) == 2
     assert all(known[event.cause[0]].type == "round.broken" for event in backs)
     for part in cell():
-        assert _text.why(tell(read(part)))[1] == " b rank 1 SIGKILL   first"
+        assert _text.why(story_of(read(part)))[1] == " b rank 1 SIGKILL   root cause"
 
 
-def recalled(*, told_at_s: float = 3.0, ago_s: float = 20.0) -> File:
-    """The events of a coordinator that was restarted, to which the second node has told its own."""
+def recalled(*, replayed_at_s: float = 3.0, ago_s: float = 20.0) -> File:
+    """The events of a coordinator that was restarted, to which the second node has replayed its own."""
     file = File("c2-1")
     file.add("run.opened", 1.0, round_=0)
     file.add("coordinator.restarted", 2.0, node=TWO, round_=0, data={"reported": 2})
@@ -205,34 +205,34 @@ def recalled(*, told_at_s: float = 3.0, ago_s: float = 20.0) -> File:
             name: inner[name] for name in ("id", "order", "cause", "round", "restart", "node", "type", "data", "text")
         }
         ago_us = round((ago_s + 11.3) * 1e6) - inner["mono_us"]
-        file.add("told", told_at_s, round_=2, node=TWO, data={**said, "ago_us": ago_us})
+        file.add("told", replayed_at_s, round_=2, node=TWO, data={**said, "ago_us": ago_us})
     return file
 
 
-def test_what_members_told_a_restarted_coordinator_is_part_of_its_story() -> None:
+def test_replayed_events_are_part_of_a_restarted_coordinators_story() -> None:
     after = recalled()
-    story = tell(read(after), now_us=10_000_000)
+    story = story_of(read(after), now_us=10_000_000)
     (recovery,) = story.recoveries
-    assert _text.why(story)[1] == " b rank 1 SIGKILL   first"
+    assert _text.why(story)[1] == " b rank 1 SIGKILL   root cause"
     assert recovery.parts["stop"].nodes == 1
-    # Round 2 was complete 20.3 s before it was told at 3 s, and the first event of the story is at 0.
+    # Round 2 was complete 20.3 s before it was replayed at 3 s, and the first event of the story is at 0.
     assert recovery.completed is not None
     assert (story.now_us - recovery.completed.mono_us) / 1e6 == pytest.approx(7 + 20.3, abs=0.1)
     assert [event.type for event in story.events if event.type.startswith("coordinator")] == ["coordinator.restarted"]
-    # With the member's own file, and with that of the coordinator before, nothing is told twice.
+    # With the member's own file, and with that of the coordinator before, nothing is shown twice.
     for others in (["b"], ["c"], ["c", "b"], ["a", "b", "c"]):
         all_ = files()
         for order in ([*(all_[name] for name in others), after], [after, *(all_[name] for name in others)]):
-            again = tell(read(*order))
+            again = story_of(read(*order))
             assert len(again.recoveries) == 1, others
-            assert (again.lives, _text.why(again)[1]) == (1, " b rank 1 SIGKILL   first")
+            assert (again.incarnations, _text.why(again)[1]) == (1, " b rank 1 SIGKILL   root cause")
 
 
-def test_what_cannot_be_read_of_what_was_told_is_left_out() -> None:
+def test_a_replayed_event_that_cannot_be_read_is_left_out() -> None:
     file = recalled()
     for data in ({}, {"ago_us": "x"}, {"ago_us": 5, "id": 7}, {"ago_us": 5, "id": "n1.1", "order": -1, "type": "x"}):
         file.add("told", 4.0, data=data)
-    assert len(tell(read(file)).recoveries) == 1
+    assert len(story_of(read(file)).recoveries) == 1
 
 
 def test_causes_in_a_circle_end() -> None:

@@ -116,8 +116,8 @@ def promtool() -> str:
 
 
 def ran(program: str, *words: str | Path) -> tuple[int, str]:
-    told = subprocess.run([program, *words], capture_output=True, text=True, check=False, timeout=60)
-    return told.returncode, told.stdout + told.stderr
+    result = subprocess.run([program, *words], capture_output=True, text=True, check=False, timeout=60)
+    return result.returncode, result.stdout + result.stderr
 
 
 def test_each_alert_has_its_test() -> None:

@@ -82,9 +82,9 @@ def two_recoveries() -> Log:
 
 
 def test_a_recovery_is_a_trace_of_nodes_and_phases() -> None:
-    told = list(traces(two_recoveries().events(), "1.2.3"))
-    assert len(told) == 2
-    for request in told:
+    output = list(traces(two_recoveries().events(), "1.2.3"))
+    assert len(output) == 2
+    for request in output:
         check(request, SCHEMA)
         assert facts(request["resourceSpans"][0]["resource"]) == {"service.name": "elastic_rs", "elastic_rs.run": "job"}
         spans = spans_of(request)
@@ -95,7 +95,7 @@ def test_a_recovery_is_a_trace_of_nodes_and_phases() -> None:
         assert [span["name"] for span in spans if "parentSpanId" not in span] == ["recovery"]
         assert all(span.get("parentSpanId", ids[0]) in ids for span in spans)
         assert all(int(span["startTimeUnixNano"]) <= int(span["endTimeUnixNano"]) for span in spans)
-    first, second = (spans_of(request) for request in told)
+    first, second = (spans_of(request) for request in output)
     assert first[0]["traceId"] != second[0]["traceId"]
     names = {span["spanId"]: span["name"] for span in first}
     tree = [(names.get(span.get("parentSpanId", "")), span["name"]) for span in first]
@@ -131,7 +131,7 @@ def test_two_who_export_agree_also_if_one_knows_less() -> None:
     assert list(traces(log.events(), "1", now_us=10**12)) == whole
 
 
-def test_what_goes_on_is_not_told_and_the_end_of_a_job_is_an_error() -> None:
+def test_only_an_ended_recovery_is_printed_and_that_of_a_failed_job_is_an_error() -> None:
     log = formed()
     exit_ = log.add("worker.exited", 50.0, node="n2:5", data=exited(4))
     log.add("round.broken", 50.1, cause=exit_, data={"why": "worker.failed"})

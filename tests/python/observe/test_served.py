@@ -120,7 +120,7 @@ def test_a_page_that_cannot_be_made_is_logged_once_and_the_next_one_is_made(capl
     requests: Any = Orders(broken, again, good)
     with caplog.at_level(logging.INFO, "elastic_rs.observe"):
         _served._serve(requests)
-    assert [record.getMessage() for record in caplog.records] == ["the page could not be made"]
+    assert [record.getMessage() for record in caplog.records] == ["the page of the job could not be made"]
     assert broken.html is None
     assert again.html is None
     assert good.html is not None
@@ -131,10 +131,10 @@ def test_only_a_served_page_asks_for_itself_again() -> None:
     log = formed()
     recovered(log)
     refresh = f'<meta http-equiv="refresh" content="{REFRESH_S}">'
-    told = {**state(), "mono_us": 200 * 10**6}
-    assert refresh in page(log.events(), told, served=Served(still=False, named=False))
-    assert refresh not in page(log.events(), told, served=Served(still=True, named=False))
-    for html in (page(log.events(), told), page(log.events())):
+    output = {**state(), "mono_us": 200 * 10**6}
+    assert refresh in page(log.events(), output, served=Served(still=False, named=False))
+    assert refresh not in page(log.events(), output, served=Served(still=True, named=False))
+    for html in (page(log.events(), output), page(log.events())):
         assert refresh not in html
         assert "<nav>" not in html
 
@@ -160,8 +160,10 @@ def test_hostile_names_of_4000_nodes_fit(name: Any) -> None:
             data = {"stop_us": 1000 * at, "rendezvous_us": 5_000_000, "start_us": 20_000}
             log.add("phase", 100.0 * (again + 1) + 33, cause=done, round=2, node=node, data=data)
             log.add("node.lost", 100.0 * (again + 1) + 40, node=node, text=name(at) * 9, data={"how": "silence"})
-    told = state(run="<" * 1024, state="reforming", unreachable_names=nodes, waiting_names=nodes, progress="<x" * 2000)
-    html = page(log.events(), {**told, "mono_us": 3 * 10**9}, served=Served(still=False, named=True))
+    output = state(
+        run="<" * 1024, state="reforming", unreachable_names=nodes, waiting_names=nodes, progress="<x" * 2000
+    )
+    html = page(log.events(), {**output, "mono_us": 3 * 10**9}, served=Served(still=False, named=True))
     assert len(html.encode()) <= LIMIT_BYTES
     assert "Worst nodes" in html
     assert len(listing(["<" * 1000 + str(at) for at in range(200)], 3, still=False).encode()) <= LIMIT_BYTES

@@ -100,7 +100,7 @@ while not pathlib.Path(sys.argv[1]).exists():
 """
 
 
-def test_whoever_watches_sees_which_node_is_behind(job: Job, port: int, tmp_path: Path) -> None:
+def test_top_shows_which_node_is_behind(job: Job, port: int, tmp_path: Path) -> None:
     done, script = tmp_path / "done", tmp_path / "at.py"
     script.write_text(AT)
     options = ["--nnodes=2", "--rdzv-backend=rust-c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=job"]
@@ -110,7 +110,7 @@ def test_whoever_watches_sees_which_node_is_behind(job: Job, port: int, tmp_path
     slow = next(node for node in nodes if node.line(r"^AT (\d)")[1] == "1")
     assert all(node.line(r"^AT \d") for node in nodes)
     watcher = Live("127.0.0.1", port, "job")
-    behind: list[object] = []
+    behind: list[tuple[str, int]] = []
 
     def found() -> bool:
         _, state = watcher.read()
@@ -118,7 +118,7 @@ def test_whoever_watches_sees_which_node_is_behind(job: Job, port: int, tmp_path
         return bool(behind)
 
     until("a node is behind", found)
-    name, steps = behind[0]  # type: ignore[misc]
+    name, steps = behind[0]
     assert (len(behind), steps) == (1, 10)
     assert name.endswith(f":{slow.pid}")
     done.touch()

@@ -15,7 +15,7 @@ from elastic_rs._observe._events import Event, escaped, parse, run_state
 from elastic_rs._observe._otlp import traces
 from elastic_rs._observe._page import page
 from elastic_rs._observe._source import AnswerError, Live
-from elastic_rs._observe._story import Part, Redo, Story, tell
+from elastic_rs._observe._story import Part, Redo, Story, story_of
 from elastic_rs._observe._trace import chrome_trace
 from elastic_rs._terminal import plain
 
@@ -138,7 +138,7 @@ def test_what_is_no_state_of_a_job_is_refused(wrong: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("said", ["", "[]", "1", "{}", "[" * 10_000])
-def test_what_a_peer_says_may_be_no_state_at_all(said: str) -> None:
+def test_an_answer_that_is_no_state_is_an_error(said: str) -> None:
     with pytest.raises(ValueError, match="no state of a job"):
         run_state(said)
 
@@ -164,12 +164,12 @@ def test_no_text_of_a_peer_steers_the_terminal_of_status() -> None:
         "new": {"x": [STEERING]},
     }
     live._observer = Peer(said)  # type: ignore[assignment]
-    _, told = live.read()
-    assert told is not None
-    assert told["new"] == {"x": [" [2J  "]}
+    _, output = live.read()
+    assert output is not None
+    assert output["new"] == {"x": [" [2J  "]}
     for shown in (said["state"], "waiting"):
-        told["state"] = plain(shown)
-        lines = _text.status(tell([], 1), told)
+        output["state"] = plain(shown)
+        lines = _text.status(story_of([], 1), output)
         assert all(line.isprintable() for line in lines), lines
     live._observer = Peer({**said, "round": STEERING})  # type: ignore[assignment]
     with pytest.raises(
@@ -190,7 +190,7 @@ def test_a_line_of_json_says_the_same_once_it_is_escaped() -> None:
 def test_a_recovery_has_its_root_its_consequences_and_its_cost() -> None:
     log = formed()
     recovered(log)
-    story = tell(log.events(), now_us=1000 * 10**6)
+    story = story_of(log.events(), now_us=1000 * 10**6)
     (recovery,) = story.recoveries
     assert recovery.root.node == "n17.example.org:4711"
     assert [event.node for event in recovery.consequences] == ["n2:5"]
@@ -215,10 +215,10 @@ def stepping(log: Log) -> None:
     log.add("phase", 139.9, cause=done, round=2, node="n41:9", data={**data, "step_before": 999})
 
 
-def test_a_training_that_tells_its_steps_has_an_exact_goodput() -> None:
+def test_a_training_that_reports_its_steps_has_an_exact_goodput() -> None:
     log = formed()
     stepping(log)
-    story = tell(log.events(), now_us=1020 * 10**6)
+    story = story_of(log.events(), now_us=1020 * 10**6)
     (recovery,) = story.recoveries
     assert (recovery.redo, recovery.lasted_s(story.now_us)) == (Redo(100, 8.0), pytest.approx(40.0))
     elapsed, lost = 112 * 32 + 888 * 24, 32 * 32 + 16 * 24  # of 32 workers, then of 24
@@ -238,27 +238,27 @@ def test_a_training_that_tells_its_steps_has_an_exact_goodput() -> None:
     # A round that makes no step is lost, too, and nothing is known of what another one makes again.
     broken = log.add("round.broken", 200.0, round=2, data={"why": "node.left"})
     log.add("round.completed", 201.0, cause=broken, round=3, data={"nodes": 3, "workers": 24})
-    story = tell(log.events(), now_us=220 * 10**6)
+    story = story_of(log.events(), now_us=220 * 10**6)
     assert story.lost_s() == pytest.approx(48 + 20)
-    assert _text.why(story)[-1] == "       no step yet"
+    assert _text.why(story)[-1] == "       no training step yet"
     broken = log.add("round.broken", 230.0, round=3, data={"why": "node.left"})
     done = log.add("round.completed", 240.0, cause=broken, round=4, data={"nodes": 3, "workers": 24})
     data = {"first_step_us": 1, "step": None, "step_before": 1200, "step_time_us": 80_000}
     log.add("phase", 250.0, cause=done, round=4, node="n2:5", data=data)
-    story = tell(log.events(), now_us=1020 * 10**6)
+    story = story_of(log.events(), now_us=1020 * 10**6)
     assert story.lost_s() == pytest.approx(48 + 50)
     assert (story.goodput(), story.goodput_at_most()) == (None, pytest.approx(1 - (lost + 50 * 24) / elapsed))
     assert _text.status(story, None)[1].startswith("goodput at most 89.5 %; 3 recoveries lost 98.0 s = ")
 
 
-def test_steps_that_nobody_made_again_cost_nothing_and_lies_cost_no_more_than_was_there() -> None:
+def test_steps_that_were_not_repeated_cost_nothing_and_false_numbers_cost_no_more_than_the_run() -> None:
     for first, before, redo in [(1001, 1000, Redo(0, 0.0)), (1, 2**53 - 1, Redo(2**53 - 1, 80.0)), (None, 9, None)]:
         log = formed()
         log.add("phase", 20.0, cause=3, node="n2:5", data={"first_step_us": 1, "step": 1})
         done = recovered(log)
         data = {"first_step_us": 1, "step": first, "step_before": before, "step_time_us": 10**6}
         log.add("phase", 140.0, cause=done, round=2, node="n2:5", data=data)
-        (recovery,) = tell(log.events()).recoveries
+        (recovery,) = story_of(log.events()).recoveries
         assert recovery.redo == redo
 
 
@@ -269,7 +269,7 @@ def test_a_recovery_begins_when_what_began_it_happened() -> None:
     done = log.add("round.completed", 102.0, cause=broken, round=2, data={"nodes": 3, "workers": 24})
     data = {"stop_us": 1_000_000, "rendezvous_us": 1_000_000, "start_us": 500_000}
     log.add("phase", 102.5, cause=done, round=2, node="n2:5", data=data)
-    (recovery,) = tell(log.events()).recoveries
+    (recovery,) = story_of(log.events()).recoveries
     assert recovery.lasted_s(0) == pytest.approx(17.5)
     assert recovery.parts["detect"] == Part(15.0, 15.0, "n3:1", 1)
     # A worker's agent knew of its end before the coordinator did. A newcomer's wait for a place belongs to no recovery.
@@ -279,17 +279,17 @@ def test_a_recovery_begins_when_what_began_it_happened() -> None:
     done = log.add("round.completed", 102.0, cause=broken, round=2, data={"nodes": 3, "workers": 24})
     log.add("phase", 102.5, cause=done, round=2, node="n2:5", data={"detect_us": 4_000, **data, "stop_us": 1_296_000})
     log.add("phase", 102.5, cause=done, round=2, node="n9:5", data={"rendezvous_us": 90_000_000, "start_us": 1})
-    (recovery,) = tell(log.events()).recoveries
+    (recovery,) = story_of(log.events()).recoveries
     assert recovery.lasted_s(0) == pytest.approx(2.8)
 
 
 def test_why_reads_from_the_root_to_the_new_round() -> None:
     log = formed()
     recovered(log)
-    assert _text.why(tell(log.events())) == [
+    assert _text.why(story_of(log.events())) == [
         "recovery 1 of 1, round 1 to 2: 32.1 s x 32 workers",
-        ' n17 rank 137 exit code 1 "uncorrectable ECC"   first; 1 follows from it',
-        " +- round 1 broken, all told  +2.0 ms",
+        ' n17 rank 137 exit code 1 "uncorrectable ECC"   root cause; 1 consequence',
+        " +- round 1 broken, all nodes notified  +2.0 ms",
         "    |  n2 rank 4 exit code 1  +0.50 s",
         "    +- round 2 complete with 3 of 4 nodes  +32.0 s",
         "       stop       median 1.10 s; n41 30.0 s",
@@ -298,12 +298,12 @@ def test_why_reads_from_the_root_to_the_new_round() -> None:
     ]
 
 
-def test_status_names_the_last_failure_and_who_is_away_and_slow() -> None:
+def test_status_names_the_last_failure_and_nodes_that_are_away_or_slow() -> None:
     log = formed()
     recovered(log)
     log.add("node.lost", 300.0, node="n17.example.org:4711", round=2, data={"how": "silence", "silent_ms": 15_000})
     recovered(log, 400.0)
-    assert _text.status(tell(log.events(), now_us=4032 * 10**6), state()) == [
+    assert _text.status(story_of(log.events(), now_us=4032 * 10**6), state()) == [
         "job  RUNNING  round 2, 3 nodes (2 to 4), 24 workers, 1:07 h; restart 1 of 3",
         "goodput at most 98.2 %; 2 recoveries lost 64.2 s = stop 60.0 s, start 0.04 s, rendezvous 2.0 ms",
         'last    1:00 h ago: n17 rank 137 exit code 1 "uncorrectable ECC" (see why)',
@@ -312,7 +312,7 @@ def test_status_names_the_last_failure_and_who_is_away_and_slow() -> None:
     ]
 
 
-def test_a_job_that_waits_says_for_what() -> None:
+def test_status_of_a_waiting_job_names_what_it_waits_for() -> None:
     log = Log()
     log.add("run.opened")
     log.add("node.joined", 1.0, node="n1:1")
@@ -327,7 +327,7 @@ def test_a_job_that_waits_says_for_what() -> None:
         progress="round 1: 1 of 2 to 4 nodes (n1)\u202e",
         unreachable_names=["n1:1"],
     )
-    assert _text.status(tell(log.events(), now_us=5_000_000), shown) == [
+    assert _text.status(story_of(log.events(), now_us=5_000_000), shown) == [
         "job  WAITING  round 0, 0 nodes (2 to 4), 1 wait; restart 0",
         "waits   round 1: 1 of 2 to 4 nodes (n1) ",
         "        no connection to n1",
@@ -338,29 +338,29 @@ def test_worlds_are_weighed_by_nodes_if_one_does_not_tell_its_workers() -> None:
     log = formed()
     broken = log.add("round.broken", 102.0, data={"why": "nodes.wait"})
     log.add("round.completed", 132.0, cause=broken, round=2, data={"nodes": 3, "workers": None})
-    story = tell(log.events(), now_us=1032 * 10**6)
+    story = story_of(log.events(), now_us=1032 * 10**6)
     assert story.goodput_at_most() == pytest.approx(1 - 30 * 4 / (130 * 4 + 900 * 3))
 
 
 def test_an_undisturbed_job_has_nothing_to_explain() -> None:
     log = formed()
-    assert _text.why(tell(log.events())) == ["job has not been disturbed"]
+    assert _text.why(story_of(log.events())) == ["job: no recovery so far"]
     log.add("run.closed", 9.0, data={"verdict": "succeeded"}, text="closed: all 4 live nodes of round 1 have finished")
-    story = tell(log.events())
-    assert _text.why(story) == ["job has not been disturbed: closed: all 4 live nodes of round 1 have finished"]
+    story = story_of(log.events())
+    assert _text.why(story) == ["job: no recovery so far; closed: all 4 live nodes of round 1 have finished"]
     assert story.goodput_at_most() == 1
-    assert tell([]) == Story(run="")
+    assert story_of([]) == Story(run="")
 
 
-def test_a_failed_change_in_place_is_told_by_its_failure() -> None:
+def test_a_failed_change_in_place_shows_the_failure_as_root_cause() -> None:
     log = formed()
     joined = log.add("node.joined", 50.0, node="n5:1")
     changes = log.add("round.changes", 50.1, cause=joined)
     log.add("round.broken", 60.0, cause=changes, data={"why": "change.failed"})
-    (recovery,) = tell(log.events()).recoveries
+    (recovery,) = story_of(log.events()).recoveries
     assert (recovery.broken.type, recovery.root.type) == ("round.broken", "node.joined")
     assert recovery.completed is None
-    assert _text.why(tell(log.events()))[-1] == "    +- the next round is not complete yet"
+    assert _text.why(story_of(log.events()))[-1] == "    +- the next round is not complete yet"
 
 
 def test_events_of_a_restarted_coordinator_come_after_those_before() -> None:
@@ -373,7 +373,7 @@ def test_events_of_a_restarted_coordinator_come_after_those_before() -> None:
     later.add("round.broken", 1.0, cause=None)
     dropped = json.loads(later.lines[0])
     dropped["cause"] = ["c3.0"]
-    (recovery,) = tell(parse([json.dumps(dropped)])).recoveries
+    (recovery,) = story_of(parse([json.dumps(dropped)])).recoveries
     assert recovery.root is recovery.broken
 
 
@@ -431,9 +431,9 @@ def test_nodes_that_share_a_host_are_named_with_their_process() -> None:
     log.add("node.joined", node="vm:1")
     log.add("node.left", node="vm:1")
     log.add("node.joined", node="vm:2")
-    assert tell(log.events()).name("vm:2") == "vm"
+    assert story_of(log.events()).name("vm:2") == "vm"
     log.add("node.joined", node="vm:3")
-    assert [tell(log.events()).name(node) for node in ("vm:2", "vm:3", "n1:3")] == ["vm:2", "vm:3", "n1"]
+    assert [story_of(log.events()).name(node) for node in ("vm:2", "vm:3", "n1:3")] == ["vm:2", "vm:3", "n1"]
 
 
 def test_a_page_loads_nothing_and_names_cannot_become_markup() -> None:
@@ -490,10 +490,10 @@ def test_the_failure_for_which_no_restart_was_left_is_explained() -> None:
     last = log.add("worker.exited", 500.0, node="n2:5", round=2, data=exited(4))
     text = "closed by n2 after a failure: no restarts left"
     log.add("run.closed", 500.1, cause=last, round=2, data={"verdict": "failed"}, text=text)
-    story = tell(log.events())
+    story = story_of(log.events())
     assert _text.why(story) == [
         "recovery 2 of 2, round 2: 0.10 s x 24 workers",
-        " n2 rank 4 exit code 1   first",
+        " n2 rank 4 exit code 1   root cause",
         f"    +- {text}",
     ]
     assert any(line.startswith("last ") and "n2 rank 4" in line for line in _text.status(story, None))
@@ -504,7 +504,7 @@ def test_events_that_were_dropped_are_not_taken_for_peace() -> None:
     log = formed()
     recovered(log)
     events = log.events()[-3:]
-    assert _text.why(tell(events)) == ["job: no recovery is in the last events; the 7 before them were dropped"]
+    assert _text.why(story_of(events)) == ["job: the recorded events hold no recovery; 7 earlier events were dropped"]
 
 
 def test_a_world_that_goes_on_was_not_disturbed() -> None:
@@ -512,10 +512,10 @@ def test_a_world_that_goes_on_was_not_disturbed() -> None:
     joined = log.add("node.joined", 50.0, node="n5:1")
     broken = log.add("round.broken", 50.1, cause=joined, data={"why": "nodes.wait"})
     log.add("round.goes_on", 51.0, cause=broken)
-    assert tell(log.events()).recoveries == []
-    assert [period.name for period in tell(log.events()).periods()] == ["forming", "round 1"]
+    assert story_of(log.events()).recoveries == []
+    assert [period.name for period in story_of(log.events()).periods()] == ["forming", "round 1"]
     recovered(log)
-    (recovery,) = tell(log.events()).recoveries
+    (recovery,) = story_of(log.events()).recoveries
     assert recovery.root.type == "worker.exited"
 
 
@@ -524,20 +524,18 @@ def test_a_cause_before_the_last_round_is_no_root() -> None:
     done = recovered(log)
     joined = log.add("node.joined", 3000.0, cause=done - 2, node="n5:1")
     log.add("round.broken", 3600.0, cause=joined, round=2, data={"why": "nodes.wait"})
-    assert tell(log.events()).recoveries[-1].root.node == "n5:1"
+    assert story_of(log.events()).recoveries[-1].root.node == "n5:1"
 
 
-def test_a_restarted_coordinator_begins_the_story_anew() -> None:
+def test_after_a_coordinators_restart_status_counts_again() -> None:
     before, after = formed(), Log("c2-1")
     recovered(before)
     after.add("coordinator.restarted", 0.1)
     recovered(after, 5.0)
-    story = tell(parse([*before.lines, *after.lines]))
-    assert (len(story.recoveries), story.lives, story.earlier) == (1, 2, 1)
+    story = story_of(parse([*before.lines, *after.lines]))
+    assert (len(story.recoveries), story.incarnations, story.earlier) == (1, 2, 1)
     assert story.recoveries[0].lasted_s(story.now_us) == pytest.approx(32.1)
-    assert "        since the coordinator or the job was started again; 1 recoveries before" in _text.status(
-        story, None
-    )
+    assert "        since the coordinator or the job was restarted; 1 recovery before that" in _text.status(story, None)
     # The one before had another clock.
     names = [(period.name, period.begin_us) for period in story.periods()]
     assert names == [("forming", 100_000), ("round 2", 37_000_000)]
@@ -550,9 +548,9 @@ def test_a_spare_has_not_waited_for_the_recovery_before_it_began() -> None:
     done = recovered(log)
     day_us = 86_400 * 10**6
     log.add("phase", 132.1, cause=done, round=2, node="n50:1", data={"rendezvous_us": day_us, "start_us": 20_000})
-    story = tell(log.events())
+    story = story_of(log.events())
     (recovery,) = story.recoveries
-    assert recovery.parts["rendezvous"] == Part(0.001, pytest.approx(31.998), "n50:1", 4)
+    assert recovery.parts["rendezvous"] == Part(0.001, pytest.approx(31.998), "n50:1", 4)  # type: ignore[arg-type]
     # Nor where its phases are drawn.
     assert min(period.begin_us for event in story.events for period in story.phase_periods(event)) > 100 * 10**6
     assert all(slice_["ts"] >= 0 for slice_ in chrome_trace(log.events())["traceEvents"] if slice_["ph"] == "X")
@@ -562,29 +560,29 @@ def test_a_spare_has_not_waited_for_the_recovery_before_it_began() -> None:
     assert "24:00 h" not in page(log.events(), None)
 
 
-def test_what_a_worker_said_is_cut_between_words() -> None:
+def test_a_long_failure_message_is_cut_between_words() -> None:
     log = formed()
     said = "killed by another process, or because memory ran out (OOM?): see the kernel's log"
     exit_ = log.add("worker.exited", 50.0, node="n2:5", data=exited(4, message=said))
     log.add("round.broken", 50.1, cause=exit_)
-    assert _text.why(tell(log.events()))[1].startswith(
-        ' n2 rank 4 exit code 1 "killed by another process, or because memory ran out (OOM?): see the …"   first'
+    assert _text.why(story_of(log.events()))[1].startswith(
+        ' n2 rank 4 exit code 1 "killed by another process, or because memory ran out (OOM?): see the …"   root cause'
     )
     (long,) = parse([log.lines[-2].replace(said, "x" * 100)])
     assert _text.what(long, Story("job")).endswith(f'"{"x" * 72} …"')
 
 
-def test_a_line_of_an_event_says_when_and_what() -> None:
+def test_the_line_of_an_event_has_its_time_type_and_text() -> None:
     log = formed()
     recovered(log, 3700.5)
-    story = tell(log.events())
+    story = story_of(log.events())
     lines = [_text.event_line(event, story, story.events[0].mono_us) for event in story.events]
     assert lines[0] == "    1 0:00:00.000 r1 run.opened                      "
     assert lines[3] == '    4 1:01:40.500 r1 worker.exited      n17          rank 137 exit code 1 "uncorrectable ECC"'
     assert lines[-1].endswith(" n41          stop 30.0 s, rendezvous 1.0 ms, start 0.02 s  <- 7")
 
 
-def test_many_nodes_that_go_and_come_back_are_told_in_linear_time() -> None:
+def test_why_takes_linear_time_for_nodes_that_leave_and_rejoin() -> None:
     """Asked of each node that comes back, all that are away took minutes."""
     log = formed()
     looked = 0
@@ -606,6 +604,6 @@ def test_many_nodes_that_go_and_come_back_are_told_in_linear_time() -> None:
         log.add("node.joined", 4.0, node=f"h{number}:2")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("elastic_rs._observe._story.host_of", lambda node: Host(node.rpartition(":")[0]))
-        story = tell(log.events())
+        story = story_of(log.events())
     assert (story.away, story.gone["h7"]) == ({}, 1)
     assert looked < 20 * count

@@ -75,7 +75,7 @@ def test_keys_sort_scroll_and_explain() -> None:
     assert screen(log.events(), None, (110, 20), view)[table + 1].startswith("n2 ")
     view.press("k")
     view.press("w")
-    assert any("first; 1 follows from it" in line for line in screen(log.events(), None, (110, 20), view))
+    assert any("root cause; 1 consequence" in line for line in screen(log.events(), None, (110, 20), view))
     view.press("p")
     assert view.paused
     assert not view.press("q")

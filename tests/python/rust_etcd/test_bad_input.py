@@ -1,4 +1,4 @@
-"""What a user may get wrong. Each is told soon, with the endpoint, the cause, and what to do; passwords never are."""
+"""What a user may get wrong. Each is reported with the endpoint, the cause, and what to do; passwords never are."""
 
 import socket
 import struct
@@ -10,8 +10,8 @@ import pytest
 from etcd_admin import Admin
 from etcd_cluster import Cluster
 from helpers.etcd import DATA, PREFIX, TLS, Nodes
+from helpers.foreign_servers import answering
 from helpers.procs import Process
-from helpers.strangers import answering
 
 PASSWORD = "correct horse"
 WRONG = "battery staple"
@@ -71,7 +71,7 @@ SECURE = f"protocol=https,cacert={DATA / 'ca.pem'}"
     ],
     ids=["plain to TLS", "other CA", "no user", "wrong password", "unknown user", "no rights", "rights elsewhere"],
 )
-def test_what_the_cluster_denies_is_told_at_once(
+def test_a_right_that_the_cluster_denies_is_reported_at_once(
     *, guarded: Cluster, nodes: Nodes, more: str, password: str | None, cause: str, remedy: str
 ) -> None:
     env = {"ELASTIC_RS_ETCD_PASSWORD": password} if password else {}
@@ -80,7 +80,7 @@ def test_what_the_cluster_denies_is_told_at_once(
         assert word in text, word
 
 
-def test_tls_to_a_plain_port_is_told_at_once(one: Cluster, nodes: Nodes) -> None:
+def test_tls_to_a_plain_port_is_reported_at_once(one: Cluster, nodes: Nodes) -> None:
     text = refused(start(nodes, one.endpoint, SECURE))
     assert one.endpoint in text
     assert "protocol=http" in text
@@ -153,7 +153,7 @@ def test_a_port_of_another_program_is_named(nodes: Nodes) -> None:
     assert "Traceback" not in node.tail()
 
 
-def test_a_port_that_answers_nothing_is_told_of(nodes: Nodes) -> None:
+def test_a_port_that_answers_nothing_is_reported(nodes: Nodes) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         node = nodes.start(2, f"127.0.0.1:{port}", nnodes="1", conf="join_timeout=3")

@@ -41,10 +41,10 @@ def doctor(job: Job) -> Callable[..., Report]:
         flags += [f"--rdzv-conf={conf}"] if conf else []
         process = job.start([str(Path(sys.executable).with_name(command)), "doctor", *flags], env=env)
         code = process.wait()
-        told = "\n".join(process.lines)
-        print(told)
-        assert "Traceback" not in told
-        assert PASSWORD not in told
+        output = "\n".join(process.lines)
+        print(output)
+        assert "Traceback" not in output
+        assert PASSWORD not in output
         return Report(process.lines, code)
 
     return doctor

@@ -37,5 +37,5 @@ def test_the_files_of_nodes_tell_which_worker_was_killed(
         title, root, broken, *rest = capsys.readouterr().out.splitlines()
         assert title.startswith("recovery 1 of 1, round 1 to 2: "), chosen
         assert f" rank {rank} SIGKILL" in root, chosen
-        assert broken.startswith(" +- round 1 broken, all told"), chosen
+        assert broken.startswith(" +- round 1 broken, all nodes notified"), chosen
         assert any("round 2 complete with 2 nodes" in line for line in rest), chosen

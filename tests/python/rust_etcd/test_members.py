@@ -95,7 +95,7 @@ def test_a_silent_majority_stops_workers_at_the_end_of_their_lease(
 ) -> None:
     skip_where_reads_may_be_stale(program)
     done, cluster = tmp_path / "done", own_cluster()
-    args = ["--until", done, "--lock", tmp_path / "lock"]
+    args: list[str | Path] = ["--until", done, "--lock", tmp_path / "lock"]
     both = nodes.world((2, 3), cluster.endpoint, *args, conf=SHORT_CONF)
     going_on = nodes.world(
         (4, 5), cluster.endpoint, "--until", done, conf=SHORT_CONF, more="on_partition=continue", run_id="continue"

@@ -4,6 +4,7 @@ import re
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from etcd_cluster import Cluster
@@ -21,7 +22,7 @@ def test_a_second_job_without_a_run_id_is_refused(
     endpoint = own_cluster().endpoint
     done, other = tmp_path / "done", tmp_path / "evaluate.py"
     other.write_text(FAMILY.read_text())
-    how = {"nnodes": nnodes, "run_id": "none", "by": by}
+    how: dict[str, Any] = {"nnodes": nnodes, "run_id": "none", "by": by}
     first = nodes.start(2, endpoint, "--until", done, **how)
     place(first, 1)
     second = nodes.start(3, endpoint, "--until", done, script=other, **how)
@@ -65,7 +66,7 @@ def test_a_late_pod_of_a_job_that_is_over_trains_nothing(
     assert not any(line.startswith("WORKER") for line in late.lines)
 
 
-def test_two_agents_on_one_machine_are_said_once_over_etcd_too(
+def test_two_agents_on_one_machine_are_one_warning_over_etcd_too(
     own_cluster: Callable[..., Cluster], nodes: Nodes, tmp_path: Path
 ) -> None:
     endpoint, done = own_cluster().endpoint, tmp_path / "done"

@@ -21,7 +21,7 @@ def test_a_cluster_that_falls_silent_stops_workers_at_the_end_of_their_lease(
     relayed: Relayed, nodes: Nodes, job: Job, tmp_path: Path
 ) -> None:
     done, endpoint = tmp_path / "done", relayed.cluster.endpoint
-    args = ["--until", done, "--lock", tmp_path / "lock"]
+    args: list[str | Path] = ["--until", done, "--lock", tmp_path / "lock"]
     both = nodes.world((2, 3), endpoint, *args, conf=SHORT_CONF)
     going_on = nodes.world(
         (4, 5), endpoint, "--until", done, conf=SHORT_CONF, more="on_partition=continue", run_id="continue"
@@ -49,7 +49,7 @@ def test_the_other_nodes_of_a_node_that_is_cut_off_go_on(
 ) -> None:
     # The members see each other, and one node sees none of them.
     done = tmp_path / "done"
-    args = ["--until", done, "--lock", tmp_path / "lock"]
+    args: list[str | Path] = ["--until", done, "--lock", tmp_path / "lock"]
     direct = ",".join(f"127.0.0.1:{member.client}" for member in relayed.cluster.members)
     how = {"nnodes": "1:2", "conf": SHORT_CONF}
     cut_off = nodes.start(2, relayed.cluster.endpoint, *args, **how)  # type: ignore[arg-type]

@@ -112,8 +112,8 @@ def test_tokens_that_end_disturb_nobody(
     own_cluster: Callable[..., Cluster], program: str, nodes: Nodes, job: Job, tmp_path: Path
 ) -> None:
     flag = "--auth-token-ttl"
-    told = subprocess.run([program, "--help"], capture_output=True, text=True, check=False)
-    if flag not in told.stdout + told.stderr:
+    result = subprocess.run([program, "--help"], capture_output=True, text=True, check=False)
+    if flag not in result.stdout + result.stderr:
         pytest.skip(f"this etcd has no {flag}")
     done, secret, cluster = tmp_path / "done", tmp_path / "password", own_cluster(options=[f"{flag}=2"])
     secret.write_text(f"{PASSWORD}\n")

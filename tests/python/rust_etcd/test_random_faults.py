@@ -175,9 +175,9 @@ def test_random_faults(relayed: Relayed, program: str, nodes: Nodes, job: Job, t
     while time.monotonic() - chaos.began < SECONDS:
         chaos.step()
         steps += 1
-        told = "\n".join(line for process in job.processes for line in process.lines)
-        assert "TWO WORLDS" not in told
-        assert "panicked" not in told
+        output = "\n".join(line for process in job.processes for line in process.lines)
+        assert "TWO WORLDS" not in output
+        assert "panicked" not in output
     chaos.done.touch()
     assert [node.wait() for node in chaos.running] == [0] * len(NUMBERS)
     chaos.say(f"{steps} steps with seed {SEED}")

@@ -70,7 +70,7 @@ def test_the_others_go_on_without_a_node(
     cluster: Cluster, admin: Admin, nodes: Nodes, tmp_path: Path, how: signal.Signals
 ) -> None:
     done, run_id = tmp_path / "done", f"lost-{how.name}"
-    worker = ["--until", done, "--lock", tmp_path / "lock"]
+    worker: list[str | Path] = ["--until", done, "--lock", tmp_path / "lock"]
     stays, goes = nodes.world((2, 3), cluster.endpoint, *worker, run_id=run_id, nnodes="1:2", conf=SHORT_CONF)
     mark = stays.mark()
     goes.signal(how)

@@ -66,7 +66,7 @@ class Service:
 
 
 def in_child(_: int) -> None:
-    dist.ProcessGroupGloo(dist.HashStore(), 0, 1, TIMEOUT)  # type: ignore[attr-defined]
+    dist.ProcessGroupGloo(dist.HashStore(), 0, 1, TIMEOUT)
 
 
 def by_mesh() -> Any:
@@ -83,12 +83,12 @@ def by_threads(count: int) -> Any:
     failed: list[RuntimeError] = []
     # While a thread waits in a store, no other can use it.
     stores = [distributed_c10d._get_default_store()]
-    stores += [dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])) for _ in range(1, count)]  # type: ignore[attr-defined]
+    stores += [dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])) for _ in range(1, count)]
 
     def make(number: int) -> None:
-        own = dist.PrefixStore(f"thread {number}", stores[number])  # type: ignore[attr-defined]
+        own = dist.PrefixStore(f"thread {number}", stores[number])
         try:
-            made[number] = dist.ProcessGroupGloo(own, dist.get_rank(), dist.get_world_size(), TIMEOUT)  # type: ignore[attr-defined]
+            made[number] = dist.ProcessGroupGloo(own, dist.get_rank(), dist.get_world_size(), TIMEOUT)
         except RuntimeError as error:
             failed.append(error)
 

@@ -52,7 +52,7 @@ def train(state: Any) -> None:
     say("BEGIN", rank=elastic.rank(), size=elastic.size(), generation=generation, step=state.step, state=digest(state))
     model = DistributedDataParallel(state.model)
     while state.epoch < args.epochs:
-        batches = torch.utils.data.DataLoader(range(args.length), batch_size=BATCH, sampler=state.sampler)
+        batches = torch.utils.data.DataLoader(range(args.length), batch_size=BATCH, sampler=state.sampler)  # type: ignore[arg-type, var-annotated]
         for number, indices in enumerate(batches):
             if state.step == args.die:
                 os.kill(os.getpid(), signal.SIGKILL)

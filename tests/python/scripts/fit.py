@@ -7,6 +7,7 @@ third epoch the worker of rank 1 exits with code 7 and without a message, once.
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytorch_lightning as pl
 import torch
@@ -53,7 +54,7 @@ trainer = pl.Trainer(
     enable_progress_bar=False,
     enable_model_summary=False,
 )
-data = torch.utils.data.DataLoader(torch.rand(64, 4), batch_size=8)
+data: Any = torch.utils.data.DataLoader(torch.rand(64, 4), batch_size=8)  # type: ignore[arg-type]
 model = Line()
 trainer.fit(model, data, ckpt_path=last if last.exists() else None)
 say(

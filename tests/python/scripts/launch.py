@@ -21,9 +21,9 @@ if args.clock:
 
     real_time, real_datetime = time.time, dt.datetime
 
-    class Shifted(real_datetime):
+    class Shifted(real_datetime):  # type: ignore[misc, valid-type]
         @classmethod
-        def now(cls, tz: dt.tzinfo | None = None) -> "Shifted":  # type: ignore[override]
+        def now(cls, tz: dt.tzinfo | None = None) -> "Shifted":
             return cls.fromtimestamp(real_time() + args.clock, tz)
 
         @classmethod

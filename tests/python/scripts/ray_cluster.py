@@ -8,13 +8,14 @@ It prints `CLUSTER address`, and `NODE N id` for each node with room for an agen
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from ray.cluster_utils import Cluster
 
 orders = Path(sys.argv[1])
 orders.touch()
 cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
-nodes = []
+nodes: list[Any] = []
 
 
 def add() -> None:

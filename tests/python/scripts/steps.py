@@ -108,7 +108,7 @@ def end_in(phase: str, state: Any, ends: signal.Signals) -> None:
     state.restore = restore
     state.reset = with_phases("reset", state.reset)
     state.sync = with_phases("sync", state.sync, "synced")
-    dist.destroy_process_group = leave
+    dist.destroy_process_group = leave  # type: ignore[assignment]
     dist.init_process_group = with_phases("group", dist.init_process_group, "grouped")
 
 

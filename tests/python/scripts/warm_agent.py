@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 from elastic_rs import _elastic_rs
 from elastic_rs._warm import _plan
@@ -117,7 +118,7 @@ def _start(
         if "TEST_WORKER_VARIABLE" in env:
             name, _, value = env["TEST_WORKER_VARIABLE"].partition("=")
             env[name] = value
-        files = {}
+        files: dict[str, Any] = {}
         if logs != "-":
             folder = Path(logs)
             files = {name: folder / f"{local_rank}-{agent.restarts}.{name}" for name in ("stdout", "stderr")}

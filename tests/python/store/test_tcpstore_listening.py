@@ -92,14 +92,15 @@ def test_a_client_ignores_the_listen_fd(kind: Kind) -> None:
 
 
 def test_a_taken_port_is_an_error_that_names_its_owner(taken: int) -> None:
-    texts = []
+    errors = []
     for kind in (dist.TCPStore, elastic_rs.TCPStore):
         with pytest.raises(dist.DistNetworkError) as caught:
             kind(HOST, taken, is_master=True)
-        texts.append(str(caught.value))
+        errors.append(caught.value)
+    texts = [str(error) for error in errors]
     assert texts[1].startswith(texts[0])
     assert f"is already in use by pid {os.getpid()} (" in texts[1]
-    assert isinstance(caught.value, ElasticError)
+    assert isinstance(errors[1], ElasticError)
 
 
 AGENTS_PORT = {"yes": True, "1": True, "T": True, "tRuE": True, "y": True}

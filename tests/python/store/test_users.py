@@ -1,5 +1,6 @@
 """Users of a store in PyTorch on our store: RPC and DistributedDataParallel, in real processes."""
 
+import signal
 import sys
 from pathlib import Path
 
@@ -85,7 +86,7 @@ def test_two_processes_meet_through_our_server(script: str, job: Job, tmp_path: 
     for process in ranks:
         process.line("^done$")
         assert process.wait() == 0
-    server.signal(15)
+    server.signal(signal.SIGTERM)
     assert server.wait() == 0
 
 

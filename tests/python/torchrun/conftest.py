@@ -29,7 +29,7 @@ def shutdown_timeout(seconds: int, agent: str) -> list[str]:
     return [f"--shutdown-timeout={seconds}"] if known else []
 
 
-RENDEZVOUS_ALONE = {"test_host", "test_host_of_its_own", "test_listening", "test_rendezvous", "test_strangers"}
+RENDEZVOUS_ALONE = {"test_host", "test_host_of_its_own", "test_listening", "test_rendezvous", "test_other_users"}
 """Files that try the rendezvous or its host, which any agent uses alike. With PyTorch's agent they are long."""
 CORE_ALONE = {"test_host", "test_host_of_its_own", "test_process_1", "test_silent_names", "test_without_pidfd"}
 """Files that try what the core does alike for torchrun and for elastic-run. With torchrun they are long."""

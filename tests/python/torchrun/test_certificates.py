@@ -1,4 +1,4 @@
-"""Jobs that certificates protect: they run, and strangers are told why they do not."""
+"""Jobs that certificates protect: they run, and peers without one get the reason."""
 
 import os
 import signal
@@ -17,7 +17,7 @@ OURS = pytest.mark.parametrize("agent", ["rust", "run"], indirect=True)
 
 
 @OURS
-def test_a_job_with_certificates_survives_a_failure_and_a_stranger_is_told(
+def test_a_job_with_certificates_survives_a_failure_and_a_peer_without_one_gets_the_reason(
     start: Start, job: Job, tmp_path: Path
 ) -> None:
     done, conf = tmp_path / "done", "last_call_timeout=1,store_tunnel=1"

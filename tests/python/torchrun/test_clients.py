@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.torchrun]
 CLIENTS = Path(sys.prefix).parent / "clients"
 
 
-def told(node: Process, pattern: str) -> list[str]:
+def found(node: Process, pattern: str) -> list[str]:
     return [match[1] for line in node.lines if (match := re.match(pattern, line))]
 
 
@@ -27,13 +27,13 @@ def test_lightning_trains_on_after_a_crash(start: Start, tmp_path: Path, nnodes:
         for number in range(2, 2 + nnodes)
     ]
     assert [node.wait(limit_s=200) for node in nodes] == [0] * nnodes
-    epochs = [epoch for node in nodes for epoch in told(node, r"EPOCH (\d rank=\d world=2)")]
+    epochs = [epoch for node in nodes for epoch in found(node, r"EPOCH (\d rank=\d world=2)")]
     # Lightning finds the agent's ranks and world, and after the crash its checkpoint of two epochs.
     counts = {epoch: epochs.count(epoch) for epoch in epochs}
     assert counts.pop("2 rank=1 world=2") == 2
     assert counts.pop("2 rank=0 world=2") in (1, 2)  # the first attempt may have ended before
     assert counts == {f"{epoch} rank={rank} world=2": 1 for epoch in (0, 1, 3) for rank in (0, 1)}
-    fits = [fit for node in nodes for fit in told(node, r"FIT rank=\d (.*)")]
+    fits = [fit for node in nodes for fit in found(node, r"FIT rank=\d (.*)")]
     assert len(fits) == 2
     assert len(set(fits)) == 1, "all ranks trained the same model"
 
@@ -44,11 +44,11 @@ def test_workers_with_accelerate_survive(start: Start, tmp_path: Path) -> None:
     env = {"PYTHONPATH": str(CLIENTS)}
     node = start(2, tmp_path, nnodes="1", nproc=2, script=SCRIPTS / "accelerated.py", env=env)
     assert node.wait(limit_s=200) == 0, node.tail()
-    pids = {rank: told(node, rf"WORLD rank={rank} world=2 step=\d+ pid=(\d+)") for rank in (0, 1)}
+    pids = {rank: found(node, rf"WORLD rank={rank} world=2 step=\d+ pid=(\d+)") for rank in (0, 1)}
     assert len(set(pids[0])) == 1, "the survivor keeps its process"
     assert len(set(pids[1])) == 2
-    begun, resumed = sorted(set(told(node, r"WORLD rank=\d world=2 step=(\d+)")))
+    begun, resumed = sorted(set(found(node, r"WORLD rank=\d world=2 step=(\d+)")))
     assert begun == "0"
     assert resumed in ("6", "7"), "what was committed last"
-    weights = [told(node, rf"DONE rank={rank} weights=(.*)") for rank in (0, 1)]
+    weights = [found(node, rf"DONE rank={rank} weights=(.*)") for rank in (0, 1)]
     assert weights[0] == weights[1] != []

@@ -29,10 +29,10 @@ DIFFER = ("MASTER_PORT", "TORCHELASTIC_ERROR_FILE")
 OURS = ("ELASTIC_RS_AGENT", "ELASTIC_RS_IN_PLACE", "ELASTIC_RS_STEPS")
 
 
-def flat(told: dict[str, Any]) -> list[str]:
+def flat(result: dict[str, Any]) -> list[str]:
     """Return one line for each fact, so that a failing comparison shows the differences."""
-    facts = {f"{file} {name}": value for file, account in told.items() for name, value in account.items()}
-    for file, account in told.items():
+    facts = {f"{file} {name}": value for file, account in result.items() for name, value in account.items()}
+    for file, account in result.items():
         facts |= {f"{file} env {name}": value for name, value in account["env"].items()}
         del facts[f"{file} env"]
     return sorted(f"{name}: {value}" for name, value in facts.items())
@@ -52,9 +52,9 @@ class Run:
         self.process = job.start(command, name=launcher, env=env)
         self.code = self.process.wait()
 
-    def told(self) -> dict[str, Any]:
+    def read_accounts(self) -> dict[str, Any]:
         """Return the workers' accounts, without values that differ from run to run."""
-        told = {}
+        result = {}
         for file in sorted(self.accounts.glob("*.json")):
             account = json.loads(file.read_text())
             account["argv"] = [arg.replace(str(self.accounts), "ACCOUNTS") for arg in account["argv"]]
@@ -62,8 +62,8 @@ class Run:
                 account["env"].pop(name, None)
             for name in DIFFER:
                 account["env"][name] = re.sub(r"[0-9]+$", "N", self.tidy(account["env"][name]))
-            told[file.name] = account
-        return told
+            result[file.name] = account
+        return result
 
     def tidy(self, text: str) -> str:
         """Replace parts of a text that differ from run to run."""
@@ -120,9 +120,9 @@ def test_workers_get_the_same(both: Both) -> None:
     flags = ["--nproc-per-node=2", "--role=trainer", "--max-restarts=2"]
     first, second = both(*flags, ACCOUNT, "ACCOUNTS", "$$1 ${local_rank}", "-x")
     assert first.code == 0
-    assert set(first.told()) == {"0.json", "1.json"}
-    assert first.told()["1.json"]["argv"] == ["ACCOUNTS", "$1 1", "-x"]
-    assert first.told() == second.told()
+    assert set(first.read_accounts()) == {"0.json", "1.json"}
+    assert first.read_accounts()["1.json"]["argv"] == ["ACCOUNTS", "$1 1", "-x"]
+    assert first.read_accounts() == second.read_accounts()
 
 
 @pytest.mark.parametrize(
@@ -142,10 +142,10 @@ def test_workers_get_the_same_with_other_flags(both: Both, flags: list[str]) -> 
     env = {"CUDA_VISIBLE_DEVICES": "4, 5", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3"}
     first, second = both(*flags, *program, "ACCOUNTS", env=env)
     assert first.code == 0
-    accounts = [run.told() for run in (first, second)]
+    accounts = [run.read_accounts() for run in (first, second)]
     if "--run-path" in flags:
         # torchrun runs a function in a process of `multiprocessing`, elastic-run a program.
-        for account in (account for told in accounts for account in told.values()):
+        for account in (account for result in accounts for account in result.values()):
             del account["flags"], account["stdin"], account["SIGINT"]
     assert flat(accounts[0]) == flat(accounts[1])
     assert first.shown() == second.shown()
@@ -157,7 +157,7 @@ def test_logs_have_the_same_layout(both: Both) -> None:
     prefix = "--log-line-prefix-template=<${role_name} $rank/${local_rank} ${hostname} $$ ${other}>"
     first, second = both(*flags, *filters, prefix, ACCOUNT, "ACCOUNTS")
     assert first.code == 0
-    assert first.told() == second.told()
+    assert first.read_accounts() == second.read_accounts()
     assert first.files() == second.files()
     assert first.files()["LOGS/job_RANDOM/attempt_0/1/stderr.log"] == ["err of 1"]
     assert first.files()["LOGS/job_RANDOM/attempt_0/filtered_stderr.log"]
@@ -168,7 +168,7 @@ def test_logs_have_the_same_layout(both: Both) -> None:
 def test_without_a_log_folder_there_are_no_log_files(both: Both) -> None:
     first, second = both("--log-dir=/dev/null", "--tee=3", ACCOUNT, "ACCOUNTS")
     assert first.code == 0
-    assert first.told() == second.told()
+    assert first.read_accounts() == second.read_accounts()
     assert first.shown() == second.shown() == ["err of 0", "out of 0"]
 
 
@@ -291,11 +291,11 @@ def test_it_works_without_torch_except_for_flags_that_need_it(job: Job, tmp_path
     env = {**os.environ, "PYTHONPATH": str(tmp_path)}
     command = [sys.executable, "-m", "elastic_rs.run", "--standalone", "--no-python"]
     assert subprocess.run([*command, "true"], env=env, check=False, timeout=60).returncode == 0
-    told = subprocess.run(
+    result = subprocess.run(
         [*command, "--logs-specs=x", "true"], env=env, check=False, capture_output=True, text=True, timeout=60
     )
-    assert told.returncode == 2
-    assert "elastic-run: error: --logs-specs needs PyTorch, which cannot be imported: not here" in told.stderr
+    assert result.returncode == 2
+    assert "elastic-run: error: --logs-specs needs PyTorch, which cannot be imported: not here" in result.stderr
     del job
 
 

@@ -71,9 +71,9 @@ def test_a_signal_is_logged_once_in_pytorch_s_wording(start: Start, number: sign
     place(node, 1)
     node.signal(number)
     assert node.wait() == 128 + number
-    told = [line for line in node.lines if re.search(r"\bsignal\b", line)]
-    assert len(told) == 1, told
-    assert f"Received {number.value} death signal, shutting down workers ({number.name})" in told[0]
+    result = [line for line in node.lines if re.search(r"\bsignal\b", line)]
+    assert len(result) == 1, result
+    assert f"Received {number.value} death signal, shutting down workers ({number.name})" in result[0]
 
 
 def failure_of(nodes: list[Process]) -> list[str]:
@@ -142,9 +142,7 @@ while True:
 """
 
 
-def test_the_report_has_the_time_of_the_failure_and_nobody_who_was_stopped(
-    start: Start, agent: str, tmp_path: Path
-) -> None:
+def test_the_report_has_the_time_of_the_failure_and_no_stopped_worker(start: Start, agent: str, tmp_path: Path) -> None:
     script, grace = tmp_path / "fails_first.py", shutdown_timeout(4, agent)
     script.write_text(FAILS_FIRST)
     options = [*grace, f"--log-dir={tmp_path / 'logs'}"]
@@ -158,10 +156,10 @@ def test_the_report_has_the_time_of_the_failure_and_nobody_who_was_stopped(
     assert shown is not None
     failed = float((tmp_path / "failed").read_text())
     assert abs(datetime.fromisoformat(shown[1].replace("_", " ")).timestamp() - failed) < 2, "it ended 4 s later"
-    told = ask("why", "--events", tmp_path / "logs").stdout
-    assert "2 other workers were stopped: " in told
-    assert re.search(r"1 by SIGKILL \(\S+ rank 1\)", told), told
-    assert re.search(r"1 by SIGTERM \(\S+ rank 2\)", told), told
+    result = ask("why", "--events", tmp_path / "logs").stdout
+    assert "2 other workers were stopped: " in result
+    assert re.search(r"1 by SIGKILL \(\S+ rank 1\)", result), result
+    assert re.search(r"1 by SIGTERM \(\S+ rank 2\)", result), result
 
 
 def test_a_sigkill_is_reported_with_a_hint_at_memory(start: Start) -> None:
@@ -204,7 +202,7 @@ def test_the_log_of_a_round_is_a_handful_of_lines_that_name_the_job(start: Start
         assert all(": [job] " in line for line in lines)
         rounds = [[line for line in lines if f"round {number}" in line] for number in (1, 2)]
         # The host also logs the coordinator's decisions.
-        assert all(2 < len(told) < (8 if hosts else 5) for told in rounds), "\n".join(lines)
+        assert all(2 < len(result) < (8 if hosts else 5) for result in rounds), "\n".join(lines)
         (began, *_, ended) = [line for line in rounds[0] if "agent: [job] round 1, node rank" in line]
         assert re.search(r"runs as rank \d to \d of 2, role default, restart 0 of 3; pids \d+$", began)
         # A failure is logged as a warning.
@@ -216,12 +214,12 @@ def test_a_restart_is_logged_as_a_warning(start: Start, tmp_path: Path) -> None:
     (tmp_path / "done").touch()
     node = start(2, "--exit=0:7", "--until", tmp_path / "done", **options)
     assert node.wait() == 0
-    told = [line for line in node.lines if "elastic_rs" in line]
-    assert len(told) == 3, node.tail()
+    result = [line for line in node.lines if "elastic_rs" in line]
+    assert len(result) == 3, node.tail()
     said = r"\[elastic_rs\] \S+ WARNING agent: \[job\] round 1, node rank 0, after .*: {}: rank 0 .* exit code 7{}"
-    assert re.match(said.format("stopping all workers", ""), told[0]), "the job has one node"
-    assert re.match(said.format("restarting all workers", ".*; restart 1 of 1"), told[1])
-    assert re.search(r" INFO job: \[job\] recovered in .* s: \S+ rank 0 exit code 7; .*, restart 1 of 1$", told[2])
+    assert re.match(said.format("stopping all workers", ""), result[0]), "the job has one node"
+    assert re.match(said.format("restarting all workers", ".*; restart 1 of 1"), result[1])
+    assert re.search(r" INFO job: \[job\] recovered in .* s: \S+ rank 0 exit code 7; .*, restart 1 of 1$", result[2])
 
 
 def test_restarts_are_logged_in_pytorch_s_wording(start: Start, tmp_path: Path) -> None:
@@ -238,7 +236,7 @@ def test_restarts_are_logged_in_pytorch_s_wording(start: Start, tmp_path: Path) 
     assert [node.wait() for node in (first, second)] == [0, 0]
 
 
-def test_a_node_with_no_restarts_left_says_so(start: Start) -> None:
+def test_a_node_with_no_restarts_left_logs_it(start: Start) -> None:
     options = {"nnodes": "1", "restarts": 1, "script": FAMILY, "env": {"ELASTIC_RS_LOG": ""}}
     node = start(2, "--raise=0", **options)
     assert node.wait() == 1

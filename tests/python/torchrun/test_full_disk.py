@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers.procs import Job, Process
@@ -115,7 +116,7 @@ def test_a_job_without_log_files_runs_without_a_log_folder(job: Job, disk: Path)
 
 
 def test_a_requested_log_folder_that_cannot_be_made_ends_the_job_with_its_name(job: Job, disk: Path) -> None:
-    options = {"size": "size=1m,nr_inodes=3", "before": "touch a b"}
+    options: dict[str, Any] = {"size": "size=1m,nr_inodes=3", "before": "touch a b"}
     code, node = run(job, disk, "print('ran')", "-r3", f"--log-dir={disk}", **options)
     assert code == 1
     node.line(rf"cannot make or remove log folder `{disk}/job_\w+`: No space left on device")

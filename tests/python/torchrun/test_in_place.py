@@ -137,11 +137,11 @@ def test_the_others_survive_a_killed_worker(start: Start, done: Path, port: int,
     assert {world["restarts"] for world in every} == {1}
     assert_nothing_was_restarted(*nodes)
     # Workers that live on tell the first step of the new world, and what they make again after the commit.
-    for told in first_steps(port, 2, nodes=2):
-        assert told["step"] == every[0]["step"] + 1
+    for output in first_steps(port, 2, nodes=2):
+        assert output["step"] == every[0]["step"] + 1
         # A worker may have been killed or freed in the step of a commit that another one has made.
-        assert every[0]["step"] - 1 <= told["step_before"] <= every[0]["step"] + 5
-        assert told["step_time_us"] >= 20_000
+        assert every[0]["step"] - 1 <= output["step_before"] <= every[0]["step"] + 5
+        assert output["step_time_us"] >= 20_000
     # Its successor was started before the next round, if that took no longer than a second, and if the script does not
     # need its place from the start.
     assert set(started_ahead(nodes[1])) <= (set() if own_group else {after[1][victim]["pid"]})
@@ -202,7 +202,7 @@ def test_a_node_joins_and_one_leaves_without_losing_a_step(start: Start, done: P
 
 
 @run_alone
-def test_a_newcomer_whose_workers_fail_ends_alone(start: Start, done: Path, tmp_path: Path) -> None:
+def test_a_new_node_with_failing_workers_ends_alone(start: Start, done: Path, tmp_path: Path) -> None:
     first = start(2, "--until", done, nnodes="1:2", nproc=1, script=STEPS, restarts=0)
     world_of(first, 1)
     at = until_step(first)
@@ -304,7 +304,7 @@ def test_the_source_may_be_killed_while_the_successor_of_rank_0_gets_the_state(s
 @LONG
 @run_alone
 @pytest.mark.parametrize("phase", ["reset", "sync"])
-def test_whoever_hangs_while_a_world_is_formed_is_replaced_alone(start: Start, done: Path, phase: str) -> None:
+def test_a_worker_that_hangs_while_a_world_is_formed_is_replaced_alone(start: Start, done: Path, phase: str) -> None:
     """A stopped process answers nobody. The others wait for it in collectives."""
     (node, ours), (other, theirs), committed = committed_worlds(start, done, "--hang-in", phase)
     os.kill(theirs[3]["pid"], signal.SIGKILL)
@@ -322,7 +322,7 @@ def test_whoever_hangs_while_a_world_is_formed_is_replaced_alone(start: Start, d
 
 @LONG
 @run_alone
-def test_whoever_does_not_leave_its_world_is_replaced_alone(start: Start, done: Path) -> None:
+def test_a_worker_that_does_not_leave_its_world_is_replaced_alone(start: Start, done: Path) -> None:
     flags: list[Any] = ["--until", done, "--stuck", "1"]
     node = start(2, *flags, nnodes="1", nproc=3, script=STEPS)
     before = worlds_of(node, 3, workers=3)

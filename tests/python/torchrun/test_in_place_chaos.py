@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from itertools import groupby, pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers.procs import Job, Process
@@ -24,14 +25,14 @@ SEED = int(os.environ.get("ELASTIC_RS_CHAOS_SEED", "1"))
 LENGTH = 500
 
 
-def replay(ledger: list[list]) -> int:
+def replay(ledger: list[list[Any]]) -> int:
     weight = 1
     for _, step in ledger:
         weight = (weight * 3 + sum(index + 1 for index in step)) % 65_521
     return weight
 
 
-def assert_each_index_was_taken_once(ledger: list[list]) -> None:
+def assert_each_index_was_taken_once(ledger: list[list[Any]]) -> None:
     """Check that each index is in one step of each epoch, padding aside: a world's last step may repeat some."""
     for epoch, steps in groupby(ledger, key=lambda entry: entry[0]):
         sizes = [step for _, step in steps]
@@ -109,12 +110,12 @@ def test_random_faults(start: Start, job: Job, tmp_path: Path, faults: int) -> N
     until.touch()
     assert [process.wait(limit_s=2400) for process in nodes.values()] == [0] * 3, happened
     assert len(happened) == faults
-    told = [json.loads(file.read_text()) for file in tmp_path.glob("result.*")]
-    assert len(told) == 6, happened
-    assert all(one == other for one, other in pairwise(told)), happened
-    ledger = told[0]["ledger"]
-    assert told[0]["weight"] == replay(ledger), happened
+    output = [json.loads(file.read_text()) for file in tmp_path.glob("result.*")]
+    assert len(output) == 6, happened
+    assert all(one == other for one, other in pairwise(output)), happened
+    ledger = output[0]["ledger"]
+    assert output[0]["weight"] == replay(ledger), happened
     assert_each_index_was_taken_once(ledger)
     assert {entry[0] for entry in ledger} == set(range(ledger[-1][0] + 1))
     # A worker's lines are in one process's output, in its order.
-    assert_commits_are_kept([line for it in [*ended, *nodes.values()] for line in it.lines], told[0]["text"])
+    assert_commits_are_kept([line for it in [*ended, *nodes.values()] for line in it.lines], output[0]["text"])

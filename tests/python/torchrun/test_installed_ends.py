@@ -19,8 +19,7 @@ from elastic_rs import C10dRendezvousBackend, TCPStore
 from elastic_rs.dynamic import _may_serve
 from elastic_rs.errors import RendezvousConnectionError
 from elastic_rs.rendezvous._backend_thread import is_gone
-
-from tests.python.helpers.procs import Job, Process
+from helpers.procs import Job, Process
 
 INSTALLED = "import elastic_rs, sys; elastic_rs.install(); from torch.distributed.run import main; main(sys.argv[1:])"
 # Two nodes of one program, as in PyTorch's test.
@@ -102,7 +101,7 @@ def test_a_node_that_has_finished_ends_well_when_the_node_that_holds_the_store_i
     assert re.search(ALONE, line)
 
 
-def test_a_worker_that_fails_when_the_node_that_holds_the_store_is_dead_is_the_failure_that_is_told(
+def test_a_worker_that_fails_after_the_node_with_the_store_died_is_the_reported_failure(
     two: Two, tmp_path: Path
 ) -> None:
     host, other = two("sleep 600", f"echo runs; {waits_for(tmp_path / 'go')}; exit 3")
@@ -125,11 +124,11 @@ def test_only_a_store_that_may_serve_keeps_its_process_for_the_others(tmp_path: 
     stores = (ours, client, theirs, file, inner, dist.PrefixStore("a", client))
     backends = [C10dRendezvousBackend(store, "job") for store in stores]
     assert [_may_serve(backend) for backend in backends] == [True, False, True, False, True, False]
-    assert _may_serve(SimpleNamespace(name="mine"))
+    assert _may_serve(SimpleNamespace(name="mine"))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("theirs", [False, True])
-def test_a_store_that_has_ended_is_told_from_one_that_is_silent(job: Job, theirs: bool) -> None:
+def test_a_store_that_has_ended_is_distinguished_from_a_silent_one(job: Job, theirs: bool) -> None:
     """Also if the run id speaks of a time-out, which the errors of our store name."""
     program = "import time, torch.distributed as d; s = d.TCPStore('127.0.0.1', 0, is_master=True); print(s.port)\n"
     server = job.start([sys.executable, "-c", program + "time.sleep(600)"], name="server")

@@ -1,5 +1,6 @@
 """Our agent as process 1 of a container: it ends on a signal, and reaps orphans."""
 
+import functools
 import os
 import signal
 import subprocess
@@ -20,6 +21,10 @@ pytestmark = [
 ]
 UNDER = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc"]
 LIMIT_S = 60.0
+
+
+def _is_gone(pid: int) -> bool:
+    return not Path(f"/proc/{pid}").exists()
 
 
 @pytest.fixture(autouse=True)
@@ -59,14 +64,14 @@ def process_1(node: Process) -> int:
     return child
 
 
-def test_orphans_of_strangers_are_reaped_as_they_end(start: Start) -> None:
+def test_orphans_of_other_programs_are_reaped_as_they_end(start: Start) -> None:
     node = start(2, nnodes="1", script=FAMILY, under=UNDER)
     place(node, 1)
     first = process_1(node)
     for _ in range(3):
         orphan = stranger(first)
         os.kill(orphan, signal.SIGKILL)
-        until(lambda orphan=orphan: not Path(f"/proc/{orphan}").exists(), "it is reaped")
+        until(functools.partial(_is_gone, orphan), "it is reaped")
     # A signal ends the agent although it is process 1, and its workers end with it.
     os.kill(first, signal.SIGTERM)
     assert node.wait() == 143

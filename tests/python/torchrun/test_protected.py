@@ -63,7 +63,7 @@ def test_a_protected_job_survives_a_failure_and_shows_its_token_nowhere(
 
 
 @OURS
-def test_a_node_without_the_token_is_told_at_once(start: Start, token: Path, tmp_path: Path) -> None:
+def test_a_node_without_the_token_gets_the_reason_at_once(start: Start, token: Path, tmp_path: Path) -> None:
     done = tmp_path / "done"
     member = start(2, "--until", done, nnodes="1:2", env=by(token))
     place(member, 1)
@@ -123,8 +123,8 @@ def test_a_coordinator_of_several_jobs_knows_each_by_its_own_token(
     assert [node.wait() for node in well] == [0, 0]
     wrong = start(2, nnodes="1", conf=f"{conf},join_timeout=3", run_id="three", env=by(files["one"]))
     assert wrong.wait() == 1
-    told = "this node and the coordinator are not proven to each other: .*: no token with the id"
-    wrong.line(told)
+    output = "this node and the coordinator are not proven to each other: .*: no token with the id"
+    wrong.line(output)
     host.signal(signal.SIGTERM)
     assert host.wait() == 0
 

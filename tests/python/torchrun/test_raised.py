@@ -61,10 +61,10 @@ def test_a_roll_back_on_nan_goes_on_from_the_last_commit_and_costs_no_restart(
     until_step(nodes[0])
     ended_well(done, *nodes)
     assert_nothing_was_restarted(*nodes)
-    told = [
+    output = [
         line for node in nodes for line in node.lines if "left its world with HorovodInternalError: loss is nan" in line
     ]
-    assert told, nodes[0].tail()
+    assert output, nodes[0].tail()
     assert not [line for node in nodes for line in node.lines if "max_restarts" in line]
 
 
@@ -92,7 +92,7 @@ def test_a_job_that_always_meets_the_same_nan_ends_and_says_so(
 
 
 @run_alone
-def test_only_one_rank_commits_and_all_are_told_before_anything_is_restarted(start: Start, done: Path) -> None:
+def test_if_one_rank_alone_commits_all_get_the_reason_before_anything_is_restarted(start: Start, done: Path) -> None:
     flags = ["--until", done, "--commit-rank", "0"]
     nodes = [start(2, *flags, nnodes="1:2", nproc=2, script=STEPS, restarts=0)]
     until_step(nodes[0])
@@ -119,7 +119,7 @@ def test_a_node_that_cannot_take_the_state_leaves_and_costs_the_others_no_restar
 
 
 @run_alone
-def test_a_worker_that_is_replaced_in_a_second_function_says_both(start: Start, done: Path) -> None:
+def test_a_worker_that_is_replaced_in_a_second_function_gets_an_error_with_both(start: Start, done: Path) -> None:
     node = start(2, "--until", done, "--warm-up", nnodes="1", nproc=2, script=STEPS, restarts=1)
     before = worlds_of(node, 2, workers=2)
     until_step(node)

@@ -73,7 +73,7 @@ def test_one_flag_on_all_nodes_leaves_the_output_of_rank_0(
 
 @pytest.mark.parametrize("agent", ["run"], indirect=True)
 @pytest.mark.parametrize("options", [[], ["--tee=3"]], ids=["console", "tee"])
-def test_the_console_follows_rank_0_to_a_worker_that_lives_on(start: Start, tmp_path: Path, options: list[str]) -> None:
+def test_the_console_follows_rank_0_to_a_survivor(start: Start, tmp_path: Path, options: list[str]) -> None:
     done, logs = tmp_path / "done", tmp_path / "logs"
     options = ["--ranks-filter=0", f"--log-dir={logs}", *options]
     conf = "last_call_timeout=30,settle_timeout=0.2"

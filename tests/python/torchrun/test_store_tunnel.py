@@ -85,9 +85,7 @@ def test_ddp_trains_through_the_tunnel(start: Start, env: dict[str, str], tmp_pa
 
 
 @pytest.mark.parametrize("agent", ["run"], indirect=True)
-def test_workers_that_live_on_are_told_the_next_rounds_tunnel(
-    start: Start, env: dict[str, str], tmp_path: Path
-) -> None:
+def test_survivors_get_the_next_rounds_tunnel(start: Start, env: dict[str, str], tmp_path: Path) -> None:
     done, script = tmp_path / "done", SCRIPTS / "steps.py"
     nodes = [
         start(number, "--until", done, nnodes="2", nproc=2, script=script, conf=CONF, env=env) for number in (2, 3)

@@ -27,11 +27,11 @@ def command(launcher: str, *args: str | Path) -> list[str]:
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_closed_streams_are_not_taken_by_sockets(job: Job, tmp_path: Path, launcher: str) -> None:
-    script, told = tmp_path / "streams.py", tmp_path / "told"
+    script, output = tmp_path / "streams.py", tmp_path / "output"
     script.write_text(STREAMS)
-    agent = job.start(["sh", "-c", 'exec "$@" <&- >&-', "sh", *command(launcher, script, told)], name=launcher)
+    agent = job.start(["sh", "-c", 'exec "$@" <&- >&-', "sh", *command(launcher, script, output)], name=launcher)
     assert agent.wait() == 0, agent.tail()
-    assert told.read_text() == "/dev/null /dev/null"
+    assert output.read_text() == "/dev/null /dev/null"
 
 
 def test_an_unhandled_interrupt_ends_the_agent(job: Job, tmp_path: Path) -> None:

@@ -56,7 +56,9 @@ def test_nodes_come_and_go(start: Start, job: Job, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("agent", ["run"], indirect=True)
-def test_a_job_that_fails_while_a_template_loads_starts_no_worker_there(start: Start, job: Job, tmp_path: Path) -> None:
+def test_a_job_that_fails_while_a_fork_server_loads_starts_no_worker_there(
+    start: Start, job: Job, tmp_path: Path
+) -> None:
     # The import waits for a writer of the pipe.
     os.mkfifo(gate := tmp_path / "gate")
     (tmp_path / "slow.py").write_text(f"open({str(gate)!r}).read()\n")

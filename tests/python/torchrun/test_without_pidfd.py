@@ -52,7 +52,7 @@ def test_nothing_outlives_a_killed_agent(start: Start, job: Job, error: str, tmp
 
 
 @pytest.mark.parametrize("agent", ["run"], indirect=True)
-def test_workers_come_from_a_template_and_outlive_no_killed_agent(start: Start, job: Job, tmp_path: Path) -> None:
+def test_workers_come_from_a_fork_server_and_end_with_a_killed_agent(start: Start, job: Job, tmp_path: Path) -> None:
     under, warm = [*WITHOUT, "ENOSYS"], ["--warm-modules=json"]
     args = ["--children", tmp_path, "--exit", "0:3"]
     node = start(2, *args, nnodes="1", script=FAMILY, under=under, options=warm)
