@@ -13,10 +13,10 @@ use super::engine::history::Failure;
 use super::engine::queue::Time;
 use super::engine::{Engine, Happens, Model};
 use super::worlds::{Violation, ensure_contract};
-use elastic_rs::cooldown::Cooldown;
 use elastic_rs::discovery::endings::Ending;
 use elastic_rs::discovery::hosts::Host;
 use elastic_rs::discovery::machine::{AgentId, Command, Driver, Request, Rules, Verdict};
+use elastic_rs::hosts::{Cooldown, Unused, WhyUnused};
 
 mod faults;
 
@@ -311,8 +311,9 @@ impl Job {
             None => self.excluded.remove(&name),
         };
         let origin = self.engine.origin;
-        let told =
-            self.excluded.iter().map(|(name, until)| (name.clone(), (Some(origin + *until), "drawn".to_owned())));
+        let why = WhyUnused::FailedFirst { count: 1, window: LONGEST_OUT };
+        let out = |until| Unused { why: why.clone(), until: Some(origin + until) };
+        let told = self.excluded.iter().map(|(name, until)| (name.clone(), out(*until)));
         self.driver.on_excluded(told.collect(), self.engine.instant());
     }
 
