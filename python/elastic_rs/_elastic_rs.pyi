@@ -1725,7 +1725,7 @@ class WorkerChannel:
         The world of this worker is being formed. Unless this or :meth:`formed` is called again within ``limit_s`` seconds, the agent is
         told that it is not, and every member leaves it.
         """
-    def groupless(self, /) -> None:
+    def no_process_group(self, /) -> None:
         """
         Say that this worker has no process group yet, and lets the library make it. So it can be started before its node has joined.
         """

@@ -58,7 +58,7 @@ pub enum Command {
     /// Tell the coordinator that all workers of this node attend.
     Attending(Round),
     /// Tell the coordinator that the workers let the library make their process groups.
-    Groupless(Round),
+    NoProcessGroup(Round),
     /// Answer the coordinator's change.
     Counted {
         /// The round that is to change.

@@ -27,7 +27,7 @@ use crate::rendezvous::messages::message::{Failure, Placement, Running};
 use crate::rendezvous::node::session::Session;
 use crate::rendezvous::node::{JoinError, View};
 use crate::signals::Signal;
-use crate::workers::{Deadline, ExitStatus, StderrEnd, WorkerExit, reap_strangers_as_process_1};
+use crate::workers::{Deadline, ExitStatus, StderrEnd, WorkerExit, reap_orphans_as_process_1};
 
 mod deadline;
 mod in_place;
@@ -133,7 +133,7 @@ impl Runner {
     /// An agent whose first step is to join. Without a `session` it hears of other nodes only from its front end. In process 1,
     /// orphans are reaped from now on.
     pub fn new(options: AgentOptions, session: Option<Arc<Session>>) -> Self {
-        reap_strangers_as_process_1();
+        reap_orphans_as_process_1();
         let mut policy = options.policy();
         let exchange = in_place::listen(&options, session.is_some());
         policy.in_place &= exchange.is_some();
@@ -213,7 +213,7 @@ impl Runner {
         let tell_at = self.untold.as_ref().map(Untold::until);
         tokio::select! {
             event = next_of(&mut self.crew) => self.on_crew(event),
-            heard = in_place::next_of(&mut self.exchange) => self.on_heard(heard),
+            received = in_place::next_of(&mut self.exchange) => self.on_heard(received),
             () = self.training.rung() => self.on_first_step(),
             asked = self.training.asked(self.session.as_deref()) => self.on_step_asked(asked),
             import = recovery::imported(self.session.as_deref(), self.untold.as_ref()) => self.tell_recovery(Some(import)),

@@ -71,13 +71,13 @@ pub struct News {
     passed: Option<u64>,
     change: Option<Change>,
     /// The change that no listener has heard of: number and flags.
-    unheard: Option<(u64, u8)>,
+    unread: Option<(u64, u8)>,
     has_failed: bool,
     /// The latest.
     world: Option<Box<World>>,
     /// The last world in which the worker has had the job's state.
     generation: Option<Generation>,
-    place: Place,
+    state: State,
     /// The last failure, change or world.
     reason: String,
     flags: u8,
@@ -86,7 +86,7 @@ pub struct News {
 
 /// Where a worker is.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
-enum Place {
+enum State {
     /// In the latest world, or not in any yet.
     #[default]
     Inside,
@@ -114,7 +114,7 @@ impl News {
                     Some(change) if change.seq == seq => {}
                     _ => {
                         self.change = Some(Change { seq, raise_at: None });
-                        self.unheard = Some((seq, flags));
+                        self.unread = Some((seq, flags));
                         (self.reason, self.flags) = (reason, flags);
                     }
                 }
@@ -138,8 +138,8 @@ impl News {
                     self.generation = Some(world.generation);
                 }
                 self.world = Some(world);
-                if self.place == Place::Parked {
-                    self.place = Place::Called;
+                if self.state == State::Parked {
+                    self.state = State::Called;
                 }
             }
         }
@@ -208,9 +208,9 @@ impl News {
 
     /// The worker leaves its world with this commit. Returns what the agent is to be told: nothing if an earlier call was interrupted.
     pub fn park(&mut self, commit: Option<u64>) -> Option<HeldState> {
-        let is_new = self.place == Place::Inside;
+        let is_new = self.state == State::Inside;
         is_new.then(|| {
-            self.place = Place::Parked;
+            self.state = State::Parked;
             HeldState { generation: self.generation, commit }
         })
     }
@@ -218,8 +218,8 @@ impl News {
     /// Ready once a parked worker has its next world. The worker is then in that.
     pub fn next_world(&mut self) -> Option<Result<Box<World>, Ended>> {
         match &self.world {
-            Some(world) if self.place == Place::Called => {
-                self.place = Place::Inside;
+            Some(world) if self.state == State::Called => {
+                self.state = State::Inside;
                 Some(Ok(world.clone()))
             }
             _ => self.ended.clone().map(Err),
@@ -233,7 +233,7 @@ impl News {
 
     /// Ready once there is a change that was not taken yet: its number, and its flags. Takes it.
     pub fn take_change(&mut self) -> Option<Result<(u64, u8), Ended>> {
-        self.unheard.take().map(Ok).or_else(|| self.ended.clone().map(Err))
+        self.unread.take().map(Ok).or_else(|| self.ended.clone().map(Err))
     }
 
     /// The reason of the last failure, change or world, in words.

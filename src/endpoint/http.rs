@@ -155,12 +155,12 @@ const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset
 
 /// Answer requests until there are no more connections.
 pub(super) async fn serve(mut connections: mpsc::UnboundedReceiver<Upgraded>, sources: Sources) {
-    let begin = move |Upgraded { stream, first_bytes, peer, local, place }: Upgraded| -> Task {
+    let begin = move |Upgraded { stream, first_bytes, peer, local, permit }: Upgraded| -> Task {
         let sources = sources.clone();
         Box::pin(async move {
             let Ok(stream) = TcpStream::from_std(stream) else { return false };
             let _ = timeout(LIMIT, exchange(stream, first_bytes, (local, peer), &sources)).await;
-            drop(place);
+            drop(permit);
             false
         })
     };

@@ -23,7 +23,7 @@ use crate::rendezvous::coordinator::readers::Readers;
 use crate::rendezvous::messages::message::MAGIC;
 use crate::rendezvous::run::Exclusions;
 use crate::secure::Protection;
-use crate::secure::door::{self, Door, FIRST_BYTES};
+use crate::secure::acceptor::{self, Acceptor, FIRST_BYTES};
 use crate::secure::refusals::Refusals;
 use crate::store::server::{Receiver, ServerOptions, StoreServer, Unknown, Upgrade, Upgraded};
 use crate::threads;
@@ -51,7 +51,7 @@ pub struct EndpointServer {
     sessions: watch::Receiver<usize>,
     exclusions: watch::Receiver<Exclusions>,
     questions: mpsc::Sender<Question>,
-    door: Option<Arc<Door>>,
+    acceptor: Option<Arc<Acceptor>>,
     page_requests: PageOffer,
     thread: Option<JoinHandle<()>>,
     started_by: u32,
@@ -193,36 +193,36 @@ impl EndpointServer {
         let addresses = listeners.iter().map(TcpListener::local_addr).collect::<io::Result<Vec<_>>>()?;
         let port = addresses.first().ok_or(io::ErrorKind::InvalidInput)?.port();
         let runtime = Builder::new_current_thread().enable_io().enable_time().build()?;
-        let door = protection.clone().map(Door::new).transpose().map_err(io::Error::other)?.map(Arc::new);
+        let acceptor = protection.clone().map(Acceptor::new).transpose().map_err(io::Error::other)?.map(Arc::new);
         let log = Arc::new(BoundedLog::new(options.log_period, |what, count| {
             tracing::warn!(what, count, "more of the same was not logged");
         }));
-        let new_sessions = match &door {
+        let new_sessions = match &acceptor {
             None => {
                 let (to, upgraded) = mpsc::unbounded_channel();
                 options.upgrades.push(Upgrade { magic: MAGIC, to: to.into() });
                 NewSessions::Open(upgraded)
             }
-            Some(door) => {
+            Some(acceptor) => {
                 let (to, proven) = mpsc::unbounded_channel();
-                let handshakes = handshakes(Arc::clone(door), to, Arc::clone(&log));
+                let handshakes = handshakes(Arc::clone(acceptor), to, Arc::clone(&log));
                 let to = Receiver::new(move |upgraded: Upgraded| {
                     let address = upgraded.peer.ip();
                     handshakes.arrived(upgraded, address);
                     true
                 });
                 options.upgrades.extend([FIRST_BYTES, MAGIC].map(|magic| Upgrade { magic, to: to.clone() }));
-                let trusted = Arc::clone(door.protection());
+                let trusted = Arc::clone(acceptor.protection());
                 options.upgrades_only = Some(Unknown {
-                    most: WAITING_TO_ONE * door.places(),
+                    most: WAITING_TO_ONE * acceptor.permits(),
                     has_authenticated: Arc::new(move |address| trusted.has_authenticated(address)),
                 });
-                options.hello_timeout = options.hello_timeout.min(door::LIMIT);
+                options.hello_timeout = options.hello_timeout.min(acceptor::LIMIT);
                 NewSessions::Proven(proven, log)
             }
         };
-        let (visible, readers) = Visible::of_environment(door.is_some())?;
-        let same_user = if door.is_none() { Some(Arc::new(SameUser::new()?)) } else { None };
+        let (visible, readers) = Visible::of_environment(acceptor.is_some())?;
+        let same_user = if acceptor.is_none() { Some(Arc::new(SameUser::new()?)) } else { None };
         let (to_http, requests) = mpsc::unbounded_channel();
         if visible.is_some() {
             options.upgrades.push(Upgrade { magic: http::FIRST_BYTES, to: to_http.into() });
@@ -242,7 +242,8 @@ impl EndpointServer {
             (protection.clone(), same_user.clone()),
             name.map(str::to_owned),
         );
-        let web = Web { requests, sources, cache, runs_on: door.as_ref().map(|door| door.helpers().clone()) };
+        let web =
+            Web { requests, sources, cache, runs_on: acceptor.as_ref().map(|acceptor| acceptor.helpers().clone()) };
         let (excluded, exclusions) = watch::channel(Exclusions::new());
         let shown = Shown { sessions: count, exclusions: excluded, questions, protection, readers, same_user };
         let ends_store = EndsStore(store.controller());
@@ -257,7 +258,7 @@ impl EndpointServer {
             sessions,
             exclusions,
             questions: asks,
-            door,
+            acceptor,
             page_requests,
             thread: Some(thread),
             started_by: process::id(),
@@ -315,7 +316,7 @@ impl EndpointServer {
 
     /// The peers that were refused so far, at workers' tunnels with the same protection too. `None`: it is not protected.
     pub fn refusals(&self) -> Option<Refusals> {
-        self.door.as_ref().map(|door| door.protection().refusals())
+        self.acceptor.as_ref().map(|acceptor| acceptor.protection().refusals())
     }
 
     /// The users of this host, sessions and store clients, to wait for their end without borrowing the host.

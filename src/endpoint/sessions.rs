@@ -18,11 +18,11 @@ use crate::rendezvous::coordinator::driver::{self, Incoming, Shown};
 use crate::rendezvous::coordinator::machine::Machine;
 use crate::rendezvous::messages::codec;
 use crate::secure::Halves;
-use crate::secure::door::{self, Door, FIRST_BYTES, Proven};
+use crate::secure::acceptor::{self, Acceptor, FIRST_BYTES, Proven};
 use crate::secure::handshakes::Handshakes;
-use crate::secure::proof::Pass;
+use crate::secure::proof::Identity;
 use crate::secure::refusals::{Kind, Refusal};
-use crate::store::server::{Controller, Listener, Place, Upgraded};
+use crate::store::server::{ConnectionPermit, Controller, Listener, Upgraded};
 use crate::wire::text::tidy;
 
 /// Stops the store when the coordinator's thread ends for whatever reason. Nodes must find a closed port then, not one that
@@ -55,10 +55,10 @@ pub(super) enum NewSessions {
 /// A connection whose peer has proven itself.
 pub(super) struct Authenticated {
     proven: Proven,
-    pass: Pass,
+    identity: Identity,
     peer: SocketAddr,
     local: SocketAddr,
-    place: Place,
+    permit: ConnectionPermit,
 }
 
 /// Runs the coordinator until the store's server has ended, and then drops its sessions.
@@ -86,7 +86,7 @@ pub(super) fn run(
 
 /// Hands every connection to the coordinator.
 async fn hand_over(mut upgraded: mpsc::UnboundedReceiver<Upgraded>, sender: mpsc::UnboundedSender<Incoming>) {
-    while let Some(Upgraded { stream, first_bytes, peer, local, place }) = upgraded.recv().await {
+    while let Some(Upgraded { stream, first_bytes, peer, local, permit }) = upgraded.recv().await {
         let stream = match TcpStream::from_std(stream) {
             Ok(stream) => stream,
             Err(error) => {
@@ -95,7 +95,7 @@ async fn hand_over(mut upgraded: mpsc::UnboundedReceiver<Upgraded>, sender: mpsc
             }
         };
         let halves = Halves::plain(stream);
-        if sender.send(Incoming { halves, first_bytes, pass: None, peer, local, kept: Box::new(place) }).is_err() {
+        if sender.send(Incoming { halves, first_bytes, identity: None, peer, local, kept: Box::new(permit) }).is_err() {
             return;
         }
     }
@@ -108,7 +108,7 @@ async fn begin(
     log: Arc<BoundedLog>,
 ) {
     let beginning = async {
-        while let Some(Authenticated { proven, pass, peer, local, place }) = proven.recv().await {
+        while let Some(Authenticated { proven, identity, peer, local, permit }) = proven.recv().await {
             let halves = match proven.halves() {
                 Ok(halves) => halves,
                 Err(error) => {
@@ -116,8 +116,8 @@ async fn begin(
                     continue;
                 }
             };
-            let (first_bytes, pass) = (BytesMut::new(), Some(pass));
-            if sender.send(Incoming { halves, first_bytes, pass, peer, local, kept: Box::new(place) }).is_err() {
+            let (first_bytes, identity) = (BytesMut::new(), Some(identity));
+            if sender.send(Incoming { halves, first_bytes, identity, peer, local, kept: Box::new(permit) }).is_err() {
                 return;
             }
         }
@@ -148,14 +148,14 @@ pub(super) fn warns_of_pytorchs_nodes(sessions: watch::Receiver<usize>, every: D
 
 /// Where the peers of a protected endpoint prove themselves.
 pub(super) fn handshakes(
-    door: Arc<Door>,
+    acceptor: Arc<Acceptor>,
     to: mpsc::UnboundedSender<Authenticated>,
     log: Arc<BoundedLog>,
 ) -> Handshakes<Upgraded> {
     let mut words = BytesMut::new();
-    codec::encode_protected(&door.protection().wanted(), &mut words);
+    codec::encode_protected(&acceptor.protection().wanted(), &mut words);
     let words = words.freeze();
-    let (helpers, protection) = (door.helpers().clone(), Arc::clone(door.protection()));
+    let (helpers, protection) = (acceptor.helpers().clone(), Arc::clone(acceptor.protection()));
     let lost = {
         let (protection, log) = (Arc::clone(&protection), Arc::clone(&log));
         move |peer: IpAddr, refusal: &Refusal| {
@@ -165,11 +165,11 @@ pub(super) fn handshakes(
             }
         }
     };
-    let begin = move |Upgraded { stream, first_bytes, peer, local, place }: Upgraded| -> Task {
-        let (door, words, to, log) = (Arc::clone(&door), words.clone(), to.clone(), Arc::clone(&log));
+    let begin = move |Upgraded { stream, first_bytes, peer, local, permit }: Upgraded| -> Task {
+        let (acceptor, words, to, log) = (Arc::clone(&acceptor), words.clone(), to.clone(), Arc::clone(&log));
         Box::pin(async move {
             let refused = |refusal: &Refusal| {
-                let words = door.protection().refuse(refusal);
+                let words = acceptor.protection().refuse(refusal);
                 if log.admits_once(refusal.kind.name(), peer.ip()) {
                     tracing::warn!(%peer, "a connection is refused: {words}");
                 }
@@ -182,13 +182,13 @@ pub(super) fn handshakes(
                 }
             };
             if !first_bytes.starts_with(FIRST_BYTES) {
-                refused(&Refusal::new(Kind::NoTls, door.protection().lacking()));
-                door::turn_away(stream, &words).await;
+                refused(&Refusal::new(Kind::NoTls, acceptor.protection().lacking()));
+                acceptor::turn_away(stream, &words).await;
                 return false;
             }
-            match door.admit(stream, first_bytes).await {
+            match acceptor.admit(stream, first_bytes).await {
                 // The coordinator may have ended.
-                Ok((proven, pass)) => to.send(Authenticated { proven, pass, peer, local, place }).is_ok(),
+                Ok((proven, identity)) => to.send(Authenticated { proven, identity, peer, local, permit }).is_ok(),
                 Err(refusal) => {
                     refused(&refusal);
                     false

@@ -8,7 +8,7 @@ use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{sleep, timeout};
 
-use crate::clock::telling_if_slow;
+use crate::clock::log_if_slow;
 use crate::events::file::EventFile;
 use crate::rendezvous::coordinator::driver::Question;
 use crate::store::server::Controller;
@@ -25,7 +25,7 @@ impl Sessions {
     pub async fn ended(mut self, limit: Duration) -> bool {
         let count = self.count.clone();
         let ended = async { timeout(limit, self.count.wait_for(|count| *count == 0)).await.is_ok() };
-        let ended = telling_if_slow(ended, || {
+        let ended = log_if_slow(ended, || {
             let count = *count.borrow();
             let nodes = if count == 1 { "1 node".to_owned() } else { format!("{count} nodes") };
             format!(

@@ -6,7 +6,7 @@ use tokio::task::JoinSet;
 
 use super::client::Client;
 use super::connection::Connection;
-use super::endpoints::in_words;
+use super::endpoints::to_text;
 use super::error::{EtcdError, Failure};
 use super::messages::{MemberListRequest, StatusRequest, StatusResponse};
 use super::version::known_problems;
@@ -66,7 +66,7 @@ pub struct ListedMember {
 }
 
 /// What one member told.
-struct Told {
+struct Answer {
     look: MemberLook,
     listed: Vec<ListedMember>,
 }
@@ -76,24 +76,24 @@ impl Client {
     pub async fn look(&self) -> Look {
         let members = &self.options().endpoints.members;
         let mut asking = JoinSet::new();
-        for place in 0..members.len() {
+        for index in 0..members.len() {
             let client = self.clone();
-            asking.spawn(async move { (place, client.look_at(place).await) });
+            asking.spawn(async move { (index, client.look_at(index).await) });
         }
         let mut told = asking.join_all().await;
-        told.sort_by_key(|(place, _)| *place);
+        told.sort_by_key(|(index, _)| *index);
         let listed = told.iter().find_map(|(_, told)| told.as_ref().ok().map(|told| told.listed.clone()));
-        let endpoints = told.into_iter().map(|(place, told)| (in_words(&members[place]), told.map(|told| told.look)));
+        let endpoints = told.into_iter().map(|(index, told)| (to_text(&members[index]), told.map(|told| told.look)));
         Look { endpoints: endpoints.collect(), members: listed.unwrap_or_default() }
     }
 
-    async fn look_at(&self, place: usize) -> Result<Told, EtcdError> {
-        self.ask_one(place).await.map_err(|failure| failure.error)
+    async fn look_at(&self, index: usize) -> Result<Answer, EtcdError> {
+        self.ask_one(index).await.map_err(|failure| failure.error)
     }
 
-    async fn ask_one(&self, place: usize) -> Result<Told, Failure> {
+    async fn ask_one(&self, index: usize) -> Result<Answer, Failure> {
         let patience = self.options().patience;
-        let address = &self.options().endpoints.members[place];
+        let address = &self.options().endpoints.members[index];
         let (connection, status) = Connection::open(address, self.options(), self.0.token.clone()).await?;
         // The doctor reports the rights of its user: so it always authenticates, at each member.
         if self.options().credentials.is_some() {
@@ -117,7 +117,7 @@ impl Client {
             .collect();
         let own = status.header.as_ref().map_or(0, |header| header.member_id);
         let name = listed.iter().find(|member| member.id == own).map(|member| member.name.clone());
-        Ok(Told { look: look(own, name.unwrap_or_default(), status, round_trip), listed })
+        Ok(Answer { look: look(own, name.unwrap_or_default(), status, round_trip), listed })
     }
 }
 

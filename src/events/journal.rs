@@ -12,7 +12,7 @@ use super::record::{Kind, Number, Record};
 /// Most events that wait for a file.
 const UNWRITTEN: usize = 1024;
 /// Events that a restarted coordinator may be told.
-pub const RECALLED: usize = 64;
+pub const REPLAYED: usize = 64;
 
 /// The id of an event.
 pub fn id(origin: &str, number: Number) -> String {
@@ -146,10 +146,10 @@ impl Journal {
     pub fn record(&mut self, kind: Kind, node: Option<&str>, cause: Option<Number>, text: Option<String>) -> Number {
         let number = self.next();
         match &kind {
-            Kind::HeardCompleted { .. } => self.completed = Some(number),
-            Kind::HeardBroken { .. } => self.broken = Some(number),
-            Kind::HeardSignal { .. } => self.signalled = Some(number),
-            Kind::HeardClosed { .. } => self.closed = true,
+            Kind::ReceivedCompleted { .. } => self.completed = Some(number),
+            Kind::ReceivedBroken { .. } => self.broken = Some(number),
+            Kind::ReceivedSignal { .. } => self.signalled = Some(number),
+            Kind::ReceivedClosed { .. } => self.closed = true,
             _ => {}
         }
         let causes = cause.map(|cause| id(&self.origin, cause)).into_iter().collect();
@@ -180,7 +180,7 @@ impl Journal {
         (std::mem::take(&mut self.unwritten).into(), std::mem::take(&mut self.missed))
     }
 
-    /// The last events that explain, the oldest first. At most [`RECALLED`].
+    /// The last events that explain, the oldest first. At most [`REPLAYED`].
     pub fn recent(&self) -> impl DoubleEndedIterator<Item = &Entry> {
         self.recent.iter()
     }
@@ -192,7 +192,7 @@ impl Journal {
 
     fn keep(&mut self, entry: Entry) {
         if entry.record.kind.explains() || matches!(entry.record.kind, Kind::Phase(_)) {
-            if self.recent.len() == RECALLED {
+            if self.recent.len() == REPLAYED {
                 self.recent.pop_front();
             }
             self.recent.push_back(entry.clone());
@@ -243,9 +243,9 @@ mod tests {
         let mut journal = Journal::new(1, begin);
         for ms in 0..5000 {
             journal.tick(begin + Duration::from_millis(ms));
-            journal.record(Kind::HeardBroken { in_place: false }, None, None, None);
+            journal.record(Kind::ReceivedBroken { in_place: false }, None, None, None);
         }
-        assert_eq!(journal.recent().count(), RECALLED);
+        assert_eq!(journal.recent().count(), REPLAYED);
         let (kept, missed) = journal.take();
         assert_eq!((kept.len(), missed, kept[0].record.number), (UNWRITTEN, 5000 - UNWRITTEN as u64, Number(3977)));
         assert_eq!(kept.last().map(|entry| entry.at), Some(begin + Duration::from_millis(4999)));

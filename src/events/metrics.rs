@@ -231,16 +231,16 @@ impl Counts {
                     let lasted = now.saturating_duration_since(since);
                     self.recoveries.observe(lasted);
                     self.recovered_us = u64::try_from(lasted.as_micros()).ok();
-                    self.took([silent_us, 0, 0, 0, 0, 0], now);
+                    self.observe_phases([silent_us, 0, 0, 0, 0, 0], now);
                 }
             }
             Kind::Phase(phase) => {
                 let [detect, stop, rendezvous, start, import] = phase.parts().map(Option::unwrap_or_default);
                 // A spare may have waited for days before the world that it steps into was broken.
                 let rendezvous = rendezvous.min(self.recovered_us.unwrap_or(u64::MAX));
-                self.took([detect, stop, rendezvous, start, import, 0], now);
+                self.observe_phases([detect, stop, rendezvous, start, import, 0], now);
             }
-            Kind::FirstStep(first) => self.took([0, 0, 0, 0, 0, first.first_step_us], now),
+            Kind::FirstStep(first) => self.observe_phases([0, 0, 0, 0, 0, first.first_step_us], now),
             Kind::WorkerExited(exit) => {
                 self.exits[usize::from(!exit.first)] += 1;
                 self.restarts[usize::from(exit.returncode < 0)] += u64::from(exit.counts);
@@ -265,7 +265,7 @@ impl Counts {
     }
 
     /// A node has told its phases, or some of them.
-    fn took(&mut self, phases: PhasesUs, now: Instant) {
+    fn observe_phases(&mut self, phases: PhasesUs, now: Instant) {
         for (at, micros) in phases.into_iter().enumerate().filter(|(_, micros)| *micros > 0) {
             self.phases[at].observe(Duration::from_micros(micros));
             let more = micros.saturating_sub(self.round_us[at]);

@@ -191,7 +191,7 @@ pub enum Kind {
     WorkerEnded(Box<Ended>),
     /// The node has heard that a round is complete, and has a place in it.
     #[serde(rename = "heard.completed")]
-    HeardCompleted {
+    ReceivedCompleted {
         /// The node's rank.
         rank: u32,
         /// Number of nodes.
@@ -201,22 +201,22 @@ pub enum Kind {
     },
     /// The node has heard which failure is the cause of what follows.
     #[serde(rename = "heard.exited")]
-    HeardExited(Box<Exit>),
+    ReceivedExited(Box<Exit>),
     /// The node has heard that its world must re-form, or concludes it.
     #[serde(rename = "heard.broken")]
-    HeardBroken {
+    ReceivedBroken {
         /// Its workers may live on.
         in_place: bool,
     },
     /// The node has heard that the rendezvous is closed.
     #[serde(rename = "heard.closed")]
-    HeardClosed {
+    ReceivedClosed {
         /// How the job ended.
         verdict: Ending,
     },
     /// The node's agent got a signal that ends it.
     #[serde(rename = "heard.signal")]
-    HeardSignal {
+    ReceivedSignal {
         /// Which.
         signal: i32,
     },
@@ -234,7 +234,7 @@ pub enum Kind {
     },
     /// A member has told this coordinator, which was restarted, what it recorded before.
     #[serde(rename = "told")]
-    Told(Box<Told>),
+    Replayed(Box<Replayed>),
 }
 
 impl Kind {
@@ -242,7 +242,7 @@ impl Kind {
     pub fn explains(&self) -> bool {
         match self {
             Self::WorkerExited(exit) => exit.first,
-            Self::Told(told) => told.kind.explains(),
+            Self::Replayed(told) => told.kind.explains(),
             Self::RunOpened { .. }
             | Self::RunClosed { .. }
             | Self::RoundCompleted { .. }
@@ -256,10 +256,10 @@ impl Kind {
             | Self::CoordinatorRestarted { .. }
             | Self::CoordinatorStoodStill { .. }
             | Self::CoordinatorEnds {}
-            | Self::HeardCompleted { .. }
-            | Self::HeardExited(_)
-            | Self::HeardBroken { .. }
-            | Self::HeardClosed { .. } => true,
+            | Self::ReceivedCompleted { .. }
+            | Self::ReceivedExited(_)
+            | Self::ReceivedBroken { .. }
+            | Self::ReceivedClosed { .. } => true,
             Self::NodeJoined { .. }
             | Self::NodeLeft { .. }
             | Self::NodeLeaves {}
@@ -274,7 +274,7 @@ impl Kind {
             | Self::FirstStep(_)
             | Self::WorkerStarted(_)
             | Self::WorkerEnded(_)
-            | Self::HeardSignal { .. }
+            | Self::ReceivedSignal { .. }
             | Self::NodeFenced {}
             | Self::LineLost {}
             | Self::LineFound { .. }
@@ -340,7 +340,7 @@ pub struct Ended {
 
 /// An event that a member recorded, as it tells a coordinator that was restarted.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Told {
+pub struct Replayed {
     /// Its id, of which the member is the origin.
     pub id: String,
     /// The member's number of it.

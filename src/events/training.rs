@@ -25,7 +25,7 @@ pub(super) struct Training {
     /// Since that is so.
     idle: WorkerNs,
     /// The current round has made a step.
-    stepped: bool,
+    has_stepped: bool,
     lost: WorkerNs,
     redone_steps: u64,
     redone: WorkerNs,
@@ -63,12 +63,12 @@ impl Training {
         self.pass(now);
         match kind {
             Kind::RoundBroken { .. } | Kind::RoundChanges {} => self.is_idle = self.since.is_some(),
-            Kind::RoundGoesOn {} if self.stepped => (self.is_idle, self.idle) = (false, 0),
+            Kind::RoundGoesOn {} if self.has_stepped => (self.is_idle, self.idle) = (false, 0),
             Kind::RoundCompleted { nodes, workers, .. } => {
                 self.end_round();
                 let nodes = u32::try_from(*nodes).unwrap_or(u32::MAX);
                 self.form(workers.unwrap_or(nodes).max(1));
-                self.stepped = false;
+                self.has_stepped = false;
             }
             Kind::FirstStep(first) => self.on_step(first, now),
             Kind::RunClosed { .. } => self.closed = Some(now),
@@ -106,7 +106,7 @@ impl Training {
     fn on_step(&mut self, first: &FirstStep, now: Instant) {
         let since = *self.since.get_or_insert(now);
         self.counted_until.get_or_insert(now);
-        self.stepped = true;
+        self.has_stepped = true;
         self.lost += std::mem::take(&mut self.idle);
         self.is_idle = false;
         let round = &mut self.round;

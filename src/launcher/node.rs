@@ -11,7 +11,7 @@ use tokio::task::spawn_blocking;
 use super::tunnel::Trust;
 use super::worker_store::{Opener, RoundStore};
 pub use super::worker_store::{Reach, WorkersStore};
-use crate::clock::telling_if_slow;
+use crate::clock::log_if_slow;
 use crate::endpoint::Sessions;
 use crate::rendezvous::messages::message::{JoinWorkers, Placement};
 use crate::rendezvous::node::JoinError;
@@ -157,7 +157,7 @@ impl Node {
                 server.drain(drain_timeout);
                 drop(tunnel);
             });
-            let _ = telling_if_slow(drained, || {
+            let _ = log_if_slow(drained, || {
                 format!(
                     "waiting up to {drain_timeout:.0?} for workers elsewhere to let go of the round's store, which is here; \
                      another signal ends the wait"

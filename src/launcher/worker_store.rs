@@ -16,7 +16,7 @@ use crate::rendezvous::conf::{StoreMembers, StorePeers};
 use crate::rendezvous::messages::message::{JoinWorkers, Placement};
 use crate::rendezvous::node::JoinError;
 use crate::rendezvous::node::session::Session;
-use crate::secure::door::Door;
+use crate::secure::acceptor::Acceptor;
 use crate::store::server::{LocalPeers, Members, ServerOptions, StoreServer};
 
 /// The store at `MASTER_ADDR:MASTER_PORT`.
@@ -67,13 +67,13 @@ pub struct RoundStore {
 struct Opened {
     server: StoreServer,
     /// The listener of the tunnel's door, if workers of other nodes come through a tunnel.
-    door: Option<TcpListener>,
+    acceptor: Option<TcpListener>,
 }
 
 impl Opened {
     /// The port that other nodes are told.
     fn port(&self) -> io::Result<u16> {
-        let address = self.door.as_ref().map_or(Ok(self.server.local_addr()), TcpListener::local_addr);
+        let address = self.acceptor.as_ref().map_or(Ok(self.server.local_addr()), TcpListener::local_addr);
         address.map(|address| address.port())
     }
 }
@@ -85,7 +85,7 @@ pub struct Opener {
     /// Workers reach the store through tunnels.
     trust: Option<Trust>,
     /// Where other nodes' agents prove themselves, from the first round on.
-    door: Option<Arc<Door>>,
+    acceptor: Option<Arc<Acceptor>>,
     /// It has been logged that the stores listen on all addresses.
     told: bool,
 }
@@ -94,7 +94,7 @@ impl Opener {
     /// With `trust`, workers reach the store through tunnels.
     pub fn new(reach: Reach, trust: Option<Trust>) -> Self {
         let trust = trust.filter(|_| reach.workers_store == WorkersStore::Node);
-        Self { reach, trust, door: None, told: false }
+        Self { reach, trust, acceptor: None, told: false }
     }
 
     /// Take part in the next round with a new store. Returns the placement as this node's workers see it, and what is kept open for
@@ -135,14 +135,14 @@ impl Opener {
     }
 
     /// Keep open what this node's part in the round needs, and tell its workers where it is.
-    fn keep(&self, Opened { server, door: listener }: Opened, placement: &mut Placement) -> io::Result<RoundStore> {
+    fn keep(&self, Opened { server, acceptor: listener }: Opened, placement: &mut Placement) -> io::Result<RoundStore> {
         let serves = placement.rank == 0 && self.reach.workers_store == WorkersStore::Node;
-        let (Some(listener), Some(trust), Some(door)) = (listener, &self.trust, &self.door) else {
+        let (Some(listener), Some(trust), Some(acceptor)) = (listener, &self.trust, &self.acceptor) else {
             return Ok(RoundStore { tunnel: None, server: serves.then_some(server) });
         };
         let store = server.local_addr();
         let (kept, near) = if serves {
-            let tunnel = Tunnel::to_own_store(listener, store, Arc::clone(door), trust.run_id.clone())?;
+            let tunnel = Tunnel::to_own_store(listener, store, Arc::clone(acceptor), trust.run_id.clone())?;
             (RoundStore { tunnel: Some(tunnel), server: Some(server) }, store)
         } else {
             let to = (placement.master_addr.clone(), placement.master_port);
@@ -156,21 +156,21 @@ impl Opener {
 
     /// Opens a store for workers that look for this node at `addr`.
     fn open(&mut self, addr: &str, port: u16) -> io::Result<Opened> {
-        let (listener, door) = match (&self.trust, self.reach.alone) {
+        let (listener, acceptor) = match (&self.trust, self.reach.alone) {
             (None, _) => (self.listen(addr, port)?, None),
             (Some(_), true) => (bind_loopback(port)?, None),
             (Some(trust), false) => {
-                if self.door.is_none() {
-                    let door = Door::new(Arc::clone(&trust.protection)).map_err(io::Error::other)?;
-                    self.door = Some(Arc::new(door));
+                if self.acceptor.is_none() {
+                    let acceptor = Acceptor::new(Arc::clone(&trust.protection)).map_err(io::Error::other)?;
+                    self.acceptor = Some(Arc::new(acceptor));
                 }
                 (bind_loopback(0)?, Some(self.listen(addr, port)?))
             }
         };
         // Nobody needs the store of a node that may not get rank 0.
         let local_peers = self.reach.local_peers();
-        let options = ServerOptions { local_peers, opens_when_told: true, ..ServerOptions::default() };
-        Ok(Opened { server: StoreServer::start(vec![listener], options)?, door })
+        let options = ServerOptions { local_peers, opens_on_request: true, ..ServerOptions::default() };
+        Ok(Opened { server: StoreServer::start(vec![listener], options)?, acceptor })
     }
 
     /// Listens where others look that find this node at `addr`.

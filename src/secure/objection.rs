@@ -9,7 +9,7 @@ use super::x509::{NAMES, date};
 use super::{TLS_CA, TLS_CERT};
 
 /// A sentence about the peer, if this error is about the certificates of one of the two ends.
-pub(super) fn in_words(error: &io::Error) -> Option<String> {
+pub(super) fn to_text(error: &io::Error) -> Option<String> {
     match error.get_ref()?.downcast_ref::<Error>()? {
         Error::InvalidCertificate(what) => Some(of_peer(what)),
         Error::NoCertificatesPresented => Some(format!("it shows no certificate: {TLS_CERT} is set at one end only")),

@@ -38,7 +38,7 @@ struct Live {
     /// The socket of a fork server that is ready.
     socket: Option<Arc<AsyncFd<OwnedFd>>>,
     /// Why workers are started cold, as last logged.
-    told: Option<String>,
+    logged: Option<String>,
 }
 
 /// The state of the fork server that is running, or ran last.
@@ -74,7 +74,7 @@ impl Client {
     pub fn on_ready(&self, socket: Arc<AsyncFd<OwnedFd>>) {
         let mut live = self.live.lock();
         live.socket = Some(socket);
-        live.told = None;
+        live.logged = None;
         self.state.send_replace(State::Ready);
     }
 
@@ -147,12 +147,12 @@ impl ForkWorker for Client {
         match forked {
             Ok(guarded) => Some(guarded),
             Err(why) => {
-                if live.told.as_ref() != Some(&why) {
+                if live.logged.as_ref() != Some(&why) {
                     tracing::warn!(
                         "workers are started cold, not from the template that has loaded {}: {why}",
                         self.spec.what
                     );
-                    live.told = Some(why);
+                    live.logged = Some(why);
                 }
                 None
             }

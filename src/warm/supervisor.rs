@@ -114,8 +114,8 @@ impl Supervisor {
         match answer {
             Some(Answer::Ready) => {
                 if let State::Loading { since } = self.client.state() {
-                    let took = since.elapsed().as_secs_f64();
-                    tracing::info!("a template has loaded {what} in {took:.1} s; workers are forked from it");
+                    let seconds = since.elapsed().as_secs_f64();
+                    tracing::info!("a template has loaded {what} in {seconds:.1} s; workers are forked from it");
                 }
                 self.client.on_ready(socket.clone());
             }

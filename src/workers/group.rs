@@ -238,18 +238,18 @@ impl Group {
     fn act(&mut self, acts: impl IntoIterator<Item = Act>) {
         for act in acts {
             match act {
-                Act::Tell { local_rank } => {
+                Act::Report { local_rank } => {
                     let grace = self.leftovers.grace();
-                    self.tell_leftovers(local_rank, &format!("may run on for {grace:.0?} (--shutdown-timeout)"));
+                    self.log_leftovers(local_rank, &format!("may run on for {grace:.0?} (--shutdown-timeout)"));
                 }
-                Act::TellEnd { local_rank } => self.tell_leftovers(local_rank, "has had its time, and is ended"),
+                Act::ReportEnd { local_rank } => self.log_leftovers(local_rank, "has had its time, and is ended"),
                 Act::Do(command) => self.perform(vec![command]),
             }
         }
     }
 
     /// Log what is left of a worker that has ended well.
-    fn tell_leftovers(&self, local_rank: u32, what: &str) {
+    fn log_leftovers(&self, local_rank: u32, what: &str) {
         let Some(Member { pid, guard: Some(guard), .. }) = self.members.get(&local_rank) else { return };
         if let Some(children) = children_of(*guard) {
             tracing::warn!(

@@ -42,7 +42,7 @@ fn preparing(now: Instant) -> AgentMachine {
 fn joined() -> AgentMachine {
     let mut agent = preparing(Instant::now());
     agent.on_worker_attends(1);
-    agent.on_worker_groupless();
+    agent.on_worker_without_process_group();
     assert_eq!(does(&mut agent), [], "one is missing");
     agent.on_worker_attends(0);
     assert_eq!(does(&mut agent), [commands::join_with(&[(0, None), (1, None)])]);
@@ -126,7 +126,7 @@ fn workers_that_wait_for_a_world_get_it() {
     agent.on_started();
     let place = |local_rank| Command::Place { local_rank };
     let round = Round(5);
-    assert_eq!(does(&mut agent), [place(0), place(1), Command::Attending(round), Command::Groupless(round)]);
+    assert_eq!(does(&mut agent), [place(0), place(1), Command::Attending(round), Command::NoProcessGroup(round)]);
 }
 
 #[test]

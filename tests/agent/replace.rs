@@ -42,7 +42,7 @@ fn running(max_restarts: u32) -> AgentMachine {
     agent.on_placed(placement(1, 0), Instant::now());
     agent.on_started();
     (0..2).for_each(|local_rank| agent.on_worker_attends(local_rank));
-    agent.on_worker_groupless();
+    agent.on_worker_without_process_group();
     does(&mut agent);
     agent
 }
@@ -80,15 +80,15 @@ fn joining(now: Instant) -> AgentMachine {
 #[test]
 fn a_worker_that_was_started_ahead_gets_its_place_whenever_it_waits_for_it() {
     let now = Instant::now();
-    let in_round = [Command::Attending(Round(2)), Command::Groupless(Round(2))];
+    let in_round = [Command::Attending(Round(2)), Command::NoProcessGroup(Round(2))];
     for attends in 0..4 {
         let mut agent = replacing(now);
         agent.on_started();
         let attends_after = |step, agent: &mut AgentMachine| {
             if attends == step {
                 agent.on_worker_attends(1);
-                agent.on_worker_groupless();
-                assert!(does(agent).iter().all(|did| matches!(did, Command::Groupless(_))));
+                agent.on_worker_without_process_group();
+                assert!(does(agent).iter().all(|did| matches!(did, Command::NoProcessGroup(_))));
             }
         };
         attends_after(0, &mut agent);

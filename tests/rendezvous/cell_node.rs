@@ -109,7 +109,7 @@ fn a_node_that_comes_back_to_its_place_tells_the_cell_nothing_that_is_a_coordina
     perform(&mut node, &mut cell, now);
     let (events, _) = node.take_events();
     let count = |is_it: fn(&Kind) -> bool| events.iter().filter(|event| is_it(&event.record.kind)).count();
-    assert_eq!((count(|kind| matches!(kind, Kind::Phase(_))), count(|kind| matches!(kind, Kind::Told(_)))), (1, 0));
+    assert_eq!((count(|kind| matches!(kind, Kind::Phase(_))), count(|kind| matches!(kind, Kind::Replayed(_)))), (1, 0));
     assert_eq!(count(|kind| matches!(kind, Kind::LineFound { .. })), 1, "{before:?} {events:?}");
 }
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::bench::{Bench, failure, hello, join};
 use elastic_rs::events::journal::{id, origin};
-use elastic_rs::events::record::{Ending, FirstStep, Kind, LONGEST_US, Loss, Number, Phase, Record, Told, Why};
+use elastic_rs::events::record::{Ending, FirstStep, Kind, LONGEST_US, Loss, Number, Phase, Record, Replayed, Why};
 use elastic_rs::rendezvous::messages::message::{
     CoordinatorMessage, Generation, Hello, LARGEST_STEP, NodeId, NodeMessage, Placed, Recalled, Recollection, Round,
     Stepped,
@@ -280,10 +280,10 @@ fn recalled(member: u8, numbers: std::ops::RangeInclusive<u64>) -> NodeMessage {
     NodeMessage::Recalled(Box::new(Recalled { origin: origin(member.into()), events: numbers.map(event).collect() }))
 }
 
-fn told(bench: &Bench) -> Vec<&Told> {
+fn told(bench: &Bench) -> Vec<&Replayed> {
     let mut found = Vec::new();
     for record in &bench.records {
-        if let Kind::Told(told) = &record.kind {
+        if let Kind::Replayed(told) = &record.kind {
             found.push(&**told);
         }
     }

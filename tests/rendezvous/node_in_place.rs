@@ -377,10 +377,10 @@ fn a_node_knows_whether_a_world_runs_once_it_was_welcomed() {
 #[test]
 fn a_member_says_once_that_its_workers_have_no_group_of_their_own() {
     let mut bench = Bench::running();
-    bench.node.groupless(Round(2));
+    bench.node.no_process_group(Round(2));
     assert_eq!(bench.said(), [], "another round");
-    bench.node.groupless(ROUND);
-    assert_eq!(bench.said(), [NodeMessage::Groupless { round: ROUND }]);
+    bench.node.no_process_group(ROUND);
+    assert_eq!(bench.said(), [NodeMessage::NoProcessGroup { round: ROUND }]);
 }
 
 /// Its workers hold the state of a world that may have gone on without them.
@@ -459,7 +459,7 @@ fn a_node_whose_workers_cannot_survive_says_nothing_of_changes() {
     assert_eq!(joined(&bench.said()).1.survival, Survival::New);
     bench.place(1);
     bench.node.attending(ROUND);
-    bench.node.groupless(ROUND);
+    bench.node.no_process_group(ROUND);
     assert!(!bench.node.will_leave(ROUND, "SIGTERM", Some(15)), "nobody would answer");
     assert_eq!(bench.said(), []);
 }

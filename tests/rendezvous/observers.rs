@@ -184,12 +184,12 @@ mod for_root {
 
     use super::*;
 
-    const STRANGER: u32 = 65_533;
+    const OTHER_UID: u32 = 65_533;
 
     /// What `ask` gets, asked by a thread of another user.
     fn as_another<T: Send + 'static>(ask: impl AsyncFnOnce() -> T + Send + 'static) -> T {
         let asking = move || {
-            let uid = Uid::from_raw(STRANGER);
+            let uid = Uid::from_raw(OTHER_UID);
             set_thread_res_uid(uid, uid, uid).expect("only root can become another user");
             Builder::new_current_thread().enable_all().build().unwrap().block_on(ask())
         };

@@ -70,7 +70,7 @@ impl Coordinator {
                     let incoming = Incoming {
                         halves: Halves::plain(stream),
                         first_bytes: BytesMut::new(),
-                        pass: None,
+                        identity: None,
                         peer,
                         local,
                         kept: Box::new(()),

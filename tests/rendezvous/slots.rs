@@ -251,7 +251,7 @@ fn a_newcomer_is_told_how_much_room_a_running_world_has() {
         let mut bench = joined(&settings, &offered);
         bench.pass(settings.last_call_timeout);
         for node in 1..=2 {
-            bench.say(node, NodeMessage::Groupless { round: Round(1) });
+            bench.say(node, NodeMessage::NoProcessGroup { round: Round(1) });
             bench.say(node, NodeMessage::Attending { round: Round(1) });
         }
         bench.greet(3, hello(3, &settings), 3);

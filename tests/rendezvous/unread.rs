@@ -75,7 +75,7 @@ async fn a_node_that_does_not_read_is_placed_in_no_round() {
         let halves = Halves { reader: Box::new(reader), writer: Box::new(writer) };
         let (peer, local) = (([127, 0, 0, 1], 1).into(), ([127, 0, 0, 1], 2).into());
         let first_bytes = BytesMut::new();
-        to_coordinator.send(Incoming { halves, first_bytes, pass: None, peer, local, kept: Box::new(()) }).unwrap();
+        to_coordinator.send(Incoming { halves, first_bytes, identity: None, peer, local, kept: Box::new(()) }).unwrap();
         ours
     };
     let mut deaf = connect();

@@ -21,7 +21,7 @@ use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber};
 
 use crate::alone::alone;
-use crate::users::{ANSWER, SAME_USER, STRANGER, as_user, greeted};
+use crate::users::{ANSWER, OTHER_UID, SAME_USER, as_user, greeted};
 
 static RECORDS: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
@@ -312,7 +312,7 @@ mod for_root {
             return;
         }
         let server = start(ServerOptions { local_peers: SAME_USER, ..ServerOptions::default() });
-        let visits = as_user(STRANGER, || (0..30).map(|_| visit(&server, b"")).collect::<Vec<_>>());
+        let visits = as_user(OTHER_UID, || (0..30).map(|_| visit(&server, b"")).collect::<Vec<_>>());
         let records = std::mem::take(&mut *RECORDS.lock().unwrap());
         assert_eq!(records.len(), 20, "bounded: {records:?}");
         let detail = "detail=\"uid 65533 is neither this process's user (uid 0) nor root; ask for help\"";

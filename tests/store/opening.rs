@@ -15,7 +15,7 @@ const GREETING: &[u8] = b"\0\xce\xf7\x85\x3c\x0d\x01\x02\x03\x04";
 
 fn start() -> StoreServer {
     let listener = listen::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).unwrap();
-    StoreServer::start(vec![listener], ServerOptions { opens_when_told: true, ..ServerOptions::default() }).unwrap()
+    StoreServer::start(vec![listener], ServerOptions { opens_on_request: true, ..ServerOptions::default() }).unwrap()
 }
 
 /// A client that has greeted the server, and waits for its answer.

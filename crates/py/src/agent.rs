@@ -379,7 +379,7 @@ impl Agent {
     /// This process got a signal that ends it. A second one kills the remaining workers. The log names its
     /// sender if :func:`watch_signals` watches it.
     fn signal(&self, signal: i32) {
-        self.runner.blocking_lock().signal(signal, &last_sender(signal).words());
+        self.runner.blocking_lock().signal(signal, &last_sender(signal).text());
     }
 
     /// Kill the remaining workers: the caller gives up. Not needed after ``end``.

@@ -33,8 +33,8 @@ impl WorkerChannel {
     }
 
     /// Say that this worker has no process group yet, and lets the library make it. So it can be started before its node has joined.
-    fn groupless(&self) -> PyResult<()> {
-        self.0.groupless().map_err(|error| raise(&error))
+    fn no_process_group(&self) -> PyResult<()> {
+        self.0.no_process_group().map_err(|error| raise(&error))
     }
 
     /// The world of this worker is being formed. Unless this or :meth:`formed` is called again within ``limit_s`` seconds, the agent is

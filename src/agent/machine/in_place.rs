@@ -41,10 +41,10 @@ impl AgentMachine {
     }
 
     /// A worker lets the library make its process group, and so do the others: they run the same program.
-    pub fn on_worker_groupless(&mut self) {
-        self.lives.groupless = true;
+    pub fn on_worker_without_process_group(&mut self) {
+        self.lives.no_process_group = true;
         if self.is_running() {
-            self.commands.push(Command::Groupless(self.round()));
+            self.commands.push(Command::NoProcessGroup(self.round()));
         }
     }
 
@@ -88,8 +88,8 @@ impl AgentMachine {
     fn tell_if_all_attend(&mut self) {
         if self.is_running() && self.lives.all_attend() {
             self.commands.push(Command::Attending(self.round()));
-            if self.lives.groupless {
-                self.commands.push(Command::Groupless(self.round()));
+            if self.lives.no_process_group {
+                self.commands.push(Command::NoProcessGroup(self.round()));
             }
         }
     }

@@ -51,7 +51,7 @@ pub(super) struct Lives {
     /// What the last join brought.
     pub(super) brought: Vec<Survivor>,
     /// The workers let the library make their process groups.
-    pub(super) groupless: bool,
+    pub(super) no_process_group: bool,
     /// Workers whose start ahead of the next world has been asked for, and has not been answered.
     pub(super) asked: BTreeSet<u32>,
     /// Workers that are not started ahead of the next world, because that has been tried.

@@ -24,7 +24,7 @@ impl AgentMachine {
     /// Have the missing workers started, unless they have to wait for their place.
     pub(super) fn start_missing_ahead(&mut self) {
         let Some(place) = self.place.as_deref().filter(|_| self.is_followed_by_another_world()) else { return };
-        if !self.lives.groupless || self.closed_well {
+        if !self.lives.no_process_group || self.closed_well {
             return;
         }
         let lives = &self.lives;

@@ -8,7 +8,7 @@ use crate::agent::crew::Crew;
 use crate::agent::environment::{AGENT, AHEAD, IN_PLACE, VARIES};
 use crate::agent::news::Seen;
 use crate::agent::policy::AgentOptions;
-use crate::channel::agent::{Exchange, Heard};
+use crate::channel::agent::{Exchange, FromWorker};
 use crate::channel::message::{ToWorker, World};
 use crate::rendezvous::conf::InPlace;
 use crate::rendezvous::messages::message::{Failure, LIVES, Placement, Resume};
@@ -32,7 +32,7 @@ pub(super) fn listen(options: &AgentOptions, has_session: bool) -> Option<Exchan
     }
 }
 
-pub(super) async fn next_of(exchange: &mut Option<Exchange>) -> Heard {
+pub(super) async fn next_of(exchange: &mut Option<Exchange>) -> FromWorker {
     match exchange {
         Some(exchange) => exchange.next().await,
         None => pending().await,
@@ -40,16 +40,16 @@ pub(super) async fn next_of(exchange: &mut Option<Exchange>) -> Heard {
 }
 
 impl Runner {
-    pub(super) fn on_heard(&mut self, heard: Heard) {
-        match heard {
-            Heard::Hello { local_rank } => self.machine.on_worker_attends(local_rank),
-            Heard::Ack { local_rank, seq, count } => self.machine.on_worker_counted(local_rank, seq, count),
-            Heard::Parked { local_rank, state } => self.machine.on_worker_parked(local_rank, state),
-            Heard::Groupless { .. } => self.machine.on_worker_groupless(),
-            Heard::Stuck { local_rank } => self.on_stuck(local_rank),
-            Heard::Unfit { local_rank, message } => self.on_unfit(local_rank, message),
-            Heard::Raised { local_rank, error, message } => self.on_raised(local_rank, error, message),
-            Heard::Gone { local_rank } => self.machine.on_worker_deaf(local_rank),
+    pub(super) fn on_heard(&mut self, received: FromWorker) {
+        match received {
+            FromWorker::Hello { local_rank } => self.machine.on_worker_attends(local_rank),
+            FromWorker::Ack { local_rank, seq, count } => self.machine.on_worker_counted(local_rank, seq, count),
+            FromWorker::Parked { local_rank, state } => self.machine.on_worker_parked(local_rank, state),
+            FromWorker::NoProcessGroup { .. } => self.machine.on_worker_without_process_group(),
+            FromWorker::Stuck { local_rank } => self.on_stuck(local_rank),
+            FromWorker::Unfit { local_rank, message } => self.on_unfit(local_rank, message),
+            FromWorker::Raised { local_rank, error, message } => self.on_raised(local_rank, error, message),
+            FromWorker::Gone { local_rank } => self.machine.on_worker_deaf(local_rank),
         }
     }
 

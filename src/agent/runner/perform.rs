@@ -81,7 +81,7 @@ impl Runner {
                 None => self.steps.push_back(Step::Barrier),
             },
             Command::Attending(round) => self.session.iter().for_each(|session| session.attending(round)),
-            Command::Groupless(round) => self.session.iter().for_each(|session| session.groupless(round)),
+            Command::NoProcessGroup(round) => self.session.iter().for_each(|session| session.no_process_group(round)),
             Command::Counted { round, count } => {
                 self.session.iter().for_each(|session| session.counted(round, count));
             }

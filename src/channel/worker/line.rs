@@ -109,7 +109,7 @@ impl Line {
         *forms_by = None;
         drop(forms_by);
         // A failure ends the connection, which this thread finds next.
-        let _ = self.tell(ToAgent::Stuck);
+        let _ = self.send(ToAgent::Stuck);
         None
     }
 
@@ -183,7 +183,7 @@ impl Line {
     fn on_bytes(&self, buffer: &mut BytesMut) -> Result<(), String> {
         while let Some(message) = ToWorker::decode(buffer).map_err(|error| format!("is closed: {error}"))? {
             if let Some(answer) = self.on_message(message) {
-                self.tell(answer).map_err(|errno| format!("is lost: {errno}"))?;
+                self.send(answer).map_err(|errno| format!("is lost: {errno}"))?;
             }
         }
         Ok(())
@@ -223,7 +223,7 @@ impl Line {
     }
 
     /// Writes a message. An error ends the connection.
-    pub(super) fn tell(&self, message: ToAgent) -> Result<(), Errno> {
+    pub(super) fn send(&self, message: ToAgent) -> Result<(), Errno> {
         let mut frame = BytesMut::new();
         if try_encode_frame(&message, &mut frame).is_err() {
             self.close();

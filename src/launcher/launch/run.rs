@@ -273,7 +273,7 @@ impl Launch {
 }
 
 fn signalled(runner: &mut Runner, Received { signal, sender }: Received) {
-    runner.signal(signal, &sender.words());
+    runner.signal(signal, &sender.text());
 }
 
 /// Do what a start needs before any worker runs. `None`: a signal or the session has ended the round meanwhile, and the work was

@@ -90,7 +90,7 @@ pub enum NodeMessage {
     },
     /// The workers of this node let `elastic_rs.elastic.run` make their process groups. So a newcomer's can be started before it joins:
     /// see [`Running`].
-    Groupless {
+    NoProcessGroup {
         /// The round they belong to.
         round: Round,
     },

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::ids::NodeId;
-use crate::events::journal::{Entry, RECALLED, origin};
+use crate::events::journal::{Entry, REPLAYED, origin};
 use crate::events::record::{Exit, Kind, LONGEST_US, Phase};
 use crate::steps::slot::LARGEST_STEP;
 use crate::wire::text::{NAME_LIMIT_BYTES, cut, plain};
@@ -18,7 +18,7 @@ const TEXT_BYTES: usize = 512;
 pub struct Recalled {
     /// The name with which the ids of its events begin: that of the member.
     pub origin: String,
-    /// At most [`RECALLED`].
+    /// At most [`REPLAYED`].
     pub events: Vec<Recollection>,
 }
 
@@ -46,7 +46,7 @@ pub struct Recollection {
 /// What happened.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum What {
-    /// [`Kind::HeardCompleted`].
+    /// [`Kind::ReceivedCompleted`].
     Completed {
         /// The member's rank.
         rank: u32,
@@ -55,9 +55,9 @@ pub enum What {
         /// Number of workers, if it is known.
         workers: Option<u32>,
     },
-    /// [`Kind::HeardExited`].
+    /// [`Kind::ReceivedExited`].
     Exited(Box<Exit>),
-    /// [`Kind::HeardBroken`].
+    /// [`Kind::ReceivedBroken`].
     Broken {
         /// Its workers may have lived on.
         in_place: bool,
@@ -73,7 +73,7 @@ impl Recalled {
         for entry in entries.rev() {
             let Some(event) = Recollection::of(origin, entry, now) else { continue };
             bytes += event.texts();
-            if bytes > TEXTS_BYTES || events.len() == RECALLED {
+            if bytes > TEXTS_BYTES || events.len() == REPLAYED {
                 break;
             }
             events.push(event);
@@ -87,7 +87,7 @@ impl Recalled {
     pub fn validated(mut self, member: NodeId) -> Option<Self> {
         let rises = self.events.windows(2).all(|pair| pair[0].number < pair[1].number);
         let possible = self.events.iter().all(|event| event.number.max(event.round) <= LARGEST_STEP);
-        if self.origin != origin(member.0) || !rises || !possible || self.events.len() > RECALLED {
+        if self.origin != origin(member.0) || !rises || !possible || self.events.len() > REPLAYED {
             return None;
         }
         let (events, mut bytes) = (std::mem::take(&mut self.events), 0);
@@ -105,11 +105,11 @@ impl Recollection {
     fn of(origin: &str, entry: &Entry, now: std::time::Instant) -> Option<Self> {
         let record = &entry.record;
         let what = match &record.kind {
-            Kind::HeardCompleted { rank, nodes, workers } => {
+            Kind::ReceivedCompleted { rank, nodes, workers } => {
                 What::Completed { rank: *rank, nodes: *nodes, workers: *workers }
             }
-            Kind::HeardExited(exit) => What::Exited(exit.clone()),
-            Kind::HeardBroken { in_place } => What::Broken { in_place: *in_place },
+            Kind::ReceivedExited(exit) => What::Exited(exit.clone()),
+            Kind::ReceivedBroken { in_place } => What::Broken { in_place: *in_place },
             Kind::Phase(phase) => What::Phase(*phase),
             _ => return None,
         };
@@ -159,10 +159,10 @@ impl Recollection {
     pub fn kind(&self) -> Kind {
         match &self.what {
             What::Completed { rank, nodes, workers } => {
-                Kind::HeardCompleted { rank: *rank, nodes: *nodes, workers: *workers }
+                Kind::ReceivedCompleted { rank: *rank, nodes: *nodes, workers: *workers }
             }
-            What::Exited(exit) => Kind::HeardExited(exit.clone()),
-            What::Broken { in_place } => Kind::HeardBroken { in_place: *in_place },
+            What::Exited(exit) => Kind::ReceivedExited(exit.clone()),
+            What::Broken { in_place } => Kind::ReceivedBroken { in_place: *in_place },
             What::Phase(phase) => Kind::Phase(*phase),
         }
     }
@@ -181,7 +181,7 @@ mod tests {
         for second in 1..=count {
             journal.tick(begin + Duration::from_secs(second));
             let cause = journal.broken();
-            journal.record(Kind::HeardBroken { in_place: false }, Some("n1:7"), cause, Some(text.to_owned()));
+            journal.record(Kind::ReceivedBroken { in_place: false }, Some("n1:7"), cause, Some(text.to_owned()));
         }
         journal
     }
@@ -194,7 +194,7 @@ mod tests {
     fn the_last_events_are_told_with_their_causes_and_ages() {
         let journal = journal(100, "gone");
         let told = told(&journal, 101);
-        assert_eq!((told.events.len(), told.events[0].number), (RECALLED, 37));
+        assert_eq!((told.events.len(), told.events[0].number), (REPLAYED, 37));
         let last = told.events.last().unwrap();
         assert_eq!((last.number, last.cause, last.ago_us), (100, Some(99), 1_000_000));
         assert_eq!(told.clone().validated(NodeId(7)), Some(told.clone()));
@@ -205,7 +205,7 @@ mod tests {
     #[test]
     fn texts_are_short_and_few_enough_for_a_message() {
         let told = told(&journal(100, &"\u{1b}".repeat(5000)), 100);
-        assert!(told.events.len() > 32 && told.events.len() < RECALLED, "{}", told.events.len());
+        assert!(told.events.len() > 32 && told.events.len() < REPLAYED, "{}", told.events.len());
         assert!(postcard::to_stdvec(&told).unwrap().len() < 32 * 1024);
     }
 

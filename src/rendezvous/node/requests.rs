@@ -246,9 +246,9 @@ impl NodeMachine {
     }
 
     /// The workers of `round` let `elastic_rs.elastic.run` make their process groups.
-    pub fn groupless(&mut self, round: Round) {
+    pub fn no_process_group(&mut self, round: Round) {
         if self.is_member(round) {
-            self.send_in_place(NodeMessage::Groupless { round });
+            self.send_in_place(NodeMessage::NoProcessGroup { round });
         }
     }
 

@@ -262,8 +262,8 @@ impl Session {
     }
 
     /// The workers of `round` let `elastic_rs.elastic.run` make their process groups.
-    pub fn groupless(&self, round: Round) {
-        self.ask(|machine| machine.groupless(round));
+    pub fn no_process_group(&self, round: Round) {
+        self.ask(|machine| machine.no_process_group(round));
     }
 
     /// Wait until it is known whether a world runs for which this node may start its workers before it joins, and return that world.

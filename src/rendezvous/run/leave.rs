@@ -291,7 +291,7 @@ impl Run {
     pub(super) fn on_recalled(&mut self, id: NodeId, recalled: Recalled) {
         let Some(name) = self.roster.get(id).map(|node| node.name.clone()) else { return };
         for reported in self.trace.on_recalled(id, &name, recalled) {
-            self.record(Kind::Told(Box::new(reported)), Some(&name), None, None);
+            self.record(Kind::Replayed(Box::new(reported)), Some(&name), None, None);
         }
     }
 

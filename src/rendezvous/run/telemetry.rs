@@ -13,7 +13,7 @@ use super::membership::Roster;
 use super::node::{Node, Status};
 use super::round::Current;
 use crate::events::journal::{Reference, id};
-use crate::events::record::{CAUSES_LIMIT, Kind, LONGEST_US, Number, Record, Told};
+use crate::events::record::{CAUSES_LIMIT, Kind, LONGEST_US, Number, Record, Replayed};
 use crate::rendezvous::messages::message::{LARGEST_STEP, NodeId, Recalled, Round};
 
 /// Most events of members that a restarted coordinator keeps of a run.
@@ -186,7 +186,7 @@ impl Trace {
     }
 
     /// A member reports what it recorded under the coordinator before this one. Returns the events that are kept.
-    pub(super) fn on_recalled(&mut self, node: NodeId, name: &str, recalled: Recalled) -> Vec<Told> {
+    pub(super) fn on_recalled(&mut self, node: NodeId, name: &str, recalled: Recalled) -> Vec<Replayed> {
         let mut kept = Vec::new();
         if !self.asked.remove(&node) {
             return kept;
@@ -199,9 +199,9 @@ impl Trace {
         for event in events {
             let kind = event.kind();
             let shared = match kind {
-                Kind::HeardCompleted { .. } => Some(("completed", event.round)),
-                Kind::HeardExited(_) => Some(("exited", event.round)),
-                Kind::HeardBroken { .. } => Some(("broken", event.round)),
+                Kind::ReceivedCompleted { .. } => Some(("completed", event.round)),
+                Kind::ReceivedExited(_) => Some(("exited", event.round)),
+                Kind::ReceivedBroken { .. } => Some(("broken", event.round)),
                 _ => None,
             };
             if event.number <= last || self.reported == REPORTED_LIMIT {
@@ -213,8 +213,9 @@ impl Trace {
             self.reported += 1;
             self.last_reported.insert(origin.clone(), (node, event.number));
             // Only a failure may be another node's.
-            let about = event.node.filter(|_| matches!(kind, Kind::HeardExited(_))).unwrap_or_else(|| name.to_owned());
-            kept.push(Told {
+            let about =
+                event.node.filter(|_| matches!(kind, Kind::ReceivedExited(_))).unwrap_or_else(|| name.to_owned());
+            kept.push(Replayed {
                 id: id(&origin, Number(event.number)),
                 order: event.number,
                 cause: event.cause.map(|cause| id(&origin, Number(cause))).into_iter().collect(),

@@ -41,7 +41,7 @@ impl Controller {
     /// Keeps a promise made by [`expect_owner`](Self::expect_owner). `peer` is the client's address as the server sees it, which
     /// is the client's own local address. IPv4-mapped IPv6 addresses count as IPv4.
     pub fn stop_when_closed(&self, peer: SocketAddr) {
-        self.expected.tell();
+        self.expected.on_sent();
         self.send(Command::StopWhenClosed(peer));
     }
 
@@ -56,7 +56,7 @@ impl Controller {
 
     /// Takes back the promise of [`expect_owner`](Self::expect_owner). Without owners, the server ends.
     pub fn give_up_owner(&self) {
-        self.expected.tell();
+        self.expected.on_sent();
         self.send(Command::GiveUpOwner);
     }
 
@@ -184,7 +184,7 @@ impl Expected {
     }
 
     /// A command about an owner is about to be sent.
-    fn tell(&self) {
+    fn on_sent(&self) {
         if let Some(coming) = &mut *self.0.lock() {
             coming.promised = coming.promised.saturating_sub(1);
             coming.commands += 1;
@@ -192,7 +192,7 @@ impl Expected {
     }
 
     /// Such a command has been carried out.
-    pub(super) fn told(&self) {
+    pub(super) fn on_done(&self) {
         if let Some(coming) = &mut *self.0.lock() {
             coming.commands = coming.commands.saturating_sub(1);
         }

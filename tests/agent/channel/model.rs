@@ -132,7 +132,7 @@ impl State {
                 add(&|state| state.look(number, check));
             }
             if rank.reading.is_some() {
-                add(&|state| state.heard(number));
+                add(&|state| state.received(number));
             } else if !rank.inbox.is_empty() {
                 add(&|state| state.read(job, number));
             }
@@ -207,7 +207,7 @@ impl State {
         rank.reading = Some((message, counted));
     }
 
-    fn heard(&mut self, number: usize) {
+    fn received(&mut self, number: usize) {
         let rank = &mut self.ranks[number];
         let (message, counted) = rank.reading.take().unwrap();
         rank.count(Counter::stop);

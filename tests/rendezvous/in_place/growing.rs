@@ -113,7 +113,7 @@ fn told_of(bench: &mut Bench, node: u64, hello: Hello) -> Option<Running> {
 fn a_newcomer_hears_of_the_world_for_which_it_may_start_its_workers() {
     let mut bench = attended(2, 4);
     assert_eq!(told_of(&mut bench, 3, hello(3, &settings(1, 4))), None, "scripts may make the groups");
-    bench.say(1, NodeMessage::Groupless { round: ROUND });
+    bench.say(1, NodeMessage::NoProcessGroup { round: ROUND });
     let running = told_of(&mut bench, 4, hello(4, &settings(1, 4))).unwrap();
     assert_eq!((running.round, running.nodes, running.workers, running.restart), (ROUND, 2, 4, 0));
     let place = bench.place(1);
@@ -129,7 +129,7 @@ fn a_newcomer_hears_of_the_world_for_which_it_may_start_its_workers() {
 fn a_node_hears_of_no_world_that_is_about_to_end_or_that_it_cannot_wait_for() {
     let ready = || {
         let mut bench = attended(2, 4);
-        bench.say(2, NodeMessage::Groupless { round: ROUND });
+        bench.say(2, NodeMessage::NoProcessGroup { round: ROUND });
         bench
     };
     let new = hello(3, &settings(1, 4));
@@ -140,7 +140,7 @@ fn a_node_hears_of_no_world_that_is_about_to_end_or_that_it_cannot_wait_for() {
     bench.leave(2);
     assert_eq!(told_of(&mut bench, 3, new.clone()), None, "the world has lost a member");
     let mut bench = attended(2, 4);
-    bench.say(1, NodeMessage::Groupless { round: Round(2) });
+    bench.say(1, NodeMessage::NoProcessGroup { round: Round(2) });
     assert_eq!(told_of(&mut bench, 3, new), None, "another round");
 }
 

@@ -92,12 +92,12 @@ fn draw_in_place(plan: &mut Plan, dice: &mut Dice) {
         hang: [0, 0, 5][dice.between(0, 2) as usize],
         die: [0, 5, 20][dice.between(0, 2) as usize],
         step: Duration::from_millis([1, 100, 1_000][dice.between(0, 2) as usize]),
-        groupless: false,
+        no_process_group: false,
         ..InPlace::default()
     };
     // A worker that never gets to the library's function would keep its node from joining.
     let all = plan.options.agents.in_place.hosts.len() == plan.options.hosts;
-    plan.options.agents.in_place.groupless = all && dice.chance(50);
+    plan.options.agents.in_place.no_process_group = all && dice.chance(50);
 }
 
 /// Workers find that their world cannot be formed: a member hangs while the others wait for it.

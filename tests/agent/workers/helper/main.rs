@@ -66,7 +66,7 @@ fn adopt() {
         child
     };
     let mut own = child(["exit", "7"]);
-    let (mut strangers, now) = (elastic_rs::workers::Strangers::default(), std::time::Instant::now());
+    let (mut strangers, now) = (elastic_rs::workers::ForeignOrphans::default(), std::time::Instant::now());
     let minute = std::time::Duration::from_secs(60);
     assert!(child(["daemon", "end"]).wait().expect("its code").success());
     assert!(child(["orphan", "end"]).wait().expect("its code").success());

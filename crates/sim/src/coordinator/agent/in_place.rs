@@ -34,7 +34,7 @@ pub struct InPlace {
     /// Time between two checks.
     pub step: Duration,
     /// The library makes the workers' process groups, so that they can be started before their node joins.
-    pub groupless: bool,
+    pub no_process_group: bool,
 }
 
 /// A worker.
@@ -200,7 +200,7 @@ impl Simulation {
         let (now, instant) = (self.now(), self.instant());
         let step = self.options.agents.in_place.step.max(Duration::from_millis(1));
         let ahead = self.engine.dice.between(0, 1);
-        let groupless = self.options.agents.in_place.groupless;
+        let no_process_group = self.options.agents.in_place.no_process_group;
         let joins = self.hosts[host].process.as_ref().is_some_and(|process| matches!(process.agent, Agent::Joining));
         let Some(member) = self.member(host, local_rank).filter(|member| member.process == process) else { return };
         match what {
@@ -235,8 +235,8 @@ impl Simulation {
         match what {
             Doing::Attend => {
                 ours.machine.on_worker_attends(local_rank);
-                if groupless {
-                    ours.machine.on_worker_groupless();
+                if no_process_group {
+                    ours.machine.on_worker_without_process_group();
                 }
             }
             Doing::Count { change } => ours.machine.on_worker_counted(local_rank, change, counted.unwrap_or(0)),

@@ -126,7 +126,7 @@ impl Simulation {
             Command::Send { local_rank, message } => return self.tell_worker(host, local_rank, *message),
             Command::KillWorker { local_rank } => self.kill_worker(host, local_rank),
             Command::Attending(round) => process.machine.attending(round),
-            Command::Groupless(round) => process.machine.groupless(round),
+            Command::NoProcessGroup(round) => process.machine.no_process_group(round),
             Command::Counted { round, count } => process.machine.counted(round, count),
             Command::Parked(round) => process.machine.parked(round),
             Command::WillLeave { round, signal } => {

@@ -277,7 +277,7 @@ impl Ledger {
             | NodeMessage::Heartbeat { .. }
             | NodeMessage::Done { .. }
             | NodeMessage::Attending { .. }
-            | NodeMessage::Groupless { .. }
+            | NodeMessage::NoProcessGroup { .. }
             | NodeMessage::WillLeave { .. }
             | NodeMessage::Parked { .. }
             | NodeMessage::Took { .. }
