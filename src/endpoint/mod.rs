@@ -28,7 +28,7 @@ use crate::secure::refusals::Refusals;
 use crate::store::server::{Receiver, ServerOptions, StoreServer, Unknown, Upgrade, Upgraded};
 use crate::threads;
 use http::Visible;
-use identity::home;
+use identity::instance;
 use page::{PageOffer, pages};
 use sessions::{EndsStore, NewSessions, Web, handshakes, run, warns_of_pytorchs_nodes};
 
@@ -247,7 +247,7 @@ impl EndpointServer {
         let (excluded, exclusions) = watch::channel(Exclusions::new());
         let shown = Shown { sessions: count, exclusions: excluded, questions, protection, readers, same_user };
         let ends_store = EndsStore(store.controller());
-        let machine = Machine::at_home(home(&addresses));
+        let machine = Machine::with_instance(instance(&addresses));
         let run = move || {
             run(&runtime, machine, new_sessions, web, shown, ends_store, (hello_timeout, log_period));
         };
@@ -362,7 +362,7 @@ mod tests {
         }
     }
 
-    fn why_guest(claim: Claim) -> String {
+    fn why_not_host(claim: Claim) -> String {
         match claim {
             Claim::Serves(host) => panic!("host on port {}", host.port()),
             Claim::Elsewhere(why) => why,
@@ -372,7 +372,7 @@ mod tests {
     #[test]
     fn of_two_that_could_be_exactly_one_is_the_host() {
         let first = host_of(claim_plainly("127.0.0.1", 0, None).unwrap());
-        let why = why_guest(claim_plainly("127.0.0.1", first.port(), None).unwrap());
+        let why = why_not_host(claim_plainly("127.0.0.1", first.port(), None).unwrap());
         let expected = format!("port {} on 127.0.0.1 is already in use by pid {}", first.port(), process::id());
         assert!(why.starts_with(&expected), "{why}");
     }
@@ -388,7 +388,7 @@ mod tests {
     fn an_address_of_another_machine_makes_a_guest() {
         // TEST-NET-1 of RFC 5737: no machine has it.
         assert_eq!(
-            why_guest(claim_plainly("192.0.2.1", 29400, None).unwrap()),
+            why_not_host(claim_plainly("192.0.2.1", 29400, None).unwrap()),
             "`192.0.2.1` is not an address of this machine"
         );
     }
@@ -408,7 +408,7 @@ mod tests {
 
     #[test]
     fn is_host_0_never_listens() {
-        assert_eq!(why_guest(claim_plainly("127.0.0.1", 0, Some(false)).unwrap()), "is_host=0 was given");
+        assert_eq!(why_not_host(claim_plainly("127.0.0.1", 0, Some(false)).unwrap()), "is_host=0 was given");
     }
 
     #[test]

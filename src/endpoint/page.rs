@@ -163,10 +163,10 @@ impl PageCache {
     }
 
     async fn make(&self, which: &Which) -> Answer {
-        let (reply, told) = oneshot::channel();
+        let (reply, answer) = oneshot::channel();
         let question = Question::Page { run: which.run.clone(), reply };
         self.questions.send(question).await.map_err(|_| NoPage::Failed)?;
-        let subject = told.await.map_err(|_| NoPage::Failed)?.map_err(NoPage::Nothing)?;
+        let subject = answer.await.map_err(|_| NoPage::Failed)?.map_err(NoPage::Nothing)?;
         let which = which.clone();
         let (reply, html) = oneshot::channel();
         let made = timeout(MAKING, async {

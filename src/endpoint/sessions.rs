@@ -131,13 +131,13 @@ async fn begin(
 /// Warns that nodes of PyTorch's own `c10d` rendezvous wait at this endpoint, while nodes of ours do. They keep their state in the store, and
 /// the two kinds of nodes do not find each other.
 pub(super) fn warns_of_pytorchs_nodes(sessions: watch::Receiver<usize>, every: Duration) -> Listener {
-    let told: Mutex<Option<Instant>> = Mutex::new(None);
+    let logged_at: Mutex<Option<Instant>> = Mutex::new(None);
     Listener::new(move |run_id| {
-        let mut told = told.lock();
-        if *sessions.borrow() == 0 || told.is_some_and(|at| at.elapsed() < every) {
+        let mut logged_at = logged_at.lock();
+        if *sessions.borrow() == 0 || logged_at.is_some_and(|at| at.elapsed() < every) {
             return;
         }
-        *told = Some(Instant::now());
+        *logged_at = Some(Instant::now());
         let run_id = tidy(run_id);
         tracing::warn!(
             "[{run_id}] a node of PyTorch's own c10d rendezvous waits at this endpoint, and cannot meet nodes of elastic_rs: start it by \

@@ -43,11 +43,11 @@ impl Sessions {
     /// The thread that writes cannot be started, or the coordinator cannot be told: it has ended, or requests of HTTP keep it busy.
     pub fn write_events(&self, path: &Path) -> io::Result<()> {
         let file = EventFile::open(path, "coordinator")?;
-        let untold = |error| match error {
+        let unsent = |error| match error {
             TrySendError::Full(_) => "too many requests of HTTP wait for the coordinator; the next round tries again",
             TrySendError::Closed(_) => "the coordinator has ended",
         };
-        self.questions.try_send(Question::Write(file)).map_err(|error| io::Error::other(untold(error)))
+        self.questions.try_send(Question::Write(file)).map_err(|error| io::Error::other(unsent(error)))
     }
 }
 

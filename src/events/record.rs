@@ -190,7 +190,7 @@ pub enum Kind {
     #[serde(rename = "worker.ended")]
     WorkerEnded(Box<Ended>),
     /// The node has heard that a round is complete, and has a place in it.
-    #[serde(rename = "heard.completed")]
+    #[serde(rename = "received.completed")]
     ReceivedCompleted {
         /// The node's rank.
         rank: u32,
@@ -200,22 +200,22 @@ pub enum Kind {
         workers: Option<u32>,
     },
     /// The node has heard which failure is the cause of what follows.
-    #[serde(rename = "heard.exited")]
+    #[serde(rename = "received.exited")]
     ReceivedExited(Box<Exit>),
     /// The node has heard that its world must re-form, or concludes it.
-    #[serde(rename = "heard.broken")]
+    #[serde(rename = "received.broken")]
     ReceivedBroken {
         /// Its workers may live on.
         in_place: bool,
     },
     /// The node has heard that the rendezvous is closed.
-    #[serde(rename = "heard.closed")]
+    #[serde(rename = "received.closed")]
     ReceivedClosed {
         /// How the job ended.
         verdict: Ending,
     },
     /// The node's agent got a signal that ends it.
-    #[serde(rename = "heard.signal")]
+    #[serde(rename = "received.signal")]
     ReceivedSignal {
         /// Which.
         signal: i32,
@@ -233,7 +233,7 @@ pub enum Kind {
         away_ms: u64,
     },
     /// A member has told this coordinator, which was restarted, what it recorded before.
-    #[serde(rename = "told")]
+    #[serde(rename = "replayed")]
     Replayed(Box<Replayed>),
 }
 

@@ -111,7 +111,7 @@ impl Node {
         let joined = stores.join(&self.session, node_rank, workers, join_timeout).await;
         *self.stores.lock() = stores;
         let (placement, store) = joined?;
-        self.tell_place(&placement, &store, began.elapsed());
+        self.log_placement(&placement, &store, began.elapsed());
         self.await_workers(&placement, &store);
         let before = std::mem::replace(&mut *self.store.lock(), store);
         drop(before); // ends it, which waits for its threads
@@ -131,7 +131,7 @@ impl Node {
         });
     }
 
-    fn tell_place(&self, placement: &Placement, store: &RoundStore, after: Duration) {
+    fn log_placement(&self, placement: &Placement, store: &RoundStore, after: Duration) {
         let Placement { round, rank, world_size, master_addr, master_port, reason, .. } = placement;
         let (run_id, addr, after) = (&self.options.run_id, self.addr(), after.as_secs_f64());
         let way = store.tunnel.as_ref().map(|tunnel| format!(" ({})", tunnel.way())).unwrap_or_default();

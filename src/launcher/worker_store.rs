@@ -87,14 +87,14 @@ pub struct Opener {
     /// Where other nodes' agents prove themselves, from the first round on.
     acceptor: Option<Arc<Acceptor>>,
     /// It has been logged that the stores listen on all addresses.
-    told: bool,
+    logged: bool,
 }
 
 impl Opener {
     /// With `trust`, workers reach the store through tunnels.
     pub fn new(reach: Reach, trust: Option<Trust>) -> Self {
         let trust = trust.filter(|_| reach.workers_store == WorkersStore::Node);
-        Self { reach, trust, acceptor: None, told: false }
+        Self { reach, trust, acceptor: None, logged: false }
     }
 
     /// Take part in the next round with a new store. Returns the placement as this node's workers see it, and what is kept open for
@@ -175,7 +175,7 @@ impl Opener {
 
     /// Listens where others look that find this node at `addr`.
     fn listen(&mut self, addr: &str, port: u16) -> io::Result<TcpListener> {
-        let own = match self.reach.place(addr) {
+        let own = match self.reach.own_address(addr) {
             Ok(ip) => bind(SocketAddr::new(ip, port)).map_err(|error| error.source),
             Err(why) => Err(io::Error::other(why)),
         };
@@ -183,7 +183,7 @@ impl Opener {
             Ok(listener) => Ok(listener),
             Err(_) if self.reach.is_local() => bind_loopback(port),
             Err(why) => {
-                if !std::mem::replace(&mut self.told, true) {
+                if !std::mem::replace(&mut self.logged, true) {
                     tracing::info!(
                         target: "elastic_rs::rendezvous",
                         "the stores of this node's workers listen on all addresses, since others find it at `{addr}`: {why}"
@@ -231,7 +231,7 @@ impl Reach {
     }
 
     /// The one address to listen on. The error says why it is not known.
-    fn place(&self, addr: &str) -> Result<IpAddr, &'static str> {
+    fn own_address(&self, addr: &str) -> Result<IpAddr, &'static str> {
         let given = self.local_addr.as_deref();
         if given.is_none() && self.is_local() {
             return Ok(Ipv4Addr::LOCALHOST.into());

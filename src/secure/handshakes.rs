@@ -119,7 +119,7 @@ mod tests {
         let mut served = HashSet::new();
         while served.len() < nodes {
             let (number, thread) = timeout(PATIENT, met.recv()).await.unwrap().unwrap();
-            assert!(thread.starts_with("door-"), "{thread}");
+            assert!(thread.starts_with("handshake-"), "{thread}");
             served.insert(number);
         }
         let until = Instant::now() + PATIENT;

@@ -32,7 +32,7 @@ pub fn reap_orphans_as_process_1() {
     static STARTED: Once = Once::new();
     if process::id() == 1 {
         STARTED.call_once(|| {
-            if let Err(error) = threads::spawn("strangers".to_owned(), reap_for_ever) {
+            if let Err(error) = threads::spawn("orphans".to_owned(), reap_for_ever) {
                 tracing::warn!(%error, "cannot start the thread that reaps orphans: those that end stay as zombies");
             }
         });

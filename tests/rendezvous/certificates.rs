@@ -13,7 +13,7 @@ use elastic_rs::endpoint::EndpointServer;
 use elastic_rs::secure::refusals::{Kind, Refusals};
 use elastic_rs::secure::{CertificateFiles, Protection, ProtectionOptions, TokenSource};
 
-use crate::protected::{MOMENT, PATIENCE, host, join, node_of, open, token, told};
+use crate::protected::{MOMENT, PATIENCE, host, join, node_of, open, reported, token};
 
 /// The files of one end, which are gone at the end.
 struct End {
@@ -166,7 +166,7 @@ fn certificates_at_one_end_only_are_told() {
         let why = "it is protected by certificates: name their files in ELASTIC_RS_TLS_CERT, ELASTIC_RS_TLS_KEY and ELASTIC_RS_TLS_CA";
         assert!(error.contains(why), "{error}");
         let session = open(plain.port(), node_of("job", 2, 1), Some(end.protection()));
-        told(&session, "this node has certificates (ELASTIC_RS_TLS_CERT), and it seems to have none").await;
+        reported(&session, "this node has certificates (ELASTIC_RS_TLS_CERT), and it seems to have none").await;
     });
     counted(&certified, |refused| refused.of(Kind::NoTls) == 2);
 }

@@ -127,8 +127,8 @@ fn connections_that_are_slow_keep_health_from_nobody() {
                 let slow: Vec<_> = (0..200).map(|_| asking_from(from, host.port(), request)).collect();
                 for path in ["/readyz", "/healthz"] {
                     let answer = got(host.port(), path);
-                    let is_told = answer.starts_with("HTTP/1.1 200 OK\r\n");
-                    assert!(is_told, "{path} beside {from}, protected: {is_protected}: {answer:?}");
+                    let refused = answer.starts_with("HTTP/1.1 200 OK\r\n");
+                    assert!(refused, "{path} beside {from}, protected: {is_protected}: {answer:?}");
                 }
                 drop(slow);
             }
@@ -229,8 +229,8 @@ fn whoever_asks_while_many_wait_is_told_to_come_back() {
     assert!(got(port, "/healthz").starts_with("HTTP/1.1 200 OK"));
     for answer in all {
         let answer = read(answer);
-        let told = answer.starts_with("HTTP/1.1 503 ") && answer.contains("\r\nRetry-After: 2\r\n");
-        assert!(told || answer.is_empty(), "{answer}"); // empty: all places were taken
+        let refused = answer.starts_with("HTTP/1.1 503 ") && answer.contains("\r\nRetry-After: 2\r\n");
+        assert!(refused || answer.is_empty(), "{answer}"); // empty: all places were taken
     }
     drop((request, one));
 }

@@ -129,8 +129,8 @@ fn with_a_token_an_observer_proves_itself_for_one_run() {
         assert_eq!(host.refusals().unwrap().of(Kind::Forbidden), 1);
         let mut observer = self::observer(host.port(), Some((reading, "third"))).await;
         assert_eq!(observer.ask(ask(Some("third"), 0)).await.unwrap_err(), "there is no run `third` here");
-        let stranger = Observer::connect("127.0.0.1", host.port(), None, PATIENCE).await;
-        let error = stranger.unwrap().ask(ask(Some("one"), 0)).await.unwrap_err();
+        let other_user = Observer::connect("127.0.0.1", host.port(), None, PATIENCE).await;
+        let error = other_user.unwrap().ask(ask(Some("one"), 0)).await.unwrap_err();
         assert!(error.starts_with("it is protected by a token"), "{error}");
     });
 }
@@ -289,21 +289,21 @@ fn rank_0s_node_tells_when_all_workers_have_connected_to_their_store() {
         let (run_id, name) = ("job".to_owned(), "node:1".to_owned());
         let options = NodeOptions { run_id, name, join_timeout: PATIENCE, ..NodeOptions::default() };
         let node = Node::new(Arc::clone(&session), options, None);
-        let place = node.join(Some(JoinWorkers::new("role", 2))).await.unwrap();
+        let placement = node.join(Some(JoinWorkers::new("role", 2))).await.unwrap();
         let mut observer = observer(host.port(), None).await;
-        session.report_phases(place.round, Phase { start_us: Some(5), ..Phase::default() });
+        session.report_phases(placement.round, Phase { start_us: Some(5), ..Phase::default() });
         let started = timeout(PATIENCE, phases(&mut observer, 1)).await.unwrap();
         assert_eq!((&started[0]["start_us"], &started[0]["import_us"]), (&5.into(), &Value::Null));
         let mut workers = Vec::new();
         for _ in 0..2 {
-            let mut worker = TcpStream::connect((place.master_addr.as_str(), place.master_port)).await.unwrap();
+            let mut worker = TcpStream::connect((placement.master_addr.as_str(), placement.master_port)).await.unwrap();
             worker.write_all(b"\x00\xce\xf7\x85\x3c").await.unwrap();
             workers.push(worker);
         }
         let imported = timeout(PATIENCE, phases(&mut observer, 2)).await.unwrap();
         assert!(imported[1]["import_us"].is_u64() && imported[1]["start_us"].is_null(), "{imported:?}");
         let (round, import) = session.view().imported.unwrap();
-        assert_eq!((round, Some(import.as_micros() as u64)), (place.round, imported[1]["import_us"].as_u64()));
+        assert_eq!((round, Some(import.as_micros() as u64)), (placement.round, imported[1]["import_us"].as_u64()));
     });
 }
 

@@ -251,8 +251,8 @@ fn a_flood_of_decisions_is_logged_in_part_and_of_another_run_in_full() {
     let join = || NodeMessage::Join(Join { round: Round(0), store_port: 1, node_rank: None, workers: None });
     let leave = || NodeMessage::Leave { reason: "had enough".to_owned(), signal: None };
     let loops = (0..FLOOD).flat_map(|_| [join(), NodeMessage::Withdraw]).chain([leave()]);
-    say(&host, Hello::new("restless", NodeId(1), "node1:1", Settings::new(2, 2)), loops);
-    say(&host, Hello::new("calm", NodeId(2), "node2:1", Settings::new(2, 2)), [join(), leave()]);
+    send(&host, Hello::new("restless", NodeId(1), "node1:1", Settings::new(2, 2)), loops);
+    send(&host, Hello::new("calm", NodeId(2), "node2:1", Settings::new(2, 2)), [join(), leave()]);
     drop(host);
     let records = std::mem::take(&mut *RECORDS.lock().unwrap());
     let of = |text: &str| records.iter().filter(|record| record.contains(text)).count();
@@ -278,7 +278,7 @@ fn a_flood_of_decisions_in_many_runs_is_bounded_for_all_of_them_together() {
     for run in 0..RUNS {
         let leave = NodeMessage::Leave { reason: "had enough".to_owned(), signal: None };
         let loops = (0..FLOOD).flat_map(|_| [join(), NodeMessage::Withdraw]).chain([leave]);
-        say(&host, Hello::new(format!("run {run}"), NodeId(1), "node1:1", Settings::new(2, 2)), loops);
+        send(&host, Hello::new(format!("run {run}"), NodeId(1), "node1:1", Settings::new(2, 2)), loops);
     }
     drop(host);
     let records = std::mem::take(&mut *RECORDS.lock().unwrap());
@@ -290,7 +290,7 @@ fn a_flood_of_decisions_in_many_runs_is_bounded_for_all_of_them_together() {
 }
 
 /// Open a session, send these messages while the answers are read, and wait for the end.
-fn say(host: &EndpointServer, hello: Hello, messages: impl IntoIterator<Item = NodeMessage>) {
+fn send(host: &EndpointServer, hello: Hello, messages: impl IntoIterator<Item = NodeMessage>) {
     let mut bytes = BytesMut::new();
     encode_preamble(&mut bytes);
     for message in [NodeMessage::Hello(Box::new(hello))].into_iter().chain(messages) {

@@ -64,7 +64,7 @@ impl NodeOptions {
         let wants_members = store_members != StoreMembers::Off && self.nodes.1 > 1 && !store_tunnel;
         let hello = Hello {
             in_place: self.in_place() != InPlace::Off,
-            tells_steps: self.config.0.agent == Agent::Rust,
+            reports_steps: self.config.0.agent == Agent::Rust,
             interfaces: wants_members.then(|| interface_addresses().into_iter().take(INTERFACES_LIMIT).collect()),
             local_addr: self.local_addr.clone(),
             node_rank: self.config.0.node_rank,

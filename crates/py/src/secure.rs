@@ -108,7 +108,7 @@ impl Protection {
 
     /// What this process proves itself by, for people.
     #[getter]
-    fn words(&self) -> String {
+    fn text(&self) -> String {
         self.0.text()
     }
 

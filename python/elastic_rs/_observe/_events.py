@@ -167,7 +167,7 @@ def told(event: Event) -> Event | None:
     None: it tells nothing that can be read.
     """
     ago = event.data.get("ago_us")
-    if event.type != "told" or not isinstance(ago, int):
+    if event.type != "replayed" or not isinstance(ago, int):
         return None
     try:
         inner = _event({**event.data, "run": event.run, "mono_us": 0, "wall": ""})

@@ -9,8 +9,8 @@ use std::time::Duration;
 use super::streams::LogOptions;
 use super::substitute::substitute;
 use crate::agent::AgentOptions;
-use crate::agent::crew::overheard;
 use crate::agent::environment;
+use crate::agent::worker_group::captured;
 use crate::rendezvous::messages::message::Placement;
 use crate::warm::TemplateSpec;
 use crate::workers::{AttemptFolder, Filter, FilterOptions, WorkerSpec};
@@ -95,14 +95,7 @@ impl Job {
             let (program, args) = self.command.split_first().ok_or("the command is empty")?;
             let args = args.iter().map(|arg| argument(arg, local_rank)).collect();
             let cpus = self.cpus.get(local_rank as usize).cloned().unwrap_or_default();
-            Ok(WorkerSpec {
-                args,
-                cpus,
-                env,
-                stdout,
-                stderr: overheard(stderr),
-                ..WorkerSpec::new(local_rank, program)
-            })
+            Ok(WorkerSpec { args, cpus, env, stdout, stderr: captured(stderr), ..WorkerSpec::new(local_rank, program) })
         };
         (0..placement.workers_of(self.agent.workers.local_world_size)).map(worker).collect()
     }

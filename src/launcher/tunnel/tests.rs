@@ -67,10 +67,10 @@ fn raw(at: SocketAddr) -> TcpStream {
 }
 
 /// What somebody gets who says this, until the connection is closed.
-fn told(at: SocketAddr, said: &[u8]) -> Vec<u8> {
+fn answer_to(at: SocketAddr, sent: &[u8]) -> Vec<u8> {
     let (mut stream, mut got) = (raw(at), Vec::new());
     // It may be closed already.
-    let _ = stream.write_all(said);
+    let _ = stream.write_all(sent);
     match stream.read_to_end(&mut got) {
         Err(error) if error.kind() == ErrorKind::WouldBlock => panic!("neither answered nor closed"),
         _ => got,
@@ -154,13 +154,13 @@ async fn a_store_that_ends_is_seen() {
 fn strangers_get_nothing() {
     let nodes = nodes();
     let at = nodes.acceptor.local_addr();
-    for said in [GREETING, b"GET / HTTP/1.1\r\n\r\n", b"ELRZ\x02\x00"] {
-        assert_eq!(told(at, said), b"", "{said:?}");
+    for sent in [GREETING, b"GET / HTTP/1.1\r\n\r\n", b"ELRZ\x02\x00"] {
+        assert_eq!(answer_to(at, sent), b"", "{sent:?}");
     }
     // Whoever speaks TLS is told that it is refused, and nothing of the store.
     for client in [trust(token('b'), "run"), trust(token('a'), "another"), trust(token('a').for_observers(), "run")] {
         let entrance = entrance(client, at, LocalPeers::Any);
-        assert_eq!(told(entrance.local_addr(), GREETING), b"");
+        assert_eq!(answer_to(entrance.local_addr(), GREETING), b"");
     }
     assert_eq!(nodes.server.stats().connections_accepted, 0);
 }
@@ -186,7 +186,7 @@ async fn agents_with_certificates_meet_and_those_of_another_ca_do_not() {
         let by_token = self::trust(token('a'), "run");
         for client in [trust(&theirs, held), trust(&ours, wrong), by_token] {
             let far = entrance(client, acceptor.local_addr(), LocalPeers::Any);
-            assert_eq!(told(far.local_addr(), GREETING), b"");
+            assert_eq!(answer_to(far.local_addr(), GREETING), b"");
         }
         assert_eq!(server.stats().connections_accepted, accepted);
     }
@@ -246,11 +246,11 @@ async fn an_address_that_floods_the_tunnels_door_keeps_no_agent_out() {
 fn a_tunnel_that_cannot_be_opened_closes_the_workers_connection() {
     let nobody = listener().local_addr().unwrap();
     let tunnel = entrance(trust(token('a'), "run"), nobody, LocalPeers::Any);
-    assert_eq!(told(tunnel.local_addr(), GREETING), b"");
+    assert_eq!(answer_to(tunnel.local_addr(), GREETING), b"");
     // A store without a door.
     let server = StoreServer::start(vec![listener()], ServerOptions::default()).unwrap();
     let tunnel = entrance(trust(token('a'), "run"), server.local_addr(), LocalPeers::Any);
-    assert_eq!(told(tunnel.local_addr(), GREETING), b"");
+    assert_eq!(answer_to(tunnel.local_addr(), GREETING), b"");
 }
 
 mod for_root {
@@ -287,7 +287,7 @@ mod for_root {
         let at = tunnel.local_addr();
         let as_other_user = std::thread::spawn(move || {
             set_thread_res_uid(other_uid, other_uid, other_uid).expect("only root can be another user");
-            told(at, GREETING)
+            answer_to(at, GREETING)
         });
         assert_eq!(as_other_user.join().unwrap(), b"");
         assert_eq!(server.stats().connections_accepted, 0);

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use crate::events::journal::{Entry, Journal, Reference};
 use crate::events::record::{Ending, Kind, Number, Phase, Record};
-use crate::rendezvous::messages::message::{Failure, NodeId, NodeMessage, Placement, Recalled, Round, Verdict};
+use crate::rendezvous::messages::message::{Failure, NodeId, NodeMessage, Placement, Replay, Round, Verdict};
 
 /// The events of one node.
 #[derive(Clone, Debug)]
@@ -131,8 +131,8 @@ impl Records {
 
     /// The last events, for a coordinator that was restarted. `None`: there are none.
     pub fn replay(&self) -> Option<NodeMessage> {
-        let replay = Recalled::of(self.journal.origin(), self.journal.recent(), self.journal.now());
-        (!replay.events.is_empty()).then(|| NodeMessage::Recalled(Box::new(replay)))
+        let replay = Replay::of(self.journal.origin(), self.journal.recent(), self.journal.now());
+        (!replay.events.is_empty()).then(|| NodeMessage::Replay(Box::new(replay)))
     }
 
     fn on_failure(&mut self, failure: &Failure) -> Number {
@@ -206,6 +206,6 @@ mod tests {
         let mut records = records(Instant::now());
         assert_eq!(records.replay(), None);
         records.on_broken(Round(1), "a node left", None);
-        assert!(matches!(records.replay(), Some(NodeMessage::Recalled(replay)) if replay.events.len() == 1));
+        assert!(matches!(records.replay(), Some(NodeMessage::Replay(replay)) if replay.events.len() == 1));
     }
 }

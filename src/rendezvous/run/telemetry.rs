@@ -14,7 +14,7 @@ use super::node::{Node, Status};
 use super::round::Current;
 use crate::events::journal::{Reference, id};
 use crate::events::record::{CAUSES_LIMIT, Kind, LONGEST_US, Number, Record, Replayed};
-use crate::rendezvous::messages::message::{LARGEST_STEP, NodeId, Recalled, Round};
+use crate::rendezvous::messages::message::{LARGEST_STEP, NodeId, Replay, Round};
 
 /// Most events of members that a restarted coordinator keeps of a run.
 const REPORTED_LIMIT: usize = 1024;
@@ -186,12 +186,12 @@ impl Trace {
     }
 
     /// A member reports what it recorded under the coordinator before this one. Returns the events that are kept.
-    pub(super) fn on_recalled(&mut self, node: NodeId, name: &str, recalled: Recalled) -> Vec<Replayed> {
+    pub(super) fn on_replay(&mut self, node: NodeId, name: &str, replay: Replay) -> Vec<Replayed> {
         let mut kept = Vec::new();
         if !self.asked.remove(&node) {
             return kept;
         }
-        let Some(Recalled { origin, events }) = recalled.validated(node) else { return kept };
+        let Some(Replay { origin, events }) = replay.validated(node) else { return kept };
         let (reporter, last) = self.last_reported.get(&origin).copied().unwrap_or((node, 0));
         if reporter != node {
             return kept;
@@ -268,7 +268,7 @@ impl Watch {
         }
         let all = since < WATCHES && ago(self.asked_all_at) >= ASK_ALL_EVERY;
         let rank = |node: &Node| node.placed.filter(|(round, _)| *round == roster.round()).map(|(_, rank)| rank);
-        let members = roster.of(roster.active()).filter(|(_, node)| node.tells_steps);
+        let members = roster.of(roster.active()).filter(|(_, node)| node.reports_steps);
         let asked = members.filter_map(|(_, node)| Some((rank(node).filter(|rank| all || *rank == 0)?, node.session?)));
         let asked: Vec<_> = asked.collect();
         if asked.iter().any(|(rank, _)| *rank == 0) {

@@ -4,8 +4,8 @@ mod checks;
 mod exchange;
 mod messages;
 mod model;
+mod other_peers;
 mod sockets;
-mod strangers;
 
 use std::collections::BTreeMap;
 use std::process;

@@ -31,7 +31,7 @@ fn formed(count: u64, max: u32) -> Bench {
     let mut bench = Bench::new();
     for node in 1..=count {
         bench.greet(node, hello(node, &settings), node as u8);
-        bench.say(node, join(0));
+        bench.send(node, join(0));
     }
     if bench.run().round() != ROUND {
         bench.pass(settings.last_call_timeout);
@@ -43,31 +43,31 @@ fn formed(count: u64, max: u32) -> Bench {
 /// The same, and all attend.
 fn attended(count: u64, max: u32) -> Bench {
     let mut bench = formed(count, max);
-    (1..=count).for_each(|node| bench.say(node, NodeMessage::Attending { round: ROUND }));
+    (1..=count).for_each(|node| bench.send(node, NodeMessage::Attending { round: ROUND }));
     bench
 }
 
 impl Bench {
     fn newcomer(&mut self, node: u64, max: u32) {
         self.greet(node, hello(node, &settings(1, max)), node as u8);
-        self.say(node, join(0));
+        self.send(node, join(0));
     }
 
     fn count(&mut self, node: u64, count: u64) {
-        self.say(node, NodeMessage::Counted { round: ROUND, count });
+        self.send(node, NodeMessage::Counted { round: ROUND, count });
     }
 
     fn will_leave(&mut self, node: u64) {
-        self.say(node, NodeMessage::WillLeave { round: ROUND, reason: "SIGTERM".into(), signal: Some(15) });
+        self.send(node, NodeMessage::WillLeave { round: ROUND, reason: "SIGTERM".into(), signal: Some(15) });
     }
 
     fn leave(&mut self, node: u64) {
-        self.say(node, NodeMessage::Leave { reason: "SIGTERM".into(), signal: Some(15) });
+        self.send(node, NodeMessage::Leave { reason: "SIGTERM".into(), signal: Some(15) });
     }
 
     /// The node's workers have stopped at this check, and it joins with both.
     fn stop(&mut self, node: u64, check: u64) {
-        self.say(node, back(1, &[(0, Some(7)), (1, Some(7))], Some(check)));
+        self.send(node, back(1, &[(0, Some(7)), (1, Some(7))], Some(check)));
     }
 
     fn change(&self, node: u64) -> (u8, &str) {
@@ -108,8 +108,8 @@ impl Bench {
         assert_eq!((source, sync, survivors), expected, "node {node}");
     }
 
-    fn is_told_to_stop(&self, node: u64) -> bool {
+    fn is_stopped(&self, node: u64) -> bool {
         let stops = |message: &CoordinatorMessage| matches!(message, CoordinatorMessage::Status { waiting: 1.., .. });
-        self.said.iter().any(|(to, message)| *to == SessionId(node) && stops(message))
+        self.sent.iter().any(|(to, message)| *to == SessionId(node) && stops(message))
     }
 }

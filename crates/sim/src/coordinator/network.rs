@@ -129,15 +129,15 @@ impl Network {
         }
     }
 
-    /// The connection breaks. Bytes in transit are lost. Each end that still holds it is told within `told_within`.
-    pub fn sever(&mut self, id: SessionId, told_within: Duration, engine: &mut Engine<Event>) {
+    /// The connection breaks. Bytes in transit are lost. Each end that still holds it is told within `noticed_within`.
+    pub fn sever(&mut self, id: SessionId, noticed_within: Duration, engine: &mut Engine<Event>) {
         let Some(connection) = self.connections.get_mut(&id) else {
             return;
         };
         connection.fate = Fate::Broken;
         for to in [End::Node, End::Coordinator] {
             if connection.open[to as usize] {
-                let after = engine.dice.duration((Duration::ZERO, told_within));
+                let after = engine.dice.duration((Duration::ZERO, noticed_within));
                 engine.push_after(after, Event::Eof { conn: id, to });
             }
         }

@@ -341,7 +341,7 @@ impl Model for Job {
         &mut self.engine
     }
 
-    fn place(&self, _: &Event) -> Happens {
+    fn happens(&self, _: &Event) -> Happens {
         Happens::Outside
     }
 

@@ -116,8 +116,8 @@ impl State {
     pub fn mark_complete(&mut self) {
         self.complete = true;
         self.deadline = None;
-        for (rank, (_, place)) in (0..).zip(self.participants.iter_mut()) {
-            *place = rank;
+        for (rank, (_, participant_rank)) in (0..).zip(self.participants.iter_mut()) {
+            *participant_rank = rank;
         }
     }
 

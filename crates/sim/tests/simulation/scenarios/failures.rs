@@ -54,8 +54,9 @@ fn a_failure_beyond_the_budget_ends_the_job_everywhere_with_its_cause() {
         let [Exit::Closed(view)] = job.exits(host) else {
             panic!("{:?}", job.exits(host));
         };
-        for said in ["10.0.0.2 (host1:2)", "pid: 1001", "exit code 7", "all 1 restarts are used up (max_restarts)"] {
-            assert!(view.contains(said), "{said} is not in {view}");
+        for reported in ["10.0.0.2 (host1:2)", "pid: 1001", "exit code 7", "all 1 restarts are used up (max_restarts)"]
+        {
+            assert!(view.contains(reported), "{reported} is not in {view}");
         }
     }
 }
@@ -141,6 +142,7 @@ fn ranks_of_workers_come_with_the_place() {
     job.0.start_all(Duration::ZERO);
     assert_eq!(job.world(seconds(1)).1, ranks(&[2, 1, 0]));
     // Host n has 1 + n workers.
-    let workers = |host| job.0.running(host).and_then(|place| place.workers).map(|w| (w.first_rank, w.world_size));
+    let workers =
+        |host| job.0.running(host).and_then(|placement| placement.workers).map(|w| (w.first_rank, w.world_size));
     assert_eq!([workers(2), workers(1), workers(0)], [Some((0, 6)), Some((3, 6)), Some((5, 6))]);
 }

@@ -57,7 +57,7 @@ fn raw(exchange: &Exchange, bytes: &[u8]) -> UnixStream {
 }
 
 /// What the agent says until it closes the connection.
-async fn said(mut stream: UnixStream) -> Option<ToWorker> {
+async fn answer(mut stream: UnixStream) -> Option<ToWorker> {
     let read = tokio::task::spawn_blocking(move || {
         let mut bytes = Vec::new();
         // What the agent has not read resets the connection after what it has said.
@@ -68,7 +68,7 @@ async fn said(mut stream: UnixStream) -> Option<ToWorker> {
 }
 
 async fn refusal(stream: UnixStream) -> String {
-    match said(stream).await {
+    match answer(stream).await {
         Some(ToWorker::Refused { reason }) => reason,
         other => panic!("{other:?}"),
     }
@@ -120,12 +120,12 @@ async fn a_process_that_a_connected_worker_starts_is_refused() {
     let address = exchange.address().to_owned();
     let start = || Killed::start(Command::new(helper()).arg("attend").arg(&address).env(&name, &value));
     let mut child = start();
-    let (told, pids) = (child.line().await, (child.0.id(), process::id()));
+    let (reported, pids) = (child.line().await, (child.0.id(), process::id()));
     assert!(
-        told.contains(&format!("process {} descends from the worker of local rank 0", pids.0))
-            && told.contains(&format!("process {} is connected", pids.1))
-            && told.contains("elastic.init"),
-        "{told}"
+        reported.contains(&format!("process {} descends from the worker of local rank 0", pids.0))
+            && reported.contains(&format!("process {} is connected", pids.1))
+            && reported.contains("elastic.init"),
+        "{reported}"
     );
     // The worker hears its agent as before.
     exchange.send(0, ToWorker::World(Box::new(world(1))));
@@ -196,7 +196,7 @@ async fn bytes_that_are_no_message_end_their_connection_alone() {
         assert_eq!(within(exchange.next()).await, FromWorker::Hello { local_rank: 0 });
         stream.write_all(bytes).unwrap();
         assert_eq!(within(exchange.next()).await, FromWorker::Gone { local_rank: 0 });
-        assert_eq!(said(stream).await, None);
+        assert_eq!(answer(stream).await, None);
     }
     let channel = connected(&mut exchange).await;
     exchange.send(0, ToWorker::World(Box::new(world(1))));

@@ -8,23 +8,23 @@ use crate::events::record::{Exit, Kind, LONGEST_US, Phase};
 use crate::steps::slot::LARGEST_STEP;
 use crate::wire::text::{NAME_LIMIT_BYTES, cut, plain};
 
-/// Most bytes of texts in one [`Recalled`], and most that are taken of it.
+/// Most bytes of texts in one [`Replay`], and most that are taken of it.
 const TEXTS_BYTES: usize = 24 * 1024;
 /// Longest sentence that is told, in bytes.
 const TEXT_BYTES: usize = 512;
 
 /// A member's last events, the oldest first.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Recalled {
+pub struct Replay {
     /// The name with which the ids of its events begin: that of the member.
     pub origin: String,
     /// At most [`REPLAYED`].
-    pub events: Vec<Recollection>,
+    pub events: Vec<ReplayedEvent>,
 }
 
 /// An event of a member.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Recollection {
+pub struct ReplayedEvent {
     /// The member's number of it, up to [`LARGEST_STEP`].
     pub number: u64,
     /// The number of its cause.
@@ -66,12 +66,12 @@ pub enum What {
     Phase(Phase),
 }
 
-impl Recalled {
+impl Replay {
     /// The last events that fit into a message. `origin` is that of all of them.
     pub fn of<'a>(origin: &str, entries: impl DoubleEndedIterator<Item = &'a Entry>, now: std::time::Instant) -> Self {
         let (mut events, mut bytes) = (Vec::new(), 0);
         for entry in entries.rev() {
-            let Some(event) = Recollection::of(origin, entry, now) else { continue };
+            let Some(event) = ReplayedEvent::of(origin, entry, now) else { continue };
             bytes += event.texts();
             if bytes > TEXTS_BYTES || events.len() == REPLAYED {
                 break;
@@ -91,7 +91,7 @@ impl Recalled {
             return None;
         }
         let (events, mut bytes) = (std::mem::take(&mut self.events), 0);
-        let tidied = events.into_iter().rev().map(Recollection::tidied).take_while(|event| {
+        let tidied = events.into_iter().rev().map(ReplayedEvent::tidied).take_while(|event| {
             bytes += event.texts();
             bytes <= TEXTS_BYTES
         });
@@ -101,7 +101,7 @@ impl Recalled {
     }
 }
 
-impl Recollection {
+impl ReplayedEvent {
     fn of(origin: &str, entry: &Entry, now: std::time::Instant) -> Option<Self> {
         let record = &entry.record;
         let what = match &record.kind {
@@ -186,50 +186,50 @@ mod tests {
         journal
     }
 
-    fn told(journal: &Journal, after: u64) -> Recalled {
-        Recalled::of(journal.origin(), journal.recent(), journal.began() + Duration::from_secs(after))
+    fn replay(journal: &Journal, after: u64) -> Replay {
+        Replay::of(journal.origin(), journal.recent(), journal.began() + Duration::from_secs(after))
     }
 
     #[test]
     fn the_last_events_are_told_with_their_causes_and_ages() {
         let journal = journal(100, "gone");
-        let told = told(&journal, 101);
-        assert_eq!((told.events.len(), told.events[0].number), (REPLAYED, 37));
-        let last = told.events.last().unwrap();
+        let replay = replay(&journal, 101);
+        assert_eq!((replay.events.len(), replay.events[0].number), (REPLAYED, 37));
+        let last = replay.events.last().unwrap();
         assert_eq!((last.number, last.cause, last.ago_us), (100, Some(99), 1_000_000));
-        assert_eq!(told.clone().validated(NodeId(7)), Some(told.clone()));
-        let bytes = postcard::to_stdvec(&told).unwrap();
-        assert_eq!(postcard::from_bytes::<Recalled>(&bytes), Ok(told));
+        assert_eq!(replay.clone().validated(NodeId(7)), Some(replay.clone()));
+        let bytes = postcard::to_stdvec(&replay).unwrap();
+        assert_eq!(postcard::from_bytes::<Replay>(&bytes), Ok(replay));
     }
 
     #[test]
     fn texts_are_short_and_few_enough_for_a_message() {
-        let told = told(&journal(100, &"\u{1b}".repeat(5000)), 100);
-        assert!(told.events.len() > 32 && told.events.len() < REPLAYED, "{}", told.events.len());
-        assert!(postcard::to_stdvec(&told).unwrap().len() < 32 * 1024);
+        let replay = replay(&journal(100, &"\u{1b}".repeat(5000)), 100);
+        assert!(replay.events.len() > 32 && replay.events.len() < REPLAYED, "{}", replay.events.len());
+        assert!(postcard::to_stdvec(&replay).unwrap().len() < 32 * 1024);
     }
 
     #[test]
     fn what_no_member_tells_is_not_taken() {
-        let honest = told(&journal(3, "gone"), 3);
-        let wrong = |change: &dyn Fn(&mut Recalled)| {
-            let mut told = honest.clone();
-            change(&mut told);
-            told.validated(NodeId(7))
+        let honest = replay(&journal(3, "gone"), 3);
+        let wrong = |change: &dyn Fn(&mut Replay)| {
+            let mut replay = honest.clone();
+            change(&mut replay);
+            replay.validated(NodeId(7))
         };
-        assert_eq!(wrong(&|told| told.origin = "c0".into()), None);
-        assert_eq!(wrong(&|told| told.origin = origin(8)), None, "it is another member's");
-        assert_eq!(wrong(&|told| told.events[2].number = u64::MAX), None);
-        assert_eq!(wrong(&|told| told.events[2].round = LARGEST_STEP + 1), None);
-        assert_eq!(wrong(&|told| told.events.reverse()), None);
-        assert_eq!(wrong(&|told| told.events = vec![told.events[0].clone(); 65]), None);
-        let later = wrong(&|told| told.events[1].cause = Some(7)).unwrap();
+        assert_eq!(wrong(&|replay| replay.origin = "c0".into()), None);
+        assert_eq!(wrong(&|replay| replay.origin = origin(8)), None, "it is another member's");
+        assert_eq!(wrong(&|replay| replay.events[2].number = u64::MAX), None);
+        assert_eq!(wrong(&|replay| replay.events[2].round = LARGEST_STEP + 1), None);
+        assert_eq!(wrong(&|replay| replay.events.reverse()), None);
+        assert_eq!(wrong(&|replay| replay.events = vec![replay.events[0].clone(); 65]), None);
+        let later = wrong(&|replay| replay.events[1].cause = Some(7)).unwrap();
         assert_eq!(later.events[1].cause, None, "a cause is earlier");
-        let long = wrong(&|told| told.events[1].text = Some("x".repeat(60_000))).unwrap();
+        let long = wrong(&|replay| replay.events[1].text = Some("x".repeat(60_000))).unwrap();
         assert!(long.events[1].text.as_ref().unwrap().len() <= TEXT_BYTES + 8);
-        assert_eq!(wrong(&|told| told.events[1].ago_us = u64::MAX).unwrap().events[1].ago_us, LONGEST_US);
+        assert_eq!(wrong(&|replay| replay.events[1].ago_us = u64::MAX).unwrap().events[1].ago_us, LONGEST_US);
         let endless = Phase { stop_us: Some(u64::MAX), ..Phase::default() };
-        let bounded = wrong(&|told| told.events[1].what = What::Phase(endless)).unwrap();
+        let bounded = wrong(&|replay| replay.events[1].what = What::Phase(endless)).unwrap();
         assert_eq!(bounded.events[1].what, What::Phase(Phase { stop_us: Some(LONGEST_US), ..Phase::default() }));
     }
 }
