@@ -95,7 +95,7 @@ impl FailureMessage {
             let _ = ends.send(());
         });
         if let Err(error) = started {
-            tracing::warn!(%error, "cannot start a thread that reads what a failed worker said");
+            tracing::warn!(%error, "cannot start a thread that reads the failure message of a worker");
         }
         Self { local_rank, found, reading, hangs_at: Instant::now() + HANGS_AFTER, state: State::Reading, reported }
     }

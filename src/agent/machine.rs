@@ -346,7 +346,7 @@ impl AgentMachine {
         self.look_after_preparation(now);
         self.stop_holding_join_up(now);
         let Phase::Finishing { since, until, report_at } = &mut self.phase else { return };
-        let unfinished = self.unfinished.as_deref().unwrap_or("the coordinator has not said whose");
+        let unfinished = self.unfinished.as_deref().unwrap_or("the coordinator has not named them");
         let waited = now.saturating_duration_since(*since);
         if until.is_some_and(|until| until <= now) {
             let text = format!(
@@ -357,7 +357,7 @@ impl AgentMachine {
             self.end(Outcome::Succeeded);
         } else if *report_at <= now {
             *report_at = now + REPORT_EVERY;
-            let text = format!("this node has finished and has waited for the others for {waited:.0?}: {unfinished}");
+            let text = format!("this node has finished, and has waited {waited:.0?} for the others: {unfinished}");
             self.warn(text);
         }
     }

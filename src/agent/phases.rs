@@ -23,7 +23,7 @@ impl Stopwatch {
         self.detect.get_or_insert(after);
     }
 
-    /// The workers are told to stop, or to leave their world. A second order does not begin anew.
+    /// The workers are asked to stop, or to leave their world. A second order does not begin anew.
     pub fn stop_ordered(&mut self, now: Instant) {
         self.stop_since.get_or_insert(now);
     }

@@ -8,7 +8,7 @@ use crate::events::record::Phase;
 use crate::rendezvous::messages::message::{Failure, NEVER, Placement, Round};
 use crate::rendezvous::node::View;
 
-/// Most characters of a cause that is told in words.
+/// Most characters of a cause in a log line.
 const LONGEST: usize = 120;
 
 /// Why the world of this node re-forms, and since when: what is known so far.
@@ -20,7 +20,7 @@ pub(super) struct Disturbance {
     own: bool,
 }
 
-/// Why, in falling order of what it tells.
+/// Why, the most specific cause first.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Cause {
     /// The first failure of the round, on whatever node.
@@ -62,7 +62,7 @@ impl Disturbance {
         }
     }
 
-    /// The workers run again: what to tell, if there was a disturbance. The next one begins. `limit`: the job's budget of restarts, if
+    /// The workers run again: what to log, if there was a disturbance. The next one begins. `limit`: the job's budget of restarts, if
     /// the job has one.
     pub fn over(&mut self, phase: Phase, placement: &Placement, limit: Option<u32>, now: Instant) -> Option<Recovered> {
         let Self { since, cause, .. } = std::mem::take(self);
@@ -241,7 +241,7 @@ mod tests {
             let now = begin + Duration::from_millis(1_300);
             let recovered = disturbance.over(phase, &placement(), limit, now).unwrap();
             assert_eq!(recovered.line(import_ms.map(Duration::from_millis)), expected, "{name}");
-            assert!(disturbance.over(phase, &placement(), limit, now).is_none(), "{name}: it is told once");
+            assert!(disturbance.over(phase, &placement(), limit, now).is_none(), "{name}: it is logged once");
         }
     }
 

@@ -119,11 +119,11 @@ pub struct Runner {
     stopwatch: Stopwatch,
     /// Why its world re-forms, if it does.
     disturbance: Disturbance,
-    /// The last recovery, while nobody was told of it.
+    /// The last recovery, until it is logged.
     pending_recovery: Option<PendingRecovery>,
     /// It has said who it is.
     introduced: bool,
-    /// The steps of training that the workers tell.
+    /// The steps of training that the workers report.
     training: Training,
     /// Process ids of running workers whose start is recorded. Those that survive a change were started once.
     recorded: BTreeSet<u32>,

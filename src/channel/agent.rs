@@ -199,7 +199,7 @@ impl Exchange {
         if let Err(mpsc::error::TrySendError::Full(_)) = connection.messages.try_send(message)
             && let Some(cut) = connection.cut.take()
         {
-            tracing::warn!(local_rank, "a worker does not read what its agent tells it: its connection is closed");
+            tracing::warn!(local_rank, "a worker does not read its agent's messages: its connection is closed");
             let _ = cut.send(()); // it may have ended
         }
     }
@@ -349,7 +349,7 @@ struct Admitted {
 /// Finds out whose connection this is. An error is the reason for which it is refused.
 async fn admit(stream: &mut UnixStream, shared: &Arc<Shared>) -> Result<Admitted, String> {
     address::check_user(&*stream, "it").map_err(|error| error.to_string())?;
-    let peer = stream.peer_cred().map_err(|error| format!("the system does not say which process it is: {error}"))?;
+    let peer = stream.peer_cred().map_err(|error| format!("the kernel does not report its process id: {error}"))?;
     // 0: it is in another pid namespace, which this process cannot see.
     let pid = peer.pid().and_then(|pid| u32::try_from(pid).ok()).filter(|pid| *pid > 0);
     let pid = pid.ok_or("it is in a pid namespace that its agent cannot see")?;
@@ -381,10 +381,10 @@ async fn admit(stream: &mut UnixStream, shared: &Arc<Shared>) -> Result<Admitted
             "process {pid} has a release of elastic_rs whose channel has version {version}, and its agent version {VERSION}: \
              install the same release in the worker's environment as in the agent's"
         )),
-        Ok(Ok(Some(message))) => Err(format!("process {pid} has not said hello but {message:?}")),
-        Ok(Ok(None)) => Err(format!("process {pid} has closed the connection without a word")),
-        Ok(Err(error)) => Err(format!("process {pid} has not said hello: {error}")),
-        Err(_) => Err(format!("process {pid} has not said hello within {HOLD_LIMIT:.0?}")),
+        Ok(Ok(Some(message))) => Err(format!("process {pid} sent {message:?} before Hello")),
+        Ok(Ok(None)) => Err(format!("process {pid} closed the connection before it sent Hello")),
+        Ok(Err(error)) => Err(format!("process {pid} did not send Hello: {error}")),
+        Err(_) => Err(format!("process {pid} did not send Hello within {HOLD_LIMIT:.0?}")),
     }
 }
 
@@ -432,7 +432,7 @@ async fn read_all(
             ToAgent::Raised { error, message } => {
                 FromWorker::Raised { local_rank, error: tidy(&error), message: tidy(&message) }
             }
-            ToAgent::Hello { .. } => return Err("it has said hello twice".to_owned()),
+            ToAgent::Hello { .. } => return Err("it sent Hello twice".to_owned()),
         };
         if received.send((id, what)).await.is_err() {
             break; // the agent has ended

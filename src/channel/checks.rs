@@ -2,7 +2,7 @@
 //!
 //! All workers of a world call `check` equally often, at the same steps. They learn of a change at the same check, without a
 //! collective:
-//! 1. The agents tell their workers of the change. From then on each check of a worker waits, and the worker answers with the number
+//! 1. The agents notify their workers of the change. From then on each check of a worker waits, and the worker answers with the number
 //!    of its last check that did not wait. Counting and answering are one atomic step: [`Counter::stop`].
 //! 2. The change is to happen at the check after the highest of these numbers. So no worker has passed it, and each one reaches it:
 //!    checks before it go on.
@@ -61,10 +61,10 @@ pub enum Verdict {
     PeerFailed,
 }
 
-/// Why nothing more will be told, in words.
+/// Why no further message will arrive, as text.
 pub type Ended = String;
 
-/// What the agent has told a worker. Each method that returns an option is to be called again after the next message if it returns `None`.
+/// The messages that a worker has received from its agent. Each method that returns an option is to be called again after the next message if it returns `None`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub struct News {
     /// The last check that went on, once checks find that there is news.
@@ -123,7 +123,7 @@ impl News {
             ToWorker::RaiseAt { seq, check } => match &mut self.change {
                 // Others raise at a check that this worker has passed.
                 Some(change) if change.seq == seq && check <= passed => self.fail(format!(
-                    "the world changes at check {check}, which this worker had passed when it was told (last check: {passed}): all \
+                    "the world changes at check {check}, but this worker had already passed that check when it was notified (last check: {passed}): all \
                      workers must call check equally often"
                 )),
                 Some(change) if change.seq == seq => change.raise_at = Some(check),
@@ -206,7 +206,7 @@ impl News {
         self.generation = self.world.as_ref().map(|world| world.generation).or(self.generation);
     }
 
-    /// The worker leaves its world with this commit. Returns what the agent is to be told: nothing if an earlier call was interrupted.
+    /// The worker leaves its world with this commit. Returns the message to the agent: none if an earlier call was interrupted.
     pub fn park(&mut self, commit: Option<u64>) -> Option<HeldState> {
         let is_new = self.state == State::Inside;
         is_new.then(|| {

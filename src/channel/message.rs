@@ -90,7 +90,7 @@ pub struct HeldState {
     pub commit: Option<u64>,
 }
 
-/// A world, as one worker is told of it.
+/// A world, as it is sent to one worker.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct World {
     /// Variables of the worker's environment, such as `RANK`.

@@ -1,6 +1,6 @@
 //! A worker's end of the channel.
 //!
-//! A thread reads what the agent tells, so that a main thread that is blocked in a collective delays nothing. It uses no runtime,
+//! A thread reads the agent's messages, so that a main thread that is blocked in a collective delays nothing. It uses no runtime,
 //! and takes no lock of Python's: a worker may fork, and its interpreter may exit, at any time.
 //!
 //! Futures returned here need no runtime either. The thread wakes them.
@@ -111,7 +111,7 @@ impl Channel {
         Ok(())
     }
 
-    /// The world of this worker is being formed. Unless this or [`Self::formed`] is called again within `limit`, the agent is told that it
+    /// The world of this worker is being formed. Unless this or [`Self::formed`] is called again within `limit`, the agent is notified that it
     /// is not, and every member leaves it.
     ///
     /// # Errors

@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 
 use crate::rendezvous::run::CoordinatorInstance;
 
-/// A random number for this process, drawn on first use. It tells the process from others with its name and address.
+/// A random number for this process, drawn on first use. It distinguishes the process from others with its name and address.
 pub fn process_number() -> u64 {
     static NUMBER: OnceLock<u64> = OnceLock::new();
     *NUMBER.get_or_init(random)

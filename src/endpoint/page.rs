@@ -14,7 +14,7 @@ use tokio::time::{Instant, timeout};
 
 use crate::rendezvous::coordinator::driver::{Question, Subject};
 
-/// Requests that wait for a page. More are told to come back later.
+/// Requests that wait for a page. More get 503 and `Retry-After`.
 const WAITING: usize = 32;
 /// A page is shown for so long.
 const FRESH: Duration = Duration::from_secs(1);

@@ -152,26 +152,26 @@ pub(super) fn handshakes(
     to: mpsc::UnboundedSender<Authenticated>,
     log: Arc<BoundedLog>,
 ) -> Handshakes<Upgraded> {
-    let mut words = BytesMut::new();
-    codec::encode_protected(&acceptor.protection().wanted(), &mut words);
-    let words = words.freeze();
+    let mut wanted = BytesMut::new();
+    codec::encode_protected(&acceptor.protection().wanted(), &mut wanted);
+    let wanted = wanted.freeze();
     let (helpers, protection) = (acceptor.helpers().clone(), Arc::clone(acceptor.protection()));
     let lost = {
         let (protection, log) = (Arc::clone(&protection), Arc::clone(&log));
         move |peer: IpAddr, refusal: &Refusal| {
-            let words = protection.refuse(refusal);
+            let why = protection.refuse(refusal);
             if log.admits_once(refusal.kind.name(), peer) {
-                tracing::warn!(%peer, "a connection is refused: {words}");
+                tracing::warn!(%peer, "a connection is refused: {why}");
             }
         }
     };
     let begin = move |Upgraded { stream, first_bytes, peer, local, permit }: Upgraded| -> Task {
-        let (acceptor, words, to, log) = (Arc::clone(&acceptor), words.clone(), to.clone(), Arc::clone(&log));
+        let (acceptor, wanted, to, log) = (Arc::clone(&acceptor), wanted.clone(), to.clone(), Arc::clone(&log));
         Box::pin(async move {
             let refused = |refusal: &Refusal| {
-                let words = acceptor.protection().refuse(refusal);
+                let why = acceptor.protection().refuse(refusal);
                 if log.admits_once(refusal.kind.name(), peer.ip()) {
-                    tracing::warn!(%peer, "a connection is refused: {words}");
+                    tracing::warn!(%peer, "a connection is refused: {why}");
                 }
             };
             let stream = match TcpStream::from_std(stream) {
@@ -183,7 +183,7 @@ pub(super) fn handshakes(
             };
             if !first_bytes.starts_with(FIRST_BYTES) {
                 refused(&Refusal::new(Kind::NoTls, acceptor.protection().lacking()));
-                acceptor::turn_away(stream, &words).await;
+                acceptor::turn_away(stream, &wanted).await;
                 return false;
             }
             match acceptor.admit(stream, first_bytes).await {

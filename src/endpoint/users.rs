@@ -40,7 +40,7 @@ impl Sessions {
     /// process there: when the server has stopped, all of them are written. A coordinator writes into one file, so a later one stays empty.
     ///
     /// # Errors
-    /// The thread that writes cannot be started, or the coordinator cannot be told: it has ended, or requests of HTTP keep it busy.
+    /// The thread that writes cannot be started, or the coordinator cannot be asked: it has ended, or requests of HTTP keep it busy.
     pub fn write_events(&self, path: &Path) -> io::Result<()> {
         let file = EventFile::open(path, "coordinator")?;
         let unsent = |error| match error {

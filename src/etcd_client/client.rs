@@ -288,7 +288,7 @@ impl Inner {
         }
     }
 
-    /// Connect to a member. `None`: it does not tell its status without a token.
+    /// Connect to a member. `None`: it does not report its status without a token.
     async fn try_member(&self, index: usize) -> Result<(Connection, Option<StatusResponse>), Failure> {
         let address = &self.options.endpoints.members[index];
         let (connection, status) = Connection::open(address, &self.options, Arc::clone(&self.token)).await?;
@@ -333,7 +333,7 @@ impl Inner {
                 status
             }
         };
-        // An etcd with users tells this only to them, and the token may have ended at this member.
+        // An etcd with users reports this only to them, and the token may have ended at this member.
         let members = match connection.call(MemberListRequest {}, self.options.patience).await {
             Err(failure) if failure.remedy == Remedy::Authenticate => {
                 self.authenticate(&connection, connection.token()).await?;

@@ -59,7 +59,7 @@ impl std::fmt::Debug for Connection {
 }
 
 impl Connection {
-    /// Connect to a member, and ask for its status. `Err` in the pair: it does not tell without a (new) token.
+    /// Connect to a member, and ask for its status. `Err` in the pair: it reports none without a (new) token.
     pub async fn open(
         address: &Address,
         options: &ClientOptions,

@@ -148,7 +148,7 @@ pub(super) fn denial(cause: &str, to: To<'_>) -> Option<Failure> {
             "etcd at {member} denies {who} access to these keys (permission denied): grant its role `readwrite` on the prefix"
         )),
         "user name is empty" => EtcdError::Denied(format!(
-            "etcd at {member} wants to know the user: give `username` and `password_file`, or a client certificate (`cert`, `key`)"
+            "etcd at {member} requires a user: give `username` and `password_file`, or a client certificate (`cert`, `key`)"
         )),
         "user name not found" => EtcdError::Denied(format!("etcd at {member} does not know {who}: add the user there")),
         "authentication failed, invalid user ID or password" => EtcdError::WrongPassword(format!(

@@ -59,13 +59,13 @@ pub struct ListedMember {
     pub id: u64,
     /// Its name.
     pub name: String,
-    /// The URLs that it tells clients.
+    /// The URLs that it advertises to clients.
     pub client_urls: Vec<String>,
     /// Whether it only learns.
     pub is_learner: bool,
 }
 
-/// What one member told.
+/// The answer of one member.
 struct Answer {
     look: MemberLook,
     listed: Vec<ListedMember>,
@@ -80,10 +80,11 @@ impl Client {
             let client = self.clone();
             asking.spawn(async move { (index, client.look_at(index).await) });
         }
-        let mut told = asking.join_all().await;
-        told.sort_by_key(|(index, _)| *index);
-        let listed = told.iter().find_map(|(_, told)| told.as_ref().ok().map(|told| told.listed.clone()));
-        let endpoints = told.into_iter().map(|(index, told)| (to_text(&members[index]), told.map(|told| told.look)));
+        let mut answers = asking.join_all().await;
+        answers.sort_by_key(|(index, _)| *index);
+        let listed = answers.iter().find_map(|(_, answer)| answer.as_ref().ok().map(|answer| answer.listed.clone()));
+        let endpoints =
+            answers.into_iter().map(|(index, answer)| (to_text(&members[index]), answer.map(|answer| answer.look)));
         Look { endpoints: endpoints.collect(), members: listed.unwrap_or_default() }
     }
 
@@ -138,7 +139,7 @@ fn look(id: u64, name: String, status: StatusResponse, round_trip: Duration) -> 
     }
 }
 
-/// The kind of an alarm, such as `memberID:5 alarm:NOSPACE`, if this member has raised it. Each member tells those of all.
+/// The kind of an alarm, such as `memberID:5 alarm:NOSPACE`, if this member has raised it. Each member reports those of all.
 fn own_alarm(text: &str, id: u64) -> Option<String> {
     let own = text.split_whitespace().any(|word| word.strip_prefix("memberID:") == Some(id.to_string().as_str()));
     let kind = text.split_whitespace().find_map(|word| word.strip_prefix("alarm:"))?;

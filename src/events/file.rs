@@ -76,7 +76,7 @@ struct Writer {
     file: Option<File>,
     /// Only a part of the last line could be written.
     torn: bool,
-    /// Lines that were dropped, and that no `dropped` tells of yet.
+    /// Lines that were dropped, and that no `dropped` counts yet.
     lost: u64,
     /// Number of `dropped` written.
     reported: u64,
@@ -220,7 +220,7 @@ impl Writer {
         }
     }
 
-    /// The event that tells how many were dropped.
+    /// The event with the number of dropped lines.
     fn dropped(&self, run_id: &str) -> String {
         let number = self.reported + 1;
         json!({

@@ -11,7 +11,7 @@ use super::record::{Kind, Number, Record};
 
 /// Most events that wait for a file.
 const UNWRITTEN: usize = 1024;
-/// Events that a restarted coordinator may be told.
+/// Most events that are replayed to a restarted coordinator.
 pub const REPLAYED: usize = 64;
 
 /// The id of an event.
@@ -19,7 +19,7 @@ pub fn id(origin: &str, number: Number) -> String {
     format!("{origin}.{}", number.0)
 }
 
-/// The name of the origin of the node with this random id. It does not tell the id, by which others could pass for the node.
+/// The name of the origin of the node with this random id. It does not reveal the id, by which others could pass for the node.
 /// Coordinators compare it with what the node says, so it is the same in all releases.
 pub fn origin(node: u128) -> String {
     let folded = (node >> 64) as u64 ^ (node as u64).rotate_left(32);
@@ -106,7 +106,7 @@ impl Journal {
         self.began
     }
 
-    /// The latest time that it was told.
+    /// The latest time that it was given.
     pub fn now(&self) -> Instant {
         self.now
     }

@@ -53,7 +53,7 @@ pub enum Kind {
     NodeJoined {
         /// The address at which other nodes look for it.
         address: String,
-        /// Number of its workers, if it tells.
+        /// Number of its workers, if it reports that.
         workers: Option<u32>,
         /// It was no member of the last world.
         new: bool,
@@ -106,7 +106,7 @@ pub enum Kind {
     RoundCompleted {
         /// Number of its nodes.
         nodes: usize,
-        /// Number of its workers, if every node tells.
+        /// Number of its workers, if every node reports its own.
         workers: Option<u32>,
         /// Name of the node with rank 0.
         rank0: Option<String>,
@@ -232,7 +232,7 @@ pub enum Kind {
         /// For how long it was not, in milliseconds.
         away_ms: u64,
     },
-    /// A member has told this coordinator, which was restarted, what it recorded before.
+    /// A member has replayed an event that it recorded before this coordinator was restarted.
     #[serde(rename = "replayed")]
     Replayed(Box<Replayed>),
 }
@@ -242,7 +242,7 @@ impl Kind {
     pub fn explains(&self) -> bool {
         match self {
             Self::WorkerExited(exit) => exit.first,
-            Self::Replayed(told) => told.kind.explains(),
+            Self::Replayed(replayed) => replayed.kind.explains(),
             Self::RunOpened { .. }
             | Self::RunClosed { .. }
             | Self::RoundCompleted { .. }
@@ -338,7 +338,7 @@ pub struct Ended {
     pub stopped: bool,
 }
 
-/// An event that a member recorded, as it tells a coordinator that was restarted.
+/// An event that a member recorded, as it replays it to a coordinator that was restarted.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Replayed {
     /// Its id, of which the member is the origin.
@@ -404,7 +404,7 @@ impl Phase {
 /// A node's first step of a round, and how far it had come before.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct FirstStep {
-    /// From the end of the import until the first step ended, in microseconds. From the end of the start, if no import was told.
+    /// From the end of the import until the first step ended, in microseconds. From the end of the start, if no import was reported.
     pub first_step_us: u64,
     /// Number of that step, if the training script says where it is.
     pub step: Option<u64>,

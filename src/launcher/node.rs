@@ -159,7 +159,7 @@ impl Node {
             });
             let _ = log_if_slow(drained, || {
                 format!(
-                    "waiting up to {drain_timeout:.0?} for workers elsewhere to let go of the round's store, which is here; \
+                    "waiting up to {drain_timeout:.0?} for workers on other nodes to disconnect from the round's store on this node; \
                      another signal ends the wait"
                 )
             })

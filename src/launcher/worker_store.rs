@@ -71,7 +71,7 @@ struct Opened {
 }
 
 impl Opened {
-    /// The port that other nodes are told.
+    /// The port that other nodes get.
     fn port(&self) -> io::Result<u16> {
         let address = self.acceptor.as_ref().map_or(Ok(self.server.local_addr()), TcpListener::local_addr);
         address.map(|address| address.port())
@@ -111,7 +111,7 @@ impl Opener {
     ) -> Result<(Placement, RoundStore), JoinError> {
         let mut opened: Option<Opened> = None;
         let open = |addr: &str| {
-            // The address has changed since, but other nodes have been told the port.
+            // The address has changed since, but other nodes have got the port.
             let port = match opened.take() {
                 Some(before) => before.port()?,
                 None => 0,
@@ -134,7 +134,7 @@ impl Opener {
         Ok((placement, kept))
     }
 
-    /// Keep open what this node's part in the round needs, and tell its workers where it is.
+    /// Keep open what this node's part in the round needs, and give its workers the address.
     fn keep(&self, Opened { server, acceptor: listener }: Opened, placement: &mut Placement) -> io::Result<RoundStore> {
         let serves = placement.rank == 0 && self.reach.workers_store == WorkersStore::Node;
         let (Some(listener), Some(trust), Some(acceptor)) = (listener, &self.trust, &self.acceptor) else {
@@ -209,8 +209,7 @@ impl Reach {
             _ if self.members == StoreMembers::Off || self.is_local() => Ok(None),
             Some(addresses) => Ok(Some(Members::new(addresses, strict, WAY_OUT_OF_MEMBERS))),
             None if strict => Err(JoinError::Connection(
-                "--rdzv-conf store_members=strict needs the addresses of the round's members, which were not told: there are \
-                 more than a coordinator tells; give store_members=warn"
+                "--rdzv-conf store_members=strict needs the addresses of the round's members, and the coordinator sent none, because there are too many; give store_members=warn"
                     .to_owned(),
             )),
             None => Ok(None),
@@ -238,7 +237,7 @@ impl Reach {
         }
         let ip: IpAddr = given.unwrap_or(addr).parse().map_err(|_| "a name may mean another address to them")?;
         if given.is_none() && ip.is_loopback() && !self.on_one_machine {
-            // The coordinator runs here. Nodes elsewhere are told the address by which they reached it.
+            // The coordinator runs here. Nodes elsewhere get the address by which they reached it.
             return Err("nodes on other machines would not find it there");
         }
         Ok(ip)

@@ -57,8 +57,7 @@ impl fmt::Display for Unknown {
         f.write_str(match self {
             Unknown::Unmapped => "its user has no number in this user namespace",
             Unknown::NotFound => {
-                "its socket is not in this network namespace: it is in another one, its address is translated on the way, or it has \
-                 been closed without a word"
+                "its socket is not in this network namespace: it is in another one, its address is translated on the way, or it has been closed"
             }
             Unknown::Unanswered => "the system does not answer, because no descriptor, port or memory is free",
         })

@@ -30,7 +30,7 @@ pub enum PeerUser {
     /// It has been closed, so that it belongs to nobody any more.
     Gone,
     /// This end is open, but no socket of this network namespace has these addresses: the other end is in another namespace, its
-    /// address is translated on the way, or it has been closed without a word to this end.
+    /// address is translated on the way, or it has been closed to this end.
     NotFound,
     /// The system does not answer, for want of memory or of a descriptor.
     Unanswered,

@@ -73,9 +73,9 @@ impl Observer {
             Ok(Some(CoordinatorMessage::Rejected { reason } | CoordinatorMessage::Ended { reason })) => {
                 Err(plain(reason))
             }
-            Ok(Some(_)) => Err("the coordinator's answer is none to an observer".to_owned()),
+            Ok(Some(_)) => Err("the coordinator sent an answer that is not for an observer".to_owned()),
             Ok(None) => Err("the coordinator closed the connection without an answer".to_owned()),
-            Err(error) => Err(format!("what answers is no coordinator of elastic_rs: {error}")),
+            Err(error) => Err(format!("the server there is not an elastic_rs coordinator: {error}")),
         }
     }
 }

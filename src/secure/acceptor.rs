@@ -142,7 +142,7 @@ impl Acceptor {
 
 /// The refusal of a stranger that has not proven itself within [`LIMIT`].
 pub fn late() -> Refusal {
-    Refusal::new(Kind::Late, format!("no proof within {LIMIT:?}"))
+    Refusal::new(Kind::Late, format!("no authentication within {LIMIT:?}"))
 }
 
 /// Tell a stranger that does not speak TLS why it is refused, and close the connection.
@@ -156,7 +156,7 @@ pub async fn turn_away(mut stream: TcpStream, text: &[u8]) {
     let _ = timeout(LIMIT, sent).await;
 }
 
-/// Read what a stranger has sent that was told why it is refused: else the kernel resets the connection, and the words are lost.
+/// Read the rest of what a refused peer has sent: else the kernel resets the connection, and the refusal is lost.
 async fn read_out(stream: &mut (impl AsyncRead + Unpin)) {
     let mut rest = [0; 1024];
     let mut left = BYTES;
@@ -199,7 +199,7 @@ fn no_socket() -> io::Error {
 impl AsyncRead for UnauthenticatedPeer {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         if self.left == 0 {
-            return Poll::Ready(Err(io::Error::other(format!("more than {BYTES} bytes before the proof"))));
+            return Poll::Ready(Err(io::Error::other(format!("more than {BYTES} bytes before it authenticated"))));
         }
         let before = buf.filled().len();
         if self.first_bytes.is_empty() {
@@ -317,7 +317,7 @@ mod tests {
         let refusal = admitted.unwrap_err();
         assert!(refusal.kind == Kind::NoTls && refusal.why.contains("more than 16384 bytes"), "{refusal:?}");
         assert_eq!(acceptor.protection().refuse(&refusal), format!("{}; 1 refused so far", refusal.why));
-        assert_eq!(acceptor.protection().refuse(&late()), "no proof within 5s; 2 refused so far");
+        assert_eq!(acceptor.protection().refuse(&late()), "no authentication within 5s; 2 refused so far");
         let refused = acceptor.protection().refusals();
         assert_eq!((refused.of(Kind::NoTls), refused.of(Kind::Late), refused.total()), (1, 1, 2));
     }

@@ -49,7 +49,7 @@ pub(super) struct Identity {
     shown: Shown,
     /// The own certificate, and those that lead from it to its authority. Others of the files may end unnoticed: nothing depends on them.
     endings: Vec<Ending>,
-    /// Of all files, to tell whether they hold something else.
+    /// Of all files, to find out whether they have changed.
     digest: Vec<u8>,
 }
 

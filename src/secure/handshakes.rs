@@ -32,7 +32,7 @@ impl<S> fmt::Debug for Handshakes<S> {
 }
 
 impl<S: Send + 'static> Handshakes<S> {
-    /// `begin` makes a connection's handshake, which runs on `helpers`, and has to own their threads. `lost` is told of each that got
+    /// `begin` makes a connection's handshake, which runs on `helpers`, and has to own their threads. `lost` is called for each that got
     /// no permit, or lost it. Addresses that have authenticated at any door of this `protection` keep permits.
     pub fn new(
         helpers: Handle,
@@ -46,9 +46,11 @@ impl<S: Send + 'static> Handshakes<S> {
         let ended = move |address, ending| match ending {
             Ending::Authenticated => noted.note_authenticated(address),
             Ending::Refused => {
-                lost(address, &Refusal::new(Kind::Crowded, "too many others wait to prove themselves"));
+                lost(address, &Refusal::new(Kind::Crowded, "too many other connections wait to authenticate"));
             }
-            Ending::Displaced => lost(address, &Refusal::new(Kind::Late, "no proof while others waited")),
+            Ending::Displaced => {
+                lost(address, &Refusal::new(Kind::Late, "it did not authenticate while others waited"))
+            }
         };
         Self { tasks: BoundedTasks::new(helpers, bounds, begin, ended), protection }
     }

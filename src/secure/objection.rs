@@ -19,7 +19,7 @@ pub(super) fn to_text(error: &io::Error) -> Option<String> {
     }
 }
 
-/// Whether the peer's certificate is the reason. The peer is told by an alert.
+/// Whether the peer's certificate is the reason. The peer gets an alert.
 pub(super) fn is_of_certificate(error: &io::Error) -> bool {
     let error = error.get_ref().and_then(|error| error.downcast_ref::<Error>());
     matches!(error, Some(Error::InvalidCertificate(_) | Error::NoCertificatesPresented))

@@ -104,11 +104,13 @@ pub(super) async fn prove(
 
 fn not_held(token: &Token) -> String {
     let id = token.id();
-    format!("it does not hold the token with the id {id} ({TOKEN_FILE}): it, or somebody between, is a stranger")
+    format!(
+        "it does not hold the token with the id {id} ({TOKEN_FILE}): give both ends the same token; if they have it, somebody intercepts the connection"
+    )
 }
 
 /// The coordinator's end. `accepted` names the tokens that are good for a run. `None`: certificates alone are the proof, and TLS has
-/// checked the peer's. The peer has been told the error.
+/// checked the peer's. The peer has got the error.
 pub(super) async fn check(
     stream: &mut (impl AsyncRead + AsyncWrite + Unpin),
     accepted: impl AsyncFnOnce(&str) -> Option<Vec<Token>>,
@@ -167,8 +169,9 @@ fn judge(
         return Err(format!("no token with the id {key} is accepted for this run"));
     };
     let message = [&b"c"[..], secret, &claim.encode()?].concat();
-    hmac::verify(&token.key(), &message, &mac)
-        .map_err(|_| format!("the proof for the token with the id {key} is wrong: somebody may stand between"))?;
+    hmac::verify(&token.key(), &message, &mac).map_err(|_| {
+        format!("the proof for the token with the id {key} is wrong: somebody may intercept the connection")
+    })?;
     let mut own = [0; MAC_BYTES];
     own.copy_from_slice(token.mac(&[b"s", secret, &mac]).as_ref());
     Ok((Identity { run_id: claim.run_id, role, evidence: Evidence::Token(key) }, Answer::Proven(own)))
@@ -183,7 +186,7 @@ async fn send(stream: &mut (impl AsyncWrite + Unpin), bytes: &[u8]) -> Result<()
 }
 
 fn ended(error: &std::io::Error) -> String {
-    to_text(error).unwrap_or_else(|| format!("the connection ended before the proof: {error}"))
+    to_text(error).unwrap_or_else(|| format!("the connection ended before authentication: {error}"))
 }
 
 /// Read until all bytes have come.
@@ -198,7 +201,7 @@ async fn receive<T>(
         }
         match stream.read_buf(&mut bytes).await {
             Ok(1..) => {}
-            Ok(0) => return Err("the connection ended before the proof".to_owned()),
+            Ok(0) => return Err("the connection ended before authentication".to_owned()),
             Err(error) => return Err(ended(&error)),
         }
     }

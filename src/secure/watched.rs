@@ -127,7 +127,7 @@ trait Look: Send + Sync {
 }
 
 impl<T: Content> Inner<T> {
-    /// Whether it is time to look, and nobody does. What is returned is told once that is done.
+    /// Whether it is time to look, and nobody does. What is returned is notified once that is done.
     fn begin_to_look(&self) -> Option<oneshot::Receiver<()>> {
         let mut known = self.known.lock();
         let own = process::id();

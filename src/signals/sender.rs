@@ -3,7 +3,7 @@
 use std::fs;
 use std::process;
 
-/// The sender of a signal, as far as the kernel tells. It may have ended by now.
+/// The sender of a signal, as far as the kernel reports it. It may have ended by now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sender {
     /// The kernel does not say.

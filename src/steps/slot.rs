@@ -13,7 +13,7 @@ pub const WORDS: usize = SLOT_BYTES / 8;
 
 /// The agent's: number of the round whose first step it wants to hear of.
 pub const ROUND: usize = 0;
-/// The round of which the worker has told the first step.
+/// The round whose first step the worker has reported.
 pub const FIRST_ROUND: usize = 1;
 /// Number of the first step in that round.
 pub const FIRST: usize = 2;

@@ -39,7 +39,7 @@ pub struct Steps {
     owns: AtomicBool,
     /// The count of forks in which the memory was mapped.
     forks: u64,
-    /// The round whose first step was told.
+    /// The round whose first step was reported.
     first_round: AtomicU64,
     /// Number of the last step.
     last: AtomicU64,
@@ -148,7 +148,7 @@ impl Steps {
     #[cold]
     fn first(&self, round: u64, number: u64, now: u64) {
         if self.first_round.swap(round, Ordering::Relaxed) == round {
-            return; // another thread has told it
+            return; // another thread has reported it
         }
         let owner = owned_by(process::id(), !self.given.load(Ordering::Relaxed));
         for (word, value) in [(OWNER, owner), (FIRST, number), (FIRST_NS, now), (LAST, number), (LAST_NS, now)] {

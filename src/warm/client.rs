@@ -141,7 +141,7 @@ impl ForkWorker for Client {
         // One at a time: answers come in the order of requests.
         let mut live = self.live.lock();
         let forked = self.may_fork(spec).and_then(|()| {
-            let socket = live.socket.clone().ok_or_else(|| "the template has ended".to_owned())?;
+            let socket = live.socket.clone().ok_or_else(|| "the fork server has ended".to_owned())?;
             request(&socket, spec, opened, deadline).map_err(|failure| self.failed(&mut live, failure))
         });
         match forked {
@@ -149,7 +149,7 @@ impl ForkWorker for Client {
             Err(why) => {
                 if live.logged.as_ref() != Some(&why) {
                     tracing::warn!(
-                        "workers are started cold, not from the template that has loaded {}: {why}",
+                        "workers are started cold, not forked from the fork server that has loaded {}: {why}",
                         self.spec.what
                     );
                     live.logged = Some(why);

@@ -75,7 +75,7 @@ impl ForkServer {
     /// In a child of the server: becomes the guard of the requested worker. The caller forks the worker next.
     ///
     /// # Errors
-    /// The guard cannot be set up, which the agent has been told. The caller ends the process then.
+    /// The guard cannot be set up, and the agent was notified. The caller ends the process then.
     pub fn become_guard(self, request: &mut SpawnRequest) -> io::Result<()> {
         block_signals();
         drop(self);

@@ -242,7 +242,9 @@ impl Group {
                     let grace = self.leftovers.grace();
                     self.log_leftovers(local_rank, &format!("may run on for {grace:.0?} (--shutdown-timeout)"));
                 }
-                Act::ReportEnd { local_rank } => self.log_leftovers(local_rank, "has had its time, and is ended"),
+                Act::ReportEnd { local_rank } => {
+                    self.log_leftovers(local_rank, "have outlived that time, and are stopped")
+                }
                 Act::Do(command) => self.perform(vec![command]),
             }
         }
@@ -254,7 +256,7 @@ impl Group {
         if let Some(children) = children_of(*guard) {
             tracing::warn!(
                 target: "elastic_rs::agent",
-                "the worker with local rank {local_rank} (pid {pid}) has succeeded, and what it has started {what}: {children}"
+                "the worker with local rank {local_rank} (pid {pid}) has succeeded, and processes that it has started {what}: {children}"
             );
         }
     }
@@ -402,7 +404,7 @@ fn is_copied_as_it_is(output: &Output) -> bool {
     matches!(output, Output::Copied(Copies { file: None, console: _, prefix: None }))
 }
 
-/// Whether one of its streams goes to the same file as another stream. The agent could not tell such streams apart.
+/// Whether one of its streams goes to the same file as another stream. The agent could not separate such streams.
 fn shares_files(spec: &WorkerSpec, specs: &[WorkerSpec]) -> bool {
     let all: Vec<&Path> = specs.iter().flat_map(files_of).collect();
     files_of(spec).any(|file| all.iter().filter(|other| **other == file).count() > 1)

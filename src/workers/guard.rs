@@ -82,7 +82,7 @@ struct Guard {
     leader_ended: bool,
     /// The end of the leader does not end its remaining descendants, however it was.
     keeps: bool,
-    /// The leader has ended well. The agent says what becomes of its descendants, and has not been told yet that there are any.
+    /// The leader has ended well. The agent says what becomes of its descendants, and has not been notified yet that there are any.
     reports_left: bool,
     /// Everything below the guard is to be killed.
     ending: bool,

@@ -23,7 +23,7 @@ pub(super) struct Leftovers {
 
 #[derive(Debug)]
 enum Stage {
-    /// It may run on until then. Nobody has been told of it before `report_at`.
+    /// It may run on until then. It is not logged before `report_at`.
     Runs {
         report_at: Option<Instant>,
         until: Instant,

@@ -337,7 +337,7 @@ fn change(agent: &mut AgentMachine) {
     }
 }
 
-/// The world is to change at check 43, and the workers are told.
+/// The world is to change at check 43, and the workers are notified.
 fn raise(agent: &mut AgentMachine, now: Instant) {
     change(agent);
     agent.on_raise_at(2, &announced(), 43, now);
@@ -382,7 +382,7 @@ fn a_check_that_is_not_reached_ends_the_world() {
     let now = Instant::now();
     let mut agent = awaiting_the_check(now);
     agent.on_tick(now + RAISE_LIMIT);
-    assert_eq!(does(&mut agent).len(), 3, "both are told");
+    assert_eq!(does(&mut agent).len(), 3, "both are notified");
     assert_eq!(agent.next_deadline(), Some(now + RAISE_LIMIT + PARK_LIMIT));
 }
 
@@ -443,7 +443,7 @@ fn a_worker_that_leaves_on_purpose_where_none_can_survive_is_refused_with_the_re
     let raised = Failure { exit: "HorovodInternalError".into(), returncode: STILL_ALIVE, ..killed(1) };
     agent.on_worker_raised(raised, Instant::now());
     let reason =
-        "its script has raised HorovodInternalError itself, and this rendezvous forms no world of workers that live";
+        "its script has raised HorovodInternalError itself, and this rendezvous cannot change the world in place";
     assert_eq!(does(&mut agent), [send(1, ToWorker::Refused { reason: reason.into() })]);
     assert!(agent.is_running());
 }
@@ -633,7 +633,7 @@ fn workers_that_waited_and_are_gone_are_no_failure_if_their_node_was_cut_off() {
     assert_eq!(does(&mut agent), [start(2, Some(going_on(3)), &[0, 1])]);
 }
 
-/// An agent that is told to leave, and asks for a check.
+/// An agent that is asked to leave, and asks for a check.
 fn leaving(now: Instant) -> AgentMachine {
     let mut agent = running(&[0, 1]);
     agent.on_signal(SIGTERM, now);

@@ -92,7 +92,7 @@ def test_a_coordinator_with_a_token(doctor: Doctor, job: Job, tmp_path: Path) ->
     plain_port = int(plain.line(r"^listening on 127\.0\.0\.1:(\d+)$")[1])
     for token_file, to, verdict, text in [
         (None, port, "mend", "a coordinator answers that wants a token or certificates, and this node has none"),
-        (wrong, port, "mend", "are not proven to each other"),
+        (wrong, port, "mend", "authentication with the coordinator failed"),
         (right, port, "ok", "and both ends are proven"),
         (right, plain_port, "mend", "a coordinator answers that is not protected"),
     ]:

@@ -1,4 +1,4 @@
-//! Sessions that certificates protect, over real sockets: who gets in, what everybody else is told, and certificates that change.
+//! Sessions that certificates protect, over real sockets: who gets in, what everybody else gets, and certificates that change.
 //!
 //! What files may hold, and certificates that nobody would use knowingly, are tested beside the code (`src/secure/certificates.rs`).
 
@@ -86,7 +86,7 @@ fn nodes_with_certificates_form_a_world() {
     }
 }
 
-/// Of each pair, the second end is the coordinator's. What the node is told, and as what the coordinator counts it.
+/// Of each pair, the second end is the coordinator's. What the node gets, and as what the coordinator counts it.
 #[test]
 fn an_end_that_cannot_be_trusted_is_told_and_counted() {
     let end = |name: &str, authorities: &[&str], token| End::new(name, authorities).with(token);

@@ -72,7 +72,7 @@ fn gathering_last_call_and_completion_are_each_logged_once_with_their_reason() {
     let why = "more nodes may join until the last call ends (last_call_timeout)";
     bench.noted_once(0, &format!("round 1 could form with 2 nodes, but {why}"));
     assert!(bench.progress().ends_with(&format!("; closes within 30.0 s: {why}")), "{}", bench.progress());
-    assert!(bench.received_waits(1).progress.contains(why), "a waiting node is told");
+    assert!(bench.received_waits(1).progress.contains(why), "a waiting node is notified");
     nothing_new_is_logged(&mut bench, &[1, 2]);
 
     // The arrival of a third node is logged, and the decision stays the same.
@@ -85,7 +85,11 @@ fn gathering_last_call_and_completion_are_each_logged_once_with_their_reason() {
     assert_eq!(bench.run().standing(), Standing::Undisturbed);
     bench.noted_once(0, "round 1 is complete with 3 nodes: the last call of 30.0 s ended (10.0.0.1 (host:1), ");
     let placement = bench.placement(3);
-    assert!(placement.reason.starts_with("the last call of 30.0 s ended"), "a member is told: {}", placement.reason);
+    assert!(
+        placement.reason.starts_with("the last call of 30.0 s ended"),
+        "a member is notified: {}",
+        placement.reason
+    );
     nothing_new_is_logged(&mut bench, &[1, 2, 3]);
 }
 
@@ -104,7 +108,7 @@ fn a_newcomer_a_loss_and_settling_are_each_logged_once_with_their_reason() {
     bench.noted_once(before, &format!("round 1 is interrupted: {lost}"));
     assert_eq!(bench.run().standing(), Standing::Reforming);
     let CoordinatorMessage::Status { waiting: 1, reason, .. } = bench.last(1) else { panic!("{:?}", bench.last(1)) };
-    assert_eq!(reason, lost, "a member is told");
+    assert_eq!(reason, lost, "a member is notified");
 
     bench.send(1, join(1));
     bench.send(2, join(1));
@@ -305,7 +309,7 @@ fn a_run_is_remembered_after_its_last_node_is_lost() {
 }
 
 #[test]
-fn strangers_leave_nothing_behind() {
+fn unauthenticated_peers_leave_nothing_behind() {
     let mut bench = Bench::new();
     for number in 0..50 {
         bench.greet(number, of(&format!("opened {number}"), number), 1);

@@ -68,7 +68,7 @@ fn wait_text(bench: &Bench, session: u64) -> &str {
     }
 }
 
-/// The hosts that are out, and for how long. Whoever watches was told the same.
+/// The hosts that are out, and for how long. Observers got the same.
 fn excluded(bench: &Bench) -> String {
     let holds = |host: &&Exclusion| host.until.is_none_or(|until| bench.now < until);
     let reported: Vec<_> = bench.excluded.iter().filter(holds).cloned().collect();
@@ -89,7 +89,7 @@ fn a_host_with_too_many_first_failures_is_out_for_the_job() {
     assert!(bench.is_placed(2, 2), "one failure is forgiven");
     assert!(bench.notes.iter().any(|note| note == "host 10.0.0.2 has had 1 of 2 first failures (host_failures)"));
     fail(&mut bench, 2, 3);
-    // The others are told the cause, and theirs is only a consequence.
+    // The others get the cause, and theirs is only a consequence.
     fail(&mut bench, 1, 0);
     assert_eq!(excluded(&bench), "10.0.0.2");
     rejoin(&mut bench, [1, 2, 3]);

@@ -1,4 +1,4 @@
-//! The node with rank 0 is told from where the members of its round connect.
+//! The node with rank 0 gets the addresses from which the members of its round connect.
 
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
@@ -35,7 +35,7 @@ fn arrive(bench: &mut Bench, node: u64, hello: Hello, (peer, local): (&str, &str
     bench.send(node, join(0));
 }
 
-/// The addresses of which each session was told for a round, in order, and whether all parts but the last said `more`.
+/// The addresses that each session got for a round, in order, and whether all parts but the last said `more`.
 fn reported(bench: &Bench, session: u64, of: u64) -> Option<Vec<IpAddr>> {
     let parts =
         bench.sent.iter().filter(|(to, _)| *to == SessionId(session)).filter_map(|(_, message)| match message {
@@ -148,7 +148,7 @@ fn what_a_node_names_is_bounded_and_a_long_list_comes_in_parts_that_fit() {
     encode_frame(&largest, &mut BytesMut::new());
 }
 
-/// More addresses than are told with all interfaces: the proven ones are told.
+/// more addresses than are sent with all interfaces: the proven ones are sent.
 #[test]
 fn a_job_with_too_many_interfaces_is_told_the_proven_addresses() {
     const NODES: u64 = 3000;
@@ -231,7 +231,7 @@ fn a_place_with_rank_0_has_the_members_that_were_told_for_its_round() {
         node.members(round, &["10.0.0.1"], more);
         assert_eq!(node.placed(1, rank), None, "{what}");
     }
-    // What one connection has told does not count on the next.
+    // What one connection has reported does not count on the next.
     let mut node = Node::new();
     node.connect();
     node.members(1, &["10.0.0.1"], true);

@@ -45,7 +45,7 @@ impl Bench {
         bench
     }
 
-    /// The node attends, and has been told of a change.
+    /// The node attends, and has been notified of a change.
     fn changing() -> Self {
         let mut bench = Self::running();
         bench.node.attending(ROUND);
@@ -260,7 +260,7 @@ fn a_node_breaks_the_change_off_if_the_coordinator_does_not_name_the_check() {
     assert_eq!(bench.seen(), (Some(1), None, 0));
     bench.pass(seconds(1));
     assert_eq!(bench.seen(), (None, None, 1));
-    let reason = "the coordinator at head:29400 did not bring a change of the world to its end within 10.0s";
+    let reason = "the coordinator at head:29400 did not complete a change of the world within 10.0s";
     assert_eq!(bench.node.view().reason, reason);
     // Its workers have gone back to their commit, and count no more.
     bench.disconnect();

@@ -78,7 +78,7 @@ fn events_and_state_of_the_only_run_need_no_name() {
         assert_eq!(facts, [Value::from("running"), 1.into(), 1.into(), 0.into()]);
         let last: Value = serde_json::from_str(seen.lines.last().unwrap()).unwrap();
         assert!(state["mono_us"].as_u64() >= last["mono_us"].as_u64(), "{state} {last}");
-        // Nothing is told twice, and no number is skipped.
+        // Nothing is sent twice, and no number is skipped.
         let seen = observer.ask(ask(Some("job"), seen.last)).await.unwrap();
         assert_eq!((seen.lines.len(), seen.last), (0, 4));
         assert_eq!(types(&observer.ask(ask(Some("job"), 3)).await.unwrap()), ["round.completed"]);

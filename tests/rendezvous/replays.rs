@@ -1,4 +1,4 @@
-//! A coordinator that was restarted is told by members what happened before, over real sockets.
+//! A coordinator that was restarted is notified by members what happened before, over real sockets.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -29,7 +29,7 @@ fn node(number: u8, port: u16) -> Session {
     Session::open(&Handle::current(), hello, "127.0.0.1", port, PATIENCE, None)
 }
 
-/// The events of the coordinator, until there are so many that members have told.
+/// The events of the coordinator, until there are so many that members have reported.
 async fn reported(port: u16, count: usize) -> Vec<Value> {
     let mut observer = Observer::connect("127.0.0.1", port, None, PATIENCE).await.unwrap();
     let (mut events, mut after) = (Vec::<Value>::new(), 0);

@@ -54,7 +54,7 @@ fn a_change_beyond_the_limit_ends_the_job_with_its_reason() {
             Verdict::Failed { failure, .. } => failure.clone(),
             _ => None,
         });
-        assert_eq!(failure.map(|failure| failure.pid), Some(77), "the cause is told to every node");
+        assert_eq!(failure.map(|failure| failure.pid), Some(77), "the cause is sent to every node");
     }
 }
 
@@ -71,7 +71,7 @@ fn restarts_and_changes_of_membership_count_together() {
     bench.greet(3, hello(3, &settings(1, 2, 2)), 3);
     bench.send(3, join(0));
     assert!(matches!(bench.last(3), CoordinatorMessage::Waits(Waits { spare: true, .. })), "{:?}", bench.last(3));
-    assert!(bench.is_placed(1, 3), "the member is not told to stop: {:?}", bench.last(1));
+    assert!(bench.is_placed(1, 3), "the member is not asked to stop: {:?}", bench.last(1));
     bench.send(1, NodeMessage::Leave { reason: "scaled down".into(), signal: None });
     assert_eq!(
         bench.run().closed().map(ToString::to_string).as_deref(),

@@ -81,7 +81,7 @@ impl Bench {
         }
     }
 
-    /// Members 1 and 2 do what they are told, until a round forms or the time is over. How long they ran, and how long they stood still.
+    /// Members 1 and 2 do what messages ask for, until a round forms or the time is over. How long they ran, and how long they stood still.
     fn live(&mut self, limit: Duration) -> (Duration, Duration) {
         const STEP: Duration = Duration::from_millis(100);
         let (began, mut stopped) = (self.now, None);

@@ -247,7 +247,7 @@ fn survivors_without_a_place_do_not_count() {
     assert!(matches!(resume, Some(Resume::Continue { source: 0, sync: true, survivors: 6, .. })), "{resume:?}");
 }
 
-/// A newcomer that may start its workers before it joins is told for how many there is room.
+/// A newcomer that may start its workers before it joins gets the number of workers for which there is room.
 #[test]
 fn a_newcomer_is_told_how_much_room_a_running_world_has() {
     let settings = settings(1, 6);

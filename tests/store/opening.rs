@@ -1,4 +1,4 @@
-//! A server that accepts connections once it is told from where they may come.
+//! A server that accepts connections once it has the addresses from which they may come.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};

@@ -296,7 +296,8 @@ impl Agent {
     /// Raises ``ValueError`` if there are fewer GPUs than workers with ``virtual_local_rank``.
     fn environments(&self) -> PyResult<BTreeMap<u32, BTreeMap<&'static str, String>>> {
         let runner = self.runner.blocking_lock();
-        let placement = runner.placement_to_start().ok_or_else(|| PyValueError::new_err("this node has no place"))?;
+        let placement =
+            runner.placement_to_start().ok_or_else(|| PyValueError::new_err("this node has no placement"))?;
         let ranks = placement.workers.ok_or_else(|| PyValueError::new_err("the placement has no ranks of workers"))?;
         let inherited = |name: &str| std::env::var(name).ok();
         let variables = |local_rank| {

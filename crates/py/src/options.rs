@@ -248,7 +248,7 @@ pub struct LaunchOptions {
 }
 
 impl LaunchOptions {
-    /// What the agent of this node is told.
+    /// The options of this node's agent.
     pub fn agent(&self, node: &NodeOptions) -> PyResult<agent::AgentOptions> {
         // The coordinator does not count failures that are not reported to it.
         let budget = node.max_restarts.map_or(Budget::Node(self.workers.max_restarts), |_| Budget::Job);

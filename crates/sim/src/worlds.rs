@@ -76,7 +76,7 @@ pub struct Held {
     pub world: u64,
     /// Its rank there.
     pub rank: u32,
-    /// The number of nodes that it was told.
+    /// The number of nodes that it got.
     pub size: u32,
 }
 
@@ -117,7 +117,7 @@ pub fn check_one_world(round: u64, running: impl IntoIterator<Item = Held>) -> R
     }
 }
 
-/// Checks that the loss of a member of `round` at `at` was noticed. Nodes that run it `undisturbed` well after have not been told.
+/// Checks that the loss of a member of `round` at `at` was noticed. Nodes that run it `undisturbed` well after have not been notified.
 ///
 /// # Errors
 /// The first such node.

@@ -222,7 +222,7 @@ def endpoint_of_another_mind(where: str, reached: Reached, own: str | None, why:
     if reached.who == "coordinator":
         text = f"{where}: a coordinator answers that is not protected, and this node has {own}"
         return mend("endpoint", text, f"set {TOKEN_FILE} or {TLS_CERT} where the coordinator runs, too, or nowhere")
-    text = f"{where}: this node and the coordinator are not proven to each other; this node has {own}: {why}"
+    text = f"{where}: authentication with the coordinator failed; this node has {own}: {why}"
     return mend(
         "endpoint",
         text,

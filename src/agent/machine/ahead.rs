@@ -2,7 +2,7 @@
 //!
 //! A start takes seconds to minutes: imports, data, the model. Without this the workers of the running world would have left it, and would
 //! wait for all of that. It is possible if they can change in place, and if the program lets `elastic_rs.elastic.run` make the process
-//! group: such a worker needs no world until it gets there. It is told a place that it will probably get, and its place when it has one
+//! group: such a worker needs no world until it gets there. It gets the placement that is probable, and its own when it has one
 //! (`docs/decisions/0076-a-newcomers-workers-are-started-before-it-joins.md`).
 
 use std::time::{Duration, Instant};

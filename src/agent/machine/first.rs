@@ -85,7 +85,9 @@ impl AgentMachine {
         let late = first.decided && message != first.failure.message;
         first.failure.message = message;
         first.has_late_message |= late;
-        let text = late.then(|| format!("{}; these words came after the report to the other nodes", first.failure));
+        let text = late.then(|| {
+            format!("{}; this message arrived after the failure was reported to the other nodes", first.failure)
+        });
         self.commands.extend(text.map(Command::Warn));
         self.decide();
         self.proceed();
@@ -163,7 +165,7 @@ impl AgentMachine {
         }
     }
 
-    /// A worker of this node has failed, and the job is not told of it any more, for this reason.
+    /// A worker of this node has failed, and the failure is no longer reported to the job, for this reason.
     pub(super) fn fail_alone(&mut self, reason: &str) {
         self.first.iter_mut().for_each(|first| first.decided = true);
         let cause = self.first.as_ref().map(|first| Box::new(self.of_this_node(first.failure.clone())));

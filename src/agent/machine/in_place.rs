@@ -1,10 +1,10 @@
 //! Workers that survive a change of the world: they change *in place*.
 //!
-//! A worker that uses `elastic_rs.elastic` is connected to its agent, so that it *attends*. When its world ends, it is told and
+//! A worker that uses `elastic_rs.elastic` is connected to its agent, so that it *attends*. When its world ends, it is notified and
 //! *parks*: it leaves the world, and waits for the next one. Its node joins the next round with what its parked workers have
 //! committed. Then the parked workers get their places in the new world, and only missing ones are started.
 //!
-//! - **After a failure** ([`AgentMachine::break_up`]) workers are told at once. They go back to their last commit.
+//! - **After a failure** ([`AgentMachine::break_up`]) workers are notified at once. They go back to their last commit.
 //! - **For a change of membership** all workers of the job leave their world at the same check, which the coordinator chooses
 //!   ([`AgentMachine::on_change`], [`AgentMachine::on_raise_at`]). They keep what they have done since their last commit.
 //!
@@ -58,7 +58,7 @@ impl AgentMachine {
             return;
         }
         *worker_state = WorkerState::Deaf;
-        // Nobody can tell it of the next world. Before an agreed check it may have finished its work.
+        // It cannot be notified of the next world. Before an agreed check it may have finished its work.
         if (self.parks() && !self.raises()) || matches!(self.phase, Phase::Joining) {
             self.commands.push(Command::KillWorker { local_rank });
         }
@@ -135,8 +135,8 @@ impl AgentMachine {
             return self.on_worker_stuck(Failure { counts: false, ..failure }, now);
         }
         let why = match self.resumes {
-            true => "another worker of this node has not come to elastic.run or elastic.init yet",
-            false => "this rendezvous forms no world of workers that live",
+            true => "another worker of this node has not reached elastic.run or elastic.init yet",
+            false => "this rendezvous cannot change the world in place",
         };
         let reason = format!("its script has raised {} itself, and {why}", failure.exit);
         self.commands.push(Command::Send { local_rank, message: Box::new(ToWorker::Refused { reason }) });
@@ -353,8 +353,10 @@ impl AgentMachine {
         if !continues && self.worker_states.any(waits) {
             let reason = match &placement.resume {
                 Some(Resume::Restart { reason }) => reason,
-                Some(Resume::Continue { .. }) => "a round has formed without this node, and no worker of it lives",
-                None => "the coordinator was replaced by one that cannot form a world of workers that survive",
+                Some(Resume::Continue { .. }) => {
+                    "a round has formed without this node, and none of its workers is left"
+                }
+                None => "the coordinator was replaced by one that cannot change the world in place",
             };
             self.warn(format!("restarting all workers: {reason}"));
             return self.stop(SIGTERM, Next::Start(Box::new(placement)));
@@ -363,7 +365,7 @@ impl AgentMachine {
         let waiting: Vec<_> = self.worker_states.which(waits).collect();
         for local_rank in waiting {
             if self.is_surplus(local_rank) {
-                self.log(format!("the worker with local rank {local_rank} has no place in this round, and is ended"));
+                self.log(format!("the worker with local rank {local_rank} has no rank in this round, and is stopped"));
                 self.commands.push(Command::KillWorker { local_rank });
             }
         }

@@ -4,7 +4,7 @@
 //! `elastic_rs.elastic.run` make the process group, its workers need no world until they get there, as a newcomer's ([`super::ahead`]). So
 //! they are started as soon as the failure is reported, in the place that the node has had. They get the next place when the node does.
 //!
-//! - The node's join does not tell of them: they are new, and have no state.
+//! - The node's join does not list them: they are new, and have no state.
 //! - One that fails before the node has its place is the first failure of the next world. One that cannot be started is started in that
 //!   world, as any other. Neither is started ahead again before that.
 

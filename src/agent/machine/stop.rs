@@ -19,7 +19,7 @@ use crate::workers::StopPolicy;
 pub(super) enum Way {
     /// By signals: nothing is left of them.
     Stop,
-    /// They were told that it has ended, and leave it by themselves.
+    /// They were notified that it has ended, and leave it by themselves.
     Park {
         /// When the world ended.
         ended: Instant,
@@ -30,7 +30,7 @@ pub(super) enum Way {
     },
     /// They leave it at a check that all workers of the job agreed on, or finish their work before it.
     Raise {
-        /// When workers that have not reached the check are told that the world has ended.
+        /// When workers that have not reached the check are notified that the world has ended.
         until: Instant,
         /// Workers that have not succeeded.
         left: BTreeSet<u32>,

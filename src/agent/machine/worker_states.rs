@@ -12,11 +12,11 @@ pub(super) enum WorkerState {
     Missing,
     /// It was started, and does not attend.
     Started,
-    /// It has attended, and its connection has ended: so has it, or it cannot be told anything.
+    /// It has attended, and its connection has ended: so has it, or no message reaches it.
     Deaf,
     /// It is connected, and works in its world.
     Attends {
-        /// Its answer to the change that it was told of: the number of its last check.
+        /// Its answer to the change that it was notified of: the number of its last check.
         counted: Option<u64>,
     },
     /// It has left its world, and waits for the next one.
@@ -44,7 +44,7 @@ pub(super) struct WorkerStates {
     pub(super) continues: bool,
     /// The local ranks whose workers have attended, in this world or an earlier one. Their program uses the API.
     pub(super) users: BTreeSet<u32>,
-    /// The change that the workers were told of.
+    /// The change that the workers were notified of.
     pub(super) change: Option<u64>,
     /// The check of that change, once it is known.
     pub(super) raise_at: Option<u64>,

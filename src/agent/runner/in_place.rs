@@ -1,4 +1,4 @@
-//! Workers that change in place: their connections, and what they are told. Part of [`super`].
+//! Workers that change in place: their connections, and the messages to them. Part of [`super`].
 
 use std::future::pending;
 use std::time::Instant;

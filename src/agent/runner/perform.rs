@@ -103,7 +103,7 @@ impl Runner {
                     session.report_failure(self.machine.round(), (*failure).clone());
                 }
                 let others = self.placement().is_some_and(|assignment| assignment.world_size > 1);
-                let notified = if others { "; the others are told" } else { "" };
+                let notified = if others { "; the other nodes are notified" } else { "" };
                 let does = if survive { SURVIVING } else { "stopping all workers" };
                 tracing::warn!("{}{does}: {failure}{notified}", self.whose());
             }

@@ -8,10 +8,10 @@ use crate::agent::command::Command;
 use crate::agent::recovered::Recovered;
 use crate::rendezvous::node::session::Session;
 
-/// How long the line waits for the end of the workers' imports. Programs that never connect to the store tell no end.
+/// How long the line waits for the end of the workers' imports. Programs that never connect to the store have no such end.
 pub(super) const IMPORT_LIMIT: Duration = Duration::from_secs(60);
 
-/// A recovery of which nobody was told.
+/// A recovery that has not been logged yet.
 #[derive(Debug)]
 pub(super) struct PendingRecovery {
     recovered: Recovered,
@@ -19,7 +19,7 @@ pub(super) struct PendingRecovery {
 }
 
 impl PendingRecovery {
-    /// When to tell it at the latest.
+    /// When to log it at the latest.
     pub fn until(&self) -> Instant {
         self.until
     }
@@ -43,7 +43,7 @@ impl Runner {
     }
 }
 
-/// Whether something happens that is to be told after the last recovery.
+/// Whether something happens that is to be logged after the last recovery.
 pub(super) fn is_overtaken_by(command: &Command) -> bool {
     matches!(
         command,

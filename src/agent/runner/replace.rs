@@ -80,7 +80,7 @@ impl Runner {
         asked_for.or(self.placement())
     }
 
-    /// The number of restarts that the workers which are to be started are told.
+    /// The number of restarts that workers get in their environment when they are started.
     pub fn restarts_for_workers(&self) -> u32 {
         match self.placement_to_start() {
             Some(placement) if self.ahead.asked_for => placement.restart,

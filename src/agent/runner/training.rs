@@ -1,4 +1,4 @@
-//! The steps of training that workers tell. Part of [`super`].
+//! The steps of training that workers report. Part of [`super`].
 
 use std::future::pending;
 
@@ -11,15 +11,15 @@ use crate::steps::STEPS;
 use crate::steps::board::Board;
 use crate::steps::slot::Reached;
 
-/// What this node's workers tell, and what of it was told to the coordinator.
+/// What this node's workers report, and what of it was sent to the coordinator.
 #[derive(Debug)]
 pub(super) struct Training {
-    /// `None`: nobody could be told, or there is no memory for it.
+    /// `None`: there is no coordinator to report to, or there is no memory for it.
     board: Option<Board>,
     round: Round,
     /// When all workers of the round were started.
     started_ns: Option<u64>,
-    /// The round's first step was told.
+    /// The round's first step was reported.
     reported: bool,
     /// How far the workers had come before the round.
     before: Option<Reached>,
@@ -103,7 +103,7 @@ impl Runner {
         }
     }
 
-    /// A worker may have made the first step of the round on this node: tell the coordinator.
+    /// A worker may have made the first step of the round on this node: report it to the coordinator.
     pub(super) fn on_first_step(&mut self) {
         let Some(first) = self.training.take_first() else { return };
         if let Some(session) = &self.session {

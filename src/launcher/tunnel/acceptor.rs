@@ -95,10 +95,12 @@ async fn admit(client: UnauthenticatedPeer, acceptor: &Acceptor, run_id: &str) -
     match timeout(LIMIT, stream.peek(&mut first)).await {
         Ok(Ok(1)) if first[0] == FIRST_BYTES[0] => {}
         Ok(Ok(1)) if first[0] == 0 => {
-            return no_tls("a c10d client has come without its agent: give all nodes --rdzv-conf store_tunnel=1");
+            return no_tls(
+                "a c10d client has connected without its agent's tunnel: give all nodes --rdzv-conf store_tunnel=1",
+            );
         }
         Ok(Ok(1)) => return no_tls(acceptor.protection().lacking()),
-        Ok(Ok(_)) => return no_tls("it closed the connection before its proof"),
+        Ok(Ok(_)) => return no_tls("it closed the connection before it authenticated"),
         Ok(Err(error)) => return no_tls(&error.to_string()),
         Err(_) => return Err(late()),
     }

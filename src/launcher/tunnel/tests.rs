@@ -151,13 +151,13 @@ async fn a_store_that_ends_is_seen() {
 }
 
 #[test]
-fn strangers_get_nothing() {
+fn unauthenticated_peers_get_nothing() {
     let nodes = nodes();
     let at = nodes.acceptor.local_addr();
     for sent in [GREETING, b"GET / HTTP/1.1\r\n\r\n", b"ELRZ\x02\x00"] {
         assert_eq!(answer_to(at, sent), b"", "{sent:?}");
     }
-    // Whoever speaks TLS is told that it is refused, and nothing of the store.
+    // A TLS client gets a refusal, and nothing of the store.
     for client in [trust(token('b'), "run"), trust(token('a'), "another"), trust(token('a').for_observers(), "run")] {
         let entrance = entrance(client, at, LocalPeers::Any);
         assert_eq!(answer_to(entrance.local_addr(), GREETING), b"");
@@ -266,11 +266,11 @@ mod for_root {
         let Nodes { acceptor, server, .. } = nodes();
         let tunnel = entrance(trust(token('a'), "run"), acceptor.local_addr(), LocalPeers::SameUser { way_out: "" });
         let at = tunnel.local_addr();
-        let strangers = std::thread::spawn(move || {
+        let other_users = std::thread::spawn(move || {
             set_thread_res_uid(other_uid, other_uid, other_uid).expect("only root can be another user");
             (0..TRIES).for_each(|_| send_and_hide(at, &interface, GREETING));
         });
-        strangers.join().unwrap();
+        other_users.join().unwrap();
         // Accepted behind all of them.
         let mut own = raw(at);
         own.write_all(GREETING).unwrap();
@@ -299,7 +299,7 @@ mod for_root {
 
 #[test]
 fn nothing_is_left_of_a_tunnel_that_is_dropped() {
-    for first in ["entrance", "door"] {
+    for first in ["entrance", "acceptor"] {
         let Nodes { entrance, acceptor, server } = nodes();
         let addresses = [entrance.local_addr(), acceptor.local_addr()];
         let mut worker = raw(addresses[0]);

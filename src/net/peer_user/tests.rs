@@ -26,7 +26,7 @@ struct Pair {
     _listener: TcpListener,
     client: Socket,
     server: TcpStream,
-    /// The client's address. A connection that was reset does not tell it any more.
+    /// The client's address. It cannot be read from a connection that was reset.
     peer: SocketAddr,
 }
 

@@ -162,7 +162,7 @@ impl Shared {
         let counted = counted.map(|protection| protection.refuse(&Refusal::new(Kind::Forbidden, &*why)));
         if self.log.admits("refused") {
             let error = counted.as_deref().unwrap_or(&why);
-            tracing::warn!(%peer, error, "a session is refused");
+            tracing::warn!(%peer, error, "connection refused");
         }
         refuse(writer, why).await;
     }
@@ -183,7 +183,7 @@ pub(super) fn greetings(shared: Shared) -> BoundedTasks<(SessionId, Incoming)> {
     BoundedTasks::new(Handle::current(), UNGREETED, begin, move |peer, ending| {
         if ending == Ending::Refused && log.admits("ungreeted") {
             let most = UNGREETED.permits;
-            tracing::warn!(%peer, "a session is refused: {most} others have not introduced themselves yet");
+            tracing::warn!(%peer, "connection refused: {most} connections have not sent Hello yet");
         }
     })
 }
@@ -213,7 +213,7 @@ async fn serve_connection(session: SessionId, connection: Incoming, greeted: Gre
         }
         Ok(Err(Some(error))) => {
             if shared.log.admits("refused") {
-                tracing::warn!(%peer, %error, "a session is refused");
+                tracing::warn!(%peer, %error, "connection refused");
             }
             refuse(&mut writer, error.to_string()).await;
             return;
@@ -221,7 +221,7 @@ async fn serve_connection(session: SessionId, connection: Incoming, greeted: Gre
         Ok(Err(None)) => return,
         Err(_) => {
             if shared.log.admits("hello_timeout") {
-                tracing::warn!(%peer, "a session is refused: no Hello within {:?}", shared.hello_timeout);
+                tracing::warn!(%peer, "connection refused: no Hello within {:?}", shared.hello_timeout);
             }
             return;
         }

@@ -209,7 +209,7 @@ fn perform(
                 if let CoordinatorMessage::Rejected { reason } | CoordinatorMessage::Ended { reason } = &message
                     && log.admits("turned_away")
                 {
-                    tracing::warn!(session = session.0, "a node is turned away: {reason}");
+                    tracing::warn!(session = session.0, "a node is rejected: {reason}");
                 }
                 send_to(session, &message, writers, machine, log);
                 commands.extend(machine.take_commands());

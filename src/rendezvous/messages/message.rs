@@ -18,7 +18,7 @@ pub use super::replay::{Replay, ReplayedEvent};
 use super::settings::Settings;
 use crate::events::record::Phase;
 
-/// First bytes of a session's connection. `E` is no query code of c10d, so one look tells the two protocols apart.
+/// First bytes of a session's connection. `E` is no query code of c10d, so the first byte decides the protocol.
 pub const MAGIC: &[u8] = b"ELRZ";
 
 /// Follows [`MAGIC`], as `u16` little-endian. Both ends must have the same.
@@ -115,7 +115,7 @@ pub enum NodeMessage {
     Step {
         /// The round.
         round: Round,
-        /// Number of its last step, up to [`LARGEST_STEP`]. `None`: it has made none, or does not tell.
+        /// Number of its last step, up to [`LARGEST_STEP`]. `None`: it has made none, or does not report any.
         step: Option<u64>,
         /// Mean microseconds of a step in this round, up to [`LONGEST_US`](crate::events::record::LONGEST_US).
         step_time_us: Option<u64>,

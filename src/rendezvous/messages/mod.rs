@@ -6,7 +6,7 @@
 //! | [`ids`] | what identifies a node and a round |
 //! | [`message`] | the messages |
 //! | [`placement`], [`ending`] | what messages hold: places in rounds; how a worker failed, and how a job ended |
-//! | [`replay`] | what a member tells a restarted coordinator |
+//! | [`replay`] | what a member replays to a restarted coordinator |
 //! | [`bounds`] | limits on every message that a peer sends |
 //! | [`codec`], `frames` | messages ↔ frames of bytes; reading them from a connection (feature `io`) |
 

@@ -63,7 +63,7 @@ pub struct JoinWorkers {
     pub role: String,
     /// Their number: 1 to [`LOCAL_WORLD_SIZE_LIMIT`](crate::wire::text::LOCAL_WORLD_SIZE_LIMIT).
     pub local_world_size: u32,
-    /// The file name of their script, or the name of their module, program or function, if the agent says it. It tells jobs without a
+    /// The file name of their script, or the name of their module, program or function, if the agent reports it. It distinguishes jobs without a
     /// run id from one another: `run/admission.rs`.
     pub script: Option<String>,
     /// What became of the workers of the node's last round.
@@ -156,7 +156,7 @@ pub struct Placement {
     pub rank: u32,
     /// Number of nodes.
     pub world_size: u32,
-    /// The world's id. It tells this world from others with the same round number: a restarted coordinator that has heard of no
+    /// The world's id. It distinguishes this world from others with the same round number: a restarted coordinator that has heard of no
     /// round counts from 1 (`docs/decisions/0030-worlds-have-an-id.md`).
     pub world: u64,
     /// Address of rank 0.

@@ -1,4 +1,4 @@
-//! What a member tells a coordinator that was restarted: the last events that it recorded itself.
+//! What a member replays to a coordinator that was restarted: the last events that it recorded itself.
 
 use serde::{Deserialize, Serialize};
 
@@ -10,7 +10,7 @@ use crate::wire::text::{NAME_LIMIT_BYTES, cut, plain};
 
 /// Most bytes of texts in one [`Replay`], and most that are taken of it.
 const TEXTS_BYTES: usize = 24 * 1024;
-/// Longest sentence that is told, in bytes.
+/// Longest sentence in a replay, in bytes.
 const TEXT_BYTES: usize = 512;
 
 /// A member's last events, the oldest first.
@@ -83,7 +83,7 @@ impl Replay {
     }
 
     /// As a coordinator takes it from this member: the last events within the limits, by rising numbers, with texts tidied. `None`: it
-    /// is not what a member tells, or it is told in another one's name.
+    /// is no event of a member, or it is another member's.
     pub fn validated(mut self, member: NodeId) -> Option<Self> {
         let rises = self.events.windows(2).all(|pair| pair[0].number < pair[1].number);
         let possible = self.events.iter().all(|event| event.number.max(event.round) <= LARGEST_STEP);

@@ -21,7 +21,7 @@ pub(super) fn control(waker: Waker) -> (Controller, Control) {
     (controller, Control { commands: receiver, counters, expected })
 }
 
-/// Steers a server. When the last clone is dropped the server stops, unless it was told to end some other way.
+/// Steers a server. When the last clone is dropped the server stops, unless it was ended some other way.
 #[derive(Debug, Clone)]
 pub struct Controller {
     line: Arc<Line>,
@@ -143,7 +143,7 @@ pub(super) enum Command {
 /// Why a server ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ended {
-    /// It was told to stop, or its last controller was dropped.
+    /// It was asked to stop, or its last controller was dropped.
     Stopped,
     /// The connection of its last owner closed.
     OwnerGone,

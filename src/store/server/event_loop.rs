@@ -1,6 +1,6 @@
 //! The server's loop: wait for sockets, give each that is ready its turn, look at the clock.
 //!
-//! One system call tells which sockets are ready. Besides it a single request costs one call to read and one to write.
+//! One system call returns the sockets that are ready. Besides it a single request costs one call to read and one to write.
 //! `docs/decisions/0010-the-store-server-has-its-own-event-loop.md` has the reasons.
 
 use std::collections::{BTreeSet, VecDeque};
@@ -175,7 +175,7 @@ impl EventLoop {
                     );
                     return Err(Ended::HalfChanged);
                 }
-                tracing::error!(target: LOG_TARGET, %peer, "a connection's turn failed: this is a bug");
+                tracing::error!(target: LOG_TARGET, %peer, "a connection could not be served: this is a bug");
                 self.close(id);
             }
         }
@@ -244,7 +244,10 @@ impl EventLoop {
             self.hub.counters.connections_upgraded.fetch_add(1, Relaxed);
             tracing::debug!(target: LOG_TARGET, %peer, "connection upgraded");
         } else {
-            let detail = format!("nobody takes over `{}`", upgrade.magic.escape_ascii());
+            let detail = format!(
+                "this endpoint has no handler for connections that begin with `{}`",
+                upgrade.magic.escape_ascii()
+            );
             self.hub.reject(peer, &Rejection::new(Cause::UpgradeGone, detail));
         }
     }
@@ -455,7 +458,7 @@ const NOT_A_MEMBER: &str = "not_a_member_admitted";
 
 /// Of a connection that has not said what it speaks while too many others have not either.
 fn crowded() -> Rejection {
-    Rejection::new(Cause::Crowded, "too many connections had not said what they speak".to_owned())
+    Rejection::new(Cause::Crowded, "too many connections had not sent their first bytes".to_owned())
 }
 
 #[cfg(test)]

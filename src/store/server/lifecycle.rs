@@ -39,7 +39,7 @@ impl Lifecycle {
         }
     }
 
-    /// Who may connect from now on, if it has been told since the last call.
+    /// Who may connect from now on, if that was set since the last call.
     pub(super) fn take_opened_to(&mut self) -> Option<Option<Members>> {
         self.opened_to.take()
     }

@@ -185,7 +185,7 @@ impl Values {
     }
 }
 
-/// Hashes the key's bytes alone. `hash_one` would also write their number, which costs time and only tells lists of slices
+/// Hashes the key's bytes alone. `hash_one` would also write their number, which costs time and only separates lists of slices
 /// apart.
 pub(super) fn hash(hasher: &RandomState, key: &[u8]) -> u64 {
     let mut state = hasher.build_hasher();
@@ -204,7 +204,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_place_is_three_words() {
+    fn an_entry_is_three_words() {
         assert_eq!(size_of::<Entry>(), 24);
     }
 

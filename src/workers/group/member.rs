@@ -41,7 +41,7 @@ pub(crate) struct Member {
     drain: Arc<Drain>,
 }
 
-/// What the task of a member tells its group.
+/// What the task of a member reports to its group.
 #[derive(Debug)]
 pub(crate) enum News {
     /// An event of the worker.

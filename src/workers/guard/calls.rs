@@ -9,7 +9,7 @@ use super::plan::Failure;
 pub(super) unsafe fn send_report(control: RawFd, report: GuardReport) {
     let bytes = report.encode();
     let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
-    // Four messages always fit into the socket. If the other end is closed, there is nobody to tell.
+    // Four messages always fit into the socket. If the other end is closed, nobody reads them.
     unsafe { libc::send(control, bytes.as_ptr().cast(), bytes.len(), flags) };
 }
 

@@ -96,7 +96,7 @@ impl ForkedGuard {
             take_signals();
             libc::close(self.senses.signals);
             libc::close(self.senses.executed);
-            // Last: this tells the guard that the worker was started.
+            // Last: this notifies the guard that the worker was started.
             libc::close(self.senses.failures);
         }
     }

@@ -146,7 +146,7 @@ fn counting_begins_again_with_each_world() {
     worker.receives(raise_at(1, 1));
     assert_eq!(worker.check(), Ok(Verdict::GoOn), "of a change that is over");
     assert_eq!(worker.receives(change(2)), ack(2, 3));
-    // A failure that was told before the world belongs to the last one.
+    // A failure that was notified before the world belongs to the last one.
     worker.receives(failure());
     worker.receives(ToWorker::World(Box::new(world(3))));
     assert_eq!(worker.news.failed(), None);

@@ -19,7 +19,7 @@ async fn check(channel: &Channel) -> Verdict {
     }
 }
 
-/// The worker leaves its world, and is told of the next one.
+/// The worker leaves its world, and is notified of the next one.
 async fn park(exchange: &mut Exchange, channel: &Channel, commit: Option<u64>, generation: u64) {
     let called = channel.park(commit).unwrap();
     assert_eq!(

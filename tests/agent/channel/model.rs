@@ -1,4 +1,4 @@
-//! All interleavings of small jobs: ranks that check, threads that read, agents that tell, and a coordinator that counts.
+//! All interleavings of small jobs: ranks that check, threads that read, agents that send, and a coordinator that counts.
 //!
 //! The model runs the code of the checks itself. A step is what happens without another thread in between: one atomic operation on the
 //! counter, or one critical section. Every reachable state is visited.
@@ -44,7 +44,7 @@ struct Rank {
     counted: u64,
     is_stopped: bool,
     news: News,
-    /// What the agent has told, and the thread has not read.
+    /// What the agent has sent, and the thread has not read.
     inbox: VecDeque<ToWorker>,
     /// The thread has the lock, and has stopped the counter for this message.
     reading: Option<(ToWorker, u64)>,

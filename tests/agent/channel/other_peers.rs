@@ -179,9 +179,9 @@ async fn another_version_is_refused_and_both_are_named() {
 async fn what_is_no_hello_is_refused() {
     let mut exchange = exchange();
     let reason = refusal(raw(&exchange, &frame(ToAgent::Parked(HeldState::default())))).await;
-    assert!(reason.contains("has not said hello but"), "{reason}");
+    assert!(reason.contains("before Hello"), "{reason}");
     let reason = refusal(raw(&exchange, b"GET / HTTP/1.1\r\n\r\n")).await;
-    assert!(reason.contains("has not said hello: frame of"), "{reason}");
+    assert!(reason.contains("did not send Hello: frame of"), "{reason}");
     let stream = raw(&exchange, b"\x02\0");
     stream.shutdown(Shutdown::Write).unwrap();
     assert!(refusal(stream).await.contains("without a word"));

@@ -1,4 +1,4 @@
-//! Changes that do not come to an end: members are told to stop as after a failure.
+//! Changes that do not come to an end: members are asked to stop as after a failure.
 
 use elastic_rs::rendezvous::messages::message::{CoordinatorMessage, NodeMessage};
 use elastic_rs::rendezvous::run::SessionId;
@@ -61,7 +61,7 @@ fn a_member_that_comes_back_without_having_stopped_at_the_check_interrupts_the_o
     }
 }
 
-/// One has stopped at the check, and the others are told of a failure: their states differ, although their commits do not.
+/// One has stopped at the check, and the others are notified of a failure: their states differ, although their commits do not.
 #[test]
 fn workers_of_which_some_have_gone_back_to_their_commit_are_synchronised() {
     let mut bench = attended(3, 3);

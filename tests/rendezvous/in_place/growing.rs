@@ -100,7 +100,7 @@ fn an_attendance_in_another_round_or_of_a_node_that_cannot_change_in_place_does_
     assert!(bench.stopped(&[1, 2]).contains("1 node waits to join"));
 }
 
-/// The world that a node is told of when it introduces itself.
+/// The world that a node is notified of when it introduces itself.
 fn forecast_for(bench: &mut Bench, node: u64, hello: Hello) -> Option<Running> {
     bench.greet(node, hello, node as u8);
     match bench.last(node) {

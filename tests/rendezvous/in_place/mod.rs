@@ -73,7 +73,7 @@ impl Bench {
     fn change(&self, node: u64) -> (u8, &str) {
         match self.last(node) {
             CoordinatorMessage::Change(WorldChange { round: ROUND, flags, reason }) => (*flags, reason),
-            other => panic!("node {node} was not told of a change: {other:?}"),
+            other => panic!("node {node} was not notified of a change: {other:?}"),
         }
     }
 
@@ -83,11 +83,11 @@ impl Bench {
         }
     }
 
-    /// The reason for which these nodes are told to stop at once.
+    /// The reason for which these nodes are asked to stop at once.
     fn stopped(&self, nodes: &[u64]) -> String {
         let reason = |node: &u64| match self.last(*node) {
             CoordinatorMessage::Status { waiting: 1.., reason, .. } => reason.clone(),
-            other => panic!("node {node} was not told to stop: {other:?}"),
+            other => panic!("node {node} was not asked to stop: {other:?}"),
         };
         let reasons: Vec<_> = nodes.iter().map(reason).collect();
         assert!(reasons.windows(2).all(|pair| pair[0] == pair[1]), "{reasons:?}");

@@ -78,7 +78,7 @@ fn a_restarted_coordinator_goes_on_with_a_change_of_which_members_tell() {
         bench.greet(node, member(node, true), node as u8);
         assert!(!bench.is_stopped(node), "{:?}", bench.sent);
     }
-    // The first was told check 31. The other one had counted.
+    // The first got check 31. The other one had counted.
     bench.send(1, NodeMessage::Counted { round: Round(5), count: 30 });
     bench.send(2, NodeMessage::Counted { round: Round(5), count: 29 });
     for node in [1, 2] {
@@ -86,7 +86,7 @@ fn a_restarted_coordinator_goes_on_with_a_change_of_which_members_tell() {
     }
 }
 
-/// Workers may have been told a check, so that they stop there whether or not a node still waits.
+/// Workers may have got a check, so that they stop there whether or not a node still waits.
 #[test]
 fn a_change_that_began_elsewhere_is_not_called_off() {
     let mut bench = Bench::new();

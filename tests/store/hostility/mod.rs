@@ -70,7 +70,7 @@ fn noise(seed: u64, count: usize) -> Vec<u8> {
 
 /// Each stranger sends 64 KiB, 40 MiB a round. The server need only read the beginning.
 #[test]
-fn strangers_leave_no_trace() {
+fn unauthenticated_peers_leave_no_trace() {
     const KINDS: usize = 4;
     const EACH: usize = 160;
     let server = Server::start("");

@@ -87,7 +87,7 @@ struct Job {
     engine: Engine<Event>,
     settings: Settings,
     hosts: Vec<Host<CellNode>>,
-    /// The last version of the cell that each host was told.
+    /// The last version of the cell that each host got.
     tokens: Vec<u64>,
     /// Percentage of requests, and of answers, that get lost.
     losses: u64,

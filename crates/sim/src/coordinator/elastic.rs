@@ -82,7 +82,7 @@ pub struct Workers {
     checks: u64,
     /// The last change that the agent has asked them about.
     asked: u64,
-    /// They have been told a check.
+    /// They have got a check.
     sent: bool,
     /// The last change that was called off.
     called_off: u64,
@@ -373,7 +373,7 @@ impl Simulation {
             return Ok(());
         };
         ensure(workers.attend && change.round == round, || {
-            format!("host{host} is told of {change:?} in round {round}")
+            format!("host{host} is notified of {change:?} in round {round}")
         })?;
         let (number, check) = (view.changes, view.raise_at.map(|(_, check)| check));
         let asks = workers.asked < number;
@@ -396,7 +396,7 @@ impl Simulation {
             self.push_elastic(host, round, Happening::Stop, stop);
         }
         if called_off {
-            self.count("are told that a change is called off");
+            self.count("are notified that a change is called off");
         }
         Ok(())
     }

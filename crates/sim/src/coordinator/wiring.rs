@@ -378,7 +378,7 @@ impl Simulation {
                 self.stop_workers(host, false);
             } else if view.waiting > 0 {
                 if view.reason.is_empty() {
-                    return Err(Violation::contract(format!("host{host} is told to re-form without a reason")));
+                    return Err(Violation::contract(format!("host{host} must re-form without a reason")));
                 }
                 return self.fall_back(host);
             } else {

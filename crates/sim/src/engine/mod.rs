@@ -13,7 +13,7 @@
 //! | [`processes`] | processes that stand still, and the faults of each |
 //! | [`record`] | the digest and the lines of a history |
 //! | [`alarm`] | the one pending event of a machine's deadline |
-//! | [`history`] | the three parts of a drawn history, and what is told of one that fails |
+//! | [`history`] | the three parts of a drawn history, and the report of one that fails |
 
 pub mod alarm;
 pub mod dice;

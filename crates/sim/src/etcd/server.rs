@@ -193,7 +193,7 @@ impl Etcd {
         })
     }
 
-    /// The revisions that the watch of a host has not got, in order, with the process to tell.
+    /// The revisions that the watch of a host has not got, in order, with the process to notify.
     pub fn news(&mut self, host: HostId) -> Vec<(u32, EtcdEvent)> {
         let Some((incarnation, from)) = self.watches.get_mut(&host) else { return Vec::new() };
         let missed = self.log.iter().filter(|(revision, _)| revision.0 >= *from);

@@ -130,7 +130,7 @@ impl PyTorch {
         agent.op = None;
         match (kind, done) {
             (OpKind::Exit, true) => agent.todo.push_front(OpKind::Join),
-            (OpKind::Join, true) => self.place(host),
+            (OpKind::Join, true) => self.take_rank(host),
             (OpKind::Exit | OpKind::Join, false) => self.close(host),
             (OpKind::Close, _) => {
                 self.hosts[host].agent = None;
@@ -153,7 +153,7 @@ impl PyTorch {
     }
 
     /// The join is over: workers and keep-alives start.
-    fn place(&mut self, host: HostId) {
+    fn take_rank(&mut self, host: HostId) {
         let Some(agent) = &mut self.hosts[host].agent else { return };
         let Some(rank) = agent.state.participants.get(&agent.desc).copied() else { return };
         let size = agent.state.participants.len() as u32;

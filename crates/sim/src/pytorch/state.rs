@@ -42,7 +42,7 @@ pub struct State {
 }
 
 impl State {
-    /// `_sanitize`: drop from the copy all nodes whose time stamp is old by this node's clock, perhaps itself. Nobody is told.
+    /// `_sanitize`: drop from the copy all nodes whose time stamp is old by this node's clock, perhaps itself. Nobody is notified.
     pub fn sanitize(&mut self, settings: &Settings, now: WallTime) {
         let expire_time = now.before(settings.lease());
         let dead: Vec<_> =

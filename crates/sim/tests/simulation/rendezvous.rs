@@ -43,7 +43,7 @@ fn invariants_hold_with_the_coordinator_in_an_agents_process() {
 
 /// Several runs on one coordinator, agents with another's address, other settings and versions, static ranks, and `rejoin_limit`.
 #[test]
-fn invariants_hold_among_strangers() {
+fn invariants_hold_among_odd_hosts() {
     let seeds = asked_for(150);
     let all = seeds.end - seeds.start >= 150;
     let refusals = check_among_odd_hosts(seeds);

@@ -29,7 +29,7 @@ impl Simulation {
         if let Some(before) = ours.listening.as_ref().filter(|before| before.round == round) {
             return Err(Violation::contract(format!("host{host} has a first failure after {before:?}")));
         }
-        // A node that counts for itself reports only when it gives up. One that has not joined has nobody to tell.
+        // A node that counts for itself reports only when it gives up. One that has not joined has nobody to notify.
         let moot = restarts_left.is_some() || round == Round(0);
         ours.listening =
             Some(Listening { round, local_rank, since: now, found: None, in_time: false, reported: false, moot });
@@ -108,10 +108,10 @@ impl Simulation {
         let Some((process, ours)) = self.ours(host) else { return Ok(()) };
         let Some(listening) = &ours.listening else { return Ok(()) };
         let due = now > listening.since + older && stalled_until <= listening.since;
-        // A node that was lost when the others finished has nobody to tell either.
+        // A node that was lost when the others finished has nobody to notify either.
         let moot = listening.moot || process.machine.view().closed.is_some();
         if due && !listening.reported && !moot {
-            return Err(Violation::contract(format!("host{host} has not told the others: {listening:?}")));
+            return Err(Violation::contract(format!("host{host} has not notified the others: {listening:?}")));
         }
         Ok(())
     }

@@ -49,7 +49,7 @@ impl Simulation {
         }
     }
 
-    /// A worker is dead from now on. Its agent is told a little later.
+    /// A worker is dead from now on. Its agent is notified a little later.
     pub(super) fn kill_now(&mut self, host: HostId, local_rank: u32) {
         let after = self.engine.dice.duration((Duration::ZERO, KILLED_WITHIN));
         self.push_end(host, local_rank, false, after);

@@ -58,7 +58,7 @@ pub(super) struct Member {
     state: HeldState,
     /// Its answer to the last change: the number of its last check.
     counted: Option<u64>,
-    /// It was told that its world has failed.
+    /// It was notified that its world has failed.
     failed: bool,
 }
 
@@ -158,7 +158,7 @@ impl Simulation {
         Ok(())
     }
 
-    /// A worker is told something.
+    /// A worker gets a message.
     pub(super) fn send_to_worker(&mut self, host: HostId, local_rank: u32, message: ToWorker) -> Result<(), Violation> {
         let in_place = self.options.agents.in_place.clone();
         let hangs = self.engine.dice.chance(in_place.hang);

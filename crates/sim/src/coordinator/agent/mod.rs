@@ -74,7 +74,7 @@ pub enum WorkerGroupEvent {
         /// Whether with exit code 0.
         well: bool,
     },
-    /// A worker does what it was told, or what its program is for.
+    /// A worker does what a message asks for, or what its program is for.
     Does {
         /// Its local rank.
         local_rank: u32,

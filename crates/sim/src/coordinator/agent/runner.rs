@@ -86,7 +86,7 @@ impl Simulation {
             ours.machine.on_view(&view, instant);
             ours.need_not_report();
             if view.waiting > 0 && view.reason.is_empty() {
-                return Err(Violation::contract(format!("host{host} is told to re-form without a reason")));
+                return Err(Violation::contract(format!("host{host} must re-form without a reason")));
             }
         }
         Ok(())

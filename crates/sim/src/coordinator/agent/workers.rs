@@ -95,7 +95,7 @@ impl Simulation {
         let restarts = ours.machine.restarts();
         let left = self.options.agents.restarts_left;
         if left.map_or(restarts != placement.restart, |allowed| restarts > allowed) {
-            let text = format!("host{host} tells its workers of restart {restarts} in {placement:?}");
+            let text = format!("host{host} notifies its workers of restart {restarts} in {placement:?}");
             return Err(Violation::contract(text));
         }
         Ok(())

@@ -1,4 +1,4 @@
-//! What must be true of the coordinator's decisions, of what nodes are told, and of a settled job. Part of [`super`].
+//! What must be true of the coordinator's decisions, of what is sent to nodes, and of a settled job. Part of [`super`].
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -131,7 +131,7 @@ impl Ledger {
         ensure(held.is_none(), || format!("a healthy world is stopped for growth, and no round can close: {record:?}"))
     }
 
-    /// Checks that a world never runs on without one of its members that has asked for another round: the others were told to stop. A
+    /// Checks that a world never runs on without one of its members that has asked for another round: the others were asked to stop. A
     /// member whose workers have stopped at a check is one that the others follow.
     fn check_left_behind(&self, run: &Run) -> Result<(), Violation> {
         let member = |placed: Option<(Round, u32)>| placed.is_some_and(|(round, _)| round == run.round());
@@ -216,11 +216,11 @@ impl Ledger {
         });
         ensure(sent, || format!("process {} holds a place nobody gave it: {placement:?}", process.pid))?;
         let asks = placement.rank == 0 && self.interfaces.contains(&process.id);
-        ensure(placement.members.is_some() == asks, || format!("it is told members, or is not: {placement:?}"))
+        ensure(placement.members.is_some() == asks, || format!("it gets members, or is not: {placement:?}"))
     }
 
-    /// Checks that the node with rank 0 of a new world is told all addresses of its members, if it has asked. `sent`: what each node was
-    /// told with its place. One that is told its place again is told of those that have not left since.
+    /// Checks that the node with rank 0 of a new world gets all addresses of its members, if it has asked. `sent`: what each node was
+    /// sent with its placement. One that gets its placement again gets those that have not left since.
     fn check_members(
         &self,
         placements: &[(NodeId, &Placement)],
@@ -228,12 +228,12 @@ impl Ledger {
     ) -> Result<(), Violation> {
         let Some((first, _)) = placements.iter().find(|(_, placement)| placement.rank == 0) else { return Ok(()) };
         let others = sent.keys().find(|node| *node != first);
-        ensure(others.is_none(), || format!("{others:?} is told members, and {first:?} has rank 0"))?;
+        ensure(others.is_none(), || format!("{others:?} gets members, and {first:?} has rank 0"))?;
         let sent = sent.get(first).map_or(&[][..], Vec::as_slice);
         let mut named = placements.iter().map(|(node, _)| *node).filter(|node| self.interfaces.contains(node));
         let missing = named.find(|node| !sent.contains(&host::interface(*node)));
         ensure(missing.is_none() || !self.interfaces.contains(first), || {
-            format!("rank 0 is not told of {missing:?}: {sent:?}")
+            format!("rank 0 is not notified of {missing:?}: {sent:?}")
         })
     }
 

@@ -15,7 +15,7 @@ pub struct Chronicle {
     kinds: BTreeMap<Number, Kind>,
 }
 
-/// The explorer must not tell states apart by it.
+/// The explorer must not distinguish states by it.
 impl fmt::Debug for Chronicle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Chronicle")

@@ -32,7 +32,7 @@ impl Ledger {
         let known = self.highest.max(self.named_highest);
         ensure(round > known, || format!("round {round} completes although round {known} was known"))?;
         ensure(placements.len() == size as usize, || {
-            format!("round {round} has {size} nodes, of which {} were told", placements.len())
+            format!("round {round} has {size} nodes, of which {} got a placement", placements.len())
         })?;
         let mut members = vec![None; size as usize];
         for (node, placement) in placements {
@@ -180,7 +180,7 @@ pub(super) fn check_sent_again(
         let same = sent.size == placement.world_size
             && sent.master == (placement.master_addr.clone(), placement.master_port)
             && sent.members.get(placement.rank as usize) == Some(node);
-        ensure(same, || format!("round {round} was {sent:?}, and now {node:?} is told {placement:?}"))?;
+        ensure(same, || format!("round {round} was {sent:?}, and now {node:?} gets {placement:?}"))?;
     }
     Ok(())
 }

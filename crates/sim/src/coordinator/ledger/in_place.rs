@@ -5,7 +5,7 @@ use crate::worlds::{Violation, ensure_contract as ensure};
 use elastic_rs::rendezvous::messages::message::{NEVER, NodeId, Placement, Resume, Round, Survival};
 
 impl Ledger {
-    /// Checks that all members are told the same check, and that none of them has named it or a later one.
+    /// Checks that all members get the same check, and that none of them has named it or a later one.
     pub(super) fn check_raise_at(&mut self, round: Round, check: u64) -> Result<(), Violation> {
         let counted = self.counted.get(&round).copied().unwrap_or_default();
         ensure(check > counted, || {

@@ -3,7 +3,7 @@
 //! record of what was said, `checks`, `completion` and `in_place` judge by it.
 //!
 //! Within one life of the coordinator a round number belongs to one world. A restarted coordinator knows of earlier rounds only
-//! what nodes tell it. So across its lives this holds: a new number is above every number that a node has named to this life, and
+//! what nodes report to it. So across its lives this holds: a new number is above every number that a node has named to this life, and
 //! each node gets rising numbers.
 
 mod checks;
@@ -101,14 +101,14 @@ pub struct Ledger {
     reached: BTreeMap<NodeId, (Round, u32)>,
     /// The highest count of checks that members of a round have named to this life.
     counted: BTreeMap<Round, u64>,
-    /// The check at which members of a round were told to stop, by this life.
+    /// The check at which members of a round were asked to stop, by this life.
     raised: BTreeMap<Round, u64>,
-    /// The sessions that were last told to stop their workers at once.
+    /// The sessions that were last asked to stop their workers at once.
     stopped: BTreeSet<SessionId>,
     closed: bool,
     /// What was recorded.
     pub chronicle: Chronicle,
-    /// The hosts that are kept out, as the coordinator has told its driver.
+    /// The hosts that are kept out, as the coordinator has sent to its driver.
     excluded: Vec<Exclusion>,
     /// How often a host was put out.
     pub exclusions: u64,
@@ -178,7 +178,7 @@ impl Ledger {
         self.excluded.clear();
     }
 
-    /// The coordinator tells its driver which hosts are kept out. Members of a host that flaps (`rejoin_limit`) stay.
+    /// The coordinator sends its driver which hosts are kept out. Members of a host that flaps (`rejoin_limit`) stay.
     pub(super) fn on_exclusions(&mut self, hosts: &[Exclusion]) {
         let out: Vec<_> = hosts.iter().filter(|host| host.why.contains("host_failures")).cloned().collect();
         let known = |host: &Exclusion| self.excluded.iter().any(|known| known.addr == host.addr);
@@ -186,7 +186,7 @@ impl Ledger {
         self.excluded = out;
     }
 
-    /// The network tells the coordinator that a connection has ended.
+    /// The network notifies the coordinator that a connection has ended.
     pub(super) fn on_eof(&mut self, session: SessionId) {
         let node = self.reported.get(&session).map(|reported| reported.node);
         self.gone.extend(node.filter(|node| self.newest.get(node) == Some(&session)));

@@ -21,7 +21,7 @@ fn a_failure_raises_the_restart_number_of_all_and_a_loss_does_not() {
     assert_eq!(restarts(&job), [1, 1]);
     job.start(seconds(30), 0);
     job.world(seconds(30));
-    assert_eq!(restarts(&job), [1, 1, 1], "a newcomer is told the number too");
+    assert_eq!(restarts(&job), [1, 1, 1], "a newcomer gets the number too");
     job.at(seconds(40), Action::ReportFailure(0));
     job.world(seconds(40));
     assert_eq!(restarts(&job), [2, 2, 2]);
@@ -43,7 +43,7 @@ fn all_nodes_fail_at_once_and_one_restart_is_counted() {
     assert_eq!(restarts(&job), [1, 1, 1]);
 }
 
-/// #76287, #108158: with no restarts left every node is told at once, with host, rank and exit of the first cause.
+/// #76287, #108158: with no restarts left every node is notified at once, with host, rank and exit of the first cause.
 #[test]
 fn a_failure_beyond_the_budget_ends_the_job_everywhere_with_its_cause() {
     let mut job = job_with_budget(3, 3, Some(1));

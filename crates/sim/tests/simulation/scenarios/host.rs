@@ -47,7 +47,7 @@ fn a_job_of_one_node_that_was_stopped_for_longer_than_its_lease_runs_on() {
     }
 }
 
-/// The other nodes are cut off meanwhile, and stop. The coordinator tells the host's node that the world must re-form.
+/// The other nodes are cut off meanwhile, and stop. The coordinator notifies the host's node that the world must re-form.
 #[test]
 fn a_host_that_was_stopped_for_longer_than_the_lease_is_told_by_its_coordinator() {
     let mut job = hosted(3, 2);
@@ -154,7 +154,7 @@ fn ctrl_c_on_the_host_ends_the_job_for_all() {
     }
 }
 
-/// Waiting nodes are told too: one that waits for others, and one that joins while the host ends.
+/// Waiting nodes are notified too: one that waits for others, and one that joins while the host ends.
 #[test]
 fn ctrl_c_on_the_host_ends_the_wait_of_all() {
     let mut job = Job::with(Options { coordinator_on: Some(0), ..Options::exact(4, Settings::new(3, 3)) });
@@ -235,7 +235,7 @@ fn nodes_that_wait_for_a_host_in_vain_name_the_cause_of_its_end() {
     assert_eq!(text, reported);
 }
 
-/// The host's agent leaves when the job is over, like any other. No node is told that the coordinator ends.
+/// The host's agent leaves when the job is over, like any other. No node is notified that the coordinator ends.
 #[test]
 fn the_end_of_the_job_is_not_taken_for_the_end_of_the_host() {
     let mut job = hosted(2, 2);
