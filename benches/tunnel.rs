@@ -58,12 +58,12 @@ fn job() -> (Job, [SocketAddr; 2]) {
         Node::new(Arc::new(session), options, None)
     };
     let nodes = vec![node(0), node(1)];
-    let places = runtime.block_on(async { tokio::join!(nodes[0].join(None), nodes[1].join(None)) });
-    let places = [places.0.unwrap(), places.1.unwrap()].map(|place| {
-        assert_eq!(place.master_addr, "127.0.0.1");
-        SocketAddr::from((Ipv4Addr::LOCALHOST, place.master_port))
+    let placements = runtime.block_on(async { tokio::join!(nodes[0].join(None), nodes[1].join(None)) });
+    let placements = [placements.0.unwrap(), placements.1.unwrap()].map(|placement| {
+        assert_eq!(placement.master_addr, "127.0.0.1");
+        SocketAddr::from((Ipv4Addr::LOCALHOST, placement.master_port))
     });
-    (Job { _nodes: nodes, _host: host, _runtime: runtime }, places)
+    (Job { _nodes: nodes, _host: host, _runtime: runtime }, placements)
 }
 
 fn encode(requests: &[Request]) -> BytesMut {
@@ -81,15 +81,15 @@ fn connect(to: SocketAddr) -> TcpStream {
 }
 
 fn requests(criterion: &mut Criterion) {
-    let (job, places) = job();
+    let (job, placements) = job();
     let mut group = criterion.benchmark_group("get");
     group.throughput(Throughput::Elements(1));
     for (name, size) in [("100 B", 100), ("1 MB", 1_000_000)] {
         let (key, value) = (Bytes::from(name), Bytes::from(vec![7; size]));
         let set = encode(&[Request::Set { key: key.clone(), value }, Request::Ping { nonce: 2 }]);
         let get = encode(&[Request::Get { key }]);
-        for (way, place) in ["direct", "tunnel"].into_iter().zip(places) {
-            let mut stream = connect(place);
+        for (way, placement) in ["direct", "tunnel"].into_iter().zip(placements) {
+            let mut stream = connect(placement);
             stream.write_all(&set).unwrap();
             stream.read_exact(&mut [0; 4]).unwrap();
             let mut reply = vec![0; 8 + size];
@@ -104,11 +104,11 @@ fn requests(criterion: &mut Criterion) {
     group.finish();
     let mut group = criterion.benchmark_group("connect");
     group.sample_size(20).throughput(Throughput::Elements(1));
-    for (way, place) in ["direct", "tunnel"].into_iter().zip(places) {
+    for (way, placement) in ["direct", "tunnel"].into_iter().zip(placements) {
         group.bench_function(format!("{way}, to first reply"), |bencher| {
             bencher.iter(|| {
                 // End with a reset. After a close, the port would be in use for a minute, and there are only 28,000.
-                socket2::SockRef::from(&connect(place)).set_linger(Some(Duration::ZERO)).unwrap();
+                socket2::SockRef::from(&connect(placement)).set_linger(Some(Duration::ZERO)).unwrap();
             });
         });
     }

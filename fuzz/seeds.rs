@@ -150,32 +150,32 @@ fn rendezvous() {
     let mut script = Vec::new();
     for node in 0..3 {
         open(&mut script, node, &hello(node.into(), None));
-        say(&mut script, node, &join(0, (node == 1).then_some(0)));
+        send(&mut script, node, &join(0, (node == 1).then_some(0)));
     }
-    say(&mut script, 0, &NodeMessage::Heartbeat { rtt_us: None });
+    send(&mut script, 0, &NodeMessage::Heartbeat { rtt_us: None });
     write("session", "three-join-at-once", &script);
-    say(&mut script, 1, &NodeMessage::Leave { reason: "SIGTERM".into(), signal: None });
+    send(&mut script, 1, &NodeMessage::Leave { reason: "SIGTERM".into(), signal: None });
     script.extend_from_slice(&[1, 200]); // four seconds
-    say(&mut script, 0, &join(1, None));
-    say(&mut script, 2, &join(1, None));
-    say(&mut script, 0, &NodeMessage::Close(Verdict::Succeeded { by: "host0".into() }));
+    send(&mut script, 0, &join(1, None));
+    send(&mut script, 2, &join(1, None));
+    send(&mut script, 0, &NodeMessage::Close(Verdict::Succeeded { by: "host0".into() }));
     write("session", "one-leaves-and-the-job-ends", &script);
 
     let mut script = Vec::new();
     for node in 0..2 {
         open(&mut script, node, &hello(node.into(), None));
-        say(&mut script, node, &join(0, None));
+        send(&mut script, node, &join(0, None));
     }
     script.extend_from_slice(&[1, 200, 0x20, 0, 1, 100, 0x11, 20]); // last call; 0 hangs up; two seconds; a stall
     open(&mut script, 0, &hello(0, placed(true)));
-    say(&mut script, 1, &NodeMessage::Withdraw);
+    send(&mut script, 1, &NodeMessage::Withdraw);
     write("session", "one-is-lost-and-returns", &script);
 
     let mut script = Vec::new();
     open(&mut script, 1, &hello(1, placed(true)));
     open(&mut script, 2, &hello(2, placed(false)));
-    say(&mut script, 2, &join(1, None));
-    say(
+    send(&mut script, 2, &join(1, None));
+    send(
         &mut script,
         1,
         &NodeMessage::Close(Verdict::Failed { by: "host1".into(), cause: "exit code 1".into(), failure: None }),
@@ -187,9 +187,9 @@ fn rendezvous() {
     for node in 0..3 {
         open(&mut script, node, &hello(node.into(), None));
         let join = Join { round: Round(0), store_port: 1, node_rank: None, workers: workers(1 + u32::from(node)) };
-        say(&mut script, node, &NodeMessage::Join(join));
+        send(&mut script, node, &NodeMessage::Join(join));
     }
-    say(&mut script, 1, &NodeMessage::Done { round: Round(1) });
+    send(&mut script, 1, &NodeMessage::Done { round: Round(1) });
     let failure = Failure {
         node: String::new(),
         role: "trainer".into(),
@@ -201,7 +201,7 @@ fn rendezvous() {
         message: "first line\nsecond".into(),
         counts: true,
     };
-    say(&mut script, 2, &NodeMessage::Failed { round: Round(1), failure: Box::new(failure.clone()) });
+    send(&mut script, 2, &NodeMessage::Failed { round: Round(1), failure: Box::new(failure.clone()) });
     write("session", "one-is-done-and-one-fails", &script);
 
     let mut script = Vec::new();
@@ -218,12 +218,12 @@ fn rendezvous() {
         };
         open(&mut script, node, &NodeMessage::Hello(asking));
         let join = Join { round: Round(0), store_port: 1, node_rank: None, workers: workers(2) };
-        say(&mut script, node, &NodeMessage::Join(join));
+        send(&mut script, node, &NodeMessage::Join(join));
     }
-    say(&mut script, 2, &NodeMessage::Failed { round: Round(1), failure: Box::new(failure) });
+    send(&mut script, 2, &NodeMessage::Failed { round: Round(1), failure: Box::new(failure) });
     for node in 0..3 {
         let join = Join { round: Round(1), store_port: 1, node_rank: None, workers: workers(2) };
-        say(&mut script, node, &NodeMessage::Join(join));
+        send(&mut script, node, &NodeMessage::Join(join));
     }
     script.extend_from_slice(&[1, 200]); // four seconds
     write("session", "a-host-is-kept-out-for-a-while", &script);
@@ -290,7 +290,7 @@ fn long_texts(hello: impl Fn(u128, Option<Placed>) -> NodeMessage) {
         let NodeMessage::Hello(mut long) = hello(node.into(), None) else { return };
         long.name = "x".repeat(30_000);
         open(&mut script, node, &NodeMessage::Hello(long));
-        say(
+        send(
             &mut script,
             node,
             &NodeMessage::Join(Join { round: Round(0), store_port: 1, node_rank: None, workers: None }),
@@ -303,19 +303,19 @@ fn long_texts(hello: impl Fn(u128, Option<Placed>) -> NodeMessage) {
         open(&mut script, node, &hello(node.into(), None));
     }
     let cause = "x".repeat(65_528);
-    say(&mut script, 0, &NodeMessage::Close(Verdict::Failed { by: "a".into(), cause, failure: None }));
+    send(&mut script, 0, &NodeMessage::Close(Verdict::Failed { by: "a".into(), cause, failure: None }));
     write("session", "a-long-cause", &script);
 
     let mut script = Vec::new();
     for node in 0..3 {
         open(&mut script, node, &hello(node.into(), None));
-        say(
+        send(
             &mut script,
             node,
             &NodeMessage::Join(Join { round: Round(0), store_port: 1, node_rank: None, workers: None }),
         );
     }
-    say(&mut script, 0, &NodeMessage::Leave { reason: "x".repeat(65_500), signal: None });
+    send(&mut script, 0, &NodeMessage::Leave { reason: "x".repeat(65_500), signal: None });
     write("session", "a-long-reason", &script);
 }
 
@@ -326,7 +326,7 @@ fn open(script: &mut Vec<u8>, at: u8, hello: &NodeMessage) {
     chunk(script, at, &bytes);
 }
 
-fn say(script: &mut Vec<u8>, at: u8, message: &NodeMessage) {
+fn send(script: &mut Vec<u8>, at: u8, message: &NodeMessage) {
     let mut bytes = BytesMut::new();
     try_encode_frame(message, &mut bytes).expect("a message that is short enough");
     chunk(script, at, &bytes);

@@ -20,13 +20,13 @@ pub(crate) struct BoundedLog {
     budget: Mutex<LogBudget>,
     /// Notified when a record was left out.
     left_out: Notify,
-    say_left_out: fn(&str, u64),
+    log_left_out: fn(&str, u64),
 }
 
 impl BoundedLog {
-    /// `say_left_out` writes the summary: the kind, and the number of records that were not written.
-    pub(crate) fn new(period: Duration, say_left_out: fn(&str, u64)) -> Self {
-        BoundedLog { budget: Mutex::new(LogBudget::new(period)), left_out: Notify::new(), say_left_out }
+    /// `log_left_out` writes the summary: the kind, and the number of records that were not written.
+    pub(crate) fn new(period: Duration, log_left_out: fn(&str, u64)) -> Self {
+        BoundedLog { budget: Mutex::new(LogBudget::new(period)), left_out: Notify::new(), log_left_out }
     }
 
     /// Whether one more record of this kind may be written.
@@ -53,7 +53,7 @@ impl BoundedLog {
             let mut budget = self.budget.lock();
             (budget.summaries(now), admit(&mut budget, now))
         };
-        self.say(summaries);
+        self.log(summaries);
         if !may {
             self.left_out.notify_one();
         }
@@ -69,7 +69,7 @@ impl BoundedLog {
                 Some(deadline) => {
                     sleep_until(deadline.into()).await;
                     let summaries = self.budget.lock().summaries(time::Instant::now().into_std());
-                    self.say(summaries);
+                    self.log(summaries);
                 }
             }
         }
@@ -78,12 +78,12 @@ impl BoundedLog {
     /// Logs what was left out so far.
     pub(crate) fn end(&self) {
         let summaries = self.budget.lock().end();
-        self.say(summaries);
+        self.log(summaries);
     }
 
-    fn say(&self, summaries: Vec<LeftOut>) {
+    fn log(&self, summaries: Vec<LeftOut>) {
         for (kind, count) in summaries {
-            (self.say_left_out)(&kind, count);
+            (self.log_left_out)(&kind, count);
         }
     }
 }
@@ -225,9 +225,9 @@ mod tests {
                 budget.admit_up_to(3, format!("run {n}").into(), start);
             });
         }
-        let said = budget.end();
-        assert_eq!(said.len(), SUMMARIES + 1);
-        assert_eq!(said[0], ("run 899".into(), 901));
-        assert_eq!(said.iter().map(|(_, count)| count).sum::<u64>(), (0..900).map(|n| n + 2).sum::<u64>());
+        let summaries = budget.end();
+        assert_eq!(summaries.len(), SUMMARIES + 1);
+        assert_eq!(summaries[0], ("run 899".into(), 901));
+        assert_eq!(summaries.iter().map(|(_, count)| count).sum::<u64>(), (0..900).map(|n| n + 2).sum::<u64>());
     }
 }

@@ -17,8 +17,8 @@ pub(crate) async fn until(deadline: Option<Instant>) {
 /// Waits longer than this are reported to the operator.
 const SLOW: Duration = Duration::from_secs(1);
 
-/// Do some work, and tell the operator what is waited for if it takes more than a second.
-pub(crate) async fn telling_if_slow<T>(work: impl Future<Output = T>, text: impl FnOnce() -> String) -> T {
+/// Do some work, and log what it waits for if it takes more than a second.
+pub(crate) async fn log_if_slow<T>(work: impl Future<Output = T>, text: impl FnOnce() -> String) -> T {
     let mut work = pin!(work);
     tokio::select! {
         biased;

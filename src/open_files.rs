@@ -14,9 +14,9 @@ use rustix::io::{Errno, fcntl_dupfd_cloexec};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// Most places of one kind for strangers: handshakes that are under way, for instance.
-const MOST_PLACES: usize = 256;
+const MOST_PERMITS: usize = 256;
 /// Fewest.
-const FEWEST_PLACES: usize = 16;
+const FEWEST_PERMITS: usize = 16;
 /// How many connections may wait for a place of a kind, or say nothing yet, to each of the places: a job's nodes come at the same time.
 pub(crate) const WAITING_TO_ONE: usize = 4;
 /// Kinds of places: at the endpoint, for connections that say nothing yet, for handshakes, for those that wait for one, and for
@@ -33,7 +33,7 @@ struct Changed {
 }
 
 static CHANGED: Mutex<Option<Changed>> = Mutex::new(None);
-static PLACES: OnceLock<usize> = OnceLock::new();
+static PERMITS: OnceLock<usize> = OnceLock::new();
 
 /// Set this process's soft limit, if it may. Returns the one before, and the present one.
 pub(crate) fn set_soft_limit(wanted: impl FnOnce(Rlimit) -> Option<u64>) -> (Option<u64>, Option<u64>) {
@@ -49,10 +49,10 @@ pub(crate) fn set_soft_limit(wanted: impl FnOnce(Rlimit) -> Option<u64>) -> (Opt
 }
 
 /// Make room for strangers, the first time that it is called in this process. Returns how many places of one kind there are for them.
-pub(crate) fn places_for_strangers() -> usize {
-    *PLACES.get_or_init(|| {
+pub(crate) fn pending_handshake_permits() -> usize {
+    *PERMITS.get_or_init(|| {
         let (before, now) = set_soft_limit(|limit| raised(limit).current);
-        places(before, now)
+        permits(before, now)
     })
 }
 
@@ -65,7 +65,7 @@ pub(crate) fn limit_of_workers() -> Option<Rlimit> {
 
 /// The limit with room for strangers, as far as the hard limit allows.
 fn raised(limit: Rlimit) -> Rlimit {
-    let wanted = limit.current.map(|soft| soft.saturating_add((KINDS * MOST_PLACES) as u64));
+    let wanted = limit.current.map(|soft| soft.saturating_add((KINDS * MOST_PERMITS) as u64));
     // No limit is the highest.
     let current = match (wanted, limit.maximum) {
         (Some(wanted), Some(hard)) => Some(wanted.min(hard)),
@@ -75,10 +75,10 @@ fn raised(limit: Rlimit) -> Rlimit {
 }
 
 /// How many places of one kind strangers have, with this soft limit before it was raised and now.
-fn places(before: Option<u64>, now: Option<u64>) -> usize {
-    let (Some(before), Some(now)) = (before, now) else { return MOST_PLACES };
+fn permits(before: Option<u64>, now: Option<u64>) -> usize {
+    let (Some(before), Some(now)) = (before, now) else { return MOST_PERMITS };
     let room = usize::try_from((now - before).max(before / SHARE as u64)).unwrap_or(usize::MAX);
-    (room / KINDS).clamp(FEWEST_PLACES, MOST_PLACES)
+    (room / KINDS).clamp(FEWEST_PERMITS, MOST_PERMITS)
 }
 
 /// A copy of a descriptor above the standard streams.
@@ -97,18 +97,18 @@ mod tests {
 
     #[test]
     fn strangers_take_what_was_added_or_a_quarter_of_what_there_is() {
-        for (soft, hard, limit, strangers) in [
+        for (soft, hard, limit, expected) in [
             (Some(1024), Some(524_288), Some(4864), 256),
             (Some(1024), None, Some(4864), 256),
             (Some(1024), Some(1024), Some(1024), 17),
             (Some(1024), Some(2944), Some(2944), 128),
-            (Some(64), Some(64), Some(64), FEWEST_PLACES),
+            (Some(64), Some(64), Some(64), FEWEST_PERMITS),
             (Some(65_536), Some(65_536), Some(65_536), 256),
             (None, None, None, 256),
         ] {
             let now = raised(Rlimit { current: soft, maximum: hard });
             assert_eq!((now.current, now.maximum), (limit, hard), "{soft:?} of {hard:?}");
-            assert_eq!(places(soft, now.current), strangers, "{soft:?} of {hard:?}");
+            assert_eq!(permits(soft, now.current), expected, "{soft:?} of {hard:?}");
         }
     }
 }

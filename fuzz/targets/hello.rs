@@ -10,9 +10,9 @@ use elastic_rs::store::protocol::hello::{PREVIEW_BYTES, Visitor, preview, recogn
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {
-    let told = |bytes: &[u8]| recognise(bytes, [&b"\x16"[..], MAGIC, b"GET "].into_iter());
-    let first = (0..=bytes.len()).map(|end| told(&bytes[..end])).find(|told| *told != Visitor::Unknown);
-    assert_eq!(told(bytes), first.unwrap_or(Visitor::Unknown));
+    let recognised = |bytes: &[u8]| recognise(bytes, [&b"\x16"[..], MAGIC, b"GET "].into_iter());
+    let first = (0..=bytes.len()).map(|end| recognised(&bytes[..end])).find(|recognised| *recognised != Visitor::Unknown);
+    assert_eq!(recognised(bytes), first.unwrap_or(Visitor::Unknown));
     let Some(text) = preview(bytes) else { return };
     // Each byte is shown as four characters at most.
     assert!(text.len() <= 4 * PREVIEW_BYTES && text.bytes().all(|byte| (b' '..=b'~').contains(&byte)), "{text:?}");

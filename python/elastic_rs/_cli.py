@@ -143,7 +143,7 @@ def _serve(args: argparse.Namespace) -> int:
     serve_pages(host)
     warn_if_open(host, protected)
     if protected is not None:
-        _say(f"sessions are protected by {protected.words}; there is no store for c10d clients")
+        _say(f"sessions are protected by {protected.text}; there is no store for c10d clients")
     print(f"listening on {', '.join(host.addresses)}", flush=True)
     received = _first_signal(host)
     if received is None:

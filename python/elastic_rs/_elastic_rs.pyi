@@ -78,7 +78,7 @@ class Agent:
 
         Python's signal handlers run meanwhile. An exception that they raise ends the call, which may then be repeated.
         """
-    def no_place(self, /, reason: str) -> None:
+    def no_placement(self, /, reason: str) -> None:
         """
         Answers ``join``: the join failed. The workers of an agent without a place do not run.
         """
@@ -86,7 +86,7 @@ class Agent:
         """
         Answers ``join``.
         """
-    def reaped(self, /, local_rank: SupportsIndex, returncode: SupportsIndex, *, said: str) -> None:
+    def reaped(self, /, local_rank: SupportsIndex, returncode: SupportsIndex, *, reported: str) -> None:
         """
         Answers ``reap``: how the worker ended, as ``subprocess.Popen.returncode``, and the cause of its failure, if known.
         """
@@ -849,7 +849,7 @@ class Launched:
     @property
     def error(self, /) -> str | None:
         """
-        Of ``no_place`` and ``too_late``: name of the corresponding exception of ``elastic_rs.errors``.
+        Of ``no_placement`` and ``too_late``: name of the corresponding exception of ``elastic_rs.errors``.
         """
     @property
     def error_files(self, /) -> dict[int, str]:
@@ -880,12 +880,12 @@ class Launched:
     def outcome(self, /) -> str:
         """
         ``succeeded``, ``not_needed`` (a spare), ``too_late`` (the job had succeeded before this node could join), ``failed``,
-        ``unfit`` (only this node has failed), ``no_place`` or ``signal``.
+        ``unfit`` (only this node has failed), ``no_placement`` or ``signal``.
         """
     @property
     def reason(self, /) -> str | None:
         """
-        Of ``failed``, ``unfit``, ``no_place`` and ``too_late``: the reason, in words.
+        Of ``failed``, ``unfit``, ``no_placement`` and ``too_late``: the reason, in words.
         """
     @property
     def signal(self, /) -> int | None:
@@ -1174,7 +1174,7 @@ class Protection:
         What an operator has to know now about certificates that end soon, one sentence for each.
         """
     @property
-    def words(self, /) -> str:
+    def text(self, /) -> str:
         """
         What this process proves itself by, for people.
         """
@@ -1397,7 +1397,7 @@ class Step:
     @property
     def error(self, /) -> Any | None:
         """
-        Of the outcome ``no_place``: the exception with the reason.
+        Of the outcome ``no_placement``: the exception with the reason.
         """
     @property
     def failure(self, /) -> Failure | None:
@@ -1417,7 +1417,7 @@ class Step:
     @property
     def outcome(self, /) -> str | None:
         """
-        Of ``end``: ``succeeded``, ``not_needed`` (a spare), ``failed``, ``no_place`` or ``signal``.
+        Of ``end``: ``succeeded``, ``not_needed`` (a spare), ``failed``, ``no_placement`` or ``signal``.
         """
     @property
     def placement(self, /) -> Placement | None:
@@ -1725,7 +1725,7 @@ class WorkerChannel:
         The world of this worker is being formed. Unless this or :meth:`formed` is called again within ``limit_s`` seconds, the agent is
         told that it is not, and every member leaves it.
         """
-    def groupless(self, /) -> None:
+    def no_process_group(self, /) -> None:
         """
         Say that this worker has no process group yet, and lets the library make it. So it can be started before its node has joined.
         """

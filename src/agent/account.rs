@@ -24,13 +24,13 @@ pub fn recorded(text: &str) -> Option<String> {
     }
     let summary = message.get("message").and_then(Value::as_str).unwrap_or_default();
     let stack = message.pointer("/extraInfo/py_callstack").and_then(Value::as_str).unwrap_or_default();
-    let words = [summary.trim(), last_lines(stack).as_str()].join("\n");
-    Some(words.trim().to_owned()).filter(|words| !words.is_empty())
+    let text = [summary.trim(), last_lines(stack).as_str()].join("\n");
+    Some(text.trim().to_owned()).filter(|text| !text.is_empty())
 }
 
 /// The last lines of a worker's standard error, beginning with the one that sums them up: the exception of the last traceback, else the
 /// last line. Empty if there are none.
-pub fn last_words(stderr_tail: &[u8]) -> String {
+pub fn summary_of(stderr_tail: &[u8]) -> String {
     last_lines(&String::from_utf8_lossy(stderr_tail))
 }
 
@@ -163,9 +163,9 @@ mod tests {
     #[test]
     fn a_recorded_exception_comes_first_and_its_stack_after() {
         let file = r#"{"message": {"message": "ValueError: x", "extraInfo": {"py_callstack": "Traceback\n  File \"a.py\"\nValueError: x\n"}}}"#;
-        let words = recorded(file).unwrap();
-        assert!(words.starts_with("ValueError: x\n"), "{words}");
-        assert!(words.contains("File \"a.py\""), "{words}");
+        let text = recorded(file).unwrap();
+        assert!(text.starts_with("ValueError: x\n"), "{text}");
+        assert!(text.contains("File \"a.py\""), "{text}");
     }
 
     #[test]
@@ -179,11 +179,11 @@ mod tests {
     #[test]
     fn the_last_line_of_stderr_comes_first() {
         assert_eq!(
-            last_words(b"Traceback\n  line\nValueError: x\n\n"),
+            summary_of(b"Traceback\n  line\nValueError: x\n\n"),
             "ValueError: x\nTraceback\n  line\nValueError: x"
         );
-        assert_eq!(last_words(b"only\n"), "only");
-        assert_eq!(last_words(b""), "");
+        assert_eq!(summary_of(b"only\n"), "only");
+        assert_eq!(summary_of(b""), "");
     }
 
     #[test]
@@ -191,32 +191,32 @@ mod tests {
         let bar: String = (0..300).map(|state| format!("\r{state:3}%|{}| {state}/300", "#".repeat(60))).collect();
         let traceback = "Traceback (most recent call last):\n  File \"train.py\", line 1\nValueError: x\n";
         let after = "\r299%|##| 299/300\n";
-        let words = last_words(format!("{bar}{traceback}{after}").as_bytes());
-        assert!(words.starts_with("ValueError: x\n"), "{words}");
-        assert!(words.contains("  File \"train.py\", line 1\nValueError: x"), "{words}");
-        assert!(words.len() < 400, "{words}");
+        let text = summary_of(format!("{bar}{traceback}{after}").as_bytes());
+        assert!(text.starts_with("ValueError: x\n"), "{text}");
+        assert!(text.contains("  File \"train.py\", line 1\nValueError: x"), "{text}");
+        assert!(text.len() < 400, "{text}");
     }
 
     #[test]
     fn a_worker_that_ends_in_mid_bar_has_said_one_line() {
-        assert_eq!(last_words(b"10%\r20%\r30%\r"), "30%");
-        assert_eq!(last_words(b"\r10%\r20%"), "20%");
-        assert_eq!(last_words(b"loading\n\r10%\r20%"), "loading\nloading\n20%");
+        assert_eq!(summary_of(b"10%\r20%\r30%\r"), "30%");
+        assert_eq!(summary_of(b"\r10%\r20%"), "20%");
+        assert_eq!(summary_of(b"loading\n\r10%\r20%"), "loading\nloading\n20%");
         // Nested bars go down a line for the inner one, and up again.
-        assert_eq!(last_words("\router 1\n\rinner 1\x1b[A\n\rinner 2\x1b[A\n\rinner 3".as_bytes()), "inner 3");
+        assert_eq!(summary_of("\router 1\n\rinner 1\x1b[A\n\rinner 2\x1b[A\n\rinner 3".as_bytes()), "inner 3");
     }
 
     #[test]
     fn the_exception_sums_up_whatever_is_printed_after_it() {
         let traceback =
             "Traceback (most recent call last):\n  File \"a.py\"\nRuntimeError: CUDA error\nCompile with x\n";
-        assert!(last_words(traceback.as_bytes()).starts_with("RuntimeError: CUDA error\nTraceback"), "{traceback}");
+        assert!(summary_of(traceback.as_bytes()).starts_with("RuntimeError: CUDA error\nTraceback"), "{traceback}");
         let noise = "wandb: done\n".repeat(30);
-        let words = last_words(format!("{traceback}{noise}").as_bytes());
-        assert!(words.starts_with("RuntimeError: CUDA error\nTraceback") && !words.contains("wandb"), "{words}");
+        let text = summary_of(format!("{traceback}{noise}").as_bytes());
+        assert!(text.starts_with("RuntimeError: CUDA error\nTraceback") && !text.contains("wandb"), "{text}");
         let ignored = "Exception ignored in: <x>\nTraceback (most recent call last):\n  File \"b\"\nTypeError: late\n";
-        let words = last_words(format!("{traceback}{ignored}").as_bytes());
-        assert!(words.starts_with("RuntimeError: CUDA error\n"), "{words}");
+        let text = summary_of(format!("{traceback}{ignored}").as_bytes());
+        assert!(text.starts_with("RuntimeError: CUDA error\n"), "{text}");
     }
 
     #[test]

@@ -11,10 +11,10 @@ use crate::workers::StopPolicy;
 /// A command to the driver.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Command {
-    /// Find out whether a world runs, so that workers can be started before the join; answer with `on_outlook`, at most
+    /// Find out whether a world runs, so that workers can be started before the join; answer with `on_forecast`, at most
     /// [`LOOK_LIMIT`](super::machine::LOOK_LIMIT) later.
     Look,
-    /// Join the next round; answer with `on_placed` or `on_no_place`.
+    /// Join the next round; answer with `on_placed` or `on_no_placement`.
     Join {
         /// What became of this node's last workers.
         survival: Survival,
@@ -39,7 +39,7 @@ pub enum Command {
     /// Drop a start that has not been answered.
     CancelStart,
     /// Tell a worker its place in the world.
-    Place {
+    SendPlacement {
         /// Which worker.
         local_rank: u32,
     },
@@ -58,7 +58,7 @@ pub enum Command {
     /// Tell the coordinator that all workers of this node attend.
     Attending(Round),
     /// Tell the coordinator that the workers let the library make their process groups.
-    Groupless(Round),
+    NoProcessGroup(Round),
     /// Answer the coordinator's change.
     Counted {
         /// The round that is to change.
@@ -80,7 +80,7 @@ pub enum Command {
     Stop(StopPolicy),
     /// End the stop under way with SIGKILL, now.
     Kill,
-    /// Collect the words of a worker that has failed; answer with `on_words`, soon if that hangs.
+    /// Collect the words of a worker that has failed; answer with `on_failure_message`, soon if that hangs.
     Listen {
         /// Which worker.
         local_rank: u32,
@@ -104,7 +104,7 @@ pub enum Command {
     /// End the job for everybody.
     Close(Verdict),
     /// Log a line for the operator.
-    Tell(String),
+    Log(String),
     /// Log a warning for the operator: workers are restarted.
     Warn(String),
     /// The agent has ended.

@@ -32,18 +32,18 @@ mod ahead;
 mod endings;
 mod first;
 mod in_place;
-mod lives;
 mod replace;
 mod stop;
+mod worker_states;
 
 pub use ahead::{LOOK_LIMIT, PREPARE_LIMIT};
 use first::First;
-pub use first::WORDS_LIMIT;
+pub use first::MESSAGE_LIMIT;
 pub(super) use in_place::SURVIVING;
 pub use in_place::{PARK_LIMIT, RAISE_LIMIT};
-use lives::Lives;
 pub use replace::REPLACE_LIMIT;
 use stop::{Next, Way};
+use worker_states::WorkerStates;
 
 /// How long a node that got a signal waits until it knows at which check its workers may leave the world. They have the grace of a stop
 /// to reach it.
@@ -57,7 +57,7 @@ const SIGTERM: i32 = 15;
 const SIGKILL: i32 = 9;
 
 /// How often a node that has finished logs which nodes it waits for.
-const TELL_EVERY: Duration = Duration::from_secs(30);
+const REPORT_EVERY: Duration = Duration::from_secs(30);
 
 #[derive(Clone, Debug)]
 enum Phase {
@@ -67,7 +67,7 @@ enum Phase {
     Preparing {
         since: Instant,
         /// When to log next that they have not.
-        tell_at: Instant,
+        report_at: Instant,
     },
     Joining,
     Running {
@@ -85,7 +85,7 @@ enum Phase {
         since: Instant,
         until: Option<Instant>,
         /// When to name the unfinished nodes next.
-        tell_at: Instant,
+        report_at: Instant,
     },
     Ended,
 }
@@ -97,7 +97,7 @@ pub struct AgentMachine {
     name: String,
     phase: Phase,
     /// This node's place in the world that it is in, or was in last. `None` before its first round.
-    place: Option<Box<Placement>>,
+    placement: Option<Box<Placement>>,
     /// Workers of this node in the current world.
     workers: u32,
     restarts: u32,
@@ -107,7 +107,7 @@ pub struct AgentMachine {
     /// The nodes whose workers still run, in the coordinator's words. Used while this node has finished.
     unfinished: Option<String>,
     /// The workers, as far as they can change in place.
-    lives: Lives,
+    worker_states: WorkerStates,
     /// What became of the last workers, as the next join says.
     survival: Survival,
     /// A parked worker that has ended since the join which brought it.
@@ -141,12 +141,12 @@ impl AgentMachine {
             policy,
             name,
             phase,
-            place: None,
+            placement: None,
             restarts: 0,
             first: None,
             closed_well: false,
             unfinished: None,
-            lives: Lives::default(),
+            worker_states: WorkerStates::default(),
             survival: Survival::New,
             lost: None,
             dying: false,
@@ -165,9 +165,9 @@ impl AgentMachine {
         if !matches!(self.phase, Phase::Joining) {
             return;
         }
-        let missed = self.place.as_deref().is_some_and(|last| last.round.next() < placement.round);
-        self.was_in_world |= !self.is_new() && !self.lives.brought_none_with_state(self.workers);
-        self.place = Some(Box::new(placement.clone()));
+        let missed = self.placement.as_deref().is_some_and(|last| last.round.next() < placement.round);
+        self.was_in_world |= !self.is_new() && !self.worker_states.brought_none_with_state(self.workers);
+        self.placement = Some(Box::new(placement.clone()));
         self.workers = placement.workers_of(self.policy.workers);
         if self.policy.budget == Budget::Job {
             self.restarts = placement.restart;
@@ -184,7 +184,7 @@ impl AgentMachine {
     }
 
     /// The join ended without a place.
-    pub fn on_no_place(&mut self, error: JoinError) {
+    pub fn on_no_placement(&mut self, error: JoinError) {
         if !matches!(self.phase, Phase::Joining) {
             return;
         }
@@ -197,7 +197,7 @@ impl AgentMachine {
             JoinError::Closed { verdict: Verdict::Failed { cause, failure, .. }, .. } => {
                 Outcome::Failed { cause: failure, reason: cause }
             }
-            error => Outcome::NoPlace(error),
+            error => Outcome::NoPlacement(error),
         };
         self.end_after_stop(outcome);
     }
@@ -228,11 +228,11 @@ impl AgentMachine {
         self.commands.push(Command::Done(self.round()));
         let limit = self.policy.exit_barrier_timeout;
         let at_most = limit.map_or_else(String::new, |limit| format!(" for up to {limit:.0?} (exit_barrier_timeout)"));
-        self.tell(format!("all workers of this node succeeded; waiting for those of the other nodes{at_most}"));
+        self.log(format!("all workers of this node succeeded; waiting for those of the other nodes{at_most}"));
         self.unfinished = None;
         let until = limit.and_then(|limit| now.checked_add(limit));
-        (self.lives.change, self.lives.raise_at) = (None, None);
-        self.phase = Phase::Finishing { since: now, until, tell_at: now + TELL_EVERY };
+        (self.worker_states.change, self.worker_states.raise_at) = (None, None);
+        self.phase = Phase::Finishing { since: now, until, report_at: now + REPORT_EVERY };
     }
 
     /// The coordinator names the nodes whose workers still run.
@@ -285,7 +285,7 @@ impl AgentMachine {
             self.dying = true;
         }
         self.none_survives();
-        self.forget_lives();
+        self.forget_worker_states();
     }
 
     /// The world must re-form, and cannot until a coordinator runs again.
@@ -340,13 +340,13 @@ impl AgentMachine {
 
     /// Time has passed.
     pub fn on_tick(&mut self, now: Instant) {
-        self.give_up_words_if_due(now);
+        self.give_up_message_if_due(now);
         self.give_up_late_workers(now);
         self.leave_if_due(now);
         self.look_after_preparation(now);
         self.stop_holding_join_up(now);
-        let Phase::Finishing { since, until, tell_at } = &mut self.phase else { return };
-        let unfinished = self.unfinished.as_deref().unwrap_or("the coordinator has not said whose");
+        let Phase::Finishing { since, until, report_at } = &mut self.phase else { return };
+        let unfinished = self.unfinished.as_deref().unwrap_or("the coordinator has not named them");
         let waited = now.saturating_duration_since(*since);
         if until.is_some_and(|until| until <= now) {
             let text = format!(
@@ -355,9 +355,9 @@ impl AgentMachine {
             );
             self.warn(text);
             self.end(Outcome::Succeeded);
-        } else if *tell_at <= now {
-            *tell_at = now + TELL_EVERY;
-            let text = format!("this node has finished and has waited for the others for {waited:.0?}: {unfinished}");
+        } else if *report_at <= now {
+            *report_at = now + REPORT_EVERY;
+            let text = format!("this node has finished, and has waited {waited:.0?} for the others: {unfinished}");
             self.warn(text);
         }
     }
@@ -365,14 +365,14 @@ impl AgentMachine {
     /// When to call [`AgentMachine::on_tick`] at the latest.
     pub fn next_deadline(&self) -> Option<Instant> {
         match self.phase {
-            Phase::Finishing { until, tell_at, .. } => Some(until.map_or(tell_at, |until| until.min(tell_at))),
+            Phase::Finishing { until, report_at, .. } => Some(until.map_or(report_at, |until| until.min(report_at))),
             Phase::Stopping { over: false, way: Way::Park { until, .. } | Way::Raise { until, .. }, .. } => {
                 let leave_at = self.leaving.map(|(_, until)| until);
-                [Some(until), leave_at, self.words_until()].into_iter().flatten().min()
+                [Some(until), leave_at, self.message_until()].into_iter().flatten().min()
             }
-            Phase::Stopping { .. } => [self.held_up_until(), self.words_until()].into_iter().flatten().min(),
+            Phase::Stopping { .. } => [self.held_up_until(), self.message_until()].into_iter().flatten().min(),
             Phase::Running { .. } => self.leaving.map(|(_, until)| until),
-            Phase::Preparing { tell_at, .. } => Some(tell_at),
+            Phase::Preparing { report_at, .. } => Some(report_at),
             Phase::Looking | Phase::Joining | Phase::Ended => None,
         }
     }
@@ -389,7 +389,7 @@ impl AgentMachine {
 
     /// The round the workers belong to. Before this node's first round it is round 0.
     pub fn round(&self) -> Round {
-        self.place.as_deref().map_or_else(Round::default, |place| place.round)
+        self.placement.as_deref().map_or_else(Round::default, |placement| placement.round)
     }
 
     /// Whether workers run or may run.
@@ -407,7 +407,7 @@ impl AgentMachine {
         self.commands.push(Command::Warn(text));
     }
 
-    fn tell(&mut self, text: String) {
-        self.commands.push(Command::Tell(text));
+    fn log(&mut self, text: String) {
+        self.commands.push(Command::Log(text));
     }
 }

@@ -6,9 +6,9 @@
 #[cfg(feature = "io")]
 mod account;
 pub mod command;
-#[cfg(feature = "io")]
-pub mod crew;
 pub mod environment;
+#[cfg(feature = "io")]
+mod failure_message;
 pub mod machine;
 pub mod news;
 #[cfg(feature = "io")]
@@ -19,9 +19,9 @@ mod recovered;
 #[cfg(feature = "io")]
 pub mod runner;
 #[cfg(feature = "io")]
-mod sleepers;
+mod uninterruptible;
 #[cfg(feature = "io")]
-mod words;
+pub mod worker_group;
 
 pub use command::Command;
 pub use machine::AgentMachine;

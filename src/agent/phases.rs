@@ -10,7 +10,7 @@ pub(super) struct Stopwatch {
     /// When the part that is under way began.
     stop_since: Option<Instant>,
     join_since: Option<Instant>,
-    placed_at: Option<Instant>,
+    placement_at: Option<Instant>,
     /// The parts that are over.
     detect: Option<Duration>,
     stop: Option<Duration>,
@@ -23,15 +23,15 @@ impl Stopwatch {
         self.detect.get_or_insert(after);
     }
 
-    /// The workers are told to stop, or to leave their world. A second order does not begin anew.
+    /// The workers are asked to stop, or to leave their world. A second order does not begin anew.
     pub fn stop_ordered(&mut self, now: Instant) {
         self.stop_since.get_or_insert(now);
     }
 
     /// Nothing is left of the workers. If there is a place already, others are started in it now.
     pub fn stopped(&mut self, now: Instant) {
-        if let Some(placed_at) = &mut self.placed_at {
-            *placed_at = now;
+        if let Some(placement_at) = &mut self.placement_at {
+            *placement_at = now;
             self.end_stop(now);
         }
     }
@@ -50,7 +50,7 @@ impl Stopwatch {
 
     /// There is a place.
     pub fn placed(&mut self, now: Instant) {
-        self.placed_at = Some(now);
+        self.placement_at = Some(now);
         if let Some(since) = self.join_since.take() {
             self.rendezvous = Some(now.saturating_duration_since(since));
         }
@@ -58,13 +58,13 @@ impl Stopwatch {
 
     /// All workers were started: what each part has taken. The next recovery begins.
     pub fn started(&mut self, now: Instant) -> Phase {
-        let Self { detect, stop, rendezvous, placed_at, .. } = std::mem::take(self);
+        let Self { detect, stop, rendezvous, placement_at, .. } = std::mem::take(self);
         let us = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
         Phase {
             detect_us: detect.map(us),
             stop_us: stop.map(us),
             rendezvous_us: rendezvous.map(us),
-            start_us: placed_at.map(|since| us(now.saturating_duration_since(since))),
+            start_us: placement_at.map(|since| us(now.saturating_duration_since(since))),
             ..Phase::default()
         }
     }

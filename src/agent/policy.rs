@@ -92,7 +92,7 @@ pub enum Outcome {
         reason: String,
     },
     /// The rendezvous could not be joined.
-    NoPlace(JoinError),
+    NoPlacement(JoinError),
     /// A signal ended the agent.
     Signal(i32),
 }

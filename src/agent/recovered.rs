@@ -8,7 +8,7 @@ use crate::events::record::Phase;
 use crate::rendezvous::messages::message::{Failure, NEVER, Placement, Round};
 use crate::rendezvous::node::View;
 
-/// Most characters of a cause that is told in words.
+/// Most characters of a cause in a log line.
 const LONGEST: usize = 120;
 
 /// Why the world of this node re-forms, and since when: what is known so far.
@@ -20,13 +20,13 @@ pub(super) struct Disturbance {
     own: bool,
 }
 
-/// Why, in falling order of what it tells.
+/// Why, the most specific cause first.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Cause {
     /// The first failure of the round, on whatever node.
     Failed(Box<Failure>),
     /// In words.
-    Said(String),
+    Reported(String),
 }
 
 impl Disturbance {
@@ -41,11 +41,11 @@ impl Disturbance {
     }
 
     /// The world must re-form. `failure`: the one that the coordinator has counted as the first, if it was one.
-    pub fn told(&mut self, reason: &str, failure: Option<&Failure>, now: Instant) {
+    pub fn note(&mut self, reason: &str, failure: Option<&Failure>, now: Instant) {
         self.since.get_or_insert(now);
         match (failure, &self.cause) {
             (Some(failure), _) => self.cause = Some(Cause::Failed(Box::new(failure.clone()))),
-            (None, None) => self.cause = Some(Cause::Said(reason.to_owned())),
+            (None, None) => self.cause = Some(Cause::Reported(reason.to_owned())),
             (None, Some(_)) => {}
         }
     }
@@ -54,21 +54,21 @@ impl Disturbance {
     pub fn on_view(&mut self, view: &View, runs: bool, now: Instant) {
         let change = view.change.as_ref().filter(|_| view.raise_at.is_none_or(|(_, check)| check != NEVER));
         if view.waiting > 0 {
-            self.told(&view.reason, view.failure.as_ref(), now);
+            self.note(&view.reason, view.failure.as_ref(), now);
         } else if let Some(change) = change {
-            self.told(&change.reason, None, now);
+            self.note(&change.reason, None, now);
         } else if runs && !self.own {
             *self = Self::default();
         }
     }
 
-    /// The workers run again: what to tell, if there was a disturbance. The next one begins. `limit`: the job's budget of restarts, if
+    /// The workers run again: what to log, if there was a disturbance. The next one begins. `limit`: the job's budget of restarts, if
     /// the job has one.
-    pub fn over(&mut self, phase: Phase, place: &Placement, limit: Option<u32>, now: Instant) -> Option<Recovered> {
+    pub fn over(&mut self, phase: Phase, placement: &Placement, limit: Option<u32>, now: Instant) -> Option<Recovered> {
         let Self { since, cause, .. } = std::mem::take(self);
         let lasted = now.saturating_duration_since(since?);
-        let restart = limit.map(|limit| (place.restart, limit));
-        Some(Recovered { lasted, cause, phase, round: place.round, nodes: place.world_size, restart })
+        let restart = limit.map(|limit| (placement.restart, limit));
+        Some(Recovered { lasted, cause, phase, round: placement.round, nodes: placement.world_size, restart })
     }
 }
 
@@ -99,7 +99,7 @@ impl Recovered {
                 let Failure { node, global_rank, exit, .. } = &**failure;
                 let _ = write!(line, ": {} rank {global_rank} {exit}", host(node));
             }
-            Some(Cause::Said(reason)) => {
+            Some(Cause::Reported(reason)) => {
                 let _ = write!(line, ": {}", shortened(reason));
             }
             None => {}
@@ -155,7 +155,7 @@ mod tests {
     use super::*;
     use crate::rendezvous::messages::message::WorldChange;
 
-    fn place() -> Placement {
+    fn placement() -> Placement {
         Placement {
             round: Round(2),
             rank: 0,
@@ -193,8 +193,8 @@ mod tests {
 
     #[test]
     fn a_recovery_is_one_line_of_what_failed_and_what_it_cost() {
-        let told = |reason: &'static str, failure: Option<Failure>| {
-            move |it: &mut Disturbance, now| it.told(reason, failure.as_ref(), now)
+        let note = |reason: &'static str, failure: Option<Failure>| {
+            move |it: &mut Disturbance, now| it.note(reason, failure.as_ref(), now)
         };
         let own = |it: &mut Disturbance, now| it.own(&failure(""), "n2:7", now);
         type Event = Box<dyn Fn(&mut Disturbance, Instant)>;
@@ -203,7 +203,7 @@ mod tests {
         let table: Vec<Row> = vec![
             (
                 "a failure elsewhere",
-                vec![Box::new(told("words", Some(failure("10.0.0.17 (n17.example.org:4711)"))))],
+                vec![Box::new(note("words", Some(failure("10.0.0.17 (n17.example.org:4711)"))))],
                 (phase(), None),
                 Some(3),
                 "recovered in 1.3 s: n17 rank 3 SIGKILL; stop 0.2, rendezvous 0.03, start 0.004; 4 nodes, \
@@ -211,21 +211,21 @@ mod tests {
             ),
             (
                 "one's own failure, which nobody has counted",
-                vec![Box::new(own), Box::new(told("a node was lost", None))],
+                vec![Box::new(own), Box::new(note("a node was lost", None))],
                 (phase(), None),
                 None,
                 "recovered in 1.3 s: n2 rank 3 SIGKILL; stop 0.2, rendezvous 0.03, start 0.004; 4 nodes",
             ),
             (
                 "one's own failure, which follows from another",
-                vec![Box::new(own), Box::new(told("", Some(failure("10.0.0.9:3"))))],
+                vec![Box::new(own), Box::new(note("", Some(failure("10.0.0.9:3"))))],
                 (Phase::default(), None),
                 None,
                 "recovered in 1.3 s: 10.0.0.9 rank 3 SIGKILL; 4 nodes",
             ),
             (
                 "no failure, and all phases",
-                vec![Box::new(told("n19:4 joined", None))],
+                vec![Box::new(note("n19:4 joined", None))],
                 (detected, Some(1_100)),
                 None,
                 "recovered in 2.4 s: n19:4 joined; detect 0.01, stop 0.2, rendezvous 0.03, start 0.004, import 1.1; \
@@ -239,9 +239,9 @@ mod tests {
                 event(&mut disturbance, begin + Duration::from_millis(at as u64));
             }
             let now = begin + Duration::from_millis(1_300);
-            let recovered = disturbance.over(phase, &place(), limit, now).unwrap();
+            let recovered = disturbance.over(phase, &placement(), limit, now).unwrap();
             assert_eq!(recovered.line(import_ms.map(Duration::from_millis)), expected, "{name}");
-            assert!(disturbance.over(phase, &place(), limit, now).is_none(), "{name}: it is told once");
+            assert!(disturbance.over(phase, &placement(), limit, now).is_none(), "{name}: it is logged once");
         }
     }
 
@@ -257,15 +257,15 @@ mod tests {
         for (broken, mended) in [(&waits, &calm), (&changes, &goes_on)] {
             disturbance.on_view(broken, true, begin);
             disturbance.on_view(mended, true, begin);
-            assert!(disturbance.over(phase(), &place(), None, later).is_none());
+            assert!(disturbance.over(phase(), &placement(), None, later).is_none());
             disturbance.on_view(broken, true, begin);
             disturbance.on_view(mended, false, begin); // they were stopped already
-            let line = disturbance.over(phase(), &place(), None, later).unwrap().line(None);
+            let line = disturbance.over(phase(), &placement(), None, later).unwrap().line(None);
             assert!(line.contains(" s: n19:4 joined; "), "{line}");
         }
         disturbance.own(&failure(""), "n2:7", later);
         disturbance.on_view(&calm, true, later);
-        let line = disturbance.over(phase(), &place(), None, later).unwrap().line(None);
+        let line = disturbance.over(phase(), &placement(), None, later).unwrap().line(None);
         assert!(line.starts_with("recovered in 0.0000 s: n2 rank 3 SIGKILL; "), "{line}");
     }
 
@@ -273,8 +273,8 @@ mod tests {
     fn a_cause_in_words_is_bounded() {
         let mut disturbance = Disturbance::default();
         let now = Instant::now();
-        disturbance.told(&"ä".repeat(10_000), None, now);
-        let line = disturbance.over(phase(), &place(), None, now).unwrap().line(None);
+        disturbance.note(&"ä".repeat(10_000), None, now);
+        let line = disturbance.over(phase(), &placement(), None, now).unwrap().line(None);
         assert!(line.starts_with("recovered in 0.0000 s: ää") && line.chars().count() < LONGEST + 120, "{line}");
     }
 

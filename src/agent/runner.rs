@@ -10,15 +10,15 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::account::OomKills;
-use super::crew::{Crew, CrewEvent};
 use super::environment::Workers;
+use super::failure_message::FailureMessage;
 use super::machine::AgentMachine;
 use super::news::Seen;
 use super::phases::Stopwatch;
 use super::policy::{AgentOptions, Outcome};
 use super::recovered::Disturbance;
-use super::sleepers::{Sleeper, Sleepers};
-use super::words::Words;
+use super::uninterruptible::{UninterruptibleWorker, UninterruptibleWorkers};
+use super::worker_group::{WorkerGroup, WorkerGroupEvent};
 use crate::channel::agent::Exchange;
 use crate::channel::message::World;
 use crate::clock::until;
@@ -27,7 +27,7 @@ use crate::rendezvous::messages::message::{Failure, Placement, Running};
 use crate::rendezvous::node::session::Session;
 use crate::rendezvous::node::{JoinError, View};
 use crate::signals::Signal;
-use crate::workers::{Deadline, ExitStatus, StderrEnd, WorkerExit, reap_strangers_as_process_1};
+use crate::workers::{Deadline, ExitStatus, StderrEnd, WorkerExit, reap_orphans_as_process_1};
 
 mod deadline;
 mod in_place;
@@ -37,7 +37,7 @@ mod replace;
 mod start;
 mod training;
 
-use recovery::Untold;
+use recovery::PendingRecovery;
 use replace::Ahead;
 pub use start::{Programs, START_PATIENCE};
 use training::Training;
@@ -48,7 +48,7 @@ const KILL: Duration = Duration::from_secs(5);
 /// A step for the front end. Until it is answered, asking again returns the same step.
 #[derive(Clone, Debug)]
 pub enum Step {
-    /// Join the next round; answer with [`Runner::placed`] or [`Runner::no_place`].
+    /// Join the next round; answer with [`Runner::placed`] or [`Runner::no_placement`].
     Join,
     /// Start all workers; answer with [`Runner::start`], [`Runner::started`] or [`Runner::not_started`].
     Start(Box<Placement>),
@@ -76,8 +76,8 @@ pub struct Runner {
     entrypoint: String,
     workers: Workers,
     /// This node's place, once it has one, and when it was assigned.
-    place: Option<(Placement, Instant)>,
-    crew: Option<Crew>,
+    assignment: Option<(Placement, Instant)>,
+    worker_group: Option<WorkerGroup>,
     /// When the guards of workers kill them.
     deadline: Option<Deadline>,
     /// Connections of workers that can change in place.
@@ -105,25 +105,25 @@ pub struct Runner {
     /// Adopted workers whose ends the front end has reported.
     reaped: VecDeque<WorkerExit>,
     /// The words of the first worker that failed in the round.
-    words: Option<Words>,
+    failure_message: Option<FailureMessage>,
     /// When the first failure of the round happened, or when this node heard of it.
     failed_at: Option<Instant>,
     /// The causes of adopted workers' failures, from the front end.
-    said: BTreeMap<u32, String>,
+    reported: BTreeMap<u32, String>,
     farewell: Option<tokio::task::JoinHandle<()>>,
     /// A signal has ended this agent's work.
     signalled: bool,
     /// Workers that sleep uninterruptibly for too long are given up.
-    sleepers: Sleepers,
+    uninterruptible: UninterruptibleWorkers,
     /// How long the parts of the recovery under way take.
     stopwatch: Stopwatch,
     /// Why its world re-forms, if it does.
     disturbance: Disturbance,
-    /// The last recovery, while nobody was told of it.
-    untold: Option<Untold>,
+    /// The last recovery, until it is logged.
+    pending_recovery: Option<PendingRecovery>,
     /// It has said who it is.
     introduced: bool,
-    /// The steps of training that the workers tell.
+    /// The steps of training that the workers report.
     training: Training,
     /// Process ids of running workers whose start is recorded. Those that survive a change were started once.
     recorded: BTreeSet<u32>,
@@ -133,7 +133,7 @@ impl Runner {
     /// An agent whose first step is to join. Without a `session` it hears of other nodes only from its front end. In process 1,
     /// orphans are reaped from now on.
     pub fn new(options: AgentOptions, session: Option<Arc<Session>>) -> Self {
-        reap_strangers_as_process_1();
+        reap_orphans_as_process_1();
         let mut policy = options.policy();
         let exchange = in_place::listen(&options, session.is_some());
         policy.in_place &= exchange.is_some();
@@ -146,8 +146,8 @@ impl Runner {
             name,
             entrypoint,
             workers,
-            place: None,
-            crew: None,
+            assignment: None,
+            worker_group: None,
             deadline,
             exchange,
             in_place,
@@ -164,15 +164,15 @@ impl Runner {
             exits: Vec::new(),
             stderr_ends: BTreeMap::new(),
             reaped: VecDeque::new(),
-            words: None,
+            failure_message: None,
             failed_at: None,
-            said: BTreeMap::new(),
+            reported: BTreeMap::new(),
             farewell: None,
             signalled: false,
-            sleepers: Sleepers::new(uninterruptible_sleep),
+            uninterruptible: UninterruptibleWorkers::new(uninterruptible_sleep),
             stopwatch: Stopwatch::default(),
             disturbance: Disturbance::default(),
-            untold: None,
+            pending_recovery: None,
             introduced: false,
             training,
             recorded: BTreeSet::new(),
@@ -192,7 +192,7 @@ impl Runner {
                 }
                 return step;
             }
-            if self.crew.is_none() && self.ending.is_some() {
+            if self.worker_group.is_none() && self.ending.is_some() {
                 if let Some(farewell) = &mut self.farewell {
                     // The goodbye has its own time limit.
                     let _ = farewell.await;
@@ -209,29 +209,29 @@ impl Runner {
     async fn turn(&mut self) {
         let deadline = self.machine.next_deadline();
         let running = self.machine.is_running();
-        let look_at = self.sleepers.next_look(Instant::now()).filter(|_| running);
-        let tell_at = self.untold.as_ref().map(Untold::until);
+        let look_at = self.uninterruptible.next_look(Instant::now()).filter(|_| running);
+        let report_at = self.pending_recovery.as_ref().map(PendingRecovery::until);
         tokio::select! {
-            event = next_of(&mut self.crew) => self.on_crew(event),
-            heard = in_place::next_of(&mut self.exchange) => self.on_heard(heard),
+            event = next_of(&mut self.worker_group) => self.on_worker_group(event),
+            received = in_place::next_of(&mut self.exchange) => self.on_from_worker(received),
             () = self.training.rung() => self.on_first_step(),
             asked = self.training.asked(self.session.as_deref()) => self.on_step_asked(asked),
-            import = recovery::imported(self.session.as_deref(), self.untold.as_ref()) => self.tell_recovery(Some(import)),
-            (local_rank, words, complete) = words_of(&mut self.words) => {
-                self.machine.on_words(local_rank, words, complete);
+            import = recovery::imported(self.session.as_deref(), self.pending_recovery.as_ref()) => self.log_recovery(Some(import)),
+            (local_rank, failure_message, complete) = message_of(&mut self.failure_message) => {
+                self.machine.on_failure_message(local_rank, failure_message, complete);
             }
-            running = outlook(self.session.as_deref(), self.looking_until) => {
+            running = next_forecast(self.session.as_deref(), self.looking_until) => {
                 self.looking_until = None;
-                self.machine.on_outlook(running.as_ref(), Instant::now());
+                self.machine.on_forecast(running.as_ref(), Instant::now());
             }
             view = change_of(self.session.as_deref(), self.seen.as_ref()) => self.on_view(&view),
-            () = until([deadline, look_at, tell_at].into_iter().flatten().min()) => {
+            () = until([deadline, look_at, report_at].into_iter().flatten().min()) => {
                 let now = Instant::now();
-                if tell_at.is_some_and(|tell_at| tell_at <= now) {
-                    self.tell_recovery(None);
+                if report_at.is_some_and(|report_at| report_at <= now) {
+                    self.log_recovery(None);
                 }
                 self.machine.on_tick(now);
-                self.look_for_sleepers();
+                self.look_for_uninterruptible();
             }
         }
     }
@@ -242,8 +242,8 @@ impl Runner {
         self.seen = self.session.as_ref().map(|_| Seen::placed(&placement));
         self.stopwatch.placed(Instant::now());
         self.training.begin(placement.round);
-        self.place = Some((placement.clone(), Instant::now()));
-        (self.words, self.failed_at) = (None, None); // they are of the round before
+        self.assignment = Some((placement.clone(), Instant::now()));
+        (self.failure_message, self.failed_at) = (None, None); // they are of the round before
         self.take_over_ahead();
         if let Some(reason) = self.session.as_ref().and_then(|session| session.take_lost_survivors()) {
             self.machine.on_survivors_lost(&reason);
@@ -252,20 +252,20 @@ impl Runner {
     }
 
     /// The other answer to [`Step::Join`].
-    pub fn no_place(&mut self, error: JoinError) {
+    pub fn no_placement(&mut self, error: JoinError) {
         self.answered(|step| matches!(step, Step::Join));
-        self.machine.on_no_place(error);
+        self.machine.on_no_placement(error);
     }
 
-    /// The answer to [`Step::Reap`]. `said`: the cause of the failure, as far as the front end knows it; used if the error file is
+    /// The answer to [`Step::Reap`]. `reported`: the cause of the failure, as far as the front end knows it; used if the error file is
     /// empty.
-    pub fn reaped(&mut self, local_rank: u32, exit: ExitStatus, said: String) {
+    pub fn reaped(&mut self, local_rank: u32, exit: ExitStatus, reported: String) {
         self.answered(|step| matches!(step, Step::Reap { local_rank: it } if *it == local_rank));
-        if let Some(words) = &mut self.words {
-            words.on_said(local_rank, said.clone());
+        if let Some(failure_message) = &mut self.failure_message {
+            failure_message.on_reported(local_rank, reported.clone());
         }
-        self.said.insert(local_rank, said);
-        let exited = self.crew.as_mut().and_then(|crew| crew.reaped(local_rank, exit));
+        self.reported.insert(local_rank, reported);
+        let exited = self.worker_group.as_mut().and_then(|worker_group| worker_group.reaped(local_rank, exit));
         self.reaped.extend(exited);
     }
 
@@ -280,7 +280,7 @@ impl Runner {
     pub fn signal(&mut self, signal: i32, sender: &str) {
         let name = Signal(signal);
         let from = if sender.is_empty() { String::new() } else { format!("; it was {sender}") };
-        let text = match (self.signalled, &self.crew) {
+        let text = match (self.signalled, &self.worker_group) {
             (true, _) => format!("received {name}: killing what is left of the workers"),
             (false, None) => format!("received {name}: leaving the job"),
             (false, Some(_)) if self.ending.is_some() => {
@@ -300,17 +300,17 @@ impl Runner {
     /// Without a session: the world must re-form.
     pub fn interrupted(&mut self, reason: &str) {
         let now = Instant::now();
-        self.disturbance.told(reason, None, now);
+        self.disturbance.note(reason, None, now);
         self.machine.on_interrupted(self.machine.round(), reason, now);
     }
 
     /// The front end gives up: kill the remaining workers, and wait for their end as long as a kill may take. Adopted workers are
     /// only killed: their parent reaps them.
     pub async fn close(&mut self) {
-        let Some(mut crew) = self.crew.take() else { return };
-        crew.kill();
-        if matches!(crew, Crew::Spawned(_)) {
-            let ended = async { while crew.next_event().await.is_some() {} };
+        let Some(mut worker_group) = self.worker_group.take() else { return };
+        worker_group.kill();
+        if matches!(worker_group, WorkerGroup::Spawned(_)) {
+            let ended = async { while worker_group.next_event().await.is_some() {} };
             if tokio::time::timeout(KILL, ended).await.is_err() {
                 tracing::error!("workers have not ended {KILL:.0?} after SIGKILL and are waited for no longer");
             }
@@ -339,13 +339,13 @@ impl Runner {
 
     /// Global rank of the last round's first worker; 0 if no rendezvous has assigned ranks.
     pub fn first_rank(&self) -> u32 {
-        let ranks = self.place.as_ref().and_then(|(placement, _)| placement.workers);
+        let ranks = self.assignment.as_ref().and_then(|(placement, _)| placement.workers);
         ranks.map_or(0, |ranks| ranks.first_rank)
     }
 
     /// The place of this node, once it has one.
     pub fn placement(&self) -> Option<&Placement> {
-        self.place.as_ref().map(|(placement, _)| placement)
+        self.assignment.as_ref().map(|(placement, _)| placement)
     }
 
     /// The start that the front end was asked for is answered, or no longer wanted.
@@ -358,13 +358,13 @@ impl Runner {
         self.steps.retain(|step| !which(step));
     }
 
-    fn on_crew(&mut self, event: Option<CrewEvent>) {
+    fn on_worker_group(&mut self, event: Option<WorkerGroupEvent>) {
         match event {
-            Some(CrewEvent::Exited(exited)) => self.on_exited(exited),
-            Some(CrewEvent::Gone { local_rank }) => self.machine.on_worker_gone(local_rank),
-            Some(CrewEvent::Reap { local_rank }) => self.steps.push_back(Step::Reap { local_rank }),
+            Some(WorkerGroupEvent::Exited(exited)) => self.on_exited(exited),
+            Some(WorkerGroupEvent::Gone { local_rank }) => self.machine.on_worker_gone(local_rank),
+            Some(WorkerGroupEvent::Reap { local_rank }) => self.steps.push_back(Step::Reap { local_rank }),
             None => {
-                self.crew = None;
+                self.worker_group = None;
                 self.stopwatch.stopped(Instant::now());
                 self.machine.on_stopped();
             }
@@ -377,7 +377,8 @@ impl Runner {
             self.look_at_session(); // its guard has killed it: no failure
         }
         let WorkerExit { local_rank, pid, exit, at, late, .. } = exited;
-        let stderr_end = self.crew.as_ref().map(|crew| crew.stderr_end(local_rank)).unwrap_or_default();
+        let stderr_end =
+            self.worker_group.as_ref().map(|worker_group| worker_group.stderr_end(local_rank)).unwrap_or_default();
         self.stderr_ends.insert(local_rank, stderr_end);
         self.record_exit(&exited);
         self.note_exit(exited);
@@ -417,9 +418,11 @@ impl Runner {
         news
     }
 
-    fn look_for_sleepers(&mut self) {
-        let Some(crew) = self.crew.as_ref().filter(|_| self.machine.is_running()) else { return };
-        for Sleeper { local_rank, pid, slept } in self.sleepers.look(&crew.pids(), Instant::now()) {
+    fn look_for_uninterruptible(&mut self) {
+        let Some(worker_group) = self.worker_group.as_ref().filter(|_| self.machine.is_running()) else { return };
+        for UninterruptibleWorker { local_rank, pid, slept } in
+            self.uninterruptible.look(&worker_group.pids(), Instant::now())
+        {
             let exit = format!("uninterruptible sleep for {slept:.0?}");
             let message = "a hung device or file system holds it; a new worker on this host could not use it either";
             self.machine.on_worker_failed(
@@ -446,22 +449,22 @@ impl Runner {
     }
 }
 
-async fn next_of(crew: &mut Option<Crew>) -> Option<CrewEvent> {
-    match crew {
-        Some(crew) => crew.next_event().await,
+async fn next_of(worker_group: &mut Option<WorkerGroup>) -> Option<WorkerGroupEvent> {
+    match worker_group {
+        Some(worker_group) => worker_group.next_event().await,
         None => pending().await,
     }
 }
 
-async fn words_of(words: &mut Option<Words>) -> (u32, String, bool) {
-    match words {
-        Some(words) => words.next().await,
+async fn message_of(failure_message: &mut Option<FailureMessage>) -> (u32, String, bool) {
+    match failure_message {
+        Some(failure_message) => failure_message.next().await,
         None => pending().await,
     }
 }
 
 /// Waits until it is known whether a world runs for which workers can be started before the join.
-async fn outlook(session: Option<&Session>, until: Option<Instant>) -> Option<Running> {
+async fn next_forecast(session: Option<&Session>, until: Option<Instant>) -> Option<Running> {
     let Some(until) = until else { return pending().await };
     tokio::time::timeout_at(until.into(), session?.forecast()).await.ok().flatten()
 }

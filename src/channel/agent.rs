@@ -26,7 +26,7 @@ use tokio::time::{sleep, timeout};
 use super::address;
 use super::message::{HeldState, ToAgent, ToWorker, VERSION};
 use crate::bounded_log::BoundedLog;
-use crate::lineage::{lineage, lives};
+use crate::lineage::{is_alive, lineage};
 use crate::rendezvous::messages::codec::CodecError;
 use crate::rendezvous::messages::frames::read_message;
 use crate::wire::text::tidy;
@@ -46,7 +46,7 @@ const LOG_PERIOD: Duration = Duration::from_secs(60);
 
 /// What the agent has heard from a worker.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Heard {
+pub enum FromWorker {
     /// It has connected, maybe not for the first time.
     Hello {
         /// The worker's.
@@ -69,7 +69,7 @@ pub enum Heard {
         state: HeldState,
     },
     /// It lets the library make its process group.
-    Groupless {
+    NoProcessGroup {
         /// The worker's.
         local_rank: u32,
     },
@@ -106,7 +106,7 @@ pub enum Heard {
 pub struct Exchange {
     address: String,
     shared: Arc<Shared>,
-    heard: mpsc::Receiver<(ConnectionId, Heard)>,
+    received: mpsc::Receiver<(ConnectionId, FromWorker)>,
     accepting: AbortHandle,
 }
 
@@ -124,15 +124,15 @@ struct Shared {
 }
 
 /// What a connection holds until its process is proven to be a worker, and has said hello.
-enum Place {
+enum Permit {
     Any(#[expect(dead_code, reason = "it is held")] OwnedSemaphorePermit),
     /// The one that is kept for this worker's own process.
     Kept(Arc<Shared>, u32),
 }
 
-impl Drop for Place {
+impl Drop for Permit {
     fn drop(&mut self) {
-        if let Place::Kept(shared, pid) = self {
+        if let Permit::Kept(shared, pid) = self {
             shared.kept.lock().remove(pid);
         }
     }
@@ -175,9 +175,9 @@ impl Exchange {
                 tracing::warn!(what, count, "more of the same was not logged");
             }),
         });
-        let (sender, heard) = mpsc::channel(256);
+        let (sender, received) = mpsc::channel(256);
         let accepting = tokio::spawn(accept(listener, shared.clone(), sender)).abort_handle();
-        Ok(Exchange { address, shared, heard, accepting })
+        Ok(Exchange { address, shared, received, accepting })
     }
 
     /// The address of the socket, which workers find in `ELASTIC_RS_AGENT`: `@` and a name that is in no file system.
@@ -185,7 +185,7 @@ impl Exchange {
         &self.address
     }
 
-    /// From now on these are the workers: process ids by local rank. Connections of others are closed, without [`Heard::Gone`].
+    /// From now on these are the workers: process ids by local rank. Connections of others are closed, without [`FromWorker::Gone`].
     pub fn expect(&self, pids: &BTreeMap<u32, u32>) {
         let mut connections = self.shared.connections.lock();
         self.shared.workers.send_replace(pids.clone());
@@ -199,16 +199,16 @@ impl Exchange {
         if let Err(mpsc::error::TrySendError::Full(_)) = connection.messages.try_send(message)
             && let Some(cut) = connection.cut.take()
         {
-            tracing::warn!(local_rank, "a worker does not read what its agent tells it: its connection is closed");
+            tracing::warn!(local_rank, "a worker does not read its agent's messages: its connection is closed");
             let _ = cut.send(()); // it may have ended
         }
     }
 
     /// What was heard next. May be dropped and called again.
-    pub async fn next(&mut self) -> Heard {
-        while let Some((id, heard)) = self.heard.recv().await {
-            if self.shared.is_current(id, &heard) {
-                return heard;
+    pub async fn next(&mut self) -> FromWorker {
+        while let Some((id, received)) = self.received.recv().await {
+            if self.shared.is_current(id, &received) {
+                return received;
             }
         }
         pending().await
@@ -222,30 +222,30 @@ impl Drop for Exchange {
     }
 }
 
-impl Heard {
+impl FromWorker {
     fn local_rank(&self) -> u32 {
         match *self {
-            Heard::Hello { local_rank }
-            | Heard::Ack { local_rank, .. }
-            | Heard::Parked { local_rank, .. }
-            | Heard::Groupless { local_rank }
-            | Heard::Stuck { local_rank }
-            | Heard::Raised { local_rank, .. }
-            | Heard::Unfit { local_rank, .. }
-            | Heard::Gone { local_rank } => local_rank,
+            FromWorker::Hello { local_rank }
+            | FromWorker::Ack { local_rank, .. }
+            | FromWorker::Parked { local_rank, .. }
+            | FromWorker::NoProcessGroup { local_rank }
+            | FromWorker::Stuck { local_rank }
+            | FromWorker::Raised { local_rank, .. }
+            | FromWorker::Unfit { local_rank, .. }
+            | FromWorker::Gone { local_rank } => local_rank,
         }
     }
 }
 
 impl Shared {
     /// Whether this was heard from a worker's latest connection. Forgets a connection that has ended.
-    fn is_current(&self, id: ConnectionId, heard: &Heard) -> bool {
+    fn is_current(&self, id: ConnectionId, received: &FromWorker) -> bool {
         let mut connections = self.connections.lock();
-        let local_rank = heard.local_rank();
+        let local_rank = received.local_rank();
         let Some(connection) = connections.get(&local_rank).filter(|connection| connection.id == id) else {
             return false;
         };
-        if matches!(heard, Heard::Gone { .. }) {
+        if matches!(received, FromWorker::Gone { .. }) {
             connections.remove(&local_rank);
             return true;
         }
@@ -253,12 +253,12 @@ impl Shared {
     }
 
     /// A place for a connection of this process while it is not proven. `None`: too many are not.
-    fn place(self: &Arc<Self>, pid: u32) -> Option<Place> {
+    fn permit(self: &Arc<Self>, pid: u32) -> Option<Permit> {
         if let Ok(permit) = self.unproven.clone().try_acquire_owned() {
-            return Some(Place::Any(permit));
+            return Some(Permit::Any(permit));
         }
         let is_worker = self.workers.borrow().values().any(|worker| *worker == pid);
-        (is_worker && self.kept.lock().insert(pid)).then(|| Place::Kept(self.clone(), pid))
+        (is_worker && self.kept.lock().insert(pid)).then(|| Permit::Kept(self.clone(), pid))
     }
 
     /// Makes this the worker's connection, instead of an earlier one of the same process. An error is the reason for which it is refused.
@@ -272,7 +272,7 @@ impl Shared {
         if let Some(first) = connections.get(&local_rank)
             && first.worker == worker
             && first.pid != pid
-            && lives(first.pid)
+            && is_alive(first.pid)
         {
             return Err(format!(
                 "process {pid} descends from the worker of local rank {local_rank}, for which process {} is connected: a process that \
@@ -287,7 +287,7 @@ impl Shared {
 }
 
 /// Accepts connections until it is aborted, and with it the tasks that attend to them.
-async fn accept(listener: UnixListener, shared: Arc<Shared>, heard: mpsc::Sender<(ConnectionId, Heard)>) {
+async fn accept(listener: UnixListener, shared: Arc<Shared>, received: mpsc::Sender<(ConnectionId, FromWorker)>) {
     let mut attending = JoinSet::new();
     let mut ids = 1..;
     loop {
@@ -295,7 +295,7 @@ async fn accept(listener: UnixListener, shared: Arc<Shared>, heard: mpsc::Sender
             accepted = listener.accept() => match accepted {
                 Ok((stream, _)) => {
                     let id = ids.next().unwrap_or_default();
-                    attending.spawn(attend(id, stream, shared.clone(), heard.clone()));
+                    attending.spawn(attend(id, stream, shared.clone(), received.clone()));
                 }
                 Err(error) => {
                     if shared.log.admits("accept") {
@@ -314,7 +314,7 @@ async fn attend(
     id: ConnectionId,
     mut stream: UnixStream,
     shared: Arc<Shared>,
-    heard: mpsc::Sender<(ConnectionId, Heard)>,
+    received: mpsc::Sender<(ConnectionId, FromWorker)>,
 ) {
     let admitted = admit(&mut stream, &shared).await;
     let connected = admitted.and_then(|admitted| {
@@ -323,9 +323,9 @@ async fn attend(
     });
     match connected {
         Ok((Admitted { local_rank, buffer, .. }, outgoing)) => {
-            serve(id, local_rank, stream, buffer, outgoing, &heard).await;
+            serve(id, local_rank, stream, buffer, outgoing, &received).await;
             // Fails if the agent has ended.
-            let _ = heard.send((id, Heard::Gone { local_rank })).await;
+            let _ = received.send((id, FromWorker::Gone { local_rank })).await;
         }
         Err(reason) => {
             if shared.log.admits("refused") {
@@ -349,14 +349,14 @@ struct Admitted {
 /// Finds out whose connection this is. An error is the reason for which it is refused.
 async fn admit(stream: &mut UnixStream, shared: &Arc<Shared>) -> Result<Admitted, String> {
     address::check_user(&*stream, "it").map_err(|error| error.to_string())?;
-    let peer = stream.peer_cred().map_err(|error| format!("the system does not say which process it is: {error}"))?;
+    let peer = stream.peer_cred().map_err(|error| format!("the kernel does not report its process id: {error}"))?;
     // 0: it is in another pid namespace, which this process cannot see.
     let pid = peer.pid().and_then(|pid| u32::try_from(pid).ok()).filter(|pid| *pid > 0);
     let pid = pid.ok_or("it is in a pid namespace that its agent cannot see")?;
     if !lineage(pid).any(|it| it == process::id()) {
         return Err(format!("process {pid} was not started by this agent, nor by a process that it has started"));
     }
-    let _place = shared.place(pid).ok_or_else(|| {
+    let _permit = shared.permit(pid).ok_or_else(|| {
         format!("process {pid} is not known as a worker, and {UNPROVEN} such processes are waiting already")
     })?;
     let mut workers = shared.workers.subscribe();
@@ -381,10 +381,10 @@ async fn admit(stream: &mut UnixStream, shared: &Arc<Shared>) -> Result<Admitted
             "process {pid} has a release of elastic_rs whose channel has version {version}, and its agent version {VERSION}: \
              install the same release in the worker's environment as in the agent's"
         )),
-        Ok(Ok(Some(message))) => Err(format!("process {pid} has not said hello but {message:?}")),
-        Ok(Ok(None)) => Err(format!("process {pid} has closed the connection without a word")),
-        Ok(Err(error)) => Err(format!("process {pid} has not said hello: {error}")),
-        Err(_) => Err(format!("process {pid} has not said hello within {HOLD_LIMIT:.0?}")),
+        Ok(Ok(Some(message))) => Err(format!("process {pid} sent {message:?} before Hello")),
+        Ok(Ok(None)) => Err(format!("process {pid} closed the connection before it sent Hello")),
+        Ok(Err(error)) => Err(format!("process {pid} did not send Hello: {error}")),
+        Err(_) => Err(format!("process {pid} did not send Hello within {HOLD_LIMIT:.0?}")),
     }
 }
 
@@ -398,13 +398,13 @@ async fn serve(
     stream: UnixStream,
     buffer: BytesMut,
     (messages, cut): Outgoing,
-    heard: &mpsc::Sender<(ConnectionId, Heard)>,
+    received: &mpsc::Sender<(ConnectionId, FromWorker)>,
 ) {
     let (reader, writer) = stream.into_split();
     // Fails if the agent has ended.
-    let _ = heard.send((id, Heard::Hello { local_rank })).await;
+    let _ = received.send((id, FromWorker::Hello { local_rank })).await;
     tokio::select! {
-        read = read_all(id, local_rank, reader, buffer, heard) => if let Err(error) = read {
+        read = read_all(id, local_rank, reader, buffer, received) => if let Err(error) = read {
             tracing::warn!(local_rank, "the connection of a worker is closed: {error}");
         },
         written = write_all(writer, messages) => if let Err(error) = written {
@@ -419,22 +419,22 @@ async fn read_all(
     local_rank: u32,
     mut reader: OwnedReadHalf,
     mut buffer: BytesMut,
-    heard: &mpsc::Sender<(ConnectionId, Heard)>,
+    received: &mpsc::Sender<(ConnectionId, FromWorker)>,
 ) -> Result<(), String> {
     let error = |error: CodecError| error.to_string();
     while let Some(message) = read_message(&mut reader, &mut buffer).await.map_err(error)? {
         let what = match message {
-            ToAgent::Ack { seq, count } => Heard::Ack { local_rank, seq, count },
-            ToAgent::Parked(state) => Heard::Parked { local_rank, state },
-            ToAgent::Groupless => Heard::Groupless { local_rank },
-            ToAgent::Stuck => Heard::Stuck { local_rank },
-            ToAgent::Unfit { message } => Heard::Unfit { local_rank, message: tidy(&message) },
+            ToAgent::Ack { seq, count } => FromWorker::Ack { local_rank, seq, count },
+            ToAgent::Parked(state) => FromWorker::Parked { local_rank, state },
+            ToAgent::NoProcessGroup => FromWorker::NoProcessGroup { local_rank },
+            ToAgent::Stuck => FromWorker::Stuck { local_rank },
+            ToAgent::Unfit { message } => FromWorker::Unfit { local_rank, message: tidy(&message) },
             ToAgent::Raised { error, message } => {
-                Heard::Raised { local_rank, error: tidy(&error), message: tidy(&message) }
+                FromWorker::Raised { local_rank, error: tidy(&error), message: tidy(&message) }
             }
-            ToAgent::Hello { .. } => return Err("it has said hello twice".to_owned()),
+            ToAgent::Hello { .. } => return Err("it sent Hello twice".to_owned()),
         };
-        if heard.send((id, what)).await.is_err() {
+        if received.send((id, what)).await.is_err() {
             break; // the agent has ended
         }
     }

@@ -2,7 +2,7 @@
 //!
 //! All workers of a world call `check` equally often, at the same steps. They learn of a change at the same check, without a
 //! collective:
-//! 1. The agents tell their workers of the change. From then on each check of a worker waits, and the worker answers with the number
+//! 1. The agents notify their workers of the change. From then on each check of a worker waits, and the worker answers with the number
 //!    of its last check that did not wait. Counting and answering are one atomic step: [`Counter::stop`].
 //! 2. The change is to happen at the check after the highest of these numbers. So no worker has passed it, and each one reaches it:
 //!    checks before it go on.
@@ -61,23 +61,23 @@ pub enum Verdict {
     PeerFailed,
 }
 
-/// Why nothing more will be told, in words.
+/// Why no further message will arrive, as text.
 pub type Ended = String;
 
-/// What the agent has told a worker. Each method that returns an option is to be called again after the next message if it returns `None`.
+/// The messages that a worker has received from its agent. Each method that returns an option is to be called again after the next message if it returns `None`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub struct News {
     /// The last check that went on, once checks find that there is news.
     passed: Option<u64>,
     change: Option<Change>,
     /// The change that no listener has heard of: number and flags.
-    unheard: Option<(u64, u8)>,
+    unread: Option<(u64, u8)>,
     has_failed: bool,
     /// The latest.
     world: Option<Box<World>>,
     /// The last world in which the worker has had the job's state.
     generation: Option<Generation>,
-    place: Place,
+    state: State,
     /// The last failure, change or world.
     reason: String,
     flags: u8,
@@ -86,7 +86,7 @@ pub struct News {
 
 /// Where a worker is.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
-enum Place {
+enum State {
     /// In the latest world, or not in any yet.
     #[default]
     Inside,
@@ -114,7 +114,7 @@ impl News {
                     Some(change) if change.seq == seq => {}
                     _ => {
                         self.change = Some(Change { seq, raise_at: None });
-                        self.unheard = Some((seq, flags));
+                        self.unread = Some((seq, flags));
                         (self.reason, self.flags) = (reason, flags);
                     }
                 }
@@ -123,7 +123,7 @@ impl News {
             ToWorker::RaiseAt { seq, check } => match &mut self.change {
                 // Others raise at a check that this worker has passed.
                 Some(change) if change.seq == seq && check <= passed => self.fail(format!(
-                    "the world changes at check {check}, which this worker had passed when it was told (last check: {passed}): all \
+                    "the world changes at check {check}, but this worker had already passed that check when it was notified (last check: {passed}): all \
                      workers must call check equally often"
                 )),
                 Some(change) if change.seq == seq => change.raise_at = Some(check),
@@ -138,8 +138,8 @@ impl News {
                     self.generation = Some(world.generation);
                 }
                 self.world = Some(world);
-                if self.place == Place::Parked {
-                    self.place = Place::Called;
+                if self.state == State::Parked {
+                    self.state = State::Called;
                 }
             }
         }
@@ -206,11 +206,11 @@ impl News {
         self.generation = self.world.as_ref().map(|world| world.generation).or(self.generation);
     }
 
-    /// The worker leaves its world with this commit. Returns what the agent is to be told: nothing if an earlier call was interrupted.
+    /// The worker leaves its world with this commit. Returns the message to the agent: none if an earlier call was interrupted.
     pub fn park(&mut self, commit: Option<u64>) -> Option<HeldState> {
-        let is_new = self.place == Place::Inside;
+        let is_new = self.state == State::Inside;
         is_new.then(|| {
-            self.place = Place::Parked;
+            self.state = State::Parked;
             HeldState { generation: self.generation, commit }
         })
     }
@@ -218,8 +218,8 @@ impl News {
     /// Ready once a parked worker has its next world. The worker is then in that.
     pub fn next_world(&mut self) -> Option<Result<Box<World>, Ended>> {
         match &self.world {
-            Some(world) if self.place == Place::Called => {
-                self.place = Place::Inside;
+            Some(world) if self.state == State::Called => {
+                self.state = State::Inside;
                 Some(Ok(world.clone()))
             }
             _ => self.ended.clone().map(Err),
@@ -233,7 +233,7 @@ impl News {
 
     /// Ready once there is a change that was not taken yet: its number, and its flags. Takes it.
     pub fn take_change(&mut self) -> Option<Result<(u64, u8), Ended>> {
-        self.unheard.take().map(Ok).or_else(|| self.ended.clone().map(Err))
+        self.unread.take().map(Ok).or_else(|| self.ended.clone().map(Err))
     }
 
     /// The reason of the last failure, change or world, in words.

@@ -64,7 +64,7 @@ pub enum ToAgent {
     /// The worker has left its process group, and waits for its next world. With the state that it has.
     Parked(HeldState),
     /// The worker has reached `elastic_rs.elastic.run` without a process group, which the library makes.
-    Groupless,
+    NoProcessGroup,
     /// The worker's world is not formed: a step towards it has failed, or has taken longer than its limit.
     Stuck,
     /// The worker's program has raised one of the library's exceptions itself. It leaves its world, and lives.
@@ -90,7 +90,7 @@ pub struct HeldState {
     pub commit: Option<u64>,
 }
 
-/// A world, as one worker is told of it.
+/// A world, as it is sent to one worker.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct World {
     /// Variables of the worker's environment, such as `RANK`.

@@ -169,9 +169,9 @@ struct Member {
 /// `tfd:        9 events:       19 data:         5621d767f410 pos:0 ...`.
 fn members(fdinfo: &str) -> Vec<Member> {
     let member = |line: &str| {
-        let mut words = line.strip_prefix("tfd:")?.split_whitespace();
-        let fd: RawFd = words.next()?.parse().ok()?;
-        let data = words.skip_while(|word| *word != "data:").nth(1);
+        let mut fields = line.strip_prefix("tfd:")?.split_whitespace();
+        let fd: RawFd = fields.next()?.parse().ok()?;
+        let data = fields.skip_while(|word| *word != "data:").nth(1);
         let data = data.and_then(|data| u64::from_str_radix(data, 16).ok());
         Some(Member {
             fd,

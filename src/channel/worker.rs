@@ -1,6 +1,6 @@
 //! A worker's end of the channel.
 //!
-//! A thread reads what the agent tells, so that a main thread that is blocked in a collective delays nothing. It uses no runtime,
+//! A thread reads the agent's messages, so that a main thread that is blocked in a collective delays nothing. It uses no runtime,
 //! and takes no lock of Python's: a worker may fork, and its interpreter may exit, at any time.
 //!
 //! Futures returned here need no runtime either. The thread wakes them.
@@ -95,7 +95,7 @@ impl Channel {
         let line = Arc::new(Line::open(address, limit).map_err(failed)?);
         let channel = Channel { line: line.clone(), forks: forks::count(), pid: process::id() };
         // A failure ends the connection, and then the thread finds the reason: the agent may have refused this process already.
-        let _ = line.tell(ToAgent::Hello { version: VERSION });
+        let _ = line.send(ToAgent::Hello { version: VERSION });
         threads::spawn("agent-channel".to_owned(), move || line.read()).map_err(failed)?;
         Ok(channel)
     }
@@ -104,14 +104,14 @@ impl Channel {
     ///
     /// # Errors
     /// [`ChannelError::Forked`].
-    pub fn groupless(&self) -> Result<(), ChannelError> {
+    pub fn no_process_group(&self) -> Result<(), ChannelError> {
         self.here()?;
         // A failure ends the connection, with a reason.
-        let _ = self.line.tell(ToAgent::Groupless);
+        let _ = self.line.send(ToAgent::NoProcessGroup);
         Ok(())
     }
 
-    /// The world of this worker is being formed. Unless this or [`Self::formed`] is called again within `limit`, the agent is told that it
+    /// The world of this worker is being formed. Unless this or [`Self::formed`] is called again within `limit`, the agent is notified that it
     /// is not, and every member leaves it.
     ///
     /// # Errors
@@ -149,7 +149,7 @@ impl Channel {
     pub fn stuck(&self) -> Result<(), ChannelError> {
         self.formed()?;
         // A failure ends the connection, with a reason.
-        let _ = self.line.tell(ToAgent::Stuck);
+        let _ = self.line.send(ToAgent::Stuck);
         Ok(())
     }
 
@@ -161,7 +161,7 @@ impl Channel {
     pub fn raised(&self, error: &str, message: &str) -> Result<(), ChannelError> {
         self.here()?;
         // A failure ends the connection, with a reason.
-        let _ = self.line.tell(ToAgent::Raised { error: tidy(error), message: tidy(message) });
+        let _ = self.line.send(ToAgent::Raised { error: tidy(error), message: tidy(message) });
         Ok(())
     }
 
@@ -172,7 +172,7 @@ impl Channel {
     pub fn unfit(&self, message: &str) -> Result<(), ChannelError> {
         self.here()?;
         // A failure ends the connection, with a reason.
-        let _ = self.line.tell(ToAgent::Unfit { message: tidy(message) });
+        let _ = self.line.send(ToAgent::Unfit { message: tidy(message) });
         Ok(())
     }
 
@@ -224,7 +224,7 @@ impl Channel {
         self.release_sockets()?;
         if let Some(state) = self.line.with_news(|news| news.park(commit)) {
             // A failure ends the connection, with a reason.
-            let _ = self.line.tell(ToAgent::Parked(state));
+            let _ = self.line.send(ToAgent::Parked(state));
         }
         Ok(self.until(News::next_world))
     }

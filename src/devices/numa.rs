@@ -70,13 +70,13 @@ pub fn bind(binding: Binding, workers: usize, gpus: &[u32], cpus: &[Cpu]) -> Bou
         return bound;
     }
     let count = workers.max(gpus.len());
-    let homes: Vec<u32> = match gpus {
+    let numa_nodes: Vec<u32> = match gpus {
         [] => (0..count).map(|worker| nodes[worker * nodes.len() / count]).collect(),
         // As far as there are GPUs. Workers that have none share them.
         _ => (0..count).map(|worker| gpus[worker % gpus.len()]).collect(),
     };
     for worker in 0..workers {
-        let near = near(binding, worker, &homes, cpus);
+        let near = near(binding, worker, &numa_nodes, cpus);
         bound.cpus.push(near.unwrap_or_else(|note| {
             if !bound.notes.contains(&note.text) {
                 bound.notes.push(note.text);
@@ -93,17 +93,17 @@ struct Note {
     instead: Vec<u32>,
 }
 
-fn near(binding: Binding, worker: usize, homes: &[u32], cpus: &[Cpu]) -> Result<Vec<u32>, Note> {
-    let home = homes[worker];
-    let node: Vec<Cpu> = cpus.iter().filter(|cpu| cpu.node == home).copied().collect();
+fn near(binding: Binding, worker: usize, numa_nodes: &[u32], cpus: &[Cpu]) -> Result<Vec<u32>, Note> {
+    let numa_node = numa_nodes[worker];
+    let node: Vec<Cpu> = cpus.iter().filter(|cpu| cpu.node == numa_node).copied().collect();
     let Some(first) = node.iter().min_by_key(|cpu| cpu.number) else {
         let text = format!(
-            "NUMA node {home} has no CPU that this process may use, so the workers whose GPUs are there are not bound"
+            "NUMA node {numa_node} has no CPU that this process may use, so the workers whose GPUs are there are not bound"
         );
         return Err(Note { text, instead: Vec::new() });
     };
     // Of the GPUs near this node, or of the workers, which number this one has.
-    let (nth, of) = (count(home, &homes[..worker]), count(home, homes));
+    let (nth, of) = (count(numa_node, &numa_nodes[..worker]), count(numa_node, numa_nodes));
     Ok(match binding {
         Binding::Node => numbers(&node),
         Binding::Socket => numbers(cpus.iter().filter(|cpu| cpu.socket == first.socket)),
@@ -111,8 +111,10 @@ fn near(binding: Binding, worker: usize, homes: &[u32], cpus: &[Cpu]) -> Result<
             let cores = grouped(&node, |cpu| cpu.core);
             let (each, more) = (cores.len() / of, cores.len() % of);
             if each == 0 {
-                let text =
-                    format!("NUMA node {home} has {} physical cores for {of} workers, so some share one", cores.len());
+                let text = format!(
+                    "NUMA node {numa_node} has {} physical cores for {of} workers, so some share one",
+                    cores.len()
+                );
                 return Err(Note { text, instead: cores[nth % cores.len()].clone() });
             }
             let begin = nth * each + nth.min(more);
@@ -127,8 +129,8 @@ fn near(binding: Binding, worker: usize, homes: &[u32], cpus: &[Cpu]) -> Result<
     })
 }
 
-fn count(home: u32, homes: &[u32]) -> usize {
-    homes.iter().filter(|it| **it == home).count()
+fn count(numa_node: u32, numa_nodes: &[u32]) -> usize {
+    numa_nodes.iter().filter(|it| **it == numa_node).count()
 }
 
 /// The numbers of the CPUs with the same key, in the order of keys.

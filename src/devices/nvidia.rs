@@ -75,9 +75,9 @@ mod tests {
     #[test]
     fn a_driver_that_is_not_installed_is_said_without_the_loaders_words() {
         let missing = Nvml::builder().lib_path(OsStr::new("libelastic_rs-none.so.1")).init().unwrap_err();
-        let said = why_none(&missing);
-        assert!(said.starts_with("no NVIDIA driver is installed here (neither libnvidia-ml.so.1"), "{said}");
-        assert!(!said.contains("shared object"), "{said}");
+        let text = why_none(&missing);
+        assert!(text.starts_with("no NVIDIA driver is installed here (neither libnvidia-ml.so.1"), "{text}");
+        assert!(!text.contains("shared object"), "{text}");
         let broken = why_none(&NvmlError::DriverNotLoaded);
         assert!(
             broken.starts_with("no NVIDIA driver answers (")

@@ -111,7 +111,7 @@ impl Driving {
             },
             Input::DiscoveryFailed(why) => self.machine.on_discovery_failed(&why, now),
             Input::Excluded(hosts) => self.machine.on_excluded(hosts, now),
-            Input::Signal(Received { signal, sender }) => self.machine.on_signal(signal, &sender.words(), now),
+            Input::Signal(Received { signal, sender }) => self.machine.on_signal(signal, &sender.text(), now),
         }
     }
 

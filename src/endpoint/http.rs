@@ -32,7 +32,7 @@ use super::page::{NoPage, Pages, Which};
 /// The first bytes of the requests that are served.
 pub(super) const FIRST_BYTES: &[u8] = b"GET ";
 
-/// Requests at once, and those that wait. So health is told however many requests never end.
+/// Requests at once, and those that wait. So health is served however many requests never end.
 const BOUNDS: Bounds = Bounds { permits: 64, waiting: 64, kept: 0, patience: ANSWERED_WITHIN };
 /// Time for a request to arrive and for its answer to leave.
 const LIMIT: Duration = Duration::from_secs(5);
@@ -60,7 +60,7 @@ impl Visible {
     /// As `ELASTIC_RS_HTTP` says: `members` (default), `loopback`, `metrics`, `all`, or `off`, which is `None`. And who may observe a
     /// coordinator that is not protected.
     ///
-    /// HTTP carries no proof. So a `protected` host shows metrics only if that is asked for by name, and never the page.
+    /// HTTP has no authentication. So a `protected` host shows metrics only if that is asked for by name, and never the page.
     ///
     /// # Errors
     /// It says something else.
@@ -155,12 +155,12 @@ const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset
 
 /// Answer requests until there are no more connections.
 pub(super) async fn serve(mut connections: mpsc::UnboundedReceiver<Upgraded>, sources: Sources) {
-    let begin = move |Upgraded { stream, first_bytes, peer, local, place }: Upgraded| -> Task {
+    let begin = move |Upgraded { stream, first_bytes, peer, local, permit }: Upgraded| -> Task {
         let sources = sources.clone();
         Box::pin(async move {
             let Ok(stream) = TcpStream::from_std(stream) else { return false };
             let _ = timeout(LIMIT, exchange(stream, first_bytes, (local, peer), &sources)).await;
-            drop(place);
+            drop(permit);
             false
         })
     };
@@ -231,10 +231,10 @@ async fn respond(request: &Request, ends: Ends, sources: &Sources) -> Answer {
     }
 }
 
-/// What else to do at a protected host: HTTP carries no proof.
-const METRICS_ELSEWHERE: &str = "this coordinator is protected, and HTTP carries no proof; ELASTIC_RS_HTTP=metrics on its node serves \
+/// What else to do at a protected host: HTTP has no authentication.
+const METRICS_ELSEWHERE: &str = "this coordinator is protected, and HTTP has no authentication; ELASTIC_RS_HTTP=metrics on its node serves \
                                  metrics, without the page, to everybody";
-const PAGE_ELSEWHERE: &str = "this coordinator is protected, and HTTP carries no proof; `elastic-rs page ENDPOINT -o job.html` makes the \
+const PAGE_ELSEWHERE: &str = "this coordinator is protected, and HTTP has no authentication; `elastic-rs page ENDPOINT -o job.html` makes the \
                               page for those who have the token or a certificate";
 
 /// Why this request of a peer is not answered with data: of this run, or of all.
@@ -309,7 +309,7 @@ async fn health(sources: &Sources, ready: bool) -> Answer {
         Ok(Some(false)) => Answer("503 Service Unavailable", TEXT, "this coordinator's process ends\n".to_owned()),
         Ok(None) => Answer("503 Service Unavailable", TEXT, "the coordinator has ended\n".to_owned()),
         Err(_) => {
-            let why = format!("the coordinator's thread has not turned within {TURN:?}\n");
+            let why = format!("the coordinator did not respond within {TURN:?}\n");
             Answer("503 Service Unavailable", TEXT, why)
         }
     }
@@ -359,21 +359,25 @@ async fn metrics(sources: &Sources) -> Answer {
     };
     let stats = sources.store.stats();
     for (name, help, value) in [
-        ("store_connections", "c10d clients of the endpoint's store", stats.connections_open),
-        ("store_keys", "keys in the endpoint's store", stats.keys),
-        ("store_bytes", "bytes of keys and values in the endpoint's store", stats.stored_bytes),
+        ("store_connections", "c10d clients connected to the endpoint's store", stats.connections_open),
+        ("store_keys", "Keys in the endpoint's store", stats.keys),
+        ("store_bytes", "Bytes of keys and values in the endpoint's store", stats.stored_bytes),
     ] {
         out.family(name, "gauge", help);
         out.value(name, &[], value);
     }
-    out.family("store_requests", "counter", "requests that the endpoint's store has carried out");
+    out.family("store_requests", "counter", "Requests that the endpoint's store has served");
     out.value("store_requests_total", &[], stats.requests);
-    out.family("store_rejects", "counter", "connections that the endpoint's store has closed for what they did");
+    out.family("store_rejects", "counter", "Connections that the endpoint's store has closed, labelled with the cause");
     for cause in Cause::ALL {
         out.value("store_rejects_total", &[("cause", cause.name())], stats.rejected(cause));
     }
     let refused = sources.protection.as_ref().map(|protection| refusals(protection, &stats)).unwrap_or_default();
-    out.family("auth_failures", "counter", "connections that have not proven that they may do what they ask for");
+    out.family(
+        "auth_failures",
+        "counter",
+        "Connections refused because authentication failed, labelled with the reason",
+    );
     for kind in Kind::ALL {
         out.value("auth_failures_total", &[("why", kind.name())], refused.of(kind));
     }

@@ -6,24 +6,28 @@ use std::net::SocketAddr;
 use std::process;
 use std::sync::OnceLock;
 
-use crate::rendezvous::run::Home;
+use crate::rendezvous::run::CoordinatorInstance;
 
-/// A random number for this process, drawn on first use. It tells the process from others with its name and address.
+/// A random number for this process, drawn on first use. It distinguishes the process from others with its name and address.
 pub fn process_number() -> u64 {
     static NUMBER: OnceLock<u64> = OnceLock::new();
     *NUMBER.get_or_init(random)
 }
 
 /// The identity of a coordinator in this process on these addresses.
-pub(super) fn home(addresses: &[SocketAddr]) -> Home {
-    static LIFE: OnceLock<u64> = OnceLock::new();
-    Home { process: process_number(), place: place(addresses), life: *LIFE.get_or_init(random) }
+pub(super) fn instance(addresses: &[SocketAddr]) -> CoordinatorInstance {
+    static INCARNATION: OnceLock<u64> = OnceLock::new();
+    CoordinatorInstance {
+        process: process_number(),
+        instance_id: instance_id(addresses),
+        incarnation: *INCARNATION.get_or_init(random),
+    }
 }
 
 /// A digest that only one listener at a time can have: boot id, network namespace and addresses. Two network namespaces, or
 /// two machines, may have the same addresses. The number of a namespace may be reused, but only once all its processes have
 /// ended (`docs/decisions/0031-the-end-of-the-hosts-process-is-proven.md`).
-fn place(addresses: &[SocketAddr]) -> Option<u64> {
+fn instance_id(addresses: &[SocketAddr]) -> Option<u64> {
     let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
     let namespace = fs::read_link("/proc/self/ns/net").ok()?;
     let mut addresses: Vec<String> = addresses.iter().map(ToString::to_string).collect();
@@ -46,9 +50,12 @@ mod tests {
     #[test]
     fn a_host_started_anew_where_another_was_knows_the_place_again() {
         let at = |address: ([u8; 4], u16)| SocketAddr::from(address);
-        let here = home(&[at(([127, 0, 0, 1], 29400))]);
-        assert_eq!(here, home(&[at(([127, 0, 0, 1], 29400))]));
+        let here = instance(&[at(([127, 0, 0, 1], 29400))]);
+        assert_eq!(here, instance(&[at(([127, 0, 0, 1], 29400))]));
         let elsewhere = [at(([127, 0, 0, 2], 29400)), at(([127, 0, 0, 1], 1))];
-        assert!(here.place.is_some() && elsewhere.iter().all(|other| home(&[*other]).place != here.place));
+        assert!(
+            here.instance_id.is_some()
+                && elsewhere.iter().all(|other| instance(&[*other]).instance_id != here.instance_id)
+        );
     }
 }

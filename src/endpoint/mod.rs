@@ -23,12 +23,12 @@ use crate::rendezvous::coordinator::readers::Readers;
 use crate::rendezvous::messages::message::MAGIC;
 use crate::rendezvous::run::Exclusions;
 use crate::secure::Protection;
-use crate::secure::door::{self, Door, FIRST_BYTES};
+use crate::secure::acceptor::{self, Acceptor, FIRST_BYTES};
 use crate::secure::refusals::Refusals;
 use crate::store::server::{Receiver, ServerOptions, StoreServer, Unknown, Upgrade, Upgraded};
 use crate::threads;
 use http::Visible;
-use identity::home;
+use identity::instance;
 use page::{PageOffer, pages};
 use sessions::{EndsStore, NewSessions, Web, handshakes, run, warns_of_pytorchs_nodes};
 
@@ -51,7 +51,7 @@ pub struct EndpointServer {
     sessions: watch::Receiver<usize>,
     hosts: Box<HostLists>,
     questions: mpsc::Sender<Question>,
-    door: Option<Arc<Door>>,
+    acceptor: Option<Arc<Acceptor>>,
     page_requests: PageOffer,
     thread: Option<JoinHandle<()>>,
     started_by: u32,
@@ -200,36 +200,36 @@ impl EndpointServer {
         let addresses = listeners.iter().map(TcpListener::local_addr).collect::<io::Result<Vec<_>>>()?;
         let port = addresses.first().ok_or(io::ErrorKind::InvalidInput)?.port();
         let runtime = Builder::new_current_thread().enable_io().enable_time().build()?;
-        let door = protection.clone().map(Door::new).transpose().map_err(io::Error::other)?.map(Arc::new);
+        let acceptor = protection.clone().map(Acceptor::new).transpose().map_err(io::Error::other)?.map(Arc::new);
         let log = Arc::new(BoundedLog::new(options.log_period, |what, count| {
             tracing::warn!(what, count, "more of the same was not logged");
         }));
-        let new_sessions = match &door {
+        let new_sessions = match &acceptor {
             None => {
                 let (to, upgraded) = mpsc::unbounded_channel();
                 options.upgrades.push(Upgrade { magic: MAGIC, to: to.into() });
                 NewSessions::Open(upgraded)
             }
-            Some(door) => {
+            Some(acceptor) => {
                 let (to, proven) = mpsc::unbounded_channel();
-                let handshakes = handshakes(Arc::clone(door), to, Arc::clone(&log));
+                let handshakes = handshakes(Arc::clone(acceptor), to, Arc::clone(&log));
                 let to = Receiver::new(move |upgraded: Upgraded| {
                     let address = upgraded.peer.ip();
                     handshakes.arrived(upgraded, address);
                     true
                 });
                 options.upgrades.extend([FIRST_BYTES, MAGIC].map(|magic| Upgrade { magic, to: to.clone() }));
-                let trusted = Arc::clone(door.protection());
+                let trusted = Arc::clone(acceptor.protection());
                 options.upgrades_only = Some(Unknown {
-                    most: WAITING_TO_ONE * door.places(),
+                    most: WAITING_TO_ONE * acceptor.permits(),
                     has_authenticated: Arc::new(move |address| trusted.has_authenticated(address)),
                 });
-                options.hello_timeout = options.hello_timeout.min(door::LIMIT);
+                options.hello_timeout = options.hello_timeout.min(acceptor::LIMIT);
                 NewSessions::Proven(proven, log)
             }
         };
-        let (visible, readers) = Visible::of_environment(door.is_some())?;
-        let same_user = if door.is_none() { Some(Arc::new(SameUser::new()?)) } else { None };
+        let (visible, readers) = Visible::of_environment(acceptor.is_some())?;
+        let same_user = if acceptor.is_none() { Some(Arc::new(SameUser::new()?)) } else { None };
         let (to_http, requests) = mpsc::unbounded_channel();
         if visible.is_some() {
             options.upgrades.push(Upgrade { magic: http::FIRST_BYTES, to: to_http.into() });
@@ -249,7 +249,8 @@ impl EndpointServer {
             (protection.clone(), same_user.clone()),
             name.map(str::to_owned),
         );
-        let web = Web { requests, sources, cache, runs_on: door.as_ref().map(|door| door.helpers().clone()) };
+        let web =
+            Web { requests, sources, cache, runs_on: acceptor.as_ref().map(|acceptor| acceptor.helpers().clone()) };
         let (excluded, exclusions) = watch::channel(Exclusions::new());
         let (drivers, of_drivers) = watch::channel(DriversHosts::new());
         let shown = Shown {
@@ -262,7 +263,7 @@ impl EndpointServer {
             same_user,
         };
         let ends_store = EndsStore(store.controller());
-        let machine = Machine::at_home(home(&addresses));
+        let machine = Machine::with_instance(instance(&addresses));
         let run = move || {
             run(&runtime, machine, new_sessions, web, shown, ends_store, (hello_timeout, log_period));
         };
@@ -273,7 +274,7 @@ impl EndpointServer {
             sessions,
             hosts: Box::new(HostLists { exclusions, drivers }),
             questions: asks,
-            door,
+            acceptor,
             page_requests,
             thread: Some(thread),
             started_by: process::id(),
@@ -336,7 +337,7 @@ impl EndpointServer {
 
     /// The peers that were refused so far, at workers' tunnels with the same protection too. `None`: it is not protected.
     pub fn refusals(&self) -> Option<Refusals> {
-        self.door.as_ref().map(|door| door.protection().refusals())
+        self.acceptor.as_ref().map(|acceptor| acceptor.protection().refusals())
     }
 
     /// The users of this host, sessions and store clients, to wait for their end without borrowing the host.
@@ -382,7 +383,7 @@ mod tests {
         }
     }
 
-    fn why_guest(claim: Claim) -> String {
+    fn why_not_host(claim: Claim) -> String {
         match claim {
             Claim::Serves(host) => panic!("host on port {}", host.port()),
             Claim::Elsewhere(why) => why,
@@ -392,7 +393,7 @@ mod tests {
     #[test]
     fn of_two_that_could_be_exactly_one_is_the_host() {
         let first = host_of(claim_plainly("127.0.0.1", 0, None).unwrap());
-        let why = why_guest(claim_plainly("127.0.0.1", first.port(), None).unwrap());
+        let why = why_not_host(claim_plainly("127.0.0.1", first.port(), None).unwrap());
         let expected = format!("port {} on 127.0.0.1 is already in use by pid {}", first.port(), process::id());
         assert!(why.starts_with(&expected), "{why}");
     }
@@ -408,7 +409,7 @@ mod tests {
     fn an_address_of_another_machine_makes_a_guest() {
         // TEST-NET-1 of RFC 5737: no machine has it.
         assert_eq!(
-            why_guest(claim_plainly("192.0.2.1", 29400, None).unwrap()),
+            why_not_host(claim_plainly("192.0.2.1", 29400, None).unwrap()),
             "`192.0.2.1` is not an address of this machine"
         );
     }
@@ -428,7 +429,7 @@ mod tests {
 
     #[test]
     fn is_host_0_never_listens() {
-        assert_eq!(why_guest(claim_plainly("127.0.0.1", 0, Some(false)).unwrap()), "is_host=0 was given");
+        assert_eq!(why_not_host(claim_plainly("127.0.0.1", 0, Some(false)).unwrap()), "is_host=0 was given");
     }
 
     #[test]

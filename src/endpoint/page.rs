@@ -14,7 +14,7 @@ use tokio::time::{Instant, timeout};
 
 use crate::rendezvous::coordinator::driver::{Question, Subject};
 
-/// Requests that wait for a page. More are told to come back later.
+/// Requests that wait for a page. More get 503 and `Retry-After`.
 const WAITING: usize = 32;
 /// A page is shown for so long.
 const FRESH: Duration = Duration::from_secs(1);
@@ -163,10 +163,10 @@ impl PageCache {
     }
 
     async fn make(&self, which: &Which) -> Answer {
-        let (reply, told) = oneshot::channel();
+        let (reply, answer) = oneshot::channel();
         let question = Question::Page { run: which.run.clone(), reply };
         self.questions.send(question).await.map_err(|_| NoPage::Failed)?;
-        let subject = told.await.map_err(|_| NoPage::Failed)?.map_err(NoPage::Nothing)?;
+        let subject = answer.await.map_err(|_| NoPage::Failed)?.map_err(NoPage::Nothing)?;
         let which = which.clone();
         let (reply, html) = oneshot::channel();
         let made = timeout(MAKING, async {

@@ -18,11 +18,11 @@ use crate::rendezvous::coordinator::driver::{self, Incoming, Shown};
 use crate::rendezvous::coordinator::machine::Machine;
 use crate::rendezvous::messages::codec;
 use crate::secure::Halves;
-use crate::secure::door::{self, Door, FIRST_BYTES, Proven};
+use crate::secure::acceptor::{self, Acceptor, FIRST_BYTES, Proven};
 use crate::secure::handshakes::Handshakes;
-use crate::secure::proof::Pass;
+use crate::secure::proof::Identity;
 use crate::secure::refusals::{Kind, Refusal};
-use crate::store::server::{Controller, Listener, Place, Upgraded};
+use crate::store::server::{ConnectionPermit, Controller, Listener, Upgraded};
 use crate::wire::text::tidy;
 
 /// Stops the store when the coordinator's thread ends for whatever reason. Nodes must find a closed port then, not one that
@@ -55,10 +55,10 @@ pub(super) enum NewSessions {
 /// A connection whose peer has proven itself.
 pub(super) struct Authenticated {
     proven: Proven,
-    pass: Pass,
+    identity: Identity,
     peer: SocketAddr,
     local: SocketAddr,
-    place: Place,
+    permit: ConnectionPermit,
 }
 
 /// Runs the coordinator until the store's server has ended, and then drops its sessions.
@@ -86,7 +86,7 @@ pub(super) fn run(
 
 /// Hands every connection to the coordinator.
 async fn hand_over(mut upgraded: mpsc::UnboundedReceiver<Upgraded>, sender: mpsc::UnboundedSender<Incoming>) {
-    while let Some(Upgraded { stream, first_bytes, peer, local, place }) = upgraded.recv().await {
+    while let Some(Upgraded { stream, first_bytes, peer, local, permit }) = upgraded.recv().await {
         let stream = match TcpStream::from_std(stream) {
             Ok(stream) => stream,
             Err(error) => {
@@ -95,7 +95,7 @@ async fn hand_over(mut upgraded: mpsc::UnboundedReceiver<Upgraded>, sender: mpsc
             }
         };
         let halves = Halves::plain(stream);
-        if sender.send(Incoming { halves, first_bytes, pass: None, peer, local, kept: Box::new(place) }).is_err() {
+        if sender.send(Incoming { halves, first_bytes, identity: None, peer, local, kept: Box::new(permit) }).is_err() {
             return;
         }
     }
@@ -108,7 +108,7 @@ async fn begin(
     log: Arc<BoundedLog>,
 ) {
     let beginning = async {
-        while let Some(Authenticated { proven, pass, peer, local, place }) = proven.recv().await {
+        while let Some(Authenticated { proven, identity, peer, local, permit }) = proven.recv().await {
             let halves = match proven.halves() {
                 Ok(halves) => halves,
                 Err(error) => {
@@ -116,8 +116,8 @@ async fn begin(
                     continue;
                 }
             };
-            let (first_bytes, pass) = (BytesMut::new(), Some(pass));
-            if sender.send(Incoming { halves, first_bytes, pass, peer, local, kept: Box::new(place) }).is_err() {
+            let (first_bytes, identity) = (BytesMut::new(), Some(identity));
+            if sender.send(Incoming { halves, first_bytes, identity, peer, local, kept: Box::new(permit) }).is_err() {
                 return;
             }
         }
@@ -131,13 +131,13 @@ async fn begin(
 /// Warns that nodes of PyTorch's own `c10d` rendezvous wait at this endpoint, while nodes of ours do. They keep their state in the store, and
 /// the two kinds of nodes do not find each other.
 pub(super) fn warns_of_pytorchs_nodes(sessions: watch::Receiver<usize>, every: Duration) -> Listener {
-    let told: Mutex<Option<Instant>> = Mutex::new(None);
+    let logged_at: Mutex<Option<Instant>> = Mutex::new(None);
     Listener::new(move |run_id| {
-        let mut told = told.lock();
-        if *sessions.borrow() == 0 || told.is_some_and(|at| at.elapsed() < every) {
+        let mut logged_at = logged_at.lock();
+        if *sessions.borrow() == 0 || logged_at.is_some_and(|at| at.elapsed() < every) {
             return;
         }
-        *told = Some(Instant::now());
+        *logged_at = Some(Instant::now());
         let run_id = tidy(run_id);
         tracing::warn!(
             "[{run_id}] a node of PyTorch's own c10d rendezvous waits at this endpoint, and cannot meet nodes of elastic_rs: start it by \
@@ -148,30 +148,30 @@ pub(super) fn warns_of_pytorchs_nodes(sessions: watch::Receiver<usize>, every: D
 
 /// Where the peers of a protected endpoint prove themselves.
 pub(super) fn handshakes(
-    door: Arc<Door>,
+    acceptor: Arc<Acceptor>,
     to: mpsc::UnboundedSender<Authenticated>,
     log: Arc<BoundedLog>,
 ) -> Handshakes<Upgraded> {
-    let mut words = BytesMut::new();
-    codec::encode_protected(&door.protection().wanted(), &mut words);
-    let words = words.freeze();
-    let (helpers, protection) = (door.helpers().clone(), Arc::clone(door.protection()));
+    let mut wanted = BytesMut::new();
+    codec::encode_protected(&acceptor.protection().wanted(), &mut wanted);
+    let wanted = wanted.freeze();
+    let (helpers, protection) = (acceptor.helpers().clone(), Arc::clone(acceptor.protection()));
     let lost = {
         let (protection, log) = (Arc::clone(&protection), Arc::clone(&log));
         move |peer: IpAddr, refusal: &Refusal| {
-            let words = protection.refuse(refusal);
+            let why = protection.refuse(refusal);
             if log.admits_once(refusal.kind.name(), peer) {
-                tracing::warn!(%peer, "a connection is refused: {words}");
+                tracing::warn!(%peer, "a connection is refused: {why}");
             }
         }
     };
-    let begin = move |Upgraded { stream, first_bytes, peer, local, place }: Upgraded| -> Task {
-        let (door, words, to, log) = (Arc::clone(&door), words.clone(), to.clone(), Arc::clone(&log));
+    let begin = move |Upgraded { stream, first_bytes, peer, local, permit }: Upgraded| -> Task {
+        let (acceptor, wanted, to, log) = (Arc::clone(&acceptor), wanted.clone(), to.clone(), Arc::clone(&log));
         Box::pin(async move {
             let refused = |refusal: &Refusal| {
-                let words = door.protection().refuse(refusal);
+                let why = acceptor.protection().refuse(refusal);
                 if log.admits_once(refusal.kind.name(), peer.ip()) {
-                    tracing::warn!(%peer, "a connection is refused: {words}");
+                    tracing::warn!(%peer, "a connection is refused: {why}");
                 }
             };
             let stream = match TcpStream::from_std(stream) {
@@ -182,13 +182,13 @@ pub(super) fn handshakes(
                 }
             };
             if !first_bytes.starts_with(FIRST_BYTES) {
-                refused(&Refusal::new(Kind::NoTls, door.protection().lacking()));
-                door::turn_away(stream, &words).await;
+                refused(&Refusal::new(Kind::NoTls, acceptor.protection().lacking()));
+                acceptor::turn_away(stream, &wanted).await;
                 return false;
             }
-            match door.admit(stream, first_bytes).await {
+            match acceptor.admit(stream, first_bytes).await {
                 // The coordinator may have ended.
-                Ok((proven, pass)) => to.send(Authenticated { proven, pass, peer, local, place }).is_ok(),
+                Ok((proven, identity)) => to.send(Authenticated { proven, identity, peer, local, permit }).is_ok(),
                 Err(refusal) => {
                     refused(&refusal);
                     false

@@ -8,7 +8,7 @@ use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{sleep, timeout};
 
-use crate::clock::telling_if_slow;
+use crate::clock::log_if_slow;
 use crate::events::file::EventFile;
 use crate::rendezvous::coordinator::driver::Question;
 use crate::store::server::Controller;
@@ -25,7 +25,7 @@ impl Sessions {
     pub async fn ended(mut self, limit: Duration) -> bool {
         let count = self.count.clone();
         let ended = async { timeout(limit, self.count.wait_for(|count| *count == 0)).await.is_ok() };
-        let ended = telling_if_slow(ended, || {
+        let ended = log_if_slow(ended, || {
             let count = *count.borrow();
             let nodes = if count == 1 { "1 node".to_owned() } else { format!("{count} nodes") };
             format!(
@@ -40,14 +40,14 @@ impl Sessions {
     /// process there: when the server has stopped, all of them are written. A coordinator writes into one file, so a later one stays empty.
     ///
     /// # Errors
-    /// The thread that writes cannot be started, or the coordinator cannot be told: it has ended, or requests of HTTP keep it busy.
+    /// The thread that writes cannot be started, or the coordinator cannot be asked: it has ended, or requests of HTTP keep it busy.
     pub fn write_events(&self, path: &Path) -> io::Result<()> {
         let file = EventFile::open(path, "coordinator")?;
-        let untold = |error| match error {
+        let unsent = |error| match error {
             TrySendError::Full(_) => "too many requests of HTTP wait for the coordinator; the next round tries again",
             TrySendError::Closed(_) => "the coordinator has ended",
         };
-        self.questions.try_send(Question::Write(file)).map_err(|error| io::Error::other(untold(error)))
+        self.questions.try_send(Question::Write(file)).map_err(|error| io::Error::other(unsent(error)))
     }
 }
 

@@ -10,7 +10,7 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until};
 
 use super::connection::{Connection, SharedToken, Token};
-use super::endpoints::{Address, in_words};
+use super::endpoints::{Address, to_text};
 use super::error::{EtcdError, Failure, Remedy};
 use super::messages::{MemberListRequest, StatusRequest, StatusResponse};
 use super::options::ClientOptions;
@@ -64,7 +64,7 @@ struct Current {
 #[derive(Debug)]
 struct Opened {
     /// The place of the member among the endpoints.
-    place: usize,
+    index: usize,
     connection: Arc<Connection>,
 }
 
@@ -155,7 +155,7 @@ impl Client {
     pub(super) async fn connection(&self) -> Result<Arc<Connection>, Failure> {
         let asked = Instant::now();
         let mut current = self.0.current.lock().await;
-        let last = current.opened.as_ref().map(|opened| (opened.place, opened.connection.given_up()));
+        let last = current.opened.as_ref().map(|opened| (opened.index, opened.connection.given_up()));
         if let (Some(opened), Some((_, None))) = (&current.opened, &last) {
             return Ok(Arc::clone(&opened.connection));
         }
@@ -164,7 +164,7 @@ impl Client {
             return Err(failure.clone());
         }
         let began = Instant::now();
-        let opened = match self.0.open(last.as_ref().map(|(place, _)| *place)).await {
+        let opened = match self.0.open(last.as_ref().map(|(index, _)| *index)).await {
             Ok(opened) => opened,
             Err(failure) => {
                 current.failed = Some((began, failure.clone()));
@@ -251,19 +251,19 @@ impl Inner {
     async fn open(self: &Arc<Self>, last: Option<usize>) -> Result<Opened, Failure> {
         let mut order: Vec<usize> = (0..self.options.endpoints.members.len()).collect();
         order.shuffle(&mut rand::rng());
-        order.sort_by_key(|place| Some(*place) == last);
+        order.sort_by_key(|index| Some(*index) == last);
         let mut waiting = order.into_iter();
         let (mut racing, mut next_at) = (JoinSet::new(), Instant::now());
         let (mut failures, mut give_up_at) = (Vec::new(), None);
         loop {
             if Instant::now() >= next_at
-                && let Some(place) = waiting.next()
+                && let Some(index) = waiting.next()
             {
                 let inner = Arc::clone(self);
-                racing.spawn(async move { (place, inner.try_member(place).await) });
+                racing.spawn(async move { (index, inner.try_member(index).await) });
                 next_at = Instant::now() + STAGGER;
             }
-            let (place, tried) = tokio::select! {
+            let (index, tried) = tokio::select! {
                 biased;
                 Some(tried) = racing.join_next() => tried.expect("connecting does not panic"),
                 () = sleep_until(next_at), if waiting.len() > 0 => continue,
@@ -275,7 +275,7 @@ impl Inner {
                 Err(failure) => Err(failure),
             };
             match admitted {
-                Ok(connection) => return Ok(Opened { place, connection: Arc::new(connection) }),
+                Ok(connection) => return Ok(Opened { index, connection: Arc::new(connection) }),
                 // Another member would say the same.
                 Err(failure) if failure.remedy == Remedy::None && failure.error.is_final() => return Err(failure),
                 Err(failure) => failures.push(failure),
@@ -288,9 +288,9 @@ impl Inner {
         }
     }
 
-    /// Connect to a member. `None`: it does not tell its status without a token.
-    async fn try_member(&self, place: usize) -> Result<(Connection, Option<StatusResponse>), Failure> {
-        let address = &self.options.endpoints.members[place];
+    /// Connect to a member. `None`: it does not report its status without a token.
+    async fn try_member(&self, index: usize) -> Result<(Connection, Option<StatusResponse>), Failure> {
+        let address = &self.options.endpoints.members[index];
         let (connection, status) = Connection::open(address, &self.options, Arc::clone(&self.token)).await?;
         match status {
             Ok(status) => {
@@ -333,7 +333,7 @@ impl Inner {
                 status
             }
         };
-        // An etcd with users tells this only to them, and the token may have ended at this member.
+        // An etcd with users reports this only to them, and the token may have ended at this member.
         let members = match connection.call(MemberListRequest {}, self.options.patience).await {
             Err(failure) if failure.remedy == Remedy::Authenticate => {
                 self.authenticate(&connection, connection.token()).await?;
@@ -383,7 +383,7 @@ impl Inner {
         } else if all(|error| matches!(error, EtcdError::Tls(_))) {
             EtcdError::Tls(text)
         } else {
-            let untried: Vec<_> = self.options.endpoints.members.iter().map(in_words).collect();
+            let untried: Vec<_> = self.options.endpoints.members.iter().map(to_text).collect();
             EtcdError::Unavailable(match text.is_empty() {
                 true => format!("no member of etcd could be asked ({})", untried.join(", ")),
                 false => text,

@@ -20,13 +20,13 @@ use tonic::transport::{Channel, Endpoint, Uri};
 use tonic_prost::ProstCodec;
 use tower_service::Service;
 
-use super::endpoints::{Address, in_words as address_in_words};
-use super::error::{CONNECTION_OVER, EtcdError, Failure, Remedy, To, classify, in_words, transport};
+use super::endpoints::{Address, to_text as address_to_text};
+use super::error::{CONNECTION_OVER, EtcdError, Failure, Remedy, To, classify, to_text, transport};
 use super::messages::{AuthenticateRequest, StatusRequest, StatusResponse, WatchRequest, WatchResponse};
 use super::options::ClientOptions;
 use super::rpc::{Request, WATCH_PATH};
 use super::{scheme, tls};
-use crate::net::connect::{Met, in_words as met_in_words, race, resolve};
+use crate::net::connect::{Met, race, resolve, to_text as met_to_text};
 
 /// Largest answer that is read. etcd's requests have at most 1.5 MiB, and so has each value; a prefix may hold thousands of keys.
 const ANSWER_LIMIT_BYTES: usize = 64 << 20;
@@ -59,13 +59,13 @@ impl std::fmt::Debug for Connection {
 }
 
 impl Connection {
-    /// Connect to a member, and ask for its status. `Err` in the pair: it does not tell without a (new) token.
+    /// Connect to a member, and ask for its status. `Err` in the pair: it reports none without a (new) token.
     pub async fn open(
         address: &Address,
         options: &ClientOptions,
         token: SharedToken,
     ) -> Result<(Self, Result<StatusResponse, Failure>), Failure> {
-        let member = address_in_words(address);
+        let member = address_to_text(address);
         let user = options.credentials.as_ref().map(|credentials| credentials.username.clone());
         let to = To { member: &member, user: user.as_deref() };
         let deadline = Instant::now() + options.patience;
@@ -194,7 +194,7 @@ impl Connection {
         match grpc.ready().await {
             Ok(()) => Ok(grpc),
             Err(error) => {
-                Err(Failure { remedy: Remedy::OtherMember { sent: false }, ..transport(&in_words(&error), self.to()) })
+                Err(Failure { remedy: Remedy::OtherMember { sent: false }, ..transport(&to_text(&error), self.to()) })
             }
         }
     }
@@ -231,16 +231,16 @@ async fn dial((host, port): &Address, to: To<'_>, deadline: Instant) -> Result<T
     race(&addresses, deadline, TcpStream::connect, open).await.map_err(|met| {
         let refused = !met.is_empty() && met.iter().all(Met::is_refusal);
         let mend = if refused { ": start etcd there, or correct the endpoint" } else { "" };
-        failed(format!("{}{mend}", met_in_words(host, &met)), refused)
+        failed(format!("{}{mend}", met_to_text(host, &met)), refused)
     })
 }
 
 /// Speak HTTP/2 on a new connection, with TLS if there is a configuration for it.
 async fn channel(stream: TcpStream, address: &Address, tls: Option<Arc<ClientConfig>>) -> Result<Channel, String> {
-    let member = address_in_words(address);
+    let member = address_to_text(address);
     let scheme = if tls.is_some() { "https" } else { "http" };
     let stream: Box<dyn Stream> = match tls {
-        Some(config) => Box::new(tls::begin(config, &address.0, stream).await.map_err(|error| in_words(&*error))?),
+        Some(config) => Box::new(tls::begin(config, &address.0, stream).await.map_err(|error| to_text(&*error))?),
         None => Box::new(stream),
     };
     let opened = async {
@@ -251,7 +251,7 @@ async fn channel(stream: TcpStream, address: &Address, tls: Option<Arc<ClientCon
             .http2_max_header_list_size(HEAD_LIMIT_BYTES);
         endpoint.connect_with_connector(Dialled(Some(stream))).await
     };
-    opened.await.map_err(|error: tonic::transport::Error| in_words(&error))
+    opened.await.map_err(|error: tonic::transport::Error| to_text(&error))
 }
 
 /// A connection, encrypted or not.

@@ -19,13 +19,13 @@ pub struct Endpoints {
 
 impl fmt::Display for Endpoints {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let members: Vec<_> = self.members.iter().map(in_words).collect();
+        let members: Vec<_> = self.members.iter().map(to_text).collect();
         f.write_str(&members.join(","))
     }
 }
 
 /// `host:port`, with brackets around an IPv6 address.
-pub(super) fn in_words((host, port): &Address) -> String {
+pub(super) fn to_text((host, port): &Address) -> String {
     if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
 }
 
@@ -50,7 +50,7 @@ pub fn parse_endpoints(text: &str, protocol: Option<&str>) -> Result<Endpoints, 
                 let (a, b) = (name(scheme), name(other));
                 return Err(format!(
                     "the etcd endpoint {} has `{a}://`, but the others, or `protocol`, say `{b}`",
-                    in_words(&member)
+                    to_text(&member)
                 ));
             }
             (Some(scheme), None) => {
@@ -58,7 +58,7 @@ pub fn parse_endpoints(text: &str, protocol: Option<&str>) -> Result<Endpoints, 
                 if scheme && !members.is_empty() {
                     return Err(format!(
                         "the etcd endpoint {} has `https://`, but those before it do not: set `protocol=https` instead",
-                        in_words(&member)
+                        to_text(&member)
                     ));
                 }
                 tls = Some(scheme);

@@ -110,7 +110,7 @@ const TOKEN_ENDED: [&str; 2] = ["invalid auth token", "revision of auth store is
 /// Sort a failed call. The texts are those of `api/v3rpc/rpctypes/error.go` in etcd's repository.
 pub(super) fn classify(status: &Status, to: To<'_>) -> Failure {
     if let Some(source) = status.source() {
-        return transport(&in_words(source), to);
+        return transport(&to_text(source), to);
     }
     let To { member, .. } = to;
     let message = status.message();
@@ -148,7 +148,7 @@ pub(super) fn denial(cause: &str, to: To<'_>) -> Option<Failure> {
             "etcd at {member} denies {who} access to these keys (permission denied): grant its role `readwrite` on the prefix"
         )),
         "user name is empty" => EtcdError::Denied(format!(
-            "etcd at {member} wants to know the user: give `username` and `password_file`, or a client certificate (`cert`, `key`)"
+            "etcd at {member} requires a user: give `username` and `password_file`, or a client certificate (`cert`, `key`)"
         )),
         "user name not found" => EtcdError::Denied(format!("etcd at {member} does not know {who}: add the user there")),
         "authentication failed, invalid user ID or password" => EtcdError::WrongPassword(format!(
@@ -207,7 +207,7 @@ fn tls_mend(cause: &str) -> Option<&'static str> {
 }
 
 /// An error with its sources, each text once.
-pub(super) fn in_words(error: &dyn Error) -> String {
+pub(super) fn to_text(error: &dyn Error) -> String {
     let mut texts: Vec<String> = Vec::new();
     let mut next = Some(error);
     while let Some(error) = next {

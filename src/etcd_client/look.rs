@@ -6,7 +6,7 @@ use tokio::task::JoinSet;
 
 use super::client::Client;
 use super::connection::Connection;
-use super::endpoints::in_words;
+use super::endpoints::to_text;
 use super::error::{EtcdError, Failure};
 use super::messages::{MemberListRequest, StatusRequest, StatusResponse};
 use super::version::known_problems;
@@ -59,14 +59,14 @@ pub struct ListedMember {
     pub id: u64,
     /// Its name.
     pub name: String,
-    /// The URLs that it tells clients.
+    /// The URLs that it advertises to clients.
     pub client_urls: Vec<String>,
     /// Whether it only learns.
     pub is_learner: bool,
 }
 
-/// What one member told.
-struct Told {
+/// The answer of one member.
+struct Answer {
     look: MemberLook,
     listed: Vec<ListedMember>,
 }
@@ -76,24 +76,25 @@ impl Client {
     pub async fn look(&self) -> Look {
         let members = &self.options().endpoints.members;
         let mut asking = JoinSet::new();
-        for place in 0..members.len() {
+        for index in 0..members.len() {
             let client = self.clone();
-            asking.spawn(async move { (place, client.look_at(place).await) });
+            asking.spawn(async move { (index, client.look_at(index).await) });
         }
-        let mut told = asking.join_all().await;
-        told.sort_by_key(|(place, _)| *place);
-        let listed = told.iter().find_map(|(_, told)| told.as_ref().ok().map(|told| told.listed.clone()));
-        let endpoints = told.into_iter().map(|(place, told)| (in_words(&members[place]), told.map(|told| told.look)));
+        let mut answers = asking.join_all().await;
+        answers.sort_by_key(|(index, _)| *index);
+        let listed = answers.iter().find_map(|(_, answer)| answer.as_ref().ok().map(|answer| answer.listed.clone()));
+        let endpoints =
+            answers.into_iter().map(|(index, answer)| (to_text(&members[index]), answer.map(|answer| answer.look)));
         Look { endpoints: endpoints.collect(), members: listed.unwrap_or_default() }
     }
 
-    async fn look_at(&self, place: usize) -> Result<Told, EtcdError> {
-        self.ask_one(place).await.map_err(|failure| failure.error)
+    async fn look_at(&self, index: usize) -> Result<Answer, EtcdError> {
+        self.ask_one(index).await.map_err(|failure| failure.error)
     }
 
-    async fn ask_one(&self, place: usize) -> Result<Told, Failure> {
+    async fn ask_one(&self, index: usize) -> Result<Answer, Failure> {
         let patience = self.options().patience;
-        let address = &self.options().endpoints.members[place];
+        let address = &self.options().endpoints.members[index];
         let (connection, status) = Connection::open(address, self.options(), self.0.token.clone()).await?;
         // The doctor reports the rights of its user: so it always authenticates, at each member.
         if self.options().credentials.is_some() {
@@ -117,7 +118,7 @@ impl Client {
             .collect();
         let own = status.header.as_ref().map_or(0, |header| header.member_id);
         let name = listed.iter().find(|member| member.id == own).map(|member| member.name.clone());
-        Ok(Told { look: look(own, name.unwrap_or_default(), status, round_trip), listed })
+        Ok(Answer { look: look(own, name.unwrap_or_default(), status, round_trip), listed })
     }
 }
 
@@ -138,7 +139,7 @@ fn look(id: u64, name: String, status: StatusResponse, round_trip: Duration) -> 
     }
 }
 
-/// The kind of an alarm, such as `memberID:5 alarm:NOSPACE`, if this member has raised it. Each member tells those of all.
+/// The kind of an alarm, such as `memberID:5 alarm:NOSPACE`, if this member has raised it. Each member reports those of all.
 fn own_alarm(text: &str, id: u64) -> Option<String> {
     let own = text.split_whitespace().any(|word| word.strip_prefix("memberID:") == Some(id.to_string().as_str()));
     let kind = text.split_whitespace().find_map(|word| word.strip_prefix("alarm:"))?;

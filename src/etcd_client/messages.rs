@@ -113,7 +113,7 @@ pub(super) enum RequestOpKind {
     Put(PutRequest),
 }
 
-/// What an operation of a transaction has read. Puts have nothing to tell.
+/// What an operation of a transaction has read. Puts read nothing.
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct ResponseOp {
     #[prost(oneof = "ResponseOpKind", tags = "1")]

@@ -54,7 +54,7 @@ pub struct Credentials {
 /// How to reach a cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClientOptions {
-    /// The members. Give all of them: a node can only tell from all whether the cluster has lost its quorum.
+    /// The members. Give all of them: a node needs all of them to know whether the cluster has lost its quorum.
     pub endpoints: Endpoints,
     /// Files for TLS. They are read again for each connection, so that certificates can be renewed.
     pub tls: TlsFiles,

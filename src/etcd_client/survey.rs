@@ -22,7 +22,7 @@ const ADDRESSES_LIMIT: usize = 64;
 /// What a client knows about the cluster.
 #[derive(Debug, Default)]
 pub(super) struct Cluster {
-    /// The cluster's id, and the member that told it.
+    /// The cluster's id, and the member that reported it.
     id: Option<(u64, String)>,
     /// The voting members, by id.
     voters: BTreeMap<u64, Vec<Address>>,

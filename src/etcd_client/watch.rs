@@ -29,7 +29,7 @@ pub struct KeyChange {
 /// What a watch has reported.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
-    /// The changes, by revision, revisions in order. Empty if etcd only told how far it is.
+    /// The changes, by revision, revisions in order. Empty if etcd only reported its progress.
     pub changes: Vec<(u64, Vec<KeyChange>)>,
     /// The revision that the member had when it reported.
     pub revision: u64,
@@ -75,7 +75,7 @@ impl Client {
                     match timeout(patience, watch.next()).await {
                         Ok(report) => report,
                         Err(_) => {
-                            watch.give_up(&format!("a watch at etcd at {} is silent", watch.connection.member));
+                            watch.give_up(&format!("the watch at etcd at {} is silent", watch.connection.member));
                             return Ok(());
                         }
                     }

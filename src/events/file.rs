@@ -76,10 +76,10 @@ struct Writer {
     file: Option<File>,
     /// Only a part of the last line could be written.
     torn: bool,
-    /// Lines that were dropped, and that no `dropped` tells of yet.
+    /// Lines that were dropped, and that no `dropped` counts yet.
     lost: u64,
     /// Number of `dropped` written.
-    told: u64,
+    reported: u64,
     /// Names the origin of these.
     origin: String,
     began: Instant,
@@ -97,7 +97,8 @@ impl EventFile {
     fn limited(path: &Path, origin: &str, limit: u64) -> io::Result<Self> {
         let shared = Arc::new(Shared::default());
         let (path, origin) = (path.to_owned(), format!("{origin}-file"));
-        let writer = Writer { path, limit, file: None, torn: false, lost: 0, told: 0, origin, began: Instant::now() };
+        let writer =
+            Writer { path, limit, file: None, torn: false, lost: 0, reported: 0, origin, began: Instant::now() };
         let own = Arc::clone(&shared);
         threads::spawn("events-file".to_owned(), move || write_all(&own, writer))?;
         Ok(Self(Arc::new(Open(shared))))
@@ -163,7 +164,7 @@ impl Writer {
         if self.lost > 0 {
             let line = self.dropped(&queued.run_id);
             if self.append(&line).is_ok() {
-                (self.lost, self.told) = (0, self.told + 1);
+                (self.lost, self.reported) = (0, self.reported + 1);
             }
         }
         if self.append(&queued.line).is_err() {
@@ -219,9 +220,9 @@ impl Writer {
         }
     }
 
-    /// The event that tells how many were dropped.
+    /// The event with the number of dropped lines.
     fn dropped(&self, run_id: &str) -> String {
-        let number = self.told + 1;
+        let number = self.reported + 1;
         json!({
             "v": 1,
             "id": format!("{}.{number}", self.origin),

@@ -11,15 +11,15 @@ use super::record::{Kind, Number, Record};
 
 /// Most events that wait for a file.
 const UNWRITTEN: usize = 1024;
-/// Events that a restarted coordinator may be told.
-pub const RECALLED: usize = 64;
+/// Most events that are replayed to a restarted coordinator.
+pub const REPLAYED: usize = 64;
 
 /// The id of an event.
 pub fn id(origin: &str, number: Number) -> String {
     format!("{origin}.{}", number.0)
 }
 
-/// The name of the origin of the node with this random id. It does not tell the id, by which others could pass for the node.
+/// The name of the origin of the node with this random id. It does not reveal the id, by which others could pass for the node.
 /// Coordinators compare it with what the node says, so it is the same in all releases.
 pub fn origin(node: u128) -> String {
     let folded = (node >> 64) as u64 ^ (node as u64).rotate_left(32);
@@ -106,7 +106,7 @@ impl Journal {
         self.began
     }
 
-    /// The latest time that it was told.
+    /// The latest time that it was given.
     pub fn now(&self) -> Instant {
         self.now
     }
@@ -146,10 +146,10 @@ impl Journal {
     pub fn record(&mut self, kind: Kind, node: Option<&str>, cause: Option<Number>, text: Option<String>) -> Number {
         let number = self.next();
         match &kind {
-            Kind::HeardCompleted { .. } => self.completed = Some(number),
-            Kind::HeardBroken { .. } => self.broken = Some(number),
-            Kind::HeardSignal { .. } => self.signalled = Some(number),
-            Kind::HeardClosed { .. } => self.closed = true,
+            Kind::ReceivedCompleted { .. } => self.completed = Some(number),
+            Kind::ReceivedBroken { .. } => self.broken = Some(number),
+            Kind::ReceivedSignal { .. } => self.signalled = Some(number),
+            Kind::ReceivedClosed { .. } => self.closed = true,
             _ => {}
         }
         let causes = cause.map(|cause| id(&self.origin, cause)).into_iter().collect();
@@ -180,7 +180,7 @@ impl Journal {
         (std::mem::take(&mut self.unwritten).into(), std::mem::take(&mut self.missed))
     }
 
-    /// The last events that explain, the oldest first. At most [`RECALLED`].
+    /// The last events that explain, the oldest first. At most [`REPLAYED`].
     pub fn recent(&self) -> impl DoubleEndedIterator<Item = &Entry> {
         self.recent.iter()
     }
@@ -192,7 +192,7 @@ impl Journal {
 
     fn keep(&mut self, entry: Entry) {
         if entry.record.kind.explains() || matches!(entry.record.kind, Kind::Phase(_)) {
-            if self.recent.len() == RECALLED {
+            if self.recent.len() == REPLAYED {
                 self.recent.pop_front();
             }
             self.recent.push_back(entry.clone());
@@ -243,9 +243,9 @@ mod tests {
         let mut journal = Journal::new(1, begin);
         for ms in 0..5000 {
             journal.tick(begin + Duration::from_millis(ms));
-            journal.record(Kind::HeardBroken { in_place: false }, None, None, None);
+            journal.record(Kind::ReceivedBroken { in_place: false }, None, None, None);
         }
-        assert_eq!(journal.recent().count(), RECALLED);
+        assert_eq!(journal.recent().count(), REPLAYED);
         let (kept, missed) = journal.take();
         assert_eq!((kept.len(), missed, kept[0].record.number), (UNWRITTEN, 5000 - UNWRITTEN as u64, Number(3977)));
         assert_eq!(kept.last().map(|entry| entry.at), Some(begin + Duration::from_millis(4999)));

@@ -100,8 +100,8 @@ mod tests {
             first: true,
             counts: true,
         };
-        let said = line(Kind::WorkerExited(Box::new(exit)));
-        assert!(said.contains("\"type\":\"worker.exited\",\"data\":{\"rank\":137,\"local_rank\":1,"), "{said}");
+        let text = line(Kind::WorkerExited(Box::new(exit)));
+        assert!(text.contains("\"type\":\"worker.exited\",\"data\":{\"rank\":137,\"local_rank\":1,"), "{text}");
         assert!(line(Kind::Note {}).contains("\"type\":\"note\",\"data\":{}"));
     }
 }

@@ -10,7 +10,7 @@ use super::record::{Kind, Loss, Number, Record};
 use super::tally::{Refused, Tally};
 use super::training::Training;
 
-/// Most runs that are told apart. Later ones are counted together.
+/// Most runs with metrics of their own. Later ones are counted together.
 pub const RUNS: usize = 64;
 /// What these are called together.
 const OTHER: &str = "other";
@@ -52,7 +52,7 @@ struct Counts {
     /// How long that recovery took until the round was complete, in microseconds.
     recovered_us: Option<u64>,
     recoveries: Histogram,
-    /// Of each phase, as every node tells it.
+    /// Of each phase, as every node reports it.
     phases: [Histogram; PHASES.len()],
     training: Training,
 }
@@ -80,7 +80,7 @@ impl Metrics {
         }
         match self.runs.get_mut(run_id) {
             Some(counts) => counts.count(record, now),
-            // Times of several runs cannot be told apart, so only what is counted one by one is counted together.
+            // Times of several runs cannot be separated, so only what is counted one by one is counted together.
             None if !matches!(
                 record.kind,
                 Kind::RoundBroken { .. }
@@ -107,7 +107,7 @@ impl Metrics {
         }
     }
 
-    /// The runs that are told apart.
+    /// The runs with metrics of their own.
     pub fn runs(&self) -> impl Iterator<Item = &str> {
         self.runs.keys().map(String::as_str)
     }
@@ -125,69 +125,77 @@ impl Metrics {
 
     /// Write all counters.
     pub fn write(&self, out: &mut OpenMetrics, now: Instant) {
-        out.family("rounds", "counter", "rounds that were completed, by why the one before was broken");
+        out.family("rounds", "counter", "Completed rounds, labelled with the reason the previous round ended");
         for (run, counts) in self.all() {
             for (why, count) in &counts.rounds {
                 out.value("rounds_total", &[("run", run), ("why", why)], *count);
             }
         }
-        out.family("restarts", "counter", "failures of workers that counted against the job's budget");
+        out.family("restarts", "counter", "Worker failures that counted against the job's restart budget");
         for (run, counts) in self.all() {
             for (cause, count) in ["exit", "signal"].into_iter().zip(counts.restarts) {
                 out.value("restarts_total", &[("run", run), ("cause", cause)], count);
             }
         }
-        out.family("nodes_lost", "counter", "nodes that were not heard of any more");
+        out.family(
+            "nodes_lost",
+            "counter",
+            "Nodes lost: their connection, heartbeats or lease ended and they did not come back",
+        );
         for (run, counts) in self.all() {
             for (how, count) in ["connection", "silence", "lease"].into_iter().zip(counts.lost) {
                 out.value("nodes_lost_total", &[("run", run), ("how", how)], count);
             }
         }
-        out.family("nodes_left", "counter", "nodes that said goodbye");
+        out.family("nodes_left", "counter", "Nodes that left after sending a goodbye");
         self.each(out, "nodes_left_total", |counts| counts.left);
-        out.family("node_refusals", "counter", "nodes that were rejected");
+        out.family("node_refusals", "counter", "Nodes that were rejected, labelled with the reason");
         for (run, counts) in self.all() {
             for (why, count) in Refused::ALL.into_iter().zip(counts.refused) {
                 out.value("node_refusals_total", &[("run", run), ("why", why.name())], count);
             }
         }
-        out.family("fences", "counter", "times that a node stopped its workers, because it was cut off for its lease");
+        out.family("fences", "counter", "Times a node stopped its workers because it was cut off for its whole lease");
         self.each(out, "fences_total", |counts| counts.fences);
-        out.family("worker_exits", "counter", "workers that failed: first in their round, or as a consequence");
+        out.family("worker_exits", "counter", "Worker failures: the first of a round, or a consequence of it");
         for (run, counts) in self.all() {
             for (kind, count) in ["first", "consequence"].into_iter().zip(counts.exits) {
                 out.value("worker_exits_total", &[("run", run), ("kind", kind)], count);
             }
         }
-        out.family("hosts_put_out", "counter", "times that a host was kept out of the job for its failures");
+        out.family("hosts_put_out", "counter", "Times a host was excluded from the job because of failures");
         self.each(out, "hosts_put_out_total", |counts| counts.hosts_out);
-        out.family("lost_seconds", "counter", "the longest of each phase in each recovery, added up");
+        out.family(
+            "lost_seconds",
+            "counter",
+            "Time lost to recoveries: the slowest node's duration of each phase, summed over recoveries",
+        );
         for (run, counts) in self.all() {
             for (phase, micros) in PHASES.into_iter().zip(counts.phases_us) {
                 out.value("lost_seconds_total", &[("run", run), ("phase", phase)], micros as f64 / 1e6);
             }
         }
-        out.family("recovery_seconds", "histogram", "from the end of a round until the next one was complete");
+        out.family("recovery_seconds", "histogram", "Time from the end of a round until the next one was complete");
         self.all().for_each(|(run, counts)| counts.recoveries.write(out, "recovery_seconds", &[("run", run)]));
-        out.family("phase_seconds", "histogram", "phases of nodes, each as its node measured it");
+        out.family("phase_seconds", "histogram", "Duration of each recovery phase, as each node measured it");
         for (run, counts) in self.all() {
             for (phase, histogram) in PHASES.into_iter().zip(&counts.phases).filter(|(_, it)| it.count() > 0) {
                 histogram.write(out, "phase_seconds", &[("run", run), ("phase", phase)]);
             }
         }
-        out.family("slowest_phase_seconds", "gauge", "the longest of each phase when the current round was formed");
+        out.family(
+            "slowest_phase_seconds",
+            "gauge",
+            "Slowest node's duration of each phase when the current round was formed",
+        );
         for (run, counts) in self.all() {
             for (phase, micros) in PHASES.into_iter().zip(counts.round_us).filter(|(_, micros)| *micros > 0) {
                 out.value("slowest_phase_seconds", &[("run", run), ("phase", phase)], micros as f64 / 1e6);
             }
         }
-        out.family("redone_steps", "counter", "steps of training that were made again after a recovery");
+        out.family("redone_steps", "counter", "Training steps that were repeated after a recovery");
         self.each(out, "redone_steps_total", |counts| counts.training.redone_steps());
-        out.family(
-            "goodput_ratio",
-            "gauge",
-            "part of the time since the first step in which steps were made that count",
-        );
+        out.family("goodput_ratio", "gauge", "Goodput: share of wall time spent in steps that were not repeated");
         for (run, counts) in self.all() {
             let goodput = counts.training.goodput(now);
             goodput.into_iter().for_each(|ratio| out.value("goodput_ratio", &[("run", run)], ratio));
@@ -195,7 +203,7 @@ impl Metrics {
         out.family(
             "heartbeat_rtt_seconds",
             "histogram",
-            "heartbeats of nodes until their answer, one of each node's twelve",
+            "Round-trip time of heartbeats; each node reports one of twelve",
         );
         self.round_trips.write(out, "heartbeat_rtt_seconds", &[]);
     }
@@ -231,16 +239,16 @@ impl Counts {
                     let lasted = now.saturating_duration_since(since);
                     self.recoveries.observe(lasted);
                     self.recovered_us = u64::try_from(lasted.as_micros()).ok();
-                    self.took([silent_us, 0, 0, 0, 0, 0], now);
+                    self.observe_phases([silent_us, 0, 0, 0, 0, 0], now);
                 }
             }
             Kind::Phase(phase) => {
                 let [detect, stop, rendezvous, start, import] = phase.parts().map(Option::unwrap_or_default);
                 // A spare may have waited for days before the world that it steps into was broken.
                 let rendezvous = rendezvous.min(self.recovered_us.unwrap_or(u64::MAX));
-                self.took([detect, stop, rendezvous, start, import, 0], now);
+                self.observe_phases([detect, stop, rendezvous, start, import, 0], now);
             }
-            Kind::FirstStep(first) => self.took([0, 0, 0, 0, 0, first.first_step_us], now),
+            Kind::FirstStep(first) => self.observe_phases([0, 0, 0, 0, 0, first.first_step_us], now),
             Kind::WorkerExited(exit) => {
                 self.exits[usize::from(!exit.first)] += 1;
                 self.restarts[usize::from(exit.returncode < 0)] += u64::from(exit.counts);
@@ -264,8 +272,8 @@ impl Counts {
         }
     }
 
-    /// A node has told its phases, or some of them.
-    fn took(&mut self, phases: PhasesUs, now: Instant) {
+    /// A node has reported its phases, or some of them.
+    fn observe_phases(&mut self, phases: PhasesUs, now: Instant) {
         for (at, micros) in phases.into_iter().enumerate().filter(|(_, micros)| *micros > 0) {
             self.phases[at].observe(Duration::from_micros(micros));
             let more = micros.saturating_sub(self.round_us[at]);

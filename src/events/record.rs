@@ -53,7 +53,7 @@ pub enum Kind {
     NodeJoined {
         /// The address at which other nodes look for it.
         address: String,
-        /// Number of its workers, if it tells.
+        /// Number of its workers, if it reports that.
         workers: Option<u32>,
         /// It was no member of the last world.
         new: bool,
@@ -106,7 +106,7 @@ pub enum Kind {
     RoundCompleted {
         /// Number of its nodes.
         nodes: usize,
-        /// Number of its workers, if every node tells.
+        /// Number of its workers, if every node reports its own.
         workers: Option<u32>,
         /// Name of the node with rank 0.
         rank0: Option<String>,
@@ -190,8 +190,8 @@ pub enum Kind {
     #[serde(rename = "worker.ended")]
     WorkerEnded(Box<Ended>),
     /// The node has heard that a round is complete, and has a place in it.
-    #[serde(rename = "heard.completed")]
-    HeardCompleted {
+    #[serde(rename = "received.completed")]
+    ReceivedCompleted {
         /// The node's rank.
         rank: u32,
         /// Number of nodes.
@@ -200,23 +200,23 @@ pub enum Kind {
         workers: Option<u32>,
     },
     /// The node has heard which failure is the cause of what follows.
-    #[serde(rename = "heard.exited")]
-    HeardExited(Box<Exit>),
+    #[serde(rename = "received.exited")]
+    ReceivedExited(Box<Exit>),
     /// The node has heard that its world must re-form, or concludes it.
-    #[serde(rename = "heard.broken")]
-    HeardBroken {
+    #[serde(rename = "received.broken")]
+    ReceivedBroken {
         /// Its workers may live on.
         in_place: bool,
     },
     /// The node has heard that the rendezvous is closed.
-    #[serde(rename = "heard.closed")]
-    HeardClosed {
+    #[serde(rename = "received.closed")]
+    ReceivedClosed {
         /// How the job ended.
         verdict: Ending,
     },
     /// The node's agent got a signal that ends it.
-    #[serde(rename = "heard.signal")]
-    HeardSignal {
+    #[serde(rename = "received.signal")]
+    ReceivedSignal {
         /// Which.
         signal: i32,
     },
@@ -232,9 +232,9 @@ pub enum Kind {
         /// For how long it was not, in milliseconds.
         away_ms: u64,
     },
-    /// A member has told this coordinator, which was restarted, what it recorded before.
-    #[serde(rename = "told")]
-    Told(Box<Told>),
+    /// A member has replayed an event that it recorded before this coordinator was restarted.
+    #[serde(rename = "replayed")]
+    Replayed(Box<Replayed>),
 }
 
 impl Kind {
@@ -242,7 +242,7 @@ impl Kind {
     pub fn explains(&self) -> bool {
         match self {
             Self::WorkerExited(exit) => exit.first,
-            Self::Told(told) => told.kind.explains(),
+            Self::Replayed(replayed) => replayed.kind.explains(),
             Self::RunOpened { .. }
             | Self::RunClosed { .. }
             | Self::RoundCompleted { .. }
@@ -256,10 +256,10 @@ impl Kind {
             | Self::CoordinatorRestarted { .. }
             | Self::CoordinatorStoodStill { .. }
             | Self::CoordinatorEnds {}
-            | Self::HeardCompleted { .. }
-            | Self::HeardExited(_)
-            | Self::HeardBroken { .. }
-            | Self::HeardClosed { .. } => true,
+            | Self::ReceivedCompleted { .. }
+            | Self::ReceivedExited(_)
+            | Self::ReceivedBroken { .. }
+            | Self::ReceivedClosed { .. } => true,
             Self::NodeJoined { .. }
             | Self::NodeLeft { .. }
             | Self::NodeLeaves {}
@@ -274,7 +274,7 @@ impl Kind {
             | Self::FirstStep(_)
             | Self::WorkerStarted(_)
             | Self::WorkerEnded(_)
-            | Self::HeardSignal { .. }
+            | Self::ReceivedSignal { .. }
             | Self::NodeFenced {}
             | Self::LineLost {}
             | Self::LineFound { .. }
@@ -338,9 +338,9 @@ pub struct Ended {
     pub stopped: bool,
 }
 
-/// An event that a member recorded, as it tells a coordinator that was restarted.
+/// An event that a member recorded, as it replays it to a coordinator that was restarted.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Told {
+pub struct Replayed {
     /// Its id, of which the member is the origin.
     pub id: String,
     /// The member's number of it.
@@ -404,7 +404,7 @@ impl Phase {
 /// A node's first step of a round, and how far it had come before.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct FirstStep {
-    /// From the end of the import until the first step ended, in microseconds. From the end of the start, if no import was told.
+    /// From the end of the import until the first step ended, in microseconds. From the end of the start, if no import was reported.
     pub first_step_us: u64,
     /// Number of that step, if the training script says where it is.
     pub step: Option<u64>,

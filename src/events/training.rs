@@ -1,4 +1,4 @@
-//! What recoveries have cost a training that tells its steps. Pure.
+//! What recoveries have cost a training that reports its steps. Pure.
 
 use std::time::{Duration, Instant};
 
@@ -13,7 +13,7 @@ pub(super) struct Training {
     /// When the first step was made.
     since: Option<Instant>,
     closed: Option<Instant>,
-    /// Workers of the last world, and of the one before. Nodes, if those do not tell. 0: this coordinator has formed no world yet.
+    /// Workers of the last world, and of the one before. Nodes, if those do not report workers. 0: this coordinator has formed no world yet.
     workers: u32,
     workers_before: u32,
     /// Until when time is counted in `elapsed` and `idle`.
@@ -25,7 +25,7 @@ pub(super) struct Training {
     /// Since that is so.
     idle: WorkerNs,
     /// The current round has made a step.
-    stepped: bool,
+    made_step: bool,
     lost: WorkerNs,
     redone_steps: u64,
     redone: WorkerNs,
@@ -51,7 +51,7 @@ impl Redone {
         self.before.zip(self.first).map_or(0, |(before, first)| before.saturating_add(1).saturating_sub(first))
     }
 
-    /// What they cost: never more than was there, whatever nodes tell.
+    /// What they cost: never more than was there, whatever nodes report.
     fn time(&self) -> Duration {
         Duration::from_micros(self.steps().saturating_mul(self.step_time_us)).min(self.at_most)
     }
@@ -63,12 +63,12 @@ impl Training {
         self.pass(now);
         match kind {
             Kind::RoundBroken { .. } | Kind::RoundChanges {} => self.is_idle = self.since.is_some(),
-            Kind::RoundGoesOn {} if self.stepped => (self.is_idle, self.idle) = (false, 0),
+            Kind::RoundGoesOn {} if self.made_step => (self.is_idle, self.idle) = (false, 0),
             Kind::RoundCompleted { nodes, workers, .. } => {
                 self.end_round();
                 let nodes = u32::try_from(*nodes).unwrap_or(u32::MAX);
                 self.form(workers.unwrap_or(nodes).max(1));
-                self.stepped = false;
+                self.made_step = false;
             }
             Kind::FirstStep(first) => self.on_step(first, now),
             Kind::RunClosed { .. } => self.closed = Some(now),
@@ -106,7 +106,7 @@ impl Training {
     fn on_step(&mut self, first: &FirstStep, now: Instant) {
         let since = *self.since.get_or_insert(now);
         self.counted_until.get_or_insert(now);
-        self.stepped = true;
+        self.made_step = true;
         self.lost += std::mem::take(&mut self.idle);
         self.is_idle = false;
         let round = &mut self.round;
@@ -134,8 +134,8 @@ impl Training {
         self.redone_steps.saturating_add(self.round.steps())
     }
 
-    /// The part of the time since the first step in which steps were made that count. Each moment has the weight of the workers of its
-    /// world. `None`: no step was told.
+    /// The Goodput: share of wall time spent in steps that were not repeated. Each moment has the weight of the workers of its
+    /// world. `None`: no step was reported.
     pub fn goodput(&self, now: Instant) -> Option<f64> {
         let mut until_now = self.clone();
         until_now.pass(now);

@@ -11,7 +11,7 @@ use tokio::task::spawn_blocking;
 use super::tunnel::Trust;
 use super::worker_store::{Opener, RoundStore};
 pub use super::worker_store::{Reach, WorkersStore};
-use crate::clock::telling_if_slow;
+use crate::clock::log_if_slow;
 use crate::endpoint::Sessions;
 use crate::rendezvous::messages::message::{JoinWorkers, Placement};
 use crate::rendezvous::node::JoinError;
@@ -111,7 +111,7 @@ impl Node {
         let joined = stores.join(&self.session, node_rank, workers, join_timeout).await;
         *self.stores.lock() = stores;
         let (placement, store) = joined?;
-        self.tell_place(&placement, &store, began.elapsed());
+        self.log_placement(&placement, &store, began.elapsed());
         self.await_workers(&placement, &store);
         let before = std::mem::replace(&mut *self.store.lock(), store);
         drop(before); // ends it, which waits for its threads
@@ -131,7 +131,7 @@ impl Node {
         });
     }
 
-    fn tell_place(&self, placement: &Placement, store: &RoundStore, after: Duration) {
+    fn log_placement(&self, placement: &Placement, store: &RoundStore, after: Duration) {
         let Placement { round, rank, world_size, master_addr, master_port, reason, .. } = placement;
         let (run_id, addr, after) = (&self.options.run_id, self.addr(), after.as_secs_f64());
         let way = store.tunnel.as_ref().map(|tunnel| format!(" ({})", tunnel.way())).unwrap_or_default();
@@ -157,9 +157,9 @@ impl Node {
                 server.drain(drain_timeout);
                 drop(tunnel);
             });
-            let _ = telling_if_slow(drained, || {
+            let _ = log_if_slow(drained, || {
                 format!(
-                    "waiting up to {drain_timeout:.0?} for workers elsewhere to let go of the round's store, which is here; \
+                    "waiting up to {drain_timeout:.0?} for workers on other nodes to disconnect from the round's store on this node; \
                      another signal ends the wait"
                 )
             })

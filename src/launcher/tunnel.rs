@@ -1,7 +1,7 @@
 //! The tunnel between workers and the worker store of rank 0's node (`--rdzv-conf store_tunnel=1`).
 //!
 //! PyTorch's store client speaks neither TLS nor a token. With a tunnel it never leaves its machine: workers connect to their own agent
-//! on loopback ([`entrance`]), the agent speaks TLS with the agent of rank 0's node ([`door`]), and that one connects to its worker
+//! on loopback ([`entrance`]), the agent speaks TLS with the agent of rank 0's node ([`acceptor`]), and that one connects to its worker
 //! store on loopback. Both agents prove that they belong to the job, by its token or by certificates. One connection of a worker is one connection of each of the
 //! three ([`relay`]).
 //!
@@ -22,11 +22,11 @@ use tokio::sync::oneshot;
 use crate::bounded_log::BoundedLog;
 use crate::net::local_peers::{LocalPeerCheck, LocalPeers};
 use crate::secure::Protection;
-use crate::secure::door::Door;
+use crate::secure::acceptor::Acceptor;
 use crate::threads;
 use listener::Listener;
 
-mod door;
+mod acceptor;
 mod entrance;
 mod listener;
 mod relay;
@@ -60,9 +60,14 @@ impl Tunnel {
     ///
     /// # Errors
     /// A socket cannot be used, or the thread not be started.
-    pub fn to_own_store(listener: TcpListener, store: SocketAddr, door: Arc<Door>, run_id: String) -> io::Result<Self> {
+    pub fn to_own_store(
+        listener: TcpListener,
+        store: SocketAddr,
+        acceptor: Arc<Acceptor>,
+        run_id: String,
+    ) -> io::Result<Self> {
         let way = format!("other nodes come through a tunnel at {}", listener.local_addr()?);
-        Self::start(way, listener, move |listener, log| door::serve(listener, store, door, run_id, log))
+        Self::start(way, listener, move |listener, log| acceptor::serve(listener, store, acceptor, run_id, log))
     }
 
     /// The end at the other nodes: connect each connection that this node's workers open at `listener` to the tunnel's other end at

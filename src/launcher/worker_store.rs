@@ -16,7 +16,7 @@ use crate::rendezvous::conf::{StoreMembers, StorePeers};
 use crate::rendezvous::messages::message::{JoinWorkers, Placement};
 use crate::rendezvous::node::JoinError;
 use crate::rendezvous::node::session::Session;
-use crate::secure::door::Door;
+use crate::secure::acceptor::Acceptor;
 use crate::store::server::{LocalPeers, Members, ServerOptions, StoreServer};
 
 /// The store at `MASTER_ADDR:MASTER_PORT`.
@@ -67,13 +67,13 @@ pub struct RoundStore {
 struct Opened {
     server: StoreServer,
     /// The listener of the tunnel's door, if workers of other nodes come through a tunnel.
-    door: Option<TcpListener>,
+    acceptor: Option<TcpListener>,
 }
 
 impl Opened {
-    /// The port that other nodes are told.
+    /// The port that other nodes get.
     fn port(&self) -> io::Result<u16> {
-        let address = self.door.as_ref().map_or(Ok(self.server.local_addr()), TcpListener::local_addr);
+        let address = self.acceptor.as_ref().map_or(Ok(self.server.local_addr()), TcpListener::local_addr);
         address.map(|address| address.port())
     }
 }
@@ -85,16 +85,16 @@ pub struct Opener {
     /// Workers reach the store through tunnels.
     trust: Option<Trust>,
     /// Where other nodes' agents prove themselves, from the first round on.
-    door: Option<Arc<Door>>,
+    acceptor: Option<Arc<Acceptor>>,
     /// It has been logged that the stores listen on all addresses.
-    told: bool,
+    logged: bool,
 }
 
 impl Opener {
     /// With `trust`, workers reach the store through tunnels.
     pub fn new(reach: Reach, trust: Option<Trust>) -> Self {
         let trust = trust.filter(|_| reach.workers_store == WorkersStore::Node);
-        Self { reach, trust, door: None, told: false }
+        Self { reach, trust, acceptor: None, logged: false }
     }
 
     /// Take part in the next round with a new store. Returns the placement as this node's workers see it, and what is kept open for
@@ -111,7 +111,7 @@ impl Opener {
     ) -> Result<(Placement, RoundStore), JoinError> {
         let mut opened: Option<Opened> = None;
         let open = |addr: &str| {
-            // The address has changed since, but other nodes have been told the port.
+            // The address has changed since, but other nodes have got the port.
             let port = match opened.take() {
                 Some(before) => before.port()?,
                 None => 0,
@@ -134,15 +134,15 @@ impl Opener {
         Ok((placement, kept))
     }
 
-    /// Keep open what this node's part in the round needs, and tell its workers where it is.
-    fn keep(&self, Opened { server, door: listener }: Opened, placement: &mut Placement) -> io::Result<RoundStore> {
+    /// Keep open what this node's part in the round needs, and give its workers the address.
+    fn keep(&self, Opened { server, acceptor: listener }: Opened, placement: &mut Placement) -> io::Result<RoundStore> {
         let serves = placement.rank == 0 && self.reach.workers_store == WorkersStore::Node;
-        let (Some(listener), Some(trust), Some(door)) = (listener, &self.trust, &self.door) else {
+        let (Some(listener), Some(trust), Some(acceptor)) = (listener, &self.trust, &self.acceptor) else {
             return Ok(RoundStore { tunnel: None, server: serves.then_some(server) });
         };
         let store = server.local_addr();
         let (kept, near) = if serves {
-            let tunnel = Tunnel::to_own_store(listener, store, Arc::clone(door), trust.run_id.clone())?;
+            let tunnel = Tunnel::to_own_store(listener, store, Arc::clone(acceptor), trust.run_id.clone())?;
             (RoundStore { tunnel: Some(tunnel), server: Some(server) }, store)
         } else {
             let to = (placement.master_addr.clone(), placement.master_port);
@@ -156,26 +156,26 @@ impl Opener {
 
     /// Opens a store for workers that look for this node at `addr`.
     fn open(&mut self, addr: &str, port: u16) -> io::Result<Opened> {
-        let (listener, door) = match (&self.trust, self.reach.alone) {
+        let (listener, acceptor) = match (&self.trust, self.reach.alone) {
             (None, _) => (self.listen(addr, port)?, None),
             (Some(_), true) => (bind_loopback(port)?, None),
             (Some(trust), false) => {
-                if self.door.is_none() {
-                    let door = Door::new(Arc::clone(&trust.protection)).map_err(io::Error::other)?;
-                    self.door = Some(Arc::new(door));
+                if self.acceptor.is_none() {
+                    let acceptor = Acceptor::new(Arc::clone(&trust.protection)).map_err(io::Error::other)?;
+                    self.acceptor = Some(Arc::new(acceptor));
                 }
                 (bind_loopback(0)?, Some(self.listen(addr, port)?))
             }
         };
         // Nobody needs the store of a node that may not get rank 0.
         let local_peers = self.reach.local_peers();
-        let options = ServerOptions { local_peers, opens_when_told: true, ..ServerOptions::default() };
-        Ok(Opened { server: StoreServer::start(vec![listener], options)?, door })
+        let options = ServerOptions { local_peers, opens_on_request: true, ..ServerOptions::default() };
+        Ok(Opened { server: StoreServer::start(vec![listener], options)?, acceptor })
     }
 
     /// Listens where others look that find this node at `addr`.
     fn listen(&mut self, addr: &str, port: u16) -> io::Result<TcpListener> {
-        let own = match self.reach.place(addr) {
+        let own = match self.reach.own_address(addr) {
             Ok(ip) => bind(SocketAddr::new(ip, port)).map_err(|error| error.source),
             Err(why) => Err(io::Error::other(why)),
         };
@@ -183,7 +183,7 @@ impl Opener {
             Ok(listener) => Ok(listener),
             Err(_) if self.reach.is_local() => bind_loopback(port),
             Err(why) => {
-                if !std::mem::replace(&mut self.told, true) {
+                if !std::mem::replace(&mut self.logged, true) {
                     tracing::info!(
                         target: "elastic_rs::rendezvous",
                         "the stores of this node's workers listen on all addresses, since others find it at `{addr}`: {why}"
@@ -209,8 +209,7 @@ impl Reach {
             _ if self.members == StoreMembers::Off || self.is_local() => Ok(None),
             Some(addresses) => Ok(Some(Members::new(addresses, strict, WAY_OUT_OF_MEMBERS))),
             None if strict => Err(JoinError::Connection(
-                "--rdzv-conf store_members=strict needs the addresses of the round's members, which were not told: there are \
-                 more than a coordinator tells; give store_members=warn"
+                "--rdzv-conf store_members=strict needs the addresses of the round's members, and the coordinator sent none, because there are too many; give store_members=warn"
                     .to_owned(),
             )),
             None => Ok(None),
@@ -231,14 +230,14 @@ impl Reach {
     }
 
     /// The one address to listen on. The error says why it is not known.
-    fn place(&self, addr: &str) -> Result<IpAddr, &'static str> {
+    fn own_address(&self, addr: &str) -> Result<IpAddr, &'static str> {
         let given = self.local_addr.as_deref();
         if given.is_none() && self.is_local() {
             return Ok(Ipv4Addr::LOCALHOST.into());
         }
         let ip: IpAddr = given.unwrap_or(addr).parse().map_err(|_| "a name may mean another address to them")?;
         if given.is_none() && ip.is_loopback() && !self.on_one_machine {
-            // The coordinator runs here. Nodes elsewhere are told the address by which they reached it.
+            // The coordinator runs here. Nodes elsewhere get the address by which they reached it.
             return Err("nodes on other machines would not find it there");
         }
         Ok(ip)

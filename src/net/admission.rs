@@ -49,7 +49,7 @@ pub enum Effect {
     Close(ConnectionId),
 }
 
-/// An address, as far as it tells who is there. Whoever has an IPv6 address has all others of its /64 too, unless it is on this link.
+/// An address, as far as it identifies a peer. Whoever has an IPv6 address has all others of its /64 too, unless it is on this link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 struct Source(IpAddr);
 

@@ -135,7 +135,7 @@ impl fmt::Display for Met {
 }
 
 /// The failed attempts at the addresses of `host`, in one line.
-pub fn in_words(host: &str, met: &[Met]) -> String {
+pub fn to_text(host: &str, met: &[Met]) -> String {
     if met.is_empty() {
         return format!("`{host}` has no address");
     }
@@ -303,12 +303,12 @@ mod tests {
             stream.try_write(b"!").unwrap();
             stream
         });
-        let says_something = async |mut stream: TcpStream| match stream.read_u8().await {
+        let responds = async |mut stream: TcpStream| match stream.read_u8().await {
             Ok(_) => Ok(stream.peer_addr().unwrap()),
             Err(error) => Err(error.to_string()),
         };
         let deadline = Instant::now() + Duration::from_secs(2);
-        let first = race(&[silent, address], deadline, TcpStream::connect, says_something).await.unwrap();
+        let first = race(&[silent, address], deadline, TcpStream::connect, responds).await.unwrap();
         assert_eq!(first, address);
         talking.await.unwrap();
     }
@@ -319,10 +319,10 @@ mod tests {
         let deadline = Instant::now() + Duration::from_millis(300);
         let met = reached(&[hole.address, closed], deadline).await.unwrap_err();
         assert_eq!((met.len(), met[0].is_refusal(), met[1].is_silent()), (2, true, true));
-        let text = in_words("name", &met);
+        let text = to_text("name", &met);
         assert!(text.starts_with(&format!("{closed}: Connection refused")), "{text}");
         assert!(text.contains(&format!("; {}: no answer within 3", hole.address)), "{text}");
-        assert_eq!(in_words("name", &reached(&[], deadline).await.unwrap_err()), "`name` has no address");
+        assert_eq!(to_text("name", &reached(&[], deadline).await.unwrap_err()), "`name` has no address");
         // With a limit of zero each is still tried.
         let (_listener, address) = listener(4);
         assert_eq!(reached(&[hole.address, address], Instant::now()).await.unwrap(), address);

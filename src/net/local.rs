@@ -204,13 +204,13 @@ mod tests {
                 println!("not tested: network namespaces cannot be made here");
                 return;
             }
-            let stranger = SocketAddr::from(([198, 51, 100, 7], 0));
-            assert!(is_bindable(stranger).unwrap(), "the sysctl works");
-            assert!(!is_local(stranger.ip()) && !is_here(stranger, SocketAddr::from(([198, 51, 100, 1], 1))).unwrap());
+            let foreign = SocketAddr::from(([198, 51, 100, 7], 0));
+            assert!(is_bindable(foreign).unwrap(), "the sysctl works");
+            assert!(!is_local(foreign.ip()) && !is_here(foreign, SocketAddr::from(([198, 51, 100, 1], 1))).unwrap());
             assert!(is_local([127, 0, 0, 1].into()) && is_local([127, 0, 0, 9].into()));
             if allow("ipv6").is_ok() {
-                let stranger = SocketAddr::from(([0x2001, 0xdb8, 0, 0, 0, 0, 0, 7], 0));
-                assert!(is_bindable(stranger).unwrap() && !is_local(stranger.ip()));
+                let foreign = SocketAddr::from(([0x2001, 0xdb8, 0, 0, 0, 0, 0, 7], 0));
+                assert!(is_bindable(foreign).unwrap() && !is_local(foreign.ip()));
             }
         })
         .join()

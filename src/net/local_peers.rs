@@ -32,14 +32,14 @@ pub enum LocalPeers {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Verdict {
     Admit,
-    Refuse(Stranger),
+    Refuse(RefusedUser),
     /// Its client has closed it, and waits for no answer. Its requests must not be carried out: nobody knows whose they are.
     Gone,
 }
 
 /// A user who is neither root nor this process's, as far as is known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Stranger {
+pub(crate) enum RefusedUser {
     Uid(u32),
     Unknown(Unknown),
 }
@@ -49,7 +49,7 @@ pub(crate) enum Stranger {
 pub(crate) enum Unknown {
     Unmapped,
     NotFound,
-    Untold,
+    Unanswered,
 }
 
 impl fmt::Display for Unknown {
@@ -57,10 +57,9 @@ impl fmt::Display for Unknown {
         f.write_str(match self {
             Unknown::Unmapped => "its user has no number in this user namespace",
             Unknown::NotFound => {
-                "its socket is not in this network namespace: it is in another one, its address is translated on the way, or it has \
-                 been closed without a word"
+                "its socket is not in this network namespace: it is in another one, its address is translated on the way, or it has been closed"
             }
-            Unknown::Untold => "the system does not answer, because no descriptor, port or memory is free",
+            Unknown::Unanswered => "the system does not answer, because no descriptor, port or memory is free",
         })
     }
 }
@@ -82,12 +81,12 @@ const ROOT: u32 = 0;
 pub(crate) fn decide(peer: PeerUser, trusted: Trusted) -> Verdict {
     match peer {
         PeerUser::Elsewhere => Verdict::Admit,
-        PeerUser::Uid(OVERFLOW_UID) if !trusted.all_mapped => Verdict::Refuse(Stranger::Unknown(Unknown::Unmapped)),
+        PeerUser::Uid(OVERFLOW_UID) if !trusted.all_mapped => Verdict::Refuse(RefusedUser::Unknown(Unknown::Unmapped)),
         PeerUser::Uid(uid) if uid == trusted.own || uid == ROOT => Verdict::Admit,
-        PeerUser::Uid(uid) => Verdict::Refuse(Stranger::Uid(uid)),
+        PeerUser::Uid(uid) => Verdict::Refuse(RefusedUser::Uid(uid)),
         PeerUser::Gone => Verdict::Gone,
-        PeerUser::NotFound => Verdict::Refuse(Stranger::Unknown(Unknown::NotFound)),
-        PeerUser::Untold => Verdict::Refuse(Stranger::Unknown(Unknown::Untold)),
+        PeerUser::NotFound => Verdict::Refuse(RefusedUser::Unknown(Unknown::NotFound)),
+        PeerUser::Unanswered => Verdict::Refuse(RefusedUser::Unknown(Unknown::Unanswered)),
     }
 }
 
@@ -132,11 +131,13 @@ impl LocalPeerCheck {
     }
 
     /// Why this user is refused, and what to do.
-    pub(crate) fn refusal(&self, stranger: Stranger) -> String {
+    pub(crate) fn refusal(&self, refused: RefusedUser) -> String {
         let (own, way_out) = (self.trusted.own, self.way_out);
-        match stranger {
-            Stranger::Uid(uid) => format!("uid {uid} is neither this process's user (uid {own}) nor root; {way_out}"),
-            Stranger::Unknown(why) => {
+        match refused {
+            RefusedUser::Uid(uid) => {
+                format!("uid {uid} is neither this process's user (uid {own}) nor root; {way_out}")
+            }
+            RefusedUser::Unknown(why) => {
                 format!("it is not known to be of this process's user (uid {own}) or root: {why}; {way_out}")
             }
         }
@@ -193,25 +194,25 @@ mod tests {
         const ROOTS: Trusted = Trusted { own: 0, ..MAPPED };
         const NOBODYS: Trusted = Trusted { own: OVERFLOW_UID, ..MAPPED };
         const UNMAPPED: Trusted = Trusted { own: OVERFLOW_UID, all_mapped: false };
-        let unknown = |why| Verdict::Refuse(Stranger::Unknown(why));
+        let unknown = |why| Verdict::Refuse(RefusedUser::Unknown(why));
         let cases = [
             (PeerUser::Uid(1000), MAPPED, Verdict::Admit),
             (PeerUser::Uid(0), MAPPED, Verdict::Admit),
-            (PeerUser::Uid(1001), MAPPED, Verdict::Refuse(Stranger::Uid(1001))),
-            (PeerUser::Uid(u32::MAX), MAPPED, Verdict::Refuse(Stranger::Uid(u32::MAX))),
-            (PeerUser::Uid(1000), ROOTS, Verdict::Refuse(Stranger::Uid(1000))),
+            (PeerUser::Uid(1001), MAPPED, Verdict::Refuse(RefusedUser::Uid(1001))),
+            (PeerUser::Uid(u32::MAX), MAPPED, Verdict::Refuse(RefusedUser::Uid(u32::MAX))),
+            (PeerUser::Uid(1000), ROOTS, Verdict::Refuse(RefusedUser::Uid(1000))),
             (PeerUser::Uid(0), ROOTS, Verdict::Admit),
             // An ordinary user, unless this is a user namespace.
-            (PeerUser::Uid(OVERFLOW_UID), MAPPED, Verdict::Refuse(Stranger::Uid(OVERFLOW_UID))),
+            (PeerUser::Uid(OVERFLOW_UID), MAPPED, Verdict::Refuse(RefusedUser::Uid(OVERFLOW_UID))),
             (PeerUser::Uid(OVERFLOW_UID), NOBODYS, Verdict::Admit),
             (PeerUser::Uid(OVERFLOW_UID), NAMESPACE, unknown(Unknown::Unmapped)),
             (PeerUser::Uid(OVERFLOW_UID), UNMAPPED, unknown(Unknown::Unmapped)),
-            (PeerUser::Uid(1001), NAMESPACE, Verdict::Refuse(Stranger::Uid(1001))),
+            (PeerUser::Uid(1001), NAMESPACE, Verdict::Refuse(RefusedUser::Uid(1001))),
             (PeerUser::Uid(0), NAMESPACE, Verdict::Admit),
             (PeerUser::Elsewhere, MAPPED, Verdict::Admit),
             (PeerUser::Gone, MAPPED, Verdict::Gone),
             (PeerUser::NotFound, MAPPED, unknown(Unknown::NotFound)),
-            (PeerUser::Untold, MAPPED, unknown(Unknown::Untold)),
+            (PeerUser::Unanswered, MAPPED, unknown(Unknown::Unanswered)),
         ];
         for (peer, trusted, expected) in cases {
             assert_eq!(decide(peer, trusted), expected, "{peer:?}, {trusted:?}");

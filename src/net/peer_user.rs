@@ -30,10 +30,10 @@ pub enum PeerUser {
     /// It has been closed, so that it belongs to nobody any more.
     Gone,
     /// This end is open, but no socket of this network namespace has these addresses: the other end is in another namespace, its
-    /// address is translated on the way, or it has been closed without a word to this end.
+    /// address is translated on the way, or it has been closed to this end.
     NotFound,
     /// The system does not answer, for want of memory or of a descriptor.
-    Untold,
+    Unanswered,
 }
 
 /// Looks users up. Holds the descriptors for that, so that it also works when no descriptor is free.
@@ -79,7 +79,7 @@ impl PeerUsers {
         match is_here(peer, local) {
             Ok(true) => {}
             Ok(false) => return PeerUser::Elsewhere,
-            Err(_) => return PeerUser::Untold,
+            Err(_) => return PeerUser::Unanswered,
         }
         let its = Ends { local: canonical(peer), remote: canonical(local) };
         let found = self.search(its, zone(local), || is_over(&stream));
@@ -93,7 +93,7 @@ impl PeerUsers {
             // It may have been closed meanwhile.
             Ok(None) if is_over(&stream) => PeerUser::Gone,
             Ok(None) => PeerUser::NotFound,
-            Err(_) => PeerUser::Untold,
+            Err(_) => PeerUser::Unanswered,
         }
     }
 

@@ -12,7 +12,7 @@ use super::peer_user::{PeerUser, PeerUsers};
 /// Looks users up. It holds what it needs for that, so that it never lacks a descriptor.
 #[derive(Debug)]
 pub struct SameUser {
-    /// `None`: the system does not tell whose a connection is.
+    /// `None`: the system does not report the user of a connection.
     users: Option<Mutex<PeerUsers>>,
     trusted: Trusted,
     /// Stands for connections whose sockets are not at hand: one that has ended gets no answer anyway.
@@ -20,7 +20,7 @@ pub struct SameUser {
 }
 
 impl SameUser {
-    /// Looks up a connection of its own, to see whether this system tells.
+    /// Looks up a connection of its own, to see whether this system reports users.
     ///
     /// # Errors
     /// There is no descriptor for that.
@@ -28,7 +28,7 @@ impl SameUser {
         let (users, trusted) = open_users((Ipv4Addr::LOCALHOST, 0).into())?;
         if let Err(why) = &users {
             tracing::warn!(
-                "every user of this machine may read how the jobs do that this coordinator serves, because {why}; a token keeps them out \
+                "every user of this machine may read the state of this coordinator's jobs, because {why}; a token keeps them out \
                  (elastic-rs token new)"
             );
         }
@@ -36,7 +36,7 @@ impl SameUser {
     }
 
     /// Whether the other end of a connection with these addresses, which is on this machine, is ours or root's. True if the system does
-    /// not tell of any connection.
+    /// not report any connection.
     pub fn has(&self, local: SocketAddr, peer: SocketAddr) -> bool {
         let Some(users) = &self.users else { return true };
         match users.lock().find(&self.open, local, peer) {

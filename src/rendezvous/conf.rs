@@ -157,7 +157,7 @@ keys! {
     /// How long a host is out at most.
     blacklist_cooldown_max: Option<Duration> = None, Allowed::seconds(Least::AboveZero, settings::LONGEST_WAIT),
         Scope::c10d(COUNTED_BY_A_COORDINATOR);
-    /// The name of this node's host. Hosts behind one address are told apart by it.
+    /// The name of this node's host. It distinguishes hosts behind one address.
     host_name: Option<String> = None, Allowed::Text, Scope::c10d(COUNTED_BY_A_COORDINATOR);
     /// How often the world may change after its first round, by restarts and changes of membership together. After that the job
     /// ends with an error. Not given: as often as it has to.

@@ -11,7 +11,7 @@ use tokio::time::{Instant, timeout};
 use super::messages::codec;
 use super::messages::frames::read_message;
 use super::messages::message::{CoordinatorMessage, NodeMessage, OBSERVER_WAIT, Observe, Observed};
-use crate::net::connect::{in_words, race, resolve};
+use crate::net::connect::{race, resolve, to_text};
 use crate::secure::{Halves, Protection};
 use crate::wire::text::plain;
 
@@ -47,7 +47,7 @@ impl Observer {
             halves.writer.write_all(&preamble).await.map_err(|error| error.to_string())?;
             Ok(halves)
         };
-        let halves = race(&addresses, deadline, TcpStream::connect, open).await.map_err(|met| in_words(host, &met))?;
+        let halves = race(&addresses, deadline, TcpStream::connect, open).await.map_err(|met| to_text(host, &met))?;
         Ok(Self { halves, buffer: BytesMut::new(), limit, waiting_limit: limit + OBSERVER_WAIT })
     }
 
@@ -73,9 +73,9 @@ impl Observer {
             Ok(Some(CoordinatorMessage::Rejected { reason } | CoordinatorMessage::Ended { reason })) => {
                 Err(plain(reason))
             }
-            Ok(Some(_)) => Err("the coordinator's answer is none to an observer".to_owned()),
+            Ok(Some(_)) => Err("the coordinator sent an answer that is not for an observer".to_owned()),
             Ok(None) => Err("the coordinator closed the connection without an answer".to_owned()),
-            Err(error) => Err(format!("what answers is no coordinator of elastic_rs: {error}")),
+            Err(error) => Err(format!("the server there is not an elastic_rs coordinator: {error}")),
         }
     }
 }

@@ -19,7 +19,7 @@ use tokio_rustls::rustls::sign::{CertifiedKey, SingleCertAndKey};
 use tokio_rustls::rustls::version::TLS13;
 use tokio_rustls::rustls::{ClientConfig, Error, InconsistentKeys, RootCertStore, ServerConfig};
 
-use super::ending::{self, Ending, Place, about};
+use super::ending::{self, Ending, Source, about};
 use super::error::ProtectionError;
 use super::tls;
 use super::watched::{Content, Wanted, Watched};
@@ -49,7 +49,7 @@ pub(super) struct Identity {
     shown: Shown,
     /// The own certificate, and those that lead from it to its authority. Others of the files may end unnoticed: nothing depends on them.
     endings: Vec<Ending>,
-    /// Of all files, to tell whether they hold something else.
+    /// Of all files, to find out whether they have changed.
     digest: Vec<u8>,
 }
 
@@ -79,7 +79,7 @@ impl Certificates {
     /// What is to be said now of certificates that end soon, one sentence for each.
     pub fn warnings(&self) -> Vec<String> {
         let now = ending::now();
-        self.0.last().endings.iter().filter_map(|ending| ending.words(now)).collect()
+        self.0.last().endings.iter().filter_map(|ending| ending.text(now)).collect()
     }
 
     /// The name of the peer that is to be at `host`, as TLS wants it.
@@ -128,13 +128,13 @@ impl Content for Identity {
         let algorithms = &provider.signature_verification_algorithms;
         let now = UnixTime::now();
         let Examined { shown, between, authority } = x509::examine(&chain, &authorities, algorithms, now)
-            .map_err(|fault| cert.unusable(in_words(&fault, &files.ca, now.as_secs())))?;
-        let ending = |place, path: &Path, one: &Shown| {
+            .map_err(|fault| cert.unusable(to_text(&fault, &files.ca, now.as_secs())))?;
+        let ending = |source, path: &Path, one: &Shown| {
             let (path, subject) = (path.to_owned(), one.subject.clone());
-            Ending { place, path, subject, valid: one.valid }
+            Ending { source, path, subject, valid: one.valid }
         };
-        let needed = iter::once(&shown).chain(&between).map(|one| ending(Place::Cert, &files.cert, one));
-        let endings = needed.chain(authority.iter().map(|one| ending(Place::Ca, &files.ca, one))).collect();
+        let needed = iter::once(&shown).chain(&between).map(|one| ending(Source::Cert, &files.cert, one));
+        let endings = needed.chain(authority.iter().map(|one| ending(Source::Ca, &files.ca, one))).collect();
         let mut digest = Context::new(&SHA256);
         texts.iter().for_each(|text| digest.update(text.as_bytes()));
         let (client, server) =
@@ -191,7 +191,7 @@ fn certify(
 }
 
 /// What is wrong with an end's own certificate.
-fn in_words(fault: &Fault, ca: &Path, now: u64) -> String {
+fn to_text(fault: &Fault, ca: &Path, now: u64) -> String {
     match fault {
         Fault::NotX509(error) => format!("begins with what is no certificate: {error}"),
         Fault::Time(Shown { subject, valid: (_, until), .. }) if now > *until => format!(

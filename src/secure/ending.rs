@@ -16,7 +16,7 @@ const LAST_PART: u64 = 10;
 
 /// In which file a certificate is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Place {
+pub(super) enum Source {
     /// The end's own, or one that leads from it to an authority.
     Cert,
     /// The authority's.
@@ -26,7 +26,7 @@ pub(super) enum Place {
 /// A certificate in a file, and when it ends.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Ending {
-    pub place: Place,
+    pub source: Source,
     /// Of the file.
     pub path: PathBuf,
     /// Whose it is.
@@ -37,11 +37,11 @@ pub(super) struct Ending {
 
 impl Ending {
     /// What an operator has to know now, if anything.
-    pub fn words(&self, now: u64) -> Option<String> {
-        let Self { place, path, subject, valid: (from, until) } = self;
-        let (what, variable) = match place {
-            Place::Cert => ("certificate", TLS_CERT),
-            Place::Ca => ("CA", TLS_CA),
+    pub fn text(&self, now: u64) -> Option<String> {
+        let Self { source, path, subject, valid: (from, until) } = self;
+        let (what, variable) = match source {
+            Source::Cert => ("certificate", TLS_CERT),
+            Source::Ca => ("CA", TLS_CA),
         };
         let is_over = now > *until;
         let when = match is_over {
@@ -51,10 +51,10 @@ impl Ending {
             }
             false => return None,
         };
-        let todo = match place {
-            Place::Cert if is_over => "renew it: no connection can begin with it",
-            Place::Cert => "renew it: no connection can begin with it afterwards",
-            Place::Ca => "add the one that takes its place to the file, unless it is there",
+        let todo = match source {
+            Source::Cert if is_over => "renew it: no connection can begin with it",
+            Source::Cert => "renew it: no connection can begin with it afterwards",
+            Source::Ca => "add the one that takes its place to the file, unless it is there",
         };
         Some(format!(
             "the {what} file `{}` ({variable}) holds the certificate of {subject}, which {when}; {todo}",
@@ -77,10 +77,10 @@ pub(super) fn about(seconds: u64) -> String {
 pub(super) fn warn(endings: &[Ending], now: u64) {
     static WARNED: Mutex<BTreeSet<Ending>> = Mutex::new(BTreeSet::new());
     for ending in endings {
-        if let Some(words) = ending.words(now)
+        if let Some(text) = ending.text(now)
             && WARNED.lock().insert(ending.clone())
         {
-            tracing::warn!("{words}");
+            tracing::warn!("{text}");
         }
     }
 }
@@ -97,27 +97,27 @@ mod tests {
     const HOUR: u64 = 3_600;
     const DAY: u64 = 86_400;
 
-    fn ending(place: Place, from: u64, until: u64) -> Ending {
-        Ending { place, path: "/etc/node.pem".into(), subject: "CN=node0".to_owned(), valid: (from, until) }
+    fn ending(source: Source, from: u64, until: u64) -> Ending {
+        Ending { source, path: "/etc/node.pem".into(), subject: "CN=node0".to_owned(), valid: (from, until) }
     }
 
     #[test]
     fn an_end_is_reported_in_the_last_tenth_of_a_life() {
-        for (life, left) in [(DAY, DAY / 10), (30 * DAY, 3 * DAY), (3650 * DAY, 365 * DAY), (10, 1), (9, 0)] {
-            let (from, until) = (1_000 * DAY, 1_000 * DAY + life);
-            let one = ending(Place::Cert, from, until);
+        for (lifetime, left) in [(DAY, DAY / 10), (30 * DAY, 3 * DAY), (3650 * DAY, 365 * DAY), (10, 1), (9, 0)] {
+            let (from, until) = (1_000 * DAY, 1_000 * DAY + lifetime);
+            let one = ending(Source::Cert, from, until);
             let begins = until - left;
-            assert_eq!(one.words(begins - 1), None, "{life}");
-            for (at, words) in [(begins, "which ends in "), (until, "which ends in 1 s"), (until + 1, "which ended ")] {
-                assert!(one.words(at).unwrap().contains(words), "{life}");
+            assert_eq!(one.text(begins - 1), None, "{lifetime}");
+            for (at, text) in [(begins, "which ends in "), (until, "which ends in 1 s"), (until + 1, "which ended ")] {
+                assert!(one.text(at).unwrap().contains(text), "{lifetime}");
             }
         }
     }
 
     #[test]
     fn times_without_an_end_are_far_away() {
-        assert_eq!(ending(Place::Ca, 0, u64::MAX).words(DAY), None);
-        assert!(ending(Place::Ca, 5, 0).words(1).unwrap().contains("ended 1 s ago"), "its end is before its begin");
+        assert_eq!(ending(Source::Ca, 0, u64::MAX).text(DAY), None);
+        assert!(ending(Source::Ca, 5, 0).text(1).unwrap().contains("ended 1 s ago"), "its end is before its begin");
     }
 
     #[test]
@@ -130,24 +130,24 @@ mod tests {
         );
         let renew = "renew it: no connection can begin with it";
         let add = "add the one that takes its place to the file, unless it is there";
-        for (place, now, expected) in [
-            (Place::Cert, until - 37 * DAY, None),
+        for (source, now, expected) in [
+            (Source::Cert, until - 37 * DAY, None),
             (
-                Place::Cert,
+                Source::Cert,
                 until - 5 * DAY,
                 Some(format!("{cert}ends in 5 days, at 2026-05-28T20:26:40Z; {renew} afterwards")),
             ),
             (
-                Place::Cert,
+                Source::Cert,
                 until - 30 * HOUR,
                 Some(format!("{cert}ends in 30 h, at 2026-05-28T20:26:40Z; {renew} afterwards")),
             ),
-            (Place::Cert, until, Some(format!("{cert}ends in 1 s, at 2026-05-28T20:26:40Z; {renew} afterwards"))),
-            (Place::Cert, until + 600, Some(format!("{cert}ended 10 min ago, at 2026-05-28T20:26:40Z; {renew}"))),
-            (Place::Ca, until - 5 * HOUR, Some(format!("{ca}ends in 5 h, at 2026-05-28T20:26:40Z; {add}"))),
-            (Place::Ca, until + 5 * DAY, Some(format!("{ca}ended 5 days ago, at 2026-05-28T20:26:40Z; {add}"))),
+            (Source::Cert, until, Some(format!("{cert}ends in 1 s, at 2026-05-28T20:26:40Z; {renew} afterwards"))),
+            (Source::Cert, until + 600, Some(format!("{cert}ended 10 min ago, at 2026-05-28T20:26:40Z; {renew}"))),
+            (Source::Ca, until - 5 * HOUR, Some(format!("{ca}ends in 5 h, at 2026-05-28T20:26:40Z; {add}"))),
+            (Source::Ca, until + 5 * DAY, Some(format!("{ca}ended 5 days ago, at 2026-05-28T20:26:40Z; {add}"))),
         ] {
-            assert_eq!(ending(place, until - 365 * DAY, until).words(now), expected);
+            assert_eq!(ending(source, until - 365 * DAY, until).text(now), expected);
         }
     }
 }

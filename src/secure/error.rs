@@ -31,7 +31,7 @@ pub enum ProtectionError {
     #[error("reading {0} has failed, which is a bug")]
     Bug(String),
     /// There is neither.
-    #[error("there is neither a token nor a certificate to be protected by")]
+    #[error("protection needs a token or certificates, and neither is configured")]
     Nothing,
     /// TLS cannot be set up. This is a bug, or the system has no randomness.
     #[error("TLS cannot be set up: {0}")]

@@ -12,7 +12,7 @@ use super::Protection;
 use super::refusals::{Kind, Refusal};
 use crate::net::admission::Bounds;
 use crate::net::admission::tasks::{BoundedTasks, Ending, Task};
-use crate::open_files::{WAITING_TO_ONE, places_for_strangers};
+use crate::open_files::{WAITING_TO_ONE, pending_handshake_permits};
 
 /// How long a handshake keeps its permit while others wait for one. A handshake takes two or three times the way there and back.
 const PATIENCE: Duration = Duration::from_millis(500);
@@ -32,7 +32,7 @@ impl<S> fmt::Debug for Handshakes<S> {
 }
 
 impl<S: Send + 'static> Handshakes<S> {
-    /// `begin` makes a connection's handshake, which runs on `helpers`, and has to own their threads. `lost` is told of each that got
+    /// `begin` makes a connection's handshake, which runs on `helpers`, and has to own their threads. `lost` is called for each that got
     /// no permit, or lost it. Addresses that have authenticated at any door of this `protection` keep permits.
     pub fn new(
         helpers: Handle,
@@ -40,15 +40,17 @@ impl<S: Send + 'static> Handshakes<S> {
         begin: impl Fn(S) -> Task + Send + Sync + 'static,
         lost: impl Fn(IpAddr, &Refusal) + Send + Sync + 'static,
     ) -> Self {
-        let permits = places_for_strangers();
+        let permits = pending_handshake_permits();
         let bounds = Bounds { permits, waiting: WAITING_TO_ONE * permits, kept: KEPT, patience: PATIENCE };
         let noted = Arc::clone(&protection);
         let ended = move |address, ending| match ending {
             Ending::Authenticated => noted.note_authenticated(address),
             Ending::Refused => {
-                lost(address, &Refusal::new(Kind::Crowded, "too many others wait to prove themselves"));
+                lost(address, &Refusal::new(Kind::Crowded, "too many other connections wait to authenticate"));
             }
-            Ending::Displaced => lost(address, &Refusal::new(Kind::Late, "no proof while others waited")),
+            Ending::Displaced => {
+                lost(address, &Refusal::new(Kind::Late, "it did not authenticate while others waited"))
+            }
         };
         Self { tasks: BoundedTasks::new(helpers, bounds, begin, ended), protection }
     }
@@ -100,15 +102,15 @@ mod tests {
                 to.send((number, thread)).is_ok()
             })
         };
-        let told = move |address, _: &Refusal| lost.lock().push(address);
-        (Handshakes::new(runs_on, protection, begin, told), met)
+        let record = move |address, _: &Refusal| lost.lock().push(address);
+        (Handshakes::new(runs_on, protection, begin, record), met)
     }
 
     #[tokio::test]
     async fn an_address_that_holds_and_wants_all_permits_keeps_nobody_out() {
         let lost = Arc::new(Mutex::new(Vec::new()));
         let (handshakes, mut met) = handshakes(Arc::clone(&lost));
-        let (many, nodes) = (8 * places_for_strangers(), 200);
+        let (many, nodes) = (8 * pending_handshake_permits(), 200);
         for number in 0..many {
             handshakes.arrived((number, false), GREEDY);
         }
@@ -119,7 +121,7 @@ mod tests {
         let mut served = HashSet::new();
         while served.len() < nodes {
             let (number, thread) = timeout(PATIENT, met.recv()).await.unwrap().unwrap();
-            assert!(thread.starts_with("door-"), "{thread}");
+            assert!(thread.starts_with("handshake-"), "{thread}");
             served.insert(number);
         }
         let until = Instant::now() + PATIENT;
@@ -133,7 +135,7 @@ mod tests {
         let until = Instant::now() + PATIENT;
         loop {
             let (held, waiting) = handshakes.tasks.counts();
-            assert!(held <= places_for_strangers(), "{held}");
+            assert!(held <= pending_handshake_permits(), "{held}");
             if waiting <= WAITING_TO_ONE * held {
                 break;
             }
@@ -145,7 +147,7 @@ mod tests {
     #[tokio::test]
     async fn whoever_is_slow_yields_to_the_next_of_the_same_address_and_all_end_with_the_listener() {
         let (handshakes, mut met) = handshakes(Arc::default());
-        for number in 0..places_for_strangers() {
+        for number in 0..pending_handshake_permits() {
             handshakes.arrived((number, false), GREEDY);
         }
         handshakes.arrived((7, true), GREEDY);

@@ -39,7 +39,7 @@ impl Helpers {
         let number = AtomicUsize::new(1);
         let runtime = Builder::new_multi_thread()
             .worker_threads(THREADS)
-            .thread_name_fn(move || format!("door-{}", number.fetch_add(1, Ordering::Relaxed)))
+            .thread_name_fn(move || format!("handshake-{}", number.fetch_add(1, Ordering::Relaxed)))
             .on_thread_start(threads::take_no_signals)
             .enable_io()
             .enable_time()
@@ -76,7 +76,7 @@ mod tests {
         assert!(Arc::ptr_eq(&one, &other));
         let look = async { (std::thread::current().name().unwrap_or_default().to_owned(), threads::blocked()) };
         let (name, mask) = one.handle().spawn(look).await.unwrap();
-        assert!(name.starts_with("door-"), "{name}");
+        assert!(name.starts_with("handshake-"), "{name}");
         let inside = threads::spawn("test".to_owned(), threads::blocked).unwrap().join().unwrap();
         assert_eq!(mask, inside);
     }

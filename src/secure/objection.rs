@@ -9,7 +9,7 @@ use super::x509::{NAMES, date};
 use super::{TLS_CA, TLS_CERT};
 
 /// A sentence about the peer, if this error is about the certificates of one of the two ends.
-pub(super) fn in_words(error: &io::Error) -> Option<String> {
+pub(super) fn to_text(error: &io::Error) -> Option<String> {
     match error.get_ref()?.downcast_ref::<Error>()? {
         Error::InvalidCertificate(what) => Some(of_peer(what)),
         Error::NoCertificatesPresented => Some(format!("it shows no certificate: {TLS_CERT} is set at one end only")),
@@ -19,7 +19,7 @@ pub(super) fn in_words(error: &io::Error) -> Option<String> {
     }
 }
 
-/// Whether the peer's certificate is the reason. The peer is told by an alert.
+/// Whether the peer's certificate is the reason. The peer gets an alert.
 pub(super) fn is_of_certificate(error: &io::Error) -> bool {
     let error = error.get_ref().and_then(|error| error.downcast_ref::<Error>());
     matches!(error, Some(Error::InvalidCertificate(_) | Error::NoCertificatesPresented))

@@ -8,7 +8,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
 use super::TOKEN_FILE;
 use super::claim::{Answer, Claim, MAC_BYTES, Mac};
-use super::objection::in_words;
+use super::objection::to_text;
 use super::tls::Secret;
 use super::token::{KeyId, Token};
 
@@ -41,7 +41,7 @@ impl fmt::Display for Evidence {
 
 /// What a peer has proven.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Pass {
+pub struct Identity {
     /// The run for which it speaks.
     pub run_id: String,
     /// What it may do.
@@ -50,7 +50,7 @@ pub struct Pass {
     pub evidence: Evidence,
 }
 
-impl Pass {
+impl Identity {
     /// Whether a node of this run may come in with it. One token, or a certificate, may serve several runs.
     ///
     /// # Errors
@@ -94,8 +94,8 @@ pub(super) async fn prove(
         (Answer::Refused(reason), None) => Err(format!("it refuses this node: {reason}")),
         (Answer::Admitted, None) => Ok(()),
         (Answer::Proven(theirs), Some(token)) => {
-            let said = [&b"s"[..], secret, mac].concat();
-            hmac::verify(&token.key(), &said, &theirs).map_err(|_| not_held(token))
+            let message = [&b"s"[..], secret, mac].concat();
+            hmac::verify(&token.key(), &message, &theirs).map_err(|_| not_held(token))
         }
         (Answer::Admitted, Some(token)) => Err(not_held(token)),
         (Answer::Proven(_), None) => Err("it answers with a proof that it was not asked for".to_owned()),
@@ -104,16 +104,18 @@ pub(super) async fn prove(
 
 fn not_held(token: &Token) -> String {
     let id = token.id();
-    format!("it does not hold the token with the id {id} ({TOKEN_FILE}): it, or somebody between, is a stranger")
+    format!(
+        "it does not hold the token with the id {id} ({TOKEN_FILE}): give both ends the same token; if they have it, somebody intercepts the connection"
+    )
 }
 
 /// The coordinator's end. `accepted` names the tokens that are good for a run. `None`: certificates alone are the proof, and TLS has
-/// checked the peer's. The peer has been told the error.
+/// checked the peer's. The peer has got the error.
 pub(super) async fn check(
     stream: &mut (impl AsyncRead + AsyncWrite + Unpin),
     accepted: impl AsyncFnOnce(&str) -> Option<Vec<Token>>,
     secret: &Secret,
-) -> Result<Pass, String> {
+) -> Result<Identity, String> {
     let judged = match receive(stream, Claim::decode).await {
         Ok((claim, mac)) => {
             let accepted = accepted(&claim.run_id).await;
@@ -122,7 +124,7 @@ pub(super) async fn check(
         Err(error) => Err(error),
     };
     match judged {
-        Ok((pass, answer)) => send(stream, &answer.encode()).await.map(|()| pass),
+        Ok((identity, answer)) => send(stream, &answer.encode()).await.map(|()| identity),
         Err(reason) => {
             refuse(stream, reason.clone()).await;
             Err(reason)
@@ -142,12 +144,12 @@ fn judge(
     mac: Option<Mac>,
     accepted: Option<Vec<Token>>,
     secret: &Secret,
-) -> Result<(Pass, Answer), String> {
+) -> Result<(Identity, Answer), String> {
     let (id, mac, accepted) = match (claim.key, mac, accepted) {
         (Some(id), Some(mac), Some(accepted)) => (id, mac, accepted),
         (None, _, None) => {
-            let pass = Pass { run_id: claim.run_id, role: Role::Node, evidence: Evidence::Certificate };
-            return Ok((pass, Answer::Admitted));
+            let identity = Identity { run_id: claim.run_id, role: Role::Node, evidence: Evidence::Certificate };
+            return Ok((identity, Answer::Admitted));
         }
         (_, _, Some(_)) => {
             return Err(format!(
@@ -166,12 +168,13 @@ fn judge(
     let Some((token, role)) = held else {
         return Err(format!("no token with the id {key} is accepted for this run"));
     };
-    let said = [&b"c"[..], secret, &claim.encode()?].concat();
-    hmac::verify(&token.key(), &said, &mac)
-        .map_err(|_| format!("the proof for the token with the id {key} is wrong: somebody may stand between"))?;
+    let message = [&b"c"[..], secret, &claim.encode()?].concat();
+    hmac::verify(&token.key(), &message, &mac).map_err(|_| {
+        format!("the proof for the token with the id {key} is wrong: somebody may intercept the connection")
+    })?;
     let mut own = [0; MAC_BYTES];
     own.copy_from_slice(token.mac(&[b"s", secret, &mac]).as_ref());
-    Ok((Pass { run_id: claim.run_id, role, evidence: Evidence::Token(key) }, Answer::Proven(own)))
+    Ok((Identity { run_id: claim.run_id, role, evidence: Evidence::Token(key) }, Answer::Proven(own)))
 }
 
 async fn send(stream: &mut (impl AsyncWrite + Unpin), bytes: &[u8]) -> Result<(), String> {
@@ -183,7 +186,7 @@ async fn send(stream: &mut (impl AsyncWrite + Unpin), bytes: &[u8]) -> Result<()
 }
 
 fn ended(error: &std::io::Error) -> String {
-    in_words(error).unwrap_or_else(|| format!("the connection ended before the proof: {error}"))
+    to_text(error).unwrap_or_else(|| format!("the connection ended before authentication: {error}"))
 }
 
 /// Read until all bytes have come.
@@ -198,7 +201,7 @@ async fn receive<T>(
         }
         match stream.read_buf(&mut bytes).await {
             Ok(1..) => {}
-            Ok(0) => return Err("the connection ended before the proof".to_owned()),
+            Ok(0) => return Err("the connection ended before authentication".to_owned()),
             Err(error) => return Err(ended(&error)),
         }
     }
@@ -221,7 +224,7 @@ mod tests {
         node: Option<Token>,
         held: Option<&[Token]>,
         secrets: (Secret, Secret),
-    ) -> (Result<(), String>, Result<Pass, String>) {
+    ) -> (Result<(), String>, Result<Identity, String>) {
         let (mut left, mut right) = duplex(4096);
         tokio::join!(async { prove(&mut left, node.as_ref(), "run", &secrets.0).await }, async {
             check(&mut right, async |_| held.map(<[Token]>::to_vec), &secrets.1).await
@@ -234,10 +237,10 @@ mod tests {
             let (node, coordinator) = meet(Some(token("a")), Some(&held), (OURS, OURS)).await;
             assert_eq!(node, Ok(()));
             let evidence = Evidence::Token(token("a").id());
-            assert_eq!(coordinator, Ok(Pass { run_id: "run".into(), role: Role::Node, evidence }));
+            assert_eq!(coordinator, Ok(Identity { run_id: "run".into(), role: Role::Node, evidence }));
         }
         let (node, coordinator) = meet(Some(token("a").for_observers()), Some(&[token("a")]), (OURS, OURS)).await;
-        assert_eq!((node, coordinator.map(|pass| pass.role)), (Ok(()), Ok(Role::Observer)));
+        assert_eq!((node, coordinator.map(|identity| identity.role)), (Ok(()), Ok(Role::Observer)));
     }
 
     #[tokio::test]
@@ -259,11 +262,11 @@ mod tests {
     async fn without_tokens_certificates_are_the_proof_and_both_ends_have_to_say_so() {
         let (node, coordinator) = meet(None, None, (OURS, OURS)).await;
         assert_eq!(node, Ok(()));
-        let pass = coordinator.unwrap();
-        assert_eq!(pass, Pass { run_id: "run".into(), role: Role::Node, evidence: Evidence::Certificate });
-        assert_eq!((pass.admits_node_of("run"), pass.admits_observer_of(Some("run"))), (Ok(()), Ok(())));
-        assert!(pass.admits_observer_of(None).unwrap_err().contains("was proven for the run `run` alone"));
-        assert!(pass.admits_node_of("other").unwrap_err().contains("the certificate was proven for another run"));
+        let identity = coordinator.unwrap();
+        assert_eq!(identity, Identity { run_id: "run".into(), role: Role::Node, evidence: Evidence::Certificate });
+        assert_eq!((identity.admits_node_of("run"), identity.admits_observer_of(Some("run"))), (Ok(()), Ok(())));
+        assert!(identity.admits_observer_of(None).unwrap_err().contains("was proven for the run `run` alone"));
+        assert!(identity.admits_node_of("other").unwrap_err().contains("the certificate was proven for another run"));
         let (node, coordinator) = meet(None, Some(&[token("a")]), (OURS, OURS)).await;
         assert!(node.unwrap_err().contains("the certificate alone is not enough"));
         assert!(coordinator.unwrap_err().contains("name the file with the job's token"));

@@ -12,7 +12,7 @@ use tokio::time::{Duration, Instant, timeout};
 
 use super::certificates::{CertificateFiles, Certificates};
 use super::error::ProtectionError;
-use super::objection::in_words;
+use super::objection::to_text;
 use super::refusals::{Counters, Refusal, Refusals};
 use super::stream::Halves;
 use super::tls::{self, ClientStream};
@@ -22,7 +22,7 @@ use super::watched::GOOD_FOR;
 use super::x509::Shown;
 use super::{TLS_CA, TLS_CERT, TLS_KEY, TOKEN_FILE, proof};
 use crate::net::admission::Authenticated;
-use crate::net::connect::{in_words as in_words_of, race, resolve};
+use crate::net::connect::{race, resolve, to_text as to_text_of};
 
 /// Time for TLS and both proofs, as long as nothing else is slow.
 const HANDSHAKE_LIMIT: Duration = Duration::from_secs(5);
@@ -202,7 +202,7 @@ impl Protection {
     }
 
     /// What this end proves itself by, for logs.
-    pub fn words(&self) -> String {
+    pub fn text(&self) -> String {
         let token = self.key_ids().map(|ids| format!("the token with the id {ids}"));
         let certificate = self.certificate().map(|shown| shown.to_string());
         token.into_iter().chain(certificate).collect::<Vec<_>>().join(" and ")
@@ -259,8 +259,8 @@ impl Protection {
     }
 
     fn no_tls(&self, error: &io::Error) -> String {
-        if let Some(words) = in_words(error) {
-            return words;
+        if let Some(text) = to_text(error) {
+            return text;
         }
         match error.kind() {
             io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => format!(
@@ -323,7 +323,7 @@ impl Protection {
             prepare(&stream).map_err(|error| error.to_string())?;
             self.meet(stream, host, run_id).await
         };
-        race(&addresses, deadline, TcpStream::connect, open).await.map_err(|met| in_words_of(address, &met))
+        race(&addresses, deadline, TcpStream::connect, open).await.map_err(|met| to_text_of(address, &met))
     }
 }
 

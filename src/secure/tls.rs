@@ -96,7 +96,7 @@ pub fn no_name() -> ServerName<'static> {
     ServerName::IpAddress(Ipv4Addr::UNSPECIFIED.into())
 }
 
-/// Begin TLS. If it fails, the peer has been told why as TLS does, and its connection comes back.
+/// Begin TLS. If it fails, the peer has got an alert of TLS, and its connection comes back.
 pub async fn accept<S: AsyncRead + AsyncWrite + Unpin>(
     config: Arc<ServerConfig>,
     stream: S,

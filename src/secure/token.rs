@@ -35,8 +35,8 @@ impl fmt::Display for KeyId {
 impl Token {
     /// A token as it is written in a file: hexadecimal digits.
     ///
-    /// Its id is in logs, and whoever guesses a token can tell by the id whether the guess is right. So a token must not be what people
-    /// think of, and no other form can be told from a passphrase.
+    /// Its id is in logs, and whoever guesses a token can check it against the id. So a token must not be what people
+    /// think of, and no other form differs from a passphrase.
     ///
     /// # Errors
     /// What is wrong with it, and what is allowed. The text does not repeat the token.

@@ -71,7 +71,7 @@ struct Known<T> {
     /// The files shortly before `value` was read.
     stamps: Vec<Option<Stamp>>,
     /// The files, and why they could not be used, as it was logged last. `None`: `value` is what they hold.
-    told: Option<(Vec<Option<Stamp>>, String)>,
+    reported: Option<(Vec<Option<Stamp>>, String)>,
     /// The process whose thread looks at the files, or is about to. A forked one has no such thread.
     looking: Option<u32>,
     /// Notified once they have been looked at.
@@ -95,7 +95,7 @@ impl<T: Content> Watched<T> {
         let stamps = stamps::<T>(&files);
         let value = Arc::new(T::read(&files)?);
         value.on_loaded();
-        let known = Known { value, stamps, told: None, looking: None, waiting: None, looked_at: Instant::now() };
+        let known = Known { value, stamps, reported: None, looking: None, waiting: None, looked_at: Instant::now() };
         Ok(Self(Arc::new(Inner { files, good_for, known: Mutex::new(known) })))
     }
 
@@ -127,7 +127,7 @@ trait Look: Send + Sync {
 }
 
 impl<T: Content> Inner<T> {
-    /// Whether it is time to look, and nobody does. What is returned is told once that is done.
+    /// Whether it is time to look, and nobody does. What is returned is notified once that is done.
     fn begin_to_look(&self) -> Option<oneshot::Receiver<()>> {
         let mut known = self.known.lock();
         let own = process::id();
@@ -149,20 +149,20 @@ impl<T: Content> Look for Inner<T> {
         let found = (!same).then(|| read().unwrap_or_else(failed));
         let mut known = self.known.lock();
         match found {
-            None => known.told = None,
+            None => known.reported = None,
             Some(Ok(value)) => {
                 if let Some(news) = value.news(&known.value, &self.files) {
                     tracing::info!("{news}");
                     value.on_loaded();
                     known.value = Arc::new(value);
                 }
-                (known.stamps, known.told) = (stamps, None);
+                (known.stamps, known.reported) = (stamps, None);
             }
             Some(Err(error)) => {
-                let told = Some((stamps, error.to_string()));
-                if known.told != told {
+                let reported = Some((stamps, error.to_string()));
+                if known.reported != reported {
                     tracing::warn!("{error}; {}", T::KEPT);
-                    known.told = told;
+                    known.reported = reported;
                 }
             }
         }

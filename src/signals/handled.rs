@@ -40,7 +40,7 @@ pub struct Wanted {
 pub struct Received {
     /// Its number.
     pub signal: i32,
-    /// Who has sent it, as far as the kernel tells.
+    /// The sender, as far as the kernel reports it.
     pub sender: Sender,
 }
 

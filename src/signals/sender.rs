@@ -3,7 +3,7 @@
 use std::fs;
 use std::process;
 
-/// The sender of a signal, as far as the kernel tells. It may have ended by now.
+/// The sender of a signal, as far as the kernel reports it. It may have ended by now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sender {
     /// The kernel does not say.
@@ -80,7 +80,7 @@ impl Sender {
     }
 
     /// In words, after "it was"; empty if nothing is known. Reads `/proc` and `/etc/passwd`.
-    pub fn words(self) -> String {
+    pub fn text(self) -> String {
         match self {
             Self::Unknown => String::new(),
             Self::Kernel => "sent by the terminal, or by the kernel".to_owned(),
@@ -136,13 +136,13 @@ mod tests {
         let mut child = child.unwrap();
         let sender = Sender::Process { pid: child.id(), uid: 0 };
         // It may not have been executed yet, and has the name of this program then.
-        let words = sender.words();
-        assert!(words.starts_with(&format!("sent by pid {} (`", child.id())), "{words}");
-        assert!(words.ends_with("user root") || words.ends_with("user id 0"), "{words}");
+        let text = sender.text();
+        assert!(text.starts_with(&format!("sent by pid {} (`", child.id())), "{text}");
+        assert!(text.ends_with("user root") || text.ends_with("user id 0"), "{text}");
         child.kill().unwrap();
         child.wait().unwrap();
-        assert!(sender.words().contains(", which has ended, user "), "{}", sender.words());
-        assert_eq!(Sender::Unknown.words(), "");
+        assert!(sender.text().contains(", which has ended, user "), "{}", sender.text());
+        assert_eq!(Sender::Unknown.text(), "");
         assert_eq!(named("me:x:1000:1000:Me:/home/me:/bin/sh", 1000), Some("me"));
         assert_eq!(named("me:x:1000:1000:Me:/home/me:/bin/sh", 100), None);
     }

@@ -1,7 +1,7 @@
 //! Steps of training: what a worker writes at each optimizer step, and what its agent reads of it.
 //!
 //! Owns 64 bytes of memory for each worker of a node, which the worker shares with its agent, and a pipe by which the first step of a
-//! round wakes the agent. Leaves to [`crate::agent`] what is told of it.
+//! round wakes the agent. Leaves to [`crate::agent`] what is reported of it.
 //!
 //! | file | what |
 //! |---|---|

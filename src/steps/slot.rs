@@ -13,7 +13,7 @@ pub const WORDS: usize = SLOT_BYTES / 8;
 
 /// The agent's: number of the round whose first step it wants to hear of.
 pub const ROUND: usize = 0;
-/// The round of which the worker has told the first step.
+/// The round whose first step the worker has reported.
 pub const FIRST_ROUND: usize = 1;
 /// Number of the first step in that round.
 pub const FIRST: usize = 2;
@@ -75,8 +75,8 @@ impl Slot {
     /// The first step of a round, if there was one. `within`: the time in which it can have been.
     pub fn first(&self, round: u64, within: &RangeInclusive<u64>) -> Option<First> {
         let at_ns = self.0[FIRST_NS];
-        let told = self.0[FIRST_ROUND] == round && within.contains(&at_ns);
-        told.then(|| First { step: self.number(FIRST), at_ns })
+        let is_current = self.0[FIRST_ROUND] == round && within.contains(&at_ns);
+        is_current.then(|| First { step: self.number(FIRST), at_ns })
     }
 
     /// How far the worker has come in a round, if it has made a step. `within`: the time in which that can have been.

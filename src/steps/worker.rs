@@ -18,7 +18,7 @@ use super::slot::{
 };
 use crate::clock::monotonic_ns;
 use crate::forks;
-use crate::lineage::{lineage, lives};
+use crate::lineage::{is_alive, lineage};
 use crate::steps::STEPS;
 
 /// The value of [`STEPS`]: the agent's process, its descriptors of the memory and of the pipe, and the worker's local rank.
@@ -39,8 +39,8 @@ pub struct Steps {
     owns: AtomicBool,
     /// The count of forks in which the memory was mapped.
     forks: u64,
-    /// The round whose first step was told.
-    told: AtomicU64,
+    /// The round whose first step was reported.
+    first_round: AtomicU64,
     /// Number of the last step.
     last: AtomicU64,
     /// The training script has said where it is.
@@ -84,9 +84,9 @@ impl Steps {
         };
         let path = |descriptor| PathBuf::from(format!("/proc/{pid}/fd/{descriptor}"));
         let words = map(&path(memory), u64::from(*local_rank) * SLOT_BYTES as u64)?;
-        let (told, last, given) = (AtomicU64::new(0), AtomicU64::new(0), AtomicBool::new(false));
+        let (first_round, last, given) = (AtomicU64::new(0), AtomicU64::new(0), AtomicBool::new(false));
         let (bell, owns, forks) = (path(bell), AtomicBool::new(false), forks::count());
-        Ok(Self { words, bell, agent: *pid, local_rank: *local_rank, owns, forks, told, last, given })
+        Ok(Self { words, bell, agent: *pid, local_rank: *local_rank, owns, forks, first_round, last, given })
     }
 
     /// Own the memory of the worker, from now on until this process ends. The first one of a worker's processes does that asks for it:
@@ -102,7 +102,7 @@ impl Steps {
             match owner(seen) {
                 Some(pid) if pid == own => break,
                 // The number of one that has ended may be another's by now, who is no process of this agent.
-                Some(owner) if lives(owner) && lineage(owner).any(|it| it == self.agent) => {
+                Some(owner) if is_alive(owner) && lineage(owner).any(|it| it == self.agent) => {
                     return Err(Owned { owner, local_rank: self.local_rank });
                 }
                 _ => {}
@@ -131,7 +131,7 @@ impl Steps {
         let number = number.unwrap_or_else(|| self.last.load(Ordering::Relaxed).saturating_add(1)).min(LARGEST_STEP);
         self.last.store(number, Ordering::Relaxed);
         let (now, round) = (monotonic_ns(), self.words[ROUND].load(Ordering::Relaxed));
-        if self.told.load(Ordering::Relaxed) != round {
+        if self.first_round.load(Ordering::Relaxed) != round {
             self.first(round, number, now);
         }
         self.words[LAST].store(number, Ordering::Relaxed);
@@ -147,8 +147,8 @@ impl Steps {
     /// Tell the first step of a round, and wake the agent.
     #[cold]
     fn first(&self, round: u64, number: u64, now: u64) {
-        if self.told.swap(round, Ordering::Relaxed) == round {
-            return; // another thread has told it
+        if self.first_round.swap(round, Ordering::Relaxed) == round {
+            return; // another thread has reported it
         }
         let owner = owned_by(process::id(), !self.given.load(Ordering::Relaxed));
         for (word, value) in [(OWNER, owner), (FIRST, number), (FIRST_NS, now), (LAST, number), (LAST_NS, now)] {

@@ -38,7 +38,7 @@ struct Live {
     /// The socket of a fork server that is ready.
     socket: Option<Arc<AsyncFd<OwnedFd>>>,
     /// Why workers are started cold, as last logged.
-    told: Option<String>,
+    logged: Option<String>,
 }
 
 /// The state of the fork server that is running, or ran last.
@@ -74,7 +74,7 @@ impl Client {
     pub fn on_ready(&self, socket: Arc<AsyncFd<OwnedFd>>) {
         let mut live = self.live.lock();
         live.socket = Some(socket);
-        live.told = None;
+        live.logged = None;
         self.state.send_replace(State::Ready);
     }
 
@@ -141,18 +141,18 @@ impl ForkWorker for Client {
         // One at a time: answers come in the order of requests.
         let mut live = self.live.lock();
         let forked = self.may_fork(spec).and_then(|()| {
-            let socket = live.socket.clone().ok_or_else(|| "the template has ended".to_owned())?;
+            let socket = live.socket.clone().ok_or_else(|| "the fork server has ended".to_owned())?;
             request(&socket, spec, opened, deadline).map_err(|failure| self.failed(&mut live, failure))
         });
         match forked {
             Ok(guarded) => Some(guarded),
             Err(why) => {
-                if live.told.as_ref() != Some(&why) {
+                if live.logged.as_ref() != Some(&why) {
                     tracing::warn!(
-                        "workers are started cold, not from the template that has loaded {}: {why}",
+                        "workers are started cold, not forked from the fork server that has loaded {}: {why}",
                         self.spec.what
                     );
-                    live.told = Some(why);
+                    live.logged = Some(why);
                 }
                 None
             }

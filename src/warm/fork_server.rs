@@ -32,7 +32,7 @@ impl ForkServer {
     /// # Errors
     /// The agent is gone.
     pub fn ready(&self) -> io::Result<()> {
-        self.tell(&Answer::Ready, &[])
+        self.send(&Answer::Ready, &[])
     }
 
     /// Tells the agent why no worker can be forked here. The caller ends the process then.
@@ -40,7 +40,7 @@ impl ForkServer {
     /// # Errors
     /// The agent is gone.
     pub fn refuse(&self, reason: &str) -> io::Result<()> {
-        self.tell(&Answer::Refused(reason.to_owned()), &[])
+        self.send(&Answer::Refused(reason.to_owned()), &[])
     }
 
     /// Waits for the next spawn request; `None` once the agent has closed the socket. Reaps guards meanwhile.
@@ -67,7 +67,7 @@ impl ForkServer {
             // The guard is not reaped yet, so its process id cannot have been reused.
             None => pidfd_open(pid, PidfdFlags::empty())?,
         };
-        self.tell(&Answer::Forked, &[&end])?;
+        self.send(&Answer::Forked, &[&end])?;
         self.guards.insert(guard, end);
         Ok(())
     }
@@ -75,7 +75,7 @@ impl ForkServer {
     /// In a child of the server: becomes the guard of the requested worker. The caller forks the worker next.
     ///
     /// # Errors
-    /// The guard cannot be set up, which the agent has been told. The caller ends the process then.
+    /// The guard cannot be set up, and the agent was notified. The caller ends the process then.
     pub fn become_guard(self, request: &mut SpawnRequest) -> io::Result<()> {
         block_signals();
         drop(self);
@@ -97,7 +97,7 @@ impl ForkServer {
         Ok(asked)
     }
 
-    fn tell(&self, answer: &Answer, fds: &[&OwnedFd]) -> io::Result<()> {
+    fn send(&self, answer: &Answer, fds: &[&OwnedFd]) -> io::Result<()> {
         let fds: Vec<_> = fds.iter().map(|fd| fd.as_fd()).collect();
         Ok(socket::send(&self.socket, &answer.encode(), &fds)?)
     }

@@ -48,11 +48,11 @@ impl SpawnRequest {
         let cwd = CString::new(request.cwd().into_os_string().into_vec())?;
         let deadline = if request.has_deadline { Some(fds.next().ok_or_else(garbled)?) } else { None };
         let agent = fds.next();
-        let (end, life) = match agent {
+        let (end, lifeline) = match agent {
             Some(_) => (None, None),
             None => pipe_with(PipeFlags::CLOEXEC).map(|(read, write)| (Some(read), Some(write)))?,
         };
-        let given = GuardDescriptors { control, agent, deadline, life, stdio: [input, output, error], null };
+        let given = GuardDescriptors { control, agent, deadline, lifeline, stdio: [input, output, error], null };
         Ok(SpawnRequest { request, cwd, stage: Stage::Received(given), end })
     }
 

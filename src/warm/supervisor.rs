@@ -114,8 +114,8 @@ impl Supervisor {
         match answer {
             Some(Answer::Ready) => {
                 if let State::Loading { since } = self.client.state() {
-                    let took = since.elapsed().as_secs_f64();
-                    tracing::info!("a template has loaded {what} in {took:.1} s; workers are forked from it");
+                    let seconds = since.elapsed().as_secs_f64();
+                    tracing::info!("a fork server has loaded {what} in {seconds:.1} s; workers are forked from it");
                 }
                 self.client.on_ready(socket.clone());
             }
@@ -130,7 +130,7 @@ impl Supervisor {
         match self.client.state() {
             State::Over(_) => return false, // it reported the reason itself
             State::Ready if number + 1 < MAX_DEATHS => {
-                tracing::warn!("the template that has loaded {} is restarted: {how}", self.client.spec().what);
+                tracing::warn!("the fork server that has loaded {} is restarted: {how}", self.client.spec().what);
                 return true;
             }
             State::Ready => self.client.on_over(format!("{how}, for the {MAX_DEATHS}th time")),

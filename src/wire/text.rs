@@ -62,7 +62,7 @@ pub fn tidy(text: &str) -> String {
 }
 
 /// A time in words: `5 s`, `12 min`, `3 h`.
-pub(crate) fn in_words(time: Duration) -> String {
+pub(crate) fn duration_text(time: Duration) -> String {
     match time.as_secs() {
         seconds @ ..120 => format!("{seconds} s"),
         seconds @ 120..7200 => format!("{} min", seconds / 60),

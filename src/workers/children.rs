@@ -19,9 +19,9 @@ pub(super) fn children_of(pid: u32) -> Option<String> {
 
 /// A process's command in brackets; empty if it has ended.
 fn command_of(pid: &str) -> String {
-    let words = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-    let words = String::from_utf8_lossy(&words).replace('\0', " ");
-    let shown: String = words.trim().escape_debug().take(COMMAND_CHARS).collect();
+    let command = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    let command = String::from_utf8_lossy(&command).replace('\0', " ");
+    let shown: String = command.trim().escape_debug().take(COMMAND_CHARS).collect();
     if shown.is_empty() { shown } else { format!(" (`{shown}`)") }
 }
 
@@ -39,8 +39,8 @@ mod tests {
         let mut up = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut up).unwrap();
         // A test has a thread of its own, whose children are not those of the main thread.
-        let told = children_of(id());
-        assert!(told.is_none_or(|told| told.contains("pid ")));
+        let reported = children_of(id());
+        assert!(reported.is_none_or(|reported| reported.contains("pid ")));
         assert_eq!(command_of(&child.id().to_string()), " (`sh -c echo up; read line`)");
         drop(child.stdin.take());
         child.wait().unwrap();

@@ -16,7 +16,7 @@ const NAME_BYTES: usize = 246;
 /// The beginning of a log folder's name: the run id and this machine's name, so that nodes can share the folder above it.
 ///
 /// A run id may have any character and 1,024 bytes. The name of a folder may not. Of a run id that is too long, the
-/// beginning and the end are kept. The random part that follows still tells the folders of two such ids apart.
+/// beginning and the end are kept. The random part that follows still distinguishes the folders of two such ids.
 pub fn folder_name(run_id: &str) -> String {
     name_on(&rustix::system::uname().nodename().to_string_lossy(), run_id)
 }

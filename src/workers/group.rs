@@ -238,23 +238,25 @@ impl Group {
     fn act(&mut self, acts: impl IntoIterator<Item = Act>) {
         for act in acts {
             match act {
-                Act::Tell { local_rank } => {
+                Act::Report { local_rank } => {
                     let grace = self.leftovers.grace();
-                    self.tell_leftovers(local_rank, &format!("may run on for {grace:.0?} (--shutdown-timeout)"));
+                    self.log_leftovers(local_rank, &format!("may run on for {grace:.0?} (--shutdown-timeout)"));
                 }
-                Act::TellEnd { local_rank } => self.tell_leftovers(local_rank, "has had its time, and is ended"),
+                Act::ReportEnd { local_rank } => {
+                    self.log_leftovers(local_rank, "have outlived that time, and are stopped")
+                }
                 Act::Do(command) => self.perform(vec![command]),
             }
         }
     }
 
     /// Log what is left of a worker that has ended well.
-    fn tell_leftovers(&self, local_rank: u32, what: &str) {
+    fn log_leftovers(&self, local_rank: u32, what: &str) {
         let Some(Member { pid, guard: Some(guard), .. }) = self.members.get(&local_rank) else { return };
         if let Some(children) = children_of(*guard) {
             tracing::warn!(
                 target: "elastic_rs::agent",
-                "the worker with local rank {local_rank} (pid {pid}) has succeeded, and what it has started {what}: {children}"
+                "the worker with local rank {local_rank} (pid {pid}) has succeeded, and processes that it has started {what}: {children}"
             );
         }
     }
@@ -402,7 +404,7 @@ fn is_copied_as_it_is(output: &Output) -> bool {
     matches!(output, Output::Copied(Copies { file: None, console: _, prefix: None }))
 }
 
-/// Whether one of its streams goes to the same file as another stream. The agent could not tell such streams apart.
+/// Whether one of its streams goes to the same file as another stream. The agent could not separate such streams.
 fn shares_files(spec: &WorkerSpec, specs: &[WorkerSpec]) -> bool {
     let all: Vec<&Path> = specs.iter().flat_map(files_of).collect();
     files_of(spec).any(|file| all.iter().filter(|other| **other == file).count() > 1)

@@ -28,7 +28,7 @@ pub(super) mod forked;
 pub(super) mod plan;
 mod worker;
 
-use calls::{default_handler, errno, fail, tell};
+use calls::{default_handler, errno, fail, send_report};
 use descriptors::close_all_but;
 use plan::{Failure, Plan, bind, step};
 use worker::{Birth, start_worker};
@@ -82,8 +82,8 @@ struct Guard {
     leader_ended: bool,
     /// The end of the leader does not end its remaining descendants, however it was.
     keeps: bool,
-    /// The leader has ended well. The agent says what becomes of its descendants, and has not been told yet that there are any.
-    tells_left: bool,
+    /// The leader has ended well. The agent says what becomes of its descendants, and has not been notified yet that there are any.
+    reports_left: bool,
     /// Everything below the guard is to be killed.
     ending: bool,
 }
@@ -200,8 +200,8 @@ impl Guard {
     fn new(ends: Ends, senses: &Senses, leader: i32, keeps: bool) -> Guard {
         let Senses { signals, executed, .. } = *senses;
         let Ends { control, agent, deadline, parent } = ends;
-        let (leader_ended, tells_left, ending) = (false, false, false);
-        Guard { control, agent, deadline, parent, signals, executed, leader, leader_ended, keeps, tells_left, ending }
+        let (leader_ended, reports_left, ending) = (false, false, false);
+        Guard { control, agent, deadline, parent, signals, executed, leader, leader_ended, keeps, reports_left, ending }
     }
 
     /// Waits for the worker, the agent and its orders, until no descendant is left. SAFETY: as [`run`].
@@ -248,7 +248,7 @@ impl Guard {
         let read = unsafe { libc::read(self.executed, failure.as_mut_ptr().cast(), size_of_val(&failure)) };
         unsafe { libc::close(self.executed) };
         self.executed = -1;
-        self.tell(match read {
+        self.send_report(match read {
             8 => GuardReport::Failed { step: failure[0], errno: failure[1] },
             _ => GuardReport::Started { pid: self.leader },
         });
@@ -286,15 +286,15 @@ impl Guard {
                 let options = libc::WEXITED | libc::WNOHANG | libc::__WALL;
                 if libc::waitid(libc::P_ALL, 0, &mut info, options | libc::WNOWAIT) == -1 {
                     if errno() == libc::ECHILD {
-                        self.tell(GuardReport::Gone);
+                        self.send_report(GuardReport::Gone);
                         libc::_exit(0);
                     }
                     return;
                 }
                 let pid = info.si_pid();
                 if pid == 0 {
-                    if std::mem::take(&mut self.tells_left) && !self.ending {
-                        self.tell(GuardReport::Left { guard: libc::getpid() });
+                    if std::mem::take(&mut self.reports_left) && !self.ending {
+                        self.send_report(GuardReport::Left { guard: libc::getpid() });
                     }
                     return;
                 }
@@ -311,17 +311,17 @@ impl Guard {
     unsafe fn on_leader_ended(&mut self, info: &libc::siginfo_t) {
         unsafe {
             let seen_ns = monotonic_ns();
-            self.tells_left = !self.keeps && info.si_code == libc::CLD_EXITED && info.si_status() == 0;
-            if !self.tells_left {
+            self.reports_left = !self.keeps && info.si_code == libc::CLD_EXITED && info.si_status() == 0;
+            if !self.reports_left {
                 libc::kill(-self.leader, libc::SIGKILL);
             }
             if self.executed != -1 {
                 self.on_executed();
             }
-            self.tell(GuardReport::Exited { code: info.si_code, status: info.si_status(), seen_ns });
+            self.send_report(GuardReport::Exited { code: info.si_code, status: info.si_status(), seen_ns });
         }
         self.leader_ended = true;
-        self.ending |= !self.keeps && !self.tells_left;
+        self.ending |= !self.keeps && !self.reports_left;
     }
 
     /// Signals every child and its group. Grandchildren become children when their parents die: SIGKILL reaches all of them, since that
@@ -354,9 +354,9 @@ impl Guard {
         }
     }
 
-    fn tell(&self, report: GuardReport) {
+    fn send_report(&self, report: GuardReport) {
         // SAFETY: a system call on a local buffer.
-        unsafe { tell(self.control, report) }
+        unsafe { send_report(self.control, report) }
     }
 }
 

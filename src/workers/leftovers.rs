@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use super::stop::{Command, StopPolicy, Stopping};
 
 /// How long it may be silent about. Helpers that end with their parent take a moment, and are nobody's concern.
-const TOLD_AFTER: Duration = Duration::from_millis(500);
+const REPORT_AFTER: Duration = Duration::from_millis(500);
 /// Time between SIGTERM and SIGKILL.
 const END: Duration = Duration::from_secs(5);
 
@@ -23,9 +23,9 @@ pub(super) struct Leftovers {
 
 #[derive(Debug)]
 enum Stage {
-    /// It may run on until then. Nobody has been told of it before `tell_at`.
+    /// It may run on until then. It is not logged before `report_at`.
     Runs {
-        tell_at: Option<Instant>,
+        report_at: Option<Instant>,
         until: Instant,
     },
     Stops(Stopping),
@@ -35,9 +35,9 @@ enum Stage {
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Act {
     /// Log what is left of a worker.
-    Tell { local_rank: u32 },
+    Report { local_rank: u32 },
     /// The grace is over.
-    TellEnd { local_rank: u32 },
+    ReportEnd { local_rank: u32 },
     /// As of a stop.
     Do(Command),
 }
@@ -55,10 +55,10 @@ impl Leftovers {
     /// A worker has ended well, and something is left of it.
     pub fn begin(&mut self, local_rank: u32, now: Instant) -> Vec<Act> {
         if self.grace.is_zero() {
-            return vec![Act::TellEnd { local_rank }, Act::Do(Command::Kill { local_rank })];
+            return vec![Act::ReportEnd { local_rank }, Act::Do(Command::Kill { local_rank })];
         }
         let until = now + self.grace;
-        self.of.insert(local_rank, Stage::Runs { tell_at: Some(until.min(now + TOLD_AFTER)), until });
+        self.of.insert(local_rank, Stage::Runs { report_at: Some(until.min(now + REPORT_AFTER)), until });
         Vec::new()
     }
 
@@ -76,14 +76,14 @@ impl Leftovers {
     pub fn poll(&mut self, now: Instant) -> Vec<Act> {
         let mut due = Vec::new();
         for (&local_rank, stage) in &mut self.of {
-            if let Stage::Runs { tell_at, until } = stage {
-                if tell_at.take_if(|at| *at <= now).is_some() {
-                    due.push(Act::Tell { local_rank });
+            if let Stage::Runs { report_at, until } = stage {
+                if report_at.take_if(|at| *at <= now).is_some() {
+                    due.push(Act::Report { local_rank });
                 }
                 if *until > now {
                     continue;
                 }
-                due.push(Act::TellEnd { local_rank });
+                due.push(Act::ReportEnd { local_rank });
                 let policy = StopPolicy { grace: END, ..StopPolicy::default() };
                 let (stopping, commands) = Stopping::begin(policy, [local_rank], now);
                 due.extend(commands.into_iter().map(Act::Do));
@@ -99,7 +99,7 @@ impl Leftovers {
     /// When to call [`poll`](Self::poll) next.
     pub fn next_deadline(&self) -> Option<Instant> {
         let next = |stage: &Stage| match stage {
-            Stage::Runs { tell_at, until } => Some(tell_at.unwrap_or(*until)),
+            Stage::Runs { report_at, until } => Some(report_at.unwrap_or(*until)),
             Stage::Stops(stopping) => stopping.next_deadline(),
         };
         self.of.values().filter_map(next).min()
@@ -119,11 +119,11 @@ mod tests {
         let mut left = Leftovers::new(30 * SECOND);
         assert_eq!(left.begin(2, now), []);
         assert_eq!(left.poll(now), []);
-        assert_eq!(left.next_deadline(), Some(now + TOLD_AFTER));
-        assert_eq!(left.poll(now + SECOND), [Act::Tell { local_rank: 2 }]);
+        assert_eq!(left.next_deadline(), Some(now + REPORT_AFTER));
+        assert_eq!(left.poll(now + SECOND), [Act::Report { local_rank: 2 }]);
         assert_eq!(left.next_deadline(), Some(now + 30 * SECOND));
         let signal = |signal| Act::Do(Command::Signal { local_rank: 2, signal });
-        let expected = [Act::TellEnd { local_rank: 2 }, signal(Signal::TERM), signal(Signal::CONT)];
+        let expected = [Act::ReportEnd { local_rank: 2 }, signal(Signal::TERM), signal(Signal::CONT)];
         assert_eq!(left.poll(now + 30 * SECOND), expected);
         assert_eq!(left.next_deadline(), Some(now + 35 * SECOND));
         assert_eq!(left.poll(now + 35 * SECOND), [Act::Do(Command::Kill { local_rank: 2 })]);
@@ -143,7 +143,7 @@ mod tests {
     #[test]
     fn without_grace_helpers_are_named_and_killed_at_once() {
         let mut left = Leftovers::new(Duration::ZERO);
-        let expected = [Act::TellEnd { local_rank: 1 }, Act::Do(Command::Kill { local_rank: 1 })];
+        let expected = [Act::ReportEnd { local_rank: 1 }, Act::Do(Command::Kill { local_rank: 1 })];
         assert_eq!(left.begin(1, Instant::now()), expected);
         assert_eq!(left.next_deadline(), None);
     }

@@ -37,6 +37,8 @@ mod logs;
 #[cfg(feature = "io")]
 mod message;
 #[cfg(feature = "io")]
+mod orphans;
+#[cfg(feature = "io")]
 mod prefix;
 #[cfg(feature = "io")]
 mod reaped;
@@ -50,8 +52,6 @@ mod spec;
 #[cfg(feature = "io")]
 mod stderr_end;
 mod stop;
-#[cfg(feature = "io")]
-mod strangers;
 
 #[cfg(feature = "io")]
 pub use consoles::Consoles;
@@ -83,6 +83,8 @@ pub use logs::{FilterOptions, written};
 #[cfg(feature = "io")]
 pub(crate) use message::Order;
 #[cfg(feature = "io")]
+pub use orphans::{ForeignOrphans, reap_orphans_as_process_1};
+#[cfg(feature = "io")]
 pub(crate) use prefix::Prefix;
 #[cfg(feature = "io")]
 pub(crate) use reaped::reaped;
@@ -98,5 +100,3 @@ pub use spec::{Copies, Filter, Input, Output, Streams, StreamsError, StreamsOf, 
 #[cfg(feature = "io")]
 pub use stderr_end::StderrEnd;
 pub use stop::{Command, StopPolicy, Stopping};
-#[cfg(feature = "io")]
-pub use strangers::{Strangers, reap_strangers_as_process_1};

@@ -29,7 +29,7 @@ use crate::open_files::{above_stdio, lifted};
 pub(crate) struct Guarded {
     /// Socket for orders and reports. Closing it ends everything below the guard.
     pub control: OwnedFd,
-    /// Readable once the guard has ended: a pidfd, or a pipe where the kernel has no pidfds. `None`: only the socket's end tells.
+    /// Readable once the guard has ended: a pidfd, or a pipe where the kernel has no pidfds. `None`: only the socket's end shows it.
     pub end: Option<OwnedFd>,
     /// The guard's process id, if it is this process's child and has to be reaped.
     pub child: Option<Pid>,

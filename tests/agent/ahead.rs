@@ -31,8 +31,8 @@ fn looking() -> AgentMachine {
 /// An agent whose workers are started ahead.
 fn preparing(now: Instant) -> AgentMachine {
     let mut agent = looking();
-    agent.on_outlook(Some(&running()), now);
-    assert_eq!(does(&mut agent), [Command::StartAhead(Box::new(running().next_place(2)))]);
+    agent.on_forecast(Some(&running()), now);
+    assert_eq!(does(&mut agent), [Command::StartAhead(Box::new(running().next_placement(2)))]);
     agent.on_started();
     assert_eq!(does(&mut agent), []);
     agent
@@ -42,7 +42,7 @@ fn preparing(now: Instant) -> AgentMachine {
 fn joined() -> AgentMachine {
     let mut agent = preparing(Instant::now());
     agent.on_worker_attends(1);
-    agent.on_worker_groupless();
+    agent.on_worker_without_process_group();
     assert_eq!(does(&mut agent), [], "one is missing");
     agent.on_worker_attends(0);
     assert_eq!(does(&mut agent), [commands::join_with(&[(0, None), (1, None)])]);
@@ -63,9 +63,9 @@ fn join() -> Command {
 
 #[test]
 fn the_expected_place_follows_those_of_the_running_world() {
-    let place = running().next_place(2);
-    let ranks = place.workers.unwrap();
-    assert_eq!((place.round, place.rank, place.world_size, place.restart), (Round(5), 2, 3, 1));
+    let placement = running().next_placement(2);
+    let ranks = placement.workers.unwrap();
+    assert_eq!((placement.round, placement.rank, placement.world_size, placement.restart), (Round(5), 2, 3, 1));
     assert_eq!((ranks.first_rank, ranks.world_size), (6, 8));
 }
 
@@ -74,10 +74,10 @@ fn the_expected_place_follows_those_of_the_running_world() {
 fn as_many_workers_are_started_ahead_as_there_is_room_for() {
     let mut agent = looking();
     let running = Running { room: Some(1), ..running() };
-    agent.on_outlook(Some(&running), Instant::now());
-    let place = running.next_place(2);
-    assert_eq!((place.local_world_size, place.workers.map(|ranks| ranks.world_size)), (Some(1), Some(7)));
-    assert_eq!(does(&mut agent), [Command::StartAhead(Box::new(place))]);
+    agent.on_forecast(Some(&running), Instant::now());
+    let placement = running.next_placement(2);
+    assert_eq!((placement.local_world_size, placement.workers.map(|ranks| ranks.world_size)), (Some(1), Some(7)));
+    assert_eq!(does(&mut agent), [Command::StartAhead(Box::new(placement))]);
     agent.on_started();
     agent.on_worker_attends(0);
     assert_eq!(does(&mut agent), [commands::join_with(&[(0, None)])], "nobody is missing");
@@ -88,12 +88,12 @@ fn as_many_workers_are_started_ahead_as_there_is_room_for() {
 fn a_worker_without_a_place_is_ended_alone() {
     let mut agent = joined();
     let resume = Some(Resume::Continue { source: 3, sync: true, survivors: 7, generation: Generation::default() });
-    let place = Placement { local_world_size: Some(1), ..placement(resume) };
-    agent.on_placed(place.clone(), Instant::now());
-    let start = Command::Start { placement: Box::new(place), missing: [].into() };
+    let placement = Placement { local_world_size: Some(1), ..placement(resume) };
+    agent.on_placed(placement.clone(), Instant::now());
+    let start = Command::Start { placement: Box::new(placement), missing: [].into() };
     assert_eq!(does(&mut agent), [Command::KillWorker { local_rank: 1 }, start]);
     agent.on_started();
-    assert_eq!(does(&mut agent)[0], Command::Place { local_rank: 0 });
+    assert_eq!(does(&mut agent)[0], Command::SendPlacement { local_rank: 0 });
     agent.on_worker_exited_badly(killed(1), Instant::now());
     agent.on_worker_gone(1);
     assert_eq!(does(&mut agent), [], "nobody minds its end");
@@ -104,9 +104,9 @@ fn a_worker_without_a_place_is_ended_alone() {
 #[test]
 fn a_node_joins_at_once_if_no_world_runs() {
     let mut agent = looking();
-    agent.on_outlook(None, Instant::now());
+    agent.on_forecast(None, Instant::now());
     assert_eq!(does(&mut agent), [join()]);
-    agent.on_outlook(Some(&running()), Instant::now());
+    agent.on_forecast(Some(&running()), Instant::now());
     assert_eq!(does(&mut agent), [], "too late");
 }
 
@@ -124,9 +124,12 @@ fn workers_that_wait_for_a_world_get_it() {
     let start = Command::Start { placement: Box::new(placement(Some(resume))), missing: [].into() };
     assert_eq!(does(&mut agent), [start]);
     agent.on_started();
-    let place = |local_rank| Command::Place { local_rank };
+    let placement = |local_rank| Command::SendPlacement { local_rank };
     let round = Round(5);
-    assert_eq!(does(&mut agent), [place(0), place(1), Command::Attending(round), Command::Groupless(round)]);
+    assert_eq!(
+        does(&mut agent),
+        [placement(0), placement(1), Command::Attending(round), Command::NoProcessGroup(round)]
+    );
 }
 
 #[test]
@@ -157,7 +160,7 @@ fn a_failure_before_the_join_ends_this_node_alone() {
     agent.on_worker_exited_badly(killed(1), Instant::now());
     assert_eq!(does(&mut agent), [stop(SIGTERM), Command::Listen { local_rank: 1 }]);
     agent.on_worker_gone(1);
-    agent.on_words(1, "no such file".into(), true);
+    agent.on_failure_message(1, "no such file".into(), true);
     assert_eq!(does(&mut agent), [], "worker 0 is left");
     agent.on_stopped();
     let cause = Failure { node: "node2".into(), message: "no such file".into(), ..killed(1) };
@@ -169,7 +172,7 @@ fn a_failure_before_the_join_ends_this_node_alone() {
 #[test]
 fn a_worker_that_cannot_be_started_ends_this_node_alone() {
     let mut agent = looking();
-    agent.on_outlook(Some(&running()), Instant::now());
+    agent.on_forecast(Some(&running()), Instant::now());
     does(&mut agent);
     agent.on_worker_failed(killed(0), false, Instant::now());
     assert_eq!(does(&mut agent), [stop(SIGTERM)]);
@@ -208,7 +211,7 @@ fn the_end_of_the_job_ends_the_preparation() {
     assert_eq!(does(&mut agent), [stop(SIGTERM)]);
     agent.on_stopped();
     assert_eq!(does(&mut agent), [join()]);
-    agent.on_no_place(closed());
+    agent.on_no_placement(closed());
     assert_eq!(does(&mut agent), [Command::End(Box::new(Outcome::NotNeeded))]);
 
     let mut agent = preparing(Instant::now());
@@ -230,15 +233,15 @@ fn a_node_that_was_preparing_its_workers_when_the_job_ended_was_not_needed() {
     in_vain.on_stopped();
     for mut agent in [joined(), in_vain] {
         does(&mut agent);
-        agent.on_no_place(closed());
+        agent.on_no_placement(closed());
         agent.on_stopped();
         assert_eq!(does(&mut agent).last(), Some(&Command::End(Box::new(Outcome::NotNeeded))));
     }
     // A node that is started after the end of the job was too late.
     let mut late = looking();
-    late.on_outlook(None, Instant::now());
-    late.on_no_place(closed());
-    assert_eq!(does(&mut late), [join(), Command::End(Box::new(Outcome::NoPlace(closed())))]);
+    late.on_forecast(None, Instant::now());
+    late.on_no_placement(closed());
+    assert_eq!(does(&mut late), [join(), Command::End(Box::new(Outcome::NoPlacement(closed())))]);
     // So is a member whose round is over.
     let mut member = joined();
     member.on_placed(
@@ -249,9 +252,9 @@ fn a_node_that_was_preparing_its_workers_when_the_job_ended_was_not_needed() {
     member.on_interrupted(Round(5), "a test", Instant::now());
     member.on_stopped();
     does(&mut member);
-    member.on_no_place(closed());
+    member.on_no_placement(closed());
     member.on_stopped();
-    assert_eq!(does(&mut member).last(), Some(&Command::End(Box::new(Outcome::NoPlace(closed())))));
+    assert_eq!(does(&mut member).last(), Some(&Command::End(Box::new(Outcome::NoPlacement(closed())))));
 }
 
 #[test]

@@ -86,14 +86,14 @@ pub fn stop(signal: i32) -> Command {
 
 /// The agent's commands, without log lines.
 pub fn does(agent: &mut AgentMachine) -> Vec<Command> {
-    let said = |command: &Command| matches!(command, Command::Tell(_) | Command::Warn(_));
-    agent.take_commands().into_iter().filter(|command| !said(command)).collect()
+    let is_text = |command: &Command| matches!(command, Command::Log(_) | Command::Warn(_));
+    agent.take_commands().into_iter().filter(|command| !is_text(command)).collect()
 }
 
 /// An agent that is about to join, since no world runs.
 pub fn new_agent(policy: Policy) -> AgentMachine {
     let mut agent = AgentMachine::new(policy, "node0".into());
     assert_eq!(agent.take_commands(), [Command::Look]);
-    agent.on_outlook(None, Instant::now());
+    agent.on_forecast(None, Instant::now());
     agent
 }

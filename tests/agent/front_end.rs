@@ -62,15 +62,15 @@ async fn serve(driver: CellDriver, mut file: File) {
         let done = match driver.next_step().await {
             Step::Stop => return,
             Step::Perform(CellCommand::Read) => {
-                file.read().map(|state| driver.tell(|node, now| node.on_state(state.as_deref(), now)))
+                file.read().map(|state| driver.apply(|node, now| node.on_state(state.as_deref(), now)))
             }
             Step::Perform(CellCommand::Write(state)) => file.write(state).map(|written| match written {
-                true => driver.tell(|node, now| node.on_written(now)),
-                false => driver.tell(|node, now| node.on_conflict(file.known.as_deref(), now)),
+                true => driver.apply(|node, now| node.on_written(now)),
+                false => driver.apply(|node, now| node.on_conflict(file.known.as_deref(), now)),
             }),
         };
         if let Err(error) = done {
-            driver.tell(|node, _| node.on_broken(JoinError::Connection(error.to_string())));
+            driver.apply(|node, _| node.on_broken(JoinError::Connection(error.to_string())));
         }
     }
 }

@@ -4,7 +4,7 @@
 use std::fs::{self, File, OpenOptions};
 use std::time::{Duration, Instant};
 
-use elastic_rs::agent::machine::WORDS_LIMIT;
+use elastic_rs::agent::machine::MESSAGE_LIMIT;
 use elastic_rs::agent::runner::Runner;
 use elastic_rs::agent::{AgentOptions, Budget};
 use rustix::event::{PollFd, PollFlags, poll};
@@ -47,21 +47,21 @@ async fn other_nodes_hear_of_a_failure_while_console_and_error_file_hang() {
     let began = Instant::now();
     fs::write(&go, "").unwrap();
     // The error file hangs, so the failing node cannot have ended yet.
-    let told = tokio::select! {
+    let reported = tokio::select! {
         biased;
-        told = two.cause() => told,
+        reported = two.cause() => reported,
         step = one.runner.next() => panic!("{step:?}"),
     };
-    assert!(told.node.contains("node1"), "{told:?}");
-    assert_eq!((told.global_rank, told.exit.as_str()), (one.runner.first_rank() + 1, "exit code 3"));
-    assert_eq!(told.message, "boom", "the agent has read it, although the console is full");
+    assert!(reported.node.contains("node1"), "{reported:?}");
+    assert_eq!((reported.global_rank, reported.exit.as_str()), (one.runner.first_rank() + 1, "exit code 3"));
+    assert_eq!(reported.message, "boom", "the agent has read it, although the console is full");
     assert!(two.exits().iter().all(|(_, exit)| exit == "SIGTERM"), "{:?}", two.exits());
 
     // The agent still reads the error file, so the report has not waited for its whole limit. A loaded machine may reach that here.
-    let is_early = began.elapsed() < WORDS_LIMIT - Duration::from_millis(200);
+    let is_early = began.elapsed() < MESSAGE_LIMIT - Duration::from_millis(200);
     fs::write(&endless.0, r#"{"message": "ValueError: late"}"#).unwrap();
     let own = one.cause().await;
-    assert_eq!(own.global_rank, told.global_rank);
+    assert_eq!(own.global_rank, reported.global_rank);
     assert!(own.message == "ValueError: late" || !is_early && own.message == "boom", "{own:?}");
 }
 

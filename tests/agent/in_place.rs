@@ -8,7 +8,7 @@ use elastic_rs::agent::machine::{LEAVE_LIMIT, PARK_LIMIT, RAISE_LIMIT};
 use elastic_rs::agent::{AgentMachine, Budget, Command, Outcome, Policy};
 use elastic_rs::channel::message::{HeldState, ToWorker};
 use elastic_rs::rendezvous::messages::message::{
-    Failure, Generation, LIVES, NEVER, Placement, Resume, Round, Survival, Verdict, WorldChange,
+    Failure, Generation, NEVER, Placement, Resume, Round, STILL_ALIVE, Survival, Verdict, WorldChange,
 };
 use elastic_rs::rendezvous::node::JoinError;
 
@@ -48,7 +48,7 @@ fn running_as(mut agent: AgentMachine, attend: &[u32]) -> AgentMachine {
     assert_eq!(does(&mut agent), []);
     for &local_rank in attend {
         agent.on_worker_attends(local_rank);
-        assert_eq!(does(&mut agent)[0], Command::Place { local_rank });
+        assert_eq!(does(&mut agent)[0], Command::SendPlacement { local_rank });
     }
     agent
 }
@@ -78,9 +78,9 @@ fn going_on(survivors: u32) -> Resume {
 fn a_node_whose_workers_attend_says_so_once() {
     let mut agent = running(&[]);
     agent.on_worker_attends(1);
-    assert_eq!(does(&mut agent), [Command::Place { local_rank: 1 }]);
+    assert_eq!(does(&mut agent), [Command::SendPlacement { local_rank: 1 }]);
     agent.on_worker_attends(0);
-    assert_eq!(does(&mut agent), [Command::Place { local_rank: 0 }, Command::Attending(Round(1))]);
+    assert_eq!(does(&mut agent), [Command::SendPlacement { local_rank: 0 }, Command::Attending(Round(1))]);
 }
 
 #[test]
@@ -88,9 +88,9 @@ fn workers_survive_the_failure_of_one_of_them() {
     let now = Instant::now();
     let mut agent = running(&[0, 1]);
     agent.on_worker_exited_badly(killed(1), now);
-    let told = killed(1).to_string();
-    assert_eq!(does(&mut agent), [Command::CancelStart, peer_failed(0, &told), Command::Listen { local_rank: 1 }]);
-    agent.on_words(1, "killed".into(), true);
+    let reported = killed(1).to_string();
+    assert_eq!(does(&mut agent), [Command::CancelStart, peer_failed(0, &reported), Command::Listen { local_rank: 1 }]);
+    agent.on_failure_message(1, "killed".into(), true);
     let reported = Failure { message: "killed".into(), ..killed(1) };
     assert_eq!(does(&mut agent), [Command::Report { failure: Box::new(reported), survive: true }]);
     agent.on_interrupted(Round(1), "rank 1 failed; restart 1 of 3", now);
@@ -101,9 +101,9 @@ fn workers_survive_the_failure_of_one_of_them() {
     agent.on_placed(placement(2, Some(going_on(3))), now);
     assert_eq!(does(&mut agent), [start(2, Some(going_on(3)), &[1])]);
     agent.on_started();
-    assert_eq!(does(&mut agent), [Command::Place { local_rank: 0 }]);
+    assert_eq!(does(&mut agent), [Command::SendPlacement { local_rank: 0 }]);
     agent.on_worker_attends(1);
-    assert_eq!(does(&mut agent), [Command::Place { local_rank: 1 }, Command::Attending(Round(2))]);
+    assert_eq!(does(&mut agent), [Command::SendPlacement { local_rank: 1 }, Command::Attending(Round(2))]);
 }
 
 #[test]
@@ -165,7 +165,7 @@ fn two_workers_that_die_in_one_instant_are_mended_in_place() {
         agent.on_worker_exited_badly(killed(0), now);
         assert!(!does(&mut agent).contains(&stop(SIGTERM)), "{deaf:?}");
         agent.on_worker_exited_badly(killed(1), now);
-        agent.on_words(0, String::new(), true);
+        agent.on_failure_message(0, String::new(), true);
         (0..2).for_each(|local_rank| agent.on_worker_gone(local_rank));
         agent.on_interrupted(Round(1), "rank 0 failed; restart 1 of 3", now);
         assert_eq!(does(&mut agent).last(), Some(&join(&[])), "{deaf:?}");
@@ -242,7 +242,7 @@ fn a_parked_worker_that_ends_fails_the_round_that_counts_on_it() {
     agent.on_placed(placement(2, Some(going_on(1))), now);
     let did = does(&mut agent);
     assert!(did.contains(&Command::CancelStart) && did.contains(&Command::Listen { local_rank: 0 }), "{did:?}");
-    agent.on_words(0, String::new(), true);
+    agent.on_failure_message(0, String::new(), true);
     assert!(matches!(does(&mut agent)[..], [Command::Report { survive: true, .. }]));
     agent.on_interrupted(Round(2), "rank 0 failed", now);
     assert_eq!(does(&mut agent), []);
@@ -253,7 +253,7 @@ fn a_parked_worker_that_ends_fails_the_round_that_counts_on_it() {
     agent.on_worker_exited_badly(killed(0), now);
     agent.on_worker_gone(0);
     agent.on_placed(placement(2, Some(going_on(1))), now);
-    agent.on_words(0, String::new(), true);
+    agent.on_failure_message(0, String::new(), true);
     agent.on_interrupted(Round(2), "rank 0 failed", now);
     assert_eq!(does(&mut agent).last(), Some(&join(&[])));
 }
@@ -320,8 +320,8 @@ fn change(agent: &mut AgentMachine) {
         agent.on_change(number, &announced());
         agent.on_change(number, &announced());
         let message = ToWorker::Change { seq: number, flags: 2, reason: "node2 waits".into() };
-        let told = |local_rank| send(local_rank, message.clone());
-        assert_eq!(does(agent), [told(0), told(1)]);
+        let reported = |local_rank| send(local_rank, message.clone());
+        assert_eq!(does(agent), [reported(0), reported(1)]);
         agent.on_worker_counted(0, number, 41);
         assert_eq!(does(agent), []);
         agent.on_worker_counted(1, 7, 40);
@@ -331,18 +331,18 @@ fn change(agent: &mut AgentMachine) {
         if number == 1 {
             // Its reason is gone.
             agent.on_raise_at(1, &announced(), NEVER, Instant::now());
-            let told = |local_rank| send(local_rank, ToWorker::RaiseAt { seq: 1, check: NEVER });
-            assert_eq!(does(agent), [told(0), told(1)]);
+            let reported = |local_rank| send(local_rank, ToWorker::RaiseAt { seq: 1, check: NEVER });
+            assert_eq!(does(agent), [reported(0), reported(1)]);
         }
     }
 }
 
-/// The world is to change at check 43, and the workers are told.
+/// The world is to change at check 43, and the workers are notified.
 fn raise(agent: &mut AgentMachine, now: Instant) {
     change(agent);
     agent.on_raise_at(2, &announced(), 43, now);
-    let told = |local_rank| send(local_rank, ToWorker::RaiseAt { seq: 2, check: 43 });
-    assert_eq!(does(agent), [told(0), told(1)]);
+    let reported = |local_rank| send(local_rank, ToWorker::RaiseAt { seq: 2, check: 43 });
+    assert_eq!(does(agent), [reported(0), reported(1)]);
 }
 
 /// An agent whose workers run until the check at which their world changes.
@@ -371,8 +371,9 @@ fn a_failure_meanwhile_is_told_to_those_who_wait_for_the_check() {
             agent.on_interrupted(Round(1), "node1 is lost", now);
         }
         let did = does(&mut agent);
-        let told = |local_rank| matches!(&did[1..], [Command::Send { local_rank: it, .. }, ..] if *it == local_rank);
-        assert!(told(0), "{did:?}");
+        let reported =
+            |local_rank| matches!(&did[1..], [Command::Send { local_rank: it, .. }, ..] if *it == local_rank);
+        assert!(reported(0), "{did:?}");
     }
 }
 
@@ -381,7 +382,7 @@ fn a_check_that_is_not_reached_ends_the_world() {
     let now = Instant::now();
     let mut agent = awaiting_the_check(now);
     agent.on_tick(now + RAISE_LIMIT);
-    assert_eq!(does(&mut agent).len(), 3, "both are told");
+    assert_eq!(does(&mut agent).len(), 3, "both are notified");
     assert_eq!(agent.next_deadline(), Some(now + RAISE_LIMIT + PARK_LIMIT));
 }
 
@@ -391,9 +392,9 @@ fn a_world_that_cannot_be_formed_is_left_by_all_and_whoever_stays_is_replaced() 
     let mut agent = running(&[0, 1]);
     let stuck = Failure { exit: "no progress towards its world".into(), returncode: 1, ..killed(1) };
     agent.on_worker_stuck(stuck.clone(), now);
-    let told = stuck.to_string();
+    let reported = stuck.to_string();
     let report = Command::Report { failure: Box::new(stuck.clone()), survive: true };
-    assert_eq!(does(&mut agent), [Command::CancelStart, peer_failed(0, &told), peer_failed(1, &told), report]);
+    assert_eq!(does(&mut agent), [Command::CancelStart, peer_failed(0, &reported), peer_failed(1, &reported), report]);
     agent.on_worker_stuck(Failure { local_rank: 0, ..stuck }, now);
     assert_eq!(does(&mut agent), [], "the others find the same");
     agent.on_interrupted(Round(1), "rank 1 made no progress; restart 1 of 3", now);
@@ -410,16 +411,17 @@ fn a_world_that_cannot_be_formed_is_left_by_all_and_whoever_stays_is_replaced() 
 fn a_worker_that_leaves_its_world_on_purpose_lives_and_costs_no_restart() {
     let now = Instant::now();
     let mut agent = running(&[0, 1]);
-    let raised = Failure { exit: "HorovodInternalError".into(), returncode: LIVES, message: "nan".into(), ..killed(1) };
+    let raised =
+        Failure { exit: "HorovodInternalError".into(), returncode: STILL_ALIVE, message: "nan".into(), ..killed(1) };
     agent.on_worker_raised(raised.clone(), now);
-    let told = raised.to_string();
-    assert!(told.ends_with("left its world with HorovodInternalError: nan"), "{told}");
+    let reported = raised.to_string();
+    assert!(reported.ends_with("left its world with HorovodInternalError: nan"), "{reported}");
     let failure = Box::new(Failure { counts: false, ..raised.clone() });
     let report = Command::Report { failure, survive: true };
-    assert_eq!(does(&mut agent), [Command::CancelStart, peer_failed(0, &told), peer_failed(1, &told), report]);
+    assert_eq!(does(&mut agent), [Command::CancelStart, peer_failed(0, &reported), peer_failed(1, &reported), report]);
     agent.on_worker_raised(Failure { local_rank: 0, ..raised }, now);
     assert_eq!(does(&mut agent), [], "all ranks may raise it");
-    agent.on_interrupted(Round(1), &told, now);
+    agent.on_interrupted(Round(1), &reported, now);
     agent.on_worker_parked(0, commands::held(Some(4)));
     does(&mut agent);
     agent.on_worker_parked(1, commands::held(Some(4)));
@@ -438,10 +440,10 @@ fn a_worker_that_leaves_on_purpose_where_none_can_survive_is_refused_with_the_re
         agent.on_worker_attends(local_rank);
     }
     does(&mut agent);
-    let raised = Failure { exit: "HorovodInternalError".into(), returncode: LIVES, ..killed(1) };
+    let raised = Failure { exit: "HorovodInternalError".into(), returncode: STILL_ALIVE, ..killed(1) };
     agent.on_worker_raised(raised, Instant::now());
     let reason =
-        "its script has raised HorovodInternalError itself, and this rendezvous forms no world of workers that live";
+        "its script has raised HorovodInternalError itself, and this rendezvous cannot change the world in place";
     assert_eq!(does(&mut agent), [send(1, ToWorker::Refused { reason: reason.into() })]);
     assert!(agent.is_running());
 }
@@ -513,7 +515,7 @@ fn a_node_whose_first_world_was_never_formed_is_still_new() {
 fn a_node_that_counts_its_own_restarts_counts_none_for_a_worker_that_leaves_on_purpose() {
     let now = Instant::now();
     let mut agent = running_as(commands::new_agent(Policy { budget: Budget::Node(0), ..commands::policy() }), &[0, 1]);
-    let raised = Failure { exit: "HorovodInternalError".into(), returncode: LIVES, ..killed(1) };
+    let raised = Failure { exit: "HorovodInternalError".into(), returncode: STILL_ALIVE, ..killed(1) };
     agent.on_worker_raised(raised, now);
     for local_rank in [0, 1] {
         agent.on_worker_parked(local_rank, commands::held(Some(4)));
@@ -631,7 +633,7 @@ fn workers_that_waited_and_are_gone_are_no_failure_if_their_node_was_cut_off() {
     assert_eq!(does(&mut agent), [start(2, Some(going_on(3)), &[0, 1])]);
 }
 
-/// An agent that is told to leave, and asks for a check.
+/// An agent that is asked to leave, and asks for a check.
 fn leaving(now: Instant) -> AgentMachine {
     let mut agent = running(&[0, 1]);
     agent.on_signal(SIGTERM, now);
@@ -715,7 +717,7 @@ fn parked_workers_are_stopped_before_the_agent_ends() {
         spare: false,
     };
     let mut agent = joining();
-    agent.on_no_place(closed);
+    agent.on_no_placement(closed);
     assert_eq!(does(&mut agent), [stop(SIGTERM)]);
     agent.on_stopped();
     assert!(matches!(&does(&mut agent)[..], [Command::End(_)]));

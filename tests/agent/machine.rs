@@ -44,7 +44,7 @@ fn running(budget: Budget) -> AgentMachine {
 #[test]
 fn a_place_for_fewer_workers_starts_fewer_and_the_node_has_finished_with_them() {
     let mut agent = AgentMachine::new(counted_by(Budget::Job), "node0".into());
-    agent.on_outlook(None, Instant::now());
+    agent.on_forecast(None, Instant::now());
     does(&mut agent);
     let fewer = Placement { local_world_size: Some(1), ..placement(1, 0) };
     agent.on_placed(fewer.clone(), Instant::now());
@@ -128,9 +128,9 @@ fn the_exit_barrier_ends_at_its_timeout() {
     assert_eq!(does(&mut agent), []);
     agent.on_tick(until);
     let commands = agent.take_commands();
-    let said = "the other nodes' workers have not finished within 20s (exit_barrier_timeout): 1 of 2 nodes has finished; \
+    let text = "the other nodes' workers have not finished within 20s (exit_barrier_timeout): 1 of 2 nodes has finished; \
                 still at work (node1); this node's have, and it leaves";
-    assert_eq!(commands, [Command::Warn(said.to_owned()), end(Outcome::Succeeded)]);
+    assert_eq!(commands, [Command::Warn(text.to_owned()), end(Outcome::Succeeded)]);
 }
 
 #[test]
@@ -146,8 +146,8 @@ fn a_finished_agent_logs_every_thirty_seconds_which_nodes_it_waits_for() {
         let at = agent.next_deadline().unwrap();
         assert_eq!(at, begin + Duration::from_secs(30) * half_minutes);
         agent.on_tick(at);
-        let told = warned(&mut agent).unwrap();
-        assert!(told.ends_with(&format!("still at work (node{half_minutes})")), "{told}");
+        let reported = warned(&mut agent).unwrap();
+        assert!(reported.ends_with(&format!("still at work (node{half_minutes})")), "{reported}");
     }
     agent.on_closed(succeeded());
     assert_eq!(does(&mut agent), [end(Outcome::Succeeded)]);
@@ -321,7 +321,7 @@ fn events_of_an_earlier_round_are_ignored() {
     let mut agent = running(Budget::Job);
     agent.on_interrupted(Round(0), "long ago", Instant::now());
     agent.on_placed(placement(1, 0), Instant::now());
-    agent.on_no_place(JoinError::Busy);
+    agent.on_no_placement(JoinError::Busy);
     agent.on_stopped();
     assert_eq!(does(&mut agent), []);
 }
@@ -403,14 +403,14 @@ fn a_failed_join_ends_the_agent() {
     let cause = Some(Box::new(failure(3)));
     let cases = [
         (closed(succeeded(), true), Outcome::NotNeeded),
-        (closed(succeeded(), false), Outcome::NoPlace(closed(succeeded(), false))),
+        (closed(succeeded(), false), Outcome::NoPlacement(closed(succeeded(), false))),
         (closed(failed(Some(failure(3))), true), Outcome::Failed { cause, reason: "no restart is left".into() }),
-        (timeout.clone(), Outcome::NoPlace(timeout)),
+        (timeout.clone(), Outcome::NoPlacement(timeout)),
     ];
     for (error, outcome) in cases {
         let mut agent = new_agent(counted_by(Budget::Job));
         does(&mut agent);
-        agent.on_no_place(error);
+        agent.on_no_placement(error);
         assert_eq!(does(&mut agent), [end(outcome)]);
     }
 }
@@ -422,7 +422,7 @@ fn a_node_that_is_cut_off_stops_its_workers_before_it_ends() {
     agent.on_cut_off(error.clone());
     assert_eq!(does(&mut agent), [stop(SIGTERM)]);
     agent.on_stopped();
-    assert_eq!(does(&mut agent), [end(Outcome::NoPlace(error.clone()))]);
+    assert_eq!(does(&mut agent), [end(Outcome::NoPlacement(error.clone()))]);
 
     let now = Instant::now();
     let mut agent = running(Budget::Job);
@@ -455,7 +455,7 @@ fn the_workers_of_a_node_that_is_rejected_have_no_grace() {
     agent.on_cut_off(error.clone());
     assert_eq!(does(&mut agent), [stop(SIGTERM), Command::Kill]);
     agent.on_stopped();
-    assert_eq!(does(&mut agent), [end(Outcome::NoPlace(error))]);
+    assert_eq!(does(&mut agent), [end(Outcome::NoPlacement(error))]);
 }
 
 #[test]

@@ -91,13 +91,13 @@ impl Node {
         match &self.session {
             Some(session) => {
                 let workers = JoinWorkers::new("role", self.workers);
-                let place = within(session.join(1000, None, Some(workers), LIMIT)).await.unwrap();
-                self.runner.placed(place);
+                let placement = within(session.join(1000, None, Some(workers), LIMIT)).await.unwrap();
+                self.runner.placed(placement);
             }
             None => self.runner.placed(alone()),
         }
         match self.next().await {
-            Step::Start(place) => *place,
+            Step::Start(placement) => *placement,
             step => panic!("{step:?}"),
         }
     }

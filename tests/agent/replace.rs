@@ -23,8 +23,8 @@ fn start(placement: Placement, missing: &[u32]) -> Command {
 /// Workers are started ahead of round 2, in which the job has been restarted once.
 fn replace(missing: &[u32]) -> Command {
     let reason = "workers are started ahead of the next round".into();
-    let place = Placement { restart: 1, world: 1, reason, ..commands::placement(2) };
-    Command::Replace { placement: Box::new(place), missing: missing.iter().copied().collect() }
+    let placement = Placement { restart: 1, world: 1, reason, ..commands::placement(2) };
+    Command::Replace { placement: Box::new(placement), missing: missing.iter().copied().collect() }
 }
 
 fn join(survivors: &[(u32, u64)]) -> Command {
@@ -32,8 +32,8 @@ fn join(survivors: &[(u32, u64)]) -> Command {
     commands::join_with(&survivors)
 }
 
-fn place(local_rank: u32) -> Command {
-    Command::Place { local_rank }
+fn send_placement(local_rank: u32) -> Command {
+    Command::SendPlacement { local_rank }
 }
 
 /// An agent with two workers in round 1, which let the library make their process groups.
@@ -42,7 +42,7 @@ fn running(max_restarts: u32) -> AgentMachine {
     agent.on_placed(placement(1, 0), Instant::now());
     agent.on_started();
     (0..2).for_each(|local_rank| agent.on_worker_attends(local_rank));
-    agent.on_worker_groupless();
+    agent.on_worker_without_process_group();
     does(&mut agent);
     agent
 }
@@ -53,7 +53,7 @@ fn fails(agent: &mut AgentMachine, now: Instant) -> Vec<Command> {
     agent.on_worker_gone(1);
     let did = does(agent);
     assert!(!did.iter().any(|command| matches!(command, Command::Replace { .. })), "before the report: {did:?}");
-    agent.on_words(1, String::new(), true);
+    agent.on_failure_message(1, String::new(), true);
     does(agent)
 }
 
@@ -80,15 +80,15 @@ fn joining(now: Instant) -> AgentMachine {
 #[test]
 fn a_worker_that_was_started_ahead_gets_its_place_whenever_it_waits_for_it() {
     let now = Instant::now();
-    let in_round = [Command::Attending(Round(2)), Command::Groupless(Round(2))];
+    let in_round = [Command::Attending(Round(2)), Command::NoProcessGroup(Round(2))];
     for attends in 0..4 {
         let mut agent = replacing(now);
         agent.on_started();
         let attends_after = |step, agent: &mut AgentMachine| {
             if attends == step {
                 agent.on_worker_attends(1);
-                agent.on_worker_groupless();
-                assert!(does(agent).iter().all(|did| matches!(did, Command::Groupless(_))));
+                agent.on_worker_without_process_group();
+                assert!(does(agent).iter().all(|did| matches!(did, Command::NoProcessGroup(_))));
             }
         };
         attends_after(0, &mut agent);
@@ -100,11 +100,15 @@ fn a_worker_that_was_started_ahead_gets_its_place_whenever_it_waits_for_it() {
         attends_after(2, &mut agent);
         agent.on_started();
         if attends == 3 {
-            assert_eq!(does(&mut agent), [place(0)]);
+            assert_eq!(does(&mut agent), [send_placement(0)]);
             agent.on_worker_attends(1);
-            assert_eq!(does(&mut agent), [&[place(1)][..], &in_round[..]].concat());
+            assert_eq!(does(&mut agent), [&[send_placement(1)][..], &in_round[..]].concat());
         } else {
-            assert_eq!(does(&mut agent), [&[place(0), place(1)][..], &in_round[..]].concat(), "{attends}");
+            assert_eq!(
+                does(&mut agent),
+                [&[send_placement(0), send_placement(1)][..], &in_round[..]].concat(),
+                "{attends}"
+            );
         }
     }
 }
@@ -117,9 +121,9 @@ fn a_worker_that_connects_again_is_not_taken_for_one_that_waits() {
     agent.on_worker_deaf(1);
     agent.on_placed(placement(2, 3), now);
     agent.on_started();
-    assert_eq!(does(&mut agent)[1..], [place(0)]);
+    assert_eq!(does(&mut agent)[1..], [send_placement(0)]);
     agent.on_worker_attends(1);
-    assert_eq!(does(&mut agent)[0], place(1));
+    assert_eq!(does(&mut agent)[0], send_placement(1));
 }
 
 #[test]
@@ -253,7 +257,7 @@ fn a_worker_that_fails_before_its_round_is_the_rounds_first_failure() {
         agent.on_placed(placement(2, 3), now);
         let did = [start(placement(2, 3), &[1]), Command::CancelStart, Command::Listen { local_rank: 1 }];
         assert_eq!(does(&mut agent), did);
-        agent.on_words(1, "no such file".into(), true);
+        agent.on_failure_message(1, "no such file".into(), true);
         let failure = Failure { pid: 8, message: "no such file".into(), ..killed(1) };
         assert_eq!(does(&mut agent), [Command::Report { failure: Box::new(failure), survive: true }]);
         agent.on_interrupted(Round(2), "rank 1 failed; restart 2 of 3", now);
@@ -271,9 +275,9 @@ fn a_worker_that_fails_before_its_round_is_the_rounds_first_failure() {
 fn a_worker_whose_local_rank_has_no_place_is_ended_alone() {
     let now = Instant::now();
     let mut agent = joining(now);
-    let place = Placement { local_world_size: Some(1), ..placement(2, 3) };
-    agent.on_placed(place.clone(), now);
-    assert_eq!(does(&mut agent), [Command::KillWorker { local_rank: 1 }, start(place, &[])]);
+    let placement = Placement { local_world_size: Some(1), ..placement(2, 3) };
+    agent.on_placed(placement.clone(), now);
+    assert_eq!(does(&mut agent), [Command::KillWorker { local_rank: 1 }, start(placement, &[])]);
     agent.on_worker_exited_badly(killed(1), now);
     agent.on_worker_gone(1);
     assert_eq!(does(&mut agent), []);
@@ -323,13 +327,13 @@ fn it_waits_for_the_round_after_if_its_own_is_over_before() {
     assert_eq!(does(&mut agent), [start(placement(3, 3), &[])]);
     agent.on_worker_attends(1);
     agent.on_started();
-    assert_eq!(does(&mut agent)[..2], [place(0), place(1)]);
+    assert_eq!(does(&mut agent)[..2], [send_placement(0), send_placement(1)]);
     agent.on_interrupted(Round(3), "node1 is lost", now);
-    let told = |local_rank| {
+    let reported = |local_rank| {
         let message = Box::new(ToWorker::PeerFailed { reason: "node1 is lost".into() });
         Command::Send { local_rank, message }
     };
-    assert_eq!(does(&mut agent), [Command::CancelStart, told(0), told(1)], "it is a worker as the others");
+    assert_eq!(does(&mut agent), [Command::CancelStart, reported(0), reported(1)], "it is a worker as the others");
 }
 
 /// It was out of reach meanwhile. The others have begun again, and have written another checkpoint than this one has loaded.

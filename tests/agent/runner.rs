@@ -5,8 +5,8 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::process::{Child, Command};
 
-use elastic_rs::agent::crew::{Adopted, Crew};
 use elastic_rs::agent::runner::{ErrorFiles, Step};
+use elastic_rs::agent::worker_group::{Adopted, WorkerGroup};
 use elastic_rs::agent::{Budget, Outcome};
 use elastic_rs::signals::Signal;
 use elastic_rs::workers::ExitStatus;
@@ -18,8 +18,8 @@ use crate::workers::support::{Folder, LIMIT, Traces, helper, within};
 async fn workers_that_all_succeed_end_the_job_well() {
     let host = host();
     let mut node = Node::new(Some(session(&host, 1, &settings(1, 1, 0))), Budget::Job, 2);
-    let place = node.placed().await;
-    assert_eq!((place.rank, place.world_size, place.restart), (0, 1, 0));
+    let placement = node.placed().await;
+    assert_eq!((placement.rank, placement.world_size, placement.restart), (0, 1, 0));
     node.start(&["exit 0", "exit 0"]).await;
     assert_eq!(node.outcome().await, Outcome::Succeeded);
     assert_eq!(node.exits().len(), 2);
@@ -41,13 +41,13 @@ async fn a_failure_restarts_all_workers_of_all_nodes_and_costs_one_restart() {
     // No restart is left: every node names the cause.
     one.start(&["pause", "pause"]).await;
     two.start(&["pause", "complain again exit 4"]).await;
-    let (told, own) = tokio::join!(one.cause(), two.cause());
-    assert_eq!(told, own);
+    let (reported, own) = tokio::join!(one.cause(), two.cause());
+    assert_eq!(reported, own);
     assert_eq!(
-        (told.node.contains("node2"), told.local_rank, told.global_rank, told.exit.as_str()),
+        (reported.node.contains("node2"), reported.local_rank, reported.global_rank, reported.exit.as_str()),
         (true, 1, two.runner.first_rank() + 1, "exit code 4")
     );
-    assert_eq!(told.message, "again");
+    assert_eq!(reported.message, "again");
     assert_eq!(one.runner.restarts(), 1);
 }
 
@@ -83,11 +83,11 @@ async fn a_signalled_agent_leaves_at_once_and_the_others_restart() {
     assert_eq!((one.line(), two.line()), ("ready".into(), "ready".into()));
     one.signal(15).await;
     // Its worker ignores the signal, and the other node does not wait for it.
-    let place = tokio::select! {
-        place = two.placed() => place,
+    let placement = tokio::select! {
+        placement = two.placed() => placement,
         step = one.runner.next() => panic!("{step:?}"),
     };
-    assert_eq!(place.world_size, 1);
+    assert_eq!(placement.world_size, 1);
     two.start(&["exit 0"]).await;
     assert_eq!(two.outcome().await, Outcome::Succeeded);
     one.signal(15).await;
@@ -176,8 +176,8 @@ impl Children {
         Self(scripts.iter().map(child).collect())
     }
 
-    fn adopted(&self) -> Crew {
-        Crew::Adopted(Adopted::new(&(0..).zip(self.0.iter().map(Child::id)).collect()).unwrap())
+    fn adopted(&self) -> WorkerGroup {
+        WorkerGroup::Adopted(Adopted::new(&(0..).zip(self.0.iter().map(Child::id)).collect()).unwrap())
     }
 
     fn reap(&mut self, local_rank: u32) -> ExitStatus {
@@ -291,11 +291,11 @@ fn the_failure_of_a_worker_that_ran_out_of_memory_says_so() {
     let mut agent = Command::new(helper());
     // The worker takes more memory than the group may have.
     agent.arg("agent-within").arg(procs).arg("eat 200 exit 0").envs([traces.variable()]);
-    let told = agent.output().unwrap();
+    let reported = agent.output().unwrap();
     assert_eq!(
-        String::from_utf8(told.stdout).unwrap(),
+        String::from_utf8(reported.stdout).unwrap(),
         "SIGKILL\nkilled because memory ran out: its control group's limit was reached (OOM)\n",
         "{}",
-        String::from_utf8_lossy(&told.stderr)
+        String::from_utf8_lossy(&reported.stderr)
     );
 }

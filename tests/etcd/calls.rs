@@ -94,7 +94,7 @@ async fn watches_report_changes_in_order_until_their_past_is_compacted() {
     }
     assert!(seen.is_sorted_by(|(one, _), (other, _)| one < other));
     assert_eq!((seen[0].0, seen[51].1[0].now.as_ref()), (first, None));
-    // Progress is told on request, and it is not behind.
+    // Progress is reported on request, and it is not behind.
     let now = client.get(b"/w/1").await.unwrap().1;
     watch.ask_progress();
     let report = timeout(PATIENCE, watch.next()).await.unwrap().unwrap();

@@ -50,10 +50,10 @@ pub fn certificate(name: &str) -> PathBuf {
 }
 
 fn program() -> Option<PathBuf> {
-    static SAID: Once = Once::new();
+    static REPORTED: Once = Once::new();
     let program = std::env::var_os("ETCD").filter(|program| !program.is_empty()).map(PathBuf::from);
     if program.is_none() {
-        SAID.call_once(|| {
+        REPORTED.call_once(|| {
             // Not by `eprintln`, which the harness hides.
             let _ = writeln!(
                 std::io::stderr(),
@@ -95,14 +95,14 @@ impl Cluster {
     }
 
     /// Start a member that is not running.
-    pub fn launch(&mut self, place: usize) {
+    pub fn launch(&mut self, index: usize) {
         let scheme = if self.tls == Tls::Off { "http" } else { "https" };
         let peers: Vec<_> = self
             .members
             .iter()
             .map(|member| format!("{}=http://127.0.0.1:{}", member.name, member.peer_port))
             .collect();
-        let member = &mut self.members[place];
+        let member = &mut self.members[index];
         let client = format!("{scheme}://127.0.0.1:{}", member.port);
         let peer = format!("http://127.0.0.1:{}", member.peer_port);
         let log =
@@ -159,26 +159,26 @@ impl Cluster {
         Client::new(self.options()).unwrap()
     }
 
-    pub fn kill(&mut self, place: usize) {
-        if let Some(mut child) = self.members[place].child.take() {
+    pub fn kill(&mut self, index: usize) {
+        if let Some(mut child) = self.members[index].child.take() {
             child.kill().unwrap();
             child.wait().unwrap();
         }
     }
 
     /// Stop a member, and wait until all its threads stand still: one of them may answer a request before that.
-    pub fn pause(&self, place: usize) {
-        self.signal(place, Signal::STOP);
-        let child = self.members[place].child.as_ref().unwrap();
+    pub fn pause(&self, index: usize) {
+        self.signal(index, Signal::STOP);
+        let child = self.members[index].child.as_ref().unwrap();
         waitpid(Some(Pid::from_child(child)), WaitOptions::UNTRACED).unwrap();
     }
 
-    pub fn resume(&self, place: usize) {
-        self.signal(place, Signal::CONT);
+    pub fn resume(&self, index: usize) {
+        self.signal(index, Signal::CONT);
     }
 
-    fn signal(&self, place: usize, signal: Signal) {
-        let child = self.members[place].child.as_ref().unwrap();
+    fn signal(&self, index: usize, signal: Signal) {
+        let child = self.members[index].child.as_ref().unwrap();
         kill_process(Pid::from_child(child), signal).unwrap();
     }
 

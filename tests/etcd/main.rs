@@ -7,6 +7,6 @@ mod calls;
 mod cluster;
 mod encrypted;
 mod faults;
+mod not_etcd;
 mod sessions;
-mod strangers;
 mod users;

@@ -33,15 +33,15 @@ fn session(options: &ClientOptions, number: u128, settings: &Settings) -> Sessio
 async fn join_all(sessions: Vec<Session>) -> (Vec<Session>, Vec<Placement>, Duration) {
     let began = Instant::now();
     let mut joining = JoinSet::new();
-    for (place, session) in sessions.into_iter().enumerate() {
+    for (index, session) in sessions.into_iter().enumerate() {
         joining.spawn(async move {
-            let placement = session.join(1000 + place as u16, None, None, PATIENCE).await.unwrap();
-            (place, session, placement)
+            let placement = session.join(1000 + index as u16, None, None, PATIENCE).await.unwrap();
+            (index, session, placement)
         });
     }
     let mut joined = joining.join_all().await;
     let took = began.elapsed();
-    joined.sort_by_key(|(place, ..)| *place);
+    joined.sort_by_key(|(index, ..)| *index);
     let (sessions, placements) = joined.into_iter().map(|(_, session, placement)| (session, placement)).unzip();
     (sessions, placements, took)
 }

@@ -17,7 +17,7 @@ use elastic_rs::rendezvous::run::{Ends, Exclusion, SessionId};
 pub struct Bench {
     pub machine: Machine,
     pub now: Instant,
-    pub said: Vec<(SessionId, CoordinatorMessage)>,
+    pub sent: Vec<(SessionId, CoordinatorMessage)>,
     pub ended: Vec<SessionId>,
     pub notes: Vec<String>,
     pub records: Vec<Record>,
@@ -54,7 +54,7 @@ impl Bench {
         Self {
             machine: Machine::new(),
             now: Instant::now(),
-            said: Vec::new(),
+            sent: Vec::new(),
             ended: Vec::new(),
             notes: Vec::new(),
             records: Vec::new(),
@@ -71,7 +71,7 @@ impl Bench {
         let mut bench = Self::new();
         for node in 1..=count {
             bench.greet(node, hello(node, settings), 1);
-            bench.say(node, join(0));
+            bench.send(node, join(0));
         }
         assert_eq!(bench.run().round(), Round(1));
         bench
@@ -83,7 +83,7 @@ impl Bench {
         self.take();
     }
 
-    pub fn say(&mut self, session: u64, message: NodeMessage) {
+    pub fn send(&mut self, session: u64, message: NodeMessage) {
         let message = of_worlds(message, &self.worlds);
         self.machine.on_message(SessionId(session), message, self.now);
         self.take();
@@ -99,8 +99,8 @@ impl Bench {
         for command in self.machine.take_commands() {
             match command {
                 Command::Send { session, message } => {
-                    self.worlds.extend(message.placement().map(|place| (place.round, place.world)));
-                    self.said.push((session, message));
+                    self.worlds.extend(message.placement().map(|placement| (placement.round, placement.world)));
+                    self.sent.push((session, message));
                 }
                 Command::End { session } => self.ended.push(session),
                 Command::Record { record, .. } => {
@@ -111,7 +111,7 @@ impl Bench {
                 Command::Forget { why, .. } => self.notes.extend(why),
                 Command::Exclusions { hosts, .. } => self.excluded = hosts,
                 Command::Warn { text, .. } => self.warnings.push(text),
-                Command::EmptyStore => self.emptied.push(self.said.len()),
+                Command::EmptyStore => self.emptied.push(self.sent.len()),
             }
         }
     }
@@ -122,7 +122,7 @@ impl Bench {
 
     /// The last message to a session.
     pub fn last(&self, session: u64) -> &CoordinatorMessage {
-        &self.said.iter().rev().find(|(to, _)| *to == SessionId(session)).unwrap().1
+        &self.sent.iter().rev().find(|(to, _)| *to == SessionId(session)).unwrap().1
     }
 
     pub fn rejection(&self, session: u64) -> &str {
@@ -133,11 +133,11 @@ impl Bench {
     }
 
     pub fn is_placed(&self, session: u64, round: u64) -> bool {
-        self.last(session).placement().is_some_and(|place| place.round == Round(round))
+        self.last(session).placement().is_some_and(|placement| placement.round == Round(round))
     }
 
     /// The place that a session's last message gives.
-    pub fn place(&self, session: u64) -> &Placement {
+    pub fn placement(&self, session: u64) -> &Placement {
         self.last(session).placement().unwrap_or_else(|| panic!("no place: {:?}", self.last(session)))
     }
 }

@@ -36,15 +36,15 @@ fn a_waiting_node_logs_what_it_waits_for() {
     let mut now = Instant::now();
     let mut node = node(1, 2, now);
     let mut status_log = StatusLog::default();
-    let (mut cell, mut told) = (None, Vec::new());
+    let (mut cell, mut reported) = (None, Vec::new());
     for _ in 0..310 {
         perform(&mut node, &mut cell, now);
-        told.extend(status_log.look(node.machine(), now));
+        reported.extend(status_log.look(node.machine(), now));
         now += Duration::from_millis(100);
     }
-    assert_eq!(told.len(), 1, "{told:?}");
-    assert!(told[0].starts_with("waiting for 3s of up to "), "{told:?}");
-    assert!(told[0].contains("node1"), "{told:?}");
+    assert_eq!(reported.len(), 1, "{reported:?}");
+    assert!(reported[0].starts_with("waiting for 3s of up to "), "{reported:?}");
+    assert!(reported[0].contains("node1"), "{reported:?}");
 }
 
 /// The write was done, but neither its answer nor that of the next read has arrived.
@@ -109,7 +109,7 @@ fn a_node_that_comes_back_to_its_place_tells_the_cell_nothing_that_is_a_coordina
     perform(&mut node, &mut cell, now);
     let (events, _) = node.take_events();
     let count = |is_it: fn(&Kind) -> bool| events.iter().filter(|event| is_it(&event.record.kind)).count();
-    assert_eq!((count(|kind| matches!(kind, Kind::Phase(_))), count(|kind| matches!(kind, Kind::Told(_)))), (1, 0));
+    assert_eq!((count(|kind| matches!(kind, Kind::Phase(_))), count(|kind| matches!(kind, Kind::Replayed(_)))), (1, 0));
     assert_eq!(count(|kind| matches!(kind, Kind::LineFound { .. })), 1, "{before:?} {events:?}");
 }
 

@@ -1,4 +1,4 @@
-//! Sessions that certificates protect, over real sockets: who gets in, what everybody else is told, and certificates that change.
+//! Sessions that certificates protect, over real sockets: who gets in, what everybody else gets, and certificates that change.
 //!
 //! What files may hold, and certificates that nobody would use knowingly, are tested beside the code (`src/secure/certificates.rs`).
 
@@ -13,7 +13,7 @@ use elastic_rs::endpoint::EndpointServer;
 use elastic_rs::secure::refusals::{Kind, Refusals};
 use elastic_rs::secure::{CertificateFiles, Protection, ProtectionOptions, TokenSource};
 
-use crate::protected::{MOMENT, PATIENCE, host, join, node_of, open, token, told};
+use crate::protected::{MOMENT, PATIENCE, host, join, node_of, open, reported, token};
 
 /// The files of one end, which are gone at the end.
 struct End {
@@ -86,7 +86,7 @@ fn nodes_with_certificates_form_a_world() {
     }
 }
 
-/// Of each pair, the second end is the coordinator's. What the node is told, and as what the coordinator counts it.
+/// Of each pair, the second end is the coordinator's. What the node gets, and as what the coordinator counts it.
 #[test]
 fn an_end_that_cannot_be_trusted_is_told_and_counted() {
     let end = |name: &str, authorities: &[&str], token| End::new(name, authorities).with(token);
@@ -166,7 +166,7 @@ fn certificates_at_one_end_only_are_told() {
         let why = "it is protected by certificates: name their files in ELASTIC_RS_TLS_CERT, ELASTIC_RS_TLS_KEY and ELASTIC_RS_TLS_CA";
         assert!(error.contains(why), "{error}");
         let session = open(plain.port(), node_of("job", 2, 1), Some(end.protection()));
-        told(&session, "this node has certificates (ELASTIC_RS_TLS_CERT), and it seems to have none").await;
+        reported(&session, "this node has certificates (ELASTIC_RS_TLS_CERT), and it seems to have none").await;
     });
     counted(&certified, |refused| refused.of(Kind::NoTls) == 2);
 }

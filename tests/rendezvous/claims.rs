@@ -43,9 +43,9 @@ fn claim(world: u64, round: u64) -> Placed {
 }
 
 impl Bench {
-    fn visit(&mut self, session: u64, hello: Hello, said: Vec<NodeMessage>) {
+    fn visit(&mut self, session: u64, hello: Hello, sent: Vec<NodeMessage>) {
         self.greet(session, hello, 66);
-        said.into_iter().for_each(|message| self.say(session, message));
+        sent.into_iter().for_each(|message| self.send(session, message));
         self.machine.on_disconnected(SessionId(session), self.now);
         self.take();
     }
@@ -109,7 +109,7 @@ fn a_visitor_that_has_joined_and_gone_delays_no_round() {
         bench.visit(VISITOR, Hello { placed, ..hello(VISITOR, &endless(&settings)) }, vec![join(0)]);
         for node in [1, 2] {
             bench.greet(node, hello(node, &settings), node as u8);
-            bench.say(node, join(0));
+            bench.send(node, join(0));
         }
         // The job's own grace for the visitor, or one lease if it has claimed a place in an unknown world.
         let wait = placed.map_or(settings.reconnect_grace, |_| settings.lease() + SECOND);
@@ -129,21 +129,21 @@ fn a_visitors_settings_end_with_its_connection() {
     let settings = Settings::new(2, 3);
     let mut bench = Bench::new();
     bench.greet(VISITOR, hello(VISITOR, &endless(&settings)), 66);
-    bench.say(VISITOR, join(0));
+    bench.send(VISITOR, join(0));
     bench.greet(1, hello(1, &settings), 1);
-    bench.say(1, join(0));
+    bench.send(1, join(0));
     bench.machine.on_disconnected(SessionId(VISITOR), bench.now);
     bench.take();
     let terms = CoordinatorMessage::Terms { keep_alive_interval: 5 * SECOND, keep_alive_max_attempt: 3 };
     assert_eq!(bench.last(1), &terms);
     bench.greet(2, hello(2, &settings), 2);
-    bench.say(2, join(0));
+    bench.send(2, join(0));
     for _ in 0..31 {
-        bench.say(1, NodeMessage::Heartbeat { rtt_us: None });
-        bench.say(2, NodeMessage::Heartbeat { rtt_us: None });
+        bench.send(1, NodeMessage::Heartbeat { rtt_us: None });
+        bench.send(2, NodeMessage::Heartbeat { rtt_us: None });
         bench.pass(SECOND);
     }
-    let placed = bench.said.iter().filter(|(_, message)| message.placement().is_some()).count();
+    let placed = bench.sent.iter().filter(|(_, message)| message.placement().is_some()).count();
     assert_eq!(placed, 2, "{:?}", bench.last(1));
 }
 
@@ -155,7 +155,7 @@ fn a_world_of_a_visitor_that_has_gone_is_not_waited_for() {
     let visitors = Settings { last_call_timeout: Duration::ZERO, ..endless(&settings) };
     bench.visit(VISITOR, hello(VISITOR, &visitors), vec![join(0)]);
     bench.greet(1, hello(1, &settings), 1);
-    bench.say(1, join(0));
+    bench.send(1, join(0));
     bench.pass(settings.reconnect_grace);
     bench.pass(SECOND);
     assert!(bench.is_placed(1, 2), "{:?}", bench.last(1));
@@ -169,10 +169,10 @@ fn a_node_that_only_says_hello_decides_nothing() {
     let settings = Settings::new(2, 2);
     for node in [1, 2] {
         bench.greet(node, hello(node, &settings), node as u8);
-        bench.say(node, join(0));
+        bench.send(node, join(0));
     }
     assert!(bench.is_placed(1, 1) && bench.is_placed(2, 1));
-    bench.say(VISITOR, join(0));
+    bench.send(VISITOR, join(0));
     assert!(bench.rejection(VISITOR).contains("`job` was opened for 2: give every node the same `--nnodes`"));
     assert!(bench.ended.contains(&SessionId(VISITOR)));
 }
@@ -182,8 +182,8 @@ fn a_node_that_only_says_hello_decides_nothing() {
 fn claimed_places_do_not_touch_a_running_world() {
     let settings = Settings { max_restarts: Some(3), ..Settings::new(2, 2) };
     let mut bench = Bench::formed(2, &settings);
-    let said = |bench: &Bench| bench.said.iter().filter(|(to, _)| [SessionId(1), SessionId(2)].contains(to)).count();
-    let before = said(&bench);
+    let sent = |bench: &Bench| bench.sent.iter().filter(|(to, _)| [SessionId(1), SessionId(2)].contains(to)).count();
+    let before = sent(&bench);
     let mut next = 2;
     for turn in 0..20 {
         // Each number that a job could have raises the next round's. One that no job has is not believed.
@@ -197,22 +197,23 @@ fn claimed_places_do_not_touch_a_running_world() {
         let reason = format!("reports a place in round {more}, which must be at most {most}: start this agent again");
         assert!(bench.rejection(visitor).ends_with(&reason), "{}", bench.rejection(visitor));
         next = most + 1;
-        bench.say(1, NodeMessage::Heartbeat { rtt_us: None });
-        bench.say(2, NodeMessage::Heartbeat { rtt_us: None });
+        bench.send(1, NodeMessage::Heartbeat { rtt_us: None });
+        bench.send(2, NodeMessage::Heartbeat { rtt_us: None });
         bench.pass(3 * SECOND);
     }
-    assert_eq!(said(&bench) - before, 40, "answers to heartbeats, and nothing else: {:?}", bench.last(1));
+    assert_eq!(sent(&bench) - before, 40, "answers to heartbeats, and nothing else: {:?}", bench.last(1));
     assert_eq!((bench.run().round(), bench.run().restart()), (Round(1), 0));
     // No restart is used up.
-    bench.say(1, NodeMessage::Failed { round: Round(1), failure: failure() });
+    bench.send(1, NodeMessage::Failed { round: Round(1), failure: failure() });
     assert_eq!((bench.run().restart(), bench.run().closed()), (1, None));
-    bench.say(1, join(1));
-    bench.say(2, join(1));
+    bench.send(1, join(1));
+    bench.send(2, join(1));
     assert!(bench.is_placed(1, next) && bench.is_placed(2, next), "{:?}", bench.last(1));
     // A member's claim is believed, whatever its round's number.
-    let place = bench.place(1).clone();
+    let placement = bench.placement(1).clone();
     bench.machine.on_disconnected(SessionId(1), bench.now);
-    let placed = Placed { round: place.round, rank: place.rank, world: place.world, restart: 1, ..claim(0, 0) };
+    let placed =
+        Placed { round: placement.round, rank: placement.rank, world: placement.world, restart: 1, ..claim(0, 0) };
     bench.greet(3, Hello { placed: Some(placed), ..hello(1, &settings) }, 1);
     assert!(matches!(bench.last(3), CoordinatorMessage::Status { waiting: 0, .. }), "{:?}", bench.last(3));
 }
@@ -223,8 +224,8 @@ fn an_adopted_restart_number_is_logged() {
     let mut bench = Bench::new();
     bench.greet(1, Hello { placed: Some(Placed { restart: 2, ..claim(9, 4) }), ..hello(1, &settings) }, 1);
     assert_eq!((bench.run().round(), bench.run().restart()), (Round(4), 2));
-    let told = "reports that the job is at restart 2, which this coordinator adopts";
-    assert_eq!(bench.notes.iter().filter(|note| note.contains(told)).count(), 1, "{:?}", bench.notes);
+    let reported = "reports that the job is at restart 2, which this coordinator adopts";
+    assert_eq!(bench.notes.iter().filter(|note| note.contains(reported)).count(), 1, "{:?}", bench.notes);
 }
 
 /// A visitor that claims a used-up budget before the job begins must not cost the job its restarts.
@@ -237,15 +238,15 @@ fn a_visitor_before_the_job_uses_up_no_restarts() {
     bench.visit(VISITOR, Hello { placed, ..hello(VISITOR, &boundless) }, vec![]);
     for node in [1, 2] {
         bench.greet(node, hello(node, &settings), node as u8);
-        bench.say(node, join(0));
+        bench.send(node, join(0));
     }
     for _ in 0..25 {
-        bench.say(1, NodeMessage::Heartbeat { rtt_us: None });
-        bench.say(2, NodeMessage::Heartbeat { rtt_us: None });
+        bench.send(1, NodeMessage::Heartbeat { rtt_us: None });
+        bench.send(2, NodeMessage::Heartbeat { rtt_us: None });
         bench.pass(SECOND);
     }
     assert_eq!(bench.run().round(), Round(8));
-    bench.say(1, NodeMessage::Failed { round: Round(8), failure: failure() });
+    bench.send(1, NodeMessage::Failed { round: Round(8), failure: failure() });
     assert_eq!((bench.run().restart(), bench.run().closed()), (1, None));
 }
 
@@ -258,7 +259,7 @@ fn claims_without_end_hold_up_a_restarted_coordinator_for_two_leases_at_most() {
     let begun = bench.now;
     for node in [1, 2] {
         bench.greet(node, hello(node, &settings), node as u8);
-        bench.say(node, join(0));
+        bench.send(node, join(0));
         // A visitor claims a place before the second node joins.
         bench.visit(VISITOR, Hello { placed: Some(claim(1, 1)), ..hello(VISITOR, &settings) }, vec![]);
     }
@@ -269,11 +270,11 @@ fn claims_without_end_hold_up_a_restarted_coordinator_for_two_leases_at_most() {
         }
         let visitor = hello(VISITOR + turn, &settings);
         bench.visit(VISITOR + turn, Hello { placed: Some(claim(turn, turn)), ..visitor }, vec![]);
-        bench.say(1, NodeMessage::Heartbeat { rtt_us: None });
-        bench.say(2, NodeMessage::Heartbeat { rtt_us: None });
+        bench.send(1, NodeMessage::Heartbeat { rtt_us: None });
+        bench.send(2, NodeMessage::Heartbeat { rtt_us: None });
         bench.pass(SECOND);
     }
-    assert!(bench.said.iter().any(|(to, message)| *to == SessionId(1) && message.placement().is_some()));
+    assert!(bench.sent.iter().any(|(to, message)| *to == SessionId(1) && message.placement().is_some()));
     let took = bench.now - begun;
     assert!(took <= 2 * settings.lease() + 7 * SECOND, "{took:?}");
 }
@@ -288,11 +289,11 @@ fn elastic(limit: u32) -> Settings {
 /// Join from the visitor's address, which `hello` may misstate, and leave the running job.
 fn come_and_go(bench: &mut Bench, session: u64, hello: Hello, round: &mut u64) {
     bench.greet(session, hello, 66);
-    bench.say(session, join(0));
-    bench.say(1, join(*round));
+    bench.send(session, join(0));
+    bench.send(1, join(*round));
     assert!(bench.is_placed(session, *round + 1), "{:?}", bench.last(session));
-    bench.say(session, NodeMessage::Leave { reason: "crash".into(), signal: None });
-    bench.say(1, join(*round + 1));
+    bench.send(session, NodeMessage::Leave { reason: "crash".into(), signal: None });
+    bench.send(1, join(*round + 1));
     bench.pass(2 * SECOND);
     *round += 2;
 }
@@ -342,7 +343,7 @@ fn agents_on_loopback_are_told_apart_by_their_process() {
         let hello = Hello { name: "pod:1".into(), node_rank: Some(0), ..hello(node, &settings) };
         bench.machine.on_hello(SessionId(node), hello, Ends { peer: loopback, local: loopback }, bench.now);
         bench.take();
-        bench.say(node, join(0));
+        bench.send(node, join(0));
     }
     assert!(bench.is_placed(1, 1) && bench.is_placed(2, 1), "{:?}", bench.ended);
 }
@@ -355,17 +356,17 @@ fn every_node_has_the_lease_of_the_run() {
     let settings = Settings::new(2, 2);
     let mut bench = Bench::new();
     bench.greet(1, hello(1, &settings), 1);
-    bench.say(1, join(0));
+    bench.send(1, join(0));
     let slow = Settings { keep_alive_interval: 100 * SECOND, ..settings.clone() };
     bench.greet(2, hello(2, &slow), 2);
     let terms = CoordinatorMessage::Terms { keep_alive_interval: 5 * SECOND, keep_alive_max_attempt: 3 };
     assert_eq!(bench.last(2), &terms);
     assert!(matches!(bench.last(1), CoordinatorMessage::Welcome { .. }), "{:?}", bench.last(1));
     // After the run's lease in silence it is lost.
-    bench.say(2, join(0));
+    bench.send(2, join(0));
     assert!(bench.is_placed(2, 1));
     for _ in 0..65 {
-        bench.say(1, NodeMessage::Heartbeat { rtt_us: None });
+        bench.send(1, NodeMessage::Heartbeat { rtt_us: None });
         bench.pass(SECOND / 4);
     }
     assert!(bench.ended.contains(&SessionId(2)), "{:?}", bench.notes);
@@ -374,7 +375,7 @@ fn every_node_has_the_lease_of_the_run() {
     node.on_tick(bench.now);
     node.on_connected(bench.now);
     node.on_message(
-        CoordinatorMessage::Welcome { addr: "10.0.0.2".into(), hosted: false, running: None, recalls: false },
+        CoordinatorMessage::Welcome { addr: "10.0.0.2".into(), hosted: false, running: None, wants_replay: false },
         bench.now,
     );
     node.on_message(terms, bench.now);

@@ -33,8 +33,8 @@ impl Bench {
     }
 
     /// The answer to a waiting node's next heartbeat.
-    fn heard_waiting(&mut self, session: u64) -> Waits {
-        self.say(session, NodeMessage::Heartbeat { rtt_us: None });
+    fn received_waits(&mut self, session: u64) -> Waits {
+        self.send(session, NodeMessage::Heartbeat { rtt_us: None });
         match self.last(session) {
             CoordinatorMessage::Heartbeat { waits: Some(waits) } => waits.clone(),
             other => panic!("{other:?}"),
@@ -47,7 +47,7 @@ fn nothing_new_is_logged(bench: &mut Bench, sessions: &[u64]) {
     let before = bench.notes.len();
     for _ in 0..3 {
         for session in sessions {
-            bench.say(*session, NodeMessage::Heartbeat { rtt_us: None });
+            bench.send(*session, NodeMessage::Heartbeat { rtt_us: None });
         }
         bench.machine.on_tick(bench.now);
         bench.take();
@@ -62,30 +62,34 @@ fn gathering_last_call_and_completion_are_each_logged_once_with_their_reason() {
     for node in 1..=3 {
         bench.greet(node, hello(node, &settings), node as u8);
     }
-    bench.say(1, join(0));
+    bench.send(1, join(0));
     assert_eq!(bench.run().standing(), Standing::Gathering);
     bench.noted_once(0, "round 1 has 0 of at least 2 nodes");
     nothing_new_is_logged(&mut bench, &[1]);
 
-    bench.say(2, join(0));
+    bench.send(2, join(0));
     assert_eq!(bench.run().standing(), Standing::LastCall);
     let why = "more nodes may join until the last call ends (last_call_timeout)";
     bench.noted_once(0, &format!("round 1 could form with 2 nodes, but {why}"));
     assert!(bench.progress().ends_with(&format!("; closes within 30.0 s: {why}")), "{}", bench.progress());
-    assert!(bench.heard_waiting(1).progress.contains(why), "a waiting node is told");
+    assert!(bench.received_waits(1).progress.contains(why), "a waiting node is notified");
     nothing_new_is_logged(&mut bench, &[1, 2]);
 
     // The arrival of a third node is logged, and the decision stays the same.
     let before = bench.notes.len();
-    bench.say(3, join(0));
+    bench.send(3, join(0));
     assert_eq!(bench.notes[before..], ["10.0.0.3 (host:3) joined (3 of 2 to 4 nodes)".to_owned()]);
 
     bench.look(1);
     bench.pass(settings.last_call_timeout);
     assert_eq!(bench.run().standing(), Standing::Undisturbed);
     bench.noted_once(0, "round 1 is complete with 3 nodes: the last call of 30.0 s ended (10.0.0.1 (host:1), ");
-    let place = bench.place(3);
-    assert!(place.reason.starts_with("the last call of 30.0 s ended"), "a member is told: {}", place.reason);
+    let placement = bench.placement(3);
+    assert!(
+        placement.reason.starts_with("the last call of 30.0 s ended"),
+        "a member is notified: {}",
+        placement.reason
+    );
     nothing_new_is_logged(&mut bench, &[1, 2, 3]);
 }
 
@@ -95,7 +99,7 @@ fn a_newcomer_a_loss_and_settling_are_each_logged_once_with_their_reason() {
     let mut bench = Bench::new();
     for node in 1..=3 {
         bench.greet(node, hello(node, &settings), node as u8);
-        bench.say(node, join(0));
+        bench.send(node, join(0));
     }
     let before = bench.notes.len();
     bench.machine.on_disconnected(SessionId(3), bench.now);
@@ -104,14 +108,14 @@ fn a_newcomer_a_loss_and_settling_are_each_logged_once_with_their_reason() {
     bench.noted_once(before, &format!("round 1 is interrupted: {lost}"));
     assert_eq!(bench.run().standing(), Standing::Reforming);
     let CoordinatorMessage::Status { waiting: 1, reason, .. } = bench.last(1) else { panic!("{:?}", bench.last(1)) };
-    assert_eq!(reason, lost, "a member is told");
+    assert_eq!(reason, lost, "a member is notified");
 
-    bench.say(1, join(1));
-    bench.say(2, join(1));
+    bench.send(1, join(1));
+    bench.send(2, join(1));
     assert_eq!(bench.run().standing(), Standing::Settling);
     let why = "a replacement for a missing member may join (settle_timeout)";
     bench.noted_once(before, why);
-    assert!(bench.heard_waiting(2).progress.contains(why));
+    assert!(bench.received_waits(2).progress.contains(why));
     nothing_new_is_logged(&mut bench, &[1, 2]);
 
     // A waiting node's connection ends when the round could form.
@@ -127,10 +131,10 @@ fn a_newcomer_a_loss_and_settling_are_each_logged_once_with_their_reason() {
     // A newcomer joins: the members and the log get the reason why the world must re-form.
     let before = bench.notes.len();
     bench.greet(4, hello(4, &settings), 4);
-    bench.say(4, join(0));
+    bench.send(4, join(0));
     bench.noted_once(before, "members of round 2 must stop: 1 node waits to join (10.0.0.4 (host:4)); Detected 1 new nodes; will restart worker group");
     // It withdraws before any member has stopped.
-    bench.say(4, NodeMessage::Withdraw);
+    bench.send(4, NodeMessage::Withdraw);
     bench.noted_once(before, "10.0.0.4 (host:4) no longer waits: it gave up waiting");
     assert_eq!(bench.run().standing(), Standing::Undisturbed);
 }
@@ -139,25 +143,25 @@ fn a_newcomer_a_loss_and_settling_are_each_logged_once_with_their_reason() {
 fn failures_late_reports_and_verdicts_are_each_logged_once_with_their_reason() {
     let settings = Settings { max_restarts: Some(1), ..Settings::new(2, 2) };
     let mut bench = Bench::formed(2, &settings);
-    bench.say(1, NodeMessage::Failed { round: Round(1), failure: failure() });
+    bench.send(1, NodeMessage::Failed { round: Round(1), failure: failure() });
     bench.noted_once(
         0,
         "round 1 is interrupted: rank 3 (local rank 1, role trainer, pid 77) on 10.0.0.1 (host:1) ended",
     );
-    bench.say(2, NodeMessage::Failed { round: Round(1), failure: Box::new(Failure { pid: 78, ..*failure() }) });
+    bench.send(2, NodeMessage::Failed { round: Round(1), failure: Box::new(Failure { pid: 78, ..*failure() }) });
     bench.noted_once(0, "; not counted, a consequence of this: rank 3");
-    bench.say(1, join(1));
-    bench.say(2, join(1));
-    bench.say(2, NodeMessage::Failed { round: Round(1), failure: failure() });
+    bench.send(1, join(1));
+    bench.send(2, join(1));
+    bench.send(2, NodeMessage::Failed { round: Round(1), failure: failure() });
     let ignored = "a report of 10.0.0.1 (host:2) about round 1 is ignored: that round is over, the current one is 2";
     bench.noted_once(0, ignored);
-    bench.say(2, NodeMessage::Done { round: Round(2) });
+    bench.send(2, NodeMessage::Done { round: Round(2) });
     bench.noted_once(0, "1 of 2 live nodes of round 2 have finished");
-    bench.say(1, NodeMessage::Failed { round: Round(2), failure: failure() });
+    bench.send(1, NodeMessage::Failed { round: Round(2), failure: failure() });
     bench.noted_once(0, "all 1 restarts are used up (max_restarts)");
     assert_eq!(bench.run().standing(), Standing::Closed);
-    bench.say(1, NodeMessage::Close(Verdict::Succeeded { by: "host:1".into() }));
-    bench.say(2, NodeMessage::Leave { reason: "the job is over".into(), signal: None });
+    bench.send(1, NodeMessage::Close(Verdict::Succeeded { by: "host:1".into() }));
+    bench.send(2, NodeMessage::Leave { reason: "the job is over".into(), signal: None });
     bench.noted_once(0, "10.0.0.1 (host:2) left: the job is over");
     assert_eq!(bench.notes.iter().filter(|note| note.starts_with("closed")).count(), 1, "{:#?}", bench.notes);
 }
@@ -209,7 +213,7 @@ fn a_stalled_coordinator_and_a_restarted_agent_are_each_logged_once() {
 fn newcomers_with_other_settings_give_way_to_the_members_of_a_running_job() {
     let mut bench = Bench::new();
     bench.greet(9, hello(9, &Settings::new(1, 9)), 9);
-    bench.say(9, join(0));
+    bench.send(9, join(0));
     let member = |node: u64| Hello { placed: Some(placed(node)), ..hello(node, &Settings::new(2, 2)) };
     bench.greet(1, member(1), 1);
     bench.greet(2, member(2), 2);
@@ -234,25 +238,25 @@ fn joins_in_a_burst_make_one_round() {
     let mut bench = Bench::new();
     for node in 1..=NODES {
         bench.greet(node, hello(node, &settings), 1);
-        bench.say(node, join(0));
+        bench.send(node, join(0));
         bench.now += Duration::from_millis(10);
         bench.machine.on_tick(bench.now);
     }
     bench.pass(3 * SECOND);
     assert_eq!(bench.run().round(), Round(1));
-    let place = bench.place(NODES);
-    assert_eq!(place.world_size, NODES as u32);
+    let placement = bench.placement(NODES);
+    assert_eq!(placement.world_size, NODES as u32);
 
     // Twenty more join while it runs, and ten leave: one more round forms.
     for node in 1..=10 {
-        bench.say(node, NodeMessage::Leave { reason: "a test".into(), signal: None });
+        bench.send(node, NodeMessage::Leave { reason: "a test".into(), signal: None });
     }
     for node in NODES + 1..=NODES + 20 {
         bench.greet(node, hello(node, &settings), 1);
-        bench.say(node, join(0));
+        bench.send(node, join(0));
     }
     for node in 11..=NODES {
-        bench.say(node, join(1));
+        bench.send(node, join(1));
     }
     bench.pass(3 * SECOND);
     assert_eq!(bench.run().round(), Round(2));
@@ -269,9 +273,9 @@ fn of(run: &str, node: u64) -> Hello {
 fn a_run_that_has_ended_is_remembered_for_an_hour_and_then_forgotten() {
     let mut bench = Bench::new();
     bench.greet(1, of("ended", 1), 1);
-    bench.say(1, join(0));
-    bench.say(1, NodeMessage::Close(Verdict::Succeeded { by: "host:1".into() }));
-    bench.say(1, NodeMessage::Leave { reason: "the job is over".into(), signal: None });
+    bench.send(1, join(0));
+    bench.send(1, NodeMessage::Close(Verdict::Succeeded { by: "host:1".into() }));
+    bench.send(1, NodeMessage::Leave { reason: "the job is over".into(), signal: None });
     bench.pass(VACANT_FOR - SECOND);
     // A rejected node does not extend the time.
     bench.greet(3, Hello { name: "forged\nline".into(), ..of("ended", 3) }, 3);
@@ -282,7 +286,7 @@ fn a_run_that_has_ended_is_remembered_for_an_hour_and_then_forgotten() {
     assert!(matches!(bench.last(2), CoordinatorMessage::Over { .. }), "{:?}", bench.last(2));
     bench.pass(10 * SECOND);
     assert_eq!(bench.machine.run_count(), 1);
-    bench.say(2, NodeMessage::Leave { reason: "too late".into(), signal: None });
+    bench.send(2, NodeMessage::Leave { reason: "too late".into(), signal: None });
     bench.pass(VACANT_FOR - SECOND);
     assert_eq!(bench.machine.run_count(), 1);
     let due = bench.machine.next_deadline().unwrap();
@@ -296,7 +300,7 @@ fn a_run_that_has_ended_is_remembered_for_an_hour_and_then_forgotten() {
 fn a_run_is_remembered_after_its_last_node_is_lost() {
     let mut bench = Bench::new();
     bench.greet(1, of("lost", 1), 1);
-    bench.say(1, join(0));
+    bench.send(1, join(0));
     bench.machine.on_disconnected(SessionId(1), bench.now);
     bench.pass(SECOND);
     assert!(bench.machine.run("lost").is_some_and(|run| run.round() == Round(1)), "its round number is not used again");
@@ -305,12 +309,12 @@ fn a_run_is_remembered_after_its_last_node_is_lost() {
 }
 
 #[test]
-fn strangers_leave_nothing_behind() {
+fn unauthenticated_peers_leave_nothing_behind() {
     let mut bench = Bench::new();
     for number in 0..50 {
         bench.greet(number, of(&format!("opened {number}"), number), 1);
         match number % 2 {
-            0 => bench.say(number, NodeMessage::Leave { reason: "was only looking".into(), signal: None }),
+            0 => bench.send(number, NodeMessage::Leave { reason: "was only looking".into(), signal: None }),
             _ => bench.machine.on_disconnected(SessionId(number), bench.now),
         }
     }
@@ -324,8 +328,8 @@ fn no_more_than_a_thousand_ended_runs_are_remembered() {
     for number in 0..VACANT_RUNS as u64 + 50 {
         let (session, run) = (100 + number, format!("ended {number}"));
         bench.greet(session, of(&run, session), 1);
-        bench.say(session, NodeMessage::Close(Verdict::Succeeded { by: "a test".into() }));
-        bench.say(session, NodeMessage::Leave { reason: "the job is over".into(), signal: None });
+        bench.send(session, NodeMessage::Close(Verdict::Succeeded { by: "a test".into() }));
+        bench.send(session, NodeMessage::Leave { reason: "the job is over".into(), signal: None });
         bench.now += Duration::from_micros(1);
     }
     assert_eq!(bench.machine.run_count(), 1 + VACANT_RUNS);

@@ -73,7 +73,7 @@ impl Running {
         self.node.on_tick(self.now);
     }
 
-    fn tell(&mut self, event: EtcdEvent) {
+    fn on_event(&mut self, event: EtcdEvent) {
         self.node.on_event(event, self.now);
         self.node.on_tick(self.now);
     }
@@ -95,7 +95,7 @@ fn at_rest_a_node_only_renews_its_lease() {
         for request in next.node.take_requests() {
             let EtcdRequest::KeepAlive { lease, asked, .. } = request else { panic!("{request:?}") };
             requests.push(asked);
-            next.tell(EtcdEvent::Renewed { lease, asked, held: true });
+            next.on_event(EtcdEvent::Renewed { lease, asked, held: true });
         }
         running = Running { now: running.now, ..next };
     }
@@ -107,11 +107,11 @@ fn a_renewal_counts_for_its_own_lease_from_its_own_asking() {
     let mut running = run();
     let began = running.now;
     running.pass(5 * SECOND);
-    running.tell(EtcdEvent::Renewed { lease: LEASE, asked: began + SECOND, held: true });
+    running.on_event(EtcdEvent::Renewed { lease: LEASE, asked: began + SECOND, held: true });
     // An answer for another lease, and an older one for this lease, change nothing.
-    running.tell(EtcdEvent::Renewed { lease: LeaseId(99), asked: began + 5 * SECOND, held: true });
-    running.tell(EtcdEvent::Renewed { lease: LeaseId(99), asked: began + 5 * SECOND, held: false });
-    running.tell(EtcdEvent::Renewed { lease: LEASE, asked: began, held: true });
+    running.on_event(EtcdEvent::Renewed { lease: LeaseId(99), asked: began + 5 * SECOND, held: true });
+    running.on_event(EtcdEvent::Renewed { lease: LeaseId(99), asked: began + 5 * SECOND, held: false });
+    running.on_event(EtcdEvent::Renewed { lease: LEASE, asked: began, held: true });
     running.pass(11 * SECOND - Duration::from_millis(1));
     assert!(!running.fenced(), "its lease is from 1 s to 16 s");
     running.pass(Duration::from_millis(1));
@@ -134,16 +134,16 @@ fn members_without_a_leader_vouch_until_one_is_silent() {
     let asked = survey(running.node.take_requests()).expect("a renewal is late by 2 s");
     running.pass(SECOND);
     assert_eq!(survey(running.node.take_requests()), None, "one survey at a time");
-    running.tell(EtcdEvent::Surveyed { asked, leaderless: true });
+    running.on_event(EtcdEvent::Surveyed { asked, leaderless: true });
     running.pass(7 * SECOND);
     assert!(!running.fenced(), "vouched for from 7 s to 22 s");
     let asked = survey(running.node.take_requests()).unwrap();
-    running.tell(EtcdEvent::Surveyed { asked, leaderless: false });
+    running.on_event(EtcdEvent::Surveyed { asked, leaderless: false });
     running.now = began + 22 * SECOND;
     running.node.on_tick(running.now);
     assert!(running.fenced());
     // What is heard after the fence comes too late.
-    running.tell(EtcdEvent::Surveyed { asked: began + 16 * SECOND, leaderless: true });
+    running.on_event(EtcdEvent::Surveyed { asked: began + 16 * SECOND, leaderless: true });
     assert!(running.fenced());
 }
 
@@ -153,15 +153,15 @@ fn a_snapshot_that_is_older_than_the_watch_is_not_believed() {
     let interrupted = StateKey { revision: Revision(14), ..running.state.clone() };
     let wish = running.key.clone();
     let other = NodeKey { lease: LeaseId(50), created: Revision(13), modified: Revision(13), wish: b"?".to_vec() };
-    running.tell(EtcdEvent::Changed(Revision(13), vec![RunChange::Node(NodeId(2), Some(other))]));
-    running.tell(EtcdEvent::Changed(Revision(14), vec![RunChange::State(Some(interrupted))]));
-    running.tell(EtcdEvent::WatchEnded);
+    running.on_event(EtcdEvent::Changed(Revision(13), vec![RunChange::Node(NodeId(2), Some(other))]));
+    running.on_event(EtcdEvent::Changed(Revision(14), vec![RunChange::State(Some(interrupted))]));
+    running.on_event(EtcdEvent::WatchEnded);
     assert_eq!(running.node.take_requests(), []);
     running.pass(SECOND);
     assert_eq!(request(&mut running.node), EtcdRequest::Range);
     let nodes = [(NodeId(1), wish)].into();
     let old = Snapshot { revision: Revision(12), state: Some(running.state.clone()), nodes };
-    running.tell(EtcdEvent::Snapshot(old));
+    running.on_event(EtcdEvent::Snapshot(old));
     // The watch goes on from what was known.
     assert_eq!(running.node.take_requests(), [EtcdRequest::Watch { from: Revision(15) }]);
     assert!(running.node.take_notes().iter().any(|note| note.contains("not heard: it is not one of elastic_rs")));
@@ -170,7 +170,7 @@ fn a_snapshot_that_is_older_than_the_watch_is_not_believed() {
 #[test]
 fn a_deleted_state_is_heard_and_written_again() {
     let mut running = run();
-    running.tell(EtcdEvent::Changed(Revision(13), vec![RunChange::State(None)]));
+    running.on_event(EtcdEvent::Changed(Revision(13), vec![RunChange::State(None)]));
     let view = running.node.node().view().clone();
     assert_eq!((view.waiting, view.reason.as_str()), (1, "the rendezvous state is gone from the backend"));
     let now = running.now;
@@ -188,7 +188,7 @@ fn a_watch_that_is_refused_is_asked_for_ever_more_slowly() {
     let (mut delays, began) = (Vec::new(), running.now);
     for _ in 0..12 {
         let ended = running.now;
-        running.tell(EtcdEvent::WatchEnded);
+        running.on_event(EtcdEvent::WatchEnded);
         while !running.node.take_requests().contains(&EtcdRequest::Range) {
             running.now = running.node.next_deadline().unwrap().max(running.now);
             running.node.on_tick(running.now);
@@ -199,9 +199,9 @@ fn a_watch_that_is_refused_is_asked_for_ever_more_slowly() {
             state: Some(running.state.clone()),
             nodes: [(NodeId(1), running.key.clone())].into(),
         };
-        running.tell(EtcdEvent::Snapshot(snapshot));
+        running.on_event(EtcdEvent::Snapshot(snapshot));
         running.node.take_requests();
-        running.tell(EtcdEvent::Renewed { lease: LEASE, asked: running.now, held: true });
+        running.on_event(EtcdEvent::Renewed { lease: LEASE, asked: running.now, held: true });
     }
     assert!(delays[0] < Duration::from_millis(60), "{delays:?}");
     assert!(delays[11] >= SECOND && running.now - began < 30 * SECOND, "{delays:?}");
@@ -210,13 +210,13 @@ fn a_watch_that_is_refused_is_asked_for_ever_more_slowly() {
 #[test]
 fn a_lease_that_has_ended_is_replaced_together_with_the_state() {
     let mut running = run();
-    running.tell(EtcdEvent::Renewed { lease: LEASE, asked: running.now, held: false });
+    running.on_event(EtcdEvent::Renewed { lease: LEASE, asked: running.now, held: false });
     let EtcdRequest::Grant { of: LeaseOf::Node, asked, .. } = request(&mut running.node) else { panic!() };
     let lease = LeaseId(70);
-    running.tell(EtcdEvent::Granted { of: LeaseOf::Node, lease, asked });
+    running.on_event(EtcdEvent::Granted { of: LeaseOf::Node, lease, asked });
     assert_eq!(request(&mut running.node), EtcdRequest::Range);
     let snapshot = Snapshot { revision: Revision(13), state: Some(running.state.clone()), nodes: [].into() };
-    running.tell(EtcdEvent::Snapshot(snapshot));
+    running.on_event(EtcdEvent::Snapshot(snapshot));
     // Had it put the key alone, a node that saw it gone might form a world without this one afterwards.
     let EtcdRequest::Txn { expect: Revision(12), own: Some((own, _)), run_lease: RUN_LEASE, .. } =
         request(&mut running.node)
@@ -233,7 +233,7 @@ fn a_node_that_leaves_ends_its_lease() {
     running.node.node_mut().ask(|node| node.leave("done".into(), None), now);
     running.pass(Duration::ZERO);
     let EtcdRequest::Txn { .. } = request(&mut running.node) else { panic!() };
-    running.tell(EtcdEvent::Written(Revision(13)));
+    running.on_event(EtcdEvent::Written(Revision(13)));
     assert_eq!(running.node.take_requests(), [EtcdRequest::Revoke { lease: LEASE }]);
     assert!(running.node.has_left());
 }
@@ -245,7 +245,7 @@ fn what_etcd_will_never_serve_ends_a_new_node_and_no_member() {
     node.on_event(EtcdEvent::Broken("h:2379: wrong password for `trainer`".into()), now);
     assert!(node.node().view().failed.as_ref().unwrap().to_string().contains("wrong password"));
     let mut running = run();
-    running.tell(EtcdEvent::Broken("h:2379: wrong password for `trainer`".into()));
+    running.on_event(EtcdEvent::Broken("h:2379: wrong password for `trainer`".into()));
     assert_eq!(running.node.node().view().failed, None);
 }
 

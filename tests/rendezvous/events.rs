@@ -4,12 +4,12 @@ use std::time::Duration;
 
 use crate::bench::{Bench, failure, hello, join};
 use elastic_rs::events::journal::{id, origin};
-use elastic_rs::events::record::{Ending, FirstStep, Kind, LONGEST_US, Loss, Number, Phase, Record, Told, Why};
+use elastic_rs::events::record::{Ending, FirstStep, Kind, LONGEST_US, Loss, Number, Phase, Record, Replayed, Why};
 use elastic_rs::rendezvous::messages::message::{
-    CoordinatorMessage, Generation, Hello, LARGEST_STEP, NodeId, NodeMessage, Placed, Recalled, Recollection, Round,
-    Stepped,
+    CoordinatorMessage, Generation, Hello, LARGEST_STEP, NodeId, NodeMessage, Placed, Progress, Replay, ReplayedEvent,
+    Round,
 };
-use elastic_rs::rendezvous::messages::recall::What;
+use elastic_rs::rendezvous::messages::replay::What;
 use elastic_rs::rendezvous::messages::settings::Settings;
 use elastic_rs::rendezvous::run::SessionId;
 
@@ -38,7 +38,7 @@ fn settings() -> Settings {
 fn events_are_numbered_without_gaps_from_the_opening_to_the_end() {
     let mut bench = Bench::formed(2, &settings());
     for node in [1, 2] {
-        bench.say(node, NodeMessage::Done { round: Round(1) });
+        bench.send(node, NodeMessage::Done { round: Round(1) });
     }
     let kinds: Vec<_> = bench.records.iter().map(|record| record.kind.clone()).collect();
     let joined = |node: u8| Kind::NodeJoined { address: format!("10.0.0.{node}"), workers: Some(2), new: true };
@@ -65,10 +65,10 @@ fn events_are_numbered_without_gaps_from_the_opening_to_the_end() {
 #[test]
 fn a_workers_failure_is_the_root_of_what_follows() {
     let mut bench = Bench::formed(2, &settings());
-    bench.say(1, NodeMessage::Failed { round: Round(1), failure: failure() });
-    bench.say(2, NodeMessage::Failed { round: Round(1), failure: failure() });
-    bench.say(1, join(1));
-    bench.say(2, join(1));
+    bench.send(1, NodeMessage::Failed { round: Round(1), failure: failure() });
+    bench.send(2, NodeMessage::Failed { round: Round(1), failure: failure() });
+    bench.send(1, join(1));
+    bench.send(2, join(1));
 
     let broken = only(&bench, is_broken);
     assert_eq!((&broken.kind, broken.restart), (&Kind::RoundBroken { why: Why::WorkerFailed }, 1));
@@ -83,7 +83,7 @@ fn a_workers_failure_is_the_root_of_what_follows() {
     assert_eq!(cause(&bench, again).number, broken.number);
 
     // The budget is used up by the next one, which ends the job.
-    bench.say(1, NodeMessage::Failed { round: Round(2), failure: failure() });
+    bench.send(1, NodeMessage::Failed { round: Round(2), failure: failure() });
     let closed = only(&bench, |kind| matches!(kind, Kind::RunClosed { .. }));
     assert_eq!(closed.kind, Kind::RunClosed { verdict: Ending::Failed });
     assert!(matches!(&cause(&bench, closed).kind, Kind::WorkerExited(exit) if exit.first));
@@ -107,7 +107,7 @@ fn lost_and_leaving_nodes_are_roots() {
     assert_eq!(lost.node.as_deref(), Some("host:2"));
 
     let mut bench = Bench::formed(2, &settings());
-    bench.say(2, NodeMessage::Leave { reason: "got SIGTERM".into(), signal: Some(15) });
+    bench.send(2, NodeMessage::Leave { reason: "got SIGTERM".into(), signal: Some(15) });
     let broken = only(&bench, is_broken);
     assert_eq!(broken.kind, Kind::RoundBroken { why: Why::NodeLeft });
     assert_eq!(cause(&bench, broken).kind, Kind::NodeLeft { signal: Some(15) });
@@ -126,7 +126,7 @@ fn nodes_that_wait_break_a_round() {
     let settings = Settings { last_call_timeout: Duration::ZERO, ..Settings::new(2, 3) };
     let mut bench = Bench::formed(2, &settings);
     bench.greet(3, hello(3, &settings), 3);
-    bench.say(3, join(0));
+    bench.send(3, join(0));
     let broken = only(&bench, is_broken);
     assert_eq!(broken.kind, Kind::RoundBroken { why: Why::NodesWait });
     assert_eq!(cause(&bench, broken).node.as_deref(), Some("host:3"));
@@ -138,25 +138,25 @@ fn nodes_that_wait_break_a_round() {
 fn a_nodes_first_step_of_a_round_is_recorded_once_and_without_the_import() {
     let mut bench = Bench::formed(2, &settings());
     let import = Phase { import_us: Some(3_000), ..Phase::default() };
-    bench.say(1, NodeMessage::Took { round: Round(1), phase: import });
-    let stepped = |round, step| {
-        let first = Stepped { after_us: 5_000, step: Some(step), before: Some(u64::MAX), step_time_us: Some(7) };
-        NodeMessage::Stepped { round: Round(round), first }
+    bench.send(1, NodeMessage::PhaseDurations { round: Round(1), phase: import });
+    let first_step = |round, step| {
+        let first = Progress { after_us: 5_000, step: Some(step), before: Some(u64::MAX), step_time_us: Some(7) };
+        NodeMessage::Progress { round: Round(round), first }
     };
     for (round, step) in [(0, 1), (2, 2), (1, 901), (1, 902)] {
-        bench.say(2, stepped(round, step));
+        bench.send(2, first_step(round, step));
     }
-    let told = only(&bench, |kind| matches!(kind, Kind::FirstStep(_)));
+    let replayed = only(&bench, |kind| matches!(kind, Kind::FirstStep(_)));
     let step_before = Some(LARGEST_STEP);
     let first = FirstStep { first_step_us: 2_000, step: Some(901), step_before, step_time_us: Some(7) };
-    assert_eq!((&told.kind, told.node.as_deref()), (&Kind::FirstStep(first), Some("host:2")));
-    assert!(matches!(cause(&bench, told).kind, Kind::RoundCompleted { .. }));
+    assert_eq!((&replayed.kind, replayed.node.as_deref()), (&Kind::FirstStep(first), Some("host:2")));
+    assert!(matches!(cause(&bench, replayed).kind, Kind::RoundCompleted { .. }));
 
-    bench.say(1, NodeMessage::Failed { round: Round(1), failure: failure() });
+    bench.send(1, NodeMessage::Failed { round: Round(1), failure: failure() });
     for node in [1, 2] {
-        bench.say(node, join(1));
+        bench.send(node, join(1));
     }
-    bench.say(2, stepped(2, 900));
+    bench.send(2, first_step(2, 900));
     let again = bench.records.last().unwrap();
     assert!(
         matches!(again.kind, Kind::FirstStep(FirstStep { first_step_us: 5_000, step: Some(900), .. })),
@@ -170,31 +170,31 @@ fn whoever_watches_learns_how_far_the_training_is() {
     let settings = settings();
     let mut bench = Bench::new();
     for node in [1, 2] {
-        bench.greet(node, Hello { tells_steps: true, ..hello(node, &settings) }, node as u8);
-        bench.say(node, join(0));
+        bench.greet(node, Hello { reports_steps: true, ..hello(node, &settings) }, node as u8);
+        bench.send(node, join(0));
     }
     let asked = |bench: &mut Bench| {
         bench.machine.on_watched(None, bench.now);
         bench.take();
-        bench.said.iter().filter(|(_, message)| matches!(message, CoordinatorMessage::TellStep { .. })).count()
+        bench.sent.iter().filter(|(_, message)| matches!(message, CoordinatorMessage::ReportStep { .. })).count()
     };
-    assert_eq!((asked(&mut bench), bench.last(1)), (1, &CoordinatorMessage::TellStep { round: Round(1) }));
+    assert_eq!((asked(&mut bench), bench.last(1)), (1, &CoordinatorMessage::ReportStep { round: Round(1) }));
     assert!(bench.run().awaits_step());
     assert_eq!(asked(&mut bench), 1, "not again so soon");
-    let tell = |round, step| NodeMessage::Step { round: Round(round), step, step_time_us: Some(7) };
-    bench.say(1, tell(2, Some(9)));
+    let step_message = |round, step| NodeMessage::Step { round: Round(round), step, step_time_us: Some(7) };
+    bench.send(1, step_message(2, Some(9)));
     assert!(bench.run().awaits_step(), "of another round");
     bench.pass(Duration::from_millis(1));
-    bench.say(1, tell(1, Some(u64::MAX)));
+    bench.send(1, step_message(1, Some(u64::MAX)));
     let state = bench.run().state(bench.now);
     assert_eq!((state.step, state.step_time_us), (Some(LARGEST_STEP), Some(7)));
     assert!(!bench.run().awaits_step());
     bench.pass(Duration::from_secs(3));
     assert_eq!(asked(&mut bench), 2);
     // The next round has made no step yet.
-    bench.say(1, NodeMessage::Failed { round: Round(1), failure: failure() });
+    bench.send(1, NodeMessage::Failed { round: Round(1), failure: failure() });
     for node in [1, 2] {
-        bench.say(node, join(1));
+        bench.send(node, join(1));
     }
     assert_eq!(bench.run().state(bench.now).step, None);
     assert_eq!(asked(&mut bench), 3);
@@ -206,44 +206,44 @@ fn whoever_goes_on_watching_learns_which_nodes_are_behind() {
     let settings = Settings::new(3, 3);
     let mut bench = Bench::new();
     for node in [1, 2, 3] {
-        bench.greet(node, Hello { tells_steps: node != 3, ..hello(node, &settings) }, node as u8);
-        bench.say(node, join(0));
+        bench.greet(node, Hello { reports_steps: node != 3, ..hello(node, &settings) }, node as u8);
+        bench.send(node, join(0));
     }
     let watch = |bench: &mut Bench, after_ms| {
         bench.pass(Duration::from_millis(after_ms));
-        let before = bench.said.len();
+        let before = bench.sent.len();
         bench.machine.on_watched(None, bench.now);
         bench.take();
-        bench.said[before..].iter().map(|(node, _)| *node).collect::<Vec<_>>()
+        bench.sent[before..].iter().map(|(node, _)| *node).collect::<Vec<_>>()
     };
-    let tell = |step, us| NodeMessage::Step { round: Round(1), step, step_time_us: Some(us) };
+    let step_message = |step, us| NodeMessage::Step { round: Round(1), step, step_time_us: Some(us) };
     let behind = |bench: &Bench| bench.run().state(bench.now).behind;
     let looks = watch(&mut bench, 0);
     assert_eq!((looks.len(), watch(&mut bench, 3000)), (1, looks.clone()), "two looks are no watching");
-    bench.say(1, tell(Some(100), 7));
+    bench.send(1, step_message(Some(100), 7));
     let all = watch(&mut bench, 1000);
     assert_eq!((all.len(), all.contains(&looks[0])), (2, true), "node 3 tells no steps");
-    bench.say(1, tell(Some(103), 7));
-    bench.say(2, tell(Some(101), 9));
+    bench.send(1, step_message(Some(103), 7));
+    bench.send(2, step_message(Some(101), 9));
     assert_eq!(behind(&bench), [], "100 was the goal");
     let state = bench.run().state(bench.now);
     assert_eq!((state.step, state.step_time_us), (Some(103), Some(7)), "of rank 0's node");
     assert_eq!(watch(&mut bench, 600), looks, "all are asked once a second");
-    bench.say(1, tell(Some(104), 7));
+    bench.send(1, step_message(Some(104), 7));
     assert_eq!(watch(&mut bench, 600).len(), 2);
-    bench.say(1, tell(Some(106), 7));
-    bench.say(2, tell(Some(101), 9));
+    bench.send(1, step_message(Some(106), 7));
+    bench.send(2, step_message(Some(101), 9));
     assert_eq!(behind(&bench), [("host:2".to_owned(), 3)]);
     assert_eq!(watch(&mut bench, 1000).len(), 2);
-    bench.say(2, tell(None, 9));
+    bench.send(2, step_message(None, 9));
     assert_eq!(behind(&bench), [], "a node without numbers is not known to be behind");
     assert_eq!(watch(&mut bench, 1000).len(), 2);
-    bench.say(2, tell(Some(5), 9));
+    bench.send(2, step_message(Some(5), 9));
     assert_eq!(behind(&bench), [("host:2".to_owned(), 101)]);
     // The next world has made no step yet.
-    bench.say(1, NodeMessage::Failed { round: Round(1), failure: failure() });
+    bench.send(1, NodeMessage::Failed { round: Round(1), failure: failure() });
     for node in [1, 2, 3] {
-        bench.say(node, join(1));
+        bench.send(node, join(1));
     }
     assert_eq!(behind(&bench), []);
 }
@@ -266,8 +266,8 @@ fn restarted() -> Bench {
 }
 
 /// What this member tells.
-fn recalled(member: u8, numbers: std::ops::RangeInclusive<u64>) -> NodeMessage {
-    let event = |number| Recollection {
+fn replay(member: u8, numbers: std::ops::RangeInclusive<u64>) -> NodeMessage {
+    let event = |number| ReplayedEvent {
         number,
         cause: None,
         round: number,
@@ -277,14 +277,14 @@ fn recalled(member: u8, numbers: std::ops::RangeInclusive<u64>) -> NodeMessage {
         text: Some("gone\u{1b}[2J".into()),
         what: What::Broken { in_place: false },
     };
-    NodeMessage::Recalled(Box::new(Recalled { origin: origin(member.into()), events: numbers.map(event).collect() }))
+    NodeMessage::Replay(Box::new(Replay { origin: origin(member.into()), events: numbers.map(event).collect() }))
 }
 
-fn told(bench: &Bench) -> Vec<&Told> {
+fn replayed(bench: &Bench) -> Vec<&Replayed> {
     let mut found = Vec::new();
     for record in &bench.records {
-        if let Kind::Told(told) = &record.kind {
-            found.push(&**told);
+        if let Kind::Replayed(replayed) = &record.kind {
+            found.push(&**replayed);
         }
     }
     found
@@ -293,10 +293,10 @@ fn told(bench: &Bench) -> Vec<&Told> {
 #[test]
 fn what_a_member_recalls_is_taken_once_and_about_itself() {
     let mut bench = restarted();
-    bench.say(1, recalled(1, 1..=3));
-    bench.say(1, recalled(1, 4..=6)); // it was asked once
-    let seen = told(&bench);
-    assert_eq!(seen.iter().map(|told| told.order).collect::<Vec<_>>(), [1, 2, 3]);
+    bench.send(1, replay(1, 1..=3));
+    bench.send(1, replay(1, 4..=6)); // it was asked once
+    let seen = replayed(&bench);
+    assert_eq!(seen.iter().map(|replayed| replayed.order).collect::<Vec<_>>(), [1, 2, 3]);
     assert_eq!((seen[0].id.as_str(), seen[0].node.as_deref()), (id(&origin(1), Number(1)).as_str(), Some("host:1")));
     assert_eq!((seen[0].text.as_deref(), seen[0].ago_us), (Some("gone [2J"), 7));
     // What it told before, and what others know, is not kept again.
@@ -312,22 +312,22 @@ fn what_a_member_recalls_is_taken_once_and_about_itself() {
         began_with: Generation::default(),
     };
     bench.greet(3, Hello { placed: Some(placed), ..again }, 1);
-    bench.say(3, recalled(1, 2..=5));
-    assert_eq!(told(&bench).iter().map(|told| told.order).collect::<Vec<_>>(), [1, 2, 3, 4, 5]);
+    bench.send(3, replay(1, 2..=5));
+    assert_eq!(replayed(&bench).iter().map(|replayed| replayed.order).collect::<Vec<_>>(), [1, 2, 3, 4, 5]);
 }
 
 #[test]
 fn only_members_that_a_restarted_coordinator_asks_are_heard() {
     let mut bench = Bench::formed(2, &settings());
-    bench.say(1, recalled(1, 1..=3));
-    assert!(told(&bench).is_empty(), "this coordinator has formed the world");
+    bench.send(1, replay(1, 1..=3));
+    assert!(replayed(&bench).is_empty(), "this coordinator has formed the world");
     let mut bench = restarted();
     bench.greet(2, hello(2, &settings()), 2);
-    bench.say(2, recalled(2, 1..=3));
-    assert!(told(&bench).is_empty(), "a newcomer has nothing to tell");
-    bench.say(1, NodeMessage::Recalled(Box::new(Recalled { origin: "c0-1".into(), events: Vec::new() })));
-    bench.say(1, recalled(1, 1..=3));
-    assert!(told(&bench).is_empty(), "its one answer was none");
+    bench.send(2, replay(2, 1..=3));
+    assert!(replayed(&bench).is_empty(), "a newcomer has nothing to tell");
+    bench.send(1, NodeMessage::Replay(Box::new(Replay { origin: "c0-1".into(), events: Vec::new() })));
+    bench.send(1, replay(1, 1..=3));
+    assert!(replayed(&bench).is_empty(), "its one answer was none");
 }
 
 #[test]
@@ -344,23 +344,23 @@ fn no_member_tells_events_in_the_name_of_another() {
         began_with: Generation::default(),
     };
     bench.greet(2, Hello { placed: Some(placed), ..hello(2, &settings()) }, 2);
-    bench.say(2, recalled(1, 1..=60)); // it would keep those of the first member out
-    assert!(told(&bench).is_empty());
-    bench.say(1, recalled(1, 1..=3));
-    assert_eq!(told(&bench).len(), 3);
+    bench.send(2, replay(1, 1..=60)); // it would keep those of the first member out
+    assert!(replayed(&bench).is_empty());
+    bench.send(1, replay(1, 1..=3));
+    assert_eq!(replayed(&bench).len(), 3);
     // Another id has the same origin.
     let double = NodeId(1_u128.rotate_left(96));
     assert_eq!(origin(double.0), origin(1));
     bench.greet(3, Hello { node: double, placed: Some(placed), name: "host:3".into(), ..hello(3, &settings()) }, 3);
-    bench.say(3, recalled(1, 4..=6));
-    assert_eq!(told(&bench).len(), 3);
+    bench.send(3, replay(1, 4..=6));
+    assert_eq!(replayed(&bench).len(), 3);
 }
 
 #[test]
 fn times_that_nobody_can_have_measured_are_not_believed() {
     let mut bench = Bench::formed(2, &settings());
     let phase = Phase { detect_us: Some(u64::MAX), start_us: Some(3), ..Phase::default() };
-    bench.say(2, NodeMessage::Took { round: Round(1), phase });
+    bench.send(2, NodeMessage::PhaseDurations { round: Round(1), phase });
     let kept = only(&bench, |kind| matches!(kind, Kind::Phase(_)));
     let phase = Phase { detect_us: Some(LONGEST_US), ..phase };
     assert_eq!(kept.kind, Kind::Phase(phase));
@@ -372,7 +372,7 @@ fn what_all_members_recall_is_bounded() {
     let mut bench = restarted();
     for turn in 0..60_u64 {
         let session = if turn == 0 { 1 } else { turn + 9 };
-        bench.say(session, recalled(1, turn * 64 + 1..=turn * 64 + 64));
+        bench.send(session, replay(1, turn * 64 + 1..=turn * 64 + 64));
         let placed = Placed {
             round: Round(4),
             rank: 0,
@@ -385,7 +385,7 @@ fn what_all_members_recall_is_bounded() {
         };
         bench.greet(turn + 10, Hello { placed: Some(placed), ..hello(1, &settings()) }, 1);
     }
-    assert_eq!(told(&bench).len(), 1024);
+    assert_eq!(replayed(&bench).len(), 1024);
 }
 
 /// A node may tell it as often as it likes.
@@ -393,20 +393,20 @@ fn what_all_members_recall_is_bounded() {
 fn a_nodes_phases_are_kept_twice_for_each_round() {
     let mut bench = Bench::formed(2, &settings());
     let phase = Phase { rendezvous_us: Some(7), start_us: Some(8), ..Phase::default() };
-    let took = |round| NodeMessage::Took { round: Round(round), phase };
+    let durations = |round| NodeMessage::PhaseDurations { round: Round(round), phase };
     for round in [1, 1, 1, 1, 0, 2] {
-        bench.say(2, took(round));
+        bench.send(2, durations(round));
     }
     let kept: Vec<_> = bench.records.iter().filter(|record| matches!(record.kind, Kind::Phase(_))).collect();
     assert_eq!(kept.len(), 2, "when its workers were started, and when all workers are there");
     assert_eq!((&kept[0].kind, kept[0].node.as_deref()), (&Kind::Phase(phase), Some("host:2")));
     assert!(matches!(cause(&bench, kept[0]).kind, Kind::RoundCompleted { .. }));
-    bench.say(1, NodeMessage::Failed { round: Round(1), failure: failure() });
+    bench.send(1, NodeMessage::Failed { round: Round(1), failure: failure() });
     for node in [1, 2] {
-        bench.say(node, join(1));
+        bench.send(node, join(1));
     }
     for node in [1, 2] {
-        bench.say(node, took(2));
+        bench.send(node, durations(2));
     }
     let phases = bench.records.iter().filter(|record| matches!(record.kind, Kind::Phase(_)));
     assert_eq!(phases.count(), 4);

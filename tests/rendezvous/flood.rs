@@ -32,13 +32,13 @@ enum Kind {
 }
 
 /// A thread that opens connections from one address as fast as it can, until this is dropped.
-struct Stranger {
+struct Flood {
     stop: Arc<AtomicBool>,
     opened: Arc<AtomicUsize>,
     thread: Option<thread::JoinHandle<()>>,
 }
 
-impl Stranger {
+impl Flood {
     fn start(port: u16, kind: Kind, hello: Vec<u8>) -> Self {
         let (stop, opened) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
         let (stopped, count) = (Arc::clone(&stop), Arc::clone(&opened));
@@ -62,17 +62,17 @@ impl Stranger {
                 held[number % HELD] = Some(socket).filter(|_| !matches!(kind, Kind::HelloAndClose));
             }
         });
-        let stranger = Self { stop, opened, thread: Some(thread) };
+        let flood = Self { stop, opened, thread: Some(thread) };
         let until = Instant::now() + PATIENCE;
-        while stranger.opened.load(Relaxed) < HELD {
+        while flood.opened.load(Relaxed) < HELD {
             assert!(Instant::now() < until, "{kind:?}");
             thread::sleep(Duration::from_millis(1));
         }
-        stranger
+        flood
     }
 }
 
-impl Drop for Stranger {
+impl Drop for Flood {
     fn drop(&mut self) {
         self.stop.store(true, Relaxed);
         let _ = self.thread.take().map(thread::JoinHandle::join);
@@ -101,7 +101,7 @@ fn an_address_that_never_proves_anything_keeps_nobody_out() {
     for kind in [Kind::Nothing, Kind::Hello, Kind::HelloAndClose] {
         let (host, _runtime) = host(Some(protection()));
         let port = host.port();
-        let stranger = Stranger::start(port, kind, hello.clone());
+        let flood = Flood::start(port, kind, hello.clone());
         let failed: Vec<String> = runtime.block_on(async {
             let mut nodes = JoinSet::new();
             for number in 0..NODES {
@@ -120,7 +120,7 @@ fn an_address_that_never_proves_anything_keeps_nobody_out() {
         assert!(failed.len() <= 2, "{kind:?}: {} of {NODES} did not get in: {:?}", failed.len(), failed.first());
         let refused = host.refusals().unwrap().total();
         assert!(matches!(kind, Kind::Nothing) || refused > 0, "{kind:?}: nobody was refused");
-        drop(stranger);
+        drop(flood);
     }
 }
 
@@ -139,7 +139,7 @@ fn cpu_of(name: &str) -> u64 {
 fn whoever_asks_a_protected_coordinator_for_its_health_does_not_take_its_thread() {
     let (host, _runtime) = host(Some(protection()));
     let thread = format!("host-{}", host.port());
-    let before = (cpu_of(&thread), cpu_of("door-"));
+    let before = (cpu_of(&thread), cpu_of("handshake-"));
     for number in 0..3000 {
         let mut stream = std::net::TcpStream::connect(("127.0.0.1", host.port())).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -148,8 +148,11 @@ fn whoever_asks_a_protected_coordinator_for_its_health_does_not_take_its_thread(
         stream.read_to_string(&mut answer).unwrap();
         assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{number}: {answer}");
     }
-    let (coordinators, doors) = (cpu_of(&thread) - before.0, cpu_of("door-") - before.1);
-    assert!(coordinators * 5 < doors, "{coordinators} ns of the coordinator's thread, and {doors} of the others");
+    let (coordinators, handshakes) = (cpu_of(&thread) - before.0, cpu_of("handshake-") - before.1);
+    assert!(
+        coordinators * 5 < handshakes,
+        "{coordinators} ns of the coordinator's thread, and {handshakes} of the others"
+    );
 }
 
 /// What a flood has taken is given back, and the address is named once.
@@ -163,7 +166,7 @@ fn nothing_is_left_of_a_flood() {
     let stream = runtime.block_on(TcpStream::connect(("127.0.0.1", host.port()))).unwrap();
     drop(runtime.block_on(async { Halves::begin(stream, "127.0.0.1", Some((&protection(), "job"))).await }).unwrap());
     let before = (open(), threads());
-    drop(Stranger::start(host.port(), Kind::Hello, hello));
+    drop(Flood::start(host.port(), Kind::Hello, hello));
     let until = Instant::now() + PATIENCE;
     while open() > before.0 || threads() > before.1 {
         assert!(Instant::now() < until, "{before:?}: {} descriptors, {} threads", open(), threads());

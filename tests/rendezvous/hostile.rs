@@ -37,12 +37,12 @@ async fn join_both(one: &Session, other: &Session) -> [Placement; 2] {
 }
 
 /// Send these messages, wait for the first answer, and close the connection.
-async fn attack(port: u16, hello: Hello, said: &[NodeMessage]) -> CoordinatorMessage {
+async fn attack(port: u16, hello: Hello, sent: &[NodeMessage]) -> CoordinatorMessage {
     let mut stream = TcpStream::connect(("127.0.0.1", port)).await.unwrap();
     let mut bytes = BytesMut::new();
     encode_preamble(&mut bytes);
     encode_frame(&NodeMessage::Hello(Box::new(hello)), &mut bytes);
-    said.iter().for_each(|message| encode_frame(message, &mut bytes));
+    sent.iter().for_each(|message| encode_frame(message, &mut bytes));
     stream.write_all(&bytes).await.unwrap();
     let mut answer = BytesMut::new();
     loop {
@@ -53,7 +53,7 @@ async fn attack(port: u16, hello: Hello, said: &[NodeMessage]) -> CoordinatorMes
     }
 }
 
-fn stranger(number: u128, settings: Settings) -> Hello {
+fn unknown_node(number: u128, settings: Settings) -> Hello {
     Hello { process: number as u64, ..Hello::new("job", NodeId(number), "stranger:1", settings) }
 }
 
@@ -72,14 +72,14 @@ fn strangers_before_a_job_do_not_hang_it() {
     };
     let years = Settings { reconnect_grace: Duration::from_secs(300_000_000), ..Settings::new(2, 2) };
     runtime.block_on(async {
-        let answer = attack(host.port(), stranger(66, years), &[join()]).await;
+        let answer = attack(host.port(), unknown_node(66, years), &[join()]).await;
         assert!(matches!(answer, CoordinatorMessage::Rejected { .. }), "{answer:?}");
         for (number, settings) in [(67, longest.clone()), (68, Settings { max_nodes: 9, ..longest.clone() })] {
-            let answer = attack(host.port(), stranger(number, settings), &[join()]).await;
+            let answer = attack(host.port(), unknown_node(number, settings), &[join()]).await;
             assert!(matches!(answer, CoordinatorMessage::Welcome { .. }), "{answer:?}");
         }
-        let places = join_both(&honest(host.port(), 1), &honest(host.port(), 2)).await;
-        assert!(places.iter().all(|place| (place.world_size, place.round) == (2, Round(1))));
+        let placements = join_both(&honest(host.port(), 1), &honest(host.port(), 2)).await;
+        assert!(placements.iter().all(|placement| (placement.world_size, placement.round) == (2, Round(1))));
     });
 }
 
@@ -104,7 +104,7 @@ fn strangers_beside_a_running_job_change_nothing_but_the_next_rounds_number() {
                 host: None,
                 began_with: Generation::default(),
             };
-            let hello = Hello { placed: Some(placed), ..stranger(66 + u128::from(number), Settings::new(2, 2)) };
+            let hello = Hello { placed: Some(placed), ..unknown_node(66 + u128::from(number), Settings::new(2, 2)) };
             let answer = attack(host.port(), hello, &[]).await;
             assert_eq!(matches!(answer, CoordinatorMessage::Rejected { .. }), round > most, "{answer:?}");
             next = if round == most { most + 1 } else { next };
@@ -113,8 +113,11 @@ fn strangers_beside_a_running_job_change_nothing_but_the_next_rounds_number() {
             let view = session.view();
             assert_eq!((view.waiting, view.restart, view.failed), (0, 0, None));
         }
-        let places = join_both(&sessions[0], &sessions[1]).await;
-        assert!(places.iter().all(|place| (place.round, place.restart) == (Round(next), 0)), "{places:?}");
+        let placements = join_both(&sessions[0], &sessions[1]).await;
+        assert!(
+            placements.iter().all(|placement| (placement.round, placement.restart) == (Round(next), 0)),
+            "{placements:?}"
+        );
     });
 }
 
@@ -147,28 +150,28 @@ fn a_node_believes_no_place_with_impossible_numbers() {
             let listening = async {
                 let (mut stream, _) = listener.accept().await.unwrap();
                 let mut bytes = BytesMut::new();
-                let place = place(rank, world_size, workers);
+                let placement = placement(rank, world_size, workers);
                 let addr = "127.0.0.1".to_owned();
                 encode_frame(
-                    &CoordinatorMessage::Welcome { addr, hosted: false, running: None, recalls: false },
+                    &CoordinatorMessage::Welcome { addr, hosted: false, running: None, wants_replay: false },
                     &mut bytes,
                 );
                 stream.write_all(&bytes.split()).await.unwrap();
-                let mut said = BytesMut::new();
-                while !decode_preamble(&mut said).unwrap() {
-                    stream.read_buf(&mut said).await.unwrap();
+                let mut sent = BytesMut::new();
+                while !decode_preamble(&mut sent).unwrap() {
+                    stream.read_buf(&mut sent).await.unwrap();
                 }
                 loop {
-                    match decode_frame::<NodeMessage>(&mut said).unwrap() {
+                    match decode_frame::<NodeMessage>(&mut sent).unwrap() {
                         Some(NodeMessage::Join(_)) => break,
                         Some(_) => {}
-                        None => _ = stream.read_buf(&mut said).await.unwrap(),
+                        None => _ = stream.read_buf(&mut sent).await.unwrap(),
                     }
                 }
-                encode_frame(&CoordinatorMessage::Complete(place), &mut bytes);
+                encode_frame(&CoordinatorMessage::Complete(placement), &mut bytes);
                 stream.write_all(&bytes).await.unwrap();
                 // Until the node closes the connection.
-                while stream.read_buf(&mut said).await.is_ok_and(|count| count > 0) {}
+                while stream.read_buf(&mut sent).await.is_ok_and(|count| count > 0) {}
             };
             let workers = Some(JoinWorkers::new("role", 4));
             let (joined, ()) = tokio::join!(session.join(1, None, workers, PATIENCE), listening);
@@ -178,7 +181,7 @@ fn a_node_believes_no_place_with_impossible_numbers() {
     });
 }
 
-fn place(rank: u32, world_size: u32, workers: Option<WorkerRanks>) -> Placement {
+fn placement(rank: u32, world_size: u32, workers: Option<WorkerRanks>) -> Placement {
     Placement {
         round: Round(1),
         rank,

@@ -6,7 +6,7 @@ use crate::bench::{Bench, failure, hello, join};
 use crate::session::{Coordinator, PATIENCE, until_view};
 use elastic_rs::hosts::Cooldown;
 use elastic_rs::rendezvous::messages::message::{
-    CoordinatorMessage, Failure, Hello, JoinWorkers, LIVES, NodeId, NodeMessage, Round, Waits,
+    CoordinatorMessage, Failure, Hello, JoinWorkers, NodeId, NodeMessage, Round, STILL_ALIVE, Waits,
 };
 use elastic_rs::rendezvous::messages::settings::Rules;
 use elastic_rs::rendezvous::messages::settings::Settings;
@@ -30,7 +30,7 @@ fn job(count: u64, settings: &Settings) -> Bench {
     for node in 1..=count {
         bench.greet(node, hello(node, settings), node as u8);
     }
-    (1..=count).for_each(|node| bench.say(node, join(0)));
+    (1..=count).for_each(|node| bench.send(node, join(0)));
     assert_eq!(bench.run().round(), Round(1));
     bench
 }
@@ -39,15 +39,16 @@ fn job(count: u64, settings: &Settings) -> Bench {
 fn fail(bench: &mut Bench, node: u64, rank: u32) {
     let round = bench.run().round();
     let failure = Box::new(Failure { global_rank: rank, ..*failure() });
-    bench.say(node, NodeMessage::Failed { round, failure });
+    bench.send(node, NodeMessage::Failed { round, failure });
 }
 
 #[test]
 fn a_worker_that_leaves_its_world_on_purpose_counts_against_no_host() {
     let mut bench = job(2, &settings(1, 2, 1, None));
     for round in 1..=3 {
-        let failure = Failure { counts: false, exit: "HorovodInternalError".into(), returncode: LIVES, ..*failure() };
-        bench.say(1, NodeMessage::Failed { round: Round(round), failure: Box::new(failure) });
+        let failure =
+            Failure { counts: false, exit: "HorovodInternalError".into(), returncode: STILL_ALIVE, ..*failure() };
+        bench.send(1, NodeMessage::Failed { round: Round(round), failure: Box::new(failure) });
         rejoin(&mut bench, 1..=2);
         assert_eq!((bench.run().round(), bench.run().restart()), (Round(round + 1), 0));
     }
@@ -56,7 +57,7 @@ fn a_worker_that_leaves_its_world_on_purpose_counts_against_no_host() {
 /// These nodes join again.
 fn rejoin(bench: &mut Bench, nodes: impl IntoIterator<Item = u64>) {
     let round = bench.run().round().0;
-    nodes.into_iter().for_each(|node| bench.say(node, join(round)));
+    nodes.into_iter().for_each(|node| bench.send(node, join(round)));
     bench.pass(Duration::ZERO);
 }
 
@@ -67,16 +68,16 @@ fn wait_text(bench: &Bench, session: u64) -> &str {
     }
 }
 
-/// The hosts that are out, and for how long. Whoever watches was told the same.
+/// The hosts that are out, and for how long. Observers got the same.
 fn excluded(bench: &Bench) -> String {
     let holds = |host: &&Exclusion| host.out.until.is_none_or(|until| bench.now < until);
-    let told: Vec<_> = bench.excluded.iter().filter(holds).cloned().collect();
-    assert_eq!(told, bench.run().exclusions(bench.now));
-    let words = |host: &Exclusion| match host.out.until {
+    let reported: Vec<_> = bench.excluded.iter().filter(holds).cloned().collect();
+    assert_eq!(reported, bench.run().exclusions(bench.now));
+    let text = |host: &Exclusion| match host.out.until {
         None => host.addr.clone(),
         Some(until) => format!("{} for {:?}", host.addr, until - bench.now),
     };
-    told.iter().map(words).collect::<Vec<_>>().join(", ")
+    reported.iter().map(text).collect::<Vec<_>>().join(", ")
 }
 
 #[test]
@@ -88,14 +89,14 @@ fn a_host_with_too_many_first_failures_is_out_for_the_job() {
     assert!(bench.is_placed(2, 2), "one failure is forgiven");
     assert!(bench.notes.iter().any(|note| note == "host 10.0.0.2 has had 1 of 2 first failures (host_failures)"));
     fail(&mut bench, 2, 3);
-    // The others are told the cause, and theirs is only a consequence.
+    // The others get the cause, and theirs is only a consequence.
     fail(&mut bench, 1, 0);
     assert_eq!(excluded(&bench), "10.0.0.2");
     rejoin(&mut bench, [1, 2, 3]);
     let text = bench.rejection(2);
     assert!(text.starts_with("host 10.0.0.2 is out for the job: 2 rounds had their first failure there"), "{text}");
     assert!(bench.ended.contains(&SessionId(2)) && !bench.run().knows(NodeId(2)));
-    assert_eq!((bench.place(1).world_size, bench.place(3).rank), (2, 1), "the others go on without it");
+    assert_eq!((bench.placement(1).world_size, bench.placement(3).rank), (2, 1), "the others go on without it");
     // Neither does another agent of that host get in, and those of other hosts do.
     bench.greet(22, hello(22, &settings), 2);
     assert!(bench.rejection(22).contains("is out for the job"), "{}", bench.rejection(22));
@@ -114,18 +115,18 @@ fn a_node_of_a_host_that_cools_down_waits_and_is_let_in() {
         fail(&mut bench, 2, 1);
         assert_eq!(excluded(&bench), format!("10.0.0.2 for {expected}s"));
         rejoin(&mut bench, [2, 1]);
-        assert_eq!(bench.place(1).world_size, 1);
+        assert_eq!(bench.placement(1).world_size, 1);
         let text = wait_text(&bench, 2);
         assert!(text.starts_with(&format!("host 10.0.0.2 is out for {expected} s: ")), "{text}");
         assert!(bench.run().is_out(NodeId(2)));
         let round = bench.run().round();
         // Nobody is disturbed meanwhile, and the node hears how long it has to wait.
         for _ in 0..expected - 1 {
-            (1..=2).for_each(|node| bench.say(node, NodeMessage::Heartbeat { rtt_us: None }));
+            (1..=2).for_each(|node| bench.send(node, NodeMessage::Heartbeat { rtt_us: None }));
             bench.pass(SECOND);
         }
         assert_eq!((bench.run().round(), bench.run().is_out(NodeId(2))), (round, true));
-        bench.say(2, NodeMessage::Heartbeat { rtt_us: None });
+        bench.send(2, NodeMessage::Heartbeat { rtt_us: None });
         let CoordinatorMessage::Heartbeat { waits: Some(Waits { progress, spare: true }) } = bench.last(2) else {
             panic!("{:?}", bench.last(2))
         };
@@ -133,7 +134,7 @@ fn a_node_of_a_host_that_cools_down_waits_and_is_let_in() {
         bench.pass(SECOND);
         assert_eq!(excluded(&bench), "");
         rejoin(&mut bench, [1]);
-        assert_eq!((bench.place(2).world_size, bench.place(2).rank), (2, 1));
+        assert_eq!((bench.placement(2).world_size, bench.placement(2).rank), (2, 1));
         expected *= 2;
     }
     assert!(
@@ -195,7 +196,7 @@ fn a_failure_while_a_node_is_cut_off_counts_against_that_node_once_it_is_lost() 
 fn a_node_that_leaves_is_no_failure() {
     let settings = settings(1, 2, 1, None);
     let mut bench = job(2, &settings);
-    bench.say(2, NodeMessage::Leave { reason: "scaled down".into(), signal: Some(15) });
+    bench.send(2, NodeMessage::Leave { reason: "scaled down".into(), signal: Some(15) });
     assert_eq!(excluded(&bench), "");
     bench.greet(20, hello(20, &settings), 2);
     assert!(matches!(bench.last(20), CoordinatorMessage::Welcome { .. }), "{:?}", bench.last(20));
@@ -208,7 +209,7 @@ fn other_nodes_of_the_host_are_concerned_at_once() {
         let settings = settings(2, 2, 1, cooldown);
         let mut bench = job(2, &settings);
         bench.greet(3, hello(3, &settings), 2);
-        bench.say(3, join(0));
+        bench.send(3, join(0));
         fail(&mut bench, 2, 1);
         match cooldown {
             None => assert!(bench.rejection(3).contains("is out for the job"), "{}", bench.rejection(3)),
@@ -218,9 +219,9 @@ fn other_nodes_of_the_host_are_concerned_at_once() {
         rejoin(&mut bench, [1]);
         assert_eq!(bench.run().round(), Round(1));
         bench.greet(4, hello(4, &settings), 4);
-        bench.say(4, join(0));
+        bench.send(4, join(0));
         rejoin(&mut bench, [2]);
-        assert_eq!((bench.place(1).round, bench.place(4).rank), (Round(2), 1));
+        assert_eq!((bench.placement(1).round, bench.placement(4).rank), (Round(2), 1));
     }
 }
 
@@ -232,12 +233,12 @@ fn hosts_behind_one_address_are_told_apart_by_their_names() {
     for (node, name) in [(1, "a"), (2, "b"), (3, "b")] {
         bench.greet(node, named(node, name), 1);
     }
-    (1..=3).for_each(|node| bench.say(node, join(0)));
+    (1..=3).for_each(|node| bench.send(node, join(0)));
     fail(&mut bench, 3, 2);
     let [Exclusion { addr, name: Some(name), .. }] = &bench.excluded[..] else { panic!("{:?}", bench.excluded) };
     assert_eq!((addr.as_str(), name.as_str()), ("10.0.0.1", "b"));
     rejoin(&mut bench, 1..=3);
-    assert_eq!(bench.place(1).world_size, 1);
+    assert_eq!(bench.placement(1).world_size, 1);
     assert!(wait_text(&bench, 2).starts_with("host b (10.0.0.1) is out for 30 s: "), "{}", wait_text(&bench, 2));
 }
 
@@ -247,7 +248,7 @@ fn the_end_of_a_job_ends_the_wait_of_a_node_whose_host_is_out() {
     let mut bench = job(2, &settings);
     fail(&mut bench, 2, 1);
     rejoin(&mut bench, [2, 1]);
-    bench.say(1, NodeMessage::Done { round: Round(2) });
+    bench.send(1, NodeMessage::Done { round: Round(2) });
     assert!(matches!(bench.last(2), CoordinatorMessage::Closed { spare: true, .. }), "{:?}", bench.last(2));
 }
 

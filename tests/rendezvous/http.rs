@@ -114,7 +114,7 @@ fn what_is_no_such_request_is_told_and_closed() {
     }
 }
 
-/// Health is told at once, while 200 requests never end, and 200 more connections stay open behind their answers: of the address that
+/// Health is served at once, while 200 requests never end, and 200 more connections stay open behind their answers: of the address that
 /// asks, and of another one.
 #[test]
 fn connections_that_are_slow_keep_health_from_nobody() {
@@ -127,8 +127,8 @@ fn connections_that_are_slow_keep_health_from_nobody() {
                 let slow: Vec<_> = (0..200).map(|_| asking_from(from, host.port(), request)).collect();
                 for path in ["/readyz", "/healthz"] {
                     let answer = got(host.port(), path);
-                    let is_told = answer.starts_with("HTTP/1.1 200 OK\r\n");
-                    assert!(is_told, "{path} beside {from}, protected: {is_protected}: {answer:?}");
+                    let refused = answer.starts_with("HTTP/1.1 200 OK\r\n");
+                    assert!(refused, "{path} beside {from}, protected: {is_protected}: {answer:?}");
                 }
                 drop(slow);
             }
@@ -225,12 +225,12 @@ fn whoever_asks_while_many_wait_is_told_to_come_back() {
     let port = host.port();
     let all: Vec<_> = (0..60).map(|_| asking(port, b"GET / HTTP/1.1\r\n\r\n")).collect();
     let request = requests.blocking_recv().unwrap();
-    // It is not made as long as they wait. Health is told meanwhile.
+    // It is not made as long as they wait. Health is served meanwhile.
     assert!(got(port, "/healthz").starts_with("HTTP/1.1 200 OK"));
     for answer in all {
         let answer = read(answer);
-        let told = answer.starts_with("HTTP/1.1 503 ") && answer.contains("\r\nRetry-After: 2\r\n");
-        assert!(told || answer.is_empty(), "{answer}"); // empty: all places were taken
+        let refused = answer.starts_with("HTTP/1.1 503 ") && answer.contains("\r\nRetry-After: 2\r\n");
+        assert!(refused || answer.is_empty(), "{answer}"); // empty: all places were taken
     }
     drop((request, one));
 }
@@ -246,7 +246,7 @@ fn with_a_token_only_health_is_told() {
     assert!(got(host.port(), "/healthz").starts_with("HTTP/1.1 200 OK"));
     let answer = got(host.port(), "/metrics");
     assert!(
-        answer.starts_with("HTTP/1.1 403") && answer.contains("is protected, and HTTP carries no proof"),
+        answer.starts_with("HTTP/1.1 403") && answer.contains("is protected, and HTTP has no authentication"),
         "{answer}"
     );
 }

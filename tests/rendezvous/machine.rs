@@ -26,8 +26,8 @@ fn a_restarted_pod_takes_the_place_of_its_older_agent() {
     assert_eq!(reason, text);
     let CoordinatorMessage::Status { waiting: 1, reason, .. } = bench.last(1) else { panic!("{:?}", bench.last(1)) };
     assert_eq!(reason, "10.0.0.1 (host:2) was replaced by host:2, which registered from the same address");
-    bench.say(20, join(0));
-    bench.say(1, join(1));
+    bench.send(20, join(0));
+    bench.send(1, join(1));
     assert!(bench.is_placed(20, 2) && bench.is_placed(1, 2));
 }
 
@@ -94,14 +94,14 @@ fn static_ranks_hold_in_every_round() {
         let mut bench = Bench::new();
         for (node, rank) in [(1, 1), (2, 0)] {
             bench.greet(node, ranked(node, rank), 1);
-            bench.say(node, join_as(0, rank));
+            bench.send(node, join_as(0, rank));
         }
-        let rank = |bench: &Bench, node| bench.place(node).rank;
+        let rank = |bench: &Bench, node| bench.placement(node).rank;
         assert_eq!((rank(&bench, 1), rank(&bench, 2)), (1, 0));
-        bench.say(2, NodeMessage::Leave { reason: "gone".into(), signal: None });
-        bench.say(1, join_as(1, 1));
+        bench.send(2, NodeMessage::Leave { reason: "gone".into(), signal: None });
+        bench.send(1, join_as(1, 1));
         bench.greet(3, ranked(3, 0), 1);
-        bench.say(3, join_as(0, 0));
+        bench.send(3, join_as(0, 0));
         let expected = if as_asked { (1, 0) } else { (0, 1) };
         assert_eq!((rank(&bench, 1), rank(&bench, 3)), expected);
     }
@@ -119,17 +119,17 @@ fn the_store_is_emptied_before_any_member_of_a_static_round_is_placed() {
         for round in 0..3 {
             for (node, rank) in [(1, 0), (2, 1)] {
                 assert_eq!(bench.emptied.len(), if as_asked { round } else { 0 }, "not before all have joined");
-                bench.say(node, join_as(round as u64, rank));
+                bench.send(node, join_as(round as u64, rank));
             }
             assert!(bench.is_placed(1, round as u64 + 1) && bench.is_placed(2, round as u64 + 1));
         }
         assert_eq!(bench.emptied.len(), emptied);
         for (round, at) in (1..).zip(bench.emptied.clone()) {
-            let place_of_round = |said: &(SessionId, CoordinatorMessage)| {
-                said.1.placement().is_some_and(|place| place.round == Round(round))
+            let placement_of_round = |sent: &(SessionId, CoordinatorMessage)| {
+                sent.1.placement().is_some_and(|placement| placement.round == Round(round))
             };
-            assert!(!bench.said[..at].iter().any(place_of_round), "round {round}");
-            assert!(bench.said[at..].iter().any(place_of_round), "round {round}");
+            assert!(!bench.sent[..at].iter().any(placement_of_round), "round {round}");
+            assert!(bench.sent[at..].iter().any(placement_of_round), "round {round}");
         }
     }
 }
@@ -179,11 +179,11 @@ fn a_host_that_comes_and_goes_is_not_let_in_for_ever() {
     for turn in 0..3 {
         let session = 100 + turn;
         bench.greet(session, hello(session, &settings), 9);
-        bench.say(session, join(0));
-        bench.say(1, join(round));
+        bench.send(session, join(0));
+        bench.send(1, join(round));
         assert!(bench.is_placed(session, round + 1), "turn {turn}");
-        bench.say(session, NodeMessage::Leave { reason: "crash".into(), signal: None });
-        bench.say(1, join(round + 1));
+        bench.send(session, NodeMessage::Leave { reason: "crash".into(), signal: None });
+        bench.send(1, join(round + 1));
         bench.pass(Duration::from_secs(2));
         round += 2;
         assert!(bench.is_placed(1, round));
@@ -194,9 +194,9 @@ fn a_host_that_comes_and_goes_is_not_let_in_for_ever() {
     assert_eq!(bench.rejection(200), text);
     bench.greet(201, hello(201, &settings), 8);
     assert!(matches!(bench.last(201), CoordinatorMessage::Welcome { .. }), "other hosts are not concerned");
-    bench.say(201, NodeMessage::Leave { reason: "test".into(), signal: None });
+    bench.send(201, NodeMessage::Leave { reason: "test".into(), signal: None });
     for _ in 0..60 {
-        bench.say(1, NodeMessage::Heartbeat { rtt_us: None });
+        bench.send(1, NodeMessage::Heartbeat { rtt_us: None });
         bench.pass(Duration::from_secs(10));
     }
     bench.greet(202, hello(202, &settings), 9);
@@ -210,13 +210,13 @@ fn a_host_that_comes_and_goes_is_not_let_in_for_ever() {
 fn reports_of_an_earlier_round_are_answered_as_stale() {
     let settings = Settings { max_restarts: Some(0), ..Settings::new(2, 2) };
     let mut bench = Bench::formed(2, &settings);
-    bench.say(1, join(1));
-    bench.say(2, join(1));
+    bench.send(1, join(1));
+    bench.send(2, join(1));
     assert!(bench.is_placed(1, 2));
     let stale = CoordinatorMessage::Stale { round: Round(1), current: Round(2) };
-    bench.say(1, NodeMessage::Failed { round: Round(1), failure: failure() });
+    bench.send(1, NodeMessage::Failed { round: Round(1), failure: failure() });
     assert_eq!(bench.last(1), &stale);
-    bench.say(2, NodeMessage::Done { round: Round(1) });
+    bench.send(2, NodeMessage::Done { round: Round(1) });
     assert_eq!(bench.last(2), &stale);
     assert!(bench.run().closed().is_none() && bench.run().restart() == 0);
     assert!(bench.run().nodes().all(|(_, status, _)| *status == Status::Active));
@@ -226,16 +226,16 @@ fn reports_of_an_earlier_round_are_answered_as_stale() {
 fn the_first_failure_of_a_round_is_its_cause_and_is_told_to_all() {
     let settings = Settings { max_restarts: Some(2), ..Settings::new(3, 3) };
     let mut bench = Bench::formed(3, &settings);
-    bench.say(2, NodeMessage::Failed { round: Round(1), failure: failure() });
-    bench.say(3, NodeMessage::Failed { round: Round(1), failure: Box::new(Failure { pid: 78, ..*failure() }) });
+    bench.send(2, NodeMessage::Failed { round: Round(1), failure: failure() });
+    bench.send(3, NodeMessage::Failed { round: Round(1), failure: Box::new(Failure { pid: 78, ..*failure() }) });
     assert_eq!(bench.run().restart(), 1);
     for node in 1..=3 {
-        let CoordinatorMessage::Status { waiting: 1, reason, restart: 1, failure: Some(told) } = bench.last(node)
+        let CoordinatorMessage::Status { waiting: 1, reason, restart: 1, failure: Some(reported) } = bench.last(node)
         else {
             panic!("{:?}", bench.last(node))
         };
         assert_eq!(
-            (told.pid, told.node.as_str(), told.message.as_str()),
+            (reported.pid, reported.node.as_str(), reported.message.as_str()),
             (77, "10.0.0.1 (host:2)", "out of memory\nat line 3")
         );
         let text = "rank 3 (local rank 1, role trainer, pid 77) on 10.0.0.1 (host:2) ended with SIGKILL: out of memory; restart \
@@ -257,7 +257,7 @@ fn a_failure_that_does_not_count_costs_no_restart() {
     let settings = Settings { max_restarts: Some(0), ..Settings::new(2, 2) };
     let mut bench = Bench::formed(2, &settings);
     let failure = Box::new(Failure { counts: false, ..*failure() });
-    bench.say(1, NodeMessage::Failed { round: Round(1), failure });
+    bench.send(1, NodeMessage::Failed { round: Round(1), failure });
     assert_eq!((bench.run().restart(), bench.run().closed()), (0, None));
     assert!(matches!(bench.last(2), CoordinatorMessage::Status { waiting: 1, restart: 0, failure: Some(_), .. }));
 }
@@ -266,14 +266,14 @@ fn a_failure_that_does_not_count_costs_no_restart() {
 fn a_spent_budget_closes_with_the_failure_itself() {
     let settings = Settings { max_restarts: Some(0), ..Settings::new(2, 2) };
     let mut bench = Bench::formed(2, &settings);
-    bench.say(1, NodeMessage::Failed { round: Round(1), failure: failure() });
+    bench.send(1, NodeMessage::Failed { round: Round(1), failure: failure() });
     for node in [1, 2] {
-        let CoordinatorMessage::Closed { verdict: Verdict::Failed { failure: Some(told), cause, .. }, .. } =
+        let CoordinatorMessage::Closed { verdict: Verdict::Failed { failure: Some(reported), cause, .. }, .. } =
             bench.last(node)
         else {
             panic!("{:?}", bench.last(node))
         };
-        assert_eq!((told.global_rank, told.exit.as_str()), (3, "SIGKILL"));
+        assert_eq!((reported.global_rank, reported.exit.as_str()), (3, "SIGKILL"));
         assert!(cause.ends_with("; no restarts are allowed (max_restarts)"), "{cause}");
     }
 }
@@ -283,7 +283,7 @@ fn a_local_world_size_of_zero_is_rejected() {
     let mut bench = Bench::new();
     bench.greet(1, hello(1, &Settings::new(1, 1)), 1);
     let workers = Some(JoinWorkers::new("trainer", 0));
-    bench.say(1, NodeMessage::Join(Join { round: Round(0), store_port: 1, node_rank: None, workers }));
+    bench.send(1, NodeMessage::Join(Join { round: Round(0), store_port: 1, node_rank: None, workers }));
     assert_eq!(bench.rejection(1), "local_world_size is `0`, must be from 1 to 65535");
 }
 
@@ -293,9 +293,9 @@ fn workers_get_no_ranks_unless_every_member_sends_its_number_of_workers() {
     for node in [1, 2] {
         bench.greet(node, hello(node, &Settings::new(2, 2)), 1);
     }
-    bench.say(1, join(0));
-    bench.say(2, NodeMessage::Join(Join { round: Round(0), store_port: 1, node_rank: None, workers: None }));
-    assert!(bench.place(1).workers.is_none());
+    bench.send(1, join(0));
+    bench.send(2, NodeMessage::Join(Join { round: Round(0), store_port: 1, node_rank: None, workers: None }));
+    assert!(bench.placement(1).workers.is_none());
 }
 
 // Several runs.
@@ -308,16 +308,16 @@ fn runs_of_one_coordinator_are_independent() {
     let other = |node| Hello { run_id: "other".into(), ..hello(node, &Settings::new(1, 1)) };
     // The same node may be in both.
     bench.greet(11, other(1), 1);
-    bench.say(11, join(0));
+    bench.send(11, join(0));
     assert!(bench.is_placed(11, 1));
-    let before = bench.said.len();
-    bench.say(11, NodeMessage::Failed { round: Round(1), failure: failure() });
-    bench.say(11, NodeMessage::Close(Verdict::Succeeded { by: "host:1".into() }));
-    assert!(bench.said[before..].iter().all(|(to, _)| *to == SessionId(11)));
+    let before = bench.sent.len();
+    bench.send(11, NodeMessage::Failed { round: Round(1), failure: failure() });
+    bench.send(11, NodeMessage::Close(Verdict::Succeeded { by: "host:1".into() }));
+    assert!(bench.sent[before..].iter().all(|(to, _)| *to == SessionId(11)));
     assert!(bench.machine.run("other").unwrap().closed().is_some() && bench.run().closed().is_none());
     bench.greet(12, other(3), 1);
     assert!(matches!(bench.last(12), CoordinatorMessage::Over { .. }));
-    bench.say(1, join(1));
-    bench.say(2, join(1));
+    bench.send(1, join(1));
+    bench.send(2, join(1));
     assert!(bench.is_placed(2, 2));
 }

@@ -21,7 +21,7 @@ mod node;
 mod node_in_place;
 mod observers;
 mod protected;
-mod recalls;
+mod replays;
 mod resets;
 mod restarted;
 mod same_decisions;

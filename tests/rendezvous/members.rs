@@ -1,4 +1,4 @@
-//! The node with rank 0 is told from where the members of its round connect.
+//! The node with rank 0 gets the addresses from which the members of its round connect.
 
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
@@ -32,13 +32,13 @@ fn arrive(bench: &mut Bench, node: u64, hello: Hello, (peer, local): (&str, &str
     let hello = Hello { interfaces: hello.interfaces.as_ref().map(|_| ips(interfaces)), ..hello };
     bench.machine.on_hello(SessionId(node), hello, Ends { peer: ip(peer), local: ip(local) }, bench.now);
     bench.take();
-    bench.say(node, join(0));
+    bench.send(node, join(0));
 }
 
-/// The addresses of which each session was told for a round, in order, and whether all parts but the last said `more`.
-fn told(bench: &Bench, session: u64, of: u64) -> Option<Vec<IpAddr>> {
+/// The addresses that each session got for a round, in order, and whether all parts but the last said `more`.
+fn reported(bench: &Bench, session: u64, of: u64) -> Option<Vec<IpAddr>> {
     let parts =
-        bench.said.iter().filter(|(to, _)| *to == SessionId(session)).filter_map(|(_, message)| match message {
+        bench.sent.iter().filter(|(to, _)| *to == SessionId(session)).filter_map(|(_, message)| match message {
             CoordinatorMessage::Members { round, addresses, more } if *round == Round(of) => Some((addresses, *more)),
             _ => None,
         });
@@ -71,13 +71,13 @@ fn rank_0_is_told_all_addresses_of_the_members_and_nobody_else_is() {
         "10.9.0.3",
         "2001:db8::1",
     ];
-    assert_eq!(told(&bench, 1, 1), Some(ips(&expected)));
+    assert_eq!(reported(&bench, 1, 1), Some(ips(&expected)));
     for other in 2..=4 {
-        assert_eq!(told(&bench, other, 1), None, "node {other}");
+        assert_eq!(reported(&bench, other, 1), None, "node {other}");
     }
-    let to_rank_0: Vec<_> = bench.said.iter().filter(|(to, _)| *to == SessionId(1)).map(|(_, said)| said).collect();
-    let [.., CoordinatorMessage::Members { .. }, place] = &to_rank_0[..] else { panic!("{to_rank_0:?}") };
-    assert!(place.placement().is_some(), "the place comes last: {place:?}");
+    let to_rank_0: Vec<_> = bench.sent.iter().filter(|(to, _)| *to == SessionId(1)).map(|(_, sent)| sent).collect();
+    let [.., CoordinatorMessage::Members { .. }, placement] = &to_rank_0[..] else { panic!("{to_rank_0:?}") };
+    assert!(placement.placement().is_some(), "the place comes last: {placement:?}");
 }
 
 #[test]
@@ -87,7 +87,7 @@ fn a_node_that_has_not_asked_for_members_gets_none() {
     arrive(&mut bench, 1, hello(1, &settings), ("10.0.0.1", "10.0.0.200"), &[]);
     arrive(&mut bench, 2, asking(2, &settings), ("10.0.0.2", "10.0.0.200"), &["10.1.0.2"]);
     assert!(bench.is_placed(1, 1));
-    assert!(!bench.said.iter().any(|(_, message)| matches!(message, CoordinatorMessage::Members { .. })));
+    assert!(!bench.sent.iter().any(|(_, message)| matches!(message, CoordinatorMessage::Members { .. })));
 }
 
 /// A waiting node that reconnects may complete its round with its Hello.
@@ -97,14 +97,14 @@ fn interfaces_come_with_each_hello() {
     let mut bench = Bench::new();
     arrive(&mut bench, 1, asking(1, &settings), ("10.0.0.1", "10.0.0.200"), &[]);
     arrive(&mut bench, 2, asking(2, &settings), ("10.0.0.2", "10.0.0.200"), &["10.1.0.2"]);
-    assert_eq!(told(&bench, 1, 1), Some(ips(&["10.0.0.1", "10.0.0.2", "10.1.0.2"])));
+    assert_eq!(reported(&bench, 1, 1), Some(ips(&["10.0.0.1", "10.0.0.2", "10.1.0.2"])));
     // The world re-forms: node 2 waits first, loses its connection, and comes back after the other.
-    bench.say(2, join(1));
+    bench.send(2, join(1));
     bench.machine.on_disconnected(SessionId(2), bench.now);
-    bench.say(1, join(1));
+    bench.send(1, join(1));
     bench.take();
     assert_eq!(bench.run().round(), Round(1), "one is unreachable");
-    let placed = bench.said.iter().rev().find_map(|(to, said)| said.placement().filter(|_| *to == SessionId(2)));
+    let placed = bench.sent.iter().rev().find_map(|(to, sent)| sent.placement().filter(|_| *to == SessionId(2)));
     let Placement { rank, world_size, world, restart, host, .. } = placed.unwrap().clone();
     let placed = elastic_rs::rendezvous::messages::message::Placed {
         round: Round(1),
@@ -122,7 +122,7 @@ fn interfaces_come_with_each_hello() {
     bench.machine.on_hello(SessionId(3), again, ends, bench.now);
     bench.take();
     assert_eq!(bench.run().round(), Round(2));
-    assert_eq!(told(&bench, 1, 2), Some(ips(&["10.0.0.1", "10.0.0.2", "10.1.0.2"])));
+    assert_eq!(reported(&bench, 1, 2), Some(ips(&["10.0.0.1", "10.0.0.2", "10.1.0.2"])));
 }
 
 #[test]
@@ -136,10 +136,10 @@ fn what_a_node_names_is_bounded_and_a_long_list_comes_in_parts_that_fit() {
     for node in 1..=NODES {
         let addresses = (0..INTERFACES_LIMIT as u64 + 9).map(|interface| address(node, interface)).collect();
         bench.greet(node, Hello { interfaces: Some(addresses), ..hello(node, &settings) }, 7);
-        bench.say(node, join(0));
+        bench.send(node, join(0));
     }
-    let told = told(&bench, 1, 1).unwrap();
-    assert_eq!(told.len(), NODES as usize * INTERFACES_LIMIT + 1);
+    let reported = reported(&bench, 1, 1).unwrap();
+    assert_eq!(reported.len(), NODES as usize * INTERFACES_LIMIT + 1);
     let largest = CoordinatorMessage::Members {
         round: Round(u64::MAX),
         addresses: vec![IpAddr::from([0xff; 16]); MEMBERS_IN_A_MESSAGE],
@@ -148,7 +148,7 @@ fn what_a_node_names_is_bounded_and_a_long_list_comes_in_parts_that_fit() {
     encode_frame(&largest, &mut BytesMut::new());
 }
 
-/// More addresses than are told with all interfaces: the proven ones are told.
+/// more addresses than are sent with all interfaces: the proven ones are sent.
 #[test]
 fn a_job_with_too_many_interfaces_is_told_the_proven_addresses() {
     const NODES: u64 = 3000;
@@ -160,9 +160,9 @@ fn a_job_with_too_many_interfaces_is_told_the_proven_addresses() {
         let interfaces = Some((0..INTERFACES_LIMIT).map(interface).collect());
         let hello = Hello { interfaces, ..hello(node, &settings) };
         bench.machine.on_hello(SessionId(node), hello, Ends { peer, local: peer }, bench.now);
-        bench.say(node, join(0));
+        bench.send(node, join(0));
     }
-    assert_eq!(told(&bench, 1, 1).unwrap().len(), NODES as usize);
+    assert_eq!(reported(&bench, 1, 1).unwrap().len(), NODES as usize);
 }
 
 /// A node's side, with a coordinator that a test plays.
@@ -182,20 +182,20 @@ impl Node {
     fn connect(&mut self) {
         self.0.on_connected(self.1);
         let addr = "10.0.0.7".to_owned();
-        self.hear(CoordinatorMessage::Welcome { addr, hosted: false, running: None, recalls: false });
+        self.receive(CoordinatorMessage::Welcome { addr, hosted: false, running: None, wants_replay: false });
     }
 
-    fn hear(&mut self, message: CoordinatorMessage) {
+    fn receive(&mut self, message: CoordinatorMessage) {
         self.0.on_message(message, self.1);
     }
 
     fn members(&mut self, round: u64, addresses: &[&str], more: bool) {
-        self.hear(CoordinatorMessage::Members { round: Round(round), addresses: ips(addresses), more });
+        self.receive(CoordinatorMessage::Members { round: Round(round), addresses: ips(addresses), more });
     }
 
     /// Gets this place. Returns the members that come with it.
     fn placed(&mut self, round: u64, rank: u32) -> Option<Vec<IpAddr>> {
-        self.hear(CoordinatorMessage::Complete(Placement {
+        self.receive(CoordinatorMessage::Complete(Placement {
             round: Round(round),
             rank,
             world_size: 2,
@@ -231,7 +231,7 @@ fn a_place_with_rank_0_has_the_members_that_were_told_for_its_round() {
         node.members(round, &["10.0.0.1"], more);
         assert_eq!(node.placed(1, rank), None, "{what}");
     }
-    // What one connection has told does not count on the next.
+    // What one connection has reported does not count on the next.
     let mut node = Node::new();
     node.connect();
     node.members(1, &["10.0.0.1"], true);

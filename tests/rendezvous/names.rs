@@ -25,11 +25,11 @@ fn runs(role: &str, entrypoint: &str) -> NodeMessage {
 fn second(run_id: &str, settings: &Settings, message: NodeMessage) -> Option<String> {
     let mut bench = Bench::new();
     bench.greet(1, of(run_id, 1, settings), 1);
-    bench.say(1, runs("default", "/a/train.py"));
+    bench.send(1, runs("default", "/a/train.py"));
     bench.pass(Duration::from_secs(180));
-    bench.say(1, NodeMessage::Heartbeat { rtt_us: None });
+    bench.send(1, NodeMessage::Heartbeat { rtt_us: None });
     bench.greet(2, of(run_id, 2, settings), 2);
-    bench.say(2, message);
+    bench.send(2, message);
     match bench.last(2) {
         CoordinatorMessage::Ended { reason } => {
             assert_eq!(bench.ended.len(), 1, "its session ends");
@@ -74,7 +74,7 @@ fn a_second_job_with_other_settings_is_named_as_such_only_without_a_run_id() {
     for (run_id, settings) in [("none", of_nodes(1, 4)), ("job", of_nodes(1, 4))] {
         let mut bench = Bench::new();
         bench.greet(1, of(run_id, 1, &of_nodes(1, 1)), 1);
-        bench.say(1, runs("default", "/a/train.py"));
+        bench.send(1, runs("default", "/a/train.py"));
         bench.greet(2, of(run_id, 2, &settings), 2);
         let reason = bench.rejection(2);
         assert!(reason.contains("give every node the same `--nnodes`"), "{reason}");
@@ -96,15 +96,15 @@ fn an_agent_that_is_started_again_is_no_other_job() {
     let settings = of_nodes(1, 1);
     let mut bench = Bench::new();
     bench.greet(1, of("none", 1, &settings), 1);
-    bench.say(1, runs("default", "train.py"));
+    bench.send(1, runs("default", "train.py"));
     bench.machine.on_disconnected(elastic_rs::rendezvous::run::SessionId(1), bench.now);
     bench.greet(2, of("none", 2, &settings), 2);
-    bench.say(2, runs("default", "train.py"));
+    bench.send(2, runs("default", "train.py"));
     assert!(!matches!(bench.last(2), CoordinatorMessage::Ended { .. }), "{:?}", bench.last(2));
     bench.pass(Duration::from_secs(1));
     assert!(bench.is_placed(2, 2), "{:?}", bench.last(2));
     // A member that comes back has been in a round.
-    bench.say(2, join(2));
+    bench.send(2, join(2));
     assert!(bench.is_placed(2, 3), "{:?}", bench.last(2));
 }
 
@@ -117,9 +117,9 @@ fn a_node_that_comes_after_the_end_learns_when_and_how_the_job_ended() {
             false => Verdict::Succeeded { by: "host:1".into() },
             true => Verdict::Failed { by: "host:1".into(), cause: "exit code 1".into(), failure: Some(failure()) },
         };
-        bench.say(1, NodeMessage::Close(verdict));
+        bench.send(1, NodeMessage::Close(verdict));
         assert!(matches!(bench.last(1), CoordinatorMessage::Closed { .. }), "a member");
-        bench.say(1, NodeMessage::Leave { reason: "over".into(), signal: None });
+        bench.send(1, NodeMessage::Leave { reason: "over".into(), signal: None });
         bench.pass(Duration::from_secs(600));
         bench.greet(2, hello(2, &settings), 2);
         let CoordinatorMessage::Over { verdict, ago } = bench.last(2) else { panic!("{:?}", bench.last(2)) };
@@ -130,7 +130,7 @@ fn a_node_that_comes_after_the_end_learns_when_and_how_the_job_ended() {
         node.on_connected(now);
         node.join(1, None, None, Duration::from_secs(60), now);
         let addr = "10.0.0.2".to_owned();
-        node.on_message(CoordinatorMessage::Welcome { addr, hosted: false, running: None, recalls: false }, now);
+        node.on_message(CoordinatorMessage::Welcome { addr, hosted: false, running: None, wants_replay: false }, now);
         node.on_message(bench.last(2).clone(), now);
         let error = node.take_outcome().unwrap().unwrap_err();
         assert!(matches!(error, JoinError::Over { .. }) && error.is_after_success() != failed, "{error:?}");
@@ -158,7 +158,7 @@ fn a_spare_says_on_each_line_that_it_is_one_and_waits_without_a_limit() {
     let mut node = NodeMachine::new(hello(2, &settings), "head:1".into(), Duration::from_secs(9), now);
     node.on_connected(now);
     let addr = "10.0.0.2".to_owned();
-    node.on_message(CoordinatorMessage::Welcome { addr, hosted: false, running: None, recalls: false }, now);
+    node.on_message(CoordinatorMessage::Welcome { addr, hosted: false, running: None, wants_replay: false }, now);
     node.join(1, None, None, Duration::from_secs(60), now);
     let mut status_log = StatusLog::default();
     status_log.look(&node, now);
@@ -178,7 +178,7 @@ fn several_agents_of_a_job_on_one_machine_are_named_once_with_their_slots() {
     // Nodes 1 and 2 are on one machine.
     for (node, address, name) in [(1, 1, "a:10"), (2, 1, "a:11"), (3, 3, "a:10")] {
         bench.greet(node, Hello { name: name.to_owned(), ..hello(node, &settings) }, address);
-        bench.say(node, join(0));
+        bench.send(node, join(0));
     }
     assert_eq!(
         bench.warnings,
@@ -187,16 +187,16 @@ fn several_agents_of_a_job_on_one_machine_are_named_once_with_their_slots() {
           machine, by `srun --ntasks-per-node=1` for example"
         ]
     );
-    bench.say(1, join(1));
-    bench.say(2, join(1));
-    bench.say(3, join(1));
+    bench.send(1, join(1));
+    bench.send(2, join(1));
+    bench.send(3, join(1));
     assert!(bench.is_placed(1, 2) && bench.warnings.len() == 1, "{:?}", bench.warnings);
     // A driver's agents have their hosts' names.
     let mut bench = Bench::new();
     for node in 1..=3 {
         let name = Some(format!("host{node}"));
         bench.greet(node, Hello { name: format!("a:{node}"), host_name: name, ..hello(node, &settings) }, 1);
-        bench.say(node, join(0));
+        bench.send(node, join(0));
     }
     assert!(bench.is_placed(1, 1) && bench.warnings.is_empty(), "{:?}", bench.warnings);
 }

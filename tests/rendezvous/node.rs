@@ -21,10 +21,10 @@ fn seconds(number: u64) -> Duration {
 }
 
 fn welcome() -> CoordinatorMessage {
-    CoordinatorMessage::Welcome { addr: "10.0.0.7".into(), hosted: false, running: None, recalls: false }
+    CoordinatorMessage::Welcome { addr: "10.0.0.7".into(), hosted: false, running: None, wants_replay: false }
 }
 
-pub fn place(round: u64) -> CoordinatorMessage {
+pub fn complete(round: u64) -> CoordinatorMessage {
     CoordinatorMessage::Complete(Placement {
         round: Round(round),
         rank: 0,
@@ -106,7 +106,7 @@ fn a_join_before_the_connection_is_sent_with_the_welcome() {
     assert!(
         matches!(&commands[..], [NodeCommand::Send(NodeMessage::Join(join))] if join.store_port == 29_500 && join.node_rank == Some(3))
     );
-    node.on_message(place(1), now);
+    node.on_message(complete(1), now);
     assert_eq!(node.take_outcome().expect("answered").expect("placed").round, Round(1));
     assert!(node.take_outcome().is_none(), "answered once");
 }
@@ -141,14 +141,14 @@ fn a_worker_store_is_opened_for_the_address_that_others_are_told() {
     let at = connects_at(&mut node);
     node.on_connected(at);
     node.on_message(
-        CoordinatorMessage::Welcome { addr: "10.0.0.8".into(), hosted: false, running: None, recalls: false },
+        CoordinatorMessage::Welcome { addr: "10.0.0.8".into(), hosted: false, running: None, wants_replay: false },
         at,
     );
     assert_eq!(joins_with(&mut node), None);
     assert_eq!(node.wanted_store().as_deref(), Some("10.0.0.8"));
     node.on_store_opened("10.0.0.8".into(), 29_500);
     assert_eq!(joins_with(&mut node), Some(29_500));
-    node.on_message(place(1), at);
+    node.on_message(complete(1), at);
     assert_eq!(node.take_outcome().expect("answered").expect("placed").round, Round(1));
 
     // The next join knows the address, so it wants a store at once.
@@ -163,7 +163,7 @@ fn a_reconnect_reports_round_and_rank_and_does_not_join() {
     let now = Instant::now();
     let mut node = connected(now);
     node.join(1, None, None, seconds(600), now);
-    node.on_message(place(1), now);
+    node.on_message(complete(1), now);
     node.take_commands();
     node.on_disconnected("reset".into(), false, now);
     let at = connects_at(&mut node);
@@ -329,7 +329,7 @@ fn an_unanswered_withdrawal_is_kept_from_the_next_join_by_a_new_connection() {
     node.on_tick(now + seconds(3));
     assert_eq!(node.take_commands(), [NodeCommand::Send(NodeMessage::Withdraw)]);
     // The node ignores a place that was given just before the withdrawal was read.
-    node.on_message(place(1), now + seconds(3));
+    node.on_message(complete(1), now + seconds(3));
     assert_eq!(node.take_outcome(), None);
     node.on_tick(now + seconds(4));
     assert_eq!(node.take_commands(), [NodeCommand::Disconnect]);
@@ -365,7 +365,7 @@ fn an_abandoned_join_is_withdrawn_and_kept_from_the_next_one() {
     let mut node = connected(now);
     node.join(1, None, None, seconds(60), now);
     node.abandon();
-    node.on_message(place(1), now);
+    node.on_message(complete(1), now);
     node.on_message(CoordinatorMessage::Withdrawn { progress: String::new() }, now);
     assert_eq!((node.take_outcome(), node.view().round), (None, Round(0)));
     node.take_commands();
@@ -383,8 +383,8 @@ fn a_join_that_ends_before_the_welcome_is_withdrawn() {
         let at = connects_at(&mut node);
         node.on_connected(at);
         let commands = node.take_commands();
-        let says_so = |command: &_| matches!(command, NodeCommand::Send(NodeMessage::Hello(hello)) if hello.joining);
-        assert!(commands.iter().any(says_so), "{commands:?}");
+        let reports_it = |command: &_| matches!(command, NodeCommand::Send(NodeMessage::Hello(hello)) if hello.joining);
+        assert!(commands.iter().any(reports_it), "{commands:?}");
         (node, now)
     };
     let (mut node, _) = join();
@@ -402,7 +402,7 @@ fn an_abandoned_place_is_given_up() {
     let now = Instant::now();
     let mut node = connected(now);
     node.join(1, None, None, seconds(60), now);
-    node.on_message(place(1), now);
+    node.on_message(complete(1), now);
     node.take_commands();
     node.abandon();
     assert_eq!(node.take_commands(), [NodeCommand::Send(NodeMessage::Withdraw)]);
@@ -410,7 +410,7 @@ fn an_abandoned_place_is_given_up() {
 
     let mut node = connected(now);
     node.join(1, None, None, seconds(60), now);
-    node.on_message(place(1), now);
+    node.on_message(complete(1), now);
     assert!(matches!(node.take_outcome(), Some(Ok(_))));
     node.take_commands();
     node.abandon();
@@ -428,7 +428,7 @@ fn a_node_without_a_place_does_not_fail_the_job() {
     assert_eq!(node.take_commands(), []);
     assert_eq!(node.view().closed, None);
     node.join(1, None, None, seconds(60), now);
-    node.on_message(place(1), now);
+    node.on_message(complete(1), now);
     node.take_commands();
     node.close(failed());
     assert_eq!(node.take_commands(), [NodeCommand::Send(NodeMessage::Close(failed()))]);
@@ -440,7 +440,7 @@ fn a_closed_rendezvous_needs_no_coordinator() {
     let now = Instant::now();
     let mut node = connected(now);
     node.join(1, None, None, seconds(60), now);
-    node.on_message(place(1), now);
+    node.on_message(complete(1), now);
     let verdict = Verdict::Succeeded { by: "10.0.0.6".into() };
     node.on_message(CoordinatorMessage::Closed { verdict, spare: false }, now);
     node.on_disconnected("reset".into(), false, now);
@@ -454,7 +454,7 @@ fn a_closed_rendezvous_needs_no_coordinator() {
 }
 
 /// The lines that are logged until `now + until`, each with its second.
-fn told(node: &mut NodeMachine, status_log: &mut StatusLog, now: Instant, until: Duration) -> Vec<(u64, String)> {
+fn reported(node: &mut NodeMachine, status_log: &mut StatusLog, now: Instant, until: Duration) -> Vec<(u64, String)> {
     let mut all = Vec::new();
     for second in 0..=until.as_secs() {
         let at = now + seconds(second);
@@ -475,14 +475,14 @@ fn a_waiting_node_logs_what_it_waits_for_now_and_then() {
     let progress =
         |text: &str| CoordinatorMessage::Heartbeat { waits: Some(Waits { progress: text.into(), spare: false }) };
     node.on_message(progress("1 of 3 are in"), now);
-    let first = told(&mut node, &mut status_log, now, seconds(100));
+    let first = reported(&mut node, &mut status_log, now, seconds(100));
     assert_eq!(first, [(3, "waiting for 3s of up to 6000s (join_timeout): 1 of 3 are in".to_owned())]);
     node.on_message(progress("2 of 3 are in"), now);
-    let more = told(&mut node, &mut status_log, now + seconds(101), seconds(900));
+    let more = reported(&mut node, &mut status_log, now + seconds(101), seconds(900));
     let texts: Vec<_> = more.iter().map(|(_, text)| text.split_once(": ").map_or("", |parts| parts.1)).collect();
     assert_eq!(texts, ["2 of 3 are in", "2 of 3 are in"], "every ten minutes if nothing changes");
-    node.on_message(place(1), now);
-    assert_eq!(told(&mut node, &mut status_log, now + seconds(1100), seconds(100)), []);
+    node.on_message(complete(1), now);
+    assert_eq!(reported(&mut node, &mut status_log, now + seconds(1100), seconds(100)), []);
 }
 
 #[test]
@@ -492,7 +492,7 @@ fn the_absence_and_the_return_of_a_coordinator_are_logged() {
     let mut status_log = StatusLog::default();
     node.on_disconnected("the coordinator closed the connection".into(), false, now);
     assert_eq!(status_log.look(&node, now), [""; 0], "it may be back in a moment");
-    let gone = told(&mut node, &mut status_log, now, seconds(20));
+    let gone = reported(&mut node, &mut status_log, now, seconds(20));
     let text = "the coordinator at head:29400 is out of reach: the coordinator closed the connection; this node waits for it \
                 for up to 60s (coordinator_timeout)";
     assert_eq!(gone, [(1, text.to_owned())]);
@@ -500,7 +500,7 @@ fn the_absence_and_the_return_of_a_coordinator_are_logged() {
     node.on_connected(at);
     node.on_message(welcome(), at);
     assert_eq!(status_log.look(&node, now + seconds(21)), ["the coordinator at head:29400 is back after 21s"]);
-    assert_eq!(told(&mut node, &mut status_log, now + seconds(22), seconds(20)), []);
+    assert_eq!(reported(&mut node, &mut status_log, now + seconds(22), seconds(20)), []);
 }
 
 /// The workers of this node run on without the coordinator, unless they have ended, or were being stopped when it went.
@@ -518,16 +518,16 @@ fn workers_run_on_without_a_coordinator_only_if_nothing_has_happened_to_them() {
         ("they have succeeded", |node| node.report_done(Round(1)), "this node waits for it"),
         ("those of an earlier round were stopped", |node| node.stopping(Round(0)), "this node's workers run on"),
     ];
-    for (what, happens, says) in cases {
+    for (what, happens, text) in cases {
         let now = Instant::now();
         let mut node = connected(now);
         node.join(1, None, None, seconds(60), now);
-        node.on_message(place(1), now);
+        node.on_message(complete(1), now);
         happens(&mut node);
         node.on_disconnected("reset".into(), false, now);
-        let lines = told(&mut node, &mut StatusLog::default(), now, seconds(5));
+        let lines = reported(&mut node, &mut StatusLog::default(), now, seconds(5));
         let [(1, line)] = &lines[..] else { panic!("{lines:?}") };
-        assert!(line.contains(&format!("reset; {says}")), "{what}: {line}");
+        assert!(line.contains(&format!("reset; {text}")), "{what}: {line}");
     }
 }
 
@@ -540,15 +540,15 @@ fn a_store_that_opens_after_the_join_was_given_up_asks_for_no_place() {
     let addr = node.wanted_store().expect("it is welcome");
     let late = now + seconds(5);
     node.on_tick(late);
-    let said = node.take_commands();
-    assert!(said.contains(&NodeCommand::Send(NodeMessage::Withdraw)), "{said:?}");
+    let sent = node.take_commands();
+    assert!(sent.contains(&NodeCommand::Send(NodeMessage::Withdraw)), "{sent:?}");
     node.on_store_opened(addr, 4711);
     assert_eq!(node.take_commands(), []);
     // Nor does it join on a new connection.
     node.on_disconnected("cut".into(), false, late);
     connects_at(&mut node);
     node.on_connected(late);
-    let said = node.take_commands();
-    let [NodeCommand::Send(NodeMessage::Hello(hello))] = &said[..] else { panic!("{said:?}") };
+    let sent = node.take_commands();
+    let [NodeCommand::Send(NodeMessage::Hello(hello))] = &sent[..] else { panic!("{sent:?}") };
     assert!(!hello.joining);
 }

@@ -78,7 +78,7 @@ fn events_and_state_of_the_only_run_need_no_name() {
         assert_eq!(facts, [Value::from("running"), 1.into(), 1.into(), 0.into()]);
         let last: Value = serde_json::from_str(seen.lines.last().unwrap()).unwrap();
         assert!(state["mono_us"].as_u64() >= last["mono_us"].as_u64(), "{state} {last}");
-        // Nothing is told twice, and no number is skipped.
+        // Nothing is sent twice, and no number is skipped.
         let seen = observer.ask(ask(Some("job"), seen.last)).await.unwrap();
         assert_eq!((seen.lines.len(), seen.last), (0, 4));
         assert_eq!(types(&observer.ask(ask(Some("job"), 3)).await.unwrap()), ["round.completed"]);
@@ -129,8 +129,8 @@ fn with_a_token_an_observer_proves_itself_for_one_run() {
         assert_eq!(host.refusals().unwrap().of(Kind::Forbidden), 1);
         let mut observer = self::observer(host.port(), Some((reading, "third"))).await;
         assert_eq!(observer.ask(ask(Some("third"), 0)).await.unwrap_err(), "there is no run `third` here");
-        let stranger = Observer::connect("127.0.0.1", host.port(), None, PATIENCE).await;
-        let error = stranger.unwrap().ask(ask(Some("one"), 0)).await.unwrap_err();
+        let other_user = Observer::connect("127.0.0.1", host.port(), None, PATIENCE).await;
+        let error = other_user.unwrap().ask(ask(Some("one"), 0)).await.unwrap_err();
         assert!(error.starts_with("it is protected by a token"), "{error}");
     });
 }
@@ -184,12 +184,12 @@ mod for_root {
 
     use super::*;
 
-    const STRANGER: u32 = 65_533;
+    const OTHER_UID: u32 = 65_533;
 
     /// What `ask` gets, asked by a thread of another user.
     fn as_another<T: Send + 'static>(ask: impl AsyncFnOnce() -> T + Send + 'static) -> T {
         let asking = move || {
-            let uid = Uid::from_raw(STRANGER);
+            let uid = Uid::from_raw(OTHER_UID);
             set_thread_res_uid(uid, uid, uid).expect("only root can become another user");
             Builder::new_current_thread().enable_all().build().unwrap().block_on(ask())
         };
@@ -289,21 +289,21 @@ fn rank_0s_node_tells_when_all_workers_have_connected_to_their_store() {
         let (run_id, name) = ("job".to_owned(), "node:1".to_owned());
         let options = NodeOptions { run_id, name, join_timeout: PATIENCE, ..NodeOptions::default() };
         let node = Node::new(Arc::clone(&session), options, None);
-        let place = node.join(Some(JoinWorkers::new("role", 2))).await.unwrap();
+        let placement = node.join(Some(JoinWorkers::new("role", 2))).await.unwrap();
         let mut observer = observer(host.port(), None).await;
-        session.report_phases(place.round, Phase { start_us: Some(5), ..Phase::default() });
+        session.report_phases(placement.round, Phase { start_us: Some(5), ..Phase::default() });
         let started = timeout(PATIENCE, phases(&mut observer, 1)).await.unwrap();
         assert_eq!((&started[0]["start_us"], &started[0]["import_us"]), (&5.into(), &Value::Null));
         let mut workers = Vec::new();
         for _ in 0..2 {
-            let mut worker = TcpStream::connect((place.master_addr.as_str(), place.master_port)).await.unwrap();
+            let mut worker = TcpStream::connect((placement.master_addr.as_str(), placement.master_port)).await.unwrap();
             worker.write_all(b"\x00\xce\xf7\x85\x3c").await.unwrap();
             workers.push(worker);
         }
         let imported = timeout(PATIENCE, phases(&mut observer, 2)).await.unwrap();
         assert!(imported[1]["import_us"].is_u64() && imported[1]["start_us"].is_null(), "{imported:?}");
         let (round, import) = session.view().imported.unwrap();
-        assert_eq!((round, Some(import.as_micros() as u64)), (place.round, imported[1]["import_us"].as_u64()));
+        assert_eq!((round, Some(import.as_micros() as u64)), (placement.round, imported[1]["import_us"].as_u64()));
     });
 }
 

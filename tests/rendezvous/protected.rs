@@ -57,18 +57,18 @@ pub(crate) async fn join(session: &Session) -> Result<Placement, JoinError> {
 }
 
 /// Wait until this node says why it is not in the job.
-pub(crate) async fn told(session: &Session, why: &str) {
+pub(crate) async fn reported(session: &Session, why: &str) {
     let joining = join(session);
     let looking = async {
-        let mut said = String::new();
-        while !said.contains(why) {
+        let mut sent = String::new();
+        while !sent.contains(why) {
             tokio::time::sleep(Duration::from_millis(5)).await;
-            said = session.progress().unwrap_or_default();
+            sent = session.progress().unwrap_or_default();
         }
     };
     tokio::select! {
         joined = joining => panic!("{joined:?}"),
-        told = timeout(PATIENCE, looking) => assert!(told.is_ok(), "{why}: {:?}", session.progress()),
+        reported = timeout(PATIENCE, looking) => assert!(reported.is_ok(), "{why}: {:?}", session.progress()),
     }
 }
 
@@ -142,7 +142,7 @@ fn a_token_on_one_side_only_is_told() {
             fastest[0] = fastest[0].min(began.elapsed());
             let began = Instant::now();
             let session = open(plain.port(), node_of("job", number, 1), by(token('a')));
-            told(&session, "this node has a token (ELASTIC_RS_TOKEN_FILE), and it seems to have none").await;
+            reported(&session, "this node has a token (ELASTIC_RS_TOKEN_FILE), and it seems to have none").await;
             fastest[1] = fastest[1].min(began.elapsed());
         }
         assert!(fastest.into_iter().all(|took| took < Duration::from_secs(1)), "{fastest:?}");
@@ -156,7 +156,7 @@ fn another_token_is_told_and_is_no_verdict() {
     runtime.block_on(async {
         let session = open(host.port(), node_of("job", 1, 1), own.protection());
         let why = format!("no token with the id {} is accepted", token('b').id());
-        told(&session, &why).await;
+        reported(&session, &why).await;
         // The operator mends it, and the node gets in without a restart.
         own.write(&[token('a')]);
         assert_eq!(join(&session).await.unwrap().world_size, 1);
@@ -250,7 +250,7 @@ fn a_runs_token_is_for_that_run_and_an_observers_for_no_node() {
         assert_eq!(join(&session).await.unwrap().world_size, 1);
         for wrong in [token('f').for_run("b"), token('f')] {
             let session = open(host.port(), node_of("a", 2, 1), by(wrong));
-            told(&session, "is accepted for this run").await;
+            reported(&session, "is accepted for this run").await;
         }
         let session = open(host.port(), node_of("a", 3, 1), by(token('f').for_run("a").for_observers()));
         let error = join(&session).await.unwrap_err().to_string();
@@ -275,13 +275,14 @@ fn strangers_without_the_token_change_nothing() {
         let c10d = [&[0_u8][..], &0x3C85_F7CE_u32.to_le_bytes(), &[7; 64]].concat();
         let flood = [&[0x16, 0x03, 0x01, 0x40, 0x00][..], &[7; 64 << 10]].concat();
         let mut held = Vec::new();
-        for (bytes, told) in [(&forged[..], true), (&c10d, false), (b"GET / HTTP/1.1\r\n\r\n", false), (&flood, false)]
+        for (bytes, reported) in
+            [(&forged[..], true), (&c10d, false), (b"GET / HTTP/1.1\r\n\r\n", false), (&flood, false)]
         {
             let mut stream = TcpStream::connect(address).await.unwrap();
             let _ = stream.write_all(bytes).await; // it may be closed already
             let mut answer = Vec::new();
             let _ = timeout(PATIENCE, stream.read_to_end(&mut answer)).await.expect("it is closed");
-            assert_eq!(is_protected_answer(&answer), told, "{answer:?}");
+            assert_eq!(is_protected_answer(&answer), reported, "{answer:?}");
             let mut stream = TcpStream::connect(address).await.unwrap();
             stream.write_all(&bytes[..3]).await.unwrap();
             held.push(stream);

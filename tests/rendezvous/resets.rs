@@ -19,7 +19,7 @@ fn settings(min: u32, max: u32, reset_limit: u32) -> Settings {
 }
 
 fn fail(bench: &mut Bench, round: u64) {
-    bench.say(2, NodeMessage::Failed { round: Round(round), failure: failure() });
+    bench.send(2, NodeMessage::Failed { round: Round(round), failure: failure() });
 }
 
 fn cause(bench: &Bench, session: u64) -> &str {
@@ -38,7 +38,7 @@ fn a_change_beyond_the_limit_ends_the_job_with_its_reason() {
     for limit in [1, 2] {
         let mut bench = Bench::formed(2, &settings(2, 2, limit));
         fail(&mut bench, 1);
-        (1..=2).for_each(|node| bench.say(node, join(1)));
+        (1..=2).for_each(|node| bench.send(node, join(1)));
         assert!(bench.is_placed(1, 2), "{:?}", bench.last(1));
         fail(&mut bench, 2);
         if limit == 2 {
@@ -54,7 +54,7 @@ fn a_change_beyond_the_limit_ends_the_job_with_its_reason() {
             Verdict::Failed { failure, .. } => failure.clone(),
             _ => None,
         });
-        assert_eq!(failure.map(|failure| failure.pid), Some(77), "the cause is told to every node");
+        assert_eq!(failure.map(|failure| failure.pid), Some(77), "the cause is sent to every node");
     }
 }
 
@@ -62,17 +62,17 @@ fn a_change_beyond_the_limit_ends_the_job_with_its_reason() {
 fn restarts_and_changes_of_membership_count_together() {
     let mut bench = Bench::formed(2, &settings(1, 2, 2));
     fail(&mut bench, 1);
-    (1..=2).for_each(|node| bench.say(node, join(1)));
-    bench.say(2, NodeMessage::Leave { reason: "scaled down".into(), signal: None });
-    bench.say(1, join(2));
+    (1..=2).for_each(|node| bench.send(node, join(1)));
+    bench.send(2, NodeMessage::Leave { reason: "scaled down".into(), signal: None });
+    bench.send(1, join(2));
     bench.pass(Duration::ZERO);
     assert!(bench.is_placed(1, 3), "{:?}", bench.last(1));
     // A running job is not ended by a newcomer.
     bench.greet(3, hello(3, &settings(1, 2, 2)), 3);
-    bench.say(3, join(0));
+    bench.send(3, join(0));
     assert!(matches!(bench.last(3), CoordinatorMessage::Waits(Waits { spare: true, .. })), "{:?}", bench.last(3));
-    assert!(bench.is_placed(1, 3), "the member is not told to stop: {:?}", bench.last(1));
-    bench.say(1, NodeMessage::Leave { reason: "scaled down".into(), signal: None });
+    assert!(bench.is_placed(1, 3), "the member is not asked to stop: {:?}", bench.last(1));
+    bench.send(1, NodeMessage::Leave { reason: "scaled down".into(), signal: None });
     assert_eq!(
         bench.run().closed().map(ToString::to_string).as_deref(),
         Some(
@@ -100,7 +100,7 @@ fn a_restarted_coordinator_goes_on_counting() {
     for node in 1..=2 {
         bench.greet(node, Hello { placed: Some(placed(node)), ..hello(node, &settings) }, 1);
     }
-    bench.say(2, NodeMessage::Leave { reason: "gone".into(), signal: None });
+    bench.send(2, NodeMessage::Leave { reason: "gone".into(), signal: None });
     assert!(cause(&bench, 1).starts_with("10.0.0.1 (host:2) left: gone; no resets left"), "{}", cause(&bench, 1));
 }
 
@@ -108,7 +108,7 @@ fn a_restarted_coordinator_goes_on_counting() {
 #[test]
 fn members_that_finish_are_no_change() {
     let mut bench = Bench::formed(2, &settings(1, 2, 0));
-    (1..=2).for_each(|node| bench.say(node, NodeMessage::Done { round: Round(1) }));
+    (1..=2).for_each(|node| bench.send(node, NodeMessage::Done { round: Round(1) }));
     assert!(matches!(bench.run().closed(), Some(Verdict::AllDone { .. })), "{:?}", bench.run().closed());
 }
 
@@ -116,6 +116,6 @@ fn members_that_finish_are_no_change() {
 fn a_second_hello_ends_the_session() {
     let settings = settings(1, 2, 5);
     let mut bench = Bench::formed(1, &settings);
-    bench.say(1, NodeMessage::Hello(Box::new(hello(1, &settings))));
+    bench.send(1, NodeMessage::Hello(Box::new(hello(1, &settings))));
     assert_eq!(bench.rejection(1), "a second Hello on one session");
 }

@@ -63,7 +63,7 @@ fn of_an_older_world(node: u64) -> Hello {
 impl Bench {
     /// The reason for which a node's workers must stop at once, if they must.
     fn must_stop(&self, node: u64) -> Option<&str> {
-        let statuses = self.said.iter().rev().filter(|(to, _)| *to == SessionId(node));
+        let statuses = self.sent.iter().rev().filter(|(to, _)| *to == SessionId(node));
         let last = statuses
             .map(|(_, message)| message)
             .find(|message| matches!(message, CoordinatorMessage::Status { .. }) || message.placement().is_some());
@@ -81,7 +81,7 @@ impl Bench {
         }
     }
 
-    /// Members 1 and 2 do what they are told, until a round forms or the time is over. How long they ran, and how long they stood still.
+    /// Members 1 and 2 do what messages ask for, until a round forms or the time is over. How long they ran, and how long they stood still.
     fn live(&mut self, limit: Duration) -> (Duration, Duration) {
         const STEP: Duration = Duration::from_millis(100);
         let (began, mut stopped) = (self.now, None);
@@ -90,12 +90,12 @@ impl Bench {
                 match self.last(node) {
                     CoordinatorMessage::Change(WorldChange { round, .. }) => {
                         let round = *round;
-                        self.say(node, NodeMessage::Counted { round, count: 30 });
+                        self.send(node, NodeMessage::Counted { round, count: 30 });
                     }
-                    _ if self.must_stop(node).is_some() => self.say(node, join(5)),
+                    _ if self.must_stop(node).is_some() => self.send(node, join(5)),
                     _ => {
                         let Some(check) = self.must_stop_at(node) else { continue };
-                        self.say(node, back(5, &BOTH, Some(check)));
+                        self.send(node, back(5, &BOTH, Some(check)));
                     }
                 }
                 stopped.get_or_insert(self.now);
@@ -105,9 +105,9 @@ impl Bench {
                 return (stopped - began, self.now - stopped);
             }
             for node in [1, 2, 3] {
-                self.say(node, NodeMessage::Heartbeat { rtt_us: None });
+                self.send(node, NodeMessage::Heartbeat { rtt_us: None });
             }
-            self.said.retain(|(_, message)| !matches!(message, CoordinatorMessage::Heartbeat { .. }));
+            self.sent.retain(|(_, message)| !matches!(message, CoordinatorMessage::Heartbeat { .. }));
             self.pass(STEP);
         }
         (stopped.map_or(limit, |at| at - began), stopped.map_or(Duration::ZERO, |at| self.now - at))
@@ -127,15 +127,15 @@ fn a_member_that_was_fenced_while_the_coordinator_was_away_stops_the_others_at_o
                     1 => bench.greet(1, member(1, in_place), 1),
                     _ => {
                         bench.greet(2, fenced(2, in_place), 2);
-                        bench.say(2, join(5));
+                        bench.send(2, join(5));
                     }
                 }
             }
             let reason = bench.must_stop(1).unwrap_or_else(|| panic!("in place {in_place}: {:?}", bench.last(1)));
             assert_eq!(reason, "10.0.0.2 (host:2) restarts its workers", "in place {in_place}, {first} first");
-            bench.say(1, join(5));
+            bench.send(1, join(5));
             assert!(bench.is_placed(1, 6) && bench.is_placed(2, 6), "in place {in_place}, {first} first");
-            assert_eq!((bench.place(2).rank, bench.place(2).world_size), (1, 2));
+            assert_eq!((bench.placement(2).rank, bench.placement(2).world_size), (1, 2));
         }
     }
 }
@@ -148,17 +148,17 @@ fn workers_that_fail_because_a_member_was_fenced_cost_no_restart() {
         bench.greet(1, member(1, true), 1);
         bench.greet(2, fenced(2, true), 2);
         if joined {
-            bench.say(2, join(5));
+            bench.send(2, join(5));
         }
-        bench.say(1, NodeMessage::Failed { round: ROUND, failure: failure() });
+        bench.send(1, NodeMessage::Failed { round: ROUND, failure: failure() });
         if !joined {
-            bench.say(2, join(5));
+            bench.send(2, join(5));
         }
         assert!(bench.run().closed().is_none(), "{:?}", bench.run().closed());
         assert!(bench.must_stop(1).is_some_and(|reason| !reason.contains("restart 1")), "{:?}", bench.must_stop(1));
-        bench.say(1, join(5));
+        bench.send(1, join(5));
         assert!(bench.is_placed(1, 6) && bench.is_placed(2, 6));
-        assert_eq!(bench.place(1).restart, 0);
+        assert_eq!(bench.placement(1).restart, 0);
     }
 }
 
@@ -167,13 +167,13 @@ fn workers_that_fail_because_a_member_was_fenced_cost_no_restart() {
 fn workers_that_fail_before_all_members_have_reported_cost_no_restart() {
     let mut bench = Bench::new();
     bench.greet(1, member(1, true), 1);
-    bench.say(1, NodeMessage::Failed { round: ROUND, failure: failure() });
+    bench.send(1, NodeMessage::Failed { round: ROUND, failure: failure() });
     assert!(bench.run().closed().is_none(), "{:?}", bench.run().closed());
     let reason = bench.must_stop(1).expect("its other workers wait for news");
     assert!(reason.contains("not counted, since not all members of round 5 have reported"), "{reason}");
     bench.greet(2, fenced(2, true), 2);
-    bench.say(2, join(5));
-    bench.say(1, join(5));
+    bench.send(2, join(5));
+    bench.send(1, join(5));
     assert!(bench.is_placed(1, 6) && bench.is_placed(2, 6));
 }
 
@@ -188,7 +188,7 @@ fn the_other_members_are_sent_a_failure_before_their_workers_give_up() {
     let mut bench = Bench::new();
     bench.greet(1, of_three(1), 1);
     bench.greet(2, of_three(2), 2);
-    bench.say(1, NodeMessage::Failed { round: ROUND, failure: failure() });
+    bench.send(1, NodeMessage::Failed { round: ROUND, failure: failure() });
     let reason = bench.must_stop(2).expect("its workers wait for news");
     assert!(reason.contains("not counted"), "{reason}");
     assert_eq!((bench.run().closed(), bench.run().restart()), (None, 0));
@@ -200,8 +200,8 @@ fn a_job_has_not_succeeded_while_a_fenced_member_asks_for_another_round() {
     let mut bench = Bench::new();
     bench.greet(1, member(1, false), 1);
     bench.greet(2, fenced(2, false), 2);
-    bench.say(2, join(5));
-    bench.say(1, NodeMessage::Done { round: ROUND });
+    bench.send(2, join(5));
+    bench.send(1, NodeMessage::Done { round: ROUND });
     assert_eq!(bench.run().closed(), None);
     assert_eq!(bench.must_stop(1), Some("10.0.0.2 (host:2) restarts its workers"));
 }
@@ -212,8 +212,8 @@ fn a_job_has_not_succeeded_while_a_member_has_stopped_for_a_change() {
     let mut bench = Bench::new();
     bench.greet(1, member(1, true), 1);
     bench.greet(2, fenced(2, true), 2);
-    bench.say(2, back(5, &BOTH, Some(31)));
-    bench.say(1, NodeMessage::Done { round: ROUND });
+    bench.send(2, back(5, &BOTH, Some(31)));
+    bench.send(1, NodeMessage::Done { round: ROUND });
     assert_eq!(bench.run().closed(), None);
     assert!(bench.must_stop(1).is_some(), "{:?}", bench.last(1));
 }
@@ -229,7 +229,7 @@ fn a_node_of_an_older_world_stops_a_healthy_one_only_when_a_round_can_close() {
             bench.greet(node, member(node, in_place), node as u8);
         }
         bench.greet(3, of_an_older_world(3), 3);
-        bench.say(3, join(4));
+        bench.send(3, join(4));
         let waits = "round 5 runs undisturbed (nodes: 2); no node can join for 15.0 s: members of a world formed before this \
                      coordinator restarted may still run until their lease ends";
         assert!(bench.run().progress(bench.now).contains(waits), "{}", bench.run().progress(bench.now));
@@ -252,8 +252,8 @@ fn a_node_of_an_older_world_is_no_spare_while_it_waits() {
         bench.greet(node, member(node, false), node as u8);
     }
     bench.greet(3, of_an_older_world(3), 3);
-    bench.say(3, join(4));
-    bench.say(3, NodeMessage::Heartbeat { rtt_us: None });
+    bench.send(3, join(4));
+    bench.send(3, NodeMessage::Heartbeat { rtt_us: None });
     let CoordinatorMessage::Heartbeat { waits: Some(waits) } = bench.last(3) else { panic!("{:?}", bench.last(3)) };
     assert!(!waits.spare, "{waits:?}");
 }
@@ -266,8 +266,8 @@ fn a_member_that_leaves_is_let_go_at_once_although_no_round_can_close() {
         bench.greet(node, member(node, true), node as u8);
     }
     bench.greet(3, of_an_older_world(3), 3);
-    bench.say(3, join(4));
-    bench.say(2, NodeMessage::WillLeave { round: ROUND, reason: "SIGTERM".into(), signal: Some(15) });
+    bench.send(3, join(4));
+    bench.send(2, NodeMessage::WillLeave { round: ROUND, reason: "SIGTERM".into(), signal: Some(15) });
     for node in [1, 2] {
         assert!(matches!(bench.last(node), CoordinatorMessage::Change(_)), "{:?}", bench.last(node));
     }
@@ -279,11 +279,11 @@ fn a_newcomer_stops_nobody_before_all_members_have_reported() {
     for in_place in WAYS {
         let mut bench = Bench::new();
         bench.greet(3, hello(3, &settings()), 3);
-        bench.say(3, join(0));
+        bench.send(3, join(0));
         bench.greet(1, member(1, in_place), 1);
         assert_eq!(bench.must_stop(1), None, "in place {in_place}");
         for _ in 0..10 {
-            [1, 3].into_iter().for_each(|node| bench.say(node, NodeMessage::Heartbeat { rtt_us: None }));
+            [1, 3].into_iter().for_each(|node| bench.send(node, NodeMessage::Heartbeat { rtt_us: None }));
             bench.pass(SECOND);
             assert_eq!(bench.must_stop(1), None, "in place {in_place}");
         }
@@ -299,10 +299,10 @@ fn a_newcomer_stops_nobody_before_all_members_have_reported() {
 fn a_member_that_stops_for_a_known_check_before_the_others_report_breaks_nothing() {
     let mut bench = Bench::new();
     bench.greet(1, member(1, true), 1);
-    bench.say(1, NodeMessage::Counted { round: ROUND, count: 30 });
-    bench.say(1, back(5, &BOTH, Some(31)));
+    bench.send(1, NodeMessage::Counted { round: ROUND, count: 30 });
+    bench.send(1, back(5, &BOTH, Some(31)));
     bench.greet(2, member(2, true), 2);
-    bench.say(2, NodeMessage::Counted { round: ROUND, count: 30 });
+    bench.send(2, NodeMessage::Counted { round: ROUND, count: 30 });
     assert_eq!(bench.must_stop(2), None, "{:?}", bench.last(2));
     assert_eq!(bench.must_stop_at(2), Some(31), "{:?}", bench.last(2));
 }
@@ -312,8 +312,8 @@ fn a_member_that_stops_for_a_known_check_before_the_others_report_breaks_nothing
 fn the_check_at_which_a_member_has_stopped_is_chosen_again() {
     let mut bench = Bench::new();
     bench.greet(2, member(2, true), 2);
-    bench.say(2, NodeMessage::Counted { round: ROUND, count: 29 });
+    bench.send(2, NodeMessage::Counted { round: ROUND, count: 29 });
     bench.greet(1, fenced(1, true), 1);
-    bench.say(1, back(5, &BOTH, Some(31)));
+    bench.send(1, back(5, &BOTH, Some(31)));
     assert_eq!(bench.must_stop_at(2), Some(31), "{:?}", bench.last(2));
 }

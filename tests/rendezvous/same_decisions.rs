@@ -32,7 +32,7 @@ enum Act {
 /// A node's knowledge after an action.
 #[derive(Clone, Debug, PartialEq)]
 struct Known {
-    place: Option<Placement>,
+    placement: Option<Placement>,
     must_re_form: bool,
     /// Only whether there is a reason. The texts may differ, because a cell's nodes make them again at each read.
     has_reason: bool,
@@ -213,13 +213,14 @@ impl Job for OverCell {
 
 /// Perform a history. Returns the knowledge of every node after each action.
 fn live(job: &mut dyn Job, acts: &[Act]) -> Vec<Vec<Known>> {
-    let mut places: BTreeMap<usize, Placement> = BTreeMap::new();
+    let mut placements: BTreeMap<usize, Placement> = BTreeMap::new();
     let mut all = Vec::new();
     for act in acts {
-        let round = |places: &BTreeMap<usize, Placement>, node: usize| places.get(&node).map_or(Round(0), |p| p.round);
+        let round =
+            |placements: &BTreeMap<usize, Placement>, node: usize| placements.get(&node).map_or(Round(0), |p| p.round);
         match *act {
             Act::Join(node) => {
-                places.remove(&node);
+                placements.remove(&node);
                 let workers = JoinWorkers::new("default", node as u32 + 1);
                 job.ask(node, &mut |machine, now| {
                     machine.join(4000 + node as u16, None, Some(workers.clone()), Duration::from_secs(10_000), now);
@@ -227,11 +228,11 @@ fn live(job: &mut dyn Job, acts: &[Act]) -> Vec<Vec<Known>> {
             }
             Act::Abandon(node) => job.ask(node, &mut |machine, _| machine.abandon()),
             Act::Fail(node, counts) => {
-                let round = round(&places, node);
+                let round = round(&placements, node);
                 job.ask(node, &mut |machine, _| machine.report_failure(round, failure(node, counts)));
             }
             Act::Done(node) => {
-                let round = round(&places, node);
+                let round = round(&placements, node);
                 job.ask(node, &mut |machine, _| machine.report_done(round));
             }
             Act::Leave(node) => job.ask(node, &mut |machine, _| machine.leave("a test".into(), None)),
@@ -243,20 +244,20 @@ fn live(job: &mut dyn Job, acts: &[Act]) -> Vec<Vec<Known>> {
         for _ in 0..80 {
             job.step();
             for node in 0..NODES {
-                if let Some(place) = job.outcome(node) {
-                    places.insert(node, place);
+                if let Some(placement) = job.outcome(node) {
+                    placements.insert(node, placement);
                 }
             }
         }
         let mut known = Vec::new();
         for node in 0..NODES {
-            let place = places.get(&node).cloned();
+            let placement = placements.get(&node).cloned();
             job.ask(node, &mut |machine, _| {
                 let view = machine.view().clone();
                 // A node without a place learns of others only when it asks. A node that has left learns nothing.
-                let runs = place.is_some() && !machine.has_left();
+                let runs = placement.is_some() && !machine.has_left();
                 known.push(Known {
-                    place: place.clone(),
+                    placement: placement.clone(),
                     must_re_form: runs && view.waiting > 0,
                     has_reason: runs && !view.reason.is_empty(),
                     restart: if runs { view.restart } else { 0 },
@@ -306,7 +307,8 @@ fn a_member_whose_join_was_abandoned_comes_back_as_a_member() {
     let acts = [Join(3), Join(0), Join(3), Abandon(3), Join(3), Join(0)];
     let coordinator = live(&mut OverCoordinator::new(&settings), &acts);
     assert_eq!(coordinator, live(&mut OverCell::new(&settings), &acts));
-    let reason = coordinator.last().and_then(|known| known[3].place.as_ref()).map(|place| place.reason.as_str());
+    let reason =
+        coordinator.last().and_then(|known| known[3].placement.as_ref()).map(|placement| placement.reason.as_str());
     assert_eq!(reason, Some("all members of round 1 are back (node0 (host0:1), node3 (host3:1))"));
 }
 

@@ -71,7 +71,7 @@ impl Coordinator {
                     let incoming = Incoming {
                         halves: Halves::plain(stream),
                         first_bytes: BytesMut::new(),
-                        pass: None,
+                        identity: None,
                         peer,
                         local,
                         kept: Box::new(()),
@@ -276,7 +276,7 @@ async fn a_reported_failure_reaches_all_nodes_and_the_second_one_ends_the_job() 
     for view in [own, others] {
         assert_eq!((view.failure, view.restart), (Some(expected.clone()), 1));
     }
-    assert!(join_all(&sessions).await.iter().all(|place| (place.round, place.restart) == (Round(2), 1)));
+    assert!(join_all(&sessions).await.iter().all(|placement| (placement.round, placement.restart) == (Round(2), 1)));
     assert_eq!(sessions[0].view().failure, None);
     // A report about an earlier round has no effect.
     sessions[1].report_failure(Round(1), failure());

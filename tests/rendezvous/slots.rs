@@ -38,16 +38,16 @@ fn joined(settings: &Settings, offered: &[u32]) -> Bench {
     let mut bench = Bench::new();
     for (node, workers) in (1..).zip(offered) {
         bench.greet(node, hello(node, settings), node as u8);
-        bench.say(node, offers(0, *workers));
+        bench.send(node, offers(0, *workers));
     }
     bench
 }
 
 /// How many workers each of these nodes starts in the current round, and the rank of the first one.
-fn places<const N: usize>(bench: &Bench, nodes: [u64; N]) -> [(u32, u32); N] {
+fn ranks_of<const N: usize>(bench: &Bench, nodes: [u64; N]) -> [(u32, u32); N] {
     nodes.map(|node| {
         let placed =
-            bench.said.iter().rev().filter(|(to, _)| to.0 == node).find_map(|(_, message)| message.placement());
+            bench.sent.iter().rev().filter(|(to, _)| to.0 == node).find_map(|(_, message)| message.placement());
         let placement = placed.unwrap_or_else(|| panic!("node {node} has no place: {:?}", bench.last(node)));
         assert_eq!(placement.round, bench.run().round(), "node {node}");
         (placement.local_world_size.expect("their number"), placement.workers.expect("ranks").first_rank)
@@ -69,17 +69,17 @@ fn the_node_that_would_pass_the_maximum_starts_fewer_and_the_next_one_is_a_spare
     assert!(progress.starts_with(expected), "{progress}");
 
     bench.greet(2, hello(2, &settings), 2);
-    bench.say(2, offers(0, 4));
+    bench.send(2, offers(0, 4));
     assert_eq!(bench.run().standing(), Standing::LastCall, "enough, and more may come");
     bench.greet(3, hello(3, &settings), 3);
-    bench.say(3, offers(0, 4));
-    assert_eq!(places(&bench, [1, 2, 3]), [(4, 0), (4, 4), (2, 8)]);
-    let placement = bench.place(3);
+    bench.send(3, offers(0, 4));
+    assert_eq!(ranks_of(&bench, [1, 2, 3]), [(4, 0), (4, 4), (2, 8)]);
+    let placement = bench.placement(3);
     assert_eq!((placement.world_size, placement.rank), (3, 2));
     assert_eq!(placement.workers.map(|ranks| (ranks.world_size, ranks.role_world_size)), Some((10, 10)));
     assert!(placement.reason.starts_with("the maximum of 10 workers is reached"), "{}", placement.reason);
     bench.greet(4, hello(4, &settings), 4);
-    bench.say(4, offers(0, 1));
+    bench.send(4, offers(0, 1));
     assert!(is_spare(&bench, 4), "{:?}", bench.last(4));
     assert_eq!(bench.run().standing(), Standing::Undisturbed);
 }
@@ -89,13 +89,13 @@ fn the_minimum_is_enough_once_the_last_call_is_over() {
     let settings = settings(6, 10);
     let mut bench = joined(&settings, &[4, 3]);
     bench.pass(settings.last_call_timeout);
-    assert_eq!(places(&bench, [1, 2]), [(4, 0), (3, 4)]);
+    assert_eq!(ranks_of(&bench, [1, 2]), [(4, 0), (3, 4)]);
 }
 
 #[test]
 fn one_node_may_have_more_workers_than_the_world() {
     let bench = joined(&settings(1, 3), &[8]);
-    assert_eq!(places(&bench, [1]), [(3, 0)]);
+    assert_eq!(ranks_of(&bench, [1]), [(3, 0)]);
 }
 
 #[test]
@@ -104,37 +104,37 @@ fn nodes_of_a_first_round_are_admitted_by_arrival_and_ranked_as_they_ask() {
     let mut bench = Bench::new();
     for (node, rank) in [(1, 2), (2, 1), (3, 0)] {
         bench.greet(node, hello(node, &settings), node as u8);
-        bench.say(node, asks(0, 2, Some(rank)));
+        bench.send(node, asks(0, 2, Some(rank)));
     }
-    assert_eq!(places(&bench, [1, 2, 3]), [(2, 3), (2, 1), (1, 0)], "the last to come starts fewer, with rank 0");
+    assert_eq!(ranks_of(&bench, [1, 2, 3]), [(2, 3), (2, 1), (1, 0)], "the last to come starts fewer, with rank 0");
     // It stays the one that starts fewer, so that workers of the others may live on.
     for node in [3, 1, 2] {
-        bench.say(node, asks(1, 2, Some(0)));
+        bench.send(node, asks(1, 2, Some(0)));
     }
     assert_eq!(bench.run().round(), Round(2));
-    assert_eq!(places(&bench, [1, 2, 3]), [(2, 3), (2, 1), (1, 0)]);
+    assert_eq!(ranks_of(&bench, [1, 2, 3]), [(2, 3), (2, 1), (1, 0)]);
 }
 
 #[test]
 fn the_node_that_started_fewer_takes_the_room_that_another_leaves() {
     let settings = settings(6, 10);
     let mut bench = joined(&settings, &[4, 4, 4]);
-    bench.say(1, NodeMessage::Leave { reason: "scaled down".into(), signal: None });
-    (2..=3).for_each(|node| bench.say(node, offers(1, 4)));
+    bench.send(1, NodeMessage::Leave { reason: "scaled down".into(), signal: None });
+    (2..=3).for_each(|node| bench.send(node, offers(1, 4)));
     bench.pass(Duration::ZERO);
-    assert_eq!(places(&bench, [2, 3]), [(4, 0), (4, 4)]);
+    assert_eq!(ranks_of(&bench, [2, 3]), [(4, 0), (4, 4)]);
     // A newcomer fills what is left, and the next one waits.
     bench.greet(4, hello(4, &settings), 4);
-    bench.say(4, offers(0, 4));
+    bench.send(4, offers(0, 4));
     assert!(matches!(bench.last(2), CoordinatorMessage::Status { waiting: 1, .. }), "{:?}", bench.last(2));
-    (2..=3).for_each(|node| bench.say(node, offers(2, 4)));
-    assert_eq!(places(&bench, [2, 3, 4]), [(4, 0), (4, 4), (2, 8)]);
+    (2..=3).for_each(|node| bench.send(node, offers(2, 4)));
+    assert_eq!(ranks_of(&bench, [2, 3, 4]), [(4, 0), (4, 4), (2, 8)]);
     bench.greet(5, hello(5, &settings), 5);
-    bench.say(5, offers(0, 4));
+    bench.send(5, offers(0, 4));
     assert!(is_spare(&bench, 5));
     // With too few workers nobody runs.
-    (3..=5).for_each(|node| bench.say(node, NodeMessage::Leave { reason: "gone".into(), signal: None }));
-    bench.say(2, offers(3, 4));
+    (3..=5).for_each(|node| bench.send(node, NodeMessage::Leave { reason: "gone".into(), signal: None }));
+    bench.send(2, offers(3, 4));
     bench.pass(settings.last_call_timeout);
     assert_eq!((bench.run().round(), bench.run().standing()), (Round(3), Standing::Gathering));
 }
@@ -144,15 +144,15 @@ fn a_lost_node_that_smaller_ones_replace_settles_without_a_last_call() {
     let settings = settings(4, 12);
     let mut bench = joined(&settings, &[4, 8]);
     assert_eq!(bench.run().round(), Round(1));
-    bench.say(2, NodeMessage::Leave { reason: "gone".into(), signal: None });
+    bench.send(2, NodeMessage::Leave { reason: "gone".into(), signal: None });
     for node in [3, 4] {
         bench.greet(node, hello(node, &settings), node as u8);
-        bench.say(node, offers(0, 3));
+        bench.send(node, offers(0, 3));
     }
     // Three nodes are more than two, but ten workers are no more than twelve.
-    bench.say(1, offers(1, 4));
+    bench.send(1, offers(1, 4));
     bench.pass(Duration::ZERO);
-    assert_eq!(places(&bench, [1, 3, 4]), [(4, 0), (3, 4), (3, 7)]);
+    assert_eq!(ranks_of(&bench, [1, 3, 4]), [(4, 0), (3, 4), (3, 7)]);
 }
 
 #[test]
@@ -166,9 +166,13 @@ fn numbers_of_nodes_hold_besides() {
         "{progress}"
     );
     bench.greet(2, hello(2, &settings), 2);
-    bench.say(2, offers(0, 1));
-    assert_eq!(places(&bench, [1, 2]), [(50, 0), (1, 50)]);
-    assert!(bench.place(1).reason.starts_with("the maximum of 2 nodes is reached"), "{}", bench.place(1).reason);
+    bench.send(2, offers(0, 1));
+    assert_eq!(ranks_of(&bench, [1, 2]), [(50, 0), (1, 50)]);
+    assert!(
+        bench.placement(1).reason.starts_with("the maximum of 2 nodes is reached"),
+        "{}",
+        bench.placement(1).reason
+    );
 }
 
 #[test]
@@ -193,7 +197,7 @@ fn an_agent_that_does_not_tell_its_number_of_workers_is_refused() {
     let settings = settings(1, 10);
     let mut bench = Bench::new();
     bench.greet(1, hello(1, &settings), 1);
-    bench.say(1, NodeMessage::Join(Join { round: Round(0), store_port: 1, node_rank: None, workers: None }));
+    bench.send(1, NodeMessage::Join(Join { round: Round(0), store_port: 1, node_rank: None, workers: None }));
     assert!(bench.rejection(1).contains("does not tell how many it has"), "{}", bench.rejection(1));
 }
 
@@ -219,7 +223,7 @@ fn a_restarted_coordinator_knows_whether_the_world_is_full() {
             bench.greet(node, member, node as u8);
         }
         bench.greet(3, hello(3, &settings), 3);
-        bench.say(3, offers(0, 2));
+        bench.send(3, offers(0, 2));
         assert_eq!(is_spare(&bench, 3), full, "{:?}", bench.last(3));
     }
 }
@@ -236,14 +240,14 @@ fn survivors_without_a_place_do_not_count() {
         NodeMessage::Join(Join { workers: Some(workers), ..join })
     };
     // The second node has more workers than it has offered before. There is room for two of them.
-    bench.say(1, returns(&[(0, 3), (1, 3), (2, 3), (3, 3)]));
-    bench.say(2, returns(&[(0, 2), (1, 2), (2, 9)]));
-    assert_eq!(places(&bench, [1, 2]), [(4, 0), (2, 4)]);
-    let resume = &bench.place(1).resume;
+    bench.send(1, returns(&[(0, 3), (1, 3), (2, 3), (3, 3)]));
+    bench.send(2, returns(&[(0, 2), (1, 2), (2, 9)]));
+    assert_eq!(ranks_of(&bench, [1, 2]), [(4, 0), (2, 4)]);
+    let resume = &bench.placement(1).resume;
     assert!(matches!(resume, Some(Resume::Continue { source: 0, sync: true, survivors: 6, .. })), "{resume:?}");
 }
 
-/// A newcomer that may start its workers before it joins is told for how many there is room.
+/// A newcomer that may start its workers before it joins gets the number of workers for which there is room.
 #[test]
 fn a_newcomer_is_told_how_much_room_a_running_world_has() {
     let settings = settings(1, 6);
@@ -251,18 +255,18 @@ fn a_newcomer_is_told_how_much_room_a_running_world_has() {
         let mut bench = joined(&settings, &offered);
         bench.pass(settings.last_call_timeout);
         for node in 1..=2 {
-            bench.say(node, NodeMessage::Groupless { round: Round(1) });
-            bench.say(node, NodeMessage::Attending { round: Round(1) });
+            bench.send(node, NodeMessage::NoProcessGroup { round: Round(1) });
+            bench.send(node, NodeMessage::Attending { round: Round(1) });
         }
         bench.greet(3, hello(3, &settings), 3);
         let CoordinatorMessage::Welcome { running: Some(running), .. } = bench.last(3) else {
             panic!("{:?}", bench.last(3))
         };
         assert_eq!(running.room, room);
-        let place = running.next_place(4);
+        let placement = running.next_placement(4);
         let expected = room.unwrap_or(4);
-        assert_eq!(place.workers_of(4), expected);
-        assert_eq!(place.workers.map(|ranks| ranks.world_size), Some(offered.iter().sum::<u32>() + expected));
+        assert_eq!(placement.workers_of(4), expected);
+        assert_eq!(placement.workers.map(|ranks| ranks.world_size), Some(offered.iter().sum::<u32>() + expected));
     }
 }
 
@@ -289,21 +293,21 @@ fn sized(local_world_size: u32) -> CoordinatorMessage {
 
 #[test]
 fn a_node_starts_as_many_workers_as_it_has_places_but_no_more_than_it_has_offered() {
-    for (told, starts) in [(2, Some(2)), (4, Some(4)), (5, None), (0, None), (u32::MAX, None)] {
+    for (reported, starts) in [(2, Some(2)), (4, Some(4)), (5, None), (0, None), (u32::MAX, None)] {
         let now = Instant::now();
         let mut node = NodeMachine::new(hello(1, &settings(1, 6)), "head:1".into(), Duration::from_secs(9), now);
         node.on_connected(now);
         node.on_message(
-            CoordinatorMessage::Welcome { addr: "10.0.0.7".into(), hosted: false, running: None, recalls: false },
+            CoordinatorMessage::Welcome { addr: "10.0.0.7".into(), hosted: false, running: None, wants_replay: false },
             now,
         );
         node.join(1, None, Some(JoinWorkers::new("trainer", 4)), Duration::from_secs(9), now);
         let mut frame = BytesMut::new();
-        encode_frame(&sized(told), &mut frame);
+        encode_frame(&sized(reported), &mut frame);
         let message = decode_frame::<CoordinatorMessage>(&mut frame).unwrap().unwrap();
         node.on_message(message, now);
         let placement = node.take_outcome().expect("answered").expect("placed");
-        assert_eq!(placement.local_world_size, starts, "told {told}");
+        assert_eq!(placement.local_world_size, starts, "told {reported}");
         assert_eq!(placement.workers_of(4), starts.unwrap_or(4));
     }
 }

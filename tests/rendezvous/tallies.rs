@@ -6,13 +6,13 @@ use bytes::BytesMut;
 use elastic_rs::events::tally::{Refused, Tally};
 use elastic_rs::rendezvous::messages::codec;
 use elastic_rs::rendezvous::messages::message::{
-    CoordinatorMessage, Generation, Hello, Join, JoinWorkers, NodeId, NodeMessage, Placed, Round, Stepped, Verdict,
+    CoordinatorMessage, Generation, Hello, Join, JoinWorkers, NodeId, NodeMessage, Placed, Progress, Round, Verdict,
 };
 use elastic_rs::rendezvous::messages::settings::Settings;
 use elastic_rs::rendezvous::node::{NodeCommand, NodeMachine};
 
 use crate::bench::{Bench, hello, join};
-use crate::node::place;
+use crate::node::complete;
 
 fn settings() -> Settings {
     Settings { max_restarts: Some(1), rejoin_limit: 1, ..Settings::new(1, 2) }
@@ -49,7 +49,7 @@ fn rejected_nodes_are_counted_by_why() {
     assert_eq!(std::mem::take(&mut bench.tallies), count(Refused::Replaced), "the second one was connected");
     assert_eq!(refused(&mut bench, hello(2, &settings()), 1), count(Refused::Replaced));
     // Nodes of their host may leave the running job once.
-    bench.say(1, NodeMessage::Leave { reason: "test".into(), signal: None });
+    bench.send(1, NodeMessage::Leave { reason: "test".into(), signal: None });
     assert_eq!(refused(&mut bench, hello(11, &settings()), 1), count(Refused::Flapping));
 }
 
@@ -58,8 +58,8 @@ fn a_node_that_finds_other_settings_when_it_joins_is_counted() {
     let mut bench = Bench::new();
     bench.greet(1, hello(1, &settings()), 1);
     bench.greet(2, hello(2, &Settings::new(1, 5)), 2);
-    bench.say(1, join(0));
-    bench.say(2, join(0));
+    bench.send(1, join(0));
+    bench.send(2, join(0));
     assert_eq!(bench.tallies, [Tally::Refused(Refused::Settings)]);
 }
 
@@ -69,7 +69,7 @@ fn a_node_that_says_what_cannot_be_later_on_is_counted() {
     let endless = Join { workers: Some(JoinWorkers::new("r".repeat(300), 2)), ..join };
     for message in [NodeMessage::Join(endless), NodeMessage::Counted { round: Round(1), count: u64::MAX }] {
         let mut bench = Bench::formed(2, &settings());
-        bench.say(1, message.clone());
+        bench.send(1, message.clone());
         assert_eq!(bench.tallies, [Tally::Refused(Refused::Invalid)], "{message:?}");
     }
 }
@@ -79,10 +79,10 @@ fn round_trips_that_heartbeats_tell_are_counted_and_bounded() {
     let mut bench = Bench::formed(2, &settings());
     let records = bench.records.len();
     for rtt_us in [700, u64::MAX] {
-        bench.say(2, NodeMessage::Heartbeat { rtt_us: Some(rtt_us) });
+        bench.send(2, NodeMessage::Heartbeat { rtt_us: Some(rtt_us) });
         assert_eq!(bench.last(2), &CoordinatorMessage::Heartbeat { waits: None });
     }
-    bench.say(2, NodeMessage::Fenced);
+    bench.send(2, NodeMessage::Fenced);
     let times = [Duration::from_micros(700), settings().lease()].map(Tally::RoundTrip);
     assert_eq!(bench.tallies, [times[0], times[1], Tally::Fenced]);
     assert_eq!(bench.records.len(), records);
@@ -98,7 +98,7 @@ fn placed(now: Instant) -> NodeMachine {
     );
     node.join(1, None, None, Duration::from_secs(60), now);
     welcomed(&mut node, now);
-    node.on_message(place(1), now);
+    node.on_message(complete(1), now);
     node.take_commands();
     node
 }
@@ -107,17 +107,17 @@ fn welcomed(node: &mut NodeMachine, now: Instant) {
     node.on_tick(now);
     node.on_connected(now);
     node.on_message(
-        CoordinatorMessage::Welcome { addr: "10.0.0.7".into(), hosted: false, running: None, recalls: false },
+        CoordinatorMessage::Welcome { addr: "10.0.0.7".into(), hosted: false, running: None, wants_replay: false },
         now,
     );
 }
 
 fn sent(node: &mut NodeMachine) -> Vec<NodeMessage> {
-    let said = |command| match command {
+    let sent = |command| match command {
         NodeCommand::Send(message) => Some(message),
         _ => None,
     };
-    node.take_commands().into_iter().filter_map(said).collect()
+    node.take_commands().into_iter().filter_map(sent).collect()
 }
 
 /// What a node says in ten minutes whose heartbeats are answered after a while, and the bytes of both directions.
@@ -142,9 +142,9 @@ fn ten_minutes(after: Duration) -> (Vec<NodeMessage>, usize) {
 
 #[test]
 fn one_of_twelve_heartbeats_tells_a_round_trip_and_costs_next_to_nothing() {
-    let (said, bytes) = ten_minutes(Duration::from_millis(40));
-    assert_eq!(said.len(), 120, "one each 5 s");
-    for (at, message) in said.iter().enumerate() {
+    let (sent, bytes) = ten_minutes(Duration::from_millis(40));
+    assert_eq!(sent.len(), 120, "one each 5 s");
+    for (at, message) in sent.iter().enumerate() {
         let rtt_us = (at % 12 == 11).then_some(40_000);
         assert_eq!(*message, NodeMessage::Heartbeat { rtt_us }, "{at}");
     }
@@ -170,7 +170,7 @@ fn a_coordinator_that_has_not_welcomed_a_node_is_told_heartbeats_alone() {
     now = tick(&mut node);
     node.on_connected(now);
     sent(&mut node);
-    node.report_first_step(Round(1), Stepped { after_us: 1, step: None, before: None, step_time_us: None });
+    node.report_first_step(Round(1), Progress { after_us: 1, step: None, before: None, step_time_us: None });
     tick(&mut node);
     assert_eq!(sent(&mut node), [NodeMessage::Heartbeat { rtt_us: None }]);
 }
@@ -184,7 +184,7 @@ fn a_node_that_was_cut_off_says_so_once() {
     assert!(node.view().fenced.is_some());
     assert!(!sent(&mut node).contains(&NodeMessage::Fenced), "nobody answers yet");
     welcomed(&mut node, now + Duration::from_secs(10));
-    let fences = |said: Vec<NodeMessage>| said.iter().filter(|message| **message == NodeMessage::Fenced).count();
+    let fences = |sent: Vec<NodeMessage>| sent.iter().filter(|message| **message == NodeMessage::Fenced).count();
     assert_eq!(fences(sent(&mut node)), 1);
     node.on_message(CoordinatorMessage::Heartbeat { waits: None }, now + Duration::from_secs(11));
     node.on_message(

@@ -26,7 +26,7 @@ fn greet(machine: &mut Machine, number: u64, hello: Hello, now: Instant) {
 }
 
 /// The machine's messages. Each must fit into a frame, and each note into one line.
-fn said(machine: &mut Machine) -> Vec<CoordinatorMessage> {
+fn sent(machine: &mut Machine) -> Vec<CoordinatorMessage> {
     let mut messages = Vec::new();
     for command in machine.take_commands() {
         match command {
@@ -55,7 +55,7 @@ fn said(machine: &mut Machine) -> Vec<CoordinatorMessage> {
 
 fn refusal(machine: &mut Machine, hello: Hello) -> String {
     greet(machine, 1000, hello, Instant::now());
-    match said(machine).as_slice() {
+    match sent(machine).as_slice() {
         [CoordinatorMessage::Rejected { reason }] => reason.clone(),
         other => panic!("not rejected: {other:?}"),
     }
@@ -71,30 +71,32 @@ fn the_longest_texts_fit_into_a_frame() {
         greet(&mut machine, number, hello(number, NODES as u32), now);
         machine.on_message(SessionId(number), join(0), now);
         machine.on_message(SessionId(number), NodeMessage::Heartbeat { rtt_us: None }, now);
-        said(&mut machine);
+        sent(&mut machine);
     }
     greet(&mut machine, 500, hello(500, 7), now);
-    assert!(matches!(said(&mut machine).as_slice(), [CoordinatorMessage::Rejected { .. }]));
+    assert!(matches!(sent(&mut machine).as_slice(), [CoordinatorMessage::Rejected { .. }]));
 
     let reason = "\u{1b}語".repeat(20_000);
     machine.on_message(SessionId(0), NodeMessage::Leave { reason: reason.clone(), signal: None }, now);
-    let told = said(&mut machine);
+    let reported = sent(&mut machine);
     assert!(
-        told.iter().any(|message| matches!(message, CoordinatorMessage::Status { reason, .. } if reason.len() > 4096))
+        reported
+            .iter()
+            .any(|message| matches!(message, CoordinatorMessage::Status { reason, .. } if reason.len() > 4096))
     );
     greet(&mut machine, 501, hello(501, NODES as u32), now);
     machine.on_message(SessionId(501), join(0), now);
     for number in 1..NODES {
         machine.on_message(SessionId(number), join(1), now);
         machine.on_message(SessionId(number), NodeMessage::Heartbeat { rtt_us: None }, now);
-        said(&mut machine);
+        sent(&mut machine);
     }
     now += Duration::from_secs(60);
     machine.on_tick(now);
-    said(&mut machine);
+    sent(&mut machine);
     let verdict = Verdict::Failed { by: reason.clone(), cause: reason, failure: None };
     machine.on_message(SessionId(1), NodeMessage::Close(verdict), now);
-    assert!(said(&mut machine).iter().any(|message| matches!(message, CoordinatorMessage::Closed { .. })));
+    assert!(sent(&mut machine).iter().any(|message| matches!(message, CoordinatorMessage::Closed { .. })));
 }
 
 #[test]
@@ -128,7 +130,7 @@ fn separators_and_bidi_controls_forge_no_lines() {
             assert_eq!(refusal(&mut machine, hello), format!("the {what} `{escaped}` has control characters"));
         }
         greet(&mut machine, 1, good, Instant::now());
-        said(&mut machine);
+        sent(&mut machine);
         machine.on_message(SessionId(1), NodeMessage::Leave { reason: bad.clone(), signal: None }, Instant::now());
         let notes: Vec<_> = machine.take_commands().iter().map(|command| format!("{command:?}")).collect();
         assert!(notes.iter().any(|note| note.contains("node [job] closed")), "{notes:?}");
@@ -136,7 +138,7 @@ fn separators_and_bidi_controls_forge_no_lines() {
     // Joiners and emoji of real names stay.
     let mut machine = Machine::new();
     greet(&mut machine, 1, Hello { name: "می‌خواهم 語 👩‍🚀".into(), ..hello(1, 1) }, Instant::now());
-    assert!(matches!(said(&mut machine).as_slice(), [CoordinatorMessage::Welcome { .. }]));
+    assert!(matches!(sent(&mut machine).as_slice(), [CoordinatorMessage::Welcome { .. }]));
 }
 
 /// A node logs texts of the server at the endpoint, which may be any program.

@@ -77,7 +77,7 @@ async fn a_node_that_does_not_read_is_placed_in_no_round() {
         let halves = Halves { reader: Box::new(reader), writer: Box::new(writer) };
         let (peer, local) = (([127, 0, 0, 1], 1).into(), ([127, 0, 0, 1], 2).into());
         let first_bytes = BytesMut::new();
-        to_coordinator.send(Incoming { halves, first_bytes, pass: None, peer, local, kept: Box::new(()) }).unwrap();
+        to_coordinator.send(Incoming { halves, first_bytes, identity: None, peer, local, kept: Box::new(()) }).unwrap();
         ours
     };
     let mut deaf = connect();
@@ -87,13 +87,15 @@ async fn a_node_that_does_not_read_is_placed_in_no_round() {
     let (mut one, mut other) = (connect(), connect());
     one.write_all(&greeting("job", 2)).await.unwrap();
     other.write_all(&greeting("job", 3)).await.unwrap();
-    let places = tokio::time::timeout(PATIENCE, async { tokio::join!(place_of(one), place_of(other)) }).await.unwrap();
-    let mut ranks = [&places.0, &places.1].map(|place| (place.round, place.world_size, place.rank));
+    let placements =
+        tokio::time::timeout(PATIENCE, async { tokio::join!(placement_of(one), placement_of(other)) }).await.unwrap();
+    let mut ranks =
+        [&placements.0, &placements.1].map(|placement| (placement.round, placement.world_size, placement.rank));
     ranks.sort_unstable();
     assert_eq!(ranks, [(Round(1), 2, 0), (Round(1), 2, 1)], "the two that read form the world");
 }
 
-async fn place_of(mut node: DuplexStream) -> Placement {
+async fn placement_of(mut node: DuplexStream) -> Placement {
     let mut received = BytesMut::new();
     loop {
         match decode_frame::<CoordinatorMessage>(&mut received).unwrap() {

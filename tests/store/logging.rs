@@ -21,7 +21,7 @@ use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber};
 
 use crate::alone::alone;
-use crate::users::{ANSWER, SAME_USER, STRANGER, as_user, greeted};
+use crate::users::{ANSWER, OTHER_UID, SAME_USER, as_user, greeted};
 
 static RECORDS: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
@@ -232,7 +232,7 @@ fn a_flood_of_refused_sessions_is_logged_in_part() {
     let records = std::mem::take(&mut *RECORDS.lock().unwrap());
     // Twenty records a minute, as above.
     let of = |text: &str| records.iter().filter(|record| record.contains(text)).count();
-    let (logged, summaries) = (of("a session is refused"), of("more of the same was not logged"));
+    let (logged, summaries) = (of("connection refused"), of("more of the same was not logged"));
     assert!(logged >= 20 && logged <= 20 * summaries, "{logged} of {FLOOD}, {summaries} summaries");
     if summaries == 1 {
         assert_eq!(of("what=\"refused\" count=80"), 1, "{:?}", records.last());
@@ -251,8 +251,8 @@ fn a_flood_of_decisions_is_logged_in_part_and_of_another_run_in_full() {
     let join = || NodeMessage::Join(Join { round: Round(0), store_port: 1, node_rank: None, workers: None });
     let leave = || NodeMessage::Leave { reason: "had enough".to_owned(), signal: None };
     let loops = (0..FLOOD).flat_map(|_| [join(), NodeMessage::Withdraw]).chain([leave()]);
-    say(&host, Hello::new("restless", NodeId(1), "node1:1", Settings::new(2, 2)), loops);
-    say(&host, Hello::new("calm", NodeId(2), "node2:1", Settings::new(2, 2)), [join(), leave()]);
+    send(&host, Hello::new("restless", NodeId(1), "node1:1", Settings::new(2, 2)), loops);
+    send(&host, Hello::new("calm", NodeId(2), "node2:1", Settings::new(2, 2)), [join(), leave()]);
     drop(host);
     let records = std::mem::take(&mut *RECORDS.lock().unwrap());
     let of = |text: &str| records.iter().filter(|record| record.contains(text)).count();
@@ -278,7 +278,7 @@ fn a_flood_of_decisions_in_many_runs_is_bounded_for_all_of_them_together() {
     for run in 0..RUNS {
         let leave = NodeMessage::Leave { reason: "had enough".to_owned(), signal: None };
         let loops = (0..FLOOD).flat_map(|_| [join(), NodeMessage::Withdraw]).chain([leave]);
-        say(&host, Hello::new(format!("run {run}"), NodeId(1), "node1:1", Settings::new(2, 2)), loops);
+        send(&host, Hello::new(format!("run {run}"), NodeId(1), "node1:1", Settings::new(2, 2)), loops);
     }
     drop(host);
     let records = std::mem::take(&mut *RECORDS.lock().unwrap());
@@ -290,7 +290,7 @@ fn a_flood_of_decisions_in_many_runs_is_bounded_for_all_of_them_together() {
 }
 
 /// Open a session, send these messages while the answers are read, and wait for the end.
-fn say(host: &EndpointServer, hello: Hello, messages: impl IntoIterator<Item = NodeMessage>) {
+fn send(host: &EndpointServer, hello: Hello, messages: impl IntoIterator<Item = NodeMessage>) {
     let mut bytes = BytesMut::new();
     encode_preamble(&mut bytes);
     for message in [NodeMessage::Hello(Box::new(hello))].into_iter().chain(messages) {
@@ -312,7 +312,7 @@ mod for_root {
             return;
         }
         let server = start(ServerOptions { local_peers: SAME_USER, ..ServerOptions::default() });
-        let visits = as_user(STRANGER, || (0..30).map(|_| visit(&server, b"")).collect::<Vec<_>>());
+        let visits = as_user(OTHER_UID, || (0..30).map(|_| visit(&server, b"")).collect::<Vec<_>>());
         let records = std::mem::take(&mut *RECORDS.lock().unwrap());
         assert_eq!(records.len(), 20, "bounded: {records:?}");
         let detail = "detail=\"uid 65533 is neither this process's user (uid 0) nor root; ask for help\"";

@@ -1,4 +1,4 @@
-//! A server that accepts connections once it is told from where they may come.
+//! A server that accepts connections once it has the addresses from which they may come.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
@@ -15,7 +15,7 @@ const GREETING: &[u8] = b"\0\xce\xf7\x85\x3c\x0d\x01\x02\x03\x04";
 
 fn start() -> StoreServer {
     let listener = listen::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).unwrap();
-    StoreServer::start(vec![listener], ServerOptions { opens_when_told: true, ..ServerOptions::default() }).unwrap()
+    StoreServer::start(vec![listener], ServerOptions { opens_on_request: true, ..ServerOptions::default() }).unwrap()
 }
 
 /// A client that has greeted the server, and waits for its answer.

@@ -89,7 +89,7 @@ fn assert_serves(stream: &mut TcpStream) {
 fn strangers_are_closed_and_counted_and_disturb_nobody() {
     let server = start(ServerOptions::default());
     let mut friend = client(&server);
-    let strangers: [&[u8]; 6] = [
+    let inputs: [&[u8]; 6] = [
         b"GET / HTTP/1.1\r\nHost: store\r\n\r\n",
         b"\x16\x03\x01\x02\0\x01\0\x01\xfc\x03\x03 a TLS client hello",
         b"SSH-2.0-OpenSSH_9.6\r\n",
@@ -97,17 +97,17 @@ fn strangers_are_closed_and_counted_and_disturb_nobody() {
         b"\x01\xff\xff\xff\xff\xff\xff\xff\xff a SET without VALIDATE",
         b"\xff\xfe\xfd\xfc",
     ];
-    for (count, bytes) in (1..).zip(strangers) {
-        let mut stranger = connect(&server);
+    for (count, bytes) in (1..).zip(inputs) {
+        let mut client = connect(&server);
         // The server may close before all has been written.
-        let _ = stranger.write_all(bytes);
-        assert_eq!(read_to_close(&mut stranger), b"", "{}", bytes.escape_ascii());
+        let _ = client.write_all(bytes);
+        assert_eq!(read_to_close(&mut client), b"", "{}", bytes.escape_ascii());
         until("counted", || server.stats().rejected(Cause::Foreign) == count);
         assert_serves(&mut friend);
     }
     let stats = server.stats();
-    assert_eq!((stats.connections_open, stats.connections_accepted), (1, 1 + strangers.len() as u64));
-    assert_eq!(stats.rejected_total(), strangers.len() as u64);
+    assert_eq!((stats.connections_open, stats.connections_accepted), (1, 1 + inputs.len() as u64));
+    assert_eq!(stats.rejected_total(), inputs.len() as u64);
 }
 
 /// Set `count` keys with empty values, named `0/…` and `1/…`, and wait until they are set.
@@ -381,15 +381,15 @@ fn a_connection_with_an_upgrades_magic_is_handed_over_with_all_its_bytes() {
 fn drain_waits_for_the_last_client_to_leave() {
     let server = start(ServerOptions::default());
     let mut stream = client(&server);
-    let (told, tell) = mpsc::channel();
+    let (sender, receiver) = mpsc::channel();
     let leaver = thread::spawn(move || {
-        tell.recv().unwrap();
+        receiver.recv().unwrap();
         assert_serves(&mut stream);
         stream.shutdown(Shutdown::Write).unwrap();
         // The connection ends with a close, not with a reset.
         assert_eq!(stream.read(&mut [0]).unwrap(), 0);
     });
-    told.send(()).unwrap();
+    sender.send(()).unwrap();
     assert!(server.drain(PATIENCE), "all clients left");
     leaver.join().unwrap();
     assert!(TcpStream::connect(server.local_addr()).is_err(), "the server no longer listens");

@@ -27,7 +27,7 @@ use crate::hidden_peer::{second_interface, send_and_hide};
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Users that no process has.
-pub const STRANGER: u32 = 65533;
+pub const OTHER_UID: u32 = 65533;
 const ANOTHER: u32 = 65532;
 const ROOT: u32 = 0;
 
@@ -106,7 +106,7 @@ mod for_root {
         let server = start(SAME_USER);
         let addresses = own_addresses(server.port());
         for (count, &address) in addresses.iter().enumerate() {
-            assert_eq!(as_user(STRANGER, || greeted(address)), Vec::<u8>::new(), "{address}");
+            assert_eq!(as_user(OTHER_UID, || greeted(address)), Vec::<u8>::new(), "{address}");
             // Counted before the close.
             assert_eq!(server.stats().rejected(Cause::OtherUser), count as u64 + 1, "{address}");
             assert_eq!(greeted(address), ANSWER, "our own at {address}");
@@ -117,9 +117,9 @@ mod for_root {
     #[test]
     fn the_servers_user_and_root_are_served() {
         // Its thread has the user of the thread that starts it.
-        let server = as_user(STRANGER, || start(SAME_USER));
+        let server = as_user(OTHER_UID, || start(SAME_USER));
         for address in own_addresses(server.port()) {
-            for (uid, answer) in [(STRANGER, &ANSWER[..]), (ROOT, &ANSWER), (ANOTHER, &[])] {
+            for (uid, answer) in [(OTHER_UID, &ANSWER[..]), (ROOT, &ANSWER), (ANOTHER, &[])] {
                 assert_eq!(as_user(uid, || greeted(address)), answer, "user {uid} at {address}");
             }
         }
@@ -128,7 +128,7 @@ mod for_root {
     #[test]
     fn a_server_serves_every_user_unless_it_is_told_otherwise() {
         let server = start(LocalPeers::default());
-        assert_eq!(as_user(STRANGER, || greeted((Ipv4Addr::LOCALHOST, server.port()).into())), ANSWER);
+        assert_eq!(as_user(OTHER_UID, || greeted((Ipv4Addr::LOCALHOST, server.port()).into())), ANSWER);
     }
 
     /// They are closed before their first request is read. A client that is quick to go may have no user any more when its connection is
@@ -138,7 +138,7 @@ mod for_root {
         const TRIES: u64 = 300;
         let server = start(SAME_USER);
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, server.port()));
-        as_user(STRANGER, || {
+        as_user(OTHER_UID, || {
             for number in 0..TRIES {
                 let mut stream = TcpStream::connect(address).unwrap();
                 // The server may have closed it already.
@@ -167,7 +167,7 @@ mod for_root {
         let server = start(SAME_USER);
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, server.port()));
         let before = descriptors();
-        as_user(STRANGER, || {
+        as_user(OTHER_UID, || {
             (0..TRIES).for_each(|number| send_and_hide(address, &interface, &set(format!("/stranger/{number}"))))
         });
         let limit = Instant::now() + PATIENCE;
@@ -207,7 +207,7 @@ mod for_root {
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
         let address = lines.find_map(|line| line.strip_prefix("at ").map(|at| at.parse::<SocketAddr>().unwrap()));
-        let answers = address.map(|at| (as_user(STRANGER, || greeted(at)), greeted(at)));
+        let answers = address.map(|at| (as_user(OTHER_UID, || greeted(at)), greeted(at)));
         // The process ends with its standard input.
         drop(child.stdin.take());
         let ended = child.wait().unwrap();
@@ -226,7 +226,7 @@ mod for_root {
         let server = start(SAME_USER);
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, server.port()));
         let limit = getrlimit(Resource::Nofile);
-        for (uid, answer) in [(STRANGER, &[][..]), (ROOT, &ANSWER), (STRANGER, &[])] {
+        for (uid, answer) in [(OTHER_UID, &[][..]), (ROOT, &ANSWER), (OTHER_UID, &[])] {
             let client = as_user(uid, || Socket::new(Domain::IPV4, Type::STREAM, None).unwrap());
             // Descriptors are numbered from the lowest free one.
             let next = File::open("/dev/null").unwrap().as_raw_fd() as u64;
@@ -257,7 +257,7 @@ mod for_root {
     fn another_users_connection_is_closed_within_a_millisecond() {
         let server = start(SAME_USER);
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, server.port()));
-        let fastest = as_user(STRANGER, || {
+        let fastest = as_user(OTHER_UID, || {
             let times = (0..100).map(|_| {
                 let begin = Instant::now();
                 let mut stream = TcpStream::connect(address).unwrap();

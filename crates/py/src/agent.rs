@@ -9,9 +9,9 @@ use std::sync::Arc;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use elastic_rs::agent;
-use elastic_rs::agent::crew::{Adopted, Crew, overheard};
 use elastic_rs::agent::environment::{self, Workers};
 use elastic_rs::agent::runner::{self, ErrorFiles, Programs, Runner, START_PATIENCE};
+use elastic_rs::agent::worker_group::{Adopted, WorkerGroup, captured};
 use elastic_rs::rendezvous::messages::message;
 use elastic_rs::rendezvous::node::JoinError;
 use elastic_rs::signals::Signal;
@@ -123,7 +123,7 @@ impl Step {
         }
     }
 
-    /// Of ``end``: ``succeeded``, ``not_needed`` (a spare), ``failed``, ``no_place`` or ``signal``.
+    /// Of ``end``: ``succeeded``, ``not_needed`` (a spare), ``failed``, ``no_placement`` or ``signal``.
     #[getter]
     fn outcome(&self) -> Option<&'static str> {
         match &self.0 {
@@ -131,7 +131,7 @@ impl Step {
                 agent::Outcome::Succeeded => "succeeded",
                 agent::Outcome::NotNeeded => "not_needed",
                 agent::Outcome::Failed { .. } | agent::Outcome::Unfit { .. } => "failed",
-                agent::Outcome::NoPlace(_) => "no_place",
+                agent::Outcome::NoPlacement(_) => "no_placement",
                 agent::Outcome::Signal(_) => "signal",
             }),
             _ => None,
@@ -163,12 +163,12 @@ impl Step {
         }
     }
 
-    /// Of the outcome ``no_place``: the exception with the reason.
+    /// Of the outcome ``no_placement``: the exception with the reason.
     #[getter]
     fn error(&self, py: Python<'_>) -> Option<Py<PyAny>> {
         match &self.0 {
             runner::Step::End(outcome) => match &**outcome {
-                agent::Outcome::NoPlace(error) => Some(errors::from_join(py, error).into_value(py).into_any()),
+                agent::Outcome::NoPlacement(error) => Some(errors::from_join(py, error).into_value(py).into_any()),
                 _ => None,
             },
             _ => None,
@@ -209,7 +209,7 @@ impl WorkerCommand {
             cpus,
             env: env.into_iter().map(|(name, value)| (name.into(), value.into())).collect(),
             stdout: output(stdout, tee_stdout, prefix.clone()),
-            stderr: overheard(output(stderr, tee_stderr, prefix)),
+            stderr: captured(output(stderr, tee_stderr, prefix)),
             ..WorkerSpec::new(local_rank, program)
         }))
     }
@@ -287,8 +287,8 @@ impl Agent {
     }
 
     /// Answers ``join``: the join failed. The workers of an agent without a place do not run.
-    fn no_place(&self, reason: String) {
-        self.runner.blocking_lock().no_place(JoinError::Connection(reason));
+    fn no_placement(&self, reason: String) {
+        self.runner.blocking_lock().no_placement(JoinError::Connection(reason));
     }
 
     /// The variables of the workers that are to be started by local rank, which override those that they inherit.
@@ -296,13 +296,21 @@ impl Agent {
     /// Raises ``ValueError`` if there are fewer GPUs than workers with ``virtual_local_rank``.
     fn environments(&self) -> PyResult<BTreeMap<u32, BTreeMap<&'static str, String>>> {
         let runner = self.runner.blocking_lock();
-        let placement = runner.place_to_start().ok_or_else(|| PyValueError::new_err("this node has no place"))?;
+        let placement =
+            runner.placement_to_start().ok_or_else(|| PyValueError::new_err("this node has no placement"))?;
         let ranks = placement.workers.ok_or_else(|| PyValueError::new_err("the placement has no ranks of workers"))?;
         let inherited = |name: &str| std::env::var(name).ok();
         let variables = |local_rank| {
-            environment::variables(&self.workers, placement, &ranks, runner.restarts_told(), local_rank, inherited)
-                .map(|variables| (local_rank, variables.into_iter().chain(runner.steps_variable(local_rank)).collect()))
-                .map_err(PyValueError::new_err)
+            environment::variables(
+                &self.workers,
+                placement,
+                &ranks,
+                runner.restarts_for_workers(),
+                local_rank,
+                inherited,
+            )
+            .map(|variables| (local_rank, variables.into_iter().chain(runner.steps_variable(local_rank)).collect()))
+            .map_err(PyValueError::new_err)
         };
         (0..placement.workers_of(self.workers.local_world_size)).map(variables).collect()
     }
@@ -357,18 +365,18 @@ impl Agent {
         let runtime = handle()?;
         let _inside = runtime.enter();
         let adopted = Adopted::new(&pids)?;
-        self.runner.blocking_lock().started(Crew::Adopted(adopted), error_files);
+        self.runner.blocking_lock().started(WorkerGroup::Adopted(adopted), error_files);
         Ok(())
     }
 
     /// Answers ``reap``: how the worker ended, as ``subprocess.Popen.returncode``, and the cause of its failure, if known.
-    #[pyo3(signature = (local_rank, returncode, *, said))]
-    fn reaped(&self, local_rank: u32, returncode: i32, said: String) {
+    #[pyo3(signature = (local_rank, returncode, *, reported))]
+    fn reaped(&self, local_rank: u32, returncode: i32, reported: String) {
         let exit = match returncode {
             0.. => ExitStatus::Code(returncode),
             signal => ExitStatus::Signal { signal: Signal(-signal), core_dumped: false },
         };
-        self.runner.blocking_lock().reaped(local_rank, exit, said);
+        self.runner.blocking_lock().reaped(local_rank, exit, reported);
     }
 
     /// Answers ``barrier``: the other nodes have finished, or this node stops waiting for them.
@@ -379,7 +387,7 @@ impl Agent {
     /// This process got a signal that ends it. A second one kills the remaining workers. The log names its
     /// sender if :func:`watch_signals` watches it.
     fn signal(&self, signal: i32) {
-        self.runner.blocking_lock().signal(signal, &last_sender(signal).words());
+        self.runner.blocking_lock().signal(signal, &last_sender(signal).text());
     }
 
     /// Kill the remaining workers: the caller gives up. Not needed after ``end``.

@@ -57,30 +57,30 @@ impl CellSession {
 
     /// The backend holds this state, or none.
     fn on_state(&self, state: Option<&[u8]>) {
-        self.driver.tell(|node, now| node.on_state(state, now));
+        self.driver.apply(|node, now| node.on_state(state, now));
     }
 
     /// The state was written.
     fn on_written(&self) {
-        self.driver.tell(|node, now| node.on_written(now));
+        self.driver.apply(|node, now| node.on_written(now));
     }
 
     /// The state was not written: the backend holds this other state, or none.
     fn on_conflict(&self, state: Option<&[u8]>) {
-        self.driver.tell(|node, now| node.on_conflict(state, now));
+        self.driver.apply(|node, now| node.on_conflict(state, now));
     }
 
     /// The backend could not be reached. ``gone``: somebody has answered that nobody serves it, or has ended the connection to it. False
     /// if it was silent.
     #[pyo3(signature = (error, *, gone))]
     fn on_failed(&self, error: String, gone: bool) {
-        self.driver.tell(|node, now| node.on_failed(error, gone, now));
+        self.driver.apply(|node, now| node.on_failed(error, gone, now));
     }
 
     /// The backend fails permanently. ``state``: because of the state that it holds.
     fn on_broken(&self, error: String, state: bool) {
         let error = if state { JoinError::State(error) } else { JoinError::Connection(error) };
-        self.driver.tell(|node, _| node.on_broken(error));
+        self.driver.apply(|node, _| node.on_broken(error));
     }
 
     /// The state of the rendezvous, as read from the backend at most ``age_s`` seconds ago, or as last read while the backend fails.

@@ -13,7 +13,7 @@ use pyo3::prelude::*;
 use crate::conf::seconds;
 use crate::runtime::{block_without_runtime, detach};
 
-/// A worker's connection with its agent: what the agent tells, and which sockets are shut down when a peer fails.
+/// A worker's connection with its agent: the agent's messages, and which sockets are shut down when a peer fails.
 ///
 /// Every method raises ``ConnectionError`` once the connection has ended and nothing else is known, and ``RuntimeError`` in a process
 /// that was forked from the worker.
@@ -33,8 +33,8 @@ impl WorkerChannel {
     }
 
     /// Say that this worker has no process group yet, and lets the library make it. So it can be started before its node has joined.
-    fn groupless(&self) -> PyResult<()> {
-        self.0.groupless().map_err(|error| raise(&error))
+    fn no_process_group(&self) -> PyResult<()> {
+        self.0.no_process_group().map_err(|error| raise(&error))
     }
 
     /// The world of this worker is being formed. Unless this or :meth:`formed` is called again within ``limit_s`` seconds, the agent is
@@ -158,7 +158,7 @@ impl WorkerChannel {
     }
 }
 
-/// A world, as one worker is told of it.
+/// A world, as it is sent to one worker.
 #[pyclass(frozen, module = "elastic_rs._elastic_rs", get_all)]
 pub struct World {
     /// Variables of the worker's environment, such as ``RANK``.

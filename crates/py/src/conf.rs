@@ -229,9 +229,9 @@ fn value_of(name: &str, value: &Bound<'_, PyAny>) -> PyResult<Value> {
         Allowed::Seconds { .. } => Value::Seconds(seconds(name, value.extract()?)?),
         Allowed::Whole(..) => Value::Whole(value.extract()?),
         Allowed::Truth => Value::Truth(value.extract()?),
-        Allowed::OneOf(words) => {
+        Allowed::OneOf(choices) => {
             let word: String = value.extract()?;
-            words.iter().find(|known| **known == word).map_or(Value::Nothing, |known| Value::Word(known))
+            choices.iter().find(|known| **known == word).map_or(Value::Nothing, |known| Value::Word(known))
         }
         Allowed::Only(word, _) => Value::Word(word),
         Allowed::Text => Value::Text(value.extract()?),

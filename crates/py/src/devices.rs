@@ -38,8 +38,8 @@ pub fn cpus_of_workers(
     let binding = binding.parse().map_err(PyValueError::new_err)?;
     let nodes: Vec<u32> = gpus.iter().map(|address| sysfs::node_of(&root, address)).collect();
     let bound = numa::bind(binding, workers, &nodes, &sysfs::cpus(&root, &allowed.unwrap_or_else(sysfs::allowed)));
-    let words = bound.to_string();
-    Ok((bound.cpus, bound.notes, words))
+    let text = bound.to_string();
+    Ok((bound.cpus, bound.notes, text))
 }
 
 /// The PCI addresses of the NVIDIA GPUs that a process sees with this ``CUDA_VISIBLE_DEVICES``, in its order. A GPU without a known

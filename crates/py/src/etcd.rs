@@ -67,7 +67,7 @@ impl EtcdOptions {
         let key_prefix = asked.key_prefix.trim_end_matches('/').to_owned();
         let patience = PATIENCE.min(asked.read_timeout);
         let client = ClientOptions { tls, credentials, patience, ..ClientOptions::new(endpoints) };
-        // Files that cannot be used are told now.
+        // Files that cannot be used are an error now.
         Client::new(client.clone()).map_err(|error| error.to_string())?;
         Ok(Self { client, key_prefix, read_timeout: asked.read_timeout })
     }

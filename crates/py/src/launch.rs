@@ -26,13 +26,13 @@ use crate::signals::Signals;
 #[pyclass(frozen, module = "elastic_rs._elastic_rs", get_all)]
 pub struct Launched {
     /// ``succeeded``, ``not_needed`` (a spare), ``too_late`` (the job had succeeded before this node could join), ``failed``,
-    /// ``unfit`` (only this node has failed), ``no_place`` or ``signal``.
+    /// ``unfit`` (only this node has failed), ``no_placement`` or ``signal``.
     outcome: &'static str,
-    /// Of ``failed``, ``unfit``, ``no_place`` and ``too_late``: the reason, in words.
+    /// Of ``failed``, ``unfit``, ``no_placement`` and ``too_late``: the reason, in words.
     reason: Option<String>,
     /// Of ``failed``: the first failure, on whatever node; of ``unfit``: that of this node. None if the job was closed without a failure report.
     failure: Option<Failure>,
-    /// Of ``no_place`` and ``too_late``: name of the corresponding exception of ``elastic_rs.errors``.
+    /// Of ``no_placement`` and ``too_late``: name of the corresponding exception of ``elastic_rs.errors``.
     error: Option<&'static str>,
     /// Of ``signal``: the signal's number.
     signal: Option<i32>,
@@ -71,12 +71,12 @@ impl Launched {
                 launched.outcome = "unfit";
                 (launched.failure, launched.reason) = (Some(Failure::from(*cause)), Some(reason));
             }
-            Outcome::NoPlace(error) => {
+            Outcome::NoPlacement(error) => {
                 launched.outcome = match (&error, error.is_after_success()) {
                     (node::JoinError::Over { .. }, true) => "succeeded_before",
                     (node::JoinError::Over { .. }, false) => "failed_before",
                     (_, true) => "too_late",
-                    (_, false) => "no_place",
+                    (_, false) => "no_placement",
                 };
                 launched.error = Some(class_of_join(&error));
                 launched.reason = Some(error.to_string());

@@ -13,7 +13,7 @@ use crate::runtime::block_on;
 use crate::secure::Protection;
 
 /// The run's id, its state, events, the number of the last one, and whether there are more.
-type Told = (String, Option<String>, Vec<String>, u64, bool);
+type Replayed = (String, Option<String>, Vec<String>, u64, bool);
 
 /// A connection to a coordinator that reads a run's events and state, and changes nothing.
 #[pyclass(frozen, module = "elastic_rs._elastic_rs")]
@@ -45,7 +45,7 @@ impl Observer {
     ///
     /// Raises ``ConnectionError`` if the coordinator refuses, or has gone.
     #[pyo3(signature = (*, run_id = None, after = 0, waits = false, state = false))]
-    fn ask(&self, py: Python<'_>, run_id: Option<String>, after: u64, waits: bool, state: bool) -> PyResult<Told> {
+    fn ask(&self, py: Python<'_>, run_id: Option<String>, after: u64, waits: bool, state: bool) -> PyResult<Replayed> {
         let asked = async { self.0.lock().await.ask(Observe { run_id, after, waits, state }).await };
         let Observed { run_id, state, lines, last, more } = block_on(py, asked)?.map_err(PyConnectionError::new_err)?;
         Ok((run_id, state, lines, last, more))

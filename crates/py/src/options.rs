@@ -64,7 +64,7 @@ impl NodeOptions {
         let wants_members = store_members != StoreMembers::Off && self.nodes.1 > 1 && !store_tunnel;
         let hello = Hello {
             in_place: self.in_place() != InPlace::Off,
-            tells_steps: self.config.0.agent == Agent::Rust,
+            reports_steps: self.config.0.agent == Agent::Rust,
             interfaces: wants_members.then(|| interface_addresses().into_iter().take(INTERFACES_LIMIT).collect()),
             local_addr: self.local_addr.clone(),
             node_rank: self.config.0.node_rank,
@@ -248,7 +248,7 @@ pub struct LaunchOptions {
 }
 
 impl LaunchOptions {
-    /// What the agent of this node is told.
+    /// The options of this node's agent.
     pub fn agent(&self, node: &NodeOptions) -> PyResult<agent::AgentOptions> {
         // The coordinator does not count failures that are not reported to it.
         let budget = node.max_restarts.map_or(Budget::Node(self.workers.max_restarts), |_| Budget::Job);

@@ -108,8 +108,8 @@ impl Protection {
 
     /// What this process proves itself by, for people.
     #[getter]
-    fn words(&self) -> String {
-        self.0.words()
+    fn text(&self) -> String {
+        self.0.text()
     }
 
     /// The token that this process shows, to be given to a process of the same job. It must not be shown. None: it has certificates
@@ -138,7 +138,7 @@ impl Protection {
     }
 
     fn __repr__(&self) -> String {
-        format!("Protection({})", self.0.words())
+        format!("Protection({})", self.0.text())
     }
 }
 

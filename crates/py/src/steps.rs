@@ -24,7 +24,7 @@ impl StepCounter {
         }
     }
 
-    /// Step ``last`` was the last one: the next is counted from there. Nothing is told of it.
+    /// Step ``last`` was the last one: the next is counted from there. It is not reported.
     #[pyo3(signature = (last, /))]
     fn _go_on_from(&self, last: u64) {
         if let Some(steps) = Steps::of_this_process() {

@@ -24,7 +24,7 @@ pub struct StoreServer(pub(crate) server::StoreServer);
 impl StoreServer {
     /// Listen on ``address``, or on all addresses if it is None. Port 0 lets the system choose.
     ///
-    /// Raises ``OSError``. If the port is taken, the text names the process that has it, if the system tells.
+    /// Raises ``OSError``. If the port is taken, the text names the process that has it, if the system reports it.
     #[staticmethod]
     fn listen(address: Option<&str>, port: u16) -> PyResult<Self> {
         let listener = match address {

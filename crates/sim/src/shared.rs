@@ -75,7 +75,7 @@ pub(super) struct Host<N> {
     /// Its clock at virtual time zero. No node reads another node's clock.
     clock: Instant,
     /// Rises with each start and end. What arrives for an earlier process is dropped.
-    pub life: u32,
+    pub incarnation: u32,
     pub node: Option<N>,
     pub agent: Agent,
     /// The port of the last store that the node has opened for workers.
@@ -92,7 +92,7 @@ pub(super) fn draw_hosts<N>(count: usize, dice: &mut Dice) -> Vec<Host<N>> {
     let mut clock = || base + dice.duration((Duration::ZERO, Duration::from_secs(10_000_000)));
     let host = |number, clock| {
         let store = 1000 * (number as u16 + 1);
-        Host { clock, life: 0, node: None, agent: Agent::Done, store, tick: 0 }
+        Host { clock, incarnation: 0, node: None, agent: Agent::Done, store, tick: 0 }
     };
     (0..count).map(|number| host(number, clock())).collect()
 }
@@ -105,7 +105,7 @@ impl<N: Node> Host<N> {
 
     /// An agent starts, and joins.
     pub fn start(&mut self, node: N, at: Time) {
-        self.life += 1;
+        self.incarnation += 1;
         self.node = Some(node);
         self.join(at);
     }
@@ -114,7 +114,7 @@ impl<N: Node> Host<N> {
     pub fn kill(&mut self) {
         self.node = None;
         self.agent = Agent::Done;
-        self.life += 1;
+        self.incarnation += 1;
     }
 
     /// The agent joins, with a store that is opened after the welcome, as front ends do.

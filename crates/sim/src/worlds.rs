@@ -76,7 +76,7 @@ pub struct Held {
     pub world: u64,
     /// Its rank there.
     pub rank: u32,
-    /// The number of nodes that it was told.
+    /// The number of nodes that it got.
     pub size: u32,
 }
 
@@ -84,19 +84,19 @@ pub struct Held {
 ///
 /// # Errors
 /// The first contradiction.
-pub fn check_world(round: u64, places: &[Held], settings: &Settings) -> Result<(), Violation> {
+pub fn check_world(round: u64, placements: &[Held], settings: &Settings) -> Result<(), Violation> {
     let Settings { min_nodes, max_nodes, .. } = settings;
-    let Some(first) = places.first() else { return Ok(()) };
+    let Some(first) = placements.first() else { return Ok(()) };
     let mut ranks = BTreeSet::new();
-    for place in places {
-        ensure(Invariant::WorldSize, (*min_nodes..=*max_nodes).contains(&place.size), || {
-            format!("round {round} has {} nodes, not {min_nodes} to {max_nodes}: {place:?}", place.size)
+    for placement in placements {
+        ensure(Invariant::WorldSize, (*min_nodes..=*max_nodes).contains(&placement.size), || {
+            format!("round {round} has {} nodes, not {min_nodes} to {max_nodes}: {placement:?}", placement.size)
         })?;
-        ensure(Invariant::SameWorld, (place.size, place.world) == (first.size, first.world), || {
-            format!("round {round}: {first:?} and {place:?} hold different worlds")
+        ensure(Invariant::SameWorld, (placement.size, placement.world) == (first.size, first.world), || {
+            format!("round {round}: {first:?} and {placement:?} hold different worlds")
         })?;
-        ensure(Invariant::Ranks, place.rank < place.size && ranks.insert(place.rank), || {
-            format!("round {round}: rank {} is given twice, or too high: {place:?}", place.rank)
+        ensure(Invariant::Ranks, placement.rank < placement.size && ranks.insert(placement.rank), || {
+            format!("round {round}: rank {} is given twice, or too high: {placement:?}", placement.rank)
         })?;
     }
     Ok(())
@@ -117,7 +117,7 @@ pub fn check_one_world(round: u64, running: impl IntoIterator<Item = Held>) -> R
     }
 }
 
-/// Checks that the loss of a member of `round` at `at` was noticed. Nodes that run it `undisturbed` well after have not been told.
+/// Checks that the loss of a member of `round` at `at` was noticed. Nodes that run it `undisturbed` well after have not been notified.
 ///
 /// # Errors
 /// The first such node.

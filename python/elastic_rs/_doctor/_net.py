@@ -211,7 +211,7 @@ def _proven(meeting: Rendezvous, reached: Reached, limit_s: float) -> tuple[str 
     if own is None:
         return (None, None) if reached.who == "protected" else None
     why = own.try_at(reached.address, meeting.port, meeting.host, meeting.run_id, timeout_s=limit_s)
-    return None if why is None else (own.words, why)
+    return None if why is None else (own.text, why)
 
 
 def unauthenticated_endpoint(where: str, reached: Reached, own: str | None, why: str | None) -> Finding:
@@ -294,7 +294,7 @@ def how_protected(run_id: str, how: str, own: Protection | None, exposure: Expos
         text = "none: anyone who can reach the endpoint can end the job or replace a node"
         remedy = f"`elastic-rs token new` and {TOKEN_FILE} change that"
         return note("protection", f"{'; '.join([text, *texts])}. {remedy}")
-    text = f"sessions of run `{run_id}` are encrypted, and both ends prove {own.words}"
+    text = f"sessions of run `{run_id}` are encrypted, and both ends prove {own.text}"
     if own.days_left is None:
         return judge("protection", "; ".join([text, *texts]))
     text += f" ({own.days_left:.0f} days left)"

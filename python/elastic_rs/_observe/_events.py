@@ -170,7 +170,7 @@ def replayed(event: Event) -> Event | None:
     None: this event is no replay, or the replayed event cannot be read.
     """
     ago = event.data.get("ago_us")
-    if event.type != "told" or not isinstance(ago, int):
+    if event.type != "replayed" or not isinstance(ago, int):
         return None
     try:
         inner = _event({**event.data, "run": event.run, "mono_us": 0, "wall": ""})

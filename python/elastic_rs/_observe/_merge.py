@@ -29,11 +29,11 @@ _DECIDED = {
     "node.left": "left",
 }
 _RECEIVED = {
-    "heard.completed": "completed",
-    "heard.broken": "broken",
-    "heard.exited": "exited",
-    "heard.closed": "closed",
-    "heard.signal": "left",
+    "received.completed": "completed",
+    "received.broken": "broken",
+    "received.exited": "exited",
+    "received.closed": "closed",
+    "received.signal": "left",
 }
 _REASON = 200
 """Characters of a round's reason by which it is known again. Members may have replayed the beginning alone."""
@@ -49,7 +49,7 @@ def merge(events: Sequence[Event]) -> tuple[list[Event], int]:
         The events, and what to add to a time on the clock of the last coordinator. Events of origins that know of
         nothing in common stay apart, each with its own ``incarnation``. Those of one coordinator alone do not change.
     """
-    if not any(event.type == "told" or incarnation_of(event).startswith("n") for event in events):
+    if not any(event.type == "replayed" or incarnation_of(event).startswith("n") for event in events):
         return list(events), 0
     clocks = _clocks(events)
     merged: list[Event] = []
@@ -134,7 +134,7 @@ def _reasons(events: Iterable[Event]) -> dict[tuple[str, int], str]:
     pairs = set()
     for event in events:
         pairs.add((event.origin, event.round))
-        if event.type in ("round.completed", "heard.completed"):
+        if event.type in ("round.completed", "received.completed"):
             reason = (event.text or "").partition(": ")[2][:_REASON]
             found[event.origin, event.round] = reason
             of_round[event.round].add(reason)
@@ -262,15 +262,15 @@ def _stand_ins(events: Sequence[tuple[float, Event]]) -> dict[str, str]:
 def _as_decided(event: Event) -> Event:
     """Return a node's event about a decision as the event of that decision. Other events stay as they are."""
     match event.type:
-        case "heard.broken":
+        case "received.broken":
             return replace(event, type="round.changes" if event.data.get("in_place") else "round.broken", node=None)
-        case "heard.completed":
+        case "received.completed":
             return replace(event, type="round.completed", node=None)
-        case "heard.exited":
+        case "received.exited":
             return replace(event, type="worker.exited")
-        case "heard.closed":
+        case "received.closed":
             return replace(event, type="run.closed", node=None)
-        case "heard.signal":
+        case "received.signal":
             # No other event says that the world of this node was broken.
             return replace(event, type="round.broken") if event.round else event
         case _:

@@ -248,7 +248,7 @@ class LocalElasticAgent(TorchLocalElasticAgent):
                 assert step.local_rank is not None
                 assert self._functions is not None
                 returncode = self._functions.returncode(step.local_rank)
-                agent.reaped(step.local_rank, returncode, said=self._functions.traceback(step.local_rank))
+                agent.reaped(step.local_rank, returncode, reported=self._functions.traceback(step.local_rank))
             case "barrier":
                 self._enter(WorkerState.SUCCEEDED)
                 barrier: Any = self._exit_barrier

@@ -276,7 +276,7 @@ class Membership:
         try:
             self.channel = WorkerChannel.connect(path, CONNECT_LIMIT_S)
             if groupless:
-                self.channel.groupless()
+                self.channel.no_process_group()
             world = self.channel.world()
         except OSError as error:
             if ahead is not None:

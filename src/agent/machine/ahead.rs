@@ -2,12 +2,12 @@
 //!
 //! A start takes seconds to minutes: imports, data, the model. Without this the workers of the running world would have left it, and would
 //! wait for all of that. It is possible if they can change in place, and if the program lets `elastic_rs.elastic.run` make the process
-//! group: such a worker needs no world until it gets there. It is told a place that it will probably get, and its place when it has one
+//! group: such a worker needs no world until it gets there. It gets the placement that is probable, and its own when it has one
 //! (`docs/decisions/0076-a-newcomers-workers-are-started-before-it-joins.md`).
 
 use std::time::{Duration, Instant};
 
-use super::{AgentMachine, Phase, SIGTERM, TELL_EVERY};
+use super::{AgentMachine, Phase, REPORT_EVERY, SIGTERM};
 use crate::agent::command::Command;
 use crate::agent::machine::Next;
 use crate::agent::policy::{Budget, Outcome};
@@ -20,7 +20,7 @@ pub const PREPARE_LIMIT: Duration = Duration::from_secs(600);
 
 impl AgentMachine {
     /// Whether a world runs for which the workers may be started now.
-    pub fn on_outlook(&mut self, running: Option<&Running>, now: Instant) {
+    pub fn on_forecast(&mut self, running: Option<&Running>, now: Instant) {
         if !matches!(self.phase, Phase::Looking) {
             return;
         }
@@ -28,16 +28,16 @@ impl AgentMachine {
         if self.policy.budget == Budget::Job {
             self.restarts = running.restart;
         }
-        self.tell(format!(
+        self.log(format!(
             "the job runs with {} workers on {} nodes, and can change in place: the workers of this node are started before it joins",
             running.workers, running.nodes
         ));
-        let place = running.next_place(self.policy.workers);
-        self.workers = place.workers_of(self.policy.workers);
-        self.lives.begin(self.workers, None);
+        let placement = running.next_placement(self.policy.workers);
+        self.workers = placement.workers_of(self.policy.workers);
+        self.worker_states.begin(self.workers, None);
         self.prepared = true;
-        self.phase = Phase::Preparing { since: now, tell_at: now + TELL_EVERY };
-        self.commands.push(Command::StartAhead(Box::new(place)));
+        self.phase = Phase::Preparing { since: now, report_at: now + REPORT_EVERY };
+        self.commands.push(Command::StartAhead(Box::new(placement)));
     }
 
     pub(super) fn is_preparing(&self) -> bool {
@@ -46,13 +46,13 @@ impl AgentMachine {
 
     /// Whether this node has never had a place.
     pub fn is_new(&self) -> bool {
-        self.place.is_none()
+        self.placement.is_none()
     }
 
     /// A worker waits for its world. The node joins once all do.
     pub(super) fn on_prepared(&mut self, local_rank: u32) {
-        self.lives.park(local_rank);
-        if self.lives.all_wait() {
+        self.worker_states.park(local_rank);
+        if self.worker_states.all_wait() {
             self.parked_survive();
             self.join();
         }
@@ -77,16 +77,16 @@ impl AgentMachine {
     }
 
     pub(super) fn look_after_preparation(&mut self, now: Instant) {
-        let Phase::Preparing { since, tell_at } = &mut self.phase else { return };
-        if now < *tell_at {
+        let Phase::Preparing { since, report_at } = &mut self.phase else { return };
+        if now < *report_at {
             return;
         }
-        *tell_at = now + TELL_EVERY;
-        let took = now.saturating_duration_since(*since);
-        let (missing, workers) = (self.lives.started().len(), self.workers);
+        *report_at = now + REPORT_EVERY;
+        let waited = now.saturating_duration_since(*since);
+        let (missing, workers) = (self.worker_states.started().len(), self.workers);
         let what =
-            format!("{missing} of {workers} workers have not reached `elastic_rs.elastic.run` within {took:.0?}");
-        if took < PREPARE_LIMIT {
+            format!("{missing} of {workers} workers have not reached `elastic_rs.elastic.run` within {waited:.0?}");
+        if waited < PREPARE_LIMIT {
             return self.warn(format!("{what}; this node joins when they have"));
         }
         self.warn(format!("{what}: this node joins without them, and starts all workers again"));

@@ -28,7 +28,7 @@ impl AgentMachine {
                     return;
                 }
                 self.warn(format!("stopping all workers: the job was {verdict}"));
-                self.end_after_stop(Outcome::NoPlace(JoinError::Closed { verdict, spare: false }));
+                self.end_after_stop(Outcome::NoPlacement(JoinError::Closed { verdict, spare: false }));
             }
             Verdict::Failed { cause: reason, failure, .. } => {
                 match &mut self.phase {
@@ -51,7 +51,7 @@ impl AgentMachine {
     /// This node can no longer take part: the coordinator stayed away too long, or ended the session.
     pub fn on_cut_off(&mut self, error: JoinError) {
         match &self.phase {
-            Phase::Joining => self.on_no_place(error),
+            Phase::Joining => self.on_no_placement(error),
             // This node's workers have succeeded. It cannot judge the other nodes' workers.
             Phase::Finishing { .. } => {
                 self.warn(format!("all workers of this node succeeded, and it ends without the others: {error}"));
@@ -66,7 +66,7 @@ impl AgentMachine {
             _ => {
                 // The coordinator forms a world without a node that it has rejected, and does not wait.
                 let kills = matches!(error, JoinError::Rejected(_)).then_some(Command::Kill);
-                self.end_after_stop(Outcome::NoPlace(error));
+                self.end_after_stop(Outcome::NoPlacement(error));
                 self.commands.extend(kills);
             }
         }
@@ -121,7 +121,7 @@ impl AgentMachine {
 
     pub(super) fn end(&mut self, outcome: Outcome) {
         self.phase = Phase::Ended;
-        let outcome = self.with_late_words(outcome);
+        let outcome = self.with_late_message(outcome);
         self.commands.push(Command::End(Box::new(outcome)));
     }
 

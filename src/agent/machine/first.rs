@@ -4,9 +4,9 @@
 //! are consequences and are not reported. All workers are stopped at once. Collecting the failed worker's words takes longer, and
 //! may take for ever: its error file can be on a file system that hangs. So the failure is reported as soon as one of these holds:
 //!
-//! - all words are known ([`AgentMachine::on_words`], complete);
+//! - all words are known ([`AgentMachine::on_failure_message`], complete);
 //! - collecting them hangs (the same, incomplete): the report has the words that are known by then;
-//! - [`WORDS_LIMIT`] has passed.
+//! - [`MESSAGE_LIMIT`] has passed.
 //!
 //! Later words are logged on this node only. A failure is reported once, with its words, because the report ends the round: a node
 //! that hears of it may have ended before a second message arrives
@@ -21,20 +21,20 @@ use crate::rendezvous::messages::bounds::tidy_failure;
 use crate::rendezvous::messages::message::{Failure, Verdict};
 
 /// How long a report, and this node's end, wait at most for the words of a failed worker. Files that hang are given up sooner.
-pub const WORDS_LIMIT: Duration = Duration::from_secs(1);
+pub const MESSAGE_LIMIT: Duration = Duration::from_secs(1);
 
 /// A failure, from the worker's end on.
 #[derive(Clone, Debug)]
 pub(super) struct First {
     failure: Failure,
     /// Until this instant more words may come.
-    words_until: Option<Instant>,
+    message_until: Option<Instant>,
     /// A restart on this node cannot help.
     hopeless: bool,
     /// The failure has been reported, and its consequences decided.
     decided: bool,
     /// More words were found after the report.
-    has_late_words: bool,
+    has_late_message: bool,
 }
 
 impl AgentMachine {
@@ -44,10 +44,10 @@ impl AgentMachine {
         if self.is_surplus(local_rank) {
             return;
         }
-        let ahead = self.lives.is_ahead(local_rank) && !self.is_running();
+        let ahead = self.worker_states.is_ahead(local_rank) && !self.is_running();
         self.ended(local_rank, false);
         if ahead {
-            self.lose_until_placed(failure);
+            self.lose_until_placement(failure);
         } else {
             self.take_failure(failure, now);
         }
@@ -56,7 +56,7 @@ impl AgentMachine {
     /// A worker has ended. Its words are to be collected if that is the first failure.
     pub(super) fn take_failure(&mut self, failure: Failure, now: Instant) {
         let local_rank = failure.local_rank;
-        if self.take_first(failure, Some(now + WORDS_LIMIT), false, now) {
+        if self.take_first(failure, Some(now + MESSAGE_LIMIT), false, now) {
             self.commands.push(Command::Listen { local_rank });
         }
     }
@@ -65,7 +65,7 @@ impl AgentMachine {
     ///
     /// `hopeless`: starting it again on this node cannot help (it holds a device in uninterruptible sleep), so the job ends.
     pub fn on_worker_failed(&mut self, failure: Failure, hopeless: bool, now: Instant) {
-        if !self.lives.asked.is_empty() {
+        if !self.worker_states.asked.is_empty() {
             return self.on_not_started_ahead(&failure);
         }
         if self.take_first(failure, None, hopeless, now) {
@@ -74,27 +74,29 @@ impl AgentMachine {
     }
 
     /// The words of the failed worker, as far as they are known. `complete`: no more will come. Otherwise collecting them hangs.
-    pub fn on_words(&mut self, local_rank: u32, words: String, complete: bool) {
+    pub fn on_failure_message(&mut self, local_rank: u32, message: String, complete: bool) {
         let Some(first) = self.first.as_mut().filter(|first| first.failure.local_rank == local_rank) else { return };
-        if first.words_until.is_none() {
+        if first.message_until.is_none() {
             return; // no more was waited for
         }
         if complete {
-            first.words_until = None;
+            first.message_until = None;
         }
-        let late = first.decided && words != first.failure.message;
-        first.failure.message = words;
-        first.has_late_words |= late;
-        let text = late.then(|| format!("{}; these words came after the report to the other nodes", first.failure));
+        let late = first.decided && message != first.failure.message;
+        first.failure.message = message;
+        first.has_late_message |= late;
+        let text = late.then(|| {
+            format!("{}; this message arrived after the failure was reported to the other nodes", first.failure)
+        });
         self.commands.extend(text.map(Command::Warn));
         self.decide();
         self.proceed();
     }
 
     /// False if it is not the first failure, or no workers run.
-    fn take_first(&mut self, failure: Failure, words_until: Option<Instant>, hopeless: bool, now: Instant) -> bool {
+    fn take_first(&mut self, failure: Failure, message_until: Option<Instant>, hopeless: bool, now: Instant) -> bool {
         if self.is_brought(failure.local_rank) {
-            self.lose_until_placed(failure);
+            self.lose_until_placement(failure);
             return false;
         }
         let runs = self.is_running() || self.raises() || self.is_preparing();
@@ -108,13 +110,13 @@ impl AgentMachine {
             } else {
                 self.break_up(&failure.to_string(), Next::Decide, now);
             }
-            self.first = Some(First { failure, words_until, hopeless, decided: false, has_late_words: false });
+            self.first = Some(First { failure, message_until, hopeless, decided: false, has_late_message: false });
         }
         runs
     }
 
     /// The coordinator hears of this failure when the round that counts on this worker is complete.
-    fn lose_until_placed(&mut self, failure: Failure) {
+    fn lose_until_placement(&mut self, failure: Failure) {
         self.lost.get_or_insert(failure);
     }
 
@@ -163,7 +165,7 @@ impl AgentMachine {
         }
     }
 
-    /// A worker of this node has failed, and the job is not told of it any more, for this reason.
+    /// A worker of this node has failed, and the failure is no longer reported to the job, for this reason.
     pub(super) fn fail_alone(&mut self, reason: &str) {
         self.first.iter_mut().for_each(|first| first.decided = true);
         let cause = self.first.as_ref().map(|first| Box::new(self.of_this_node(first.failure.clone())));
@@ -193,30 +195,30 @@ impl AgentMachine {
     }
 
     /// When to stop waiting for the words of the first failure.
-    pub(super) fn words_until(&self) -> Option<Instant> {
-        self.first.as_ref()?.words_until
+    pub(super) fn message_until(&self) -> Option<Instant> {
+        self.first.as_ref()?.message_until
     }
 
     /// Stops waiting for words when their time is over.
-    pub(super) fn give_up_words_if_due(&mut self, now: Instant) {
-        let Some(first) = self.first.as_mut().filter(|first| first.words_until.is_some_and(|until| until <= now))
+    pub(super) fn give_up_message_if_due(&mut self, now: Instant) {
+        let Some(first) = self.first.as_mut().filter(|first| first.message_until.is_some_and(|until| until <= now))
         else {
             return;
         };
-        first.words_until = None;
+        first.message_until = None;
         self.decide();
         self.proceed();
     }
 
     /// Whether an outcome would lack words of the worker that caused it.
-    pub(super) fn lacks_words(&self, outcome: &Outcome) -> bool {
-        let Some(first) = self.first.as_ref().filter(|first| first.words_until.is_some()) else { return false };
+    pub(super) fn lacks_message(&self, outcome: &Outcome) -> bool {
+        let Some(first) = self.first.as_ref().filter(|first| first.message_until.is_some()) else { return false };
         first.is_cause_of(outcome)
     }
 
     /// The outcome, with the words of its cause that were found after the report.
-    pub(super) fn with_late_words(&self, mut outcome: Outcome) -> Outcome {
-        if let Some(first) = self.first.as_ref().filter(|first| first.has_late_words && first.is_cause_of(&outcome))
+    pub(super) fn with_late_message(&self, mut outcome: Outcome) -> Outcome {
+        if let Some(first) = self.first.as_ref().filter(|first| first.has_late_message && first.is_cause_of(&outcome))
             && let Outcome::Failed { cause: Some(cause), .. } | Outcome::Unfit { cause, .. } = &mut outcome
         {
             let node = cause.node.clone();

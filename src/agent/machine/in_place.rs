@@ -1,10 +1,10 @@
 //! Workers that survive a change of the world: they change *in place*.
 //!
-//! A worker that uses `elastic_rs.elastic` is connected to its agent, so that it *attends*. When its world ends, it is told and
+//! A worker that uses `elastic_rs.elastic` is connected to its agent, so that it *attends*. When its world ends, it is notified and
 //! *parks*: it leaves the world, and waits for the next one. Its node joins the next round with what its parked workers have
 //! committed. Then the parked workers get their places in the new world, and only missing ones are started.
 //!
-//! - **After a failure** ([`AgentMachine::break_up`]) workers are told at once. They go back to their last commit.
+//! - **After a failure** ([`AgentMachine::break_up`]) workers are notified at once. They go back to their last commit.
 //! - **For a change of membership** all workers of the job leave their world at the same check, which the coordinator chooses
 //!   ([`AgentMachine::on_change`], [`AgentMachine::on_raise_at`]). They keep what they have done since their last commit.
 //!
@@ -14,7 +14,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::lives::{Life, Lives};
+use super::worker_states::{WorkerState, WorkerStates};
 use super::{AgentMachine, LEAVE_LIMIT, Next, Phase, SIGTERM, Way};
 use crate::agent::command::Command;
 use crate::agent::policy::Outcome;
@@ -29,36 +29,36 @@ pub const RAISE_LIMIT: Duration = Duration::from_secs(300);
 impl AgentMachine {
     /// A worker has connected. It learns its world now, and hears of the end of it.
     pub fn on_worker_attends(&mut self, local_rank: u32) {
-        match self.lives.of.get(&local_rank) {
-            Some(Life::Started | Life::Deaf) if self.is_preparing() => self.on_prepared(local_rank),
-            Some(Life::Ahead { .. }) => self.waits_ahead(local_rank, true),
-            Some(Life::Started | Life::Deaf | Life::Attends { .. }) => {
-                self.place(local_rank);
-                self.tell_if_all_attend();
+        match self.worker_states.of.get(&local_rank) {
+            Some(WorkerState::Started | WorkerState::Deaf) if self.is_preparing() => self.on_prepared(local_rank),
+            Some(WorkerState::Ahead { .. }) => self.waits_ahead(local_rank, true),
+            Some(WorkerState::Started | WorkerState::Deaf | WorkerState::Attends { .. }) => {
+                self.send_placement(local_rank);
+                self.report_if_all_attend();
             }
             _ => {}
         }
     }
 
     /// A worker lets the library make its process group, and so do the others: they run the same program.
-    pub fn on_worker_groupless(&mut self) {
-        self.lives.groupless = true;
+    pub fn on_worker_without_process_group(&mut self) {
+        self.worker_states.no_process_group = true;
         if self.is_running() {
-            self.commands.push(Command::Groupless(self.round()));
+            self.commands.push(Command::NoProcessGroup(self.round()));
         }
     }
 
     /// A worker has closed its connection. It ends, or has stopped to use the API.
     pub fn on_worker_deaf(&mut self, local_rank: u32) {
-        if self.lives.is_ahead(local_rank) {
+        if self.worker_states.is_ahead(local_rank) {
             return self.waits_ahead(local_rank, false);
         }
-        let Some(life) = self.lives.of.get_mut(&local_rank) else { return };
-        if !matches!(life, Life::Attends { .. } | Life::Parked { .. }) {
+        let Some(worker_state) = self.worker_states.of.get_mut(&local_rank) else { return };
+        if !matches!(worker_state, WorkerState::Attends { .. } | WorkerState::Parked { .. }) {
             return;
         }
-        *life = Life::Deaf;
-        // Nobody can tell it of the next world. Before an agreed check it may have finished its work.
+        *worker_state = WorkerState::Deaf;
+        // It cannot be notified of the next world. Before an agreed check it may have finished its work.
         if (self.parks() && !self.raises()) || matches!(self.phase, Phase::Joining) {
             self.commands.push(Command::KillWorker { local_rank });
         }
@@ -66,50 +66,53 @@ impl AgentMachine {
 
     /// The workers run: those that were missing were started, and those that had parked got their places.
     pub fn on_started(&mut self) {
-        if !self.lives.asked.is_empty() {
+        if !self.worker_states.asked.is_empty() {
             return self.on_started_ahead();
         }
-        let waits = |life| matches!(life, Life::Parked { .. } | Life::Ahead { waits: true });
-        let waiting: Vec<_> = self.lives.which(waits).collect();
+        let waits =
+            |worker_state| matches!(worker_state, WorkerState::Parked { .. } | WorkerState::Ahead { waits: true });
+        let waiting: Vec<_> = self.worker_states.which(waits).collect();
         let new =
-            self.lives.of.values_mut().filter(|life| matches!(life, Life::Missing | Life::Ahead { waits: false }));
-        new.for_each(|life| *life = Life::Started);
-        waiting.into_iter().for_each(|local_rank| self.place(local_rank));
-        self.tell_if_all_attend();
+            self.worker_states.of.values_mut().filter(|worker_state| {
+                matches!(worker_state, WorkerState::Missing | WorkerState::Ahead { waits: false })
+            });
+        new.for_each(|worker_state| *worker_state = WorkerState::Started);
+        waiting.into_iter().for_each(|local_rank| self.send_placement(local_rank));
+        self.report_if_all_attend();
     }
 
     /// A worker is in the world from now on.
-    fn place(&mut self, local_rank: u32) {
-        self.lives.of.insert(local_rank, Life::Attends { counted: None });
-        self.lives.users.insert(local_rank);
-        self.commands.push(Command::Place { local_rank });
+    fn send_placement(&mut self, local_rank: u32) {
+        self.worker_states.of.insert(local_rank, WorkerState::Attends { counted: None });
+        self.worker_states.users.insert(local_rank);
+        self.commands.push(Command::SendPlacement { local_rank });
     }
 
-    fn tell_if_all_attend(&mut self) {
-        if self.is_running() && self.lives.all_attend() {
+    fn report_if_all_attend(&mut self) {
+        if self.is_running() && self.worker_states.all_attend() {
             self.commands.push(Command::Attending(self.round()));
-            if self.lives.groupless {
-                self.commands.push(Command::Groupless(self.round()));
+            if self.worker_states.no_process_group {
+                self.commands.push(Command::NoProcessGroup(self.round()));
             }
         }
     }
 
     /// A worker has answered a change.
     pub fn on_worker_counted(&mut self, local_rank: u32, change: u64, count: u64) {
-        if self.lives.change != Some(change) {
+        if self.worker_states.change != Some(change) {
             return;
         }
-        let Some(Life::Attends { counted }) = self.lives.of.get_mut(&local_rank) else { return };
+        let Some(WorkerState::Attends { counted }) = self.worker_states.of.get_mut(&local_rank) else { return };
         *counted = Some(count);
-        if let Some(count) = self.lives.counted().filter(|_| self.is_running()) {
+        if let Some(count) = self.worker_states.counted().filter(|_| self.is_running()) {
             self.commands.push(Command::Counted { round: self.round(), count });
         }
     }
 
     /// A worker has left its world.
     pub fn on_worker_parked(&mut self, local_rank: u32, state: HeldState) {
-        if let Some(life @ Life::Attends { .. }) = self.lives.of.get_mut(&local_rank) {
-            *life = Life::Parked { state };
+        if let Some(worker_state @ WorkerState::Attends { .. }) = self.worker_states.of.get_mut(&local_rank) {
+            *worker_state = WorkerState::Parked { state };
             self.look_at_parked();
         }
     }
@@ -117,7 +120,7 @@ impl AgentMachine {
     /// A worker has found that its world cannot be formed, or has waited for too long. Which worker is to blame turns out now: the one that
     /// does not leave that world is replaced, alone.
     pub fn on_worker_stuck(&mut self, failure: Failure, now: Instant) {
-        let attends = matches!(self.lives.of.get(&failure.local_rank), Some(Life::Attends { .. }));
+        let attends = matches!(self.worker_states.of.get(&failure.local_rank), Some(WorkerState::Attends { .. }));
         if attends && (self.is_running() || self.raises()) {
             self.on_worker_failed(failure, false, now);
         }
@@ -132,8 +135,8 @@ impl AgentMachine {
             return self.on_worker_stuck(Failure { counts: false, ..failure }, now);
         }
         let why = match self.resumes {
-            true => "another worker of this node has not come to elastic.run or elastic.init yet",
-            false => "this rendezvous forms no world of workers that live",
+            true => "another worker of this node has not reached elastic.run or elastic.init yet",
+            false => "this rendezvous cannot change the world in place",
         };
         let reason = format!("its script has raised {} itself, and {why}", failure.exit);
         self.commands.push(Command::Send { local_rank, message: Box::new(ToWorker::Refused { reason }) });
@@ -142,8 +145,8 @@ impl AgentMachine {
     /// A worker's program cannot take the state that the others have. A node that has just come leaves: it cannot take part, and the
     /// others go on without it, at no restart. On a node that was in a world before, the worker's failure follows.
     pub fn on_worker_unfit(&mut self, failure: Failure) {
-        let attends = matches!(self.lives.of.get(&failure.local_rank), Some(Life::Attends { .. }));
-        if !(attends && !self.was_in_world && self.is_running() && self.lives.continues) {
+        let attends = matches!(self.worker_states.of.get(&failure.local_rank), Some(WorkerState::Attends { .. }));
+        if !(attends && !self.was_in_world && self.is_running() && self.worker_states.continues) {
             return;
         }
         let reason = format!("its workers cannot take the state of the others: {}", failure.message);
@@ -156,38 +159,39 @@ impl AgentMachine {
 
     /// Nothing is left of a worker.
     pub fn on_worker_gone(&mut self, local_rank: u32) {
-        if let Some(life) = self.lives.of.get_mut(&local_rank) {
-            *life = Life::Missing;
+        if let Some(worker_state) = self.worker_states.of.get_mut(&local_rank) {
+            *worker_state = WorkerState::Missing;
             self.look_at_parked();
             self.start_missing_ahead();
         }
     }
 
     pub(super) fn ended(&mut self, local_rank: u32, well: bool) {
-        if let Some(life) = self.lives.of.get_mut(&local_rank) {
-            *life = Life::Ended { well };
+        if let Some(worker_state) = self.worker_states.of.get_mut(&local_rank) {
+            *worker_state = WorkerState::Ended { well };
         }
     }
 
     /// The coordinator prepares a change of membership, this node's `number`th: workers report how far they are.
     pub fn on_change(&mut self, number: u64, change: &WorldChange) {
         let WorldChange { round, flags, reason } = change;
-        let known = self.lives.change.is_some_and(|known| known >= number);
-        if *round != self.round() || known || !self.is_running() || !self.lives.all_attend() {
+        let known = self.worker_states.change.is_some_and(|known| known >= number);
+        if *round != self.round() || known || !self.is_running() || !self.worker_states.all_attend() {
             return;
         }
-        self.tell(format!("the world is about to change: {reason}"));
-        self.lives.change = Some(number);
-        self.lives.forget_counts();
+        self.log(format!("the world is about to change: {reason}"));
+        self.worker_states.change = Some(number);
+        self.worker_states.forget_counts();
         self.send_all(&ToWorker::Change { seq: number, flags: *flags, reason: reason.clone() });
     }
 
     /// All workers of the job leave their world at this check. [`NEVER`]: the reason for the change is gone, and they go on.
     pub fn on_raise_at(&mut self, number: u64, change: &WorldChange, check: u64, now: Instant) {
-        if !self.is_running() || self.lives.change != Some(number) || self.lives.raise_at == Some(check) {
+        if !self.is_running() || self.worker_states.change != Some(number) || self.worker_states.raise_at == Some(check)
+        {
             return;
         }
-        self.lives.raise_at = Some(check);
+        self.worker_states.raise_at = Some(check);
         self.send_all(&ToWorker::RaiseAt { seq: number, check });
         if check == NEVER {
             return;
@@ -205,13 +209,17 @@ impl AgentMachine {
 
     /// The next world does not wait for what workers have left that have ended well.
     fn kill_leftovers(&mut self) {
-        for local_rank in self.lives.which(|life| life == Life::Ended { well: true }).collect::<Vec<_>>() {
+        for local_rank in self
+            .worker_states
+            .which(|worker_state| worker_state == WorkerState::Ended { well: true })
+            .collect::<Vec<_>>()
+        {
             self.commands.push(Command::KillWorker { local_rank });
         }
     }
 
     fn send_all(&mut self, message: &ToWorker) {
-        for local_rank in self.lives.attending() {
+        for local_rank in self.worker_states.attending() {
             self.commands.push(Command::Send { local_rank, message: Box::new(message.clone()) });
         }
     }
@@ -226,7 +234,9 @@ impl AgentMachine {
         }
         self.commands.push(Command::CancelStart);
         self.send_all(&ToWorker::PeerFailed { reason: reason.to_owned() });
-        for local_rank in self.lives.which(|life| matches!(life, Life::Started | Life::Deaf)) {
+        for local_rank in
+            self.worker_states.which(|worker_state| matches!(worker_state, WorkerState::Started | WorkerState::Deaf))
+        {
             self.commands.push(Command::KillWorker { local_rank });
         }
         self.kill_leftovers();
@@ -238,12 +248,12 @@ impl AgentMachine {
 
     /// Whether every worker of this node attends.
     pub(super) fn all_attend(&self) -> bool {
-        self.lives.all_attend()
+        self.worker_states.all_attend()
     }
 
     /// Whether the end of the world need not be the end of the workers.
     pub(super) fn can_park(&self) -> bool {
-        self.policy.in_place && self.resumes && self.lives.can_park()
+        self.policy.in_place && self.resumes && self.worker_states.can_park()
     }
 
     /// Whether workers leave their world, and are not stopped.
@@ -263,7 +273,10 @@ impl AgentMachine {
 
     /// Goes on once no worker is in a world any more.
     pub(super) fn look_at_parked(&mut self) {
-        if !self.parks() || !self.lives.all_parked() || self.lives.any(|life| matches!(life, Life::Ended { .. })) {
+        if !self.parks()
+            || !self.worker_states.all_parked()
+            || self.worker_states.any(|worker_state| matches!(worker_state, WorkerState::Ended { .. }))
+        {
             return;
         }
         if let Phase::Stopping { over, .. } = &mut self.phase {
@@ -278,7 +291,7 @@ impl AgentMachine {
         let next = next.clone();
         match *way {
             Way::Park { ended, until, late: false } if until <= now => {
-                for local_rank in self.lives.attending() {
+                for local_rank in self.worker_states.attending() {
                     self.warn(format!(
                         "the worker with local rank {local_rank} has not left its world within {PARK_LIMIT:.0?}, and is replaced"
                     ));
@@ -305,25 +318,25 @@ impl AgentMachine {
 
     /// The workers that are left survive.
     pub(super) fn parked_survive(&mut self) {
-        self.survival = Survival::Attended(self.lives.parked());
+        self.survival = Survival::Attended(self.worker_states.parked());
     }
 
     /// The workers are stopped, or have ended: none survives. Those of a node that has never had a place are nobody's loss.
     pub(super) fn none_survives(&mut self) {
         // Workers may have been stopped before, and what became of them is known.
-        if !self.lives.of.is_empty() {
-            self.survival = if self.is_new() { Survival::New } else { self.lives.if_none_survives() };
+        if !self.worker_states.of.is_empty() {
+            self.survival = if self.is_new() { Survival::New } else { self.worker_states.if_none_survives() };
         }
     }
 
     /// What the next join says of the last workers.
     pub(super) fn take_survival(&mut self) -> Survival {
         let survival = std::mem::take(&mut self.survival);
-        self.lives.brought = match &survival {
+        self.worker_states.brought = match &survival {
             Survival::Attended(survivors) => survivors.clone(),
             _ => Vec::new(),
         };
-        (self.lives.change, self.lives.raise_at) = (None, None);
+        (self.worker_states.change, self.worker_states.raise_at) = (None, None);
         survival
     }
 
@@ -336,28 +349,30 @@ impl AgentMachine {
             Some(Resume::Continue { survivors, .. }) => survivors > 0 || !missed,
             Some(Resume::Restart { .. }) | None => false,
         };
-        let waits = |life| matches!(life, Life::Parked { .. } | Life::Ahead { .. });
-        if !continues && self.lives.any(waits) {
+        let waits = |worker_state| matches!(worker_state, WorkerState::Parked { .. } | WorkerState::Ahead { .. });
+        if !continues && self.worker_states.any(waits) {
             let reason = match &placement.resume {
                 Some(Resume::Restart { reason }) => reason,
-                Some(Resume::Continue { .. }) => "a round has formed without this node, and no worker of it lives",
-                None => "the coordinator was replaced by one that cannot form a world of workers that survive",
+                Some(Resume::Continue { .. }) => {
+                    "a round has formed without this node, and none of its workers is left"
+                }
+                None => "the coordinator was replaced by one that cannot change the world in place",
             };
             self.warn(format!("restarting all workers: {reason}"));
             return self.stop(SIGTERM, Next::Start(Box::new(placement)));
         }
         let lost = self.lost.take().filter(|failure| !self.is_surplus(failure.local_rank));
-        let waiting: Vec<_> = self.lives.which(waits).collect();
+        let waiting: Vec<_> = self.worker_states.which(waits).collect();
         for local_rank in waiting {
             if self.is_surplus(local_rank) {
-                self.tell(format!("the worker with local rank {local_rank} has no place in this round, and is ended"));
+                self.log(format!("the worker with local rank {local_rank} has no rank in this round, and is stopped"));
                 self.commands.push(Command::KillWorker { local_rank });
             }
         }
         self.start(placement);
         if let Some(failure) = lost {
             // The world counts on a worker that has died.
-            self.lives.tried.insert(failure.local_rank);
+            self.worker_states.tried.insert(failure.local_rank);
             self.take_failure(failure, now);
         }
     }
@@ -369,25 +384,27 @@ impl AgentMachine {
 
     /// Start the workers of a round that were not parked.
     pub(super) fn start(&mut self, placement: Placement) {
-        let missing = self.lives.begin(self.workers, placement.resume.as_ref());
+        let missing = self.worker_states.begin(self.workers, placement.resume.as_ref());
         self.phase = Phase::Running { left: (0..self.workers).collect() };
         self.commands.push(Command::Start { placement: Box::new(placement), missing });
     }
 
     /// A worker that had parked has ended.
     pub(super) fn is_brought(&self, local_rank: u32) -> bool {
-        let mut brought = self.lives.brought.iter();
+        let mut brought = self.worker_states.brought.iter();
         matches!(self.phase, Phase::Joining) && brought.any(|survivor| survivor.local_rank == local_rank)
     }
 
     /// Whether workers that wait for a world have to be stopped before this agent ends.
     pub(super) fn has_parked(&self) -> bool {
-        matches!(self.phase, Phase::Joining) && self.lives.any(|life| life != Life::Missing)
+        matches!(self.phase, Phase::Joining)
+            && self.worker_states.any(|worker_state| worker_state != WorkerState::Missing)
     }
 
     /// Workers are stopped: none survives.
-    pub(super) fn forget_lives(&mut self) {
-        self.lives = Lives { users: std::mem::take(&mut self.lives.users), ..Lives::default() };
+    pub(super) fn forget_worker_states(&mut self) {
+        self.worker_states =
+            WorkerStates { users: std::mem::take(&mut self.worker_states.users), ..WorkerStates::default() };
         self.lost = None;
     }
 }

@@ -19,7 +19,7 @@ use crate::workers::StopPolicy;
 pub(super) enum Way {
     /// By signals: nothing is left of them.
     Stop,
-    /// They were told that it has ended, and leave it by themselves.
+    /// They were notified that it has ended, and leave it by themselves.
     Park {
         /// When the world ended.
         ended: Instant,
@@ -30,7 +30,7 @@ pub(super) enum Way {
     },
     /// They leave it at a check that all workers of the job agreed on, or finish their work before it.
     Raise {
-        /// When workers that have not reached the check are told that the world has ended.
+        /// When workers that have not reached the check are notified that the world has ended.
         until: Instant,
         /// Workers that have not succeeded.
         left: BTreeSet<u32>,
@@ -54,7 +54,7 @@ impl AgentMachine {
     pub(super) fn stop(&mut self, signal: i32, next: Next) {
         self.commands.push(Command::Stop(self.stop_policy(signal)));
         self.none_survives();
-        self.forget_lives();
+        self.forget_worker_states();
         self.phase = Phase::Stopping { next, over: false, way: Way::Stop };
     }
 
@@ -91,7 +91,7 @@ impl AgentMachine {
                     self.leave_now(signal);
                 }
                 // Workers are being started, and the next world waits for them.
-                (_, None) if !self.lives.asked.is_empty() => {}
+                (_, None) if !self.worker_states.asked.is_empty() => {}
                 (_, None) => {
                     self.parked_survive();
                     self.join();
@@ -102,7 +102,7 @@ impl AgentMachine {
                 self.start(placement);
             }
             Next::Decide => {}
-            Next::End(outcome) if self.lacks_words(outcome) => {}
+            Next::End(outcome) if self.lacks_message(outcome) => {}
             Next::End(outcome) => {
                 let outcome = (**outcome).clone();
                 self.end(outcome);

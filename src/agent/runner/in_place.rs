@@ -1,17 +1,17 @@
-//! Workers that change in place: their connections, and what they are told. Part of [`super`].
+//! Workers that change in place: their connections, and the messages to them. Part of [`super`].
 
 use std::future::pending;
 use std::time::Instant;
 
 use super::{Runner, Step};
-use crate::agent::crew::Crew;
 use crate::agent::environment::{AGENT, AHEAD, IN_PLACE, VARIES};
 use crate::agent::news::Seen;
 use crate::agent::policy::AgentOptions;
-use crate::channel::agent::{Exchange, Heard};
+use crate::agent::worker_group::WorkerGroup;
+use crate::channel::agent::{Exchange, FromWorker};
 use crate::channel::message::{ToWorker, World};
 use crate::rendezvous::conf::InPlace;
-use crate::rendezvous::messages::message::{Failure, LIVES, Placement, Resume};
+use crate::rendezvous::messages::message::{Failure, Placement, Resume, STILL_ALIVE};
 use crate::workers::{Output, WorkerSpec};
 
 const UNFORMED: &str = "its process group, a reset callback or the broadcast of the state has failed or takes too long; the workers leave \
@@ -32,7 +32,7 @@ pub(super) fn listen(options: &AgentOptions, has_session: bool) -> Option<Exchan
     }
 }
 
-pub(super) async fn next_of(exchange: &mut Option<Exchange>) -> Heard {
+pub(super) async fn next_of(exchange: &mut Option<Exchange>) -> FromWorker {
     match exchange {
         Some(exchange) => exchange.next().await,
         None => pending().await,
@@ -40,16 +40,16 @@ pub(super) async fn next_of(exchange: &mut Option<Exchange>) -> Heard {
 }
 
 impl Runner {
-    pub(super) fn on_heard(&mut self, heard: Heard) {
-        match heard {
-            Heard::Hello { local_rank } => self.machine.on_worker_attends(local_rank),
-            Heard::Ack { local_rank, seq, count } => self.machine.on_worker_counted(local_rank, seq, count),
-            Heard::Parked { local_rank, state } => self.machine.on_worker_parked(local_rank, state),
-            Heard::Groupless { .. } => self.machine.on_worker_groupless(),
-            Heard::Stuck { local_rank } => self.on_stuck(local_rank),
-            Heard::Unfit { local_rank, message } => self.on_unfit(local_rank, message),
-            Heard::Raised { local_rank, error, message } => self.on_raised(local_rank, error, message),
-            Heard::Gone { local_rank } => self.machine.on_worker_deaf(local_rank),
+    pub(super) fn on_from_worker(&mut self, received: FromWorker) {
+        match received {
+            FromWorker::Hello { local_rank } => self.machine.on_worker_attends(local_rank),
+            FromWorker::Ack { local_rank, seq, count } => self.machine.on_worker_counted(local_rank, seq, count),
+            FromWorker::Parked { local_rank, state } => self.machine.on_worker_parked(local_rank, state),
+            FromWorker::NoProcessGroup { .. } => self.machine.on_worker_without_process_group(),
+            FromWorker::Stuck { local_rank } => self.on_stuck(local_rank),
+            FromWorker::Unfit { local_rank, message } => self.on_unfit(local_rank, message),
+            FromWorker::Raised { local_rank, error, message } => self.on_raised(local_rank, error, message),
+            FromWorker::Gone { local_rank } => self.machine.on_worker_deaf(local_rank),
         }
     }
 
@@ -60,19 +60,22 @@ impl Runner {
     }
 
     fn on_raised(&mut self, local_rank: u32, error: String, message: String) {
-        let Some((failure, now)) = self.disturbed_by(local_rank, (error, LIVES), message) else { return };
+        let Some((failure, now)) = self.disturbed_by(local_rank, (error, STILL_ALIVE), message) else { return };
         self.machine.on_worker_raised(failure, now);
     }
 
     fn on_unfit(&mut self, local_rank: u32, message: String) {
-        let Some(pid) = self.crew.as_ref().and_then(|crew| crew.pids().remove(&local_rank)) else { return };
-        let exit = ("a state that it cannot take".to_owned(), LIVES);
+        let Some(pid) = self.worker_group.as_ref().and_then(|worker_group| worker_group.pids().remove(&local_rank))
+        else {
+            return;
+        };
+        let exit = ("a state that it cannot take".to_owned(), STILL_ALIVE);
         self.machine.on_worker_unfit(self.failure(local_rank, pid, exit, message));
     }
 
     /// What a worker that lives has met in its world, as a failure.
     fn disturbed_by(&mut self, local_rank: u32, exit: (String, i32), message: String) -> Option<(Failure, Instant)> {
-        let pid = self.crew.as_ref()?.pids().remove(&local_rank)?;
+        let pid = self.worker_group.as_ref()?.pids().remove(&local_rank)?;
         let (failure, now) = (self.failure(local_rank, pid, exit, message), Instant::now());
         if self.machine.is_running() {
             self.disturbance.own(&failure, &self.name, now);
@@ -84,7 +87,7 @@ impl Runner {
     pub(super) fn start_ahead(&mut self, placement: Box<Placement>) {
         self.missing = (0..placement.workers_of(self.workers.local_world_size)).collect();
         self.seen = self.session.as_ref().map(|session| Seen::of(&session.view()));
-        self.place = Some(((*placement).clone(), Instant::now()));
+        self.assignment = Some(((*placement).clone(), Instant::now()));
         self.steps.push_back(Step::Start(placement));
     }
 
@@ -93,7 +96,7 @@ impl Runner {
         for spec in &mut specs {
             spec.env.extend(self.steps_variable(spec.local_rank).map(|(name, value)| (name.into(), value.into())));
         }
-        if let (Some(exchange), Some((placement, _))) = (&self.exchange, &self.place) {
+        if let (Some(exchange), Some((placement, _))) = (&self.exchange, &self.assignment) {
             let ahead = self.ahead.is_asked_for() || self.machine.is_new();
             for spec in &mut specs {
                 spec.env.extend(ahead.then(|| (AHEAD.into(), "1".into())));
@@ -104,16 +107,16 @@ impl Runner {
         }
         let (started, survive): (Vec<_>, Vec<_>) =
             specs.into_iter().partition(|spec| self.missing.contains(&spec.local_rank));
-        if let (Some(crew), false) = (&self.crew, self.ahead.is_asked_for()) {
+        if let (Some(worker_group), false) = (&self.worker_group, self.ahead.is_asked_for()) {
             for spec in survive {
-                crew.show(spec.local_rank, [&spec.stdout, &spec.stderr].map(Output::is_on_console));
+                worker_group.show(spec.local_rank, [&spec.stdout, &spec.stderr].map(Output::is_on_console));
             }
         }
         started
     }
 
     /// Tell a worker its place.
-    pub(super) fn place_worker(&self, local_rank: u32) {
+    pub(super) fn send_placement(&self, local_rank: u32) {
         if let (Some(exchange), Some(world)) = (&self.exchange, self.worlds.get(&local_rank)) {
             exchange.send(local_rank, ToWorker::World(Box::new(world.clone())));
         }
@@ -121,8 +124,8 @@ impl Runner {
 
     /// The workers that run now may connect.
     pub(super) fn expect_workers(&self) {
-        if let (Some(exchange), Some(crew @ Crew::Spawned(_))) = (&self.exchange, &self.crew) {
-            exchange.expect(&crew.pids());
+        if let (Some(exchange), Some(worker_group @ WorkerGroup::Spawned(_))) = (&self.exchange, &self.worker_group) {
+            exchange.expect(&worker_group.pids());
         }
     }
 }

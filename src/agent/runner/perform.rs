@@ -5,10 +5,10 @@ use std::time::Instant;
 
 use super::{Runner, Step, recovery};
 use crate::agent::command::{Command, farewell_reason};
-use crate::agent::crew::Crew;
 use crate::agent::environment::Workers;
+use crate::agent::failure_message::{FailureMessage, Hint, Sources};
 use crate::agent::machine::{LOOK_LIMIT, SURVIVING};
-use crate::agent::words::{Hint, Sources, Words};
+use crate::agent::worker_group::WorkerGroup;
 use crate::events::record::{Ended, Kind, Phase, Started};
 use crate::rendezvous::messages::message::Placement;
 use crate::rendezvous::node::session::FAREWELL;
@@ -27,7 +27,7 @@ impl Runner {
                 self.stopwatch.stop_ordered(Instant::now());
             }
             if commands.iter().any(recovery::is_overtaken_by) {
-                self.tell_recovery(None);
+                self.log_recovery(None);
             }
             commands.into_iter().for_each(|command| self.perform_one(command));
         }
@@ -41,7 +41,7 @@ impl Runner {
             Command::Join { survival } => {
                 self.stopwatch.join_asked(Instant::now());
                 if let Some(session) = &self.session {
-                    session.bring(survival);
+                    session.set_survivors(survival);
                 }
                 self.steps.push_back(Step::Join);
             }
@@ -50,26 +50,26 @@ impl Runner {
                 self.steps.push_back(Step::Start(placement));
             }
             Command::CancelStart => self.start_answered(),
-            Command::Place { local_rank } => self.place_worker(local_rank),
+            Command::SendPlacement { local_rank } => self.send_placement(local_rank),
             Command::Send { local_rank, message } => {
                 if let Some(exchange) = &self.exchange {
                     exchange.send(local_rank, *message);
                 }
             }
             Command::KillWorker { local_rank } => {
-                self.crew.iter_mut().for_each(|crew| crew.kill_worker(local_rank));
+                self.worker_group.iter_mut().for_each(|worker_group| worker_group.kill_worker(local_rank));
             }
             Command::Stop(policy) => {
                 self.note_stop();
                 self.start_answered();
                 self.stopwatch.stop_ordered(Instant::now());
-                match &mut self.crew {
-                    Some(crew) => crew.begin_stop(policy),
+                match &mut self.worker_group {
+                    Some(worker_group) => worker_group.begin_stop(policy),
                     None => self.machine.on_stopped(),
                 }
             }
-            Command::Kill => self.crew.iter_mut().for_each(Crew::kill),
-            Command::Tell(text) => tracing::info!("{}{text}", self.whose()),
+            Command::Kill => self.worker_group.iter_mut().for_each(WorkerGroup::kill),
+            Command::Log(text) => tracing::info!("{}{text}", self.whose()),
             Command::Warn(text) => tracing::warn!("{}{text}", self.whose()),
             Command::End(outcome) => {
                 // Only ended workers still have to be reaped.
@@ -81,7 +81,7 @@ impl Runner {
                 None => self.steps.push_back(Step::Barrier),
             },
             Command::Attending(round) => self.session.iter().for_each(|session| session.attending(round)),
-            Command::Groupless(round) => self.session.iter().for_each(|session| session.groupless(round)),
+            Command::NoProcessGroup(round) => self.session.iter().for_each(|session| session.no_process_group(round)),
             Command::Counted { round, count } => {
                 self.session.iter().for_each(|session| session.counted(round, count));
             }
@@ -102,10 +102,10 @@ impl Runner {
                 if let Some(session) = &self.session {
                     session.report_failure(self.machine.round(), (*failure).clone());
                 }
-                let others = self.placement().is_some_and(|place| place.world_size > 1);
-                let told = if others { "; the others are told" } else { "" };
+                let others = self.placement().is_some_and(|assignment| assignment.world_size > 1);
+                let notified = if others { "; the other nodes are notified" } else { "" };
                 let does = if survive { SURVIVING } else { "stopping all workers" };
-                tracing::warn!("{}{does}: {failure}{told}", self.whose());
+                tracing::warn!("{}{does}: {failure}{notified}", self.whose());
             }
             Command::Close(verdict) => {
                 if let Some(session) = &self.session {
@@ -128,23 +128,23 @@ impl Runner {
     /// The beginning of a log line.
     pub(super) fn whose(&self) -> String {
         let run_id = &self.workers.run_id;
-        let Some((Placement { rank, .. }, since)) = &self.place else { return format!("[{run_id}] ") };
+        let Some((Placement { rank, .. }, since)) = &self.assignment else { return format!("[{run_id}] ") };
         let (round, after) = (self.machine.round(), since.elapsed().as_secs_f64());
         format!("[{run_id}] round {round}, node rank {rank}, after {after:.1} s: ")
     }
 
     /// Log which ranks and processes the workers are. On a terminal, the person who started this agent reads it once. After a recovery
     /// everybody reads what it has cost.
-    pub(super) fn tell_start(&mut self, phase: Phase) {
-        let Some((placement, _)) = &self.place else { return };
+    pub(super) fn log_start(&mut self, phase: Phase) {
+        let Some((placement, _)) = &self.assignment else { return };
         let Workers { run_id, role, local_world_size, max_restarts, .. } = &self.workers;
         let limit = self.session.is_some().then_some(*max_restarts);
         let recovered = self.disturbance.over(phase, placement, limit, Instant::now());
         let first = !std::mem::replace(&mut self.introduced, true);
-        if let (Some(crew), Some(ranks)) = (&self.crew, placement.workers) {
+        if let (Some(worker_group), Some(ranks)) = (&self.worker_group, placement.workers) {
             let (round, rank, nodes) = (placement.round, placement.rank, placement.world_size);
             let (from, to) = (ranks.first_rank, ranks.first_rank + placement.workers_of(*local_world_size) - 1);
-            let pids: Vec<String> = crew.pids().values().map(u32::to_string).collect();
+            let pids: Vec<String> = worker_group.pids().values().map(u32::to_string).collect();
             let who = if first { self.introduction(nodes) } else { String::new() };
             let text = format!(
                 "[{run_id}] round {round}, node rank {rank}{who}: {} runs as rank {from} to {to} of {}, role {role}, restart {} of \
@@ -176,8 +176,8 @@ impl Runner {
 
     /// Record which workers were started.
     pub(super) fn record_start(&mut self) {
-        let (Some(session), Some(crew)) = (&self.session, &self.crew) else { return };
-        let pids = crew.pids();
+        let (Some(session), Some(worker_group)) = (&self.session, &self.worker_group) else { return };
+        let pids = worker_group.pids();
         let before = std::mem::replace(&mut self.recorded, pids.values().copied().collect());
         for (local_rank, pid) in pids.into_iter().filter(|(_, pid)| !before.contains(pid)) {
             let (rank, role) = (self.first_rank() + local_rank, self.workers.role.clone());
@@ -211,12 +211,12 @@ impl Runner {
             error_file: self.error_files.get(&local_rank).cloned(),
             stderr_end: self.stderr_ends.get(&local_rank).cloned().unwrap_or_default(),
             hint,
-            front_end: matches!(self.crew, Some(Crew::Adopted(_))),
+            front_end: matches!(self.worker_group, Some(WorkerGroup::Adopted(_))),
         };
-        let mut words = Words::new(local_rank, sources);
-        if let Some(said) = self.said.get(&local_rank) {
-            words.on_said(local_rank, said.clone());
+        let mut failure_message = FailureMessage::new(local_rank, sources);
+        if let Some(reported) = self.reported.get(&local_rank) {
+            failure_message.on_reported(local_rank, reported.clone());
         }
-        self.words = Some(words);
+        self.failure_message = Some(failure_message);
     }
 }

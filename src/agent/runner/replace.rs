@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::{ErrorFiles, Runner, Step};
-use crate::agent::crew::Crew;
+use crate::agent::worker_group::WorkerGroup;
 use crate::rendezvous::messages::message::Placement;
 use crate::workers::WorkerExit;
 
@@ -38,9 +38,9 @@ impl Runner {
     }
 
     /// These workers run, beside those that leave their world.
-    pub(super) fn started_ahead(&mut self, crew: Crew, error_files: ErrorFiles) {
+    pub(super) fn started_ahead(&mut self, worker_group: WorkerGroup, error_files: ErrorFiles) {
         self.start_answered();
-        let pids = crew.pids();
+        let pids = worker_group.pids();
         let them: Vec<_> = pids.iter().map(|(rank, pid)| format!("local rank {rank} with pid {pid}")).collect();
         tracing::info!(
             target: "elastic_rs::agent",
@@ -51,7 +51,7 @@ impl Runner {
         );
         self.ahead.pids.extend(pids.values());
         self.ahead.error_files.extend(error_files);
-        Crew::add(&mut self.crew, crew);
+        WorkerGroup::add(&mut self.worker_group, worker_group);
         self.expect_workers();
         self.machine.on_started();
     }
@@ -72,7 +72,7 @@ impl Runner {
     }
 
     /// The place for which workers are to be started, or this node's if none are.
-    pub fn place_to_start(&self) -> Option<&Placement> {
+    pub fn placement_to_start(&self) -> Option<&Placement> {
         let asked_for = self.steps.iter().find_map(|step| match step {
             Step::Start(placement) => Some(&**placement),
             _ => None,
@@ -80,9 +80,9 @@ impl Runner {
         asked_for.or(self.placement())
     }
 
-    /// The number of restarts that the workers which are to be started are told.
-    pub fn restarts_told(&self) -> u32 {
-        match self.place_to_start() {
+    /// The number of restarts that workers get in their environment when they are started.
+    pub fn restarts_for_workers(&self) -> u32 {
+        match self.placement_to_start() {
             Some(placement) if self.ahead.asked_for => placement.restart,
             _ => self.restarts(),
         }

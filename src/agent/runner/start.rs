@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::{ErrorFiles, Runner, Step, change_of};
 use crate::agent::account::OomKills;
-use crate::agent::crew::Crew;
+use crate::agent::worker_group::WorkerGroup;
 use crate::rendezvous::messages::message::Placement;
 use crate::threads;
 use crate::warm::Template;
@@ -101,15 +101,15 @@ impl Runner {
     }
 
     /// An answer to [`Step::Start`]: these workers run, beside those that have survived.
-    pub fn started(&mut self, crew: Crew, error_files: ErrorFiles) {
+    pub fn started(&mut self, worker_group: WorkerGroup, error_files: ErrorFiles) {
         if self.ahead.is_asked_for() {
-            return self.started_ahead(crew, error_files);
+            return self.started_ahead(worker_group, error_files);
         }
-        if self.crew.is_none() {
+        if self.worker_group.is_none() {
             self.error_files.clear();
         }
         self.error_files.extend(error_files);
-        Crew::add(&mut self.crew, crew);
+        WorkerGroup::add(&mut self.worker_group, worker_group);
         self.resumed();
     }
 
@@ -118,13 +118,13 @@ impl Runner {
         self.start_answered();
         self.exits.clear();
         self.stderr_ends.clear();
-        self.said.clear();
-        self.sleepers.forget();
+        self.reported.clear();
+        self.uninterruptible.forget();
         self.kills_before = OomKills::now();
         self.expect_workers();
         self.record_start();
         let phase = self.stopwatch.started(Instant::now());
-        self.tell_start(phase);
+        self.log_start(phase);
         self.training.started();
         if let Some(session) = &self.session {
             session.report_phases(self.machine.round(), phase);
@@ -136,7 +136,7 @@ impl Runner {
 
     /// Give the folders of the workers' logs names by global rank.
     fn name_logs(&self) {
-        let Some((Placement { round, workers: Some(ranks), .. }, _)) = &self.place else { return };
+        let Some((Placement { round, workers: Some(ranks), .. }, _)) = &self.assignment else { return };
         let files: ErrorFiles =
             self.error_files.iter().map(|(local_rank, file)| (ranks.first_rank + local_rank, file.clone())).collect();
         if files.is_empty() {
@@ -151,7 +151,7 @@ impl Runner {
     pub fn not_started(&mut self, local_rank: u32, reason: &str) {
         if !self.ahead.is_asked_for() {
             self.exits.clear(); // they are of the round before
-            if self.crew.is_none() {
+            if self.worker_group.is_none() {
                 self.error_files.clear();
             }
         }

@@ -1,26 +1,26 @@
-//! The steps of training that workers tell. Part of [`super`].
+//! The steps of training that workers report. Part of [`super`].
 
 use std::future::pending;
 
 use super::Runner;
 use crate::agent::policy::AgentOptions;
 use crate::clock::monotonic_ns;
-use crate::rendezvous::messages::message::{Round, Stepped};
+use crate::rendezvous::messages::message::{Progress, Round};
 use crate::rendezvous::node::session::Session;
 use crate::steps::STEPS;
 use crate::steps::board::Board;
 use crate::steps::slot::Reached;
 
-/// What this node's workers tell, and what of it was told to the coordinator.
+/// What this node's workers report, and what of it was sent to the coordinator.
 #[derive(Debug)]
 pub(super) struct Training {
-    /// `None`: nobody could be told, or there is no memory for it.
+    /// `None`: there is no coordinator to report to, or there is no memory for it.
     board: Option<Board>,
     round: Round,
     /// When all workers of the round were started.
     started_ns: Option<u64>,
-    /// The round's first step was told.
-    told: bool,
+    /// The round's first step was reported.
+    reported: bool,
     /// How far the workers had come before the round.
     before: Option<Reached>,
     /// How often somebody wanted to know how far they are, when that was answered last.
@@ -36,7 +36,7 @@ impl Training {
             })
         };
         let board = has_session.then(open).and_then(Result::ok);
-        Self { board, round: Round(0), started_ns: None, told: false, before: None, answered: 0 }
+        Self { board, round: Round(0), started_ns: None, reported: false, before: None, answered: 0 }
     }
 
     /// A place is there. The workers of the round before have ended, or have left their world.
@@ -44,7 +44,7 @@ impl Training {
         let Some(board) = &mut self.board else { return };
         // A round without a step leaves what is known of an earlier one.
         self.before = board.reached().or(self.before);
-        (self.round, self.started_ns, self.told) = (round, None, false);
+        (self.round, self.started_ns, self.reported) = (round, None, false);
         if let Err(error) = board.begin(round.0) {
             tracing::warn!("the steps of workers are not measured any more: {error}");
             self.board = None;
@@ -58,7 +58,7 @@ impl Training {
 
     /// Wait until a worker says that it has made its first step of the round, unless the coordinator knows of one. May be dropped.
     pub(super) async fn rung(&self) {
-        match self.board.as_ref().filter(|_| !self.told) {
+        match self.board.as_ref().filter(|_| !self.reported) {
             Some(board) => board.rung().await,
             None => pending().await,
         }
@@ -73,12 +73,12 @@ impl Training {
     }
 
     /// The first step of the round, once: when there has been one, and all workers were started.
-    fn take_first(&mut self) -> Option<Stepped> {
-        let started_ns = self.started_ns.filter(|_| !self.told)?;
+    fn take_first(&mut self) -> Option<Progress> {
+        let started_ns = self.started_ns.filter(|_| !self.reported)?;
         let first = self.board.as_ref()?.first()?;
-        self.told = true;
+        self.reported = true;
         let before = self.before.take();
-        Some(Stepped {
+        Some(Progress {
             after_us: first.at_ns.saturating_sub(started_ns) / 1000,
             step: first.step,
             before: before.and_then(|before| before.step),
@@ -103,12 +103,12 @@ impl Runner {
         }
     }
 
-    /// A worker may have made the first step of the round on this node: tell the coordinator.
+    /// A worker may have made the first step of the round on this node: report it to the coordinator.
     pub(super) fn on_first_step(&mut self) {
         let Some(first) = self.training.take_first() else { return };
         if let Some(session) = &self.session {
             session.report_first_step(self.training.round, first);
         }
-        self.tell_recovery(None); // workers that make steps have imported all that they need
+        self.log_recovery(None); // workers that make steps have imported all that they need
     }
 }

@@ -19,7 +19,7 @@ use crate::channel::message::{ToAgent, ToWorker};
 use crate::channel::sockets::Sockets;
 use crate::rendezvous::messages::codec::try_encode_frame;
 
-/// How long an agent may take to read what it is told. It reads at all times.
+/// How long an agent may take to read a message. It reads at all times.
 const SEND_LIMIT: Duration = Duration::from_secs(5);
 /// How often new sockets are looked for while a process group is made in a world in which a peer has failed.
 const LOOK_INTERVAL: Duration = Duration::from_millis(20);
@@ -99,7 +99,7 @@ impl Line {
         }
     }
 
-    /// What is left of that limit. If it is over, it is removed, and the agent is told.
+    /// What is left of that limit. If it is over, it is removed, and the agent is notified.
     fn left_to_form(&self) -> Option<Duration> {
         let mut forms_by = self.forms_by.lock();
         let left = (*forms_by)?.saturating_duration_since(Instant::now());
@@ -109,7 +109,7 @@ impl Line {
         *forms_by = None;
         drop(forms_by);
         // A failure ends the connection, which this thread finds next.
-        let _ = self.tell(ToAgent::Stuck);
+        let _ = self.send(ToAgent::Stuck);
         None
     }
 
@@ -183,7 +183,7 @@ impl Line {
     fn on_bytes(&self, buffer: &mut BytesMut) -> Result<(), String> {
         while let Some(message) = ToWorker::decode(buffer).map_err(|error| format!("is closed: {error}"))? {
             if let Some(answer) = self.on_message(message) {
-                self.tell(answer).map_err(|errno| format!("is lost: {errno}"))?;
+                self.send(answer).map_err(|errno| format!("is lost: {errno}"))?;
             }
         }
         Ok(())
@@ -223,7 +223,7 @@ impl Line {
     }
 
     /// Writes a message. An error ends the connection.
-    pub(super) fn tell(&self, message: ToAgent) -> Result<(), Errno> {
+    pub(super) fn send(&self, message: ToAgent) -> Result<(), Errno> {
         let mut frame = BytesMut::new();
         if try_encode_frame(&message, &mut frame).is_err() {
             self.close();

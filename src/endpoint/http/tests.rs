@@ -76,9 +76,9 @@ async fn refused_strangers_are_counted_by_why() {
         protection.refuse(&Refusal::new(kind, "for a test"));
     }
     // One that does not even begin TLS. It is counted before it is closed.
-    let mut stranger = TcpStream::connect(store.local_addr()).await.unwrap();
-    stranger.write_all(b"SSH-2.0-scan\r\n").await.unwrap();
-    let _ = stranger.read_to_end(&mut Vec::new()).await; // it may be reset
+    let mut client = TcpStream::connect(store.local_addr()).await.unwrap();
+    client.write_all(b"SSH-2.0-scan\r\n").await.unwrap();
+    let _ = client.read_to_end(&mut Vec::new()).await; // it may be reset
     let text = metrics(&sources).await.2;
     for (why, count) in
         [("no_tls", 1), ("certificate", 0), ("unproven", 2), ("late", 1), ("crowded", 0), ("forbidden", 1)]

@@ -9,8 +9,8 @@ use std::time::Duration;
 use super::streams::LogOptions;
 use super::substitute::substitute;
 use crate::agent::AgentOptions;
-use crate::agent::crew::overheard;
 use crate::agent::environment;
+use crate::agent::worker_group::captured;
 use crate::rendezvous::messages::message::Placement;
 use crate::warm::TemplateSpec;
 use crate::workers::{AttemptFolder, Filter, FilterOptions, WorkerSpec};
@@ -18,7 +18,7 @@ use crate::workers::{AttemptFolder, Filter, FilterOptions, WorkerSpec};
 /// What a node is to run, and how.
 #[derive(Clone, Debug)]
 pub struct Job {
-    /// What the agent is told.
+    /// The agent's options.
     pub agent: AgentOptions,
     /// Program and arguments of every worker; never empty. In arguments `${local_rank}` is replaced.
     pub command: Vec<OsString>,
@@ -68,7 +68,7 @@ pub enum LogFolder {
 }
 
 impl Job {
-    /// The workers of a round. `restarts` is the restart count that they are told, `inherited` the environment they have besides.
+    /// The workers of a round. `restarts` is the restart count that they get, `inherited` the environment they have besides.
     ///
     /// # Errors
     /// As [`environment::variables`]; or a node has not said how many workers it has, so that there are no ranks.
@@ -95,14 +95,7 @@ impl Job {
             let (program, args) = self.command.split_first().ok_or("the command is empty")?;
             let args = args.iter().map(|arg| argument(arg, local_rank)).collect();
             let cpus = self.cpus.get(local_rank as usize).cloned().unwrap_or_default();
-            Ok(WorkerSpec {
-                args,
-                cpus,
-                env,
-                stdout,
-                stderr: overheard(stderr),
-                ..WorkerSpec::new(local_rank, program)
-            })
+            Ok(WorkerSpec { args, cpus, env, stdout, stderr: captured(stderr), ..WorkerSpec::new(local_rank, program) })
         };
         (0..placement.workers_of(self.agent.workers.local_world_size)).map(worker).collect()
     }
@@ -161,7 +154,7 @@ fn argument(arg: &OsString, local_rank: u32) -> OsString {
     OsString::from_vec(substitute(arg.as_bytes(), known))
 }
 
-const NO_RANKS: &str = "a node of this job has not said how many workers it has, so that they have no ranks: it runs \
+const NO_RANKS: &str = "a node of this job has not reported its number of workers, so workers have no ranks: it runs \
     PyTorch's agent (`--rdzv-conf agent=torch`), which cannot be mixed with others";
 
 #[cfg(test)]

@@ -131,7 +131,7 @@ impl Launch {
                     self.check_rank(&placement)?;
                     self.runner.placed(placement);
                 }
-                Err(error) => self.runner.no_place(error),
+                Err(error) => self.runner.no_placement(error),
             },
         }
         Ok(())
@@ -172,7 +172,7 @@ impl Launch {
                 return Ok(());
             }
         };
-        let restarts = self.runner.restarts_told();
+        let restarts = self.runner.restarts_for_workers();
         let specs = self.job.workers(&placement, restarts, attempt.as_ref(), &self.env).map_err(LaunchError)?;
         let error_file = |attempt: &AttemptFolder, rank| (rank, attempt.error_file(rank));
         let error_files =
@@ -236,7 +236,7 @@ impl Launch {
             }
             // The others go on.
             Outcome::Unfit { reason, .. } => (None, reason.clone(), None),
-            Outcome::NoPlace(error) => (None, error.to_string(), None),
+            Outcome::NoPlacement(error) => (None, error.to_string(), None),
             Outcome::Signal(signal) => (None, "its process ended".to_owned(), Some(*signal)),
         };
         self.farewell(verdict, &reason, signal).await;
@@ -273,7 +273,7 @@ impl Launch {
 }
 
 fn signalled(runner: &mut Runner, Received { signal, sender }: Received) {
-    runner.signal(signal, &sender.words());
+    runner.signal(signal, &sender.text());
 }
 
 /// Do what a start needs before any worker runs. `None`: a signal or the session has ended the round meanwhile, and the work was

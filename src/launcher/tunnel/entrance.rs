@@ -47,9 +47,9 @@ fn is_admitted(check: Option<&mut LocalPeerCheck>, stream: &TcpStream, peer: Soc
     let Some(check) = check else { return true };
     match check.judge(stream, peer) {
         Verdict::Admit => true,
-        Verdict::Refuse(stranger) => {
+        Verdict::Refuse(user) => {
             if log.admits("other_user") {
-                let detail = check.refusal(stranger);
+                let detail = check.refusal(user);
                 tracing::warn!(target: "elastic_rs::rendezvous", %peer, "a connection to the store's tunnel is refused: {detail}");
             }
             false

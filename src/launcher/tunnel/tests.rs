@@ -42,17 +42,17 @@ fn entrance(trust: Trust, to: SocketAddr, who: LocalPeers) -> Tunnel {
 /// Rank 0's node and another one.
 struct Nodes {
     entrance: Tunnel,
-    door: Tunnel,
+    acceptor: Tunnel,
     server: StoreServer,
 }
 
 fn nodes() -> Nodes {
     let server = StoreServer::start(vec![listener()], ServerOptions::default()).unwrap();
     let ours = trust(token('a'), "run");
-    let door = Arc::new(Door::new(Arc::clone(&ours.protection)).unwrap());
-    let door = Tunnel::to_own_store(listener(), server.local_addr(), door, "run".to_owned()).unwrap();
-    let entrance = entrance(ours, door.local_addr(), LocalPeers::Any);
-    Nodes { entrance, door, server }
+    let acceptor = Arc::new(Acceptor::new(Arc::clone(&ours.protection)).unwrap());
+    let acceptor = Tunnel::to_own_store(listener(), server.local_addr(), acceptor, "run".to_owned()).unwrap();
+    let entrance = entrance(ours, acceptor.local_addr(), LocalPeers::Any);
+    Nodes { entrance, acceptor, server }
 }
 
 async fn client(at: SocketAddr) -> StoreClient {
@@ -67,10 +67,10 @@ fn raw(at: SocketAddr) -> TcpStream {
 }
 
 /// What somebody gets who says this, until the connection is closed.
-fn told(at: SocketAddr, said: &[u8]) -> Vec<u8> {
+fn answer_to(at: SocketAddr, sent: &[u8]) -> Vec<u8> {
     let (mut stream, mut got) = (raw(at), Vec::new());
     // It may be closed already.
-    let _ = stream.write_all(said);
+    let _ = stream.write_all(sent);
     match stream.read_to_end(&mut got) {
         Err(error) if error.kind() == ErrorKind::WouldBlock => panic!("neither answered nor closed"),
         _ => got,
@@ -151,16 +151,16 @@ async fn a_store_that_ends_is_seen() {
 }
 
 #[test]
-fn strangers_get_nothing() {
+fn unauthenticated_peers_get_nothing() {
     let nodes = nodes();
-    let at = nodes.door.local_addr();
-    for said in [GREETING, b"GET / HTTP/1.1\r\n\r\n", b"ELRZ\x02\x00"] {
-        assert_eq!(told(at, said), b"", "{said:?}");
+    let at = nodes.acceptor.local_addr();
+    for sent in [GREETING, b"GET / HTTP/1.1\r\n\r\n", b"ELRZ\x02\x00"] {
+        assert_eq!(answer_to(at, sent), b"", "{sent:?}");
     }
-    // Whoever speaks TLS is told that it is refused, and nothing of the store.
-    for stranger in [trust(token('b'), "run"), trust(token('a'), "another"), trust(token('a').for_observers(), "run")] {
-        let entrance = entrance(stranger, at, LocalPeers::Any);
-        assert_eq!(told(entrance.local_addr(), GREETING), b"");
+    // A TLS client gets a refusal, and nothing of the store.
+    for client in [trust(token('b'), "run"), trust(token('a'), "another"), trust(token('a').for_observers(), "run")] {
+        let entrance = entrance(client, at, LocalPeers::Any);
+        assert_eq!(answer_to(entrance.local_addr(), GREETING), b"");
     }
     assert_eq!(nodes.server.stats().connections_accepted, 0);
 }
@@ -177,16 +177,16 @@ async fn agents_with_certificates_meet_and_those_of_another_ca_do_not() {
     for held in [None, Some(token('a'))] {
         let server = StoreServer::start(vec![listener()], ServerOptions::default()).unwrap();
         let own = trust(&ours, held.clone());
-        let door = Arc::new(Door::new(Arc::clone(&own.protection)).unwrap());
-        let door = Tunnel::to_own_store(listener(), server.local_addr(), door, "run".to_owned()).unwrap();
-        let near = entrance(own, door.local_addr(), LocalPeers::Any);
+        let acceptor = Arc::new(Acceptor::new(Arc::clone(&own.protection)).unwrap());
+        let acceptor = Tunnel::to_own_store(listener(), server.local_addr(), acceptor, "run".to_owned()).unwrap();
+        let near = entrance(own, acceptor.local_addr(), LocalPeers::Any);
         client(near.local_addr()).await.set(b"a", b"1").await.unwrap();
         let accepted = server.stats().connections_accepted;
         let wrong = if held.is_some() { None } else { Some(token('a')) };
         let by_token = self::trust(token('a'), "run");
-        for stranger in [trust(&theirs, held), trust(&ours, wrong), by_token] {
-            let far = entrance(stranger, door.local_addr(), LocalPeers::Any);
-            assert_eq!(told(far.local_addr(), GREETING), b"");
+        for client in [trust(&theirs, held), trust(&ours, wrong), by_token] {
+            let far = entrance(client, acceptor.local_addr(), LocalPeers::Any);
+            assert_eq!(answer_to(far.local_addr(), GREETING), b"");
         }
         assert_eq!(server.stats().connections_accepted, accepted);
     }
@@ -195,7 +195,7 @@ async fn agents_with_certificates_meet_and_those_of_another_ca_do_not() {
 #[tokio::test]
 async fn strangers_that_say_nothing_hold_no_agent_up() {
     let nodes = nodes();
-    let silent: Vec<TcpStream> = (0..700).map(|_| raw(nodes.door.local_addr())).collect();
+    let silent: Vec<TcpStream> = (0..700).map(|_| raw(nodes.acceptor.local_addr())).collect();
     let begin = Instant::now();
     client(nodes.entrance.local_addr()).await.set(b"a", b"1").await.unwrap();
     assert!(begin.elapsed() < Duration::from_secs(20), "{:?}", begin.elapsed());
@@ -206,7 +206,7 @@ async fn strangers_that_say_nothing_hold_no_agent_up() {
 #[tokio::test]
 async fn an_address_that_floods_the_tunnels_door_keeps_no_agent_out() {
     let nodes = nodes();
-    let at = nodes.door.local_addr();
+    let at = nodes.acceptor.local_addr();
     let (stop, opened) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
     let flooding = std::thread::spawn({
         let (stop, opened) = (Arc::clone(&stop), Arc::clone(&opened));
@@ -246,11 +246,11 @@ async fn an_address_that_floods_the_tunnels_door_keeps_no_agent_out() {
 fn a_tunnel_that_cannot_be_opened_closes_the_workers_connection() {
     let nobody = listener().local_addr().unwrap();
     let tunnel = entrance(trust(token('a'), "run"), nobody, LocalPeers::Any);
-    assert_eq!(told(tunnel.local_addr(), GREETING), b"");
+    assert_eq!(answer_to(tunnel.local_addr(), GREETING), b"");
     // A store without a door.
     let server = StoreServer::start(vec![listener()], ServerOptions::default()).unwrap();
     let tunnel = entrance(trust(token('a'), "run"), server.local_addr(), LocalPeers::Any);
-    assert_eq!(told(tunnel.local_addr(), GREETING), b"");
+    assert_eq!(answer_to(tunnel.local_addr(), GREETING), b"");
 }
 
 mod for_root {
@@ -262,15 +262,15 @@ mod for_root {
     fn a_stranger_that_hides_its_socket_3000_times_does_not_get_in() {
         const TRIES: u64 = 3000;
         let Some(interface) = second_interface() else { return };
-        let stranger = Uid::from_raw(65533);
-        let Nodes { door, server, .. } = nodes();
-        let tunnel = entrance(trust(token('a'), "run"), door.local_addr(), LocalPeers::SameUser { way_out: "" });
+        let other_uid = Uid::from_raw(65533);
+        let Nodes { acceptor, server, .. } = nodes();
+        let tunnel = entrance(trust(token('a'), "run"), acceptor.local_addr(), LocalPeers::SameUser { way_out: "" });
         let at = tunnel.local_addr();
-        let strangers = std::thread::spawn(move || {
-            set_thread_res_uid(stranger, stranger, stranger).expect("only root can be another user");
+        let other_users = std::thread::spawn(move || {
+            set_thread_res_uid(other_uid, other_uid, other_uid).expect("only root can be another user");
             (0..TRIES).for_each(|_| send_and_hide(at, &interface, GREETING));
         });
-        strangers.join().unwrap();
+        other_users.join().unwrap();
         // Accepted behind all of them.
         let mut own = raw(at);
         own.write_all(GREETING).unwrap();
@@ -281,15 +281,15 @@ mod for_root {
 
     #[test]
     fn other_users_of_the_machine_do_not_get_in() {
-        let stranger = Uid::from_raw(65533);
-        let Nodes { door, server, .. } = nodes();
-        let tunnel = entrance(trust(token('a'), "run"), door.local_addr(), LocalPeers::SameUser { way_out: "" });
+        let other_uid = Uid::from_raw(65533);
+        let Nodes { acceptor, server, .. } = nodes();
+        let tunnel = entrance(trust(token('a'), "run"), acceptor.local_addr(), LocalPeers::SameUser { way_out: "" });
         let at = tunnel.local_addr();
-        let as_stranger = std::thread::spawn(move || {
-            set_thread_res_uid(stranger, stranger, stranger).expect("only root can be another user");
-            told(at, GREETING)
+        let as_other_user = std::thread::spawn(move || {
+            set_thread_res_uid(other_uid, other_uid, other_uid).expect("only root can be another user");
+            answer_to(at, GREETING)
         });
-        assert_eq!(as_stranger.join().unwrap(), b"");
+        assert_eq!(as_other_user.join().unwrap(), b"");
         assert_eq!(server.stats().connections_accepted, 0);
         let mut own = raw(at);
         own.write_all(GREETING).unwrap();
@@ -299,13 +299,13 @@ mod for_root {
 
 #[test]
 fn nothing_is_left_of_a_tunnel_that_is_dropped() {
-    for first in ["entrance", "door"] {
-        let Nodes { entrance, door, server } = nodes();
-        let addresses = [entrance.local_addr(), door.local_addr()];
+    for first in ["entrance", "acceptor"] {
+        let Nodes { entrance, acceptor, server } = nodes();
+        let addresses = [entrance.local_addr(), acceptor.local_addr()];
         let mut worker = raw(addresses[0]);
         worker.write_all(GREETING).unwrap();
         worker.read_exact(&mut [0; 4]).unwrap();
-        let (one, other) = if first == "entrance" { (entrance, door) } else { (door, entrance) };
+        let (one, other) = if first == "entrance" { (entrance, acceptor) } else { (acceptor, entrance) };
         drop(one);
         assert!(matches!(worker.read(&mut [0]), Ok(0) | Err(_)), "closed");
         clients_are(&server, 0);

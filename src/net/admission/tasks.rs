@@ -63,7 +63,7 @@ impl<S> fmt::Debug for BoundedTasks<S> {
 }
 
 impl<S: Send + 'static> BoundedTasks<S> {
-    /// `begin` makes a connection's task, which runs on `runtime`. `ended` is told what became of connections. `begin` has to own the
+    /// `begin` makes a connection's task, which runs on `runtime`. `ended` gets the outcome of each connection. `begin` has to own the
     /// threads of `runtime` if they could end first: each task would end as it begins, and begin the next one.
     pub fn new(
         runtime: Handle,

@@ -1,4 +1,4 @@
-//! Which process listens on a port, as far as `/proc` tells.
+//! Which process listens on a port, as far as `/proc` shows it.
 //!
 //! Owns reading `/proc/<pid>/fd`. Runs only when a port turned out to be taken. Facts: `proc_pid_fd(5)`.
 

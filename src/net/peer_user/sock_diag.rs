@@ -18,7 +18,7 @@ pub(super) struct Ends {
 pub(super) enum Answer {
     /// The user of the socket. `None`: no process has it any more, and the user shown may be root's.
     Socket(Option<u32>),
-    /// There is no such socket that is connected, or the kernel cannot tell about TCP sockets.
+    /// There is no such socket that is connected, or the kernel cannot report TCP sockets.
     Missing,
     /// The kernel returned another error, or bytes that are no answer.
     Unusable,

@@ -10,12 +10,12 @@ use super::*;
 use crate::net::listen::bind_wildcard;
 
 /// A user that no process has.
-const STRANGER: u32 = 65533;
+const OTHER_UID: u32 = 65533;
 
 /// Runs `open` as another user: on a thread, since Linux has users of threads. `None` without the right to do so.
-fn as_stranger<T: Send>(open: impl FnOnce() -> T + Send) -> Option<T> {
+fn as_other_user<T: Send>(open: impl FnOnce() -> T + Send) -> Option<T> {
     thread::scope(|scope| {
-        let uid = Uid::from_raw(STRANGER);
+        let uid = Uid::from_raw(OTHER_UID);
         let thread = scope.spawn(move || set_thread_res_uid(uid, uid, uid).ok().map(|()| open()));
         thread.join().unwrap()
     })
@@ -26,7 +26,7 @@ struct Pair {
     _listener: TcpListener,
     client: Socket,
     server: TcpStream,
-    /// The client's address. A connection that was reset does not tell it any more.
+    /// The client's address. It cannot be read from a connection that was reset.
     peer: SocketAddr,
 }
 
@@ -142,8 +142,8 @@ mod for_root {
     fn another_users_connections_are_found_with_their_user() {
         for (way, mut users) in ways() {
             for (ip, zone) in own_addresses() {
-                let pair = as_stranger(|| connected(ip, zone, |_| ())).expect("only root can be another user");
-                assert_eq!(pair.user_by(&mut users), PeerUser::Uid(STRANGER), "{way}: {ip}%{zone}");
+                let pair = as_other_user(|| connected(ip, zone, |_| ())).expect("only root can be another user");
+                assert_eq!(pair.user_by(&mut users), PeerUser::Uid(OTHER_UID), "{way}: {ip}%{zone}");
             }
         }
     }

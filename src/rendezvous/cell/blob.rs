@@ -224,7 +224,7 @@ impl Blob {
     }
 
     /// Whether two states are equal, apart from the revision and the ages of departures.
-    pub(super) fn says_the_same(&self, other: &Self) -> bool {
+    pub(super) fn is_same_content(&self, other: &Self) -> bool {
         let departed = |blob: &Self| blob.departures.iter().map(|(_, ages)| ages.len()).sum::<usize>();
         departed(self) == departed(other)
             && *self == Self { revision: self.revision, departures: self.departures.clone(), ..other.clone() }
@@ -262,7 +262,7 @@ mod tests {
         let (now, session) = (Instant::now(), SessionId(0));
         let mut run = Run::counting_on("job", Settings::new(1, 2), Round(3));
         let hello = Box::new(hello());
-        run.apply(Event::Hello { hello, session, reach: Reach::Cell, home: None }, now);
+        run.apply(Event::Hello { hello, session, reach: Reach::Cell, instance: None }, now);
         let join = Join { round: Round(3), store_port: 5, node_rank: None, workers: None };
         run.apply(Event::Message { node: NodeId(7), session, message: NodeMessage::Join(join) }, now);
         Blob::of(&run, None, &Seen::default().pace(now), now)
@@ -275,7 +275,7 @@ mod tests {
         let now = Instant::now();
         let seen = Seen::default();
         let again = Blob::of(&seen.run(&blob, &hello(), now), Some(&blob), &seen.pace(now), now);
-        assert!(again.says_the_same(&blob), "{again:?}");
+        assert!(again.is_same_content(&blob), "{again:?}");
         assert_eq!(again.revision, blob.revision + 1);
     }
 

@@ -89,7 +89,7 @@ impl CellDriver {
     }
 
     /// Report the result of a step.
-    pub fn tell(&self, what: impl FnOnce(&mut CellNode, Instant)) {
+    pub fn apply(&self, what: impl FnOnce(&mut CellNode, Instant)) {
         what(&mut self.node.lock(), Instant::now());
         self.shared.requested.notify_one();
         self.shared.on_step();
@@ -103,7 +103,7 @@ impl CellDriver {
         let since = Instant::now().checked_sub(age);
         let stale = |node: &CellNode| node.looked_at().is_none_or(|at| since.is_some_and(|since| at < since));
         let mut steps = self.shared.steps.subscribe();
-        self.tell(|node, now| {
+        self.apply(|node, now| {
             if stale(node) && !node.has_left() {
                 node.look(now);
             }

@@ -444,7 +444,7 @@ impl CellNode {
     /// Decide on the cell's state, and write the result if it differs.
     fn decide_and_write(&mut self, now: Instant) {
         // A node that has left only looks.
-        if !self.can_write() || self.has_said_goodbye() {
+        if !self.can_write() || self.has_sent_farewell() {
             return;
         }
         match self.decide(now) {

@@ -131,7 +131,7 @@ impl Allowed {
                 let yes = YES.contains(&text.as_str());
                 (yes || NO.contains(&text.as_str())).then_some(Value::Truth(yes))
             }
-            Self::OneOf(words) => words.iter().find(|known| **known == word()).map(|known| Value::Word(known)),
+            Self::OneOf(choices) => choices.iter().find(|known| **known == word()).map(|known| Value::Word(known)),
             Self::Only(known, _) => (word() == known).then_some(Value::Word(known)),
             Self::Text => {
                 let text = given.shown;
@@ -158,7 +158,7 @@ impl fmt::Display for Allowed {
             }
             Self::Whole(least, most) => write!(f, "a whole number from {least} to {most}"),
             Self::Truth => write!(f, "one of {}, {}", YES.join(", "), NO.join(", ")),
-            Self::OneOf(words) => match words.split_last() {
+            Self::OneOf(choices) => match choices.split_last() {
                 Some((last, [])) => write!(f, "`{last}`"),
                 Some((last, others)) => write!(f, "`{}` or `{last}`", others.join("`, `")),
                 None => Ok(()),

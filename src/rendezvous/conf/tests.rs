@@ -33,7 +33,7 @@ fn in_docs(allowed: &Allowed) -> String {
         Allowed::Whole(least, most) if most == i32::MAX as u32 => format!("≥ {least}"),
         Allowed::Whole(least, most) => format!("{least} … {most}"),
         Allowed::Truth => "true/false".to_owned(),
-        Allowed::OneOf(words) => format!("`{}`", words.join("`, `")),
+        Allowed::OneOf(choices) => format!("`{}`", choices.join("`, `")),
         Allowed::Only(word, _) => format!("`{word}`"),
         Allowed::Text => "text".to_owned(),
     }
@@ -56,17 +56,17 @@ fn the_documentation_has_the_default_the_range_and_the_help_of_every_key() {
         assert_eq!(cells[3], in_docs(&key.allowed), "what is allowed of `{}`", key.name);
         let help = key.help.trim().trim_end_matches('.').to_lowercase();
         assert!(cells[4].to_lowercase().starts_with(&help), "`{}`: {:?} is not {help:?}", key.name, cells[4]);
-        says_where(key.name, key.scope, &cells);
+        check_row(key.name, key.scope, &cells);
     }
     for (name, allowed, scope) in WITHOUT_EFFECT {
         let cells = row(name).unwrap_or_else(|| panic!("docs/rendezvous.md has no row for `{name}`"));
         assert_eq!(cells[3], in_docs(allowed), "what is allowed of `{name}`");
-        says_where(name, *scope, &cells);
+        check_row(name, *scope, &cells);
     }
 }
 
 /// Check that a row of the first table says whether `rust-etcd` has the key.
-fn says_where(name: &str, scope: Scope, cells: &[&str]) {
+fn check_row(name: &str, scope: Scope, cells: &[&str]) {
     let not_with_etcd = cells[4].contains("Not with `rust-etcd`");
     assert_eq!(not_with_etcd, !scope.has(Backend::RustEtcd), "`{name}`");
 }

@@ -30,7 +30,7 @@ use crate::rendezvous::messages::codec::{self, CodecError};
 use crate::rendezvous::messages::frames::read_message;
 use crate::rendezvous::messages::message::{CoordinatorMessage, Hello, NodeMessage, OBSERVER_WAIT, Observe, Observed};
 use crate::rendezvous::run::{Ends, SessionId};
-use crate::secure::proof::Pass;
+use crate::secure::proof::Identity;
 use crate::secure::refusals::{Kind, Refusal};
 use crate::secure::{Halves, Protection, Reader, Writer};
 use crate::wire::text::validate_run_id;
@@ -43,7 +43,7 @@ pub struct Incoming {
     /// The bytes of the session read so far.
     pub first_bytes: BytesMut,
     /// What the peer has proven. `None`: the coordinator is not protected.
-    pub pass: Option<Pass>,
+    pub identity: Option<Identity>,
     /// The node's end.
     pub peer: SocketAddr,
     /// Our end.
@@ -157,12 +157,12 @@ pub(super) struct Shared {
 
 impl Shared {
     /// Refuse what a peer asks for, count it, and log it.
-    async fn forbid(&self, peer: SocketAddr, pass: Option<&Pass>, why: String, writer: &mut Writer) {
-        let counted = self.protection.as_ref().filter(|_| pass.is_some());
+    async fn forbid(&self, peer: SocketAddr, identity: Option<&Identity>, why: String, writer: &mut Writer) {
+        let counted = self.protection.as_ref().filter(|_| identity.is_some());
         let counted = counted.map(|protection| protection.refuse(&Refusal::new(Kind::Forbidden, &*why)));
         if self.log.admits("refused") {
             let error = counted.as_deref().unwrap_or(&why);
-            tracing::warn!(%peer, error, "a session is refused");
+            tracing::warn!(%peer, error, "connection refused");
         }
         refuse(writer, why).await;
     }
@@ -183,7 +183,7 @@ pub(super) fn greetings(shared: Shared) -> BoundedTasks<(SessionId, Incoming)> {
     BoundedTasks::new(Handle::current(), UNGREETED, begin, move |peer, ending| {
         if ending == Ending::Refused && log.admits("ungreeted") {
             let most = UNGREETED.permits;
-            tracing::warn!(%peer, "a session is refused: {most} others have not introduced themselves yet");
+            tracing::warn!(%peer, "connection refused: {most} connections have not sent Hello yet");
         }
     })
 }
@@ -193,12 +193,12 @@ type Greeted = Result<Result<Greeting, Option<CodecError>>, Elapsed>;
 
 /// Read one connection from its first message until it ends.
 async fn serve_connection(session: SessionId, connection: Incoming, greeted: Greeted, shared: Shared) {
-    let Incoming { halves: Halves { mut reader, mut writer }, first_bytes: mut buffer, pass, peer, local, kept } =
+    let Incoming { halves: Halves { mut reader, mut writer }, first_bytes: mut buffer, identity, peer, local, kept } =
         connection;
     if let Ok(Ok(greeting)) = &greeted
-        && let Err(why) = may_speak(pass.as_ref(), greeting)
+        && let Err(why) = may_speak(identity.as_ref(), greeting)
     {
-        return shared.forbid(peer, pass.as_ref(), why, &mut writer).await;
+        return shared.forbid(peer, identity.as_ref(), why, &mut writer).await;
     }
     let hello = match greeted {
         Ok(Ok(Greeting::Hello(hello))) => hello,
@@ -207,13 +207,13 @@ async fn serve_connection(session: SessionId, connection: Incoming, greeted: Gre
                 Ok(permit) => permit,
                 Err(reason) => return refuse(&mut writer, reason).await,
             };
-            let who = shared.same_user.as_ref().filter(|_| pass.is_none()).map(|same| asker_of(same, local, peer));
-            serve_observer(Halves { reader, writer }, buffer, ask, (peer, pass.as_ref(), who), &shared).await;
+            let who = shared.same_user.as_ref().filter(|_| identity.is_none()).map(|same| asker_of(same, local, peer));
+            serve_observer(Halves { reader, writer }, buffer, ask, (peer, identity.as_ref(), who), &shared).await;
             return drop(kept);
         }
         Ok(Err(Some(error))) => {
             if shared.log.admits("refused") {
-                tracing::warn!(%peer, %error, "a session is refused");
+                tracing::warn!(%peer, %error, "connection refused");
             }
             refuse(&mut writer, error.to_string()).await;
             return;
@@ -221,7 +221,7 @@ async fn serve_connection(session: SessionId, connection: Incoming, greeted: Gre
         Ok(Err(None)) => return,
         Err(_) => {
             if shared.log.admits("hello_timeout") {
-                tracing::warn!(%peer, "a session is refused: no Hello within {:?}", shared.hello_timeout);
+                tracing::warn!(%peer, "connection refused: no Hello within {:?}", shared.hello_timeout);
             }
             return;
         }
@@ -289,21 +289,21 @@ pub fn asker_of(same_user: &SameUser, local: SocketAddr, peer: SocketAddr) -> As
 }
 
 /// Whether a peer that has proven this may introduce this node, or observe. The error is why not.
-fn may_speak(pass: Option<&Pass>, greeting: &Greeting) -> Result<(), String> {
-    match (greeting, pass) {
-        (Greeting::Observe(ask), pass) => may_observe(pass, ask),
+fn may_speak(identity: Option<&Identity>, greeting: &Greeting) -> Result<(), String> {
+    match (greeting, identity) {
+        (Greeting::Observe(ask), identity) => may_observe(identity, ask),
         (Greeting::Hello(_), None) => Ok(()),
-        (Greeting::Hello(hello), Some(pass)) => {
+        (Greeting::Hello(hello), Some(identity)) => {
             hello.validate()?; // the reason may repeat a part of it
-            pass.admits_node_of(&hello.run_id)
+            identity.admits_node_of(&hello.run_id)
         }
     }
 }
 
 /// Whether a peer that has proven this may ask this. The error is why not.
-fn may_observe(pass: Option<&Pass>, ask: &Observe) -> Result<(), String> {
+fn may_observe(identity: Option<&Identity>, ask: &Observe) -> Result<(), String> {
     ask.run_id.as_deref().map_or(Ok(()), validate_run_id)?;
-    pass.map_or(Ok(()), |pass| pass.admits_observer_of(ask.run_id.as_deref()))
+    identity.map_or(Ok(()), |identity| identity.admits_observer_of(ask.run_id.as_deref()))
 }
 
 /// Answer an observer's questions until it goes. It may ask the next one when it has read the answer.
@@ -311,13 +311,13 @@ async fn serve_observer(
     halves: Halves,
     mut buffer: BytesMut,
     mut ask: Observe,
-    (peer, pass, who): (SocketAddr, Option<&Pass>, Option<Asker>),
+    (peer, identity, who): (SocketAddr, Option<&Identity>, Option<Asker>),
     shared: &Shared,
 ) {
     let Halves { mut reader, mut writer } = halves;
     loop {
-        if let Err(why) = may_observe(pass, &ask) {
-            return shared.forbid(peer, pass, why, &mut writer).await;
+        if let Err(why) = may_observe(identity, &ask) {
+            return shared.forbid(peer, identity, why, &mut writer).await;
         }
         if !buffer.is_empty() {
             return; // it asks out of turn

@@ -29,7 +29,7 @@ use crate::rendezvous::run::SessionId;
 use crate::secure::Protection;
 
 /// Time for the last messages to be written when the coordinator ends.
-const LAST_WORDS: Duration = Duration::from_secs(1);
+const LAST_MESSAGES_LIMIT: Duration = Duration::from_secs(1);
 /// Decisions of a run that are logged in a log period: far more than a job has that restarts every few seconds.
 const RECORDS_PER_RUN: u64 = 200;
 /// The additional number for each node of the run.
@@ -94,7 +94,7 @@ pub struct Shown {
 ///
 /// `empty_store` replaces the table of the endpoint's store; it blocks until that is done.
 ///
-/// Messages to nodes and the file of events are written before this returns, or have had [`LAST_WORDS`] and
+/// Messages to nodes and the file of events are written before this returns, or have had [`LAST_MESSAGES_LIMIT`] and
 /// [`LAST_LINES`](crate::events::file::LAST_LINES) for it: the process may end then.
 pub async fn run(
     mut machine: Machine,
@@ -160,7 +160,7 @@ pub async fn run(
         perform(&mut machine, &mut writers, &mut event_log, &shown.exclusions, &empty_store, &log);
     }
     drop((writers, events, writing));
-    let _ = timeout(LAST_WORDS, written.recv()).await;
+    let _ = timeout(LAST_MESSAGES_LIMIT, written.recv()).await;
     event_log.finish();
 }
 
@@ -211,7 +211,7 @@ fn perform(
                 if let CoordinatorMessage::Rejected { reason } | CoordinatorMessage::Ended { reason } = &message
                     && log.admits("turned_away")
                 {
-                    tracing::warn!(session = session.0, "a node is turned away: {reason}");
+                    tracing::warn!(session = session.0, "a node is rejected: {reason}");
                 }
                 send_to(session, &message, writers, machine, log);
                 commands.extend(machine.take_commands());

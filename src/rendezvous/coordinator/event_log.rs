@@ -219,7 +219,7 @@ impl EventLog {
         let last = self.rings.last(&run_id);
         if ask.after > last {
             let reason =
-                format!("run `{run_id}` has begun anew: its last event is {last}, and {} was asked for", ask.after);
+                format!("run `{run_id}` was started again: its last event is {last}, and {} was asked for", ask.after);
             let _ = reply.send(Err(reason));
         } else if ask.waits && self.rings.after(&run_id, ask.after).next().is_none() {
             self.waiting.push(Waiting { run_id, ask, reply, step_until: None });
@@ -239,15 +239,15 @@ impl EventLog {
     pub fn metrics(&mut self, machine: &Machine) -> OpenMetrics {
         self.make_lines();
         let (mut out, now) = (OpenMetrics::default(), Instant::now());
-        out.family("build_info", "gauge", "the release of elastic_rs");
+        out.family("build_info", "gauge", "Release of elastic_rs that serves these metrics");
         out.value("build_info", &[("version", env!("CARGO_PKG_VERSION"))], 1);
         self.metrics.write(&mut out, now);
-        out.family("events_dropped", "counter", "events that were dropped to make room for later ones");
+        out.family("events_dropped", "counter", "Events dropped to make room for later ones");
         out.value("events_dropped_total", &[], self.rings.dropped());
-        out.family("sessions", "gauge", "connected sessions of nodes");
+        out.family("sessions", "gauge", "Connected sessions of nodes");
         out.value("sessions", &[], machine.session_count());
         let states: Vec<_> = self.metrics.runs().filter_map(|id| Some(machine.run(id)?.state(now))).collect();
-        out.family("run_state", "gauge", "1 for the state that the run is in");
+        out.family("run_state", "gauge", "1 for the current state of the run, 0 for the others");
         for run in &states {
             for state in Activity::ALL {
                 out.value(
@@ -257,25 +257,25 @@ impl EventLog {
                 );
             }
         }
-        out.family("round", "gauge", "number of the last round that was completed");
+        out.family("round", "gauge", "Number of the last completed round");
         states.iter().for_each(|run| out.value("round", &[("run", run.run.as_str())], run.round));
-        out.family("restarts_left", "gauge", "what is left of the job's budget of restarts");
+        out.family("restarts_left", "gauge", "Restarts left in the job's budget");
         for run in &states {
             if let Some(most) = run.max_restarts {
                 out.value("restarts_left", &[("run", run.run.as_str())], most.saturating_sub(run.restart));
             }
         }
-        out.family("nodes", "gauge", "nodes by what they do");
+        out.family("nodes", "gauge", "Nodes by state");
         for run in &states {
             for (state, count) in [("running", run.running), ("waiting", run.waiting), ("finished", run.finished)] {
                 out.value("nodes", &[("run", run.run.as_str()), ("state", state)], count);
             }
         }
-        out.family("step", "gauge", "number of the last step of training, at the last look before this one");
+        out.family("step", "gauge", "Last training step known at the previous scrape");
         for run in &states {
             run.step.iter().for_each(|step| out.value("step", &[("run", run.run.as_str())], step));
         }
-        out.family("workers", "gauge", "workers of the current world, if its members tell");
+        out.family("workers", "gauge", "Workers of the current world, if all members report their number");
         for run in &states {
             run.workers.iter().for_each(|workers| out.value("workers", &[("run", run.run.as_str())], workers));
         }

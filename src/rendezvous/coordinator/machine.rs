@@ -15,7 +15,7 @@ use crate::events::tally::{Refused, Tally};
 use crate::rendezvous::decision_state::DecisionState;
 use crate::rendezvous::messages::message::{CoordinatorMessage, Hello, NodeId, NodeMessage};
 use crate::rendezvous::messages::settings::STALL;
-use crate::rendezvous::run::{Effect, Ends, Event, Exclusion, Home, Reach, Run, SessionId};
+use crate::rendezvous::run::{CoordinatorInstance, Effect, Ends, Event, Exclusion, Reach, Run, SessionId};
 
 /// A command to the driver.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -108,7 +108,7 @@ pub struct Machine {
     deserted: BTreeSet<(Instant, String)>,
     commands: Vec<Command>,
     /// This coordinator's process, if it is known.
-    home: Option<Home>,
+    instance: Option<CoordinatorInstance>,
     /// Set once that process ends.
     leaving: Option<Leaving>,
 }
@@ -130,8 +130,8 @@ impl Machine {
     }
 
     /// A coordinator without runs, in a known process.
-    pub fn at_home(home: Home) -> Self {
-        Self { home: Some(home), ..Self::default() }
+    pub fn with_instance(instance: CoordinatorInstance) -> Self {
+        Self { instance: Some(instance), ..Self::default() }
     }
 
     /// A node introduced itself on a new connection.
@@ -155,8 +155,8 @@ impl Machine {
             vacant_since: None,
         });
         self.sessions.insert(session, (run_id.clone(), node));
-        let (reach, home) = (Reach::Connection(ends), self.home);
-        self.apply(&run_id, Event::Hello { hello: Box::new(hello), session, reach, home }, now);
+        let (reach, instance) = (Reach::Connection(ends), self.instance);
+        self.apply(&run_id, Event::Hello { hello: Box::new(hello), session, reach, instance }, now);
     }
 
     /// A message of a node has arrived.

@@ -53,7 +53,7 @@ pub fn refusal(asker: Asker, readers: Readers, run_id: Option<&str>, machine: &M
         (Readers::Loopback, _) => {
             "only the coordinator's user may read its jobs, on its node (ELASTIC_RS_HTTP=loopback)".to_owned()
         }
-        (Readers::Nobody, _) => "nobody may read its jobs so".to_owned(),
+        (Readers::Nobody, _) => "this coordinator serves its jobs to nobody that way (ELASTIC_RS_HTTP=off)".to_owned(),
         (Readers::Members, Asker::Elsewhere(address)) => match run_id {
             Some(run_id) => format!("{address} is no address of a node of the run `{run_id}`"),
             None => format!("{address} is no address of a node of every run here (name one: --run-id)"),

@@ -49,7 +49,7 @@ pub fn open(runtime: &Handle, hello: Hello, client: Client, key_prefix: &str, ti
         watch_number: 0,
         sign: None,
         served: false,
-        told_foreign: None,
+        logged_foreign: None,
         prepare_at: None,
         client,
     };
@@ -84,7 +84,7 @@ struct Driver {
     /// This node has read the run's keys. From then on, another program's key among them is no reason to end.
     served: bool,
     /// The last message about another program's key.
-    told_foreign: Option<String>,
+    logged_foreign: Option<String>,
     /// When to prepare surveys again.
     prepare_at: Option<Instant>,
 }
@@ -232,7 +232,7 @@ impl Driver {
             Done::Answer(Ok(Answer::Txn(TxnOutcome::Done(revision)))) => vec![EtcdEvent::Written(Revision(revision))],
             Done::Answer(Ok(Answer::Txn(TxnOutcome::Refused(found, revision)))) => {
                 let (snapshot, foreign) = snapshot(&self.keys, found, revision);
-                self.tell_foreign(foreign);
+                self.log_foreign(foreign);
                 vec![EtcdEvent::Refused(snapshot)]
             }
             Done::Answer(Err(error)) if error.is_final() => {
@@ -277,7 +277,7 @@ impl Driver {
         if let Some(why) = foreign.as_ref().filter(|_| !self.served) {
             return vec![EtcdEvent::Broken(format!("etcd at {}: {why}", self.client.options().endpoints))];
         }
-        self.tell_foreign(foreign);
+        self.log_foreign(foreign);
         if !self.served {
             self.served = true;
             self.prepare_at = Some(Instant::now());
@@ -301,7 +301,7 @@ impl Driver {
             for changed in changes {
                 match change(&self.keys, changed) {
                     Ok(change) => ours.push(change),
-                    Err(foreign) => self.tell_foreign(Some(foreign)),
+                    Err(foreign) => self.log_foreign(Some(foreign)),
                 }
             }
             events.push(EtcdEvent::Changed(Revision(revision), ours));
@@ -341,10 +341,10 @@ impl Driver {
     }
 
     /// Log that another program's key was found, once for each.
-    fn tell_foreign(&mut self, foreign: Option<String>) {
-        if let Some(why) = foreign.filter(|why| self.told_foreign.as_ref() != Some(why)) {
+    fn log_foreign(&mut self, foreign: Option<String>) {
+        if let Some(why) = foreign.filter(|why| self.logged_foreign.as_ref() != Some(why)) {
             tracing::warn!("etcd at {}: {why}", self.client.options().endpoints);
-            self.told_foreign = Some(why);
+            self.logged_foreign = Some(why);
         }
     }
 

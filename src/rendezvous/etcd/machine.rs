@@ -128,7 +128,7 @@ impl EtcdNode {
         }
         self.node.on_tick(now);
         if self.is_over() {
-            return self.say_goodbye();
+            return self.send_farewell();
         }
         self.send_requests(now);
     }
@@ -197,7 +197,7 @@ impl EtcdNode {
             }
         }
         if self.is_over() {
-            return self.say_goodbye();
+            return self.send_farewell();
         }
         self.send_requests(now);
     }
@@ -245,7 +245,7 @@ impl EtcdNode {
     }
 
     /// End the lease, so that the others need not wait for its end.
-    fn say_goodbye(&mut self) {
+    fn send_farewell(&mut self) {
         if let Some(lease) = self.lease.take() {
             self.requests.push(EtcdRequest::Revoke { lease: lease.id });
         }
@@ -389,7 +389,7 @@ impl EtcdNode {
             _ => match Wish::decode(node, self.node.machine().run_id(), &key.wish) {
                 Ok(wish) => Some(Arc::new(wish)),
                 Err(error) => {
-                    self.notes.push(format!("the wish of node {:032x} is not heard: {error}", node.0));
+                    self.notes.push(format!("the wish of node {:032x} is ignored: {error}", node.0));
                     None
                 }
             },

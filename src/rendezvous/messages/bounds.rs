@@ -175,9 +175,9 @@ pub(in crate::rendezvous) fn tidy_message(message: CoordinatorMessage) -> Coordi
     match message {
         Rejected { reason } => Rejected { reason: plain(reason) },
         Ended { reason } => Ended { reason: plain(reason) },
-        Welcome { addr, hosted, running, recalls } => {
+        Welcome { addr, hosted, running, wants_replay } => {
             let tidied = |running: Running| Running { master_addr: plain(running.master_addr), ..running };
-            Welcome { addr: plain(addr), hosted, running: running.map(tidied), recalls }
+            Welcome { addr: plain(addr), hosted, running: running.map(tidied), wants_replay }
         }
         Leaving { why, interrupts } => Leaving { why: plain(why), interrupts },
         Withdrawn { progress } => Withdrawn { progress: plain(progress) },
@@ -195,14 +195,14 @@ pub(in crate::rendezvous) fn tidy_message(message: CoordinatorMessage) -> Coordi
         }
         Closed { verdict, spare } => Closed { verdict: tidy_verdict(&verdict), spare },
         CoordinatorMessage::Over { verdict, ago } => CoordinatorMessage::Over { verdict: tidy_verdict(&verdict), ago },
-        Heartbeat { waits: told } => Heartbeat { waits: told.map(waits) },
-        CoordinatorMessage::Waits(told) => CoordinatorMessage::Waits(waits(told)),
+        Heartbeat { waits: status } => Heartbeat { waits: status.map(waits) },
+        CoordinatorMessage::Waits(status) => CoordinatorMessage::Waits(waits(status)),
         CoordinatorMessage::Stale { .. }
         | CoordinatorMessage::Terms { .. }
         | CoordinatorMessage::RaiseAt { .. }
         | CoordinatorMessage::Members { .. }
         | CoordinatorMessage::Observed(_)
-        | CoordinatorMessage::TellStep { .. } => message,
+        | CoordinatorMessage::ReportStep { .. } => message,
     }
 }
 

@@ -24,7 +24,7 @@ pub struct Failure {
     /// How it ended: `exit code 3`, `SIGKILL`.
     pub exit: String,
     /// PyTorch's number for it: the exit code, or the signal's number negated. 1 for a failure without either, such as a program
-    /// that could not be started. [`LIVES`]: it has not ended.
+    /// that could not be started. [`STILL_ALIVE`]: it has not ended.
     pub returncode: i32,
     /// The first lines of the worker's words, if there are any.
     pub message: String,
@@ -33,7 +33,7 @@ pub struct Failure {
 }
 
 /// The returncode of a worker that has left its world on purpose, and lives. Its `exit` is the type of the exception that it has raised.
-pub const LIVES: i32 = 0;
+pub const STILL_ALIVE: i32 = 0;
 
 impl Failure {
     /// For tests: exit code 3 of the only worker.
@@ -71,7 +71,7 @@ impl Failure {
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { node, role, local_rank, global_rank, pid, exit, returncode, message, .. } = self;
-        let ended = if *returncode == LIVES { "left its world with" } else { "ended with" };
+        let ended = if *returncode == STILL_ALIVE { "left its world with" } else { "ended with" };
         // Until the coordinator has filled it in.
         let node = if node.is_empty() { "this node" } else { node };
         write!(f, "rank {global_rank} (local rank {local_rank}, role {role}, pid {pid}) on {node} {ended} {exit}")?;

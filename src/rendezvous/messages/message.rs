@@ -8,17 +8,17 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-pub use super::ending::{Failure, LIVES, Verdict};
+pub use super::ending::{Failure, STILL_ALIVE, Verdict};
 pub use super::ids::{NodeId, Round};
-pub use super::place::{
-    Generation, HostSeat, Join, JoinWorkers, Placed, Placement, Resume, Running, SURVIVORS_LIMIT, Survival, Survivor,
-    WorkerRanks,
+pub use super::placement::{
+    Generation, HostInstance, Join, JoinWorkers, Placed, Placement, Resume, Running, SURVIVORS_LIMIT, Survival,
+    Survivor, WorkerRanks,
 };
-pub use super::recall::{Recalled, Recollection};
+pub use super::replay::{Replay, ReplayedEvent};
 use super::settings::Settings;
 use crate::events::record::Phase;
 
-/// First bytes of a session's connection. `E` is no query code of c10d, so one look tells the two protocols apart.
+/// First bytes of a session's connection. `E` is no query code of c10d, so the first byte decides the protocol.
 pub const MAGIC: &[u8] = b"ELRZ";
 
 /// Follows [`MAGIC`], as `u16` little-endian. Both ends must have the same.
@@ -90,12 +90,12 @@ pub enum NodeMessage {
     },
     /// The workers of this node let `elastic_rs.elastic.run` make their process groups. So a newcomer's can be started before it joins:
     /// see [`Running`].
-    Groupless {
+    NoProcessGroup {
         /// The round they belong to.
         round: Round,
     },
     /// How long the parts of the recovery have taken that ended with this round's workers, on this node.
-    Took {
+    PhaseDurations {
         /// The round.
         round: Round,
         /// The parts.
@@ -105,24 +105,24 @@ pub enum NodeMessage {
     /// Asks for a run's events and state. Each is answered by one [`CoordinatorMessage::Observed`], in order.
     Observe(Observe),
     /// A worker of this node has made its first step of the round.
-    Stepped {
+    Progress {
         /// The round.
         round: Round,
         /// The step.
-        first: Stepped,
+        first: Progress,
     },
-    /// Answer to [`CoordinatorMessage::TellStep`]: how far the worker of this node is that is furthest.
+    /// Answer to [`CoordinatorMessage::ReportStep`]: how far the worker of this node is that is furthest.
     Step {
         /// The round.
         round: Round,
-        /// Number of its last step, up to [`LARGEST_STEP`]. `None`: it has made none, or does not tell.
+        /// Number of its last step, up to [`LARGEST_STEP`]. `None`: it has made none, or does not report any.
         step: Option<u64>,
         /// Mean microseconds of a step in this round, up to [`LONGEST_US`](crate::events::record::LONGEST_US).
         step_time_us: Option<u64>,
     },
     /// The last events that this node recorded itself: the answer to a [`CoordinatorMessage::Welcome`] that asks for them. Nothing depends
     /// on it.
-    Recalled(Box<Recalled>),
+    Replay(Box<Replay>),
     /// This node was cut off for its whole lease, and has stopped its workers. Nothing depends on it.
     Fenced,
 }
@@ -130,7 +130,7 @@ pub enum NodeMessage {
 /// A node's first step of a round, and how far it had come before. Steps count up to [`LARGEST_STEP`], and microseconds up to
 /// [`LONGEST_US`](crate::events::record::LONGEST_US).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Stepped {
+pub struct Progress {
     /// Microseconds from the end of the start until the step ended.
     pub after_us: u64,
     /// Number of the step, if the training script says where it is.
@@ -213,8 +213,8 @@ pub struct Hello {
     /// All of them attend: the node can change in place now. A restarted coordinator has to know that before it sends the member
     /// anything, so it cannot wait for [`NodeMessage::Attending`].
     pub attending: bool,
-    /// The node's agent answers [`CoordinatorMessage::TellStep`]. PyTorch's does not.
-    pub tells_steps: bool,
+    /// The node's agent answers [`CoordinatorMessage::ReportStep`]. PyTorch's does not.
+    pub reports_steps: bool,
     /// The addresses of the node's interfaces, from any of which its workers may connect to the round's store: at most
     /// [`INTERFACES_LIMIT`] count. `None`: the node does not want to know from where the members of its rounds connect
     /// ([`CoordinatorMessage::Members`]).
@@ -240,7 +240,7 @@ impl Hello {
             hosts: false,
             in_place: true,
             attending: false,
-            tells_steps: false,
+            reports_steps: false,
             interfaces: None,
         }
     }
@@ -263,8 +263,8 @@ pub enum CoordinatorMessage {
         /// The world that runs, if it can change in place and the node is new: it may start its workers before it joins, because they
         /// reach `elastic_rs.elastic.run` without a world.
         running: Option<Running>,
-        /// The coordinator was restarted, and asks this member of a world that it did not form for [`NodeMessage::Recalled`].
-        recalls: bool,
+        /// The coordinator was restarted, and asks this member of a world that it did not form for [`NodeMessage::Replay`].
+        wants_replay: bool,
     },
     /// The state of the world, pushed to running members when it changes.
     Status {
@@ -349,7 +349,7 @@ pub enum CoordinatorMessage {
     /// Answer to [`NodeMessage::Observe`].
     Observed(Observed),
     /// Somebody wants to know how far the training is. Answered by [`NodeMessage::Step`], if workers of the round run.
-    TellStep {
+    ReportStep {
         /// The round.
         round: Round,
     },

@@ -5,8 +5,8 @@
 //! | [`settings`] | a node's settings: min and max nodes, time limits, how workers are counted and hosts judged |
 //! | [`ids`] | what identifies a node and a round |
 //! | [`message`] | the messages |
-//! | [`place`], [`ending`] | what messages hold: places in rounds; how a worker failed, and how a job ended |
-//! | [`recall`] | what a member tells a restarted coordinator |
+//! | [`placement`], [`ending`] | what messages hold: places in rounds; how a worker failed, and how a job ended |
+//! | [`replay`] | what a member replays to a restarted coordinator |
 //! | [`bounds`] | limits on every message that a peer sends |
 //! | [`codec`], `frames` | messages ↔ frames of bytes; reading them from a connection (feature `io`) |
 
@@ -17,6 +17,6 @@ pub mod ending;
 pub(crate) mod frames;
 pub mod ids;
 pub mod message;
-pub mod place;
-pub mod recall;
+pub mod placement;
+pub mod replay;
 pub mod settings;

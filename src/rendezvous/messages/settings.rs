@@ -11,7 +11,7 @@ use crate::hosts::Cooldown;
 /// Settings of one rendezvous, as each node brings them.
 ///
 /// `min_nodes` and `max_nodes`, among others, must agree between all nodes of a run. All other limits are those of the first node that
-/// joined, for every node: the coordinator tells them to nodes that have brought others. `on_partition` alone is each node's own.
+/// joined, for every node: the coordinator sends them to nodes that have brought others. `on_partition` alone is each node's own.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Settings {
     /// Fewest nodes with which a round may complete. At least 1.

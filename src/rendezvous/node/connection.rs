@@ -22,7 +22,7 @@ use crate::rendezvous::messages::message::CoordinatorMessage;
 use crate::secure::{Halves, Protection, Reader, Writer};
 use crate::store::probe::speaks_c10d;
 
-/// How often it is logged that this node and the coordinator are not proven to each other.
+/// How often it is logged that authentication with the coordinator failed.
 const UNPROVEN_EVERY: Duration = Duration::from_secs(30);
 /// Time for the last bytes of a connection.
 const FAREWELL: Duration = Duration::from_secs(5);
@@ -135,7 +135,7 @@ pub(super) async fn drive(machine: Arc<Mutex<NodeMachine>>, shared: Arc<Shared>,
                     Err(error) => {
                         // The operator has to mend it. It is no verdict, since a stranger may have caused it.
                         if error.unproven && unproven.is_none_or(|logged: Instant| logged.elapsed() >= UNPROVEN_EVERY) {
-                            tracing::warn!("[{run_id}] this node and the coordinator are not proven to each other: {}", error.text);
+                            tracing::warn!("[{run_id}] authentication with the coordinator failed: {}", error.text);
                             unproven = Some(Instant::now());
                         }
                         machine.on_connect_failed(error.text, error.refused, Instant::now());

@@ -9,7 +9,7 @@ use rustix::io::Errno;
 use tokio::net::{TcpSocket, TcpStream};
 use tokio::time::{Instant, timeout};
 
-use crate::net::connect::{Met, Obstacle, ResolveError, in_words, is_refusal, race, resolve};
+use crate::net::connect::{Met, Obstacle, ResolveError, is_refusal, race, resolve, to_text};
 use crate::secure::{Halves, Protection};
 
 /// Time limit of one attempt: one address of the host, from one address of this machine.
@@ -83,7 +83,7 @@ async fn dial_any<L, O: Future<Output = Result<Dialled<L>, String>>>(
     let out_of_descriptors =
         met.iter().any(|met| matches!(&met.obstacle, Obstacle::Failed(error) if lacks_descriptors(error)));
     let unproven = met.iter().any(|met| matches!(met.obstacle, Obstacle::Unusable(_)));
-    Err(DialError { text: in_words(host, &met), refused, unproven, out_of_descriptors })
+    Err(DialError { text: to_text(host, &met), refused, unproven, out_of_descriptors })
 }
 
 async fn dial_one(address: SocketAddr, source: Option<IpAddr>) -> io::Result<Dialled<TcpStream>> {

@@ -101,7 +101,7 @@ impl Joins {
     }
 
     /// Record what became of the last workers.
-    pub fn bring(&mut self, survival: Survival) {
+    pub fn set_survivors(&mut self, survival: Survival) {
         self.survival = survival;
     }
 

@@ -21,9 +21,9 @@ impl NodeMachine {
         match tidy_message(message) {
             CoordinatorMessage::Rejected { reason } => self.fail(JoinError::Rejected(reason)),
             CoordinatorMessage::Ended { reason } => self.fail(JoinError::Rejected(reason)),
-            CoordinatorMessage::Welcome { addr, hosted, running, recalls } => {
+            CoordinatorMessage::Welcome { addr, hosted, running, wants_replay } => {
                 self.in_place.on_welcome(running);
-                self.on_welcome(addr, hosted, recalls, now);
+                self.on_welcome(addr, hosted, wants_replay, now);
             }
             CoordinatorMessage::Terms { keep_alive_interval, keep_alive_max_attempt } => {
                 self.on_terms(keep_alive_interval, keep_alive_max_attempt);
@@ -66,7 +66,7 @@ impl NodeMachine {
                 }
             }
             CoordinatorMessage::Change(_) | CoordinatorMessage::RaiseAt { .. } => {}
-            CoordinatorMessage::TellStep { round } => self.view.steps_asked += u64::from(self.is_member(round)),
+            CoordinatorMessage::ReportStep { round } => self.view.steps_asked += u64::from(self.is_member(round)),
             CoordinatorMessage::Closed { verdict, spare } => {
                 self.on_closed(&verdict);
                 self.resolve(Err(JoinError::Closed { verdict, spare }));

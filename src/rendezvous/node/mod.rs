@@ -221,7 +221,7 @@ impl NodeMachine {
         self.fence_if_due(now);
         if self.in_place.is_overdue(self.view.out_of_reach_since.is_some(), now) {
             let name = self.backend.name();
-            self.break_off(format!("{name} did not bring a change of the world to its end within {ANSWER_WITHIN:.1?}"));
+            self.break_off(format!("{name} did not complete a change of the world within {ANSWER_WITHIN:.1?}"));
         }
         if self.link.connect_if_due(now) {
             self.commands.push(NodeCommand::Connect);

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use crate::events::journal::{Entry, Journal, Reference};
 use crate::events::record::{Ending, Kind, Number, Phase, Record};
-use crate::rendezvous::messages::message::{Failure, NodeId, NodeMessage, Placement, Recalled, Round, Verdict};
+use crate::rendezvous::messages::message::{Failure, NodeId, NodeMessage, Placement, Replay, Round, Verdict};
 
 /// The events of one node.
 #[derive(Clone, Debug)]
@@ -45,7 +45,7 @@ impl Records {
     pub fn on_signal(&mut self, signal: i32, reason: &str) {
         if self.journal.signalled().is_none() {
             let text = format!("{} leaves: {reason}", self.name);
-            self.record(Kind::HeardSignal { signal }, None, Some(text));
+            self.record(Kind::ReceivedSignal { signal }, None, Some(text));
         }
     }
 
@@ -65,7 +65,7 @@ impl Records {
         let cause = self.journal.broken();
         self.journal.begin_round(round.0, *restart);
         let workers = workers.map(|ranks| ranks.world_size);
-        let kind = Kind::HeardCompleted { rank: *rank, nodes: *world_size, workers };
+        let kind = Kind::ReceivedCompleted { rank: *rank, nodes: *world_size, workers };
         // All members receive the same reason. By it, readers of several nodes' files know a round again.
         self.record(kind, cause, Some(format!("round {round} is complete: {reason}")));
     }
@@ -75,7 +75,7 @@ impl Records {
         if self.journal.broken().is_none() {
             let cause = failure.map(|failure| self.on_failure(failure));
             let text = format!("round {round} is interrupted: {reason}");
-            self.record(Kind::HeardBroken { in_place: false }, cause, Some(text));
+            self.record(Kind::ReceivedBroken { in_place: false }, cause, Some(text));
         }
     }
 
@@ -83,7 +83,7 @@ impl Records {
     pub fn on_change(&mut self, round: Round, reason: &str) {
         if self.journal.broken().is_none() {
             let text = format!("round {round} changes in place: {reason}");
-            self.record(Kind::HeardBroken { in_place: true }, None, Some(text));
+            self.record(Kind::ReceivedBroken { in_place: true }, None, Some(text));
         }
     }
 
@@ -100,7 +100,7 @@ impl Records {
             }
             Verdict::Stopped { .. } => (Ending::Stopped, None),
         };
-        self.record(Kind::HeardClosed { verdict: how }, cause, Some(verdict.to_string()));
+        self.record(Kind::ReceivedClosed { verdict: how }, cause, Some(verdict.to_string()));
     }
 
     /// A part of the recovery is over.
@@ -113,7 +113,7 @@ impl Records {
         let text = Some(reason.to_owned());
         let cause = self.record(Kind::NodeFenced {}, None, text.clone());
         if self.journal.broken().is_none() {
-            self.record(Kind::HeardBroken { in_place: false }, Some(cause), text);
+            self.record(Kind::ReceivedBroken { in_place: false }, Some(cause), text);
         }
     }
 
@@ -131,12 +131,12 @@ impl Records {
 
     /// The last events, for a coordinator that was restarted. `None`: there are none.
     pub fn replay(&self) -> Option<NodeMessage> {
-        let replay = Recalled::of(self.journal.origin(), self.journal.recent(), self.journal.now());
-        (!replay.events.is_empty()).then(|| NodeMessage::Recalled(Box::new(replay)))
+        let replay = Replay::of(self.journal.origin(), self.journal.recent(), self.journal.now());
+        (!replay.events.is_empty()).then(|| NodeMessage::Replay(Box::new(replay)))
     }
 
     fn on_failure(&mut self, failure: &Failure) -> Number {
-        let kind = Kind::HeardExited(failure.exit(true, failure.counts));
+        let kind = Kind::ReceivedExited(failure.exit(true, failure.counts));
         self.journal.record(kind, Some(name_in(&failure.node)), None, Some(failure.to_string()))
     }
 
@@ -183,8 +183,8 @@ mod tests {
         records.on_fenced("cut off");
         let own = |kind, cause: Option<&str>| (kind, "b:2".to_owned(), cause.map(str::to_owned));
         let expected = vec![
-            (Kind::HeardExited(failure.exit(true, true)), "a:1".to_owned(), None),
-            own(Kind::HeardBroken { in_place: false }, Some("1")),
+            (Kind::ReceivedExited(failure.exit(true, true)), "a:1".to_owned(), None),
+            own(Kind::ReceivedBroken { in_place: false }, Some("1")),
             own(Kind::NodeFenced {}, None),
         ];
         assert_eq!(taken(&mut records), expected);
@@ -206,6 +206,6 @@ mod tests {
         let mut records = records(Instant::now());
         assert_eq!(records.replay(), None);
         records.on_broken(Round(1), "a node left", None);
-        assert!(matches!(records.replay(), Some(NodeMessage::Recalled(replay)) if replay.events.len() == 1));
+        assert!(matches!(records.replay(), Some(NodeMessage::Replay(replay)) if replay.events.len() == 1));
     }
 }

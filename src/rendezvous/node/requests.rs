@@ -9,7 +9,7 @@ use crate::events::journal::{Entry, Journal, Reference};
 use crate::events::record::{Kind, Phase, Record};
 use crate::rendezvous::messages::bounds::tidy_failure;
 use crate::rendezvous::messages::message::{
-    Failure, Hello, JoinWorkers, NEVER, NodeMessage, Placement, Round, Running, Stepped, Survival, Verdict, Waits,
+    Failure, Hello, JoinWorkers, NEVER, NodeMessage, Placement, Progress, Round, Running, Survival, Verdict, Waits,
 };
 use crate::wire::text::tidy;
 
@@ -147,8 +147,8 @@ impl NodeMachine {
     }
 
     /// What became of the last workers, for the next join. Without this call: [`Survival::New`].
-    pub fn bring(&mut self, survival: Survival) {
-        self.joins.bring(survival);
+    pub fn set_survivors(&mut self, survival: Survival) {
+        self.joins.set_survivors(survival);
     }
 
     /// Why the survivors that the last join brought have ended, if this node fenced itself while it waited. Taken once.
@@ -207,12 +207,12 @@ impl NodeMachine {
     fn send_phases(&mut self, round: Round, phase: Phase, now: Instant) {
         self.records.tick(now);
         self.records.on_phase(phase);
-        self.send_to_coordinator(NodeMessage::Took { round, phase });
+        self.send_to_coordinator(NodeMessage::PhaseDurations { round, phase });
     }
 
     /// Report this node's first step of `round`, as [`Self::report_phases`] reports its phases.
-    pub fn report_first_step(&mut self, round: Round, first: Stepped) {
-        self.send_to_coordinator(NodeMessage::Stepped { round, first });
+    pub fn report_first_step(&mut self, round: Round, first: Progress) {
+        self.send_to_coordinator(NodeMessage::Progress { round, first });
     }
 
     /// Report how far this node's workers of `round` are, because the view's `steps_asked` has changed.
@@ -246,9 +246,9 @@ impl NodeMachine {
     }
 
     /// The workers of `round` let `elastic_rs.elastic.run` make their process groups.
-    pub fn groupless(&mut self, round: Round) {
+    pub fn no_process_group(&mut self, round: Round) {
         if self.is_member(round) {
-            self.send_in_place(NodeMessage::Groupless { round });
+            self.send_in_place(NodeMessage::NoProcessGroup { round });
         }
     }
 

@@ -21,7 +21,7 @@ use super::{JoinError, NodeMachine, View};
 use crate::events::file::{EventFile, LAST_LINES};
 use crate::events::record::{Kind, Phase};
 use crate::rendezvous::messages::message::{
-    Failure, Hello, JoinWorkers, Placement, Round, Running, Stepped, Survival, Verdict,
+    Failure, Hello, JoinWorkers, Placement, Progress, Round, Running, Survival, Verdict,
 };
 use crate::secure::Protection;
 use crate::threads;
@@ -227,8 +227,8 @@ impl Session {
     }
 
     /// What became of the last workers, for the next join. Without this call: [`Survival::New`]. The placement's `resume` is the answer.
-    pub fn bring(&self, survival: Survival) {
-        self.ask(|machine| machine.bring(survival));
+    pub fn set_survivors(&self, survival: Survival) {
+        self.ask(|machine| machine.set_survivors(survival));
     }
 
     /// How long the parts of the recovery have taken that ended with `round`'s workers. Sent once, to a coordinator that keeps events.
@@ -247,7 +247,7 @@ impl Session {
     }
 
     /// This node's first step of `round`. Sent once, to a coordinator that keeps events.
-    pub fn report_first_step(&self, round: Round, first: Stepped) {
+    pub fn report_first_step(&self, round: Round, first: Progress) {
         self.ask(|machine| machine.report_first_step(round, first));
     }
 
@@ -262,8 +262,8 @@ impl Session {
     }
 
     /// The workers of `round` let `elastic_rs.elastic.run` make their process groups.
-    pub fn groupless(&self, round: Round) {
-        self.ask(|machine| machine.groupless(round));
+    pub fn no_process_group(&self, round: Round) {
+        self.ask(|machine| machine.no_process_group(round));
     }
 
     /// Wait until it is known whether a world runs for which this node may start its workers before it joins, and return that world.

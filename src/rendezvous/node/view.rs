@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use crate::rendezvous::messages::message::{Failure, NodeMessage, Round, Verdict, WorldChange};
-use crate::wire::text::{DEFAULT_RUN_ID, in_words};
+use crate::wire::text::{DEFAULT_RUN_ID, duration_text};
 
 /// A command to the driver.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -73,7 +73,7 @@ impl JoinError {
 
 /// The error of a node that came after its job had ended.
 fn over_text(run_id: &str, verdict: &Verdict, ago: Option<Duration>, memory: &str) -> String {
-    let when = ago.map_or_else(String::new, |time| format!(" {} ago", in_words(time)));
+    let when = ago.map_or_else(String::new, |time| format!(" {} ago", duration_text(time)));
     let how = if verdict.is_failure() { "failed" } else { "succeeded" };
     let name = match run_id {
         DEFAULT_RUN_ID => "This is the run id of every job that has none of its own: give a new job a --rdzv-id",

@@ -15,7 +15,7 @@ use super::parts::Parts;
 use crate::events::tally::Refused;
 use crate::rendezvous::messages::message::{Hello, Join, NodeId};
 use crate::rendezvous::messages::settings::Settings;
-use crate::wire::text::{DEFAULT_RUN_ID, in_words};
+use crate::wire::text::{DEFAULT_RUN_ID, duration_text};
 
 /// Number of replaced agents that are remembered. The ones that were replaced first are forgotten first.
 const MOST_REPLACED: usize = 10_000;
@@ -257,7 +257,7 @@ fn describe(node: &Node, now: Instant) -> String {
         .as_ref()
         .and_then(|program| program.script.as_deref())
         .map_or_else(String::new, |script| format!(", which runs `{script}`"));
-    let joined = node.joined_at.map(|at| format!(" and came {} ago", in_words(now.saturating_duration_since(at))));
+    let joined = node.joined_at.map(|at| format!(" and came {} ago", duration_text(now.saturating_duration_since(at))));
     format!("{}{script}{}", node.label(), joined.unwrap_or_default())
 }
 

@@ -22,14 +22,14 @@ pub struct Ends {
 
 /// The coordinator's own process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Home {
+pub struct CoordinatorInstance {
     /// The number in the [`Hello::process`] of the node in this process.
     pub process: u64,
     /// Digest of the machine's boot id, its network namespace, and the addresses and port it listens on. The kernel gives them to
     /// one listener at a time. `None` if the system does not tell.
-    pub place: Option<u64>,
+    pub instance_id: Option<u64>,
     /// A second number of the process. Unlike `process`, all members may know it.
-    pub life: u64,
+    pub incarnation: u64,
 }
 
 /// The transport by which a node is reached.
@@ -53,7 +53,7 @@ pub enum Event {
         /// The node's transport.
         reach: Reach,
         /// The coordinator's process, if it is known.
-        home: Option<Home>,
+        instance: Option<CoordinatorInstance>,
     },
     /// A node sent a message.
     Message {

@@ -7,7 +7,7 @@
 use std::time::Instant;
 
 use super::Run;
-use super::event::{Effect, Home, Reach, SessionId};
+use super::event::{CoordinatorInstance, Effect, Reach, SessionId};
 use super::hosts::Entry;
 use super::node::{Node, Status};
 use crate::events::record::{Kind, Why};
@@ -23,7 +23,7 @@ impl Run {
         hello: &Hello,
         session: SessionId,
         reach: Reach,
-        home: Option<Home>,
+        instance: Option<CoordinatorInstance>,
         now: Instant,
     ) {
         let newer = Node::new(hello, session, reach, now);
@@ -58,15 +58,15 @@ impl Run {
             }
             None => {
                 self.replace_older(hello.node, &newer);
-                self.introduce(hello, newer, home, now);
+                self.introduce(hello, newer, instance, now);
             }
         }
-        self.record_host(hello, home);
+        self.record_host(hello, instance);
         self.welcome(hello, session, comes, now);
     }
 
     /// Add a node that is not in the roster: it is new, or it was given up.
-    fn introduce(&mut self, hello: &Hello, mut node: Node, home: Option<Home>, now: Instant) {
+    fn introduce(&mut self, hello: &Hello, mut node: Node, instance: Option<CoordinatorInstance>, now: Instant) {
         if let Some(placed) = hello.placed {
             if self.adopts(&placed, now) {
                 self.bind(hello.node, &hello.settings, now);
@@ -74,7 +74,7 @@ impl Run {
             }
             self.apply_claim(placed, &mut node, hello, now);
             if node.placed.is_some() {
-                self.record_former_host(placed, home);
+                self.record_former_host(placed, instance);
             }
             node.attending = node.status == Status::Active && hello.attending;
             if node.status == Status::Active && !self.recovery.awaits_members() {
@@ -94,7 +94,7 @@ impl Run {
         if let Some(known) = self.roster.get(hello.node) {
             let Node { placed, done, out, phases_reported, first_step_reported, joined_at, .. } = *known;
             let (status, program) = (known.status.clone(), known.program.clone());
-            let attends = status == Status::Active && placed == hello.placed.map(|place| (place.round, place.rank));
+            let attends = status == Status::Active && placed == hello.placed.map(|last| (last.round, last.rank));
             let attending = known.attending || (attends && hello.attending);
             let node = Node {
                 status,
@@ -125,9 +125,9 @@ impl Run {
         let (new, at_coordinator) = (hello.placed.is_none() && !hello.joining && node.in_place, node.ends.is_some());
         let running = self.running().filter(|_| new);
         let was_placed = hello.placed.is_some() && at_coordinator && !self.current.has_formed();
-        let recalls = was_placed && self.trace.asks(hello.node);
+        let wants_replay = was_placed && self.trace.asks(hello.node);
         let hosted = self.is_host(hello.node);
-        self.send(session, CoordinatorMessage::Welcome { addr, hosted, running, recalls });
+        self.send(session, CoordinatorMessage::Welcome { addr, hosted, running, wants_replay });
         if self.parts().is_bound() && differ(&self.settings, &hello.settings) {
             self.send(session, terms(&self.settings));
         }

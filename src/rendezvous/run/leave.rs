@@ -8,13 +8,13 @@
 use std::time::Instant;
 
 use super::Run;
-use super::event::{Effect, Home, SessionId};
+use super::event::{CoordinatorInstance, Effect, SessionId};
 use super::hosts::{Consequence, Entry};
 use super::node::{Node, Origin, Status};
 use crate::events::record::{FirstStep, Kind, LONGEST_US, Loss, Number, Phase, Why};
 use crate::rendezvous::messages::bounds::tidy_failure;
 use crate::rendezvous::messages::message::{
-    CoordinatorMessage, Failure, Hello, HostSeat, LARGEST_STEP, NodeId, Placed, Recalled, Round, Stepped, Verdict,
+    CoordinatorMessage, Failure, Hello, HostInstance, LARGEST_STEP, NodeId, Placed, Progress, Replay, Round, Verdict,
 };
 use crate::rendezvous::messages::settings::LAST_LOOK;
 use crate::wire::text::tidy;
@@ -272,7 +272,7 @@ impl Run {
 
     /// Record a node's first step of the round. Only rank 0's node knows how long the import took, and each node reports the time since
     /// its start: what remains is the step's.
-    pub(super) fn on_first_step(&mut self, id: NodeId, round: Round, first: Stepped) {
+    pub(super) fn on_first_step(&mut self, id: NodeId, round: Round, first: Progress) {
         let is_new = |node: &Node| self.is_current(node, round) && !node.first_step_reported;
         let Some(node) = self.roster.get(id).filter(|node| is_new(node)) else { return };
         let name = node.name.clone();
@@ -288,10 +288,10 @@ impl Run {
     }
 
     /// A member reports what it recorded under the coordinator before this one.
-    pub(super) fn on_recalled(&mut self, id: NodeId, recalled: Recalled) {
+    pub(super) fn on_replay(&mut self, id: NodeId, replay: Replay) {
         let Some(name) = self.roster.get(id).map(|node| node.name.clone()) else { return };
-        for reported in self.trace.on_recalled(id, &name, recalled) {
-            self.record(Kind::Told(Box::new(reported)), Some(&name), None, None);
+        for reported in self.trace.on_replay(id, &name, replay) {
+            self.record(Kind::Replayed(Box::new(reported)), Some(&name), None, None);
         }
     }
 
@@ -324,9 +324,9 @@ impl Run {
     }
 
     /// Record which node is in the coordinator's own process. The claim is checked against the number of that process.
-    pub(super) fn record_host(&mut self, hello: &Hello, home: Option<Home>) {
-        if let Some(home) = home.filter(|home| hello.hosts && hello.process == home.process) {
-            self.host = Some((hello.node, home));
+    pub(super) fn record_host(&mut self, hello: &Hello, instance: Option<CoordinatorInstance>) {
+        if let Some(instance) = instance.filter(|instance| hello.hosts && hello.process == instance.process) {
+            self.host = Some((hello.node, instance));
         }
     }
 
@@ -336,17 +336,19 @@ impl Run {
     }
 
     /// The host's rank in the current world, and where it listens, for the members.
-    pub(super) fn host_rank(&self) -> Option<HostSeat> {
-        let (id, home) = self.host?;
+    pub(super) fn host_rank(&self) -> Option<HostInstance> {
+        let (id, instance) = self.host?;
         let rank = self.roster.get(id).and_then(|node| self.roster.last_rank(node))?;
-        Some(HostSeat { rank, place: home.place?, life: home.life })
+        Some(HostInstance { rank, instance_id: instance.instance_id?, incarnation: instance.incarnation })
     }
 
     /// Evaluate a member's statement about the process that hosted the former coordinator. That process has ended if this coordinator
     /// listens at the same address in another process.
-    pub(super) fn record_former_host(&mut self, placed: Placed, home: Option<Home>) {
-        self.recovery.record_host(placed.host, |seat| {
-            home.is_some_and(|home| home.place == Some(seat.place) && home.life != seat.life)
+    pub(super) fn record_former_host(&mut self, placed: Placed, instance: Option<CoordinatorInstance>) {
+        self.recovery.record_host(placed.host, |host| {
+            instance.is_some_and(|instance| {
+                instance.instance_id == Some(host.instance_id) && instance.incarnation != host.incarnation
+            })
         });
     }
 
@@ -392,10 +394,10 @@ impl Run {
     }
 
     /// End all sessions, and forget the nodes that had one.
-    fn end_all(&mut self, last_words: Option<CoordinatorMessage>) {
+    fn end_all(&mut self, last_message: Option<CoordinatorMessage>) {
         for id in self.roster.ids() {
             let Some(session) = self.session(id) else { continue };
-            if let Some(message) = last_words.clone() {
+            if let Some(message) = last_message.clone() {
                 self.send(session, message);
             }
             self.emit(Effect::End { session });

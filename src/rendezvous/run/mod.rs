@@ -75,7 +75,7 @@ use crate::rendezvous::messages::message::{CoordinatorMessage, Join, NodeId, Nod
 use crate::rendezvous::messages::settings::Settings;
 
 pub(in crate::rendezvous) use durable::{CELL_SESSION, Durable, LARGEST_NUMBER, MY_SESSION, Times};
-pub use event::{Effect, Ends, Event, Home, Reach, SessionId};
+pub use event::{CoordinatorInstance, Effect, Ends, Event, Reach, SessionId};
 pub(in crate::rendezvous) use hosts::Departures;
 pub use hosts::{Exclusion, Exclusions};
 pub(in crate::rendezvous) use node::Origin;
@@ -99,7 +99,7 @@ pub struct Run {
     /// When the next round closes, if nothing changes.
     closes_at: Option<Instant>,
     /// The node in the coordinator's own process.
-    host: Option<(NodeId, Home)>,
+    host: Option<(NodeId, CoordinatorInstance)>,
     /// The last decision that was logged.
     standing: Standing,
     trace: Trace,
@@ -168,7 +168,7 @@ impl Run {
     /// Apply an event to the state. Returns whether the event may change the decision.
     fn apply_event(&mut self, event: Event, now: Instant) -> bool {
         match event {
-            Event::Hello { hello, session, reach, home } => self.on_hello(&hello, session, reach, home, now),
+            Event::Hello { hello, session, reach, instance } => self.on_hello(&hello, session, reach, instance, now),
             Event::Message { node, session, message } => {
                 self.roster.renew_lease(node, now);
                 return self.on_message(node, session, message, now);
@@ -185,7 +185,7 @@ impl Run {
             Event::Watched => {
                 let asked = self.trace.watch_mut().on_watched(&self.roster, now);
                 let round = self.round();
-                asked.into_iter().for_each(|session| self.send(session, CoordinatorMessage::TellStep { round }));
+                asked.into_iter().for_each(|session| self.send(session, CoordinatorMessage::ReportStep { round }));
                 return false;
             }
             Event::Stalled { late } => {
@@ -216,11 +216,11 @@ impl Run {
                 self.end(session, "a second Hello on one session".to_owned());
                 return false;
             }
-            NodeMessage::Took { round, phase } => {
+            NodeMessage::PhaseDurations { round, phase } => {
                 self.on_phase(id, round, phase);
                 return false;
             }
-            NodeMessage::Stepped { round, first } => {
+            NodeMessage::Progress { round, first } => {
                 self.on_first_step(id, round, first);
                 return false;
             }
@@ -228,8 +228,8 @@ impl Run {
                 self.on_step(id, round, step, step_time_us, now);
                 return false;
             }
-            NodeMessage::Recalled(recalled) => {
-                self.on_recalled(id, *recalled);
+            NodeMessage::Replay(replay) => {
+                self.on_replay(id, *replay);
                 return false;
             }
             NodeMessage::Observe(_) => {
@@ -258,7 +258,7 @@ impl Run {
             NodeMessage::Failed { round, failure } => self.on_failed(id, session, round, &failure, now),
             NodeMessage::Done { round } => self.on_done(id, session, round),
             NodeMessage::Attending { round } => self.on_attending(id, round),
-            NodeMessage::Groupless { round } => self.on_groupless(id, round),
+            NodeMessage::NoProcessGroup { round } => self.on_groupless(id, round),
             NodeMessage::Counted { round, count } => self.on_counted(id, session, round, count),
             NodeMessage::WillLeave { round, reason, signal } => {
                 // The job ends with a host that is ended from the keyboard.

@@ -80,7 +80,7 @@ pub(in crate::rendezvous) struct Node {
     /// Its workers may survive a change of the world.
     pub in_place: bool,
     /// It can be asked how far its workers are.
-    pub tells_steps: bool,
+    pub reports_steps: bool,
     /// The addresses of its interfaces that peers elsewhere can see. `None`: it does not want to know from where members connect.
     pub interfaces: Option<Vec<IpAddr>>,
     /// The rank that the user gave it.
@@ -133,7 +133,7 @@ impl Node {
             ends,
             process: hello.process,
             in_place: hello.in_place && at_coordinator,
-            tells_steps: hello.tells_steps && at_coordinator,
+            reports_steps: hello.reports_steps && at_coordinator,
             interfaces: interfaces.map(|addresses| visible(addresses)),
             node_rank: hello.node_rank,
             asked: hello.settings.clone(),

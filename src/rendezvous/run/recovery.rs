@@ -15,7 +15,7 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use crate::rendezvous::messages::message::{HostSeat, Placed, Round};
+use crate::rendezvous::messages::message::{HostInstance, Placed, Round};
 
 /// Largest round number that is accepted in an unknown world. No job gets there, and counting on from it does not overflow.
 const LARGEST_ROUND: Round = Round(1 << 48);
@@ -147,8 +147,8 @@ impl Recovery {
 
     /// Record which rank hosted the former coordinator, as a member of the current world reports. `gone`: whether its process has
     /// ended.
-    pub fn record_host(&mut self, seat: Option<HostSeat>, gone: impl Fn(&HostSeat) -> bool) {
-        self.gone_rank = seat.filter(gone).map(|seat| seat.rank).or(self.gone_rank);
+    pub fn record_host(&mut self, host: Option<HostInstance>, gone: impl Fn(&HostInstance) -> bool) {
+        self.gone_rank = host.filter(gone).map(|host| host.rank).or(self.gone_rank);
     }
 
     /// The rank that hosted the former coordinator and has ended. No recovery waits for it.

@@ -13,8 +13,8 @@ use super::membership::Roster;
 use super::node::{Node, Status};
 use super::round::Current;
 use crate::events::journal::{Reference, id};
-use crate::events::record::{CAUSES_LIMIT, Kind, LONGEST_US, Number, Record, Told};
-use crate::rendezvous::messages::message::{LARGEST_STEP, NodeId, Recalled, Round};
+use crate::events::record::{CAUSES_LIMIT, Kind, LONGEST_US, Number, Record, Replayed};
+use crate::rendezvous::messages::message::{LARGEST_STEP, NodeId, Replay, Round};
 
 /// Most events of members that a restarted coordinator keeps of a run.
 const REPORTED_LIMIT: usize = 1024;
@@ -186,12 +186,12 @@ impl Trace {
     }
 
     /// A member reports what it recorded under the coordinator before this one. Returns the events that are kept.
-    pub(super) fn on_recalled(&mut self, node: NodeId, name: &str, recalled: Recalled) -> Vec<Told> {
+    pub(super) fn on_replay(&mut self, node: NodeId, name: &str, replay: Replay) -> Vec<Replayed> {
         let mut kept = Vec::new();
         if !self.asked.remove(&node) {
             return kept;
         }
-        let Some(Recalled { origin, events }) = recalled.validated(node) else { return kept };
+        let Some(Replay { origin, events }) = replay.validated(node) else { return kept };
         let (reporter, last) = self.last_reported.get(&origin).copied().unwrap_or((node, 0));
         if reporter != node {
             return kept;
@@ -199,9 +199,9 @@ impl Trace {
         for event in events {
             let kind = event.kind();
             let shared = match kind {
-                Kind::HeardCompleted { .. } => Some(("completed", event.round)),
-                Kind::HeardExited(_) => Some(("exited", event.round)),
-                Kind::HeardBroken { .. } => Some(("broken", event.round)),
+                Kind::ReceivedCompleted { .. } => Some(("completed", event.round)),
+                Kind::ReceivedExited(_) => Some(("exited", event.round)),
+                Kind::ReceivedBroken { .. } => Some(("broken", event.round)),
                 _ => None,
             };
             if event.number <= last || self.reported == REPORTED_LIMIT {
@@ -213,8 +213,9 @@ impl Trace {
             self.reported += 1;
             self.last_reported.insert(origin.clone(), (node, event.number));
             // Only a failure may be another node's.
-            let about = event.node.filter(|_| matches!(kind, Kind::HeardExited(_))).unwrap_or_else(|| name.to_owned());
-            kept.push(Told {
+            let about =
+                event.node.filter(|_| matches!(kind, Kind::ReceivedExited(_))).unwrap_or_else(|| name.to_owned());
+            kept.push(Replayed {
                 id: id(&origin, Number(event.number)),
                 order: event.number,
                 cause: event.cause.map(|cause| id(&origin, Number(cause))).into_iter().collect(),
@@ -267,7 +268,7 @@ impl Watch {
         }
         let all = since < WATCHES && ago(self.asked_all_at) >= ASK_ALL_EVERY;
         let rank = |node: &Node| node.placed.filter(|(round, _)| *round == roster.round()).map(|(_, rank)| rank);
-        let members = roster.of(roster.active()).filter(|(_, node)| node.tells_steps);
+        let members = roster.of(roster.active()).filter(|(_, node)| node.reports_steps);
         let asked = members.filter_map(|(_, node)| Some((rank(node).filter(|rank| all || *rank == 0)?, node.session?)));
         let asked: Vec<_> = asked.collect();
         if asked.iter().any(|(rank, _)| *rank == 0) {

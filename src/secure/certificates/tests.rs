@@ -5,9 +5,9 @@ use bytes::BytesMut;
 use tokio::net::{TcpListener, TcpStream};
 
 use super::*;
-use crate::secure::door::Door;
+use crate::secure::acceptor::Acceptor;
 use crate::secure::fixtures::{Folder, data};
-use crate::secure::objection::in_words as in_words_of;
+use crate::secure::objection::to_text as to_text_of;
 use crate::secure::refusals::Kind;
 use crate::secure::{Protection, ProtectionOptions, proof, tls};
 
@@ -139,13 +139,13 @@ async fn pair() -> (TcpStream, TcpStream) {
     (one.unwrap(), other.unwrap().0)
 }
 
-fn door(folder: &Folder) -> Door {
+fn acceptor(folder: &Folder) -> Acceptor {
     let options = ProtectionOptions { certificates: Some(folder.files()), ..ProtectionOptions::default() };
-    Door::new(Arc::new(Protection::new(options).unwrap())).unwrap()
+    Acceptor::new(Arc::new(Protection::new(options).unwrap())).unwrap()
 }
 
 /// Settings of a stranger that does not look at its own certificate.
-fn stranger(name: Option<&str>) -> Arc<ClientConfig> {
+fn foreign_client(name: Option<&str>) -> Arc<ClientConfig> {
     let provider = Arc::new(default_provider());
     let roots = CertificateDer::pem_slice_iter(data("ca.pem").as_bytes()).map(Result::unwrap).collect::<Vec<_>>();
     let mut store = RootCertStore::empty();
@@ -164,24 +164,24 @@ fn stranger(name: Option<&str>) -> Arc<ClientConfig> {
 #[tokio::test]
 async fn a_node_whose_certificate_is_not_accepted_is_told_why() {
     let folder = Folder::new("node", &["ca"]);
-    for (name, refused, told) in [
+    for (name, refused, expected) in [
         (None, "it shows no certificate", "it wants a certificate: set ELASTIC_RS_TLS_CERT here, too"),
         (Some("stranger"), "does not chain to a CA of this end", "no CA of that end (ELASTIC_RS_TLS_CA) has issued it"),
         (Some("expired"), "was valid until 2020-02-01T00:00:00Z", "by that end's clock it is not valid now"),
         (Some("early"), "is valid from 2100-01-01T00:00:00Z on", "by that end's clock it is not valid now"),
     ] {
-        let door = door(&folder);
+        let acceptor = acceptor(&folder);
         let (node, coordinator) = pair().await;
         let speaking = async {
             let host = ServerName::try_from("localhost").unwrap();
-            let mut stream = tls::connect(stranger(name), host, node).await.unwrap();
+            let mut stream = tls::connect(foreign_client(name), host, node).await.unwrap();
             let secret = tls::secret_of_client(&stream).unwrap();
             proof::prove(&mut stream, None, "job", &secret).await.unwrap_err()
         };
-        let (admitted, error) = tokio::join!(door.admit(coordinator, BytesMut::new()), speaking);
+        let (admitted, error) = tokio::join!(acceptor.admit(coordinator, BytesMut::new()), speaking);
         let refusal = admitted.unwrap_err();
         assert!(refusal.kind == Kind::Certificate && refusal.why.contains(refused), "{refusal:?}");
-        assert!(error.contains(told), "{error}");
+        assert!(error.contains(expected), "{error}");
     }
 }
 
@@ -190,10 +190,10 @@ async fn an_end_without_certificates_and_one_with_them_tell_each_other() {
     let folder = Folder::new("node", &["ca"]);
     let at_one_end = "ELASTIC_RS_TLS_CERT seems to be set at one of the two ends only";
     let (node, coordinator) = pair().await;
-    let door = door(&folder);
+    let acceptor = acceptor(&folder);
     let speaking = async { tls::connect(tls::client_config().unwrap(), tls::no_name(), node).await.err().unwrap() };
-    let (admitted, error) = tokio::join!(door.admit(coordinator, BytesMut::new()), speaking);
+    let (admitted, error) = tokio::join!(acceptor.admit(coordinator, BytesMut::new()), speaking);
     let refusal = admitted.unwrap_err();
     assert!(refusal.kind == Kind::NoTls && refusal.why.contains(at_one_end), "{refusal:?}: {error:?}");
-    assert!(in_words_of(&error).is_some_and(|words| words.contains(at_one_end)), "{error:?}");
+    assert!(to_text_of(&error).is_some_and(|text| text.contains(at_one_end)), "{error:?}");
 }

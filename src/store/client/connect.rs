@@ -12,7 +12,7 @@ use tokio::time::{Instant, sleep_until};
 
 use super::error::StoreError;
 use super::link::{Failure, Link};
-use crate::net::connect::{in_words, race, resolve};
+use crate::net::connect::{race, resolve, to_text};
 
 /// Connects within `limit`, with as many attempts as it takes. With a limit of zero, makes one short attempt.
 pub(super) async fn connect(host: &str, port: u16, limit: Duration) -> Result<Link, StoreError> {
@@ -47,7 +47,7 @@ async fn attempt(host: &str, port: u16, deadline: Instant) -> Result<Link, Strin
         Err(Failure::Lost(cause)) => Err(format!("it does not answer as a store: {cause}")),
         Err(Failure::Timeout(_)) => unreachable!("the handshake waits for no key"),
     };
-    race(&addresses, deadline, TcpStream::connect, open).await.map_err(|met| in_words(host, &met))
+    race(&addresses, deadline, TcpStream::connect, open).await.map_err(|met| to_text(host, &met))
 }
 
 const FIRST_PAUSE: Duration = Duration::from_millis(50);

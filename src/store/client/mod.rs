@@ -28,7 +28,7 @@ use crate::store::protocol::{INIT_KEY, Request};
 pub struct ClientOptions {
     /// How long connecting may take altogether. Default 300 s. With zero there is one attempt.
     pub connect_timeout: Duration,
-    /// How long operations wait for keys unless told otherwise; `None` is for ever. Default 300 s.
+    /// How long operations wait for keys by default; `None` is for ever. Default 300 s.
     pub timeout: Option<Duration>,
 }
 
@@ -76,12 +76,12 @@ impl StoreClient {
         StoreClient::connect(&self.host, self.port, options).await
     }
 
-    /// The host it was told to connect to.
+    /// The host that it was given.
     pub fn host(&self) -> &str {
         &self.host
     }
 
-    /// The port it was told to connect to.
+    /// The port that it was given.
     pub fn port(&self) -> u16 {
         self.port
     }
@@ -96,7 +96,7 @@ impl StoreClient {
         self.peer
     }
 
-    /// How long operations wait for keys unless told otherwise; `None` is for ever.
+    /// How long operations wait for keys by default; `None` is for ever.
     pub fn timeout(&self) -> Option<Duration> {
         *self.timeout.lock()
     }

@@ -8,7 +8,7 @@
 //! There is no framing: a reader must know a query's shape to find its end. [`Decoder`] and [`ReplyDecoder`] walk the
 //! shape as bytes arrive, remember how far they got, and cut the message out of the buffer once it is whole.
 //!
-//! Other protocols share the store's port. [`hello`] tells them apart by their first bytes, and [`http`] parses requests of HTTP.
+//! Other protocols share the store's port. [`hello`] recognises them by their first bytes, and [`http`] parses requests of HTTP.
 
 mod decode;
 pub mod hello;

@@ -15,7 +15,7 @@ use rustix::net::RecvFlags;
 
 use super::hub::{Hub, Rejection, list_more};
 use super::outbox::Outbox;
-use super::{Cause, Place, Upgraded, after};
+use super::{Cause, ConnectionPermit, Upgraded, after};
 use crate::net::admission::ConnectionId;
 use crate::store::protocol::hello::{Visitor, preview, recognise};
 use crate::store::protocol::{Decoder, ProtoError, Reply, Request, WaitReply};
@@ -379,8 +379,8 @@ impl Connection {
     }
 
     fn put_back_outbox(&mut self, hub: &mut Hub, outbox: Box<Outbox>) {
-        let place = if outbox.is_empty() { &mut hub.outbox } else { &mut self.unsent };
-        *place = Some(outbox);
+        let permit = if outbox.is_empty() { &mut hub.outbox } else { &mut self.unsent };
+        *permit = Some(outbox);
     }
 
     /// The shared buffer with the bytes received so far, or the connection's own if those are too many to be worth copying.
@@ -420,10 +420,10 @@ struct Talk<'a> {
 
 impl Upgraded {
     /// `None` if the connection has been lost meanwhile.
-    pub(super) fn new(connection: Connection, first_bytes: BytesMut, place: Place) -> io::Result<Upgraded> {
+    pub(super) fn new(connection: Connection, first_bytes: BytesMut, permit: ConnectionPermit) -> io::Result<Upgraded> {
         let Connection { stream, peer, .. } = connection;
         let local = stream.local_addr()?;
-        Ok(Upgraded { stream: stream.into(), first_bytes, peer, local, place })
+        Ok(Upgraded { stream: stream.into(), first_bytes, peer, local, permit })
     }
 }
 

@@ -21,7 +21,7 @@ pub(super) fn control(waker: Waker) -> (Controller, Control) {
     (controller, Control { commands: receiver, counters, expected })
 }
 
-/// Steers a server. When the last clone is dropped the server stops, unless it was told to end some other way.
+/// Steers a server. When the last clone is dropped the server stops, unless it was ended some other way.
 #[derive(Debug, Clone)]
 pub struct Controller {
     line: Arc<Line>,
@@ -41,7 +41,7 @@ impl Controller {
     /// Keeps a promise made by [`expect_owner`](Self::expect_owner). `peer` is the client's address as the server sees it, which
     /// is the client's own local address. IPv4-mapped IPv6 addresses count as IPv4.
     pub fn stop_when_closed(&self, peer: SocketAddr) {
-        self.expected.tell();
+        self.expected.on_sent();
         self.send(Command::StopWhenClosed(peer));
     }
 
@@ -56,7 +56,7 @@ impl Controller {
 
     /// Takes back the promise of [`expect_owner`](Self::expect_owner). Without owners, the server ends.
     pub fn give_up_owner(&self) {
-        self.expected.tell();
+        self.expected.on_sent();
         self.send(Command::GiveUpOwner);
     }
 
@@ -143,7 +143,7 @@ pub(super) enum Command {
 /// Why a server ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ended {
-    /// It was told to stop, or its last controller was dropped.
+    /// It was asked to stop, or its last controller was dropped.
     Stopped,
     /// The connection of its last owner closed.
     OwnerGone,
@@ -184,7 +184,7 @@ impl Expected {
     }
 
     /// A command about an owner is about to be sent.
-    fn tell(&self) {
+    fn on_sent(&self) {
         if let Some(coming) = &mut *self.0.lock() {
             coming.promised = coming.promised.saturating_sub(1);
             coming.commands += 1;
@@ -192,7 +192,7 @@ impl Expected {
     }
 
     /// Such a command has been carried out.
-    pub(super) fn told(&self) {
+    pub(super) fn on_done(&self) {
         if let Some(coming) = &mut *self.0.lock() {
             coming.commands = coming.commands.saturating_sub(1);
         }

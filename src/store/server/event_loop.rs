@@ -1,6 +1,6 @@
 //! The server's loop: wait for sockets, give each that is ready its turn, look at the clock.
 //!
-//! One system call tells which sockets are ready. Besides it a single request costs one call to read and one to write.
+//! One system call returns the sockets that are ready. Besides it a single request costs one call to read and one to write.
 //! `docs/decisions/0010-the-store-server-has-its-own-event-loop.md` has the reasons.
 
 use std::collections::{BTreeSet, VecDeque};
@@ -15,10 +15,10 @@ use mio::{Events, Interest, Poll, Token};
 
 use super::accept::{Accepted, Listener};
 use super::connection::{After, Connection, End};
-use super::connections::{Connections, place_of};
+use super::connections::{Connections, slot_of};
 use super::control::{Control, Ended};
 use super::hub::{Hub, LOG_TARGET, Rejection};
-use super::life::Life;
+use super::lifecycle::Lifecycle;
 use super::unknown::{Next, Unknowns};
 use super::{Cause, Members, ServerOptions, Upgraded, after};
 use crate::net::admission::ConnectionId;
@@ -34,7 +34,7 @@ pub(super) struct EventLoop {
     line: VecDeque<ConnId>,
     deadlines: BTreeSet<(Instant, ConnId)>,
     hub: Hub,
-    life: Life,
+    lifecycle: Lifecycle,
     /// `None`: c10d is served.
     unknowns: Option<Unknowns>,
     /// `None`: every user of this machine may connect.
@@ -74,7 +74,7 @@ impl EventLoop {
             is_open: false,
             members: None,
             hub: Hub::new(options, control.counters.clone()),
-            life: Life::new(control),
+            lifecycle: Lifecycle::new(control),
             may_be_over: true,
         })
     }
@@ -89,7 +89,7 @@ impl EventLoop {
 
     /// Serves until the end. Then everything is closed.
     pub(super) fn run(mut self) -> Ended {
-        if !self.hub.options.opens_when_told {
+        if !self.hub.options.opens_on_request {
             self.open_to(None);
         }
         let mut events = Events::with_capacity(EVENTS);
@@ -175,7 +175,7 @@ impl EventLoop {
                     );
                     return Err(Ended::HalfChanged);
                 }
-                tracing::error!(target: LOG_TARGET, %peer, "a connection's turn failed: this is a bug");
+                tracing::error!(target: LOG_TARGET, %peer, "a connection could not be served: this is a bug");
                 self.close(id);
             }
         }
@@ -244,7 +244,10 @@ impl EventLoop {
             self.hub.counters.connections_upgraded.fetch_add(1, Relaxed);
             tracing::debug!(target: LOG_TARGET, %peer, "connection upgraded");
         } else {
-            let detail = format!("nobody takes over `{}`", upgrade.magic.escape_ascii());
+            let detail = format!(
+                "this endpoint has no handler for connections that begin with `{}`",
+                upgrade.magic.escape_ascii()
+            );
             self.hub.reject(peer, &Rejection::new(Cause::UpgradeGone, detail));
         }
     }
@@ -262,7 +265,7 @@ impl EventLoop {
         }
         if connection.is_client() {
             self.hub.on_closed(id);
-            self.life.on_closed(id);
+            self.lifecycle.on_closed(id);
             self.may_be_over = true;
         }
         Some(connection)
@@ -331,7 +334,7 @@ impl EventLoop {
             unknowns.serve(permit, id);
         }
         self.deadlines.insert((deadline, id));
-        let token = Token(FIRST_LISTENER + self.listeners.len() + place_of(id));
+        let token = Token(FIRST_LISTENER + self.listeners.len() + slot_of(id));
         let registry = self.poll.registry();
         let registered = self.connections.get_mut(id).map_or(Ok(()), |connection| {
             registry.register(connection.stream(), token, Interest::READABLE | Interest::WRITABLE)
@@ -358,8 +361,8 @@ impl EventLoop {
         if let Some(check) = &mut self.local_peers {
             match check.judge(stream, peer) {
                 Verdict::Admit => {}
-                Verdict::Refuse(stranger) => {
-                    hub.reject(peer, &Rejection::new(Cause::OtherUser, check.refusal(stranger)));
+                Verdict::Refuse(refused) => {
+                    hub.reject(peer, &Rejection::new(Cause::OtherUser, check.refusal(refused)));
                     return false;
                 }
                 Verdict::Gone => {
@@ -379,12 +382,12 @@ impl EventLoop {
     }
 
     fn look_at_the_clock(&mut self) {
-        if self.deadlines.is_empty() && self.hub.next_summary().is_none() && self.life.deadline().is_none() {
+        if self.deadlines.is_empty() && self.hub.next_summary().is_none() && self.lifecycle.deadline().is_none() {
             return;
         }
         let now = Instant::now();
         self.hub.summarise(now);
-        self.may_be_over |= self.life.deadline().is_some_and(|deadline| now >= deadline);
+        self.may_be_over |= self.lifecycle.deadline().is_some_and(|deadline| now >= deadline);
         while let Some(&(deadline, id)) = self.deadlines.first()
             && deadline <= now
         {
@@ -403,7 +406,8 @@ impl EventLoop {
         if !self.line.is_empty() || listeners.iter().any(someone_waits) {
             return Some(Duration::ZERO);
         }
-        let deadlines = [self.deadlines.first().map(|first| first.0), self.hub.next_summary(), self.life.deadline()];
+        let deadlines =
+            [self.deadlines.first().map(|first| first.0), self.hub.next_summary(), self.lifecycle.deadline()];
         let retries = listeners.iter().map(|listener| listener.paused_until);
         let next = deadlines.into_iter().chain(retries).flatten().min()?;
         Some(next.saturating_duration_since(Instant::now()))
@@ -415,15 +419,15 @@ impl EventLoop {
         }
         let connections = &self.connections;
         let find = |peer| connections.iter().find(|one| one.is_client() && is_same(one.peer, peer)).map(|one| one.id);
-        let stopped = self.life.listen(find);
-        if let Some(members) = self.life.take_opened_to() {
+        let stopped = self.lifecycle.listen(find);
+        if let Some(members) = self.lifecycle.take_opened_to() {
             self.open_to(members);
         }
-        for done in self.life.take_table_requests() {
+        for done in self.lifecycle.take_table_requests() {
             self.replace_table();
             drop(done);
         }
-        stopped.or_else(|| self.life.is_over(self.hub.open_count()))
+        stopped.or_else(|| self.lifecycle.is_over(self.hub.open_count()))
     }
 }
 
@@ -454,7 +458,7 @@ const NOT_A_MEMBER: &str = "not_a_member_admitted";
 
 /// Of a connection that has not said what it speaks while too many others have not either.
 fn crowded() -> Rejection {
-    Rejection::new(Cause::Crowded, "too many connections had not said what they speak".to_owned())
+    Rejection::new(Cause::Crowded, "too many connections had not sent their first bytes".to_owned())
 }
 
 #[cfg(test)]

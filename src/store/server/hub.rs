@@ -11,7 +11,7 @@ use bytes::BytesMut;
 
 use super::outbox::Outbox;
 use super::stats::Counters;
-use super::{Cause, Place, ServerOptions};
+use super::{Cause, ConnectionPermit, ServerOptions};
 use crate::bounded_log::{LeftOut, LogBudget};
 use crate::store::protocol::hello::printable;
 use crate::store::protocol::{Query, Reply, Request, Sink, WaitReply, put_length};
@@ -27,7 +27,7 @@ pub(super) struct Hub {
     /// The shared write buffer, likewise. Only a client that does not read has its own.
     pub outbox: Option<Box<Outbox>>,
     /// Shared by the connections that were handed over.
-    pub handed_over: Place,
+    pub handed_over: ConnectionPermit,
     table: Table,
     /// The number of tables before this one.
     tables: u64,
@@ -74,7 +74,7 @@ impl Hub {
             released: Vec::new(),
             input: BytesMut::new(),
             outbox: None,
-            handed_over: Place::default(),
+            handed_over: ConnectionPermit::default(),
             tables: 0,
             changing: None,
             open_count: 0,
@@ -116,7 +116,7 @@ impl Hub {
     pub(super) fn on_end(&mut self) {
         self.counters.connections_open.store(0, Relaxed);
         self.counters.waiting.store(0, Relaxed);
-        say_left_out(self.log_budget.end());
+        log_left_out(self.log_budget.end());
     }
 
     /// After a panic: the request in which it came, if the table may be half changed.
@@ -221,7 +221,7 @@ impl Hub {
 
     /// Logs how many records were left out, if the period is over.
     pub(super) fn summarise(&mut self, now: Instant) {
-        say_left_out(self.log_budget.summaries(now));
+        log_left_out(self.log_budget.summaries(now));
     }
 }
 
@@ -234,7 +234,7 @@ pub(super) fn list_more(listing: &mut Listing, outbox: &mut Outbox) -> usize {
     1 + count / KEYS_PER_UNIT
 }
 
-fn say_left_out(summaries: Vec<LeftOut>) {
+fn log_left_out(summaries: Vec<LeftOut>) {
     for (cause, count) in summaries {
         tracing::warn!(target: LOG_TARGET, cause = &*cause, count, "more of the same was not logged");
     }

@@ -11,7 +11,7 @@
 //!
 //! In the order in which to read: `event_loop` waits for sockets and gives connections turns, `accept` accepts them,
 //! `crate::net::local_peers` and `members` say whose they may be, `connection` reads and writes ([`crate::store::protocol::hello`] identifies the peer), `hub` carries out
-//! requests, `outbox` holds bytes that a client has not read yet, `life` decides when the server ends.
+//! requests, `outbox` holds bytes that a client has not read yet, `lifecycle` decides when the server ends.
 
 mod accept;
 mod connection;
@@ -19,7 +19,7 @@ mod connections;
 mod control;
 mod event_loop;
 mod hub;
-mod life;
+mod lifecycle;
 pub mod limits;
 mod members;
 mod outbox;
@@ -87,7 +87,7 @@ pub struct ServerOptions {
     pub on_pytorchs_rendezvous: Option<Listener>,
     /// Accept no connection before [`Controller::open_to`] says from where. They wait in the listener's backlog. Default: accept at once,
     /// from everywhere.
-    pub opens_when_told: bool,
+    pub opens_on_request: bool,
 }
 
 impl Default for ServerOptions {
@@ -107,7 +107,7 @@ impl Default for ServerOptions {
             upgrades_only: None,
             local_peers: LocalPeers::Any,
             on_pytorchs_rendezvous: None,
-            opens_when_told: false,
+            opens_on_request: false,
         }
     }
 }
@@ -198,14 +198,14 @@ pub struct Upgraded {
     /// This end: the address by which the other end reached the server.
     pub local: SocketAddr,
     /// Counts the connection towards `max_connections`. To be held as long as it is open.
-    pub place: Place,
+    pub permit: ConnectionPermit,
 }
 
 /// A slot that counts towards a server's `max_connections`. Clones share it. It is freed when the last clone is dropped.
 #[derive(Debug, Clone, Default)]
-pub struct Place(Arc<()>);
+pub struct ConnectionPermit(Arc<()>);
 
-impl Place {
+impl ConnectionPermit {
     /// Number of other clones.
     fn shared(&self) -> usize {
         Arc::strong_count(&self.0) - 1

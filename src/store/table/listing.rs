@@ -24,14 +24,14 @@ pub struct Listing {
 impl Listing {
     /// Copies these keys, which have `bytes` bytes in all.
     pub(super) fn new<'a>(keys: impl ExactSizeIterator<Item = &'a [u8]>, bytes: usize) -> Listing {
-        let (mut text, mut places) = (Vec::with_capacity(bytes), Vec::with_capacity(keys.len()));
+        let (mut text, mut ranges) = (Vec::with_capacity(bytes), Vec::with_capacity(keys.len()));
         for key in keys {
             let start = text.len();
             text.extend_from_slice(key);
-            places.push((start, text.len()));
+            ranges.push((start, text.len()));
         }
-        let left = places.len();
-        Listing { text: text.into(), keys: places, sorted: 0, heads: BinaryHeap::new(), left }
+        let left = ranges.len();
+        Listing { text: text.into(), keys: ranges, sorted: 0, heads: BinaryHeap::new(), left }
     }
 
     /// Keys that `each` has not been given yet.

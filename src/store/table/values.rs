@@ -8,7 +8,7 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 
 use bytes::{Bytes, BytesMut};
 use hashbrown::HashTable;
-use hashbrown::hash_table::Entry as Place;
+use hashbrown::hash_table::Entry as Slot;
 
 use super::listing::Listing;
 
@@ -132,14 +132,14 @@ impl Values {
 
     /// Stores a value and returns the length of the previous one. A small value is copied, a larger one kept.
     pub(super) fn set(&mut self, key: &[u8], value: Bytes) -> Option<usize> {
-        match self.place(key) {
-            Place::Occupied(mut place) => {
-                let before = place.get().value().len();
-                place.get_mut().set(value);
+        match self.slot(key) {
+            Slot::Occupied(mut slot) => {
+                let before = slot.get().value().len();
+                slot.get_mut().set(value);
                 Some(before)
             }
-            Place::Vacant(place) => {
-                place.insert(Entry::new(key, value));
+            Slot::Vacant(slot) => {
+                slot.insert(Entry::new(key, value));
                 self.key_bytes += key.len();
                 None
             }
@@ -148,20 +148,20 @@ impl Values {
 
     /// Appends to an existing value.
     pub(super) fn append(&mut self, key: &[u8], more: &[u8]) {
-        if let Place::Occupied(mut place) = self.place(key) {
-            place.get_mut().append(more);
+        if let Slot::Occupied(mut slot) = self.slot(key) {
+            slot.get_mut().append(more);
         }
     }
 
     /// Removes a key and returns the length of its value.
     pub(super) fn remove(&mut self, key: &[u8]) -> Option<usize> {
-        match self.place(key) {
-            Place::Occupied(place) => {
-                let removed = place.remove().0.value().len();
+        match self.slot(key) {
+            Slot::Occupied(slot) => {
+                let removed = slot.remove().0.value().len();
                 self.key_bytes -= key.len();
                 Some(removed)
             }
-            Place::Vacant(_) => None,
+            Slot::Vacant(_) => None,
         }
     }
 
@@ -178,14 +178,14 @@ impl Values {
         }
     }
 
-    fn place(&mut self, key: &[u8]) -> Place<'_, Entry> {
+    fn slot(&mut self, key: &[u8]) -> Slot<'_, Entry> {
         let Values { entries, hasher, .. } = self;
         let is_key = |entry: &Entry| entry.key() == key;
         entries.entry(hash(hasher, key), is_key, |entry| hash(hasher, entry.key()))
     }
 }
 
-/// Hashes the key's bytes alone. `hash_one` would also write their number, which costs time and only tells lists of slices
+/// Hashes the key's bytes alone. `hash_one` would also write their number, which costs time and only separates lists of slices
 /// apart.
 pub(super) fn hash(hasher: &RandomState, key: &[u8]) -> u64 {
     let mut state = hasher.build_hasher();
@@ -204,7 +204,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_place_is_three_words() {
+    fn an_entry_is_three_words() {
         assert_eq!(size_of::<Entry>(), 24);
     }
 

@@ -18,14 +18,14 @@ use super::{ConnId, ENTRY_BYTES};
 #[derive(Debug, Default)]
 pub(super) struct Waiters {
     /// The first registration of each key that is waited for.
-    first: HashTable<Place>,
+    first: HashTable<KeyRef>,
     /// Keyed at random: keys come from the network.
     hasher: RandomState,
     /// Open waits. Free slots are reused.
     waits: Vec<Option<Wait>>,
     /// Slots of `waits` that may be free.
     free: Vec<u32>,
-    places: HashMap<ConnId, u32>,
+    by_conn: HashMap<ConnId, u32>,
     /// The sum of [`bytes_of`] over all open waits.
     bytes: usize,
 }
@@ -49,18 +49,18 @@ struct Key {
     end: usize,
     /// Neighbours in the ring of waits for the same key. [`NOWHERE`]: the key is in no ring, because its event has come or
     /// because the wait names it twice.
-    previous: Place,
-    next: Place,
+    previous: KeyRef,
+    next: KeyRef,
 }
 
 /// Position of a key: the slot of its wait, and the key's index in that wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Place {
+struct KeyRef {
     wait: u32,
     key: u32,
 }
 
-const NOWHERE: Place = Place { wait: u32::MAX, key: u32::MAX };
+const NOWHERE: KeyRef = KeyRef { wait: u32::MAX, key: u32::MAX };
 
 /// Most keys that a wait may have: their indices are 32 bits wide.
 pub(super) const MAX_KEYS: usize = u32::MAX as usize;
@@ -72,12 +72,12 @@ pub(super) fn bytes_of(keys: &[Bytes]) -> usize {
 
 impl Waiters {
     pub(super) fn is_waiting(&self, conn: ConnId) -> bool {
-        self.places.contains_key(&conn)
+        self.by_conn.contains_key(&conn)
     }
 
     /// Connections with an open wait.
     pub(super) fn count(&self) -> usize {
-        self.places.len()
+        self.by_conn.len()
     }
 
     /// Bytes that the open waits count for.
@@ -88,7 +88,7 @@ impl Waiters {
     /// Whether nothing is left of any wait.
     #[cfg(test)]
     pub(super) fn is_empty(&self) -> bool {
-        self.first.is_empty() && self.places.is_empty() && self.waits.iter().all(Option::is_none) && self.bytes == 0
+        self.first.is_empty() && self.by_conn.is_empty() && self.waits.iter().all(Option::is_none) && self.bytes == 0
     }
 
     /// Opens a wait of `conn` for these keys: at least one, and at most [`MAX_KEYS`]. `conn` must have no open wait.
@@ -102,10 +102,10 @@ impl Waiters {
         let wait = Wait { conn, outstanding: 0, bytes, keys: ends.collect(), text: keys.concat().into() };
         self.bytes += bytes;
         let at = self.add(wait);
-        self.places.insert(conn, at);
+        self.by_conn.insert(conn, at);
         let mut outstanding = 0;
         for key in 0..keys.len() as u32 {
-            outstanding += u32::from(self.link(Place { wait: at, key }));
+            outstanding += u32::from(self.link(KeyRef { wait: at, key }));
         }
         if let Some(wait) = self.wait_mut(at) {
             wait.outstanding = outstanding;
@@ -114,12 +114,12 @@ impl Waiters {
 
     /// Forgets the wait of a connection, if it has one.
     pub(super) fn forget(&mut self, conn: ConnId) {
-        let Some(wait) = self.places.get(&conn).copied() else {
+        let Some(wait) = self.by_conn.get(&conn).copied() else {
             return;
         };
         let count = self.wait_mut(wait).map_or(0, |wait| wait.keys.len());
         for key in 0..count as u32 {
-            self.unlink(Place { wait, key });
+            self.unlink(KeyRef { wait, key });
         }
         self.end(wait);
     }
@@ -136,14 +136,14 @@ impl Waiters {
         let Some(first) = self.take_ring(key) else {
             return;
         };
-        let mut place = first;
+        let mut key_ref = first;
         loop {
-            let next = self.leave_ring(place);
-            released.extend(self.has_one_less(place.wait));
+            let next = self.leave_ring(key_ref);
+            released.extend(self.has_one_less(key_ref.wait));
             if next == first {
                 return;
             }
-            place = next;
+            key_ref = next;
         }
     }
 
@@ -177,8 +177,8 @@ impl Waiters {
     fn add(&mut self, wait: Wait) -> u32 {
         while let Some(at) = self.free.pop() {
             // The list may have shrunk since, and grown again.
-            if let Some(place @ None) = self.waits.get_mut(at as usize) {
-                *place = Some(wait);
+            if let Some(key_ref @ None) = self.waits.get_mut(at as usize) {
+                *key_ref = Some(wait);
                 return at;
             }
         }
@@ -192,7 +192,7 @@ impl Waiters {
             return;
         };
         self.bytes -= wait.bytes;
-        self.places.remove(&wait.conn);
+        self.by_conn.remove(&wait.conn);
         self.free.push(at);
         while let Some(None) = self.waits.last() {
             self.waits.pop();
@@ -201,97 +201,97 @@ impl Waiters {
             self.waits.shrink_to(2 * self.waits.len());
             self.free.retain(|at| (*at as usize) < self.waits.len());
             self.free.shrink_to_fit();
-            self.places.shrink_to(2 * self.places.len());
+            self.by_conn.shrink_to(2 * self.by_conn.len());
         }
         if is_too_large(self.first.len(), self.first.capacity()) {
             let Waiters { first, waits, hasher, .. } = self;
-            first.shrink_to(2 * first.len(), |place| hash(hasher, text_of(waits, *place)));
+            first.shrink_to(2 * first.len(), |key_ref| hash(hasher, text_of(waits, *key_ref)));
         }
     }
 
     /// Appends a key to its ring. False if its wait is in that ring already.
-    fn link(&mut self, place: Place) -> bool {
+    fn link(&mut self, key_ref: KeyRef) -> bool {
         let Waiters { first, waits, hasher, .. } = self;
-        let text = text_of(waits, place);
-        let is_text = |other: &Place| text_of(waits, *other) == text;
+        let text = text_of(waits, key_ref);
+        let is_text = |other: &KeyRef| text_of(waits, *other) == text;
         let head = match first.entry(hash(hasher, text), is_text, |other| hash(hasher, text_of(waits, *other))) {
             Entry::Occupied(head) => *head.get(),
             Entry::Vacant(vacant) => {
-                vacant.insert(place);
-                place
+                vacant.insert(key_ref);
+                key_ref
             }
         };
-        if head == place {
-            join(waits, place, place);
+        if head == key_ref {
+            join(waits, key_ref, key_ref);
             return true;
         }
         let last = key_of(waits, head).previous;
         // A key that is named twice is one registration: one event satisfies both.
-        if last.wait == place.wait {
+        if last.wait == key_ref.wait {
             return false;
         }
-        join(waits, last, place);
-        join(waits, place, head);
+        join(waits, last, key_ref);
+        join(waits, key_ref, head);
         true
     }
 
     /// Removes a key from its ring, if it is in one.
-    fn unlink(&mut self, place: Place) {
+    fn unlink(&mut self, key_ref: KeyRef) {
         let Waiters { first, waits, hasher, .. } = self;
-        let Key { previous, next, .. } = key_of(waits, place);
+        let Key { previous, next, .. } = key_of(waits, key_ref);
         if next == NOWHERE {
             return;
         }
-        if let Ok(mut head) = first.find_entry(hash(hasher, text_of(waits, place)), |head| *head == place) {
-            if next == place {
+        if let Ok(mut head) = first.find_entry(hash(hasher, text_of(waits, key_ref)), |head| *head == key_ref) {
+            if next == key_ref {
                 head.remove();
             } else {
                 *head.get_mut() = next;
             }
         }
         join(waits, previous, next);
-        self.leave_ring(place);
+        self.leave_ring(key_ref);
     }
 
     /// Marks a key as being in no ring, and returns the key that followed it.
-    fn leave_ring(&mut self, place: Place) -> Place {
-        let Some(key) = key_mut(&mut self.waits, place) else {
+    fn leave_ring(&mut self, key_ref: KeyRef) -> KeyRef {
+        let Some(key) = key_mut(&mut self.waits, key_ref) else {
             return NOWHERE;
         };
         key.previous = NOWHERE;
         std::mem::replace(&mut key.next, NOWHERE)
     }
 
-    fn first_of(&self, key: &[u8]) -> Option<Place> {
-        self.first.find(hash(&self.hasher, key), |place| text_of(&self.waits, *place) == key).copied()
+    fn first_of(&self, key: &[u8]) -> Option<KeyRef> {
+        self.first.find(hash(&self.hasher, key), |key_ref| text_of(&self.waits, *key_ref) == key).copied()
     }
 
     /// Removes the ring of a key from the table, and returns its first member.
-    fn take_ring(&mut self, key: &[u8]) -> Option<Place> {
+    fn take_ring(&mut self, key: &[u8]) -> Option<KeyRef> {
         let Waiters { first, waits, hasher, .. } = self;
-        let head = first.find_entry(hash(hasher, key), |place| text_of(waits, *place) == key).ok()?;
+        let head = first.find_entry(hash(hasher, key), |key_ref| text_of(waits, *key_ref) == key).ok()?;
         Some(head.remove().0)
     }
 }
 
 /// The key at a position. Positions in the table and in rings are always those of open waits.
-fn key_of(waits: &[Option<Wait>], place: Place) -> Key {
-    let wait = waits.get(place.wait as usize).and_then(Option::as_ref);
-    let key = wait.and_then(|wait| wait.keys.get(place.key as usize));
+fn key_of(waits: &[Option<Wait>], key_ref: KeyRef) -> Key {
+    let wait = waits.get(key_ref.wait as usize).and_then(Option::as_ref);
+    let key = wait.and_then(|wait| wait.keys.get(key_ref.key as usize));
     key.copied().unwrap_or(Key { end: 0, previous: NOWHERE, next: NOWHERE })
 }
 
-fn text_of(waits: &[Option<Wait>], place: Place) -> &[u8] {
-    let Some(wait) = waits.get(place.wait as usize).and_then(Option::as_ref) else {
+fn text_of(waits: &[Option<Wait>], key_ref: KeyRef) -> &[u8] {
+    let Some(wait) = waits.get(key_ref.wait as usize).and_then(Option::as_ref) else {
         return &[];
     };
-    let at = place.key as usize;
+    let at = key_ref.key as usize;
     let start = at.checked_sub(1).map_or(0, |before| wait.keys[before].end);
     &wait.text[start..wait.keys[at].end]
 }
 
 /// Makes two keys neighbours.
-fn join(waits: &mut [Option<Wait>], before: Place, behind: Place) {
+fn join(waits: &mut [Option<Wait>], before: KeyRef, behind: KeyRef) {
     if let Some(key) = key_mut(waits, before) {
         key.next = behind;
     }
@@ -300,17 +300,17 @@ fn join(waits: &mut [Option<Wait>], before: Place, behind: Place) {
     }
 }
 
-fn key_mut(waits: &mut [Option<Wait>], place: Place) -> Option<&mut Key> {
-    waits.get_mut(place.wait as usize)?.as_mut()?.keys.get_mut(place.key as usize)
+fn key_mut(waits: &mut [Option<Wait>], key_ref: KeyRef) -> Option<&mut Key> {
+    waits.get_mut(key_ref.wait as usize)?.as_mut()?.keys.get_mut(key_ref.key as usize)
 }
 
 /// Whether a list of this capacity holds so much less that its memory is worth freeing.
 fn is_too_large(len: usize, capacity: usize) -> bool {
-    capacity > KEPT_PLACES && capacity / 8 > len
+    capacity > KEPT_SLOTS && capacity / 8 > len
 }
 
 /// Capacity that an empty list may keep.
-const KEPT_PLACES: usize = 4096;
+const KEPT_SLOTS: usize = 4096;
 
 #[cfg(test)]
 mod tests {
@@ -318,7 +318,7 @@ mod tests {
 
     #[test]
     fn a_key_takes_three_words_and_one_in_the_table() {
-        assert_eq!((size_of::<Key>(), size_of::<Place>()), (24, 8));
+        assert_eq!((size_of::<Key>(), size_of::<KeyRef>()), (24, 8));
     }
 
     /// After a crowd has left, those who stay keep little, and their order.
@@ -333,7 +333,7 @@ mod tests {
         for conn in (0..20_000).filter(|conn| conn % 10_000 != 3) {
             waiters.forget(ConnId(conn));
         }
-        assert!(waiters.first.capacity() <= KEPT_PLACES);
+        assert!(waiters.first.capacity() <= KEPT_SLOTS);
         let mut released = Vec::new();
         waiters.event(&Bytes::from_static(b"all"), &mut released);
         assert_eq!(released, []);
@@ -342,6 +342,6 @@ mod tests {
         waiters.event(&key(10_003), &mut released);
         assert_eq!(released, [ConnId(3), ConnId(7), ConnId(10_003)]);
         assert!(waiters.is_empty());
-        assert!(waiters.waits.capacity() <= KEPT_PLACES);
+        assert!(waiters.waits.capacity() <= KEPT_SLOTS);
     }
 }

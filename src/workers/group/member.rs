@@ -41,7 +41,7 @@ pub(crate) struct Member {
     drain: Arc<Drain>,
 }
 
-/// What the task of a member tells its group.
+/// What the task of a member reports to its group.
 #[derive(Debug)]
 pub(crate) enum News {
     /// An event of the worker.
@@ -195,7 +195,7 @@ impl Task {
     async fn on_gone(&mut self) {
         self.gone = true;
         self.drain().await;
-        self.tell(Event::Gone { local_rank: self.local_rank });
+        self.send_report(Event::Gone { local_rank: self.local_rank });
     }
 
     /// Waits until the worker's output is shown, or until that is given up.
@@ -235,7 +235,7 @@ impl Task {
             return; // the worker was never executed, which has been reported
         }
         let (local_rank, pid, at) = (self.local_rank, self.pid, Instant::now());
-        self.tell(Event::Exited(WorkerExit { local_rank, pid, exit, at, late, stopped: false }));
+        self.send_report(Event::Exited(WorkerExit { local_rank, pid, exit, at, late, stopped: false }));
     }
 
     fn started(&mut self, start: Start) {
@@ -245,7 +245,7 @@ impl Task {
         }
     }
 
-    fn tell(&self, event: Event) {
+    fn send_report(&self, event: Event) {
         self.send(News::Of(event));
     }
 
@@ -306,11 +306,11 @@ mod tests {
         let (sender, mut news) = mpsc::unbounded_channel();
         let guarded = Guarded { control, end: Some(end), child: None };
         let (_member, started) = Member::attend_silent(&spec, guarded, sender).unwrap();
-        let say = |report: GuardReport| send(&guard, &report.encode(), SendFlags::empty()).unwrap();
-        say(GuardReport::Started { pid: 7 });
+        let send_report = |report: GuardReport| send(&guard, &report.encode(), SendFlags::empty()).unwrap();
+        send_report(GuardReport::Started { pid: 7 });
         assert!(matches!(started.await.unwrap(), Start::Executed { pid: 7 }));
-        say(GuardReport::Exited { code: 2, status: 9, seen_ns: 0 });
-        say(GuardReport::Gone);
+        send_report(GuardReport::Exited { code: 2, status: 9, seen_ns: 0 });
+        send_report(GuardReport::Gone);
         assert!(matches!(news.recv().await, Some(News::Of(Event::Exited(WorkerExit { local_rank: 3, .. })))));
         assert!(matches!(news.recv().await, Some(News::Of(Event::Gone { local_rank: 3 }))));
         drop(guard);

@@ -6,16 +6,16 @@ use std::ptr;
 use super::super::message::GuardReport;
 use super::plan::Failure;
 
-pub(super) unsafe fn tell(control: RawFd, report: GuardReport) {
+pub(super) unsafe fn send_report(control: RawFd, report: GuardReport) {
     let bytes = report.encode();
     let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
-    // Four messages always fit into the socket. If the other end is closed, there is nobody to tell.
+    // Four messages always fit into the socket. If the other end is closed, nobody reads them.
     unsafe { libc::send(control, bytes.as_ptr().cast(), bytes.len(), flags) };
 }
 
 pub(super) unsafe fn fail(control: RawFd, (step, errno): Failure) -> ! {
     unsafe {
-        tell(control, GuardReport::Failed { step, errno });
+        send_report(control, GuardReport::Failed { step, errno });
         libc::_exit(1)
     }
 }

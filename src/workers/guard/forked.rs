@@ -6,10 +6,10 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::ptr;
 
 use super::super::message::GuardReport;
-use super::calls::{errno, fail, tell};
+use super::calls::{errno, fail, send_report};
 use super::descriptors::close_all_but;
 use super::plan::{bind, cpu_set, step};
-use super::worker::{take_place, take_signals};
+use super::worker::{set_up_process, take_signals};
 use super::{Ends, Guard, NAME, Senses, let_go_of_stdio, stand_apart};
 
 /// The descriptors of a guard and its worker. None is below 3.
@@ -22,7 +22,7 @@ pub(crate) struct GuardDescriptors {
     /// The timer that all guards of the agent share. `None`: they have no deadline.
     pub deadline: Option<OwnedFd>,
     /// Closed when the guard ends and not before. Only where the kernel has no pidfds.
-    pub life: Option<OwnedFd>,
+    pub lifeline: Option<OwnedFd>,
     /// What becomes the worker's standard input, output and error.
     pub stdio: [OwnedFd; 3],
     /// `/dev/null`, for the guard's own.
@@ -58,7 +58,7 @@ impl ForkedGuard {
         unsafe {
             let senses = stand_apart().and_then(|()| bind(cpu_set(cpus).as_ref())).and_then(|()| Senses::open());
             let senses = senses.map_err(|(step, errno)| {
-                tell(given.control.as_raw_fd(), GuardReport::Failed { step, errno });
+                send_report(given.control.as_raw_fd(), GuardReport::Failed { step, errno });
                 errno
             })?;
             Ok(ForkedGuard { given, senses, guard: libc::getpid() })
@@ -67,16 +67,17 @@ impl ForkedGuard {
 
     /// In the guard, after it has forked its worker: waits until no descendant is left, and ends the process. -1: no worker.
     pub fn watch(self, worker: i32) -> ! {
-        let GuardDescriptors { control, agent, deadline, life, null, .. } = &self.given;
+        let GuardDescriptors { control, agent, deadline, lifeline, null, .. } = &self.given;
         let [control, null] = [control, null].map(AsRawFd::as_raw_fd);
-        let [agent, deadline, life] = [agent, deadline, life].map(|fd| fd.as_ref().map_or(-1, AsRawFd::as_raw_fd));
+        let [agent, deadline, lifeline] =
+            [agent, deadline, lifeline].map(|fd| fd.as_ref().map_or(-1, AsRawFd::as_raw_fd));
         // SAFETY: nothing that owns one of the descriptors closed here runs again, since this never returns.
         unsafe {
             if worker == -1 {
                 fail(control, (step::CLONE, errno()));
             }
             libc::prctl(libc::PR_SET_NAME, NAME.as_ptr());
-            close_all_but([control, agent, deadline, life, null, self.senses.signals, self.senses.executed]);
+            close_all_but([control, agent, deadline, lifeline, null, self.senses.signals, self.senses.executed]);
             let_go_of_stdio(null);
             let ends = Ends { control, agent, deadline, parent: 0 };
             Guard::new(ends, &self.senses, worker, false).watch()
@@ -91,11 +92,11 @@ impl ForkedGuard {
         // SAFETY: plain system calls on what this process owns.
         unsafe {
             let stdio = self.given.stdio.each_ref().map(AsRawFd::as_raw_fd);
-            take_place(self.guard, stdio, cwd.as_ptr(), self.senses.failures);
+            set_up_process(self.guard, stdio, cwd.as_ptr(), self.senses.failures);
             take_signals();
             libc::close(self.senses.signals);
             libc::close(self.senses.executed);
-            // Last: this tells the guard that the worker was started.
+            // Last: this notifies the guard that the worker was started.
             libc::close(self.senses.failures);
         }
     }

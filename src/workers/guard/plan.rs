@@ -1,4 +1,4 @@
-//! What a guard is told before it is forked, and how it names a step that has failed.
+//! What a guard gets before it is forked, and how it names a step that has failed.
 
 use std::ffi::{CStr, c_char};
 use std::os::fd::RawFd;

@@ -44,7 +44,7 @@ extern "C" fn begin_worker(birth: *mut libc::c_void) -> libc::c_int {
 unsafe fn become_worker(birth: &Birth<'_>) -> ! {
     let Birth { plan, guard, failures } = *birth;
     unsafe {
-        take_place(guard, plan.stdio, plan.cwd, failures);
+        set_up_process(guard, plan.stdio, plan.cwd, failures);
         for signal in (1..=64).filter(|&signal| signal != libc::SIGHUP || !ignores(signal)) {
             default_handler(signal);
         }
@@ -59,7 +59,7 @@ unsafe fn become_worker(birth: &Birth<'_>) -> ! {
 
 /// Becomes a session leader that dies with the guard, with the worker's streams and folder (null: the present one). On failure
 /// ends the process. SAFETY: only in a child of the guard that is to become the worker, and blocks all signals.
-pub(super) unsafe fn take_place(guard: i32, stdio: [RawFd; 3], cwd: *const c_char, failures: RawFd) {
+pub(super) unsafe fn set_up_process(guard: i32, stdio: [RawFd; 3], cwd: *const c_char, failures: RawFd) {
     unsafe {
         libc::setsid();
         libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
@@ -77,7 +77,7 @@ pub(super) unsafe fn take_place(guard: i32, stdio: [RawFd; 3], cwd: *const c_cha
     }
 }
 
-/// Unblocks all signals. SAFETY: as [`take_place`].
+/// Unblocks all signals. SAFETY: as [`set_up_process`].
 pub(super) unsafe fn take_signals() {
     unsafe {
         let mut nothing = std::mem::zeroed();
@@ -97,12 +97,12 @@ unsafe fn give_up(failures: RawFd, step: i32) -> ! {
 
 /// Tries each candidate. Returns with the `errno` of the one that exists but cannot be executed, if there is one.
 unsafe fn execute(plan: &Plan<'_>) {
-    let mut told = 0;
+    let mut first_errno = 0;
     for candidate in plan.candidates {
         unsafe { libc::execve(*candidate, plan.argv.as_ptr(), plan.envp.as_ptr()) };
-        if told == 0 && !matches!(errno(), libc::ENOENT | libc::ENOTDIR) {
-            told = errno();
+        if first_errno == 0 && !matches!(errno(), libc::ENOENT | libc::ENOTDIR) {
+            first_errno = errno();
         }
     }
-    unsafe { *libc::__errno_location() = if told == 0 { libc::ENOENT } else { told } };
+    unsafe { *libc::__errno_location() = if first_errno == 0 { libc::ENOENT } else { first_errno } };
 }

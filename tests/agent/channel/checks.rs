@@ -14,7 +14,7 @@ struct Worker {
 }
 
 impl Worker {
-    fn hears(&mut self, message: ToWorker) -> Option<ToAgent> {
+    fn receives(&mut self, message: ToWorker) -> Option<ToAgent> {
         let counted = self.counter.stop();
         let answer = self.news.on_message(message, counted);
         if self.news.is_quiet() {
@@ -52,9 +52,9 @@ fn ack(seq: u64, count: u64) -> Option<ToAgent> {
 fn a_check_after_a_change_waits_until_it_is_known_where_the_world_changes() {
     let mut worker = Worker::default();
     worker.checks(5);
-    assert_eq!(worker.hears(change(1)), ack(1, 5));
+    assert_eq!(worker.receives(change(1)), ack(1, 5));
     assert_eq!(worker.check(), Err(6));
-    assert_eq!(worker.hears(raise_at(1, 7)), None);
+    assert_eq!(worker.receives(raise_at(1, 7)), None);
     assert_eq!(worker.look(6), Some(Verdict::GoOn), "another worker was further");
     assert_eq!(worker.check(), Ok(Verdict::WorldChanges));
     assert_eq!(worker.check(), Ok(Verdict::WorldChanges), "until the worker has parked");
@@ -64,8 +64,8 @@ fn a_check_after_a_change_waits_until_it_is_known_where_the_world_changes() {
 #[test]
 fn a_change_before_the_first_check_is_acknowledged_with_zero() {
     let mut worker = Worker::default();
-    assert_eq!(worker.hears(change(1)), ack(1, 0));
-    worker.hears(raise_at(1, 1));
+    assert_eq!(worker.receives(change(1)), ack(1, 0));
+    worker.receives(raise_at(1, 1));
     assert_eq!(worker.check(), Ok(Verdict::WorldChanges));
 }
 
@@ -73,13 +73,13 @@ fn a_change_before_the_first_check_is_acknowledged_with_zero() {
 fn a_change_that_is_told_again_has_the_same_answer() {
     let mut worker = Worker::default();
     worker.checks(2);
-    assert_eq!(worker.hears(change(1)), ack(1, 2));
+    assert_eq!(worker.receives(change(1)), ack(1, 2));
     assert_eq!(worker.check(), Err(3));
     // A check that waits has not passed.
-    assert_eq!(worker.hears(change(1)), ack(1, 2));
-    worker.hears(raise_at(1, 5));
+    assert_eq!(worker.receives(change(1)), ack(1, 2));
+    worker.receives(raise_at(1, 5));
     assert_eq!(worker.look(3), Some(Verdict::GoOn));
-    assert_eq!(worker.hears(change(1)), ack(1, 3));
+    assert_eq!(worker.receives(change(1)), ack(1, 3));
     assert_eq!(worker.check(), Ok(Verdict::GoOn), "the check of the change is still known");
     assert_eq!(worker.check(), Ok(Verdict::WorldChanges));
 }
@@ -88,14 +88,14 @@ fn a_change_that_is_told_again_has_the_same_answer() {
 fn a_newer_change_replaces_one_and_an_older_one_is_ignored() {
     let mut worker = Worker::default();
     worker.checks(1);
-    assert_eq!(worker.hears(change(2)), ack(2, 1));
-    worker.hears(raise_at(2, 4));
+    assert_eq!(worker.receives(change(2)), ack(2, 1));
+    worker.receives(raise_at(2, 4));
     worker.checks(1);
-    assert_eq!(worker.hears(change(3)), ack(3, 2));
-    assert_eq!(worker.hears(change(2)), None);
-    worker.hears(raise_at(2, 3));
+    assert_eq!(worker.receives(change(3)), ack(3, 2));
+    assert_eq!(worker.receives(change(2)), None);
+    worker.receives(raise_at(2, 3));
     assert_eq!(worker.check(), Err(3), "nothing is known of the newer one");
-    worker.hears(raise_at(3, 3));
+    worker.receives(raise_at(3, 3));
     assert_eq!(worker.look(3), Some(Verdict::WorldChanges));
 }
 
@@ -103,11 +103,11 @@ fn a_newer_change_replaces_one_and_an_older_one_is_ignored() {
 fn a_failure_is_found_by_a_check_that_waits_and_by_every_later_one() {
     let mut worker = Worker::default();
     worker.checks(1);
-    worker.hears(change(1));
+    worker.receives(change(1));
     assert_eq!(worker.check(), Err(2));
-    worker.hears(failure());
+    worker.receives(failure());
     assert_eq!(worker.look(2), Some(Verdict::PeerFailed));
-    worker.hears(raise_at(1, 2));
+    worker.receives(raise_at(1, 2));
     assert_eq!(worker.check(), Ok(Verdict::PeerFailed), "the failure is the greater news");
     assert_eq!((worker.news.reason(), worker.news.flags()), ("worker 1 was killed", 0));
 }
@@ -117,7 +117,7 @@ fn a_failure_without_a_change_is_found_by_the_next_check() {
     let mut worker = Worker::default();
     worker.checks(3);
     assert_eq!(worker.news.failed(), None);
-    worker.hears(failure());
+    worker.receives(failure());
     assert_eq!(worker.news.failed(), Some(Ok(())));
     assert_eq!(worker.check(), Ok(Verdict::PeerFailed));
 }
@@ -126,8 +126,8 @@ fn a_failure_without_a_change_is_found_by_the_next_check() {
 fn a_change_that_a_worker_has_passed_is_a_failure_there() {
     let mut worker = Worker::default();
     worker.checks(4);
-    worker.hears(change(1));
-    worker.hears(raise_at(1, 4));
+    worker.receives(change(1));
+    worker.receives(raise_at(1, 4));
     assert_eq!(worker.check(), Ok(Verdict::PeerFailed));
     assert!(worker.news.reason().contains("check 4") && worker.news.reason().contains("equally often"));
 }
@@ -136,19 +136,19 @@ fn a_change_that_a_worker_has_passed_is_a_failure_there() {
 fn counting_begins_again_with_each_world() {
     let mut worker = Worker::default();
     worker.checks(3);
-    worker.hears(change(1));
-    worker.hears(raise_at(1, 4));
+    worker.receives(change(1));
+    worker.receives(raise_at(1, 4));
     assert_eq!(worker.check(), Ok(Verdict::WorldChanges));
     assert!(worker.news.park(None).is_some());
-    worker.hears(ToWorker::World(Box::new(world(2))));
+    worker.receives(ToWorker::World(Box::new(world(2))));
     assert_eq!(worker.news.next_world().unwrap().unwrap().generation, of(2));
     worker.checks(2);
-    worker.hears(raise_at(1, 1));
+    worker.receives(raise_at(1, 1));
     assert_eq!(worker.check(), Ok(Verdict::GoOn), "of a change that is over");
-    assert_eq!(worker.hears(change(2)), ack(2, 3));
-    // A failure that was told before the world belongs to the last one.
-    worker.hears(failure());
-    worker.hears(ToWorker::World(Box::new(world(3))));
+    assert_eq!(worker.receives(change(2)), ack(2, 3));
+    // A failure that was notified before the world belongs to the last one.
+    worker.receives(failure());
+    worker.receives(ToWorker::World(Box::new(world(3))));
     assert_eq!(worker.news.failed(), None);
     worker.checks(1);
 }
@@ -157,12 +157,12 @@ fn counting_begins_again_with_each_world() {
 fn a_parked_worker_takes_each_world_once() {
     let mut worker = Worker::default();
     assert_eq!(worker.news.latest_world(), None);
-    worker.hears(ToWorker::World(Box::new(world(1))));
+    worker.receives(ToWorker::World(Box::new(world(1))));
     assert_eq!(worker.news.latest_world().unwrap().unwrap().generation, of(1));
     assert!(worker.news.park(None).is_some());
     assert_eq!(worker.news.next_world(), None, "it was in the first one");
     assert!(worker.news.park(None).is_none(), "the agent knows it already");
-    worker.hears(ToWorker::World(Box::new(world(2))));
+    worker.receives(ToWorker::World(Box::new(world(2))));
     assert!(worker.news.park(None).is_none(), "its next world is there");
     assert_eq!(worker.news.next_world().unwrap().unwrap().generation, of(2));
     assert_eq!(worker.news.latest_world().unwrap().unwrap().generation, of(2));
@@ -174,13 +174,13 @@ fn a_parked_worker_takes_each_world_once() {
 fn a_listener_hears_of_each_change_once() {
     let mut worker = Worker::default();
     assert_eq!(worker.news.take_change(), None);
-    worker.hears(change(1));
-    worker.hears(change(1));
+    worker.receives(change(1));
+    worker.receives(change(1));
     assert_eq!(worker.news.take_change(), Some(Ok((1, 2))));
     assert_eq!(worker.news.take_change(), None);
-    worker.hears(change(2));
+    worker.receives(change(2));
     // The listener was busy while the world changed.
-    worker.hears(ToWorker::World(Box::new(world(2))));
+    worker.receives(ToWorker::World(Box::new(world(2))));
     assert_eq!(worker.news.take_change(), Some(Ok((2, 2))));
 }
 
@@ -203,16 +203,16 @@ fn the_end_of_the_connection_ends_what_waits_and_leaves_what_is_known() {
     assert_eq!(worker.news.next_world().map(|it| it.map(|_| ())), ended());
 
     let mut worker = Worker::default();
-    worker.hears(change(1));
+    worker.receives(change(1));
     assert_eq!(worker.check(), Err(1));
     end(&mut worker);
     assert_eq!(worker.news.verdict(1), Some(Err("the agent has ended".to_owned())), "nobody says where any more");
-    worker.hears(failure());
+    worker.receives(failure());
     end(&mut worker);
     assert_eq!(worker.check(), Ok(Verdict::PeerFailed));
 
     let mut worker = Worker::default();
-    worker.hears(ToWorker::Refused { reason: "it is a stranger".to_owned() });
+    worker.receives(ToWorker::Refused { reason: "it is a stranger".to_owned() });
     end(&mut worker);
     assert_eq!(worker.news.failed(), Some(Err("the agent refuses this process: it is a stranger".to_owned())));
 }
@@ -223,7 +223,7 @@ fn a_state_is_of_the_last_world_in_which_it_was_synchronised_or_all_were_equal()
     let mut worker = Worker::default();
     let mut parks = |world: Option<World>, synchronised: bool, commit| {
         if let Some(world) = world {
-            worker.hears(ToWorker::World(Box::new(world)));
+            worker.receives(ToWorker::World(Box::new(world)));
         }
         worker.news.next_world();
         if synchronised {
@@ -241,6 +241,6 @@ fn a_state_is_of_the_last_world_in_which_it_was_synchronised_or_all_were_equal()
     );
     // In a world of new workers all begin with what the script has made.
     let mut worker = Worker::default();
-    worker.hears(ToWorker::World(Box::new(World { equal: true, ..world(5) })));
+    worker.receives(ToWorker::World(Box::new(World { equal: true, ..world(5) })));
     assert_eq!(worker.news.park(None), Some(state(Some(of(5)), None)));
 }

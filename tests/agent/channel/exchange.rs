@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::process;
 use std::time::Duration;
 
-use elastic_rs::channel::agent::{Exchange, Heard};
+use elastic_rs::channel::agent::{Exchange, FromWorker};
 use elastic_rs::channel::checks::Verdict;
 use elastic_rs::channel::message::{HeldState, ToWorker};
 use elastic_rs::channel::worker::{Channel, ChannelError};
@@ -19,12 +19,12 @@ async fn check(channel: &Channel) -> Verdict {
     }
 }
 
-/// The worker leaves its world, and is told of the next one.
+/// The worker leaves its world, and is notified of the next one.
 async fn park(exchange: &mut Exchange, channel: &Channel, commit: Option<u64>, generation: u64) {
     let called = channel.park(commit).unwrap();
     assert_eq!(
         within(exchange.next()).await,
-        Heard::Parked { local_rank: 0, state: HeldState { generation: None, commit } }
+        FromWorker::Parked { local_rank: 0, state: HeldState { generation: None, commit } }
     );
     exchange.send(0, ToWorker::World(Box::new(world(generation))));
     assert_eq!(*within(called).await.unwrap(), world(generation));
@@ -42,7 +42,7 @@ async fn a_worker_changes_its_world_twice() {
         }
         exchange.send(0, change(seq));
         // Nobody calls the worker's end here: its thread answers.
-        assert_eq!(within(exchange.next()).await, Heard::Ack { local_rank: 0, seq, count: 3 });
+        assert_eq!(within(exchange.next()).await, FromWorker::Ack { local_rank: 0, seq, count: 3 });
         assert_eq!(within(channel.change().unwrap()).await.unwrap(), (seq, 2));
         assert_eq!(channel.reason_and_flags().unwrap(), ("a node joins".to_owned(), 2));
         exchange.send(0, ToWorker::RaiseAt { seq, check: 5 });
@@ -77,7 +77,7 @@ async fn parking_again_after_an_interruption_is_said_once() {
     let called = channel.park(Some(7)).unwrap();
     assert_eq!(
         within(exchange.next()).await,
-        Heard::Parked { local_rank: 0, state: HeldState { generation: None, commit: Some(7) } }
+        FromWorker::Parked { local_rank: 0, state: HeldState { generation: None, commit: Some(7) } }
     );
     silence(&mut exchange).await;
     exchange.send(0, ToWorker::World(Box::new(world(2))));
@@ -90,10 +90,10 @@ async fn a_world_that_is_not_formed_in_time_is_told_once() {
     let mut exchange = exchange();
     let channel = connected(&mut exchange).await;
     channel.forms_within(Duration::from_millis(1)).unwrap();
-    assert_eq!(within(exchange.next()).await, Heard::Stuck { local_rank: 0 });
+    assert_eq!(within(exchange.next()).await, FromWorker::Stuck { local_rank: 0 });
     silence(&mut exchange).await;
     channel.stuck().unwrap();
-    assert_eq!(within(exchange.next()).await, Heard::Stuck { local_rank: 0 });
+    assert_eq!(within(exchange.next()).await, FromWorker::Stuck { local_rank: 0 });
 }
 
 #[tokio::test]
@@ -101,7 +101,7 @@ async fn an_exception_that_a_script_raises_itself_arrives_as_one_line() {
     let mut exchange = exchange();
     let channel = connected(&mut exchange).await;
     channel.raised("HorovodInternalError", &format!("nan\nat step 3{}", "x".repeat(1 << 20))).unwrap();
-    let Heard::Raised { local_rank: 0, error, message } = within(exchange.next()).await else { panic!() };
+    let FromWorker::Raised { local_rank: 0, error, message } = within(exchange.next()).await else { panic!() };
     assert_eq!(error, "HorovodInternalError");
     assert!(message.starts_with("nan at step 3xxx") && message.len() <= 4096, "{} bytes", message.len());
 }
@@ -124,7 +124,7 @@ async fn a_worker_that_connects_before_it_is_expected_is_held() {
     silence(&mut exchange).await;
     exchange.send(0, failure()); // nobody is connected: it is lost
     exchange.expect(&workers(process::id()));
-    assert_eq!(within(exchange.next()).await, Heard::Hello { local_rank: 0 });
+    assert_eq!(within(exchange.next()).await, FromWorker::Hello { local_rank: 0 });
     assert_eq!(check(&channel).await, Verdict::GoOn);
 }
 
@@ -139,7 +139,7 @@ async fn a_second_connection_of_a_worker_replaces_the_first() {
     assert_eq!(within(second.world().unwrap()).await.unwrap().generation, super::of(1));
     silence(&mut exchange).await;
     drop(second);
-    assert_eq!(within(exchange.next()).await, Heard::Gone { local_rank: 0 });
+    assert_eq!(within(exchange.next()).await, FromWorker::Gone { local_rank: 0 });
 }
 
 #[tokio::test]
@@ -150,7 +150,7 @@ async fn what_a_replaced_connection_has_said_is_not_heard() {
     // What was heard is asked for only when the first has been replaced.
     let second = connect(&exchange);
     within(first.world().unwrap()).await.unwrap_err();
-    assert_eq!(within(exchange.next()).await, Heard::Hello { local_rank: 0 });
+    assert_eq!(within(exchange.next()).await, FromWorker::Hello { local_rank: 0 });
     silence(&mut exchange).await;
     drop(second);
 }

@@ -4,14 +4,14 @@ mod checks;
 mod exchange;
 mod messages;
 mod model;
+mod other_peers;
 mod sockets;
-mod strangers;
 
 use std::collections::BTreeMap;
 use std::process;
 use std::time::Duration;
 
-use elastic_rs::channel::agent::{Exchange, Heard};
+use elastic_rs::channel::agent::{Exchange, FromWorker};
 use elastic_rs::channel::message::{ToWorker, World};
 use elastic_rs::channel::worker::Channel;
 use elastic_rs::rendezvous::messages::message::{Generation, Round};
@@ -37,14 +37,14 @@ fn connect(exchange: &Exchange) -> Channel {
 /// Connects as the worker with local rank 0, whose hello is heard.
 async fn connected(exchange: &mut Exchange) -> Channel {
     let channel = connect(exchange);
-    assert_eq!(within(exchange.next()).await, Heard::Hello { local_rank: 0 });
+    assert_eq!(within(exchange.next()).await, FromWorker::Hello { local_rank: 0 });
     channel
 }
 
 /// Nothing is heard for a moment.
 async fn silence(exchange: &mut Exchange) {
-    let heard = tokio::time::timeout(Duration::from_millis(50), exchange.next()).await;
-    assert!(heard.is_err(), "{heard:?}");
+    let received = tokio::time::timeout(Duration::from_millis(50), exchange.next()).await;
+    assert!(received.is_err(), "{received:?}");
 }
 
 fn of(round: u64) -> Generation {

@@ -1,4 +1,4 @@
-//! All interleavings of small jobs: ranks that check, threads that read, agents that tell, and a coordinator that counts.
+//! All interleavings of small jobs: ranks that check, threads that read, agents that send, and a coordinator that counts.
 //!
 //! The model runs the code of the checks itself. A step is what happens without another thread in between: one atomic operation on the
 //! counter, or one critical section. Every reachable state is visited.
@@ -44,11 +44,11 @@ struct Rank {
     counted: u64,
     is_stopped: bool,
     news: News,
-    /// What the agent has told, and the thread has not read.
+    /// What the agent has sent, and the thread has not read.
     inbox: VecDeque<ToWorker>,
     /// The thread has the lock, and has stopped the counter for this message.
     reading: Option<(ToWorker, u64)>,
-    is_told_of_failure: bool,
+    knows_failure: bool,
     acknowledged: Option<u64>,
 }
 
@@ -70,7 +70,7 @@ impl Rank {
             news: News::default(),
             inbox: VecDeque::new(),
             reading: None,
-            is_told_of_failure: false,
+            knows_failure: false,
             acknowledged: None,
         }
     }
@@ -132,13 +132,13 @@ impl State {
                 add(&|state| state.look(number, check));
             }
             if rank.reading.is_some() {
-                add(&|state| state.heard(number));
+                add(&|state| state.received(number));
             } else if !rank.inbox.is_empty() {
                 add(&|state| state.read(job, number));
             }
-            if self.is_failing && !rank.is_told_of_failure {
+            if self.is_failing && !rank.knows_failure {
                 add(&|state| {
-                    state.ranks[number].is_told_of_failure = true;
+                    state.ranks[number].knows_failure = true;
                     state.ranks[number].inbox.push_back(failure());
                 });
             }
@@ -146,7 +146,7 @@ impl State {
         if !self.has_changed {
             add(&|state| {
                 state.has_changed = true;
-                state.tell_all(&change(1));
+                state.send_all(&change(1));
             });
         } else if !self.was_repeated {
             // The first rank's agent has connected again.
@@ -160,7 +160,7 @@ impl State {
             let check = counts.into_iter().max().unwrap() + job.after;
             add(&|state| {
                 state.raise_at = Some(check);
-                state.tell_all(&ToWorker::RaiseAt { seq: 1, check });
+                state.send_all(&ToWorker::RaiseAt { seq: 1, check });
             });
         }
         if job.deaths && !self.is_failing && self.ranks[job.ranks - 1].at == At::Running {
@@ -180,7 +180,7 @@ impl State {
         rank.at == At::Running && may_go_on && is_free
     }
 
-    fn tell_all(&mut self, message: &ToWorker) {
+    fn send_all(&mut self, message: &ToWorker) {
         self.ranks.iter_mut().for_each(|rank| rank.inbox.push_back(message.clone()));
     }
 
@@ -207,7 +207,7 @@ impl State {
         rank.reading = Some((message, counted));
     }
 
-    fn heard(&mut self, number: usize) {
+    fn received(&mut self, number: usize) {
         let rank = &mut self.ranks[number];
         let (message, counted) = rank.reading.take().unwrap();
         rank.count(Counter::stop);

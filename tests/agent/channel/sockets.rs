@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::thread;
 
-use elastic_rs::channel::agent::{Exchange, Heard};
+use elastic_rs::channel::agent::{Exchange, FromWorker};
 use elastic_rs::channel::message::ToWorker;
 use elastic_rs::channel::worker::Channel;
 use rustix::event::epoll;
@@ -80,7 +80,7 @@ async fn fail(exchange: &mut Exchange, channel: &Channel) {
     within(channel.failed().unwrap()).await.unwrap();
     // Its thread answers the next message after that.
     exchange.send(0, change(1));
-    assert!(matches!(within(exchange.next()).await, Heard::Ack { seq: 1, .. }));
+    assert!(matches!(within(exchange.next()).await, FromWorker::Ack { seq: 1, .. }));
 }
 
 /// Waits for the end of the stream, beside the runtime.

@@ -28,11 +28,11 @@ async fn run_and_listen(specs: Vec<WorkerSpec>, filters: FilterOptions) -> (Vec<
     let ends: Vec<_> = group.pids().keys().map(|rank| group.stderr_end(*rank).unwrap()).collect();
     let exits = wait_for_all(&mut group).await;
     drop(group);
-    let said = ends.iter().map(|end| String::from_utf8(end.read()).unwrap()).collect();
-    (exits, said, within(reading).await.unwrap())
+    let output = ends.iter().map(|end| String::from_utf8(end.read()).unwrap()).collect();
+    (exits, output, within(reading).await.unwrap())
 }
 
-fn last_words(group: &Group, local_rank: u32) -> String {
+fn stderr_tail(group: &Group, local_rank: u32) -> String {
     String::from_utf8(group.stderr_end(local_rank).unwrap().read()).unwrap()
 }
 
@@ -43,9 +43,9 @@ async fn redirected_streams_are_the_workers_own_files() {
     let mut spec = traces.worker(0, "say out complain error-1 complain error-2 exit 1");
     spec.stdout = Output::File(folder.0.join("0/stdout.log"));
     spec.stderr = Output::File(folder.0.join("0/stderr.log"));
-    let (_, said, seen) = run_and_listen(vec![spec], FilterOptions::default()).await;
+    let (_, output, seen) = run_and_listen(vec![spec], FilterOptions::default()).await;
     assert_eq!((folder.read("0/stdout.log"), seen), ("out\n".into(), vec![]));
-    assert_eq!(said, ["error-1\nerror-2\n"]);
+    assert_eq!(output, ["error-1\nerror-2\n"]);
 }
 
 #[tokio::test]
@@ -66,11 +66,11 @@ async fn a_teed_stream_is_in_the_file_as_it_was_and_prefixed_on_the_console() {
     let mut spec = traces.worker(0, "say one whisper tail-without-end complain oh exit 1");
     spec.stdout = tee(&folder, "stdout.log", "[default0]:");
     spec.stderr = tee(&folder, "stderr.log", "[default0]:");
-    let (_, said, mut seen) = run_and_listen(vec![spec], FilterOptions::default()).await;
+    let (_, output, mut seen) = run_and_listen(vec![spec], FilterOptions::default()).await;
     seen.sort();
     assert_eq!(seen, ["[default0]:oh", "[default0]:one", "[default0]:tail-without-end"]);
     assert_eq!(folder.read("stdout.log"), "one\ntail-without-end");
-    assert_eq!(said, ["oh\n"]);
+    assert_eq!(output, ["oh\n"]);
 }
 
 #[tokio::test]
@@ -130,7 +130,7 @@ async fn output_of_a_worker_is_complete_when_its_exit_is_reported() {
     let consoles = Consoles { stderr: console.try_clone().unwrap(), stdout: console };
     let mut group = Group::start(vec![spec], FilterOptions::default(), consoles).await.unwrap();
     exit(&mut group).await;
-    assert_eq!(last_words(&group, 0), "last\n");
+    assert_eq!(stderr_tail(&group, 0), "last\n");
     assert_eq!(folder.read("stdout.log").lines().count(), 1000);
     wait_for_all(&mut group).await;
 }
@@ -186,7 +186,7 @@ async fn an_unread_console_delays_neither_exits_nor_stops() {
     let mut group = Group::start(workers, FilterOptions::default(), consoles).await.unwrap();
     let exited = exit(&mut group).await;
     assert_eq!(exited.exit.returncode(), 4);
-    assert_eq!(last_words(&group, 1), "cause\n", "even if the console is full");
+    assert_eq!(stderr_tail(&group, 1), "cause\n", "even if the console is full");
     let outcome = within(group.stop(grace(LIMIT))).await;
     assert_eq!(outcome.exited[0].exit.to_string(), "SIGTERM");
     assert!(outcome.left.is_empty());
@@ -236,7 +236,7 @@ async fn an_unread_console_does_not_block_a_worker_that_has_a_file() {
     spec.stderr = tee(&folder, "stderr.log", "P");
     let mut group = Group::start(vec![spec], FilterOptions::default(), consoles).await.unwrap();
     let exited = exit(&mut group).await;
-    assert_eq!((exited.exit.returncode(), last_words(&group, 0).as_str()), (6, "cause\n"));
+    assert_eq!((exited.exit.returncode(), stderr_tail(&group, 0).as_str()), (6, "cause\n"));
     assert_eq!(folder.read("stdout.log").lines().count(), 100_000);
     wait_for_all(&mut group).await;
     drop(read);

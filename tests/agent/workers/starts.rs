@@ -4,7 +4,7 @@ use std::io;
 use std::sync::Arc;
 
 use elastic_rs::secure::Protection;
-use elastic_rs::secure::door::Door;
+use elastic_rs::secure::acceptor::Acceptor;
 use elastic_rs::secure::token::Token;
 use elastic_rs::workers::{Input, Output, Stage, StopPolicy};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -31,8 +31,8 @@ async fn a_worker_has_the_limit_of_open_files_from_before_strangers_got_room() {
     let before = limit.maximum.map_or(1024, |hard| hard / 2).min(1024);
     setrlimit(Resource::Nofile, Rlimit { current: Some(before), ..limit }).unwrap();
     let token = Token::parse(&"a".repeat(64)).unwrap();
-    let door = Door::new(Arc::new(Protection::by_token(token).unwrap())).unwrap();
-    assert!(door.places() >= 16);
+    let acceptor = Acceptor::new(Arc::new(Protection::by_token(token).unwrap())).unwrap();
+    assert!(acceptor.permits() >= 16);
     assert!(getrlimit(Resource::Nofile).current > Some(before));
     let traces = Traces::new();
     let mut worker = traces.worker(0, "");

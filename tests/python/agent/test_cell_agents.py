@@ -114,7 +114,7 @@ def test_a_job_over_a_file_restarts_after_a_worker_was_killed(
     kinds = [[json.loads(line)["type"] for line in file.read_text().splitlines()] for file in files]
     assert sum(own.count("round.completed") for own in kinds) == 2, kinds
     assert sum(own.count("round.broken") for own in kinds) == 1, kinds
-    assert all(own.count("heard.completed") == 2 and own.count("worker.started") == 4 for own in kinds), kinds
+    assert all(own.count("received.completed") == 2 and own.count("worker.started") == 4 for own in kinds), kinds
     for chosen in (files, files[::-1], files[:1], files[1:]):
         assert _cli.main(["why", "--events", *map(str, chosen)]) == 0
         title, root, broken, *rest = capsys.readouterr().out.splitlines()

@@ -601,7 +601,7 @@ def test_a_group_that_cannot_be_made_forms_the_next_world(attend: Attend, free_p
     train(Recorded())
     assert len(calls) == 2
     later = ["release", "park", "mark", "guard", "release", "park", *GROUP_MADE]
-    assert channel.calls == ["groupless", *GROUP_MADE, *later]
+    assert channel.calls == ["no_process_group", *GROUP_MADE, *later]
     assert dist.distributed_c10d._world.pg_names[dist.group.WORLD] == "0"  # type: ignore[index]
 
 
@@ -630,7 +630,7 @@ def test_a_group_can_be_made_again_after_a_shutdown(attend: Attend) -> None:
         assert elastic.allreduce(torch.ones(1)).tolist() == [1]
         assert elastic.run(lambda _: dist.get_world_size())(Recorded()) == 1
         end()
-    assert channel.calls == ["groupless", *(["mark", "guard"] * 3)]
+    assert channel.calls == ["no_process_group", *(["mark", "guard"] * 3)]
 
 
 @pytest.mark.parametrize(("size", "warnings"), [(2, 1), (1, 0)])

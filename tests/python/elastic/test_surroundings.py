@@ -156,7 +156,7 @@ def test_init_makes_the_group_once(attend: Attend) -> None:
     group = dist.group.WORLD
     elastic.init()
     assert elastic.run(lambda _: dist.group.WORLD)(Recorded()) is group
-    assert channel.calls == ["groupless", "mark", "guard"]
+    assert channel.calls == ["no_process_group", "mark", "guard"]
     assert elastic.is_initialized()
     elastic.shutdown()
     elastic.shutdown()

@@ -47,8 +47,8 @@ class FakeChannel:
     """The generations of the worlds in which the worker had the job's state."""
     announced: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
 
-    def groupless(self) -> None:
-        self.calls.append("groupless")
+    def no_process_group(self) -> None:
+        self.calls.append("no_process_group")
 
     def forms_within(self, limit_s: float) -> None:
         self.limits_s.append(limit_s)

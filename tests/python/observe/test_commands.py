@@ -243,7 +243,7 @@ def test_an_event_with_values_of_other_types_costs_no_other(
 ) -> None:
     path = tmp_path / "events"
     odd = [
-        line(2, "n1", type="heard.exited", data={"rank": [1], "pid": {"a": 1}}),
+        line(2, "n1", type="received.exited", data={"rank": [1], "pid": {"a": 1}}),
         line(3, "n1", type="phase", data={"stop_us": 10**400}),
         line(4, "n1", type="round.completed", data={"nodes": [2], "workers": {}}),
         line(5, "n1", type="worker.ended", data={"rank": [1]}),

@@ -44,7 +44,7 @@ def test_the_files_of_nodes_tell_what_happened_together_and_alone(
     assert kinds(coordinators)[-1] != "round.completed"
     for file in own:
         found = kinds(file)
-        assert (found.count("heard.completed"), found.count("heard.broken"), found.count("worker.started")) == (2, 1, 4)
+        assert (found.count("received.completed"), found.count("received.broken"), found.count("worker.started")) == (2, 1, 4)
         assert found.count("worker.ended") == 4
         numbers = [int(json.loads(line)["id"].rpartition(".")[2]) for line in file.read_text().splitlines()]
         assert numbers == list(range(1, len(numbers) + 1))
@@ -127,7 +127,7 @@ def test_the_files_of_a_job_that_a_signal_ends_go_to_its_end(
     assert node.wait() == 143
     own, coordinators = _files(tmp_path)
     events = [json.loads(line) for line in own.read_text().splitlines()]
-    (got,) = [event for event in events if event["type"] == "heard.signal"]
+    (got,) = [event for event in events if event["type"] == "received.signal"]
     assert got["data"] == {"signal": 15}
     ended = [event for event in events if event["type"] == "worker.ended"]
     assert [event["data"]["exit"] for event in ended] == ["SIGTERM" if signals == 1 else "SIGKILL"] * 2
@@ -183,7 +183,7 @@ def test_members_replay_the_last_recovery_to_a_restarted_coordinator(
     assert broken.startswith(" +- round 1 broken, all nodes notified")
     assert any("+- round 2 complete with 2 nodes" in line for line in rest), answer.stdout
     listed = ask("events", endpoint, "--json").stdout
-    assert '"type":"told"' in listed
+    assert '"type":"replayed"' in listed
     (tmp_path / "done").touch()
     assert [node.wait() for node in nodes] == [0, 0]
     # Nodes write down what they themselves saw of it.

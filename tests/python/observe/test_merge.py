@@ -56,13 +56,13 @@ def node(origin: str, name: str, rank: int, *, ahead_s: float, late_s: float, wa
     """The file of a node. Worker 77 is the second one's, and is killed at 10 s; round 2 is complete at 11 s."""
     file = File(origin, name, ahead_s, wall)
     data = {"rank": rank, "nodes": 2, "workers": 4}
-    first = file.add("heard.completed", 1.0 + late_s, **completed(1, by="heard"), data=data)
+    first = file.add("received.completed", 1.0 + late_s, **completed(1, by="heard"), data=data)
     file.add("phase", 1.2 + late_s, first, data={"start_us": 100_000})
     if name == TWO:
         file.add("worker.ended", 10.0, data=EXIT)
-    exit_ = file.add("heard.exited", 10.1 + late_s, node=TWO, data=EXIT)
-    broken = file.add("heard.broken", 10.1 + late_s, exit_, data={"in_place": False}, text="round 1 is interrupted")
-    second = file.add("heard.completed", 11.0 + late_s, broken, **completed(2, by="heard"), data=data)
+    exit_ = file.add("received.exited", 10.1 + late_s, node=TWO, data=EXIT)
+    broken = file.add("received.broken", 10.1 + late_s, exit_, data={"in_place": False}, text="round 1 is interrupted")
+    second = file.add("received.completed", 11.0 + late_s, broken, **completed(2, by="heard"), data=data)
     file.add("phase", 11.3 + late_s, second, round_=2, data={"stop_us": 500_000, "start_us": 200_000})
     return file
 
@@ -205,7 +205,7 @@ def recalled(*, replayed_at_s: float = 3.0, ago_s: float = 20.0) -> File:
             name: inner[name] for name in ("id", "order", "cause", "round", "restart", "node", "type", "data", "text")
         }
         ago_us = round((ago_s + 11.3) * 1e6) - inner["mono_us"]
-        file.add("told", replayed_at_s, round_=2, node=TWO, data={**said, "ago_us": ago_us})
+        file.add("replayed", replayed_at_s, round_=2, node=TWO, data={**said, "ago_us": ago_us})
     return file
 
 
@@ -231,7 +231,7 @@ def test_replayed_events_are_part_of_a_restarted_coordinators_story() -> None:
 def test_a_replayed_event_that_cannot_be_read_is_left_out() -> None:
     file = recalled()
     for data in ({}, {"ago_us": "x"}, {"ago_us": 5, "id": 7}, {"ago_us": 5, "id": "n1.1", "order": -1, "type": "x"}):
-        file.add("told", 4.0, data=data)
+        file.add("replayed", 4.0, data=data)
     assert len(story_of(read(file)).recoveries) == 1
 
 
@@ -241,5 +241,5 @@ def test_causes_in_a_circle_end() -> None:
     other = File(B, TWO)
     other.add("note", 1.0, f"{A}.1")
     for file in (one, other):
-        file.add("heard.completed", 2.0, **completed(1), data={"rank": 0, "nodes": 2})
+        file.add("received.completed", 2.0, **completed(1), data={"rank": 0, "nodes": 2})
     assert len(merge(read(one, other))[0]) == 3

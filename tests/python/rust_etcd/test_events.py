@@ -31,7 +31,7 @@ def test_the_files_of_nodes_tell_which_worker_was_killed(
     assert [node.wait() for node in both] == [0, 0]
     files = [next((tmp_path / name).glob("*/events.jsonl")) for name in ("a", "b")]
     kinds = [json.loads(line)["type"] for file in files for line in file.read_text().splitlines()]
-    assert (kinds.count("round.completed"), kinds.count("round.broken"), kinds.count("heard.completed")) == (2, 1, 4)
+    assert (kinds.count("round.completed"), kinds.count("round.broken"), kinds.count("received.completed")) == (2, 1, 4)
     for chosen in (files, files[::-1], files[:1], files[1:]):
         assert _cli.main(["why", "--events", *map(str, chosen)]) == 0
         title, root, broken, *rest = capsys.readouterr().out.splitlines()

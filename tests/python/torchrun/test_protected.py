@@ -123,7 +123,7 @@ def test_a_coordinator_of_several_jobs_knows_each_by_its_own_token(
     assert [node.wait() for node in well] == [0, 0]
     wrong = start(2, nnodes="1", conf=f"{conf},join_timeout=3", run_id="three", env=by(files["one"]))
     assert wrong.wait() == 1
-    output = "this node and the coordinator are not proven to each other: .*: no token with the id"
+    output = "authentication with the coordinator failed: .*: no token with the id"
     wrong.line(output)
     host.signal(signal.SIGTERM)
     assert host.wait() == 0

@@ -35,7 +35,7 @@ def test_nodes_come_and_go(start: Start, job: Job, tmp_path: Path) -> None:
     done, warm = tmp_path / "done", ["--warm-modules=torch"]
     first = start(2, "--torch", "--until", done, nnodes="1:2", nproc=2, options=warm)
     first.line("SUM rank=. world=2")
-    first.line("a template has loaded `torch`")
+    first.line("a fork server has loaded `torch`")
     # First a node with another template, then a node of torchrun, which has none.
     for number, options, by in ((3, warm, "run"), (4, [], "rust")):
         mark = first.mark()
@@ -76,7 +76,7 @@ def test_a_job_that_fails_while_a_fork_server_loads_starts_no_worker_there(
     first.line("RAN 0")
     second.line("RAN 0")
     os.kill(template_of(job), signal.SIGKILL)
-    first.line("the template that has loaded `slow` is restarted")
+    first.line("the fork server that has loaded `slow` is restarted")
     os.kill(next(iter(job.workers(second).values())), signal.SIGKILL)
     assert (first.wait(), second.wait()) == (1, 1)
     assert "RAN 1" in second.lines

@@ -56,7 +56,7 @@ def test_workers_come_from_a_fork_server_and_end_with_a_killed_agent(start: Star
     under, warm = [*WITHOUT, "ENOSYS"], ["--warm-modules=json"]
     args = ["--children", tmp_path, "--exit", "0:3"]
     node = start(2, *args, nnodes="1", script=FAMILY, under=under, options=warm)
-    node.line("a template has loaded `json`")
+    node.line("a fork server has loaded `json`")
     # The end of the first attempt is noticed, and the second worker is forked from the same template.
     assert node.line(r"LEFT rank=0 (.*)")[1] == "[]"
     node.line("WORKER rank=0 .* restarts=1")

@@ -1,4 +1,4 @@
-//! Changes that do not come to an end: members are told to stop as after a failure.
+//! Changes that do not come to an end: members are asked to stop as after a failure.
 
 use elastic_rs::rendezvous::messages::message::{CoordinatorMessage, NodeMessage};
 use elastic_rs::rendezvous::run::SessionId;
@@ -12,7 +12,7 @@ fn a_member_that_does_not_count_in_time_breaks_the_change_off() {
     bench.will_leave(3);
     bench.count(1, 1);
     bench.pass(4 * SECOND);
-    (1..=3).for_each(|node| bench.say(node, NodeMessage::Heartbeat { rtt_us: None }));
+    (1..=3).for_each(|node| bench.send(node, NodeMessage::Heartbeat { rtt_us: None }));
     bench.pass(SECOND);
     let reason = bench.stopped(&[1, 2, 3]);
     assert_eq!(
@@ -20,7 +20,7 @@ fn a_member_that_does_not_count_in_time_breaks_the_change_off() {
         "10.0.0.2 (host:2) and 1 more have not counted checks within 5 s; the world was to change because 10.0.0.3 \
          (host:3) is about to leave: SIGTERM"
     );
-    assert!(!bench.said.iter().any(|(_, message)| matches!(message, CoordinatorMessage::RaiseAt { .. })));
+    assert!(!bench.sent.iter().any(|(_, message)| matches!(message, CoordinatorMessage::RaiseAt { .. })));
 }
 
 #[test]
@@ -38,7 +38,7 @@ fn a_loss_or_a_failure_at_any_time_breaks_the_change_off() {
         assert!(bench.stopped(&[1, 3]).starts_with("10.0.0.2 (host:2) is lost"), "raised: {raised}");
 
         let mut bench = prepared();
-        bench.say(2, NodeMessage::Failed { round: ROUND, failure: failure() });
+        bench.send(2, NodeMessage::Failed { round: ROUND, failure: failure() });
         for node in 1..=3 {
             let CoordinatorMessage::Status { restart: 1, failure: Some(cause), .. } = bench.last(node) else {
                 panic!("{:?}", bench.last(node))
@@ -56,12 +56,12 @@ fn a_member_that_comes_back_without_having_stopped_at_the_check_interrupts_the_o
         bench.will_leave(3);
         (1..=3).for_each(|node| bench.count(node, 4));
         bench.assert_raise_at(&[1, 2, 3], 5);
-        bench.say(1, back(1, &[(0, Some(2)), (1, Some(2))], check));
+        bench.send(1, back(1, &[(0, Some(2)), (1, Some(2))], check));
         assert_eq!(bench.stopped(&[2, 3]), "10.0.0.1 (host:1) restarts its workers");
     }
 }
 
-/// One has stopped at the check, and the others are told of a failure: their states differ, although their commits do not.
+/// One has stopped at the check, and the others are notified of a failure: their states differ, although their commits do not.
 #[test]
 fn workers_of_which_some_have_gone_back_to_their_commit_are_synchronised() {
     let mut bench = attended(3, 3);
@@ -71,7 +71,7 @@ fn workers_of_which_some_have_gone_back_to_their_commit_are_synchronised() {
     bench.machine.on_disconnected(SessionId(3), bench.now);
     bench.pass(SECOND);
     assert!(bench.stopped(&[2]).starts_with("10.0.0.3 (host:3) is lost"));
-    bench.say(2, back(1, &[(0, Some(7)), (1, Some(7))], None));
+    bench.send(2, back(1, &[(0, Some(7)), (1, Some(7))], None));
     bench.pass(3 * SECOND);
     bench.assert_go_on(1, true, 4);
     bench.assert_go_on(2, true, 4);
@@ -90,7 +90,7 @@ fn a_member_that_does_not_stop_is_told_to_once_the_others_have_waited_long_enoug
         });
     }
     bench.take();
-    assert!(!bench.is_told_to_stop(2));
+    assert!(!bench.is_stopped(2));
     bench.stop(1, 5);
     for _ in 0..30 {
         bench.pass(SECOND);
@@ -101,9 +101,9 @@ fn a_member_that_does_not_stop_is_told_to_once_the_others_have_waited_long_enoug
     }
     let of = |node| {
         bench
-            .said
+            .sent
             .iter()
-            .rfind(|(to, said)| *to == SessionId(node) && !matches!(said, CoordinatorMessage::Heartbeat { .. }))
+            .rfind(|(to, sent)| *to == SessionId(node) && !matches!(sent, CoordinatorMessage::Heartbeat { .. }))
     };
     let Some((_, CoordinatorMessage::Status { waiting: 1.., reason, .. })) = of(2) else { panic!("{:?}", of(2)) };
     assert!(reason.starts_with("10.0.0.2 (host:2) and 1 more have not stopped 30 s after others"), "{reason}");
@@ -116,7 +116,7 @@ fn a_member_that_finishes_while_another_has_stopped_interrupts_the_change() {
     bench.will_leave(3);
     (1..=3).for_each(|node| bench.count(node, 4));
     bench.stop(1, 5);
-    bench.say(2, NodeMessage::Done { round: ROUND });
+    bench.send(2, NodeMessage::Done { round: ROUND });
     assert!(bench.stopped(&[2, 3]).starts_with("10.0.0.2 (host:2) has finished, and others have stopped for a change"));
 }
 
@@ -140,7 +140,7 @@ fn a_stalled_coordinator_gives_the_members_their_time_again() {
     bench.count(1, 4);
     // Both have answered in time, but the coordinator stood still, and looks at its timers first.
     bench.pass(60 * SECOND);
-    assert!(!bench.is_told_to_stop(1), "{:?}", bench.notes);
+    assert!(!bench.is_stopped(1), "{:?}", bench.notes);
     bench.count(2, 4);
     bench.assert_raise_at(&[1, 2], 5);
 }

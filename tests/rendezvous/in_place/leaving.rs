@@ -17,14 +17,14 @@ fn a_member_that_leaves_costs_no_step_and_no_settling() {
     (1..=3).for_each(|node| bench.count(node, 100 + node));
     bench.assert_raise_at(&[1, 2, 3], 104);
     bench.stop(1, 104);
-    bench.say(3, NodeMessage::Parked { round: ROUND });
+    bench.send(3, NodeMessage::Parked { round: ROUND });
     bench.stop(2, 104);
     for node in [1, 2] {
         bench.assert_go_on(node, false, 4);
-        assert_eq!((bench.place(node).world_size, bench.place(node).restart), (2, 0));
+        assert_eq!((bench.placement(node).world_size, bench.placement(node).restart), (2, 0));
     }
     bench.leave(3);
-    assert!(!bench.is_told_to_stop(1) && !bench.is_told_to_stop(2), "{:?}", bench.said);
+    assert!(!bench.is_stopped(1) && !bench.is_stopped(2), "{:?}", bench.sent);
     assert_eq!(bench.run().standing(), Standing::Undisturbed);
 }
 
@@ -32,10 +32,10 @@ fn a_member_that_leaves_costs_no_step_and_no_settling() {
 fn a_departure_in_place_counts_against_the_rejoin_limit() {
     let settings = Settings { rejoin_limit: 1, ..settings(1, 2) };
     let mut bench = Bench::formed(2, &settings);
-    (1..=2).for_each(|node| bench.say(node, NodeMessage::Attending { round: ROUND }));
+    (1..=2).for_each(|node| bench.send(node, NodeMessage::Attending { round: ROUND }));
     bench.will_leave(2);
     (1..=2).for_each(|node| bench.count(node, 1));
-    bench.say(2, NodeMessage::Parked { round: ROUND });
+    bench.send(2, NodeMessage::Parked { round: ROUND });
     bench.leave(2);
     bench.greet(20, Hello { node: NodeId(20), process: 20, ..hello(2, &settings) }, 1);
     assert!(bench.rejection(20).contains("left the running job 1 times"), "{}", bench.rejection(20));
@@ -59,15 +59,15 @@ fn a_member_that_goes_before_its_workers_have_stopped_interrupts_the_others() {
 #[test]
 fn a_member_that_asks_to_leave_is_answered_even_if_the_others_cannot_change_in_place() {
     let mut bench = Bench::formed(2, &settings(2, 2));
-    bench.say(1, NodeMessage::Attending { round: ROUND });
+    bench.send(1, NodeMessage::Attending { round: ROUND });
     bench.will_leave(1);
     assert_eq!(bench.stopped(&[1, 2]), "10.0.0.1 (host:1) is about to leave: SIGTERM");
     // Nobody has work left that the leaving node could disturb.
     let mut bench = attended(2, 2);
-    bench.say(2, NodeMessage::Done { round: ROUND });
+    bench.send(2, NodeMessage::Done { round: ROUND });
     bench.will_leave(1);
     assert!(bench.stopped(&[1]).starts_with("no other node has work left, so 10.0.0.1 (host:1) may leave"));
-    assert!(!bench.is_told_to_stop(2));
+    assert!(!bench.is_stopped(2));
     bench.leave(1);
     assert!(matches!(bench.last(2), CoordinatorMessage::Closed { verdict: Verdict::AllDone { .. }, .. }));
 }
@@ -79,9 +79,9 @@ fn two_members_that_leave_at_once_are_one_change() {
     bench.will_leave(3);
     (1..=3).for_each(|node| bench.count(node, 9));
     bench.assert_raise_at(&[1, 2, 3], 10);
-    bench.say(2, NodeMessage::Parked { round: ROUND });
+    bench.send(2, NodeMessage::Parked { round: ROUND });
     bench.stop(1, 10);
     assert_eq!(bench.run().round(), ROUND, "the third still runs");
-    bench.say(3, NodeMessage::Parked { round: ROUND });
-    assert_eq!((bench.place(1).round, bench.place(1).world_size), (Round(2), 1));
+    bench.send(3, NodeMessage::Parked { round: ROUND });
+    assert_eq!((bench.placement(1).round, bench.placement(1).world_size), (Round(2), 1));
 }

@@ -31,7 +31,7 @@ fn formed(count: u64, max: u32) -> Bench {
     let mut bench = Bench::new();
     for node in 1..=count {
         bench.greet(node, hello(node, &settings), node as u8);
-        bench.say(node, join(0));
+        bench.send(node, join(0));
     }
     if bench.run().round() != ROUND {
         bench.pass(settings.last_call_timeout);
@@ -43,37 +43,37 @@ fn formed(count: u64, max: u32) -> Bench {
 /// The same, and all attend.
 fn attended(count: u64, max: u32) -> Bench {
     let mut bench = formed(count, max);
-    (1..=count).for_each(|node| bench.say(node, NodeMessage::Attending { round: ROUND }));
+    (1..=count).for_each(|node| bench.send(node, NodeMessage::Attending { round: ROUND }));
     bench
 }
 
 impl Bench {
     fn newcomer(&mut self, node: u64, max: u32) {
         self.greet(node, hello(node, &settings(1, max)), node as u8);
-        self.say(node, join(0));
+        self.send(node, join(0));
     }
 
     fn count(&mut self, node: u64, count: u64) {
-        self.say(node, NodeMessage::Counted { round: ROUND, count });
+        self.send(node, NodeMessage::Counted { round: ROUND, count });
     }
 
     fn will_leave(&mut self, node: u64) {
-        self.say(node, NodeMessage::WillLeave { round: ROUND, reason: "SIGTERM".into(), signal: Some(15) });
+        self.send(node, NodeMessage::WillLeave { round: ROUND, reason: "SIGTERM".into(), signal: Some(15) });
     }
 
     fn leave(&mut self, node: u64) {
-        self.say(node, NodeMessage::Leave { reason: "SIGTERM".into(), signal: Some(15) });
+        self.send(node, NodeMessage::Leave { reason: "SIGTERM".into(), signal: Some(15) });
     }
 
     /// The node's workers have stopped at this check, and it joins with both.
     fn stop(&mut self, node: u64, check: u64) {
-        self.say(node, back(1, &[(0, Some(7)), (1, Some(7))], Some(check)));
+        self.send(node, back(1, &[(0, Some(7)), (1, Some(7))], Some(check)));
     }
 
     fn change(&self, node: u64) -> (u8, &str) {
         match self.last(node) {
             CoordinatorMessage::Change(WorldChange { round: ROUND, flags, reason }) => (*flags, reason),
-            other => panic!("node {node} was not told of a change: {other:?}"),
+            other => panic!("node {node} was not notified of a change: {other:?}"),
         }
     }
 
@@ -83,11 +83,11 @@ impl Bench {
         }
     }
 
-    /// The reason for which these nodes are told to stop at once.
+    /// The reason for which these nodes are asked to stop at once.
     fn stopped(&self, nodes: &[u64]) -> String {
         let reason = |node: &u64| match self.last(*node) {
             CoordinatorMessage::Status { waiting: 1.., reason, .. } => reason.clone(),
-            other => panic!("node {node} was not told to stop: {other:?}"),
+            other => panic!("node {node} was not asked to stop: {other:?}"),
         };
         let reasons: Vec<_> = nodes.iter().map(reason).collect();
         assert!(reasons.windows(2).all(|pair| pair[0] == pair[1]), "{reasons:?}");
@@ -108,8 +108,8 @@ impl Bench {
         assert_eq!((source, sync, survivors), expected, "node {node}");
     }
 
-    fn is_told_to_stop(&self, node: u64) -> bool {
+    fn is_stopped(&self, node: u64) -> bool {
         let stops = |message: &CoordinatorMessage| matches!(message, CoordinatorMessage::Status { waiting: 1.., .. });
-        self.said.iter().any(|(to, message)| *to == SessionId(node) && stops(message))
+        self.sent.iter().any(|(to, message)| *to == SessionId(node) && stops(message))
     }
 }

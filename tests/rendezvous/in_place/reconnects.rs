@@ -13,10 +13,10 @@ fn a_member_that_reconnects_is_told_of_the_change_again() {
     let mut bench = attended(2, 2);
     bench.will_leave(2);
     let placed = |bench: &Bench, node: u64| {
-        let place =
-            bench.said.iter().find_map(|(to, message)| (*to == SessionId(node)).then_some(message.placement()?));
-        let place = place.unwrap();
-        let (round, rank, world) = (place.round, place.rank, place.world);
+        let placement =
+            bench.sent.iter().find_map(|(to, message)| (*to == SessionId(node)).then_some(message.placement()?));
+        let placement = placement.unwrap();
+        let (round, rank, world) = (placement.round, placement.rank, placement.world);
         Some(Placed {
             round,
             rank,
@@ -32,17 +32,18 @@ fn a_member_that_reconnects_is_told_of_the_change_again() {
     bench.machine.on_disconnected(SessionId(1), bench.now);
     bench.greet(11, Hello { placed: mine, ..hello(1, &settings(1, 2)) }, 1);
     assert_eq!(bench.change(11), (REMOVED, "10.0.0.2 (host:2) is about to leave: SIGTERM"));
-    assert!(!bench.is_told_to_stop(11));
+    assert!(!bench.is_stopped(11));
     bench.count(11, 7);
     bench.count(2, 7);
     bench.assert_raise_at(&[11, 2], 8);
     bench.machine.on_disconnected(SessionId(11), bench.now);
     bench.greet(12, Hello { placed: mine, ..hello(1, &settings(1, 2)) }, 1);
     bench.assert_raise_at(&[12], 8);
-    let told: Vec<_> = bench.said.iter().filter(|(to, _)| *to == SessionId(12)).map(|(_, message)| message).collect();
+    let reported: Vec<_> =
+        bench.sent.iter().filter(|(to, _)| *to == SessionId(12)).map(|(_, message)| message).collect();
     assert!(
         matches!(
-            told[..],
+            reported[..],
             [
                 CoordinatorMessage::Welcome { .. },
                 CoordinatorMessage::Status { waiting: 0, .. },
@@ -50,7 +51,7 @@ fn a_member_that_reconnects_is_told_of_the_change_again() {
                 _
             ]
         ),
-        "{told:?}"
+        "{reported:?}"
     );
 }
 
@@ -75,33 +76,33 @@ fn a_restarted_coordinator_goes_on_with_a_change_of_which_members_tell() {
     bench.newcomer(3, 3);
     for node in [1, 2] {
         bench.greet(node, member(node, true), node as u8);
-        assert!(!bench.is_told_to_stop(node), "{:?}", bench.said);
+        assert!(!bench.is_stopped(node), "{:?}", bench.sent);
     }
-    // The first was told check 31. The other one had counted.
-    bench.say(1, NodeMessage::Counted { round: Round(5), count: 30 });
-    bench.say(2, NodeMessage::Counted { round: Round(5), count: 29 });
+    // The first got check 31. The other one had counted.
+    bench.send(1, NodeMessage::Counted { round: Round(5), count: 30 });
+    bench.send(2, NodeMessage::Counted { round: Round(5), count: 29 });
     for node in [1, 2] {
         assert_eq!(*bench.last(node), CoordinatorMessage::RaiseAt { round: Round(5), check: 31 });
     }
 }
 
-/// Workers may have been told a check, so that they stop there whether or not a node still waits.
+/// Workers may have got a check, so that they stop there whether or not a node still waits.
 #[test]
 fn a_change_that_began_elsewhere_is_not_called_off() {
     let mut bench = Bench::new();
     for node in [1, 2] {
         bench.greet(node, member(node, true), node as u8);
     }
-    bench.say(1, NodeMessage::Counted { round: Round(5), count: 30 });
+    bench.send(1, NodeMessage::Counted { round: Round(5), count: 30 });
     let change = bench
-        .said
+        .sent
         .iter()
         .rfind(|(to, message)| *to == SessionId(2) && matches!(message, CoordinatorMessage::Change(_)));
     let Some((_, CoordinatorMessage::Change(WorldChange { reason, flags, .. }))) = change else {
-        panic!("{:?}", bench.said)
+        panic!("{:?}", bench.sent)
     };
     assert_eq!((reason.as_str(), *flags), ("its change began before this coordinator was restarted", REMOVED | ADDED));
-    bench.say(2, NodeMessage::Counted { round: Round(5), count: 28 });
+    bench.send(2, NodeMessage::Counted { round: Round(5), count: 28 });
     assert_eq!(*bench.last(1), CoordinatorMessage::RaiseAt { round: Round(5), check: 31 });
 }
 
@@ -114,11 +115,11 @@ fn a_restarted_coordinator_lets_the_others_stop_where_one_has_stopped() {
         Hello { placed: placed.map(|placed| Placed { active: false, ..placed }), joining: true, ..member(1, false) };
     bench.worlds.extend(placed.map(|placed| (placed.round, placed.world)));
     bench.greet(1, waiting, 1);
-    bench.say(1, back(5, &[(0, Some(3)), (1, Some(3))], Some(31)));
+    bench.send(1, back(5, &[(0, Some(3)), (1, Some(3))], Some(31)));
     bench.greet(2, member(2, true), 2);
-    bench.say(2, NodeMessage::Counted { round: Round(5), count: 30 });
+    bench.send(2, NodeMessage::Counted { round: Round(5), count: 30 });
     assert_eq!(*bench.last(2), CoordinatorMessage::RaiseAt { round: Round(5), check: 31 });
-    bench.say(2, back(5, &[(0, Some(3)), (1, Some(3))], Some(31)));
+    bench.send(2, back(5, &[(0, Some(3)), (1, Some(3))], Some(31)));
     bench.assert_go_on(1, false, 4);
 }
 
@@ -127,6 +128,6 @@ fn a_restarted_coordinator_stops_members_that_cannot_go_on_with_a_change() {
     let mut bench = Bench::new();
     bench.greet(1, member(1, true), 1);
     bench.greet(2, member(2, false), 2);
-    bench.say(1, NodeMessage::Counted { round: Round(5), count: 30 });
+    bench.send(1, NodeMessage::Counted { round: Round(5), count: 30 });
     assert_eq!(bench.stopped(&[1, 2]), "its change began before this coordinator was restarted");
 }

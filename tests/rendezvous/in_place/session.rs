@@ -20,15 +20,15 @@ struct Line {
 }
 
 impl Line {
-    async fn say(&mut self, messages: &[NodeMessage]) {
+    async fn send(&mut self, messages: &[NodeMessage]) {
         let mut bytes = BytesMut::new();
         messages.iter().for_each(|message| encode_frame(message, &mut bytes));
         self.stream.write_all(&bytes).await.unwrap();
     }
 
     /// Read messages up to the first one that is wanted.
-    async fn hear(&mut self, wanted: impl Fn(&CoordinatorMessage) -> bool) -> CoordinatorMessage {
-        let hearing = async {
+    async fn receive(&mut self, wanted: impl Fn(&CoordinatorMessage) -> bool) -> CoordinatorMessage {
+        let receiving = async {
             loop {
                 match decode_frame(&mut self.incoming).unwrap() {
                     Some(message) if wanted(&message) => return message,
@@ -37,7 +37,7 @@ impl Line {
                 }
             }
         };
-        tokio::time::timeout(PATIENCE, hearing).await.unwrap()
+        tokio::time::timeout(PATIENCE, receiving).await.unwrap()
     }
 }
 
@@ -50,15 +50,15 @@ async fn a_node_leaves_and_the_workers_of_the_other_one_go_on() {
     let mut preamble = BytesMut::new();
     encode_preamble(&mut preamble);
     other.stream.write_all(&preamble).await.unwrap();
-    other.say(&[NodeMessage::Hello(Box::new(hello(1, &settings))), join(0)]).await;
-    other.hear(|message| matches!(message, CoordinatorMessage::Welcome { .. })).await;
+    other.send(&[NodeMessage::Hello(Box::new(hello(1, &settings))), join(0)]).await;
+    other.receive(|message| matches!(message, CoordinatorMessage::Welcome { .. })).await;
     let session = coordinator.session(2, settings);
     let placement = session.join(1000, None, Some(JoinWorkers::new("trainer", 1)), PATIENCE).await.unwrap();
     let generation = placement.generation();
     assert_eq!(placement.resume, Some(Resume::Continue { source: 0, sync: true, survivors: 0, generation }));
     // The answer to the heartbeat says that the coordinator has read what came before it.
-    other.say(&[NodeMessage::Attending { round: ROUND }, NodeMessage::Heartbeat { rtt_us: None }]).await;
-    other.hear(|message| matches!(message, CoordinatorMessage::Heartbeat { .. })).await;
+    other.send(&[NodeMessage::Attending { round: ROUND }, NodeMessage::Heartbeat { rtt_us: None }]).await;
+    other.receive(|message| matches!(message, CoordinatorMessage::Heartbeat { .. })).await;
 
     assert!(session.view().in_place);
     assert!(!session.will_leave(ROUND, "SIGTERM", Some(15)), "its workers do not attend yet");
@@ -68,18 +68,19 @@ async fn a_node_leaves_and_the_workers_of_the_other_one_go_on() {
     assert_eq!((change.round, change.flags), (ROUND, REMOVED));
     assert!(change.reason.ends_with("is about to leave: SIGTERM"), "{}", change.reason);
     session.counted(ROUND, 7);
-    other.hear(|message| matches!(message, CoordinatorMessage::Change(_))).await;
-    other.say(&[NodeMessage::Counted { round: ROUND, count: 9 }]).await;
+    other.receive(|message| matches!(message, CoordinatorMessage::Change(_))).await;
+    other.send(&[NodeMessage::Counted { round: ROUND, count: 9 }]).await;
     let view = until_view(&session, |view| view.raise_at.is_some()).await;
     assert_eq!((view.raise_at, view.waiting), (Some((ROUND, 10)), 0));
     session.parked(ROUND);
     session.leave("SIGTERM".into(), Some(15), PATIENCE).await;
 
     let expected = CoordinatorMessage::RaiseAt { round: ROUND, check: 10 };
-    other.hear(|message| *message == expected).await;
+    other.receive(|message| *message == expected).await;
     let back = back(1, &[(0, Some(3)), (1, Some(3))], Some(10));
-    other.say(&[of_worlds(back, &[(ROUND, generation.world)].into())]).await;
-    let message = other.hear(|message| message.placement().is_some_and(|place| place.round == Round(2))).await;
+    other.send(&[of_worlds(back, &[(ROUND, generation.world)].into())]).await;
+    let message =
+        other.receive(|message| message.placement().is_some_and(|placement| placement.round == Round(2))).await;
     let CoordinatorMessage::Complete(Placement { world_size, restart, resume, .. }) = message else {
         panic!("{message:?}")
     };

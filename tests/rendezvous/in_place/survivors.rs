@@ -31,16 +31,16 @@ fn a_failure_is_mended_in_place_and_a_node_without_survivors_restarts_all() {
         (join(1), Err("10.0.0.2 (host:2) does not say what became of its workers".to_owned())),
     ] {
         let mut bench = attended(2, 2);
-        bench.say(2, NodeMessage::Failed { round: ROUND, failure: failure() });
-        bench.say(1, back(1, &[(0, Some(7)), (1, Some(7))], None));
-        bench.say(2, mine);
+        bench.send(2, NodeMessage::Failed { round: ROUND, failure: failure() });
+        bench.send(1, back(1, &[(0, Some(7)), (1, Some(7))], None));
+        bench.send(2, mine);
         match (bench.resume(1), expected) {
             (_, Ok(survivors)) => bench.assert_go_on(1, true, survivors),
             (Resume::Restart { reason }, Err(expected)) => assert!(reason.starts_with(&expected), "{reason}"),
             (resume, expected) => panic!("{resume:?}, not {expected:?}"),
         }
         assert_eq!(bench.resume(1), bench.resume(2));
-        assert_eq!(bench.place(1).restart, 1);
+        assert_eq!(bench.placement(1).restart, 1);
     }
 }
 
@@ -59,13 +59,13 @@ fn source(bench: &Bench, node: u64) -> Option<(u32, u64)> {
 /// node comes back. These numbers have nothing to do with each other.
 fn with_a_node_that_missed_a_round() -> Bench {
     let mut bench = attended(2, 2);
-    bench.say(1, NodeMessage::Failed { round: ROUND, failure: failure() });
+    bench.send(1, NodeMessage::Failed { round: ROUND, failure: failure() });
     bench.machine.on_disconnected(SessionId(2), bench.now);
-    bench.say(1, back(1, &[], None));
+    bench.send(1, back(1, &[], None));
     for _ in 0..4 {
         bench.pass(SECOND);
     }
-    assert_eq!(bench.place(1).round.0, 2);
+    assert_eq!(bench.placement(1).round.0, 2);
     let placed = Placed {
         round: ROUND,
         rank: 1,
@@ -77,9 +77,9 @@ fn with_a_node_that_missed_a_round() -> Bench {
         began_with: Generation { round: ROUND, world: bench.worlds[&ROUND] },
     };
     bench.greet(12, Hello { placed: Some(placed), joining: true, ..hello(2, &settings(1, 2)) }, 2);
-    bench.say(12, back(1, &[(0, Some(76)), (1, Some(76))], None));
-    bench.say(1, back(2, &[(0, Some(20)), (1, Some(20))], None));
-    assert_eq!(bench.place(12).round.0, 3);
+    bench.send(12, back(1, &[(0, Some(76)), (1, Some(76))], None));
+    bench.send(1, back(2, &[(0, Some(20)), (1, Some(20))], None));
+    assert_eq!(bench.placement(12).round.0, 3);
     bench
 }
 
@@ -92,18 +92,18 @@ fn a_node_that_missed_a_round_is_never_the_source_whatever_its_commit() {
         [(vec![(0, Some(20)), (1, Some(20))], Some((0, 2))), (vec![(1, Some(20))], Some((1, 2))), (vec![], None)]
     {
         let mut bench = with_a_node_that_missed_a_round();
-        bench.say(1, NodeMessage::Failed { round: Round(3), failure: failure() });
-        bench.say(12, with(3, survived(1, &[(0, Some(76)), (1, Some(76))])));
-        bench.say(1, with(3, survived(2, &of_others)));
-        assert_eq!(bench.place(1).round.0, 4);
+        bench.send(1, NodeMessage::Failed { round: Round(3), failure: failure() });
+        bench.send(12, with(3, survived(1, &[(0, Some(76)), (1, Some(76))])));
+        bench.send(1, with(3, survived(2, &of_others)));
+        assert_eq!(bench.placement(1).round.0, 4);
         assert_eq!(source(&bench, 12), expected, "{of_others:?}");
     }
     // It was synchronised, and the others have died.
     let mut bench = with_a_node_that_missed_a_round();
-    bench.say(1, NodeMessage::Failed { round: Round(3), failure: failure() });
-    bench.say(12, back(3, &[(0, Some(22)), (1, Some(21))], None));
-    bench.say(1, back(3, &[], None));
-    assert_eq!(source(&bench, 12), Some((bench.place(12).workers.unwrap().first_rank, 3)));
+    bench.send(1, NodeMessage::Failed { round: Round(3), failure: failure() });
+    bench.send(12, back(3, &[(0, Some(22)), (1, Some(21))], None));
+    bench.send(1, back(3, &[], None));
+    assert_eq!(source(&bench, 12), Some((bench.placement(12).workers.unwrap().first_rank, 3)));
 }
 
 /// The others are lost meanwhile, and a new node comes.
@@ -113,8 +113,8 @@ fn a_node_that_missed_a_round_and_a_new_one_begin_from_the_checkpoint() {
     bench.machine.on_disconnected(SessionId(1), bench.now);
     bench.pass(SECOND);
     bench.newcomer(3, 2);
-    bench.say(12, with(3, survived(1, &[(0, Some(76)), (1, Some(76))])));
-    assert_eq!(bench.place(3).round.0, 4);
+    bench.send(12, with(3, survived(1, &[(0, Some(76)), (1, Some(76))])));
+    assert_eq!(bench.placement(3).round.0, 4);
     assert_eq!((source(&bench, 3), source(&bench, 12)), (None, None));
 }
 
@@ -140,9 +140,9 @@ fn a_restarted_coordinator_knows_which_survivors_have_the_state_of_the_last_worl
                 Hello { placed: Some(placed), joining: true, ..hello(node, &settings(2, 2)) },
                 node as u8,
             );
-            bench.say(node, with(3, survived(of, &[(0, Some(7)), (1, Some(7))])));
+            bench.send(node, with(3, survived(of, &[(0, Some(7)), (1, Some(7))])));
         }
-        assert_eq!(bench.place(1).round.0, 4);
+        assert_eq!(bench.placement(1).round.0, 4);
         assert_eq!(source(&bench, 1), expected, "the state of round {of}");
     }
 }
@@ -153,14 +153,15 @@ fn a_place_that_was_lost_is_sent_again_with_how_workers_begin() {
     let mut bench = attended(2, 2);
     bench.will_leave(2);
     (1..=2).for_each(|node| bench.count(node, 1));
-    bench.say(2, NodeMessage::Parked { round: ROUND });
+    bench.send(2, NodeMessage::Parked { round: ROUND });
     bench.stop(1, 2);
-    let told = bench.last(1).clone();
+    let reported = bench.last(1).clone();
     bench.machine.on_disconnected(SessionId(1), bench.now);
     bench.greet(11, Hello { joining: true, ..hello(1, &settings(1, 2)) }, 1);
-    bench.say(11, back(1, &[(0, Some(7)), (1, Some(7))], Some(2)));
-    let again: Vec<_> = bench.said.iter().filter(|(to, message)| *to == SessionId(11) && *message == told).collect();
-    assert_eq!(again.len(), 1, "{:?}", bench.said);
+    bench.send(11, back(1, &[(0, Some(7)), (1, Some(7))], Some(2)));
+    let again: Vec<_> =
+        bench.sent.iter().filter(|(to, message)| *to == SessionId(11) && *message == reported).collect();
+    assert_eq!(again.len(), 1, "{:?}", bench.sent);
 }
 
 #[test]
@@ -177,7 +178,7 @@ fn numbers_out_of_bounds_end_the_session_with_the_reason() {
         (NodeMessage::Counted { round: ROUND, count: u64::MAX }, too_far.as_str()),
     ] {
         let mut bench = attended(2, 2);
-        bench.say(1, message);
+        bench.send(1, message);
         assert_eq!((bench.rejection(1), &bench.ended[..]), (reason, &[SessionId(1)][..]));
     }
 }
@@ -186,7 +187,7 @@ fn numbers_out_of_bounds_end_the_session_with_the_reason() {
 fn reasons_of_members_that_leave_are_bounded_and_cannot_control_a_terminal() {
     let mut bench = attended(2, 2);
     let reason = format!("\u{1b}[2J{}", "語".repeat(20_000));
-    bench.say(2, NodeMessage::WillLeave { round: ROUND, reason, signal: None });
+    bench.send(2, NodeMessage::WillLeave { round: ROUND, reason, signal: None });
     let (_, reason) = bench.change(1);
     assert!(reason.len() <= 4096 && !reason.contains('\u{1b}'), "{} bytes", reason.len());
 }
@@ -196,10 +197,10 @@ fn reasons_of_members_that_leave_are_bounded_and_cannot_control_a_terminal() {
 #[test]
 fn a_node_whose_survivors_have_ended_breaks_the_round_that_counts_on_them() {
     let mut bench = attended(2, 2);
-    bench.say(1, NodeMessage::Failed { round: ROUND, failure: failure() });
-    bench.say(1, back(1, &[(0, Some(7)), (1, Some(7))], None));
-    bench.say(2, back(1, &[(0, Some(8)), (1, Some(8))], None));
-    assert_eq!(bench.place(2).round, Round(2));
+    bench.send(1, NodeMessage::Failed { round: ROUND, failure: failure() });
+    bench.send(1, back(1, &[(0, Some(7)), (1, Some(7))], None));
+    bench.send(2, back(1, &[(0, Some(8)), (1, Some(8))], None));
+    assert_eq!(bench.placement(2).round, Round(2));
     assert_eq!(source(&bench, 1), Some((2, 1)));
     let generation = Generation { round: ROUND, world: bench.worlds[&ROUND] };
     let placed = Placed {
@@ -212,15 +213,15 @@ fn a_node_whose_survivors_have_ended_breaks_the_round_that_counts_on_them() {
         host: None,
         began_with: generation,
     };
-    let before = bench.said.len();
+    let before = bench.sent.len();
     bench.greet(12, Hello { placed: Some(placed), joining: false, ..hello(2, &settings(1, 2)) }, 2);
-    bench.say(12, back(1, &[], None));
-    let said = &bench.said[before..];
+    bench.send(12, back(1, &[], None));
+    let sent = &bench.sent[before..];
     let stops = |(to, message): &(SessionId, CoordinatorMessage)| {
         *to == SessionId(1) && matches!(message, CoordinatorMessage::Status { waiting: 1.., .. })
     };
-    assert!(said.iter().any(stops), "{said:#?}");
-    assert!(!said.iter().any(|(to, message)| *to == SessionId(12) && message.placement().is_some()), "{said:#?}");
+    assert!(sent.iter().any(stops), "{sent:#?}");
+    assert!(!sent.iter().any(|(to, message)| *to == SessionId(12) && message.placement().is_some()), "{sent:#?}");
 }
 
 /// PyTorch's agent, or `in_place=off`.
@@ -231,19 +232,19 @@ fn a_job_with_a_node_that_cannot_change_in_place_is_restarted() {
     bench.greet(1, hello(1, &settings), 1);
     bench.greet(2, Hello { in_place: false, ..hello(2, &settings) }, 2);
     bench.greet(3, hello(3, &settings), 3);
-    (1..=3).for_each(|node| bench.say(node, join(0)));
+    (1..=3).for_each(|node| bench.send(node, join(0)));
     for node in [1, 3] {
-        bench.say(node, NodeMessage::Attending { round: ROUND });
+        bench.send(node, NodeMessage::Attending { round: ROUND });
     }
     bench.will_leave(3);
     assert!(bench.stopped(&[1, 2, 3]).contains("is about to leave"));
     bench.leave(3);
-    bench.say(1, back(1, &[(0, Some(4)), (1, Some(4))], None));
-    bench.say(2, join(1));
+    bench.send(1, back(1, &[(0, Some(4)), (1, Some(4))], None));
+    bench.send(2, join(1));
     bench.pass(Duration::ZERO);
     let Resume::Restart { reason } = bench.resume(1) else { panic!("{:?}", bench.last(1)) };
     assert_eq!(reason, "10.0.0.2 (host:2) has an agent that does not change in place");
-    assert_eq!(bench.place(2).resume, None);
+    assert_eq!(bench.placement(2).resume, None);
 }
 
 /// The largest list of survivors fits into a frame, with the largest numbers and the longest role.

@@ -70,7 +70,7 @@ fn noise(seed: u64, count: usize) -> Vec<u8> {
 
 /// Each stranger sends 64 KiB, 40 MiB a round. The server need only read the beginning.
 #[test]
-fn strangers_leave_no_trace() {
+fn unauthenticated_peers_leave_no_trace() {
     const KINDS: usize = 4;
     const EACH: usize = 160;
     let server = Server::start("");
@@ -83,9 +83,9 @@ fn strangers_leave_no_trace() {
             let first: [&[u8]; KINDS] =
                 [b"GET / HTTP/1.1\r\nHost: store\r\n\r\n", &tls, b"SSH-2.0-OpenSSH_9.9\r\n", b""];
             for first in first {
-                let mut stranger = Client::silent(server.address());
-                stranger.send(&[first, &noise].concat());
-                assert_eq!(stranger.read_to_close(), b"");
+                let mut client = Client::silent(server.address());
+                client.send(&[first, &noise].concat());
+                assert_eq!(client.read_to_close(), b"");
             }
         }
         assert_eq!(server.stat("foreign_protocol"), (rounds * KINDS * EACH) as u64);

@@ -78,8 +78,8 @@ impl Server {
             .unwrap();
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
         let stdin = child.stdin.take().unwrap();
-        let said = lines.by_ref().map(Result::unwrap).find_map(|line| line.strip_prefix("port ").map(str::to_owned));
-        let port = said.expect("a line with the port").parse().unwrap();
+        let found = lines.by_ref().map(Result::unwrap).find_map(|line| line.strip_prefix("port ").map(str::to_owned));
+        let port = found.expect("a line with the port").parse().unwrap();
         Server { child, port, console: Mutex::new((stdin, lines)) }
     }
 

@@ -45,7 +45,7 @@ impl Job {
     }
 
     /// Judge a place that a node was given.
-    pub(super) fn check_place(&self, host: usize) -> Result<(), Violation> {
+    pub(super) fn check_placement(&self, host: usize) -> Result<(), Violation> {
         let Some(placement) = self.hosts[host].running() else { return Ok(()) };
         let world = self.worlds.get(&placement.round);
         let holds = world.is_some_and(|(members, master)| {

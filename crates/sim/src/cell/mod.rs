@@ -87,7 +87,7 @@ struct Job {
     engine: Engine<Event>,
     settings: Settings,
     hosts: Vec<Host<CellNode>>,
-    /// The last version of the cell that each host was told.
+    /// The last version of the cell that each host got.
     tokens: Vec<u64>,
     /// Percentage of requests, and of answers, that get lost.
     losses: u64,
@@ -212,7 +212,7 @@ impl Job {
         let node = NodeId(u128::from(id[0]) << 64 | u128::from(id[1]));
         let now = self.engine.now();
         let host = &mut self.hosts[number];
-        let hello = Hello::new("job", node, format!("host{number}:{}", host.life), self.settings.clone());
+        let hello = Hello::new("job", node, format!("host{number}:{}", host.incarnation), self.settings.clone());
         let hello = Hello { local_addr: Some(format!("host{number}")), ..hello };
         let node = CellNode::new(hello, !self.impatient, host.clock_at(now));
         host.start(node, now);
@@ -250,7 +250,7 @@ impl Job {
             }
             match host.take_outcome(number)? {
                 Some(Joined::Placed) => {
-                    self.check_place(number)?;
+                    self.check_placement(number)?;
                     continue;
                 }
                 Some(Joined::Again) if self.end == Ending::NotYet => {
@@ -265,7 +265,7 @@ impl Job {
             }
             if host.look(number)? {
                 let takes = self.engine.dice.duration((Duration::from_millis(10), Duration::from_secs(5)));
-                self.engine.push_after(takes, Event::Stopped(number, host.life));
+                self.engine.push_after(takes, Event::Stopped(number, host.incarnation));
             }
             if let Some((at, tick)) = host.arm(now) {
                 self.engine.push(at, Event::Tick(number, tick));
@@ -295,8 +295,8 @@ impl Job {
         } else if matches!(host.agent, Agent::Done) && !node.machine().has_left() {
             // Workers that have succeeded need no time to end.
             let most = Duration::from_secs(3) * u32::from(self.engine.dice.chance(50));
-            let (life, takes) = (host.life, self.engine.dice.duration((Duration::ZERO, most)));
-            self.engine.push_after(takes, Event::Leave(number, life));
+            let (incarnation, takes) = (host.incarnation, self.engine.dice.duration((Duration::ZERO, most)));
+            self.engine.push_after(takes, Event::Leave(number, incarnation));
         }
         Ok(())
     }
@@ -339,21 +339,21 @@ impl Job {
     }
 
     fn send(&mut self, number: HostId, command: CellCommand) {
-        let (now, life) = (self.engine.now(), self.hosts[number].life);
+        let (now, incarnation) = (self.engine.now(), self.hosts[number].incarnation);
         let cut = self.engine.paths.cut_now(number, End::Coordinator, now).is_some();
         let (lost, deaf) = (cut || self.engine.dice.chance(self.losses), self.engine.dice.chance(self.losses));
         if lost {
-            return self.engine.push_after(PATIENCE, Event::Answer(number, life, Answer::Failed));
+            return self.engine.push_after(PATIENCE, Event::Answer(number, incarnation, Answer::Failed));
         }
         let takes = self.engine.transit();
         if matches!(self.end, Ending::Gone { .. }) {
-            return self.engine.push_after(takes, Event::Answer(number, life, Answer::Gone));
+            return self.engine.push_after(takes, Event::Answer(number, incarnation, Answer::Gone));
         }
         let write = match command {
             CellCommand::Read => None,
             CellCommand::Write(bytes) => Some(Content::new(bytes)),
         };
-        self.engine.push_after(takes, Event::Arrive(number, life, write, self.tokens[number], deaf));
+        self.engine.push_after(takes, Event::Arrive(number, incarnation, write, self.tokens[number], deaf));
     }
 
     /// What the cell answers to a host that knows this version of it.
@@ -398,7 +398,7 @@ impl Model for Job {
         &mut self.engine
     }
 
-    fn place(&self, event: &Event) -> Happens {
+    fn happens(&self, event: &Event) -> Happens {
         match event {
             Event::Tick(host, _)
             | Event::Answer(host, ..)
@@ -434,20 +434,20 @@ impl Model for Job {
                     return self.pump(host);
                 }
             }
-            Event::Arrive(host, life, write, token, lost) => {
+            Event::Arrive(host, incarnation, write, token, lost) => {
                 let answer = self.answer(write, token)?;
                 let (takes, answer) = if lost { (PATIENCE, Answer::Failed) } else { (self.engine.transit(), answer) };
-                self.engine.push_after(takes, Event::Answer(host, life, answer));
+                self.engine.push_after(takes, Event::Answer(host, incarnation, answer));
             }
-            Event::Answer(host, life, answer) => {
-                if self.hosts[host].life == life {
+            Event::Answer(host, incarnation, answer) => {
+                if self.hosts[host].incarnation == incarnation {
                     self.on_answer(host, answer);
                 }
                 return self.pump(host);
             }
             Event::Abandon(host, away) => {
                 if self.hosts[host].abandon(now) {
-                    self.engine.push_after(away, Event::Stopped(host, self.hosts[host].life));
+                    self.engine.push_after(away, Event::Stopped(host, self.hosts[host].incarnation));
                 }
                 return self.pump(host);
             }
@@ -455,8 +455,8 @@ impl Model for Job {
                 self.hosts[host].finish(now);
                 return self.pump(host);
             }
-            Event::Leave(host, life) => {
-                if self.hosts[host].life == life {
+            Event::Leave(host, incarnation) => {
+                if self.hosts[host].incarnation == incarnation {
                     self.hosts[host].leave(now);
                 }
                 return self.pump(host);
@@ -467,8 +467,8 @@ impl Model for Job {
                     self.engine.processes.end(Some(host), now);
                 }
             }
-            Event::Stopped(host, life) => {
-                if self.hosts[host].life == life {
+            Event::Stopped(host, incarnation) => {
+                if self.hosts[host].incarnation == incarnation {
                     self.hosts[host].join(now);
                 }
                 return self.pump(host);

@@ -15,7 +15,7 @@ use crate::engine::queue::Time;
 use crate::worlds::Violation;
 use elastic_rs::rendezvous::messages::message::{Failure, Hello, JoinWorkers, NodeId, NodeMessage, Placement};
 use elastic_rs::rendezvous::node::NodeMachine;
-use elastic_rs::rendezvous::run::{Ends, Home, SessionId};
+use elastic_rs::rendezvous::run::{CoordinatorInstance, Ends, SessionId};
 use elastic_rs::signals::Signal;
 
 impl Simulation {
@@ -37,8 +37,8 @@ impl Simulation {
             Action::Sever(host) => {
                 self.engine.processes.note_fault(Some(host), now + Duration::from_secs(2));
                 if let Some(conn) = self.hosts[host].process.as_ref().and_then(|p| p.conn) {
-                    let told_within = self.options.delay.1 * 20;
-                    self.network.sever(conn, told_within, &mut self.engine);
+                    let noticed_within = self.options.delay.1 * 20;
+                    self.network.sever(conn, noticed_within, &mut self.engine);
                 }
             }
             Action::Cut(host, to, time, kind) => {
@@ -102,21 +102,21 @@ impl Simulation {
                 }
                 if !self.coordinator.up {
                     self.pids += 1;
-                    self.start_coordinator(self.pids, PLACE);
+                    self.start_coordinator(self.pids, INSTANCE_ID);
                 }
             }
             Action::MoveCoordinator => {
                 self.crash_coordinator();
                 self.pids += 1;
-                self.start_coordinator(self.pids, PLACE + 1);
+                self.start_coordinator(self.pids, INSTANCE_ID + 1);
             }
-            Action::Intrude(hello, said) => return self.intrude(*hello, said),
+            Action::Intrude(hello, reported) => return self.intrude(*hello, reported),
         }
         Ok(())
     }
 
     /// Opens a connection that belongs to no host.
-    fn intrude(&mut self, hello: Hello, said: Vec<NodeMessage>) -> Result<(), Violation> {
+    fn intrude(&mut self, hello: Hello, reported: Vec<NodeMessage>) -> Result<(), Violation> {
         if !self.coordinator.up || self.engine.processes.stalled_until(None) > self.now() {
             return Ok(());
         }
@@ -126,7 +126,7 @@ impl Simulation {
         let machine = &mut self.coordinator.machine;
         let run = hello.run_id.clone();
         machine.on_hello(session, hello, Ends { peer: address, local: address }, now);
-        said.into_iter().for_each(|message| machine.on_message(session, message, now));
+        reported.into_iter().for_each(|message| machine.on_message(session, message, now));
         machine.on_disconnected(session, now);
         self.after_coordinator()?;
         if let Some(number) = (0..self.ledgers.len()).find(|number| run_id(*number) == run) {
@@ -141,16 +141,20 @@ impl Simulation {
         self.coordinator.crash();
         self.engine.processes.end(None, now);
         for conn in self.network.at_coordinator() {
-            let told_within = self.options.delay.1 * 20;
+            let noticed_within = self.options.delay.1 * 20;
             self.network.release(conn, End::Coordinator);
-            self.network.sever(conn, told_within, &mut self.engine);
+            self.network.sever(conn, noticed_within, &mut self.engine);
         }
     }
 
     /// Starts the coordinator in a separate process, or in the process of its host's agent.
-    fn start_coordinator(&mut self, pid: u64, place: u64) {
+    fn start_coordinator(&mut self, pid: u64, instance_id: u64) {
         let hosted = self.options.coordinator_on.is_some();
-        self.coordinator.restart(hosted.then_some(Home { process: pid, place: Some(place), life: pid }));
+        self.coordinator.restart(hosted.then_some(CoordinatorInstance {
+            process: pid,
+            instance_id: Some(instance_id),
+            incarnation: pid,
+        }));
         self.ledgers.iter_mut().for_each(Ledger::on_restart);
     }
 
@@ -181,12 +185,12 @@ impl Simulation {
         if hosts {
             // The earlier agent, if it still serves, releases the port when its process ends.
             self.crash_coordinator();
-            self.start_coordinator(pid, PLACE);
+            self.start_coordinator(pid, INSTANCE_ID);
         }
         let id = NodeId(u128::from(self.engine.dice.number()) << 64 | u128::from(self.engine.dice.number()));
-        let strangers = &self.options.strangers;
-        let settings = strangers.settings_of(host).unwrap_or(&self.options.settings).clone();
-        let name = strangers.name(host).unwrap_or_else(|| host::name(host, pid));
+        let odd_hosts = &self.options.odd_hosts;
+        let settings = odd_hosts.settings_of(host).unwrap_or(&self.options.settings).clone();
+        let name = odd_hosts.name(host).unwrap_or_else(|| host::name(host, pid));
         let members = self.options.members;
         let hello = Hello {
             interfaces: members.then(|| vec![host::interface(id)]),
@@ -194,7 +198,7 @@ impl Simulation {
             process: pid,
             hosts,
             node_rank: self.options.node_ranks.get(&host).copied(),
-            ..Hello::new(run_id(strangers.run_of(host)), id, name, settings)
+            ..Hello::new(run_id(odd_hosts.run_of(host)), id, name, settings)
         };
         let endpoint = "coordinator:29400".to_owned();
         let timeouts = self.options.coordinator_timeout;
@@ -227,7 +231,7 @@ impl Simulation {
             let node_rank = self.options.node_ranks.get(&host).copied();
             let workers = Some(JoinWorkers::new("default", worker_count(host)));
             if !ours {
-                process.machine.bring(process.workers.survival(instead));
+                process.machine.set_survivors(process.workers.survival(instead));
             }
             process.done = false;
             process.machine.join_with_new_store(node_rank, workers, process.join_timeout, now);
@@ -242,7 +246,7 @@ impl Simulation {
             return;
         };
         // Guards end the workers of an agent that dies.
-        (self.hosts[host].ours, self.hosts[host].crew) = (None, None);
+        (self.hosts[host].ours, self.hosts[host].worker_group) = (None, None);
         if self.options.coordinator_on == Some(host) {
             self.crash_coordinator();
         }
@@ -255,8 +259,8 @@ impl Simulation {
                 self.network.close(conn, End::Node, &mut self.engine);
             } else {
                 self.network.release(conn, End::Node);
-                let told_within = self.options.delay.1 * 4;
-                self.network.sever(conn, told_within, &mut self.engine);
+                let noticed_within = self.options.delay.1 * 4;
+                self.network.sever(conn, noticed_within, &mut self.engine);
             }
         }
         self.engine.processes.note_fault(Some(host), now);
@@ -269,7 +273,7 @@ impl Simulation {
         let Some(round) = process.running().filter(|_| !process.done).map(|placement| placement.round) else {
             return;
         };
-        let loss = Loss { run: self.options.strangers.run_of(host), round, at: self.now(), fault };
+        let loss = Loss { run: self.options.odd_hosts.run_of(host), round, at: self.now(), fault };
         let delay = self.options.delay.1;
         let within = self.ledger_of(host).notice_bound(delay);
         self.engine.push(self.now() + within, Event::Noticed(loss));
@@ -334,7 +338,7 @@ impl Simulation {
 }
 
 /// Digest of where a coordinator listens whose host belongs to the job.
-const PLACE: u64 = 29_400;
+const INSTANCE_ID: u64 = 29_400;
 /// How long its process serves after its agent has left.
 pub(super) const DRAIN: Duration = Duration::from_secs(5);
 

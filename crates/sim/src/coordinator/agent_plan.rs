@@ -24,7 +24,7 @@ pub fn kind_of(outcome: &Outcome) -> &'static str {
         Outcome::NotNeeded => "not needed",
         Outcome::Failed { .. } => "failed",
         Outcome::Unfit { .. } => "unfit",
-        Outcome::NoPlace(_) => "no place",
+        Outcome::NoPlacement(_) => "no place",
         Outcome::Signal(_) => "signal",
     }
 }
@@ -39,7 +39,7 @@ pub fn draw(seed: u64) -> Plan {
     draw_workers(&mut plan, &mut dice);
     plan.options.agents.bad_starts = if dice.chance(30) { 5 } else { 0 };
     plan.options.agents.bad_starts_until = plan.calm_at;
-    draw_words(&mut plan, &mut Dice::new(seed ^ 0x30BD5));
+    draw_message_delay(&mut plan, &mut Dice::new(seed ^ 0x30BD5));
     draw_in_place(&mut plan, &mut Dice::new(seed ^ 0x1E1A5));
     draw_stuck(&mut plan, &mut Dice::new(seed ^ 0x57CC));
     if dice.chance(15) {
@@ -75,9 +75,9 @@ fn draw_agents(plan: &mut Plan, dice: &mut Dice) {
 }
 
 /// The words of failed workers are found at once, late, or not at all.
-fn draw_words(plan: &mut Plan, dice: &mut Dice) {
+fn draw_message_delay(plan: &mut Plan, dice: &mut Dice) {
     let slowest = Duration::from_millis([0, 20, 1_500][dice.between(0, 2) as usize]);
-    plan.options.agents.words = (Duration::ZERO, slowest);
+    plan.options.agents.message_delay = (Duration::ZERO, slowest);
     plan.options.agents.hanging_files = [0, 0, 20, 100][dice.between(0, 3) as usize];
 }
 
@@ -92,12 +92,12 @@ fn draw_in_place(plan: &mut Plan, dice: &mut Dice) {
         hang: [0, 0, 5][dice.between(0, 2) as usize],
         die: [0, 5, 20][dice.between(0, 2) as usize],
         step: Duration::from_millis([1, 100, 1_000][dice.between(0, 2) as usize]),
-        groupless: false,
+        no_process_group: false,
         ..InPlace::default()
     };
     // A worker that never gets to the library's function would keep its node from joining.
     let all = plan.options.agents.in_place.hosts.len() == plan.options.hosts;
-    plan.options.agents.in_place.groupless = all && dice.chance(50);
+    plan.options.agents.in_place.no_process_group = all && dice.chance(50);
 }
 
 /// Workers find that their world cannot be formed: a member hangs while the others wait for it.

@@ -82,8 +82,8 @@ pub struct Workers {
     checks: u64,
     /// The last change that the agent has asked them about.
     asked: u64,
-    /// They have been told a check.
-    told: bool,
+    /// They have got a check.
+    sent: bool,
     /// The last change that was called off.
     called_off: u64,
     /// The agent is to go.
@@ -109,7 +109,7 @@ struct Lived {
     brought: BTreeSet<HostId>,
     size: u32,
     /// The life of the coordinator that formed it.
-    life: u32,
+    incarnation: u32,
     /// The state with which it begins. `None`: the source ended before the world began.
     start: Option<State>,
     synchronised: BTreeSet<HostId>,
@@ -119,7 +119,7 @@ struct Lived {
 
 /// What has happened to the workers of a job.
 #[derive(Clone, Debug, Default)]
-pub struct Lives {
+pub struct ElasticHistory {
     /// How often each kind of thing has happened.
     pub counts: BTreeMap<&'static str, usize>,
     /// The state with which workers of a world have gone on without that of the source.
@@ -162,12 +162,12 @@ impl Workers {
 
 impl Simulation {
     /// What has happened to workers that live through changes.
-    pub fn lives(&self) -> &BTreeMap<&'static str, usize> {
-        &self.lives.counts
+    pub fn elastic_history(&self) -> &BTreeMap<&'static str, usize> {
+        &self.elastic_history.counts
     }
 
-    fn count_life(&mut self, what: &'static str) {
-        *self.lives.counts.entry(what).or_default() += 1;
+    fn count(&mut self, what: &'static str) {
+        *self.elastic_history.counts.entry(what).or_default() += 1;
     }
 
     fn is_elastic(&self, host: HostId) -> bool {
@@ -182,16 +182,17 @@ impl Simulation {
     }
 
     /// The workers of a new world begin: survivors go on, and the missing are started.
-    pub(super) fn place_elastic(&mut self, host: HostId, placement: &Placement) -> Result<(), Violation> {
+    pub(super) fn on_elastic_placement(&mut self, host: HostId, placement: &Placement) -> Result<(), Violation> {
         let elastic = self.is_elastic(host);
         let count = placement.workers_of(worker_count(host));
-        let checkpoint = self.lives.checkpoint;
+        let checkpoint = self.elastic_history.checkpoint;
         let Some(Process { workers, .. }) = &mut self.hosts[host].process else { return Ok(()) };
         (workers.placed, workers.elastic) = (true, elastic);
         if !elastic {
             return Ok(());
         }
-        let counted_on = self.lives.worlds.get(&placement.world).is_some_and(|world| world.brought.contains(&host));
+        let counted_on =
+            self.elastic_history.worlds.get(&placement.world).is_some_and(|world| world.brought.contains(&host));
         let continues = matches!(placement.resume, Some(Resume::Continue { survivors: 1.., .. }));
         ensure(!(workers.fenced && counted_on && continues), || {
             format!("host{host} is in {placement:?}, which counts on its survivors, and they have ended with its lease")
@@ -209,17 +210,18 @@ impl Simulation {
         *workers = Workers { living, leaves: workers.leaves, placed: true, elastic, ..Workers::default() };
         match &placement.resume {
             Some(Resume::Continue { sync: false, .. }) => {
-                self.count_life("go on with their states");
+                self.count("go on with their states");
                 for state in before {
                     let alike = state.filter(|state| state.commit.is_some() && state.stopped_at.is_some());
-                    let first = alike.map(|state| *self.lives.unsynchronised.entry(placement.world).or_insert(state));
+                    let first =
+                        alike.map(|state| *self.elastic_history.unsynchronised.entry(placement.world).or_insert(state));
                     ensure(alike.is_some() && alike == first, || {
                         format!("workers of host{host} go on in {placement:?} with {state:?}, others with {first:?}")
                     })?;
                 }
             }
-            Some(Resume::Continue { sync: true, .. }) if survive => self.count_life("go on with the source's state"),
-            Some(Resume::Restart { .. }) if survive => self.count_life("are restarted"),
+            Some(Resume::Continue { sync: true, .. }) if survive => self.count("go on with the source's state"),
+            Some(Resume::Restart { .. }) if survive => self.count("are restarted"),
             _ => {}
         }
         let attend = self.options.elastic.attend;
@@ -238,45 +240,46 @@ impl Simulation {
             let CoordinatorMessage::Complete(placement) = message else { continue };
             let Some(resume) = &placement.resume else { continue };
             let host = self.coordinator.host_of(*session).filter(|_| !self.options.elastic.hosts.is_empty());
-            if let Some(host) = host.filter(|_| !self.lives.worlds.contains_key(&placement.world)) {
+            if let Some(host) = host.filter(|_| !self.elastic_history.worlds.contains_key(&placement.world)) {
                 formed.entry(placement.world).or_default().push((host, placement, resume));
             }
         }
-        for (world, places) in formed {
-            self.note_world(world, &places)?;
+        for (world, placements) in formed {
+            self.note_world(world, &placements)?;
         }
         Ok(())
     }
 
-    fn note_world(&mut self, world: u64, places: &[(HostId, &Placement, &Resume)]) -> Result<(), Violation> {
-        let Some((_, placement, resume)) = places.first() else { return Ok(()) };
+    fn note_world(&mut self, world: u64, placements: &[(HostId, &Placement, &Resume)]) -> Result<(), Violation> {
+        let Some((_, placement, resume)) = placements.first() else { return Ok(()) };
         let process = |host: HostId| self.hosts[host].process.as_ref();
-        let (generation, checkpoint) = (placement.generation(), self.lives.checkpoint);
+        let (generation, checkpoint) = (placement.generation(), self.elastic_history.checkpoint);
         let begun = State { generation: Some(generation), commit: None, step: checkpoint, stopped_at: None };
         let of_source = |source: u32| {
-            let (host, local_rank) = places.iter().find_map(|(host, placement, _)| {
+            let (host, local_rank) = placements.iter().find_map(|(host, placement, _)| {
                 let local_rank = source.checked_sub(placement.workers?.first_rank)?;
                 (local_rank < placement.workers_of(worker_count(*host))).then_some((*host, local_rank))
             })?;
             Some((host, *process(host)?.workers.living.get(&local_rank)?))
         };
-        let members = places.iter().filter_map(|(host, ..)| Some((*host, process(*host)?.pid))).collect();
-        let brings = |host: &HostId| process(*host).is_some_and(|it| !it.workers.living.is_empty());
-        let brought = places.iter().map(|(host, ..)| *host).filter(brings).collect();
+        let members = placements.iter().filter_map(|(host, ..)| Some((*host, process(*host)?.pid))).collect();
+        let has_survivors = |host: &HostId| process(*host).is_some_and(|it| !it.workers.living.is_empty());
+        let brought = placements.iter().map(|(host, ..)| *host).filter(has_survivors).collect();
         let source = match resume {
             Resume::Continue { source, survivors: 1.., .. } => Some(of_source(*source)),
             Resume::Continue { .. } | Resume::Restart { .. } => None,
         };
         let start = source.map_or(Some(begun), |source| source.map(|(_, state)| state));
-        let last = self.lives.last.and_then(|last| self.lives.worlds.get(&last));
+        let last = self.elastic_history.last.and_then(|last| self.elastic_history.worlds.get(&last));
         if let Some((last, start)) = last.zip(start) {
-            let same_life = last.life == self.coordinator.incarnation;
+            let same_incarnation = last.incarnation == self.coordinator.incarnation;
             let was_there = |host: HostId| process(host).filter(|it| last.members.contains(&(host, it.pid)));
             // A coordinator that is restarted knows the members that name the world. One that was never sent its place does not.
             let world = last.generation.world;
             let named = |host: HostId| self.hosts[host].placements.iter().any(|placement| placement.world == world);
-            let known = |host: HostId| was_there(host).filter(|_| same_life || named(host));
-            let here = places.iter().filter_map(|(host, ..)| known(*host)).flat_map(|it| it.workers.living.values());
+            let known = |host: HostId| was_there(host).filter(|_| same_incarnation || named(host));
+            let here =
+                placements.iter().filter_map(|(host, ..)| known(*host)).flat_map(|it| it.workers.living.values());
             // A node that missed a world may have one commit more of the generation with which the last one began.
             let had = |state: &State| last.start.is_some_and(|start| state.commit <= start.commit);
             let has_state = |state: &&State| {
@@ -284,21 +287,21 @@ impl Simulation {
                 of(last.generation) || of(last.began_with) && had(state)
             };
             let newest = here.filter(has_state).map(|state| state.step).max();
-            let told = || format!("{resume:?} begins round {} at step {}", generation.round, start.step);
+            let sent = || format!("{resume:?} begins round {} at step {}", generation.round, start.step);
             let cannot = matches!(resume, Resume::Restart { reason } if !reason.starts_with(NONE_HAS_THE_STATE));
             // Two lives of the coordinator may have used one round number, and it has heard of the earlier world first.
             let twin = |of: Generation| of.round == last.generation.round && of.world != last.generation.world;
-            let unknown = !same_life && start.generation.is_some_and(twin);
+            let unknown = !same_incarnation && start.generation.is_some_and(twin);
             let kept = cannot || unknown || newest.is_none_or(|newest| start.step >= newest);
-            ensure(kept, || format!("{}, and a member has committed {newest:?}: {last:?}", told()))?;
+            ensure(kept, || format!("{}, and a member has committed {newest:?}: {last:?}", sent()))?;
             let other = start.generation.filter(|of| ![last.generation, last.began_with].contains(of));
             let follows = cannot || unknown || newest.is_none() || other.is_none();
-            ensure(follows, || format!("{}, of {other:?}, and a member has the state of {last:?}", told()))?;
+            ensure(follows, || format!("{}, of {other:?}, and a member has the state of {last:?}", sent()))?;
             // A coordinator that is restarted may not hear of a world all of whose members have gone.
-            if !unknown && (same_life || newest.is_some()) {
-                ensure(start.step >= checkpoint, || format!("{}, the checkpoint has {checkpoint}: {last:?}", told()))?;
+            if !unknown && (same_incarnation || newest.is_some()) {
+                ensure(start.step >= checkpoint, || format!("{}, the checkpoint has {checkpoint}: {last:?}", sent()))?;
                 let missed = source.flatten().filter(|(host, _)| was_there(*host).is_none());
-                ensure(missed.is_none(), || format!("{}, of {missed:?}, who missed {last:?}", told()))?;
+                ensure(missed.is_none(), || format!("{}, of {missed:?}, who missed {last:?}", sent()))?;
             }
         }
         let began_with = start.and_then(|start| start.generation).unwrap_or(generation);
@@ -308,13 +311,13 @@ impl Simulation {
             members,
             brought,
             size: placement.world_size,
-            life: self.coordinator.incarnation,
+            incarnation: self.coordinator.incarnation,
             start,
             synchronised: BTreeSet::new(),
             trained: false,
         };
-        self.lives.worlds.insert(world, lived);
-        self.lives.last = Some(world);
+        self.elastic_history.worlds.insert(world, lived);
+        self.elastic_history.last = Some(world);
         Ok(())
     }
 
@@ -322,7 +325,8 @@ impl Simulation {
     fn synchronise(&mut self, host: HostId, pid: u64, round: Round) {
         let process = self.hosts[host].process.as_mut().filter(|process| process.pid == pid && !process.done);
         let Some(Process { workers, agent: Agent::Running(placement), .. }) = process else { return };
-        let lived = self.lives.worlds.get_mut(&placement.world).filter(|lived| lived.generation.round == round);
+        let lived =
+            self.elastic_history.worlds.get_mut(&placement.world).filter(|lived| lived.generation.round == round);
         let Some((lived, start)) = lived.and_then(|lived| lived.start.map(|start| (lived, start))) else { return };
         let commit = Some(start.commit.map_or(0, |commit| commit + 1));
         let state = State { generation: Some(lived.generation), commit, stopped_at: None, ..start };
@@ -334,7 +338,7 @@ impl Simulation {
 
     /// The members of a world make steps and commit them, once all are synchronised and run. Sometimes they write a checkpoint.
     fn train(&mut self, world: u64) {
-        let Some(lived) = self.lives.worlds.get(&world) else { return };
+        let Some(lived) = self.elastic_history.worlds.get(&world) else { return };
         let members: Vec<_> = lived.members.iter().map(|(host, _)| *host).collect();
         let runs = |host: &HostId| self.running(*host).is_some_and(|placement| placement.world == world);
         let all = members.len() == lived.size as usize && members.iter().all(runs);
@@ -349,13 +353,13 @@ impl Simulation {
                     state.commit = state.commit.map(|commit| commit + steps);
                     state.step += steps;
                     if since <= steps {
-                        self.lives.checkpoint = state.step - since;
+                        self.elastic_history.checkpoint = state.step - since;
                     }
                 }
             }
         }
-        self.count_life("make steps");
-        if let Some(lived) = self.lives.worlds.get_mut(&world) {
+        self.count("make steps");
+        if let Some(lived) = self.elastic_history.worlds.get_mut(&world) {
             lived.trained = true;
         }
     }
@@ -369,13 +373,13 @@ impl Simulation {
             return Ok(());
         };
         ensure(workers.attend && change.round == round, || {
-            format!("host{host} is told of {change:?} in round {round}")
+            format!("host{host} is notified of {change:?} in round {round}")
         })?;
         let (number, check) = (view.changes, view.raise_at.map(|(_, check)| check));
         let asks = workers.asked < number;
-        let stops = check.filter(|check| *check != NEVER && !workers.told);
+        let stops = check.filter(|check| *check != NEVER && !workers.sent);
         let called_off = check == Some(NEVER) && workers.called_off < number;
-        (workers.asked, workers.told) = (number, workers.told || stops.is_some());
+        (workers.asked, workers.sent) = (number, workers.sent || stops.is_some());
         if called_off {
             workers.called_off = number;
         }
@@ -392,7 +396,7 @@ impl Simulation {
             self.push_elastic(host, round, Happening::Stop, stop);
         }
         if called_off {
-            self.count_life("are told that a change is called off");
+            self.count("are notified that a change is called off");
         }
         Ok(())
     }
@@ -409,7 +413,7 @@ impl Simulation {
             return self.terminate(host, Signal::TERM);
         }
         let fenced = process.machine.view().fenced.is_some();
-        let world = process.agent.placement().and_then(|placement| self.lives.worlds.get(&placement.world));
+        let world = process.agent.placement().and_then(|placement| self.elastic_history.worlds.get(&placement.world));
         let trained = world.is_some_and(|world| world.trained);
         let mut ahead = self.engine.dice.chance(20) && trained;
         let dies: Vec<_> = (0..worker_count(host)).map(|_| fenced || self.engine.dice.chance(fragile)).collect();
@@ -422,7 +426,7 @@ impl Simulation {
                 *state = State { commit, step: state.step + more, stopped_at: None, ..*state };
             }
         }
-        self.count_life("go back to their commits");
+        self.count("go back to their commits");
         self.stop_workers(host, true);
         Ok(())
     }
@@ -486,10 +490,10 @@ impl Simulation {
                 workers.living.values_mut().for_each(|state| state.stopped_at = Some((world, check)));
                 if workers.leaves {
                     machine.parked(round);
-                    self.count_life("stop at a check, and leave");
+                    self.count("stop at a check, and leave");
                     return self.leave_by(host, "SIGTERM", Some(Signal::TERM.0), Exit::Terminated);
                 }
-                self.count_life("stop at a check");
+                self.count("stop at a check");
                 return self.join(host);
             }
             Happening::Count(_) | Happening::MustLeave | Happening::Synchronise => {}

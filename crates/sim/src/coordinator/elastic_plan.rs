@@ -109,5 +109,5 @@ fn draw_departures(plan: &mut Plan, dice: &mut Dice) {
 /// The first invariant that breaks. With `keep_history`, the last events before it.
 pub fn live(seed: u64, keep_history: bool) -> Result<(Report, BTreeMap<&'static str, usize>), Box<Failure>> {
     let (report, job) = live_plan(seed, &draw(seed), keep_history)?;
-    Ok((report, job.lives().clone()))
+    Ok((report, job.elastic_history().clone()))
 }

@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 
-use super::agent::{CrewEvent, Found};
+use super::agent::{Found, WorkerGroupEvent};
 use super::elastic::Happening;
 use super::options::Action;
 use crate::engine::paths::{End, HostId};
@@ -52,13 +52,13 @@ pub enum Event {
     /// Something happens to workers of a round that live through changes.
     Elastic(HostId, u64, Round, Happening),
     /// Something happens to the workers of a generation.
-    Crew(HostId, u64, CrewEvent),
+    WorkerGroup(HostId, u64, WorkerGroupEvent),
     /// The deadline of the guards of our agent's workers.
     Guards(HostId, u64),
     /// The deadline of our agent.
     AgentTick(HostId, u64),
     /// Our agent gets the words of a failed worker of a round.
-    Words(HostId, u64, Round, Found),
+    FailureMessage(HostId, u64, Round, Found),
     /// Our agent got a signal at that time, and must be gone now.
     MustBeGone(HostId, u64, Time),
     /// The process that hosts the coordinator ends after its agent has left, in this life of the coordinator.

@@ -101,7 +101,7 @@ pub fn explore(start: &Simulation, bounds: &Bounds) -> Result<Found, String> {
             break;
         }
     }
-    Err(tell(start, &trace, &violation))
+    Err(report(start, &trace, &violation))
 }
 
 impl<'a> Explorer<'a> {
@@ -261,7 +261,7 @@ fn settle(mut job: Simulation) -> Result<(), Violation> {
 }
 
 /// A history in words: the steps, and the violation.
-fn tell(start: &Simulation, trace: &[Step], violation: &Violation) -> String {
+fn report(start: &Simulation, trace: &[Step], violation: &Violation) -> String {
     let mut job = start.clone();
     job.keep_history();
     for step in trace {

@@ -2,7 +2,7 @@
 //!
 //! Made from the types' debug output, so that no field of the product is forgotten, but the machines' records
 //! ([`DecisionState`](elastic_rs::rendezvous::decision_state::DecisionState)). Instants are written relative to now. On a
-//! platform that prints instants in another way, more states are told apart than necessary, and nothing is missed.
+//! platform that prints instants in another way, more states are distinguished than necessary, and nothing is missed.
 
 use std::fmt::{self, Write};
 

@@ -83,7 +83,7 @@ impl History for Simulation {
     }
 
     fn check_settled(&mut self) -> Result<(), Violation> {
-        let mut runs = 0..self.options.strangers.runs();
+        let mut runs = 0..self.options.odd_hosts.runs();
         runs.try_for_each(|run| {
             let of = self.machine().run(&run_id(run));
             let out = |host: &Host| host.process.as_ref().is_some_and(|it| of.is_some_and(|run| run.is_out(it.id)));
@@ -93,7 +93,7 @@ impl History for Simulation {
     }
 
     fn close(&mut self) -> Vec<HostId> {
-        (0..self.options.strangers.runs()).filter_map(|run| self.close_run(run)).collect()
+        (0..self.options.odd_hosts.runs()).filter_map(|run| self.close_run(run)).collect()
     }
 
     fn check_ended(&mut self, closed_by: &[HostId]) -> Result<(), Violation> {
@@ -118,9 +118,9 @@ impl History for Simulation {
 impl Simulation {
     /// The settings of the nodes that live: others have been refused.
     fn settings_in_force(&self, run: usize) -> Result<Settings, Violation> {
-        let (usual, strangers) = (&self.options.settings, &self.options.strangers);
+        let (usual, odd_hosts) = (&self.options.settings, &self.options.odd_hosts);
         let live = self.hosts_of(run).filter(|(_, host)| host.process.is_some());
-        let mut asked = live.map(|(host, _)| strangers.settings_of(host).unwrap_or(usual));
+        let mut asked = live.map(|(host, _)| odd_hosts.settings_of(host).unwrap_or(usual));
         let first = asked.next().unwrap_or(usual);
         match asked.find(|other| !agree(first, other)) {
             None => Ok(first.clone()),

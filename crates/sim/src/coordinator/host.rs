@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
 
-use super::agent::{Crew, Ours};
+use super::agent::{Ours, WorkerGroup};
 use super::elastic::Workers;
 use crate::engine::alarm::Alarm;
 use crate::engine::paths::HostId;
@@ -97,7 +97,7 @@ pub struct Host {
     /// The agent's machine, if it is our agent.
     pub ours: Option<Ours>,
     /// Workers of our agent.
-    pub crew: Option<Crew>,
+    pub worker_group: Option<WorkerGroup>,
     /// How earlier agents ended.
     pub exits: Vec<Exit>,
     /// Places of the agents on this host, in order.

@@ -122,8 +122,10 @@ pub fn live(seed: u64, keep_history: bool) -> Result<(Report, Outcome), Box<Fail
 /// As [`live`].
 pub fn live_as(seed: u64, plan: &Plan, keep_history: bool) -> Result<(Report, Outcome), Box<Failure>> {
     let (report, job) = live_plan(seed, plan, keep_history)?;
-    let places = job.hosts().iter().enumerate().flat_map(|(host, it)| it.placements.iter().map(move |it| (host, it)));
-    let is_cut =
-        |(host, place): &(HostId, &Placement)| place.local_world_size.is_some_and(|size| size < worker_count(*host));
-    Ok((report, Outcome { exclusions: job.ledger().exclusions, cut: places.filter(is_cut).count() }))
+    let placements =
+        job.hosts().iter().enumerate().flat_map(|(host, it)| it.placements.iter().map(move |it| (host, it)));
+    let is_cut = |(host, placement): &(HostId, &Placement)| {
+        placement.local_world_size.is_some_and(|size| size < worker_count(*host))
+    };
+    Ok((report, Outcome { exclusions: job.ledger().exclusions, cut: placements.filter(is_cut).count() }))
 }

@@ -12,7 +12,7 @@
 //! | [`host`], `server` | a host and the agent on it; the coordinator's process |
 //! | [`agent`] | our agent on a host, and its workers |
 //! | [`elastic`] | agents whose workers live through changes of the world |
-//! | [`strangers`] | hosts that do not belong to the job, or differ from its others |
+//! | [`odd_hosts`] | hosts that do not belong to the job, or differ from its others |
 //! | [`ledger`] | the record of what was said, and the promises of our rendezvous |
 //! | [`plan`], [`agent_plan`], [`elastic_plan`], [`hosts_plan`], [`strange_plan`] | faults and their times, drawn from a seed; with our agents; with changes in place; with hosts that are kept out, and worlds that count workers; with strangers |
 //! | [`history`] | the history that follows from a plan |
@@ -34,12 +34,12 @@ pub mod host;
 pub mod hosts_plan;
 pub mod ledger;
 pub mod network;
+pub mod odd_hosts;
 pub mod options;
 pub mod plan;
 mod server;
 pub mod simulation;
 pub mod strange_plan;
-pub mod strangers;
 mod wiring;
 
 pub use options::{Action, Options, RUN_ID};

@@ -17,11 +17,11 @@ use elastic_rs::rendezvous::run::SessionId;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fate {
     Sound,
-    /// Broken: nothing more arrives. Both ends are told, each after a delay.
+    /// Broken: nothing more arrives. Both ends are notified, each after a delay.
     Broken,
-    /// Nothing arrives. An end that does not send is never told.
+    /// Nothing arrives. An end that does not send is never notified.
     Silent,
-    /// As `Silent`, and an end that sends is not told either, because the other host is off.
+    /// As `Silent`, and an end that sends is not notified either, because the other host is off.
     Dead,
 }
 
@@ -98,7 +98,7 @@ impl Network {
                 connection.fate = Fate::Silent;
                 return;
             }
-            // The path works again, but the connection does not: the sender is told.
+            // The path works again, but the connection does not: the sender is notified.
             (Fate::Silent, None) => return engine.push(now + delay, Event::Eof { conn: id, to: from }),
             (Fate::Sound, Some((_, Partition::Held)) | None) => {}
         }
@@ -129,15 +129,15 @@ impl Network {
         }
     }
 
-    /// The connection breaks. Bytes in transit are lost. Each end that still holds it is told within `told_within`.
-    pub fn sever(&mut self, id: SessionId, told_within: Duration, engine: &mut Engine<Event>) {
+    /// The connection breaks. Bytes in transit are lost. Each end that still holds it is notified within `noticed_within`.
+    pub fn sever(&mut self, id: SessionId, noticed_within: Duration, engine: &mut Engine<Event>) {
         let Some(connection) = self.connections.get_mut(&id) else {
             return;
         };
         connection.fate = Fate::Broken;
         for to in [End::Node, End::Coordinator] {
             if connection.open[to as usize] {
-                let after = engine.dice.duration((Duration::ZERO, told_within));
+                let after = engine.dice.duration((Duration::ZERO, noticed_within));
                 engine.push_after(after, Event::Eof { conn: id, to });
             }
         }

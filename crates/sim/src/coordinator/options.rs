@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::agent::Agents;
 use super::elastic::Elastic;
-use super::strangers::Strangers;
+use super::odd_hosts::OddHosts;
 use crate::engine::paths::{End, HostId, Partition};
 use elastic_rs::rendezvous::messages::message::{Hello, NodeMessage, Verdict};
 use elastic_rs::rendezvous::messages::settings::Settings;
@@ -40,7 +40,7 @@ pub struct Options {
     /// The hosts whose workers live through changes of the world.
     pub elastic: Elastic,
     /// Hosts that do not belong to this job, or differ from its others.
-    pub strangers: Strangers,
+    pub odd_hosts: OddHosts,
     /// Whether nodes want to know from where the members of their round connect.
     pub members: bool,
     /// The host whose agent is in the coordinator's process. The two stand still, end and start together.
@@ -64,7 +64,7 @@ impl Options {
             clocks: BTreeMap::new(),
             agents: Agents::default(),
             elastic: Elastic::default(),
-            strangers: Strangers::default(),
+            odd_hosts: OddHosts::default(),
             members: false,
             coordinator_on: None,
         }

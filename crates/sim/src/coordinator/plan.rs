@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use super::agent::Agents;
 use super::elastic::Elastic;
+use super::odd_hosts::OddHosts;
 use super::options::{Action, Options};
-use super::strangers::Strangers;
 use crate::engine::dice::Dice;
 use crate::engine::paths::{End, HostId, Partition};
 use crate::engine::queue::Time;
@@ -77,7 +77,7 @@ impl Plan {
             clocks: draw_clocks(seed, hosts),
             agents: Agents::default(),
             elastic: Elastic::default(),
-            strangers: Strangers::default(),
+            odd_hosts: OddHosts::default(),
             // A separate generator, so that later draws stay as they were.
             members: Dice::new(seed ^ 0x3E3B).chance(25),
             coordinator_on: None,

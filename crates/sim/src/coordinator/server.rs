@@ -13,7 +13,7 @@ use elastic_rs::rendezvous::coordinator::machine::Machine;
 use elastic_rs::rendezvous::decision_state::DecisionState;
 use elastic_rs::rendezvous::messages::codec::{CodecError, decode_frame, decode_preamble};
 use elastic_rs::rendezvous::messages::message::NodeMessage;
-use elastic_rs::rendezvous::run::{Ends, Home, SessionId};
+use elastic_rs::rendezvous::run::{CoordinatorInstance, Ends, SessionId};
 
 /// One accepted connection.
 #[derive(Clone, Debug)]
@@ -61,10 +61,10 @@ impl Coordinator {
     }
 
     /// Start again, in this process.
-    pub fn restart(&mut self, home: Option<Home>) {
+    pub fn restart(&mut self, instance: Option<CoordinatorInstance>) {
         self.up = true;
         self.incarnation += 1;
-        self.machine = home.map_or_else(Machine::new, Machine::at_home);
+        self.machine = instance.map_or_else(Machine::new, Machine::with_instance);
     }
 
     pub fn accept(&mut self, conn: SessionId, host: HostId, seen_as: HostId) {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 
 use super::agent::Ends;
-use super::elastic::Lives;
+use super::elastic::ElasticHistory;
 use super::event::{Event, REFUSED};
 use super::host::{Host, Process};
 use super::ledger::Ledger;
@@ -45,7 +45,7 @@ pub struct Simulation {
     /// Connections that belonged to no host.
     pub(super) intruders: u64,
     /// What has happened to workers that live through changes.
-    pub(super) lives: Lives,
+    pub(super) elastic_history: ElasticHistory,
 }
 
 impl Simulation {
@@ -56,7 +56,7 @@ impl Simulation {
             network: Network::new(),
             coordinator: Coordinator::new(options.coordinator_on.is_none()),
             hosts: (0..options.hosts).map(|_| Host::default()).collect(),
-            ledgers: (0..options.strangers.runs()).map(|run| Ledger::new(run, options.settings.clone())).collect(),
+            ledgers: (0..options.odd_hosts.runs()).map(|run| Ledger::new(run, options.settings.clone())).collect(),
             pids: 0,
             generations: 0,
             processes: 0,
@@ -64,7 +64,7 @@ impl Simulation {
             ends: Ends::default(),
             ticks: (0, 0),
             intruders: 0,
-            lives: Lives::default(),
+            elastic_history: ElasticHistory::default(),
             options,
         }
     }
@@ -124,19 +124,19 @@ impl Simulation {
         &self.coordinator.machine
     }
 
-    /// The record of the job to which all hosts belong unless [`Options::strangers`] says otherwise.
+    /// The record of the job to which all hosts belong unless [`Options::odd_hosts`] says otherwise.
     pub fn ledger(&self) -> &Ledger {
         &self.ledgers[0]
     }
 
     /// The record of a host's run.
     pub(super) fn ledger_of(&mut self, host: HostId) -> &mut Ledger {
-        &mut self.ledgers[self.options.strangers.run_of(host)]
+        &mut self.ledgers[self.options.odd_hosts.run_of(host)]
     }
 
     /// The hosts of a run.
     pub fn hosts_of(&self, run: usize) -> impl Iterator<Item = (HostId, &Host)> {
-        self.hosts.iter().enumerate().filter(move |(host, _)| self.options.strangers.run_of(*host) == run)
+        self.hosts.iter().enumerate().filter(move |(host, _)| self.options.odd_hosts.run_of(*host) == run)
     }
 
     /// Digest of all events so far.
@@ -182,7 +182,7 @@ impl Model for Simulation {
     }
 
     /// Connections to a process that stands still are accepted, by the kernel.
-    fn place(&self, event: &Event) -> Happens {
+    fn happens(&self, event: &Event) -> Happens {
         match event {
             Event::Deliver { conn, to: End::Node, .. } | Event::Eof { conn, to: End::Node } => {
                 let holder = self.network.holder(*conn, End::Node);
@@ -191,10 +191,10 @@ impl Model for Simulation {
             Event::Connected(host, ..)
             | Event::ConnectFailed(host, ..)
             | Event::NodeTick(host, _)
-            | Event::Crew(host, ..)
+            | Event::WorkerGroup(host, ..)
             | Event::AgentTick(host, _)
             | Event::Elastic(host, ..)
-            | Event::Words(host, ..)
+            | Event::FailureMessage(host, ..)
             | Event::Stopped(host, _) => Happens::In(Some(*host)),
             Event::Deliver { .. } | Event::Eof { .. } | Event::CoordinatorTick => Happens::In(None),
             Event::Act(_)
@@ -211,8 +211,8 @@ impl Model for Simulation {
         match event {
             Event::Act(action) => self.act(action),
             Event::Resume(whose) => self.resume(whose),
-            Event::HostEnds(life) => {
-                if life == self.coordinator.incarnation {
+            Event::HostEnds(incarnation) => {
+                if incarnation == self.coordinator.incarnation {
                     self.crash_coordinator();
                 }
                 Ok(())
@@ -237,14 +237,14 @@ impl Model for Simulation {
             Event::CoordinatorTick => self.tick_coordinator(),
             Event::NodeTick(host, pid) => self.tick_node(host, pid),
             Event::Stopped(host, pid) => self.on_stopped(host, pid),
-            Event::Crew(host, generation, event) => self.on_crew(host, generation, event),
+            Event::WorkerGroup(host, generation, event) => self.on_worker_group(host, generation, event),
             Event::Elastic(host, pid, round, happening) => self.on_elastic(host, pid, round, happening),
             Event::AgentTick(host, pid) => self.tick_agent(host, pid),
             Event::Guards(host, pid) => {
                 self.look_at_guards(host, pid);
                 Ok(())
             }
-            Event::Words(host, pid, round, found) => self.on_words(host, pid, round, found),
+            Event::FailureMessage(host, pid, round, found) => self.on_failure_message(host, pid, round, found),
             Event::MustBeGone(host, pid, since) => self.check_gone(host, pid, since),
             Event::Noticed(loss) => {
                 let fault = if self.coordinator.up { self.engine.processes.last_fault(None) } else { self.now() };

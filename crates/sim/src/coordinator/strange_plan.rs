@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use super::history::{Report, live_plan};
 use super::ledger::OTHER_SETTINGS;
+use super::odd_hosts::OddHosts;
 use super::options::{Action, run_id};
 use super::plan::Plan;
 use super::simulation::Simulation;
-use super::strangers::Strangers;
 use crate::engine::dice::Dice;
 use crate::engine::history::Failure;
 use crate::engine::paths::HostId;
@@ -48,7 +48,7 @@ pub fn draw(seed: u64) -> Plan {
         draw_settings(&mut plan, &mut dice);
     }
     if dice.chance(25) {
-        plan.options.strangers.versions = some_hosts(&plan, &mut dice, 4);
+        plan.options.odd_hosts.versions = some_hosts(&plan, &mut dice, 4);
     }
     if dice.chance(30) {
         draw_flapping(&mut plan, &mut dice);
@@ -72,7 +72,7 @@ fn draw_intruders(plan: &mut Plan, dice: &mut Dice) {
         ..plan.options.settings.clone()
     };
     for number in 0..dice.between(1, 6) {
-        let run = dice.between(0, plan.options.strangers.runs() as u64 - 1) as usize;
+        let run = dice.between(0, plan.options.odd_hosts.runs() as u64 - 1) as usize;
         let claims = dice.chance(70).then(|| Placed {
             round: Round(dice.between(1, 1 << 40)),
             rank: 0,
@@ -87,10 +87,10 @@ fn draw_intruders(plan: &mut Plan, dice: &mut Dice) {
         let hello = Hello::new(run_id(run), node, format!("intruder{number}"), settings.clone());
         let hello = Hello { placed: claims, process: dice.number(), ..hello };
         // A stranger that joins is a member until it goes. The scenarios have the consequences.
-        let said = [vec![], vec![NodeMessage::Heartbeat { rtt_us: None }], vec![NodeMessage::Withdraw]];
-        let said = said[dice.between(0, 2) as usize].clone();
+        let reported = [vec![], vec![NodeMessage::Heartbeat { rtt_us: None }], vec![NodeMessage::Withdraw]];
+        let reported = reported[dice.between(0, 2) as usize].clone();
         let at = dice.duration((Duration::ZERO, plan.calm_at));
-        plan.add(at, Action::Intrude(Box::new(hello), said), Duration::ZERO);
+        plan.add(at, Action::Intrude(Box::new(hello), reported), Duration::ZERO);
     }
 }
 
@@ -103,7 +103,7 @@ fn some_hosts(plan: &Plan, dice: &mut Dice, at_most: u64) -> BTreeSet<HostId> {
 fn draw_runs(plan: &mut Plan, dice: &mut Dice) {
     let runs = dice.between(2, 4);
     let of = (0..plan.options.hosts).map(|host| (host, dice.between(0, runs - 1) as usize));
-    plan.options.strangers.runs = of.filter(|(_, run)| *run > 0).collect();
+    plan.options.odd_hosts.runs = of.filter(|(_, run)| *run > 0).collect();
     // Otherwise hardly any run would have enough nodes.
     let min = &mut plan.options.settings.min_nodes;
     *min = (*min / runs as u32).max(1);
@@ -133,7 +133,7 @@ fn draw_twins(plan: &mut Plan, dice: &mut Dice) {
             continue;
         }
         taken.extend(pair);
-        plan.options.strangers.twins.insert(pair[1], pair[0]);
+        plan.options.odd_hosts.twins.insert(pair[1], pair[0]);
         if let Some(rank) = plan.options.node_ranks.get(&pair[0]).copied() {
             plan.options.node_ranks.insert(pair[1], rank);
         }
@@ -154,7 +154,7 @@ fn draw_settings(plan: &mut Plan, dice: &mut Dice) {
         _ => Settings { max_restarts: Some(7_000_000), ..usual.clone() },
     };
     let hosts = some_hosts(plan, dice, 4);
-    plan.options.strangers.settings = hosts.into_iter().map(|host| (host, other.clone())).collect();
+    plan.options.odd_hosts.settings = hosts.into_iter().map(|host| (host, other.clone())).collect();
 }
 
 /// Hosts that leave and join again, with a `rejoin_limit`.
@@ -162,7 +162,7 @@ fn draw_flapping(plan: &mut Plan, dice: &mut Dice) {
     plan.options.settings.rejoin_limit = dice.between(1, 4) as u32;
     plan.options.settings.rejoin_window = dice.duration((Duration::from_secs(10), Duration::from_secs(600)));
     let limit = plan.options.settings.rejoin_limit;
-    for settings in plan.options.strangers.settings.values_mut() {
+    for settings in plan.options.odd_hosts.settings.values_mut() {
         settings.rejoin_limit = limit;
     }
     for host in some_hosts(plan, dice, 3) {
@@ -184,7 +184,7 @@ pub fn live(seed: u64, keep_history: bool) -> Result<(Report, Refusals), Box<Fai
     let plan = draw(seed);
     let (report, job) = live_plan(seed, &plan, keep_history)?;
     let mut refusals = refusals(&plan, &job).map_err(|violation| Failure::new(seed, &job.engine, violation))?;
-    if plan.options.strangers.runs() > 1 {
+    if plan.options.odd_hosts.runs() > 1 {
         *refusals.entry("several runs").or_default() += 1;
     }
     Ok((report, refusals))
@@ -192,12 +192,12 @@ pub fn live(seed: u64, keep_history: bool) -> Result<(Report, Refusals), Box<Fai
 
 /// Counts the refused nodes. Checks that the plan has a cause for each.
 fn refusals(plan: &Plan, job: &Simulation) -> Result<Refusals, Violation> {
-    let Strangers { twins, settings, versions, .. } = &plan.options.strangers;
+    let OddHosts { twins, settings, versions, .. } = &plan.options.odd_hosts;
     let shares = |host: HostId| twins.contains_key(&host) || twins.values().any(|of| *of == host);
     let mut counts = Refusals::new();
     for (number, host) in job.hosts().iter().enumerate() {
         for text in host.exits.iter().map(|exit| format!("{exit:?}")) {
-            for (_, kind) in REFUSALS.iter().filter(|(says, _)| text.contains(says)) {
+            for (_, kind) in REFUSALS.iter().filter(|(part, _)| text.contains(part)) {
                 let due = match *kind {
                     "settings" => !settings.is_empty(),
                     "version" => versions.contains(&number),

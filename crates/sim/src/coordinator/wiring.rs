@@ -30,7 +30,7 @@ impl Simulation {
             return self.engine.push(now + back, Event::ConnectFailed(host, pid, REFUSED));
         }
         let conn = self.network.open(host, pid);
-        self.coordinator.accept(conn, host, self.options.strangers.seen_as(host));
+        self.coordinator.accept(conn, host, self.options.odd_hosts.seen_as(host));
         if self.engine.paths.cut_now(host, End::Node, now).is_some() {
             self.network.silence(conn);
             let failed = Event::ConnectFailed(host, pid, "timed out");
@@ -81,15 +81,15 @@ impl Simulation {
         let message = match self.coordinator.read(conn, bytes) {
             Ok(Some(message)) => message,
             Ok(None) => return Ok(()),
-            Err(error @ CodecError::Version { .. }) if self.options.strangers.versions.contains(&host) => {
+            Err(error @ CodecError::Version { .. }) if self.options.odd_hosts.versions.contains(&host) => {
                 self.turn_away(conn, &error);
                 return Ok(());
             }
             Err(error) => return Err(error.into()),
         };
         self.engine.remark(|| format!("coordinator reads {message:?}"));
-        let (life, now) = (self.coordinator.incarnation, self.instant());
-        let run = self.options.strangers.run_of(host);
+        let (incarnation, now) = (self.coordinator.incarnation, self.instant());
+        let run = self.options.odd_hosts.run_of(host);
         let known = match &message {
             NodeMessage::Hello(hello) => self.ledgers[run].known(&self.coordinator.machine, hello, now),
             _ => Known::default(),
@@ -104,7 +104,7 @@ impl Simulation {
         });
         match refused {
             Some(reason) => self.ledgers[run].check_refusal(&message, reason)?,
-            None => self.ledgers[run].on_message(conn, &message, known, &self.coordinator.machine, life),
+            None => self.ledgers[run].on_message(conn, &message, known, &self.coordinator.machine, incarnation),
         }
         self.obey_coordinator(commands)
     }
@@ -203,12 +203,12 @@ impl Simulation {
 
     /// Check the decisions of each run separately: runs do not affect one another.
     fn judge(&mut self, commands: &[Command]) -> Result<(), Violation> {
-        let (life, now) = (self.coordinator.incarnation, self.instant());
+        let (incarnation, now) = (self.coordinator.incarnation, self.instant());
         for run in 0..self.ledgers.len() {
-            let (coordinator, strangers) = (&self.coordinator, &self.options.strangers);
+            let (coordinator, odd_hosts) = (&self.coordinator, &self.options.odd_hosts);
             let concerns = |command: &&Command| match command {
                 Command::Send { session, .. } | Command::End { session } => {
-                    coordinator.host_of(*session).is_some_and(|host| strangers.run_of(host) == run)
+                    coordinator.host_of(*session).is_some_and(|host| odd_hosts.run_of(host) == run)
                 }
                 Command::Record { run_id: of, .. }
                 | Command::Tally { run_id: of, .. }
@@ -220,20 +220,22 @@ impl Simulation {
             for command in commands.iter().filter(concerns) {
                 match command {
                     Command::Send { session, message } => {
-                        let (place, addr) = (message.placement(), coordinator.address_of(*session));
-                        place.zip(addr).map_or(Ok(()), |(place, addr)| ledger.check_host(place, addr, now))?;
+                        let (placement, addr) = (message.placement(), coordinator.address_of(*session));
+                        placement
+                            .zip(addr)
+                            .map_or(Ok(()), |(placement, addr)| ledger.check_host(placement, addr, now))?;
                     }
                     Command::Exclusions { hosts, .. } => ledger.on_exclusions(hosts),
-                    Command::Record { record, .. } => ledger.chronicle.check(record, life)?,
+                    Command::Record { record, .. } => ledger.chronicle.check(record, incarnation)?,
                     Command::Forget { .. } => ledger.chronicle.forget(),
                     Command::Tally { .. } | Command::End { .. } | Command::EmptyStore | Command::Warn { .. } => {}
                 }
             }
             let rounds = ledger.rounds;
             coordinator.machine.check().map_err(Violation::contract)?;
-            ledger.check_decision(&coordinator.machine, commands.iter().filter(concerns), life)?;
+            ledger.check_decision(&coordinator.machine, commands.iter().filter(concerns), incarnation)?;
             if self.ledgers[run].rounds > rounds {
-                self.ledgers[run].check_one_world(life, self.bound_hosts(run))?;
+                self.ledgers[run].check_one_world(incarnation, self.bound_hosts(run))?;
             }
         }
         self.note_worlds(commands)
@@ -310,7 +312,7 @@ impl Simulation {
                 }
                 (NodeCommand::Send(message), Some(conn)) => {
                     self.ledger_of(host).count_from_node();
-                    let bytes = match self.options.strangers.versions.contains(&host) {
+                    let bytes = match self.options.odd_hosts.versions.contains(&host) {
                         true => host::foreign_bytes(&message),
                         false => host::node_bytes(&message),
                     };
@@ -354,12 +356,12 @@ impl Simulation {
         }
         if let Some(outcome) = process.machine.take_outcome() {
             process.answers += 1;
-            self.ledgers[self.options.strangers.run_of(host)].check_outcome(process, &outcome)?;
+            self.ledgers[self.options.odd_hosts.run_of(host)].check_outcome(process, &outcome)?;
             match outcome {
                 Ok(placement) => {
                     process.agent = Agent::Running(placement.clone());
                     self.hosts[host].placements.push(placement.clone());
-                    self.place_elastic(host, &placement)?;
+                    self.on_elastic_placement(host, &placement)?;
                 }
                 // An agent that is about to end does so itself.
                 Err(_) if matches!(process.agent, Agent::Stopping { .. }) => return Ok(()),
@@ -376,7 +378,7 @@ impl Simulation {
                 self.stop_workers(host, false);
             } else if view.waiting > 0 {
                 if view.reason.is_empty() {
-                    return Err(Violation::contract(format!("host{host} is told to re-form without a reason")));
+                    return Err(Violation::contract(format!("host{host} must re-form without a reason")));
                 }
                 return self.fall_back(host);
             } else {

@@ -342,7 +342,7 @@ impl Model for Job {
         &mut self.engine
     }
 
-    fn place(&self, _: &Event) -> Happens {
+    fn happens(&self, _: &Event) -> Happens {
         Happens::Outside
     }
 

@@ -13,7 +13,7 @@
 //! | [`processes`] | processes that stand still, and the faults of each |
 //! | [`record`] | the digest and the lines of a history |
 //! | [`alarm`] | the one pending event of a machine's deadline |
-//! | [`history`] | the three parts of a drawn history, and what is told of one that fails |
+//! | [`history`] | the three parts of a drawn history, and the report of one that fails |
 
 pub mod alarm;
 pub mod dice;
@@ -115,7 +115,7 @@ pub trait Model {
     fn engine(&mut self) -> &mut Engine<Self::Event>;
 
     /// Where an event happens.
-    fn place(&self, event: &Self::Event) -> Happens;
+    fn happens(&self, event: &Self::Event) -> Happens;
 
     /// Performs an event.
     ///
@@ -150,10 +150,10 @@ pub trait Model {
     /// # Errors
     /// As [`handle`](Self::handle).
     fn happen(&mut self, event: Self::Event) -> Result<(), Self::Broken> {
-        let place = self.place(&event);
+        let happens = self.happens(&event);
         let engine = self.engine();
         let now = engine.now();
-        let event = match place {
+        let event = match happens {
             Happens::Outside => event,
             Happens::In(whose) => match engine.processes.defer(whose, event, now) {
                 Some(event) => event,

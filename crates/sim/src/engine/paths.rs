@@ -34,7 +34,7 @@ impl End {
 pub enum Partition {
     /// They arrive once it is over, as with TCP's retransmission.
     Held,
-    /// They are lost together with their connection. Neither end is told.
+    /// They are lost together with their connection. Neither end is notified.
     Lost,
 }
 

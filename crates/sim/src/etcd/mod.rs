@@ -155,7 +155,7 @@ pub fn live_without_leader(defect: Defect, seed: u64) -> Result<EtcdReport, Box<
     for at in [20, 110] {
         let from = Duration::from_secs(at) + job.engine.dice.duration((Duration::ZERO, Duration::from_secs(6)));
         let until = from + job.engine.dice.duration((Duration::from_secs(16), Duration::from_secs(60)));
-        job.engine.push(from, Event::LoseLeader(Outage { from, until, told: true }));
+        job.engine.push(from, Event::LoseLeader(Outage { from, until, reported: true }));
     }
     job.engine.push(Duration::from_secs(40), Event::Start(3));
     let calm_at = Duration::from_secs(180);
@@ -238,9 +238,11 @@ impl Job {
                 3 => queue.push(at, Event::Stall(host, until)),
                 4 => queue.push(at, Event::Lag(host, at + lasts / 8)),
                 // A leader is usually replaced within seconds.
-                5 | 6 => queue
-                    .push(at, Event::LoseLeader(Outage { from: at, until: at + lasts / 10, told: dice.chance(50) })),
-                _ => queue.push(at, Event::LoseLeader(Outage { from: at, until, told: dice.chance(70) })),
+                5 | 6 => queue.push(
+                    at,
+                    Event::LoseLeader(Outage { from: at, until: at + lasts / 10, reported: dice.chance(50) }),
+                ),
+                _ => queue.push(at, Event::LoseLeader(Outage { from: at, until, reported: dice.chance(70) })),
             }
             calm_at = calm_at.max(until);
         }
@@ -271,9 +273,9 @@ impl Job {
             let host = &mut self.hosts[number];
             let Some(node) = &mut host.node else { return Ok(()) };
             node.on_tick(clock);
-            let (life, id, requests) = (host.life, node.node().id(), node.take_requests());
+            let (incarnation, id, requests) = (host.incarnation, node.node().id(), node.take_requests());
             for request in requests {
-                self.send(number, life, id, request);
+                self.send(number, incarnation, id, request);
             }
             let host = &mut self.hosts[number];
             if let Some(Joined::Again) = host.take_outcome(number)? {
@@ -285,7 +287,7 @@ impl Job {
             }
             if host.look(number)? {
                 let takes = self.engine.dice.duration((Duration::from_millis(10), Duration::from_secs(2)));
-                self.engine.push_after(takes, Event::Stopped(number, host.life));
+                self.engine.push_after(takes, Event::Stopped(number, host.incarnation));
             }
             if let Some((at, tick)) = host.arm(now) {
                 self.engine.push(at, Event::Tick(number, tick));
@@ -303,14 +305,14 @@ impl Job {
         }
     }
 
-    fn send(&mut self, host: HostId, life: u32, node: NodeId, request: EtcdRequest) {
+    fn send(&mut self, host: HostId, incarnation: u32, node: NodeId, request: EtcdRequest) {
         let now = self.engine.now();
         let is_main = is_main(&request);
         if is_main {
             // The driver gives up after its patience. The request may still be performed.
             self.asked[host].0 += 1;
             let failed = EtcdEvent::Failed { error: "etcd does not answer".into(), lease_gone: false };
-            self.engine.push_after(PATIENCE, Event::Answer(host, life, self.asked[host].0, failed));
+            self.engine.push_after(PATIENCE, Event::Answer(host, incarnation, self.asked[host].0, failed));
         }
         if let EtcdRequest::KeepAlive { asked, .. } = request {
             self.asked[host].1 = Some(asked);
@@ -318,9 +320,9 @@ impl Job {
         let cut = self.engine.paths.cut_now(host, End::Coordinator, now).is_some();
         match request {
             EtcdRequest::Watch { .. } if cut => {
-                return self.engine.push_after(PATIENCE, Event::Answer(host, life, 0, EtcdEvent::WatchEnded));
+                return self.engine.push_after(PATIENCE, Event::Answer(host, incarnation, 0, EtcdEvent::WatchEnded));
             }
-            EtcdRequest::Survey { asked } => return self.survey(host, life, asked, cut),
+            EtcdRequest::Survey { asked } => return self.survey(host, incarnation, asked, cut),
             _ if cut => return,
             _ => {}
         }
@@ -328,11 +330,11 @@ impl Job {
         let is_watch = matches!(request, EtcdRequest::Watch { .. });
         let takes = if is_watch { self.engine.transit() } else { self.transit() };
         let number = if is_main { self.asked[host].0 } else { 0 };
-        self.engine.push_after(takes, Event::Arrive(host, life, node, request, (number, now)));
+        self.engine.push_after(takes, Event::Arrive(host, incarnation, node, request, (number, now)));
     }
 
     /// The members are asked one after another.
-    fn survey(&mut self, host: HostId, life: u32, asked: Instant, cut: bool) {
+    fn survey(&mut self, host: HostId, incarnation: u32, asked: Instant, cut: bool) {
         let now = self.engine.now();
         let mut at = now;
         let times = [0; 3].map(|_| {
@@ -346,13 +348,13 @@ impl Job {
                 false
             }
         };
-        self.engine.push(at, Event::Answer(host, life, 0, EtcdEvent::Surveyed { asked, leaderless }));
+        self.engine.push(at, Event::Answer(host, incarnation, 0, EtcdEvent::Surveyed { asked, leaderless }));
     }
 
     fn arrive(
         &mut self,
         host: HostId,
-        life: u32,
+        incarnation: u32,
         node: NodeId,
         request: EtcdRequest,
         (number, sent): (u64, Time),
@@ -361,9 +363,9 @@ impl Job {
         if let Some(outage) = self.etcd.outage(now) {
             // A driver notices that its watch says nothing by asking for its progress.
             if matches!(request, EtcdRequest::Watch { .. }) {
-                self.engine.push_after(PATIENCE, Event::Answer(host, life, 0, EtcdEvent::WatchEnded));
+                self.engine.push_after(PATIENCE, Event::Answer(host, incarnation, 0, EtcdEvent::WatchEnded));
             } else if outage.until <= sent + HELD {
-                self.engine.push(outage.until, Event::Arrive(host, life, node, request, (number, sent)));
+                self.engine.push(outage.until, Event::Arrive(host, incarnation, node, request, (number, sent)));
             }
             return Ok(());
         }
@@ -374,14 +376,14 @@ impl Job {
                 self.check_write(state)?;
             }
         }
-        if matches!(request, EtcdRequest::Watch { .. }) && (self.hosts[host].life != life) {
+        if matches!(request, EtcdRequest::Watch { .. }) && (self.hosts[host].incarnation != incarnation) {
             return Ok(());
         }
         let lease = || LeaseId(self.engine.dice.number() | 1);
-        let Some(event) = self.etcd.answer((host, life), node, request, lease, now) else { return Ok(()) };
+        let Some(event) = self.etcd.answer((host, incarnation), node, request, lease, now) else { return Ok(()) };
         if !self.engine.dice.chance(self.lost) {
             let takes = self.transit();
-            self.engine.push_after(takes, Event::Answer(host, life, number, event));
+            self.engine.push_after(takes, Event::Answer(host, incarnation, number, event));
         }
         Ok(())
     }
@@ -452,7 +454,7 @@ impl Model for Job {
         &mut self.engine
     }
 
-    fn place(&self, event: &Event) -> Happens {
+    fn happens(&self, event: &Event) -> Happens {
         match event {
             Event::Tick(host, _) | Event::Answer(host, ..) | Event::Stopped(host, _) => Happens::In(Some(*host)),
             _ => Happens::Outside,
@@ -478,8 +480,8 @@ impl Model for Job {
             Event::Resume(host) => return self.resume(Some(host)),
             Event::Cut(host, until) => {
                 self.engine.paths.cut(host, End::Coordinator, until, Partition::Lost);
-                if let Some(life) = self.etcd.end_watch(host) {
-                    self.engine.push(until, Event::Answer(host, life, 0, EtcdEvent::WatchEnded));
+                if let Some(incarnation) = self.etcd.end_watch(host) {
+                    self.engine.push(until, Event::Answer(host, incarnation, 0, EtcdEvent::WatchEnded));
                 }
             }
             Event::Compact => self.etcd.compact(),
@@ -489,8 +491,8 @@ impl Model for Job {
                 self.etcd.lose_leader(outage);
                 // Streams end after three elections without a leader.
                 if outage.until > now + Duration::from_secs(3) {
-                    for (host, life) in self.etcd.end_watches() {
-                        let ended = Event::Answer(host, life, 0, EtcdEvent::WatchEnded);
+                    for (host, incarnation) in self.etcd.end_watches() {
+                        let ended = Event::Answer(host, incarnation, 0, EtcdEvent::WatchEnded);
                         self.engine.push_after(Duration::from_secs(3), ended);
                     }
                 }
@@ -501,25 +503,27 @@ impl Model for Job {
                     self.etcd.expire(now);
                 }
                 for host in (0..self.hosts.len()).filter(|host| self.lags[*host] <= now) {
-                    for (life, event) in self.etcd.news(host) {
-                        self.engine.push_after(Duration::from_millis(1), Event::Answer(host, life, 0, event));
+                    for (incarnation, event) in self.etcd.news(host) {
+                        self.engine.push_after(Duration::from_millis(1), Event::Answer(host, incarnation, 0, event));
                     }
                 }
                 self.engine.push_after(BEAT, Event::Keeper);
             }
-            Event::Arrive(host, life, node, request, sent) => return self.arrive(host, life, node, request, sent),
+            Event::Arrive(host, incarnation, node, request, sent) => {
+                return self.arrive(host, incarnation, node, request, sent);
+            }
             Event::Tick(host, tick) => {
                 if self.hosts[host].wants(tick) {
                     return self.pump(host, None);
                 }
             }
-            Event::Answer(host, life, number, event) => {
-                if self.hosts[host].life == life {
+            Event::Answer(host, incarnation, number, event) => {
+                if self.hosts[host].incarnation == incarnation {
                     return self.on_answer(host, number, event);
                 }
             }
-            Event::Stopped(host, life) => {
-                if self.hosts[host].life == life {
+            Event::Stopped(host, incarnation) => {
+                if self.hosts[host].incarnation == incarnation {
                     self.hosts[host].join(now);
                     return self.pump(host, None);
                 }

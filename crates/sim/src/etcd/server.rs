@@ -17,7 +17,7 @@ pub(super) struct Outage {
     pub from: Time,
     pub until: Time,
     /// The members answer that they know no leader, or refuse the connection. Otherwise they are silent (SIGSTOP).
-    pub told: bool,
+    pub reported: bool,
 }
 
 /// What the members of etcd hold.
@@ -77,7 +77,7 @@ impl Etcd {
     /// Whether every member, each asked at one of these times, knows no leader. `None`: one of them is silent.
     pub fn knows_no_leader(&self, asked: [Time; 3]) -> Option<bool> {
         let outages = asked.map(|at| self.outage(at));
-        if outages.iter().flatten().any(|outage| !outage.told) {
+        if outages.iter().flatten().any(|outage| !outage.reported) {
             return None;
         }
         Some(outages.iter().all(Option::is_some))
@@ -112,12 +112,12 @@ impl Etcd {
 
     /// Ends a host's watch. Returns the process that had it.
     pub fn end_watch(&mut self, host: HostId) -> Option<u32> {
-        self.watches.remove(&host).map(|(life, _)| life)
+        self.watches.remove(&host).map(|(incarnation, _)| incarnation)
     }
 
     /// Ends all watches. Returns the hosts and processes that had them.
     pub fn end_watches(&mut self) -> Vec<(HostId, u32)> {
-        std::mem::take(&mut self.watches).into_iter().map(|(host, (life, _))| (host, life)).collect()
+        std::mem::take(&mut self.watches).into_iter().map(|(host, (incarnation, _))| (host, incarnation)).collect()
     }
 
     /// Whether a transaction would be applied, which the model judges first.
@@ -141,7 +141,7 @@ impl Etcd {
     /// The answer to a request of a process on a host: of `node`. `None`: there is none. `lease` is the id of a new lease.
     pub fn answer(
         &mut self,
-        (host, life): (HostId, u32),
+        (host, incarnation): (HostId, u32),
         node: NodeId,
         request: EtcdRequest,
         lease: impl FnOnce() -> LeaseId,
@@ -186,18 +186,19 @@ impl Etcd {
             }
             EtcdRequest::Watch { from } if from.0 <= self.compacted => EtcdEvent::WatchEnded,
             EtcdRequest::Watch { from } => {
-                self.watches.insert(host, (life, from.0));
+                self.watches.insert(host, (incarnation, from.0));
                 return None;
             }
             EtcdRequest::Survey { .. } => return None,
         })
     }
 
-    /// The revisions that the watch of a host has not got, in order, with the process to tell.
+    /// The revisions that the watch of a host has not got, in order, with the process to notify.
     pub fn news(&mut self, host: HostId) -> Vec<(u32, EtcdEvent)> {
-        let Some((life, from)) = self.watches.get_mut(&host) else { return Vec::new() };
+        let Some((incarnation, from)) = self.watches.get_mut(&host) else { return Vec::new() };
         let missed = self.log.iter().filter(|(revision, _)| revision.0 >= *from);
-        let news = missed.map(|(revision, changes)| (*life, EtcdEvent::Changed(*revision, changes.clone()))).collect();
+        let news =
+            missed.map(|(revision, changes)| (*incarnation, EtcdEvent::Changed(*revision, changes.clone()))).collect();
         *from = (*from).max(self.revision + 1);
         news
     }

@@ -26,7 +26,7 @@ impl PyTorch {
                 self.wake(host, delay, Wake::Join);
             }
             Action::Start(..) | Action::ReportDone(_) => {}
-            // The other nodes cannot tell how an agent ended: it sends no goodbye on SIGTERM either.
+            // The other nodes cannot know how an agent ended: it sends no goodbye on SIGTERM either.
             Action::Kill(host)
             | Action::PowerOff(host)
             | Action::Terminate(host)

@@ -42,7 +42,7 @@ pub struct Agent {
     pub(super) todo: VecDeque<OpKind>,
     /// The number of the running keep-alive thread. A cancelled one does not come back.
     pub(super) beats: Option<u32>,
-    pub(super) beat_lives: u32,
+    pub(super) beat_incarnations: u32,
     pub(super) join_timeout: Time,
     // `_BackendRendezvousStateHolder`.
     pub(super) state: State,
@@ -61,7 +61,7 @@ impl Agent {
             op: None,
             todo: VecDeque::new(),
             beats: None,
-            beat_lives: 0,
+            beat_incarnations: 0,
             join_timeout,
             state: State::default(),
             token: None,

@@ -33,7 +33,7 @@ impl PyTorch {
             Wake::Poll => self.sync(host),
             Wake::Monitor if matches!(agent.phase, Phase::Running(_)) => self.want(host, OpKind::Look),
             Wake::Monitor => {}
-            Wake::Beat(life) if agent.beats == Some(life) => self.want(host, OpKind::KeepAlive),
+            Wake::Beat(incarnation) if agent.beats == Some(incarnation) => self.want(host, OpKind::KeepAlive),
             Wake::Beat(_) => {}
             Wake::Join => {
                 (agent.phase, agent.beats) = (Phase::Joining, None);
@@ -130,7 +130,7 @@ impl PyTorch {
         agent.op = None;
         match (kind, done) {
             (OpKind::Exit, true) => agent.todo.push_front(OpKind::Join),
-            (OpKind::Join, true) => self.place(host),
+            (OpKind::Join, true) => self.take_rank(host),
             (OpKind::Exit | OpKind::Join, false) => self.close(host),
             (OpKind::Close, _) => {
                 self.hosts[host].agent = None;
@@ -138,8 +138,8 @@ impl PyTorch {
             }
             // A failed keep-alive is only logged.
             (OpKind::KeepAlive, _) => {
-                if let Some(life) = agent.beats {
-                    self.wake(host, self.options.settings.keep_alive_interval, Wake::Beat(life));
+                if let Some(incarnation) = agent.beats {
+                    self.wake(host, self.options.settings.keep_alive_interval, Wake::Beat(incarnation));
                 }
             }
             (OpKind::Look, _) if agent.running().is_none() => {}
@@ -153,17 +153,17 @@ impl PyTorch {
     }
 
     /// The join is over: workers and keep-alives start.
-    fn place(&mut self, host: HostId) {
+    fn take_rank(&mut self, host: HostId) {
         let Some(agent) = &mut self.hosts[host].agent else { return };
         let Some(rank) = agent.state.participants.get(&agent.desc).copied() else { return };
         let size = agent.state.participants.len() as u32;
         let held = Held { host, round: agent.state.round, world: agent.state.world(), rank, size };
         agent.phase = Phase::Running(held);
-        agent.beat_lives += 1;
-        let life = agent.beat_lives;
-        agent.beats = Some(life);
-        self.wake(host, self.options.settings.keep_alive_interval, Wake::Beat(life));
+        agent.beat_incarnations += 1;
+        let incarnation = agent.beat_incarnations;
+        agent.beats = Some(incarnation);
+        self.wake(host, self.options.settings.keep_alive_interval, Wake::Beat(incarnation));
         self.wake(host, MONITOR_INTERVAL, Wake::Monitor);
-        self.check_place(held);
+        self.check_placement(held);
     }
 }

@@ -98,7 +98,7 @@ impl PyTorch {
         self.violations.extend(judged.err());
     }
 
-    fn check_place(&mut self, held: Held) {
+    fn check_placement(&mut self, held: Held) {
         let now = self.engine.now();
         let is_awake = |host: HostId| {
             let stalled_until = self.engine.processes.stalled_until(Some(host));
@@ -142,7 +142,7 @@ impl Model for PyTorch {
         &mut self.engine
     }
 
-    fn place(&self, event: &Event) -> Happens {
+    fn happens(&self, event: &Event) -> Happens {
         match event {
             Event::Ask(..) => Happens::In(None),
             Event::Answer(host, ..) | Event::Wake(host, ..) | Event::Lost(host, _) => Happens::In(Some(*host)),

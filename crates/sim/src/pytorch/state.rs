@@ -42,7 +42,7 @@ pub struct State {
 }
 
 impl State {
-    /// `_sanitize`: drop from the copy all nodes whose time stamp is old by this node's clock, perhaps itself. Nobody is told.
+    /// `_sanitize`: drop from the copy all nodes whose time stamp is old by this node's clock, perhaps itself. Nobody is notified.
     pub fn sanitize(&mut self, settings: &Settings, now: WallTime) {
         let expire_time = now.before(settings.lease());
         let dead: Vec<_> =
@@ -116,8 +116,8 @@ impl State {
     pub fn mark_complete(&mut self) {
         self.complete = true;
         self.deadline = None;
-        for (rank, (_, place)) in (0..).zip(self.participants.iter_mut()) {
-            *place = rank;
+        for (rank, (_, participant_rank)) in (0..).zip(self.participants.iter_mut()) {
+            *participant_rank = rank;
         }
     }
 

@@ -210,7 +210,7 @@ fn other_nodes_hear_of_a_failure_within_half_a_second_although_the_error_file_ha
 #[test]
 fn other_nodes_hear_a_workers_words_if_they_are_only_late() {
     let late = Duration::from_millis(400);
-    let mut job = job(3, 0, |agents| agents.words = (late, late));
+    let mut job = job(3, 0, |agents| agents.message_delay = (late, late));
     job.at(Duration::from_secs(10), Action::FailWorkers(1));
     run(&mut job, 11.0);
     let causes = causes(&job);
@@ -258,7 +258,8 @@ fn workers_that_fail_at_once_on_all_nodes_cost_one_restart() {
     run(&mut job, 60.0);
     assert!(job.ends().outcomes.is_empty());
     assert_eq!(job.workers().len(), 4);
-    let restarts: Vec<_> = job.hosts().iter().map(|host| host.placements.last().map(|place| place.restart)).collect();
+    let restarts: Vec<_> =
+        job.hosts().iter().map(|host| host.placements.last().map(|placement| placement.restart)).collect();
     assert_eq!(restarts, [Some(1); 4]);
 }
 

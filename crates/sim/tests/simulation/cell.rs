@@ -10,8 +10,8 @@ fn invariants_hold_for_all_seeds() {
     let lived = live_through(asked_for(100), live, "simulation cell::invariants_hold_for_all_seeds");
     assert!(lived.iter().any(|report| report.rounds > 0), "histories without a round prove nothing");
     // Of a history without losses every cause is recorded.
-    let told = |report: &CellReport| report.breaks > 0 && report.lossless;
-    assert!(lived.len() < 50 || lived.iter().any(told), "no recorded cause was looked for");
+    let reported = |report: &CellReport| report.breaks > 0 && report.lossless;
+    assert!(lived.len() < 50 || lived.iter().any(reported), "no recorded cause was looked for");
 }
 
 /// The others would not learn how the job ended.

@@ -21,11 +21,11 @@ fn invariants_hold_for_all_seeds() {
     let seeds = asked_for(300);
     let few = seeds.end - seeds.start < 300;
     let lived = live_through(seeds, live, "simulation elastic::invariants_hold_for_all_seeds");
-    let mut lives = BTreeMap::new();
+    let mut elastic_history = BTreeMap::new();
     for (what, count) in lived.into_iter().flat_map(|(_, counts)| counts) {
-        *lives.entry(what).or_insert(0) += count;
+        *elastic_history.entry(what).or_insert(0) += count;
     }
-    println!("{lives:?}");
+    println!("{elastic_history:?}");
     // Everything must happen to workers, or it is not tested. A change that is called off is too rare for histories:
     // tests/rendezvous/in_place has it.
     for what in [
@@ -36,7 +36,7 @@ fn invariants_hold_for_all_seeds() {
         "go on with the source's state",
         "are restarted",
     ] {
-        assert!(few || lives.contains_key(what), "no workers {what}: {lives:?}");
+        assert!(few || elastic_history.contains_key(what), "no workers {what}: {elastic_history:?}");
     }
 }
 
@@ -80,13 +80,13 @@ fn run(job: &mut Simulation, seconds: f64) {
 /// The round of each host's workers, and how they began.
 fn worlds(job: &Simulation) -> Vec<Option<(u64, Option<Resume>)>> {
     let hosts = 0..job.hosts().len();
-    let resume = |place: &Placement| match place.resume.clone()? {
+    let resume = |placement: &Placement| match placement.resume.clone()? {
         Resume::Continue { source, sync, survivors, .. } => {
             Some(Resume::Continue { source, sync, survivors, generation: Generation::default() })
         }
         resume @ Resume::Restart { .. } => Some(resume),
     };
-    hosts.map(|host| job.running(host).map(|place| (place.round.0, resume(place)))).collect()
+    hosts.map(|host| job.running(host).map(|placement| (placement.round.0, resume(placement)))).collect()
 }
 
 fn goes_on(round: u64, survivors: u32, sync: bool) -> Option<(u64, Option<Resume>)> {
@@ -105,14 +105,14 @@ fn a_node_that_joins_changes_the_world_in_place_when_its_last_call_is_over() {
     assert_eq!(worlds(&job), [goes_on(1, 0, true), goes_on(1, 0, true), None, None]);
     start(&mut job, 40, 2);
     run(&mut job, 69.9);
-    assert_eq!(job.running(0).map(|place| place.round.0), Some(1), "the members run on meanwhile");
+    assert_eq!(job.running(0).map(|placement| placement.round.0), Some(1), "the members run on meanwhile");
     run(&mut job, 70.0);
     assert_eq!(worlds(&job), [goes_on(2, 3, true), goes_on(2, 3, true), goes_on(2, 3, true), None]);
     // The maximum is reached.
     start(&mut job, 80, 3);
     run(&mut job, 80.0);
     assert_eq!(worlds(&job)[3], goes_on(3, 6, true));
-    assert_eq!(job.lives().get("go back to their commits"), None);
+    assert_eq!(job.elastic_history().get("go back to their commits"), None);
 }
 
 #[test]
@@ -122,7 +122,7 @@ fn a_node_that_leaves_costs_no_step() {
     job.at(Duration::from_secs(10), Action::AskToLeave(1));
     run(&mut job, 10.0);
     assert_eq!(worlds(&job), [goes_on(2, 4, false), None, goes_on(2, 4, false)]);
-    assert_eq!(job.lives().get("go back to their commits"), None);
+    assert_eq!(job.elastic_history().get("go back to their commits"), None);
 }
 
 #[test]
@@ -205,7 +205,7 @@ fn a_change_goes_on_at_a_restarted_coordinator() {
     job.at(Duration::from_secs(14), Action::StartCoordinator);
     run(&mut job, 19.0);
     assert_eq!(worlds(&job), [goes_on(2, 3, false), goes_on(2, 3, false), None]);
-    assert_eq!(job.lives().get("go back to their commits"), None);
+    assert_eq!(job.elastic_history().get("go back to their commits"), None);
 }
 
 /// Exhaustively. `make test-long` finds the longer bounds by the module's name.

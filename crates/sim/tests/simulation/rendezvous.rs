@@ -21,7 +21,7 @@ fn check(seeds: impl IntoIterator<Item = u64>) {
     );
 }
 
-fn check_among_strangers(seeds: impl IntoIterator<Item = u64>) -> BTreeMap<&'static str, usize> {
+fn check_among_odd_hosts(seeds: impl IntoIterator<Item = u64>) -> BTreeMap<&'static str, usize> {
     let mut all = BTreeMap::new();
     let lived = live_through(seeds, strange_plan::live, "simulation rendezvous::invariants_hold_among_strangers");
     for (kind, count) in lived.into_iter().flat_map(|(_, refusals)| refusals) {
@@ -43,10 +43,10 @@ fn invariants_hold_with_the_coordinator_in_an_agents_process() {
 
 /// Several runs on one coordinator, agents with another's address, other settings and versions, static ranks, and `rejoin_limit`.
 #[test]
-fn invariants_hold_among_strangers() {
+fn invariants_hold_among_odd_hosts() {
     let seeds = asked_for(150);
     let all = seeds.end - seeds.start >= 150;
-    let refusals = check_among_strangers(seeds);
+    let refusals = check_among_odd_hosts(seeds);
     println!("{refusals:?}");
     // Every kind of refusal must occur, or it is not tested.
     for kind in ["settings", "replaced", "flapping", "version", "several runs"].into_iter().filter(|_| all) {
@@ -94,7 +94,7 @@ fn a_coordinator_that_ends_with_its_host_is_started_again() {
 /// then: no place that this coordinator offers would be new to them.
 #[test]
 fn rounds_that_are_not_believed_are_nobodys_last() {
-    check_among_strangers([3768, 9065]);
+    check_among_odd_hosts([3768, 9065]);
 }
 
 #[test]

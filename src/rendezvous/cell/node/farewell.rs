@@ -39,11 +39,11 @@ impl Stay {
 impl CellNode {
     /// Whether this node's `Leave` is written, or none was needed, and it does not stay for others.
     pub fn has_left(&self) -> bool {
-        self.has_said_goodbye() && (self.stay == Stay::Over || self.machine.has_failed())
+        self.has_sent_farewell() && (self.stay == Stay::Over || self.machine.has_failed())
     }
 
     /// Whether this node's `Leave` is written, or none was needed.
-    pub(super) fn has_said_goodbye(&self) -> bool {
+    pub(super) fn has_sent_farewell(&self) -> bool {
         self.machine.has_left() && (self.machine.has_failed() || (!self.busy && self.outbox.is_empty()))
     }
 
@@ -54,7 +54,7 @@ impl CellNode {
 
     /// Stay after the goodbye while others have not read that the job is over, and look for it.
     pub(super) fn stay_for_others(&mut self, now: Instant) {
-        if !self.has_said_goodbye() || self.stay == Stay::Over {
+        if !self.has_sent_farewell() || self.stay == Stay::Over {
             return;
         }
         let until = self.stay.until().unwrap_or(now + AT_MOST);

@@ -149,7 +149,7 @@ impl CellNode {
         }
         let mut blob = Blob::of(&run, before, &self.seen.pace(now), now);
         blob.record_applied(applied, |_| false);
-        let changed = before.is_none_or(|before| !blob.says_the_same(before));
+        let changed = before.is_none_or(|before| !blob.is_same_content(before));
         let beats = beats && self.liveness == Liveness::Counters && run.closed().is_none();
         let shown = (beats || changed) && blob.beat(self.hello.node);
         if !(changed || shown) {
@@ -193,7 +193,7 @@ impl CellNode {
     ) {
         let (node, session) = (author.hello.node, author.session);
         let (known, mine) = (run.knows(node), session == MY_SESSION);
-        let hello = |hello: Box<Hello>| Event::Hello { hello, session, reach: Reach::Cell, home: None };
+        let hello = |hello: Box<Hello>| Event::Hello { hello, session, reach: Reach::Cell, instance: None };
         match message {
             NodeMessage::Hello(own) if known => {
                 outcome.beats |= mine;
@@ -247,7 +247,7 @@ impl CellNode {
     /// The answer to a Hello. A node over a cell knows its own address.
     pub(super) fn welcome(&self) -> CoordinatorMessage {
         let addr = self.hello.local_addr.clone().unwrap_or_default();
-        CoordinatorMessage::Welcome { addr, hosted: false, running: None, recalls: false }
+        CoordinatorMessage::Welcome { addr, hosted: false, running: None, wants_replay: false }
     }
 
     /// Apply the end of leases and the passage of time, which may remove lost nodes and close the round.

@@ -19,7 +19,7 @@ impl CellNode {
             let text = format!("the rendezvous state belongs to run `{other}`, not to `{}`", self.hello.run_id);
             return self.on_broken(self.not_ours(&text));
         }
-        let left = self.has_said_goodbye();
+        let left = self.has_sent_farewell();
         self.accept(blob, now);
         if left {
             return;
@@ -92,7 +92,7 @@ impl CellNode {
             Some((_, rank)) if self.machine.ready_join().is_some() => {
                 run.placement(rank).into_iter().chain([run.status()]).collect()
             }
-            Some(seat) if self.runs() && Some(seat) == mine => vec![run.status()],
+            Some(assigned) if self.runs() && Some(assigned) == mine => vec![run.status()],
             _ if self.runs() => {
                 let reason = if run.round() > self.view().round {
                     format!("round {} formed without this node", run.round())

@@ -12,7 +12,7 @@ fn workers(survivors: u32) -> JoinWorkers {
 /// A join after round 1 whose store is open, with these survivors of two workers.
 fn pending(survivors: u32, now: Instant) -> Joins {
     let mut joins = Joins::default();
-    joins.bring(workers(survivors).survival);
+    joins.set_survivors(workers(survivors).survival);
     let offered = Some(JoinWorkers::new("trainer", 2));
     joins.begin(Store::Open(5), Round(1), None, offered, Some(9), (now, now + PATIENCE));
     joins
@@ -92,14 +92,14 @@ fn a_rank_assignment_counts_if_it_is_of_a_later_round() {
 
 #[test]
 fn only_workers_that_have_all_survived_bring_the_check() {
-    for (survivors, in_place, check, brings) in
+    for (survivors, in_place, check, has_survivors) in
         [(2, true, Some(9), true), (1, true, None, true), (0, true, None, false), (2, false, None, true)]
     {
         let joins = pending(survivors, Instant::now());
         let join = joins.pending().expect("it has begun");
         let NodeMessage::Join(message) = join.message(in_place) else { panic!("{join:?}") };
         let sent = message.workers.expect("it offers workers");
-        assert_eq!((sent.check, join.has_survivors()), (check, brings), "{survivors} {in_place}");
+        assert_eq!((sent.check, join.has_survivors()), (check, has_survivors), "{survivors} {in_place}");
         assert_eq!(sent.survivors().len(), if in_place { survivors as usize } else { 0 });
     }
     let mut joins = pending(2, Instant::now());

@@ -128,7 +128,7 @@ fn members_of_an_adopted_world_have_a_lease_to_report() {
 
 #[test]
 fn the_host_that_has_ended_with_its_coordinator_is_not_awaited() {
-    let gone = HostSeat { rank: 2, place: 1, life: 1 };
+    let gone = HostInstance { rank: 2, instance_id: 1, incarnation: 1 };
     let mut bench = adopted();
     bench.recovery.record_host(Some(gone), |_| true);
     let until = bench.now + LEASE;
@@ -143,7 +143,7 @@ fn the_host_that_has_ended_with_its_coordinator_is_not_awaited() {
 
 #[test]
 fn a_host_whose_process_may_live_is_awaited() {
-    let host = HostSeat { rank: 2, place: 1, life: 1 };
+    let host = HostInstance { rank: 2, instance_id: 1, incarnation: 1 };
     let mut recovery = Recovery::default();
     recovery.record_host(Some(host), |_| false);
     assert_eq!(recovery.gone_rank(), None);

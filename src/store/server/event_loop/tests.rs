@@ -22,13 +22,13 @@ fn a_server_whose_table_is_half_changed_ends_and_serves_nobody_any_more() {
     let connect = || {
         let mut client = std::net::TcpStream::connect(address).unwrap();
         client.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
-        say(&mut client, &Request::Validate);
+        send(&mut client, &Request::Validate);
         client
     };
     let (mut other, mut client) = (connect(), connect());
-    say(&mut other, &Request::GetNumKeys);
+    send(&mut other, &Request::GetNumKeys);
     other.read_exact(&mut [0; 8]).unwrap();
-    say(&mut client, &Request::DeleteKey { key: Bytes::from_static(b"/key") });
+    send(&mut client, &Request::DeleteKey { key: Bytes::from_static(b"/key") });
     assert_eq!(server.join().unwrap(), Ended::HalfChanged);
     for mut it in [client, other] {
         assert_eq!(it.read(&mut [0; 8]).unwrap_or(0), 0, "it is closed without an answer");
@@ -36,7 +36,7 @@ fn a_server_whose_table_is_half_changed_ends_and_serves_nobody_any_more() {
     assert!(std::net::TcpStream::connect(address).is_err());
 }
 
-fn say(client: &mut std::net::TcpStream, request: &Request) {
+fn send(client: &mut std::net::TcpStream, request: &Request) {
     let mut bytes = BytesMut::new();
     request.encode(&mut bytes);
     client.write_all(&bytes).unwrap();

@@ -7,15 +7,15 @@ use std::process::exit;
 mod agent;
 
 fn main() {
-    let mut words = env::args().skip(1);
-    while let Some(word) = words.next() {
-        let mut next = || words.next().unwrap_or_else(|| panic!("`{word}` lacks its argument"));
+    let mut args = env::args().skip(1);
+    while let Some(word) = args.next() {
+        let mut next = || args.next().unwrap_or_else(|| panic!("`{word}` lacks its argument"));
         match word.as_str() {
             "agent" => return agent::run(&next()),
             "agent-within" => return agent::run_within(&next(), &next()),
             "adopt" => adopt(),
             "attend" => attend(&next()),
-            "say" => say(&next()),
+            "say" => print(&next()),
             "complain" => eprintln!("{}", next()),
             // Print without a line end.
             "whisper" => whisper(next().as_bytes()),
@@ -59,27 +59,27 @@ fn adopt() {
     // SAFETY: sets a flag of this process.
     unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1) };
     let this = env::current_exe().expect("a path");
-    let child = |words: [&str; 2]| {
+    let child = |args: [&str; 2]| {
         // The pipe closes when both the child and its orphan have ended.
-        let mut child = Command::new(&this).args(words).stdout(Stdio::piped()).spawn().expect("a child");
+        let mut child = Command::new(&this).args(args).stdout(Stdio::piped()).spawn().expect("a child");
         io::copy(child.stdout.as_mut().expect("a pipe"), &mut io::sink()).expect("the end of both");
         child
     };
     let mut own = child(["exit", "7"]);
-    let (mut strangers, now) = (elastic_rs::workers::Strangers::default(), std::time::Instant::now());
+    let (mut orphans, now) = (elastic_rs::workers::ForeignOrphans::default(), std::time::Instant::now());
     let minute = std::time::Duration::from_secs(60);
     assert!(child(["daemon", "end"]).wait().expect("its code").success());
     assert!(child(["orphan", "end"]).wait().expect("its code").success());
     // Only the orphan is reaped now. The leader of its session, the daemon, and the daemon's parent lead sessions, so they wait. A
     // process closes its descriptors a moment before it can be reaped.
-    while strangers.reap(now) == 0 {
+    while orphans.reap(now) == 0 {
         std::thread::yield_now();
     }
     while leaders() < 3 {
         std::thread::yield_now();
     }
-    assert_eq!(strangers.reap(now) + strangers.reap(now + minute / 2), 0);
-    assert_eq!(strangers.reap(now + minute), 3);
+    assert_eq!(orphans.reap(now) + orphans.reap(now + minute / 2), 0);
+    assert_eq!(orphans.reap(now + minute), 3);
     println!("reaped; own child: {}", own.wait().expect("its code").code().expect("a code"));
 }
 
@@ -95,9 +95,9 @@ fn leaders() -> usize {
     let list = std::fs::read_to_string("/proc/thread-self/children").expect("a /proc");
     let ended = |pid: &&str| {
         let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-        let words: Vec<&str> = stat.rsplit(") ").next().unwrap_or_default().split(' ').collect();
+        let args: Vec<&str> = stat.rsplit(") ").next().unwrap_or_default().split(' ').collect();
         // State, parent, group, session.
-        matches!(words[..], ["Z", _, _, session, ..] if session == *pid)
+        matches!(args[..], ["Z", _, _, session, ..] if session == *pid)
     };
     list.split_ascii_whitespace().filter(ended).count()
 }
@@ -106,7 +106,7 @@ fn number(text: &str) -> i32 {
     text.parse().expect("a number")
 }
 
-fn say(text: &str) {
+fn print(text: &str) {
     println!("{text}");
 }
 

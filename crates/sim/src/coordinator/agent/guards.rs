@@ -4,17 +4,17 @@ use std::time::Duration;
 
 use super::super::event::Event;
 use super::super::simulation::Simulation;
-use super::Crew;
+use super::WorkerGroup;
 use super::workers::KILLED_WITHIN;
 use crate::engine::paths::HostId;
 use crate::worlds::Held;
 
-impl Crew {
+impl WorkerGroup {
     /// The world that a worker of this node is in. A worker that is being stopped is in it until it is killed or ends.
     pub(in crate::coordinator) fn held(&self) -> Option<Held> {
         let runs =
             self.left.values().any(|member| member.up && !member.killed && member.parked.is_none() && !member.ahead);
-        self.place.filter(|_| runs)
+        self.placement.filter(|_| runs)
     }
 }
 
@@ -41,18 +41,20 @@ impl Simulation {
         if !over || self.options.agents.without_deadlines {
             return;
         }
-        let left: Vec<_> = self.hosts[host].crew.iter().flat_map(|crew| crew.left.keys().copied()).collect();
+        let left: Vec<_> =
+            self.hosts[host].worker_group.iter().flat_map(|worker_group| worker_group.left.keys().copied()).collect();
         for local_rank in left {
             self.engine.remark(|| format!("the guard of local rank {local_rank} on host{host} kills it"));
             self.kill_now(host, local_rank);
         }
     }
 
-    /// A worker is dead from now on. Its agent is told a little later.
+    /// A worker is dead from now on. Its agent is notified a little later.
     pub(super) fn kill_now(&mut self, host: HostId, local_rank: u32) {
         let after = self.engine.dice.duration((Duration::ZERO, KILLED_WITHIN));
         self.push_end(host, local_rank, false, after);
-        let member = self.hosts[host].crew.as_mut().and_then(|crew| crew.left.get_mut(&local_rank));
+        let member =
+            self.hosts[host].worker_group.as_mut().and_then(|worker_group| worker_group.left.get_mut(&local_rank));
         member.into_iter().for_each(|member| member.killed = true);
     }
 }

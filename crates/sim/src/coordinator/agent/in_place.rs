@@ -8,11 +8,11 @@ use std::time::Duration;
 use super::super::event::Event;
 use super::super::host::Agent;
 use super::super::simulation::Simulation;
-use super::{CrewEvent, Doing};
+use super::{Doing, WorkerGroupEvent};
 use crate::engine::paths::HostId;
 use crate::worlds::Violation;
 use elastic_rs::channel::message::{HeldState, ToWorker};
-use elastic_rs::rendezvous::messages::message::{Generation, LIVES, Placement, Resume, Round};
+use elastic_rs::rendezvous::messages::message::{Generation, Placement, Resume, Round, STILL_ALIVE};
 
 /// How the workers of a job change in place.
 #[derive(Clone, Debug, Default)]
@@ -34,7 +34,7 @@ pub struct InPlace {
     /// Time between two checks.
     pub step: Duration,
     /// The library makes the workers' process groups, so that they can be started before their node joins.
-    pub groupless: bool,
+    pub no_process_group: bool,
 }
 
 /// A worker.
@@ -58,7 +58,7 @@ pub(super) struct Member {
     state: HeldState,
     /// Its answer to the last change: the number of its last check.
     counted: Option<u64>,
-    /// It was told that its world has failed.
+    /// It was notified that its world has failed.
     failed: bool,
 }
 
@@ -81,14 +81,14 @@ impl Member {
 
 impl Simulation {
     fn member(&mut self, host: HostId, local_rank: u32) -> Option<&mut Member> {
-        self.hosts[host].crew.as_mut()?.left.get_mut(&local_rank).filter(|member| member.up && !member.killed)
+        self.hosts[host].worker_group.as_mut()?.left.get_mut(&local_rank).filter(|member| member.up && !member.killed)
     }
 
     fn plan(&mut self, host: HostId, local_rank: u32, what: Doing, within: (Duration, Duration)) {
         let Some(Member { process, .. }) = self.member(host, local_rank) else { return };
-        let event = CrewEvent::Does { local_rank, process: *process, what };
+        let event = WorkerGroupEvent::Does { local_rank, process: *process, what };
         let at = self.now() + self.engine.dice.duration(within);
-        self.engine.push(at, Event::Crew(host, 0, event));
+        self.engine.push(at, Event::WorkerGroup(host, 0, event));
     }
 
     /// New workers begin to use the API.
@@ -96,8 +96,9 @@ impl Simulation {
         if !self.options.agents.in_place.hosts.contains(&host) {
             return;
         }
-        let Some(crew) = &self.hosts[host].crew else { return };
-        let new: Vec<_> = crew.left.iter().filter(|(_, member)| !member.attends).map(|(rank, _)| *rank).collect();
+        let Some(worker_group) = &self.hosts[host].worker_group else { return };
+        let new: Vec<_> =
+            worker_group.left.iter().filter(|(_, member)| !member.attends).map(|(rank, _)| *rank).collect();
         for local_rank in new {
             self.plan(host, local_rank, Doing::Attend, self.options.agents.in_place.attend);
         }
@@ -112,7 +113,7 @@ impl Simulation {
     }
 
     /// A worker gets its place.
-    pub(super) fn place_worker(&mut self, host: HostId, local_rank: u32) -> Result<(), Violation> {
+    pub(super) fn send_placement(&mut self, host: HostId, local_rank: u32) -> Result<(), Violation> {
         let Some((process, _)) = self.ours(host) else { return Ok(()) };
         let Agent::Running(placement) = &process.agent else {
             return Err(Violation::contract(format!("host{host} places a worker while {:?}", process.agent)));
@@ -157,8 +158,8 @@ impl Simulation {
         Ok(())
     }
 
-    /// A worker is told something.
-    pub(super) fn tell_worker(&mut self, host: HostId, local_rank: u32, message: ToWorker) -> Result<(), Violation> {
+    /// A worker gets a message.
+    pub(super) fn send_to_worker(&mut self, host: HostId, local_rank: u32, message: ToWorker) -> Result<(), Violation> {
         let in_place = self.options.agents.in_place.clone();
         let hangs = self.engine.dice.chance(in_place.hang);
         let dies = self.engine.dice.chance(in_place.die);
@@ -196,11 +197,11 @@ impl Simulation {
         }
     }
 
-    pub(super) fn do_as_told(&mut self, host: HostId, local_rank: u32, process: u64, what: Doing) {
+    pub(super) fn carry_out(&mut self, host: HostId, local_rank: u32, process: u64, what: Doing) {
         let (now, instant) = (self.now(), self.instant());
         let step = self.options.agents.in_place.step.max(Duration::from_millis(1));
         let ahead = self.engine.dice.between(0, 1);
-        let groupless = self.options.agents.in_place.groupless;
+        let no_process_group = self.options.agents.in_place.no_process_group;
         let joins = self.hosts[host].process.as_ref().is_some_and(|process| matches!(process.agent, Agent::Joining));
         let Some(member) = self.member(host, local_rank).filter(|member| member.process == process) else { return };
         match what {
@@ -235,14 +236,14 @@ impl Simulation {
         match what {
             Doing::Attend => {
                 ours.machine.on_worker_attends(local_rank);
-                if groupless {
-                    ours.machine.on_worker_groupless();
+                if no_process_group {
+                    ours.machine.on_worker_without_process_group();
                 }
             }
             Doing::Count { change } => ours.machine.on_worker_counted(local_rank, change, counted.unwrap_or(0)),
             Doing::Park => ours.machine.on_worker_parked(local_rank, state),
             Doing::BeStuck { .. } if raises => {
-                let failure = ours.failure(host, local_rank, "HorovodInternalError", LIVES);
+                let failure = ours.failure(host, local_rank, "HorovodInternalError", STILL_ALIVE);
                 ours.machine.on_worker_raised(failure, instant);
             }
             Doing::BeStuck { .. } => {

@@ -1,13 +1,13 @@
 //! Our agent on a host: an [`AgentMachine`] between its node's session and simulated workers.
 //!
 //! `runner` plays the part of [`elastic_rs::agent::runner`]: it performs the machine's commands and passes events to it. `workers` take
-//! a while to start, fail, succeed, and end late or not at all when stopped. `words` are those of failed workers. Invariants of a
+//! a while to start, fail, succeed, and end late or not at all when stopped. `message_delay` are those of failed workers. Invariants of a
 //! node's workers are checked where they could break.
 
+mod failure_message;
 mod guards;
 mod in_place;
 mod runner;
-mod words;
 mod workers;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -44,7 +44,7 @@ pub struct Agents {
     /// Until when starts fail.
     pub bad_starts_until: Time,
     /// Shortest and longest time that collecting a failed worker's words takes.
-    pub words: (Duration, Duration),
+    pub message_delay: (Duration, Duration),
     /// Percentage of failures whose words are on a file system that hangs.
     pub hanging_files: u64,
     /// How workers change in place.
@@ -60,7 +60,7 @@ use in_place::Member;
 
 /// An event of the workers of a host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CrewEvent {
+pub enum WorkerGroupEvent {
     /// The workers that were missing run.
     Started,
     /// One of them cannot be started, and none of them runs.
@@ -74,7 +74,7 @@ pub enum CrewEvent {
         /// Whether with exit code 0.
         well: bool,
     },
-    /// A worker does what it was told, or what its program is for.
+    /// A worker does what a message asks for, or what its program is for.
     Does {
         /// Its local rank.
         local_rank: u32,
@@ -108,7 +108,7 @@ pub enum Doing {
 
 /// The workers on a host.
 #[derive(Clone, Debug)]
-pub struct Crew {
+pub struct WorkerGroup {
     /// The number of the last start.
     generation: u64,
     /// Whether the last start is complete.
@@ -117,7 +117,7 @@ pub struct Crew {
     left: BTreeMap<u32, Member>,
     stopping: Option<Stopping>,
     /// The place for which workers were started last.
-    place: Option<Held>,
+    placement: Option<Held>,
 }
 
 /// Our agent in a process.

@@ -10,7 +10,7 @@ use super::{Ends, Ours, pid_of_workers, worker_count};
 use crate::engine::paths::{End, HostId};
 use crate::engine::queue::Time;
 use crate::worlds::Violation;
-use elastic_rs::agent::machine::{LEAVE_LIMIT, LOOK_LIMIT, WORDS_LIMIT};
+use elastic_rs::agent::machine::{LEAVE_LIMIT, LOOK_LIMIT, MESSAGE_LIMIT};
 use elastic_rs::agent::news::Seen;
 use elastic_rs::agent::{Command, Outcome};
 use elastic_rs::rendezvous::messages::message::{Failure, Running};
@@ -31,7 +31,7 @@ impl Simulation {
     /// Pass events between session, agent and workers until there are none.
     pub(in crate::coordinator) fn after_ours(&mut self, host: HostId) -> Result<(), Violation> {
         loop {
-            self.hear(host)?;
+            self.receive(host)?;
             let Some((_, ours)) = self.ours(host) else { return Ok(()) };
             let commands = ours.machine.take_commands();
             if commands.is_empty() {
@@ -44,12 +44,12 @@ impl Simulation {
         }
         self.arm_agent(host);
         self.arm_guards(host);
-        self.check_told(host, WORDS_LIMIT)?;
+        self.check_reported(host, MESSAGE_LIMIT)?;
         self.end_if_over(host)
     }
 
     /// Pass the session's view to the agent.
-    fn hear(&mut self, host: HostId) -> Result<(), Violation> {
+    fn receive(&mut self, host: HostId) -> Result<(), Violation> {
         let (instant, at) = (self.instant(), self.now());
         let Some((process, ours)) = self.ours(host) else { return Ok(()) };
         let view = process.machine.view().clone();
@@ -57,7 +57,7 @@ impl Simulation {
             let running = process.machine.forecast().map(Option::<&Running>::cloned);
             if running.is_some() || until <= at {
                 ours.looking_until = None;
-                ours.machine.on_outlook(running.flatten().as_ref(), instant);
+                ours.machine.on_forecast(running.flatten().as_ref(), instant);
             }
         }
         if let Some(outcome) = process.machine.take_outcome() {
@@ -72,10 +72,10 @@ impl Simulation {
                     ours.machine.on_placed(placement.clone(), instant);
                     self.hosts[host].placements.push(placement);
                 }
-                Err(error) => ours.machine.on_no_place(error),
+                Err(error) => ours.machine.on_no_placement(error),
             }
             if let Some(process) = &self.hosts[host].process {
-                let run = self.options.strangers.run_of(host);
+                let run = self.options.odd_hosts.run_of(host);
                 self.ledgers[run].check_outcome(process, &outcome)?;
             }
         }
@@ -86,18 +86,18 @@ impl Simulation {
             ours.machine.on_view(&view, instant);
             ours.need_not_report();
             if view.waiting > 0 && view.reason.is_empty() {
-                return Err(Violation::contract(format!("host{host} is told to re-form without a reason")));
+                return Err(Violation::contract(format!("host{host} must re-form without a reason")));
             }
         }
         Ok(())
     }
 
     /// A worker has ended. If its guard has killed it, that is no failure.
-    pub(super) fn hear_of_fence(&mut self, host: HostId) -> Result<(), Violation> {
+    pub(super) fn receive_fence(&mut self, host: HostId) -> Result<(), Violation> {
         let now = self.instant();
         let Some((process, _)) = self.ours(host) else { return Ok(()) };
         process.machine.fence_if_due(now);
-        if process.machine.view().fenced.is_some() { self.hear(host) } else { Ok(()) }
+        if process.machine.view().fenced.is_some() { self.receive(host) } else { Ok(()) }
     }
 
     fn perform(&mut self, host: HostId, command: Command) -> Result<(), Violation> {
@@ -109,24 +109,24 @@ impl Simulation {
                 ours.looking_until = Some(until);
                 self.engine.push(until, Event::AgentTick(host, pid));
             }
-            Command::StartAhead(place) => {
-                ours.workers = place.workers_of(worker_count(host));
+            Command::StartAhead(placement) => {
+                ours.workers = placement.workers_of(worker_count(host));
                 ours.seen = Some(Seen::of(process.machine.view()));
                 self.ends.started_ahead += 1;
                 self.start_ahead(host);
             }
             Command::Join { survival } => {
-                process.machine.bring(survival);
+                process.machine.set_survivors(survival);
                 self.ask(host);
             }
             Command::Start { placement, missing } => return self.start_workers(host, *placement, missing),
             Command::Replace { missing, .. } => self.start_ahead_of_round(host, missing),
             Command::CancelStart => self.cancel_start(host),
-            Command::Place { local_rank } => return self.place_worker(host, local_rank),
-            Command::Send { local_rank, message } => return self.tell_worker(host, local_rank, *message),
+            Command::SendPlacement { local_rank } => return self.send_placement(host, local_rank),
+            Command::Send { local_rank, message } => return self.send_to_worker(host, local_rank, *message),
             Command::KillWorker { local_rank } => self.kill_worker(host, local_rank),
             Command::Attending(round) => process.machine.attending(round),
-            Command::Groupless(round) => process.machine.groupless(round),
+            Command::NoProcessGroup(round) => process.machine.no_process_group(round),
             Command::Counted { round, count } => process.machine.counted(round, count),
             Command::Parked(round) => process.machine.parked(round),
             Command::WillLeave { round, signal } => {
@@ -143,8 +143,8 @@ impl Simulation {
             }
             Command::Kill => {
                 let now = self.instant();
-                let Some(crew) = self.hosts[host].crew.as_mut() else { return Ok(()) };
-                match &mut crew.stopping {
+                let Some(worker_group) = self.hosts[host].worker_group.as_mut() else { return Ok(()) };
+                match &mut worker_group.stopping {
                     Some(stopping) => {
                         let commands = stopping.on_kill(now);
                         self.signal_workers(host, commands);
@@ -161,9 +161,11 @@ impl Simulation {
             Command::Done(round) => {
                 process.machine.report_done(round);
                 process.done = true;
-                if let Some(crew) = self.hosts[host].crew.as_ref().filter(|crew| !crew.left.is_empty()) {
+                if let Some(worker_group) =
+                    self.hosts[host].worker_group.as_ref().filter(|worker_group| !worker_group.left.is_empty())
+                {
                     return Err(Violation::contract(format!(
-                        "host{host} says that it has finished while {crew:?} runs"
+                        "host{host} says that it has finished while {worker_group:?} runs"
                     )));
                 }
             }
@@ -176,7 +178,7 @@ impl Simulation {
                 }
             }
             Command::Close(verdict) => process.machine.close(verdict),
-            Command::Tell(text) | Command::Warn(text) => self.engine.remark(|| format!("host{host}: {text}")),
+            Command::Log(text) | Command::Warn(text) => self.engine.remark(|| format!("host{host}: {text}")),
             Command::End(outcome) => {
                 ours.ending = Some(*outcome);
                 process.agent = Agent::Stopping { again: false };
@@ -228,7 +230,7 @@ impl Simulation {
 
     /// Ends the agent's process once the agent has ended and nothing is left of its workers.
     fn end_if_over(&mut self, host: HostId) -> Result<(), Violation> {
-        if self.hosts[host].crew.is_some() {
+        if self.hosts[host].worker_group.is_some() {
             return Ok(());
         }
         let Some((_, ours)) = self.ours(host) else { return Ok(()) };
@@ -247,14 +249,14 @@ impl Simulation {
             _ => None,
         };
         if let Some(cause) = cause {
-            self.check_last_words(host, cause.as_ref())?;
+            self.check_last_message(host, cause.as_ref())?;
         }
         let Some((process, _)) = self.ours(host) else { return Ok(()) };
-        let failed_as_told = match (&outcome, &process.machine.view().closed) {
+        let failed_as_reported = match (&outcome, &process.machine.view().closed) {
             (Outcome::Failed { cause, .. }, Some(verdict)) if verdict.is_failure() => Some(cause.clone()),
             _ => None,
         };
-        if let Some(cause) = failed_as_told {
+        if let Some(cause) = failed_as_reported {
             self.check_cause(host, cause)?;
         }
         self.ends.outcomes.push((host, outcome.clone()));
@@ -285,7 +287,11 @@ impl Simulation {
 
     /// The generation that runs on each host, and the number of its workers that are left.
     pub fn workers(&self) -> BTreeMap<HostId, (u64, usize)> {
-        let crews = self.hosts.iter().enumerate().filter_map(|(number, host)| Some((number, host.crew.as_ref()?)));
-        crews.filter(|(_, crew)| crew.up).map(|(number, crew)| (number, (crew.generation, crew.left.len()))).collect()
+        let worker_groups =
+            self.hosts.iter().enumerate().filter_map(|(number, host)| Some((number, host.worker_group.as_ref()?)));
+        worker_groups
+            .filter(|(_, worker_group)| worker_group.up)
+            .map(|(number, worker_group)| (number, (worker_group.generation, worker_group.left.len())))
+            .collect()
     }
 }

@@ -7,7 +7,7 @@ use super::super::event::Event;
 use super::super::host::Agent;
 use super::super::simulation::Simulation;
 use super::in_place::Member;
-use super::{Agents, Crew, CrewEvent, worker_count};
+use super::{Agents, WorkerGroup, WorkerGroupEvent, worker_count};
 use crate::engine::paths::HostId;
 use crate::worlds::Violation;
 use elastic_rs::rendezvous::messages::message::{Placement, Resume};
@@ -28,9 +28,9 @@ impl Simulation {
         let Some((process, ours)) = self.ours(host) else { return Ok(()) };
         ours.first_rank = placement.workers.map_or(0, |ranks| ranks.first_rank);
         process.agent = Agent::Running(placement);
-        let place = process.held(host);
+        let placement = process.held(host);
         self.begin_start(host, missing);
-        self.hosts[host].crew.iter_mut().for_each(|crew| crew.place = place);
+        self.hosts[host].worker_group.iter_mut().for_each(|worker_group| worker_group.placement = placement);
         Ok(())
     }
 
@@ -43,8 +43,8 @@ impl Simulation {
     /// Missing workers are started while the others leave their world.
     pub(super) fn start_ahead_of_round(&mut self, host: HostId, missing: BTreeSet<u32>) {
         self.begin_start(host, missing.clone());
-        let crew = self.hosts[host].crew.iter_mut().flat_map(|crew| &mut crew.left);
-        crew.filter(|(rank, _)| missing.contains(*rank)).for_each(|(_, member)| member.ahead = true);
+        let worker_group = self.hosts[host].worker_group.iter_mut().flat_map(|worker_group| &mut worker_group.left);
+        worker_group.filter(|(rank, _)| missing.contains(*rank)).for_each(|(_, member)| member.ahead = true);
     }
 
     fn begin_start(&mut self, host: HostId, missing: BTreeSet<u32>) {
@@ -56,19 +56,19 @@ impl Simulation {
         if let Some((_, ours)) = self.ours(host) {
             ours.succeeded = 0;
         }
-        let none = || Crew { generation, up: false, left: BTreeMap::new(), stopping: None, place: None };
-        let crew = self.hosts[host].crew.get_or_insert_with(none);
-        (crew.generation, crew.up) = (generation, false);
+        let none = || WorkerGroup { generation, up: false, left: BTreeMap::new(), stopping: None, placement: None };
+        let worker_group = self.hosts[host].worker_group.get_or_insert_with(none);
+        (worker_group.generation, worker_group.up) = (generation, false);
         for local_rank in missing {
             self.processes += 1;
-            crew.left.insert(local_rank, Member::new(self.processes));
+            worker_group.left.insert(local_rank, Member::new(self.processes));
         }
-        let happens = if bad { CrewEvent::NotStarted } else { CrewEvent::Started };
-        self.engine.push(at, Event::Crew(host, generation, happens));
+        let happens = if bad { WorkerGroupEvent::NotStarted } else { WorkerGroupEvent::Started };
+        self.engine.push(at, Event::WorkerGroup(host, generation, happens));
     }
 
     fn check_start(&mut self, host: HostId, placement: &Placement, missing: &BTreeSet<u32>) -> Result<(), Violation> {
-        let others = self.hosts[host].crew.iter().flat_map(|crew| &crew.left);
+        let others = self.hosts[host].worker_group.iter().flat_map(|worker_group| &worker_group.left);
         let goes_on = matches!(placement.resume, Some(Resume::Continue { .. }));
         let (ready, parked): (Vec<_>, Vec<_>) = others.partition(|(rank, member)| {
             let waits = member.parked.is_some() && placement.resume.is_some() || member.ahead && member.up && goes_on;
@@ -95,7 +95,7 @@ impl Simulation {
         let restarts = ours.machine.restarts();
         let left = self.options.agents.restarts_left;
         if left.map_or(restarts != placement.restart, |allowed| restarts > allowed) {
-            let text = format!("host{host} tells its workers of restart {restarts} in {placement:?}");
+            let text = format!("host{host} notifies its workers of restart {restarts} in {placement:?}");
             return Err(Violation::contract(text));
         }
         Ok(())
@@ -103,11 +103,13 @@ impl Simulation {
 
     /// A start that is not complete does not go on.
     pub(super) fn cancel_start(&mut self, host: HostId) {
-        let Some(crew) = self.hosts[host].crew.as_mut().filter(|crew| !crew.up) else { return };
-        crew.left.retain(|_, member| member.up);
-        (crew.up, crew.generation) = (true, 0);
-        if crew.left.is_empty() {
-            self.hosts[host].crew = None;
+        let Some(worker_group) = self.hosts[host].worker_group.as_mut().filter(|worker_group| !worker_group.up) else {
+            return;
+        };
+        worker_group.left.retain(|_, member| member.up);
+        (worker_group.up, worker_group.generation) = (true, 0);
+        if worker_group.left.is_empty() {
+            self.hosts[host].worker_group = None;
         }
     }
 
@@ -115,10 +117,10 @@ impl Simulation {
     pub(super) fn begin_stop(&mut self, host: HostId, policy: StopPolicy) {
         let now = self.instant();
         self.cancel_start(host);
-        match self.hosts[host].crew.as_mut() {
-            Some(crew) => {
-                let (stopping, commands) = Stopping::begin(policy, crew.left.keys().copied(), now);
-                crew.stopping = Some(stopping);
+        match self.hosts[host].worker_group.as_mut() {
+            Some(worker_group) => {
+                let (stopping, commands) = Stopping::begin(policy, worker_group.left.keys().copied(), now);
+                worker_group.stopping = Some(stopping);
                 self.signal_workers(host, commands);
             }
             None => {
@@ -157,58 +159,58 @@ impl Simulation {
     }
 
     pub(super) fn push_end(&mut self, host: HostId, local_rank: u32, well: bool, after: Duration) {
-        let Some(crew) = &self.hosts[host].crew else { return };
-        let Some(Member { process, .. }) = crew.left.get(&local_rank) else { return };
-        let event = CrewEvent::Ends { local_rank, process: *process, well };
-        self.engine.push(self.now() + after, Event::Crew(host, crew.generation, event));
+        let Some(worker_group) = &self.hosts[host].worker_group else { return };
+        let Some(Member { process, .. }) = worker_group.left.get(&local_rank) else { return };
+        let event = WorkerGroupEvent::Ends { local_rank, process: *process, well };
+        self.engine.push(self.now() + after, Event::WorkerGroup(host, worker_group.generation, event));
     }
 
     pub(super) fn arm_stop(&mut self, host: HostId) {
-        let Some(crew) = &self.hosts[host].crew else { return };
-        if let Some(deadline) = crew.stopping.as_ref().and_then(Stopping::next_deadline) {
+        let Some(worker_group) = &self.hosts[host].worker_group else { return };
+        if let Some(deadline) = worker_group.stopping.as_ref().and_then(Stopping::next_deadline) {
             let at = self.engine.due(deadline);
-            self.engine.push(at, Event::Crew(host, crew.generation, CrewEvent::Tick));
+            self.engine.push(at, Event::WorkerGroup(host, worker_group.generation, WorkerGroupEvent::Tick));
         }
     }
 
-    pub(in crate::coordinator) fn on_crew(
+    pub(in crate::coordinator) fn on_worker_group(
         &mut self,
         host: HostId,
         generation: u64,
-        event: CrewEvent,
+        event: WorkerGroupEvent,
     ) -> Result<(), Violation> {
         let now = self.instant();
-        if matches!(event, CrewEvent::Ends { .. }) {
-            self.hear_of_fence(host)?;
+        if matches!(event, WorkerGroupEvent::Ends { .. }) {
+            self.receive_fence(host)?;
         }
         let state = &mut self.hosts[host];
-        let Some(crew) = state.crew.as_mut() else { return Ok(()) };
+        let Some(worker_group) = state.worker_group.as_mut() else { return Ok(()) };
         let Some(ours) = &mut state.ours else {
-            return Err(Violation::contract(format!("workers on host{host} outlive their agent: {crew:?}")));
+            return Err(Violation::contract(format!("workers on host{host} outlive their agent: {worker_group:?}")));
         };
-        let last_start = crew.generation == generation;
+        let last_start = worker_group.generation == generation;
         match event {
-            CrewEvent::Started if last_start => {
-                crew.up = true;
-                crew.left.values_mut().for_each(|member| member.up = true);
+            WorkerGroupEvent::Started if last_start => {
+                worker_group.up = true;
+                worker_group.left.values_mut().for_each(|member| member.up = true);
                 ours.machine.on_started();
                 self.plan_to_attend(host);
             }
-            CrewEvent::NotStarted if last_start => {
+            WorkerGroupEvent::NotStarted if last_start => {
                 let failure = ours.failure(host, 0, "a failure to start", 1);
                 self.cancel_start(host);
                 if let Some((_, ours)) = self.ours(host) {
                     ours.machine.on_worker_failed(failure, false, now);
                 }
             }
-            CrewEvent::Started | CrewEvent::NotStarted => return Ok(()),
-            CrewEvent::Ends { local_rank, process, well } => {
-                if crew.left.get(&local_rank).is_none_or(|member| member.process != process) {
+            WorkerGroupEvent::Started | WorkerGroupEvent::NotStarted => return Ok(()),
+            WorkerGroupEvent::Ends { local_rank, process, well } => {
+                if worker_group.left.get(&local_rank).is_none_or(|member| member.process != process) {
                     return Ok(());
                 }
-                crew.left.remove(&local_rank);
-                crew.stopping.iter_mut().for_each(|stopping| stopping.on_gone(local_rank));
-                let over = crew.left.is_empty();
+                worker_group.left.remove(&local_rank);
+                worker_group.stopping.iter_mut().for_each(|stopping| stopping.on_gone(local_rank));
+                let over = worker_group.left.is_empty();
                 if well {
                     ours.succeeded += 1;
                     ours.machine.on_worker_succeeded(local_rank, now);
@@ -221,16 +223,18 @@ impl Simulation {
                 if let Some((_, ours)) = self.ours(host) {
                     ours.machine.on_worker_gone(local_rank);
                 }
-                if over && self.hosts[host].crew.as_ref().is_some_and(|crew| crew.left.is_empty()) {
-                    self.hosts[host].crew = None;
+                if over
+                    && self.hosts[host].worker_group.as_ref().is_some_and(|worker_group| worker_group.left.is_empty())
+                {
+                    self.hosts[host].worker_group = None;
                     if let Some((_, ours)) = self.ours(host) {
                         ours.machine.on_stopped();
                     }
                 }
             }
-            CrewEvent::Does { local_rank, process, what } => self.do_as_told(host, local_rank, process, what),
-            CrewEvent::Tick => {
-                let commands = crew.stopping.as_mut().map(|stopping| stopping.poll(now)).unwrap_or_default();
+            WorkerGroupEvent::Does { local_rank, process, what } => self.carry_out(host, local_rank, process, what),
+            WorkerGroupEvent::Tick => {
+                let commands = worker_group.stopping.as_mut().map(|stopping| stopping.poll(now)).unwrap_or_default();
                 if !commands.is_empty() {
                     self.signal_workers(host, commands);
                 }
@@ -241,11 +245,15 @@ impl Simulation {
 
     /// Some or all workers of a host end by themselves. Workers that are being stopped are not affected.
     pub(in crate::coordinator) fn end_workers(&mut self, host: HostId, well: bool) {
-        let Some(crew) = self.hosts[host].crew.as_ref().filter(|crew| crew.up && crew.stopping.is_none()) else {
+        let Some(worker_group) = self.hosts[host]
+            .worker_group
+            .as_ref()
+            .filter(|worker_group| worker_group.up && worker_group.stopping.is_none())
+        else {
             return;
         };
-        let count = if well { crew.left.len() } else { 1 };
-        let ranks: Vec<_> = crew.left.keys().copied().take(count).collect();
+        let count = if well { worker_group.left.len() } else { 1 };
+        let ranks: Vec<_> = worker_group.left.keys().copied().take(count).collect();
         for local_rank in ranks {
             let after = self.engine.dice.duration((Duration::ZERO, Duration::from_millis(300 * u64::from(well))));
             self.push_end(host, local_rank, well, after);

@@ -1,4 +1,4 @@
-//! What must be true of the coordinator's decisions, of what nodes are told, and of a settled job. Part of [`super`].
+//! What must be true of the coordinator's decisions, of what is sent to nodes, and of a settled job. Part of [`super`].
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use super::super::agent::worker_count;
 use super::super::event::Loss;
 use super::super::host::{self, Agent, Host, Process};
-use super::completion::check_told_again;
-use super::{Ledger, OTHER_SETTINGS, Said};
+use super::completion::check_sent_again;
+use super::{Ledger, OTHER_SETTINGS, Reported};
 use crate::engine::paths::HostId;
 use crate::engine::queue::Time;
 use crate::worlds::{self, Violation, ensure_contract as ensure};
@@ -46,7 +46,7 @@ impl Ledger {
         &mut self,
         machine: &Machine,
         commands: impl IntoIterator<Item = &'a Command>,
-        life: u32,
+        incarnation: u32,
     ) -> Result<(), Violation> {
         let run = machine.run(&self.run_id);
         // A recount looks at all nodes. In large jobs most decisions are about a heartbeat, and some are left out.
@@ -70,10 +70,10 @@ impl Ledger {
                 self.stopped.remove(session);
             }
             if let Some(placement) = message.placement() {
-                let said = self.said.get(session);
-                let said =
-                    said.ok_or_else(|| Violation::contract(format!("a place is given to {session:?}, a stranger")))?;
-                completed.entry(placement.round).or_default().push((said.node, placement));
+                let reported = self.reported.get(session);
+                let reported = reported
+                    .ok_or_else(|| Violation::contract(format!("a place is given to {session:?}, a stranger")))?;
+                completed.entry(placement.round).or_default().push((reported.node, placement));
             }
             match message {
                 CoordinatorMessage::Complete(Placement { round, resume: Some(resume), .. }) => {
@@ -81,8 +81,8 @@ impl Ledger {
                 }
                 CoordinatorMessage::RaiseAt { round, check } => self.check_raise_at(*round, *check)?,
                 CoordinatorMessage::Members { addresses, .. } => {
-                    if let Some(said) = self.said.get(session) {
-                        members.entry(said.node).or_default().extend(addresses);
+                    if let Some(reported) = self.reported.get(session) {
+                        members.entry(reported.node).or_default().extend(addresses);
                     }
                 }
                 CoordinatorMessage::Status { waiting, reason, .. } => {
@@ -97,19 +97,19 @@ impl Ledger {
                 CoordinatorMessage::Closed { .. } | CoordinatorMessage::Over { .. } => self.closed = true,
                 // Another node has its place, because its process is assumed to have ended. That is not proven either.
                 CoordinatorMessage::Ended { .. } => {
-                    self.gone.extend(self.said.get(session).map(|said| said.node));
+                    self.gone.extend(self.reported.get(session).map(|reported| reported.node));
                 }
                 _ => {}
             }
         }
         recounted.map_or(Ok(()), |run| self.check_left_behind(run))?;
-        for (round, places) in completed {
-            match self.worlds.get(&(life, round)) {
-                Some(told) => check_told_again(told, round, &places)?,
+        for (round, placements) in completed {
+            match self.worlds.get(&(incarnation, round)) {
+                Some(sent) => check_sent_again(sent, round, &placements)?,
                 None => {
-                    self.check_resume(life, &places, resumes.get(&round).map_or(&[], Vec::as_slice))?;
-                    self.check_completion(life, round, &places)?;
-                    self.check_members(&places, &members)?;
+                    self.check_resume(incarnation, &placements, resumes.get(&round).map_or(&[], Vec::as_slice))?;
+                    self.check_completion(incarnation, round, &placements)?;
+                    self.check_members(&placements, &members)?;
                 }
             }
         }
@@ -120,7 +120,8 @@ impl Ledger {
     /// coordinator goes on with it.
     fn check_growth(&self, record: &Record, run: Option<&Run>) -> Result<(), Violation> {
         let leaves = record.text.as_ref().is_some_and(|text| text.contains("is about to leave"));
-        let began = |run: &Run| self.counted.contains_key(&run.round()) || self.said.values().any(Said::has_stopped);
+        let began =
+            |run: &Run| self.counted.contains_key(&run.round()) || self.reported.values().any(Reported::has_stopped);
         let grows = match record.kind {
             Kind::RoundBroken { why: Why::NodesWait } => true,
             Kind::RoundChanges {} => record.text.is_some() && !leaves && !run.is_some_and(began),
@@ -130,13 +131,13 @@ impl Ledger {
         ensure(held.is_none(), || format!("a healthy world is stopped for growth, and no round can close: {record:?}"))
     }
 
-    /// Checks that a world never runs on without one of its members that has asked for another round: the others were told to stop. A
+    /// Checks that a world never runs on without one of its members that has asked for another round: the others were asked to stop. A
     /// member whose workers have stopped at a check is one that the others follow.
     fn check_left_behind(&self, run: &Run) -> Result<(), Violation> {
         let member = |placed: Option<(Round, u32)>| placed.is_some_and(|(round, _)| round == run.round());
         let asks = |node: &NodeId| {
-            let said = self.newest.get(node).and_then(|session| self.said.get(session));
-            said.is_some_and(|said| said.join.is_some() && !said.has_stopped())
+            let reported = self.newest.get(node).and_then(|session| self.reported.get(session));
+            reported.is_some_and(|reported| reported.join.is_some() && !reported.has_stopped())
         };
         let waits = |status: &Status| matches!(status, Status::Waiting { .. });
         let mut waiting = run.nodes().filter(|(node, status, placed)| waits(status) && member(*placed) && asks(node));
@@ -165,7 +166,7 @@ impl Ledger {
     /// no guards: what it stops counts as dead.
     pub(in crate::coordinator) fn check_one_world<'a>(
         &self,
-        life: u32,
+        incarnation: u32,
         hosts: impl Iterator<Item = (HostId, &'a Host)>,
     ) -> Result<(), Violation> {
         if self.settings.on_partition == OnPartition::Continue {
@@ -174,11 +175,11 @@ impl Ledger {
         let bound = |(number, host): (HostId, &Host)| {
             let process = host.process.as_ref().filter(|process| !process.done && !process.machine.has_left())?;
             let held = match &host.ours {
-                Some(_) => host.crew.as_ref()?.held()?,
+                Some(_) => host.worker_group.as_ref()?.held()?,
                 None => process.held(number)?,
             };
             let world = self.world_of(process.id, Round(held.round), held.rank);
-            let known = world.is_some_and(|world| world.0 == life || self.learned.contains(&world));
+            let known = world.is_some_and(|world| world.0 == incarnation || self.learned.contains(&world));
             (known && !self.gone.contains(&process.id)).then_some(held)
         };
         worlds::check_one_world(self.highest.0, hosts.filter_map(bound))
@@ -207,32 +208,32 @@ impl Ledger {
         ensure(placement.round > reached, || {
             format!("process {} goes from round {reached} to {}", process.pid, placement.round)
         })?;
-        let told = self.worlds.iter().any(|((_, round), told)| {
+        let sent = self.worlds.iter().any(|((_, round), sent)| {
             *round == placement.round
-                && told.size == placement.world_size
-                && told.master == (placement.master_addr.clone(), placement.master_port)
-                && told.members.get(placement.rank as usize) == Some(&process.id)
+                && sent.size == placement.world_size
+                && sent.master == (placement.master_addr.clone(), placement.master_port)
+                && sent.members.get(placement.rank as usize) == Some(&process.id)
         });
-        ensure(told, || format!("process {} holds a place nobody gave it: {placement:?}", process.pid))?;
+        ensure(sent, || format!("process {} holds a place nobody gave it: {placement:?}", process.pid))?;
         let asks = placement.rank == 0 && self.interfaces.contains(&process.id);
-        ensure(placement.members.is_some() == asks, || format!("it is told members, or is not: {placement:?}"))
+        ensure(placement.members.is_some() == asks, || format!("it gets members, or is not: {placement:?}"))
     }
 
-    /// Checks that the node with rank 0 of a new world is told all addresses of its members, if it has asked. `told`: what each node was
-    /// told with its place. One that is told its place again is told of those that have not left since.
+    /// Checks that the node with rank 0 of a new world gets all addresses of its members, if it has asked. `sent`: what each node was
+    /// sent with its placement. One that gets its placement again gets those that have not left since.
     fn check_members(
         &self,
-        places: &[(NodeId, &Placement)],
-        told: &BTreeMap<NodeId, Vec<IpAddr>>,
+        placements: &[(NodeId, &Placement)],
+        sent: &BTreeMap<NodeId, Vec<IpAddr>>,
     ) -> Result<(), Violation> {
-        let Some((first, _)) = places.iter().find(|(_, placement)| placement.rank == 0) else { return Ok(()) };
-        let others = told.keys().find(|node| *node != first);
-        ensure(others.is_none(), || format!("{others:?} is told members, and {first:?} has rank 0"))?;
-        let told = told.get(first).map_or(&[][..], Vec::as_slice);
-        let mut named = places.iter().map(|(node, _)| *node).filter(|node| self.interfaces.contains(node));
-        let missing = named.find(|node| !told.contains(&host::interface(*node)));
+        let Some((first, _)) = placements.iter().find(|(_, placement)| placement.rank == 0) else { return Ok(()) };
+        let others = sent.keys().find(|node| *node != first);
+        ensure(others.is_none(), || format!("{others:?} gets members, and {first:?} has rank 0"))?;
+        let sent = sent.get(first).map_or(&[][..], Vec::as_slice);
+        let mut named = placements.iter().map(|(node, _)| *node).filter(|node| self.interfaces.contains(node));
+        let missing = named.find(|node| !sent.contains(&host::interface(*node)));
         ensure(missing.is_none() || !self.interfaces.contains(first), || {
-            format!("rank 0 is not told of {missing:?}: {told:?}")
+            format!("rank 0 is not notified of {missing:?}: {sent:?}")
         })
     }
 
@@ -257,7 +258,9 @@ impl Ledger {
             return Ok(());
         }
         let undisturbed = |process: &Process| {
-            process.running().is_some_and(|place| place.round == loss.round && process.machine.view().waiting == 0)
+            process
+                .running()
+                .is_some_and(|placement| placement.round == loss.round && process.machine.view().waiting == 0)
         };
         let survivors = hosts.filter(|(_, _, fault)| clear(*fault));
         let undisturbed = survivors.filter(|(_, host, _)| host.process.as_ref().is_some_and(undisturbed));
@@ -286,9 +289,9 @@ pub fn check_settled<'a>(
 fn check_settled_workers(live: &[(HostId, &Process)], stopping: usize, bounds: WorkerBounds) -> Result<(), Violation> {
     let offered: u32 = live.iter().map(|(host, _)| worker_count(*host)).sum();
     let expected = if offered < bounds.min { 0 } else { offered.min(bounds.max) };
-    let places = || live.iter().filter_map(|(_, process)| process.running());
-    let run: u32 = places().filter_map(|place| place.local_world_size).sum();
-    let rounds: BTreeSet<_> = places().map(|place| place.round).collect();
+    let placements = || live.iter().filter_map(|(_, process)| process.running());
+    let run: u32 = placements().filter_map(|placement| placement.local_world_size).sum();
+    let rounds: BTreeSet<_> = placements().map(|placement| placement.round).collect();
     ensure(run == expected && stopping == 0 && rounds.len() <= 1, || {
         format!("{offered} workers are offered (of {bounds}), {run} run in {rounds:?}, which should be {expected}")
     })

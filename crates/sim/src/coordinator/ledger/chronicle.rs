@@ -9,13 +9,13 @@ use elastic_rs::events::record::{Kind, Number, Record, Why};
 /// The events of a run in one life of the coordinator.
 #[derive(Clone, Default)]
 pub struct Chronicle {
-    life: u32,
+    incarnation: u32,
     last: u64,
     /// Those that may be causes.
     kinds: BTreeMap<Number, Kind>,
 }
 
-/// The explorer must not tell states apart by it.
+/// The explorer must not distinguish states by it.
 impl fmt::Debug for Chronicle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Chronicle")
@@ -25,16 +25,16 @@ impl fmt::Debug for Chronicle {
 impl Chronicle {
     /// The run is forgotten. If it is opened again, its numbers begin again.
     pub fn forget(&mut self) {
-        *self = Self { life: self.life, ..Self::default() };
+        *self = Self { incarnation: self.incarnation, ..Self::default() };
     }
 
     /// Check the next event.
     ///
     /// # Errors
     /// A number is missing, or its causes do not explain it.
-    pub fn check(&mut self, record: &Record, life: u32) -> Result<(), Violation> {
-        if self.life != life {
-            *self = Self { life, ..Self::default() };
+    pub fn check(&mut self, record: &Record, incarnation: u32) -> Result<(), Violation> {
+        if self.incarnation != incarnation {
+            *self = Self { incarnation, ..Self::default() };
         }
         let Record { number, causes, kind, .. } = record;
         ensure_contract(number.0 == self.last + 1, || format!("event {number:?} follows event {}", self.last))?;

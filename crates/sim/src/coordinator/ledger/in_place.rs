@@ -5,7 +5,7 @@ use crate::worlds::{Violation, ensure_contract as ensure};
 use elastic_rs::rendezvous::messages::message::{NEVER, NodeId, Placement, Resume, Round, Survival};
 
 impl Ledger {
-    /// Checks that all members are told the same check, and that none of them has named it or a later one.
+    /// Checks that all members get the same check, and that none of them has named it or a later one.
     pub(super) fn check_raise_at(&mut self, round: Round, check: u64) -> Result<(), Violation> {
         let counted = self.counted.get(&round).copied().unwrap_or_default();
         ensure(check > counted, || {
@@ -14,8 +14,8 @@ impl Ledger {
         if check == NEVER {
             return Ok(());
         }
-        let told = *self.raised.entry(round).or_insert(check);
-        ensure(told == check, || format!("workers of round {round} are to stop at check {told}, and at {check}"))
+        let sent = *self.raised.entry(round).or_insert(check);
+        ensure(sent == check, || format!("workers of round {round} are to stop at check {sent}, and at {check}"))
     }
 
     /// Checks that all members of a new world begin in the same way. If survivors go on, the source was in the last world, and nobody who
@@ -23,23 +23,23 @@ impl Ledger {
     /// a state of the last world. [`Simulation::note_worlds`](super::super::simulation::Simulation) checks what workers really have.
     pub(super) fn check_resume(
         &self,
-        life: u32,
-        places: &[(NodeId, &Placement)],
+        incarnation: u32,
+        placements: &[(NodeId, &Placement)],
         resumes: &[&Resume],
     ) -> Result<(), Violation> {
         let Some(first) = resumes.first() else { return Ok(()) };
         ensure(resumes.iter().all(|resume| resume == first), || {
             format!("members begin in different ways: {resumes:?}")
         })?;
-        let Some(last) = self.last_places(life) else { return Ok(()) };
-        let formed = self.worlds.get(&(life, self.highest));
-        let (mut of_last, mut count, mut obstacle) = (Vec::new(), 0, resumes.len() < places.len());
-        for (node, placement) in places {
-            let said = self.newest.get(node).and_then(|session| self.said.get(session));
-            let survival = said.and_then(|said| said.workers()).map(|workers| &workers.survival);
+        let Some(last) = self.last_ranks(incarnation) else { return Ok(()) };
+        let formed = self.worlds.get(&(incarnation, self.highest));
+        let (mut of_last, mut count, mut obstacle) = (Vec::new(), 0, resumes.len() < placements.len());
+        for (node, placement) in placements {
+            let reported = self.newest.get(node).and_then(|session| self.reported.get(session));
+            let survival = reported.and_then(|reported| reported.workers()).map(|workers| &workers.survival);
             let returns = last.contains_key(node);
             // A member that was lost meanwhile, and has come back.
-            let was_member = returns || formed.is_some_and(|told| told.members.contains(node));
+            let was_member = returns || formed.is_some_and(|sent| sent.members.contains(node));
             obstacle |= (returns && !matches!(survival, Some(Survival::Attended(_)))) || placement.workers.is_none();
             let Some(Survival::Attended(survivors)) = survival else { continue };
             let size = placement.local_world_size.unwrap_or(u32::MAX);

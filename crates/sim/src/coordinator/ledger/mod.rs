@@ -3,7 +3,7 @@
 //! record of what was said, `checks`, `completion` and `in_place` judge by it.
 //!
 //! Within one life of the coordinator a round number belongs to one world. A restarted coordinator knows of earlier rounds only
-//! what nodes tell it. So across its lives this holds: a new number is above every number that a node has named to this life, and
+//! what nodes report to it. So across its lives this holds: a new number is above every number that a node has named to this life, and
 //! each node gets rising numbers.
 
 mod checks;
@@ -27,7 +27,7 @@ use elastic_rs::rendezvous::run::{Exclusion, SessionId};
 
 /// The last message of a node on its session, as the coordinator has read it.
 #[derive(Clone, Debug)]
-struct Said {
+struct Reported {
     node: NodeId,
     settings: Settings,
     node_rank: Option<u32>,
@@ -35,7 +35,7 @@ struct Said {
     join: Option<Join>,
 }
 
-impl Said {
+impl Reported {
     /// The workers of its join.
     fn workers(&self) -> Option<&JoinWorkers> {
         self.join.as_ref()?.workers.as_ref()
@@ -49,7 +49,7 @@ impl Said {
 
 /// A world, as sent to its members.
 #[derive(Clone, Debug)]
-struct Told {
+struct Sent {
     world: u64,
     size: u32,
     master: (String, u16),
@@ -63,7 +63,7 @@ pub(super) struct Known {
     /// It knows the node, which is connected or expected.
     node: bool,
     /// It knows the world that the node names, or that others of that world may still run.
-    heard: bool,
+    received: bool,
     /// It knows that world as the last one.
     believed: bool,
 }
@@ -73,15 +73,15 @@ pub(super) struct Known {
 pub struct Ledger {
     run_id: String,
     settings: Settings,
-    said: BTreeMap<SessionId, Said>,
+    reported: BTreeMap<SessionId, Reported>,
     /// The newest session of each node.
     newest: BTreeMap<NodeId, SessionId>,
     /// Nodes that have named their interfaces.
     interfaces: BTreeSet<NodeId>,
     /// Worlds, by the coordinator's life and the round.
-    worlds: BTreeMap<(u32, Round), Told>,
+    worlds: BTreeMap<(u32, Round), Sent>,
     /// Last place of each node that this life of the coordinator has heard or sent: round, rank and world.
-    places: BTreeMap<NodeId, (Round, u32, u64)>,
+    placements: BTreeMap<NodeId, (Round, u32, u64)>,
     /// Worlds that nodes have named to this life, whether or not it has taken them as the last one.
     named: BTreeSet<(Round, u64)>,
     /// Highest round that this life of the coordinator knows.
@@ -102,14 +102,14 @@ pub struct Ledger {
     reached: BTreeMap<NodeId, (Round, u32)>,
     /// The highest count of checks that members of a round have named to this life.
     counted: BTreeMap<Round, u64>,
-    /// The check at which members of a round were told to stop, by this life.
+    /// The check at which members of a round were asked to stop, by this life.
     raised: BTreeMap<Round, u64>,
-    /// The sessions that were last told to stop their workers at once.
+    /// The sessions that were last asked to stop their workers at once.
     stopped: BTreeSet<SessionId>,
     closed: bool,
     /// What was recorded.
     pub chronicle: Chronicle,
-    /// The hosts that are kept out, as the coordinator has told its driver.
+    /// The hosts that are kept out, as the coordinator has sent to its driver.
     excluded: Vec<Exclusion>,
     /// How often a host was put out.
     pub exclusions: u64,
@@ -125,11 +125,11 @@ impl Ledger {
         Self {
             run_id: run_id(run),
             settings,
-            said: BTreeMap::new(),
+            reported: BTreeMap::new(),
             newest: BTreeMap::new(),
             interfaces: BTreeSet::new(),
             worlds: BTreeMap::new(),
-            places: BTreeMap::new(),
+            placements: BTreeMap::new(),
             named: BTreeSet::new(),
             highest: Round(0),
             named_highest: Round(0),
@@ -162,9 +162,9 @@ impl Ledger {
 
     /// The coordinator was restarted, and knows nothing.
     pub(super) fn on_restart(&mut self) {
-        self.said.clear();
+        self.reported.clear();
         self.newest.clear();
-        self.places.clear();
+        self.placements.clear();
         self.named.clear();
         (self.highest, self.named_highest) = (Round(0), Round(0));
         self.learned.clear();
@@ -179,7 +179,7 @@ impl Ledger {
         self.excluded.clear();
     }
 
-    /// The coordinator tells its driver which hosts are kept out. Members of a host that flaps (`rejoin_limit`) stay.
+    /// The coordinator sends its driver which hosts are kept out. Members of a host that flaps (`rejoin_limit`) stay.
     pub(super) fn on_exclusions(&mut self, hosts: &[Exclusion]) {
         let out: Vec<_> =
             hosts.iter().filter(|host| matches!(host.out.why, WhyUnused::FailedFirst { .. })).cloned().collect();
@@ -188,16 +188,16 @@ impl Ledger {
         self.excluded = out;
     }
 
-    /// The network tells the coordinator that a connection has ended.
+    /// The network notifies the coordinator that a connection has ended.
     pub(super) fn on_eof(&mut self, session: SessionId) {
-        let node = self.said.get(&session).map(|said| said.node);
+        let node = self.reported.get(&session).map(|reported| reported.node);
         self.gone.extend(node.filter(|node| self.newest.get(node) == Some(&session)));
         self.on_disconnected(session);
     }
 
     pub(super) fn on_disconnected(&mut self, session: SessionId) {
-        if let Some(said) = self.said.get_mut(&session) {
-            said.connected = false;
+        if let Some(reported) = self.reported.get_mut(&session) {
+            reported.connected = false;
         }
     }
 
@@ -206,10 +206,12 @@ impl Ledger {
         let run = machine.run(&self.run_id);
         let knows = run.is_some_and(|run| run.knows(hello.node));
         let recovering = run.is_none_or(|run| run.is_recovering(now));
-        let Some(placed) = hello.placed else { return Known { node: knows, heard: recovering, believed: recovering } };
+        let Some(placed) = hello.placed else {
+            return Known { node: knows, received: recovering, believed: recovering };
+        };
         let world = run.is_some_and(|run| run.knows_world(&placed));
         let taken_up = run.is_none_or(|run| run.adopts(&placed, now));
-        Known { node: knows, heard: world || recovering, believed: world || taken_up }
+        Known { node: knows, received: world || recovering, believed: world || taken_up }
     }
 
     /// The coordinator got this message and has not refused it. `known` is its knowledge before.
@@ -219,27 +221,27 @@ impl Ledger {
         message: &NodeMessage,
         known: Known,
         machine: &Machine,
-        life: u32,
+        incarnation: u32,
     ) {
         if let NodeMessage::Hello(hello) = message {
             let earlier = self.newest.insert(hello.node, session);
-            let earlier = earlier.and_then(|session| self.said.remove(&session));
+            let earlier = earlier.and_then(|session| self.reported.remove(&session));
             let earlier = earlier.filter(|_| hello.joining);
-            let join = earlier.and_then(|said| said.join);
+            let join = earlier.and_then(|reported| reported.join);
             let Hello { node, settings, node_rank, .. } = (**hello).clone();
-            let said = Said { node, settings, node_rank, connected: true, join };
-            self.said.insert(session, said);
+            let reported = Reported { node, settings, node_rank, connected: true, join };
+            self.reported.insert(session, reported);
             if hello.interfaces.is_some() {
                 self.interfaces.insert(hello.node);
             }
             if !known.node {
                 // The coordinator knows a node that it has given up only by the node's own claims.
-                self.places.remove(&hello.node);
+                self.placements.remove(&hello.node);
             }
             // A round number that was reused after a restart does not make a member of the first world one of the second.
             if let Some(placed) = hello.placed {
                 self.named.insert((placed.round, placed.world));
-                if known.heard {
+                if known.received {
                     self.learned.extend(self.world_of(hello.node, placed.round, placed.rank));
                 }
                 match known.believed {
@@ -249,27 +251,27 @@ impl Ledger {
                 }
             }
             let foreign = |placed: &Placed| {
-                let told = self.worlds.get(&(life, placed.round));
-                told.is_some_and(|told| told.members.get(placed.rank as usize) != Some(&hello.node))
+                let sent = self.worlds.get(&(incarnation, placed.round));
+                sent.is_some_and(|sent| sent.members.get(placed.rank as usize) != Some(&hello.node))
             };
             if let Some(placed) = hello.placed.filter(|placed| !foreign(placed)) {
                 // A round number that is not taken up is only not reused.
                 let taken_up = machine.run(&self.run_id).is_some_and(|run| placed.round <= run.round());
                 let number = if taken_up { &mut self.highest } else { &mut self.named_highest };
                 *number = placed.round.max(*number);
-                let known = self.places.get(&hello.node).map_or(Round(0), |place| place.0);
+                let known = self.placements.get(&hello.node).map_or(Round(0), |placement| placement.0);
                 if placed.round > known {
-                    self.places.insert(hello.node, (placed.round, placed.rank, placed.world));
+                    self.placements.insert(hello.node, (placed.round, placed.rank, placed.world));
                 }
             }
             return;
         }
-        let Some(said) = self.said.get_mut(&session) else {
+        let Some(reported) = self.reported.get_mut(&session) else {
             return;
         };
         match message {
-            NodeMessage::Join(join) => said.join = Some(join.clone()),
-            NodeMessage::Withdraw | NodeMessage::Leave { .. } => said.join = None,
+            NodeMessage::Join(join) => reported.join = Some(join.clone()),
+            NodeMessage::Withdraw | NodeMessage::Leave { .. } => reported.join = None,
             NodeMessage::Counted { round, count } => {
                 let highest = self.counted.entry(*round).or_default();
                 *highest = (*count).max(*highest);
@@ -279,13 +281,13 @@ impl Ledger {
             | NodeMessage::Heartbeat { .. }
             | NodeMessage::Done { .. }
             | NodeMessage::Attending { .. }
-            | NodeMessage::Groupless { .. }
+            | NodeMessage::NoProcessGroup { .. }
             | NodeMessage::WillLeave { .. }
             | NodeMessage::Parked { .. }
-            | NodeMessage::Took { .. }
-            | NodeMessage::Stepped { .. }
+            | NodeMessage::PhaseDurations { .. }
+            | NodeMessage::Progress { .. }
             | NodeMessage::Step { .. }
-            | NodeMessage::Recalled(_)
+            | NodeMessage::Replay(_)
             | NodeMessage::Fenced
             | NodeMessage::Observe(_) => {}
             NodeMessage::Failed { round, .. } => {
@@ -305,8 +307,8 @@ impl Ledger {
 
     /// The world in which a node has this place, by the life of the coordinator that formed it.
     fn world_of(&self, node: NodeId, round: Round, rank: u32) -> Option<(u32, Round)> {
-        let is = |told: &Told| told.members.get(rank as usize) == Some(&node);
-        self.worlds.iter().rev().find(|((_, of), told)| *of == round && is(told)).map(|(world, _)| *world)
+        let is = |sent: &Sent| sent.members.get(rank as usize) == Some(&node);
+        self.worlds.iter().rev().find(|((_, of), sent)| *of == round && is(sent)).map(|(world, _)| *world)
     }
 }
 

@@ -27,8 +27,8 @@ fn intruder(number: u64, joins: bool) -> Action {
     };
     let hello = Hello::new(RUN_ID, NodeId(u128::from(number)), format!("intruder{number}"), settings);
     let join = Join { round: Round(1 << 40), store_port: 1, node_rank: None, workers: None };
-    let said = if joins { vec![NodeMessage::Join(join)] } else { vec![] };
-    Action::Intrude(Box::new(Hello { placed: Some(placed), process: number, ..hello }), said)
+    let reported = if joins { vec![NodeMessage::Join(join)] } else { vec![] };
+    Action::Intrude(Box::new(Hello { placed: Some(placed), process: number, ..hello }), reported)
 }
 
 /// Neither changing claims nor a claim to round 2^64-1 may interrupt a running job.

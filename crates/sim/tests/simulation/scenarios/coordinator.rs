@@ -172,8 +172,8 @@ fn a_node_that_may_go_on_when_cut_off_does() {
         job.at(seconds(10), Action::Cut(2, end, seconds(60), Partition::Lost));
     }
     job.0.run_until(seconds(60)).expect("invariants hold");
-    assert_eq!(job.0.running(2).map(|place| place.round.0), Some(1));
-    assert_eq!(job.0.running(0).map(|place| place.round.0), Some(2));
+    assert_eq!(job.0.running(2).map(|placement| placement.round.0), Some(1));
+    assert_eq!(job.0.running(0).map(|placement| placement.round.0), Some(2));
     assert_eq!(job.world(seconds(110)), (3, ranks(&[0, 1, 2])));
 }
 
@@ -210,11 +210,11 @@ fn a_join_of_an_earlier_round_is_answered_and_not_applied() {
         raw::hello(&mut machine, node, Settings::new(2, 2), now);
         raw::join(&mut machine, node, 0, now);
     }
-    assert!(raw::told(&mut machine, 1).contains("round: Round(1), rank: 0"));
+    assert!(raw::reported(&mut machine, 1).contains("round: Round(1), rank: 0"));
     // Node 1's connection broke before the answer arrived, and it joins again.
     raw::join(&mut machine, 1, 0, now);
-    let told = raw::told(&mut machine, 1);
-    assert!(told.contains("round: Round(1), rank: 0"), "{told}");
+    let reported = raw::reported(&mut machine, 1);
+    assert!(reported.contains("round: Round(1), rank: 0"), "{reported}");
     let run = machine.run("job").expect("the run is known");
     assert_eq!(run.round(), Round(1));
     assert!(run.nodes().all(|(_, status, _)| *status == elastic_rs::rendezvous::run::Status::Active));

@@ -21,7 +21,7 @@ fn a_failure_raises_the_restart_number_of_all_and_a_loss_does_not() {
     assert_eq!(restarts(&job), [1, 1]);
     job.start(seconds(30), 0);
     job.world(seconds(30));
-    assert_eq!(restarts(&job), [1, 1, 1], "a newcomer is told the number too");
+    assert_eq!(restarts(&job), [1, 1, 1], "a newcomer gets the number too");
     job.at(seconds(40), Action::ReportFailure(0));
     job.world(seconds(40));
     assert_eq!(restarts(&job), [2, 2, 2]);
@@ -43,7 +43,7 @@ fn all_nodes_fail_at_once_and_one_restart_is_counted() {
     assert_eq!(restarts(&job), [1, 1, 1]);
 }
 
-/// #76287, #108158: with no restarts left every node is told at once, with host, rank and exit of the first cause.
+/// #76287, #108158: with no restarts left every node is notified at once, with host, rank and exit of the first cause.
 #[test]
 fn a_failure_beyond_the_budget_ends_the_job_everywhere_with_its_cause() {
     let mut job = job_with_budget(3, 3, Some(1));
@@ -54,8 +54,9 @@ fn a_failure_beyond_the_budget_ends_the_job_everywhere_with_its_cause() {
         let [Exit::Closed(view)] = job.exits(host) else {
             panic!("{:?}", job.exits(host));
         };
-        for said in ["10.0.0.2 (host1:2)", "pid: 1001", "exit code 7", "all 1 restarts are used up (max_restarts)"] {
-            assert!(view.contains(said), "{said} is not in {view}");
+        for reported in ["10.0.0.2 (host1:2)", "pid: 1001", "exit code 7", "all 1 restarts are used up (max_restarts)"]
+        {
+            assert!(view.contains(reported), "{reported} is not in {view}");
         }
     }
 }
@@ -141,6 +142,7 @@ fn ranks_of_workers_come_with_the_place() {
     job.0.start_all(Duration::ZERO);
     assert_eq!(job.world(seconds(1)).1, ranks(&[2, 1, 0]));
     // Host n has 1 + n workers.
-    let workers = |host| job.0.running(host).and_then(|place| place.workers).map(|w| (w.first_rank, w.world_size));
+    let workers =
+        |host| job.0.running(host).and_then(|placement| placement.workers).map(|w| (w.first_rank, w.world_size));
     assert_eq!([workers(2), workers(1), workers(0)], [Some((0, 6)), Some((3, 6)), Some((5, 6))]);
 }

@@ -47,7 +47,7 @@ fn a_job_of_one_node_that_was_stopped_for_longer_than_its_lease_runs_on() {
     }
 }
 
-/// The other nodes are cut off meanwhile, and stop. The coordinator tells the host's node that the world must re-form.
+/// The other nodes are cut off meanwhile, and stop. The coordinator notifies the host's node that the world must re-form.
 #[test]
 fn a_host_that_was_stopped_for_longer_than_the_lease_is_told_by_its_coordinator() {
     let mut job = hosted(3, 2);
@@ -80,7 +80,7 @@ fn a_single_node_whose_coordinator_is_elsewhere_gives_way_to_a_spare_when_it_was
     let mut job = Job::started(2, 1, 1);
     job.at(ms(10_001), Action::Stall(0, seconds(40)));
     job.0.run_until(seconds(49)).expect("invariants hold");
-    assert_eq!(job.0.running(1).map(|place| place.round.0), Some(2));
+    assert_eq!(job.0.running(1).map(|placement| placement.round.0), Some(2));
     assert_eq!(job.world(seconds(70)), (2, vec![None, Some(0)]));
 }
 
@@ -95,8 +95,8 @@ fn a_host_that_is_killed_and_started_again_is_not_waited_for_as_a_member() {
     assert_eq!(job.world(ms(11_900)), (1, vec![None, Some(1), Some(2)]), "workers run on until the host is back");
     // Nodes reconnect within 2 s.
     assert_eq!(job.world(ms(14_500)), (2, ranks(&[1, 0, 2])));
-    let told = "node rank 0 of round 1 has ended with the coordinator that its process hosted";
-    assert!(job.0.history().iter().any(|line| line.contains(&format!("round 1 is interrupted: {told}"))));
+    let reported = "node rank 0 of round 1 has ended with the coordinator that its process hosted";
+    assert!(job.0.history().iter().any(|line| line.contains(&format!("round 1 is interrupted: {reported}"))));
 }
 
 /// The host is killed a second time before the world has formed again.
@@ -154,7 +154,7 @@ fn ctrl_c_on_the_host_ends_the_job_for_all() {
     }
 }
 
-/// Waiting nodes are told too: one that waits for others, and one that joins while the host ends.
+/// Waiting nodes are notified too: one that waits for others, and one that joins while the host ends.
 #[test]
 fn ctrl_c_on_the_host_ends_the_wait_of_all() {
     let mut job = Job::with(Options { coordinator_on: Some(0), ..Options::exact(4, Settings::new(3, 3)) });
@@ -168,8 +168,8 @@ fn ctrl_c_on_the_host_ends_the_wait_of_all() {
         let (JoinError::Closed { verdict, .. } | JoinError::Over { verdict, .. }) = job.join_error(host) else {
             panic!("{:?}", job.join_error(host))
         };
-        let told = "ended by 10.0.0.1 (host0:1): its agent got SIGINT, and its process hosted the coordinator";
-        assert_eq!(verdict.to_string(), told);
+        let reported = "ended by 10.0.0.1 (host0:1): its agent got SIGINT, and its process hosted the coordinator";
+        assert_eq!(verdict.to_string(), reported);
     }
 }
 
@@ -181,13 +181,13 @@ fn sigterm_of_the_host_stops_the_others_until_it_is_back() {
         assert_eq!(job.world(seconds(40)), (1, ranks(&[0, 1, 2])));
         job.at(seconds(40), Action::Terminate(0));
         assert_eq!(job.world(ms(40_100)), (0, vec![None; 3]));
-        let told = "the coordinator at coordinator:29400 was stopped: its host 10.0.0.1 (host0:1) left: its agent got \
+        let reported = "the coordinator at coordinator:29400 was stopped: its host 10.0.0.1 (host0:1) left: its agent got \
                     SIGTERM; no world can form until a coordinator runs there again";
         assert!(job.0.history().iter().any(|line| line.contains("Leaving")));
         // No world forms while the host ends, or without it.
         assert_eq!(job.world(seconds(99)), (0, vec![None; 3]));
         let view = job.0.hosts()[1].process.as_ref().expect("it waits").machine.view().clone();
-        assert_eq!(view.reason, told);
+        assert_eq!(view.reason, reported);
         job.start(seconds(100), 0);
         assert_eq!(job.world(seconds(140)).1.iter().flatten().count(), 3, "min {min}");
     }
@@ -230,12 +230,12 @@ fn nodes_that_wait_for_a_host_in_vain_name_the_cause_of_its_end() {
     job.at(seconds(10), Action::Terminate(0));
     job.world(seconds(80));
     let text = job.join_error(1).to_string();
-    let told = "the coordinator at coordinator:29400 has been out of reach for 60.0s (coordinator_timeout): it was stopped \
+    let reported = "the coordinator at coordinator:29400 has been out of reach for 60.0s (coordinator_timeout): it was stopped \
                 (its host 10.0.0.1 (host0:1) left: its agent got SIGTERM), and has not come back: connection refused";
-    assert_eq!(text, told);
+    assert_eq!(text, reported);
 }
 
-/// The host's agent leaves when the job is over, like any other. No node is told that the coordinator ends.
+/// The host's agent leaves when the job is over, like any other. No node is notified that the coordinator ends.
 #[test]
 fn the_end_of_the_job_is_not_taken_for_the_end_of_the_host() {
     let mut job = hosted(2, 2);

@@ -58,7 +58,7 @@ impl Job {
             panic!("{}\n{}", violation, history[last..].join("\n"));
         }
         let hosts = 0..self.0.hosts().len();
-        let ranks = hosts.clone().map(|host| self.0.running(host).map(|place| place.rank)).collect();
+        let ranks = hosts.clone().map(|host| self.0.running(host).map(|placement| placement.rank)).collect();
         let rounds: std::collections::BTreeSet<_> =
             hosts.filter_map(|host| Some(self.0.running(host)?.round.0)).collect();
         assert!(rounds.len() <= 1, "two worlds at {at:?}: rounds {rounds:?}");
@@ -99,5 +99,5 @@ pub fn job_with_budget(hosts: usize, min: u32, max_restarts: Option<u32>) -> Job
 }
 
 pub fn restarts(job: &Job) -> Vec<u32> {
-    (0..job.0.hosts().len()).filter_map(|host| job.0.running(host).map(|place| place.restart)).collect()
+    (0..job.0.hosts().len()).filter_map(|host| job.0.running(host).map(|placement| placement.restart)).collect()
 }

@@ -20,8 +20,8 @@ pub fn join(machine: &mut Machine, node: u64, round: u64, now: Instant) {
 }
 
 /// The pending messages to a node, as text. All other commands are dropped.
-pub fn told(machine: &mut Machine, node: u64) -> String {
+pub fn reported(machine: &mut Machine, node: u64) -> String {
     let commands = machine.take_commands().into_iter();
-    let told = commands.filter(|c| matches!(c, Command::Send { session, .. } if *session == SessionId(node)));
-    told.map(|command| format!("{command:?}")).collect()
+    let reported = commands.filter(|c| matches!(c, Command::Send { session, .. } if *session == SessionId(node)));
+    reported.map(|command| format!("{command:?}")).collect()
 }

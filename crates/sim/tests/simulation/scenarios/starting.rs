@@ -103,12 +103,12 @@ fn different_node_counts_are_refused_naming_both() {
     raw::hello(&mut machine, 1, Settings::new(2, 4), now);
     raw::join(&mut machine, 1, 0, now);
     raw::hello(&mut machine, 2, Settings::new(3, 3), now);
-    let told = raw::told(&mut machine, 2);
-    assert!(told.contains("node2 asks for 3 nodes, but run `job` was opened for 2 to 4"), "{told}");
+    let reported = raw::reported(&mut machine, 2);
+    assert!(reported.contains("node2 asks for 3 nodes, but run `job` was opened for 2 to 4"), "{reported}");
     raw::hello(&mut machine, 3, Settings { max_restarts: Some(3), ..Settings::new(2, 4) }, now);
-    let told = raw::told(&mut machine, 3);
+    let reported = raw::reported(&mut machine, 3);
     let both = "node3 asks for 3 restarts of the job, but run `job` was opened for restarts counted by each node";
-    assert!(told.contains(both), "{told}");
+    assert!(reported.contains(both), "{reported}");
 }
 
 /// kubeflow/trainer #2000, #1638, ten times as large: 2,000 nodes come one after the other over four minutes.

@@ -1,30 +1,30 @@
-//! What a member tells a coordinator that was restarted: the last events that it recorded itself.
+//! What a member replays to a coordinator that was restarted: the last events that it recorded itself.
 
 use serde::{Deserialize, Serialize};
 
 use super::ids::NodeId;
-use crate::events::journal::{Entry, RECALLED, origin};
+use crate::events::journal::{Entry, REPLAYED, origin};
 use crate::events::record::{Exit, Kind, LONGEST_US, Phase};
 use crate::steps::slot::LARGEST_STEP;
 use crate::wire::text::{NAME_LIMIT_BYTES, cut, plain};
 
-/// Most bytes of texts in one [`Recalled`], and most that are taken of it.
+/// Most bytes of texts in one [`Replay`], and most that are taken of it.
 const TEXTS_BYTES: usize = 24 * 1024;
-/// Longest sentence that is told, in bytes.
+/// Longest sentence in a replay, in bytes.
 const TEXT_BYTES: usize = 512;
 
 /// A member's last events, the oldest first.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Recalled {
+pub struct Replay {
     /// The name with which the ids of its events begin: that of the member.
     pub origin: String,
-    /// At most [`RECALLED`].
-    pub events: Vec<Recollection>,
+    /// At most [`REPLAYED`].
+    pub events: Vec<ReplayedEvent>,
 }
 
 /// An event of a member.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Recollection {
+pub struct ReplayedEvent {
     /// The member's number of it, up to [`LARGEST_STEP`].
     pub number: u64,
     /// The number of its cause.
@@ -46,7 +46,7 @@ pub struct Recollection {
 /// What happened.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum What {
-    /// [`Kind::HeardCompleted`].
+    /// [`Kind::ReceivedCompleted`].
     Completed {
         /// The member's rank.
         rank: u32,
@@ -55,9 +55,9 @@ pub enum What {
         /// Number of workers, if it is known.
         workers: Option<u32>,
     },
-    /// [`Kind::HeardExited`].
+    /// [`Kind::ReceivedExited`].
     Exited(Box<Exit>),
-    /// [`Kind::HeardBroken`].
+    /// [`Kind::ReceivedBroken`].
     Broken {
         /// Its workers may have lived on.
         in_place: bool,
@@ -66,14 +66,14 @@ pub enum What {
     Phase(Phase),
 }
 
-impl Recalled {
+impl Replay {
     /// The last events that fit into a message. `origin` is that of all of them.
     pub fn of<'a>(origin: &str, entries: impl DoubleEndedIterator<Item = &'a Entry>, now: std::time::Instant) -> Self {
         let (mut events, mut bytes) = (Vec::new(), 0);
         for entry in entries.rev() {
-            let Some(event) = Recollection::of(origin, entry, now) else { continue };
+            let Some(event) = ReplayedEvent::of(origin, entry, now) else { continue };
             bytes += event.texts();
-            if bytes > TEXTS_BYTES || events.len() == RECALLED {
+            if bytes > TEXTS_BYTES || events.len() == REPLAYED {
                 break;
             }
             events.push(event);
@@ -83,15 +83,15 @@ impl Recalled {
     }
 
     /// As a coordinator takes it from this member: the last events within the limits, by rising numbers, with texts tidied. `None`: it
-    /// is not what a member tells, or it is told in another one's name.
+    /// is no event of a member, or it is another member's.
     pub fn validated(mut self, member: NodeId) -> Option<Self> {
         let rises = self.events.windows(2).all(|pair| pair[0].number < pair[1].number);
         let possible = self.events.iter().all(|event| event.number.max(event.round) <= LARGEST_STEP);
-        if self.origin != origin(member.0) || !rises || !possible || self.events.len() > RECALLED {
+        if self.origin != origin(member.0) || !rises || !possible || self.events.len() > REPLAYED {
             return None;
         }
         let (events, mut bytes) = (std::mem::take(&mut self.events), 0);
-        let tidied = events.into_iter().rev().map(Recollection::tidied).take_while(|event| {
+        let tidied = events.into_iter().rev().map(ReplayedEvent::tidied).take_while(|event| {
             bytes += event.texts();
             bytes <= TEXTS_BYTES
         });
@@ -101,15 +101,15 @@ impl Recalled {
     }
 }
 
-impl Recollection {
+impl ReplayedEvent {
     fn of(origin: &str, entry: &Entry, now: std::time::Instant) -> Option<Self> {
         let record = &entry.record;
         let what = match &record.kind {
-            Kind::HeardCompleted { rank, nodes, workers } => {
+            Kind::ReceivedCompleted { rank, nodes, workers } => {
                 What::Completed { rank: *rank, nodes: *nodes, workers: *workers }
             }
-            Kind::HeardExited(exit) => What::Exited(exit.clone()),
-            Kind::HeardBroken { in_place } => What::Broken { in_place: *in_place },
+            Kind::ReceivedExited(exit) => What::Exited(exit.clone()),
+            Kind::ReceivedBroken { in_place } => What::Broken { in_place: *in_place },
             Kind::Phase(phase) => What::Phase(*phase),
             _ => return None,
         };
@@ -159,10 +159,10 @@ impl Recollection {
     pub fn kind(&self) -> Kind {
         match &self.what {
             What::Completed { rank, nodes, workers } => {
-                Kind::HeardCompleted { rank: *rank, nodes: *nodes, workers: *workers }
+                Kind::ReceivedCompleted { rank: *rank, nodes: *nodes, workers: *workers }
             }
-            What::Exited(exit) => Kind::HeardExited(exit.clone()),
-            What::Broken { in_place } => Kind::HeardBroken { in_place: *in_place },
+            What::Exited(exit) => Kind::ReceivedExited(exit.clone()),
+            What::Broken { in_place } => Kind::ReceivedBroken { in_place: *in_place },
             What::Phase(phase) => Kind::Phase(*phase),
         }
     }
@@ -181,55 +181,55 @@ mod tests {
         for second in 1..=count {
             journal.tick(begin + Duration::from_secs(second));
             let cause = journal.broken();
-            journal.record(Kind::HeardBroken { in_place: false }, Some("n1:7"), cause, Some(text.to_owned()));
+            journal.record(Kind::ReceivedBroken { in_place: false }, Some("n1:7"), cause, Some(text.to_owned()));
         }
         journal
     }
 
-    fn told(journal: &Journal, after: u64) -> Recalled {
-        Recalled::of(journal.origin(), journal.recent(), journal.began() + Duration::from_secs(after))
+    fn replay(journal: &Journal, after: u64) -> Replay {
+        Replay::of(journal.origin(), journal.recent(), journal.began() + Duration::from_secs(after))
     }
 
     #[test]
     fn the_last_events_are_told_with_their_causes_and_ages() {
         let journal = journal(100, "gone");
-        let told = told(&journal, 101);
-        assert_eq!((told.events.len(), told.events[0].number), (RECALLED, 37));
-        let last = told.events.last().unwrap();
+        let replay = replay(&journal, 101);
+        assert_eq!((replay.events.len(), replay.events[0].number), (REPLAYED, 37));
+        let last = replay.events.last().unwrap();
         assert_eq!((last.number, last.cause, last.ago_us), (100, Some(99), 1_000_000));
-        assert_eq!(told.clone().validated(NodeId(7)), Some(told.clone()));
-        let bytes = postcard::to_stdvec(&told).unwrap();
-        assert_eq!(postcard::from_bytes::<Recalled>(&bytes), Ok(told));
+        assert_eq!(replay.clone().validated(NodeId(7)), Some(replay.clone()));
+        let bytes = postcard::to_stdvec(&replay).unwrap();
+        assert_eq!(postcard::from_bytes::<Replay>(&bytes), Ok(replay));
     }
 
     #[test]
     fn texts_are_short_and_few_enough_for_a_message() {
-        let told = told(&journal(100, &"\u{1b}".repeat(5000)), 100);
-        assert!(told.events.len() > 32 && told.events.len() < RECALLED, "{}", told.events.len());
-        assert!(postcard::to_stdvec(&told).unwrap().len() < 32 * 1024);
+        let replay = replay(&journal(100, &"\u{1b}".repeat(5000)), 100);
+        assert!(replay.events.len() > 32 && replay.events.len() < REPLAYED, "{}", replay.events.len());
+        assert!(postcard::to_stdvec(&replay).unwrap().len() < 32 * 1024);
     }
 
     #[test]
     fn what_no_member_tells_is_not_taken() {
-        let honest = told(&journal(3, "gone"), 3);
-        let wrong = |change: &dyn Fn(&mut Recalled)| {
-            let mut told = honest.clone();
-            change(&mut told);
-            told.validated(NodeId(7))
+        let honest = replay(&journal(3, "gone"), 3);
+        let wrong = |change: &dyn Fn(&mut Replay)| {
+            let mut replay = honest.clone();
+            change(&mut replay);
+            replay.validated(NodeId(7))
         };
-        assert_eq!(wrong(&|told| told.origin = "c0".into()), None);
-        assert_eq!(wrong(&|told| told.origin = origin(8)), None, "it is another member's");
-        assert_eq!(wrong(&|told| told.events[2].number = u64::MAX), None);
-        assert_eq!(wrong(&|told| told.events[2].round = LARGEST_STEP + 1), None);
-        assert_eq!(wrong(&|told| told.events.reverse()), None);
-        assert_eq!(wrong(&|told| told.events = vec![told.events[0].clone(); 65]), None);
-        let later = wrong(&|told| told.events[1].cause = Some(7)).unwrap();
+        assert_eq!(wrong(&|replay| replay.origin = "c0".into()), None);
+        assert_eq!(wrong(&|replay| replay.origin = origin(8)), None, "it is another member's");
+        assert_eq!(wrong(&|replay| replay.events[2].number = u64::MAX), None);
+        assert_eq!(wrong(&|replay| replay.events[2].round = LARGEST_STEP + 1), None);
+        assert_eq!(wrong(&|replay| replay.events.reverse()), None);
+        assert_eq!(wrong(&|replay| replay.events = vec![replay.events[0].clone(); 65]), None);
+        let later = wrong(&|replay| replay.events[1].cause = Some(7)).unwrap();
         assert_eq!(later.events[1].cause, None, "a cause is earlier");
-        let long = wrong(&|told| told.events[1].text = Some("x".repeat(60_000))).unwrap();
+        let long = wrong(&|replay| replay.events[1].text = Some("x".repeat(60_000))).unwrap();
         assert!(long.events[1].text.as_ref().unwrap().len() <= TEXT_BYTES + 8);
-        assert_eq!(wrong(&|told| told.events[1].ago_us = u64::MAX).unwrap().events[1].ago_us, LONGEST_US);
+        assert_eq!(wrong(&|replay| replay.events[1].ago_us = u64::MAX).unwrap().events[1].ago_us, LONGEST_US);
         let endless = Phase { stop_us: Some(u64::MAX), ..Phase::default() };
-        let bounded = wrong(&|told| told.events[1].what = What::Phase(endless)).unwrap();
+        let bounded = wrong(&|replay| replay.events[1].what = What::Phase(endless)).unwrap();
         assert_eq!(bounded.events[1].what, What::Phase(Phase { stop_us: Some(LONGEST_US), ..Phase::default() }));
     }
 }

@@ -13,12 +13,12 @@ use super::relay::relay;
 use crate::bounded_log::BoundedLog;
 use crate::net::admission::tasks::Task;
 use crate::secure::Halves;
-use crate::secure::door::{Door, FIRST_BYTES, LIMIT, late};
+use crate::secure::acceptor::{Acceptor, FIRST_BYTES, LIMIT, late};
 use crate::secure::handshakes::Handshakes;
 use crate::secure::refusals::{Kind, Refusal};
 
 /// A connection whose peer has not proven itself.
-struct Stranger {
+struct UnauthenticatedPeer {
     stream: TcpStream,
     peer: SocketAddr,
 }
@@ -27,56 +27,56 @@ struct Stranger {
 pub(super) async fn serve(
     listener: Listener,
     store: SocketAddr,
-    door: Arc<Door>,
+    acceptor: Arc<Acceptor>,
     run_id: String,
     log: Arc<BoundedLog>,
 ) {
     let (to, mut proven) = mpsc::unbounded_channel();
-    let handshakes = handshakes(door, to, run_id.clone(), Arc::clone(&log));
+    let handshakes = handshakes(acceptor, to, run_id.clone(), Arc::clone(&log));
     loop {
         tokio::select! {
             // The sender lives as long as the handshakes do.
             Some(client) = proven.recv() => {
                 tokio::spawn(carry(client, store, run_id.clone(), Arc::clone(&log)));
             }
-            (stream, peer) = listener.accept(&log) => handshakes.arrived(Stranger { stream, peer }, peer.ip()),
+            (stream, peer) = listener.accept(&log) => handshakes.arrived(UnauthenticatedPeer { stream, peer }, peer.ip()),
         }
     }
 }
 
 /// Where the job's agents prove themselves.
 fn handshakes(
-    door: Arc<Door>,
+    acceptor: Arc<Acceptor>,
     to: mpsc::UnboundedSender<Halves>,
     run_id: String,
     log: Arc<BoundedLog>,
-) -> Handshakes<Stranger> {
-    let (helpers, protection) = (door.helpers().clone(), Arc::clone(door.protection()));
+) -> Handshakes<UnauthenticatedPeer> {
+    let (helpers, protection) = (acceptor.helpers().clone(), Arc::clone(acceptor.protection()));
     let lost = {
         let (protection, run_id, log) = (Arc::clone(&protection), run_id.clone(), Arc::clone(&log));
         move |peer: IpAddr, refusal: &Refusal| {
-            let words = protection.refuse(refusal);
+            let why = protection.refuse(refusal);
             if log.admits_once(refusal.kind.name(), peer) {
                 tracing::warn!(
                     target: "elastic_rs::rendezvous", %peer,
-                    "[{run_id}] a connection to the workers' store is refused: {words}"
+                    "[{run_id}] a connection to the workers' store is refused: {why}"
                 );
             }
         }
     };
-    let begin = move |stranger: Stranger| -> Task {
-        let (door, to, run_id, log) = (Arc::clone(&door), to.clone(), run_id.clone(), Arc::clone(&log));
+    let begin = move |client: UnauthenticatedPeer| -> Task {
+        let (acceptor, to, run_id, log) = (Arc::clone(&acceptor), to.clone(), run_id.clone(), Arc::clone(&log));
         Box::pin(async move {
-            let peer = stranger.peer;
-            match admit(stranger, &door, &run_id).await {
+            let peer = client.peer;
+            match admit(client, &acceptor, &run_id).await {
                 // The tunnel may have ended.
                 Ok(client) => to.send(client).is_ok(),
                 Err(refusal) => {
-                    let words = door.protection().refuse(&refusal);
+                    let why = acceptor.protection().refuse(&refusal);
                     if log.admits_once(refusal.kind.name(), peer.ip()) {
                         tracing::warn!(
                             target: "elastic_rs::rendezvous", %peer,
-                            "[{run_id}] a connection to the workers' store is refused: {words}"
+                            "[{run_id}] a connection to the workers' store is refused: {why}"
                         );
                     }
                     false
@@ -88,22 +88,24 @@ fn handshakes(
 }
 
 /// Let an agent of this job prove itself.
-async fn admit(stranger: Stranger, door: &Door, run_id: &str) -> Result<Halves, Refusal> {
-    let Stranger { stream, .. } = stranger;
+async fn admit(client: UnauthenticatedPeer, acceptor: &Acceptor, run_id: &str) -> Result<Halves, Refusal> {
+    let UnauthenticatedPeer { stream, .. } = client;
     let mut first = [0; 1];
     let no_tls = |why: &str| Err(Refusal::new(Kind::NoTls, why));
     match timeout(LIMIT, stream.peek(&mut first)).await {
         Ok(Ok(1)) if first[0] == FIRST_BYTES[0] => {}
         Ok(Ok(1)) if first[0] == 0 => {
-            return no_tls("a c10d client has come without its agent: give all nodes --rdzv-conf store_tunnel=1");
+            return no_tls(
+                "a c10d client has connected without its agent's tunnel: give all nodes --rdzv-conf store_tunnel=1",
+            );
         }
-        Ok(Ok(1)) => return no_tls(door.protection().lacking()),
-        Ok(Ok(_)) => return no_tls("it closed the connection before its proof"),
+        Ok(Ok(1)) => return no_tls(acceptor.protection().lacking()),
+        Ok(Ok(_)) => return no_tls("it closed the connection before it authenticated"),
         Ok(Err(error)) => return no_tls(&error.to_string()),
         Err(_) => return Err(late()),
     }
-    let (client, pass) = door.admit_to_tunnel(stream).await?;
-    match pass.admits_node_of(run_id) {
+    let (client, identity) = acceptor.admit_to_tunnel(stream).await?;
+    match identity.admits_node_of(run_id) {
         Ok(()) => Ok(client),
         Err(why) => Err(Refusal { kind: Kind::Forbidden, why }),
     }

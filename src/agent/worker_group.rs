@@ -26,7 +26,7 @@ use crate::workers::{
 
 /// Running workers.
 #[derive(Debug)]
-pub enum Crew {
+pub enum WorkerGroup {
     /// Programs that the core has started.
     Spawned(Spawned),
     /// Processes that were handed over by their ids.
@@ -35,7 +35,7 @@ pub enum Crew {
 
 /// An event of the workers.
 #[derive(Debug)]
-pub enum CrewEvent {
+pub enum WorkerGroupEvent {
     /// A worker has ended.
     Exited(WorkerExit),
     /// An adopted worker has ended, and waits to be reaped. A failure that can be seen is reported before this. Otherwise the exit
@@ -44,16 +44,16 @@ pub enum CrewEvent {
         /// Which one.
         local_rank: u32,
     },
-    /// Nothing is left of a worker and of what it started, or it is given up. Only of [`Crew::Spawned`].
+    /// Nothing is left of a worker and of what it started, or it is given up. Only of [`WorkerGroup::Spawned`].
     Gone {
         /// Which one.
         local_rank: u32,
     },
 }
 
-impl Crew {
+impl WorkerGroup {
     /// Waits for the next event; `None` once nothing is left of any worker. Sends the signals of a stop when they are due.
-    pub async fn next_event(&mut self) -> Option<CrewEvent> {
+    pub async fn next_event(&mut self) -> Option<WorkerGroupEvent> {
         match self {
             Self::Spawned(spawned) => spawned.next_event().await,
             Self::Adopted(adopted) => adopted.next_event().await,
@@ -76,14 +76,14 @@ impl Crew {
         }
     }
 
-    /// Kill one worker, and everything that it started. Only of [`Crew::Spawned`].
+    /// Kill one worker, and everything that it started. Only of [`WorkerGroup::Spawned`].
     pub fn kill_worker(&mut self, local_rank: u32) {
         if let Self::Spawned(Spawned(groups)) = self {
             groups.iter().for_each(|group| group.kill_worker(local_rank));
         }
     }
 
-    /// Whether the console gets standard output and standard error of a worker from now on. Only of [`Crew::Spawned`].
+    /// Whether the console gets standard output and standard error of a worker from now on. Only of [`WorkerGroup::Spawned`].
     pub(super) fn show(&self, local_rank: u32, console: [bool; 2]) {
         if let Self::Spawned(Spawned(groups)) = self {
             groups.iter().for_each(|group| group.show(local_rank, console));
@@ -91,10 +91,10 @@ impl Crew {
     }
 
     /// Add workers that were started later, or replace all by them: those that nothing may be left of.
-    pub(super) fn add(crew: &mut Option<Self>, later: Self) {
-        match (crew, later) {
+    pub(super) fn add(worker_group: &mut Option<Self>, later: Self) {
+        match (worker_group, later) {
             (Some(Self::Spawned(Spawned(groups))), Self::Spawned(Spawned(later))) => groups.extend(later),
-            (crew, later) => *crew = Some(later),
+            (worker_group, later) => *worker_group = Some(later),
         }
     }
 
@@ -129,14 +129,14 @@ impl Crew {
 #[derive(Debug)]
 pub struct Spawned(Vec<Group>);
 
-impl From<Group> for Crew {
+impl From<Group> for WorkerGroup {
     fn from(group: Group) -> Self {
         Self::Spawned(Spawned(vec![group]))
     }
 }
 
 impl Spawned {
-    async fn next_event(&mut self) -> Option<CrewEvent> {
+    async fn next_event(&mut self) -> Option<WorkerGroupEvent> {
         loop {
             if self.0.is_empty() {
                 return None;
@@ -152,10 +152,10 @@ impl Spawned {
             .await;
             drop(events);
             match event {
-                Some(Event::Exited(exited)) => return Some(CrewEvent::Exited(exited)),
+                Some(Event::Exited(exited)) => return Some(WorkerGroupEvent::Exited(exited)),
                 // The group has logged the workers that are stuck. They are not waited for.
                 Some(Event::Gone { local_rank } | Event::Stuck(Left { local_rank, .. })) => {
-                    return Some(CrewEvent::Gone { local_rank });
+                    return Some(WorkerGroupEvent::Gone { local_rank });
                 }
                 None => drop(self.0.remove(index)),
             }
@@ -167,7 +167,7 @@ impl Spawned {
 ///
 /// A terminal is left to the worker: programs ask whether they write to one, and the words are on the screen anyway
 /// (`docs/decisions/0045-stderr-is-copied-unless-it-is-a-terminal.md`).
-pub fn overheard(stderr: Output) -> Output {
+pub fn captured(stderr: Output) -> Output {
     match stderr {
         Output::Inherit if !io::stderr().is_terminal() => {
             Output::Copied(Copies { file: None, console: true, prefix: None })
@@ -182,7 +182,7 @@ pub struct Adopted {
     members: BTreeMap<u32, Member>,
     ends: mpsc::UnboundedReceiver<End>,
     /// Reported before the next of `ends`.
-    ready: Option<CrewEvent>,
+    ready: Option<WorkerGroupEvent>,
     stopping: Option<Stopping>,
 }
 
@@ -198,7 +198,7 @@ struct Member {
     pid: Pid,
     number: u32,
     /// Its exit has been reported.
-    told: bool,
+    reported: bool,
     watch: Watch,
 }
 
@@ -242,12 +242,12 @@ impl Adopted {
         for (&local_rank, &number) in pids {
             let pid = i32::try_from(number).ok().and_then(Pid::from_raw).ok_or(io::ErrorKind::InvalidInput)?;
             let watch = watch(pid, local_rank, sender.clone())?;
-            members.insert(local_rank, Member { pid, number, told: false, watch });
+            members.insert(local_rank, Member { pid, number, reported: false, watch });
         }
         Ok(Self { members, ends, ready: None, stopping: None })
     }
 
-    async fn next_event(&mut self) -> Option<CrewEvent> {
+    async fn next_event(&mut self) -> Option<WorkerGroupEvent> {
         loop {
             let commands = self.stopping.as_mut().map(|stopping| stopping.poll(Instant::now()));
             self.perform(commands.unwrap_or_default());
@@ -264,10 +264,10 @@ impl Adopted {
                     let Some(member) = self.members.get_mut(&local_rank) else { continue };
                     // Kill its group before it is reaped: afterwards the id may be reused.
                     member.signal(Signal::KILL);
-                    self.ready = Some(CrewEvent::Reap { local_rank });
+                    self.ready = Some(WorkerGroupEvent::Reap { local_rank });
                     if let Some(exit) = exit.filter(|exit| !exit.is_success()) {
-                        member.told = true;
-                        return Some(CrewEvent::Exited(member.exited(local_rank, exit, self.stopping.as_ref())));
+                        member.reported = true;
+                        return Some(WorkerGroupEvent::Exited(member.exited(local_rank, exit, self.stopping.as_ref())));
                     }
                 }
                 () = until(deadline) => {}
@@ -280,7 +280,7 @@ impl Adopted {
         if let Some(stopping) = &mut self.stopping {
             stopping.on_gone(local_rank);
         }
-        (!member.told).then(|| member.exited(local_rank, exit, self.stopping.as_ref()))
+        (!member.reported).then(|| member.exited(local_rank, exit, self.stopping.as_ref()))
     }
 
     fn begin_stop(&mut self, policy: StopPolicy) {

@@ -1,4 +1,4 @@
-//! A coordinator that was restarted is told by members what happened before, over real sockets.
+//! A coordinator that was restarted is notified by members what happened before, over real sockets.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -29,8 +29,8 @@ fn node(number: u8, port: u16) -> Session {
     Session::open(&Handle::current(), hello, "127.0.0.1", port, PATIENCE, None)
 }
 
-/// The events of the coordinator, until there are so many that members have told.
-async fn told(port: u16, count: usize) -> Vec<Value> {
+/// The events of the coordinator, until there are so many that members have reported.
+async fn reported(port: u16, count: usize) -> Vec<Value> {
     let mut observer = Observer::connect("127.0.0.1", port, None, PATIENCE).await.unwrap();
     let (mut events, mut after) = (Vec::<Value>::new(), 0);
     loop {
@@ -43,9 +43,9 @@ async fn told(port: u16, count: usize) -> Vec<Value> {
         };
         events.extend(seen.lines.iter().map(|line| serde_json::from_str::<Value>(line).unwrap()));
         after = seen.last;
-        let told: Vec<_> = events.iter().filter(|event| event["type"] == "told").cloned().collect();
-        if told.len() >= count {
-            return told;
+        let reported: Vec<_> = events.iter().filter(|event| event["type"] == "replayed").cloned().collect();
+        if reported.len() >= count {
+            return reported;
         }
     }
 }
@@ -75,31 +75,31 @@ fn members_tell_a_restarted_coordinator_what_happened_before() {
         let second = host(port);
 
         // Two rounds, one failure, one break; each once, although both members know them. And the phases of both.
-        let told = timeout(PATIENCE, told(port, 6)).await.unwrap();
-        let mut kinds: Vec<_> = told
+        let reported = timeout(PATIENCE, reported(port, 6)).await.unwrap();
+        let mut kinds: Vec<_> = reported
             .iter()
             .map(|event| (event["data"]["type"].as_str().unwrap(), event["data"]["round"].as_u64().unwrap()))
             .collect();
         kinds.sort_unstable();
         let expected = [
-            ("heard.broken", 1),
-            ("heard.completed", 1),
-            ("heard.completed", 2),
-            ("heard.exited", 1),
+            ("received.broken", 1),
+            ("received.completed", 1),
+            ("received.completed", 2),
+            ("received.exited", 1),
             ("phase", 2),
             ("phase", 2),
         ];
         assert_eq!(kinds, expected);
-        let of = |kind: &str| told.iter().find(|event| event["data"]["type"] == kind).unwrap();
-        let (exited, broken) = (of("heard.exited"), of("heard.broken"));
+        let of = |kind: &str| reported.iter().find(|event| event["data"]["type"] == kind).unwrap();
+        let (exited, broken) = (of("received.exited"), of("received.broken"));
         assert_eq!(exited["data"]["node"], "node2:7");
         assert_eq!(exited["data"]["data"]["rank"], 3);
         assert_eq!(broken["data"]["cause"], serde_json::json!([exited["data"]["id"]]));
         assert!(broken["data"]["text"].as_str().unwrap().contains("ended with SIGKILL: out of memory"));
-        let phases = told.iter().filter(|event| event["data"]["type"] == "phase");
+        let phases = reported.iter().filter(|event| event["data"]["type"] == "phase");
         let phases: BTreeSet<_> = phases.map(|event| event["data"]["node"].as_str().unwrap()).collect();
         assert_eq!(phases, BTreeSet::from(["node1:7", "node2:7"]));
-        for event in &told {
+        for event in &reported {
             // The coordinator marks them: they are a member's, with its origin and its clock.
             assert!(
                 event["id"].as_str().unwrap().starts_with('c')

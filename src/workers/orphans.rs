@@ -28,11 +28,11 @@ const LEADER_GRACE: Duration = Duration::from_secs(60);
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// If this process is process 1, reaps orphans from now on until it ends. May be called again.
-pub fn reap_strangers_as_process_1() {
+pub fn reap_orphans_as_process_1() {
     static STARTED: Once = Once::new();
     if process::id() == 1 {
         STARTED.call_once(|| {
-            if let Err(error) = threads::spawn("strangers".to_owned(), reap_for_ever) {
+            if let Err(error) = threads::spawn("orphans".to_owned(), reap_for_ever) {
                 tracing::warn!(%error, "cannot start the thread that reaps orphans: those that end stay as zombies");
             }
         });
@@ -41,11 +41,11 @@ pub fn reap_strangers_as_process_1() {
 
 fn reap_for_ever() {
     let look = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
-    let mut strangers = Strangers::default();
+    let mut orphans = ForeignOrphans::default();
     loop {
         // ECHILD: there are no children at the moment.
         let ended = waitid(WaitId::All, look).is_ok();
-        strangers.reap(Instant::now());
+        orphans.reap(Instant::now());
         let left = matches!(waitid(WaitId::All, look | WaitIdOptions::NOHANG), Ok(Some(_)));
         if left || !ended {
             thread::sleep(LOOK_INTERVAL);
@@ -55,12 +55,12 @@ fn reap_for_ever() {
 
 /// Children of this process that were not started here.
 #[derive(Debug, Default)]
-pub struct Strangers {
+pub struct ForeignOrphans {
     /// Session leaders that have ended, and when that was seen.
     leaders: BTreeMap<i32, Instant>,
 }
 
-impl Strangers {
+impl ForeignOrphans {
     /// Reaps orphans that have ended, by the rules of the module's documentation. Returns their number.
     pub fn reap(&mut self, now: Instant) -> usize {
         let own = session(None);
@@ -69,7 +69,7 @@ impl Strangers {
         let mut reaped = 0;
         for pid in ended {
             let number = pid.as_raw_nonzero().get();
-            let is_stranger = match session(Some(pid)) {
+            let is_foreign = match session(Some(pid)) {
                 None => false,
                 session if session == own => false,
                 Some(session) if session == number => {
@@ -77,7 +77,7 @@ impl Strangers {
                 }
                 Some(_) => true,
             };
-            if is_stranger && has_ended(pid, WaitIdOptions::empty()) {
+            if is_foreign && has_ended(pid, WaitIdOptions::empty()) {
                 reaped += 1;
             }
         }

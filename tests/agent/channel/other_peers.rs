@@ -7,7 +7,7 @@ use std::os::unix::net::{SocketAddr, UnixStream};
 use std::process::{self, Child, Command, Stdio};
 
 use bytes::BytesMut;
-use elastic_rs::channel::agent::{Exchange, Heard};
+use elastic_rs::channel::agent::{Exchange, FromWorker};
 use elastic_rs::channel::message::{HeldState, ToAgent, ToWorker, VERSION};
 use elastic_rs::rendezvous::messages::codec::encode_frame;
 
@@ -57,7 +57,7 @@ fn raw(exchange: &Exchange, bytes: &[u8]) -> UnixStream {
 }
 
 /// What the agent says until it closes the connection.
-async fn said(mut stream: UnixStream) -> Option<ToWorker> {
+async fn answer(mut stream: UnixStream) -> Option<ToWorker> {
     let read = tokio::task::spawn_blocking(move || {
         let mut bytes = Vec::new();
         // What the agent has not read resets the connection after what it has said.
@@ -68,7 +68,7 @@ async fn said(mut stream: UnixStream) -> Option<ToWorker> {
 }
 
 async fn refusal(stream: UnixStream) -> String {
-    match said(stream).await {
+    match answer(stream).await {
         Some(ToWorker::Refused { reason }) => reason,
         other => panic!("{other:?}"),
     }
@@ -102,11 +102,11 @@ async fn a_worker_and_a_descendant_of_one_are_known_by_their_process() {
     for script in [format!("exec {attend}"), format!("{attend}; true")] {
         let mut worker = Killed::start(Command::new("sh").arg("-c").arg(&script).env(&name, &value));
         exchange.expect(&workers(worker.0.id()));
-        assert_eq!(within(exchange.next()).await, Heard::Hello { local_rank: 0 });
+        assert_eq!(within(exchange.next()).await, FromWorker::Hello { local_rank: 0 });
         exchange.send(0, ToWorker::World(Box::new(world(7))));
         assert_eq!(worker.line().await, "world 7\n");
         // The helper ends.
-        assert_eq!(within(exchange.next()).await, Heard::Gone { local_rank: 0 });
+        assert_eq!(within(exchange.next()).await, FromWorker::Gone { local_rank: 0 });
         assert!(worker.0.wait().unwrap().success());
     }
 }
@@ -120,12 +120,12 @@ async fn a_process_that_a_connected_worker_starts_is_refused() {
     let address = exchange.address().to_owned();
     let start = || Killed::start(Command::new(helper()).arg("attend").arg(&address).env(&name, &value));
     let mut child = start();
-    let (told, pids) = (child.line().await, (child.0.id(), process::id()));
+    let (reported, pids) = (child.line().await, (child.0.id(), process::id()));
     assert!(
-        told.contains(&format!("process {} descends from the worker of local rank 0", pids.0))
-            && told.contains(&format!("process {} is connected", pids.1))
-            && told.contains("elastic.init"),
-        "{told}"
+        reported.contains(&format!("process {} descends from the worker of local rank 0", pids.0))
+            && reported.contains(&format!("process {} is connected", pids.1))
+            && reported.contains("elastic.init"),
+        "{reported}"
     );
     // The worker hears its agent as before.
     exchange.send(0, ToWorker::World(Box::new(world(1))));
@@ -133,9 +133,9 @@ async fn a_process_that_a_connected_worker_starts_is_refused() {
     silence(&mut exchange).await;
     // A connection that has ended is in nobody's way.
     drop(worker);
-    assert_eq!(within(exchange.next()).await, Heard::Gone { local_rank: 0 });
+    assert_eq!(within(exchange.next()).await, FromWorker::Gone { local_rank: 0 });
     let mut child = start();
-    assert_eq!(within(exchange.next()).await, Heard::Hello { local_rank: 0 });
+    assert_eq!(within(exchange.next()).await, FromWorker::Hello { local_rank: 0 });
     exchange.send(0, ToWorker::World(Box::new(world(7))));
     assert_eq!(child.line().await, "world 7\n");
 }
@@ -156,7 +156,7 @@ async fn a_worker_connects_while_others_hold_all_places() {
     let mut worker = Killed(command.spawn().unwrap());
     exchange.expect(&workers(worker.0.id()));
     worker.0.stdin.take().unwrap().write_all(b"\n").unwrap();
-    assert_eq!(within(exchange.next()).await, Heard::Hello { local_rank: 0 });
+    assert_eq!(within(exchange.next()).await, FromWorker::Hello { local_rank: 0 });
     exchange.send(0, ToWorker::World(Box::new(world(7))));
     assert_eq!(worker.line().await, "world 7\n");
     drop(held);
@@ -179,9 +179,9 @@ async fn another_version_is_refused_and_both_are_named() {
 async fn what_is_no_hello_is_refused() {
     let mut exchange = exchange();
     let reason = refusal(raw(&exchange, &frame(ToAgent::Parked(HeldState::default())))).await;
-    assert!(reason.contains("has not said hello but"), "{reason}");
+    assert!(reason.contains("before Hello"), "{reason}");
     let reason = refusal(raw(&exchange, b"GET / HTTP/1.1\r\n\r\n")).await;
-    assert!(reason.contains("has not said hello: frame of"), "{reason}");
+    assert!(reason.contains("did not send Hello: frame of"), "{reason}");
     let stream = raw(&exchange, b"\x02\0");
     stream.shutdown(Shutdown::Write).unwrap();
     assert!(refusal(stream).await.contains("without a word"));
@@ -193,10 +193,10 @@ async fn bytes_that_are_no_message_end_their_connection_alone() {
     let mut exchange = exchange();
     for bytes in [&b"\xff\xff\xff\xff"[..], b"\x01\0\0\0\x63", &frame(ToAgent::Hello { version: VERSION })] {
         let mut stream = raw(&exchange, &frame(ToAgent::Hello { version: VERSION }));
-        assert_eq!(within(exchange.next()).await, Heard::Hello { local_rank: 0 });
+        assert_eq!(within(exchange.next()).await, FromWorker::Hello { local_rank: 0 });
         stream.write_all(bytes).unwrap();
-        assert_eq!(within(exchange.next()).await, Heard::Gone { local_rank: 0 });
-        assert_eq!(said(stream).await, None);
+        assert_eq!(within(exchange.next()).await, FromWorker::Gone { local_rank: 0 });
+        assert_eq!(answer(stream).await, None);
     }
     let channel = connected(&mut exchange).await;
     exchange.send(0, ToWorker::World(Box::new(world(1))));
@@ -208,28 +208,28 @@ async fn bytes_that_are_no_message_end_their_connection_alone() {
 async fn what_a_worker_says_that_does_not_read_counts_no_more() {
     let mut exchange = exchange();
     let mut stream = raw(&exchange, &frame(ToAgent::Hello { version: VERSION }));
-    assert_eq!(within(exchange.next()).await, Heard::Hello { local_rank: 0 });
+    assert_eq!(within(exchange.next()).await, FromWorker::Hello { local_rank: 0 });
     stream.write_all(&frame(ToAgent::Parked(HeldState::default()))).unwrap();
     for _ in 0..100 {
         exchange.send(0, ToWorker::PeerFailed { reason: "x".repeat(4000) });
     }
-    assert_eq!(within(exchange.next()).await, Heard::Gone { local_rank: 0 });
+    assert_eq!(within(exchange.next()).await, FromWorker::Gone { local_rank: 0 });
 }
 
 #[tokio::test]
 async fn a_worker_that_does_not_read_is_disconnected() {
     let mut exchange = exchange();
     let stream = raw(&exchange, &frame(ToAgent::Hello { version: VERSION }));
-    assert_eq!(within(exchange.next()).await, Heard::Hello { local_rank: 0 });
+    assert_eq!(within(exchange.next()).await, FromWorker::Hello { local_rank: 0 });
     let long = ToWorker::PeerFailed { reason: "x".repeat(4000) };
     let gone = async {
         loop {
             exchange.send(0, long.clone());
-            if let Ok(heard) = tokio::time::timeout(std::time::Duration::from_millis(1), exchange.next()).await {
-                return heard;
+            if let Ok(received) = tokio::time::timeout(std::time::Duration::from_millis(1), exchange.next()).await {
+                return received;
             }
         }
     };
-    assert_eq!(within(gone).await, Heard::Gone { local_rank: 0 });
+    assert_eq!(within(gone).await, FromWorker::Gone { local_rank: 0 });
     drop(stream);
 }

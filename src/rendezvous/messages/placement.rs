@@ -26,7 +26,7 @@ pub struct Placed {
     /// The job's restart number, as the node last heard it.
     pub restart: u32,
     /// The rank of the coordinator's host.
-    pub host: Option<HostSeat>,
+    pub host: Option<HostInstance>,
     /// The generation of the state with which the workers of that round began. A restarted coordinator has to know which survivors have
     /// the job's state.
     pub began_with: Generation,
@@ -63,7 +63,7 @@ pub struct JoinWorkers {
     pub role: String,
     /// Their number: 1 to [`LOCAL_WORLD_SIZE_LIMIT`](crate::wire::text::LOCAL_WORLD_SIZE_LIMIT).
     pub local_world_size: u32,
-    /// The file name of their script, or the name of their module, program or function, if the agent says it. It tells jobs without a
+    /// The file name of their script, or the name of their module, program or function, if the agent reports it. It distinguishes jobs without a
     /// run id from one another: `run/admission.rs`.
     pub script: Option<String>,
     /// What became of the workers of the node's last round.
@@ -156,7 +156,7 @@ pub struct Placement {
     pub rank: u32,
     /// Number of nodes.
     pub world_size: u32,
-    /// The world's id. It tells this world from others with the same round number: a restarted coordinator that has heard of no
+    /// The world's id. It distinguishes this world from others with the same round number: a restarted coordinator that has heard of no
     /// round counts from 1 (`docs/decisions/0030-worlds-have-an-id.md`).
     pub world: u64,
     /// Address of rank 0.
@@ -171,7 +171,7 @@ pub struct Placement {
     /// Ranks of this node's workers, if every member has sent its number of workers.
     pub workers: Option<WorkerRanks>,
     /// The rank of the coordinator's host, if a member is.
-    pub host: Option<HostSeat>,
+    pub host: Option<HostInstance>,
     /// How many workers this node starts, if rounds count workers: as many as it has offered, or fewer.
     pub local_world_size: Option<u32>,
     /// How the workers begin. `None`, and survivors of the last round have to be restarted: those of this node cannot survive a change
@@ -263,7 +263,7 @@ pub struct Running {
 
 impl Running {
     /// The place that a node which offers `workers` would get if it joined now and nothing else changed.
-    pub fn next_place(&self, workers: u32) -> Placement {
+    pub fn next_placement(&self, workers: u32) -> Placement {
         let workers = self.room.map_or(workers, |room| room.min(workers));
         let world_size = self.workers.saturating_add(workers);
         Placement {
@@ -291,13 +291,13 @@ impl Running {
 
 /// The rank whose process hosted the coordinator that formed a round, and where that coordinator listened.
 ///
-/// A later coordinator with the same `place` and another `life` listens where that process did, so that process has ended.
+/// A later coordinator with the same `instance_id` and another `incarnation` listens where that process did, so that process has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct HostSeat {
+pub struct HostInstance {
     /// The rank.
     pub rank: u32,
-    /// [`Home::place`].
-    pub place: u64,
-    /// [`Home::life`].
-    pub life: u64,
+    /// [`CoordinatorInstance::instance_id`].
+    pub instance_id: u64,
+    /// [`CoordinatorInstance::incarnation`].
+    pub incarnation: u64,
 }

@@ -17,13 +17,13 @@ use tokio::runtime::Handle;
 use tokio::time::timeout;
 
 use super::helpers::Helpers;
-use super::objection::{in_words, is_of_certificate};
-use super::proof::{Pass, check};
+use super::objection::{is_of_certificate, to_text};
+use super::proof::{Identity, check};
 use super::refusals::{Kind, Refusal};
 use super::stream::Halves;
 use super::tls::{self, ServerConfig, ServerStream};
 use super::{Protection, ProtectionError};
-use crate::open_files::places_for_strangers;
+use crate::open_files::pending_handshake_permits;
 
 /// The first bytes of a connection that is meant for a door.
 pub use super::tls::FIRST_BYTES;
@@ -35,16 +35,16 @@ const BYTES: usize = 16 * 1024;
 
 /// Where strangers prove that they belong to the job.
 #[derive(Debug)]
-pub struct Door {
+pub struct Acceptor {
     protection: Arc<Protection>,
     config: Arc<ServerConfig>,
     helpers: Arc<Helpers>,
-    places: usize,
+    permits: usize,
 }
 
 /// A connection of a peer that has proven itself, for a session.
 pub struct Proven {
-    tls: ServerStream<Stranger>,
+    tls: ServerStream<UnauthenticatedPeer>,
     /// Its socket, between the runtime of the handshake and that of the session.
     stream: StdTcpStream,
 }
@@ -66,7 +66,7 @@ impl Proven {
     }
 }
 
-impl Door {
+impl Acceptor {
     /// A door with a new key.
     ///
     /// # Errors
@@ -74,12 +74,12 @@ impl Door {
     pub fn new(protection: Arc<Protection>) -> Result<Self, ProtectionError> {
         let config = tls::server_config().map_err(|error| ProtectionError::Tls(error.to_string()))?;
         let helpers = Helpers::shared().map_err(ProtectionError::Threads)?;
-        Ok(Self { protection, config, helpers, places: places_for_strangers() })
+        Ok(Self { protection, config, helpers, permits: pending_handshake_permits() })
     }
 
     /// How many strangers may prove themselves at once. This process has descriptors for them, and for those who wait.
-    pub fn places(&self) -> usize {
-        self.places
+    pub fn permits(&self) -> usize {
+        self.permits
     }
 
     /// Where handshakes run.
@@ -96,41 +96,45 @@ impl Door {
     ///
     /// # Errors
     /// Why it is refused. [`Protection::refuse`] has still to count it.
-    pub async fn admit(&self, stream: TcpStream, first_bytes: BytesMut) -> Result<(Proven, Pass), Refusal> {
-        let (mut tls, pass) = self.meet(stream, first_bytes).await?;
+    pub async fn admit(&self, stream: TcpStream, first_bytes: BytesMut) -> Result<(Proven, Identity), Refusal> {
+        let (mut tls, identity) = self.meet(stream, first_bytes).await?;
         let stream = tls.get_mut().0.stream.take().ok_or_else(no_socket).and_then(TcpStream::into_std);
         let stream = stream.map_err(|error| Refusal::new(Kind::NoTls, error.to_string()))?;
-        Ok((Proven { tls, stream }, pass))
+        Ok((Proven { tls, stream }, identity))
     }
 
     /// As [`Self::admit`], for a connection that stays in this runtime.
     ///
     /// # Errors
     /// As [`Self::admit`].
-    pub async fn admit_to_tunnel(&self, stream: TcpStream) -> Result<(Halves, Pass), Refusal> {
-        let (stream, pass) = self.meet(stream, BytesMut::new()).await?;
-        Ok((Halves::of(stream), pass))
+    pub async fn admit_to_tunnel(&self, stream: TcpStream) -> Result<(Halves, Identity), Refusal> {
+        let (stream, identity) = self.meet(stream, BytesMut::new()).await?;
+        Ok((Halves::of(stream), identity))
     }
 
-    async fn meet(&self, stream: TcpStream, first_bytes: BytesMut) -> Result<(ServerStream<Stranger>, Pass), Refusal> {
+    async fn meet(
+        &self,
+        stream: TcpStream,
+        first_bytes: BytesMut,
+    ) -> Result<(ServerStream<UnauthenticatedPeer>, Identity), Refusal> {
         let done = async {
             // TLS tries once to say what was wrong, and has to find the socket ready.
             stream.writable().await.map_err(|error| Refusal::new(Kind::NoTls, error.to_string()))?;
-            let stranger = Stranger { stream: Some(stream), first_bytes, left: BYTES };
+            let peer = UnauthenticatedPeer { stream: Some(stream), first_bytes, left: BYTES };
             let config = match self.protection.certificates() {
                 Some(own) => Arc::clone(&own.identity().await.server),
                 None => Arc::clone(&self.config),
             };
-            let mut stream = match tls::accept(config, stranger).await {
+            let mut stream = match tls::accept(config, peer).await {
                 Ok(stream) => stream,
-                Err((error, stranger)) => return Err(no_tls(&error, stranger).await),
+                Err((error, peer)) => return Err(no_tls(&error, peer).await),
             };
             let unproven = |why| Refusal { kind: Kind::Unproven, why };
             let secret = tls::secret_of_server(&stream).map_err(unproven)?;
             let accepted = async |run_id: &str| self.protection.accepted(run_id).await;
-            let pass = check(&mut stream, accepted, &secret).await.map_err(unproven)?;
+            let identity = check(&mut stream, accepted, &secret).await.map_err(unproven)?;
             stream.get_mut().0.left = usize::MAX;
-            Ok((stream, pass))
+            Ok((stream, identity))
         };
         timeout(LIMIT, done).await.unwrap_or_else(|_| Err(late()))
     }
@@ -138,21 +142,21 @@ impl Door {
 
 /// The refusal of a stranger that has not proven itself within [`LIMIT`].
 pub fn late() -> Refusal {
-    Refusal::new(Kind::Late, format!("no proof within {LIMIT:?}"))
+    Refusal::new(Kind::Late, format!("no authentication within {LIMIT:?}"))
 }
 
 /// Tell a stranger that does not speak TLS why it is refused, and close the connection.
-pub async fn turn_away(mut stream: TcpStream, words: &[u8]) {
-    let told = async {
-        stream.write_all(words).await?;
+pub async fn turn_away(mut stream: TcpStream, text: &[u8]) {
+    let sent = async {
+        stream.write_all(text).await?;
         stream.shutdown().await?;
         read_out(&mut stream).await;
         io::Result::Ok(())
     };
-    let _ = timeout(LIMIT, told).await;
+    let _ = timeout(LIMIT, sent).await;
 }
 
-/// Read what a stranger has sent that was told why it is refused: else the kernel resets the connection, and the words are lost.
+/// Read the rest of what a refused peer has sent: else the kernel resets the connection, and the refusal is lost.
 async fn read_out(stream: &mut (impl AsyncRead + Unpin)) {
     let mut rest = [0; 1024];
     let mut left = BYTES;
@@ -164,25 +168,25 @@ async fn read_out(stream: &mut (impl AsyncRead + Unpin)) {
 }
 
 /// The refusal of a stranger with which TLS could not be begun.
-async fn no_tls(error: &io::Error, mut stranger: Stranger) -> Refusal {
+async fn no_tls(error: &io::Error, mut peer: UnauthenticatedPeer) -> Refusal {
     if is_of_certificate(error) {
         // It takes TLS as begun, and has sent more.
-        let _ = stranger.shutdown().await;
-        read_out(&mut stranger).await;
-        return Refusal::new(Kind::Certificate, in_words(error).unwrap_or_default());
+        let _ = peer.shutdown().await;
+        read_out(&mut peer).await;
+        return Refusal::new(Kind::Certificate, to_text(error).unwrap_or_default());
     }
-    Refusal::new(Kind::NoTls, in_words(error).unwrap_or_else(|| format!("no TLS: {error}")))
+    Refusal::new(Kind::NoTls, to_text(error).unwrap_or_else(|| format!("no TLS: {error}")))
 }
 
 /// A connection whose peer has not proven itself: what it may send is counted.
-struct Stranger {
+struct UnauthenticatedPeer {
     /// `None`: on its way from one runtime to the other.
     stream: Option<TcpStream>,
     first_bytes: BytesMut,
     left: usize,
 }
 
-impl Stranger {
+impl UnauthenticatedPeer {
     fn socket(&mut self) -> io::Result<Pin<&mut TcpStream>> {
         self.stream.as_mut().map(Pin::new).ok_or_else(no_socket)
     }
@@ -192,10 +196,10 @@ fn no_socket() -> io::Error {
     io::ErrorKind::NotConnected.into()
 }
 
-impl AsyncRead for Stranger {
+impl AsyncRead for UnauthenticatedPeer {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         if self.left == 0 {
-            return Poll::Ready(Err(io::Error::other(format!("more than {BYTES} bytes before the proof"))));
+            return Poll::Ready(Err(io::Error::other(format!("more than {BYTES} bytes before it authenticated"))));
         }
         let before = buf.filled().len();
         if self.first_bytes.is_empty() {
@@ -216,7 +220,7 @@ impl AsyncRead for Stranger {
     }
 }
 
-impl AsyncWrite for Stranger {
+impl AsyncWrite for UnauthenticatedPeer {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         self.socket()?.poll_write(cx, buf)
     }
@@ -264,7 +268,7 @@ mod tests {
     /// Both ends hold the token. Somebody between speaks TLS with each, with a key of his own, and passes everything on.
     #[tokio::test]
     async fn both_ends_refuse_whom_they_meet_if_somebody_stands_between() {
-        let door = Door::new(protection("a")).unwrap();
+        let acceptor = Acceptor::new(protection("a")).unwrap();
         let ((node, before), (behind, coordinator)) = (pair().await, pair().await);
         let between = async {
             let mut before = tls::accept(tls::server_config().unwrap(), before).await.ok().unwrap();
@@ -272,26 +276,26 @@ mod tests {
             let _ = tokio::io::copy_bidirectional(&mut before, &mut behind).await;
         };
         let node = async { Halves::begin(node, "host", Some((&protection("a"), "run"))).await };
-        let (node, coordinator, ()) = tokio::join!(node, door.admit(coordinator, BytesMut::new()), between);
+        let (node, coordinator, ()) = tokio::join!(node, acceptor.admit(coordinator, BytesMut::new()), between);
         assert!(node.unwrap_err().contains("somebody may stand between"));
         assert!(coordinator.unwrap_err().why.contains("somebody may stand between"));
     }
 
     #[tokio::test]
     async fn a_stranger_with_tls_and_without_a_proof_is_closed() {
-        let door = Door::new(protection("a")).unwrap();
+        let acceptor = Acceptor::new(protection("a")).unwrap();
         let long = [&[1][..], &[0; 8], &[0xff; 2], &[0; 5000]].concat();
-        for (said, why) in
+        for (message, why) in
             [(vec![9; 43], "version 9"), (vec![1; 10], "ended before the proof"), (long, "must have at most 1024")]
         {
-            let (stranger, coordinator) = pair().await;
+            let (peer, coordinator) = pair().await;
             let speaking = async {
-                let mut stranger = tls::connect(tls::client_config().unwrap(), tls::no_name(), stranger).await.unwrap();
-                let _ = stranger.write_all(&said).await;
-                let _ = stranger.shutdown().await;
-                let _ = stranger.read_to_end(&mut Vec::new()).await;
+                let mut peer = tls::connect(tls::client_config().unwrap(), tls::no_name(), peer).await.unwrap();
+                let _ = peer.write_all(&message).await;
+                let _ = peer.shutdown().await;
+                let _ = peer.read_to_end(&mut Vec::new()).await;
             };
-            let (admitted, ()) = tokio::join!(door.admit(coordinator, BytesMut::new()), speaking);
+            let (admitted, ()) = tokio::join!(acceptor.admit(coordinator, BytesMut::new()), speaking);
             let refusal = admitted.unwrap_err();
             assert!(refusal.kind == Kind::Unproven && refusal.why.contains(why), "{refusal:?}");
         }
@@ -299,22 +303,22 @@ mod tests {
 
     #[tokio::test]
     async fn a_stranger_that_sends_much_is_closed_at_the_limit() {
-        let door = Door::new(protection("a")).unwrap();
-        let (mut stranger, coordinator) = pair().await;
+        let acceptor = Acceptor::new(protection("a")).unwrap();
+        let (mut peer, coordinator) = pair().await;
         // Handshake messages of a type that does not exist would be judged at once: this one is a hello that never ends.
         let mut record = vec![0x16, 0x03, 0x01, 0x3f, 0xff, 0x01, 0x00, 0xff, 0xf0];
         record.resize(5 + 0x3fff, 0);
         let flooding = async {
-            while stranger.write_all(&record).await.is_ok() {
+            while peer.write_all(&record).await.is_ok() {
                 record.splice(5..9, [0; 4]);
             }
         };
-        let (admitted, ()) = tokio::join!(door.admit(coordinator, BytesMut::new()), flooding);
+        let (admitted, ()) = tokio::join!(acceptor.admit(coordinator, BytesMut::new()), flooding);
         let refusal = admitted.unwrap_err();
         assert!(refusal.kind == Kind::NoTls && refusal.why.contains("more than 16384 bytes"), "{refusal:?}");
-        assert_eq!(door.protection().refuse(&refusal), format!("{}; 1 refused so far", refusal.why));
-        assert_eq!(door.protection().refuse(&late()), "no proof within 5s; 2 refused so far");
-        let refused = door.protection().refusals();
+        assert_eq!(acceptor.protection().refuse(&refusal), format!("{}; 1 refused so far", refusal.why));
+        assert_eq!(acceptor.protection().refuse(&late()), "no authentication within 5s; 2 refused so far");
+        let refused = acceptor.protection().refusals();
         assert_eq!((refused.of(Kind::NoTls), refused.of(Kind::Late), refused.total()), (1, 1, 2));
     }
 }

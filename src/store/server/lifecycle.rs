@@ -11,7 +11,7 @@ use super::{Members, after};
 use crate::store::table::ConnId;
 
 /// What decides when the server ends: owners, draining, a command to stop.
-pub(super) struct Life {
+pub(super) struct Lifecycle {
     commands: Receiver<Command>,
     expected: Arc<Expected>,
     /// Whether the server ends with its owners.
@@ -25,10 +25,10 @@ pub(super) struct Life {
     table_requests: Vec<Sender<()>>,
 }
 
-impl Life {
-    pub(super) fn new(control: Control) -> Life {
+impl Lifecycle {
+    pub(super) fn new(control: Control) -> Lifecycle {
         let Control { commands, expected, .. } = control;
-        Life {
+        Lifecycle {
             commands,
             expected,
             is_owned: false,
@@ -39,7 +39,7 @@ impl Life {
         }
     }
 
-    /// Who may connect from now on, if it has been told since the last call.
+    /// Who may connect from now on, if that was set since the last call.
     pub(super) fn take_opened_to(&mut self) -> Option<Option<Members>> {
         self.opened_to.take()
     }
@@ -62,11 +62,11 @@ impl Life {
                 Ok(Command::StopWhenClosed(peer)) => {
                     self.is_owned = true;
                     self.owners.extend(find(peer));
-                    self.expected.told();
+                    self.expected.on_done();
                 }
                 Ok(Command::GiveUpOwner) => {
                     self.is_owned = true;
-                    self.expected.told();
+                    self.expected.on_done();
                 }
                 Ok(Command::OpenTo(members)) => self.opened_to = Some(members),
                 Ok(Command::ReplaceTable(done)) => self.table_requests.push(done),
@@ -101,7 +101,7 @@ impl Life {
     }
 }
 
-impl Drop for Life {
+impl Drop for Lifecycle {
     fn drop(&mut self) {
         self.expected.end();
     }

@@ -8,7 +8,7 @@ use elastic_rs::rendezvous::messages::settings::Settings;
 
 /// The hosts that differ from the others.
 #[derive(Clone, Debug, Default)]
-pub struct Strangers {
+pub struct OddHosts {
     /// Hosts of other runs than the first (number 0), with the number of their run.
     pub runs: BTreeMap<HostId, usize>,
     /// Hosts with the address and the name of another host.
@@ -19,7 +19,7 @@ pub struct Strangers {
     pub versions: BTreeSet<HostId>,
 }
 
-impl Strangers {
+impl OddHosts {
     /// Number of runs.
     pub fn runs(&self) -> usize {
         1 + self.runs.values().max().copied().unwrap_or(0)
@@ -42,8 +42,8 @@ impl Strangers {
 
     /// The name of a host that shares it with another: process ids repeat in containers.
     pub(super) fn name(&self, host: HostId) -> Option<String> {
-        let place = self.seen_as(host);
-        let shared = place != host || self.twins.values().any(|of| *of == host);
-        shared.then(|| format!("host{place}:1"))
+        let seen_as = self.seen_as(host);
+        let shared = seen_as != host || self.twins.values().any(|of| *of == host);
+        shared.then(|| format!("host{seen_as}:1"))
     }
 }

@@ -40,7 +40,7 @@ pub(super) enum Hint {
 }
 
 impl Hint {
-    fn words(self) -> String {
+    fn failure_message(self) -> String {
         match self {
             Self::Killed(before) => OomKills::now().hint(before).to_owned(),
             Self::Bus => SharedMemory::now().map(SharedMemory::hint).unwrap_or_default(),
@@ -50,7 +50,7 @@ impl Hint {
 
 /// The words of one worker.
 #[derive(Debug)]
-pub(super) struct Words {
+pub(super) struct FailureMessage {
     local_rank: u32,
     found: Arc<Mutex<Found>>,
     /// Ends with the thread that reads.
@@ -58,7 +58,7 @@ pub(super) struct Words {
     hangs_at: Instant,
     state: State,
     /// The front end's answer, if it is asked: `None` until it has answered.
-    said: Option<String>,
+    reported: Option<String>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,7 +69,7 @@ enum State {
     /// Everything has been read.
     Read,
     /// The complete answer has been returned.
-    Told,
+    Delivered,
 }
 
 /// The words found so far.
@@ -82,11 +82,11 @@ struct Found {
     stderr_tail: Vec<u8>,
 }
 
-impl Words {
+impl FailureMessage {
     /// Begin to collect. Needs a tokio runtime.
     pub fn new(local_rank: u32, sources: Sources) -> Self {
         let found = Arc::new(Mutex::new(Found::default()));
-        let said = (!sources.front_end).then(String::new);
+        let reported = (!sources.front_end).then(String::new);
         let shared = found.clone();
         let (ends, reading) = oneshot::channel();
         let started = spawn(format!("words-{local_rank}"), move || {
@@ -95,15 +95,15 @@ impl Words {
             let _ = ends.send(());
         });
         if let Err(error) = started {
-            tracing::warn!(%error, "cannot start a thread that reads what a failed worker said");
+            tracing::warn!(%error, "cannot start a thread that reads the failure message of a worker");
         }
-        Self { local_rank, found, reading, hangs_at: Instant::now() + HANGS_AFTER, state: State::Reading, said }
+        Self { local_rank, found, reading, hangs_at: Instant::now() + HANGS_AFTER, state: State::Reading, reported }
     }
 
     /// The cause of this worker's failure, from the front end.
-    pub fn on_said(&mut self, local_rank: u32, said: String) {
+    pub fn on_reported(&mut self, local_rank: u32, reported: String) {
         if local_rank == self.local_rank {
-            self.said.get_or_insert(said);
+            self.reported.get_or_insert(reported);
         }
     }
 
@@ -124,27 +124,33 @@ impl Words {
                     let _ = (&mut self.reading).await;
                     self.state = State::Read;
                 }
-                // The front end answers through `on_said`, between two calls.
-                State::Read if self.said.is_none() && self.found.lock().recorded.is_none() => pending().await,
+                // The front end answers through `on_reported`, between two calls.
+                State::Read if self.reported.is_none() && self.found.lock().recorded.is_none() => pending().await,
                 State::Read => {
-                    self.state = State::Told;
+                    self.state = State::Delivered;
                     return (self.local_rank, self.text(), true);
                 }
-                State::Told => pending().await,
+                State::Delivered => pending().await,
             }
         }
     }
 
     fn text(&self) -> String {
         let found = self.found.lock();
-        let said = self.said.as_deref().map(|said| account::last_words(said.as_bytes())).unwrap_or_default();
-        let last = if said.is_empty() { account::last_words(&found.stderr_tail) } else { said };
+        let reported =
+            self.reported.as_deref().map(|reported| account::summary_of(reported.as_bytes())).unwrap_or_default();
+        let last = if reported.is_empty() { account::summary_of(&found.stderr_tail) } else { reported };
         // On a full disk the end of the stderr file is older than the failure.
-        let words = match &found.recorded {
+        let failure_message = match &found.recorded {
             Some(recorded) => [&found.hint, recorded, &found.no_logs],
             None => [&found.hint, &found.no_logs, &last],
         };
-        words.into_iter().filter(|words| !words.is_empty()).map(String::as_str).collect::<Vec<_>>().join("\n")
+        failure_message
+            .into_iter()
+            .filter(|failure_message| !failure_message.is_empty())
+            .map(String::as_str)
+            .collect::<Vec<_>>()
+            .join("\n")
     }
 }
 
@@ -153,7 +159,7 @@ fn read(sources: &Sources, found: &Mutex<Found>) {
     let tail = sources.stderr_end.at_once();
     let in_file = tail.is_none();
     found.lock().stderr_tail = tail.unwrap_or_default();
-    let hint = sources.hint.map(Hint::words).unwrap_or_default();
+    let hint = sources.hint.map(Hint::failure_message).unwrap_or_default();
     found.lock().hint = hint;
     let recorded = sources.error_file.as_ref().and_then(|file| fs::read_to_string(file).ok());
     let recorded = recorded.as_deref().and_then(account::recorded);
@@ -181,9 +187,9 @@ mod tests {
         folder
     }
 
-    fn words(error_file: PathBuf, front_end: bool) -> Words {
+    fn failure_message(error_file: PathBuf, front_end: bool) -> FailureMessage {
         let sources = Sources { error_file: Some(error_file), stderr_end: StderrEnd::default(), hint: None, front_end };
-        Words::new(3, sources)
+        FailureMessage::new(3, sources)
     }
 
     #[tokio::test]
@@ -191,22 +197,22 @@ mod tests {
         let folder = folder("hangs");
         let file = folder.join("error.json");
         mknodat(CWD, &file, FileType::Fifo, Mode::RWXU, 0).unwrap();
-        let mut words = words(file.clone(), false);
-        assert_eq!(words.next().await, (3, String::new(), false));
+        let mut failure_message = failure_message(file.clone(), false);
+        assert_eq!(failure_message.next().await, (3, String::new(), false));
         fs::write(&file, r#"{"message": "ValueError: late"}"#).unwrap();
-        assert_eq!(words.next().await, (3, "ValueError: late".to_owned(), true));
+        assert_eq!(failure_message.next().await, (3, "ValueError: late".to_owned(), true));
         fs::remove_dir_all(folder).unwrap();
     }
 
     #[tokio::test]
     async fn what_the_front_end_says_is_waited_for_if_nothing_is_recorded() {
         let folder = folder("said");
-        let mut words = words(folder.join("error.json"), true);
-        let early = tokio::time::timeout(Duration::from_millis(50), words.next()).await;
+        let mut failure_message = failure_message(folder.join("error.json"), true);
+        let early = tokio::time::timeout(Duration::from_millis(50), failure_message.next()).await;
         assert!(early.is_err(), "{early:?}");
-        words.on_said(2, "another's".to_owned());
-        words.on_said(3, "Traceback\nValueError: said\n".to_owned());
-        let (_, text, complete) = words.next().await;
+        failure_message.on_reported(2, "another's".to_owned());
+        failure_message.on_reported(3, "Traceback\nValueError: said\n".to_owned());
+        let (_, text, complete) = failure_message.next().await;
         assert!(complete && text.starts_with("ValueError: said\n"), "{text}");
         fs::remove_dir_all(folder).unwrap();
     }
@@ -216,8 +222,8 @@ mod tests {
         let folder = folder("recorded");
         let file = folder.join("error.json");
         fs::write(&file, r#"{"message": "ValueError: recorded"}"#).unwrap();
-        let mut words = words(file, true);
-        assert_eq!(words.next().await, (3, "ValueError: recorded".to_owned(), true));
+        let mut failure_message = failure_message(file, true);
+        assert_eq!(failure_message.next().await, (3, "ValueError: recorded".to_owned(), true));
         fs::remove_dir_all(folder).unwrap();
     }
 }
