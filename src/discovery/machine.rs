@@ -270,6 +270,7 @@ impl Driver {
         if let Some(Agent { host, stage: stage @ Stage::Starting { .. } }) = self.agents.get_mut(&agent) {
             if same {
                 *stage = Stage::Up;
+                self.manager.on_up(&host.name);
                 let text = format!("an agent runs on {host}");
                 self.say(false, text);
             } else {

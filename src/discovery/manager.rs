@@ -124,6 +124,11 @@ impl HostManager {
         self.book.get_mut(name).into_iter().for_each(Standing::tried);
     }
 
+    /// A host's agent runs.
+    pub fn on_up(&mut self, name: &str) {
+        self.book.get_mut(name).into_iter().for_each(Standing::recovered);
+    }
+
     /// All hosts of the last list, the oldest first.
     pub fn hosts(&self) -> &[Known] {
         &self.hosts

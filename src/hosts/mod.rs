@@ -158,6 +158,11 @@ impl Standing {
         self.retry_at = None;
     }
 
+    /// It is used again, so its last failure is over.
+    pub fn recovered(&mut self) {
+        (self.last, self.retry_at) = (None, None);
+    }
+
     /// When it is tried again, if a failure has delayed that.
     pub fn retry_at(&self) -> Option<Instant> {
         self.retry_at

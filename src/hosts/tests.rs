@@ -202,7 +202,9 @@ fn of_several_reasons_the_one_that_lasts_is_given() {
     assert_eq!((name(&host, now + s(10)), host.retry_at()), (None, None), "a host that was out is tried at once");
     host.retry(&ssh(), Some(now + s(60)));
     host.tried();
-    assert_eq!(name(&host, now + s(10)), None);
+    assert_eq!((name(&host, now + s(10)), host.last()), (None, Some(&*ssh())), "why it failed before");
+    host.recovered();
+    assert_eq!(host.last(), None);
 }
 
 #[test]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 from typing import TYPE_CHECKING
 
 import pytest
@@ -114,3 +115,5 @@ def test_status_says_why_no_host_has_come_yet(
     # Whoever has the token of another run hears of no host.
     other = ask("status", endpoint, "--run-id=other", env=token)
     assert (other.returncode, "node0" in other.stderr) == (3, False), other
+    driver.signal(signal.SIGTERM)
+    assert driver.wait() == 128 + signal.SIGTERM

@@ -206,6 +206,23 @@ impl Job {
         ensure_contract(self.agents.len() == self.hosts.len(), || "an agent is on no host of the list".to_owned())
     }
 
+    /// Checks that each listed host has an agent that runs, or one reason why it has none. Those that the coordinator keeps out are named by
+    /// that. A killed agent's end will be the reason.
+    fn check_reasons(&self) -> Result<(), Violation> {
+        let (at, now) = (self.engine.now(), self.engine.instant());
+        let unused = self.driver.unused(now);
+        let named: Vec<_> = unused.shown(now).into_iter().map(|host| host.host).collect();
+        let excluded = |name: &String| self.excluded.get(name).is_some_and(|until| at < *until);
+        for Host { name, .. } in self.list.iter().filter(|host| !excluded(&host.name)) {
+            let agent = self.agents.values().find(|agent| agent.host.name == *name);
+            let runs = agent.is_some_and(|agent| agent.up && !agent.leaving);
+            let is_killed = agent.is_some_and(|agent| agent.killed);
+            let agrees = is_killed || unused.more() > 0 || named.contains(name) != runs;
+            ensure_contract(agrees, || format!("{name} has {agent:?}, and these hosts are not used: {unused:?}"))?;
+        }
+        Ok(())
+    }
+
     /// One agent says that the job has succeeded. The others end soon, or hang.
     fn finish(&mut self) {
         let agents: Vec<AgentId> = self.agents.keys().copied().collect();
@@ -348,7 +365,7 @@ impl Model for Job {
 
     fn handle(&mut self, event: Event) -> Result<(), Violation> {
         let now = self.engine.instant();
-        let mut looked = false;
+        let (mut looked, polls) = (false, matches!(event, Event::Poll) && self.script == Script::Good && !self.over);
         match event {
             Event::Poll => self.poll(),
             Event::Tick => {
@@ -386,6 +403,9 @@ impl Model for Job {
             Event::Exclude(host, time) => self.exclude(host, time),
         }
         self.perform()?;
+        if polls {
+            self.check_reasons()?;
+        }
         self.set_alarm(looked)
     }
 }
