@@ -215,8 +215,8 @@ def _add_endings(section: Section) -> None:
         own=True,
         choices=["off", "gloo", "nccl"],
         default=None,
-        help="whose workers survive a change of the world, if their program uses elastic_rs.elastic: the same as "
-        "--rdzv-conf in_place=... (gloo)",
+        help="which process groups let workers survive a change of the world, if the program uses elastic_rs.elastic: "
+        "the same as --rdzv-conf in_place=... (gloo)",
     )
     section.switch(
         "--warm-start",

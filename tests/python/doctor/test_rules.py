@@ -95,7 +95,7 @@ VERDICTS: list[tuple[Finding, str, str]] = [
     (node.descriptors(1024, 4096, 8, 4), "ok", "host of 4 nodes with 8 workers each may need 200"),
     (node.descriptors(1024, 4096, 8, 4, tunnel=True), "ok", "host of 4 nodes with 8 workers each may need 328"),
     (node.descriptors(1024, 4096, 8, 4, protected=True), "ok", "host of 4 nodes with 8 workers each may need 200"),
-    (node.descriptors(1024, 2559, 8, 4, protected=True), "ok", "may need 267, with those that have not proven"),
+    (node.descriptors(1024, 2559, 8, 4, protected=True), "ok", "may need 267, with pending handshakes"),
     (node.descriptors(1024, RLIM_INFINITY, 8, 49, protected=True), "ok", "may need 1010"),
     (node.descriptors(1024, 1024, 8, 49, protected=True), "mend", "LimitNOFILE=1347"),
     (node.descriptors(RLIM_INFINITY, RLIM_INFINITY, 8, 4000), "ok", "unlimited"),

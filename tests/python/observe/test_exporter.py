@@ -12,9 +12,10 @@ import pytest
 from elastic_rs._observe._exporter import KEPT_EVENTS, SETTLE_S, Recoveries, export
 from elastic_rs._observe._otlp import traces
 from elastic_rs._observe._source import AnswerError
-from helpers.observe import again
+from helpers.observe import again, is_connected
+from helpers.stores import until
 
-from .test_merge import completed, read, recalled
+from .test_merge import completed, read, replayed
 from .test_otlp import SCHEMA, check, facts, spans_of
 from .test_story import Log, exited, formed, recovered
 
@@ -84,7 +85,7 @@ def lasted_s(trace: dict[str, Any]) -> float:
 
 
 def test_a_replayed_recovery_is_printed_once() -> None:
-    log = recalled()
+    log = replayed()
     broken = log.add("round.broken", 30.0, round_=2, data={"why": "nodes.wait"})
     log.add("round.completed", 31.0, broken, **completed(3), data={"nodes": 2})
     log.add("round.broken", 90.0, round_=3, data={"why": "nodes.wait"})
@@ -161,6 +162,8 @@ def test_a_running_job_is_printed_until_its_coordinator_has_gone(
     nodes = two_nodes()
     command = [sys.executable, "-m", "elastic_rs", "events", f"127.0.0.1:{port}", "--follow", "--format=otlp"]
     exporter = job.start(command, name="exporter")
+    # The job ends a moment after the worker is killed. A command that connects later finds no coordinator.
+    until("the command is connected", lambda: is_connected(exporter, port))
     killed = job.workers(nodes[1])
     rank = max(killed)
     os.kill(killed[rank], signal.SIGKILL)

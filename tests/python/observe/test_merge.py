@@ -192,7 +192,7 @@ def test_decisions_of_several_nodes_follow_from_one_another() -> None:
         assert _text.why(story_of(read(part)))[1] == " b rank 1 SIGKILL   root cause"
 
 
-def recalled(*, replayed_at_s: float = 3.0, ago_s: float = 20.0) -> File:
+def replayed(*, replayed_at_s: float = 3.0, ago_s: float = 20.0) -> File:
     """The events of a coordinator that was restarted, to which the second node has replayed its own."""
     file = File("c2-1")
     file.add("run.opened", 1.0, round_=0)
@@ -210,7 +210,7 @@ def recalled(*, replayed_at_s: float = 3.0, ago_s: float = 20.0) -> File:
 
 
 def test_replayed_events_are_part_of_a_restarted_coordinators_story() -> None:
-    after = recalled()
+    after = replayed()
     story = story_of(read(after), now_us=10_000_000)
     (recovery,) = story.recoveries
     assert _text.why(story)[1] == " b rank 1 SIGKILL   root cause"
@@ -229,7 +229,7 @@ def test_replayed_events_are_part_of_a_restarted_coordinators_story() -> None:
 
 
 def test_a_replayed_event_that_cannot_be_read_is_left_out() -> None:
-    file = recalled()
+    file = replayed()
     for data in ({}, {"ago_us": "x"}, {"ago_us": 5, "id": 7}, {"ago_us": 5, "id": "n1.1", "order": -1, "type": "x"}):
         file.add("replayed", 4.0, data=data)
     assert len(story_of(read(file)).recoveries) == 1
