@@ -302,6 +302,6 @@ fn observers_get_short_texts_that_steer_no_terminal() {
             .collect();
     let [host] = &hosts.shown(now)[..] else { panic!("{hosts:?}") };
     assert!(host.host.starts_with("a bb") && host.host.len() <= 96, "{host:?}");
-    assert!(host.why.starts_with("[2J") && host.why.len() <= 400 && host.why.ends_with('…'), "{host:?}");
+    assert!(host.why.starts_with(" [2J ä\"") && host.why.len() <= 400 && host.why.ends_with('…'), "{host:?}");
     assert_eq!((host.left_ms, host.reason), (Some(2000), "retried"));
 }
