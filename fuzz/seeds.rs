@@ -6,7 +6,7 @@ use std::fs;
 use std::time::{Duration, Instant};
 
 use bytes::BytesMut;
-use elastic_rs::cooldown::Cooldown;
+use elastic_rs::hosts::Cooldown;
 use elastic_rs::rendezvous::cell::node::{CellCommand, CellNode};
 use elastic_rs::rendezvous::messages::codec::{encode_preamble, try_encode_frame};
 use elastic_rs::rendezvous::messages::message::{

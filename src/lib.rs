@@ -13,7 +13,6 @@ mod bounded_log;
 pub mod channel;
 #[cfg(feature = "io")]
 pub mod clock;
-pub mod cooldown;
 pub mod devices;
 pub mod discovery;
 #[cfg(feature = "io")]
@@ -22,6 +21,7 @@ pub mod etcd_client;
 pub mod events;
 #[cfg(feature = "io")]
 mod forks;
+pub mod hosts;
 pub mod launcher;
 #[cfg(feature = "io")]
 mod lineage;

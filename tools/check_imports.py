@@ -17,8 +17,8 @@ from count_lines import ROOT, only_for_tests, without_tests
 
 # From the ground up. Rooms of one floor do not know one another.
 FLOORS = (
-    "at_once bounded_log clock cooldown forks lineage net open_files threads wire",
-    "devices etcd_client events secure signals steps store",
+    "at_once bounded_log clock forks lineage net open_files threads wire",
+    "devices etcd_client events hosts secure signals steps store",
     "rendezvous workers",
     "channel endpoint warm",
     "agent discovery",

@@ -350,7 +350,8 @@ class Driver:
         Start agents until the job has ended, and return the verdict (``succeeded``, ``failed``, ``given_up``, ``refused`` or
         ``signal``), the signal's number, and why.
 
-        ``host`` has the coordinator, if it is here: hosts that it keeps out get no agent.
+        ``host`` has the coordinator, if it is here: hosts that it keeps out get no agent, and its observers are shown which hosts the
+        driver does not use.
 
         Call it once. The signals end the job.
 
@@ -362,7 +363,7 @@ class DriverOptions:
     """
     The options of a driver. Times are in seconds.
     """
-    def __new__(self, /, min_slots: SupportsIndex, fixed: bool, detach: bool, start_timeout_s: SupportsFloat | SupportsIndex, elastic_timeout_s: SupportsFloat | SupportsIndex, discovery_timeout_s: SupportsFloat | SupportsIndex, grace_s: SupportsFloat | SupportsIndex, host_failures: SupportsIndex, window_s: SupportsFloat | SupportsIndex, cooldown_s: tuple[SupportsFloat | SupportsIndex, SupportsFloat | SupportsIndex] | None, ssh: SupportsGetItem[int, str], remote_python: str, python: str, program: SupportsGetItem[int, str], job: str, port: SupportsIndex) -> DriverOptions: ...
+    def __new__(self, /, min_slots: SupportsIndex, fixed: bool, detach: bool, start_timeout_s: SupportsFloat | SupportsIndex, elastic_timeout_s: SupportsFloat | SupportsIndex, discovery_timeout_s: SupportsFloat | SupportsIndex, grace_s: SupportsFloat | SupportsIndex, host_failures: SupportsIndex, window_s: SupportsFloat | SupportsIndex, cooldown_s: tuple[SupportsFloat | SupportsIndex, SupportsFloat | SupportsIndex] | None, ssh: SupportsGetItem[int, str], remote_python: str, python: str, program: SupportsGetItem[int, str], job: str, port: SupportsIndex, run_id: str) -> DriverOptions: ...
     @property
     def cooldown_s(self, /) -> tuple[float, float] | None:
         """
@@ -427,6 +428,11 @@ class DriverOptions:
     def remote_python(self, /) -> str:
         """
         The Python on other hosts.
+        """
+    @property
+    def run_id(self, /) -> str:
+        """
+        The job's run id, for observers of the coordinator.
         """
     @property
     def ssh(self, /) -> list[str]:

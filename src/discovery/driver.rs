@@ -17,6 +17,7 @@ use super::machine::{self, AgentId, Command, End, Rules};
 use super::output::Output;
 use super::programs::Descriptors;
 use crate::clock::until;
+use crate::hosts::{Unused, UnusedHosts};
 use crate::signals::Received;
 use crate::workers::Consoles;
 
@@ -27,17 +28,24 @@ pub enum Input {
     Found(Vec<Host>),
     /// Discovery has failed, for this reason.
     DiscoveryFailed(String),
-    /// The coordinator keeps out these hosts, until then (for the job without a time), for this reason.
-    Excluded(BTreeMap<String, (Option<Instant>, String)>),
+    /// The coordinator keeps out these hosts.
+    Excluded(BTreeMap<String, Unused>),
     /// This process got a signal.
     Signal(Received),
 }
 
 /// Starts agents on the hosts that are found, and keeps them going until the job is over. When this returns no connection is left.
 ///
+/// `unused` is called with the hosts that are not used when they change.
+///
 /// # Errors
 /// There is no descriptor or thread for the output.
-pub async fn drive(rules: Rules, launching: Launching, mut inputs: mpsc::UnboundedReceiver<Input>) -> io::Result<End> {
+pub async fn drive(
+    rules: Rules,
+    launching: Launching,
+    mut inputs: mpsc::UnboundedReceiver<Input>,
+    unused: impl Fn(UnusedHosts) + Send,
+) -> io::Result<End> {
     let descriptors = Descriptors::raise();
     let (output, written) = Output::start(Consoles::own()?)?;
     let (news_in, mut news) = mpsc::unbounded_channel();
@@ -49,9 +57,15 @@ pub async fn drive(rules: Rules, launching: Launching, mut inputs: mpsc::Unbound
         news: news_in,
         output,
     };
+    let mut shown = UnusedHosts::default();
     let end = loop {
         if let Some(end) = driving.perform() {
             break end;
+        }
+        let now_unused = driving.machine.unused(Instant::now());
+        if now_unused != shown {
+            shown.clone_from(&now_unused);
+            unused(now_unused);
         }
         let deadline = driving.machine.next_deadline(Instant::now());
         tokio::select! {

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use super::endings::{Ending, Meaning, other_version};
 use super::hosts::Host;
 use super::manager::HostManager;
-use crate::cooldown::Cooldown;
+use crate::hosts::{Cooldown, Unused, WhyUnused};
 use crate::wire::text::tidy;
 
 mod over;
@@ -135,11 +135,12 @@ pub struct Driver {
     /// The first host of the first list. With [`Rules::detach`] its agent hosts the coordinator.
     first_host: Option<String>,
     agents: BTreeMap<AgentId, Agent>,
-    /// The hosts on which agents were started. Those of hosts that are gone are dropped when they are too many.
+    /// The hosts on which agents were started. Those of hosts that are gone are dropped when they are too many. What else is known of a
+    /// host is in the manager's book.
     states: BTreeMap<String, HostState>,
     next_agent: u64,
-    /// Hosts that the coordinator keeps out, and until when; for the whole job without a time.
-    excluded: BTreeMap<String, Option<Instant>>,
+    /// The hosts that the coordinator keeps out.
+    excluded: BTreeMap<String, Unused>,
     discovery: Discovery,
     /// An agent can do what its command line says. What another one refuses is wrong on its host only.
     accepted: bool,
@@ -169,7 +170,7 @@ enum Stage {
     Refused { why: String },
 }
 
-/// A host's agent, and its troubles so far.
+/// A host's agent.
 #[derive(Clone, Debug, Default)]
 struct HostState {
     agent: Option<AgentId>,
@@ -177,11 +178,6 @@ struct HostState {
     detached: bool,
     /// Its last agent did not find the script, and the driver does not either.
     lacks_script: bool,
-    /// The times at which its agents ended by themselves, within the window.
-    troubles: VecDeque<Instant>,
-    /// The last trouble, in words.
-    last: Option<String>,
-    not_before: Option<Instant>,
 }
 
 #[derive(Clone, Debug)]
@@ -198,6 +194,10 @@ struct Discovery {
 /// The first delay after a trouble. It doubles with each further one.
 const FIRST_DELAY: Duration = Duration::from_secs(1);
 const LONGEST_DELAY: Duration = Duration::from_secs(60);
+/// Troubles of a host that are remembered, if its limit is not higher. The delays leave no room for more within an hour.
+const MOST_TROUBLES: usize = 128;
+/// How long an observer is shown that discovery does not list a host any longer.
+const GONE_SHOWN: Duration = Duration::from_secs(3600);
 /// How long too few slots are not worth a log line: agents are starting.
 const SHORT_LOGGED_AFTER: Duration = Duration::from_secs(10);
 /// How often a failure of discovery is logged whose text changes, because it has a time, say.
@@ -236,7 +236,7 @@ impl Driver {
         if self.first_host.is_none() {
             self.first_host = found.first().map(|host| host.name.clone());
         }
-        let update = self.manager.update(found);
+        let update = self.manager.update(found, now);
         let mut changes: Vec<String> = update.added.iter().map(|name| format!("`{name}` is new")).collect();
         changes.extend(update.removed.iter().map(|name| format!("`{name}` has gone")));
         changes.extend(update.resized.iter().map(|(name, before)| format!("`{name}` had {before} slots")));
@@ -270,6 +270,7 @@ impl Driver {
         if let Some(Agent { host, stage: stage @ Stage::Starting { .. } }) = self.agents.get_mut(&agent) {
             if same {
                 *stage = Stage::Up;
+                self.manager.on_up(&host.name);
                 let text = format!("an agent runs on {host}");
                 self.say(false, text);
             } else {
@@ -319,15 +320,14 @@ impl Driver {
         self.review(now);
     }
 
-    /// The coordinator keeps out these hosts, and no other, until these times; for the whole job without one.
-    pub fn on_excluded(&mut self, excluded: BTreeMap<String, (Option<Instant>, String)>, now: Instant) {
-        for (name, (until, why)) in &excluded {
-            if self.excluded.get(name) != Some(until) {
-                let how_long = until.map_or("for the job".to_owned(), |until| for_seconds(until, now));
-                self.say(true, format!("host `{name}` is out {how_long}: {why}"));
+    /// The coordinator keeps out these hosts, and no other.
+    pub fn on_excluded(&mut self, excluded: BTreeMap<String, Unused>, now: Instant) {
+        for (name, out) in &excluded {
+            if self.excluded.get(name).is_none_or(|known| known.until != out.until) {
+                self.say(true, format!("host `{name}` is out {}", out.text(now)));
             }
         }
-        self.excluded = excluded.into_iter().map(|(name, (until, _))| (name, until)).collect();
+        self.excluded = excluded;
         self.review(now);
     }
 
@@ -354,27 +354,22 @@ impl Driver {
     /// A host's agent has ended by itself.
     fn on_trouble(&mut self, host: &Host, why: &str, now: Instant) {
         let (window, limit) = (self.rules.window, self.rules.host_failures as usize);
-        let state = self.states.entry(host.name.clone()).or_default();
-        state.troubles.retain(|at| now.saturating_duration_since(*at) < window);
-        state.troubles.push_back(now);
-        state.last = Some(why.to_owned());
-        let count = state.troubles.len();
+        let standing = self.manager.standing(&host.name, now);
+        standing.fail(None, limit.max(MOST_TROUBLES), now);
+        let count = standing.failed_within(window, now);
         if limit == 0 || count < limit {
             let doubling =
                 u32::try_from(count - 1).map_or(u32::MAX, |step| 1_u32.checked_shl(step).unwrap_or(u32::MAX));
             let delay = FIRST_DELAY.saturating_mul(doubling).min(LONGEST_DELAY);
-            state.not_before = now.checked_add(delay);
+            standing.retry(why, now.checked_add(delay));
             let delay = delay.as_secs();
             let so_far = if limit == 0 { format!("{count} so far") } else { format!("{count} of {limit}") };
             return self.say(true, format!("host `{}`: {why}; next try in {delay} s ({so_far})", host.name));
         }
-        state.troubles.clear();
-        state.not_before = None;
-        self.manager.blacklist(&host.name, now);
-        let how_long = match self.manager.back_at(&host.name, now) {
-            Some(back) => for_seconds(back, now),
-            None => "for the job".to_owned(),
-        };
+        standing.forget_failures();
+        standing.retry(why, None);
+        self.manager.blacklist(&host.name, WhyUnused::AgentsFailed { count, last: why.to_owned() }, now);
+        let how_long = self.manager.out(&host.name, now).map_or_else(String::new, |out| out.how_long(now));
         self.say(
             true,
             format!("host `{}`: {why}; it is out {how_long} ({count} of {limit}, --host-failures)", host.name),
@@ -389,15 +384,11 @@ impl Driver {
 
     /// Whether a host can never be used again.
     fn is_out_for_the_job(&self, name: &str, now: Instant) -> bool {
-        let by_coordinator = matches!(self.excluded.get(name), Some(None));
-        by_coordinator || self.manager.is_blacklisted(name, now) && self.manager.back_at(name, now).is_none()
+        let own = self.manager.out(name, now);
+        self.excluded.get(name).into_iter().chain(own).any(|out| out.until.is_none())
     }
 
     fn say(&mut self, warns: bool, text: String) {
         self.commands.push_back(Command::Say { warns, text });
     }
-}
-
-fn for_seconds(until: Instant, now: Instant) -> String {
-    format!("for {:.0} s", until.saturating_duration_since(now).as_secs_f64())
 }

@@ -4,10 +4,10 @@
 //! first appeared in, a change is judged by comparing lists, and times are monotonic.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::hosts::Host;
-use crate::cooldown::{Cooldown, TimesOut};
+use crate::hosts::{Book, Cooldown, Standing, Unused, WhyUnused};
 
 /// The known hosts.
 #[derive(Clone, Debug, Default)]
@@ -17,24 +17,9 @@ pub struct HostManager {
     /// How many hosts were ever added.
     added: u64,
     cooldown: Option<Cooldown>,
-    /// The hosts that have failed, whether they are known now or not. No more than [`MOST_GONE`] beyond the known ones.
-    failed: BTreeMap<String, Failed>,
-}
-
-/// A host that has failed.
-#[derive(Clone, Debug)]
-struct Failed {
-    /// The last time.
-    at: Instant,
-    times_out: TimesOut,
-    /// Until when it is kept out; `None`: for the whole job.
-    until: Option<Instant>,
-}
-
-impl Failed {
-    fn is_out(&self, now: Instant) -> bool {
-        self.until.is_none_or(|until| now < until)
-    }
+    /// What is known of hosts that have failed or vanished, whether they are known now or not. No more than [`MOST_GONE`] beyond the
+    /// known ones.
+    book: Book<String>,
 }
 
 /// A host, and its age.
@@ -72,7 +57,7 @@ impl HostManager {
     }
 
     /// Take a new list. Known hosts keep their order, and new ones follow in that of the list.
-    pub fn update(&mut self, found: &[Host]) -> Update {
+    pub fn update(&mut self, found: &[Host], now: Instant) -> Update {
         let mut update = Update::default();
         let slots: BTreeMap<&str, u32> = found.iter().map(|host| (&*host.name, host.slots)).collect();
         self.hosts.retain_mut(|known| {
@@ -90,48 +75,58 @@ impl HostManager {
         for host in found.iter().filter(|host| !known.contains(&host.name)) {
             update.added.push(host.name.clone());
             self.append(host.clone());
+            self.book.get_mut(&host.name).into_iter().for_each(|standing| standing.list(None));
         }
+        update.removed.iter().for_each(|name| self.standing(name, now).list(Some(now)));
         update
     }
 
     /// Keep a host out, since it has failed. It loses its age. A host that is out already stays out for as long as before.
-    pub fn blacklist(&mut self, name: &str, now: Instant) {
-        if self.is_blacklisted(name, now) {
+    pub fn blacklist(&mut self, name: &str, why: WhyUnused, now: Instant) {
+        if self.out(name, now).is_some() {
             return;
         }
-        let before = self.failed.get(name);
-        let quiet = before.map_or(Duration::MAX, |failed| now.saturating_duration_since(failed.at));
-        let mut times_out = before.map(|failed| failed.times_out).unwrap_or_default();
-        let until = times_out.put_out(quiet, self.cooldown).and_then(|lasts| now.checked_add(lasts));
-        self.failed.insert(name.to_owned(), Failed { at: now, times_out, until });
-        self.forget_one(now);
+        let cooldown = self.cooldown;
+        let standing = self.standing(name, now);
+        let quiet = standing.since_out(now);
+        standing.put_out(why, quiet, cooldown, now);
         if let Some(at) = self.hosts.iter().position(|known| known.host.name == name) {
             let known = self.hosts.remove(at);
             self.append(known.host);
         }
     }
 
-    /// Forget one unknown host if there are too many: one that is not out if there is any, of these the one that failed first.
-    fn forget_one(&mut self, now: Instant) {
-        if self.failed.len() <= self.hosts.len() + MOST_GONE {
-            return;
-        }
-        let known: BTreeSet<&str> = self.hosts.iter().map(|known| &*known.host.name).collect();
-        let unknown = self.failed.iter().filter(|(name, _)| !known.contains(&***name));
-        let first = unknown.min_by_key(|(_, failed)| (failed.is_out(now), failed.at));
-        if let Some(name) = first.map(|(name, _)| name.clone()) {
-            self.failed.remove(&name);
-        }
+    /// Why a host is kept out, known or not, and until when, if it is.
+    pub fn out(&self, name: &str, now: Instant) -> Option<&Unused> {
+        self.book.out(name, now)
     }
 
-    /// Whether a host is kept out, known or not.
-    pub fn is_blacklisted(&self, name: &str, now: Instant) -> bool {
-        self.failed.get(name).is_some_and(|failed| failed.is_out(now))
+    /// What is known of a host, if it has failed or vanished.
+    pub fn known_of(&self, name: &str) -> Option<&Standing> {
+        self.book.get(name)
     }
 
-    /// When a host that is kept out may come back. `None` if it is not out, or for the whole job.
-    pub fn back_at(&self, name: &str, now: Instant) -> Option<Instant> {
-        self.failed.get(name)?.until.filter(|until| now < *until)
+    /// The hosts that have failed or vanished.
+    pub fn book(&self) -> &Book<String> {
+        &self.book
+    }
+
+    /// What is known of a host, to change it.
+    pub fn standing(&mut self, name: &str, now: Instant) -> &mut Standing {
+        let most = self.hosts.len() + MOST_GONE;
+        let names = self.hosts.iter().filter(|_| self.book.len() >= most).map(|known| &*known.host.name);
+        let known: BTreeSet<&str> = names.collect();
+        self.book.standing(&name.to_owned(), most, |name| known.contains(&**name), now)
+    }
+
+    /// A host that may have waited for its next try is tried.
+    pub fn on_tried(&mut self, name: &str) {
+        self.book.get_mut(name).into_iter().for_each(Standing::tried);
+    }
+
+    /// A host's agent runs.
+    pub fn on_up(&mut self, name: &str) {
+        self.book.get_mut(name).into_iter().for_each(Standing::recovered);
     }
 
     /// All hosts of the last list, the oldest first.
@@ -141,7 +136,7 @@ impl HostManager {
 
     /// The hosts of the last list that are not kept out, the oldest first.
     pub fn available(&self, now: Instant) -> impl Iterator<Item = &Known> {
-        self.hosts.iter().filter(move |known| !self.is_blacklisted(&known.host.name, now))
+        self.hosts.iter().filter(move |known| self.out(&known.host.name, now).is_none())
     }
 
     fn append(&mut self, host: Host) {
@@ -162,6 +157,8 @@ pub fn difference(before: &[Host], after: &[Host]) -> u8 {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
     use crate::discovery::hosts::parse_list;
 
@@ -175,8 +172,17 @@ mod tests {
 
     fn manager(text: &str) -> HostManager {
         let mut manager = HostManager::new(None);
-        manager.update(&hosts(text));
+        manager.update(&hosts(text), Instant::now());
         manager
+    }
+
+    fn blacklist(manager: &mut HostManager, name: &str, now: Instant) {
+        manager.blacklist(name, WhyUnused::Blacklisted, now);
+    }
+
+    /// When a host that is kept out for a while comes back.
+    fn back_at(manager: &HostManager, name: &str, now: Instant) -> Option<Instant> {
+        manager.out(name, now)?.until
     }
 
     // test_elastic_discovery.py: test_update_available_hosts.
@@ -184,13 +190,13 @@ mod tests {
     fn known_hosts_keep_their_order_and_new_ones_follow() {
         let now = Instant::now();
         let mut manager = manager("a:2");
-        assert_eq!(manager.update(&hosts("b:2,a:2")).added, ["b"]);
+        assert_eq!(manager.update(&hosts("b:2,a:2"), now).added, ["b"]);
         assert_eq!(order(&manager, now), ["a:2", "b:2"]);
-        let update = manager.update(&hosts("c:1,b:3"));
+        let update = manager.update(&hosts("c:1,b:3"), now);
         let resized = vec![("b".to_owned(), 2)];
         assert_eq!(update, Update { added: vec!["c".to_owned()], removed: vec!["a".to_owned()], resized });
         assert_eq!(order(&manager, now), ["b:3", "c:1"]);
-        assert_eq!(manager.update(&hosts("b:3,c:1")), Update::default());
+        assert_eq!(manager.update(&hosts("b:3,c:1"), now), Update::default());
     }
 
     #[test]
@@ -198,19 +204,19 @@ mod tests {
         let now = Instant::now();
         let mut manager =
             HostManager::new(Some(Cooldown { min: Duration::from_secs(10), max: Duration::from_secs(60) }));
-        manager.update(&hosts("a,b,c"));
-        manager.update(&hosts("b,c"));
-        manager.update(&hosts("a,b,c"));
+        manager.update(&hosts("a,b,c"), now);
+        manager.update(&hosts("b,c"), now);
+        manager.update(&hosts("a,b,c"), now);
         assert_eq!(order(&manager, now), ["b:1", "c:1", "a:1"]);
-        manager.blacklist("b", now);
+        blacklist(&mut manager, "b", now);
         assert_eq!(order(&manager, now), ["c:1", "a:1"], "a host that is out takes its slots along");
-        assert!(manager.is_blacklisted("b", now));
-        let back = manager.back_at("b", now).unwrap();
+        assert!(manager.out("b", now).is_some());
+        let back = back_at(&manager, "b", now).unwrap();
         assert_eq!(order(&manager, back), ["c:1", "a:1", "b:1"]);
-        manager.blacklist("b", now + Duration::from_secs(5));
-        assert_eq!(manager.back_at("b", now), Some(back), "a host that is out is not punished twice");
-        manager.blacklist("b", back);
-        assert_eq!(manager.back_at("b", back), Some(back + Duration::from_secs(20)));
+        blacklist(&mut manager, "b", now + Duration::from_secs(5));
+        assert_eq!(back_at(&manager, "b", now), Some(back), "a host that is out is not punished twice");
+        blacklist(&mut manager, "b", back);
+        assert_eq!(back_at(&manager, "b", back), Some(back + Duration::from_secs(20)));
         let ages: Vec<_> = manager.hosts().iter().map(|known| known.age).collect();
         assert_eq!(ages, [2, 3, 5], "no age is given twice");
     }
@@ -219,11 +225,11 @@ mod tests {
     fn a_host_that_is_out_stays_out_whether_it_is_listed_or_not() {
         let now = Instant::now();
         let mut manager = manager("a,b");
-        manager.blacklist("a", now);
-        manager.update(&hosts("b"));
-        manager.update(&hosts("a,b"));
+        blacklist(&mut manager, "a", now);
+        manager.update(&hosts("b"), now);
+        manager.update(&hosts("a,b"), now);
         assert_eq!(order(&manager, now), ["b:1"]);
-        assert_eq!(manager.back_at("a", now), None);
+        assert_eq!(back_at(&manager, "a", now), None);
     }
 
     #[test]
@@ -231,18 +237,18 @@ mod tests {
         let now = Instant::now();
         let cooldown = Cooldown { min: Duration::from_secs(10), max: Duration::from_secs(60) };
         let mut manager = HostManager::new(Some(cooldown));
-        manager.update(&hosts("known"));
-        manager.blacklist("known", now);
-        manager.blacklist("over", now);
+        manager.update(&hosts("known"), now);
+        blacklist(&mut manager, "known", now);
+        blacklist(&mut manager, "over", now);
         let limit = u64::try_from(MOST_GONE).unwrap();
         let over = now + cooldown.min;
         for number in 0..2 * limit {
-            manager.blacklist(&format!("gone{number}"), over + Duration::from_millis(number));
+            blacklist(&mut manager, &format!("gone{number}"), over + Duration::from_millis(number));
         }
-        assert_eq!(manager.failed.len(), 1 + MOST_GONE);
-        assert!(manager.failed.contains_key("known") && !manager.failed.contains_key("over"));
-        assert!(!manager.is_blacklisted(&format!("gone{}", limit - 1), over), "it failed before those that are left");
-        assert!(manager.is_blacklisted(&format!("gone{limit}"), over));
+        assert_eq!(manager.book.len(), 1 + MOST_GONE);
+        assert!(manager.known_of("known").is_some() && manager.known_of("over").is_none());
+        assert!(manager.out(&format!("gone{}", limit - 1), over).is_none(), "it failed before those that are left");
+        assert!(manager.out(&format!("gone{limit}"), over).is_some());
     }
 
     // test_elastic_discovery.py: HostUpdateResult of added, removed, mixed and no changes; more slots count as added.

@@ -17,7 +17,7 @@ use crate::net::listen::{BindError, bind_all, bind_wildcard};
 use crate::net::local::{interface_addresses, is_local, is_own_name, resolve_here};
 use crate::net::same_user::SameUser;
 use crate::open_files::WAITING_TO_ONE;
-use crate::rendezvous::coordinator::driver::{Question, Shown};
+use crate::rendezvous::coordinator::driver::{DriversHosts, Question, Shown};
 use crate::rendezvous::coordinator::machine::Machine;
 use crate::rendezvous::coordinator::readers::Readers;
 use crate::rendezvous::messages::message::MAGIC;
@@ -49,7 +49,7 @@ pub struct EndpointServer {
     store: StoreServer,
     addresses: Vec<SocketAddr>,
     sessions: watch::Receiver<usize>,
-    exclusions: watch::Receiver<Exclusions>,
+    hosts: Box<HostLists>,
     questions: mpsc::Sender<Question>,
     door: Option<Arc<Door>>,
     page_requests: PageOffer,
@@ -57,6 +57,13 @@ pub struct EndpointServer {
     started_by: u32,
     /// The endpoint's address is none of this machine's.
     is_elsewhere: bool,
+}
+
+/// The hosts that are not used: those that the coordinator keeps out, and those that drivers in this process do not use.
+#[derive(Debug)]
+struct HostLists {
+    exclusions: watch::Receiver<Exclusions>,
+    drivers: watch::Sender<DriversHosts>,
 }
 
 /// Questions to the coordinator that may wait.
@@ -244,7 +251,16 @@ impl EndpointServer {
         );
         let web = Web { requests, sources, cache, runs_on: door.as_ref().map(|door| door.helpers().clone()) };
         let (excluded, exclusions) = watch::channel(Exclusions::new());
-        let shown = Shown { sessions: count, exclusions: excluded, questions, protection, readers, same_user };
+        let (drivers, of_drivers) = watch::channel(DriversHosts::new());
+        let shown = Shown {
+            sessions: count,
+            exclusions: excluded,
+            drivers: of_drivers,
+            questions,
+            protection,
+            readers,
+            same_user,
+        };
         let ends_store = EndsStore(store.controller());
         let machine = Machine::at_home(home(&addresses));
         let run = move || {
@@ -255,7 +271,7 @@ impl EndpointServer {
             store,
             addresses,
             sessions,
-            exclusions,
+            hosts: Box::new(HostLists { exclusions, drivers }),
             questions: asks,
             door,
             page_requests,
@@ -304,7 +320,12 @@ impl EndpointServer {
 
     /// The hosts that are kept out of its jobs, to watch them.
     pub fn exclusions(&self) -> watch::Receiver<Exclusions> {
-        self.exclusions.clone()
+        self.hosts.exclusions.clone()
+    }
+
+    /// Where a driver of agents in this process shows which hosts it does not use.
+    pub fn drivers(&self) -> watch::Sender<DriversHosts> {
+        self.hosts.drivers.clone()
     }
 
     /// The pages that are asked for by HTTP, for one who makes them from now on. `None`: somebody does already, or nobody may read

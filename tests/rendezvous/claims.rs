@@ -312,11 +312,11 @@ fn departures_count_for_the_address_of_the_connection() {
             come_and_go(&mut bench, session, visitor, &mut round);
         }
         bench.greet(200, Hello { local_addr: claims(200), ..hello(200, &settings) }, 66);
-        assert!(bench.rejection(200).starts_with("nodes at 10.0.0.66 left the running job 3 times"));
+        assert!(bench.rejection(200).contains("nodes there left the running job 3 times"));
         // A claimed place does not help.
         let placed = Some(claim(8, round + 7));
         bench.greet(201, Hello { placed, local_addr: claims(201), ..hello(201, &settings) }, 66);
-        assert!(bench.rejection(201).starts_with("nodes at 10.0.0.66 left the running job 3 times"));
+        assert!(bench.rejection(201).contains("nodes there left the running job 3 times"));
         // The real node at that address is admitted.
         bench.greet(5, hello(5, &settings), 5);
         assert!(matches!(bench.last(5), CoordinatorMessage::Welcome { .. }), "{:?}", bench.last(5));

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::bench::{Bench, failure, hello, join};
 use crate::session::{Coordinator, PATIENCE, until_view};
-use elastic_rs::cooldown::Cooldown;
+use elastic_rs::hosts::Cooldown;
 use elastic_rs::rendezvous::messages::message::{
     CoordinatorMessage, Failure, Hello, JoinWorkers, LIVES, NodeId, NodeMessage, Round, Waits,
 };
@@ -69,10 +69,10 @@ fn wait_text(bench: &Bench, session: u64) -> &str {
 
 /// The hosts that are out, and for how long. Whoever watches was told the same.
 fn excluded(bench: &Bench) -> String {
-    let holds = |host: &&Exclusion| host.until.is_none_or(|until| bench.now < until);
+    let holds = |host: &&Exclusion| host.out.until.is_none_or(|until| bench.now < until);
     let told: Vec<_> = bench.excluded.iter().filter(holds).cloned().collect();
     assert_eq!(told, bench.run().exclusions(bench.now));
-    let words = |host: &Exclusion| match host.until {
+    let words = |host: &Exclusion| match host.out.until {
         None => host.addr.clone(),
         Some(until) => format!("{} for {:?}", host.addr, until - bench.now),
     };
@@ -116,7 +116,7 @@ fn a_node_of_a_host_that_cools_down_waits_and_is_let_in() {
         rejoin(&mut bench, [2, 1]);
         assert_eq!(bench.place(1).world_size, 1);
         let text = wait_text(&bench, 2);
-        assert!(text.starts_with(&format!("host 10.0.0.2 is out for {expected}.0 s more: ")), "{text}");
+        assert!(text.starts_with(&format!("host 10.0.0.2 is out for {expected} s: ")), "{text}");
         assert!(bench.run().is_out(NodeId(2)));
         let round = bench.run().round();
         // Nobody is disturbed meanwhile, and the node hears how long it has to wait.
@@ -129,7 +129,7 @@ fn a_node_of_a_host_that_cools_down_waits_and_is_let_in() {
         let CoordinatorMessage::Heartbeat { waits: Some(Waits { progress, spare: true }) } = bench.last(2) else {
             panic!("{:?}", bench.last(2))
         };
-        assert!(progress.starts_with("host 10.0.0.2 is out for 1.0 s more: "), "{progress}");
+        assert!(progress.starts_with("host 10.0.0.2 is out for 1 s: "), "{progress}");
         bench.pass(SECOND);
         assert_eq!(excluded(&bench), "");
         rejoin(&mut bench, [1]);
@@ -238,7 +238,7 @@ fn hosts_behind_one_address_are_told_apart_by_their_names() {
     assert_eq!((addr.as_str(), name.as_str()), ("10.0.0.1", "b"));
     rejoin(&mut bench, 1..=3);
     assert_eq!(bench.place(1).world_size, 1);
-    assert!(wait_text(&bench, 2).starts_with("host b (10.0.0.1) is out for 30.0 s more"), "{}", wait_text(&bench, 2));
+    assert!(wait_text(&bench, 2).starts_with("host b (10.0.0.1) is out for 30 s: "), "{}", wait_text(&bench, 2));
 }
 
 #[test]
@@ -286,8 +286,8 @@ async fn exclusions_are_told_to_those_who_watch() {
     until_view(&session, |view| view.waiting > 0).await;
     let watching = coordinator.exclusions.wait_for(|all| !all.is_empty());
     let excluded = tokio::time::timeout(PATIENCE, watching).await.unwrap().unwrap().clone();
-    let [Exclusion { addr, name, until: None, .. }] = &excluded["job"][..] else { panic!("{excluded:?}") };
-    assert_eq!((addr.as_str(), name.as_deref()), ("127.0.0.1", Some("gpu7")));
+    let [Exclusion { addr, name, out }] = &excluded["job"][..] else { panic!("{excluded:?}") };
+    assert_eq!((addr.as_str(), name.as_deref(), out.until), ("127.0.0.1", Some("gpu7"), None));
     let error = session.join(1000, None, Some(JoinWorkers::new("trainer", 1)), PATIENCE).await.unwrap_err();
     let JoinError::Rejected(reason) = error else { panic!("{error:?}") };
     assert!(reason.starts_with("host gpu7 (127.0.0.1) is out for the job: the first failure"), "{reason}");

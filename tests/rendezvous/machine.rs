@@ -189,8 +189,8 @@ fn a_host_that_comes_and_goes_is_not_let_in_for_ever() {
         assert!(bench.is_placed(1, round));
     }
     bench.greet(200, hello(200, &settings), 9);
-    let text = "nodes at 10.0.0.9 left the running job 3 times within 600s (rejoin_limit, rejoin_window): check why they \
-                exit, or raise rejoin_limit; the host is out for 594.0 s more";
+    let text = "host 10.0.0.9 is out for 594 s: nodes there left the running job 3 times within 600s (rejoin_limit, \
+                rejoin_window); check why they exit, or raise rejoin_limit";
     assert_eq!(bench.rejection(200), text);
     bench.greet(201, hello(201, &settings), 8);
     assert!(matches!(bench.last(201), CoordinatorMessage::Welcome { .. }), "other hosts are not concerned");

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use bytes::BytesMut;
-use elastic_rs::rendezvous::coordinator::driver::{self, Incoming, Shown};
+use elastic_rs::rendezvous::coordinator::driver::{self, DriversHosts, Incoming, Shown};
 use elastic_rs::rendezvous::coordinator::machine::Machine;
 use elastic_rs::rendezvous::coordinator::readers::Readers;
 use elastic_rs::rendezvous::messages::codec;
@@ -57,6 +57,7 @@ impl Coordinator {
         let shown = Shown {
             sessions: count,
             exclusions: excluded,
+            drivers: watch::channel(DriversHosts::new()).1,
             questions: mpsc::channel(1).1,
             protection: None,
             readers: Readers::Members,

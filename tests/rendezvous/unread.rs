@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use bytes::BytesMut;
 use elastic_rs::endpoint::EndpointServer;
-use elastic_rs::rendezvous::coordinator::driver::{self, Incoming, Shown};
+use elastic_rs::rendezvous::coordinator::driver::{self, DriversHosts, Incoming, Shown};
 use elastic_rs::rendezvous::coordinator::machine::Machine;
 use elastic_rs::rendezvous::coordinator::readers::Readers;
 use elastic_rs::rendezvous::messages::codec::{decode_frame, encode_frame, encode_preamble};
@@ -67,7 +67,9 @@ async fn a_node_that_does_not_read_is_placed_in_no_round() {
     let (to_coordinator, incoming) = mpsc::unbounded_channel();
     let (_questions, questions) = mpsc::channel(1);
     let (sessions, exclusions) = (watch::Sender::new(0), watch::Sender::default());
-    let shown = Shown { sessions, exclusions, questions, protection: None, readers: Readers::Members, same_user: None };
+    let (_drivers, drivers) = watch::channel(DriversHosts::new());
+    let (protection, readers, same_user) = (None, Readers::Members, None);
+    let shown = Shown { sessions, exclusions, drivers, questions, protection, readers, same_user };
     tokio::spawn(driver::run(Machine::new(), incoming, shown, || (), PATIENCE, PATIENCE));
     let connect = || {
         let (ours, theirs) = duplex(4096);

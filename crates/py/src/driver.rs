@@ -9,12 +9,12 @@ use std::process::Stdio;
 use std::time::Instant;
 
 use bytes::Bytes;
-use elastic_rs::cooldown::Cooldown;
 use elastic_rs::discovery::driver::{Input, Launching, drive};
 use elastic_rs::discovery::hosts::{self, Host as HostSlots, HostsError};
 use elastic_rs::discovery::machine::{Rules, Verdict};
 use elastic_rs::discovery::manager::{HostManager, difference};
 use elastic_rs::discovery::programs::start;
+use elastic_rs::hosts::{Cooldown, UnusedHosts, WhyUnused};
 use elastic_rs::rendezvous::run::Exclusions;
 use parking_lot::Mutex;
 use pyo3::exceptions::{PyOSError, PyRuntimeError, PyValueError};
@@ -63,6 +63,8 @@ pub struct DriverOptions {
     pub job: String,
     /// The coordinator's port.
     pub port: u16,
+    /// The job's run id, for observers of the coordinator.
+    pub run_id: String,
 }
 
 impl DriverOptions {
@@ -120,6 +122,7 @@ pub struct Driver {
     waiting: Mutex<Option<mpsc::UnboundedReceiver<Input>>>,
     rules: Rules,
     launching: Launching,
+    run_id: String,
 }
 
 /// How a driver's work ended: the verdict (``succeeded``, ``failed``, ``given_up``, ``refused`` or ``signal``), the signal's
@@ -133,7 +136,7 @@ impl Driver {
     fn new(options: &DriverOptions) -> PyResult<Self> {
         let (inputs, waiting) = mpsc::unbounded_channel();
         let (rules, launching) = (options.rules()?, options.launching()?);
-        Ok(Self { inputs, waiting: Mutex::new(Some(waiting)), rules, launching })
+        Ok(Self { inputs, waiting: Mutex::new(Some(waiting)), rules, launching, run_id: options.run_id.clone() })
     }
 
     /// Discovery has found these hosts, each with its slots.
@@ -159,7 +162,8 @@ impl Driver {
     /// Start agents until the job has ended, and return the verdict (``succeeded``, ``failed``, ``given_up``, ``refused`` or
     /// ``signal``), the signal's number, and why.
     ///
-    /// ``host`` has the coordinator, if it is here: hosts that it keeps out get no agent.
+    /// ``host`` has the coordinator, if it is here: hosts that it keeps out get no agent, and its observers are shown which hosts the
+    /// driver does not use.
     ///
     /// Call it once. The signals end the job.
     ///
@@ -176,8 +180,14 @@ impl Driver {
         if let Some(host) = host {
             runtime.spawn(pass_on_exclusions(host.exclusions(), self.inputs.clone()));
         }
+        let (shown, run_id) = (host.map(EndpointServer::drivers), self.run_id.clone());
+        let show = move |hosts: UnusedHosts| {
+            if let Some(shown) = &shown {
+                shown.send_modify(|all| _ = all.insert(run_id.clone(), hosts));
+            }
+        };
         // On the runtime's thread, so that no event waits for this one.
-        let task = runtime.spawn(drive(self.rules.clone(), self.launching.clone(), inputs));
+        let task = runtime.spawn(drive(self.rules.clone(), self.launching.clone(), inputs, show));
         let ended = detach(py, || runtime.block_on(task));
         passing_on.abort();
         let end = match ended {
@@ -208,7 +218,7 @@ async fn pass_on_exclusions(mut told: watch::Receiver<Exclusions>, to: mpsc::Unb
     loop {
         let excluded = {
             let all = told.borrow_and_update();
-            let named = all.values().flatten().filter_map(|it| Some((it.name.clone()?, (it.until, it.why.clone()))));
+            let named = all.values().flatten().filter_map(|it| Some((it.name.clone()?, it.out.clone())));
             named.collect()
         };
         if to.send(Input::Excluded(excluded)).is_err() || told.changed().await.is_err() {
@@ -287,7 +297,7 @@ impl HostTable {
     fn update(&self, hosts: Vec<(String, i64)>) -> PyResult<u8> {
         let hosts = checked(hosts)?;
         let mut table = self.0.lock();
-        table.manager.update(&hosts);
+        table.manager.update(&hosts, Instant::now());
         let after = table.available();
         let flags = difference(&table.told, &after);
         table.told = after;
@@ -302,13 +312,13 @@ impl HostTable {
     /// Keep a host out, since it has failed.
     fn blacklist(&self, host: &str) {
         let mut table = self.0.lock();
-        table.manager.blacklist(host, Instant::now());
+        table.manager.blacklist(host, WhyUnused::Blacklisted, Instant::now());
         table.told.retain(|known| known.name != host);
     }
 
     /// Whether a host is kept out.
     fn is_blacklisted(&self, host: &str) -> bool {
-        self.0.lock().manager.is_blacklisted(host, Instant::now())
+        self.0.lock().manager.out(host, Instant::now()).is_some()
     }
 }
 

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
 use elastic_rs::endpoint::{Claim, EndpointError, Sessions, Subject, Which, claim};
+use elastic_rs::rendezvous::coordinator::driver::DriversHosts;
 use elastic_rs::rendezvous::run::Exclusions;
 use elastic_rs::store::server::ServerOptions;
 use elastic_rs::store::server::limits::{Amount, LIMITS, Limit};
@@ -153,6 +154,11 @@ impl EndpointServer {
     /// The hosts that its coordinator keeps out, as they change.
     pub fn exclusions(&self) -> watch::Receiver<Exclusions> {
         self.0.lock().exclusions()
+    }
+
+    /// Where a driver shows which hosts it does not use.
+    pub fn drivers(&self) -> watch::Sender<DriversHosts> {
+        self.0.lock().drivers()
     }
 
     /// To wait for their end without borrowing the host.

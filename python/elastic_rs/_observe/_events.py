@@ -123,6 +123,9 @@ def run_state(said: str) -> dict[str, Any]:
             if not isinstance(state[name], str):
                 raise TypeError(f"`{name}` is no text")
         _check_names("unreachable_names", state["unreachable_names"])
+        for host in state.get("unused_hosts", ()):
+            _check_names("unused_hosts", [host[name] for name in ("host", "how_long", "why", "advice")])
+        _check_count("unused_hosts_more", state.get("unused_hosts_more", 0))
         for name, steps in state.get("behind", ()):
             _check_names("behind", [name])
             _check_count("behind", steps)

@@ -13,6 +13,8 @@ _LONGEST = 72
 """Most characters that are shown of what a worker said."""
 _SHOWN = 3
 """Most nodes that a line of ``status`` names."""
+_HOSTS = 16
+"""Most hosts that are not used, of which ``status`` has a line each. A coordinator names no more."""
 
 
 def status(story: Story, state: dict[str, Any] | None) -> list[str]:
@@ -55,7 +57,19 @@ def status(story: Story, state: dict[str, Any] | None) -> list[str]:
         lines.append(f"away    {story.name(node)}: {verb} {ago} ago{often}")
     if len(story.away) > _SHOWN:
         lines.append(f"        and {len(story.away) - _SHOWN} more")
+    if state is not None:
+        lines += _unused(state)
     return lines
+
+
+def _unused(state: dict[str, Any]) -> list[str]:
+    """Return a line for each host that is not used: for how long, why, and what to do."""
+    hosts = state.get("unused_hosts", ())
+    lines = [
+        plain(f"unused  {host['host']} {host['how_long']}: {host['why']}; {host['advice']}") for host in hosts[:_HOSTS]
+    ]
+    more = len(hosts[_HOSTS:]) + state.get("unused_hosts_more", 0)
+    return [*lines, f"        and {more} more"] if more else lines
 
 
 def why(story: Story, which: int | None = None) -> list[str]:

@@ -78,12 +78,13 @@ def drive(argv: Sequence[str], args: argparse.Namespace, given: HostDiscovery | 
     handled = _elastic_rs.Signals(signals, named=args.signals_named)
     flags = [*split(argv).words(without=FLAGS), f"--nnodes=1:{MOST_NODES}"]
     protected = _protected()
-    job = _job(args, flags, _conf_of(args, (least, most)), endpoint, signals, protected=protected)
+    run_id = str(uuid.uuid4()) if args.rdzv_id in {"", "none"} else args.rdzv_id
+    job = _job(args, flags, _conf_of(args, (least, most)), endpoint, signals, run_id=run_id, protected=protected)
     if args.dry_run:
-        options = _options_of(args, least, fixed is not None, job, port)
+        options = _options_of(args, least, fixed is not None, job, port, run_id=run_id)
         return _show(_elastic_rs.Driver(options), discovery, job, port)
     if args.detach:
-        driver = _elastic_rs.Driver(_options_of(args, least, True, job, port))
+        driver = _elastic_rs.Driver(_options_of(args, least, True, job, port, run_id=run_id))
         return _run(driver, None, discovery, None, handled)
     try:
         host = _elastic_rs.EndpointServer.listen(None, port, protection=protected)
@@ -91,7 +92,7 @@ def drive(argv: Sequence[str], args: argparse.Namespace, given: HostDiscovery | 
         return _cannot(f"cannot host the coordinator at port {port}: {error.strerror or error}")
     serve_pages(host)
     try:
-        driver = _elastic_rs.Driver(_options_of(args, least, fixed is not None, job, host.port))
+        driver = _elastic_rs.Driver(_options_of(args, least, fixed is not None, job, host.port, run_id=run_id))
         logger.info("this process hosts the coordinator at port %d", host.port)
         return _run(driver, host, discovery, None if fixed else _of(args, "discovery_interval"), handled)
     finally:
@@ -326,10 +327,10 @@ def _job(
     endpoint: str | None,
     signals: list[int],
     *,
+    run_id: str,
     protected: Protection,
 ) -> str:
     """Return the job as every agent gets it: one line of JSON."""
-    run_id = str(uuid.uuid4()) if args.rdzv_id in {"", "none"} else args.rdzv_id
     left_out = {*OF_A_LOGIN, *VARIABLES}
     env = {
         name: value for name, value in os.environ.items() if name not in left_out and not name.startswith(OF_A_SESSION)
@@ -353,7 +354,9 @@ def _job(
     )
 
 
-def _options_of(args: argparse.Namespace, least: int, fixed: bool, job: str, port: int) -> _elastic_rs.DriverOptions:
+def _options_of(
+    args: argparse.Namespace, least: int, fixed: bool, job: str, port: int, *, run_id: str
+) -> _elastic_rs.DriverOptions:
     ssh = shlex.split(_of(args, "ssh"))
     if not ssh:
         raise UsageError("--ssh is empty, must be a program")
@@ -378,6 +381,7 @@ def _options_of(args: argparse.Namespace, least: int, fixed: bool, job: str, por
         program=_python.arguments(_python.AGENT),
         job=job,
         port=port,
+        run_id=run_id,
     )
 
 

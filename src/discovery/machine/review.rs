@@ -3,9 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
-use super::{Agent, AgentId, Command, Driver, Host, HostState, Request, SHORT_LOGGED_AFTER, Stage, Verdict};
+use super::{Agent, AgentId, Command, Driver, GONE_SHOWN, Host, Request, SHORT_LOGGED_AFTER, Stage, Verdict};
 use crate::discovery::endings::start_timed_out;
 use crate::discovery::manager::{Known, MOST_GONE};
+use crate::hosts::{Standing, Unused, UnusedHosts, WhyUnused};
 
 impl Driver {
     /// Tell agents to leave, start missing ones, and act on limits that have passed.
@@ -16,7 +17,7 @@ impl Driver {
         self.look_at_discovery(now);
         self.look_at_agents(now);
         self.start_missing(now);
-        self.forget_hosts(now);
+        self.forget_hosts();
         self.look_at_size(now);
         self.review_end(now);
     }
@@ -39,12 +40,12 @@ impl Driver {
         let waiting = self.manager.hosts().iter().filter(|known| self.agent_of(&known.host.name).is_none());
         let starts = waiting.filter_map(|known| {
             let name = &known.host.name;
-            let delay = self.states.get(name).and_then(|state| state.not_before);
-            let excluded = self.excluded.get(name).copied().flatten();
-            [delay, excluded, self.manager.back_at(name, now)].into_iter().flatten().filter(|at| *at > now).min()
+            let delay = self.manager.known_of(name).and_then(Standing::retry_at);
+            let outs = self.excluded.get(name).into_iter().chain(self.manager.out(name, now));
+            outs.filter_map(|out| out.until).chain(delay).filter(|at| *at > now).min()
         });
         // An agent counts again when its host is let in.
-        let let_in = self.excluded.values().flatten().copied().filter(|until| *until > now);
+        let let_in = self.excluded.values().filter_map(|out| out.until).filter(|until| *until > now);
         discovery.into_iter().chain(short).chain(agents).chain(starts).chain(let_in).min()
     }
 
@@ -111,9 +112,9 @@ impl Driver {
         let may_start = |known: &&Known| {
             let name = &known.host.name;
             let state = self.states.get(name);
-            let may_start = |at: Option<Instant>| at.is_none_or(|at| at <= now);
-            let idle = state.is_none_or(|it| it.agent.is_none() && !it.detached && may_start(it.not_before));
-            idle && !self.is_excluded(name, now)
+            let idle = state.is_none_or(|it| it.agent.is_none() && !it.detached);
+            let retry_at = self.manager.known_of(name).and_then(Standing::retry_at);
+            idle && retry_at.is_none_or(|at| at <= now) && !self.is_excluded(name, now)
         };
         let missing: Vec<(Host, u64)> =
             self.manager.available(now).filter(may_start).map(|known| (known.host.clone(), known.age)).collect();
@@ -122,23 +123,21 @@ impl Driver {
             self.next_agent += 1;
             let until = now + self.rules.start_timeout;
             self.agents.insert(agent, Agent { host: host.clone(), stage: Stage::Starting { until } });
-            let state = self.states.entry(host.name.clone()).or_default();
-            (state.agent, state.not_before) = (Some(agent), None);
+            self.states.entry(host.name.clone()).or_default().agent = Some(agent);
+            self.manager.on_tried(&host.name);
             let hosts_coordinator = self.rules.detach && self.first_host.as_ref() == Some(&host.name);
             self.commands.push_back(Command::Start { agent, host, age, hosts_coordinator });
         }
     }
 
-    /// Forget hosts that are in no list, have no agent and wait for no further try, when they are too many.
-    fn forget_hosts(&mut self, now: Instant) {
+    /// Forget hosts that are in no list and have no agent, when they are too many.
+    fn forget_hosts(&mut self) {
         let listed = self.manager.hosts();
         if self.states.len() <= listed.len() + MOST_GONE {
             return;
         }
         let listed: BTreeSet<&str> = listed.iter().map(|known| &*known.host.name).collect();
-        let waits = |state: &HostState| state.not_before.is_some_and(|at| now < at);
-        self.states
-            .retain(|name, state| listed.contains(&**name) || state.agent.is_some() || state.detached || waits(state));
+        self.states.retain(|name, state| listed.contains(&**name) || state.agent.is_some() || state.detached);
     }
 
     /// Give up if the running agents have had too few slots for too long, or can never have enough.
@@ -163,7 +162,7 @@ impl Driver {
         // A host that is out for the job does not come back, and a discovery that names no other has nothing to wait for.
         let none_is_left = self.rules.fixed || usable == 0 && !self.manager.hosts().is_empty();
         if none_is_left && usable < u64::from(min) {
-            let reason = format!("slots left: {usable}, must be at least {min} (--min-np): {}", self.troubles());
+            let reason = format!("slots left: {usable}, must be at least {min} (--min-np): {}", self.troubles(now));
             return self.give_up(reason, now);
         }
         let waited = now.saturating_duration_since(since);
@@ -176,7 +175,7 @@ impl Driver {
                     "slots with an agent: {up}, must be at least {min} (--min-np); waiting for more until {limit:.0} s have passed \
                      (--elastic-timeout), {:.0} s of them so far: {}",
                     waited.as_secs_f64(),
-                    self.troubles()
+                    self.troubles(now)
                 ),
             );
         }
@@ -184,7 +183,7 @@ impl Driver {
             let waited = waited.as_secs_f64();
             let reason = format!(
                 "slots with an agent for {waited:.0} s (--elastic-timeout): {up}, must be at least {min} (--min-np): {}",
-                self.troubles()
+                self.troubles(now)
             );
             self.give_up(reason, now);
         }
@@ -199,7 +198,7 @@ impl Driver {
             let reason = format!(
                 "the agent on `{name}`, the first host, would have hosted the rendezvous (--detach), and cannot start; agents that \
                  run already end after their join_timeout: {}",
-                self.troubles()
+                self.troubles(now)
             );
             return self.give_up(reason, now);
         }
@@ -216,24 +215,18 @@ impl Driver {
         let reason = format!(
             "slots with an agent: {slots}, must be at least {min} (--min-np); the agents wait for more until their \
              join_timeout; of {all} hosts these have none: {}",
-            self.troubles()
+            self.troubles(now)
         );
         self.give_up(reason, now);
     }
 
     /// What is wrong with each host, in words.
-    fn troubles(&self) -> String {
-        let troubles: Vec<String> = self
-            .manager
-            .hosts()
-            .iter()
-            .filter_map(|known| {
-                let name = &known.host.name;
-                let last = self.states.get(name).and_then(|state| state.last.clone());
-                let excluded = || self.excluded.contains_key(name).then(|| "its workers failed too often".to_owned());
-                last.or_else(excluded).map(|why| format!("host `{name}`: {why}"))
-            })
-            .collect();
+    fn troubles(&self, now: Instant) -> String {
+        let why = |known: &Known| {
+            let name = &known.host.name;
+            Some(format!("host `{name}`: {}", self.why_unused(name, now)?.why.text()))
+        };
+        let troubles: Vec<String> = self.manager.hosts().iter().filter_map(why).collect();
         match (troubles.is_empty(), self.manager.hosts().is_empty()) {
             (false, _) => troubles.join("; "),
             (true, true) => "there is no host".to_owned(),
@@ -241,11 +234,43 @@ impl Driver {
         }
     }
 
+    /// Why a host is not used, and until when: it is kept out by the coordinator or the driver, discovery does not list it, it waits for its
+    /// next try, or its agent starts or leaves. `None`: an agent runs there, or is about to be started.
+    fn why_unused(&self, name: &str, now: Instant) -> Option<Unused> {
+        let standing = self.manager.known_of(name);
+        let stage = || {
+            let (why, until) = match self.agents.get(&self.agent_of(name)?)?.stage {
+                Stage::Starting { until } => {
+                    let last = standing.and_then(Standing::last).map(str::to_owned);
+                    (WhyUnused::Starting { last }, Some(until))
+                }
+                Stage::Leaving { kill_at } => (WhyUnused::Leaving, kill_at),
+                Stage::Up | Stage::Refused { .. } => return None,
+            };
+            Some(Unused { why, until })
+        };
+        let excluded = self.excluded.get(name).filter(|out| out.holds(now)).cloned();
+        excluded.or_else(|| standing?.unused(now)).or_else(stage)
+    }
+
+    /// The hosts that are not used, without those that the coordinator keeps out: it knows them. Hosts that discovery does not list any
+    /// longer are among them for an hour.
+    pub fn unused(&self, now: Instant) -> UnusedHosts {
+        let went = |standing: &Standing| {
+            let since = standing.unlisted_since();
+            since.is_some_and(|since| now.saturating_duration_since(since) < GONE_SHOWN)
+        };
+        let gone = self.manager.book().iter().filter(|(_, standing)| went(standing)).map(|(name, _)| name);
+        let all = self.manager.hosts().iter().map(|known| &known.host.name).chain(gone);
+        let own = all.filter(|name| !self.is_excluded(name, now));
+        own.filter_map(|name| Some((name, self.why_unused(name, now)?))).collect()
+    }
+
     fn agent_of(&self, name: &str) -> Option<AgentId> {
         self.states.get(name)?.agent
     }
 
     pub(super) fn is_excluded(&self, name: &str, now: Instant) -> bool {
-        self.excluded.get(name).is_some_and(|until| until.is_none_or(|until| now < until))
+        self.excluded.get(name).is_some_and(|out| out.holds(now))
     }
 }

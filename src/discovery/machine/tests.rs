@@ -6,6 +6,11 @@ mod bench;
 
 use bench::{Bench, rules, s, started, tell};
 
+/// The coordinator keeps a host out until then.
+fn kept_out(until: Option<Instant>) -> Unused {
+    Unused { why: WhyUnused::FailedFirst { count: 3, window: s(3600) }, until }
+}
+
 #[test]
 fn every_host_gets_one_agent_and_its_age() {
     let mut bench = Bench::new(rules(2, false));
@@ -302,7 +307,7 @@ fn too_few_slots_end_the_job_after_the_elastic_timeout() {
 #[test]
 fn a_job_whose_hosts_are_all_out_for_ever_ends_at_once_also_with_a_discovery() {
     let (mut bench, agents) = Bench::with(1, "a:2,b:2");
-    let out = |name: &str| (name.to_owned(), (None, "3 failures".to_owned()));
+    let out = |name: &str| (name.to_owned(), kept_out(None));
     bench.driver.on_excluded(BTreeMap::from([out("a")]), bench.now);
     bench.ended(agents[0], 1, Some("no_place"), &[]);
     assert_eq!(bench.end(), None, "`b` is left");
@@ -373,11 +378,14 @@ fn an_agent_that_cannot_take_part_is_one_hosts_trouble() {
 #[test]
 fn the_coordinators_exclusions_are_heeded() {
     let (mut bench, agents) = Bench::with(1, "a:2,b:2,c:2");
-    let out = |name: &str, until: Option<Instant>| (name.to_owned(), (until, "3 failures".to_owned()));
+    let out = |name: &str, until: Option<Instant>| (name.to_owned(), kept_out(until));
     let excluded = BTreeMap::from([out("b", Some(bench.now + s(100))), out("c", None)]);
     bench.driver.on_excluded(excluded, bench.now);
     assert_eq!(bench.commands(), [], "agents of hosts that are out wait or end by themselves");
-    assert!(bench.said("host `b` is out for 100 s: 3 failures") && bench.said("host `c` is out for the job"));
+    assert!(
+        bench.said("host `b` is out for 100 s: 3 rounds had their first failure there")
+            && bench.said("host `c` is out for the job")
+    );
     bench.ended(agents[1], 1, Some("no_place"), &[]);
     bench.ended(agents[2], 1, Some("no_place"), &[]);
     bench.pass(s(99));
@@ -391,7 +399,7 @@ fn the_coordinators_exclusions_are_heeded() {
 #[test]
 fn hosts_that_the_coordinator_keeps_out_do_not_count_towards_min_np() {
     let (mut bench, agents) = Bench::with(4, "a:2,b:2");
-    let out = |until| BTreeMap::from([("b".to_owned(), (Some(until), "1 failure".to_owned()))]);
+    let out = |until| BTreeMap::from([("b".to_owned(), kept_out(Some(until)))]);
     bench.pass(s(20)); // discovery is silent
     let until = bench.now + s(500);
     bench.driver.on_excluded(out(until), bench.now);
@@ -493,4 +501,46 @@ fn the_first_hosts_agent_hosts_the_rendezvous_of_detached_agents_also_after_a_co
     assert_eq!(bench.end(), None, "`a` comes back");
     bench.pass(s(10));
     assert_eq!(hosting(&bench.commands()), [("a".to_owned(), 2, true)]);
+}
+
+/// What a driver tells of its hosts, and of when: each line is what happens, and the hosts that are not used after it.
+#[test]
+fn a_host_without_an_agent_has_one_reason_at_a_time() {
+    let cooldown = Some(Cooldown { min: s(100), max: s(1000) });
+    let mut bench = Bench::new(Rules { cooldown, host_failures: 2, ..rules(1, false) });
+    let unused = |bench: &Bench| {
+        let shown = bench.driver.unused(bench.now).shown(bench.now);
+        shown.iter().map(|host| format!("{} {} {}", host.host, host.reason, host.how_long)).collect::<Vec<_>>()
+    };
+    let agents = bench.found("a:2,b:2,c:2");
+    let starting = |host: &str| format!("{host} starting for 30 s");
+    assert_eq!(unused(&bench), ["a", "b", "c"].map(starting));
+    bench.driver.on_up(agents[0], "1.0", bench.now);
+    bench.driver.on_up(agents[2], "1.0", bench.now);
+    assert_eq!(unused(&bench), [starting("b")]);
+    bench.ended(agents[1], 255, None, &["ssh: connect to host b port 22: Connection refused"]);
+    assert_eq!(unused(&bench), ["b retried for 1 s"]);
+    bench.pass(s(1));
+    let again = bench.commands().iter().find_map(started).unwrap();
+    let shown = bench.driver.unused(bench.now).shown(bench.now);
+    assert!(
+        shown[0].why.ends_with("after this: ssh cannot connect: ssh: connect to host b port 22: Connection refused")
+    );
+    bench.ended(again, 255, None, &["ssh: connect to host b port 22: Connection refused"]);
+    assert_eq!(unused(&bench), ["b agents_failed for 100 s"]);
+    bench.driver.on_found(&parse_list("a:2,b:2", 1).unwrap(), bench.now);
+    assert_eq!(unused(&bench), ["b agents_failed for 100 s", "c not_listed until discovery lists it"]);
+    bench.driver.on_found(&parse_list("a:2,b:2,c:2", 1).unwrap(), bench.now);
+    assert_eq!(unused(&bench), ["b agents_failed for 100 s", "c leaving for 40 s"], "its agent was told to leave");
+    bench.ended(agents[2], 143, Some("signal"), &[]);
+    assert_eq!(unused(&bench), ["b agents_failed for 100 s".to_owned(), starting("c")]);
+    let out = BTreeMap::from([("b".to_owned(), kept_out(None)), ("c".to_owned(), kept_out(None))]);
+    bench.driver.on_excluded(out, bench.now);
+    assert_eq!(unused(&bench), Vec::<String>::new(), "the coordinator names those that it keeps out");
+    bench.driver.on_excluded(BTreeMap::new(), bench.now);
+    bench.driver.on_found(&parse_list("a:2", 1).unwrap(), bench.now);
+    bench.pass(s(100));
+    assert_eq!(unused(&bench), ["b not_listed until discovery lists it", "c not_listed until discovery lists it"]);
+    bench.pass(s(3500));
+    assert_eq!(unused(&bench), Vec::<String>::new(), "an hour later nobody asks any more");
 }

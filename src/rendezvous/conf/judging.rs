@@ -1,7 +1,7 @@
 //! The keys by which a coordinator judges hosts and a job: how they go together, and the [`Rules`] that they make.
 
 use super::Conf;
-use crate::cooldown::Cooldown;
+use crate::hosts::Cooldown;
 use crate::rendezvous::messages::settings::{Rules, WorkerBounds};
 
 impl Conf {

@@ -15,7 +15,7 @@ use tokio::time::{Instant, timeout};
 use super::connections::{ConnectionEvent, Shared, Writing, greetings};
 pub use super::connections::{Incoming, asker_of};
 use super::event_log::EventLog;
-pub use super::event_log::Subject;
+pub use super::event_log::{DriversHosts, Subject};
 use super::machine::{Command, Machine};
 use super::readers::{Asker, Readers, refusal};
 use crate::bounded_log::BoundedLog;
@@ -75,6 +75,8 @@ pub struct Shown {
     pub sessions: watch::Sender<usize>,
     /// The hosts that are kept out.
     pub exclusions: watch::Sender<Exclusions>,
+    /// The hosts that drivers in this process do not use, which observers are shown.
+    pub drivers: watch::Receiver<DriversHosts>,
     /// What others ask. May be closed.
     pub questions: mpsc::Receiver<Question>,
     /// Counts the peers that have proven themselves, and ask for what their proof is not good for.
@@ -109,7 +111,7 @@ pub async fn run(
     let mut writers = Sessions::new();
     let (events_in, mut events) = mpsc::channel(1024);
     let mut next_session = 0;
-    let mut event_log = EventLog::new(rand::random(), Instant::now().into_std());
+    let mut event_log = EventLog::new(rand::random(), shown.drivers.clone(), Instant::now().into_std());
     // Each writing task holds a sender, and drops it when it has written everything.
     let (writing, mut written) = mpsc::channel::<()>(1);
     let shared = Shared {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use serde::Serialize;
-use tokio::sync::oneshot;
+use tokio::sync::{oneshot, watch};
 
 use super::machine::Machine;
 use crate::events::file::{EventFile, LAST_LINES};
@@ -15,6 +15,7 @@ use crate::events::open_metrics::OpenMetrics;
 use crate::events::record::Record;
 use crate::events::ring::Rings;
 use crate::events::tally::Tally;
+use crate::hosts::{UnusedHost, UnusedHosts};
 use crate::rendezvous::messages::message::{Observe, Observed};
 use crate::rendezvous::run::{Activity, Run, RunState};
 
@@ -50,11 +51,18 @@ pub enum Subject {
     },
 }
 
-/// A run's state, and the time on the clock of its events.
+/// The hosts that drivers of agents do not use, by run id. A driver hosts the coordinator of its run.
+pub type DriversHosts = BTreeMap<String, UnusedHosts>;
+
+/// A run's state, the hosts that are not used, and the time on the clock of its events. Fields are only added.
 #[derive(Serialize)]
 struct Dated {
     #[serde(flatten)]
     state: RunState,
+    /// The first of them: those that the run keeps out, and those that its driver does not use.
+    unused_hosts: Vec<UnusedHost>,
+    /// How many more there are.
+    unused_hosts_more: usize,
     mono_us: u64,
 }
 
@@ -92,11 +100,12 @@ pub(super) struct EventLog {
     opened: u64,
     /// Where events are written, so that they outlive this process.
     file: Option<EventFile>,
+    drivers: watch::Receiver<DriversHosts>,
 }
 
 impl EventLog {
     /// A log without events. `instance`: a random number of this process.
-    pub fn new(instance: u32, now: Instant) -> Self {
+    pub fn new(instance: u32, drivers: watch::Receiver<DriversHosts>, now: Instant) -> Self {
         Self {
             rings: Rings::default(),
             fresh: Vec::new(),
@@ -107,6 +116,7 @@ impl EventLog {
             openings: BTreeMap::new(),
             opened: 0,
             file: None,
+            drivers,
         }
     }
 
@@ -197,7 +207,10 @@ impl EventLog {
     ) {
         let run_id = match chosen(ask.run_id.as_deref(), knows_all, machine) {
             Ok(run_id) => run_id,
-            Err(reason) => {
+            Err(mut reason) => {
+                if let Some(hosts) = ask.run_id.as_deref().and_then(|run_id| self.hosts_of_driver(run_id)) {
+                    reason += &format!("; hosts that its driver does not use: {}", hosts.text(now));
+                }
                 let _ = reply.send(Err(reason)); // the observer may have gone
                 return;
             }
@@ -310,10 +323,18 @@ impl EventLog {
         self.waiting.iter().filter_map(|waiting| waiting.step_until).chain(self.lines_due()).min()
     }
 
+    /// The hosts that the driver of this run does not use, if a driver hosts this coordinator, and there are any.
+    fn hosts_of_driver(&self, run_id: &str) -> Option<UnusedHosts> {
+        self.drivers.borrow().get(run_id).filter(|hosts| !hosts.is_empty()).cloned()
+    }
+
     fn state_of(&self, run_id: &str, machine: &Machine) -> Option<String> {
         let now = Instant::now();
         let mono_us = u64::try_from(now.saturating_duration_since(self.began).as_micros()).unwrap_or(u64::MAX);
-        let state = Dated { state: machine.run(run_id)?.state(now), mono_us };
+        let run = machine.run(run_id)?;
+        let unused = run.unused_hosts(now).and(self.hosts_of_driver(run_id).unwrap_or_default());
+        let (unused_hosts, unused_hosts_more) = (unused.shown(now), unused.more());
+        let state = Dated { state: run.state(now), unused_hosts, unused_hosts_more, mono_us };
         // All of its keys are texts, so nothing in it can fail.
         Some(serde_json::to_string(&state).unwrap_or_default())
     }
@@ -384,7 +405,7 @@ mod tests {
     fn lines_are_made_once_it_is_quiet() {
         let began = Instant::now();
         let at = |ms| began + Duration::from_millis(ms);
-        let mut log = EventLog::new(1, began);
+        let mut log = EventLog::new(1, watch::channel(DriversHosts::new()).1, began);
         assert_eq!(log.next_deadline(), None);
         for number in 0..5 {
             log.keep("job".to_owned(), record(number + 1), at(5 * number));
@@ -407,7 +428,7 @@ mod tests {
     #[test]
     fn events_that_wait_to_be_lines_are_bounded() {
         let now = Instant::now();
-        let mut log = EventLog::new(1, now);
+        let mut log = EventLog::new(1, watch::channel(DriversHosts::new()).1, now);
         (1..=FRESH as u64).for_each(|number| log.keep("job".to_owned(), record(number), now));
         assert_eq!((lines(&log), log.fresh.len()), (FRESH, 0));
     }
@@ -415,7 +436,7 @@ mod tests {
     #[test]
     fn who_asks_is_answered_with_all_that_has_happened() {
         let now = Instant::now();
-        let mut log = EventLog::new(1, now);
+        let mut log = EventLog::new(1, watch::channel(DriversHosts::new()).1, now);
         log.keep("job".to_owned(), record(1), now);
         let ask = Observe { run_id: None, after: 0, waits: false, state: false };
         assert_eq!(log.answer("job".to_owned(), &ask, &Machine::new()).last, 1);

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::cooldown::Cooldown;
+use crate::hosts::Cooldown;
 
 /// Settings of one rendezvous, as each node brings them.
 ///

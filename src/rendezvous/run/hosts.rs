@@ -13,18 +13,20 @@
 //! gets no node in. Members of a running world are not sent away. The failure that put their host out has interrupted the world, and they
 //! meet the rule when they join again.
 //!
+//! A host's standing is a [`Standing`], as at a driver of hosts: failures, departures, times out, and the answer to "why is it not used?".
+//!
 //! The instants are those of the process that decides. A coordinator that is restarted has forgotten everything here.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::event::SessionId;
 use super::membership::Roster;
 use super::node::{Node, Origin, Status};
 use super::round::Current;
-use crate::cooldown::TimesOut;
 use crate::events::record::Kind;
 use crate::events::tally::Refused;
+use crate::hosts::{Book, Standing, Unused, UnusedHosts, WhyUnused, is_recent};
 use crate::rendezvous::messages::message::NodeId;
 use crate::rendezvous::messages::settings::Rules;
 use crate::rendezvous::messages::settings::Settings;
@@ -48,10 +50,8 @@ pub struct Exclusion {
     pub addr: String,
     /// Its name, if its nodes have said one (`host_name`).
     pub name: Option<String>,
-    /// When its nodes are let in again. `None`: not in this job.
-    pub until: Option<Instant>,
-    /// Why, in words.
-    pub why: String,
+    /// Why, and until when.
+    pub out: Unused,
 }
 
 /// When nodes of each host left a running world: the part of [`Hosts`] that a shared cell holds.
@@ -103,61 +103,13 @@ pub(super) enum Entry {
     Never,
 }
 
-/// A first failure.
-#[derive(Clone, Copy, Debug)]
-struct FirstFailure {
-    at: Instant,
-    /// The rank of the worker that failed. `None`: the node was lost.
-    rank: Option<u32>,
-}
-
-#[derive(Clone, Debug, Default)]
-struct Record {
-    departures: VecDeque<Instant>,
-    failures: VecDeque<FirstFailure>,
-    times_out: TimesOut,
-}
-
-impl Record {
-    fn last(&self) -> Option<Instant> {
-        self.departures.back().copied().max(self.failures.back().map(|failure| failure.at))
-    }
-
-    /// The time since the last first failure.
-    fn quiet(&self, now: Instant) -> Duration {
-        self.failures.back().map_or(Duration::MAX, |failure| now.saturating_duration_since(failure.at))
-    }
-
-    fn recent(&self, rules: &Rules, now: Instant) -> usize {
-        self.failures.iter().filter(|failure| is_recent(failure.at, rules.host_failures_window, now)).count()
-    }
-
-    fn matters(&self, settings: &Settings, now: Instant) -> bool {
-        let departed = self.departures.back().is_some_and(|at| is_recent(*at, settings.rejoin_window, now));
-        departed || self.recent(&settings.rules, now) > 0 || self.times_out.after(self.quiet(now)) > 0
-    }
-}
-
-/// A host that is out because of its first failures.
-#[derive(Clone, Debug)]
-struct Out {
-    since: Instant,
-    until: Option<Instant>,
-    why: String,
-}
-
-impl Out {
-    fn holds(&self, now: Instant) -> bool {
-        self.until.is_none_or(|until| now < until)
-    }
-}
-
 /// What is remembered of each host.
 #[derive(Clone, Debug, Default)]
 pub(in crate::rendezvous) struct Hosts {
-    records: BTreeMap<Origin, Record>,
-    out: BTreeMap<Origin, Out>,
-    /// When the first of them is let in again.
+    book: Book<Origin>,
+    /// Whether a host may be out because of its first failures.
+    any_out: bool,
+    /// When the first of these hosts is let in again.
     let_in_at: Option<Instant>,
     /// Ranks whose workers were the cause of their own failures, and when last.
     blamed: BTreeMap<u32, Instant>,
@@ -168,29 +120,25 @@ pub(in crate::rendezvous) struct Hosts {
 impl Hosts {
     /// Whether nothing is remembered.
     pub fn is_blank(&self) -> bool {
-        self.records.is_empty() && self.out.is_empty()
+        self.book.is_empty()
     }
 
     /// The departures of all hosts.
     pub fn departures(&self) -> Departures {
-        let of = |(origin, record): (&Origin, &Record)| (origin.clone(), record.departures.clone());
-        Departures(self.records.iter().map(of).filter(|(_, times)| !times.is_empty()).collect())
+        let of = |(origin, standing): (&Origin, &Standing)| (origin.clone(), standing.departures().clone());
+        Departures(self.book.iter().map(of).filter(|(_, times)| !times.is_empty()).collect())
     }
 
     /// What is known of departures alone, as read from a shared cell.
     pub fn with_departures(known: Departures) -> Self {
-        let of = |(origin, departures)| (origin, Record { departures, ..Record::default() });
-        Self { records: known.0.into_iter().map(of).collect(), ..Self::default() }
+        let of = |(origin, departures)| (origin, Standing::with_departures(departures));
+        Self { book: known.0.into_iter().map(of).collect(), ..Self::default() }
     }
 
     /// A running node of this host has left. Returns whether the host is kept out now.
     pub fn on_departure(&mut self, origin: &Origin, settings: &Settings, now: Instant) -> bool {
         if settings.rejoin_limit > 0 {
-            let times = &mut self.record(origin, settings, now).departures;
-            times.push_back(now);
-            while times.len() > settings.rejoin_limit as usize {
-                times.pop_front();
-            }
+            self.standing(origin, settings, now).depart(settings.rejoin_limit as usize, now);
         }
         self.refusal(origin, settings, now).is_some()
     }
@@ -238,26 +186,15 @@ impl Hosts {
             return Judged::Worker { freed };
         }
         let limit = rules.host_failures as usize;
-        let record = self.record(origin, settings, now);
-        let quiet = record.quiet(now);
-        record.failures.push_back(FirstFailure { at: now, rank });
-        while record.failures.len() > REMEMBERED * limit {
-            record.failures.pop_front();
-        }
-        let count = record.recent(rules, now);
+        let standing = self.standing(origin, settings, now);
+        let quiet = standing.quiet(now);
+        standing.fail(rank, REMEMBERED * limit, now);
+        let window = rules.host_failures_window;
+        let count = standing.failed_within(window, now);
         if count < limit {
             return Judged::Counted(count);
         }
-        let until = record.times_out.put_out(quiet, rules.cooldown).map(|lasts| now + lasts);
-        let window = rules.host_failures_window;
-        let why = match count {
-            1 => "the first failure of a round was there (host_failures)".to_owned(),
-            _ => format!(
-                "{count} rounds had their first failure there within {window:.0?} (host_failures, host_failures_window)"
-            ),
-        };
-        make_room(&mut self.out, origin, MOST_HOSTS, |out| out.since);
-        self.out.insert(origin.clone(), Out { since: now, until, why });
+        standing.put_out(WhyUnused::FailedFirst { count, window }, quiet, rules.cooldown, now);
         self.note_release();
         Judged::Out
     }
@@ -266,22 +203,22 @@ impl Hosts {
     fn is_own_fault(&mut self, rank: u32, origin: &Origin, rules: &Rules, now: Instant) -> bool {
         let window = rules.host_failures_window;
         self.blamed.retain(|_, at| is_recent(*at, window, now));
-        let there = |failure: &FirstFailure| failure.rank == Some(rank) && is_recent(failure.at, window, now);
-        let mut others = self.records.iter().filter(|(other, _)| *other != origin);
-        self.blamed.contains_key(&rank) || others.any(|(_, record)| record.failures.iter().any(there))
+        let mut others = self.book.iter().filter(|(other, _)| *other != origin);
+        self.blamed.contains_key(&rank) || others.any(|(_, standing)| standing.has_failed(rank, window, now))
     }
 
     /// Count the failures of this worker against no host. Returns the hosts that are let in again.
     fn blame(&mut self, rank: u32, rules: &Rules, now: Instant) -> Vec<Origin> {
-        make_room(&mut self.blamed, &rank, MOST_BLAMED, |at| *at);
+        if self.blamed.len() >= MOST_BLAMED && !self.blamed.contains_key(&rank) {
+            let first = self.blamed.iter().min_by_key(|(_, at)| **at).map(|(rank, _)| *rank);
+            first.iter().for_each(|rank| _ = self.blamed.remove(rank));
+        }
         self.blamed.insert(rank, now);
         let mut freed = Vec::new();
-        for (origin, record) in &mut self.records {
-            let before = record.failures.len();
-            record.failures.retain(|failure| failure.rank != Some(rank));
-            let enough = record.recent(rules, now) >= rules.host_failures as usize;
-            if record.failures.len() < before && !enough && self.out.remove(origin).is_some() {
-                record.times_out.take_back();
+        for (origin, standing) in self.book.iter_mut() {
+            let acquitted = standing.acquit(rank);
+            let enough = standing.failed_within(rules.host_failures_window, now) >= rules.host_failures as usize;
+            if acquitted && !enough && standing.absolve() {
                 freed.push(origin.clone());
             }
         }
@@ -293,9 +230,12 @@ impl Hosts {
         if self.let_in_at.is_none_or(|at| now < at) {
             return Consequence::default();
         }
-        let over: Vec<_> =
-            self.out.iter().filter(|(_, out)| !out.holds(now)).map(|(origin, _)| origin.clone()).collect();
-        over.iter().for_each(|origin| _ = self.out.remove(origin));
+        let mut over = Vec::new();
+        for (origin, standing) in self.book.iter_mut() {
+            if standing.out(now).is_none() && standing.let_in() {
+                over.push(origin.clone());
+            }
+        }
         self.note_release();
         Consequence { records: let_in(&over).collect(), changes: !over.is_empty() }
     }
@@ -330,9 +270,11 @@ impl Hosts {
             && others.all(|(_, other)| is_there(other) || other.origin() == origin)
     }
 
-    /// The hosts that are out have changed: note when the first one is let in again.
+    /// The hosts that are out have changed: note whether there is any, and when the first one is let in again.
     fn note_release(&mut self) {
-        self.let_in_at = self.out.values().filter_map(|out| out.until).min();
+        let mut outs = self.book.iter().filter_map(|(_, standing)| standing.put_out_at_all()).peekable();
+        self.any_out = outs.peek().is_some();
+        self.let_in_at = outs.filter_map(|out| out.until).min();
     }
 
     /// When the first host is let in again.
@@ -342,58 +284,49 @@ impl Hosts {
 
     /// Until when a host is out because of its first failures, if it is. `Some(None)`: for the job.
     pub fn out_until(&self, origin: &Origin, now: Instant) -> Option<Option<Instant>> {
-        self.out.get(origin).filter(|out| out.holds(now)).map(|out| out.until)
+        self.book.out(origin, now).map(|out| out.until)
     }
 
     /// That a host is out, and for how long, in words.
     pub fn out_text(&self, origin: &Origin, now: Instant) -> Option<String> {
-        let out = self.out.get(origin).filter(|out| out.holds(now))?;
-        Some(format!("host {origin} is out {}: {}", left(out.until, now), out.why))
+        Some(out_text(origin, self.book.out(origin, now)?, now))
     }
 
     /// Why no new node of this host is let in, if none is. With a cool-down it is let in, and waits.
     pub fn refusal(&self, origin: &Origin, settings: &Settings, now: Instant) -> Option<(Refused, String)> {
-        if self.out_until(origin, now) == Some(None) {
-            let text = self.out_text(origin, now)?;
-            return Some((Refused::Failures, format!("{text}; look for a fault of the host, or raise host_failures")));
-        }
-        let until = self.flaps_until(origin, settings, now)?;
-        let (limit, window) = (settings.rejoin_limit, settings.rejoin_window);
-        let text = format!(
-            "nodes at {origin} left the running job {limit} times within {window:.0?} (rejoin_limit, rejoin_window): check why \
-             they exit, or raise rejoin_limit; the host is out {}",
-            left(Some(until), now)
-        );
-        Some((Refused::Flapping, text))
-    }
-
-    /// Until when nodes of a host have left too often, if they have.
-    fn flaps_until(&self, origin: &Origin, settings: &Settings, now: Instant) -> Option<Instant> {
-        let times = &self.records.get(origin)?.departures;
-        let first = times.len().checked_sub(settings.rejoin_limit as usize).filter(|_| settings.rejoin_limit > 0)?;
-        times.get(first).map(|at| *at + settings.rejoin_window).filter(|until| now < *until)
+        let standing = self.book.get(origin)?;
+        let failed = standing.out(now).filter(|out| out.until.is_none()).cloned();
+        let (why, out) = match failed {
+            Some(out) => (Refused::Failures, out),
+            None => (Refused::Flapping, left_often(standing, settings, now)?),
+        };
+        Some((why, format!("{}; {}", out_text(origin, &out, now), out.advice())))
     }
 
     /// All hosts that are kept out.
     pub fn exclusions(&self, settings: &Settings, now: Instant) -> Vec<Exclusion> {
-        let of = |origin: &Origin, until, why| {
+        let of = |origin: &Origin, out| {
             let (addr, name) = origin.parts();
-            Exclusion { addr, name, until, why }
+            Exclusion { addr, name, out }
         };
-        let out = self.out.iter().filter(|(_, out)| out.holds(now));
-        let out = out.map(|(origin, out)| of(origin, out.until, out.why.clone()));
-        let flapping =
-            self.records.keys().filter(|origin| self.out_until(origin, now).is_none()).filter_map(|origin| {
-                let until = self.flaps_until(origin, settings, now)?;
-                Some(of(origin, Some(until), self.refusal(origin, settings, now)?.1))
-            });
-        out.chain(flapping).collect()
+        let out = self.book.iter().filter_map(|(origin, standing)| Some(of(origin, standing.out(now)?.clone())));
+        let others = self.book.iter().filter(|(_, standing)| standing.out(now).is_none());
+        let left = others.filter_map(|(origin, standing)| Some(of(origin, left_often(standing, settings, now)?)));
+        out.chain(left).collect()
+    }
+
+    /// The same, as observers get it.
+    pub fn unused(&self, settings: &Settings, now: Instant) -> UnusedHosts {
+        let named = |host: Exclusion| (host.name.unwrap_or(host.addr), host.out);
+        self.exclusions(settings, now).into_iter().map(named).collect()
     }
 
     /// The hosts that are out because of their first failures, in words, if any is.
     pub fn describe(&self, now: Instant) -> Option<String> {
-        let out: Vec<_> = self.out.iter().filter(|(_, out)| out.holds(now)).collect();
-        let named = |(origin, out): &(&Origin, &Out)| format!("{origin} {}", left(out.until, now));
+        // Each waiting node is sent this, and most often no host is out.
+        let book = self.any_out.then_some(&self.book)?;
+        let out: Vec<_> = book.iter().filter_map(|(origin, standing)| Some((origin, standing.out(now)?))).collect();
+        let named = |(origin, out): &(&Origin, &Unused)| format!("{origin} {}", out.how_long(now));
         let mut names: Vec<_> = out.iter().take(SHOWN).map(named).collect();
         if out.len() > SHOWN {
             names.push(format!("and {} more", out.len() - SHOWN));
@@ -406,29 +339,25 @@ impl Hosts {
         self.awaited = id;
     }
 
-    /// The record of a host, which is made if there is none.
-    fn record(&mut self, origin: &Origin, settings: &Settings, now: Instant) -> &mut Record {
-        let (count, known) = (self.records.len(), self.records.contains_key(origin));
-        if !known && (count.is_power_of_two() || count >= MOST_HOSTS) {
-            self.records.retain(|_, record| record.matters(settings, now));
+    /// The standing of a host, which is made if there is none.
+    fn standing(&mut self, origin: &Origin, settings: &Settings, now: Instant) -> &mut Standing {
+        let count = self.book.len();
+        if (count.is_power_of_two() || count >= MOST_HOSTS) && self.book.get(origin).is_none() {
+            let (departures, failures) = (settings.rejoin_window, settings.rules.host_failures_window);
+            self.book.retain(|standing| standing.matters(departures, failures, now));
         }
-        make_room(&mut self.records, origin, MOST_HOSTS, Record::last);
-        self.records.entry(origin.clone()).or_default()
+        self.book.standing(origin, MOST_HOSTS, |_| false, now)
     }
 }
 
-/// Forget the oldest entry, if `key` would make more than so many.
-fn make_room<K: Ord + Clone, V, A: Ord>(entries: &mut BTreeMap<K, V>, key: &K, most: usize, age: impl Fn(&V) -> A) {
-    if entries.len() < most || entries.contains_key(key) {
-        return;
-    }
-    if let Some(oldest) = entries.iter().min_by_key(|(_, value)| age(value)).map(|(key, _)| key.clone()) {
-        entries.remove(&oldest);
-    }
+/// Until when nodes of a host have left too often, if they have.
+fn left_often(standing: &Standing, settings: &Settings, now: Instant) -> Option<Unused> {
+    standing.left_often(settings.rejoin_limit, settings.rejoin_window, now)
 }
 
-fn is_recent(at: Instant, window: Duration, now: Instant) -> bool {
-    now.saturating_duration_since(at) < window
+/// That a host is out, for how long and why, in words.
+fn out_text(origin: &Origin, out: &Unused, now: Instant) -> String {
+    format!("host {origin} is out {}", out.text(now))
 }
 
 /// The events of hosts that are let in again.
@@ -438,14 +367,6 @@ fn let_in(hosts: &[Origin]) -> impl Iterator<Item = (Kind, String)> {
         (Kind::HostLetIn { host: origin.to_string() }, text)
     };
     hosts.iter().map(event)
-}
-
-/// How long something holds, in words.
-fn left(until: Option<Instant>, now: Instant) -> String {
-    match until {
-        None => "for the job".to_owned(),
-        Some(until) => format!("for {:.1} s more", until.saturating_duration_since(now).as_secs_f64()),
-    }
 }
 
 #[cfg(test)]

@@ -64,6 +64,7 @@ use self::telemetry::Trace;
 use crate::events::journal::Reference;
 use crate::events::record::{Kind, Loss, Number};
 use crate::events::tally::Tally;
+use crate::hosts::UnusedHosts;
 #[cfg(feature = "sim")]
 use crate::rendezvous::decision_state::DecisionState;
 use crate::rendezvous::messages::bounds::tidy_verdict;
@@ -327,6 +328,11 @@ impl Run {
     /// Whether a node waits until its host is let in again.
     pub fn is_out(&self, id: NodeId) -> bool {
         self.roster.get(id).is_some_and(Node::is_kept_out)
+    }
+
+    /// The hosts that are kept out of the job, as observers get them.
+    pub fn unused_hosts(&self, now: Instant) -> UnusedHosts {
+        self.hosts.unused(&self.settings, now)
     }
 
     /// The hosts that are kept out of the job, because of their failures or departures.

@@ -108,7 +108,7 @@ def test_flags_and_certificates_are_the_drivers_and_not_the_hosts_own(tmp_path: 
 
 def driver() -> _elastic_rs.Driver:
     args = _flags.parse(["-H", "localhost:1", "x"])
-    return _elastic_rs.Driver(_driver._options_of(args, 1, fixed=True, job="{}", port=1))
+    return _elastic_rs.Driver(_driver._options_of(args, 1, fixed=True, job="{}", port=1, run_id="job"))
 
 
 @pytest.mark.parametrize("link", ["symlink", "fifo"])

@@ -178,7 +178,7 @@ def test_a_host_whose_worker_fails_is_out_and_comes_back(server: SshServer, driv
     driver.line(r"^\[node1\] WORKER rank=1 world=2")
     mark = driver.mark()
     bad.write_text(address)
-    driver.line(r"host `node1` is out for [1-3] s: ", since=mark)
+    driver.line(r"host `node1` is out for [1-3](\.\d)? s: ", since=mark)
     driver.line(r"^\[node0\] WORKER rank=0 world=1", since=mark)
     bad.unlink()
     driver.line(r"^\[node1\] WORKER rank=1 world=2", since=mark)

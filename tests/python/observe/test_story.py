@@ -99,9 +99,15 @@ def state(**values: Any) -> dict[str, Any]:
         "step": None,
         "step_time_us": None,
         "behind": [],
+        "unused_hosts": [],
+        "unused_hosts_more": 0,
     }
     assert values.keys() <= usual.keys()
     return {**usual, **values}
+
+
+def unused(host: str, how_long: str, why: str, advice: str) -> dict[str, Any]:
+    return {"host": host, "reason": "retried", "how_long": how_long, "left_ms": None, "why": why, "advice": advice}
 
 
 STEERING = "\x1b[2J\u202e\x9b"
@@ -123,6 +129,10 @@ STEERING = "\x1b[2J\u202e\x9b"
         {"unreachable_names": "n1"},
         {"unreachable_names": [1]},
         {"behind": [["n1", STEERING]]},
+        {"unused_hosts": [1]},
+        {"unused_hosts": [{"host": "n1"}]},
+        {"unused_hosts": [unused("n1", "for 2 s", "ssh", "mend it") | {"why": 1}]},
+        {"unused_hosts_more": STEERING},
         {"behind": [[1, 1]]},
         {"behind": [["n1"]]},
         {"failed": STEERING},
@@ -158,7 +168,7 @@ def test_no_text_of_a_peer_steers_the_terminal_of_status() -> None:
     live._run_id, live._after, live._where = "job", 0, "host:1"
     texts = dict.fromkeys(("run", "state", "progress", "verdict"), f"a{STEERING}b")
     said = {
-        **state(**texts, unreachable_names=[STEERING]),
+        **state(**texts, unreachable_names=[STEERING], unused_hosts=[unused(*[STEERING] * 4)]),
         "mono_us": 1,
         "behind": [[STEERING, 1]],
         "new": {"x": [STEERING]},
@@ -332,6 +342,17 @@ def test_a_job_that_waits_says_for_what() -> None:
         "waits   round 1: 1 of 2 to 4 nodes (n1) ",
         "        no connection to n1",
     ]
+
+
+def test_status_has_a_line_for_each_host_that_is_not_used() -> None:
+    hosts = [unused(f"n{number}", "for the job", "3 failures", "mend it") for number in range(20)]
+    told = state(unused_hosts=hosts[:1])
+    assert _text.status(tell([], 1), told)[1:] == ["unused  n0 for the job: 3 failures; mend it"]
+    # A coordinator names 16. Another one may be anybody.
+    lines = _text.status(tell([], 1), state(unused_hosts=hosts, unused_hosts_more=3))[1:]
+    assert (len(lines), lines[-2:]) == (17, ["unused  n15 for the job: 3 failures; mend it", "        and 7 more"])
+    del told["unused_hosts"], told["unused_hosts_more"]
+    assert len(_text.status(tell([], 1), told)) == 1, "a state without them"
 
 
 def test_worlds_are_weighed_by_nodes_if_one_does_not_tell_its_workers() -> None:

@@ -11,7 +11,7 @@ use super::plan::Plan;
 use crate::engine::dice::Dice;
 use crate::engine::history::Failure;
 use crate::engine::paths::HostId;
-use elastic_rs::cooldown::Cooldown;
+use elastic_rs::hosts::Cooldown;
 use elastic_rs::rendezvous::messages::message::Placement;
 use elastic_rs::rendezvous::messages::settings::Settings;
 use elastic_rs::rendezvous::messages::settings::{Rules, WorkerBounds};

@@ -13,10 +13,10 @@ use super::engine::history::Failure;
 use super::engine::queue::Time;
 use super::engine::{Engine, Happens, Model};
 use super::worlds::{Violation, ensure_contract};
-use elastic_rs::cooldown::Cooldown;
 use elastic_rs::discovery::endings::Ending;
 use elastic_rs::discovery::hosts::Host;
 use elastic_rs::discovery::machine::{AgentId, Command, Driver, Request, Rules, Verdict};
+use elastic_rs::hosts::{Cooldown, Unused, WhyUnused};
 
 mod faults;
 
@@ -206,6 +206,23 @@ impl Job {
         ensure_contract(self.agents.len() == self.hosts.len(), || "an agent is on no host of the list".to_owned())
     }
 
+    /// Checks that each listed host has an agent that runs, or one reason why it has none. Those that the coordinator keeps out are named by
+    /// that. A killed agent's end will be the reason.
+    fn check_reasons(&self) -> Result<(), Violation> {
+        let (at, now) = (self.engine.now(), self.engine.instant());
+        let unused = self.driver.unused(now);
+        let named: Vec<_> = unused.shown(now).into_iter().map(|host| host.host).collect();
+        let excluded = |name: &String| self.excluded.get(name).is_some_and(|until| at < *until);
+        for Host { name, .. } in self.list.iter().filter(|host| !excluded(&host.name)) {
+            let agent = self.agents.values().find(|agent| agent.host.name == *name);
+            let runs = agent.is_some_and(|agent| agent.up && !agent.leaving);
+            let is_killed = agent.is_some_and(|agent| agent.killed);
+            let agrees = is_killed || unused.more() > 0 || named.contains(name) != runs;
+            ensure_contract(agrees, || format!("{name} has {agent:?}, and these hosts are not used: {unused:?}"))?;
+        }
+        Ok(())
+    }
+
     /// One agent says that the job has succeeded. The others end soon, or hang.
     fn finish(&mut self) {
         let agents: Vec<AgentId> = self.agents.keys().copied().collect();
@@ -311,8 +328,9 @@ impl Job {
             None => self.excluded.remove(&name),
         };
         let origin = self.engine.origin;
-        let told =
-            self.excluded.iter().map(|(name, until)| (name.clone(), (Some(origin + *until), "drawn".to_owned())));
+        let why = WhyUnused::FailedFirst { count: 1, window: LONGEST_OUT };
+        let out = |until| Unused { why: why.clone(), until: Some(origin + until) };
+        let told = self.excluded.iter().map(|(name, until)| (name.clone(), out(*until)));
         self.driver.on_excluded(told.collect(), self.engine.instant());
     }
 
@@ -347,7 +365,7 @@ impl Model for Job {
 
     fn handle(&mut self, event: Event) -> Result<(), Violation> {
         let now = self.engine.instant();
-        let mut looked = false;
+        let (mut looked, polls) = (false, matches!(event, Event::Poll) && self.script == Script::Good && !self.over);
         match event {
             Event::Poll => self.poll(),
             Event::Tick => {
@@ -385,6 +403,9 @@ impl Model for Job {
             Event::Exclude(host, time) => self.exclude(host, time),
         }
         self.perform()?;
+        if polls {
+            self.check_reasons()?;
+        }
         self.set_alarm(looked)
     }
 }

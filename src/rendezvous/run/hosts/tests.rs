@@ -1,5 +1,7 @@
+use std::time::Duration;
+
 use super::*;
-use crate::cooldown::Cooldown;
+use crate::hosts::Cooldown;
 
 const SECOND: Duration = Duration::from_secs(1);
 const HOUR: Duration = Duration::from_secs(3600);
@@ -139,11 +141,14 @@ fn departures_keep_a_host_out_until_the_oldest_is_over() {
         bench.now += 10 * SECOND;
     }
     let (_, text) = bench.hosts.refusal(&host(1), &bench.settings, bench.now).unwrap();
-    assert!(text.starts_with("nodes at 10.0.0.1 left the running job 2 times within 100s (rejoin_limit"), "{text}");
-    assert!(text.ends_with("; the host is out for 80.0 s more"), "{text}");
+    assert_eq!(
+        text,
+        "host 10.0.0.1 is out for 80 s: nodes there left the running job 2 times within 100s (rejoin_limit, \
+         rejoin_window); check why they exit, or raise rejoin_limit"
+    );
     let exclusions = bench.hosts.exclusions(&bench.settings, bench.now);
     assert_eq!(exclusions.len(), 1);
-    assert_eq!((exclusions[0].addr.as_str(), exclusions[0].until), ("10.0.0.1", Some(bench.now + 80 * SECOND)));
+    assert_eq!((exclusions[0].addr.as_str(), exclusions[0].out.until), ("10.0.0.1", Some(bench.now + 80 * SECOND)));
     bench.now += 80 * SECOND;
     assert_eq!(bench.hosts.refusal(&host(1), &bench.settings, bench.now), None);
     assert_eq!(bench.hosts.exclusions(&bench.settings, bench.now), []);
@@ -157,8 +162,8 @@ fn only_so_many_hosts_are_remembered_and_the_quietest_is_forgotten_first() {
         bench.hosts.judge(&origin(number), None, &bench.settings, bench.now);
         bench.now += Duration::from_millis(1);
     }
-    assert_eq!(bench.hosts.records.len(), MOST_HOSTS);
-    assert!(!bench.hosts.records.contains_key(&origin(9)) && bench.hosts.records.contains_key(&origin(10)));
+    assert_eq!(bench.hosts.book.len(), MOST_HOSTS);
+    assert!(bench.hosts.book.get(&origin(9)).is_none() && bench.hosts.book.get(&origin(10)).is_some());
     for rank in 0..MOST_BLAMED as u32 + 10 {
         bench.judge(1, Some(rank));
         bench.judge(2, Some(rank));
@@ -172,9 +177,9 @@ fn an_exclusion_has_the_name_that_nodes_give_their_host() {
     let origin = Origin::Host("node7".to_owned(), [10, 0, 0, 1].into());
     bench.hosts.judge(&origin, None, &bench.settings, bench.now);
     let exclusions = bench.hosts.exclusions(&bench.settings, bench.now);
-    let [Exclusion { addr, name: Some(name), until: None, why }] = &exclusions[..] else { panic!("{exclusions:?}") };
+    let [Exclusion { addr, name: Some(name), out }] = &exclusions[..] else { panic!("{exclusions:?}") };
     assert_eq!((addr.as_str(), name.as_str()), ("10.0.0.1", "node7"));
-    assert_eq!(why, "the first failure of a round was there (host_failures)");
+    assert_eq!(out.text(bench.now), "for the job: the first failure of a round was there (host_failures)");
     assert_eq!(bench.out_for(1), None, "another host behind the same address");
     let described = bench.hosts.describe(bench.now).unwrap();
     assert_eq!(described, "hosts that are out (host_failures): node7 (10.0.0.1) for the job");

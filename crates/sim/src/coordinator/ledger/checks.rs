@@ -154,7 +154,7 @@ impl Ledger {
         now: Instant,
     ) -> Result<(), Violation> {
         let addr = addr.to_string();
-        let holds = |host: &&Exclusion| host.addr == addr && host.until.is_none_or(|until| now < until);
+        let holds = |host: &&Exclusion| host.addr == addr && host.out.holds(now);
         let out = self.excluded.iter().find(holds).filter(|_| placement.round > self.highest);
         ensure(out.is_none(), || format!("{addr} has a place in round {}, and is kept out: {out:?}", placement.round))
     }

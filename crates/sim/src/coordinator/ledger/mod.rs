@@ -19,6 +19,7 @@ pub use chronicle::Chronicle;
 pub(super) use in_place::NONE_HAS_THE_STATE;
 
 use super::options::run_id;
+use elastic_rs::hosts::WhyUnused;
 use elastic_rs::rendezvous::coordinator::machine::Machine;
 use elastic_rs::rendezvous::messages::message::{Hello, Join, JoinWorkers, NodeId, NodeMessage, Placed, Round};
 use elastic_rs::rendezvous::messages::settings::{OnPartition, Settings};
@@ -180,7 +181,8 @@ impl Ledger {
 
     /// The coordinator tells its driver which hosts are kept out. Members of a host that flaps (`rejoin_limit`) stay.
     pub(super) fn on_exclusions(&mut self, hosts: &[Exclusion]) {
-        let out: Vec<_> = hosts.iter().filter(|host| host.why.contains("host_failures")).cloned().collect();
+        let out: Vec<_> =
+            hosts.iter().filter(|host| matches!(host.out.why, WhyUnused::FailedFirst { .. })).cloned().collect();
         let known = |host: &Exclusion| self.excluded.iter().any(|known| known.addr == host.addr);
         self.exclusions += out.iter().filter(|host| !known(host)).count() as u64;
         self.excluded = out;
