@@ -1,10 +1,10 @@
 //! The limit of open files of this process, the part of it that connections without a proof may take, and descriptors that are kept
 //! apart from the standard streams.
 //!
-//! A protected endpoint, and a door of a tunnel, let strangers in to prove themselves. Each takes a descriptor, and the job's
-//! connections need descriptors too. So this process's soft limit is raised by as many as strangers may take, as far as the hard limit
-//! allows. A driver with many agents raises it, too. Workers, and programs that a driver starts, begin with the limit that this process had
-//! before.
+//! A protected endpoint, and an acceptor of a tunnel, let unauthenticated peers in to prove themselves. Each takes a descriptor, and the
+//! job's connections need descriptors too. So this process's soft limit is raised by as many as unauthenticated peers may take, as far as
+//! the hard limit allows. A driver with many agents raises it, too. Workers, and programs that a driver starts, begin with the limit that
+//! this process had before.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::OnceLock;
@@ -13,16 +13,16 @@ use parking_lot::Mutex;
 use rustix::io::{Errno, fcntl_dupfd_cloexec};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// Most places of one kind for strangers: handshakes that are under way, for instance.
+/// Most places of one kind for unauthenticated peers: handshakes that are under way, for instance.
 const MOST_PERMITS: usize = 256;
 /// Fewest.
 const FEWEST_PERMITS: usize = 16;
 /// How many connections may wait for a place of a kind, or say nothing yet, to each of the places: a job's nodes come at the same time.
 pub(crate) const WAITING_TO_ONE: usize = 4;
 /// Kinds of places: at the endpoint, for connections that say nothing yet, for handshakes, for those that wait for one, and for
-/// requests of HTTP, which are fewer; at a tunnel's door, for handshakes, and for those that wait for one.
+/// requests of HTTP, which are fewer; at a tunnel's acceptor, for handshakes, and for those that wait for one.
 const KINDS: usize = 3 + 3 * WAITING_TO_ONE;
-/// The part of the limit that strangers may take, where it could not be raised.
+/// The part of the limit that unauthenticated peers may take, where it could not be raised.
 const SHARE: usize = 4;
 
 /// A soft limit that was changed here. `None` is no limit.
@@ -48,7 +48,8 @@ pub(crate) fn set_soft_limit(wanted: impl FnOnce(Rlimit) -> Option<u64>) -> (Opt
     (limit.current, current)
 }
 
-/// Make room for strangers, the first time that it is called in this process. Returns how many places of one kind there are for them.
+/// Make room for unauthenticated peers, the first time that it is called in this process. Returns how many places of one kind there are for
+/// them.
 pub(crate) fn pending_handshake_permits() -> usize {
     *PERMITS.get_or_init(|| {
         let (before, now) = set_soft_limit(|limit| raised(limit).current);
@@ -63,7 +64,7 @@ pub(crate) fn limit_of_workers() -> Option<Rlimit> {
     (limit.current == now && now != before).then_some(Rlimit { current: before, ..limit })
 }
 
-/// The limit with room for strangers, as far as the hard limit allows.
+/// The limit with room for unauthenticated peers, as far as the hard limit allows.
 fn raised(limit: Rlimit) -> Rlimit {
     let wanted = limit.current.map(|soft| soft.saturating_add((KINDS * MOST_PERMITS) as u64));
     // No limit is the highest.
@@ -74,7 +75,7 @@ fn raised(limit: Rlimit) -> Rlimit {
     Rlimit { current, ..limit }
 }
 
-/// How many places of one kind strangers have, with this soft limit before it was raised and now.
+/// How many places of one kind unauthenticated peers have, with this soft limit before it was raised and now.
 fn permits(before: Option<u64>, now: Option<u64>) -> usize {
     let (Some(before), Some(now)) = (before, now) else { return MOST_PERMITS };
     let room = usize::try_from((now - before).max(before / SHARE as u64)).unwrap_or(usize::MAX);
@@ -96,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn strangers_take_what_was_added_or_a_quarter_of_what_there_is() {
+    fn handshakes_take_what_was_added_or_a_quarter_of_what_there_is() {
         for (soft, hard, limit, expected) in [
             (Some(1024), Some(524_288), Some(4864), 256),
             (Some(1024), None, Some(4864), 256),

@@ -1,6 +1,7 @@
 //! Fuzzes the first bytes of a connection to the store's port, which come from peers that have proven nothing.
 //!
-//! What a connection speaks must not depend on how its bytes are cut, and what the log shows of a stranger must be short and printable.
+//! What a connection speaks must not depend on how its bytes are cut, and what the log shows of an unknown client must be short and
+//! printable.
 
 #![no_main]
 

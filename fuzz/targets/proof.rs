@@ -1,4 +1,4 @@
-//! What a stranger may send before it has proven itself, and what a node believes of a stranger's answer.
+//! What an unauthenticated peer may send before it has proven itself, and what a node believes of an unauthenticated peer's answer.
 
 #![no_main]
 

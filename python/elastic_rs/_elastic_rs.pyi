@@ -1447,7 +1447,7 @@ class StepCounter:
     def __new__(cls, /) -> StepCounter: ...
     def _go_on_from(self, last: SupportsIndex, /) -> None:
         """
-        Step ``last`` was the last one: the next is counted from there. Nothing is told of it.
+        Step ``last`` was the last one: the next is counted from there. It is not reported.
         """
 
 @final
@@ -1583,7 +1583,7 @@ class StoreServer:
         """
         Listen on ``address``, or on all addresses if it is None. Port 0 lets the system choose.
 
-        Raises ``OSError``. If the port is taken, the text names the process that has it, if the system tells.
+        Raises ``OSError``. If the port is taken, the text names the process that has it, if the system reports it.
         """
     @property
     def port(self, /) -> int:
@@ -1694,7 +1694,7 @@ class View:
 @final
 class WorkerChannel:
     """
-    A worker's connection with its agent: what the agent tells, and which sockets are shut down when a peer fails.
+    A worker's connection with its agent: the agent's messages, and which sockets are shut down when a peer fails.
 
     Every method raises ``ConnectionError`` once the connection has ended and nothing else is known, and ``RuntimeError`` in a process
     that was forked from the worker.
@@ -1890,7 +1890,7 @@ class WorkerOptions:
 @final
 class World:
     """
-    A world, as one worker is told of it.
+    A world, as it is sent to one worker.
     """
     @property
     def generation(self, /) -> int:

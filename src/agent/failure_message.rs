@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_error_file_that_hangs_is_told_of_and_read_when_it_does_no_longer() {
+    async fn an_error_file_that_hangs_is_logged_and_read_when_it_does_no_longer() {
         let folder = folder("hangs");
         let file = folder.join("error.json");
         mknodat(CWD, &file, FileType::Fifo, Mode::RWXU, 0).unwrap();

@@ -103,7 +103,7 @@ mod tests {
 
     /// Workers that had left their world cannot live on in the next one.
     #[test]
-    fn workers_that_are_stopped_after_the_place_was_given_stop_twice() {
+    fn workers_that_are_stopped_after_the_placement_was_given_stop_twice() {
         let begin = Instant::now();
         let at = |ms| begin + Duration::from_millis(ms);
         let mut watch = Stopwatch::default();

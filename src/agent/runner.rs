@@ -293,7 +293,7 @@ impl Runner {
             ),
         };
         self.signalled = true;
-        tracing::warn!("{}{text}{from}", self.whose());
+        tracing::warn!("{}{text}{from}", self.log_prefix());
         self.machine.on_signal(signal, Instant::now());
     }
 
@@ -312,7 +312,11 @@ impl Runner {
         if matches!(worker_group, WorkerGroup::Spawned(_)) {
             let ended = async { while worker_group.next_event().await.is_some() {} };
             if tokio::time::timeout(KILL, ended).await.is_err() {
-                tracing::error!("workers have not ended {KILL:.0?} after SIGKILL and are waited for no longer");
+                let pids: Vec<u32> = worker_group.pids().into_values().collect();
+                tracing::error!(
+                    "workers with the pids {pids:?} have not ended {KILL:.0?} after SIGKILL, and their agent no longer waits for \
+                     them: a hung device or file system holds them"
+                );
             }
         }
     }

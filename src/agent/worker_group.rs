@@ -311,7 +311,7 @@ impl Adopted {
                     tracing::error!(
                         local_rank,
                         pid = member.number,
-                        "worker did not end after SIGKILL and is waited for no longer; a hung device or file system holds it"
+                        "worker did not end after SIGKILL, and its agent no longer waits for it: a hung device or file system holds it"
                     );
                 }
             }

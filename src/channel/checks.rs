@@ -64,7 +64,8 @@ pub enum Verdict {
 /// Why no further message will arrive, as text.
 pub type Ended = String;
 
-/// The messages that a worker has received from its agent. Each method that returns an option is to be called again after the next message if it returns `None`.
+/// The messages that a worker has received from its agent. Each method that returns an option is to be called again after the next message
+/// if it returns `None`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub struct News {
     /// The last check that went on, once checks find that there is news.
@@ -123,8 +124,8 @@ impl News {
             ToWorker::RaiseAt { seq, check } => match &mut self.change {
                 // Others raise at a check that this worker has passed.
                 Some(change) if change.seq == seq && check <= passed => self.fail(format!(
-                    "the world changes at check {check}, but this worker had already passed that check when it was notified (last check: {passed}): all \
-                     workers must call check equally often"
+                    "the world changes at check {check}, but this worker had already passed that check when it was notified \
+                     (last check: {passed}): all workers must call check equally often"
                 )),
                 Some(change) if change.seq == seq => change.raise_at = Some(check),
                 _ => {} // of a change that is over

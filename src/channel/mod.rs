@@ -1,8 +1,8 @@
 //! The channel between an agent and its workers, over which workers survive a change of the world.
 //!
 //! Owns a Unix socket of the agent, the messages on it, a worker's count of its checks, and the sockets of a worker that are shut
-//! down when a peer has failed. Leaves to [`crate::agent`] which message is sent when, and to the package `elastic_rs.elastic` what a worker does
-//! then. A worker without this package does not connect, and is restarted as ever.
+//! down when a peer has failed. Leaves to [`crate::agent`] which message is sent when, and to the package `elastic_rs.elastic` what a
+//! worker does then. A worker without this package does not connect, and is restarted as ever.
 //!
 //! | file | what |
 //! |---|---|

@@ -111,8 +111,8 @@ impl Channel {
         Ok(())
     }
 
-    /// The world of this worker is being formed. Unless this or [`Self::formed`] is called again within `limit`, the agent is notified that it
-    /// is not, and every member leaves it.
+    /// The world of this worker is being formed. Unless this or [`Self::formed`] is called again within `limit`, the agent is notified that
+    /// it is not, and every member leaves it.
     ///
     /// # Errors
     /// [`ChannelError::Forked`].

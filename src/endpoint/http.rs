@@ -1,6 +1,7 @@
 //! HTTP on the host's port: health for everybody, metrics and the page for whoever may know them.
 //!
-//! One request for each connection. Strangers reach the port, so a request is bounded in bytes and time, and requests in number.
+//! One request for each connection. Unauthenticated peers reach the port, so a request is bounded in bytes and time, and requests in
+//! number.
 
 use std::ffi::OsStr;
 use std::io;
@@ -234,8 +235,8 @@ async fn respond(request: &Request, ends: Ends, sources: &Sources) -> Answer {
 /// What else to do at a protected host: HTTP has no authentication.
 const METRICS_ELSEWHERE: &str = "this coordinator is protected, and HTTP has no authentication; ELASTIC_RS_HTTP=metrics on its node serves \
                                  metrics, without the page, to everybody";
-const PAGE_ELSEWHERE: &str = "this coordinator is protected, and HTTP has no authentication; `elastic-rs page ENDPOINT -o job.html` makes the \
-                              page for those who have the token or a certificate";
+const PAGE_ELSEWHERE: &str = "this coordinator is protected, and HTTP has no authentication; `elastic-rs page ENDPOINT -o job.html` \
+                              makes the page for those who have the token or a certificate";
 
 /// Why this request of a peer is not answered with data: of this run, or of all.
 async fn refusal(

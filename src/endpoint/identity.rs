@@ -48,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_host_started_anew_where_another_was_knows_the_place_again() {
+    fn a_host_started_anew_at_the_same_address_has_the_same_instance_id() {
         let at = |address: ([u8; 4], u16)| SocketAddr::from(address);
         let here = instance(&[at(([127, 0, 0, 1], 29400))]);
         assert_eq!(here, instance(&[at(([127, 0, 0, 1], 29400))]));

@@ -399,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn who_must_be_the_host_and_cannot_is_told_who_has_the_port() {
+    fn who_must_be_the_host_and_cannot_gets_the_owner_of_the_port() {
         let first = host_of(claim_plainly("127.0.0.1", 0, Some(true)).unwrap());
         let error = claim_plainly("127.0.0.1", first.port(), Some(true)).unwrap_err();
         assert!(error.to_string().contains(&format!("in use by pid {}", process::id())), "{error}");
@@ -433,7 +433,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_of_its_own_listens_where_it_is_told() {
+    fn a_host_of_its_own_listens_at_the_given_address() {
         let host = EndpointServer::listen(Some("127.0.0.1"), 0, ServerOptions::default(), None).unwrap();
         assert_eq!(host.addresses(), [SocketAddr::from(([127, 0, 0, 1], host.port()))]);
         assert!(!host.has_ended());
@@ -446,7 +446,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_of_events_that_the_coordinator_was_not_told_of_is_an_error() {
+    fn a_file_of_events_that_never_reached_the_coordinator_is_an_error() {
         let folder = std::env::temp_dir().join(format!("elastic_rs-untold-{}", process::id()));
         let ((_, count), (questions, asked)) = (watch::channel(0), mpsc::channel(1));
         let sessions = Sessions { count, questions };

@@ -40,7 +40,7 @@ pub(super) struct Web {
     pub requests: mpsc::UnboundedReceiver<Upgraded>,
     pub sources: http::Sources,
     pub cache: PageCache,
-    /// Not on the coordinator's thread, if the endpoint is protected: strangers may ask.
+    /// Not on the coordinator's thread, if the endpoint is protected: unauthenticated peers may ask.
     pub runs_on: Option<Handle>,
 }
 
@@ -90,7 +90,7 @@ async fn hand_over(mut upgraded: mpsc::UnboundedReceiver<Upgraded>, sender: mpsc
         let stream = match TcpStream::from_std(stream) {
             Ok(stream) => stream,
             Err(error) => {
-                tracing::warn!(%peer, %error, "a session's connection cannot be used");
+                tracing::warn!(%peer, %error, "the connection of a node cannot be set up, and is closed");
                 continue;
             }
         };
@@ -112,7 +112,7 @@ async fn begin(
             let halves = match proven.halves() {
                 Ok(halves) => halves,
                 Err(error) => {
-                    tracing::warn!(%peer, %error, "a session's connection cannot be used");
+                    tracing::warn!(%peer, %error, "the connection of a node cannot be set up, and is closed");
                     continue;
                 }
             };
@@ -177,7 +177,7 @@ pub(super) fn handshakes(
             let stream = match TcpStream::from_std(stream) {
                 Ok(stream) => stream,
                 Err(error) => {
-                    tracing::warn!(%peer, %error, "a connection cannot be used");
+                    tracing::warn!(%peer, %error, "a connection cannot be set up, and is closed");
                     return false;
                 }
             };

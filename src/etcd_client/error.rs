@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn etcds_errors_are_told_apart_by_what_helps() {
+    fn etcds_errors_are_distinguished_by_what_helps() {
         let (error, remedy) = sorted(Code::NotFound, "etcdserver: requested lease not found");
         assert!(matches!(error, EtcdError::LeaseNotFound(_)) && remedy == Remedy::None && !error.is_final());
         let (error, _) = sorted(Code::ResourceExhausted, "etcdserver: mvcc: database space exceeded");

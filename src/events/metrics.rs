@@ -98,7 +98,7 @@ impl Metrics {
 
     /// Count what is not recorded.
     pub fn tally(&mut self, run_id: &str, tally: Tally) {
-        // A run that nothing is recorded of has no label of its own: strangers could name any number of them.
+        // A run that nothing is recorded of has no label of its own: unauthenticated peers could name any number of them.
         let counts = self.runs.get_mut(run_id).unwrap_or(&mut self.others);
         match tally {
             Tally::Refused(why) => counts.refused[why as usize] += 1,

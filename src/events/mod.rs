@@ -4,7 +4,8 @@
 //! - [`journal`]: the events of one node. Pure.
 //! - [`ring`]: the events that are kept of each run. Pure.
 //! - [`tally`]: what is counted but not recorded. Pure.
-//! - [`metrics`]: counters of both, their text ([`open_metrics`]), and `training`: what recoveries have cost a training that reports its steps. Pure.
+//! - [`metrics`]: counters of both, their text ([`open_metrics`]), and `training`: what recoveries have cost a training that reports its
+//!   steps. Pure.
 //! - [`line`]: an event as a line of JSON.
 //! - [`file`]: a file of such lines.
 //!

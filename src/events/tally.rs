@@ -1,6 +1,7 @@
 //! What is counted but not recorded. Pure.
 //!
-//! A stranger may be rejected as often as it likes, and heartbeats never end. As events they would drive out those that explain.
+//! An unauthenticated peer may be rejected as often as it likes, and heartbeats never end. As events they would drive out those that
+//! explain.
 
 use std::time::Duration;
 

@@ -13,7 +13,8 @@ pub(super) struct Training {
     /// When the first step was made.
     since: Option<Instant>,
     closed: Option<Instant>,
-    /// Workers of the last world, and of the one before. Nodes, if those do not report workers. 0: this coordinator has formed no world yet.
+    /// Workers of the last world, and of the one before. Nodes, if those do not report workers. 0: this coordinator has formed no world
+    /// yet.
     workers: u32,
     workers_before: u32,
     /// Until when time is counted in `elapsed` and `idle`.

@@ -3,7 +3,7 @@
 //! Owns the choice of the address on which it listens. The node that gets rank 0 serves the workers of the round with its
 //! store. A store listens where workers look for it and nowhere else, as far as that is known
 //! (`docs/decisions/0017-every-node-opens-a-worker-store-before-it-joins.md`). With a tunnel ([`super::tunnel`]) that is loopback, and
-//! the tunnel's door listens where other nodes look.
+//! the tunnel's acceptor listens where other nodes look.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
@@ -66,7 +66,7 @@ pub struct RoundStore {
 /// A store that has been opened before it is known whether this node serves it.
 struct Opened {
     server: StoreServer,
-    /// The listener of the tunnel's door, if workers of other nodes come through a tunnel.
+    /// The listener of the tunnel's acceptor, if workers of other nodes come through a tunnel.
     acceptor: Option<TcpListener>,
 }
 
@@ -209,7 +209,8 @@ impl Reach {
             _ if self.members == StoreMembers::Off || self.is_local() => Ok(None),
             Some(addresses) => Ok(Some(Members::new(addresses, strict, WAY_OUT_OF_MEMBERS))),
             None if strict => Err(JoinError::Connection(
-                "--rdzv-conf store_members=strict needs the addresses of the round's members, and the coordinator sent none, because there are too many; give store_members=warn"
+                "--rdzv-conf store_members=strict needs the addresses of the round's members, and the coordinator sent none, \
+                 because there are too many; give store_members=warn"
                     .to_owned(),
             )),
             None => Ok(None),

@@ -339,7 +339,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn hosts_on_loopback_and_names_of_nobody_tell_no_address() {
+    async fn hosts_on_loopback_and_names_of_nobody_have_no_address() {
         let hosts = |names: &[&str]| names.iter().map(|name| ((*name).to_owned(), 2379)).collect::<Vec<_>>();
         let deadline = Instant::now() + Duration::from_secs(1);
         assert_eq!(source_towards(&hosts(&["127.0.0.1", "::1", "no-such-host.invalid"]), deadline).await, None);

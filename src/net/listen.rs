@@ -1,7 +1,7 @@
 //! Listening sockets.
 //!
 //! Owns binding, with the options that PyTorch's servers set, and an error that names the process which has the port. Leaves
-//! accepting to the caller. Facts: section 9.1 of the protocol description (`TCPServer` in PyTorch's `socket.cpp`),
+//! accepting to the caller. Facts: `TCPServer` in PyTorch's `TCPStore.cpp` and `socket.cpp`,
 //! `proc(5)`.
 
 use std::fmt;

@@ -51,7 +51,8 @@ fn binds_all_like(address: SocketAddr) -> io::Result<bool> {
 }
 
 /// Whether an interface has the address, or it is a loopback address. The list of interfaces is read again if it does not have the
-/// address and is older than [`LISTED_FOR`]: a stranger's connections make that happen, and a machine may have many interfaces.
+/// address and is older than [`LISTED_FOR`]: an unauthenticated peer's connections make that happen, and a machine may have many
+/// interfaces.
 fn has_interface(ip: IpAddr) -> io::Result<bool> {
     static LIST: Mutex<Option<(Instant, Vec<IpAddr>)>> = Mutex::new(None);
     let mut list = LIST.lock();

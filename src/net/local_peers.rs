@@ -33,7 +33,7 @@ pub enum LocalPeers {
 pub(crate) enum Verdict {
     Admit,
     Refuse(RefusedUser),
-    /// Its client has closed it, and waits for no answer. Its requests must not be carried out: nobody knows whose they are.
+    /// Its client has closed it, and waits for no answer. Its requests must not be carried out: their user is not known.
     Gone,
 }
 
@@ -57,7 +57,8 @@ impl fmt::Display for Unknown {
         f.write_str(match self {
             Unknown::Unmapped => "its user has no number in this user namespace",
             Unknown::NotFound => {
-                "its socket is not in this network namespace: it is in another one, its address is translated on the way, or it has been closed"
+                "its socket is not in this network namespace: it is in another one, its address is translated on the way, \
+                 or it has been closed"
             }
             Unknown::Unanswered => "the system does not answer, because no descriptor, port or memory is free",
         })

@@ -53,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_own_user_is_told_and_a_connection_that_is_none_is_nobodys() {
+    fn the_own_user_is_found_and_a_connection_that_is_none_is_nobodys() {
         let same = SameUser::new().unwrap();
         assert!(same.users.is_some());
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();

@@ -127,7 +127,7 @@ keys! {
     exit_barrier_timeout: Option<Duration> = None, Allowed::ZERO_OR_MORE;
     /// What `--max-restarts` counts with our agent: the job's restarts, or each node's own (PyTorch's way).
     restart_budget: RestartBudget = RestartBudget::Job, Allowed::OneOf(&["job", "node"]);
-    /// Whose workers survive a change of the world, if their program uses `elastic_rs.elastic`: those whose process groups are
+    /// Which workers survive a change of the world, if their program uses `elastic_rs.elastic`: those whose process groups are
     /// gloo's, also those with NCCL's, or none (off).
     in_place: InPlace = InPlace::Gloo, Allowed::OneOf(&["off", "gloo", "nccl"]),
         Scope::c10d("workers are restarted there");

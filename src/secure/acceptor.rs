@@ -1,6 +1,7 @@
-//! The end of a coordinator that is protected: TLS, then the proof. A peer that has not proven itself yet is called a stranger.
+//! The end of a coordinator that is protected: TLS, then the proof. A peer that has not proven itself yet is called an unauthenticated
+//! peer.
 //!
-//! Each has [`LIMIT`] and may send [`BYTES`]. How many prove themselves at once, and whose turn it is, is up to [`super::handshakes`].
+//! Each has [`LIMIT`] and may send [`BYTES`]. The number of handshakes at once, and their order, are up to [`super::handshakes`].
 
 use std::fmt;
 use std::io::{self, IoSlice};
@@ -25,15 +26,15 @@ use super::tls::{self, ServerConfig, ServerStream};
 use super::{Protection, ProtectionError};
 use crate::open_files::pending_handshake_permits;
 
-/// The first bytes of a connection that is meant for a door.
+/// The first bytes of a connection that is meant for an acceptor.
 pub use super::tls::FIRST_BYTES;
 
 /// Time for TLS and the proof.
 pub const LIMIT: Duration = Duration::from_secs(5);
-/// Bytes that a stranger may send.
+/// Bytes that an unauthenticated peer may send.
 const BYTES: usize = 16 * 1024;
 
-/// Where strangers prove that they belong to the job.
+/// Where unauthenticated peers prove that they belong to the job.
 #[derive(Debug)]
 pub struct Acceptor {
     protection: Arc<Protection>,
@@ -67,7 +68,7 @@ impl Proven {
 }
 
 impl Acceptor {
-    /// A door with a new key.
+    /// An acceptor with a new key.
     ///
     /// # Errors
     /// TLS cannot be set up, or the threads for handshakes cannot be started.
@@ -77,7 +78,7 @@ impl Acceptor {
         Ok(Self { protection, config, helpers, permits: pending_handshake_permits() })
     }
 
-    /// How many strangers may prove themselves at once. This process has descriptors for them, and for those who wait.
+    /// How many unauthenticated peers may prove themselves at once. This process has descriptors for them, and for those who wait.
     pub fn permits(&self) -> usize {
         self.permits
     }
@@ -87,12 +88,12 @@ impl Acceptor {
         self.helpers.handle()
     }
 
-    /// What is asked of strangers. It counts those that are refused.
+    /// What is asked of unauthenticated peers. It counts those that are refused.
     pub fn protection(&self) -> &Arc<Protection> {
         &self.protection
     }
 
-    /// Begin TLS with a stranger whose first bytes have been read, and let both ends prove themselves, for a session.
+    /// Begin TLS with an unauthenticated peer whose first bytes have been read, and let both ends prove themselves, for a session.
     ///
     /// # Errors
     /// Why it is refused. [`Protection::refuse`] has still to count it.
@@ -140,12 +141,12 @@ impl Acceptor {
     }
 }
 
-/// The refusal of a stranger that has not proven itself within [`LIMIT`].
+/// The refusal of an unauthenticated peer that has not proven itself within [`LIMIT`].
 pub fn late() -> Refusal {
     Refusal::new(Kind::Late, format!("no authentication within {LIMIT:?}"))
 }
 
-/// Tell a stranger that does not speak TLS why it is refused, and close the connection.
+/// Tell an unauthenticated peer that does not speak TLS why it is refused, and close the connection.
 pub async fn turn_away(mut stream: TcpStream, text: &[u8]) {
     let sent = async {
         stream.write_all(text).await?;
@@ -167,7 +168,7 @@ async fn read_out(stream: &mut (impl AsyncRead + Unpin)) {
     }
 }
 
-/// The refusal of a stranger with which TLS could not be begun.
+/// The refusal of an unauthenticated peer with which TLS could not be begun.
 async fn no_tls(error: &io::Error, mut peer: UnauthenticatedPeer) -> Refusal {
     if is_of_certificate(error) {
         // It takes TLS as begun, and has sent more.
@@ -282,7 +283,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_stranger_with_tls_and_without_a_proof_is_closed() {
+    async fn an_unauthenticated_peer_with_tls_is_closed() {
         let acceptor = Acceptor::new(protection("a")).unwrap();
         let long = [&[1][..], &[0; 8], &[0xff; 2], &[0; 5000]].concat();
         for (message, why) in
@@ -302,7 +303,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_stranger_that_sends_much_is_closed_at_the_limit() {
+    async fn an_unauthenticated_peer_that_sends_much_is_closed_at_the_limit() {
         let acceptor = Acceptor::new(protection("a")).unwrap();
         let (mut peer, coordinator) = pair().await;
         // Handshake messages of a type that does not exist would be judged at once: this one is a hello that never ends.

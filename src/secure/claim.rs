@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_claim_and_what_is_no_answer_is_told_at_its_first_wrong_byte() {
+    fn what_is_no_claim_and_what_is_no_answer_is_refused_at_its_first_wrong_byte() {
         let claim = |version: u8, length: u16| [&[version], &[0; 8][..], &length.to_le_bytes(), &[0xff; 1057]].concat();
         let named = |run_id: &str| Claim { key: None, run_id: run_id.to_owned() }.encode().unwrap();
         for (bytes, why) in [

@@ -29,7 +29,7 @@ pub(super) struct Ending {
     pub source: Source,
     /// Of the file.
     pub path: PathBuf,
-    /// Whose it is.
+    /// Its subject.
     pub subject: String,
     /// Seconds since 1970 from which on, and until which, it is valid.
     pub valid: (u64, u64),

@@ -33,7 +33,7 @@ impl<S> fmt::Debug for Handshakes<S> {
 
 impl<S: Send + 'static> Handshakes<S> {
     /// `begin` makes a connection's handshake, which runs on `helpers`, and has to own their threads. `lost` is called for each that got
-    /// no permit, or lost it. Addresses that have authenticated at any door of this `protection` keep permits.
+    /// no permit, or lost it. Addresses that have authenticated at any acceptor of this `protection` keep permits.
     pub fn new(
         helpers: Handle,
         protection: Arc<Protection>,
@@ -92,7 +92,7 @@ mod tests {
         let (to, met) = mpsc::unbounded_channel();
         let runs_on = helpers.handle().clone();
         let begin = move |(number, ends): (usize, bool)| -> Task {
-            let _owned = &helpers; // as a door's handshakes own theirs, which end after them
+            let _owned = &helpers; // as an acceptor's handshakes own theirs, which end after them
             let to = to.clone();
             Box::pin(async move {
                 if !ends {

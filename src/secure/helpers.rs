@@ -1,4 +1,4 @@
-//! The threads on which handshakes run, so that strangers delay neither sessions nor decisions.
+//! The threads on which handshakes run, so that unauthenticated peers delay neither sessions nor decisions.
 
 use std::io;
 use std::mem;
@@ -11,12 +11,12 @@ use tokio::runtime::{Builder, Handle, Runtime};
 
 use crate::threads;
 
-/// How many there are, for all doors of the process.
+/// How many there are, for all acceptors of the process.
 const THREADS: usize = 2;
 
 static SHARED: Mutex<Weak<Helpers>> = Mutex::new(Weak::new());
 
-/// A small runtime. It begins with the process's first door, and ends with its last.
+/// A small runtime. It begins with the process's first acceptor, and ends with its last.
 #[derive(Debug)]
 pub(super) struct Helpers {
     /// `None` only while `self` is dropped.
@@ -71,7 +71,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn all_doors_share_the_threads_which_take_no_signals() {
+    async fn all_acceptors_share_the_threads_which_take_no_signals() {
         let (one, other) = (Helpers::shared().unwrap(), Helpers::shared().unwrap());
         assert!(Arc::ptr_eq(&one, &other));
         let look = async { (std::thread::current().name().unwrap_or_default().to_owned(), threads::blocked()) };

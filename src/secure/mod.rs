@@ -14,8 +14,8 @@
 //! - [`tls`]: TLS, and the settings of ends without certificates.
 //! - [`certificates`]: the settings of ends with certificates; [`x509`]: what one says; [`ending`]: the warning that one ends soon.
 //! - [`objection`]: what went wrong in TLS, in words.
-//! - [`acceptor`]: the coordinator's end. Strangers are bounded in time and bytes, and counted ([`refusals`]).
-//! - [`handshakes`]: whose handshakes are under way. They run on threads of their own ([`helpers`]).
+//! - [`acceptor`]: the coordinator's end. Unauthenticated peers are bounded in time and bytes, and counted ([`refusals`]).
+//! - [`handshakes`]: the handshakes that are under way. They run on threads of their own ([`helpers`]).
 //!
 //! `docs/security.md` is for users. `docs/decisions/0083-a-token-proves-both-ends-of-a-connection.md` and
 //! `docs/decisions/0087-certificates-are-read-from-three-files.md` have the reasons.

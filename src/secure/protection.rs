@@ -72,9 +72,9 @@ pub struct Protection {
     certificates: Option<Certificates>,
     /// Of an end without certificates.
     client: Arc<tls::ClientConfig>,
-    /// Of all doors that ask for it.
+    /// Of all acceptors that ask for it.
     refused: Counters,
-    /// From where peers have proven themselves at any of these doors.
+    /// From where peers have proven themselves at any of these acceptors.
     authenticated: Mutex<Authenticated>,
 }
 
@@ -219,7 +219,7 @@ impl Protection {
         }
     }
 
-    /// What a stranger lacks that does not even speak TLS.
+    /// What an unauthenticated peer lacks that does not even speak TLS.
     pub fn lacking(&self) -> &'static str {
         if self.token.is_some() { "it shows no token" } else { "it shows no certificate" }
     }
@@ -239,7 +239,7 @@ impl Protection {
     }
 
     /// Begin TLS on a connection to a coordinator, and prove both ends. The certificate of the coordinator, if it has one, has to be for
-    /// `host`. An error says nothing about the job: a stranger may have caused it, and the node tries again.
+    /// `host`. An error says nothing about the job: an unauthenticated peer may have caused it, and the node tries again.
     async fn meet(&self, stream: TcpStream, host: &str, run_id: &str) -> Result<ClientStream<TcpStream>, String> {
         let done = async {
             let token = self.own().await;

@@ -1,8 +1,8 @@
-//! How many peers the doors of a protection have refused, and why.
+//! How many peers the acceptors of a protection have refused, and why.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What a stranger was refused for.
+/// What an unauthenticated peer was refused for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// It does not speak TLS, or not as both ends have to.
@@ -19,7 +19,7 @@ pub enum Kind {
     Forbidden,
 }
 
-/// Why one stranger was refused.
+/// Why one unauthenticated peer was refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
     /// What it counts as.

@@ -20,7 +20,7 @@ pub(super) const NAMES: usize = 16;
 /// What a certificate says.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shown {
-    /// Whose it is, as `CN=a, O=b`.
+    /// Its subject, as `CN=a, O=b`.
     pub subject: String,
     /// Who has issued it.
     pub issuer: String,

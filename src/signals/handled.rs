@@ -74,7 +74,7 @@ static WATCHED: [Former; END] = [const { Former::new() }; END];
 /// Who has sent the last signal of each number that was watched.
 static SENDERS: [AtomicU64; END] = [const { AtomicU64::new(Sender::Unknown.packed()) }; END];
 
-/// The process's pipe, and whose it is. It stays open: a handler may be about to write to it.
+/// The process's pipe, and its owner. It stays open: a handler may be about to write to it.
 static PIPE: Mutex<Option<(i32, OwnedFd, OwnedFd)>> = Mutex::new(None);
 
 /// What a handler writes to the pipe.

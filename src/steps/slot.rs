@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn a_round_is_told_by_its_first_and_its_last_step() {
+    fn a_round_is_measured_by_its_first_and_its_last_step() {
         let within = 1_000..=9_000_000;
         let words = [7, 7, 901, 1_000_000, 905, 9_000_000, 0, 0];
         assert_eq!(slot(words).first(7, &within), Some(First { step: Some(901), at_ns: 1_000_000 }));

@@ -243,7 +243,7 @@ impl Group {
                     self.log_leftovers(local_rank, &format!("may run on for {grace:.0?} (--shutdown-timeout)"));
                 }
                 Act::ReportEnd { local_rank } => {
-                    self.log_leftovers(local_rank, "have outlived that time, and are stopped")
+                    self.log_leftovers(local_rank, "have outlived --shutdown-timeout, and are stopped")
                 }
                 Act::Do(command) => self.perform(vec![command]),
             }
@@ -290,7 +290,7 @@ impl Group {
             pid = left.pid,
             state = %left.state.map_or_else(|| "ended, but a descendant is left".to_owned(), String::from),
             waited_ms = waited.as_millis() as u64,
-            "worker did not end after SIGKILL and is waited for no longer; a hung device or file system holds it, and the \
+            "worker did not end after SIGKILL, and its agent no longer waits for it: a hung device or file system holds it, and the \
              host may have to be restarted"
         );
         self.ready.push_back(Event::Stuck(left));

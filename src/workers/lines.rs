@@ -25,19 +25,19 @@ pub(crate) enum Part<'a> {
 pub(crate) type OpenLine = Option<u64>;
 
 impl Part<'_> {
-    /// Append it with a prefix, as whole lines, to what a console is to show. `whose` is the stream that it is a part of.
-    pub(crate) fn append_to(&self, out: &mut Vec<u8>, prefix: &[u8], whose: u64, open: &mut OpenLine) {
+    /// Append it with a prefix, as whole lines, to what a console is to show. `stream_id` is the stream that it is a part of.
+    pub(crate) fn append_to(&self, out: &mut Vec<u8>, prefix: &[u8], stream_id: u64, open: &mut OpenLine) {
         let (line, shown) = match *self {
             Part::Newline => (&b"\n"[..], 1),
             Part::Line(line, shown) | Part::Unended(line, shown) => (line, shown),
         };
         let rest = if *self == Part::Newline { line } else { &line[shown..] };
-        let was_closed = shown > 0 && *open != Some(whose);
+        let was_closed = shown > 0 && *open != Some(stream_id);
         if was_closed && matches!(rest, b"" | b"\n" | b"\r\n") && *self != Part::Newline {
             return; // another stream has begun a line after what was shown, which is complete
         }
         if *self != Part::Newline {
-            begin(out, prefix, whose, shown > 0, open);
+            begin(out, prefix, stream_id, shown > 0, open);
         }
         out.extend_from_slice(rest);
         if matches!(self, Part::Unended(..)) {
@@ -53,17 +53,17 @@ pub(crate) fn append_open(
     continues: bool,
     out: &mut Vec<u8>,
     prefix: &[u8],
-    whose: u64,
+    stream_id: u64,
     open: &mut OpenLine,
 ) {
-    begin(out, prefix, whose, continues, open);
+    begin(out, prefix, stream_id, continues, open);
     out.extend_from_slice(text);
-    *open = Some(whose);
+    *open = Some(stream_id);
 }
 
 /// Begin a line, or go on with the one that was begun.
-fn begin(out: &mut Vec<u8>, prefix: &[u8], whose: u64, continues: bool, open: &mut OpenLine) {
-    if continues && *open == Some(whose) {
+fn begin(out: &mut Vec<u8>, prefix: &[u8], stream_id: u64, continues: bool, open: &mut OpenLine) {
+    if continues && *open == Some(stream_id) {
         return;
     }
     if open.take().is_some() {
@@ -288,13 +288,13 @@ mod tests {
     fn console(steps: &[(u64, &str)]) -> String {
         let mut lines = [Lines::default(), Lines::default()];
         let (mut out, mut open) = (Vec::new(), None);
-        for (whose, text) in steps {
-            let (lines, prefix) = (&mut lines[*whose as usize], format!("{whose}:"));
+        for (stream_id, text) in steps {
+            let (lines, prefix) = (&mut lines[*stream_id as usize], format!("{stream_id}:"));
             if *text == "." {
                 let (text, continues) = lines.show();
-                append_open(text, continues, &mut out, prefix.as_bytes(), *whose, &mut open);
+                append_open(text, continues, &mut out, prefix.as_bytes(), *stream_id, &mut open);
             } else {
-                lines.feed(text.as_bytes(), |part| part.append_to(&mut out, prefix.as_bytes(), *whose, &mut open));
+                lines.feed(text.as_bytes(), |part| part.append_to(&mut out, prefix.as_bytes(), *stream_id, &mut open));
             }
         }
         String::from_utf8(out).unwrap()

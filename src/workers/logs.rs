@@ -238,7 +238,12 @@ impl Copier {
             let limit = self.next_turn();
             match epoll::wait(&self.poll, rustix::buffer::spare_capacity(&mut events), limit.as_ref()) {
                 Ok(_) | Err(Errno::INTR) => {}
-                Err(error) => return tracing::error!(%error, "the output of workers is no longer copied"),
+                Err(error) => {
+                    return tracing::error!(
+                        %error,
+                        "the output of workers is not copied to log files and console until the job is started again"
+                    );
+                }
             }
             // Streams that are not read in this turn have had nothing to read until now.
             let turn = Instant::now();

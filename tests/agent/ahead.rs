@@ -62,7 +62,7 @@ fn join() -> Command {
 }
 
 #[test]
-fn the_expected_place_follows_those_of_the_running_world() {
+fn the_expected_placement_follows_those_of_the_running_world() {
     let placement = running().next_placement(2);
     let ranks = placement.workers.unwrap();
     assert_eq!((placement.round, placement.rank, placement.world_size, placement.restart), (Round(5), 2, 3, 1));
@@ -85,7 +85,7 @@ fn as_many_workers_are_started_ahead_as_there_is_room_for() {
 
 /// Another node has taken the room meanwhile.
 #[test]
-fn a_worker_without_a_place_is_ended_alone() {
+fn a_worker_without_a_rank_is_stopped_alone() {
     let mut agent = joined();
     let resume = Some(Resume::Continue { source: 3, sync: true, survivors: 7, generation: Generation::default() });
     let placement = Placement { local_world_size: Some(1), ..placement(resume) };

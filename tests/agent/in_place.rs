@@ -361,7 +361,7 @@ fn a_change_of_membership_is_raised_at_one_check() {
 }
 
 #[test]
-fn a_failure_meanwhile_is_told_to_those_who_wait_for_the_check() {
+fn a_failure_meanwhile_is_sent_to_those_who_wait_for_the_check() {
     let now = Instant::now();
     for own in [true, false] {
         let mut agent = awaiting_the_check(now);
@@ -593,7 +593,7 @@ fn a_node_that_was_cut_off_stops_its_workers_wherever_they_are() {
 
 /// They hold the state of a world that may have gone on without them.
 #[test]
-fn workers_that_wait_for_a_place_end_when_their_node_was_cut_off() {
+fn workers_that_wait_for_a_rank_end_when_their_node_was_cut_off() {
     let now = Instant::now();
     let mut agent = joining();
     agent.on_survivors_lost("cut off");

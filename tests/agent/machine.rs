@@ -42,7 +42,7 @@ fn running(budget: Budget) -> AgentMachine {
 
 /// The place of a node in a world that counts workers.
 #[test]
-fn a_place_for_fewer_workers_starts_fewer_and_the_node_has_finished_with_them() {
+fn a_placement_for_fewer_workers_starts_fewer_and_the_node_has_finished_with_them() {
     let mut agent = AgentMachine::new(counted_by(Budget::Job), "node0".into());
     agent.on_forecast(None, Instant::now());
     does(&mut agent);

@@ -78,7 +78,7 @@ fn joining(now: Instant) -> AgentMachine {
 }
 
 #[test]
-fn a_worker_that_was_started_ahead_gets_its_place_whenever_it_waits_for_it() {
+fn a_worker_that_was_started_ahead_gets_its_placement_whenever_it_waits_for_it() {
     let now = Instant::now();
     let in_round = [Command::Attending(Round(2)), Command::NoProcessGroup(Round(2))];
     for attends in 0..4 {
@@ -272,7 +272,7 @@ fn a_worker_that_fails_before_its_round_is_the_rounds_first_failure() {
 }
 
 #[test]
-fn a_worker_whose_local_rank_has_no_place_is_ended_alone() {
+fn a_worker_whose_local_rank_has_no_rank_is_stopped_alone() {
     let now = Instant::now();
     let mut agent = joining(now);
     let placement = Placement { local_world_size: Some(1), ..placement(2, 3) };

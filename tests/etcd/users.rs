@@ -62,7 +62,7 @@ async fn a_user_gets_what_its_role_grants() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_wrong_password_and_none_are_told_at_once() {
+async fn a_wrong_password_and_none_are_reported_at_once() {
     let Some(cluster) = Cluster::start(3, &[]).await else { return };
     add_users(&cluster).await;
     let began = Instant::now();

@@ -85,7 +85,7 @@ fn a_decision_is_recorded_once_when_its_write_is_seen_to_be_done_after_an_outage
 
 /// Nobody counts over a cell, and each node records for itself.
 #[test]
-fn a_node_that_comes_back_to_its_place_tells_the_cell_nothing_that_is_a_coordinators() {
+fn a_node_that_comes_back_to_its_rank_writes_nothing_to_the_cell_that_is_a_coordinators() {
     let mut now = Instant::now();
     let (mut node, mut cell) = (node(1, 1, now), None);
     perform(&mut node, &mut cell, now);

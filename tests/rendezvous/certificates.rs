@@ -88,7 +88,7 @@ fn nodes_with_certificates_form_a_world() {
 
 /// Of each pair, the second end is the coordinator's. What the node gets, and as what the coordinator counts it.
 #[test]
-fn an_end_that_cannot_be_trusted_is_told_and_counted() {
+fn an_end_that_cannot_be_trusted_is_logged_and_counted() {
     let end = |name: &str, authorities: &[&str], token| End::new(name, authorities).with(token);
     let ca = &["ca"][..];
     let table = [
@@ -149,7 +149,7 @@ fn counted(host: &EndpointServer, expected: impl Fn(Refusals) -> bool) {
 }
 
 #[test]
-fn certificates_at_one_end_only_are_told() {
+fn certificates_at_one_end_only_are_reported() {
     let end = End::new("node", &["ca"]);
     let (certified, runtime) = host(Some(end.protection()));
     let by_token = Arc::new(Protection::by_token(token('a')).unwrap());

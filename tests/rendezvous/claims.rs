@@ -1,5 +1,5 @@
-//! Bounds on the claims of strangers: times, counts, places and addresses. The run's settings apply, not those of a Hello, and a claim
-//! of a node that was never a member restores nothing.
+//! Bounds on the claims of unauthenticated peers: times, counts, places and addresses. The run's settings apply, not those of a Hello, and
+//! a claim of a node that was never a member restores nothing.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -79,7 +79,7 @@ fn times_above_the_limits_are_rejected() {
 }
 
 #[test]
-fn places_that_no_member_can_have_are_rejected() {
+fn ranks_that_no_member_can_have_are_rejected() {
     let settings = Settings { max_restarts: Some(3), ..Settings::new(2, 2) };
     for (placed, reason) in [
         (
@@ -179,7 +179,7 @@ fn a_node_that_only_says_hello_decides_nothing() {
 
 /// A claim to round 2^64-1 must not use up the round numbers: no later round could form.
 #[test]
-fn claimed_places_do_not_touch_a_running_world() {
+fn claimed_ranks_do_not_touch_a_running_world() {
     let settings = Settings { max_restarts: Some(3), ..Settings::new(2, 2) };
     let mut bench = Bench::formed(2, &settings);
     let sent = |bench: &Bench| bench.sent.iter().filter(|(to, _)| [SessionId(1), SessionId(2)].contains(to)).count();
@@ -250,8 +250,8 @@ fn a_visitor_before_the_job_uses_up_no_restarts() {
     assert_eq!((bench.run().restart(), bench.run().closed()), (1, None));
 }
 
-/// A coordinator that has just started cannot tell a member of an earlier world from a stranger. All claims together delay the round
-/// for as long as members may need to report. A further claim does not extend that time.
+/// A coordinator that has just started cannot tell a member of an earlier world from an unauthenticated peer. All claims together delay the
+/// round for as long as members may need to report. A further claim does not extend that time.
 #[test]
 fn claims_without_end_hold_up_a_restarted_coordinator_for_two_leases_at_most() {
     let settings = Settings::new(2, 2);
@@ -335,7 +335,7 @@ fn a_claimed_address_replaces_no_agent() {
 
 /// All nodes of a service mesh may connect from loopback, with the same name in each container.
 #[test]
-fn agents_on_loopback_are_told_apart_by_their_process() {
+fn agents_on_loopback_are_distinguished_by_their_process() {
     let settings = Settings::new(2, 2);
     let mut bench = Bench::new();
     let loopback: IpAddr = [127, 0, 0, 6].into();

@@ -309,7 +309,7 @@ fn a_run_is_remembered_after_its_last_node_is_lost() {
 }
 
 #[test]
-fn unauthenticated_peers_leave_nothing_behind() {
+fn unknown_nodes_leave_nothing_behind() {
     let mut bench = Bench::new();
     for number in 0..50 {
         bench.greet(number, of(&format!("opened {number}"), number), 1);

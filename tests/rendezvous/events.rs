@@ -331,7 +331,7 @@ fn only_members_that_a_restarted_coordinator_asks_are_heard() {
 }
 
 #[test]
-fn no_member_tells_events_in_the_name_of_another() {
+fn no_member_replays_events_in_the_name_of_another() {
     let mut bench = restarted();
     let placed = Placed {
         round: Round(4),

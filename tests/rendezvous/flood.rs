@@ -16,7 +16,7 @@ use tokio::time::sleep;
 
 use crate::protected::{PATIENCE, host, token};
 
-/// Connections that a stranger holds.
+/// Connections that an unauthenticated peer holds.
 const HELD: usize = 3000;
 
 fn protection() -> Arc<Protection> {

@@ -17,7 +17,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::{Builder, Handle, Runtime};
 
-/// Time limit for a loaded machine, shorter than the times that strangers ask for.
+/// Time limit for a loaded machine, shorter than the times that unauthenticated peers ask for.
 const PATIENCE: Duration = Duration::from_secs(45);
 
 fn host() -> (EndpointServer, Runtime) {
@@ -62,7 +62,7 @@ fn join() -> NodeMessage {
 }
 
 #[test]
-fn strangers_before_a_job_do_not_hang_it() {
+fn unknown_nodes_before_a_job_do_not_hang_it() {
     let (host, runtime) = host();
     let longest = Settings {
         keep_alive_interval: LONGEST_LEASE,
@@ -84,7 +84,7 @@ fn strangers_before_a_job_do_not_hang_it() {
 }
 
 #[test]
-fn strangers_beside_a_running_job_change_nothing_but_the_next_rounds_number() {
+fn unknown_nodes_beside_a_running_job_change_nothing_but_the_next_rounds_number() {
     let (host, runtime) = host();
     runtime.block_on(async {
         let sessions = [honest(host.port(), 1), honest(host.port(), 2)];
@@ -123,7 +123,7 @@ fn strangers_beside_a_running_job_change_nothing_but_the_next_rounds_number() {
 
 /// Whatever listens at the endpoint may send numbers with which a node and its workers would compute.
 #[test]
-fn a_node_believes_no_place_with_impossible_numbers() {
+fn a_node_believes_no_placement_with_impossible_numbers() {
     let runtime = Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
         let ranks = |first_rank, world_size, first_role_rank, role_world_size| WorkerRanks {

@@ -226,7 +226,7 @@ fn other_nodes_of_the_host_are_concerned_at_once() {
 }
 
 #[test]
-fn hosts_behind_one_address_are_told_apart_by_their_names() {
+fn hosts_behind_one_address_are_distinguished_by_their_names() {
     let settings = settings(1, 3, 1, Some((30, 30)));
     let named = |node: u64, name: &str| Hello { host_name: Some(name.to_owned()), ..hello(node, &settings) };
     let mut bench = Bench::new();
@@ -277,7 +277,7 @@ fn rules_outside_their_bounds_are_refused() {
 
 /// Over real sockets: what a node asks for arrives, and whoever watches the coordinator hears of the host.
 #[tokio::test]
-async fn exclusions_are_told_to_those_who_watch() {
+async fn exclusions_are_sent_to_those_who_watch() {
     let settings = settings(1, 1, 1, None);
     let mut coordinator = Coordinator::start().await;
     let named = Hello { host_name: Some("gpu7".to_owned()), ..hello(1, &settings) };

@@ -97,7 +97,7 @@ fn health_and_metrics_are_answered_on_the_endpoints_port() {
 }
 
 #[test]
-fn what_is_no_such_request_is_told_and_closed() {
+fn what_is_no_such_request_is_answered_and_closed() {
     let host = host(None);
     let long = format!("GET /healthz HTTP/1.1\r\nX: {}", "a".repeat(20_000));
     for (request, status) in [
@@ -217,7 +217,7 @@ fn a_page_is_made_once_for_all_who_ask_and_says_what_it_may_load() {
 }
 
 #[test]
-fn whoever_asks_while_many_wait_is_told_to_come_back() {
+fn whoever_asks_while_many_wait_is_asked_to_come_back() {
     let mut host = host(None);
     let mut requests = host.take_page_requests().unwrap();
     let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
@@ -236,7 +236,7 @@ fn whoever_asks_while_many_wait_is_told_to_come_back() {
 }
 
 #[test]
-fn with_a_token_only_health_is_told() {
+fn with_a_token_only_health_is_served() {
     let token = Token::parse(&"a".repeat(64)).unwrap();
     let mut host = host(Some(Arc::new(Protection::by_token(token).unwrap())));
     assert!(host.take_page_requests().is_none(), "nobody may read pages");

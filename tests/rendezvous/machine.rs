@@ -15,7 +15,7 @@ use elastic_rs::rendezvous::run::{SessionId, Status};
 /// NVRx duplicate-address guard: a pod is restarted before the connection of its older agent has ended. The older session ends with
 /// a reason, and the newer agent gets the place at once, without a wait for a lease.
 #[test]
-fn a_restarted_pod_takes_the_place_of_its_older_agent() {
+fn a_restarted_pod_replaces_its_older_agent() {
     let mut bench = Bench::formed(2, &Settings::new(2, 2));
     let again = Hello { node: NodeId(20), process: 20, ..hello(2, &Settings::new(2, 2)) };
     bench.greet(20, again, 1);
@@ -223,7 +223,7 @@ fn reports_of_an_earlier_round_are_answered_as_stale() {
 }
 
 #[test]
-fn the_first_failure_of_a_round_is_its_cause_and_is_told_to_all() {
+fn the_first_failure_of_a_round_is_its_cause_and_is_sent_to_all() {
     let settings = Settings { max_restarts: Some(2), ..Settings::new(3, 3) };
     let mut bench = Bench::formed(3, &settings);
     bench.send(2, NodeMessage::Failed { round: Round(1), failure: failure() });

@@ -49,7 +49,7 @@ fn reported(bench: &Bench, session: u64, of: u64) -> Option<Vec<IpAddr>> {
 }
 
 #[test]
-fn rank_0_is_told_all_addresses_of_the_members_and_nobody_else_is() {
+fn rank_0_gets_all_addresses_of_the_members_and_nobody_else_does() {
     let settings = Settings::new(4, 4);
     let mut bench = Bench::new();
     let host = "10.0.0.200";
@@ -150,7 +150,7 @@ fn what_a_node_names_is_bounded_and_a_long_list_comes_in_parts_that_fit() {
 
 /// more addresses than are sent with all interfaces: the proven ones are sent.
 #[test]
-fn a_job_with_too_many_interfaces_is_told_the_proven_addresses() {
+fn a_job_with_too_many_interfaces_gets_the_proven_addresses() {
     const NODES: u64 = 3000;
     let settings = Settings::new(NODES as u32, NODES as u32);
     let mut bench = Bench::new();
@@ -216,7 +216,7 @@ impl Node {
 }
 
 #[test]
-fn a_place_with_rank_0_has_the_members_that_were_told_for_its_round() {
+fn a_placement_with_rank_0_has_the_members_that_were_sent_for_its_round() {
     let mut node = Node::new();
     node.connect();
     node.members(1, &["10.0.0.1", "::ffff:10.0.0.2"], true);

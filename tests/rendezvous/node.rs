@@ -120,7 +120,7 @@ fn joins_with(node: &mut NodeMachine) -> Option<u16> {
 }
 
 #[test]
-fn a_worker_store_is_opened_for_the_address_that_others_are_told() {
+fn a_worker_store_is_opened_for_the_address_that_others_get() {
     let now = Instant::now();
     let mut node = node(now);
     node.join_with_new_store(None, None, seconds(600), now);
@@ -398,7 +398,7 @@ fn a_join_that_ends_before_the_welcome_is_withdrawn() {
 }
 
 #[test]
-fn an_abandoned_place_is_given_up() {
+fn an_abandoned_placement_is_given_up() {
     let now = Instant::now();
     let mut node = connected(now);
     node.join(1, None, None, seconds(60), now);
@@ -418,7 +418,7 @@ fn an_abandoned_place_is_given_up() {
 }
 
 #[test]
-fn a_node_without_a_place_does_not_fail_the_job() {
+fn a_node_without_a_placement_does_not_fail_the_job() {
     // Its workers were started before it joined, and one has failed.
     let now = Instant::now();
     let mut node = connected(now);
@@ -533,7 +533,7 @@ fn workers_run_on_without_a_coordinator_only_if_nothing_has_happened_to_them() {
 
 /// The store opens only after the join has timed out.
 #[test]
-fn a_store_that_opens_after_the_join_was_given_up_asks_for_no_place() {
+fn a_store_that_opens_after_the_join_was_given_up_asks_for_no_placement() {
     let now = Instant::now();
     let mut node = connected(now);
     node.join_with_new_store(None, None, seconds(5), now);

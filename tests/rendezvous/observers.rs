@@ -255,7 +255,7 @@ fn observers_are_bounded() {
         }
         // The coordinator counts from 1, and a run that was opened again does, too.
         let error = observer(host.port(), None).await.ask(ask(None, 1000)).await.unwrap_err();
-        assert_eq!(error, "run `job` has begun anew: its last event is 4, and 1000 was asked for");
+        assert_eq!(error, "run `job` was started again: its last event is 4, and 1000 was asked for");
         let mut hasty = TcpStream::connect(("127.0.0.1", host.port())).await.unwrap();
         let mut bytes = BytesMut::new();
         encode_preamble(&mut bytes);
@@ -281,7 +281,7 @@ async fn phases(observer: &mut Observer, count: usize) -> Vec<Value> {
 }
 
 #[test]
-fn rank_0s_node_tells_when_all_workers_have_connected_to_their_store() {
+fn rank_0s_node_reports_when_all_workers_have_connected_to_their_store() {
     let (host, runtime) = host(None);
     runtime.block_on(async {
         let hello = Hello::new("job", NodeId(1), "node:1", Settings::new(1, 1));

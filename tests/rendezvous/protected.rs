@@ -1,4 +1,4 @@
-//! Sessions that a token protects, over real sockets: who gets in, who does not, and what strangers change.
+//! Sessions that a token protects, over real sockets: who gets in, who does not, and what unauthenticated peers change.
 //!
 //! What goes on inside TLS is tested beside the code (`src/secure`): a peer in between, and bytes that are no proof.
 
@@ -124,7 +124,7 @@ fn nodes_with_the_token_form_a_world_and_end_it() {
 
 /// Within a second: the fastest of a few, because other processes share the machine.
 #[test]
-fn a_token_on_one_side_only_is_told() {
+fn a_token_on_one_side_only_is_reported() {
     let (protected, runtime) = host(by(token('a')));
     let plain = host(None).0;
     runtime.block_on(async {
@@ -150,7 +150,7 @@ fn a_token_on_one_side_only_is_told() {
 }
 
 #[test]
-fn another_token_is_told_and_is_no_verdict() {
+fn another_token_is_reported_and_is_no_verdict() {
     let (held, own) = (TokenFile::new("held", &[token('a')]), TokenFile::new("own", &[token('b')]));
     let (host, runtime) = host(held.protection());
     runtime.block_on(async {
@@ -259,9 +259,9 @@ fn a_runs_token_is_for_that_run_and_an_observers_for_no_node() {
     });
 }
 
-/// Strangers of every kind, beside a job: what they say is never read, and the job does not notice.
+/// Unauthenticated peers of every kind, beside a job: what they say is never read, and the job does not notice.
 #[test]
-fn strangers_without_the_token_change_nothing() {
+fn unauthenticated_peers_change_nothing() {
     let (host, runtime) = host(by(token('a')));
     runtime.block_on(async {
         let session = open(host.port(), node_of("job", 1, 1), by(token('a')));

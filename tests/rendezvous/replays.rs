@@ -51,7 +51,7 @@ async fn reported(port: u16, count: usize) -> Vec<Value> {
 }
 
 #[test]
-fn members_tell_a_restarted_coordinator_what_happened_before() {
+fn members_replay_to_a_restarted_coordinator_what_happened_before() {
     let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let first = host(0);
     let port = first.port();
@@ -82,12 +82,12 @@ fn members_tell_a_restarted_coordinator_what_happened_before() {
             .collect();
         kinds.sort_unstable();
         let expected = [
+            ("phase", 2),
+            ("phase", 2),
             ("received.broken", 1),
             ("received.completed", 1),
             ("received.completed", 2),
             ("received.exited", 1),
-            ("phase", 2),
-            ("phase", 2),
         ];
         assert_eq!(kinds, expected);
         let of = |kind: &str| reported.iter().find(|event| event["data"]["type"] == kind).unwrap();

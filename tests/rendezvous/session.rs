@@ -167,7 +167,7 @@ async fn a_lost_node_is_pushed_to_the_survivors_who_form_the_next_world() {
 
 /// Long before their time is over: newcomers need the places of 1,024 connections that say nothing.
 #[tokio::test]
-async fn connections_that_do_not_introduce_themselves_lose_their_places() {
+async fn connections_that_send_no_hello_lose_their_permits() {
     let limit = getrlimit(Resource::Nofile);
     setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }).unwrap();
     // Of the address from which the node comes, and of another one.
@@ -367,7 +367,7 @@ async fn the_error_names_a_server_that_is_no_coordinator() {
 }
 
 #[tokio::test]
-async fn a_session_of_another_version_is_told_both_versions() {
+async fn a_session_of_another_version_gets_both_versions() {
     let coordinator = Coordinator::start().await;
     let mut stream = TcpStream::connect(coordinator.address).await.unwrap();
     stream.write_all(&[MAGIC, &[9, 0]].concat()).await.unwrap();

@@ -193,7 +193,7 @@ fn nodes_must_agree_on_the_numbers_of_workers() {
 }
 
 #[test]
-fn an_agent_that_does_not_tell_its_number_of_workers_is_refused() {
+fn an_agent_that_does_not_report_its_number_of_workers_is_refused() {
     let settings = settings(1, 10);
     let mut bench = Bench::new();
     bench.greet(1, hello(1, &settings), 1);
@@ -230,7 +230,7 @@ fn a_restarted_coordinator_knows_whether_the_world_is_full() {
 
 /// The node ends survivors without a place. Those of other nodes go on.
 #[test]
-fn survivors_without_a_place_do_not_count() {
+fn survivors_without_a_rank_do_not_count() {
     let settings = settings(1, 6);
     let mut bench = joined(&settings, &[4, 2]);
     let returns = |survivors: &[(u32, u64)]| {
@@ -249,7 +249,7 @@ fn survivors_without_a_place_do_not_count() {
 
 /// A newcomer that may start its workers before it joins gets the number of workers for which there is room.
 #[test]
-fn a_newcomer_is_told_how_much_room_a_running_world_has() {
+fn a_newcomer_gets_the_free_slots_of_a_running_world() {
     let settings = settings(1, 6);
     for (offered, room) in [([2, 2], Some(2)), ([3, 3], None)] {
         let mut bench = joined(&settings, &offered);
@@ -292,7 +292,7 @@ fn sized(local_world_size: u32) -> CoordinatorMessage {
 }
 
 #[test]
-fn a_node_starts_as_many_workers_as_it_has_places_but_no_more_than_it_has_offered() {
+fn a_node_starts_as_many_workers_as_it_has_ranks_but_no_more_than_it_has_offered() {
     for (reported, starts) in [(2, Some(2)), (4, Some(4)), (5, None), (0, None), (u32::MAX, None)] {
         let now = Instant::now();
         let mut node = NodeMachine::new(hello(1, &settings(1, 6)), "head:1".into(), Duration::from_secs(9), now);

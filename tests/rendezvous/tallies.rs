@@ -75,7 +75,7 @@ fn a_node_that_says_what_cannot_be_later_on_is_counted() {
 }
 
 #[test]
-fn round_trips_that_heartbeats_tell_are_counted_and_bounded() {
+fn round_trips_that_heartbeats_report_are_counted_and_bounded() {
     let mut bench = Bench::formed(2, &settings());
     let records = bench.records.len();
     for rtt_us in [700, u64::MAX] {
@@ -141,7 +141,7 @@ fn ten_minutes(after: Duration) -> (Vec<NodeMessage>, usize) {
 }
 
 #[test]
-fn one_of_twelve_heartbeats_tells_a_round_trip_and_costs_next_to_nothing() {
+fn one_of_twelve_heartbeats_reports_a_round_trip_and_costs_next_to_nothing() {
     let (sent, bytes) = ten_minutes(Duration::from_millis(40));
     assert_eq!(sent.len(), 120, "one each 5 s");
     for (at, message) in sent.iter().enumerate() {
@@ -153,7 +153,7 @@ fn one_of_twelve_heartbeats_tells_a_round_trip_and_costs_next_to_nothing() {
 
 /// It may be a store of PyTorch's, or not a coordinator at all.
 #[test]
-fn a_coordinator_that_has_not_welcomed_a_node_is_told_heartbeats_alone() {
+fn a_coordinator_that_has_not_welcomed_a_node_gets_heartbeats_alone() {
     let begin = Instant::now();
     let mut node = placed(begin);
     let tick = |node: &mut NodeMachine| {

@@ -262,7 +262,7 @@ fn a_flood_of_decisions_is_logged_in_part_and_of_another_run_in_full() {
     assert_eq!((of("[calm]"), of("run calm")), (4, 0), "{:?}", &records[records.len() - 5..]);
 }
 
-/// A bound for each run is not enough: strangers can open many runs.
+/// A bound for each run is not enough: unauthenticated peers can open many runs.
 #[test]
 fn a_flood_of_decisions_in_many_runs_is_bounded_for_all_of_them_together() {
     const RUNS: u64 = 300;

@@ -59,7 +59,7 @@ fn ticks(port: u16) -> u64 {
 }
 
 #[test]
-fn connections_wait_until_the_server_is_told_from_where_they_may_come() {
+fn connections_wait_until_the_server_has_the_members_addresses() {
     for members in [None, Some(Members::new(&[], true, "")), Some(Members::new(&[[10, 0, 0, 1].into()], false, ""))] {
         let server = start();
         let mut early = greet(&server);
@@ -77,7 +77,7 @@ fn connections_wait_until_the_server_is_told_from_where_they_may_come() {
 }
 
 #[test]
-fn a_server_that_was_never_opened_ends_when_it_is_told_to() {
+fn a_server_that_was_never_opened_ends_when_it_is_stopped() {
     let server = start();
     let mut client = greet(&server);
     let begin = Instant::now();

@@ -86,7 +86,7 @@ fn assert_serves(stream: &mut TcpStream) {
 }
 
 #[test]
-fn strangers_are_closed_and_counted_and_disturb_nobody() {
+fn unknown_clients_are_closed_and_counted_and_disturb_nobody() {
     let server = start(ServerOptions::default());
     let mut friend = client(&server);
     let inputs: [&[u8]; 6] = [
@@ -145,7 +145,7 @@ fn a_client_that_lists_many_keys_again_and_again_gives_others_their_turn() {
 
 /// A reply to `LIST_KEYS` is written in several pieces. The reply that ends a wait must not come between them.
 #[test]
-fn a_wait_that_ends_while_keys_are_listed_is_told_behind_a_list() {
+fn a_wait_that_ends_while_keys_are_listed_is_answered_behind_the_list() {
     const KEYS: usize = 200_000;
     const LISTS: usize = 6;
     let server = start(ServerOptions::default());
@@ -196,7 +196,7 @@ fn a_connection_that_says_nothing_is_closed_after_the_hello_timeout() {
 
 /// The endpoint's store, where the job has no use for it. Its coordinator's sessions are upgrades.
 #[test]
-fn strangers_fill_no_store_that_nothing_uses_and_keep_no_session_out() {
+fn unknown_clients_fill_no_store_that_nothing_uses_and_keep_no_session_out() {
     const MIB: usize = 1 << 20;
     let (to, mut sessions) = unbounded_channel();
     let upgrades = vec![Upgrade { magic: b"ELRZ", to: to.into() }];

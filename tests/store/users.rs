@@ -126,7 +126,7 @@ mod for_root {
     }
 
     #[test]
-    fn a_server_serves_every_user_unless_it_is_told_otherwise() {
+    fn a_server_serves_every_user_by_default() {
         let server = start(LocalPeers::default());
         assert_eq!(as_user(OTHER_UID, || greeted((Ipv4Addr::LOCALHOST, server.port()).into())), ANSWER);
     }
@@ -159,9 +159,9 @@ mod for_root {
     }
 
     #[test]
-    fn a_stranger_that_hides_its_socket_3000_times_writes_nothing_and_holds_no_descriptor() {
+    fn another_user_that_hides_its_socket_3000_times_writes_nothing_and_holds_no_descriptor() {
         const NAME: &str =
-            "users::for_root::a_stranger_that_hides_its_socket_3000_times_writes_nothing_and_holds_no_descriptor";
+            "users::for_root::another_user_that_hides_its_socket_3000_times_writes_nothing_and_holds_no_descriptor";
         const TRIES: u64 = 3000;
         let Some(interface) = second_interface().filter(|_| alone(NAME)) else { return };
         let server = start(SAME_USER);
@@ -191,7 +191,7 @@ mod for_root {
 
     /// The server's namespace has a number for its own user alone.
     #[test]
-    fn a_stranger_outside_the_servers_user_namespace_is_refused() {
+    fn another_user_outside_the_servers_user_namespace_is_refused() {
         if env::var_os(IN_A_NAMESPACE).is_some() {
             let server = start(SAME_USER);
             println!("\nat {}", SocketAddr::from((Ipv4Addr::LOCALHOST, server.port())));
@@ -200,7 +200,7 @@ mod for_root {
             assert_eq!(server.stats().rejected(Cause::OtherUser), 1, "{:?}", server.stats());
             return;
         }
-        const NAME: &str = "users::for_root::a_stranger_outside_the_servers_user_namespace_is_refused";
+        const NAME: &str = "users::for_root::another_user_outside_the_servers_user_namespace_is_refused";
         let mut command = Command::new("unshare");
         command.args(["--user", "--map-root-user"]).arg(env::current_exe().unwrap());
         command.args(["--exact", NAME, "--nocapture"]).env(IN_A_NAMESPACE, "1");
@@ -218,8 +218,8 @@ mod for_root {
 
     /// The last free one is taken by the connection itself.
     #[test]
-    fn a_stranger_is_refused_and_our_own_user_served_when_no_descriptor_is_free() {
-        const NAME: &str = "users::for_root::a_stranger_is_refused_and_our_own_user_served_when_no_descriptor_is_free";
+    fn another_user_is_refused_and_our_own_served_when_no_descriptor_is_free() {
+        const NAME: &str = "users::for_root::another_user_is_refused_and_our_own_served_when_no_descriptor_is_free";
         if !alone(NAME) {
             return;
         }

@@ -7,7 +7,7 @@
 //! |---|---|
 //! | [`engine`] | virtual time, events, randomness, processes that stand still, paths that are cut, histories |
 //! | [`worlds`] | the invariants of any rendezvous |
-//! | [`coordinator`] | jobs with a coordinator: sessions, our agents and PyTorch's, strangers, and the exhaustive explorer |
+//! | [`coordinator`] | jobs with a coordinator: sessions, our agents and PyTorch's, odd hosts, and the exhaustive explorer |
 //! | [`cell`], [`etcd`] | jobs without a coordinator: over one shared cell, and over a model of etcd |
 //! | [`discovery`] | a driver whose hosts come and go: scripts that flap, fail and hang, agents that are lost |
 //! | `records` | what nodes without a coordinator have recorded |

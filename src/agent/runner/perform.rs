@@ -69,8 +69,8 @@ impl Runner {
                 }
             }
             Command::Kill => self.worker_group.iter_mut().for_each(WorkerGroup::kill),
-            Command::Log(text) => tracing::info!("{}{text}", self.whose()),
-            Command::Warn(text) => tracing::warn!("{}{text}", self.whose()),
+            Command::Log(text) => tracing::info!("{}{text}", self.log_prefix()),
+            Command::Warn(text) => tracing::warn!("{}{text}", self.log_prefix()),
             Command::End(outcome) => {
                 // Only ended workers still have to be reaped.
                 self.steps.retain(|step| matches!(step, Step::Reap { .. }));
@@ -105,7 +105,7 @@ impl Runner {
                 let others = self.placement().is_some_and(|assignment| assignment.world_size > 1);
                 let notified = if others { "; the other nodes are notified" } else { "" };
                 let does = if survive { SURVIVING } else { "stopping all workers" };
-                tracing::warn!("{}{does}: {failure}{notified}", self.whose());
+                tracing::warn!("{}{does}: {failure}{notified}", self.log_prefix());
             }
             Command::Close(verdict) => {
                 if let Some(session) = &self.session {
@@ -126,7 +126,7 @@ impl Runner {
     }
 
     /// The beginning of a log line.
-    pub(super) fn whose(&self) -> String {
+    pub(super) fn log_prefix(&self) -> String {
         let run_id = &self.workers.run_id;
         let Some((Placement { rank, .. }, since)) = &self.assignment else { return format!("[{run_id}] ") };
         let (round, after) = (self.machine.round(), since.elapsed().as_secs_f64());

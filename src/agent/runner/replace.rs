@@ -45,7 +45,7 @@ impl Runner {
         tracing::info!(
             target: "elastic_rs::agent",
             "{}{} is started again, ahead of the next round: {}",
-            self.whose(),
+            self.log_prefix(),
             self.entrypoint,
             them.join(", ")
         );

@@ -62,7 +62,7 @@ fn a_query_names_the_page() {
 }
 
 #[tokio::test]
-async fn refused_strangers_are_counted_by_why() {
+async fn refused_peers_are_counted_by_why() {
     let (mut sources, mut questions, store) = sources();
     tokio::spawn(async move {
         while let Some(Question::Metrics(reply)) = questions.recv().await {
@@ -71,7 +71,7 @@ async fn refused_strangers_are_counted_by_why() {
     });
     let protection = Arc::new(Protection::by_token(Token::parse(&"a".repeat(64)).unwrap()).unwrap());
     sources.protection = Some(Arc::clone(&protection));
-    // At whichever door of the process.
+    // At whichever acceptor of the process.
     for kind in [Kind::Unproven, Kind::Late, Kind::Unproven, Kind::Forbidden] {
         protection.refuse(&Refusal::new(kind, "for a test"));
     }

@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn workers_are_made_of_the_command_the_place_and_the_environment() {
+    fn workers_are_made_of_the_command_the_placement_and_the_environment() {
         let workers = job().workers(&placement(), 2, None, &inherited()).unwrap();
         assert_eq!(workers.len(), 2);
         let second = &workers[1];
@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn a_place_for_fewer_workers_starts_fewer() {
+    fn a_placement_for_fewer_workers_starts_fewer() {
         let placement = Placement { local_world_size: Some(1), ..placement() };
         let workers = job().workers(&placement, 0, None, &inherited()).unwrap();
         assert_eq!(workers.iter().map(|worker| of(worker, "LOCAL_WORLD_SIZE")).collect::<Vec<_>>(), ["1"]);

@@ -36,7 +36,10 @@ impl Listener {
                 }
                 Err(error) => {
                     if log.admits("accept_error") {
-                        tracing::warn!(target: "elastic_rs::rendezvous", %error, "the store's tunnel cannot accept a connection");
+                        tracing::warn!(
+                            target: "elastic_rs::rendezvous", %error,
+                            "the store's tunnel cannot accept a connection, and tries again"
+                        );
                     }
                     sleep(delay).await;
                     delay = (delay * 2).min(LONGEST_DELAY);

@@ -193,7 +193,7 @@ async fn agents_with_certificates_meet_and_those_of_another_ca_do_not() {
 }
 
 #[tokio::test]
-async fn strangers_that_say_nothing_hold_no_agent_up() {
+async fn unauthenticated_peers_that_send_nothing_hold_no_agent_up() {
     let nodes = nodes();
     let silent: Vec<TcpStream> = (0..700).map(|_| raw(nodes.acceptor.local_addr())).collect();
     let begin = Instant::now();
@@ -204,7 +204,7 @@ async fn strangers_that_say_nothing_hold_no_agent_up() {
 
 /// Another address opens connections as fast as it can, and keeps the last of them. It begins to speak TLS, or says nothing.
 #[tokio::test]
-async fn an_address_that_floods_the_tunnels_door_keeps_no_agent_out() {
+async fn an_address_that_floods_the_tunnel_keeps_no_agent_out() {
     let nodes = nodes();
     let at = nodes.acceptor.local_addr();
     let (stop, opened) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
@@ -247,7 +247,7 @@ fn a_tunnel_that_cannot_be_opened_closes_the_workers_connection() {
     let nobody = listener().local_addr().unwrap();
     let tunnel = entrance(trust(token('a'), "run"), nobody, LocalPeers::Any);
     assert_eq!(answer_to(tunnel.local_addr(), GREETING), b"");
-    // A store without a door.
+    // A store without an acceptor.
     let server = StoreServer::start(vec![listener()], ServerOptions::default()).unwrap();
     let tunnel = entrance(trust(token('a'), "run"), server.local_addr(), LocalPeers::Any);
     assert_eq!(answer_to(tunnel.local_addr(), GREETING), b"");
@@ -259,7 +259,7 @@ mod for_root {
 
     /// The agent would prove itself on behalf of whoever connects to its entrance.
     #[test]
-    fn a_stranger_that_hides_its_socket_3000_times_does_not_get_in() {
+    fn another_user_that_hides_its_socket_3000_times_does_not_get_in() {
         const TRIES: u64 = 3000;
         let Some(interface) = second_interface() else { return };
         let other_uid = Uid::from_raw(65533);

@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_tell_the_user_of_exactly_that_socket() {
+    fn answers_name_the_user_of_exactly_that_socket() {
         let v4 = ends("127.0.0.1:44410", "127.0.0.1:40199");
         let cases = [
             (V4, v4, Answer::Socket(Some(65533))),

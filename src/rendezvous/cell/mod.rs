@@ -19,7 +19,7 @@
 //! | `node/by_wishes` | with etcd: the messages that one node applies for all |
 //! | `pace` | the delays between reads |
 //! | [`wish`] | a node's messages until a state contains them; with etcd, the value of its key |
-//! | [`peers`] | with etcd: the nodes with a key, and whose turn it is to propose |
+//! | [`peers`] | with etcd: the nodes with a key, and the order in which they propose |
 //! | `driver` | a session over a cell, for the binding (feature `io`). The caller makes the backend calls |
 
 pub mod blob;

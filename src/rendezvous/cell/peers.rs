@@ -1,4 +1,4 @@
-//! The nodes with a key at etcd, and whose turn it is to propose the next state.
+//! The nodes with a key at etcd, and the order in which they propose the next state.
 //!
 //! Every node could write the state, since a write counts only if the state is still the one that was read. If all did, N joins would
 //! cost N writes in turn, and most writes would be refused. So one proposes for all: the node whose key is the oldest. The others wait

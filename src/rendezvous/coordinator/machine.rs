@@ -117,10 +117,11 @@ pub struct Machine {
 /// its round. By default no node continues so long without its coordinator (`coordinator_timeout`, 300 s).
 /// `docs/decisions/0025-an-empty-run-is-remembered-for-an-hour.md` has the alternatives.
 pub const VACANT_FOR: Duration = Duration::from_secs(3600);
-/// Number of such runs that are remembered. The oldest are forgotten first. Without a limit, strangers could leave any number behind.
+/// Number of such runs that are remembered. The oldest are forgotten first. Without a limit, unauthenticated peers could leave any number
+/// behind.
 pub const VACANT_RUNS: usize = 1000;
 /// Number of runs that may wait for nodes whose connections have all ended. The nodes of the oldest ones are given up before their
-/// grace is over. Without a limit, strangers could leave any number behind.
+/// grace is over. Without a limit, unauthenticated peers could leave any number behind.
 pub const DESERTED_RUNS: usize = 4000;
 
 impl Machine {

@@ -41,7 +41,7 @@ pub fn refusal(asker: Asker, readers: Readers, run_id: Option<&str>, machine: &M
     let is_member = |address: IpAddr| match run_id {
         Some(run_id) => machine.run(run_id).is_some_and(|run| run.roster().has_node_at(address)),
         None => {
-            // A run that has ended, or that a stranger has opened and left, has none to ask from.
+            // A run that has ended, or that an unauthenticated peer has opened and left, has none to ask from.
             let runs = machine.run_ids().filter_map(|run_id| machine.run(run_id));
             let mut runs = runs.filter(|run| run.connected() > 0).peekable();
             runs.peek().is_some() && runs.all(|run| run.roster().has_node_at(address))
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_is_refused_is_told_all_ways() {
+    fn whoever_is_refused_gets_all_ways() {
         let machine = machine();
         for (asker, readers, who) in [
             (Asker::Elsewhere(address(9)), Readers::Members, "10.0.0.9 is no address of a node of the run `one`: "),

@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn a_foreign_protocol_is_told_at_its_first_wrong_byte() {
+    fn a_foreign_protocol_is_recognised_at_its_first_wrong_byte() {
         let mut buffer = BytesMut::from(&b"EHLO"[..]);
         assert!(matches!(decode_preamble(&mut buffer), Err(CodecError::Foreign(_))));
     }

@@ -63,8 +63,8 @@ pub struct JoinWorkers {
     pub role: String,
     /// Their number: 1 to [`LOCAL_WORLD_SIZE_LIMIT`](crate::wire::text::LOCAL_WORLD_SIZE_LIMIT).
     pub local_world_size: u32,
-    /// The file name of their script, or the name of their module, program or function, if the agent reports it. It distinguishes jobs without a
-    /// run id from one another: `run/admission.rs`.
+    /// The file name of their script, or the name of their module, program or function, if the agent reports it. It distinguishes jobs
+    /// without a run id from one another: `run/admission.rs`.
     pub script: Option<String>,
     /// What became of the workers of the node's last round.
     pub survival: Survival,

@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_events_are_told_with_their_causes_and_ages() {
+    fn the_last_events_are_replayed_with_their_causes_and_ages() {
         let journal = journal(100, "gone");
         let replay = replay(&journal, 101);
         assert_eq!((replay.events.len(), replay.events[0].number), (REPLAYED, 37));
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_member_tells_is_not_taken() {
+    fn what_no_member_replays_is_not_taken() {
         let honest = replay(&journal(3, "gone"), 3);
         let wrong = |change: &dyn Fn(&mut Replay)| {
             let mut replay = honest.clone();

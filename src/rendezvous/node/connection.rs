@@ -133,7 +133,7 @@ pub(super) async fn drive(machine: Arc<Mutex<NodeMachine>>, shared: Arc<Shared>,
                     }
                     Err(error) if error.out_of_descriptors => machine.on_out_of_descriptors(error.text, Instant::now()),
                     Err(error) => {
-                        // The operator has to mend it. It is no verdict, since a stranger may have caused it.
+                        // The operator has to mend it. It is no verdict, since an unauthenticated peer may have caused it.
                         if error.unproven && unproven.is_none_or(|logged: Instant| logged.elapsed() >= UNPROVEN_EVERY) {
                             tracing::warn!("[{run_id}] authentication with the coordinator failed: {}", error.text);
                             unproven = Some(Instant::now());

@@ -74,7 +74,7 @@ fn a_certificate_that_is_not_needed_may_be_out_of_its_time() {
 }
 
 #[test]
-fn an_authority_is_told_of_unless_one_with_its_key_takes_its_place() {
+fn an_authority_is_warned_of_unless_one_with_its_key_replaces_it() {
     let parsed = |name| CertificateDer::pem_slice_iter(data(name).as_bytes()).map(Result::unwrap).collect::<Vec<_>>();
     let (chain, renewed) = (parsed("chained.pem"), parsed("ca.pem").remove(0));
     let shown = |one| Shown::of(one).unwrap();
@@ -144,7 +144,7 @@ fn acceptor(folder: &Folder) -> Acceptor {
     Acceptor::new(Arc::new(Protection::new(options).unwrap())).unwrap()
 }
 
-/// Settings of a stranger that does not look at its own certificate.
+/// Settings of an unauthenticated peer that does not look at its own certificate.
 fn foreign_client(name: Option<&str>) -> Arc<ClientConfig> {
     let provider = Arc::new(default_provider());
     let roots = CertificateDer::pem_slice_iter(data("ca.pem").as_bytes()).map(Result::unwrap).collect::<Vec<_>>();
@@ -162,7 +162,7 @@ fn foreign_client(name: Option<&str>) -> Arc<ClientConfig> {
 
 /// The coordinator judges a node's certificate once the node takes TLS as begun: the node learns it with the first answer.
 #[tokio::test]
-async fn a_node_whose_certificate_is_not_accepted_is_told_why() {
+async fn a_node_whose_certificate_is_not_accepted_gets_the_reason() {
     let folder = Folder::new("node", &["ca"]);
     for (name, refused, expected) in [
         (None, "it shows no certificate", "it wants a certificate: set ELASTIC_RS_TLS_CERT here, too"),
@@ -186,7 +186,7 @@ async fn a_node_whose_certificate_is_not_accepted_is_told_why() {
 }
 
 #[tokio::test]
-async fn an_end_without_certificates_and_one_with_them_tell_each_other() {
+async fn an_end_without_certificates_and_one_with_them_report_it() {
     let folder = Folder::new("node", &["ca"]);
     let at_one_end = "ELASTIC_RS_TLS_CERT seems to be set at one of the two ends only";
     let (node, coordinator) = pair().await;

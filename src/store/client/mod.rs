@@ -1,7 +1,7 @@
 //! The store's client: the operations of `torch.distributed.TCPStore`.
 //!
 //! Owns the sequence of queries behind each operation, the client's key prefix, and its time limits. Works with this
-//! project's server and with PyTorch's two. Facts: sections 5.3, 6, 7, 10 and 11 of the protocol description.
+//! project's server and with PyTorch's two. Facts: `TCPStore.cpp`, `TCPStoreBackend.cpp` and `TCPStoreLibUvBackend.cpp` of PyTorch.
 //!
 //! Dropping the future of an operation is allowed at any point. The operation may then have been carried out or not; the
 //! next one first finishes the exchange (a wait is cancelled), and the connection stays in step.

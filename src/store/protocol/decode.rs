@@ -262,7 +262,7 @@ mod tests {
         Decoder::validated(Limits::default()).decode(&mut BytesMut::from(bytes))
     }
 
-    /// The example of the protocol description, `set("alpha", "one")`, byte by byte.
+    /// `set("alpha", "one")` as PyTorch's client sends it (`TCPStore.cpp`), byte by byte.
     #[test]
     fn set_is_cut_into_key_and_value() {
         let bytes = b"\x01\x06\0\0\0\0\0\0\0/alpha\x03\0\0\0\0\0\0\0one";

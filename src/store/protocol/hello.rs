@@ -13,7 +13,7 @@ pub enum Visitor {
     Client,
     /// The magic at this index: another protocol.
     Upgrade(usize),
-    /// Neither: a stranger.
+    /// Neither: an unknown client.
     Foreign,
 }
 
@@ -31,7 +31,7 @@ pub fn recognise<'a>(first: &[u8], magics: impl Iterator<Item = &'a [u8]> + Clon
     if may_become { Visitor::Unknown } else { Visitor::Foreign }
 }
 
-/// The first line of a stranger's bytes as printable text, at most [`PREVIEW_BYTES`] of them.
+/// The first line of an unknown client's bytes as printable text, at most [`PREVIEW_BYTES`] of them.
 ///
 /// `None` if they begin like a c10d query: then they may hold keys and values, which must not be logged.
 pub fn preview(first: &[u8]) -> Option<String> {
@@ -48,7 +48,7 @@ pub fn printable(bytes: &[u8]) -> String {
     bytes[..bytes.len().min(PREVIEW_BYTES)].escape_ascii().to_string()
 }
 
-/// Most bytes of a stranger that are shown.
+/// Most bytes of an unknown client that are shown.
 pub const PREVIEW_BYTES: usize = 64;
 
 #[cfg(test)]
@@ -56,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn first_bytes_are_told_apart_as_early_as_possible() {
+    fn first_bytes_are_recognised_as_early_as_possible() {
         let magics = [&b"ERS1"[..]];
         let cases: [(&[u8], Visitor); 9] = [
             (b"", Visitor::Unknown),

@@ -1,7 +1,7 @@
 //! Requests as values, and their encoding.
 //!
 //! Owns the query codes, each query's shape, and the encoder. The decoder is in [`super::decode`].
-//! Facts: query table of the protocol description (`QueryType` in PyTorch's `TCPStoreBackend.hpp`).
+//! Facts: `QueryType` in PyTorch's `TCPStoreBackend.hpp`, and who reads it in `TCPStoreBackend.cpp`.
 
 use bytes::{BufMut, Bytes, BytesMut};
 
@@ -10,7 +10,7 @@ use super::{ReplyShape, VALIDATION_MAGIC};
 /// The query codes, as upstream names and numbers them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
-#[allow(missing_docs, reason = "the protocol description has a section for each")]
+#[allow(missing_docs, reason = "named as in PyTorch's `TCPStoreBackend.hpp`")]
 pub enum Query {
     Validate = 0,
     Set = 1,
@@ -103,7 +103,7 @@ pub(super) enum Field {
 /// A decoded request holds slices of the receive buffer (`B = Bytes`), so parts that are kept for long are better copied:
 /// [`crate::store::Table`] does. A request to be encoded may have any `B` that is bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
-#[allow(missing_docs, reason = "fields are named as in the protocol description")]
+#[allow(missing_docs, reason = "fields are named as in PyTorch's `TCPStoreBackend.cpp`")]
 pub enum Request<B = Bytes> {
     /// Opens every connection. Carries the magic number; no reply.
     Validate,

@@ -44,7 +44,7 @@ pub(super) struct Rejection {
     pub cause: Cause,
     /// The reason, in words.
     pub detail: String,
-    /// The first bytes of a stranger.
+    /// The first bytes of an unknown client.
     pub preview: Option<String>,
     /// The key that a request names, if the request is refused for a size.
     pub key: Option<String>,

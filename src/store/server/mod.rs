@@ -10,7 +10,7 @@
 //! both would wait for ever (`docs/decisions/0003-servers-never-wait-for-python.md`).
 //!
 //! In the order in which to read: `event_loop` waits for sockets and gives connections turns, `accept` accepts them,
-//! `crate::net::local_peers` and `members` say whose they may be, `connection` reads and writes ([`crate::store::protocol::hello`] identifies the peer), `hub` carries out
+//! `crate::net::local_peers` and `members` decide who may connect, `connection` reads and writes ([`crate::store::protocol::hello`] identifies the peer), `hub` carries out
 //! requests, `outbox` holds bytes that a client has not read yet, `lifecycle` decides when the server ends.
 
 mod accept;
@@ -113,8 +113,8 @@ impl Default for ServerOptions {
 }
 
 impl ServerOptions {
-    /// The options of an endpoint whose store nothing of the job uses. A program of the user still may, within bounds that keep strangers
-    /// from filling this process's memory. Sessions are not bounded by them.
+    /// The options of an endpoint whose store nothing of the job uses. A program of the user still may, within bounds that keep
+    /// unauthenticated peers from filling this process's memory. Sessions are not bounded by them.
     pub fn for_unused_store() -> ServerOptions {
         const KIB: usize = 1 << 10;
         ServerOptions {

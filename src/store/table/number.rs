@@ -37,7 +37,7 @@ pub(super) fn decimal(number: i64) -> Bytes {
 mod tests {
     use super::*;
 
-    /// The cases of the protocol description, and the ends of the range.
+    /// What `std::stoll` takes in `TCPStoreBackend.cpp`, and the ends of the range.
     #[test]
     fn numbers_are_read_as_strtoll_reads_them() {
         let read: [(&[u8], Option<i64>); 19] = [

@@ -58,7 +58,7 @@ impl Store {
     }
 }
 
-/// The four rows of the table in the protocol description, and their events: only a created key is news.
+/// The four cases of `compareSetHandler` in `TCPStoreBackend.cpp`, and their events: only a created key is news.
 #[test]
 fn compare_set_decides_as_upstream_and_releases_only_on_creation() {
     let mut store = Store::default();

@@ -67,17 +67,17 @@ impl Sink {
         write_console(&mut self.console, &mut self.lost_bytes, bytes);
     }
 
-    /// Takes a part of a stream for the console; see [`flush`](Self::flush). `whose` is the stream.
-    pub fn push(&mut self, prefix: &Prefix, whose: u64, part: &Part<'_>) {
-        part.append_to(&mut self.out, prefix.shown(self.colours), whose, &mut self.open.lock());
+    /// Takes a part of a stream for the console; see [`flush`](Self::flush). `stream_id` is the stream.
+    pub fn push(&mut self, prefix: &Prefix, stream_id: u64, part: &Part<'_>) {
+        part.append_to(&mut self.out, prefix.shown(self.colours), stream_id, &mut self.open.lock());
         if self.out.len() >= FLUSH_BYTES {
             self.flush();
         }
     }
 
     /// Takes the beginning of a line that has no end yet. `continues`: more of it was shown before.
-    pub fn push_open(&mut self, prefix: &Prefix, whose: u64, (text, continues): (&[u8], bool)) {
-        append_open(text, continues, &mut self.out, prefix.shown(self.colours), whose, &mut self.open.lock());
+    pub fn push_open(&mut self, prefix: &Prefix, stream_id: u64, (text, continues): (&[u8], bool)) {
+        append_open(text, continues, &mut self.out, prefix.shown(self.colours), stream_id, &mut self.open.lock());
     }
 
     /// Looks whether the part belongs into the filter's file.

@@ -111,7 +111,8 @@ impl Stream {
             }
             Some(Err(Errno::AGAIN | Errno::INTR)) => Copied::Nothing,
             Some(Err(error)) => {
-                tracing::error!(local_rank = self.local_rank, %error, "a worker's output can no longer be read");
+                let local_rank = self.local_rank;
+                tracing::error!(local_rank, %error, "the output of a worker can no longer be read; the rest of it is lost");
                 Copied::Ended
             }
         }
@@ -134,8 +135,8 @@ impl Stream {
     }
 
     fn end_line(&mut self, sink: &mut Sink) {
-        let (whose, prefix) = (self.whose(), self.prefix.as_ref());
-        self.lines.finish(|part| give(sink, self.console, prefix, whose, &part));
+        let (stream_id, prefix) = (self.stream_id(), self.prefix.as_ref());
+        self.lines.finish(|part| give(sink, self.console, prefix, stream_id, &part));
         sink.flush();
     }
 
@@ -159,8 +160,8 @@ impl Stream {
             sink.print(bytes);
         }
         if prints || sink.filters() {
-            let (whose, prefix) = (self.whose(), self.prefix.as_ref());
-            self.lines.feed(bytes, |part| give(sink, true, prefix, whose, &part));
+            let (stream_id, prefix) = (self.stream_id(), self.prefix.as_ref());
+            self.lines.feed(bytes, |part| give(sink, true, prefix, stream_id, &part));
             sink.flush();
         }
         if prints {
@@ -175,23 +176,23 @@ impl Stream {
 
     /// Shows text that has no end of its line.
     pub fn show(&mut self, sink: &mut Sink) {
-        let whose = self.whose();
+        let stream_id = self.stream_id();
         if let Some(prefix) = &self.prefix {
-            sink.push_open(prefix, whose, self.lines.show());
+            sink.push_open(prefix, stream_id, self.lines.show());
             sink.flush();
         }
     }
 
     /// Its number among all streams of the group.
-    fn whose(&self) -> u64 {
+    fn stream_id(&self) -> u64 {
         u64::from(self.local_rank) * 2 + self.which as u64
     }
 }
 
 /// Passes on a part of a stream. Without a prefix the console has got its bytes already.
-fn give(sink: &mut Sink, console: bool, prefix: Option<&Prefix>, whose: u64, part: &Part<'_>) {
+fn give(sink: &mut Sink, console: bool, prefix: Option<&Prefix>, stream_id: u64, part: &Part<'_>) {
     if let Some(prefix) = prefix.filter(|_| console) {
-        sink.push(prefix, whose, part);
+        sink.push(prefix, stream_id, part);
     }
     sink.filter(prefix.map(Prefix::plain).unwrap_or_default(), part);
 }

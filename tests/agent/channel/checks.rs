@@ -70,7 +70,7 @@ fn a_change_before_the_first_check_is_acknowledged_with_zero() {
 }
 
 #[test]
-fn a_change_that_is_told_again_has_the_same_answer() {
+fn a_change_that_is_sent_again_has_the_same_answer() {
     let mut worker = Worker::default();
     worker.checks(2);
     assert_eq!(worker.receives(change(1)), ack(1, 2));

@@ -86,7 +86,7 @@ async fn parking_again_after_an_interruption_is_said_once() {
 
 /// The limit is above zero, and ends by itself: the main thread may hang.
 #[tokio::test]
-async fn a_world_that_is_not_formed_in_time_is_told_once() {
+async fn a_world_that_is_not_formed_in_time_is_reported_once() {
     let mut exchange = exchange();
     let channel = connected(&mut exchange).await;
     channel.forms_within(Duration::from_millis(1)).unwrap();

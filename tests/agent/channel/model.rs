@@ -311,7 +311,7 @@ fn the_model_finds_a_change_at_a_check_that_a_rank_has_passed() {
 }
 
 #[test]
-fn the_model_finds_a_number_that_is_out_of_date_when_it_is_told() {
+fn the_model_finds_a_number_that_is_out_of_date_when_it_is_sent() {
     let found = explore(Job { is_atomic: false, ..QUIET });
     assert!(found.as_ref().is_err_and(|why| why.contains("has passed check")), "{found:?}");
 }

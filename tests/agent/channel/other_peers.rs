@@ -142,7 +142,7 @@ async fn a_process_that_a_connected_worker_starts_is_refused() {
 
 /// Connections of this process, which descends from the agent and is none of its workers, are held: one for each worker, and 16 more.
 #[tokio::test]
-async fn a_worker_connects_while_others_hold_all_places() {
+async fn a_worker_connects_while_others_hold_all_permits() {
     let traces = Traces::new();
     let (name, value) = traces.variable();
     let mut exchange = Exchange::listen(1).unwrap();
@@ -184,7 +184,7 @@ async fn what_is_no_hello_is_refused() {
     assert!(reason.contains("did not send Hello: frame of"), "{reason}");
     let stream = raw(&exchange, b"\x02\0");
     stream.shutdown(Shutdown::Write).unwrap();
-    assert!(refusal(stream).await.contains("without a word"));
+    assert!(refusal(stream).await.contains("closed the connection before it sent Hello"));
     silence(&mut exchange).await;
 }
 

@@ -144,14 +144,14 @@ fn a_signal_to_the_agents_group_reaches_the_agent_alone() {
 }
 
 #[test]
-fn a_strangers_orphan_is_reaped_and_own_children_are_not() {
+fn a_foreign_orphan_is_reaped_and_own_children_are_not() {
     let traces = Traces::new();
     let done = Command::new(helper()).arg("adopt").envs([traces.variable()]).output().unwrap();
     assert_eq!(String::from_utf8(done.stdout).unwrap(), "reaped; own child: 7\n");
 }
 
 #[test]
-fn process_1_of_a_container_whose_session_began_outside_reaps_strangers() {
+fn process_1_of_a_container_whose_session_began_outside_reaps_orphans() {
     let traces = Traces::new();
     let inside = ["--user", "--map-root-user", "--pid", "--fork", "--mount-proc"];
     let unshare = |program: &[&str]| {

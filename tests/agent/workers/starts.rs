@@ -26,7 +26,7 @@ async fn a_worker_leads_its_session_with_default_signals_and_three_descriptors()
 
 /// A protected coordinator, or tunnel, raises this process's limit of open files for connections without a proof.
 #[tokio::test]
-async fn a_worker_has_the_limit_of_open_files_from_before_strangers_got_room() {
+async fn a_worker_has_the_limit_of_open_files_from_before_it_was_raised() {
     let limit = getrlimit(Resource::Nofile);
     let before = limit.maximum.map_or(1024, |hard| hard / 2).min(1024);
     setrlimit(Resource::Nofile, Rlimit { current: Some(before), ..limit }).unwrap();

@@ -57,8 +57,8 @@ SHOWN = "a coordinator on this node shows"
 class Secured:
     """A token, or a certificate with so many days left."""
 
-    def __init__(self, words: str, days_left: float | None = None, *warnings: str) -> None:
-        self.words, self.days_left, self.warnings = words, days_left, warnings
+    def __init__(self, text: str, days_left: float | None = None, *warnings: str) -> None:
+        self.text, self.days_left, self.warnings = text, days_left, warnings
         self.key_ids = "1" if days_left is None else None
 
 

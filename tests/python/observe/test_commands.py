@@ -359,4 +359,4 @@ def test_an_answer_of_another_program_is_reported(
         answering.start()
         assert _cli.main(["status", f"127.0.0.1:{server.getsockname()[1]}"]) == 3
         answering.join()
-    assert "what answers is no coordinator of elastic_rs: " in capsys.readouterr().err
+    assert "the server there is not an elastic_rs coordinator: " in capsys.readouterr().err

@@ -62,7 +62,7 @@ def test_a_process_group_of_two_nodes_meets_through_the_tunnel_and_again_after_a
         stranger.sendall(b"\x00\xce\xf7\x85\x3c\x0d\x01\x02\x03\x04")
         with contextlib.suppress(ConnectionResetError):
             assert stranger.recv(4096) == b""
-    first.line("a c10d client has come without its agent")
+    first.line("a c10d client has connected without its agent's tunnel")
     before = [len(node.lines) for node in nodes]
     os.kill(int(places[1]["pid"]), signal.SIGKILL)
     again = [place(node, 4, since=since) for node, since in zip(nodes, before, strict=True)]

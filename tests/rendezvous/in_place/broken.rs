@@ -78,7 +78,7 @@ fn workers_of_which_some_have_gone_back_to_their_commit_are_synchronised() {
 }
 
 #[test]
-fn a_member_that_does_not_stop_is_told_to_once_the_others_have_waited_long_enough() {
+fn a_member_that_does_not_stop_is_asked_again_once_the_others_have_waited_long_enough() {
     let mut bench = attended(3, 4);
     bench.will_leave(3);
     (1..=3).for_each(|node| bench.count(node, 4));

@@ -72,7 +72,7 @@ fn a_spare_does_not_change_a_full_world_until_a_member_asks_to_leave() {
 }
 
 #[test]
-fn members_that_do_not_all_attend_are_told_to_stop_as_ever() {
+fn members_that_do_not_all_attend_are_asked_to_stop_as_ever() {
     let mut bench = formed(2, 3);
     bench.send(1, NodeMessage::Attending { round: ROUND });
     bench.newcomer(3, 3);

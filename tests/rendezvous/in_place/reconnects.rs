@@ -9,7 +9,7 @@ use super::{attended, settings};
 use crate::bench::{Bench, back, hello};
 
 #[test]
-fn a_member_that_reconnects_is_told_of_the_change_again() {
+fn a_member_that_reconnects_gets_the_change_again() {
     let mut bench = attended(2, 2);
     bench.will_leave(2);
     let placed = |bench: &Bench, node: u64| {
@@ -71,7 +71,7 @@ fn member(node: u64, attending: bool) -> Hello {
 }
 
 #[test]
-fn a_restarted_coordinator_goes_on_with_a_change_of_which_members_tell() {
+fn a_restarted_coordinator_goes_on_with_a_change_that_members_report() {
     let mut bench = Bench::new();
     bench.newcomer(3, 3);
     for node in [1, 2] {

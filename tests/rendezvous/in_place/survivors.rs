@@ -149,7 +149,7 @@ fn a_restarted_coordinator_knows_which_survivors_have_the_state_of_the_last_worl
 
 /// The place is repeated with the same words about workers.
 #[test]
-fn a_place_that_was_lost_is_sent_again_with_how_workers_begin() {
+fn a_placement_that_was_lost_is_sent_again_with_how_workers_begin() {
     let mut bench = attended(2, 2);
     bench.will_leave(2);
     (1..=2).for_each(|node| bench.count(node, 1));

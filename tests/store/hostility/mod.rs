@@ -68,9 +68,9 @@ fn noise(seed: u64, count: usize) -> Vec<u8> {
     bytes
 }
 
-/// Each stranger sends 64 KiB, 40 MiB a round. The server need only read the beginning.
+/// Each unauthenticated peer sends 64 KiB, 40 MiB a round. The server need only read the beginning.
 #[test]
-fn unauthenticated_peers_leave_no_trace() {
+fn unknown_clients_leave_no_trace() {
     const KINDS: usize = 4;
     const EACH: usize = 160;
     let server = Server::start("");

@@ -10,7 +10,7 @@ use super::ledger::Ledger;
 use super::options::{Action, run_id};
 use super::simulation::Simulation;
 use crate::engine::paths::{End, HostId};
-use crate::engine::processes::Whose;
+use crate::engine::processes::Owner;
 use crate::engine::queue::Time;
 use crate::worlds::Violation;
 use elastic_rs::rendezvous::messages::message::{Failure, Hello, JoinWorkers, NodeId, NodeMessage, Placement};
@@ -168,11 +168,11 @@ impl Simulation {
     }
 
     /// A process stands still for a while.
-    fn stall(&mut self, whose: Whose, time: Duration) {
+    fn stall(&mut self, owner: Owner, time: Duration) {
         let until = self.now() + time;
-        self.engine.processes.stall(whose, until);
-        self.engine.processes.note_fault(whose, until);
-        self.engine.push(until, Event::Resume(whose));
+        self.engine.processes.stall(owner, until);
+        self.engine.processes.note_fault(owner, until);
+        self.engine.push(until, Event::Resume(owner));
     }
 
     pub(super) fn start(&mut self, host: HostId, timeout: Duration) -> Result<(), Violation> {

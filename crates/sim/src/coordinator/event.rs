@@ -6,7 +6,7 @@ use super::agent::{Found, WorkerGroupEvent};
 use super::elastic::Happening;
 use super::options::Action;
 use crate::engine::paths::{End, HostId};
-use crate::engine::processes::Whose;
+use crate::engine::processes::Owner;
 use crate::engine::queue::Time;
 use elastic_rs::rendezvous::messages::message::Round;
 use elastic_rs::rendezvous::run::SessionId;
@@ -20,7 +20,7 @@ pub enum Event {
     /// An action on the job.
     Act(Action),
     /// A host that stood still continues, or the coordinator does.
-    Resume(Whose),
+    Resume(Owner),
     /// A host's request for a connection reaches the coordinator's.
     Syn(HostId, u64),
     /// The requested connection is open.

@@ -39,8 +39,8 @@ impl Fingerprint {
         }
         job.network.describe(&mut out)?;
         job.engine.paths.describe(now, &mut out)?;
-        for (whose, events) in job.engine.processes.deferred() {
-            write!(out, "\n{whose:?} {events:?}")?;
+        for (owner, events) in job.engine.processes.deferred() {
+            write!(out, "\n{owner:?} {events:?}")?;
         }
         // Order matters only within a stream, where it is the order of the list.
         self.lines.clear();

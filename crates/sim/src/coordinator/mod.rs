@@ -14,7 +14,7 @@
 //! | [`elastic`] | agents whose workers live through changes of the world |
 //! | [`odd_hosts`] | hosts that do not belong to the job, or differ from its others |
 //! | [`ledger`] | the record of what was said, and the promises of our rendezvous |
-//! | [`plan`], [`agent_plan`], [`elastic_plan`], [`hosts_plan`], [`strange_plan`] | faults and their times, drawn from a seed; with our agents; with changes in place; with hosts that are kept out, and worlds that count workers; with strangers |
+//! | [`plan`], [`agent_plan`], [`elastic_plan`], [`hosts_plan`], [`strange_plan`] | faults and their times, drawn from a seed; with our agents; with changes in place; with hosts that are kept out, and worlds that count workers; with odd hosts |
 //! | [`history`] | the history that follows from a plan |
 //! | [`explore`], `fingerprint` | exhaustive exploration of small jobs: every order of events, up to a bound |
 //!

@@ -108,7 +108,7 @@ pub enum Action {
     CrashCoordinator,
     /// The coordinator is started again.
     StartCoordinator,
-    /// A stranger introduces itself with any claim, sends this, and ends without a goodbye.
+    /// An odd host introduces itself with any claim, sends this, and ends without a goodbye.
     Intrude(Box<Hello>, Vec<NodeMessage>),
     /// The coordinator is started at another place: its address has moved to another machine.
     MoveCoordinator,

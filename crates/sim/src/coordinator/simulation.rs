@@ -13,7 +13,7 @@ use super::options::{Action, Options, RUN_ID};
 use super::server::Coordinator;
 use crate::engine::dice::Dice;
 use crate::engine::paths::{End, HostId};
-use crate::engine::processes::Whose;
+use crate::engine::processes::Owner;
 use crate::engine::queue::Time;
 use crate::engine::record::Digest;
 use crate::engine::{Engine, Happens, Model};
@@ -164,8 +164,8 @@ impl Simulation {
 
     /// A process continues, unless it was stopped again. Deferred events come in the order in which they arrived, except that a
     /// driver may look at its timers before it reads.
-    fn resume(&mut self, whose: Whose) -> Result<(), Violation> {
-        let Some(mut missed) = self.engine.processes.missed(whose, self.engine.now()) else { return Ok(()) };
+    fn resume(&mut self, owner: Owner) -> Result<(), Violation> {
+        let Some(mut missed) = self.engine.processes.missed(owner, self.engine.now()) else { return Ok(()) };
         if self.engine.dice.chance(50) {
             missed.sort_by_key(|event| !matches!(event, Event::NodeTick(..) | Event::CoordinatorTick));
         }
@@ -210,7 +210,7 @@ impl Model for Simulation {
     fn handle(&mut self, event: Event) -> Result<(), Violation> {
         match event {
             Event::Act(action) => self.act(action),
-            Event::Resume(whose) => self.resume(whose),
+            Event::Resume(owner) => self.resume(owner),
             Event::HostEnds(incarnation) => {
                 if incarnation == self.coordinator.incarnation {
                     self.crash_coordinator();

@@ -1,4 +1,4 @@
-//! Histories of jobs among strangers: the plans of [`super::plan`] with several runs on one coordinator, agents at the address and
+//! Histories of jobs among odd hosts: the plans of [`super::plan`] with several runs on one coordinator, agents at the address and
 //! name of another, nodes with other settings or of another version, requested ranks, hosts that leave more often than they may,
 //! and connections that claim anything.
 
@@ -30,10 +30,10 @@ const REFUSALS: [(&str, &str); 5] = [
     ("rendezvous protocol version", "version"),
 ];
 
-/// Draw a plan with strangers.
+/// Draw a plan with odd hosts.
 pub fn draw(seed: u64) -> Plan {
     let mut plan = Plan::draw(seed);
-    // A separate generator, so that the rest of a seed's plan is the same as without strangers.
+    // A separate generator, so that the rest of a seed's plan is the same as without odd hosts.
     let mut dice = Dice::new(seed ^ 0x57A6);
     if dice.chance(40) {
         draw_runs(&mut plan, &mut dice);
@@ -86,7 +86,7 @@ fn draw_intruders(plan: &mut Plan, dice: &mut Dice) {
         let node = NodeId(u128::from(dice.number()));
         let hello = Hello::new(run_id(run), node, format!("intruder{number}"), settings.clone());
         let hello = Hello { placed: claims, process: dice.number(), ..hello };
-        // A stranger that joins is a member until it goes. The scenarios have the consequences.
+        // An odd host that joins is a member until it goes. The scenarios have the consequences.
         let reported = [vec![], vec![NodeMessage::Heartbeat { rtt_us: None }], vec![NodeMessage::Withdraw]];
         let reported = reported[dice.between(0, 2) as usize].clone();
         let at = dice.duration((Duration::ZERO, plan.calm_at));

@@ -28,7 +28,7 @@ use std::time::{Duration, Instant};
 
 use dice::Dice;
 use paths::Paths;
-use processes::{Processes, Whose};
+use processes::{Owner, Processes};
 use queue::{Queue, Time};
 use record::Record;
 
@@ -99,7 +99,7 @@ pub enum Happens {
     /// In no process: always.
     Outside,
     /// In a process, once that does not stand still.
-    In(Whose),
+    In(Owner),
     /// Nowhere any more.
     Nowhere,
 }
@@ -127,10 +127,10 @@ pub trait Model {
     ///
     /// # Errors
     /// As [`handle`](Self::handle).
-    fn resume(&mut self, whose: Whose) -> Result<(), Self::Broken> {
+    fn resume(&mut self, owner: Owner) -> Result<(), Self::Broken> {
         let engine = self.engine();
         let now = engine.now();
-        let missed = engine.processes.missed(whose, now);
+        let missed = engine.processes.missed(owner, now);
         missed.into_iter().flatten().try_for_each(|event| self.happen(event))
     }
 
@@ -155,7 +155,7 @@ pub trait Model {
         let now = engine.now();
         let event = match happens {
             Happens::Outside => event,
-            Happens::In(whose) => match engine.processes.defer(whose, event, now) {
+            Happens::In(owner) => match engine.processes.defer(owner, event, now) {
                 Some(event) => event,
                 None => return Ok(()),
             },

@@ -9,7 +9,7 @@ use super::ops::OpKind;
 use super::store::Store;
 use crate::coordinator::options::Action;
 use crate::engine::paths::{End, HostId, Partition};
-use crate::engine::processes::Whose;
+use crate::engine::processes::Owner;
 
 /// The largest delay of the first join.
 const FIRST_DELAY: (Duration, Duration) = (Duration::ZERO, Duration::from_millis(300));
@@ -73,11 +73,11 @@ impl PyTorch {
     }
 
     /// A process stands still for a while.
-    fn stall(&mut self, whose: Whose, time: Duration) {
+    fn stall(&mut self, owner: Owner, time: Duration) {
         let until = self.engine.now() + time;
-        self.engine.processes.note_fault(whose, until);
-        self.engine.processes.stall(whose, until);
-        self.engine.push(until, Event::Resume(whose));
+        self.engine.processes.note_fault(owner, until);
+        self.engine.processes.stall(owner, until);
+        self.engine.push(until, Event::Resume(owner));
     }
 
     pub(super) fn stop_workers(&mut self, host: HostId) {

@@ -3,7 +3,7 @@
 use super::store::{Reply, Request};
 use crate::coordinator::options::Action;
 use crate::engine::paths::HostId;
-use crate::engine::processes::Whose;
+use crate::engine::processes::Owner;
 use crate::engine::queue::Time;
 
 /// An event.
@@ -17,7 +17,7 @@ pub enum Event {
     /// The store can no longer be reached.
     Lost(HostId, u64),
     Wake(HostId, u64, Wake),
-    Resume(Whose),
+    Resume(Owner),
     /// A loss in a round, at a time, must have been noticed by now. Last field: the latest fault on its host before.
     Noticed(u64, Time, Time),
 }

@@ -119,7 +119,7 @@ impl PyTorch {
     fn check_noticed(&mut self, round: u64, at: Time, fault: Time) {
         let lease = self.options.settings.lease();
         let clear = |fault: Time| fault == Time::ZERO || fault + 3 * lease < at;
-        let last_fault = |whose| self.engine.processes.last_fault(whose);
+        let last_fault = |owner| self.engine.processes.last_fault(owner);
         if !clear(last_fault(None)) || !clear(fault) || !self.store.up {
             return;
         }
@@ -153,7 +153,7 @@ impl Model for PyTorch {
     fn handle(&mut self, event: Event) -> Result<(), Infallible> {
         match event {
             Event::Act(action) => self.act(action),
-            Event::Resume(whose) => return self.resume(whose),
+            Event::Resume(owner) => return self.resume(owner),
             Event::Ask(host, pid, request) => {
                 let answer = match self.store.answer(request) {
                     Some(reply) => Event::Answer(host, pid, reply),

@@ -48,7 +48,7 @@ fn a_worker_that_hangs_in_the_last_change_is_waited_for() {
 
 /// It comes back after the others have finished without it, and fails then.
 #[test]
-fn a_lost_node_that_fails_after_the_end_of_its_job_has_nobody_to_tell() {
+fn a_lost_node_that_fails_after_the_end_of_its_job_has_nobody_to_notify() {
     check([607]);
 }
 

@@ -24,7 +24,7 @@ fn seeds_find_a_host_of_the_cell_that_leaves_with_the_final_write() {
 
 /// A place that becomes free in a decision must not go to a waiting node that the same decision finds lost.
 #[test]
-fn no_place_goes_to_a_waiting_node_that_is_lost() {
+fn no_rank_goes_to_a_waiting_node_that_is_lost() {
     live_through([3647, 4089, 6767], live, "simulation cell::invariants_hold_for_all_seeds");
 }
 

@@ -23,7 +23,7 @@ fn check(seeds: impl IntoIterator<Item = u64>) {
 
 fn check_among_odd_hosts(seeds: impl IntoIterator<Item = u64>) -> BTreeMap<&'static str, usize> {
     let mut all = BTreeMap::new();
-    let lived = live_through(seeds, strange_plan::live, "simulation rendezvous::invariants_hold_among_strangers");
+    let lived = live_through(seeds, strange_plan::live, "simulation rendezvous::invariants_hold_among_odd_hosts");
     for (kind, count) in lived.into_iter().flat_map(|(_, refusals)| refusals) {
         *all.entry(kind).or_default() += count;
     }
@@ -56,13 +56,13 @@ fn invariants_hold_among_odd_hosts() {
 
 /// The news that a world is over may be lost with a connection. It must be repeated, or the node runs on.
 #[test]
-fn a_node_that_comes_back_is_told_that_its_world_is_over() {
+fn a_node_that_comes_back_is_notified_that_its_world_is_over() {
     check([4, 15, 51]);
 }
 
 /// A place that is repeated after a reconnect must be followed by an interruption that has come since.
 #[test]
-fn a_repeated_place_is_followed_by_later_news() {
+fn a_repeated_placement_is_followed_by_later_news() {
     check([76, 109, 563]);
 }
 
@@ -90,7 +90,7 @@ fn a_coordinator_that_ends_with_its_host_is_started_again() {
     live_through([505, 736, 3990], live_with_host, "simulation rendezvous::invariants_hold_with_the_coordinator");
 }
 
-/// A stranger may name a round so high that members of it are not believed at a coordinator that was restarted again. They are rejected
+/// An odd host may name a round so high that members of it are not believed at a coordinator that was restarted again. They are rejected
 /// then: no place that this coordinator offers would be new to them.
 #[test]
 fn rounds_that_are_not_believed_are_nobodys_last() {

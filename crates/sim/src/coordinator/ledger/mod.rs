@@ -296,7 +296,7 @@ impl Ledger {
         }
     }
 
-    /// A stranger may have claimed a place in a world that never existed.
+    /// An odd host may have claimed a place in a world that never existed.
     pub(super) fn on_intruder(&mut self, machine: &Machine) {
         let Some(run) = machine.run(&self.run_id).filter(|run| run.round() > self.highest) else { return };
         self.highest = run.round();

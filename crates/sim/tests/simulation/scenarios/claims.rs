@@ -1,4 +1,4 @@
-//! Strangers that claim times and places, while a job starts, runs, and finds its coordinator restarted.
+//! Odd hosts that claim times and places, while a job starts, runs, and finds its coordinator restarted.
 
 use elastic_rs::rendezvous::messages::message::{Generation, Hello, Join, NodeId, NodeMessage, Placed, Round};
 use elastic_rs::rendezvous::messages::settings::{LONGEST_GRACE, LONGEST_LEASE, LONGEST_WAIT, Settings};
@@ -6,7 +6,7 @@ use elastic_rs_sim::coordinator::{Action, RUN_ID};
 
 use super::job::{Job, ms, ranks, seconds};
 
-/// A stranger with the longest times that are allowed, and a claim to a place in a world that never existed.
+/// An odd host with the longest times that are allowed, and a claim to a place in a world that never existed.
 fn intruder(number: u64, joins: bool) -> Action {
     let settings = Settings {
         keep_alive_interval: LONGEST_LEASE,
@@ -58,7 +58,7 @@ fn a_visitor_before_the_job_costs_it_a_lease_at_most() {
     assert_eq!(world, ranks(&[0, 1, 2]));
 }
 
-/// Members that report before the strangers run on. Claims of strangers to other worlds have no effect then.
+/// Members that report before the odd hosts run on. Claims of odd hosts to other worlds have no effect then.
 #[test]
 fn claims_do_not_disturb_members_that_come_back_to_a_restarted_coordinator() {
     let mut job = Job::started(3, 3, 3);

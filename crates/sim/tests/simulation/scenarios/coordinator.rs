@@ -223,7 +223,7 @@ fn a_join_of_an_earlier_round_is_answered_and_not_applied() {
 /// A place that was given before a withdrawal was read may arrive after the node's next join. If it were taken for the answer, the node
 /// would run round 1 while the others run round 2.
 #[test]
-fn a_place_given_before_a_withdrawal_is_no_answer_to_the_next_join() {
+fn a_placement_from_before_a_withdrawal_is_no_answer_to_the_next_join() {
     let mut options = Options::exact(2, Settings::new(2, 2));
     options.rejoin = true;
     let mut job = Job::with(options);

@@ -135,7 +135,7 @@ fn a_newcomer_does_not_disturb_a_job_that_is_ending() {
 
 /// The ranks of workers come with the completion.
 #[test]
-fn ranks_of_workers_come_with_the_place() {
+fn ranks_of_workers_come_with_the_placement() {
     let mut options = Options::exact(3, Settings::new(3, 3));
     options.node_ranks = [(0, 2), (1, 1), (2, 0)].into();
     let mut job = Job::with(options);

@@ -49,7 +49,7 @@ fn a_job_of_one_node_that_was_stopped_for_longer_than_its_lease_runs_on() {
 
 /// The other nodes are cut off meanwhile, and stop. The coordinator notifies the host's node that the world must re-form.
 #[test]
-fn a_host_that_was_stopped_for_longer_than_the_lease_is_told_by_its_coordinator() {
+fn a_host_that_was_stopped_for_longer_than_the_lease_is_notified_by_its_coordinator() {
     let mut job = hosted(3, 2);
     assert_eq!(job.world(seconds(10)), (1, ranks(&[0, 1, 2])));
     job.at(ms(10_001), Action::Stall(0, seconds(40)));
@@ -112,7 +112,7 @@ fn a_host_that_is_killed_twice_is_not_waited_for_either() {
 
 /// A coordinator at another place cannot know that the former host has ended. That host may be cut off, and its workers may run.
 #[test]
-fn a_coordinator_at_another_place_waits_for_the_host_of_the_one_before() {
+fn a_coordinator_at_another_address_waits_for_the_host_of_the_one_before() {
     let mut job = hosted(3, 2);
     job.world(seconds(10));
     job.at(seconds(10), Action::Kill(0));
