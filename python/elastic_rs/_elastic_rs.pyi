@@ -1169,6 +1169,11 @@ class Protection:
         The token that this process shows, to be given to a process of the same job. It must not be shown. None: it has certificates
         alone.
         """
+    @property
+    def text(self, /) -> str:
+        """
+        What this process proves itself by, for people.
+        """
     def try_at(self, /, address: str, port: SupportsIndex, host: str, run_id: str, *, timeout_s: SupportsFloat | SupportsIndex) -> str | None:
         """
         Try whether a coordinator at ``address:port`` and this process are proven to each other for this run. A certificate of the
@@ -1178,11 +1183,6 @@ class Protection:
     def warnings(self, /) -> list[str]:
         """
         What an operator has to know now about certificates that end soon, one sentence for each.
-        """
-    @property
-    def text(self, /) -> str:
-        """
-        What this process proves itself by, for people.
         """
 
 @final
@@ -1731,10 +1731,6 @@ class WorkerChannel:
         The world of this worker is being formed. Unless this or :meth:`formed` is called again within ``limit_s`` seconds, the agent is
         told that it is not, and every member leaves it.
         """
-    def no_process_group(self, /) -> None:
-        """
-        Say that this worker has no process group yet, and lets the library make it. So it can be started before its node has joined.
-        """
     def guard_loops(self, /, store_port: SupportsIndex | None = None) -> int:
         """
         The same for process groups that exist already: the sockets in epoll sets with a listening socket, and all connections to the
@@ -1753,6 +1749,10 @@ class WorkerChannel:
         Remember the TCP sockets that are connected now: a process group is about to be made. Returns a number for :meth:`guard_sockets`.
 
         If a peer fails meanwhile, all TCP sockets that are connected later are shut down, so that nothing waits for that peer.
+        """
+    def no_process_group(self, /) -> None:
+        """
+        Say that this worker has no process group yet, and lets the library make it. So it can be started before its node has joined.
         """
     def park(self, /, commit: SupportsIndex | None) -> World:
         """

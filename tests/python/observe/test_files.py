@@ -44,7 +44,11 @@ def test_the_files_of_nodes_tell_what_happened_together_and_alone(
     assert kinds(coordinators)[-1] != "round.completed"
     for file in own:
         found = kinds(file)
-        assert (found.count("received.completed"), found.count("received.broken"), found.count("worker.started")) == (2, 1, 4)
+        assert (found.count("received.completed"), found.count("received.broken"), found.count("worker.started")) == (
+            2,
+            1,
+            4,
+        )
         assert found.count("worker.ended") == 4
         numbers = [int(json.loads(line)["id"].rpartition(".")[2]) for line in file.read_text().splitlines()]
         assert numbers == list(range(1, len(numbers) + 1))

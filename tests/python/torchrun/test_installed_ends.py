@@ -74,7 +74,9 @@ def test_both_nodes_of_a_job_that_succeeds_at_once_end(node: Nodes, program: str
         nodes.append(node("B", "exit 0"))
     assert [it.wait() for it in nodes] == [0] * len(nodes)
     for it in nodes:
-        assert not any("this node has finished, and has waited" in line or "ends without" in line for line in it.lines), it.lines
+        assert not any(
+            "this node has finished, and has waited" in line or "ends without" in line for line in it.lines
+        ), it.lines
     if program == FORKED:
         nodes[0].line("the other ended with 0")
 

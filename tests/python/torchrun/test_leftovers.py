@@ -32,7 +32,9 @@ def test_an_upload_goes_on_and_the_agent_ends_with_it(start: Start, tmp_path: Pa
 def test_a_helper_that_takes_too_long_gets_sigterm(start: Start, agent: str, tmp_path: Path) -> None:
     node = start(2, tmp_path, "terminated", nnodes="1", script=LEAVES, options=shutdown_timeout(2, agent))
     pid = helper(node)
-    node.line(rf"processes that it has started have outlived --shutdown-timeout, and are stopped: pid {pid} ", limit_s=120)
+    node.line(
+        rf"processes that it has started have outlived --shutdown-timeout, and are stopped: pid {pid} ", limit_s=120
+    )
     assert node.wait() == 0
     assert (tmp_path / "terminated").exists()
 
