@@ -41,6 +41,19 @@ with_torch_tests = $(call with,torch-tests,TORCH_TESTS)
 with_all_tools = $(with_etcd) $(call with,slurm,SLURM) $(call with,sshd,SSHD) $(call with,promtool,PROMTOOL) \
 	$(call with,chromium,CHROMIUM) $(with_torch_tests)
 
+# Sets `python` to the first Python >= 3.11, or ends with an error.
+define choose_python
+python=; for candidate in $${PYTHON:-} python3 python3.14 python3.13 python3.12 python3.11; do \
+		if "$$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then python=$$candidate; break; fi; \
+	done; \
+	if [ -z "$$python" ]; then \
+		echo 'error: no Python >= 3.11 found (tried $$PYTHON, python3, python3.11 ... python3.14)' >&2; \
+		echo "hint: make $(firstword $(MAKECMDGOALS)) PYTHON=/path/to/python" >&2; exit 1; \
+	fi; \
+	if [ -n "$${PYTHON:-}" ] && [ "$$python" != "$$PYTHON" ]; then \
+		echo "warning: PYTHON=$$PYTHON is not a Python >= 3.11; using $$python" >&2; fi;
+endef
+
 say = @printf '\n==> %s\n'
 
 .PHONY: help setup build demo test test-long fuzz lint fmt test-rust test-python test-compat test-upstream stubs check-stubs bench clean \
@@ -54,15 +67,7 @@ help: ## list the targets
 
 setup: ## install PyTorch and tools outside the tree, once; see tools/environment.py
 	$(say) 'setup: Python environment'
-	@python=; for candidate in $${PYTHON:-} python3 python3.14 python3.13 python3.12 python3.11; do \
-		if "$$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then python=$$candidate; break; fi; \
-	done; \
-	if [ -z "$$python" ]; then \
-		echo 'error: no Python >= 3.11 found (tried $$PYTHON, python3, python3.11 ... python3.14)' >&2; \
-		echo "hint: make $(firstword $(MAKECMDGOALS)) PYTHON=/path/to/python" >&2; exit 1; \
-	fi; \
-	if [ -n "$${PYTHON:-}" ] && [ "$$python" != "$$PYTHON" ]; then \
-		echo "warning: PYTHON=$$PYTHON is not a Python >= 3.11; using $$python" >&2; fi; \
+	@$(choose_python) \
 	"$$python" tools/environment.py
 	@$(if $(filter setup,$(MAKECMDGOALS)),$(PY) tools/find_tool.py)
 
@@ -74,7 +79,8 @@ WHEELS_ARGS ?=
 .PHONY: wheel wheels wheel-again publish release-tools check-deny check-workflows
 
 release-tools: require-cargo
-	@$${PYTHON:-python3} tools/environment.py --release
+	@$(choose_python) \
+	"$$python" tools/environment.py --release
 
 wheel: release-tools ## build this machine's wheel and the sdist into dist/ as for a release, and check them
 	$(say) 'wheel: this machine and the sdist (tools/wheels.py)'
@@ -117,7 +123,8 @@ LONG_SEEDS ?= 10000
 LONG_CASES ?= 100000
 LONG_FAULT_SECONDS ?= 3600
 
-test-long: build ## run randomised tests with many more cases, and all tests on the release wheel; more than an hour
+test-long: wheel setup ## run randomised tests with many more cases, and all tests on the release wheel; more than an hour
+	@$(PY) -m pip --disable-pip-version-check install --quiet --no-index --no-deps --force-reinstall dist/elastic_rs-*.whl
 	$(say) 'test-long: $(LONG_SEQUENCES) sequences of store operations, PyTorch and elastic_rs (pytest)'
 	@ELASTIC_RS_DIFFERENTIAL=$(LONG_SEQUENCES) $(PY) -m pytest tests/python/store/test_differential.py $(PYTEST_ARGS)
 	$(say) 'test-long: all Python tests on the release wheel, including long ones (pytest)'

@@ -63,10 +63,14 @@ def numbers(version: str) -> list[int]:
 
 def counts(report: str) -> dict[str, Any]:
     """Count the tests of pytest's report (JUnit's XML), and name those that failed."""
-    cases = list(ET.fromstring(report).iter("testcase"))
-    failed = sorted({case.attrib["name"] for case in cases if {"failure", "error"} & {part.tag for part in case}})
+    # A test that fails, and again when it is torn down, is there twice.
+    every = ET.fromstring(report).iter("testcase")
+    cases = list({(case.attrib["classname"], case.attrib["name"]): case for case in every}.values())
+    bad = {"failure", "error"}
+    failed = sorted({case.attrib["name"] for case in cases if bad & {part.tag for part in case}})
     skipped = sum(case.find("skipped") is not None for case in cases)
-    return {"passed": len(cases) - skipped - len(failed), "failed": failed, "skipped": skipped}
+    files = len({case.attrib["classname"].partition(".Test")[0] for case in cases})
+    return {"passed": len(cases) - skipped - len(failed), "failed": failed, "skipped": skipped, "files": files}
 
 
 def page(text: str, found: list[dict[str, Any]]) -> str:
@@ -95,7 +99,7 @@ def outcome(one: dict[str, Any]) -> str:
         parts.append(f"{len(one['failed'])} failed (`{'`, `'.join(one['failed'][:5])}`)")
     if one["skipped"]:
         parts.append(f"{one['skipped']} skipped")
-    return ", ".join(parts)
+    return f"{', '.join(parts)}, from {one['files']} files"
 
 
 if __name__ == "__main__":

@@ -7,14 +7,14 @@ import json
 import support_matrix
 
 REPORT = """<testsuites><testsuite>
-<testcase classname="a" name="test_one"/><testcase classname="a" name="test_two"><skipped message="no etcd"/></testcase>
+<testcase classname="a" name="test_one"/><testcase classname="b.c" name="test_two"><skipped message="no etcd"/></testcase>
 <testcase classname="a" name="test_three"><failure message="x"/></testcase>
 <testcase classname="a" name="test_three"><error message="at teardown"/></testcase>
 </testsuite></testsuites>"""
 
 
 def test_reports_are_counted() -> None:
-    assert support_matrix.counts(REPORT) == {"passed": 2, "failed": ["test_three"], "skipped": 1}
+    assert support_matrix.counts(REPORT) == {"passed": 1, "failed": ["test_three"], "skipped": 1, "files": 2}
 
 
 def test_the_page_has_the_recorded_results() -> None:
@@ -25,13 +25,15 @@ def test_the_page_has_the_recorded_results() -> None:
 def test_a_row_says_what_failed() -> None:
     one = {
         "torch": "2.9.1", "python": "3.12", "machine": "x86_64", "elastic_rs": "0.2.0", "commit": "0123456789ab",
-        "passed": 7, "failed": ["test_three"], "skipped": 2,
+        "passed": 7, "failed": ["test_three"], "skipped": 2, "files": 3,
     }  # fmt: skip
     made = support_matrix.page(
         f"a\n{support_matrix.BEGIN}\nold\n{support_matrix.END}\nz\n", json.loads(json.dumps([one]))
     )
     assert "old" not in made
-    row = "| 2.9.1 | 3.12 | x86_64 | 7 passed, 1 failed (`test_three`), 2 skipped | 0.2.0 (0123456789ab) |"
+    row = (
+        "| 2.9.1 | 3.12 | x86_64 | 7 passed, 1 failed (`test_three`), 2 skipped, from 3 files | 0.2.0 (0123456789ab) |"
+    )
     assert made.splitlines()[3:7] == [
         "| torch | Python | processor | tests | of elastic_rs |", "|---|---|---|---|---|", row, "",
     ]  # fmt: skip
