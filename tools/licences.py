@@ -34,23 +34,33 @@ def main(file: Path) -> int:
 
 def crates() -> list[dict[str, Any]]:
     """Return cargo's words on each crate that is linked, sorted by name and version."""
+    found = needed(ROOT, {None})
+    return sorted(found, key=lambda package: (package["name"], package["version"]))
+
+
+def needed(root: Path, kinds: set[str | None]) -> list[dict[str, Any]]:
+    """Return cargo's words on each crate that the binding depends on, for any target.
+
+    Args:
+        root: the workspace.
+        kinds: which dependencies count: None is what the library is compiled with, ``build`` what build scripts are.
+    """
     found: dict[str, dict[str, Any]] = {}
     for target in TARGETS:
-        command = ["cargo", "metadata", "--format-version=1", "--locked", f"--filter-platform={target}"]
-        told = json.loads(subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout)
+        command = ["cargo", "metadata", "--format-version=1", f"--filter-platform={target}"]
+        told = json.loads(subprocess.run(command, cwd=root, check=True, capture_output=True, text=True).stdout)
         packages = {package["id"]: package for package in told["packages"]}
         edges = {node["id"]: node["deps"] for node in told["resolve"]["nodes"]}
         todo = [name for name, package in packages.items() if package["name"] == BINDING]
         seen = set(todo)
         while todo:
             for dependency in edges[todo.pop()]:
-                is_linked = any(kind["kind"] is None for kind in dependency["dep_kinds"])
-                if is_linked and dependency["pkg"] not in seen:
+                counts = any(kind["kind"] in kinds for kind in dependency["dep_kinds"])
+                if counts and dependency["pkg"] not in seen:
                     seen.add(dependency["pkg"])
                     todo.append(dependency["pkg"])
         found |= {name: packages[name] for name in seen}
-    others = [package for package in found.values() if package["name"] not in OWN]
-    return sorted(others, key=lambda package: (package["name"], package["version"]))
+    return [package for package in found.values() if package["name"] not in OWN]
 
 
 def document(packages: list[dict[str, Any]]) -> str:

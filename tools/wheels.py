@@ -360,7 +360,7 @@ def make_sdist(dist: Path) -> Path:
     licences.main(LICENCES)
     with tempfile.TemporaryDirectory(prefix="elastic_rs-") as name:
         folder = Path(name)
-        run(BIN / "maturin", "sdist", "--quiet", "--out", folder)
+        run(BIN / "maturin", "sdist", "--out", folder)
         (made,) = folder.glob("*.tar.gz")
         with tarfile.open(made) as tar:
             tar.extractall(folder, filter="data")
@@ -376,11 +376,11 @@ def make_sdist(dist: Path) -> Path:
 
 
 def leave_out_others(top: Path) -> None:
-    """Empty the vendored crates that no Linux target uses: cargo wants to see them, and compiles none."""
-    used = set()
-    for target in licences.TARGETS:
-        told = run("cargo", "metadata", "--format-version=1", "--offline", f"--filter-platform={target}", cwd=top)
-        used |= {Path(node["manifest_path"]).parent.name for node in json.loads(told)["packages"] if node["source"]}
+    """Empty the vendored crates that the library does not need, such as Windows' and those of tests.
+
+    Cargo wants to see the manifests of all locked crates, and compiles none of these.
+    """
+    used = {Path(one["manifest_path"]).parent.name for one in licences.needed(top, {None, "build"})}
     for crate in (top / "vendor").iterdir():
         if crate.name in used:
             continue

@@ -7,7 +7,8 @@ import json
 import support_matrix
 
 REPORT = """<testsuites><testsuite>
-<testcase classname="a" name="test_one"/><testcase classname="b.c" name="test_two"><skipped message="no etcd"/></testcase>
+<testcase classname="a" name="test_one"/>
+<testcase classname="b.c" name="test_two"><skipped message="no etcd"/></testcase>
 <testcase classname="a" name="test_three"><failure message="x"/></testcase>
 <testcase classname="a" name="test_three"><error message="at teardown"/></testcase>
 </testsuite></testsuites>"""
