@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import argparse
 import os
-import platform
 import re
-import socket
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -124,7 +122,9 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _parts(args: argparse.Namespace) -> Iterator[str]:
-    clean = Cleaner(os.environ, [args.endpoint or "", socket.gethostname()])
+    import socket
+
+    clean = Cleaner(os.environ, [args.endpoint or "", args.run_id or "", socket.gethostname()])
     yield from ("# elastic_rs bug report", "", "## versions", "", *_versions(), "", "## variables", "")
     names = sorted(name for name in os.environ if name.startswith(_VARIABLES))
     yield clean.names(f"set, without their values: {', '.join(names) or 'none'}")
@@ -135,6 +135,8 @@ def _parts(args: argparse.Namespace) -> Iterator[str]:
 
 
 def _versions() -> Iterator[str]:
+    import platform
+
     from elastic_rs import _version
 
     yield _version.line("elastic_rs")
@@ -200,9 +202,8 @@ def _facts(event: Event) -> Iterator[tuple[str, Any]]:
 class Cleaner:
     """Takes out of texts what must not leave this machine."""
 
-    def __init__(self, variables: Iterable[tuple[str, str]] | Any, hosts: Iterable[str]) -> None:
-        values = dict(variables)
-        parts = {part: name for name, value in values.items() for part in (value, *value.split(os.pathsep))}
+    def __init__(self, variables: Mapping[str, str], hosts: Iterable[str]) -> None:
+        parts = {part: name for name, value in variables.items() for part in (value, *value.split(os.pathsep))}
         # Longer ones first: one may contain another.
         self._values = sorted(
             ((part, name) for part, name in parts.items() if len(part) >= _SHORTEST_VALUE), key=lambda one: -len(one[0])

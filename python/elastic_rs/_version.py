@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import platform
 from typing import Any
 
 from elastic_rs._elastic_rs import COMMIT, VERSION
@@ -16,6 +15,8 @@ __version__ = VERSION
 
 def line(program: str) -> str:
     """Return ``PROGRAM VERSION (commit COMMIT, Python VERSION, torch VERSION)``."""
+    import platform
+
     from elastic_rs._doctor._node import find_torch
 
     version, where = find_torch()

@@ -81,7 +81,7 @@ def test_it_has_no_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_findings_with_secrets_are_cleaned() -> None:
-    clean = Cleaner(WORDS.items(), ["node0.acme.example:29400"])
+    clean = Cleaner(WORDS, ["node0.acme.example:29400"])
     for text, shown in (
         (f"variable is {PASSWORD}", "variable is $DATABASE_PASSWORD"),
         (f"unknown host key {HOST_KEY}", "unknown host key ssh-ed25519 KEY root@node7"),
