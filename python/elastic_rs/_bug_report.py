@@ -59,10 +59,8 @@ _SECRETS = (
     (re.compile(r"\b(SHA256|MD5):[\w+/:=]{16,}"), r"\1:KEY"),
     (re.compile(r"\b[0-9a-fA-F]{32,}\b"), "HEX"),
     (re.compile(r"(://)[^/\s@]+@"), r"\1USER@"),
-    (
-        re.compile(r"(?i)\b(token|password|passwd|secret|api_?key|authorization|bearer)(\s*[=:]\s*|\s+)\S+"),
-        r"\1 HIDDEN",
-    ),
+    (re.compile(r"(?i)\b(bearer|basic)\s+[\w+/=.~-]{8,}"), r"\1 HIDDEN"),
+    (re.compile(r"(?i)\b(token|password|passwd|secret|api_?key|authorization)\s*[=:]\s*\S+"), r"\1 HIDDEN"),
     (re.compile(r"(?<![\w.])\d{1,3}(\.\d{1,3}){3}(?![\w.])"), "ADDRESS"),
     (re.compile(rf"(?i)(?<![\w:])(?:{_GROUPS}{{7}}|(?:{_GROUPS}*)?::(?:{_GROUPS}*)?)(?![\w:])"), "ADDRESS"),
 )
@@ -203,7 +201,10 @@ class Cleaner:
     """Takes out of texts what must not leave this machine."""
 
     def __init__(self, variables: Mapping[str, str], hosts: Iterable[str]) -> None:
-        parts = {part: name for name, value in variables.items() for part in (value, *value.split(os.pathsep))}
+        parts = {value: name for name, value in variables.items()}
+        for name, value in variables.items():
+            if name != "PATH":  # its folders are the system's, or below the home
+                parts |= dict.fromkeys(value.split(os.pathsep), name)
         # Longer ones first: one may contain another.
         self._values = sorted(
             ((part, name) for part, name in parts.items() if len(part) >= _SHORTEST_VALUE), key=lambda one: -len(one[0])

@@ -87,6 +87,8 @@ def test_findings_with_secrets_are_cleaned() -> None:
         (f"unknown host key {HOST_KEY}", "unknown host key ssh-ed25519 KEY root@node7"),
         ("fingerprint SHA256:uNiVztksCsDhcc0u9e8BgrJXVGLDcGf4nVXR1n1L1vI.", "fingerprint SHA256:KEY."),
         (f"token={TOKEN[:20]}", "token HIDDEN"),
+        ("Authorization: Bearer abcdefghij", "Authorization HIDDEN HIDDEN"),
+        ("protected by a token that it makes", "protected by a token that it makes"),
         ("a" * 40, "HEX"),
         ("https://me:pass@index.example", "https://USER@index.example"),
         ("node0.acme.example answered from 10.0.0.7 and fe80::1", "HOST answered from ADDRESS and ADDRESS"),
