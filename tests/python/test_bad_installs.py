@@ -104,6 +104,23 @@ def test_the_command_of_a_removed_installation(installed: Path, empty: Path, tmp
     assert done.stderr.splitlines()[-1] == "ModuleNotFoundError: No module named 'elastic_rs'"
 
 
+ASKS = """
+import torch.distributed.elastic.rendezvous.registry
+from torch.distributed.elastic.rendezvous import RendezvousParameters
+from torch.distributed.elastic.rendezvous.api import rendezvous_handler_registry as registry
+registry.create_handler(RendezvousParameters("rust-c10d", "localhost:0", "job", 1, 1))
+"""
+
+
+def test_an_entry_point_of_a_removed_installation(installed: Path, empty: Path, tmp_path: Path) -> None:
+    (info,) = installed.glob("elastic_rs-*.dist-info")
+    shutil.copytree(info, tmp_path / info.name)
+    packages = Path(torch.__file__).parents[1]
+    done = run(empty, "-c", ASKS, PYTHONPATH=f"{tmp_path}{os.pathsep}{packages}")
+    said = "ValueError: The rendezvous backend 'rust-c10d' is not registered. Did you forget to call `register`?"
+    assert done.stderr.splitlines()[-1] == said
+
+
 def test_a_home_that_cannot_be_written(installed: Path, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text("print('ran')")
