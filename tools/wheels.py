@@ -46,6 +46,16 @@ GLIBC = (2, 17)
 MACHINES = {"x86_64": "EM_X86_64", "aarch64": "EM_AARCH64"}
 
 
+VENDORED = """\
+# All crates are in `vendor`: nothing is downloaded.
+[source.crates-io]
+replace-with = "vendored-sources"
+
+[source.vendored-sources]
+directory = "vendor"
+"""
+
+
 class CannotError(Exception):
     """This wheel cannot be built here. The text says why."""
 
@@ -222,8 +232,8 @@ def epoch() -> int:
         return 1_767_225_600
 
 
-def run(*command: str | Path, cwd: Path = ROOT) -> str:
-    return subprocess.run(list(map(str, command)), cwd=cwd, check=True, capture_output=True, text=True).stdout
+def run(*command: str | Path, cwd: Path = ROOT, env: dict[str, str] | None = None) -> str:
+    return subprocess.run(list(map(str, command)), cwd=cwd, env=env, check=True, capture_output=True, text=True).stdout
 
 
 # Checking a wheel.
@@ -366,10 +376,13 @@ def make_sdist(dist: Path) -> Path:
             tar.extractall(folder, filter="data")
         top = folder / made.name.removesuffix(".tar.gz")
         (top / "crates" / "py" / "commit").write_text(commit())
-        config = run("cargo", "vendor", "--quiet", "--versioned-dirs", "vendor", cwd=top)
+        run("cargo", "vendor", "--quiet", "--versioned-dirs", "vendor", cwd=top)
         (top / ".cargo").mkdir()
-        (top / ".cargo" / "config.toml").write_text(config.replace(str(top / "vendor"), "vendor"))
+        (top / ".cargo" / "config.toml").write_text(VENDORED)
         leave_out_others(top)
+        # Cargo finds each crate of the lock in the sdist, without a network and without its cache.
+        offline = {**os.environ, "CARGO_HOME": str(folder / "empty")}
+        run("cargo", "metadata", "--format-version=1", "--offline", "--locked", cwd=top, env=offline)
         packed = dist / made.name
         pack(top, packed)
     return packed
@@ -391,7 +404,7 @@ def leave_out_others(top: Path) -> None:
         shutil.rmtree(crate)
         (crate / "src").mkdir(parents=True)
         (crate / "src" / "lib.rs").write_text("")
-        manifest.write_text(text)
+        manifest.write_text(f'{text}\n[lib]\npath = "src/lib.rs"\n')
         (crate / ".cargo-checksum.json").write_text(json.dumps({"files": {}, "package": sums["package"]}))
 
 
