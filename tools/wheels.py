@@ -147,6 +147,7 @@ def build(kind: Kind, dist: Path, source: Path, target_folder: Path) -> Path:
     shutil.rmtree(into, ignore_errors=True)
     command = [
         *(BIN / "maturin", "build", "--quiet", "--release", "--locked", "--zig", "--target", kind.target),
+        *("--compression-level", "9"),
         *("--compatibility", kind.compatibility, "--out", into, "--interpreter", INTERPRETERS[kind.python]),
     ]
     if kind.python == "abi3t":
