@@ -41,6 +41,19 @@ with_torch_tests = $(call with,torch-tests,TORCH_TESTS)
 with_all_tools = $(with_etcd) $(call with,slurm,SLURM) $(call with,sshd,SSHD) $(call with,promtool,PROMTOOL) \
 	$(call with,chromium,CHROMIUM) $(with_torch_tests)
 
+# Sets `python` to the first Python >= 3.11, or ends with an error.
+define choose_python
+python=; for candidate in $${PYTHON:-} python3 python3.14 python3.13 python3.12 python3.11; do \
+		if "$$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then python=$$candidate; break; fi; \
+	done; \
+	if [ -z "$$python" ]; then \
+		echo 'error: no Python >= 3.11 found (tried $$PYTHON, python3, python3.11 ... python3.14)' >&2; \
+		echo "hint: make $(firstword $(MAKECMDGOALS)) PYTHON=/path/to/python" >&2; exit 1; \
+	fi; \
+	if [ -n "$${PYTHON:-}" ] && [ "$$python" != "$$PYTHON" ]; then \
+		echo "warning: PYTHON=$$PYTHON is not a Python >= 3.11; using $$python" >&2; fi;
+endef
+
 say = @printf '\n==> %s\n'
 
 .PHONY: help setup build demo test test-long fuzz lint fmt test-rust test-python test-compat test-upstream stubs check-stubs bench clean \
@@ -54,17 +67,38 @@ help: ## list the targets
 
 setup: ## install PyTorch and tools outside the tree, once; see tools/environment.py
 	$(say) 'setup: Python environment'
-	@python=; for candidate in $${PYTHON:-} python3 python3.14 python3.13 python3.12 python3.11; do \
-		if "$$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then python=$$candidate; break; fi; \
-	done; \
-	if [ -z "$$python" ]; then \
-		echo 'error: no Python >= 3.11 found (tried $$PYTHON, python3, python3.11 ... python3.14)' >&2; \
-		echo "hint: make $(firstword $(MAKECMDGOALS)) PYTHON=/path/to/python" >&2; exit 1; \
-	fi; \
-	if [ -n "$${PYTHON:-}" ] && [ "$$python" != "$$PYTHON" ]; then \
-		echo "warning: PYTHON=$$PYTHON is not a Python >= 3.11; using $$python" >&2; fi; \
+	@$(choose_python) \
 	"$$python" tools/environment.py
 	@$(if $(filter setup,$(MAKECMDGOALS)),$(PY) tools/find_tool.py)
+
+# build/release has what builds and checks wheels, and no PyTorch.
+RELEASE_PY := build/release/bin/python
+# --require makes a wheel that cannot be built an error.
+WHEELS_ARGS ?=
+
+.PHONY: wheel wheels wheel-again publish release-tools check-deny check-workflows
+
+release-tools: require-cargo
+	@$(choose_python) \
+	"$$python" tools/environment.py --release
+
+wheel: release-tools ## build this machine's wheel and the sdist into dist/ as for a release, and check them
+	$(say) 'wheel: this machine and the sdist (tools/wheels.py)'
+	@$(RELEASE_PY) tools/wheels.py native dist $(WHEELS_ARGS)
+
+wheels: release-tools ## build and check all wheels of a release: both processors, glibc and musl, free-threaded
+	$(say) 'wheels: all of them and the sdist (tools/wheels.py)'
+	@$(RELEASE_PY) tools/wheels.py all dist $(WHEELS_ARGS)
+
+wheel-again: release-tools ## build the wheel of `make wheel` in another folder, and compare the bytes
+	$(say) 'wheel-again: the same bytes from another folder (tools/wheels.py)'
+	@$(RELEASE_PY) tools/wheels.py again dist
+
+# Only the release workflow calls it: the index trusts that workflow, and nobody holds a password.
+publish: release-tools
+	$(say) 'publish: upload dist/ (twine)'
+	@cd dist && sha256sum --check --strict SHA256SUMS
+	@$(dir $(RELEASE_PY))twine upload --non-interactive --disable-progress-bar dist/*.whl dist/*.tar.gz
 
 build: require-cargo setup ## build the wheel into dist/ and install it into build/venv
 	$(say) 'build: wheel (maturin, release)'
@@ -89,7 +123,8 @@ LONG_SEEDS ?= 10000
 LONG_CASES ?= 100000
 LONG_FAULT_SECONDS ?= 3600
 
-test-long: build ## run randomised tests with many more cases, and all tests on the release wheel; more than an hour
+test-long: wheel setup ## run randomised tests with many more cases, and all tests on the release wheel; more than an hour
+	@$(PY) -m pip --disable-pip-version-check install --quiet --no-index --no-deps --force-reinstall dist/elastic_rs-*.whl
 	$(say) 'test-long: $(LONG_SEQUENCES) sequences of store operations, PyTorch and elastic_rs (pytest)'
 	@ELASTIC_RS_DIFFERENTIAL=$(LONG_SEQUENCES) $(PY) -m pytest tests/python/store/test_differential.py $(PYTEST_ARGS)
 	$(say) 'test-long: all Python tests on the release wheel, including long ones (pytest)'
@@ -125,7 +160,7 @@ fuzz: require-cargo ## fuzz each target for FUZZ_SECONDS (60), keep crashes in f
 		echo "error: crashed:$$failed; replay with fuzz/target/$(FUZZ_HOST)/release/TARGET fuzz/artifacts/TARGET/FILE" >&2; \
 		exit 1; fi
 
-lint: check-fmt check-clippy check-purity check-imports check-ruff check-mypy ## check formatting, clippy, purity and imports of the core, ruff, mypy
+lint: check-fmt check-clippy check-purity check-imports check-ruff check-mypy check-deny check-workflows ## check formatting, clippy, purity and imports of the core, ruff, mypy, crates, workflows
 
 check-fmt: require-cargo
 	$(say) 'lint: cargo fmt'
@@ -155,6 +190,16 @@ check-mypy: setup
 	$(say) 'lint: mypy --strict'
 	@$(PY) -m mypy --strict python/elastic_rs
 	@$(PY) -m mypy --config-file tests/mypy.ini
+
+# Programs that tools/environment.py puts into build/checks. If they could not be had, a line says so, and CI checks no less: it has them.
+check_program = if [ ! -x build/checks/bin/$(1) ]; then echo '    not checked: $(1) could not be installed (requirements/checks.txt)'; else
+check-deny: require-cargo setup
+	$(say) 'lint: licences, sources and duplicates of crates (cargo deny)'
+	@$(call check_program,cargo-deny) PATH="$(CURDIR)/build/checks/bin:$$PATH" cargo deny --log-level=error --locked check licenses bans sources; fi
+
+check-workflows: setup
+	$(say) 'lint: workflows (zizmor)'
+	@$(call check_program,zizmor) build/checks/bin/zizmor --offline --quiet --no-progress .github/workflows; fi
 
 fmt: require-cargo setup ## format Rust and Python, and apply the safe fixes of ruff
 	$(say) 'fmt: cargo fmt, ruff'
@@ -188,19 +233,22 @@ test-python: build-tested check-stubs ## build a wheel for tests, check the stub
 	$(say) 'test: Python (pytest)'
 	@$(with_all_tools) $(PYTEST) tests/python $(PYTEST_ARGS)
 
-# The oldest supported PyTorch, and two in between. The tests are those of the agent, the handler, torchrun with them, and process groups.
-COMPAT_TORCH ?= 2.6.0 2.9.1 2.12.1
+# The oldest supported PyTorch, two in between, and the newest. The tests are those of the agent, the handler, torchrun with them, and
+# process groups. COMPAT_PYTHON runs them with other interpreters.
+COMPAT_TORCH ?= 2.6.0 2.9.1 2.12.1 2.15.0
+COMPAT_PYTHON ?= $(PY)
 COMPAT_TESTS ?= tests/python/agent tests/python/elastic/test_groups.py tests/python/rendezvous/test_handler.py tests/python/integration/test_install.py \
 	tests/python/test_torch_private.py tests/python/torchrun
 
-test-compat: build ## run the tests with torchrun on older versions of PyTorch; downloads several GB per version, once
-	@for version in $(COMPAT_TORCH); do \
-		printf '\n==> %s\n' "test-compat: PyTorch $$version"; \
-		$(PY) tools/environment.py $$version; \
+test-compat: build ## run the tests with torchrun on older PyTorch, record them in docs/install.md; downloads several GB per version, once
+	@failed=; for interpreter in $(COMPAT_PYTHON); do for version in $(COMPAT_TORCH); do \
+		printf '\n==> %s\n' "test-compat: PyTorch $$version, $$interpreter"; \
+		"$$interpreter" tools/environment.py $$version; \
 		python=build/venv-torch-$$version/bin/python; \
 		$$python -m pip --disable-pip-version-check install --quiet --no-index --no-deps --force-reinstall dist/elastic_rs-*.whl; \
-		$$python -m pytest -n $(PYTEST_PROCESSES) --dist worksteal $(COMPAT_TESTS) $(PYTEST_ARGS); \
-	done
+		$$python -m pytest -n $(PYTEST_PROCESSES) --dist worksteal --junitxml=build/compat.xml $(COMPAT_TESTS) $(PYTEST_ARGS) || failed=1; \
+		$$python tools/support_matrix.py record build/compat.xml; \
+	done; done; test -z "$$failed"
 
 # PyTorch's own tests, of the version of their files. TORCH_TESTS=/path/to/pytorch/test UPSTREAM_TORCH=VERSION runs others.
 UPSTREAM_TORCH ?= 2.6.0

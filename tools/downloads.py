@@ -66,7 +66,7 @@ def kept(folder: Path, pins: str, said: str, install: Callable[[Path], None], wo
     return folder
 
 
-def debian(folder: Path, packages: Sequence[str], *, needed: bool = False) -> None:
+def debian(folder: Path, packages: Sequence[str], *, needed: bool = False, options: Sequence[str] = ()) -> None:
     """Download packages of Debian and unpack them into the folder. Nothing is installed, and root is not needed.
 
     apt-get checks their hashes.
@@ -75,16 +75,17 @@ def debian(folder: Path, packages: Sequence[str], *, needed: bool = False) -> No
         folder: where to.
         packages: their names.
         needed: also what they depend on and this machine lacks.
+        options: of apt-get.
     """
     for tool in ("apt-get", "dpkg-deb"):
         if shutil.which(tool) is None:
             raise NotHereError(f"Debian's {packages[0]}: there is no {tool}")
     if needed:
-        plan = run(["apt-get", "--simulate", "--no-install-recommends", "install", *packages])
+        plan = run(["apt-get", *options, "--simulate", "--no-install-recommends", "install", *packages])
         packages = re.findall(r"^Inst (\S+)", plan, re.MULTILINE)
     if not packages:
         raise NotHereError("Debian's packages are installed already")
-    run(["apt-get", *APT, "--quiet", "download", *packages], folder)
+    run(["apt-get", *APT, *options, "--quiet", "download", *packages], folder)
     for package in folder.glob("*.deb"):
         run(["dpkg-deb", "--extract", package, folder])
         package.unlink()

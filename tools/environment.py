@@ -20,6 +20,10 @@ There are two environments, because one of them is large, and folders of package
 - ``upstream-<hash>`` holds what PyTorch's own tests import (``requirements/upstream.txt``), in the same way
   (``build/upstream``).
 
+- ``checks-<hash>`` holds programs that check crates and workflows (``requirements/checks.txt``, ``build/checks``).
+- ``release-<hash>`` has what builds and checks wheels (``requirements/release.txt``). ``python tools/environment.py
+  --release`` makes it alone, as ``build/release``: who builds a wheel needs no PyTorch.
+
 The stamp that marks the shared environment as complete is written last. Without the stamp the environment is made
 again, because pip takes an incompletely installed package for an installed one. Downloads come from pip's cache then.
 If two checkouts start at once, a lock lets the second wait for the first.
@@ -54,12 +58,21 @@ CLIENTS = ROOT / "requirements" / "clients.txt"
 ENGINES = ROOT / "requirements" / "engines.txt"
 RAY = ROOT / "requirements" / "ray.txt"
 UPSTREAM = ROOT / "requirements" / "upstream.txt"
+CHECKS = ROOT / "requirements" / "checks.txt"
+RELEASE = ROOT / "requirements" / "release.txt"
 STAMP = "elastic_rs-complete"
 # Programs of the shared environment that are called by name. They are native binaries, so a link is enough.
 LINKED_TOOLS = ("maturin", "ruff")
 
 
 def main() -> int:
+    if sys.argv[1:] == ["--release"]:
+        pins = RELEASE.read_text()
+        tools = cached("release", pins)
+        if not (tools / STAMP).exists():
+            make_shared(tools, pins, "the tools for wheels", "--quiet", "--no-deps", size="400 MB")
+        link(ROOT / "build" / "release", tools)
+        return 0
     with_ray = sys.argv[1:2] == ["--ray"]
     version = sys.argv[1] if len(sys.argv) > 1 and not with_ray else None
     pins = requirements(version)
@@ -67,7 +80,12 @@ def main() -> int:
     if not (shared / STAMP).exists():
         make_shared(shared, pins)
     link(ROOT / "build" / "clients", make_beside("clients", CLIENTS, shared))
-    for kind, file in (("engines", ENGINES), ("upstream", UPSTREAM), *([("ray", RAY)] if with_ray else [])):
+    for kind, file in (
+        ("engines", ENGINES),
+        ("upstream", UPSTREAM),
+        ("checks", CHECKS),
+        *([("ray", RAY)] if with_ray else []),
+    ):
         try:
             link(ROOT / "build" / kind, make_beside(kind, file, shared))
         except subprocess.CalledProcessError as failure:  # pip has said why
@@ -95,11 +113,13 @@ def cached(kind: str, pins: str) -> Path:
     return Path(cache).expanduser().resolve() / f"{kind}-{digest}"
 
 
-def make_shared(shared: Path, pins: str) -> None:
+def make_shared(
+    shared: Path, pins: str, what: str = "PyTorch and the tools", *options: str, size: str = "several GB"
+) -> None:
     with incomplete(shared) as lock:
         if lock is None:
             return
-        print(f"    installing PyTorch and the tools into {shared} (once; several GB)", flush=True)
+        print(f"    installing {what} into {shared} (once; {size})", flush=True)
         create(shared)
         # pip inherits the lock. If only this process is killed, the lock is held while pip still writes.
         python = shared / "bin" / "python"
@@ -109,7 +129,7 @@ def make_shared(shared: Path, pins: str) -> None:
         with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
             file.write(pins)
             file.flush()
-            subprocess.run([*pip_install(python), "-r", file.name], pass_fds=[lock], check=True)
+            subprocess.run([*pip_install(python), *options, "-r", file.name], pass_fds=[lock], check=True)
         (shared / STAMP).write_text(pins)
 
 

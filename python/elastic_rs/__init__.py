@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from elastic_rs._elastic_rs import EtcdClient, EtcdOptions
     from elastic_rs._integration._install import install, uninstall
     from elastic_rs._step import step
+    from elastic_rs._version import __version__
     from elastic_rs.agent import LocalElasticAgent
     from elastic_rs.c10d_backend import C10dRendezvousBackend, create_backend
     from elastic_rs.dynamic import DynamicRendezvousHandler, RendezvousSettings, RendezvousTimeout, create_handler
@@ -45,6 +46,7 @@ __all__ = [
     "RustC10dRendezvousHandler",
     "RustEtcdRendezvousHandler",
     "TCPStore",
+    "__version__",
     "create_backend",
     "create_handler",
     "create_rust_c10d_handler",
@@ -58,6 +60,7 @@ _HOMES = {
     "._elastic_rs": ("EtcdClient", "EtcdOptions"),
     "._integration._install": ("install", "uninstall"),
     "._step": ("step",),
+    "._version": ("__version__",),
     ".agent": ("LocalElasticAgent",),
     ".c10d_backend": ("C10dRendezvousBackend", "create_backend"),
     ".dynamic": ("DynamicRendezvousHandler", "RendezvousSettings", "RendezvousTimeout", "create_handler"),

@@ -13,10 +13,11 @@ import time
 from collections.abc import Callable, Sequence
 from types import FrameType
 
-from elastic_rs import _elastic_rs, _token
+from elastic_rs import _bug_report, _elastic_rs, _token
 from elastic_rs._logging import show_logs
 from elastic_rs._observe import _commands
 from elastic_rs._terminal import error_line
+from elastic_rs._version import ShowVersion
 from elastic_rs.rendezvous._config import DEFAULT_PORT
 from elastic_rs.rendezvous._protection import TLS_CERT, TOKEN_FILE, certificates, protection
 
@@ -60,13 +61,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="elastic-rs", description=__doc__.partition(".")[0] + ".")
-    parser.add_argument("--version", action="version", version=f"elastic-rs {_elastic_rs.VERSION}")
+    parser.add_argument("--version", action=ShowVersion, help="show the versions of elastic_rs and torch, and exit")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     commands.add_parser(
         "doctor", help="check a node and its endpoint: the same as `elastic-run doctor`", add_help=False
     )
     _commands.add_parsers(commands)
     _token.add_parser(commands)
+    _bug_report.add_parser(commands)
     stores = commands.add_parser("store", help="the TCP store", description="The TCP store.")
     serve = stores.add_subparsers(title="commands", metavar="COMMAND", required=True).add_parser(
         "serve",

@@ -7,6 +7,11 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Final, SupportsFloat, SupportsIndex, final
 
+COMMIT: Final[str]
+"""
+The commit that the compiled part was built from. ``unknown`` in development builds, and without git.
+"""
+
 LOCAL_WORLD_SIZE_LIMIT: Final[int]
 """
 Most workers that a node may have.

@@ -80,6 +80,10 @@ mod _elastic_rs {
     #[pymodule_export]
     const VERSION: &str = env!("CARGO_PKG_VERSION");
 
+    /// The commit that the compiled part was built from. ``unknown`` in development builds, and without git.
+    #[pymodule_export]
+    const COMMIT: &str = env!("ELASTIC_RS_COMMIT");
+
     /// Version of the rendezvous protocol. Both ends of a session must have the same.
     #[pymodule_export]
     const PROTOCOL_VERSION: u16 = elastic_rs::rendezvous::messages::message::PROTOCOL_VERSION;

@@ -67,6 +67,15 @@ def main(argv: Sequence[str]) -> int:
     return TO_MEND if to_mend else HEALTHY
 
 
+def look(argv: Sequence[str]) -> Iterator[Finding]:
+    """Check this node with these flags, and yield the findings.
+
+    Raises:
+        UsageError: the command line, or a variable that stands for a flag, is not valid.
+    """
+    yield from _look(_flags.parse(argv, _parser(), needs_script=False))
+
+
 def _print(findings: Iterator[Finding]) -> int:
     """Print findings, and return how many have to be mended."""
     to_mend = 0

@@ -92,7 +92,10 @@ def _install_rendezvous() -> None:
 
 
 def _etcd_classes() -> dict[Any, Any]:
-    from torch.distributed.elastic.rendezvous import etcd_store as their_store
+    try:
+        from torch.distributed.elastic.rendezvous import etcd_store as their_store
+    except ModuleNotFoundError:  # torch 2.6 without python-etcd: nobody can have these classes
+        return {}
 
     from elastic_rs import etcd_backend, etcd_store
 

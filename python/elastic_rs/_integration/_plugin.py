@@ -31,6 +31,7 @@ def rust_etcd() -> Callable[[RendezvousParameters], RendezvousHandler]:
 def create_rust_c10d(params: RendezvousParameters) -> RendezvousHandler:
     """Create a handler for the rendezvous backend ``rust-c10d``, as torchrun does."""
     _show_logs()
+    _check_torch()
     from elastic_rs.rendezvous import create_rust_c10d_handler
 
     return with_agent(create_rust_c10d_handler(params))
@@ -39,6 +40,7 @@ def create_rust_c10d(params: RendezvousParameters) -> RendezvousHandler:
 def create_rust_etcd(params: RendezvousParameters) -> RendezvousHandler:
     """Create a handler for the rendezvous backend ``rust-etcd``, as torchrun does."""
     _show_logs()
+    _check_torch()
     from elastic_rs.rendezvous import create_rust_etcd_handler
 
     return with_agent(create_rust_etcd_handler(params))
@@ -48,6 +50,21 @@ def _show_logs() -> None:
     from elastic_rs._logging import show_logs_if_asked
 
     show_logs_if_asked()
+
+
+def _check_torch() -> None:
+    """Refuse a PyTorch whose launcher differs from what this package replaces.
+
+    Raises:
+        RuntimeError: it is older than 2.6.
+    """
+    import torch
+
+    numbers = torch.__version__.split(".")[:2]
+    if all(map(str.isdigit, numbers)) and tuple(map(int, numbers)) < (2, 6):
+        raise RuntimeError(
+            f"elastic_rs needs PyTorch 2.6 or later, and this is {torch.__version__}: pip install 'torch>=2.6'"
+        )
 
 
 def with_agent(handler: LauncherHandler) -> RendezvousHandler:

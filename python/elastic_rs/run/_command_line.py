@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
+from elastic_rs._version import ShowVersion
 from elastic_rs.rendezvous._config import RUST_C10D, RUST_ETCD, shown_defaults
 from elastic_rs.run._foreign import instead_of
 from elastic_rs.run._usage import UsageError
@@ -160,6 +161,9 @@ class Parser(argparse.ArgumentParser):
         """Each flag, by each of its spellings."""
         general = Section(self, self.add_argument_group("options"))
         general.plain("--help", short="-h", action="help", help="show this help message and exit")
+        general.plain(
+            "--version", own=True, action=ShowVersion, help="show the versions of elastic_rs and torch, and exit"
+        )
 
     def section(self, title: str) -> Section:
         return Section(self, self.add_argument_group(title))

@@ -53,7 +53,6 @@ _INSTEAD: dict[str, str] = {
     "-hostfile": "use `--hostfile`",
     "--config-file": "each flag has a variable, `PET_` and its name",
     **dict.fromkeys(("--check-build", "-cb"), "use `elastic-run doctor`"),
-    "--version": "use `elastic-rs --version`",
     "--blacklist-cooldown": "use `--blacklist-cooldown-range LOW HIGH`",
     **dict.fromkeys(
         (

@@ -26,7 +26,16 @@ VALUES = ("0", "1", "3", "2:4", "2.5", "-1", "", "text", "fork", "node", "core-c
 SCRIPT = ["train.py", "--lr", "1", "--", "--nnodes=9"]
 
 
-OWN = {"warm_start", "warm_modules", "omp_threads", "in_place", "ranks_filter", "store_tunnel", *_host_flags.FLAGS}
+OWN = {
+    "version",
+    "warm_start",
+    "warm_modules",
+    "omp_threads",
+    "in_place",
+    "ranks_filter",
+    "store_tunnel",
+    *_host_flags.FLAGS,
+}
 """Flags that torchrun does not have."""
 
 

@@ -1,0 +1,92 @@
+"""The wheel and the sdist of a release, as their users meet them. Long: `make test-long` builds them first."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+DIST = ROOT / "dist"
+NATIVE = f"*-cp311-abi3-manylinux*_2_17_{platform.machine()}.whl"
+RELEASE_PYTHON = ROOT / "build" / "release" / "bin" / "python"
+TRAIN = """
+import os
+import platform
+import torch
+import torch.distributed as dist
+dist.init_process_group("gloo")
+one = torch.ones(1)
+dist.all_reduce(one)
+print(f"rank {os.environ['RANK']} of {int(one)} trained", flush=True)
+dist.destroy_process_group()
+"""
+
+
+def built(pattern: str) -> Path:
+    found = list(DIST.glob(pattern))
+    if len(found) != 1:
+        pytest.skip(f"no {pattern} in dist: `make wheel` builds it")
+    return found[0]
+
+
+@pytest.mark.long
+def test_the_first_example_runs_in_an_empty_environment(tmp_path: Path, port: int) -> None:
+    wheel = built(NATIVE)
+    bin_folder = tmp_path / "venv" / "bin"
+    venv.EnvBuilder(symlinks=True, with_pip=True).create(tmp_path / "venv")
+    python = bin_folder / "python"
+    env = {"PATH": str(bin_folder), "HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}  # no compiler, no cargo
+    pip = [python, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-index"]
+    subprocess.run([*pip, wheel], env=env, check=True, timeout=60)
+    # PyTorch is there, as the README asks. Its own package has 5 GB, so the environment sees the one of the tests.
+    import torch
+
+    code = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    packages = subprocess.run(
+        [python, "-c", code], env=env, check=True, capture_output=True, text=True, timeout=60
+    ).stdout
+    (Path(packages.strip()) / "torch_of_tests.pth").write_text(f"{Path(torch.__file__).parents[1]}\n")
+    torchrun = bin_folder / "torchrun"
+    torchrun.write_text(f"#!{python}\nimport sys\nfrom torch.distributed.run import main\nsys.exit(main())\n")
+    torchrun.chmod(0o755)
+    (tmp_path / "train.py").write_text(TRAIN)
+    readme = (ROOT / "README.md").read_text()
+    (line,) = re.findall(r"^\$ (torchrun .*)$", readme, flags=re.MULTILINE)
+    command = shlex.split(line.replace(":29400", f":{port}"))
+    done = subprocess.run(
+        [torchrun, *command[1:]], env=env, cwd=tmp_path, check=False, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == ["rank 0 of 2 trained", "rank 1 of 2 trained"]
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+def test_the_sdist_builds_without_a_network(tmp_path: Path) -> None:
+    sdist = built("elastic_rs-*.tar.gz")
+    cut_off = ["unshare", "--net"] if os.geteuid() == 0 else []
+    if cut_off and subprocess.run([*cut_off, "true"], check=False, capture_output=True).returncode != 0:
+        cut_off = []  # cargo alone is told to stay offline
+    env = {**os.environ, "CARGO_HOME": str(tmp_path / "cargo"), "CARGO_NET_OFFLINE": "true"}
+    env |= {"PATH": f"{RELEASE_PYTHON.parent}{os.pathsep}{os.environ['PATH']}", "PYO3_PYTHON": sys.executable}
+    options = ["--quiet", "--no-deps", "--no-index", "--no-build-isolation", "--wheel-dir", tmp_path / "out"]
+    pip = [RELEASE_PYTHON, "-m", "pip", "--disable-pip-version-check", "wheel"]
+    subprocess.run([*cut_off, *pip, *options, sdist], env=env, check=True, timeout=3500)
+    (wheel,) = (tmp_path / "out").glob("*.whl")
+    folder = tmp_path / "there"
+    shutil.unpack_archive(wheel, folder, "zip")
+    code = "from elastic_rs import _elastic_rs; print(_elastic_rs.COMMIT)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(folder)}, check=True, capture_output=True,
+        text=True, timeout=60,
+    )  # fmt: skip
+    assert re.fullmatch(r"[0-9a-f]{12}(-dirty)?\n", done.stdout), "the sdist names its commit"
