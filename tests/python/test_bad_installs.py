@@ -49,7 +49,7 @@ def run(*command: str | Path, **variables: str | Path) -> subprocess.CompletedPr
 
 
 def test_pip_does_not_choose_the_wheel_for_a_python_that_is_too_old(wheel: Path, tmp_path: Path) -> None:
-    chosen = ["--python-version", "3.10", "--only-binary=:all:", "--find-links", wheel.parent]
+    chosen: list[str | Path] = ["--python-version", "3.10", "--only-binary=:all:", "--find-links", wheel.parent]
     done = run(*PIP, "download", *OFFLINE, *chosen, "--dest", tmp_path, "elastic_rs")
     assert done.returncode == 1
     assert "No matching distribution found for elastic_rs" in done.stderr
@@ -124,6 +124,6 @@ def test_an_entry_point_of_a_removed_installation(installed: Path, empty: Path, 
 def test_a_home_that_cannot_be_written(installed: Path, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text("print('ran')")
-    command = [sys.executable, "-m", "elastic_rs.run", "--standalone", "--nproc-per-node=1", script]
+    command: list[str | Path] = [sys.executable, "-m", "elastic_rs.run", "--standalone", "--nproc-per-node=1", script]
     done = run(*command, PYTHONPATH=installed, HOME="/proc", XDG_CACHE_HOME="/proc/none")
     assert (done.returncode, done.stdout) == (0, "ran\n"), done.stderr

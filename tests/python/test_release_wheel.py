@@ -45,7 +45,7 @@ def test_the_first_example_runs_in_an_empty_environment(tmp_path: Path, port: in
     venv.EnvBuilder(symlinks=True, with_pip=True).create(tmp_path / "venv")
     python = bin_folder / "python"
     env = {"PATH": str(bin_folder), "HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}  # no compiler, no cargo
-    pip = [python, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-index"]
+    pip: list[str | Path] = [python, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-index"]
     subprocess.run([*pip, wheel], env=env, check=True, timeout=60)
     # PyTorch is there, as the README asks. Its own package has 5 GB, so the environment sees the one of the tests.
     import torch
@@ -75,11 +75,18 @@ def test_the_sdist_builds_without_a_network(tmp_path: Path) -> None:
     sdist = built("elastic_rs-*.tar.gz")
     cut_off = ["unshare", "--net"] if os.geteuid() == 0 else []
     if cut_off and subprocess.run([*cut_off, "true"], check=False, capture_output=True).returncode != 0:
-        cut_off = []  # cargo alone is told to stay offline
+        cut_off = []  # cargo alone has to stay offline
     env = {**os.environ, "CARGO_HOME": str(tmp_path / "cargo"), "CARGO_NET_OFFLINE": "true"}
     env |= {"PATH": f"{RELEASE_PYTHON.parent}{os.pathsep}{os.environ['PATH']}", "PYO3_PYTHON": sys.executable}
-    options = ["--quiet", "--no-deps", "--no-index", "--no-build-isolation", "--wheel-dir", tmp_path / "out"]
-    pip = [RELEASE_PYTHON, "-m", "pip", "--disable-pip-version-check", "wheel"]
+    options: list[str | Path] = [
+        "--quiet",
+        "--no-deps",
+        "--no-index",
+        "--no-build-isolation",
+        "--wheel-dir",
+        tmp_path / "out",
+    ]
+    pip: list[str | Path] = [RELEASE_PYTHON, "-m", "pip", "--disable-pip-version-check", "wheel"]
     subprocess.run([*cut_off, *pip, *options, sdist], env=env, check=True, timeout=3500)
     (wheel,) = (tmp_path / "out").glob("*.whl")
     folder = tmp_path / "there"

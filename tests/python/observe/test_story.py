@@ -346,13 +346,13 @@ def test_status_of_a_waiting_job_names_what_it_waits_for() -> None:
 
 def test_status_has_a_line_for_each_host_that_is_not_used() -> None:
     hosts = [unused(f"n{number}", "for the job", "3 failures", "mend it") for number in range(20)]
-    told = state(unused_hosts=hosts[:1])
-    assert _text.status(tell([], 1), told)[1:] == ["unused  n0 for the job: 3 failures; mend it"]
+    shown = state(unused_hosts=hosts[:1])
+    assert _text.status(story_of([], 1), shown)[1:] == ["unused  n0 for the job: 3 failures; mend it"]
     # A coordinator names 16. Another one may be anybody.
-    lines = _text.status(tell([], 1), state(unused_hosts=hosts, unused_hosts_more=3))[1:]
+    lines = _text.status(story_of([], 1), state(unused_hosts=hosts, unused_hosts_more=3))[1:]
     assert (len(lines), lines[-2:]) == (17, ["unused  n15 for the job: 3 failures; mend it", "        and 7 more"])
-    del told["unused_hosts"], told["unused_hosts_more"]
-    assert len(_text.status(tell([], 1), told)) == 1, "a state without them"
+    del shown["unused_hosts"], shown["unused_hosts_more"]
+    assert len(_text.status(story_of([], 1), shown)) == 1, "a state without them"
 
 
 def test_worlds_are_weighed_by_nodes_if_one_does_not_tell_its_workers() -> None:

@@ -11,7 +11,10 @@ from .conftest import SCRIPTS, Start, shutdown_timeout
 
 pytestmark = [pytest.mark.torchrun, pytest.mark.parametrize("agent", ["rust", "run"], indirect=True)]
 LEAVES = SCRIPTS / "leaves.py"
-RUNS_ON = r"WARNING agent: .*the worker with local rank 0 \(pid \d+\) has succeeded, and processes that it has started may run on"
+RUNS_ON = (
+    r"WARNING agent: .*the worker with local rank 0 \(pid \d+\) has succeeded, "
+    r"and processes that it has started may run on"
+)
 
 
 def helper(node: Process) -> int:
