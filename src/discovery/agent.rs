@@ -1,7 +1,7 @@
 //! One agent: the process through which it runs (`ssh`, or the agent itself on the driver's machine), and its three streams.
 //!
 //! Its standard input carries the job, its variables included, and then requests. Command lines would show variables to everybody on
-//! a host. The end of the input tells the agent to leave, so it notices when this process dies or the connection is lost.
+//! a host. The end of the input asks the agent to leave, so it notices when this process dies or the connection is lost.
 
 use std::collections::VecDeque;
 use std::ffi::OsString;
@@ -112,9 +112,9 @@ pub(super) enum News {
 
 /// An order to an agent's connection.
 #[derive(Debug)]
-pub(super) enum Order {
+pub(super) enum AgentCommand {
     /// Pass this on.
-    Tell(Request),
+    Send(Request),
     /// End the connection.
     Kill,
 }
@@ -127,7 +127,7 @@ pub(super) struct Connection {
     /// The first lines of its standard input.
     pub(super) first: BytesMut,
     pub(super) token: String,
-    pub(super) orders: mpsc::UnboundedReceiver<Order>,
+    pub(super) commands: mpsc::UnboundedReceiver<AgentCommand>,
     pub(super) news: mpsc::UnboundedSender<(AgentId, News)>,
     pub(super) output: Output,
 }
@@ -136,7 +136,7 @@ pub(super) struct Connection {
 #[derive(Debug, Default)]
 struct Shared {
     up: bool,
-    /// Lines that the process wrote to standard error before the agent was up. They say why an agent did not start.
+    /// Lines that the process wrote to standard error before the agent was up. They show why an agent did not start.
     held: VecDeque<Vec<u8>>,
     outcome: Option<String>,
     /// Notified when there is an outcome.
@@ -206,7 +206,7 @@ impl Connection {
         Ending { code, signal, outcome: shared.outcome.take(), last_lines, ..Ending::default() }
     }
 
-    /// Writes to the agent, and carries out orders, until the process has ended. Returns how, and whether it was killed because it lived on
+    /// Writes to the agent, and carries out commands, until the process has ended. Returns how, and whether it was killed because it lived on
     /// after its agent.
     async fn write_until(
         &mut self,
@@ -231,11 +231,11 @@ impl Connection {
                     // It does not read any longer, and is about to end.
                     Err(_) => stdin = None,
                 },
-                order = self.orders.recv() => match order {
-                    Some(Order::Tell(Request::Leave)) => waiting.extend_from_slice(b"leave\n"),
-                    Some(Order::Tell(Request::Signal(number))) => waiting.extend_from_slice(format!("signal {number}\n").as_bytes()),
+                command = self.commands.recv() => match command {
+                    Some(AgentCommand::Send(Request::Leave)) => waiting.extend_from_slice(b"leave\n"),
+                    Some(AgentCommand::Send(Request::Signal(number))) => waiting.extend_from_slice(format!("signal {number}\n").as_bytes()),
                     // Without a driver as without a connection.
-                    Some(Order::Kill) | None => {
+                    Some(AgentCommand::Kill) | None => {
                         drop(stdin.take());
                         kill(pid);
                         return (ended.await, false);
@@ -249,8 +249,8 @@ impl Connection {
 /// Wait until the process has lived on for too long after its agent's report. It is logged before.
 async fn lives_on(host: Host, pid: Option<Pid>, reported: Arc<Notify>) {
     reported.notified().await;
-    let [tell, kill] = LIVES_ON;
-    sleep(tell).await;
+    let [ask, kill] = LIVES_ON;
+    sleep(ask).await;
     let pid = pid.map_or_else(String::new, |pid| format!(" (pid {})", pid.as_raw_nonzero()));
     let (what, name) = (if is_here(&host) { "its process" } else { "ssh to it" }, host.name);
     tracing::warn!(

@@ -10,7 +10,7 @@ use bytes::BytesMut;
 use tokio::sync::mpsc;
 
 pub use super::agent::Launching;
-use super::agent::{Connection, News, Order, is_here};
+use super::agent::{AgentCommand, Connection, News, is_here};
 use super::endings::Ending;
 use super::hosts::Host;
 use super::machine::{self, AgentId, Command, End, Rules};
@@ -53,7 +53,7 @@ pub async fn drive(
         machine: machine::Driver::new(rules, Instant::now()),
         launching,
         descriptors,
-        orders: BTreeMap::new(),
+        commands: BTreeMap::new(),
         news: news_in,
         output,
     };
@@ -96,7 +96,7 @@ struct Driving {
     machine: machine::Driver,
     launching: Launching,
     descriptors: Descriptors,
-    orders: BTreeMap<AgentId, mpsc::UnboundedSender<Order>>,
+    commands: BTreeMap<AgentId, mpsc::UnboundedSender<AgentCommand>>,
     news: mpsc::UnboundedSender<(AgentId, News)>,
     output: Output,
 }
@@ -121,7 +121,7 @@ impl Driving {
             News::Up { version } => self.machine.on_up(agent, &version, now),
             News::Accepted => self.machine.on_accepted(),
             News::Ended(ending) => {
-                self.orders.remove(&agent);
+                self.commands.remove(&agent);
                 self.machine.on_ended(agent, &ending, now);
             }
         }
@@ -134,10 +134,10 @@ impl Driving {
                 Command::Start { agent, host, age, hosts_coordinator } => {
                     self.start(agent, host, age, hosts_coordinator);
                 }
-                Command::Tell { agent, request } => self.order(agent, Order::Tell(request)),
-                Command::Kill { agent } => self.order(agent, Order::Kill),
-                Command::Say { warns: true, text } => tracing::warn!(target: "elastic_rs::discovery", "{text}"),
-                Command::Say { warns: false, text } => tracing::info!(target: "elastic_rs::discovery", "{text}"),
+                Command::Send { agent, request } => self.send(agent, AgentCommand::Send(request)),
+                Command::Kill { agent } => self.send(agent, AgentCommand::Kill),
+                Command::Log { warns: true, text } => tracing::warn!(target: "elastic_rs::discovery", "{text}"),
+                Command::Log { warns: false, text } => tracing::info!(target: "elastic_rs::discovery", "{text}"),
                 Command::End(end) => return Some(end),
             }
         }
@@ -155,11 +155,11 @@ impl Driving {
                 return self.machine.on_ended(agent, &ending, Instant::now());
             }
         };
-        let (sender, orders) = mpsc::unbounded_channel();
-        self.orders.insert(agent, sender);
+        let (sender, commands) = mpsc::unbounded_channel();
+        self.commands.insert(agent, sender);
         let command = self.launching.command(&host);
         let (news, output) = (self.news.clone(), self.output.clone());
-        tokio::spawn(Connection { agent, host, command, first, token, orders, news, output }.serve());
+        tokio::spawn(Connection { agent, host, command, first, token, commands, news, output }.serve());
     }
 
     /// The first two lines of an agent's standard input, in JSON: the values for this agent alone, and the job. The agent finds its
@@ -181,10 +181,10 @@ impl Driving {
         Ok(BytesMut::from(&lines[..]))
     }
 
-    fn order(&mut self, agent: AgentId, order: Order) {
-        if let Some(orders) = self.orders.get(&agent) {
+    fn send(&mut self, agent: AgentId, command: AgentCommand) {
+        if let Some(commands) = self.commands.get(&agent) {
             // It may have ended, which is among the news then.
-            let _ = orders.send(order);
+            let _ = commands.send(command);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Why an agent ended, in words that say what to do.
+//! Why an agent ended, with what to do.
 
 use std::time::Duration;
 
@@ -63,19 +63,19 @@ impl Ending {
         self.outcome.as_deref() == Some("failed_here")
     }
 
-    /// Why an agent that was not told to leave has ended. `up`: it had said that it runs.
+    /// Why an agent that was not told to leave has ended. `up`: it had reported that it runs.
     pub fn why(&self, python: &str, up: bool) -> String {
         let has = |text: &str| self.last_lines.iter().any(|line| line.contains(text));
-        let said = self.said();
+        let detail = self.detail();
         if let Some(signal) = self.signal {
-            return format!("{} was ended by {}{said}", self.program(), Signal(signal));
+            return format!("{} was ended by {}{detail}", self.program(), Signal(signal));
         }
         match self.code {
-            None => format!("cannot start {}{said}", self.program()),
+            None => format!("cannot start {}{detail}", self.program()),
             Some(SSH_FAILED) if up && !self.is_here => {
-                "the connection was lost, or a signal ended the agent; ssh ended with 255".to_owned() + &said
+                "the connection was lost, or a signal ended the agent; ssh ended with 255".to_owned() + &detail
             }
-            Some(SSH_FAILED) if !self.is_here => format!("ssh cannot connect{said}{}", ssh_hint(&self.last_lines)),
+            Some(SSH_FAILED) if !self.is_here => format!("ssh cannot connect{detail}{}", ssh_hint(&self.last_lines)),
             // Not of a module of the package: then another version is installed.
             Some(code) if !up && has("No module named 'elastic_rs'") => {
                 // Without the traceback.
@@ -91,9 +91,9 @@ impl Ending {
             Some(USAGE) if !up && has("Unknown option: -P") => {
                 format!("`{python}` there is older than Python 3.11 (--remote-python names another)")
             }
-            Some(NOT_FOUND) if !up => format!("there is no `{python}` (--remote-python names another){said}"),
-            Some(code) if !up => format!("the agent did not start (exit code {code}){said}"),
-            Some(USAGE) => "the agent cannot run there (exit code 2); its error is in its output".to_owned() + &said,
+            Some(NOT_FOUND) if !up => format!("there is no `{python}` (--remote-python names another){detail}"),
+            Some(code) if !up => format!("the agent did not start (exit code {code}){detail}"),
+            Some(USAGE) => "the agent cannot run there (exit code 2); its error is in its output".to_owned() + &detail,
             Some(code) => match self.outcome.as_deref() {
                 Some("unfit") => "its workers cannot take part in the job; the report is in its output".to_owned(),
                 Some("no_place") => "the agent could not join the job; its error is in its output".to_owned(),
@@ -103,7 +103,7 @@ impl Ending {
     }
 
     /// The last lines, after a colon; empty if there are none.
-    pub fn said(&self) -> String {
+    pub fn detail(&self) -> String {
         let last = self.last_lines[self.last_lines.len().saturating_sub(SHOWN_LINES)..].join("; ");
         if last.is_empty() { last } else { format!(": {last}") }
     }

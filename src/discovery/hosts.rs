@@ -19,7 +19,7 @@ const SHOWN: usize = 80;
 /// A host, and how many workers it takes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Host {
-    /// As `ssh` is told; an IPv6 address without brackets. Checked by [`Host::new`].
+    /// As `ssh` takes it; an IPv6 address without brackets. Checked by [`Host::new`].
     pub name: String,
     /// Number of workers. Above zero.
     pub slots: u32,

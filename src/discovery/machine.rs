@@ -1,7 +1,7 @@
 //! The driver's decisions: what it does when hosts come and go, when agents start, end or are lost, and when signals arrive.
 //!
 //! The driver keeps one agent on each listed host that is not kept out. When a host vanishes or gets another number of slots, its
-//! agent is told to leave. When an agent ends by itself, its host has had *trouble*: the driver tries again after a delay, and keeps
+//! agent was asked to leave. When an agent ends by itself, its host has had *trouble*: the driver tries again after a delay, and keeps
 //! the host out after [`Rules::host_failures`] troubles within [`Rules::window`]. The coordinator counts failures of workers, and
 //! the driver starts no agent on a host that the coordinator keeps out.
 //!
@@ -38,7 +38,7 @@ pub struct Rules {
     pub elastic_timeout: Duration,
     /// Limit for one answer of discovery.
     pub discovery_timeout: Duration,
-    /// Limit for an agent that was told to leave: its workers' grace period, and its goodbye to the coordinator.
+    /// Limit for an agent that was asked to leave: its workers' grace period, and its goodbye to the coordinator.
     pub grace: Duration,
     /// Number of troubles within `window` after which a host is kept out. 0: it is tried again and again.
     pub host_failures: u32,
@@ -72,7 +72,7 @@ pub enum Command {
         hosts_coordinator: bool,
     },
     /// Send an agent a request.
-    Tell {
+    Send {
         /// The agent.
         agent: AgentId,
         /// The request.
@@ -84,7 +84,7 @@ pub enum Command {
         agent: AgentId,
     },
     /// Log a message for the operator.
-    Say {
+    Log {
         /// Whether it is a warning.
         warns: bool,
         /// The message.
@@ -164,7 +164,7 @@ enum Stage {
     Starting { until: Instant },
     /// It runs.
     Up,
-    /// It was told to leave, and is killed at this time; `None`: it was killed.
+    /// It was asked to leave, and is killed at this time; `None`: it was killed.
     Leaving { kill_at: Option<Instant> },
     /// It was killed for this reason, and its end has not been reported yet.
     Refused { why: String },
@@ -182,7 +182,7 @@ struct HostState {
 
 #[derive(Clone, Debug)]
 struct Discovery {
-    heard_at: Instant,
+    answered_at: Instant,
     /// It has given a list at least once.
     answered: bool,
     /// Its present silence was logged.
@@ -214,7 +214,7 @@ impl Driver {
             states: BTreeMap::new(),
             next_agent: 0,
             excluded: BTreeMap::new(),
-            discovery: Discovery { heard_at: now, answered: false, logged_silence: false, failure: None },
+            discovery: Discovery { answered_at: now, answered: false, logged_silence: false, failure: None },
             accepted: false,
             short_since: None,
             logged_shortage: false,
@@ -228,9 +228,9 @@ impl Driver {
         if found.is_empty() && !self.manager.hosts().is_empty() {
             return self.on_discovery_failed("it names no host", now);
         }
-        self.heard(now);
+        self.on_answer(now);
         if self.discovery.failure.take().is_some() {
-            self.say(false, "host discovery works again".to_owned());
+            self.log(false, "host discovery works again".to_owned());
         }
         self.discovery.answered = true;
         if self.first_host.is_none() {
@@ -242,7 +242,7 @@ impl Driver {
         changes.extend(update.resized.iter().map(|(name, before)| format!("`{name}` had {before} slots")));
         if !changes.is_empty() {
             let hosts: Vec<String> = self.manager.hosts().iter().map(|known| known.host.to_string()).collect();
-            self.say(false, format!("hosts: {} ({})", hosts.join(", "), changes.join(", ")));
+            self.log(false, format!("hosts: {} ({})", hosts.join(", "), changes.join(", ")));
         }
         self.review(now);
     }
@@ -251,14 +251,14 @@ impl Driver {
     ///
     /// The reason may repeat what a script has printed.
     pub fn on_discovery_failed(&mut self, why: &str, now: Instant) {
-        self.heard(now);
+        self.on_answer(now);
         let why = tidy(why);
         let is_known =
             |(logged, at): &(String, Instant)| *logged == why || now.saturating_duration_since(*at) < FAILURE_INTERVAL;
         if !self.discovery.answered {
             self.give_up(format!("host discovery failed at its first call: {why}"), now);
         } else if !self.discovery.failure.as_ref().is_some_and(is_known) {
-            self.say(true, format!("host discovery failed, and its last list stays: {why}"));
+            self.log(true, format!("host discovery failed, and its last list stays: {why}"));
             self.discovery.failure = Some((why, now));
         }
         self.review(now);
@@ -272,7 +272,7 @@ impl Driver {
                 *stage = Stage::Up;
                 self.manager.on_up(&host.name);
                 let text = format!("an agent runs on {host}");
-                self.say(false, text);
+                self.log(false, text);
             } else {
                 *stage = Stage::Refused { why: other_version(version, &self.rules.version) };
                 self.commands.push_back(Command::Kill { agent });
@@ -303,15 +303,15 @@ impl Driver {
             let reason = format!("host `{}`: {why}; every other agent {others} in the same way", host.name);
             self.end_early(Verdict::Refused, reason, now);
         } else if meaning == Meaning::Detached {
-            self.say(false, format!("the agent on {host} runs on without the driver"));
+            self.log(false, format!("the agent on {host} runs on without the driver"));
         } else if self.over.is_none() {
             match stage {
                 Stage::Starting { .. } => self.on_trouble(&host, &ending.why(&self.rules.python, false), now),
                 // Expected: its workers have failed, and the coordinator keeps the host out.
                 Stage::Up if self.is_excluded(&host.name, now) || self.is_out_for_the_job(&host.name, now) => {}
                 Stage::Up => self.on_trouble(&host, &ending.why(&self.rules.python, true), now),
-                Stage::Refused { why } => self.on_trouble(&host, &(why + &ending.said()), now),
-                Stage::Leaving { .. } => self.say(false, format!("the agent on {host} has left")),
+                Stage::Refused { why } => self.on_trouble(&host, &(why + &ending.detail()), now),
+                Stage::Leaving { .. } => self.log(false, format!("the agent on {host} has left")),
             }
         }
         if ending.was_first() {
@@ -324,7 +324,7 @@ impl Driver {
     pub fn on_excluded(&mut self, excluded: BTreeMap<String, Unused>, now: Instant) {
         for (name, out) in &excluded {
             if self.excluded.get(name).is_none_or(|known| known.until != out.until) {
-                self.say(true, format!("host `{name}` is out {}", out.text(now)));
+                self.log(true, format!("host `{name}` is out {}", out.text(now)));
             }
         }
         self.excluded = excluded;
@@ -346,8 +346,8 @@ impl Driver {
         self.agents.iter().map(|(id, agent)| (*id, &agent.host, agent.stage == Stage::Up))
     }
 
-    fn heard(&mut self, now: Instant) {
-        self.discovery.heard_at = now;
+    fn on_answer(&mut self, now: Instant) {
+        self.discovery.answered_at = now;
         self.discovery.logged_silence = false;
     }
 
@@ -364,13 +364,13 @@ impl Driver {
             standing.retry(why, now.checked_add(delay));
             let delay = delay.as_secs();
             let so_far = if limit == 0 { format!("{count} so far") } else { format!("{count} of {limit}") };
-            return self.say(true, format!("host `{}`: {why}; next try in {delay} s ({so_far})", host.name));
+            return self.log(true, format!("host `{}`: {why}; next try in {delay} s ({so_far})", host.name));
         }
         standing.forget_failures();
         standing.retry(why, None);
         self.manager.blacklist(&host.name, WhyUnused::AgentsFailed { count, last: why.to_owned() }, now);
         let how_long = self.manager.out(&host.name, now).map_or_else(String::new, |out| out.how_long(now));
-        self.say(
+        self.log(
             true,
             format!("host `{}`: {why}; it is out {how_long} ({count} of {limit}, --host-failures)", host.name),
         );
@@ -388,7 +388,7 @@ impl Driver {
         self.excluded.get(name).into_iter().chain(own).any(|out| out.until.is_none())
     }
 
-    fn say(&mut self, warns: bool, text: String) {
-        self.commands.push_back(Command::Say { warns, text });
+    fn log(&mut self, warns: bool, text: String) {
+        self.commands.push_back(Command::Log { warns, text });
     }
 }

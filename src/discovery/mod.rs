@@ -1,14 +1,14 @@
 //! Discovery: which hosts there are, and the driver that starts an agent on each.
 //!
 //! The *driver* is the process of `elastic-run -H …`. It runs anywhere and hosts the coordinator. It owns one connection to each
-//! host (a process of the system's `ssh`). Through it, the driver starts an *agent*, reads the agent's output, and tells it to leave.
+//! host (a process of the system's `ssh`). Through it, the driver starts an *agent*, reads the agent's output, and asks it to leave.
 //! The coordinator, not the driver, decides which nodes are in a world, and with how many workers.
 //!
 //! | part | what |
 //! |---|---|
 //! | [`hosts`] | `-H`, host files and the lines of a script ↔ hosts (pure) |
 //! | [`manager`] | the known hosts by age, and which of them may be used (pure) |
-//! | [`endings`] | why an agent ended, in words that say what to do (pure) |
+//! | [`endings`] | why an agent ended, with what to do (pure) |
 //! | [`machine`] | the driver's decisions: starts, leaves, kills, the end of the job (pure) |
 //! | [`reports`] | an agent's reports among its workers' output (pure) |
 //! | `programs` | starts programs: `ssh`, agents, discovery scripts (feature `io`) |

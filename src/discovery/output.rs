@@ -74,7 +74,7 @@ impl Output {
         })
     }
 
-    /// Write what `compose` appends, which is told which line there has no end yet. Waits while too much waits already.
+    /// Write what `compose` appends, which gets the line there that has no end yet. Waits while too much waits already.
     pub(super) async fn write(&self, stream: Stream, compose: impl FnOnce(&mut Vec<u8>, &mut OpenLine)) {
         // The thread ends after all senders.
         let Ok(place) = self.pieces.reserve().await else { return };

@@ -113,8 +113,8 @@ mod tests {
         let raised = Descriptors::raise();
         assert_eq!(getrlimit(Resource::Nofile).current, before.maximum);
         let command = ["sh", "-c", "ulimit -Sn; grep SigBlk /proc/self/status"].map(OsString::from);
-        let told = start(&command, Stdio::null(), Stdio::piped(), Stdio::null()).unwrap().wait_with_output().unwrap();
-        assert_eq!(String::from_utf8(told.stdout).unwrap(), format!("{soft}\nSigBlk:\t0000000000000000\n"));
+        let output = start(&command, Stdio::null(), Stdio::piped(), Stdio::null()).unwrap().wait_with_output().unwrap();
+        assert_eq!(String::from_utf8(output.stdout).unwrap(), format!("{soft}\nSigBlk:\t0000000000000000\n"));
         drop(raised);
         assert_eq!(getrlimit(Resource::Nofile), low);
         setrlimit(Resource::Nofile, before).unwrap();

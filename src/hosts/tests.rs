@@ -89,7 +89,7 @@ fn each_reason_has_one_text_an_end_and_an_advice() {
             WhyUnused::Leaving,
             None,
             "leaving",
-            "its last agent was told to leave, and has not ended",
+            "its last agent was asked to leave, and has not ended",
             "until its agent has ended",
             "wait",
         ),

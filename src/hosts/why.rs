@@ -46,7 +46,7 @@ pub enum WhyUnused {
         /// Why, in words.
         last: String,
     },
-    /// Its agent was told to leave, and has not ended.
+    /// Its agent was asked to leave, and has not ended.
     Leaving,
     /// Its agent is being started.
     Starting {
@@ -86,7 +86,7 @@ impl WhyUnused {
             }
             Self::Blacklisted => "a program has put it out (HostManager.blacklist)".to_owned(),
             Self::NotListed => "discovery does not list it any longer".to_owned(),
-            Self::Leaving => "its last agent was told to leave, and has not ended".to_owned(),
+            Self::Leaving => "its last agent was asked to leave, and has not ended".to_owned(),
             Self::Starting { last: None } => "its agent is being started (--start-timeout)".to_owned(),
             Self::Starting { last: Some(last) } => {
                 format!("its agent is being started again (--start-timeout), after this: {last}")

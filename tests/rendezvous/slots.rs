@@ -198,7 +198,7 @@ fn an_agent_that_does_not_report_its_number_of_workers_is_refused() {
     let mut bench = Bench::new();
     bench.greet(1, hello(1, &settings), 1);
     bench.send(1, NodeMessage::Join(Join { round: Round(0), store_port: 1, node_rank: None, workers: None }));
-    assert!(bench.rejection(1).contains("does not tell how many it has"), "{}", bench.rejection(1));
+    assert!(bench.rejection(1).contains("does not report how many it has"), "{}", bench.rejection(1));
 }
 
 /// Members tell a restarted coordinator how many workers their world has: a newcomer is no reason to interrupt a full one.

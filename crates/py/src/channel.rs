@@ -38,7 +38,7 @@ impl WorkerChannel {
     }
 
     /// The world of this worker is being formed. Unless this or :meth:`formed` is called again within ``limit_s`` seconds, the agent is
-    /// told that it is not, and every member leaves it.
+    /// notified that it is not, and every member leaves it.
     fn forms_within(&self, limit_s: f64) -> PyResult<()> {
         let limit = seconds("limit_s", limit_s)?;
         self.0.forms_within(limit).map_err(|error| raise(&error))
@@ -54,7 +54,7 @@ impl WorkerChannel {
         self.0.synchronised().map_err(|error| raise(&error))
     }
 
-    /// Tell the agent now that the world cannot be formed. Every member leaves it.
+    /// Report to the agent now that the world cannot be formed. Every member leaves it.
     fn stuck(&self) -> PyResult<()> {
         self.0.stuck().map_err(|error| raise(&error))
     }

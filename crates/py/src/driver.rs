@@ -37,7 +37,7 @@ pub struct DriverOptions {
     pub fixed: bool,
     /// Agents run on without the driver, which ends when all are started.
     pub detach: bool,
-    /// How long an agent may take to say that it runs.
+    /// How long an agent may take to report that it runs.
     pub start_timeout_s: f64,
     /// How long the agents that run may have fewer than ``min_slots``.
     pub elastic_timeout_s: f64,
@@ -143,13 +143,13 @@ impl Driver {
     ///
     /// Raises ``ValueError`` if a host's name or slots are not allowed, or a host is there twice; nothing changes then.
     fn found(&self, hosts: Vec<(String, i64)>) -> PyResult<()> {
-        self.tell(Input::Found(checked(hosts)?));
+        self.send(Input::Found(checked(hosts)?));
         Ok(())
     }
 
     /// Discovery has failed, for this reason.
     fn failed(&self, why: String) {
-        self.tell(Input::DiscoveryFailed(why));
+        self.send(Input::DiscoveryFailed(why));
     }
 
     /// The command line that starts an agent on a host.
@@ -207,21 +207,21 @@ impl Driver {
 }
 
 impl Driver {
-    fn tell(&self, input: Input) {
+    fn send(&self, input: Input) {
         // A driver that has ended needs to hear nothing.
         let _ = self.inputs.send(input);
     }
 }
 
 /// Tells the driver which hosts are kept out, until one of both has ended.
-async fn pass_on_exclusions(mut told: watch::Receiver<Exclusions>, to: mpsc::UnboundedSender<Input>) {
+async fn pass_on_exclusions(mut reported: watch::Receiver<Exclusions>, to: mpsc::UnboundedSender<Input>) {
     loop {
         let excluded = {
-            let all = told.borrow_and_update();
+            let all = reported.borrow_and_update();
             let named = all.values().flatten().filter_map(|it| Some((it.name.clone()?, it.out.clone())));
             named.collect()
         };
-        if to.send(Input::Excluded(excluded)).is_err() || told.changed().await.is_err() {
+        if to.send(Input::Excluded(excluded)).is_err() || reported.changed().await.is_err() {
             return;
         }
     }
@@ -270,7 +270,7 @@ pub struct HostTable(Mutex<Table>);
 struct Table {
     manager: HostManager,
     /// The hosts that could be used at the last update.
-    told: Vec<HostSlots>,
+    shown: Vec<HostSlots>,
 }
 
 impl Table {
@@ -288,7 +288,7 @@ impl HostTable {
     #[pyo3(signature = (*, cooldown_s = None))]
     fn new(cooldown_s: Option<(f64, f64)>) -> PyResult<Self> {
         let manager = HostManager::new(cooldown(cooldown_s)?);
-        Ok(Self(Mutex::new(Table { manager, told: Vec::new() })))
+        Ok(Self(Mutex::new(Table { manager, shown: Vec::new() })))
     }
 
     /// Replace the list of hosts. Returns Horovod's flags: 1 if hosts or slots were removed, 2 if they were added, 3 for both, else 0.
@@ -299,8 +299,8 @@ impl HostTable {
         let mut table = self.0.lock();
         table.manager.update(&hosts, Instant::now());
         let after = table.available();
-        let flags = difference(&table.told, &after);
-        table.told = after;
+        let flags = difference(&table.shown, &after);
+        table.shown = after;
         Ok(flags)
     }
 
@@ -313,7 +313,7 @@ impl HostTable {
     fn blacklist(&self, host: &str) {
         let mut table = self.0.lock();
         table.manager.blacklist(host, WhyUnused::Blacklisted, Instant::now());
-        table.told.retain(|known| known.name != host);
+        table.shown.retain(|known| known.name != host);
     }
 
     /// Whether a host is kept out.

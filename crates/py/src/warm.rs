@@ -73,12 +73,12 @@ impl ForkServer {
         Ok(Self(Mutex::new(Some(warm::ForkServer::new(socket)))))
     }
 
-    /// Tell the agent that everything is imported.
+    /// Report to the agent that everything is imported.
     fn ready(&self) -> PyResult<()> {
         self.with(|server| server.ready())
     }
 
-    /// Tell the agent why no worker can be forked here. The caller ends the process then.
+    /// Report to the agent why no worker can be forked here. The caller ends the process then.
     fn refuse(&self, reason: &str) -> PyResult<()> {
         self.with(|server| server.refuse(reason))
     }

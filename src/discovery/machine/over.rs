@@ -16,7 +16,7 @@ pub(super) struct Over {
     /// Number of signals so far.
     signals: u32,
     /// [`Command::End`] was given.
-    told: bool,
+    reported: bool,
 }
 
 /// How long killed processes may take to be gone.
@@ -32,28 +32,32 @@ impl Driver {
             kill_at: Some(now + self.rules.grace),
             end_at: now + self.rules.grace + KILL,
             signals: 0,
-            told: false,
+            reported: false,
         });
         over.signals += 1;
         if over.signals > 2 {
             over.kill_at = over.kill_at.map(|_| now);
         }
         let text = match over.signals {
-            1 => format!("received {name}: all agents are told; a second signal kills workers, a third one the agents"),
+            1 => format!(
+                "received {name}: all agents are notified; a second signal kills workers, a third one the agents"
+            ),
             2 => format!("received {name} again: agents kill what is left of their workers"),
             _ => format!("received {name} again: what is left is killed"),
         };
         let from = if sender.is_empty() { String::new() } else { format!("; it was {sender}") };
-        self.say(true, text + &from);
+        self.log(true, text + &from);
         self.tell_all(Request::Signal(signal));
         self.review(now);
     }
 
-    /// An agent has reported how the job ended. The coordinator tells the others.
+    /// An agent has reported how the job ended. The coordinator notifies the others.
     pub(super) fn on_job_ended(&mut self, meaning: Meaning, host: &Host, now: Instant) {
         let name = &host.name;
         let (verdict, reason) = match meaning {
-            Meaning::Succeeded => (Verdict::Succeeded, format!("the job has succeeded, as the agent on {name} says")),
+            Meaning::Succeeded => {
+                (Verdict::Succeeded, format!("the job has succeeded, as the agent on {name} reports"))
+            }
             _ => (Verdict::Failed, format!("the job has failed; the agent on {name} has printed the report")),
         };
         self.end(verdict, reason, now);
@@ -62,7 +66,7 @@ impl Driver {
 
     /// The agent on this host has reported that the first failure was there. The agents of other hosts may have reported before it.
     pub(super) fn on_first_failure(&mut self, host: &Host) {
-        if let Some(over) = self.over.as_mut().filter(|over| over.end.verdict == Verdict::Failed && !over.told) {
+        if let Some(over) = self.over.as_mut().filter(|over| over.end.verdict == Verdict::Failed && !over.reported) {
             over.end.reason = format!("the job has failed on host {}, whose agent has printed the report", host.name);
         }
     }
@@ -82,13 +86,13 @@ impl Driver {
 
     pub(super) fn end(&mut self, verdict: Verdict, reason: String, now: Instant) {
         let (kill_at, end_at) = (Some(now + self.rules.grace), now + self.rules.grace + KILL);
-        self.over = Some(Over { end: End { verdict, reason }, kill_at, end_at, signals: 0, told: false });
+        self.over = Some(Over { end: End { verdict, reason }, kill_at, end_at, signals: 0, reported: false });
     }
 
     fn tell_all(&mut self, request: Request) {
         for (id, agent) in &self.agents {
             if matches!(agent.stage, Stage::Up | Stage::Leaving { kill_at: Some(_) }) {
-                self.commands.push_back(Command::Tell { agent: *id, request });
+                self.commands.push_back(Command::Send { agent: *id, request });
             }
         }
         self.kill_those_that_start();
@@ -113,27 +117,27 @@ impl Driver {
         let Some(over) = &mut self.over else { return false };
         let (left, end_at) = (self.agents.len(), over.end_at);
         let kills = over.kill_at.take_if(|at| *at <= now || left == 0).is_some() && left > 0;
-        let ends = !over.told && (left == 0 || end_at <= now);
-        over.told |= ends;
+        let ends = !over.reported && (left == 0 || end_at <= now);
+        over.reported |= ends;
         let end = over.end.clone();
         if kills {
             let hosts: Vec<&str> = self.agents.values().map(|agent| agent.host.name.as_str()).collect();
             let text = format!("agents that have not ended are killed: {}", hosts.join(", "));
-            self.say(true, text);
+            self.log(true, text);
             self.kill_if(|_| true);
         }
         if ends {
             if left > 0 {
-                self.say(true, format!("{left} killed connections have not ended, and are waited for no longer"));
+                self.log(true, format!("{left} killed connections have not ended, and are waited for no longer"));
             }
             self.commands.push_back(Command::End(end));
         }
         true
     }
 
-    /// The next time of the end, if the job is over and the end was not told.
+    /// The next time of the end, if the job is over and the end was not reported.
     pub(super) fn end_deadline(&self) -> Option<Option<Instant>> {
         let over = self.over.as_ref()?;
-        Some((!over.told).then(|| over.kill_at.unwrap_or(over.end_at)))
+        Some((!over.reported).then(|| over.kill_at.unwrap_or(over.end_at)))
     }
 }

@@ -9,7 +9,7 @@ use crate::discovery::manager::{Known, MOST_GONE};
 use crate::hosts::{Standing, Unused, UnusedHosts, WhyUnused};
 
 impl Driver {
-    /// Tell agents to leave, start missing ones, and act on limits that have passed.
+    /// Ask agents to leave, start missing ones, and act on limits that have passed.
     pub(super) fn review(&mut self, now: Instant) {
         if self.review_end(now) {
             return;
@@ -52,7 +52,7 @@ impl Driver {
     /// When discovery's silence is to be logged. A list that cannot change is given once.
     fn silent_at(&self) -> Option<Instant> {
         let known = self.discovery.logged_silence || self.rules.fixed && self.discovery.answered;
-        self.discovery.heard_at.checked_add(self.rules.discovery_timeout).filter(|_| !known)
+        self.discovery.answered_at.checked_add(self.rules.discovery_timeout).filter(|_| !known)
     }
 
     fn look_at_discovery(&mut self, now: Instant) {
@@ -62,19 +62,19 @@ impl Driver {
         self.discovery.logged_silence = true;
         let silent = self.rules.discovery_timeout.as_secs_f64();
         if self.discovery.answered {
-            self.say(true, format!("host discovery has not answered for {silent:.0} s, and its last list stays"));
+            self.log(true, format!("host discovery has not answered for {silent:.0} s, and its last list stays"));
         } else {
             self.give_up(format!("host discovery has not answered within {silent:.0} s (--discovery-timeout)"), now);
         }
     }
 
-    /// Tell agents to leave whose host has vanished or has other slots, and kill those whose time has passed.
+    /// Ask agents to leave whose host has vanished or has other slots, and kill those whose time has passed.
     fn look_at_agents(&mut self, now: Instant) {
         if self.over.is_some() {
             return;
         }
         let kill_at = now.checked_add(self.rules.grace);
-        let mut told = Vec::new();
+        let mut asked = Vec::new();
         let hosts = self.manager.hosts().iter();
         let wanted: BTreeMap<&str, u32> = hosts.map(|known| (&*known.host.name, known.host.slots)).collect();
         for (id, agent) in &mut self.agents {
@@ -90,8 +90,8 @@ impl Driver {
                 }
                 Stage::Up if !wanted => {
                     agent.stage = Stage::Leaving { kill_at };
-                    self.commands.push_back(Command::Tell { agent: *id, request: Request::Leave });
-                    told.push(agent.host.to_string());
+                    self.commands.push_back(Command::Send { agent: *id, request: Request::Leave });
+                    asked.push(agent.host.to_string());
                 }
                 Stage::Leaving { kill_at: Some(at) } if at <= now => {
                     agent.stage = Stage::Leaving { kill_at: None };
@@ -100,8 +100,8 @@ impl Driver {
                 _ => {}
             }
         }
-        for host in told {
-            self.say(false, format!("the agent on {host} is told to leave"));
+        for host in asked {
+            self.log(false, format!("the agent on {host} was asked to leave"));
         }
     }
 
@@ -169,7 +169,7 @@ impl Driver {
         if waited >= SHORT_LOGGED_AFTER && !self.logged_shortage {
             self.logged_shortage = true;
             let limit = self.rules.elastic_timeout.as_secs_f64();
-            self.say(
+            self.log(
                 true,
                 format!(
                     "slots with an agent: {up}, must be at least {min} (--min-np); waiting for more until {limit:.0} s have passed \

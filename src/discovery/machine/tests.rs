@@ -4,7 +4,7 @@ use crate::discovery::manager::MOST_GONE;
 
 mod bench;
 
-use bench::{Bench, rules, s, started, tell};
+use bench::{Bench, rules, s, send, started};
 
 /// The coordinator keeps a host out until then.
 fn kept_out(until: Option<Instant>) -> Unused {
@@ -38,7 +38,7 @@ fn a_host_that_vanishes_has_its_agent_leave_and_is_killed_after_the_grace() {
     assert_eq!(bench.commands(), [Command::Kill { agent: agents[1] }]);
     bench.ended(agents[1], 255, None, &[]);
     assert_eq!(bench.commands(), [], "nobody is started on a host that is not in the list");
-    assert!(bench.said("the agent on b:2 has left"));
+    assert!(bench.has_logged("the agent on b:2 has left"));
     assert_eq!(bench.found("a:2,b:2").len(), 1, "a host that is back is used again");
 }
 
@@ -46,7 +46,7 @@ fn a_host_that_vanishes_has_its_agent_leave_and_is_killed_after_the_grace() {
 fn a_host_that_comes_back_while_its_agent_leaves_gets_the_next_one_after_that() {
     let (mut bench, agents) = Bench::with(1, "a:2,b:2");
     bench.driver.on_found(&parse_list("a:2", 1).unwrap(), bench.now);
-    assert_eq!(bench.commands(), [tell(agents[1], Request::Leave)]);
+    assert_eq!(bench.commands(), [send(agents[1], Request::Leave)]);
     assert_eq!(bench.found("a:2,b:2"), []);
     bench.ended(agents[1], 143, Some("signal"), &[]);
     assert_eq!(bench.commands().iter().filter_map(started).count(), 1);
@@ -56,7 +56,7 @@ fn a_host_that_comes_back_while_its_agent_leaves_gets_the_next_one_after_that() 
 fn a_host_with_other_slots_gets_another_agent() {
     let (mut bench, agents) = Bench::with(1, "a:2");
     bench.driver.on_found(&parse_list("a:4", 1).unwrap(), bench.now);
-    assert_eq!(bench.commands(), [tell(agents[0], Request::Leave)]);
+    assert_eq!(bench.commands(), [send(agents[0], Request::Leave)]);
     bench.ended(agents[0], 143, Some("signal"), &[]);
     let [Command::Start { host, .. }] = &bench.commands()[..] else { panic!("not started") };
     assert_eq!(host.slots, 4);
@@ -74,11 +74,11 @@ fn discovery_that_fails_at_its_first_call_ends_the_job_and_later_changes_nothing
         bench.driver.on_discovery_failed("line 1 is `junk here`", bench.now);
     }
     assert_eq!(bench.driver.agents().map(|(id, ..)| id).collect::<Vec<_>>(), agents);
-    assert_eq!(bench.stays(), 1, "{:?}", bench.said);
+    assert_eq!(bench.stays(), 1, "{:?}", bench.logged);
     assert_eq!(bench.found("a:2"), []);
-    assert!(bench.said("works again"));
+    assert!(bench.has_logged("works again"));
     assert_eq!(bench.found(""), [], "an empty list is a failure too");
-    assert_eq!(bench.stays(), 2, "{:?}", bench.said);
+    assert_eq!(bench.stays(), 2, "{:?}", bench.logged);
 }
 
 /// The text is of a script, or of whoever answers it.
@@ -92,7 +92,7 @@ fn a_failed_discovery_steers_no_terminal() {
     let (mut bench, _) = Bench::with(1, "a:2");
     bench.driver.on_discovery_failed(steering, bench.now);
     bench.commands();
-    assert!(bench.said(plain), "{:?}", bench.said);
+    assert!(bench.has_logged(plain), "{:?}", bench.logged);
 }
 
 #[test]
@@ -102,9 +102,9 @@ fn failures_of_discovery_whose_text_changes_are_logged_every_30_s() {
         bench.driver.on_discovery_failed(&format!("12:00:{second}: no answer"), bench.now);
         bench.now += s(1);
     }
-    let logged = bench.said("no answer").then(|| bench.stays());
-    assert_eq!(logged, Some(3), "{:?}", bench.said);
-    assert!(bench.said("12:00:30: no answer") && bench.said("12:00:60: no answer"));
+    let logged = bench.has_logged("no answer").then(|| bench.stays());
+    assert_eq!(logged, Some(3), "{:?}", bench.logged);
+    assert!(bench.has_logged("12:00:30: no answer") && bench.has_logged("12:00:60: no answer"));
     for _ in 0..90 {
         bench.driver.on_discovery_failed("12:00:60: no answer", bench.now);
         bench.now += s(1);
@@ -124,7 +124,7 @@ fn discovery_that_never_answers_ends_the_job_and_later_is_told_once() {
     bench.pass(s(20));
     bench.pass(s(20));
     assert_eq!(bench.commands(), []);
-    assert_eq!(bench.said.iter().filter(|text| text.contains("has not answered for 20 s")).count(), 1);
+    assert_eq!(bench.logged.iter().filter(|text| text.contains("has not answered for 20 s")).count(), 1);
     assert_eq!(bench.driver.next_deadline(bench.now), None);
 }
 
@@ -134,7 +134,11 @@ fn an_agent_that_does_not_start_is_tried_again_and_its_host_kept_out_at_last() {
     let mut agent = bench.found("a:2,b:2")[0];
     for (attempt, delay) in [(1, 1), (2, 2)] {
         bench.ended(agent, 255, None, &["ssh: connect to host b port 22: Connection refused"]);
-        assert!(bench.said(&format!("Connection refused; next try in {delay} s ({attempt} of 3)")), "{:?}", bench.said);
+        assert!(
+            bench.has_logged(&format!("Connection refused; next try in {delay} s ({attempt} of 3)")),
+            "{:?}",
+            bench.logged
+        );
         bench.pass(s(delay) - Duration::from_millis(1));
         assert_eq!(bench.commands(), []);
         assert_eq!(bench.driver.next_deadline(bench.now), Some(bench.now + Duration::from_millis(1)));
@@ -142,7 +146,7 @@ fn an_agent_that_does_not_start_is_tried_again_and_its_host_kept_out_at_last() {
         agent = bench.commands().iter().find_map(started).unwrap();
     }
     bench.ended(agent, 255, None, &[]);
-    assert!(bench.said("it is out for the job (3 of 3, --host-failures)"));
+    assert!(bench.has_logged("it is out for the job (3 of 3, --host-failures)"));
     bench.pass(s(10_000));
     assert_eq!(bench.commands(), []);
 }
@@ -154,8 +158,8 @@ fn a_host_that_is_out_comes_back_after_its_cool_down_if_it_is_listed() {
     let agents = bench.found("a:2,b:2");
     bench.driver.on_up(agents[0], "1.0", bench.now);
     bench.ended(agents[1], 127, None, &[]);
-    assert!(bench.said("there is no `python3`"), "{:?}", bench.said);
-    assert!(bench.said("it is out for 10 s"));
+    assert!(bench.has_logged("there is no `python3`"), "{:?}", bench.logged);
+    assert!(bench.has_logged("it is out for 10 s"));
     bench.pass(s(9));
     assert_eq!(bench.commands(), []);
     bench.pass(s(1));
@@ -173,7 +177,7 @@ fn without_a_limit_of_failures_a_host_is_tried_again_and_again() {
         bench.pass(s(60));
         agent = bench.commands().iter().find_map(started).unwrap();
     }
-    assert!(bench.said("next try in 60 s (20 so far)") && !bench.said("it is out"), "{:?}", bench.said);
+    assert!(bench.has_logged("next try in 60 s (20 so far)") && !bench.has_logged("it is out"), "{:?}", bench.logged);
 }
 
 #[test]
@@ -186,7 +190,7 @@ fn troubles_long_ago_do_not_count() {
         agent = bench.commands().iter().find_map(started).unwrap();
         bench.driver.on_up(agent, "1.0", bench.now);
     }
-    assert!(!bench.said("it is out"));
+    assert!(!bench.has_logged("it is out"));
 }
 
 #[test]
@@ -198,9 +202,9 @@ fn an_agent_that_says_nothing_is_killed_at_its_limit() {
     assert_eq!(bench.commands(), [Command::Kill { agent }]);
     bench.ended(agent, 255, None, &["debug: waiting"]);
     assert!(
-        bench.said("no agent has started there after 30 s (--start-timeout): debug: waiting; next try"),
+        bench.has_logged("no agent has started there after 30 s (--start-timeout): debug: waiting; next try"),
         "{:?}",
-        bench.said
+        bench.logged
     );
 }
 
@@ -211,7 +215,7 @@ fn an_agent_of_another_version_is_refused_and_both_are_named() {
     bench.driver.on_up(agent, "0.9", bench.now);
     assert_eq!(bench.commands(), [Command::Kill { agent }]);
     bench.ended(agent, 255, None, &[]);
-    assert!(bench.said("it has elastic_rs 0.9, and the driver 1.0"), "{:?}", bench.said);
+    assert!(bench.has_logged("it has elastic_rs 0.9, and the driver 1.0"), "{:?}", bench.logged);
 }
 
 #[test]
@@ -223,7 +227,7 @@ fn the_job_ends_as_an_agent_says_once_all_have_ended() {
         assert_eq!(
             bench.commands(),
             [Command::Kill { agent: starting }],
-            "nobody is told: the others hear it themselves"
+            "nobody is notified: the others learn it themselves"
         );
         bench.ended(starting, 255, None, &[]);
         bench.ended(agents[1], code, Some(outcome), &[]);
@@ -249,13 +253,13 @@ fn signals_are_passed_on_and_the_third_kills() {
     bench.driver.on_signal(2, "", bench.now);
     let request = Request::Signal(2);
     let kill = |agent| Command::Kill { agent };
-    assert_eq!(bench.commands(), [tell(agents[0], request), tell(agents[1], request), kill(starting)]);
+    assert_eq!(bench.commands(), [send(agents[0], request), send(agents[1], request), kill(starting)]);
     bench.driver.on_signal(2, "", bench.now);
-    assert_eq!(bench.commands(), [tell(agents[0], request), tell(agents[1], request)]);
+    assert_eq!(bench.commands(), [send(agents[0], request), send(agents[1], request)]);
     bench.driver.on_signal(2, "", bench.now);
     assert_eq!(
         bench.commands(),
-        [tell(agents[0], request), tell(agents[1], request), kill(agents[0]), kill(agents[1])]
+        [send(agents[0], request), send(agents[1], request), kill(agents[0]), kill(agents[1])]
     );
     for agent in [starting, agents[0], agents[1]] {
         bench.ended(agent, 130, Some("signal"), &[]);
@@ -269,7 +273,7 @@ fn fixed_hosts_that_can_never_be_enough_end_the_job_at_once() {
     let agents = bench.found("a:2,b:2");
     bench.driver.on_up(agents[0], "1.0", bench.now);
     bench.ended(agents[1], 255, None, &["ssh: Could not resolve hostname b"]);
-    assert_eq!(bench.commands(), [tell(agents[0], Request::Leave)]);
+    assert_eq!(bench.commands(), [send(agents[0], Request::Leave)]);
     bench.ended(agents[0], 143, Some("signal"), &[]);
     let reason = bench.given_up();
     assert!(
@@ -280,7 +284,7 @@ fn fixed_hosts_that_can_never_be_enough_end_the_job_at_once() {
 
 /// The driver gives up after the elastic timeout, and has its last agent leave.
 fn gives_up_for_want_of_slots(bench: &mut Bench, agent: AgentId) {
-    assert_eq!(bench.commands(), [tell(agent, Request::Leave)]);
+    assert_eq!(bench.commands(), [send(agent, Request::Leave)]);
     bench.ended(agent, 143, Some("signal"), &[]);
     let reason = bench.given_up();
     assert!(
@@ -323,21 +327,21 @@ fn a_wait_for_slots_is_logged_with_its_limit() {
     bench.driver.on_found(&parse_list("a:2", 1).unwrap(), bench.now);
     bench.ended(agents[1], 143, Some("signal"), &[]);
     bench.pass(s(9));
-    assert!(!bench.said("--elastic-timeout"));
+    assert!(!bench.has_logged("--elastic-timeout"));
     assert_eq!(bench.driver.next_deadline(bench.now), Some(bench.now + s(1)));
     bench.pass(s(1));
-    assert!(bench.said(
+    assert!(bench.has_logged(
         "slots with an agent: 2, must be at least 4 (--min-np); waiting for more until 600 s have passed (--elastic-timeout), 10 s"
     ));
     bench.pass(s(1));
-    assert_eq!(bench.said.iter().filter(|text| text.contains("--elastic-timeout")).count(), 1);
+    assert_eq!(bench.logged.iter().filter(|text| text.contains("--elastic-timeout")).count(), 1);
 }
 
 #[test]
 fn a_command_line_that_an_agent_does_not_accept_ends_the_job_at_once() {
     let (mut bench, agents) = Bench::with(1, "a:2,b:2");
     bench.ended(agents[0], 2, Some("refused"), &[]);
-    assert_eq!(bench.commands(), [tell(agents[1], Request::Leave)]);
+    assert_eq!(bench.commands(), [send(agents[1], Request::Leave)]);
     bench.ended(agents[1], 143, Some("signal"), &[]);
     let (verdict, reason) = bench.end().unwrap();
     assert_eq!(verdict, Verdict::Refused, "the exit code is that of a command line that is not valid");
@@ -349,7 +353,7 @@ fn a_host_that_lacks_the_script_ends_no_job_whose_other_hosts_may_have_it() {
     let (mut bench, agents) = Bench::with(1, "a:2,b:2");
     bench.ended(agents[0], 2, Some("lacks_script"), &[]);
     assert_eq!(bench.commands(), []);
-    assert!(bench.said("host `a`: the agent cannot run there (exit code 2)"), "{:?}", bench.said);
+    assert!(bench.has_logged("host `a`: the agent cannot run there (exit code 2)"), "{:?}", bench.logged);
     assert_eq!(bench.end(), None);
     bench.ended(agents[1], 2, Some("lacks_script"), &[]);
     let (verdict, reason) = bench.end().unwrap();
@@ -363,7 +367,7 @@ fn a_command_line_that_another_agent_has_accepted_is_one_hosts_trouble() {
     bench.driver.on_accepted();
     bench.ended(agents[1], 2, Some("refused"), &[]);
     assert_eq!(bench.commands(), []);
-    assert!(bench.said("host `b`: the agent cannot run there (exit code 2)"), "{:?}", bench.said);
+    assert!(bench.has_logged("host `b`: the agent cannot run there (exit code 2)"), "{:?}", bench.logged);
     assert_eq!(bench.end(), None);
 }
 
@@ -372,7 +376,7 @@ fn an_agent_that_cannot_take_part_is_one_hosts_trouble() {
     let (mut bench, agents) = Bench::with(1, "a:2,b:2");
     bench.ended(agents[1], 1, Some("unfit"), &[]);
     assert_eq!(bench.commands(), []);
-    assert!(bench.said("host `b`: its workers cannot take part in the job"), "{:?}", bench.said);
+    assert!(bench.has_logged("host `b`: its workers cannot take part in the job"), "{:?}", bench.logged);
 }
 
 #[test]
@@ -383,8 +387,8 @@ fn the_coordinators_exclusions_are_heeded() {
     bench.driver.on_excluded(excluded, bench.now);
     assert_eq!(bench.commands(), [], "agents of hosts that are out wait or end by themselves");
     assert!(
-        bench.said("host `b` is out for 100 s: 3 rounds had their first failure there")
-            && bench.said("host `c` is out for the job")
+        bench.has_logged("host `b` is out for 100 s: 3 rounds had their first failure there")
+            && bench.has_logged("host `c` is out for the job")
     );
     bench.ended(agents[1], 1, Some("no_place"), &[]);
     bench.ended(agents[2], 1, Some("no_place"), &[]);
@@ -392,7 +396,7 @@ fn the_coordinators_exclusions_are_heeded() {
     assert_eq!(bench.commands(), []);
     bench.pass(s(1));
     assert_eq!(bench.commands().iter().filter_map(started).count(), 1, "b is back, and c never is");
-    assert!(!bench.said("host `c`: the agent"), "its end was expected");
+    assert!(!bench.has_logged("host `c`: the agent"), "its end was expected");
 }
 
 /// Hosts that are kept out have agents, which wait, and no round counts their workers.
@@ -410,7 +414,7 @@ fn hosts_that_the_coordinator_keeps_out_do_not_count_towards_min_np() {
     let until = bench.now + s(3600);
     bench.driver.on_excluded(out(until), bench.now);
     bench.ended(agents[1], 1, Some("no_place"), &[]);
-    assert!(!bench.said("host `b`: the agent"), "its end was expected");
+    assert!(!bench.has_logged("host `b`: the agent"), "its end was expected");
     bench.pass(s(599));
     assert_eq!(bench.commands(), []);
     bench.pass(s(1));
@@ -503,7 +507,7 @@ fn the_first_hosts_agent_hosts_the_rendezvous_of_detached_agents_also_after_a_co
     assert_eq!(hosting(&bench.commands()), [("a".to_owned(), 2, true)]);
 }
 
-/// What a driver tells of its hosts, and of when: each line is what happens, and the hosts that are not used after it.
+/// What a driver reports of its hosts, and when: each line is what happens, and the hosts that are not used after it.
 #[test]
 fn a_host_without_an_agent_has_one_reason_at_a_time() {
     let cooldown = Some(Cooldown { min: s(100), max: s(1000) });
@@ -531,7 +535,7 @@ fn a_host_without_an_agent_has_one_reason_at_a_time() {
     bench.driver.on_found(&parse_list("a:2,b:2", 1).unwrap(), bench.now);
     assert_eq!(unused(&bench), ["b agents_failed for 100 s", "c not_listed until discovery lists it"]);
     bench.driver.on_found(&parse_list("a:2,b:2,c:2", 1).unwrap(), bench.now);
-    assert_eq!(unused(&bench), ["b agents_failed for 100 s", "c leaving for 40 s"], "its agent was told to leave");
+    assert_eq!(unused(&bench), ["b agents_failed for 100 s", "c leaving for 40 s"], "its agent was asked to leave");
     bench.ended(agents[2], 143, Some("signal"), &[]);
     assert_eq!(unused(&bench), ["b agents_failed for 100 s".to_owned(), starting("c")]);
     let out = BTreeMap::from([("b".to_owned(), kept_out(None)), ("c".to_owned(), kept_out(None))]);

@@ -210,7 +210,7 @@ impl Blob {
         Self {
             revision,
             run: Durable::of(run),
-            beats: times.heard.keys().copied().map(beat).collect(),
+            beats: times.last_received.keys().copied().map(beat).collect(),
             newcomer_since: mark(times.pace.newcomer_since, seen.newcomer_since, newcomer),
             ready_since: mark(times.pace.ready_since, seen.ready_since, ready),
             departures: times.departures.iter().map(|(origin, times)| (origin.clone(), ages(times))).collect(),

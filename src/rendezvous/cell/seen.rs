@@ -25,7 +25,7 @@ pub(super) struct Seen {
 #[derive(Clone, Copy, Debug)]
 struct SeenNode {
     beat: u64,
-    heard_at: Instant,
+    received_at: Instant,
     suspect: bool,
 }
 
@@ -38,10 +38,10 @@ impl Seen {
         let beats = blob.beats();
         self.nodes.retain(|id, _| beats.contains_key(id));
         for (id, beat) in beats {
-            let fresh = SeenNode { beat: *beat, heard_at: now, suspect: false };
+            let fresh = SeenNode { beat: *beat, received_at: now, suspect: false };
             let seen = self.nodes.entry(*id).or_insert(fresh);
             if seen.beat == *beat {
-                seen.heard_at = (seen.heard_at + deaf).min(now);
+                seen.received_at = (seen.received_at + deaf).min(now);
             } else {
                 *seen = fresh;
             }
@@ -56,20 +56,20 @@ impl Seen {
 
     /// Keep the suspicions of a run that was restored from these times.
     pub(super) fn keep_suspicions(&mut self, run: &Run) {
-        let known = Times::of(run).heard;
+        let known = Times::of(run).last_received;
         for (id, seen) in &mut self.nodes {
             if let Some(times) = known.get(id) {
-                (seen.heard_at, seen.suspect) = *times;
+                (seen.received_at, seen.suspect) = *times;
             }
         }
     }
 
-    /// The times of this state. The node `me` has none, so it counts as heard from now.
+    /// The times of this state. The node `me` has none, so it counts as received from now.
     fn times(&self, blob: &Blob, me: NodeId, now: Instant) -> Times {
         let ((newcomer, ready), pace) = (blob.marks(), self.pace(now));
         let others = self.nodes.iter().filter(|(id, _)| **id != me);
         Times {
-            heard: others.map(|(id, seen)| (*id, (seen.heard_at, seen.suspect))).collect(),
+            last_received: others.map(|(id, seen)| (*id, (seen.received_at, seen.suspect))).collect(),
             pace: Pace {
                 newcomer_since: pace.newcomer_since.filter(|_| newcomer.is_some()),
                 ready_since: pace.ready_since.filter(|_| ready.is_some()),

@@ -53,8 +53,8 @@ pub(in crate::rendezvous) struct Durable {
 /// The times of a run. They are not in the cell, because each node has its own clock.
 #[derive(Clone, Debug, Default)]
 pub(in crate::rendezvous) struct Times {
-    /// When each node was last heard from, and whether it is a suspect. A node without an entry counts as heard from now.
-    pub heard: BTreeMap<NodeId, (Instant, bool)>,
+    /// When each node was last received from, and whether it is a suspect. A node without an entry counts as received from now.
+    pub last_received: BTreeMap<NodeId, (Instant, bool)>,
     /// The instants from which the next round's time-outs count.
     pub pace: Pace,
     /// When nodes left a running world, by host.
@@ -151,14 +151,14 @@ impl Durable {
                 node_rank: known.node_rank,
                 ..Hello::new(&self.id, *id, &known.name, asked.clone())
             };
-            let (heard_at, suspect) = times.heard.get(id).copied().unwrap_or((now, false));
+            let (received_at, suspect) = times.last_received.get(id).copied().unwrap_or((now, false));
             let node = Node {
                 lease: known.lease,
                 placed: known.placed,
                 status: known.status.clone(),
                 done: known.done,
                 program: known.program.clone(),
-                heard_at,
+                received_at,
                 suspect,
                 ..Node::new(&hello, if *id == me.node { MY_SESSION } else { CELL_SESSION }, Reach::Cell, now)
             };
@@ -180,7 +180,7 @@ impl Times {
     /// The times of a run.
     pub fn of(run: &Run) -> Self {
         Self {
-            heard: run.roster.iter().map(|(id, node)| (id, (node.heard_at, node.suspect))).collect(),
+            last_received: run.roster.iter().map(|(id, node)| (id, (node.received_at, node.suspect))).collect(),
             pace: run.pace,
             departures: run.hosts.departures(),
         }

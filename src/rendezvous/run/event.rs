@@ -26,7 +26,7 @@ pub struct CoordinatorInstance {
     /// The number in the [`Hello::process`] of the node in this process.
     pub process: u64,
     /// Digest of the machine's boot id, its network namespace, and the addresses and port it listens on. The kernel gives them to
-    /// one listener at a time. `None` if the system does not tell.
+    /// one listener at a time. `None` if the system does not show it.
     pub instance_id: Option<u64>,
     /// A second number of the process. Unlike `process`, all members may know it.
     pub incarnation: u64,

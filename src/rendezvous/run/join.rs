@@ -88,7 +88,7 @@ impl Run {
         self.roster.insert(hello.node, node);
     }
 
-    /// Update a node that has reconnected. It keeps its rank or its turn, unless its Hello says that it neither waits nor runs.
+    /// Update a node that has reconnected. It keeps its rank or its turn, unless its Hello shows that it neither waits nor runs.
     fn readmit(&mut self, hello: &Hello, mut newer: Node) {
         self.apply_terms(&mut newer);
         if let Some(known) = self.roster.get(hello.node) {
@@ -395,7 +395,7 @@ impl Run {
         let workers = join.workers.as_ref().map(|workers| workers.local_world_size);
         if self.parts().bounds().is_some() && join.workers.is_none() {
             let reason = format!(
-                "run `{}` counts workers (min_workers, max_workers), and the agent of {label} does not tell how many it has: it is \
+                "run `{}` counts workers (min_workers, max_workers), and the agent of {label} does not report how many it has: it is \
                  PyTorch's (`--rdzv-conf agent=torch`)",
                 self.id
             );

@@ -95,7 +95,7 @@ impl Run {
         let origin = node.origin();
         let silent_ms = match how {
             Loss::Lease => None,
-            Loss::Connection | Loss::Silence => u64::try_from((now - node.heard_at).as_millis()).ok(),
+            Loss::Connection | Loss::Silence => u64::try_from((now - node.received_at).as_millis()).ok(),
         };
         let lost = self.record_of(id, Kind::NodeLost { how, silent_ms }, None, what.to_owned());
         let first = self.hosts.is_first_failure(id, &self.roster, &self.current);
@@ -114,7 +114,7 @@ impl Run {
         for id in self.roster.lost(now) {
             let Some(node) = self.roster.get(id).filter(|node| such(node)) else { continue };
             let session = node.session;
-            let ago = (now - node.heard_at).as_secs_f64();
+            let ago = (now - node.received_at).as_secs_f64();
             let (how, what) = match session {
                 None => (Loss::Connection, format!("is lost: its connection ended {ago:.1} s ago")),
                 Some(_) => {

@@ -257,7 +257,7 @@ impl Roster {
 
     /// Record that a node's connection has ended.
     pub fn disconnect(&mut self, id: NodeId, now: Instant) {
-        self.update(id, |node| (node.session, node.heard_at) = (None, now));
+        self.update(id, |node| (node.session, node.received_at) = (None, now));
         let lost_at = self.nodes.get(&id).map(Node::lost_at);
         self.lost_by = self.lost_by.into_iter().chain(lost_at).min();
     }
@@ -265,14 +265,14 @@ impl Roster {
     /// Renew a node's lease: a message has arrived.
     pub fn renew_lease(&mut self, id: NodeId, now: Instant) {
         if let Some(node) = self.nodes.get_mut(&id) {
-            (node.heard_at, node.suspect) = (now, false);
+            (node.received_at, node.suspect) = (now, false);
         }
     }
 
     /// Renew every node's lease.
     pub fn renew_all_leases(&mut self, now: Instant) {
         for node in self.nodes.values_mut() {
-            (node.heard_at, node.suspect) = (now, false);
+            (node.received_at, node.suspect) = (now, false);
         }
         self.look_when_lost();
     }
@@ -324,7 +324,7 @@ impl Roster {
         for node in self.nodes.values_mut() {
             if !node.suspect && node.session.is_some() && node.lost_at() <= now {
                 node.suspect = true;
-                node.heard_at = now.checked_sub(node.lease).unwrap_or(now);
+                node.received_at = now.checked_sub(node.lease).unwrap_or(now);
             }
         }
         self.nodes.iter().filter(|(_, node)| node.lost_at() <= now).map(|(id, _)| *id).collect()

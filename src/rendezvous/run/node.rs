@@ -92,7 +92,7 @@ pub(in crate::rendezvous) struct Node {
     /// `None` while the connection is broken.
     pub session: Option<SessionId>,
     /// When its last message arrived, or when its connection broke.
-    pub heard_at: Instant,
+    pub received_at: Instant,
     /// Its lease has ended. It is lost after a further [`LAST_LOOK`].
     pub suspect: bool,
     pub status: Status,
@@ -140,7 +140,7 @@ impl Node {
             lease: hello.settings.lease(),
             reconnect_grace: hello.settings.reconnect_grace,
             session: Some(session),
-            heard_at: now,
+            received_at: now,
             suspect: false,
             status: Status::Idle,
             out: false,
@@ -200,9 +200,9 @@ impl Node {
     /// When the node is lost, unless a message of it arrives.
     pub fn lost_at(&self) -> Instant {
         match (self.session, self.suspect) {
-            (None, _) => self.heard_at + self.reconnect_grace,
-            (Some(_), false) => self.heard_at + self.lease,
-            (Some(_), true) => self.heard_at + self.lease + LAST_LOOK,
+            (None, _) => self.received_at + self.reconnect_grace,
+            (Some(_), false) => self.received_at + self.lease,
+            (Some(_), true) => self.received_at + self.lease + LAST_LOOK,
         }
     }
 }

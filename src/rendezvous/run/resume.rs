@@ -69,7 +69,7 @@ impl NextMember {
         let had_to_stop = |why| format!("{label} had to stop its workers: {why}");
         let workers = match &self.workers {
             _ if !self.capable => return Some(format!("{label} has an agent that does not change in place")),
-            None => return Some(format!("the agent of {label} does not tell its number of workers")),
+            None => return Some(format!("the agent of {label} does not report its number of workers")),
             Some(workers) => workers,
         };
         match &workers.survival {
@@ -79,7 +79,7 @@ impl NextMember {
             Survival::NotYetAttended if self.returning => {
                 Some(had_to_stop("some of them had not come to `elastic_rs.elastic` yet"))
             }
-            Survival::New if self.returning => Some(format!("{label} does not say what became of its workers")),
+            Survival::New if self.returning => Some(format!("{label} does not report what became of its workers")),
             _ => None,
         }
     }
@@ -339,11 +339,11 @@ mod tests {
                 "node1 had to stop its workers: they cannot change in place, since none of them has used",
             ),
             (member(1, &with(Survival::NotYetAttended)), "node1 had to stop its workers: some of them had not come to"),
-            (member(1, &with(Survival::New)), "node1 does not say what became of its workers"),
+            (member(1, &with(Survival::New)), "node1 does not report what became of its workers"),
             (NextMember { capable: false, ..missed(1, &never) }, "node1 has an agent that does not change in place"),
             (
                 NextMember { workers: None, ..member(1, &never) },
-                "the agent of node1 does not tell its number of workers",
+                "the agent of node1 does not report its number of workers",
             ),
         ] {
             let text = reason(&[member(0, &whole), member1]);

@@ -121,7 +121,7 @@ def test_hosts_are_added_and_removed_while_the_job_runs(drive_fast: Drive, listi
     place(driver, 3, host="node1", since=mark)
     mark = driver.mark()
     listing.write("node1:2")
-    driver.line(r"the agent on node0:1 is told to leave", since=mark)
+    driver.line(r"the agent on node0:1 was asked to leave", since=mark)
     assert place(driver, 2, host="node1", since=mark)["restarts"] == "0", "a host that leaves costs no restart"
     driver.line(r"the agent on node0:1 has left", since=mark)
     done.touch()
@@ -217,7 +217,7 @@ def test_a_signal_to_all_processes_of_a_control_group_leaves_workers_their_grace
     worker = int(driver.line(r"READY hangup=\w+ pid=(\d+)")[1])
     os.kill(agent_of(worker), signal.SIGTERM)
     driver.signal(signal.SIGTERM)
-    driver.line(r"received SIGTERM: all agents are told; .*; it was sent by pid \d+ ")
+    driver.line(r"received SIGTERM: all agents are notified; .*; it was sent by pid \d+ ")
     driver.line("STOPPING SIGTERM")
     (tmp_path / "go").touch()
     assert driver.wait() == 143

@@ -148,7 +148,7 @@ def test_the_log_of_a_detached_agent_is_no_way_into_another_file(tmp_path: Path,
 def test_only_the_drivers_second_signal_takes_their_grace_from_workers(
     monkeypatch: pytest.MonkeyPatch, requests: list[str], expected: list[str]
 ) -> None:
-    """The agent kills its workers at its second signal. Being told to leave is its first one."""
+    """The agent kills its workers at its second signal. A request to leave is its first one."""
     sent: list[str] = []
     monkeypatch.setattr("os.kill", lambda _, number: sent.append(signal.Signals(number).name))
     _hosted._obey(io.BytesIO("".join(f"{line}\n" for line in requests).encode()), signal.SIGTERM)

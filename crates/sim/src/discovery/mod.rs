@@ -1,7 +1,7 @@
 //! A driver under virtual time: hosts come and go, scripts flap, fail and hang, agents do not start, are lost or do not leave.
 //!
 //! Checked after every event: a host has one agent at most, agents are started only on hosts of the last list that are not kept
-//! out, nothing is told to an agent that was killed, and the next deadline lies ahead. Once faults have stopped every host of the
+//! out, nothing is sent to an agent that was killed, and the next deadline lies ahead. Once faults have stopped every host of the
 //! list has an agent with its slots, and no other has one. At the end the driver ends once, after all agents or their limits.
 
 use std::collections::BTreeMap;
@@ -33,7 +33,7 @@ pub struct Cluster {
     pub flaps: u64,
     /// Hosts on which no agent starts for a while: the connection is refused.
     pub refusals: u64,
-    /// The same, but nothing is heard of them.
+    /// The same, but they send nothing.
     pub hangs: u64,
     /// Times in which the script fails, hangs, or names no host.
     pub script_faults: u64,
@@ -48,7 +48,7 @@ pub struct Report {
     pub cluster: Cluster,
     /// Agents that were started.
     pub starts: u64,
-    /// Agents that were told to leave.
+    /// Agents that were asked to leave.
     pub leaves: u64,
     /// Agents that were killed.
     pub kills: u64,
@@ -105,7 +105,7 @@ struct Job {
     alarm: Alarm,
     hosts: Vec<Truth>,
     script: Script,
-    /// What the driver was told last.
+    /// What the driver received last.
     list: Vec<Host>,
     excluded: BTreeMap<String, Time>,
     agents: BTreeMap<AgentId, Agent>,
@@ -264,9 +264,9 @@ impl Job {
             ensure_contract(self.ended.is_none(), || format!("{command:?} after the end"))?;
             match command {
                 Command::Start { agent, host, .. } => self.start(agent, host)?,
-                Command::Tell { agent, request } => self.tell(agent, request)?,
+                Command::Send { agent, request } => self.send(agent, request)?,
                 Command::Kill { agent } => self.kill(agent)?,
-                Command::Say { text, .. } => self.engine.remark(|| text),
+                Command::Log { text, .. } => self.engine.remark(|| text),
                 Command::End(end) => {
                     self.ended = Some(end.verdict);
                     self.engine.remark(|| end.reason);
@@ -296,13 +296,13 @@ impl Job {
         Ok(())
     }
 
-    fn tell(&mut self, agent: AgentId, request: Request) -> Result<(), Violation> {
+    fn send(&mut self, agent: AgentId, request: Request) -> Result<(), Violation> {
         // It may end at the same time.
-        let Some(told) = self.agents.get_mut(&agent) else { return Ok(()) };
-        ensure_contract(told.up && !told.killed && !told.leaving && request == Request::Leave, || {
-            format!("{told:?} is told {request:?}")
+        let Some(addressee) = self.agents.get_mut(&agent) else { return Ok(()) };
+        ensure_contract(addressee.up && !addressee.killed && !addressee.leaving && request == Request::Leave, || {
+            format!("{addressee:?} is sent {request:?}")
         })?;
-        told.leaving = true;
+        addressee.leaving = true;
         self.report.leaves += 1;
         let takes = self.engine.dice.duration((Duration::ZERO, Duration::from_secs(60)));
         let ending = Ending { code: Some(143), outcome: Some("signal".to_owned()), ..Ending::default() };
@@ -330,8 +330,8 @@ impl Job {
         let origin = self.engine.origin;
         let why = WhyUnused::FailedFirst { count: 1, window: LONGEST_OUT };
         let out = |until| Unused { why: why.clone(), until: Some(origin + until) };
-        let told = self.excluded.iter().map(|(name, until)| (name.clone(), out(*until)));
-        self.driver.on_excluded(told.collect(), self.engine.instant());
+        let excluded = self.excluded.iter().map(|(name, until)| (name.clone(), out(*until)));
+        self.driver.on_excluded(excluded.collect(), self.engine.instant());
     }
 
     /// `looked`: the driver has just looked at the time, and must not want to do so again.

@@ -27,7 +27,7 @@ pub(super) fn rules(min_slots: u32, fixed: bool) -> Rules {
 pub(super) struct Bench {
     pub(super) driver: Driver,
     pub(super) now: Instant,
-    pub(super) said: Vec<String>,
+    pub(super) logged: Vec<String>,
     /// The commands, without log lines.
     waiting: Vec<Command>,
 }
@@ -35,7 +35,7 @@ pub(super) struct Bench {
 impl Bench {
     pub(super) fn new(rules: Rules) -> Self {
         let now = Instant::now();
-        Self { driver: Driver::new(rules, now), now, said: Vec::new(), waiting: Vec::new() }
+        Self { driver: Driver::new(rules, now), now, logged: Vec::new(), waiting: Vec::new() }
     }
 
     pub(super) fn with(min_slots: u32, hosts: &str) -> (Self, Vec<AgentId>) {
@@ -75,7 +75,7 @@ impl Bench {
     fn drain(&mut self) {
         while let Some(command) = self.driver.poll_command() {
             match command {
-                Command::Say { text, .. } => self.said.push(text),
+                Command::Log { text, .. } => self.logged.push(text),
                 command => self.waiting.push(command),
             }
         }
@@ -87,15 +87,15 @@ impl Bench {
         std::mem::take(&mut self.waiting)
     }
 
-    pub(super) fn said(&mut self, part: &str) -> bool {
+    pub(super) fn has_logged(&mut self, part: &str) -> bool {
         self.drain();
-        self.said.iter().any(|text| text.contains(part))
+        self.logged.iter().any(|text| text.contains(part))
     }
 
-    /// How often it was said that discovery has failed and the last list stays.
+    /// How often a line says that discovery has failed and the last list stays.
     pub(super) fn stays(&mut self) -> usize {
         self.drain();
-        self.said.iter().filter(|text| text.contains("its last list stays")).count()
+        self.logged.iter().filter(|text| text.contains("its last list stays")).count()
     }
 
     pub(super) fn end(&mut self) -> Option<(Verdict, String)> {
@@ -120,6 +120,6 @@ pub(super) fn started(command: &Command) -> Option<AgentId> {
     }
 }
 
-pub(super) fn tell(agent: AgentId, request: Request) -> Command {
-    Command::Tell { agent, request }
+pub(super) fn send(agent: AgentId, request: Request) -> Command {
+    Command::Send { agent, request }
 }
