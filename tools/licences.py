@@ -15,6 +15,7 @@ import re
 import subprocess
 import sys
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,21 +33,22 @@ def main(file: Path) -> int:
     return 0
 
 
-def crates() -> list[dict[str, Any]]:
-    """Return cargo's words on each crate that is linked, sorted by name and version."""
-    found = needed(ROOT, {None})
+def crates(targets: Sequence[str] = TARGETS) -> list[dict[str, Any]]:
+    """Return cargo's words on each crate that is linked for these targets, sorted by name and version."""
+    found = needed(ROOT, {None}, targets)
     return sorted(found, key=lambda package: (package["name"], package["version"]))
 
 
-def needed(root: Path, kinds: set[str | None]) -> list[dict[str, Any]]:
-    """Return cargo's words on each crate that the binding depends on, for any target.
+def needed(root: Path, kinds: set[str | None], targets: Sequence[str] = TARGETS) -> list[dict[str, Any]]:
+    """Return cargo's words on each crate that the binding depends on, for any of these targets.
 
     Args:
         root: the workspace.
         kinds: which dependencies count: None is what the library is compiled with, ``build`` what build scripts are.
+        targets: Rust's names of the platforms.
     """
     found: dict[str, dict[str, Any]] = {}
-    for target in TARGETS:
+    for target in targets:
         command = ["cargo", "metadata", "--format-version=1", f"--filter-platform={target}"]
         told = json.loads(subprocess.run(command, cwd=root, check=True, capture_output=True, text=True).stdout)
         packages = {package["id"]: package for package in told["packages"]}
