@@ -405,10 +405,10 @@ async fn serve(
     let _ = received.send((id, FromWorker::Hello { local_rank })).await;
     tokio::select! {
         read = read_all(id, local_rank, reader, buffer, received) => if let Err(error) = read {
-            tracing::warn!(local_rank, "the connection of a worker is closed: {error}");
+            tracing::warn!(local_rank, "the connection of a worker is closed, its message cannot be read: {error}; it cannot change its world in place");
         },
         written = write_all(writer, messages) => if let Err(error) = written {
-            tracing::warn!(local_rank, "the connection of a worker is closed, a message cannot be sent: {error}");
+            tracing::warn!(local_rank, "the connection of a worker is closed, its agent cannot send to it: {error}; it cannot change its world in place");
         },
         Ok(()) = cut => {}
     }

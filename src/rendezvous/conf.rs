@@ -88,7 +88,7 @@ keys! {
     join_timeout: Duration = Duration::from_secs(600), Allowed::ABOVE_ZERO;
     /// How long a growing round waits for further nodes once the minimum is in.
     last_call_timeout: Duration = Duration::from_secs(30), Allowed::seconds(Least::AboveZero, settings::LONGEST_WAIT);
-    /// How long telling the other nodes that the job is over may take.
+    /// How long it may take to notify the other nodes that the job is over.
     close_timeout: Duration = Duration::from_secs(30), Allowed::ABOVE_ZERO;
     /// How often a node sends a keep-alive.
     keep_alive_interval: Duration = Duration::from_secs(5),
@@ -97,12 +97,12 @@ keys! {
     keep_alive_max_attempt: u32 = 3, Allowed::Whole(1, settings::MOST_KEEP_ALIVES);
     /// Time limit of each operation of the store that the agents share, and of each request to etcd.
     read_timeout: Duration = Duration::from_secs(60), Allowed::ABOVE_ZERO;
-    /// 1: this process must host the coordinator. 0: it never does. Not given: whoever can bind the endpoint's address does.
+    /// 1: this process must host the coordinator. 0: it never does. Not given: the process that can bind the endpoint's address does.
     is_host: Option<bool> = None, Allowed::Truth,
         Scope::c10d("no node hosts the rendezvous, etcd does");
     /// How long a round that lost members waits for a replacement once all survivors are back.
     settle_timeout: Duration = Duration::from_secs(1), Allowed::seconds(Least::ZERO, settings::LONGEST_WAIT);
-    /// How long a node whose connection ended without a goodbye may take to come back and keep its place.
+    /// How long a node whose connection ended without a goodbye may take to come back and keep its rank.
     reconnect_grace: Duration = Duration::from_millis(500), Allowed::seconds(Least::ZERO, settings::LONGEST_GRACE),
         Scope::c10d("no connection stands for a node there. A node is lost when its lease at etcd ends, which is keep_alive_interval * \
             keep_alive_max_attempt");
@@ -113,7 +113,7 @@ keys! {
     drain_timeout: Duration = Duration::from_secs(5), Allowed::ZERO_OR_MORE;
     /// Rank that this node asks for in the first round.
     node_rank: Option<u32> = None, Allowed::Whole(0, i32::MAX as u32);
-    /// What a node does that has heard nothing for its whole lease.
+    /// What a node does that has received nothing for its whole lease.
     on_partition: OnPartition = OnPartition::Stop, Allowed::OneOf(&["stop", "continue"]);
     /// How often nodes that connect from one address may leave the running job within `rejoin_window`. After that they are not
     /// let in again. 0: no limit.

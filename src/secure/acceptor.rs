@@ -278,8 +278,8 @@ mod tests {
         };
         let node = async { Halves::begin(node, "host", Some((&protection("a"), "run"))).await };
         let (node, coordinator, ()) = tokio::join!(node, acceptor.admit(coordinator, BytesMut::new()), between);
-        assert!(node.unwrap_err().contains("somebody may stand between"));
-        assert!(coordinator.unwrap_err().why.contains("somebody may stand between"));
+        assert!(node.unwrap_err().contains("somebody may intercept the connection"));
+        assert!(coordinator.unwrap_err().why.contains("somebody may intercept the connection"));
     }
 
     #[tokio::test]
@@ -287,7 +287,7 @@ mod tests {
         let acceptor = Acceptor::new(protection("a")).unwrap();
         let long = [&[1][..], &[0; 8], &[0xff; 2], &[0; 5000]].concat();
         for (message, why) in
-            [(vec![9; 43], "version 9"), (vec![1; 10], "ended before the proof"), (long, "must have at most 1024")]
+            [(vec![9; 43], "version 9"), (vec![1; 10], "ended before authentication"), (long, "must have at most 1024")]
         {
             let (peer, coordinator) = pair().await;
             let speaking = async {

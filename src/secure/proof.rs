@@ -254,8 +254,8 @@ mod tests {
     #[tokio::test]
     async fn whoever_stands_between_has_two_secrets_and_is_refused() {
         let (node, coordinator) = meet(Some(token("a")), Some(&[token("a")]), (OURS, [8; 32])).await;
-        assert!(node.unwrap_err().contains("somebody may stand between"));
-        assert!(coordinator.unwrap_err().contains("somebody may stand between"));
+        assert!(node.unwrap_err().contains("somebody may intercept the connection"));
+        assert!(coordinator.unwrap_err().contains("somebody may intercept the connection"));
     }
 
     #[tokio::test]

@@ -334,5 +334,5 @@ def free_space(check: str, folder: str, free: int, why_not: str, *, least: int, 
         return mend(check, text, remedy)
     if free < enough:
         what = "DataLoader workers and NCCL share memory there" if check == "/dev/shm" else "logs grow"  # noqa: S108
-        return note(check, f"{text}, which may not be enough: {what}")
+        return note(check, f"{text}, which may not be enough, since {what}: {remedy}")
     return ok(check, text)

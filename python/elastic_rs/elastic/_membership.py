@@ -267,7 +267,8 @@ class Membership:
         if not guarded and _ranks.size() > 1 and "gloo" in self._group.backends:
             _log.warning(
                 "no TCP connection of gloo was found for the process group of %d workers: when another worker fails, a "
-                "collective that waits for it is not freed, and this worker is replaced after 30 s",
+                "collective that waits for it is not freed, and this worker is replaced after 30 s. If that is too "
+                "long, let gloo use plain TCP",
                 _ranks.size(),
             )
 

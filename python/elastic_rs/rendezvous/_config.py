@@ -148,9 +148,9 @@ def check_host(host: str, config: RendezvousConfig) -> None:
     """
     if means_all(host) and config.is_host is not True:
         raise ValueError(
-            f"the rendezvous endpoint is `{host}`, which means all addresses of a machine, must be an address by which "
-            "all nodes reach the one that hosts the rendezvous; --rdzv-conf is_host=1 on that node alone makes it "
-            "listen on all of its addresses"
+            f"the rendezvous endpoint is `{host}`, which means all addresses of a machine; it must be an address by "
+            "which all nodes reach the one that hosts the rendezvous; --rdzv-conf is_host=1 on that node alone makes "
+            "it listen on all of its addresses"
         )
 
 

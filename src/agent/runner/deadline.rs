@@ -24,7 +24,8 @@ pub(super) fn hold(session: &Session) -> Option<Deadline> {
         }
         Err(error) => {
             tracing::warn!(
-                "the system call `timerfd_create` has failed ({error}): if this agent is stopped, its workers run on"
+                "the system call `timerfd_create` failed ({error}): while this agent is frozen (SIGSTOP), nothing stops its workers \
+                 when its lease ends; check the limit of open files and the container's seccomp profile"
             );
             None
         }

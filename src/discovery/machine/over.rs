@@ -1,8 +1,9 @@
 //! The end of the job: agents that are left get a grace period, and then are killed.
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use super::{Agent, Command, Driver, End, Host, Meaning, Request, Stage, Verdict};
+use super::{Agent, AgentId, Command, Driver, End, Host, Meaning, Request, Stage, Verdict};
 use crate::signals::Signal;
 
 /// The job is over.
@@ -21,6 +22,11 @@ pub(super) struct Over {
 
 /// How long killed processes may take to be gone.
 const KILL: Duration = Duration::from_secs(5);
+
+/// The hosts of these agents, in words.
+fn hosts_of(agents: &BTreeMap<AgentId, Agent>) -> String {
+    agents.values().map(|agent| agent.host.name.as_str()).collect::<Vec<_>>().join(", ")
+}
 
 impl Driver {
     /// The driver got this signal: pass it on to all agents. The third one kills what is left. `sender`: who has sent it, in words, or
@@ -121,14 +127,17 @@ impl Driver {
         over.reported |= ends;
         let end = over.end.clone();
         if kills {
-            let hosts: Vec<&str> = self.agents.values().map(|agent| agent.host.name.as_str()).collect();
-            let text = format!("agents that have not ended are killed: {}", hosts.join(", "));
+            let text = format!("agents that have not ended are killed: {}", hosts_of(&self.agents));
             self.log(true, text);
             self.kill_if(|_| true);
         }
         if ends {
             if left > 0 {
-                self.log(true, format!("{left} killed connections have not ended, and are waited for no longer"));
+                let hosts = hosts_of(&self.agents);
+                let text = format!(
+                    "the driver waits no longer for {left} killed agents, whose connections have not ended; processes may be left on {hosts}"
+                );
+                self.log(true, text);
             }
             self.commands.push_back(Command::End(end));
         }

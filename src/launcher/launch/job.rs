@@ -71,7 +71,7 @@ impl Job {
     /// The workers of a round. `restarts` is the restart count that they get, `inherited` the environment they have besides.
     ///
     /// # Errors
-    /// As [`environment::variables`]; or a node has not said how many workers it has, so that there are no ranks.
+    /// As [`environment::variables`]; or a node has not reported its number of workers, so that there are no ranks.
     pub fn workers(
         &self,
         placement: &Placement,
@@ -308,6 +308,6 @@ mod tests {
     fn without_ranks_nothing_is_started() {
         let placement = Placement { workers: None, ..placement() };
         let error = job().workers(&placement, 0, None, &inherited()).unwrap_err();
-        assert!(error.starts_with("a node of this job has not said how many workers it has"), "{error}");
+        assert!(error.starts_with("a node of this job has not reported its number of workers"), "{error}");
     }
 }

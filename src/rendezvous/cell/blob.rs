@@ -43,7 +43,9 @@ pub enum BlobError {
         ours: u16,
     },
     /// A damaged state of this version.
-    #[error("the rendezvous state of {len} bytes is corrupt: {what}")]
+    #[error(
+        "the rendezvous state of {len} bytes is corrupt: {what}. End all nodes, and start again with another run id"
+    )]
     Corrupt {
         /// Its length in bytes.
         len: usize,

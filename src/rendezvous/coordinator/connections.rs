@@ -183,7 +183,7 @@ pub(super) fn greetings(shared: Shared) -> BoundedTasks<(SessionId, Incoming)> {
     BoundedTasks::new(Handle::current(), UNGREETED, begin, move |peer, ending| {
         if ending == Ending::Refused && log.admits("ungreeted") {
             let most = UNGREETED.permits;
-            tracing::warn!(%peer, "connection refused: {most} connections have not sent Hello yet");
+            tracing::warn!(%peer, "connection refused for now: {most} connections have not sent Hello yet; nodes try again");
         }
     })
 }
@@ -221,7 +221,7 @@ async fn serve_connection(session: SessionId, connection: Incoming, greeted: Gre
         Ok(Err(None)) => return,
         Err(_) => {
             if shared.log.admits("hello_timeout") {
-                tracing::warn!(%peer, "connection refused: no Hello within {:?}", shared.hello_timeout);
+                tracing::warn!(%peer, "connection closed: no Hello within {:?}; nothing to do, unless a node of the job is there: then look for a proxy", shared.hello_timeout);
             }
             return;
         }
@@ -250,7 +250,7 @@ async fn serve_connection(session: SessionId, connection: Incoming, greeted: Gre
                 Ok(None) => break,
                 Err(error) => {
                     if log.admits("malformed") {
-                        tracing::warn!(%peer, %error, "a session ends: it sent a malformed message");
+                        tracing::warn!(%peer, %error, "the connection of a node is closed: its message cannot be read; the node connects again");
                     }
                     break;
                 }

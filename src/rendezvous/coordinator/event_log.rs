@@ -275,7 +275,7 @@ impl EventLog {
         for run in &states {
             run.step.iter().for_each(|step| out.value("step", &[("run", run.run.as_str())], step));
         }
-        out.family("workers", "gauge", "Workers of the current world, if all members report their number");
+        out.family("workers", "gauge", "Workers of the current world; absent unless all members report their number");
         for run in &states {
             run.workers.iter().for_each(|workers| out.value("workers", &[("run", run.run.as_str())], workers));
         }

@@ -28,7 +28,7 @@ pub struct Settings {
     pub keep_alive_interval: Duration,
     /// After how many missed keep-alives a node is lost.
     pub keep_alive_max_attempt: u32,
-    /// How long a node whose connection ended without a goodbye may take to come back and keep its place.
+    /// How long a node whose connection ended without a goodbye may take to come back and keep its rank.
     pub reconnect_grace: Duration,
     /// The job's budget: how many failures of workers it survives, wherever they happen. Must agree between all nodes, as
     /// `min_nodes`. Default `None`: nodes do not report failures, or count for themselves as PyTorch's agents do.
@@ -38,7 +38,7 @@ pub struct Settings {
     pub rejoin_limit: u32,
     /// See `rejoin_limit`.
     pub rejoin_window: Duration,
-    /// What this node does when it has heard nothing for its whole lease.
+    /// What this node does when it has received nothing for its whole lease.
     pub on_partition: OnPartition,
     /// In every round ranks follow the ranks that nodes ask for, whoever was in the round before, and the workers use the endpoint's
     /// store, which is emptied for each round. Must agree between all nodes, as `min_nodes`. Default false: survivors keep their ranks,

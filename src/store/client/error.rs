@@ -28,7 +28,9 @@ pub enum StoreError {
         elapsed: Duration,
     },
     /// Fewer workers than expected had joined when the timeout ended. The connection stays usable.
-    #[error("{joined} of {world_size} workers joined within {elapsed:?} (timeout {timeout:?}, store at {peer})")]
+    #[error(
+        "{joined} of {world_size} workers joined the store at {peer} within {elapsed:?} (timeout {timeout:?}): start the missing ones, or raise the timeout"
+    )]
     WorkersTimeout {
         /// The store.
         peer: SocketAddr,
@@ -72,7 +74,9 @@ pub enum StoreError {
         cause: LostCause,
     },
     /// The store does not follow the protocol. The connection is closed, and every later operation fails.
-    #[error("{operation} of {keys} failed after {elapsed:?}: protocol violation by the store at {peer}: {what}")]
+    #[error(
+        "{operation} of {keys} failed after {elapsed:?}: protocol violation by the store at {peer}: {what}; is another program listening there?"
+    )]
     Protocol {
         /// The operation, as PyTorch names it.
         operation: &'static str,
@@ -94,7 +98,7 @@ pub enum StoreError {
         keys: Keys,
     },
     /// `multi_set` was given unequal numbers of keys and values. Nothing was sent.
-    #[error("multi_set of {keys} keys and {values} values")]
+    #[error("multi_set was given {keys} keys and {values} values, must be as many")]
     LengthMismatch {
         /// Number of keys.
         keys: usize,

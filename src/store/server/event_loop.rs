@@ -376,7 +376,7 @@ impl EventLoop {
             hub.reject(peer, &Rejection::new(Cause::NotAMember, members.refusal()));
         } else if hub.may_log(NOT_A_MEMBER) {
             let way_out = members.way_out;
-            tracing::warn!(target: LOG_TARGET, %peer, "a connection from an address of no member was admitted; {way_out}");
+            tracing::warn!(target: LOG_TARGET, %peer, "the workers' store accepted a connection from an address that no node of the job has; {way_out}");
         }
         !members.strict
     }

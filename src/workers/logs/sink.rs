@@ -211,7 +211,7 @@ fn write_console(console: &mut Option<File>, lost_bytes: &mut u64, mut bytes: &[
         }
     }
     if console.is_some() && *lost_bytes > 0 {
-        tracing::warn!("the console can be written again; {lost_bytes} bytes of workers' output were lost");
+        tracing::warn!("the console's disk has room again; {lost_bytes} bytes of workers' output are missing there");
         *lost_bytes = 0;
     }
 }

@@ -35,7 +35,7 @@ WORKERS = 2
 LEASE_S = 3.0
 CONF = "last_call_timeout=0.5,settle_timeout=0.5,rejoin_limit=0,keep_alive_interval=0.5,keep_alive_max_attempt=6"
 RESTART = r"restarting all workers: (?P<reason>.*)"
-FALSE_REASON = "cannot change in place|does not say what became|agent that does not change"
+FALSE_REASON = "cannot change in place|does not report what became|agent that does not change"
 """Each worker uses ``elastic_rs.elastic``, so none of these is ever the reason."""
 
 pytestmark = [pytest.mark.torchrun, pytest.mark.long, pytest.mark.timeout(SECONDS + 900)]

@@ -28,7 +28,7 @@ fn a_failure_is_mended_in_place_and_a_node_without_survivors_restarts_all() {
         (back(1, &[], None), Ok(2)),
         (with(1, Survival::NeverAttended), Err(format!("{stopped}they cannot change in place"))),
         (with(1, Survival::NotYetAttended), Err(format!("{stopped}some of them had not come to"))),
-        (join(1), Err("10.0.0.2 (host:2) does not say what became of its workers".to_owned())),
+        (join(1), Err("10.0.0.2 (host:2) does not report what became of its workers".to_owned())),
     ] {
         let mut bench = attended(2, 2);
         bench.send(2, NodeMessage::Failed { round: ROUND, failure: failure() });
