@@ -19,15 +19,13 @@ pub mod discovery;
 pub mod endpoint;
 pub mod etcd_client;
 pub mod events;
-#[cfg(feature = "io")]
-mod forks;
 pub mod hosts;
 pub mod launcher;
-#[cfg(feature = "io")]
-mod lineage;
 pub mod net;
 #[cfg(feature = "io")]
 mod open_files;
+#[cfg(feature = "io")]
+mod processes;
 
 pub mod rendezvous;
 pub mod secure;

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use crate::lineage::state_of;
+use crate::processes::state_of;
 
 /// How often the states of workers are read, if a limit is set: the kernel does not announce such a sleep.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);

@@ -26,7 +26,7 @@ use tokio::time::{sleep, timeout};
 use super::address;
 use super::message::{HeldState, ToAgent, ToWorker, VERSION};
 use crate::bounded_log::BoundedLog;
-use crate::lineage::{is_alive, lineage};
+use crate::processes::{is_alive, lineage};
 use crate::rendezvous::messages::codec::CodecError;
 use crate::rendezvous::messages::frames::read_message;
 use crate::wire::text::tidy;

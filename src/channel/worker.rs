@@ -14,9 +14,10 @@ use std::time::{Duration, Instant};
 use super::checks::{Ended, News, Verdict};
 use super::message::{ToAgent, VERSION, World};
 use super::sockets::Sockets;
+use crate::processes::{forks, forks_now};
 use crate::steps::worker::{Owned, Steps};
+use crate::threads;
 use crate::wire::text::tidy;
-use crate::{forks, threads};
 
 mod line;
 
@@ -93,7 +94,7 @@ impl Channel {
             return Err(ChannelError::Owned { here: process::id(), owner, local_rank });
         }
         let line = Arc::new(Line::open(address, limit).map_err(failed)?);
-        let channel = Channel { line: line.clone(), forks: forks::count(), pid: process::id() };
+        let channel = Channel { line: line.clone(), forks: forks(), pid: process::id() };
         // A failure ends the connection, and then the thread finds the reason: the agent may have refused this process already.
         let _ = line.send(ToAgent::Hello { version: VERSION });
         threads::spawn("agent-channel".to_owned(), move || line.read()).map_err(failed)?;
@@ -300,7 +301,7 @@ impl Channel {
     /// In a forked child this precedes every lock: another thread may have held it in the parent.
     #[inline]
     fn here(&self) -> Result<(), ChannelError> {
-        if forks::now() == self.forks { Ok(()) } else { Err(self.forked()) }
+        if forks_now() == self.forks { Ok(()) } else { Err(self.forked()) }
     }
 
     #[cold]

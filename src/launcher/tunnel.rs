@@ -24,12 +24,11 @@ use crate::net::local_peers::{LocalPeerCheck, LocalPeers};
 use crate::secure::Protection;
 use crate::secure::acceptor::Acceptor;
 use crate::threads;
-use listener::Listener;
+use connections::Listener;
 
 mod acceptor;
+mod connections;
 mod entrance;
-mod listener;
-mod relay;
 
 /// In this time 20 records of each kind are logged, and then how many more there were.
 const LOG_PERIOD: Duration = Duration::from_secs(60);

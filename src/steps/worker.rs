@@ -17,8 +17,7 @@ use super::slot::{
     FIRST, FIRST_NS, FIRST_ROUND, LARGEST_STEP, LAST, LAST_NS, OWNER, ROUND, SLOT_BYTES, WORDS, owned_by, owner,
 };
 use crate::clock::monotonic_ns;
-use crate::forks;
-use crate::lineage::{is_alive, lineage};
+use crate::processes::{forks, forks_now, is_alive, lineage};
 use crate::steps::STEPS;
 
 /// The value of [`STEPS`]: the agent's process, its descriptors of the memory and of the pipe, and the worker's local rank.
@@ -85,7 +84,7 @@ impl Steps {
         let path = |descriptor| PathBuf::from(format!("/proc/{pid}/fd/{descriptor}"));
         let words = map(&path(memory), u64::from(*local_rank) * SLOT_BYTES as u64)?;
         let (first_round, last, given) = (AtomicU64::new(0), AtomicU64::new(0), AtomicBool::new(false));
-        let (bell, owns, forks) = (path(bell), AtomicBool::new(false), forks::count());
+        let (bell, owns, forks) = (path(bell), AtomicBool::new(false), forks());
         Ok(Self { words, bell, agent: *pid, local_rank: *local_rank, owns, forks, first_round, last, given })
     }
 
@@ -112,7 +111,7 @@ impl Steps {
                 Err(now) => seen = now,
             }
         }
-        if forks::now() == self.forks {
+        if forks_now() == self.forks {
             self.owns.store(true, Ordering::Relaxed);
         }
         Ok(())
@@ -122,7 +121,7 @@ impl Steps {
     /// one that another process of the worker was faster than.
     #[inline]
     pub fn step(&self, number: Option<u64>) {
-        if forks::now() != self.forks || !(self.owns.load(Ordering::Relaxed) || self.claim().is_ok()) {
+        if forks_now() != self.forks || !(self.owns.load(Ordering::Relaxed) || self.claim().is_ok()) {
             return;
         }
         if number.is_some() {

@@ -15,7 +15,7 @@ use super::deadline::Deadline;
 use super::event::{Event, Left, Outcome, WorkerExit};
 use super::forker::Forker;
 use super::leftovers::{Act, Leftovers};
-use super::logs::source::{Source, Which};
+use super::logs::stream::{Source, Which};
 use super::logs::{FilterOptions, Logs};
 use super::message::Order;
 use super::spawn::{Guarded, Stage, StartError, open, spawn};

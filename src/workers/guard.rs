@@ -23,13 +23,11 @@ use super::message::{GuardReport, MESSAGE_BYTES, Order};
 use crate::clock::monotonic_ns;
 
 mod calls;
-mod descriptors;
 pub(super) mod forked;
 pub(super) mod plan;
 mod worker;
 
-use calls::{default_handler, errno, fail, send_report};
-use descriptors::close_all_but;
+use calls::{close_all_but, default_handler, errno, fail, send_report};
 use plan::{Failure, Plan, bind, step};
 use worker::{Birth, start_worker};
 

@@ -29,14 +29,12 @@ use crate::threads;
 
 pub(super) mod read_end;
 mod sink;
-pub(super) mod source;
-mod stream;
+pub(super) mod stream;
 
 use read_end::ReadEnd;
 use sink::Filtered;
 pub(crate) use sink::Sink;
-use source::{Source, Which};
-use stream::{Copied, Stream};
+use stream::{Copied, Source, Stream, Which};
 
 /// The filter files of a group.
 #[derive(Debug, Clone, Default)]

@@ -41,7 +41,6 @@ mod orphans;
 #[cfg(feature = "io")]
 mod prefix;
 #[cfg(feature = "io")]
-mod reaped;
 #[cfg(feature = "io")]
 mod rehearsal;
 #[cfg(feature = "io")]
@@ -53,6 +52,8 @@ mod spec;
 mod stderr_end;
 mod stop;
 
+#[cfg(feature = "io")]
+pub(crate) use children::reaped;
 #[cfg(feature = "io")]
 pub use consoles::Consoles;
 #[cfg(feature = "io")]
@@ -86,8 +87,6 @@ pub(crate) use message::Order;
 pub use orphans::{ForeignOrphans, reap_orphans_as_process_1};
 #[cfg(feature = "io")]
 pub(crate) use prefix::Prefix;
-#[cfg(feature = "io")]
-pub(crate) use reaped::reaped;
 #[cfg(feature = "io")]
 pub use rehearsal::rehearse;
 #[cfg(feature = "io")]

@@ -8,8 +8,7 @@ use tokio::net::TcpStream;
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
-use super::listener::{Listener, prepare};
-use super::relay::relay;
+use super::connections::{Listener, prepare, relay};
 use crate::bounded_log::BoundedLog;
 use crate::net::admission::tasks::Task;
 use crate::secure::Halves;

@@ -8,8 +8,7 @@ use socket2::SockRef;
 use tokio::net::TcpStream;
 
 use super::Trust;
-use super::listener::{Listener, prepare};
-use super::relay::relay;
+use super::connections::{Listener, prepare, relay};
 use crate::bounded_log::BoundedLog;
 use crate::net::local_peers::{LocalPeerCheck, Verdict};
 use crate::secure::Halves;

@@ -12,6 +12,10 @@ use super::membership::Roster;
 use super::node::{Node, Program, Status};
 use super::recovery::Recovery;
 use super::round::{Current, Pace};
+#[cfg(feature = "sim")]
+use super::telemetry::Trace;
+#[cfg(feature = "sim")]
+use crate::rendezvous::decision_state::DecisionState;
 use crate::rendezvous::messages::message::{Hello, NodeId, Round, Verdict};
 use crate::rendezvous::messages::settings::{LONGEST_LEASE, Settings};
 use crate::wire::text::validate_name;
@@ -184,5 +188,12 @@ impl Times {
             pace: run.pace,
             departures: run.hosts.departures(),
         }
+    }
+}
+
+#[cfg(feature = "sim")]
+impl DecisionState for Run {
+    fn decision_state(&self, _: Instant) -> Self {
+        Self { trace: Trace::default(), ..self.clone() }
     }
 }

@@ -68,8 +68,6 @@ use crate::events::journal::Reference;
 use crate::events::record::{Kind, Loss, Number};
 use crate::events::tally::Tally;
 use crate::hosts::UnusedHosts;
-#[cfg(feature = "sim")]
-use crate::rendezvous::decision_state::DecisionState;
 use crate::rendezvous::messages::bounds::tidy_verdict;
 use crate::rendezvous::messages::message::{CoordinatorMessage, Join, NodeId, NodeMessage, Placed, Round, Verdict};
 use crate::rendezvous::messages::settings::Settings;
@@ -495,12 +493,5 @@ impl Run {
         let mut run = Self::new(id, settings);
         run.roster = Roster::restored(round, 0, BTreeMap::new());
         run
-    }
-}
-
-#[cfg(feature = "sim")]
-impl DecisionState for Run {
-    fn decision_state(&self, _: Instant) -> Self {
-        Self { trace: Trace::default(), ..self.clone() }
     }
 }

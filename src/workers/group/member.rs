@@ -13,16 +13,16 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::{Notify, mpsc, oneshot};
 
+use super::super::children::reaped;
 use super::super::event::{Event, WorkerExit};
 use super::super::exit::ExitStatus;
 use super::super::logs::Logs;
 use super::super::message::{GuardReport, MESSAGE_BYTES, Order};
-use super::super::reaped::reaped;
 use super::super::spawn::{Guarded, received};
 use super::super::spec::{Output, WorkerSpec};
 use super::super::stderr_end::StderrEnd;
 use crate::clock::monotonic_ns;
-use crate::lineage::state_of;
+use crate::processes::state_of;
 
 /// How long the end of a worker waits for its output to be shown while the console is blocked.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);

@@ -1,4 +1,4 @@
-//! System calls that both a guard and its worker make. The guard's rules apply: no allocation, no lock, no panic.
+//! System calls that a guard makes, some of them its worker too. The guard's rules apply: no allocation, no lock, no panic.
 
 use std::os::fd::RawFd;
 use std::ptr;
@@ -44,4 +44,39 @@ pub(super) unsafe fn ignores(signal: i32) -> bool {
 pub(super) fn errno() -> i32 {
     // SAFETY: glibc and musl return a valid pointer to this thread's `errno`.
     unsafe { *libc::__errno_location() }
+}
+
+/// Closes all descriptors but these: the agent's sockets and files would otherwise stay open as long as the guard lives.
+pub(super) unsafe fn close_all_but<const N: usize>(mut keep: [RawFd; N]) {
+    // Insertion sort, because the standard library's sort does not promise that it allocates nothing.
+    for end in 1..N {
+        let mut at = end;
+        while at > 0 && keep[at - 1] > keep[at] {
+            keep.swap(at - 1, at);
+            at -= 1;
+        }
+    }
+    let mut from = 3;
+    for fd in keep {
+        if fd > from {
+            unsafe { close_range(from, fd - 1) };
+        }
+        from = from.max(fd + 1);
+    }
+    unsafe { close_range(from, RawFd::MAX) };
+}
+
+unsafe fn close_range(first: RawFd, last: RawFd) {
+    unsafe {
+        if libc::syscall(libc::SYS_close_range, first as libc::c_uint, last as libc::c_uint, 0) == 0 {
+            return;
+        }
+        // Kernels before 5.9.
+        let mut limit: libc::rlimit = std::mem::zeroed();
+        libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit);
+        let open_max = RawFd::try_from(limit.rlim_cur).unwrap_or(RawFd::MAX).min(1 << 20);
+        for fd in first..=last.min(open_max) {
+            libc::close(fd);
+        }
+    }
 }

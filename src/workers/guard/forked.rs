@@ -6,8 +6,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::ptr;
 
 use super::super::message::GuardReport;
-use super::calls::{errno, fail, send_report};
-use super::descriptors::close_all_but;
+use super::calls::{close_all_but, errno, fail, send_report};
 use super::plan::{bind, cpu_set, step};
 use super::worker::{set_up_process, take_signals};
 use super::{Ends, Guard, NAME, Senses, let_go_of_stdio, stand_apart};

@@ -10,9 +10,24 @@ use rustix::io::Errno;
 use super::super::lines::{Lines, Part};
 use super::super::prefix::Prefix;
 use super::super::spawn::{PIPE_BYTES, Reading, Stage, StartError};
+use super::super::spec::Copies;
 use super::read_end::ReadEnd;
 use super::sink::{LogFile, Sink};
-use super::source::{Source, Which};
+
+/// One of the two output streams.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in super::super) enum Which {
+    Stdout = 0,
+    Stderr = 1,
+}
+
+/// A stream to copy.
+pub(in super::super) struct Source {
+    pub local_rank: u32,
+    pub which: Which,
+    pub reading: Reading,
+    pub copies: Copies,
+}
 
 pub(super) struct Stream {
     local_rank: u32,

@@ -1,9 +1,52 @@
-//! What `/proc` says of other processes: whether they live, and from whom they descend.
+//! What is known of processes: whether this one was forked since some moment, whether others live, and from whom they descend.
+//!
+//! `getpid(2)` would show a fork too, at the price of a system call in each check. Instead the C library counts: it calls a handler in
+//! every child of its `fork`, with which Python forks. The rest is what `/proc` says.
 
 use std::fs;
+use std::sync::Once;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Most generations between a process and its ancestor.
 const GENERATIONS: usize = 64;
+
+/// The forks between the first process and this one, since [`forks`] was called first.
+static FORKS: AtomicU64 = AtomicU64::new(0);
+
+// Declared here because the crate `libc` lacks it on Linux.
+unsafe extern "C" {
+    fn pthread_atfork(
+        prepare: Option<unsafe extern "C" fn()>,
+        parent: Option<unsafe extern "C" fn()>,
+        child: Option<unsafe extern "C" fn()>,
+    ) -> libc::c_int;
+}
+
+/// The current count. In a child that is forked later, [`forks_now`] returns another.
+pub(crate) fn forks() -> u64 {
+    static REGISTERED: Once = Once::new();
+    REGISTERED.call_once(|| {
+        // SAFETY: the handler may run in a forked child, since it changes one atomic number. It is never unloaded: Python does not
+        // unload extension modules.
+        let failed = unsafe { pthread_atfork(None, None, Some(in_child)) };
+        if failed != 0 {
+            tracing::warn!(
+                "a child that is forked from this process will not notice it: pthread_atfork failed with {failed}"
+            );
+        }
+    });
+    forks_now()
+}
+
+/// The current count, after a call of [`forks`].
+#[inline]
+pub(crate) fn forks_now() -> u64 {
+    FORKS.load(Ordering::Relaxed)
+}
+
+unsafe extern "C" fn in_child() {
+    FORKS.fetch_add(1, Ordering::Relaxed);
+}
 
 /// The kernel's letter for a process's state, as in `/proc`: `D` is uninterruptible sleep, `Z` has ended. `None` if it is gone.
 pub(crate) fn state_of(pid: u32) -> Option<char> {
