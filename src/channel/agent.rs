@@ -199,7 +199,10 @@ impl Exchange {
         if let Err(mpsc::error::TrySendError::Full(_)) = connection.messages.try_send(message)
             && let Some(cut) = connection.cut.take()
         {
-            tracing::warn!(local_rank, "a worker does not read its agent's messages: its connection is closed");
+            tracing::warn!(
+                local_rank,
+                "a worker does not read its agent's messages: its connection is closed, and it cannot change its world in place"
+            );
             let _ = cut.send(()); // it may have ended
         }
     }

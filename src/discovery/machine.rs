@@ -258,7 +258,7 @@ impl Driver {
         if !self.discovery.answered {
             self.give_up(format!("host discovery failed at its first call: {why}"), now);
         } else if !self.discovery.failure.as_ref().is_some_and(is_known) {
-            self.log(true, format!("host discovery failed, and its last list stays: {why}"));
+            self.log(true, format!("host discovery failed, and the hosts of its last answer stay in use: {why}"));
             self.discovery.failure = Some((why, now));
         }
         self.review(now);

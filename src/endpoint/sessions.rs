@@ -90,7 +90,7 @@ async fn hand_over(mut upgraded: mpsc::UnboundedReceiver<Upgraded>, sender: mpsc
         let stream = match TcpStream::from_std(stream) {
             Ok(stream) => stream,
             Err(error) => {
-                tracing::warn!(%peer, %error, "the connection of a node cannot be set up, and is closed");
+                tracing::warn!(%peer, %error, "the connection of a node is closed, it cannot be set up; the node tries again");
                 continue;
             }
         };
@@ -112,7 +112,7 @@ async fn begin(
             let halves = match proven.halves() {
                 Ok(halves) => halves,
                 Err(error) => {
-                    tracing::warn!(%peer, %error, "the connection of a node cannot be set up, and is closed");
+                    tracing::warn!(%peer, %error, "the connection of a node is closed, it cannot be set up; the node tries again");
                     continue;
                 }
             };
@@ -177,7 +177,7 @@ pub(super) fn handshakes(
             let stream = match TcpStream::from_std(stream) {
                 Ok(stream) => stream,
                 Err(error) => {
-                    tracing::warn!(%peer, %error, "a connection cannot be set up, and is closed");
+                    tracing::warn!(%peer, %error, "a connection is closed, it cannot be set up; a node tries again");
                     return false;
                 }
             };

@@ -26,7 +26,9 @@ pub(super) fn listen(options: &AgentOptions, has_session: bool) -> Option<Exchan
         Ok(exchange) => Some(exchange),
         Err(error) => {
             let run_id = &options.workers.run_id;
-            tracing::warn!("[{run_id}] workers cannot change in place, and are restarted: no socket for them: {error}");
+            tracing::warn!(
+                "[{run_id}] workers are restarted when the world changes, not changed in place: their agent's socket cannot be made: {error}"
+            );
             None
         }
     }

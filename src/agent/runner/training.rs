@@ -32,7 +32,9 @@ impl Training {
         let open = || {
             Board::open(options.workers.local_world_size).inspect_err(|error| {
                 let run_id = &options.workers.run_id;
-                tracing::warn!("[{run_id}] the steps of workers are not measured: no memory for them: {error}");
+                tracing::warn!(
+                    "[{run_id}] steps of workers are not measured: the shared memory for them cannot be made: {error}"
+                );
             })
         };
         let board = has_session.then(open).and_then(Result::ok);

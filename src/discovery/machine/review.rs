@@ -62,7 +62,12 @@ impl Driver {
         self.discovery.logged_silence = true;
         let silent = self.rules.discovery_timeout.as_secs_f64();
         if self.discovery.answered {
-            self.log(true, format!("host discovery has not answered for {silent:.0} s, and its last list stays"));
+            self.log(
+                true,
+                format!(
+                    "host discovery has not answered for {silent:.0} s, and the hosts of its last answer stay in use"
+                ),
+            );
         } else {
             self.give_up(format!("host discovery has not answered within {silent:.0} s (--discovery-timeout)"), now);
         }

@@ -202,7 +202,9 @@ impl Driver {
                 while self.revocations.try_join_next().is_some() {}
                 self.revocations.spawn(async move {
                     if let Err(error) = client.lease_revoke(lease.0).await {
-                        tracing::info!("this node's lease ends by itself, since it could not be revoked: {error}");
+                        tracing::info!(
+                            "this node's lease could not be revoked, and the other nodes wait until it expires: {error}"
+                        );
                     }
                 });
             }
@@ -253,7 +255,7 @@ impl Driver {
                 vec![EtcdEvent::Renewed { lease, asked, held: renewal.held }]
             }
             Done::Renewal { outcome: Err(error), .. } => {
-                tracing::info!("this node's lease was not renewed: {error}");
+                tracing::info!("this node's lease was not renewed, and the node tries again: {error}");
                 Vec::new()
             }
             Done::Watch { number, .. } if number != self.watch_number => Vec::new(),
@@ -289,7 +291,7 @@ impl Driver {
         let report = match report {
             Ok(report) => report,
             Err(error) => {
-                tracing::info!("the watch has ended, and is begun again: {error}");
+                tracing::info!("etcd ended the watch of this job's keys, and the node watches again: {error}");
                 (self.watch, self.sign) = (None, None);
                 return vec![EtcdEvent::WatchEnded];
             }

@@ -95,7 +95,7 @@ impl Bench {
     /// How often a line says that discovery has failed and the last list stays.
     pub(super) fn stays(&mut self) -> usize {
         self.drain();
-        self.logged.iter().filter(|text| text.contains("its last list stays")).count()
+        self.logged.iter().filter(|text| text.contains("hosts of its last answer stay in use")).count()
     }
 
     pub(super) fn end(&mut self) -> Option<(Verdict, String)> {
