@@ -17,7 +17,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 const MOST_PERMITS: usize = 256;
 /// Fewest.
 const FEWEST_PERMITS: usize = 16;
-/// How many connections may wait for a place of a kind, or say nothing yet, to each of the places: a job's nodes come at the same time.
+/// How many connections may wait for a permit, or have sent nothing yet, for each permit: a job's nodes come at the same time.
 pub(crate) const WAITING_TO_ONE: usize = 4;
 /// Kinds of places: at the endpoint, for connections that say nothing yet, for handshakes, for those that wait for one, and for
 /// requests of HTTP, which are fewer; at a tunnel's acceptor, for handshakes, and for those that wait for one.

@@ -70,7 +70,7 @@ class Agent:
     @property
     def failed_at(self, /) -> float | None:
         """
-        When the last round's first failure happened, on whatever node, or when this node heard of it: in seconds since 1970. None: there
+        When the last round's first failure happened, on whatever node, or when this node learned of it: in seconds since 1970. None: there
         was none.
         """
     def interrupted(self, /, reason: str) -> None:
@@ -85,7 +85,7 @@ class Agent:
         """
     def no_placement(self, /, reason: str) -> None:
         """
-        Answers ``join``: the join failed. The workers of an agent without a place do not run.
+        Answers ``join``: the join failed. The workers of an agent without a rank do not run.
         """
     def placed(self, /, placement: Placement) -> None:
         """
@@ -447,7 +447,7 @@ class DriverOptions:
     @property
     def start_timeout_s(self, /) -> float:
         """
-        How long an agent may take to say that it runs.
+        How long an agent may take to report that it runs.
         """
     @property
     def window_s(self, /) -> float:
@@ -783,11 +783,11 @@ class ForkServer:
         """
     def ready(self, /) -> None:
         """
-        Tell the agent that everything is imported.
+        Report to the agent that everything is imported.
         """
     def refuse(self, /, reason: str) -> None:
         """
-        Tell the agent why no worker can be forked here. The caller ends the process then.
+        Report to the agent why no worker can be forked here. The caller ends the process then.
         """
 
 @final
@@ -875,7 +875,7 @@ class Launched:
     @property
     def failed_at(self, /) -> float | None:
         """
-        Of ``failed`` and ``unfit``: when the failure happened, or when this node heard of it, in seconds since 1970.
+        Of ``failed`` and ``unfit``: when the failure happened, or when this node learned of it, in seconds since 1970.
         """
     @property
     def failure(self, /) -> Failure | None:
@@ -1734,7 +1734,7 @@ class WorkerChannel:
     def forms_within(self, /, limit_s: SupportsFloat | SupportsIndex) -> None:
         """
         The world of this worker is being formed. Unless this or :meth:`formed` is called again within ``limit_s`` seconds, the agent is
-        told that it is not, and every member leaves it.
+        notified that it is not, and every member leaves it.
         """
     def guard_loops(self, /, store_port: SupportsIndex | None = None) -> int:
         """
@@ -1785,7 +1785,7 @@ class WorkerChannel:
         """
     def stuck(self, /) -> None:
         """
-        Tell the agent now that the world cannot be formed. Every member leaves it.
+        Report to the agent now that the world cannot be formed. Every member leaves it.
         """
     def synchronised(self, /) -> None:
         """

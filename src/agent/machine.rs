@@ -183,7 +183,7 @@ impl AgentMachine {
         }
     }
 
-    /// The join ended without a place.
+    /// The join ended without a rank.
     pub fn on_no_placement(&mut self, error: JoinError) {
         if !matches!(self.phase, Phase::Joining) {
             return;

@@ -106,7 +106,7 @@ pub struct Runner {
     reaped: VecDeque<WorkerExit>,
     /// The words of the first worker that failed in the round.
     failure_message: Option<FailureMessage>,
-    /// When the first failure of the round happened, or when this node heard of it.
+    /// When the first failure of the round happened, or when this node learned of it.
     failed_at: Option<Instant>,
     /// The causes of adopted workers' failures, from the front end.
     reported: BTreeMap<u32, String>,
@@ -326,7 +326,7 @@ impl Runner {
         &self.exits
     }
 
-    /// When the first failure of the round happened, or when this node heard of it. `None`: there was none.
+    /// When the first failure of the round happened, or when this node learned of it. `None`: there was none.
     pub fn failed_at(&self) -> Option<Instant> {
         self.failed_at
     }

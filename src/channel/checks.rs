@@ -71,7 +71,7 @@ pub struct News {
     /// The last check that went on, once checks find that there is news.
     passed: Option<u64>,
     change: Option<Change>,
-    /// The change that no listener has heard of: number and flags.
+    /// The change that no listener knows of: number and flags.
     unread: Option<(u64, u8)>,
     has_failed: bool,
     /// The latest.

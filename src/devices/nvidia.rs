@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn the_drivers_files_tell_how_many_there_are() {
+    fn the_drivers_files_show_how_many_there_are() {
         let folder = std::env::temp_dir().join(format!("elastic_rs-gpus-{}", std::process::id()));
         for (bus, uuid) in [("0000:81:00.0", "GPU-2"), ("0000:01:00.0", "GPU-1")] {
             fs::create_dir_all(folder.join(bus)).unwrap();

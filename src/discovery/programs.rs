@@ -94,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn too_many_hosts_are_told_with_the_number_of_descriptors() {
+    fn too_many_hosts_are_refused_with_the_number_of_descriptors() {
         let descriptors = Descriptors { limit: 1024, without_agents: 174, before: Some(1024) };
         assert_eq!(descriptors.why_too_many(170), None);
         assert_eq!(

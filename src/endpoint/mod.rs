@@ -406,7 +406,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_of_another_machine_makes_a_guest() {
+    fn an_address_of_another_machine_makes_a_client() {
         // TEST-NET-1 of RFC 5737: no machine has it.
         assert_eq!(
             why_not_host(claim_plainly("192.0.2.1", 29400, None).unwrap()),

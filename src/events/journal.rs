@@ -122,12 +122,12 @@ impl Journal {
         self.broken = None;
     }
 
-    /// The event by which the node heard that its round is complete.
+    /// The event by which the node learned that its round is complete.
     pub fn completed(&self) -> Option<Number> {
         self.completed
     }
 
-    /// The event by which the node heard that its round is broken, if it did.
+    /// The event by which the node learned that its round is broken, if it did.
     pub fn broken(&self) -> Option<Number> {
         self.broken
     }
@@ -137,7 +137,7 @@ impl Journal {
         self.signalled
     }
 
-    /// Whether the node has heard that the rendezvous is closed.
+    /// Whether the node has learned that the rendezvous is closed.
     pub fn is_closed(&self) -> bool {
         self.closed
     }

@@ -48,7 +48,7 @@ pub enum Kind {
         /// How the job ended.
         verdict: Ending,
     },
-    /// A node asks for a place.
+    /// A node asks for a rank.
     #[serde(rename = "node.joined")]
     NodeJoined {
         /// The address at which other nodes look for it.
@@ -67,18 +67,18 @@ pub enum Kind {
     /// A node is about to leave: its workers stop with the others.
     #[serde(rename = "node.leaves")]
     NodeLeaves {},
-    /// A node was not heard of any more.
+    /// A node sent nothing any more.
     #[serde(rename = "node.lost")]
     NodeLost {
         /// What ended.
         how: Loss,
-        /// Milliseconds since it was last heard of, if they are known.
+        /// Milliseconds since it last sent something, if they are known.
         silent_ms: Option<u64>,
     },
     /// Nodes were sent away.
     #[serde(rename = "node.refused")]
     NodeRefused {},
-    /// A newer agent has come from the place of this one.
+    /// A newer agent has come from the address of this one.
     #[serde(rename = "node.replaced")]
     NodeReplaced {
         /// Name of the newer one.
@@ -87,7 +87,7 @@ pub enum Kind {
     /// A node neither waits nor runs any more, and stays connected.
     #[serde(rename = "node.withdrew")]
     NodeWithdrew {},
-    /// A node asks for a new place while its world runs, or comes back after it was given up.
+    /// A node asks for a new rank while its world runs, or comes back after it was given up.
     #[serde(rename = "node.came_back")]
     NodeCameBack {},
     /// Members did not report to a restarted coordinator in time.
@@ -189,7 +189,7 @@ pub enum Kind {
     /// A worker has ended, however.
     #[serde(rename = "worker.ended")]
     WorkerEnded(Box<Ended>),
-    /// The node has heard that a round is complete, and has a place in it.
+    /// The node has learned that a round is complete, and has a rank in it.
     #[serde(rename = "received.completed")]
     ReceivedCompleted {
         /// The node's rank.
@@ -199,16 +199,16 @@ pub enum Kind {
         /// Number of workers, if it is known.
         workers: Option<u32>,
     },
-    /// The node has heard which failure is the cause of what follows.
+    /// The node has learned which failure is the cause of what follows.
     #[serde(rename = "received.exited")]
     ReceivedExited(Box<Exit>),
-    /// The node has heard that its world must re-form, or concludes it.
+    /// The node has learned that its world must re-form, or concludes it.
     #[serde(rename = "received.broken")]
     ReceivedBroken {
         /// Its workers may live on.
         in_place: bool,
     },
-    /// The node has heard that the rendezvous is closed.
+    /// The node has learned that the rendezvous is closed.
     #[serde(rename = "received.closed")]
     ReceivedClosed {
         /// How the job ended.
@@ -372,9 +372,9 @@ pub struct Phase {
     pub detect_us: Option<u64>,
     /// From the order to stop until nothing of the last round's workers was left.
     pub stop_us: Option<u64>,
-    /// From the request for a place until the place was there.
+    /// From the request for a rank until the rank was there.
     pub rendezvous_us: Option<u64>,
-    /// From the place until all workers were started.
+    /// From the rank until all workers were started.
     pub start_us: Option<u64>,
     /// From then until as many clients had connected to the workers' store as the world has workers. Rank 0's node measures it.
     pub import_us: Option<u64>,
@@ -447,11 +447,11 @@ pub enum Why {
     NodeLost,
     /// A member has left, or is about to.
     NodeLeft,
-    /// A member has given up its place.
+    /// A member has given up its rank.
     NodeWithdrew,
-    /// A newer agent has come from a member's place.
+    /// A newer agent has come from a member's address.
     NodeReplaced,
-    /// A member asks for a new place, or has come back after it was given up.
+    /// A member asks for a new rank, or has come back after it was given up.
     NodeCameBack,
     /// Nodes wait to join.
     NodesWait,

@@ -286,7 +286,7 @@ impl Agent {
         self.runner.blocking_lock().placed(placement.0.clone());
     }
 
-    /// Answers ``join``: the join failed. The workers of an agent without a place do not run.
+    /// Answers ``join``: the join failed. The workers of an agent without a rank do not run.
     fn no_placement(&self, reason: String) {
         self.runner.blocking_lock().no_placement(JoinError::Connection(reason));
     }
@@ -405,7 +405,7 @@ impl Agent {
         self.runner.blocking_lock().exits().iter().map(WorkerExit::from).collect()
     }
 
-    /// When the last round's first failure happened, on whatever node, or when this node heard of it: in seconds since 1970. None: there
+    /// When the last round's first failure happened, on whatever node, or when this node learned of it: in seconds since 1970. None: there
     /// was none.
     #[getter]
     fn failed_at(&self) -> Option<f64> {

@@ -38,7 +38,7 @@ pub struct Launched {
     signal: Option<i32>,
     /// The last round's workers that have ended, in that order.
     exits: Vec<Py<WorkerExit>>,
-    /// Of ``failed`` and ``unfit``: when the failure happened, or when this node heard of it, in seconds since 1970.
+    /// Of ``failed`` and ``unfit``: when the failure happened, or when this node learned of it, in seconds since 1970.
     failed_at: Option<f64>,
     /// Global rank of the last round's first worker.
     first_rank: u32,

@@ -36,9 +36,9 @@ class SlurmHosts(HostDiscovery):
         Raises:
             DiscoveryError: ``sinfo`` fails or says something else.
         """
-        told = printed_by(["sinfo", "--noheader", "--Node", f"--nodes={self._nodes}", "--format=%N %t"], TIMEOUT_S)
+        listing = printed_by(["sinfo", "--noheader", "--Node", f"--nodes={self._nodes}", "--format=%N %t"], TIMEOUT_S)
         hosts: dict[str, int] = {}
-        for line in told.splitlines():
+        for line in listing.splitlines():
             name, _, state = line.strip().partition(" ")
             # `*` after the state: the node does not respond.
             if name and state and not state.endswith("*") and not state.startswith(GONE):

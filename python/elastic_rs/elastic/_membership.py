@@ -107,7 +107,7 @@ class Membership:
             _log.warning("this worker will be restarted when the world changes: %s", attendance.reason)
             self.unattended = attendance.reason
         if attendance.path is not None:
-            self._connect(attendance.path, groupless=not group.exists)
+            self._connect(attendance.path, no_process_group=not group.exists)
         self._group = group
 
     @property
@@ -272,11 +272,11 @@ class Membership:
                 _ranks.size(),
             )
 
-    def _connect(self, path: str, *, groupless: bool) -> None:
+    def _connect(self, path: str, *, no_process_group: bool) -> None:
         ahead = os.environ.pop(_decisions.AHEAD, None)
         try:
             self.channel = WorkerChannel.connect(path, CONNECT_LIMIT_S)
-            if groupless:
+            if no_process_group:
                 self.channel.no_process_group()
             world = self.channel.world()
         except OSError as error:

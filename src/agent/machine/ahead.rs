@@ -44,7 +44,7 @@ impl AgentMachine {
         matches!(self.phase, Phase::Preparing { .. })
     }
 
-    /// Whether this node has never had a place.
+    /// Whether this node has never had a rank.
     pub fn is_new(&self) -> bool {
         self.placement.is_none()
     }

@@ -2,7 +2,7 @@
 //!
 //! A worker that uses `elastic_rs.elastic` is connected to its agent, so that it *attends*. When its world ends, it is notified and
 //! *parks*: it leaves the world, and waits for the next one. Its node joins the next round with what its parked workers have
-//! committed. Then the parked workers get their places in the new world, and only missing ones are started.
+//! committed. Then the parked workers get their ranks in the new world, and only missing ones are started.
 //!
 //! - **After a failure** ([`AgentMachine::break_up`]) workers are notified at once. They go back to their last commit.
 //! - **For a change of membership** all workers of the job leave their world at the same check, which the coordinator chooses
@@ -64,7 +64,7 @@ impl AgentMachine {
         }
     }
 
-    /// The workers run: those that were missing were started, and those that had parked got their places.
+    /// The workers run: those that were missing were started, and those that had parked got their ranks.
     pub fn on_started(&mut self) {
         if !self.worker_states.asked.is_empty() {
             return self.on_started_ahead();
@@ -321,7 +321,7 @@ impl AgentMachine {
         self.survival = Survival::Attended(self.worker_states.parked());
     }
 
-    /// The workers are stopped, or have ended: none survives. Those of a node that has never had a place are nobody's loss.
+    /// The workers are stopped, or have ended: none survives. Those of a node that has never had a rank are nobody's loss.
     pub(super) fn none_survives(&mut self) {
         // Workers may have been stopped before, and what became of them is known.
         if !self.worker_states.of.is_empty() {
@@ -377,7 +377,7 @@ impl AgentMachine {
         }
     }
 
-    /// Whether a worker has no place in the world that this node is in, or was in last. Nobody minds its end.
+    /// Whether a worker has no rank in the world that this node is in, or was in last. Nobody minds its end.
     pub(super) fn is_surplus(&self, local_rank: u32) -> bool {
         local_rank >= self.workers
     }

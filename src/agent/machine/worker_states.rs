@@ -24,7 +24,7 @@ pub(super) enum WorkerState {
         /// The state that it has.
         state: HeldState,
     },
-    /// It was started for a world that its node has no place in yet: see [`super::replace`].
+    /// It was started for a world that its node has no rank in yet: see [`super::replace`].
     Ahead {
         /// It is connected, and waits for that world.
         waits: bool,

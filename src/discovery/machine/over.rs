@@ -53,7 +53,7 @@ impl Driver {
         };
         let from = if sender.is_empty() { String::new() } else { format!("; it was {sender}") };
         self.log(true, text + &from);
-        self.tell_all(Request::Signal(signal));
+        self.send_all(Request::Signal(signal));
         self.review(now);
     }
 
@@ -86,7 +86,7 @@ impl Driver {
     pub(super) fn end_early(&mut self, verdict: Verdict, reason: String, now: Instant) {
         if self.over.is_none() {
             self.end(verdict, reason, now);
-            self.tell_all(Request::Leave);
+            self.send_all(Request::Leave);
         }
     }
 
@@ -95,7 +95,7 @@ impl Driver {
         self.over = Some(Over { end: End { verdict, reason }, kill_at, end_at, signals: 0, reported: false });
     }
 
-    fn tell_all(&mut self, request: Request) {
+    fn send_all(&mut self, request: Request) {
         for (id, agent) in &self.agents {
             if matches!(agent.stage, Stage::Up | Stage::Leaving { kill_at: Some(_) }) {
                 self.commands.push_back(Command::Send { agent: *id, request });

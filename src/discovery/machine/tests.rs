@@ -115,7 +115,7 @@ fn failures_of_discovery_whose_text_changes_are_logged_every_30_s() {
 }
 
 #[test]
-fn discovery_that_never_answers_ends_the_job_and_later_is_told_once() {
+fn discovery_that_never_answers_ends_the_job_and_later_is_logged_once() {
     let mut bench = Bench::new(rules(1, false));
     assert_eq!(bench.driver.next_deadline(bench.now), Some(bench.now + s(20)));
     bench.pass(s(20));

@@ -28,7 +28,7 @@ pub struct Ended {
     pub outcome: Outcome,
     /// How the workers of the last round ended, in that order.
     pub exits: Vec<WorkerExit>,
-    /// When the last round's first failure happened, or when this node heard of it. `None`: there was none.
+    /// When the last round's first failure happened, or when this node learned of it. `None`: there was none.
     pub failed_at: Option<Instant>,
     /// Global rank of the last round's first worker.
     pub first_rank: u32,

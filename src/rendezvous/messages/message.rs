@@ -204,7 +204,7 @@ pub struct Hello {
     pub placed: Option<Placed>,
     /// Number of workers of that round, if rounds count workers.
     pub world_workers: Option<u32>,
-    /// The node waits for its next place, and its [`Join`] follows.
+    /// The node waits for its next rank, and its [`Join`] follows.
     pub joining: bool,
     /// The node's own process hosts a coordinator. A coordinator believes this only of its own process.
     pub hosts: bool,
@@ -268,7 +268,7 @@ pub enum CoordinatorMessage {
     },
     /// The state of the world, pushed to running members when it changes.
     Status {
-        /// Above zero when the world must re-form: nodes wait for a place, or a member was lost.
+        /// Above zero when the world must re-form: nodes wait for a rank, or a member was lost.
         waiting: u32,
         /// Why, in words.
         reason: String,
@@ -277,7 +277,7 @@ pub enum CoordinatorMessage {
         /// The failure that is the cause, if any.
         failure: Option<Box<Failure>>,
     },
-    /// The round is complete. With the node's place in it.
+    /// The round is complete. With the node's rank assignment in it.
     Complete(Placement),
     /// The answer to [`NodeMessage::Withdraw`].
     Withdrawn {
@@ -378,7 +378,7 @@ pub struct WorldChange {
 pub const MEMBERS_IN_A_MESSAGE: usize = 2048;
 
 impl CoordinatorMessage {
-    /// The place that it gives the node, if it gives one.
+    /// The rank assignment that it gives the node, if it gives one.
     pub fn placement(&self) -> Option<&Placement> {
         match self {
             Self::Complete(placement) => Some(placement),

@@ -37,7 +37,7 @@ pub struct Placed {
 pub struct Generation {
     /// The world's round.
     pub round: Round,
-    /// The world's id: [`Placement::world`]. A coordinator that has heard of no round may use round numbers again.
+    /// The world's id: [`Placement::world`]. A coordinator that knows of no round may use round numbers again.
     pub world: u64,
 }
 
@@ -156,7 +156,7 @@ pub struct Placement {
     pub rank: u32,
     /// Number of nodes.
     pub world_size: u32,
-    /// The world's id. It distinguishes this world from others with the same round number: a restarted coordinator that has heard of no
+    /// The world's id. It distinguishes this world from others with the same round number: a restarted coordinator that knows of no
     /// round counts from 1 (`docs/decisions/0030-worlds-have-an-id.md`).
     pub world: u64,
     /// Address of rank 0.

@@ -147,7 +147,7 @@ impl Run {
     }
 
     /// The workers of a member let the library make their process groups. All members run the same program.
-    pub(super) fn on_groupless(&mut self, id: NodeId, round: Round) {
+    pub(super) fn on_no_process_group(&mut self, id: NodeId, round: Round) {
         if self.is_capable_member(id, round) {
             self.in_place.set_without_group();
         }

@@ -256,7 +256,7 @@ impl Run {
             NodeMessage::Failed { round, failure } => self.on_failed(id, session, round, &failure, now),
             NodeMessage::Done { round } => self.on_done(id, session, round),
             NodeMessage::Attending { round } => self.on_attending(id, round),
-            NodeMessage::NoProcessGroup { round } => self.on_groupless(id, round),
+            NodeMessage::NoProcessGroup { round } => self.on_no_process_group(id, round),
             NodeMessage::Counted { round, count } => self.on_counted(id, session, round, count),
             NodeMessage::WillLeave { round, reason, signal } => {
                 // The job ends with a host that is ended from the keyboard.

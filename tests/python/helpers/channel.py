@@ -39,7 +39,7 @@ class Agent:
         self.socket.bind(f"\0{name}")
         self.socket.listen()
         self.socket.settimeout(LIMIT_S)
-        self.groupless = False
+        self.no_process_group = False
         """Whether it has said that the library makes its process group."""
         self.workers: list[Worker] = []
 
@@ -87,7 +87,7 @@ class Worker:
                 self.generation = (number(body), number(body)) if next(body) else None
                 heard = ("parked", number(body) if next(body) else None)
             case 3:
-                self.groupless = True
+                self.no_process_group = True
                 return None
             case 4:
                 heard = ("stuck",)

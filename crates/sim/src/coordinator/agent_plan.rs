@@ -14,7 +14,7 @@ use elastic_rs::agent::Outcome;
 use elastic_rs::agent::machine::RAISE_LIMIT;
 
 /// Number of agents by how they ended, as of [`kind_of`], of those whose workers were started before the join,
-/// and of workers that were started before their node had its next place.
+/// and of workers that were started before their node had its next rank.
 pub type Counts = BTreeMap<&'static str, usize>;
 
 /// How an agent ended, in a word.

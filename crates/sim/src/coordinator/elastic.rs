@@ -289,7 +289,7 @@ impl Simulation {
             let newest = here.filter(has_state).map(|state| state.step).max();
             let sent = || format!("{resume:?} begins round {} at step {}", generation.round, start.step);
             let cannot = matches!(resume, Resume::Restart { reason } if !reason.starts_with(NONE_HAS_THE_STATE));
-            // Two lives of the coordinator may have used one round number, and it has heard of the earlier world first.
+            // Two lives of the coordinator may have used one round number, and it knows of the earlier world first.
             let twin = |of: Generation| of.round == last.generation.round && of.world != last.generation.world;
             let unknown = !same_incarnation && start.generation.is_some_and(twin);
             let kept = cannot || unknown || newest.is_none_or(|newest| start.step >= newest);

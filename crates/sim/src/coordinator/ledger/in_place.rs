@@ -43,7 +43,7 @@ impl Ledger {
             obstacle |= (returns && !matches!(survival, Some(Survival::Attended(_)))) || placement.workers.is_none();
             let Some(Survival::Attended(survivors)) = survival else { continue };
             let size = placement.local_world_size.unwrap_or(u32::MAX);
-            // Survivors without a place end.
+            // Survivors without a rank end.
             let placed = survivors.iter().filter(|survivor| survivor.local_rank < size);
             let first_rank = placement.workers.map_or(0, |workers| workers.first_rank);
             count += placed.clone().count();
