@@ -13,13 +13,13 @@ use parking_lot::Mutex;
 use rustix::io::{Errno, fcntl_dupfd_cloexec};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// Most places of one kind for unauthenticated peers: handshakes that are under way, for instance.
+/// Most permits of one kind for unauthenticated peers: handshakes that are under way, for instance.
 const MOST_PERMITS: usize = 256;
 /// Fewest.
 const FEWEST_PERMITS: usize = 16;
 /// How many connections may wait for a permit, or have sent nothing yet, for each permit: a job's nodes come at the same time.
 pub(crate) const WAITING_TO_ONE: usize = 4;
-/// Kinds of places: at the endpoint, for connections that say nothing yet, for handshakes, for those that wait for one, and for
+/// Kinds of permits: at the endpoint, for connections that say nothing yet, for handshakes, for those that wait for one, and for
 /// requests of HTTP, which are fewer; at a tunnel's acceptor, for handshakes, and for those that wait for one.
 const KINDS: usize = 3 + 3 * WAITING_TO_ONE;
 /// The part of the limit that unauthenticated peers may take, where it could not be raised.
