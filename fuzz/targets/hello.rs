@@ -12,7 +12,8 @@ use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {
     let recognised = |bytes: &[u8]| recognise(bytes, [&b"\x16"[..], MAGIC, b"GET "].into_iter());
-    let first = (0..=bytes.len()).map(|end| recognised(&bytes[..end])).find(|recognised| *recognised != Visitor::Unknown);
+    let first =
+        (0..=bytes.len()).map(|end| recognised(&bytes[..end])).find(|recognised| *recognised != Visitor::Unknown);
     assert_eq!(recognised(bytes), first.unwrap_or(Visitor::Unknown));
     let Some(text) = preview(bytes) else { return };
     // Each byte is shown as four characters at most.
