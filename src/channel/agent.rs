@@ -201,7 +201,7 @@ impl Exchange {
         {
             tracing::warn!(
                 local_rank,
-                "a worker does not read its agent's messages: its connection is closed, and it cannot change its world in place"
+                "a worker does not read its agent's messages: its connection is closed, and it is restarted when the world changes"
             );
             let _ = cut.send(()); // it may have ended
         }
@@ -408,10 +408,10 @@ async fn serve(
     let _ = received.send((id, FromWorker::Hello { local_rank })).await;
     tokio::select! {
         read = read_all(id, local_rank, reader, buffer, received) => if let Err(error) = read {
-            tracing::warn!(local_rank, "the connection of a worker is closed, its message cannot be read: {error}; it cannot change its world in place");
+            tracing::warn!(local_rank, "the connection of a worker is closed, its message cannot be read: {error}; it is restarted when the world changes; install one version of elastic_rs for agent and worker");
         },
         written = write_all(writer, messages) => if let Err(error) = written {
-            tracing::warn!(local_rank, "the connection of a worker is closed, its agent cannot send to it: {error}; it cannot change its world in place");
+            tracing::warn!(local_rank, "the connection of a worker is closed, its agent cannot send to it: {error}; it is restarted when the world changes");
         },
         Ok(()) = cut => {}
     }

@@ -115,7 +115,9 @@ pub enum MessageError {
     #[error(transparent)]
     Codec(#[from] CodecError),
     /// A world has a variable that no environment can have.
-    #[error("variable `{0}` has no name, a name with `=`, or a zero byte")]
+    #[error(
+        "the agent sent an environment that cannot be set: variable `{0}` has an empty name, `=` in its name, or a zero byte"
+    )]
     Variable(String),
 }
 

@@ -164,7 +164,7 @@ fn a_snapshot_that_is_older_than_the_watch_is_not_believed() {
     running.on_event(EtcdEvent::Snapshot(old));
     // The watch goes on from what was known.
     assert_eq!(running.node.take_requests(), [EtcdRequest::Watch { from: Revision(15) }]);
-    assert!(running.node.take_notes().iter().any(|note| note.contains("is ignored: it is not one of elastic_rs")));
+    assert!(running.node.take_notes().iter().any(|note| note.contains("is ignored: another program wrote it")));
 }
 
 #[test]

@@ -33,14 +33,14 @@ class Plan:
 def plan(command: Sequence[str], modules: Sequence[str] = DEFAULT_MODULES) -> Plan | str:
     """Plan the fork server for workers with this command, or return why they can have none."""
     if command[0] != sys.executable:
-        return f"their program is `{command[0]}`, not this Python, `{sys.executable}`"
+        return f"the workers' program is `{command[0]}`, not this Python, `{sys.executable}`"
     found = target(command[1:])
     if found is None:
-        return "their command line is not `python -u SCRIPT` or `python -u -m MODULE`"
+        return "the workers' command line is not `python -u SCRIPT` or `python -u -m MODULE`"
     from elastic_rs.run import _path  # not in a fork server, which reads this module too
 
     if command[1 + found[1]] == _path.__file__:
-        return "--run-path has another `__main__` than the one that imported modules have seen"
+        return "with --run-path workers start cold; give the script as SCRIPT, or with -m"
     return Plan(["-u", "-c", CODE, ",".join(modules)], found[1] + 1, ", ".join(f"`{name}`" for name in modules))
 
 

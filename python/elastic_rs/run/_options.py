@@ -259,7 +259,7 @@ def warm_of(modules: str | None, command: list[str]) -> tuple[list[str], int, st
         raise CommandLineError(f"--warm-modules is `{modules}`, must be names of modules: torch,torch.distributed")
     plan = _plan.plan(command, names)
     if isinstance(plan, str):
-        logger.warning("--warm-start has no effect: %s", plan)
+        logger.warning("--warm-start and --warm-modules have no effect: %s", plan)
         return None
     return plan.begin, plan.fixed, plan.what
 

@@ -28,7 +28,7 @@ pub struct Wish {
 #[non_exhaustive]
 pub enum WishError {
     /// A value of another program.
-    #[error("it is not one of elastic_rs ({len} bytes)")]
+    #[error("another program wrote it ({len} bytes); use a run id and a `key_prefix` that no other program uses")]
     Foreign {
         /// Its length in bytes.
         len: usize,
@@ -160,7 +160,7 @@ mod tests {
     #[test]
     fn a_value_that_is_no_wish_of_this_node_is_named_for_what_it_is() {
         let text = |node, run_id, bytes: &[u8]| Wish::decode(node, run_id, bytes).unwrap_err().to_string();
-        assert!(text(NodeId(7), "job", b"{}").contains("not one of elastic_rs (2 bytes)"));
+        assert!(text(NodeId(7), "job", b"{}").contains("another program wrote it (2 bytes)"));
         assert!(text(NodeId(7), "job", b"ELRW\x09\x00").contains("has version 9, this node writes version 2"));
         assert!(text(NodeId(7), "job", b"ELRW\x01").contains("ends within its header"));
         assert!(text(NodeId(8), "job", &wish().encode()).contains("it is of host:1 in run `job`"));

@@ -242,7 +242,11 @@ impl EventLog {
         out.family("build_info", "gauge", "Release of elastic_rs that serves these metrics");
         out.value("build_info", &[("version", env!("CARGO_PKG_VERSION"))], 1);
         self.metrics.write(&mut out, now);
-        out.family("events_dropped", "counter", "Events dropped to make room for later ones");
+        out.family(
+            "events_dropped",
+            "counter",
+            "Oldest events removed from the coordinator's memory to make room; files of events are not affected",
+        );
         out.value("events_dropped_total", &[], self.rings.dropped());
         out.family("sessions", "gauge", "Connected sessions of nodes");
         out.value("sessions", &[], machine.session_count());
@@ -257,7 +261,7 @@ impl EventLog {
                 );
             }
         }
-        out.family("round", "gauge", "Number of the last completed round");
+        out.family("round", "gauge", "Number of the round that formed the current world; 0 before the first");
         states.iter().for_each(|run| out.value("round", &[("run", run.run.as_str())], run.round));
         out.family("restarts_left", "gauge", "Restarts left in the job's budget");
         for run in &states {

@@ -389,7 +389,7 @@ impl EtcdNode {
             _ => match Wish::decode(node, self.node.machine().run_id(), &key.wish) {
                 Ok(wish) => Some(Arc::new(wish)),
                 Err(error) => {
-                    self.notes.push(format!("what node {:032x} asks for at etcd is ignored: {error}", node.0));
+                    self.notes.push(format!("the value of node {:032x} at etcd is ignored: {error}", node.0));
                     None
                 }
             },

@@ -14,7 +14,9 @@ use crate::store::protocol::ProtoError;
 #[non_exhaustive]
 pub enum StoreError {
     /// A wait timed out. The connection stays usable.
-    #[error("{operation} of {keys} timed out after {elapsed:?} (timeout {timeout:?}, store at {peer})")]
+    #[error(
+        "{operation} of {keys} timed out after {elapsed:?} (timeout {timeout:?}, store at {peer}, which is connected): look for a worker that failed, hangs or has not started"
+    )]
     WaitTimeout {
         /// The operation, as PyTorch names it.
         operation: &'static str,

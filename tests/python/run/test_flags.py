@@ -174,7 +174,7 @@ def test_a_variable_asks_for_warm_starts(capsys: pytest.CaptureFixture[str], mon
 
 def test_a_warm_start_needs_this_python(caplog: pytest.LogCaptureFixture) -> None:
     assert _options.warm_of("torch", ["/bin/echo", "hello"]) is None
-    expected = "--warm-start has no effect: their program is `/bin/echo`, not this Python, `"
+    expected = "--warm-start and --warm-modules have no effect: the workers' program is `/bin/echo`, not this Python, `"
     assert caplog.messages[0].startswith(expected)
     assert _options.warm_of("torch", [sys.executable, "-u", "train.py"]) is not None
     assert _options.warm_of(None, [sys.executable, "-u", "train.py"]) is None

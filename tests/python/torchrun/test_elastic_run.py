@@ -219,7 +219,7 @@ def test_run_path_finds_the_package_but_the_script_does_not_see_its_helper(
     assert node.wait() == 0
     node.line(re.escape("FOUND None ['x'] __main__"))
     # With --run-path, `__main__` is not the script while the template imports modules.
-    assert bool(flags) == any("--warm-start has no effect: --run-path has another" in line for line in node.lines)
+    assert bool(flags) == any("have no effect: with --run-path" in line for line in node.lines)
 
 
 def test_a_master_address_of_another_machine_is_an_error(job: Job) -> None:
