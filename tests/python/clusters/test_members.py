@@ -55,7 +55,7 @@ def met(nodes: list[Process]) -> tuple[Process, tuple[str, str]]:
 
 def rejections(serving: Process) -> list[str]:
     """Return what this node has said of connections from addresses of no member."""
-    return [line for line in serving.lines if re.search("of no member|not_a_member", line)]
+    return [line for line in serving.lines if re.search("that no node of the job has|not_a_member", line)]
 
 
 @pytest.mark.parametrize("members", ["off", "warn", "strict"])

@@ -15,8 +15,8 @@ from helpers.command_lines import said
 def test_the_list_of_flags_is_that_of_the_parser() -> None:
     made = _command_line.Parser()
     _host_flags.add_host_flags(made.section("hosts"))
-    assert {flag.dest for flag in made.all()} - {"help"} == set(_host_flags.FLAGS)
-    assert all(flag.own for flag in made.all() if flag.dest != "help")
+    assert {flag.dest for flag in made.all()} - {"help", "version"} == set(_host_flags.FLAGS)
+    assert all(flag.own for flag in made.all() if flag.dest not in ("help", "version"))
 
 
 @pytest.mark.parametrize(

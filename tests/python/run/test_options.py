@@ -188,7 +188,7 @@ def test_an_endpoint_that_means_all_addresses_is_an_error_on_a_node_that_does_no
     capsys: pytest.CaptureFixture[str], flags: list[str], host: str
 ) -> None:
     text = said(capsys, *flags, f"--rdzv-endpoint={host}:29400", "x")
-    assert f"the rendezvous endpoint is `{host.strip('[]')}`, which means all addresses of a machine, must be" in text
+    assert f"the rendezvous endpoint is `{host.strip('[]')}`, which means all addresses of a machine; it must" in text
     assert "--rdzv-conf is_host=1 on that node alone" in text
     assert _options.rendezvous_of(
         _flags.parse(["--rdzv-backend=c10d", "--rdzv-conf=is_host=1", f"--rdzv-endpoint={host}:29400", "x"])
