@@ -294,7 +294,7 @@ class Demo:
         said = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False).stdout
         for line in said.splitlines():
             self.account.say("", line)
-        self.explained = re.search(rf" rank {self.killed_rank} SIGKILL .* first", said) is not None
+        self.explained = re.search(rf" rank {self.killed_rank} SIGKILL .* root cause", said) is not None
 
     def verify(self) -> None:
         codes = {name: node.process.returncode for name, node in self.nodes.items()}
