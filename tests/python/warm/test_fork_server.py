@@ -169,7 +169,7 @@ def test_a_worker_with_another_variable_is_started_cold(job: Job, tmp_path: Path
 def test_another_program_has_no_fork_server(job: Job) -> None:
     agent = job.start([sys.executable, str(SCRIPTS / "warm_agent.py"), WARM, "1", "0", "-", "/bin/echo", "hello"])
     assert agent.wait() == 0
-    agent.line("no template: their program is `/bin/echo`, not this Python")
+    agent.line("no template: the workers' program is `/bin/echo`, not this Python")
     agent.line("^hello")
 
 
