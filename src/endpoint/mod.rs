@@ -94,7 +94,9 @@ pub enum EndpointError {
     #[error(transparent)]
     Bind(#[from] BindError),
     /// The thread could not be started, or the sockets could not be taken over.
-    #[error("cannot start the coordinator: {0}")]
+    #[error(
+        "cannot start the coordinator, its thread or sockets cannot be set up: {0}; check the limits of threads and open files"
+    )]
     Start(#[from] io::Error),
 }
 

@@ -37,6 +37,8 @@ pub enum ProtectionError {
     #[error("TLS cannot be set up: {0}")]
     Tls(String),
     /// The system has no further thread.
-    #[error("the threads for handshakes cannot be started: {0}")]
+    #[error(
+        "the threads that authenticate connections cannot be started: {0}; check the limits of threads (ulimit -u, pids.max)"
+    )]
     Threads(io::Error),
 }

@@ -13,7 +13,7 @@ pub const FRAME_LIMIT_BYTES: usize = 64 * 1024;
 #[non_exhaustive]
 pub enum CodecError {
     /// The connection does not open with [`MAGIC`].
-    #[error("not a rendezvous session: first bytes `{0}`")]
+    #[error("not a connection of an elastic_rs node: its first bytes are `{0}`; ignore a port scan or a health check")]
     Foreign(String),
     /// The other end speaks another version.
     #[error(
