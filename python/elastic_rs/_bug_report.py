@@ -10,10 +10,10 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from elastic_rs import _elastic_rs
+from elastic_rs._observe import _commands, _source
 from elastic_rs._terminal import error_line, plain, print_line
 
 if TYPE_CHECKING:
@@ -75,16 +75,7 @@ def add_parser(commands: Any) -> None:
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("endpoint", nargs="?", metavar="HOST[:PORT]", help="the job's rendezvous endpoint")
-    parser.add_argument(
-        "--events",
-        action="extend",
-        nargs="+",
-        type=Path,
-        metavar="FILE",
-        help="read events from these files or folders",
-    )
-    parser.add_argument("--run-id", metavar="ID", help="which job, if there are several or a token is used")
+    _commands.add_origin(parser)
     parser.add_argument(
         "-o",
         "--output",
@@ -155,9 +146,6 @@ def _doctor(endpoint: str | None) -> Iterator[str]:
 
 
 def _events(args: argparse.Namespace) -> Iterator[str]:
-    from elastic_rs._observe import _source
-    from elastic_rs.rendezvous._config import DEFAULT_PORT, parse_endpoint
-
     if args.endpoint is None and args.events is None:
         yield "none: no endpoint and no --events was given"
         return
@@ -165,8 +153,7 @@ def _events(args: argparse.Namespace) -> Iterator[str]:
         if args.events is not None:
             events: Sequence[Event] = _source.from_files(args.events, args.run_id)
         else:
-            host, port = parse_endpoint(args.endpoint, DEFAULT_PORT)
-            events, _ = _source.Live(host, port, args.run_id).read()
+            events, _ = _commands.live(args).read()
     except (_source.AnswerError, ValueError, OSError) as error:
         yield f"none: {error}"
         return

@@ -25,7 +25,7 @@ from elastic_rs.rendezvous._config import DEFAULT_PORT, parse_endpoint
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["add_parsers"]
+__all__ = ["add_origin", "add_parsers", "live"]
 
 HEALTHY = 0
 NOT_HEALTHY = 1
@@ -77,6 +77,14 @@ def _parser(
         description=f"Show {what}. It changes nothing.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    add_origin(parser)
+    parser.add_argument("--json", action="store_true", help="for programs")
+    parser.set_defaults(run=lambda args: _guarded(run, args))
+    return parser
+
+
+def add_origin(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments that say which job's events a command reads, and where: :func:`live` takes the endpoint."""
     parser.add_argument(
         "endpoint",
         nargs="?",
@@ -93,9 +101,6 @@ def _parser(
         "`events --json` wrote; of a folder, all such files below it; `-` is standard input",
     )
     parser.add_argument("--run-id", metavar="ID", help="which job, if there are several or a token is used")
-    parser.add_argument("--json", action="store_true", help="for programs")
-    parser.set_defaults(run=lambda args: _guarded(run, args))
-    return parser
 
 
 def _guarded(run: Callable[[argparse.Namespace], int], args: argparse.Namespace) -> int:
@@ -146,7 +151,12 @@ def _fail(code: int, text: str) -> int:
     return code
 
 
-def _live(args: argparse.Namespace) -> _source.Live:
+def live(args: argparse.Namespace) -> _source.Live:
+    """Return the coordinator at the endpoint of :func:`add_origin`.
+
+    Raises:
+        ValueError: it is no endpoint, or has port 0.
+    """
     host, port = parse_endpoint(args.endpoint, DEFAULT_PORT)
     if port == 0:
         raise ValueError(f"the rendezvous endpoint is `{args.endpoint}`, must have the port on which the job is, not 0")
@@ -156,7 +166,7 @@ def _live(args: argparse.Namespace) -> _source.Live:
 def _read(args: argparse.Namespace) -> tuple[list[Event], dict[str, Any] | None]:
     if args.events is not None:
         return _source.from_files(args.events, args.run_id), None
-    events, state = _live(args).read()
+    events, state = live(args).read()
     _source.warn_of_later(events)
     return events, state
 
@@ -202,11 +212,11 @@ def _events(args: argparse.Namespace) -> int:
             return _fail(USAGE, "--format=chrome-trace covers what has happened so far, must be given without --follow")
         from elastic_rs._observe._exporter import export
 
-        export(_live(args), _elastic_rs.VERSION)
+        export(live(args), _elastic_rs.VERSION)
         return HEALTHY
     if args.follow:
         names, since_us = Names(), None
-        for line in _live(args).follow():
+        for line in live(args).follow():
             if args.json:
                 print(escaped(line), flush=True)
                 continue
@@ -216,7 +226,7 @@ def _events(args: argparse.Namespace) -> int:
     elif args.json and args.events is None:
         # As they were recorded, so that other programs find fields that this release does not know. A peer may have
         # written them.
-        for line in _live(args).lines():
+        for line in live(args).lines():
             print(escaped(line))
     else:
         read = _read(args)[0]
@@ -252,7 +262,7 @@ def _top(args: argparse.Namespace) -> int:
         return _fail(USAGE, "top needs an endpoint, and is for people: `status --json` is for programs")
     from elastic_rs._observe._top import show
 
-    return show(_live(args))
+    return show(live(args))
 
 
 def _page(args: argparse.Namespace) -> int:

@@ -9,6 +9,7 @@ import pytest
 from elastic_rs._doctor import _etcd as etcd
 from elastic_rs._doctor._etcd import Look
 from elastic_rs._doctor._findings import Answer, Finding
+from helpers.findings import assert_finding
 
 VOTERS = [["http://a:1"], ["http://b:1"], ["http://c:1"]]
 MIB = 1 << 20
@@ -113,8 +114,5 @@ VERDICTS: list[tuple[Finding, str, str]] = [
     ("finding", "verdict", "text"), VERDICTS, ids=[f"{found.check} {text}" for found, _, text in VERDICTS]
 )
 def test_verdicts(finding: Finding, verdict: str, text: str) -> None:
-    assert finding.verdict == verdict, finding
-    assert text in str(finding)
-    assert bool(finding.remedy) == (verdict == "mend"), "a fault comes with what to do"
-    assert str(finding).startswith(f"{verdict:<5} {finding.check}")
+    assert_finding(finding, verdict, text)
     assert len(finding.check) <= 12

@@ -22,6 +22,7 @@ from elastic_rs._doctor._findings import Answer, Finding, Question, asked
 from elastic_rs._doctor._peer import Reached, reach
 from elastic_rs._elastic_rs import PROTOCOL_VERSION
 from elastic_rs.run import _flags, _options
+from helpers.findings import assert_finding
 from helpers.foreign_servers import answering, swallowing
 
 MIB = 1 << 20
@@ -184,10 +185,7 @@ VERDICTS: list[tuple[Finding, str, str]] = [
     ("finding", "verdict", "text"), VERDICTS, ids=[f"{found.check} {text}" for found, _, text in VERDICTS]
 )
 def test_verdicts(finding: Finding, verdict: str, text: str) -> None:
-    assert finding.verdict == verdict, finding
-    assert text in str(finding)
-    assert bool(finding.remedy) == (verdict == "mend"), "a fault has a remedy"
-    assert str(finding).startswith(f"{verdict:<5} {finding.check}")
+    assert_finding(finding, verdict, text)
 
 
 @pytest.mark.parametrize(

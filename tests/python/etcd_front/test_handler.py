@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
@@ -11,6 +10,7 @@ import elastic_rs
 import pytest
 import torch.distributed as dist
 from elastic_rs import EtcdClient, EtcdStore, RustEtcdRendezvousHandler, create_rust_etcd_handler
+from helpers.handlers import assert_one_world, waiting
 from torch.distributed.elastic.rendezvous import (
     RendezvousClosedError,
     RendezvousParameters,
@@ -50,14 +50,6 @@ def join_all(*handlers: RustEtcdRendezvousHandler) -> list[RendezvousInfo]:
         return list(pool.map(lambda handler: handler.next_rendezvous(), handlers, timeout=LIMIT_S))
 
 
-def waiting(handler: RustEtcdRendezvousHandler) -> int:
-    """Poll until etcd's watch has reported it, for at most the test's time limit."""
-    pause = threading.Event()
-    while not (count := handler.num_nodes_waiting()):
-        pause.wait(0.01)
-    return count
-
-
 def test_torch_finds_the_backend_by_its_entry_point(endpoint: str, name: str) -> None:
     handler = get_rendezvous_handler(RendezvousParameters("rust-etcd", endpoint, name, 1, 1, drain_timeout=0))
     assert isinstance(handler, RustEtcdRendezvousHandler)
@@ -68,13 +60,8 @@ def test_torch_finds_the_backend_by_its_entry_point(endpoint: str, name: str) ->
 def test_all_nodes_get_one_world_and_a_common_store(make: Make) -> None:
     handlers = [make("3") for _ in range(3)]
     infos = join_all(*handlers)
-    assert sorted(info.rank for info in infos) == [0, 1, 2]
-    assert {info.world_size for info in infos} == {3}
-    bootstraps = [info.bootstrap_store_info for info in infos]
-    assert len({(info.master_addr, info.master_port) for info in bootstraps if info}) == 1
-    infos[0].store.set("from", "one")
-    assert infos[2].store.get("from") == b"one"
-    assert isinstance(infos[0].store, dist.Store)
+    assert len(infos) == 3
+    assert_one_world(infos)
 
 
 def test_workers_share_an_empty_store_at_rank_0(make: Make) -> None:

@@ -15,6 +15,7 @@ import pytest
 import torch.distributed as dist
 from elastic_rs import RustC10dRendezvousHandler, _elastic_rs, create_rust_c10d_handler
 from elastic_rs.errors import ElasticError
+from helpers.handlers import assert_one_world, waiting
 from torch.distributed.elastic.agent.server.api import _RoleInstanceInfo
 from torch.distributed.elastic.rendezvous import (
     RendezvousClosedError,
@@ -62,14 +63,6 @@ def together(*handlers: RustC10dRendezvousHandler) -> Iterator[list[Future[Rende
         yield [pool.submit(handler.next_rendezvous) for handler in handlers]
 
 
-def waiting(handler: RustC10dRendezvousHandler) -> int:
-    """Poll until a push has arrived, for at most the test's time limit."""
-    pause = threading.Event()
-    while not (count := handler.num_nodes_waiting()):
-        pause.wait(0.01)
-    return count
-
-
 def test_torch_finds_the_backend_by_its_entry_point() -> None:
     # Importing torch.distributed.elastic.rendezvous has registered the plug-ins of installed packages.
     handler = get_rendezvous_handler(RendezvousParameters("rust-c10d", "127.0.0.1:0", "job", 1, 1, drain_timeout=0))
@@ -83,13 +76,8 @@ def test_all_nodes_get_one_world_and_a_common_store(make: Make) -> None:
     handlers = [make("3") for _ in range(3)]
     with together(*handlers) as joins:
         infos = [join.result() for join in joins]
-    assert sorted(info.rank for info in infos) == [0, 1, 2]
-    assert {info.world_size for info in infos} == {3}
-    bootstraps = [info.bootstrap_store_info for info in infos]
-    assert len({(info.master_addr, info.master_port) for info in bootstraps if info}) == 1
-    infos[0].store.set("from", "one")
-    assert infos[2].store.get("from") == b"one"
-    assert isinstance(infos[0].store, dist.Store)
+    assert len(infos) == 3
+    assert_one_world(infos)
 
 
 def test_the_worker_store_listens_after_the_join_and_is_empty(make: Make) -> None:
