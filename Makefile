@@ -191,7 +191,7 @@ check-mypy: setup
 	@$(PY) -m mypy --strict python/elastic_rs
 	@$(PY) -m mypy --config-file tests/mypy.ini
 
-# Programs that tools/environment.py puts into build/checks. If they could not be had, a line says so, and CI checks no less: it has them.
+# Programs that tools/environment.py puts into build/checks. A line names each one that could not be installed. CI has them all.
 check_program = if [ ! -x build/checks/bin/$(1) ]; then echo '    not checked: $(1) could not be installed (requirements/checks.txt)'; else
 check-deny: require-cargo setup
 	$(say) 'lint: licences, sources and duplicates of crates (cargo deny)'

@@ -48,7 +48,7 @@ pub(crate) fn set_soft_limit(wanted: impl FnOnce(Rlimit) -> Option<u64>) -> (Opt
     (limit.current, current)
 }
 
-/// Make room for unauthenticated peers, the first time that it is called in this process. Returns how many places of one kind there are for
+/// Make room for unauthenticated peers, the first time that it is called in this process. Returns how many permits of one kind there are for
 /// them.
 pub(crate) fn pending_handshake_permits() -> usize {
     *PERMITS.get_or_init(|| {
@@ -75,7 +75,7 @@ fn raised(limit: Rlimit) -> Rlimit {
     Rlimit { current, ..limit }
 }
 
-/// How many places of one kind unauthenticated peers have, with this soft limit before it was raised and now.
+/// How many permits of one kind unauthenticated peers have, with this soft limit before it was raised and now.
 fn permits(before: Option<u64>, now: Option<u64>) -> usize {
     let (Some(before), Some(now)) = (before, now) else { return MOST_PERMITS };
     let room = usize::try_from((now - before).max(before / SHARE as u64)).unwrap_or(usize::MAX);

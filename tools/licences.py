@@ -50,9 +50,9 @@ def needed(root: Path, kinds: set[str | None], targets: Sequence[str] = TARGETS)
     found: dict[str, dict[str, Any]] = {}
     for target in targets:
         command = ["cargo", "metadata", "--format-version=1", f"--filter-platform={target}"]
-        told = json.loads(subprocess.run(command, cwd=root, check=True, capture_output=True, text=True).stdout)
-        packages = {package["id"]: package for package in told["packages"]}
-        edges = {node["id"]: node["deps"] for node in told["resolve"]["nodes"]}
+        metadata = json.loads(subprocess.run(command, cwd=root, check=True, capture_output=True, text=True).stdout)
+        packages = {package["id"]: package for package in metadata["packages"]}
+        edges = {node["id"]: node["deps"] for node in metadata["resolve"]["nodes"]}
         todo = [name for name, package in packages.items() if package["name"] == BINDING]
         seen = set(todo)
         while todo:
@@ -105,8 +105,8 @@ def tidy(text: str) -> str:
 
 
 def rust_version() -> str:
-    said = subprocess.run(["rustc", "--version"], check=True, capture_output=True, text=True).stdout
-    return said.split()[1]
+    output = subprocess.run(["rustc", "--version"], check=True, capture_output=True, text=True).stdout
+    return output.split()[1]
 
 
 if __name__ == "__main__":

@@ -63,7 +63,7 @@ impl Ending {
         self.outcome.as_deref() == Some("failed_here")
     }
 
-    /// Why an agent that was not told to leave has ended. `up`: it had reported that it runs.
+    /// Why an agent that was not asked to leave has ended. `up`: it had reported that it runs.
     pub fn why(&self, python: &str, up: bool) -> String {
         let has = |text: &str| self.last_lines.iter().any(|line| line.contains(text));
         let detail = self.detail();

@@ -1,7 +1,7 @@
 //! The driver's decisions: what it does when hosts come and go, when agents start, end or are lost, and when signals arrive.
 //!
 //! The driver keeps one agent on each listed host that is not kept out. When a host vanishes or gets another number of slots, its
-//! agent was asked to leave. When an agent ends by itself, its host has had *trouble*: the driver tries again after a delay, and keeps
+//! agent is asked to leave. When an agent ends by itself, its host has had *trouble*: the driver tries again after a delay, and keeps
 //! the host out after [`Rules::host_failures`] troubles within [`Rules::window`]. The coordinator counts failures of workers, and
 //! the driver starts no agent on a host that the coordinator keeps out.
 //!

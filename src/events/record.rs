@@ -67,7 +67,7 @@ pub enum Kind {
     /// A node is about to leave: its workers stop with the others.
     #[serde(rename = "node.leaves")]
     NodeLeaves {},
-    /// A node sent nothing any more.
+    /// A node was lost, since it sent nothing for too long or its connection did not come back.
     #[serde(rename = "node.lost")]
     NodeLost {
         /// What ended.

@@ -64,7 +64,7 @@ impl Seen {
         }
     }
 
-    /// The times of this state. The node `me` has none, so it counts as received from now.
+    /// The times of this state. The node `me` has none, so it counts as if it had sent a message now.
     fn times(&self, blob: &Blob, me: NodeId, now: Instant) -> Times {
         let ((newcomer, ready), pace) = (blob.marks(), self.pace(now));
         let others = self.nodes.iter().filter(|(id, _)| **id != me);

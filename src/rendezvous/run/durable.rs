@@ -57,7 +57,7 @@ pub(in crate::rendezvous) struct Durable {
 /// The times of a run. They are not in the cell, because each node has its own clock.
 #[derive(Clone, Debug, Default)]
 pub(in crate::rendezvous) struct Times {
-    /// When each node was last received from, and whether it is a suspect. A node without an entry counts as received from now.
+    /// When each node's last message was received, and whether it is a suspect. A node without an entry counts as if it had sent one now.
     pub last_received: BTreeMap<NodeId, (Instant, bool)>,
     /// The instants from which the next round's time-outs count.
     pub pace: Pace,
