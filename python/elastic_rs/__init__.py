@@ -21,16 +21,21 @@ if TYPE_CHECKING:
     from elastic_rs._step import step
     from elastic_rs._version import __version__
     from elastic_rs.agent import LocalElasticAgent
-    from elastic_rs.c10d_backend import C10dRendezvousBackend, create_backend
-    from elastic_rs.dynamic import DynamicRendezvousHandler, RendezvousSettings, RendezvousTimeout, create_handler
-    from elastic_rs.etcd_backend import EtcdRendezvousBackend
-    from elastic_rs.etcd_store import EtcdStore
     from elastic_rs.rendezvous import (
         RustC10dRendezvousHandler,
         RustEtcdRendezvousHandler,
         create_rust_c10d_handler,
         create_rust_etcd_handler,
     )
+    from elastic_rs.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend, create_backend
+    from elastic_rs.rendezvous.dynamic_rendezvous import (
+        DynamicRendezvousHandler,
+        RendezvousSettings,
+        RendezvousTimeout,
+        create_handler,
+    )
+    from elastic_rs.rendezvous.etcd_rendezvous_backend import EtcdRendezvousBackend
+    from elastic_rs.rendezvous.etcd_store import EtcdStore
     from elastic_rs.store import TCPStore
 
 __all__ = [
@@ -62,10 +67,15 @@ _HOMES = {
     "._step": ("step",),
     "._version": ("__version__",),
     ".agent": ("LocalElasticAgent",),
-    ".c10d_backend": ("C10dRendezvousBackend", "create_backend"),
-    ".dynamic": ("DynamicRendezvousHandler", "RendezvousSettings", "RendezvousTimeout", "create_handler"),
-    ".etcd_backend": ("EtcdRendezvousBackend",),
-    ".etcd_store": ("EtcdStore",),
+    ".rendezvous.c10d_rendezvous_backend": ("C10dRendezvousBackend", "create_backend"),
+    ".rendezvous.dynamic_rendezvous": (
+        "DynamicRendezvousHandler",
+        "RendezvousSettings",
+        "RendezvousTimeout",
+        "create_handler",
+    ),
+    ".rendezvous.etcd_rendezvous_backend": ("EtcdRendezvousBackend",),
+    ".rendezvous.etcd_store": ("EtcdStore",),
     ".rendezvous": (
         *("RustC10dRendezvousHandler", "RustEtcdRendezvousHandler"),
         *("create_rust_c10d_handler", "create_rust_etcd_handler"),

@@ -66,17 +66,16 @@ def _install_rendezvous() -> None:
     from torch.distributed.elastic.rendezvous import c10d_rendezvous_backend as their_backend
     from torch.distributed.elastic.rendezvous import dynamic_rendezvous as theirs
 
-    from elastic_rs import c10d_backend, dynamic
     from elastic_rs._torch_private import handler_factories
-    from elastic_rs.rendezvous import create_rust_etcd_handler
+    from elastic_rs.rendezvous import c10d_rendezvous_backend, create_rust_etcd_handler, dynamic_rendezvous
 
     _replace(
         "rendezvous",
         {
-            their_backend.C10dRendezvousBackend: c10d_backend.C10dRendezvousBackend,
-            their_backend.create_backend: c10d_backend.create_backend,
-            theirs.DynamicRendezvousHandler: dynamic.DynamicRendezvousHandler,
-            theirs.create_handler: dynamic.create_handler,
+            their_backend.C10dRendezvousBackend: c10d_rendezvous_backend.C10dRendezvousBackend,
+            their_backend.create_backend: c10d_rendezvous_backend.create_backend,
+            theirs.DynamicRendezvousHandler: dynamic_rendezvous.DynamicRendezvousHandler,
+            theirs.create_handler: dynamic_rendezvous.create_handler,
             **_etcd_classes(),
         },
     )
@@ -97,14 +96,14 @@ def _etcd_classes() -> dict[Any, Any]:
     except ModuleNotFoundError:  # torch 2.6 without python-etcd: nobody can have these classes
         return {}
 
-    from elastic_rs import etcd_backend, etcd_store
+    from elastic_rs.rendezvous import etcd_rendezvous_backend, etcd_store
 
     ours: dict[Any, Any] = {their_store.EtcdStore: etcd_store.EtcdStore}
     with contextlib.suppress(ImportError):  # it needs urllib3, which PyTorch does not
         from torch.distributed.elastic.rendezvous import etcd_rendezvous_backend as theirs
 
-        ours[theirs.EtcdRendezvousBackend] = etcd_backend.EtcdRendezvousBackend
-        ours[theirs.create_backend] = etcd_backend.create_backend
+        ours[theirs.EtcdRendezvousBackend] = etcd_rendezvous_backend.EtcdRendezvousBackend
+        ours[theirs.create_backend] = etcd_rendezvous_backend.create_backend
     return ours
 
 
@@ -119,12 +118,12 @@ def _install_agent() -> None:
 
 
 def _create_c10d_handler(params: Any) -> Any:
-    from elastic_rs import c10d_backend, dynamic
+    from elastic_rs.rendezvous import c10d_rendezvous_backend, dynamic_rendezvous
     from elastic_rs.rendezvous._config import known_of
 
-    known_of(params.config, {*c10d_backend.KEYS, *dynamic.KEYS}, "c10d")
-    backend, store = c10d_backend.create_backend(params)
-    return dynamic.create_handler(store, backend, params)
+    known_of(params.config, {*c10d_rendezvous_backend.KEYS, *dynamic_rendezvous.KEYS}, "c10d")
+    backend, store = c10d_rendezvous_backend.create_backend(params)
+    return dynamic_rendezvous.create_handler(store, backend, params)
 
 
 def _create_static_handler(params: Any) -> Any:

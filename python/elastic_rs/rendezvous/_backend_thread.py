@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.distributed.elastic.rendezvous import api
 
-from elastic_rs.etcd_backend import EtcdRendezvousBackend
+from elastic_rs.rendezvous.etcd_rendezvous_backend import EtcdRendezvousBackend
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

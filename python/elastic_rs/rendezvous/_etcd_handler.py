@@ -11,11 +11,11 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from elastic_rs import _elastic_rs
-from elastic_rs.etcd_store import EtcdStore
 from elastic_rs.rendezvous._config import ETCD_NAMES, RUST_ETCD
 from elastic_rs.rendezvous._etcd import etcd_of, own_address
 from elastic_rs.rendezvous._launcher_handler import LauncherHandler, created
 from elastic_rs.rendezvous._protection import tunnel_protection
+from elastic_rs.rendezvous.etcd_store import EtcdStore
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.rendezvous import RendezvousParameters

@@ -10,7 +10,8 @@ from typing import Any
 
 import elastic_rs
 import pytest
-from elastic_rs import EtcdClient, EtcdOptions, EtcdRendezvousBackend, EtcdStore, etcd_backend
+from elastic_rs import EtcdClient, EtcdOptions, EtcdRendezvousBackend, EtcdStore
+from elastic_rs.rendezvous import etcd_rendezvous_backend
 from torch.distributed.elastic.rendezvous import (
     RendezvousClosedError,
     RendezvousConnectionError,
@@ -95,12 +96,12 @@ def test_an_unreachable_etcd_is_pytorchs_exception() -> None:
     # PyTorch's connects when it is made.
     params = RendezvousParameters("etcd-v2", "127.0.0.1:1", "job", 1, 1, read_timeout="1")
     with pytest.raises(RendezvousConnectionError, match=r"^The connection to etcd has failed\. See inner exception"):
-        etcd_backend.create_backend(params)
+        etcd_rendezvous_backend.create_backend(params)
 
 
 def test_a_backend_is_made_of_torchruns_parameters(endpoint: str, name: str) -> None:
     params = RendezvousParameters("etcd-v2", endpoint, name, 1, 1, read_timeout="7", protocol="HTTP")
-    backend, store = etcd_backend.create_backend(params)
+    backend, store = etcd_rendezvous_backend.create_backend(params)
     assert isinstance(store, EtcdStore)
     assert backend.set_state(b"state")
     assert store.client.get(f"/torch/elastic/rendezvous/{name}")[0] == b"state"
@@ -108,7 +109,9 @@ def test_a_backend_is_made_of_torchruns_parameters(endpoint: str, name: str) -> 
     assert store.prefix == "/torch/elastic/store/"
     for key, value, text in (("read_timeout", "0", "positive integer"), ("protocol", "ftp", "HTTP or HTTPS")):
         with pytest.raises(ValueError, match=text):
-            etcd_backend.create_backend(RendezvousParameters("etcd-v2", endpoint, name, 1, 1, **{key: value}))
+            etcd_rendezvous_backend.create_backend(
+                RendezvousParameters("etcd-v2", endpoint, name, 1, 1, **{key: value})
+            )
 
 
 @pytest.fixture(params=["PyTorch's handler", "our handler"])

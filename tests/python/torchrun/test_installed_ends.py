@@ -16,9 +16,9 @@ from types import SimpleNamespace
 import pytest
 import torch.distributed as dist
 from elastic_rs import C10dRendezvousBackend, TCPStore
-from elastic_rs.dynamic import _may_serve
 from elastic_rs.errors import RendezvousConnectionError
 from elastic_rs.rendezvous._backend_thread import is_gone
+from elastic_rs.rendezvous.dynamic_rendezvous import _may_serve
 from helpers.procs import Job, Process
 
 INSTALLED = "import elastic_rs, sys; elastic_rs.install(); from torch.distributed.run import main; main(sys.argv[1:])"

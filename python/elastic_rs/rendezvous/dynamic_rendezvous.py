@@ -23,11 +23,11 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousSe
 from elastic_rs import _elastic_rs
 from elastic_rs._elastic_rs import RendezvousConfig
 from elastic_rs._torch_private import FileStore, PrefixStore, store_of
-from elastic_rs.etcd_backend import EtcdRendezvousBackend
 from elastic_rs.rendezvous._backend_thread import BackendThread
 from elastic_rs.rendezvous._node import shares_store
 from elastic_rs.rendezvous._node_handler import NodeHandler
 from elastic_rs.rendezvous._protection import decided, tunnel_protection
+from elastic_rs.rendezvous.etcd_rendezvous_backend import EtcdRendezvousBackend
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -17,7 +17,7 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousBa
 
 from elastic_rs._elastic_rs import EtcdClient, EtcdOptions
 from elastic_rs.errors import RendezvousConnectionError
-from elastic_rs.etcd_store import EtcdStore, Leases, checked
+from elastic_rs.rendezvous.etcd_store import EtcdStore, Leases, checked
 
 if TYPE_CHECKING:
     from collections.abc import Callable
