@@ -100,6 +100,20 @@ publish: release-tools
 	@cd dist && sha256sum --check --strict SHA256SUMS
 	@$(dir $(RELEASE_PY))twine upload --non-interactive --disable-progress-bar dist/*.whl dist/*.tar.gz
 
+# The pages need no compiler and no PyTorch: what is generated in them is committed.
+.PHONY: docs reference
+
+docs: ## build the site of all pages into build/site; open build/site/index.html
+	$(say) 'docs: build/site (Sphinx)'
+	@$(choose_python) \
+	"$$python" tools/environment.py --docs
+	@build/docs/bin/python tools/docs_site.py build/site
+	@echo '    build/site/index.html'
+
+reference: build-tested ## write docs/reference/ from the program: flags, commands, environment variables
+	$(say) 'reference: docs/reference (tools/reference.py)'
+	@$(PY) tools/reference.py
+
 build: require-cargo setup ## build the wheel into dist/ and install it into build/venv
 	$(say) 'build: wheel (maturin, release)'
 	@rm -rf dist

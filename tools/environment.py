@@ -22,7 +22,8 @@ There are two environments, because one of them is large, and folders of package
 
 - ``checks-<hash>`` holds programs that check crates and workflows (``requirements/checks.txt``, ``build/checks``).
 - ``release-<hash>`` has what builds and checks wheels (``requirements/release.txt``). ``python tools/environment.py
-  --release`` makes it alone, as ``build/release``: who builds a wheel needs no PyTorch.
+  --release`` makes it alone, as ``build/release``: who builds a wheel needs no PyTorch. ``docs-<hash>``
+  (``requirements/docs.txt``, ``--docs``, ``build/docs``) builds the site, in the same way.
 
 The stamp that marks the shared environment as complete is written last. Without the stamp the environment is made
 again, because pip takes an incompletely installed package for an installed one. Downloads come from pip's cache then.
@@ -59,19 +60,24 @@ ENGINES = ROOT / "requirements" / "engines.txt"
 RAY = ROOT / "requirements" / "ray.txt"
 UPSTREAM = ROOT / "requirements" / "upstream.txt"
 CHECKS = ROOT / "requirements" / "checks.txt"
-RELEASE = ROOT / "requirements" / "release.txt"
+ALONE = {
+    "--release": ("release", "the tools for wheels", "400 MB"),
+    "--docs": ("docs", "the tools for the site", "80 MB"),
+}
+"""Environments that are made alone, by the option: its file of requirements, what is in it, its size."""
 STAMP = "elastic_rs-complete"
 # Programs of the shared environment that are called by name. They are native binaries, so a link is enough.
 LINKED_TOOLS = ("maturin", "ruff")
 
 
 def main() -> int:
-    if sys.argv[1:] == ["--release"]:
-        pins = RELEASE.read_text()
-        tools = cached("release", pins)
+    if sys.argv[1:2] and sys.argv[1] in ALONE:
+        kind, what, size = ALONE[sys.argv[1]]
+        pins = (ROOT / "requirements" / f"{kind}.txt").read_text()
+        tools = cached(kind, pins)
         if not (tools / STAMP).exists():
-            make_shared(tools, pins, "the tools for wheels", "--quiet", "--no-deps", size="400 MB")
-        link(ROOT / "build" / "release", tools)
+            make_shared(tools, pins, what, "--quiet", "--no-deps", size=size)
+        link(ROOT / "build" / kind, tools)
         return 0
     with_ray = sys.argv[1:2] == ["--ray"]
     version = sys.argv[1] if len(sys.argv) > 1 and not with_ray else None

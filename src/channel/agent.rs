@@ -172,7 +172,7 @@ impl Exchange {
             unproven: Arc::new(Semaphore::new(UNPROVEN + workers as usize)),
             kept: Mutex::default(),
             log: BoundedLog::new(LOG_PERIOD, |what, count| {
-                tracing::warn!(what, count, "more of the same was not logged");
+                tracing::warn!(what, count, "further messages of this kind were not logged");
             }),
         });
         let (sender, received) = mpsc::channel(256);

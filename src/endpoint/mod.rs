@@ -204,7 +204,7 @@ impl EndpointServer {
         let runtime = Builder::new_current_thread().enable_io().enable_time().build()?;
         let acceptor = protection.clone().map(Acceptor::new).transpose().map_err(io::Error::other)?.map(Arc::new);
         let log = Arc::new(BoundedLog::new(options.log_period, |what, count| {
-            tracing::warn!(what, count, "more of the same was not logged");
+            tracing::warn!(what, count, "further messages of this kind were not logged");
         }));
         let new_sessions = match &acceptor {
             None => {

@@ -90,7 +90,7 @@ async fn hand_over(mut upgraded: mpsc::UnboundedReceiver<Upgraded>, sender: mpsc
         let stream = match TcpStream::from_std(stream) {
             Ok(stream) => stream,
             Err(error) => {
-                tracing::warn!(%peer, %error, "the connection of a node is closed, it cannot be set up; the node tries again");
+                tracing::warn!(%peer, %error, "the connection of a node could not be set up and was closed; the node tries again");
                 continue;
             }
         };
@@ -112,7 +112,7 @@ async fn begin(
             let halves = match proven.halves() {
                 Ok(halves) => halves,
                 Err(error) => {
-                    tracing::warn!(%peer, %error, "the connection of a node is closed, it cannot be set up; the node tries again");
+                    tracing::warn!(%peer, %error, "the connection of a node could not be set up and was closed; the node tries again");
                     continue;
                 }
             };

@@ -131,7 +131,7 @@ impl Metrics {
                 out.value("rounds_total", &[("run", run), ("why", why)], *count);
             }
         }
-        out.family("restarts", "counter", "Worker failures that counted against the job's restart budget");
+        out.family("restarts", "counter", "Restarts used of the job's budget; workers that fail together count once");
         for (run, counts) in self.all() {
             for (cause, count) in ["exit", "signal"].into_iter().zip(counts.restarts) {
                 out.value("restarts_total", &[("run", run), ("cause", cause)], count);
@@ -149,7 +149,11 @@ impl Metrics {
         }
         out.family("nodes_left", "counter", "Nodes that left after sending a goodbye");
         self.each(out, "nodes_left_total", |counts| counts.left);
-        out.family("node_refusals", "counter", "Nodes that were rejected, labelled with the reason");
+        out.family(
+            "node_refusals",
+            "counter",
+            "Times that a node was rejected, labelled with the reason; a node that tries again counts again",
+        );
         for (run, counts) in self.all() {
             for (why, count) in Refused::ALL.into_iter().zip(counts.refused) {
                 out.value("node_refusals_total", &[("run", run), ("why", why.name())], count);

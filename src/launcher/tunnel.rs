@@ -97,7 +97,7 @@ impl Tunnel {
         let (stop, stopped) = oneshot::channel::<()>();
         let run = move || {
             let log = Arc::new(BoundedLog::new(LOG_PERIOD, |what, count| {
-                tracing::warn!(target: "elastic_rs::rendezvous", what, count, "more of the same was not logged");
+                tracing::warn!(target: "elastic_rs::rendezvous", what, count, "further messages of this kind were not logged");
             }));
             runtime.block_on(async {
                 tokio::select! {

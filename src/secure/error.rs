@@ -31,7 +31,9 @@ pub enum ProtectionError {
     #[error("reading {0} has failed, which is a bug")]
     Bug(String),
     /// There is neither.
-    #[error("protection needs a token or certificates, and neither is configured")]
+    #[error(
+        "sessions cannot be protected: neither a token (ELASTIC_RS_TOKEN_FILE) nor certificates (ELASTIC_RS_TLS_CERT) are given"
+    )]
     Nothing,
     /// TLS cannot be set up. This is a bug, or the system has no randomness.
     #[error("TLS cannot be set up: {0}")]

@@ -373,7 +373,7 @@ impl Receiver {
                 ),
                 Ok(None) => ready.clear_ready(),
                 Err(error) => {
-                    tracing::error!(%error, "signals cannot be read any longer; only SIGKILL ends this process");
+                    tracing::error!(%error, "signals cannot be read any longer; this process goes on, and only SIGKILL ends it");
                     return std::future::pending().await;
                 }
             }

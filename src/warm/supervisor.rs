@@ -130,7 +130,10 @@ impl Supervisor {
         match self.client.state() {
             State::Over(_) => return false, // it reported the reason itself
             State::Ready if number + 1 < MAX_DEATHS => {
-                tracing::warn!("the fork server that has loaded {} is restarted: {how}", self.client.spec().what);
+                tracing::warn!(
+                    "the fork server that has loaded {} has ended and is started again; workers run on: {how}",
+                    self.client.spec().what
+                );
                 return true;
             }
             State::Ready => self.client.on_over(format!("{how}, for the {MAX_DEATHS}th time")),

@@ -185,7 +185,7 @@ def test_the_log_period_is_taken_from_the_command_line(serve: Serve) -> None:
             with contextlib.suppress(ConnectionResetError):
                 assert stranger.recv(1) == b""
     # The summary comes half a second after the first record. With the default it would be a minute.
-    process.line("more of the same was not logged")
+    process.line("further messages of this kind were not logged")
     process.signal(signal.SIGTERM)
     assert process.wait() == 0
 

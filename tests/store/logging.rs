@@ -182,7 +182,8 @@ fn the_number_of_omitted_records_is_logged_after_a_flood() {
         visit(&server, b"GET / HTTP/1.1\r\n\r\n");
     }
     let deadline = Instant::now() + Duration::from_secs(20);
-    while !RECORDS.lock().unwrap().iter().any(|record| record.contains("more of the same was not logged")) {
+    while !RECORDS.lock().unwrap().iter().any(|record| record.contains("further messages of this kind were not logged"))
+    {
         assert!(Instant::now() < deadline, "{:?}", RECORDS.lock().unwrap());
         std::thread::sleep(Duration::from_millis(1));
     }
@@ -204,7 +205,7 @@ fn a_flood_is_counted_in_full_and_logged_in_part() {
     let records = std::mem::take(&mut *RECORDS.lock().unwrap());
     // Twenty records a minute. On a slow machine each further minute adds twenty records and a summary.
     let of = |text: &str| records.iter().filter(|record| record.contains(text)).count();
-    let (logged, summaries) = (of("unknown query code 71"), of("more of the same was not logged"));
+    let (logged, summaries) = (of("unknown query code 71"), of("further messages of this kind were not logged"));
     assert!(logged >= 20 && logged <= 20 * summaries, "{logged} of {FLOOD}, {summaries} summaries");
     assert_eq!(of("protocol_violation"), 1, "another cause is not lost in the flood");
     if summaries == 1 {
@@ -232,7 +233,7 @@ fn a_flood_of_refused_sessions_is_logged_in_part() {
     let records = std::mem::take(&mut *RECORDS.lock().unwrap());
     // Twenty records a minute, as above.
     let of = |text: &str| records.iter().filter(|record| record.contains(text)).count();
-    let (logged, summaries) = (of("connection refused"), of("more of the same was not logged"));
+    let (logged, summaries) = (of("connection refused"), of("further messages of this kind were not logged"));
     assert!(logged >= 20 && logged <= 20 * summaries, "{logged} of {FLOOD}, {summaries} summaries");
     if summaries == 1 {
         assert_eq!(of("what=\"refused\" count=80"), 1, "{:?}", records.last());

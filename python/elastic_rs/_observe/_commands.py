@@ -47,6 +47,11 @@ def add_parsers(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     status.epilog = EPILOG
     why = _parser(commands, "why", _why, "why a job's workers were last restarted, and how long that took")
     why.add_argument("--recovery", type=int, metavar="N", help="number of the recovery, from 1 (default: the last one)")
+    why.add_argument(
+        "--list",
+        action="store_true",
+        help="a line for each recovery of each job in these files, with its time of day and root cause",
+    )
     events = _parser(commands, "events", _events, "what happened, event by event, each with its causes")
     events.add_argument("--follow", action="store_true", help="go on with each event as it happens, until interrupted")
     events.add_argument(
@@ -187,6 +192,8 @@ def _status(args: argparse.Namespace) -> int:
 
 
 def _why(args: argparse.Namespace) -> int:
+    if args.list:
+        return _list(args)
     story, _ = _story(args)
     count = len(story.recoveries)
     if args.recovery is not None and not 1 <= args.recovery <= count:
@@ -196,6 +203,20 @@ def _why(args: argparse.Namespace) -> int:
         print(json.dumps(facts[(args.recovery or count) - 1] if facts else None))
     else:
         print("\n".join(_text.why(story, args.recovery)))
+    return HEALTHY
+
+
+def _list(args: argparse.Namespace) -> int:
+    if args.recovery is not None:
+        return _fail(USAGE, "--list and --recovery cannot be combined: give --recovery=N with a number of the list")
+    if args.events is None:
+        stories = [_story(args)[0]]
+    else:
+        stories = [story_of(events) for events in _source.runs_of_files(args.events, args.run_id).values()]
+    if args.json:
+        print(json.dumps({story.run: _facts(story)["recoveries"] for story in stories}))
+    else:
+        print("\n".join(line for story in stories for line in _text.recoveries(story)))
     return HEALTHY
 
 

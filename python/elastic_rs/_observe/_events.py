@@ -130,9 +130,13 @@ def run_state(text: str) -> dict[str, Any]:
             _check_names("behind", [name])
             _check_count("behind", steps)
     except _NO_EVENT as error:
-        raise ValueError(f"this is no state of a job: {plain(str(error))}") from None
+        raise ValueError(
+            f"the answer is not the state of a job, as a coordinator sends it: {plain(str(error))}"
+        ) from None
     if not isinstance(state["failed"], bool) or not isinstance(state.get("verdict"), str | None):
-        raise ValueError("this is no state of a job: it does not say how the job has ended")
+        raise ValueError(
+            "the answer is not the state of a job, as a coordinator sends it: it does not say how the job has ended"
+        )
     return dict(state)
 
 

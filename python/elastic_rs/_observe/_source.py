@@ -44,9 +44,10 @@ class Live:
                 host, port, run_id=run_id, protection=secured, timeout_s=timeout_s
             )
         except ConnectionError as error:
+            files = f"--events {host}" if Path(host).exists() else "--events FOLDER, the job's --log-dir"
             raise AnswerError(
                 f"{self._with_address(error)} (the endpoint is the job's --rdzv-endpoint; when the job has ended, "
-                "read its files: --events)"
+                f"read its files: {files})"
             ) from None
 
     def read(self) -> tuple[list[Event], dict[str, Any] | None]:
@@ -103,13 +104,33 @@ class Live:
 
 
 def from_files(paths: Sequence[Path], run_id: str | None) -> list[Event]:
-    """Read the events of one run from files. ``-`` is standard input. Of a folder, all such files below it are read.
-
-    A line that is no event is left out, and named on standard error: its writer was killed, or the disk was full. So is
-    a file or folder without events, as long as another one has some: its node did not get as far as writing any.
+    """Read the events of one run from files, as :func:`runs_of_files` does.
 
     Raises:
         ValueError: none has an event, or there are several runs and none is named; the message says which.
+    """
+    runs = runs_of_files(paths, run_id)
+    if len(runs) > 1:
+        raise ValueError(
+            f"there are several runs in these files: {', '.join(f'`{run}`' for run in sorted(runs))}; name one "
+            "(--run-id), or list all (elastic-rs why --list)"
+        )
+    (chosen,) = runs.values()
+    return chosen
+
+
+def runs_of_files(paths: Sequence[Path], run_id: str | None) -> dict[str, list[Event]]:
+    """Read the events of each run, or of this one, from files. ``-`` is standard input.
+
+    Of a folder, all such files below it are read. A line that is no event is left out, and named on standard error: its
+    writer was killed, or the disk was full. So is a file or folder without events, as long as another one has some: its
+    node did not get as far as writing any.
+
+    Returns:
+        The events by run, of which there is at least one. The run whose first event is the oldest comes first.
+
+    Raises:
+        ValueError: none has an event, or none of the run that is named.
     """
     found: dict[str, Event] = {}
     without: list[str] = []
@@ -128,18 +149,17 @@ def from_files(paths: Sequence[Path], run_id: str | None) -> list[Event]:
         raise ValueError(last)
     for text in without:
         _warn(f"{text}; it is left out")
-    events = list(found.values())
-    runs = sorted({event.run for event in events})
-    if run_id is None and len(runs) > 1:
-        raise ValueError(
-            f"there are several runs in these files: {', '.join(f'`{run}`' for run in runs)}; name one (--run-id)"
-        )
-    chosen = _by_beginning([event for event in events if run_id is None or event.run == run_id])
-    if not chosen:
-        there = f"; there are {', '.join(f'`{run}`' for run in runs)}" if runs else ""
+    runs: dict[str, list[Event]] = {}
+    for event in found.values():
+        if run_id is None or event.run == run_id:
+            runs.setdefault(event.run, []).append(event)
+    if not runs:
+        others = sorted({event.run for event in found.values()})
+        there = f"; there are {', '.join(f'`{run}`' for run in others)}" if others else ""
         raise ValueError(f"there are no events{f' of run `{run_id}`' if run_id else ''} in these files{there}")
-    warn_of_later(chosen)
-    return chosen
+    warn_of_later(found.values())
+    in_order = {run: _by_beginning(events) for run, events in runs.items()}
+    return dict(sorted(in_order.items(), key=lambda item: item[1][0].wall))
 
 
 def _events_of(path: Path, without: list[str]) -> list[Event]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from datetime import datetime
 from typing import Any
 
 from elastic_rs._observe._events import Event, host_of
@@ -118,6 +119,18 @@ def why(story: Story, which: int | None = None) -> list[str]:
     return lines
 
 
+def recoveries(story: Story) -> list[str]:
+    """Return the lines of ``why --list``: the job, and a line for each recovery."""
+    times = [time for event in (*story.events[:1], *story.events[-1:]) if (time := _time_of_day(event))]
+    when = f", {times[0]} to {times[-1]}" if times else ""
+    ended = f"; {story.closed.text or story.closed.data.get('verdict', 'closed')}" if story.closed is not None else ""
+    lines = [f"{story.run}: {_times(story)}{when}{ended}"]
+    for number, recovery in enumerate(story.recoveries, start=1):
+        lasted = span(recovery.lasted_s(story.end_us()))
+        lines.append(f"{number:>4}  {_time_of_day(recovery.root) or '?'}  {lasted:>9}  {what(recovery.root, story)}")
+    return lines
+
+
 def event_line(event: Event, story: Story, since_us: int) -> str:
     node = story.name(event.node) if event.node else ""
     text = event.text or _facts(event, story)
@@ -203,7 +216,17 @@ def _title(recovery: Recovery, number: int, story: Story) -> str:
         rounds += f" to {recovery.completed.round}"
     workers = f" x {recovery.workers} workers" if recovery.workers else ""
     lasted = span(recovery.lasted_s(story.end_us()))
-    return f"recovery {number} of {len(story.recoveries)}, {rounds}: {lasted}{workers}"
+    time = _time_of_day(recovery.root)
+    at = f", at {time}" if time else ""
+    return f"recovery {number} of {len(story.recoveries)}, {rounds}: {lasted}{workers}{at}"
+
+
+def _time_of_day(event: Event) -> str:
+    """Return when it was recorded, in this machine's time zone. Empty: the event does not say it."""
+    try:
+        return datetime.fromisoformat(event.wall).astimezone().strftime("%Y-%m-%d %H:%M:%S %Z")
+    except (ValueError, OverflowError):
+        return ""
 
 
 def _following(recovery: Recovery) -> str:

@@ -282,8 +282,7 @@ class Membership:
         except OSError as error:
             if ahead is not None:
                 raise RuntimeError(
-                    "this worker was started before its node has a rank for it, and only its agent can give it one: "
-                    f"{error}"
+                    f"this worker was started ahead and has no rank yet; only its agent can give it one: {error}"
                 ) from None
             self._disconnected(error)
             return

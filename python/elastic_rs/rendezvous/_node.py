@@ -25,7 +25,9 @@ def claim(
         host, port, is_host=config.is_host, uses_store=uses_store, protection=protected
     )
     if isinstance(claimed, str):
-        logger.info("the coordinator at %s:%d is hosted elsewhere: %s", host, port, claimed)
+        logger.info(
+            "another process hosts the coordinator at %s:%d, and this one connects to it: %s", host, port, claimed
+        )
         return None, claimed
     from elastic_rs._observe._served import serve_pages  # most nodes are not the host
 

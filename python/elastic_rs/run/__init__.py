@@ -161,7 +161,7 @@ def _protected(meeting: Rendezvous, *, alone: bool) -> Protection | None:
         raise UsageError(str(error)) from None
     if protection is not None and meeting.etcd is not None and tunnel is None:
         logger.warning(
-            "%s protects sessions with a coordinator, and this job has none: over etcd, its users and TLS protect it",
+            "%s has no effect over etcd, where a job has no coordinator: only etcd's own users and TLS protect it",
             _protection.TLS_CERT if protection.key_ids is None else _protection.TOKEN_FILE,
         )
     return protection

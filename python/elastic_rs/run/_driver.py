@@ -281,7 +281,9 @@ def _endpoint_of_detached(args: argparse.Namespace, fixed: Mapping[str, int] | N
         given: str = args.rdzv_endpoint
         return given
     if fixed is None:
-        raise UsageError("--detach needs --rdzv-endpoint=HOST:PORT, the first host, if hosts are not -H or --hostfile")
+        raise UsageError(
+            "--detach without -H or --hostfile needs --rdzv-endpoint=HOST:PORT, where all agents meet: the first host"
+        )
     first = next(iter(fixed)).rpartition("@")[2]
     if first == "localhost" and len(fixed) > 1:
         raise UsageError("--detach needs --rdzv-endpoint=HOST:PORT if `localhost` is the first of several hosts")

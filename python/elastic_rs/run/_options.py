@@ -256,7 +256,9 @@ def warm_of(modules: str | None, command: list[str]) -> tuple[list[str], int, st
 
     names = [name.strip() for name in modules.split(",")]
     if not all(part.isidentifier() for name in names for part in name.split(".")):
-        raise CommandLineError(f"--warm-modules is `{modules}`, must be names of modules: torch,torch.distributed")
+        raise CommandLineError(
+            f"--warm-modules is `{modules}`, must be names of modules, such as torch,torch.distributed"
+        )
     plan = _plan.plan(command, names)
     if isinstance(plan, str):
         logger.warning("--warm-start and --warm-modules have no effect: %s", plan)

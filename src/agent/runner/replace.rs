@@ -44,7 +44,7 @@ impl Runner {
         let them: Vec<_> = pids.iter().map(|(rank, pid)| format!("local rank {rank} with pid {pid}")).collect();
         tracing::info!(
             target: "elastic_rs::agent",
-            "{}{} is started again, ahead of the next round: {}",
+            "{}{} is started again now, so that it is ready when the next round begins: {}",
             self.log_prefix(),
             self.entrypoint,
             them.join(", ")

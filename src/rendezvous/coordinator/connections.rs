@@ -183,7 +183,7 @@ pub(super) fn greetings(shared: Shared) -> BoundedTasks<(SessionId, Incoming)> {
     BoundedTasks::new(Handle::current(), UNGREETED, begin, move |peer, ending| {
         if ending == Ending::Refused && log.admits("ungreeted") {
             let most = UNGREETED.permits;
-            tracing::warn!(%peer, "connection refused for now: {most} connections have not sent Hello yet; nodes try again");
+            tracing::warn!(%peer, "connection refused for now: {most} connections that have not sent Hello are open, which is the limit; nodes try again");
         }
     })
 }

@@ -105,7 +105,7 @@ pub async fn run(
     log_period: Duration,
 ) {
     let log = Arc::new(BoundedLog::new(log_period, |what, count| {
-        tracing::warn!(what, count, "more of the same was not logged");
+        tracing::warn!(what, count, "further messages of this kind were not logged");
     }));
     let mut summarising = pin!(log.summarise());
     let mut writers = Sessions::new();

@@ -251,7 +251,7 @@ impl EventLog {
         out.family("sessions", "gauge", "Connected sessions of nodes");
         out.value("sessions", &[], machine.session_count());
         let states: Vec<_> = self.metrics.runs().filter_map(|id| Some(machine.run(id)?.state(now))).collect();
-        out.family("run_state", "gauge", "1 for the current state of the run, 0 for the others");
+        out.family("run_state", "gauge", "1 for what the run does now, 0 for the others: empty (no nodes), waiting (for nodes), running, reforming (some workers still run), closed (ended)");
         for run in &states {
             for state in Activity::ALL {
                 out.value(

@@ -236,7 +236,7 @@ pub(super) fn list_more(listing: &mut Listing, outbox: &mut Outbox) -> usize {
 
 fn log_left_out(summaries: Vec<LeftOut>) {
     for (cause, count) in summaries {
-        tracing::warn!(target: LOG_TARGET, cause = &*cause, count, "more of the same was not logged");
+        tracing::warn!(target: LOG_TARGET, cause = &*cause, count, "further messages of this kind were not logged");
     }
 }
 

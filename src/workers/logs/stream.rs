@@ -127,7 +127,7 @@ impl Stream {
             Some(Err(Errno::AGAIN | Errno::INTR)) => Copied::Nothing,
             Some(Err(error)) => {
                 let local_rank = self.local_rank;
-                tracing::error!(local_rank, %error, "the output of a worker can no longer be read; the rest of it is lost");
+                tracing::error!(local_rank, %error, "the output of a worker can no longer be read: the rest of it is lost, and its next print may fail");
                 Copied::Ended
             }
         }

@@ -119,7 +119,7 @@ def test_a_job_over_a_file_restarts_after_a_worker_was_killed(
         assert _cli.main(["why", "--events", *map(str, chosen)]) == 0
         title, root, broken, *rest = capsys.readouterr().out.splitlines()
         assert title.startswith("recovery 1 of 1, round 1 to 2: "), chosen
-        assert title.endswith(" x 4 workers"), chosen
+        assert " x 4 workers, at 2" in title, chosen
         assert " rank 3 SIGKILL" in root, chosen
         assert broken.startswith(" +- round 1 broken, all nodes notified"), chosen
         assert any("round 2 complete with 2 nodes" in line for line in rest), chosen

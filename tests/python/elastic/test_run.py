@@ -345,9 +345,7 @@ def test_a_worker_that_was_started_ahead_and_finds_no_agent_ends_at_once(
     # Of the last world, where nobody answers.
     for name, value in world_at(1, size=2).variables.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(
-        RuntimeError, match="started before its node has a rank for it, and only its agent can give it one"
-    ):
+    with pytest.raises(RuntimeError, match="started ahead and has no rank yet; only its agent can give it one"):
         elastic.run(lambda _: None)(Recorded())
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -51,7 +52,7 @@ def test_why_names_host_rank_and_signal_of_a_killed_worker(
     assert answer.returncode == 0, answer
     head, root, broken, *rest = answer.stdout.splitlines()
     assert head.startswith("recovery 1 of 1, round 1 to 2: ")
-    assert head.endswith(" x 4 workers")
+    assert re.search(r" x 4 workers, at \d{4}-\d\d-\d\d \d\d:\d\d:\d\d \w+$", head), "when, in this time zone"
     assert f" rank {rank} SIGKILL" in root
     assert "   root cause" in root
     assert broken.startswith(" +- round 1 broken, all nodes notified  +")
@@ -170,7 +171,10 @@ def test_several_runs_in_files_need_a_run_id(tmp_path: Path, capsys: pytest.Capt
     ]
     path.write_text("\n".join(lines))
     assert _cli.main(["status", "--events", str(path)]) == 2
-    assert "there are several runs in these files: `one`, `other`; name one (--run-id)" in capsys.readouterr().err
+    assert (
+        "there are several runs in these files: `one`, `other`; name one (--run-id), or list all"
+        in capsys.readouterr().err
+    )
     assert _cli.main(["status", "--events", str(path), "--run-id=one"]) == 1
     # The exit code says so although nobody reads the words: `| head -0`.
     theirs, ours = os.pipe()
@@ -183,6 +187,13 @@ def test_several_runs_in_files_need_a_run_id(tmp_path: Path, capsys: pytest.Capt
     assert capsys.readouterr().out.startswith("one  FAILED  0 recoveries")
     assert _cli.main(["status", "--events", str(path), "--run-id=other"]) == 0
     assert _cli.main(["why", "--events", str(path), "--run-id=other", "--recovery=1"]) == 2
+    capsys.readouterr()
+    assert _cli.main(["why", "--events", str(path), "--list"]) == 0
+    assert capsys.readouterr().out.splitlines() == ["one: 0 recoveries; failed", "other: 0 recoveries; succeeded"]
+    assert _cli.main(["why", "--events", str(path), "--list", "--json", "--run-id=one"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"one": []}
+    assert _cli.main(["why", "--events", str(path), "--list", "--recovery=1"]) == 2
+    assert "--list and --recovery cannot be combined" in capsys.readouterr().err
     assert _cli.main(["events", "--events", str(path), "--run-id=third"]) == 2
     assert "of run `third` in these files; there are `one`, `other`" in capsys.readouterr().err
 

@@ -6,8 +6,10 @@ import base64
 import hashlib
 import json
 import re
+import time
 import xml.etree.ElementTree as ET
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from elastic_rs._observe import _text
@@ -18,6 +20,23 @@ from elastic_rs._observe._source import AnswerError, Live
 from elastic_rs._observe._story import Part, Redo, Story, story_of
 from elastic_rs._observe._trace import chrome_trace
 from elastic_rs._terminal import plain
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+@pytest.fixture(autouse=True)
+def time_zone() -> Iterator[Callable[[str], None]]:
+    """Times of day are those of UTC, or of the zone that the test chooses by what this yields."""
+    with pytest.MonkeyPatch.context() as patch:
+
+        def choose(name: str) -> None:
+            patch.setenv("TZ", name)
+            time.tzset()
+
+        choose("UTC")
+        yield choose
+    time.tzset()
 
 
 class Log:
@@ -142,14 +161,14 @@ STEERING = "\x1b[2J\u202e\x9b"
 )
 def test_what_is_no_state_of_a_job_is_refused(wrong: dict[str, Any]) -> None:
     said = json.dumps({**state(), "mono_us": 1, **wrong})
-    with pytest.raises(ValueError, match="no state of a job") as error:
+    with pytest.raises(ValueError, match="not the state of a job") as error:
         run_state(said)
     assert str(error.value).isprintable()
 
 
 @pytest.mark.parametrize("said", ["", "[]", "1", "{}", "[" * 10_000])
 def test_an_answer_that_is_no_state_is_an_error(said: str) -> None:
-    with pytest.raises(ValueError, match="no state of a job"):
+    with pytest.raises(ValueError, match="not the state of a job"):
         run_state(said)
 
 
@@ -183,7 +202,8 @@ def test_no_text_of_a_peer_steers_the_terminal_of_status() -> None:
         assert all(line.isprintable() for line in lines), lines
     live._observer = Peer({**said, "round": STEERING})  # type: ignore[assignment]
     with pytest.raises(
-        AnswerError, match=r"host:1: this is no state of a job: `round` is `\x20\[2J  `, must be a count"
+        AnswerError,
+        match=r"host:1: the answer is not the state of a job, as .* it: `round` is `\x20\[2J  `, must be a count",
     ):
         live.read()
 
@@ -297,7 +317,7 @@ def test_why_reads_from_the_root_to_the_new_round() -> None:
     log = formed()
     recovered(log)
     assert _text.why(story_of(log.events())) == [
-        "recovery 1 of 1, round 1 to 2: 32.1 s x 32 workers",
+        "recovery 1 of 1, round 1 to 2: 32.1 s x 32 workers, at 2026-11-22 00:48:48 UTC",
         ' n17 rank 137 exit code 1 "uncorrectable ECC"   root cause; 1 consequence',
         " +- round 1 broken, all nodes notified  +2.0 ms",
         "    |  n2 rank 4 exit code 1  +0.50 s",
@@ -306,6 +326,21 @@ def test_why_reads_from_the_root_to_the_new_round() -> None:
         "       rendezvous median 1.0 ms; n41 1.0 ms",
         "       start      median 0.02 s; n41 0.02 s",
     ]
+
+
+def test_the_list_has_a_line_for_each_recovery_with_the_time_of_day(time_zone: Callable[[str], None]) -> None:
+    log = formed()
+    recovered(log)
+    recovered(log, 400.0)
+    time_zone("Europe/Vienna")
+    assert _text.recoveries(story_of(log.events())) == [
+        "job: 2 recoveries, 2026-11-22 01:48:48 CET to 2026-11-22 01:48:48 CET",
+        '   1  2026-11-22 01:48:48 CET     32.1 s  n17 rank 137 exit code 1 "uncorrectable ECC"',
+        '   2  2026-11-22 01:48:48 CET     32.1 s  n17 rank 137 exit code 1 "uncorrectable ECC"',
+    ]
+    without_times = [replace(event, wall="yesterday") for event in log.events()]
+    assert _text.recoveries(story_of(without_times))[1].startswith("   1  ?  ")
+    assert _text.why(story_of(without_times))[0].endswith(" x 24 workers")
 
 
 def test_status_names_the_last_failure_and_nodes_that_are_away_or_slow() -> None:
@@ -513,7 +548,7 @@ def test_the_failure_for_which_no_restart_was_left_is_explained() -> None:
     log.add("run.closed", 500.1, cause=last, round=2, data={"verdict": "failed"}, text=text)
     story = story_of(log.events())
     assert _text.why(story) == [
-        "recovery 2 of 2, round 2: 0.10 s x 24 workers",
+        "recovery 2 of 2, round 2: 0.10 s x 24 workers, at 2026-11-22 00:48:48 UTC",
         " n2 rank 4 exit code 1   root cause",
         f"    +- {text}",
     ]

@@ -194,7 +194,7 @@ def test_a_warm_start_needs_this_python(caplog: pytest.LogCaptureFixture) -> Non
         (["-mnumpy", "x"], "--module takes no value, and `-mnumpy` gives it one"),
         (
             ["--standalone", "--warm-modules=train.py,a-b", "x"],
-            "--warm-modules is `train.py,a-b`, must be names of modules: torch,torch.distributed",
+            "--warm-modules is `train.py,a-b`, must be names of modules, such as torch,torch.distributed",
         ),
         (["--nprocs-per-node=2", "x"], "unknown flag `--nprocs-per-node`: did you mean `--nproc-per-node`?"),
         (["--zzz", "x"], "unknown flag `--zzz`: flags of the script come after it"),

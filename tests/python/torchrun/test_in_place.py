@@ -115,7 +115,7 @@ def started_ahead(node: Process, next_round: int = 2) -> list[int]:
     """Return the workers that the node has started before it had its place in that round."""
     lines = node.lines
     placed = next(at for at, line in enumerate(lines) if re.search(rf" round {next_round}: rank \d+ of ", line))
-    found = re.compile(r"is started again, ahead of the next round: .*")
+    found = re.compile(r"is started again now, so that it is ready when the next round begins: .*")
     before = [match.group() for line in lines[:placed] if (match := found.search(line))]
     return [int(pid) for text in before for pid in re.findall(r"with pid (\d+)", text)]
 

@@ -108,7 +108,7 @@ def test_one_node_hosts_whatever_the_endpoint_is_called(start: Start, endpoint: 
     assert [node.wait() for node in nodes] == [0, 0]
     lines = [line for node in nodes for line in node.lines]
     assert sum("this process hosts the coordinator" in line for line in lines) == 1
-    assert sum("is hosted elsewhere: " in line for line in lines) == 1
+    assert sum("and this one connects to it: " in line for line in lines) == 1
 
 
 @pytest.mark.parametrize(

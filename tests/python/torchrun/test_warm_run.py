@@ -76,7 +76,7 @@ def test_a_job_that_fails_while_a_fork_server_loads_starts_no_worker_there(
     first.line("RAN 0")
     second.line("RAN 0")
     os.kill(template_of(job), signal.SIGKILL)
-    first.line("the fork server that has loaded `slow` is restarted")
+    first.line("the fork server that has loaded `slow` has ended and is started again")
     os.kill(next(iter(job.workers(second).values())), signal.SIGKILL)
     assert (first.wait(), second.wait()) == (1, 1)
     assert "RAN 1" in second.lines
