@@ -36,8 +36,8 @@ def main(words: list[str]) -> int:
         shutil.rmtree(old, ignore_errors=True)
     lay_out(source)
     options = ["--builder", "html", "--fail-on-warning", "--keep-going", "--quiet", "--jobs", "auto"]
-    command = [sys.executable, "-m", "sphinx", *options, "--conf-dir", SITE, "--doctree-dir", source / ".doctrees"]
-    return subprocess.run([*command, source, out], check=False).returncode
+    folders: list[str | Path] = ["--conf-dir", SITE, "--doctree-dir", source / ".doctrees", source, out]
+    return subprocess.run([sys.executable, "-m", "sphinx", *options, *folders], check=False).returncode
 
 
 def lay_out(source: Path) -> None:

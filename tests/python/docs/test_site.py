@@ -28,7 +28,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     assert made.returncode == 0, made.stdout + made.stderr
     folder = tmp_path_factory.mktemp("site") / "html"
-    built = subprocess.run([TOOLS, ROOT / "tools" / "docs_site.py", folder], capture_output=True, text=True, check=False)
+    build: list[str | Path] = [TOOLS, ROOT / "tools" / "docs_site.py", folder]
+    built = subprocess.run(build, capture_output=True, text=True, check=False)
     assert built.returncode == 0, built.stdout + built.stderr
     return folder
 
@@ -74,7 +75,7 @@ def test_search_works_from_a_file_and_asks_nobody(site: Path, job: Job, tmp_path
 
 
 def test_the_generated_pages_are_what_the_program_says() -> None:
-    command = [sys.executable, ROOT / "tools" / "reference.py", "--check"]
+    command: list[str | Path] = [sys.executable, ROOT / "tools" / "reference.py", "--check"]
     given = {**os.environ, "PET_NNODES": "7", "ELASTIC_RS_LOG": "debug", "COLUMNS": "40"}
     checked = subprocess.run(command, capture_output=True, text=True, check=False, env=given)
     assert checked.returncode == 0, checked.stderr
