@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 
 from elastic_rs import _bug_report, _elastic_rs, _token
+from elastic_rs._command_parser import CommandParser
 from elastic_rs._logging import show_logs
 from elastic_rs._observe import _commands
 from elastic_rs._terminal import error_line
@@ -44,6 +45,24 @@ exit codes:
   130, 143           ended at once by a second SIGINT, SIGTERM
 """
 
+EXAMPLES = {
+    "elastic-rs": "elastic-rs status node0:29400",
+    "elastic-rs status": "elastic-rs status node0:29400",
+    "elastic-rs why": "elastic-rs why node0:29400     # when the job has ended: elastic-rs why --events logs --list",
+    "elastic-rs events": "elastic-rs events node0:29400 --follow",
+    "elastic-rs top": "elastic-rs top node0:29400",
+    "elastic-rs page": "elastic-rs page node0:29400 -o job.html",
+    "elastic-rs bug-report": "elastic-rs bug-report node0:29400",
+    "elastic-rs token": "elastic-rs token new -o job.token",
+    "elastic-rs token new": "elastic-rs token new -o job.token",
+    "elastic-rs token run": "elastic-rs token run job42 --of master.token -o job42.token",
+    "elastic-rs token observer": "elastic-rs token observer --of job.token -o observer.token",
+    "elastic-rs token id": "elastic-rs token id --of job.token",
+    "elastic-rs store": "elastic-rs store serve --port 29400",
+    "elastic-rs store serve": "elastic-rs store serve --port 29400",
+}
+"""Of each command, for its ``--help``."""
+
 METAVARS = {"number": "N", "bytes": "BYTES", "seconds": "SECONDS"}
 
 
@@ -60,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="elastic-rs", description=__doc__.partition(".")[0] + ".")
+    parser = CommandParser(prog="elastic-rs", description="Look at jobs, serve a store, make tokens.")
     parser.add_argument("--version", action=ShowVersion, help="show the versions of elastic_rs and torch, and exit")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     commands.add_parser(
@@ -116,7 +135,17 @@ def _parser() -> argparse.ArgumentParser:
             metavar=METAVARS[unit],
             help=f"{what} (default: {_shown(unit, default)})",
         )
+    _add_examples(parser, "elastic-rs")
     return parser
+
+
+def _add_examples(parser: argparse.ArgumentParser, name: str) -> None:
+    if example := EXAMPLES.get(name):
+        parser.epilog = f"{parser.epilog or ''}\nexample:\n  {example}\n".lstrip("\n")
+    for action in parser._actions:  # noqa: SLF001 - argparse has no public way
+        if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001
+            for word, command in action.choices.items():
+                _add_examples(command, f"{name} {word}")
 
 
 def _serve(args: argparse.Namespace) -> int:

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import re
+import shlex
 import signal
 import socket
 import subprocess
@@ -212,7 +213,7 @@ def test_a_limit_that_does_not_exist_is_refused_with_those_that_do() -> None:
         ("--drain-timeout=nan", "argument --drain-timeout: `nan` is not"),
         ("--keepalive-idle=0.5", "argument --keepalive-idle: `0.5` must be from 1 to 32767 seconds"),
         ("--keepalive-interval=32768", "argument --keepalive-interval: `32768` must be from 1 to 32767 seconds"),
-        ("--hots=x", "unrecognized arguments: --hots=x"),
+        ("--hots=x", "unknown flag `--hots`; did you mean `--host`?"),
     ],
 )
 def test_a_wrong_argument_is_exit_code_2(argument: str, text: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -220,6 +221,44 @@ def test_a_wrong_argument_is_exit_code_2(argument: str, text: str, capsys: pytes
         _cli.main(["store", "serve", argument])
     assert ended.value.code == 2
     assert text in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        ("serve", "unknown command `serve`; it is `elastic-rs store serve`\nelastic-rs --help has its arguments"),
+        ("stauts x", "unknown command `stauts`; did you mean `status`?"),
+        ("token nwe", "unknown command `nwe`; did you mean `new`?\nelastic-rs token --help has its arguments"),
+        ("frobnicate", "unknown command `frobnicate`; there are doctor, status, why, events,"),
+        ("", "no command is given; there are doctor, status,"),
+        ("store", "no command is given; there are serve"),
+        ("status --jsn x", "unknown flag `--jsn`; did you mean `--json`?\nelastic-rs status --help has its arguments"),
+        ("status --js x", "unknown flag `--js`"),
+        ("status a b", "`b` is one argument too many"),
+        ("page --json x", "unknown flag `--json`"),
+        ("top --events x", "unknown flag `--events`"),
+        ("status \x1b[2J --\x1b[1m", "unknown flag `-- [1m`"),
+    ],
+)
+def test_a_word_that_is_not_known_names_the_nearest_one(
+    words: str, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        _cli.main(words.split(" ") if words else [])
+    assert ended.value.code == 2
+    said = capsys.readouterr()
+    assert said.err.startswith(f"elastic-rs: error: {text}"), said.err
+    assert len(said.err.splitlines()) == 2
+    assert not said.out
+
+
+def test_every_command_has_an_example_that_it_understands(capsys: pytest.CaptureFixture[str]) -> None:
+    for name, example in _cli.EXAMPLES.items():
+        with pytest.raises(SystemExit):
+            _cli.main([*name.split()[1:], "--help"])
+        assert example in capsys.readouterr().out, name
+        words = shlex.split(example, comments=True)
+        assert _cli._parser().parse_args(words[1:]).run
 
 
 def test_help_names_every_limit_with_its_default_and_every_exit_code(capsys: pytest.CaptureFixture[str]) -> None:

@@ -32,6 +32,9 @@ NOT_HEALTHY = 1
 USAGE = 2
 UNREACHABLE = 3
 
+FOR_PROGRAMS = {"status", "why", "events"}
+"""Commands that also write JSON."""
+
 EPILOG = """\
 exit codes:
   0    the job runs, or has succeeded
@@ -82,35 +85,48 @@ def _parser(
         description=f"Show {what}. It changes nothing.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    add_origin(parser)
-    parser.add_argument("--json", action="store_true", help="for programs")
-    parser.set_defaults(run=lambda args: _guarded(run, args))
+    add_origin(parser, files=name != "top")
+    if name in FOR_PROGRAMS:
+        parser.add_argument("--json", action="store_true", help="for programs")
+    parser.set_defaults(run=lambda args: _guarded(run, args), command=name)
     return parser
 
 
-def add_origin(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments that say which job's events a command reads, and where: :func:`live` takes the endpoint."""
+def add_origin(parser: argparse.ArgumentParser, *, files: bool = True) -> None:
+    """Add the arguments that say which job's events a command reads, and where: :func:`live` takes the endpoint.
+
+    Args:
+        parser: the command's.
+        files: whether it also reads files of events.
+    """
     parser.add_argument(
         "endpoint",
         nargs="?",
         metavar="HOST[:PORT]",
         help=f"the job's rendezvous endpoint; the port is {DEFAULT_PORT} by default",
     )
-    parser.add_argument(
-        "--events",
-        action="extend",
-        nargs="+",
-        type=Path,
-        metavar="FILE",
-        help="read events from these files instead: events.jsonl of nodes, events-coordinator.jsonl, or what "
-        "`events --json` wrote; of a folder, all such files below it; `-` is standard input",
-    )
+    parser.set_defaults(events=None)
+    if files:
+        parser.add_argument(
+            "--events",
+            action="extend",
+            nargs="+",
+            type=Path,
+            metavar="FILE",
+            help="read events from these files instead: events.jsonl of nodes, events-coordinator.jsonl, or what "
+            "`events --json` wrote; of a folder, all such files below it; `-` is standard input",
+        )
     parser.add_argument("--run-id", metavar="ID", help="which job, if there are several or a token is used")
 
 
 def _guarded(run: Callable[[argparse.Namespace], int], args: argparse.Namespace) -> int:
     if (args.endpoint is None) == (args.events is None):
-        return _fail(USAGE, "give either an endpoint (HOST[:PORT]) or --events FILE")
+        either = (
+            "an endpoint (HOST[:PORT])"
+            if args.command == "top"
+            else "either an endpoint (HOST[:PORT]) or --events FILE"
+        )
+        return _fail(USAGE, f"give {either}")
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # an output that is not UTF-8 has no `…`, nor all that workers say
     collects = gc.isenabled()
@@ -279,16 +295,12 @@ def _traces(args: argparse.Namespace) -> int:
 
 
 def _top(args: argparse.Namespace) -> int:
-    if args.events is not None or args.json:
-        return _fail(USAGE, "top needs an endpoint, and is for people: `status --json` is for programs")
     from elastic_rs._observe._top import show
 
     return show(live(args))
 
 
 def _page(args: argparse.Namespace) -> int:
-    if args.json:
-        return _fail(USAGE, "--json: the page is for people; `events --json` is for programs")
     from elastic_rs._observe._page import page
 
     events, state = _read(args)

@@ -25,7 +25,7 @@ try:
     from elastic_rs.rendezvous._etcd import own_address
     from elastic_rs.rendezvous._node import claim, shares_store, why_not_host
     from elastic_rs.run import _cpus, _options, _script
-    from elastic_rs.run._flags import parse, warn_of_variables
+    from elastic_rs.run._flags import misplaced, parse, warn_of_variables
     from elastic_rs.run._host_flags import is_driver
     from elastic_rs.run._options import Rendezvous
     from elastic_rs.run._path import record
@@ -95,6 +95,8 @@ def _run(argv: Sequence[str], discovery: HostDiscovery | None, report: Callable[
     is_driven = report is not _report_to_nobody
     if not is_driven:  # else the driver has warned
         warn_of_variables()
+        if text := misplaced(args):
+            logger.warning("%s", text)
     try:
         return _start(argv, args, discovery, report, is_driven=is_driven)
     except UsageError as error:

@@ -27,6 +27,9 @@ from elastic_rs.run._usage import PROG, UsageError
 
 logger = logging.getLogger("elastic_rs.run")
 
+NO_SCRIPTS = {"--nproc-per-node", "--nnodes", "--standalone"}
+"""Flags that mean a launcher wherever they stand; and those that begin with `--rdzv-`."""
+
 USAGE = f"{PROG} [flags] SCRIPT [the script's arguments]"
 
 DESCRIPTION = """\
@@ -98,6 +101,23 @@ def warn_of_variables() -> None:
     if any(name.startswith("PET_") for name in os.environ):
         for text in variables_without_effect(parser()):
             logger.warning("%s", text)
+
+
+def misplaced(args: argparse.Namespace) -> str:
+    """Return a warning if a flag that no script has stands behind the script, which then gets it. Empty: none does."""
+    for at, word in enumerate(args.training_script_args):
+        name = word.partition("=")[0].replace("_", "-")
+        if word == "--":
+            break
+        if name in NO_SCRIPTS or name.startswith("--rdzv-"):
+            follows = args.training_script_args[at + 1 : at + 2]
+            value = [] if "=" in word or name == "--standalone" or not follows else follows
+            words = " ".join([word, *value])
+            return (
+                f"`{words}` stands behind `{args.training_script}`, so the script gets it and {PROG} does not: "
+                f"{PROG} {words} {args.training_script}"
+            )
+    return ""
 
 
 def parser(

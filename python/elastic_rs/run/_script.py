@@ -27,7 +27,15 @@ def check(args: argparse.Namespace) -> None:
     """
     refuse_python(args)
     if why := why_not(args):
-        raise NoScriptError(why)
+        raise NoScriptError(why + _meant_for_warm_modules(args))
+
+
+def _meant_for_warm_modules(args: argparse.Namespace) -> str:
+    """Return a hint if the script may be the value that ``--warm-start`` once had: `--warm-start torch train.py`."""
+    script, rest = args.training_script, args.training_script_args
+    if not args.warm_start or "/" in script or script.endswith(".py") or not (rest and rest[0].endswith(".py")):
+        return ""
+    return f"; --warm-start takes no value: --warm-modules={_shown(script)} {_shown(rest[0])}"
 
 
 def refuse_python(args: argparse.Namespace) -> None:

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from elastic_rs import run
 from elastic_rs.rendezvous._config import RendezvousConfig
-from elastic_rs.run import _flags, _host_flags, _options
+from elastic_rs.run import _flags, _host_flags, _options, _script
+from elastic_rs.run._usage import UsageError
 from torch.distributed.run import get_args_parser
 
 if TYPE_CHECKING:
@@ -351,6 +352,37 @@ def test_in_place_is_refused_if_gloo_connects_late(
         found = said(capsys, *flags, "x")
         assert found.startswith(f"in_place={given} and TORCH_GLOO_LAZY_INIT=1 cannot be combined: ")
         assert found.endswith("; unset the variable")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("train.py --nproc-per-node=8", "elastic-run --nproc-per-node=8 train.py"),
+        ("train.py --lr 1 --nproc_per_node 8 --x", "elastic-run --nproc_per_node 8 train.py"),
+        ("train.py --standalone --lr 1", "elastic-run --standalone train.py"),
+        ("train.py --rdzv-backend=c10d", "elastic-run --rdzv-backend=c10d train.py"),
+        ("train.py --nnodes", "elastic-run --nnodes train.py"),
+        ("train.py --node 2 --nproc 8", ""),
+        ("train.py x -- --nnodes 2", ""),
+        ("--nnodes=1 train.py nnodes", ""),
+    ],
+)
+def test_a_launchers_flag_behind_the_script_is_warned_of(words: str, said: str) -> None:
+    text = _flags.misplaced(_flags.parse(words.split()))
+    assert text.endswith(said)
+    assert bool(text) == bool(said)
+
+
+def test_a_module_in_the_place_of_the_script_is_what_warm_start_once_took(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").touch()
+    hint = r"`torch` does not exist.*; --warm-start takes no value: --warm-modules=torch train.py"
+    with pytest.raises(UsageError, match=hint):
+        _script.check(_flags.parse(["--warm-start", "torch", "train.py"]))
+    with pytest.raises(UsageError, match=r"`torch` does not exist in `[^`]*`$"):
+        _script.check(_flags.parse(["torch", "train.py"]))
 
 
 def test_flags_of_the_script_are_its_own() -> None:
