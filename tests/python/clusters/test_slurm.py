@@ -163,22 +163,23 @@ def test_a_job_that_is_cancelled_leaves_no_workers(slurm: Slurm, job: Job, tmp_p
 
 
 @pytest.mark.parametrize(
-    ("code", "status", "cancels"),
+    ("code", "answer", "cancels"),
     [
         (0, "", True),
-        (1, "ended   a worker of node 0 failed", True),
-        (1, "waits   for 1 more node", False),
-        (2, "waits   for 1 more node", False),
-        (143, "running", False),
+        (1, '{"state": {"verdict": "a worker of node 0 failed"}}', True),
+        (1, '{"state": {"verdict": null}}', False),
+        (2, '{"state": {"verdict": null}}', False),
+        (2, '{"state": null}', False),
+        (143, "", False),
     ],
 )
 def test_an_element_that_ends_for_its_nodes_reasons_cancels_no_others(
-    tmp_path: Path, code: int, status: str, cancels: bool
+    tmp_path: Path, code: int, answer: str, cancels: bool
 ) -> None:
     called = tmp_path / "called"
     for name, text in [
         ("elastic-run", f"exit {code}"),
-        ("elastic-rs", f'[ "$*" = "status login:1 --run-id 7" ] && echo "job 7"; echo "{status}"; exit 1'),
+        ("elastic-rs", f"[ \"$*\" = 'status login:1 --run-id 7 --json' ] && echo '{answer}'; exit 1"),
         ("scancel", f'echo "$*" >>{called}'),
     ]:
         (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
