@@ -6,7 +6,8 @@ needs to be imported::
     torchrun --rdzv-backend=rust-c10d --rdzv-endpoint=HOST:29400 --rdzv-id=JOB --nnodes=1:4 train.py
     torchrun --rdzv-backend=rust-etcd --rdzv-endpoint=H1:2379,H2:2379,H3:2379 --rdzv-id=JOB --nnodes=1:4 train.py
 
-Importing this package does not import torch; the classes below are loaded on first use.
+Importing this package does not import torch. Its submodules and the names below are loaded on first use, so that
+``elastic_rs.elastic`` and the others need no import of their own.
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from elastic_rs import agent, aio, discovery, elastic, errors, rendezvous, run, store
     from elastic_rs._elastic_rs import EtcdClient, EtcdOptions
     from elastic_rs._integration._install import install, uninstall
     from elastic_rs._step import step
     from elastic_rs._version import __version__
     from elastic_rs.agent import LocalElasticAgent
+    from elastic_rs.errors import ElasticError
     from elastic_rs.rendezvous import (
         RustC10dRendezvousHandler,
         RustEtcdRendezvousHandler,
@@ -41,6 +44,7 @@ if TYPE_CHECKING:
 __all__ = [
     "C10dRendezvousBackend",
     "DynamicRendezvousHandler",
+    "ElasticError",
     "EtcdClient",
     "EtcdOptions",
     "EtcdRendezvousBackend",
@@ -52,14 +56,24 @@ __all__ = [
     "RustEtcdRendezvousHandler",
     "TCPStore",
     "__version__",
+    "agent",
+    "aio",
     "create_backend",
     "create_handler",
     "create_rust_c10d_handler",
     "create_rust_etcd_handler",
+    "discovery",
+    "elastic",
+    "errors",
     "install",
+    "rendezvous",
+    "run",
     "step",
+    "store",
     "uninstall",
 ]
+
+_SUBMODULES = frozenset({"agent", "aio", "discovery", "elastic", "errors", "rendezvous", "run", "store"})
 
 _HOMES = {
     "._elastic_rs": ("EtcdClient", "EtcdOptions"),
@@ -67,6 +81,7 @@ _HOMES = {
     "._step": ("step",),
     "._version": ("__version__",),
     ".agent": ("LocalElasticAgent",),
+    ".errors": ("ElasticError",),
     ".rendezvous.c10d_rendezvous_backend": ("C10dRendezvousBackend", "create_backend"),
     ".rendezvous.dynamic_rendezvous": (
         "DynamicRendezvousHandler",
@@ -84,15 +99,20 @@ _HOMES = {
 }
 
 
-def _imported(package: str, homes: Mapping[str, Collection[str]], name: str) -> Any:
-    """Return what ``package`` has under this name, from its module that ``homes`` names for it."""
+def _imported(module: str, homes: Mapping[str, Collection[str]], name: str) -> Any:
+    """Return what ``module`` has under this name, from the module that ``homes`` names for it.
+
+    A package may name its own modules by a leading dot.
+    """
     for home, names in homes.items():
         if name in names:
-            return getattr(import_module(home, package), name)
-    raise AttributeError(f"module {package!r} has no attribute {name!r}")
+            return getattr(import_module(home, module), name)
+    raise AttributeError(f"module {module!r} has no attribute {name!r}")
 
 
 def __getattr__(name: str) -> Any:
+    if name in _SUBMODULES:
+        return import_module(f".{name}", __name__)
     found = _imported(__name__, _HOMES, name)
     if name == "step":
         globals()[name] = found  # scripts call it in each step, and this function costs more than the call
@@ -100,4 +120,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+    return list(__all__)

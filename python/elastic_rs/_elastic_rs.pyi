@@ -532,9 +532,10 @@ class EtcdClient:
     """
     A client of an etcd cluster. Keys are ``str`` (sent as UTF-8) or ``bytes``.
 
-    A request is repeated until a member serves it, for at most ``read_timeout_s`` of the options. Raises ``PermissionError`` for a user
-    without the right or with a wrong password, ``ConnectionError`` if no member serves, ``LookupError`` for a lease that does not exist,
-    and ``OSError`` for other answers of etcd.
+    A request is repeated until a member serves it, for at most ``read_timeout_s`` of the options. Exceptions are in
+    ``elastic_rs.errors``, and each is also a builtin one: ``EtcdPermissionError`` for a user without the right or with a wrong password,
+    ``EtcdConnectionError`` if no member serves, ``EtcdLeaseError`` (a ``LookupError``) for a lease that does not exist, and
+    ``EtcdError`` (an ``OSError``) for other answers of etcd.
     """
     def __new__(cls, /, options: EtcdOptions) -> EtcdClient:
         """
@@ -586,7 +587,7 @@ class EtcdClient:
         """
         Wait until all keys are there, at most ``timeout_s``. Return those that are missing.
 
-        Raises ``ConnectionError`` if no member serves when the time is over.
+        Raises ``EtcdConnectionError`` if no member serves when the time is over.
         """
 
 @final
@@ -1717,6 +1718,11 @@ class WorkerChannel:
 
         Raises ``ConnectionError`` if nobody listens there, and ``RuntimeError`` if another process of the same worker trains. An agent
         that refuses this process says so in the next call.
+        """
+    @property
+    def failed_rank(self, /) -> int | None:
+        """
+        Global rank of the worker whose failure is the last news. None: no worker has failed, or none is to blame.
         """
     def failed_within(self, /, limit_s: SupportsFloat | SupportsIndex) -> bool:
         """

@@ -3,7 +3,7 @@
 The client is the core's, not PyTorch's. Waiting blocks no thread. Cancelling a waiting task gives up its wait. An
 error names the store, the operation and the elapsed time. It works with this project's server and PyTorch's::
 
-    async with await aio.TCPStore.connect("node0", 29400) as store:
+    async with aio.TCPStore.connect("node0", 29400, timeout=5) as store:
         await store.set("key", "value")
         async with asyncio.timeout(5):
             await store.get("other key")
@@ -11,21 +11,27 @@ error names the store, the operation and the elapsed time. It works with this pr
 
 from __future__ import annotations
 
+from collections.abc import Coroutine
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 # Imported here, because errors are made while the event loop runs, and importing torch takes seconds.
-import elastic_rs.errors  # noqa: F401
+import elastic_rs._torch_errors  # noqa: F401
+from elastic_rs._durations import as_seconds, as_timedelta
 from elastic_rs._elastic_rs import AsyncStoreClient
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Generator
     from types import TracebackType
+
+    from elastic_rs._durations import Duration
 
     Text = str | bytes | bytearray
     """A key or a value. A ``str`` is sent as UTF-8."""
 
 __all__ = ["TCPStore"]
+
+S = TypeVar("S", bound="TCPStore")
 
 
 class TCPStore:
@@ -34,6 +40,8 @@ class TCPStore:
     Operations of one object are carried out one after the other, in the order they are called, so one that waits holds
     up those after it; :meth:`clone` makes a connection of its own. Cancelling an operation leaves the connection in
     step; whether it was carried out is then not known.
+
+    A duration is a ``timedelta``, or a number of seconds. A negative one is for ever.
 
     Every operation raises, besides what its own description says, ``StoreNetworkError`` once the connection is lost
     (the object stays broken then), and those that wait raise ``StoreTimeoutError``: subclasses of what PyTorch raises.
@@ -47,18 +55,25 @@ class TCPStore:
         self._timeout = timeout
 
     @classmethod
-    async def connect(cls, host: str, port: int, timeout: timedelta | float = timedelta(seconds=300)) -> Self:
+    def connect(cls, host: str, port: int, timeout: Duration = timedelta(seconds=300)) -> _Connecting[Self]:
         """Connect to the store at ``host:port``, which need not listen yet.
+
+        ``await`` the result, or use it in ``async with``, which closes the store at the end of the block.
 
         Args:
             host: name or address; all addresses of a name are tried.
             port: of the store.
-            timeout: for connecting, and for operations that wait. Negative is for ever.
+            timeout: for connecting, and for operations that wait.
 
         Raises:
             StoreNetworkError: no store answered in time; the message says what each address met.
+            TypeError: ``timeout`` is not a duration.
+            ValueError: ``timeout`` is not finite.
         """
-        timeout = _duration(timeout)
+        return _Connecting(cls._connect(host, port, as_timedelta("timeout", timeout, signed=True)))
+
+    @classmethod
+    async def _connect(cls, host: str, port: int, timeout: timedelta) -> Self:
         client = await AsyncStoreClient.connect(host, port, timeout_s=timeout.total_seconds())
         return cls(client, host, port, timeout)
 
@@ -77,11 +92,11 @@ class TCPStore:
         """How long operations wait by default. Negative is for ever."""
         return self._timeout
 
-    def set_timeout(self, timeout: timedelta | float) -> None:
+    def set_timeout(self, timeout: Duration) -> None:
         """Change :attr:`timeout` for operations that are called later."""
-        timeout = _duration(timeout)
-        self._client.set_timeout(timeout.total_seconds())
-        self._timeout = timeout
+        changed = as_timedelta("timeout", timeout, signed=True)
+        self._client.set_timeout(changed.total_seconds())
+        self._timeout = changed
 
     async def set(self, key: Text, value: Text) -> None:
         """Store a value. Returns when the request has been sent: the protocol has no acknowledgement."""
@@ -105,7 +120,7 @@ class TCPStore:
         """Whether all keys exist."""
         return bool(await self._client.check(_list(keys)))
 
-    async def wait(self, keys: Collection[Text], timeout: timedelta | float | None = None) -> None:
+    async def wait(self, keys: Collection[Text], timeout: Duration | None = None) -> None:
         """Wait until all keys exist."""
         await self._client.wait(_list(keys), _seconds(timeout))
 
@@ -159,7 +174,7 @@ class TCPStore:
         keys: list[bytes] = await self._client.list_keys()
         return [key.decode() for key in keys]
 
-    async def barrier(self, key: Text, world_size: int, timeout: timedelta | float | None = None) -> None:
+    async def barrier(self, key: Text, world_size: int, timeout: Duration | None = None) -> None:
         """Wait until ``world_size`` callers have reached the barrier at this key. The key must be unused."""
         await self._client.barrier(key, world_size, _seconds(timeout))
 
@@ -184,19 +199,48 @@ class TCPStore:
         return f"<elastic_rs.aio.TCPStore of {self._host}:{self._port}{closed}>"
 
 
-def _duration(timeout: Any) -> timedelta:
-    if isinstance(timeout, float):
-        return timedelta(seconds=timeout)
-    if not isinstance(timeout, timedelta):
-        raise TypeError(f"timeout is `{timeout!r}`, must be a timedelta, or a float of seconds")
-    return timeout
+class _Connecting(Coroutine[Any, Any, S]):
+    """A store that is being connected: to be awaited, or to be entered by ``async with``.
+
+    It is a coroutine, so that ``asyncio.create_task`` takes it, and so that one that nobody awaits is warned of.
+    """
+
+    def __init__(self, connect: Coroutine[Any, Any, S]) -> None:
+        self._connect = connect
+        self._store: S | None = None
+
+    def __await__(self) -> Generator[Any, Any, S]:
+        return self._connect.__await__()
+
+    def send(self, value: Any) -> Any:
+        return self._connect.send(value)
+
+    def throw(self, *error: Any) -> Any:
+        return self._connect.throw(*error)
+
+    def close(self) -> None:
+        self._connect.close()
+
+    async def __aenter__(self) -> S:
+        self._store = await self._connect
+        return self._store
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        assert self._store is not None  # it was entered
+        self._store.close()
 
 
-def _seconds(timeout: timedelta | float | None) -> float | None:
-    return None if timeout is None else _duration(timeout).total_seconds()
+def _seconds(timeout: Duration | None) -> float | None:
+    return None if timeout is None else as_seconds("timeout", timeout, signed=True)
 
 
 def _list(texts: Collection[Text]) -> list[Text]:
     if isinstance(texts, (str, bytes, bytearray)):
         raise TypeError(f"`{texts!r}` must be a list of such")
     return list(texts)
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

@@ -1,73 +1,127 @@
-"""Exceptions of this package. Each is also PyTorch's exception of its kind, so ``except`` clauses keep working."""
+"""All exceptions of this package. Each derives from :class:`ElasticError`, so one ``except`` clause takes them all.
+
+Each is also an exception that the same failure raises without this package: PyTorch's, or a builtin one. So ``except``
+clauses that were written for PyTorch keep working.
+
+Importing this module does not import torch. Exceptions of stores and of the rendezvous are subclasses of PyTorch's:
+they are made on first use, which imports torch.
+"""
 
 from __future__ import annotations
 
-import torch.distributed as dist
-from torch.distributed.elastic.rendezvous import api
+from typing import TYPE_CHECKING, Any
+
+from elastic_rs import _imported
+
+if TYPE_CHECKING:
+    from elastic_rs._torch_errors import (
+        RendezvousClosedError,
+        RendezvousConnectionError,
+        RendezvousError,
+        RendezvousGracefulExitError,
+        RendezvousStateError,
+        RendezvousTimeoutError,
+        StoreError,
+        StoreLookupError,
+        StoreNetworkError,
+        StoreQueueEmptyError,
+        StoreTimeoutError,
+    )
+    from elastic_rs.discovery._programs import DiscoveryError
+    from elastic_rs.elastic._exceptions import (
+        HostsUpdatedInterrupt,
+        PeerFailed,
+        StateMismatchError,
+        TensorMismatchError,
+    )
 
 __all__ = [
+    "DiscoveryError",
     "ElasticError",
+    "EtcdConnectionError",
+    "EtcdError",
+    "EtcdLeaseError",
+    "EtcdPermissionError",
+    "HostsUpdatedInterrupt",
+    "PeerFailed",
     "RendezvousClosedError",
     "RendezvousConnectionError",
     "RendezvousError",
     "RendezvousGracefulExitError",
     "RendezvousStateError",
     "RendezvousTimeoutError",
+    "StateMismatchError",
     "StoreError",
     "StoreLookupError",
     "StoreNetworkError",
     "StoreQueueEmptyError",
     "StoreTimeoutError",
+    "TensorMismatchError",
 ]
+
+_HOMES = {
+    "elastic_rs._torch_errors": (
+        *("RendezvousClosedError", "RendezvousConnectionError", "RendezvousError", "RendezvousGracefulExitError"),
+        *("RendezvousStateError", "RendezvousTimeoutError"),
+        *("StoreError", "StoreLookupError", "StoreNetworkError", "StoreQueueEmptyError", "StoreTimeoutError"),
+    ),
+    "elastic_rs.discovery._programs": ("DiscoveryError",),
+    "elastic_rs.elastic._exceptions": (
+        "HostsUpdatedInterrupt",
+        "PeerFailed",
+        "StateMismatchError",
+        "TensorMismatchError",
+    ),
+}
 
 
 class ElasticError(Exception):
-    """Base class of this package's exceptions."""
+    """Base class of this package's exceptions.
+
+    The message is for people. Programs read the attributes, each of which is None where it is not known or has no
+    meaning.
+
+    Attributes:
+        endpoint: ``host:port`` of the store or the coordinator.
+        elapsed: seconds that the operation has taken.
+        round: number of the rendezvous round in which it happened, 1 for the first.
+        rank: global rank of the worker whose failure is the cause.
+    """
+
+    def __init__(
+        self,
+        *args: object,
+        endpoint: str | None = None,
+        elapsed: float | None = None,
+        round: int | None = None,  # noqa: A002 - the name of the attribute
+        rank: int | None = None,
+    ) -> None:
+        super().__init__(*args)
+        self.endpoint = endpoint
+        self.elapsed = elapsed
+        self.round = round
+        self.rank = rank
 
 
-class StoreError(ElasticError, dist.DistStoreError):
-    """A store refused an operation. The store stays usable unless the message says otherwise."""
+class EtcdError(ElasticError, OSError):
+    """etcd has answered a request of :class:`elastic_rs.EtcdClient` with an error. The message names it."""
 
 
-class StoreTimeoutError(StoreError, TimeoutError):
-    """Keys did not appear, or a barrier was not complete, in time. The store stays usable."""
+class EtcdConnectionError(EtcdError, ConnectionError):
+    """No member of etcd has served the request in time, or none can be spoken with (TLS)."""
 
 
-class StoreLookupError(StoreTimeoutError, LookupError):
-    """Keys did not appear in an ``EtcdStore`` in time. PyTorch's class raises ``LookupError``."""
+class EtcdPermissionError(EtcdError, PermissionError):
+    """The user may not do this at etcd, or etcd does not know this user with this password."""
 
 
-# PyTorch has queues, and the exception, since 2.8.
-_QueueEmptyError = getattr(dist, "QueueEmptyError", dist.DistStoreError)
+class EtcdLeaseError(EtcdError, LookupError):
+    """The lease does not exist at etcd: it has ended, or was revoked."""
 
 
-class StoreQueueEmptyError(StoreError, _QueueEmptyError):  # type: ignore[misc, valid-type] # either is a class
-    """A queue was empty, or another client took the item first. The store stays usable."""
+def __getattr__(name: str) -> Any:
+    return _imported(__name__, _HOMES, name)
 
 
-class StoreNetworkError(ElasticError, dist.DistNetworkError):
-    """The store cannot be reached, or could not be started. A client that has lost its connection stays unusable."""
-
-
-class RendezvousError(ElasticError, api.RendezvousError):
-    """The rendezvous failed for a reason without a separate class. The message says which."""
-
-
-class RendezvousClosedError(RendezvousError, api.RendezvousClosedError):
-    """The job is over: it succeeded, or it failed somewhere. The message names the node and the cause."""
-
-
-class RendezvousTimeoutError(RendezvousError, api.RendezvousTimeoutError):
-    """No round completed within ``join_timeout``. The message says which nodes had joined and how many were missing."""
-
-
-class RendezvousConnectionError(RendezvousError, api.RendezvousConnectionError):
-    """The coordinator cannot be reached, or another program listens at its address."""
-
-
-class RendezvousGracefulExitError(RendezvousError, api.RendezvousGracefulExitError):
-    """This node was a spare, and the job ended without needing it."""
-
-
-class RendezvousStateError(RendezvousError, api.RendezvousStateError):
-    """The backend holds a value that is not a state of this package. The message says what was found."""
+def __dir__() -> list[str]:
+    return list(__all__)

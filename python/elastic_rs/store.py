@@ -17,11 +17,12 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
 from elastic_rs import _elastic_rs
+from elastic_rs._durations import Duration, as_timedelta
 from elastic_rs._torch_private import TCPStore as _TheirStore
 from elastic_rs.errors import StoreNetworkError, StoreTimeoutError
 
@@ -49,7 +50,7 @@ class TCPStore(_TheirStore, metaclass=_StandIn):
         world_size: number of store users including the server, None if not fixed.
         is_master: whether this object starts the server. It lives as long as this object, or, if C++ still uses the
             store after the last Python reference has gone, as long as that.
-        timeout: for connecting, and for operations that wait. Default 300 s.
+        timeout: for connecting, and for operations that wait: a ``timedelta``, or a number of seconds. Default 300 s.
         wait_for_workers: whether the owner of the server waits until ``world_size`` users have connected.
         multi_tenant: share the server of this port within this process. It lives until the last store that shares it
             has gone.
@@ -70,7 +71,7 @@ class TCPStore(_TheirStore, metaclass=_StandIn):
         port: int,
         world_size: int | None = None,
         is_master: bool = False,
-        timeout: timedelta = timedelta(seconds=300),
+        timeout: Duration = timedelta(seconds=300),
         wait_for_workers: bool = True,
         multi_tenant: bool = False,
         master_listen_fd: int | None = None,
@@ -80,6 +81,7 @@ class TCPStore(_TheirStore, metaclass=_StandIn):
             raise TypeError(f"is_master is `{is_master!r}`, must be a bool")
         if world_size == 0:
             raise ValueError("TCPStore world size cannot be 0")  # as PyTorch, but before anything is started
+        limit = as_timedelta("timeout", timeout, signed=True)
         server = _start_server(port, multi_tenant, master_listen_fd) if is_master else None
         try:
             super().__init__(
@@ -87,7 +89,7 @@ class TCPStore(_TheirStore, metaclass=_StandIn):
                 port if server is None else server.port,
                 world_size,
                 is_master=False,
-                timeout=timeout,
+                timeout=limit,
                 wait_for_workers=wait_for_workers,
                 use_libuv=use_libuv,
             )
@@ -101,7 +103,16 @@ class TCPStore(_TheirStore, metaclass=_StandIn):
                 server.give_up_owner()
             raise
         if server is not None and world_size is not None and world_size > 0 and wait_for_workers:
-            _wait_for_workers(server, world_size, timeout)
+            _wait_for_workers(server, world_size, limit)
+
+    def set_timeout(self, timeout: Duration) -> None:
+        """Change the timeout of operations that are called later: a ``timedelta``, or a number of seconds."""
+        super().set_timeout(as_timedelta("timeout", timeout, signed=True))
+
+    if TYPE_CHECKING:  # `_named` makes the operations
+
+        def wait(self, keys: list[str], timeout: Duration = ...) -> None:
+            """Wait until all keys exist, at most ``timeout`` or the store's own."""
 
     @property
     def is_server(self) -> bool:
@@ -122,16 +133,25 @@ def _named(operation: str) -> Callable[..., Any]:
     @functools.wraps(of_pytorch)
     def call(self: TCPStore, *args: Any, **kwargs: Any) -> Any:
         began = time.monotonic()
+        timeout_at = _TIMEOUT_AT.get(operation)
+        if timeout_at is not None and len(args) > timeout_at:
+            args = (*args[:timeout_at], as_timedelta("timeout", args[timeout_at], signed=True))
+        if "timeout" in kwargs:
+            kwargs["timeout"] = as_timedelta("timeout", kwargs["timeout"], signed=True)
         try:
             return of_pytorch(self, *args, **kwargs)
         except dist.DistNetworkError as error:
             keys, elapsed_s = _keys([*args, *kwargs.values()]), time.monotonic() - began
             cause = str(error).partition("\n")[0]
             lost = f"connection to the store at {self._peer} lost: {cause}"
-            raise StoreNetworkError(f"{operation}{keys} failed after {elapsed_s:.3f} s: {lost}") from None
+            text = f"{operation}{keys} failed after {elapsed_s:.3f} s: {lost}"
+            raise StoreNetworkError(text, endpoint=self._peer, elapsed=elapsed_s) from None
 
     return call
 
+
+_TIMEOUT_AT = {"barrier": 2, "wait": 1}
+"""Position of the timeout among the arguments of an operation that may have one of its own."""
 
 # PyTorch has had queues since 2.8, `list_keys` and `barrier` later.
 _OPERATIONS = (
@@ -228,10 +248,15 @@ def _ends(text: str) -> tuple[tuple[str, int], str]:
 
 
 def _wait_for_workers(server: _elastic_rs.StoreServer, world_size: int, timeout: timedelta) -> None:
-    limit_s = timeout.total_seconds()
+    began, limit_s = time.monotonic(), timeout.total_seconds()
     joined = server.wait_for_workers(world_size, timeout_s=limit_s)
     if joined < world_size:
         # Whole seconds, as in PyTorch's message. PyTorch itself waits up to a second longer than its timeout.
         raise StoreTimeoutError(
-            f"Timed out after {math.ceil(limit_s)} seconds waiting for clients. {joined}/{world_size} clients joined."
+            f"Timed out after {math.ceil(limit_s)} seconds waiting for clients. {joined}/{world_size} clients joined.",
+            elapsed=time.monotonic() - began,
         )
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

@@ -102,6 +102,8 @@ pub struct AgentMachine {
     workers: u32,
     restarts: u32,
     first: Option<First>,
+    /// The global rank of the worker whose failure ends the round, as the session reports it.
+    pub(super) failed_rank: Option<u32>,
     /// The job was declared a success while workers of this node still run: no other node is left to wait for.
     closed_well: bool,
     /// The nodes whose workers still run, in the coordinator's words. Used while this node has finished.
@@ -144,6 +146,7 @@ impl AgentMachine {
             placement: None,
             restarts: 0,
             first: None,
+            failed_rank: None,
             closed_well: false,
             unfinished: None,
             worker_states: WorkerStates::default(),
@@ -303,7 +306,7 @@ impl AgentMachine {
             Phase::Running { .. } => {
                 let does = if self.can_park() { SURVIVING } else { stopping };
                 self.warn(format!("{does}: {reason}"));
-                self.break_up(reason, Next::Join, now);
+                self.break_up(reason, self.failed_rank, Next::Join, now);
             }
             // The coordinator has counted this node's failure, or an earlier one.
             Phase::Stopping { next: Next::Decide, over, way } => {
@@ -318,11 +321,13 @@ impl AgentMachine {
             // The round that was to be started is over already.
             Phase::Stopping { next: Next::Start(_), .. } => self.go_on_with(Next::Join),
             // A failure somewhere: no worker waits for the check any more.
-            Phase::Stopping { over: false, way: Way::Raise { .. }, .. } => self.break_up(reason, Next::Join, now),
+            Phase::Stopping { over: false, way: Way::Raise { .. }, .. } => {
+                self.break_up(reason, self.failed_rank, Next::Join, now)
+            }
             Phase::Finishing { .. } => {
                 self.warn(format!("{again}, though they had succeeded: {reason}"));
                 if self.can_park() {
-                    self.break_up(reason, Next::Join, now); // until nothing is left of them
+                    self.break_up(reason, self.failed_rank, Next::Join, now); // until nothing is left of them
                 } else {
                     self.stop(SIGTERM, Next::Join); // what they have left
                 }

@@ -82,6 +82,8 @@ pub struct News {
     /// The last failure, change or world.
     reason: String,
     flags: u8,
+    /// The worker whose failure is the last one.
+    failed_rank: Option<u32>,
     ended: Option<Ended>,
 }
 
@@ -116,24 +118,27 @@ impl News {
                     _ => {
                         self.change = Some(Change { seq, raise_at: None });
                         self.unread = Some((seq, flags));
-                        (self.reason, self.flags) = (reason, flags);
+                        (self.reason, self.flags, self.failed_rank) = (reason, flags, None);
                     }
                 }
                 return Some(ToAgent::Ack { seq, count: passed });
             }
             ToWorker::RaiseAt { seq, check } => match &mut self.change {
                 // Others raise at a check that this worker has passed.
-                Some(change) if change.seq == seq && check <= passed => self.fail(format!(
-                    "the world changes at check {check}, but this worker had already passed that check when it was notified \
-                     (last check: {passed}): all workers must call check equally often"
-                )),
+                Some(change) if change.seq == seq && check <= passed => {
+                    let reason = format!(
+                        "the world changes at check {check}, but this worker had already passed that check when it was notified \
+                         (last check: {passed}): all workers must call check equally often"
+                    );
+                    self.fail(reason, None);
+                }
                 Some(change) if change.seq == seq => change.raise_at = Some(check),
                 _ => {} // of a change that is over
             },
-            ToWorker::PeerFailed { reason } => self.fail(reason),
+            ToWorker::PeerFailed { reason, rank } => self.fail(reason, rank),
             ToWorker::Refused { reason } => self.end(format!("the agent refuses this process: {reason}"), counted),
             ToWorker::World(world) => {
-                (self.reason, self.flags) = (world.reason.clone(), 0);
+                (self.reason, self.flags, self.failed_rank) = (world.reason.clone(), 0, None);
                 (self.passed, self.change, self.has_failed) = (None, None, false);
                 if world.equal {
                     self.generation = Some(world.generation);
@@ -159,9 +164,9 @@ impl News {
         self.ended.get_or_insert(why);
     }
 
-    fn fail(&mut self, reason: String) {
+    fn fail(&mut self, reason: String, rank: Option<u32>) {
         self.has_failed = true;
-        (self.reason, self.flags) = (reason, 0);
+        (self.reason, self.flags, self.failed_rank) = (reason, 0, rank);
     }
 
     /// What the check of this number finds.
@@ -240,6 +245,11 @@ impl News {
     /// The reason of the last failure, change or world, in words.
     pub fn reason(&self) -> &str {
         &self.reason
+    }
+
+    /// Global rank of the worker whose failure is the last news, if one is.
+    pub fn failed_rank(&self) -> Option<u32> {
+        self.failed_rank
     }
 
     /// What the last change or world changes. 0 after a failure.

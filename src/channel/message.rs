@@ -11,7 +11,7 @@ use crate::rendezvous::messages::message::Generation;
 use crate::wire::text::tidy;
 
 /// Version of these messages. An agent refuses workers of any other.
-pub const VERSION: u16 = 3;
+pub const VERSION: u16 = 4;
 
 /// From the agent to a worker.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -43,6 +43,8 @@ pub enum ToWorker {
     PeerFailed {
         /// In words.
         reason: String,
+        /// Global rank of the worker whose failure is the cause, if one is.
+        rank: Option<u32>,
     },
 }
 
@@ -147,7 +149,7 @@ impl ToWorker {
             ToWorker::Refused { reason } => ToWorker::Refused { reason: tidy(&reason) },
             ToWorker::World(world) => ToWorker::World(Box::new(World { reason: tidy(&world.reason), ..*world })),
             ToWorker::Change { seq, flags, reason } => ToWorker::Change { seq, flags, reason: tidy(&reason) },
-            ToWorker::PeerFailed { reason } => ToWorker::PeerFailed { reason: tidy(&reason) },
+            ToWorker::PeerFailed { reason, rank } => ToWorker::PeerFailed { reason: tidy(&reason), rank },
             ToWorker::RaiseAt { .. } => self,
         }
     }

@@ -257,6 +257,15 @@ impl Channel {
         Ok(self.line.with_news(|news| (news.reason().to_owned(), news.flags())))
     }
 
+    /// Global rank of the worker whose failure is the last news, if one is.
+    ///
+    /// # Errors
+    /// [`ChannelError::Forked`].
+    pub fn failed_rank(&self) -> Result<Option<u32>, ChannelError> {
+        self.here()?;
+        Ok(self.line.with_news(|news| news.failed_rank()))
+    }
+
     /// Remember the TCP sockets that are connected now: a process group is about to be made. If a peer fails meanwhile, all sockets
     /// that are connected later are shut down, so that it is not waited for. Returns a number for [`Self::guard_sockets`].
     ///

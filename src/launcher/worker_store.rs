@@ -120,7 +120,7 @@ impl Opener {
             opened.insert(new).port()
         };
         let mut placement = session.join_opening(open, node_rank, workers, timeout).await?;
-        let opened = opened.ok_or_else(|| JoinError::Connection("no store was opened for workers".to_owned()))?;
+        let opened = opened.ok_or_else(|| JoinError::connection("no store was opened for workers"))?;
         if placement.rank == 0 {
             // Whoever comes through a tunnel is proven.
             let members = if self.trust.is_some() { None } else { self.reach.members_of(&placement)? };
@@ -130,7 +130,7 @@ impl Opener {
             placement.master_addr = opened.server.local_addr().ip().to_string();
         }
         let kept = self.keep(opened, &mut placement);
-        let kept = kept.map_err(|error| JoinError::Connection(format!("cannot open the workers' tunnel: {error}")))?;
+        let kept = kept.map_err(|error| JoinError::connection(format!("cannot open the workers' tunnel: {error}")))?;
         Ok((placement, kept))
     }
 
@@ -208,10 +208,9 @@ impl Reach {
         match &placement.members {
             _ if self.members == StoreMembers::Off || self.is_local() => Ok(None),
             Some(addresses) => Ok(Some(Members::new(addresses, strict, WAY_OUT_OF_MEMBERS))),
-            None if strict => Err(JoinError::Connection(
+            None if strict => Err(JoinError::connection(
                 "--rdzv-conf store_members=strict needs the addresses of the round's members, and the coordinator sent none, \
-                 because there are too many; give store_members=warn"
-                    .to_owned(),
+                 because there are too many; give store_members=warn",
             )),
             None => Ok(None),
         }

@@ -70,7 +70,7 @@ async fn serve(driver: CellDriver, mut file: File) {
             }),
         };
         if let Err(error) = done {
-            driver.apply(|node, _| node.on_broken(JoinError::Connection(error.to_string())));
+            driver.apply(|node, _| node.on_broken(JoinError::connection(error.to_string())));
         }
     }
 }

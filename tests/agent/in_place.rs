@@ -10,7 +10,7 @@ use elastic_rs::channel::message::{HeldState, ToWorker};
 use elastic_rs::rendezvous::messages::message::{
     Failure, Generation, NEVER, Placement, Resume, Round, STILL_ALIVE, Survival, Verdict, WorldChange,
 };
-use elastic_rs::rendezvous::node::JoinError;
+use elastic_rs::rendezvous::node::{JoinError, View};
 
 const FIRST: Resume = Resume::Continue { source: 0, sync: true, survivors: 0, generation: GENERATION };
 const GENERATION: Generation = Generation { round: Round(1), world: 1 };
@@ -28,7 +28,12 @@ fn send(local_rank: u32, message: ToWorker) -> Command {
 }
 
 fn peer_failed(local_rank: u32, reason: &str) -> Command {
-    send(local_rank, ToWorker::PeerFailed { reason: reason.into() })
+    send(local_rank, ToWorker::PeerFailed { reason: reason.into(), rank: None })
+}
+
+/// The news of a worker's failure.
+fn worker_failed(local_rank: u32, failure: &Failure) -> Command {
+    send(local_rank, ToWorker::PeerFailed { reason: failure.to_string(), rank: Some(failure.global_rank) })
 }
 
 fn new_agent() -> AgentMachine {
@@ -88,8 +93,10 @@ fn workers_survive_the_failure_of_one_of_them() {
     let now = Instant::now();
     let mut agent = running(&[0, 1]);
     agent.on_worker_exited_badly(killed(1), now);
-    let reported = killed(1).to_string();
-    assert_eq!(does(&mut agent), [Command::CancelStart, peer_failed(0, &reported), Command::Listen { local_rank: 1 }]);
+    assert_eq!(
+        does(&mut agent),
+        [Command::CancelStart, worker_failed(0, &killed(1)), Command::Listen { local_rank: 1 }]
+    );
     agent.on_failure_message(1, "killed".into(), true);
     let reported = Failure { message: "killed".into(), ..killed(1) };
     assert_eq!(does(&mut agent), [Command::Report { failure: Box::new(reported), survive: true }]);
@@ -118,6 +125,17 @@ fn workers_survive_the_failure_of_another_node() {
     assert_eq!(does(&mut agent), [join(&[(0, Some(2)), (1, None)])]);
 }
 
+#[test]
+fn workers_learn_the_rank_of_a_worker_that_failed_on_another_node() {
+    let mut agent = running(&[0, 1]);
+    let failure = Failure { global_rank: 5, ..killed(1) };
+    let reason = "rank 5 failed; restart 1 of 3".to_owned();
+    let view = View { round: Round(1), waiting: 1, reason: reason.clone(), failure: Some(failure), ..View::default() };
+    agent.on_view(&view, Instant::now());
+    let news = |local_rank| send(local_rank, ToWorker::PeerFailed { reason: reason.clone(), rank: Some(5) });
+    assert_eq!(does(&mut agent), [Command::CancelStart, news(0), news(1)]);
+}
+
 /// A program that does not use the API is restarted as before, also if only one of the workers does not use it.
 #[test]
 fn a_worker_that_does_not_attend_ends_all_with_the_true_reason() {
@@ -132,7 +150,7 @@ fn a_worker_that_does_not_attend_ends_all_with_the_true_reason() {
     // The one that does not attend is the one that failed.
     let mut agent = running(&[0]);
     agent.on_worker_exited_badly(killed(1), Instant::now());
-    assert!(does(&mut agent).contains(&peer_failed(0, &killed(1).to_string())));
+    assert!(does(&mut agent).contains(&worker_failed(0, &killed(1))));
 }
 
 /// It has to stop its workers. Those of other nodes need not end for that.
@@ -392,9 +410,8 @@ fn a_world_that_cannot_be_formed_is_left_by_all_and_whoever_stays_is_replaced() 
     let mut agent = running(&[0, 1]);
     let stuck = Failure { exit: "no progress towards its world".into(), returncode: 1, ..killed(1) };
     agent.on_worker_stuck(stuck.clone(), now);
-    let reported = stuck.to_string();
     let report = Command::Report { failure: Box::new(stuck.clone()), survive: true };
-    assert_eq!(does(&mut agent), [Command::CancelStart, peer_failed(0, &reported), peer_failed(1, &reported), report]);
+    assert_eq!(does(&mut agent), [Command::CancelStart, worker_failed(0, &stuck), worker_failed(1, &stuck), report]);
     agent.on_worker_stuck(Failure { local_rank: 0, ..stuck }, now);
     assert_eq!(does(&mut agent), [], "the others find the same");
     agent.on_interrupted(Round(1), "rank 1 made no progress; restart 1 of 3", now);
@@ -418,7 +435,7 @@ fn a_worker_that_leaves_its_world_on_purpose_lives_and_costs_no_restart() {
     assert!(reported.ends_with("left its world with HorovodInternalError: nan"), "{reported}");
     let failure = Box::new(Failure { counts: false, ..raised.clone() });
     let report = Command::Report { failure, survive: true };
-    assert_eq!(does(&mut agent), [Command::CancelStart, peer_failed(0, &reported), peer_failed(1, &reported), report]);
+    assert_eq!(does(&mut agent), [Command::CancelStart, worker_failed(0, &raised), worker_failed(1, &raised), report]);
     agent.on_worker_raised(Failure { local_rank: 0, ..raised }, now);
     assert_eq!(does(&mut agent), [], "all ranks may raise it");
     agent.on_interrupted(Round(1), &reported, now);

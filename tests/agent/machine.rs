@@ -399,7 +399,7 @@ fn a_signal_ends_an_agent_without_workers_at_once() {
 #[test]
 fn a_failed_join_ends_the_agent() {
     let closed = |verdict, spare| JoinError::Closed { verdict, spare };
-    let timeout = JoinError::Timeout { after: GRACE, progress: "1 of 2".into() };
+    let timeout = JoinError::Timeout { after: GRACE, progress: "1 of 2".into(), endpoint: None };
     let cause = Some(Box::new(failure(3)));
     let cases = [
         (closed(succeeded(), true), Outcome::NotNeeded),
@@ -417,7 +417,7 @@ fn a_failed_join_ends_the_agent() {
 
 #[test]
 fn a_node_that_is_cut_off_stops_its_workers_before_it_ends() {
-    let error = JoinError::Connection("the coordinator stayed away".into());
+    let error = JoinError::connection("the coordinator stayed away");
     let mut agent = running(Budget::Job);
     agent.on_cut_off(error.clone());
     assert_eq!(does(&mut agent), [stop(SIGTERM)]);

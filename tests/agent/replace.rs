@@ -330,7 +330,7 @@ fn it_waits_for_the_round_after_if_its_own_is_over_before() {
     assert_eq!(does(&mut agent)[..2], [send_placement(0), send_placement(1)]);
     agent.on_interrupted(Round(3), "node1 is lost", now);
     let reported = |local_rank| {
-        let message = Box::new(ToWorker::PeerFailed { reason: "node1 is lost".into() });
+        let message = Box::new(ToWorker::PeerFailed { reason: "node1 is lost".into(), rank: None });
         Command::Send { local_rank, message }
     };
     assert_eq!(does(&mut agent), [Command::CancelStart, reported(0), reported(1)], "it is a worker as the others");

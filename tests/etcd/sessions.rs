@@ -212,7 +212,7 @@ async fn what_cannot_work_fails_a_join_at_once() {
         let error = session(options, 1, &settings).join(1, None, None, PATIENCE).await.unwrap_err();
         // On an idle machine it takes milliseconds.
         assert!(began.elapsed() < PATIENCE / 4, "{:?}", began.elapsed());
-        let JoinError::Connection(text) = error else { panic!("{error:?}") };
+        let JoinError::Connection { text, .. } = error else { panic!("{error:?}") };
         text
     };
     let text = error(&cluster.options()).await;

@@ -71,7 +71,7 @@ fn a_node_without_a_descriptor_for_its_first_connection_fails_at_once() {
     node.join(29500, None, None, seconds(600), now);
     node.on_tick(now);
     node.on_out_of_descriptors("10.0.0.1:29400: Too many open files (os error 24)".into(), now);
-    let Some(Err(JoinError::Connection(text))) = node.take_outcome() else { panic!("it waits") };
+    let Some(Err(JoinError::Connection { text, .. })) = node.take_outcome() else { panic!("it waits") };
     assert!(text.contains("Too many open files") && text.contains("ulimit -n"), "{text}");
 }
 
@@ -256,7 +256,8 @@ fn a_join_timeout_names_a_server_that_accepts_connections_and_stays_silent() {
     let outcome = node.take_outcome().expect("the join is given up");
     let text =
         "could not reach the coordinator at head:29400 in 5.0s: it accepts connections, but has not answered yet";
-    assert_eq!(outcome, Err(JoinError::Connection(text.into())));
+    let (endpoint, elapsed) = (Some("head:29400".into()), Some(seconds(5)));
+    assert_eq!(outcome, Err(JoinError::Connection { text: text.into(), endpoint, elapsed }));
 }
 
 #[test]
@@ -334,7 +335,8 @@ fn an_unanswered_withdrawal_is_kept_from_the_next_join_by_a_new_connection() {
     node.on_tick(now + seconds(4));
     assert_eq!(node.take_commands(), [NodeCommand::Disconnect]);
     let outcome = node.take_outcome().expect("answered");
-    assert!(matches!(outcome, Err(JoinError::Timeout { .. })), "{outcome:?}");
+    let Err(error @ JoinError::Timeout { .. }) = outcome else { panic!("{outcome:?}") };
+    assert_eq!((error.endpoint(), error.elapsed()), (Some("head:29400"), Some(seconds(4))));
 }
 
 #[test]
@@ -346,7 +348,7 @@ fn a_node_that_has_left_does_not_introduce_itself_again() {
     node.on_connected(now);
     assert_eq!(node.take_commands(), [NodeCommand::Disconnect]);
     node.join(1, None, None, seconds(1), now);
-    assert!(matches!(node.take_outcome(), Some(Err(JoinError::Connection(_)))));
+    assert!(matches!(node.take_outcome(), Some(Err(JoinError::Connection { .. }))));
     assert_eq!(node.next_deadline(), None);
 }
 
@@ -393,7 +395,7 @@ fn a_join_that_ends_before_the_welcome_is_withdrawn() {
 
     let (mut node, now) = join();
     node.on_tick(now + seconds(2));
-    assert!(matches!(node.take_outcome(), Some(Err(JoinError::Connection(_)))));
+    assert!(matches!(node.take_outcome(), Some(Err(JoinError::Connection { .. }))));
     assert!(node.take_commands().contains(&NodeCommand::Send(NodeMessage::Withdraw)));
 }
 

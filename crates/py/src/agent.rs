@@ -288,7 +288,7 @@ impl Agent {
 
     /// Answers ``join``: the join failed. The workers of an agent without a rank do not run.
     fn no_placement(&self, reason: String) {
-        self.runner.blocking_lock().no_placement(JoinError::Connection(reason));
+        self.runner.blocking_lock().no_placement(JoinError::connection(reason));
     }
 
     /// The variables of the workers that are to be started by local rank, which override those that they inherit.

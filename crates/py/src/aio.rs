@@ -13,7 +13,7 @@ use pyo3::types::{PyBytes, PyList};
 
 use crate::awaitable::awaitable;
 use crate::conf::seconds;
-use crate::errors;
+use crate::errors::{self, Attributes};
 use crate::store_client::Text;
 
 /// The core's client of a TCP store, for asyncio. Every operation returns an awaitable of the running event loop.
@@ -178,7 +178,8 @@ impl AsyncStoreClient {
 
 impl AsyncStoreClient {
     fn client(&self, py: Python<'_>) -> PyResult<Arc<client::StoreClient>> {
-        let closed = || errors::raise(py, "StoreNetworkError", "this client was closed".to_owned());
+        let closed =
+            || errors::raise(py, "StoreNetworkError", "this client was closed".to_owned(), &Attributes::default());
         self.client.lock().clone().ok_or_else(closed)
     }
 

@@ -79,7 +79,7 @@ impl CellSession {
 
     /// The backend fails permanently. ``state``: because of the state that it holds.
     fn on_broken(&self, error: String, state: bool) {
-        let error = if state { JoinError::State(error) } else { JoinError::Connection(error) };
+        let error = if state { JoinError::State(error) } else { JoinError::connection(error) };
         self.driver.apply(|node, _| node.on_broken(error));
     }
 

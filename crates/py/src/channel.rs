@@ -102,6 +102,12 @@ impl WorkerChannel {
         self.0.reason_and_flags().map(|(reason, _)| reason).map_err(|error| raise(&error))
     }
 
+    /// Global rank of the worker whose failure is the last news. None: no worker has failed, or none is to blame.
+    #[getter]
+    fn failed_rank(&self) -> PyResult<Option<u32>> {
+        self.0.failed_rank().map_err(|error| raise(&error))
+    }
+
     /// What the last change or world changes: 0 nothing, 1 removed, 2 added, 3 both. 0 after a failure.
     #[getter]
     fn flags(&self) -> PyResult<u8> {

@@ -1,19 +1,54 @@
-//! Which exception each error of the core becomes: one of `elastic_rs.errors`, or a builtin where torch may be missing.
+//! Which exception of `elastic_rs.errors` each error of the core becomes. Those of etcd and of options need no torch.
+
+use std::time::Duration;
 
 use elastic_rs::etcd_client::EtcdError;
 use elastic_rs::rendezvous::messages::message::Verdict;
 use elastic_rs::rendezvous::node::JoinError;
 use elastic_rs::store::client::StoreError;
-use pyo3::exceptions::{PyConnectionError, PyLookupError, PyOSError, PyPermissionError};
 use pyo3::prelude::*;
+use pyo3::types::PyDict;
 
-/// Make the exception of `elastic_rs.errors` with this name and message.
-pub fn raise(py: Python<'_>, class: &str, message: String) -> PyErr {
-    let made = py
-        .import("elastic_rs.errors")
-        .and_then(|errors| errors.getattr(class))
-        .and_then(|class| class.call1((message,)));
-    match made {
+/// The attributes that an exception has beside its text.
+#[derive(Default)]
+pub struct Attributes {
+    /// The store or coordinator, as `host:port`.
+    pub endpoint: Option<String>,
+    /// How long the operation took.
+    pub elapsed: Option<Duration>,
+    /// The round in which it happened.
+    pub round: Option<u64>,
+    /// The global rank of the worker that is the cause.
+    pub rank: Option<u32>,
+}
+
+impl Attributes {
+    /// Those that are known, by name.
+    fn known<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let known = PyDict::new(py);
+        if let Some(endpoint) = &self.endpoint {
+            known.set_item("endpoint", endpoint)?;
+        }
+        if let Some(elapsed) = self.elapsed {
+            known.set_item("elapsed", elapsed.as_secs_f64())?;
+        }
+        if let Some(round) = self.round {
+            known.set_item("round", round)?;
+        }
+        if let Some(rank) = self.rank {
+            known.set_item("rank", rank)?;
+        }
+        Ok(known)
+    }
+}
+
+/// Make the exception of `elastic_rs.errors` with this name, message and attributes.
+pub fn raise(py: Python<'_>, class: &str, message: String, attributes: &Attributes) -> PyErr {
+    let make = || {
+        let class = py.import("elastic_rs.errors")?.getattr(class)?;
+        class.call((message,), Some(&attributes.known(py)?))
+    };
+    match make() {
         Ok(exception) => PyErr::from_value(exception),
         Err(error) => error,
     }
@@ -21,7 +56,13 @@ pub fn raise(py: Python<'_>, class: &str, message: String) -> PyErr {
 
 /// The exception for a failed join.
 pub fn from_join(py: Python<'_>, error: &JoinError) -> PyErr {
-    raise(py, class_of_join(error), error.to_string())
+    let attributes = Attributes {
+        endpoint: error.endpoint().map(str::to_owned),
+        elapsed: error.elapsed(),
+        round: error.round().map(|round| round.0),
+        rank: error.rank(),
+    };
+    raise(py, class_of_join(error), error.to_string(), &attributes)
 }
 
 /// The name of the exception's class for a failed join.
@@ -31,7 +72,7 @@ pub fn class_of_join(error: &JoinError) -> &'static str {
         JoinError::Closed { verdict: Verdict::Stopped { .. }, .. } => "RendezvousClosedError",
         JoinError::Closed { spare: true, .. } => "RendezvousGracefulExitError",
         JoinError::Closed { .. } | JoinError::Over { .. } => "RendezvousClosedError",
-        JoinError::Connection(_) => "RendezvousConnectionError",
+        JoinError::Connection { .. } => "RendezvousConnectionError",
         JoinError::State(_) => "RendezvousStateError",
         _ => "RendezvousError",
     }
@@ -45,18 +86,20 @@ pub fn from_store(py: Python<'_>, error: &StoreError) -> PyErr {
         StoreError::QueueEmpty { .. } => "StoreQueueEmptyError",
         _ => "StoreError",
     };
-    raise(py, class, error.to_string())
+    let attributes = Attributes { endpoint: error.endpoint(), elapsed: error.elapsed(), ..Attributes::default() };
+    raise(py, class, error.to_string(), &attributes)
 }
 
-/// The exception for a failed request to etcd: a builtin, since the doctor runs without torch.
-pub fn from_etcd(error: &EtcdError) -> PyErr {
-    let text = error.to_string();
-    match error {
-        EtcdError::Denied(_) | EtcdError::WrongPassword(_) => PyPermissionError::new_err(text),
+/// The exception for a request to etcd that failed after this time.
+pub fn from_etcd(py: Python<'_>, error: &EtcdError, elapsed: Duration) -> PyErr {
+    let class = match error {
+        EtcdError::Denied(_) | EtcdError::WrongPassword(_) => "EtcdPermissionError",
         EtcdError::Unavailable(_) | EtcdError::Unknown(_) | EtcdError::WrongScheme(_) | EtcdError::Tls(_) => {
-            PyConnectionError::new_err(text)
+            "EtcdConnectionError"
         }
-        EtcdError::LeaseNotFound(_) => PyLookupError::new_err(text),
-        _ => PyOSError::new_err(text),
-    }
+        EtcdError::LeaseNotFound(_) => "EtcdLeaseError",
+        _ => "EtcdError",
+    };
+    let attributes = Attributes { elapsed: Some(elapsed), ..Attributes::default() };
+    raise(py, class, error.to_string(), &attributes)
 }

@@ -19,9 +19,10 @@ const PAUSE: Duration = Duration::from_millis(200);
 
 /// A client of an etcd cluster. Keys are ``str`` (sent as UTF-8) or ``bytes``.
 ///
-/// A request is repeated until a member serves it, for at most ``read_timeout_s`` of the options. Raises ``PermissionError`` for a user
-/// without the right or with a wrong password, ``ConnectionError`` if no member serves, ``LookupError`` for a lease that does not exist,
-/// and ``OSError`` for other answers of etcd.
+/// A request is repeated until a member serves it, for at most ``read_timeout_s`` of the options. Exceptions are in
+/// ``elastic_rs.errors``, and each is also a builtin one: ``EtcdPermissionError`` for a user without the right or with a wrong password,
+/// ``EtcdConnectionError`` if no member serves, ``EtcdLeaseError`` (a ``LookupError``) for a lease that does not exist, and
+/// ``EtcdError`` (an ``OSError``) for other answers of etcd.
 #[pyclass(frozen, module = "elastic_rs._elastic_rs")]
 pub struct EtcdClient {
     client: Client,
@@ -86,23 +87,26 @@ impl EtcdClient {
         value: Text,
         lease: u64,
     ) -> PyResult<Option<(bool, Option<Bound<'py, PyBytes>>, u64)>> {
+        let began = Instant::now();
         let put = || self.client.compare_and_put(key.as_ref(), expect, value.as_ref(), lease);
         match self.wait_out(py, |error| matches!(error, EtcdError::Unavailable(_)), put)? {
             Ok(Ok(revision)) => Ok(Some((true, Some(PyBytes::new(py, value.as_ref())), revision))),
             Ok(Err(Some(there))) => Ok(Some((false, Some(PyBytes::new(py, &there.value)), there.modified))),
             Ok(Err(None)) => Ok(Some((false, None, 0))),
             Err(EtcdError::Unknown(_)) => Ok(None),
-            Err(error) => Err(errors::from_etcd(&error)),
+            Err(error) => Err(errors::from_etcd(py, &error, began.elapsed())),
         }
     }
 
     /// Wait until all keys are there, at most ``timeout_s``. Return those that are missing.
     ///
-    /// Raises ``ConnectionError`` if no member serves when the time is over.
+    /// Raises ``EtcdConnectionError`` if no member serves when the time is over.
     #[pyo3(signature = (keys, *, timeout_s))]
     fn wait<'py>(&self, py: Python<'py>, keys: Vec<Text>, timeout_s: f64) -> PyResult<Vec<Bound<'py, PyBytes>>> {
-        let deadline = Instant::now() + seconds("timeout_s", timeout_s)?;
-        let missing = block_on(py, self.missing(&keys, deadline))?.map_err(|error| errors::from_etcd(&error))?;
+        let began = Instant::now();
+        let deadline = began + seconds("timeout_s", timeout_s)?;
+        let missing = block_on(py, self.missing(&keys, deadline))?
+            .map_err(|error| errors::from_etcd(py, &error, began.elapsed()))?;
         Ok(missing.into_iter().map(|key| PyBytes::new(py, key)).collect())
     }
 
@@ -188,7 +192,8 @@ impl EtcdClient {
         T: Send,
         F: Future<Output = Result<T, EtcdError>> + Send,
     {
-        self.wait_out(py, may_pass, call)?.map_err(|error| errors::from_etcd(&error))
+        let began = Instant::now();
+        self.wait_out(py, may_pass, call)?.map_err(|error| errors::from_etcd(py, &error, began.elapsed()))
     }
 
     /// Call again after errors that may pass, for at most the options' time limit.

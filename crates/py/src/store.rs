@@ -11,7 +11,7 @@ use pyo3::exceptions::{PyOSError, PyValueError};
 use pyo3::prelude::*;
 
 use crate::conf::seconds;
-use crate::errors;
+use crate::errors::{self, Attributes};
 use crate::runtime::{block_on, detach};
 
 /// A TCP store's server. It runs on its own thread, which never waits for the interpreter.
@@ -50,7 +50,7 @@ impl StoreServer {
         let bound = listener.local_addr()?.port();
         if port != 0 && bound != port {
             let text = format!("listen fd {fd} is bound to port {bound}, expected to be bound to port {port}");
-            return Err(errors::raise(py, "StoreError", text));
+            return Err(errors::raise(py, "StoreError", text, &Attributes::default()));
         }
         // SAFETY: the copy shows that it is open, and the caller passes its ownership.
         #[expect(unsafe_code, reason = "a descriptor from Python is a number; there is no safe way to take it")]

@@ -181,7 +181,7 @@ impl<N: Node> Host<N> {
                 self.agent = Agent::Done;
                 Joined::Closed
             }
-            Err(JoinError::Connection(_) | JoinError::Timeout { .. }) => Joined::Again,
+            Err(JoinError::Connection { .. } | JoinError::Timeout { .. }) => Joined::Again,
             Err(error) => return Err(Violation::contract(format!("host {number}: {error}"))),
         }))
     }

@@ -18,3 +18,7 @@ __all__ = ["LocalElasticAgent"]
 
 def __getattr__(name: str) -> Any:
     return _imported(__name__, {"._local": ["LocalElasticAgent"]}, name)
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

@@ -7,6 +7,7 @@ handler, says which programs or functions the workers are, and turns how it ende
 from __future__ import annotations
 
 import contextlib
+import enum
 import inspect
 import logging
 import os
@@ -32,6 +33,7 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.elastic.rendezvous import RendezvousGracefulExitError
 
 from elastic_rs import _elastic_rs
+from elastic_rs._durations import Duration, as_seconds
 from elastic_rs._elastic_rs import Agent, Failure, Placement, RendezvousConfig, Step
 from elastic_rs._host_name import spare_torch_the_wait, wait_for_readers
 from elastic_rs.agent._consoles import Consoles
@@ -56,8 +58,13 @@ def _script_of(spec: WorkerSpec) -> str:
     return spec.entrypoint
 
 
-_NOT_GIVEN = float("300")
-"""PyTorch's default. Its identity distinguishes it from a 300 of the caller's."""
+class _NotGiven(enum.Enum):
+    """Stands for an argument that the caller has not given."""
+
+    NOT_GIVEN = enum.auto()
+
+    def __repr__(self) -> str:
+        return "<not given>"
 
 
 class LocalElasticAgent(TorchLocalElasticAgent):
@@ -68,14 +75,17 @@ class LocalElasticAgent(TorchLocalElasticAgent):
             with another package's handler, which has to be asked for waiting nodes; nothing else is polled.
         logs_specs: where the workers' output goes.
         start_method: of ``torch.multiprocessing``, for functions: ``spawn``, ``fork``, ``forkserver``.
-        exit_barrier_timeout: seconds to wait for the other nodes' workers once ours have succeeded. If it is not given,
-            ``--rdzv-conf exit_barrier_timeout`` says it, or there is no limit; with another package's handler, 300 s.
+        exit_barrier_timeout: how long to wait for the other nodes' workers once ours have succeeded. If it is not
+            given, ``--rdzv-conf exit_barrier_timeout`` says it, or there is no limit; with another package's handler,
+            300 s.
         log_line_prefix_template: of teed lines; ``${role_name}``, ``${rank}``, ``${local_rank}``, ``${hostname}``.
-        shutdown_timeout: seconds between the first signal and SIGKILL whenever workers are stopped: at a restart, at
-            the end, and when the agent itself gets a signal.
+        shutdown_timeout: time between the first signal and SIGKILL whenever workers are stopped: at a restart, at the
+            end, and when the agent itself gets a signal.
         health_check_server: passed through to PyTorch's hook.
-        uninterruptible_state_timeout: seconds a worker may spend in uninterruptible sleep before the job is given up.
+        uninterruptible_state_timeout: how long a worker may spend in uninterruptible sleep before the job is given up.
             Default: ``TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT``, else never.
+
+    Each of the three timeouts is a ``timedelta``, or a number of seconds.
     """
 
     __module__ = "elastic_rs.agent"
@@ -85,20 +95,24 @@ class LocalElasticAgent(TorchLocalElasticAgent):
         spec: WorkerSpec,
         logs_specs: LogsSpecs,
         start_method: str = "spawn",
-        exit_barrier_timeout: float = _NOT_GIVEN,
+        exit_barrier_timeout: Duration | _NotGiven = _NotGiven.NOT_GIVEN,
         log_line_prefix_template: str | None = None,
-        shutdown_timeout: int = 30,
+        shutdown_timeout: Duration = 30,
         health_check_server: Any = None,
-        uninterruptible_state_timeout: float | None = None,
+        uninterruptible_state_timeout: Duration | None = None,
     ) -> None:
-        given = {
+        sleep_limit = uninterruptible_state_timeout
+        given: dict[str, Any] = {
             "start_method": start_method,
-            "exit_barrier_timeout": exit_barrier_timeout,
             "log_line_prefix_template": log_line_prefix_template,
-            "shutdown_timeout": shutdown_timeout,
+            "shutdown_timeout": as_seconds("shutdown_timeout", shutdown_timeout),
             "health_check_server": health_check_server,
-            "uninterruptible_state_timeout": uninterruptible_state_timeout,
+            "uninterruptible_state_timeout": (
+                None if sleep_limit is None else as_seconds("uninterruptible_state_timeout", sleep_limit)
+            ),
         }
+        if exit_barrier_timeout is not _NotGiven.NOT_GIVEN:
+            given["exit_barrier_timeout"] = as_seconds("exit_barrier_timeout", exit_barrier_timeout)
         # Older versions of torch do not have the last three.
         known = inspect.signature(TorchLocalElasticAgent.__init__).parameters
         their_init: Any = super().__init__
@@ -106,10 +120,10 @@ class LocalElasticAgent(TorchLocalElasticAgent):
         # Untyped in torch, and None before the first round.
         self._group: Any = self._worker_group
         spare_torch_the_wait()
-        self._grace_s = shutdown_timeout
-        self._barrier_s = None if exit_barrier_timeout is _NOT_GIVEN else exit_barrier_timeout
+        self._grace_s: float = given["shutdown_timeout"]
+        self._barrier_s: float | None = given.get("exit_barrier_timeout")
         self._sleep_limit_s: float = getattr(
-            self, "_uninterruptible_state_timeout", uninterruptible_state_timeout or 0.0
+            self, "_uninterruptible_state_timeout", given["uninterruptible_state_timeout"] or 0.0
         )
         self._handler = spec.rdzv_handler if isinstance(spec.rdzv_handler, NodeHandler) else None
         self._agent: Agent | None = None

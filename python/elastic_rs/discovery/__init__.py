@@ -47,3 +47,7 @@ _HOMES = {
 
 def __getattr__(name: str) -> Any:
     return _imported(__name__, _HOMES, name)
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

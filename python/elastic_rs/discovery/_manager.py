@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from elastic_rs._durations import Duration, as_seconds
 from elastic_rs._elastic_rs import HostTable
 from elastic_rs.elastic._exceptions import HostUpdateResult
 
@@ -52,12 +53,17 @@ class HostManager:
 
     Args:
         discovery: where hosts come from.
-        cooldown_range: seconds that a host is kept out, the first time and at most; None: for ever.
+        cooldown_range: how long a host is kept out, the first time and at most: each a ``timedelta``, or seconds.
+            None: for ever.
     """
 
-    def __init__(self, discovery: HostDiscovery, cooldown_range: tuple[float, float] | None = None) -> None:
+    def __init__(self, discovery: HostDiscovery, cooldown_range: tuple[Duration, Duration] | None = None) -> None:
         self._discovery = discovery
-        self._table = HostTable(cooldown_s=cooldown_range)
+        cooldown_s = None
+        if cooldown_range is not None:
+            first, most = cooldown_range
+            cooldown_s = (as_seconds("cooldown_range", first), as_seconds("cooldown_range", most))
+        self._table = HostTable(cooldown_s=cooldown_s)
 
     @property
     def current_hosts(self) -> DiscoveredHosts:

@@ -14,6 +14,7 @@ from typing import IO
 
 from elastic_rs._elastic_rs import start_program
 from elastic_rs._terminal import plain
+from elastic_rs.errors import ElasticError
 
 MOST_BYTES = 1 << 20
 """Most bytes of a list."""
@@ -32,8 +33,10 @@ _reaping = threading.Lock()
 """Held while ``_running`` is changed or read."""
 
 
-class DiscoveryError(RuntimeError):
+class DiscoveryError(ElasticError, RuntimeError):
     """Hosts cannot be found now. The message says why."""
+
+    __module__ = "elastic_rs.errors"
 
 
 def printed_by(command: Sequence[str], timeout_s: float) -> str:

@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
 
+from elastic_rs._durations import Duration, as_seconds
 from elastic_rs._elastic_rs import parse_hosts
 from elastic_rs.discovery._programs import MOST_BYTES, DiscoveryError, printed_by
 
@@ -46,11 +47,11 @@ class HostDiscoveryScript(HostDiscovery):
     Args:
         discovery_script: the program; a text may have arguments, as on a command line.
         slots: of a host without a number.
-        timeout_s: limit for one run. A program that takes longer, or prints more than 1 MiB, is killed with all that it
-            has started.
+        timeout_s: limit for one run: a ``timedelta``, or seconds. A program that takes longer, or prints more than
+            1 MiB, is killed with all that it has started.
     """
 
-    def __init__(self, discovery_script: str | os.PathLike[str], slots: int = 1, *, timeout_s: float = 30.0) -> None:
+    def __init__(self, discovery_script: str | os.PathLike[str], slots: int = 1, *, timeout_s: Duration = 30.0) -> None:
         text = os.fspath(discovery_script)
         is_path = bool(text) and Path(text).exists()
         self._command = [text] if is_path else shlex.split(text)
@@ -64,7 +65,7 @@ class HostDiscoveryScript(HostDiscovery):
         if Path(self._command[0]).exists():
             self._command[0] = os.path.abspath(self._command[0])  # noqa: PTH100 - links stay as they are
         self._slots = slots
-        self._timeout_s = timeout_s
+        self._timeout_s = as_seconds("timeout_s", timeout_s)
 
     def find_available_hosts_and_slots(self) -> dict[str, int]:
         """Run the program, and return what it prints.

@@ -22,10 +22,10 @@ package does not import torch; what needs it is loaded on first use.
 from __future__ import annotations
 
 import sys
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from elastic_rs import _imported
+from elastic_rs._durations import Duration, as_timedelta
 from elastic_rs.elastic._exceptions import HorovodInternalError, HostsUpdatedInterrupt, HostUpdateResult, PeerFailed
 from elastic_rs.elastic._listeners import Listener
 from elastic_rs.elastic._membership import MEMBERSHIP
@@ -105,14 +105,14 @@ __all__ = [
 elastic = sys.modules[__name__]
 
 
-def init(backend: str | None = None, timeout: timedelta | None = None) -> None:
+def init(backend: str | None = None, timeout: Duration | None = None) -> None:
     """Connect to the agent and make the process group, unless the script has made one. ``run`` does it otherwise.
 
     Args:
         backend: of the process group. Default: NCCL for GPUs if there are any, and gloo for the rest.
-        timeout: of its collectives.
+        timeout: of its collectives: a ``timedelta``, or seconds. Default: torch's.
     """
-    MEMBERSHIP.begin(backend, timeout)
+    MEMBERSHIP.begin(backend, None if timeout is None else as_timedelta("timeout", timeout))
     if not MEMBERSHIP.has_group:
         MEMBERSHIP.enter()
 
@@ -152,4 +152,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+    return list(__all__)

@@ -124,7 +124,7 @@ class Membership:
     def raise_if_failed(self) -> None:
         if self.failed_within(0.0):
             assert self.channel is not None
-            raise PeerFailed(self.channel.reason)
+            raise self._peer_failed(self.channel)
 
     def unequal_checks(self) -> str:
         """Say that the ranks have not made equally many checks, if that is known to be why a collective has failed."""
@@ -150,9 +150,17 @@ class Membership:
         if not news:
             return
         if news != CHANGED:
-            raise PeerFailed(channel.reason)
+            raise self._peer_failed(channel)
         self.changing = True
-        raise HostsUpdatedInterrupt(channel.reason, HostUpdateResult(channel.flags))
+        raise HostsUpdatedInterrupt(channel.reason, HostUpdateResult(channel.flags), round=self.round)
+
+    @property
+    def round(self) -> int | None:
+        """The number of the round that has made this worker's world. None without an agent."""
+        return None if self._world is None else self._world.generation
+
+    def _peer_failed(self, channel: WorkerChannel) -> PeerFailed:
+        return PeerFailed(channel.reason, round=self.round, rank=channel.failed_rank)
 
     def failed_within(self, limit_s: float) -> bool:
         """Wait at most so long, and say whether a failure of another worker is known."""

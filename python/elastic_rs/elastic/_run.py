@@ -7,9 +7,9 @@ import functools
 import logging
 import traceback
 from collections.abc import Callable, Iterator
-from datetime import timedelta
 from typing import Any, ParamSpec, TypeVar, overload
 
+from elastic_rs._durations import Duration, as_timedelta
 from elastic_rs.elastic import _decisions, _ranks
 from elastic_rs.elastic._decisions import Outcome
 from elastic_rs.elastic._exceptions import StateMismatchError, name_for_scripts
@@ -28,11 +28,11 @@ def run(func: Callable[P, R]) -> Callable[P, R]: ...
 
 @overload
 def run(
-    *, backend: str | None = None, timeout: timedelta | None = None
+    *, backend: str | None = None, timeout: Duration | None = None
 ) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
 
 
-def run(func: Any = None, *, backend: str | None = None, timeout: timedelta | None = None) -> Any:
+def run(func: Any = None, *, backend: str | None = None, timeout: Duration | None = None) -> Any:
     """Decorate the function that trains, so that it survives changes of the world.
 
     ::
@@ -65,8 +65,9 @@ def run(func: Any = None, *, backend: str | None = None, timeout: timedelta | No
         func: the function to decorate.
         backend: of the process group, if the script has not made one. Default: NCCL for GPUs if there are any, and
             gloo for the rest.
-        timeout: of the process group's collectives, if the script has not made one.
+        timeout: of the process group's collectives, if the script has not made one: a ``timedelta``, or seconds.
     """
+    limit = None if timeout is None else as_timedelta("timeout", timeout)
     if func is None:
         return functools.partial(run, backend=backend, timeout=timeout)
     name = getattr(func, "__qualname__", type(func).__qualname__)
@@ -76,7 +77,7 @@ def run(func: Any = None, *, backend: str | None = None, timeout: timedelta | No
     @functools.wraps(func)
     def wrapper(state: State, *args: Any, **kwargs: Any) -> Any:
         _check_state(state, name)
-        MEMBERSHIP.begin(backend, timeout)
+        MEMBERSHIP.begin(backend, limit)
         with _listening(state):
             return _in_each_world(state, functools.partial(func, state, *args, **kwargs), name)
 

@@ -113,7 +113,9 @@ class RustC10dRendezvousHandler(LauncherHandler):
             return claim(host, port, self._config, self._protected, uses_store=uses_store)
         except OSError as error:
             reason = error.strerror or error
-            raise RendezvousConnectionError(f"cannot host the coordinator at {host}:{port}: {reason}") from error
+            at = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+            text = f"cannot host the coordinator at {host}:{port}: {reason}"
+            raise RendezvousConnectionError(text, endpoint=at) from error
 
     def store_of(self, placement: Placement) -> Store:
         refuse_c10d("PyTorch's agent")

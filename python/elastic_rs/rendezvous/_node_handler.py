@@ -117,7 +117,7 @@ class NodeHandler(RendezvousHandler):
             view = self.session.view()
             if view.over and view.failure is None:
                 logger.warning("[%s] %s; this node has nothing to do, and ends with 0", self._run_id, error)
-                raise RendezvousGracefulExitError(str(error)) from None
+                raise RendezvousGracefulExitError(str(error), round=error.round) from None
             # The failure of a job that was over before this node came is not this job's.
             if view.cause is None or view.over:
                 raise
@@ -177,7 +177,8 @@ class NodeHandler(RendezvousHandler):
         view = self._view()
         if view.failure is not None:
             # PyTorch's agent does not look at `closed` while its workers run (pytorch #76287): raising stops it.
-            raise RendezvousClosedError(f"the rendezvous is {view.failure}")
+            rank = None if view.cause is None else view.cause.global_rank
+            raise RendezvousClosedError(f"the rendezvous is {view.failure}", rank=rank)
         if view.waiting != self._waiting:
             self._waiting = view.waiting
             if view.waiting:

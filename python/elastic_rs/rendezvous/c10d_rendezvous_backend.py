@@ -179,3 +179,7 @@ def _file_store(params: RendezvousParameters) -> FileStore:
         return make(path)
     except (ValueError, RuntimeError) as error:
         raise RendezvousConnectionError(_FAILED) from error
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

@@ -21,6 +21,7 @@ from torch.distributed.elastic.rendezvous import api
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousSettings, RendezvousTimeout
 
 from elastic_rs import _elastic_rs
+from elastic_rs._durations import Duration, as_timedelta
 from elastic_rs._elastic_rs import RendezvousConfig
 from elastic_rs._torch_private import FileStore, PrefixStore, store_of
 from elastic_rs.rendezvous._backend_thread import BackendThread
@@ -76,7 +77,7 @@ class DynamicRendezvousHandler(NodeHandler):
         max_nodes: int,
         local_addr: str | None = None,
         timeout: RendezvousTimeout | None = None,
-        keep_alive_interval: int | timedelta = 5,
+        keep_alive_interval: Duration = 5,
         keep_alive_max_attempt: int = 3,
         cas_backoff_max_seconds: float = 0.0,
         *,
@@ -93,7 +94,7 @@ class DynamicRendezvousHandler(NodeHandler):
             max_nodes: most nodes of a round.
             local_addr: the address others find this node at; its fully qualified name if not given.
             timeout: time limits.
-            keep_alive_interval: how often the node shows that it lives, in seconds.
+            keep_alive_interval: how often the node shows that it lives: a ``timedelta``, or seconds.
             keep_alive_max_attempt: after how many missed keep-alives it is lost.
             cas_backoff_max_seconds: checked, without effect: the core spreads writes that were refused by itself.
             store_peers: which users of this machine may connect to the worker stores of this node: ``same-user`` (its
@@ -104,7 +105,6 @@ class DynamicRendezvousHandler(NodeHandler):
         Raises:
             ValueError: an argument is not allowed.
         """
-        interval = keep_alive_interval
         if not math.isfinite(cas_backoff_max_seconds) or cas_backoff_max_seconds < 0:
             raise ValueError(f"cas_backoff_max_seconds ({cas_backoff_max_seconds}) must be finite and non-negative.")
         # Older versions of torch do not have it.
@@ -114,7 +114,7 @@ class DynamicRendezvousHandler(NodeHandler):
             min_nodes,
             max_nodes,
             timeout or RendezvousTimeout(),
-            keep_alive_interval=interval if isinstance(interval, timedelta) else timedelta(seconds=interval),
+            keep_alive_interval=as_timedelta("keep_alive_interval", keep_alive_interval),
             keep_alive_max_attempt=keep_alive_max_attempt,
             **({"cas_backoff_max_seconds": cas_backoff_max_seconds} if has_backoff else {}),
         )
@@ -359,3 +359,7 @@ def _required(params: RendezvousParameters, key: str, default: int) -> int:
     if value is None:
         raise TypeError(f"You passed '{key}=None' as a rendezvous configuration option")
     return value
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

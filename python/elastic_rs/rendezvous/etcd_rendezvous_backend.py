@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousBackend
 
+from elastic_rs._durations import Duration, as_seconds
 from elastic_rs._elastic_rs import EtcdClient, EtcdOptions
 from elastic_rs.errors import RendezvousConnectionError
 from elastic_rs.rendezvous.etcd_store import EtcdStore, Leases, checked
@@ -39,8 +40,8 @@ class EtcdRendezvousBackend(RendezvousBackend):
         client: an :class:`elastic_rs.EtcdClient`.
         run_id: the run id.
         key_prefix: the key is this, a slash, and the run id. Without it, the key is the run id.
-        ttl: how many seconds the state lives after the last write, at least, and at most twice as long; two hours if
-            not given.
+        ttl: how long the state lives after the last write, at least, and at most twice as long: a ``timedelta``, or
+            seconds. Two hours if it is not given, or not above zero.
 
     Raises:
         ValueError: the run id is empty.
@@ -49,12 +50,15 @@ class EtcdRendezvousBackend(RendezvousBackend):
 
     _DEFAULT_TTL = 7200
 
-    def __init__(self, client: EtcdClient, run_id: str, key_prefix: str | None = None, ttl: int | None = None) -> None:
+    def __init__(
+        self, client: EtcdClient, run_id: str, key_prefix: str | None = None, ttl: Duration | None = None
+    ) -> None:
         if not run_id:
             raise ValueError("The run id must be a non-empty string.")
         self._client = checked(client)
         self._key = f"{key_prefix}/{run_id}" if key_prefix else run_id
-        self._leases = Leases(client, ttl if ttl and ttl > 0 else self._DEFAULT_TTL)
+        given_s = 0.0 if ttl is None else as_seconds("ttl", ttl, signed=True)
+        self._leases = Leases(client, given_s if given_s > 0 else self._DEFAULT_TTL)
 
     @property
     def name(self) -> str:
@@ -135,3 +139,7 @@ def create_backend(params: RendezvousParameters) -> tuple[EtcdRendezvousBackend,
     backend = EtcdRendezvousBackend(client, params.run_id, key_prefix=_KEY_PREFIX)
     backend.get_state()  # the client itself connects with its first request
     return backend, EtcdStore(client, _STORE_PREFIX)
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

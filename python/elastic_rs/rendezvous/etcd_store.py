@@ -18,11 +18,12 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import TypeVar
 
+from elastic_rs._durations import Duration, as_seconds, as_timedelta
 from elastic_rs._elastic_rs import EtcdClient
 from elastic_rs._torch_private import Store
 from elastic_rs.errors import StoreError, StoreLookupError, StoreNetworkError
 
-__all__ = ["EtcdStore", "Leases"]
+__all__ = ["EtcdStore"]
 
 T = TypeVar("T")
 
@@ -63,9 +64,9 @@ class EtcdStore(Store):
     Args:
         etcd_client: an :class:`elastic_rs.EtcdClient`.
         etcd_store_prefix: beginning of all keys of this store.
-        timeout: how long :meth:`get` and :meth:`wait` wait for keys. Default 300 s.
-        ttl: how many seconds keys live after they were written, at least, and at most twice as long. Without it they
-            live until somebody deletes them.
+        timeout: how long :meth:`get` and :meth:`wait` wait for keys: a ``timedelta``, or seconds. Default 300 s.
+        ttl: how long keys live after they were written, at least, and at most twice as long. Without it they live
+            until somebody deletes them.
 
     Raises:
         TypeError: the client is another. That of the package python-etcd speaks the v2 API, which etcd 3.6 has removed.
@@ -75,17 +76,17 @@ class EtcdStore(Store):
         self,
         etcd_client: EtcdClient,
         etcd_store_prefix: str,
-        timeout: timedelta | None = None,
+        timeout: Duration | None = None,
         *,
-        ttl: float | None = None,
+        ttl: Duration | None = None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call, unused-ignore] # pybind11 makes the C++ object
         self.client = checked(etcd_client)
         self.prefix = etcd_store_prefix if etcd_store_prefix.endswith("/") else f"{etcd_store_prefix}/"
         if timeout is not None:
-            self.set_timeout(timeout)
-        self._ttl = ttl
-        self._leases = None if ttl is None else Leases(etcd_client, ttl)
+            self.set_timeout(as_timedelta("timeout", timeout))
+        self._ttl = None if ttl is None else as_seconds("ttl", ttl)
+        self._leases = None if self._ttl is None else Leases(etcd_client, self._ttl)
         self._clones: list[EtcdStore] = []
 
     def set(self, key: str, value: str | bytes) -> None:
@@ -148,13 +149,15 @@ class EtcdStore(Store):
         """Whether all keys are there. Does not wait."""
         return None not in self._values("check", keys)
 
-    def wait(self, keys: Sequence[str], override_timeout: timedelta | None = None) -> None:
+    def wait(self, keys: Sequence[str], override_timeout: Duration | None = None) -> None:
         """Wait until all keys are there.
 
         Raises:
             StoreLookupError: they were not within the timeout. It is a ``LookupError``, as with PyTorch's class.
         """
-        limit_s = self._limit_s() if override_timeout is None else override_timeout.total_seconds()
+        # PyTorch's C++ passes what it is given. A negative time is over at once.
+        given = override_timeout
+        limit_s = self._limit_s() if given is None else as_seconds("override_timeout", given, signed=True)
         with self._named("wait", keys):
             self._wait(keys, time.monotonic(), limit_s, "Timeout while waiting for keys in EtcdStore")
 
@@ -219,7 +222,8 @@ class EtcdStore(Store):
             names = ", ".join(f"`{key[own:].decode(errors='replace')}`" for key in missing[:3])
             more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
             where = f"below `{self.prefix}` at {self.client.options.endpoints}"
-            raise StoreLookupError(f"{what}: {names}{more} did not appear {where} within {limit_s:.1f} s")
+            text = f"{what}: {names}{more} did not appear {where} within {limit_s:.1f} s"
+            raise StoreLookupError(text, elapsed=time.monotonic() - began)
 
     def _change(self, operation: str, key: str, change: Callable[[bytes | None], bytes | None]) -> bytes:
         """Replace a value by what ``change`` makes of it, once. None: leave it."""
@@ -248,14 +252,15 @@ class EtcdStore(Store):
     @contextlib.contextmanager
     def _named(self, operation: str, keys: Sequence[str]) -> Iterator[None]:
         """Raise this package's exceptions, which name the operation and its keys."""
+        began = time.monotonic()
         try:
             yield
         except StoreError:
             raise
-        except ConnectionError as error:
-            raise StoreNetworkError(f"{operation} of {_shown(keys)} failed: {error}") from None
         except (OSError, LookupError) as error:
-            raise StoreError(f"{operation} of {_shown(keys)} failed: {error}") from None
+            kind = StoreNetworkError if isinstance(error, ConnectionError) else StoreError
+            text = f"{operation} of {_shown(keys)} failed: {error}"
+            raise kind(text, elapsed=time.monotonic() - began) from None
 
 
 def checked(client: object) -> EtcdClient:
@@ -280,3 +285,7 @@ def _bytes(value: str | bytes) -> bytes:
 def _shown(keys: Sequence[str]) -> str:
     more = f" and {len(keys) - 3} more" if len(keys) > 3 else ""
     return ", ".join(f"`{key}`" for key in keys[:3]) + more
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

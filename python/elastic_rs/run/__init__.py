@@ -293,3 +293,7 @@ def _cannot(kind: str, text: str) -> int:
     with contextlib.suppress(OSError):  # if no descriptor is left, imports fail too
         record(f"{kind}: {text}", "")
     return FAILED
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

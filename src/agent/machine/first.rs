@@ -108,7 +108,7 @@ impl AgentMachine {
             if hopeless || self.is_preparing() {
                 self.stop(SIGTERM, Next::Decide);
             } else {
-                self.break_up(&failure.to_string(), Next::Decide, now);
+                self.break_up(&failure.to_string(), Some(failure.global_rank), Next::Decide, now);
             }
             self.first = Some(First { failure, message_until, hopeless, decided: false, has_late_message: false });
         }

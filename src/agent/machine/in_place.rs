@@ -225,7 +225,8 @@ impl AgentMachine {
     }
 
     /// The workers' world has ended. They park if they can, and are stopped if not.
-    pub(super) fn break_up(&mut self, reason: &str, next: Next, now: Instant) {
+    /// `rank` is the global rank of the worker whose failure is the cause, if one is.
+    pub(super) fn break_up(&mut self, reason: &str, rank: Option<u32>, next: Next, now: Instant) {
         if let Some((signal, _)) = self.leaving {
             return self.leave_now(signal);
         }
@@ -233,7 +234,7 @@ impl AgentMachine {
             return self.stop(SIGTERM, next);
         }
         self.commands.push(Command::CancelStart);
-        self.send_all(&ToWorker::PeerFailed { reason: reason.to_owned() });
+        self.send_all(&ToWorker::PeerFailed { reason: reason.to_owned(), rank });
         for local_rank in
             self.worker_states.which(|worker_state| matches!(worker_state, WorkerState::Started | WorkerState::Deaf))
         {
@@ -310,7 +311,7 @@ impl AgentMachine {
             Way::Raise { until, .. } if until <= now => {
                 let reason = format!("workers have not reached the agreed check within {RAISE_LIMIT:.0?}");
                 self.warn(reason.clone());
-                self.break_up(&reason, next, now);
+                self.break_up(&reason, None, next, now);
             }
             _ => {}
         }

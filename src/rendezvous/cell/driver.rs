@@ -114,7 +114,7 @@ impl CellDriver {
                 let known = node.looked_at().is_some();
                 let over = node.has_left() || node.view().failed.is_some();
                 match node.failing() {
-                    Some(error) if !known && !over => return Err(JoinError::Connection(error.to_owned())),
+                    Some(error) if !known && !over => return Err(JoinError::connection(error)),
                     None if stale(&node) && !over => {}
                     _ => return Ok(node.view().clone()),
                 }

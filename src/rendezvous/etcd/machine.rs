@@ -192,7 +192,7 @@ impl EtcdNode {
                 match self.node.machine().was_welcomed() {
                     // A running job goes on for as long as its lease does: somebody may mend it.
                     true => self.node.on_failed(error, false, now),
-                    false => self.node.on_broken(JoinError::Connection(error)),
+                    false => self.node.on_broken(JoinError::connection(error)),
                 }
             }
         }

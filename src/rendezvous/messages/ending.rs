@@ -121,6 +121,22 @@ impl Verdict {
     pub fn is_failure(&self) -> bool {
         matches!(self, Self::Failed { .. } | Self::Stopped { .. })
     }
+
+    /// The round that it names.
+    pub fn round(&self) -> Option<Round> {
+        match self {
+            Self::AllDone { round, .. } => Some(*round),
+            Self::Succeeded { .. } | Self::Failed { .. } | Self::Stopped { .. } => None,
+        }
+    }
+
+    /// The global rank of the worker whose failure is the cause.
+    pub fn rank(&self) -> Option<u32> {
+        match self {
+            Self::Failed { failure, .. } => failure.as_ref().map(|failure| failure.global_rank),
+            Self::Succeeded { .. } | Self::AllDone { .. } | Self::Stopped { .. } => None,
+        }
+    }
 }
 
 impl fmt::Display for Verdict {

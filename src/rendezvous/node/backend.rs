@@ -45,6 +45,14 @@ impl Backend {
         }
     }
 
+    /// The coordinator, as `host:port`. `None` for a cell: etcd has several members, and of another backend only its owner knows.
+    pub fn endpoint(&self) -> Option<&str> {
+        match self {
+            Self::Coordinator { endpoint, .. } => Some(endpoint),
+            Self::Cell | Self::Etcd { .. } => None,
+        }
+    }
+
     /// How long a welcomed node continues while it is out of reach. `None`: no limit, except for a pending join.
     pub fn timeout(&self) -> Option<Duration> {
         match self {

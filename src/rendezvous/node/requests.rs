@@ -72,7 +72,7 @@ impl NodeMachine {
     /// Why no join can begin.
     fn refusal(&self) -> Option<JoinError> {
         match (&self.view.failed, &self.view.closed) {
-            _ if self.left => Some(JoinError::Connection(LEFT.to_owned())),
+            _ if self.left => Some(JoinError::connection(LEFT)),
             (Some(error), _) => Some(error.clone()),
             (None, Some(_)) if self.view.over.is_some() => self.view.over.clone(),
             (None, Some(verdict)) => Some(JoinError::Closed { verdict: verdict.clone(), spare: false }),
@@ -311,7 +311,7 @@ impl NodeMachine {
             self.send_if_welcomed(NodeMessage::Leave { reason: tidy(&reason), signal });
         }
         self.left = true;
-        self.resolve(Err(JoinError::Connection(LEFT.to_owned())));
+        self.resolve(Err(JoinError::connection(LEFT)));
     }
 }
 

@@ -183,7 +183,7 @@ impl Session {
             }
             if let Some(addr) = wanted {
                 let port = open(&addr)
-                    .map_err(|error| JoinError::Connection(format!("cannot listen for workers: {error}")))?;
+                    .map_err(|error| JoinError::connection(format!("cannot listen for workers: {error}")))?;
                 self.ask(|machine| machine.on_store_opened(addr, port));
                 continue;
             }
@@ -329,8 +329,10 @@ impl Session {
             Ok((true, _)) | Ok((false, None)) => Ok(()),
             Ok((false, Some(error))) => Err(error),
             Err(_) => {
-                let why = self.shared.slot.lock().machine().why_unanswered();
-                Err(JoinError::Timeout { after: limit, progress: format!("the rendezvous could not be closed: {why}") })
+                let mut slot = self.shared.slot.lock();
+                let machine = slot.machine();
+                let progress = format!("the rendezvous could not be closed: {}", machine.why_unanswered());
+                Err(JoinError::Timeout { after: limit, progress, endpoint: machine.endpoint() })
             }
         }
     }

@@ -29,10 +29,19 @@ pub enum JoinError {
         after: Duration,
         /// The nodes that had joined, and the number of missing ones.
         progress: String,
+        /// The coordinator, as `host:port`, if there is one.
+        endpoint: Option<String>,
     },
     /// The coordinator could not be reached in that time, or stayed away too long.
-    #[error("{0}")]
-    Connection(String),
+    #[error("{text}")]
+    Connection {
+        /// What happened, in words.
+        text: String,
+        /// The coordinator, as `host:port`, if there is one and the connection with it is what failed.
+        endpoint: Option<String>,
+        /// How long it was waited for, if it was.
+        elapsed: Option<Duration>,
+    },
     /// The rendezvous is closed.
     #[error("the rendezvous is closed: {verdict}")]
     Closed {
@@ -65,6 +74,45 @@ pub enum JoinError {
 }
 
 impl JoinError {
+    /// A connection that failed on this node, or for a reason that names no coordinator.
+    pub fn connection(text: impl Into<String>) -> Self {
+        Self::Connection { text: text.into(), endpoint: None, elapsed: None }
+    }
+
+    /// The coordinator that this is about, as `host:port`.
+    pub fn endpoint(&self) -> Option<&str> {
+        match self {
+            Self::Timeout { endpoint, .. } | Self::Connection { endpoint, .. } => endpoint.as_deref(),
+            _ => None,
+        }
+    }
+
+    /// How long the node had waited.
+    pub fn elapsed(&self) -> Option<Duration> {
+        match self {
+            Self::Timeout { after, .. } => Some(*after),
+            Self::Connection { elapsed, .. } => *elapsed,
+            _ => None,
+        }
+    }
+
+    /// The round in which the job ended.
+    pub fn round(&self) -> Option<Round> {
+        self.verdict()?.round()
+    }
+
+    /// The global rank of the worker whose failure has ended the job.
+    pub fn rank(&self) -> Option<u32> {
+        self.verdict()?.rank()
+    }
+
+    fn verdict(&self) -> Option<&Verdict> {
+        match self {
+            Self::Closed { verdict, .. } | Self::Over { verdict, .. } => Some(verdict),
+            _ => None,
+        }
+    }
+
     /// Whether the job had succeeded before this node could join.
     pub fn is_after_success(&self) -> bool {
         matches!(self, Self::Closed { verdict, .. } | Self::Over { verdict, .. } if !verdict.is_failure())
@@ -130,4 +178,24 @@ pub struct View {
     pub steps_asked: u64,
     /// The round whose workers are all connected to their store, which this node serves, and how long after their start that was.
     pub imported: Option<(Round, Duration)>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failed_join_names_the_round_or_the_worker_that_ended_the_job() {
+        let closed = |verdict| JoinError::Closed { verdict, spare: false };
+        let done = closed(Verdict::AllDone { round: Round(4), nodes: 2 });
+        assert_eq!((done.round(), done.rank()), (Some(Round(4)), None));
+        let failure = Box::new(Failure { global_rank: 3, ..Failure::example("node1") });
+        let verdict = Verdict::Failed { by: "node0".into(), cause: "exit code 3".into(), failure: Some(failure) };
+        let over = JoinError::Over { run_id: "job".into(), verdict: verdict.clone(), ago: None, memory: "" };
+        for error in [closed(verdict), over] {
+            assert_eq!((error.round(), error.rank(), error.elapsed()), (None, Some(3), None));
+        }
+        let refused = JoinError::connection("this node has left");
+        assert_eq!((refused.endpoint(), refused.elapsed(), refused.rank()), (None, None, None));
+    }
 }

@@ -130,6 +130,32 @@ impl StoreError {
         )
     }
 
+    /// The store, as `host:port`.
+    pub fn endpoint(&self) -> Option<String> {
+        match self {
+            StoreError::WaitTimeout { peer, .. }
+            | StoreError::WorkersTimeout { peer, .. }
+            | StoreError::ConnectionLost { peer, .. }
+            | StoreError::Protocol { peer, .. }
+            | StoreError::QueueEmpty { peer, .. } => Some(peer.to_string()),
+            StoreError::ConnectTimeout { host, port, .. } if host.contains(':') => Some(format!("[{host}]:{port}")),
+            StoreError::ConnectTimeout { host, port, .. } => Some(format!("{host}:{port}")),
+            StoreError::LengthMismatch { .. } => None,
+        }
+    }
+
+    /// The time that the operation took.
+    pub fn elapsed(&self) -> Option<Duration> {
+        match self {
+            StoreError::WaitTimeout { elapsed, .. }
+            | StoreError::WorkersTimeout { elapsed, .. }
+            | StoreError::ConnectTimeout { elapsed, .. }
+            | StoreError::ConnectionLost { elapsed, .. }
+            | StoreError::Protocol { elapsed, .. } => Some(*elapsed),
+            StoreError::QueueEmpty { .. } | StoreError::LengthMismatch { .. } => None,
+        }
+    }
+
     /// Whether the connection can still be used.
     pub fn leaves_connection_usable(&self) -> bool {
         !matches!(
@@ -199,5 +225,31 @@ impl fmt::Display for Keys {
             0 => Ok(()),
             more => write!(f, " and {more} more"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_names_the_store_and_the_time() {
+        let elapsed = Duration::from_secs(3);
+        let no_store = |host: &str| StoreError::ConnectTimeout {
+            host: host.into(),
+            port: 29500,
+            timeout: elapsed,
+            elapsed,
+            attempts: 1,
+            last: "connection refused".into(),
+        };
+        assert_eq!(no_store("node0").endpoint().as_deref(), Some("node0:29500"));
+        assert_eq!(no_store("::1").endpoint().as_deref(), Some("[::1]:29500"));
+        assert_eq!(no_store("::1").elapsed(), Some(elapsed));
+        let peer = "[::1]:7".parse().unwrap();
+        let empty = StoreError::QueueEmpty { peer, keys: Keys::default() };
+        assert_eq!((empty.endpoint().as_deref(), empty.elapsed()), (Some("[::1]:7"), None));
+        let unequal = StoreError::LengthMismatch { keys: 1, values: 2 };
+        assert_eq!((unequal.endpoint(), unequal.elapsed()), (None, None));
     }
 }

@@ -110,6 +110,9 @@ fn a_failure_is_found_by_a_check_that_waits_and_by_every_later_one() {
     worker.receives(raise_at(1, 2));
     assert_eq!(worker.check(), Ok(Verdict::PeerFailed), "the failure is the greater news");
     assert_eq!((worker.news.reason(), worker.news.flags()), ("worker 1 was killed", 0));
+    assert_eq!(worker.news.failed_rank(), Some(1));
+    worker.receives(ToWorker::World(Box::new(world(2))));
+    assert_eq!(worker.news.failed_rank(), None, "a new world has no failure");
 }
 
 #[test]
@@ -130,6 +133,7 @@ fn a_change_that_a_worker_has_passed_is_a_failure_there() {
     worker.receives(raise_at(1, 4));
     assert_eq!(worker.check(), Ok(Verdict::PeerFailed));
     assert!(worker.news.reason().contains("check 4") && worker.news.reason().contains("equally often"));
+    assert_eq!(worker.news.failed_rank(), None, "no worker has failed");
 }
 
 #[test]

@@ -33,7 +33,7 @@ fn any_to_worker() -> impl Strategy<Value = ToWorker> {
         world,
         (any::<u64>(), any::<u8>(), reason()).prop_map(|(seq, flags, reason)| ToWorker::Change { seq, flags, reason }),
         (any::<u64>(), any::<u64>()).prop_map(|(seq, check)| ToWorker::RaiseAt { seq, check }),
-        reason().prop_map(|reason| ToWorker::PeerFailed { reason }),
+        (reason(), any::<Option<u32>>()).prop_map(|(reason, rank)| ToWorker::PeerFailed { reason, rank }),
         reason().prop_map(|reason| ToWorker::Refused { reason }),
     ]
 }
@@ -109,8 +109,8 @@ proptest! {
 #[test]
 fn reasons_become_one_line_of_bounded_length() {
     let reason = format!("two\nlines\x1b[2J{}", "x".repeat(2 * FRAME_LIMIT_BYTES));
-    let Ok(Some(ToWorker::PeerFailed { reason })) = ToWorker::decode(&mut bytes(ToWorker::PeerFailed { reason }))
-    else {
+    let sent = ToWorker::PeerFailed { reason, rank: None };
+    let Ok(Some(ToWorker::PeerFailed { reason, .. })) = ToWorker::decode(&mut bytes(sent)) else {
         panic!("not the message that was sent");
     };
     assert!(reason.starts_with("two lines [2Jxxx") && reason.len() <= 4096, "{} bytes", reason.len());

@@ -69,5 +69,5 @@ fn change(seq: u64) -> ToWorker {
 }
 
 fn failure() -> ToWorker {
-    ToWorker::PeerFailed { reason: "worker 1 was killed".to_owned() }
+    ToWorker::PeerFailed { reason: "worker 1 was killed".to_owned(), rank: Some(1) }
 }

@@ -211,7 +211,7 @@ async fn what_a_worker_says_that_does_not_read_counts_no_more() {
     assert_eq!(within(exchange.next()).await, FromWorker::Hello { local_rank: 0 });
     stream.write_all(&frame(ToAgent::Parked(HeldState::default()))).unwrap();
     for _ in 0..100 {
-        exchange.send(0, ToWorker::PeerFailed { reason: "x".repeat(4000) });
+        exchange.send(0, ToWorker::PeerFailed { reason: "x".repeat(4000), rank: None });
     }
     assert_eq!(within(exchange.next()).await, FromWorker::Gone { local_rank: 0 });
 }
@@ -221,7 +221,7 @@ async fn a_worker_that_does_not_read_is_disconnected() {
     let mut exchange = exchange();
     let stream = raw(&exchange, &frame(ToAgent::Hello { version: VERSION }));
     assert_eq!(within(exchange.next()).await, FromWorker::Hello { local_rank: 0 });
-    let long = ToWorker::PeerFailed { reason: "x".repeat(4000) };
+    let long = ToWorker::PeerFailed { reason: "x".repeat(4000), rank: None };
     let gone = async {
         loop {
             exchange.send(0, long.clone());

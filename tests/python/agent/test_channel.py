@@ -70,11 +70,12 @@ def test_a_failure_is_found_and_waited_for(
     assert not channel.failed_within(0.0)
     assert not channel.failed_within(0.02)
     found = beside(lambda: channel.failed_within(LIMIT_S))
-    worker.fail("worker 1 was killed")
+    assert channel.failed_rank is None
+    worker.fail("worker 1 was killed", rank=300)
     assert found.result(LIMIT_S)
     assert channel.failed_within(0.0)
     assert [channel.check(), channel.check()] == [2, 2]
-    assert (channel.reason, channel.flags) == ("worker 1 was killed", 0)
+    assert (channel.reason, channel.flags, channel.failed_rank) == ("worker 1 was killed", 0, 300)
 
 
 def test_a_check_waits_until_it_is_known_where_the_world_changes(

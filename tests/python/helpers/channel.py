@@ -48,7 +48,7 @@ class Agent:
         connection, _ = self.socket.accept()
         worker = Worker(connection)
         self.workers.append(worker)
-        assert worker.hear() == ("hello", 3)
+        assert worker.hear() == ("hello", 4)
         return worker
 
     def close(self) -> None:
@@ -130,8 +130,8 @@ class Worker:
     def raise_at(self, seq: int, check: int) -> None:
         self._tell(3, varint(seq) + varint(check))
 
-    def fail(self, reason: str) -> None:
-        self._tell(4, text(reason))
+    def fail(self, reason: str, rank: int | None = None) -> None:
+        self._tell(4, text(reason) + (b"\0" if rank is None else b"\1" + varint(rank)))
 
     def _tell(self, kind: int, fields: bytes) -> None:
         body = varint(kind) + fields

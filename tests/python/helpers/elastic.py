@@ -36,6 +36,7 @@ class FakeChannel:
     on_park: Callable[[FakeChannel], None] = lambda _: None
     flags: int = 2
     reason: str = "the test says so"
+    failed_rank: int | None = None
     checks: int = 0
     parked: list[int | None] = field(default_factory=list)
     asked_s: list[float] = field(default_factory=list)

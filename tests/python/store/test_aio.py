@@ -66,7 +66,6 @@ def test_every_operation_does_what_pytorchs_does(port: int) -> None:
             lambda: store.wait([key("none")], SHORT),
             lambda: store.wait([key("none")], 0.01),
             lambda: store.wait(key("k")),
-            lambda: store.wait([key("k")], 1),
             lambda: store.multi_set([key("a"), key("b")], ["1", "2"]),
             lambda: store.multi_set([key("a")], ["1", "2"]),
             lambda: store.multi_get([key("b"), key("a")]),
@@ -232,6 +231,36 @@ def test_a_lost_server_is_one_error_that_names_it() -> None:
                 await operation
 
     connected(server.port, test)
+
+
+def test_connect_is_awaited_entered_or_made_a_task(port: int) -> None:
+    async def run() -> None:
+        async with aio.TCPStore.connect(HOST, port, timeout=60) as store:
+            assert store.timeout == timedelta(seconds=60), "an int is seconds"
+            await store.set("k", "v")
+            await store.wait(["k"], 1)  # PyTorch takes a timedelta or a float alone
+        with pytest.raises(errors.StoreNetworkError, match="closed"):
+            await store.get("k")
+        awaited = await aio.TCPStore.connect(HOST, port, 60.0)
+        task = asyncio.create_task(aio.TCPStore.connect(HOST, port, LIMIT))
+        [gathered] = await asyncio.gather(aio.TCPStore.connect(HOST, port))
+        for other in (awaited, await task, gathered):
+            async with other:
+                assert await other.get("k") == b"v"
+
+    asyncio.run(run(), debug=True)
+
+
+def test_a_store_that_is_entered_and_not_there_raises_and_leaves_nothing(free_port: Callable[[], int]) -> None:
+    async def run() -> None:
+        port = free_port()
+        with pytest.raises(errors.StoreNetworkError, match="no store reached") as caught:
+            async with aio.TCPStore.connect(HOST, port, timeout=0.2):
+                pytest.fail("there is no store")
+        assert caught.value.endpoint == f"{HOST}:{port}"
+        assert caught.value.elapsed is not None
+
+    asyncio.run(run(), debug=True)
 
 
 def test_connecting_ends_with_its_timeout_and_can_be_cancelled() -> None:

@@ -146,9 +146,22 @@ def test_a_store_that_could_not_be_made_leaves_no_server(monkeypatch: pytest.Mon
     monkeypatch.setattr(_elastic_rs, "StoreServer", Recorder)
     for multi_tenant in (False, True):
         with pytest.raises(TypeError):
-            elastic_rs.TCPStore(HOST, 0, is_master=True, timeout="soon", multi_tenant=multi_tenant)  # type: ignore[arg-type]
+            elastic_rs.TCPStore(HOST, 0, "two", is_master=True, multi_tenant=multi_tenant)  # type: ignore[arg-type]
     until("ended", lambda: all(server.stopped for server in made))
     assert len(made) == 2
+
+
+def test_durations_are_timedeltas_or_numbers_of_seconds() -> None:
+    for given in (60, 60.0, timedelta(minutes=1)):
+        store = elastic_rs.TCPStore(HOST, 0, is_master=True, timeout=given)
+        assert store.timeout == timedelta(minutes=1)
+        store.set_timeout(given)
+        assert store.timeout == timedelta(minutes=1)
+        store.set("k", "v")
+        store.wait(["k"], given)
+        for bad in (True, "soon", float("nan")):
+            with pytest.raises((TypeError, ValueError), match=r"^timeout is "):
+                store.wait(["k"], bad)  # type: ignore[arg-type]
 
 
 @BOTH
