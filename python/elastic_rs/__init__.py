@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from elastic_rs._elastic_rs import EtcdClient, EtcdOptions
     from elastic_rs._integration._install import install, uninstall
+    from elastic_rs._launch import LaunchConfig, launch
     from elastic_rs._step import step
     from elastic_rs._version import __version__
     from elastic_rs.agent import LocalElasticAgent
@@ -45,6 +46,7 @@ __all__ = [
     "EtcdOptions",
     "EtcdRendezvousBackend",
     "EtcdStore",
+    "LaunchConfig",
     "LocalElasticAgent",
     "RendezvousSettings",
     "RendezvousTimeout",
@@ -57,6 +59,7 @@ __all__ = [
     "create_rust_c10d_handler",
     "create_rust_etcd_handler",
     "install",
+    "launch",
     "step",
     "uninstall",
 ]
@@ -64,6 +67,7 @@ __all__ = [
 _HOMES = {
     "._elastic_rs": ("EtcdClient", "EtcdOptions"),
     "._integration._install": ("install", "uninstall"),
+    "._launch": ("LaunchConfig", "launch"),
     "._step": ("step",),
     "._version": ("__version__",),
     ".agent": ("LocalElasticAgent",),
