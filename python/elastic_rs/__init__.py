@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from elastic_rs import agent, aio, discovery, elastic, errors, rendezvous, run, store
     from elastic_rs._elastic_rs import EtcdClient, EtcdOptions
     from elastic_rs._integration._install import install, uninstall
+    from elastic_rs._launch import LaunchConfig, launch
     from elastic_rs._step import step
     from elastic_rs._version import __version__
     from elastic_rs.agent import LocalElasticAgent
@@ -49,6 +50,7 @@ __all__ = [
     "EtcdOptions",
     "EtcdRendezvousBackend",
     "EtcdStore",
+    "LaunchConfig",
     "LocalElasticAgent",
     "RendezvousSettings",
     "RendezvousTimeout",
@@ -66,6 +68,7 @@ __all__ = [
     "elastic",
     "errors",
     "install",
+    "launch",
     "rendezvous",
     "run",
     "step",
@@ -78,6 +81,7 @@ _SUBMODULES = frozenset({"agent", "aio", "discovery", "elastic", "errors", "rend
 _HOMES = {
     "._elastic_rs": ("EtcdClient", "EtcdOptions"),
     "._integration._install": ("install", "uninstall"),
+    "._launch": ("LaunchConfig", "launch"),
     "._step": ("step",),
     "._version": ("__version__",),
     ".agent": ("LocalElasticAgent",),

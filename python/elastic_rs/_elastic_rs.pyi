@@ -1981,14 +1981,16 @@ def gpu_addresses(cuda_visible_devices: str | None) -> list[str]:
     Raises ``RuntimeError`` if there is no driver, with what was tried.
     """
 
-def launch(session: Session, options: LaunchOptions, *, signals: Signals, fixed_master: tuple[str, SupportsIndex] | None, whole_lines: bool) -> Launched:
+def launch(session: Session, options: LaunchOptions, *, signals: Signals | None, fixed_master: tuple[str, SupportsIndex] | None, whole_lines: bool, variables: dict[str, str]) -> Launched:
     """
     Run the workers of one node until the job, or this node's part in it, has ended. No process of them is left then.
 
-    ``session`` must be new. Workers inherit this process's environment. ``fixed_master`` is the address and port for workers, instead
-    of the round's. With ``whole_lines`` the console gets only whole lines of workers, also of streams that are not teed.
+    ``session`` must be new. Workers inherit this process's environment, and get the ``variables`` besides. ``fixed_master`` is the
+    address and port for workers, instead of the round's. With ``whole_lines`` the console gets only whole lines of workers, also of
+    streams that are not teed.
 
-    The first of the ``signals`` ends this node's part, and a second one kills its workers. Python holds no lock meanwhile.
+    The first of the ``signals`` ends this node's part, and a second one kills its workers. None: this process handles its signals
+    itself. Python holds no lock meanwhile.
 
     Raises ``ValueError`` for invalid values, and ``RuntimeError`` if only this node cannot go on.
     """

@@ -10,7 +10,7 @@ use elastic_rs::launcher::launch::{Ended, Fixed, Job, LogFolder, LogOptions, War
 use elastic_rs::launcher::node::Node;
 use elastic_rs::net::local_peers;
 use elastic_rs::rendezvous::node;
-use elastic_rs::signals::Signal;
+use elastic_rs::signals::{Receiver, Signal};
 use elastic_rs::workers::{self};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
@@ -89,21 +89,24 @@ impl Launched {
 
 /// Run the workers of one node until the job, or this node's part in it, has ended. No process of them is left then.
 ///
-/// ``session`` must be new. Workers inherit this process's environment. ``fixed_master`` is the address and port for workers, instead
-/// of the round's. With ``whole_lines`` the console gets only whole lines of workers, also of streams that are not teed.
+/// ``session`` must be new. Workers inherit this process's environment, and get the ``variables`` besides. ``fixed_master`` is the
+/// address and port for workers, instead of the round's. With ``whole_lines`` the console gets only whole lines of workers, also of
+/// streams that are not teed.
 ///
-/// The first of the ``signals`` ends this node's part, and a second one kills its workers. Python holds no lock meanwhile.
+/// The first of the ``signals`` ends this node's part, and a second one kills its workers. None: this process handles its signals
+/// itself. Python holds no lock meanwhile.
 ///
 /// Raises ``ValueError`` for invalid values, and ``RuntimeError`` if only this node cannot go on.
 #[pyfunction]
-#[pyo3(signature = (session, options, *, signals, fixed_master, whole_lines))]
+#[pyo3(signature = (session, options, *, signals, fixed_master, whole_lines, variables))]
 pub fn launch(
     py: Python<'_>,
     session: &Session,
     options: LaunchOptions,
-    signals: &Signals,
+    signals: Option<&Signals>,
     fixed_master: Option<(String, u16)>,
     whole_lines: bool,
+    variables: BTreeMap<OsString, OsString>,
 ) -> PyResult<Launched> {
     if options.command.is_empty() {
         return Err(PyValueError::new_err("command is empty, must name a program"));
@@ -133,13 +136,14 @@ pub fn launch(
             whole_lines,
         },
         warm: options.warm.map(|(begin, fixed, what)| Warm { begin, fixed, what }),
+        variables,
     };
     run(py, job, Arc::clone(session.node()), signals)
 }
 
-fn run(py: Python<'_>, job: Job, node: Arc<Node>, signals: &Signals) -> PyResult<Launched> {
+fn run(py: Python<'_>, job: Job, node: Arc<Node>, signals: Option<&Signals>) -> PyResult<Launched> {
     let runtime = handle()?;
-    let receiver = signals.receiver(&runtime)?;
+    let receiver = signals.map_or_else(|| Ok(Receiver::of_nothing()), |signals| signals.receiver(&runtime))?;
     // On the runtime's thread, so that no event waits for this one.
     let task = runtime.spawn(run_job(job, node, receiver));
     match detach(py, || runtime.block_on(task)) {

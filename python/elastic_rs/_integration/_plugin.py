@@ -31,7 +31,7 @@ def rust_etcd() -> Callable[[RendezvousParameters], RendezvousHandler]:
 def create_rust_c10d(params: RendezvousParameters) -> RendezvousHandler:
     """Create a handler for the rendezvous backend ``rust-c10d``, as torchrun does."""
     _show_logs()
-    _check_torch()
+    check_torch()
     from elastic_rs.rendezvous import create_rust_c10d_handler
 
     return with_agent(create_rust_c10d_handler(params))
@@ -40,7 +40,7 @@ def create_rust_c10d(params: RendezvousParameters) -> RendezvousHandler:
 def create_rust_etcd(params: RendezvousParameters) -> RendezvousHandler:
     """Create a handler for the rendezvous backend ``rust-etcd``, as torchrun does."""
     _show_logs()
-    _check_torch()
+    check_torch()
     from elastic_rs.rendezvous import create_rust_etcd_handler
 
     return with_agent(create_rust_etcd_handler(params))
@@ -52,7 +52,7 @@ def _show_logs() -> None:
     show_logs_if_asked()
 
 
-def _check_torch() -> None:
+def check_torch() -> None:
     """Refuse a PyTorch whose launcher differs from what this package replaces.
 
     Raises:

@@ -28,6 +28,10 @@ THREAD_END_S = 5.0
 # Only a worker that the kernel does not release takes this long.
 REAP_S = 2
 
+# Held by an agent that starts or reaps processes. `multiprocessing` polls all children of the program when it starts
+# one, and two threads that read one exit code get a wrong one.
+_children = threading.Lock()
+
 
 class Functions:
     """One generation of them.
@@ -64,17 +68,19 @@ class Functions:
 
     def start(self) -> dict[int, int]:
         """Start all workers. Return process ids by local rank."""
-        before = {*multiprocessing.active_children()}
-        try:
-            with self._signals_held_back():
-                self._context.start()
-                self._handlers.install_again()
-        except BaseException:
-            # A signal, or an argument that cannot be pickled. The context does not know the workers that run already.
-            for process in {*multiprocessing.active_children()} - before:
-                process.kill()
-                process.join()
-            raise
+        with _children:
+            before = {*multiprocessing.active_children()}
+            try:
+                with self._signals_held_back():
+                    self._context.start()
+                    self._handlers.install_again()
+            except BaseException:
+                # A signal, or an argument that cannot be pickled. The context does not know the workers that run
+                # already.
+                for process in {*multiprocessing.active_children()} - before:
+                    process.kill()
+                    process.join()
+                raise
         self._thread.start()
         return self._context.pids()
 
@@ -99,7 +105,8 @@ class Functions:
     def returncode(self, local_rank: int) -> int:
         """Reap a worker that has ended."""
         process = processes_of(self._context).processes[local_rank]
-        process.join()
+        with _children:
+            process.join()
         os.write(self._end, bytes([process.exitcode != 0]) + local_rank.to_bytes(4))
         return int(process.exitcode)
 

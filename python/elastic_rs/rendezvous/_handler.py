@@ -33,7 +33,7 @@ from elastic_rs.store import TCPStore
 if TYPE_CHECKING:
     from torch.distributed.elastic.rendezvous import RendezvousParameters
 
-    from elastic_rs._elastic_rs import EndpointServer, Placement, RendezvousConfig, Session
+    from elastic_rs._elastic_rs import EndpointServer, Placement, Protection, RendezvousConfig, Session
     from elastic_rs._torch_private import Store
 
 
@@ -66,7 +66,7 @@ class RustC10dRendezvousHandler(LauncherHandler):
             refuse_c10d("--rdzv-conf agent=torch")
         if self._ranks_as_asked:
             refuse_c10d("--rdzv-backend=static")
-        self._protected = protection()
+        self._protected = self._protection()
         host, port = parse_endpoint(params.endpoint or "", _default_port(params, self._config))
         check_host(host, self._config)
         if not params.endpoint:
@@ -80,6 +80,10 @@ class RustC10dRendezvousHandler(LauncherHandler):
             port = self._host.port
             self._record(f"Process {os.getpid()} hosts the coordinator at {host}:{port}.", NodeState.INIT)
         self._endpoint = (host, port)
+
+    def _protection(self) -> Protection | None:
+        """Return how this process's sessions are protected. None: they are not."""
+        return protection()
 
     @functools.cached_property
     def session(self) -> Session:

@@ -196,11 +196,19 @@ class NodeHandler(RendezvousHandler):
         ended: none, the job succeeded and is closed for all; ``ChildFailedError``, it failed for good and all others
         stop; any other is a fault of this node alone, which leaves the rendezvous open for the rest.
         """
-        if self._ended:
-            return True
         error = sys.exc_info()[1]
-        if error is None and _agent_without_success(inspect.currentframe()):
+        if not self._ended and error is None and _agent_without_success(inspect.currentframe()):
             return True  # its launcher calls again
+        self.end(error)
+        return True
+
+    def end(self, error: BaseException | None) -> None:
+        """End this node's part as :meth:`shutdown`, for an agent that met this exception, or none.
+
+        A launcher of ours knows it. The exception under way may be another: one that its caller is handling.
+        """
+        if self._ended:
+            return
         limit = self._config.close_timeout
         if isinstance(error, ChildFailedError):
             self._close(_first_cause(error))
@@ -212,7 +220,6 @@ class NodeHandler(RendezvousHandler):
             reason, number = _farewell(error)
             self._leave(reason, limit, number)
         self._record(f"The node '{self._name}' has left the rendezvous '{self._run_id}'.", NodeState.SUCCEEDED)
-        return True
 
     def _leave(self, reason: str, timeout: float, signal: int | None = None) -> None:
         """Say goodbye, then stay for the others if this process serves them. A signal is what ended this process."""

@@ -11,7 +11,7 @@ import argparse
 import difflib
 import os
 import textwrap
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -94,7 +94,7 @@ class Section:
     ) -> None:
         """Add a flag with a value. ``PET_<DEST>`` sets it too, as ``torch.distributed.argparse_util.env``."""
         variable = _variable(name)
-        given = os.environ.get(variable)
+        given = self._parser.env.get(variable)
         if given is not None:
             # argparse converts a text. Two words it would not.
             default = given.replace(",", " ").split() if kwargs.get("nargs") == 2 else given
@@ -109,7 +109,7 @@ class Section:
             UsageError: the variable is no number.
         """
         variable = _variable(name)
-        given = os.environ.get(variable, "0")
+        given = self._parser.env.get(variable, "0")
         try:
             default = bool(int(given))
         except ValueError:
@@ -154,9 +154,13 @@ def _variable(name: str) -> str:
 class Parser(argparse.ArgumentParser):
     """The flags, and what help says."""
 
-    def __init__(self, *, shown: Collection[str] | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self, *, shown: Collection[str] | None = None, env: Mapping[str, str] = os.environ, **kwargs: Any
+    ) -> None:
         super().__init__(allow_abbrev=False, add_help=False, **kwargs)
         self._shown = shown
+        self.env = env
+        """Has the variables that set flags."""
         self.flags: dict[str, Flag] = {}
         """Each flag, by each of its spellings."""
         general = Section(self, self.add_argument_group("options"))

@@ -74,20 +74,19 @@ def check_omp_threads(given: str | None) -> None:
         )
 
 
-def set_omp_threads(given: str | None, workers: int) -> None:
-    """Set ``OMP_NUM_THREADS`` for this node's workers. Without the flag: to 1 for several workers, as torchrun does."""
+def omp_threads(given: str | None, workers: int) -> dict[str, str]:
+    """Return ``OMP_NUM_THREADS`` for this node's workers. Without the flag: 1 for several workers, as with torchrun."""
     if given is None and (VARIABLE in os.environ or workers <= 1):
-        return
+        return {}
     cpus = usable_cpus()
     share = max(1, cpus // workers)
-    if given is None:
-        os.environ[VARIABLE] = "1"
-        better = f"; {FLAG}=auto sets {share} here ({cpus} usable CPUs)" if share > 1 else ""
-        logger.warning(
-            "%s is not set: each of the %d workers gets 1, so that they do not overload this machine%s",
-            VARIABLE,
-            workers,
-            better,
-        )
-        return
-    os.environ[VARIABLE] = str(share) if given == "auto" else given
+    if given is not None:
+        return {VARIABLE: str(share) if given == "auto" else given}
+    better = f"; {FLAG}=auto sets {share} here ({cpus} usable CPUs)" if share > 1 else ""
+    logger.warning(
+        "%s is not set: each of the %d workers gets 1, so that they do not overload this machine%s",
+        VARIABLE,
+        workers,
+        better,
+    )
+    return {VARIABLE: "1"}

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import logging
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from elastic_rs.run._command_line import (
     CommandLine,
@@ -80,7 +80,7 @@ def parse(args: Sequence[str], made: Parser | None = None, *, needs_script: bool
     line = made.split(args)
     given = {flag.dest for flag, _ in line.flags}
     set_by = {flag.variable: list(flag.names) for flag in made.all() if flag.variable and flag.dest not in given}
-    variables = {name: flags for name, flags in set_by.items() if name in os.environ}
+    variables = {name: flags for name, flags in set_by.items() if name in made.env}
     try:
         known = made.parse_args(line.words())
     except UsageError as error:
@@ -121,10 +121,16 @@ def misplaced(args: argparse.Namespace) -> str:
 
 
 def parser(
-    usage: str = USAGE, description: str = DESCRIPTION, epilog: str = EPILOG, shown: Collection[str] | None = None
+    usage: str = USAGE,
+    description: str = DESCRIPTION,
+    epilog: str = EPILOG,
+    shown: Collection[str] | None = None,
+    env: Mapping[str, str] = os.environ,
 ) -> Parser:
-    """Make the parser. Defaults come from the environment as it is now."""
-    made = Parser(shown=shown, prog=PROG, usage=usage, description=description, epilog=epilog, formatter_class=Help)
+    """Make the parser. Defaults come from the ``PET_*`` variables in ``env`` as they are now."""
+    made = Parser(
+        shown=shown, env=env, prog=PROG, usage=usage, description=description, epilog=epilog, formatter_class=Help
+    )
     _add_size(made.section("size of the job"))
     add_host_flags(made.section("hosts on which this command starts agents itself, by ssh"))
     _add_rendezvous(made.section("how nodes find each other"))

@@ -324,7 +324,7 @@ def _shown_of(args: argparse.Namespace) -> dict[str, list[int] | None]:
 def log_options_of(args: argparse.Namespace) -> LogOptions:
     """Read what says where workers' output goes."""
     redirects, tee = _streams_of("--redirects", args.redirects), _streams_of("--tee", args.tee)
-    template = args.log_line_prefix_template or os.getenv("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE") or None
+    template = log_line_prefix_of(args)
     log_dir = args.log_dir or None
     if log_dir not in {None, os.devnull}:
         try:
@@ -341,6 +341,11 @@ def log_options_of(args: argparse.Namespace) -> LogOptions:
         stderr_filters=[_utf8("--duplicate-stderr-filters", text) for text in args.duplicate_stderr_filters],
         prefix=template and _utf8("--log-line-prefix-template", template),
     )
+
+
+def log_line_prefix_of(args: argparse.Namespace) -> str | None:
+    """Read ``--log-line-prefix-template``, or its variable of PyTorch's."""
+    return args.log_line_prefix_template or os.getenv("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE") or None
 
 
 def _streams_of(flag: str, text: str) -> Streams:

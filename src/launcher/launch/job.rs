@@ -34,6 +34,8 @@ pub struct Job {
     pub logs: LogOptions,
     /// Workers are forked from a template, if there is to be one.
     pub warm: Option<Warm>,
+    /// Variables that workers get besides those of this process.
+    pub variables: BTreeMap<OsString, OsString>,
 }
 
 /// How the workers' program becomes a template; see [`TemplateSpec`], whose fields these are.
@@ -195,6 +197,7 @@ mod tests {
             log_folder: LogFolder::Temporary,
             logs: LogOptions { tee: "3".parse().unwrap(), ..LogOptions::default() },
             warm: None,
+            variables: BTreeMap::new(),
         }
     }
 

@@ -72,7 +72,7 @@ struct Launch {
     node: Arc<Node>,
     signals: Receiver,
     runner: Runner,
-    /// Of this process: what workers inherit.
+    /// What workers inherit: this process's environment, and the variables of the job.
     env: BTreeMap<OsString, OsString>,
     /// Workers are forked from it.
     template: Option<Template>,
@@ -82,7 +82,7 @@ struct Launch {
 impl Launch {
     fn new(job: Job, node: Arc<Node>, signals: Receiver) -> Self {
         let runner = Runner::new(job.agent.clone(), Some(Arc::clone(node.session())));
-        let env = env::vars_os().collect();
+        let env = env::vars_os().chain(job.variables.clone()).collect();
         let template = job.template(&env).map(Template::start);
         Self { job, node, signals, runner, env, template, folders: None }
     }

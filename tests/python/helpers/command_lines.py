@@ -1,9 +1,16 @@
-"""Errors of command lines that ``elastic-run`` rejects."""
+"""Command lines of ``elastic-run``: errors of those that are rejected, and the end of those that are not run."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any, cast
+
 import pytest
 from elastic_rs import run
+from elastic_rs.run._node import End
+
+ENDED = End(cast("Any", SimpleNamespace(outcome="succeeded")), "true")
+"""How a job ended that a test did not run."""
 
 
 def said(capsys: pytest.CaptureFixture[str], *argv: str) -> str:

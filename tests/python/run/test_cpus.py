@@ -70,20 +70,18 @@ def test_the_quotas_of_all_cgroups_around_a_process_count(
 )
 def test_workers_share_the_cpus(given: str | None, workers: int, expected: str | None) -> None:
     _cpus.check_omp_threads(given)
-    _cpus.set_omp_threads(given, workers)
-    assert os.environ.get("OMP_NUM_THREADS") == expected
+    assert _cpus.omp_threads(given, workers).get("OMP_NUM_THREADS") == expected
+    assert "OMP_NUM_THREADS" not in os.environ, "a program that launches keeps its environment"
 
 
 def test_the_flag_overrides_the_variable_and_nothing_else_does(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "5")
-    _cpus.set_omp_threads(None, 8)
-    assert os.environ["OMP_NUM_THREADS"] == "5"
-    _cpus.set_omp_threads("auto", 8)
-    assert os.environ["OMP_NUM_THREADS"] == "8"
+    assert _cpus.omp_threads(None, 8) == {}
+    assert _cpus.omp_threads("auto", 8) == {"OMP_NUM_THREADS": "8"}
 
 
 def test_the_message_has_the_number_that_fits(caplog: pytest.LogCaptureFixture) -> None:
-    _cpus.set_omp_threads(None, 4)
+    _cpus.omp_threads(None, 4)
     assert "--omp-threads=auto sets 16 here (64 usable CPUs)" in caplog.text
 
 

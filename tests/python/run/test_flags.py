@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from elastic_rs import run
 from elastic_rs.rendezvous._config import RendezvousConfig
-from elastic_rs.run import _flags, _host_flags, _options, _script
+from elastic_rs.run import _flags, _host_flags, _node, _options, _script
 from elastic_rs.run._usage import UsageError
 from torch.distributed.run import get_args_parser
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
-from helpers.command_lines import said
+from helpers.command_lines import ENDED, said
 
 VALUES = ("0", "1", "3", "2:4", "2.5", "-1", "", "text", "fork", "node", "core-complex", "a,,b,c", "GPU", "9" * 30)
 SCRIPT = ["train.py", "--lr", "1", "--", "--nnodes=9"]
@@ -434,7 +434,7 @@ def test_a_misspelt_variable_is_a_warning(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, variable: str, text: str | None
 ) -> None:
     monkeypatch.setenv(variable, "1")
-    monkeypatch.setattr(run, "_take_part", lambda *_, **__: 0)
+    monkeypatch.setattr(_node, "_take_part", lambda *_, **__: ENDED)
     assert run.main(["--standalone", "--no-python", "true"]) == 0
     assert caplog.messages == ([f"{variable} is set and has no effect: {text}"] if text else [])
 

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 from elastic_rs import run
-from elastic_rs.run import _flags, _options, _path
+from elastic_rs.run import _flags, _node, _options, _path
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
-from helpers.command_lines import said
+from helpers.command_lines import ENDED, said
 
 
 def test_the_command_of_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,7 +134,7 @@ def test_a_master_address_of_ipv6_needs_no_brackets(caplog: pytest.LogCaptureFix
 def test_several_nodes_without_an_endpoint_get_a_warning_that_only_this_machine_finds_it(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, flags: list[str], result: bool
 ) -> None:
-    monkeypatch.setattr(run, "_take_part", lambda *_, **__: 0)
+    monkeypatch.setattr(_node, "_take_part", lambda *_, **__: ENDED)
     with caplog.at_level("WARNING", "elastic_rs"):
         assert run.main(["--rdzv-backend=c10d", *flags, "--no-python", "true"]) == 0
     expected = "no --rdzv-endpoint is given: this node meets others at localhost:29400, where only"
@@ -159,7 +159,7 @@ def test_several_nodes_without_an_endpoint_get_a_warning_that_only_this_machine_
 def test_several_nodes_that_meet_on_loopback_are_warned_at_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, flags: list[str], result: str | None
 ) -> None:
-    monkeypatch.setattr(run, "_take_part", lambda *_, **__: 0)
+    monkeypatch.setattr(_node, "_take_part", lambda *_, **__: ENDED)
     assert run.main([*flags, "--no-python", "true"]) == 0
     found = [text for text in caplog.messages if "loopback" in text]
     assert [text.startswith(f"the endpoint {result}") for text in found] == ([True] if result else [])
@@ -175,7 +175,7 @@ def test_a_name_that_is_on_loopback_here_is_a_warning(
     from elastic_rs.rendezvous import _config
 
     monkeypatch.setattr(_config, "only_on_loopback", lambda host: ["127.0.1.1"] if host == "node0" else [])
-    monkeypatch.setattr(run, "_take_part", lambda *_, **__: 0)
+    monkeypatch.setattr(_node, "_take_part", lambda *_, **__: ENDED)
     flags = ["--rdzv-backend=c10d", "--nnodes=2", "--rdzv-endpoint=node0"]
     assert run.main([*flags, "--no-python", "true"]) == 0
     expected = "the endpoint node0:29400 is 127.0.1.1 here, on loopback: this node takes it for its own."
