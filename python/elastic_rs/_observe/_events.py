@@ -131,6 +131,8 @@ def run_state(text: str) -> dict[str, Any]:
             _check_count("behind", steps)
     except _NO_EVENT as error:
         raise ValueError(f"this is no state of a job: {plain(str(error))}") from None
+    if not isinstance(state.get("restarts_for_nccl", False), bool):
+        raise ValueError("this is no state of a job: `restarts_for_nccl` is neither true nor false")
     if not isinstance(state["failed"], bool) or not isinstance(state.get("verdict"), str | None):
         raise ValueError("this is no state of a job: it does not say how the job has ended")
     return dict(state)
