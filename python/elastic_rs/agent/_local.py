@@ -13,7 +13,7 @@ import os
 import signal
 import socket
 import sys
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from torch.distributed.elastic.agent.server.api import (
     DEFAULT_ROLE,
@@ -76,6 +76,19 @@ class LocalElasticAgent(TorchLocalElasticAgent):
         health_check_server: passed through to PyTorch's hook.
         uninterruptible_state_timeout: seconds a worker may spend in uninterruptible sleep before the job is given up.
             Default: ``TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT``, else never.
+
+    >>> from elastic_rs import LocalElasticAgent, create_rust_c10d_handler
+    >>> from torch.distributed.elastic.agent.server import WorkerSpec
+    >>> from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+    >>> from torch.distributed.elastic.rendezvous import RendezvousParameters
+    >>> params = RendezvousParameters("rust-c10d", "127.0.0.1:0", "job", 1, 1, local_addr="127.0.0.1", is_host=True)
+    >>> handler = create_rust_c10d_handler(params)
+    >>> spec = WorkerSpec("worker", 2, handler, entrypoint="true", monitor_interval=1)
+    >>> agent = LocalElasticAgent(spec, DefaultLogsSpecs())
+    >>> agent.run().is_failed()
+    False
+    >>> handler.shutdown()
+    True
     """
 
     __module__ = "elastic_rs.agent"
@@ -84,7 +97,7 @@ class LocalElasticAgent(TorchLocalElasticAgent):
         self,
         spec: WorkerSpec,
         logs_specs: LogsSpecs,
-        start_method: str = "spawn",
+        start_method: Literal["spawn", "fork", "forkserver"] = "spawn",
         exit_barrier_timeout: float = _NOT_GIVEN,
         log_line_prefix_template: str | None = None,
         shutdown_timeout: int = 30,
@@ -126,6 +139,9 @@ class LocalElasticAgent(TorchLocalElasticAgent):
         """Return the workers and their placement. Its ``store`` is the one that the agents of a round share.
 
         With our handler that store is connected to when somebody asks here first: this agent has no use for it.
+
+        Args:
+            role: not used, as in torch.
         """
         group = self._group
         if group.store is None and self._placement is not None and self._handler is not None:
@@ -134,6 +150,12 @@ class LocalElasticAgent(TorchLocalElasticAgent):
 
     def run(self, role: str = DEFAULT_ROLE) -> RunResult:
         """Run the workers until they have succeeded, or the job has failed.
+
+        Args:
+            role: not used, as in torch.
+
+        Returns:
+            The state of the workers, and what each has returned, or its failure, by global rank.
 
         Raises:
             SignalException: a signal ended the agent; its workers have ended. Under torchrun it is ``SystemExit`` too.
