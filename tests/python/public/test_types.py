@@ -42,7 +42,7 @@ def pyright(file: Path, folder: Path) -> list[dict[str, object]]:
     done = subprocess.run(
         [*command, "--project", str(folder)], capture_output=True, text=True, env=env, check=False, timeout=900
     )
-    assert done.stdout.startswith("{"), done.stdout + done.stderr
+    assert done.stdout.lstrip().startswith("{"), done.stdout + done.stderr
     found = json.loads(done.stdout)
     assert found["summary"]["filesAnalyzed"] == 1
     return [one for one in found["generalDiagnostics"] if one["severity"] == "error"]
