@@ -283,6 +283,10 @@ stubs: require-cargo setup ## generate python/elastic_rs/_elastic_rs.pyi from th
 	@rm -rf build/stubs && $(generate_stubs) build/stubs
 	@cp build/stubs/$(STUB) python/$(STUB)
 
+api: setup ## write docs/api.txt, the public names of the Python package; a change of it is a decision (docs/policy.md)
+	$(say) 'api: docs/api.txt'
+	@$(PY) tools/api.py
+
 check-stubs: build-tested ## check that the committed stub agrees with the Rust code and the built module
 	$(say) 'test: the stub is up to date (`make stubs` generates it)'
 	@rm -rf build/stubs && $(generate_stubs) build/stubs

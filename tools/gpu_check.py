@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -52,9 +52,14 @@ INITIALISES = {
     "cpu": "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n",
 }
 REFUSAL = "workers are started cold"
+# The name of torch's implementation by which it is chosen, and what the table calls it. In torch 2.15 `nccl` is another
+# implementation than before, and `nccl-legacy` is the one before.
+NCCL2, LEGACY = "nccl2", "nccl-legacy"
 # How much more memory may be in use after the last resize in place than after the first one. A communicator that is not
 # freed would take more each time.
 GROWTH = 32 * MIB
+# How often groups are made again in place.
+RESIZES = 10
 
 
 @dataclass(frozen=True)
@@ -84,7 +89,10 @@ class Check:
             ("doctor", self._doctor),
             *((f"all-reduce, {name}", lambda name=name: self._all_reduce(name)) for name in (TORCHRUN, COLD, WARM)),
             ("warm start refused after initialisation", self._refused),
-            ("resizes in place", self._resized),
+            *(
+                (f"resizes in place, {label}", lambda backend=backend, label=label: self._resized(backend, label))
+                for backend, label in resized_backends(self.kind, *torchs_nccl())
+            ),
         ):
             yield _told(what, check)
         measured: dict[str, list[Restart] | CheckError] = {}
@@ -143,14 +151,17 @@ class Check:
         text = f"workers started {', '.join(sorted(kinds))}: {said.rpartition(' WARNING ')[2]}"
         return Row("`--warm-start` of a module that has initialised the device", "-", text, passed=passed)
 
-    def _resized(self) -> Row:
+    def _resized(self, backend: str, label: str) -> Row:
         in_place = "nccl" if self.kind == "cuda" else "gloo"
-        with Job([*LAUNCHERS[COLD], f"--in-place={in_place}"], self.folder, 1, ["resize", self.kind, self.size]) as job:
+        launcher = [*LAUNCHERS[COLD], f"--in-place={in_place}", f"--max-restarts={RESIZES}"]
+        with Job(launcher, self.folder, self.workers, ["resize", self.kind, self.size, backend, RESIZES]) as job:
             events = job.events("resized")
             job.wait()
         if wrong := [event.value for event in events if event.what == "wrong"]:
             raise CheckError(f"wrong sums or weights: {', '.join(wrong)}")
-        return resize_row(events, "NCCL" if self.kind == "cuda" else "Gloo")
+        if len({event.pid for event in events}) > self.workers:
+            raise CheckError("workers were restarted, not kept")
+        return resize_row(events, label, self.workers)
 
     def _restarts(self, name: str) -> list[Restart]:
         with self._job(name, "restart", f"--max-restarts={self.repetitions}") as job:
@@ -160,15 +171,42 @@ class Check:
         return Job([*LAUNCHERS[name], *flags], self.folder, self.workers, [mode, self.kind, self.size])
 
 
-def resize_row(events: list[Event], backend: str) -> Row:
-    """Return the row of a worker that has told each ``world``, with its memory, and when each one ``fails``."""
-    worlds = [event for event in events if event.what == "world"]
-    fails = [event.at for event in events if event.what == "fails"]
+def resized_backends(kind: str, names: Collection[str], goes_back: bool) -> list[tuple[str, str]]:
+    """Return the backends whose groups are made again in place, each with its name in the table.
+
+    Args:
+        kind: of the device, ``cuda`` or ``cpu``.
+        names: the backends that this torch registers. One before 2.15 has no ``nccl-legacy``: its ``nccl`` is that.
+        goes_back: whether ``TORCH_DIST_USE_NCCL2=0`` is set, with which ``nccl`` is ``nccl-legacy`` in 2.15 too.
+    """
+    if kind != "cuda":
+        return [("gloo", "Gloo")]
+    if LEGACY not in names:
+        return [("cpu:gloo,cuda:nccl", "NCCL")]
+    first = LEGACY if goes_back else NCCL2
+    return [
+        ("cpu:gloo,cuda:nccl", f"NCCL (`nccl`, that is `{first}`)"),
+        (f"cpu:gloo,cuda:{LEGACY}", f"NCCL (`{LEGACY}`)"),
+    ]
+
+
+def torchs_nccl() -> tuple[Collection[str], bool]:
+    """Return the backends of this torch, and whether its ``nccl`` is the one before 2.15."""
+    # torch 2.15 registers them when they are used.
+    names = {one.name for one in metadata.entry_points(group="torch.distributed.backends")}
+    return names, os.environ.get("TORCH_DIST_USE_NCCL2") == "0"
+
+
+def resize_row(events: list[Event], backend: str, workers: int = 1) -> Row:
+    """Return the row of rank 0, which has told each ``world``, with its memory, and when each one ``fails``."""
+    worlds = [event for event in events if event.what == "world" and event.rank == 0]
+    fails = [event.at for event in events if event.what == "fails" and event.rank == 0]
     _, first, *_, last = [int(event.value) for event in worlds]
     took = [after.at - failed for failed, after in zip(fails, worlds[1:], strict=True)]
     more = (last - first) / MIB
     text = f"{_median(took)}; memory after the last: {more:+.0f} MiB"
-    what = f"{backend} group ended and made again in place, 1 rank, {len(fails)} times"
+    ranks = "1 rank" if workers == 1 else f"{workers} ranks"
+    what = f"{backend} group ended and made again in place, {ranks}, {len(fails)} times"
     return Row(what, "-", text, passed=last - first <= GROWTH)
 
 
@@ -240,13 +278,43 @@ The checks, and what it takes to pass them:
   one's fork server first imports what a first optimizer would, too: that pays from the first restart on.
 - **Refusal.** A module of `--warm-start` initialises CUDA. Workers are executed without a fork server, and the log says
   why.
-- **In place.** The script of a worker that is alone in its world asks ten times for another one (`in_place=nccl`).
-  NCCL's communicator is aborted, the state restored, and another communicator made, in the same process. The sums and
-  the model are right each time, and after the tenth time no more than 32 MiB more are in use than after the first.
+- **In place.** The script asks ten times for another world (`in_place=nccl`), on all ranks. NCCL's communicator is
+  aborted, the state restored, and another communicator made, in the same processes. The sums and the model are right
+  each time, no worker is restarted, and after the tenth time no more than 32 MiB more are in use than after the
+  first. From torch 2.15 on this is done with each implementation of NCCL: `nccl`, which is `nccl2` there (before, and
+  with `TORCH_DIST_USE_NCCL2=0`, it is the other one), and `nccl-legacy`.
 - **Memory.** A worker with a CUDA context and a model of 1 GiB is killed. The memory of all workers is free again
   before the next worker runs its first line.
 - **Restarts.** The time from the kill to the next worker's first line, and to the moment when all workers have a
   context and the model again: median and maximum.
+
+## What torch's source says about abort
+
+Read in the wheel of torch 2.15.0. It has headers, Python files and binaries, but no `.cpp` files: what their
+functions do inside was not read. Paths are below `torch/`; `c10d/` is `include/torch/csrc/distributed/c10d/`.
+
+`nccl-legacy` is the class `ProcessGroupNCCL`, made by `_create_nccl_process_group` in
+`distributed/distributed_c10d.py`:
+
+- `c10d/ProcessGroupNCCL.hpp` declares `abort() override`, "similar to ncclCommAbort". `lib/libtorch_cuda.so` has the
+  text "Launching ProcessGroupNCCL abort asynchronously."
+- Two threads may end the process: the watchdog, by `TORCH_NCCL_ASYNC_ERROR_HANDLING` (`ErrorHandlingMode`; 0 is
+  `NoHandling`), and the monitor of its heartbeat, by `TORCH_NCCL_ENABLE_MONITORING`.
+
+`nccl`, which is `nccl2`, is the class `ProcessGroupNCCL2`, made by `_create_nccl2_process_group`.
+`_register_builtin_nccl_backend` takes the other one with `TORCH_DIST_USE_NCCL2=0`:
+
+- `c10d/nccl2/ProcessGroupNCCL.hpp` declares `abort() override`, and of `abortNcclComm` it says: "This NEVER
+  terminates the process -- a user-initiated abort()/shutdown() must be survivable". `commAbort` is in
+  `c10d/nccl2/NcclApi.hpp`.
+- `handleWatchdogFailure` and `abortProcess` may end the process, also by `TORCH_NCCL_ASYNC_ERROR_HANDLING`. No header
+  of `c10d/nccl2/` names a monitor.
+- `stopWatchdog` joins the watchdog's thread, and detaches it when it is called in that thread.
+
+Both are aborted by `_abort_process_group` (`distributed/distributed_c10d.py`), which is private. It calls `abort()`
+of each group, between the begin and the end of a coalesced call if the default group's backend supports that, so that
+aborts of several communicators do not wait for one another. Its documentation asks for
+`TORCH_NCCL_ASYNC_ERROR_HANDLING=0`, which elastic_rs sets ([elastic-in-place.md](elastic-in-place.md#limits)).
 """
 
 

@@ -1,4 +1,7 @@
-"""The worker of ``tools/gpu_check.py``: ``gpu_worker.py PIPE all-reduce|restart|resize cuda|cpu MODEL_BYTES``.
+"""The worker of ``tools/gpu_check.py``: ``gpu_worker.py PIPE all-reduce|restart|resize cuda|cpu MODEL_BYTES [MORE]``.
+
+MORE is ``BACKEND TIMES``: ``resize`` asks TIMES for another world. BACKEND is that of its process groups, such as
+``cpu:gloo,cuda:nccl-legacy``.
 
 It reports each step through the pipe in one line: ``WHAT MONOTONIC_NS RANK PID VALUE``.
 """
@@ -11,7 +14,6 @@ from pathlib import Path
 FORKED = "torch" in sys.modules  # this script has not imported it yet, so a template has
 PIPE = os.open(sys.argv[1], os.O_WRONLY)
 RANK = os.environ["RANK"]
-RESIZES = 10
 
 
 def tell(what: str, value: object = "-") -> None:
@@ -28,7 +30,7 @@ def main() -> None:
     if mode == "all-reduce":
         all_reduce(kind)
     elif mode == "resize":
-        resize(kind, size)
+        resize(kind, size, sys.argv[5])
     else:
         restart(kind, size)
 
@@ -62,8 +64,8 @@ def restart(kind: str, size: int) -> None:
         time.sleep(3600)  # until it is killed
 
 
-def resize(kind: str, size: int) -> None:
-    """Leave the world and enter the next one, ten times. NCCL's groups are aborted."""
+def resize(kind: str, size: int, backend: str) -> None:
+    """Leave the world and enter the next one again and again. NCCL's groups are aborted."""
     import torch
     import torch.distributed as dist
     from elastic_rs import elastic
@@ -76,23 +78,23 @@ def resize(kind: str, size: int) -> None:
             return total - free
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
 
-    @elastic.run(backend="cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo")
+    @elastic.run(backend=backend)
     def train(state: elastic.TorchState) -> None:
         nonlocal resizes
         tensor = torch.full((1 << 20,), 3.0, device=kind)
         dist.all_reduce(tensor)
-        if not bool((tensor == 3).all()) or not bool((state.model.weight == 1).all()):
+        if not bool((tensor == 3 * dist.get_world_size()).all()) or not bool((state.model.weight == 1).all()):
             tell("wrong", f"after-{resizes}-resizes")
             sys.exit(4)
         tell("world", used())
-        if resizes == RESIZES:
+        if resizes == int(sys.argv[6]):
             return
         resizes += 1
         state.commit()
         with torch.no_grad():
             state.model.weight.fill_(7.0)  # what the restore takes back
-        dist.all_reduce(tensor)
         tell("fails")
+        dist.all_reduce(tensor)
         raise elastic.HorovodInternalError("the check asks for another world")
 
     model = torch.nn.Linear(1, size // 4, bias=False)

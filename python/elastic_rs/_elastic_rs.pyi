@@ -536,34 +536,41 @@ class EtcdClient:
     ``elastic_rs.errors``, and each is also a builtin one: ``EtcdPermissionError`` for a user without the right or with a wrong password,
     ``EtcdConnectionError`` if no member serves, ``EtcdLeaseError`` (a ``LookupError``) for a lease that does not exist, and
     ``EtcdError`` (an ``OSError``) for other answers of etcd.
+
+    Args:
+        options: the cluster. It is connected to on first use.
+
+    Raises:
+        ValueError: a file for TLS cannot be used.
     """
     def __new__(cls, /, options: EtcdOptions) -> EtcdClient:
         """
-        Connects on first use. Raises ``ValueError`` if a file for TLS cannot be used.
+        Make a client of the cluster that ``options`` names.
         """
     def compare_and_put(self, /, key: bytes | bytearray | str, expect: SupportsIndex, value: bytes | bytearray | str, *, lease: SupportsIndex = 0) -> tuple[bool, bytes | None, int] | None:
         """
-        Store a value if ``expect`` is the revision of the key's last change (0: there is no such key). Return whether it was stored,
-        the value that is there now, and the revision of its last change; None and 0 if there is none.
+        Store ``value`` under ``key``, with ``lease`` if that is not 0, if ``expect`` is the revision of the key's last change (0: there is
+        no such key). Return whether it was stored, the value that is there now, and the revision of its last change; None and 0 if there
+        is none.
 
         None: no member answered, and the value may have been stored.
         """
     def delete(self, /, key: bytes | bytearray | str) -> bool:
         """
-        Delete a key. True if it was there.
+        Delete ``key``. True if it was there.
         """
     def get(self, /, key: bytes | bytearray | str) -> tuple[bytes | None, int, int]:
         """
-        Return a key's value and the revision of its last change; None and 0 if there is no such key. The third is the revision of
-        the store.
+        Return the value of ``key`` and the revision of its last change; None and 0 if there is no such key. The third is the revision
+        of the store.
         """
     def lease_grant(self, /, ttl_s: SupportsFloat | SupportsIndex) -> int:
         """
-        Grant a lease of ``ttl_s``, which etcd rounds up to whole seconds. Nobody renews it.
+        Grant a lease of ``ttl_s`` seconds, which etcd rounds up to whole seconds. Nobody renews it.
         """
     def lease_revoke(self, /, lease: SupportsIndex) -> None:
         """
-        End a lease. Its keys are deleted.
+        End ``lease``. Its keys are deleted.
         """
     def look(self, /) -> tuple[list[EtcdMember], list[tuple[str, list[str], bool]]]:
         """
@@ -577,7 +584,7 @@ class EtcdClient:
         """
     def put(self, /, key: bytes | bytearray | str, value: bytes | bytearray | str, *, lease: SupportsIndex = 0) -> int:
         """
-        Store a value, with a lease if one is given. Return the revision.
+        Store ``value`` under ``key``, with ``lease`` if that is not 0. Return the revision.
         """
     def range(self, /, prefix: bytes | bytearray | str) -> list[tuple[bytes, bytes, int]]:
         """
@@ -585,7 +592,7 @@ class EtcdClient:
         """
     def wait(self, /, keys: SupportsGetItem[int, bytes | bytearray | str], *, timeout_s: SupportsFloat | SupportsIndex) -> list[bytes]:
         """
-        Wait until all keys are there, at most ``timeout_s``. Return those that are missing.
+        Wait until all ``keys`` are there, at most ``timeout_s`` seconds. Return those that are missing.
 
         Raises ``EtcdConnectionError`` if no member serves when the time is over.
         """
@@ -660,19 +667,30 @@ class EtcdMember:
 class EtcdOptions:
     """
     An etcd cluster: where it is, and how to speak to it.
+
+    Args:
+        endpoints: the members, as ``HOST[:PORT],...``, each with or without ``http://`` or ``https://``; empty: this machine.
+        protocol: ``http`` or ``https``, for members without one. Default: ``http``.
+        cacert: the file of the authority that has signed the members' certificates.
+        cert: the file of this client's certificate.
+        key: the file of the certificate's key.
+        username: a user of etcd.
+        password: the user's. Default: that in ``password_file``, else in the variable ``ELASTIC_RS_ETCD_PASSWORD``.
+        password_file: a file with the password alone.
+        key_prefix: beginning of all keys of jobs.
+        read_timeout_s: time limit of each request, in seconds.
+
+    Raises:
+        ValueError: something is not allowed, or a file cannot be read. A password is never shown.
     """
     def __new__(cls, /, endpoints: str, *, protocol: str | None = None, cacert: str | PathLike[str] | None = None, cert: str | PathLike[str] | None = None, key: str | PathLike[str] | None = None, username: str | None = None, password: str | None = None, password_file: str | PathLike[str] | None = None, key_prefix: str = ..., read_timeout_s: SupportsFloat | SupportsIndex = 60.0) -> EtcdOptions:
         """
-        ``endpoints`` are the members, as ``HOST[:PORT],...``, each with or without ``http://`` or ``https://``; empty: this machine.
-        ``cacert``, ``cert`` and ``key`` are files for TLS. A user's password is given, or in a file, or in the variable
-        ``ELASTIC_RS_ETCD_PASSWORD``.
-
-        Raises ``ValueError`` if something is not allowed, or a file cannot be read. A password is never shown.
+        Describe a cluster. Nothing is connected to.
         """
     def __repr__(self, /) -> str: ...
     def agents_store(self, /, run_id: str) -> str:
         """
-        Beginning of the keys that PyTorch's agents share in this job. Outside of what the nodes watch.
+        Beginning of the keys that PyTorch's agents share in the job ``run_id``. Outside of what the nodes watch.
         """
     @property
     def endpoints(self, /) -> str:
@@ -692,7 +710,7 @@ class EtcdOptions:
     @staticmethod
     def of_config(endpoints: str, config: RendezvousConfig) -> EtcdOptions:
         """
-        The cluster that ``--rdzv-endpoint`` and ``--rdzv-conf`` name. Raises as the constructor.
+        The cluster that ``endpoints`` (``--rdzv-endpoint``) and ``config`` (``--rdzv-conf``) name. Raises as the constructor.
         """
     @property
     def read_timeout_s(self, /) -> float:
@@ -1454,6 +1472,10 @@ class StepCounter:
     def _go_on_from(self, last: SupportsIndex, /) -> None:
         """
         Step ``last`` was the last one: the next is counted from there. It is not reported.
+        """
+    def _restarts_for_nccl(self, restarts: bool, /) -> None:
+        """
+        Say whether this worker is restarted when the world changes, because its process group uses NCCL. ``elastic-rs status`` shows it.
         """
 
 @final

@@ -3,13 +3,29 @@
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from elastic_rs._elastic_rs import StepCounter
 
 if TYPE_CHECKING:
+    from inspect import Signature
+
     from torch.optim import Optimizer
     from torch.utils.hooks import RemovableHandle
+
+
+class _Signature:
+    """The signature of a call of an instance, for ``inspect.signature``. The class itself has another one."""
+
+    def __get__(self, instance: Step | None, owner: type[Step]) -> Signature:
+        if instance is None:
+            raise AttributeError("__signature__")
+        from inspect import signature
+
+        def step(n: int | None = None, /) -> None:
+            """Stand for what the core defines."""
+
+        return signature(step)
 
 
 class Step(StepCounter):
@@ -24,12 +40,24 @@ class Step(StepCounter):
     a worker, a call does nothing. It may be called in any thread. Of the processes of one worker the first that calls
     it, or ``elastic.init`` or a function of ``elastic.run``, is the one that counts, until it ends.
 
+    Args:
+        n: the global number of the step that has ended. Default: the one after the last.
+
     Raises:
         TypeError: ``n`` is not an integer.
         OverflowError: ``n`` is negative, or larger than 2**64 - 1.
+
+    >>> import elastic_rs
+    >>> for number in range(3):
+    ...     elastic_rs.step(number)
     """
 
     __slots__ = ("_counted", "_hook")
+    __signature__ = _Signature()
+
+    if TYPE_CHECKING:
+
+        def __new__(cls) -> Self: ...
 
     def __init__(self) -> None:
         self._hook: RemovableHandle | None = None

@@ -45,6 +45,16 @@ class TCPStore:
 
     Every operation raises, besides what its own description says, ``StoreNetworkError`` once the connection is lost
     (the object stays broken then), and those that wait raise ``StoreTimeoutError``: subclasses of what PyTorch raises.
+
+    >>> import asyncio
+    >>> from elastic_rs import TCPStore, aio
+    >>> server = TCPStore("127.0.0.1", 0, is_master=True)
+    >>> async def main():
+    ...     async with await aio.TCPStore.connect("127.0.0.1", server.port, timeout=60.0) as store:
+    ...         await store.set("key", "value")
+    ...         return await store.get("key")
+    >>> asyncio.run(main())
+    b'value'
     """
 
     def __init__(self, client: AsyncStoreClient, host: str, port: int, timeout: timedelta) -> None:

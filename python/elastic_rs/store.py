@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import functools
+import inspect
 import math
 import os
 import re
@@ -17,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch.distributed as dist
 
@@ -63,6 +64,12 @@ class TCPStore(_TheirStore, metaclass=_StandIn):
         DistStoreError: workers are missing when ``timeout`` ends, or ``master_listen_fd`` has another port.
         TypeError: an argument has the wrong type, or ``port`` does not exist.
         ValueError: ``world_size`` is 0.
+
+    >>> from elastic_rs import TCPStore
+    >>> store = TCPStore("127.0.0.1", 0, is_master=True)
+    >>> store.set("key", "value")
+    >>> store.get("key")
+    b'value'
     """
 
     def __init__(  # noqa: PLR0917 - PyTorch's parameters, all of which may be positional
@@ -126,6 +133,27 @@ class TCPStore(_TheirStore, metaclass=_StandIn):
         return text
 
 
+class _Signatures(Protocol):
+    """The parameters of PyTorch's operations, which C++ does not tell Python. Those without a name there are ``/``."""
+
+    def add(self, key: str, amount: int, /) -> int: ...
+    def append(self, key: str, value: str | bytes, /) -> None: ...
+    def barrier(self, key: str, world_size: int, timeout: timedelta | None = None) -> None: ...
+    def check(self, keys: list[str], /) -> bool: ...
+    def compare_set(self, key: str, expected_value: str | bytes, desired_value: str | bytes, /) -> bytes: ...
+    def delete_key(self, key: str, /) -> bool: ...
+    def get(self, key: str, /) -> bytes: ...
+    def list_keys(self) -> list[str]: ...
+    def multi_get(self, keys: list[str], /) -> list[bytes]: ...
+    def multi_set(self, keys: list[str], values: list[str | bytes], /) -> None: ...
+    def num_keys(self) -> int: ...
+    def queue_len(self, key: str, /) -> int: ...
+    def queue_pop(self, key: str, block: bool = True) -> bytes: ...
+    def queue_push(self, key: str, value: str | bytes, /) -> None: ...
+    def set(self, key: str, value: str | bytes, /) -> None: ...
+    def wait(self, keys: list[str], timeout: timedelta | None = None, /) -> None: ...
+
+
 def _named(operation: str) -> Callable[..., Any]:
     """PyTorch's operation, with an error that names the operation, its keys, the store and the elapsed time."""
     of_pytorch = getattr(TCPStore.__base__, operation)
@@ -147,6 +175,7 @@ def _named(operation: str) -> Callable[..., Any]:
             text = f"{operation}{keys} failed after {elapsed_s:.3f} s: {lost}"
             raise StoreNetworkError(text, endpoint=self._peer, elapsed=elapsed_s) from None
 
+    call.__signature__ = inspect.signature(getattr(_Signatures, operation))  # type: ignore[attr-defined]
     return call
 
 

@@ -102,6 +102,11 @@ impl Board {
         self.slots().filter_map(|slot| slot.reached(self.round, &within)).max_by_key(|reached| reached.step)
     }
 
+    /// Whether a worker of this node is restarted when the world changes, because its process group uses NCCL.
+    pub fn restarts_for_nccl(&self) -> bool {
+        self.slots().any(|slot| slot.restarts_for_nccl())
+    }
+
     fn slots(&self) -> impl Iterator<Item = Slot> {
         (0..u64::from(self.workers)).filter_map(|worker| {
             let mut bytes = [0; SLOT_BYTES];

@@ -9,8 +9,10 @@
 //! | [`board`] | the agent's end: the memory of all workers of a node, and the pipe (feature `io`) |
 //! | [`worker`] | a worker's end (feature `io`) |
 //!
-//! Nobody sends anything for a step, and no thread waits for one. The agent reads the memory when a round's first step wakes it, and
-//! when the round is over.
+//! Nobody sends anything for a step, and no thread waits for one. The agent reads the memory when a round's first step wakes it, when
+//! somebody asks how far the training is, and when the round is over.
+//!
+//! In the same memory a worker says that it is restarted when the world changes, because its process group uses NCCL.
 
 #[cfg(feature = "io")]
 pub mod board;

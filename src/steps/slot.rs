@@ -26,8 +26,9 @@ pub const LAST_NS: usize = 5;
 /// The lower half is 1 if steps are counted from the start of the process, because the training script never says where it goes on. The
 /// upper half is the process that owns this memory.
 pub const OWNER: usize = 6;
-/// Of a worker's memory, the words that a round begins with. The owner's stays: workers may live on in the next round. The last word is
-/// not used yet.
+/// 1 if the worker's process group uses NCCL, and `in_place` keeps workers of gloo alone: the worker is restarted when the world changes.
+pub const RESTARTS: usize = 7;
+/// Of a worker's memory, the words that a round begins with. The last two stay: workers may live on in the next round.
 pub const ROUND_WORDS: usize = OWNER;
 
 /// Largest number of a step: the largest one that every reader of JSON reads exactly.
@@ -88,6 +89,11 @@ impl Slot {
         Some(Reached { step: self.number(LAST), step_time_us })
     }
 
+    /// Whether the worker is restarted when the world changes, because its process group uses NCCL.
+    pub fn restarts_for_nccl(&self) -> bool {
+        self.0[RESTARTS] == 1
+    }
+
     /// A step's number, if it says where the training script is.
     fn number(&self, word: usize) -> Option<u64> {
         (!is_counted(self.0[OWNER]) && self.0[word] <= LARGEST_STEP).then_some(self.0[word])
@@ -137,7 +143,11 @@ mod tests {
         assert_eq!(slot(counted).first(7, &within).unwrap().step, None);
         assert_eq!(slot(counted).reached(7, &within), Some(Reached { step: None, step_time_us: Some(2_000) }));
         let blank = slot([7, 0, 0, 0, 0, 0, owned_by(77, true), 0]);
-        assert_eq!(blank.first(7, &within), None);
+        assert_eq!((blank.first(7, &within), blank.restarts_for_nccl()), (None, false));
+        let written = [(0, false), (1, true), (2, false), (u64::MAX, false)];
+        for (word, restarts) in written {
+            assert_eq!(slot([7, 0, 0, 0, 0, 0, 0, word]).restarts_for_nccl(), restarts);
+        }
     }
 
     #[test]

@@ -14,7 +14,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use rustix::fs::{SealFlags, fcntl_get_seals};
 
 use super::slot::{
-    FIRST, FIRST_NS, FIRST_ROUND, LARGEST_STEP, LAST, LAST_NS, OWNER, ROUND, SLOT_BYTES, WORDS, owned_by, owner,
+    FIRST, FIRST_NS, FIRST_ROUND, LARGEST_STEP, LAST, LAST_NS, OWNER, RESTARTS, ROUND, SLOT_BYTES, WORDS, owned_by,
+    owner,
 };
 use crate::clock::monotonic_ns;
 use crate::processes::{forks, forks_now, is_alive, lineage};
@@ -135,6 +136,14 @@ impl Steps {
         }
         self.words[LAST].store(number, Ordering::Relaxed);
         self.words[LAST_NS].store(now, Ordering::Relaxed);
+    }
+
+    /// Say whether this worker is restarted when the world changes, because its process group uses NCCL. Does nothing where
+    /// [`Self::step`] does nothing.
+    pub fn restarts_for_nccl(&self, restarts: bool) {
+        if forks_now() == self.forks && (self.owns.load(Ordering::Relaxed) || self.claim().is_ok()) {
+            self.words[RESTARTS].store(u64::from(restarts), Ordering::Relaxed);
+        }
     }
 
     /// Go on counting from this number.

@@ -59,6 +59,20 @@ async fn steps_that_are_only_counted_do_not_say_where_the_training_is() {
 }
 
 #[tokio::test]
+async fn an_agent_reads_that_a_worker_is_restarted_because_its_group_uses_nccl() {
+    let mut board = Board::open(2).unwrap();
+    board.begin(1).unwrap();
+    let steps = worker(&board, 1);
+    assert!(!board.restarts_for_nccl());
+    steps.restarts_for_nccl(true);
+    steps.step(Some(5));
+    board.begin(2).unwrap();
+    assert!(board.restarts_for_nccl(), "the worker lives on, with its process group");
+    steps.restarts_for_nccl(false);
+    assert!(!board.restarts_for_nccl());
+}
+
+#[tokio::test]
 async fn a_worker_that_writes_nonsense_disturbs_nobody() {
     let mut board = Board::open(2).unwrap();
     board.begin(1).unwrap();

@@ -7,7 +7,7 @@ use elastic_rs::events::journal::{id, origin};
 use elastic_rs::events::record::{Ending, FirstStep, Kind, LONGEST_US, Loss, Number, Phase, Record, Replayed, Why};
 use elastic_rs::rendezvous::messages::message::{
     CoordinatorMessage, Generation, Hello, LARGEST_STEP, NodeId, NodeMessage, Placed, Progress, Replay, ReplayedEvent,
-    Round,
+    Round, StepReport,
 };
 use elastic_rs::rendezvous::messages::replay::What;
 use elastic_rs::rendezvous::messages::settings::Settings;
@@ -164,6 +164,34 @@ fn a_nodes_first_step_of_a_round_is_recorded_once_and_without_the_import() {
     );
 }
 
+fn step_of(round: u64, step: Option<u64>, us: u64) -> NodeMessage {
+    let report = StepReport { step, step_time_us: Some(us), restarts_for_nccl: false };
+    NodeMessage::Step { round: Round(round), report }
+}
+
+/// Rank 0's node knows it, since all workers make the same process group.
+#[test]
+fn the_state_says_that_workers_are_restarted_because_their_groups_use_nccl() {
+    let settings = settings();
+    let mut bench = Bench::new();
+    for node in [1, 2] {
+        bench.greet(node, Hello { reports_steps: true, ..hello(node, &settings) }, node as u8);
+        bench.send(node, join(0));
+    }
+    let restarts = |bench: &Bench| bench.run().state(bench.now).restarts_for_nccl;
+    let reports = |bench: &mut Bench, node, restarts_for_nccl| {
+        let report = StepReport { restarts_for_nccl, ..StepReport::default() };
+        bench.send(node, NodeMessage::Step { round: Round(1), report });
+    };
+    assert!(!restarts(&bench));
+    reports(&mut bench, 2, true);
+    assert!(!restarts(&bench), "not rank 0's node");
+    reports(&mut bench, 1, true);
+    assert!(restarts(&bench));
+    reports(&mut bench, 1, false);
+    assert!(!restarts(&bench));
+}
+
 /// Whoever looks once is answered by one node: all workers make the same steps.
 #[test]
 fn whoever_watches_learns_how_far_the_training_is() {
@@ -181,7 +209,7 @@ fn whoever_watches_learns_how_far_the_training_is() {
     assert_eq!((asked(&mut bench), bench.last(1)), (1, &CoordinatorMessage::ReportStep { round: Round(1) }));
     assert!(bench.run().awaits_step());
     assert_eq!(asked(&mut bench), 1, "not again so soon");
-    let step_message = |round, step| NodeMessage::Step { round: Round(round), step, step_time_us: Some(7) };
+    let step_message = |round, step| step_of(round, step, 7);
     bench.send(1, step_message(2, Some(9)));
     assert!(bench.run().awaits_step(), "of another round");
     bench.pass(Duration::from_millis(1));
@@ -216,7 +244,7 @@ fn whoever_goes_on_watching_learns_which_nodes_are_behind() {
         bench.take();
         bench.sent[before..].iter().map(|(node, _)| *node).collect::<Vec<_>>()
     };
-    let step_message = |step, us| NodeMessage::Step { round: Round(1), step, step_time_us: Some(us) };
+    let step_message = |step, us| step_of(1, step, us);
     let behind = |bench: &Bench| bench.run().state(bench.now).behind;
     let looks = watch(&mut bench, 0);
     assert_eq!((looks.len(), watch(&mut bench, 3000)), (1, looks.clone()), "two looks are no watching");

@@ -20,6 +20,21 @@ use crate::runtime::block_on;
 const PASSWORD_LIMIT_BYTES: u64 = 4096;
 
 /// An etcd cluster: where it is, and how to speak to it.
+///
+/// Args:
+///     endpoints: the members, as ``HOST[:PORT],...``, each with or without ``http://`` or ``https://``; empty: this machine.
+///     protocol: ``http`` or ``https``, for members without one. Default: ``http``.
+///     cacert: the file of the authority that has signed the members' certificates.
+///     cert: the file of this client's certificate.
+///     key: the file of the certificate's key.
+///     username: a user of etcd.
+///     password: the user's. Default: that in ``password_file``, else in the variable ``ELASTIC_RS_ETCD_PASSWORD``.
+///     password_file: a file with the password alone.
+///     key_prefix: beginning of all keys of jobs.
+///     read_timeout_s: time limit of each request, in seconds.
+///
+/// Raises:
+///     ValueError: something is not allowed, or a file cannot be read. A password is never shown.
 #[pyclass(frozen, from_py_object, module = "elastic_rs._elastic_rs")]
 #[derive(Clone)]
 pub struct EtcdOptions {
@@ -114,11 +129,7 @@ fn read_password(file: &Path) -> Result<String, String> {
 
 #[pymethods]
 impl EtcdOptions {
-    /// ``endpoints`` are the members, as ``HOST[:PORT],...``, each with or without ``http://`` or ``https://``; empty: this machine.
-    /// ``cacert``, ``cert`` and ``key`` are files for TLS. A user's password is given, or in a file, or in the variable
-    /// ``ELASTIC_RS_ETCD_PASSWORD``.
-    ///
-    /// Raises ``ValueError`` if something is not allowed, or a file cannot be read. A password is never shown.
+    /// Describe a cluster. Nothing is connected to.
     #[new]
     #[pyo3(signature = (endpoints, *, protocol = None, cacert = None, cert = None, key = None, username = None, password = None,
         password_file = None, key_prefix = DEFAULT_KEY_PREFIX, read_timeout_s = 60.0))]
@@ -141,7 +152,7 @@ impl EtcdOptions {
         Self::check(endpoints, asked).map_err(PyValueError::new_err)
     }
 
-    /// The cluster that ``--rdzv-endpoint`` and ``--rdzv-conf`` name. Raises as the constructor.
+    /// The cluster that ``endpoints`` (``--rdzv-endpoint``) and ``config`` (``--rdzv-conf``) name. Raises as the constructor.
     #[staticmethod]
     fn of_config(endpoints: &str, config: &RendezvousConfig) -> PyResult<Self> {
         let Conf { protocol, cacert, cert, key, username, password_file, key_prefix, read_timeout, .. } = &config.0;
@@ -204,7 +215,7 @@ impl EtcdOptions {
         Ok(source.map(|ip| ip.to_string()))
     }
 
-    /// Beginning of the keys that PyTorch's agents share in this job. Outside of what the nodes watch.
+    /// Beginning of the keys that PyTorch's agents share in the job ``run_id``. Outside of what the nodes watch.
     fn agents_store(&self, run_id: &str) -> String {
         keys::agents_store(&self.key_prefix, run_id)
     }

@@ -23,6 +23,12 @@ const PAUSE: Duration = Duration::from_millis(200);
 /// ``elastic_rs.errors``, and each is also a builtin one: ``EtcdPermissionError`` for a user without the right or with a wrong password,
 /// ``EtcdConnectionError`` if no member serves, ``EtcdLeaseError`` (a ``LookupError``) for a lease that does not exist, and
 /// ``EtcdError`` (an ``OSError``) for other answers of etcd.
+///
+/// Args:
+///     options: the cluster. It is connected to on first use.
+///
+/// Raises:
+///     ValueError: a file for TLS cannot be used.
 #[pyclass(frozen, module = "elastic_rs._elastic_rs")]
 pub struct EtcdClient {
     client: Client,
@@ -31,7 +37,7 @@ pub struct EtcdClient {
 
 #[pymethods]
 impl EtcdClient {
-    /// Connects on first use. Raises ``ValueError`` if a file for TLS cannot be used.
+    /// Make a client of the cluster that ``options`` names.
     #[new]
     fn new(options: EtcdOptions) -> PyResult<Self> {
         Ok(Self { client: options.client()?, options })
@@ -43,8 +49,8 @@ impl EtcdClient {
         self.options.clone()
     }
 
-    /// Return a key's value and the revision of its last change; None and 0 if there is no such key. The third is the revision of
-    /// the store.
+    /// Return the value of ``key`` and the revision of its last change; None and 0 if there is no such key. The third is the revision
+    /// of the store.
     fn get<'py>(&self, py: Python<'py>, key: Text) -> PyResult<(Option<Bound<'py, PyBytes>>, u64, u64)> {
         let (found, revision) = self.patiently(py, || self.client.get(key.as_ref()))?;
         let modified = found.as_ref().map_or(0, |found| found.modified);
@@ -62,19 +68,20 @@ impl EtcdClient {
         Ok(found.iter().map(|kv| (PyBytes::new(py, &kv.key), PyBytes::new(py, &kv.value), kv.modified)).collect())
     }
 
-    /// Store a value, with a lease if one is given. Return the revision.
+    /// Store ``value`` under ``key``, with ``lease`` if that is not 0. Return the revision.
     #[pyo3(signature = (key, value, *, lease = 0))]
     fn put(&self, py: Python<'_>, key: Text, value: Text, lease: u64) -> PyResult<u64> {
         self.patiently(py, || self.client.put(key.as_ref(), value.as_ref(), lease))
     }
 
-    /// Delete a key. True if it was there.
+    /// Delete ``key``. True if it was there.
     fn delete(&self, py: Python<'_>, key: Text) -> PyResult<bool> {
         self.patiently(py, || self.client.delete(key.as_ref())).map(|deleted| deleted > 0)
     }
 
-    /// Store a value if ``expect`` is the revision of the key's last change (0: there is no such key). Return whether it was stored,
-    /// the value that is there now, and the revision of its last change; None and 0 if there is none.
+    /// Store ``value`` under ``key``, with ``lease`` if that is not 0, if ``expect`` is the revision of the key's last change (0: there is
+    /// no such key). Return whether it was stored, the value that is there now, and the revision of its last change; None and 0 if there
+    /// is none.
     ///
     /// None: no member answered, and the value may have been stored.
     #[pyo3(signature = (key, expect, value, *, lease = 0))]
@@ -98,7 +105,7 @@ impl EtcdClient {
         }
     }
 
-    /// Wait until all keys are there, at most ``timeout_s``. Return those that are missing.
+    /// Wait until all ``keys`` are there, at most ``timeout_s`` seconds. Return those that are missing.
     ///
     /// Raises ``EtcdConnectionError`` if no member serves when the time is over.
     #[pyo3(signature = (keys, *, timeout_s))]
@@ -110,13 +117,13 @@ impl EtcdClient {
         Ok(missing.into_iter().map(|key| PyBytes::new(py, key)).collect())
     }
 
-    /// Grant a lease of ``ttl_s``, which etcd rounds up to whole seconds. Nobody renews it.
+    /// Grant a lease of ``ttl_s`` seconds, which etcd rounds up to whole seconds. Nobody renews it.
     fn lease_grant(&self, py: Python<'_>, ttl_s: f64) -> PyResult<u64> {
         let ttl = seconds("ttl_s", ttl_s)?;
         self.patiently(py, || self.client.lease_grant(ttl))
     }
 
-    /// End a lease. Its keys are deleted.
+    /// End ``lease``. Its keys are deleted.
     fn lease_revoke(&self, py: Python<'_>, lease: u64) -> PyResult<()> {
         self.patiently(py, || self.client.lease_revoke(lease))
     }

@@ -24,6 +24,14 @@ impl StepCounter {
         }
     }
 
+    /// Say whether this worker is restarted when the world changes, because its process group uses NCCL. ``elastic-rs status`` shows it.
+    #[pyo3(signature = (restarts, /))]
+    fn _restarts_for_nccl(&self, restarts: bool) {
+        if let Some(steps) = Steps::of_this_process() {
+            steps.restarts_for_nccl(restarts);
+        }
+    }
+
     /// Step ``last`` was the last one: the next is counted from there. It is not reported.
     #[pyo3(signature = (last, /))]
     fn _go_on_from(&self, last: u64) {

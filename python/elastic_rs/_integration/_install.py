@@ -28,6 +28,13 @@ def install(*, store: bool = True, rendezvous: bool = True, agent: bool = True) 
         agent: ``LocalElasticAgent``, whatever the rendezvous.
 
     Every module of torch that is loaded is searched. Names that a program has imported before stay what they were.
+
+    >>> import elastic_rs
+    >>> import torch.distributed as dist
+    >>> elastic_rs.install()
+    >>> dist.TCPStore is elastic_rs.TCPStore
+    True
+    >>> elastic_rs.uninstall()
     """
     with _lock:
         if store and "store" not in _parts:

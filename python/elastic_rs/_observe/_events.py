@@ -133,6 +133,11 @@ def run_state(text: str) -> dict[str, Any]:
         raise ValueError(
             f"the answer is not the state of a job, as a coordinator sends it: {plain(str(error))}"
         ) from None
+    if not isinstance(state.get("restarts_for_nccl", False), bool):
+        raise ValueError(
+            "the answer is not the state of a job, as a coordinator sends it: `restarts_for_nccl` is neither true nor "
+            "false"
+        )
     if not isinstance(state["failed"], bool) or not isinstance(state.get("verdict"), str | None):
         raise ValueError(
             "the answer is not the state of a job, as a coordinator sends it: it does not say how the job has ended"

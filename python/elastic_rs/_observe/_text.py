@@ -37,6 +37,10 @@ def status(story: Story, state: dict[str, Any] | None) -> list[str]:
         lines.append(f"step    {state['step']:,}{_each(state.get('step_time_us'))}")
     elif story.last_first_step is not None:
         lines.append(_step(story.last_first_step, story))
+    if state is not None and state.get("restarts_for_nccl"):
+        from elastic_rs.elastic._decisions import RESTARTED_FOR_NCCL  # rarely needed
+
+        lines.append(RESTARTED_FOR_NCCL)
     if story.dropped():
         lines.append(f"        {story.dropped()} earlier events were dropped")
     if story.incarnations > 1:

@@ -14,7 +14,7 @@ import os
 import signal
 import socket
 import sys
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from torch.distributed.elastic.agent.server.api import (
     DEFAULT_ROLE,
@@ -86,6 +86,18 @@ class LocalElasticAgent(TorchLocalElasticAgent):
             Default: ``TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT``, else never.
 
     Each of the three timeouts is a ``timedelta``, or a number of seconds.
+    >>> from elastic_rs import LocalElasticAgent, create_rust_c10d_handler
+    >>> from torch.distributed.elastic.agent.server import WorkerSpec
+    >>> from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+    >>> from torch.distributed.elastic.rendezvous import RendezvousParameters
+    >>> params = RendezvousParameters("rust-c10d", "127.0.0.1:0", "job", 1, 1, local_addr="127.0.0.1", is_host=True)
+    >>> handler = create_rust_c10d_handler(params)
+    >>> spec = WorkerSpec("worker", 2, handler, entrypoint="true", monitor_interval=1)
+    >>> agent = LocalElasticAgent(spec, DefaultLogsSpecs())
+    >>> agent.run().is_failed()
+    False
+    >>> handler.shutdown()
+    True
     """
 
     __module__ = "elastic_rs.agent"
@@ -94,7 +106,7 @@ class LocalElasticAgent(TorchLocalElasticAgent):
         self,
         spec: WorkerSpec,
         logs_specs: LogsSpecs,
-        start_method: str = "spawn",
+        start_method: Literal["spawn", "fork", "forkserver"] = "spawn",
         exit_barrier_timeout: Duration | _NotGiven = _NotGiven.NOT_GIVEN,
         log_line_prefix_template: str | None = None,
         shutdown_timeout: Duration = 30,
@@ -140,6 +152,9 @@ class LocalElasticAgent(TorchLocalElasticAgent):
         """Return the workers and their placement. Its ``store`` is the one that the agents of a round share.
 
         With our handler that store is connected to when somebody asks here first: this agent has no use for it.
+
+        Args:
+            role: not used, as in torch.
         """
         group = self._group
         if group.store is None and self._placement is not None and self._handler is not None:
@@ -148,6 +163,12 @@ class LocalElasticAgent(TorchLocalElasticAgent):
 
     def run(self, role: str = DEFAULT_ROLE) -> RunResult:
         """Run the workers until they have succeeded, or the job has failed.
+
+        Args:
+            role: not used, as in torch.
+
+        Returns:
+            The state of the workers, and what each has returned, or its failure, by global rank.
 
         Raises:
             SignalException: a signal ended the agent; its workers have ended. Under torchrun it is ``SystemExit`` too.

@@ -22,6 +22,9 @@ class SlurmHosts(HostDiscovery):
 
     Args:
         slots: of each node; None: those of ``SLURM_NTASKS_PER_NODE``, else ``SLURM_GPUS_ON_NODE``, else 1.
+
+    Raises:
+        ValueError: this is no Slurm job.
     """
 
     def __init__(self, slots: int | None = None) -> None:
@@ -55,7 +58,15 @@ def _slots_of_slurm() -> int | None:
 
 
 class DnsHosts(HostDiscovery):
-    """All addresses of a name, such as a headless service of Kubernetes."""
+    """All addresses of a name, such as a headless service of Kubernetes.
+
+    Args:
+        name: the name, which is looked up anew each time.
+        slots: of each address.
+
+    Raises:
+        ValueError: the name is empty.
+    """
 
     def __init__(self, name: str, slots: int = 1) -> None:
         if not name:

@@ -15,7 +15,11 @@ if TYPE_CHECKING:
 
 
 class DiscoveredHosts:
-    """The hosts that may be used, as they were at one time."""
+    """The hosts that may be used, as they were at one time.
+
+    Args:
+        host_slots: pairs of a host and the number of its workers, the oldest host first.
+    """
 
     def __init__(self, host_slots: Sequence[tuple[str, int]]) -> None:
         self._slots = dict(host_slots)
@@ -36,7 +40,11 @@ class DiscoveredHosts:
         return list(self._slots)
 
     def get_slots(self, host: str) -> int:
-        """Return the slots of a host; 0 if it may not be used."""
+        """Return the slots of a host; 0 if it may not be used.
+
+        Args:
+            host: its name.
+        """
         return self._slots.get(host, 0)
 
     def has_host_assignment(self) -> bool:
@@ -71,7 +79,11 @@ class HostManager:
         return DiscoveredHosts(self._table.available())
 
     def update_available_hosts(self) -> HostUpdateResult:
-        """Ask the discovery, and return what has changed since the last time."""
+        """Ask the discovery, and return what has changed since the last time.
+
+        Raises:
+            DiscoveryError: it could not be asked. Other discoveries may raise other exceptions. The last list stays.
+        """
         found = self._discovery.find_available_hosts_and_slots()
         return HostUpdateResult(self._table.update(list(found.items())))
 
@@ -88,9 +100,17 @@ class HostManager:
         return known + [host for host in available if host not in known]
 
     def blacklist(self, host: str) -> None:
-        """Keep a host out, since it has failed."""
+        """Keep a host out, since it has failed.
+
+        Args:
+            host: its name.
+        """
         self._table.blacklist(host)
 
     def is_blacklisted(self, host: str) -> bool:
-        """Whether a host is kept out."""
+        """Whether a host is kept out.
+
+        Args:
+            host: its name.
+        """
         return self._table.is_blacklisted(host)

@@ -15,7 +15,18 @@ from elastic_rs.discovery._programs import MOST_BYTES, DiscoveryError, printed_b
 
 
 class HostDiscovery(ABC):
-    """Finds the hosts of a job."""
+    """Finds the hosts of a job. A subclass says which there are. It is Horovod's class of that name.
+
+    >>> from elastic_rs.discovery import HostDiscovery, HostManager
+    >>> class Mine(HostDiscovery):
+    ...     def find_available_hosts_and_slots(self):
+    ...         return {"node1": 8, "node2": 8}
+    >>> manager = HostManager(Mine())
+    >>> manager.update_available_hosts().name
+    'added'
+    >>> manager.current_hosts.count_available_slots()
+    16
+    """
 
     @abstractmethod
     def find_available_hosts_and_slots(self) -> Mapping[str, int]:
@@ -27,13 +38,21 @@ class HostDiscovery(ABC):
 
 
 class FixedHosts(HostDiscovery):
-    """Hosts that are given, and change only by :meth:`set`. ``elastic-run`` asks for them once."""
+    """Hosts that are given, and change only by :meth:`set`. ``elastic-run`` asks for them once.
+
+    Args:
+        host_slots: the hosts, each with the number of its workers, in the order of their ranks.
+    """
 
     def __init__(self, host_slots: Mapping[str, int]) -> None:
         self._hosts = dict(host_slots)
 
     def set(self, host_slots: Mapping[str, int]) -> None:
-        """Give other hosts, as Horovod's tests do."""
+        """Give other hosts, as Horovod's tests do.
+
+        Args:
+            host_slots: the hosts, each with the number of its workers, in the order of their ranks.
+        """
         self._hosts = dict(host_slots)
 
     def find_available_hosts_and_slots(self) -> dict[str, int]:
@@ -49,6 +68,9 @@ class HostDiscoveryScript(HostDiscovery):
         slots: of a host without a number.
         timeout_s: limit for one run: a ``timedelta``, or seconds. A program that takes longer, or prints more than
             1 MiB, is killed with all that it has started.
+
+    Raises:
+        ValueError: the text is empty, or has what only a shell understands.
     """
 
     def __init__(self, discovery_script: str | os.PathLike[str], slots: int = 1, *, timeout_s: Duration = 30.0) -> None:
@@ -98,7 +120,12 @@ _PARTS = re.compile(
 
 
 class FileHosts(HostDiscovery):
-    """Hosts that a file names, as ``--hostfile``. The file may change, and is read again then."""
+    """Hosts that a file names, as ``--hostfile``. It is read anew each time.
+
+    Args:
+        path: the file. A relative one is below the folder of this process as it is now.
+        slots: of a host without a number.
+    """
 
     def __init__(self, path: str | os.PathLike[str], slots: int = 1) -> None:
         self._path = Path(path).absolute()

@@ -25,16 +25,17 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from elastic_rs import _imported
-from elastic_rs._durations import Duration, as_timedelta
 from elastic_rs.elastic._exceptions import HorovodInternalError, HostsUpdatedInterrupt, HostUpdateResult, PeerFailed
 from elastic_rs.elastic._listeners import Listener
 from elastic_rs.elastic._membership import MEMBERSHIP
 from elastic_rs.elastic._not_offered import refuse
 from elastic_rs.elastic._ranks import cross_rank, cross_size, is_initialized, local_rank, local_size, rank, size
-from elastic_rs.elastic._run import run
+from elastic_rs.elastic._run import checked_timeout, run
 from elastic_rs.elastic._state import ObjectState, State
 
 if TYPE_CHECKING:
+    from elastic_rs import elastic as elastic  # Horovod's name, see below
+    from elastic_rs._durations import Duration
     from elastic_rs.elastic._collectives import (
         Average,
         Max,
@@ -102,17 +103,27 @@ __all__ = [
 ]
 
 # In `import elastic_rs.elastic as hvd`, Horovod's `hvd.elastic.run` and `hvd.elastic.TorchState` keep their names.
-elastic = sys.modules[__name__]
+if not TYPE_CHECKING:
+    elastic = sys.modules[__name__]
 
 
 def init(backend: str | None = None, timeout: Duration | None = None) -> None:
     """Connect to the agent and make the process group, unless the script has made one. ``run`` does it otherwise.
 
+    It has the name of ``horovod.torch.init``.
+
     Args:
-        backend: of the process group. Default: NCCL for GPUs if there are any, and gloo for the rest.
-        timeout: of its collectives: a ``timedelta``, or seconds. Default: torch's.
+        backend: of the process group: one of ``torch.distributed``, such as ``gloo`` or ``cpu:gloo,cuda:nccl``.
+            Default: NCCL for GPUs if there are any, and gloo for the rest.
+        timeout: of its collectives: a ``timedelta``, or seconds. Default: torch's, which is 30 minutes for gloo and 10
+            for NCCL.
+
+    Raises:
+        PeerFailed: another worker has failed meanwhile.
+        RuntimeError: the process group cannot be made, as ``torch.distributed.init_process_group`` raises it.
+        TypeError: an argument has the wrong type.
     """
-    MEMBERSHIP.begin(backend, None if timeout is None else as_timedelta("timeout", timeout))
+    MEMBERSHIP.begin(backend, checked_timeout(backend, timeout))
     if not MEMBERSHIP.has_group:
         MEMBERSHIP.enter()
 
@@ -136,19 +147,29 @@ def source_rank() -> int:
 def register_listener(listener: Listener) -> None:
     """Call ``listener.on_hosts_updated(number, flags)`` in a thread whenever a change of the membership is announced.
 
-    That is before the checks of the workers raise it. States need not be registered.
+    That is before the checks of the workers raise it. States need not be registered. Horovod's
+    ``notification_manager.register_listener`` does the same.
+
+    Args:
+        listener: any object with that method. If it raises, the exception is logged.
     """
     MEMBERSHIP.listeners.add(listener)
 
 
 def remove_listener(listener: Listener) -> None:
-    """Do not call it any more."""
+    """Do not call a listener any more.
+
+    Args:
+        listener: as given to :func:`register_listener`. One that is not registered changes nothing.
+    """
     MEMBERSHIP.listeners.remove(listener)
 
 
-def __getattr__(name: str) -> Any:
-    refuse(name, sys._getframe(1))  # noqa: SLF001 - documented
-    return _imported(__name__, _HOMES, name)
+if not TYPE_CHECKING:  # to a checker of types, each name that is not above is a mistake
+
+    def __getattr__(name: str) -> Any:
+        refuse(name, sys._getframe(1))  # noqa: SLF001 - documented
+        return _imported(__name__, _HOMES, name)
 
 
 def __dir__() -> list[str]:

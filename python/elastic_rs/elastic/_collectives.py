@@ -57,6 +57,8 @@ def allreduce(  # noqa: PLR0917 - Horovod's signature
 ) -> Tensor:
     """Return the tensors of all workers, combined: their average, unless ``op`` (or ``average=False``) says otherwise.
 
+    It is ``horovod.torch.allreduce``, over ``torch.distributed.all_reduce``.
+
     Args:
         tensor: of the same shape and type on all ranks. It is not changed, and no gradient flows through.
         average: Horovod's older way to say ``op=Average`` or ``op=Sum``.
@@ -89,7 +91,21 @@ def allreduce_(  # noqa: PLR0917 - Horovod's signature
     postscale_factor: float = 1.0,
     process_set: None = None,
 ) -> Tensor:
-    """Do as :func:`allreduce`, in place."""
+    """Do as :func:`allreduce`, in place: ``horovod.torch.allreduce_``.
+
+    Args:
+        tensor: of the same shape and type on all ranks. It gets the result.
+        average: Horovod's older way to say ``op=Average`` or ``op=Sum``.
+        name: not used. Collectives are matched by their order.
+        op: ``Average``, ``Sum``, ``Min``, ``Max`` or ``Product``.
+        prescale_factor: each tensor is multiplied by this before.
+        postscale_factor: the result is multiplied by this.
+        process_set: must be None: ``torch.distributed.all_reduce`` takes a group.
+
+    Raises:
+        RuntimeError: shapes or types differ between ranks, on all of them.
+        ValueError: an argument is not offered.
+    """
     del name
     if average is not None and op is not None:
         raise ValueError("allreduce takes `average` or `op`, not both")

@@ -26,6 +26,14 @@ IN_PLACE = "ELASTIC_RS_IN_PLACE"
 AHEAD = "ELASTIC_RS_AHEAD"
 # Which backends each value of `in_place` lets a process group have.
 RESIZABLE = {"gloo": frozenset({"gloo"}), "nccl": frozenset({"gloo", "nccl"})}
+# Other names of torch 2.15 for what `nccl` is there, or was before. `nccl-lazy` is neither.
+NCCL_NAMES = frozenset({"nccl", "nccl2", "nccl-legacy"})
+# What rank 0 prints and `elastic-rs status` shows (docs/decisions/0125).
+RESTARTED_FOR_NCCL = (
+    "workers of this job are restarted, not kept, when the world changes: their process group uses NCCL, and "
+    "`in_place` is gloo. `elastic-run --in-place=nccl` (torchrun: `--rdzv-conf in_place=nccl`) tries to keep them, "
+    "which was run on one GPU, and never on several (docs/gpu.md)"
+)
 WATCHDOG = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 NCCL_VARIABLES = (WATCHDOG, "TORCH_NCCL_ENABLE_MONITORING")
 LAZY_INIT = "TORCH_GLOO_LAZY_INIT"
@@ -203,6 +211,8 @@ class Attendance(NamedTuple):
     """The agent's socket, or None: the worker is stopped and started again like any other."""
     reason: str
     """Why not, for the log. Empty if there is nothing to say: there is no agent of ours, or `in_place` is off."""
+    restarts_for_nccl: bool = False
+    """Whether it is NCCL that `in_place` does not allow, which is the default on GPUs."""
 
 
 def connects_lazily(environment: Mapping[str, str]) -> bool:
@@ -223,7 +233,8 @@ def attendance(environment: Mapping[str, str], backends: frozenset[str]) -> Atte
     if refused := backends - allowed:
         hint = " (`--rdzv-conf in_place=nccl` allows it)" if refused == {"nccl"} else ""
         names = ", ".join(sorted(refused))
-        return Attendance(None, f"process groups of backend {names} are not resized in place{hint}")
+        why = f"process groups of backend {names} are not resized in place{hint}"
+        return Attendance(None, why, restarts_for_nccl=refused == {"nccl"})
     if "gloo" in backends and connects_lazily(environment):
         return Attendance(
             None,
@@ -256,5 +267,6 @@ def nccl_variables(environment: Mapping[str, str], backends: frozenset[str]) -> 
 
 
 def backend_names(config: str) -> frozenset[str]:
-    """Return the backends of a configuration such as ``gloo`` or ``cpu:gloo,cuda:nccl``."""
-    return frozenset(part.rpartition(":")[2].strip().lower() for part in config.split(",") if part.strip())
+    """Return the backends of a configuration such as ``gloo`` or ``cpu:gloo,cuda:nccl``. NCCL has one name here."""
+    names = (part.rpartition(":")[2].strip().lower() for part in config.split(",") if part.strip())
+    return frozenset("nccl" if name in NCCL_NAMES else name for name in names)

@@ -18,6 +18,9 @@ class StateHandler:
 
     For types that :class:`StateDictHandler` does not suit. If a save of the whole state is interrupted, what this
     handler has saved by then stays.
+
+    Args:
+        value: what it saves.
     """
 
     def __init__(self, value: Any) -> None:
@@ -40,7 +43,11 @@ class StateHandler:
         raise NotImplementedError
 
     def set_value(self, value: Any) -> None:
-        """Take another value instead. ``state.x = y`` calls it."""
+        """Take another value instead. ``state.x = y`` calls it.
+
+        Args:
+            value: of the same type.
+        """
         self.value = value
         self.save()
 
@@ -52,6 +59,9 @@ class StateDictHandler:
     """A handler of values with ``state_dict`` and ``load_state_dict``. The state keeps and broadcasts what it returns.
 
     Derive from it for types whose state is accessible in another way.
+
+    Args:
+        value: what it saves.
     """
 
     def __init__(self, value: Any) -> None:
@@ -62,7 +72,11 @@ class StateDictHandler:
         return self.value.state_dict()
 
     def restore(self, saved: Any) -> None:
-        """Give the value a saved state. What is saved must not change when the value changes later."""
+        """Give the value a saved state. What is saved must not change when the value changes later.
+
+        Args:
+            saved: a copy of what :meth:`state` has returned.
+        """
         self.value.load_state_dict(_tree.fill(saved, self.state()))
 
     def receive(self, state: Any, *, in_place: bool) -> None:
@@ -79,7 +93,11 @@ class StateDictHandler:
         """Called on every rank, also on the one that has sent its state, when all have it."""
 
     def set_value(self, value: Any) -> None:
-        """Take another value instead. ``state.x = y`` calls it."""
+        """Take another value instead. ``state.x = y`` calls it.
+
+        Args:
+            value: of the same type.
+        """
         self.value = value
 
     def on_reset(self) -> None:
@@ -156,7 +174,12 @@ def get_handler_registry() -> Registry:
 
 
 def set_handler_registry(registry: Registry) -> None:
-    """Replace the pairs. It applies to values that are given to a ``TorchState`` later."""
+    """Replace the pairs. It applies to values that are given to a ``TorchState`` later.
+
+    Args:
+        registry: pairs of a type and a function that makes the handler of a value. The first that matches is taken, so
+            keep those of :func:`get_handler_registry` after your own.
+    """
     global _registry  # noqa: PLW0603 # Horovod's interface
     _registry = registry
 

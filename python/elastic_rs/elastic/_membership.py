@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from elastic_rs._elastic_rs import WorkerChannel, World
 from elastic_rs._logging import show_logs_if_asked
+from elastic_rs._step import step
 from elastic_rs.elastic import _decisions, _ranks
 from elastic_rs.elastic._exceptions import HostsUpdatedInterrupt, HostUpdateResult, PeerFailed, name_for_scripts
 from elastic_rs.elastic._listeners import Listeners
@@ -103,9 +105,12 @@ class Membership:
             show_logs_if_asked()
         group = Group(backend, timeout)
         attendance = _decisions.attendance(os.environ, group.backends)
-        if attendance.reason:
+        if attendance.restarts_for_nccl:
+            _say_that_workers_restart()
+        elif attendance.reason:
             _log.warning("this worker will be restarted when the world changes: %s", attendance.reason)
-            self.unattended = attendance.reason
+        self.unattended = attendance.reason
+        step._restarts_for_nccl(attendance.restarts_for_nccl)  # noqa: SLF001 - `elastic-rs status` shows it
         if attendance.path is not None:
             self._connect(attendance.path, no_process_group=not group.exists)
         self._group = group
@@ -314,6 +319,15 @@ class Membership:
             f"state of rank {world.source}" if world.sync else "all states are equal",
             world.reason,
         )
+
+
+def _say_that_workers_restart() -> None:
+    """Say on rank 0's terminal that workers with NCCL are restarted. Once for a job: a restart does not repeat it."""
+    if os.environ.get("RANK") == "0" and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":
+        # Whatever the script does with logs, it must not be missed.
+        print(f"elastic_rs: {_decisions.RESTARTED_FOR_NCCL}", file=sys.stderr, flush=True)
+    else:
+        _log.info("%s", _decisions.RESTARTED_FOR_NCCL)
 
 
 MEMBERSHIP = Membership()

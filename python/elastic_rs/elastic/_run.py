@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import logging
 import traceback
 from collections.abc import Callable, Iterator
-from typing import Any, ParamSpec, TypeVar, overload
+from datetime import timedelta
+from typing import Any, Concatenate, ParamSpec, TypeVar, overload
 
 from elastic_rs._durations import Duration, as_timedelta
 from elastic_rs.elastic import _decisions, _ranks
@@ -20,16 +22,17 @@ _log = logging.getLogger("elastic_rs.elastic")
 
 P = ParamSpec("P")
 R = TypeVar("R")
+S = TypeVar("S", bound=State)
 
 
 @overload
-def run(func: Callable[P, R]) -> Callable[P, R]: ...
+def run(func: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]: ...
 
 
 @overload
 def run(
     *, backend: str | None = None, timeout: Duration | None = None
-) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+) -> Callable[[Callable[Concatenate[S, P], R]], Callable[Concatenate[S, P], R]]: ...
 
 
 def run(func: Any = None, *, backend: str | None = None, timeout: Duration | None = None) -> Any:
@@ -61,18 +64,42 @@ def run(func: Any = None, *, backend: str | None = None, timeout: Duration | Non
     No collective may be called before it, because a worker that joins later would be alone with it. Making the process
     group is the exception.
 
+    On GPUs workers are kept only with ``in_place=nccl``. Otherwise they are restarted, which rank 0 says on its stderr.
+
+    The interface is that of ``horovod.torch.elastic.run``.
+
     Args:
-        func: the function to decorate.
-        backend: of the process group, if the script has not made one. Default: NCCL for GPUs if there are any, and
-            gloo for the rest.
+        func: the function to decorate. Its first argument is a ``State``.
+        backend: of the process group, if the script has not made one: one of ``torch.distributed``, such as ``gloo``
+            or ``cpu:gloo,cuda:nccl``. Default: NCCL for GPUs if there are any, and gloo for the rest.
         timeout: of the process group's collectives, if the script has not made one: a ``timedelta``, or seconds.
+            Default: torch's, which is 30 minutes for gloo and 10 for NCCL.
+
+    Returns:
+        The decorated function, or a decorator if ``func`` is not given.
+
+    Raises:
+        TypeError: ``func`` is not a function that takes the state, or an option has the wrong type. The decorated
+            function raises it too, if its first argument is no ``State``.
+
+    >>> from elastic_rs import elastic
+    >>> @elastic.run
+    ... def train(state, epochs):
+    ...     while state.epoch < epochs:
+    ...         state.epoch += 1
+    ...         state.commit()
+    ...     return state.epoch
+    >>> train(elastic.ObjectState(epoch=0), 3)
+    3
     """
-    limit = None if timeout is None else as_timedelta("timeout", timeout)
+    limit = checked_timeout(backend, timeout)
     if func is None:
         return functools.partial(run, backend=backend, timeout=timeout)
     name = getattr(func, "__qualname__", type(func).__qualname__)
     if not callable(func):
         raise TypeError(f"elastic.run decorates a function whose first argument is the state, and was given a {name}")
+    if not _takes_an_argument(func):
+        raise TypeError(f"elastic.run decorates a function whose first argument is the state, and `{name}` takes none")
 
     @functools.wraps(func)
     def wrapper(state: State, *args: Any, **kwargs: Any) -> Any:
@@ -82,6 +109,30 @@ def run(func: Any = None, *, backend: str | None = None, timeout: Duration | Non
             return _in_each_world(state, functools.partial(func, state, *args, **kwargs), name)
 
     return wrapper
+
+
+def checked_timeout(backend: Any, timeout: Any) -> timedelta | None:
+    """Return the timeout of the collectives. Raises if an option cannot be what it is, before anything is made."""
+    if not isinstance(backend, str | None):
+        raise TypeError(
+            f"backend is a {type(backend).__qualname__}, must be the name of a backend of torch.distributed, such as "
+            "'gloo', or None"
+        )
+    return None if timeout is None else as_timedelta("timeout", timeout)
+
+
+def _takes_an_argument(func: Callable[..., Any]) -> bool:
+    """Whether a function takes a positional argument, as far as Python knows."""
+    try:
+        parameters = inspect.signature(func).parameters.values()
+    except (TypeError, ValueError):  # of C, say
+        return True
+    kinds = {
+        inspect.Parameter.POSITIONAL_ONLY,
+        inspect.Parameter.POSITIONAL_OR_KEYWORD,
+        inspect.Parameter.VAR_POSITIONAL,
+    }
+    return any(parameter.kind in kinds for parameter in parameters)
 
 
 @contextlib.contextmanager

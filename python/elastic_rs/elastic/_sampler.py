@@ -30,6 +30,17 @@ class ElasticSampler(Sampler[int]):
         dataset: anything with a length, which stays the same.
         shuffle: whether each epoch has a different order.
         seed: of the order. The same on all ranks.
+
+    The interface is that of ``horovod.torch.elastic.ElasticSampler``.
+
+    >>> from elastic_rs import elastic
+    >>> sampler = elastic.ElasticSampler(range(5), shuffle=False)
+    >>> list(sampler)
+    [0, 1, 2, 3, 4]
+    >>> sampler.record_batch(0, 2)
+    >>> sampler.reset()
+    >>> list(sampler)
+    [2, 3, 4]
     """
 
     def __init__(self, dataset: Sized, shuffle: bool = True, seed: int = 0) -> None:
@@ -48,13 +59,21 @@ class ElasticSampler(Sampler[int]):
 
         Call this at the *end* of an epoch with the number of the next one. At the beginning it would also be called
         when a worker comes back into the middle of an epoch, and that would begin again.
+
+        Args:
+            epoch: its number, from 0.
         """
         self.epoch = epoch
         self.processed_num = 0
         self.reset()
 
     def record_batch(self, batch_idx: int, batch_size: int) -> None:  # noqa: ARG002 # Horovod's signature
-        """Record that each rank has processed a batch of that size. All ranks must call it equally often."""
+        """Record that each rank has processed a batch. All ranks must call it equally often.
+
+        Args:
+            batch_idx: not used. It is there because Horovod's method has it.
+            batch_size: how many indices of this rank were in the batch.
+        """
         self.processed_num += batch_size * self.num_replicas
 
     def reset(self) -> None:
@@ -88,9 +107,15 @@ class ElasticSampler(Sampler[int]):
         return set(self._order[: self.processed_num])
 
     def state_dict(self) -> dict[str, Any]:
+        """Return the number of the epoch, and how many indices of it all ranks have recorded."""
         return {"epoch": self.epoch, "processed_num": self.processed_num}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on where another sampler was, which may have had another number of ranks.
+
+        Args:
+            state_dict: what its :meth:`state_dict` has returned.
+        """
         self.epoch = state_dict["epoch"]
         self.processed_num = state_dict["processed_num"]
         self.reset()

@@ -16,7 +16,7 @@ class State:
     """The state of a training job that all workers share. ``run`` keeps it equal on all of them.
 
     Derived classes say how it is saved, restored and broadcast. Everything in it must be the same on all ranks at a
-    commit.
+    commit. The interface is that of ``horovod.common.elastic.State``.
 
     Args:
         bcast_object: broadcasts an object from rank 0, or from the rank that is given as ``root_rank``. Default:
@@ -48,7 +48,10 @@ class State:
         """Register functions to be called when a new world has been formed, before the state is broadcast.
 
         They are called in this order, after :meth:`reset`. They may use ``elastic.rank()`` and ``elastic.size()``, to
-        scale a learning rate for example.
+        scale a learning rate for example. All of them together may take 300 s.
+
+        Args:
+            callbacks: functions without arguments.
         """
         self._reset_callbacks.extend(callbacks)
 
@@ -174,7 +177,17 @@ class State:
 class ObjectState(State):
     """A state of plain Python objects: each keyword argument becomes an attribute.
 
-    What is saved are deep copies. Objects are pickled when they are broadcast.
+    What is saved are deep copies. Objects are pickled when they are broadcast. The interface is that of
+    ``horovod.common.elastic.ObjectState``.
+
+    Args:
+        bcast_object: broadcasts an object from rank 0, or from the rank that is given as ``root_rank``. Default:
+            ``elastic.broadcast_object``.
+        get_rank: not used. It is there because Horovod's class has it.
+        kwargs: the values, by the names of their attributes.
+
+    Raises:
+        ValueError: a name begins with ``_`` or is that of a method, or a value belongs into a ``TorchState``.
     """
 
     def __init__(
@@ -192,9 +205,11 @@ class ObjectState(State):
         self._saved = self._copies()
 
     def save(self) -> None:
+        """Keep deep copies of the attributes."""
         self._saved = self._copies()
 
     def restore(self) -> None:
+        """Go back to the copies that were kept last."""
         for name, value in copy.deepcopy(self._saved).items():
             setattr(self, name, value)
 

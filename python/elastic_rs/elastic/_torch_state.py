@@ -35,6 +35,26 @@ class TorchState(State):
 
     There are two buffers in host memory (pinned if the tensors are on a device). A save writes one of them while the
     other keeps the last save, so an interrupted save does no harm. Later saves use the same memory again.
+
+    The interface is that of ``horovod.torch.elastic.TorchState``.
+
+    Args:
+        model: the bare module, without ``DistributedDataParallel``. It may be left out.
+        optimizer: of the module's parameters. It may be left out.
+        kwargs: further values, by the names of their attributes: schedulers, an :class:`ElasticSampler`, numbers.
+
+    Raises:
+        ValueError: a name begins with ``_`` or is that of a method, or a value cannot be in a state, such as a wrap, a
+            ``ZeroRedundancyOptimizer``, or a module inside a list.
+
+    >>> import torch
+    >>> from elastic_rs import elastic
+    >>> model = torch.nn.Linear(2, 1)
+    >>> state = elastic.TorchState(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), epoch=0)
+    >>> state.epoch = 5
+    >>> state.restore()
+    >>> state.epoch
+    0
     """
 
     _values: dict[str, Handler | None]
@@ -60,6 +80,7 @@ class TorchState(State):
         super().__setattr__(name, value)
 
     def on_reset(self) -> None:
+        """Called by ``run`` when a new world has been formed. Drops gradients, and distributes a sampler's indices."""
         for handler in self._values.values():
             if handler is not None:
                 handler.on_reset()

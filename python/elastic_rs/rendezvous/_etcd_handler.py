@@ -30,6 +30,9 @@ STORE_TTL_S = 7200.0
 def create_rust_etcd_handler(params: RendezvousParameters) -> RustEtcdRendezvousHandler:
     """Create a handler from what torchrun was given.
 
+    Args:
+        params: run id, endpoint, node counts and configuration: ``torch.distributed.elastic``'s class.
+
     Raises:
         ValueError: the endpoint or a ``--rdzv-conf`` key or value is not allowed, or a file cannot be read; the message
             says what is.
@@ -38,7 +41,7 @@ def create_rust_etcd_handler(params: RendezvousParameters) -> RustEtcdRendezvous
 
 
 class RustEtcdRendezvousHandler(LauncherHandler):
-    """One node's handler.
+    """One node's handler of the backend ``rust-etcd``, as ``torch.distributed.elastic`` calls it.
 
     Args:
         params: run id, endpoint, node counts and configuration, as torchrun passes them. The endpoint names the members

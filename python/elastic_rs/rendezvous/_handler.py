@@ -40,6 +40,9 @@ if TYPE_CHECKING:
 def create_rust_c10d_handler(params: RendezvousParameters) -> RustC10dRendezvousHandler:
     """Create a handler from what torchrun was given.
 
+    Args:
+        params: run id, endpoint, node counts and configuration: ``torch.distributed.elastic``'s class.
+
     Raises:
         ValueError: the endpoint or a ``--rdzv-conf`` key or value is not allowed; the message says what is.
         RendezvousConnectionError: this process must host the coordinator (``is_host=1``) and cannot; the message
@@ -49,7 +52,7 @@ def create_rust_c10d_handler(params: RendezvousParameters) -> RustC10dRendezvous
 
 
 class RustC10dRendezvousHandler(LauncherHandler):
-    """One node's handler.
+    """One node's handler of the backend ``rust-c10d``, as ``torch.distributed.elastic`` calls it.
 
     Args:
         params: run id, endpoint, node counts and configuration, as torchrun passes them. The configuration's keys are

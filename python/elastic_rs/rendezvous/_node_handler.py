@@ -76,6 +76,12 @@ class NodeHandler(RendezvousHandler):
         """Serve an agent of ours: workers get their ranks with the place, and restarts are the job's.
 
         Call it before the session is first used.
+
+        Args:
+            role: of the workers.
+            local_world_size: number of this node's workers.
+            max_restarts: how often workers may be restarted.
+            script: the name of what they run, for messages.
         """
         self._workers = (role, local_world_size, script)
         if self._config.job_counts:
@@ -249,7 +255,11 @@ class NodeHandler(RendezvousHandler):
         return self.session.view()
 
     def store_of(self, placement: Placement) -> Store:
-        """Connect to the store that the agents share in this round."""
+        """Connect to the store that the agents share in this round.
+
+        Args:
+            placement: what :meth:`join` has returned.
+        """
         raise NotImplementedError
 
     def _round_store(self, store: Store, number: int, world_size: int, timeout: timedelta) -> Store:

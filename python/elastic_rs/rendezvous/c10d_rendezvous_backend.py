@@ -79,6 +79,10 @@ class C10dRendezvousBackend(RendezvousBackend):
     def set_state(self, state: bytes, token: Any | None = None) -> tuple[bytes, Any, bool] | None:
         """Replace the state if ``token`` is that of the one that is there; None stands for no state.
 
+        Args:
+            state: what to write.
+            token: what :meth:`get_state` or this method has returned with the state that is to be replaced.
+
         Returns:
             What is there now, its token, and whether it is what was to be written. None if nothing is there.
 
@@ -116,6 +120,9 @@ def create_backend(params: RendezvousParameters) -> tuple[C10dRendezvousBackend,
     Reads ``store_type`` (``tcp`` or ``file``), ``read_timeout`` (whole seconds, default 60) and ``is_host`` of the
     configuration. Unless ``is_host`` says otherwise, this process hosts the store if the endpoint names this
     machine, as PyTorch finds out, and its port is free.
+
+    Args:
+        params: run id, endpoint and configuration: ``torch.distributed.elastic``'s class.
 
     Raises:
         ValueError: a value is not allowed.

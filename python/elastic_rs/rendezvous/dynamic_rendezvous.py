@@ -13,7 +13,7 @@ import os
 import socket
 import weakref
 from datetime import timedelta
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from torch.distributed.elastic.events import construct_and_record_rdzv_event
 from torch.distributed.elastic.events.api import NodeState
@@ -61,11 +61,38 @@ _AGE_S = 1.0
 
 T = TypeVar("T")
 
+StorePeers = Literal["same-user", "any"]
+"""Which users of this machine may connect to a worker store."""
+
 _local_ids = itertools.count()
 
 
 class DynamicRendezvousHandler(NodeHandler):
-    """One node's handler over a backend that holds the state. Made by :meth:`from_backend`."""
+    """One node's handler over a backend that holds the state. Made by :meth:`from_backend`.
+
+    It has the interface of ``torch.distributed.elastic``'s class of that name.
+
+    Args:
+        settings: run id, node counts and time limits: torch's class.
+        store: what the agents share; each round gets a prefix of its own in it.
+        backend: what holds the state. Nothing is asked of it before the first call that needs it.
+        local_addr: the address others find this node at. Default: its fully qualified name.
+        store_peers: as for :meth:`from_backend`.
+        store_tunnel: as for :meth:`from_backend`.
+
+    Raises:
+        ValueError: an argument is not allowed.
+
+    >>> from elastic_rs import C10dRendezvousBackend, DynamicRendezvousHandler, TCPStore
+    >>> store = TCPStore("127.0.0.1", 0, is_master=True)
+    >>> backend = C10dRendezvousBackend(store, "job")
+    >>> handler = DynamicRendezvousHandler.from_backend("job", store, backend, 1, 1, local_addr="127.0.0.1")
+    >>> info = handler.next_rendezvous()
+    >>> info.rank, info.world_size
+    (0, 1)
+    >>> handler.shutdown()
+    True
+    """
 
     @classmethod
     def from_backend(  # noqa: PLR0917 - PyTorch's signature
@@ -81,7 +108,7 @@ class DynamicRendezvousHandler(NodeHandler):
         keep_alive_max_attempt: int = 3,
         cas_backoff_max_seconds: float = 0.0,
         *,
-        store_peers: str = "same-user",
+        store_peers: StorePeers = "same-user",
         store_tunnel: bool | str | None = None,
     ) -> DynamicRendezvousHandler:
         """Create a handler.
@@ -127,7 +154,7 @@ class DynamicRendezvousHandler(NodeHandler):
         backend: RendezvousBackend,
         local_addr: str | None = None,
         *,
-        store_peers: str = "same-user",
+        store_peers: StorePeers = "same-user",
         store_tunnel: bool | str | None = None,
     ) -> None:
         _check(settings)
@@ -166,7 +193,14 @@ class DynamicRendezvousHandler(NodeHandler):
         return _elastic_rs.CellSession(options, serves=_may_serve(self._backend), protection=protection)
 
     def serve_agent(self, role: str, local_world_size: int, max_restarts: int, script: str) -> None:
-        """Serve an agent of ours: see :meth:`NodeHandler.serve_agent`."""
+        """Serve an agent of ours, which calls this before it joins.
+
+        Args:
+            role: of the workers.
+            local_world_size: number of this node's workers.
+            max_restarts: how often workers may be restarted.
+            script: the name of what they run, for messages.
+        """
         super().serve_agent(role, local_world_size, max_restarts, script)
         self._cell = self._new_session()
         self._driver.serve(self._cell)
@@ -267,7 +301,11 @@ class DynamicRendezvousHandler(NodeHandler):
         return self._cell.fresh_view(age_s=_AGE_S)
 
     def store_of(self, placement: Placement) -> Store:
-        """Return the store that the agents share, with a prefix of its own for this round."""
+        """Return the store that the agents share, with a prefix of its own for this round.
+
+        Args:
+            placement: what :meth:`join` has returned.
+        """
         timeout: timedelta = getattr(self._store, "timeout", timedelta(seconds=300))
         # PyTorch's first round has the number 0.
         return self._round_store(self._store, placement.round - 1, placement.world_size, timeout)
@@ -315,6 +353,16 @@ def create_handler(store: Store, backend: RendezvousBackend, params: RendezvousP
     Raises:
         TypeError: a keep-alive key is None.
         ValueError: a value is not allowed.
+
+    >>> from elastic_rs import create_backend, create_handler
+    >>> from torch.distributed.elastic.rendezvous import RendezvousParameters
+    >>> params = RendezvousParameters("c10d", "127.0.0.1:0", "job", 1, 1, local_addr="127.0.0.1")
+    >>> backend, store = create_backend(params)
+    >>> handler = create_handler(store, backend, params)
+    >>> handler.next_rendezvous().world_size
+    1
+    >>> handler.shutdown()
+    True
     """
     try:
         timeout = RendezvousTimeout(

@@ -77,6 +77,10 @@ class EtcdRendezvousBackend(RendezvousBackend):
     def set_state(self, state: bytes, token: Any | None = None) -> tuple[bytes, Any, bool] | None:
         """Replace the state if ``token`` is that of the one that is there; None stands for no state.
 
+        Args:
+            state: what to write.
+            token: what :meth:`get_state` or this method has returned with the state that is to be replaced.
+
         Returns:
             What is there now, its token, and whether this call wrote it. None if nothing is there.
 
@@ -114,6 +118,9 @@ def create_backend(params: RendezvousParameters) -> tuple[EtcdRendezvousBackend,
     The endpoint may name several members: ``h1:2379,h2:2379``. Reads ``read_timeout`` (whole seconds, default 60),
     ``protocol`` (``http`` or ``https``), ``ca_cert``, ``ssl_cert``, ``ssl_cert_key``, ``username`` and
     ``password_file`` of the configuration.
+
+    Args:
+        params: run id, endpoint and configuration: ``torch.distributed.elastic``'s class.
 
     Raises:
         ValueError: a value is not allowed, or a file cannot be read.

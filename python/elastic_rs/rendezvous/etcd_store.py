@@ -35,6 +35,10 @@ class Leases:
     """Leases for keys that must live for a time after they are written, though whoever wrote them may end before.
 
     Nobody renews them. A key that is written now lives for ``ttl`` at least, and for twice that at most.
+
+    Args:
+        client: of the cluster.
+        ttl: seconds.
     """
 
     def __init__(self, client: EtcdClient, ttl: float) -> None:
@@ -43,7 +47,11 @@ class Leases:
         self._lease, self._fresh_until = 0, 0.0
 
     def put(self, write: Callable[..., T]) -> T:
-        """Call ``write(lease=...)``. If the lease has ended, against all expectation, do so again with a new one."""
+        """Call ``write(lease=...)``. If the lease has ended, against all expectation, do so again with a new one.
+
+        Args:
+            write: writes keys with the lease that it is given, and raises ``LookupError`` if there is none.
+        """
         now = time.monotonic()
         if now >= self._fresh_until:
             self._grant(now)
@@ -70,6 +78,9 @@ class EtcdStore(Store):
 
     Raises:
         TypeError: the client is another. That of the package python-etcd speaks the v2 API, which etcd 3.6 has removed.
+
+    Operations are those of ``torch.distributed.Store``. Each raises ``StoreNetworkError`` if etcd cannot be reached,
+    and ``StoreError`` if it refuses.
     """
 
     def __init__(

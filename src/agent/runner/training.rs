@@ -5,7 +5,7 @@ use std::future::pending;
 use super::Runner;
 use crate::agent::policy::AgentOptions;
 use crate::clock::monotonic_ns;
-use crate::rendezvous::messages::message::{Progress, Round};
+use crate::rendezvous::messages::message::{Progress, Round, StepReport};
 use crate::rendezvous::node::session::Session;
 use crate::steps::STEPS;
 use crate::steps::board::Board;
@@ -98,10 +98,15 @@ impl Runner {
     /// Somebody wants to know how far the workers are.
     pub(super) fn on_step_asked(&mut self, asked: u64) {
         self.training.answered = asked;
-        let reached = self.training.board.as_ref().and_then(Board::reached);
+        let board = self.training.board.as_ref();
+        let reached = board.and_then(Board::reached);
         if let Some(session) = &self.session {
-            let step_time_us = reached.and_then(|reached| reached.step_time_us);
-            session.report_progress(self.training.round, reached.and_then(|reached| reached.step), step_time_us);
+            let report = StepReport {
+                step: reached.and_then(|reached| reached.step),
+                step_time_us: reached.and_then(|reached| reached.step_time_us),
+                restarts_for_nccl: board.is_some_and(Board::restarts_for_nccl),
+            };
+            session.report_progress(self.training.round, report);
         }
     }
 

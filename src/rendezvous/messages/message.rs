@@ -115,10 +115,8 @@ pub enum NodeMessage {
     Step {
         /// The round.
         round: Round,
-        /// Number of its last step, up to [`LARGEST_STEP`]. `None`: it has made none, or does not report any.
-        step: Option<u64>,
-        /// Mean microseconds of a step in this round, up to [`LONGEST_US`](crate::events::record::LONGEST_US).
-        step_time_us: Option<u64>,
+        /// How far it is.
+        report: StepReport,
     },
     /// The last events that this node recorded itself: the answer to a [`CoordinatorMessage::Welcome`] that asks for them. Nothing depends
     /// on it.
@@ -139,6 +137,18 @@ pub struct Progress {
     pub before: Option<u64>,
     /// Mean microseconds of a step in that round.
     pub step_time_us: Option<u64>,
+}
+
+/// How far the worker of a node is that is furthest in a round, and whether the node's workers are kept.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StepReport {
+    /// Number of its last step, up to [`LARGEST_STEP`]. `None`: it has made none, or does not report any.
+    pub step: Option<u64>,
+    /// Mean microseconds of a step in this round, up to [`LONGEST_US`](crate::events::record::LONGEST_US).
+    pub step_time_us: Option<u64>,
+    /// A worker of the node uses `elastic_rs.elastic` with a process group of NCCL, and without `in_place=nccl`: it is restarted when the
+    /// world changes.
+    pub restarts_for_nccl: bool,
 }
 
 /// How long an observer's question waits for an event. The answer is empty then.

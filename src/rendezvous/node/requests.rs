@@ -9,7 +9,8 @@ use crate::events::journal::{Entry, Journal, Reference};
 use crate::events::record::{Kind, Phase, Record};
 use crate::rendezvous::messages::bounds::tidy_failure;
 use crate::rendezvous::messages::message::{
-    Failure, Hello, JoinWorkers, NEVER, NodeMessage, Placement, Progress, Round, Running, Survival, Verdict, Waits,
+    Failure, Hello, JoinWorkers, NEVER, NodeMessage, Placement, Progress, Round, Running, StepReport, Survival,
+    Verdict, Waits,
 };
 use crate::wire::text::tidy;
 
@@ -216,8 +217,8 @@ impl NodeMachine {
     }
 
     /// Report how far this node's workers of `round` are, because the view's `steps_asked` has changed.
-    pub fn report_progress(&mut self, round: Round, step: Option<u64>, step_time_us: Option<u64>) {
-        self.send_to_coordinator(NodeMessage::Step { round, step, step_time_us });
+    pub fn report_progress(&mut self, round: Round, report: StepReport) {
+        self.send_to_coordinator(NodeMessage::Step { round, report });
     }
 
     /// The workers of `round` are being stopped, or leave their world.

@@ -21,7 +21,7 @@ use super::{JoinError, NodeMachine, View};
 use crate::events::file::{EventFile, LAST_LINES};
 use crate::events::record::{Kind, Phase};
 use crate::rendezvous::messages::message::{
-    Failure, Hello, JoinWorkers, Placement, Progress, Round, Running, Survival, Verdict,
+    Failure, Hello, JoinWorkers, Placement, Progress, Round, Running, StepReport, Survival, Verdict,
 };
 use crate::secure::Protection;
 use crate::threads;
@@ -252,8 +252,8 @@ impl Session {
     }
 
     /// How far this node's workers of `round` are, because the view's `steps_asked` has changed.
-    pub fn report_progress(&self, round: Round, step: Option<u64>, step_time_us: Option<u64>) {
-        self.ask(|machine| machine.report_progress(round, step, step_time_us));
+    pub fn report_progress(&self, round: Round, report: StepReport) {
+        self.ask(|machine| machine.report_progress(round, report));
     }
 
     /// All living workers of `round` are connected to their agent: the node can change in place.

@@ -14,7 +14,8 @@ use super::node::{Node, Origin, Status};
 use crate::events::record::{FirstStep, Kind, LONGEST_US, Loss, Number, Phase, Why};
 use crate::rendezvous::messages::bounds::tidy_failure;
 use crate::rendezvous::messages::message::{
-    CoordinatorMessage, Failure, Hello, HostInstance, LARGEST_STEP, NodeId, Placed, Progress, Replay, Round, Verdict,
+    CoordinatorMessage, Failure, Hello, HostInstance, LARGEST_STEP, NodeId, Placed, Progress, Replay, Round,
+    StepReport, Verdict,
 };
 use crate::rendezvous::messages::settings::LAST_LOOK;
 use crate::wire::text::tidy;
@@ -296,10 +297,10 @@ impl Run {
     }
 
     /// A node reports how far its workers are.
-    pub(super) fn on_step(&mut self, id: NodeId, round: Round, step: Option<u64>, us: Option<u64>, now: Instant) {
+    pub(super) fn on_step(&mut self, id: NodeId, round: Round, report: StepReport, now: Instant) {
         let Some(node) = self.roster.get(id).filter(|node| self.is_current(node, round)) else { return };
         let is_first = node.placed == Some((round, 0));
-        self.trace.watch_mut().on_step(id, is_first, step, us, now);
+        self.trace.watch_mut().on_step(id, is_first, report, now);
     }
 
     /// Answer a report about a round that is over for the node.

@@ -222,8 +222,8 @@ impl Run {
                 self.on_first_step(id, round, first);
                 return false;
             }
-            NodeMessage::Step { round, step, step_time_us } => {
-                self.on_step(id, round, step, step_time_us, now);
+            NodeMessage::Step { round, report } => {
+                self.on_step(id, round, report, now);
                 return false;
             }
             NodeMessage::Replay(replay) => {

@@ -176,6 +176,9 @@ pub struct RunState {
     pub step_time_us: Option<u64>,
     /// Names of the members that are behind the others, and by how many steps: most first. Known while somebody watches.
     pub behind: Vec<(String, u64)>,
+    /// Workers that use `elastic_rs.elastic` are restarted when the world changes, because their process groups use NCCL and `in_place`
+    /// is not `nccl`. As rank 0's node has reported when somebody last wanted to know the step.
+    pub restarts_for_nccl: bool,
 }
 
 impl RunState {
@@ -211,6 +214,7 @@ impl RunState {
                 .into_iter()
                 .map(|(name, by)| (cut(name.to_owned(), NAME_BYTES), by))
                 .collect(),
+            restarts_for_nccl: watch.restarts_for_nccl,
         }
     }
 }

@@ -14,7 +14,7 @@ use super::node::{Node, Status};
 use super::round::Current;
 use crate::events::journal::{Reference, id};
 use crate::events::record::{CAUSES_LIMIT, Kind, LONGEST_US, Number, Record, Replayed};
-use crate::rendezvous::messages::message::{LARGEST_STEP, NodeId, Replay, Round};
+use crate::rendezvous::messages::message::{LARGEST_STEP, NodeId, Replay, Round, StepReport};
 
 /// Most events of members that a restarted coordinator keeps of a run.
 const REPORTED_LIMIT: usize = 1024;
@@ -256,6 +256,8 @@ pub(super) struct Watch {
     pub step: Option<u64>,
     /// Mean time of a step, in microseconds.
     pub step_time_us: Option<u64>,
+    /// The workers of rank 0's node are restarted when the world changes, because their process groups use NCCL.
+    pub restarts_for_nccl: bool,
 }
 
 impl Watch {
@@ -281,11 +283,12 @@ impl Watch {
     }
 
     /// A member reports how far its workers are. `is_first`: it has rank 0.
-    pub(super) fn on_step(&mut self, id: NodeId, is_first: bool, step: Option<u64>, us: Option<u64>, now: Instant) {
-        let step = step.map(|step| step.min(LARGEST_STEP));
+    pub(super) fn on_step(&mut self, id: NodeId, is_first: bool, report: StepReport, now: Instant) {
+        let step = report.step.map(|step| step.min(LARGEST_STEP));
         if is_first {
             (self.reported_at, self.step) = (Some(now), step);
-            self.step_time_us = us.map(|us| us.min(LONGEST_US));
+            self.step_time_us = report.step_time_us.map(|us| us.min(LONGEST_US));
+            self.restarts_for_nccl = report.restarts_for_nccl;
         }
         // A node whose workers report no numbers is not known to be behind.
         match self.goal.saturating_sub(step.unwrap_or(LARGEST_STEP)) {

@@ -189,7 +189,14 @@ def test_the_number_that_says_how_new_a_state_is(commit: int | None, ahead: bool
             "",
         ),
         ({"ELASTIC_RS_AGENT": "/a", "ELASTIC_RS_IN_PLACE": "gloo"}, "cpu:gloo,cuda:nccl", None, "in_place=nccl"),
+        ({"ELASTIC_RS_AGENT": "/a", "ELASTIC_RS_IN_PLACE": "gloo"}, "cuda:nccl-legacy", None, "in_place=nccl"),
         ({"ELASTIC_RS_AGENT": "/a", "ELASTIC_RS_IN_PLACE": "gloo"}, "mpi", None, "backend mpi"),
+        (
+            {"ELASTIC_RS_AGENT": "/a", "ELASTIC_RS_IN_PLACE": "nccl"},
+            "cuda:nccl-lazy",
+            None,
+            "backend nccl-lazy are not",
+        ),
         ({"ELASTIC_RS_AGENT": "/a", "ELASTIC_RS_IN_PLACE": "maybe"}, "gloo", None, "`maybe`, must be one of"),
         ({"ELASTIC_RS_AGENT": "/a", "ELASTIC_RS_IN_PLACE": "nccl"}, "gloo", "/a", ""),
         ({"ELASTIC_RS_AGENT": "/a", "ELASTIC_RS_IN_PLACE": "nccl"}, "nccl", None, "watchdog"),
@@ -212,6 +219,13 @@ def test_when_a_worker_connects_to_its_agent(
     assert found.path == path
     assert reason in found.reason
     assert bool(reason) == bool(found.reason)
+    assert found.restarts_for_nccl == ("in_place=nccl" in reason)
+
+
+@pytest.mark.parametrize("name", ["nccl", "nccl2", "nccl-legacy", "cpu:gloo,cuda:NCCL2"])
+def test_nccl_has_three_names_in_torch(name: str) -> None:
+    assert "nccl" in backend_names(name)
+    assert backend_names(name) <= {"gloo", "nccl"}
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,6 @@ def test_all_names_exist() -> None:
 
 def test_what_is_not_offered_says_what_to_do() -> None:
     with pytest.raises(AttributeError, match="DistributedDataParallel"):
-        _ = elastic.DistributedOptimizer
+        _ = elastic.DistributedOptimizer  # type: ignore[attr-defined]
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
-        _ = elastic.nonsense
+        _ = elastic.nonsense  # type: ignore[attr-defined]

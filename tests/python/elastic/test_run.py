@@ -125,6 +125,49 @@ def test_on_gpus_a_roll_back_fails_and_names_the_setting(attend: Attend, monkeyp
     assert "Start it with" not in note
 
 
+@pytest.mark.parametrize(
+    ("rank", "restarts", "backends", "says"),
+    [
+        ("0", "0", "cpu:gloo,cuda:nccl", True),
+        ("0", "0", "nccl-legacy", True),
+        ("1", "0", "cpu:gloo,cuda:nccl", False),
+        ("0", "3", "cpu:gloo,cuda:nccl", False),
+        ("0", "0", "gloo", False),
+    ],
+)
+def test_rank_0_says_once_before_the_first_step_that_workers_with_nccl_are_restarted(  # noqa: PLR0917 - fixtures
+    attend: Attend,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    rank: str,
+    restarts: str,
+    backends: str,
+    says: bool,
+) -> None:
+    attend()
+    monkeypatch.setenv("RANK", rank)
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", restarts)
+    reported: list[bool] = []
+    monkeypatch.setattr(_membership, "step", Mock(_restarts_for_nccl=reported.append))
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    monkeypatch.setattr(dist, "get_backend_config", lambda: backends)
+    said = []
+
+    @elastic.run
+    def train(_: elastic.State) -> None:
+        said.append(capfd.readouterr().err)
+
+    train(Recorded())
+    train(Recorded())
+    text = (
+        "elastic_rs: workers of this job are restarted, not kept, when the world changes: their process group uses "
+        "NCCL, and `in_place` is gloo. `elastic-run --in-place=nccl` (torchrun: `--rdzv-conf in_place=nccl`) tries to "
+        "keep them, which was run on one GPU, and never on several (docs/gpu.md)\n"
+    )
+    assert said == [text if says else "", ""]
+    assert reported == [backends != "gloo"]
+
+
 def test_a_script_that_rolls_back_on_nan_goes_on_from_the_last_commit(attend: Attend) -> None:
     channel = attend(World(variables={"WORLD_SIZE": "1"}), World(generation=2))
     steps = []
@@ -218,9 +261,41 @@ def test_horovods_interrupt_takes_skip_sync() -> None:
     assert str(elastic.HostsUpdatedInterrupt(True)) == ""
 
 
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"func": 7}, "decorates a function whose first argument is the state, and was given a int"),
+        ({"func": lambda: None}, "whose first argument is the state, and `.*lambda.*` takes none"),
+        (
+            {"backend": 7},
+            "backend is a int, must be the name of a backend of torch.distributed, such as 'gloo', or None",
+        ),
+        ({"timeout": "7"}, "timeout is `'7'`, must be a timedelta, or a number of seconds"),
+    ],
+)
+def test_what_run_cannot_take_is_refused_before_anything_starts(given: dict[str, Any], says: str) -> None:
+    with pytest.raises(TypeError, match=says):
+        elastic.run(**given)
+    if "func" not in given:
+        with pytest.raises(TypeError, match=says):
+            elastic.init(**given)
+    assert not elastic.is_initialized()
+
+
+def test_run_takes_callables_of_other_kinds() -> None:
+    class Calls:
+        def __call__(self, state: elastic.State, more: int = 1) -> int:
+            del state
+            return more
+
+    assert elastic.run(Calls())(Recorded()) == 1
+    assert elastic.run(backend="gloo")(Calls())(Recorded(), 2) == 2
+    assert elastic.run(lambda *states: len(states))(Recorded()) == 1
+
+
 def test_what_is_no_state_is_refused_in_one_sentence() -> None:
     class Trainer:
-        @elastic.run
+        @elastic.run  # type: ignore[type-var] # the mistake
         def train(self, state: elastic.State) -> None:
             del state
 

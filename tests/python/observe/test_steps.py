@@ -89,6 +89,37 @@ def test_the_phases_of_one_node_sum_to_the_recovery(job: Job, port: int, tmp_pat
     assert node.wait() == 0
 
 
+NCCL = """
+import pathlib, sys, time
+import torch.distributed as dist
+from elastic_rs import elastic
+
+dist.init_process_group("gloo")
+dist.get_backend_config = lambda: "cpu:gloo,cuda:nccl"  # as on a machine with GPUs
+
+@elastic.run
+def train(_):
+    print("TRAINS", flush=True)
+    while not pathlib.Path(sys.argv[1]).exists():
+        time.sleep(0.05)
+
+train(elastic.ObjectState(step=0))
+"""
+
+
+def test_status_says_that_workers_whose_groups_use_nccl_are_restarted(job: Job, port: int, tmp_path: Path) -> None:
+    done, script = tmp_path / "done", tmp_path / "nccl.py"
+    script.write_text(NCCL)
+    options = ["--nproc-per-node=2", "--rdzv-backend=rust-c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=job"]
+    node = job.start([sys.executable, "-m", "elastic_rs.run", *options, str(script), str(done)])
+    node.line("TRAINS")
+    text = "workers of this job are restarted, not kept, when the world changes: their process group uses NCCL, and "
+    until("the status says it", lambda: f"\n{text}" in ask("status", f"127.0.0.1:{port}"))
+    done.touch()
+    assert node.wait() == 0
+    assert len([line for line in node.lines if f"elastic_rs: {text}" in line]) == 1
+
+
 AT = """
 import os, pathlib, sys, time, elastic_rs
 rank = int(os.environ["RANK"])

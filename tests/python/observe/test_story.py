@@ -120,6 +120,7 @@ def state(**values: Any) -> dict[str, Any]:
         "behind": [],
         "unused_hosts": [],
         "unused_hosts_more": 0,
+        "restarts_for_nccl": False,
     }
     assert values.keys() <= usual.keys()
     return {**usual, **values}
@@ -155,6 +156,7 @@ STEERING = "\x1b[2J\u202e\x9b"
         {"behind": [[1, 1]]},
         {"behind": [["n1"]]},
         {"failed": STEERING},
+        {"restarts_for_nccl": STEERING},
         {"verdict": 1},
     ],
     ids=str,
@@ -377,6 +379,17 @@ def test_status_of_a_waiting_job_names_what_it_waits_for() -> None:
         "waits   round 1: 1 of 2 to 4 nodes (n1) ",
         "        no connection to n1",
     ]
+
+
+def test_status_says_that_workers_with_nccl_are_restarted() -> None:
+    assert _text.status(story_of([], 1), state(restarts_for_nccl=True))[1:] == [
+        "workers of this job are restarted, not kept, when the world changes: their process group uses NCCL, and "
+        "`in_place` is gloo. `elastic-run --in-place=nccl` (torchrun: `--rdzv-conf in_place=nccl`) tries to keep them, "
+        "which was run on one GPU, and never on several (docs/gpu.md)"
+    ]
+    without = state()
+    del without["restarts_for_nccl"]
+    assert len(_text.status(story_of([], 1), without)) == 1, "a state without it"
 
 
 def test_status_has_a_line_for_each_host_that_is_not_used() -> None:

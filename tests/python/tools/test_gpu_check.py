@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from helpers.gpus import driver, environment
@@ -58,7 +59,7 @@ def test_a_rehearsal_runs_every_check_and_writes_no_page(tmp_path: Path) -> None
         "Gloo all-reduce, 2 ranks, elastic-run: start to end",
         "Gloo all-reduce, 2 ranks, elastic-run, warm: start to end",
         "`--warm-start` of a module that has initialised the device",
-        "Gloo group ended and made again in place, 1 rank, 10 times",
+        "Gloo group ended and made again in place, 2 ranks, 10 times",
         "next worker's first line, elastic-run",
         "next workers have context and model, elastic-run, warm",
     ):
@@ -135,6 +136,51 @@ def test_memory_that_is_freed_too_late_is_a_failed_check(check: Any) -> None:
     assert not passed(1.0, None)
     (row,) = check._restart_rows("elastic-run", [], check.CheckError("why"))
     assert (row.passed, row.ours) == (False, "not carried out: why")
+
+
+def test_groups_are_resized_in_place_with_each_nccl_that_torch_has(check: Any) -> None:
+    today = {"gloo", "nccl", "nccl2", "nccl-legacy", "nccl-lazy"}
+    assert check.resized_backends("cuda", today, goes_back=False) == [
+        ("cpu:gloo,cuda:nccl", "NCCL (`nccl`, that is `nccl2`)"),
+        ("cpu:gloo,cuda:nccl-legacy", "NCCL (`nccl-legacy`)"),
+    ]
+    assert check.resized_backends("cuda", today, goes_back=True)[0][1] == "NCCL (`nccl`, that is `nccl-legacy`)"
+    assert check.resized_backends("cuda", {"gloo", "nccl"}, goes_back=False) == [("cpu:gloo,cuda:nccl", "NCCL")]
+    assert check.resized_backends("cpu", today, goes_back=False) == [("gloo", "Gloo")]
+
+
+def test_each_nccl_has_a_row(check: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(check, "DeviceMemory", lambda: Mock(used=lambda _: 0))
+    monkeypatch.setattr(check, "torchs_nccl", lambda: ({"nccl", "nccl-legacy"}, False))
+    made = []
+
+    class Job:
+        def __init__(self, launcher: list[str], _folder: Path, workers: int, task: list[Any]) -> None:
+            made.append((launcher, workers, task))
+            raise check.CheckError("there is no GPU")
+
+    monkeypatch.setattr(check, "Job", Job)
+    monkeypatch.setattr(check.Check, "_count", lambda _: check.Row("devices", "2", "2", passed=True))
+    monkeypatch.setattr(check.Check, "_doctor", lambda _: check.Row("doctor", "2", "2", passed=True))
+    rows = [row.what for row in check.Check("cuda", 2, tmp_path, 1, 1 << 20).rows()]
+    assert [row for row in rows if "in place" in row] == [
+        "resizes in place, NCCL (`nccl`, that is `nccl2`)",
+        "resizes in place, NCCL (`nccl-legacy`)",
+    ]
+    resized = [(launcher, workers, task) for launcher, workers, task in made if task[0] == "resize"]
+    assert [task[3] for _, _, task in resized] == ["cpu:gloo,cuda:nccl", "cpu:gloo,cuda:nccl-legacy"]
+    assert all(workers == 2 and "--in-place=nccl" in launcher for launcher, workers, _ in resized)
+
+
+def test_torch_says_which_nccl_it_has(check: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    monkeypatch.delenv("TORCH_DIST_USE_NCCL2", raising=False)
+    names, goes_back = check.torchs_nccl()
+    assert ("nccl-legacy" in names) == (tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 15))
+    assert not goes_back
+    monkeypatch.setenv("TORCH_DIST_USE_NCCL2", "0")
+    assert check.torchs_nccl()[1]
 
 
 def test_memory_that_resizes_keep_is_a_failed_check(check: Any) -> None:
