@@ -252,7 +252,7 @@ test-python: build-tested check-stubs ## build a wheel for tests, check the stub
 COMPAT_TORCH ?= 2.6.0 2.9.1 2.12.1 2.15.0
 COMPAT_PYTHON ?= $(PY)
 COMPAT_TESTS ?= tests/python/agent tests/python/elastic/test_groups.py tests/python/rendezvous/test_handler.py tests/python/integration/test_install.py \
-	tests/python/test_torch_private.py tests/python/torchrun
+	tests/python/run/test_launch_functions.py tests/python/test_torch_private.py tests/python/torchrun
 
 test-compat: build ## run the tests with torchrun on older PyTorch, record them in docs/install.md; downloads several GB per version, once
 	@failed=; for interpreter in $(COMPAT_PYTHON); do for version in $(COMPAT_TORCH); do \

@@ -1,6 +1,7 @@
 //! `elastic-run`'s front end over a cell in a file. Ranks, restarts and failures come from the cell, as they do from a coordinator. And over
 //! a coordinator, in a world that counts workers.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -97,17 +98,16 @@ async fn launch(session: Session, name: String, addr: String, script: &str, trac
         ..NodeOptions::default()
     };
     let node = Arc::new(Node::new(Arc::new(session), node, None));
-    let (variable, value) = traces.variable();
-    let mark = format!("export {}={}\n{script}", variable.display(), value.display());
     let job = Job {
         agent: AgentOptions { name, ..options(Budget::Job, 2) },
-        command: ["sh", "-c", &mark].map(Into::into).to_vec(),
+        command: ["sh", "-c", script].map(Into::into).to_vec(),
         close_timeout: LIMIT,
         fixed: None,
         cpus: Vec::new(),
         log_folder: LogFolder::Nowhere,
         logs: LogOptions::default(),
         warm: None,
+        variables: BTreeMap::from([traces.variable()]),
     };
     within(run(job, node, Receiver::of_nothing())).await.unwrap()
 }

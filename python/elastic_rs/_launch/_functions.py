@@ -9,6 +9,7 @@ import inspect
 import logging
 import os
 import pickle
+import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -136,7 +137,7 @@ def run(
             log_line_prefix_template=_options.log_line_prefix_of(parsed),
             shutdown_timeout=_options.grace_of(parsed),
         )
-        with _named(parsed.signals_to_handle):
+        with _signals(parsed.signals_to_handle):
             result = agent.run()
         if result.is_failed():
             raise ChildFailedError(function.__name__, result.failures)
@@ -156,16 +157,24 @@ def _end(handler: LauncherHandler, error: BaseException | None) -> None:
 
 
 @contextlib.contextmanager
-def _named(signals: str) -> Iterator[None]:
-    """Have the agent handle these, and workers know them. In another than the main thread it handles none."""
+def _signals(names: str) -> Iterator[None]:
+    """Have the agent handle these, and workers know them. The program's handlers and its environment are restored.
+
+    In another than the main thread the agent handles none.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     before = os.environ.get(SIGNALS)
-    os.environ[SIGNALS] = signals
+    handlers = {number: signal.getsignal(number) for number in _options.signals_of(names)}
+    os.environ[SIGNALS] = names
     try:
         yield
     finally:
+        # The agent keeps some for a process that ends with the job.
+        for number, handler in handlers.items():
+            if handler is not None:
+                signal.signal(number, handler)
         if before is None:
             os.environ.pop(SIGNALS, None)
         else:

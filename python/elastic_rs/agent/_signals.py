@@ -68,6 +68,7 @@ class Handlers:
         self._handled: list[int] = []
         self._ignored: list[int] = []
         self._before: dict[int, Any] = {}
+        self._others: dict[int, Any] = {}
         if threading.current_thread() is not threading.main_thread():
             logger.warning("signals are not handled: the agent does not run in the main thread")
             return
@@ -88,6 +89,9 @@ class Handlers:
                 self._handled.append(number)
             except (ValueError, OSError) as error:
                 logger.warning("signal `%s` cannot be handled: %s", name, error)
+        # Older versions of torch handle these when they start functions, whatever the environment names.
+        torchs = {signal.Signals[name] for name in DEFAULT.split(",")} - {*self._handled, *self._ignored}
+        self._others = {number: handler for number in torchs if (handler := signal.getsignal(number)) is not None}
         _elastic_rs.watch_signals(self._handled)
 
     def install_again(self) -> None:
@@ -97,6 +101,8 @@ class Handlers:
                 signal.signal(number, signal_handler())
             for number in self._ignored:
                 signal.signal(number, signal.SIG_IGN)
+            for number, handler in self._others.items():
+                signal.signal(number, handler)
             _elastic_rs.watch_signals(self._handled, goes_on=True)
 
     def restore(self, *, has_ended: bool) -> None:

@@ -208,6 +208,17 @@ def test_in_another_thread_signals_stay_the_programs(program: Callable[..., Proc
     assert "STOPPED" not in process.tail()
 
 
+def test_launches_leave_no_descriptors_and_no_threads(program: Callable[..., Process]) -> None:
+    process = program("""
+        counts = []
+        for _ in range(5):
+            elastic_rs.launch("true", LaunchConfig(no_python=True, nproc_per_node=2))
+            counts.append((len(os.listdir("/proc/self/fd")), threading.active_count()))
+        say("COUNTS", len(set(counts[1:])), counts)
+        """)
+    ended(process, "^COUNTS 1 ")
+
+
 def test_several_threads_launch_at_once(program: Callable[..., Process]) -> None:
     process = program("""
         together = script(f'''

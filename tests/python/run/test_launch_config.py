@@ -8,13 +8,21 @@ import subprocess
 import sys
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, assert_type, cast
 
 import elastic_rs
 import pytest
 from elastic_rs import LaunchConfig
 from elastic_rs._launch import _config
 from elastic_rs.run import _flags
+
+if TYPE_CHECKING:
+
+    def rank(_: float) -> int: ...
+
+    assert_type(elastic_rs.launch("train.py"), dict[int, None])
+    assert_type(elastic_rs.launch(Path("train.py"), LaunchConfig(nnodes=(1, 2)), ["--lr", 0.1]), dict[int, None])
+    assert_type(elastic_rs.launch(rank, LaunchConfig(shutdown_timeout=5), (0.1,)), dict[int, int])
 
 
 def parsed(**given: Any) -> Any:
@@ -242,7 +250,7 @@ def test_a_configuration_is_frozen_and_needs_no_torch() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         config.nnodes = 3  # type: ignore[misc]
     with pytest.raises(TypeError, match="positional"):
-        LaunchConfig(2)  # type: ignore[call-arg, arg-type, misc]
+        LaunchConfig(2)  # type: ignore[call-arg]
     assert dataclasses.replace(config, nnodes=2).nproc_per_node == 2
     code = (
         "import sys, elastic_rs\n"

@@ -111,11 +111,10 @@ def test_functions_that_end_in_other_ways_than_returning(program: Callable[..., 
     )
 
 
-def test_a_signal_ends_functions_and_the_program_launches_again(
-    program: Callable[..., Process],
-) -> None:
-    process = program("""
-        signal.signal(signal.SIGTERM, lambda *_: say("OWN"))
+@pytest.mark.parametrize("own", ["signal.SIG_DFL", "lambda *_: say('OWN')"])
+def test_a_signal_ends_functions_and_the_program_launches_again(program: Callable[..., Process], own: str) -> None:
+    process = program(f"""
+        signal.signal(signal.SIGTERM, {own})
         BEFORE = state()
         config = LaunchConfig(start_method="fork", signals_to_handle=["SIGTERM"])
         def stops():
