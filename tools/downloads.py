@@ -109,13 +109,13 @@ def debian_source(folder: Path, path: str, sha256: str) -> Path:
     return target
 
 
-def run(command: Sequence[str | Path], cwd: Path | None = None) -> str:
+def run(command: Sequence[str | Path], cwd: Path | None = None, limit_s: float = LIMIT_S) -> str:
     """Run a command, and return what it printed."""
     shown = f"`{Path(command[0]).name} {' '.join(map(str, command[1:4]))} …`"
     try:
-        result = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False, timeout=LIMIT_S)
+        result = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False, timeout=limit_s)
     except subprocess.TimeoutExpired:
-        raise NotHereError(f"{shown} has not ended in {LIMIT_S:.0f} s") from None
+        raise NotHereError(f"{shown} has not ended in {limit_s:.0f} s") from None
     if result.returncode:
         lines = result.stderr.strip().splitlines() or [f"exit code {result.returncode}"]
         raise NotHereError(f"{shown}: {lines[-1]}")

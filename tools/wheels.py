@@ -34,6 +34,7 @@ from pathlib import Path
 
 import arm_python
 import licences
+import musl_python
 from downloads import NotHereError
 from elftools.elf.elffile import ELFFile
 from elftools.elf.gnuversions import GNUVerNeedSection
@@ -89,6 +90,7 @@ TAGS = {"abi3": "cp311-abi3", "cp314t": "cp314-cp314t", "abi3t": "cp315-abi3.abi
 INTERPRETERS = {"abi3": "python3.11", "cp314t": "python3.14t", "abi3t": "python3.15t"}
 NATIVE = next(kind for kind in KINDS if kind.target == f"{os.uname().machine}-unknown-linux-gnu")
 ARM = next(kind for kind in KINDS if kind.target == "aarch64-unknown-linux-gnu")
+MUSL = next(kind for kind in KINDS if kind.target == f"{os.uname().machine}-unknown-linux-musl")
 USE = """
 import platform
 import elastic_rs
@@ -114,7 +116,7 @@ def main(words: list[str]) -> int:
         return again(dist)
     shutil.rmtree(dist, ignore_errors=True)
     dist.mkdir(parents=True)
-    missing = []
+    missing, not_run = [], []
     for kind in KINDS if what == "all" else [NATIVE]:
         began = time.monotonic()
         try:
@@ -124,9 +126,11 @@ def main(words: list[str]) -> int:
             print(f"    not built: {missing[-1]}", flush=True)
             continue
         check_wheel(kind, wheel)
-        if kind in (NATIVE, ARM):
-            tried = try_wheel(kind, wheel)
-            print(f"    {kind}: {tried}", flush=True)
+        try:
+            print(f"    {kind}: {try_wheel(kind, wheel)}", flush=True)
+        except NotHereError as error:
+            not_run.append(f"{kind}: {error}")
+            print(f"    not run: {not_run[-1]}", flush=True)
         print(f"    {wheel.name}: {wheel.stat().st_size / 1e6:.1f} MB, {time.monotonic() - began:.0f} s", flush=True)
     sdist = make_sdist(dist)
     print(f"    {sdist.name}: {sdist.stat().st_size / 1e6:.1f} MB", flush=True)
@@ -134,8 +138,9 @@ def main(words: list[str]) -> int:
     (dist / "SHA256SUMS").write_text(
         "".join(f"{digest(path)}  {path.name}\n" for path in sorted(dist.glob("*elastic*")))
     )
-    if missing:
-        print("    left out, and not checked here:", *(f"      {text}" for text in missing), sep="\n")
+    for what, texts in (("left out, and not checked here", missing), ("checked, and not run here", not_run)):
+        if texts:
+            print(f"    {what}:", *(f"      {text}" for text in texts), sep="\n")
     return 1 if missing and require else 0
 
 
@@ -348,17 +353,36 @@ def digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
+def interpreter(kind: Kind) -> list[str]:
+    """Return the command of a Python that takes this wheel.
+
+    Raises:
+        NotHereError: there is none. The text says why.
+    """
+    if kind == NATIVE:
+        return [sys.executable]
+    if kind == ARM:
+        return arm_python.command()
+    if kind == MUSL:
+        return musl_python.command()
+    name = INTERPRETERS[kind.python]
+    found = shutil.which(name)
+    if found is None or kind.target != NATIVE.target:
+        raise NotHereError(f"there is no {name} for {kind.target}")
+    return [found]
+
+
 def try_wheel(kind: Kind, wheel: Path) -> str:
-    """Import the wheel, and use its store. Says what was done, or why it was not.
+    """Import the wheel, and use its store. Says what was done.
 
     On this processor a job of programs is run, too. The emulator lacks the system call that makes an agent the parent
     of orphans.
+
+    Raises:
+        NotHereError: no Python takes this wheel. The text says why.
     """
-    emulated = kind != NATIVE
-    try:
-        python = arm_python.command() if emulated else [sys.executable]
-    except NotHereError as error:
-        return f"not run: {error}"
+    python = interpreter(kind)
+    emulated = kind != NATIVE and kind == ARM
     with tempfile.TemporaryDirectory(prefix="elastic_rs-") as folder:
         with zipfile.ZipFile(wheel) as files:
             files.extractall(folder)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import html
 import os
+import re
 import shutil
 import subprocess
 import sys
 import venv
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -54,6 +57,22 @@ def test_pip_does_not_choose_the_wheel_for_a_python_that_is_too_old(wheel: Path,
     assert done.returncode == 1
     assert "No matching distribution found for elastic_rs" in done.stderr
     assert not list(tmp_path.iterdir())
+
+
+def test_pip_names_the_python_that_the_index_asks_for(wheel: Path, tmp_path: Path) -> None:
+    with zipfile.ZipFile(wheel) as files:
+        (name,) = [name for name in files.namelist() if name.endswith(".dist-info/METADATA")]
+        asks = re.search(r"^Requires-Python: (.*)$", files.read(name).decode(), re.MULTILINE)
+    assert asks is not None
+    version = wheel.name.split("-")[1]
+    index = tmp_path / "elastic-rs" / "index.html"
+    index.parent.mkdir()
+    sdist = f"elastic_rs-{version}.tar.gz"
+    index.write_text(f"<!DOCTYPE html><a href={sdist} data-requires-python='{html.escape(asks[1])}'>{sdist}</a>")
+    options = ["--no-deps", "--python-version=3.10", f"--index-url=file://{tmp_path}", "--dest", str(tmp_path)]
+    done = run(*PIP, "download", *options, "elastic_rs", PIP_FIND_LINKS="")
+    assert done.returncode == 1
+    assert f"require a different python version: {version} Requires-Python >=3.11" in done.stderr
 
 
 def test_the_wheel_is_not_for_a_python_without_a_global_lock(wheel: Path) -> None:
@@ -110,6 +129,28 @@ from torch.distributed.elastic.rendezvous import RendezvousParameters
 from torch.distributed.elastic.rendezvous.api import rendezvous_handler_registry as registry
 registry.create_handler(RendezvousParameters("rust-c10d", "localhost:0", "job", 1, 1))
 """
+
+
+def test_torchrun_finds_a_target_folder_by_pythonpath(installed: Path, empty: Path) -> None:
+    packages = Path(torch.__file__).parents[1]
+    path = f"{installed}{os.pathsep}{packages}"
+    done = run(empty, "-c", f"{ASKS.rstrip()}\nprint('found')", PYTHONPATH=path)
+    assert (done.returncode, done.stdout) == (0, "found\n"), done.stderr
+    done = run(empty, installed / "bin" / "elastic-run", "--version", PYTHONPATH=path)
+    assert done.stdout.startswith("elastic-run "), done.stderr
+
+
+def test_the_doctor_finds_two_versions_at_once(installed: Path, empty: Path, tmp_path: Path) -> None:
+    """A newer version was unpacked over an older one, whose description stayed."""
+    mixed = tmp_path / "mixed"
+    shutil.copytree(installed, mixed)
+    (info,) = mixed.glob("elastic_rs-*.dist-info")
+    version = info.name.removesuffix(".dist-info").partition("-")[2]
+    metadata = info / "METADATA"
+    metadata.write_text(metadata.read_text().replace(f"\nVersion: {version}\n", "\nVersion: 0.0.1\n"))
+    info.rename(mixed / "elastic_rs-0.0.1.dist-info")
+    done = run(empty, "-m", "elastic_rs.run", "doctor", PYTHONPATH=mixed)
+    assert f"0.0.1, but its compiled part is {version}: two installations are mixed" in done.stdout, done.stdout
 
 
 def test_an_entry_point_of_a_removed_installation(installed: Path, empty: Path, tmp_path: Path) -> None:
