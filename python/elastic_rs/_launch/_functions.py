@@ -14,7 +14,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from elastic_rs.rendezvous._config import RUST_C10D, parse_conf
 from elastic_rs.run import _options
@@ -26,10 +26,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("elastic_rs.run")
 
+StartMethod = Literal["spawn", "fork", "forkserver"]
+
 FORK = 'give start_method="fork"'
 
 
-def check(function: Callable[..., Any], args: Sequence[object], start_method: str) -> None:
+def check(function: Callable[..., Any], args: Sequence[object], start_method: StartMethod) -> None:
     """Check what can be known of a function before a worker is started.
 
     Raises:
@@ -93,7 +95,7 @@ def _why_not_pickled(value: object) -> str:
 
 
 def run(
-    function: Callable[..., Any], args: Sequence[object], parsed: argparse.Namespace, start_method: str
+    function: Callable[..., Any], args: Sequence[object], parsed: argparse.Namespace, start_method: StartMethod
 ) -> dict[int, Any]:
     """Run the function in this node's workers, and return what they returned, by global rank.
 

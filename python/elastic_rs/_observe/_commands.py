@@ -44,7 +44,7 @@ exit codes:
 """
 
 
-def add_parsers(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_parsers(commands: argparse._SubParsersAction[Any]) -> None:
     """Add the commands to those of ``elastic-rs``."""
     status = _parser(commands, "status", _status, "the state of a job, and the time that it has lost")
     status.epilog = EPILOG
@@ -74,12 +74,12 @@ def add_parsers(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 
 def _parser(
-    commands: argparse._SubParsersAction[argparse.ArgumentParser],
+    commands: argparse._SubParsersAction[Any],
     name: str,
     run: Callable[[argparse.Namespace], int],
     what: str,
 ) -> argparse.ArgumentParser:
-    parser = commands.add_parser(
+    parser: argparse.ArgumentParser = commands.add_parser(
         name,
         help=what,
         description=f"Show {what}. It changes nothing.",
