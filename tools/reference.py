@@ -8,9 +8,13 @@ It runs with the built package. The pages are committed, so that they can be rea
 from __future__ import annotations
 
 import argparse
+import enum
+import importlib
+import inspect
 import os
 import re
 import sys
+import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,7 +51,70 @@ def pages() -> dict[str, str]:
         "elastic-run.md": elastic_run(),
         "elastic-rs.md": elastic_rs(),
         "environment.md": environment(),
+        "python.md": python(),
     }
+
+
+MODULES = ("elastic_rs", "elastic_rs.elastic", "elastic_rs.discovery", "elastic_rs.aio", "elastic_rs.errors")
+
+
+def python() -> str:
+    """Return the page of the Python names: each with its signature and its docstring."""
+    rows = [
+        "# Python",
+        GENERATED,
+        "`import elastic_rs` imports no torch; names are loaded on first use. A duration is a `timedelta`, or a number "
+        "of seconds. All public names with their members' signatures: [api.txt](../api.txt).",
+    ]
+    shown: set[int] = set()
+    for module_name in MODULES:
+        module = importlib.import_module(module_name)
+        rows += [f"## `{module_name}`", document(module)] if module_name != "elastic_rs" else ["## `elastic_rs`"]
+        for name in sorted(module.__all__, key=str.lower):
+            value = getattr(module, name)
+            if inspect.ismodule(value) or not callable(value) or id(value) in shown:
+                continue
+            shown.add(id(value))
+            rows += [f"### `{module_name}.{name}`", f"```python\n{name}{signature(value)}\n```", document(value)]
+    return "\n\n".join(row for row in rows if row) + "\n"
+
+
+def signature(value: Any) -> str:
+    if inspect.isclass(value) and issubclass(value, (BaseException, enum.Enum)):
+        return ""
+    try:
+        found = inspect.signature(value)
+    except (TypeError, ValueError):
+        return "(…)"
+    parameters = [parameter.replace(annotation=inspect.Parameter.empty) for parameter in found.parameters.values()]
+    return str(found.replace(parameters=parameters, return_annotation=inspect.Signature.empty))
+
+
+def document(value: Any) -> str:
+    """Return a docstring as Markdown: its sections as lists, its examples as blocks of code."""
+    lines: list[str] = []
+    section = example = False
+    for line in inspect.cleandoc(value.__doc__ or "").splitlines():
+        if example and not line.strip():
+            lines.append("```")
+            example = False
+        if re.fullmatch(r"(Args|Attributes|Raises|Returns|Yields):", line):
+            lines += [f"**{line}**", ""]
+            section = True
+        elif section and (item := re.fullmatch(r"    ([\w*., ]+): (.*)", line)):
+            lines.append(f"- `{item[1]}`: {item[2]}")
+        elif line.startswith((">>> ", "... ")) and not example:
+            lines += ["```pycon", line]
+            example = True
+        else:
+            section = section and (line.startswith("    ") or not line)
+            lines.append(line if example or not line.startswith("    ") or not section else f"  {line.strip()}")
+    text = "\n".join([*lines, "```"] if example else lines)
+    text = re.sub(
+        r"::\n\n((?:(?:    .*)?\n)*(?:    .*))", lambda block: f":\n\n```python\n{textwrap.dedent(block[1])}\n```", text
+    )
+    text = re.sub(r":\w+:`~?([^`]+)`", r"`\1`", text)
+    return re.sub(r"(?<!`)``(?!`)", "`", text)
 
 
 def elastic_run() -> str:
