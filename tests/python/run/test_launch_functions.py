@@ -51,13 +51,13 @@ def failed(function, args=(), **given):
 def program(job: Job, tmp_path: Path) -> Callable[..., Process]:
     """Start a program with the helpers above. Spawned workers import it, too."""
 
-    def program(text: str, *args: str, name: str = "program") -> Process:
+    def program(text: str, *args: str, name: str = "program", env: dict[str, str] | None = None) -> Process:
         file = tmp_path / f"{name}.py"
         main = textwrap.indent(textwrap.dedent(text), "    ")
         file.write_text(
             f'{HEAD}\nif __name__ == "__main__":\n    BEFORE = state()\n{main}\n    say("SAME", state() == BEFORE)'
         )
-        return job.start([sys.executable, str(file), *args], name=name, env={"PYTHONPATH": str(FOLDER)})
+        return job.start([sys.executable, str(file), *args], name=name, env={"PYTHONPATH": str(FOLDER), **(env or {})})
 
     return program
 
@@ -109,6 +109,23 @@ def test_functions_that_end_in_other_ways_than_returning(program: Callable[..., 
         r"^RETURNED \{0: 1, 1: 1\}$",
         "^SAME True$",
     )
+
+
+def test_a_launch_in_an_except_clause_is_a_job_of_its_own(program: Callable[..., Process]) -> None:
+    # The exception that the program handles is not how the second job ended, for the nodes that ask for it later.
+    process = program(
+        """
+        config = LaunchConfig(start_method="fork")
+        try:
+            elastic_rs.launch(sys.exit, config, (3,))
+        except ChildFailedError:
+            say("AGAIN", elastic_rs.launch(add, config, (7,)))
+        """,
+        env={"ELASTIC_RS_LOG": "info"},
+    )
+    ended(process, r"^AGAIN \{0: 7\}$", "^SAME True$")
+    left = [line.rpartition(" left: ")[2] for line in process.lines if " left: " in line]
+    assert left == ["its workers failed", "the job is over"]
 
 
 @pytest.mark.parametrize("own", ["signal.SIG_DFL", "lambda *_: say('OWN')"])
