@@ -336,7 +336,7 @@ fn an_unanswered_withdrawal_is_kept_from_the_next_join_by_a_new_connection() {
     assert_eq!(node.take_commands(), [NodeCommand::Disconnect]);
     let outcome = node.take_outcome().expect("answered");
     let Err(error @ JoinError::Timeout { .. }) = outcome else { panic!("{outcome:?}") };
-    assert_eq!((error.endpoint(), error.elapsed()), (Some("head:29400"), Some(seconds(4))));
+    assert_eq!((error.endpoint(), error.elapsed()), (Some("head:29400"), Some(seconds(3))));
 }
 
 #[test]
