@@ -75,7 +75,8 @@ def python() -> str:
             if inspect.ismodule(value) or not callable(value) or id(value) in shown:
                 continue
             shown.add(id(value))
-            rows += [f"### `{module_name}.{name}`", f"```python\n{name}{signature(value)}\n```", document(value)]
+            short = f"{module_name}.{name}".removeprefix("elastic_rs.")
+            rows += [f"### `{short}`", f"```python\n{name}{signature(value)}\n```", document(value)]
     return "\n\n".join(row for row in rows if row) + "\n"
 
 
