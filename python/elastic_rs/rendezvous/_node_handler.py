@@ -59,6 +59,8 @@ class NodeHandler(RendezvousHandler):
         self._waiting = 0
         self._must_rejoin = False
         self._ended = False
+        # A program may launch a job while it handles an exception, which is not how that job ends.
+        self._handled_before = sys.exc_info()[1]
         self._max_restarts: int | None = None
         self._workers: tuple[str, int, str] | None = None
         # An agent that is ended by a signal does not call shutdown(); a goodbye spares the others the wait for a lease.
@@ -203,6 +205,8 @@ class NodeHandler(RendezvousHandler):
         stop; any other is a fault of this node alone, which leaves the rendezvous open for the rest.
         """
         error = sys.exc_info()[1]
+        if error is self._handled_before:
+            error = None
         if not self._ended and error is None and _agent_without_success(inspect.currentframe()):
             return True  # its launcher calls again
         self.end(error)
@@ -213,6 +217,7 @@ class NodeHandler(RendezvousHandler):
 
         A launcher of ours knows it. The exception under way may be another: one that its caller is handling.
         """
+        self._handled_before = None
         if self._ended:
             return
         limit = self._config.close_timeout

@@ -128,6 +128,27 @@ def test_a_launch_in_an_except_clause_is_a_job_of_its_own(program: Callable[...,
     assert left == ["its workers failed", "the job is over"]
 
 
+def test_pytorchs_launcher_in_an_except_clause_starts_a_job_of_its_own(program: Callable[..., Process]) -> None:
+    process = program(
+        """
+        from torch.distributed.launcher.api import LaunchConfig as Theirs, elastic_launch
+        def run(function, *args):
+            config = Theirs(1, 1, 1, run_id="job", rdzv_backend="rust-c10d", rdzv_endpoint="localhost:0")
+            config.start_method, config.max_restarts = "fork", 0
+            return elastic_launch(config, function)(*args)
+        try:
+            run(sys.exit, 3)
+        except ChildFailedError:
+            say("AGAIN", run(add, 7))
+        """,
+        env={"ELASTIC_RS_LOG": "info"},
+    )
+    process.line(r"^AGAIN \{0: 7\}$")
+    assert process.wait() == 0, process.tail()
+    left = [line.rpartition(" left: ")[2] for line in process.lines if " left: " in line]
+    assert left == ["its workers failed", "the job is over"]
+
+
 @pytest.mark.parametrize("own", ["signal.SIG_DFL", "lambda *_: say('OWN')"])
 def test_a_signal_ends_functions_and_the_program_launches_again(program: Callable[..., Process], own: str) -> None:
     process = program(f"""
