@@ -81,6 +81,9 @@ class ElasticError(Exception):
     The message is for people. Programs read the attributes, each of which is None where it is not known or has no
     meaning.
 
+    Args:
+        args: the message, as of every exception.
+
     Attributes:
         endpoint: ``host:port`` of the store or the coordinator.
         elapsed: seconds that the operation has taken.

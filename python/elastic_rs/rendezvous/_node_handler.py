@@ -216,6 +216,9 @@ class NodeHandler(RendezvousHandler):
         """End this node's part as :meth:`shutdown`, for an agent that met this exception, or none.
 
         A launcher of ours knows it. The exception under way may be another: one that its caller is handling.
+
+        Args:
+            error: what the agent raised. None: the job has succeeded.
         """
         self._handled_before = None
         if self._ended:

@@ -201,7 +201,7 @@ def test_without_a_cool_down_a_host_is_out_for_the_job(server: SshServer, drive:
     driver.line(r"^\[node0\] WORKER rank=0 world=1", since=mark)
     done.touch()
     assert driver.wait() == 0
-    assert not any(line.startswith("[node1] WORKER") for line in driver.lines[mark:])
+    # Not by the lines: what node1's last worker has printed may come after the driver's own line.
     assert ran.read_text().split().count(server.names["node1"]) == 2
 
 

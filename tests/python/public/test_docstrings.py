@@ -28,6 +28,11 @@ def signature_of(value: Any) -> inspect.Signature | None:
     return inspect.signature(value)
 
 
+def is_exception(value: Any) -> bool:
+    """Whether it is a class of exceptions: these take any arguments, and the root describes the attributes."""
+    return isinstance(value, type) and issubclass(value, BaseException)
+
+
 def test_each_public_callable_has_a_signature() -> None:
     without = []
     for name, value in callables().items():
@@ -38,7 +43,7 @@ def test_each_public_callable_has_a_signature() -> None:
             continue
         if signature is not None and is_ours(value):
             kinds = {parameter.kind for parameter in signature.parameters.values()}
-            if inspect.Parameter.VAR_POSITIONAL in kinds:
+            if inspect.Parameter.VAR_POSITIONAL in kinds and not is_exception(value):
                 without.append(f"{name}{signature}: takes anything")
     assert without == []
 
@@ -96,8 +101,10 @@ def undescribed(value: Any) -> list[str]:
         return []
     signature, text = signature_of(value), documented(value)
     names = [name for name in signature.parameters if name not in {"self", "cls"}] if signature else []
-    args = re.search(r"^Args:\n((?:[ ].*\n?|\n)+)", text, re.MULTILINE)
-    described = set(re.findall(r"^ +(\w+):", args[1] if args else "", re.MULTILINE))
+    if is_exception(value) and "__init__" not in vars(value):
+        return []
+    sections = re.findall(r"^(?:Args|Attributes):\n((?:[ ].*\n?|\n)+)", text, re.MULTILINE)
+    described = set(re.findall(r"^ +(\w+):", "".join(sections), re.MULTILINE))
     # The core's docstrings, and short ones, describe parameters in sentences.
     return [name for name in names if name not in described and f"``{name}``" not in text]
 

@@ -49,6 +49,26 @@ def root() -> None:
     raise SystemExit(main(["--nproc-per-node=2", "train.py"]))
 
 
+def work(offset: int) -> int:
+    return offset
+
+
+def launches() -> int:
+    config = elastic_rs.LaunchConfig(
+        nproc_per_node=2, rdzv_conf={"join_timeout": 60}, shutdown_timeout=timedelta(seconds=5)
+    )
+    elastic_rs.launch("train.py", config, ["--lr", "0.1"])
+    values = elastic_rs.launch(work, config, (7,))
+    assert_type(values, dict[int, int])
+    return values[0]
+
+
+def modules() -> None:
+    """The submodules are there after ``import elastic_rs`` alone."""
+    print(elastic_rs.agent.LocalElasticAgent, elastic_rs.rendezvous.DEFAULT_PORT, elastic_rs.store.TCPStore)
+    print(elastic_rs.aio, elastic_rs.discovery, elastic_rs.elastic, elastic_rs.errors, elastic_rs.run.main)
+
+
 def stores(client: elastic_rs.EtcdClient) -> None:
     store = elastic_rs.TCPStore("node0", DEFAULT_PORT, is_master=True, timeout=timedelta(seconds=60))
     assert_type(store, TCPStore)
@@ -68,7 +88,7 @@ def etcd() -> elastic_rs.EtcdClient:
 
 
 async def with_asyncio() -> bytes:
-    async with await aio.TCPStore.connect("node0", 29400, timeout=5.0) as store:
+    async with aio.TCPStore.connect("node0", 29400, timeout=5) as store:
         await store.set("key", "value")
         await store.wait(["key"], timedelta(seconds=5))
         return await store.get("key")
@@ -169,8 +189,12 @@ def failures() -> str:
         raise elastic.HostsUpdatedInterrupt("again", elastic.HostUpdateResult.mixed) from None
     except (errors.RendezvousGracefulExitError, errors.RendezvousStateError, errors.RendezvousError):
         raise elastic.PeerFailed("gone") from None
-    except errors.ElasticError:
-        return ""
+    except (errors.EtcdPermissionError, errors.EtcdConnectionError, errors.EtcdLeaseError, errors.EtcdError) as error:
+        assert_type(error.elapsed, float | None)
+    except (errors.StateMismatchError, errors.TensorMismatchError) as error:
+        assert_type(error.rank, int | None)
+    except elastic_rs.ElasticError as error:
+        assert_type(error.endpoint, str | None)
     return "none"
 
 

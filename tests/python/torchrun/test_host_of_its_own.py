@@ -27,7 +27,7 @@ def test_nodes_use_a_separate_host(start: Start, job: Job, port: int) -> None:
     nodes = [start(number, "--torch", nnodes="2", conf="is_host=0,last_call_timeout=1") for number in (2, 3)]
     assert [node.wait() for node in nodes] == [0, 0]
     text = "\n".join(line for node in nodes for line in node.lines)
-    assert "hosted elsewhere: is_host=0 was given" in text
+    assert "and this one connects to it: is_host=0 was given" in text
     assert "recv" not in text
     assert "Broken pipe" not in text
     host.signal(signal.SIGTERM)

@@ -95,7 +95,7 @@ def test_a_join_timeout_names_the_nodes_that_joined_and_the_number_missing(start
 def test_a_host_may_start_late(start: Start) -> None:
     # pytorch #69197.
     early = start(3, nnodes="2", conf="last_call_timeout=1,is_host=0")
-    early.line("hosted elsewhere: is_host=0 was given")
+    early.line("and this one connects to it: is_host=0 was given")
     host = start(2, nnodes="2")
     host.line("this process hosts the coordinator")
     assert [node.wait() for node in (early, host)] == [0, 0]
