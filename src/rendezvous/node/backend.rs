@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::link::Link;
+use super::view::JoinError;
 
 /// A node's backend.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -46,11 +47,16 @@ impl Backend {
     }
 
     /// The coordinator, as `host:port`. `None` for a cell: etcd has several members, and of another backend only its owner knows.
-    pub fn endpoint(&self) -> Option<&str> {
+    pub fn endpoint(&self) -> Option<String> {
         match self {
-            Self::Coordinator { endpoint, .. } => Some(endpoint),
+            Self::Coordinator { endpoint, .. } => Some(endpoint.clone()),
             Self::Cell | Self::Etcd { .. } => None,
         }
+    }
+
+    /// The error of a connection with it that failed, after this time if the node had waited.
+    pub fn unreachable(&self, text: String, elapsed: Option<Duration>) -> JoinError {
+        JoinError::Connection { text, endpoint: self.endpoint(), elapsed }
     }
 
     /// How long a welcomed node continues while it is out of reach. `None`: no limit, except for a pending join.

@@ -39,7 +39,7 @@ impl NodeMachine {
             CoordinatorMessage::Complete(placement) => self.on_complete(placement),
             CoordinatorMessage::Withdrawn { progress } => {
                 if let Some(after) = self.joins.on_withdrawn() {
-                    self.resolve(Err(JoinError::Timeout { after, progress, endpoint: self.endpoint() }));
+                    self.resolve(Err(JoinError::Timeout { after, progress, endpoint: self.backend.endpoint() }));
                 }
             }
             CoordinatorMessage::Status { waiting, reason, restart, failure } => {

@@ -141,7 +141,7 @@ impl NodeMachine {
         if !self.was_welcomed() {
             let name = self.backend.name();
             let text = format!("cannot connect to {name}: {error}: allow this process more open files (`ulimit -n`)");
-            self.fail(self.unreachable(text, None));
+            self.fail(self.backend.unreachable(text, None));
         }
         self.on_connect_failed(error, false, now);
     }
@@ -151,7 +151,7 @@ impl NodeMachine {
         if foreign {
             let at = self.backend.address();
             let text = format!("the server at {at} is not an elastic_rs coordinator: {cause}");
-            self.fail(self.unreachable(text, None));
+            self.fail(self.backend.unreachable(text, None));
         }
         if self.link.on_ended() {
             self.commands.push(NodeCommand::Probe);
@@ -170,7 +170,7 @@ impl NodeMachine {
                  use `--rdzv-backend=rust-c10d` on every node of the job, or another port",
                 self.backend.address()
             );
-            self.fail(self.unreachable(text, None));
+            self.fail(self.backend.unreachable(text, None));
         }
     }
 
@@ -196,16 +196,6 @@ impl NodeMachine {
     fn end_silent_link(&mut self, now: Instant) {
         self.commands.push(NodeCommand::Disconnect);
         self.lose(format!("{} was silent for {:.1?}", self.backend.address(), self.hello.settings.lease()), now);
-    }
-
-    /// The coordinator, as `host:port`, if there is one.
-    fn endpoint(&self) -> Option<String> {
-        self.backend.endpoint().map(str::to_owned)
-    }
-
-    /// The error of a connection with the backend that failed, after this time if the node had waited.
-    fn unreachable(&self, text: String, elapsed: Option<Duration>) -> JoinError {
-        JoinError::Connection { text, endpoint: self.endpoint(), elapsed }
     }
 
     fn send(&mut self, message: NodeMessage) {
@@ -242,7 +232,7 @@ impl NodeMachine {
             let (name, limit) = (self.backend.name(), self.backend.timeout().unwrap_or_default());
             let why = why_away(&self.link, self.view.stopped.as_deref());
             let text = format!("{name} has been out of reach for {limit:.1?} (coordinator_timeout): {why}");
-            self.fail(self.unreachable(text, Some(limit)));
+            self.fail(self.backend.unreachable(text, Some(limit)));
         }
         self.end_alone_if_due(now);
     }
@@ -264,7 +254,7 @@ impl NodeMachine {
         if let Some((since, until)) = self.patience_with_cell().filter(|(_, until)| *until <= now) {
             let (name, error) = (self.backend.name(), self.link.last_error());
             let text = format!("{name} has failed for {:.1?}: {error}", until - since);
-            return self.resolve(Err(self.unreachable(text, Some(until - since))));
+            return self.resolve(Err(self.backend.unreachable(text, Some(until - since))));
         }
         match self.joins.give_up_if_due(self.link.is_welcomed(), now) {
             None => {}
@@ -275,13 +265,13 @@ impl NodeMachine {
             Some(GiveUp::Unreachable { after }) => {
                 let why = why_away(&self.link, self.view.stopped.as_deref());
                 let text = format!("could not reach {} in {after:.1?}: {why}", self.backend.name());
-                self.resolve(Err(self.unreachable(text, Some(after))));
+                self.resolve(Err(self.backend.unreachable(text, Some(after))));
                 self.withdraw();
             }
             Some(GiveUp::Unanswered { after, progress }) => {
                 let silence = format!("{} does not answer", self.backend.address());
                 let progress = progress.unwrap_or_else(|| silence.clone());
-                self.resolve(Err(JoinError::Timeout { after, progress, endpoint: self.endpoint() }));
+                self.resolve(Err(JoinError::Timeout { after, progress, endpoint: self.backend.endpoint() }));
                 if self.link.is_up() {
                     // A rank assignment may still arrive on this connection, and would look like the answer to the next join. So the
                     // connection ends.
@@ -323,7 +313,7 @@ impl NodeMachine {
                 "{name} has been gone for {gone:.1?}, perhaps with the node that held it, and how the other nodes ended cannot \
                  be known: {error}"
             );
-            self.fail(self.unreachable(text, Some(gone)));
+            self.fail(self.backend.unreachable(text, Some(gone)));
         }
     }
 

@@ -332,7 +332,7 @@ impl Session {
                 let mut slot = self.shared.slot.lock();
                 let machine = slot.machine();
                 let progress = format!("the rendezvous could not be closed: {}", machine.why_unanswered());
-                Err(JoinError::Timeout { after: limit, progress, endpoint: machine.endpoint() })
+                Err(JoinError::Timeout { after: limit, progress, endpoint: machine.backend.endpoint() })
             }
         }
     }
