@@ -26,7 +26,7 @@ def claim(
     )
     if isinstance(claimed, str):
         logger.info(
-            "another process hosts the coordinator at %s:%d, and this one connects to it: %s", host, port, claimed
+            "the coordinator at %s:%d is in another process, and this one connects to it: %s", host, port, claimed
         )
         return None, claimed
     from elastic_rs._observe._served import serve_pages  # most nodes are not the host
