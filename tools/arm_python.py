@@ -9,8 +9,6 @@ machine's own.
 
 from __future__ import annotations
 
-import os
-import sys
 from pathlib import Path
 
 import downloads
@@ -63,8 +61,4 @@ def install(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        found = command()
-    except NotHereError as error:
-        sys.exit(f"error: {error}")
-    os.execvp(found[0], [*found, *sys.argv[1:]])
+    downloads.become(command)

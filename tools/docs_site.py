@@ -10,6 +10,7 @@ for each link and anchor that leads nowhere, and each page that is in no list. I
 
 from __future__ import annotations
 
+import functools
 import re
 import shutil
 import subprocess
@@ -87,6 +88,7 @@ def linked(page: Path, home: Path, homes: dict[Path, Path]) -> str:
     return "".join(part if part.lstrip().startswith("```") else LINK.sub(link, part) for part in parts)
 
 
+@functools.cache
 def repository() -> str:
     """Return where the repository shows the files of this release."""
     url = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]["Repository"]

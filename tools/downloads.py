@@ -6,11 +6,14 @@ packets, say in one line why a download failed, and fill a folder of the cache c
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 import environment
 
@@ -22,6 +25,15 @@ APT = ["-o", "Acquire::Retries=1", "-o", "Acquire::http::Timeout=15", "-o", "Acq
 
 class NotHereError(Exception):
     """This way does not lead to a program. The text says why, in one line."""
+
+
+def become(command: Callable[[], list[str]]) -> NoReturn:
+    """Run a downloaded program in the place of this one, with this one's arguments."""
+    try:
+        found = command()
+    except NotHereError as error:
+        sys.exit(f"error: {error}")
+    os.execvp(found[0], [*found, *sys.argv[1:]])
 
 
 def first_of(ways: Sequence[Callable[[], Path]], missing: str) -> Path | None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import sys
 import tarfile
 from pathlib import Path
 
@@ -98,8 +97,4 @@ def make_compiler(folder: Path) -> Path:
 
 
 if __name__ == "__main__":
-    try:
-        found = command()
-    except NotHereError as error:
-        sys.exit(f"error: {error}")
-    os.execvp(found[0], [*found, *sys.argv[1:]])
+    downloads.become(command)

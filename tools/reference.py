@@ -28,14 +28,14 @@ GENERATED = "<!-- Written by `make reference` from the program. Do not edit. -->
 def main(words: list[str]) -> int:
     for name in [name for name in os.environ if name.startswith(("PET_", "ELASTIC_RS_"))]:
         del os.environ[name]  # it would be shown as a default
-    old = [name for name, text in pages().items() if not is_current(name, text)]
+    old = {name: text for name, text in pages().items() if not is_current(name, text)}
     if words == ["--check"]:
         for name in old:
             print(f"docs/reference/{name} is not what the program says: run `make reference`", file=sys.stderr)
         return len(old) > 0
     REFERENCE.mkdir(exist_ok=True)
-    for name in old:
-        (REFERENCE / name).write_text(pages()[name])
+    for name, text in old.items():
+        (REFERENCE / name).write_text(text)
         print(f"    wrote docs/reference/{name}")
     return 0
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
@@ -68,5 +67,7 @@ def _is_commands(action: argparse.Action) -> bool:
 
 
 def _nearest(word: str, words: Any) -> str:
+    import difflib  # after a mistake alone
+
     near = difflib.get_close_matches(word, list(words), n=1)
     return f"; did you mean `{near[0]}`?" if near else ""

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
-from elastic_rs.agent._failures import NOT_AVAILABLE, failures_of
+from elastic_rs.agent._failures import NOT_AVAILABLE
 from elastic_rs.agent._signals import Ended
 from elastic_rs.run import _report
 from elastic_rs.run._node import End
@@ -20,16 +20,7 @@ def exception_of(end: End) -> ChildFailedError | Ended:
     if launched.outcome == "signal":
         number = signal.Signals(launched.signal or 0)
         return Ended(f"Process {os.getpid()} got signal: {number}", number)
-    found = failures_of(
-        launched.failure,
-        launched.exits,
-        launched.first_rank,
-        launched.error_files,
-        launched.reason,
-        failed_at=launched.failed_at,
-        make=_failure,
-    )
-    return ChildFailedError(end.entrypoint, found)
+    return ChildFailedError(end.entrypoint, _report.failures(launched, _failure))
 
 
 def _failure(local_rank: int, pid: int, exitcode: int, error_file: str) -> ProcessFailure:

@@ -105,7 +105,6 @@ def add_origin(parser: argparse.ArgumentParser, *, files: bool = True) -> None:
         metavar="HOST[:PORT]",
         help=f"the job's rendezvous endpoint; the port is {DEFAULT_PORT} by default",
     )
-    parser.set_defaults(events=None)
     if files:
         parser.add_argument(
             "--events",
@@ -116,6 +115,8 @@ def add_origin(parser: argparse.ArgumentParser, *, files: bool = True) -> None:
             help="read events from these files instead: events.jsonl of nodes, events-coordinator.jsonl, or what "
             "`events --json` wrote; of a folder, all such files below it; `-` is standard input",
         )
+    else:
+        parser.set_defaults(events=None)
     parser.add_argument("--run-id", metavar="ID", help="which job, if there are several or a token is used")
 
 

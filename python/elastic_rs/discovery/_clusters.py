@@ -61,7 +61,7 @@ class DnsHosts(HostDiscovery):
     """All addresses of a name, such as a headless service of Kubernetes.
 
     Args:
-        name: the name, which is looked up anew each time.
+        name: the name. It is looked up again at each call.
         slots: of each address.
 
     Raises:

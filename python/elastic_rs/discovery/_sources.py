@@ -120,7 +120,7 @@ _PARTS = re.compile(
 
 
 class FileHosts(HostDiscovery):
-    """Hosts that a file names, as ``--hostfile``. It is read anew each time.
+    """The hosts in a file, as for ``--hostfile``. The file is read again at each call.
 
     Args:
         path: the file. A relative one is below the folder of this process as it is now.

@@ -177,7 +177,7 @@ class State:
 class ObjectState(State):
     """A state of plain Python objects: each keyword argument becomes an attribute.
 
-    What is saved are deep copies. Objects are pickled when they are broadcast. The interface is that of
+    Saved values are deep copies. Objects are pickled when they are broadcast. The interface is that of
     ``horovod.common.elastic.ObjectState``.
 
     Args:

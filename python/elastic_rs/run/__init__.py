@@ -143,7 +143,7 @@ def _report_end(end: End, *, driven: bool) -> int:
         case "failed" | "unfit":
             from elastic_rs.run import _report
 
-            found = _report.failures(launched)
+            found = _report.failures(launched, _report.Failure)
             text = _report.report(end.entrypoint, found, colours=shows_colours(sys.stderr))
             sys.stderr.write(f"{text}\n")
             _report.hand_up(found[_report.root_cause(found)])

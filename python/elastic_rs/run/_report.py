@@ -9,18 +9,20 @@ from __future__ import annotations
 import json
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from elastic_rs._elastic_rs import Launched
 from elastic_rs._host_name import host_name
 from elastic_rs._terminal import RED, paint
-from elastic_rs.agent._failures import NO_TRACEBACK, NOT_AVAILABLE, failures_of
+from elastic_rs.agent._failures import NO_TRACEBACK, NOT_AVAILABLE, ProcessFailure, failures_of
 from elastic_rs.run._path import write_error_file
 
 WIDEST = 60
+
+F = TypeVar("F", bound=ProcessFailure)
 
 
 class Failure:
@@ -87,8 +89,8 @@ def _recorded_at(data: Any, otherwise: int) -> int:
     return seconds
 
 
-def failures(launched: Launched) -> dict[int, Failure]:
-    """Return all failures by global rank, the root cause first."""
+def failures(launched: Launched, make: Callable[[int, int, int, str], F]) -> dict[int, F]:
+    """Return all failures by global rank, the root cause first. ``make`` is :class:`Failure`, or makes PyTorch's."""
     return failures_of(
         launched.failure,
         launched.exits,
@@ -96,7 +98,7 @@ def failures(launched: Launched) -> dict[int, Failure]:
         launched.error_files,
         launched.reason,
         failed_at=launched.failed_at,
-        make=Failure,
+        make=make,
     )
 
 

@@ -21,6 +21,7 @@ CHECKS = ROOT / "build" / "checks"
 
 def mypy(file: Path) -> str:
     options = ["--strict", "--config-file", "", "--no-error-summary", "--explicit-package-bases"]
+    options.append(f"--cache-dir={ROOT / '.mypy_cache'}")
     env = {**os.environ, "MYPYPATH": str(ROOT / "python")}
     command = [sys.executable, "-m", "mypy", *options, str(file)]
     return subprocess.run(command, capture_output=True, text=True, cwd=HERE, env=env, check=False, timeout=900).stdout

@@ -212,7 +212,7 @@ def test_a_function_of_a_notebook(job: Job) -> None:
     assert process.lines.count(refused) == 2
 
 
-def test_a_program_without_a_guard_is_told_so(job: Job, tmp_path: Path) -> None:
+def test_a_program_without_a_guard_gets_an_error_that_names_it(job: Job, tmp_path: Path) -> None:
     file = tmp_path / "program.py"
     file.write_text("import elastic_rs\ndef train(): pass\nelastic_rs.launch(train)\n")
     process = job.start([sys.executable, str(file)])
