@@ -19,6 +19,7 @@ pub mod discovery;
 pub mod endpoint;
 pub mod etcd_client;
 pub mod events;
+pub mod hang;
 pub mod hosts;
 pub mod launcher;
 pub mod net;

@@ -18,7 +18,7 @@ from count_lines import ROOT, only_for_tests, without_tests
 # From the ground up. Rooms of one floor do not know one another.
 FLOORS = (
     "at_once bounded_log clock net open_files processes threads wire",
-    "devices etcd_client events hosts secure signals steps store",
+    "devices etcd_client events hang hosts secure signals steps store",
     "rendezvous workers",
     "channel endpoint warm",
     "agent discovery",
