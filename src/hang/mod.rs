@@ -5,11 +5,13 @@
 //!
 //! | file | what |
 //! |---|---|
+//! | [`frames`] | the Python frames of another process, read from its memory |
 //! | [`view`] | what a look says of one rank: its process, its frames, its collectives; bounds on all of it |
 //! | [`ranks`] | a set of ranks in a few numbers |
-//! | [`finding`] | who holds the others up, and how that is known |
+//! | [`blame`], [`finding`] | who holds the others up, and how that is known |
 
 pub mod blame;
 pub mod finding;
+pub mod frames;
 pub mod ranks;
 pub mod view;

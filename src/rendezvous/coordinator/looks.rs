@@ -1,0 +1,116 @@
+//! Looks at the workers of one run: who is asked, and what was seen. Pure.
+//!
+//! A look costs every agent some milliseconds, so those who ask within [`SHARED_FOR`] share one.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+use crate::hang::view::View;
+use crate::rendezvous::messages::message::{Look, NodeId, Round};
+use crate::rendezvous::run::{Run, SessionId};
+use crate::wire::text::tidy;
+
+/// Whoever asks within this time after a look has begun gets what it saw.
+pub const SHARED_FOR: Duration = Duration::from_secs(2);
+/// How long the agents have. An agent takes 0.6 s at most; a node that is late is named.
+pub const LOOK_LIMIT: Duration = Duration::from_millis(1500);
+/// Most bytes of all views of a look: those that come later are left out. 4,096 ranks have 2 KiB each as a rule.
+const VIEWS_BYTES: usize = 32 << 20;
+
+/// The last look at the workers of a run.
+#[derive(Clone, Debug, Default)]
+pub struct Looks {
+    number: u64,
+    round: Round,
+    began: Option<Instant>,
+    /// The members that were asked and have not answered, by their names.
+    awaited: BTreeMap<NodeId, String>,
+    /// Those that were not asked, because they are not connected or have another agent.
+    unasked: BTreeSet<String>,
+    views: BTreeMap<u32, Seen>,
+    bytes: usize,
+    problems: BTreeMap<String, String>,
+}
+
+/// What was seen of a rank.
+#[derive(Clone, Debug)]
+pub struct Seen {
+    /// The name of its node.
+    pub node: String,
+    /// The view.
+    pub view: View,
+}
+
+impl Looks {
+    /// Somebody wants to know where the ranks stand. Returns the sessions to which the message is to be sent.
+    pub fn begin(&mut self, run: &Run, now: Instant) -> Option<(Look, Vec<SessionId>)> {
+        let is_shared = self.began.is_some_and(|began| now.saturating_duration_since(began) < SHARED_FOR);
+        if is_shared && self.round == run.round() {
+            return None;
+        }
+        let (number, round) = (self.number + 1, run.round());
+        *self = Self { number, round, began: Some(now), ..Self::default() };
+        let mut sessions = Vec::new();
+        let roster = run.roster();
+        for (id, node) in roster.of(roster.active()).filter(|(_, node)| node.placed.is_some_and(|(placed, _)| placed == round)) {
+            match node.session.filter(|_| node.reports_steps) {
+                Some(session) => {
+                    sessions.push(session);
+                    self.awaited.insert(id, node.name.clone());
+                }
+                None => drop(self.unasked.insert(node.name.clone())),
+            }
+        }
+        Some((Look { round, number }, sessions))
+    }
+
+    /// A node tells what it saw of one of its workers.
+    pub fn on_view(&mut self, id: NodeId, number: u64, view: View) {
+        let Some(node) = self.awaited.get(&id).filter(|_| number == self.number) else { return };
+        let bytes = view.encode().len();
+        let is_wanted = view.round == self.round.0 && !self.views.contains_key(&view.rank);
+        if is_wanted && self.bytes + bytes <= VIEWS_BYTES && view.validate().is_ok() {
+            self.bytes += bytes;
+            self.views.insert(view.rank, Seen { node: node.clone(), view });
+        }
+    }
+
+    /// The look is over on a node.
+    pub fn on_looked(&mut self, id: NodeId, number: u64, problem: Option<String>) {
+        if number == self.number
+            && let Some(node) = self.awaited.remove(&id)
+        {
+            self.problems.extend(problem.map(|problem| (node, tidy(&problem))));
+        }
+    }
+
+    /// Until when nodes are awaited. `None`: all have answered.
+    pub fn awaited_until(&self) -> Option<Instant> {
+        self.began.filter(|_| !self.awaited.is_empty()).map(|began| began + LOOK_LIMIT)
+    }
+
+    /// Whether there was a look.
+    pub fn is_blank(&self) -> bool {
+        self.began.is_none()
+    }
+
+    /// The round whose workers were looked at.
+    pub fn round(&self) -> Round {
+        self.round
+    }
+
+    /// What was seen, by rank.
+    pub fn seen(&self) -> &BTreeMap<u32, Seen> {
+        &self.views
+    }
+
+    /// The names of the members that have not answered, or were not asked.
+    pub fn silent(&self) -> impl Iterator<Item = &str> {
+        self.awaited.values().chain(&self.unasked).map(String::as_str)
+    }
+
+    /// Why nodes cannot read frames of their workers.
+    pub fn problems(&self) -> &BTreeMap<String, String> {
+        &self.problems
+    }
+}
