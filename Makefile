@@ -247,12 +247,13 @@ test-python: build-tested check-stubs ## build a wheel for tests, check the stub
 	$(say) 'test: Python (pytest)'
 	@$(with_all_tools) $(PYTEST) tests/python $(PYTEST_ARGS)
 
-# The oldest supported PyTorch, two in between, and the newest. The tests are those of the agent, the handler, torchrun with them, and
-# process groups. COMPAT_PYTHON runs them with other interpreters.
+# The oldest supported PyTorch, two in between, and the newest. The tests are those of what differs between them: the agent, the handler,
+# process groups, private names, and torchrun with all of it. COMPAT_PYTHON runs them with other interpreters.
 COMPAT_TORCH ?= 2.6.0 2.9.1 2.12.1 2.15.0
 COMPAT_PYTHON ?= $(PY)
 COMPAT_TESTS ?= tests/python/agent tests/python/elastic/test_groups.py tests/python/rendezvous/test_handler.py tests/python/integration/test_install.py \
-	tests/python/run/test_launch_functions.py tests/python/test_torch_private.py tests/python/torchrun
+	tests/python/run/test_launch_functions.py tests/python/test_torch_private.py \
+	$(addprefix tests/python/torchrun/test_,elastic_run.py exit_codes.py in_place.py installed_ends.py rendezvous.py warm_run.py workers_end.py)
 
 test-compat: build ## run the tests with torchrun on older PyTorch, record them in docs/install.md; downloads several GB per version, once
 	@failed=; for interpreter in $(COMPAT_PYTHON); do for version in $(COMPAT_TORCH); do \

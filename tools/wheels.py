@@ -33,8 +33,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import arm_python
+import compiled_python
 import licences
-import musl_python
 from downloads import NotHereError
 from elftools.elf.elffile import ELFFile
 from elftools.elf.gnuversions import GNUVerNeedSection
@@ -87,7 +87,7 @@ class Kind:
 PLATFORMS = [(target, "manylinux2014" if target.endswith("gnu") else "musllinux_1_2") for target in licences.TARGETS]
 KINDS = [Kind(target, tag, python) for python in ("abi3", "cp314t", "abi3t") for target, tag in PLATFORMS]
 TAGS = {"abi3": "cp311-abi3", "cp314t": "cp314-cp314t", "abi3t": "cp315-abi3.abi3t"}
-INTERPRETERS = {"abi3": "python3.11", "cp314t": "python3.14t", "abi3t": "python3.15t"}
+INTERPRETERS = {"abi3": "3.11", "cp314t": "3.14t", "abi3t": "3.15t"}
 NATIVE = next(kind for kind in KINDS if kind.target == f"{os.uname().machine}-unknown-linux-gnu")
 ARM = next(kind for kind in KINDS if kind.target == "aarch64-unknown-linux-gnu")
 MUSL = next(kind for kind in KINDS if kind.target == f"{os.uname().machine}-unknown-linux-musl")
@@ -156,7 +156,7 @@ def build(kind: Kind, dist: Path, source: Path, target_folder: Path) -> Path:
     command = [
         *(BIN / "maturin", "build", "--quiet", "--release", "--locked", "--zig", "--target", kind.target),
         *("--compression-level", "9"),
-        *("--compatibility", kind.compatibility, "--out", into, "--interpreter", INTERPRETERS[kind.python]),
+        *("--compatibility", kind.compatibility, "--out", into, "--interpreter", asked_for(kind)),
     ]
     if kind.python == "abi3t":
         command += ["--features", "abi3t"]
@@ -173,6 +173,17 @@ def build(kind: Kind, dist: Path, source: Path, target_folder: Path) -> Path:
     without_path(made, wheel, source)
     shutil.rmtree(into)
     return wheel
+
+
+def asked_for(kind: Kind) -> str:
+    """Return the interpreter that maturin is asked for: its name, from which maturin knows it, or one without a lock."""
+    version = INTERPRETERS[kind.python]
+    if kind.python == "abi3" or kind.target != NATIVE.target:
+        return f"python{version}"
+    try:
+        return compiled_python.command(version)[0]
+    except NotHereError as error:
+        raise CannotError(str(error)) from None
 
 
 def without_path(made: Path, wheel: Path, source: Path) -> None:
@@ -364,12 +375,10 @@ def interpreter(kind: Kind) -> list[str]:
     if kind == ARM:
         return arm_python.command()
     if kind == MUSL:
-        return musl_python.command()
-    name = INTERPRETERS[kind.python]
-    found = shutil.which(name)
-    if found is None or kind.target != NATIVE.target:
-        raise NotHereError(f"there is no {name} for {kind.target}")
-    return [found]
+        return compiled_python.command("musl")
+    if kind.target != NATIVE.target:
+        raise NotHereError(f"there is no Python {INTERPRETERS[kind.python]} for {kind.target}")
+    return compiled_python.command(INTERPRETERS[kind.python])
 
 
 def try_wheel(kind: Kind, wheel: Path) -> str:

@@ -29,6 +29,12 @@ def shutdown_timeout(seconds: int, agent: str) -> list[str]:
     return [f"--shutdown-timeout={seconds}"] if known else []
 
 
+def older_lacks(*flags: str) -> None:
+    """Skip the test if the installed torchrun does not have these flags."""
+    if lacking := [flag for flag in flags if flag not in _flags_of_torchrun()]:
+        pytest.skip(f"this torchrun has no {', '.join(lacking)}")
+
+
 RENDEZVOUS_ALONE = {"test_host", "test_host_of_its_own", "test_listening", "test_rendezvous", "test_other_users"}
 """Files that try the rendezvous or its host, which any agent uses alike. With PyTorch's agent they are long."""
 CORE_ALONE = {"test_host", "test_host_of_its_own", "test_process_1", "test_silent_names", "test_without_pidfd"}

@@ -15,9 +15,8 @@ from typing import Any
 
 import pytest
 from helpers.procs import Job
-from torch.distributed.run import get_args_parser
 
-from .conftest import FAMILY, SCRIPTS, Start
+from .conftest import FAMILY, SCRIPTS, Start, older_lacks
 
 pytestmark = [pytest.mark.torchrun]
 
@@ -91,13 +90,6 @@ class Run:
         text = re.sub(r"time      : \S+", "time      : T", text)
         text = re.sub(r"\(pid: \d+\)|PID \d+|:\d+\)", "PID", text)
         return re.sub(r"([=-])\1{20,}", r"\1\1", text)
-
-
-def older_lacks(*flags: str) -> None:
-    """Skip the test if the installed torchrun does not have these flags."""
-    known = {name for action in get_args_parser()._actions for name in action.option_strings}
-    if lacking := [flag for flag in flags if flag not in known]:
-        pytest.skip(f"this torchrun has no {', '.join(lacking)}")
 
 
 Both = Callable[..., list[Run]]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from helpers.procs import Job, Process
 
-from .conftest import SCRIPTS, Start
+from .conftest import SCRIPTS, Start, older_lacks
 
 pytestmark = [pytest.mark.torchrun]
 SAVES, EMBEDS = SCRIPTS / "saves.py", SCRIPTS / "embeds.py"
@@ -67,7 +67,9 @@ def test_without_nohup_the_end_of_the_terminal_ends_the_job(start: Start, tmp_pa
 
 @both
 @pytest.mark.parametrize("given", ["flag", "variable"])
-def test_under_nohup_sighup_is_handled_if_it_is_named(start: Start, tmp_path: Path, given: str) -> None:
+def test_under_nohup_sighup_is_handled_if_it_is_named(start: Start, tmp_path: Path, agent: str, given: str) -> None:
+    if agent == "rust":
+        older_lacks("--signals-to-handle")
     names = "SIGTERM,SIGHUP"
     options = [f"--signals-to-handle={names}"] if given == "flag" else []
     env = {"PET_SIGNALS_TO_HANDLE": names} if given == "variable" else {}
