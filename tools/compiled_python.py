@@ -3,9 +3,9 @@
     python tools/compiled_python.py 3.14 [ARGUMENTS]    # run one: musl, 3.14, 3.14t, 3.15 or 3.15t
 
 ``wheels.py`` tries wheels with them, and ``make test-compat`` can run with them. A ``t`` at the end means a Python
-without a global lock. ``musl`` is Python 3.11 for Debian's musl. gcc and make compile each in a few minutes, in the cache
-of ``environment.py``; nothing is installed. The one for musl lacks modules that need libraries of others (ssl, zlib,
-curses, ctypes); the others have those whose headers this machine has.
+without a global lock. ``musl`` is Python 3.11 for Debian's musl. gcc and make compile each in a few minutes, in the
+cache of ``environment.py``; nothing is installed. The one for musl lacks modules that need libraries of others (ssl,
+zlib, curses, ctypes); the others have those whose headers this machine has.
 """
 
 from __future__ import annotations

@@ -176,7 +176,7 @@ def build(kind: Kind, dist: Path, source: Path, target_folder: Path) -> Path:
 
 
 def asked_for(kind: Kind) -> str:
-    """Return the interpreter that maturin is asked for: its name, from which maturin knows it, or one without a lock."""
+    """Return the interpreter that maturin is asked for: a name that it knows, or the path of one without a lock."""
     version = INTERPRETERS[kind.python]
     if kind.python == "abi3" or kind.target != NATIVE.target:
         return f"python{version}"

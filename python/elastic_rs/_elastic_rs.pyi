@@ -1042,6 +1042,12 @@ class Observer:
 
         Raises ``ConnectionError`` if nobody answers there, or if one of the ends is not proven.
         """
+    def look(self, /, *, run_id: str | None = None, rank: SupportsIndex | None = None) -> tuple[str, str]:
+        """
+        Have the agents look at all workers of a run, and return its id and what was seen, as JSON: of one rank if ``rank`` is given.
+
+        Raises ``ConnectionError`` if the coordinator refuses, or has gone.
+        """
 
 @final
 class PageRequest:

@@ -9,6 +9,8 @@ pub mod command;
 pub mod environment;
 #[cfg(feature = "io")]
 mod failure_message;
+#[cfg(feature = "io")]
+mod look;
 pub mod machine;
 pub mod news;
 #[cfg(feature = "io")]

@@ -31,12 +31,14 @@ use crate::workers::{Deadline, ExitStatus, StderrEnd, WorkerExit, reap_orphans_a
 
 mod deadline;
 mod in_place;
+mod look;
 mod perform;
 mod recovery;
 mod replace;
 mod start;
 mod training;
 
+use look::Looking;
 use recovery::PendingRecovery;
 use replace::Ahead;
 pub use start::{Programs, START_PATIENCE};
@@ -125,6 +127,8 @@ pub struct Runner {
     introduced: bool,
     /// The steps of training that the workers report.
     training: Training,
+    /// Looks at the workers that others ask for.
+    looking: Looking,
     /// Process ids of running workers whose start is recorded. Those that survive a change were started once.
     recorded: BTreeSet<u32>,
 }
@@ -175,6 +179,7 @@ impl Runner {
             pending_recovery: None,
             introduced: false,
             training,
+            looking: Looking::default(),
             recorded: BTreeSet::new(),
         }
     }
@@ -216,6 +221,7 @@ impl Runner {
             received = in_place::next_of(&mut self.exchange) => self.on_from_worker(received),
             () = self.training.rung() => self.on_first_step(),
             asked = self.training.asked(self.session.as_deref()) => self.on_step_asked(asked),
+            next = self.looking.next(self.session.as_deref()) => self.on_look(next),
             import = recovery::imported(self.session.as_deref(), self.pending_recovery.as_ref()) => self.log_recovery(Some(import)),
             (local_rank, failure_message, complete) = message_of(&mut self.failure_message) => {
                 self.machine.on_failure_message(local_rank, failure_message, complete);
@@ -366,6 +372,7 @@ impl Runner {
         match event {
             Some(WorkerGroupEvent::Exited(exited)) => self.on_exited(exited),
             Some(WorkerGroupEvent::Gone { local_rank }) => self.machine.on_worker_gone(local_rank),
+            Some(WorkerGroupEvent::Overdue { local_rank, pid }) => self.dump(local_rank, pid),
             Some(WorkerGroupEvent::Reap { local_rank }) => self.steps.push_back(Step::Reap { local_rank }),
             None => {
                 self.worker_group = None;

@@ -3,7 +3,7 @@
 //! [`crate::workers::Group`] starts programs. `torch.multiprocessing` starts Python functions, whose processes only their parent
 //! can reap. They are handed over by their process ids, and the front end says how each has ended.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::future::{Future, poll_fn};
 use std::io::{self, IsTerminal};
 use std::os::fd::OwnedFd;
@@ -43,6 +43,13 @@ pub enum WorkerGroupEvent {
     Reap {
         /// Which one.
         local_rank: u32,
+    },
+    /// A worker that was asked to end has not, and is killed soon.
+    Overdue {
+        /// Which one.
+        local_rank: u32,
+        /// Its process id.
+        pid: u32,
     },
     /// Nothing is left of a worker and of what it started, or it is given up. Only of [`WorkerGroup::Spawned`].
     Gone {
@@ -157,6 +164,7 @@ impl Spawned {
                 Some(Event::Gone { local_rank } | Event::Stuck(Left { local_rank, .. })) => {
                     return Some(WorkerGroupEvent::Gone { local_rank });
                 }
+                Some(Event::Overdue { local_rank, pid }) => return Some(WorkerGroupEvent::Overdue { local_rank, pid }),
                 None => drop(self.0.remove(index)),
             }
         }
@@ -182,7 +190,7 @@ pub struct Adopted {
     members: BTreeMap<u32, Member>,
     ends: mpsc::UnboundedReceiver<End>,
     /// Reported before the next of `ends`.
-    ready: Option<WorkerGroupEvent>,
+    ready: VecDeque<WorkerGroupEvent>,
     stopping: Option<Stopping>,
 }
 
@@ -244,14 +252,14 @@ impl Adopted {
             let watch = watch(pid, local_rank, sender.clone())?;
             members.insert(local_rank, Member { pid, number, reported: false, watch });
         }
-        Ok(Self { members, ends, ready: None, stopping: None })
+        Ok(Self { members, ends, ready: VecDeque::new(), stopping: None })
     }
 
     async fn next_event(&mut self) -> Option<WorkerGroupEvent> {
         loop {
             let commands = self.stopping.as_mut().map(|stopping| stopping.poll(Instant::now()));
             self.perform(commands.unwrap_or_default());
-            if let Some(event) = self.ready.take() {
+            if let Some(event) = self.ready.pop_front() {
                 return Some(event);
             }
             if self.members.is_empty() {
@@ -264,7 +272,7 @@ impl Adopted {
                     let Some(member) = self.members.get_mut(&local_rank) else { continue };
                     // Kill its group before it is reaped: afterwards the id may be reused.
                     member.signal(Signal::KILL);
-                    self.ready = Some(WorkerGroupEvent::Reap { local_rank });
+                    self.ready.push_back(WorkerGroupEvent::Reap { local_rank });
                     if let Some(exit) = exit.filter(|exit| !exit.is_success()) {
                         member.reported = true;
                         return Some(WorkerGroupEvent::Exited(member.exited(local_rank, exit, self.stopping.as_ref())));
@@ -305,6 +313,11 @@ impl Adopted {
         for command in commands {
             match command {
                 Command::Signal { local_rank, signal } => self.signal(local_rank, signal),
+                Command::Dump { local_rank } => {
+                    let member = self.members.get(&local_rank).filter(|member| !matches!(member.watch, Watch::Gone));
+                    self.ready
+                        .extend(member.map(|member| WorkerGroupEvent::Overdue { local_rank, pid: member.number }));
+                }
                 Command::Kill { local_rank } => self.signal(local_rank, Signal::KILL),
                 Command::Abandon { local_rank } => {
                     let Some(member) = self.members.remove(&local_rank) else { continue };

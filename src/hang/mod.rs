@@ -8,10 +8,12 @@
 //! | [`frames`] | the Python frames of another process, read from its memory |
 //! | [`view`] | what a look says of one rank: its process, its frames, its collectives; bounds on all of it |
 //! | [`ranks`] | a set of ranks in a few numbers |
+//! | [`grouping`] | many ranks' views as a few lines |
 //! | [`blame`], [`finding`] | who holds the others up, and how that is known |
 
 pub mod blame;
 pub mod finding;
 pub mod frames;
+pub mod grouping;
 pub mod ranks;
 pub mod view;

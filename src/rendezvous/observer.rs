@@ -8,12 +8,17 @@ use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout};
 
+use super::coordinator::looks::LOOK_LIMIT;
 use super::messages::codec;
 use super::messages::frames::read_message;
-use super::messages::message::{CoordinatorMessage, NodeMessage, OBSERVER_WAIT, Observe, Observed};
+use super::messages::message::{
+    AskLook, CoordinatorMessage, LookAnswer, NodeMessage, OBSERVER_WAIT, Observe, Observed,
+};
 use crate::net::connect::{race, resolve, to_text};
 use crate::secure::{Halves, Protection};
 use crate::wire::text::plain;
+
+const OTHER_ANSWER: &str = "the coordinator sent an answer that is not for an observer";
 
 /// A connection to a coordinator.
 #[derive(Debug)]
@@ -57,23 +62,39 @@ impl Observer {
     /// # Errors
     /// A sentence: the coordinator refuses, has gone, or does not answer.
     pub async fn ask(&mut self, ask: Observe) -> Result<Observed, String> {
-        let waits = ask.waits;
+        let limit = if ask.waits { self.waiting_limit } else { self.limit };
+        match self.answer_to(&NodeMessage::Observe(ask), limit).await? {
+            CoordinatorMessage::Observed(observed) => Ok(observed),
+            _ => Err(OTHER_ANSWER.to_owned()),
+        }
+    }
+
+    /// Ask where the ranks of a run stand, and wait until all agents have looked.
+    ///
+    /// # Errors
+    /// As [`Self::ask`].
+    pub async fn look(&mut self, ask: AskLook) -> Result<LookAnswer, String> {
+        match self.answer_to(&NodeMessage::AskLook(ask), self.limit + LOOK_LIMIT).await? {
+            CoordinatorMessage::Looked(answer) => Ok(answer),
+            _ => Err(OTHER_ANSWER.to_owned()),
+        }
+    }
+
+    async fn answer_to(&mut self, question: &NodeMessage, limit: Duration) -> Result<CoordinatorMessage, String> {
         let mut frame = BytesMut::new();
-        codec::try_encode_frame(&NodeMessage::Observe(ask), &mut frame).map_err(|error| error.to_string())?;
+        codec::try_encode_frame(question, &mut frame).map_err(|error| error.to_string())?;
         let lost = |error: std::io::Error| format!("the connection to the coordinator ended: {error}");
         self.halves.writer.write_all(&frame).await.map_err(lost)?;
         self.halves.writer.flush().await.map_err(lost)?;
         let reading = read_message::<CoordinatorMessage>(&mut self.halves.reader, &mut self.buffer);
-        let limit = if waits { self.waiting_limit } else { self.limit };
         let Ok(message) = timeout(limit, reading).await else {
             return Err(format!("the coordinator does not answer within {limit:?}"));
         };
         match message {
-            Ok(Some(CoordinatorMessage::Observed(observed))) => Ok(observed),
             Ok(Some(CoordinatorMessage::Rejected { reason } | CoordinatorMessage::Ended { reason })) => {
                 Err(plain(reason))
             }
-            Ok(Some(_)) => Err("the coordinator sent an answer that is not for an observer".to_owned()),
+            Ok(Some(message)) => Ok(message),
             Ok(None) => Err("the coordinator closed the connection without an answer".to_owned()),
             Err(error) => Err(format!("the server there is not an elastic_rs coordinator: {error}")),
         }

@@ -15,6 +15,13 @@ pub enum Event {
         /// Which worker.
         local_rank: u32,
     },
+    /// A worker that was asked to end has not, and is killed [`DUMP_BEFORE_KILL`](super::stop::DUMP_BEFORE_KILL) later.
+    Overdue {
+        /// Which worker.
+        local_rank: u32,
+        /// Its process id.
+        pid: u32,
+    },
     /// A worker could not be ended. The group stops waiting for it.
     Stuck(Left),
 }

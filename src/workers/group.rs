@@ -166,7 +166,7 @@ impl Group {
             match event {
                 Event::Exited(exited) => outcome.exited.push(exited),
                 Event::Stuck(left) => outcome.left.push(left),
-                Event::Gone { .. } => {}
+                Event::Gone { .. } | Event::Overdue { .. } => {}
             }
         }
         outcome
@@ -265,10 +265,17 @@ impl Group {
         for command in commands {
             match command {
                 Command::Signal { local_rank, signal } => self.order(local_rank, Order::Signal(signal.0)),
+                Command::Dump { local_rank } => self.report_overdue(local_rank),
                 Command::Kill { local_rank } => self.order(local_rank, Order::Kill),
                 Command::Abandon { local_rank } => self.abandon(local_rank),
             }
         }
+    }
+
+    /// Not of a worker that has ended: what it has left is killed.
+    fn report_overdue(&mut self, local_rank: u32) {
+        let member = self.members.get(&local_rank).filter(|member| member.state().is_some());
+        self.ready.extend(member.map(|member| Event::Overdue { local_rank, pid: member.pid }));
     }
 
     fn order(&self, local_rank: u32, order: Order) {

@@ -25,6 +25,11 @@ impl Default for StopPolicy {
     }
 }
 
+/// How long before its SIGKILL it is written down where a worker stands.
+pub const DUMP_BEFORE_KILL: Duration = Duration::from_millis(600);
+/// In a shorter grace nothing is written down.
+const SHORTEST_GRACE_WITH_DUMP: Duration = Duration::from_secs(2);
+
 /// What the driver does next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Command {
@@ -34,6 +39,11 @@ pub enum Command {
         local_rank: u32,
         /// Which signal.
         signal: Signal,
+    },
+    /// Write down where the worker stands: [`DUMP_BEFORE_KILL`] later it is killed.
+    Dump {
+        /// Which worker.
+        local_rank: u32,
     },
     /// Kill the worker and everything it started.
     Kill {
@@ -54,6 +64,8 @@ pub struct Stopping {
     /// Workers that are left, or whose descendants are.
     left: BTreeSet<u32>,
     step: Step,
+    /// When to write down where they stand, until that was ordered. Killing does not wait for it.
+    dump_at: Option<Instant>,
     began_at: Instant,
 }
 
@@ -71,7 +83,9 @@ impl Stopping {
     /// Begins to stop these workers.
     pub fn begin(policy: StopPolicy, workers: impl IntoIterator<Item = u32>, now: Instant) -> (Stopping, Vec<Command>) {
         let left: BTreeSet<u32> = workers.into_iter().collect();
-        let mut stopping = Stopping { policy, left, step: Step::Grace(now + policy.grace), began_at: now };
+        let until = now + policy.grace;
+        let dump_at = (policy.grace >= SHORTEST_GRACE_WITH_DUMP).then(|| until - DUMP_BEFORE_KILL);
+        let mut stopping = Stopping { policy, left, step: Step::Grace(until), dump_at, began_at: now };
         if policy.grace.is_zero() || policy.signal == Signal::KILL {
             let commands = stopping.on_kill(now);
             return (stopping, commands);
@@ -105,6 +119,10 @@ impl Stopping {
     pub fn poll(&mut self, now: Instant) -> Vec<Command> {
         match self.step {
             Step::Grace(until) if now >= until => self.on_kill(now),
+            Step::Grace(_) if self.dump_at.is_some_and(|dump_at| now >= dump_at) => {
+                self.dump_at = None;
+                self.left.iter().map(|&local_rank| Command::Dump { local_rank }).collect()
+            }
             Step::Killed(until) if now >= until => {
                 self.step = Step::Over;
                 self.left.iter().map(|&local_rank| Command::Abandon { local_rank }).collect()
@@ -116,7 +134,8 @@ impl Stopping {
     /// When to call [`poll`](Self::poll) next; `None` once the stop is over.
     pub fn next_deadline(&self) -> Option<Instant> {
         match self.step {
-            Step::Grace(until) | Step::Killed(until) if !self.left.is_empty() => Some(until),
+            Step::Grace(until) if !self.left.is_empty() => Some(self.dump_at.unwrap_or(until)),
+            Step::Killed(until) if !self.left.is_empty() => Some(until),
             _ => None,
         }
     }
@@ -163,9 +182,12 @@ mod tests {
         let to = |local_rank, signal| Command::Signal { local_rank, signal };
         let expected = [(0, Signal::TERM), (0, Signal::CONT), (1, Signal::TERM), (1, Signal::CONT)];
         assert_eq!(commands, expected.map(|(rank, signal)| to(rank, signal)));
-        assert_eq!(stopping.next_deadline(), Some(now + 3 * SECOND));
+        let dump_at = now + 3 * SECOND - DUMP_BEFORE_KILL;
+        assert_eq!(stopping.next_deadline(), Some(dump_at));
         assert_eq!(stopping.poll(now + 2 * SECOND), []);
         stopping.on_gone(0);
+        assert_eq!(stopping.poll(dump_at), [Command::Dump { local_rank: 1 }]);
+        assert_eq!((stopping.poll(dump_at), stopping.next_deadline()), (Vec::new(), Some(now + 3 * SECOND)));
         assert_eq!(stopping.poll(now + 3 * SECOND), [kill(1)]);
         stopping.on_gone(1);
         assert!(stopping.is_over());
@@ -206,6 +228,18 @@ mod tests {
         assert!(stopping.is_over());
         assert_eq!(stopping.poll(now + 60 * SECOND), []);
         assert_eq!(stopping.elapsed(now + 6 * SECOND), 6 * SECOND);
+    }
+
+    #[test]
+    fn no_kill_waits_for_a_dump() {
+        let now = Instant::now();
+        let (mut late, _) = Stopping::begin(policy(30 * SECOND), [0], now);
+        assert_eq!(late.poll(now + 31 * SECOND), [kill(0)], "the agent was stalled");
+        let (mut short, _) = Stopping::begin(policy(SECOND), [0], now);
+        assert_eq!((short.next_deadline(), short.poll(now + SECOND)), (Some(now + SECOND), vec![kill(0)]));
+        let (mut interrupted, _) = Stopping::begin(policy(30 * SECOND), [0], now);
+        assert_eq!(interrupted.on_kill(now + SECOND), [kill(0)]);
+        assert_eq!(interrupted.poll(now + 5 * SECOND), []);
     }
 
     #[test]

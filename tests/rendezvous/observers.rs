@@ -6,10 +6,11 @@ use std::time::Duration;
 use bytes::BytesMut;
 use elastic_rs::endpoint::EndpointServer;
 use elastic_rs::events::record::Phase;
+use elastic_rs::hang::view::View;
 use elastic_rs::launcher::node::{Node, NodeOptions};
 use elastic_rs::rendezvous::messages::codec::{CodecError, decode_frame, encode_frame, encode_preamble};
 use elastic_rs::rendezvous::messages::message::{
-    CoordinatorMessage, Hello, JoinWorkers, NodeId, NodeMessage, Observe, Observed, PROTOCOL_VERSION, Verdict,
+    AskLook, CoordinatorMessage, Hello, JoinWorkers, NodeId, NodeMessage, Observe, Observed, PROTOCOL_VERSION, Verdict,
 };
 use elastic_rs::rendezvous::messages::settings::Settings;
 use elastic_rs::rendezvous::node::session::Session;
@@ -98,6 +99,29 @@ fn an_observer_waits_for_the_next_event() {
         let leaving = async { node.leave("done".into(), None, PATIENCE).await };
         let (seen, ()) = timeout(PATIENCE, async { tokio::join!(next, leaving) }).await.unwrap();
         assert!(types(&seen.unwrap()).contains(&"node.left".to_owned()));
+    });
+}
+
+#[test]
+fn an_observer_waits_until_the_agents_have_looked() {
+    let (host, runtime) = host(None);
+    runtime.block_on(async {
+        let hello = Hello { reports_steps: true, ..Hello::new("job", NodeId(1), "node:1", Settings::new(1, 1)) };
+        let node = Session::open(&Handle::current(), hello, "127.0.0.1", host.port(), PATIENCE, None);
+        node.join(1, None, None, PATIENCE).await.unwrap();
+        let mut observer = observer(host.port(), None).await;
+        let looking = async {
+            let look = node.view_when(|view| view.looks_asked == 1).await.look.unwrap();
+            node.report_look(look.number, vec![View::new(0, look.round.0)], None);
+        };
+        let (seen, ()) =
+            timeout(PATIENCE, async { tokio::join!(observer.look(AskLook::default()), looking) }).await.unwrap();
+        let seen: Value = serde_json::from_str(&seen.unwrap().seen).unwrap();
+        assert_eq!((&seen["ranks"], seen["silent"].as_array().map(Vec::len)), (&1.into(), Some(0)));
+        // The same connection may ask for events after that.
+        assert_eq!(observer.ask(ask(None, 0)).await.unwrap().run_id, "job");
+        let refusal = observer.look(AskLook { run_id: Some("other".into()), rank: None }).await.unwrap_err();
+        assert_eq!(refusal, "there is no run `other` here; there are `job`");
     });
 }
 

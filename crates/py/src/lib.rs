@@ -60,7 +60,9 @@ mod _elastic_rs {
     #[pymodule_export]
     use crate::options::{AgentOptions, LaunchOptions, LogOptions, NodeOptions, Streams, WorkerOptions};
     #[pymodule_export]
-    use crate::probe::{coordinator_is_protected, coordinator_question, coordinator_version, store_question};
+    use crate::probe::{
+        coordinator_is_protected, coordinator_question, coordinator_version, store_question, why_stacks_are_unknown,
+    };
     #[pymodule_export]
     use crate::rendezvous::{Placement, Session, View, validate_run_id};
     #[pymodule_export]

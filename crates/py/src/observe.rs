@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use elastic_rs::rendezvous::messages::message::{Observe, Observed};
+use elastic_rs::rendezvous::messages::message::{AskLook, LookAnswer, Observe, Observed};
 use elastic_rs::rendezvous::observer;
 use pyo3::exceptions::PyConnectionError;
 use pyo3::prelude::*;
@@ -49,5 +49,15 @@ impl Observer {
         let asked = async { self.0.lock().await.ask(Observe { run_id, after, waits, state }).await };
         let Observed { run_id, state, lines, last, more } = block_on(py, asked)?.map_err(PyConnectionError::new_err)?;
         Ok((run_id, state, lines, last, more))
+    }
+
+    /// Have the agents look at all workers of a run, and return its id and what was seen, as JSON: of one rank if ``rank`` is given.
+    ///
+    /// Raises ``ConnectionError`` if the coordinator refuses, or has gone.
+    #[pyo3(signature = (*, run_id = None, rank = None))]
+    fn look(&self, py: Python<'_>, run_id: Option<String>, rank: Option<u32>) -> PyResult<(String, String)> {
+        let asked = async { self.0.lock().await.look(AskLook { run_id, rank }).await };
+        let LookAnswer { run_id, seen } = block_on(py, asked)?.map_err(PyConnectionError::new_err)?;
+        Ok((run_id, seen))
     }
 }

@@ -1,6 +1,7 @@
-//! The doctor's questions to the server at an address, in the core's encoding.
+//! The doctor's questions: to the server at an address, in the core's encoding, and to this node's kernel.
 
 use bytes::BytesMut;
+use elastic_rs::hang::frames::{allowed, process};
 use elastic_rs::rendezvous::messages::codec;
 use elastic_rs::store::protocol::Request;
 use pyo3::prelude::*;
@@ -27,6 +28,12 @@ pub fn coordinator_question(py: Python<'_>) -> Bound<'_, PyBytes> {
 #[pyfunction]
 pub fn coordinator_is_protected(answer: &[u8]) -> bool {
     codec::is_protected_answer(answer)
+}
+
+/// Return why an agent here cannot read its workers' stacks. None: it can.
+#[pyfunction]
+pub fn why_stacks_are_unknown() -> Option<String> {
+    allowed::may_read_workers(&process::facts()).err().map(|obstacle| obstacle.to_string())
 }
 
 /// Return the version in a coordinator's answer. None if this is not a coordinator's answer.

@@ -52,6 +52,7 @@ def findings(
     yield descriptors(soft, hard, count, most_nodes, tunnel=tunnel, protected=protected)
     yield processes(*process_limit(), count)
     yield _supervision(limit_s)
+    yield stacks(_elastic_rs.why_stacks_are_unknown())
     if peers == "same-user":
         unknown = asked(_elastic_rs.why_users_are_unknown, limit_s)
         yield users(unknown.error, *(unknown.value or ("", "")))
@@ -260,6 +261,13 @@ def supervision(error: str, why_no_pidfds: str) -> Finding:
     if why_no_pidfds:
         text += f"; without pidfds (pidfd_open: {why_no_pidfds}), which are not needed"
     return ok("supervision", text)
+
+
+def stacks(why_unknown: str | None) -> Finding:
+    """Judge whether an agent here can read where its workers stand. A job runs without that."""
+    if why_unknown is not None:
+        return note("stacks", f"`elastic-rs stacks` shows no Python lines of this node: {why_unknown}")
+    return ok("stacks", "an agent can read the Python stacks of its workers")
 
 
 def users(error: str, why_unknown: str, remedy: str) -> Finding:

@@ -1,4 +1,4 @@
-"""The commands ``status``, ``why``, ``events``, ``top`` and ``page`` of ``elastic-rs``.
+"""The commands ``status``, ``why``, ``events``, ``stacks``, ``top`` and ``page`` of ``elastic-rs``.
 
 What only one of them needs is imported by it: half of the time of ``status`` are imports.
 """
@@ -32,14 +32,25 @@ NOT_HEALTHY = 1
 USAGE = 2
 UNREACHABLE = 3
 
-FOR_PROGRAMS = {"status", "why", "events"}
+FOR_PROGRAMS = {"status", "why", "events", "stacks"}
 """Commands that also write JSON."""
+
+LIVE = {"top", "stacks"}
+"""Commands that ask the job alone, and read no files."""
 
 EPILOG = """\
 exit codes:
   0    the job runs, or has succeeded
   1    the job waits for nodes, forms its next round, or has failed
   2    the command line is not valid, or a file cannot be used
+  3    nothing answers at the endpoint, or it refuses the connection
+"""
+
+STACKS_EPILOG = """\
+exit codes:
+  0    every node has answered
+  1    a node has not answered, or cannot read its workers' frames
+  2    the command line is not valid
   3    nothing answers at the endpoint, or it refuses the connection
 """
 
@@ -67,6 +78,11 @@ def add_parsers(commands: argparse._SubParsersAction[Any]) -> None:
     )
     events.add_argument("--otlp-http", help=argparse.SUPPRESS)
     events.set_defaults(run=_events_unless_otlp_http)
+    stacks = _parser(commands, "stacks", _stacks, "where each rank stands now, grouped by state and line")
+    stacks.epilog = STACKS_EPILOG
+    stacks.add_argument(
+        "--rank", type=int, metavar="N", help="all frames of this rank's main thread (default: all ranks)"
+    )
     top = _parser(commands, "top", _top, "a job on the whole terminal, once a second")
     top.epilog = "keys: q quit, p pause, s sort, w why, j and k scroll. Colours are off if NO_COLOR is not empty."
     shown = _parser(commands, "page", _page, "a job as one HTML file: a timeline, and each recovery")
@@ -85,7 +101,7 @@ def _parser(
         description=f"Show {what}. It changes nothing.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    add_origin(parser, files=name != "top")
+    add_origin(parser, files=name not in LIVE)
     if name in FOR_PROGRAMS:
         parser.add_argument("--json", action="store_true", help="for programs")
     parser.set_defaults(run=lambda args: _guarded(run, args), command=name)
@@ -123,9 +139,7 @@ def add_origin(parser: argparse.ArgumentParser, *, files: bool = True) -> None:
 def _guarded(run: Callable[[argparse.Namespace], int], args: argparse.Namespace) -> int:
     if (args.endpoint is None) == (args.events is None):
         either = (
-            "an endpoint (HOST[:PORT])"
-            if args.command == "top"
-            else "either an endpoint (HOST[:PORT]) or --events FILE"
+            "an endpoint (HOST[:PORT])" if args.command in LIVE else "either an endpoint (HOST[:PORT]) or --events FILE"
         )
         return _fail(USAGE, f"give {either}")
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -293,6 +307,17 @@ def _traces(args: argparse.Namespace) -> int:
     for trace in traces(events, _elastic_rs.VERSION, now_us):
         print(json.dumps(trace))
     return HEALTHY
+
+
+def _stacks(args: argparse.Namespace) -> int:
+    if args.rank is not None and args.rank < 0:
+        return _fail(USAGE, f"--rank is `{args.rank}`, must be 0 or more")
+    seen = live(args).look(args.rank)
+    if args.json:
+        print(json.dumps(seen))
+    else:
+        print(*map(plain, seen["lines"]), sep="\n")
+    return NOT_HEALTHY if seen["silent"] or seen["problems"] else HEALTHY
 
 
 def _top(args: argparse.Namespace) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -87,6 +88,19 @@ class Live:
         """
         while True:
             yield self._ask(waits=True)[1]
+
+    def look(self, rank: int | None = None) -> dict[str, Any]:
+        """Have the agents look at all workers, and return what was seen: of one rank if it is given.
+
+        Raises:
+            AnswerError: the coordinator has gone, or refuses.
+        """
+        try:
+            self._run_id, seen = self._observer.look(run_id=self._run_id, rank=rank)
+        except ConnectionError as error:
+            raise AnswerError(self._with_address(error)) from None
+        answer: dict[str, Any] = json.loads(seen)
+        return answer
 
     def _ask(self, *, waits: bool = False, state: bool = False) -> tuple[str | None, list[str], bool]:
         try:

@@ -20,6 +20,7 @@ use tokio::time::error::Elapsed;
 use tokio::time::timeout;
 
 use super::event_log::Answer;
+use super::look_askers;
 use super::readers::Asker;
 use crate::bounded_log::BoundedLog;
 use crate::net::admission::Bounds;
@@ -28,7 +29,9 @@ use crate::net::local::is_here;
 use crate::net::same_user::SameUser;
 use crate::rendezvous::messages::codec::{self, CodecError};
 use crate::rendezvous::messages::frames::read_message;
-use crate::rendezvous::messages::message::{CoordinatorMessage, Hello, NodeMessage, OBSERVER_WAIT, Observe, Observed};
+use crate::rendezvous::messages::message::{
+    AskLook, CoordinatorMessage, Hello, NodeMessage, OBSERVER_WAIT, Observe, Observed,
+};
 use crate::rendezvous::run::{Ends, SessionId};
 use crate::secure::proof::Identity;
 use crate::secure::refusals::{Kind, Refusal};
@@ -71,13 +74,37 @@ const OBSERVER_IDLE: Duration = Duration::from_secs(300);
 /// The first message of a connection.
 enum Greeting {
     Hello(Box<Hello>),
-    Observe(Observe),
+    Observer(Question),
+}
+
+/// What an observer asks.
+enum Question {
+    Events(Observe),
+    Look(AskLook),
+}
+
+impl Question {
+    fn of(message: NodeMessage) -> Option<Self> {
+        match message {
+            NodeMessage::Observe(ask) => Some(Self::Events(ask)),
+            NodeMessage::AskLook(ask) => Some(Self::Look(ask)),
+            _ => None,
+        }
+    }
+
+    fn run_id(&self) -> Option<&str> {
+        match self {
+            Self::Events(ask) => ask.run_id.as_deref(),
+            Self::Look(ask) => ask.run_id.as_deref(),
+        }
+    }
 }
 
 /// What happens on a connection.
 pub(super) enum ConnectionEvent {
     Hello { session: SessionId, hello: Box<Hello>, ends: Ends, writing: Writing },
     Observe { ask: Observe, asker: Option<Asker>, reply: oneshot::Sender<Answer> },
+    AskLook { ask: AskLook, asker: Option<Asker>, reply: oneshot::Sender<look_askers::Answer> },
     Message { session: SessionId, message: NodeMessage },
     Gone { session: SessionId },
 }
@@ -202,7 +229,7 @@ async fn serve_connection(session: SessionId, connection: Incoming, greeted: Gre
     }
     let hello = match greeted {
         Ok(Ok(Greeting::Hello(hello))) => hello,
-        Ok(Ok(Greeting::Observe(ask))) => {
+        Ok(Ok(Greeting::Observer(ask))) => {
             let _permit = match Arc::clone(&shared.observers).take(peer.ip()) {
                 Ok(permit) => permit,
                 Err(reason) => return refuse(&mut writer, reason).await,
@@ -272,8 +299,7 @@ async fn read_hello(reader: &mut Reader, buffer: &mut BytesMut) -> Result<Greeti
     }
     match read_message::<NodeMessage>(reader, buffer).await? {
         Some(NodeMessage::Hello(hello)) => Ok(Greeting::Hello(hello)),
-        Some(NodeMessage::Observe(ask)) => Ok(Greeting::Observe(ask)),
-        Some(_) => Err(Some(CodecError::Malformed(0))),
+        Some(message) => Question::of(message).map(Greeting::Observer).ok_or(Some(CodecError::Malformed(0))),
         None => Err(None),
     }
 }
@@ -291,7 +317,7 @@ pub fn asker_of(same_user: &SameUser, local: SocketAddr, peer: SocketAddr) -> As
 /// Whether a peer that has proven this may introduce this node, or observe. The error is why not.
 fn may_speak(identity: Option<&Identity>, greeting: &Greeting) -> Result<(), String> {
     match (greeting, identity) {
-        (Greeting::Observe(ask), identity) => may_observe(identity, ask),
+        (Greeting::Observer(question), identity) => may_observe(identity, question.run_id()),
         (Greeting::Hello(_), None) => Ok(()),
         (Greeting::Hello(hello), Some(identity)) => {
             hello.validate()?; // the reason may repeat a part of it
@@ -301,55 +327,77 @@ fn may_speak(identity: Option<&Identity>, greeting: &Greeting) -> Result<(), Str
 }
 
 /// Whether a peer that has proven this may ask this. The error is why not.
-fn may_observe(identity: Option<&Identity>, ask: &Observe) -> Result<(), String> {
-    ask.run_id.as_deref().map_or(Ok(()), validate_run_id)?;
-    identity.map_or(Ok(()), |identity| identity.admits_observer_of(ask.run_id.as_deref()))
+fn may_observe(identity: Option<&Identity>, run_id: Option<&str>) -> Result<(), String> {
+    run_id.map_or(Ok(()), validate_run_id)?;
+    identity.map_or(Ok(()), |identity| identity.admits_observer_of(run_id))
 }
 
 /// Answer an observer's questions until it goes. It may ask the next one when it has read the answer.
 async fn serve_observer(
     halves: Halves,
     mut buffer: BytesMut,
-    mut ask: Observe,
+    mut question: Question,
     (peer, identity, who): (SocketAddr, Option<&Identity>, Option<Asker>),
     shared: &Shared,
 ) {
     let Halves { mut reader, mut writer } = halves;
     loop {
-        if let Err(why) = may_observe(identity, &ask) {
+        if let Err(why) = may_observe(identity, question.run_id()) {
             return shared.forbid(peer, identity, why, &mut writer).await;
         }
         if !buffer.is_empty() {
             return; // it asks out of turn
         }
-        let (run_id, last) = (ask.run_id.clone().unwrap_or_default(), ask.after);
-        let (reply, answer) = oneshot::channel();
-        if shared.events.send(ConnectionEvent::Observe { ask, asker: who, reply }).await.is_err() {
-            return;
-        }
         let answer = tokio::select! {
-            answer = answer => answer,
+            answer = answer_to(question, who, shared) => answer,
             // It has gone, or asks out of turn.
             _ = reader.read_buf(&mut buffer) => return,
-            // Nothing has happened. It may ask again.
-            () = tokio::time::sleep(OBSERVER_WAIT) => Ok(Ok(Observed { run_id, state: None, lines: Vec::new(), last, more: false })),
         };
-        let observed = match answer {
-            Ok(Ok(observed)) => observed,
-            Ok(Err(reason)) => return refuse(&mut writer, reason).await,
-            Err(_) => return, // the coordinator ends
+        let message = match answer {
+            Some(Ok(message)) => message,
+            Some(Err(reason)) => return refuse(&mut writer, reason).await,
+            None => return, // the coordinator ends
         };
         let mut frame = BytesMut::new();
-        if let Err(error) = codec::try_encode_frame(&CoordinatorMessage::Observed(observed), &mut frame) {
+        if let Err(error) = codec::try_encode_frame(&message, &mut frame) {
             return refuse(&mut writer, format!("the answer is too long: {error}")).await;
         }
         if !matches!(timeout(PATIENCE, send(&mut writer, &frame)).await, Ok(Ok(()))) {
             return;
         }
-        ask = match timeout(OBSERVER_IDLE, read_message(&mut reader, &mut buffer)).await {
-            Ok(Ok(Some(NodeMessage::Observe(ask)))) => ask,
+        question = match timeout(OBSERVER_IDLE, read_message(&mut reader, &mut buffer)).await {
+            Ok(Ok(Some(message))) => match Question::of(message) {
+                Some(question) => question,
+                None => return,
+            },
             _ => return,
         };
+    }
+}
+
+/// The coordinator's answer, or why there is none. `None`: it ends.
+async fn answer_to(
+    question: Question,
+    asker: Option<Asker>,
+    shared: &Shared,
+) -> Option<Result<CoordinatorMessage, String>> {
+    match question {
+        Question::Events(ask) => {
+            let (run_id, last) = (ask.run_id.clone().unwrap_or_default(), ask.after);
+            let (reply, answer) = oneshot::channel();
+            shared.events.send(ConnectionEvent::Observe { ask, asker, reply }).await.ok()?;
+            let observed = match timeout(OBSERVER_WAIT, answer).await {
+                Ok(answer) => answer.ok()?,
+                // Nothing has happened. It may ask again.
+                Err(_) => Ok(Observed { run_id, state: None, lines: Vec::new(), last, more: false }),
+            };
+            Some(observed.map(CoordinatorMessage::Observed))
+        }
+        Question::Look(ask) => {
+            let (reply, answer) = oneshot::channel();
+            shared.events.send(ConnectionEvent::AskLook { ask, asker, reply }).await.ok()?;
+            Some(answer.await.ok()?.map(CoordinatorMessage::Looked))
+        }
     }
 }
 

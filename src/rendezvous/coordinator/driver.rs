@@ -16,6 +16,7 @@ use super::connections::{ConnectionEvent, Shared, Writing, greetings};
 pub use super::connections::{Incoming, asker_of};
 use super::event_log::EventLog;
 pub use super::event_log::{DriversHosts, Subject};
+use super::look_askers::LookAskers;
 use super::machine::{Command, Machine};
 use super::readers::{Asker, Readers, refusal};
 use crate::bounded_log::BoundedLog;
@@ -112,6 +113,7 @@ pub async fn run(
     let (events_in, mut events) = mpsc::channel(1024);
     let mut next_session = 0;
     let mut event_log = EventLog::new(rand::random(), shown.drivers.clone(), Instant::now().into_std());
+    let mut look_askers = LookAskers::default();
     // Each writing task holds a sender, and drops it when it has written everything.
     let (writing, mut written) = mpsc::channel::<()>(1);
     let shared = Shared {
@@ -138,8 +140,10 @@ pub async fn run(
             },
             // Few may wait, so they cannot hold nodes up.
             Some(question) = shown.questions.recv() => answer(question, &mut machine, &mut event_log),
-            Some(event) = events.recv() => on_event(event, &mut machine, &mut writers, &mut event_log, shown.readers),
-            () = until([machine.next_deadline(), event_log.next_deadline()].into_iter().flatten().min()) => {
+            Some(event) = events.recv() => {
+                on_event(event, &mut machine, &mut writers, (&mut event_log, &mut look_askers), shown.readers);
+            }
+            () = until([machine.next_deadline(), event_log.next_deadline(), look_askers.next_deadline(&machine)].into_iter().flatten().min()) => {
                 let now = Instant::now().into_std();
                 machine.on_tick(now);
                 event_log.on_tick(now);
@@ -147,6 +151,7 @@ pub async fn run(
             () = &mut summarising => {}
         }
         perform(&mut machine, &mut writers, &mut event_log, &shown.exclusions, &empty_store, &log);
+        look_askers.answer(&machine, Instant::now().into_std());
         shown
             .sessions
             .send_if_modified(|count| std::mem::replace(count, machine.session_count()) != machine.session_count());
@@ -156,7 +161,7 @@ pub async fn run(
         answer(question, &mut machine, &mut event_log);
     }
     while let Ok(event) = events.try_recv() {
-        on_event(event, &mut machine, &mut writers, &mut event_log, shown.readers);
+        on_event(event, &mut machine, &mut writers, (&mut event_log, &mut look_askers), shown.readers);
         perform(&mut machine, &mut writers, &mut event_log, &shown.exclusions, &empty_store, &log);
     }
     drop((writers, events, writing));
@@ -168,7 +173,7 @@ fn on_event(
     event: ConnectionEvent,
     machine: &mut Machine,
     writers: &mut Sessions,
-    event_log: &mut EventLog,
+    (event_log, look_askers): (&mut EventLog, &mut LookAskers),
     readers: Readers,
 ) {
     let now = Instant::now().into_std();
@@ -187,6 +192,13 @@ fn on_event(
                 machine.on_watched(run_id, now);
             }
             event_log.ask(ask, asker.is_some(), reply, machine, now);
+        }
+        ConnectionEvent::AskLook { ask, asker, reply } => {
+            if let Some(why) = asker.and_then(|asker| refusal(asker, readers, ask.run_id.as_deref(), machine)) {
+                let _ = reply.send(Err(why)); // the observer may have gone
+                return;
+            }
+            look_askers.ask(ask, asker.is_some(), reply, machine, now);
         }
         ConnectionEvent::Message { session, message } => machine.on_message(session, message, now),
         ConnectionEvent::Gone { session } => {

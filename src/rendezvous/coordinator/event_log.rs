@@ -362,7 +362,7 @@ impl EventLog {
 }
 
 /// The run that is meant.
-fn chosen(asked: Option<&str>, knows_all: bool, machine: &Machine) -> Result<String, String> {
+pub(super) fn chosen(asked: Option<&str>, knows_all: bool, machine: &Machine) -> Result<String, String> {
     if let Some(run_id) = asked.filter(|run_id| machine.run(run_id).is_some()) {
         return Ok(run_id.to_owned());
     }

@@ -5,6 +5,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
+use serde::Serialize;
+
+use crate::hang::grouping::{Group, groups, lines, whole};
 use crate::hang::view::View;
 use crate::rendezvous::messages::message::{Look, NodeId, Round};
 use crate::rendezvous::run::{Run, SessionId};
@@ -16,6 +19,15 @@ pub const SHARED_FOR: Duration = Duration::from_secs(2);
 pub const LOOK_LIMIT: Duration = Duration::from_millis(1500);
 /// Most bytes of all views of a look: those that come later are left out. 4,096 ranks have 2 KiB each as a rule.
 const VIEWS_BYTES: usize = 32 << 20;
+
+/// Most bytes of an answer: a frame has room for more.
+const ANSWER_BYTES: usize = 56 * 1024;
+/// Most groups of an answer.
+const GROUPS_SENT: usize = 64;
+/// Most nodes that an answer names because they were silent, or cannot read frames.
+const NODES_SENT: usize = 16;
+/// Most nodes that say in words why frames cannot be read.
+const PROBLEMS_SHOWN: usize = 3;
 
 /// The last look at the workers of a run.
 #[derive(Clone, Debug, Default)]
@@ -52,7 +64,9 @@ impl Looks {
         *self = Self { number, round, began: Some(now), ..Self::default() };
         let mut sessions = Vec::new();
         let roster = run.roster();
-        for (id, node) in roster.of(roster.active()).filter(|(_, node)| node.placed.is_some_and(|(placed, _)| placed == round)) {
+        for (id, node) in
+            roster.of(roster.active()).filter(|(_, node)| node.placed.is_some_and(|(placed, _)| placed == round))
+        {
             match node.session.filter(|_| node.reports_steps) {
                 Some(session) => {
                     sessions.push(session);
@@ -113,4 +127,78 @@ impl Looks {
     pub fn problems(&self) -> &BTreeMap<String, String> {
         &self.problems
     }
+
+    /// What was seen, as JSON: of this rank, or of all.
+    ///
+    /// # Errors
+    /// A sentence: nothing was seen of this rank.
+    pub fn answer(&self, rank: Option<u32>) -> Result<String, String> {
+        let mut groups = match rank {
+            Some(_) => Vec::new(),
+            None => groups(self.views.values().map(|seen| (seen.node.as_str(), &seen.view))),
+        };
+        let mut seen = match rank {
+            Some(rank) => Some(self.views.get(&rank).cloned().ok_or_else(|| self.unseen(rank))?),
+            None => None,
+        };
+        groups.truncate(GROUPS_SENT);
+        loop {
+            let answer = self.answer_with(&groups, seen.as_ref());
+            if answer.len() <= ANSWER_BYTES {
+                return Ok(answer);
+            }
+            // Names may be long. The last groups and the outermost frames say least.
+            groups.truncate(groups.len() / 2);
+            seen.iter_mut().for_each(|Seen { view, .. }| {
+                view.frames.truncate(view.frames.len() / 2);
+                view.groups.truncate(view.groups.len() / 2);
+                view.signatures.truncate(view.signatures.len() / 2);
+                view.data_workers.truncate(view.data_workers.len() / 2);
+            });
+        }
+    }
+
+    fn answer_with(&self, groups: &[Group], seen: Option<&Seen>) -> String {
+        let mut lines = match seen {
+            Some(seen) => whole(&seen.node, &seen.view),
+            None if self.views.is_empty() => vec!["no worker runs".to_owned()],
+            None => lines(groups),
+        };
+        let silent: Vec<&str> = self.silent().take(NODES_SENT).collect();
+        if let Some(first) = silent.first() {
+            let (count, are) = (silent.len(), if silent.len() == 1 { "node has" } else { "nodes have" });
+            lines.push(format!("{count} {are} not answered: {first}{}", if count > 1 { " and others" } else { "" }));
+        }
+        lines.extend(self.problems.iter().take(PROBLEMS_SHOWN).map(|(node, why)| format!("{node}: {why}")));
+        let problems = self.problems.iter().take(NODES_SENT).map(|(node, why)| (node.as_str(), why.as_str())).collect();
+        let (round, ranks, view) = (self.round.0, self.views.len(), seen.map(|seen| &seen.view));
+        // All of its keys are texts, so nothing in it can fail.
+        serde_json::to_string(&Answer { round, ranks, groups, view, silent, problems, lines }).unwrap_or_default()
+    }
+
+    fn unseen(&self, rank: u32) -> String {
+        match self.views.keys().next_back() {
+            Some(last) => format!(
+                "nothing was seen of rank {rank}: ranks {} to {last} were",
+                self.views.keys().next().unwrap_or(last)
+            ),
+            None => format!("nothing was seen of rank {rank}: no worker runs"),
+        }
+    }
 }
+
+/// An answer, as JSON.
+#[derive(Serialize)]
+struct Answer<'a> {
+    round: u64,
+    ranks: usize,
+    groups: &'a [Group],
+    #[serde(skip_serializing_if = "Option::is_none")]
+    view: Option<&'a View>,
+    silent: Vec<&'a str>,
+    problems: BTreeMap<&'a str, &'a str>,
+    lines: Vec<String>,
+}
+
+#[cfg(test)]
+mod tests;

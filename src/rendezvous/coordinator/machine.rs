@@ -9,6 +9,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
+use super::looks::Looks;
 use crate::events::record::Record;
 use crate::events::tally::{Refused, Tally};
 #[cfg(feature = "sim")]
@@ -81,6 +82,7 @@ struct Entry {
     deserted: Option<Instant>,
     /// Since when it has no nodes.
     vacant_since: Option<Instant>,
+    looks: Looks,
 }
 
 /// This coordinator's process ends.
@@ -154,6 +156,7 @@ impl Machine {
             due: None,
             deserted: None,
             vacant_since: None,
+            looks: Looks::default(),
         });
         self.sessions.insert(session, (run_id.clone(), node));
         let (reach, instance) = (Reach::Connection(ends), self.instance);
@@ -163,9 +166,37 @@ impl Machine {
     /// A message of a node has arrived.
     pub fn on_message(&mut self, session: SessionId, message: NodeMessage, now: Instant) {
         self.advance(now);
-        if let Some((run_id, node)) = self.sessions.get(&session).cloned() {
-            self.apply(&run_id, Event::Message { node, session, message }, now);
+        let Some((run_id, node)) = self.sessions.get(&session).cloned() else { return };
+        match message {
+            NodeMessage::View { number, view } => {
+                self.looks_of(&run_id, |looks| looks.on_view(node, number, *view));
+            }
+            NodeMessage::Looked { number, problem } => {
+                self.looks_of(&run_id, |looks| looks.on_looked(node, number, problem));
+            }
+            message => self.apply(&run_id, Event::Message { node, session, message }, now),
         }
+    }
+
+    fn looks_of(&mut self, run_id: &str, act: impl FnOnce(&mut Looks)) {
+        if let Some(entry) = self.runs.get_mut(run_id) {
+            act(&mut entry.looks);
+        }
+    }
+
+    /// Somebody wants to know where the ranks of this run stand.
+    pub fn on_look_asked(&mut self, run_id: &str, now: Instant) {
+        self.advance(now);
+        let Some(entry) = self.runs.get_mut(run_id) else { return };
+        let Some((look, sessions)) = entry.looks.begin(&entry.run, now) else { return };
+        let messages =
+            sessions.into_iter().map(|session| Command::Send { session, message: CoordinatorMessage::Look(look) });
+        self.commands.extend(messages);
+    }
+
+    /// The last look at the workers of a run.
+    pub fn looks(&self, run_id: &str) -> Option<&Looks> {
+        self.runs.get(run_id).map(|entry| &entry.looks)
     }
 
     /// A connection ended, for any reason. Connections without a `Hello` may be reported too.

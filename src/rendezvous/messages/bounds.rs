@@ -202,6 +202,8 @@ pub(in crate::rendezvous) fn tidy_message(message: CoordinatorMessage) -> Coordi
         | CoordinatorMessage::RaiseAt { .. }
         | CoordinatorMessage::Members { .. }
         | CoordinatorMessage::Observed(_)
+        | CoordinatorMessage::Look(_)
+        | CoordinatorMessage::Looked(_)
         | CoordinatorMessage::ReportStep { .. } => message,
     }
 }

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 pub use super::ending::{Failure, STILL_ALIVE, Verdict};
 pub use super::ids::{NodeId, Round};
+pub use super::look::{AskLook, Look, LookAnswer};
 pub use super::placement::{
     Generation, HostInstance, Join, JoinWorkers, Placed, Placement, Resume, Running, SURVIVORS_LIMIT, Survival,
     Survivor, WorkerRanks,
@@ -17,6 +18,7 @@ pub use super::placement::{
 pub use super::replay::{Replay, ReplayedEvent};
 use super::settings::Settings;
 use crate::events::record::Phase;
+use crate::hang::view::View;
 
 /// First bytes of a session's connection. `E` is no query code of c10d, so the first byte decides the protocol.
 pub const MAGIC: &[u8] = b"ELRZ";
@@ -123,6 +125,23 @@ pub enum NodeMessage {
     Replay(Box<Replay>),
     /// This node was cut off for its whole lease, and has stopped its workers. Nothing depends on it.
     Fenced,
+    // Sent only by an observer.
+    /// Asks where the ranks stand. Each is answered by one [`CoordinatorMessage::Looked`], in order.
+    AskLook(AskLook),
+    /// Answer to [`CoordinatorMessage::Look`], one for each worker of the node that was seen. [`Self::Looked`] follows the last one.
+    View {
+        /// Number of the look.
+        number: u64,
+        /// What was seen of one worker.
+        view: Box<View>,
+    },
+    /// The look is over on this node.
+    Looked {
+        /// Number of the look.
+        number: u64,
+        /// Why frames of its workers cannot be read, if they cannot.
+        problem: Option<String>,
+    },
 }
 
 /// A node's first step of a round, and how far it had come before. Steps count up to [`LARGEST_STEP`], and microseconds up to
@@ -223,7 +242,7 @@ pub struct Hello {
     /// All of them attend: the node can change in place now. A restarted coordinator has to know that before it sends the member
     /// anything, so it cannot wait for [`NodeMessage::Attending`].
     pub attending: bool,
-    /// The node's agent answers [`CoordinatorMessage::ReportStep`]. PyTorch's does not.
+    /// The node's agent answers [`CoordinatorMessage::ReportStep`] and [`CoordinatorMessage::Look`]. PyTorch's does not.
     pub reports_steps: bool,
     /// The addresses of the node's interfaces, from any of which its workers may connect to the round's store: at most
     /// [`INTERFACES_LIMIT`] count. `None`: the node does not want to know from where the members of its rounds connect
@@ -363,6 +382,10 @@ pub enum CoordinatorMessage {
         /// The round.
         round: Round,
     },
+    /// The agent is to look at its workers. Answered by a [`NodeMessage::View`] for each, and by [`NodeMessage::Looked`].
+    Look(Look),
+    /// Answer to [`NodeMessage::AskLook`].
+    Looked(LookAnswer),
     /// The rendezvous was closed before this node came. Sent after [`Self::Welcome`], instead of [`Self::Closed`], to a node that was in
     /// no round.
     Over {

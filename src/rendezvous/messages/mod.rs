@@ -16,6 +16,7 @@ pub mod ending;
 #[cfg(feature = "io")]
 pub(crate) mod frames;
 pub mod ids;
+pub mod look;
 pub mod message;
 pub mod placement;
 pub mod replay;

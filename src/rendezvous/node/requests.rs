@@ -7,6 +7,7 @@ use super::report::RoundResult;
 use super::{JoinError, LEFT, NodeCommand, NodeMachine, View};
 use crate::events::journal::{Entry, Journal, Reference};
 use crate::events::record::{Kind, Phase, Record};
+use crate::hang::view::View as RankView;
 use crate::rendezvous::messages::bounds::tidy_failure;
 use crate::rendezvous::messages::message::{
     Failure, Hello, JoinWorkers, NEVER, NodeMessage, Placement, Progress, Round, Running, StepReport, Survival,
@@ -219,6 +220,15 @@ impl NodeMachine {
     /// Report how far this node's workers of `round` are, because the view's `steps_asked` has changed.
     pub fn report_progress(&mut self, round: Round, report: StepReport) {
         self.send_to_coordinator(NodeMessage::Step { round, report });
+    }
+
+    /// What was seen of this node's workers in a look, because the view's `looks_asked` has changed. `problem`: why their frames cannot be
+    /// read.
+    pub fn report_look(&mut self, number: u64, views: Vec<RankView>, problem: Option<String>) {
+        for view in views {
+            self.send_to_coordinator(NodeMessage::View { number, view: Box::new(view) });
+        }
+        self.send_to_coordinator(NodeMessage::Looked { number, problem });
     }
 
     /// The workers of `round` are being stopped, or leave their world.

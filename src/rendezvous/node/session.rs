@@ -20,6 +20,7 @@ use super::shared::{Ending, MachineSlot, Recording, Shared};
 use super::{JoinError, NodeMachine, View};
 use crate::events::file::{EventFile, LAST_LINES};
 use crate::events::record::{Kind, Phase};
+use crate::hang::view::View as RankView;
 use crate::rendezvous::messages::message::{
     Failure, Hello, JoinWorkers, Placement, Progress, Round, Running, StepReport, Survival, Verdict,
 };
@@ -254,6 +255,12 @@ impl Session {
     /// How far this node's workers of `round` are, because the view's `steps_asked` has changed.
     pub fn report_progress(&self, round: Round, report: StepReport) {
         self.ask(|machine| machine.report_progress(round, report));
+    }
+
+    /// What was seen of this node's workers in a look, because the view's `looks_asked` has changed. `problem`: why their frames cannot be
+    /// read.
+    pub fn report_look(&self, number: u64, views: Vec<RankView>, problem: Option<String>) {
+        self.ask(|machine| machine.report_look(number, views, problem));
     }
 
     /// All living workers of `round` are connected to their agent: the node can change in place.

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::rendezvous::messages::message::{Failure, NodeMessage, Round, Verdict, WorldChange};
+use crate::rendezvous::messages::message::{Failure, Look, NodeMessage, Round, Verdict, WorldChange};
 use crate::wire::text::{DEFAULT_RUN_ID, duration_text};
 
 /// A command to the driver.
@@ -176,6 +176,10 @@ pub struct View {
     pub stopped: Option<String>,
     /// How often somebody wanted to know how far this node's workers are.
     pub steps_asked: u64,
+    /// How often somebody wanted to know where this node's workers stand, and the last time.
+    pub looks_asked: u64,
+    /// The last look that was asked for.
+    pub look: Option<Look>,
     /// The round whose workers are all connected to their store, which this node serves, and how long after their start that was.
     pub imported: Option<(Round, Duration)>,
 }

@@ -230,10 +230,11 @@ impl Run {
                 self.on_replay(id, *replay);
                 return false;
             }
-            NodeMessage::Observe(_) => {
+            NodeMessage::Observe(_) | NodeMessage::AskLook(_) => {
                 self.end(session, "a node's session is no observer's".to_owned());
                 return false;
             }
+            NodeMessage::View { .. } | NodeMessage::Looked { .. } => return false, // the coordinator's: no run decides by it
             NodeMessage::Fenced => {
                 self.emit(Effect::Tally(Tally::Fenced));
                 return false;

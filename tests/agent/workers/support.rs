@@ -149,7 +149,7 @@ pub async fn wait_for_all(group: &mut Group) -> Vec<WorkerExit> {
     while let Some(event) = within(group.next_event()).await {
         match event {
             Event::Exited(exited) => exits.push(exited),
-            Event::Gone { .. } => {}
+            Event::Gone { .. } | Event::Overdue { .. } => {}
             Event::Stuck(left) => panic!("{left:?}"),
         }
     }

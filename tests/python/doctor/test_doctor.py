@@ -56,8 +56,8 @@ def about(check: str, lines: list[str]) -> str:
 
 def test_a_node_by_itself(doctor: Doctor) -> None:
     lines = doctor()
-    node_checks = ["python", "elastic_rs", "torch", "gpus", "descriptors", "processes", "supervision", "users", "clock"]
-    for check in [*node_checks, "/dev/shm", "temporary", "own name"]:
+    checks = ["python", "elastic_rs", "torch", "gpus", "descriptors", "processes", "supervision", "stacks", "users"]
+    for check in [*checks, "clock", "/dev/shm", "temporary", "own name"]:
         assert about(check, lines)
     assert "none is needed" in about("endpoint", lines)
     assert about("rank order", lines) == "ok    rank order   0: the only node"

@@ -112,6 +112,8 @@ VERDICTS: list[tuple[Finding, str, str]] = [
     (node.supervision("", ""), "ok", "its end was noticed"),
     (node.supervision("", "Function not implemented"), "ok", "without pidfds (pidfd_open: Function not implemented)"),
     (node.supervision("`signalfd4` has failed: no", ""), "mend", "seccomp"),
+    (node.stacks(None), "ok", "can read the Python stacks"),
+    (node.stacks("kernel.yama.ptrace_scope is 3"), "note", "ptrace_scope is 3"),
     (node.users("", "", ""), "ok", "names the user of each connection"),
     (node.users("", "it shows none", "do this"), "mend", "cannot refuse other users of this machine: it shows none"),
     (node.users("Too many open files", "", ""), "mend", "ulimit -n"),

@@ -289,6 +289,9 @@ impl Ledger {
             | NodeMessage::Step { .. }
             | NodeMessage::Replay(_)
             | NodeMessage::Fenced
+            | NodeMessage::View { .. }
+            | NodeMessage::Looked { .. }
+            | NodeMessage::AskLook(_)
             | NodeMessage::Observe(_) => {}
             NodeMessage::Failed { round, .. } => {
                 self.failed.insert(*round);

@@ -1,0 +1,106 @@
+//! Looks at the workers, for whoever asks where they stand, and before they are killed. Part of [`super`].
+
+use std::future::pending;
+use std::path::PathBuf;
+
+use tokio::task::JoinHandle;
+
+use super::Runner;
+use crate::agent::look::{self, Looked, Worker};
+use crate::rendezvous::messages::message::Look;
+use crate::rendezvous::node::session::Session;
+use crate::threads;
+use crate::workers::DUMP_BEFORE_KILL;
+
+/// The looks that others ask for.
+#[derive(Debug, Default)]
+pub(super) struct Looking {
+    /// How often somebody had asked when the last look began.
+    answered: u64,
+    /// The look under way.
+    look: Option<(Look, JoinHandle<Looked>)>,
+}
+
+/// What happens to them.
+pub(super) enum Next {
+    /// Somebody asks. How often that was so, and the look.
+    Asked(u64, Option<Look>),
+    /// The look under way is over.
+    Done(Looked),
+}
+
+impl Looking {
+    /// Wait until somebody asks, or the look under way is over. May be dropped.
+    pub(super) async fn next(&mut self, session: Option<&Session>) -> Next {
+        match (&mut self.look, session) {
+            (Some((_, looked)), _) => Next::Done(looked.await.unwrap_or_default()),
+            (None, Some(session)) => {
+                let view = session.view_when(|view| view.looks_asked != self.answered).await;
+                Next::Asked(view.looks_asked, view.look)
+            }
+            (None, None) => pending().await,
+        }
+    }
+}
+
+impl Runner {
+    pub(super) fn on_look(&mut self, next: Next) {
+        match next {
+            Next::Asked(asked, look) => self.on_look_asked(asked, look),
+            Next::Done(looked) => self.on_looked(looked),
+        }
+    }
+
+    /// Somebody asks where the workers stand.
+    fn on_look_asked(&mut self, asked: u64, look: Option<Look>) {
+        self.looking.answered = asked;
+        let round = self.machine.round();
+        if let Some(look) = look.filter(|look| look.round == round) {
+            let pids = self.worker_group.as_ref().map(|worker_group| worker_group.pids()).unwrap_or_default();
+            let first = self.first_rank();
+            let worker = |(local_rank, pid)| Worker { rank: first.saturating_add(local_rank), round: round.0, pid };
+            let workers = pids.into_iter().map(worker).collect();
+            self.looking.look = Some((look, tokio::spawn(look::look(workers))));
+        }
+    }
+
+    /// The look is over: report it to the coordinator.
+    fn on_looked(&mut self, looked: Looked) {
+        let Some((look, _)) = self.looking.look.take() else { return };
+        if let Some(session) = &self.session {
+            session.report_look(look.number, looked.views, looked.problem);
+        }
+    }
+
+    /// A worker is about to be killed, because it has not ended within its grace: write down where it stands. The kill does not wait.
+    pub(super) fn dump(&self, local_rank: u32, pid: u32) {
+        let Some(path) = self.dump_path(local_rank) else { return };
+        let (prefix, rank) = (self.log_prefix(), self.first_rank().saturating_add(local_rank));
+        let why = format!(
+            "rank {rank} was asked to end and has not: it is killed {DUMP_BEFORE_KILL:.1?} after this was written"
+        );
+        // A thread of its own: a dead file system may hold it.
+        let dumped = threads::spawn("dump".to_owned(), move || match look::dump(pid, &why, &path) {
+            Ok(()) => tracing::warn!(
+                "{prefix}the worker with rank {rank} (pid {pid}) has not ended within its grace, and is killed; where it stands is in {}",
+                path.display()
+            ),
+            Err(error) => tracing::warn!(
+                "{prefix}where the worker with rank {rank} (pid {pid}) stands before it is killed cannot be written to `{}`: {error}",
+                path.display()
+            ),
+        });
+        if let Err(error) = dumped {
+            tracing::warn!(
+                "{}where the worker with rank {rank} (pid {pid}) stands is not written: no thread: {error}",
+                self.log_prefix()
+            );
+        }
+    }
+
+    /// A new file beside the worker's logs, if it has a folder.
+    fn dump_path(&self, local_rank: u32) -> Option<PathBuf> {
+        let folder = self.error_files.get(&local_rank)?.parent()?;
+        (1..100).map(|number| folder.join(format!("hang-{number}.txt"))).find(|path| !path.exists())
+    }
+}
