@@ -11,5 +11,7 @@
 
 pub mod blame;
 pub mod finding;
+pub mod fr;
+pub mod judge;
 pub mod ranks;
 pub mod view;
