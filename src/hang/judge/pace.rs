@@ -76,8 +76,13 @@ impl Pace {
     pub fn next_look(&self) -> Instant {
         let patience = self.patience();
         let due = self.reached.at + patience;
-        // They stand still, or have come so far just now: another look is worth while after the same time.
-        if due > self.looked { due } else { self.looked + patience }
+        match due > self.looked {
+            true => due,
+            // They stand still: is that over?
+            false if self.is_still => self.looked + patience,
+            // They have moved, but that is long ago already.
+            false => self.looked,
+        }
     }
 
     /// A line of a worker, or something else, says that it goes on.

@@ -50,10 +50,8 @@ fn jobs_that_go_on_by_themselves_give_no_alarm() {
     assert_eq!(of_prototype, 0, "seeds {alarmed:?} of the prototype give an alarm");
     let allowed = 3 * jobs.div_ceil(5000);
     assert!(alarmed.len() <= allowed, "{} of {jobs} jobs give an alarm: {alarmed:?}", alarmed.len());
-    assert!(
-        jobs < 20 || floored * 10 >= jobs * 4 && plain >= floored,
-        "NVRx's rule must fail here: {plain}, {floored}"
-    );
+    assert!(jobs < 20 || plain * 10 >= jobs * 4, "NVRx's rule must fail here: {plain} of {jobs}");
+    assert!(jobs < 1000 || floored * 10 >= jobs * 4, "so must it with a floor: {floored} of {jobs}");
     assert!(jobs < 20 || waits > 0.0, "no stall was noticed, so that nothing is tested");
 }
 
@@ -84,9 +82,13 @@ fn a_limit_of_ones_own_holds_instead_of_all_others() {
         let options = Options { timeout: Some(timeout), mode: Mode::Restart, ..Options::default() };
         let job = job(seed);
         let lived = live(&job, options, Some(150));
-        let step = job.seconds(149);
-        let latest = Duration::from_millis(1500) + timeout.max(Duration::from_secs_f64(8.0 * step.max(0.7)));
-        assert!(lived.delay.is_some_and(|delay| delay >= timeout && delay <= latest), "seed {seed}: {lived:?}, {step}");
+        // Nobody looks before three steps are over, or two seconds. A step may be some times longer than most.
+        let longest = (100..150).map(|step| job.seconds(step)).fold(0.0, f64::max);
+        let latest = Duration::from_millis(1500) + timeout.max(Duration::from_secs_f64(4.0 * longest));
+        assert!(
+            lived.delay.is_some_and(|delay| delay >= timeout && delay <= latest),
+            "seed {seed}: {lived:?}, {longest}"
+        );
     }
 }
 

@@ -79,6 +79,20 @@ fn a_line_of_the_log_is_progress() {
 }
 
 #[test]
+fn a_step_that_was_noticed_late_is_followed_by_another_look_at_once() {
+    let start = Instant::now();
+    let (mut pace, _) = paced(start, 0.5, 40);
+    let due = start + secs(22.0);
+    pace.on_look(Some(Reached { steps: 40, at: start + secs(20.0) }), due);
+    assert_eq!(pace.next_look(), start + secs(24.0));
+    let next = Some(Reached { steps: 41, at: start + secs(22.0) });
+    assert!(matches!(pace.on_look(next, start + secs(24.0)), Some(Change::Moved(..))));
+    assert_eq!(pace.next_look(), start + secs(24.0), "two seconds are over already");
+    assert!(matches!(pace.on_look(next, start + secs(24.0)), Some(Change::Still(_))));
+    assert_eq!(pace.next_look(), start + secs(26.0));
+}
+
+#[test]
 fn what_a_worker_writes_may_be_anything() {
     let start = Instant::now();
     let mut pace = Pace::new(start);
