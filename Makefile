@@ -146,15 +146,15 @@ test-long: wheel setup ## run randomised tests with many more cases, and all tes
 	@$(with_all_tools) ELASTIC_RS_FAULT_SECONDS=$(LONG_FAULT_SECONDS) $(PYTEST) tests/python -m 'long or not long' $(PYTEST_ARGS)
 	$(say) 'test-long: codec and table, $(LONG_CASES) cases of each property (proptest)'
 	@PROPTEST_CASES=$(LONG_CASES) cargo test --quiet --release $(CARGO_FLAGS) --all-features --test store properties::
-	$(say) 'test-long: rendezvous, agents, workers that survive, hosts: $(LONG_SEEDS) simulated jobs'
-	@ELASTIC_RS_SIM_SEEDS=$(LONG_SEEDS) cargo test --quiet --release $(CARGO_FLAGS) -p elastic_rs_sim --test simulation -- --nocapture rendezvous:: cell:: etcd:: agent:: elastic:: discovery:: hosts::
+	$(say) 'test-long: rendezvous, agents, workers that survive, hosts, hangs: $(LONG_SEEDS) simulated jobs'
+	@ELASTIC_RS_SIM_SEEDS=$(LONG_SEEDS) cargo test --quiet --release $(CARGO_FLAGS) -p elastic_rs_sim --test simulation -- --nocapture rendezvous:: cell:: etcd:: agent:: elastic:: discovery:: hosts:: hangs::
 	$(say) 'test-long: exhaustive exploration of small jobs, with more time and more faults'
 	@ELASTIC_RS_EXPLORE_LONG=1 cargo test --quiet --release $(CARGO_FLAGS) -p elastic_rs_sim --test simulation -- --nocapture explore::
 
 # libFuzzer needs code that counts its branches. These are the flags of cargo-fuzz, as far as stable rustc knows them. --target keeps
 # them from build scripts.
 FUZZ_SECONDS ?= 60
-FUZZ_TARGETS ?= codec table session blob proof hello http
+FUZZ_TARGETS ?= codec table session blob proof hello http view recorder
 FUZZ_RUSTFLAGS := -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
 	-Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
 	-Cllvm-args=-sanitizer-coverage-trace-compares -Ccodegen-units=1 --cfg fuzzing

@@ -6,6 +6,8 @@ use std::fs;
 use std::time::{Duration, Instant};
 
 use bytes::BytesMut;
+use elastic_rs::hang::fr::Recorded;
+use elastic_rs::hang::view::View;
 use elastic_rs::hosts::Cooldown;
 use elastic_rs::rendezvous::cell::node::{CellCommand, CellNode};
 use elastic_rs::rendezvous::messages::codec::{encode_preamble, try_encode_frame};
@@ -21,7 +23,7 @@ use serde_json::Value;
 const LONGEST_SEED_BYTES: usize = 3000;
 
 fn main() {
-    for target in ["codec", "table", "session", "blob", "proof", "hello", "http"] {
+    for target in ["codec", "table", "session", "blob", "proof", "hello", "http", "view", "recorder"] {
         fs::create_dir_all(format!("seeds/{target}")).expect("seeds/ can be made");
     }
     for entry in fs::read_dir("../tests/data/tcpstore").expect("the captures are there") {
@@ -36,6 +38,33 @@ fn main() {
     states();
     proofs();
     greetings();
+    hangs();
+}
+
+/// Write the recorded hangs: dumps of the flight recorder, and the views that are made of them.
+fn hangs() {
+    for entry in fs::read_dir("../tests/data/hangs").expect("the recorded hangs are there") {
+        let path = entry.expect("they can be listed").path();
+        let name = path.file_stem().expect("files have names").to_string_lossy().into_owned();
+        let file: Value = serde_json::from_slice(&fs::read(&path).expect("readable")).expect("JSON");
+        let mut views = Vec::new();
+        for one in file["views"].as_array().into_iter().flatten() {
+            let rank = one["rank"].as_u64().unwrap_or_default() as u32;
+            let mut dump = one["dump"].clone();
+            let mut view = View::new(rank, 1);
+            view.answered = dump.is_object();
+            if let Some(entries) = dump["entries"].as_array_mut() {
+                entries.drain(..entries.len().saturating_sub(6));
+                let bytes = serde_json::to_vec(&dump).expect("JSON");
+                Recorded::parse(&bytes).expect("a dump").fill(&mut view, &BTreeMap::new());
+                write("recorder", &format!("{name}-{rank}"), &bytes);
+            }
+            let bytes = view.encode();
+            views.extend_from_slice(&(bytes.len() as u16).to_le_bytes());
+            views.extend_from_slice(&bytes);
+        }
+        write("view", &name, &views);
+    }
 }
 
 fn greetings() {

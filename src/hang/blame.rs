@@ -80,8 +80,11 @@ fn mismatch(world: &World<'_>, waits: &Waits<'_>) -> Option<Finding> {
     }
     let classes = found.classes.into_iter();
     let classes = classes.map(|(signature, ranks)| Entered { signature, ranks: ranks.into_iter().collect() }).collect();
-    let finding = Finding { classes, tie: found.tie, ..named(world, waits, Kind::Mismatch, found.ranks) };
-    Some(Finding { collective: Some(of), chain: Vec::new(), ..finding })
+    // All that have entered something else wait for one another.
+    let pending = waits.teams[at].pending.values().flatten().map(|at| world.views[*at].rank);
+    let waiting = pending.filter(|rank| found.ranks.binary_search(rank).is_err()).collect();
+    let finding = Finding::new(Kind::Mismatch, found.ranks);
+    Some(Finding { collective: Some(of), classes, tie: found.tie, waiting, ..finding })
 }
 
 /// Roots that do not answer: those whose GIL is held, if there are such.
@@ -163,3 +166,6 @@ fn inside(world: &World<'_>, waits: &Waits<'_>) -> Option<Finding> {
     let of = collective(world, waits, On::Collective(team, seq));
     Some(Finding { collective: of, waiting, ..Finding::new(Kind::Inside, Vec::new()) })
 }
+
+#[cfg(test)]
+mod tests;

@@ -19,7 +19,7 @@ pub const PENDING_LIMIT: usize = 16;
 /// Most of a group's last collectives.
 pub const TAIL_LIMIT: usize = 32;
 /// Most different signatures of a view.
-pub const SIGNATURES_LIMIT: usize = 256;
+pub const SIGNATURES_LIMIT: usize = 128;
 /// Most frames of a thread: the innermost ones.
 pub const FRAMES_LIMIT: usize = 128;
 /// Most data workers of a view.
@@ -292,12 +292,16 @@ impl View {
             group.pending.truncate(PENDING_LIMIT);
             group.tail.drain(..group.tail.len().saturating_sub(TAIL_LIMIT));
         }
-        // What says least goes first: the outer frames, then those of data workers, members, and groups without anything pending.
+        // What says least goes first: the outer frames, then further data workers, members, and groups without anything pending.
         let mut kept = FRAMES_LIMIT;
         while kept > 8 && self.is_too_long() {
             kept /= 2;
             self.frames.truncate(kept);
             self.data_workers.iter_mut().for_each(|worker| worker.frames.truncate(kept));
+        }
+        if self.is_too_long() {
+            self.data_workers.sort_by_key(|worker| (worker.is_idle(), worker.pid));
+            self.data_workers.truncate(1);
         }
         if self.is_too_long() {
             self.groups.iter_mut().for_each(|group| group.ranks = None);

@@ -18,6 +18,7 @@ pub mod coordinator;
 pub mod discovery;
 pub mod engine;
 pub mod etcd;
+pub mod hangs;
 pub mod pytorch;
 mod records;
 mod shared;

@@ -122,7 +122,8 @@ impl<'a> Waits<'a> {
         let mut way: Vec<(u32, On)> = Vec::new();
         let mut visited = BTreeMap::new();
         let Some(mut rank) = self.awaited.keys().copied().find(|rank| self.waiting.contains(rank)) else { return way };
-        while visited.insert(rank, way.len()).is_none() {
+        while !visited.contains_key(&rank) {
+            visited.insert(rank, way.len());
             let waiting = |on: On| {
                 let others = self.blockers(world, on).filter(|other| *other != rank && self.waiting.contains(other));
                 Some((others.min()?, on))

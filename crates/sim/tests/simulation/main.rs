@@ -6,6 +6,7 @@ mod discovery;
 mod elastic;
 mod etcd;
 mod explore;
+mod hangs;
 mod hosts;
 mod pytorch;
 mod rendezvous;

@@ -1,0 +1,333 @@
+//! When a training that stands still is a hang: a pure state machine over one run.
+//!
+//! Nodes say that their workers make no step. Once all of them do, the judge asks for a look at all ranks, has [`blame`] say who holds
+//! the others up, and compares it with the look before. Naming is fast and prints nothing. A hang is *found* by proof, which is two equal
+//! looks at something that never goes on by itself, or late, by [`limits`]. Events come in through `on_…`; [`Judge::take_effects`]
+//! returns what to do, and [`Judge::next_deadline`] when to call [`Judge::on_tick`].
+//!
+//! | file | what |
+//! |---|---|
+//! | [`pace`] | the agent's part: when steps are late |
+//! | [`limits`] | for how long ranks may stand still |
+//! | `standing` | one time without progress: what its looks have shown |
+
+use std::collections::BTreeMap;
+use std::mem;
+use std::time::{Duration, Instant};
+
+use super::blame::blame;
+use super::finding::{Finding, Kind};
+use super::view::View;
+
+pub mod limits;
+pub mod pace;
+mod standing;
+
+use limits::Limits;
+use standing::{Progress, Standing};
+
+/// Shortest time between two looks that are compared.
+pub const BETWEEN_LOOKS: Duration = Duration::from_secs(5);
+/// Longest time between two looks.
+pub const LONGEST_BETWEEN: Duration = Duration::from_secs(30);
+/// For how long the answers to a look may take.
+pub const LOOK_LIMIT: Duration = Duration::from_secs(3);
+/// For how long ranks may read or write without a step.
+pub const MOVING_LIMIT: Duration = Duration::from_secs(3600);
+/// Shortest time between two events that say who is waited for.
+pub const BETWEEN_WAITS: Duration = Duration::from_secs(60);
+
+/// What happens when a hang is found: `--hang`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Mode {
+    /// Nobody looks.
+    Off,
+    /// It is reported.
+    #[default]
+    Report,
+    /// It is reported, and the workers are restarted.
+    Restart,
+}
+
+/// How hangs are judged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// What happens when one is found.
+    pub mode: Mode,
+    /// Instead of all limits.
+    pub timeout: Option<Duration>,
+    /// How many restarts hangs may cost in this run.
+    pub restarts: u32,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { mode: Mode::Report, timeout: None, restarts: 3 }
+    }
+}
+
+/// What to do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Effect {
+    /// Ask all nodes for views. Answered by [`Judge::on_views`] with this number.
+    Look(u64),
+    /// Record who is waited for (`hang.waits`). Nothing is printed.
+    Waits {
+        /// Who.
+        finding: Box<Finding>,
+        /// The time without progress.
+        still: Duration,
+    },
+    /// All ranks are stopped. Said once, and no alarm.
+    Suspended,
+    /// Report a hang (`hang.found`).
+    Found {
+        /// Who.
+        finding: Box<Finding>,
+        /// The time without progress.
+        still: Duration,
+        /// The limit that is over. `None`: it is certain.
+        limit: Option<Duration>,
+    },
+    /// What was found, or suspended, goes on (`hang.over`).
+    Over {
+        /// The time without progress.
+        still: Duration,
+    },
+    /// Restart the workers, after a dump of all ranks.
+    Restart {
+        /// Why.
+        finding: Box<Finding>,
+    },
+}
+
+/// What a node says of workers that make no step.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Still {
+    /// The round.
+    pub round: u64,
+    /// Since when.
+    pub since: Instant,
+    /// They have made a step in this round.
+    pub has_stepped: bool,
+    /// The median time of a step, if it is known.
+    pub step_time: Option<Duration>,
+    /// The section of the training in which they are, if it has a name.
+    pub section: Option<String>,
+}
+
+/// The judge of one run. See the module's documentation.
+#[derive(Clone, Debug)]
+pub struct Judge {
+    options: Options,
+    limits: Limits,
+    round: u64,
+    /// When the workers of the round were started.
+    started: Option<Instant>,
+    has_stepped: bool,
+    /// The nodes of the world, and which of them stand still.
+    nodes: BTreeMap<u64, Option<Still>>,
+    standing: Option<Standing>,
+    /// Number of the last look.
+    looks: u64,
+    waits_told: Option<Instant>,
+    restarts: u32,
+    effects: Vec<Effect>,
+}
+
+impl Judge {
+    /// A judge of a run that has no round yet.
+    pub fn new(options: Options) -> Self {
+        Self {
+            options,
+            limits: Limits::new(options.timeout),
+            round: 0,
+            started: None,
+            has_stepped: false,
+            nodes: BTreeMap::new(),
+            standing: None,
+            looks: 0,
+            waits_told: None,
+            restarts: 0,
+            effects: Vec::new(),
+        }
+    }
+
+    /// What to do, since the last call.
+    pub fn take_effects(&mut self) -> Vec<Effect> {
+        mem::take(&mut self.effects)
+    }
+
+    /// When to call [`Self::on_tick`].
+    pub fn next_deadline(&self) -> Option<Instant> {
+        self.standing.as_ref().map(Standing::next_deadline)
+    }
+
+    /// Who is waited for, and since when nothing has moved.
+    pub fn finding(&self) -> Option<(&Finding, Instant)> {
+        self.standing.as_ref().and_then(|standing| Some((standing.finding()?, standing.since)))
+    }
+
+    /// The limits, as they have been learnt.
+    pub fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    /// How many restarts hangs have cost.
+    pub fn restarts(&self) -> u32 {
+        self.restarts
+    }
+
+    /// A round is complete, with these nodes. Without nodes: no world runs.
+    pub fn on_round(&mut self, round: u64, nodes: impl IntoIterator<Item = u64>, now: Instant) {
+        if let Some(standing) = self.standing.take() {
+            self.over(&standing, now);
+        }
+        self.round = round;
+        self.nodes = nodes.into_iter().map(|node| (node, None)).collect();
+        (self.started, self.has_stepped) = (Some(now), false);
+    }
+
+    /// A node's workers make no step.
+    pub fn on_still(&mut self, node: u64, still: Still, now: Instant) {
+        let Some(of) = self.nodes.get_mut(&node).filter(|_| still.round == self.round) else { return };
+        self.has_stepped |= still.has_stepped;
+        *of = Some(still);
+        self.stand_still(now);
+    }
+
+    /// A node's workers have made a step, or said that they go on, at this time.
+    pub fn on_moved(&mut self, node: u64, round: u64, at: Instant, now: Instant) {
+        let Some(of) = self.nodes.get_mut(&node).filter(|_| round == self.round) else { return };
+        *of = None;
+        let at = at.min(now);
+        if !self.has_stepped {
+            self.has_stepped = true;
+            if let Some(started) = self.started {
+                self.limits.learn_first(at.saturating_duration_since(started));
+            }
+        }
+        if let Some(standing) = self.standing.take() {
+            self.learn(&standing, at);
+            self.over(&standing, at);
+        }
+    }
+
+    /// The views of a look, as far as they have come.
+    pub fn on_views(&mut self, look: u64, mut views: Vec<View>, now: Instant) {
+        if !self.standing.as_ref().is_some_and(|standing| standing.is_asked(look)) {
+            return;
+        }
+        let Some(mut standing) = self.standing.take() else { return };
+        views.retain(|view| view.round == self.round);
+        let finding = blame(&views);
+        match standing.on_look(views, finding, now) {
+            Progress::None => {}
+            Progress::Made => {
+                self.learn(&standing, now);
+                self.over(&standing, now);
+                standing.begin_again(now);
+            }
+            // Nothing has ended: nothing is learnt.
+            Progress::Moving => {
+                self.over(&standing, now);
+                standing.begin_again(now);
+            }
+        }
+        self.judge(&mut standing, now);
+        self.standing = Some(standing);
+    }
+
+    /// Time has passed.
+    pub fn on_tick(&mut self, now: Instant) {
+        let Some(standing) = &mut self.standing else { return };
+        if now >= standing.next_deadline() {
+            self.looks += 1;
+            standing.ask(self.looks, now);
+            self.effects.push(Effect::Look(self.looks));
+        }
+    }
+
+    /// Look at all ranks, once all nodes stand still.
+    fn stand_still(&mut self, now: Instant) {
+        let all: Option<Vec<_>> = self.nodes.values().map(Option::as_ref).collect();
+        let Some(all) = all.filter(|all| !all.is_empty() && self.options.mode != Mode::Off) else { return };
+        if self.standing.is_some() {
+            return;
+        }
+        // The node that went on for longest says since when nothing moves.
+        let since = all.iter().map(|still| still.since).max().unwrap_or(now).min(now);
+        let step_time = all.iter().filter_map(|still| still.step_time).max();
+        let section = all.iter().find_map(|still| still.section.clone());
+        self.standing = Some(Standing::new(since, step_time, section, now));
+        self.on_tick(now);
+    }
+
+    /// Say what the last look means.
+    fn judge(&mut self, standing: &mut Standing, now: Instant) {
+        let Some(finding) = standing.finding().cloned() else { return };
+        let still = now.saturating_duration_since(standing.since);
+        if finding.kind == Kind::Suspended {
+            if !mem::replace(&mut standing.is_suspended, true) {
+                self.effects.push(Effect::Suspended);
+            }
+            standing.pause(now);
+            return;
+        }
+        if mem::take(&mut standing.is_suspended) {
+            self.effects.push(Effect::Over { still });
+            standing.begin_again(now);
+            return;
+        }
+        let may_tell = self.waits_told.is_none_or(|at| now.saturating_duration_since(at) >= BETWEEN_WAITS);
+        if may_tell && standing.is_news() {
+            self.waits_told = Some(now);
+            standing.told();
+            self.effects.push(Effect::Waits { finding: Box::new(finding.clone()), still });
+        }
+        let limit = self.limits.of(standing.section.as_deref(), standing.step_time);
+        let over = standing.over(limit, now);
+        let is_proven = standing.is_proven(now);
+        if !standing.is_found && (is_proven || over.is_some()) {
+            standing.is_found = true;
+            let limit = over.filter(|_| !is_proven);
+            self.effects.push(Effect::Found { finding: Box::new(finding.clone()), still, limit });
+        }
+        let is_due = is_proven || standing.over(limit.twice(), now).is_some();
+        if standing.is_found && is_due && !standing.is_restarted && self.may_restart(&finding) {
+            self.restarts += 1;
+            self.effects.push(Effect::Restart { finding: Box::new(finding) });
+            standing.is_restarted = true;
+        }
+        standing.schedule(limit, now);
+    }
+
+    /// Whether workers are restarted for it. Not while one of them reads standard input: somebody types there, or a debugger waits.
+    fn may_restart(&self, finding: &Finding) -> bool {
+        let is_asked =
+            |place: &super::finding::Place| place.call.as_ref().is_some_and(|call| call.reads_standard_input());
+        self.options.mode == Mode::Restart
+            && self.restarts < self.options.restarts
+            && !finding.places.iter().any(is_asked)
+    }
+
+    /// A wait has ended by itself.
+    fn learn(&mut self, standing: &Standing, at: Instant) {
+        // Without a pace there is no wait of a step, but that of the first one.
+        if standing.step_time.is_none() {
+            return;
+        }
+        for (class, waited) in standing.waits(at) {
+            self.limits.learn(standing.section.as_deref(), class, waited);
+        }
+    }
+
+    fn over(&mut self, standing: &Standing, at: Instant) {
+        if standing.is_found || standing.is_suspended {
+            self.effects.push(Effect::Over { still: at.saturating_duration_since(standing.since) });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

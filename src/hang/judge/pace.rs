@@ -1,0 +1,130 @@
+//! When an agent looks at the steps of its workers, and when it says that they stand still. Pure.
+//!
+//! Nothing polls: after each look the next one is due when a step takes much longer than usual.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+/// Shortest time without a step after which somebody looks.
+pub const SHORTEST: Duration = Duration::from_secs(2);
+/// The same while nobody knows how long a step takes.
+pub const UNKNOWN: Duration = Duration::from_secs(10);
+/// Most looks of which the time of a step is taken.
+pub const LOOKS: usize = 64;
+/// Number of steps from which on the time of a step is known.
+pub const KNOWN_FROM: u64 = 3;
+
+/// How far the workers are, as their memory says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reached {
+    /// Number of steps in this round.
+    pub steps: u64,
+    /// When the last one ended.
+    pub at: Instant,
+}
+
+/// A node's workers make no step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Still {
+    /// Number of steps in this round.
+    pub steps: u64,
+    /// Since when.
+    pub since: Instant,
+    /// The median time of a step, from [`KNOWN_FROM`] steps on.
+    pub step_time: Option<Duration>,
+}
+
+/// What follows from a look.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// The workers stand still. Said once.
+    Still(Still),
+    /// They have moved since [`Change::Still`]: when, and after how long.
+    Moved(Instant, Duration),
+}
+
+/// The pace of a node's workers.
+#[derive(Clone, Debug)]
+pub struct Pace {
+    reached: Reached,
+    /// Mean times of a step between two looks, the oldest first.
+    times: VecDeque<Duration>,
+    is_still: bool,
+    looked: Instant,
+}
+
+impl Pace {
+    /// Workers that are started now.
+    pub fn new(now: Instant) -> Self {
+        Self { reached: Reached { steps: 0, at: now }, times: VecDeque::new(), is_still: false, looked: now }
+    }
+
+    /// The median time of a step, if it is known.
+    pub fn step_time(&self) -> Option<Duration> {
+        let mut times: Vec<_> = self.times.iter().copied().collect();
+        let middle = times.len() / 2;
+        let is_known = self.reached.steps >= KNOWN_FROM && !times.is_empty();
+        is_known.then(|| *times.select_nth_unstable(middle).1)
+    }
+
+    /// The time without a step after which they stand still.
+    pub fn patience(&self) -> Duration {
+        self.step_time().map_or(UNKNOWN, |time| SHORTEST.max(time.saturating_mul(3)))
+    }
+
+    /// When to look next.
+    pub fn next_look(&self) -> Instant {
+        let patience = self.patience();
+        let due = self.reached.at + patience;
+        match due > self.looked {
+            true => due,
+            // They stand still: is that over?
+            false if self.is_still => self.looked + patience,
+            // They have moved, but that is long ago already.
+            false => self.looked,
+        }
+    }
+
+    /// A line of a worker, or something else, says that it goes on.
+    pub fn on_progress(&mut self, now: Instant) -> Option<Change> {
+        let waited = now.saturating_duration_since(self.reached.at);
+        self.reached.at = now.max(self.reached.at);
+        std::mem::take(&mut self.is_still).then_some(Change::Moved(now, waited))
+    }
+
+    /// A look at the workers' memory: how far they are, if they have made a step.
+    pub fn on_look(&mut self, reached: Option<Reached>, now: Instant) -> Option<Change> {
+        self.looked = now;
+        let last = self.reached;
+        let waited = self.take(reached);
+        if let Some(waited) = waited {
+            let was_still = std::mem::take(&mut self.is_still);
+            if was_still {
+                return Some(Change::Moved(self.reached.at, waited));
+            }
+        }
+        let is_still = now.saturating_duration_since(self.reached.at) >= self.patience();
+        if !is_still || self.is_still {
+            return None;
+        }
+        debug_assert!(self.reached.at >= last.at, "time goes on");
+        self.is_still = true;
+        Some(Change::Still(Still { steps: self.reached.steps, since: self.reached.at, step_time: self.step_time() }))
+    }
+
+    /// Take a reading. Returns the time from the last progress until the last step, if there was a new one.
+    fn take(&mut self, reached: Option<Reached>) -> Option<Duration> {
+        let new = reached.filter(|new| new.steps > self.reached.steps && new.at >= self.reached.at)?;
+        let steps = u32::try_from(new.steps - self.reached.steps).unwrap_or(u32::MAX);
+        let waited = new.at.saturating_duration_since(self.reached.at);
+        // The first one is mostly the start.
+        if self.reached.steps > 0 {
+            if self.times.len() == LOOKS {
+                self.times.pop_front();
+            }
+            self.times.push_back(waited / steps);
+        }
+        self.reached = new;
+        Some(waited)
+    }
+}
