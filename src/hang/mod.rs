@@ -1,5 +1,8 @@
 //! Hangs: what each rank does, seen from outside of its Python, who is to blame, and when to say so.
 //!
-//! [`frames`] reads the Python frames of another process, what runs and what waits.
+//! [`frames`] reads the Python frames of another process, [`look`] what the kernel knows of it, and [`grouping`] makes lines of many
+//! ranks' views.
 
 pub mod frames;
+pub mod grouping;
+pub mod look;

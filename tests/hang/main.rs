@@ -5,6 +5,7 @@
 use std::time::Duration;
 
 mod frames;
+mod look;
 
 /// Time limit for a step that takes milliseconds on an idle machine.
 const LIMIT: Duration = Duration::from_secs(60);

@@ -16,7 +16,10 @@ mod offsets;
 #[cfg(feature = "io")]
 pub mod process;
 mod reader;
+#[cfg(test)]
+mod tests;
 mod walk;
+pub mod whose;
 
 use std::fmt;
 

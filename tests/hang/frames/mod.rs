@@ -54,6 +54,11 @@ impl Stands {
         Self { child, pid: pid.try_into().unwrap(), runtime: Runtime { address, version }, script }
     }
 
+    /// The process that was started.
+    pub fn parent(&self) -> u32 {
+        self.child.id()
+    }
+
     pub fn process(&self) -> Process {
         Process::open(self.pid).unwrap()
     }
