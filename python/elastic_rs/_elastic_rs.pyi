@@ -2100,6 +2100,11 @@ def watch_signals(signals: SupportsGetItem[int, SupportsIndex], *, goes_on: bool
     signal that came before is still one.
     """
 
+def why_stacks_are_unknown() -> str | None:
+    """
+    Return why an agent here cannot read its workers' stacks. None: it can.
+    """
+
 def why_users_are_unknown() -> tuple[str, str] | None:
     """
     Return why a worker store of this process could not know which users connect to it from this machine, and what to do. None: it

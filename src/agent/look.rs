@@ -1,40 +1,44 @@
 //! Looks at workers from outside: what each does, as a [`View`] for the coordinator, or as a text for a file.
 //!
-//! A worker neither helps nor notices. What may hang for ever, such as reading a file of a dead file system's process, hangs a thread of
-//! its own, which is given up after [`LIMIT`].
+//! A worker neither helps nor notices. What may hang for ever is done [`within`] a limit.
 
 use std::fmt::Write as _;
 use std::io;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio::task::JoinSet;
-use tokio::time::timeout;
 
 use crate::hang::frames::process::{Process, Refusal};
 use crate::hang::frames::{Frame, Peer, Stacks, Thread};
-use crate::hang::view::{self, Life, State, View};
-use crate::processes::state_of;
-use crate::threads::aside;
+use crate::hang::look::Look;
+use crate::hang::look::driver::{Child, Seen, seen, within};
+use crate::hang::view::{self, DataWorker, Life, State, View};
 
 /// Time for a look at one worker. As a rule it takes a millisecond.
 pub const LIMIT: Duration = Duration::from_millis(600);
+/// Two looks that are nearer do not show what a worker does between them.
+const SHORTEST_BETWEEN: Duration = Duration::from_secs(1);
 /// Longest file of a dump.
 const DUMP_BYTES: usize = 1 << 20;
 
 /// A worker that is looked at.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Worker {
     pub rank: u32,
     pub round: u64,
     pub pid: u32,
+    /// What an earlier look at its process has found, and when that was.
+    pub earlier: Option<(Instant, Look)>,
 }
 
 /// What a look at all workers of a node has found.
 #[derive(Debug, Default)]
 pub(super) struct Looked {
     pub views: Vec<View>,
-    /// Why frames could not be read.
+    /// For the next look: when this one was, and what it has found.
+    pub looks: Vec<(Instant, Look)>,
+    /// Why something could not be read.
     pub problem: Option<String>,
 }
 
@@ -43,87 +47,112 @@ pub(super) async fn look(workers: Vec<Worker>) -> Looked {
     let mut looks = JoinSet::new();
     for worker in workers {
         looks.spawn(async move {
-            let looked = timeout(LIMIT, aside("look", move || look_at(worker))).await;
-            looked
-                .map_err(|_| late(worker))
-                .and_then(|looked| looked.map_err(|error| error.to_string()))
-                .unwrap_or_else(|problem| (View::new(worker.rank, worker.round), Some(problem)))
+            let Worker { rank, round, pid, .. } = worker;
+            let looked = within(LIMIT, "look", move || look_at(&worker)).await;
+            looked.unwrap_or_else(|why| {
+                let problem = format!("rank {rank} (pid {pid}) could not be looked at: {why}");
+                (View { pid, ..View::new(rank, round) }, None, Some(problem))
+            })
         });
     }
     let mut looked = Looked::default();
-    for (view, problem) in looks.join_all().await {
+    for (view, look, problem) in looks.join_all().await {
         looked.views.push(view);
+        looked.looks.extend(look);
         looked.problem = looked.problem.or(problem);
     }
     looked.views.sort_by_key(|view| view.rank);
     looked
 }
 
-fn late(Worker { rank, pid, .. }: Worker) -> String {
-    format!("rank {rank} (pid {pid}) could not be looked at within {LIMIT:.0?}: a read of its files in /proc hangs")
-}
-
-fn look_at(Worker { rank, round, pid }: Worker) -> (View, Option<String>) {
-    let stacks = stacks_of(pid);
-    let main = stacks.as_ref().ok().and_then(Stacks::main);
-    let mut view = View {
-        pid,
-        life: if main.is_some_and(has_ended) { Life::MainThreadEnded { raised: false } } else { Life::Running },
-        state: state_of(pid).map_or(State::Ended, State::of),
-        frames: main.map_or_else(Vec::new, |main| main.frames.iter().map(frame).collect()),
-        ..View::new(rank, round)
-    };
-    view.fit();
-    let problem = stacks.err().filter(|refusal| !matches!(refusal, Refusal::Ended(_)));
-    (view, problem.map(|refusal| refusal.to_string()))
+/// A worker's view, what the kernel knows of it, and why its frames could not be read.
+fn look_at(worker: &Worker) -> (View, Option<(Instant, Look)>, Option<String>) {
+    let Worker { rank, round, pid, earlier } = worker;
+    let blank = View { pid: *pid, ..View::new(*rank, *round) };
+    let (now, found) = (Instant::now(), Process::open(*pid).and_then(|process| seen(&process, None)));
+    match found {
+        Ok(Seen { look, stacks, children }) => {
+            let between = earlier.as_ref().map(|(at, before)| (now.saturating_duration_since(*at), before));
+            let between = between.filter(|(elapsed, _)| *elapsed >= SHORTEST_BETWEEN);
+            let main = stacks.as_ref().ok().and_then(Stacks::main);
+            let is_over = main.is_some_and(has_ended);
+            let mut view = View {
+                life: if is_over { Life::MainThreadEnded { raised: false } } else { Life::Running },
+                state: State::of(look.state),
+                class: between.map(|(elapsed, before)| look.class_since(before, elapsed)),
+                call: look.call.clone(),
+                frames: main.map_or_else(Vec::new, frames_of),
+                data_workers: children.into_iter().map(data_worker).collect(),
+                ..blank
+            };
+            view.fit();
+            (view, Some((now, look)), stacks.err().map(|refusal| refusal.to_string()))
+        }
+        Err(Refusal::Ended(_)) => (View { state: State::Ended, ..blank }, None, None),
+        Err(refusal) => (blank, None, Some(refusal.to_string())),
+    }
 }
 
 /// Whether a main thread has come to the end of its program, and waits for threads that are no daemons.
 fn has_ended(main: &Thread) -> bool {
-    main.frames
-        .last()
-        .is_some_and(|outermost| outermost.function == "_shutdown" && outermost.file.ends_with("/threading.py"))
+    let is_end = |frame: &Frame| frame.function == "_shutdown" && frame.file.ends_with("/threading.py");
+    main.frames.last().is_some_and(is_end)
 }
 
-fn stacks_of(pid: u32) -> Result<Stacks, Refusal> {
-    Process::open(pid)?.stacks(None)
+fn data_worker(Child { look, stacks }: Child) -> DataWorker {
+    let main = stacks.as_ref().and_then(Stacks::main);
+    DataWorker { pid: look.pid, state: State::of(look.state), frames: main.map_or_else(Vec::new, frames_of) }
 }
 
-fn frame(frame: &Frame) -> view::Frame {
-    let peer = frame.peer.map(|(Peer::Rank(rank) | Peer::GroupRank(rank))| rank);
-    view::Frame { function: frame.function.clone(), file: frame.file.clone(), line: frame.line.unwrap_or(0), peer }
+fn frames_of(thread: &Thread) -> Vec<view::Frame> {
+    let frame = |frame: &Frame| {
+        let peer = frame.peer.map(|(Peer::Rank(rank) | Peer::GroupRank(rank))| rank);
+        view::Frame { function: frame.function.clone(), file: frame.file.clone(), line: frame.line.unwrap_or(0), peer }
+    };
+    thread.frames.iter().map(frame).collect()
 }
 
-/// Write what a worker does into a file: the state of its main thread, and the frames of all threads.
+/// Write what a worker does into a file: what its main thread waits for, and the frames of all threads. May hang.
 ///
 /// # Errors
 /// The file cannot be written.
 pub(super) fn dump(pid: u32, why: &str, path: &Path) -> io::Result<()> {
-    let mut text =
-        format!("{why}\npid {pid}, state {}\n", state_of(pid).map_or_else(|| "ended".to_owned(), String::from));
-    match stacks_of(pid) {
-        Ok(Stacks { version, threads, cut }) => {
-            let _ = writeln!(
-                text,
-                "Python {version}{}",
-                if cut { "; it changed while it was read, so parts may be wrong" } else { "" }
-            );
-            threads.iter().for_each(|thread| write_thread(thread, &mut text));
+    let mut text = format!("{why}\n");
+    match Process::open(pid).and_then(|process| seen(&process, None)) {
+        Ok(Seen { look, stacks, children }) => {
+            write_look("pid", &look, &mut text);
+            match &stacks {
+                Ok(stacks) => write_stacks(stacks, &mut text),
+                Err(refusal) => text += &format!("its Python frames are not known: {refusal}\n"),
+            }
+            for Child { look, stacks } in &children {
+                text.push('\n');
+                write_look("data worker: pid", look, &mut text);
+                stacks.iter().for_each(|stacks| write_stacks(stacks, &mut text));
+            }
         }
-        Err(refusal) => {
-            let _ = writeln!(text, "its Python frames are not known: {refusal}");
-        }
+        Err(refusal) => text += &format!("nothing is known of it: {refusal}\n"),
     }
     let end = (0..=DUMP_BYTES.min(text.len())).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
     std::fs::write(path, &text.as_bytes()[..end])
 }
 
-fn write_thread(thread: &Thread, text: &mut String) {
-    let main = if thread.main { " (main)" } else { "" };
-    let gil = if thread.holds_gil == Some(true) { ", holds the GIL" } else { "" };
-    let _ = writeln!(text, "\nthread {}{main}{gil}, the innermost call first", thread.tid);
-    for Frame { function, file, line, .. } in &thread.frames {
-        let line = line.map_or_else(|| "?".to_owned(), |line| line.to_string());
-        let _ = writeln!(text, "  {function} ({file}:{line})");
+fn write_look(who: &str, look: &Look, text: &mut String) {
+    let call = look.call.as_ref().map(|call| format!(", {call}")).unwrap_or_default();
+    let within = look.kernel_function.as_ref().map(|name| format!(" (kernel: {name})")).unwrap_or_default();
+    let _ = writeln!(text, "{who} {} ({}), state {}{call}{within}", look.pid, look.name, look.state);
+}
+
+fn write_stacks(Stacks { version, threads, cut }: &Stacks, text: &mut String) {
+    let cut = if *cut { "; it changed while it was read, so parts may be wrong" } else { "" };
+    let _ = writeln!(text, "Python {version}{cut}");
+    for thread in threads {
+        let main = if thread.main { " (main)" } else { "" };
+        let gil = if thread.holds_gil == Some(true) { ", holds the GIL" } else { "" };
+        let _ = writeln!(text, "\nthread {}{main}{gil}, the innermost call first", thread.tid);
+        for Frame { function, file, line, .. } in &thread.frames {
+            let line = line.map_or_else(|| "?".to_owned(), |line| line.to_string());
+            let _ = writeln!(text, "  {function} ({file}:{line})");
+        }
     }
 }

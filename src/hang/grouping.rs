@@ -11,7 +11,7 @@ use super::view::{Call, Class, Frame, Life, State, View, WaitsIn, all_users, wai
 pub const GROUPS_SHOWN: usize = 23;
 /// Most frames of a line.
 const FRAMES_SHOWN: usize = 3;
-/// Most nodes that a line names.
+/// Most names of nodes in a line, or of nodes that differ in a number.
 const NODES_SHOWN: usize = 3;
 
 /// Ranks that stand alike.
@@ -76,11 +76,7 @@ pub fn lines(groups: &[Group]) -> Vec<String> {
 fn cells(group: &Group) -> [String; 6] {
     let Group { count, ranks, hosts, state, what, frames } = group;
     let many = if *count == 1 { "rank" } else { "ranks" };
-    let named = hosts.iter().take(NODES_SHOWN).map(String::as_str).collect::<Vec<_>>().join(",");
-    let hosts = match hosts.len().saturating_sub(NODES_SHOWN) {
-        0 => named,
-        more => format!("{named} and {more} more"),
-    };
+    let hosts = names(hosts);
     [format!("{count} {many}"), ranks.clone(), hosts, (*state).to_owned(), what.clone(), frames.join(" < ")]
 }
 
@@ -131,26 +127,48 @@ fn what_of(view: &View) -> String {
     match waits_in(&view.frames) {
         Some((frame, WaitsIn::Peer(Some(peer)))) => format!("{} with rank {peer}", frame.name()),
         Some((frame, _)) => frame.name().to_owned(),
-        None => view.call.as_ref().map(call).unwrap_or_default(),
-    }
-}
-
-fn call(Call { name, file, file_system, .. }: &Call) -> String {
-    match (file, file_system) {
-        (Some(file), Some(file_system)) => format!("{name}({file}, {file_system})"),
-        (Some(file), None) => format!("{name}({file})"),
-        (None, _) => name.clone(),
+        None => view.call.as_ref().map(Call::to_string).unwrap_or_default(),
     }
 }
 
 fn frames_of(view: &View) -> Vec<String> {
     let short = |frame: &&Frame| format!("{} {}:{}", frame.name(), frame.file_name(), frame.line);
+    let is_call = |frame: &&&Frame| frame.function != "<module>";
     let busy = view.data_workers.iter().find(|worker| !worker.is_idle()).filter(|_| waits_for_data(&view.frames));
     let of_worker = busy.map(|worker| {
         let first = all_users(&worker.frames).first().map(short).unwrap_or_default();
         format!("data worker {}: {first}", worker.pid)
     });
-    of_worker.into_iter().chain(all_users(&view.frames).iter().map(short)).take(FRAMES_SHOWN).collect()
+    let users = all_users(&view.frames);
+    let calls: Vec<_> = users.iter().filter(is_call).map(short).collect();
+    let calls = if calls.is_empty() { users.iter().map(short).collect() } else { calls };
+    of_worker.into_iter().chain(calls).take(FRAMES_SHOWN).collect()
+}
+
+/// Names in order, those that differ in a last number alone as one: `n16-17`, `gpu-a,gpu-b`.
+fn names(names: &[String]) -> String {
+    let mut alike: BTreeMap<&str, Vec<u32>> = BTreeMap::new();
+    for name in names {
+        let (prefix, number) = numbered(name);
+        alike.entry(prefix).or_default().extend(number);
+    }
+    let text = |(prefix, numbers): (&&str, &Vec<u32>)| match numbers.is_empty() {
+        true => (*prefix).to_owned(),
+        false => format!("{prefix}{}", numbers.iter().copied().collect::<Ranks>()),
+    };
+    let more = alike.len().saturating_sub(NODES_SHOWN);
+    let shown = alike.iter().take(NODES_SHOWN).map(text).collect::<Vec<_>>().join(",");
+    if more == 0 { shown } else { format!("{shown} and {more} more") }
+}
+
+/// A name without its last number, and that. A number that begins with 0 stays: it would be shown as another.
+fn numbered(name: &str) -> (&str, Option<u32>) {
+    let prefix = name.trim_end_matches(|c: char| c.is_ascii_digit());
+    let digits = &name[prefix.len()..];
+    match digits.parse() {
+        Ok(number) if digits == "0" || !digits.starts_with('0') => (prefix, Some(number)),
+        _ => (name, None),
+    }
 }
 
 #[cfg(test)]
@@ -193,8 +211,8 @@ mod tests {
         assert_eq!(
             lines,
             [
-                "1 rank   3        n17      idle   read(/data/shard-17, nfs4)  load_batch train.py:88 < main train.py:41",
-                "7 ranks  0-2,4-7  n17,n16  waits  all_reduce                  main train.py:45",
+                "1 rank   3        n17     idle   read(/data/shard-17, nfs4)  load_batch train.py:88 < main train.py:41",
+                "7 ranks  0-2,4-7  n16,17  waits  all_reduce                  main train.py:45",
             ]
         );
     }
@@ -208,6 +226,13 @@ mod tests {
         let view = View { frames, data_workers: vec![data_worker], ..View::new(0, 1) };
         assert_eq!(groups([("n:1", &view)])[0].frames, ["data worker 23: __getitem__ d.py:8", "main train.py:5"]);
         assert_eq!(whole("n:1", &view).last().unwrap(), "  D.__getitem__ (/job/d.py:8)");
+    }
+
+    #[test]
+    fn nodes_are_named_together() {
+        let of = |all: &[&str]| names(&all.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>());
+        assert_eq!(of(&["n16", "n17", "n18", "gpu-b", "gpu-a"]), "gpu-a,gpu-b,n16-18");
+        assert_eq!(of(&["n01", "n1", "a", "b", "c"]), "a,b,c and 2 more");
     }
 
     #[test]

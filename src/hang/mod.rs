@@ -7,6 +7,7 @@
 //! | file | what |
 //! |---|---|
 //! | [`frames`] | the Python frames of another process, read from its memory |
+//! | [`look`] | what the kernel knows of a process: its state, the call in which it stands, what it used between two looks |
 //! | [`fr`] | torch's flight recorder: its JSON becomes groups of a view |
 //! | [`view`] | what a look says of one rank: its process, its frames, its collectives; bounds on all of it |
 //! | [`ranks`] | a set of ranks in a few numbers |
@@ -21,6 +22,7 @@ pub mod fr;
 pub mod frames;
 pub mod grouping;
 pub mod judge;
+pub mod look;
 pub mod ranks;
 pub mod text;
 pub mod view;

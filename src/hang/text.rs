@@ -216,10 +216,7 @@ fn activity(place: Option<&Place>) -> String {
         (Some(call), _) if call.reads_standard_input() => "; it reads standard input".to_owned(),
         (_, Some(Class::Busy)) => "; it computes".to_owned(),
         (_, Some(Class::Moving)) => "; it reads or writes".to_owned(),
-        (Some(call), _) if !call.name.is_empty() => {
-            let file: Vec<_> = call.file.iter().chain(&call.file_system).map(String::as_str).collect();
-            format!("; it sleeps in {}({})", call.name, file.join(", "))
-        }
+        (Some(call), _) if !call.name.is_empty() => format!("; it sleeps in {call}"),
         (_, Some(Class::Idle)) => "; it sleeps".to_owned(),
         (_, None) => String::new(),
     }

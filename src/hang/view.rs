@@ -1,6 +1,8 @@
 //! What a look says of one rank. Agents make it from outside of the worker, so everything in it may be wrong or a lie: what comes from
 //! a peer is checked by [`View::decode`], what an agent has read itself is cut by [`View::fit`].
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
 
 use super::ranks::Ranks;
@@ -8,7 +10,7 @@ use crate::wire::text::{check, cut, plain};
 
 mod frames;
 
-pub use frames::{DataWorker, Frame, WaitsIn, all_users, users, waits_for_data, waits_in};
+pub use frames::{DATA_LOADER, DataWorker, Frame, WaitsIn, all_users, is_pythons, users, waits_for_data, waits_in};
 
 /// Longest encoded view. As a rule it has 1 or 2 KiB.
 pub const VIEW_LIMIT_BYTES: usize = 32 * 1024;
@@ -163,7 +165,25 @@ pub struct Call {
 impl Call {
     /// Whether it reads standard input, as pdb and `input()` do.
     pub fn reads_standard_input(&self) -> bool {
-        self.fd == Some(0) && self.name.starts_with("read")
+        let waits_for_input = ["read", "readv", "poll", "ppoll", "select", "pselect6"].contains(&self.name.as_str());
+        self.fd == Some(0) && waits_for_input
+    }
+}
+
+impl fmt::Display for Call {
+    /// `read(/data/shard-17, nfs4)`, `futex`, `reads standard input (pipe)`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { name, file, file_system, fd } = self;
+        match (file, file_system) {
+            (Some(file), _) if self.reads_standard_input() => write!(f, "reads standard input ({file})"),
+            (None, _) if self.reads_standard_input() => f.write_str("reads standard input"),
+            (Some(file), Some(file_system)) if file.starts_with('/') => write!(f, "{name}({file}, {file_system})"),
+            (Some(file), _) => write!(f, "{name}({file})"),
+            (None, _) => match fd {
+                Some(fd) => write!(f, "{name}(fd {fd})"),
+                None => f.write_str(name),
+            },
+        }
     }
 }
 

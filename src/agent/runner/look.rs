@@ -1,12 +1,15 @@
 //! Looks at the workers, for whoever asks where they stand, and before they are killed. Part of [`super`].
 
+use std::collections::BTreeMap;
 use std::future::pending;
 use std::path::PathBuf;
+use std::time::Instant;
 
 use tokio::task::JoinHandle;
 
 use super::Runner;
 use crate::agent::look::{self, Looked, Worker};
+use crate::hang;
 use crate::rendezvous::messages::message::Look;
 use crate::rendezvous::node::session::Session;
 use crate::threads;
@@ -19,6 +22,8 @@ pub(super) struct Looking {
     answered: u64,
     /// The look under way.
     look: Option<(Look, JoinHandle<Looked>)>,
+    /// What the last one has found, by process.
+    last: BTreeMap<u32, (Instant, hang::look::Look)>,
 }
 
 /// What happens to them.
@@ -58,7 +63,10 @@ impl Runner {
         if let Some(look) = look.filter(|look| look.round == round) {
             let pids = self.worker_group.as_ref().map(|worker_group| worker_group.pids()).unwrap_or_default();
             let first = self.first_rank();
-            let worker = |(local_rank, pid)| Worker { rank: first.saturating_add(local_rank), round: round.0, pid };
+            let worker = |(local_rank, pid)| {
+                let earlier = self.looking.last.get(&pid).cloned();
+                Worker { rank: first.saturating_add(local_rank), round: round.0, pid, earlier }
+            };
             let workers = pids.into_iter().map(worker).collect();
             self.looking.look = Some((look, tokio::spawn(look::look(workers))));
         }
@@ -67,6 +75,7 @@ impl Runner {
     /// The look is over: report it to the coordinator.
     fn on_looked(&mut self, looked: Looked) {
         let Some((look, _)) = self.looking.look.take() else { return };
+        self.looking.last = looked.looks.into_iter().map(|(at, look)| (look.pid, (at, look))).collect();
         if let Some(session) = &self.session {
             session.report_look(look.number, looked.views, looked.problem);
         }

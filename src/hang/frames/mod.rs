@@ -16,6 +16,8 @@ mod offsets;
 #[cfg(feature = "io")]
 pub mod process;
 mod reader;
+#[cfg(test)]
+mod tests;
 mod walk;
 
 use std::fmt;

@@ -15,7 +15,7 @@ const INTERPRETER_LIMIT: usize = 16;
 /// Most threads of an interpreter that are listed. The main thread is the last in the list.
 const LISTED_LIMIT: usize = 1024;
 /// How often a thread's frames are read if they change while they are.
-const TRIES: usize = 3;
+const TRIES: usize = 16;
 /// A frame with a higher owner belongs to the interpreter and is no call of a Python function.
 const OWNERS: u8 = 3;
 /// Bits of a reference to a code object that are flags from 3.14 on.
@@ -147,30 +147,34 @@ impl<'a> Walk<'a> {
     /// A thread's frames, and whether some are missing. A thread that runs changes them, and is read again then.
     fn frames(&mut self, state: &State) -> (Vec<Frame>, bool) {
         let mut best = (Vec::new(), true);
-        for _ in 0..TRIES {
-            let (raw, whole) = self.chain(state.address);
+        for at in 0..TRIES {
+            // While Python enters its evaluation loop, there is no innermost frame yet. It may be suspended just then.
+            let (raw, whole) = self.chain(state.address, at == TRIES - 1);
+            let deep = raw.len() >= FRAME_LIMIT;
+            if !whole && !deep && raw.len() <= best.0.len() {
+                continue;
+            }
             let frames: Vec<_> = raw.iter().filter_map(|raw| self.frame(raw)).collect();
             let sound = frames.iter().all(|frame| frame.function != UNKNOWN);
-            if whole && sound {
-                return (frames, false);
+            if sound && (whole || deep) {
+                return (frames, !whole || at == TRIES - 1);
             }
             if frames.len() >= best.0.len() {
                 best = (frames, true);
-            }
-            if raw.len() >= FRAME_LIMIT && sound {
-                break;
             }
         }
         best
     }
 
-    /// The frames as they stand in memory, quickly, and whether they go on to the outermost one.
-    fn chain(&self, thread: u64) -> (Vec<Raw>, bool) {
+    /// The frames as they stand in memory, quickly, and whether they go on to the outermost one. `outer`: those of the evaluation loop
+    /// around the innermost one, where Python has such.
+    fn chain(&self, thread: u64, outer: bool) -> (Vec<Raw>, bool) {
         let innermost = match self.offsets.to_frame {
             ToFrame::Current(at) => self.reader.word(thread, at),
-            ToFrame::CFrame(at, within) => {
-                self.reader.word(thread, at).and_then(|cframe| self.reader.word(cframe, within))
-            }
+            ToFrame::CFrame(at, within) => self.reader.word(thread, at).and_then(|cframe| {
+                let cframe = if outer { self.reader.word(cframe, within + 8)? } else { cframe };
+                self.reader.word(cframe, within)
+            }),
         };
         let Ok(mut address) = innermost else { return (Vec::new(), false) };
         let mut raw: Vec<Raw> = Vec::new();

@@ -45,7 +45,8 @@ pub struct DataWorker {
 
 /// Files of torch that a rank waits in.
 const C10D: &str = "torch/distributed/distributed_c10d.py";
-const DATA_LOADER: &str = "torch/utils/data/dataloader.py";
+/// Torch's data loader.
+pub const DATA_LOADER: &str = "torch/utils/data/dataloader.py";
 const DATA_WORKER: &str = "torch/utils/data/_utils/worker.py";
 
 /// Folders of torch that are seen in a checkout of it, which is no installed package.
@@ -136,6 +137,13 @@ pub fn users(frames: &[Frame]) -> Option<&Frame> {
 pub fn all_users(frames: &[Frame]) -> Vec<&Frame> {
     let users: Vec<_> = frames.iter().filter(|frame| frame.is_users()).collect();
     if users.is_empty() { frames.first().into_iter().collect() } else { users }
+}
+
+/// Whether a file is the standard library's, or generated.
+pub fn is_pythons(file: &str) -> bool {
+    let installed = ["/site-packages/", "/dist-packages/"].iter().any(|folder| file.contains(folder));
+    let standard = ["/lib/python3", "/lib64/python3"].iter().any(|folder| file.contains(folder));
+    (standard && !installed) || file.starts_with('<')
 }
 
 /// Whether the rank waits for a data worker.
