@@ -152,9 +152,11 @@ fn names(names: &[String]) -> String {
         let (prefix, number) = numbered(name);
         alike.entry(prefix).or_default().extend(number);
     }
-    let text = |(prefix, numbers): (&&str, &Vec<u32>)| match numbers.is_empty() {
-        true => (*prefix).to_owned(),
-        false => format!("{prefix}{}", numbers.iter().copied().collect::<Ranks>()),
+    let text = |(prefix, numbers): (&&str, &Vec<u32>)| match numbers.as_slice() {
+        [] => (*prefix).to_owned(),
+        [one] => format!("{prefix}{one}"),
+        [one, other] => format!("{prefix}{one},{prefix}{other}"),
+        many => format!("{prefix}{}", many.iter().copied().collect::<Ranks>()),
     };
     let more = alike.len().saturating_sub(NODES_SHOWN);
     let shown = alike.iter().take(NODES_SHOWN).map(text).collect::<Vec<_>>().join(",");
@@ -211,8 +213,8 @@ mod tests {
         assert_eq!(
             lines,
             [
-                "1 rank   3        n17     idle   read(/data/shard-17, nfs4)  load_batch train.py:88 < main train.py:41",
-                "7 ranks  0-2,4-7  n16,17  waits  all_reduce                  main train.py:45",
+                "1 rank   3        n17      idle   read(/data/shard-17, nfs4)  load_batch train.py:88 < main train.py:41",
+                "7 ranks  0-2,4-7  n17,n16  waits  all_reduce                  main train.py:45",
             ]
         );
     }
