@@ -1,13 +1,12 @@
 """Sphinx's configuration of the site that ``make docs`` builds; ``tools/docs_site.py`` lays its pages out."""
 
-import tomllib
-from pathlib import Path
-
-ROOT = Path(__file__).resolve().parents[2]  # of this file in the tree; tools/docs_site.py runs Sphinx with it (`-c`)
+import json
+import os
 
 project = "elastic_rs"
 author = "the authors of elastic_rs"
-version = release = tomllib.loads((ROOT / "Cargo.toml").read_text())["workspace"]["package"]["version"]
+# tools/docs_site.py says which release the pages are of, and which others are built beside it.
+version = release = os.environ["ELASTIC_RS_DOCS_VERSION"]
 html_title = f"elastic_rs {version}"
 
 extensions = ["myst_parser", "sphinx_design"]
@@ -18,6 +17,18 @@ myst_heading_anchors = 4
 suppress_warnings = ["myst.header"]  # GitHub's pages may begin at any level
 
 html_theme = "furo"
+templates_path = ["_templates"]
+html_context = {"versions": json.loads(os.environ.get("ELASTIC_RS_DOCS_VERSIONS", "[]"))}
+html_sidebars = {
+    "**": [
+        "sidebar/brand.html",
+        "versions.html",
+        "sidebar/search.html",
+        "sidebar/scroll-start.html",
+        "sidebar/navigation.html",
+        "sidebar/scroll-end.html",
+    ]
+}
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_show_copyright = False

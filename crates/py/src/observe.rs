@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use elastic_rs::events::families::FAMILIES;
 use elastic_rs::rendezvous::messages::message::{Observe, Observed};
 use elastic_rs::rendezvous::observer;
 use pyo3::exceptions::PyConnectionError;
@@ -50,4 +51,10 @@ impl Observer {
         let Observed { run_id, state, lines, last, more } = block_on(py, asked)?.map_err(PyConnectionError::new_err)?;
         Ok((run_id, state, lines, last, more))
     }
+}
+
+/// The families of series at ``/metrics``: the series' name, its type, the names of its labels and its help.
+#[pyfunction]
+pub fn metric_families() -> Vec<(String, &'static str, Vec<&'static str>, &'static str)> {
+    FAMILIES.iter().map(|family| (family.series(), family.kind, family.labels.to_vec(), family.help)).collect()
 }
