@@ -121,7 +121,7 @@ def shown(token: re.Match[str]) -> str:
 
 def tidy(text: str) -> str:
     text = re.sub(r"^(\[…\] )+", "", re.sub("…+", "…", text))
-    if text.startswith(","):  # a part of a sentence
+    if text.startswith((",", ";")):  # a part of a sentence
         return ""
     return text if len(re.findall(r"[A-Za-z]{2,}", text)) >= 2 else ""
 

@@ -3,6 +3,9 @@
 import json
 import os
 
+from docutils import nodes
+from sphinx.application import Sphinx
+
 project = "elastic_rs"
 author = "the authors of elastic_rs"
 # tools/docs_site.py says which release the pages are of, and which others are built beside it.
@@ -43,3 +46,15 @@ html_theme_options = {
 }
 pygments_style = "friendly"
 pygments_dark_style = "monokai"
+
+
+def keep_together(_app: Sphinx, doctree: nodes.document, _page: str) -> None:
+    """Let no line break within a short name: browsers break flags behind their dashes."""
+    for literal in doctree.findall(nodes.literal):
+        if len(literal.astext()) <= 28:
+            literal["classes"].append("short")
+
+
+def setup(app: Sphinx) -> None:
+    """Called by Sphinx."""
+    app.connect("doctree-resolved", keep_together)

@@ -145,6 +145,18 @@ def test_search_works_from_a_file_and_asks_nobody(site: Path, job: Job, tmp_path
     job.until_gone(*job.pids())
 
 
+@pytest.mark.parametrize("width", [390, 1280])
+def test_no_page_is_wider_than_its_screen(site: Path, job: Job, tmp_path: Path, width: int) -> None:
+    screen = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
+    with opened(tmp_path, {MARKER: job.id}) as browser:
+        browser.call("Emulation.setDeviceMetricsOverride", **screen)
+        for page in ("index", "monitor", "what-fails", "reference/time-limits", "reference/log-messages"):
+            browser.open((site / f"{page}.html").as_uri())
+            wide = browser.call("Runtime.evaluate", expression="document.documentElement.scrollWidth")
+            assert wide["result"]["value"] <= width, page
+    job.until_gone(*job.pids())
+
+
 def test_the_generated_pages_are_what_the_program_says() -> None:
     command: list[str | Path] = [sys.executable, ROOT / "tools" / "reference.py", "--check"]
     given = {**os.environ, "PET_NNODES": "7", "ELASTIC_RS_LOG": "debug", "COLUMNS": "40"}
