@@ -103,15 +103,19 @@ publish: release-tools
 # The pages need no compiler and no PyTorch: what is generated in them is committed.
 .PHONY: docs reference
 
+# Tags of git, the newest first: each gets a folder of build/site. Without: this tree.
+DOCS_VERSIONS ?=
+
 docs: ## build the site of all pages into build/site; open build/site/index.html
 	$(say) 'docs: build/site (Sphinx)'
 	@$(choose_python) \
 	"$$python" tools/environment.py --docs
-	@build/docs/bin/python tools/docs_site.py build/site
+	@build/docs/bin/python tools/docs_site.py build/site $(DOCS_VERSIONS)
 	@echo '    build/site/index.html'
 
-reference: build-tested ## write docs/reference/ from the program: flags, commands, environment variables
+reference: build-tested ## write docs/reference/ from the program: flags, keys, metrics, events, limits, messages
 	$(say) 'reference: docs/reference (tools/reference.py)'
+	@ELASTIC_RS_WRITE=1 cargo test --quiet $(CARGO_FLAGS) $(TESTED) -p elastic_rs --lib events::line::
 	@$(PY) tools/reference.py
 
 build: require-cargo setup ## build the wheel into dist/ and install it into build/venv

@@ -1,27 +1,34 @@
 """Build the site: every page of ``docs/`` and of the root, as static HTML that needs no network.
 
-    python tools/docs_site.py FOLDER     # `make docs`: build/site
+    python tools/docs_site.py FOLDER              # `make docs`: build/site, of this tree
+    python tools/docs_site.py FOLDER v0.3.0 …     # `make docs DOCS_VERSIONS=…`: a folder for each tag of git
 
 The pages stay where GitHub shows them, with links between files. Here they are laid out as the site has them, and links
 to files that are no pages (sources, examples) lead to the repository, at the release's tag. Sphinx ends with an error
 for each link and anchor that leads nowhere, and each page that is in no list. It runs with the environment that
 ``tools/environment.py --docs`` makes.
+
+With tags, ``FOLDER/index.html`` leads to the first one, and each page has a list of the versions. It leads to the same
+page of another version, if that has it. Pages are those of the tag, laid out and built by this tree.
 """
 
 from __future__ import annotations
 
 import functools
+import io
+import json
+import os
 import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import tomllib
+from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-DOCS = ROOT / "docs"
-SITE = DOCS / "site"
-DECISIONS = DOCS / "decisions" / "README.md"
+SITE = ROOT / "docs" / "site"
 TOP = ("README.md", "ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
 """Pages of the root. ``docs/README.md`` lists the pages by question, so on the site it is ``questions``."""
 ALL_BELOW = "\n```{toctree}\n:hidden:\n:glob:\n\n0*\n```\n"
@@ -30,70 +37,121 @@ LINK = re.compile(r"(?<!!)\[(?P<text>(?:[^\]\[]|\[[^\]]*\])*)\]\((?P<target>[^)\
 
 
 def main(words: list[str]) -> int:
-    (folder,) = words
+    folder, *tags = words
     out = Path(folder).resolve()
     source = out.with_name(f"{out.name}-source")
     for old in (out, source):
         shutil.rmtree(old, ignore_errors=True)
-    lay_out(source)
+    if not tags:
+        tree = Tree(ROOT)
+        tree.lay_out(source)
+        return build(tree, source, out, [])
+    trees = [Tree(checked_out(tag, source / tag / "tree")) for tag in tags]
+    versions: list[dict[str, object]] = []
+    for tag, tree in zip(tags, trees, strict=True):
+        tree.lay_out(source / tag / "pages")
+        pages = sorted(str(home.with_suffix("")) for home in tree.pages.values())
+        versions.append({"name": tree.version, "folder": tag, "pages": pages})
+    for tag, tree in zip(tags, trees, strict=True):
+        if code := build(tree, source / tag / "pages", out / tag, versions):
+            return code
+    first = f"{tags[0]}/index.html"
+    (out / "index.html").write_text(
+        f'<!DOCTYPE html><title>elastic_rs</title><meta http-equiv="refresh" content="0; url={first}">'
+        f'<a href="{first}">elastic_rs {trees[0].version}</a>\n'
+    )
+    return 0
+
+
+def checked_out(tag: str, folder: Path) -> Path:
+    """Return the folder, with the files of the tag in it."""
+    packed = subprocess.run(["git", "-C", ROOT, "archive", tag], capture_output=True, check=False)
+    if packed.returncode:
+        sys.exit(f"error: {tag} is no tag of this repository: {packed.stderr.decode().strip()}")
+    with tarfile.open(fileobj=io.BytesIO(packed.stdout)) as files:
+        files.extractall(folder, filter="data")
+    if not (folder / "docs" / "site" / "index.md").exists():
+        sys.exit(f"error: {tag} has no site: the first release with docs/site is 0.2.0")
+    return folder
+
+
+def build(tree: Tree, source: Path, out: Path, versions: list[dict[str, object]]) -> int:
     options = ["--builder", "html", "--fail-on-warning", "--keep-going", "--quiet", "--jobs", "auto"]
     folders: list[str | Path] = ["--conf-dir", SITE, "--doctree-dir", source / ".doctrees", source, out]
-    return subprocess.run([sys.executable, "-m", "sphinx", *options, *folders], check=False).returncode
+    told = {"ELASTIC_RS_DOCS_VERSION": tree.version, "ELASTIC_RS_DOCS_VERSIONS": json.dumps(versions)}
+    command: list[str | Path] = [sys.executable, "-m", "sphinx", *options, *folders]
+    return subprocess.run(command, check=False, env={**os.environ, **told}).returncode
 
 
-def lay_out(source: Path) -> None:
-    """Write every page to its path on the site, with links between the pages of the site."""
-    homes = pages()
-    for page, home in homes.items():
-        there = source / home
-        there.parent.mkdir(parents=True, exist_ok=True)
-        text = linked(page, home, homes)
-        if page.parent == DECISIONS.parent:  # they use every word, and answer no user's question
-            text = f"---\nnosearch: true\n---\n{text}"
-        there.write_text(text + (ALL_BELOW if page == DECISIONS else ""))
-    for picture in [*DOCS.glob("*.svg"), *DOCS.glob("*.png")]:
-        shutil.copy(picture, source / picture.name)
+@dataclass(frozen=True)
+class Tree:
+    """The pages of one checkout."""
 
+    root: Path
 
-def pages() -> dict[Path, Path]:
-    """Return where each page is on the site."""
-    homes = {ROOT / name: Path(name.lower()) for name in TOP}
-    homes[ROOT / "SECURITY.md"] = Path("security-policy.md")
-    homes |= {page: page.relative_to(DOCS) for page in DOCS.rglob("*.md") if SITE not in page.parents}
-    homes |= {page: page.relative_to(SITE) for page in SITE.rglob("*.md")}
-    homes[DOCS / "README.md"] = Path("questions.md")
-    homes[DECISIONS] = Path("decisions/index.md")
-    return homes
+    @functools.cached_property
+    def version(self) -> str:
+        version = tomllib.loads((self.root / "Cargo.toml").read_text())["workspace"]["package"]["version"]
+        return str(version)
 
+    @functools.cached_property
+    def repository(self) -> str:
+        """Where the repository shows the files of this release."""
+        url = tomllib.loads((self.root / "pyproject.toml").read_text())["project"]["urls"]["Repository"]
+        return f"{url}/blob/v{self.version}"
 
-def linked(page: Path, home: Path, homes: dict[Path, Path]) -> str:
-    """Return a page's text with links as the site has them."""
+    @functools.cached_property
+    def pages(self) -> dict[Path, Path]:
+        """Where each page is on the site."""
+        docs, site = self.root / "docs", self.root / "docs" / "site"
+        homes = {self.root / name: Path(name.lower()) for name in TOP}
+        homes[self.root / "SECURITY.md"] = Path("security-policy.md")
+        homes |= {page: page.relative_to(docs) for page in docs.rglob("*.md") if site not in page.parents}
+        homes |= {page: page.relative_to(site) for page in site.rglob("*.md")}
+        homes[docs / "README.md"] = Path("questions.md")
+        homes[docs / "decisions" / "README.md"] = Path("decisions/index.md")
+        return homes
 
-    def link(match: re.Match[str]) -> str:
-        text, target = match["text"], match["target"]
-        path, mark, anchor = target.partition("#")
-        if not path or re.match(r"[a-z]+:", target):
-            return match[0]
-        file = (page.parent / path).resolve()
-        if SITE in page.parents and not file.exists():
-            file = (
-                DOCS / page.relative_to(SITE).parent / path
-            ).resolve()  # pages of the site stand beside those of docs
-        if file in homes:
-            up = "../" * (len(home.parts) - 1)
-            return f"[{text}]({up}{homes[file]}{mark}{anchor})"
-        return f"[{text}]({repository()}/{file.relative_to(ROOT)}{mark}{anchor})"
+    @functools.cached_property
+    def files(self) -> dict[Path, Path]:
+        """Where other files are on the site that pages show or link to."""
+        docs = self.root / "docs"
+        return {file: file.relative_to(docs) for ending in ("svg", "png", "json") for file in docs.rglob(f"*.{ending}")}
 
-    parts = re.split(r"(^ *```.*?^ *```$)", page.read_text(), flags=re.DOTALL | re.MULTILINE)
-    return "".join(part if part.lstrip().startswith("```") else LINK.sub(link, part) for part in parts)
+    def lay_out(self, source: Path) -> None:
+        """Write every page to its path on the site, with links between the pages of the site."""
+        decisions = self.root / "docs" / "decisions"
+        for page, home in self.pages.items():
+            there = source / home
+            there.parent.mkdir(parents=True, exist_ok=True)
+            text = self.linked(page, home)
+            if page.parent == decisions:  # they use every word, and answer no user's question
+                text = f"---\nnosearch: true\n---\n{text}"
+            there.write_text(text + (ALL_BELOW if page == decisions / "README.md" else ""))
+        for file, home in self.files.items():
+            (source / home).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(file, source / home)
 
+    def linked(self, page: Path, home: Path) -> str:
+        """Return a page's text with links as the site has them."""
+        docs, site = self.root / "docs", self.root / "docs" / "site"
 
-@functools.cache
-def repository() -> str:
-    """Return where the repository shows the files of this release."""
-    url = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]["Repository"]
-    version = tomllib.loads((ROOT / "Cargo.toml").read_text())["workspace"]["package"]["version"]
-    return f"{url}/blob/v{version}"
+        def link(match: re.Match[str]) -> str:
+            text, target = match["text"], match["target"]
+            path, mark, anchor = target.partition("#")
+            if not path or re.match(r"[a-z]+:", target):
+                return match[0]
+            file = (page.parent / path).resolve()
+            if site in page.parents and not file.exists():
+                file = (docs / page.relative_to(site).parent / path).resolve()  # they stand beside the pages of docs
+            there = self.pages.get(file) or self.files.get(file)
+            if there is not None:
+                up = "../" * (len(home.parts) - 1)
+                return f"[{text}]({up}{there}{mark}{anchor})"
+            return f"[{text}]({self.repository}/{file.relative_to(self.root)}{mark}{anchor})"
+
+        parts = re.split(r"(^ *```.*?^ *```$)", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+        return "".join(part if part.lstrip().startswith("```") else LINK.sub(link, part) for part in parts)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Write the pages of ``docs/reference``: flags, commands and environment variables, from the program itself.
+"""Write the pages of ``docs/reference`` from the program itself. ``reference_tables`` has those that are tables.
 
     build/venv/bin/python tools/reference.py [--check]    # `make reference`; --check: say what is not up to date
 
@@ -20,9 +20,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import reference_tables
+from reference_tables import GENERATED, cell
+
 ROOT = Path(__file__).resolve().parent.parent
 REFERENCE = ROOT / "docs" / "reference"
-GENERATED = "<!-- Written by `make reference` from the program. Do not edit. -->"
 
 
 def main(words: list[str]) -> int:
@@ -52,10 +54,28 @@ def pages() -> dict[str, str]:
         "elastic-rs.md": elastic_rs(),
         "environment.md": environment(),
         "python.md": python(),
+        "rdzv-conf.md": reference_tables.rdzv_conf(),
+        "metrics.md": reference_tables.metrics(),
+        "events.md": reference_tables.events(),
+        "exit-codes.md": reference_tables.exit_codes(),
+        "time-limits.md": reference_tables.time_limits(limiting_flags(), limiting_variables(), list(public_names())),
+        "log-messages.md": reference_tables.log_messages(),
     }
 
 
 MODULES = ("elastic_rs", "elastic_rs.elastic", "elastic_rs.discovery", "elastic_rs.aio", "elastic_rs.errors")
+
+
+def public_names() -> Iterator[tuple[str, Any]]:
+    """Yield the functions and classes of the public modules, each under its first name."""
+    shown: set[int] = set()
+    for module_name in MODULES:
+        module = importlib.import_module(module_name)
+        for name in sorted(module.__all__, key=str.lower):
+            value = getattr(module, name)
+            if not inspect.ismodule(value) and callable(value) and id(value) not in shown:
+                shown.add(id(value))
+                yield f"{module_name}.{name}", value
 
 
 def python() -> str:
@@ -66,17 +86,15 @@ def python() -> str:
         "`import elastic_rs` imports no torch; names are loaded on first use. A duration is a `timedelta`, or a number "
         "of seconds. All public names with their members' signatures: [api.txt](../api.txt).",
     ]
-    shown: set[int] = set()
+    names = list(public_names())
     for module_name in MODULES:
         module = importlib.import_module(module_name)
         rows += [f"## `{module_name}`", document(module)] if module_name != "elastic_rs" else ["## `elastic_rs`"]
-        for name in sorted(module.__all__, key=str.lower):
-            value = getattr(module, name)
-            if inspect.ismodule(value) or not callable(value) or id(value) in shown:
-                continue
-            shown.add(id(value))
-            short = f"{module_name}.{name}".removeprefix("elastic_rs.")
-            rows += [f"### `{short}`", f"```python\n{name}{signature(value)}\n```", document(value)]
+        for full, value in names:
+            home, _, name = full.rpartition(".")
+            if home == module_name:
+                short = full.removeprefix("elastic_rs.")
+                rows += [f"### `{short}`", f"```python\n{name}{signature(value)}\n```", document(value)]
     return "\n\n".join(row for row in rows if row) + "\n"
 
 
@@ -176,6 +194,30 @@ def commands(parser: argparse.ArgumentParser, name: str) -> Iterator[tuple[str, 
                 yield from commands(command, f"{name} {word}")
 
 
+def limiting_flags() -> list[tuple[str, str, str]]:
+    """Return the flags that are durations: the command, the flag, and its help."""
+    from elastic_rs._cli import _parser
+    from elastic_rs._doctor import _parser as doctor
+    from elastic_rs.run._flags import parser
+
+    found: dict[str, tuple[str, str, str]] = {}
+    for name, command in [
+        ("elastic-run", parser()),
+        ("elastic-run doctor", doctor()),
+        *commands(_parser(), "elastic-rs"),
+    ]:
+        for action in command._actions:  # noqa: SLF001
+            is_duration = action.metavar == "SECONDS" or action.dest.endswith(("timeout", "cooldown_range"))
+            if is_duration and action.help != argparse.SUPPRESS and not str(action.help).startswith("no effect"):
+                flag = action.option_strings[-1]
+                found.setdefault(flag, (name, flag, filled(action, command)))
+    return list(found.values())
+
+
+def limiting_variables() -> list[tuple[str, str]]:
+    return [(known.name, known.what) for known in VARIABLES if known.name.endswith("_TIMEOUT")]
+
+
 def spelled(action: argparse.Action) -> str:
     value = ""
     if action.nargs != 0:
@@ -191,10 +233,6 @@ def filled(action: argparse.Action, parser: argparse.ArgumentParser) -> str:
     """Return an argument's help, with its default."""
     values: dict[str, Any] = {**vars(action), "prog": parser.prog}
     return str(action.help or "") % values
-
-
-def cell(text: str) -> str:
-    return re.sub(r"\s+", " ", text).strip().replace("|", r"\|").replace("<", "&lt;").replace("*", r"\*")
 
 
 @dataclass(frozen=True)

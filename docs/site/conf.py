@@ -1,13 +1,15 @@
 """Sphinx's configuration of the site that ``make docs`` builds; ``tools/docs_site.py`` lays its pages out."""
 
-import tomllib
-from pathlib import Path
+import json
+import os
 
-ROOT = Path(__file__).resolve().parents[2]  # of this file in the tree; tools/docs_site.py runs Sphinx with it (`-c`)
+from docutils import nodes
+from sphinx.application import Sphinx
 
 project = "elastic_rs"
 author = "the authors of elastic_rs"
-version = release = tomllib.loads((ROOT / "Cargo.toml").read_text())["workspace"]["package"]["version"]
+# tools/docs_site.py says which release the pages are of, and which others are built beside it.
+version = release = os.environ["ELASTIC_RS_DOCS_VERSION"]
 html_title = f"elastic_rs {version}"
 
 extensions = ["myst_parser", "sphinx_design"]
@@ -18,6 +20,18 @@ myst_heading_anchors = 4
 suppress_warnings = ["myst.header"]  # GitHub's pages may begin at any level
 
 html_theme = "furo"
+templates_path = ["_templates"]
+html_context = {"versions": json.loads(os.environ.get("ELASTIC_RS_DOCS_VERSIONS", "[]"))}
+html_sidebars = {
+    "**": [
+        "sidebar/brand.html",
+        "versions.html",
+        "sidebar/search.html",
+        "sidebar/scroll-start.html",
+        "sidebar/navigation.html",
+        "sidebar/scroll-end.html",
+    ]
+}
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_show_copyright = False
@@ -32,3 +46,15 @@ html_theme_options = {
 }
 pygments_style = "friendly"
 pygments_dark_style = "monokai"
+
+
+def keep_together(_app: Sphinx, doctree: nodes.document, _page: str) -> None:
+    """Let no line break within a short name: browsers break flags behind their dashes."""
+    for literal in doctree.findall(nodes.literal):
+        if len(literal.astext()) <= 28:
+            literal["classes"].append("short")
+
+
+def setup(app: Sphinx) -> None:
+    """Called by Sphinx."""
+    app.connect("doctree-resolved", keep_together)

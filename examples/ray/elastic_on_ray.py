@@ -47,6 +47,7 @@ def main() -> int:
             f"--rdzv-id={ray.get_runtime_context().get_job_id()}",
             # No agent hosts the coordinator, and none outlives it for long.
             f"--rdzv-conf=is_host=0,coordinator_timeout=10{',' + args.rdzv_conf if args.rdzv_conf else ''}",
+            f"--log-dir={args.log_dir}",
             *args.script,
         ]
         resources = {"num_cpus": args.cpus, "num_gpus": args.gpus}
@@ -62,6 +63,11 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--gpus", type=float, default=0, help="of each node, as Ray counts (default: %(default)s)")
     parser.add_argument("--max-restarts", type=int, default=3, help="as --max-restarts (default: %(default)s)")
     parser.add_argument("--rdzv-conf", default="", metavar="KEY=VALUE,...", help="as --rdzv-conf")
+    parser.add_argument(
+        "--log-dir",
+        default="/tmp/elastic-logs",
+        help="on each node; elastic-rs why --events reads it (default: %(default)s)",
+    )
     parser.add_argument("script", nargs=argparse.REMAINDER, help="the training script and its arguments")
     return parser.parse_args()
 

@@ -31,6 +31,7 @@ def ddp(
     max_restarts: int = 3,
     rdzv_port: int = 29400,
     rdzv_conf: str = "",
+    log_dir: str = "elastic-logs",
     max_retries: int = 10,
     env: str = "",
     mounts: str = "",
@@ -50,6 +51,7 @@ def ddp(
         max_restarts: restarts after failures of workers, of the whole job
         rdzv_port: port of the first replica at which the agents meet
         rdzv_conf: settings of the rendezvous, KEY=VALUE,...
+        log_dir: folder of logs and events on each replica; elastic-rs why --events reads them
         max_retries: how often the scheduler replaces replicas that were lost
         env: variables of the workers, KEY=VALUE,...
         mounts: mounts, as those of dist.ddp
@@ -64,6 +66,7 @@ def ddp(
         "--rdzv-backend=c10d",
         f"--rdzv-id={macros.app_id}",
         "--tee=3",
+        f"--log-dir={log_dir}",
         *([f"--rdzv-conf={rdzv_conf}"] if rdzv_conf else []),
         script,
         *script_args,

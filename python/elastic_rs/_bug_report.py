@@ -13,15 +13,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from elastic_rs import _elastic_rs
+from elastic_rs._exit_codes import BugReport, in_help
 from elastic_rs._observe import _commands, _source
 from elastic_rs._terminal import error_line, plain, print_line
 
 if TYPE_CHECKING:
     from elastic_rs._observe._events import Event
-
-WRITTEN = 0
-CANNOT_WRITE = 1
-NOT_VALID = 2
 
 LAST_EVENTS = 200
 
@@ -38,11 +35,7 @@ examples:
     elastic-rs bug-report node0:29400
     elastic-rs bug-report --events logs
 
-exit codes:
-  0    the file is written; a part that could not be had says why
-  1    the file cannot be written
-  2    the command line is not valid
-"""
+""" + in_help(BugReport)
 
 _VARIABLES = ("ELASTIC_RS_", "PET_", "TORCH", "NCCL_", "GLOO_", "MASTER_", "OMP_", "CUDA_", "PYTHON", "SLURM_JOB_ID")
 """What names of variables begin with that are shown, without values."""
@@ -89,11 +82,11 @@ def add_parser(commands: Any) -> None:
 def _run(args: argparse.Namespace) -> int:
     if args.endpoint is not None and args.events is not None:
         print(error_line("elastic-rs", "give an endpoint (HOST[:PORT]) or --events FILE, not both"), file=sys.stderr)
-        return NOT_VALID
+        return BugReport.NOT_VALID
     text = "\n".join(_parts(args)) + "\n"
     if args.output == "-":
         print_line(text.rstrip("\n"))
-        return WRITTEN
+        return BugReport.WRITTEN
     try:
         with os.fdopen(
             os.open(args.output, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8"
@@ -105,9 +98,9 @@ def _run(args: argparse.Namespace) -> int:
         )
         said = f"cannot write `{plain(args.output)}`: {error.strerror}; {hint}"
         print(error_line("elastic-rs", said), file=sys.stderr)
-        return CANNOT_WRITE
+        return BugReport.CANNOT_WRITE
     print_line(f"wrote {args.output}; read it before you publish it")
-    return WRITTEN
+    return BugReport.WRITTEN
 
 
 def _parts(args: argparse.Namespace) -> Iterator[str]:

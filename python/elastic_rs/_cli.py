@@ -15,6 +15,7 @@ from types import FrameType
 
 from elastic_rs import _bug_report, _elastic_rs, _token
 from elastic_rs._command_parser import CommandParser
+from elastic_rs._exit_codes import Serve, in_help
 from elastic_rs._logging import show_logs
 from elastic_rs._observe import _commands
 from elastic_rs._terminal import error_line
@@ -26,24 +27,12 @@ LEVELS = ("debug", "info", "warning", "error")
 
 SIGNALS = {signal.SIGTERM, signal.SIGINT}
 
-# Exit codes, besides argparse's 2 for a command line that is not understood.
-ENDED_AS_ASKED = 0
-CANNOT_LISTEN = 1
-NOT_VALID = 2
-ENDED_BY_ITSELF = 3
-
 EPILOG = """\
 signals:
   SIGTERM, SIGINT    wait until all nodes and clients have gone, at most --drain-timeout, then end; serve meanwhile
   a second of these  end at once; within half a second of the first it is ignored
 
-exit codes:
-  0                  ended as asked
-  1                  cannot listen on the address; the message names the process that has the port, where known
-  2                  the command line is not valid, or the token file cannot be used
-  3                  the server ended by itself, which is a bug
-  130, 143           ended at once by a second SIGINT, SIGTERM
-"""
+""" + in_help(Serve, **{"130, 143": "ended at once by a second SIGINT, SIGTERM"})
 
 EXAMPLES = {
     "elastic-rs": "elastic-rs status node0:29400",
@@ -161,7 +150,7 @@ def _serve(args: argparse.Namespace) -> int:
             protected = protection()
     except ValueError as error:
         print(error_line("elastic-rs", str(error)), file=sys.stderr)
-        return NOT_VALID
+        return Serve.NOT_VALID
     # Before any thread exists, so that all inherit the mask: signals stay pending until `_first_signal`.
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     show_logs(args.log_level.upper())
@@ -170,7 +159,7 @@ def _serve(args: argparse.Namespace) -> int:
         host = _elastic_rs.EndpointServer.listen(args.host, args.port, limits=limits, protection=protected)
     except OSError as error:
         print(error_line("elastic-rs", error.strerror or str(error)), file=sys.stderr)
-        return CANNOT_LISTEN
+        return Serve.CANNOT_LISTEN
     serve_pages(host)
     warn_if_open(host, protected)
     if protected is not None:
@@ -179,7 +168,7 @@ def _serve(args: argparse.Namespace) -> int:
     received = _first_signal(host)
     if received is None:
         print(error_line("elastic-rs", "the server has ended by itself: this is a bug"), file=sys.stderr)
-        return ENDED_BY_ITSELF
+        return Serve.ENDED_BY_ITSELF
     sessions, clients = host.users
     _say(f"{received.name}: waiting for {sessions} nodes and {clients} clients to go")
     since = time.monotonic()
@@ -198,7 +187,7 @@ def _serve(args: argparse.Namespace) -> int:
         _say(f"{sessions} nodes and {clients} clients are left after {args.drain_timeout:g} s")
     host.stop()
     _say("ended")
-    return ENDED_AS_ASKED
+    return Serve.ENDED_AS_ASKED
 
 
 def _first_signal(host: _elastic_rs.EndpointServer) -> signal.Signals | None:

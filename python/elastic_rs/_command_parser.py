@@ -7,11 +7,10 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
+from elastic_rs._exit_codes import Look
 from elastic_rs._terminal import error_line, plain
 
 __all__ = ["CommandParser"]
-
-NOT_VALID = 2
 
 ELSEWHERE = {"serve": "store serve", "run": "elastic-run", "new": "token new"}
 """Where a word is a command, if it is none here."""
@@ -59,7 +58,7 @@ class CommandParser(argparse.ArgumentParser):
         text = plain(message).replace("the following arguments are required:", "missing:")
         print(error_line("elastic-rs", text), file=sys.stderr)
         print(f"{self.prog} --help has its arguments", file=sys.stderr)
-        raise SystemExit(NOT_VALID)
+        raise SystemExit(Look.NOT_VALID)
 
 
 def _is_commands(action: argparse.Action) -> bool:

@@ -326,6 +326,52 @@ class Certificates:
     def __repr__(self, /) -> str: ...
 
 @final
+class ConfKey:
+    """
+    A key of ``--rdzv-conf``.
+    """
+    @property
+    def allowed(self, /) -> str:
+        """
+        The allowed values: the words after "must be".
+        """
+    @property
+    def backend(self, /) -> str | None:
+        """
+        The one backend that has it. None: all have it.
+        """
+    @property
+    def default(self, /) -> str | None:
+        """
+        The default as users would write it. None: it has none.
+        """
+    @property
+    def help(self, /) -> str:
+        """
+        What it does.
+        """
+    @property
+    def is_duration(self, /) -> bool:
+        """
+        Whether it is a duration, in seconds.
+        """
+    @property
+    def name(self, /) -> str:
+        """
+        The key, as users write it.
+        """
+    @property
+    def other(self, /) -> str | None:
+        """
+        Another spelling, which means the same.
+        """
+    @property
+    def why(self, /) -> str | None:
+        """
+        Why other backends have no use for it.
+        """
+
+@final
 class Driver:
     """
     Starts an agent on each host that discovery finds, until the job has ended.
@@ -1299,10 +1345,9 @@ class RendezvousConfig:
         Whether workers reach the store of rank 0's node through their agents. None: the user has not said so.
         """
     @staticmethod
-    def table() -> list[tuple[str, str | None, str | None, str | None]]:
+    def table() -> list[ConfKey]:
         """
-        All keys: name, other spelling, default as users would write it (None: it has none), and the one backend that has it (None: all
-        have it).
+        All keys that have an effect.
         """
     def values(self, /) -> "dict[str, float | int | bool | str | None]":
         """
@@ -1312,6 +1357,11 @@ class RendezvousConfig:
     def wants_agent(self, /) -> bool:
         """
         Whether our agent runs the workers: ``agent`` is ``rust``.
+        """
+    @staticmethod
+    def without_effect() -> list[ConfKey]:
+        """
+        The keys of PyTorch's that are checked and have no effect here.
         """
 
 @final
@@ -2027,6 +2077,11 @@ def log_folder_name(run_id: str) -> str:
     """
     Return the beginning of a log folder's name: the run id, without slashes and short enough for a file system, and this machine's
     name.
+    """
+
+def metric_families() -> list[tuple[str, str, list[str], str]]:
+    """
+    The families of series at ``/metrics``: the series' name, its type, the names of its labels and its help.
     """
 
 def new_token() -> str:

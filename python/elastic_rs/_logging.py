@@ -9,7 +9,19 @@ import sys
 from elastic_rs import _elastic_rs
 from elastic_rs._terminal import BOLD, DIM, GREEN, RED, YELLOW, paint, shows_colours
 
+_drawn: set[str] = set()
+"""Run ids that nobody has chosen. Log lines are not marked with them."""
+
 _COLOURS = {"WARNING": YELLOW, "ERROR": RED, "CRITICAL": RED}
+
+
+def draw_run_id() -> str:
+    """Draw a name for a job that was given none. Its log lines do not begin with it."""
+    import uuid  # takes a millisecond, and most jobs have names
+
+    run_id = str(uuid.uuid4())
+    _drawn.add(run_id)
+    return run_id
 
 
 def show_logs_if_asked() -> None:
@@ -69,7 +81,7 @@ class _Short(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         part = record.name.removeprefix("elastic_rs.").partition(".")[0]
-        text, colour = record.getMessage(), _COLOURS.get(record.levelname, "")
+        text, colour = _without_drawn(record.getMessage()), _COLOURS.get(record.levelname, "")
         on = shows_colours(sys.stderr)
         clock = f"{self.formatTime(record, '%H:%M:%S')}.{int(record.msecs):03d}"
         head = paint(f"[elastic_rs] {clock}", DIM, on=on)
@@ -78,3 +90,8 @@ class _Short(logging.Formatter):
             text = paint(text, GREEN if " recovered in " in text else BOLD, on=on)
         text = f"{head} {level} {part}: {text}"
         return f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text
+
+
+def _without_drawn(text: str) -> str:
+    run_id, found, rest = text.removeprefix("[").partition("] ")
+    return rest if found and run_id in _drawn else text

@@ -9,11 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from elastic_rs import _elastic_rs
+from elastic_rs._exit_codes import Token
 from elastic_rs._terminal import error_line
 from elastic_rs.rendezvous._protection import TOKEN_FILE
-
-CANNOT_WRITE = 1
-NOT_VALID = 2
 
 DESCRIPTION = f"""\
 Tokens protect the sessions of a job: nodes and coordinator prove to each other that they hold the same one, and speak
@@ -70,8 +68,8 @@ def _ids(args: argparse.Namespace) -> int:
     try:
         print(_held(args).key_ids)
     except ValueError as error:
-        return _said(error, NOT_VALID)
-    return 0
+        return _said(error, Token.NOT_VALID)
+    return Token.WRITTEN
 
 
 def _held(args: argparse.Namespace) -> _elastic_rs.Protection:
@@ -89,7 +87,7 @@ def _write(args: argparse.Namespace, make: Any) -> int:
         token = make()
         if args.output is None:
             print(token)
-            return 0
+            return Token.WRITTEN
         descriptor = os.open(args.output, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         try:
             with os.fdopen(descriptor, "w") as file:
@@ -98,14 +96,14 @@ def _write(args: argparse.Namespace, make: Any) -> int:
             Path(args.output).unlink()
             raise
     except FileExistsError:
-        return _said(f"`{args.output}` exists: tokens are never overwritten", CANNOT_WRITE)
+        return _said(f"`{args.output}` exists: tokens are never overwritten", Token.CANNOT_WRITE)
     except OSError as error:
-        return _said(f"cannot write `{args.output}`: {error.strerror}", CANNOT_WRITE)
+        return _said(f"cannot write `{args.output}`: {error.strerror}", Token.CANNOT_WRITE)
     except ValueError as error:
-        return _said(error, NOT_VALID)
+        return _said(error, Token.NOT_VALID)
     ids = _elastic_rs.Protection.by_file(Path(args.output)).key_ids
     print(f"elastic-rs: wrote the token with the id {ids} to {args.output}", file=sys.stderr)
-    return 0
+    return Token.WRITTEN
 
 
 def _said(what: object, code: int) -> int:

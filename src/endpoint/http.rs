@@ -16,6 +16,7 @@ use tokio::runtime::Handle;
 use tokio::sync::{Mutex, mpsc, oneshot};
 use tokio::time::{Instant, timeout};
 
+use crate::events::families;
 use crate::net::admission::Bounds;
 use crate::net::admission::tasks::{BoundedTasks, Task};
 use crate::net::local::is_own_name;
@@ -359,28 +360,24 @@ async fn metrics(sources: &Sources) -> Answer {
         return Answer("503 Service Unavailable", TEXT, "the coordinator has ended\n".to_owned());
     };
     let stats = sources.store.stats();
-    for (name, help, value) in [
-        ("store_connections", "c10d clients connected to the endpoint's store", stats.connections_open),
-        ("store_keys", "Keys in the endpoint's store", stats.keys),
-        ("store_bytes", "Bytes of keys and values in the endpoint's store", stats.stored_bytes),
+    for (family, value) in [
+        (&families::STORE_CONNECTIONS, stats.connections_open),
+        (&families::STORE_KEYS, stats.keys),
+        (&families::STORE_BYTES, stats.stored_bytes),
     ] {
-        out.family(name, "gauge", help);
-        out.value(name, &[], value);
+        out.family(family);
+        out.value(family, &[], value);
     }
-    out.family("store_requests", "counter", "Requests that the endpoint's store has served");
-    out.value("store_requests_total", &[], stats.requests);
-    out.family("store_rejects", "counter", "Connections that the endpoint's store has closed, labelled with the cause");
+    out.family(&families::STORE_REQUESTS);
+    out.value(&families::STORE_REQUESTS, &[], stats.requests);
+    out.family(&families::STORE_REJECTS);
     for cause in Cause::ALL {
-        out.value("store_rejects_total", &[("cause", cause.name())], stats.rejected(cause));
+        out.value(&families::STORE_REJECTS, &[cause.name()], stats.rejected(cause));
     }
     let refused = sources.protection.as_ref().map(|protection| refusals(protection, &stats)).unwrap_or_default();
-    out.family(
-        "auth_failures",
-        "counter",
-        "Connections refused because authentication failed, labelled with the reason",
-    );
+    out.family(&families::AUTH_FAILURES);
     for kind in Kind::ALL {
-        out.value("auth_failures_total", &[("why", kind.name())], refused.of(kind));
+        out.value(&families::AUTH_FAILURES, &[kind.name()], refused.of(kind));
     }
     Answer("200 OK", OPEN_METRICS, out.finish())
 }

@@ -12,8 +12,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use parking_lot::{Condvar, Mutex};
-use serde_json::json;
 
+use super::line::line;
+use super::record::{Kind, Number, Record};
 use crate::threads;
 
 /// Longest a file becomes. It is then renamed to `NAME.1`, in the place of the one before, and begun again.
@@ -221,24 +222,17 @@ impl Writer {
     }
 
     /// The event with the number of dropped lines.
-    fn dropped(&self, run_id: &str) -> String {
-        let number = self.reported + 1;
-        json!({
-            "v": 1,
-            "id": format!("{}.{number}", self.origin),
-            "order": number,
-            "cause": [],
-            "run": run_id,
-            "round": 0,
-            "restart": 0,
-            "type": "dropped",
-            "data": { "count": self.lost },
-            "node": null,
-            "mono_us": u64::try_from(self.began.elapsed().as_micros()).unwrap_or(u64::MAX),
-            "wall": humantime::format_rfc3339_millis(SystemTime::now()).to_string(),
-            "text": null,
-        })
-        .to_string()
+    fn dropped(&self, run_id: &str) -> Arc<str> {
+        let record = Record {
+            number: Number(self.reported + 1),
+            causes: Vec::new(),
+            round: 0,
+            restart: 0,
+            node: None,
+            kind: Kind::Dropped { count: self.lost },
+            text: None,
+        };
+        line(&record, run_id, &self.origin, self.began.elapsed(), SystemTime::now())
     }
 }
 
@@ -253,7 +247,7 @@ fn rotated(path: &Path) -> PathBuf {
 mod tests {
     use std::fs;
 
-    use serde_json::Value;
+    use serde_json::{Value, json};
 
     use super::*;
 

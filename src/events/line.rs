@@ -1,4 +1,4 @@
-//! An event as a line of JSON. `docs/events.md` has the schema.
+//! An event as a line of JSON. `docs/reference/events.md` has the schema, which is made from [`Line`].
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -11,20 +11,35 @@ use super::record::{Kind, Record};
 /// The version of the schema. Grows when a meaning changes; fields and types are added without.
 const VERSION: u32 = 1;
 
+/// An event: what happened, and which events caused it. Fields and types are only added. Readers ignore those that they do not know.
 #[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 struct Line<'a> {
+    /// 1. Grows when a meaning changes.
     v: u32,
+    /// The event's origin, and `order`. An origin is the incarnation of a coordinator with the run in it (`c…`), or a node (`n…`).
     id: &'a str,
+    /// The origin's count of its events of the run, from 1, without gaps.
     order: u64,
+    /// Ids of the events without which this one would not have happened, at most 4. Of one origin, each has a smaller `order`. Empty: a
+    /// root. Over a shared cell also `@broken.ROUND`, `@completed.ROUND` and `@joined.NODE`: the last event before this one, of any
+    /// node, by which that round was broken or completed, or that node asked for a rank.
     cause: &'a [String],
+    /// The job's name (`--rdzv-id`).
     run: &'a str,
+    /// The number of its round, when it happened.
     round: u64,
+    /// The number of its restart, when it happened.
     restart: u32,
     #[serde(flatten)]
     kind: &'a Kind,
+    /// Name of the node that it is about, `host:pid`, if it is about one.
     node: Option<&'a str>,
+    /// Microseconds on the origin's clock since it started.
     mono_us: u64,
+    /// Time of day there, as RFC 3339 has it. It is only shown: no order and no duration of one job comes from it.
     wall: String,
+    /// The sentence in the log.
     text: Option<&'a str>,
 }
 
@@ -64,6 +79,8 @@ pub fn line_with(
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
     use crate::events::record::{Exit, Number, Why};
 
@@ -76,6 +93,26 @@ mod tests {
             node: Some("n17:4711".to_owned()),
             kind,
             text: Some("a \"sentence\"".to_owned()),
+        }
+    }
+
+    /// `ELASTIC_RS_WRITE=1`, as `make reference` sets it, writes the file.
+    #[test]
+    fn the_schema_in_the_documentation_is_that_of_the_program() {
+        let schema = schemars::schema_for!(Line<'_>);
+        let text = serde_json::to_string_pretty(&schema).unwrap() + "\n";
+        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/reference/events.schema.json");
+        if std::env::var_os("ELASTIC_RS_WRITE").is_some() {
+            std::fs::write(&file, &text).unwrap();
+        }
+        let written = std::fs::read_to_string(&file).unwrap_or_default();
+        assert!(written == text, "{} is not what the program writes: run `make reference`", file.display());
+    }
+
+    #[test]
+    fn a_cause_has_one_name_in_events_and_metrics() {
+        for why in Why::ALL {
+            assert_eq!(serde_json::to_value(why).unwrap(), why.name());
         }
     }
 

@@ -5,6 +5,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+use super::families::{self, Family};
 use super::open_metrics::{Histogram, OpenMetrics};
 use super::record::{Kind, Loss, Number, Record};
 use super::tally::{Refused, Tally};
@@ -125,95 +126,75 @@ impl Metrics {
 
     /// Write all counters.
     pub fn write(&self, out: &mut OpenMetrics, now: Instant) {
-        out.family("rounds", "counter", "Completed rounds, labelled with the reason the previous round ended");
+        out.family(&families::ROUNDS);
         for (run, counts) in self.all() {
             for (why, count) in &counts.rounds {
-                out.value("rounds_total", &[("run", run), ("why", why)], *count);
+                out.value(&families::ROUNDS, &[run, why], *count);
             }
         }
-        out.family("restarts", "counter", "Restarts used of the job's budget; workers that fail together count once");
+        out.family(&families::RESTARTS);
         for (run, counts) in self.all() {
             for (cause, count) in ["exit", "signal"].into_iter().zip(counts.restarts) {
-                out.value("restarts_total", &[("run", run), ("cause", cause)], count);
+                out.value(&families::RESTARTS, &[run, cause], count);
             }
         }
-        out.family(
-            "nodes_lost",
-            "counter",
-            "Nodes lost: their connection, heartbeats or lease ended and they did not come back",
-        );
+        out.family(&families::NODES_LOST);
         for (run, counts) in self.all() {
             for (how, count) in ["connection", "silence", "lease"].into_iter().zip(counts.lost) {
-                out.value("nodes_lost_total", &[("run", run), ("how", how)], count);
+                out.value(&families::NODES_LOST, &[run, how], count);
             }
         }
-        out.family("nodes_left", "counter", "Nodes that left after sending a goodbye");
-        self.each(out, "nodes_left_total", |counts| counts.left);
-        out.family(
-            "node_refusals",
-            "counter",
-            "Times that a node was rejected, labelled with the reason; a node that tries again counts again",
-        );
+        out.family(&families::NODES_LEFT);
+        self.each(out, &families::NODES_LEFT, |counts| counts.left);
+        out.family(&families::NODE_REFUSALS);
         for (run, counts) in self.all() {
             for (why, count) in Refused::ALL.into_iter().zip(counts.refused) {
-                out.value("node_refusals_total", &[("run", run), ("why", why.name())], count);
+                out.value(&families::NODE_REFUSALS, &[run, why.name()], count);
             }
         }
-        out.family("fences", "counter", "Times a node stopped its workers because it was cut off for its whole lease");
-        self.each(out, "fences_total", |counts| counts.fences);
-        out.family("worker_exits", "counter", "Worker failures: the first of a round, or a consequence of it");
+        out.family(&families::FENCES);
+        self.each(out, &families::FENCES, |counts| counts.fences);
+        out.family(&families::WORKER_EXITS);
         for (run, counts) in self.all() {
             for (kind, count) in ["first", "consequence"].into_iter().zip(counts.exits) {
-                out.value("worker_exits_total", &[("run", run), ("kind", kind)], count);
+                out.value(&families::WORKER_EXITS, &[run, kind], count);
             }
         }
-        out.family("hosts_put_out", "counter", "Times a host was excluded from the job because of failures");
-        self.each(out, "hosts_put_out_total", |counts| counts.hosts_out);
-        out.family(
-            "lost_seconds",
-            "counter",
-            "Time lost to recoveries: the slowest node's duration of each phase, summed over recoveries",
-        );
+        out.family(&families::HOSTS_PUT_OUT);
+        self.each(out, &families::HOSTS_PUT_OUT, |counts| counts.hosts_out);
+        out.family(&families::LOST_SECONDS);
         for (run, counts) in self.all() {
             for (phase, micros) in PHASES.into_iter().zip(counts.phases_us) {
-                out.value("lost_seconds_total", &[("run", run), ("phase", phase)], micros as f64 / 1e6);
+                out.value(&families::LOST_SECONDS, &[run, phase], micros as f64 / 1e6);
             }
         }
-        out.family("recovery_seconds", "histogram", "Time from the end of a round until the next one was complete");
-        self.all().for_each(|(run, counts)| counts.recoveries.write(out, "recovery_seconds", &[("run", run)]));
-        out.family("phase_seconds", "histogram", "Duration of each recovery phase, as each node measured it");
+        out.family(&families::RECOVERY_SECONDS);
+        self.all().for_each(|(run, counts)| counts.recoveries.write(out, &families::RECOVERY_SECONDS, &[run]));
+        out.family(&families::PHASE_SECONDS);
         for (run, counts) in self.all() {
             for (phase, histogram) in PHASES.into_iter().zip(&counts.phases).filter(|(_, it)| it.count() > 0) {
-                histogram.write(out, "phase_seconds", &[("run", run), ("phase", phase)]);
+                histogram.write(out, &families::PHASE_SECONDS, &[run, phase]);
             }
         }
-        out.family(
-            "slowest_phase_seconds",
-            "gauge",
-            "Slowest node's duration of each phase when the current round was formed",
-        );
+        out.family(&families::SLOWEST_PHASE_SECONDS);
         for (run, counts) in self.all() {
             for (phase, micros) in PHASES.into_iter().zip(counts.round_us).filter(|(_, micros)| *micros > 0) {
-                out.value("slowest_phase_seconds", &[("run", run), ("phase", phase)], micros as f64 / 1e6);
+                out.value(&families::SLOWEST_PHASE_SECONDS, &[run, phase], micros as f64 / 1e6);
             }
         }
-        out.family("redone_steps", "counter", "Training steps that were repeated after a recovery");
-        self.each(out, "redone_steps_total", |counts| counts.training.redone_steps());
-        out.family("goodput_ratio", "gauge", "Goodput: share of wall time spent in steps that were not repeated");
+        out.family(&families::REDONE_STEPS);
+        self.each(out, &families::REDONE_STEPS, |counts| counts.training.redone_steps());
+        out.family(&families::GOODPUT_RATIO);
         for (run, counts) in self.all() {
             let goodput = counts.training.goodput(now);
-            goodput.into_iter().for_each(|ratio| out.value("goodput_ratio", &[("run", run)], ratio));
+            goodput.into_iter().for_each(|ratio| out.value(&families::GOODPUT_RATIO, &[run], ratio));
         }
-        out.family(
-            "heartbeat_rtt_seconds",
-            "histogram",
-            "Round-trip time of heartbeats; each node reports one of twelve",
-        );
-        self.round_trips.write(out, "heartbeat_rtt_seconds", &[]);
+        out.family(&families::HEARTBEAT_RTT_SECONDS);
+        self.round_trips.write(out, &families::HEARTBEAT_RTT_SECONDS, &[]);
     }
 
-    fn each(&self, out: &mut OpenMetrics, name: &str, of: impl Fn(&Counts) -> u64) {
-        self.all().for_each(|(run, counts)| out.value(name, &[("run", run)], of(counts)));
+    fn each(&self, out: &mut OpenMetrics, family: &Family, of: impl Fn(&Counts) -> u64) {
+        self.all().for_each(|(run, counts)| out.value(family, &[run], of(counts)));
     }
 }
 

@@ -1,16 +1,18 @@
 //! What a job's coordinator and its nodes record: which events there were, and which caused which.
 //!
-//! - [`record`]: an event, as a run states it. Pure.
+//! - [`record`]: an event, as a run states it, and `phases`: the durations in one. Pure.
 //! - [`journal`]: the events of one node. Pure.
 //! - [`ring`]: the events that are kept of each run. Pure.
 //! - [`tally`]: what is counted but not recorded. Pure.
+//! - [`families`]: the table of metrics: names, types, labels, help. Pure.
 //! - [`metrics`]: counters of both, their text ([`open_metrics`]), and `training`: what recoveries have cost a training that reports its
 //!   steps. Pure.
 //! - [`line`]: an event as a line of JSON.
 //! - [`file`]: a file of such lines.
 //!
-//! `docs/events.md` is the schema, `docs/decisions/0088-the-coordinator-records-causes.md` has the reasons.
+//! `docs/reference/events.md` is the schema, `docs/decisions/0088-the-coordinator-records-causes.md` has the reasons.
 
+pub mod families;
 #[cfg(feature = "io")]
 pub mod file;
 pub mod journal;
@@ -18,6 +20,7 @@ pub mod journal;
 pub mod line;
 pub mod metrics;
 pub mod open_metrics;
+mod phases;
 pub mod record;
 pub mod ring;
 pub mod tally;

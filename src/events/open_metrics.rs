@@ -1,7 +1,9 @@
 //! The text format OpenMetrics, and histograms. Pure.
 
-use std::fmt::Write;
+use std::fmt::{Display, Write};
 use std::time::Duration;
+
+use super::families::Family;
 
 /// Number of bounds of every histogram.
 const BOUNDS: usize = 10;
@@ -40,15 +42,16 @@ impl Histogram {
         self.counts.iter().sum()
     }
 
-    pub fn write(&self, out: &mut OpenMetrics, name: &str, labels: &[(&str, &str)]) {
-        let (bucket, mut so_far) = (format!("{name}_bucket"), 0);
+    /// Write it as a value of the family.
+    pub fn write(&self, out: &mut OpenMetrics, family: &Family, labels: &[&str]) {
+        let mut so_far = 0;
         let bounds = self.bounds.map(|bound| format!("{bound:?}"));
         for (bound, count) in bounds.iter().map(String::as_str).chain(["+Inf"]).zip(self.counts) {
             so_far += count;
-            out.value(&bucket, &[labels, &[("le", bound)]].concat(), so_far);
+            out.sample(family, "_bucket", (labels, Some(bound)), so_far);
         }
-        out.value(&format!("{name}_count"), labels, so_far);
-        out.value(&format!("{name}_sum"), labels, self.sum.as_secs_f64());
+        out.sample(family, "_count", (labels, None), so_far);
+        out.sample(family, "_sum", (labels, None), self.sum.as_secs_f64());
     }
 }
 
@@ -58,18 +61,28 @@ pub struct OpenMetrics(String);
 
 impl OpenMetrics {
     /// Begin a family of series.
-    pub fn family(&mut self, name: &str, kind: &str, help: &str) {
+    pub fn family(&mut self, family: &Family) {
+        let Family { name, kind, help, .. } = family;
         let _ = write!(self.0, "# TYPE elastic_rs_{name} {kind}\n# HELP elastic_rs_{name} {help}\n"); // a String takes all
     }
 
-    /// Write a value of the family.
-    pub fn value(&mut self, name: &str, labels: &[(&str, &str)], value: impl std::fmt::Display) {
-        let _ = write!(self.0, "elastic_rs_{name}");
-        for (at, (label, text)) in labels.iter().enumerate() {
+    /// Write a value of the family, with the values of its labels in their order.
+    pub fn value(&mut self, family: &Family, labels: &[&str], value: impl Display) {
+        self.sample(family, "", (labels, None), value);
+    }
+
+    /// Write a value of one of a family's series. `bound` is the label `le` of a histogram's bucket.
+    fn sample(&mut self, family: &Family, part: &str, (labels, bound): (&[&str], Option<&str>), value: impl Display) {
+        debug_assert_eq!(labels.len(), family.labels.len(), "labels of {}", family.name);
+        let _ = write!(self.0, "{}{part}", family.series());
+        let named = family.labels.iter().copied().zip(labels.iter().copied());
+        let mut open = '{';
+        for (label, text) in named.chain(bound.map(|bound| ("le", bound))) {
             let text = text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
-            let _ = write!(self.0, "{}{label}=\"{text}\"", if at == 0 { '{' } else { ',' });
+            let _ = write!(self.0, "{open}{label}=\"{text}\"");
+            open = ',';
         }
-        let close = if labels.is_empty() { "" } else { "}" };
+        let close = if open == ',' { "}" } else { "" };
         let _ = writeln!(self.0, "{close} {value}");
     }
 

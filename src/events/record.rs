@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+pub use super::phases::{FirstStep, LONGEST_US, Phase};
+
 /// Number of an event: 1 for a run's first one, without gaps. An event's causes have smaller numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Number(pub u64);
@@ -30,6 +32,7 @@ pub struct Record {
 
 /// What happened. Serialised as the fields `type` and `data`: variants and fields are only added.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(tag = "type", content = "data")]
 pub enum Kind {
     /// The first node has come.
@@ -232,6 +235,12 @@ pub enum Kind {
         /// For how long it was not, in milliseconds.
         away_ms: u64,
     },
+    /// Lines of this node's file of events were not written: the disk was full, or its folder hung. The id is of the file's own count.
+    #[serde(rename = "dropped")]
+    Dropped {
+        /// How many.
+        count: u64,
+    },
     /// A member has replayed an event that it recorded before this coordinator was restarted.
     #[serde(rename = "replayed")]
     Replayed(Box<Replayed>),
@@ -278,6 +287,7 @@ impl Kind {
             | Self::NodeFenced {}
             | Self::LineLost {}
             | Self::LineFound { .. }
+            | Self::Dropped { .. }
             | Self::Note {} => false,
         }
     }
@@ -285,6 +295,7 @@ impl Kind {
 
 /// How a worker has ended.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Exit {
     /// Its rank in the job.
     pub rank: u32,
@@ -308,6 +319,7 @@ pub struct Exit {
 
 /// A worker that was started.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Started {
     /// Its rank in the job.
     pub rank: u32,
@@ -321,6 +333,7 @@ pub struct Started {
 
 /// A worker that has ended, as its agent saw it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Ended {
     /// Its rank in the job.
     pub rank: u32,
@@ -340,6 +353,7 @@ pub struct Ended {
 
 /// An event that a member recorded, as it replays it to a coordinator that was restarted.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Replayed {
     /// Its id, of which the member is the origin.
     pub id: String,
@@ -362,60 +376,9 @@ pub struct Replayed {
     pub text: Option<String>,
 }
 
-/// Longest time that is believed of a node, in microseconds: a year.
-pub const LONGEST_US: u64 = 366 * 24 * 3600 * 1_000_000;
-
-/// How long the parts of a node's recovery have taken, in microseconds. A part that did not occur has no time.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Phase {
-    /// From the end of the first worker that failed on this node, until its agent knew.
-    pub detect_us: Option<u64>,
-    /// From the order to stop until nothing of the last round's workers was left.
-    pub stop_us: Option<u64>,
-    /// From the request for a rank until the rank was there.
-    pub rendezvous_us: Option<u64>,
-    /// From the rank until all workers were started.
-    pub start_us: Option<u64>,
-    /// From then until as many clients had connected to the workers' store as the world has workers. Rank 0's node measures it.
-    pub import_us: Option<u64>,
-}
-
-impl Phase {
-    /// The same with each part at most [`LONGEST_US`].
-    #[must_use]
-    pub fn bounded(self) -> Self {
-        let Self { detect_us, stop_us, rendezvous_us, start_us, import_us } = self;
-        let bounded = |micros: Option<u64>| micros.map(|micros| micros.min(LONGEST_US));
-        Self {
-            detect_us: bounded(detect_us),
-            stop_us: bounded(stop_us),
-            rendezvous_us: bounded(rendezvous_us),
-            start_us: bounded(start_us),
-            import_us: bounded(import_us),
-        }
-    }
-
-    /// The parts in the order in which they follow one another.
-    pub fn parts(&self) -> [Option<u64>; 5] {
-        [self.detect_us, self.stop_us, self.rendezvous_us, self.start_us, self.import_us]
-    }
-}
-
-/// A node's first step of a round, and how far it had come before.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct FirstStep {
-    /// From the end of the import until the first step ended, in microseconds. From the end of the start, if no import was reported.
-    pub first_step_us: u64,
-    /// Number of that step, if the training script says where it is.
-    pub step: Option<u64>,
-    /// Number of the last step that this node's workers had made in an earlier round, if they had made one and said so.
-    pub step_before: Option<u64>,
-    /// Mean time of a step in that round, in microseconds.
-    pub step_time_us: Option<u64>,
-}
-
 /// How a job has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum Ending {
     /// The workers have succeeded.
@@ -428,6 +391,7 @@ pub enum Ending {
 
 /// By what a node was lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum Loss {
     /// Its connection ended, and it did not come back.
@@ -439,25 +403,35 @@ pub enum Loss {
 }
 
 /// Why a world must re-form.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub enum Why {
     /// A worker has failed.
+    #[serde(rename = "worker.failed")]
     WorkerFailed,
     /// A member was lost.
+    #[serde(rename = "node.lost")]
     NodeLost,
     /// A member has left, or is about to.
+    #[serde(rename = "node.left")]
     NodeLeft,
     /// A member has given up its rank.
+    #[serde(rename = "node.withdrew")]
     NodeWithdrew,
     /// A newer agent has come from a member's address.
+    #[serde(rename = "node.replaced")]
     NodeReplaced,
     /// A member asks for a new rank, or has come back after it was given up.
+    #[serde(rename = "node.came_back")]
     NodeCameBack,
     /// Nodes wait to join.
+    #[serde(rename = "nodes.wait")]
     NodesWait,
     /// The members could not stop together.
+    #[serde(rename = "change.failed")]
     ChangeFailed,
     /// Members did not report to a restarted coordinator.
+    #[serde(rename = "coordinator.restarted")]
     CoordinatorRestarted,
 }
 
@@ -489,11 +463,5 @@ impl Why {
             Self::ChangeFailed => "change.failed",
             Self::CoordinatorRestarted => "coordinator.restarted",
         }
-    }
-}
-
-impl Serialize for Why {
-    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(self.name())
     }
 }

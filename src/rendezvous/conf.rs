@@ -1,7 +1,7 @@
 //! The keys of `--rdzv-conf`, each declared once: name, type, default, range, backends, other spelling and help.
 //!
 //! To add a key, add it to the table ([`KEYS`]) and use its field of [`Conf`]. All front ends parse by this table, and
-//! `elastic-run --help` lists it. Tests compare it with the tables in `docs/rendezvous.md`. The binding converts Python's values to
+//! `elastic-run --help` lists it, and `docs/reference/rdzv-conf.md` is made of it. The binding converts Python's values to
 //! numbers, and suggests a key for an unknown one.
 
 mod allowed;
@@ -84,16 +84,17 @@ macro_rules! keys {
 
 // The keys from `join_timeout` to `is_host` have the names and defaults of PyTorch's `c10d` backend.
 keys! {
-    /// How long a node waits for a round to complete before it fails.
+    /// How long a node waits for a round to complete before it fails. The error names the nodes that were in. A spare waits for as
+    /// long as the job runs.
     join_timeout: Duration = Duration::from_secs(600), Allowed::ABOVE_ZERO;
-    /// How long a growing round waits for further nodes once the minimum is in.
+    /// How long a growing round waits for further nodes once the minimum is in. At the maximum it closes at once.
     last_call_timeout: Duration = Duration::from_secs(30), Allowed::seconds(Least::AboveZero, settings::LONGEST_WAIT);
-    /// How long it may take to notify the other nodes that the job is over.
+    /// How long it may take to notify the other nodes that the job is over. 1 s at most in a process that a signal ends.
     close_timeout: Duration = Duration::from_secs(30), Allowed::ABOVE_ZERO;
     /// How often a node sends a keep-alive.
     keep_alive_interval: Duration = Duration::from_secs(5),
         Allowed::seconds(Least::Is(settings::SHORTEST_KEEP_ALIVE), settings::LONGEST_LEASE);
-    /// After how many missed keep-alives a silent node is lost.
+    /// After how many missed keep-alives a silent node is lost. The product with `keep_alive_interval` is the lease, 3600 s at most.
     keep_alive_max_attempt: u32 = 3, Allowed::Whole(1, settings::MOST_KEEP_ALIVES);
     /// Time limit of each operation of the store that the agents share, and of each request to etcd.
     read_timeout: Duration = Duration::from_secs(60), Allowed::ABOVE_ZERO;
@@ -113,7 +114,8 @@ keys! {
     drain_timeout: Duration = Duration::from_secs(5), Allowed::ZERO_OR_MORE;
     /// Rank that this node asks for in the first round.
     node_rank: Option<u32> = None, Allowed::Whole(0, i32::MAX as u32);
-    /// What a node does that has received nothing for its whole lease.
+    /// What a node does that has received nothing for its whole lease: kill its workers before the other nodes go on without it (stop),
+    /// or let them run (continue).
     on_partition: OnPartition = OnPartition::Stop, Allowed::OneOf(&["stop", "continue"]);
     /// How often nodes that connect from one address may leave the running job within `rejoin_window`. After that they are not
     /// let in again. 0: no limit.
@@ -160,7 +162,8 @@ keys! {
     /// The name of this node's host. It distinguishes hosts behind one address.
     host_name: Option<String> = None, Allowed::Text, Scope::c10d(COUNTED_BY_A_COORDINATOR);
     /// How often the world may change after its first round, by restarts and changes of membership together. After that the job
-    /// ends with an error. Not given: as often as it has to.
+    /// ends with an error. Not given: as often as it has to. A job that may not change any
+    /// more takes no newcomers: they wait as spares.
     reset_limit: Option<u32> = None, Allowed::Whole(0, i32::MAX as u32), Scope::c10d(COUNTED_BY_A_COORDINATOR);
     /// How to speak to etcd, if the endpoint does not begin with `http://` or `https://`. Not given: `http`.
     protocol: Option<Protocol> = None, Allowed::OneOf(&["http", "https"]), Scope::ETCD;
@@ -172,9 +175,10 @@ keys! {
     key or "ssl_cert_key": Option<String> = None, Allowed::Text, Scope::ETCD;
     /// User of etcd.
     username: Option<String> = None, Allowed::Text, Scope::ETCD;
-    /// File with the user's password. Not given: the variable `ELASTIC_RS_ETCD_PASSWORD` has it.
+    /// File with the user's password. Not given: the variable `ELASTIC_RS_ETCD_PASSWORD` has it. `password` itself is refused: everybody
+    /// on a machine can read its command lines.
     password_file: Option<String> = None, Allowed::Text, Scope::ETCD;
-    /// Beginning of all keys at etcd.
+    /// Beginning of all keys at etcd. A role needs rights to read and write on it.
     key_prefix or "etcd_prefix": String = DEFAULT_KEY_PREFIX.to_owned(), Allowed::Text, Scope::ETCD;
 }
 

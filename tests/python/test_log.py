@@ -79,6 +79,16 @@ def test_a_record_shows_its_exception() -> None:
     assert lines[-1] == "ZeroDivisionError: division by zero"
 
 
+def test_lines_do_not_begin_with_a_run_id_that_was_drawn() -> None:
+    lines = python(
+        "import logging; from elastic_rs._logging import draw_run_id, show_logs_if_asked; show_logs_if_asked()\n"
+        "drawn = draw_run_id()\n"
+        "for run_id in (drawn, 'a-job'): logging.getLogger('elastic_rs.agent').warning('[%s] a text', run_id)\n",
+        "info",
+    )
+    assert [line.partition("WARNING ")[2] for line in lines] == ["agent: a text", "agent: [a-job] a text"]
+
+
 @pytest.mark.parametrize("level", ["", "info"])
 def test_records_of_the_core_go_the_same_way(level: str) -> None:
     lines = python(LAUNCHER, level)

@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use elastic_rs::rendezvous::conf::{self, Allowed, Backend, Conf, ConfError, Given, KEYS, Key, Value};
+use elastic_rs::rendezvous::conf::{
+    self, Allowed, Backend, Conf, ConfError, Given, KEYS, Key, Scope, Value, WITHOUT_EFFECT,
+};
 use elastic_rs::rendezvous::messages::settings::Settings;
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
@@ -17,6 +19,44 @@ pub fn seconds(name: &str, value: f64) -> PyResult<Duration> {
 /// Convert an optional time limit as [`seconds`] does.
 pub fn limit(name: &str, value: Option<f64>) -> PyResult<Option<Duration>> {
     value.map(|value| seconds(name, value)).transpose()
+}
+
+/// A key of ``--rdzv-conf``.
+#[pyclass(frozen, get_all, module = "elastic_rs._elastic_rs")]
+pub struct ConfKey {
+    /// The key, as users write it.
+    name: &'static str,
+    /// Another spelling, which means the same.
+    other: Option<&'static str>,
+    /// The default as users would write it. None: it has none.
+    default: Option<String>,
+    /// The allowed values: the words after "must be".
+    allowed: String,
+    /// Whether it is a duration, in seconds.
+    is_duration: bool,
+    /// The one backend that has it. None: all have it.
+    backend: Option<&'static str>,
+    /// Why other backends have no use for it.
+    why: Option<&'static str>,
+    /// What it does.
+    help: &'static str,
+}
+
+impl ConfKey {
+    fn new(
+        name: &'static str,
+        other: Option<&'static str>,
+        default: Option<String>,
+        (allowed, scope): (&Allowed, Scope),
+        help: &'static str,
+    ) -> Self {
+        let (backend, why) = match scope {
+            Scope::All => (None, None),
+            Scope::Only(backend, why) => (Some(backend.name()), Some(why)),
+        };
+        let is_duration = matches!(allowed, Allowed::Seconds { .. });
+        Self { name, other, default, allowed: allowed.to_string(), is_duration, backend, why, help: help.trim() }
+    }
 }
 
 /// The values of ``--rdzv-conf``. Times are in seconds.
@@ -75,20 +115,25 @@ impl RendezvousConfig {
         Ok(Self(conf))
     }
 
-    /// All keys: name, other spelling, default as users would write it (None: it has none), and the one backend that has it (None: all
-    /// have it).
+    /// All keys that have an effect.
     #[staticmethod]
-    #[expect(clippy::type_complexity, reason = "what Python gets: a list of tuples")]
-    fn table() -> Vec<(&'static str, Option<&'static str>, Option<String>, Option<&'static str>)> {
+    fn table() -> Vec<ConfKey> {
         let default = Conf::default();
         let row = |key: &'static Key| {
             let value = key.get(&default);
-            let value = (value != Value::Nothing).then(|| value.to_string());
-            let mut backends = Backend::ALL.into_iter().filter(|backend| key.scope.has(*backend));
-            let only = backends.next().filter(|_| backends.next().is_none());
-            (key.name, key.or, value, only.map(Backend::name))
+            let default = (value != Value::Nothing).then(|| value.to_string());
+            ConfKey::new(key.name, key.or, default, (&key.allowed, key.scope), key.help)
         };
         KEYS.iter().map(row).collect()
+    }
+
+    /// The keys of PyTorch's that are checked and have no effect here.
+    #[staticmethod]
+    fn without_effect() -> Vec<ConfKey> {
+        let row = |(name, allowed, scope): &(&'static str, Allowed, Scope)| {
+            ConfKey::new(name, None, None, (allowed, *scope), "checked, without effect")
+        };
+        WITHOUT_EFFECT.iter().map(row).collect()
     }
 
     /// The keys that have a meaning for ``backend``, ``rust-c10d`` or ``rust-etcd``, in all spellings, sorted.

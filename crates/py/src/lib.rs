@@ -42,7 +42,7 @@ mod _elastic_rs {
     #[pymodule_export]
     use crate::channel::{WorkerChannel, World};
     #[pymodule_export]
-    use crate::conf::RendezvousConfig;
+    use crate::conf::{ConfKey, RendezvousConfig};
     #[pymodule_export]
     use crate::devices::{cpus_of_workers, gpu_addresses, visible_gpus};
     #[pymodule_export]
@@ -56,7 +56,7 @@ mod _elastic_rs {
     #[pymodule_export]
     use crate::launch::{Launched, launch, rehearse, signal_number, why_users_are_unknown};
     #[pymodule_export]
-    use crate::observe::Observer;
+    use crate::observe::{Observer, metric_families};
     #[pymodule_export]
     use crate::options::{AgentOptions, LaunchOptions, LogOptions, NodeOptions, Streams, WorkerOptions};
     #[pymodule_export]

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use elastic_rs::events::families::FAMILIES;
 use elastic_rs::rendezvous::messages::message::{AskLook, LookAnswer, Observe, Observed};
 use elastic_rs::rendezvous::observer;
 use pyo3::exceptions::PyConnectionError;
@@ -60,4 +61,10 @@ impl Observer {
         let LookAnswer { run_id, seen } = block_on(py, asked)?.map_err(PyConnectionError::new_err)?;
         Ok((run_id, seen))
     }
+}
+
+/// The families of series at ``/metrics``: the series' name, its type, the names of its labels and its help.
+#[pyfunction]
+pub fn metric_families() -> Vec<(String, &'static str, Vec<&'static str>, &'static str)> {
+    FAMILIES.iter().map(|family| (family.series(), family.kind, family.labels.to_vec(), family.help)).collect()
 }

@@ -7,15 +7,13 @@ from collections.abc import Iterator, Sequence
 
 from elastic_rs._doctor import _net, _node
 from elastic_rs._doctor._findings import Finding
+from elastic_rs._exit_codes import Doctor, in_help
 from elastic_rs._terminal import print_line
 from elastic_rs.rendezvous._node import shares_store
 from elastic_rs.rendezvous._protection import decided, protection, refuse_c10d
 from elastic_rs.run import _flags, _options, _script
 from elastic_rs.run._command_line import Parser, seconds
 from elastic_rs.run._usage import PROG, UsageError
-
-HEALTHY = 0
-TO_MEND = 1
 
 DESCRIPTION = """\
 Check whether this node lacks anything that the job would need, and print what to mend. Nothing of the job is started.
@@ -36,11 +34,7 @@ examples:
 Each line begins with ok, with note (which matters to some jobs), or with mend. The line after mend says what to do.
 A script named doctor is run by `elastic-run ./doctor` or `elastic-run -- doctor`.
 
-exit codes:
-  0        nothing has to be mended
-  1        something has to be mended
-  2        the command line is not valid
-"""
+""" + in_help(Doctor)
 
 SHOWN = {
     "help", "nnodes", "nproc_per_node", "standalone", "rdzv_backend", "rdzv_endpoint", "rdzv_id", "rdzv_conf",
@@ -64,7 +58,7 @@ def main(argv: Sequence[str]) -> int:
         error.name_variables(args.variables)
         raise
     print_line(f"{to_mend} to mend" if to_mend else "nothing has to be mended")
-    return TO_MEND if to_mend else HEALTHY
+    return Doctor.TO_MEND if to_mend else Doctor.HEALTHY
 
 
 def look(argv: Sequence[str]) -> Iterator[Finding]:

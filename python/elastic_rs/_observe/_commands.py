@@ -10,11 +10,13 @@ import dataclasses
 import gc
 import io
 import json
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from elastic_rs import _elastic_rs
+from elastic_rs._exit_codes import Look, Stacks, in_help
 from elastic_rs._observe import _source, _text
 from elastic_rs._observe._events import Event, escaped, incarnation_of, parse
 from elastic_rs._observe._merge import merge
@@ -27,32 +29,13 @@ if TYPE_CHECKING:
 
 __all__ = ["add_origin", "add_parsers", "live"]
 
-HEALTHY = 0
-NOT_HEALTHY = 1
-USAGE = 2
-UNREACHABLE = 3
-
 FOR_PROGRAMS = {"status", "why", "events", "stacks"}
 """Commands that also write JSON."""
 
 LIVE = {"top", "stacks"}
 """Commands that ask the job alone, and read no files."""
 
-EPILOG = """\
-exit codes:
-  0    the job runs, or has succeeded
-  1    the job waits for nodes, forms its next round, or has failed
-  2    the command line is not valid, or a file cannot be used
-  3    nothing answers at the endpoint, or it refuses the connection
-"""
-
-STACKS_EPILOG = """\
-exit codes:
-  0    every node has answered
-  1    a node has not answered, or cannot read its workers' frames
-  2    the command line is not valid
-  3    nothing answers at the endpoint, or it refuses the connection
-"""
+EPILOG = in_help(Look, **{"130": "Ctrl-C"})
 
 
 def add_parsers(commands: argparse._SubParsersAction[Any]) -> None:
@@ -79,7 +62,7 @@ def add_parsers(commands: argparse._SubParsersAction[Any]) -> None:
     events.add_argument("--otlp-http", help=argparse.SUPPRESS)
     events.set_defaults(run=_events_unless_otlp_http)
     stacks = _parser(commands, "stacks", _stacks, "where each rank stands now, grouped by state and line")
-    stacks.epilog = STACKS_EPILOG
+    stacks.epilog = in_help(Stacks)
     stacks.add_argument(
         "--rank", type=int, metavar="N", help="all frames of this rank's main thread (default: all ranks)"
     )
@@ -141,7 +124,7 @@ def _guarded(run: Callable[[argparse.Namespace], int], args: argparse.Namespace)
         either = (
             "an endpoint (HOST[:PORT])" if args.command in LIVE else "either an endpoint (HOST[:PORT]) or --events FILE"
         )
-        return _fail(USAGE, f"give {either}")
+        return _fail(Look.NOT_VALID, f"give {either}")
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # an output that is not UTF-8 has no `…`, nor all that workers say
     collects = gc.isenabled()
@@ -153,20 +136,20 @@ def _guarded(run: Callable[[argparse.Namespace], int], args: argparse.Namespace)
             sys.stdout.flush()
         return code
     except _source.AnswerError as error:
-        return _fail(UNREACHABLE, str(error))
+        return _fail(Look.UNREACHABLE, str(error))
     except BrokenPipeError:
         close_output()  # who reads has read enough, as `head` does
-        return HEALTHY
+        return Look.HEALTHY
     except KeyError as error:
-        return _fail(UNREACHABLE, f"{args.endpoint}: its answer has no {error}")
+        return _fail(Look.UNREACHABLE, f"{args.endpoint}: its answer has no {error}")
     except OSError as error:
         return _fail(
-            USAGE, f"`{error.filename}`: {error.strerror}" if error.filename and error.strerror else str(error)
+            Look.NOT_VALID, f"`{error.filename}`: {error.strerror}" if error.filename and error.strerror else str(error)
         )
     except ValueError as error:
-        return _fail(USAGE, str(error))
+        return _fail(Look.NOT_VALID, str(error))
     except KeyboardInterrupt:
-        return 130
+        return 128 + signal.SIGINT
     finally:
         if collects:
             gc.enable()
@@ -175,7 +158,7 @@ def _guarded(run: Callable[[argparse.Namespace], int], args: argparse.Namespace)
 def _events_unless_otlp_http(args: argparse.Namespace) -> int:
     if args.otlp_http is not None:
         return _fail(
-            USAGE,
+            Look.NOT_VALID,
             "--otlp-http is not supported: write `elastic-rs events HOST:PORT --format=otlp --follow` into a file that "
             "a collector's otlpjsonfile receiver reads",
         )
@@ -219,7 +202,7 @@ def _status(args: argparse.Namespace) -> int:
         print(text, flush=True)
     except BrokenPipeError:
         close_output()  # `| head` has read enough, and the exit code still says how the job is
-    return HEALTHY if _is_healthy(story, state) else NOT_HEALTHY
+    return Look.HEALTHY if _is_healthy(story, state) else Look.NOT_HEALTHY
 
 
 def _why(args: argparse.Namespace) -> int:
@@ -228,18 +211,22 @@ def _why(args: argparse.Namespace) -> int:
     story, _ = _story(args)
     count = len(story.recoveries)
     if args.recovery is not None and not 1 <= args.recovery <= count:
-        return _fail(USAGE, f"--recovery is `{args.recovery}`, and there {'is' if count == 1 else 'are'} {count}")
+        return _fail(
+            Look.NOT_VALID, f"--recovery is `{args.recovery}`, and there {'is' if count == 1 else 'are'} {count}"
+        )
     if args.json:
         facts = _facts(story)["recoveries"]
         print(json.dumps(facts[(args.recovery or count) - 1] if facts else None))
     else:
         print("\n".join(_text.why(story, args.recovery)))
-    return HEALTHY
+    return Look.HEALTHY
 
 
 def _list(args: argparse.Namespace) -> int:
     if args.recovery is not None:
-        return _fail(USAGE, "--list and --recovery cannot be combined: give --recovery=N with a number of the list")
+        return _fail(
+            Look.NOT_VALID, "--list and --recovery cannot be combined: give --recovery=N with a number of the list"
+        )
     if args.events is None:
         stories = [_story(args)[0]]
     else:
@@ -248,24 +235,26 @@ def _list(args: argparse.Namespace) -> int:
         print(json.dumps({story.run: _facts(story)["recoveries"] for story in stories}))
     else:
         print("\n".join(line for story in stories for line in _text.recoveries(story)))
-    return HEALTHY
+    return Look.HEALTHY
 
 
 def _events(args: argparse.Namespace) -> int:
     args.json |= args.format == "json"
     if args.follow and args.events is not None:
-        return _fail(USAGE, "--follow needs an endpoint: files do not change")
+        return _fail(Look.NOT_VALID, "--follow needs an endpoint: files do not change")
     if args.format in ("chrome-trace", "otlp"):
         if args.json:
-            return _fail(USAGE, f"--format={args.format} must be given without --json")
+            return _fail(Look.NOT_VALID, f"--format={args.format} must be given without --json")
         if not args.follow:
             return _traces(args)
         if args.format == "chrome-trace":
-            return _fail(USAGE, "--format=chrome-trace covers what has happened so far, must be given without --follow")
+            return _fail(
+                Look.NOT_VALID, "--format=chrome-trace covers what has happened so far, must be given without --follow"
+            )
         from elastic_rs._observe._exporter import export
 
         export(live(args), _elastic_rs.VERSION)
-        return HEALTHY
+        return Look.HEALTHY
     if args.follow:
         names, since_us = Names(), None
         for line in live(args).follow():
@@ -284,14 +273,14 @@ def _events(args: argparse.Namespace) -> int:
         read = _read(args)[0]
         if args.json:
             print(*(json.dumps(event.raw) for event in read), sep="\n")
-            return HEALTHY
+            return Look.HEALTHY
         merged, names = merge(read)[0], Names()
         since: dict[str, int] = {}
         for event in merged:
             names.count(event)
         for event in merged:
             print(_text.event_line(event, names.story, since.setdefault(incarnation_of(event), event.mono_us)))
-    return HEALTHY
+    return Look.HEALTHY
 
 
 def _traces(args: argparse.Namespace) -> int:
@@ -301,23 +290,23 @@ def _traces(args: argparse.Namespace) -> int:
         from elastic_rs._observe._trace import chrome_trace
 
         print(json.dumps(chrome_trace(events, now_us)))
-        return HEALTHY
+        return Look.HEALTHY
     from elastic_rs._observe._otlp import traces
 
     for trace in traces(events, _elastic_rs.VERSION, now_us):
         print(json.dumps(trace))
-    return HEALTHY
+    return Look.HEALTHY
 
 
 def _stacks(args: argparse.Namespace) -> int:
     if args.rank is not None and args.rank < 0:
-        return _fail(USAGE, f"--rank is `{args.rank}`, must be 0 or more")
+        return _fail(Stacks.NOT_VALID, f"--rank is `{args.rank}`, must be 0 or more")
     seen = live(args).look(args.rank)
     if args.json:
         print(json.dumps(seen))
     else:
         print(*map(plain, seen["lines"]), sep="\n")
-    return NOT_HEALTHY if seen["silent"] or seen["problems"] else HEALTHY
+    return Stacks.NOT_WHOLE if seen["silent"] or seen["problems"] else Stacks.WHOLE
 
 
 def _top(args: argparse.Namespace) -> int:
@@ -331,13 +320,13 @@ def _page(args: argparse.Namespace) -> int:
 
     events, state = _read(args)
     if not events:
-        return _fail(USAGE, "there are no events yet")
+        return _fail(Look.NOT_VALID, "there are no events yet")
     html = page(events, state)
     if args.output is None:
         print(html, end="")
     else:
         args.output.write_text(html, encoding="utf-8")
-    return HEALTHY
+    return Look.HEALTHY
 
 
 def _is_healthy(story: Story, state: dict[str, Any] | None) -> bool:

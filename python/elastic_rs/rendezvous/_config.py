@@ -202,7 +202,7 @@ def warn_of_no_endpoint(most_nodes: int, port: int) -> None:
 def shown_defaults(backend: str | None = None) -> str:
     """Return the keys that all backends have, or this one alone, with their defaults, as ``--rdzv-conf`` has them."""
     return ", ".join(
-        (f"{key} or {other}" if other else key) + ("" if default is None else f"={default}")
-        for key, other, default, only in RendezvousConfig.table()
-        if only == backend
+        (f"{key.name} or {key.other}" if key.other else key.name) + ("" if key.default is None else f"={key.default}")
+        for key in RendezvousConfig.table()
+        if key.backend == backend
     )

@@ -14,6 +14,7 @@ try:
     from collections.abc import Callable, Sequence
     from typing import TYPE_CHECKING
 
+    from elastic_rs._exit_codes import Run
     from elastic_rs._logging import show_logs_if_asked
     from elastic_rs._terminal import error_line, shows_colours
     from elastic_rs.run import _cpus, _node, _options
@@ -34,7 +35,6 @@ __all__ = ["main"]
 
 logger = logging.getLogger("elastic_rs.run")
 
-FAILED = 1
 INTERRUPTED = 130
 
 
@@ -147,7 +147,7 @@ def _report_end(end: End, *, driven: bool) -> int:
             text = _report.report(end.entrypoint, found, colours=shows_colours(sys.stderr))
             sys.stderr.write(f"{text}\n")
             _report.hand_up(found[_report.root_cause(found)])
-            return FAILED
+            return Run.FAILED
         case _:
             return _cannot(end.why_no_placement)
 
@@ -157,7 +157,7 @@ def _cannot(why: CannotError) -> int:
     sys.stderr.write(error_line(PROG, f"{why}\n"))
     with contextlib.suppress(OSError):  # if no descriptor is left, imports fail too
         record(str(why), "")
-    return FAILED
+    return Run.FAILED
 
 
 def __dir__() -> list[str]:

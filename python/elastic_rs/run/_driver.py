@@ -11,13 +11,14 @@ import os
 import shlex
 import signal
 import sys
-import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from elastic_rs import _elastic_rs, _python
 from elastic_rs._elastic_rs import Driver, EndpointServer, Protection, Signals
+from elastic_rs._exit_codes import Run
 from elastic_rs._hosted import command_line
+from elastic_rs._logging import draw_run_id
 from elastic_rs._observe._served import serve_pages
 from elastic_rs._terminal import error_line, print_line
 from elastic_rs.discovery._programs import DiscoveryError
@@ -38,8 +39,6 @@ from elastic_rs.run._usage import PROG, UsageError
 
 logger = logging.getLogger("elastic_rs.run")
 
-FAILED = 1
-NOT_VALID = 2
 GOODBYE_S = 15.0
 """Time that an agent may take to leave, beyond the grace of its workers."""
 NO_LIMIT = 2**31 - 1
@@ -78,7 +77,7 @@ def drive(argv: Sequence[str], args: argparse.Namespace, given: HostDiscovery | 
     handled = _elastic_rs.Signals(signals, named=args.signals_named)
     flags = [*split(argv).words(without=FLAGS), f"--nnodes=1:{MOST_NODES}"]
     protected = _protected()
-    run_id = str(uuid.uuid4()) if args.rdzv_id in {"", "none"} else args.rdzv_id
+    run_id = draw_run_id() if args.rdzv_id in {"", "none"} else args.rdzv_id
     job = _job(args, flags, _conf_of(args, (least, most)), endpoint, signals, run_id=run_id, protected=protected)
     if args.dry_run:
         options = _options_of(args, least, fixed is not None, job, port, run_id=run_id)
@@ -121,14 +120,14 @@ def _run(
             return 128 + (signal or 0)
         case "failed":
             sys.stderr.write(f"{PROG}: {reason}\n")
-            return FAILED
+            return Run.FAILED
         case "refused":
-            return _cannot(reason, NOT_VALID)
+            return _cannot(reason, Run.NOT_VALID)
         case _:
             return _cannot(reason)
 
 
-def _cannot(text: str, code: int = FAILED) -> int:
+def _cannot(text: str, code: int = Run.FAILED) -> int:
     sys.stderr.write(error_line(PROG, f"{text}\n"))
     return code
 

@@ -10,6 +10,7 @@ import logging
 import os
 from collections.abc import Collection, Mapping, Sequence
 
+from elastic_rs._exit_codes import Run, in_help
 from elastic_rs.run._command_line import (
     CommandLine,
     Help,
@@ -60,12 +61,7 @@ examples:
 Each flag may be written with _ instead of -, and most may be set by a variable: PET_NNODES=2 for --nnodes=2. A flag on
 the command line overrides its variable.
 
-exit codes:
-  0        all workers succeeded, or this node was a spare that was not needed
-  1        the job failed, or this node could not join it; the message names the first failure
-  2        the command line is not valid, or names a script that does not exist
-  128 + n  ended by signal n: 143 for SIGTERM, 130 for SIGINT
-"""
+""" + in_help(Run, **{"128 + n": "ended by signal n: 143 for SIGTERM, 130 for SIGINT"})
 
 
 def parse(args: Sequence[str], made: Parser | None = None, *, needs_script: bool = True) -> argparse.Namespace:

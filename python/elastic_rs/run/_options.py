@@ -12,12 +12,12 @@ import logging
 import os
 import signal
 import sys
-import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
 from elastic_rs import _elastic_rs, _python
 from elastic_rs._elastic_rs import EtcdOptions, LaunchOptions, LogOptions, RendezvousConfig, Streams
+from elastic_rs._logging import draw_run_id
 from elastic_rs._numa import cpus_of
 from elastic_rs.rendezvous._config import (
     DEFAULT_PORT,
@@ -119,7 +119,7 @@ def rendezvous_of(args: argparse.Namespace) -> Rendezvous:
             raise CommandLineError(
                 f"--standalone is given and --nnodes is `{args.nnodes}`, must be 1: others cannot find this node"
             )
-        return Rendezvous(str(uuid.uuid4()), "localhost", 0, nodes, config)
+        return Rendezvous(draw_run_id(), "localhost", 0, nodes, config)
     if not args.rdzv_id:
         raise CommandLineError("--rdzv-id is empty, must be the job's name, the same on every node")
     run_id = _utf8("--rdzv-id", args.rdzv_id)

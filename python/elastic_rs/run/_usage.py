@@ -6,6 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
+from elastic_rs._exit_codes import Run
 from elastic_rs._terminal import error_line
 
 PROG = "elastic-run"
@@ -45,4 +46,4 @@ def fail(message: str, hint: str = UsageError.hint) -> NoReturn:
     except (AttributeError, OSError, ValueError):
         # stderr is closed or full. Python would flush it again at its end, and exit with another code.
         sys.stderr = None
-    raise SystemExit(2)
+    raise SystemExit(Run.NOT_VALID)

@@ -8,6 +8,7 @@ use serde::Serialize;
 use tokio::sync::{oneshot, watch};
 
 use super::machine::Machine;
+use crate::events::families;
 use crate::events::file::{EventFile, LAST_LINES};
 use crate::events::line::line;
 use crate::events::metrics::Metrics;
@@ -239,49 +240,41 @@ impl EventLog {
     pub fn metrics(&mut self, machine: &Machine) -> OpenMetrics {
         self.make_lines();
         let (mut out, now) = (OpenMetrics::default(), Instant::now());
-        out.family("build_info", "gauge", "Release of elastic_rs that serves these metrics");
-        out.value("build_info", &[("version", env!("CARGO_PKG_VERSION"))], 1);
+        out.family(&families::BUILD_INFO);
+        out.value(&families::BUILD_INFO, &[env!("CARGO_PKG_VERSION")], 1);
         self.metrics.write(&mut out, now);
-        out.family(
-            "events_dropped",
-            "counter",
-            "Oldest events removed from the coordinator's memory to make room; files of events are not affected",
-        );
-        out.value("events_dropped_total", &[], self.rings.dropped());
-        out.family("sessions", "gauge", "Connected sessions of nodes");
-        out.value("sessions", &[], machine.session_count());
+        out.family(&families::EVENTS_DROPPED);
+        out.value(&families::EVENTS_DROPPED, &[], self.rings.dropped());
+        out.family(&families::SESSIONS);
+        out.value(&families::SESSIONS, &[], machine.session_count());
         let states: Vec<_> = self.metrics.runs().filter_map(|id| Some(machine.run(id)?.state(now))).collect();
-        out.family("run_state", "gauge", "1 for what the run does now, 0 for the others: empty (no nodes), waiting (for nodes), running, reforming (some workers still run), closed (ended)");
+        out.family(&families::RUN_STATE);
         for run in &states {
             for state in Activity::ALL {
-                out.value(
-                    "run_state",
-                    &[("run", run.run.as_str()), ("state", state.name())],
-                    u8::from(run.state == state),
-                );
+                out.value(&families::RUN_STATE, &[run.run.as_str(), state.name()], u8::from(run.state == state));
             }
         }
-        out.family("round", "gauge", "Number of the round that formed the current world; 0 before the first");
-        states.iter().for_each(|run| out.value("round", &[("run", run.run.as_str())], run.round));
-        out.family("restarts_left", "gauge", "Restarts left in the job's budget");
+        out.family(&families::ROUND);
+        states.iter().for_each(|run| out.value(&families::ROUND, &[run.run.as_str()], run.round));
+        out.family(&families::RESTARTS_LEFT);
         for run in &states {
             if let Some(most) = run.max_restarts {
-                out.value("restarts_left", &[("run", run.run.as_str())], most.saturating_sub(run.restart));
+                out.value(&families::RESTARTS_LEFT, &[run.run.as_str()], most.saturating_sub(run.restart));
             }
         }
-        out.family("nodes", "gauge", "Nodes by state");
+        out.family(&families::NODES);
         for run in &states {
             for (state, count) in [("running", run.running), ("waiting", run.waiting), ("finished", run.finished)] {
-                out.value("nodes", &[("run", run.run.as_str()), ("state", state)], count);
+                out.value(&families::NODES, &[run.run.as_str(), state], count);
             }
         }
-        out.family("step", "gauge", "Last training step known at the previous scrape");
+        out.family(&families::STEP);
         for run in &states {
-            run.step.iter().for_each(|step| out.value("step", &[("run", run.run.as_str())], step));
+            run.step.iter().for_each(|step| out.value(&families::STEP, &[run.run.as_str()], step));
         }
-        out.family("workers", "gauge", "Workers of the current world; absent unless all members report their number");
+        out.family(&families::WORKERS);
         for run in &states {
-            run.workers.iter().for_each(|workers| out.value("workers", &[("run", run.run.as_str())], workers));
+            run.workers.iter().for_each(|workers| out.value(&families::WORKERS, &[run.run.as_str()], workers));
         }
         out
     }

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from elastic_rs import _elastic_rs
 from helpers.machines import Lan
 from helpers.pods import Pod, Pods
 from helpers.procs import Job
@@ -104,13 +105,36 @@ def test_the_rules_for_failed_pods_hold_for_the_container_that_there_is() -> Non
         assert int(grace) < template["spec"]["terminationGracePeriodSeconds"]
 
 
+@pytest.mark.parametrize("name", ["jobset.yaml", "statefulset.yaml", "trainer.yaml"])
+def test_the_token_and_the_log_folder_are_mounted_where_the_agent_looks_for_them(name: str) -> None:
+    (template,) = pod_templates(list(documents(name).values()))
+    (container,) = template["spec"]["containers"]
+    mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
+    volumes = {volume["name"]: volume for volume in template["spec"]["volumes"]}
+    (token,) = [Path(known["value"]) for known in container["env"] if known["name"] == "ELASTIC_RS_TOKEN_FILE"]
+    secret = volumes[mounts[str(token.parent)]]["secret"]
+    assert token.name == "token", "the key of the Secret that the first lines of the file make"
+    assert secret["defaultMode"] == 0o440, "others may not read a token's file"
+    assert f"generic {secret['secretName']} --from-file=token=" in (FOLDER / name).read_text()
+    (folder,) = re.findall(r"--log-dir=(\S+)", str(container))
+    assert "emptyDir" in volumes[mounts[folder]]
+
+
+def secured(tmp_path: Path) -> dict[str, str]:
+    """Return the variables of a job whose Secret is a file here."""
+    token = tmp_path / "token"
+    token.touch(0o600)
+    token.write_text(f"{_elastic_rs.new_token()}\n")
+    return {"ELASTIC_RS_TOKEN_FILE": str(token)}
+
+
 def job_set(job: Job, lan: Lan, done: Path, more: Mapping[str, str] | None = None) -> Pods:
     (replicas,) = replicated("jobset.yaml")
     (template,) = pod_templates(replicas)
     instead = {"=gpu": "=1", "--nnodes=3:4": "--nnodes=2:3", "/workspace/train.py": f"{WORKER} --until {done}"}
-    instead |= more or {}
+    instead |= {"--log-dir=/logs": f"--log-dir={done.parent / 'logs'}", **(more or {})}
     # The Job's controller sets it.
-    env = {"JOB_COMPLETION_INDEX": "{index}", "CONF": CONF}
+    env = {"JOB_COMPLETION_INDEX": "{index}", "CONF": CONF, **secured(done.parent)}
     return Pods(job, lan, template, name="train-node-0", subdomain="train", env=env, instead=instead)
 
 
@@ -130,8 +154,10 @@ def trainer(job: Job, lan: Lan, done: Path) -> Pods:
         "PET_NODE_RANK": "{index}",
         "PET_MASTER_ADDR": "train-node-0-0.train",
         "PET_MASTER_PORT": "29500",
+        **secured(done.parent),
     }
-    return Pods(job, lan, template, name="train-node-0", subdomain="train", env=env, instead={})
+    instead = {"--log-dir=/logs": f"--log-dir={done.parent / 'logs'}"}
+    return Pods(job, lan, template, name="train-node-0", subdomain="train", env=env, instead=instead)
 
 
 def place(pod: Pod, world: int, *, since: int = 0) -> int:
@@ -195,8 +221,9 @@ def test_the_first_pod_is_drained_and_the_others_wait_for_it(job: Job, lan: Lan,
 
 
 @pytest.mark.long
-def test_a_job_that_fails_ends_all_pods_with_the_code_that_fails_the_job(job: Job, lan: Lan) -> None:
-    pods = job_set(job, lan, Path("/never"), {"--until /never": "--fail 1:7", "--max-restarts=3": "--max-restarts=0"})
+def test_a_job_that_fails_ends_all_pods_with_the_code_that_fails_the_job(job: Job, lan: Lan, tmp_path: Path) -> None:
+    never = tmp_path / "never"
+    pods = job_set(job, lan, never, {f"--until {never}": "--fail 1:7", "--max-restarts=3": "--max-restarts=0"})
     running = [pods.start(index) for index in range(3)]
     assert [pod.process.wait() for pod in running] == [1, 1, 1]
 
@@ -206,7 +233,8 @@ def test_a_stateful_set_is_scaled_while_it_trains(job: Job, lan: Lan, tmp_path: 
     stateful_set = documents("statefulset.yaml")["StatefulSet"]
     (template,) = pod_templates(stateful_set)
     instead = {"=gpu": "=1", "/workspace/train.py": f"{WORKER} --until {done}"}
-    env = {"CONF": CONF.replace("last_call_timeout=5", "last_call_timeout=1")}
+    instead |= {"--log-dir=/logs": f"--log-dir={tmp_path / 'logs'}"}
+    env = {"CONF": CONF.replace("last_call_timeout=5", "last_call_timeout=1"), **secured(tmp_path)}
     service = stateful_set["spec"]["serviceName"]
     pods = Pods(
         job,

@@ -34,7 +34,7 @@ class Cluster:
 
     def __init__(self, job: Job, lan: Lan, folder: Path, short: str) -> None:
         self._job = job
-        self._orders = folder / "orders"
+        self._orders, self._logs = folder / "orders", folder / "logs"
         self._env = {
             "PYTHONPATH": str(RAY),
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
@@ -53,7 +53,7 @@ class Cluster:
     def recipe(self, *worker: str | Path) -> Process:
         """Start the recipe, with these arguments of the worker."""
         conf = "--rdzv-conf=last_call_timeout=2"
-        options = [f"--address={self._address}", "--nodes=1:3", "--workers=1", conf]
+        options = [f"--address={self._address}", "--nodes=1:3", "--workers=1", conf, f"--log-dir={self._logs}"]
         return self._start("recipe", RECIPE, *options, WORKER, *worker)
 
     def _start(self, name: str, *script: str | Path) -> Process:

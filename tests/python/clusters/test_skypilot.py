@@ -58,11 +58,12 @@ def test_the_task_agrees_with_the_published_schemas(schemas: Any) -> None:
         validate(found | {"nodes": 4}, schemas.get_task_schema())
 
 
-def test_its_commands_train_on_two_machines(job: Job, lan: Lan) -> None:
+def test_its_commands_train_on_two_machines(job: Job, lan: Lan, tmp_path: Path) -> None:
     # SkyPilot runs the text in bash on each machine, with these variables.
     commands = task()["run"]
     assert "train.py --checkpoints /checkpoints" in commands
     commands = commands.replace("train.py --checkpoints /checkpoints", str(WORKER))
+    commands = commands.replace("$HOME/elastic-logs", str(tmp_path / "logs"))
     machines = [lan.machine(f"node{number}") for number in range(2)]
     env = {
         **task()["envs"],

@@ -24,7 +24,8 @@ def environment() -> dict[str, str]:
 
 def run(job: Job, tmp_path: Path, port: int, *args: str | Path) -> Process:
     options = ["--scheduler=local_cwd", "--wait", "--log", "-cfg", f"log_dir={tmp_path / 'logs'}"]
-    component = [f"{COMPONENT}:ddp", "--rdzv_port", str(port), "--rdzv_conf", "last_call_timeout=1", *map(str, args)]
+    component = [f"{COMPONENT}:ddp", "--rdzv_port", str(port), "--rdzv_conf", "last_call_timeout=1"]
+    component += ["--log_dir", str(tmp_path / "agents"), *map(str, args)]
     return job.start([*TORCHX, "run", *options, *component], name="torchx", env=environment())
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from elastic_rs import _cli
+from elastic_rs import _cli, _elastic_rs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -60,6 +60,8 @@ def test_the_endpoint_answers_health_and_metrics(endpoint: str) -> None:
         assert re.fullmatch(r"# (TYPE|HELP) elastic_rs_\w+ .+|elastic_rs_\w+(\{.*\})? \S+", line), line
     kinds = families(metrics)
     assert kinds["elastic_rs_recovery_seconds"] == "histogram"
+    table = {name: kind for name, kind, _, _ in _elastic_rs.metric_families()}
+    assert {name + ("_total" if kind == "counter" else ""): kind for name, kind in kinds.items()} == table
     there = series(kinds)
     for line in metrics.splitlines():
         assert line.startswith("#") or line.partition("{")[0].partition(" ")[0] in there, line

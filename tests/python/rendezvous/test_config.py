@@ -187,9 +187,9 @@ def test_all_our_keys_work_under_pytorchs_names(name: str, caplog: pytest.LogCap
     }
     with caplog.at_level(logging.WARNING, "elastic_rs"):
         assert config_of(ours, "rust-etcd", name) == config_of(ours, "rust-etcd") != RendezvousConfig()
-        for key, spelling, _, only in RendezvousConfig.table():
-            if only != "rust-c10d":
-                assert {key, spelling or key} <= set(RendezvousConfig.known("rust-etcd"))
+        for key in RendezvousConfig.table():
+            if key.backend != "rust-c10d":
+                assert {key.name, key.other or key.name} <= set(RendezvousConfig.known("rust-etcd"))
     assert not caplog.messages
 
 

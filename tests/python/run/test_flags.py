@@ -556,10 +556,10 @@ def test_help_lists_the_keys_of_rdzv_conf(capsys: pytest.CaptureFixture[str], ar
     with pytest.raises(SystemExit):
         run.main(argv)
     text = capsys.readouterr().out
-    for key, other, default, _ in RendezvousConfig.table():
-        spelt = f"{key} or {other}" if other else key
-        value = "" if default is None else f"={re.escape(default)}"
-        assert re.search(rf"[ (]{spelt}{value}[,\n]".replace(" or ", r"\s+or\s+"), text), key
+    for key in RendezvousConfig.table():
+        spelt = f"{key.name} or {key.other}" if key.other else key.name
+        value = "" if key.default is None else f"={re.escape(key.default)}"
+        assert re.search(rf"[ (]{spelt}{value}[,\n]".replace(" or ", r"\s+or\s+"), text), key.name
     of_c10d, of_etcd = text.split("with rust-c10d: ")[1].split("with rust-etcd: ")
     assert "is_host" in of_c10d
     assert "password_file" in of_etcd
