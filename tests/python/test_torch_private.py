@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import elastic_rs
 import pytest
@@ -203,7 +204,8 @@ def test_meshes_of_different_worlds_are_unequal(monkeypatch: pytest.MonkeyPatch)
         try:
             mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
             whole = DTensor.from_local(torch.arange(8.0).reshape(4, 2), mesh, [Replicate(), Replicate()])
-            sharded = (whole + 1).redistribute(mesh, [Shard(0), Shard(0)])
+            result: Any = whole + 1
+            sharded = result.redistribute(mesh, [Shard(0), Shard(0)])
             place = (sharded * 2).device_mesh.get_coordinate()
             return [mesh, mesh["tp"]], sharded.to_local().tolist(), None if place is None else list(place)
         finally:
