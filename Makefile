@@ -146,7 +146,7 @@ test-long: wheel setup ## run randomised tests with many more cases, and all tes
 	$(say) 'test-long: $(LONG_SEQUENCES) sequences of store operations, PyTorch and elastic_rs (pytest)'
 	@ELASTIC_RS_DIFFERENTIAL=$(LONG_SEQUENCES) $(PY) -m pytest tests/python/store/test_differential.py $(PYTEST_ARGS)
 	$(say) 'test-long: all Python tests on the release wheel, including long ones (pytest)'
-	@$(PY) tools/environment.py --ray
+	@$(PY) tools/environment.py --ray --frameworks
 	@$(with_all_tools) ELASTIC_RS_FAULT_SECONDS=$(LONG_FAULT_SECONDS) $(PYTEST) tests/python -m 'long or not long' $(PYTEST_ARGS)
 	$(say) 'test-long: codec and table, $(LONG_CASES) cases of each property (proptest)'
 	@PROPTEST_CASES=$(LONG_CASES) cargo test --quiet --release $(CARGO_FLAGS) --all-features --test store properties::

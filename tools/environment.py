@@ -15,8 +15,9 @@ There are two environments, because one of them is large, and folders of package
   installed without dependencies, so that none brings another PyTorch, and only their tests see them (``build/clients``
   is a link).
 - ``engines-<hash>`` holds what tests of ``examples`` need of cluster managers (``requirements/engines.txt``), in the
-  same way (``build/engines``). ``python tools/environment.py --ray`` adds Ray (``requirements/ray.txt``, 80 MB), which
-  only long tests need, as ``build/ray``.
+  same way (``build/engines``). ``python tools/environment.py --ray --frameworks`` adds what only long tests need: Ray
+  (``requirements/ray.txt``, 80 MB) as ``build/ray``, transformers (``requirements/frameworks.txt``, 80 MB) as
+  ``build/frameworks``.
 - ``upstream-<hash>`` holds what PyTorch's own tests import (``requirements/upstream.txt``), in the same way
   (``build/upstream``).
 
@@ -57,7 +58,6 @@ REQUIREMENTS = ROOT / "requirements" / "dev.txt"
 PLUGINS = ROOT / "requirements" / "plugins.txt"
 CLIENTS = ROOT / "requirements" / "clients.txt"
 ENGINES = ROOT / "requirements" / "engines.txt"
-RAY = ROOT / "requirements" / "ray.txt"
 UPSTREAM = ROOT / "requirements" / "upstream.txt"
 CHECKS = ROOT / "requirements" / "checks.txt"
 ALONE = {
@@ -65,6 +65,8 @@ ALONE = {
     "--docs": ("docs", "the tools for the site", "80 MB"),
 }
 """Environments that are made alone, by the option: its file of requirements, what is in it, its size."""
+FOR_LONG_TESTS = {"--ray": "ray", "--frameworks": "frameworks"}
+"""Folders of packages beside the others, by the option."""
 STAMP = "elastic_rs-complete"
 # Programs of the shared environment that are called by name. They are native binaries, so a link is enough.
 LINKED_TOOLS = ("maturin", "ruff")
@@ -79,8 +81,8 @@ def main() -> int:
             make_shared(tools, pins, what, "--quiet", "--no-deps", size=size)
         link(ROOT / "build" / kind, tools)
         return 0
-    with_ray = sys.argv[1:2] == ["--ray"]
-    version = sys.argv[1] if len(sys.argv) > 1 and not with_ray else None
+    asked = [FOR_LONG_TESTS[option] for option in sys.argv[1:] if option in FOR_LONG_TESTS]
+    version = sys.argv[1] if len(sys.argv) > 1 and not asked else None
     pins = requirements(version)
     shared = cached("venv", pins)
     if not (shared / STAMP).exists():
@@ -90,7 +92,7 @@ def main() -> int:
         ("engines", ENGINES),
         ("upstream", UPSTREAM),
         ("checks", CHECKS),
-        *([("ray", RAY)] if with_ray else []),
+        *((kind, ROOT / "requirements" / f"{kind}.txt") for kind in asked),
     ):
         try:
             link(ROOT / "build" / kind, make_beside(kind, file, shared))

@@ -39,6 +39,7 @@ __all__ = [
     "signal_handler",
     "store_of",
     "take_hooks_off",
+    "tell_meshes_apart",
     "timeout_of_default_group",
     "worker_group_of",
 ]
@@ -155,6 +156,31 @@ def _wrapped(kind: type, name: str, block: Callable[[], contextlib.AbstractConte
     finally:
         if vars(kind)[name] is wrapper:  # nobody has wrapped it since
             setattr(kind, name, original)
+
+
+def tell_meshes_apart(world: Callable[[], int]) -> None:
+    """From now on, let meshes that are made in different worlds be unequal, also if they have the same ranks.
+
+    PyTorch compares meshes by the ranks in them, and keeps what it has worked out for a mesh, with the mesh itself. If
+    this process has another rank than in an earlier world, it would work on with its place of then: ``redistribute``
+    and checkpoints of DTensors would take the wrong part of the data, without an error. ``_thread_id`` is PyTorch's own
+    mark for meshes that look the same and belong to different ranks.
+
+    Args:
+        world: returns the number of the world in which this process is, from 1.
+    """
+    from torch.distributed.device_mesh import DeviceMesh
+
+    original = DeviceMesh.__init__
+
+    @functools.wraps(original)
+    def wrapper(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        if self._thread_id is None:
+            self._thread_id = -world()  # a thread's is positive
+            self._hash = None  # it is worked out when it is first asked for
+
+    DeviceMesh.__init__ = wrapper  # type: ignore[method-assign]
 
 
 def abort_groups() -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import elastic_rs
 import pytest
@@ -189,3 +190,41 @@ def test_a_copy_keeps_the_versions_of_modules() -> None:
     assert not hasattr(bare, "_metadata")
     _torch_private.keep_versions(versions, bare)
     assert bare._metadata[""]["version"] == 2  # type: ignore[attr-defined, unused-ignore]
+
+
+def test_meshes_of_different_worlds_are_unequal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch's caches take a mesh of an earlier world, in which this process had another rank, for an equal one."""
+    from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+    from torch.distributed.tensor import DTensor, Replicate, Shard
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    def part_of(rank: int) -> tuple[list[DeviceMesh], list[list[float]], list[int] | None]:
+        """Return the meshes of a world in which this process has that rank, its part of a tensor, and its place."""
+        dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=4)
+        try:
+            mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+            whole = DTensor.from_local(torch.arange(8.0).reshape(4, 2), mesh, [Replicate(), Replicate()])
+            result: Any = whole + 1
+            sharded = result.redistribute(mesh, [Shard(0), Shard(0)])
+            place = (sharded * 2).device_mesh.get_coordinate()
+            return [mesh, mesh["tp"]], sharded.to_local().tolist(), None if place is None else list(place)
+        finally:
+            dist.destroy_process_group()
+
+    monkeypatch.setattr(DeviceMesh, "__init__", DeviceMesh.__init__)  # is put back at the end
+    world = 1
+    first, rows, place = part_of(0)
+    assert (rows, place) == ([[1.0, 2.0]], [0, 0])
+    again, rows, _ = part_of(3)
+    assert again[0] == first[0]
+    assert rows == [[1.0, 2.0]], "PyTorch has mended it: `tell_meshes_apart` is not needed any longer"
+    _torch_private.tell_meshes_apart(lambda: world)
+    second, rows, place = part_of(3)
+    assert second[0] != first[0]
+    assert second[1] != first[1]
+    assert (rows, place) == ([[7.0, 8.0]], [1, 1])
+    world = 2
+    third, rows, place = part_of(1)
+    assert third[0] not in (first[0], second[0])
+    assert (rows, place) == ([[3.0, 4.0]], [0, 1])
+    assert part_of(1)[0] == third, "of the same world"

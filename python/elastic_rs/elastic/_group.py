@@ -33,6 +33,16 @@ _CONNECT_S = 2.0
 # Pause between tries, some of which fail at once.
 _PAUSE_S = 0.05
 
+_worlds_left = 0
+"""How many worlds this process has left."""
+
+
+def _left_a_world() -> None:
+    global _worlds_left  # noqa: PLW0603 - meshes are compared in the whole process
+    _worlds_left += 1
+    if _worlds_left == 1:
+        _torch_private.tell_meshes_apart(lambda: _worlds_left)
+
 
 class Group:
     """The default process group of this process. Subgroups that the user has made end with it."""
@@ -130,6 +140,7 @@ class Group:
         # A group that could not be made has taken a number. Groups are named by it, and the names must be the same on
         # all ranks, also on new workers. Destroying a group resets the numbers.
         _torch_private.forget_group_numbers()
+        _left_a_world()
         if self._hooks is not None and sys.excepthook is self._hooks[1]:
             # Each group wraps the hook of the one before, to print the rank before each line of a traceback.
             sys.excepthook = self._hooks[0]

@@ -118,8 +118,8 @@ def refuse_sharded(tensor: Tensor) -> None:
     """Raise if this worker holds a part of the tensor only."""
     if hasattr(tensor, "placements") and hasattr(tensor, "device_mesh"):
         raise ValueError(
-            "a TorchState cannot hold a DTensor: when a worker dies its shards are lost, and the mesh cannot change. "
-            "Restart such jobs from a checkpoint of torch.distributed.checkpoint (docs/frameworks.md)"
+            "a TorchState cannot hold a DTensor: when a worker dies its shards are lost. Load a checkpoint of "
+            "torch.distributed.checkpoint in each world, and keep its name in an ObjectState (docs/frameworks.md)"
         )
 
 

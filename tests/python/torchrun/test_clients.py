@@ -36,19 +36,3 @@ def test_lightning_trains_on_after_a_crash(start: Start, tmp_path: Path, nnodes:
     fits = [fit for node in nodes for fit in found(node, r"FIT rank=\d (.*)")]
     assert len(fits) == 2
     assert len(set(fits)) == 1, "all ranks trained the same model"
-
-
-@pytest.mark.parametrize("agent", ["run"], indirect=True)
-def test_workers_with_accelerate_survive(start: Start, tmp_path: Path) -> None:
-    """What docs/frameworks.md says of Accelerate."""
-    env = {"PYTHONPATH": str(CLIENTS)}
-    node = start(2, tmp_path, nnodes="1", nproc=2, script=SCRIPTS / "accelerated.py", env=env)
-    assert node.wait(limit_s=200) == 0, node.tail()
-    pids = {rank: found(node, rf"WORLD rank={rank} world=2 step=\d+ pid=(\d+)") for rank in (0, 1)}
-    assert len(set(pids[0])) == 1, "the survivor keeps its process"
-    assert len(set(pids[1])) == 2
-    begun, resumed = sorted(set(found(node, r"WORLD rank=\d world=2 step=(\d+)")))
-    assert begun == "0"
-    assert resumed in ("6", "7"), "what was committed last"
-    weights = [found(node, rf"DONE rank={rank} weights=(.*)") for rank in (0, 1)]
-    assert weights[0] == weights[1] != []
