@@ -13,7 +13,7 @@ use crate::hang::frames::process::{Process, Refusal};
 use crate::hang::frames::{Frame, Peer, Stacks, Thread};
 use crate::hang::look::Look;
 use crate::hang::look::driver::{Child, Seen, seen, within};
-use crate::hang::view::{self, DataWorker, Life, State, View};
+use crate::hang::view::{self, DataWorker, Gil, Life, State, View};
 
 /// Time for a look at one worker. As a rule it takes a millisecond.
 pub const LIMIT: Duration = Duration::from_millis(600);
@@ -79,6 +79,7 @@ fn look_at(worker: &Worker) -> (View, Option<(Instant, Look)>, Option<String>) {
             let mut view = View {
                 life: if is_over { Life::MainThreadEnded { raised: false } } else { Life::Running },
                 state: State::of(look.state),
+                gil: gil_of(main, look.state),
                 class: between.map(|(elapsed, before)| look.class_since(before, elapsed)),
                 call: look.call.clone(),
                 frames: main.map_or_else(Vec::new, frames_of),
@@ -90,6 +91,14 @@ fn look_at(worker: &Worker) -> (View, Option<(Instant, Look)>, Option<String>) {
         }
         Err(Refusal::Ended(_)) => (View { state: State::Ended, ..blank }, None, None),
         Err(refusal) => (blank, None, Some(refusal.to_string())),
+    }
+}
+
+/// A thread that lets others run while it sleeps has given the GIL back.
+fn gil_of(main: Option<&Thread>, state: char) -> Gil {
+    match main.and_then(|main| main.holds_gil) {
+        Some(true) if State::of(state) == State::Sleeping => Gil::Held,
+        _ => Gil::Unknown,
     }
 }
 

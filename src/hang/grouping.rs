@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 
 use super::ranks::Ranks;
-use super::view::{Call, Class, Frame, Life, State, View, WaitsIn, all_users, waits_for_data, waits_in};
+use super::view::{Call, Class, Frame, Gil, Life, State, View, WaitsIn, all_users, waits_for_data, waits_in};
 
 /// Most groups that have a line.
 pub const GROUPS_SHOWN: usize = 23;
@@ -107,6 +107,7 @@ fn state_of(view: &View) -> &'static str {
         (Life::MainThreadEnded { .. }, ..) => "main thread ended",
         (_, State::Stopped, _) => "stopped",
         (_, State::Traced, _) => "in a debugger",
+        _ if view.gil == Gil::Held => "holds the GIL",
         _ if waits_in(&view.frames).is_some() => "waits",
         (_, _, Some(Class::Idle)) => "idle",
         (_, _, Some(Class::Busy)) => "busy",
@@ -119,6 +120,9 @@ fn state_of(view: &View) -> &'static str {
 }
 
 fn what_of(view: &View) -> String {
+    if view.is_stopped() || view.has_ended() {
+        return String::new();
+    }
     if let Some((group, entry)) = view.groups.iter().find_map(|group| Some((group, group.pending.first()?))) {
         let op = view.signature(entry).map_or("a collective", |signature| signature.op.as_str());
         let name = if group.desc.is_empty() { &group.name } else { &group.desc };
@@ -258,5 +262,6 @@ mod tests {
         ] {
             assert_eq!(groups([("n:1", &View { state, life, ..waiting(0) })])[0].state, word);
         }
+        assert_eq!(groups([("n:1", &View { gil: Gil::Held, ..waiting(0) })])[0].state, "holds the GIL");
     }
 }

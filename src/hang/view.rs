@@ -134,7 +134,7 @@ pub enum Gil {
     Unknown,
     /// The watch thread got it.
     Free,
-    /// The watch thread is connected, and did not get it within its limit.
+    /// The main thread sleeps with it, or the watch thread is connected, and did not get it within its limit.
     Held,
 }
 

@@ -86,7 +86,8 @@ impl Runner {
         let Some(path) = self.dump_path(local_rank) else { return };
         let (prefix, rank) = (self.log_prefix(), self.first_rank().saturating_add(local_rank));
         let why = format!(
-            "rank {rank} was asked to end and has not: it is killed {DUMP_BEFORE_KILL:.1?} after this was written"
+            "rank {rank} was asked to end and has not: it is killed {:.1} s after this was written",
+            DUMP_BEFORE_KILL.as_secs_f64()
         );
         // A thread of its own: a dead file system may hold it.
         let dumped = threads::spawn("dump".to_owned(), move || match look::dump(pid, &why, &path) {

@@ -63,10 +63,13 @@ def test_each_rank_is_shown_where_it_stands(hang: Callable[..., Process], job: J
     (sleeps,) = [line for line in lines if re.match(r"2 ranks +0,3 ", line)]
     assert f"load_batch hangs.py:{LINE} < sleep hangs.py" in sleeps
     (stopped,) = [line for line in lines if re.match(r"1 rank +1 ", line)]
-    assert "stopped" in stopped
+    assert " stopped " in stopped
     assert "stop hangs.py" in stopped
     (held,) = [line for line in lines if re.match(r"1 rank +2 ", line)]
+    assert " holds the GIL " in held
     assert "hold_the_gil hangs.py" in held
+    (ended,) = [line for line in lines if re.match(r"1 rank +4 ", line)]
+    assert " main thread ended " in ended
     job.kill_leftovers()
 
 
@@ -80,7 +83,7 @@ def test_what_a_grace_does_not_end_is_written_down_before_the_kill(
     (dump,) = (tmp_path / "logs").rglob("hang-*.txt")
     assert dump.parent.name == "0", "of the one that has not ended, in its folder"
     text = dump.read_text()
-    assert f"pid {pid}, state S" in text
+    assert re.search(rf"^pid {pid} \(.*\), state S, \w*nanosleep", text, re.MULTILINE), text
     assert f"load_batch ({HANGS}:{LINE})" in text
     node.line(
         rf"worker with rank 0 \(pid {pid}\) has not ended within its grace, and is killed; .*{re.escape(str(dump))}"
