@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use elastic_rs::hang::blame::blame;
+use elastic_rs::hang::finding::Finding;
 use elastic_rs::hang::text::{Facts, LINES_LIMIT, lines, status};
 use elastic_rs::hang::view::{VIEW_LIMIT_BYTES, View};
 use libfuzzer_sys::fuzz_target;
@@ -14,6 +15,10 @@ fuzz_target!(|input: &[u8]| {
     while let Some((&[low, high], behind)) = rest.split_first_chunk() {
         let (bytes, behind) = behind.split_at(behind.len().min(usize::from(u16::from_le_bytes([low, high]))));
         rest = behind;
+        if let Ok(finding) = Finding::decode(bytes) {
+            let all = lines(&finding, &Facts::default());
+            assert!((1..=LINES_LIMIT).contains(&all.len()));
+        }
         if let Ok(view) = View::decode(bytes) {
             let again = view.encode();
             assert!(again.len() <= VIEW_LIMIT_BYTES, "it encodes to more than it came from");
@@ -27,6 +32,7 @@ fuzz_target!(|input: &[u8]| {
     let finding = blame(&views);
     views.reverse();
     assert_eq!(blame(&views), finding, "the order of views matters");
+    assert_eq!(Finding::decode(&finding.encode()), Ok(finding.clone()));
     for view in &views {
         assert!(view.stands_as(view));
     }

@@ -32,6 +32,7 @@ pub fn blame(views: &[View]) -> Finding {
     let waits = Waits::new(&world);
     let mut finding = find(&world, &waits);
     places::add(&world, &mut finding);
+    finding.fit();
     finding
 }
 

@@ -3,10 +3,15 @@
 use serde::{Deserialize, Serialize};
 
 use super::ranks::Ranks;
-use super::view::{Call, Class, Frame, Gil, Life, Signature};
+use super::view::{Call, Class, Frame, Gil, Life, NAME_LIMIT_BYTES, SHAPE_LIMIT_BYTES, Signature, at_most};
+use crate::wire::text::check;
 
 /// Most ranks of which a finding says where they stand, and most classes and waits of it.
 pub const DETAILS_LIMIT: usize = 8;
+/// Longest encoded finding. As a rule it has less than 1 KiB.
+pub const FINDING_LIMIT_BYTES: usize = 32 * 1024;
+/// Most runs of each set of ranks, if a finding is too long.
+const RUNS: usize = 64;
 
 /// What holds the training up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -123,6 +128,79 @@ impl Finding {
     }
 }
 
+impl Finding {
+    /// Cut what is too long. The finding then has at most [`FINDING_LIMIT_BYTES`].
+    pub fn fit(&mut self) {
+        // The largest class is the last one.
+        let most = self.classes.len().saturating_sub(1);
+        self.classes.drain(DETAILS_LIMIT.min(most + 1).saturating_sub(1)..most);
+        self.chain.truncate(DETAILS_LIMIT);
+        self.places.truncate(DETAILS_LIMIT);
+        for frames in [DETAILS_LIMIT, 2] {
+            let places = self.places.iter_mut().chain(&mut self.others);
+            places.for_each(|place| place.frames.truncate(frames));
+            if !self.is_too_long() {
+                return;
+            }
+        }
+        let classes = self.classes.iter_mut().map(|class| &mut class.ranks);
+        classes.chain([&mut self.ranks, &mut self.waiting]).for_each(|ranks| ranks.truncate(RUNS));
+    }
+
+    fn is_too_long(&self) -> bool {
+        self.encode().len() > FINDING_LIMIT_BYTES
+    }
+
+    /// The bytes of the finding.
+    pub fn encode(&self) -> Vec<u8> {
+        // Nothing in it can fail to serialise: lengths are known, and there are no maps.
+        postcard::to_stdvec(self).unwrap_or_default()
+    }
+
+    /// A finding that a coordinator has sent.
+    ///
+    /// # Errors
+    /// A sentence naming what is not allowed, and what is.
+    pub fn decode(bytes: &[u8]) -> Result<Self, String> {
+        if bytes.len() > FINDING_LIMIT_BYTES {
+            return Err(format!("the finding has {} bytes, must have at most {FINDING_LIMIT_BYTES}", bytes.len()));
+        }
+        let Ok((finding, [])) = postcard::take_from_bytes::<Self>(bytes) else {
+            return Err(format!("{} bytes are not a finding of this protocol", bytes.len()));
+        };
+        finding.validate()?;
+        Ok(finding)
+    }
+
+    /// Check a finding that a coordinator has sent.
+    ///
+    /// # Errors
+    /// A sentence naming what is not allowed, and what is.
+    pub fn validate(&self) -> Result<(), String> {
+        at_most("classes", self.classes.len(), DETAILS_LIMIT)?;
+        at_most("waits", self.chain.len(), DETAILS_LIMIT)?;
+        at_most("places", self.places.len(), DETAILS_LIMIT)?;
+        let sets = self.classes.iter().map(|class| &class.ranks).chain([&self.ranks, &self.waiting]);
+        sets.map(Ranks::validate).collect::<Result<(), _>>()?;
+        let signatures = self.classes.iter().map(|class| &class.signature);
+        for Signature { op, shape } in signatures.chain(self.collective.as_ref().map(|of| &of.signature)) {
+            check("operation", op, NAME_LIMIT_BYTES)?;
+            check("shape", shape, SHAPE_LIMIT_BYTES)?;
+        }
+        let names = self.collective.iter().flat_map(|of| [&of.group, &of.desc]);
+        let names = names.chain(self.chain.iter().map(|wait| &wait.group));
+        for name in names.chain(self.turned.iter().flat_map(|(first, second)| [first, second])) {
+            check("group's name", name, NAME_LIMIT_BYTES)?;
+        }
+        for place in self.places.iter().chain(&self.others) {
+            at_most("frames", place.frames.len(), DETAILS_LIMIT)?;
+            place.frames.iter().try_for_each(Frame::validate)?;
+            place.call.as_ref().map_or(Ok(()), Call::validate)?;
+        }
+        Ok(())
+    }
+}
+
 /// A collective, as its group numbers it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Collective {
@@ -179,4 +257,49 @@ pub struct Place {
     pub data_worker_stopped: bool,
     /// The user's frames, the innermost first; at most [`DETAILS_LIMIT`].
     pub frames: Vec<Frame>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn giant() -> Finding {
+        let name = |length: usize| "é".repeat(length);
+        let scattered = |from: u32| (0..1000).map(|at| from + at * at).collect::<Ranks>();
+        let frame = Frame { function: name(64), file: name(127), line: 7, peer: None };
+        let place = Place { frames: vec![frame; 20], ..Place::default() };
+        let signature = Signature { op: name(32), shape: name(48) };
+        let of = |ranks| Entered { signature: signature.clone(), ranks };
+        Finding {
+            classes: (0..40).map(|at| of(scattered(at))).collect(),
+            waiting: scattered(3),
+            chain: vec![Wait { rank: 1, on: 2, group: name(32), seq: u64::MAX }; 40],
+            places: vec![place.clone(); 40],
+            others: Some(place),
+            ..Finding::new(Kind::Mismatch, scattered(5).iter().collect())
+        }
+    }
+
+    #[test]
+    fn a_finding_of_any_size_is_cut_to_what_may_be_sent() {
+        let mut finding = giant();
+        assert!(finding.validate().is_err() && finding.encode().len() > FINDING_LIMIT_BYTES);
+        let last = finding.classes.last().cloned();
+        finding.fit();
+        assert!(finding.encode().len() <= FINDING_LIMIT_BYTES, "{} bytes", finding.encode().len());
+        assert_eq!(Finding::decode(&finding.encode()), Ok(finding.clone()));
+        assert_eq!(finding.classes.len(), DETAILS_LIMIT);
+        let kept = finding.classes.last().and_then(|class| class.ranks.first());
+        assert_eq!(kept, last.and_then(|class| class.ranks.first()), "the largest class stays");
+    }
+
+    #[test]
+    fn what_is_no_finding_is_refused_with_a_reason() {
+        let mut finding = Finding::new(Kind::Odd, vec![1]);
+        assert_eq!(Finding::decode(&finding.encode()), Ok(finding.clone()));
+        finding.turned = Some(("a\x1b[2J".to_owned(), String::new()));
+        assert!(Finding::decode(&finding.encode()).unwrap_err().contains("control characters"));
+        assert!(Finding::decode(&[0xff; 40]).unwrap_err().contains("are not a finding"));
+        assert!(Finding::decode(&[0; FINDING_LIMIT_BYTES + 1]).unwrap_err().contains("must have at most 32768"));
+    }
 }

@@ -196,13 +196,12 @@ impl Judge {
         self.stand_still(now);
     }
 
-    /// A node's workers have made a step, or said that they go on, at this time.
-    pub fn on_moved(&mut self, node: u64, round: u64, at: Instant, now: Instant) {
+    /// A node's workers have moved since they stood still, at this time: they have made a step, or said otherwise that they go on.
+    pub fn on_moved(&mut self, node: u64, round: u64, at: Instant, has_stepped: bool, now: Instant) {
         let Some(of) = self.nodes.get_mut(&node).filter(|_| round == self.round) else { return };
         *of = None;
         let at = at.min(now);
-        if !self.has_stepped {
-            self.has_stepped = true;
+        if has_stepped && !mem::replace(&mut self.has_stepped, true) {
             if let Some(started) = self.started {
                 self.limits.learn_first(at.saturating_duration_since(started));
             }

@@ -77,6 +77,11 @@ impl Ranks {
         self.iter().next()
     }
 
+    /// Keep the first so many runs.
+    pub fn truncate(&mut self, runs: usize) {
+        self.0.truncate(runs);
+    }
+
     /// Check what a peer has sent.
     ///
     /// # Errors

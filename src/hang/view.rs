@@ -185,6 +185,12 @@ impl fmt::Display for Call {
             },
         }
     }
+
+    pub(super) fn validate(&self) -> Result<(), String> {
+        check("name of the call", &self.name, NAME_LIMIT_BYTES)?;
+        check("file of the call", self.file.as_deref().unwrap_or_default(), PATH_LIMIT_BYTES)?;
+        check("file system of the call", self.file_system.as_deref().unwrap_or_default(), NAME_LIMIT_BYTES)
+    }
 }
 
 /// What must be the same on all ranks of a group in one collective.
@@ -366,11 +372,7 @@ impl View {
         at_most("data workers", self.data_workers.len(), DATA_WORKERS_LIMIT)?;
         at_most("signatures", self.signatures.len(), SIGNATURES_LIMIT)?;
         at_most("groups", self.groups.len(), GROUPS_LIMIT)?;
-        if let Some(Call { name, file, file_system, .. }) = &self.call {
-            check("name of the call", name, NAME_LIMIT_BYTES)?;
-            check("file of the call", file.as_deref().unwrap_or_default(), PATH_LIMIT_BYTES)?;
-            check("file system of the call", file_system.as_deref().unwrap_or_default(), NAME_LIMIT_BYTES)?;
-        }
+        self.call.as_ref().map_or(Ok(()), Call::validate)?;
         self.frames.iter().try_for_each(Frame::validate)?;
         self.data_workers.iter().try_for_each(DataWorker::validate)?;
         for Signature { op, shape } in &self.signatures {
@@ -388,9 +390,9 @@ impl View {
     }
 }
 
-fn at_most(what: &str, count: usize, limit: usize) -> Result<(), String> {
+pub(super) fn at_most(what: &str, count: usize, limit: usize) -> Result<(), String> {
     match count > limit {
-        true => Err(format!("a view has {count} {what}, must have at most {limit}")),
+        true => Err(format!("there are {count} {what}, at most {limit} are allowed")),
         false => Ok(()),
     }
 }

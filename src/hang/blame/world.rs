@@ -25,6 +25,8 @@ pub(super) struct World<'a> {
     numbers: Vec<Vec<u32>>,
     /// Ranks that are in trouble, rising.
     pub troubled: Vec<u32>,
+    /// Some rank has answered. Otherwise nobody was asked, so that silence says nothing.
+    answers: bool,
 }
 
 /// A process group, as all ranks know it together.
@@ -61,7 +63,8 @@ impl<'a> World<'a> {
             *all.entry(signature).or_insert(next)
         };
         let numbers = views.iter().map(|view| view.signatures.iter().map(&mut number).collect()).collect();
-        let mut world = Self { views, index, numbers, troubled: Vec::new() };
+        let answers = views.iter().any(|view| view.answered);
+        let mut world = Self { views, index, numbers, troubled: Vec::new(), answers };
         world.troubled = world.ranks().filter(|rank| world.trouble(*rank).is_some()).collect();
         world
     }
@@ -84,7 +87,7 @@ impl<'a> World<'a> {
             None => Some(Trouble::Absent),
             Some(view) if view.has_ended() => Some(Trouble::Ended),
             Some(view) if view.is_stopped() => Some(Trouble::Stopped),
-            Some(view) if view.is_silent() => Some(Trouble::Silent),
+            Some(view) if view.is_silent() && self.answers => Some(Trouble::Silent),
             Some(_) => None,
         }
     }

@@ -19,6 +19,8 @@ pub const KNOWN_FROM: u64 = 3;
 pub struct Reached {
     /// Number of steps in this round.
     pub steps: u64,
+    /// When the first one ended.
+    pub first_at: Instant,
     /// When the last one ended.
     pub at: Instant,
 }
@@ -56,7 +58,12 @@ pub struct Pace {
 impl Pace {
     /// Workers that are started now.
     pub fn new(now: Instant) -> Self {
-        Self { reached: Reached { steps: 0, at: now }, times: VecDeque::new(), is_still: false, looked: now }
+        Self {
+            reached: Reached { steps: 0, first_at: now, at: now },
+            times: VecDeque::new(),
+            is_still: false,
+            looked: now,
+        }
     }
 
     /// The median time of a step, if it is known.
@@ -115,14 +122,17 @@ impl Pace {
     /// Take a reading. Returns the time from the last progress until the last step, if there was a new one.
     fn take(&mut self, reached: Option<Reached>) -> Option<Duration> {
         let new = reached.filter(|new| new.steps > self.reached.steps && new.at >= self.reached.at)?;
-        let steps = u32::try_from(new.steps - self.reached.steps).unwrap_or(u32::MAX);
         let waited = new.at.saturating_duration_since(self.reached.at);
-        // The first one is mostly the start.
-        if self.reached.steps > 0 {
+        // The first step is mostly the start of the program.
+        let (steps, time) = match self.reached.steps {
+            0 => (new.steps - 1, new.at.saturating_duration_since(new.first_at)),
+            before => (new.steps - before, waited),
+        };
+        if let Some(mean) = time.checked_div(u32::try_from(steps).unwrap_or(u32::MAX)) {
             if self.times.len() == LOOKS {
                 self.times.pop_front();
             }
-            self.times.push_back(waited / steps);
+            self.times.push_back(mean);
         }
         self.reached = new;
         Some(waited)

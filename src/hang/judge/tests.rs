@@ -66,7 +66,7 @@ impl Stage {
     }
 
     fn moved(&mut self) {
-        self.judge.on_moved(7, self.round, self.now, self.now);
+        self.judge.on_moved(7, self.round, self.now, true, self.now);
         self.take();
     }
 
@@ -244,6 +244,18 @@ fn the_first_step_has_half_an_hour_or_three_times_the_last_first_one() {
 }
 
 #[test]
+fn a_line_of_the_log_is_no_first_step() {
+    let mut stage = Stage::new(Options::default());
+    stage.pass(50.0);
+    stage.judge.on_moved(7, 1, stage.now, false, stage.now);
+    stage.say_still(0.0, None, None);
+    stage.pass(1790.0);
+    assert_eq!(stage.done(), [(50, "waits")]);
+    stage.pass(20.0);
+    assert_eq!(stage.done(), [(1850, "found")]);
+}
+
+#[test]
 fn a_timeout_holds_instead_of_all_limits() {
     let options = Options { timeout: Some(secs(5.0)), ..Options::default() };
     for class in [Class::Idle, Class::Busy] {
@@ -342,7 +354,7 @@ fn all_nodes_must_stand_still() {
     assert_eq!(judge.take_effects(), [], "of a stranger, and of another round");
     judge.on_still(2, still(start + secs(1.0)), start + secs(3.0));
     assert_eq!(judge.take_effects(), [Effect::Look(1)]);
-    judge.on_moved(1, 1, start + secs(4.0), start + secs(4.0));
+    judge.on_moved(1, 1, start + secs(4.0), true, start + secs(4.0));
     judge.on_views(1, vec![view(0, 8, false), view(1, 9, true)], start + secs(4.0));
     assert_eq!(judge.take_effects(), [], "views that come too late");
 }

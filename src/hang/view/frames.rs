@@ -97,7 +97,7 @@ impl Frame {
         fit(&mut self.file, PATH_LIMIT_BYTES);
     }
 
-    pub(super) fn validate(&self) -> Result<(), String> {
+    pub(in crate::hang) fn validate(&self) -> Result<(), String> {
         check("function of a frame", &self.function, FUNCTION_LIMIT_BYTES)?;
         check("file of a frame", &self.file, PATH_LIMIT_BYTES)
     }

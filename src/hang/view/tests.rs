@@ -57,7 +57,7 @@ fn a_usual_view_is_small() {
 fn what_is_no_view_is_refused_with_a_reason() {
     let mut view = View::new(0, 1);
     view.groups = vec![Group::default(); GROUPS_LIMIT + 1];
-    assert_eq!(View::decode(&view.encode()).unwrap_err(), "a view has 65 groups, must have at most 64");
+    assert_eq!(View::decode(&view.encode()).unwrap_err(), "there are 65 groups, at most 64 are allowed");
     view.groups = vec![Group { name: "a\x1b[2J".into(), ..Group::default() }];
     assert!(View::decode(&view.encode()).unwrap_err().contains("control characters"));
     assert!(View::decode(&[0; VIEW_LIMIT_BYTES + 1]).unwrap_err().contains("must have at most 32768"));

@@ -75,7 +75,9 @@ pub fn live(job: &Job, options: Options, hangs_at: Option<usize>) -> Lived {
             break;
         }
         run.began = end;
-        run.reached = Some(Reached { steps: step as u64 + 1, at: start + Duration::from_secs_f64(end) });
+        let at = start + Duration::from_secs_f64(end);
+        let first_at = run.reached.map_or(at, |reached| reached.first_at);
+        run.reached = Some(Reached { steps: step as u64 + 1, first_at, at });
     }
     run.lived.hours = run.began / 3600.0;
     run.lived
@@ -124,7 +126,7 @@ impl Run {
                     }
                     Some(Change::Moved(at, _)) => {
                         self.looked = None;
-                        self.judge.on_moved(NODE, ROUND, at, self.now);
+                        self.judge.on_moved(NODE, ROUND, at, true, self.now);
                     }
                     None => {}
                 }

@@ -182,6 +182,15 @@ fn ranks_that_make_a_group_wait_for_all_that_do_not() {
 }
 
 #[test]
+fn silence_says_nothing_if_nobody_answers() {
+    let mute = |at: u32| rank(at).silent(Gil::Unknown);
+    let makes = |at: u32| mute(at).stands_in(torch_frame("new_group", None));
+    assert_eq!(who(&[makes(0), makes(1), mute(2)]), (Kind::NotEntered, vec![2]));
+    assert_eq!(who(&[makes(0), makes(1), rank(2)]), (Kind::NotEntered, vec![2]));
+    assert_eq!(who(&[mute(0), mute(1)]), (Kind::Alike, vec![]));
+}
+
+#[test]
 fn a_guess_names_the_line_at_which_fewest_stand() {
     let at = |of: u32, line: u32| View { frames: vec![frame("main", "/home/user/train.py", line)], ..rank(of) };
     let finding = blame(&[at(0, 1), at(1, 1), at(2, 7)]);

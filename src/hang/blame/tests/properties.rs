@@ -4,6 +4,7 @@ use proptest::prelude::*;
 
 use super::scenes::{frame, rank, torch_frame};
 use crate::hang::blame::blame;
+use crate::hang::finding::Finding;
 use crate::hang::ranks::Ranks;
 use crate::hang::view::{Class, Entry, Gil, Group, Life, Signature, State, View};
 
@@ -92,7 +93,7 @@ proptest! {
         let round = views.iter().map(|view| view.round).max();
         let known = |rank: u32| views.iter().any(|view| view.rank == rank && Some(view.round) == round);
         prop_assert!(finding.waiting.iter().all(known), "{finding:?}");
-        prop_assert!(finding.places.len() <= 8 && finding.chain.len() <= 8 || finding.turned.is_some() || !finding.ranks.is_empty());
+        prop_assert_eq!(Finding::decode(&finding.encode()), Ok(finding));
     }
 
     /// A group in which all have ended all they have entered has nothing to do with a hang.

@@ -12,7 +12,11 @@ fn paced(start: Instant, step: f64, steps: u64) -> (Pace, Instant) {
     while pace.next_look() < end {
         now = pace.next_look();
         let done = ((now - start).as_secs_f64() / step + 1e-6) as u64;
-        let reached = (done > 0).then(|| Reached { steps: done, at: start + secs(step * done as f64) });
+        let reached = (done > 0).then(|| Reached {
+            steps: done,
+            first_at: start + secs(step),
+            at: start + secs(step * done as f64),
+        });
         assert_eq!(pace.on_look(reached, now), None, "{:?}", now - start);
     }
     (pace, now)
@@ -24,6 +28,10 @@ fn fast_steps_are_looked_at_every_two_seconds_and_slow_ones_every_three_steps() 
     let (fast, _) = paced(start, 0.01, 3000);
     assert_eq!(fast.patience(), SHORTEST);
     assert!(fast.step_time().is_some_and(|time| time > secs(0.009) && time < secs(0.011)));
+    let known = Reached { steps: 3, first_at: start + secs(90.0), at: start + secs(94.0) };
+    let mut early = Pace::new(start);
+    early.on_look(Some(known), start + secs(95.0));
+    assert_eq!(early.step_time(), Some(secs(2.0)), "from the third step on");
     let (slow, _) = paced(start, 8.0, 30);
     assert!(slow.patience() > secs(23.0) && slow.patience() < secs(25.0), "{:?}", slow.patience());
 }
@@ -32,7 +40,7 @@ fn fast_steps_are_looked_at_every_two_seconds_and_slow_ones_every_three_steps() 
 fn workers_that_make_no_step_stand_still_once_and_move_again() {
     let start = Instant::now();
     let (mut pace, _) = paced(start, 0.5, 40);
-    let reached = Reached { steps: 40, at: start + secs(20.0) };
+    let reached = Reached { steps: 40, first_at: start, at: start + secs(20.0) };
     assert_eq!(pace.on_look(Some(reached), start + secs(20.5)), None);
     let due = pace.next_look();
     assert_eq!(due, start + secs(22.0));
@@ -42,7 +50,7 @@ fn workers_that_make_no_step_stand_still_once_and_move_again() {
     };
     assert_eq!((since, time), (start + secs(20.0), secs(0.5)));
     assert_eq!(pace.on_look(Some(reached), pace.next_look()), None, "said once");
-    let next = Reached { steps: 41, at: start + secs(50.0) };
+    let next = Reached { steps: 41, first_at: start, at: start + secs(50.0) };
     assert_eq!(pace.on_look(Some(next), start + secs(51.0)), Some(Change::Moved(start + secs(50.0), secs(30.0))));
 }
 
@@ -53,7 +61,7 @@ fn the_time_of_a_step_is_a_median() {
     let mut at = start;
     for (steps, seconds) in [(1, 300.0), (2, 1.0), (3, 90.0), (4, 1.0), (5, 1.0)] {
         at += secs(seconds);
-        pace.on_look(Some(Reached { steps, at }), at);
+        pace.on_look(Some(Reached { steps, first_at: start + secs(300.0), at }), at);
     }
     assert_eq!(pace.step_time(), Some(secs(1.0)), "the first one, and one that stalled, do not count");
 }
@@ -83,9 +91,9 @@ fn a_step_that_was_noticed_late_is_followed_by_another_look_at_once() {
     let start = Instant::now();
     let (mut pace, _) = paced(start, 0.5, 40);
     let due = start + secs(22.0);
-    pace.on_look(Some(Reached { steps: 40, at: start + secs(20.0) }), due);
+    pace.on_look(Some(Reached { steps: 40, first_at: start, at: start + secs(20.0) }), due);
     assert_eq!(pace.next_look(), start + secs(24.0));
-    let next = Some(Reached { steps: 41, at: start + secs(22.0) });
+    let next = Some(Reached { steps: 41, first_at: start, at: start + secs(22.0) });
     assert!(matches!(pace.on_look(next, start + secs(24.0)), Some(Change::Moved(..))));
     assert_eq!(pace.next_look(), start + secs(24.0), "two seconds are over already");
     assert!(matches!(pace.on_look(next, start + secs(24.0)), Some(Change::Still(_))));
@@ -97,9 +105,11 @@ fn what_a_worker_writes_may_be_anything() {
     let start = Instant::now();
     let mut pace = Pace::new(start);
     let late = start + secs(9.0);
-    pace.on_look(Some(Reached { steps: 9, at: late }), late);
-    for reached in [Reached { steps: 3, at: late }, Reached { steps: u64::MAX, at: start }] {
+    pace.on_look(Some(Reached { steps: 9, first_at: start, at: late }), late);
+    for reached in
+        [Reached { steps: 3, first_at: start, at: late }, Reached { steps: u64::MAX, first_at: start, at: start }]
+    {
         assert_eq!(pace.on_look(Some(reached), late), None);
     }
-    assert_eq!(pace.step_time(), None);
+    assert_eq!(pace.step_time(), Some(secs(9.0) / 8));
 }
