@@ -31,9 +31,12 @@ pub struct Group {
     pub frames: Vec<String>,
 }
 
+/// State, call and frames, by which ranks are alike.
+type Doing = (&'static str, String, Vec<String>);
+
 /// The groups of these ranks, each with the name of its node: the smallest first.
 pub fn groups<'a>(seen: impl IntoIterator<Item = (&'a str, &'a View)>) -> Vec<Group> {
-    let mut alike: BTreeMap<(&'static str, String, Vec<String>), (Vec<u32>, Vec<String>)> = BTreeMap::new();
+    let mut alike: BTreeMap<Doing, (Vec<u32>, Vec<String>)> = BTreeMap::new();
     for (node, view) in seen {
         let (ranks, hosts) = alike.entry((state_of(view), what_of(view), frames_of(view))).or_default();
         ranks.push(view.rank);

@@ -168,6 +168,12 @@ impl Call {
         let waits_for_input = ["read", "readv", "poll", "ppoll", "select", "pselect6"].contains(&self.name.as_str());
         self.fd == Some(0) && waits_for_input
     }
+
+    pub(super) fn validate(&self) -> Result<(), String> {
+        check("name of the call", &self.name, NAME_LIMIT_BYTES)?;
+        check("file of the call", self.file.as_deref().unwrap_or_default(), PATH_LIMIT_BYTES)?;
+        check("file system of the call", self.file_system.as_deref().unwrap_or_default(), NAME_LIMIT_BYTES)
+    }
 }
 
 impl fmt::Display for Call {
@@ -184,12 +190,6 @@ impl fmt::Display for Call {
                 None => f.write_str(name),
             },
         }
-    }
-
-    pub(super) fn validate(&self) -> Result<(), String> {
-        check("name of the call", &self.name, NAME_LIMIT_BYTES)?;
-        check("file of the call", self.file.as_deref().unwrap_or_default(), PATH_LIMIT_BYTES)?;
-        check("file system of the call", self.file_system.as_deref().unwrap_or_default(), NAME_LIMIT_BYTES)
     }
 }
 
