@@ -158,7 +158,7 @@ test-long: wheel setup ## run randomised tests with many more cases, and all tes
 # libFuzzer needs code that counts its branches. These are the flags of cargo-fuzz, as far as stable rustc knows them. --target keeps
 # them from build scripts.
 FUZZ_SECONDS ?= 60
-FUZZ_TARGETS ?= codec table session blob proof hello http view recorder
+FUZZ_TARGETS ?= codec table session blob proof hello http view recorder frames
 FUZZ_RUSTFLAGS := -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
 	-Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
 	-Cllvm-args=-sanitizer-coverage-trace-compares -Ccodegen-units=1 --cfg fuzzing
@@ -298,7 +298,7 @@ check-stubs: build-tested ## check that the committed stub agrees with the Rust 
 	@diff -u python/$(STUB) build/stubs/$(STUB)
 
 bench: build ## run the benchmarks, write benches/results/ and plots in docs/; about two hours
-	$(say) 'bench: codec, table, server and channel alone (cargo bench)'
+	$(say) 'bench: codec, table, server, channel and frames alone (cargo bench)'
 	@cargo bench --quiet $(CARGO_FLAGS) -p elastic_rs_benches
 	$(say) 'bench: the store, PyTorch and elastic_rs (benches/store.py)'
 	@$(PY) benches/store.py $(STORE_BENCH_ARGS)

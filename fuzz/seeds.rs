@@ -23,7 +23,7 @@ use serde_json::Value;
 const LONGEST_SEED_BYTES: usize = 3000;
 
 fn main() {
-    for target in ["codec", "table", "session", "blob", "proof", "hello", "http", "view", "recorder"] {
+    for target in ["codec", "table", "session", "blob", "proof", "hello", "http", "view", "recorder", "frames"] {
         fs::create_dir_all(format!("seeds/{target}")).expect("seeds/ can be made");
     }
     for entry in fs::read_dir("../tests/data/tcpstore").expect("the captures are there") {
@@ -39,6 +39,7 @@ fn main() {
     proofs();
     greetings();
     hangs();
+    interpreters();
 }
 
 /// Write the recorded hangs: dumps of the flight recorder, and the views that are made of them.
@@ -64,6 +65,28 @@ fn hangs() {
             views.extend_from_slice(&bytes);
         }
         write("view", &name, &views);
+    }
+}
+
+/// A `_PyRuntime` whose interpreters, threads and frames lie within the bytes, again and again.
+fn interpreters() {
+    let described: Vec<u64> = [
+        vec![u64::from_ne_bytes(*b"xdebugpy"), 0x030d_00f0, 0, 283_320, 600, 632],
+        vec![194_968, 100, 624, 736, 1, 2, 3, 4, 640, 696, 16, 712, 704],
+        vec![304, 0, 8, 16, 72, 152, 160, 208, 24, 88, 8, 0, 56, 80, 74],
+        vec![224, 112, 120, 128, 136, 68, 52, 96, 104, 208],
+        vec![16, 8, 416, 24, 88, 168, 32, 24, 16, 40, 24, 16, 48, 32, 40, 24, 16],
+        vec![32, 16, 24, 33, 16, 32, 64, 32, 16, 40, 300, 8],
+    ]
+    .concat();
+    let pointers = (0..64_u64).map(|at| 0x1_0000 + 1000 + at * 24);
+    for (name, hint, words) in [
+        ("3.11", 0_u8, pointers.clone().collect::<Vec<_>>()),
+        ("3.12", 1, pointers.clone().rev().collect()),
+        ("3.13", 2, described.into_iter().chain(pointers).collect()),
+    ] {
+        let bytes = words.iter().flat_map(|word| word.to_ne_bytes());
+        write("frames", name, &[hint].into_iter().chain(bytes).collect::<Vec<_>>());
     }
 }
 

@@ -10,7 +10,6 @@ use object::read::ReadCache;
 use object::read::elf::{FileHeader, ProgramHeader, SectionHeader, Sym};
 use thiserror::Error;
 
-use super::process::Process;
 use super::{Memory, Runtime, Version};
 
 /// Most bytes of `/proc/PID/maps` that are read.
@@ -43,12 +42,11 @@ struct Mapped {
     offset: u64,
 }
 
-/// Find where a process's Python is. May hang if its executable is on a dead file system.
+/// Find where a process's Python is, and by its memory which. May hang if its executable is on a dead file system.
 ///
 /// # Errors
 /// It is not there.
-pub fn runtime(process: &Process) -> Result<Runtime, NotFound> {
-    let pid = process.pid();
+pub fn runtime(pid: u32, memory: &dyn Memory) -> Result<Runtime, NotFound> {
     let mut maps = Vec::new();
     let file = File::open(format!("/proc/{pid}/maps")).map_err(|_| NotFound::NoMaps)?;
     file.take(MAPS_LIMIT_BYTES).read_to_end(&mut maps).map_err(|_| NotFound::NoMaps)?;
@@ -67,7 +65,7 @@ pub fn runtime(process: &Process) -> Result<Runtime, NotFound> {
             };
             let symbols = symbols(&path, mapped)?;
             let mut hex = [0; 4];
-            let told = symbols.version.filter(|address| process.read(*address, &mut hex).is_ok());
+            let told = symbols.version.filter(|address| memory.read(*address, &mut hex).is_ok());
             let version = told.map(|_| Version::of_hex(u32::from_ne_bytes(hex))).or_else(|| version_of(&mapped.path));
             Some(Runtime { address: symbols.runtime, version })
         })

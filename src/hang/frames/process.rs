@@ -9,7 +9,7 @@ use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use thiserror::Error;
 
-use super::allowed::{Facts, OwnMemory};
+use super::allowed::{Facts, Obstacle, OwnMemory, may_read_workers};
 use super::find::{self, NotFound};
 use super::{FramesError, Memory, Runtime, Stacks, Unreadable};
 
@@ -40,26 +40,19 @@ pub enum Refusal {
         /// This process's user.
         own: u32,
     },
-    /// Yama refuses it.
-    #[error(
-        "kernel.yama.ptrace_scope is {scope}, and pid {pid} is no descendant of this process: ask the agent that started it, or set it to 0"
-    )]
-    Yama {
+    /// No process's memory can be read here.
+    #[error("the stacks of pid {pid} are unknown: {why}")]
+    Here {
         /// The process.
         pid: u32,
-        /// The setting.
-        scope: u32,
+        /// What forbids it.
+        why: Obstacle,
     },
-    /// A seccomp filter refuses it.
+    /// Yama lets only ancestors read it.
     #[error(
-        "a seccomp filter refuses process_vm_readv(2), so the stacks of pid {0} are unknown: start the container with `--cap-add=SYS_PTRACE`"
+        "pid {0} is no descendant of this process, and kernel.yama.ptrace_scope is 1: ask the agent that started it, or set it to 0"
     )]
-    Seccomp(u32),
-    /// A sandbox has no such call.
-    #[error(
-        "process_vm_readv(2) does not exist here, so the stacks of pid {0} are unknown: install py-spy, or run the job outside of the sandbox"
-    )]
-    NoSuchCall(u32),
+    NoDescendant(u32),
     /// The process does not let itself be read.
     #[error(
         "pid {0} has more privileges than this process, or has called prctl(PR_SET_DUMPABLE, 0): its stacks cannot be read"
@@ -131,7 +124,7 @@ impl Process {
         let pid = self.pid;
         let runtime = match runtime {
             Some(runtime) => runtime,
-            None => find::runtime(self).map_err(|why| self.ended_or(Refusal::NotFound { pid, why }))?,
+            None => find::runtime(pid, self).map_err(|why| self.ended_or(Refusal::NotFound { pid, why }))?,
         };
         // An address that is not mapped is found to be no interpreter.
         match read_memory(pid, runtime.address, &mut [0; 8]) {
@@ -154,16 +147,19 @@ impl Process {
             return Refusal::Ended(pid);
         }
         let facts = facts();
-        match (errno, facts.own_memory) {
-            (Errno::NOSYS, _) | (_, OwnMemory::NoSuchCall) => return Refusal::NoSuchCall(pid),
-            (Errno::PERM, OwnMemory::Refused) => return Refusal::Seccomp(pid),
-            (Errno::PERM, OwnMemory::Read) => (),
-            _ => return Refusal::Other { pid, errno },
+        if errno == Errno::NOSYS {
+            return Refusal::Here { pid, why: Obstacle::NoSuchCall };
+        }
+        if errno != Errno::PERM {
+            return Refusal::Other { pid, errno };
+        }
+        if let Err(why) = may_read_workers(&facts) {
+            return Refusal::Here { pid, why };
         }
         let own = rustix::process::geteuid().as_raw();
         match (user_of(pid), facts.ptrace_scope) {
             (Some(user), _) if user != own => Refusal::OtherUser { pid, user, own },
-            (_, Some(scope @ 1..)) => Refusal::Yama { pid, scope },
+            (_, Some(1)) => Refusal::NoDescendant(pid),
             _ => Refusal::Protected(pid),
         }
     }

@@ -5,23 +5,24 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Iterator
 
 
-def говорит():
+def говорит() -> None:  # noqa: PLC2401 names are stored in several widths
     𐎠()
 
 
-def 𐎠():
+def 𐎠() -> None:  # noqa: N802, PLC2401
     été()
 
 
-def été():
+def été() -> None:  # noqa: PLC2401
     time.sleep(600)  # LINE sleeps
 
 
 class Loader:
-    def load(self):
-        def inner():
+    def load(self) -> None:
+        def inner() -> None:
             self.lock.acquire()  # LINE waits
 
         self.lock = threading.Lock()
@@ -29,8 +30,8 @@ class Loader:
         inner()
 
 
-def busy():
-    def down(depth):
+def busy() -> None:
+    def down(depth: int) -> int:
         return 0 if depth == 0 else down(depth - 1) + len(sorted([3, 1, 2], key=lambda it: -it))
 
     while True:
@@ -38,24 +39,24 @@ def busy():
             down(depth)
 
 
-def deep(depth):
+def deep(depth: int) -> None:
     if depth:
         deep(depth - 1)
     else:
         time.sleep(600)
 
 
-def generated():
+def generated() -> Iterator[int]:
     time.sleep(600)  # LINE generator
     yield 1
 
 
-def tell():
+def tell() -> None:
     runtime = ctypes.addressof(ctypes.c_char.in_dll(ctypes.pythonapi, "_PyRuntime"))
     print(os.getpid(), runtime, sys.hexversion, flush=True)
 
 
-def main(how):
+def main(how: str) -> None:
     if how == "threads":
         for at in range(7):
             threading.Thread(target=Loader().load, name=f"loader {at}", daemon=True).start()

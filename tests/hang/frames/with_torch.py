@@ -2,7 +2,6 @@
 
 import os
 import sys
-import tempfile
 import time
 
 import torch
@@ -11,19 +10,19 @@ from torch import distributed
 from torch.utils.data import DataLoader, Dataset
 
 
-class Shards(Dataset):
-    def __len__(self):
+class Shards(Dataset[int]):
+    def __len__(self) -> int:
         return 4
 
-    def __getitem__(self, index):
+    def __getitem__(self, index: int) -> int:
         tell()
         time.sleep(600)  # LINE loads
         return index
 
 
-def receives(rank, folder, in_group):
+def receives(rank: int, port: int, *, in_group: bool) -> None:
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    store = distributed.FileStore(os.path.join(folder, "store"), 2)
+    store = distributed.TCPStore("localhost", port, is_master=False)
     distributed.init_process_group("gloo", store=store, rank=rank, world_size=2)
     if rank == 0:
         tell()
@@ -34,14 +33,14 @@ def receives(rank, folder, in_group):
     time.sleep(600)
 
 
-def main(how):
+def main(how: str) -> None:
     if how == "loader":
         for _ in DataLoader(Shards(), num_workers=1):
             pass
     else:
-        folder = tempfile.mkdtemp()
+        store = distributed.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
         rank = 0 if os.fork() == 0 else 1
-        receives(rank, folder, how == "recv-in-group")
+        receives(rank, store.port, in_group=how == "recv-in-group")
 
 
 if __name__ == "__main__":
