@@ -39,6 +39,7 @@ EXAMPLES = {
     "elastic-rs status": "elastic-rs status node0:29400",
     "elastic-rs why": "elastic-rs why node0:29400     # when the job has ended: elastic-rs why --events logs --list",
     "elastic-rs events": "elastic-rs events node0:29400 --follow",
+    "elastic-rs stacks": "elastic-rs stacks node0:29400",
     "elastic-rs top": "elastic-rs top node0:29400",
     "elastic-rs page": "elastic-rs page node0:29400 -o job.html",
     "elastic-rs bug-report": "elastic-rs bug-report node0:29400",

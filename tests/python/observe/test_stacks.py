@@ -29,13 +29,18 @@ pytestmark = [pytest.mark.torchrun]
 def hang(job: Job, port: int, tmp_path: Path) -> Callable[..., Process]:
     """Return what starts a node whose ranks hang in these ways, and waits until all run."""
 
-    def start(*kinds: str, launcher: str = "elastic_rs.run", options: tuple[str, ...] = ()) -> Process:
+    def start(
+        *kinds: str,
+        launcher: str = "elastic_rs.run",
+        options: tuple[str, ...] = (),
+        env: dict[str, str] | None = None,
+    ) -> Process:
         command = [
             *(sys.executable, "-m", launcher, "--nnodes=1", f"--nproc-per-node={len(kinds)}"),
             *("--rdzv-backend=rust-c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=job"),
             *(f"--log-dir={tmp_path / 'logs'}", "--tee=3", *options, str(HANGS), ",".join(kinds)),
         ]
-        node = job.start(command, name="node")
+        node = job.start(command, name="node", env=env)
         for rank in range(len(kinds)):
             node.line(rf"READY {rank} ")
         return node
@@ -43,33 +48,31 @@ def hang(job: Job, port: int, tmp_path: Path) -> Callable[..., Process]:
     return start
 
 
-def seen(port: int, *options: str, until: Callable[[dict[str, object]], bool] = lambda _: True) -> dict[str, object]:
-    """Return what `stacks --json` says, once that is so: a worker that is ready has not hung yet."""
+def lines(port: int, *patterns: str, options: tuple[str, ...] = (), env: dict[str, str] | None = None) -> list[str]:
+    """Return what `stacks` shows, once a line matches each of these: a worker that is ready has not hung yet."""
     deadline = time.monotonic() + LIMIT_S
     while True:
-        answer = ask("stacks", f"127.0.0.1:{port}", "--json", *options)
+        answer = ask("stacks", f"127.0.0.1:{port}", *options, env=env)
         assert answer.returncode == 0, answer
-        found: dict[str, object] = json.loads(answer.stdout)
-        if until(found) or time.monotonic() > deadline:
-            return found
+        if all(re.search(pattern, answer.stdout, re.MULTILINE) for pattern in patterns):
+            return answer.stdout.splitlines()
+        assert time.monotonic() < deadline, answer.stdout
 
 
 @pytest.mark.parametrize("launcher", ["elastic_rs.run", "torch.distributed.run"])
 def test_each_rank_is_shown_where_it_stands(hang: Callable[..., Process], job: Job, port: int, launcher: str) -> None:
     hang("sleep", "stop", "hold_the_gil", "sleep", "raise_beside_a_thread", launcher=launcher)
-    answer = ask("stacks", f"127.0.0.1:{port}")
-    assert answer.returncode == 0, answer
-    lines = answer.stdout.splitlines()
-    (sleeps,) = [line for line in lines if re.match(r"2 ranks +0,3 ", line)]
-    assert f"load_batch hangs.py:{LINE} < sleep hangs.py" in sleeps
-    (stopped,) = [line for line in lines if re.match(r"1 rank +1 ", line)]
-    assert " stopped " in stopped
-    assert "stop hangs.py" in stopped
-    (held,) = [line for line in lines if re.match(r"1 rank +2 ", line)]
-    assert " holds the GIL " in held
-    assert "hold_the_gil hangs.py" in held
-    (ended,) = [line for line in lines if re.match(r"1 rank +4 ", line)]
-    assert " main thread ended " in ended
+    shown = lines(
+        port,
+        rf"^2 ranks +0,3 .* load_batch hangs.py:{LINE} < sleep hangs.py",
+        r"^1 rank +1 .* stopped .* stop hangs.py",
+        r"^1 rank +2 .* holds the GIL .* hold_the_gil hangs.py",
+        r"^1 rank +4 .* main thread ended ",
+    )
+    assert len(shown) == 4, "the smallest groups first, and nothing else"
+    assert shown[-1].startswith("2 ranks")
+    machine = ask("stacks", f"127.0.0.1:{port}", "--json")
+    assert {group["ranks"] for group in json.loads(machine.stdout)["groups"]} == {"0,3", "1", "2", "4"}
     job.kill_leftovers()
 
 
@@ -95,6 +98,56 @@ def test_a_rank_that_is_not_there_is_said(hang: Callable[..., Process], job: Job
     answer = ask("stacks", f"127.0.0.1:{port}", "--rank=7")
     assert answer.returncode == 3
     assert "rank 7" in answer.stderr
-    whole = seen(port, "--rank=0", until=lambda one: "load_batch" in str(one["lines"]))
-    assert any(f"load_batch ({HANGS}:{LINE})" in line for line in whole["lines"])  # type: ignore[attr-defined]
+    lines(port, rf"^  load_batch \({HANGS}:{LINE}\)$", options=("--rank=0",))
     job.kill_leftovers()
+
+
+def test_a_protected_job_shows_where_it_stands_to_those_who_have_its_token(
+    hang: Callable[..., Process], job: Job, port: int, tmp_path: Path
+) -> None:
+    token = tmp_path / "job.token"
+    assert ask("token", "new", "-o", token).returncode == 0
+    secured = {"ELASTIC_RS_TOKEN_FILE": str(token)}
+    hang("sleep", env=secured)
+    endpoint = f"127.0.0.1:{port}"
+    refused = ask("stacks", endpoint, "--run-id=job")
+    assert refused.returncode == 3
+    assert not refused.stdout
+    lines(port, "^1 rank  0  .* load_batch", options=("--run-id=job",), env=secured)
+    job.kill_leftovers()
+
+
+def test_where_functions_stand_is_shown_and_written_down_too(job: Job, port: int, tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(FUNCTIONS.format(port=port, logs=tmp_path / "logs"))
+    process = job.start([sys.executable, str(program)], name="program")
+    process.line("^IGNORES")
+    lines(port, r"^2 ranks +0,1 .* ignore program.py:9")
+    process.signal(signal.SIGTERM)
+    process.wait()
+    dumps = sorted((tmp_path / "logs").rglob("hang-*.txt"))
+    assert [dump.parent.name for dump in dumps] == ["0", "1"]
+    assert "ignore" in dumps[0].read_text()
+
+
+FUNCTIONS = """\
+import signal, time
+import elastic_rs
+
+
+def ignore() -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    print("IGNORES", flush=True)
+    while True:
+        time.sleep(600)
+
+
+if __name__ == "__main__":
+    elastic_rs.launch(
+        ignore,
+        elastic_rs.LaunchConfig(
+            nproc_per_node=2, rdzv_backend="rust-c10d", rdzv_endpoint="127.0.0.1:{port}", rdzv_id="job",
+            shutdown_timeout=2, log_dir="{logs}",
+        ),
+    )
+"""
