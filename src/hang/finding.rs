@@ -180,8 +180,8 @@ impl Finding {
         at_most("classes", self.classes.len(), DETAILS_LIMIT)?;
         at_most("waits", self.chain.len(), DETAILS_LIMIT)?;
         at_most("places", self.places.len(), DETAILS_LIMIT)?;
-        let sets = self.classes.iter().map(|class| &class.ranks).chain([&self.ranks, &self.waiting]);
-        sets.map(Ranks::validate).collect::<Result<(), _>>()?;
+        let mut sets = self.classes.iter().map(|class| &class.ranks).chain([&self.ranks, &self.waiting]);
+        sets.try_for_each(Ranks::validate)?;
         let signatures = self.classes.iter().map(|class| &class.signature);
         for Signature { op, shape } in signatures.chain(self.collective.as_ref().map(|of| &of.signature)) {
             check("operation", op, NAME_LIMIT_BYTES)?;

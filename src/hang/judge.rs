@@ -201,10 +201,9 @@ impl Judge {
         let Some(of) = self.nodes.get_mut(&node).filter(|_| round == self.round) else { return };
         *of = None;
         let at = at.min(now);
-        if has_stepped && !mem::replace(&mut self.has_stepped, true) {
-            if let Some(started) = self.started {
-                self.limits.learn_first(at.saturating_duration_since(started));
-            }
+        let is_first = has_stepped && !mem::replace(&mut self.has_stepped, true);
+        if let Some(started) = self.started.filter(|_| is_first) {
+            self.limits.learn_first(at.saturating_duration_since(started));
         }
         if let Some(standing) = self.standing.take() {
             self.learn(&standing, at);

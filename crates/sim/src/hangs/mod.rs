@@ -64,10 +64,9 @@ pub fn live(job: &Job, options: Options, hangs_at: Option<usize>) -> Lived {
         let hangs = hangs_at == Some(step);
         let seconds = if hangs { 86_400.0 } else { job.seconds(step) };
         run.parts.clear();
-        if hangs {
-            run.parts.push(Part::Idle(seconds))
-        } else {
-            run.parts.extend(job.parts(step))
+        match hangs {
+            true => (run.lived.delay, run.parts) = (None, vec![Part::Idle(seconds)]),
+            false => run.parts.extend(job.parts(step)),
         }
         let end = run.began + seconds;
         run.until(start + Duration::from_secs_f64(end), hangs);

@@ -81,9 +81,9 @@ fn a_limit_of_ones_own_holds_instead_of_all_others() {
         let timeout = Duration::from_secs(5);
         let options = Options { timeout: Some(timeout), mode: Mode::Restart, ..Options::default() };
         let job = job(seed);
-        let lived = live(&job, options, Some(150));
+        let lived = live(&job, options, Some(2000));
         // Nobody looks before three steps are over, or two seconds. A step may be some times longer than most.
-        let longest = (100..150).map(|step| job.seconds(step)).fold(0.0, f64::max);
+        let longest = (1900..2000).map(|step| job.seconds(step)).fold(0.0, f64::max);
         let latest = Duration::from_millis(1500) + timeout.max(Duration::from_secs_f64(4.0 * longest));
         assert!(
             lived.delay.is_some_and(|delay| delay >= timeout && delay <= latest),
