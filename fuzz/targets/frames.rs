@@ -24,9 +24,14 @@ impl Memory for Endless<'_> {
         if self.bytes.is_empty() || address < BASE || address >> 47 != 0 {
             return Err(Unreadable);
         }
-        let from = ((address - BASE) % self.bytes.len() as u64) as usize;
-        for (at, byte) in into.iter_mut().enumerate() {
-            *byte = self.bytes[(from + at) % self.bytes.len()];
+        let mut from = ((address - BASE) % self.bytes.len() as u64) as usize;
+        let mut rest = into;
+        while !rest.is_empty() {
+            let piece = &self.bytes[from..];
+            let piece = &piece[..piece.len().min(rest.len())];
+            let (filled, behind) = rest.split_at_mut(piece.len());
+            filled.copy_from_slice(piece);
+            (rest, from) = (behind, 0);
         }
         Ok(())
     }
@@ -34,7 +39,7 @@ impl Memory for Endless<'_> {
 
 fuzz_target!(|input: &[u8]| {
     let Some((&hint, bytes)) = input.split_first() else { return };
-    let version = (hint < 5).then_some(Version { major: 3, minor: 11 + hint });
+    let version = (hint < 5).then(|| Version { major: 3, minor: 11 + hint });
     let memory = Endless { bytes, reads: Cell::new(0) };
     let stacks = read(&memory, 100, Runtime { address: BASE, version });
     assert!(memory.reads.get() <= READ_LIMIT);
