@@ -30,8 +30,24 @@ def test_the_lines_of_a_diff_are_those_of_its_example(block: str) -> None:
             rest = rest[rest.index(line[1:]) + 1 :]
         else:
             assert line[1:] not in file.read_text().splitlines()
-    added, removed = (sum(line.startswith(sign) for line in lines) for sign in "+-")
-    assert added - removed <= 10
+    assert added(block) <= 10
+
+
+def added(block: str) -> int:
+    """Return how many lines a diff adds, beside those that it changes."""
+    more, less = (sum(line.startswith(sign) for line in block.splitlines()) for sign in "+-")
+    return more - less
+
+
+def test_the_table_of_frameworks_has_the_number_of_lines() -> None:
+    page = (ROOT / "docs" / "frameworks.md").read_text()
+    counts = {}
+    for section in page.split("\n## ")[1:]:
+        title, _, text = section.partition("\n")
+        if diff := re.search(r"^```diff\n(.*?)^```$", text, re.DOTALL | re.MULTILINE):
+            counts[re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-")] = added(diff[1])
+    named = {(anchor, int(count)) for count, anchor in re.findall(r"\[(\d+) lines\]\(#([\w-]+)\)", page)}
+    assert named == set(counts.items())
 
 
 def test_each_example_of_a_framework_is_run() -> None:

@@ -20,7 +20,7 @@ EXAMPLES = ROOT / "examples" / "frameworks"
 CLIENTS, FRAMEWORKS = (Path(sys.prefix).parent / name for name in ("clients", "frameworks"))
 ENV = {"PYTHONPATH": f"{CLIENTS}:{FRAMEWORKS}", "HF_HUB_OFFLINE": "1"}
 STEPS = 16
-pytestmark = [pytest.mark.torchrun]
+pytestmark = [pytest.mark.torchrun, pytest.mark.timeout(900)]  # two jobs one after the other
 LONG = pytest.mark.long
 run_alone = pytest.mark.parametrize("agent", ["run"], indirect=True)
 
@@ -155,39 +155,43 @@ def test_all_workers_are_restarted_from_the_checkpoint(start: Start, tmp_path: P
 @run_alone
 @pytest.mark.parametrize("script", ["fsdp2.py", *WITH_THEIR_OWN_LOSSES[1:]])
 def test_a_node_joins_at_a_checkpoint_and_no_step_is_lost(start: Start, tmp_path: Path, script: str) -> None:
-    worker = ["--steps=60", "--pause=0.5"]
-    first = run(start, EXAMPLES / script, tmp_path / "folder", *worker, nnodes="1:2", nproc=1)
+    first = run(start, EXAMPLES / script, tmp_path / "folder", "--pause=0.3", nnodes="1:2", nproc=1)
     before = world_of(first, [0], size=1)
-    second = run(start, EXAMPLES / script, tmp_path / "folder", *worker, nnodes="1:2", nproc=1, number=3)
+    first.line("step 1  loss")
+    os.kill(before[0][0], signal.SIGSTOP)  # until the other node is there
+    second = run(start, EXAMPLES / script, tmp_path / "folder", nnodes="1:2", nproc=1, number=3)
+    first.line("changes in place: 1 node waits to join")
+    os.kill(before[0][0], signal.SIGCONT)
     after = world_of(first, [0], size=2)
     assert after[0][0] == before[0][0]
     assert after[0][1] == world_of(second, [1], size=2)[1][1]
     ended_well(first, second)
     steps = re.findall(r"step (\d+)  loss", "\n".join(first.lines))
-    assert steps == [str(step) for step in range(1, 61)], "each step was made once"
+    assert steps == [str(step) for step in range(1, STEPS + 1)], "each step was made once"
 
 
 @LONG
 @run_alone
-def test_tensor_parallel_workers_live_on_with_other_ranks(start: Start, tmp_path: Path) -> None:
-    """The survivors have ranks 2 and 3, and then 0 and 1 of a world of the same size: a mesh that looks the same."""
+@pytest.mark.parametrize(("script", "nproc"), [("fsdp2.py", 1), ("tp_fsdp2.py", 2)])
+def test_sharded_workers_live_on_with_other_ranks(start: Start, tmp_path: Path, script: str, nproc: int) -> None:
+    """The survivors get the ranks of those that were lost, in a world of the same size: its mesh looks the same."""
     conf = "last_call_timeout=1,settle_timeout=0.2,keep_alive_interval=0.5,keep_alive_max_attempt=4,node_rank="
-    folder = tmp_path / "disturbed"
-    script = EXAMPLES / "tp_fsdp2.py"
-    kept = run(start, script, folder, "--pause=0.5", nnodes="2", conf=f"{conf}1")
+    folder, file, size = tmp_path / "disturbed", EXAMPLES / script, 2 * nproc
+    low, high = list(range(nproc)), list(range(nproc, size))
+    kept = run(start, file, folder, "--pause=0.5", nnodes="2", nproc=nproc, conf=f"{conf}1")
     kept.line("hosts the coordinator")
-    lost = run(start, script, folder, "--pause=0.5", number=3, nnodes="2", conf=f"{conf}0")
-    before = world_of(kept, [2, 3], size=4)
-    world_of(lost, [0, 1], size=4)
-    spare = run(start, script, folder, "--pause=0.5", number=4, nnodes="2", conf=f"{conf}1")
+    lost = run(start, file, folder, "--pause=0.5", number=3, nnodes="2", nproc=nproc, conf=f"{conf}0")
+    before = world_of(kept, high, size=size)
+    world_of(lost, low, size=size)
+    spare = run(start, file, folder, "--pause=0.5", number=4, nnodes="2", nproc=nproc, conf=f"{conf}1")
     spare.line("the workers of this node are started before it joins")
     lost.line("step 6  loss")
     mark = kept.mark()
     lost.signal(signal.SIGKILL)
     lost.wait()
-    after = world_of(kept, [0, 1], size=4, since=mark)
+    after = world_of(kept, low, size=size, since=mark)
     assert [pid for pid, _ in after.values()] == [pid for pid, _ in before.values()]
-    world_of(spare, [2, 3], size=4)
+    world_of(spare, high, size=size)
     ended_well(kept, spare)
     # What both worlds have written is what one process computes without any of this.
     assert losses(lost, kept) == pytest.approx(plain_losses(tmp_path), rel=1e-4)
@@ -278,3 +282,27 @@ def test_torchruns_standalone_takes_another_backend(job: Job, standalone: bool) 
     node = job.torchrun(*flags, "--rdzv-backend=rust-c10d", "--no-python", "true", env=env)
     assert node.wait() == 0
     assert any("rendezvous: this process hosts the coordinator" in line for line in node.lines) == (not standalone)
+
+
+@LONG
+@pytest.mark.skipif(not FRAMEWORKS.exists(), reason="not installed: `python tools/environment.py --frameworks`")
+def test_replica_groups_of_torchft_are_jobs(job: Job, port: int) -> None:
+    """A group whose worker is killed is started again by its agent, and goes on with the others' step."""
+    command = [str(FRAMEWORKS / "bin" / "torchft_lighthouse"), "--min_replicas=1", "--quorum_tick_ms=100"]
+    lighthouse = job.start([*command, "--join_timeout_ms=3000", f"--bind=127.0.0.1:{port}"], name="lighthouse", env=ENV)
+    script = [str(EXAMPLES / "torchft_group.py"), "--steps=100000", "--pause=0.2"]
+    run = [sys.executable, "-m", "elastic_rs.run", "--standalone", "--nproc-per-node=1", "--max-restarts=3", *script]
+    env = {**ENV, "TORCHFT_LIGHTHOUSE": f"http://127.0.0.1:{port}"}
+    groups = [job.start(run, name=f"group{n}", env={**env, "REPLICA_GROUP_ID": str(n)}) for n in range(2)]
+    for group in groups:
+        group.line("step .*  groups 2  loss")
+    pid = int(groups[1].line(r"group 1  pid (\d+)")[1])
+    alone, restarted = groups[0].mark(), groups[1].mark()
+    os.kill(pid, signal.SIGKILL)
+    groups[0].line("step .*  groups 1  loss", since=alone)
+    reached = int(groups[0].line(r"step (\d+)  groups 1  loss", since=groups[0].mark())[1])
+    assert int(groups[1].line(r"group 1  pid (\d+)", since=restarted)[1]) != pid
+    assert int(groups[1].line(r"step (\d+)  groups 2  loss", since=restarted)[1]) > reached
+    for process in (*groups, lighthouse):
+        process.signal(signal.SIGTERM)
+        process.wait()
