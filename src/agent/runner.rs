@@ -44,7 +44,7 @@ use replace::Ahead;
 pub use start::{Programs, START_PATIENCE};
 use training::Training;
 
-/// How long killed workers may take to be gone.
+/// How long workers may take to be gone after SIGKILL, before their agent no longer waits for them.
 const KILL: Duration = Duration::from_secs(5);
 
 /// A step for the front end. Until it is answered, asking again returns the same step.

@@ -13,7 +13,7 @@ pub struct Cooldown {
     pub max: Duration,
 }
 
-/// The time without a failure that takes one doubling back.
+/// Time without a failure after which a host's next cool-down is half as long.
 const FORGIVES_AFTER: Duration = Duration::from_secs(24 * 3600);
 
 impl Cooldown {

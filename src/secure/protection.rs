@@ -24,7 +24,7 @@ use super::{TLS_CA, TLS_CERT, TLS_KEY, TOKEN_FILE, proof};
 use crate::net::admission::Authenticated;
 use crate::net::connect::{race, resolve, to_text as to_text_of};
 
-/// Time for TLS and both proofs, as long as nothing else is slow.
+/// Time for a connection's TLS handshake and both proofs of the token.
 const HANDSHAKE_LIMIT: Duration = Duration::from_secs(5);
 
 /// From where an end has its tokens.

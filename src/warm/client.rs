@@ -22,7 +22,7 @@ use crate::workers::{Deadline, ForkWorker, Guarded, Opened, Ties, WorkerSpec};
 
 /// How long workers wait for the fork server's imports. Executed workers would import the same, and finish later.
 const LOAD_LIMIT: Duration = Duration::from_secs(60);
-/// How long a fork may take.
+/// How long the fork of one worker by a fork server may take.
 const FORK_LIMIT: Duration = Duration::from_secs(10);
 
 /// The agent's view of a fork server, shared by the server's users and its supervisor.

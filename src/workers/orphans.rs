@@ -22,7 +22,7 @@ use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
 
 use crate::threads;
 
-/// How long a session leader that has ended is left to code in this process that may have started it.
+/// How long a session leader that has ended stays a zombie, for code in the agent's process that may have started it and waits for it.
 const LEADER_GRACE: Duration = Duration::from_secs(60);
 /// How often to look while an ended child is not to be reaped here, or while there is no child.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);

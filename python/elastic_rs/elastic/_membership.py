@@ -28,7 +28,7 @@ _log = logging.getLogger("elastic_rs.elastic")
 STEP_LIMIT_S = 300.0
 # How long a part of the state may take, of 256 MB at most, while it is broadcast.
 PART_LIMIT_S = 30.0
-# The agent listens before it starts workers. Its machine may be busy.
+# How long a worker tries to connect to its agent, which listens before it starts workers. Its machine may be busy.
 CONNECT_LIMIT_S = 30.0
 
 

@@ -15,7 +15,8 @@ use crate::rendezvous::messages::message::{Failure, Running};
 
 /// How long a node waits to hear of a running world before it joins. There may be no coordinator yet, so it does not wait longer.
 pub const LOOK_LIMIT: Duration = Duration::from_secs(1);
-/// How long workers that were started before the join may take to get there. As long as a join may take by default.
+/// How long workers that were started before their node joins may take until they wait for the world. As long as a join may take by
+/// default.
 pub const PREPARE_LIMIT: Duration = Duration::from_secs(600);
 
 impl AgentMachine {

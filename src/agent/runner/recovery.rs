@@ -8,7 +8,8 @@ use crate::agent::command::Command;
 use crate::agent::recovered::Recovered;
 use crate::rendezvous::node::session::Session;
 
-/// How long the line waits for the end of the workers' imports. Programs that never connect to the store have no such end.
+/// How long the log line of a recovery waits for the end of the workers' imports. Programs that never connect to the store have no
+/// such end.
 pub(super) const IMPORT_LIMIT: Duration = Duration::from_secs(60);
 
 /// A recovery that has not been logged yet.

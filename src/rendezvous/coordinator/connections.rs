@@ -68,7 +68,7 @@ const UNGREETED: Bounds = Bounds { permits: 1024, waiting: 0, kept: 0, patience:
 const OBSERVERS: usize = 64;
 /// Observers at once from one address.
 const OBSERVERS_OF_ONE: usize = 16;
-/// How long an observer may ask nothing.
+/// How long an observer, such as `elastic-rs top`, may stay connected without a request.
 const OBSERVER_IDLE: Duration = Duration::from_secs(300);
 
 /// The first message of a connection.

@@ -12,7 +12,7 @@ use tokio::time::{Instant, timeout};
 use crate::net::connect::{Met, Obstacle, ResolveError, is_refusal, race, resolve, to_text};
 use crate::secure::{Halves, Protection};
 
-/// Time limit of one attempt: one address of the host, from one address of this machine.
+/// Time limit of one attempt to connect to the coordinator: one of its addresses, from one address of this machine.
 pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Time limit of all attempts. An address is tried twice if it cannot be reached from the requested source address.
 const DIAL_TIMEOUT: Duration = Duration::from_secs(15);

@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 use crate::rendezvous::messages::bounds::tidy_verdict;
 use crate::rendezvous::messages::message::{Failure, NodeMessage, Round, Verdict};
 
-/// How long a node whose workers have ended waits for a cell that is gone. A process that serves it may be started again.
+/// How long a node whose workers have ended waits for etcd, or for a backend of your own, that does not answer. It may be started
+/// again.
 const ENDS_ALONE_AFTER: Duration = Duration::from_secs(10);
 
 /// How the workers of a round ended on a node. It is reported again on each new connection until it is answered.
