@@ -141,7 +141,7 @@ impl Simulation {
         let Agents { grace, stop, stubborn, .. } = self.options.agents;
         for command in commands {
             let (local_rank, within) = match command {
-                workers::Command::Signal { signal: Signal::CONT, .. } => continue,
+                workers::Command::Signal { signal: Signal::CONT, .. } | workers::Command::Dump { .. } => continue,
                 workers::Command::Signal { local_rank, .. } if self.engine.dice.chance(stubborn) => {
                     (local_rank, (Duration::ZERO, grace * 2))
                 }
