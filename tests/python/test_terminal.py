@@ -28,11 +28,11 @@ QUIET = {"ELASTIC_RS_LOG": "", "OMP_NUM_THREADS": "1", "TERM": "xterm"}
 
 ESCAPES = re.compile(r"\x1b\[\d*m")
 WHO = re.compile(
-    r"INFO job: \[[\w-]+\] round 1, node rank 0 of 1 \(\S+:\d+\), by way of \S+:\d+, which this process "
+    r"INFO job: (?:\[[\w-]+\] )?round 1, node rank 0 of 1 \(\S+:\d+\), by way of \S+:\d+, which this process "
     r"hosts: \S+ runs as rank 0 to 1 of 2, role default, restart 0 of 1; pids \d+, \d+$"
 )
 COST = re.compile(
-    r"INFO job: \[[\w-]+\] recovered in \d+(\.\d+)? s: \S+ rank 1 SIGKILL; "
+    r"INFO job: (?:\[[\w-]+\] )?recovered in \d+(\.\d+)? s: \S+ rank 1 SIGKILL; "
     r"detect \d\S*, stop \d\S*, rendezvous \d\S*, start \d\S*; "
     r"1 node, restart 1 of 1$"
 )
