@@ -3,9 +3,10 @@
     python tools/docs_site.py FOLDER              # `make docs`: build/site, of this tree
     python tools/docs_site.py FOLDER v0.3.0 …     # `make docs DOCS_VERSIONS=…`: a folder for each tag of git
 
-The pages stay where GitHub shows them, with links between files. Here they are laid out as the site has them, and links
-to files that are no pages (sources, examples) lead to the repository, at the release's tag. Sphinx ends with an error
-for each link and anchor that leads nowhere, and each page that is in no list. It runs with the environment that
+The pages stay where GitHub shows them, with links between files. Here they are laid out as the site has them. Each
+file of ``examples`` is a page of its own, and links to other files that are no pages lead to the repository, at the
+release's tag. A link whose text is a page's file name has the page's title instead. Sphinx ends with an error for each
+link and anchor that leads nowhere, and each page that is in no list. It runs with the environment that
 ``tools/environment.py --docs`` makes.
 
 With tags, ``FOLDER/index.html`` leads to the first one, and each page has a list of the versions. It leads to the same
@@ -33,6 +34,8 @@ TOP = ("README.md", "ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECUR
 """Pages of the root. ``docs/README.md`` lists the pages by question, so on the site it is ``questions``."""
 ALL_BELOW = "\n```{toctree}\n:hidden:\n:glob:\n\n0*\n```\n"
 """For Sphinx, which wants every page in a list of its own kind."""
+LANGUAGES = {".py": "python", ".yaml": "yaml", ".json": "json", ".sbatch": "bash", ".sh": "bash", "": "bash"}
+"""Files of ``examples`` that the site shows, by the ends of their names."""
 LINK = re.compile(r"(?<!!)\[(?P<text>(?:[^\]\[]|\[[^\]]*\])*)\]\((?P<target>[^)\s]+)\)")
 
 
@@ -118,6 +121,12 @@ class Tree:
         docs = self.root / "docs"
         return {file: file.relative_to(docs) for ending in ("svg", "png", "json") for file in docs.rglob(f"*.{ending}")}
 
+    @functools.cached_property
+    def examples(self) -> dict[Path, Path]:
+        """Where each file of ``examples`` is shown on the site."""
+        found = (file for file in (self.root / "examples").rglob("*") if file.suffix in LANGUAGES and file.is_file())
+        return {file: Path(f"{file.relative_to(self.root)}.md") for file in found}
+
     def lay_out(self, source: Path) -> None:
         """Write every page to its path on the site, with links between the pages of the site."""
         decisions = self.root / "docs" / "decisions"
@@ -128,9 +137,26 @@ class Tree:
             if page.parent == decisions:  # they use every word, and answer no user's question
                 text = f"---\nnosearch: true\n---\n{text}"
             there.write_text(text + (ALL_BELOW if page == decisions / "README.md" else ""))
+        for file, home in self.examples.items():
+            (source / home).parent.mkdir(parents=True, exist_ok=True)
+            (source / home).write_text(self.example(file))
         for file, home in self.files.items():
             (source / home).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(file, source / home)
+
+    def example(self, file: Path) -> str:
+        """Return the page that shows a file."""
+        name, content = file.relative_to(self.root), file.read_text()
+        return (
+            f"---\norphan: true\n---\n# {name}\n\n"
+            f"The whole file, to copy. It is also [in the repository]({self.repository}/{name}).\n\n"
+            f"`````{{code-block}} {LANGUAGES[file.suffix]}\n{content.rstrip()}\n`````\n"
+        )
+
+    def title(self, page: Path) -> str:
+        """Return the first title of a page."""
+        found = re.search(r"^# (.+)$", page.read_text(), re.MULTILINE)
+        return found[1] if found else page.name
 
     def linked(self, page: Path, home: Path) -> str:
         """Return a page's text with links as the site has them."""
@@ -144,7 +170,9 @@ class Tree:
             file = (page.parent / path).resolve()
             if site in page.parents and not file.exists():
                 file = (docs / page.relative_to(site).parent / path).resolve()  # they stand beside the pages of docs
-            there = self.pages.get(file) or self.files.get(file)
+            if file in self.pages and text.strip("`") in (file.name, path):
+                text = self.title(file)
+            there = self.pages.get(file) or self.files.get(file) or self.examples.get(file)
             if there is not None:
                 up = "../" * (len(home.parts) - 1)
                 return f"[{text}]({up}{there}{mark}{anchor})"

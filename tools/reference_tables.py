@@ -267,8 +267,10 @@ def time_limits(
         if key.is_duration
     ]
     arguments = [("argument", "default", "what it bounds"), *sorted(of_arguments(names))]
-    fixed = [("limit", "what it bounds")]
-    fixed += [(shown(constant(*known)[0]), constant(*known)[1].replace("|", r"\|")) for known in FIXED]
+    fixed = [("name in the source", "limit", "what it bounds")]
+    for known in FIXED:
+        seconds, said = constant(*known)
+        fixed.append((f"`{known[1]}`", shown(seconds), said.replace("|", r"\|")))
     return page(
         "Time limits",
         "Each with its default, and what to set. Which one to raise on a slow file system: "
