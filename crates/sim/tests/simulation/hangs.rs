@@ -15,7 +15,7 @@ use crate::seeds::asked_for;
 const PROTOTYPE: u64 = 1000;
 
 fn job(seed: u64) -> Job {
-    Job::new(u32::try_from(seed).unwrap(), CAP)
+    Job::new(u32::try_from(seed).expect("numpy's seeds are taken up to 2^32"), CAP)
 }
 
 #[test]
