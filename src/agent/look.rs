@@ -3,8 +3,10 @@
 //! A worker neither helps nor notices. What may hang for ever is done [`within`] a limit.
 
 use std::fmt::Write as _;
-use std::io;
-use std::path::Path;
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write as _};
+use std::ops::RangeInclusive;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use tokio::task::JoinSet;
@@ -14,13 +16,16 @@ use crate::hang::frames::{Frame, Peer, Stacks, Thread};
 use crate::hang::look::Look;
 use crate::hang::look::driver::{Child, Seen, seen, within};
 use crate::hang::view::{self, DataWorker, Gil, Life, State, View};
+use crate::processes::state_of;
 
 /// Time for a look at one worker. As a rule it takes a millisecond.
 pub const LIMIT: Duration = Duration::from_millis(600);
-/// Two looks that are nearer do not show what a worker does between them.
-const SHORTEST_BETWEEN: Duration = Duration::from_secs(1);
+/// What a worker does between two looks shows if they are not nearer, and is of today if they are not farther apart.
+const BETWEEN: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(60);
 /// Longest file of a dump.
 const DUMP_BYTES: usize = 1 << 20;
+/// Most dumps of one worker in one generation.
+const MOST_DUMPS: u32 = 99;
 
 /// A worker that is looked at.
 #[derive(Clone, Debug)]
@@ -73,13 +78,13 @@ fn look_at(worker: &Worker) -> (View, Option<(Instant, Look)>, Option<String>) {
     match found {
         Ok(Seen { look, stacks, children }) => {
             let between = earlier.as_ref().map(|(at, before)| (now.saturating_duration_since(*at), before));
-            let between = between.filter(|(elapsed, _)| *elapsed >= SHORTEST_BETWEEN);
+            let between = between.filter(|(elapsed, _)| BETWEEN.contains(elapsed));
             let main = stacks.as_ref().ok().and_then(Stacks::main);
             let is_over = main.is_some_and(has_ended);
             let mut view = View {
                 life: if is_over { Life::MainThreadEnded { raised: false } } else { Life::Running },
                 state: State::of(look.state),
-                gil: gil_of(main, look.state),
+                gil: gil_of(main, *pid, look.state),
                 class: between.map(|(elapsed, before)| look.class_since(before, elapsed)),
                 call: look.call.clone(),
                 frames: main.map_or_else(Vec::new, frames_of),
@@ -94,38 +99,45 @@ fn look_at(worker: &Worker) -> (View, Option<(Instant, Look)>, Option<String>) {
     }
 }
 
-/// A thread that lets others run while it sleeps has given the GIL back.
-fn gil_of(main: Option<&Thread>, state: char) -> Gil {
+/// A thread that lets others run while it sleeps has given the GIL back. It has slept before and after its frames were read.
+fn gil_of(main: Option<&Thread>, pid: u32, before: char) -> Gil {
+    let sleeps = |letter| State::of(letter) == State::Sleeping;
     match main.and_then(|main| main.holds_gil) {
-        Some(true) if State::of(state) == State::Sleeping => Gil::Held,
+        Some(true) if sleeps(before) && state_of(pid).is_some_and(sleeps) => Gil::Held,
         _ => Gil::Unknown,
     }
 }
 
 /// Whether a main thread has come to the end of its program, and waits for threads that are no daemons.
 fn has_ended(main: &Thread) -> bool {
-    let is_end = |frame: &Frame| frame.function == "_shutdown" && frame.file.ends_with("/threading.py");
-    main.frames.last().is_some_and(is_end)
+    let is_in =
+        |frame: &Frame, function: &str, file: &str| frame.function.ends_with(function) && frame.file.ends_with(file);
+    let Some(at) = main.frames.iter().position(|frame| is_in(frame, "_shutdown", "/threading.py")) else {
+        return false;
+    };
+    // The interpreter calls it, or the process of `multiprocessing` in which a function has run.
+    main.frames.get(at + 1).is_none_or(|caller| is_in(caller, "_bootstrap", "/multiprocessing/process.py"))
 }
 
 fn data_worker(Child { look, stacks }: Child) -> DataWorker {
-    let main = stacks.as_ref().and_then(Stacks::main);
-    DataWorker { pid: look.pid, state: State::of(look.state), frames: main.map_or_else(Vec::new, frames_of) }
+    DataWorker { pid: look.pid, state: State::of(look.state), frames: stacks.main().map_or_else(Vec::new, frames_of) }
 }
 
 fn frames_of(thread: &Thread) -> Vec<view::Frame> {
     let frame = |frame: &Frame| {
-        let peer = frame.peer.map(|(Peer::Rank(rank) | Peer::GroupRank(rank))| rank);
+        // A rank within a group is another in the world.
+        let peer = frame.peer.and_then(|peer| if let Peer::Rank(rank) = peer { Some(rank) } else { None });
         view::Frame { function: frame.function.clone(), file: frame.file.clone(), line: frame.line.unwrap_or(0), peer }
     };
     thread.frames.iter().map(frame).collect()
 }
 
-/// Write what a worker does into a file: what its main thread waits for, and the frames of all threads. May hang.
+/// Write what a worker does into a new file of this folder: what its main thread waits for, and the frames of all threads. Returns its
+/// path. May hang.
 ///
 /// # Errors
 /// The file cannot be written.
-pub(super) fn dump(pid: u32, why: &str, path: &Path) -> io::Result<()> {
+pub(super) fn dump(pid: u32, why: &str, folder: &Path) -> io::Result<PathBuf> {
     let mut text = format!("{why}\n");
     match Process::open(pid).and_then(|process| seen(&process, None)) {
         Ok(Seen { look, stacks, children }) => {
@@ -137,13 +149,29 @@ pub(super) fn dump(pid: u32, why: &str, path: &Path) -> io::Result<()> {
             for Child { look, stacks } in &children {
                 text.push('\n');
                 write_look("data worker: pid", look, &mut text);
-                stacks.iter().for_each(|stacks| write_stacks(stacks, &mut text));
+                write_stacks(stacks, &mut text);
             }
         }
         Err(refusal) => text += &format!("nothing is known of it: {refusal}\n"),
     }
     let end = (0..=DUMP_BYTES.min(text.len())).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
-    std::fs::write(path, &text.as_bytes()[..end])
+    let (path, mut file) = new_file(folder)?;
+    file.write_all(&text.as_bytes()[..end])?;
+    Ok(path)
+}
+
+/// A file that did not exist: what a link of this name leads to stays as it is.
+fn new_file(folder: &Path) -> io::Result<(PathBuf, File)> {
+    let mut last = io::Error::from(io::ErrorKind::AlreadyExists);
+    for number in 1..=MOST_DUMPS {
+        let path = folder.join(format!("hang-{number}.txt"));
+        match OpenOptions::new().write(true).create_new(true).open(&path) {
+            Ok(file) => return Ok((path, file)),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => last = error,
+            Err(error) => return Err(error),
+        }
+    }
+    Err(last)
 }
 
 fn write_look(who: &str, look: &Look, text: &mut String) {

@@ -1,6 +1,6 @@
 //! Many ranks' views as a few lines: those that stand alike are one group. Pure.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
 
@@ -11,6 +11,8 @@ use super::view::{Call, Class, Frame, Gil, Life, State, View, WaitsIn, all_users
 pub const GROUPS_SHOWN: usize = 23;
 /// Most frames of a line.
 const FRAMES_SHOWN: usize = 3;
+/// Most hosts that a group names.
+const HOSTS_LIMIT: usize = 64;
 /// Most names of nodes in a line, or of nodes that differ in a number.
 const NODES_SHOWN: usize = 3;
 
@@ -21,8 +23,10 @@ pub struct Group {
     pub count: usize,
     /// The ranks, as `0-2,4-7`.
     pub ranks: String,
-    /// The hosts of their nodes.
+    /// The first hosts of their nodes.
     pub hosts: Vec<String>,
+    /// How many more hosts there are.
+    pub hosts_more: usize,
     /// What they do, in a word.
     pub state: &'static str,
     /// The collective or the call to the kernel in which they stand. Empty: none is known.
@@ -36,21 +40,21 @@ type Doing = (&'static str, String, Vec<String>);
 
 /// The groups of these ranks, each with the name of its node: the smallest first.
 pub fn groups<'a>(seen: impl IntoIterator<Item = (&'a str, &'a View)>) -> Vec<Group> {
-    let mut alike: BTreeMap<Doing, (Vec<u32>, Vec<String>)> = BTreeMap::new();
+    let mut alike: BTreeMap<Doing, (Vec<u32>, BTreeSet<String>)> = BTreeMap::new();
     for (node, view) in seen {
         let (ranks, hosts) = alike.entry((state_of(view), what_of(view), frames_of(view))).or_default();
         ranks.push(view.rank);
         let host = node.rsplit_once(':').map_or(node, |(host, _)| host);
-        if hosts.last().is_none_or(|last| last != host) && !hosts.iter().any(|one| one == host) {
-            hosts.push(host.to_owned());
-        }
+        hosts.insert(host.to_owned());
     }
     let mut groups: Vec<_> = alike
         .into_iter()
         .map(|((state, what, frames), (ranks, hosts))| {
             let first = ranks.iter().copied().min().unwrap_or(0);
             let (count, ranks) = (ranks.len(), ranks.into_iter().collect::<Ranks>().to_string());
-            ((count, first), Group { count, ranks, hosts, state, what, frames })
+            let hosts_more = hosts.len().saturating_sub(HOSTS_LIMIT);
+            let hosts = hosts.into_iter().take(HOSTS_LIMIT).collect();
+            ((count, first), Group { count, ranks, hosts, hosts_more, state, what, frames })
         })
         .collect();
     groups.sort_by_key(|(order, _)| *order);
@@ -71,15 +75,18 @@ pub fn lines(groups: &[Group]) -> Vec<String> {
     let rest = &groups[shown.len()..];
     if !rest.is_empty() {
         let ranks: usize = rest.iter().map(|group| group.count).sum();
-        lines.push(format!("and {} more groups with {ranks} ranks (--json has all)", rest.len()));
+        lines.push(format!(
+            "and {} more groups with {ranks} ranks (--json has more, --rank=N all of a rank)",
+            rest.len()
+        ));
     }
     lines
 }
 
 fn cells(group: &Group) -> [String; 6] {
-    let Group { count, ranks, hosts, state, what, frames } = group;
+    let Group { count, ranks, hosts, hosts_more, state, what, frames } = group;
     let many = if *count == 1 { "rank" } else { "ranks" };
-    let hosts = names(hosts);
+    let hosts = names(hosts, *hosts_more);
     [format!("{count} {many}"), ranks.clone(), hosts, (*state).to_owned(), what.clone(), frames.join(" < ")]
 }
 
@@ -153,7 +160,7 @@ fn frames_of(view: &View) -> Vec<String> {
 }
 
 /// Names in order, those that differ in a last number alone as one: `n16-17`, `gpu-a,gpu-b`.
-fn names(names: &[String]) -> String {
+fn names(names: &[String], more: usize) -> String {
     let mut alike: BTreeMap<&str, Vec<u32>> = BTreeMap::new();
     for name in names {
         let (prefix, number) = numbered(name);
@@ -165,7 +172,7 @@ fn names(names: &[String]) -> String {
         [one, other] => format!("{prefix}{one},{prefix}{other}"),
         many => format!("{prefix}{}", many.iter().copied().collect::<Ranks>()),
     };
-    let more = alike.len().saturating_sub(NODES_SHOWN);
+    let more = alike.values().skip(NODES_SHOWN).map(|numbers| numbers.len().max(1)).sum::<usize>() + more;
     let shown = alike.iter().take(NODES_SHOWN).map(text).collect::<Vec<_>>().join(",");
     if more == 0 { shown } else { format!("{shown} and {more} more") }
 }
@@ -221,7 +228,7 @@ mod tests {
             lines,
             [
                 "1 rank   3        n17      idle   read(/data/shard-17, nfs4)  load_batch train.py:88 < main train.py:41",
-                "7 ranks  0-2,4-7  n17,n16  waits  all_reduce                  main train.py:45",
+                "7 ranks  0-2,4-7  n16,n17  waits  all_reduce                  main train.py:45",
             ]
         );
     }
@@ -239,7 +246,7 @@ mod tests {
 
     #[test]
     fn nodes_are_named_together() {
-        let of = |all: &[&str]| names(&all.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>());
+        let of = |all: &[&str]| names(&all.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>(), 0);
         assert_eq!(of(&["n16", "n17", "n18", "gpu-b", "gpu-a"]), "gpu-a,gpu-b,n16-18");
         assert_eq!(of(&["n01", "n1", "a", "b", "c"]), "a,b,c and 2 more");
     }
@@ -251,7 +258,7 @@ mod tests {
         let groups = groups(views.iter().map(|view| ("n:1", view)));
         let lines = lines(&groups);
         assert_eq!(lines.len(), GROUPS_SHOWN + 1);
-        assert_eq!(lines[GROUPS_SHOWN], "and 17 more groups with 17 ranks (--json has all)");
+        assert_eq!(lines[GROUPS_SHOWN], "and 17 more groups with 17 ranks (--json has more, --rank=N all of a rank)");
     }
 
     #[test]

@@ -10,7 +10,9 @@ use crate::wire::text::{check, cut, plain};
 
 mod frames;
 
-pub use frames::{DATA_LOADER, DataWorker, Frame, WaitsIn, all_users, is_pythons, users, waits_for_data, waits_in};
+pub use frames::{
+    DATA_LOADER, DATA_WORKER, DataWorker, Frame, WaitsIn, all_users, is_pythons, users, waits_for_data, waits_in,
+};
 
 /// Longest encoded view. As a rule it has 1 or 2 KiB.
 pub const VIEW_LIMIT_BYTES: usize = 32 * 1024;
@@ -297,6 +299,7 @@ impl View {
     /// Cut what is too long, and make texts safe to print. The view then has at most [`VIEW_LIMIT_BYTES`].
     pub fn fit(&mut self) {
         self.frames.truncate(FRAMES_LIMIT);
+        self.data_workers.sort_by_key(|worker| (worker.is_idle(), worker.pid));
         self.data_workers.truncate(DATA_WORKERS_LIMIT);
         self.signatures.truncate(SIGNATURES_LIMIT);
         self.groups.truncate(GROUPS_LIMIT);

@@ -32,6 +32,8 @@ __all__ = ["add_origin", "add_parsers", "live"]
 FOR_PROGRAMS = {"status", "why", "events", "stacks"}
 """Commands that also write JSON."""
 
+LARGEST_RANK = 2**31 - 1
+
 LIVE = {"top", "stacks"}
 """Commands that ask the job alone, and read no files."""
 
@@ -299,8 +301,8 @@ def _traces(args: argparse.Namespace) -> int:
 
 
 def _stacks(args: argparse.Namespace) -> int:
-    if args.rank is not None and args.rank < 0:
-        return _fail(Stacks.NOT_VALID, f"--rank is `{args.rank}`, must be 0 or more")
+    if args.rank is not None and not 0 <= args.rank <= LARGEST_RANK:
+        return _fail(Stacks.NOT_VALID, f"--rank is `{args.rank}`, must be from 0 to {LARGEST_RANK}")
     seen = live(args).look(args.rank)
     if args.json:
         print(json.dumps(seen))

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::future::pending;
-use std::path::PathBuf;
+use std::path::Path;
 use std::time::Instant;
 
 use tokio::task::JoinHandle;
@@ -59,17 +59,20 @@ impl Runner {
     /// Somebody asks where the workers stand.
     fn on_look_asked(&mut self, asked: u64, look: Option<Look>) {
         self.looking.answered = asked;
-        let round = self.machine.round();
-        if let Some(look) = look.filter(|look| look.round == round) {
-            let pids = self.worker_group.as_ref().map(|worker_group| worker_group.pids()).unwrap_or_default();
-            let first = self.first_rank();
-            let worker = |(local_rank, pid)| {
-                let earlier = self.looking.last.get(&pid).cloned();
-                Worker { rank: first.saturating_add(local_rank), round: round.0, pid, earlier }
-            };
-            let workers = pids.into_iter().map(worker).collect();
-            self.looking.look = Some((look, tokio::spawn(look::look(workers))));
+        let (round, Some(look)) = (self.machine.round(), look) else { return };
+        if look.round != round {
+            let why = "its round changes now: ask again".to_owned();
+            self.session.iter().for_each(|session| session.report_look(look.number, Vec::new(), Some(why.clone())));
+            return;
         }
+        let pids = self.worker_group.as_ref().map(|worker_group| worker_group.pids()).unwrap_or_default();
+        let first = self.first_rank();
+        let worker = |(local_rank, pid)| {
+            let earlier = self.looking.last.get(&pid).cloned();
+            Worker { rank: first.saturating_add(local_rank), round: round.0, pid, earlier }
+        };
+        let workers = pids.into_iter().map(worker).collect();
+        self.looking.look = Some((look, tokio::spawn(look::look(workers))));
     }
 
     /// The look is over: report it to the coordinator.
@@ -83,21 +86,23 @@ impl Runner {
 
     /// A worker is about to be killed, because it has not ended within its grace: write down where it stands. The kill does not wait.
     pub(super) fn dump(&self, local_rank: u32, pid: u32) {
-        let Some(path) = self.dump_path(local_rank) else { return };
+        let folder = self.error_files.get(&local_rank).and_then(|file| file.parent());
+        let Some(folder) = folder.map(Path::to_owned) else { return };
         let (prefix, rank) = (self.log_prefix(), self.first_rank().saturating_add(local_rank));
+        let left_s = DUMP_BEFORE_KILL.as_secs_f64();
         let why = format!(
-            "rank {rank} was asked to end and has not: it is killed {:.1} s after this was written",
-            DUMP_BEFORE_KILL.as_secs_f64()
+            "rank {rank} was asked to end and had not when this was written: it is killed {left_s:.1} s later if it lives then"
         );
-        // A thread of its own: a dead file system may hold it.
-        let dumped = threads::spawn("dump".to_owned(), move || match look::dump(pid, &why, &path) {
-            Ok(()) => tracing::warn!(
-                "{prefix}the worker with rank {rank} (pid {pid}) has not ended within its grace, and is killed; where it stands is in {}",
+        // All that may hang is done there: a dead file system holds the logs, or a file of the worker.
+        let dumped = threads::spawn("dump".to_owned(), move || match look::dump(pid, &why, &folder) {
+            Ok(path) => tracing::warn!(
+                "{prefix}the worker with rank {rank} (pid {pid}) has not ended yet, and is killed in {left_s:.1} s if it does not; where it \
+                 stands is in {}",
                 path.display()
             ),
             Err(error) => tracing::warn!(
-                "{prefix}where the worker with rank {rank} (pid {pid}) stands before it is killed cannot be written to `{}`: {error}",
-                path.display()
+                "{prefix}where the worker with rank {rank} (pid {pid}) stands before it is killed cannot be written into `{}`: {error}",
+                folder.display()
             ),
         });
         if let Err(error) = dumped {
@@ -106,11 +111,5 @@ impl Runner {
                 self.log_prefix()
             );
         }
-    }
-
-    /// A new file beside the worker's logs, if it has a folder.
-    fn dump_path(&self, local_rank: u32) -> Option<PathBuf> {
-        let folder = self.error_files.get(&local_rank)?.parent()?;
-        (1..100).map(|number| folder.join(format!("hang-{number}.txt"))).find(|path| !path.exists())
     }
 }

@@ -15,8 +15,13 @@ pub(super) struct Mismatch {
     pub tie: bool,
 }
 
+/// Most numbers for which there is a table.
+const DENSE: u64 = 1 << 13;
+
 /// What is known of the collectives of one number.
+#[derive(Clone, Copy)]
 struct Seen {
+    seq: u64,
     signature: u32,
     differs: bool,
     ranks: usize,
@@ -30,19 +35,30 @@ pub(super) fn find(world: &World<'_>, team: &Team<'_>) -> Option<Mismatch> {
     }
     // Before the latest beginning some have forgotten what they entered.
     let from = here.iter().filter_map(|(_, group)| begins(group)).max()?;
-    let mut seen: HashMap<u64, Seen> = HashMap::new();
+    let (low, high) = here
+        .iter()
+        .flat_map(|(_, group)| entries(group))
+        .fold((u64::MAX, 0), |(low, high), entry| (entry.seq.min(low), entry.seq.max(high)));
+    // Numbers of one group are near one another, unless a rank lies.
+    let near = high.saturating_sub(low);
+    let mut dense = vec![None; if near < DENSE { near as usize + 1 } else { 0 }];
+    let mut sparse: HashMap<u64, Seen> = HashMap::new();
     for (at, group) in &here {
         for entry in entries(group) {
             let Some(signature) = world.number(*at, entry.signature) else { continue };
-            let of = seen.entry(entry.seq).or_insert(Seen { signature, differs: false, ranks: 0 });
+            let first = Seen { seq: entry.seq, signature, differs: false, ranks: 0 };
+            let of = match usize::try_from(entry.seq - low).ok().and_then(|at| dense.get_mut(at)) {
+                Some(slot) => slot.get_or_insert(first),
+                None => sparse.entry(entry.seq).or_insert(first),
+            };
             of.differs |= of.signature != signature;
             of.ranks += 1;
         }
     }
     // What is pending is known for longer. It is compared if all that have come so far still know it.
-    let all_know = |seq: u64, ranks: usize| here.iter().filter(|(_, group)| group.last >= seq).count() <= ranks;
-    let differing = seen.iter().filter(|(seq, of)| of.differs && (**seq >= from || all_know(**seq, of.ranks)));
-    let seq = differing.map(|(seq, _)| *seq).min()?;
+    let all_know = |of: &Seen| here.iter().filter(|(_, group)| group.last >= of.seq).count() <= of.ranks;
+    let seen = dense.iter().flatten().chain(sparse.values());
+    let seq = seen.filter(|of| of.differs && (of.seq >= from || all_know(of))).map(|of| of.seq).min()?;
 
     let mut classes: BTreeMap<&Signature, Vec<u32>> = BTreeMap::new();
     for (at, group) in &here {

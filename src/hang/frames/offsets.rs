@@ -123,9 +123,8 @@ impl Offsets {
         if begins {
             let words: [u64; WORDS] = std::array::from_fn(|at| word_in(&words, at as u64 * 8));
             let version = Version::of_hex(u32::try_from(words[1]).unwrap_or(u32::MAX));
-            let forms = forms(version).ok_or(FramesError::UnknownVersion(version))?;
-            let offsets = forms.iter().find_map(|form| form.offsets(&words)).ok_or(FramesError::Nonsense(version))?;
-            return Ok((offsets, version));
+            let form = form_of(version).ok_or(FramesError::UnknownVersion(version))?;
+            return Ok((form.offsets(&words).ok_or(FramesError::Nonsense(version))?, version));
         }
         match runtime.version.ok_or(FramesError::NoVersion)? {
             version @ Version { major: 3, minor: 11 } => Ok((PYTHON_3_11, version)),
@@ -149,36 +148,37 @@ struct Form {
     thread: usize,
     /// How many words stand between `current_frame` and `thread_id`.
     before_thread_id: usize,
+    /// How many words describe an exception.
+    exception: usize,
     frame: usize,
     code: usize,
+    kind: usize,
+    /// How many words describe a class.
+    class: usize,
     /// Whether sets are described.
     sets: bool,
 }
 
-const FORM_3_13: Form =
-    Form { threads_main: false, interpreter: 13, thread: 9, before_thread_id: 0, frame: 6, code: 10, sets: false };
-const FORM_3_14: Form =
-    Form { threads_main: true, interpreter: 16, thread: 9, before_thread_id: 0, frame: 8, code: 11, sets: true };
-/// Most words that 3.15 may have more about a thread: before its kernel's number, and behind.
-const MORE_BEFORE: usize = 2;
-const MORE_BEHIND: usize = 6;
+const FORM_3_13: Form = Form {
+    threads_main: false,
+    interpreter: 13,
+    thread: 9,
+    before_thread_id: 0,
+    exception: 0,
+    frame: 6,
+    code: 10,
+    kind: 4,
+    class: 0,
+    sets: false,
+};
+const FORM_3_14: Form = Form { threads_main: true, interpreter: 16, frame: 8, code: 11, sets: true, ..FORM_3_13 };
+const FORM_3_15: Form = Form { thread: 16, before_thread_id: 3, exception: 1, kind: 6, class: 2, ..FORM_3_14 };
 
-fn forms(version: Version) -> Option<Vec<Form>> {
+fn form_of(version: Version) -> Option<Form> {
     match version {
-        Version { major: 3, minor: 13 } => Some(vec![FORM_3_13]),
-        Version { major: 3, minor: 14 } => Some(vec![FORM_3_14]),
-        Version { major: 3, minor: 15 } => {
-            let form = |before, behind| Form {
-                thread: FORM_3_14.thread + before + behind,
-                before_thread_id: before,
-                ..FORM_3_14
-            };
-            Some(
-                (0..=MORE_BEFORE)
-                    .flat_map(|before| (0..=MORE_BEHIND).map(move |behind| form(before, behind)))
-                    .collect(),
-            )
-        }
+        Version { major: 3, minor: 13 } => Some(FORM_3_13),
+        Version { major: 3, minor: 14 } => Some(FORM_3_14),
+        Version { major: 3, minor: 15 } => Some(FORM_3_15),
         _ => None,
     }
 }
@@ -224,9 +224,11 @@ impl Form {
         let runtime = part(3, LARGEST)?;
         let interpreter = part(self.interpreter, LARGEST)?;
         let thread = part(self.thread, LARGEST)?;
+        part(self.exception, LARGEST)?;
         let frame = part(self.frame, LARGEST_FRAME)?;
         let code = part(self.code, LARGEST_CODE)?;
-        let objects = [part(2, 64)?, part(4, 4096)?];
+        let objects = [part(2, 64)?, part(self.kind, 4096)?];
+        part(self.class, 4096)?;
         part(3 + 3 + if self.sets { 4 } else { 0 } + 3 + 2, 4096)?;
         let [object, kind] = objects;
         let (long, bytes, unicode) = (part(3, 64)?, part(3, 128)?, part(4, 256)?);

@@ -133,8 +133,9 @@ struct Python {
     shift: u32,
 }
 
-/// The words of `_Py_DebugOffsets`. `more`: words that 3.15 has about a thread before and behind its number.
-fn described(minor: u8, free_threaded: bool, more: (usize, usize)) -> Vec<u64> {
+/// The words of `_Py_DebugOffsets`.
+fn described(minor: u8, free_threaded: bool) -> Vec<u64> {
+    let of_3_15 = |words: &[u64]| if minor < 15 { Vec::new() } else { words.to_vec() };
     let head: u64 = if free_threaded { 32 } else { 16 };
     let cookie = u64::from_ne_bytes(*b"xdebugpy");
     let mut words = vec![cookie, u64::from(u32::from_be_bytes([3, minor, 0, 0xf0])), u64::from(free_threaded)];
@@ -143,14 +144,16 @@ fn described(minor: u8, free_threaded: bool, more: (usize, usize)) -> Vec<u64> {
     words.extend([&[194_968, 100, 624], threads, &[1, 2, 3, 4, 640, 696, 24, 712, 704]].concat());
     words.extend(if minor == 13 { vec![] } else { vec![8, 8] });
     words.extend([304, 0, 8, 16, 72]);
-    words.extend(vec![80; more.0]);
+    words.extend(of_3_15(&[80, 88, 96]));
     words.extend([152, 160, 208, 24]);
-    words.extend(vec![88; more.1]);
+    words.extend(of_3_15(&[28, 32, 112, 120, 8]));
     words.extend([88, 8, 0, 56, 80, 74]);
     words.extend(if minor == 13 { vec![] } else { vec![64, 76] });
     words.extend([224, 112, 120, 128, 136, 68, 52, 96, 104, 208]);
     words.extend(if minor == 13 { vec![] } else { vec![200] });
-    words.extend([head, head - 8, 416, head + 8, 88, 168, 32, 24, 16, 40, 24, 16]);
+    words.extend([head, head - 8, 416, head + 8, 88, 168]);
+    words.extend(of_3_15(&[32, 288, 928, 880]));
+    words.extend([32, 24, 16, 40, 24, 16]);
     words.extend(if minor == 13 { vec![] } else { vec![200, 24, 40, 32] });
     words.extend([48, 32, 40, 24, 16]);
     words.extend([head + 16, head, head + 8, head + 17, head, head + 16]);
@@ -158,9 +161,9 @@ fn described(minor: u8, free_threaded: bool, more: (usize, usize)) -> Vec<u64> {
     words
 }
 
-fn python(minor: u8, free_threaded: bool, more: (usize, usize), shift: u32) -> Python {
+fn python(minor: u8, free_threaded: bool, shift: u32) -> Python {
     let version = Version { major: 3, minor };
-    let words = if minor < 13 { Vec::new() } else { described(minor, free_threaded, more) };
+    let words = if minor < 13 { Vec::new() } else { described(minor, free_threaded) };
     let mut image = Image::default();
     let runtime = image.room(1024);
     for (at, word) in words.iter().enumerate() {
@@ -174,15 +177,14 @@ fn python(minor: u8, free_threaded: bool, more: (usize, usize), shift: u32) -> P
 
 fn pythons() -> Vec<Python> {
     vec![
-        python(11, false, (0, 0), 2),
-        python(12, false, (0, 0), 2),
-        python(13, false, (0, 0), 2),
-        python(13, true, (0, 0), 8),
-        python(14, false, (0, 0), 16),
-        python(14, true, (0, 0), 8),
-        python(15, false, (0, 0), 16),
-        python(15, false, (2, 4), 16),
-        python(15, true, (2, 4), 16),
+        python(11, false, 2),
+        python(12, false, 2),
+        python(13, false, 2),
+        python(13, true, 8),
+        python(14, false, 16),
+        python(14, true, 8),
+        python(15, false, 16),
+        python(15, true, 16),
     ]
 }
 
@@ -226,7 +228,7 @@ fn names_lines_and_the_holder_of_the_gil_are_read_in_every_form() {
 
 #[test]
 fn a_free_threaded_build_has_copies_of_the_bytecode_and_no_gil() {
-    let python = python(14, true, (0, 0), 8);
+    let python = python(14, true, 8);
     let offsets = &python.offsets;
     let mut image = Image::default();
     let name = image.text(offsets, "f", 8);
@@ -374,7 +376,7 @@ fn an_unknown_python_is_an_error_that_says_what_to_do() {
         (13, 14, Err(FramesError::Nonsense(version(13)))),
         (14, 14, Err(FramesError::NoInterpreter)),
     ] {
-        let mut words = described(described_as, false, (0, 0));
+        let mut words = described(described_as, false);
         words[1] = u64::from(u32::from_be_bytes([3, minor, 0, 0xf0]));
         for (index, word) in words.iter().enumerate() {
             image.word(runtime + 8 * index as u64, *word);

@@ -18,7 +18,7 @@ use super::texts::{self, At, Referred};
 use super::{CHILD_LIMIT, Look, THREAD_LIMIT, Usage};
 use crate::hang::frames::process::{Process, Refusal};
 use crate::hang::frames::{Frame, Memory, Runtime, Stacks};
-use crate::hang::view::{Call, DATA_LOADER, is_pythons};
+use crate::hang::view::{Call, DATA_LOADER, DATA_WORKER, is_pythons};
 use crate::threads;
 
 /// Most bytes of a file of `/proc` that are read.
@@ -46,8 +46,8 @@ pub struct Seen {
 pub struct Child {
     /// What the kernel knows of it.
     pub look: Look,
-    /// Its frames, if they could be read.
-    pub stacks: Option<Stacks>,
+    /// Its frames.
+    pub stacks: Stacks,
 }
 
 /// Look at a process, and at the data workers that it waits for. May hang: call it [`within`] a limit.
@@ -68,10 +68,17 @@ pub fn seen(process: &Process, runtime: Option<Runtime>) -> Result<Seen, Refusal
             let Ok(look) = self::look(&process) else { continue };
             // A forked child has its Python where its parent has it. One that was spawned has its own.
             let stacks = process.stacks(runtime).or_else(|_| process.stacks(None));
-            children.push(Child { look, stacks: stacks.ok() });
+            if let Some(stacks) = stacks.ok().filter(loads_data) {
+                children.push(Child { look, stacks });
+            }
         }
     }
     Ok(Seen { look, stacks, children })
+}
+
+/// Whether a process runs torch's loop of data workers. A rank may have started other processes too.
+fn loads_data(stacks: &Stacks) -> bool {
+    stacks.main().is_some_and(|main| main.frames.iter().any(|frame| frame.file.ends_with(DATA_WORKER)))
 }
 
 /// Whether a thread waits for data workers: its innermost frame outside of the standard library is in torch's data loader.
@@ -214,8 +221,10 @@ pub async fn within<T: Send + 'static>(
         // A panic has been printed by the thread.
         Ok(Err(_)) => Err(NoAnswer::NoThread(ErrorKind::Other.into())),
         Err(_) => {
-            if state.compare_exchange(RUNS, ABANDONED, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
-                GIVEN_UP.fetch_add(1, Ordering::Relaxed);
+            // Before the thread may take it back.
+            GIVEN_UP.fetch_add(1, Ordering::Relaxed);
+            if state.compare_exchange(RUNS, ABANDONED, Ordering::Relaxed, Ordering::Relaxed).is_err() {
+                GIVEN_UP.fetch_sub(1, Ordering::Relaxed);
             }
             Err(NoAnswer::Hangs(limit))
         }

@@ -47,7 +47,8 @@ pub struct DataWorker {
 const C10D: &str = "torch/distributed/distributed_c10d.py";
 /// Torch's data loader.
 pub const DATA_LOADER: &str = "torch/utils/data/dataloader.py";
-const DATA_WORKER: &str = "torch/utils/data/_utils/worker.py";
+/// Torch's loop of data workers.
+pub const DATA_WORKER: &str = "torch/utils/data/_utils/worker.py";
 
 /// Folders of torch that are seen in a checkout of it, which is no installed package.
 const TORCH: &[&str] = &[

@@ -3,6 +3,7 @@
 //! A look costs every agent some milliseconds, so those who ask within [`SHARED_FOR`] share one.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
@@ -11,7 +12,7 @@ use crate::hang::grouping::{Group, groups, lines, whole};
 use crate::hang::view::View;
 use crate::rendezvous::messages::message::{Look, NodeId, Round};
 use crate::rendezvous::run::{Run, SessionId};
-use crate::wire::text::tidy;
+use crate::wire::text::{cut, plain};
 
 /// Whoever asks within this time after a look has begun gets what it saw.
 pub const SHARED_FOR: Duration = Duration::from_secs(2);
@@ -19,6 +20,10 @@ pub const SHARED_FOR: Duration = Duration::from_secs(2);
 pub const LOOK_LIMIT: Duration = Duration::from_millis(1500);
 /// Most bytes of all views of a look: those that come later are left out. 4,096 ranks have 2 KiB each as a rule.
 const VIEWS_BYTES: usize = 32 << 20;
+/// What a view takes at least, with all that is kept for it.
+const LEAST_BYTES: usize = 512;
+/// Longest sentence of a node about what it cannot read.
+const PROBLEM_BYTES: usize = 256;
 
 /// Most bytes of an answer: a frame has room for more.
 const ANSWER_BYTES: usize = 56 * 1024;
@@ -42,6 +47,8 @@ pub struct Looks {
     views: BTreeMap<u32, Seen>,
     bytes: usize,
     problems: BTreeMap<String, String>,
+    /// The answer about all ranks, for those who share the look.
+    answer: OnceLock<String>,
 }
 
 /// What was seen of a rank.
@@ -81,10 +88,11 @@ impl Looks {
     /// A node tells what it saw of one of its workers.
     pub fn on_view(&mut self, id: NodeId, number: u64, view: View) {
         let Some(node) = self.awaited.get(&id).filter(|_| number == self.number) else { return };
-        let bytes = view.encode().len();
+        let bytes = view.encode().len().max(LEAST_BYTES);
         let is_wanted = view.round == self.round.0 && !self.views.contains_key(&view.rank);
         if is_wanted && self.bytes + bytes <= VIEWS_BYTES && view.validate().is_ok() {
             self.bytes += bytes;
+            self.answer.take();
             self.views.insert(view.rank, Seen { node: node.clone(), view });
         }
     }
@@ -94,7 +102,8 @@ impl Looks {
         if number == self.number
             && let Some(node) = self.awaited.remove(&id)
         {
-            self.problems.extend(problem.map(|problem| (node, tidy(&problem))));
+            self.problems.extend(problem.map(|problem| (node, cut(plain(problem), PROBLEM_BYTES))));
+            self.answer.take();
         }
     }
 
@@ -118,11 +127,6 @@ impl Looks {
         &self.views
     }
 
-    /// The names of the members that have not answered, or were not asked.
-    pub fn silent(&self) -> impl Iterator<Item = &str> {
-        self.awaited.values().chain(&self.unasked).map(String::as_str)
-    }
-
     /// Why nodes cannot read frames of their workers.
     pub fn problems(&self) -> &BTreeMap<String, String> {
         &self.problems
@@ -133,47 +137,72 @@ impl Looks {
     /// # Errors
     /// A sentence: nothing was seen of this rank.
     pub fn answer(&self, rank: Option<u32>) -> Result<String, String> {
-        let mut groups = match rank {
-            Some(_) => Vec::new(),
-            None => groups(self.views.values().map(|seen| (seen.node.as_str(), &seen.view))),
+        let Some(rank) = rank else {
+            // Before all have answered it may change.
+            return Ok(match self.awaited.is_empty() {
+                true => self.answer.get_or_init(|| self.of_all()).clone(),
+                false => self.of_all(),
+            });
         };
-        let mut seen = match rank {
-            Some(rank) => Some(self.views.get(&rank).cloned().ok_or_else(|| self.unseen(rank))?),
-            None => None,
-        };
-        groups.truncate(GROUPS_SENT);
+        let mut seen = self.views.get(&rank).cloned().ok_or_else(|| self.unseen(rank))?;
         loop {
-            let answer = self.answer_with(&groups, seen.as_ref());
-            if answer.len() <= ANSWER_BYTES {
+            let lines = whole(&seen.node, &seen.view);
+            let answer = self.answer_with(&[], lines, Some(&seen));
+            let view = &mut seen.view;
+            if answer.len() <= ANSWER_BYTES || (view.frames.is_empty() && view.groups.is_empty()) {
                 return Ok(answer);
             }
-            // Names may be long. The last groups and the outermost frames say least.
-            groups.truncate(groups.len() / 2);
-            seen.iter_mut().for_each(|Seen { view, .. }| {
-                view.frames.truncate(view.frames.len() / 2);
-                view.groups.truncate(view.groups.len() / 2);
-                view.signatures.truncate(view.signatures.len() / 2);
-                view.data_workers.truncate(view.data_workers.len() / 2);
-            });
+            // The outermost frames and the last groups say least.
+            view.frames.truncate(view.frames.len() / 2);
+            view.groups.truncate(view.groups.len() / 2);
+            view.signatures.truncate(view.signatures.len() / 2);
+            view.data_workers.truncate(view.data_workers.len() / 2);
         }
     }
 
-    fn answer_with(&self, groups: &[Group], seen: Option<&Seen>) -> String {
-        let mut lines = match seen {
-            Some(seen) => whole(&seen.node, &seen.view),
-            None if self.views.is_empty() => vec!["no worker runs".to_owned()],
-            None => lines(groups),
+    fn of_all(&self) -> String {
+        let groups = groups(self.views.values().map(|seen| (seen.node.as_str(), &seen.view)));
+        let lines = if groups.is_empty() && self.awaited.is_empty() && self.unasked.is_empty() {
+            vec!["no worker runs".to_owned()]
+        } else {
+            lines(&groups)
         };
-        let silent: Vec<&str> = self.silent().take(NODES_SENT).collect();
-        if let Some(first) = silent.first() {
-            let (count, are) = (silent.len(), if silent.len() == 1 { "node has" } else { "nodes have" });
-            lines.push(format!("{count} {are} not answered: {first}{}", if count > 1 { " and others" } else { "" }));
+        let mut sent = &groups[..groups.len().min(GROUPS_SENT)];
+        loop {
+            let answer = self.answer_with(sent, lines.clone(), None);
+            if answer.len() <= ANSWER_BYTES || sent.is_empty() {
+                return answer;
+            }
+            sent = &sent[..sent.len() / 2]; // names may be long
+        }
+    }
+
+    fn answer_with(&self, groups: &[Group], mut lines: Vec<String>, seen: Option<&Seen>) -> String {
+        let first = |nodes: &mut dyn Iterator<Item = &String>| nodes.next().cloned().unwrap_or_default();
+        match self.awaited.len() {
+            0 => {}
+            1 => lines.push(format!("1 node has not answered: {}", first(&mut self.awaited.values()))),
+            more => {
+                lines.push(format!("{more} nodes have not answered: {} and others", first(&mut self.awaited.values())))
+            }
+        }
+        match self.unasked.len() {
+            0 => {}
+            one_or_more => lines.push(format!(
+                "{one_or_more} of the nodes cannot be asked: {}{}; it is not connected now, or has PyTorch's own agent (agent=torch): \
+                 use py-spy there",
+                first(&mut self.unasked.iter()),
+                if one_or_more > 1 { " and others" } else { "" }
+            )),
         }
         lines.extend(self.problems.iter().take(PROBLEMS_SHOWN).map(|(node, why)| format!("{node}: {why}")));
+        let silent = self.awaited.values().chain(&self.unasked).take(NODES_SENT).map(String::as_str).collect();
         let problems = self.problems.iter().take(NODES_SENT).map(|(node, why)| (node.as_str(), why.as_str())).collect();
         let (round, ranks, view) = (self.round.0, self.views.len(), seen.map(|seen| &seen.view));
+        let silent_more = (self.awaited.len() + self.unasked.len()).saturating_sub(NODES_SENT);
         // All of its keys are texts, so nothing in it can fail.
-        serde_json::to_string(&Answer { round, ranks, groups, view, silent, problems, lines }).unwrap_or_default()
+        serde_json::to_string(&Answer { round, ranks, groups, view, silent, silent_more, problems, lines })
+            .unwrap_or_default()
     }
 
     fn unseen(&self, rank: u32) -> String {
@@ -182,7 +211,9 @@ impl Looks {
                 "nothing was seen of rank {rank}: ranks {} to {last} were",
                 self.views.keys().next().unwrap_or(last)
             ),
-            None => format!("nothing was seen of rank {rank}: no worker runs"),
+            None => format!(
+                "nothing was seen of rank {rank}, nor of any other: elastic-rs stacks, without --rank, says why"
+            ),
         }
     }
 }
@@ -196,6 +227,7 @@ struct Answer<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     view: Option<&'a View>,
     silent: Vec<&'a str>,
+    silent_more: usize,
     problems: BTreeMap<&'a str, &'a str>,
     lines: Vec<String>,
 }

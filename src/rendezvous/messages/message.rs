@@ -382,10 +382,6 @@ pub enum CoordinatorMessage {
         /// The round.
         round: Round,
     },
-    /// The agent is to look at its workers. Answered by a [`NodeMessage::View`] for each, and by [`NodeMessage::Looked`].
-    Look(Look),
-    /// Answer to [`NodeMessage::AskLook`].
-    Looked(LookAnswer),
     /// The rendezvous was closed before this node came. Sent after [`Self::Welcome`], instead of [`Self::Closed`], to a node that was in
     /// no round.
     Over {
@@ -394,6 +390,11 @@ pub enum CoordinatorMessage {
         /// How long ago. `None`: nobody knows.
         ago: Option<Duration>,
     },
+    /// The agent is to look at its workers. Answered by a [`NodeMessage::View`] for each, and by [`NodeMessage::Looked`].
+    Look(Look),
+    // Sent only to an observer.
+    /// Answer to [`NodeMessage::AskLook`].
+    Looked(LookAnswer),
 }
 
 /// A change of the world that workers live through.

@@ -69,7 +69,10 @@ impl NodeMachine {
             CoordinatorMessage::Look(look) if self.is_member(look.round) => {
                 (self.view.looks_asked, self.view.look) = (self.view.looks_asked + 1, Some(look));
             }
-            CoordinatorMessage::Look(_) | CoordinatorMessage::Looked(_) => {} // no node asks for the latter
+            CoordinatorMessage::Look(look) => {
+                self.report_look(look.number, Vec::new(), Some("its round changes now: ask again".to_owned()));
+            }
+            CoordinatorMessage::Looked(_) => {} // no node asks for it
             CoordinatorMessage::ReportStep { round } => self.view.steps_asked += u64::from(self.is_member(round)),
             CoordinatorMessage::Closed { verdict, spare } => {
                 self.on_closed(&verdict);

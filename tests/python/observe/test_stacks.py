@@ -89,7 +89,7 @@ def test_what_a_grace_does_not_end_is_written_down_before_the_kill(
     assert re.search(rf"^pid {pid} \(.*\), state S, \w*nanosleep", text, re.MULTILINE), text
     assert f"load_batch ({HANGS}:{LINE})" in text
     node.line(
-        rf"worker with rank 0 \(pid {pid}\) has not ended within its grace, and is killed; .*{re.escape(str(dump))}"
+        rf"worker with rank 0 \(pid {pid}\) has not ended yet, and is killed in 0.6 s if it does not; .*{re.escape(str(dump))}"
     )
 
 

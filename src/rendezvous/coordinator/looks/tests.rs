@@ -77,6 +77,7 @@ fn all_members_look_and_one_answer_has_what_they_saw() {
     assert_eq!(answer(&machine, Some(1))["lines"][1], "  main (/job/train.py:9)");
     let error = machine.looks("job").unwrap().answer(Some(7)).unwrap_err();
     assert_eq!(error, "nothing was seen of rank 7: ranks 0 to 2 were");
+    assert_eq!(answer(&machine, None), answer(&machine, None), "the second is kept");
 }
 
 #[test]
@@ -128,4 +129,35 @@ fn an_answer_fits_its_frame_however_long_names_are() {
         assert!(answer.len() <= ANSWER_BYTES && answer.len() > ANSWER_BYTES / 8, "{}", answer.len());
     }
     assert_eq!(answer(&machine, None)["ranks"], 200);
+}
+
+#[test]
+fn an_answer_ends_however_much_nodes_say_of_what_they_cannot_read() {
+    let mut machine = Machine::new();
+    let now = Instant::now();
+    for number in 1..=40_u64 {
+        let ends = Ends { peer: [10, 0, 0, number as u8].into(), local: [10, 0, 0, 1].into() };
+        let name = format!("{}{number}:7", "n".repeat(150));
+        let hello = Hello {
+            reports_steps: number < 20,
+            ..Hello::new("job", NodeId(number.into()), name, Settings::new(40, 40))
+        };
+        machine.on_hello(SessionId(number), hello, ends, now);
+        let join = Join { round: Round(0), store_port: 1, node_rank: None, workers: None };
+        machine.on_message(SessionId(number), NodeMessage::Join(join), now);
+    }
+    machine.on_tick(now + SECOND);
+    machine.on_look_asked("job", now + SECOND);
+    for number in 1..=18 {
+        let problem = Some("\"".repeat(4096));
+        machine.on_message(SessionId(number), NodeMessage::Looked { number: 1, problem }, now);
+    }
+    let seen = answer(&machine, None);
+    assert!(seen.to_string().len() <= ANSWER_BYTES);
+    assert_eq!(seen["silent_more"], 22 - NODES_SENT);
+    let lines = seen["lines"].to_string();
+    assert!(
+        lines.contains("1 node has not answered: n") && lines.contains("21 of the nodes cannot be asked: n"),
+        "{lines}"
+    );
 }
