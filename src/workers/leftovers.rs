@@ -87,7 +87,7 @@ impl Leftovers {
                 let policy = StopPolicy { grace: END, ..StopPolicy::default() };
                 let (stopping, commands) = Stopping::begin(policy, [local_rank], now);
                 due.extend(commands.into_iter().map(Act::Do));
-                *stage = Stage::Stops(stopping);
+                *stage = Stage::Stops(stopping.without_dump());
             }
             if let Stage::Stops(stopping) = stage {
                 due.extend(stopping.poll(now).into_iter().map(Act::Do));

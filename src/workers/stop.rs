@@ -99,6 +99,11 @@ impl Stopping {
         (stopping, commands)
     }
 
+    /// Of a worker that has ended nobody asks where it stands.
+    pub(super) fn without_dump(self) -> Stopping {
+        Stopping { dump_at: None, ..self }
+    }
+
     /// A worker and all its descendants are gone.
     pub fn on_gone(&mut self, local_rank: u32) {
         self.left.remove(&local_rank);

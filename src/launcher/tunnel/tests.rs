@@ -312,7 +312,11 @@ fn nothing_is_left_of_a_tunnel_that_is_dropped() {
         drop(other);
         for address in addresses {
             assert!(TcpStream::connect(address).is_err(), "{address} listens");
-            assert!(!runs(&format!("tunnel-{}", address.port())), "a thread of {address} is left");
+            // A thread that was joined stays in /proc for a moment.
+            let began = Instant::now();
+            while runs(&format!("tunnel-{}", address.port())) {
+                assert!(began.elapsed() < Duration::from_secs(60), "a thread of {address} is left");
+            }
         }
     }
 }
