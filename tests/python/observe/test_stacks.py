@@ -88,9 +88,8 @@ def test_what_a_grace_does_not_end_is_written_down_before_the_kill(
     text = dump.read_text()
     assert re.search(rf"^pid {pid} \(.*\), state S, \w*nanosleep", text, re.MULTILINE), text
     assert f"load_batch ({HANGS}:{LINE})" in text
-    node.line(
-        rf"worker with rank 0 \(pid {pid}\) has not ended yet, and is killed in 0.6 s if it does not; .*{re.escape(str(dump))}"
-    )
+    said = rf"worker with rank 0 \(pid {pid}\) has not ended yet, and is killed in 0.6 s if it does not; "
+    node.line(said + f".*{re.escape(str(dump))}")
 
 
 def test_a_rank_that_is_not_there_is_said(hang: Callable[..., Process], job: Job, port: int) -> None:
