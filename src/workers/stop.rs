@@ -100,6 +100,7 @@ impl Stopping {
     }
 
     /// Of a worker that has ended nobody asks where it stands.
+    #[cfg(feature = "io")]
     pub(super) fn without_dump(self) -> Stopping {
         Stopping { dump_at: None, ..self }
     }

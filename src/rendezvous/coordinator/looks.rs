@@ -189,8 +189,8 @@ impl Looks {
         match self.unasked.len() {
             0 => {}
             one_or_more => lines.push(format!(
-                "{one_or_more} of the nodes cannot be asked: {}{}; it is not connected now, or has PyTorch's own agent (agent=torch): \
-                 use py-spy there",
+                "{one_or_more} of the nodes cannot be asked: {}{}; it is not connected now, or has PyTorch's own agent (agent=torch), \
+                 where py-spy shows its workers",
                 first(&mut self.unasked.iter()),
                 if one_or_more > 1 { " and others" } else { "" }
             )),
