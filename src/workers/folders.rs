@@ -113,10 +113,23 @@ impl LogFolders {
     /// The folder cannot be removed. The error names it.
     pub fn remove_if_temporary(&self) -> io::Result<()> {
         match &self.temporary {
-            Some(folder) if !holds_logs(folder) => fs::remove_dir_all(folder).map_err(|error| naming(folder, &error)),
+            Some(folder) if !holds_logs(folder) => remove(folder).map_err(|error| naming(folder, &error)),
             _ => Ok(()),
         }
     }
+}
+
+/// Tries to remove a folder, while a thread that writes events may make a file in it.
+const REMOVALS: usize = 10;
+
+fn remove(folder: &Path) -> io::Result<()> {
+    for _ in 1..REMOVALS {
+        match fs::remove_dir_all(folder) {
+            Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => {}
+            removed => return removed,
+        }
+    }
+    fs::remove_dir_all(folder)
 }
 
 /// The folder of one generation.

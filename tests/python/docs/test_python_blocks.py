@@ -74,9 +74,10 @@ def loss_of(model, data):
     "docs/launch.md": """
 from pathlib import Path
 
-Path("train.py").write_text("import sys; print(sys.argv[1:])")
+# Two workers print into one pipe, and `print` writes the end of a line apart.
+Path("train.py").write_text("import sys; sys.stdout.write(f'{sys.argv[1:]}\\\\n')")
 Path("package").mkdir(exist_ok=True)
-Path("package/train.py").write_text("def main(rate):\\n    print(rate)\\n")
+Path("package/train.py").write_text("import sys\\n\\ndef main(rate):\\n    sys.stdout.write(f'{rate}\\\\n')\\n")
 Path("train").write_text("#!/bin/sh\\nexit 0\\n")
 Path("train").chmod(0o755)
 """,
