@@ -29,7 +29,14 @@ Module = tuple[str, ...]
 KEYWORDS = {"crate", "self", "super"}
 LONGEST_CHAIN = 8  # of re-exports
 
-COMMENT = re.compile(r"//[^\n]*")
+NO_CODE = re.compile(
+    r"""//[^\n]*                         # a comment
+    |   \br(?P<marks>\#*)".*?"(?P=marks)  # a raw text
+    |   "(?:\\.|[^"\\])*"                 # a text, which may have lines that begin with `use`
+    |   '(?:\\.|[^'\\\n])'                # a character, which may be a quotation mark
+    """,
+    re.DOTALL | re.VERBOSE,
+)
 USE = re.compile(r"^(?P<public> *pub(?:\([^)]*\))?)? *use (?P<tree>[^;]+);", re.MULTILINE)
 INLINE = re.compile(r"\b(?:crate|super)(?:::\w+)+")
 WORD = re.compile(r"\w+|::|[{},*]")
@@ -70,7 +77,7 @@ def read(root: Path) -> Iterator[tuple[Module, str]]:
         if path not in ignored:
             inside = path.relative_to("src").with_suffix("").parts
             module = inside[:-1] if inside[-1] in {"mod", "lib"} else inside
-            yield module, COMMENT.sub("", without_tests(text))
+            yield module, NO_CODE.sub("", without_tests(text))
 
 
 def names(text: str) -> Iterator[tuple[bool, Module, str]]:

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from check_imports import faults
 
+UP = "src/store imports agent, whose room is not below"
 UPWARD = {"src/store/mod.rs": "use crate::agent::Policy;", "src/agent/mod.rs": "pub struct Policy;"}
 CIRCLE = {
     "src/store/mod.rs": "mod table;\nmod server;",
@@ -24,19 +25,35 @@ IN_TESTS = {
     "src/store/table.rs": "// use crate::agent::Policy;\n#[cfg(test)]\nmod tests {\n    use crate::agent::Policy;\n}\n",
     "src/agent/mod.rs": "use crate::store::table::Table;",
 }
+TEXTS = r"""
+const WHY: &str = "it is off: \
+    use crate::agent, or py-spy; \"there\"";
+const MARK: char = '"';
+const RAW: &str = r#"
+use crate::agent::Policy;
+"#;
+use crate::clock::Now;
+"""
+IN_TEXTS = {
+    "src/store/mod.rs": TEXTS,
+    "src/agent/mod.rs": "pub struct Policy;",
+    "src/clock/mod.rs": "pub struct Now;",
+}
 INLINE = {"src/store/mod.rs": "fn now() { crate::agent::now() }", "src/agent/mod.rs": "pub fn now() {}"}
 
 
 @pytest.mark.parametrize(
     ("tree", "found"),
     [
-        (UPWARD, ["src/store imports agent, whose room is not below"]),
-        (INLINE, ["src/store imports agent, whose room is not below"]),
+        (UPWARD, [UP]),
+        (INLINE, [UP]),
         (CIRCLE, ["a circle of imports: store/server <- store/table <- store/server"]),
         (SHOWN, []),
         (THROUGH_SHOWN, ["a circle of imports: store/server <- store/table <- store/server"]),
         (PARTS, []),
         (IN_TESTS, []),
+        (IN_TEXTS, []),
+        (IN_TEXTS | {"src/store/mod.rs": TEXTS + "use crate::agent::Policy;"}, [UP]),
         ({"src/cellar/mod.rs": ""}, ["src/cellar is on no floor: give it one in FLOORS"]),
     ],
 )
