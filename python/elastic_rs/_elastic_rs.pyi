@@ -1090,7 +1090,7 @@ class Observer:
         """
     def look(self, /, *, run_id: str | None = None, rank: SupportsIndex | None = None) -> tuple[str, str]:
         """
-        Have the agents look at all workers of a run, and return its id and what was seen, as JSON: of one rank if ``rank`` is given.
+        Ask where the ranks of a run stand. Return its id and, as JSON, what its agents see: of all ranks in groups, or of ``rank`` alone.
 
         Raises ``ConnectionError`` if the coordinator refuses, or has gone.
         """

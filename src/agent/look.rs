@@ -17,6 +17,7 @@ use crate::hang::look::Look;
 use crate::hang::look::driver::{Child, Seen, seen, within};
 use crate::hang::view::{self, DataWorker, Gil, Life, State, View};
 use crate::processes::state_of;
+use crate::wire::text::cut;
 
 /// Time for a look at one worker. As a rule it takes a millisecond.
 pub const LIMIT: Duration = Duration::from_millis(600);
@@ -154,9 +155,8 @@ pub(super) fn dump(pid: u32, why: &str, folder: &Path) -> io::Result<PathBuf> {
         }
         Err(refusal) => text += &format!("nothing is known of it: {refusal}\n"),
     }
-    let end = (0..=DUMP_BYTES.min(text.len())).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
     let (path, mut file) = new_file(folder)?;
-    file.write_all(&text.as_bytes()[..end])?;
+    file.write_all(cut(text, DUMP_BYTES).as_bytes())?;
     Ok(path)
 }
 

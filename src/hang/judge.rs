@@ -130,7 +130,7 @@ pub struct Judge {
     standing: Option<Standing>,
     /// Number of the last look.
     looks: u64,
-    waits_told: Option<Instant>,
+    waits_reported: Option<Instant>,
     restarts: u32,
     effects: Vec<Effect>,
 }
@@ -147,7 +147,7 @@ impl Judge {
             nodes: BTreeMap::new(),
             standing: None,
             looks: 0,
-            waits_told: None,
+            waits_reported: None,
             restarts: 0,
             effects: Vec::new(),
         }
@@ -277,10 +277,10 @@ impl Judge {
             standing.begin_again(now);
             return;
         }
-        let may_tell = self.waits_told.is_none_or(|at| now.saturating_duration_since(at) >= BETWEEN_WAITS);
-        if may_tell && standing.is_news() {
-            self.waits_told = Some(now);
-            standing.told();
+        let may_report = self.waits_reported.is_none_or(|at| now.saturating_duration_since(at) >= BETWEEN_WAITS);
+        if may_report && standing.is_news() {
+            self.waits_reported = Some(now);
+            standing.reported();
             self.effects.push(Effect::Waits { finding: Box::new(finding.clone()), still });
         }
         let limit = self.limits.of(standing.section.as_deref(), standing.step_time);

@@ -130,7 +130,7 @@ fn a_stopped_process_is_seen_and_its_children_are_listed() {
 }
 
 #[test]
-fn a_busy_process_is_told_from_one_that_moves_bytes() {
+fn a_busy_process_and_one_that_moves_bytes_differ() {
     Runs::new("while :; do :; done").until_it_is(Class::Busy);
     Runs::new("exec cat /dev/zero").until_it_is(Class::Moving);
 }

@@ -52,7 +52,7 @@ impl Observer {
         Ok((run_id, state, lines, last, more))
     }
 
-    /// Have the agents look at all workers of a run, and return its id and what was seen, as JSON: of one rank if ``rank`` is given.
+    /// Ask where the ranks of a run stand. Return its id and, as JSON, what its agents see: of all ranks in groups, or of ``rank`` alone.
     ///
     /// Raises ``ConnectionError`` if the coordinator refuses, or has gone.
     #[pyo3(signature = (*, run_id = None, rank = None))]

@@ -90,7 +90,7 @@ class Live:
             yield self._ask(waits=True)[1]
 
     def look(self, rank: int | None = None) -> dict[str, Any]:
-        """Have the agents look at all workers, and return what was seen: of one rank if it is given.
+        """Return where the ranks stand now, as the agents see it: all ranks in groups, or this one alone.
 
         Raises:
             AnswerError: the coordinator has gone, or refuses.

@@ -10,6 +10,7 @@ use tokio::task::JoinHandle;
 use super::Runner;
 use crate::agent::look::{self, Looked, Worker};
 use crate::hang;
+use crate::rendezvous::messages::look::ROUND_CHANGES;
 use crate::rendezvous::messages::message::Look;
 use crate::rendezvous::node::session::Session;
 use crate::threads;
@@ -61,8 +62,9 @@ impl Runner {
         self.looking.answered = asked;
         let (round, Some(look)) = (self.machine.round(), look) else { return };
         if look.round != round {
-            let why = "its round changes now: ask again".to_owned();
-            self.session.iter().for_each(|session| session.report_look(look.number, Vec::new(), Some(why.clone())));
+            if let Some(session) = &self.session {
+                session.report_look(look.number, Vec::new(), Some(ROUND_CHANGES.to_owned()));
+            }
             return;
         }
         let pids = self.worker_group.as_ref().map(|worker_group| worker_group.pids()).unwrap_or_default();

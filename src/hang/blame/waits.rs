@@ -87,7 +87,7 @@ impl<'a> Waits<'a> {
         let mut awaited = BTreeMap::new();
         for (at, team) in self.teams.iter().enumerate() {
             let Some((&first, _)) = team.pending.first_key_value() else { continue };
-            // Whoever holds up a collective holds up the later ones, but for ranks that may belong to an untold group.
+            // Whoever holds up a collective holds up the later ones, but for ranks that may belong to a group whose members nobody has sent.
             let mut seqs = vec![team.pending.last_key_value().map_or(first, |(last, _)| *last)];
             seqs.extend((seqs[0] != first).then_some(first));
             for seq in seqs {

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use crate::hang::view::{Group, Signature, View, WORLD};
 
-/// Most members of groups that are looked at, of all groups together. Groups that claim more count as untold.
+/// Most members of groups that are looked at, of all groups together. Groups that claim more count as unknown.
 const MEMBERS_LIMIT: usize = 1 << 22;
 
 /// Why a rank holds up whoever waits for it, whatever it has entered. The worst is the first.
@@ -39,7 +39,7 @@ pub(super) struct Team<'a> {
     /// Which ranks have collectives pending, by the number of these. Indices of their views.
     pub pending: BTreeMap<u64, Vec<usize>>,
     /// A member has sent who the members are, or they are all ranks.
-    told: bool,
+    is_known: bool,
     /// Members that are in trouble.
     troubled: Vec<u32>,
     /// The other members and the last collective that each has entered, by that.
@@ -146,10 +146,10 @@ impl<'a> Team<'a> {
             }
         }
         // Members agree. If one lies, most do not.
-        let told = claims.into_iter().max_by_key(|(_, (votes, first))| (*votes, std::cmp::Reverse(*first)));
-        let told = told.map(|(ranks, _)| ranks).filter(|ranks| ranks.len() <= *left);
-        self.told = told.is_some() || self.name == WORLD;
-        let members: Vec<u32> = match told {
+        let known = claims.into_iter().max_by_key(|(_, (votes, first))| (*votes, std::cmp::Reverse(*first)));
+        let known = known.map(|(ranks, _)| ranks).filter(|ranks| ranks.len() <= *left);
+        self.is_known = known.is_some() || self.name == WORLD;
+        let members: Vec<u32> = match known {
             Some(ranks) => ranks.iter().collect(),
             None if self.name == WORLD => world.ranks().collect(),
             None => self.users(world).collect(),
@@ -187,7 +187,7 @@ impl<'a> Team<'a> {
     pub fn blockers<'t>(&'t self, world: &'t World<'a>, seq: u64) -> impl Iterator<Item = u32> + 't {
         let behind = self.entered.partition_point(|(last, _)| *last < seq);
         // Whose group it is was not sent: any rank that does not answer may belong to it.
-        let maybe = if !self.told && self.troubled.is_empty() && behind == 0 { &world.troubled[..] } else { &[] };
+        let maybe = if !self.is_known && self.troubled.is_empty() && behind == 0 { &world.troubled[..] } else { &[] };
         let behind = self.entered[..behind].iter().map(|(_, rank)| *rank);
         self.troubled.iter().copied().chain(behind).chain(maybe.iter().copied())
     }

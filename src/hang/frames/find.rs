@@ -65,8 +65,8 @@ pub fn runtime(pid: u32, memory: &dyn Memory) -> Result<Runtime, NotFound> {
             };
             let symbols = symbols(&path, mapped)?;
             let mut hex = [0; 4];
-            let told = symbols.version.filter(|address| memory.read(*address, &mut hex).is_ok());
-            let version = told.map(|_| Version::of_hex(u32::from_ne_bytes(hex))).or_else(|| version_of(&mapped.path));
+            let known = symbols.version.filter(|address| memory.read(*address, &mut hex).is_ok());
+            let version = known.map(|_| Version::of_hex(u32::from_ne_bytes(hex))).or_else(|| version_of(&mapped.path));
             Some(Runtime { address: symbols.runtime, version })
         })
         .ok_or(NotFound::NoSymbol)

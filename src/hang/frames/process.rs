@@ -2,7 +2,7 @@
 //! is taken for it.
 
 use std::fs;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -98,11 +98,6 @@ impl Process {
         }
     }
 
-    /// A process of which there is a pidfd already.
-    pub fn of_pidfd(pid: u32, pidfd: OwnedFd) -> Self {
-        Self { pid, pidfd }
-    }
-
     /// Its number.
     pub fn pid(&self) -> u32 {
         self.pid
@@ -114,7 +109,7 @@ impl Process {
         matches!(poll(&mut fds, Some(&Timespec::default())), Ok(0))
     }
 
-    /// The frames of its threads. Without a `runtime` that the worker told, that is looked for.
+    /// The frames of its threads. Without a `runtime` that is known already, its symbol is looked for.
     ///
     /// May hang if the process's executable is on a dead file system and no `runtime` is given.
     ///
@@ -162,12 +157,6 @@ impl Process {
             (_, Some(1)) => Refusal::NoDescendant(pid),
             _ => Refusal::Protected(pid),
         }
-    }
-}
-
-impl AsFd for Process {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.pidfd.as_fd()
     }
 }
 

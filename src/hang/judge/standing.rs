@@ -56,7 +56,7 @@ pub(super) struct Standing {
     /// Since when the awaited rank reads or writes without a step.
     moving_since: Option<Instant>,
     /// Whom the last event has named.
-    told: Option<Finding>,
+    reported: Option<Finding>,
 }
 
 impl Standing {
@@ -77,7 +77,7 @@ impl Standing {
             class: None,
             is_classed: false,
             moving_since: None,
-            told: None,
+            reported: None,
         }
     }
 
@@ -143,7 +143,7 @@ impl Standing {
     pub fn begin_again(&mut self, now: Instant) {
         self.since = now;
         (self.is_found, self.is_suspended) = (false, false);
-        (self.idle_since, self.class, self.told) = (None, None, None);
+        (self.idle_since, self.class, self.reported) = (None, None, None);
         self.same_since = Some(now);
     }
 
@@ -154,11 +154,11 @@ impl Standing {
 
     /// Whether it is new that these ranks are waited for.
     pub fn is_news(&self) -> bool {
-        self.finding().is_some_and(|finding| !self.told.as_ref().is_some_and(|told| told.names_as(finding)))
+        self.finding().is_some_and(|finding| !self.reported.as_ref().is_some_and(|reported| reported.names_as(finding)))
     }
 
-    pub fn told(&mut self) {
-        self.told = self.finding().cloned();
+    pub fn reported(&mut self) {
+        self.reported = self.finding().cloned();
     }
 
     /// Whether two looks, far enough apart, have shown the same that never goes on by itself.

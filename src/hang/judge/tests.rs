@@ -277,7 +277,7 @@ fn a_rank_that_writes_goes_on_for_an_hour() {
 }
 
 #[test]
-fn who_is_waited_for_is_told_at_most_once_a_minute() {
+fn a_wait_is_reported_at_most_once_a_minute() {
     let mut stage = Stage::new(Options::default()).still(2.0, Some(0.2));
     for at in 0..20 {
         stage.views[0] = view(0, 9 + at, false);

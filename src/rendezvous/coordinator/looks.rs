@@ -53,11 +53,10 @@ pub struct Looks {
 
 /// What was seen of a rank.
 #[derive(Clone, Debug)]
-pub struct Seen {
+struct Seen {
     /// The name of its node.
-    pub node: String,
-    /// The view.
-    pub view: View,
+    node: String,
+    view: View,
 }
 
 impl Looks {
@@ -71,9 +70,7 @@ impl Looks {
         *self = Self { number, round, began: Some(now), ..Self::default() };
         let mut sessions = Vec::new();
         let roster = run.roster();
-        for (id, node) in
-            roster.of(roster.active()).filter(|(_, node)| node.placed.is_some_and(|(placed, _)| placed == round))
-        {
+        for (id, node) in roster.of(roster.active()).filter(|(_, node)| run.is_current(node, round)) {
             match node.session.filter(|_| node.reports_steps) {
                 Some(session) => {
                     sessions.push(session);
@@ -110,26 +107,6 @@ impl Looks {
     /// Until when nodes are awaited. `None`: all have answered.
     pub fn awaited_until(&self) -> Option<Instant> {
         self.began.filter(|_| !self.awaited.is_empty()).map(|began| began + LOOK_LIMIT)
-    }
-
-    /// Whether there was a look.
-    pub fn is_blank(&self) -> bool {
-        self.began.is_none()
-    }
-
-    /// The round whose workers were looked at.
-    pub fn round(&self) -> Round {
-        self.round
-    }
-
-    /// What was seen, by rank.
-    pub fn seen(&self) -> &BTreeMap<u32, Seen> {
-        &self.views
-    }
-
-    /// Why nodes cannot read frames of their workers.
-    pub fn problems(&self) -> &BTreeMap<String, String> {
-        &self.problems
     }
 
     /// What was seen, as JSON: of this rank, or of all.

@@ -22,6 +22,9 @@ pub struct LookAnswer {
     pub seen: String,
 }
 
+/// Why a node has not looked, in [`NodeMessage::Looked`](super::message::NodeMessage::Looked).
+pub const ROUND_CHANGES: &str = "its round changes now: ask again";
+
 /// Agents are to look at their workers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Look {

@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use super::{JoinError, NodeCommand, NodeMachine};
 use crate::rendezvous::messages::bounds::tidy_message;
+use crate::rendezvous::messages::look::ROUND_CHANGES;
 use crate::rendezvous::messages::message::{
     CoordinatorMessage, Failure, NodeMessage, Placed, Placement, Verdict, Waits,
 };
@@ -70,7 +71,7 @@ impl NodeMachine {
                 (self.view.looks_asked, self.view.look) = (self.view.looks_asked + 1, Some(look));
             }
             CoordinatorMessage::Look(look) => {
-                self.report_look(look.number, Vec::new(), Some("its round changes now: ask again".to_owned()));
+                self.report_look(look.number, Vec::new(), Some(ROUND_CHANGES.to_owned()));
             }
             CoordinatorMessage::Looked(_) => {} // no node asks for it
             CoordinatorMessage::ReportStep { round } => self.view.steps_asked += u64::from(self.is_member(round)),

@@ -313,7 +313,7 @@ impl Run {
     }
 
     /// Whether a node runs workers of this round.
-    pub(super) fn is_current(&self, node: &Node, round: Round) -> bool {
+    pub(in crate::rendezvous) fn is_current(&self, node: &Node, round: Round) -> bool {
         let placed = node.placed.is_some_and(|(placed, _)| placed == round);
         node.status == Status::Active && placed && round == self.round()
     }
