@@ -161,6 +161,18 @@ pub enum Kind {
         /// The host.
         host: String,
     },
+    /// The training makes no step, and a look shows who is waited for.
+    #[serde(rename = "hang.waits")]
+    HangWaits(Box<Hang>),
+    /// The training hangs.
+    #[serde(rename = "hang.found")]
+    HangFound(Box<Hang>),
+    /// A training goes on that was found to hang.
+    #[serde(rename = "hang.over")]
+    HangOver {
+        /// The time without progress, in milliseconds.
+        still_ms: u64,
+    },
     /// This coordinator was restarted: a node reports a world that it does not know.
     #[serde(rename = "coordinator.restarted")]
     CoordinatorRestarted {
@@ -262,6 +274,8 @@ impl Kind {
             | Self::HostFailed { .. }
             | Self::HostOut { .. }
             | Self::HostLetIn { .. }
+            | Self::HangFound(_)
+            | Self::HangOver { .. }
             | Self::CoordinatorRestarted { .. }
             | Self::CoordinatorStoodStill { .. }
             | Self::CoordinatorEnds {}
@@ -279,6 +293,7 @@ impl Kind {
             | Self::NodeCameBack {}
             | Self::RoundWaits { .. }
             | Self::WorkersFinished { .. }
+            | Self::HangWaits(_)
             | Self::Phase(_)
             | Self::FirstStep(_)
             | Self::WorkerStarted(_)
@@ -316,6 +331,39 @@ pub struct Exit {
     /// It counts against the job's budget of restarts.
     pub counts: bool,
 }
+
+/// A training that stands still, and who holds it up.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct Hang {
+    /// What holds it up: `not_entered`, `stopped`, and so on.
+    pub kind: String,
+    /// It never goes on by itself.
+    pub certain: bool,
+    /// The ranks that are waited for: the first of them.
+    pub ranks: Vec<u32>,
+    /// The group of the collective in which the others wait.
+    pub group: Option<String>,
+    /// Its number in that group.
+    pub seq: Option<u64>,
+    /// Its operation.
+    pub op: Option<String>,
+    /// Where the first of these ranks stands: `FUNCTION FILE:LINE`.
+    pub line: Option<String>,
+    /// The call to the kernel in which it stands.
+    pub call: Option<String>,
+    /// Number of ranks that wait.
+    pub waiting: usize,
+    /// The time without progress, in milliseconds.
+    pub still_ms: u64,
+    /// The limit that is over, in milliseconds. `None`: it is certain, or only waits.
+    pub limit_ms: Option<u64>,
+    /// All of it in at most six lines.
+    pub lines: Vec<String>,
+}
+
+/// Most ranks that [`Hang::ranks`] names.
+pub const HANG_RANKS_LIMIT: usize = 64;
 
 /// A worker that was started.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -433,12 +481,15 @@ pub enum Why {
     /// Members did not report to a restarted coordinator.
     #[serde(rename = "coordinator.restarted")]
     CoordinatorRestarted,
+    /// The training hung, and `--hang=restart` was given.
+    #[serde(rename = "hang.found")]
+    HangFound,
 }
 
 impl Why {
     /// All of them.
     #[cfg(test)]
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::WorkerFailed,
         Self::NodeLost,
         Self::NodeLeft,
@@ -448,6 +499,7 @@ impl Why {
         Self::NodesWait,
         Self::ChangeFailed,
         Self::CoordinatorRestarted,
+        Self::HangFound,
     ];
 
     /// Its name in events and metrics.
@@ -462,6 +514,7 @@ impl Why {
             Self::NodesWait => "nodes.wait",
             Self::ChangeFailed => "change.failed",
             Self::CoordinatorRestarted => "coordinator.restarted",
+            Self::HangFound => "hang.found",
         }
     }
 }

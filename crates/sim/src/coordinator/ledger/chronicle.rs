@@ -74,5 +74,6 @@ pub fn explains(cause: &Kind, why: Why) -> bool {
         Why::ChangeFailed => matches!(cause, Kind::RoundChanges {} | Kind::RoundBroken { .. }),
         Why::NodeCameBack => matches!(cause, Kind::NodeCameBack {}),
         Why::CoordinatorRestarted => matches!(cause, Kind::MembersMissing {}),
+        Why::HangFound => matches!(cause, Kind::HangFound(_)),
     }
 }
