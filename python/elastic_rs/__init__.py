@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from elastic_rs._elastic_rs import EtcdClient, EtcdOptions
     from elastic_rs._integration._install import install, uninstall
     from elastic_rs._launch import LaunchConfig, launch
-    from elastic_rs._step import step
+    from elastic_rs._step import section, step
     from elastic_rs._version import __version__
     from elastic_rs.agent import LocalElasticAgent
     from elastic_rs.errors import ElasticError
@@ -71,6 +71,7 @@ __all__ = [
     "launch",
     "rendezvous",
     "run",
+    "section",
     "step",
     "store",
     "uninstall",
@@ -82,7 +83,7 @@ _HOMES = {
     "._elastic_rs": ("EtcdClient", "EtcdOptions"),
     "._integration._install": ("install", "uninstall"),
     "._launch": ("LaunchConfig", "launch"),
-    "._step": ("step",),
+    "._step": ("section", "step"),
     "._version": ("__version__",),
     ".agent": ("LocalElasticAgent",),
     ".errors": ("ElasticError",),

@@ -127,7 +127,7 @@ class AgentOptions:
     """
     The options of an agent that Python drives. Times are in seconds.
     """
-    def __new__(self, /, name: str, run_id: str, workers: WorkerOptions, restarts_left: SupportsIndex | None, exit_barrier_timeout_s: SupportsFloat | SupportsIndex | None, use_agent_store: bool, config: RendezvousConfig | None) -> AgentOptions: ...
+    def __new__(self, /, name: str, run_id: str, workers: WorkerOptions, restarts_left: SupportsIndex | None, exit_barrier_timeout_s: SupportsFloat | SupportsIndex | None, use_agent_store: bool, watch: bool, config: RendezvousConfig | None) -> AgentOptions: ...
     @property
     def config(self, /) -> RendezvousConfig | None:
         """
@@ -157,6 +157,11 @@ class AgentOptions:
     def use_agent_store(self, /) -> bool:
         """
         Workers share the store at ``MASTER_ADDR:MASTER_PORT``, which then already listens.
+        """
+    @property
+    def watch(self, /) -> bool:
+        """
+        Whether the coordinator is told when the workers make no step.
         """
     @property
     def workers(self, /) -> WorkerOptions:
@@ -1525,6 +1530,10 @@ class StepCounter:
         A step has ended: number ``n``, by default the one after the last.
         """
     def __new__(cls, /) -> StepCounter: ...
+    def _enter(self, section: SupportsIndex, /) -> int:
+        """
+        Training is in this section from now on, 0 for none. Returns in which it was.
+        """
     def _go_on_from(self, last: SupportsIndex, /) -> None:
         """
         Step ``last`` was the last one: the next is counted from there. It is not reported.

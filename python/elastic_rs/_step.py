@@ -1,9 +1,12 @@
-"""``elastic_rs.step``: the script says which step of training it has made. Only :meth:`Step.auto` needs torch."""
+"""``elastic_rs.step`` and ``section``: the script says where it is. Only :meth:`Step.auto` needs torch."""
 
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Self
+from zlib import crc32
 
 from elastic_rs._elastic_rs import StepCounter
 
@@ -99,3 +102,33 @@ class Step(StepCounter):
 
 
 step = Step()
+
+
+@contextmanager
+def section(name: str) -> Iterator[None]:
+    """Say that what follows is a part of its own of the training, such as an evaluation.
+
+    A training that makes no step for much longer than usual hangs. A section has limits of its own, which are learnt
+    from its earlier runs. Sections may contain others: the innermost counts. Where no agent of elastic_rs has started
+    the process, it does nothing.
+
+    Args:
+        name: its name, the same on all ranks. 64 different ones have limits.
+
+    Raises:
+        TypeError: the name is no text.
+        ValueError: it is empty.
+
+    >>> import elastic_rs
+    >>> with elastic_rs.section("eval"):
+    ...     pass
+    """
+    if not isinstance(name, str):
+        raise TypeError(f"name is `{name!r}`, of type {type(name).__name__}, must be a text")
+    if not name:
+        raise ValueError("name is empty, must say which section it is")
+    before = step._enter(crc32(name.encode(errors="surrogateescape")) or 1)
+    try:
+        yield
+    finally:
+        step._enter(before)

@@ -54,6 +54,8 @@ pub struct AgentOptions {
     pub uninterruptible_sleep: Duration,
     /// Which workers may survive the end of their world.
     pub in_place: InPlace,
+    /// Whether somebody looks for hangs: the coordinator is told when the workers make no step.
+    pub watch: bool,
 }
 
 impl AgentOptions {

@@ -30,6 +30,7 @@ use crate::signals::Signal;
 use crate::workers::{Deadline, ExitStatus, StderrEnd, WorkerExit, reap_orphans_as_process_1};
 
 mod deadline;
+mod hang;
 mod in_place;
 mod look;
 mod perform;
@@ -129,6 +130,8 @@ pub struct Runner {
     training: Training,
     /// Looks at the workers that others ask for.
     looking: Looking,
+    /// How often the coordinator had said that the training hangs, or goes on, when that was acted on last.
+    hangs_seen: u64,
     /// Process ids of running workers whose start is recorded. Those that survive a change were started once.
     recorded: BTreeSet<u32>,
 }
@@ -180,6 +183,7 @@ impl Runner {
             introduced: false,
             training,
             looking: Looking::default(),
+            hangs_seen: 0,
             recorded: BTreeSet::new(),
         }
     }
@@ -215,6 +219,7 @@ impl Runner {
         let deadline = self.machine.next_deadline();
         let running = self.machine.is_running();
         let look_at = self.uninterruptible.next_look(Instant::now()).filter(|_| running);
+        let steps_at = self.training.next_look().filter(|_| self.ending.is_none());
         let report_at = self.pending_recovery.as_ref().map(PendingRecovery::until);
         tokio::select! {
             event = next_of(&mut self.worker_group) => self.on_worker_group(event),
@@ -222,6 +227,7 @@ impl Runner {
             () = self.training.rung() => self.on_first_step(),
             asked = self.training.asked(self.session.as_deref()) => self.on_step_asked(asked),
             next = self.looking.next(self.session.as_deref()) => self.on_look(next),
+            news = hang::next_of(self.session.as_deref(), self.hangs_seen) => self.on_hang(news),
             import = recovery::imported(self.session.as_deref(), self.pending_recovery.as_ref()) => self.log_recovery(Some(import)),
             (local_rank, failure_message, complete) = message_of(&mut self.failure_message) => {
                 self.machine.on_failure_message(local_rank, failure_message, complete);
@@ -231,12 +237,13 @@ impl Runner {
                 self.machine.on_forecast(running.as_ref(), Instant::now());
             }
             view = change_of(self.session.as_deref(), self.seen.as_ref()) => self.on_view(&view),
-            () = until([deadline, look_at, report_at].into_iter().flatten().min()) => {
+            () = until([deadline, look_at, steps_at, report_at].into_iter().flatten().min()) => {
                 let now = Instant::now();
                 if report_at.is_some_and(|report_at| report_at <= now) {
                     self.log_recovery(None);
                 }
                 self.machine.on_tick(now);
+                self.look_at_steps(now);
                 self.look_for_uninterruptible();
             }
         }

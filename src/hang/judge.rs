@@ -15,15 +15,18 @@ use std::collections::BTreeMap;
 use std::mem;
 use std::time::{Duration, Instant};
 
+use serde::{Deserialize, Serialize};
+
 use super::blame::blame;
-use super::finding::{Finding, Kind};
+use super::finding::{Finding, Kind, Place};
+use super::text::Next;
 use super::view::View;
 
 pub mod limits;
 pub mod pace;
 mod standing;
 
-use limits::Limits;
+use limits::{Limits, Section};
 use standing::{Progress, Standing};
 
 /// Shortest time between two looks that are compared.
@@ -38,7 +41,7 @@ pub const MOVING_LIMIT: Duration = Duration::from_secs(3600);
 pub const BETWEEN_WAITS: Duration = Duration::from_secs(60);
 
 /// What happens when a hang is found: `--hang`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Mode {
     /// Nobody looks.
     Off,
@@ -50,7 +53,7 @@ pub enum Mode {
 }
 
 /// How hangs are judged.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Options {
     /// What happens when one is found.
     pub mode: Mode,
@@ -88,6 +91,8 @@ pub enum Effect {
         still: Duration,
         /// The limit that is over. `None`: it is certain.
         limit: Option<Duration>,
+        /// What happens now.
+        next: Next,
     },
     /// What was found, or suspended, goes on (`hang.over`).
     Over {
@@ -112,8 +117,8 @@ pub struct Still {
     pub has_stepped: bool,
     /// The median time of a step, if it is known.
     pub step_time: Option<Duration>,
-    /// The section of the training in which they are, if it has a name.
-    pub section: Option<String>,
+    /// The section of the training in which they are, if it has a name: a hash of that.
+    pub section: Option<Section>,
 }
 
 /// The judge of one run. See the module's documentation.
@@ -125,8 +130,10 @@ pub struct Judge {
     /// When the workers of the round were started.
     started: Option<Instant>,
     has_stepped: bool,
+    /// Steps or collectives were seen in some round. Without any, nobody knows whether a program that computes for long makes progress.
+    is_training: bool,
     /// The nodes of the world, and which of them stand still.
-    nodes: BTreeMap<u64, Option<Still>>,
+    nodes: BTreeMap<u128, Option<Still>>,
     standing: Option<Standing>,
     /// Number of the last look.
     looks: u64,
@@ -144,6 +151,7 @@ impl Judge {
             round: 0,
             started: None,
             has_stepped: false,
+            is_training: false,
             nodes: BTreeMap::new(),
             standing: None,
             looks: 0,
@@ -179,7 +187,7 @@ impl Judge {
     }
 
     /// A round is complete, with these nodes. Without nodes: no world runs.
-    pub fn on_round(&mut self, round: u64, nodes: impl IntoIterator<Item = u64>, now: Instant) {
+    pub fn on_round(&mut self, round: u64, nodes: impl IntoIterator<Item = u128>, now: Instant) {
         if let Some(standing) = self.standing.take() {
             self.over(&standing, now);
         }
@@ -189,17 +197,19 @@ impl Judge {
     }
 
     /// A node's workers make no step.
-    pub fn on_still(&mut self, node: u64, still: Still, now: Instant) {
+    pub fn on_still(&mut self, node: u128, still: Still, now: Instant) {
         let Some(of) = self.nodes.get_mut(&node).filter(|_| still.round == self.round) else { return };
         self.has_stepped |= still.has_stepped;
+        self.is_training |= still.has_stepped;
         *of = Some(still);
         self.stand_still(now);
     }
 
     /// A node's workers have moved since they stood still, at this time: they have made a step, or said otherwise that they go on.
-    pub fn on_moved(&mut self, node: u64, round: u64, at: Instant, has_stepped: bool, now: Instant) {
+    pub fn on_moved(&mut self, node: u128, round: u64, at: Instant, has_stepped: bool, now: Instant) {
         let Some(of) = self.nodes.get_mut(&node).filter(|_| round == self.round) else { return };
         *of = None;
+        self.is_training |= has_stepped;
         let at = at.min(now);
         let is_first = has_stepped && !mem::replace(&mut self.has_stepped, true);
         if let Some(started) = self.started.filter(|_| is_first) {
@@ -218,6 +228,7 @@ impl Judge {
         }
         let Some(mut standing) = self.standing.take() else { return };
         views.retain(|view| view.round == self.round);
+        self.is_training |= views.iter().any(|view| view.groups.iter().any(|group| group.last > 0));
         let finding = blame(&views);
         match standing.on_look(views, finding, now) {
             Progress::None => {}
@@ -256,7 +267,7 @@ impl Judge {
         // The node that went on for longest says since when nothing moves.
         let since = all.iter().map(|still| still.since).max().unwrap_or(now).min(now);
         let step_time = all.iter().filter_map(|still| still.step_time).max();
-        let section = all.iter().find_map(|still| still.section.clone());
+        let section = all.iter().find_map(|still| still.section);
         self.standing = Some(Standing::new(since, step_time, section, now));
         self.on_tick(now);
     }
@@ -278,21 +289,25 @@ impl Judge {
             return;
         }
         let may_report = self.waits_reported.is_none_or(|at| now.saturating_duration_since(at) >= BETWEEN_WAITS);
-        if may_report && standing.is_news() {
+        // Where nobody knows how long a step takes, a look may show a step that is under way.
+        let is_late = standing.step_time.is_some() || standing.is_repeated(now);
+        if may_report && is_late && standing.is_news() {
             self.waits_reported = Some(now);
             standing.reported();
             self.effects.push(Effect::Waits { finding: Box::new(finding.clone()), still });
         }
-        let limit = self.limits.of(standing.section.as_deref(), standing.step_time);
-        let over = standing.over(limit, now);
+        let limit = self.limits.of(standing.section, standing.step_time);
+        let is_judged = self.is_training || self.options.timeout.is_some();
+        let over = standing.over(limit, now).filter(|_| is_judged);
         let is_proven = standing.is_proven(now);
         if !standing.is_found && (is_proven || over.is_some()) {
             standing.is_found = true;
-            let limit = over.filter(|_| !is_proven);
-            self.effects.push(Effect::Found { finding: Box::new(finding.clone()), still, limit });
+            let (limit, next) = (over.filter(|_| !is_proven), self.next(&finding, is_proven));
+            self.effects.push(Effect::Found { finding: Box::new(finding.clone()), still, limit, next });
         }
         let is_due = is_proven || standing.over(limit.twice(), now).is_some();
-        if standing.is_found && is_due && !standing.is_restarted && self.may_restart(&finding) {
+        let may_restart = matches!(self.next(&finding, is_due), Next::Restart);
+        if standing.is_found && may_restart && !standing.is_restarted {
             self.restarts += 1;
             self.effects.push(Effect::Restart { finding: Box::new(finding) });
             standing.is_restarted = true;
@@ -300,13 +315,17 @@ impl Judge {
         standing.schedule(limit, now);
     }
 
-    /// Whether workers are restarted for it. Not while one of them reads standard input: somebody types there, or a debugger waits.
-    fn may_restart(&self, finding: &Finding) -> bool {
-        let is_asked =
-            |place: &super::finding::Place| place.call.as_ref().is_some_and(|call| call.reads_standard_input());
-        self.options.mode == Mode::Restart
-            && self.restarts < self.options.restarts
-            && !finding.places.iter().any(is_asked)
+    /// Whether workers are restarted for it, now or later. Never while one of them reads standard input: somebody types there, or a
+    /// debugger waits.
+    fn next(&self, finding: &Finding, is_due: bool) -> Next {
+        let is_asked = |place: &Place| place.call.as_ref().is_some_and(|call| call.reads_standard_input());
+        match self.options.mode {
+            Mode::Off | Mode::Report => Next::Report,
+            Mode::Restart if finding.places.iter().any(is_asked) => Next::StandardInput,
+            Mode::Restart if self.restarts >= self.options.restarts => Next::NoBudget,
+            Mode::Restart if is_due => Next::Restart,
+            Mode::Restart => Next::RestartLater,
+        }
     }
 
     /// A wait has ended by itself.
@@ -316,7 +335,7 @@ impl Judge {
             return;
         }
         for (class, waited) in standing.waits(at) {
-            self.limits.learn(standing.section.as_deref(), class, waited);
+            self.limits.learn(standing.section, class, waited);
         }
     }
 

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 use super::finding::{Collective, Entered, Finding, Kind, Place};
 use super::ranks::Ranks;
 use super::view::{Class, Frame, Life, Signature};
@@ -38,7 +40,7 @@ pub struct Facts {
 }
 
 /// What happens after a hang was found.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Next {
     /// Nothing: `--hang=report`.
     #[default]
@@ -64,7 +66,7 @@ pub fn lines(finding: &Finding, facts: &Facts) -> Vec<String> {
     let more = facts.more.as_ref().map(|more| format!("more: {more}"));
     let dumps = dumps.into_iter().chain(more).collect::<Vec<_>>().join("; ");
     let indented =
-        [Some(why(finding, facts)), stands_at(finding), others, Some(dumps), Some(next(facts.next).to_owned())];
+        [Some(cause(finding, facts)), stands_at(finding), others, Some(dumps), Some(next(facts.next).to_owned())];
     let indented = indented.into_iter().flatten().filter(|line| !line.is_empty()).map(|line| format!("  {line}"));
     let lines = std::iter::once(headline(finding, facts)).chain(indented).map(|line| cut(line, LINE_LIMIT_BYTES));
     lines.take(LINES_LIMIT).collect()
@@ -117,7 +119,7 @@ fn headline(finding: &Finding, facts: &Facts) -> String {
 }
 
 /// What holds the others up, by kind.
-fn why(finding: &Finding, facts: &Facts) -> String {
+pub fn cause(finding: &Finding, facts: &Facts) -> String {
     let who = ranks(&finding.ranks);
     let many = finding.ranks.len() > 1;
     let (has, was, does, holds) = if many { ("have", "were", "do", "hold") } else { ("has", "was", "does", "holds") };

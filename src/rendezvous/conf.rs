@@ -14,7 +14,8 @@ use std::time::Duration;
 pub use allowed::{Allowed, Given, Least, Value};
 pub use scope::{Backend, Scope};
 
-use super::messages::settings::{self, OnPartition, Settings};
+use super::messages::settings::{self, HANG_TIMEOUTS, OnPartition, Settings};
+use crate::hang::judge as hang;
 use crate::secure::TOKEN_FILE;
 
 /// A key of `--rdzv-conf`.
@@ -165,6 +166,12 @@ keys! {
     /// ends with an error. Not given: as often as it has to. A job that may not change any
     /// more takes no newcomers: they wait as spares.
     reset_limit: Option<u32> = None, Allowed::Whole(0, i32::MAX as u32), Scope::c10d(COUNTED_BY_A_COORDINATOR);
+    /// What happens when the training hangs: it is reported with the rank that is waited for (report), its workers are restarted as well
+    /// (restart), or nobody looks (off).
+    hang: hang::Mode = hang::Mode::Report, Allowed::OneOf(&["off", "report", "restart"]), Scope::c10d(COUNTED_BY_A_COORDINATOR);
+    /// After how long without progress a training hangs, instead of the limits that are learnt from its steps.
+    hang_timeout: Option<Duration> = None, Allowed::seconds(Least::Is(*HANG_TIMEOUTS.start()), *HANG_TIMEOUTS.end()),
+        Scope::c10d(COUNTED_BY_A_COORDINATOR);
     /// How to speak to etcd, if the endpoint does not begin with `http://` or `https://`. Not given: `http`.
     protocol: Option<Protocol> = None, Allowed::OneOf(&["http", "https"]), Scope::ETCD;
     /// File with the certificates of the authorities that may vouch for etcd's members. Not given: the system's.

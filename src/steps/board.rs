@@ -15,7 +15,7 @@ use rustix::pipe::{PipeFlags, pipe_with};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-use super::slot::{First, Reached, SLOT_BYTES, Slot};
+use super::slot::{First, Reached, SLOT_BYTES, Slot, Stepped};
 use super::worker::variable;
 use crate::clock::monotonic_ns;
 
@@ -100,6 +100,17 @@ impl Board {
     pub fn reached(&self) -> Option<Reached> {
         let within = self.since_ns..=monotonic_ns();
         self.slots().filter_map(|slot| slot.reached(self.round, &within)).max_by_key(|reached| reached.step)
+    }
+
+    /// The steps of the worker that has made most in the round.
+    pub fn stepped(&self) -> Option<Stepped> {
+        let within = self.since_ns..=monotonic_ns();
+        self.slots().filter_map(|slot| slot.stepped(self.round, &within)).max_by_key(|stepped| stepped.steps)
+    }
+
+    /// The section of the training in which the first worker is that is in one.
+    pub fn section(&self) -> Option<u32> {
+        self.slots().find_map(|slot| slot.section())
     }
 
     /// Whether a worker of this node is restarted when the world changes, because its process group uses NCCL.

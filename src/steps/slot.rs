@@ -26,8 +26,9 @@ pub const LAST_NS: usize = 5;
 /// The lower half is 1 if steps are counted from the start of the process, because the training script never says where it goes on. The
 /// upper half is the process that owns this memory.
 pub const OWNER: usize = 6;
-/// 1 if the worker's process group uses NCCL, and `in_place` keeps workers of gloo alone: the worker is restarted when the world changes.
-pub const RESTARTS: usize = 7;
+/// The lower half is 1 if the worker's process group uses NCCL, and `in_place` keeps workers of gloo alone: the worker is restarted when
+/// the world changes. The upper half is the section of the training in which the worker is, 0 for none.
+pub const STATE: usize = 7;
 /// Of a worker's memory, the words that a round begins with. The last two stay: workers may live on in the next round.
 pub const ROUND_WORDS: usize = OWNER;
 
@@ -54,6 +55,19 @@ pub struct Reached {
     pub step: Option<u64>,
     /// Mean time from one step to the next one in microseconds, if there were two.
     pub step_time_us: Option<u64>,
+}
+
+/// The steps of a worker in a round, for whoever wants to know whether it goes on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stepped {
+    /// How many there were.
+    pub steps: u64,
+    /// When the first one ended.
+    pub first_ns: u64,
+    /// When the last one ended.
+    pub last_ns: u64,
+    /// Number of the last one. `None`: the training script does not say it.
+    pub step: Option<u64>,
 }
 
 impl Slot {
@@ -89,9 +103,23 @@ impl Slot {
         Some(Reached { step: self.number(LAST), step_time_us })
     }
 
+    /// The worker's steps in a round, if it has made one. `within`: the time in which that can have been.
+    pub fn stepped(&self, round: u64, within: &RangeInclusive<u64>) -> Option<Stepped> {
+        let first_ns = self.first(round, within)?.at_ns;
+        let last_ns = self.0[LAST_NS];
+        let after =
+            self.0[LAST].checked_sub(self.0[FIRST]).filter(|_| (first_ns..=*within.end()).contains(&last_ns))?;
+        Some(Stepped { steps: after.saturating_add(1), first_ns, last_ns, step: self.number(LAST) })
+    }
+
     /// Whether the worker is restarted when the world changes, because its process group uses NCCL.
     pub fn restarts_for_nccl(&self) -> bool {
-        self.0[RESTARTS] == 1
+        self.0[STATE] as u32 == 1
+    }
+
+    /// The section of the training in which the worker is, as a hash of its name.
+    pub fn section(&self) -> Option<u32> {
+        section(self.0[STATE])
     }
 
     /// A step's number, if it says where the training script is.
@@ -108,6 +136,21 @@ pub fn owned_by(pid: u32, is_counted: bool) -> u64 {
 /// The process that owns the memory with this word [`OWNER`]; `None`: nobody does yet.
 pub fn owner(word: u64) -> Option<u32> {
     u32::try_from(word >> 32).ok().filter(|pid| *pid > 0)
+}
+
+/// The word [`STATE`] with this section; the other half stays.
+pub fn in_section(word: u64, section: u32) -> u64 {
+    u64::from(section) << 32 | u64::from(word as u32)
+}
+
+/// The word [`STATE`] that says whether the worker is restarted; the other half stays.
+pub fn restarting(word: u64, restarts: bool) -> u64 {
+    word >> 32 << 32 | u64::from(restarts)
+}
+
+/// The section in this word [`STATE`], if there is one.
+pub fn section(word: u64) -> Option<u32> {
+    u32::try_from(word >> 32).ok().filter(|section| *section > 0)
 }
 
 fn is_counted(word: u64) -> bool {
@@ -134,6 +177,10 @@ mod tests {
         let words = [7, 7, 901, 1_000_000, 905, 9_000_000, 0, 0];
         assert_eq!(slot(words).first(7, &within), Some(First { step: Some(901), at_ns: 1_000_000 }));
         assert_eq!(slot(words).reached(7, &within), Some(Reached { step: Some(905), step_time_us: Some(2_000) }));
+        let stepped = Stepped { steps: 5, first_ns: 1_000_000, last_ns: 9_000_000, step: Some(905) };
+        assert_eq!(slot(words).stepped(7, &within), Some(stepped));
+        assert_eq!(slot(words).stepped(8, &within), None, "of another round");
+        assert_eq!(slot([7, 7, 901, 1_000_000, 900, 1_000_001, 0, 0]).stepped(7, &within), None, "backwards");
         assert_eq!(slot(words).first(8, &within), None, "of another round");
         assert_eq!(slot(words).first(7, &(2_000_000..=9_000_000)), None, "before its workers were placed");
         assert_eq!(slot(words).reached(7, &(1_000..=8_999_999)), None, "in the future");
@@ -148,6 +195,10 @@ mod tests {
         for (word, restarts) in written {
             assert_eq!(slot([7, 0, 0, 0, 0, 0, 0, word]).restarts_for_nccl(), restarts);
         }
+        let both = restarting(in_section(0, 9), true);
+        let seen = |word| (section(word), slot([7, 0, 0, 0, 0, 0, 0, word]).restarts_for_nccl());
+        assert_eq!((seen(both), seen(in_section(both, 0))), ((Some(9), true), (None, true)));
+        assert_eq!(seen(restarting(both, false)), (Some(9), false));
     }
 
     #[test]
@@ -172,6 +223,9 @@ mod tests {
                 let within = begin..=end;
                 if let Some(first) = slot(words).first(round, &within) {
                     prop_assert!(within.contains(&first.at_ns) && first.step.is_none_or(|step| step <= LARGEST_STEP));
+                }
+                if let Some(stepped) = slot(words).stepped(round, &within) {
+                    prop_assert!(within.contains(&stepped.last_ns) && stepped.first_ns <= stepped.last_ns && stepped.steps > 0);
                 }
                 if let Some(reached) = slot(words).reached(round, &within) {
                     prop_assert!(reached.step.is_none_or(|step| step <= LARGEST_STEP));

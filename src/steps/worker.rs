@@ -14,8 +14,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use rustix::fs::{SealFlags, fcntl_get_seals};
 
 use super::slot::{
-    FIRST, FIRST_NS, FIRST_ROUND, LARGEST_STEP, LAST, LAST_NS, OWNER, RESTARTS, ROUND, SLOT_BYTES, WORDS, owned_by,
-    owner,
+    FIRST, FIRST_NS, FIRST_ROUND, LARGEST_STEP, LAST, LAST_NS, OWNER, ROUND, SLOT_BYTES, STATE, WORDS, in_section,
+    owned_by, owner, restarting, section,
 };
 use crate::clock::monotonic_ns;
 use crate::processes::{forks, forks_now, is_alive, lineage};
@@ -141,9 +141,19 @@ impl Steps {
     /// Say whether this worker is restarted when the world changes, because its process group uses NCCL. Does nothing where
     /// [`Self::step`] does nothing.
     pub fn restarts_for_nccl(&self, restarts: bool) {
-        if forks_now() == self.forks && (self.owns.load(Ordering::Relaxed) || self.claim().is_ok()) {
-            self.words[RESTARTS].store(u64::from(restarts), Ordering::Relaxed);
-        }
+        self.change_state(|word| restarting(word, restarts));
+    }
+
+    /// Say in which section of the training this worker is, 0 for none. Returns in which it was. Does nothing where [`Self::step`] does
+    /// nothing.
+    pub fn enter(&self, entered: u32) -> u32 {
+        self.change_state(|word| in_section(word, entered)).and_then(section).unwrap_or(0)
+    }
+
+    fn change_state(&self, change: impl Fn(u64) -> u64) -> Option<u64> {
+        let counts = forks_now() == self.forks && (self.owns.load(Ordering::Relaxed) || self.claim().is_ok());
+        let word = &self.words[STATE];
+        counts.then(|| word.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |word| Some(change(word))).unwrap_or(0))
     }
 
     /// Go on counting from this number.

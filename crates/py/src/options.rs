@@ -10,6 +10,7 @@ use std::time::Duration;
 use elastic_rs::agent;
 use elastic_rs::agent::Budget;
 use elastic_rs::agent::environment::Workers;
+use elastic_rs::hang::judge::Mode;
 use elastic_rs::launcher::node::{self, Reach, WorkersStore};
 use elastic_rs::net::local::interface_addresses;
 use elastic_rs::rendezvous::conf::{Agent, Conf, InPlace, StoreMembers};
@@ -134,7 +135,7 @@ impl WorkerOptions {
         use_agent_store: bool,
         budget: Budget,
         exit_barrier_timeout: Option<Duration>,
-        in_place: InPlace,
+        (in_place, watch): (InPlace, bool),
     ) -> PyResult<agent::AgentOptions> {
         // A worker that goes on needs a store that is new in every round.
         let in_place = if use_agent_store { in_place } else { InPlace::Off };
@@ -155,6 +156,7 @@ impl WorkerOptions {
             exit_barrier_timeout,
             uninterruptible_sleep: seconds("uninterruptible_state_timeout", self.uninterruptible_sleep_s)?,
             in_place,
+            watch,
         })
     }
 }
@@ -175,6 +177,8 @@ pub struct AgentOptions {
     pub exit_barrier_timeout_s: Option<f64>,
     /// Workers share the store at ``MASTER_ADDR:MASTER_PORT``, which then already listens.
     pub use_agent_store: bool,
+    /// Whether the coordinator is told when the workers make no step.
+    pub watch: bool,
     /// The values of ``--rdzv-conf``, for workers that may survive a change of the world; None if they never can.
     pub config: Option<RendezvousConfig>,
 }
@@ -185,7 +189,8 @@ impl AgentOptions {
         let budget = self.restarts_left.map_or(Budget::Job, Budget::Node);
         let exit_barrier_timeout = limit("exit_barrier_timeout", self.exit_barrier_timeout_s)?;
         let in_place = self.config.as_ref().map_or(InPlace::Off, |config| config.0.in_place);
-        self.workers.agent(&self.name, &self.run_id, self.use_agent_store, budget, exit_barrier_timeout, in_place)
+        let how = (in_place, self.watch);
+        self.workers.agent(&self.name, &self.run_id, self.use_agent_store, budget, exit_barrier_timeout, how)
     }
 }
 
@@ -259,7 +264,7 @@ impl LaunchOptions {
             node.use_agent_store,
             budget,
             exit_barrier_timeout,
-            node.in_place(),
+            (node.in_place(), node.config.0.hang != Mode::Off),
         )
     }
 }

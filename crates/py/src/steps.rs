@@ -32,6 +32,12 @@ impl StepCounter {
         }
     }
 
+    /// Training is in this section from now on, 0 for none. Returns in which it was.
+    #[pyo3(signature = (section, /))]
+    fn _enter(&self, section: u32) -> u32 {
+        Steps::of_this_process().map_or(0, |steps| steps.enter(section))
+    }
+
     /// Step ``last`` was the last one: the next is counted from there. It is not reported.
     #[pyo3(signature = (last, /))]
     fn _go_on_from(&self, last: u64) {

@@ -47,6 +47,9 @@ class LaunchConfig:
             SIGHUP, SIGQUIT.
         in_place: which process groups let workers survive a change of the world: ``off``, ``gloo``, ``nccl``. None:
             ``gloo``. Programs alone.
+        hang: what happens when the training hangs: ``report`` (it is said which rank the others wait for), ``restart``
+            (its workers are restarted as well), ``off`` (nobody looks). None: ``report``.
+        hang_timeout: after how long without progress it hangs, from 1 s to a day. None: learnt from its steps.
         warm_start: fork workers from a process that has imported torch. Programs alone.
         warm_modules: modules that this process imports; means ``warm_start`` too. Programs alone.
         log_dir: folder of log files. None: a temporary folder. ``/dev/null``: no files.
@@ -96,6 +99,8 @@ class LaunchConfig:
     shutdown_timeout: timedelta | float | None = None
     signals_to_handle: Sequence[str] | None = None
     in_place: Literal["off", "gloo", "nccl"] | None = None
+    hang: Literal["report", "restart", "off"] | None = None
+    hang_timeout: timedelta | float | None = None
     warm_start: bool = False
     warm_modules: Sequence[str] | None = None
     log_dir: str | os.PathLike[str] | None = None
@@ -199,6 +204,12 @@ def _one_of(*closed: str) -> _Kind:
     return _Kind(f"one of {', '.join(closed)}", _is_text, closed=closed)
 
 
+_SECONDS = _Kind(
+    "seconds or a timedelta",
+    lambda value: isinstance(value, timedelta | int | float) and not isinstance(value, bool),
+    _seconds_word,
+)
+
 _KINDS: dict[str, _Kind] = {
     "nnodes": _Kind(
         "a whole number, (minimum, maximum) or a text such as '2:4'",
@@ -207,11 +218,7 @@ _KINDS: dict[str, _Kind] = {
     ),
     "nproc_per_node": _Kind("a whole number, or one of auto, cpu, gpu, xpu", _is_whole_or_text),
     "rdzv_conf": _Kind("a mapping from keys to texts, numbers or booleans", _is_conf, _conf_word),
-    "shutdown_timeout": _Kind(
-        "seconds or a timedelta",
-        lambda value: isinstance(value, timedelta | int | float) and not isinstance(value, bool),
-        _seconds_word,
-    ),
+    **dict.fromkeys(("shutdown_timeout", "hang_timeout"), _SECONDS),
     "signals_to_handle": _Kind(
         "a list of names of signals",
         _TEXTS.is_one,
@@ -220,6 +227,7 @@ _KINDS: dict[str, _Kind] = {
     "log_dir": _Kind("a path", lambda value: isinstance(value, str | os.PathLike), os.fspath),
     "omp_threads": _Kind("a whole number or auto", _is_whole_or_text),
     "in_place": _one_of("off", "gloo", "nccl"),
+    "hang": _one_of("report", "restart", "off"),
     "numa_binding": _one_of("node", "socket", "exclusive", "core-complex"),
     "start_method": _one_of("spawn", "fork", "forkserver"),
     **dict.fromkeys(("redirects", "tee"), _STREAMS),

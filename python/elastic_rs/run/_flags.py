@@ -240,6 +240,22 @@ def _add_endings(section: Section) -> None:
         help="which process groups let workers survive a change of the world, if the program uses elastic_rs.elastic: "
         "the same as --rdzv-conf in_place=... (gloo)",
     )
+    add(
+        "--hang",
+        own=True,
+        choices=["report", "restart", "off"],
+        default=None,
+        help="what happens when the training hangs: it is said which rank the others wait for, and its workers are "
+        "restarted, or nobody looks: the same as --rdzv-conf hang=... (report)",
+    )
+    add(
+        "--hang-timeout",
+        own=True,
+        default=None,
+        metavar="SECONDS",
+        help="after how long without progress it hangs: the same as --rdzv-conf hang_timeout=... (learnt from its "
+        "steps)",
+    )
     section.switch(
         "--warm-start",
         own=True,

@@ -40,7 +40,8 @@ logger = logging.getLogger("elastic_rs.run")
 STATIC_PORT = 29500
 STATIC_TIMEOUT_S = 900.0
 """How long torchrun waits for the nodes of a job with ranks by hand."""
-IN_PLACE = ("off", "gloo", "nccl")
+FLAGS_OF_KEYS = {"in_place": ("off", "gloo", "nccl"), "hang": ("report", "restart", "off"), "hang_timeout": ()}
+"""Flags that mean keys of ``--rdzv-conf``, with their words; those of the others are checked as the key's."""
 BACKENDS = ("c10d", RUST_C10D, *ETCD_NAMES, "static")
 MAX_WORKERS = _elastic_rs.LOCAL_WORLD_SIZE_LIMIT
 MAX_RESTARTS = 2**32 - 1
@@ -85,12 +86,8 @@ def rendezvous_of(args: argparse.Namespace) -> Rendezvous:
         raise CommandLineError(_unknown_backend(args.rdzv_backend))
     try:
         conf = parse_conf(args.rdzv_conf)
-        if args.in_place not in {None, *IN_PLACE}:  # from its variable, which argparse does not check
-            raise CommandLineError(f"--in-place is `{args.in_place}`, must be one of {', '.join(IN_PLACE)}")
-        if args.in_place is not None and conf.setdefault("in_place", args.in_place) != args.in_place:
-            raise CommandLineError(
-                f"--in-place is `{args.in_place}`, and --rdzv-conf says in_place={conf['in_place']}: give one of them"
-            )
+        for key, words in FLAGS_OF_KEYS.items():
+            _take_flag(conf, key, getattr(args, key), words)
         if conf.get("in_place", "off") != "off":
             from elastic_rs.elastic._decisions import LAZY_INIT, connects_lazily
 
@@ -153,6 +150,16 @@ def rendezvous_of(args: argparse.Namespace) -> Rendezvous:
     except ValueError as error:
         raise CommandLineError(f"--rdzv-endpoint: {error}") from None
     return Rendezvous(args.rdzv_id, host, port, nodes, config)
+
+
+def _take_flag(conf: dict[str, str], key: str, given: str | None, words: tuple[str, ...]) -> None:
+    flag = "--" + key.replace("_", "-")
+    if given is None:
+        return
+    if words and given not in words:  # from its variable, which argparse does not check
+        raise CommandLineError(f"{flag} is `{given}`, must be one of {', '.join(words)}")
+    if conf.setdefault(key, given) != given:
+        raise CommandLineError(f"{flag} is `{given}`, and --rdzv-conf says {key}={conf[key]}: give one of them")
 
 
 def is_alone(args: argparse.Namespace, nodes: tuple[int, int]) -> bool:

@@ -10,6 +10,7 @@ use tokio::task::JoinHandle;
 use super::Runner;
 use crate::agent::look::{self, Looked, Worker};
 use crate::hang;
+use crate::hang::view::{Life, View};
 use crate::rendezvous::messages::look::ROUND_CHANGES;
 use crate::rendezvous::messages::message::Look;
 use crate::rendezvous::node::session::Session;
@@ -23,6 +24,8 @@ pub(super) struct Looking {
     answered: u64,
     /// The look under way.
     look: Option<(Look, JoinHandle<Looked>)>,
+    /// Its workers that have ended.
+    ended: Vec<View>,
     /// What the last one has found, by process.
     last: BTreeMap<u32, (Instant, hang::look::Look)>,
 }
@@ -73,7 +76,14 @@ impl Runner {
             let earlier = self.looking.last.get(&pid).cloned();
             Worker { rank: first.saturating_add(local_rank), round: round.0, pid, earlier }
         };
-        let workers = pids.into_iter().map(worker).collect();
+        let workers: Vec<_> = pids.into_iter().map(worker).collect();
+        let lives = |local_rank| workers.iter().any(|worker| worker.rank == first.saturating_add(local_rank));
+        let ended = self.exits.iter().filter(|exited| !lives(exited.local_rank)).map(|exited| View {
+            pid: exited.pid,
+            life: Life::Ended { code: exited.exit.returncode() },
+            ..View::new(first.saturating_add(exited.local_rank), round.0)
+        });
+        self.looking.ended = ended.collect();
         self.looking.look = Some((look, tokio::spawn(look::look(workers))));
     }
 
@@ -81,15 +91,15 @@ impl Runner {
     fn on_looked(&mut self, looked: Looked) {
         let Some((look, _)) = self.looking.look.take() else { return };
         self.looking.last = looked.looks.into_iter().map(|(at, look)| (look.pid, (at, look))).collect();
+        let views = looked.views.into_iter().chain(std::mem::take(&mut self.looking.ended)).collect();
         if let Some(session) = &self.session {
-            session.report_look(look.number, looked.views, looked.problem);
+            session.report_look(look.number, views, looked.problem);
         }
     }
 
     /// A worker is about to be killed, because it has not ended within its grace: write down where it stands. The kill does not wait.
     pub(super) fn dump(&self, local_rank: u32, pid: u32) {
-        let folder = self.error_files.get(&local_rank).and_then(|file| file.parent());
-        let Some(folder) = folder.map(Path::to_owned) else { return };
+        let Some(folder) = self.log_folder(local_rank).map(Path::to_owned) else { return };
         let (prefix, rank) = (self.log_prefix(), self.first_rank().saturating_add(local_rank));
         let left_s = DUMP_BEFORE_KILL.as_secs_f64();
         let why = format!(

@@ -1,15 +1,18 @@
-//! The steps of training that workers report. Part of [`super`].
+//! The steps of training that workers report, and when they make none. Part of [`super`].
 
 use std::future::pending;
+use std::time::{Duration, Instant};
 
 use super::Runner;
 use crate::agent::policy::AgentOptions;
 use crate::clock::monotonic_ns;
+use crate::hang::judge::pace::{self, Change, Pace, Still};
+use crate::rendezvous::messages::hang::{MovedReport, PaceReport, StillReport};
 use crate::rendezvous::messages::message::{Progress, Round, StepReport};
 use crate::rendezvous::node::session::Session;
 use crate::steps::STEPS;
 use crate::steps::board::Board;
-use crate::steps::slot::Reached;
+use crate::steps::slot::{Reached, Stepped};
 
 /// What this node's workers report, and what of it was sent to the coordinator.
 #[derive(Debug)]
@@ -25,6 +28,11 @@ pub(super) struct Training {
     before: Option<Reached>,
     /// How often somebody wanted to know how far they are, when that was answered last.
     answered: u64,
+    /// How fast the round's workers are, once they were all started. `None` as well if nobody looks for hangs.
+    pace: Option<Pace>,
+    /// They make no step, and the coordinator knows it.
+    still: Option<Still>,
+    judges: bool,
 }
 
 impl Training {
@@ -38,7 +46,17 @@ impl Training {
             })
         };
         let board = has_session.then(open).and_then(Result::ok);
-        Self { board, round: Round(0), started_ns: None, reported: false, before: None, answered: 0 }
+        Self {
+            board,
+            round: Round(0),
+            started_ns: None,
+            reported: false,
+            before: None,
+            answered: 0,
+            pace: None,
+            still: None,
+            judges: options.watch,
+        }
     }
 
     /// A place is there. The workers of the round before have ended, or have left their world.
@@ -47,6 +65,7 @@ impl Training {
         // A round without a step leaves what is known of an earlier one.
         self.before = board.reached().or(self.before);
         (self.round, self.started_ns, self.reported) = (round, None, false);
+        (self.pace, self.still) = (None, None);
         if let Err(error) = board.begin(round.0) {
             tracing::warn!("the steps of workers are not measured any more: {error}");
             self.board = None;
@@ -56,6 +75,45 @@ impl Training {
     /// All workers of the round run.
     pub(super) fn started(&mut self) {
         self.started_ns.get_or_insert_with(monotonic_ns);
+        if self.pace.is_none() && self.judges && self.board.is_some() {
+            self.pace = Some(Pace::new(Instant::now()));
+        }
+    }
+
+    /// When to call [`Runner::look_at_steps`].
+    pub(super) fn next_look(&self) -> Option<Instant> {
+        self.pace.as_ref().map(Pace::next_look)
+    }
+
+    /// Read how far the workers are. Returns what the coordinator is to know of it.
+    fn look(&mut self, now: Instant) -> Option<PaceReport> {
+        let (pace, board) = (self.pace.as_mut()?, self.board.as_ref()?);
+        let stepped = board.stepped();
+        let now_ns = monotonic_ns();
+        let at = |ns: u64| now.checked_sub(Duration::from_nanos(now_ns.saturating_sub(ns))).unwrap_or(now);
+        let reached = stepped.map(|Stepped { steps, first_ns, last_ns, .. }| pace::Reached {
+            steps,
+            first_at: at(first_ns),
+            at: at(last_ns),
+        });
+        match pace.on_look(reached, now) {
+            Some(Change::Still(still)) => self.still = Some(still),
+            Some(Change::Moved(at, _)) => {
+                self.still = None;
+                let ago_us = micros(now.saturating_duration_since(at));
+                return Some(PaceReport::Moved(MovedReport { ago_us, has_stepped: stepped.is_some() }));
+            }
+            None => {}
+        }
+        // Said again at each look: the coordinator may be another one by now.
+        let still = self.still?;
+        Some(PaceReport::Still(StillReport {
+            still_us: micros(now.saturating_duration_since(still.since)),
+            step: stepped.and_then(|stepped| stepped.step),
+            has_stepped: stepped.is_some(),
+            step_time_us: still.step_time.map(micros),
+            section: board.section(),
+        }))
     }
 
     /// Wait until a worker says that it has made its first step of the round, unless the coordinator knows of one. May be dropped.
@@ -110,6 +168,16 @@ impl Runner {
         }
     }
 
+    /// Look whether the workers make steps, if it is time, and tell the coordinator if they do not.
+    pub(super) fn look_at_steps(&mut self, now: Instant) {
+        if self.training.next_look().is_none_or(|at| now < at) {
+            return;
+        }
+        if let (Some(pace), Some(session)) = (self.training.look(now), &self.session) {
+            session.report_pace(self.training.round, pace);
+        }
+    }
+
     /// A worker may have made the first step of the round on this node: report it to the coordinator.
     pub(super) fn on_first_step(&mut self) {
         let Some(first) = self.training.take_first() else { return };
@@ -118,4 +186,8 @@ impl Runner {
         }
         self.log_recovery(None); // workers that make steps have imported all that they need
     }
+}
+
+fn micros(time: Duration) -> u64 {
+    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
 }

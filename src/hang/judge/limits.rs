@@ -22,6 +22,9 @@ const LONGEST: u32 = 3;
 /// Most sections that have limits of their own.
 pub const SECTIONS_LIMIT: usize = 64;
 
+/// The name of a section of the training, as a hash.
+pub type Section = u32;
+
 /// Waits that ended by themselves.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Longest {
@@ -35,7 +38,7 @@ pub struct Limits {
     /// `--hang-timeout`: instead of all others.
     timeout: Option<Duration>,
     longest: Longest,
-    sections: BTreeMap<String, Longest>,
+    sections: BTreeMap<Section, Longest>,
     first: Option<Duration>,
 }
 
@@ -62,7 +65,7 @@ impl Limits {
     }
 
     /// The limits in a section of the training. `step_time`: the median time of a step, if it is known.
-    pub fn of(&self, section: Option<&str>, step_time: Option<Duration>) -> Limit {
+    pub fn of(&self, section: Option<Section>, step_time: Option<Duration>) -> Limit {
         if let Some(timeout) = self.timeout {
             return Limit { idle: timeout, total: timeout };
         }
@@ -71,7 +74,7 @@ impl Limits {
             return Limit { idle: first, total: first };
         };
         let longest = match section {
-            Some(section) => self.sections.get(section).copied().unwrap_or_default(),
+            Some(section) => self.sections.get(&section).copied().unwrap_or_default(),
             None => self.longest,
         };
         let limit = |shortest: Duration, steps: u32, longest: Duration| {
@@ -81,11 +84,11 @@ impl Limits {
     }
 
     /// A wait has ended by itself.
-    pub fn learn(&mut self, section: Option<&str>, class: Class, waited: Duration) {
+    pub fn learn(&mut self, section: Option<Section>, class: Class, waited: Duration) {
         let longest = match section {
             None => &mut self.longest,
-            Some(section) if self.sections.contains_key(section) || self.sections.len() < SECTIONS_LIMIT => {
-                self.sections.entry(section.to_owned()).or_default()
+            Some(section) if self.sections.contains_key(&section) || self.sections.len() < SECTIONS_LIMIT => {
+                self.sections.entry(section).or_default()
             }
             Some(_) => return,
         };

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::limits::Limit;
+use super::limits::{Limit, Section};
 use super::{BETWEEN_LOOKS, LONGEST_BETWEEN, LOOK_LIMIT, MOVING_LIMIT};
 use crate::hang::finding::{Finding, Kind};
 use crate::hang::view::{Class, View};
@@ -35,7 +35,7 @@ pub(super) struct Standing {
     /// The last progress.
     pub since: Instant,
     pub step_time: Option<Duration>,
-    pub section: Option<String>,
+    pub section: Option<Section>,
     pub is_found: bool,
     pub is_suspended: bool,
     pub is_restarted: bool,
@@ -60,7 +60,7 @@ pub(super) struct Standing {
 }
 
 impl Standing {
-    pub fn new(since: Instant, step_time: Option<Duration>, section: Option<String>, now: Instant) -> Self {
+    pub fn new(since: Instant, step_time: Option<Duration>, section: Option<Section>, now: Instant) -> Self {
         Self {
             since,
             step_time,
@@ -161,10 +161,14 @@ impl Standing {
         self.reported = self.finding().cloned();
     }
 
-    /// Whether two looks, far enough apart, have shown the same that never goes on by itself.
+    /// Whether two looks, far enough apart, have shown the same.
+    pub fn is_repeated(&self, now: Instant) -> bool {
+        self.same_since.is_some_and(|since| now.saturating_duration_since(since) >= BETWEEN_LOOKS)
+    }
+
+    /// Whether they have shown what never goes on by itself.
     pub fn is_proven(&self, now: Instant) -> bool {
-        let is_certain = self.finding().is_some_and(|finding| finding.certain);
-        is_certain && self.same_since.is_some_and(|since| now.saturating_duration_since(since) >= BETWEEN_LOOKS)
+        self.finding().is_some_and(|finding| finding.certain) && self.is_repeated(now)
     }
 
     /// The limit that is over.

@@ -53,13 +53,13 @@ impl Stage {
         self
     }
 
-    fn say_still(&mut self, ago: f64, step: Option<f64>, section: Option<&str>) {
+    fn say_still(&mut self, ago: f64, step: Option<f64>, section: Option<u32>) {
         let still = Still {
             round: self.round,
             since: self.now - secs(ago),
             has_stepped: step.is_some(),
             step_time: step.map(secs),
-            section: section.map(str::to_owned),
+            section,
         };
         self.judge.on_still(7, still, self.now);
         self.take();
@@ -210,10 +210,10 @@ fn limits_grow_with_the_step_and_with_what_ended_by_itself_and_outlive_rounds() 
 #[test]
 fn a_section_has_limits_of_its_own() {
     let mut stage = Stage::new(Options::default());
-    stage.say_still(2.0, Some(0.2), Some("eval"));
+    stage.say_still(2.0, Some(0.2), Some(7));
     stage.pass(170.0);
     stage.moved();
-    stage.say_still(2.0, Some(0.2), Some("eval"));
+    stage.say_still(2.0, Some(0.2), Some(7));
     stage.pass(400.0);
     assert!(!stage.done().iter().any(|(_, what)| *what == "found"));
     stage.moved();
@@ -226,7 +226,7 @@ fn a_section_has_limits_of_its_own() {
 fn the_first_step_has_half_an_hour_or_three_times_the_last_first_one() {
     let mut stage = Stage::new(Options::default()).still(0.0, None);
     stage.pass(1790.0);
-    assert_eq!(stage.done(), [(0, "waits")]);
+    assert_eq!(stage.done(), [(6, "waits")]);
     stage.pass(40.0);
     assert_eq!(stage.done(), [(1800, "found")]);
     stage.moved();
@@ -240,7 +240,7 @@ fn the_first_step_has_half_an_hour_or_three_times_the_last_first_one() {
     stage.say_still(0.0, None, None);
     stage.pass(660.0);
     let done = stage.done();
-    assert!(matches!(done[..], [(50, "waits"), (650..=651, "found")]), "{done:?}");
+    assert!(matches!(done[..], [(56, "waits"), (650..=651, "found")]), "{done:?}");
 }
 
 #[test]
@@ -250,7 +250,7 @@ fn a_line_of_the_log_is_no_first_step() {
     stage.judge.on_moved(7, 1, stage.now, false, stage.now);
     stage.say_still(0.0, None, None);
     stage.pass(1790.0);
-    assert_eq!(stage.done(), [(50, "waits")]);
+    assert_eq!(stage.done(), [(56, "waits")]);
     stage.pass(20.0);
     assert_eq!(stage.done(), [(1850, "found")]);
 }

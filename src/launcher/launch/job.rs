@@ -187,6 +187,7 @@ mod tests {
             exit_barrier_timeout: None,
             uninterruptible_sleep: Duration::ZERO,
             in_place: InPlace::Gloo,
+            watch: true,
         };
         Job {
             agent,

@@ -4,6 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use super::{Agent, InPlace, Protocol, RestartBudget, Setting, StoreMembers, StorePeers};
+use crate::hang::judge::Mode;
 use crate::rendezvous::messages::settings::OnPartition;
 
 /// The user's value for a key.
@@ -241,6 +242,7 @@ choices! {
     OnPartition { Stop = "stop", Continue = "continue" }
     Agent { Rust = "rust", Torch = "torch" }
     RestartBudget { Job = "job", Node = "node" }
+    Mode { Off = "off", Report = "report", Restart = "restart" }
     InPlace { Off = "off", Gloo = "gloo", Nccl = "nccl" }
     StoreMembers { Off = "off", Warn = "warn", Strict = "strict" }
     StorePeers { SameUser = "same-user", Any = "any" }

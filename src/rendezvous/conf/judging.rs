@@ -1,6 +1,7 @@
 //! The keys by which a coordinator judges hosts and a job: how they go together, and the [`Rules`] that they make.
 
 use super::Conf;
+use crate::hang::judge;
 use crate::hosts::Cooldown;
 use crate::rendezvous::messages::settings::{Rules, WorkerBounds};
 
@@ -26,6 +27,7 @@ impl Conf {
             cooldown,
             reset_limit: self.reset_limit,
             store_tunnel: self.has_tunnel(),
+            hang: judge::Options { mode: self.hang, timeout: self.hang_timeout, ..judge::Options::default() },
         }
     }
 }

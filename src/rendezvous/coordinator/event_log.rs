@@ -7,6 +7,7 @@ use std::time::{Duration, Instant, SystemTime};
 use serde::Serialize;
 use tokio::sync::{oneshot, watch};
 
+use super::hangs::Shown;
 use super::machine::Machine;
 use crate::events::families;
 use crate::events::file::{EventFile, LAST_LINES};
@@ -64,6 +65,9 @@ struct Dated {
     unused_hosts: Vec<UnusedHost>,
     /// How many more there are.
     unused_hosts_more: usize,
+    /// The training, if it stands still.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    hang: Option<Shown>,
     mono_us: u64,
 }
 
@@ -331,7 +335,8 @@ impl EventLog {
         let run = machine.run(run_id)?;
         let unused = run.unused_hosts(now).and(self.hosts_of_driver(run_id).unwrap_or_default());
         let (unused_hosts, unused_hosts_more) = (unused.shown(now), unused.more());
-        let state = Dated { state: run.state(now), unused_hosts, unused_hosts_more, mono_us };
+        let hang = machine.hang(run_id, now);
+        let state = Dated { state: run.state(now), unused_hosts, unused_hosts_more, hang, mono_us };
         // All of its keys are texts, so nothing in it can fail.
         Some(serde_json::to_string(&state).unwrap_or_default())
     }

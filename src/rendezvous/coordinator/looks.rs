@@ -104,6 +104,16 @@ impl Looks {
         }
     }
 
+    /// What was seen.
+    pub fn views(&self) -> impl Iterator<Item = &View> {
+        self.views.values().map(|seen| &seen.view)
+    }
+
+    /// The name of the node on which a rank was seen.
+    pub fn node_of(&self, rank: u32) -> Option<&str> {
+        self.views.get(&rank).map(|seen| seen.node.as_str())
+    }
+
     /// Until when nodes are awaited. `None`: all have answered.
     pub fn awaited_until(&self) -> Option<Instant> {
         self.began.filter(|_| !self.awaited.is_empty()).map(|began| began + LOOK_LIMIT)

@@ -9,6 +9,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
+use super::hangs::{Act, Hangs, Shown};
 use super::looks::Looks;
 use crate::events::record::Record;
 use crate::events::tally::{Refused, Tally};
@@ -83,6 +84,7 @@ struct Entry {
     /// Since when it has no nodes.
     vacant_since: Option<Instant>,
     looks: Looks,
+    hangs: Hangs,
 }
 
 /// This coordinator's process ends.
@@ -157,6 +159,7 @@ impl Machine {
             deserted: None,
             vacant_since: None,
             looks: Looks::default(),
+            hangs: Hangs::default(),
         });
         self.sessions.insert(session, (run_id.clone(), node));
         let (reach, instance) = (Reach::Connection(ends), self.instance);
@@ -169,18 +172,38 @@ impl Machine {
         let Some((run_id, node)) = self.sessions.get(&session).cloned() else { return };
         match message {
             NodeMessage::View { number, view } => {
-                self.looks_of(&run_id, |looks| looks.on_view(node, number, *view));
+                self.watch(&run_id, now, |looks, _| looks.on_view(node, number, *view));
             }
             NodeMessage::Looked { number, problem } => {
-                self.looks_of(&run_id, |looks| looks.on_looked(node, number, problem));
+                self.watch(&run_id, now, |looks, _| looks.on_looked(node, number, problem));
+            }
+            NodeMessage::Pace { round, pace } => {
+                self.watch(&run_id, now, |_, hangs| hangs.on_pace(node, round, pace, now));
             }
             message => self.apply(&run_id, Event::Message { node, session, message }, now),
         }
     }
 
-    fn looks_of(&mut self, run_id: &str, act: impl FnOnce(&mut Looks)) {
+    /// A node tells how its workers stand. No run decides by it, until its training hangs.
+    fn watch(&mut self, run_id: &str, now: Instant, take: impl FnOnce(&mut Looks, &mut Hangs)) {
         if let Some(entry) = self.runs.get_mut(run_id) {
-            act(&mut entry.looks);
+            take(&mut entry.looks, &mut entry.hangs);
+            self.settle(run_id, now);
+        }
+    }
+
+    /// Judge how the training stands, and do what follows.
+    fn judge(&mut self, run_id: &str, now: Instant) {
+        let Some(entry) = self.runs.get_mut(run_id) else { return };
+        entry.hangs.on_run(&entry.run, now);
+        for act in entry.hangs.act(&entry.run, &mut entry.looks, now) {
+            match act {
+                Act::Send(sessions, message) => {
+                    let sends = sessions.into_iter().map(|session| Command::Send { session, message: message.clone() });
+                    self.commands.extend(sends);
+                }
+                Act::Apply(event) => self.decide(run_id, event, now),
+            }
         }
     }
 
@@ -197,6 +220,16 @@ impl Machine {
     /// The last look at the workers of a run.
     pub fn looks(&self, run_id: &str) -> Option<&Looks> {
         self.runs.get(run_id).map(|entry| &entry.looks)
+    }
+
+    /// For how long the training of a run has made no step, if all its nodes stand still.
+    pub fn still(&self, run_id: &str, now: Instant) -> Option<Duration> {
+        self.runs.get(run_id)?.hangs.still(now)
+    }
+
+    /// What observers are shown of a training that stands still.
+    pub fn hang(&self, run_id: &str, now: Instant) -> Option<Shown> {
+        self.runs.get(run_id)?.hangs.shown(now)
     }
 
     /// A connection ended, for any reason. Connections without a `Hello` may be reported too.
@@ -328,12 +361,14 @@ impl Machine {
 
     /// Update a run's entries: in the indexes or, without nodes, among the remembered runs. A run with nothing to remember is dropped.
     fn settle(&mut self, run_id: &str, now: Instant) {
+        self.judge(run_id, now);
         let Some(entry) = self.runs.get_mut(run_id) else { return };
         let (due, deserted) = match entry.run.is_empty() {
             true => (None, None),
             false => {
                 let deserted = (entry.run.connected() == 0).then(|| entry.deserted.unwrap_or(now));
-                (entry.run.next_deadline(), deserted)
+                let due = entry.run.next_deadline().into_iter().chain(entry.hangs.next_deadline(&entry.looks)).min();
+                (due, deserted)
             }
         };
         refile(&mut self.due, std::mem::replace(&mut entry.due, due), due, run_id);

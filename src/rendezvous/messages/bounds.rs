@@ -204,6 +204,7 @@ pub(in crate::rendezvous) fn tidy_message(message: CoordinatorMessage) -> Coordi
         | CoordinatorMessage::Observed(_)
         | CoordinatorMessage::Look(_)
         | CoordinatorMessage::Looked(_)
+        | CoordinatorMessage::Hang(_) // checked where it is used
         | CoordinatorMessage::ReportStep { .. } => message,
     }
 }

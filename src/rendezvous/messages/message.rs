@@ -9,6 +9,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 pub use super::ending::{Failure, STILL_ALIVE, Verdict};
+use super::hang::{HangNews, PaceReport};
 pub use super::ids::{NodeId, Round};
 pub use super::look::{AskLook, Look, LookAnswer};
 pub use super::placement::{
@@ -141,6 +142,13 @@ pub enum NodeMessage {
         number: u64,
         /// Why frames of its workers cannot be read, if they cannot.
         problem: Option<String>,
+    },
+    /// The workers of this node make no step, or have moved since.
+    Pace {
+        /// The round they belong to.
+        round: Round,
+        /// Which of both.
+        pace: PaceReport,
     },
 }
 
@@ -395,6 +403,8 @@ pub enum CoordinatorMessage {
     // Sent only to an observer.
     /// Answer to [`NodeMessage::AskLook`].
     Looked(LookAnswer),
+    /// The training hangs, or goes on.
+    Hang(HangNews),
 }
 
 /// A change of the world that workers live through.

@@ -6,6 +6,7 @@
 //! | [`ids`] | what identifies a node and a round |
 //! | [`message`] | the messages |
 //! | [`placement`], [`ending`] | what messages hold: places in rounds; how a worker failed, and how a job ended |
+//! | [`look`], [`hang`] | looks at workers; a training that stands still |
 //! | [`replay`] | what a member replays to a restarted coordinator |
 //! | [`bounds`] | limits on every message that a peer sends |
 //! | [`codec`], `frames` | messages ↔ frames of bytes; reading them from a connection (feature `io`) |
@@ -15,6 +16,7 @@ pub mod codec;
 pub mod ending;
 #[cfg(feature = "io")]
 pub(crate) mod frames;
+pub mod hang;
 pub mod ids;
 pub mod look;
 pub mod message;

@@ -2,10 +2,12 @@
 //! [`crate::rendezvous::conf`].
 
 use std::fmt;
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use crate::hang::judge;
 use crate::hosts::Cooldown;
 
 /// Settings of one rendezvous, as each node brings them.
@@ -140,6 +142,9 @@ pub(in crate::rendezvous) const STALL: Duration = Duration::from_millis(500);
 /// stopped and continues finds its timers due before it has read its sockets.
 pub(in crate::rendezvous) const LAST_LOOK: Duration = Duration::from_millis(250);
 
+/// Allowed values of `hang_timeout`.
+pub const HANG_TIMEOUTS: RangeInclusive<Duration> = Duration::from_secs(1)..=LONGEST_WAIT;
+
 /// The default of `host_failures_window`.
 pub const HOST_FAILURES_WINDOW: Duration = Duration::from_secs(3600);
 /// First failures are remembered one by one.
@@ -163,6 +168,8 @@ pub struct Rules {
     pub reset_limit: Option<u32>,
     /// Whether workers reach the store of rank 0's node through their agents.
     pub store_tunnel: bool,
+    /// When a standstill is a hang, and what happens then.
+    pub hang: judge::Options,
 }
 
 impl Default for Rules {
@@ -174,6 +181,7 @@ impl Default for Rules {
             cooldown: None,
             reset_limit: None,
             store_tunnel: false,
+            hang: judge::Options::default(),
         }
     }
 }
@@ -222,6 +230,10 @@ impl Rules {
         if self.host_failures_window > LONGEST_WAIT {
             let given = self.host_failures_window;
             return Err(format!("host_failures_window is `{given:?}`, must be at most {LONGEST_WAIT:?}"));
+        }
+        if let Some(timeout) = self.hang.timeout.filter(|timeout| !HANG_TIMEOUTS.contains(timeout)) {
+            let (least, most) = (HANG_TIMEOUTS.start(), HANG_TIMEOUTS.end());
+            return Err(format!("hang_timeout is `{timeout:?}`, must be from {least:?} to {most:?}"));
         }
         match self.cooldown {
             Some(Cooldown { min, max }) if min.is_zero() || min > max || max > LONGEST_WAIT => Err(format!(

@@ -73,6 +73,11 @@ impl NodeMachine {
             CoordinatorMessage::Look(look) => {
                 self.report_look(look.number, Vec::new(), Some(ROUND_CHANGES.to_owned()));
             }
+            CoordinatorMessage::Hang(news) => {
+                if let Some(news) = news.tidied().filter(|news| self.is_member(news.round)) {
+                    (self.view.hangs, self.view.hang) = (self.view.hangs + 1, Some(news));
+                }
+            }
             CoordinatorMessage::Looked(_) => {} // no node asks for it
             CoordinatorMessage::ReportStep { round } => self.view.steps_asked += u64::from(self.is_member(round)),
             CoordinatorMessage::Closed { verdict, spare } => {

@@ -9,6 +9,7 @@ use crate::events::journal::{Entry, Journal, Reference};
 use crate::events::record::{Kind, Phase, Record};
 use crate::hang::view::View as RankView;
 use crate::rendezvous::messages::bounds::tidy_failure;
+use crate::rendezvous::messages::hang::PaceReport;
 use crate::rendezvous::messages::message::{
     Failure, Hello, JoinWorkers, NEVER, NodeMessage, Placement, Progress, Round, Running, StepReport, Survival,
     Verdict, Waits,
@@ -229,6 +230,11 @@ impl NodeMachine {
             self.send_to_coordinator(NodeMessage::View { number, view: Box::new(view) });
         }
         self.send_to_coordinator(NodeMessage::Looked { number, problem });
+    }
+
+    /// This node's workers of `round` make no step, or have moved since.
+    pub fn report_pace(&mut self, round: Round, pace: PaceReport) {
+        self.send_to_coordinator(NodeMessage::Pace { round, pace });
     }
 
     /// The workers of `round` are being stopped, or leave their world.

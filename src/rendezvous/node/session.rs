@@ -21,6 +21,7 @@ use super::{JoinError, NodeMachine, View};
 use crate::events::file::{EventFile, LAST_LINES};
 use crate::events::record::{Kind, Phase};
 use crate::hang::view::View as RankView;
+use crate::rendezvous::messages::hang::PaceReport;
 use crate::rendezvous::messages::message::{
     Failure, Hello, JoinWorkers, Placement, Progress, Round, Running, StepReport, Survival, Verdict,
 };
@@ -261,6 +262,11 @@ impl Session {
     /// read.
     pub fn report_look(&self, number: u64, views: Vec<RankView>, problem: Option<String>) {
         self.ask(|machine| machine.report_look(number, views, problem));
+    }
+
+    /// This node's workers of `round` make no step, or have moved since.
+    pub fn report_pace(&self, round: Round, pace: PaceReport) {
+        self.ask(|machine| machine.report_pace(round, pace));
     }
 
     /// All living workers of `round` are connected to their agent: the node can change in place.

@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use crate::rendezvous::messages::hang::HangNews;
 use crate::rendezvous::messages::message::{Failure, Look, NodeMessage, Round, Verdict, WorldChange};
 use crate::wire::text::{DEFAULT_RUN_ID, duration_text};
 
@@ -180,6 +181,10 @@ pub struct View {
     pub looks_asked: u64,
     /// The last look that was asked for.
     pub look: Option<Look>,
+    /// How often the coordinator has said that the training hangs or goes on, and the last time.
+    pub hangs: u64,
+    /// What it has said last.
+    pub hang: Option<HangNews>,
     /// The round whose workers are all connected to their store, which this node serves, and how long after their start that was.
     pub imported: Option<(Round, Duration)>,
 }

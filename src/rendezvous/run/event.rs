@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
-use crate::events::record::Record;
+use crate::events::record::{Kind, Record};
 use crate::events::tally::Tally;
 use crate::rendezvous::messages::message::{CoordinatorMessage, Hello, NodeId, NodeMessage};
 
@@ -80,6 +80,20 @@ pub enum Event {
     TickWaiting,
     /// Somebody watches, and wants to know how far the training is.
     Watched,
+    /// The coordinator has seen how the training stands: to be recorded.
+    Seen {
+        /// What was seen.
+        kind: Kind,
+        /// The name of the node that it is about, if it is about one.
+        node: Option<String>,
+        /// Its sentence.
+        text: String,
+    },
+    /// The training hangs, and its workers are to be restarted. [`Kind::HangFound`] was recorded.
+    Hung {
+        /// Who is waited for, in words.
+        why: String,
+    },
     /// The process that decides was stalled, so silence of the nodes proves nothing.
     Stalled {
         /// Delay of its timer.

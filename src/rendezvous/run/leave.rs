@@ -12,6 +12,7 @@ use super::event::{CoordinatorInstance, Effect, SessionId};
 use super::hosts::{Consequence, Entry};
 use super::node::{Node, Origin, Status};
 use crate::events::record::{FirstStep, Kind, LONGEST_US, Loss, Number, Phase, Why};
+use crate::hang::judge;
 use crate::rendezvous::messages::bounds::tidy_failure;
 use crate::rendezvous::messages::message::{
     CoordinatorMessage, Failure, Hello, HostInstance, LARGEST_STEP, NodeId, Placed, Progress, Replay, Round,
@@ -322,6 +323,30 @@ impl Run {
     fn interrupt_by(&mut self, reason: &str, exit: Number, failure: Failure) {
         self.interrupt(reason, Why::WorkerFailed, exit);
         self.current.blame(failure);
+    }
+
+    /// The coordinator has seen how the training stands. No decision changes.
+    pub(super) fn on_seen(&mut self, kind: Kind, node: Option<&str>, text: String) -> bool {
+        let cause = self.trace.hang().filter(|_| matches!(kind, Kind::HangOver { .. }));
+        self.record(kind, node, cause, text);
+        false
+    }
+
+    /// The training hangs, and its workers are to be restarted. Returns whether that may change the decision.
+    pub(super) fn on_hung(&mut self, why: &str) -> bool {
+        let Some(hang) = self.trace.hang() else { return false };
+        self.interrupt(&format!("the training hung: {why}"), Why::HangFound, hang);
+        true
+    }
+
+    /// How standstills of this run are judged.
+    pub(in crate::rendezvous) fn hang_options(&self) -> judge::Options {
+        self.settings.rules.hang
+    }
+
+    /// Number of workers of the current world, if it is known.
+    pub(in crate::rendezvous) fn worker_count(&self) -> Option<u32> {
+        self.current.world()?.worker_count()
     }
 
     /// Record which node is in the coordinator's own process. The claim is checked against the number of that process.

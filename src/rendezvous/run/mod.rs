@@ -186,6 +186,8 @@ impl Run {
                 asked.into_iter().for_each(|session| self.send(session, CoordinatorMessage::ReportStep { round }));
                 return false;
             }
+            Event::Seen { kind, node, text } => return self.on_seen(kind, node.as_deref(), text),
+            Event::Hung { why } => return self.on_hung(&why),
             Event::Stalled { late } => {
                 self.roster.renew_all_leases(now);
                 self.in_place.extend(now);
@@ -234,7 +236,8 @@ impl Run {
                 self.end(session, "a node's session is no observer's".to_owned());
                 return false;
             }
-            NodeMessage::View { .. } | NodeMessage::Looked { .. } => return false, // the coordinator's: no run decides by it
+            // The coordinator's: no run decides by them.
+            NodeMessage::View { .. } | NodeMessage::Looked { .. } | NodeMessage::Pace { .. } => return false,
             NodeMessage::Fenced => {
                 self.emit(Effect::Tally(Tally::Fenced));
                 return false;

@@ -28,6 +28,8 @@ pub(in crate::rendezvous) struct Trace {
     broken: Option<Number>,
     /// When the current world was formed.
     completed: Option<Number>,
+    /// When the training of the current world was last found to hang.
+    hang: Option<Number>,
     /// The last request to join.
     joined: Option<Number>,
     /// That of each node that is known.
@@ -55,6 +57,11 @@ impl Trace {
     /// The event for which the current world must re-form.
     pub fn broken(&self) -> Option<Number> {
         self.broken
+    }
+
+    /// The event by which the training of the current world was found to hang.
+    pub fn hang(&self) -> Option<Number> {
+        self.hang
     }
 
     /// The event by which the current world was formed.
@@ -129,10 +136,11 @@ impl Trace {
             Kind::NodeJoined { .. } => self.joined = Some(number),
             Kind::NodeLeaves {} => self.leaves = Some(number),
             Kind::RoundCompleted { .. } => {
-                (self.completed, self.broken, self.import_us) = (Some(number), None, None);
+                (self.completed, self.broken, self.import_us, self.hang) = (Some(number), None, None, None);
                 self.watch = Watch::default();
             }
             Kind::RoundGoesOn {} => self.broken = None,
+            Kind::HangFound(_) => self.hang = Some(number),
             Kind::RoundChanges {} | Kind::RoundBroken { .. } => self.broken = Some(number),
             _ => {}
         }

@@ -33,6 +33,8 @@ OWN = {
     "warm_modules",
     "omp_threads",
     "in_place",
+    "hang",
+    "hang_timeout",
     "ranks_filter",
     "store_tunnel",
     *_host_flags.FLAGS,

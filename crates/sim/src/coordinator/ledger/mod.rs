@@ -291,6 +291,7 @@ impl Ledger {
             | NodeMessage::Fenced
             | NodeMessage::View { .. }
             | NodeMessage::Looked { .. }
+            | NodeMessage::Pace { .. }
             | NodeMessage::AskLook(_)
             | NodeMessage::Observe(_) => {}
             NodeMessage::Failed { round, .. } => {

@@ -1,0 +1,82 @@
+//! What the coordinator says of a training that hangs: it is said to the user, and where the workers stand is written down. Part of
+//! [`super`].
+
+use std::future::pending;
+use std::path::Path;
+use std::time::Duration;
+
+use super::Runner;
+use crate::agent::look;
+use crate::hang::finding::Kind;
+use crate::hang::text;
+use crate::rendezvous::messages::hang::{Found, HangChange, HangNews};
+use crate::rendezvous::node::session::Session;
+use crate::threads;
+
+/// Wait for the next news. Returns how many there were, and the last. May be dropped.
+pub(super) async fn next_of(session: Option<&Session>, seen: u64) -> (u64, Option<HangNews>) {
+    match session {
+        Some(session) => {
+            let view = session.view_when(|view| view.hangs != seen).await;
+            (view.hangs, view.hang)
+        }
+        None => pending().await,
+    }
+}
+
+impl Runner {
+    /// The training hangs, or goes on. The agent of rank 0 says it, for all.
+    pub(super) fn on_hang(&mut self, (seen, news): (u64, Option<HangNews>)) {
+        self.hangs_seen = seen;
+        let Some(HangNews { still_us, change, .. }) = news.filter(|news| news.round == self.machine.round()) else {
+            return;
+        };
+        let (still, says) = (Duration::from_micros(still_us), self.placement().is_some_and(|place| place.rank == 0));
+        match change {
+            HangChange::Found(found) => {
+                let dumps = if found.finding.kind == Kind::Suspended { None } else { self.dump_all(still) };
+                if says {
+                    let lines = self.lines_of(&found, still, dumps);
+                    tracing::warn!("{}{}", self.log_prefix(), lines.join("\n"));
+                }
+            }
+            HangChange::Over if says => tracing::warn!("{}{}", self.log_prefix(), text::over(still)),
+            HangChange::Over => {}
+        }
+    }
+
+    fn lines_of(&self, found: &Found, still: Duration, dumps: Option<String>) -> Vec<String> {
+        let more = self.session.as_ref().map(|session| format!("elastic-rs why {}", session.endpoint()));
+        text::lines(&found.finding, &text::Facts { dumps, more, ..found.facts(still) })
+    }
+
+    /// Write down where all workers of this node stand. Returns where that is for all ranks, if their logs have folders.
+    fn dump_all(&self, still: Duration) -> Option<String> {
+        let pids = self.worker_group.as_ref()?.pids();
+        for (local_rank, pid) in pids {
+            let Some(folder) = self.log_folder(local_rank).map(Path::to_owned) else { continue };
+            let (prefix, rank) = (self.log_prefix(), self.first_rank().saturating_add(local_rank));
+            let why = format!("the training had stood still for {:.1} s when this was written about rank {rank}", still.as_secs_f64());
+            // All that may hang is done there: a dead file system holds the logs, or a file of the worker.
+            let dumped = threads::spawn("dump".to_owned(), move || {
+                if let Err(error) = look::dump(pid, &why, &folder) {
+                    tracing::warn!(
+                        "{prefix}where the worker with rank {rank} (pid {pid}) stands cannot be written into `{}`: {error}",
+                        folder.display()
+                    );
+                }
+            });
+            if let Err(error) = dumped {
+                tracing::warn!("{}where the workers stand is not written down: no thread: {error}", self.log_prefix());
+                return None;
+            }
+        }
+        let of_attempt = self.error_files.keys().find_map(|local_rank| self.log_folder(*local_rank)?.parent());
+        of_attempt.map(|folder| folder.join("*/hang-*.txt").display().to_string())
+    }
+
+    /// The folder of a worker's logs.
+    pub(super) fn log_folder(&self, local_rank: u32) -> Option<&Path> {
+        self.error_files.get(&local_rank)?.parent()
+    }
+}

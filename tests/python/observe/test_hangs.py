@@ -1,0 +1,112 @@
+"""A training that hangs is named: on rank 0's terminal, to observers, and in files."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from helpers.observe import ask
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from helpers.procs import Job, Process
+
+TRAINS = Path(__file__).parents[1] / "scripts" / "hangs_in_training.py"
+SOURCE = TRAINS.read_text().splitlines()
+LIMIT_S = 60.0
+
+pytestmark = [pytest.mark.torchrun]
+
+
+def line_of(text: str) -> int:
+    return next(number for number, line in enumerate(SOURCE, 1) if text in line)
+
+
+@pytest.fixture
+def train(job: Job, port: int, tmp_path: Path) -> Callable[..., Process]:
+    """Return what starts a node of three ranks, of which one hangs after some steps."""
+
+    def start(kind: str, rank: int, *options: str, launcher: str = "elastic_rs.run") -> Process:
+        command = [
+            *(sys.executable, "-m", launcher, "--nnodes=1", "--nproc-per-node=3"),
+            *("--rdzv-backend=rust-c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=job"),
+            *(f"--log-dir={tmp_path / 'logs'}", "--tee=3", *options, str(TRAINS), kind, str(rank)),
+        ]
+        return job.start(command, name="node", env={"GO": str(tmp_path / "go")})
+
+    return start
+
+
+def state(port: int, wanted: Callable[[Any], bool]) -> Any:
+    """Return what `status` says of the standstill, once that is wanted."""
+    deadline = time.monotonic() + LIMIT_S
+    while True:
+        answer = ask("status", f"127.0.0.1:{port}", "--json")
+        assert answer.returncode == 0, answer
+        hang = json.loads(answer.stdout).get("hang")
+        if wanted(hang):
+            return hang
+        assert time.monotonic() < deadline, answer.stdout
+
+
+NAMES = {
+    "sleep": rf"rank 1 has not entered all_reduce #\d+ of default_pg.*\n  at read_shard hangs_in_training.py:{line_of('time.sleep(0.05)')} < ",
+    "stop": rf"rank 1 was stopped by a signal \(state T\)\n  at hang hangs_in_training.py:{line_of('SIGSTOP')} < main ",
+    "gil": rf"rank 1 holds the GIL in C.*\n  at hang hangs_in_training.py:{line_of('PyDLL')} < main ",
+    "loader": rf"rank 1 waits for its data worker \d+: read_shard hangs_in_training.py:{line_of('time.sleep(0.05)')}",
+}
+
+
+@pytest.mark.parametrize("kind", NAMES)
+def test_the_rank_that_holds_others_up_is_named_with_its_line(
+    train: Callable[..., Process], job: Job, port: int, tmp_path: Path, kind: str
+) -> None:
+    node = train(kind, 1, "--hang-timeout=5")
+    said = node.line(r"training stands still for [\d.]+ s \(step 7; a step took 0\.\d+ s\): 2 of 3 ranks wait for rank 1")
+    assert said
+    node.line(r"nothing is stopped \(--hang=report\)")
+    shown = "\n".join(node.lines)
+    assert re.search(NAMES[kind], shown), shown
+    hang = state(port, lambda hang: hang and hang["found"])
+    assert (hang["ranks"], hang["still_s"] >= 5) == ([1], True)
+    dumps = {dump.parent.name for dump in (tmp_path / "logs").rglob("hang-1.txt")}
+    assert dumps == {"0", "1", "2"}
+    job.kill_leftovers()
+
+
+def test_a_training_that_goes_on_is_said_to(train: Callable[..., Process], port: int, tmp_path: Path) -> None:
+    node = train("sleep", 2, "--hang-timeout=3")
+    node.line("training stands still for ")
+    (tmp_path / "go").touch()
+    node.line(r"training goes on, after [\d.]+ s without progress")
+    assert node.wait() == 0
+
+
+def test_workers_are_restarted_if_that_is_wanted(train: Callable[..., Process], tmp_path: Path) -> None:
+    node = train("stop", 0, "--hang=restart")
+    first = node.line(r"READY 0 (\d+)")[1]
+    mark = node.mark()
+    node.line(r"the workers are restarted \(--hang=restart\)")
+    node.line("the training hung: rank 0 was stopped by a signal")
+    again = node.line(r"READY 0 (\d+)", since=mark)[1]
+    assert first != again, "without --max-restarts"
+    (dump, *_) = sorted((tmp_path / "logs").rglob("0/hang-1.txt"))
+    assert re.search(r", state T", dump.read_text())
+    node.signal(signal.SIGTERM)
+    node.wait()
+
+
+def test_nobody_looks_if_that_is_off(train: Callable[..., Process], job: Job, port: int) -> None:
+    node = train("sleep", 1, "--hang=off")
+    for rank in range(3):
+        pid = int(node.line(rf"READY {rank} (\d+)")[1])
+        assert b"ELASTIC_RS_WATCH=" not in Path(f"/proc/{pid}/environ").read_bytes()
+    assert state(port, lambda _: True) is None
+    job.kill_leftovers()
