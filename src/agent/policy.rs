@@ -54,6 +54,9 @@ pub struct AgentOptions {
     pub uninterruptible_sleep: Duration,
     /// Which workers may survive the end of their world.
     pub in_place: InPlace,
+    /// Workers are asked for their collectives when somebody looks where they stand: a thread of each answers, and torch records them.
+    /// Default true.
+    pub watch: bool,
 }
 
 impl AgentOptions {

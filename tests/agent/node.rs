@@ -61,6 +61,7 @@ pub fn options(budget: Budget, workers: u32) -> AgentOptions {
         exit_barrier_timeout: None,
         uninterruptible_sleep: Duration::ZERO,
         in_place: InPlace::Gloo,
+        watch: true,
     }
 }
 

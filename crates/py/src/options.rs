@@ -155,6 +155,7 @@ impl WorkerOptions {
             exit_barrier_timeout,
             uninterruptible_sleep: seconds("uninterruptible_state_timeout", self.uninterruptible_sleep_s)?,
             in_place,
+            watch: true,
         })
     }
 }

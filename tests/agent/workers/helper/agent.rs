@@ -59,6 +59,7 @@ pub fn run_within(procs: &str, script: &str) {
             exit_barrier_timeout: Some(limit),
             uninterruptible_sleep: Duration::ZERO,
             in_place: InPlace::Gloo,
+            watch: true,
         };
         let mut runner = Runner::new(options, None);
         loop {
