@@ -104,6 +104,7 @@ impl Node {
             exit_barrier_timeout: None,
             uninterruptible_sleep: Duration::ZERO,
             in_place: InPlace::Gloo,
+            watch: true,
         };
         let runner = Runner::new(options, Some(session.clone()));
         Self { runner, session }

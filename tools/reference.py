@@ -306,6 +306,12 @@ VARIABLES = (
         "`1` unless it is set, as in PyTorch; with `in_place=nccl` `elastic.run` sets it",
     ),
     Variable(
+        "TORCH_FR_BUFFER_SIZE",
+        WORKER,
+        "how many collectives torch records for [looks](../hang.md): `2000` unless it or "
+        "`TORCH_NCCL_TRACE_BUFFER_SIZE` is set; `0` records none",
+    ),
+    Variable(
         "TORCH_NCCL_ENABLE_MONITORING", WORKER, "with `in_place=nccl`, `elastic.run` sets it to `0` in the worker"
     ),
     Variable(
@@ -320,6 +326,9 @@ VARIABLES = (
     Variable("ELASTIC_RS_IN_PLACE", INSIDE, "which process groups change in place: `--rdzv-conf in_place`"),
     Variable("ELASTIC_RS_AHEAD", INSIDE, "the worker was started before its node has a rank for it"),
     Variable("ELASTIC_RS_STEPS", INSIDE, "the memory in which the worker counts its steps"),
+    Variable(
+        "ELASTIC_RS_WATCH", INSIDE, "address of the socket at which the agent asks the worker for its collectives"
+    ),
     Variable("ELASTIC_RS_TEMPLATE_ROOM", INSIDE, "folder of a fork server of warm starts"),
 )
 """All that are read or set under these families of names, but `PET_*`, which the flags' table has."""

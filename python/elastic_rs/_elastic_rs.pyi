@@ -2140,6 +2140,14 @@ def start_program(command: SupportsGetItem[int, str], *, stdout: SupportsIndex, 
     Raises ``OSError`` with ``errno`` and ``strerror`` if it cannot be run.
     """
 
+def start_watch(address: str, report: Any) -> None:
+    """
+    Start the thread that answers the agent at ``address`` during a look, with what ``report`` returns: whether an exception has ended the
+    program, the flight recorders as JSON, and the global ranks of each process group by name.
+
+    Does nothing if the process, or one from which it was forked, has started it.
+    """
+
 def store_question(nonce: SupportsIndex) -> bytes:
     """
     Return the first bytes that a c10d client sends to a store. A store answers with the nonce, as four bytes in little-endian order.

@@ -33,8 +33,10 @@ __all__ = [
     "is_this_host",
     "keep_versions",
     "let_workers_end",
+    "members_of_groups",
     "port_of_default_store",
     "processes_of",
+    "recorded_collectives",
     "return_queues",
     "signal_handler",
     "store_of",
@@ -181,6 +183,40 @@ def tell_meshes_apart(world: Callable[[], int]) -> None:
             self._hash = None  # it is worked out when it is first asked for
 
     DeviceMesh.__init__ = wrapper  # type: ignore[method-assign]
+
+
+RECORDED_LIMIT_BYTES = 4 << 20
+"""Longest recorder that agents read."""
+
+
+def recorded_collectives() -> list[bytes]:
+    """Return the flight recorders of the backends in use as JSON, NCCL's before gloo's.
+
+    One that is too long has only the numbers of begun and ended collectives, and one that PyTorch lacks is left out.
+    """
+    from torch._C import _distributed_c10d as c10d
+
+    # One name for all of a group's backends, such as `cpu:gloo,cuda:nccl`.
+    backends = ",".join(map(str, [*dist.distributed_c10d._world.pg_backend_config.values()]))  # noqa: SLF001
+    found: list[bytes] = []
+    for backend, name, arguments in (
+        ("nccl", "_dump_nccl_trace_json", ()),
+        ("nccl", "_dump_fr_trace_json", (None, "nccl")),  # 2.15
+        ("gloo", "_dump_fr_trace_json", ()),  # 2.8
+    ):
+        dump = getattr(c10d, name, None)
+        if dump is None or backend not in backends:
+            continue
+        with contextlib.suppress(TypeError):  # it has no argument for a backend
+            recorded = dump(True, *arguments)
+            found.append(recorded if len(recorded) <= RECORDED_LIMIT_BYTES else dump(False, *arguments))
+    return found
+
+
+def members_of_groups() -> dict[str, list[int]]:
+    """Return the global ranks of each process group of this process, by PyTorch's name of the group."""
+    world = dist.distributed_c10d._world  # noqa: SLF001
+    return {name: [*world.pg_group_ranks.get(group, ())] for group, name in [*world.pg_names.items()]}
 
 
 def abort_groups() -> None:

@@ -30,12 +30,21 @@ pub const IN_PLACE: &str = "ELASTIC_RS_IN_PLACE";
 /// Set, to `1`, for a worker that was started before its node has a place for it: its ranks and its store are provisional.
 pub const AHEAD: &str = "ELASTIC_RS_AHEAD";
 
-/// Variables whose values differ per worker or per round. A warm start allows for these, and for no others.
-pub const VARIES: [&str; 24] = [
+/// How many collectives torch records. Read when the first process group is made.
+const RECORDS: &str = "TORCH_FR_BUFFER_SIZE";
+/// The same, under its old name. NCCL's groups read it too.
+const RECORDS_OF_NCCL: &str = "TORCH_NCCL_TRACE_BUFFER_SIZE";
+/// Torch's own default since 2.15. Before, gloo's groups record nothing unless they are told to.
+const RECORDS_DEFAULT: &str = "2000";
+
+/// Variables whose values differ per worker or per round, or that the agent adds. A warm start allows for these, and for no others.
+pub const VARIES: [&str; 26] = [
     AGENT,
     IN_PLACE,
     AHEAD,
     crate::steps::STEPS,
+    crate::channel::watch::WATCH,
+    RECORDS,
     "RANK",
     "LOCAL_RANK",
     "GROUP_RANK",
@@ -99,6 +108,14 @@ pub fn variables(
     Ok(set)
 }
 
+/// The variables by which a worker connects to the agent at this address, and records the collectives that it is asked for. What the user
+/// has chosen stays, also if that is to record none.
+pub fn watched(address: &str, inherited: impl Fn(&str) -> bool) -> Vec<(&'static str, String)> {
+    let chosen = [RECORDS, RECORDS_OF_NCCL].into_iter().any(inherited);
+    let records = (!chosen).then(|| (RECORDS, RECORDS_DEFAULT.to_owned()));
+    [(crate::channel::watch::WATCH, address.to_owned())].into_iter().chain(records).collect()
+}
+
 /// `LOCAL_RANK`, and which GPUs the worker sees. ROCm's variable has precedence over CUDA's, as in PyTorch.
 fn devices(
     workers: &Workers,
@@ -129,4 +146,20 @@ fn devices(
 /// A bool as Python writes it: workers compare with that text.
 fn python_bool(value: bool) -> String {
     if value { "True" } else { "False" }.to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_user_has_chosen_to_record_stays() {
+        let of = |set: &[&str]| watched("@agent", |name| set.contains(&name));
+        let address = (crate::channel::watch::WATCH, "@agent".to_owned());
+        assert_eq!(of(&["RANK"]), [address.clone(), ("TORCH_FR_BUFFER_SIZE", "2000".to_owned())]);
+        for chosen in ["TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"] {
+            assert_eq!(of(&[chosen]), [address.clone()]);
+        }
+        assert!(of(&[]).iter().all(|(name, _)| VARIES.contains(name)), "a warm start allows for them");
+    }
 }

@@ -1,6 +1,7 @@
 //! Looks at workers from outside: what each does, as a [`View`] for the coordinator, or as a text for a file.
 //!
-//! A worker neither helps nor notices. What may hang for ever is done [`within`] a limit.
+//! What the kernel and the memory of a worker show, it neither helps with nor notices. Its collectives it has to be asked for, and a thread
+//! of it answers if it gets the GIL. What may hang for ever is done [`within`] a limit.
 
 use std::fmt::Write as _;
 use std::fs::{File, OpenOptions};
@@ -11,6 +12,9 @@ use std::time::{Duration, Instant};
 
 use tokio::task::JoinSet;
 
+use crate::channel::watch::Answer;
+use crate::channel::watch::agent::{Asked, Asker, Limits};
+use crate::hang::fr::Recorded;
 use crate::hang::frames::process::{Process, Refusal};
 use crate::hang::frames::{Frame, Peer, Stacks, Thread};
 use crate::hang::look::Look;
@@ -21,6 +25,8 @@ use crate::wire::text::cut;
 
 /// Time for a look at one worker. As a rule it takes a millisecond.
 pub const LIMIT: Duration = Duration::from_millis(600);
+/// Time for a worker's answer. As a rule it has the GIL after 5 ms. The JSON of 2,000 collectives takes 50 ms, and longer on a crowded host.
+const ASK_LIMITS: Limits = Limits { gil: Duration::from_millis(500), answer: Duration::from_millis(800) };
 /// What a worker does between two looks shows if they are not nearer, and is of today if they are not farther apart.
 const BETWEEN: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(60);
 /// Longest file of a dump.
@@ -32,6 +38,7 @@ const MOST_DUMPS: u32 = 99;
 #[derive(Clone, Debug)]
 pub(super) struct Worker {
     pub rank: u32,
+    pub local_rank: u32,
     pub round: u64,
     pub pid: u32,
     /// What an earlier look at its process has found, and when that was.
@@ -48,17 +55,25 @@ pub(super) struct Looked {
     pub problem: Option<String>,
 }
 
-/// Look at these workers, side by side.
-pub(super) async fn look(workers: Vec<Worker>) -> Looked {
+/// Look at these workers, and ask them, side by side.
+pub(super) async fn look(workers: Vec<Worker>, asker: Option<Asker>) -> Looked {
     let mut looks = JoinSet::new();
     for worker in workers {
+        let asker = asker.clone();
         looks.spawn(async move {
-            let Worker { rank, round, pid, .. } = worker;
+            let Worker { rank, local_rank, round, pid, .. } = worker;
             let looked = within(LIMIT, "look", move || look_at(&worker)).await;
-            looked.unwrap_or_else(|why| {
+            let (view, look, problem) = looked.unwrap_or_else(|why| {
                 let problem = format!("rank {rank} (pid {pid}) could not be looked at: {why}");
                 (View { pid, ..View::new(rank, round) }, None, Some(problem))
-            })
+            });
+            // Without this, one that a signal has stopped, or that nothing wakes, would seem to hold the GIL.
+            let asker = asker.filter(|_| matches!(view.state, State::Running | State::Sleeping));
+            let Some(asker) = asker else { return (view, look, problem) };
+            let asked = asker.ask(local_rank, ASK_LIMITS).await;
+            let (view, why) = with_answer(view, asked).await;
+            let why = why.map(|why| format!("the collectives of rank {rank} (pid {pid}) are not known: {why}"));
+            (view, look, problem.or(why))
         });
     }
     let mut looked = Looked::default();
@@ -73,7 +88,7 @@ pub(super) async fn look(workers: Vec<Worker>) -> Looked {
 
 /// A worker's view, what the kernel knows of it, and why its frames could not be read.
 fn look_at(worker: &Worker) -> (View, Option<(Instant, Look)>, Option<String>) {
-    let Worker { rank, round, pid, earlier } = worker;
+    let Worker { rank, round, pid, earlier, .. } = worker;
     let blank = View { pid: *pid, ..View::new(*rank, *round) };
     let (now, found) = (Instant::now(), Process::open(*pid).and_then(|process| seen(&process, None)));
     match found {
@@ -98,6 +113,43 @@ fn look_at(worker: &Worker) -> (View, Option<(Instant, Look)>, Option<String>) {
         Err(Refusal::Ended(_)) => (View { state: State::Ended, ..blank }, None, None),
         Err(refusal) => (blank, None, Some(refusal.to_string())),
     }
+}
+
+/// A view with what the worker has answered, and why that is not known.
+async fn with_answer(view: View, asked: Asked) -> (View, Option<String>) {
+    match asked {
+        Asked::Nobody => (view, None),
+        Asked::Silent => (View { gil: Gil::Held, ..view }, None),
+        Asked::Late => {
+            let why = format!("its watch thread has the GIL, and no answer after {:.1?}", ASK_LIMITS.answer);
+            (View { gil: Gil::Free, ..view }, Some(why))
+        }
+        // A megabyte of JSON takes milliseconds, which other tasks need not wait for.
+        Asked::Answer(bytes) => {
+            let before = view.clone();
+            let filled = within(LIMIT, "look", move || filled(view, &bytes)).await;
+            filled.unwrap_or_else(|why| (before, Some(why.to_string())))
+        }
+    }
+}
+
+/// A view with what the bytes of an answer say.
+fn filled(mut view: View, bytes: &[u8]) -> (View, Option<String>) {
+    view.gil = Gil::Free;
+    let fill = |view: &mut View| {
+        let answer = Answer::decode(bytes)?;
+        answer.problem.map_or(Ok(()), Err)?;
+        let recorders: Result<Vec<_>, _> = answer.recorders.iter().map(|json| Recorded::parse(json)).collect();
+        Recorded::join(recorders?).fill(view, &answer.members);
+        if let Life::MainThreadEnded { raised } = &mut view.life {
+            *raised = answer.raised;
+        }
+        view.answered = true;
+        Ok::<_, String>(())
+    };
+    let problem = fill(&mut view).err();
+    view.fit();
+    (view, problem)
 }
 
 /// A thread that lets others run while it sleeps has given the GIL back. It has slept before and after its frames were read.
@@ -190,6 +242,62 @@ fn write_stacks(Stacks { version, threads, cut }: &Stacks, text: &mut String) {
         for Frame { function, file, line, .. } in &thread.frames {
             let line = line.map_or_else(|| "?".to_owned(), |line| line.to_string());
             let _ = writeln!(text, "  {function} ({file}:{line})");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DUMP: &str = r#"{"entries": [{"process_group": ["0", "default_pg"], "pg_id": 0, "collective_seq_id": 3,
+        "profiling_name": "gloo:all_reduce", "input_sizes": [[8]], "input_dtypes": ["Float"], "state": "scheduled"}]}"#;
+
+    fn view() -> View {
+        View { state: State::Sleeping, life: Life::MainThreadEnded { raised: false }, ..View::new(1, 2) }
+    }
+
+    async fn answered(answer: Answer<'_>) -> (View, Option<String>) {
+        with_answer(view(), Asked::Answer(answer.encode())).await
+    }
+
+    #[tokio::test]
+    async fn an_answer_becomes_groups() {
+        let members = [("0".to_owned(), (0..2).collect())].into();
+        let answer = Answer { raised: true, members, recorders: vec![DUMP.as_bytes()], problem: None };
+        let (view, problem) = answered(answer).await;
+        assert_eq!((problem, view.answered, view.gil), (None, true, Gil::Free));
+        assert_eq!(view.life, Life::MainThreadEnded { raised: true });
+        let group = view.group("0").unwrap();
+        assert_eq!((group.last, group.pending.len(), group.ranks.as_ref().unwrap().len()), (3, 1, 2));
+        assert_eq!(view.signature(&group.pending[0]).unwrap().shape, "[8] Float");
+    }
+
+    #[tokio::test]
+    async fn a_worker_without_groups_has_answered() {
+        let (view, problem) = answered(Answer::default()).await;
+        assert_eq!((problem, view.answered, view.groups.len()), (None, true, 0));
+    }
+
+    #[tokio::test]
+    async fn one_that_does_not_get_the_gil_is_silent() {
+        let (silent, problem) = with_answer(view(), Asked::Silent).await;
+        assert_eq!((problem, silent.answered, silent.gil), (None, false, Gil::Held));
+        let (unasked, _) = with_answer(view(), Asked::Nobody).await;
+        assert_eq!((unasked.answered, unasked.gil), (false, Gil::Unknown));
+    }
+
+    #[tokio::test]
+    async fn what_is_no_answer_is_said() {
+        let problem = Answer { problem: Some("KeyError: '0'".to_owned()), ..Answer::default() };
+        for (bytes, says) in [
+            (b"abc".to_vec(), "not an answer"),
+            (problem.encode(), "KeyError"),
+            (Answer { recorders: vec![b"{\"entries\": 7}"], ..Answer::default() }.encode(), "cannot be read"),
+        ] {
+            let (lied, problem) = with_answer(view(), Asked::Answer(bytes)).await;
+            assert!(problem.as_deref().unwrap().contains(says), "{problem:?}");
+            assert_eq!((lied.answered, lied.gil, lied.groups.len()), (false, Gil::Free, 0));
         }
     }
 }

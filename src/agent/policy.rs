@@ -54,7 +54,8 @@ pub struct AgentOptions {
     pub uninterruptible_sleep: Duration,
     /// Which workers may survive the end of their world.
     pub in_place: InPlace,
-    /// Whether somebody looks for hangs: the coordinator is told when the workers make no step.
+    /// Whether somebody looks for hangs: the coordinator is told when the workers make no step, and a thread of each worker answers what
+    /// its collectives are, which torch records. Default true.
     pub watch: bool,
 }
 

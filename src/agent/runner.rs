@@ -21,6 +21,7 @@ use super::uninterruptible::{UninterruptibleWorker, UninterruptibleWorkers};
 use super::worker_group::{WorkerGroup, WorkerGroupEvent};
 use crate::channel::agent::Exchange;
 use crate::channel::message::World;
+use crate::channel::watch::agent::Watches;
 use crate::clock::until;
 use crate::rendezvous::conf::InPlace;
 use crate::rendezvous::messages::message::{Failure, Placement, Running};
@@ -132,6 +133,8 @@ pub struct Runner {
     looking: Looking,
     /// How often the coordinator had said that the training hangs, or goes on, when that was acted on last.
     hangs_seen: u64,
+    /// What the workers say during a look. `None`: nobody can ask for one, or it is switched off.
+    watches: Option<Watches>,
     /// Process ids of running workers whose start is recorded. Those that survive a change were started once.
     recorded: BTreeSet<u32>,
 }
@@ -145,6 +148,7 @@ impl Runner {
         let exchange = in_place::listen(&options, session.is_some());
         policy.in_place &= exchange.is_some();
         let training = Training::new(&options, session.is_some());
+        let watches = look::listen(&options, session.is_some());
         let deadline = session.as_deref().and_then(deadline::hold);
         let AgentOptions { name, entrypoint, workers, uninterruptible_sleep, in_place, grace, .. } = options;
         Self {
@@ -184,6 +188,7 @@ impl Runner {
             training,
             looking: Looking::default(),
             hangs_seen: 0,
+            watches,
             recorded: BTreeSet::new(),
         }
     }

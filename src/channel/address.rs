@@ -4,24 +4,57 @@
 //! namespace may connect, so both ends ask the kernel who the other one is before they read anything.
 
 use std::io;
+use std::os::fd::OwnedFd;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixListener as StdListener};
 use std::process;
+use std::time::Duration;
 
-use rustix::net::SocketAddrUnix;
-use rustix::net::sockopt::socket_peercred;
+use rustix::io::retry_on_intr;
+use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_peercred};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+use tokio::net::UnixListener;
 
 /// What begins an address that is a name, as in `/proc/net/unix`.
 const ABSTRACT: char = '@';
 
 /// A new address that nobody else has: `@elastic_rs-PID-RANDOM`.
-pub(super) fn draw() -> String {
+fn draw() -> String {
     format!("{ABSTRACT}elastic_rs-{}-{:032x}", process::id(), rand::random::<u128>())
+}
+
+/// A socket at a new address. Needs a tokio runtime.
+///
+/// # Errors
+/// The system refuses a socket.
+pub(super) fn listen() -> io::Result<(String, UnixListener)> {
+    let address = draw();
+    let listener = StdListener::bind_addr(&SocketAddr::from_abstract_name(&address[1..])?)
+        .map_err(|error| io::Error::new(error.kind(), format!("cannot listen at `{address}`: {error}")))?;
+    listener.set_nonblocking(true)?;
+    Ok((address, UnixListener::from_std(listener)?))
+}
+
+/// A connection to an address, within a limit, which is how long the agent may take to accept others first. Another user's process may
+/// have taken the name of an agent that has ended, and is no agent.
+///
+/// # Errors
+/// Nobody listens there, or another user's process.
+pub(super) fn dial(address: &str, limit: Duration) -> io::Result<OwnedFd> {
+    let stream = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    // To the kernel, zero is no limit.
+    set_socket_timeout(&stream, Timeout::Send, Some(limit.max(Duration::from_millis(1))))?;
+    let address = parse(address)?;
+    retry_on_intr(|| connect(&stream, &address))?;
+    check_user(&stream, "the process that listens there")?;
+    Ok(stream)
 }
 
 /// The address for the kernel.
 ///
 /// # Errors
 /// It is not one that an agent draws.
-pub(super) fn parse(address: &str) -> io::Result<SocketAddrUnix> {
+fn parse(address: &str) -> io::Result<SocketAddrUnix> {
     let name = address.strip_prefix(ABSTRACT).filter(|name| !name.is_empty()).ok_or_else(|| {
         io::Error::new(
             io::ErrorKind::InvalidInput,

@@ -8,9 +8,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::pending;
 use std::io;
-use std::os::linux::net::SocketAddrExt;
-use std::os::unix::net::{SocketAddr, UnixListener as StdListener};
-use std::process;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -25,16 +22,13 @@ use tokio::time::{sleep, timeout};
 
 use super::address;
 use super::message::{HeldState, ToAgent, ToWorker, VERSION};
+use super::peers::{self, HOLD_LIMIT, UNPROVEN};
 use crate::bounded_log::BoundedLog;
-use crate::processes::{is_alive, lineage};
+use crate::processes::is_alive;
 use crate::rendezvous::messages::codec::CodecError;
 use crate::rendezvous::messages::frames::read_message;
 use crate::wire::text::tidy;
 
-/// How long a process that is not known as a worker is held, and then has to say who it is.
-const HOLD_LIMIT: Duration = Duration::from_secs(5);
-/// Most connections of processes that are not proven to be workers, beside one for each worker.
-const UNPROVEN: usize = 16;
 /// Messages that may wait for a worker that does not read. Normally there are two or three per round.
 const UNREAD_LIMIT: usize = 64;
 /// Time for a message to be written.
@@ -161,11 +155,7 @@ impl Exchange {
     /// # Panics
     /// Outside a tokio runtime.
     pub fn listen(workers: u32) -> io::Result<Exchange> {
-        let address = address::draw();
-        let listener = StdListener::bind_addr(&SocketAddr::from_abstract_name(&address[1..])?)
-            .map_err(|error| io::Error::new(error.kind(), format!("cannot listen at `{address}`: {error}")))?;
-        listener.set_nonblocking(true)?;
-        let listener = UnixListener::from_std(listener)?;
+        let (address, listener) = address::listen()?;
         let shared = Arc::new(Shared {
             workers: watch::Sender::default(),
             connections: Mutex::default(),
@@ -351,31 +341,11 @@ struct Admitted {
 
 /// Finds out whose connection this is. An error is the reason for which it is refused.
 async fn admit(stream: &mut UnixStream, shared: &Arc<Shared>) -> Result<Admitted, String> {
-    address::check_user(&*stream, "it").map_err(|error| error.to_string())?;
-    let peer = stream.peer_cred().map_err(|error| format!("the kernel does not report its process id: {error}"))?;
-    // 0: it is in another pid namespace, which this process cannot see.
-    let pid = peer.pid().and_then(|pid| u32::try_from(pid).ok()).filter(|pid| *pid > 0);
-    let pid = pid.ok_or("it is in a pid namespace that its agent cannot see")?;
-    if !lineage(pid).any(|it| it == process::id()) {
-        return Err(format!("process {pid} was not started by this agent, nor by a process that it has started"));
-    }
+    let pid = peers::process_at(stream)?;
     let _permit = shared.permit(pid).ok_or_else(|| {
         format!("process {pid} is not known as a worker, and {UNPROVEN} such processes are waiting already")
     })?;
-    let mut workers = shared.workers.subscribe();
-    let find = async {
-        loop {
-            let found = worker_of(pid, &workers.borrow_and_update());
-            if let Some(found) = found {
-                return Some(found);
-            }
-            workers.changed().await.ok()?;
-        }
-    };
-    let found = timeout(HOLD_LIMIT, find).await.ok().flatten();
-    let (local_rank, worker) = found.ok_or_else(|| {
-        format!("process {pid} is neither a worker of this agent nor a descendant of one (looked for {HOLD_LIMIT:.0?})")
-    })?;
+    let (local_rank, worker) = peers::worker_of(pid, &shared.workers).await?;
     let mut buffer = BytesMut::new();
     let (mut reader, _) = stream.split();
     match timeout(HOLD_LIMIT, read_message(&mut reader, &mut buffer)).await {
@@ -459,9 +429,4 @@ async fn write(writer: &mut (impl AsyncWriteExt + Unpin), message: ToWorker) -> 
         Ok(written) => written.map_err(|error| error.to_string()),
         Err(_) => Err(format!("it was not read within {WRITE_LIMIT:.0?}")),
     }
-}
-
-/// The worker that a process is, or descends from: its local rank and its process id.
-fn worker_of(pid: u32, workers: &BTreeMap<u32, u32>) -> Option<(u32, u32)> {
-    lineage(pid).filter_map(|it| workers.iter().find(|(_, pid)| **pid == it)).map(|(rank, pid)| (*rank, *pid)).next()
 }

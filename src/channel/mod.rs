@@ -10,7 +10,8 @@
 //! | [`checks`] | the count of checks, and what a check finds: all workers learn of a change at the same check |
 //! | [`worker`] | a worker's end: a thread reads, and frees blocked collectives (feature `io`) |
 //! | `sockets` | which sockets those collectives wait for (feature `io`) |
-//! | [`agent`], `address` | the agent's end: its socket and its name, who may connect, and as which worker (feature `io`) |
+//! | [`agent`], `address`, `peers` | the agent's end: its socket and its name, who may connect, and as which worker (feature `io`) |
+//! | [`watch`] | what the agent asks a worker during a look, on a socket of its own |
 //!
 //! Frames and limits of texts are those of [`crate::rendezvous::messages`].
 
@@ -21,6 +22,9 @@ pub mod agent;
 pub mod checks;
 pub mod message;
 #[cfg(feature = "io")]
+mod peers;
+#[cfg(feature = "io")]
 mod sockets;
+pub mod watch;
 #[cfg(feature = "io")]
 pub mod worker;

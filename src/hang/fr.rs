@@ -4,7 +4,7 @@
 //! [`ENTRIES_LIMIT`] entries.
 
 use std::borrow::Cow;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt::{self, Write as _};
 
 use serde::Deserialize;
@@ -67,6 +67,8 @@ struct Raw<'a> {
     #[serde(borrow, default)]
     state: Cow<'a, str>,
     #[serde(default)]
+    time_created_ns: u64,
+    #[serde(default)]
     retired: bool,
     #[serde(default)]
     is_p2p: bool,
@@ -82,6 +84,24 @@ impl<'a> Recorded<'a> {
             return Err(format!("the dump has {} bytes, must have at most {DUMP_LIMIT_BYTES}", json.len()));
         }
         serde_json::from_slice(json).map_err(|error| format!("the flight recorder's dump cannot be read: {error}"))
+    }
+
+    /// Several recorders of one process as one. Of a group that more than one of them has, the first one's collectives count: each
+    /// backend of a group counts for itself.
+    pub fn join(recorders: Vec<Self>) -> Self {
+        let (mut all, several) = (Self::default(), recorders.len() > 1);
+        for Self { mut entries, pg_status } in recorders {
+            let known: BTreeSet<_> = all.entries.0.iter().map(|raw| raw.process_group.0.clone()).collect();
+            entries.0.retain(|raw| !known.contains(&raw.process_group.0));
+            all.entries.0.extend(entries.0);
+            for (id, status) in pg_status {
+                all.pg_status.entry(id).or_insert(status);
+            }
+        }
+        if several {
+            all.entries.0.make_contiguous().sort_by_key(|raw| raw.time_created_ns);
+        }
+        all
     }
 
     /// How many collectives each group has begun and ended, by torch's number of the group in this process.

@@ -6,6 +6,7 @@ import contextlib
 import copy
 import functools
 import inspect
+import json
 import re
 import signal
 from collections.abc import Callable, Iterator
@@ -68,6 +69,23 @@ def test_the_handler_of_signals_raises() -> None:
     with pytest.raises(SignalException) as raised:
         _torch_private.signal_handler()(signal.SIGTERM, None)
     assert raised.value.sigval == signal.SIGTERM
+
+
+@pytest.mark.usefixtures("group")
+def test_recorded_collectives_and_members(monkeypatch: pytest.MonkeyPatch) -> None:
+    dist.all_reduce(torch.ones(3))
+    members = _torch_private.members_of_groups()
+    assert members == {"0": [0]}
+    recorded = _torch_private.recorded_collectives()
+    if not hasattr(torch._C._distributed_c10d, "_dump_fr_trace_json"):
+        assert recorded == []
+        return
+    (dump,) = map(json.loads, recorded)
+    names = [entry["process_group"][0] for entry in dump.get("entries", [])]
+    assert set(names) <= {"0"}, "before 2.15 nothing is recorded by default"
+    monkeypatch.setattr(_torch_private, "RECORDED_LIMIT_BYTES", 10)
+    (short,) = map(json.loads, _torch_private.recorded_collectives())
+    assert not short.get("entries"), "of one that is too long, the numbers alone"
 
 
 def test_hosts() -> None:

@@ -309,7 +309,10 @@ impl Agent {
                 local_rank,
                 inherited,
             )
-            .map(|variables| (local_rank, variables.into_iter().chain(runner.steps_variable(local_rank)).collect()))
+            .map(|variables| {
+                let watched = runner.watch_variables(|name| std::env::var_os(name).is_some());
+                (local_rank, variables.into_iter().chain(runner.steps_variable(local_rank)).chain(watched).collect())
+            })
             .map_err(PyValueError::new_err)
         };
         (0..placement.workers_of(self.workers.local_world_size)).map(variables).collect()

@@ -27,6 +27,7 @@ mod steps;
 mod store;
 mod store_client;
 mod warm;
+mod watch;
 
 /// The compiled part of the package ``elastic_rs``.
 #[pymodule]
@@ -77,6 +78,8 @@ mod _elastic_rs {
     use crate::store_client::StoreClient;
     #[pymodule_export]
     use crate::warm::{ForkServer, SpawnRequest, Template};
+    #[pymodule_export]
+    use crate::watch::start_watch;
 
     /// Version of the compiled part.
     #[pymodule_export]
@@ -113,6 +116,7 @@ mod _elastic_rs {
     /// Stop all background threads. Registered with ``atexit``.
     #[pyfunction]
     fn _shutdown(py: Python<'_>) {
+        crate::watch::shutdown(py);
         crate::runtime::shutdown(py);
         crate::logging::shutdown(py);
     }

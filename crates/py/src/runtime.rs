@@ -287,7 +287,7 @@ pub fn shutdown(py: Python<'_>) {
 }
 
 /// How long the interpreter's exit waits for calls that are under way, and then for the runtime's threads.
-const SHUTDOWN_LIMIT: Duration = Duration::from_secs(1);
+pub const SHUTDOWN_LIMIT: Duration = Duration::from_secs(1);
 
 /// Do `work` with the interpreter released.
 ///

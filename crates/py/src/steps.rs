@@ -5,6 +5,8 @@
 use elastic_rs::steps::worker::Steps;
 use pyo3::prelude::*;
 
+use crate::watch;
+
 /// The steps of the calling process: ``elastic_rs.step``, but for what needs torch.
 #[pyclass(frozen, subclass, module = "elastic_rs._elastic_rs")]
 pub struct StepCounter;
@@ -18,10 +20,11 @@ impl StepCounter {
 
     /// A step has ended: number ``n``, by default the one after the last.
     #[pyo3(signature = (n = None, /))]
-    fn __call__(&self, n: Option<u64>) {
+    fn __call__(&self, py: Python<'_>, n: Option<u64>) {
         if let Some(steps) = Steps::of_this_process() {
             steps.step(n);
         }
+        watch::on_step(py);
     }
 
     /// Say whether this worker is restarted when the world changes, because its process group uses NCCL. ``elastic-rs status`` shows it.

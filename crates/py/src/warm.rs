@@ -1,11 +1,12 @@
 //! `Template`: the agent's end of a fork server. `ForkServer` and `SpawnRequest`: the server's own end, and what it receives.
 
 use std::collections::BTreeMap;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::io;
 use std::os::fd::{FromRawFd, OwnedFd};
 
 use elastic_rs::agent::environment;
+use elastic_rs::channel::watch::WATCH;
 use elastic_rs::warm;
 use parking_lot::Mutex;
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
@@ -29,9 +30,10 @@ impl Template {
         command: Vec<OsString>,
         begin: Vec<OsString>,
         fixed: usize,
-        env: BTreeMap<OsString, OsString>,
+        mut env: BTreeMap<OsString, OsString>,
         what: String,
     ) -> PyResult<Self> {
+        env.remove(OsStr::new(WATCH)); // a thread that answers another agent would make its forks useless
         let (program, args) =
             command.split_first().ok_or_else(|| PyValueError::new_err("command is empty, must name a program"))?;
         let spec = warm::TemplateSpec {

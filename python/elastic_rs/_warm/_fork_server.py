@@ -161,9 +161,18 @@ def _begin(request: SpawnRequest, before: Before, program: Program) -> None:
     program.show(request.argv)
     for stream in before.streams:
         stream.open()
+    _answer_the_agent()
     _forget_randomness()
     importlib.invalidate_caches()
     time.tzset()
+
+
+def _answer_the_agent() -> None:
+    """Do what the end of `import torch` does in a worker that is executed: the fork server had no agent to answer."""
+    if "torch" in sys.modules and os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") == "1":
+        from elastic_rs._integration._watch import autoload
+
+        autoload()
 
 
 def _changes(before: dict[str, str], worker: dict[str, str]) -> dict[str, str | None]:

@@ -178,6 +178,7 @@ class _Worker:
         self.__name__ = entrypoint.__name__
 
     def __call__(self, *args: Any) -> Any:
+        from elastic_rs import _watch
         from elastic_rs._elastic_rs import follow_parent
 
         os.setsid()
@@ -185,4 +186,5 @@ class _Worker:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, self.held_back)
         if cpus := self._cpus.get(os.environ["RANK"]):
             os.sched_setaffinity(0, cpus)
+        _watch.start()  # the end of `import torch` leaves children of multiprocessing alone
         return self._entrypoint(*args)

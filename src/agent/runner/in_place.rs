@@ -1,5 +1,6 @@
 //! Workers that change in place: their connections, and the messages to them. Part of [`super`].
 
+use std::ffi::OsStr;
 use std::future::pending;
 use std::time::Instant;
 
@@ -96,7 +97,9 @@ impl Runner {
     /// Keep the workers' places, and return those that are to be started.
     pub(super) fn prepare(&mut self, mut specs: Vec<WorkerSpec>) -> Vec<WorkerSpec> {
         for spec in &mut specs {
-            spec.env.extend(self.steps_variable(spec.local_rank).map(|(name, value)| (name.into(), value.into())));
+            let watched = self.watch_variables(|name| spec.env.contains_key(name.as_ref() as &OsStr));
+            let added = self.steps_variable(spec.local_rank).into_iter().chain(watched);
+            spec.env.extend(added.map(|(name, value)| (name.into(), value.into())));
         }
         if let (Some(exchange), Some((placement, _))) = (&self.exchange, &self.assignment) {
             let ahead = self.ahead.is_asked_for() || self.machine.is_new();
@@ -126,15 +129,20 @@ impl Runner {
 
     /// The workers that run now may connect.
     pub(super) fn expect_workers(&self) {
-        if let (Some(exchange), Some(worker_group @ WorkerGroup::Spawned(_))) = (&self.exchange, &self.worker_group) {
-            exchange.expect(&worker_group.pids());
+        let Some(worker_group) = &self.worker_group else { return };
+        let pids = worker_group.pids();
+        if let (Some(exchange), WorkerGroup::Spawned(_)) = (&self.exchange, worker_group) {
+            exchange.expect(&pids);
+        }
+        if let Some(watches) = &self.watches {
+            watches.expect(&pids);
         }
     }
 }
 
 fn world_of(spec: &WorkerSpec, placement: &Placement) -> World {
     let variable = |name: &str| {
-        let value = spec.env.get(name.as_ref() as &std::ffi::OsStr)?.to_str()?;
+        let value = spec.env.get(name.as_ref() as &OsStr)?.to_str()?;
         Some((name.to_owned(), value.to_owned()))
     };
     let (source, sync, survivors) = match placement.resume {

@@ -2,13 +2,17 @@
 
 use std::collections::BTreeMap;
 use std::future::pending;
+use std::io;
 use std::path::Path;
 use std::time::Instant;
 
 use tokio::task::JoinHandle;
 
 use super::Runner;
+use crate::agent::environment::watched;
 use crate::agent::look::{self, Looked, Worker};
+use crate::agent::policy::AgentOptions;
+use crate::channel::watch::agent::Watches;
 use crate::hang;
 use crate::hang::view::{Life, View};
 use crate::rendezvous::messages::look::ROUND_CHANGES;
@@ -52,7 +56,28 @@ impl Looking {
     }
 }
 
+/// The socket at which workers answer, if somebody can ask for a look.
+pub(super) fn listen(options: &AgentOptions, has_session: bool) -> Option<Watches> {
+    if !options.watch || !has_session {
+        return None;
+    }
+    let listening = Watches::listen(options.workers.local_world_size);
+    let missed = |error: &io::Error| {
+        let run_id = &options.workers.run_id;
+        tracing::warn!(
+            "[{run_id}] workers are not asked for their collectives: their agent's socket cannot be made: {error}; `elastic-rs stacks` \
+             shows the lines at which they stand, without numbers of collectives"
+        );
+    };
+    listening.inspect_err(missed).ok()
+}
+
 impl Runner {
+    /// The variables by which a worker answers during a look. `inherited`: whether a variable of this name is set already.
+    pub fn watch_variables(&self, inherited: impl Fn(&str) -> bool) -> Vec<(&'static str, String)> {
+        self.watches.as_ref().map_or_else(Vec::new, |watches| watched(watches.address(), inherited))
+    }
+
     pub(super) fn on_look(&mut self, next: Next) {
         match next {
             Next::Asked(asked, look) => self.on_look_asked(asked, look),
@@ -74,7 +99,7 @@ impl Runner {
         let first = self.first_rank();
         let worker = |(local_rank, pid)| {
             let earlier = self.looking.last.get(&pid).cloned();
-            Worker { rank: first.saturating_add(local_rank), round: round.0, pid, earlier }
+            Worker { rank: first.saturating_add(local_rank), local_rank, round: round.0, pid, earlier }
         };
         let workers: Vec<_> = pids.into_iter().map(worker).collect();
         let lives = |local_rank| workers.iter().any(|worker| worker.rank == first.saturating_add(local_rank));
@@ -84,7 +109,8 @@ impl Runner {
             ..View::new(first.saturating_add(exited.local_rank), round.0)
         });
         self.looking.ended = ended.collect();
-        self.looking.look = Some((look, tokio::spawn(look::look(workers))));
+        let asker = self.watches.as_ref().map(Watches::asker);
+        self.looking.look = Some((look, tokio::spawn(look::look(workers, asker))));
     }
 
     /// The look is over: report it to the coordinator.

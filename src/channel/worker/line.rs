@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::{Errno, retry_on_intr};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
-use rustix::net::{AddressFamily, SendFlags, Shutdown, SocketFlags, SocketType, connect, send, shutdown, socket_with};
+use rustix::net::{SendFlags, Shutdown, send, shutdown};
 
 use crate::channel::address;
 use crate::channel::checks::{Counter, Ended, News};
@@ -244,15 +244,8 @@ impl Line {
     }
 }
 
-/// Connects within a limit, which is how long the agent may take to accept others first. Another user's process may have taken the name
-/// of an agent that has ended, and is no agent.
 fn open(address: &str, limit: Duration) -> io::Result<OwnedFd> {
-    let stream = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
-    // To the kernel, zero is no limit.
-    set_socket_timeout(&stream, Timeout::Send, Some(limit.max(Duration::from_millis(1))))?;
-    let address = address::parse(address)?;
-    retry_on_intr(|| connect(&stream, &address))?;
-    address::check_user(&stream, "the process that listens there")?;
+    let stream = address::dial(address, limit)?;
     set_socket_timeout(&stream, Timeout::Send, Some(SEND_LIMIT))?;
     Ok(stream)
 }

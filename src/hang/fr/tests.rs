@@ -47,6 +47,26 @@ fn entries_become_a_groups_last_and_pending_collectives() {
 }
 
 #[test]
+fn recorders_of_several_backends_are_one_by_time() {
+    let at = |group: &str, seq: u64, time: u64| {
+        let mut entry = entry(group, 0, seq, "all_reduce", json!([[1]]), false);
+        entry["time_created_ns"] = time.into();
+        entry
+    };
+    let nccl = json!({"entries": [at("0", 1, 10), at("0", 2, 40)]}).to_string();
+    let gloo = json!({"entries": [at("0", 9, 5), at("2", 1, 20), at("2", 2, 30)]}).to_string();
+    let recorders = [&nccl, &gloo].map(|json| Recorded::parse(json.as_bytes()).unwrap());
+    let mut view = View::new(0, 1);
+    Recorded::join(recorders.into()).fill(&mut view, &BTreeMap::new());
+    let of = |name: &str| -> Vec<_> { view.group(name).unwrap().tail.iter().map(|it| (it.seq, it.at)).collect() };
+    assert_eq!(of("0"), [(1, 0), (2, 3)], "without those of the other backend of the same group");
+    assert_eq!(of("2"), [(1, 1), (2, 2)]);
+    let mut none = View::new(0, 1);
+    Recorded::join(Vec::new()).fill(&mut none, &[("0".to_owned(), (0..4).collect())].into());
+    assert_eq!(none.groups.len(), 1, "a group that nobody has used");
+}
+
+#[test]
 fn a_group_that_was_made_anew_counts_alone() {
     let one = |pg_id, seq, retired| entry("0", pg_id, seq, "barrier", json!([]), retired);
     let view =

@@ -1,7 +1,7 @@
 //! What a node of `elastic-run` runs: the same in every round but for the place, of which [`Job::workers`] makes the workers.
 
 use std::collections::BTreeMap;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -11,6 +11,7 @@ use super::substitute::substitute;
 use crate::agent::AgentOptions;
 use crate::agent::environment;
 use crate::agent::worker_group::captured;
+use crate::channel::watch::WATCH;
 use crate::rendezvous::messages::message::Placement;
 use crate::warm::TemplateSpec;
 use crate::workers::{AttemptFolder, Filter, FilterOptions, WorkerSpec};
@@ -83,7 +84,7 @@ impl Job {
     ) -> Result<Vec<WorkerSpec>, String> {
         let ranks = placement.workers.ok_or(NO_RANKS)?;
         let placement = self.seen(placement);
-        let look_up = |name: &str| inherited.get(name.as_ref() as &std::ffi::OsStr)?.to_str().map(str::to_owned);
+        let look_up = |name: &str| inherited.get(name.as_ref() as &OsStr)?.to_str().map(str::to_owned);
         let worker = |local_rank| {
             let variables =
                 environment::variables(&self.agent.workers, &placement, &ranks, restarts, local_rank, look_up)?;
@@ -105,12 +106,14 @@ impl Job {
     /// The template of workers that inherit this environment.
     pub fn template(&self, inherited: &BTreeMap<OsString, OsString>) -> Option<TemplateSpec> {
         let (Warm { begin, fixed, what }, (program, args)) = (self.warm.clone()?, self.command.split_first()?);
+        let mut env = inherited.clone();
+        env.remove(WATCH.as_ref() as &OsStr); // a thread that answers another agent would make its forks useless
         Some(TemplateSpec {
             program: program.clone(),
             begin,
             args: args.to_vec(),
             fixed,
-            env: inherited.clone(),
+            env,
             varies: environment::VARIES.iter().map(Into::into).collect(),
             cwd: None,
             what,

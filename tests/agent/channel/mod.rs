@@ -6,6 +6,7 @@ mod messages;
 mod model;
 mod other_peers;
 mod sockets;
+mod watch;
 
 use std::collections::BTreeMap;
 use std::process;

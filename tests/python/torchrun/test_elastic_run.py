@@ -25,7 +25,7 @@ LAUNCHERS = {"torchrun": "torch.distributed.run", "elastic-run": "elastic_rs.run
 # Variables that differ from run to run.
 DIFFER = ("MASTER_PORT", "TORCHELASTIC_ERROR_FILE")
 # Variables of ours. The first two are not those of functions, which torchrun's workers are with `--run-path`.
-OURS = ("ELASTIC_RS_AGENT", "ELASTIC_RS_IN_PLACE", "ELASTIC_RS_STEPS")
+OURS = ("ELASTIC_RS_AGENT", "ELASTIC_RS_IN_PLACE", "ELASTIC_RS_STEPS", "ELASTIC_RS_WATCH")
 
 
 def flat(result: dict[str, Any]) -> list[str]:
