@@ -57,7 +57,7 @@ pub enum Mode {
 pub struct Options {
     /// What happens when one is found.
     pub mode: Mode,
-    /// Instead of all limits.
+    /// Instead of all limits, once a step or a collective was seen.
     pub timeout: Option<Duration>,
     /// How many restarts hangs may cost in this run.
     pub restarts: u32,
@@ -130,6 +130,8 @@ pub struct Judge {
     /// When the workers of the round were started.
     started: Option<Instant>,
     has_stepped: bool,
+    /// Steps or collectives were seen in this round.
+    has_begun: bool,
     /// Steps or collectives were seen in some round. Without any, nobody knows whether a program that computes for long makes progress.
     is_training: bool,
     /// The nodes of the world, and which of them stand still.
@@ -151,6 +153,7 @@ impl Judge {
             round: 0,
             started: None,
             has_stepped: false,
+            has_begun: false,
             is_training: false,
             nodes: BTreeMap::new(),
             standing: None,
@@ -193,15 +196,16 @@ impl Judge {
         }
         self.round = round;
         self.nodes = nodes.into_iter().map(|node| (node, None)).collect();
-        (self.started, self.has_stepped) = (Some(now), false);
+        (self.started, self.has_stepped, self.has_begun) = (Some(now), false, false);
     }
 
     /// A node's workers make no step.
     pub fn on_still(&mut self, node: u128, still: Still, now: Instant) {
         let Some(of) = self.nodes.get_mut(&node).filter(|_| still.round == self.round) else { return };
-        self.has_stepped |= still.has_stepped;
-        self.is_training |= still.has_stepped;
+        let has_stepped = still.has_stepped;
         *of = Some(still);
+        self.has_stepped |= has_stepped;
+        self.see(has_stepped);
         self.stand_still(now);
     }
 
@@ -209,7 +213,7 @@ impl Judge {
     pub fn on_moved(&mut self, node: u128, round: u64, at: Instant, has_stepped: bool, now: Instant) {
         let Some(of) = self.nodes.get_mut(&node).filter(|_| round == self.round) else { return };
         *of = None;
-        self.is_training |= has_stepped;
+        self.see(has_stepped);
         let at = at.min(now);
         let is_first = has_stepped && !mem::replace(&mut self.has_stepped, true);
         if let Some(started) = self.started.filter(|_| is_first) {
@@ -228,7 +232,7 @@ impl Judge {
         }
         let Some(mut standing) = self.standing.take() else { return };
         views.retain(|view| view.round == self.round);
-        self.is_training |= views.iter().any(|view| view.groups.iter().any(|group| group.last > 0));
+        self.see(views.iter().any(|view| view.groups.iter().any(|group| group.last > 0)));
         let finding = blame(&views);
         match standing.on_look(views, finding, now) {
             Progress::None => {}
@@ -255,6 +259,12 @@ impl Judge {
             standing.ask(self.looks, now);
             self.effects.push(Effect::Look(self.looks));
         }
+    }
+
+    /// The training makes steps, or enters collectives.
+    fn see(&mut self, trains: bool) {
+        self.has_begun |= trains;
+        self.is_training |= trains;
     }
 
     /// Look at all ranks, once all nodes stand still.
@@ -296,9 +306,8 @@ impl Judge {
             standing.reported();
             self.effects.push(Effect::Waits { finding: Box::new(finding.clone()), still });
         }
-        let limit = self.limits.of(standing.section, standing.step_time);
-        let is_judged = self.is_training || self.options.timeout.is_some();
-        let over = standing.over(limit, now).filter(|_| is_judged);
+        let limit = self.limits.of(standing.section, standing.step_time, self.has_begun);
+        let over = standing.over(limit, now).filter(|_| self.is_training);
         let is_proven = standing.is_proven(now);
         if !standing.is_found && (is_proven || over.is_some()) {
             standing.is_found = true;

@@ -56,7 +56,10 @@ impl Runner {
         for (local_rank, pid) in pids {
             let Some(folder) = self.log_folder(local_rank).map(Path::to_owned) else { continue };
             let (prefix, rank) = (self.log_prefix(), self.first_rank().saturating_add(local_rank));
-            let why = format!("the training had stood still for {:.1} s when this was written about rank {rank}", still.as_secs_f64());
+            let why = format!(
+                "the training had stood still for {:.1} s when this was written about rank {rank}",
+                still.as_secs_f64()
+            );
             // All that may hang is done there: a dead file system holds the logs, or a file of the worker.
             let dumped = threads::spawn("dump".to_owned(), move || {
                 if let Err(error) = look::dump(pid, &why, &folder) {

@@ -170,9 +170,13 @@ impl Runner {
 
     /// Look whether the workers make steps, if it is time, and tell the coordinator if they do not.
     pub(super) fn look_at_steps(&mut self, now: Instant) {
-        if self.training.next_look().is_none_or(|at| now < at) {
-            return;
+        if self.training.next_look().is_some_and(|at| at <= now) {
+            self.report_pace(now);
         }
+    }
+
+    /// Tell the coordinator if the workers make no step, or make steps again.
+    fn report_pace(&mut self, now: Instant) {
         if let (Some(pace), Some(session)) = (self.training.look(now), &self.session) {
             session.report_pace(self.training.round, pace);
         }
@@ -184,6 +188,7 @@ impl Runner {
         if let Some(session) = &self.session {
             session.report_first_step(self.training.round, first);
         }
+        self.report_pace(Instant::now());
         self.log_recovery(None); // workers that make steps have imported all that they need
     }
 }

@@ -35,7 +35,7 @@ struct Longest {
 /// For how long ranks may stand still.
 #[derive(Clone, Debug, Default)]
 pub struct Limits {
-    /// `--hang-timeout`: instead of all others.
+    /// `--hang-timeout`: instead of all others, once the training has begun.
     timeout: Option<Duration>,
     longest: Longest,
     sections: BTreeMap<Section, Longest>,
@@ -64,9 +64,10 @@ impl Limits {
         Self { timeout, ..Self::default() }
     }
 
-    /// The limits in a section of the training. `step_time`: the median time of a step, if it is known.
-    pub fn of(&self, section: Option<Section>, step_time: Option<Duration>) -> Limit {
-        if let Some(timeout) = self.timeout {
+    /// The limits in a section of the training. `step_time`: the median time of a step, if it is known. `has_begun`: this round has seen
+    /// a step or a collective. Before, workers load their programs and models, which takes any time.
+    pub fn of(&self, section: Option<Section>, step_time: Option<Duration>, has_begun: bool) -> Limit {
+        if let Some(timeout) = self.timeout.filter(|_| has_begun) {
             return Limit { idle: timeout, total: timeout };
         }
         let Some(step_time) = step_time else {

@@ -208,7 +208,9 @@ fn find(views: &[View], rank: u32) -> Option<&View> {
 /// Whether a rank has entered a collective since that look.
 fn has_grown(before: &View, views: &[View]) -> bool {
     let Some(now) = find(views, before.rank).filter(|now| now.pid == before.pid) else { return false };
-    now.groups.iter().any(|group| before.group(&group.name).is_some_and(|old| group.last > old.last))
+    // Of a rank that has not answered no group is known, old or new.
+    let last = |name: &str| before.group(name).map_or(0, |old| old.last);
+    before.answered && now.groups.iter().any(|group| group.last > last(&group.name))
 }
 
 /// What the awaited ranks do: busy if one of them is. If nobody is named, what the waiting ones do.

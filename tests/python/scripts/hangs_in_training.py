@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, IterableDataset
 import elastic_rs
 
 STEPS_BEFORE = 8
+STEPS_AFTER = 60
 STEP_S = 0.1
 
 
@@ -65,7 +66,7 @@ def main() -> None:
         time.sleep(STEP_S)
         dist.all_reduce(torch.ones(3))
         elastic_rs.step(number)
-        if Path(os.environ["GO"]).exists() and number > 2 * STEPS_BEFORE:
+        if Path(os.environ["GO"]).exists() and number > STEPS_BEFORE + STEPS_AFTER:
             break
     dist.destroy_process_group()
 
