@@ -334,10 +334,12 @@ def _page(args: argparse.Namespace) -> int:
 def _is_healthy(story: Story, state: dict[str, Any] | None) -> bool:
     if state is not None:
         ended_well = state["state"] == "closed" and not state["failed"]
-        return state["state"] == "running" or ended_well
+        hangs = bool((state.get("hang") or {}).get("found"))
+        return (state["state"] == "running" and not hangs) or ended_well
     if story.closed is not None:
         return bool(story.closed.data.get("verdict") == "succeeded")
-    return story.formed_us is not None and all(one.completed is not None for one in story.recoveries)
+    hangs = bool(story.hangs) and story.hangs[-1].ended_us is None
+    return story.formed_us is not None and not hangs and all(one.completed is not None for one in story.recoveries)
 
 
 def _facts(story: Story) -> dict[str, Any]:
@@ -348,6 +350,9 @@ def _facts(story: Story) -> dict[str, Any]:
             "broken": one.broken.facts(),
             "consequences": [event.facts() for event in one.consequences],
             "stopped": [event.facts() for event in one.stopped],
+            "early": [event.facts() for event in one.early],
+            "mismatched": None if one.mismatched is None else one.mismatched.facts(),
+            "hang": None if one.hang is None else one.hang.found.facts(),
             "completed": None if one.completed is None else one.completed.facts(),
             "lasted_s": one.lasted_s(story.end_us()),
             "redo": None if one.redo is None else dataclasses.asdict(one.redo),
@@ -362,5 +367,8 @@ def _facts(story: Story) -> dict[str, Any]:
         "goodput": story.goodput(),
         "goodput_at_most": story.goodput_at_most(),
         "recoveries": recoveries,
+        "hangs": [
+            {"found": one.found.facts(), "over": None if one.over is None else one.over.facts()} for one in story.hangs
+        ],
         "away": {node: event.facts() for node, event in story.away.items()},
     }
