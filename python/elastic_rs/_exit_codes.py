@@ -43,7 +43,7 @@ class Look(ExitCode):
     """Of ``elastic-rs status``. ``why``, ``events``, ``top`` and ``page`` have all but 1."""
 
     HEALTHY = 0, "the job runs, or has succeeded"
-    NOT_HEALTHY = 1, "the job waits for nodes, forms its next round, hangs, or has failed"
+    NOT_HEALTHY = 1, "the job waits for nodes, forms its next round, or has failed"
     NOT_VALID = 2, "the command line is not valid, or a file cannot be used"
     UNREACHABLE = 3, "nothing answers at the endpoint, or it refuses the connection"
 

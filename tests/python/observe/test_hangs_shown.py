@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from elastic_rs._observe import _text
-from elastic_rs._observe._commands import _facts, _is_healthy
+from elastic_rs._observe._commands import _facts
 from elastic_rs._observe._otlp import traces
 from elastic_rs._observe._page import page
 from elastic_rs._observe._story import story_of
@@ -82,17 +82,6 @@ def test_status_says_for_whom_the_others_wait_and_marks_a_hang() -> None:
     assert f"HANGS   {ROOT}" in _text.status(story_of(log.events()), None)
     log.add("hang.over", 300.0, cause=found, data={"still_ms": 200_000})
     assert not any("HANGS" in line for line in _text.status(story_of(log.events()), None))
-
-
-def test_a_job_that_hangs_is_not_healthy() -> None:
-    log = formed()
-    assert _is_healthy(story_of(log.events()), None)
-    assert _is_healthy(story_of(log.events()), state(hang=still()))
-    hang(log, "hang.waits", 110.0)
-    assert _is_healthy(story_of(log.events()), None)
-    hang(log, "hang.found", 283.0)
-    assert not _is_healthy(story_of(log.events()), None)
-    assert not _is_healthy(story_of(log.events()), state(hang=still(found=True)))
 
 
 def test_a_hang_is_the_root_of_the_recovery_that_it_causes_with_its_lines() -> None:
@@ -372,4 +361,4 @@ def test_real_workers_with_gloo(what: str, root: str, explained: str, job: Job, 
     lines = ask("why", "--events", tmp_path).stdout.splitlines()
     assert re.search(root, lines[1]), lines
     assert explained in lines[2], lines
-    assert "no restarts left" in lines[-1], lines
+    assert lines[-1].startswith("    +- closed by "), lines
