@@ -41,7 +41,7 @@ pub fn summary_of(stderr_tail: &[u8]) -> String {
 fn last_lines(text: &str) -> String {
     let mut lines: Vec<(&str, bool)> = Vec::new();
     for (line, is_bar) in text.split_inclusive('\n').map(shown) {
-        let line = line.trim_end();
+        let line = without_rank(line.trim_end());
         if line.is_empty() {
             continue;
         }
@@ -58,6 +58,16 @@ fn last_lines(text: &str) -> String {
     let end = if sum + TAIL_LINES < lines.len() { sum + 1 } else { lines.len() };
     let shown: Vec<&str> = lines[end.saturating_sub(TAIL_LINES)..end].iter().map(|(line, _)| *line).collect();
     if let [only] = shown[..] { only.to_owned() } else { format!("{}\n{}", lines[sum].0, shown.join("\n")) }
+}
+
+/// A line without the `[rank3]: ` that torch.distributed writes before each line of an exception once there is a process group.
+fn without_rank(line: &str) -> &str {
+    match line.strip_prefix("[rank").and_then(|rest| rest.split_once("]:")) {
+        Some((rank, rest)) if rank.bytes().all(|digit| digit.is_ascii_digit()) => {
+            rest.strip_prefix(' ').unwrap_or(rest)
+        }
+        _ => line,
+    }
 }
 
 /// The line of the last traceback's exception: the first one after it that is not indented. Tracebacks of exceptions that Python has
@@ -217,6 +227,18 @@ mod tests {
         let ignored = "Exception ignored in: <x>\nTraceback (most recent call last):\n  File \"b\"\nTypeError: late\n";
         let text = summary_of(format!("{traceback}{ignored}").as_bytes());
         assert!(text.starts_with("RuntimeError: CUDA error\n"), "{text}");
+    }
+
+    #[test]
+    fn an_exception_of_a_rank_in_a_process_group_is_one_as_others_are() {
+        let traceback = "[rank3]: Traceback (most recent call last):\n[rank3]:   File \"a.py\"\n[rank3]:     f()\n[rank3]: \
+                         RuntimeError: [pair.cc:561] Connection closed by peer\n[rank3]:\n";
+        assert_eq!(
+            summary_of(traceback.as_bytes()),
+            "RuntimeError: [pair.cc:561] Connection closed by peer\nTraceback (most recent call last):\n  File \"a.py\"\n    f()\n\
+             RuntimeError: [pair.cc:561] Connection closed by peer"
+        );
+        assert_eq!(summary_of(b"[rank3] is here: ]: x\n"), "[rank3] is here: ]: x");
     }
 
     #[test]

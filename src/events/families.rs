@@ -53,6 +53,8 @@ families! {
         "Worker failures: the first of a round, or a consequence of it";
     HOSTS_PUT_OUT = "counter" "hosts_put_out" ["run"]
         "Times a host was excluded from the job because of failures";
+    HANGS = "counter" "hangs" ["run", "kind"]
+        "Hangs that were found, by what holds the training up: the `kind` of the event `hang.found`";
     LOST_SECONDS = "counter" "lost_seconds" ["run", "phase"]
         "Time lost to recoveries: the slowest node's duration of each phase, summed over recoveries";
     RECOVERY_SECONDS = "histogram" "recovery_seconds" ["run"]
@@ -83,6 +85,8 @@ families! {
         "Nodes by state: running, waiting, finished";
     STEP = "gauge" "step" ["run"]
         "Last training step known at the previous scrape";
+    STILL_SECONDS = "gauge" "still_seconds" ["run"]
+        "Time without a step while all nodes stand still; 0 otherwise";
     WORKERS = "gauge" "workers" ["run"]
         "Workers of the current world; absent unless all members report their number";
     STORE_CONNECTIONS = "gauge" "store_connections" []

@@ -38,11 +38,13 @@ struct Counts {
     /// First failures, and their consequences.
     exits: [u64; 2],
     hosts_out: u64,
+    /// By kind, of which `hang::finding::Kind` has 13.
+    hangs: BTreeMap<String, u64>,
     /// The longest of each phase in each round, added up, in microseconds.
     phases_us: PhasesUs,
     /// The longest of each in the current round.
     round_us: PhasesUs,
-    /// How long the node had been silent that was lost last.
+    /// How long the node had been silent that was lost last, or the training had stood still that hung last.
     silent: Option<(Number, u64)>,
     /// The longest such silence of the recovery under way, in microseconds.
     silent_us: u64,
@@ -162,6 +164,10 @@ impl Metrics {
         }
         out.family(&families::HOSTS_PUT_OUT);
         self.each(out, &families::HOSTS_PUT_OUT, |counts| counts.hosts_out);
+        out.family(&families::HANGS);
+        for (run, counts) in self.all() {
+            counts.hangs.iter().for_each(|(kind, count)| out.value(&families::HANGS, &[run, kind], *count));
+        }
         out.family(&families::LOST_SECONDS);
         for (run, counts) in self.all() {
             for (phase, micros) in PHASES.into_iter().zip(counts.phases_us) {
@@ -253,6 +259,10 @@ impl Counts {
             }
             Kind::NodeLeft { .. } => self.left += 1,
             Kind::HostOut { .. } => self.hosts_out += 1,
+            Kind::HangFound(hang) => {
+                self.silent = Some((record.number, hang.still_ms.saturating_mul(1000)));
+                *self.hangs.entry(hang.kind.clone()).or_default() += 1;
+            }
             _ => {}
         }
     }

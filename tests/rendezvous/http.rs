@@ -81,6 +81,7 @@ fn health_and_metrics_are_answered_on_the_endpoints_port() {
         ("run_state{run=\"job\",state=\"closed\"}", "0"),
         ("nodes{run=\"job\",state=\"running\"}", "1"),
         ("restarts_left{run=\"job\"}", "3"),
+        ("still_seconds{run=\"job\"}", "0"),
         ("sessions", "1"),
         ("events_dropped_total", "0"),
         ("store_connections", "0"),

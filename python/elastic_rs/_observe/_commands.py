@@ -348,6 +348,9 @@ def _facts(story: Story) -> dict[str, Any]:
             "broken": one.broken.facts(),
             "consequences": [event.facts() for event in one.consequences],
             "stopped": [event.facts() for event in one.stopped],
+            "early": [event.facts() for event in one.early],
+            "mismatched": None if one.mismatched is None else one.mismatched.facts(),
+            "hang": None if one.hang is None else one.hang.found.facts(),
             "completed": None if one.completed is None else one.completed.facts(),
             "lasted_s": one.lasted_s(story.end_us()),
             "redo": None if one.redo is None else dataclasses.asdict(one.redo),
@@ -362,5 +365,8 @@ def _facts(story: Story) -> dict[str, Any]:
         "goodput": story.goodput(),
         "goodput_at_most": story.goodput_at_most(),
         "recoveries": recoveries,
+        "hangs": [
+            {"found": one.found.facts(), "over": None if one.over is None else one.over.facts()} for one in story.hangs
+        ],
         "away": {node: event.facts() for node, event in story.away.items()},
     }

@@ -129,6 +129,8 @@ def run_state(text: str) -> dict[str, Any]:
         for name, steps in state.get("behind", ()):
             _check_names("behind", [name])
             _check_count("behind", steps)
+        if state.get("hang") is not None:
+            _check_hang(state["hang"])
     except _NO_EVENT as error:
         raise ValueError(
             f"the answer is not the state of a job, as a coordinator sends it: {plain(str(error))}"
@@ -148,6 +150,18 @@ def run_state(text: str) -> dict[str, Any]:
 def _check_count(name: str, value: object) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 64:
         raise ValueError(f"`{name}` is `{str(value)[:40]}`, must be a count")
+
+
+def _check_hang(hang: dict[str, Any]) -> None:
+    _check_names("hang", [hang["text"], hang["kind"]])
+    _check_names("hang", hang["lines"])
+    for rank in hang["ranks"]:
+        _check_count("hang", rank)
+    still_s = hang["still_s"]
+    if not isinstance(still_s, int | float) or isinstance(still_s, bool) or not 0 <= still_s < 1e12:
+        raise ValueError(f"`hang` is for `{str(still_s)[:40]}`, must be a number of seconds")
+    if not isinstance(hang["certain"], bool) or not isinstance(hang["found"], bool):
+        raise TypeError("`hang` does not say whether it is found, and certain")
 
 
 def _check_names(name: str, values: object) -> None:
@@ -228,4 +242,6 @@ def _fact(value: object, tidy: Callable[[object], str]) -> object:
         return tidy(value)
     if isinstance(value, int) and not -1 << 63 <= value < 1 << 63:
         raise ValueError(f"`{str(value)[:40]}` is out of range")
+    if isinstance(value, list):
+        return [_fact(one, tidy) for one in value]
     return value

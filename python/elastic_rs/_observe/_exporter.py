@@ -75,8 +75,8 @@ class Recoveries:
             ended = last or story.closed is not None or recovery is not story.recoveries[-1]
             # A training that reports its steps may need longer than SETTLE_S for its first step.
             known = settled and recovery.ended_us is not None
-            if recovery.root.id not in self._done and (ended or known):
-                self._done.add(recovery.root.id)
+            if recovery.trigger.id not in self._done and (ended or known):
+                self._done.add(recovery.trigger.id)
                 ready.append(trace)
         if settled:
             self._reported_at = None
@@ -85,7 +85,7 @@ class Recoveries:
 
     def _forget(self, story: Story) -> None:
         """Forget events before the world in which the oldest pending recovery began, or before the present world."""
-        pending = next((one.broken for one in story.recoveries if one.root.id not in self._done), None)
+        pending = next((one.broken for one in story.recoveries if one.trigger.id not in self._done), None)
         before = itertools.takewhile(lambda event: event is not pending, story.events)
         world = [event.id for event in before if event.type == "round.completed"][-1:]
         del self._events[: next((at for at, event in enumerate(self._events) if [event.id] == world), 0)]

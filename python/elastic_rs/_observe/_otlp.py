@@ -67,9 +67,9 @@ class _Trace:
 
     def __init__(self, story: Story, recovery: Recovery) -> None:
         self._story, self._recovery = story, recovery
-        self._trace = _id(16, story.run, recovery.root.id)
+        self._trace = _id(16, story.run, recovery.trigger.id)
         # The only time of day that is used. What follows is the coordinator's clock, which never jumps.
-        self._wall_ns = _nanoseconds(recovery.root.wall)
+        self._wall_ns = _nanoseconds(recovery.trigger.wall)
 
     def spans(self, phases: Sequence[Event]) -> list[dict[str, Any]]:
         """Return all spans, the recovery's first. ``phases``: those of its nodes."""
@@ -77,7 +77,7 @@ class _Trace:
         root, completed = recovery.root, recovery.completed
         known = [event.mono_us for event in (recovery.broken, completed, *phases) if event is not None]
         end_us = recovery.ended_us if recovery.ended_us is not None else max(known)
-        period = Period("recovery", root.mono_us, end_us)
+        period = Period("recovery", recovery.trigger.mono_us, end_us)
         facts = {
             "elastic_rs.round": recovery.broken.round,
             "elastic_rs.restart": recovery.broken.restart if completed is None else completed.restart,
@@ -127,7 +127,7 @@ class _Trace:
         return {"timeUnixNano": self._at(event.mono_us), "name": event.type, "attributes": _attributes(facts)}
 
     def _at(self, mono_us: int) -> str:
-        return str(max(0, self._wall_ns + (mono_us - self._recovery.root.mono_us) * 1000))
+        return str(max(0, self._wall_ns + (mono_us - self._recovery.trigger.mono_us) * 1000))
 
 
 def _by_node(story: Story, phases: Sequence[Event]) -> dict[str, list[Period]]:

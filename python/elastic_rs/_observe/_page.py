@@ -31,6 +31,7 @@ _OTHERS = ("rendezvous", "import")
 _WIDTH, _NAMES, _ROW = 1000, 150, 16
 _MARKS = {
     "worker.exited": ("exited", "M-4-4 4 4M4-4-4 4"),
+    "worker.ended": ("exited", "M-4-4 4 4M4-4-4 4"),
     "node.lost": ("exited", "M-5-4 5-4 0 5Z"),
     "node.left": ("left", "M-5-4 5-4 0 5Z"),
     "node.joined": ("joined", "M-5 4 5 4 0-5Z"),
@@ -70,6 +71,7 @@ class _Detail:
         self.status = self._of(600)  # characters of a line about the job
         self.name = max(8, self._of(22))  # characters of a node's name
         self.recoveries = self._of(10)  # recoveries that are shown in full: the last ones
+        self.hangs = self._of(3)  # hangs that are shown: the last ones
         self.zoomed = self._of(4)  # of them those that are drawn
         self.zoomed_nodes = self._of(8)  # nodes in these drawings: the slowest
         self.worst = self._of(10)  # nodes in the table
@@ -80,17 +82,17 @@ class _Detail:
 
 _STYLE = """
 :root{color-scheme:light dark;--fg:#1b1f24;--bg:#fff;--dim:#667;--line:#d5d9e0;--good:#2f8f4e;--bad:#c2352b;
---stop:#d9822b;--rendezvous:#2b6cb0;--start:#7a4fb5;--import:#8a8f98;--detect:#b5a642;--first_step:#2a8f8f}
+--stop:#d9822b;--rendezvous:#2b6cb0;--start:#7a4fb5;--import:#8a8f98;--detect:#b5a642;--first_step:#2a8f8f;--hang:#a8328f}
 @media(prefers-color-scheme:dark){:root{--fg:#e6e8eb;--bg:#15181c;--dim:#99a2ad;--line:#333941;--good:#55b877;
 --bad:#ef6a5f;
---stop:#e69b4d;--rendezvous:#5b9ce0;--start:#a985dd;--import:#9aa0a8;--detect:#d1c15e;--first_step:#5cc0c0}}
+--stop:#e69b4d;--rendezvous:#5b9ce0;--start:#a985dd;--import:#9aa0a8;--detect:#d1c15e;--first_step:#5cc0c0;--hang:#e07bc8}}
 body{font:15px/1.5 system-ui,sans-serif;color:var(--fg);background:var(--bg);max-width:72rem;margin:2rem auto;
 padding:0 1rem}
 h1{font-size:1.4rem}h2{font-size:1.1rem;margin-top:2rem}pre{overflow-x:auto;white-space:pre-wrap;font-size:.85rem;line-height:1.45}
 svg{width:100%;height:auto;min-width:40rem}figure{margin:0;overflow-x:auto}text{fill:var(--fg);font-size:11px}rect{height:10px}
 .dim{fill:var(--dim)}.axis{stroke:var(--line)}.round{fill:var(--good)}.recovery,.forming{fill:var(--bad)}.forming{opacity:.4}
 .stop{fill:var(--stop)}.rendezvous{fill:var(--rendezvous)}.start{fill:var(--start)}.import{fill:var(--import)}
-.detect{fill:var(--detect)}.first_step{fill:var(--first_step)}.mark{fill:none;stroke-width:2}.exited{stroke:var(--bad)}.left{stroke:var(--dim)}
+.detect{fill:var(--detect)}.first_step{fill:var(--first_step)}.hang{fill:var(--hang)}.mark{fill:none;stroke-width:2}.exited{stroke:var(--bad)}.left{stroke:var(--dim)}
 .joined{stroke:var(--good)}.cause{stroke:var(--bad);stroke-width:1;stroke-dasharray:3 2}
 .first{stroke:var(--bad);stroke-width:4}.exited{stroke-width:1.5}
 table{border-collapse:collapse;font-size:.85rem}th,td{text-align:right;white-space:nowrap;padding:.15rem .8rem .15rem 0}
@@ -159,7 +161,7 @@ def _parts(story: Story, run: str, state: dict[str, Any] | None, served: Served 
     if story.events:
         nodes = _costs(story)
         parts += ["<h2>Timeline</h2>", *_timeline(story, nodes, detail), *_key()]
-        parts += [*_worst(story, nodes, detail)]
+        parts += [*_worst(story, nodes, detail), *_hangs(story, detail)]
         parts += [f"<h2>Recoveries ({len(story.recoveries)})</h2>", *_recoveries(story, detail)]
     return parts
 
@@ -172,6 +174,16 @@ def _refreshing(query: str, *, still: bool) -> str:
     if still:
         return f'shown as it was; <a href="?{escape(query)}refresh=on">refresh every {REFRESH_S} s</a>'
     return f'refreshes every {REFRESH_S} s; <a href="?{escape(query)}refresh=off">stop</a>'
+
+
+def _hangs(story: Story, detail: _Detail) -> Iterator[str]:
+    """Yield the lines of the last hangs."""
+    if not story.hangs:
+        return
+    yield f"<h2>Hangs ({len(story.hangs)})</h2>"
+    for hang in reversed(story.hangs[-detail.hangs :]):
+        lines = "\n".join(line[: detail.line] for line in _text.hang_lines(hang, story))
+        yield f"<pre>{escape(lines)}</pre>"
 
 
 def _recoveries(story: Story, detail: _Detail) -> Iterator[str]:
@@ -195,7 +207,7 @@ def _key() -> Iterator[str]:
         return f'<svg width="12" height="12" viewBox="0 0 12 12" aria-hidden="true">{inside}</svg>'
 
     yield '<ul class="key">'
-    for kind in ["round", "recovery", *PHASES]:
+    for kind in ["round", "recovery", *PHASES, "hang"]:
         drawn = f'<rect class="{kind}" width="12"/>'
         yield f"<li>{box(drawn)} {kind}</li>"
     for kind, of, name in _MARK_KEY:
@@ -247,6 +259,11 @@ def _timeline(story: Story, nodes: Sequence[_Cost], detail: _Detail) -> Iterator
     for node, row in rows.items():
         yield _named(node, row, story, detail)
     yield from _phases(story, rows, scale, detail)
+    for hang in story.hangs[-detail.marked :]:
+        # The node of the first rank that is waited for. If it is not known, or not shown, all wait.
+        end_us = story.end_us() if hang.ended_us is None else hang.ended_us
+        period = Period("hang", hang.began_us(), end_us)
+        yield _bar(period, _text.what(hang.found, story)[: detail.title], rows.get(hang.found.node or "", 0), scale)
     yield from _marks(story, rows, scale, detail)
     for recovery in story.recoveries[-detail.marked :]:
         if recovery.root.node in rows:
@@ -260,7 +277,11 @@ def _timeline(story: Story, nodes: Sequence[_Cost], detail: _Detail) -> Iterator
 
 def _marks(story: Story, rows: dict[str, int], scale: _Scale, detail: _Detail) -> Iterator[str]:
     roots = {recovery.root.id for recovery in story.recoveries}
-    marked = [(event, rows[event.node]) for event in story.events if event.type in _MARKS and event.node in rows]
+    marked = [
+        (event, rows[event.node])
+        for event in story.events
+        if event.node in rows and event.type in _MARKS and (event.type != "worker.ended" or event.id in roots)
+    ]
     marked.sort(key=lambda one: (one[0].id not in roots, list(_MARKS).index(one[0].type)))
     for event, row in reversed(marked[: detail.marked]):  # the first failures above the others
         kind, path = _MARKS[event.type]
@@ -348,7 +369,7 @@ def _costs(story: Story) -> list[_Cost]:
         if event.node is None:
             continue
         cost = costs.setdefault(event.node, _Cost(event.node))
-        cost.first += event.id in roots and event.type in ("worker.exited", "node.lost")
+        cost.first += event.id in roots and event.type in ("worker.exited", "worker.ended", "node.lost", "hang.found")
         cost.went += event.type == "node.lost"
         cost.follows += event.type == "worker.exited" and event.id not in roots
         if event.type == "phase":

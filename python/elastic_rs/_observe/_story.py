@@ -15,6 +15,10 @@ PHASES = ("detect", "stop", "rendezvous", "start", "import", "first_step")
 _KEYS = tuple((phase, f"{phase}_us") for phase in PHASES)
 
 BROKEN = ("round.broken", "round.changes")
+_PEER_ENDED = ("Connection closed by peer", "Connection reset by peer")
+"""How gloo says that another worker of a collective has ended."""
+_MISMATCH = ("op.preamble.length <= op.nbytes", "collective mismatch")
+"""How gloo says that a worker got more bytes than its collective has."""
 LOSSES = ("node.lost", "node.left", "node.replaced", "node.withdrew")
 
 
@@ -41,6 +45,31 @@ class Redo:
 
 
 @dataclass
+class Hang:
+    """The training stood still until its limit, or a rank was in a state that never goes on by itself.
+
+    Attributes:
+        found: the event with its lines.
+        over: the training went on.
+        ended_us: when it went on, or its world was broken. None: it still hangs.
+    """
+
+    found: Event
+    over: Event | None = None
+    ended_us: int | None = None
+
+    @property
+    def lines(self) -> list[str]:
+        """What stands still, why, and where: at most six lines."""
+        lines = self.found.data.get("lines")
+        return [str(line) for line in lines[:6]] if isinstance(lines, list) else []
+
+    def began_us(self) -> int:
+        """Return when the last progress was, on the coordinator's clock."""
+        return max(0, self.found.mono_us - _silent_us(self.found))
+
+
+@dataclass
 class Recovery:
     """A world had to re-form.
 
@@ -53,6 +82,9 @@ class Recovery:
         ended_us: when the workers had made their first step. If the training reports no steps, when the last worker
             was started.
         ends_with_step: ``ended_us`` is the end of a first step.
+        hang: the hang that it ended: ``root``, or one that was found before ``root``.
+        early: workers that ended with 0 while others ran on, which then lost connections. ``root`` is the first.
+        mismatched: the worker that gloo aborted, because another one had entered a different collective.
     """
 
     broken: Event
@@ -67,6 +99,14 @@ class Recovery:
     began_us: int | None = None
     ended_us: int | None = None
     ends_with_step: bool = False
+    hang: Hang | None = None
+    early: list[Event] = field(default_factory=list)
+    mismatched: Event | None = None
+
+    @property
+    def trigger(self) -> Event:
+        """The event that began it by the recorded causes. It is ``root``, unless a worker ended early before it."""
+        return self.consequences[0] if self.early else self.root
 
     def lasted_s(self, now_us: int, since_us: int = 0) -> float:
         """Return how long it has taken since then, in seconds. Its end is ``now_us`` if it has not ended."""
@@ -112,6 +152,7 @@ class Story:
         earlier: number of recoveries of the earlier incarnations.
         until_complete_us: of each round that ended a recovery, by the id of the event that completed it: the time from
             the end of the round before until then.
+        hangs: those that were found.
     """
 
     run: str
@@ -129,6 +170,7 @@ class Story:
     incarnations: int = 1
     earlier: int = 0
     until_complete_us: dict[str, int] = field(default_factory=dict)
+    hangs: list[Hang] = field(default_factory=list)
 
     def phases_us(self, event: Event) -> dict[str, int]:
         """Return how long a node's phases took, in microseconds: those that the event has."""
@@ -304,9 +346,12 @@ def _story_of_incarnation(events: Sequence[Event]) -> Story:
     story.first_step_us = min((event.mono_us for event in steps), default=None)
     story.last_first_step = next((event for event in reversed(steps) if isinstance(event.data.get("step"), int)), None)
     stopped: dict[int, list[Event]] = {}
+    succeeded: dict[int, list[Event]] = {}
     for event in events:
         if event.type == "worker.ended" and event.data.get("stopped") is True:
             stopped.setdefault(event.round, []).append(event)
+        elif event.type == "worker.ended" and event.data.get("returncode") == 0:
+            succeeded.setdefault(event.round, []).append(event)
     for recovery, later in itertools.zip_longest(story.recoveries, story.recoveries[1:]):
         recovery.stopped = stopped.get(recovery.broken.round, [])
         reported = [] if recovery.completed is None else phases.get(recovery.completed.id, [])
@@ -318,7 +363,56 @@ def _story_of_incarnation(events: Sequence[Event]) -> Story:
         recovery.began_us = min([recovery.root.mono_us - _silent_us(recovery.root), *_chains(reported)])
         if recovery.completed is not None:
             _end(recovery, reported, story.first_step_us, None if later is None else later.broken.mono_us)
+        _explain(recovery, succeeded.get(recovery.broken.round, []))
+    _note_hangs(story)
     return story
+
+
+def _explain(recovery: Recovery, succeeded: Sequence[Event]) -> None:
+    """Note what failure messages of gloo show: workers that ended early, with exit code 0, or a mismatch."""
+    root = recovery.root
+    failures = [event for event in (root, *recovery.consequences) if event.type == "worker.exited"]
+    recovery.mismatched = next(filter(_is_mismatch, failures), None)
+    if recovery.mismatched is None and _mentions(root, _PEER_ENDED):
+        recovery.early = [event for event in succeeded if event.order < root.order]
+        if recovery.early:
+            recovery.root = recovery.early[0]
+            recovery.consequences.insert(0, root)
+
+
+def _is_mismatch(failure: Event) -> bool:
+    aborted = failure.data.get("exit") == "SIGABRT"
+    return _mentions(failure, _MISMATCH) or (aborted and _mentions(failure, ("EnforceNotMet",)))
+
+
+def _mentions(event: Event, texts: Iterable[str]) -> bool:
+    message = str(event.data.get("message") or "") if event.type == "worker.exited" else ""
+    return any(text in message for text in texts)
+
+
+def _note_hangs(story: Story) -> None:
+    """Add the hangs that were found, each with its end, and to recoveries the one that they ended."""
+    ends = {recovery.broken.id: recovery for recovery in story.recoveries}
+    last: Hang | None = None
+    for event in story.events:
+        match event.type:
+            case "hang.found":
+                if last is not None and last.ended_us is None:
+                    last.ended_us = event.mono_us
+                last = Hang(event)
+                story.hangs.append(last)
+            case "hang.over" if story.hangs:
+                story.hangs[-1].over = event
+                story.hangs[-1].ended_us = story.hangs[-1].ended_us or event.mono_us
+                last = None
+            case "round.broken" | "round.changes" | "run.closed" if last is not None:
+                last.ended_us = last.ended_us or event.mono_us
+                if event.id in ends:
+                    ends[event.id].hang = last
+            case "round.goes_on" if last is not None:
+                last.ended_us = None
+            case "round.completed":
+                last = None
 
 
 def _end(recovery: Recovery, phases: Sequence[Event], first_step_us: int | None, next_us: int | None) -> None:
@@ -355,9 +449,12 @@ def _count(completed: Event, unit: str) -> int:
     return count if isinstance(count, int) and count > 0 else int(unit == "nodes")
 
 
+_SILENT = {"node.lost": "silent_ms", "hang.found": "still_ms"}
+
+
 def _silent_us(event: Event) -> int:
-    """Return for how long a lost node had sent nothing, in microseconds."""
-    silent = event.data.get("silent_ms") if event.type == "node.lost" else None
+    """Return for how long a lost node had sent nothing, or a training that hangs had stood still, in microseconds."""
+    silent = event.data.get(_SILENT[event.type]) if event.type in _SILENT else None
     return 1000 * silent if isinstance(silent, int) else 0
 
 
@@ -377,10 +474,10 @@ def phases_us(event: Event, until_complete_us: int | None = None) -> dict[str, i
     """Return the durations of a node's phases in microseconds: those that the event has.
 
     Args:
-        event: of type ``phase``, or of a node that was lost.
+        event: of type ``phase``, or of a node that was lost, or of a hang.
         until_complete_us: the time from the end of the round before until this one was complete, if one was before.
     """
-    if event.type == "node.lost":
+    if event.type in _SILENT:
         return {"detect": _silent_us(event)}
     values = ((phase, event.data.get(key)) for phase, key in _KEYS)
     durations = {phase: micros for phase, micros in values if isinstance(micros, int)}

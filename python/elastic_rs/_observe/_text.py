@@ -7,15 +7,21 @@ from datetime import datetime
 from typing import Any
 
 from elastic_rs._observe._events import Event, host_of
-from elastic_rs._observe._story import Part, Recovery, Story
+from elastic_rs._observe._story import Hang, Part, Recovery, Story
 from elastic_rs._terminal import plain
 
+_SAID = ("worker.exited", "worker.ended", "node.lost", "node.joined", "hang.found")
+"""Types of events that :func:`what` says without their text."""
 _LONGEST = 72
 """Most characters that are shown of a worker's failure message."""
 _SHOWN = 3
 """Most nodes that a line of ``status`` names."""
 _HOSTS = 16
 """Most hosts that are not used, of which ``status`` has a line each. A coordinator names no more."""
+_MISMATCH = (
+    "a mismatch of collectives: the rank that aborted is its victim, not always its cause: it got more bytes than it "
+    "asked for"
+)
 
 
 def status(story: Story, state: dict[str, Any] | None) -> list[str]:
@@ -28,6 +34,7 @@ def status(story: Story, state: dict[str, Any] | None) -> list[str]:
         lines.append(f"ended   {plain(state['verdict'])}")
     elif story.closed is not None and story.closed.text:
         lines.append(f"ended   {story.closed.text}")
+    lines += _hang_now(story, state)
     goodput = story.goodput_at_most()
     if goodput is not None:
         at_most = "at most " if story.goodput() is None else ""
@@ -67,6 +74,20 @@ def status(story: Story, state: dict[str, Any] | None) -> list[str]:
     return lines
 
 
+def _hang_now(story: Story, state: dict[str, Any] | None) -> list[str]:
+    """Return a line that says for whom the others wait, if the training stands still."""
+    if state is None:
+        hangs = story.hangs and story.hangs[-1].ended_us is None
+        return [f"HANGS   {what(story.hangs[-1].found, story)}"] if hangs else []
+    hang = state.get("hang")
+    if hang is None:
+        return []
+    text = plain(hang["text"])
+    if hang["found"]:
+        return [f"HANGS   {text}"]
+    return [f"waits   {rest}" if (rest := text.removeprefix("waits ")) != text else f"still   {text}"]
+
+
 def _unused(state: dict[str, Any]) -> list[str]:
     """Return a line for each host that is not used: for how long, why, and what to do."""
     hosts = state.get("unused_hosts", ())
@@ -79,6 +100,29 @@ def _unused(state: dict[str, Any]) -> list[str]:
 
 def why(story: Story, which: int | None = None) -> list[str]:
     """Return the lines of ``why``: one recovery with its causes and what it cost."""
+    hang = story.hangs[-1] if which is None and story.hangs else None
+    if hang is not None and all(one.hang is not hang for one in story.recoveries):
+        # It has ended by itself, or goes on: no recovery shows it.
+        before = _recovery(story, None)
+        return [*hang_lines(hang, story), *([""] if story.recoveries else []), *before]
+    return _recovery(story, which)
+
+
+def hang_lines(hang: Hang, story: Story) -> list[str]:
+    """Return the lines of a hang that is not part of a recovery."""
+    time = _time_of_day(hang.found)
+    verb = "hangs" if hang.ended_us is None else "hung"
+    lines = [f"the training {verb}{f', found at {time}' if time else ''}", *(f" {line}" for line in _evidence(hang))]
+    if hang.over is not None:
+        lines.append(f" +- {what(hang.over, story)}  +{span((hang.over.mono_us - hang.found.mono_us) / 1e6)}")
+    return lines
+
+
+def _evidence(hang: Hang) -> list[str]:
+    return hang.lines or [hang.found.text or "its event has no lines"]
+
+
+def _recovery(story: Story, which: int | None) -> list[str]:
     if not story.recoveries and story.dropped():
         return [f"{story.run}: the recorded events hold no recovery; {story.dropped()} earlier events were dropped"]
     if not story.recoveries:
@@ -87,7 +131,7 @@ def why(story: Story, which: int | None = None) -> list[str]:
     number = len(story.recoveries) if which is None else which
     recovery = story.recoveries[number - 1]
     root = what(recovery.root, story)
-    if recovery.root.text is None and recovery.root.type not in ("worker.exited", "node.lost", "node.joined"):
+    if recovery.root.text is None and recovery.root.type not in _SAID:
         root = recovery.broken.text or root  # it says why
     lines = [_title(recovery, number, story), f" {root}{_following(recovery)}"]
     start = recovery.root.mono_us
@@ -96,15 +140,16 @@ def why(story: Story, which: int | None = None) -> list[str]:
         return f"+{span((event.mono_us - start) / 1e6)}"
 
     stopped = [f"    |  {line}" for line in _stopped(recovery, story)]
+    lines += [f"    |  {line}" for line in _explained(recovery, story)]
+    followed = [f"    |  {what(event, story)}  {after(event)}" for event in recovery.consequences[:_SHOWN]]
+    if len(recovery.consequences) > _SHOWN:
+        followed.append(f"    |  and {len(recovery.consequences) - _SHOWN} more")
     if recovery.broken.type == "run.closed":
-        return [*lines, *stopped, f"    +- {recovery.broken.text or 'the job has ended'}"]
+        return [*lines, *followed, *stopped, f"    +- {recovery.broken.text or 'the job has ended'}"]
     if recovery.broken is not recovery.root:
         verb = "changes in place" if recovery.broken.type == "round.changes" else "broken, all nodes notified"
         lines.append(f" +- round {recovery.broken.round} {verb}  {after(recovery.broken)}")
-    lines += [f"    |  {what(event, story)}  {after(event)}" for event in recovery.consequences[:_SHOWN]]
-    if len(recovery.consequences) > _SHOWN:
-        lines.append(f"    |  and {len(recovery.consequences) - _SHOWN} more")
-    lines += stopped
+    lines += [*followed, *stopped]
     if recovery.completed is None:
         ends = story.closed.text if story.closed is not None else None
         lines.append(f"    +- {ends or 'the next round is not complete yet'}")
@@ -120,6 +165,26 @@ def why(story: Story, which: int | None = None) -> list[str]:
         if recovery.redo is not None and recovery.redo.steps:
             count = recovery.redo.steps
             lines.append(f"       redo       {count} step{'s' * (count > 1)} redone ({span(recovery.redo.seconds)})")
+        if recovery.hang is not None and recovery.hang.over is not None:
+            lines.append(f"    {what(recovery.hang.over, story)}  {after(recovery.hang.over)}")
+    return lines
+
+
+def _explained(recovery: Recovery, story: Story) -> list[str]:
+    """Return what explains the root cause: the lines of a hang, others that ended early, a mismatch of collectives."""
+    lines: list[str] = []
+    hang = recovery.hang
+    if hang is not None and hang.found is recovery.root:
+        lines += (line for at, line in enumerate(_evidence(hang)) if at != 1)  # the root's line has the second one
+    elif hang is not None:
+        ago = span((recovery.trigger.mono_us - hang.found.mono_us) / 1e6)
+        lines += [f"{what(hang.found, story)} (found {ago} before)", *hang.lines[2:4]]
+    others = [f"{story.name(one.node) if one.node else '?'} rank {one.data.get('rank')}" for one in recovery.early[1:]]
+    if others:
+        more = f" and {len(others) - _SHOWN} more" if len(others) > _SHOWN else ""
+        lines.append(f"so did {', '.join(others[:_SHOWN])}{more}")
+    if recovery.mismatched is not None:
+        lines.append(_MISMATCH)
     return lines
 
 
@@ -160,6 +225,14 @@ def what(event: Event, story: Story) -> str:
             return f"{who} lost: {how.get(str(data.get('how')), 'it sends nothing any more')}{silence}"
         case "node.joined":
             return f"{who} joined"
+        case "worker.ended" if data.get("stopped") is False and data.get("returncode") == 0:
+            return f"{who} rank {data.get('rank')} ended early, with exit code 0, while others ran on"
+        case "hang.found" | "hang.waits":
+            lines = Hang(event).lines
+            verb = "hung" if event.type == "hang.found" else "waits"
+            return f"the training {verb}: {(lines[1:] or lines or [event.text or 'nobody is named'])[0].strip()}"
+        case "hang.over" if isinstance(still := data.get("still_ms"), int):
+            return f"training goes on, after {span(still / 1e3)} without progress"
         case _:
             return event.text or f"{event.type} {who}".replace(" ?", "")
 
@@ -274,6 +347,8 @@ def _shortened(text: str) -> str:
 
 
 def _facts(event: Event, story: Story) -> str:
+    if event.type.startswith("hang."):
+        return what(event, story)
     if event.type == "worker.exited":
         return what(event, story).removeprefix(f"{story.name(event.node)} " if event.node else "? ")
     facts = []

@@ -23,11 +23,16 @@ INTERVAL_S = 1.0
 SORTS = ("state", "node", "lag", *PHASES)
 """By what the nodes can be sorted."""
 
-_STATES = ("lost", "left", "waiting", "spare", "running")
+_STATES = ("lost", "left", "hangs", "waiting", "spare", "running")
 KEPT = 20_000
 """Most events that are kept. A coordinator keeps 4,096 of a run."""
 _BARS = {"round": "=", "recovery": "X", "forming": "."}
-_COLOURS = {"FAILED": curses.COLOR_RED, "lost": curses.COLOR_RED, "running": curses.COLOR_GREEN}
+_COLOURS = {
+    "FAILED": curses.COLOR_RED,
+    "lost": curses.COLOR_RED,
+    "hangs": curses.COLOR_RED,
+    "running": curses.COLOR_GREEN,
+}
 
 
 @dataclass
@@ -64,11 +69,17 @@ class View:
 
 @dataclass
 class _Node:
-    """A node's row. ``lag`` is the number of steps that it is behind."""
+    """A node's row.
+
+    Attributes:
+        lag: the number of steps that it is behind.
+        still_s: for how long the others wait for it, if a look has named it.
+    """
 
     name: str
     state: str = "waiting"
     lag: int = 0
+    still_s: float = 0.0
     durations: dict[str, float] = field(default_factory=dict)
     gone: int = 0
 
@@ -83,9 +94,14 @@ class _Node:
             case "node":
                 return 0, 0, 0, name
             case "lag":
-                return -self.lag, 0, 0, name
+                return -self.still_s, -self.lag, 0, name
             case "state":
-                return _STATES.index(self.state), -self.lag, -round(sum(self.durations.values())), name
+                return (
+                    _STATES.index(self.state),
+                    -(self.still_s or self.lag),
+                    -round(sum(self.durations.values())),
+                    name,
+                )
             case phase:
                 return -self.durations.get(phase, 0.0), 0, 0, name
 
@@ -118,6 +134,7 @@ def _table(story: Story, state: dict[str, Any] | None, columns: int, view: View)
     behind = dict((state or {}).get("behind", ()))
     for node in nodes:
         node.lag = behind.get(node.name, 0) if node.state == "running" else 0
+    _mark_awaited(story, state, nodes)
     nodes.sort(key=lambda node: node.key(SORTS[view.sort]))
     step_s = ((state or {}).get("step_time_us") or 0) / 1e6
     fixed = (
@@ -129,16 +146,31 @@ def _table(story: Story, state: dict[str, Any] | None, columns: int, view: View)
     rows = []
     for node in nodes:
         durations = [_text.span(node.durations[phase]) if phase in node.durations else "-" for phase in PHASES[1:]]
-        times = " ".join(f"{time:>10}" for time in (_lag(node.lag, step_s), *durations))
+        times = " ".join(f"{time:>10}" for time in (_lag(node, step_s), *durations))
         rows.append(f"{story.name(node.name)[:16]:<16} {node.state:<8} {times} {node.gone or '-':>4}")
     return [fixed + (f"|{bar}|" if bar else "")], rows
 
 
-def _lag(steps: int, step_s: float) -> str:
-    """Say how far a node is behind: as time, if it is known how long a step takes."""
-    if not steps:
+def _lag(node: _Node, step_s: float) -> str:
+    """Say how far a node is behind: as time, if it is known how long a step takes, or if the others wait for it."""
+    if node.still_s:
+        return f"+{_text.span(node.still_s)}"
+    if not node.lag:
         return "-"
-    return f"+{_text.span(steps * step_s)}" if step_s else f"+{steps:,}"
+    return f"+{_text.span(node.lag * step_s)}" if step_s else f"+{node.lag:,}"
+
+
+def _mark_awaited(story: Story, state: dict[str, Any] | None, nodes: Sequence[_Node]) -> None:
+    """Set for how long the others wait for a node. The event of the same ranks has its name."""
+    hang = (state or {}).get("hang")
+    if hang is None or not hang["ranks"]:
+        return
+    named = (event for event in reversed(story.events) if event.type in ("hang.found", "hang.waits"))
+    last = next(named, None)
+    for node in nodes:
+        if last is not None and last.node == node.name and last.data.get("ranks") == hang["ranks"]:
+            node.still_s = hang["still_s"]
+            node.state = "hangs" if hang["found"] else node.state
 
 
 def _nodes(story: Story) -> list[_Node]:
@@ -204,7 +236,7 @@ def highlights(lines: Sequence[str]) -> Iterator[tuple[int, int, int, str]]:
             in_table = True
             yield row, 0, len(line), line
         elif row == 0 or in_table:
-            found = re.match(r".{16} (lost|running) " if in_table else r".*? (FAILED) ", line)
+            found = re.match(r".{16} (lost|hangs|running) " if in_table else r".*? (FAILED) ", line)
             if found:
                 yield row, *found.span(1), found[1]
 

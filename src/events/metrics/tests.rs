@@ -1,7 +1,7 @@
 //! Tests of the counters.
 
 use super::*;
-use crate::events::record::{Exit, FirstStep, Phase, Why};
+use crate::events::record::{Exit, FirstStep, Hang, Phase, Why};
 
 fn record(kind: Kind) -> Record {
     Record { number: Number(1), causes: Vec::new(), round: 1, restart: 0, node: None, kind, text: None }
@@ -15,6 +15,23 @@ fn exited(first: bool) -> Kind {
     let (role, exit, message) = ("r".into(), "SIGKILL".into(), String::new());
     let exit = Exit { rank: 1, local_rank: 1, role, pid: 7, exit, returncode: -9, message, first, counts: first };
     Kind::WorkerExited(Box::new(exit))
+}
+
+fn hang(kind: &str) -> Hang {
+    Hang {
+        kind: kind.to_owned(),
+        certain: false,
+        ranks: vec![3],
+        group: None,
+        seq: None,
+        op: None,
+        line: None,
+        call: None,
+        waiting: 7,
+        still_ms: 183_000,
+        limit_ms: Some(180_000),
+        lines: Vec::new(),
+    }
 }
 
 fn text(metrics: &Metrics) -> String {
@@ -116,9 +133,37 @@ fn the_number_of_series_is_bounded_and_names_cannot_forge_lines() {
     assert!(text.contains("{run=\"a\\\"} 1\\n\\\\\",how=\"silence\"} 1\n"), "{text}");
 }
 
+#[test]
+fn hangs_are_counted_by_kind_once_they_are_found() {
+    let mut metrics = Metrics::default();
+    for kind in ["not_entered", "stopped", "not_entered"] {
+        metrics.count("job", &record(Kind::HangWaits(Box::new(hang(kind)))), Instant::now());
+        metrics.count("job", &record(Kind::HangFound(Box::new(hang(kind)))), Instant::now());
+        metrics.count("job", &record(Kind::HangOver { still_ms: 200_000 }), Instant::now());
+    }
+    let written = text(&metrics);
+    let counts: Vec<_> = written.lines().filter(|line| line.starts_with("elastic_rs_hangs_total")).collect();
+    let job = |kind, count| format!("elastic_rs_hangs_total{{run=\"job\",kind=\"{kind}\"}} {count}");
+    assert_eq!(counts, [job("not_entered", 2), job("stopped", 1)]);
+    // The time without a step is lost, once the workers are restarted because of it.
+    let lost = |metrics: &Metrics| {
+        text(metrics)
+            .lines()
+            .find(|line| line.contains("lost_seconds_total") && line.contains("detect"))
+            .map(str::to_owned)
+    };
+    metrics.count("job", &record(completed()), Instant::now());
+    assert!(lost(&metrics).unwrap().ends_with(" 0"));
+    metrics.count("job", &record(Kind::HangFound(Box::new(hang("stopped")))), Instant::now());
+    let broken = Record { causes: vec![Number(1)], ..record(Kind::RoundBroken { why: Why::HangFound }) };
+    metrics.count("job", &broken, Instant::now());
+    metrics.count("job", &record(completed()), Instant::now());
+    assert!(lost(&metrics).unwrap().ends_with(" 183"));
+}
+
 /// Those of the run's state, which are not counted here, are 16 at most.
 #[test]
-fn a_run_that_has_seen_everything_has_at_most_150_series() {
+fn a_run_that_has_seen_everything_has_at_most_165_series() {
     let mut metrics = Metrics::default();
     let all = Some(1_000);
     let phase = Phase { detect_us: all, stop_us: all, rendezvous_us: all, start_us: all, import_us: all };
@@ -135,9 +180,12 @@ fn a_run_that_has_seen_everything_has_at_most_150_series() {
     for kind in [completed(), Kind::RoundChanges {}, completed(), Kind::Phase(phase)] {
         metrics.count("job", &record(kind), Instant::now());
     }
+    for number in 0..13 {
+        metrics.count("job", &record(Kind::HangFound(Box::new(hang(&number.to_string())))), Instant::now());
+    }
     let text = text(&metrics);
     let series = text.lines().filter(|line| line.contains("{run=\"job\"")).count();
-    assert!((100..=134).contains(&series), "{series}\n{text}");
+    assert!((100..=149).contains(&series), "{series}\n{text}");
 }
 
 #[test]

@@ -276,6 +276,11 @@ impl EventLog {
         for run in &states {
             run.step.iter().for_each(|step| out.value(&families::STEP, &[run.run.as_str()], step));
         }
+        out.family(&families::STILL_SECONDS);
+        for run in &states {
+            let still = machine.still(&run.run, now).unwrap_or_default();
+            out.value(&families::STILL_SECONDS, &[run.run.as_str()], still.as_secs_f64());
+        }
         out.family(&families::WORKERS);
         for run in &states {
             run.workers.iter().for_each(|workers| out.value(&families::WORKERS, &[run.run.as_str()], workers));

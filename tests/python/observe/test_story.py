@@ -121,6 +121,7 @@ def state(**values: Any) -> dict[str, Any]:
         "unused_hosts": [],
         "unused_hosts_more": 0,
         "restarts_for_nccl": False,
+        "hang": None,
     }
     assert values.keys() <= usual.keys()
     return {**usual, **values}
@@ -128,6 +129,24 @@ def state(**values: Any) -> dict[str, Any]:
 
 def unused(host: str, how_long: str, why: str, advice: str) -> dict[str, Any]:
     return {"host": host, "reason": "retried", "how_long": how_long, "left_ms": None, "why": why, "advice": advice}
+
+
+def still(**values: Any) -> dict[str, Any]:
+    """A training that stands still, as a run's state has it."""
+    usual = {
+        "text": "waits 12 s for rank 3 at train.py:88 (usually 0.20 s)",
+        "kind": "not_entered",
+        "ranks": [3],
+        "certain": False,
+        "found": False,
+        "still_s": 12.3,
+        "lines": [
+            "training stands still for 12 s: 7 of 8 ranks wait for rank 3",
+            "  rank 3 has not entered all_reduce",
+        ],
+    }
+    assert values.keys() <= usual.keys()
+    return {**usual, **values}
 
 
 STEERING = "\x1b[2J\u202e\x9b"
@@ -158,6 +177,12 @@ STEERING = "\x1b[2J\u202e\x9b"
         {"failed": STEERING},
         {"restarts_for_nccl": STEERING},
         {"verdict": 1},
+        {"hang": []},
+        {"hang": {"text": "waits"}},
+        *({"hang": still(**{name: 1})} for name in ("text", "kind", "ranks", "certain", "found", "lines")),
+        *({"hang": still(still_s=wrong)} for wrong in (True, -1, "1", float("nan"), float("inf"))),
+        {"hang": still(ranks=[STEERING])},
+        {"hang": still(lines=[1])},
     ],
     ids=str,
 )
@@ -188,8 +213,11 @@ def test_no_text_of_a_peer_steers_the_terminal_of_status() -> None:
     live = Live.__new__(Live)
     live._run_id, live._after, live._where = "job", 0, "host:1"
     texts = dict.fromkeys(("run", "state", "progress", "verdict"), f"a{STEERING}b")
+    texts_of_hang = {"text": STEERING, "kind": STEERING, "lines": [STEERING]}
     said = {
-        **state(**texts, unreachable_names=[STEERING], unused_hosts=[unused(*[STEERING] * 4)]),
+        **state(
+            **texts, hang=still(**texts_of_hang), unreachable_names=[STEERING], unused_hosts=[unused(*[STEERING] * 4)]
+        ),
         "mono_us": 1,
         "behind": [[STEERING, 1]],
         "new": {"x": [STEERING]},
@@ -198,6 +226,7 @@ def test_no_text_of_a_peer_steers_the_terminal_of_status() -> None:
     _, output = live.read()
     assert output is not None
     assert output["new"] == {"x": [" [2J  "]}
+    assert (output["hang"]["kind"], output["hang"]["lines"]) == (plain(STEERING), [plain(STEERING)])
     for shown in (said["state"], "waiting"):
         output["state"] = plain(shown)
         lines = _text.status(story_of([], 1), output)
@@ -481,9 +510,11 @@ def test_a_line_that_is_no_event_is_named(line: str, why: str) -> None:
 
 def test_texts_of_peers_steer_no_terminal() -> None:
     log = Log()
-    log.add("node.lost", node="n1\u001b[2J:1", text="a\nb\u202ec", data={"how": "\u009b"})
+    data = {"how": "\u009b", "lines": ["\u009b", ["a\nb"], 7]}
+    log.add("node.lost", node="n1\u001b[2J:1", text="a\nb\u202ec", data=data)
     (event,) = log.events()
     assert (event.node, event.text, event.data["how"]) == ("n1 [2J:1", "a b c", " ")
+    assert event.data["lines"] == [" ", ["a b"], 7]
     assert plain("é 日本 ok") == "é 日本 ok"
 
 
