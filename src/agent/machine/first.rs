@@ -145,13 +145,12 @@ impl AgentMachine {
         match &mut self.policy.budget {
             Budget::Job => {
                 let notified = if self.in_company { "; the other nodes are notified" } else { "" };
-                let text = match self.parks() {
-                    true => format!("{SURVIVING}: {failure}{notified}"),
-                    false => format!("stopping all workers: {failure}{notified}"),
-                };
                 // Reported before it is logged, because the log may be slower.
-                self.commands.push(Command::Report(Box::new(failure)));
-                self.warn(text);
+                self.commands.push(Command::Report(Box::new(failure.clone())));
+                match self.parks() {
+                    true => self.warn(format!("{SURVIVING}: {failure}{notified}")),
+                    false => self.warn(format!("stopping all workers: {failure}{notified}")),
+                }
                 self.start_missing_ahead(); // the others have to hear of the failure first
             }
             Budget::Node(_) if !failure.counts => {
