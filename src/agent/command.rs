@@ -86,12 +86,7 @@ pub enum Command {
         local_rank: u32,
     },
     /// Tell the coordinator that a worker failed.
-    Report {
-        /// The failure.
-        failure: Box<Failure>,
-        /// The other workers of this node survive.
-        survive: bool,
-    },
+    Report(Box<Failure>),
     /// Tell the coordinator that all workers of this node have succeeded.
     Done(Round),
     /// Send the coordinator a goodbye.

@@ -39,7 +39,7 @@ mod worker_states;
 pub use ahead::{LOOK_LIMIT, PREPARE_LIMIT};
 use first::First;
 pub use first::MESSAGE_LIMIT;
-pub(super) use in_place::SURVIVING;
+use in_place::SURVIVING;
 pub use in_place::{PARK_LIMIT, RAISE_LIMIT};
 pub use replace::REPLACE_LIMIT;
 use stop::{Next, Way};
@@ -102,8 +102,8 @@ pub struct AgentMachine {
     workers: u32,
     restarts: u32,
     first: Option<First>,
-    /// The global rank of the worker whose failure ends the round, as the session reports it.
-    pub(super) failed_rank: Option<u32>,
+    /// The failure that ends the round, on whatever node, as the session reports it.
+    pub(super) failure: Option<Box<Failure>>,
     /// The job was declared a success while workers of this node still run: no other node is left to wait for.
     closed_well: bool,
     /// The nodes whose workers still run, in the coordinator's words. Used while this node has finished.
@@ -146,7 +146,7 @@ impl AgentMachine {
             placement: None,
             restarts: 0,
             first: None,
-            failed_rank: None,
+            failure: None,
             closed_well: false,
             unfinished: None,
             worker_states: WorkerStates::default(),
@@ -306,7 +306,7 @@ impl AgentMachine {
             Phase::Running { .. } => {
                 let does = if self.can_park() { SURVIVING } else { stopping };
                 self.warn(format!("{does}: {reason}"));
-                self.break_up(reason, self.failed_rank, Next::Join, now);
+                self.break_up(reason, self.failed_rank(), Next::Join, now);
             }
             // The coordinator has counted this node's failure, or an earlier one.
             Phase::Stopping { next: Next::Decide, over, way } => {
@@ -315,19 +315,25 @@ impl AgentMachine {
                     (Way::Stop, false) => stopping,
                     (Way::Park { .. } | Way::Raise { .. }, _) => SURVIVING,
                 };
-                self.warn(format!("{does}: {reason}"));
+                match (self.after_own_failure(reason, self.failure.as_deref()), does) {
+                    (None, _) => self.warn(format!("{does}: {reason}")),
+                    (Some(""), SURVIVING) => {} // logged with the failure
+                    (Some(""), _) => self.warn(does.to_owned()),
+                    (Some(follows), SURVIVING) => self.warn(follows.to_owned()),
+                    (Some(follows), _) => self.warn(format!("{does}: {follows}")),
+                }
                 self.go_on_with(Next::Join);
             }
             // The round that was to be started is over already.
             Phase::Stopping { next: Next::Start(_), .. } => self.go_on_with(Next::Join),
             // A failure somewhere: no worker waits for the check any more.
             Phase::Stopping { over: false, way: Way::Raise { .. }, .. } => {
-                self.break_up(reason, self.failed_rank, Next::Join, now)
+                self.break_up(reason, self.failed_rank(), Next::Join, now)
             }
             Phase::Finishing { .. } => {
                 self.warn(format!("{again}, though they had succeeded: {reason}"));
                 if self.can_park() {
-                    self.break_up(reason, self.failed_rank, Next::Join, now); // until nothing is left of them
+                    self.break_up(reason, self.failed_rank(), Next::Join, now); // until nothing is left of them
                 } else {
                     self.stop(SIGTERM, Next::Join); // what they have left
                 }

@@ -53,7 +53,7 @@ impl Seen {
 impl AgentMachine {
     /// The state of the rendezvous differs from the one that was [`Seen`] last.
     pub fn on_view(&mut self, view: &View, now: Instant) {
-        self.failed_rank = view.failure.as_ref().map(|failure| failure.global_rank);
+        self.failure = view.failure.clone().map(Box::new);
         if let Some(verdict) = &view.closed {
             self.on_closed(verdict.clone());
         } else if let Some(error) = &view.failed {

@@ -90,6 +90,12 @@ pub fn does(agent: &mut AgentMachine) -> Vec<Command> {
     agent.take_commands().into_iter().filter(|command| !is_text(command)).collect()
 }
 
+/// The agent's next warnings.
+pub fn warnings(agent: &mut AgentMachine) -> Vec<String> {
+    let text = |command| if let Command::Warn(text) = command { Some(text) } else { None };
+    agent.take_commands().into_iter().filter_map(text).collect()
+}
+
 /// An agent that is about to join, since no world runs.
 pub fn new_agent(policy: Policy) -> AgentMachine {
     let mut agent = AgentMachine::new(policy, "node0".into());

@@ -29,7 +29,7 @@ fn warned(agent: &mut AgentMachine) -> String {
 }
 
 fn report(failure: Failure) -> Command {
-    Command::Report { failure: Box::new(failure), survive: false }
+    Command::Report(Box::new(failure))
 }
 
 /// An agent after worker 1 has ended, before the worker's words are known.
@@ -124,7 +124,7 @@ fn no_failure_is_reported_if_the_round_ends_before_the_words_are_known() {
         agent.on_failure_message(1, "ValueError: x".into(), true);
         agent.on_stopped();
         let did = does(&mut agent);
-        assert!(!did.iter().any(|command| matches!(command, Command::Report { .. })), "{did:?}");
+        assert!(!did.iter().any(|command| matches!(command, Command::Report(_))), "{did:?}");
         assert!(
             matches!(did.last(), Some(Command::Join { survival: Survival::NeverAttended } | Command::End(_))),
             "{did:?}"

@@ -3,7 +3,7 @@
 use std::slice;
 use std::time::Instant;
 
-use crate::commands::{self, SIGKILL, SIGTERM, does, join_with as join, killed, stop};
+use crate::commands::{self, SIGKILL, SIGTERM, does, join_with as join, killed, stop, warnings};
 use elastic_rs::agent::machine::{LEAVE_LIMIT, PARK_LIMIT, RAISE_LIMIT};
 use elastic_rs::agent::{AgentMachine, Budget, Command, Outcome, Policy};
 use elastic_rs::channel::message::{HeldState, ToWorker};
@@ -99,7 +99,7 @@ fn workers_survive_the_failure_of_one_of_them() {
     );
     agent.on_failure_message(1, "killed".into(), true);
     let reported = Failure { message: "killed".into(), ..killed(1) };
-    assert_eq!(does(&mut agent), [Command::Report { failure: Box::new(reported), survive: true }]);
+    assert_eq!(does(&mut agent), [Command::Report(Box::new(reported))]);
     agent.on_interrupted(Round(1), "rank 1 failed; restart 1 of 3", now);
     agent.on_worker_parked(0, commands::held(Some(7)));
     assert_eq!(does(&mut agent), [], "something of worker 1 may be left");
@@ -111,6 +111,25 @@ fn workers_survive_the_failure_of_one_of_them() {
     assert_eq!(does(&mut agent), [Command::SendPlacement { local_rank: 0 }]);
     agent.on_worker_attends(1);
     assert_eq!(does(&mut agent), [Command::SendPlacement { local_rank: 1 }, Command::Attending(Round(2))]);
+}
+
+/// That they leave their world is logged with the failure. What follows is all that is new.
+#[test]
+fn a_failure_that_workers_survive_is_logged_once() {
+    let surviving = "the workers leave their world, and wait for the next";
+    let view = |follows: &str| {
+        let failure = Failure { node: "node0".into(), ..killed(1) };
+        let reason = format!("{failure}{follows}");
+        View { round: Round(1), waiting: 1, reason, failure: Some(failure), ..View::default() }
+    };
+    for (follows, logged) in [("; restart 1 of 3", &["restart 1 of 3"][..]), ("", &[])] {
+        let mut agent = running(&[0, 1]);
+        agent.on_worker_exited_badly(killed(1), Instant::now());
+        agent.on_failure_message(1, String::new(), true);
+        assert_eq!(warnings(&mut agent), [format!("{surviving}: {}; the other nodes are notified", killed(1))]);
+        agent.on_view(&view(follows), Instant::now());
+        assert_eq!(warnings(&mut agent), logged);
+    }
 }
 
 #[test]
@@ -261,7 +280,7 @@ fn a_parked_worker_that_ends_fails_the_round_that_counts_on_it() {
     let did = does(&mut agent);
     assert!(did.contains(&Command::CancelStart) && did.contains(&Command::Listen { local_rank: 0 }), "{did:?}");
     agent.on_failure_message(0, String::new(), true);
-    assert!(matches!(does(&mut agent)[..], [Command::Report { survive: true, .. }]));
+    assert!(matches!(does(&mut agent)[..], [Command::Report(_)]));
     agent.on_interrupted(Round(2), "rank 0 failed", now);
     assert_eq!(does(&mut agent), []);
     agent.on_worker_gone(0);
@@ -410,7 +429,7 @@ fn a_world_that_cannot_be_formed_is_left_by_all_and_whoever_stays_is_replaced() 
     let mut agent = running(&[0, 1]);
     let stuck = Failure { exit: "no progress towards its world".into(), returncode: 1, ..killed(1) };
     agent.on_worker_stuck(stuck.clone(), now);
-    let report = Command::Report { failure: Box::new(stuck.clone()), survive: true };
+    let report = Command::Report(Box::new(stuck.clone()));
     assert_eq!(does(&mut agent), [Command::CancelStart, worker_failed(0, &stuck), worker_failed(1, &stuck), report]);
     agent.on_worker_stuck(Failure { local_rank: 0, ..stuck }, now);
     assert_eq!(does(&mut agent), [], "the others find the same");
@@ -434,7 +453,7 @@ fn a_worker_that_leaves_its_world_on_purpose_lives_and_costs_no_restart() {
     let reported = raised.to_string();
     assert!(reported.ends_with("left its world with HorovodInternalError: nan"), "{reported}");
     let failure = Box::new(Failure { counts: false, ..raised.clone() });
-    let report = Command::Report { failure, survive: true };
+    let report = Command::Report(failure);
     assert_eq!(does(&mut agent), [Command::CancelStart, worker_failed(0, &raised), worker_failed(1, &raised), report]);
     agent.on_worker_raised(Failure { local_rank: 0, ..raised }, now);
     assert_eq!(does(&mut agent), [], "all ranks may raise it");

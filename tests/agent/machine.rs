@@ -2,10 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use crate::commands::{self, GRACE, SIGTERM, does, killed, new_agent, policy, stop};
+use crate::commands::{self, GRACE, SIGTERM, does, killed, new_agent, policy, stop, warnings};
 use elastic_rs::agent::{AgentMachine, Budget, Command, Outcome, Policy};
 use elastic_rs::rendezvous::messages::message::{Failure, Placement, Round, Verdict};
-use elastic_rs::rendezvous::node::JoinError;
+use elastic_rs::rendezvous::node::{JoinError, View};
 
 const SIGINT: i32 = 2;
 
@@ -153,28 +153,68 @@ fn a_finished_agent_logs_every_thirty_seconds_which_nodes_it_waits_for() {
     assert_eq!(does(&mut agent), [end(Outcome::Succeeded)]);
 }
 
+/// The coordinator's answer: its reason begins with the failure that it has counted, and names the node.
+fn answer(failure: Failure, follows: &str) -> View {
+    let reason = format!("{failure}{follows}");
+    View { round: Round(1), waiting: 1, reason, failure: Some(failure), ..View::default() }
+}
+
 #[test]
-fn the_failing_node_logs_the_number_of_the_restart_or_that_none_is_left() {
+fn the_failing_node_logs_the_failure_once_and_then_only_what_follows() {
+    let now = Instant::now();
+    let own = || failure(1);
+    let closed = View {
+        closed: Some(Verdict::Failed {
+            by: "node0".into(),
+            cause: format!("{}; no restarts left", own()),
+            failure: Some(Box::new(own())),
+        }),
+        ..View::default()
+    };
+    let elsewhere = Failure { node: "node1".into(), global_rank: 3, ..killed(1) };
+    let other = format!("restarting all workers: {elsewhere}; restart 1 of 2");
+    let cases = [
+        (answer(own(), "; restart 1 of 2"), "restarting all workers: restart 1 of 2"),
+        (answer(own(), ""), "restarting all workers"),
+        (closed, "the job has failed: no restarts left"),
+        (answer(elsewhere, "; restart 1 of 2"), &other),
+    ];
+    for (view, follows) in cases {
+        // The answer may come before all workers have stopped, or after that.
+        for stopped in [false, true] {
+            let mut agent = running(Budget::Job);
+            agent.on_worker_failed(killed(1), false, now);
+            let text = "stopping all workers: rank 1 (local rank 1, role default, pid 71) on this node ended with SIGKILL; \
+                        the other nodes are notified";
+            assert_eq!(warnings(&mut agent), [text]);
+            if stopped {
+                agent.on_stopped();
+            }
+            agent.on_view(&view, now);
+            assert_eq!(warnings(&mut agent), [follows], "{stopped}");
+        }
+    }
+}
+
+/// As on any other node: it has not been logged here.
+#[test]
+fn a_failure_whose_words_are_not_known_yet_is_logged_with_what_follows() {
+    let now = Instant::now();
     let mut agent = running(Budget::Job);
-    agent.on_worker_failed(failure(1), false, Instant::now());
-    does(&mut agent);
-    agent.on_interrupted(Round(1), "rank 1 ended; restart 1 of 2", Instant::now());
-    assert_eq!(warned(&mut agent).as_deref(), Some("restarting all workers: rank 1 ended; restart 1 of 2"));
-    // The same if all workers have stopped before the answer comes.
-    let mut agent = running(Budget::Job);
-    agent.on_worker_failed(failure(1), false, Instant::now());
-    agent.on_stopped();
-    does(&mut agent);
-    agent.on_interrupted(Round(1), "rank 1 ended; restart 1 of 2", Instant::now());
-    assert_eq!(warned(&mut agent).as_deref(), Some("restarting all workers: rank 1 ended; restart 1 of 2"));
-    let mut agent = running(Budget::Job);
-    agent.on_worker_failed(failure(1), false, Instant::now());
-    does(&mut agent);
-    agent.on_closed(failed(Some(failure(1))));
-    assert_eq!(warned(&mut agent).as_deref(), Some("the job has failed: no restart is left"));
+    agent.on_worker_exited_badly(killed(1), now);
+    agent.on_view(&answer(failure(1), "; restart 1 of 2"), now);
+    assert_eq!(warnings(&mut agent), [format!("restarting all workers: {}; restart 1 of 2", failure(1))]);
+}
+
+#[test]
+fn a_node_that_counts_its_own_restarts_logs_a_failure_and_what_follows_in_one_line() {
+    let mut agent = running(Budget::Node(1));
+    agent.on_worker_failed(killed(1), false, Instant::now());
+    let follows = "; restarting all workers; 1 attempts left; will restart worker group";
+    assert_eq!(warnings(&mut agent), [format!("{}{follows}", killed(1))]);
     let mut agent = running(Budget::Node(0));
-    agent.on_worker_failed(failure(1), false, Instant::now());
-    assert!(warned(&mut agent).is_some_and(|text| text.ends_with("; no restarts left on this node")));
+    agent.on_worker_failed(killed(1), false, Instant::now());
+    assert_eq!(warnings(&mut agent), [format!("{}; no restarts left on this node", killed(1))]);
 }
 
 #[test]
@@ -200,7 +240,7 @@ fn no_restart_is_logged_when_the_host_of_the_coordinator_has_gone() {
 fn a_failure_is_reported_before_the_other_workers_have_stopped_and_counted_by_the_coordinator() {
     let mut agent = running(Budget::Job);
     agent.on_worker_failed(failure(1), false, Instant::now());
-    assert_eq!(does(&mut agent), [stop(SIGTERM), Command::Report { failure: Box::new(failure(1)), survive: false }]);
+    assert_eq!(does(&mut agent), [stop(SIGTERM), Command::Report(Box::new(failure(1)))]);
     // The other worker's end is a consequence.
     agent.on_worker_failed(failure(0), false, Instant::now());
     assert_eq!(does(&mut agent), []);

@@ -60,7 +60,7 @@ fn fails(agent: &mut AgentMachine, now: Instant) -> Vec<Command> {
 /// An agent that is to start worker 1 again.
 fn replacing(now: Instant) -> AgentMachine {
     let mut agent = running(3);
-    let report = Command::Report { failure: Box::new(killed(1)), survive: true };
+    let report = Command::Report(Box::new(killed(1)));
     assert_eq!(fails(&mut agent, now), [report, replace(&[1])]);
     agent.on_interrupted(Round(1), "rank 1 failed; restart 1 of 3", now);
     assert_eq!(does(&mut agent), []);
@@ -227,7 +227,7 @@ fn a_worker_that_cannot_be_started_ahead_is_started_in_the_next_round() {
     agent.on_placed(placement(2, 3), now);
     assert_eq!(does(&mut agent), [start(placement(2, 3), &[1])]);
     agent.on_worker_failed(killed(1), false, now);
-    assert!(does(&mut agent).contains(&Command::Report { failure: Box::new(killed(1)), survive: true }));
+    assert!(does(&mut agent).contains(&Command::Report(Box::new(killed(1)))));
 }
 
 /// Before the join or after it, gone or not: the failure counts once, in the round that the worker was started for.
@@ -259,7 +259,7 @@ fn a_worker_that_fails_before_its_round_is_the_rounds_first_failure() {
         assert_eq!(does(&mut agent), did);
         agent.on_failure_message(1, "no such file".into(), true);
         let failure = Failure { pid: 8, message: "no such file".into(), ..killed(1) };
-        assert_eq!(does(&mut agent), [Command::Report { failure: Box::new(failure), survive: true }]);
+        assert_eq!(does(&mut agent), [Command::Report(Box::new(failure))]);
         agent.on_interrupted(Round(2), "rank 1 failed; restart 2 of 3", now);
         if !gone_first {
             assert_eq!(does(&mut agent), [], "something of it may be left");

@@ -42,7 +42,8 @@ impl AgentMachine {
                     }
                     _ => {}
                 }
-                self.warn(format!("the job has failed: {reason}"));
+                let why = self.after_own_failure(&reason, failure.as_deref()).unwrap_or(&reason);
+                self.warn(format!("the job has failed: {why}"));
                 self.end_after_stop(Outcome::Failed { cause: failure, reason });
             }
         }

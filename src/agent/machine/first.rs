@@ -8,6 +8,9 @@
 //! - collecting them hangs (the same, incomplete): the report has the words that are known by then;
 //! - [`MESSAGE_LIMIT`] has passed.
 //!
+//! The failure is logged on this node when it is reported. The coordinator's answer begins with it, and what follows from it is all
+//! that is logged then ([`AgentMachine::after_own_failure`]).
+//!
 //! Later words are logged on this node only. A failure is reported once, with its words, because the report ends the round: a node
 //! that hears of it may have ended before a second message arrives
 //! (`docs/decisions/0061-a-failure-is-reported-once-and-never-waits-for-a-hang.md`).
@@ -141,8 +144,13 @@ impl AgentMachine {
         }
         match &mut self.policy.budget {
             Budget::Job => {
-                let survive = self.parks();
-                self.commands.push(Command::Report { failure: Box::new(failure), survive });
+                let notified = if self.in_company { "; the other nodes are notified" } else { "" };
+                // Reported before it is logged, because the log may be slower.
+                self.commands.push(Command::Report(Box::new(failure.clone())));
+                match self.parks() {
+                    true => self.warn(format!("{SURVIVING}: {failure}{notified}")),
+                    false => self.warn(format!("stopping all workers: {failure}{notified}")),
+                }
                 self.start_missing_ahead(); // the others have to hear of the failure first
             }
             Budget::Node(_) if !failure.counts => {
@@ -194,6 +202,18 @@ impl AgentMachine {
         self.first.as_ref().is_some_and(|first| first.decided)
     }
 
+    /// What follows from the failure that this node has reported, and logged, if `reason` begins with it. `failure`: the one that the
+    /// coordinator gives this reason for.
+    pub(super) fn after_own_failure<'a>(&self, reason: &'a str, failure: Option<&Failure>) -> Option<&'a str> {
+        let first = self.first.as_ref().filter(|first| first.decided)?;
+        failure.filter(|failure| first.is(failure))?.rest_of(reason)
+    }
+
+    /// The global rank of the worker whose failure ends the round, if one does.
+    pub(super) fn failed_rank(&self) -> Option<u32> {
+        self.failure.as_ref().map(|failure| failure.global_rank)
+    }
+
     /// When to stop waiting for the words of the first failure.
     pub(super) fn message_until(&self) -> Option<Instant> {
         self.first.as_ref()?.message_until
@@ -232,6 +252,10 @@ impl AgentMachine {
 impl First {
     fn is_cause_of(&self, outcome: &Outcome) -> bool {
         let (Outcome::Failed { cause: Some(cause), .. } | Outcome::Unfit { cause, .. }) = outcome else { return false };
-        (cause.pid, cause.global_rank) == (self.failure.pid, self.failure.global_rank)
+        self.is(cause)
+    }
+
+    fn is(&self, failure: &Failure) -> bool {
+        (failure.pid, failure.global_rank) == (self.failure.pid, self.failure.global_rank)
     }
 }

@@ -411,4 +411,4 @@ impl AgentMachine {
 }
 
 /// What is logged when workers survive.
-pub(in crate::agent) const SURVIVING: &str = "the workers leave their world, and wait for the next";
+pub(super) const SURVIVING: &str = "the workers leave their world, and wait for the next";

@@ -7,7 +7,7 @@ use super::{Runner, Step, recovery};
 use crate::agent::command::{Command, farewell_reason};
 use crate::agent::environment::Workers;
 use crate::agent::failure_message::{FailureMessage, Hint, Sources};
-use crate::agent::machine::{LOOK_LIMIT, SURVIVING};
+use crate::agent::machine::LOOK_LIMIT;
 use crate::agent::worker_group::WorkerGroup;
 use crate::events::record::{Ended, Kind, Phase, Started};
 use crate::rendezvous::messages::message::Placement;
@@ -97,15 +97,10 @@ impl Runner {
                 self.note_stop();
                 self.listen(local_rank);
             }
-            Command::Report { failure, survive } => {
-                // Reported before it is logged, because the log may be slower.
+            Command::Report(failure) => {
                 if let Some(session) = &self.session {
-                    session.report_failure(self.machine.round(), (*failure).clone());
+                    session.report_failure(self.machine.round(), *failure);
                 }
-                let others = self.placement().is_some_and(|assignment| assignment.world_size > 1);
-                let notified = if others { "; the other nodes are notified" } else { "" };
-                let does = if survive { SURVIVING } else { "stopping all workers" };
-                tracing::warn!("{}{does}: {failure}{notified}", self.log_prefix());
             }
             Command::Close(verdict) => {
                 if let Some(session) = &self.session {

@@ -51,7 +51,7 @@ pub(super) fn is_overtaken_by(command: &Command) -> bool {
         Command::Stop(_)
             | Command::Join { .. }
             | Command::Done(_)
-            | Command::Report { .. }
+            | Command::Report(_)
             | Command::Warn(_)
             | Command::End(_)
     )

@@ -52,6 +52,12 @@ impl Failure {
         }
     }
 
+    /// What follows from this failure, if `reason` begins with it. The coordinator's reasons do.
+    pub(crate) fn rest_of<'a>(&self, reason: &'a str) -> Option<&'a str> {
+        let rest = reason.strip_prefix(&self.to_string())?;
+        if rest.is_empty() { Some(rest) } else { rest.strip_prefix("; ") }
+    }
+
     /// As events have it. `first`: others of its round are its consequences. `counts`: it counts against the job's budget.
     pub(in crate::rendezvous) fn exit(&self, first: bool, counts: bool) -> Box<Exit> {
         Box::new(Exit {

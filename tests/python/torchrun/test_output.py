@@ -46,8 +46,8 @@ def script(tmp_path: Path) -> Path:
 
 
 def reason_of(node: Process) -> str:
-    """Return the failure as the node's log has it, on whatever node it was."""
-    return node.line(r"the job has failed: (.*)")[1]
+    """Return the failure as the node's log has it: its own as it stops its workers, another's as the job ends."""
+    return node.line(r"(?:stopping all workers|the job has failed): (.*)")[1]
 
 
 def report_of(node: Process) -> list[str]:

@@ -153,7 +153,7 @@ impl Simulation {
                 }
             }
             Command::Listen { local_rank } => self.listen(host, local_rank)?,
-            Command::Report { failure, .. } => {
+            Command::Report(failure) => {
                 self.check_report(host, &failure)?;
                 let Some((process, ours)) = self.ours(host) else { return Ok(()) };
                 process.machine.report_failure(ours.machine.round(), *failure);
