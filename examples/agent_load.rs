@@ -105,6 +105,8 @@ impl Node {
             uninterruptible_sleep: Duration::ZERO,
             in_place: InPlace::Gloo,
             watch: true,
+            on_hang: None,
+            progress_log: None,
         };
         let runner = Runner::new(options, Some(session.clone()));
         Self { runner, session }

@@ -1,11 +1,17 @@
-//! What is known of processes: whether this one was forked since some moment, whether others live, and from whom they descend.
+//! What is known of processes: whether this one was forked since some moment, whether others live, and from whom they descend. And how
+//! programs of the user begin that are no workers.
 //!
 //! `getpid(2)` would show a fork too, at the price of a system call in each check. Instead the C library counts: it calls a handler in
 //! every child of its `fork`, with which Python forks. The rest is what `/proc` says.
 
 use std::fs;
+use std::io;
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command};
 use std::sync::Once;
 use std::sync::atomic::{AtomicU64, Ordering};
+
+use rustix::process::{Resource, Rlimit, getpid, getppid, set_parent_process_death_signal, setrlimit, setsid};
 
 /// Most generations between a process and its ancestor.
 const GENERATIONS: usize = 64;
@@ -70,6 +76,47 @@ fn state_and_parent(pid: u32) -> Option<(char, u32)> {
     let stat = String::from_utf8_lossy(&stat);
     let mut fields = stat.rsplit_once(") ")?.1.split(' ');
     Some((fields.next()?.chars().next()?, fields.next()?.parse().ok()?))
+}
+
+/// For how long a program lives at most.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Life {
+    /// As long as it likes.
+    Own,
+    /// The kernel kills it when the thread that starts it ends, and so with the process at the latest.
+    UntilThreadEnds,
+}
+
+/// Start a program as a shell would: no signal is blocked, and the limit of descriptors is `limit`, or this process's. It leads a session
+/// of its own, so a terminal's Ctrl-C does not reach it.
+///
+/// # Errors
+/// It cannot be run.
+pub(crate) fn start_session(made: &mut Command, limit: Option<Rlimit>, life: Life) -> io::Result<Child> {
+    let starter = getpid();
+    // SAFETY: system calls that a forked child may make. Nothing is allocated.
+    unsafe {
+        made.pre_exec(move || {
+            // The threads that start programs block all signals, and a program begins with the mask of its starter.
+            let mut none = std::mem::zeroed();
+            libc::sigemptyset(&mut none);
+            libc::pthread_sigmask(libc::SIG_SETMASK, &none, std::ptr::null_mut());
+            // Python ignores this signal, and programs inherit that.
+            libc::signal(libc::SIGXFSZ, libc::SIG_DFL);
+            if let Some(limit) = limit {
+                setrlimit(Resource::Nofile, limit)?;
+            }
+            setsid()?;
+            if life == Life::UntilThreadEnds {
+                set_parent_process_death_signal(Some(rustix::process::Signal::KILL))?;
+                if getppid() != Some(starter) {
+                    return Err(io::ErrorKind::NotFound.into()); // the process was gone before the line above
+                }
+            }
+            Ok(())
+        });
+    }
+    made.spawn()
 }
 
 #[cfg(test)]

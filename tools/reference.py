@@ -269,6 +269,17 @@ VARIABLES = (
         "([health, metrics and the page](../events.md#health-metrics-and-the-page))",
     ),
     Variable(
+        "ELASTIC_RS_ON_HANG",
+        USER,
+        "what a shell runs once a hang is found ([tell somebody](../hang.md#tell-somebody)); `--on-hang` overrides it",
+    ),
+    Variable(
+        "ELASTIC_RS_PROGRESS_LOG",
+        USER,
+        "regular expression of lines that show progress ([a script without steps](../hang.md#a-script-without-steps)); "
+        "`--progress-log` overrides it",
+    ),
+    Variable(
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE", USER, "`1`: the worker of rank 0 hosts the workers' store, as in PyTorch"
     ),
     Variable(
@@ -329,6 +340,8 @@ VARIABLES = (
     Variable(
         "ELASTIC_RS_WATCH", INSIDE, "address of the socket at which the agent asks the worker for its collectives"
     ),
+    Variable("ELASTIC_RS_HANG_KIND", INSIDE, "for `--on-hang`: the [kind](../hang.md#tell-somebody) of the hang"),
+    Variable("ELASTIC_RS_HANG_RANKS", INSIDE, "for `--on-hang`: the ranks that hold the others up, as `3` or `0-2,5`"),
     Variable("ELASTIC_RS_TEMPLATE_ROOM", INSIDE, "folder of a fork server of warm starts"),
 )
 """All that are read or set under these families of names, but `PET_*`, which the flags' table has."""

@@ -1197,6 +1197,20 @@ class Placement:
         """
 
 @final
+class ProgressPattern:
+    """
+    Which lines of workers show progress: ``--progress-log``.
+    """
+    def __eq__(self, value: object, /) -> bool: ...
+    def __ne__(self, value: object, /) -> bool: ...
+    def __new__(cls, /, text: str) -> ProgressPattern:
+        """
+        Compile a regular expression.
+
+        Raises ``ValueError``. Its text continues the flag's name.
+        """
+
+@final
 class Protection:
     """
     How the sessions of a job are protected: by a token that all its nodes hold, by certificates of one authority, or by both.
@@ -1720,6 +1734,11 @@ class Streams:
 
         Raises ``ValueError``. Its text continues the flag's name.
         """
+    @property
+    def any(self, /) -> bool:
+        """
+        Whether a stream of some worker is one of them.
+        """
 
 @final
 class Template:
@@ -1948,7 +1967,7 @@ class WorkerOptions:
     """
     What every front end says of a node's workers. Times are in seconds.
     """
-    def __new__(self, /, entrypoint: str, role: str, local_world_size: SupportsIndex, max_restarts: SupportsIndex, grace_s: SupportsFloat | SupportsIndex, uninterruptible_sleep_s: SupportsFloat | SupportsIndex, virtual_local_rank: bool) -> WorkerOptions: ...
+    def __new__(self, /, entrypoint: str, role: str, local_world_size: SupportsIndex, max_restarts: SupportsIndex, grace_s: SupportsFloat | SupportsIndex, uninterruptible_sleep_s: SupportsFloat | SupportsIndex, virtual_local_rank: bool, on_hang: str | None, progress_log: ProgressPattern | None) -> WorkerOptions: ...
     @property
     def entrypoint(self, /) -> str:
         """
@@ -1968,6 +1987,16 @@ class WorkerOptions:
     def max_restarts(self, /) -> int:
         """
         Number of restarts after failures, as workers see it.
+        """
+    @property
+    def on_hang(self, /) -> str | None:
+        """
+        What a shell runs on rank 0's node when a hang is found; None: nothing.
+        """
+    @property
+    def progress_log(self, /) -> ProgressPattern | None:
+        """
+        Lines of teed streams that match show progress, as steps do; None: none does.
         """
     @property
     def role(self, /) -> str:

@@ -10,6 +10,8 @@ pub mod environment;
 #[cfg(feature = "io")]
 mod failure_message;
 #[cfg(feature = "io")]
+mod hang_command;
+#[cfg(feature = "io")]
 mod look;
 pub mod machine;
 pub mod news;

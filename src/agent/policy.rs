@@ -1,11 +1,13 @@
 //! An agent's settings, and its possible outcomes.
 
+use std::ffi::OsString;
 use std::time::Duration;
 
 use super::environment::Workers;
 use crate::rendezvous::conf::InPlace;
 use crate::rendezvous::messages::message::Failure;
 use crate::rendezvous::node::JoinError;
+use crate::workers::ProgressPattern;
 
 /// Who counts restarts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,6 +59,10 @@ pub struct AgentOptions {
     /// Whether somebody looks for hangs: the coordinator is told when the workers make no step, and a thread of each worker answers what
     /// its collectives are, which torch records. Default true.
     pub watch: bool,
+    /// What a shell runs on rank 0's node when a hang is found. Default none.
+    pub on_hang: Option<OsString>,
+    /// Lines of workers that match show progress, as steps do. Default none.
+    pub progress_log: Option<ProgressPattern>,
 }
 
 impl AgentOptions {

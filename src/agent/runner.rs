@@ -40,6 +40,7 @@ mod replace;
 mod start;
 mod training;
 
+use hang::Hangs;
 use look::Looking;
 use recovery::PendingRecovery;
 use replace::Ahead;
@@ -99,7 +100,7 @@ pub struct Runner {
     kills_before: OomKills,
     /// Until when to find out whether a world runs, if that is to be found out.
     looking_until: Option<Instant>,
-    /// The state of the session's view that was last acted on.
+    /// The session's view that was last acted on.
     seen: Option<Seen>,
     steps: VecDeque<Step>,
     ending: Option<Box<Outcome>>,
@@ -131,8 +132,8 @@ pub struct Runner {
     training: Training,
     /// Looks at the workers that others ask for.
     looking: Looking,
-    /// How often the coordinator had said that the training hangs, or goes on, when that was acted on last.
-    hangs_seen: u64,
+    /// What the coordinator says of a training that hangs.
+    hangs: Hangs,
     /// What the workers say during a look. `None`: nobody can ask for one, or it is switched off.
     watches: Option<Watches>,
     /// Process ids of running workers whose start is recorded. Those that survive a change were started once.
@@ -140,8 +141,7 @@ pub struct Runner {
 }
 
 impl Runner {
-    /// An agent whose first step is to join. Without a `session` it hears of other nodes only from its front end. In process 1,
-    /// orphans are reaped from now on.
+    /// An agent whose first step is to join. Without a `session` only its front end knows of other nodes. Process 1 reaps orphans.
     pub fn new(options: AgentOptions, session: Option<Arc<Session>>) -> Self {
         reap_orphans_as_process_1();
         let mut policy = options.policy();
@@ -150,7 +150,7 @@ impl Runner {
         let training = Training::new(&options, session.is_some());
         let watches = look::listen(&options, session.is_some());
         let deadline = session.as_deref().and_then(deadline::hold);
-        let AgentOptions { name, entrypoint, workers, uninterruptible_sleep, in_place, grace, .. } = options;
+        let AgentOptions { name, entrypoint, workers, uninterruptible_sleep, in_place, grace, on_hang, .. } = options;
         Self {
             machine: AgentMachine::new(policy, name.clone()),
             session,
@@ -187,7 +187,7 @@ impl Runner {
             introduced: false,
             training,
             looking: Looking::default(),
-            hangs_seen: 0,
+            hangs: Hangs::new(on_hang),
             watches,
             recorded: BTreeSet::new(),
         }
@@ -229,10 +229,10 @@ impl Runner {
         tokio::select! {
             event = next_of(&mut self.worker_group) => self.on_worker_group(event),
             received = in_place::next_of(&mut self.exchange) => self.on_from_worker(received),
-            () = self.training.rung() => self.on_first_step(),
+            () = self.training.rung() => self.on_rung(),
             asked = self.training.asked(self.session.as_deref()) => self.on_step_asked(asked),
             next = self.looking.next(self.session.as_deref()) => self.on_look(next),
-            news = hang::next_of(self.session.as_deref(), self.hangs_seen) => self.on_hang(news),
+            news = self.hangs.next(self.session.as_deref()) => self.on_hang(news),
             import = recovery::imported(self.session.as_deref(), self.pending_recovery.as_ref()) => self.log_recovery(Some(import)),
             (local_rank, failure_message, complete) = message_of(&mut self.failure_message) => {
                 self.machine.on_failure_message(local_rank, failure_message, complete);

@@ -1,17 +1,15 @@
 //! Starts the driver's programs: `ssh`, agents on this machine, and discovery scripts. Counts the descriptors that agents need.
 //!
-//! A program begins as if a shell had started it: no signal is blocked, and the limit of descriptors is the one that this process was
-//! started with. It leads a session of its own, so a terminal's Ctrl-C is the driver's, and `ssh` cannot ask anybody.
+//! A program begins as if a shell had started it, with the limit of descriptors that this process was started with. It leads a session of
+//! its own, so a terminal's Ctrl-C is the driver's, and `ssh` cannot ask anybody.
 
 use std::ffi::OsString;
 use std::fs;
 use std::io;
-use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 
-use rustix::process::{Resource, setrlimit, setsid};
-
 use crate::open_files;
+use crate::processes::{Life, start_session};
 
 /// Descriptors that the driver holds for each agent: its three streams, its pidfd, and its session with the coordinator.
 const OF_AN_AGENT: u64 = 5;
@@ -30,24 +28,7 @@ pub fn start(command: &[OsString], stdin: Stdio, stdout: Stdio, stderr: Stdio) -
     let (program, args) = command.split_first().ok_or(io::ErrorKind::InvalidInput)?;
     let mut made = Command::new(program);
     made.args(args).stdin(stdin).stdout(stdout).stderr(stderr);
-    let limit = open_files::limit_of_workers();
-    // SAFETY: system calls that a forked child may make. Nothing is allocated.
-    unsafe {
-        made.pre_exec(move || {
-            // The threads that start programs block all signals, and a program begins with the mask of its starter.
-            let mut none = std::mem::zeroed();
-            libc::sigemptyset(&mut none);
-            libc::pthread_sigmask(libc::SIG_SETMASK, &none, std::ptr::null_mut());
-            // Python ignores this signal, and programs inherit that.
-            libc::signal(libc::SIGXFSZ, libc::SIG_DFL);
-            if let Some(limit) = limit {
-                setrlimit(Resource::Nofile, limit)?;
-            }
-            setsid()?;
-            Ok(())
-        });
-    }
-    made.spawn()
+    start_session(&mut made, open_files::limit_of_workers(), Life::Own)
 }
 
 /// How many descriptors this process may have, and how many it needs without agents. While it lives, the limit is raised.
@@ -89,7 +70,7 @@ impl Drop for Descriptors {
 
 #[cfg(test)]
 mod tests {
-    use rustix::process::{Rlimit, getrlimit};
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
     use super::*;
 

@@ -9,6 +9,9 @@ pub const RUNS_LIMIT: usize = 1024;
 /// Most ranks of a set. A set that claims more is cut.
 pub const RANKS_LIMIT: usize = 1 << 16;
 
+/// Most parts of a set [in full](Ranks::in_full).
+pub const PARTS_LIMIT: usize = 4096;
+
 /// A set of ranks. Sets are equal if they were made of the same ranks.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Ranks(Vec<Run>);
@@ -77,6 +80,19 @@ impl Ranks {
         self.iter().next()
     }
 
+    /// All ranks as `0-2,5`: never more than the first [`PARTS_LIMIT`] parts, which a variable of a process can hold.
+    pub fn in_full(&self) -> String {
+        let all = self.sorted();
+        parts(&all).take(PARTS_LIMIT).map(shown).collect::<Vec<_>>().join(",")
+    }
+
+    fn sorted(&self) -> Vec<u32> {
+        let mut all: Vec<_> = self.iter().collect();
+        all.sort_unstable();
+        all.dedup();
+        all
+    }
+
     /// Keep the first so many runs.
     pub fn truncate(&mut self, runs: usize) {
         self.0.truncate(runs);
@@ -103,23 +119,24 @@ impl fmt::Display for Ranks {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         /// Most parts that are shown.
         const PARTS: usize = 8;
-        let mut all: Vec<_> = self.iter().collect();
-        all.sort_unstable();
-        all.dedup();
-        let parts: Vec<&[u32]> = all.chunk_by(|one, next| one + 1 == *next).collect();
-        for (at, part) in parts.iter().take(PARTS).enumerate() {
-            let comma = if at > 0 { "," } else { "" };
-            match part {
-                [one] => write!(f, "{comma}{one}")?,
-                [one, other] => write!(f, "{comma}{one},{other}")?,
-                [first, .., last] => write!(f, "{comma}{first}-{last}")?,
-                [] => {}
-            }
-        }
-        match parts.iter().skip(PARTS).map(|part| part.len()).sum::<usize>() {
+        let all = self.sorted();
+        f.write_str(&parts(&all).take(PARTS).map(shown).collect::<Vec<_>>().join(","))?;
+        match parts(&all).skip(PARTS).map(|part| part.len()).sum::<usize>() {
             0 => Ok(()),
             left => write!(f, " and {left} more"),
         }
+    }
+}
+
+/// Ranks that follow one another, of a set in order.
+fn parts(sorted: &[u32]) -> impl Iterator<Item = &[u32]> {
+    sorted.chunk_by(|one, next| one + 1 == *next)
+}
+
+fn shown(part: &[u32]) -> String {
+    match part {
+        [first, _, .., last] if part.len() > 2 => format!("{first}-{last}"),
+        few => few.iter().map(u32::to_string).collect::<Vec<_>>().join(","),
     }
 }
 
@@ -173,5 +190,16 @@ mod tests {
             prop_assert_eq!(made.len(), ranks.len());
             prop_assert_eq!(made.validate(), Ok(()));
         }
+    }
+
+    #[test]
+    fn in_full_no_rank_is_left_out() {
+        assert_eq!(set(&[3]).in_full(), "3");
+        assert_eq!(set(&[5, 0, 1, 2]).in_full(), "0-2,5");
+        assert_eq!(set(&(0..40).step_by(2).collect::<Vec<_>>()).in_full().matches(',').count(), 19);
+        assert!(
+            set(&(0..65_536).step_by(2).collect::<Vec<_>>()).in_full().len() < 32 << 10,
+            "a variable has room for it"
+        );
     }
 }

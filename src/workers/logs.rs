@@ -27,22 +27,26 @@ use super::spawn::{PIPE_BYTES, Stage, StartError};
 use super::spec::Filter;
 use crate::threads;
 
+mod progress;
 pub(super) mod read_end;
 mod sink;
 pub(super) mod stream;
 
+pub use progress::ProgressLog;
 use read_end::ReadEnd;
 use sink::Filtered;
 pub(crate) use sink::Sink;
 use stream::{Copied, Source, Stream, Which};
 
-/// The filter files of a group.
+/// What lines of a group are looked for: those for the filter files, and those that show progress.
 #[derive(Debug, Clone, Default)]
 pub struct FilterOptions {
     /// For lines of standard output.
     pub stdout: Option<Filter>,
     /// For lines of standard error.
     pub stderr: Option<Filter>,
+    /// For lines of both.
+    pub progress: Option<Arc<ProgressLog>>,
 }
 
 /// The thread's progress, for those who wait for it.
@@ -83,7 +87,8 @@ impl Logs {
             };
             filter.as_ref().map(create).transpose()
         };
-        let sinks = Sink::pair(consoles, [open_filter(&filters.stdout)?, open_filter(&filters.stderr)?]);
+        let filtered = [open_filter(&filters.stdout)?, open_filter(&filters.stderr)?];
+        let sinks = Sink::pair(consoles, filtered, filters.progress.as_ref());
         let streams = sources.into_iter().map(Stream::open).collect::<Result<Vec<_>, _>>()?;
         Logs::start_thread(streams, watch, sinks).map_err(failed)
     }

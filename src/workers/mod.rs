@@ -40,7 +40,7 @@ mod message;
 mod orphans;
 #[cfg(feature = "io")]
 mod prefix;
-#[cfg(feature = "io")]
+mod progress_log;
 #[cfg(feature = "io")]
 mod rehearsal;
 #[cfg(feature = "io")]
@@ -80,13 +80,14 @@ pub(crate) use lines::{Lines, OpenLine, Part, append_open, shown};
 #[cfg(feature = "io")]
 pub(crate) use logs::Sink;
 #[cfg(feature = "io")]
-pub use logs::{FilterOptions, written};
+pub use logs::{FilterOptions, ProgressLog, written};
 #[cfg(feature = "io")]
 pub(crate) use message::Order;
 #[cfg(feature = "io")]
 pub use orphans::{ForeignOrphans, reap_orphans_as_process_1};
 #[cfg(feature = "io")]
 pub(crate) use prefix::Prefix;
+pub use progress_log::{PATTERN_LIMIT_BYTES, ProgressPattern, ProgressPatternError};
 #[cfg(feature = "io")]
 pub use rehearsal::rehearse;
 #[cfg(feature = "io")]

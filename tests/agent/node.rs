@@ -62,6 +62,8 @@ pub fn options(budget: Budget, workers: u32) -> AgentOptions {
         uninterruptible_sleep: Duration::ZERO,
         in_place: InPlace::Gloo,
         watch: true,
+        on_hang: None,
+        progress_log: None,
     }
 }
 

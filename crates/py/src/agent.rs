@@ -346,7 +346,11 @@ impl Agent {
         }
         let programs = Programs {
             specs,
-            filters: FilterOptions { stdout: filter(stdout_filter), stderr: filter(stderr_filter) },
+            filters: FilterOptions {
+                stdout: filter(stdout_filter),
+                stderr: filter(stderr_filter),
+                ..FilterOptions::default()
+            },
             consoles: Consoles { stdout: copy_of(stdout_fd)?, stderr: copy_of(stderr_fd)? },
             error_files,
             template,

@@ -59,7 +59,9 @@ mod _elastic_rs {
     #[pymodule_export]
     use crate::observe::{Observer, metric_families};
     #[pymodule_export]
-    use crate::options::{AgentOptions, LaunchOptions, LogOptions, NodeOptions, Streams, WorkerOptions};
+    use crate::options::{
+        AgentOptions, LaunchOptions, LogOptions, NodeOptions, ProgressPattern, Streams, WorkerOptions,
+    };
     #[pymodule_export]
     use crate::probe::{
         coordinator_is_protected, coordinator_question, coordinator_version, store_question, why_stacks_are_unknown,

@@ -17,6 +17,7 @@ use elastic_rs::rendezvous::conf::{Agent, Conf, InPlace, StoreMembers};
 use elastic_rs::rendezvous::messages::message::{Hello, INTERFACES_LIMIT, NodeId};
 use elastic_rs::rendezvous::messages::settings::Settings;
 use elastic_rs::secure::Protection;
+use elastic_rs::workers;
 use elastic_rs::workers::StreamsOf;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -124,6 +125,10 @@ pub struct WorkerOptions {
     pub uninterruptible_sleep_s: f64,
     /// Each worker sees only its own GPU.
     pub virtual_local_rank: bool,
+    /// What a shell runs on rank 0's node when a hang is found; None: nothing.
+    pub on_hang: Option<OsString>,
+    /// Lines of teed streams that match show progress, as steps do; None: none does.
+    pub progress_log: Option<ProgressPattern>,
 }
 
 impl WorkerOptions {
@@ -157,6 +162,8 @@ impl WorkerOptions {
             uninterruptible_sleep: seconds("uninterruptible_state_timeout", self.uninterruptible_sleep_s)?,
             in_place,
             watch,
+            on_hang: self.on_hang.clone(),
+            progress_log: self.progress_log.clone().map(|pattern| pattern.0),
         })
     }
 }
@@ -206,9 +213,29 @@ impl Streams {
     /// Raises ``ValueError``. Its text continues the flag's name.
     #[new]
     fn new(text: &str) -> PyResult<Self> {
-        text.parse()
-            .map(Self)
-            .map_err(|error: elastic_rs::workers::StreamsError| PyValueError::new_err(error.to_string()))
+        text.parse().map(Self).map_err(|error: workers::StreamsError| PyValueError::new_err(error.to_string()))
+    }
+
+    /// Whether a stream of some worker is one of them.
+    #[getter]
+    fn any(&self) -> bool {
+        self.0.any()
+    }
+}
+
+/// Which lines of workers show progress: ``--progress-log``.
+#[pyclass(frozen, eq, from_py_object, module = "elastic_rs._elastic_rs")]
+#[derive(Clone, PartialEq)]
+pub struct ProgressPattern(pub workers::ProgressPattern);
+
+#[pymethods]
+impl ProgressPattern {
+    /// Compile a regular expression.
+    ///
+    /// Raises ``ValueError``. Its text continues the flag's name.
+    #[new]
+    fn new(text: &str) -> PyResult<Self> {
+        text.parse().map(Self).map_err(|error: workers::ProgressPatternError| PyValueError::new_err(error.to_string()))
     }
 }
 

@@ -50,6 +50,10 @@ class LaunchConfig:
         hang: what happens when the training hangs: ``report`` (it is said which rank the others wait for), ``restart``
             (its workers are restarted as well), ``off`` (nobody looks). None: ``report``.
         hang_timeout: after how long without progress it hangs, from 1 s to a day. None: learnt from its steps.
+        on_hang: what a shell runs on rank 0's node once a hang is found, with the lines about it as standard input.
+            None: the variable ``ELASTIC_RS_ON_HANG``, which functions have too, or nothing. Programs alone.
+        progress_log: lines of workers that match this regular expression show progress, as steps do. Needs ``tee``.
+            None: the variable ``ELASTIC_RS_PROGRESS_LOG``, or none. Programs alone.
         warm_start: fork workers from a process that has imported torch. Programs alone.
         warm_modules: modules that this process imports; means ``warm_start`` too. Programs alone.
         log_dir: folder of log files. None: a temporary folder. ``/dev/null``: no files.
@@ -101,6 +105,8 @@ class LaunchConfig:
     in_place: Literal["off", "gloo", "nccl"] | None = None
     hang: Literal["report", "restart", "off"] | None = None
     hang_timeout: timedelta | float | None = None
+    on_hang: str | None = None
+    progress_log: str | None = None
     warm_start: bool = False
     warm_modules: Sequence[str] | None = None
     log_dir: str | os.PathLike[str] | None = None
@@ -238,7 +244,7 @@ _KINDS: dict[str, _Kind] = {
     **dict.fromkeys(
         (
             *("rdzv_backend", "rdzv_endpoint", "rdzv_id", "local_addr", "master_addr", "log_line_prefix_template"),
-            "role",
+            *("role", "on_hang", "progress_log"),
         ),
         _TEXT,
     ),

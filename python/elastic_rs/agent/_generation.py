@@ -60,8 +60,8 @@ def line_prefixes(template: str | None, role: str, workers: list[Worker]) -> dic
     }
 
 
-def start_programs(agent: Agent, generation: Generation, consoles: Consoles) -> dict[int, int]:
-    """Start the entry point, a program. Return process ids, if all could be started."""
+def start_programs(agent: Agent, generation: Generation, consoles: Consoles) -> tuple[dict[int, int], bool]:
+    """Start the entry point, a program. Return process ids, if all could be started, and whether a stream is teed."""
     spec, prefixes = generation.spec, generation.prefixes
     logs = generation.logs_specs.reify(generation.envs)
     args = generation.args
@@ -82,8 +82,9 @@ def start_programs(agent: Agent, generation: Generation, consoles: Consoles) -> 
     error_files = {i: file for i, file in logs.error_files.items() if file != os.devnull}
     # Older versions of torch do not have them.
     out, err = getattr(spec, "duplicate_stdout_filters", None), getattr(spec, "duplicate_stderr_filters", None)
-    with consoles.of(stdout=bool(_teed(logs.tee_stdouts)), stderr=bool(_teed(logs.tee_stderrs))) as (stdout, stderr):
-        return agent.start(
+    tees_out, tees_err = bool(_teed(logs.tee_stdouts)), bool(_teed(logs.tee_stderrs))
+    with consoles.of(stdout=tees_out, stderr=tees_err) as (stdout, stderr):
+        pids = agent.start(
             commands,
             error_files=error_files,
             stdout_filter=(logs.filtered_stdout, out) if out else None,
@@ -91,6 +92,7 @@ def start_programs(agent: Agent, generation: Generation, consoles: Consoles) -> 
             stdout_fd=stdout,
             stderr_fd=stderr,
         )
+    return pids, tees_out or tees_err
 
 
 def _teed(files: dict[int, str]) -> set[int]:

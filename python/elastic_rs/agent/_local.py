@@ -32,7 +32,7 @@ from torch.distributed.elastic.multiprocessing import LogsSpecs, SignalException
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.elastic.rendezvous import RendezvousGracefulExitError
 
-from elastic_rs import _elastic_rs
+from elastic_rs import _elastic_rs, _hang_options
 from elastic_rs._durations import Duration, as_seconds
 from elastic_rs._elastic_rs import Agent, Failure, Placement, RendezvousConfig, Step
 from elastic_rs._host_name import spare_torch_the_wait, wait_for_readers
@@ -137,12 +137,15 @@ class LocalElasticAgent(TorchLocalElasticAgent):
         self._sleep_limit_s: float = getattr(
             self, "_uninterruptible_state_timeout", given["uninterruptible_state_timeout"] or 0.0
         )
+        self._on_hang = _hang_options.on_hang_of()
+        self._progress_log = _hang_options.progress_log_of()
         self._handler = spec.rdzv_handler if isinstance(spec.rdzv_handler, NodeHandler) else None
         self._agent: Agent | None = None
         self._placement: Placement | None = None
         self._functions: Functions | None = None
         self._consoles = Consoles()
         self._signal: SignalException | None = None
+        self._has_warned = False
         self._handlers: Any = None
         self._generation = 0
         if self._handler is not None:
@@ -237,6 +240,8 @@ class LocalElasticAgent(TorchLocalElasticAgent):
                 grace_s=self._grace_s,
                 uninterruptible_sleep_s=self._sleep_limit_s,
                 virtual_local_rank=getattr(spec, "virtual_local_rank", False),
+                on_hang=self._on_hang,
+                progress_log=self._progress_log,
             ),
             restarts_left=None if job_counts else self._remaining_restarts,
             exit_barrier_timeout_s=self._barrier_limit(),
@@ -340,11 +345,19 @@ class LocalElasticAgent(TorchLocalElasticAgent):
         prefixes = line_prefixes(self._log_line_prefix_template, spec.role, group.workers)
         generation = Generation(spec, ByGeneration(self._logs_specs, self._generation), envs, prefixes)
         if isinstance(spec.entrypoint, str):
-            pids = start_programs(agent, generation, self._consoles)
+            pids, has_lines = start_programs(agent, generation, self._consoles)
         else:
             self._functions = Functions(generation, self._start_method, self._handlers)
             pids = self._functions.start()
             agent.adopt(pids, error_files=self._functions.error_files)
+            has_lines = False  # PyTorch reads them
+        if self._progress_log is not None and not (has_lines or self._has_warned):
+            self._has_warned = True
+            logger.warning(
+                "%s: %s has no effect, since no line is looked at: give --tee=3, and launch a program",
+                self._who(),
+                _hang_options.PROGRESS_LOG,
+            )
         if self._handler is not None and generation.logs_specs.run_folder is not None:
             self._handler.session.write_events(generation.logs_specs.run_folder)
         for local_rank, pid in pids.items():

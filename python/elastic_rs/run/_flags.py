@@ -256,6 +256,21 @@ def _add_endings(section: Section) -> None:
         help="after how long without progress it hangs: the same as --rdzv-conf hang_timeout=... (learnt from its "
         "steps)",
     )
+    add(
+        "--on-hang",
+        own=True,
+        default=None,
+        metavar="COMMAND",
+        help="what a shell runs on rank 0's node once a hang is found, with the lines about it as standard input "
+        "(ELASTIC_RS_ON_HANG, or nothing)",
+    )
+    add(
+        "--progress-log",
+        own=True,
+        default=None,
+        metavar="REGEX",
+        help="lines of workers that match show progress, as steps do; needs --tee (ELASTIC_RS_PROGRESS_LOG, or none)",
+    )
     section.switch(
         "--warm-start",
         own=True,

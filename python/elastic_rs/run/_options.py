@@ -15,8 +15,15 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from elastic_rs import _elastic_rs, _python
-from elastic_rs._elastic_rs import EtcdOptions, LaunchOptions, LogOptions, RendezvousConfig, Streams
+from elastic_rs import _elastic_rs, _hang_options, _python
+from elastic_rs._elastic_rs import (
+    EtcdOptions,
+    LaunchOptions,
+    LogOptions,
+    ProgressPattern,
+    RendezvousConfig,
+    Streams,
+)
 from elastic_rs._logging import draw_run_id
 from elastic_rs._numa import cpus_of
 from elastic_rs.rendezvous._config import (
@@ -230,8 +237,30 @@ def launch_options_of(args: argparse.Namespace) -> LaunchOptions:
             uninterruptible_sleep_s=_sleep_limit_s(),
             virtual_local_rank=args.virtual_local_rank,
             local_world_size=workers,
+            on_hang=on_hang_of(args),
+            progress_log=progress_log_of(args),
         ),
     )
+
+
+def on_hang_of(args: argparse.Namespace) -> str | None:
+    """Read ``--on-hang``, or its variable."""
+    try:
+        return _hang_options.on_hang_of(args.on_hang)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+
+
+def progress_log_of(args: argparse.Namespace) -> ProgressPattern | None:
+    """Read ``--progress-log``, or its variable."""
+    try:
+        pattern = _hang_options.progress_log_of(args.progress_log)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    if pattern is not None and not _streams_of("--tee", args.tee).any:
+        name = _hang_options.name_of("--progress-log", _hang_options.PROGRESS_LOG, args.progress_log)
+        raise UsageError(f"{name} is given, and --tee is `{args.tee}`, so no line is looked at: add --tee=3")
+    return pattern
 
 
 def local_addr_of(args: argparse.Namespace) -> str | None:
@@ -311,7 +340,7 @@ def _near(name: str) -> str:
 
 
 def check_output(args: argparse.Namespace) -> None:
-    """Check what says where workers' output goes, for agents on other machines.
+    """Check what says where workers' output goes and who is told of a hang, for agents on other machines.
 
     Raises:
         UsageError: a flag's value is not valid.
@@ -319,6 +348,8 @@ def check_output(args: argparse.Namespace) -> None:
     for flag, streams in (("--redirects", args.redirects), ("--tee", args.tee)):
         _streams_of(flag, streams)
     _shown_of(args)
+    on_hang_of(args)
+    progress_log_of(args)
 
 
 def _shown_of(args: argparse.Namespace) -> dict[str, list[int] | None]:

@@ -1,33 +1,56 @@
 //! What the coordinator says of a training that hangs: it is said to the user, and where the workers stand is written down. Part of
 //! [`super`].
 
+use std::ffi::OsString;
 use std::future::pending;
 use std::path::Path;
 use std::time::Duration;
 
 use super::Runner;
+use crate::agent::hang_command::{About, HangCommand};
 use crate::agent::look;
-use crate::hang::finding::Kind;
+use crate::hang::finding::{Finding, Kind};
 use crate::hang::text;
 use crate::rendezvous::messages::hang::{Found, HangChange, HangNews};
 use crate::rendezvous::node::session::Session;
 use crate::threads;
 
-/// Wait for the next news. Returns how many there were, and the last. May be dropped.
-pub(super) async fn next_of(session: Option<&Session>, seen: u64) -> (u64, Option<HangNews>) {
-    match session {
-        Some(session) => {
-            let view = session.view_when(|view| view.hangs != seen).await;
-            (view.hangs, view.hang)
+/// What the coordinator says, as far as this agent has acted on it.
+#[derive(Debug)]
+pub(super) struct Hangs {
+    /// How often it had said that the training hangs, or goes on, when that was acted on last.
+    seen: u64,
+    command: Option<HangCommand>,
+}
+
+impl Hangs {
+    pub fn new(command: Option<OsString>) -> Self {
+        Self { seen: 0, command: command.map(HangCommand::new) }
+    }
+
+    /// Wait for the next news. Returns how many there were, and the last. May be dropped.
+    pub async fn next(&self, session: Option<&Session>) -> (u64, Option<HangNews>) {
+        match session {
+            Some(session) => {
+                let view = session.view_when(|view| view.hangs != self.seen).await;
+                (view.hangs, view.hang)
+            }
+            None => pending().await,
         }
-        None => pending().await,
+    }
+
+    /// The agent ends.
+    pub fn end(&self) {
+        if let Some(command) = &self.command {
+            command.end();
+        }
     }
 }
 
 impl Runner {
     /// The training hangs, or goes on. The agent of rank 0 says it, for all.
     pub(super) fn on_hang(&mut self, (seen, news): (u64, Option<HangNews>)) {
-        self.hangs_seen = seen;
+        self.hangs.seen = seen;
         let Some(HangNews { still_us, change, .. }) = news.filter(|news| news.round == self.machine.round()) else {
             return;
         };
@@ -37,12 +60,25 @@ impl Runner {
                 let dumps = if found.finding.kind == Kind::Suspended { None } else { self.dump_all(still) };
                 if says {
                     let lines = self.lines_of(&found, still, dumps);
-                    tracing::warn!("{}{}", self.log_prefix(), lines.join("\n"));
+                    let text = lines.join("\n");
+                    tracing::warn!("{}{text}", self.log_prefix());
+                    self.run_command(&found.finding, text);
                 }
             }
             HangChange::Over if says => tracing::warn!("{}{}", self.log_prefix(), text::over(still)),
             HangChange::Over => {}
         }
+    }
+
+    /// Have the user's command tell somebody. Workers that a scheduler has suspended are no hang.
+    fn run_command(&self, finding: &Finding, text: String) {
+        let Some(command) = self.hangs.command.as_ref().filter(|_| finding.kind != Kind::Suspended) else { return };
+        let variables = vec![
+            ("ELASTIC_RS_HANG_KIND", finding.kind.name().to_owned()),
+            ("ELASTIC_RS_HANG_RANKS", finding.ranks.in_full()),
+            ("TORCHELASTIC_RUN_ID", self.workers.run_id.clone()),
+        ];
+        command.run(About { prefix: self.log_prefix(), text: text + "\n", variables });
     }
 
     fn lines_of(&self, found: &Found, still: Duration, dumps: Option<String>) -> Vec<String> {

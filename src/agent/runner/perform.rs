@@ -74,6 +74,7 @@ impl Runner {
             Command::End(outcome) => {
                 // Only ended workers still have to be reaped.
                 self.steps.retain(|step| matches!(step, Step::Reap { .. }));
+                self.hangs.end();
                 self.ending = Some(outcome);
             }
             Command::Done(round) => match &self.session {

@@ -77,7 +77,8 @@ impl Runner {
     /// not be started, which is a failure of that worker like any other, and if the round ended before the start was complete.
     /// Dropping the future kills those that run, and leaves the step unanswered.
     pub async fn start(&mut self, programs: Programs<'_>) -> BTreeMap<u32, u32> {
-        let Programs { specs, filters, consoles, error_files, template } = programs;
+        let Programs { specs, mut filters, consoles, error_files, template } = programs;
+        filters.progress = self.training.progress_log();
         let specs = self.prepare(specs);
         if specs.is_empty() {
             self.resumed(); // all workers have survived

@@ -1,6 +1,7 @@
 //! The steps of training that workers report, and when they make none. Part of [`super`].
 
 use std::future::pending;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::Runner;
@@ -13,6 +14,7 @@ use crate::rendezvous::node::session::Session;
 use crate::steps::STEPS;
 use crate::steps::board::Board;
 use crate::steps::slot::{Reached, Stepped};
+use crate::workers::ProgressLog;
 
 /// What this node's workers report, and what of it was sent to the coordinator.
 #[derive(Debug)]
@@ -33,6 +35,12 @@ pub(super) struct Training {
     /// They make no step, and the coordinator knows it.
     still: Option<Still>,
     judges: bool,
+    /// The lines of workers that show progress, if there are such lines.
+    progress_log: Option<Arc<ProgressLog>>,
+    /// When the last line was printed that was taken for progress, or the last one before the round.
+    line_ns: u64,
+    /// Such a line was printed in this round.
+    has_line: bool,
 }
 
 impl Training {
@@ -56,11 +64,15 @@ impl Training {
             pace: None,
             still: None,
             judges: options.watch,
+            progress_log: options.progress_log.clone().map(|pattern| Arc::new(ProgressLog::new(pattern))),
+            line_ns: 0,
+            has_line: false,
         }
     }
 
     /// A place is there. The workers of the round before have ended, or have left their world.
     pub(super) fn begin(&mut self, round: Round) {
+        (self.line_ns, self.has_line) = (self.last_line_ns(), false);
         let Some(board) = &mut self.board else { return };
         // A round without a step leaves what is known of an earlier one.
         self.before = board.reached().or(self.before);
@@ -80,6 +92,15 @@ impl Training {
         }
     }
 
+    /// Where the output of workers is looked at for progress.
+    pub(super) fn progress_log(&self) -> Option<Arc<ProgressLog>> {
+        self.progress_log.clone()
+    }
+
+    fn last_line_ns(&self) -> u64 {
+        self.progress_log.as_ref().map_or(0, |log| log.last_ns())
+    }
+
     /// When to call [`Runner::look_at_steps`].
     pub(super) fn next_look(&self) -> Option<Instant> {
         self.pace.as_ref().map(Pace::next_look)
@@ -87,6 +108,7 @@ impl Training {
 
     /// Read how far the workers are. Returns what the coordinator is to know of it.
     fn look(&mut self, now: Instant) -> Option<PaceReport> {
+        let line_ns = self.last_line_ns();
         let (pace, board) = (self.pace.as_mut()?, self.board.as_ref()?);
         let stepped = board.stepped();
         let now_ns = monotonic_ns();
@@ -96,12 +118,17 @@ impl Training {
             first_at: at(first_ns),
             at: at(last_ns),
         });
-        match pace.on_look(reached, now) {
+        let is_new = line_ns > std::mem::replace(&mut self.line_ns, line_ns);
+        self.has_line |= is_new;
+        let has_stepped = stepped.is_some() || self.has_line;
+        let moved = if is_new { pace.on_progress(at(line_ns)) } else { None };
+        // Workers that have moved are looked at again at once if that is long ago.
+        match moved.or_else(|| pace.on_look(reached, now)) {
             Some(Change::Still(still)) => self.still = Some(still),
             Some(Change::Moved(at, _)) => {
                 self.still = None;
                 let ago_us = micros(now.saturating_duration_since(at));
-                return Some(PaceReport::Moved(MovedReport { ago_us, has_stepped: stepped.is_some() }));
+                return Some(PaceReport::Moved(MovedReport { ago_us, has_stepped }));
             }
             None => {}
         }
@@ -110,18 +137,28 @@ impl Training {
         Some(PaceReport::Still(StillReport {
             still_us: micros(now.saturating_duration_since(still.since)),
             step: stepped.and_then(|stepped| stepped.step),
-            has_stepped: stepped.is_some(),
+            has_stepped,
             step_time_us: still.step_time.map(micros),
             section: board.section(),
         }))
     }
 
-    /// Wait until a worker says that it has made its first step of the round, unless the coordinator knows of one. May be dropped.
+    /// Wait until a worker says that it has made its first step of the round, unless the coordinator knows of one; or until a line
+    /// shows progress of workers that stand still. May be dropped.
     pub(super) async fn rung(&self) {
-        match self.board.as_ref().filter(|_| !self.reported) {
-            Some(board) => board.rung().await,
-            None => pending().await,
-        }
+        let stepped = async {
+            match self.board.as_ref().filter(|_| !self.reported) {
+                Some(board) => board.rung().await,
+                None => pending().await,
+            }
+        };
+        let printed = async {
+            match self.progress_log.as_ref().filter(|_| self.still.is_some()) {
+                Some(log) => log.matched_after(self.line_ns).await,
+                None => pending().await,
+            }
+        };
+        tokio::select! { () = stepped => {}, () = printed => {} }
     }
 
     /// Wait until somebody wants to know how far the workers are. Returns how often that was so. May be dropped.
@@ -179,6 +216,14 @@ impl Runner {
     fn report_pace(&mut self, now: Instant) {
         if let (Some(pace), Some(session)) = (self.training.look(now), &self.session) {
             session.report_pace(self.training.round, pace);
+        }
+    }
+
+    /// What [`Training::rung`] waits for may have happened.
+    pub(super) fn on_rung(&mut self) {
+        self.on_first_step();
+        if self.training.last_line_ns() > self.training.line_ns {
+            self.report_pace(Instant::now());
         }
     }
 

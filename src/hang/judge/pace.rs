@@ -49,6 +49,8 @@ pub enum Change {
 #[derive(Clone, Debug)]
 pub struct Pace {
     reached: Reached,
+    /// The last progress: a step, or a line of a worker that shows some.
+    progressed: Instant,
     /// Mean times of a step between two looks, the oldest first.
     times: VecDeque<Duration>,
     is_still: bool,
@@ -60,6 +62,7 @@ impl Pace {
     pub fn new(now: Instant) -> Self {
         Self {
             reached: Reached { steps: 0, first_at: now, at: now },
+            progressed: now,
             times: VecDeque::new(),
             is_still: false,
             looked: now,
@@ -82,7 +85,7 @@ impl Pace {
     /// When to look next.
     pub fn next_look(&self) -> Instant {
         let patience = self.patience();
-        let due = self.reached.at + patience;
+        let due = self.progressed + patience;
         match due > self.looked {
             true => due,
             // They stand still: is that over?
@@ -92,36 +95,34 @@ impl Pace {
         }
     }
 
-    /// A line of a worker, or something else, says that it goes on.
-    pub fn on_progress(&mut self, now: Instant) -> Option<Change> {
-        let waited = now.saturating_duration_since(self.reached.at);
-        self.reached.at = now.max(self.reached.at);
-        std::mem::take(&mut self.is_still).then_some(Change::Moved(now, waited))
+    /// A line of a worker has shown at this time that it goes on. It is no step: how long one takes is not known from it.
+    pub fn on_progress(&mut self, at: Instant) -> Option<Change> {
+        let waited = at.checked_duration_since(self.progressed).filter(|waited| !waited.is_zero())?;
+        self.progressed = at;
+        std::mem::take(&mut self.is_still).then_some(Change::Moved(at, waited))
     }
 
     /// A look at the workers' memory: how far they are, if they have made a step.
     pub fn on_look(&mut self, reached: Option<Reached>, now: Instant) -> Option<Change> {
         self.looked = now;
-        let last = self.reached;
-        let waited = self.take(reached);
-        if let Some(waited) = waited {
-            let was_still = std::mem::take(&mut self.is_still);
-            if was_still {
-                return Some(Change::Moved(self.reached.at, waited));
+        if self.take(reached) {
+            let moved = self.on_progress(self.reached.at);
+            if moved.is_some() {
+                return moved;
             }
         }
-        let is_still = now.saturating_duration_since(self.reached.at) >= self.patience();
+        let is_still = now.saturating_duration_since(self.progressed) >= self.patience();
         if !is_still || self.is_still {
             return None;
         }
-        debug_assert!(self.reached.at >= last.at, "time goes on");
         self.is_still = true;
-        Some(Change::Still(Still { steps: self.reached.steps, since: self.reached.at, step_time: self.step_time() }))
+        Some(Change::Still(Still { steps: self.reached.steps, since: self.progressed, step_time: self.step_time() }))
     }
 
-    /// Take a reading. Returns the time from the last progress until the last step, if there was a new one.
-    fn take(&mut self, reached: Option<Reached>) -> Option<Duration> {
-        let new = reached.filter(|new| new.steps > self.reached.steps && new.at >= self.reached.at)?;
+    /// Take a reading. Returns whether there was a new step.
+    fn take(&mut self, reached: Option<Reached>) -> bool {
+        let is_new = |new: &Reached| new.steps > self.reached.steps && new.at >= self.reached.at;
+        let Some(new) = reached.filter(is_new) else { return false };
         let waited = new.at.saturating_duration_since(self.reached.at);
         // The first step is mostly the start of the program.
         let (steps, time) = match self.reached.steps {
@@ -135,6 +136,6 @@ impl Pace {
             self.times.push_back(mean);
         }
         self.reached = new;
-        Some(waited)
+        true
     }
 }

@@ -129,6 +129,7 @@ impl Job {
         FilterOptions {
             stdout: filter(&self.logs.stdout_filters, "filtered_stdout.log"),
             stderr: filter(&self.logs.stderr_filters, "filtered_stderr.log"),
+            ..FilterOptions::default()
         }
     }
 
@@ -191,6 +192,8 @@ mod tests {
             uninterruptible_sleep: Duration::ZERO,
             in_place: InPlace::Gloo,
             watch: true,
+            on_hang: None,
+            progress_log: None,
         };
         Job {
             agent,

@@ -16,6 +16,7 @@ use super::super::prefix::{Prefix, shows_colours};
 use super::super::room::is_full;
 use super::super::spawn::create;
 use super::super::spec::Filter;
+use super::progress::ProgressLog;
 
 /// The console's side of one of the two streams, for all workers of a group. Writes only whole lines.
 pub(crate) struct Sink {
@@ -27,6 +28,7 @@ pub(crate) struct Sink {
     /// The line there that has no end yet. Both streams may have one console.
     open: Arc<Mutex<OpenLine>>,
     filtered: Option<Filtered>,
+    progress: Option<Arc<ProgressLog>>,
     /// The lines of one read, which are written at once.
     out: Vec<u8>,
 }
@@ -34,16 +36,29 @@ pub(crate) struct Sink {
 impl Sink {
     pub fn new(console: OwnedFd, filtered: Option<Filtered>) -> Sink {
         let colours = shows_colours(&console);
-        Sink { console: Some(console.into()), colours, lost_bytes: 0, open: Arc::default(), filtered, out: Vec::new() }
+        Sink {
+            console: Some(console.into()),
+            colours,
+            lost_bytes: 0,
+            open: Arc::default(),
+            filtered,
+            progress: None,
+            out: Vec::new(),
+        }
     }
 
     /// The sinks of standard output and standard error.
-    pub fn pair(consoles: Consoles, [stdout, stderr]: [Option<Filtered>; 2]) -> [Sink; 2] {
+    pub fn pair(
+        consoles: Consoles,
+        [stdout, stderr]: [Option<Filtered>; 2],
+        progress: Option<&Arc<ProgressLog>>,
+    ) -> [Sink; 2] {
         let is_one = consoles.are_one();
-        let (stdout, mut stderr) = (Sink::new(consoles.stdout, stdout), Sink::new(consoles.stderr, stderr));
+        let (mut stdout, mut stderr) = (Sink::new(consoles.stdout, stdout), Sink::new(consoles.stderr, stderr));
         if is_one {
             stderr.open = stdout.open.clone();
         }
+        (stdout.progress, stderr.progress) = (progress.cloned(), progress.cloned());
         [stdout, stderr]
     }
 
@@ -54,7 +69,7 @@ impl Sink {
 
     /// Whether lines are looked at besides being printed.
     pub fn filters(&self) -> bool {
-        self.filtered.is_some()
+        self.filtered.is_some() || self.progress.is_some()
     }
 
     /// Whether the output is shown or filtered at all.
@@ -80,10 +95,14 @@ impl Sink {
         append_open(text, continues, &mut self.out, prefix.shown(self.colours), stream_id, &mut self.open.lock());
     }
 
-    /// Looks whether the part belongs into the filter's file.
+    /// Looks whether the part belongs into the filter's file, and whether it shows progress.
     pub fn filter(&mut self, prefix: &[u8], part: &Part<'_>) {
-        if let (Some(filtered), Part::Line(line, _) | Part::Unended(line, _)) = (&mut self.filtered, part) {
+        let (Part::Line(line, _) | Part::Unended(line, _)) = part else { return };
+        if let Some(filtered) = &mut self.filtered {
             filtered.push(prefix, line);
+        }
+        if let Some(progress) = &self.progress {
+            progress.on_line(line);
         }
     }
 

@@ -218,7 +218,9 @@ mod tests {
     use std::io::Write;
     use std::os::fd::AsRawFd;
 
+    use super::super::super::consoles::Consoles;
     use super::super::super::spec::Copies;
+    use super::super::progress::ProgressLog;
     use super::*;
 
     #[test]
@@ -268,6 +270,31 @@ mod tests {
             let shown = std::io::read_to_string(File::from(theirs)).unwrap();
             let expected = prefix.map_or("rank 0's\nits last", |_| "Prank 0's\nPits last\n");
             assert_eq!(shown, expected);
+        }
+    }
+
+    #[test]
+    fn lines_that_show_progress_are_seen_with_and_without_a_prefix_even_if_the_console_is_gone() {
+        for prefix in [None, Some("P".to_owned())] {
+            let (read, write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::NONBLOCK).unwrap();
+            let mut printed = File::from(write);
+            let copies = Copies { console: true, prefix, file: None };
+            let source = Source { local_rank: 0, which: Which::Stdout, reading: Reading::Pipe(read), copies };
+            let mut stream = Stream::open(source).unwrap();
+            let log = Arc::new(ProgressLog::new("^step".parse().unwrap()));
+            let gone = || rustix::pipe::pipe().unwrap().1;
+            let consoles = Consoles { stdout: gone(), stderr: gone() };
+            let [mut sink, _] = Sink::pair(consoles, [None, None], Some(&log));
+            let mut buffer = vec![0; 4096];
+            for (text, is_seen) in [("loading\nst", false), ("ep 1", false), ("\n", true)] {
+                printed.write_all(text.as_bytes()).unwrap();
+                stream.copy(&mut buffer, &mut sink);
+                assert_eq!(log.last_ns() > 0, is_seen, "{text:?}");
+            }
+            let before = log.last_ns();
+            printed.write_all(b"step 2\n").unwrap();
+            stream.copy(&mut buffer, &mut sink);
+            assert!(log.last_ns() > before && sink.is_wanted());
         }
     }
 }

@@ -159,7 +159,7 @@ async fn filters_collect_matching_lines_of_all_workers() {
         spec
     };
     let filter = Filter { file: folder.0.join("filtered_stdout.log"), texts: vec!["none".into(), "loss=".into()] };
-    let filters = FilterOptions { stdout: Some(filter), stderr: None };
+    let filters = FilterOptions { stdout: Some(filter), ..FilterOptions::default() };
     run(vec![worker(0), worker(1)], filters).await;
     let text = folder.read("filtered_stdout.log");
     let mut lines: Vec<&str> = text.lines().collect();

@@ -109,3 +109,26 @@ def test_nobody_looks_if_that_is_off(train: Callable[..., Process], job: Job, po
         assert b"ELASTIC_RS_WATCH=" not in Path(f"/proc/{pid}/environ").read_bytes()
     assert state(port, lambda _: True) is None
     job.kill_leftovers()
+
+
+def test_a_command_tells_somebody_of_a_hang(train: Callable[..., Process], job: Job, tmp_path: Path) -> None:
+    told = tmp_path / "told"
+    about = "$ELASTIC_RS_HANG_KIND $ELASTIC_RS_HANG_RANKS $TORCHELASTIC_RUN_ID"
+    command = f"(cat; echo {about}) > {told}; echo TOLD; exit 3"
+    node = train("sleep", 1, "--hang-timeout=3", "--warm-start", f"--on-hang={command}")
+    node.line("^TOLD$")
+    node.line(r"the command of --on-hang \(`\(cat; .*`\) ended with exit code 3 after ")
+    text = told.read_text()
+    assert re.match(r"training stands still for .*: 2 of 3 ranks wait for rank 1 .*\n  rank 1 has not entered ", text)
+    assert text.endswith("\n  nothing is stopped (--hang=report)\nnot_entered 1 job\n"), text
+    job.kill_leftovers()
+
+
+def test_lines_are_progress_of_a_training_without_steps(train: Callable[..., Process], job: Job) -> None:
+    node = train("prints", 1, "--hang-timeout=4", "--warm-start", "--progress-log=shard [0-9]+$")
+    begun, mark = time.monotonic(), node.mark()
+    node.line("reads shard 60$")
+    assert time.monotonic() - begun > 10, "more than twice the limit"
+    assert not [line for line in node.lines[mark:] if "stands still" in line]
+    node.line("training stands still for ")
+    job.kill_leftovers()

@@ -35,6 +35,8 @@ OWN = {
     "in_place",
     "hang",
     "hang_timeout",
+    "on_hang",
+    "progress_log",
     "ranks_filter",
     "store_tunnel",
     *_host_flags.FLAGS,

@@ -82,6 +82,8 @@ def test_fields_have_the_defaults_of_the_flags() -> None:
         ("shutdown_timeout", timedelta(minutes=1), 60),
         ("signals_to_handle", ["SIGTERM", "SIGUSR1"], "SIGTERM,SIGUSR1"),
         ("in_place", "gloo", "gloo"),
+        ("on_hang", "mail -s 'it hangs' me", "mail -s 'it hangs' me"),
+        ("progress_log", "step [0-9]+, loss", "step [0-9]+, loss"),
         ("warm_start", True, True),
         ("warm_modules", ["torch", "numpy"], "torch,numpy"),
         ("log_dir", Path("logs"), "logs"),

@@ -12,11 +12,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 from elastic_rs import run
+from elastic_rs._elastic_rs import ProgressPattern
 from elastic_rs.run import _flags, _node, _options, _path
+from elastic_rs.run._usage import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+    from elastic_rs._elastic_rs import WorkerOptions
 from helpers.command_lines import ENDED, said
 
 
@@ -372,3 +376,44 @@ def test_the_number_of_devices_is_that_of_torchrun(
 def test_signals_have_the_names_that_python_knows() -> None:
     known = {name: number for name, number in signal.Signals.__members__.items() if name not in {"SIGKILL", "SIGSTOP"}}
     assert _options.signals_of(", ".join(known)) == list(known.values())
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (["--on-hang="], "--on-hang is `''`, must be a command of the shell"),
+        (["--on-hang= "], "--on-hang is `' '`, must be a command of the shell"),
+        (["--progress-log=step"], "--progress-log is given, and --tee is `0`, so no line is looked at: add --tee=3"),
+        (["--progress-log=", "--tee=3"], "--progress-log is empty, must be a regular expression: `step [0-9]+`"),
+        (["--progress-log=(", "--tee=3"], "--progress-log is `(`, must be a regular expression: "),
+        ([f"--progress-log={'x' * 1001}", "--tee=3"], "--progress-log has 1001 bytes, must be a regular expression "),
+        (["--progress-log=\udcff", "--tee=3"], "--progress-log is `\\xff`, must be UTF-8"),
+    ],
+)
+def test_what_says_who_is_told_of_a_hang_is_checked_before_anything_starts(flags: list[str], expected: str) -> None:
+    parsed = _flags.parse([*flags, "x"])
+    for check in (_options.launch_options_of, _options.check_output):
+        with pytest.raises(UsageError) as refused:
+            check(parsed)
+        assert str(refused.value).startswith(expected)
+
+
+def test_a_variable_says_what_a_flag_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    def workers(*flags: str) -> WorkerOptions:
+        return _options.launch_options_of(_flags.parse([*flags, "x"])).workers
+
+    none = workers()
+    assert (none.on_hang, none.progress_log) == (None, None)
+    monkeypatch.setenv("ELASTIC_RS_ON_HANG", "page oncall")
+    monkeypatch.setenv("ELASTIC_RS_PROGRESS_LOG", "step")
+    found = workers("--tee=0:1")
+    assert (found.on_hang, found.progress_log) == ("page oncall", ProgressPattern("step"))
+    found = workers("--tee=3", "--on-hang=mail me", "--progress-log=loss")
+    assert (found.on_hang, found.progress_log) == ("mail me", ProgressPattern("loss"))
+    with pytest.raises(UsageError, match=r"^ELASTIC_RS_PROGRESS_LOG is given, and --tee is `0`"):
+        workers()
+    monkeypatch.setenv("ELASTIC_RS_PROGRESS_LOG", "*")
+    with pytest.raises(UsageError, match=r"^ELASTIC_RS_PROGRESS_LOG is `\*`, must be a regular expression: "):
+        workers("--tee=3")
+    monkeypatch.setenv("ELASTIC_RS_PROGRESS_LOG", "")
+    assert workers().progress_log is None

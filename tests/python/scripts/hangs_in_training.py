@@ -49,6 +49,11 @@ def hang(kind: str) -> None:
             dist.broadcast(torch.ones(7), src=0)
         case "input":
             input()
+        case "prints":
+            for number in range(1, 61):
+                print(f"reads shard {number}", flush=True)
+                time.sleep(0.25)
+            read_shard()
 
 
 def main() -> None:

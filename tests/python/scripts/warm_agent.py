@@ -36,10 +36,13 @@ def main() -> int:
             grace_s=30.0,
             uninterruptible_sleep_s=0.0,
             virtual_local_rank=False,
+            on_hang=None,
+            progress_log=None,
         ),
         restarts_left=int(restarts),
         exit_barrier_timeout_s=None,
         use_agent_store=True,
+        watch=False,
         config=None,
     )
     agent = _elastic_rs.Agent(None, options)

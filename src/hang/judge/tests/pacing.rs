@@ -84,6 +84,22 @@ fn a_line_of_the_log_is_progress() {
     assert_eq!(pace.next_look(), start + secs(15.0));
     assert!(pace.on_look(None, start + secs(15.0)).is_some());
     assert_eq!(pace.on_progress(start + secs(20.0)), Some(Change::Moved(start + secs(20.0), secs(15.0))));
+    assert!(pace.on_look(None, start + secs(30.0)).is_some());
+    assert_eq!(pace.on_progress(start + secs(20.0)), None, "an old one");
+}
+
+#[test]
+fn steps_are_counted_beside_lines() {
+    let start = Instant::now();
+    let mut pace = Pace::new(start);
+    for step in 1..=4 {
+        let at = start + secs(step as f64);
+        pace.on_progress(at + secs(0.1));
+        let reached = Reached { steps: step, first_at: start + secs(1.0), at };
+        assert_eq!(pace.on_look(Some(reached), at + secs(0.2)), None);
+    }
+    assert_eq!(pace.step_time(), Some(secs(1.0)));
+    assert_eq!(pace.next_look(), start + secs(7.1), "from the last line on");
 }
 
 #[test]

@@ -60,6 +60,8 @@ pub fn run_within(procs: &str, script: &str) {
             uninterruptible_sleep: Duration::ZERO,
             in_place: InPlace::Gloo,
             watch: true,
+            on_hang: None,
+            progress_log: None,
         };
         let mut runner = Runner::new(options, None);
         loop {
