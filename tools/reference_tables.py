@@ -218,6 +218,7 @@ FIXED = (
     ("src/warm/client.rs", "FORK_LIMIT"),
     ("src/agent/machine.rs", "LEAVE_LIMIT"),
     ("src/agent/runner.rs", "KILL"),
+    ("src/agent/hang_command.rs", "TIME_LIMIT"),
     ("src/agent/runner/recovery.rs", "IMPORT_LIMIT"),
     ("src/workers/orphans.rs", "LEADER_GRACE"),
     ("src/rendezvous/node/dial.rs", "CONNECT_TIMEOUT"),

@@ -25,7 +25,7 @@ use crate::threads;
 use crate::wire::text::cut;
 use crate::workers::ExitStatus;
 
-/// How long the command may take.
+/// How long the command of `--on-hang` may take. Then it is killed, with all that it has started.
 pub const TIME_LIMIT: Duration = Duration::from_secs(60);
 /// How much of the command a line of the log shows.
 const SHOWN_BYTES: usize = 200;

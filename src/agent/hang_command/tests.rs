@@ -65,7 +65,9 @@ fn it_ends_with_the_agent_and_is_not_run_twice_at_a_time() {
     command.run(About::default());
     let pid = fs::read_to_string(&fifo).unwrap();
     let pid = Pid::from_raw(pid.trim().parse().unwrap()).unwrap();
-    assert_eq!(*command.stage.lock(), Stage::Runs(pid));
+    while *command.stage.lock() != Stage::Runs(pid) {
+        std::thread::yield_now(); // its thread has not noted it yet
+    }
     command.run(About::default());
     assert_eq!(*command.stage.lock(), Stage::Runs(pid), "the second one would be another");
     drop(command);

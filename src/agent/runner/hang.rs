@@ -60,9 +60,8 @@ impl Runner {
                 let dumps = if found.finding.kind == Kind::Suspended { None } else { self.dump_all(still) };
                 if says {
                     let lines = self.lines_of(&found, still, dumps);
-                    let text = lines.join("\n");
-                    tracing::warn!("{}{text}", self.log_prefix());
-                    self.run_command(&found.finding, text);
+                    tracing::warn!("{}{}", self.log_prefix(), lines.join("\n"));
+                    self.run_command(&found.finding, &lines);
                 }
             }
             HangChange::Over if says => tracing::warn!("{}{}", self.log_prefix(), text::over(still)),
@@ -71,14 +70,14 @@ impl Runner {
     }
 
     /// Have the user's command tell somebody. Workers that a scheduler has suspended are no hang.
-    fn run_command(&self, finding: &Finding, text: String) {
+    fn run_command(&self, finding: &Finding, lines: &[String]) {
         let Some(command) = self.hangs.command.as_ref().filter(|_| finding.kind != Kind::Suspended) else { return };
         let variables = vec![
             ("ELASTIC_RS_HANG_KIND", finding.kind.name().to_owned()),
             ("ELASTIC_RS_HANG_RANKS", finding.ranks.in_full()),
             ("TORCHELASTIC_RUN_ID", self.workers.run_id.clone()),
         ];
-        command.run(About { prefix: self.log_prefix(), text: text + "\n", variables });
+        command.run(About { prefix: self.log_prefix(), text: lines.join("\n") + "\n", variables });
     }
 
     fn lines_of(&self, found: &Found, still: Duration, dumps: Option<String>) -> Vec<String> {
