@@ -275,8 +275,7 @@ impl Runner {
         self.machine.on_no_placement(error);
     }
 
-    /// The answer to [`Step::Reap`]. `reported`: the cause of the failure, as far as the front end knows it; used if the error file is
-    /// empty.
+    /// The answer to [`Step::Reap`]. `reported`: the failure's cause, if the front end knows it; used if the error file is empty.
     pub fn reaped(&mut self, local_rank: u32, exit: ExitStatus, reported: String) {
         self.answered(|step| matches!(step, Step::Reap { local_rank: it } if *it == local_rank));
         if let Some(failure_message) = &mut self.failure_message {
