@@ -1331,6 +1331,11 @@ class RendezvousConfig:
         Raises ``ValueError`` for another backend.
         """
     @property
+    def looks_for_hangs(self, /) -> bool:
+        """
+        Whether somebody looks for hangs: ``hang`` is not ``off``.
+        """
+    @property
     def node_rank(self, /) -> int | None:
         """
         The rank that this node requests.
