@@ -27,6 +27,7 @@ CALLS = ("warn", "log", "log_if_slow")
 """Methods of state machines, and a helper: a macro logs their texts elsewhere. ``log`` warns if it says so."""
 BODIES = {
     "src/agent/runner.rs": ("signal",),
+    "src/hang/text.rs": ("suspended", "over"),
     "src/rendezvous/node/status_log.rs": ("report_reach", "report_join"),
     "src/rendezvous/run/ranks.rs": ("warning_of_shared_hosts",),
     "src/secure/ending.rs": ("text",),
@@ -35,6 +36,7 @@ BODIES = {
 PASS_ON = {
     "src/agent/hang_command.rs",
     "src/agent/runner.rs",
+    "src/agent/runner/hang.rs",
     "src/agent/runner/perform.rs",
     "src/clock.rs",
     "src/discovery/driver.rs",

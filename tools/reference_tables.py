@@ -209,6 +209,9 @@ def exit_codes() -> str:
 FIXED = (
     ("src/agent/machine/in_place.rs", "RAISE_LIMIT"),
     ("src/agent/machine/in_place.rs", "PARK_LIMIT"),
+    ("src/hang/judge/limits.rs", "IDLE"),
+    ("src/hang/judge/limits.rs", "BUSY"),
+    ("src/hang/judge/limits.rs", "FIRST"),
     ("python/elastic_rs/elastic/_membership.py", "STEP_LIMIT_S"),
     ("python/elastic_rs/elastic/_membership.py", "PART_LIMIT_S"),
     ("python/elastic_rs/elastic/_membership.py", "CONNECT_LIMIT_S"),
@@ -362,6 +365,12 @@ GROUPS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
             "python/elastic_rs/_numa",
             "src/launcher/launch",
         ),
+    ),
+    (
+        "A training that hangs",
+        "[My job hangs](../hang.md). A hang is said in at most six lines, of which the first begins with `training stands "
+        "still for`. `elastic-rs stacks ENDPOINT` shows where each rank stands.",
+        ("src/hang", "src/agent/runner/hang", "src/agent/runner/look", "src/agent/look", "src/channel/watch"),
     ),
     (
         "Agent and workers",

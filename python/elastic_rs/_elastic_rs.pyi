@@ -1345,6 +1345,11 @@ class RendezvousConfig:
         Raises ``ValueError`` for another backend.
         """
     @property
+    def looks_for_hangs(self, /) -> bool:
+        """
+        Whether somebody looks for hangs: ``hang`` is not ``off``.
+        """
+    @property
     def node_rank(self, /) -> int | None:
         """
         The rank that this node requests.
@@ -1544,10 +1549,6 @@ class StepCounter:
         A step has ended: number ``n``, by default the one after the last.
         """
     def __new__(cls, /) -> StepCounter: ...
-    def _enter(self, section: SupportsIndex, /) -> int:
-        """
-        Training is in this section from now on, 0 for none. Returns in which it was.
-        """
     def _go_on_from(self, last: SupportsIndex, /) -> None:
         """
         Step ``last`` was the last one: the next is counted from there. It is not reported.
@@ -2082,6 +2083,11 @@ def derived_token(token: str, *, run_id: str | None = None, observer: bool = Fal
     Return the token that is derived from another one: for a run, or for observers.
 
     Raises ``ValueError`` if the other one is no token.
+    """
+
+def enter_section(section: SupportsIndex, /) -> int:
+    """
+    The training of this process is in this section from now on, 0 for none. Returns in which it was.
     """
 
 def follow_parent() -> None:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Self
 from zlib import crc32
 
-from elastic_rs._elastic_rs import StepCounter
+from elastic_rs._elastic_rs import StepCounter, enter_section
 
 if TYPE_CHECKING:
     from inspect import Signature
@@ -127,8 +127,8 @@ def section(name: str) -> Iterator[None]:
         raise TypeError(f"name is `{name!r}`, of type {type(name).__name__}, must be a text")
     if not name:
         raise ValueError("name is empty, must say which section it is")
-    before = step._enter(crc32(name.encode(errors="surrogateescape")) or 1)
+    before = enter_section(crc32(name.encode(errors="surrogateescape")) or 1)
     try:
         yield
     finally:
-        step._enter(before)
+        enter_section(before)

@@ -1,6 +1,6 @@
 //! What a job's coordinator and its nodes record: which events there were, and which caused which.
 //!
-//! - [`record`]: an event, as a run states it, and `phases`: the durations in one. Pure.
+//! - [`record`]: an event, as a run states it, and `phases`, `hang`: the durations and the hang in one. Pure.
 //! - [`journal`]: the events of one node. Pure.
 //! - [`ring`]: the events that are kept of each run. Pure.
 //! - [`tally`]: what is counted but not recorded. Pure.
@@ -15,6 +15,7 @@
 pub mod families;
 #[cfg(feature = "io")]
 pub mod file;
+mod hang;
 pub mod journal;
 #[cfg(feature = "io")]
 pub mod line;

@@ -196,7 +196,8 @@ impl Judge {
         }
         self.round = round;
         self.nodes = nodes.into_iter().map(|node| (node, None)).collect();
-        (self.started, self.has_stepped, self.has_begun) = (Some(now), false, false);
+        let started = Some(now).filter(|_| !self.nodes.is_empty());
+        (self.started, self.has_stepped, self.has_begun) = (started, false, false);
     }
 
     /// A node's workers make no step.

@@ -73,7 +73,7 @@ mod _elastic_rs {
     #[pymodule_export]
     use crate::signals::{Signals, watch_signals};
     #[pymodule_export]
-    use crate::steps::StepCounter;
+    use crate::steps::{StepCounter, enter_section};
     #[pymodule_export]
     use crate::store::StoreServer;
     #[pymodule_export]

@@ -11,6 +11,13 @@ use crate::watch;
 #[pyclass(frozen, subclass, module = "elastic_rs._elastic_rs")]
 pub struct StepCounter;
 
+/// The training of this process is in this section from now on, 0 for none. Returns in which it was.
+#[pyfunction]
+#[pyo3(signature = (section, /))]
+pub fn enter_section(section: u32) -> u32 {
+    Steps::of_this_process().map_or(0, |steps| steps.enter(section))
+}
+
 #[pymethods]
 impl StepCounter {
     #[new]
@@ -33,12 +40,6 @@ impl StepCounter {
         if let Some(steps) = Steps::of_this_process() {
             steps.restarts_for_nccl(restarts);
         }
-    }
-
-    /// Training is in this section from now on, 0 for none. Returns in which it was.
-    #[pyo3(signature = (section, /))]
-    fn _enter(&self, section: u32) -> u32 {
-        Steps::of_this_process().map_or(0, |steps| steps.enter(section))
     }
 
     /// Step ``last`` was the last one: the next is counted from there. It is not reported.

@@ -246,7 +246,7 @@ class LocalElasticAgent(TorchLocalElasticAgent):
             restarts_left=None if job_counts else self._remaining_restarts,
             exit_barrier_timeout_s=self._barrier_limit(),
             use_agent_store=spec.rdzv_handler.use_agent_store,
-            watch=self._handler is not None and self._handler.config.hang != "off",
+            watch=self._handler is not None and self._handler.config.looks_for_hangs,
             config=self._survival(spec),
         )
         return _elastic_rs.Agent(None if self._handler is None else self._handler.session, options)

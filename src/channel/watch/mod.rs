@@ -26,10 +26,13 @@ pub mod worker;
 /// The variable by which a worker finds the socket.
 pub const WATCH: &str = "ELASTIC_RS_WATCH";
 /// The first byte that a worker sends.
+#[cfg(feature = "io")]
 const VERSION: u8 = 1;
 /// The byte by which an agent asks.
+#[cfg(feature = "io")]
 const ASK: u8 = b'?';
 /// The byte by which a worker says that it has the GIL.
+#[cfg(feature = "io")]
 const GOT: u8 = b'!';
 /// Longest answer.
 pub const ANSWER_LIMIT_BYTES: usize = 5 << 20;

@@ -10,6 +10,9 @@ const PIECE: usize = 512;
 /// Most bytes of one number in it.
 const NUMBER_BYTES: usize = 8;
 
+/// Largest number of a line that is believed.
+const MOST_LINES: u32 = 10_000_000;
+
 /// The line of the instruction that begins `offset` bytes behind the code's first one. `None`: it has no line, or the table is nonsense.
 pub(super) fn line(reader: &Reader<'_>, table: u64, size: u64, first: i32, offset: i64) -> Option<u32> {
     // A frame that has not begun stands before its first instruction.
@@ -36,7 +39,7 @@ pub(super) fn line(reader: &Reader<'_>, table: u64, size: u64, first: i32, offse
             _ => table.skip(1)?,
         }
         if offset < end {
-            return if code == 15 { None } else { u32::try_from(line).ok() };
+            return u32::try_from(line).ok().filter(|line| code != 15 && *line <= MOST_LINES);
         }
     }
 }

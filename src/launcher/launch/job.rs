@@ -234,7 +234,7 @@ mod tests {
     }
 
     fn of<'a>(worker: &'a WorkerSpec, name: &str) -> &'a str {
-        worker.env.get(name.as_ref() as &std::ffi::OsStr).and_then(|value| value.to_str()).unwrap()
+        worker.env.get(name.as_ref() as &OsStr).and_then(|value| value.to_str()).unwrap()
     }
 
     #[test]

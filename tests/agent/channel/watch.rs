@@ -3,7 +3,7 @@
 use std::io::{Read, Write};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixStream};
-use std::process;
+use std::process::{self, Command};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
@@ -124,7 +124,9 @@ async fn a_worker_that_does_not_answer_is_asked_once() {
     let asking = tokio::spawn(async move { asker.ask(0, LONG).await });
     go.send(()).unwrap();
     assert_eq!(within(asking).await.unwrap(), Asked::Answer(answer()));
-    [(), ()].map(|()| go.send(()).unwrap());
+    for () in [(), ()] {
+        go.send(()).unwrap();
+    }
     assert_eq!(ask(&watches, LONG).await, Asked::Answer(answer()));
     assert_eq!(was_asked.try_iter().count(), 1, "it was asked again");
 }
@@ -199,7 +201,7 @@ async fn a_process_that_connects_before_it_is_a_worker_is_held() {
 }
 
 #[tokio::test]
-async fn a_worker_without_the_thread_is_none() {
+async fn a_parent_of_a_worker_is_not_asked_for_it() {
     let mut other = Command::new("sleep").arg("600").spawn().unwrap();
     let watches = Watches::listen(1).unwrap();
     watches.expect(&workers(other.id()));

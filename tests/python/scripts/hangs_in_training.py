@@ -1,4 +1,4 @@
-"""Train with gloo until one rank hangs: ``hangs_in_training.py KIND RANK``. It goes on once the file GO exists, if it can."""
+"""Train with gloo until one rank hangs: ``hangs_in_training.py KIND RANK``. Once the file GO exists, it may go on."""
 
 import ctypes
 import os
@@ -8,11 +8,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import elastic_rs
 import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, IterableDataset
-
-import elastic_rs
 
 STEPS_BEFORE = 8
 STEPS_AFTER = 60

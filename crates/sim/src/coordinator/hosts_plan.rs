@@ -80,8 +80,7 @@ pub fn many_hosts(seed: u64, hosts: usize, minutes: u64) -> Plan {
             host_failures: 1,
             host_failures_window: Duration::from_secs(3600),
             cooldown: Some(Cooldown { min: Duration::from_secs(30), max: Duration::from_secs(120) }),
-            reset_limit: None,
-            store_tunnel: false,
+            ..Rules::default()
         },
         rejoin_limit: 0,
         ..Settings::new(1, 2 * hosts as u32)

@@ -21,7 +21,7 @@ use job::{Job, Part};
 pub const CAP: f64 = 120.0;
 /// How long the answers to a look take.
 const ANSWER: Duration = Duration::from_millis(500);
-const NODE: u64 = 7;
+const NODE: u128 = 7;
 const ROUND: u64 = 1;
 
 /// What became of a job.
