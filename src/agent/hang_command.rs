@@ -67,12 +67,14 @@ impl HangCommand {
     /// Run it beside the agent, unless it runs already.
     pub fn run(&self, about: About) {
         let shown = cut(self.command.to_string_lossy().into_owned(), SHOWN_BYTES);
-        let what = format!("{}the command of --on-hang (`{shown}`)", about.prefix);
+        let prefix = about.prefix.clone();
         let mut stage = self.stage.lock();
         match *stage {
             Stage::Rests => *stage = Stage::Begun,
             Stage::Begun | Stage::Runs(_) => {
-                return tracing::info!("{what} still runs for an earlier hang: it is not run for this one");
+                return tracing::info!(
+                    "{prefix}the command of --on-hang (`{shown}`) still runs for an earlier hang: it is not run for this one"
+                );
             }
             Stage::Over => return,
         }
@@ -80,12 +82,12 @@ impl HangCommand {
             command: self.command.clone(),
             limit: self.limit,
             about,
-            what: what.clone(),
+            shown: shown.clone(),
             stage: self.stage.clone(),
         };
         if let Err(error) = threads::spawn("on-hang".to_owned(), move || run.report(|text| tracing::warn!("{text}"))) {
             *stage = Stage::Rests;
-            tracing::warn!("{what} is not run: no thread: {error}");
+            tracing::warn!("{prefix}the command of --on-hang (`{shown}`) is not run: no thread: {error}");
         }
     }
 
@@ -110,22 +112,22 @@ struct Run {
     command: OsString,
     limit: Duration,
     about: About,
-    /// Which command, in a line of the log.
-    what: String,
+    /// The command, in a line of the log.
+    shown: String,
     stage: Arc<Mutex<Stage>>,
 }
 
 impl Run {
     /// Run it, and warn if it fails.
     fn report(&self, warn: impl Fn(String)) {
-        let what = &self.what;
+        let (prefix, shown) = (&self.about.prefix, &self.shown);
         match self.run(&warn) {
             Ok(Ended::By(exit, after)) if !exit.is_success() => warn(format!(
-                "{what} ended with {exit} after {:.1} s: nobody may know of the hang; its output is above",
+                "{prefix}the command of --on-hang (`{shown}`) ended with {exit} after {:.1} s: nobody may know of the hang; its output is above",
                 after.as_secs_f64()
             )),
             Ok(_) => {}
-            Err(error) => warn(format!("{what} cannot be run: {error}")),
+            Err(error) => warn(format!("{prefix}the command of --on-hang (`{shown}`) cannot be run: {error}")),
         }
         let mut stage = self.stage.lock();
         if *stage != Stage::Over {
@@ -150,9 +152,10 @@ impl Run {
         if is_late {
             // Said before the wait: a process that a file system holds does not end.
             warn(format!(
-                "{} has not ended after {:.1} s and was killed, with all that it had started: what takes longer needs a session of its \
-                 own (setsid)",
-                self.what,
+                "{}the command of --on-hang (`{}`) has not ended after {:.1} s and was killed, with all that it had started: what takes \
+                 longer needs a session of its own (setsid)",
+                self.about.prefix,
+                self.shown,
                 self.limit.as_secs_f64()
             ));
         }

@@ -50,10 +50,10 @@ class LaunchConfig:
         hang: what happens when the training hangs: ``report`` (it is said which rank the others wait for), ``restart``
             (its workers are restarted as well), ``off`` (nobody looks). None: ``report``.
         hang_timeout: after how long without progress it hangs, from 1 s to a day. None: learnt from its steps.
-        on_hang: what a shell runs on rank 0's node once a hang is found, with the lines about it as standard input.
-            None: the variable ``ELASTIC_RS_ON_HANG``, which functions have too, or nothing. Programs alone.
-        progress_log: lines of workers that match this regular expression show progress, as steps do. Needs ``tee``.
-            None: the variable ``ELASTIC_RS_PROGRESS_LOG``, or none. Programs alone.
+        on_hang: what a shell runs on rank 0's node once a hang is found, with the lines about it as standard input
+            (None: the variable ``ELASTIC_RS_ON_HANG``, which functions have too, or nothing). Programs alone.
+        progress_log: lines of workers that match this regular expression show progress, as steps do; needs ``tee``
+            (None: the variable ``ELASTIC_RS_PROGRESS_LOG``, or none). Programs alone.
         warm_start: fork workers from a process that has imported torch. Programs alone.
         warm_modules: modules that this process imports; means ``warm_start`` too. Programs alone.
         log_dir: folder of log files. None: a temporary folder. ``/dev/null``: no files.

@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from elastic_rs import _elastic_rs
+from elastic_rs import _elastic_rs, _hang_options
 from elastic_rs.rendezvous import _protection
 from elastic_rs.rendezvous._config import ETCD_NAMES, RUST_C10D, RUST_ETCD
 from elastic_rs.run import _options, _script
@@ -37,6 +37,14 @@ def hand_over(argv: Sequence[str], checked: argparse.Namespace, why: str) -> Non
             f"--store-tunnel and {why} cannot be combined: PyTorch's launcher does not know it; give --rdzv-conf "
             "store_tunnel=1"
         )
+    for given, flag, variable in (
+        (checked.on_hang, "--on-hang", _hang_options.ON_HANG),
+        (checked.progress_log, "--progress-log", _hang_options.PROGRESS_LOG),
+    ):
+        if given is not None:
+            raise UsageError(
+                f"{flag} and {why} cannot be combined: PyTorch's launcher does not know it; set {variable}"
+            )
     if checked.omp_threads is not None:
         raise UsageError(
             f"--omp-threads and {why} cannot be combined: PyTorch's launcher does not know it; set OMP_NUM_THREADS"

@@ -16,7 +16,7 @@ fn ran(command: &str, limit: Duration) -> (Vec<String>, String) {
     let variables = vec![("ELASTIC_RS_HANG_RANKS", "0-2,5".to_owned()), ("OUT", out.display().to_string())];
     let about = About { text: "training stands still\n  rank 3\n".to_owned(), variables, ..About::default() };
     let stage = Arc::new(Mutex::new(Stage::Begun));
-    let run = Run { command: command.into(), limit, about, what: "the command".to_owned(), stage: stage.clone() };
+    let run = Run { command: command.into(), limit, about, shown: "…".to_owned(), stage: stage.clone() };
     let (sender, warnings) = mpsc::channel();
     run.report(|text| sender.send(text).unwrap());
     assert_eq!(*stage.lock(), Stage::Rests, "it may run again");
@@ -40,17 +40,20 @@ fn one_that_fails_is_one_warning() {
     for (command, end) in [("exit 3", "exit code 3"), ("kill -KILL $$", "SIGKILL"), ("/nowhere", "exit code 127")] {
         let (warnings, _) = ran(command, LONG);
         assert_eq!(warnings.len(), 1, "{warnings:?}");
-        assert!(warnings[0].starts_with(&format!("the command ended with {end} after 0.")), "{warnings:?}");
+        assert!(
+            warnings[0].starts_with(&format!("the command of --on-hang (`…`) ended with {end} after 0.")),
+            "{warnings:?}"
+        );
     }
     let (warnings, _) = ran("a\0b", LONG);
-    assert!(warnings[0].starts_with("the command cannot be run: "), "{warnings:?}");
+    assert!(warnings[0].starts_with("the command of --on-hang (`…`) cannot be run: "), "{warnings:?}");
 }
 
 #[test]
 fn one_that_hangs_is_killed_with_all_that_it_has_started() {
     let (warnings, pids) = ran("sleep 600 & echo $$ $! > $OUT; wait", Duration::from_millis(500));
-    let expected = "the command has not ended after 0.5 s and was killed, with all that it had started: what takes longer needs a session of \
-                    its own (setsid)";
+    let expected = "the command of --on-hang (`…`) has not ended after 0.5 s and was killed, with all that it had started: what \
+                    takes longer needs a session of its own (setsid)";
     assert_eq!(warnings, [expected]);
     for pid in pids.split_whitespace() {
         assert!(!crate::processes::is_alive(pid.parse().unwrap()), "{pid} of {pids}");

@@ -473,6 +473,8 @@ def test_a_variable_that_is_not_a_number_is_an_error(
         (["--logs-specs=nobody"], "--logs-specs is `nobody`, must be "),
         (["--warm-start"], "--warm-start and --event-log-handler cannot be combined"),
         (["--in-place=off"], "--in-place and --event-log-handler cannot be combined"),
+        (["--on-hang=true"], "--on-hang and --event-log-handler cannot be combined"),
+        (["--progress-log=x", "--tee=3"], "--progress-log and --event-log-handler cannot be combined"),
     ],
 )
 def test_an_error_is_reported_before_pytorch_takes_over(
