@@ -57,7 +57,8 @@ def state(port: int, wanted: Callable[[Any], bool]) -> Any:
 
 
 NAMES = {
-    "sleep": rf"rank 1 has not entered all_reduce #\d+ of default_pg.*\n  at read_shard hangs_in_training.py:{line_of('time.sleep(0.05)')} < ",
+    "sleep": r"rank 1 has not entered all_reduce #\d+ of default_pg.*\n"
+    rf"  at read_shard hangs_in_training.py:{line_of('time.sleep(0.05)')} < ",
     "stop": rf"rank 1 was stopped by a signal \(state T\)\n  at hang hangs_in_training.py:{line_of('SIGSTOP')} < main ",
     "gil": rf"rank 1 holds the GIL in C.*\n  at hang hangs_in_training.py:{line_of('PyDLL')} < main ",
     "loader": rf"rank 1 waits for its data worker \d+: read_shard hangs_in_training.py:{line_of('time.sleep(0.05)')}",
@@ -80,7 +81,7 @@ def test_the_rank_that_holds_others_up_is_named_with_its_line(
     job.kill_leftovers()
 
 
-def test_a_training_that_goes_on_is_said_to(train: Callable[..., Process], port: int, tmp_path: Path) -> None:
+def test_a_training_that_goes_on_is_said_to(train: Callable[..., Process], tmp_path: Path) -> None:
     node = train("sleep", 2, "--hang-timeout=3", "--warm-start")
     node.line("training stands still for ")
     (tmp_path / "go").touch()
