@@ -105,7 +105,7 @@ def test_who_hangs_is_named(job: Job, port: int, tmp_path: Path, name: str, run:
     assert (hang["kind"], hang["ranks"]) == (kind.kind, [rank]), shown
     assert re.search(rf"(^|\s)rank {rank} {kind.cause}", hang["lines"][1]), shown
     if kind.at is not None:
-        assert f":{line_of(kind.at)}" in hang["lines"][2].split(), shown
+        assert f"{TRAINS.name}:{line_of(kind.at)}" in hang["lines"][2].split(), shown
     job.kill_leftovers()
 
 
