@@ -8,7 +8,8 @@ MAKEFLAGS += --no-print-directory
 # tools/environment.py makes both environments. Its opening lines say why there are two.
 VENV := build/venv
 PY := $(VENV)/bin/python
-# Further arguments for a program that a target runs. DEMO_ARGS: examples/demo.py, or with --hosts, examples/demo_hosts.py.
+# Further arguments for a program that a target runs. DEMO_ARGS: examples/demo.py; with --hosts, examples/demo_hosts.py; with --hang,
+# examples/demo_hang.py.
 # PYTEST_ARGS: pytest. UPSTREAM_ARGS: tests/upstream/run.py. BENCH_ARGS: benches/rendezvous.py. GPU_CHECK_ARGS: tools/gpu_check.py. The other benchmarks have STORE_BENCH_ARGS,
 # PROCESS_BENCH_ARGS, AGENT_BENCH_ARGS, RUN_BENCH_ARGS, WARM_BENCH_ARGS, ETCD_BENCH_ARGS and IN_PLACE_BENCH_ARGS.
 DEMO_ARGS ?=
@@ -127,8 +128,8 @@ build: require-cargo setup ## build the wheel into dist/ and install it into bui
 
 demo: build ## train on two nodes, add a third node, kill a worker, finish; about 90 s
 	$(say) 'demo: examples/demo.py'
-	@$(if $(findstring etcd,$(DEMO_ARGS)),$(with_etcd)) $(if $(findstring --hosts,$(DEMO_ARGS)),$(call with,sshd,SSHD) $(PY) examples/demo_hosts.py,$(PY) examples/demo.py) \
-		$(filter-out --hosts,$(DEMO_ARGS))
+	@$(if $(findstring etcd,$(DEMO_ARGS)),$(with_etcd)) $(if $(findstring --hosts,$(DEMO_ARGS)),$(call with,sshd,SSHD)) $(PY) \
+		examples/demo$(if $(findstring --hosts,$(DEMO_ARGS)),_hosts)$(if $(findstring --hang,$(DEMO_ARGS)),_hang).py $(filter-out --hosts --hang,$(DEMO_ARGS))
 
 # mypy is one of the Python tests here, so that it runs beside tests that wait.
 test: check-fmt check-clippy check-purity check-imports check-ruff test-rust test-python ## run all checks of CI
@@ -140,6 +141,8 @@ LONG_SEQUENCES ?= 10000
 LONG_SEEDS ?= 10000
 LONG_CASES ?= 100000
 LONG_FAULT_SECONDS ?= 3600
+# How often each kind of hang is tried. A try takes 15 s.
+LONG_HANG_RUNS ?= 1
 
 test-long: wheel setup ## run randomised tests with many more cases, and all tests on the release wheel; more than an hour
 	@$(PY) -m pip --disable-pip-version-check install --quiet --no-index --no-deps --force-reinstall dist/elastic_rs-*.whl
@@ -147,7 +150,7 @@ test-long: wheel setup ## run randomised tests with many more cases, and all tes
 	@ELASTIC_RS_DIFFERENTIAL=$(LONG_SEQUENCES) $(PY) -m pytest tests/python/store/test_differential.py $(PYTEST_ARGS)
 	$(say) 'test-long: all Python tests on the release wheel, including long ones (pytest)'
 	@$(PY) tools/environment.py --ray --frameworks
-	@$(with_all_tools) ELASTIC_RS_FAULT_SECONDS=$(LONG_FAULT_SECONDS) $(PYTEST) tests/python -m 'long or not long' $(PYTEST_ARGS)
+	@$(with_all_tools) ELASTIC_RS_FAULT_SECONDS=$(LONG_FAULT_SECONDS) ELASTIC_RS_HANG_RUNS=$(LONG_HANG_RUNS) $(PYTEST) tests/python -m 'long or not long' $(PYTEST_ARGS)
 	$(say) 'test-long: codec and table, $(LONG_CASES) cases of each property (proptest)'
 	@PROPTEST_CASES=$(LONG_CASES) cargo test --quiet --release $(CARGO_FLAGS) --all-features --test store properties::
 	$(say) 'test-long: rendezvous, agents, workers that survive, hosts, hangs: $(LONG_SEEDS) simulated jobs'

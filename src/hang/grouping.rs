@@ -119,6 +119,10 @@ fn state_of(view: &View) -> &'static str {
         (_, State::Traced, _) => "in a debugger",
         _ if view.gil == Gil::Held => "holds the GIL",
         _ if waits_in(&view.frames).is_some() => "waits",
+        // DDP waits in C++ for what it has entered.
+        (_, State::Sleeping, None | Some(Class::Idle)) if view.groups.iter().any(|of| !of.pending.is_empty()) => {
+            "waits"
+        }
         (_, _, Some(Class::Idle)) => "idle",
         (_, _, Some(Class::Busy)) => "busy",
         (_, _, Some(Class::Moving)) => "reads or writes",
@@ -273,5 +277,16 @@ mod tests {
             assert_eq!(groups([("n:1", &View { state, life, ..waiting(0) })])[0].state, word);
         }
         assert_eq!(groups([("n:1", &View { gil: Gil::Held, ..waiting(0) })])[0].state, "holds the GIL");
+    }
+
+    #[test]
+    fn a_rank_that_sleeps_in_a_collective_waits_even_if_no_frame_says_so() {
+        use crate::hang::view::{Entry, Group};
+        let pending = Group { pending: vec![Entry::default()], ..Group::default() };
+        let view = View { state: State::Sleeping, groups: vec![pending], ..View::new(0, 1) };
+        assert_eq!(state_of(&view), "waits");
+        assert_eq!(state_of(&View { class: Some(Class::Idle), ..view.clone() }), "waits");
+        assert_eq!(state_of(&View { class: Some(Class::Busy), ..view.clone() }), "busy");
+        assert_eq!(state_of(&View { groups: Vec::new(), ..view }), "sleeps");
     }
 }

@@ -43,6 +43,11 @@ pub(super) enum Next {
 }
 
 impl Looking {
+    /// The workers make steps again. What they did since an earlier look says nothing of the next time that they stand still.
+    pub fn forget(&mut self) {
+        self.last.clear();
+    }
+
     /// Wait until somebody asks, or the look under way is over. May be dropped.
     pub(super) async fn next(&mut self, session: Option<&Session>) -> Next {
         match (&mut self.look, session) {

@@ -214,7 +214,11 @@ impl Runner {
 
     /// Tell the coordinator if the workers make no step, or make steps again.
     fn report_pace(&mut self, now: Instant) {
-        if let (Some(pace), Some(session)) = (self.training.look(now), &self.session) {
+        let Some(pace) = self.training.look(now) else { return };
+        if matches!(pace, PaceReport::Moved(_)) {
+            self.looking.forget();
+        }
+        if let Some(session) = &self.session {
             session.report_pace(self.training.round, pace);
         }
     }

@@ -85,24 +85,33 @@ impl<'a> Waits<'a> {
 
     fn find_awaited(&self, world: &World<'a>) -> BTreeMap<u32, On> {
         let mut awaited = BTreeMap::new();
+        // Collectives that also lack ranks which wait elsewhere: those come later.
+        let mut later = Vec::new();
         for (at, team) in self.teams.iter().enumerate() {
             let Some((&first, _)) = team.pending.first_key_value() else { continue };
+            let mut lacks_waiting = BTreeMap::new();
             // Whoever holds up a collective holds up the later ones, but for ranks that may belong to a group whose members nobody has sent.
             let mut seqs = vec![team.pending.last_key_value().map_or(first, |(last, _)| *last)];
             seqs.extend((seqs[0] != first).then_some(first));
             for seq in seqs {
                 for rank in team.blockers(world, seq) {
                     let awaits = team.awaits(world, rank).unwrap_or(seq);
+                    let is_other = |it: &usize| world.views[*it].rank != rank;
                     // Alone in it, it waits for itself: its numbers contradict one another.
-                    if team
-                        .pending
-                        .get(&awaits)
-                        .is_none_or(|waiters| waiters.iter().any(|it| world.views[*it].rank != rank))
-                    {
+                    if !team.pending.get(&awaits).is_none_or(|waiters| waiters.iter().any(is_other)) {
+                        continue;
+                    }
+                    let waits = |other: u32| self.waiting.contains(&other);
+                    if *lacks_waiting.entry(awaits).or_insert_with(|| team.blockers(world, awaits).any(waits)) {
+                        later.push((rank, On::Collective(at, awaits)));
+                    } else {
                         awaited.entry(rank).or_insert(On::Collective(at, awaits));
                     }
                 }
             }
+        }
+        for (rank, on) in later {
+            awaited.entry(rank).or_insert(on);
         }
         for on in self.on.iter().flatten().filter(|on| !matches!(on, On::Collective(..))).collect::<BTreeSet<_>>() {
             for rank in self.blockers(world, *on) {

@@ -213,3 +213,13 @@ fn of_a_large_world_the_first_ranks_are_described() {
     let frame = finding.others.unwrap().frames.pop();
     assert_eq!(frame.map(|frame: Frame| frame.line), Some(41));
 }
+
+#[test]
+fn a_collective_that_lacks_only_who_is_named_is_said_before_one_for_which_others_are_late_too() {
+    // Before all of them reduce over the world, ranks 0 to 2 use their group for the first time, and rank 1 does not come.
+    let waits = |at: u32| rank(at).passed(9).enters("5", Some(&[0, 1, 2]), 1, 1, "all_reduce");
+    let finding = blame(&[waits(0), rank(1).passed(9), waits(2), rank(3).waits(10)]);
+    assert_eq!((finding.kind, named(&finding)), (Kind::NotEntered, vec![1]));
+    let of = finding.collective.unwrap();
+    assert_eq!((of.group.as_str(), of.seq), ("5", 1));
+}

@@ -1,0 +1,210 @@
+"""Show how a hang is named: ``make demo DEMO_ARGS=--hang``.
+
+Two nodes with two workers each train examples/reads_shards.py. After some steps the file system of one rank's data
+dies. The rank sleeps in a read, and the others wait for it in a collective. No process has failed, so nothing would
+happen for 30 minutes. The demo shows what `elastic-rs status` and `elastic-rs stacks` say, and the lines on the
+terminal of rank 0. Then the file system answers again, and the training goes on.
+
+The exit code is 0 only if all of this happened, and the right rank was named. A "node" is an agent on this machine with
+a separate loopback address. The dead file system is a named pipe into which nobody writes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import queue
+import re
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+from demo_nodes import MARKER, Account, Line, Node, stop
+
+SCRIPT = Path(__file__).resolve().with_name("reads_shards.py")
+NODES = {"A": "127.0.0.2", "B": "127.0.0.3"}
+WORKERS_PER_NODE = 2
+RANKS = WORKERS_PER_NODE * len(NODES)
+BATCH = bytes(64)
+HANG_TIMEOUT_S = 5
+
+FOUND = re.compile(r"(training stands still for .*)")
+OVER = re.compile(r"(training goes on, after .*)")
+STEP = re.compile(r"step (\d+)$")
+
+
+class DemoError(Exception):
+    """The job did not do what the demo shows."""
+
+
+class Demo:
+    def __init__(self, args: argparse.Namespace, folder: Path) -> None:
+        self.args = args
+        self.folder = folder
+        self.account = Account()
+        self.marker = uuid.uuid4().hex
+        self.nodes: dict[str, Node] = {}
+        self.lines: queue.Queue[Line] = queue.Queue()
+        self.step = 0
+        self.found: list[str] = []
+        """The lines of the hang on rank 0's terminal."""
+        self.over: str | None = None
+        self.shard = folder / f"rank-{args.rank}-shard-1"
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.endpoint = f"127.0.0.1:{probe.getsockname()[1]}"
+
+    def run(self) -> None:
+        for rank in range(RANKS):
+            for number in range(2):
+                (self.folder / f"rank-{rank}-shard-{number}").write_bytes(BATCH)
+        self.shard.unlink()
+        os.mkfifo(self.shard)
+        dead = os.open(self.shard, os.O_RDWR)  # with a writer that writes nothing, a read does not end
+        try:
+            for name in NODES:
+                self.start_node(name)
+            self.follow(until=lambda: self.step >= 100)
+            self.say(
+                f"now the file system of {self.shard.name} dies: rank {self.args.rank} will not return from a read"
+            )
+            status = self.ask("status", shows=r"(waits|HANGS) ")
+            stacks = self.ask("stacks", shows=self.shard.name)
+            self.follow(until=lambda: any("--hang=" in line for line in self.found))
+            self.say("the file system answers again")
+            os.write(dead, BATCH)
+        finally:
+            os.close(dead)
+        self.follow(until=lambda: self.over is not None)
+        self.follow(until=lambda: all(node.process.poll() is not None for node in self.nodes.values()))
+        self.verify(status, stacks)
+
+    def say(self, text: str) -> None:
+        self.account.say("demo", text, "event")
+
+    def start_node(self, name: str) -> None:
+        command = [
+            sys.executable, "-m", "elastic_rs.run",
+            f"--nnodes={len(NODES)}", f"--nproc-per-node={WORKERS_PER_NODE}", f"--hang-timeout={HANG_TIMEOUT_S}",
+            "--rdzv-backend=rust-c10d", f"--rdzv-endpoint={self.endpoint}", "--rdzv-id=shards",
+            f"--local-addr={NODES[name]}", str(SCRIPT), str(self.folder),
+        ]  # fmt: skip
+        env = os.environ | {
+            MARKER: self.marker,
+            "GLOO_SOCKET_IFNAME": "lo",  # the host name of this machine may not resolve
+            "OMP_NUM_THREADS": "1",
+        }
+        if not self.nodes:
+            self.account.say("demo", f"elastic-run {shlex.join(command[3:6])} … {SCRIPT.name}", "dim")
+        self.nodes[name] = Node.start(name, command, env, self.folder / f"node-{name}.log", self.lines)
+        self.account.say(name, f"agent started at {NODES[name]} (pid {self.nodes[name].process.pid})")
+
+    def follow(self, until: Callable[[], bool]) -> None:
+        """Process the nodes' output until the condition holds. Fails if a node fails, or at the time limit."""
+        while not until():
+            self.check()
+            try:
+                self.on_line(self.lines.get(timeout=0.2))
+            except queue.Empty:
+                continue
+        while not self.lines.empty():
+            self.on_line(self.lines.get())
+
+    def check(self) -> None:
+        if time.monotonic() > self.account.started + self.args.time_limit:
+            raise DemoError(f"not finished within {self.args.time_limit:.0f} s (--time-limit)")
+        for name, node in self.nodes.items():
+            if node.process.poll():
+                raise DemoError(f"the agent of node {name} ended with exit code {node.process.returncode}")
+
+    def on_line(self, line: Line) -> None:
+        if line.text is None:
+            code = self.nodes[line.node].process.wait()
+            self.account.say(line.node, f"agent ended with exit code {code}", "bad" if code else "plain", line.at)
+        elif (match := FOUND.search(line.text)) and not self.found:
+            self.say(f"the terminal of rank 0, after {HANG_TIMEOUT_S} s (--hang-timeout={HANG_TIMEOUT_S}):")
+            self.found = [match[1]]
+            self.account.say(line.node, match[1], "bad", line.at)
+        elif self.found and line.text.startswith("  ") and not self.over:
+            self.found.append(line.text)
+            self.account.say(line.node, line.text, "bad", line.at)
+        elif match := OVER.search(line.text):
+            self.over = match[1]
+            self.account.say(line.node, match[1], "good", line.at)
+        elif match := STEP.search(line.text):
+            self.step = int(match[1])
+            if self.step % 20 == 0:
+                self.account.say(line.node, f"step {self.step}", "dim", line.at)
+
+    def ask(self, command: str, shows: str) -> str:
+        """Return what a command shows, once it shows this. Show it."""
+        while True:
+            self.check()
+            words = [sys.executable, "-m", "elastic_rs", command, self.endpoint]
+            shown = subprocess.run(words, stdout=subprocess.PIPE, text=True, timeout=60, check=False).stdout
+            if re.search(shows, shown):
+                break
+        self.follow(until=lambda: True)
+        self.say(f"$ elastic-rs {command} {self.endpoint}")
+        for line in shown.splitlines():
+            self.account.say("", line)
+        return shown
+
+    def verify(self, status: str, stacks: str) -> None:
+        rank, shard = self.args.rank, re.escape(self.shard.name)
+        place = r"reads_shards\.py:\d+"
+        expectations = [
+            (re.search(rf"for rank {rank} at {place}", status), f"`elastic-rs status` names rank {rank} and its line"),
+            (re.search(rf"1 rank +{rank} .*{shard}", stacks), "`elastic-rs stacks` shows the file that it reads"),
+            (
+                re.search(rf"for rank {rank} .*\n  rank {rank} has not entered .*{shard}.*\n  at load_batch {place}",
+                          "\n".join(self.found)),
+                "the terminal of rank 0 says which rank, which collective, which file and which line",
+            ),
+            (self.over, "the training went on by itself"),
+            (all(node.process.returncode == 0 for node in self.nodes.values()), "both agents ended with exit code 0"),
+        ]  # fmt: skip
+        print()
+        for held, text in expectations:
+            print(self.account.paint(f"  {'ok    ' if held else 'FAILED'}  {text}", "good" if held else "bad"))
+        if not all(held for held, _ in expectations):
+            raise DemoError("not everything happened as it should")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="A training that hangs, and goes on.")
+    parser.add_argument("--rank", type=int, choices=range(RANKS), default=3, help="that hangs (default: %(default)s)")
+    parser.add_argument("--time-limit", type=float, default=200, metavar="SECONDS", help="(default: %(default)s)")
+    args = parser.parse_args()
+    for number in (signal.SIGTERM, signal.SIGHUP):  # end in the same orderly way as for Ctrl-C
+        signal.signal(number, lambda number, _frame: sys.exit(128 + number))
+    with tempfile.TemporaryDirectory(prefix="elastic_rs-demo-", ignore_cleanup_errors=True) as folder:
+        demo = Demo(args, Path(folder))
+        try:
+            demo.run()
+        except DemoError as error:
+            for node in demo.nodes.values():
+                print(f"\n--- node {node.name}: the last lines ---", *node.log.read_text().splitlines()[-30:], sep="\n")
+            print(demo.account.paint(f"\nFAILED: {error}", "bad"))
+            return 1
+        except KeyboardInterrupt:
+            demo.account.say("demo", "interrupted", "bad")
+            return 130
+        finally:
+            # A second Ctrl-C must not leave processes behind.
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                signal.signal(number, signal.SIG_IGN)
+            stop(list(demo.nodes.values()), demo.marker)
+    print(f"\ndone in {time.monotonic() - demo.account.started:.0f} s")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
