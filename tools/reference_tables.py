@@ -368,8 +368,8 @@ GROUPS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ),
     (
         "A training that hangs",
-        "[My job hangs](../hang.md). A hang is said in at most six lines, of which the first begins with `training stands "
-        "still for`. `elastic-rs stacks ENDPOINT` shows where each rank stands.",
+        "[My job hangs](../hang.md). A hang is said in six lines or less, from `training stands still for` on. "
+        "`elastic-rs stacks ENDPOINT` shows where each rank stands.",
         ("src/hang", "src/agent/runner/hang", "src/agent/runner/look", "src/agent/look", "src/channel/watch"),
     ),
     (

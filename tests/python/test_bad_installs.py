@@ -158,6 +158,10 @@ def test_an_entry_point_of_a_removed_installation(installed: Path, empty: Path, 
     shutil.copytree(info, tmp_path / info.name)
     packages = Path(torch.__file__).parents[1]
     done = run(empty, "-c", ASKS, PYTHONPATH=f"{tmp_path}{os.pathsep}{packages}")
+    said = "RuntimeError: Failed to load the backend extension: elastic_rs. You can disable extension auto-loading "
+    assert done.stderr.splitlines()[-1] == said + "with TORCH_DEVICE_BACKEND_AUTOLOAD=0."
+    # An older torch has no such entry points, and finds out when it is asked for the backend.
+    done = run(empty, "-c", ASKS, PYTHONPATH=f"{tmp_path}{os.pathsep}{packages}", TORCH_DEVICE_BACKEND_AUTOLOAD="0")
     said = "ValueError: The rendezvous backend 'rust-c10d' is not registered. Did you forget to call `register`?"
     assert done.stderr.splitlines()[-1] == said
 

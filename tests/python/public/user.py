@@ -46,6 +46,8 @@ def root() -> None:
     elastic_rs.step()
     elastic_rs.step(7)
     elastic_rs.step.auto(last=7).remove()
+    with elastic_rs.section("eval"):
+        pass
     raise SystemExit(main(["--nproc-per-node=2", "train.py"]))
 
 
