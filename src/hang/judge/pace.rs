@@ -85,7 +85,11 @@ impl Pace {
     /// When to look next.
     pub fn next_look(&self) -> Instant {
         let patience = self.patience();
-        let due = self.progressed + patience;
+        let mut due = self.progressed + patience;
+        if self.reached.steps > 0 && self.step_time().is_none() {
+            // Steps have begun: it is soon known how long one takes.
+            due = due.min(self.looked + SHORTEST);
+        }
         match due > self.looked {
             true => due,
             // They stand still: is that over?

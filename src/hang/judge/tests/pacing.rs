@@ -55,6 +55,19 @@ fn workers_that_make_no_step_stand_still_once_and_move_again() {
 }
 
 #[test]
+fn a_training_that_stops_in_its_first_seconds_is_looked_at_soon() {
+    let start = Instant::now();
+    let mut pace = Pace::new(start);
+    let reached = |steps, at| Some(Reached { steps, first_at: start + secs(5.0), at: start + secs(at) });
+    assert_eq!(pace.on_look(reached(1, 5.0), start + secs(5.0)), None, "the first step wakes the agent");
+    assert_eq!(pace.next_look(), start + secs(5.0) + SHORTEST);
+    assert_eq!(pace.on_look(reached(7, 5.6), pace.next_look()), None);
+    assert_eq!(pace.next_look(), start + secs(7.6));
+    let still = pace.on_look(reached(7, 5.6), pace.next_look());
+    assert!(matches!(still, Some(Change::Still(Still { steps: 7, step_time: Some(_), .. }))), "{still:?}");
+}
+
+#[test]
 fn the_time_of_a_step_is_a_median() {
     let start = Instant::now();
     let mut pace = Pace::new(start);
