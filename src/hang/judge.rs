@@ -189,11 +189,9 @@ impl Judge {
         self.restarts
     }
 
-    /// A round is complete, with these nodes. Without nodes: no world runs.
+    /// A round is complete, with these nodes. Without nodes: no world runs. What was found is not over by that: nothing goes on.
     pub fn on_round(&mut self, round: u64, nodes: impl IntoIterator<Item = u128>, now: Instant) {
-        if let Some(standing) = self.standing.take() {
-            self.over(&standing, now);
-        }
+        self.standing = None;
         self.round = round;
         self.nodes = nodes.into_iter().map(|node| (node, None)).collect();
         let started = Some(now).filter(|_| !self.nodes.is_empty());

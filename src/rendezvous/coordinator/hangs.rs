@@ -74,18 +74,22 @@ impl Hangs {
         if round == self.round {
             return;
         }
-        let options = run.hang_options();
-        if self.judge.as_ref().is_none_or(|(_, known)| *known != options) {
-            self.judge = Some((Judge::new(options), options));
-        }
-        let Some((judge, _)) = &mut self.judge else { return };
+        let judge = self.judge.take();
+        *self = Self { round, ..Self::default() };
         let members: Vec<_> = round.map_or_else(Vec::new, |_| run.roster().of(run.roster().active()).collect());
         // Whether all workers stand still is not known where one agent does not say it.
-        let nodes = members.iter().filter(|_| members.iter().all(|(_, node)| node.reports_steps)).map(|(id, _)| id.0);
-        judge.on_round(round.map_or(0, |round| round.0), nodes.collect::<Vec<_>>(), now);
-        self.reports.clear();
-        (self.round, self.ranks) = (round, run.worker_count().unwrap_or(0));
-        (self.looking, self.node, self.found, self.restart) = (None, None, false, None);
+        let nodes: Vec<_> = match members.iter().all(|(_, node)| node.reports_steps) {
+            true => members.iter().map(|(id, _)| id.0).collect(),
+            false => Vec::new(),
+        };
+        let options = run.hang_options();
+        let judge = judge.filter(|(_, known)| *known == options);
+        let Some((mut judge, _)) = judge.or_else(|| (!nodes.is_empty()).then(|| (Judge::new(options), options))) else {
+            return;
+        };
+        self.ranks = run.worker_count().unwrap_or(0);
+        judge.on_round(round.map_or(0, |round| round.0), nodes, now);
+        self.judge = Some((judge, options));
     }
 
     /// A node's workers make no step, or have moved since.

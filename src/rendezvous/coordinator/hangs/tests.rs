@@ -171,6 +171,7 @@ fn the_workers_are_restarted_after_their_dumps_without_a_restart_of_the_job() {
     let at = |what: &str| log.iter().find(|(_, seen)| seen.starts_with(what)).map(|(at, _)| *at);
     assert_eq!((at("found [0]"), at("news 1 Restart"), at("broken by 1 of HangFound")), (Some(5), Some(5), Some(6)));
     assert!(log.iter().any(|(_, what)| what.contains("the training hung: rank 0 was stopped by a signal")), "{log:?}");
+    assert!(!log.iter().any(|(_, what)| what.contains("over")), "nothing goes on: {log:?}");
     assert_eq!(stage.machine.run("job").unwrap().restart(), 0);
     assert_eq!(stage.machine.hang("job", stage.now), None);
 }
