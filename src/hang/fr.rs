@@ -127,7 +127,9 @@ impl<'a> Recorded<'a> {
         let mut groups: BTreeMap<&str, Kept<'_>> = BTreeMap::new();
         for (at, raw) in self.collectives().enumerate() {
             let (name, desc) = &raw.process_group;
-            if newest.get(name.as_ref()) == Some(&raw.pg_id) {
+            // What a group that is gone has left unfinished ends no more.
+            let is_there = members.is_empty() || members.contains_key(name.as_ref());
+            if is_there && newest.get(name.as_ref()) == Some(&raw.pg_id) {
                 groups.entry(name).or_insert_with(|| Kept::new(desc)).add(at as u32, raw);
             }
         }

@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use super::blame::blame;
-use super::finding::{Finding, Kind, Place};
+use super::finding::{Finding, Kind};
 use super::text::Next;
 use super::view::View;
 
@@ -27,7 +27,7 @@ pub mod pace;
 mod standing;
 
 use limits::{Limits, Section};
-use standing::{Progress, Standing};
+use standing::{Progress, SHORTEST_BETWEEN, Standing};
 
 /// Shortest time between two looks that are compared.
 pub const BETWEEN_LOOKS: Duration = Duration::from_secs(5);
@@ -137,8 +137,9 @@ pub struct Judge {
     /// The nodes of the world, and which of them stand still.
     nodes: BTreeMap<u128, Option<Still>>,
     standing: Option<Standing>,
-    /// Number of the last look.
+    /// Number of the last look, and when it began.
     looks: u64,
+    looked_at: Option<Instant>,
     waits_reported: Option<Instant>,
     restarts: u32,
     effects: Vec<Effect>,
@@ -158,6 +159,7 @@ impl Judge {
             nodes: BTreeMap::new(),
             standing: None,
             looks: 0,
+            looked_at: None,
             waits_reported: None,
             restarts: 0,
             effects: Vec::new(),
@@ -174,9 +176,10 @@ impl Judge {
         self.standing.as_ref().map(Standing::next_deadline)
     }
 
-    /// Who is waited for, and since when nothing has moved.
+    /// Who is waited for, and since when nothing has moved. `None` as well while it may only be between two steps.
     pub fn finding(&self) -> Option<(&Finding, Instant)> {
-        self.standing.as_ref().and_then(|standing| Some((standing.finding()?, standing.since)))
+        let late = self.standing.as_ref().filter(|standing| standing.is_late);
+        late.and_then(|standing| Some((standing.finding()?, standing.since)))
     }
 
     /// The limits, as they have been learnt.
@@ -224,12 +227,14 @@ impl Judge {
         }
     }
 
+    /// Whether the views of this look are wanted.
+    pub fn awaits(&self, look: u64) -> bool {
+        self.standing.as_ref().is_some_and(|standing| standing.is_asked(look))
+    }
+
     /// The views of a look, as far as they have come.
     pub fn on_views(&mut self, look: u64, mut views: Vec<View>, now: Instant) {
-        if !self.standing.as_ref().is_some_and(|standing| standing.is_asked(look)) {
-            return;
-        }
-        let Some(mut standing) = self.standing.take() else { return };
+        let Some(mut standing) = self.standing.take_if(|standing| standing.is_asked(look)) else { return };
         views.retain(|view| view.round == self.round);
         self.see(views.iter().any(|view| view.groups.iter().any(|group| group.last > 0)));
         let finding = blame(&views);
@@ -240,11 +245,7 @@ impl Judge {
                 self.over(&standing, now);
                 standing.begin_again(now);
             }
-            // Nothing has ended: nothing is learnt.
-            Progress::Moving => {
-                self.over(&standing, now);
-                standing.begin_again(now);
-            }
+            Progress::Moving => standing.count_again(now),
         }
         self.judge(&mut standing, now);
         self.standing = Some(standing);
@@ -255,6 +256,7 @@ impl Judge {
         let Some(standing) = &mut self.standing else { return };
         if now >= standing.next_deadline() {
             self.looks += 1;
+            self.looked_at = Some(now);
             standing.ask(self.looks, now);
             self.effects.push(Effect::Look(self.looks));
         }
@@ -277,7 +279,9 @@ impl Judge {
         let since = all.iter().map(|still| still.since).max().unwrap_or(now).min(now);
         let step_time = all.iter().filter_map(|still| still.step_time).max();
         let section = all.iter().find_map(|still| still.section);
-        self.standing = Some(Standing::new(since, step_time, section, now));
+        // However often nodes stand still and move, looks are not nearer to one another.
+        let first_look = self.looked_at.map_or(now, |at| now.max(at + SHORTEST_BETWEEN));
+        self.standing = Some(Standing::new(since, step_time, section, first_look));
         self.on_tick(now);
     }
 
@@ -285,36 +289,35 @@ impl Judge {
     fn judge(&mut self, standing: &mut Standing, now: Instant) {
         let Some(finding) = standing.finding().cloned() else { return };
         let still = now.saturating_duration_since(standing.since);
+        // Where nobody knows how long a step takes, a look may show a step that is under way.
+        standing.is_late |= standing.step_time.is_some() || standing.is_repeated(now);
         if finding.kind == Kind::Suspended {
+            standing.is_late = true;
+            standing.count_again(now);
             if !mem::replace(&mut standing.is_suspended, true) {
                 self.effects.push(Effect::Suspended);
             }
             standing.pause(now);
             return;
         }
-        if mem::take(&mut standing.is_suspended) {
-            self.effects.push(Effect::Over { still });
-            standing.begin_again(now);
-            return;
-        }
         let may_report = self.waits_reported.is_none_or(|at| now.saturating_duration_since(at) >= BETWEEN_WAITS);
-        // Where nobody knows how long a step takes, a look may show a step that is under way.
-        let is_late = standing.step_time.is_some() || standing.is_repeated(now);
-        if may_report && is_late && standing.is_news() {
+        if may_report && standing.is_late && standing.is_news() {
             self.waits_reported = Some(now);
             standing.reported();
             self.effects.push(Effect::Waits { finding: Box::new(finding.clone()), still });
         }
         let limit = self.limits.of(standing.section, standing.step_time, self.has_begun);
-        let over = standing.over(limit, now).filter(|_| self.is_training);
+        // Without a step that tells how long one takes, a rank may compute for hours.
+        let may_compute = standing.is_busy() && standing.step_time.is_none() && self.options.timeout.is_none();
+        let over = standing.over(limit, now).filter(|_| self.is_training && !may_compute);
         let is_proven = standing.is_proven(now);
         if !standing.is_found && (is_proven || over.is_some()) {
             standing.is_found = true;
-            let (limit, next) = (over.filter(|_| !is_proven), self.next(&finding, is_proven));
+            let (limit, next) = (over.filter(|_| !is_proven), self.next(standing, is_proven));
             self.effects.push(Effect::Found { finding: Box::new(finding.clone()), still, limit, next });
         }
-        let is_due = is_proven || standing.over(limit.twice(), now).is_some();
-        let may_restart = matches!(self.next(&finding, is_due), Next::Restart);
+        let is_due = is_proven || (over.is_some() && standing.over(limit.twice(), now).is_some());
+        let may_restart = matches!(self.next(standing, is_due), Next::Restart);
         if standing.is_found && may_restart && !standing.is_restarted {
             self.restarts += 1;
             self.effects.push(Effect::Restart { finding: Box::new(finding) });
@@ -323,13 +326,13 @@ impl Judge {
         standing.schedule(limit, now);
     }
 
-    /// Whether workers are restarted for it, now or later. Never while one of them reads standard input: somebody types there, or a
-    /// debugger waits.
-    fn next(&self, finding: &Finding, is_due: bool) -> Next {
-        let is_asked = |place: &Place| place.call.as_ref().is_some_and(|call| call.reads_standard_input());
+    /// Whether workers are restarted for it, now or later. Never while somebody types at one of them, nor, by limits that were only
+    /// learnt, while the awaited rank computes: an evaluation may be longer than all before.
+    fn next(&self, standing: &Standing, is_due: bool) -> Next {
         match self.options.mode {
             Mode::Off | Mode::Report => Next::Report,
-            Mode::Restart if finding.places.iter().any(is_asked) => Next::StandardInput,
+            Mode::Restart if standing.is_attended() => Next::Attended,
+            Mode::Restart if standing.is_busy() && self.options.timeout.is_none() => Next::Computes,
             Mode::Restart if self.restarts >= self.options.restarts => Next::NoBudget,
             Mode::Restart if is_due => Next::Restart,
             Mode::Restart => Next::RestartLater,

@@ -51,8 +51,10 @@ pub enum Next {
     RestartLater,
     /// The budget of restarts for hangs is used up.
     NoBudget,
-    /// Never: a rank reads standard input.
-    StandardInput,
+    /// Not while somebody types at a rank.
+    Attended,
+    /// Not while the awaited rank computes.
+    Computes,
 }
 
 /// The lines on the terminal: what stands still, why, where, the others, the dumps, and what happens.
@@ -245,7 +247,8 @@ fn next(next: Next) -> &'static str {
         Next::Restart => "the workers are restarted (--hang=restart)",
         Next::RestartLater => "the workers are restarted if nothing moves for as long again (--hang=restart)",
         Next::NoBudget => "nothing is stopped: all restarts for hangs are used up (--hang=restart)",
-        Next::StandardInput => "nothing is stopped: a rank reads standard input (--hang=restart)",
+        Next::Attended => "nothing is stopped: a rank reads standard input or is in a debugger (--hang=restart)",
+        Next::Computes => "nothing is stopped: it computes, and --hang-timeout is not given (--hang=restart)",
     }
 }
 

@@ -102,10 +102,13 @@ impl Board {
         self.slots().filter_map(|slot| slot.reached(self.round, &within)).max_by_key(|reached| reached.step)
     }
 
-    /// The steps of the worker that has made most in the round.
+    /// The steps of the worker that has made most in the round, and when any worker has made its last one.
     pub fn stepped(&self) -> Option<Stepped> {
         let within = self.since_ns..=monotonic_ns();
-        self.slots().filter_map(|slot| slot.stepped(self.round, &within)).max_by_key(|stepped| stepped.steps)
+        let all: Vec<_> = self.slots().filter_map(|slot| slot.stepped(self.round, &within)).collect();
+        let last_ns = all.iter().map(|stepped| stepped.last_ns).max()?;
+        let most = all.into_iter().max_by_key(|stepped| stepped.steps)?;
+        Some(Stepped { last_ns, ..most })
     }
 
     /// The section of the training in which the first worker is that is in one.

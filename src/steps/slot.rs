@@ -107,8 +107,11 @@ impl Slot {
     pub fn stepped(&self, round: u64, within: &RangeInclusive<u64>) -> Option<Stepped> {
         let first_ns = self.first(round, within)?.at_ns;
         let last_ns = self.0[LAST_NS];
-        let after =
-            self.0[LAST].checked_sub(self.0[FIRST]).filter(|_| (first_ns..=*within.end()).contains(&last_ns))?;
+        if !(first_ns..=*within.end()).contains(&last_ns) {
+            return None;
+        }
+        // A script that goes back to a checkpoint has a last step before its first one.
+        let after = self.0[LAST].saturating_sub(self.0[FIRST]);
         Some(Stepped { steps: after.saturating_add(1), first_ns, last_ns, step: self.number(LAST) })
     }
 
@@ -180,7 +183,8 @@ mod tests {
         let stepped = Stepped { steps: 5, first_ns: 1_000_000, last_ns: 9_000_000, step: Some(905) };
         assert_eq!(slot(words).stepped(7, &within), Some(stepped));
         assert_eq!(slot(words).stepped(8, &within), None, "of another round");
-        assert_eq!(slot([7, 7, 901, 1_000_000, 900, 1_000_001, 0, 0]).stepped(7, &within), None, "backwards");
+        let back = Stepped { steps: 1, first_ns: 1_000_000, last_ns: 1_000_001, step: Some(900) };
+        assert_eq!(slot([7, 7, 901, 1_000_000, 900, 1_000_001, 0, 0]).stepped(7, &within), Some(back));
         assert_eq!(slot(words).first(8, &within), None, "of another round");
         assert_eq!(slot(words).first(7, &(2_000_000..=9_000_000)), None, "before its workers were placed");
         assert_eq!(slot(words).reached(7, &(1_000..=8_999_999)), None, "in the future");

@@ -108,7 +108,11 @@ impl Steps {
                 _ => {}
             }
             match word.compare_exchange(seen, owned_by(own, false), Ordering::Relaxed, Ordering::Relaxed) {
-                Ok(_) => break,
+                Ok(_) => {
+                    // The process that was killed may have been in a section.
+                    self.words[STATE].store(0, Ordering::Relaxed);
+                    break;
+                }
                 Err(now) => seen = now,
             }
         }

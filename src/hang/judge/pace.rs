@@ -125,8 +125,13 @@ impl Pace {
 
     /// Take a reading. Returns whether there was a new step.
     fn take(&mut self, reached: Option<Reached>) -> bool {
-        let is_new = |new: &Reached| new.steps > self.reached.steps && new.at >= self.reached.at;
+        let is_new = |new: &Reached| new.at > self.reached.at || new.steps > self.reached.steps;
         let Some(new) = reached.filter(is_new) else { return false };
+        if new.steps <= self.reached.steps || new.at < self.reached.at {
+            // The script has gone back to an earlier step, or one worker has made a step that another one had made before.
+            self.reached = new;
+            return true;
+        }
         let waited = new.at.saturating_duration_since(self.reached.at);
         // The first step is mostly the start of the program.
         let (steps, time) = match self.reached.steps {

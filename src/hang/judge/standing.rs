@@ -5,10 +5,10 @@ use std::time::{Duration, Instant};
 use super::limits::{Limit, Section};
 use super::{BETWEEN_LOOKS, LONGEST_BETWEEN, LOOK_LIMIT, MOVING_LIMIT};
 use crate::hang::finding::{Finding, Kind};
-use crate::hang::view::{Class, View};
+use crate::hang::view::{Call, Class, State, View};
 
 /// Shortest time from one look to the next.
-const SHORTEST_BETWEEN: Duration = Duration::from_secs(1);
+pub(super) const SHORTEST_BETWEEN: Duration = Duration::from_secs(1);
 
 /// What a look shows beside the one before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,10 +34,14 @@ struct Seen {
 pub(super) struct Standing {
     /// The last progress.
     pub since: Instant,
+    /// From when on the limit of all time counts: the last progress, or when the awaited rank last read or wrote.
+    counts_from: Instant,
     pub step_time: Option<Duration>,
     pub section: Option<Section>,
     pub is_found: bool,
     pub is_suspended: bool,
+    /// It was late, and not only between two steps.
+    pub is_late: bool,
     pub is_restarted: bool,
     /// The look that is under way, and until when its answers may come.
     asked: Option<(u64, Instant)>,
@@ -60,16 +64,18 @@ pub(super) struct Standing {
 }
 
 impl Standing {
-    pub fn new(since: Instant, step_time: Option<Duration>, section: Option<Section>, now: Instant) -> Self {
+    pub fn new(since: Instant, step_time: Option<Duration>, section: Option<Section>, first_look: Instant) -> Self {
         Self {
             since,
+            counts_from: since,
             step_time,
             section,
             is_found: false,
             is_suspended: false,
+            is_late: false,
             is_restarted: false,
             asked: None,
-            next_look: now,
+            next_look: first_look,
             between: BETWEEN_LOOKS,
             seen: None,
             same_since: None,
@@ -129,7 +135,7 @@ impl Standing {
         match self.class {
             Some(Class::Idle) => {
                 // Before the first two looks it was probably idle too.
-                let from = if self.is_classed { was_at.unwrap_or(now).max(self.since) } else { self.since };
+                let from = if self.is_classed { was_at.unwrap_or(now).max(self.counts_from) } else { self.counts_from };
                 self.idle_since.get_or_insert(from);
             }
             Some(Class::Busy | Class::Moving) => self.idle_since = None,
@@ -139,10 +145,16 @@ impl Standing {
         Progress::None
     }
 
+    /// The awaited rank reads or writes, or is let go on: limits count from now on. What was found stays so: nobody has made a step.
+    pub fn count_again(&mut self, now: Instant) {
+        self.counts_from = now;
+        self.idle_since = None;
+    }
+
     /// Progress: what was known of the time before counts no longer. The last look stays, to be compared with the next one.
     pub fn begin_again(&mut self, now: Instant) {
-        self.since = now;
-        (self.is_found, self.is_suspended) = (false, false);
+        (self.since, self.counts_from) = (now, now);
+        (self.is_found, self.is_suspended, self.is_late) = (false, false, false);
         (self.idle_since, self.class, self.reported) = (None, None, None);
         self.same_since = Some(now);
     }
@@ -166,9 +178,24 @@ impl Standing {
         self.same_since.is_some_and(|since| now.saturating_duration_since(since) >= BETWEEN_LOOKS)
     }
 
-    /// Whether they have shown what never goes on by itself.
+    /// Whether they have shown what never goes on by itself. A debugger lets a rank go on.
     pub fn is_proven(&self, now: Instant) -> bool {
-        self.finding().is_some_and(|finding| finding.certain) && self.is_repeated(now)
+        self.finding().is_some_and(|finding| finding.certain) && self.is_repeated(now) && !self.is_traced()
+    }
+
+    fn is_traced(&self) -> bool {
+        self.seen.as_ref().is_some_and(|seen| seen.views.iter().any(|view| view.state == State::Traced))
+    }
+
+    /// Whether somebody types at a rank: it reads standard input, or a debugger has stopped it.
+    pub fn is_attended(&self) -> bool {
+        let reads = |view: &View| view.call.as_ref().is_some_and(Call::reads_standard_input);
+        self.is_traced() || self.seen.as_ref().is_some_and(|seen| seen.views.iter().any(reads))
+    }
+
+    /// Whether the awaited rank computes.
+    pub fn is_busy(&self) -> bool {
+        self.class == Some(Class::Busy)
     }
 
     /// The limit that is over.
@@ -177,13 +204,13 @@ impl Standing {
         if self.idle_since.is_some_and(|since| is_over(since, limit.idle)) {
             return Some(limit.idle);
         }
-        is_over(self.since, limit.total).then_some(limit.total)
+        is_over(self.counts_from, limit.total).then_some(limit.total)
     }
 
     /// Look again when a limit is over, or after twice the last time.
     pub fn schedule(&mut self, limit: Limit, now: Instant) {
         let due = |since: Instant, limit: Duration| since.checked_add(limit);
-        let mut limits = vec![due(self.since, limit.total)];
+        let mut limits = vec![due(self.counts_from, limit.total)];
         limits.extend(self.idle_since.map(|since| due(since, limit.idle)));
         let next = limits.into_iter().flatten().filter(|at| *at > now).fold(now + self.between, Instant::min);
         self.next_look = next.max(now + SHORTEST_BETWEEN);

@@ -297,7 +297,47 @@ fn all_ranks_stopped_are_no_hang() {
     stage.all(|view| (view.state, view.answered) = (State::Sleeping, true));
     stage.pass(100.0);
     let done = stage.done();
-    assert!(matches!(done[..], [(7200..=7231, "over")] | [(7200..=7231, "over"), (_, "waits")]), "{done:?}");
+    assert!(matches!(done[..], [(7200..=7231, "waits")]), "nobody has made a step: {done:?}");
+    stage.moved();
+    assert_eq!(stage.done(), [(7300, "over")]);
+}
+
+#[test]
+fn a_rank_that_computes_is_not_judged_by_limits_that_nobody_has_learnt() {
+    let mut stage = Stage::new(restart()).still(0.0, None);
+    stage.all(|view| view.class = Some(Class::Busy));
+    stage.pass(20_000.0);
+    assert!(!stage.done().iter().any(|(_, what)| *what == "found"), "it makes no steps, and may compute for hours");
+    let mut stage = Stage::new(restart()).still(2.0, Some(0.2));
+    stage.views[0].class = Some(Class::Busy);
+    stage.pass(20_000.0);
+    let done = stage.done();
+    assert!(done.iter().any(|(_, what)| *what == "found"), "{done:?}");
+    assert!(!done.iter().any(|(_, what)| *what == "restart"), "an evaluation may be longer than all before: {done:?}");
+}
+
+#[test]
+fn a_rank_in_a_debugger_is_no_certain_hang_and_never_restarted() {
+    let mut stage = Stage::new(restart()).still(2.0, Some(0.2));
+    (stage.views[0].state, stage.views[0].answered) = (State::Traced, false);
+    stage.views[0].groups.clear();
+    stage.pass(100.0);
+    assert_eq!(stage.done(), [(0, "waits")]);
+    stage.pass(2000.0);
+    let done = stage.done();
+    assert!(matches!(done[..], [(_, "found")]), "{done:?}");
+}
+
+#[test]
+fn a_script_that_goes_back_makes_steps() {
+    let start = Instant::now();
+    let mut pace = pace::Pace::new(start);
+    let reached = |steps, at| Some(pace::Reached { steps, first_at: start + secs(1.0), at: start + secs(at) });
+    assert_eq!(pace.on_look(reached(50, 10.0), start + secs(10.0)), None);
+    assert_eq!(pace.on_look(reached(1, 12.0), start + secs(12.0)), None);
+    assert_eq!(pace.on_look(reached(5, 13.0), start + secs(13.9)), None);
+    let still = pace.on_look(reached(5, 13.0), start + secs(16.0));
+    assert!(matches!(still, Some(pace::Change::Still(still)) if still.since == start + secs(13.0)), "{still:?}");
 }
 
 #[test]

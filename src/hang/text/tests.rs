@@ -144,9 +144,9 @@ fn a_data_worker_is_named_with_its_line() {
 fn a_debugger_is_named_and_nothing_is_stopped_for_it() {
     let mut typed = finding(Kind::NotEntered, &[0]);
     typed.places[0].call = Some(Call { name: "read".to_owned(), fd: Some(0), ..Call::default() });
-    let all = lines(&typed, &Facts { next: Next::StandardInput, ..facts() });
+    let all = lines(&typed, &Facts { next: Next::Attended, ..facts() });
     assert!(all[1].ends_with("; it reads standard input"), "{all:?}");
-    assert_eq!(all[5], "  nothing is stopped: a rank reads standard input (--hang=restart)");
+    assert_eq!(all[5], "  nothing is stopped: a rank reads standard input or is in a debugger (--hang=restart)");
 }
 
 #[test]

@@ -2,7 +2,7 @@
 //!
 //! [`Judge`] decides; this file gives it the world's nodes and the views of looks, and makes messages and events of what it says.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
@@ -114,20 +114,18 @@ impl Hangs {
     pub fn act(&mut self, run: &Run, looks: &mut Looks, now: Instant) -> Vec<Act> {
         let mut acts = Vec::new();
         let Some((mut judge, options)) = self.judge.take() else { return acts };
+        self.deliver(&mut judge, looks, now);
         judge.on_tick(now);
-        if let Some(look) = self.looking.filter(|_| looks.awaited_until().is_none_or(|until| until <= now)) {
-            self.looking = None;
-            let views: Vec<_> = looks.views().cloned().collect();
-            // Not all nodes report the number of their workers.
-            self.ranks = self.ranks.max(u32::try_from(views.len()).unwrap_or(u32::MAX));
-            judge.on_views(look, views, now);
-        }
-        for effect in judge.take_effects() {
+        let mut effects = VecDeque::from(judge.take_effects());
+        while let Some(effect) = effects.pop_front() {
             match effect {
                 Effect::Look(number) => {
                     let asked = looks.begin(run, now);
                     acts.extend(asked.map(|(look, sessions)| Act::Send(sessions, CoordinatorMessage::Look(look))));
                     self.looking = Some(number);
+                    // The one that is shared may be over already.
+                    self.deliver(&mut judge, looks, now);
+                    effects.extend(judge.take_effects());
                 }
                 Effect::Waits { finding, still } => {
                     let (hang, text) = self.told(&finding, still, None, Next::Report, looks);
@@ -149,6 +147,7 @@ impl Hangs {
                     acts.push(self.news(run, still, Some((*finding, next))));
                 }
                 Effect::Over { still } => {
+                    self.restart = None;
                     let kind = Kind::HangOver { still_ms: millis(still) };
                     if std::mem::take(&mut self.found) {
                         acts.push(event(kind, &None, text::over(still)));
@@ -166,6 +165,18 @@ impl Hangs {
         }
         self.judge = Some((judge, options));
         acts
+    }
+
+    /// Give the judge the views of its look, if that is over.
+    fn deliver(&mut self, judge: &mut Judge, looks: &Looks, now: Instant) {
+        let is_over = looks.awaited_until().is_none_or(|until| until <= now);
+        let Some(look) = self.looking.take_if(|look| is_over || !judge.awaits(*look)) else { return };
+        if judge.awaits(look) {
+            let views: Vec<_> = looks.views().cloned().collect();
+            // Not all nodes report the number of their workers.
+            self.ranks = self.ranks.max(u32::try_from(views.len()).unwrap_or(u32::MAX));
+            judge.on_views(look, views, now);
+        }
     }
 
     /// When to call [`Self::act`] at the latest.

@@ -177,6 +177,22 @@ fn the_workers_are_restarted_after_their_dumps_without_a_restart_of_the_job() {
 }
 
 #[test]
+fn workers_that_go_on_before_their_restart_are_left_alone() {
+    let mut stage = Stage::new(Options { mode: Mode::Restart, ..Options::default() });
+    stage.stopped = vec![1];
+    (1..=2).for_each(|node| stage.still(node, 2));
+    while !stage.log.iter().any(|(_, what)| what.starts_with("found")) {
+        stage.pass(1);
+    }
+    let moved = MovedReport { ago_us: 0, has_stepped: true };
+    stage.say(2, NodeMessage::Pace { round: Round(1), pace: PaceReport::Moved(moved) });
+    stage.pass(10);
+    let log = stage.take();
+    assert!(log.iter().any(|(_, what)| what == "news 1 over"), "{log:?}");
+    assert!(!log.iter().any(|(_, what)| what.starts_with("broken")), "{log:?}");
+}
+
+#[test]
 fn nobody_looks_if_that_is_off_or_a_node_does_not_say_whether_it_makes_steps() {
     let mut stage = Stage::new(Options { mode: Mode::Off, ..Options::default() });
     (1..=2).for_each(|node| stage.still(node, 2));
