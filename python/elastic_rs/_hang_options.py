@@ -1,4 +1,4 @@
-"""Who is told of a hang, and which lines show progress: ``--on-hang``, ``--progress-log``, and their variables.
+"""The command that runs at a hang, and the lines that show progress: ``--on-hang``, ``--progress-log``, variables.
 
 Variables are for PyTorch's launcher, which has no such flags. A flag has precedence.
 """

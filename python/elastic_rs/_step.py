@@ -106,7 +106,7 @@ step = Step()
 
 @contextmanager
 def section(name: str) -> Iterator[None]:
-    """Say that what follows is a part of its own of the training, such as an evaluation.
+    """Mark a part of the training that takes longer than a step, such as an evaluation.
 
     A training that makes no step for much longer than usual hangs. A section has limits of its own, which are learnt
     from its earlier runs. Sections may contain others: the innermost counts. Where no agent of elastic_rs has started

@@ -21,6 +21,7 @@ use crate::hang::look::Look;
 use crate::hang::look::driver::{Child, Seen, seen, within};
 use crate::hang::view::{self, DataWorker, Gil, Life, State, View};
 use crate::processes::state_of;
+use crate::threads;
 use crate::wire::text::cut;
 
 /// Time for a look at one worker. As a rule it takes a millisecond.
@@ -190,7 +191,7 @@ fn frames_of(thread: &Thread) -> Vec<view::Frame> {
 ///
 /// # Errors
 /// The file cannot be written.
-pub(super) fn dump(pid: u32, why: &str, folder: &Path) -> io::Result<PathBuf> {
+fn dump(pid: u32, why: &str, folder: &Path) -> io::Result<PathBuf> {
     let mut text = format!("{why}\n");
     match Process::open(pid).and_then(|process| seen(&process, None)) {
         Ok(Seen { look, stacks, children }) => {
@@ -210,6 +211,19 @@ pub(super) fn dump(pid: u32, why: &str, folder: &Path) -> io::Result<PathBuf> {
     let (path, mut file) = new_file(folder)?;
     file.write_all(cut(text, DUMP_BYTES).as_bytes())?;
     Ok(path)
+}
+
+/// Do that on a thread, and tell what came of it and the folder: a dead file system may hold the logs, or a file of the worker.
+///
+/// # Errors
+/// There is no thread.
+pub(super) fn dump_aside(
+    pid: u32,
+    why: String,
+    folder: PathBuf,
+    then: impl FnOnce(io::Result<PathBuf>, &Path) + Send + 'static,
+) -> io::Result<()> {
+    threads::spawn("dump".to_owned(), move || then(dump(pid, &why, &folder), &folder)).map(drop)
 }
 
 /// A file that did not exist: what a link of this name leads to stays as it is.

@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use crate::events::record::Phase;
+use crate::wire::time::micros;
 
 /// Measures from the order to stop, or from the first join, until the workers run again.
 #[derive(Clone, Copy, Debug, Default)]
@@ -59,12 +60,11 @@ impl Stopwatch {
     /// All workers were started: what each part has taken. The next recovery begins.
     pub fn started(&mut self, now: Instant) -> Phase {
         let Self { detect, stop, rendezvous, placement_at, .. } = std::mem::take(self);
-        let us = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
         Phase {
-            detect_us: detect.map(us),
-            stop_us: stop.map(us),
-            rendezvous_us: rendezvous.map(us),
-            start_us: placement_at.map(|since| us(now.saturating_duration_since(since))),
+            detect_us: detect.map(micros),
+            stop_us: stop.map(micros),
+            rendezvous_us: rendezvous.map(micros),
+            start_us: placement_at.map(|since| micros(now.saturating_duration_since(since))),
             ..Phase::default()
         }
     }

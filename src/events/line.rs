@@ -7,6 +7,7 @@ use serde::Serialize;
 
 use super::journal::id;
 use super::record::{Kind, Record};
+use crate::wire::time::micros;
 
 /// The version of the schema. Grows when a meaning changes; fields and types are added without.
 const VERSION: u32 = 1;
@@ -69,7 +70,7 @@ pub fn line_with(
         restart: record.restart,
         kind: &record.kind,
         node: record.node.as_deref(),
-        mono_us: u64::try_from(since.as_micros()).unwrap_or(u64::MAX),
+        mono_us: micros(since),
         wall: humantime::format_rfc3339_millis(wall).to_string(),
         text: record.text.as_deref(),
     };

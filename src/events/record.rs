@@ -162,7 +162,7 @@ pub enum Kind {
         /// The host.
         host: String,
     },
-    /// The training makes no step, and a look shows who is waited for.
+    /// The training makes no step; a look shows for which ranks the others wait.
     #[serde(rename = "hang.waits")]
     HangWaits(Box<Hang>),
     /// The training hangs.

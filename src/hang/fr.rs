@@ -26,25 +26,6 @@ pub const ENTRIES_LIMIT: usize = 4096;
 pub struct Recorded<'a> {
     #[serde(borrow, default)]
     entries: Entries<'a>,
-    #[serde(borrow, default)]
-    pg_status: BTreeMap<Cow<'a, str>, Status<'a>>,
-}
-
-/// How many collectives a group has begun and ended.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Head {
-    /// Number of the last collective that was begun.
-    pub begun: u64,
-    /// Number of the last collective that has ended.
-    pub ended: u64,
-}
-
-#[derive(Debug, Default, Deserialize)]
-struct Status<'a> {
-    #[serde(borrow, default)]
-    last_enqueued_collective: Cow<'a, str>,
-    #[serde(borrow, default)]
-    last_completed_collective: Cow<'a, str>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -90,29 +71,15 @@ impl<'a> Recorded<'a> {
     /// backend of a group counts for itself.
     pub fn join(recorders: Vec<Self>) -> Self {
         let (mut all, several) = (Self::default(), recorders.len() > 1);
-        for Self { mut entries, pg_status } in recorders {
+        for Self { mut entries } in recorders {
             let known: BTreeSet<_> = all.entries.0.iter().map(|raw| raw.process_group.0.clone()).collect();
             entries.0.retain(|raw| !known.contains(&raw.process_group.0));
             all.entries.0.extend(entries.0);
-            for (id, status) in pg_status {
-                all.pg_status.entry(id).or_insert(status);
-            }
         }
         if several {
             all.entries.0.make_contiguous().sort_by_key(|raw| raw.time_created_ns);
         }
         all
-    }
-
-    /// How many collectives each group has begun and ended, by torch's number of the group in this process.
-    pub fn heads(&self) -> BTreeMap<u64, Head> {
-        let number = |text: &str| text.parse().unwrap_or_default();
-        let head = |status: &Status<'_>| Head {
-            begun: number(&status.last_enqueued_collective),
-            ended: number(&status.last_completed_collective),
-        };
-        let heads = self.pg_status.iter().filter_map(|(id, status)| Some((id.parse().ok()?, head(status))));
-        heads.take(GROUPS_LIMIT).collect()
     }
 
     /// Fill a view's groups with what is recorded. `members`: those of each group, by its name. Groups beyond [`GROUPS_LIMIT`] are left

@@ -182,11 +182,6 @@ impl Judge {
         late.and_then(|standing| Some((standing.finding()?, standing.since)))
     }
 
-    /// The limits, as they have been learnt.
-    pub fn limits(&self) -> &Limits {
-        &self.limits
-    }
-
     /// How many restarts hangs have cost.
     pub fn restarts(&self) -> u32 {
         self.restarts

@@ -13,7 +13,6 @@ use crate::hang::finding::{Finding, Kind};
 use crate::hang::text;
 use crate::rendezvous::messages::hang::{Found, HangChange, HangNews};
 use crate::rendezvous::node::session::Session;
-use crate::threads;
 
 /// What the coordinator says, as far as this agent has acted on it.
 #[derive(Debug)]
@@ -95,9 +94,8 @@ impl Runner {
                 "the training had stood still for {:.1} s when this was written about rank {rank}",
                 still.as_secs_f64()
             );
-            // All that may hang is done there: a dead file system holds the logs, or a file of the worker.
-            let dumped = threads::spawn("dump".to_owned(), move || {
-                if let Err(error) = look::dump(pid, &why, &folder) {
+            let dumped = look::dump_aside(pid, why, folder, move |dumped, folder| {
+                if let Err(error) = dumped {
                     tracing::warn!(
                         "{prefix}where the worker with rank {rank} (pid {pid}) stands cannot be written into `{}`: {error}",
                         folder.display()

@@ -18,7 +18,6 @@ use crate::hang::view::{Life, View};
 use crate::rendezvous::messages::look::ROUND_CHANGES;
 use crate::rendezvous::messages::message::Look;
 use crate::rendezvous::node::session::Session;
-use crate::threads;
 use crate::workers::DUMP_BEFORE_KILL;
 
 /// The looks that others ask for.
@@ -136,8 +135,7 @@ impl Runner {
         let why = format!(
             "rank {rank} was asked to end and had not when this was written: it is killed {left_s:.1} s later if it lives then"
         );
-        // All that may hang is done there: a dead file system holds the logs, or a file of the worker.
-        let dumped = threads::spawn("dump".to_owned(), move || match look::dump(pid, &why, &folder) {
+        let dumped = look::dump_aside(pid, why, folder, move |dumped, folder| match dumped {
             Ok(path) => tracing::warn!(
                 "{prefix}the worker with rank {rank} (pid {pid}) has not ended yet, and is killed in {left_s:.1} s if it does not; where it \
                  stands is in {}",

@@ -14,6 +14,7 @@ use crate::rendezvous::node::session::Session;
 use crate::steps::STEPS;
 use crate::steps::board::Board;
 use crate::steps::slot::{Reached, Stepped};
+use crate::wire::time::micros;
 use crate::workers::ProgressLog;
 
 /// What this node's workers report, and what of it was sent to the coordinator.
@@ -240,8 +241,4 @@ impl Runner {
         self.report_pace(Instant::now());
         self.log_recovery(None); // workers that make steps have imported all that they need
     }
-}
-
-fn micros(time: Duration) -> u64 {
-    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
 }

@@ -96,9 +96,9 @@ struct Pending {
     is: bool,
     /// The worker has the GIL.
     has_gil: bool,
-    /// Who waits for the GIL.
+    /// Told once the worker has the GIL.
     until_gil: Option<oneshot::Sender<()>>,
-    /// Who waits for the answer.
+    /// Gets the answer.
     asker: Option<oneshot::Sender<Vec<u8>>>,
 }
 
@@ -292,7 +292,7 @@ async fn serve(stream: &mut UnixStream, question: &Question) -> Result<(), Strin
         let _ = until_gil.map(|until_gil| until_gil.send(()));
         let Some(answer) = read_answer(&mut reader).await? else { return Ok(()) };
         let asker = std::mem::take(&mut *question.state.lock()).asker;
-        // Who has asked may not wait any more.
+        // The asker may have stopped waiting.
         let _ = asker.map(|asker| asker.send(answer));
     }
 }

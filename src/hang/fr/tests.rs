@@ -96,15 +96,6 @@ fn long_shapes_that_differ_at_their_end_stay_different() {
 }
 
 #[test]
-fn heads_say_how_many_were_begun_and_ended() {
-    let dump =
-        br#"{"version":"2.10","pg_status":{"0":{"last_completed_collective":"18","last_enqueued_collective":"19",
-        "last_started_collective":"-1"},"x":{}}}"#;
-    let heads = Recorded::parse(dump).unwrap().heads();
-    assert_eq!(heads, BTreeMap::from([(0, Head { begun: 19, ended: 18 })]));
-}
-
-#[test]
 fn bounds_hold_for_any_number_of_entries_groups_and_signatures() {
     let many: Vec<_> = (0..5000_u64)
         .map(|at| entry(&format!("{}", at % 100), 0, at, "all_reduce", json!([[at]]), at % 3 == 0))

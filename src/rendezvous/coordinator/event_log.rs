@@ -20,6 +20,7 @@ use crate::events::tally::Tally;
 use crate::hosts::{UnusedHost, UnusedHosts};
 use crate::rendezvous::messages::message::{Observe, Observed};
 use crate::rendezvous::run::{Activity, Run, RunState};
+use crate::wire::time::micros;
 
 /// Bytes of an answer: a frame has room for more, and for one event that is longer.
 const ANSWER_BYTES: usize = 32 * 1024;
@@ -336,7 +337,7 @@ impl EventLog {
 
     fn state_of(&self, run_id: &str, machine: &Machine) -> Option<String> {
         let now = Instant::now();
-        let mono_us = u64::try_from(now.saturating_duration_since(self.began).as_micros()).unwrap_or(u64::MAX);
+        let mono_us = micros(now.saturating_duration_since(self.began));
         let run = machine.run(run_id)?;
         let unused = run.unused_hosts(now).and(self.hosts_of_driver(run_id).unwrap_or_default());
         let (unused_hosts, unused_hosts_more) = (unused.shown(now), unused.more());

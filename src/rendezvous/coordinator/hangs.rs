@@ -15,6 +15,7 @@ use crate::hang::text::{self, Next};
 use crate::rendezvous::messages::hang::{Found, HangChange, HangNews, MovedReport, PaceReport, StillReport};
 use crate::rendezvous::messages::message::{CoordinatorMessage, NodeId, Round};
 use crate::rendezvous::run::{Event, Run, SessionId, Standing};
+use crate::wire::time::{micros, millis};
 
 /// From the report of a hang until its workers are restarted: their agents write down where they stand.
 const DUMPS: Duration = Duration::from_secs(1);
@@ -128,21 +129,21 @@ impl Hangs {
                     effects.extend(judge.take_effects());
                 }
                 Effect::Waits { finding, still } => {
-                    let (hang, text) = self.told(&finding, still, None, Next::Report, looks);
+                    let (hang, text) = self.describe(&finding, still, None, Next::Report, looks);
                     acts.push(event(Kind::HangWaits(Box::new(hang)), &self.node, text));
                 }
                 Effect::Suspended => {
                     if let Some((finding, since)) = judge.finding() {
                         let still = now.saturating_duration_since(since);
                         let finding = finding.clone();
-                        let (hang, text) = self.told(&finding, still, None, Next::Report, looks);
+                        let (hang, text) = self.describe(&finding, still, None, Next::Report, looks);
                         acts.push(event(Kind::HangWaits(Box::new(hang)), &None, text));
                         acts.push(self.news(run, still, Some((finding, Next::Report))));
                     }
                 }
                 Effect::Found { finding, still, limit, next } => {
                     self.found = true;
-                    let (hang, text) = self.told(&finding, still, limit, next, looks);
+                    let (hang, text) = self.describe(&finding, still, limit, next, looks);
                     acts.push(event(Kind::HangFound(Box::new(hang)), &self.node, text));
                     acts.push(self.news(run, still, Some((*finding, next))));
                 }
@@ -210,7 +211,7 @@ impl Hangs {
     }
 
     /// A finding as an event, and its sentence.
-    fn told(
+    fn describe(
         &mut self,
         finding: &Finding,
         still: Duration,
@@ -268,17 +269,13 @@ impl Hangs {
         let sessions =
             roster.of(roster.active()).filter(|(_, node)| node.reports_steps).filter_map(|(_, node)| node.session);
         let round = self.round.unwrap_or(run.round());
-        let still_us = u64::try_from(still.as_micros()).unwrap_or(u64::MAX);
+        let still_us = micros(still);
         Act::Send(sessions.collect(), CoordinatorMessage::Hang(HangNews { round, still_us, change }))
     }
 }
 
 fn event(kind: Kind, node: &Option<String>, text: String) -> Act {
     Act::Apply(Event::Seen { kind, node: node.clone(), text })
-}
-
-fn millis(time: Duration) -> u64 {
-    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]

@@ -7,6 +7,7 @@ use crate::events::journal::{Entry, REPLAYED, origin};
 use crate::events::record::{Exit, Kind, LONGEST_US, Phase};
 use crate::steps::slot::LARGEST_STEP;
 use crate::wire::text::{NAME_LIMIT_BYTES, cut, plain};
+use crate::wire::time::micros;
 
 /// Most bytes of texts in one [`Replay`], and most that are taken of it.
 const TEXTS_BYTES: usize = 24 * 1024;
@@ -120,7 +121,7 @@ impl ReplayedEvent {
             cause: entry.causes.first().and_then(own),
             round: record.round,
             restart: record.restart,
-            ago_us: u64::try_from(ago.as_micros()).unwrap_or(u64::MAX),
+            ago_us: micros(ago),
             node: record.node.clone(),
             text: record.text.clone(),
             what,

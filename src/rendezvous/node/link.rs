@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use crate::events::record::LONGEST_US;
 use crate::rendezvous::messages::message::NodeMessage;
+use crate::wire::time::micros;
 
 /// Number of connections that end without an answer, in a row, after which the node probes which protocol the server speaks.
 const PROBE_EVERY: u32 = 3;
@@ -246,7 +247,7 @@ impl RoundTrips {
         self.heartbeats += 1;
         let last = self.last.filter(|_| reports && self.heartbeats >= ROUND_TRIP_EVERY)?;
         self.heartbeats = 0;
-        Some(u64::try_from(last.as_micros()).unwrap_or(u64::MAX).min(LONGEST_US))
+        Some(micros(last).min(LONGEST_US))
     }
 }
 

@@ -1,10 +1,11 @@
 //! What a node records of the rendezvous: rounds, causes and its connection, as it has learned of them. Part of [`super`].
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use crate::events::journal::{Entry, Journal, Reference};
 use crate::events::record::{Ending, Kind, Number, Phase, Record};
 use crate::rendezvous::messages::message::{Failure, NodeId, NodeMessage, Placement, Replay, Round, Verdict};
+use crate::wire::time::millis;
 
 /// The events of one node.
 #[derive(Clone, Debug)]
@@ -143,10 +144,6 @@ impl Records {
     fn record(&mut self, kind: Kind, cause: Option<Number>, text: Option<String>) -> Number {
         self.journal.record(kind, Some(&self.name), cause, text)
     }
-}
-
-fn millis(time: Duration) -> u64 {
-    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// The node's name in a coordinator's label, which is `ADDRESS (NAME)`.

@@ -71,6 +71,7 @@ use crate::hosts::UnusedHosts;
 use crate::rendezvous::messages::bounds::tidy_verdict;
 use crate::rendezvous::messages::message::{CoordinatorMessage, Join, NodeId, NodeMessage, Placed, Round, Verdict};
 use crate::rendezvous::messages::settings::Settings;
+use crate::wire::time::millis;
 
 pub(in crate::rendezvous) use durable::{CELL_SESSION, Durable, LARGEST_NUMBER, MY_SESSION, Times};
 pub use event::{CoordinatorInstance, Effect, Ends, Event, Reach, SessionId};
@@ -191,10 +192,9 @@ impl Run {
             Event::Stalled { late } => {
                 self.roster.renew_all_leases(now);
                 self.in_place.extend(now);
-                let late_ms = u64::try_from(late.as_millis()).unwrap_or(u64::MAX);
                 let text =
                     format!("this coordinator was stalled: its timer is {late:.1?} late, every lease is renewed");
-                self.record(Kind::CoordinatorStoodStill { late_ms }, None, None, text);
+                self.record(Kind::CoordinatorStoodStill { late_ms: millis(late) }, None, None, text);
                 return false;
             }
             Event::GiveUp { why } => {
@@ -236,8 +236,7 @@ impl Run {
                 self.end(session, "a node's session is no observer's".to_owned());
                 return false;
             }
-            // The coordinator's: no run decides by them.
-            NodeMessage::View { .. } | NodeMessage::Looked { .. } | NodeMessage::Pace { .. } => return false,
+            NodeMessage::View { .. } | NodeMessage::Looked { .. } | NodeMessage::Pace { .. } => return false, // the coordinator's
             NodeMessage::Fenced => {
                 self.emit(Effect::Tally(Tally::Fenced));
                 return false;
