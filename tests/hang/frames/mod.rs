@@ -184,7 +184,7 @@ fn the_thread_that_holds_the_gil_is_known() {
 }
 
 #[test]
-fn a_process_that_changes_while_it_is_read_shows_its_outermost_frame() {
+fn frames_that_change_while_they_are_read_reach_the_outermost_one_or_say_that_they_do_not() {
     for (number, python) in pythons().into_iter().enumerate() {
         let reads = BUSY_READS[number.min(1)];
         let stands = Stands::new(&python, "stands.py", "busy");
@@ -193,9 +193,13 @@ fn a_process_that_changes_while_it_is_read_shows_its_outermost_frame() {
         for at in 0..reads {
             let stacks = process.stacks(Some(stands.runtime)).unwrap();
             let main = stacks.main().unwrap();
+            // On a loaded machine the process may be suspended between two of its steps for as long as all tries take.
+            if main.cut {
+                cut += 1;
+                continue;
+            }
             let outermost: Vec<_> = functions(main).into_iter().rev().take(3).collect();
             assert_eq!(outermost, ["<module>", "main", "busy"], "{python:?}, read {at}: {main:?}");
-            cut += usize::from(main.cut);
         }
         assert!(cut * 10 < reads, "{python:?}: {cut} of {reads} reads were cut");
     }
