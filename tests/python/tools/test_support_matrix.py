@@ -15,7 +15,10 @@ REPORT = """<testsuites><testsuite>
 
 
 def test_reports_are_counted() -> None:
-    assert support_matrix.counts(REPORT) == {"passed": 1, "failed": ["test_three"], "skipped": 1, "files": 2}
+    once = {"passed": 1, "failed": ["test_three"], "skipped": 1, "again": 0, "files": 2}
+    assert support_matrix.counts(REPORT) == once
+    again = '<testsuites><testcase classname="a" name="test_three"/></testsuites>'
+    assert support_matrix.counts(REPORT, again) == once | {"passed": 2, "failed": [], "again": 1}
 
 
 def test_the_page_has_the_recorded_results() -> None:
@@ -26,15 +29,14 @@ def test_the_page_has_the_recorded_results() -> None:
 def test_a_row_says_what_failed() -> None:
     one = {
         "torch": "2.9.1", "python": "3.12", "machine": "x86_64", "elastic_rs": "0.2.0", "commit": "0123456789ab",
-        "passed": 7, "failed": ["test_three"], "skipped": 2, "files": 3,
+        "passed": 7, "failed": ["test_three"], "skipped": 2, "again": 1, "files": 3,
     }  # fmt: skip
     made = support_matrix.page(
         f"a\n{support_matrix.BEGIN}\nold\n{support_matrix.END}\nz\n", json.loads(json.dumps([one]))
     )
     assert "old" not in made
-    row = (
-        "| 2.9.1 | 3.12 | x86_64 | 7 passed, 1 failed (`test_three`), 2 skipped, from 3 files | 0.2.0 (0123456789ab) |"
-    )
+    outcome = "7 passed, 1 failed (`test_three`), 1 ran twice, 2 skipped, from 3 files"
+    row = f"| 2.9.1 | 3.12 | x86_64 | {outcome} | 0.2.0 (0123456789ab) |"
     assert made.splitlines()[3:7] == [
         "| torch | Python | processor | tests | of elastic_rs |", "|---|---|---|---|---|", row, "",
     ]  # fmt: skip
