@@ -144,6 +144,7 @@ def test_workers_get_the_same_with_other_flags(both: Both, flags: list[str]) -> 
 
 
 def test_logs_have_the_same_layout(both: Both) -> None:
+    older_lacks("--log-line-prefix-template")
     flags = ["--nproc-per-node=3", "--log-dir=LOGS", "-r", "0:1,1:3", "-t", "0:2,2:3", "--local-ranks-filter=0,2"]
     filters = ["--duplicate-stdout-filters=out of 2,,nothing", "--duplicate-stderr-filters=err of 0,err of 2"]
     prefix = "--log-line-prefix-template=<${role_name} $rank/${local_rank} ${hostname} $$ ${other}>"
