@@ -184,6 +184,8 @@ mod tests {
             returncode: -9,
             message: "words".to_owned(),
             counts: true,
+            lived: Duration::from_secs(60),
+            step: None,
         }
     }
 

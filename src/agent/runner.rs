@@ -467,6 +467,8 @@ impl Runner {
             returncode,
             message,
             counts: true,
+            lived: self.training.lived(),
+            step: self.training.step(),
         }
     }
 }

@@ -23,6 +23,11 @@ pub enum WhyUnused {
         /// Within this time.
         window: Duration,
     },
+    /// A program failed there several times in the same way at the same step, and nowhere else.
+    SameFault {
+        /// How, in words.
+        what: String,
+    },
     /// Nodes of it left the running job.
     LeftOften {
         /// How many.
@@ -60,6 +65,7 @@ impl WhyUnused {
     pub fn name(&self) -> &'static str {
         match self {
             Self::FailedFirst { .. } => "failed_first",
+            Self::SameFault { .. } => "same_fault",
             Self::LeftOften { .. } => "left_often",
             Self::AgentsFailed { .. } => "agents_failed",
             Self::Blacklisted => "blacklisted",
@@ -77,6 +83,9 @@ impl WhyUnused {
             Self::FailedFirst { count, window } => format!(
                 "{count} rounds had their first failure there within {window:.0?} (host_failures, host_failures_window)"
             ),
+            Self::SameFault { what } => {
+                format!("the same fault was there again and again, and nowhere else: {what} (restart_window)")
+            }
             Self::LeftOften { count, window } => format!(
                 "nodes there left the running job {count} times within {window:.0?} (rejoin_limit, rejoin_window)"
             ),
@@ -97,7 +106,11 @@ impl WhyUnused {
     /// Whether an observer needs to know it before another one: lower numbers first.
     fn urgency(&self) -> u8 {
         match self {
-            Self::FailedFirst { .. } | Self::LeftOften { .. } | Self::AgentsFailed { .. } | Self::Blacklisted => 0,
+            Self::FailedFirst { .. }
+            | Self::SameFault { .. }
+            | Self::LeftOften { .. }
+            | Self::AgentsFailed { .. }
+            | Self::Blacklisted => 0,
             Self::Retried { .. } | Self::Starting { last: Some(_) } => 1,
             Self::NotListed => 2,
             Self::Leaving | Self::Starting { last: None } => 3,
@@ -134,6 +147,9 @@ impl Unused {
     pub fn advice(&self) -> &'static str {
         match (&self.why, self.until) {
             (WhyUnused::FailedFirst { .. }, _) => "look for a fault of the host, or raise host_failures",
+            (WhyUnused::SameFault { .. }, _) => {
+                "look for a fault of the host; a program's own fault shows on another host next"
+            }
             (WhyUnused::LeftOften { .. }, _) => "check why they exit, or raise rejoin_limit",
             (WhyUnused::AgentsFailed { .. }, None) => {
                 "mend it for the next job; --blacklist-cooldown-range lets hosts in again"

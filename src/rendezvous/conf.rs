@@ -14,7 +14,7 @@ use std::time::Duration;
 pub use allowed::{Allowed, Given, Least, Value};
 pub use scope::{Backend, Scope};
 
-use super::messages::settings::{self, HANG_TIMEOUTS, OnPartition, Settings};
+use super::messages::settings::{self, HANG_TIMEOUTS, OnPartition, RESTART_WINDOWS, Settings};
 use crate::hang::judge as hang;
 use crate::secure::TOKEN_FILE;
 
@@ -162,6 +162,9 @@ keys! {
         Scope::c10d(COUNTED_BY_A_COORDINATOR);
     /// The name of this node's host. It distinguishes hosts behind one address.
     host_name: Option<String> = None, Allowed::Text, Scope::c10d(COUNTED_BY_A_COORDINATOR);
+    /// Within which time a job has `--max-restarts` restarts, which are then judged by what they bring. Not given: it has as many in all.
+    restart_window: Option<Duration> = None, Allowed::seconds(Least::Is(*RESTART_WINDOWS.start()), *RESTART_WINDOWS.end()),
+        Scope::c10d(COUNTED_BY_A_COORDINATOR);
     /// How often the world may change after its first round, by restarts and changes of membership together. After that the job
     /// ends with an error. Not given: as often as it has to. A job that may not change any
     /// more takes no newcomers: they wait as spares.

@@ -76,6 +76,8 @@ pub fn killed(local_rank: u32) -> Failure {
         returncode: -9,
         message: String::new(),
         counts: true,
+        lived: Duration::from_secs(60),
+        step: None,
     }
 }
 

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use crate::commands::{self, SIGTERM, does, killed, new_agent, placement, policy, stop};
 use elastic_rs::agent::machine::MESSAGE_LIMIT;
 use elastic_rs::agent::{AgentMachine, Budget, Command, Outcome, Policy};
-use elastic_rs::rendezvous::messages::message::{Failure, Round, Survival, Verdict};
+use elastic_rs::rendezvous::messages::message::{EndClass, Failure, Round, Survival, Verdict};
 
 fn failure_with(message: &str, local_rank: u32) -> Failure {
     Failure { message: message.into(), ..killed(local_rank) }
@@ -111,6 +111,7 @@ fn no_failure_is_reported_if_the_round_ends_before_the_words_are_known() {
         by: "node1".into(),
         cause: "theirs".into(),
         failure: Some(Box::new(failure_with("theirs", 2))),
+        class: EndClass::Program,
     };
     let ends: [&dyn Fn(&mut AgentMachine); 4] = [
         &|agent| agent.on_interrupted(Round(1), "a node left", Instant::now()),
@@ -139,8 +140,12 @@ fn an_end_for_this_nodes_failure_waits_for_the_words_and_has_them() {
     agent.on_failure_message(1, String::new(), false);
     let closed = Failure { node: "node0".into(), ..killed(1) };
     let reason = closed.to_string();
-    let verdict =
-        Verdict::Failed { by: "node0".into(), cause: reason.clone(), failure: Some(Box::new(closed.clone())) };
+    let verdict = Verdict::Failed {
+        by: "node0".into(),
+        cause: reason.clone(),
+        failure: Some(Box::new(closed.clone())),
+        class: EndClass::Program,
+    };
     assert_eq!(does(&mut agent), [Command::Close(verdict.clone())]);
     agent.on_closed(verdict);
     agent.on_stopped();
@@ -165,7 +170,12 @@ fn an_end_for_another_nodes_failure_waits_for_no_words() {
     let theirs = Failure { pid: 5, global_rank: 0, ..failure_with("theirs", 0) };
     let reason = "no restart is left".to_owned();
     let cause = Some(Box::new(theirs));
-    agent.on_closed(Verdict::Failed { by: "node1".into(), cause: reason.clone(), failure: cause.clone() });
+    agent.on_closed(Verdict::Failed {
+        by: "node1".into(),
+        cause: reason.clone(),
+        failure: cause.clone(),
+        class: EndClass::Program,
+    });
     assert_eq!(does(&mut agent), [Command::End(Box::new(Outcome::Failed { cause, reason }))]);
 }
 

@@ -8,7 +8,7 @@ use elastic_rs::agent::machine::{LEAVE_LIMIT, PARK_LIMIT, RAISE_LIMIT};
 use elastic_rs::agent::{AgentMachine, Budget, Command, Outcome, Policy};
 use elastic_rs::channel::message::{HeldState, ToWorker};
 use elastic_rs::rendezvous::messages::message::{
-    Failure, Generation, NEVER, Placement, Resume, Round, STILL_ALIVE, Survival, Verdict, WorldChange,
+    EndClass, Failure, Generation, NEVER, Placement, Resume, Round, STILL_ALIVE, Survival, Verdict, WorldChange,
 };
 use elastic_rs::rendezvous::node::{JoinError, View};
 
@@ -731,7 +731,7 @@ fn a_node_leaves_without_a_check_if_there_is_none_in_time_or_no_reason_to_wait()
     agent.on_worker_exited_badly(killed(0), now);
     leaves(&mut agent, "a failure here");
     let mut agent = leaving(now);
-    agent.on_closed(Verdict::Failed { by: "node1".into(), cause: "x".into(), failure: None });
+    agent.on_closed(Verdict::Failed { by: "node1".into(), cause: "x".into(), failure: None, class: EndClass::Program });
     leaves(&mut agent, "the job has failed");
     let mut agent = running(&[0]);
     agent.on_signal(SIGTERM, now);
@@ -749,7 +749,7 @@ fn a_node_leaves_without_a_check_if_there_is_none_in_time_or_no_reason_to_wait()
 #[test]
 fn parked_workers_are_stopped_before_the_agent_ends() {
     let closed = JoinError::Closed {
-        verdict: Verdict::Failed { by: "node1".into(), cause: "x".into(), failure: None },
+        verdict: Verdict::Failed { by: "node1".into(), cause: "x".into(), failure: None, class: EndClass::Program },
         spare: false,
     };
     let mut agent = joining();

@@ -5,7 +5,7 @@ use std::time::Instant;
 use elastic_rs::agent::machine::{PARK_LIMIT, REPLACE_LIMIT};
 use elastic_rs::agent::{AgentMachine, Command, Policy};
 use elastic_rs::channel::message::ToWorker;
-use elastic_rs::rendezvous::messages::message::{Failure, Generation, Placement, Resume, Round, Verdict};
+use elastic_rs::rendezvous::messages::message::{EndClass, Failure, Generation, Placement, Resume, Round, Verdict};
 
 use crate::commands::{self, SIGTERM, does, killed, stop};
 
@@ -301,7 +301,12 @@ fn it_is_stopped_if_the_others_are_restarted_or_the_job_ends() {
     agent.on_placed(restart, now);
     assert_eq!(does(&mut agent), [stop(SIGTERM)]);
 
-    let failed = || Verdict::Failed { by: "node1".into(), cause: "no restarts left".into(), failure: None };
+    let failed = || Verdict::Failed {
+        by: "node1".into(),
+        cause: "no restarts left".into(),
+        failure: None,
+        class: EndClass::Program,
+    };
     let mut agent = replacing(now);
     agent.on_closed(failed());
     assert_eq!(does(&mut agent), [stop(SIGTERM)], "before it runs");

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use elastic_rs::launcher::node::Node;
 use elastic_rs::rendezvous::etcd::driver;
-use elastic_rs::rendezvous::messages::message::{self, Verdict};
+use elastic_rs::rendezvous::messages::message::{self, EndClass, Verdict};
 use elastic_rs::rendezvous::node::{self, session};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -271,7 +271,7 @@ impl Session {
         let limit = limit("close_timeout", timeout_s)?;
         let (session, by) = (self.node.session(), self.node.label());
         let verdict = match cause {
-            Some(cause) => Verdict::Failed { by, cause, failure: None },
+            Some(cause) => Verdict::Failed { by, cause, failure: None, class: EndClass::Program },
             None => Verdict::Succeeded { by },
         };
         match limit {

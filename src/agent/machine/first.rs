@@ -21,7 +21,7 @@ use super::{AgentMachine, Next, Phase, SIGTERM, SURVIVING, TOO_LATE};
 use crate::agent::command::Command;
 use crate::agent::policy::{Budget, Outcome};
 use crate::rendezvous::messages::bounds::tidy_failure;
-use crate::rendezvous::messages::message::{Failure, Verdict};
+use crate::rendezvous::messages::message::{EndClass, Failure, Verdict};
 
 /// How long a report, and this node's end, wait at most for the words of a failed worker. Files that hang are given up sooner.
 pub const MESSAGE_LIMIT: Duration = Duration::from_secs(1);
@@ -188,6 +188,7 @@ impl AgentMachine {
             by: self.name.clone(),
             cause: cause.clone(),
             failure: failure.clone(),
+            class: EndClass::Program,
         }));
         self.end_after_stop(Outcome::Failed { cause: failure, reason: cause });
     }

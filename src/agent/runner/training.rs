@@ -74,11 +74,11 @@ impl Training {
     /// A place is there. The workers of the round before have ended, or have left their world.
     pub(super) fn begin(&mut self, round: Round) {
         (self.line_ns, self.has_line) = (self.last_line_ns(), false);
+        (self.round, self.started_ns, self.reported) = (round, None, false);
+        (self.pace, self.still) = (None, None);
         let Some(board) = &mut self.board else { return };
         // A round without a step leaves what is known of an earlier one.
         self.before = board.reached().or(self.before);
-        (self.round, self.started_ns, self.reported) = (round, None, false);
-        (self.pace, self.still) = (None, None);
         if let Err(error) = board.begin(round.0) {
             tracing::warn!("the steps of workers are not measured any more: {error}");
             self.board = None;
@@ -91,6 +91,16 @@ impl Training {
         if self.pace.is_none() && self.judges && self.board.is_some() {
             self.pace = Some(Pace::new(Instant::now()));
         }
+    }
+
+    /// How long the workers of the round have run. Zero if not all of them were started.
+    pub(super) fn lived(&self) -> Duration {
+        self.started_ns.map_or(Duration::ZERO, |since| Duration::from_nanos(monotonic_ns().saturating_sub(since)))
+    }
+
+    /// The last step in this round of the worker that is furthest, if it says where it is.
+    pub(super) fn step(&self) -> Option<u64> {
+        self.board.as_ref()?.reached()?.step
     }
 
     /// Where the output of workers is looked at for progress.

@@ -15,7 +15,7 @@ use crate::agent::Outcome;
 use crate::agent::runner::{Programs, Runner, START_PATIENCE, Step};
 use crate::clock::until;
 use crate::launcher::node::Node;
-use crate::rendezvous::messages::message::{JoinWorkers, Placement, Verdict};
+use crate::rendezvous::messages::message::{EndClass, JoinWorkers, Placement, Verdict};
 use crate::signals::{Received, Receiver};
 use crate::threads;
 use crate::warm::Template;
@@ -231,7 +231,8 @@ impl Launch {
                 (Some(Verdict::Succeeded { by }), "the job is over".to_owned(), None)
             }
             Outcome::Failed { cause, reason } => {
-                let verdict = Verdict::Failed { by, cause: reason.clone(), failure: cause.clone() };
+                let verdict =
+                    Verdict::Failed { by, cause: reason.clone(), failure: cause.clone(), class: EndClass::Program };
                 (Some(verdict), "its workers failed".to_owned(), None)
             }
             // The others go on.

@@ -162,7 +162,8 @@ impl Hangs {
             }
         }
         if let Some((_, why)) = self.restart.take_if(|(at, _)| *at <= now) {
-            acts.push(Act::Apply(Event::Hung { why }));
+            let step = self.reports.values().filter_map(|report| report.step).max();
+            acts.push(Act::Apply(Event::Hung { why, step }));
         }
         self.judge = Some((judge, options));
         acts

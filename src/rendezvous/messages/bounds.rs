@@ -2,8 +2,8 @@
 //! that could forge log lines.
 
 use super::message::{
-    ADDED, CoordinatorMessage, Failure, Hello, Join, JoinWorkers, Placed, Placement, REMOVED, Resume, Running,
-    SURVIVORS_LIMIT, Verdict, Waits, WorkerRanks, WorldChange,
+    ADDED, CoordinatorMessage, Failure, Hello, Join, JoinWorkers, LARGEST_STEP, Placed, Placement, REMOVED, Resume,
+    Running, SURVIVORS_LIMIT, Verdict, Waits, WorkerRanks, WorldChange,
 };
 use super::settings::Settings;
 use crate::wire::text::{
@@ -44,7 +44,8 @@ impl Placed {
             ));
         }
         match settings.max_restarts {
-            Some(limit) if restart > limit => {
+            // A sliding budget is filled up again.
+            Some(limit) if restart > limit && settings.rules.restart_window.is_none() => {
                 Err(format!("the restart number is `{restart}`, must be at most max_restarts (`{limit}`)"))
             }
             _ => Ok(()),
@@ -224,6 +225,7 @@ pub fn tidy_failure(failure: &Failure, node: String) -> Failure {
         role: short(&failure.role),
         exit: short(&failure.exit),
         message: tidy_lines(&failure.message),
+        step: failure.step.map(|step| step.min(LARGEST_STEP)),
         ..failure.clone()
     }
 }
@@ -232,7 +234,8 @@ pub fn tidy_failure(failure: &Failure, node: String) -> Failure {
 pub fn tidy_verdict(verdict: &Verdict) -> Verdict {
     match verdict {
         Verdict::Succeeded { by } => Verdict::Succeeded { by: tidy(by) },
-        Verdict::Failed { by, cause, failure } => Verdict::Failed {
+        Verdict::Failed { by, cause, failure, class } => Verdict::Failed {
+            class: *class,
             by: tidy(by),
             cause: tidy(cause),
             failure: failure.as_ref().map(|failure| Box::new(tidy_failure(failure, tidy(&failure.node)))),

@@ -1,6 +1,7 @@
 //! How a worker failed, and how a job ended.
 
 use std::fmt;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
@@ -30,6 +31,11 @@ pub struct Failure {
     pub message: String,
     /// Whether a restart after it counts against the job's budget.
     pub counts: bool,
+    /// How long the node's workers had run in their world. Zero if not all of them had been started.
+    pub lived: Duration,
+    /// The last step in that world of the node's worker that was furthest, up to [`LARGEST_STEP`](super::message::LARGEST_STEP), if the
+    /// training script says where it is.
+    pub step: Option<u64>,
 }
 
 /// The returncode of a worker that has left its world on purpose, and lives. Its `exit` is the type of the exception that it has raised.
@@ -49,6 +55,8 @@ impl Failure {
             returncode: 3,
             message: String::new(),
             counts: true,
+            lived: Duration::from_secs(60),
+            step: None,
         }
     }
 
@@ -89,6 +97,19 @@ impl fmt::Display for Failure {
     }
 }
 
+/// Whose fault it was that a job failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum EndClass {
+    /// The program's: it would fail again.
+    Program,
+    /// A machine's, or the network's.
+    Machine,
+    /// The machine was taken back.
+    Preempted,
+    /// The job was restarted in vain.
+    NoProgress,
+}
+
 /// How a job ended.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Verdict {
@@ -105,6 +126,8 @@ pub enum Verdict {
         cause: String,
         /// The failure, if a node reported it.
         failure: Option<Box<Failure>>,
+        /// Whose fault it was.
+        class: EndClass,
     },
     /// The workers of all live members succeeded.
     AllDone {

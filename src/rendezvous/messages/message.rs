@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-pub use super::ending::{Failure, STILL_ALIVE, Verdict};
+pub use super::ending::{EndClass, Failure, STILL_ALIVE, Verdict};
 use super::hang::{HangNews, PaceReport};
 pub use super::ids::{NodeId, Round};
 pub use super::look::{AskLook, Look, LookAnswer};

@@ -120,6 +120,12 @@ impl Settings {
             let given = self.rejoin_limit;
             return Err(format!("rejoin_limit is `{given}`, must be from 0 to {LARGEST_REJOIN_LIMIT}"));
         }
+        if self.rules.restart_window.is_some() && !self.max_restarts.is_some_and(|most| RESTARTS_WITHIN.contains(&most))
+        {
+            let given = self.max_restarts.map_or_else(|| "counted by each node".to_owned(), |most| format!("`{most}`"));
+            let most = RESTARTS_WITHIN.end();
+            return Err(format!("max_restarts is {given}, must be from 1 to {most} with restart_window"));
+        }
         self.rules.validate()
     }
 }
@@ -145,6 +151,11 @@ pub(in crate::rendezvous) const LAST_LOOK: Duration = Duration::from_millis(250)
 /// Allowed values of `hang_timeout`.
 pub const HANG_TIMEOUTS: RangeInclusive<Duration> = Duration::from_secs(1)..=LONGEST_WAIT;
 
+/// Allowed values of `restart_window`.
+pub const RESTART_WINDOWS: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(30 * 24 * 3600);
+/// Restarts within `restart_window` are remembered one by one.
+const RESTARTS_WITHIN: RangeInclusive<u32> = 1..=1_000;
+
 /// The default of `host_failures_window`.
 pub const HOST_FAILURES_WINDOW: Duration = Duration::from_secs(3600);
 /// First failures are remembered one by one.
@@ -163,6 +174,9 @@ pub struct Rules {
     pub host_failures_window: Duration,
     /// How long a host is out. `None`: for the job.
     pub cooldown: Option<Cooldown>,
+    /// The time within which there are `max_restarts` restarts, which are then judged by what they bring
+    /// ([`crate::rendezvous::run`], `budget`). `None`: as many in all.
+    pub restart_window: Option<Duration>,
     /// How often the world may change after its first round, by restarts and changes of membership together. `None`: as often as it has
     /// to.
     pub reset_limit: Option<u32>,
@@ -179,6 +193,7 @@ impl Default for Rules {
             host_failures: 0,
             host_failures_window: HOST_FAILURES_WINDOW,
             cooldown: None,
+            restart_window: None,
             reset_limit: None,
             store_tunnel: false,
             hang: judge::Options::default(),
@@ -230,6 +245,10 @@ impl Rules {
         if self.host_failures_window > LONGEST_WAIT {
             let given = self.host_failures_window;
             return Err(format!("host_failures_window is `{given:?}`, must be at most {LONGEST_WAIT:?}"));
+        }
+        if let Some(window) = self.restart_window.filter(|window| !RESTART_WINDOWS.contains(window)) {
+            let (least, most) = (RESTART_WINDOWS.start(), RESTART_WINDOWS.end());
+            return Err(format!("restart_window is `{window:?}`, must be from {least:?} to {most:?}"));
         }
         if let Some(timeout) = self.hang.timeout.filter(|timeout| !HANG_TIMEOUTS.contains(timeout)) {
             let (least, most) = (HANG_TIMEOUTS.start(), HANG_TIMEOUTS.end());

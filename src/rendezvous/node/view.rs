@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use crate::rendezvous::messages::hang::HangNews;
-use crate::rendezvous::messages::message::{Failure, Look, NodeMessage, Round, Verdict, WorldChange};
+use crate::rendezvous::messages::message::{EndClass, Failure, Look, NodeMessage, Round, Verdict, WorldChange};
 use crate::wire::text::{DEFAULT_RUN_ID, duration_text};
 
 /// A command to the driver.
@@ -199,7 +199,12 @@ mod tests {
         let done = closed(Verdict::AllDone { round: Round(4), nodes: 2 });
         assert_eq!((done.round(), done.rank()), (Some(Round(4)), None));
         let failure = Box::new(Failure { global_rank: 3, ..Failure::example("node1") });
-        let verdict = Verdict::Failed { by: "node0".into(), cause: "exit code 3".into(), failure: Some(failure) };
+        let verdict = Verdict::Failed {
+            by: "node0".into(),
+            cause: "exit code 3".into(),
+            failure: Some(failure),
+            class: EndClass::Program,
+        };
         let over = JoinError::Over { run_id: "job".into(), verdict: verdict.clone(), ago: None, memory: "" };
         for error in [closed(verdict), over] {
             assert_eq!((error.round(), error.rank(), error.elapsed()), (None, Some(3), None));

@@ -7,7 +7,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::IpAddr;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::durable::CELL_SESSION;
 use super::node::{Node, Status};
@@ -189,16 +189,21 @@ impl Parts<'_> {
                 "{name} asks for {theirs}, but run `{id}` was opened for {ours}: give every node the same `--rdzv-backend`"
             ));
         }
-        (ours.max_restarts != theirs.max_restarts).then(|| {
-            let budget = |restarts: Option<u32>| match restarts {
-                Some(restarts) => format!("{restarts} restarts of the job"),
-                None => "restarts counted by each node".to_owned(),
+        let budget = |settings: &Settings| (settings.max_restarts, settings.rules.restart_window);
+        let (theirs, ours) = (budget(theirs), budget(ours));
+        (ours != theirs).then(|| {
+            let budget = |budget: (Option<u32>, Option<Duration>)| match budget {
+                (Some(restarts), Some(window)) => {
+                    format!("{restarts} restarts of the job within {} s", window.as_secs_f64())
+                }
+                (Some(restarts), None) => format!("{restarts} restarts of the job"),
+                (None, _) => "restarts counted by each node".to_owned(),
             };
             format!(
                 "{name} asks for {}, but run `{id}` was opened for {}: give every node the same `--max-restarts`, \
-                 `restart_budget` and agent",
-                budget(theirs.max_restarts),
-                budget(ours.max_restarts)
+                 `restart_window`, `restart_budget` and agent",
+                budget(theirs),
+                budget(ours)
             )
         })
     }

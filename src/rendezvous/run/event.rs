@@ -93,6 +93,8 @@ pub enum Event {
     Hung {
         /// Who is waited for, in words.
         why: String,
+        /// The last step that a node has told.
+        step: Option<u64>,
     },
     /// The process that decides was stalled, so silence of the nodes proves nothing.
     Stalled {

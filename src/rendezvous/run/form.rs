@@ -23,7 +23,8 @@ use super::resize::{NextStep, next_step};
 use crate::events::record::{Ending, Kind, Number, Why};
 use crate::events::tally::Refused;
 use crate::rendezvous::messages::message::{
-    CoordinatorMessage, LARGEST_COUNT, MEMBERS_IN_A_MESSAGE, NEVER, NodeId, Placement, Round, Verdict, WorldChange,
+    CoordinatorMessage, EndClass, LARGEST_COUNT, MEMBERS_IN_A_MESSAGE, NEVER, NodeId, Placement, Round, Verdict,
+    WorldChange,
 };
 use crate::wire::text::tidy;
 
@@ -66,7 +67,11 @@ impl Run {
         } else if !parts.awaits_connections() {
             self.pace.ready_since.get_or_insert(now);
         }
-        match when_to_close(self.parts(), now) {
+        let paused_until = self.pace.paused_until;
+        let closing = when_to_close(self.parts(), now);
+        match closing
+            .map(|closing| Closing { at: paused_until.map_or(closing.at, |until| until.max(closing.at)), ..closing })
+        {
             Some(Closing { at, reason }) if at <= now => self.complete(&reason, now),
             Some(Closing { at, .. }) => self.closes_at = Some(at),
             None => {}
@@ -277,7 +282,10 @@ impl Run {
         };
         let cause = format!("{why}; no resets left: the world may change {limit} times (reset_limit)");
         let failure = self.current.failure().cloned().map(Box::new);
-        self.close(Verdict::Failed { by: "the coordinator".to_owned(), cause, failure }, self.trace.broken());
+        self.close(
+            Verdict::Failed { by: "the coordinator".to_owned(), cause, failure, class: EndClass::NoProgress },
+            self.trace.broken(),
+        );
         true
     }
 
@@ -302,10 +310,11 @@ impl Run {
         self.in_place.begin_round(Some(resume));
         self.recovery.add_world(world.id);
         self.current.form(world);
+        self.budget.begin();
         self.recovery.settle();
         self.hosts.await_loss(None);
         self.closes_at = None;
-        self.pace.ready_since = None;
+        (self.pace.ready_since, self.pace.paused_until) = (None, None);
         self.pace.newcomer_since = (!self.roster.waiting().is_empty()).then_some(now);
         if self.settings.ranks_as_asked {
             // Every member has joined since its last workers ended or left their world, so no earlier connection is needed.

@@ -20,6 +20,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Instant;
 
+use super::Run;
 use super::event::SessionId;
 use super::membership::Roster;
 use super::node::{Node, Origin, Status};
@@ -172,6 +173,16 @@ impl Hosts {
                 Consequence { records: vec![(Kind::HostOut { host: origin.to_string() }, text)], changes: true }
             }
         }
+    }
+
+    /// The host is at fault, for this reason.
+    pub(super) fn put_out(&mut self, origin: &Origin, what: String, settings: &Settings, now: Instant) -> Consequence {
+        let standing = self.standing(origin, settings, now);
+        let quiet = standing.quiet(now);
+        standing.put_out(WhyUnused::SameFault { what }, quiet, settings.rules.cooldown, now);
+        self.note_release();
+        let text = self.out_text(origin, now).unwrap_or_default();
+        Consequence { records: vec![(Kind::HostOut { host: origin.to_string() }, text)], changes: true }
     }
 
     /// Count a first failure, and judge whose it is.
@@ -347,6 +358,24 @@ impl Hosts {
             self.book.retain(|standing| standing.matters(departures, failures, now));
         }
         self.book.standing(origin, MOST_HOSTS, |_| false, now)
+    }
+}
+
+/// What is known of hosts, for others.
+impl Run {
+    /// Whether a node waits until its host is let in again.
+    pub fn is_out(&self, id: NodeId) -> bool {
+        self.roster.get(id).is_some_and(Node::is_kept_out)
+    }
+
+    /// The hosts that are kept out of the job, as observers get them.
+    pub fn unused_hosts(&self, now: Instant) -> UnusedHosts {
+        self.hosts.unused(&self.settings, now)
+    }
+
+    /// The hosts that are kept out of the job, because of their failures or departures.
+    pub fn exclusions(&self, now: Instant) -> Vec<Exclusion> {
+        self.hosts.exclusions(&self.settings, now)
     }
 }
 

@@ -8,6 +8,7 @@
 use std::time::Instant;
 
 use super::Run;
+use super::budget::{Crash, Judgement, Limit};
 use super::event::{CoordinatorInstance, Effect, SessionId};
 use super::hosts::{Consequence, Entry};
 use super::node::{Node, Origin, Status};
@@ -15,7 +16,7 @@ use crate::events::record::{FirstStep, Kind, LONGEST_US, Loss, Number, Phase, Wh
 use crate::hang::judge;
 use crate::rendezvous::messages::bounds::tidy_failure;
 use crate::rendezvous::messages::message::{
-    CoordinatorMessage, Failure, Hello, HostInstance, LARGEST_STEP, NodeId, Placed, Progress, Replay, Round,
+    CoordinatorMessage, EndClass, Failure, Hello, HostInstance, LARGEST_STEP, NodeId, Placed, Progress, Replay, Round,
     StepReport, Verdict,
 };
 use crate::rendezvous::messages::settings::LAST_LOOK;
@@ -220,6 +221,9 @@ impl Run {
         }
         let Some(node) = self.roster.get(id) else { return };
         let (origin, rank) = (node.origin(), failure.global_rank);
+        if let Some(limit) = self.limit() {
+            return self.on_crash(origin, limit, exit, failure, now);
+        }
         match self.settings.max_restarts {
             Some(limit) if self.current.restart() >= limit => {
                 let restarts = if limit == 0 {
@@ -229,7 +233,10 @@ impl Run {
                 };
                 let cause = format!("{failure}; {restarts} (max_restarts)");
                 let by = failure.node.clone();
-                self.close(Verdict::Failed { by, cause, failure: Some(Box::new(failure)) }, Some(exit));
+                self.close(
+                    Verdict::Failed { by, cause, failure: Some(Box::new(failure)), class: EndClass::Program },
+                    Some(exit),
+                );
             }
             limit => {
                 let number = self.current.count_restart();
@@ -242,6 +249,48 @@ impl Run {
                 self.on_first_failure(&origin, Some(rank), now);
             }
         }
+    }
+
+    /// Handle a worker's failure that counts against a sliding budget.
+    fn on_crash(&mut self, origin: Origin, limit: Limit, exit: Number, failure: Failure, now: Instant) {
+        let elsewhere = |(_, node): &(NodeId, &Node)| node.origin() != origin && !node.is_kept_out();
+        let others = self.roster.iter().filter(elsewhere).count();
+        let spares_host = others >= self.settings.min_nodes as usize;
+        let step = failure.step.or(self.trace.watch().step);
+        let crash = Crash { failure: &failure, origin: origin.clone(), step, spares_host };
+        match self.budget.on_crash(&self.id, &crash, limit, now) {
+            Judgement::End { class, why } => {
+                let (by, cause) = (failure.node.clone(), format!("{failure}; {why}"));
+                self.close(Verdict::Failed { by, cause, failure: Some(Box::new(failure)), class }, Some(exit));
+            }
+            Judgement::Restart { pause, host_is_out } => {
+                let number = self.current.count_restart();
+                let left = self.budget.left(limit, now).crashes;
+                let Limit { restarts, window } = limit;
+                let rest = pause.map_or_else(String::new, |pause| format!(" after {:.1} s", pause.as_secs_f64()));
+                let window = window.as_secs();
+                // PyTorch's wording, for which logs are searched.
+                let reason = format!(
+                    "{failure}; restart {number}; {left}/{restarts} attempts left within {window} s; will restart worker group{rest}"
+                );
+                self.pace.paused_until = pause.map(|pause| now + pause);
+                let rank = failure.global_rank;
+                self.interrupt_by(&reason, exit, failure);
+                match host_is_out {
+                    Some(what) => {
+                        let consequence = self.hosts.put_out(&origin, what, &self.settings, now);
+                        self.apply_to_hosts(consequence, now);
+                    }
+                    None => self.on_first_failure(&origin, Some(rank), now),
+                }
+            }
+        }
+    }
+
+    /// The sliding budget, if the job has one.
+    pub(super) fn limit(&self) -> Option<Limit> {
+        let (restarts, window) = self.settings.max_restarts.zip(self.settings.rules.restart_window)?;
+        Some(Limit { restarts, window })
     }
 
     /// Record that all workers of a node have succeeded.
@@ -279,6 +328,9 @@ impl Run {
         let Some(node) = self.roster.get(id).filter(|node| is_new(node)) else { return };
         let name = node.name.clone();
         self.roster.set_first_step_reported(id);
+        if self.limit().is_some() {
+            self.budget.on_first_step(first.step);
+        }
         let bounded = |number: u64| number.min(LARGEST_STEP);
         let first_step = FirstStep {
             first_step_us: first.after_us.min(LONGEST_US).saturating_sub(self.trace.import_us()),
@@ -333,8 +385,15 @@ impl Run {
     }
 
     /// The training hangs, and its workers are to be restarted. Returns whether that may change the decision.
-    pub(super) fn on_hung(&mut self, why: &str) -> bool {
+    pub(super) fn on_hung(&mut self, why: &str, step: Option<u64>, now: Instant) -> bool {
         let Some(hang) = self.trace.hang() else { return false };
+        if let Some(limit) = self.limit()
+            && let Judgement::End { class, why: end } = self.budget.on_hang(step, limit, now)
+        {
+            let (by, cause) = ("the coordinator".to_owned(), format!("the training hung: {why}; {end}"));
+            self.close(Verdict::Failed { by, cause, failure: None, class }, Some(hang));
+            return true;
+        }
         self.interrupt(&format!("the training hung: {why}"), Why::HangFound, hang);
         true
     }

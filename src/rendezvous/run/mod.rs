@@ -15,6 +15,7 @@
 //! | `admission` | which agent has which address and rank or name; which nodes are refused |
 //! | `hosts` | how often each host's nodes have left or failed first, and which hosts are kept out |
 //! | `round` | the current world, why it must re-form, the job's restarts, how the rendezvous was closed |
+//! | `budget` | with `restart_window`: what the job's restarts have brought, and whether there is another one |
 //! | `recovery` | worlds formed before this coordinator restarted, and how far a node's claim to a rank in one is believed |
 //! | `in_place`, `resize` | a change of the world that its workers live through, and its next step |
 //! | `parts`, `ranks`, `resume` | no state: what policies read; the next world and its ranks; whose state its workers go on with |
@@ -32,6 +33,7 @@
 mod admission;
 #[cfg(test)]
 mod bench;
+mod budget;
 mod durable;
 mod event;
 mod form;
@@ -55,6 +57,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use self::admission::Admission;
+use self::budget::Budget;
 use self::hosts::Hosts;
 use self::in_place::InPlace;
 use self::leave::is_from_keyboard;
@@ -67,7 +70,6 @@ use self::telemetry::Trace;
 use crate::events::journal::Reference;
 use crate::events::record::{Kind, Loss, Number};
 use crate::events::tally::Tally;
-use crate::hosts::UnusedHosts;
 use crate::rendezvous::messages::bounds::tidy_verdict;
 use crate::rendezvous::messages::message::{CoordinatorMessage, Join, NodeId, NodeMessage, Placed, Round, Verdict};
 use crate::rendezvous::messages::settings::Settings;
@@ -82,6 +84,7 @@ pub use node::Status;
 pub use progress::RunState;
 pub(in crate::rendezvous) use round::Pace;
 pub use standing::{Activity, Standing};
+pub use telemetry::Interruptions;
 
 /// One rendezvous: all nodes with one run id.
 #[derive(Clone, Debug)]
@@ -94,6 +97,7 @@ pub struct Run {
     recovery: Recovery,
     admission: Admission,
     hosts: Hosts,
+    budget: Budget,
     in_place: InPlace,
     /// When the next round closes, if nothing changes.
     closes_at: Option<Instant>,
@@ -119,6 +123,7 @@ impl Run {
             recovery: Recovery::default(),
             admission: Admission::default(),
             hosts: Hosts::default(),
+            budget: Budget::default(),
             in_place: InPlace::default(),
             closes_at: None,
             host: None,
@@ -188,7 +193,7 @@ impl Run {
                 return false;
             }
             Event::Seen { kind, node, text } => return self.on_seen(kind, node.as_deref(), text),
-            Event::Hung { why } => return self.on_hung(&why),
+            Event::Hung { why, step } => return self.on_hung(&why, step, now),
             Event::Stalled { late } => {
                 self.roster.renew_all_leases(now);
                 self.in_place.extend(now);
@@ -330,21 +335,6 @@ impl Run {
         self.effects.push(effect);
     }
 
-    /// Whether a node waits until its host is let in again.
-    pub fn is_out(&self, id: NodeId) -> bool {
-        self.roster.get(id).is_some_and(Node::is_kept_out)
-    }
-
-    /// The hosts that are kept out of the job, as observers get them.
-    pub fn unused_hosts(&self, now: Instant) -> UnusedHosts {
-        self.hosts.unused(&self.settings, now)
-    }
-
-    /// The hosts that are kept out of the job, because of their failures or departures.
-    pub fn exclusions(&self, now: Instant) -> Vec<Exclusion> {
-        self.hosts.exclusions(&self.settings, now)
-    }
-
     /// Whether a node is a spare.
     pub(in crate::rendezvous) fn waits_as_spare(&self, id: NodeId) -> bool {
         self.roster.get(id).is_some_and(|node| self.parts().is_spare(node))
@@ -473,7 +463,8 @@ impl Run {
 
     /// The state, for observers.
     pub fn state(&self, now: Instant) -> RunState {
-        RunState::of(self.parts(), self.trace.watch(), now)
+        let left = self.limit().map(|limit| self.budget.left(limit, now));
+        RunState::of(self.parts(), &self.trace, left, now)
     }
 
     /// Why a node that asks to join is refused, if it belongs to another job than the nodes that are here.

@@ -6,10 +6,11 @@ use std::time::Instant;
 
 use serde::Serialize;
 
+use super::budget::Left;
 use super::node::{Node, Status};
 use super::parts::Parts;
 use super::standing::{Activity, Standing};
-use super::telemetry::Watch;
+use super::telemetry::{Interruptions, Trace};
 use crate::rendezvous::messages::message::{Verdict, Waits};
 use crate::wire::text::cut;
 
@@ -29,6 +30,7 @@ impl Parts<'_> {
             () if self.closes_at.is_some() && self.closes_at == self.recovery.unknown_worlds_until() => {
                 Standing::Fencing
             }
+            () if self.closes_at.is_some() && self.closes_at == self.pace.paused_until => Standing::Pausing,
             () if self.shrinks() => Standing::Settling,
             () => Standing::LastCall,
         }
@@ -148,6 +150,10 @@ pub struct RunState {
     pub restart: u32,
     /// That budget. `None`: each node counts its own.
     pub max_restarts: Option<u32>,
+    /// What is left of it, if it slides (`restart_window`).
+    pub budget: Option<Left>,
+    /// How often a running world was interrupted, by kind.
+    pub interruptions: Interruptions,
     /// Fewest nodes of a world.
     pub min_nodes: u32,
     /// Most nodes of a world.
@@ -183,7 +189,8 @@ pub struct RunState {
 
 impl RunState {
     /// The state of a run.
-    pub(super) fn of(parts: Parts, watch: &Watch, now: Instant) -> Self {
+    pub(super) fn of(parts: Parts, trace: &Trace, budget: Option<Left>, now: Instant) -> Self {
+        let watch = trace.watch();
         let counts = parts.roster.counts();
         let names = |which: &mut dyn Iterator<Item = &Node>| {
             which.take(NAMED).map(|node| cut(node.name.clone(), NAME_BYTES)).collect::<Vec<_>>()
@@ -196,6 +203,8 @@ impl RunState {
             round: parts.round().0,
             restart: parts.current.restart(),
             max_restarts: parts.settings.max_restarts,
+            budget,
+            interruptions: trace.interruptions(),
             min_nodes: parts.settings.min_nodes,
             max_nodes: parts.settings.max_nodes,
             running: parts.roster.active().len(),

@@ -234,4 +234,6 @@ pub(in crate::rendezvous) struct Pace {
     pub newcomer_since: Option<Instant>,
     /// When enough nodes were waiting and no member was running any more.
     pub ready_since: Option<Instant>,
+    /// No round closes before, after several bad starts.
+    pub paused_until: Option<Instant>,
 }

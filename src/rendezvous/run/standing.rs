@@ -24,6 +24,8 @@ pub enum Standing {
     LastCall,
     /// Enough nodes wait, no more than the last world had. A replacement may join until `settle_timeout`.
     Settling,
+    /// Enough nodes wait. The next start comes later, after several bad ones.
+    Pausing,
     /// Members of a world that this coordinator does not know may still run. It waits until they must have stopped.
     Fencing,
     /// The world runs on although nodes wait to join it. No round could close yet, as when it is [`Standing::Fencing`].
@@ -41,6 +43,9 @@ impl Standing {
             }
             Self::Reconnecting => Some("a waiting node's connection has ended, and it may reconnect (reconnect_grace)"),
             Self::LastCall => Some("more nodes may join until the last call ends (last_call_timeout)"),
+            Self::Pausing => {
+                Some("the workers ended soon after their last starts, so the next one waits (restart_window)")
+            }
             Self::Settling => Some("a replacement for a missing member may join (settle_timeout)"),
             Self::Fencing | Self::Holding => {
                 Some("members of a world formed before this coordinator restarted may still run until their lease ends")
@@ -61,6 +66,7 @@ impl Standing {
             | Standing::Reconnecting
             | Standing::LastCall
             | Standing::Settling
+            | Standing::Pausing
             | Standing::Fencing => Activity::Waiting,
         }
     }

@@ -8,16 +8,44 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
+use serde::Serialize;
+
 use super::event::SessionId;
 use super::membership::Roster;
 use super::node::{Node, Status};
 use super::round::Current;
 use crate::events::journal::{Reference, id};
-use crate::events::record::{CAUSES_LIMIT, Kind, LONGEST_US, Number, Record, Replayed};
+use crate::events::record::{CAUSES_LIMIT, Kind, LONGEST_US, Number, Record, Replayed, Why};
 use crate::rendezvous::messages::message::{LARGEST_STEP, NodeId, Replay, Round, StepReport};
 
 /// Most events of members that a restarted coordinator keeps of a run.
 const REPORTED_LIMIT: usize = 1024;
+
+/// How often a running world was interrupted, by kind.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Interruptions {
+    /// A worker failed.
+    pub crashes: u32,
+    /// The training hung.
+    pub hangs: u32,
+    /// A node was lost.
+    pub losses: u32,
+    /// A node left: most often its host was taken back.
+    pub departures: u32,
+}
+
+impl Interruptions {
+    fn count(&mut self, why: Why) {
+        let count = match why {
+            Why::WorkerFailed => &mut self.crashes,
+            Why::HangFound => &mut self.hangs,
+            Why::NodeLost => &mut self.losses,
+            Why::NodeLeft => &mut self.departures,
+            _ => return,
+        };
+        *count = count.saturating_add(1);
+    }
+}
 
 /// The events that may cause others.
 #[derive(Clone, Debug, Default)]
@@ -38,6 +66,7 @@ pub(in crate::rendezvous) struct Trace {
     leaves: Option<Number>,
     /// How long the import of the current round has taken, in microseconds, if that is known.
     import_us: Option<u64>,
+    interruptions: Interruptions,
     watch: Watch,
     /// Over a shared cell: events of other nodes that may be causes. Their numbers are 1, 2, … Those that are recorded follow.
     references: Vec<Reference>,
@@ -111,6 +140,11 @@ impl Trace {
         self.leaves
     }
 
+    /// How often a world was interrupted.
+    pub fn interruptions(&self) -> Interruptions {
+        self.interruptions
+    }
+
     /// How far the training is.
     pub(super) fn watch(&self) -> &Watch {
         &self.watch
@@ -141,7 +175,11 @@ impl Trace {
             }
             Kind::RoundGoesOn {} => self.broken = None,
             Kind::HangFound(_) => self.hang = Some(number),
-            Kind::RoundChanges {} | Kind::RoundBroken { .. } => self.broken = Some(number),
+            Kind::RoundChanges {} => self.broken = Some(number),
+            Kind::RoundBroken { why } => {
+                self.broken = Some(number);
+                self.interruptions.count(*why);
+            }
             _ => {}
         }
         let causes = causes.into_iter().take(CAUSES_LIMIT).collect();

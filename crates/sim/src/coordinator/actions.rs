@@ -354,5 +354,7 @@ fn failure_of(host: HostId, placement: &Placement) -> Failure {
         returncode: 7,
         message: String::new(),
         counts: true,
+        lived: Duration::from_secs(60),
+        step: None,
     }
 }

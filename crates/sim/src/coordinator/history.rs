@@ -12,7 +12,7 @@ use crate::engine::history::{Failure, History};
 use crate::engine::paths::HostId;
 use crate::engine::queue::Time;
 use crate::worlds::Violation;
-use elastic_rs::rendezvous::messages::message::Verdict;
+use elastic_rs::rendezvous::messages::message::{EndClass, Verdict};
 use elastic_rs::rendezvous::messages::settings::Settings;
 
 /// Silence is noticed at both ends (lease 15 s and last look, twice if a node comes back and is lost again). A connection attempt
@@ -139,9 +139,12 @@ impl Simulation {
         let by = if way == 1 { running.first().copied().unwrap_or(any) } else { any };
         let verdict = match way {
             0 => Some(Verdict::Succeeded { by: format!("host{by}") }),
-            1 if !running.is_empty() => {
-                Some(Verdict::Failed { by: format!("host{by}"), cause: "exit code 1".to_owned(), failure: None })
-            }
+            1 if !running.is_empty() => Some(Verdict::Failed {
+                by: format!("host{by}"),
+                cause: "exit code 1".to_owned(),
+                failure: None,
+                class: EndClass::Program,
+            }),
             // All workers succeed, if any run.
             _ => None,
         };

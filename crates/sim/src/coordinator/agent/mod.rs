@@ -212,6 +212,8 @@ impl Ours {
             returncode,
             message: String::new(),
             counts: true,
+            lived: Duration::from_secs(60),
+            step: None,
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use elastic_rs::rendezvous::messages::message::Verdict;
+use elastic_rs::rendezvous::messages::message::{EndClass, Verdict};
 use elastic_rs::rendezvous::messages::settings::Settings;
 use elastic_rs::rendezvous::node::JoinError;
 use elastic_rs_sim::coordinator::host::{Agent, Exit};
@@ -87,7 +87,12 @@ pub fn ranks(of: &[u32]) -> Vec<Option<u32>> {
 }
 
 pub fn failed() -> Verdict {
-    Verdict::Failed { by: "host1".into(), cause: "rank 3 (host1) exited with code 7".into(), failure: None }
+    Verdict::Failed {
+        by: "host1".into(),
+        cause: "rank 3 (host1) exited with code 7".into(),
+        failure: None,
+        class: EndClass::Program,
+    }
 }
 
 pub fn job_with_budget(hosts: usize, min: u32, max_restarts: Option<u32>) -> Job {
