@@ -136,7 +136,11 @@ class Group:
         if self._aborter is not None:
             self._aborter.disarm(abort=failed)
         if dist.is_initialized():
+            # Up to torch 2.7 a group joins its backend's threads with the GIL held, which one of them may wait for. A backend that
+            # has a reference of its own ends by that, without the GIL.
+            backends = _torch_private.backends_of_groups()
             dist.destroy_process_group()
+            backends.clear()
         # A group that could not be made has taken a number. Groups are named by it, and the names must be the same on
         # all ranks, also on new workers. Destroying a group resets the numbers.
         _torch_private.forget_group_numbers()

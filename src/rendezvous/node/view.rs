@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use crate::rendezvous::messages::hang::HangNews;
-use crate::rendezvous::messages::message::{EndClass, Failure, Look, NodeMessage, Round, Verdict, WorldChange};
+use crate::rendezvous::messages::message::{Failure, Look, NodeMessage, Round, Verdict, WorldChange};
 use crate::wire::text::{DEFAULT_RUN_ID, duration_text};
 
 /// A command to the driver.
@@ -192,6 +192,7 @@ pub struct View {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::rendezvous::messages::message::EndClass;
 
     #[test]
     fn a_failed_join_names_the_round_or_the_worker_that_ended_the_job() {
