@@ -26,12 +26,11 @@ def hand_over(argv: Sequence[str], checked: argparse.Namespace, why: str) -> Non
     """
     if _options.warm_modules_of(checked) is not None:
         raise UsageError(f"--warm-start and {why} cannot be combined: PyTorch's launcher cannot fork")
-    for key in _options.FLAGS_OF_KEYS:
-        if (given := getattr(checked, key)) is not None:
-            raise UsageError(
-                f"--{key.replace('_', '-')} and {why} cannot be combined: PyTorch's launcher does not know it; give "
-                f"--rdzv-conf {key}={given}"
-            )
+    for key, given in _options.keys_by_flags(checked).items():
+        raise UsageError(
+            f"--{key.replace('_', '-')} and {why} cannot be combined: PyTorch's launcher does not know it; give "
+            f"--rdzv-conf {key}={given}"
+        )
     if checked.store_tunnel:
         raise UsageError(
             f"--store-tunnel and {why} cannot be combined: PyTorch's launcher does not know it; give --rdzv-conf "

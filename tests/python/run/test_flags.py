@@ -33,6 +33,8 @@ OWN = {
     "warm_modules",
     "omp_threads",
     "in_place",
+    "no_restart_on",
+    "exit_code",
     "hang",
     "hang_timeout",
     "on_hang",
