@@ -53,6 +53,11 @@ class Agent:
         """
         Kill the remaining workers: the caller gives up. Not needed after ``end``.
         """
+    def end_class(self, /, step: Step) -> str | None:
+        """
+        Whose fault the outcome of an ``end`` was: ``program``, ``machine``, ``preempted`` or ``no progress``. None: nobody's, or it is
+        not known.
+        """
     def environments(self, /) -> dict[int, dict[str, str]]:
         """
         The variables of the workers that are to be started by local rank, which override those that they inherit.
@@ -404,7 +409,7 @@ class Driver:
     def run(self, /, signals: Signals, *, host: EndpointServer | None = None) -> tuple[str, int | None, str]:
         """
         Start agents until the job has ended, and return the verdict (``succeeded``, ``failed``, ``given_up``, ``refused`` or
-        ``signal``), the signal's number, and why.
+        ``signal``), the number of the signal or the exit code after a failure, and why.
 
         ``host`` has the coordinator, if it is here: hosts that it keeps out get no agent, and its observers are shown which hosts the
         driver does not use.
@@ -927,6 +932,11 @@ class Launched:
     """
     How :func:`launch` ended.
     """
+    @property
+    def end_class(self, /) -> str | None:
+        """
+        Whose fault it was: ``program``, ``machine``, ``preempted`` or ``no progress``. None: nobody's, or it is not known.
+        """
     @property
     def error(self, /) -> str | None:
         """
@@ -1777,6 +1787,11 @@ class View:
     def closed(self, /) -> bool:
         """
         Whether the rendezvous was closed.
+        """
+    @property
+    def end_class(self, /) -> str | None:
+        """
+        Whose fault it was, if the rendezvous was closed after a failure: ``program``, ``machine``, ``preempted`` or ``no progress``.
         """
     @property
     def failure(self, /) -> str | None:

@@ -9,7 +9,7 @@ import pytest
 from elastic_rs import run
 from elastic_rs.run._node import End
 
-ENDED = End(cast("Any", SimpleNamespace(outcome="succeeded")), "true")
+ENDED = End(cast("Any", SimpleNamespace(outcome="succeeded")), "true", {})
 """How a job ended that a test did not run."""
 
 

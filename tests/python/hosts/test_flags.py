@@ -169,7 +169,7 @@ def test_agents_get_the_script_that_the_driver_got(words: list[str], script: lis
 def test_agents_wait_for_a_world_for_longer_than_the_driver(flags: list[str], expected: str | None) -> None:
     args = _flags.parse(["-H", "a:2", *flags, "train.py"])
     assert _host_flags.is_driver(args)
-    conf = dict(pair.split("=") for pair in _driver._conf_of(args, (2, 2)).split(","))
+    conf = dict(pair.split("=") for pair in _driver._conf_of(args, (2, 2))[0].split(","))
     assert conf.get("join_timeout") == expected
 
 

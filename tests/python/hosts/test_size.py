@@ -128,6 +128,12 @@ def test_a_job_whose_workers_all_fail_ends_when_no_restart_is_left(
     assert "2" in tries
 
 
+def test_the_driver_ends_with_the_exit_code_of_its_agents(server: SshServer, drive: Drive) -> None:
+    flags = (*FIXED, "--exit-code=worker", f"--ssh={server.command()}", "--no-python")
+    driver = drive("-H", "node0:1,node1:1", *flags, script="sh", worker=("-c", "exit 7"))
+    assert driver.wait() == 7
+
+
 # horovod test/integration: all hosts fail.
 def test_a_job_whose_hosts_all_fail_ends(server: SshServer, drive: Drive, job: Job, tmp_path: Path) -> None:
     driver = drive(

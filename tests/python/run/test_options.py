@@ -417,3 +417,49 @@ def test_a_variable_says_what_a_flag_does_not(monkeypatch: pytest.MonkeyPatch) -
         workers("--tee=3")
     monkeypatch.setenv("ELASTIC_RS_PROGRESS_LOG", "")
     assert workers().progress_log is None
+
+
+CODES = "1 to 32 exit codes from 1 to 255, each once and joined by +, such as 3+4"
+
+
+@pytest.mark.parametrize(
+    ("flags", "error"),
+    [
+        (["--exit-code=kind"], "--exit-code: invalid choice: 'kind'"),
+        (["--rdzv-conf=exit_code=kind"], "--rdzv-conf exit_code is `kind`, must be `worker` or `class`"),
+        (
+            ["--exit-code=class", "--rdzv-conf=exit_code=worker"],
+            "--exit-code is `class`, and --rdzv-conf says exit_code=worker: give one of them",
+        ),
+        *(
+            ([f"--no-restart-on={codes.replace('+', ',')}"], f"--rdzv-conf no_restart_on is `{codes}`, must be {CODES}")
+            for codes in ("0", "3+256", "abc", "-9", "3+4+3", "", "+".join(map(str, range(1, 34))))
+        ),
+        (
+            ["--no-restart-on=3,4", "--rdzv-conf=no_restart_on=3"],
+            "--no-restart-on is `3+4`, and --rdzv-conf says no_restart_on=3: give one of them",
+        ),
+        (
+            ["--no-restart-on=3", "--rdzv-conf=restart_budget=node"],
+            "--rdzv-conf has `no_restart_on` and `restart_budget=node`, which cannot be combined: ",
+        ),
+    ],
+)
+def test_what_is_said_of_a_jobs_end_is_checked_before_anything_starts(
+    capsys: pytest.CaptureFixture[str], flags: list[str], error: str
+) -> None:
+    assert said(capsys, "--standalone", *flags, "--no-python", "true").startswith(error)
+
+
+def test_codes_are_the_same_by_flag_and_by_key() -> None:
+    def config(*flags: str) -> dict[str, object]:
+        return _options.rendezvous_of(_flags.parse(["--standalone", *flags, "x"])).config.values()
+
+    for flags in (
+        ["--no-restart-on=4,3", "--exit-code=class"],
+        ["--rdzv-conf=no_restart_on=3+4,exit_code=class"],
+        ["--no-restart-on=3,4", "--exit-code=class", "--rdzv-conf=no_restart_on=3+4,exit_code=class"],
+    ):
+        values = config(*flags)
+        assert (values["no_restart_on"], values["exit_code"]) == ("3+4", "class")
+    assert config()["no_restart_on"] is None
