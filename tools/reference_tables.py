@@ -42,6 +42,8 @@ SEE = {
     "min_workers": "../rendezvous.md#worlds-that-count-workers",
     "host_failures": "../rendezvous.md#hosts-that-are-kept-out",
     "restart_budget": "../agent.md",
+    "exit_code": "../exit-codes.md",
+    "no_restart_on": "../exit-codes.md",
 }
 """Where more is said of a key."""
 
@@ -200,8 +202,8 @@ def exit_codes() -> str:
     return page(
         "Exit codes",
         "A signal ends a program with 128 + its number: 129 for SIGHUP, 130 for SIGINT (Ctrl-C), 131 for SIGQUIT, 143 "
-        "for SIGTERM. A shell shows 137 for SIGKILL. Which failure of a job leads to which code: "
-        "[the agent](../agent.md#exit-codes).",
+        "for SIGTERM. A shell shows 137 for SIGKILL. Which failure of a job leads to which code, and "
+        "which are worth another run: [exit codes](../exit-codes.md).",
         *parts,
     )
 

@@ -29,6 +29,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 LOOK_EVERY_S = 1.0
 USAGE = 2
 """The agent's exit code if its script is not on that node."""
+LEFT = {128 + signal.SIGTERM, 91}
+"""Its exit codes if SIGTERM has ended it: 91 with --exit-code=class."""
 TRIES = 3
 """How often an agent is started on a node that cannot run it."""
 
@@ -140,8 +142,8 @@ def follow(command: list[str], resources: dict[str, float], most: int) -> int:
             except RayTaskError as error:  # elastic-run or setpriv is not there
                 print(f"an agent cannot be started: {error.cause}", file=sys.stderr, flush=True)
                 code = USAGE
-            # An agent that ends by itself ends as the job does: 0, or 1 with the first failure on its stderr.
-            if code >= 0 and code not in {USAGE, 128 + signal.SIGTERM}:
+            # An agent that ends by itself ends as the job does: 0, or another code with the first failure on its stderr.
+            if code >= 0 and code not in {USAGE, *LEFT}:
                 return wait_for_all(running, code)
             failures[name] = failures.get(name, 0) + (code == USAGE)
             del running[name]

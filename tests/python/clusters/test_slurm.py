@@ -77,7 +77,7 @@ def test_too_few_nodes_are_left_and_the_job_goes_back_into_the_queue(slurm: Slur
     worlds(submitted, 2)
     mark = submitted.output.mark()
     slurm.lose("n2")
-    submitted.output.line(r"lost: n2: back into the queue, restart 1", since=mark)
+    submitted.output.line(r"exit code 90: back into the queue, restart 1", since=mark)
     worlds(submitted, 2, since=mark)
     done.touch()
     submitted.until("COMPLETED")
@@ -93,7 +93,7 @@ def test_the_time_is_nearly_over_and_workers_save_and_go_on_after_a_requeue(slur
     # What `--signal=B:USR1@120` does 120 s before the time limit, of which the shortest is a minute.
     slurm.ask("scancel", "--batch", "--signal=USR1", submitted.number)
     step = submitted.output.line(r"SAVED step=(\d+)")[1]
-    submitted.output.line(r"the time is over: back into the queue, restart 1")
+    submitted.output.line(r"exit code 91: back into the queue, restart 1")
     submitted.output.line(rf"BEGIN rank=\d world=2 step={step}\b")
     done.touch()
     submitted.until("COMPLETED")
@@ -103,9 +103,49 @@ def test_the_time_is_nearly_over_and_workers_save_and_go_on_after_a_requeue(slur
 def test_a_job_that_failed_is_not_requeued(slurm: Slurm) -> None:
     submitted = slurm.sbatch("--nodes=2", RECIPE, WORKER, "--fail", "1:7", env=SETTINGS | {"MAX_RESTARTS": "0"})
     submitted.until("FAILED")
-    assert submitted.field("ExitCode") == "1:0"
+    assert submitted.field("ExitCode") == "92:0"
     assert submitted.field("Restarts") == "0"
     submitted.output.line(r"exitcode\s*: 7")
+
+
+BY_ITS_EXIT_CODE = """#!/bin/sh
+#SBATCH --requeue --open-mode=append
+exec elastic-run --standalone --exit-code=class --no-python sh -c \'echo "run $SLURM_RESTART_COUNT"; until [ -e $0 ]; do sleep 0.1; done; exit 3\' "$1"
+"""
+
+
+@pytest.mark.long
+def test_slurm_requeues_by_the_exit_code_where_its_configuration_says_so(slurm: Slurm, tmp_path: Path) -> None:
+    script, fails = tmp_path / "job.sh", tmp_path / "fails"
+    script.write_text(BY_ITS_EXIT_CODE)
+    submitted = slurm.sbatch("--nodes=1", script, fails)
+    submitted.output.line(r"^run $")
+    slurm.ask("scancel", "--batch", "--signal=TERM", submitted.number)
+    submitted.output.line(r"^run 1$")
+    assert submitted.field("Restarts") == "1", "91"
+    fails.touch()
+    submitted.until("FAILED")
+    assert (submitted.field("ExitCode"), submitted.field("Restarts")) == ("92:0", "1")
+
+
+@pytest.mark.long
+def test_no_requeue_is_stronger_than_the_exit_code(slurm: Slurm, tmp_path: Path) -> None:
+    script = tmp_path / "job.sh"
+    script.write_text(BY_ITS_EXIT_CODE)
+    submitted = slurm.sbatch("--nodes=1", "--no-requeue", script, tmp_path / "fails")
+    submitted.output.line(r"^run $")
+    slurm.ask("scancel", "--batch", "--signal=TERM", submitted.number)
+    submitted.until("FAILED")
+    assert (submitted.field("ExitCode"), submitted.field("Restarts")) == ("91:0", "0")
+
+
+@pytest.mark.long
+def test_a_cancelled_job_is_not_requeued(slurm: Slurm, tmp_path: Path) -> None:
+    submitted = slurm.sbatch("--nodes=2", RECIPE, WORKER, "--until", tmp_path / "never", env=SETTINGS)
+    worlds(submitted, 2)
+    slurm.ask("scancel", submitted.number)
+    submitted.until("CANCELLED")
+    assert submitted.field("Restarts") == "0"
 
 
 @pytest.mark.long

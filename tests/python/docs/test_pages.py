@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from elastic_rs import _exit_codes
 
 ROOT = Path(__file__).parents[3]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -75,3 +76,9 @@ def test_promises_name_tests_that_exist() -> None:
     sources = "\n".join(file.read_text() for folder, ending in folders for file in folder.rglob(f"*.{ending}"))
     there = set(re.findall(r"\b(?:fn|def) (\w+)", sources))
     assert named <= there, named - there
+
+
+def test_the_page_of_exit_codes_has_each_class() -> None:
+    text = (ROOT / "docs" / "exit-codes.md").read_text()
+    rows = re.findall(r"^\| (\d+) \| ([a-z ]+) \|", text, re.MULTILINE)
+    assert dict(rows) == {str(code.value): name for name, code in _exit_codes._OF_CLASSES.items()}

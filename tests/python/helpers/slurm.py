@@ -54,6 +54,7 @@ MessageTimeout=5
 TCPTimeout=2
 KillWait=5
 ReturnToService=2
+RequeueExit=90,91
 SlurmctldDebug=verbose
 SlurmdDebug=verbose
 {nodes}
