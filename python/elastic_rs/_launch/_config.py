@@ -40,7 +40,8 @@ class LaunchConfig:
         module: the entry point is a module, run as by ``python -m``.
         no_python: the entry point is a program, run as it is.
         run_path: the entry point is the absolute path of a script, run by ``runpy.run_path``.
-        max_restarts: restarts after failures, on all nodes together.
+        max_restarts: restarts after failures, on all nodes together. ``"3/1h"``: as many within an hour, which
+            come back, and end when they bring nothing.
         shutdown_timeout: time between the signal that stops workers and SIGKILL: whole seconds, or a ``timedelta``.
             None: the variable ``TORCH_ELASTIC_SHUTDOWN_TIMEOUT``, or 30 s.
         signals_to_handle: names of the signals that end this node's part, in the main thread. None: SIGTERM, SIGINT,
@@ -99,7 +100,7 @@ class LaunchConfig:
     module: bool = False
     no_python: bool = False
     run_path: bool = False
-    max_restarts: int = 0
+    max_restarts: int | str = 0
     shutdown_timeout: timedelta | float | None = None
     signals_to_handle: Sequence[str] | None = None
     in_place: Literal["off", "gloo", "nccl"] | None = None
@@ -240,7 +241,8 @@ _KINDS: dict[str, _Kind] = {
     **dict.fromkeys(("local_ranks_filter", "ranks_filter"), _RANKS),
     **dict.fromkeys(("duplicate_stdout_filters", "duplicate_stderr_filters"), _FILTERS),
     "warm_modules": _TEXTS,
-    **dict.fromkeys(("node_rank", "master_port", "max_restarts"), _WHOLE),
+    **dict.fromkeys(("node_rank", "master_port"), _WHOLE),
+    "max_restarts": _Kind("a whole number, or a text such as '3/1h'", _is_whole_or_text),
     **dict.fromkeys(
         (
             *("rdzv_backend", "rdzv_endpoint", "rdzv_id", "local_addr", "master_addr", "log_line_prefix_template"),

@@ -18,6 +18,7 @@ from elastic_rs.run._command_line import (
     PrintCompletion,
     Section,
     comma_separated,
+    restarts,
     seconds,
     shtab_if_installed,
     variables_without_effect,
@@ -213,10 +214,11 @@ def _add_endings(section: Section) -> None:
     add = section.flag
     add(
         "--max-restarts",
-        type=whole,
+        type=restarts,
         default=0,
-        metavar="N",
-        help="restarts after failures, on all nodes together (0)",
+        metavar="N[/WINDOW]",
+        help="restarts after failures, on all nodes together; 3/1h: as many within an hour, which come back, and end "
+        "when they bring nothing: N, and --rdzv-conf restart_window=3600 (0)",
     )
     add(
         "--shutdown-timeout",

@@ -1,6 +1,6 @@
 //! The keys by which a coordinator judges hosts and a job: how they go together, and the [`Rules`] that they make.
 
-use super::Conf;
+use super::{Agent, Conf, RestartBudget};
 use crate::hang::judge;
 use crate::hosts::Cooldown;
 use crate::rendezvous::messages::settings::{Rules, WorkerBounds};
@@ -13,6 +13,11 @@ impl Conf {
             ("blacklist_cooldown_min", seconds(self.blacklist_cooldown_min)),
             ("blacklist_cooldown_max", seconds(self.blacklist_cooldown_max)),
         )?;
+        if self.restart_window.is_some() && (self.restart_budget, self.agent) != (RestartBudget::Job, Agent::Rust) {
+            return Err("--rdzv-conf restart_window needs restart_budget=job and agent=rust: with others each node counts its own \
+                 restarts, as PyTorch's agent does"
+                .to_owned());
+        }
         check_pair(("min_workers", self.min_workers.map(f64::from)), ("max_workers", self.max_workers.map(f64::from)))
     }
 
