@@ -156,3 +156,37 @@ fn nodes_whose_budgets_differ_are_refused_with_both() {
     let expected = "asks for 3 restarts of the job, but run `job` was opened for 3 restarts of the job within 3600 s";
     assert!(text.contains(expected) && text.contains("`restart_window`"), "{text}");
 }
+
+#[test]
+fn an_exit_code_that_is_never_restarted_ends_the_job_at_once() {
+    let rules = Rules { no_restart_on: [3, 4].into(), ..Rules::default() };
+    for window in [None, Some(HOUR)] {
+        let rules = Rules { restart_window: window, ..rules.clone() };
+        let mut bench = job(1, &Settings { rules, ..settings(1, 1, 3) });
+        let other = |returncode| Failure { returncode, ..*failure() };
+        // A signal's number is no exit code.
+        crash(&mut bench, 1, &[1], other(-4));
+        assert_eq!(bench.run().closed(), None);
+        crash(&mut bench, 1, &[1], other(3));
+        let (class, cause) = verdict(&bench);
+        assert_eq!(class, EndClass::Program);
+        assert!(cause.ends_with("; exit code 3 is never restarted (no_restart_on)"), "{cause}");
+    }
+}
+
+#[test]
+fn nodes_whose_no_restart_on_differs_are_refused_with_both() {
+    let with = |codes: &[u8]| {
+        let rules = Rules { no_restart_on: codes.iter().copied().collect(), ..Rules::default() };
+        Settings { rules, ..settings(1, 2, 3) }
+    };
+    for (ours, theirs, expected) in [
+        (with(&[]), with(&[3, 4]), "has `no_restart_on=3+4`, but run `job` was opened with no `no_restart_on`:"),
+        (with(&[4]), with(&[3]), "has `no_restart_on=3`, but run `job` was opened with `no_restart_on=4`:"),
+    ] {
+        let mut bench = job(1, &ours);
+        bench.greet(2, hello(2, &theirs), 2);
+        let text = bench.rejection(2);
+        assert!(text.contains(expected) && text.contains("give every node the same `--no-restart-on`"), "{text}");
+    }
+}

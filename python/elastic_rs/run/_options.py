@@ -47,7 +47,13 @@ logger = logging.getLogger("elastic_rs.run")
 STATIC_PORT = 29500
 STATIC_TIMEOUT_S = 900.0
 """How long torchrun waits for the nodes of a job with ranks by hand."""
-FLAGS_OF_KEYS = {"in_place": ("off", "gloo", "nccl"), "hang": ("report", "restart", "off"), "hang_timeout": ()}
+FLAGS_OF_KEYS: dict[str, tuple[str, ...]] = {
+    "in_place": ("off", "gloo", "nccl"),
+    "hang": ("report", "restart", "off"),
+    "hang_timeout": (),
+    "exit_code": ("worker", "class"),
+    "no_restart_on": (),
+}
 """Flags that mean keys of ``--rdzv-conf``, with their words; those of the others are checked as the key's."""
 BACKENDS = ("c10d", RUST_C10D, *ETCD_NAMES, "static")
 MAX_WORKERS = _elastic_rs.LOCAL_WORLD_SIZE_LIMIT
@@ -93,8 +99,8 @@ def rendezvous_of(args: argparse.Namespace) -> Rendezvous:
         raise CommandLineError(_unknown_backend(args.rdzv_backend))
     try:
         conf = parse_conf(args.rdzv_conf)
-        for key, words in FLAGS_OF_KEYS.items():
-            _take_flag(conf, key, getattr(args, key), words)
+        for key, given in keys_by_flags(args).items():
+            _take_flag(conf, key, given, FLAGS_OF_KEYS[key])
         _, window = restarts_of(args)
         if window is not None and conf.setdefault("restart_window", window) != window:
             raise CommandLineError(
@@ -165,10 +171,15 @@ def rendezvous_of(args: argparse.Namespace) -> Rendezvous:
     return Rendezvous(args.rdzv_id, host, port, nodes, config)
 
 
-def _take_flag(conf: dict[str, str], key: str, given: str | None, words: tuple[str, ...]) -> None:
+def keys_by_flags(args: argparse.Namespace) -> dict[str, str]:
+    """Return the keys of ``--rdzv-conf`` that are given by flags of their own, as the keys' values are written."""
+    flags = {key: getattr(args, key) for key in FLAGS_OF_KEYS}
+    # PyTorch splits `--rdzv-conf` at commas.
+    return {key: given.replace(",", "+") for key, given in flags.items() if given is not None}
+
+
+def _take_flag(conf: dict[str, str], key: str, given: str, words: tuple[str, ...]) -> None:
     flag = "--" + key.replace("_", "-")
-    if given is None:
-        return
     if words and given not in words:  # from its variable, which argparse does not check
         raise CommandLineError(f"{flag} is `{given}`, must be one of {', '.join(words)}")
     if conf.setdefault(key, given) != given:

@@ -110,6 +110,24 @@ pub enum EndClass {
     NoProgress,
 }
 
+impl EndClass {
+    /// The word for it, in events, on pages and in Python.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Program => "program",
+            Self::Machine => "machine",
+            Self::Preempted => "preempted",
+            Self::NoProgress => "no progress",
+        }
+    }
+}
+
+impl fmt::Display for EndClass {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
 /// How a job ended.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Verdict {
