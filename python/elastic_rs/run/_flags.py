@@ -225,16 +225,16 @@ def _add_endings(section: Section) -> None:
         own=True,
         default=None,
         metavar="CODE,...",
-        help="exit codes of workers, 1 to 255, after which nothing is restarted: the job ends. The same on all nodes: as "
-        "--rdzv-conf no_restart_on=CODE+... (none)",
+        help="exit codes of workers, 1 to 255, after which nothing is restarted: the job ends. The same on all nodes: "
+        "as --rdzv-conf no_restart_on=CODE+... (none)",
     )
     add(
         "--exit-code",
         own=True,
         choices=["worker", "class"],
         default=None,
-        help="what this node's exit code says when the job has failed: how the first failed worker ended, or what to do "
-        "next: the same as --rdzv-conf exit_code=... (1)",
+        help="what this node's exit code says when the job has failed: how the first failed worker ended, or what to "
+        "do next: the same as --rdzv-conf exit_code=... (1)",
     )
     add(
         "--shutdown-timeout",

@@ -34,8 +34,8 @@ def hand_over(argv: Sequence[str], checked: argparse.Namespace, why: str) -> Non
     number, window = _options.restarts_of(checked)
     if window is not None:
         raise UsageError(
-            f"--max-restarts with a window and {why} cannot be combined: PyTorch's launcher knows a whole number alone; "
-            f"give --max-restarts={number} and --rdzv-conf restart_window={window}"
+            f"--max-restarts with a window and {why} cannot be combined: PyTorch's launcher knows a whole number "
+            f"alone; give --max-restarts={number} and --rdzv-conf restart_window={window}"
         )
     if checked.store_tunnel:
         raise UsageError(
