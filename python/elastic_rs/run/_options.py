@@ -99,14 +99,7 @@ def rendezvous_of(args: argparse.Namespace) -> Rendezvous:
         raise CommandLineError(_unknown_backend(args.rdzv_backend))
     try:
         conf = parse_conf(args.rdzv_conf)
-        for key, given in keys_by_flags(args).items():
-            _take_flag(conf, key, given, FLAGS_OF_KEYS[key])
-        _, window = restarts_of(args)
-        if window is not None and conf.setdefault("restart_window", window) != window:
-            raise CommandLineError(
-                f"--max-restarts says within {window} s, and --rdzv-conf restart_window={conf['restart_window']}: give "
-                "one of them"
-            )
+        take_flags(conf, args)
         if conf.get("in_place", "off") != "off":
             from elastic_rs.elastic._decisions import LAZY_INIT, connects_lazily
 
@@ -178,12 +171,24 @@ def keys_by_flags(args: argparse.Namespace) -> dict[str, str]:
     return {key: given.replace(",", "+") for key, given in flags.items() if given is not None}
 
 
-def _take_flag(conf: dict[str, str], key: str, given: str, words: tuple[str, ...]) -> None:
-    flag = "--" + key.replace("_", "-")
-    if words and given not in words:  # from its variable, which argparse does not check
-        raise CommandLineError(f"{flag} is `{given}`, must be one of {', '.join(words)}")
-    if conf.setdefault(key, given) != given:
-        raise CommandLineError(f"{flag} is `{given}`, and --rdzv-conf says {key}={conf[key]}: give one of them")
+def take_flags(conf: dict[str, str], args: argparse.Namespace) -> None:
+    """Add the keys that are given by flags of their own to those of ``--rdzv-conf``.
+
+    Raises:
+        CommandLineError: a key has another value than its flag, or the flag has none of its words.
+    """
+    for key, given in keys_by_flags(args).items():
+        flag, words = "--" + key.replace("_", "-"), FLAGS_OF_KEYS[key]
+        if words and given not in words:  # from its variable, which argparse does not check
+            raise CommandLineError(f"{flag} is `{given}`, must be one of {', '.join(words)}")
+        if conf.setdefault(key, given) != given:
+            raise CommandLineError(f"{flag} is `{given}`, and --rdzv-conf says {key}={conf[key]}: give one of them")
+    _, window = restarts_of(args)
+    if window is not None and conf.setdefault("restart_window", window) != window:
+        raise CommandLineError(
+            f"--max-restarts says within {window} s, and --rdzv-conf restart_window={conf['restart_window']}: give one of "
+            "them"
+        )
 
 
 def is_alone(args: argparse.Namespace, nodes: tuple[int, int]) -> bool:

@@ -169,6 +169,14 @@ impl Verdict {
         matches!(self, Self::Failed { .. } | Self::Stopped { .. })
     }
 
+    /// Whose fault it was, if the job has failed and was not ended by a person.
+    pub fn class(&self) -> Option<EndClass> {
+        match self {
+            Self::Failed { class, .. } => Some(*class),
+            Self::Succeeded { .. } | Self::AllDone { .. } | Self::Stopped { .. } => None,
+        }
+    }
+
     /// The round that it names.
     pub fn round(&self) -> Option<Round> {
         match self {

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use crate::rendezvous::messages::hang::HangNews;
-use crate::rendezvous::messages::message::{Failure, Look, NodeMessage, Round, Verdict, WorldChange};
+use crate::rendezvous::messages::message::{EndClass, Failure, Look, NodeMessage, Round, Verdict, WorldChange};
 use crate::wire::text::{DEFAULT_RUN_ID, duration_text};
 
 /// A command to the driver.
@@ -94,6 +94,14 @@ impl JoinError {
             Self::Timeout { after, .. } => Some(*after),
             Self::Connection { elapsed, .. } => *elapsed,
             _ => None,
+        }
+    }
+
+    /// Whose fault it was. `was_in_world`: the node had been a member of a round. Before that nobody knows: the command line may be wrong.
+    pub fn class(&self, was_in_world: bool) -> Option<EndClass> {
+        match self.verdict() {
+            Some(verdict) => verdict.class(),
+            None => was_in_world.then_some(EndClass::Machine),
         }
     }
 
@@ -192,7 +200,6 @@ pub struct View {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rendezvous::messages::message::EndClass;
 
     #[test]
     fn a_failed_join_names_the_round_or_the_worker_that_ended_the_job() {
