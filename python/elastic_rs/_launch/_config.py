@@ -40,7 +40,8 @@ class LaunchConfig:
         module: the entry point is a module, run as by ``python -m``.
         no_python: the entry point is a program, run as it is.
         run_path: the entry point is the absolute path of a script, run by ``runpy.run_path``.
-        max_restarts: restarts after failures, on all nodes together.
+        max_restarts: restarts after failures, on all nodes together. ``"3/1h"``: as many within an hour, which
+            come back, and end when they bring nothing.
         no_restart_on: exit codes of workers, 1 to 255, after which nothing is restarted: the job ends. The same on all
             nodes. None: none.
         shutdown_timeout: time between the signal that stops workers and SIGKILL: whole seconds, or a ``timedelta``.
@@ -101,7 +102,7 @@ class LaunchConfig:
     module: bool = False
     no_python: bool = False
     run_path: bool = False
-    max_restarts: int = 0
+    max_restarts: int | str = 0
     no_restart_on: Sequence[int] | None = None
     shutdown_timeout: timedelta | float | None = None
     signals_to_handle: Sequence[str] | None = None
@@ -243,7 +244,8 @@ _KINDS: dict[str, _Kind] = {
     **dict.fromkeys(("local_ranks_filter", "ranks_filter", "no_restart_on"), _RANKS),
     **dict.fromkeys(("duplicate_stdout_filters", "duplicate_stderr_filters"), _FILTERS),
     "warm_modules": _TEXTS,
-    **dict.fromkeys(("node_rank", "master_port", "max_restarts"), _WHOLE),
+    **dict.fromkeys(("node_rank", "master_port"), _WHOLE),
+    "max_restarts": _Kind("a whole number, or a text such as '3/1h'", _is_whole_or_text),
     **dict.fromkeys(
         (
             *("rdzv_backend", "rdzv_endpoint", "rdzv_id", "local_addr", "master_addr", "log_line_prefix_template"),

@@ -126,7 +126,7 @@ def run(
             rdzv_handler=handler,
             entrypoint=function,
             args=tuple(args),
-            max_restarts=parsed.max_restarts,
+            max_restarts=options.workers.max_restarts,
             master_addr=meeting.host if meeting.fixed else None,
             master_port=meeting.port if meeting.fixed else None,
             local_addr=_options.local_addr_of(parsed),

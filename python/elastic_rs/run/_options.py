@@ -183,6 +183,12 @@ def take_flags(conf: dict[str, str], args: argparse.Namespace) -> None:
             raise CommandLineError(f"{flag} is `{given}`, must be one of {', '.join(words)}")
         if conf.setdefault(key, given) != given:
             raise CommandLineError(f"{flag} is `{given}`, and --rdzv-conf says {key}={conf[key]}: give one of them")
+    _, window = restarts_of(args)
+    if window is not None and conf.setdefault("restart_window", window) != window:
+        raise CommandLineError(
+            f"--max-restarts says within {window} s, and --rdzv-conf restart_window={conf['restart_window']}: give one "
+            "of them"
+        )
 
 
 def is_alone(args: argparse.Namespace, nodes: tuple[int, int]) -> bool:
@@ -233,10 +239,18 @@ def workers_of(text: str) -> int:
     return count
 
 
+def restarts_of(args: argparse.Namespace) -> tuple[int, str | None]:
+    """Read ``--max-restarts``: how many, and within how many seconds if that is given."""
+    given = args.max_restarts
+    number, window = given if isinstance(given, tuple) else (given, None)
+    if not 0 <= number <= MAX_RESTARTS:
+        raise CommandLineError(f"--max-restarts is `{number}`, must be from 0 to {MAX_RESTARTS}")
+    return number, window
+
+
 def launch_options_of(args: argparse.Namespace) -> LaunchOptions:
     """Read what no rendezvous concerns."""
-    if not 0 <= args.max_restarts <= MAX_RESTARTS:
-        raise CommandLineError(f"--max-restarts is `{args.max_restarts}`, must be from 0 to {MAX_RESTARTS}")
+    max_restarts, _ = restarts_of(args)
     entrypoint, command = command_of(args)
     # PyTorch may have to be asked.
     workers = workers_of(args.nproc_per_node)
@@ -248,7 +262,7 @@ def launch_options_of(args: argparse.Namespace) -> LaunchOptions:
         workers=_elastic_rs.WorkerOptions(
             entrypoint=os.fsencode(entrypoint).decode(errors="replace"),
             role=_utf8("--role", args.role),
-            max_restarts=args.max_restarts,
+            max_restarts=max_restarts,
             grace_s=grace_of(args),
             uninterruptible_sleep_s=_sleep_limit_s(),
             virtual_local_rank=args.virtual_local_rank,

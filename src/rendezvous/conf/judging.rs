@@ -20,6 +20,7 @@ impl Conf {
     /// Check the values about the end of a job.
     fn check_ends(&self) -> Result<(), String> {
         let (no_restart_on, exit_code) = (!self.no_restart_on.is_empty(), self.exit_code.is_some());
+        let window = self.restart_window.is_some();
         let counts = self.restart_budget == RestartBudget::Node;
         for (given, key, other, why) in [
             (
@@ -28,6 +29,8 @@ impl Conf {
                 "restart_budget=node",
                 "the coordinator ends the job, and is not asked there",
             ),
+            (window && counts, "restart_window", "restart_budget=node", "each node counts its own restarts there"),
+            (window && self.agent == Agent::Torch, "restart_window", "agent=torch", PYTORCHS),
             (no_restart_on && self.agent == Agent::Torch, "no_restart_on", "agent=torch", PYTORCHS),
             (exit_code && self.agent == Agent::Torch, "exit_code", "agent=torch", PYTORCHS),
         ] {
