@@ -1,12 +1,12 @@
-"""Measure the coordinator with many nodes: a round, a loss, a look, `elastic-rs status`, and bytes per node, with PyTorch's.
+"""Measure the coordinator with many nodes: rounds, losses, looks, `elastic-rs status`, and bytes, with PyTorch's.
 
     python benches/rendezvous_scale.py [--quick] [--looks]
 
 Nodes are real sessions on loopback, many per process (examples/rendezvous_load.rs). The host is a separate process. All
 nodes join at once, and a round is timed from the last node's join to the last node's release. A relay between nodes and
 host counts bytes; it is absent when time is measured. PyTorch's c10d handler is measured through the same relay, with
-threads of one process as nodes, for as many nodes as it can serve. Results go to benches/results. `ELASTIC_RS_LOAD` names
-a `rendezvous_load` that is built, such as one of the development profile.
+threads of one process as nodes, for as many nodes as it can serve. Results go to benches/results.
+`ELASTIC_RS_LOAD` names a `rendezvous_load` that is built, such as one of the development profile.
 """
 
 from __future__ import annotations
@@ -290,7 +290,14 @@ def main() -> None:
     if args.looks:
         measure_looks(10)
         return
-    results: dict[str, list[dict[str, Any]]] = {"rounds": [], "losses": [], "status": [], "looks": [], "at rest": [], "traffic": []}
+    results: dict[str, list[dict[str, Any]]] = {
+        "rounds": [],
+        "losses": [],
+        "status": [],
+        "looks": [],
+        "at rest": [],
+        "traffic": [],
+    }
 
     print(f"{'last join to last release':28} {'median':>10} {'worst':>10} {'target':>10}")
     for count, target in ((8, 5), (64, 10), (256, 30), (1000, 100), (4000, 500)):
