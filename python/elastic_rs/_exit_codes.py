@@ -6,8 +6,9 @@ A signal ends a program with 128 + its number.
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 
-__all__ = ["BugReport", "Doctor", "ExitCode", "Look", "Run", "Serve", "Stacks", "Token", "in_help"]
+__all__ = ["BugReport", "Doctor", "ExitCode", "Look", "Run", "Serve", "Stacks", "Token", "in_help", "of_end"]
 
 
 class ExitCode(enum.IntEnum):
@@ -29,6 +30,43 @@ class Run(ExitCode):
     SUCCEEDED = 0, "all workers succeeded, or this node was a spare that was not needed"
     FAILED = 1, "the job failed, or this node could not join it; the message names the first failure"
     NOT_VALID = 2, "the command line is not valid, or names a script that does not exist"
+    MACHINE = 90, "--exit-code=class: a machine, or the connection with it, was lost: run it again"
+    PREEMPTED = 91, "--exit-code=class: SIGTERM ended this node: run it again"
+    PROGRAM = 92, "--exit-code=class: the program failed, and would again: do not run it again"
+    NO_PROGRESS = (
+        93,
+        "--exit-code=class, and always with restart_window: restarts have brought no progress: do not run it again",
+    )
+
+
+_OF_CLASSES = {
+    "machine": Run.MACHINE,
+    "preempted": Run.PREEMPTED,
+    "program": Run.PROGRAM,
+    "no progress": Run.NO_PROGRESS,
+}
+_LARGEST = 255
+
+
+def of_end(
+    conf: Mapping[str, object], end_class: str | None, *, returncode: int | None = None, otherwise: int = Run.FAILED
+) -> int:
+    """Return the exit code of a node whose part in a job has ended in another way than well.
+
+    Args:
+        conf: the values of ``--rdzv-conf``: ``exit_code`` says which code is wanted.
+        end_class: whose fault it was, if that is known.
+        returncode: how the first failed worker ended, as ``subprocess.Popen.returncode``. None: no worker has failed.
+        otherwise: the code if none was asked for, or the one that was is not known.
+    """
+    asked = conf["exit_code"]
+    if asked == "worker" and returncode is not None:
+        code = 128 - returncode if returncode < 0 else returncode
+        return code if 0 < code <= _LARGEST else otherwise
+    is_vain = end_class == "no progress" and asked is None and conf["restart_window"] is not None
+    if end_class is not None and (asked == "class" or is_vain):
+        return _OF_CLASSES[end_class]
+    return otherwise
 
 
 class Doctor(ExitCode):

@@ -219,6 +219,16 @@ def members_of_groups() -> dict[str, list[int]]:
     return {name: [*world.pg_group_ranks.get(group, ())] for group, name in [*world.pg_names.items()]}
 
 
+def backends_of_groups() -> list[Any]:
+    """Return the backends of all process groups."""
+    found = []
+    for group in [*dist.distributed_c10d._world.pg_map]:  # noqa: SLF001
+        for device in group._device_types:  # noqa: SLF001
+            with contextlib.suppress(AttributeError, RuntimeError):
+                found.append(group._get_backend(device))  # noqa: SLF001
+    return found
+
+
 def abort_groups() -> None:
     """Abort all process groups as one."""
     dist.distributed_c10d._abort_process_group()  # noqa: SLF001

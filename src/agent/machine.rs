@@ -53,7 +53,7 @@ pub const LEAVE_LIMIT: Duration = Duration::from_secs(5);
 const TOO_LATE: &str = "a worker failed after the job had been declared a success";
 
 /// Numbers of signals, the same on every platform PyTorch's agent runs on.
-const SIGTERM: i32 = 15;
+pub(super) const SIGTERM: i32 = 15;
 const SIGKILL: i32 = 9;
 
 /// How often a node that has finished logs which nodes it waits for.
@@ -197,8 +197,8 @@ impl AgentMachine {
             {
                 Outcome::NotNeeded
             }
-            JoinError::Closed { verdict: Verdict::Failed { cause, failure, .. }, .. } => {
-                Outcome::Failed { cause: failure, reason: cause }
+            JoinError::Closed { verdict: Verdict::Failed { cause, failure, class, .. }, .. } => {
+                Outcome::Failed { cause: failure, reason: cause, class }
             }
             error => Outcome::NoPlacement(error),
         };

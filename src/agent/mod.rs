@@ -27,6 +27,12 @@ mod uninterruptible;
 #[cfg(feature = "io")]
 pub mod worker_group;
 
+/// The number of a restart, and of how many. A sliding budget (`restart_window`) has no last one.
+#[cfg(feature = "io")]
+fn restart_of(number: u32, limit: u32) -> String {
+    if number <= limit { format!("restart {number} of {limit}") } else { format!("restart {number}") }
+}
+
 pub use command::Command;
 pub use machine::AgentMachine;
 pub use policy::{AgentOptions, Budget, Outcome, Policy};

@@ -4,8 +4,9 @@ use std::ffi::OsString;
 use std::time::Duration;
 
 use super::environment::Workers;
+use super::machine::SIGTERM;
 use crate::rendezvous::conf::InPlace;
-use crate::rendezvous::messages::message::Failure;
+use crate::rendezvous::messages::message::{EndClass, Failure};
 use crate::rendezvous::node::JoinError;
 use crate::workers::ProgressPattern;
 
@@ -92,6 +93,8 @@ pub enum Outcome {
         cause: Option<Box<Failure>>,
         /// The reason, in words.
         reason: String,
+        /// Whose fault it was.
+        class: EndClass,
     },
     /// Only this node has failed: its workers cannot take part, and the job goes on without it.
     Unfit {
@@ -104,4 +107,18 @@ pub enum Outcome {
     NoPlacement(JoinError),
     /// A signal ended the agent.
     Signal(i32),
+}
+
+impl Outcome {
+    /// Whose fault it was, if that is known. `was_in_world`: the node had been a member of a round.
+    pub fn class(&self, was_in_world: bool) -> Option<EndClass> {
+        match self {
+            Self::Succeeded | Self::NotNeeded => None,
+            Self::Failed { class, .. } => Some(*class),
+            Self::Unfit { .. } => Some(EndClass::Program),
+            Self::NoPlacement(error) => error.class(was_in_world),
+            // Schedulers take machines back with this one. Others are a person's.
+            Self::Signal(signal) => (*signal == SIGTERM).then_some(EndClass::Preempted),
+        }
+    }
 }

@@ -67,7 +67,7 @@ impl Disturbance {
     pub fn over(&mut self, phase: Phase, placement: &Placement, limit: Option<u32>, now: Instant) -> Option<Recovered> {
         let Self { since, cause, .. } = std::mem::take(self);
         let lasted = now.saturating_duration_since(since?);
-        let restart = limit.map(|limit| (placement.restart, limit));
+        let restart = limit.map(|limit| super::restart_of(placement.restart, limit));
         Some(Recovered { lasted, cause, phase, round: placement.round, nodes: placement.world_size, restart })
     }
 }
@@ -80,7 +80,7 @@ pub(super) struct Recovered {
     phase: Phase,
     round: Round,
     nodes: u32,
-    restart: Option<(u32, u32)>,
+    restart: Option<String>,
 }
 
 impl Recovered {
@@ -112,8 +112,8 @@ impl Recovered {
             let _ = write!(line, "; {}", parts.join(", "));
         }
         let _ = write!(line, "; {nodes} node{}", if *nodes == 1 { "" } else { "s" });
-        if let Some((restart, limit)) = restart {
-            let _ = write!(line, ", restart {restart} of {limit}");
+        if let Some(restart) = restart {
+            let _ = write!(line, ", {restart}");
         }
         line
     }

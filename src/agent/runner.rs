@@ -364,6 +364,11 @@ impl Runner {
         ranks.map_or(0, |ranks| ranks.first_rank)
     }
 
+    /// Whether this node has been a member of a round.
+    pub fn was_in_world(&self) -> bool {
+        !self.machine.is_new()
+    }
+
     /// The place of this node, once it has one.
     pub fn placement(&self) -> Option<&Placement> {
         self.assignment.as_ref().map(|(placement, _)| placement)

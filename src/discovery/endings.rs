@@ -58,6 +58,11 @@ impl Ending {
         }
     }
 
+    /// The exit code of an agent whose job has failed. 1 if it is not known.
+    pub fn exit_code(&self) -> i32 {
+        self.code.filter(|code| self.is_here || *code != SSH_FAILED).unwrap_or(1)
+    }
+
     /// Whether the first failure of the job was on its host.
     pub fn was_first(&self) -> bool {
         self.outcome.as_deref() == Some("failed_here")

@@ -118,7 +118,10 @@ pub enum Verdict {
     /// The job has succeeded.
     Succeeded,
     /// The job has failed; its own report is in an agent's output.
-    Failed,
+    Failed {
+        /// The exit code of the first agent that has said so. All agents of a job end with the same.
+        code: i32,
+    },
     /// The driver has given the job up.
     GivenUp,
     /// No agent accepts the command line.
@@ -296,7 +299,7 @@ impl Driver {
         state.lacks_script = meaning == Meaning::LacksScript;
         let is_refused = meaning == Meaning::Refused || meaning == Meaning::LacksScript && self.all_lack_script();
         if self.over.is_none() && matches!(meaning, Meaning::Succeeded | Meaning::Failed) {
-            self.on_job_ended(meaning, &host, now);
+            self.on_job_ended(ending, &host, now);
         } else if self.over.is_none() && is_refused && !self.accepted {
             let why = ending.why(&self.rules.python, true);
             let others = if meaning == Meaning::Refused { "would end" } else { "has ended" };

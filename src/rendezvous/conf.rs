@@ -8,10 +8,11 @@ mod allowed;
 mod judging;
 mod scope;
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::time::Duration;
 
-pub use allowed::{Allowed, Given, Least, Value};
+pub use allowed::{Allowed, Given, Least, Value, codes_of};
 pub use scope::{Backend, Scope};
 
 use super::messages::settings::{self, HANG_TIMEOUTS, OnPartition, RESTART_WINDOWS, Settings};
@@ -130,6 +131,9 @@ keys! {
     exit_barrier_timeout: Option<Duration> = None, Allowed::ZERO_OR_MORE;
     /// What `--max-restarts` counts with our agent: the job's restarts, or each node's own (PyTorch's way).
     restart_budget: RestartBudget = RestartBudget::Job, Allowed::OneOf(&["job", "node"]);
+    /// With which exit code this node ends when the job has failed: the first failed worker's (worker), or one that says what to do
+    /// next (class). Not given: 1.
+    exit_code: Option<ExitCode> = None, Allowed::OneOf(&["worker", "class"]);
     /// Which workers survive a change of the world, if their program uses `elastic_rs.elastic`: those whose process groups are
     /// gloo's, also those with NCCL's, or none (off).
     in_place: InPlace = InPlace::Gloo, Allowed::OneOf(&["off", "gloo", "nccl"]),
@@ -165,6 +169,9 @@ keys! {
     /// Within which time a job has `--max-restarts` restarts, which are then judged by what they bring. Not given: it has as many in all.
     restart_window: Option<Duration> = None, Allowed::seconds(Least::Is(*RESTART_WINDOWS.start()), *RESTART_WINDOWS.end()),
         Scope::c10d(COUNTED_BY_A_COORDINATOR);
+    /// The exit codes of workers after which nothing is restarted, such as 3+4: the job ends with the first failure that has one. The
+    /// same on all nodes.
+    no_restart_on: BTreeSet<u8> = BTreeSet::new(), Allowed::Codes, Scope::c10d(COUNTED_BY_A_COORDINATOR);
     /// How often the world may change after its first round, by restarts and changes of membership together. After that the job
     /// ends with an error. Not given: as often as it has to. A job that may not change any
     /// more takes no newcomers: they wait as spares.
@@ -242,6 +249,15 @@ pub enum RestartBudget {
     Job,
     /// Those of each node.
     Node,
+}
+
+/// What the exit code of a job that has failed says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ExitCode {
+    /// How the first failed worker ended.
+    Worker,
+    /// Whose fault it was: an [`EndClass`](super::messages::message::EndClass).
+    Class,
 }
 
 /// Which of the workers that use `elastic_rs.elastic` survive a change of the world.

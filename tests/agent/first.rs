@@ -154,11 +154,17 @@ fn an_end_for_this_nodes_failure_waits_for_the_words_and_has_them() {
     let mut patient = agent.clone();
     agent.on_failure_message(1, "ValueError: late\n  a line".into(), true);
     let cause = Some(Box::new(Failure { message: "ValueError: late\n  a line".into(), ..closed.clone() }));
-    assert_eq!(does(&mut agent), [Command::End(Box::new(Outcome::Failed { cause, reason: reason.clone() }))]);
+    assert_eq!(
+        does(&mut agent),
+        [Command::End(Box::new(Outcome::Failed { cause, reason: reason.clone(), class: EndClass::Program }))]
+    );
 
     patient.on_tick(now + MESSAGE_LIMIT);
     let cause = Some(Box::new(closed));
-    assert_eq!(does(&mut patient), [Command::End(Box::new(Outcome::Failed { cause, reason }))]);
+    assert_eq!(
+        does(&mut patient),
+        [Command::End(Box::new(Outcome::Failed { cause, reason, class: EndClass::Program }))]
+    );
 }
 
 #[test]
@@ -176,7 +182,7 @@ fn an_end_for_another_nodes_failure_waits_for_no_words() {
         failure: cause.clone(),
         class: EndClass::Program,
     });
-    assert_eq!(does(&mut agent), [Command::End(Box::new(Outcome::Failed { cause, reason }))]);
+    assert_eq!(does(&mut agent), [Command::End(Box::new(Outcome::Failed { cause, reason, class: EndClass::Program }))]);
 }
 
 #[test]

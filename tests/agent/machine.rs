@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use crate::commands::{self, GRACE, SIGTERM, does, killed, new_agent, policy, stop, warnings};
 use elastic_rs::agent::{AgentMachine, Budget, Command, Outcome, Policy};
-use elastic_rs::rendezvous::messages::message::{Failure, Placement, Round, Verdict};
+use elastic_rs::rendezvous::messages::message::{EndClass, Failure, Placement, Round, Verdict};
 use elastic_rs::rendezvous::node::{JoinError, View};
 
 const SIGINT: i32 = 2;
@@ -24,7 +24,12 @@ fn failure(local_rank: u32) -> Failure {
 }
 
 fn failed(cause: Option<Failure>) -> Verdict {
-    Verdict::Failed { by: "node1".into(), cause: "no restart is left".into(), failure: cause.map(Box::new) }
+    Verdict::Failed {
+        by: "node1".into(),
+        cause: "no restart is left".into(),
+        failure: cause.map(Box::new),
+        class: EndClass::Program,
+    }
 }
 
 fn succeeded() -> Verdict {
@@ -79,7 +84,10 @@ fn a_failure_after_the_job_was_declared_a_success_waits_for_no_answer() {
         assert_eq!(does(&mut agent), [stop(SIGTERM)]);
         agent.on_stopped();
         let reason = "a worker failed after the job had been declared a success".to_owned();
-        assert_eq!(does(&mut agent), [end(Outcome::Failed { cause: Some(Box::new(failure(1))), reason })]);
+        assert_eq!(
+            does(&mut agent),
+            [end(Outcome::Failed { cause: Some(Box::new(failure(1))), reason, class: EndClass::Program })]
+        );
     }
 }
 
@@ -277,7 +285,11 @@ fn with_no_restart_left_every_agent_stops_its_workers_and_names_the_first_cause(
         agent.on_closed(failed(Some(failure(1))));
         assert_eq!(does(&mut agent), if own { vec![] } else { vec![stop(SIGTERM)] });
         agent.on_stopped();
-        let outcome = Outcome::Failed { cause: Some(Box::new(failure(1))), reason: "no restart is left".into() };
+        let outcome = Outcome::Failed {
+            cause: Some(Box::new(failure(1))),
+            reason: "no restart is left".into(),
+            class: EndClass::Program,
+        };
         assert_eq!(does(&mut agent), [end(outcome)]);
     }
 }
@@ -292,7 +304,10 @@ fn an_agent_in_the_exit_barrier_fails_if_the_job_fails() {
     agent.on_closed(failed(None));
     assert_eq!(does(&mut agent), [stop(SIGTERM)], "what they have started may be left");
     agent.on_stopped();
-    assert_eq!(does(&mut agent), [end(Outcome::Failed { cause: None, reason: "no restart is left".into() })]);
+    assert_eq!(
+        does(&mut agent),
+        [end(Outcome::Failed { cause: None, reason: "no restart is left".into(), class: EndClass::Program })]
+    );
 }
 
 #[test]
@@ -321,10 +336,11 @@ fn an_agent_with_a_budget_of_its_node_restarts_as_often_as_it_may_and_then_close
     agent.on_worker_failed(Failure { node: String::new(), ..failure(0) }, false, Instant::now());
     let cause = Some(Box::new(failure(0)));
     let reason = failure(0).to_string();
-    let verdict = Verdict::Failed { by: "node0".into(), cause: reason.clone(), failure: cause.clone() };
+    let verdict =
+        Verdict::Failed { by: "node0".into(), cause: reason.clone(), failure: cause.clone(), class: EndClass::Program };
     assert_eq!(does(&mut agent), [stop(SIGTERM), Command::Close(verdict)]);
     agent.on_stopped();
-    assert_eq!(does(&mut agent), [end(Outcome::Failed { cause, reason })]);
+    assert_eq!(does(&mut agent), [end(Outcome::Failed { cause, reason, class: EndClass::Program })]);
 }
 
 #[test]
@@ -334,7 +350,11 @@ fn the_first_cause_is_the_one_that_the_coordinator_names() {
     does(&mut agent);
     agent.on_closed(failed(Some(failure(3))));
     agent.on_stopped();
-    let outcome = Outcome::Failed { cause: Some(Box::new(failure(3))), reason: "no restart is left".into() };
+    let outcome = Outcome::Failed {
+        cause: Some(Box::new(failure(3))),
+        reason: "no restart is left".into(),
+        class: EndClass::Program,
+    };
     assert_eq!(does(&mut agent), [end(outcome)]);
 }
 
@@ -444,7 +464,10 @@ fn a_failed_join_ends_the_agent() {
     let cases = [
         (closed(succeeded(), true), Outcome::NotNeeded),
         (closed(succeeded(), false), Outcome::NoPlacement(closed(succeeded(), false))),
-        (closed(failed(Some(failure(3))), true), Outcome::Failed { cause, reason: "no restart is left".into() }),
+        (
+            closed(failed(Some(failure(3))), true),
+            Outcome::Failed { cause, reason: "no restart is left".into(), class: EndClass::Program },
+        ),
         (timeout.clone(), Outcome::NoPlacement(timeout)),
     ];
     for (error, outcome) in cases {

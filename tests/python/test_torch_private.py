@@ -184,6 +184,14 @@ def test_numbers_of_groups_begin_again() -> None:
 
 
 @pytest.mark.usefixtures("group")
+def test_the_backends_of_groups_are_known() -> None:
+    dist.new_group([0])
+    assert {backend.name() for backend in _torch_private.backends_of_groups()} == {"gloo"}
+    dist.destroy_process_group()
+    assert _torch_private.backends_of_groups() == []
+
+
+@pytest.mark.usefixtures("group")
 @pytest.mark.skipif(torch.__version__.startswith("2.6."), reason="PyTorch 2.6 aborts groups of NCCL alone")
 def test_groups_are_aborted() -> None:
     _torch_private.abort_groups()

@@ -46,6 +46,8 @@ pub fn failure() -> Box<Failure> {
         returncode: -9,
         message: "out of memory\nat line 3".into(),
         counts: true,
+        lived: Duration::from_secs(60),
+        step: None,
     })
 }
 

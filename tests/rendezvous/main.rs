@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod bench;
+mod budget;
 mod cell_node;
 mod certificates;
 mod claims;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use elastic_rs::rendezvous::messages::message::{
-    CoordinatorMessage, Hello, Join, JoinWorkers, NodeMessage, Round, Verdict, Waits,
+    CoordinatorMessage, EndClass, Hello, Join, JoinWorkers, NodeMessage, Round, Verdict, Waits,
 };
 use elastic_rs::rendezvous::messages::settings::Settings;
 use elastic_rs::rendezvous::node::status_log::StatusLog;
@@ -115,7 +115,12 @@ fn a_node_that_comes_after_the_end_learns_when_and_how_the_job_ended() {
         let mut bench = Bench::formed(1, &settings);
         let verdict = match failed {
             false => Verdict::Succeeded { by: "host:1".into() },
-            true => Verdict::Failed { by: "host:1".into(), cause: "exit code 1".into(), failure: Some(failure()) },
+            true => Verdict::Failed {
+                by: "host:1".into(),
+                cause: "exit code 1".into(),
+                failure: Some(failure()),
+                class: EndClass::Program,
+            },
         };
         bench.send(1, NodeMessage::Close(verdict));
         assert!(matches!(bench.last(1), CoordinatorMessage::Closed { .. }), "a member");

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use elastic_rs::rendezvous::messages::message::{
-    CoordinatorMessage, Hello, NodeId, NodeMessage, Placement, Round, Verdict, Waits,
+    CoordinatorMessage, EndClass, Hello, NodeId, NodeMessage, Placement, Round, Verdict, Waits,
 };
 use elastic_rs::rendezvous::messages::settings::Settings;
 use elastic_rs::rendezvous::node::status_log::StatusLog;
@@ -425,7 +425,12 @@ fn a_node_without_a_placement_does_not_fail_the_job() {
     let now = Instant::now();
     let mut node = connected(now);
     node.take_commands();
-    let failed = || Verdict::Failed { by: "10.0.0.8".into(), cause: "exit code 1".into(), failure: None };
+    let failed = || Verdict::Failed {
+        by: "10.0.0.8".into(),
+        cause: "exit code 1".into(),
+        failure: None,
+        class: EndClass::Program,
+    };
     node.close(failed());
     assert_eq!(node.take_commands(), []);
     assert_eq!(node.view().closed, None);

@@ -283,6 +283,8 @@ fn failure(node: usize, counts: bool) -> Failure {
         returncode: 3,
         message: "ValueError: a test".into(),
         counts,
+        lived: Duration::from_secs(60),
+        step: None,
     }
 }
 

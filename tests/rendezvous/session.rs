@@ -9,7 +9,7 @@ use elastic_rs::rendezvous::coordinator::machine::Machine;
 use elastic_rs::rendezvous::coordinator::readers::Readers;
 use elastic_rs::rendezvous::messages::codec;
 use elastic_rs::rendezvous::messages::message::{
-    CoordinatorMessage, Failure, Hello, MAGIC, NodeId, PROTOCOL_VERSION, Placement, Round, Verdict,
+    CoordinatorMessage, EndClass, Failure, Hello, MAGIC, NodeId, PROTOCOL_VERSION, Placement, Round, Verdict,
 };
 use elastic_rs::rendezvous::messages::settings::Settings;
 use elastic_rs::rendezvous::node::session::Session;
@@ -241,7 +241,12 @@ async fn a_failed_verdict_reaches_running_nodes_with_its_cause() {
     let coordinator = Coordinator::start().await;
     let sessions: Vec<_> = (0..2).map(|n| coordinator.session(n, Settings::new(2, 2))).collect();
     join_all(&sessions).await;
-    let verdict = Verdict::Failed { by: "node1".into(), cause: "rank 3 ended with exit code 7".into(), failure: None };
+    let verdict = Verdict::Failed {
+        by: "node1".into(),
+        cause: "rank 3 ended with exit code 7".into(),
+        failure: None,
+        class: EndClass::Program,
+    };
     sessions[1].close(verdict.clone());
     let view = until_view(&sessions[0], |view| view.closed.is_some()).await;
     assert_eq!(view.closed, Some(verdict.clone()));
@@ -260,6 +265,8 @@ fn failure() -> Failure {
         returncode: 3,
         message: "boom".into(),
         counts: true,
+        lived: Duration::from_secs(60),
+        step: None,
     }
 }
 

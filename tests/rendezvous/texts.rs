@@ -7,7 +7,7 @@ use elastic_rs::events::record::Kind;
 use elastic_rs::rendezvous::coordinator::machine::{Command, Machine};
 use elastic_rs::rendezvous::messages::codec::encode_frame;
 use elastic_rs::rendezvous::messages::message::{
-    CoordinatorMessage, Failure, Hello, Join, NodeId, NodeMessage, Round, Verdict,
+    CoordinatorMessage, EndClass, Failure, Hello, Join, NodeId, NodeMessage, Round, Verdict,
 };
 use elastic_rs::rendezvous::messages::settings::Settings;
 use elastic_rs::rendezvous::node::NodeMachine;
@@ -94,7 +94,7 @@ fn the_longest_texts_fit_into_a_frame() {
     now += Duration::from_secs(60);
     machine.on_tick(now);
     sent(&mut machine);
-    let verdict = Verdict::Failed { by: reason.clone(), cause: reason, failure: None };
+    let verdict = Verdict::Failed { by: reason.clone(), cause: reason, failure: None, class: EndClass::Program };
     machine.on_message(SessionId(1), NodeMessage::Close(verdict), now);
     assert!(sent(&mut machine).iter().any(|message| matches!(message, CoordinatorMessage::Closed { .. })));
 }
@@ -166,6 +166,8 @@ fn a_workers_message_is_one_line_in_the_log_of_its_agent() {
         returncode: 1,
         message: "bad\u{1b}[2K\r\u{202e}news\nat line 3".into(),
         counts: true,
+        lived: Duration::from_secs(60),
+        step: None,
     };
     let text = failure.to_string();
     assert!(text.ends_with("ended with exit code 1: bad [2K  news"), "{text:?}");

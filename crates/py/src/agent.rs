@@ -407,6 +407,13 @@ impl Agent {
         self.runner.blocking_lock().interrupted(reason);
     }
 
+    /// Whose fault the outcome of an ``end`` was: ``program``, ``machine``, ``preempted`` or ``no progress``. None: nobody's, or it is
+    /// not known.
+    fn end_class(&self, step: &Step) -> Option<&'static str> {
+        let runner::Step::End(outcome) = &step.0 else { return None };
+        outcome.class(self.runner.blocking_lock().was_in_world()).map(message::EndClass::name)
+    }
+
     /// The last round's workers that have ended, in that order.
     fn exits(&self) -> Vec<WorkerExit> {
         self.runner.blocking_lock().exits().iter().map(WorkerExit::from).collect()

@@ -155,6 +155,7 @@ impl RendezvousConfig {
                 Value::Seconds(time) => values.set_item(key.name, time.as_secs_f64())?,
                 Value::Whole(number) => values.set_item(key.name, number)?,
                 Value::Truth(truth) => values.set_item(key.name, truth)?,
+                value @ Value::Codes(_) => values.set_item(key.name, value.to_string())?,
                 Value::Word(word) => values.set_item(key.name, word)?,
                 Value::Text(text) => values.set_item(key.name, text)?,
             }
@@ -280,6 +281,7 @@ fn value_of(name: &str, value: &Bound<'_, PyAny>) -> PyResult<Value> {
     Ok(match key.allowed {
         Allowed::Seconds { .. } => Value::Seconds(seconds(name, value.extract()?)?),
         Allowed::Whole(..) => Value::Whole(value.extract()?),
+        Allowed::Codes => conf::codes_of(&value.extract::<String>()?).map_or(Value::Nothing, Value::Codes),
         Allowed::Truth => Value::Truth(value.extract()?),
         Allowed::OneOf(choices) => {
             let word: String = value.extract()?;

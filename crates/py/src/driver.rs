@@ -125,8 +125,8 @@ pub struct Driver {
     run_id: String,
 }
 
-/// How a driver's work ended: the verdict (``succeeded``, ``failed``, ``given_up``, ``refused`` or ``signal``), the signal's
-/// number, and why.
+/// How a driver's work ended: the verdict (``succeeded``, ``failed``, ``given_up``, ``refused`` or ``signal``), the number of
+/// the signal or the exit code after a failure, and why.
 type Driven = (&'static str, Option<i32>, String);
 
 #[pymethods]
@@ -160,7 +160,7 @@ impl Driver {
     }
 
     /// Start agents until the job has ended, and return the verdict (``succeeded``, ``failed``, ``given_up``, ``refused`` or
-    /// ``signal``), the signal's number, and why.
+    /// ``signal``), the number of the signal or the exit code after a failure, and why.
     ///
     /// ``host`` has the coordinator, if it is here: hosts that it keeps out get no agent, and its observers are shown which hosts the
     /// driver does not use.
@@ -195,14 +195,14 @@ impl Driver {
             Err(error) if error.is_panic() => panic::resume_unwind(error.into_panic()),
             Err(_) => return Err(PyRuntimeError::new_err("elastic_rs is shut down: the interpreter is exiting")),
         };
-        let (verdict, signal) = match end.verdict {
+        let (verdict, number) = match end.verdict {
             Verdict::Succeeded => ("succeeded", None),
-            Verdict::Failed => ("failed", None),
+            Verdict::Failed { code } => ("failed", Some(code)),
             Verdict::GivenUp => ("given_up", None),
             Verdict::Refused => ("refused", None),
             Verdict::Signal(number) => ("signal", Some(number)),
         };
-        Ok((verdict, signal, end.reason))
+        Ok((verdict, number, end.reason))
     }
 }
 

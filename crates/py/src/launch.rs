@@ -9,6 +9,7 @@ use elastic_rs::agent::Outcome;
 use elastic_rs::launcher::launch::{Ended, Fixed, Job, LogFolder, LogOptions, Warm, run as run_job};
 use elastic_rs::launcher::node::Node;
 use elastic_rs::net::local_peers;
+use elastic_rs::rendezvous::messages::message::EndClass;
 use elastic_rs::rendezvous::node;
 use elastic_rs::signals::{Receiver, Signal};
 use elastic_rs::workers::{self};
@@ -30,6 +31,8 @@ pub struct Launched {
     outcome: &'static str,
     /// Of ``failed``, ``unfit``, ``no_placement`` and ``too_late``: the reason, in words.
     reason: Option<String>,
+    /// Whose fault it was: ``program``, ``machine``, ``preempted`` or ``no progress``. None: nobody's, or it is not known.
+    end_class: Option<&'static str>,
     /// Of ``failed``: the first failure, on whatever node; of ``unfit``: that of this node. None if the job was closed without a failure report.
     failure: Option<Failure>,
     /// Of ``no_placement`` and ``too_late``: name of the corresponding exception of ``elastic_rs.errors``.
@@ -52,6 +55,7 @@ impl Launched {
         let mut launched = Self {
             outcome: "succeeded",
             reason: None,
+            end_class: ended.class.map(EndClass::name),
             failure: None,
             error: None,
             signal: None,
@@ -63,7 +67,7 @@ impl Launched {
         match ended.outcome {
             Outcome::Succeeded => {}
             Outcome::NotNeeded => launched.outcome = "not_needed",
-            Outcome::Failed { cause, reason } => {
+            Outcome::Failed { cause, reason, .. } => {
                 launched.outcome = "failed";
                 (launched.failure, launched.reason) = (cause.map(|cause| Failure::from(*cause)), Some(reason));
             }

@@ -138,6 +138,8 @@ pub struct View {
     over: bool,
     /// The cause in words, if the rendezvous was closed after a failure.
     failure: Option<String>,
+    /// Whose fault it was, if the rendezvous was closed after a failure: ``program``, ``machine``, ``preempted`` or ``no progress``.
+    end_class: Option<&'static str>,
     /// The worker's failure that is the cause, if any.
     cause: Option<Failure>,
     /// The address at which other nodes find this one, once known.
@@ -156,9 +158,12 @@ impl View {
             Some(verdict) if verdict.is_failure() => Some(verdict.to_string()),
             _ => None,
         };
+        let end_class = view.closed.as_ref().and_then(Verdict::class);
+        // Of a job that was over before this node came, that is the error of its joins.
+        let end_class = end_class.or_else(|| view.over.as_ref()?.class(false)).map(EndClass::name);
         let node::View { waiting, reason, addr, fenced, closed, over, failure: cause, .. } = view;
         let (cause, over) = (cause.map(Failure::from), over.is_some());
-        Ok(Self { waiting, reason, closed: closed.is_some(), over, failure, cause, addr, fenced })
+        Ok(Self { waiting, reason, closed: closed.is_some(), over, failure, end_class, cause, addr, fenced })
     }
 }
 

@@ -40,7 +40,10 @@ class LaunchConfig:
         module: the entry point is a module, run as by ``python -m``.
         no_python: the entry point is a program, run as it is.
         run_path: the entry point is the absolute path of a script, run by ``runpy.run_path``.
-        max_restarts: restarts after failures, on all nodes together.
+        max_restarts: restarts after failures, on all nodes together. ``"3/1h"``: as many within an hour, which
+            come back, and end when they bring nothing.
+        no_restart_on: exit codes of workers, 1 to 255, after which nothing is restarted: the job ends. The same on all
+            nodes. None: none.
         shutdown_timeout: time between the signal that stops workers and SIGKILL: whole seconds, or a ``timedelta``.
             None: the variable ``TORCH_ELASTIC_SHUTDOWN_TIMEOUT``, or 30 s.
         signals_to_handle: names of the signals that end this node's part, in the main thread. None: SIGTERM, SIGINT,
@@ -99,7 +102,8 @@ class LaunchConfig:
     module: bool = False
     no_python: bool = False
     run_path: bool = False
-    max_restarts: int = 0
+    max_restarts: int | str = 0
+    no_restart_on: Sequence[int] | None = None
     shutdown_timeout: timedelta | float | None = None
     signals_to_handle: Sequence[str] | None = None
     in_place: Literal["off", "gloo", "nccl"] | None = None
@@ -237,10 +241,11 @@ _KINDS: dict[str, _Kind] = {
     "numa_binding": _one_of("node", "socket", "exclusive", "core-complex"),
     "start_method": _one_of("spawn", "fork", "forkserver"),
     **dict.fromkeys(("redirects", "tee"), _STREAMS),
-    **dict.fromkeys(("local_ranks_filter", "ranks_filter"), _RANKS),
+    **dict.fromkeys(("local_ranks_filter", "ranks_filter", "no_restart_on"), _RANKS),
     **dict.fromkeys(("duplicate_stdout_filters", "duplicate_stderr_filters"), _FILTERS),
     "warm_modules": _TEXTS,
-    **dict.fromkeys(("node_rank", "master_port", "max_restarts"), _WHOLE),
+    **dict.fromkeys(("node_rank", "master_port"), _WHOLE),
+    "max_restarts": _Kind("a whole number, or a text such as '3/1h'", _is_whole_or_text),
     **dict.fromkeys(
         (
             *("rdzv_backend", "rdzv_endpoint", "rdzv_id", "local_addr", "master_addr", "log_line_prefix_template"),
@@ -273,6 +278,7 @@ LEFT_OUT: dict[str, str] = {
         _DRIVER,
     ),
     **dict.fromkeys(("event_log_handler", "logs_specs"), _PYTORCHS),
+    "exit_code": "it returns or raises, and the process goes on",
     "monitor_interval": "it has no effect: nothing polls",
 }
 """The flags of ``elastic-run`` that are no fields, and why."""

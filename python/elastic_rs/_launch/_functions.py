@@ -126,7 +126,7 @@ def run(
             rdzv_handler=handler,
             entrypoint=function,
             args=tuple(args),
-            max_restarts=parsed.max_restarts,
+            max_restarts=options.workers.max_restarts,
             master_addr=meeting.host if meeting.fixed else None,
             master_port=meeting.port if meeting.fixed else None,
             local_addr=_options.local_addr_of(parsed),
@@ -237,8 +237,7 @@ def _handler(meeting: Rendezvous, parsed: argparse.Namespace) -> LauncherHandler
     conf: dict[str, Any] = dict(parse_conf(parsed.rdzv_conf))
     if parsed.store_tunnel:
         conf["store_tunnel"] = "1"
-    flags = {key: getattr(parsed, key) for key in _options.FLAGS_OF_KEYS}
-    conf |= {key: given for key, given in flags.items() if given is not None}
+    conf |= _options.keys_by_flags(parsed)
     host = f"[{meeting.host}]" if ":" in meeting.host else meeting.host
     make: Callable[[RendezvousParameters], LauncherHandler] = RustC10dRendezvousHandler
     backend, endpoint = RUST_C10D, f"{host}:{meeting.port}"

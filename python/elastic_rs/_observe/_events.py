@@ -129,6 +129,9 @@ def run_state(text: str) -> dict[str, Any]:
         for name, steps in state.get("behind", ()):
             _check_names("behind", [name])
             _check_count("behind", steps)
+        for part in ("interruptions", "budget"):
+            for name, count in (state.get(part) or {}).items():
+                _check_count(name, count)
         if state.get("hang") is not None:
             _check_hang(state["hang"])
     except _NO_EVENT as error:

@@ -34,7 +34,7 @@ def status(story: Story, state: dict[str, Any] | None) -> list[str]:
         lines.append(f"ended   {plain(state['verdict'])}")
     elif story.closed is not None and story.closed.text:
         lines.append(f"ended   {story.closed.text}")
-    lines += _hang_now(story, state)
+    lines += [*_hang_now(story, state), *_restarts(state)]
     goodput = story.goodput_at_most()
     if goodput is not None:
         at_most = "at most " if story.goodput() is None else ""
@@ -248,12 +248,35 @@ def _headline(story: Story, state: dict[str, Any] | None) -> str:
     fewest, most = state["min_nodes"], state["max_nodes"]
     bounds = f"{fewest}" if fewest == most else f"{fewest} to {most}"
     workers = f", {state['workers']} workers" if state["workers"] is not None else ""
-    budget = f" of {state['max_restarts']}" if state["max_restarts"] is not None else ""
+    most = state["max_restarts"]
+    budget = f" of {most}" if most is not None and state.get("budget") is None else ""
     waiting = f", {state['waiting']} wait" if state["waiting"] else ""
     return (
         f"{plain(state['run'])}  {shown}  round {state['round']}, {state['running']} nodes ({bounds}){waiting}"
         f"{workers}{elapsed}; restart {state['restart']}{budget}"
     )
+
+
+_KINDS = (("crashes", "crash", "crashes"), ("hangs", "hang", "hangs"), ("losses", "node lost", "nodes lost"),
+          ("departures", "node left", "nodes left"))  # fmt: skip
+
+
+def _restarts(state: dict[str, Any] | None) -> list[str]:
+    """Return what a running world was interrupted by, and what is left of a sliding budget."""
+    if state is None:
+        return []
+    kinds = state.get("interruptions") or {}
+    counts = ", ".join(
+        f"{kinds[key]} {one if kinds[key] == 1 else many}" for key, one, many in _KINDS if kinds.get(key)
+    )
+    lines = [f"broken  {counts}"] if counts else []
+    if budget := state.get("budget"):
+        most, window = state["max_restarts"], span(float(budget["window_s"]))
+        left = f"budget  within {window}: {budget['crashes']} of {most} restarts left after crashes, "
+        lines.append(left + f"{budget['hangs']} of {most} after hangs")
+        if budget["in_vain"]:
+            lines[-1] += f"; the last {budget['in_vain']} brought no new step (3 end the job)"
+    return lines
 
 
 def _losses(story: Story) -> str:

@@ -30,13 +30,19 @@ from torch.distributed.elastic.events.api import EventSource
 from torch.distributed.elastic.metrics.api import put_metric
 from torch.distributed.elastic.multiprocessing import LogsSpecs, SignalException
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
-from torch.distributed.elastic.rendezvous import RendezvousGracefulExitError
+from torch.distributed.elastic.rendezvous import (
+    RendezvousClosedError,
+    RendezvousError,
+    RendezvousGracefulExitError,
+)
 
 from elastic_rs import _elastic_rs, _hang_options
 from elastic_rs._durations import Duration, as_seconds
 from elastic_rs._elastic_rs import Agent, Failure, Placement, RendezvousConfig, Step
+from elastic_rs._exit_codes import Run, of_end
 from elastic_rs._host_name import spare_torch_the_wait, wait_for_readers
 from elastic_rs.agent._consoles import Consoles
+from elastic_rs.agent._exit_code import set_exit_code
 from elastic_rs.agent._failures import failures_of
 from elastic_rs.agent._functions import Functions
 from elastic_rs.agent._generation import Generation, line_prefixes, start_programs
@@ -146,6 +152,8 @@ class LocalElasticAgent(TorchLocalElasticAgent):
         self._consoles = Consoles()
         self._signal: SignalException | None = None
         self._has_warned = False
+        self._end_class: str | None = None
+        self._returncode: int | None = None
         self._handlers: Any = None
         self._generation = 0
         if self._handler is not None:
@@ -178,13 +186,27 @@ class LocalElasticAgent(TorchLocalElasticAgent):
             The exceptions of the rendezvous.
         """
         try:
-            return cast("RunResult", super().run(role))
+            result = cast("RunResult", super().run(role))
         except SignalError as ended:
-            kind = EndedProcess if is_torchrun() else Ended
-            raise kind(str(ended.error), ended.error.sigval) from None
+            text, number = str(ended.error), ended.error.sigval
+            if is_torchrun():
+                raise EndedProcess(text, number, self._exit_code(otherwise=128 + number)) from None
+            raise Ended(text, number) from None
+        except RendezvousError as error:
+            set_exit_code(self._exit_code(), error)
+            raise
         finally:
             if self._handlers is not None:
                 self._handlers.restore(has_ended=self._signal is not None)
+        if result.is_failed():
+            set_exit_code(self._exit_code(), result.failures)
+        return result
+
+    def _exit_code(self, *, otherwise: int = Run.FAILED) -> int:
+        if self._handler is None:
+            return otherwise
+        conf = self._handler.config.values()
+        return of_end(conf, self._end_class, returncode=self._returncode, otherwise=otherwise)
 
     def _invoke_run(self, role: str = DEFAULT_ROLE) -> RunResult:  # noqa: ARG002 - as in torch: the spec's counts
         spec = self._group.spec
@@ -309,6 +331,7 @@ class LocalElasticAgent(TorchLocalElasticAgent):
         placement = self._join_ours(self._handler)
         if isinstance(placement, _elastic_rs.Failure):
             # The job failed for good while this node waited for its placement.
+            self._end_class, self._returncode = self._handler.session.view().end_class, placement.returncode
             return RunResult(
                 WorkerState.FAILED,
                 failures=failures_of(placement, [], 0, {}, None, failed_at=None, make=ProcessFailure),
@@ -319,7 +342,15 @@ class LocalElasticAgent(TorchLocalElasticAgent):
     @measured("SimpleElasticAgent._rendezvous")
     def _join_ours(self, handler: NodeHandler) -> Placement | Failure:
         with self.record_duration("RENDEZVOUS"):
-            placement = handler.join()
+            try:
+                placement = handler.join()
+            except RendezvousClosedError:
+                self._end_class = handler.session.view().end_class
+                raise
+            except RendezvousError:
+                # Before this node was in a world nobody knows whose fault it is: the command line may be wrong.
+                self._end_class = "machine" if self._generation > 0 else None
+                raise
         if isinstance(placement, _elastic_rs.Placement):
             self._take(placement)
         return placement
@@ -375,6 +406,7 @@ class LocalElasticAgent(TorchLocalElasticAgent):
     def _end(self, agent: Agent, step: Step) -> RunResult:
         group = self._group
         self._remaining_restarts = max(0, group.spec.max_restarts - agent.restarts)
+        self._end_class = agent.end_class(step)
         match step.outcome:
             case "succeeded":
                 self._enter(WorkerState.SUCCEEDED)
@@ -387,6 +419,7 @@ class LocalElasticAgent(TorchLocalElasticAgent):
                 result = RunResult(state=WorkerState.SUCCEEDED)
             case "failed":
                 self._enter(WorkerState.FAILED)
+                self._returncode = None if step.failure is None else step.failure.returncode
                 exits, first_rank = agent.exits(), group.workers[0].global_rank
                 failures = failures_of(
                     step.failure,

@@ -35,11 +35,11 @@ class Ended(SignalException):
 
 
 class EndedProcess(Ended, SystemExit):
-    """A signal ended torchrun. Its exit code is 128 + the signal's number."""
+    """A signal ended torchrun, whose process ends with this code."""
 
-    def __init__(self, msg: str, sigval: signal.Signals) -> None:
+    def __init__(self, msg: str, sigval: signal.Signals, code: int) -> None:
         super().__init__(msg, sigval)
-        self.code = 128 + sigval
+        self.code = code
 
 
 def is_torchrun() -> bool:

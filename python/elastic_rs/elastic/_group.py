@@ -136,7 +136,7 @@ class Group:
         if self._aborter is not None:
             self._aborter.disarm(abort=failed)
         if dist.is_initialized():
-            dist.destroy_process_group()
+            _destroy()
         # A group that could not be made has taken a number. Groups are named by it, and the names must be the same on
         # all ranks, also on new workers. Destroying a group resets the numbers.
         _torch_private.forget_group_numbers()
@@ -236,4 +236,12 @@ def _abort() -> None:
 def _destroy_at_exit() -> None:
     # A group with threads that is still there when the process ends may abort it.
     if dist.is_initialized():
-        dist.destroy_process_group()
+        _destroy()
+
+
+def _destroy() -> None:
+    # In torch 2.6 a group joins the threads of its backend with the GIL held, which one of them may wait for. A backend
+    # that has a reference of its own ends by that, without the GIL.
+    backends = _torch_private.backends_of_groups()
+    dist.destroy_process_group()
+    backends.clear()

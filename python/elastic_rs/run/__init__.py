@@ -14,7 +14,7 @@ try:
     from collections.abc import Callable, Sequence
     from typing import TYPE_CHECKING
 
-    from elastic_rs._exit_codes import Run
+    from elastic_rs._exit_codes import Run, of_end
     from elastic_rs._logging import show_logs_if_asked
     from elastic_rs._terminal import error_line, shows_colours
     from elastic_rs.run import _cpus, _node, _options
@@ -139,7 +139,7 @@ def _report_end(end: End, *, driven: bool) -> int:
             logger.warning("%s; this node has nothing to do, and ends with 0", launched.reason)
             return 0
         case "signal":
-            return 128 + (launched.signal or 0)
+            return of_end(end.conf, launched.end_class, otherwise=128 + (launched.signal or 0))
         case "failed" | "unfit":
             from elastic_rs.run import _report
 
@@ -147,17 +147,18 @@ def _report_end(end: End, *, driven: bool) -> int:
             text = _report.report(end.entrypoint, found, colours=shows_colours(sys.stderr))
             sys.stderr.write(f"{text}\n")
             _report.hand_up(found[_report.root_cause(found)])
-            return Run.FAILED
+            returncode = None if launched.failure is None else launched.failure.returncode
+            return of_end(end.conf, launched.end_class, returncode=returncode)
         case _:
-            return _cannot(end.why_no_placement)
+            return _cannot(end.why_no_placement, of_end(end.conf, launched.end_class))
 
 
-def _cannot(why: CannotError) -> int:
+def _cannot(why: CannotError, code: int = Run.FAILED) -> int:
     """Report why this node cannot go on, with the name of torchrun's exception."""
     sys.stderr.write(error_line(PROG, f"{why}\n"))
     with contextlib.suppress(OSError):  # if no descriptor is left, imports fail too
         record(str(why), "")
-    return Run.FAILED
+    return code
 
 
 def __dir__() -> list[str]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import os
+import re
 import textwrap
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -299,6 +300,22 @@ def whole(text: str) -> int:
         return int(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"`{text}` is not a whole number") from None
+
+
+_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+def restarts(text: str) -> int | tuple[int, str]:
+    """Read ``3``, or ``3/1h``: a number, and within how many seconds, as a key's value."""
+    number, slash, window = text.partition("/")
+    if not slash:
+        return whole(text)
+    found = re.fullmatch(r"([0-9]{1,9})([smhd])", window)
+    if not number.isdecimal() or found is None:
+        raise argparse.ArgumentTypeError(
+            f"`{text}` is neither a whole number nor N/WINDOW, such as 3/1h; WINDOW ends with s, m, h or d"
+        )
+    return int(number), str(int(found[1]) * _UNITS_S[found[2]])
 
 
 def seconds(text: str) -> float:

@@ -15,8 +15,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from elastic_rs import _elastic_rs, _python
-from elastic_rs._elastic_rs import Driver, EndpointServer, Protection, Signals
-from elastic_rs._exit_codes import Run
+from elastic_rs._elastic_rs import Driver, EndpointServer, Protection, RendezvousConfig, Signals
+from elastic_rs._exit_codes import Run, of_end
 from elastic_rs._hosted import command_line
 from elastic_rs._logging import draw_run_id
 from elastic_rs._observe._served import serve_pages
@@ -78,13 +78,14 @@ def drive(argv: Sequence[str], args: argparse.Namespace, given: HostDiscovery | 
     flags = [*split(argv).words(without=FLAGS), f"--nnodes=1:{MOST_NODES}"]
     protected = _protected()
     run_id = draw_run_id() if args.rdzv_id in {"", "none"} else args.rdzv_id
-    job = _job(args, flags, _conf_of(args, (least, most)), endpoint, signals, run_id=run_id, protected=protected)
+    conf, config = _conf_of(args, (least, most))
+    job = _job(args, flags, conf, endpoint, signals, run_id=run_id, protected=protected)
     if args.dry_run:
         options = _options_of(args, least, fixed is not None, job, port, run_id=run_id)
         return _show(_elastic_rs.Driver(options), discovery, job, port)
     if args.detach:
         driver = _elastic_rs.Driver(_options_of(args, least, True, job, port, run_id=run_id))
-        return _run(driver, None, discovery, None, handled)
+        return _run(driver, None, discovery, None, handled, config)
     try:
         host = _elastic_rs.EndpointServer.listen(None, port, protection=protected)
     except OSError as error:
@@ -93,13 +94,19 @@ def drive(argv: Sequence[str], args: argparse.Namespace, given: HostDiscovery | 
     try:
         driver = _elastic_rs.Driver(_options_of(args, least, fixed is not None, job, host.port, run_id=run_id))
         logger.info("this process hosts the coordinator at port %d", host.port)
-        return _run(driver, host, discovery, None if fixed else _of(args, "discovery_interval"), handled)
+        interval_s = None if fixed else _of(args, "discovery_interval")
+        return _run(driver, host, discovery, interval_s, handled, config)
     finally:
         host.stop()
 
 
 def _run(
-    driver: Driver, host: EndpointServer | None, discovery: HostDiscovery, interval_s: float | None, handled: Signals
+    driver: Driver,
+    host: EndpointServer | None,
+    discovery: HostDiscovery,
+    interval_s: float | None,
+    handled: Signals,
+    config: RendezvousConfig,
 ) -> int:
     from elastic_rs.discovery._poll import Poll
 
@@ -107,7 +114,7 @@ def _run(
     poll.start()
     try:
         with handled as signals:
-            verdict, signal, reason = driver.run(signals, host=host)
+            verdict, number, reason = driver.run(signals, host=host)
     except OSError as error:
         return _cannot(f"cannot start the driver: {error}")
     finally:
@@ -117,14 +124,16 @@ def _run(
             logger.info("%s", reason)
             return 0
         case "signal":
-            return 128 + (signal or 0)
+            number = number or 0
+            end_class = "preempted" if number == signal.SIGTERM else None
+            return of_end(config.values(), end_class, otherwise=128 + number)
         case "failed":
             sys.stderr.write(f"{PROG}: {reason}\n")
-            return Run.FAILED
+            return number or Run.FAILED
         case "refused":
             return _cannot(reason, Run.NOT_VALID)
         case _:
-            return _cannot(reason)
+            return _cannot(reason, of_end(config.values(), "machine"))
 
 
 def _cannot(text: str, code: int = Run.FAILED) -> int:
@@ -289,10 +298,11 @@ def _endpoint_of_detached(args: argparse.Namespace, fixed: Mapping[str, int] | N
     return f"[{first}]:{DEFAULT_PORT}" if ":" in first else f"{first}:{DEFAULT_PORT}"
 
 
-def _conf_of(args: argparse.Namespace, bounds: tuple[int, int]) -> str:
-    """Return ``--rdzv-conf`` of the agents."""
+def _conf_of(args: argparse.Namespace, bounds: tuple[int, int]) -> tuple[str, RendezvousConfig]:
+    """Return ``--rdzv-conf`` of the agents, and what it means."""
     try:
         given = parse_conf(args.rdzv_conf)
+        _options.take_flags(given, args)
         ours = {} if "last_call_timeout" in given else {"last_call_timeout": str(LAST_CALL_S)}
         if not given.keys() & {"join_timeout", "timeout"}:
             waits_s = min(max(_of(args, "elastic_timeout") + LONGER_S, JOIN_S), LONGEST_S)
@@ -305,7 +315,7 @@ def _conf_of(args: argparse.Namespace, bounds: tuple[int, int]) -> str:
         ours["store_tunnel"] = str(int(bool(config.store_tunnel)))
     except ValueError as error:
         raise UsageError(str(error)) from None
-    return ",".join(f"{key}={value}" for key, value in (given | ours).items())
+    return ",".join(f"{key}={value}" for key, value in (given | ours).items()), config
 
 
 def _judging(args: argparse.Namespace) -> dict[str, str]:

@@ -18,6 +18,7 @@ from elastic_rs.run._command_line import (
     PrintCompletion,
     Section,
     comma_separated,
+    restarts,
     seconds,
     shtab_if_installed,
     variables_without_effect,
@@ -213,10 +214,27 @@ def _add_endings(section: Section) -> None:
     add = section.flag
     add(
         "--max-restarts",
-        type=whole,
+        type=restarts,
         default=0,
-        metavar="N",
-        help="restarts after failures, on all nodes together (0)",
+        metavar="N[/WINDOW]",
+        help="restarts after failures, on all nodes together; 3/1h: as many within an hour, which come back, and end "
+        "when they bring nothing: N, and --rdzv-conf restart_window=3600 (0)",
+    )
+    add(
+        "--no-restart-on",
+        own=True,
+        default=None,
+        metavar="CODE,...",
+        help="exit codes of workers, 1 to 255, after which nothing is restarted: the job ends. The same on all nodes: "
+        "as --rdzv-conf no_restart_on=CODE+... (none)",
+    )
+    add(
+        "--exit-code",
+        own=True,
+        choices=["worker", "class"],
+        default=None,
+        help="what this node's exit code says when the job has failed: how the first failed worker ended, or what to "
+        "do next: the same as --rdzv-conf exit_code=... (1)",
     )
     add(
         "--shutdown-timeout",

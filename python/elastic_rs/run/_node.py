@@ -10,7 +10,7 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from elastic_rs import _elastic_rs
@@ -50,11 +50,13 @@ class End:
 
     Attributes:
         launched: the core's words for it.
+        conf: the values of ``--rdzv-conf``.
         entrypoint: what the workers ran, for a report.
         hint: a probable reason for a coordinator that cannot be reached.
     """
 
     launched: Launched
+    conf: Mapping[str, object]
     entrypoint: str
     hint: str = ""
 
@@ -201,7 +203,7 @@ def _take_part(
     if host is not None and (launched.reason or "").startswith("could not reach the coordinator"):
         hint = f"this process hosts it, so `{meeting.host}` must be an address of this machine"
         hint += ", which has node rank 0" if meeting.fixed and config.node_rank == 0 else ""
-    return End(launched, options.workers.entrypoint, hint)
+    return End(launched, config.values(), options.workers.entrypoint, hint)
 
 
 def warn_of_node_rank(args: argparse.Namespace) -> None:

@@ -47,7 +47,13 @@ logger = logging.getLogger("elastic_rs.run")
 STATIC_PORT = 29500
 STATIC_TIMEOUT_S = 900.0
 """How long torchrun waits for the nodes of a job with ranks by hand."""
-FLAGS_OF_KEYS = {"in_place": ("off", "gloo", "nccl"), "hang": ("report", "restart", "off"), "hang_timeout": ()}
+FLAGS_OF_KEYS: dict[str, tuple[str, ...]] = {
+    "in_place": ("off", "gloo", "nccl"),
+    "hang": ("report", "restart", "off"),
+    "hang_timeout": (),
+    "exit_code": ("worker", "class"),
+    "no_restart_on": (),
+}
 """Flags that mean keys of ``--rdzv-conf``, with their words; those of the others are checked as the key's."""
 BACKENDS = ("c10d", RUST_C10D, *ETCD_NAMES, "static")
 MAX_WORKERS = _elastic_rs.LOCAL_WORLD_SIZE_LIMIT
@@ -93,8 +99,7 @@ def rendezvous_of(args: argparse.Namespace) -> Rendezvous:
         raise CommandLineError(_unknown_backend(args.rdzv_backend))
     try:
         conf = parse_conf(args.rdzv_conf)
-        for key, words in FLAGS_OF_KEYS.items():
-            _take_flag(conf, key, getattr(args, key), words)
+        take_flags(conf, args)
         if conf.get("in_place", "off") != "off":
             from elastic_rs.elastic._decisions import LAZY_INIT, connects_lazily
 
@@ -159,14 +164,31 @@ def rendezvous_of(args: argparse.Namespace) -> Rendezvous:
     return Rendezvous(args.rdzv_id, host, port, nodes, config)
 
 
-def _take_flag(conf: dict[str, str], key: str, given: str | None, words: tuple[str, ...]) -> None:
-    flag = "--" + key.replace("_", "-")
-    if given is None:
-        return
-    if words and given not in words:  # from its variable, which argparse does not check
-        raise CommandLineError(f"{flag} is `{given}`, must be one of {', '.join(words)}")
-    if conf.setdefault(key, given) != given:
-        raise CommandLineError(f"{flag} is `{given}`, and --rdzv-conf says {key}={conf[key]}: give one of them")
+def keys_by_flags(args: argparse.Namespace) -> dict[str, str]:
+    """Return the keys of ``--rdzv-conf`` that are given by flags of their own, as the keys' values are written."""
+    flags = {key: getattr(args, key) for key in FLAGS_OF_KEYS}
+    # PyTorch splits `--rdzv-conf` at commas.
+    return {key: given.replace(",", "+") for key, given in flags.items() if given is not None}
+
+
+def take_flags(conf: dict[str, str], args: argparse.Namespace) -> None:
+    """Add the keys that are given by flags of their own to those of ``--rdzv-conf``.
+
+    Raises:
+        CommandLineError: a key has another value than its flag, or the flag has none of its words.
+    """
+    for key, given in keys_by_flags(args).items():
+        flag, words = "--" + key.replace("_", "-"), FLAGS_OF_KEYS[key]
+        if words and given not in words:  # from its variable, which argparse does not check
+            raise CommandLineError(f"{flag} is `{given}`, must be one of {', '.join(words)}")
+        if conf.setdefault(key, given) != given:
+            raise CommandLineError(f"{flag} is `{given}`, and --rdzv-conf says {key}={conf[key]}: give one of them")
+    _, window = restarts_of(args)
+    if window is not None and conf.setdefault("restart_window", window) != window:
+        raise CommandLineError(
+            f"--max-restarts says within {window} s, and --rdzv-conf restart_window={conf['restart_window']}: give one of "
+            "them"
+        )
 
 
 def is_alone(args: argparse.Namespace, nodes: tuple[int, int]) -> bool:
@@ -217,10 +239,18 @@ def workers_of(text: str) -> int:
     return count
 
 
+def restarts_of(args: argparse.Namespace) -> tuple[int, str | None]:
+    """Read ``--max-restarts``: how many, and within how many seconds if that is given."""
+    given = args.max_restarts
+    number, window = given if isinstance(given, tuple) else (given, None)
+    if not 0 <= number <= MAX_RESTARTS:
+        raise CommandLineError(f"--max-restarts is `{number}`, must be from 0 to {MAX_RESTARTS}")
+    return number, window
+
+
 def launch_options_of(args: argparse.Namespace) -> LaunchOptions:
     """Read what no rendezvous concerns."""
-    if not 0 <= args.max_restarts <= MAX_RESTARTS:
-        raise CommandLineError(f"--max-restarts is `{args.max_restarts}`, must be from 0 to {MAX_RESTARTS}")
+    max_restarts, _ = restarts_of(args)
     entrypoint, command = command_of(args)
     # PyTorch may have to be asked.
     workers = workers_of(args.nproc_per_node)
@@ -232,7 +262,7 @@ def launch_options_of(args: argparse.Namespace) -> LaunchOptions:
         workers=_elastic_rs.WorkerOptions(
             entrypoint=os.fsencode(entrypoint).decode(errors="replace"),
             role=_utf8("--role", args.role),
-            max_restarts=args.max_restarts,
+            max_restarts=max_restarts,
             grace_s=grace_of(args),
             uninterruptible_sleep_s=_sleep_limit_s(),
             virtual_local_rank=args.virtual_local_rank,

@@ -26,12 +26,17 @@ def hand_over(argv: Sequence[str], checked: argparse.Namespace, why: str) -> Non
     """
     if _options.warm_modules_of(checked) is not None:
         raise UsageError(f"--warm-start and {why} cannot be combined: PyTorch's launcher cannot fork")
-    for key in _options.FLAGS_OF_KEYS:
-        if (given := getattr(checked, key)) is not None:
-            raise UsageError(
-                f"--{key.replace('_', '-')} and {why} cannot be combined: PyTorch's launcher does not know it; give "
-                f"--rdzv-conf {key}={given}"
-            )
+    for key, given in _options.keys_by_flags(checked).items():
+        raise UsageError(
+            f"--{key.replace('_', '-')} and {why} cannot be combined: PyTorch's launcher does not know it; give "
+            f"--rdzv-conf {key}={given}"
+        )
+    number, window = _options.restarts_of(checked)
+    if window is not None:
+        raise UsageError(
+            f"--max-restarts with a window and {why} cannot be combined: PyTorch's launcher knows a whole number "
+            f"alone; give --max-restarts={number} and --rdzv-conf restart_window={window}"
+        )
     if checked.store_tunnel:
         raise UsageError(
             f"--store-tunnel and {why} cannot be combined: PyTorch's launcher does not know it; give --rdzv-conf "

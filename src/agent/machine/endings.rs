@@ -5,7 +5,7 @@ use std::time::Instant;
 use super::{AgentMachine, LEAVE_LIMIT, Next, Phase, SIGTERM, TOO_LATE, Way};
 use crate::agent::command::Command;
 use crate::agent::policy::Outcome;
-use crate::rendezvous::messages::message::Verdict;
+use crate::rendezvous::messages::message::{EndClass, Verdict};
 use crate::rendezvous::node::JoinError;
 
 impl AgentMachine {
@@ -18,7 +18,7 @@ impl AgentMachine {
                     self.closed_well = true
                 }
                 Phase::Finishing { .. } => self.end(Outcome::Succeeded),
-                Phase::Stopping { next: Next::Decide, .. } => self.fail_alone(TOO_LATE),
+                Phase::Stopping { next: Next::Decide, .. } => self.fail_alone(TOO_LATE, EndClass::Program),
                 // The answer to the join that follows is that this node is not needed.
                 Phase::Preparing { .. } => self.stop(SIGTERM, Next::Join),
                 Phase::Looking | Phase::Joining | Phase::Stopping { .. } | Phase::Ended => {}
@@ -30,13 +30,13 @@ impl AgentMachine {
                 self.warn(format!("stopping all workers: the job was {verdict}"));
                 self.end_after_stop(Outcome::NoPlacement(JoinError::Closed { verdict, spare: false }));
             }
-            Verdict::Failed { cause: reason, failure, .. } => {
+            Verdict::Failed { cause: reason, failure, class, .. } => {
                 match &mut self.phase {
                     Phase::Looking | Phase::Joining | Phase::Ended => return,
                     Phase::Stopping { next: Next::End(own), .. } => {
                         // The coordinator says whose failure was the first.
                         if failure.is_some() && matches!(**own, Outcome::Failed { .. }) {
-                            **own = Outcome::Failed { cause: failure, reason };
+                            **own = Outcome::Failed { cause: failure, reason, class };
                         }
                         return self.proceed();
                     }
@@ -44,7 +44,7 @@ impl AgentMachine {
                 }
                 let why = self.after_own_failure(&reason, failure.as_deref()).unwrap_or(&reason);
                 self.warn(format!("the job has failed: {why}"));
-                self.end_after_stop(Outcome::Failed { cause: failure, reason });
+                self.end_after_stop(Outcome::Failed { cause: failure, reason, class });
             }
         }
     }
@@ -62,7 +62,7 @@ impl AgentMachine {
             // A worker of this node has failed, and nobody can say any more whether it may be restarted.
             Phase::Stopping { next: Next::Decide, .. } if !matches!(error, JoinError::Rejected(_)) => {
                 self.warn(format!("this node ends without the others: {error}"));
-                self.fail_alone("a worker failed, and no restart could be agreed on");
+                self.fail_alone("a worker failed, and no restart could be agreed on", EndClass::Machine);
             }
             _ => {
                 // The coordinator forms a world without a node that it has rejected, and does not wait.

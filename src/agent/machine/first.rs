@@ -136,11 +136,11 @@ impl AgentMachine {
         }
         if hopeless {
             self.warn(format!("{failure}; a restart cannot help"));
-            return self.give_up(failure);
+            return self.give_up(failure, EndClass::Machine);
         }
         if self.closed_well {
             // The rendezvous is closed: there is no further message and no further round.
-            return self.fail_alone(TOO_LATE);
+            return self.fail_alone(TOO_LATE, EndClass::Program);
         }
         match &mut self.policy.budget {
             Budget::Job => {
@@ -160,7 +160,7 @@ impl AgentMachine {
             }
             Budget::Node(0) => {
                 self.warn(format!("{failure}; no restarts left on this node"));
-                self.give_up(failure);
+                self.give_up(failure, EndClass::Program);
             }
             Budget::Node(left) => {
                 let before = *left; // the number that PyTorch logs
@@ -174,13 +174,13 @@ impl AgentMachine {
     }
 
     /// A worker of this node has failed, and the failure is no longer reported to the job, for this reason.
-    pub(super) fn fail_alone(&mut self, reason: &str) {
+    pub(super) fn fail_alone(&mut self, reason: &str, class: EndClass) {
         self.first.iter_mut().for_each(|first| first.decided = true);
         let cause = self.first.as_ref().map(|first| Box::new(self.of_this_node(first.failure.clone())));
-        self.end_after_stop(Outcome::Failed { cause, reason: reason.to_owned() });
+        self.end_after_stop(Outcome::Failed { cause, reason: reason.to_owned(), class });
     }
 
-    fn give_up(&mut self, failure: Failure) {
+    fn give_up(&mut self, failure: Failure, class: EndClass) {
         let failure = self.of_this_node(failure);
         let cause = failure.to_string();
         let failure = Some(Box::new(failure));
@@ -188,9 +188,9 @@ impl AgentMachine {
             by: self.name.clone(),
             cause: cause.clone(),
             failure: failure.clone(),
-            class: EndClass::Program,
+            class,
         }));
-        self.end_after_stop(Outcome::Failed { cause: failure, reason: cause });
+        self.end_after_stop(Outcome::Failed { cause: failure, reason: cause, class });
     }
 
     /// Adds this node's name, without which other nodes would say "this node".

@@ -8,6 +8,7 @@ use crate::agent::command::{Command, farewell_reason};
 use crate::agent::environment::Workers;
 use crate::agent::failure_message::{FailureMessage, Hint, Sources};
 use crate::agent::machine::LOOK_LIMIT;
+use crate::agent::restart_of;
 use crate::agent::worker_group::WorkerGroup;
 use crate::events::record::{Ended, Kind, Phase, Started};
 use crate::rendezvous::messages::message::Placement;
@@ -143,11 +144,10 @@ impl Runner {
             let pids: Vec<String> = worker_group.pids().values().map(u32::to_string).collect();
             let who = if first { self.introduction(nodes) } else { String::new() };
             let text = format!(
-                "[{run_id}] round {round}, node rank {rank}{who}: {} runs as rank {from} to {to} of {}, role {role}, restart {} of \
-                 {max_restarts}; pids {}",
+                "[{run_id}] round {round}, node rank {rank}{who}: {} runs as rank {from} to {to} of {}, role {role}, {}; pids {}",
                 self.entrypoint,
                 ranks.world_size,
-                self.restarts(),
+                restart_of(self.restarts(), *max_restarts),
                 pids.join(", "),
             );
             if first && io::stderr().is_terminal() {

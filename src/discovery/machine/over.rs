@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use super::{Agent, AgentId, Command, Driver, End, Host, Meaning, Request, Stage, Verdict};
+use super::{Agent, AgentId, Command, Driver, End, Ending, Host, Meaning, Request, Stage, Verdict};
 use crate::signals::Signal;
 
 /// The job is over.
@@ -58,13 +58,16 @@ impl Driver {
     }
 
     /// An agent has reported how the job ended. The coordinator notifies the others.
-    pub(super) fn on_job_ended(&mut self, meaning: Meaning, host: &Host, now: Instant) {
+    pub(super) fn on_job_ended(&mut self, ending: &Ending, host: &Host, now: Instant) {
         let name = &host.name;
-        let (verdict, reason) = match meaning {
+        let (verdict, reason) = match ending.meaning() {
             Meaning::Succeeded => {
                 (Verdict::Succeeded, format!("the job has succeeded, as the agent on {name} reports"))
             }
-            _ => (Verdict::Failed, format!("the job has failed; the agent on {name} has printed the report")),
+            _ => {
+                let reason = format!("the job has failed; the agent on {name} has printed the report");
+                (Verdict::Failed { code: ending.exit_code() }, reason)
+            }
         };
         self.end(verdict, reason, now);
         self.kill_those_that_start();
@@ -72,7 +75,9 @@ impl Driver {
 
     /// The agent on this host has reported that the first failure was there. The agents of other hosts may have reported before it.
     pub(super) fn on_first_failure(&mut self, host: &Host) {
-        if let Some(over) = self.over.as_mut().filter(|over| over.end.verdict == Verdict::Failed && !over.reported) {
+        if let Some(over) =
+            self.over.as_mut().filter(|over| matches!(over.end.verdict, Verdict::Failed { .. }) && !over.reported)
+        {
             over.end.reason = format!("the job has failed on host {}, whose agent has printed the report", host.name);
         }
     }

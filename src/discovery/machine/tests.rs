@@ -222,7 +222,8 @@ fn an_agent_of_another_version_is_refused_and_both_are_named() {
 
 #[test]
 fn the_job_ends_as_an_agent_says_once_all_have_ended() {
-    for (code, outcome, verdict) in [(0, "succeeded", Verdict::Succeeded), (1, "failed", Verdict::Failed)] {
+    for (code, outcome, verdict) in [(0, "succeeded", Verdict::Succeeded), (92, "failed", Verdict::Failed { code: 92 })]
+    {
         let (mut bench, agents) = Bench::with(2, "a:2,b:2");
         let starting = bench.found("a:2,b:2,c:2")[0];
         bench.ended(agents[0], code, Some(outcome), &[]);

@@ -26,6 +26,8 @@ use crate::workers::{AttemptFolder, Consoles, LogFolders, WorkerExit, is_full, w
 pub struct Ended {
     /// Why.
     pub outcome: Outcome,
+    /// Whose fault it was, if that is known.
+    pub class: Option<EndClass>,
     /// How the workers of the last round ended, in that order.
     pub exits: Vec<WorkerExit>,
     /// When the last round's first failure happened, or when this node learned of it. `None`: there was none.
@@ -230,9 +232,8 @@ impl Launch {
             Outcome::Succeeded | Outcome::NotNeeded => {
                 (Some(Verdict::Succeeded { by }), "the job is over".to_owned(), None)
             }
-            Outcome::Failed { cause, reason } => {
-                let verdict =
-                    Verdict::Failed { by, cause: reason.clone(), failure: cause.clone(), class: EndClass::Program };
+            Outcome::Failed { cause, reason, class } => {
+                let verdict = Verdict::Failed { by, cause: reason.clone(), failure: cause.clone(), class: *class };
                 (Some(verdict), "its workers failed".to_owned(), None)
             }
             // The others go on.
@@ -245,6 +246,7 @@ impl Launch {
             self.remove_folders();
         }
         Ended {
+            class: outcome.class(self.runner.was_in_world()),
             outcome,
             exits: self.runner.exits().to_vec(),
             failed_at: self.runner.failed_at(),

@@ -1,11 +1,12 @@
 //! The allowed values of a key: checking them, and describing them in words.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::time::Duration;
 
-use super::{Agent, InPlace, Protocol, RestartBudget, Setting, StoreMembers, StorePeers};
+use super::{Agent, ExitCode, InPlace, Protocol, RestartBudget, Setting, StoreMembers, StorePeers};
 use crate::hang::judge::Mode;
-use crate::rendezvous::messages::settings::OnPartition;
+use crate::rendezvous::messages::settings::{MOST_CODES, OnPartition, codes_text};
 
 /// The user's value for a key.
 #[derive(Clone, Copy, Debug)]
@@ -29,6 +30,8 @@ pub enum Value {
     Whole(u32),
     /// Yes or no.
     Truth(bool),
+    /// Exit codes.
+    Codes(BTreeSet<u8>),
     /// A choice.
     Word(&'static str),
     /// A text.
@@ -43,6 +46,7 @@ impl fmt::Display for Value {
             Self::Seconds(time) => write!(f, "{}", time.as_secs_f64()),
             Self::Whole(number) => write!(f, "{number}"),
             Self::Truth(truth) => write!(f, "{truth}"),
+            Self::Codes(codes) => f.write_str(&codes_text(codes)),
             Self::Word(word) => f.write_str(word),
             Self::Text(text) => f.write_str(text),
         }
@@ -75,6 +79,8 @@ pub enum Allowed {
     },
     /// A whole number from the first to the second.
     Whole(u32, u32),
+    /// Exit codes, joined by `+`, since PyTorch splits `--rdzv-conf` at each comma.
+    Codes,
     /// The words that torch's `RendezvousParameters.get_as_bool` accepts.
     Truth,
     /// One of two words.
@@ -127,6 +133,7 @@ impl Allowed {
                 .and_then(|number| u32::try_from(number).ok())
                 .filter(|number| (least..=most).contains(number))
                 .map(Value::Whole),
+            Self::Codes => codes_of(given.shown).map(Value::Codes),
             Self::Truth => {
                 let text = given.shown.to_lowercase();
                 let yes = YES.contains(&text.as_str());
@@ -158,6 +165,9 @@ impl fmt::Display for Allowed {
                 if *most < TEN_YEARS { write!(f, ", at most {}", most.as_secs()) } else { Ok(()) }
             }
             Self::Whole(least, most) => write!(f, "a whole number from {least} to {most}"),
+            Self::Codes => {
+                write!(f, "1 to {MOST_CODES} exit codes from 1 to 255, each once and joined by +, such as 3+4")
+            }
             Self::Truth => write!(f, "one of {}, {}", YES.join(", "), NO.join(", ")),
             Self::OneOf(choices) => match choices.split_last() {
                 Some((last, [])) => write!(f, "`{last}`"),
@@ -167,6 +177,30 @@ impl fmt::Display for Allowed {
             Self::Only(word, why) => write!(f, "`{word}`: {why}"),
             Self::Text => write!(f, "a text of 1 to {LONGEST_TEXT} bytes without control characters"),
         }
+    }
+}
+
+/// Read exit codes. `None` if one is no number from 1 to 255 or occurs twice, or there are too many.
+pub fn codes_of(text: &str) -> Option<BTreeSet<u8>> {
+    let mut codes = BTreeSet::new();
+    for code in text.split('+') {
+        let code = code.trim().parse().ok().filter(|code| *code != 0)?;
+        (codes.len() < MOST_CODES && codes.insert(code)).then_some(())?;
+    }
+    Some(codes)
+}
+
+impl Setting for BTreeSet<u8> {
+    fn from_value(value: Value) -> Option<Self> {
+        match value {
+            Value::Codes(codes) => Some(codes),
+            Value::Nothing => Some(Self::new()),
+            _ => None,
+        }
+    }
+
+    fn to_value(&self) -> Value {
+        if self.is_empty() { Value::Nothing } else { Value::Codes(self.clone()) }
     }
 }
 
@@ -241,6 +275,7 @@ macro_rules! choices {
 choices! {
     OnPartition { Stop = "stop", Continue = "continue" }
     Agent { Rust = "rust", Torch = "torch" }
+    ExitCode { Worker = "worker", Class = "class" }
     RestartBudget { Job = "job", Node = "node" }
     Mode { Off = "off", Report = "report", Restart = "restart" }
     InPlace { Off = "off", Gloo = "gloo", Nccl = "nccl" }

@@ -1,6 +1,6 @@
 //! The keys by which a coordinator judges hosts and a job: how they go together, and the [`Rules`] that they make.
 
-use super::Conf;
+use super::{Agent, Conf, RestartBudget};
 use crate::hang::judge;
 use crate::hosts::Cooldown;
 use crate::rendezvous::messages::settings::{Rules, WorkerBounds};
@@ -13,7 +13,32 @@ impl Conf {
             ("blacklist_cooldown_min", seconds(self.blacklist_cooldown_min)),
             ("blacklist_cooldown_max", seconds(self.blacklist_cooldown_max)),
         )?;
+        self.check_ends()?;
         check_pair(("min_workers", self.min_workers.map(f64::from)), ("max_workers", self.max_workers.map(f64::from)))
+    }
+
+    /// Check the values about the end of a job.
+    fn check_ends(&self) -> Result<(), String> {
+        let (no_restart_on, exit_code) = (!self.no_restart_on.is_empty(), self.exit_code.is_some());
+        let window = self.restart_window.is_some();
+        let counts = self.restart_budget == RestartBudget::Node;
+        for (given, key, other, why) in [
+            (
+                no_restart_on && counts,
+                "no_restart_on",
+                "restart_budget=node",
+                "the coordinator ends the job, and is not asked there",
+            ),
+            (window && counts, "restart_window", "restart_budget=node", "each node counts its own restarts there"),
+            (window && self.agent == Agent::Torch, "restart_window", "agent=torch", PYTORCHS),
+            (no_restart_on && self.agent == Agent::Torch, "no_restart_on", "agent=torch", PYTORCHS),
+            (exit_code && self.agent == Agent::Torch, "exit_code", "agent=torch", PYTORCHS),
+        ] {
+            if given {
+                return Err(format!("--rdzv-conf has `{key}` and `{other}`, which cannot be combined: {why}"));
+            }
+        }
+        Ok(())
     }
 
     /// What the coordinator is asked for.
@@ -28,12 +53,16 @@ impl Conf {
             host_failures_window: self.host_failures_window,
             cooldown,
             restart_window: self.restart_window,
+            no_restart_on: self.no_restart_on.clone(),
             reset_limit: self.reset_limit,
             store_tunnel: self.has_tunnel(),
             hang: judge::Options { mode: self.hang, timeout: self.hang_timeout, restarts },
         }
     }
 }
+
+/// Why some keys need our agent.
+const PYTORCHS: &str = "PyTorch's agent does not report failures";
 
 /// Check two keys that need one another, of which the second must not be smaller.
 fn check_pair(least: (&str, Option<f64>), most: (&str, Option<f64>)) -> Result<(), String> {

@@ -76,6 +76,19 @@ fn a_value_is_checked_by_its_key() {
         ("node_rank", "2147483648", "a whole number from 0 to 2147483647"),
         ("is_host", "perhaps", "one of 1, true, t, yes, y, 0, false, f, no, n"),
         ("agent", "java", "`rust` or `torch`"),
+        ("no_restart_on", "0", CODES),
+        ("no_restart_on", "3+256", CODES),
+        ("no_restart_on", "3+abc", CODES),
+        ("no_restart_on", "-9", CODES),
+        ("no_restart_on", "3+4+3", CODES),
+        ("no_restart_on", "3,4", CODES),
+        ("no_restart_on", "", CODES),
+        (
+            "no_restart_on",
+            "1+2+3+4+5+6+7+8+9+10+11+12+13+14+15+16+17+18+19+20+21+22+23+24+25+26+27+28+29+30+31+32+33",
+            CODES,
+        ),
+        ("exit_code", "kind", "`worker` or `class`"),
         ("store_type", "file", "`tcp`: this backend has its own store"),
         ("timeout", "soon", "a number of seconds above zero"),
     ] {
@@ -83,6 +96,8 @@ fn a_value_is_checked_by_its_key() {
         assert_eq!(read(&[(name, text)]), Err(expected));
     }
 }
+
+const CODES: &str = "1 to 32 exit codes from 1 to 255, each once and joined by +, such as 3+4";
 
 #[test]
 fn a_lease_has_a_bound_of_its_own() {
@@ -189,4 +204,26 @@ fn a_host_is_out_after_one_failure_if_only_a_cool_down_is_given() {
     let failures = |entries: &[_]| read(entries).unwrap().settings(1, 2).rules.host_failures;
     assert_eq!((failures(&[]), failures(&cooldown)), (0, 1));
     assert_eq!(failures(&[cooldown[0], cooldown[1], ("host_failures", "3")]), 3);
+}
+
+#[test]
+fn exit_codes_are_joined_by_a_plus_and_written_in_order() {
+    let conf = read(&[("no_restart_on", "255+3"), ("exit_code", "Class")]).unwrap();
+    assert_eq!(conf.no_restart_on, [3, 255].into());
+    assert_eq!(Key::named("no_restart_on").unwrap().get(&conf).to_string(), "3+255");
+    assert_eq!((conf.exit_code, conf.settings(1, 1).rules.no_restart_on), (Some(ExitCode::Class), [3, 255].into()));
+    assert_eq!(Key::named("no_restart_on").unwrap().get(&Conf::default()), Value::Nothing);
+}
+
+#[test]
+fn what_the_coordinator_or_our_agent_does_is_refused_without_it() {
+    for (one, other) in [
+        (("no_restart_on", "3"), ("restart_budget", "node")),
+        (("no_restart_on", "3"), ("agent", "torch")),
+        (("exit_code", "class"), ("agent", "torch")),
+    ] {
+        let error = read(&[one, other]).unwrap_err();
+        let expected = format!("--rdzv-conf has `{}` and `{}={}`, which cannot be combined: ", one.0, other.0, other.1);
+        assert!(error.starts_with(&expected), "{error}");
+    }
 }

@@ -263,8 +263,9 @@ impl EventLog {
         states.iter().for_each(|run| out.value(&families::ROUND, &[run.run.as_str()], run.round));
         out.family(&families::RESTARTS_LEFT);
         for run in &states {
-            if let Some(most) = run.max_restarts {
-                out.value(&families::RESTARTS_LEFT, &[run.run.as_str()], most.saturating_sub(run.restart));
+            let of_all = run.max_restarts.map(|most| most.saturating_sub(run.restart));
+            if let Some(left) = run.budget.map(|budget| budget.crashes).or(of_all) {
+                out.value(&families::RESTARTS_LEFT, &[run.run.as_str()], left);
             }
         }
         out.family(&families::NODES);

@@ -110,6 +110,24 @@ pub enum EndClass {
     NoProgress,
 }
 
+impl EndClass {
+    /// The word for it, in events, on pages and in Python.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Program => "program",
+            Self::Machine => "machine",
+            Self::Preempted => "preempted",
+            Self::NoProgress => "no progress",
+        }
+    }
+}
+
+impl fmt::Display for EndClass {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
 /// How a job ended.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Verdict {
@@ -149,6 +167,14 @@ impl Verdict {
     /// Whether the job has failed, or was ended before it could succeed.
     pub fn is_failure(&self) -> bool {
         matches!(self, Self::Failed { .. } | Self::Stopped { .. })
+    }
+
+    /// Whose fault it was, if the job has failed and was not ended by a person.
+    pub fn class(&self) -> Option<EndClass> {
+        match self {
+            Self::Failed { class, .. } => Some(*class),
+            Self::Succeeded { .. } | Self::AllDone { .. } | Self::Stopped { .. } => None,
+        }
     }
 
     /// The round that it names.

@@ -1,12 +1,14 @@
 //! What a node asks of the rendezvous, and what a coordinator accepts. Defaults, and what users may say, are the table's in
 //! [`crate::rendezvous::conf`].
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use super::ending::Failure;
 use crate::hang::judge;
 use crate::hosts::Cooldown;
 
@@ -156,13 +158,16 @@ pub const RESTART_WINDOWS: RangeInclusive<Duration> = Duration::from_secs(1)..=D
 /// Restarts within `restart_window` are remembered one by one.
 const RESTARTS_WITHIN: RangeInclusive<u32> = 1..=1_000;
 
+/// Most exit codes of `no_restart_on`.
+pub const MOST_CODES: usize = 32;
+
 /// The default of `host_failures_window`.
 pub const HOST_FAILURES_WINDOW: Duration = Duration::from_secs(3600);
 /// First failures are remembered one by one.
 pub const LARGEST_HOST_FAILURES: u32 = 1_000;
 
-/// The rules of one rendezvous. `workers` and `store_tunnel` must agree between all nodes, as `min_nodes` does. The others are those of
-/// the first node that joins, for all nodes.
+/// The rules of one rendezvous. `workers`, `store_tunnel` and `no_restart_on` must agree between all nodes, as `min_nodes` does. The
+/// others are those of the first node that joins, for all nodes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Rules {
     /// How many workers a world has, on however many nodes. `None`: as many as its nodes have.
@@ -177,6 +182,8 @@ pub struct Rules {
     /// The time within which there are `max_restarts` restarts, which are then judged by what they bring
     /// ([`crate::rendezvous::run`], `budget`). `None`: as many in all.
     pub restart_window: Option<Duration>,
+    /// The exit codes after which nothing is restarted: the job ends. Without 0.
+    pub no_restart_on: BTreeSet<u8>,
     /// How often the world may change after its first round, by restarts and changes of membership together. `None`: as often as it has
     /// to.
     pub reset_limit: Option<u32>,
@@ -194,11 +201,17 @@ impl Default for Rules {
             host_failures_window: HOST_FAILURES_WINDOW,
             cooldown: None,
             restart_window: None,
+            no_restart_on: BTreeSet::new(),
             reset_limit: None,
             store_tunnel: false,
             hang: judge::Options::default(),
         }
     }
+}
+
+/// Exit codes as users write them: `3+4`.
+pub fn codes_text(codes: &BTreeSet<u8>) -> String {
+    codes.iter().map(u8::to_string).collect::<Vec<_>>().join("+")
 }
 
 /// Fewest and most workers of a world.
@@ -226,6 +239,11 @@ impl fmt::Display for WorkerBounds {
 }
 
 impl Rules {
+    /// The exit code of this failure, if nothing is restarted after it.
+    pub(in crate::rendezvous) fn never_restarted(&self, failure: &Failure) -> Option<u8> {
+        u8::try_from(failure.returncode).ok().filter(|code| self.no_restart_on.contains(code))
+    }
+
     /// Check the rules by themselves.
     ///
     /// # Errors
@@ -249,6 +267,10 @@ impl Rules {
         if let Some(window) = self.restart_window.filter(|window| !RESTART_WINDOWS.contains(window)) {
             let (least, most) = (RESTART_WINDOWS.start(), RESTART_WINDOWS.end());
             return Err(format!("restart_window is `{window:?}`, must be from {least:?} to {most:?}"));
+        }
+        if self.no_restart_on.contains(&0) || self.no_restart_on.len() > MOST_CODES {
+            let given = codes_text(&self.no_restart_on);
+            return Err(format!("no_restart_on is `{given}`, must be at most {MOST_CODES} exit codes from 1 to 255"));
         }
         if let Some(timeout) = self.hang.timeout.filter(|timeout| !HANG_TIMEOUTS.contains(timeout)) {
             let (least, most) = (HANG_TIMEOUTS.start(), HANG_TIMEOUTS.end());

@@ -97,6 +97,14 @@ impl JoinError {
         }
     }
 
+    /// Whose fault it was. `was_in_world`: the node had been a member of a round. Before that nobody knows: the command line may be wrong.
+    pub fn class(&self, was_in_world: bool) -> Option<EndClass> {
+        match self.verdict() {
+            Some(verdict) => verdict.class(),
+            None => was_in_world.then_some(EndClass::Machine),
+        }
+    }
+
     /// The round in which the job ended.
     pub fn round(&self) -> Option<Round> {
         self.verdict()?.round()

@@ -14,7 +14,7 @@ use super::node::{Node, Status};
 use super::parts::Parts;
 use crate::events::tally::Refused;
 use crate::rendezvous::messages::message::{Hello, Join, NodeId};
-use crate::rendezvous::messages::settings::Settings;
+use crate::rendezvous::messages::settings::{Settings, codes_text};
 use crate::wire::text::{DEFAULT_RUN_ID, duration_text};
 
 /// Number of replaced agents that are remembered. The ones that were replaced first are forgotten first.
@@ -179,6 +179,17 @@ impl Parts<'_> {
                 "{name} has `store_tunnel={theirs}`, but run `{id}` was opened with `store_tunnel={ours}`: give every node the same \
                  `--rdzv-conf store_tunnel`. Where it is not given, a named token or certificates turn it on, unless \
                  TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 is set"
+            ));
+        }
+        if ours.rules.no_restart_on != theirs.rules.no_restart_on {
+            let words = |settings: &Settings| match codes_text(&settings.rules.no_restart_on) {
+                none if none.is_empty() => "no `no_restart_on`".to_owned(),
+                codes => format!("`no_restart_on={codes}`"),
+            };
+            return Some(format!(
+                "{name} has {}, but run `{id}` was opened with {}: give every node the same `--no-restart-on`",
+                words(theirs),
+                words(ours)
             ));
         }
         if ours.ranks_as_asked != theirs.ranks_as_asked {

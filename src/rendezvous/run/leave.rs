@@ -219,6 +219,10 @@ impl Run {
             // The worker lives, and has left its world on purpose. Neither the budget nor its host answers for that.
             return self.interrupt_by(&failure.to_string(), exit, failure);
         }
+        if let Some(code) = self.settings.rules.never_restarted(&failure) {
+            let why = format!("exit code {code} is never restarted (no_restart_on)");
+            return self.fail(EndClass::Program, failure, &why, exit);
+        }
         let Some(node) = self.roster.get(id) else { return };
         let (origin, rank) = (node.origin(), failure.global_rank);
         if let Some(limit) = self.limit() {
@@ -231,12 +235,7 @@ impl Run {
                 } else {
                     format!("no restarts left: all {limit} restarts are used up")
                 };
-                let cause = format!("{failure}; {restarts} (max_restarts)");
-                let by = failure.node.clone();
-                self.close(
-                    Verdict::Failed { by, cause, failure: Some(Box::new(failure)), class: EndClass::Program },
-                    Some(exit),
-                );
+                self.fail(EndClass::Program, failure, &format!("{restarts} (max_restarts)"), exit);
             }
             limit => {
                 let number = self.current.count_restart();
@@ -259,10 +258,7 @@ impl Run {
         let step = failure.step.or(self.trace.watch().step);
         let crash = Crash { failure: &failure, origin: origin.clone(), step, spares_host };
         match self.budget.on_crash(&self.id, &crash, limit, now) {
-            Judgement::End { class, why } => {
-                let (by, cause) = (failure.node.clone(), format!("{failure}; {why}"));
-                self.close(Verdict::Failed { by, cause, failure: Some(Box::new(failure)), class }, Some(exit));
-            }
+            Judgement::End { class, why } => self.fail(class, failure, &why, exit),
             Judgement::Restart { pause, host_is_out } => {
                 let number = self.current.count_restart();
                 let left = self.budget.left(limit, now).crashes;
@@ -285,6 +281,12 @@ impl Run {
                 }
             }
         }
+    }
+
+    /// End the job with a worker's failure.
+    fn fail(&mut self, class: EndClass, failure: Failure, why: &str, exit: Number) {
+        let (by, cause) = (failure.node.clone(), format!("{failure}; {why}"));
+        self.close(Verdict::Failed { by, cause, failure: Some(Box::new(failure)), class }, Some(exit));
     }
 
     /// The sliding budget, if the job has one.

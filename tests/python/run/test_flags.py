@@ -33,6 +33,8 @@ OWN = {
     "warm_modules",
     "omp_threads",
     "in_place",
+    "no_restart_on",
+    "exit_code",
     "hang",
     "hang_timeout",
     "on_hang",
@@ -205,6 +207,25 @@ def test_a_warm_start_needs_this_python(caplog: pytest.LogCaptureFixture) -> Non
         (["--zzz", "x"], "unknown flag `--zzz`: flags of the script come after it"),
         ([], "no script is given; it comes after the flags: elastic-run [flags] SCRIPT [the script's arguments]"),
         (["--max_restarts=x", "x"], "--max-restarts: `x` is not a whole number"),
+        (
+            ["--max-restarts=3/1parsec", "x"],
+            "--max-restarts: `3/1parsec` is neither a whole number nor N/WINDOW, such as",
+        ),
+        (["--max-restarts=3/", "x"], "--max-restarts: `3/` is neither a whole number nor N/WINDOW, such as"),
+        (["--max-restarts=-1/1h", "x"], "--max-restarts: `-1/1h` is neither a whole number nor N/WINDOW, such as"),
+        (
+            ["--max-restarts=3/0s", "x"],
+            "--rdzv-conf restart_window is `0`, must be a number of seconds, 1 or more, at most 2592000",
+        ),
+        (["--max-restarts=3/365d", "x"], "--rdzv-conf restart_window is `31536000`, must be a number of seconds"),
+        (
+            ["--max-restarts=3/1h", "--rdzv-conf=restart_window=60", "x"],
+            "--max-restarts says within 3600 s, and --rdzv-conf restart_window=60: give one of them",
+        ),
+        (
+            ["--max-restarts=3/1h", "--rdzv-conf=restart_budget=node", "x"],
+            "--rdzv-conf has `restart_window` and `restart_budget=node`, which cannot be combined: each node counts its own",
+        ),
         (["--max-restarts=-1", "x"], "--max-restarts is `-1`, must be from 0 to 4294967295"),
         (["--start-method=thread", "x"], "--start-method: invalid choice: 'thread' (choose from "),
         (
