@@ -5,7 +5,7 @@
 - `rest`: two workers make steps of 25 ms without torch. How often threads of the agent wake, and how many packets with
   data it sends. It hosts the coordinator, so heartbeats and their answers count as two.
 - `collectives`: one process alone, whose flight recorder keeps 2,000 collectives or none, by turns.
-- `steps`: two workers train with DDP and gloo, steps of about 25 ms: pairs of jobs by turns, and ratios of their medians.
+- `steps`: two workers train with DDP and gloo, steps of about 25 ms: pairs of jobs by turns, and the ratios.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def steps(folder: Path, count: int) -> None:
     layers = [layer for _ in range(3) for layer in (torch.nn.Linear(512, 512), torch.nn.ReLU())]
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Sequential(*layers))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    data, times = torch.randn(256, 512), []
+    data, times = torch.randn(128, 512), []
     for number in range(1, count + 20):
         began = time.perf_counter()
         optimizer.zero_grad()
