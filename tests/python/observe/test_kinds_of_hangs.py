@@ -62,7 +62,7 @@ KINDS = {
     "order": Named("mismatch", rf"entered broadcast \[7\] Float as #\d+ of default_pg, {MOST}", "too early"),
     "operation": Named("mismatch", rf"entered broadcast \[3\] Float as #\d+ of default_pg, {MOST}", "not all_reduce"),
     "uneven": Named("mismatch", rf"entered barrier as #\d+ of default_pg, {MOST}", "dist.barrier()"),
-    "size": Named("mismatch", rf"entered all_reduce \[2\] Float as #\d+ of default_pg, {MOST}"),
+    "size": Named("mismatch", rf"entered all_reduce \[2\] Float as #\d+ of default_pg, {MOST}", stands_alone=False),
     "swallowed": Named(
         "mismatch",
         rf"entered all_reduce \[5\] Float as #\d+ of default_pg, {MOST}",
@@ -127,7 +127,7 @@ def without_recorder(named: Named) -> Named:
     match named.kind:
         case "mismatch":
             return replace(named, kind="odd", cause="stands elsewhere than the 3 others")
-        case "not_entered":
+        case "not_entered" if "message" not in named.cause:
             return replace(named, kind="outside", cause="is outside of torch.distributed, the others are inside")
     return named
 
