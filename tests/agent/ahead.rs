@@ -4,7 +4,9 @@ use std::time::Instant;
 
 use elastic_rs::agent::machine::PREPARE_LIMIT;
 use elastic_rs::agent::{AgentMachine, Command, Outcome, Policy};
-use elastic_rs::rendezvous::messages::message::{Failure, Generation, Placement, Resume, Round, Running, Verdict};
+use elastic_rs::rendezvous::messages::message::{
+    EndClass, Failure, Generation, Placement, Resume, Round, Running, Verdict,
+};
 use elastic_rs::rendezvous::node::JoinError;
 
 use crate::commands::{self, SIGTERM, does, killed, stop};
@@ -215,7 +217,12 @@ fn the_end_of_the_job_ends_the_preparation() {
     assert_eq!(does(&mut agent), [Command::End(Box::new(Outcome::NotNeeded))]);
 
     let mut agent = preparing(Instant::now());
-    agent.on_closed(Verdict::Failed { by: "node0".into(), cause: "a worker failed".into(), failure: None });
+    agent.on_closed(Verdict::Failed {
+        by: "node0".into(),
+        cause: "a worker failed".into(),
+        failure: None,
+        class: EndClass::Program,
+    });
     assert_eq!(does(&mut agent), [stop(SIGTERM)]);
     agent.on_stopped();
     assert!(matches!(&does(&mut agent)[..], [Command::End(outcome)] if matches!(**outcome, Outcome::Failed { .. })));

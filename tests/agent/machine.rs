@@ -176,6 +176,7 @@ fn the_failing_node_logs_the_failure_once_and_then_only_what_follows() {
             by: "node0".into(),
             cause: format!("{}; no restarts left", own()),
             failure: Some(Box::new(own())),
+            class: EndClass::Program,
         }),
         ..View::default()
     };

@@ -95,7 +95,7 @@ def drive(argv: Sequence[str], args: argparse.Namespace, given: HostDiscovery | 
         driver = _elastic_rs.Driver(_options_of(args, least, fixed is not None, job, host.port, run_id=run_id))
         logger.info("this process hosts the coordinator at port %d", host.port)
         interval_s = None if fixed else _of(args, "discovery_interval")
-        return _run(driver, host, discovery, interval_s, handled, config)
+        return _run(driver, host, discovery, interval_s, handled, config=config)
     finally:
         host.stop()
 
@@ -106,6 +106,7 @@ def _run(
     discovery: HostDiscovery,
     interval_s: float | None,
     handled: Signals,
+    *,
     config: RendezvousConfig,
 ) -> int:
     from elastic_rs.discovery._poll import Poll

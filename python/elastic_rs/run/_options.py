@@ -186,8 +186,8 @@ def take_flags(conf: dict[str, str], args: argparse.Namespace) -> None:
     _, window = restarts_of(args)
     if window is not None and conf.setdefault("restart_window", window) != window:
         raise CommandLineError(
-            f"--max-restarts says within {window} s, and --rdzv-conf restart_window={conf['restart_window']}: give one of "
-            "them"
+            f"--max-restarts says within {window} s, and --rdzv-conf restart_window={conf['restart_window']}: give one "
+            "of them"
         )
 
 

@@ -224,7 +224,7 @@ def test_a_warm_start_needs_this_python(caplog: pytest.LogCaptureFixture) -> Non
         ),
         (
             ["--max-restarts=3/1h", "--rdzv-conf=restart_budget=node", "x"],
-            "--rdzv-conf has `restart_window` and `restart_budget=node`, which cannot be combined: each node counts its own",
+            "--rdzv-conf has `restart_window` and `restart_budget=node`, which cannot be combined: each node",
         ),
         (["--max-restarts=-1", "x"], "--max-restarts is `-1`, must be from 0 to 4294967295"),
         (["--start-method=thread", "x"], "--start-method: invalid choice: 'thread' (choose from "),

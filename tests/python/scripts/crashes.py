@@ -1,7 +1,7 @@
-"""A worker that tells its steps and fails, other than imports of torch at once: ``crashes.py HOW [FOLDER]``.
+"""A worker that tells its steps and fails, without torch: ``crashes.py HOW [FOLDER]``.
 
-``data``: always at step 7. ``import``: before any step. ``codes``: with another exit code each time. ``once``: at step 7 of
-its first life; then it waits for the file ``FOLDER/done``.
+``data``: always at step 7. ``import``: before any step. ``codes``: with another exit code each time. ``once``: at step
+7 of its first life; then it waits for the file ``FOLDER/done``.
 """
 
 from __future__ import annotations
