@@ -1,11 +1,12 @@
-"""Measure the coordinator with many nodes: a round, a loss and `elastic-rs status`, and bytes per node, with PyTorch's.
+"""Measure the coordinator with many nodes: rounds, losses, looks, `elastic-rs status`, and bytes, with PyTorch's.
 
-    python benches/rendezvous_scale.py [--quick]
+    python benches/rendezvous_scale.py [--quick] [--looks]
 
 Nodes are real sessions on loopback, many per process (examples/rendezvous_load.rs). The host is a separate process. All
 nodes join at once, and a round is timed from the last node's join to the last node's release. A relay between nodes and
 host counts bytes; it is absent when time is measured. PyTorch's c10d handler is measured through the same relay, with
 threads of one process as nodes, for as many nodes as it can serve. Results go to benches/results.
+`ELASTIC_RS_LOAD` names a `rendezvous_load` that is built, such as one of the development profile.
 """
 
 from __future__ import annotations
@@ -29,10 +30,11 @@ from typing import Any
 import plot
 
 ROOT = Path(__file__).resolve().parents[1]
-LOAD = ROOT / "target/release/examples/rendezvous_load"
+LOAD = os.environ.get("ELASTIC_RS_LOAD") or ROOT / "target/release/examples/rendezvous_load"
 RESULTS = ROOT / "benches/results/rendezvous_scale.json"
 PLOT = ROOT / "docs/rendezvous-bench.svg"
 LIMIT_S = 180.0
+LOOKS_SHARED_S = 2.0  # whoever asks for a look within this time gets the last one
 GRACE_MS = 500.0  # reconnect_grace: how long a lost connection is given to come back
 
 
@@ -161,6 +163,26 @@ def status_ms(count: int, repetitions: int) -> tuple[list[float], int]:
     return took, len(shown.splitlines())
 
 
+def looks_ms(count: int, repetitions: int) -> list[float]:
+    """Return how long an observer waits for a look at eight ranks of each node."""
+    took = []
+    with host() as (_, port), nodes(port, 0, count, count) as peer:
+        peer.times("join")
+        for _ in range(repetitions):
+            began, ended = peer.times("look")
+            took.append((ended - began) / 1e6)
+            time.sleep(LOOKS_SHARED_S)
+    return took
+
+
+def measure_looks(repetitions: int) -> dict[str, Any]:
+    count = 64
+    took = looks_ms(count, repetitions)
+    print("\na look at eight ranks of each node, until the observer has the answer")
+    print(f"{count:>6} nodes {statistics.median(took):>23.1f} ms {max(took):>7.1f} ms {1500:>7} ms")
+    return {"nodes": count, "ms": took}
+
+
 def usage(pid: int) -> tuple[float, int]:
     """Return CPU seconds and resident KiB of a process."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -259,10 +281,23 @@ def plot_traffic(rows: list[dict[str, Any]]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="few nodes, few repetitions: a minute")
-    quick = parser.parse_args().quick
-    build = ["cargo", "build", "--quiet", "--release", "--example", "rendezvous_load"]
-    subprocess.run(build, cwd=ROOT, check=True)
-    results: dict[str, list[dict[str, Any]]] = {"rounds": [], "losses": [], "status": [], "at rest": [], "traffic": []}
+    parser.add_argument("--looks", action="store_true", help="only looks, and no result is kept")
+    args = parser.parse_args()
+    quick = args.quick
+    if "ELASTIC_RS_LOAD" not in os.environ:
+        build = ["cargo", "build", "--quiet", "--release", "--example", "rendezvous_load"]
+        subprocess.run(build, cwd=ROOT, check=True)
+    if args.looks:
+        measure_looks(10)
+        return
+    results: dict[str, list[dict[str, Any]]] = {
+        "rounds": [],
+        "losses": [],
+        "status": [],
+        "looks": [],
+        "at rest": [],
+        "traffic": [],
+    }
 
     print(f"{'last join to last release':28} {'median':>10} {'worst':>10} {'target':>10}")
     for count, target in ((8, 5), (64, 10), (256, 30), (1000, 100), (4000, 500)):
@@ -292,6 +327,8 @@ def main() -> None:
         took, lines = status_ms(count, 3 if quick else 10)
         print(f"{count:>6} nodes, {lines} lines {statistics.median(took):>15.1f} ms {max(took):>7.1f} ms {100:>7} ms")
         results["status"].append({"nodes": count, "ms": took, "lines": lines})
+
+    results["looks"].append(measure_looks(3 if quick else 10))
 
     count, seconds = (256, 6.0) if quick else (1000, 30.0)
     cpu, kib = at_rest(count, seconds)

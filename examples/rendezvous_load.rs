@@ -21,6 +21,8 @@
 //! - `report`: every node reports the durations of its phases, as an agent does when its workers have started.
 //! - `await-change`: `ended` is when the last node has been notified that the world must re-form.
 //! - `leave`: every node leaves. `began` is just before.
+//! - `look`: an observer asks where the ranks stand, and every node says of eight ranks that they stand in a collective; one of all has not
+//!   entered it. `ended` is when the observer has the answer, with all ranks.
 #![allow(clippy::unwrap_used, reason = "a measuring tool: it stops at the first thing that goes wrong")]
 
 use std::io::{BufRead, Read, Write};
@@ -30,11 +32,13 @@ use std::time::Duration;
 use elastic_rs::endpoint::EndpointServer;
 use elastic_rs::etcd_client::{Client, ClientOptions, parse_endpoints};
 use elastic_rs::events::record::Phase;
+use elastic_rs::hang::view::{Class, Entry, Frame, Gil, Group, Signature, State, View, WORLD};
 use elastic_rs::rendezvous::conf::DEFAULT_KEY_PREFIX;
 use elastic_rs::rendezvous::etcd::driver;
-use elastic_rs::rendezvous::messages::message::{Hello, NodeId, Round};
+use elastic_rs::rendezvous::messages::message::{AskLook, Hello, NodeId, Round};
 use elastic_rs::rendezvous::messages::settings::Settings;
 use elastic_rs::rendezvous::node::session::Session;
+use elastic_rs::rendezvous::observer::Observer;
 use elastic_rs::secure::{Protection, TOKEN_FILE};
 use elastic_rs::store::server::ServerOptions;
 use rand::seq::SliceRandom;
@@ -44,6 +48,8 @@ use tokio::task::JoinSet;
 
 /// Time limit of an answer, far above the measured times.
 const PATIENCE: Duration = Duration::from_secs(120);
+/// Ranks of each node that a look shows.
+const RANKS_SEEN: u32 = 8;
 
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -96,6 +102,7 @@ async fn nodes(place: &str, run_id: &str, numbers: std::ops::Range<u32>, world: 
                 (began, ended)
             }
             "report" => report(&sessions, round),
+            "look" => look(&sessions, place.parse().unwrap()).await,
             "await-change" => (now(), all(&sessions, notified).await),
             "leave" => (now(), all(&sessions, |session| session.leave("asked to".to_owned(), None, PATIENCE)).await),
             other => panic!("unknown order `{other}`"),
@@ -110,6 +117,7 @@ fn open(place: &str, run_id: &str, number: u32, world: u32) -> Session {
     let hello = Hello {
         local_addr: Some(format!("node{number}")),
         process: u64::from(number),
+        reports_steps: true, // as agents do: they can be asked where their workers stand
         ..Hello::new(run_id, NodeId(u128::from(number)), format!("node{number}:1"), settings)
     };
     if let Ok(port) = place.parse() {
@@ -148,6 +156,61 @@ fn report(sessions: &[&'static Session], round: Round) -> (u64, u64) {
     let began = now();
     sessions.iter().for_each(|session| session.report_phases(round, phase));
     (began, now())
+}
+
+/// Let an observer ask where the ranks stand. Every node answers for eight ranks. Returns when it asked, and when it had the answer.
+async fn look(sessions: &[&'static Session], port: u16) -> (u64, u64) {
+    let mut observer = Observer::connect("127.0.0.1", port, None, PATIENCE).await.unwrap();
+    let seen: Vec<u64> = sessions.iter().map(|session| session.view().looks_asked).collect();
+    let mut looks = JoinSet::new();
+    for (at, (&session, seen)) in sessions.iter().zip(seen).enumerate() {
+        looks.spawn(async move {
+            let look = session.view_when(|view| view.looks_asked > seen).await.look.unwrap();
+            let first = at as u32 * RANKS_SEEN;
+            let views = (first..first + RANKS_SEEN).map(|rank| seen_of(rank, look.round)).collect();
+            session.report_look(look.number, views, None);
+        });
+    }
+    let began = now();
+    let answer = observer.look(AskLook::default()).await.unwrap();
+    let ended = now();
+    looks.join_all().await;
+    let all = format!(r#""ranks":{},"#, sessions.len() * RANKS_SEEN as usize);
+    assert!(answer.seen.contains(&all) && answer.seen.contains(r#""silent":[]"#), "{}", answer.seen);
+    (began, ended)
+}
+
+/// What a look shows of a rank, in about 2 KiB: three groups with their last collectives, and ten frames.
+fn seen_of(rank: u32, round: Round) -> View {
+    let last = 5000 - u64::from(rank == 3);
+    let entry = |seq: u64| Entry { seq, at: seq as u32, signature: (seq % 5) as u16 };
+    let group = |name: &str, desc: &str| Group {
+        name: name.to_owned(),
+        desc: desc.to_owned(),
+        ranks: None,
+        last,
+        oldest: last - 100,
+        pending: (5000..=last).map(entry).collect(),
+        tail: (last - 31..=last).map(entry).collect(),
+    };
+    let frame = |line: u32| Frame {
+        function: format!("function_{line}"),
+        file: "/opt/job/python/packages/torch/nn/modules/module.py".to_owned(),
+        line,
+        peer: None,
+    };
+    View {
+        answered: true,
+        gil: Gil::Free,
+        state: State::Sleeping,
+        class: Some(Class::Idle),
+        frames: (1..=10).map(frame).collect(),
+        signatures: (0..5)
+            .map(|at| Signature { op: "all_reduce".to_owned(), shape: format!("[{at}] Float") })
+            .collect(),
+        groups: vec![group(WORLD, "default_pg"), group("1", "tp"), group("2", "dp")],
+        ..View::new(rank, round.0)
+    }
 }
 
 async fn notified(session: &Session) {

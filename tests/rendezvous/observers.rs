@@ -19,10 +19,12 @@ use elastic_rs::secure::refusals::Kind;
 use elastic_rs::secure::token::Token;
 use elastic_rs::secure::{Halves, Protection};
 use elastic_rs::store::server::ServerOptions;
-use serde_json::Value;
+use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::{Builder, Handle, Runtime};
+use tokio::sync::Barrier;
+use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 /// Time limit for a loaded machine.
@@ -122,6 +124,37 @@ fn an_observer_waits_until_the_agents_have_looked() {
         assert_eq!(observer.ask(ask(None, 0)).await.unwrap().run_id, "job");
         let refusal = observer.look(AskLook { run_id: Some("other".into()), rank: None }).await.unwrap_err();
         assert_eq!(refusal, "there is no run `other` here; there are `job`");
+    });
+}
+
+#[test]
+fn a_look_has_the_ranks_of_64_nodes_but_those_of_a_silent_one() {
+    let (host, runtime) = host(None);
+    let port = host.port();
+    runtime.block_on(async {
+        let (mut nodes, joined) = (JoinSet::new(), Arc::new(Barrier::new(65)));
+        for number in 0..64 {
+            let settings = Settings::new(64, 64);
+            let hello =
+                Hello { reports_steps: true, ..Hello::new("job", NodeId(number), format!("node:{number}"), settings) };
+            let joined = Arc::clone(&joined);
+            nodes.spawn(async move {
+                let node = Session::open(&Handle::current(), hello, "127.0.0.1", port, PATIENCE, None);
+                let first = node.join(1, None, None, PATIENCE).await.unwrap().rank * 8;
+                joined.wait().await;
+                let look = node.view_when(|view| view.looks_asked == 1).await.look.unwrap();
+                let views = (first..first + 8).map(|rank| View::new(rank, look.round.0)).collect();
+                if number != 7 {
+                    node.report_look(look.number, views, None);
+                }
+                node // its connection lives on
+            });
+        }
+        timeout(PATIENCE, joined.wait()).await.unwrap();
+        let mut observer = observer(port, None).await;
+        let (seen, nodes) = tokio::join!(observer.look(AskLook::default()), nodes.join_all());
+        let seen: Value = serde_json::from_str(&seen.unwrap().seen).unwrap();
+        assert_eq!((nodes.len(), &seen["ranks"], &seen["silent"]), (64, &(63 * 8).into(), &json!(["node:7"])));
     });
 }
 

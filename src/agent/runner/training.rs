@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::Runner;
 use crate::agent::policy::AgentOptions;
-use crate::clock::monotonic_ns;
+use crate::clock::{instant_of, monotonic_ns};
 use crate::hang::judge::pace::{self, Change, Pace, Still};
 use crate::rendezvous::messages::hang::{MovedReport, PaceReport, StillReport};
 use crate::rendezvous::messages::message::{Progress, Round, StepReport};
@@ -122,8 +122,8 @@ impl Training {
         let line_ns = self.last_line_ns();
         let (pace, board) = (self.pace.as_mut()?, self.board.as_ref()?);
         let stepped = board.stepped();
-        let now_ns = monotonic_ns();
-        let at = |ns: u64| now.checked_sub(Duration::from_nanos(now_ns.saturating_sub(ns))).unwrap_or(now);
+        // By one and the same origin: an old step that seems to be a microsecond younger at each look would be a new one.
+        let at = |ns: u64| instant_of(ns).min(now);
         let reached = stepped.map(|Stepped { steps, first_ns, last_ns, .. }| pace::Reached {
             steps,
             first_at: at(first_ns),

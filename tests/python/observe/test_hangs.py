@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 TRAINS = Path(__file__).parents[1] / "scripts" / "hangs_in_training.py"
 SOURCE = TRAINS.read_text().splitlines()
 LIMIT_S = 60.0
+WATCHES = "elastic_rs-watc"
+"""The thread that answers looks. The kernel keeps 15 bytes of a name."""
 
 pytestmark = [pytest.mark.torchrun]
 
@@ -29,17 +31,23 @@ def line_of(text: str) -> int:
     return next(number for number, line in enumerate(SOURCE, 1) if text in line)
 
 
+def threads_of(pid: int) -> set[str]:
+    return {comm.read_text().strip() for comm in Path(f"/proc/{pid}/task").glob("*/comm")}
+
+
 @pytest.fixture
 def train(job: Job, port: int, tmp_path: Path) -> Callable[..., Process]:
     """Return what starts a node of three ranks, of which one hangs after some steps."""
 
-    def start(kind: str, rank: int, *options: str, launcher: str = "elastic_rs.run") -> Process:
+    def start(
+        kind: str, rank: int, *options: str, launcher: str = "elastic_rs.run", env: dict[str, str] | None = None
+    ) -> Process:
         command = [
             *(sys.executable, "-m", launcher, "--nnodes=1", "--nproc-per-node=3"),
             *("--rdzv-backend=rust-c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=job"),
             *(f"--log-dir={tmp_path / 'logs'}", "--tee=3", *options, str(TRAINS), kind, str(rank)),
         ]
-        return job.start(command, name="node", env={"GO": str(tmp_path / "go")})
+        return job.start(command, name="node", env={"GO": str(tmp_path / "go"), **(env or {})})
 
     return start
 
@@ -83,6 +91,7 @@ def test_the_rank_that_holds_others_up_is_named_with_its_line(
 
 def test_a_training_that_goes_on_is_said_to(train: Callable[..., Process], tmp_path: Path) -> None:
     node = train("sleep", 2, "--hang-timeout=3", "--warm-start")
+    assert WATCHES in threads_of(int(node.line(r"READY 2 (\d+)")[1]))
     node.line("training stands still for ")
     (tmp_path / "go").touch()
     node.line(r"training goes on, after [\d.]+ s without progress")
@@ -107,7 +116,10 @@ def test_nobody_looks_if_that_is_off(train: Callable[..., Process], job: Job, po
     node = train("sleep", 1, "--hang=off", "--warm-start")
     for rank in range(3):
         pid = int(node.line(rf"READY {rank} (\d+)")[1])
-        assert b"ELASTIC_RS_WATCH=" not in Path(f"/proc/{pid}/environ").read_bytes()
+        environ = Path(f"/proc/{pid}/environ").read_bytes()
+        assert b"ELASTIC_RS_WATCH=" not in environ
+        assert b"TORCH_FR_BUFFER_SIZE=" not in environ
+        assert WATCHES not in threads_of(pid)
     assert state(port, lambda _: True) is None
     job.kill_leftovers()
 
@@ -132,4 +144,19 @@ def test_lines_are_progress_of_a_training_without_steps(train: Callable[..., Pro
     assert time.monotonic() - begun > 10, "more than twice the limit"
     assert not [line for line in node.lines[mark:] if "stands still" in line]
     node.line("training stands still for ")
+    job.kill_leftovers()
+
+
+def test_torchrun_has_the_same_by_rdzv_conf_and_a_variable(train: Callable[..., Process], job: Job) -> None:
+    node = train(
+        *("prints", 1, "--rdzv-conf=hang=restart,hang_timeout=3"),
+        launcher="torch.distributed.run",
+        env={"ELASTIC_RS_PROGRESS_LOG": "shard [0-9]+$"},
+    )
+    node.line("reads shard 60$")
+    assert not [line for line in node.lines if "stands still" in line], "its lines are progress"
+    mark = node.mark()
+    node.line(r"training stands still for [\d.]+ s .*: 2 of 3 ranks wait for rank 1 ")
+    node.line("the training hung: rank 1 has not entered ")
+    node.line("READY 1 ", since=mark)
     job.kill_leftovers()

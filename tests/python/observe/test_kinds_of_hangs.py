@@ -1,6 +1,7 @@
 """Kinds of hangs, of a random rank at a random step: who holds the others up, and where, is named.
 
-``ELASTIC_RS_HANG_RUNS=5`` runs each 5 times.
+``ELASTIC_RS_HANG_RUNS=5`` runs each 5 times. Before PyTorch 2.8 gloo has no flight recorder: who holds others up is a
+guess then, from where the ranks stand.
 
 Gloo ends the other kinds by itself: a rank that ends, or that sends more bytes than others ask for (another type, much
 larger tensors, larger ones in a broadcast or an all_gather), makes its peers fail. test_story.py has these.
@@ -14,7 +15,8 @@ import random
 import re
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +31,8 @@ SOURCE = TRAINS.read_text().splitlines()
 RUNS = int(os.environ.get("ELASTIC_RS_HANG_RUNS", "1"))
 RANKS = 4
 LIMIT_S = 60.0
+RECORDS = tuple(map(int, version("torch").split(".")[:2])) >= (2, 8)
+"""Gloo's collectives are recorded."""
 
 pytestmark = [pytest.mark.torchrun, pytest.mark.long]
 
@@ -44,6 +48,8 @@ class Named:
     """A part of the line of the script at which the rank stands. None: it stands in none, or goes on to any."""
     victims: int = RANKS
     """Only ranks below this one hang so."""
+    stands_alone: bool = True
+    """No other rank stands at its line."""
 
 
 LATE = r"has not entered all_reduce #\d+ of default_pg \(\[3\] Float\)"
@@ -56,9 +62,12 @@ KINDS = {
     "order": Named("mismatch", rf"entered broadcast \[7\] Float as #\d+ of default_pg, {MOST}", "too early"),
     "operation": Named("mismatch", rf"entered broadcast \[3\] Float as #\d+ of default_pg, {MOST}", "not all_reduce"),
     "uneven": Named("mismatch", rf"entered barrier as #\d+ of default_pg, {MOST}", "dist.barrier()"),
-    "size": Named("mismatch", rf"entered all_reduce \[2\] Float as #\d+ of default_pg, {MOST}"),
+    "size": Named("mismatch", rf"entered all_reduce \[2\] Float as #\d+ of default_pg, {MOST}", stands_alone=False),
     "swallowed": Named(
-        "mismatch", rf"entered all_reduce \[5\] Float as #\d+ of default_pg, {MOST}", "whatever was raised"
+        "mismatch",
+        rf"entered all_reduce \[5\] Float as #\d+ of default_pg, {MOST}",
+        "whatever was raised",
+        stands_alone=False,
     ),
     "ended": Named("ended", "has ended; another thread keeps the process alive"),
     "loader": Named("not_entered", r"waits for its data worker \d+: read_shard ", "time.sleep(0.05)"),
@@ -74,7 +83,9 @@ KINDS = {
     "thread": Named("not_entered", f"{LATE}; it sleeps in futex", "which the other thread holds"),
     "busy": Named("not_entered", f"{LATE}(; it computes)?$", "itertools.count()"),
     "full_pipe": Named("not_entered", rf"{LATE}; it sleeps in write\(pipe\)", "os.write("),
-    "crossed": Named("crossed", "entered group b before a, other than in its last 3 turns", "in either order", 2),
+    "crossed": Named(
+        "crossed", "entered group b before a, other than in its last 3 turns", "in either order", 2, stands_alone=False
+    ),
     "messages": Named("not_entered", "has not (come to a message|entered all_reduce)", "time.sleep(0.05)", 3),
     "first_use": Named(
         "not_entered", r"has not entered all_reduce #1 of late \(\[2\] Float\); it sleeps", "time.sleep(0.05)", 3
@@ -89,7 +100,7 @@ KINDS = {
 @pytest.mark.parametrize("run", range(RUNS))
 @pytest.mark.parametrize("name", KINDS)
 def test_who_hangs_is_named(job: Job, port: int, tmp_path: Path, name: str, run: int) -> None:
-    kind = KINDS[name]
+    kind = KINDS[name] if RECORDS else without_recorder(KINDS[name])
     chosen = random.Random(f"{name} {run}")
     rank, step = chosen.randrange(kind.victims), chosen.randrange(8, 20)
     command = [
@@ -107,6 +118,18 @@ def test_who_hangs_is_named(job: Job, port: int, tmp_path: Path, name: str, run:
     if kind.at is not None:
         assert f"{TRAINS.name}:{line_of(kind.at)}" in hang["lines"][2].split(), shown
     job.kill_leftovers()
+
+
+def without_recorder(named: Named) -> Named:
+    """Return what is said if nobody knows the collectives."""
+    if not named.stands_alone:
+        pytest.skip("without a flight recorder nobody is named: other ranks stand at the same line")
+    match named.kind:
+        case "mismatch":
+            return replace(named, kind="odd", cause="stands elsewhere than the 3 others")
+        case "not_entered" if "message" not in named.cause:
+            return replace(named, kind="outside", cause="is outside of torch.distributed, the others are inside")
+    return named
 
 
 def found(port: int) -> Any:
