@@ -12,9 +12,11 @@ program works, and writes no page. Exit codes: 0, all checks passed; 1, a check 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import platform
 import re
+import socket
 import statistics
 import subprocess
 import sys
@@ -24,6 +26,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 from gpu_jobs import (
     COLD,
@@ -60,6 +63,9 @@ NCCL2, LEGACY = "nccl2", "nccl-legacy"
 GROWTH = 32 * MIB
 # How often groups are made again in place.
 RESIZES = 10
+# Where the last rank of the job that hangs stands, and what the others have entered.
+STANDS = re.compile(r"stand_still gpu_worker\.py:\d+")
+COLLECTIVE = re.compile(r"all_reduce #\d+ of default_pg")
 
 
 @dataclass(frozen=True)
@@ -91,6 +97,10 @@ class Check:
             ("warm start refused after initialisation", self._refused),
             *(
                 (f"resizes in place, {label}", lambda backend=backend, label=label: self._resized(backend, label))
+                for backend, label in resized_backends(self.kind, *torchs_nccl())
+            ),
+            *(
+                (f"a hang, {label}", lambda backend=backend, label=label: self._hang(backend, label))
                 for backend, label in resized_backends(self.kind, *torchs_nccl())
             ),
         ):
@@ -163,6 +173,19 @@ class Check:
             raise CheckError("workers were restarted, not kept")
         return resize_row(events, label, self.workers)
 
+    def _hang(self, backend: str, label: str) -> Row:
+        launcher, task = [*LAUNCHERS[COLD], "--hang-timeout=5"], ["hang", self.kind, self.size, backend]
+        # With port 0 a job of one node has a token that nobody else knows.
+        with socket.create_server(("localhost", 0)) as free:
+            port = free.getsockname()[1]
+        with Job(launcher, self.folder, self.workers, task, port) as job:
+            job.events("trains")
+            job.line("training stands still for ")
+            endpoint = f"localhost:{port}"
+            status, seen = _answer("status", endpoint), _answer("stacks", endpoint)
+            rank = _answer("stacks", endpoint, f"--rank={self.workers - 1}")
+        return hang_row(label, self.workers, status["state"]["hang"], seen, rank)
+
     def _restarts(self, name: str) -> list[Restart]:
         with self._job(name, "restart", f"--max-restarts={self.repetitions}") as job:
             return restarts(job, self.repetitions, self._used, self.size)
@@ -208,6 +231,50 @@ def resize_row(events: list[Event], backend: str, workers: int = 1) -> Row:
     ranks = "1 rank" if workers == 1 else f"{workers} ranks"
     what = f"{backend} group ended and made again in place, {ranks}, {len(fails)} times"
     return Row(what, "-", text, passed=last - first <= GROWTH)
+
+
+def hang_row(
+    backend: str, workers: int, hang: dict[str, Any] | None, seen: dict[str, Any], rank: dict[str, Any]
+) -> Row:
+    """Return the row of a job whose last rank stands still.
+
+    Args:
+        backend: of its group, as the table calls it.
+        workers: how many ranks it has. One alone waits for a kernel, and not in a collective.
+        hang: what ``status`` says of it.
+        seen: what ``stacks`` says of all ranks.
+        rank: what ``stacks`` says of the last rank.
+    """
+    wrong, last = [], workers - 1
+    lines = [] if hang is None else hang["lines"]
+    named = [last] if workers > 1 else []  # nobody waits for one that is alone
+    if hang is None or hang["ranks"] != named or not any(map(STANDS.search, lines)):
+        wrong.append(f"`status` does not say where rank {last} stands: {' / '.join(lines) or 'no hang'}")
+    of_last = next((line for line in seen["lines"] if re.match(rf"1 rank +{last} ", line)), "")
+    if not STANDS.search(of_last):
+        wrong.append(f"`stacks` does not say where rank {last} stands: {' / '.join(seen['lines'])}")
+    others = [line for line in seen["lines"] if line != of_last]
+    if workers > 1 and not (others and all(map(COLLECTIVE.search, others))):
+        wrong.append(f"`stacks` does not name the collective of the others: {' / '.join(seen['lines'])}")
+    entered = [group["last"] for group in rank["view"]["groups"]]
+    if not any(number >= 10 for number in entered):
+        wrong.append(f"the last rank has entered 10 collectives, and its recorder knows of {entered}")
+    named_s = 0.0 if hang is None else hang["still_s"]
+    text = "; ".join(wrong) or f"named after {named_s:.1f} s: {' '.join(of_last.split())}"
+    what = (
+        f"{backend} job of {workers} ranks, the last one sleeps" if workers > 1 else f"{backend} rank behind a kernel"
+    )
+    return Row(what, "-", text, passed=not wrong)
+
+
+def _answer(*question: str) -> dict[str, Any]:
+    command = [sys.executable, "-m", "elastic_rs", *question, "--json"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    try:
+        answer: dict[str, Any] = json.loads(result.stdout)
+    except ValueError:
+        raise CheckError(f"`elastic-rs {' '.join(question)}` says {result.stdout}{result.stderr}") from None
+    return answer
 
 
 def _told(what: str, check: object) -> Row:
@@ -283,6 +350,10 @@ The checks, and what it takes to pass them:
   each time, no worker is restarted, and after the tenth time no more than 32 MiB more are in use than after the
   first. From torch 2.15 on this is done with each implementation of NCCL: `nccl`, which is `nccl2` there (before, and
   with `TORCH_DIST_USE_NCCL2=0`, it is the other one), and `nccl-legacy`.
+- **Hang.** The last rank sleeps, and the others wait for it in a collective, with each implementation of NCCL. With
+  `--hang-timeout=5`, the terminal and `elastic-rs status` name the rank, `elastic-rs stacks` also its line and the
+  number of the collective in which the others wait. NCCL refuses two ranks on one GPU. So with one GPU a single rank
+  waits for a kernel that spins: its line, and the collectives that it has entered before, must be shown.
 - **Memory.** A worker with a CUDA context and a model of 1 GiB is killed. The memory of all workers is free again
   before the next worker runs its first line.
 - **Restarts.** The time from the kill to the next worker's first line, and to the moment when all workers have a

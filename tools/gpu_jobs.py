@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import re
 import select
 import signal
 import subprocess
@@ -47,12 +48,19 @@ class Event:
 class Job:
     """A job of one node. Leaving the ``with`` block ends it and its descendants."""
 
-    def __init__(self, launcher: Sequence[str], folder: Path, workers: int, task: Sequence[object]) -> None:
+    def __init__(
+        self,
+        launcher: Sequence[str],
+        folder: Path,
+        workers: int,
+        task: Sequence[object],
+        port: int = 0,
+    ) -> None:
         self.id, self.workers, self._unread = uuid.uuid4().hex, workers, b""
         pipe, self._log = folder / f"{self.id}.pipe", folder / f"{self.id}.log"
         os.mkfifo(pipe)
         self._reader = os.open(pipe, os.O_RDWR)
-        command = [sys.executable, "-m", *launcher, "--rdzv-endpoint=localhost:0", f"--rdzv-id={self.id}"]
+        command = [sys.executable, "-m", *launcher, f"--rdzv-endpoint=localhost:{port}", f"--rdzv-id={self.id}"]
         command += [f"--nproc-per-node={workers}", str(WORKER), str(pipe), *map(str, task)]
         path = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
         env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, "ELASTIC_RS_LOG": "info", MARKER: self.id}
@@ -84,6 +92,15 @@ class Job:
         if code != 0:
             raise CheckError(f"exit code {code}; the log ends with: {self.tail()}")
         return time.monotonic() - self.began
+
+    def line(self, pattern: str) -> re.Match[str]:
+        """Wait until a line of the output matches, and return that."""
+        deadline = time.monotonic() + LIMIT_S
+        while (found := re.search(pattern, self.log(), re.MULTILINE)) is None:
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                raise CheckError(f"no line matches `{pattern}`; the log ends with: {self.tail()}")
+            time.sleep(0.05)
+        return found
 
     def log(self) -> str:
         """Return the output of the launcher and the workers."""

@@ -1,7 +1,9 @@
-"""The worker of ``tools/gpu_check.py``: ``gpu_worker.py PIPE all-reduce|restart|resize cuda|cpu MODEL_BYTES [MORE]``.
+"""The worker of ``tools/gpu_check.py``: ``gpu_worker.py PIPE MODE cuda|cpu MODEL_BYTES [MORE]``.
+
+MODE is ``all-reduce``, ``restart``, ``resize`` or ``hang``.
 
 MORE is ``BACKEND TIMES``: ``resize`` asks TIMES for another world. BACKEND is that of its process groups, such as
-``cpu:gloo,cuda:nccl-legacy``.
+``cpu:gloo,cuda:nccl-legacy``. ``hang`` has BACKEND alone.
 
 It reports each step through the pipe in one line: ``WHAT MONOTONIC_NS RANK PID VALUE``.
 """
@@ -31,6 +33,8 @@ def main() -> None:
         all_reduce(kind)
     elif mode == "resize":
         resize(kind, size, sys.argv[5])
+    elif mode == "hang":
+        hang(kind, sys.argv[5])
     else:
         restart(kind, size)
 
@@ -101,6 +105,36 @@ def resize(kind: str, size: int, backend: str) -> None:
     torch.nn.init.ones_(model.weight)
     train(elastic.TorchState(model=model.to(kind)))
     tell("resized")
+
+
+def hang(kind: str, backend: str) -> None:
+    """Train until the last rank stands still, and all others wait for it."""
+    import elastic_rs
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group(backend)
+    tensor = torch.ones(1 << 20, device=kind)
+    for number in range(1, 11):
+        dist.all_reduce(tensor)
+        tensor.fill_(1.0).sum().item()  # waits for the device
+        elastic_rs.step(number)
+    tell("trains")
+    if dist.get_rank() == dist.get_world_size() - 1:
+        stand_still(kind, is_alone=dist.get_world_size() == 1)
+    dist.all_reduce(tensor)
+    tensor.sum().item()
+
+
+def stand_still(kind: str, *, is_alone: bool) -> None:
+    """Sleep until it is killed. A rank that has no others waits for a kernel that spins instead."""
+    if kind == "cuda" and is_alone:
+        import torch
+
+        torch.cuda._sleep(1 << 40)  # noqa: SLF001 - so many cycles are minutes
+        torch.cuda.synchronize()
+    while True:
+        time.sleep(3600)
 
 
 if __name__ == "__main__":

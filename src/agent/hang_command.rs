@@ -209,7 +209,8 @@ fn ends(pidfd: &impl AsFd, until: Instant) -> Result<bool, Errno> {
     }
 }
 
-fn kill_group(pid: Pid) {
+/// Kill a process that leads a session, with all that it has started in its group.
+pub(super) fn kill_group(pid: Pid) {
     // Fails if nothing of it is left.
     let _ = kill_process_group(pid, Kill::KILL);
 }

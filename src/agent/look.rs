@@ -10,8 +10,10 @@ use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use tokio::runtime::Handle;
 use tokio::task::JoinSet;
 
+use super::py_spy;
 use crate::channel::watch::Answer;
 use crate::channel::watch::agent::{Asked, Asker, Limits};
 use crate::hang::fr::Recorded;
@@ -54,10 +56,13 @@ pub(super) struct Looked {
     pub looks: Vec<(Instant, Look)>,
     /// Why something could not be read.
     pub problem: Option<String>,
+    /// What `py-spy` shows of the worker for which it was asked.
+    pub py_spy: Option<String>,
 }
 
-/// Look at these workers, and ask them, side by side.
-pub(super) async fn look(workers: Vec<Worker>, asker: Option<Asker>) -> Looked {
+/// Look at these workers, and ask them, side by side. `deep`: the process at which `py-spy` looks too.
+pub(super) async fn look(workers: Vec<Worker>, deep: Option<u32>, asker: Option<Asker>) -> Looked {
+    let py_spy = deep.map(|pid| tokio::spawn(py_spy::dump(pid)));
     let mut looks = JoinSet::new();
     for worker in workers {
         let asker = asker.clone();
@@ -68,8 +73,7 @@ pub(super) async fn look(workers: Vec<Worker>, asker: Option<Asker>) -> Looked {
                 let problem = format!("rank {rank} (pid {pid}) could not be looked at: {why}");
                 (View { pid, ..View::new(rank, round) }, None, Some(problem))
             });
-            // Without this, one that a signal has stopped, or that nothing wakes, would seem to hold the GIL.
-            let asker = asker.filter(|_| matches!(view.state, State::Running | State::Sleeping));
+            let asker = asker.filter(|_| answers(view.state));
             let Some(asker) = asker else { return (view, look, problem) };
             let asked = asker.ask(local_rank, ASK_LIMITS).await;
             let (view, why) = with_answer(view, asked).await;
@@ -84,7 +88,15 @@ pub(super) async fn look(workers: Vec<Worker>, asker: Option<Asker>) -> Looked {
         looked.problem = looked.problem.or(problem);
     }
     looked.views.sort_by_key(|view| view.rank);
+    if let Some(py_spy) = py_spy {
+        looked.py_spy = py_spy.await.ok();
+    }
     looked
+}
+
+/// Whether a worker can answer. One that a signal has stopped, or that nothing wakes, would seem to hold the GIL.
+fn answers(state: State) -> bool {
+    matches!(state, State::Running | State::Sleeping)
 }
 
 /// A worker's view, what the kernel knows of it, and why its frames could not be read.
@@ -187,14 +199,15 @@ fn frames_of(thread: &Thread) -> Vec<view::Frame> {
 }
 
 /// Write what a worker does into a new file of this folder: what its main thread waits for, and the frames of all threads. Returns its
-/// path. May hang.
+/// path, and the state of the worker. May hang.
 ///
 /// # Errors
 /// The file cannot be written.
-fn dump(pid: u32, why: &str, folder: &Path) -> io::Result<PathBuf> {
-    let mut text = format!("{why}\n");
+fn dump(pid: u32, why: &str, folder: &Path) -> io::Result<(PathBuf, State)> {
+    let (mut text, mut state) = (format!("{why}\n"), State::Unknown);
     match Process::open(pid).and_then(|process| seen(&process, None)) {
         Ok(Seen { look, stacks, children }) => {
+            state = State::of(look.state);
             write_look("pid", &look, &mut text);
             match &stacks {
                 Ok(stacks) => write_stacks(stacks, &mut text),
@@ -210,10 +223,35 @@ fn dump(pid: u32, why: &str, folder: &Path) -> io::Result<PathBuf> {
     }
     let (path, mut file) = new_file(folder)?;
     file.write_all(cut(text, DUMP_BYTES).as_bytes())?;
-    Ok(path)
+    Ok((path, state))
 }
 
-/// Do that on a thread, and tell what came of it and the folder: a dead file system may hold the logs, or a file of the worker.
+/// A worker that is asked for its flight recorders.
+#[derive(Debug)]
+pub(super) struct Recorders {
+    pub asker: Asker,
+    pub local_rank: u32,
+    pub runtime: Handle,
+}
+
+impl Recorders {
+    /// Write them beside a dump: `hang-1.fr.json` beside `hang-1.txt`, and `hang-1.fr-2.json` if there is a second one. Writes nothing if
+    /// the worker does not answer.
+    fn write_beside(&self, dump: &Path) -> io::Result<()> {
+        let asked = self.runtime.block_on(self.asker.ask(self.local_rank, ASK_LIMITS));
+        let Asked::Answer(bytes) = asked else { return Ok(()) };
+        let recorders = Answer::decode(&bytes).map_or_else(|_| Vec::new(), |answer| answer.recorders);
+        for (number, recorder) in (1..).zip(recorders) {
+            let path =
+                dump.with_extension(if number == 1 { "fr.json".to_owned() } else { format!("fr-{number}.json") });
+            OpenOptions::new().write(true).create_new(true).open(path)?.write_all(recorder)?;
+        }
+        Ok(())
+    }
+}
+
+/// Do that on a thread, and tell what came of it and the folder: a dead file system may hold the logs, or a file of the worker. Of a worker
+/// that can answer, the recorders are written too.
 ///
 /// # Errors
 /// There is no thread.
@@ -221,9 +259,17 @@ pub(super) fn dump_aside(
     pid: u32,
     why: String,
     folder: PathBuf,
+    recorders: Option<Recorders>,
     then: impl FnOnce(io::Result<PathBuf>, &Path) + Send + 'static,
 ) -> io::Result<()> {
-    threads::spawn("dump".to_owned(), move || then(dump(pid, &why, &folder), &folder)).map(drop)
+    let dump = move || {
+        let dumped = dump(pid, &why, &folder).and_then(|(path, state)| {
+            let recorders = recorders.filter(|_| answers(state));
+            recorders.map_or(Ok(()), |recorders| recorders.write_beside(&path)).map(|()| path)
+        });
+        then(dumped, &folder);
+    };
+    threads::spawn("dump".to_owned(), dump).map(drop)
 }
 
 /// A file that did not exist: what a link of this name leads to stays as it is.

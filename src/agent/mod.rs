@@ -19,6 +19,8 @@ pub mod news;
 mod phases;
 pub mod policy;
 #[cfg(feature = "io")]
+mod py_spy;
+#[cfg(feature = "io")]
 mod recovered;
 #[cfg(feature = "io")]
 pub mod runner;

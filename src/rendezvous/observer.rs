@@ -8,7 +8,7 @@ use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout};
 
-use super::coordinator::looks::LOOK_LIMIT;
+use super::coordinator::looks::DEEP_LOOK_LIMIT;
 use super::messages::codec;
 use super::messages::frames::read_message;
 use super::messages::message::{
@@ -74,7 +74,7 @@ impl Observer {
     /// # Errors
     /// As [`Self::ask`].
     pub async fn look(&mut self, ask: AskLook) -> Result<LookAnswer, String> {
-        match self.answer_to(&NodeMessage::AskLook(ask), self.limit + LOOK_LIMIT).await? {
+        match self.answer_to(&NodeMessage::AskLook(ask), self.limit + DEEP_LOOK_LIMIT).await? {
             CoordinatorMessage::Looked(answer) => Ok(answer),
             _ => Err(OTHER_ANSWER.to_owned()),
         }

@@ -70,12 +70,12 @@ pub(crate) fn duration_text(time: Duration) -> String {
     }
 }
 
-/// As [`tidy`], but lines stay lines.
-pub(crate) fn tidy_lines(text: &str) -> String {
+/// As [`tidy`], but lines stay lines, and of at most `limit` bytes.
+pub(crate) fn tidy_lines(text: &str, limit: usize) -> String {
     let indented =
         |line: &str| line.trim_end().chars().map(|c| if is_steering(c) { ' ' } else { c }).collect::<String>();
     let lines: Vec<_> = text.trim().lines().map(indented).collect();
-    cut(lines.join("\n"), REASON_LIMIT_BYTES)
+    cut(lines.join("\n"), limit)
 }
 
 /// One line of any length, without characters that steer a terminal. Nearly all texts are so already.

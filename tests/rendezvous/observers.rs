@@ -114,7 +114,7 @@ fn an_observer_waits_until_the_agents_have_looked() {
         let mut observer = observer(host.port(), None).await;
         let looking = async {
             let look = node.view_when(|view| view.looks_asked == 1).await.look.unwrap();
-            node.report_look(look.number, vec![View::new(0, look.round.0)], None);
+            node.report_look(look.number, vec![View::new(0, look.round.0)], None, None);
         };
         let (seen, ()) =
             timeout(PATIENCE, async { tokio::join!(observer.look(AskLook::default()), looking) }).await.unwrap();
@@ -122,7 +122,8 @@ fn an_observer_waits_until_the_agents_have_looked() {
         assert_eq!((&seen["ranks"], seen["silent"].as_array().map(Vec::len)), (&1.into(), Some(0)));
         // The same connection may ask for events after that.
         assert_eq!(observer.ask(ask(None, 0)).await.unwrap().run_id, "job");
-        let refusal = observer.look(AskLook { run_id: Some("other".into()), rank: None }).await.unwrap_err();
+        let refusal =
+            observer.look(AskLook { run_id: Some("other".into()), rank: None, deep: false }).await.unwrap_err();
         assert_eq!(refusal, "there is no run `other` here; there are `job`");
     });
 }

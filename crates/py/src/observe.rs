@@ -52,12 +52,19 @@ impl Observer {
         Ok((run_id, state, lines, last, more))
     }
 
-    /// Ask where the ranks of a run stand. Return its id and, as JSON, what its agents see: of all ranks in groups, or of ``rank`` alone.
+    /// Ask where the ranks of a run stand. Return its id and, as JSON, what its agents see: of all ranks in groups, or of ``rank`` alone, with
+    /// ``deep`` also what ``py-spy`` shows of it.
     ///
     /// Raises ``ConnectionError`` if the coordinator refuses, or has gone.
-    #[pyo3(signature = (*, run_id = None, rank = None))]
-    fn look(&self, py: Python<'_>, run_id: Option<String>, rank: Option<u32>) -> PyResult<(String, String)> {
-        let asked = async { self.0.lock().await.look(AskLook { run_id, rank }).await };
+    #[pyo3(signature = (*, run_id = None, rank = None, deep = false))]
+    fn look(
+        &self,
+        py: Python<'_>,
+        run_id: Option<String>,
+        rank: Option<u32>,
+        deep: bool,
+    ) -> PyResult<(String, String)> {
+        let asked = async { self.0.lock().await.look(AskLook { run_id, rank, deep }).await };
         let LookAnswer { run_id, seen } = block_on(py, asked)?.map_err(PyConnectionError::new_err)?;
         Ok((run_id, seen))
     }

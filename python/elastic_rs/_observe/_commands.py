@@ -68,6 +68,11 @@ def add_parsers(commands: argparse._SubParsersAction[Any]) -> None:
     stacks.add_argument(
         "--rank", type=int, metavar="N", help="all frames of this rank's main thread (default: all ranks)"
     )
+    stacks.add_argument(
+        "--deep",
+        action="store_true",
+        help="with --rank: also what py-spy, if its node has it, shows of all threads of the rank, without pausing it",
+    )
     top = _parser(commands, "top", _top, "a job on the whole terminal, once a second")
     top.epilog = "keys: q quit, p pause, s sort, w why, j and k scroll. Colours are off if NO_COLOR is not empty."
     shown = _parser(commands, "page", _page, "a job as one HTML file: a timeline, and each recovery")
@@ -303,7 +308,9 @@ def _traces(args: argparse.Namespace) -> int:
 def _stacks(args: argparse.Namespace) -> int:
     if args.rank is not None and not 0 <= args.rank <= LARGEST_RANK:
         return _fail(Stacks.NOT_VALID, f"--rank is `{args.rank}`, must be from 0 to {LARGEST_RANK}")
-    seen = live(args).look(args.rank)
+    if args.deep and args.rank is None:
+        return _fail(Stacks.NOT_VALID, "--deep needs --rank=N: py-spy looks at one rank")
+    seen = live(args).look(args.rank, deep=args.deep)
     if args.json:
         print(json.dumps(seen))
     else:

@@ -89,14 +89,18 @@ class Live:
         while True:
             yield self._ask(waits=True)[1]
 
-    def look(self, rank: int | None = None) -> dict[str, Any]:
+    def look(self, rank: int | None = None, *, deep: bool = False) -> dict[str, Any]:
         """Return where the ranks stand now, as the agents see it: all ranks in groups, or this one alone.
+
+        Args:
+            rank: the rank, or None for all.
+            deep: whether ``py-spy`` looks at the rank too.
 
         Raises:
             AnswerError: the coordinator has gone, or refuses.
         """
         try:
-            self._run_id, seen = self._observer.look(run_id=self._run_id, rank=rank)
+            self._run_id, seen = self._observer.look(run_id=self._run_id, rank=rank, deep=deep)
         except ConnectionError as error:
             raise AnswerError(self._with_address(error)) from None
         answer: dict[str, Any] = json.loads(seen)

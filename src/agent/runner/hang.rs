@@ -6,9 +6,11 @@ use std::future::pending;
 use std::path::Path;
 use std::time::Duration;
 
+use tokio::runtime::Handle;
+
 use super::Runner;
 use crate::agent::hang_command::{About, HangCommand};
-use crate::agent::look;
+use crate::agent::look::{self, Recorders};
 use crate::hang::finding::{Finding, Kind};
 use crate::hang::text;
 use crate::rendezvous::messages::hang::{Found, HangChange, HangNews};
@@ -94,7 +96,10 @@ impl Runner {
                 "the training had stood still for {:.1} s when this was written about rank {rank}",
                 still.as_secs_f64()
             );
-            let dumped = look::dump_aside(pid, why, folder, move |dumped, folder| {
+            let runtime = Handle::current();
+            let recorders =
+                self.watches.as_ref().map(|watches| Recorders { asker: watches.asker(), local_rank, runtime });
+            let dumped = look::dump_aside(pid, why, folder, recorders, move |dumped, folder| {
                 if let Err(error) = dumped {
                     tracing::warn!(
                         "{prefix}where the worker with rank {rank} (pid {pid}) stands cannot be written into `{}`: {error}",

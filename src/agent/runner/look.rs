@@ -95,7 +95,7 @@ impl Runner {
         let (round, Some(look)) = (self.machine.round(), look) else { return };
         if look.round != round {
             if let Some(session) = &self.session {
-                session.report_look(look.number, Vec::new(), Some(ROUND_CHANGES.to_owned()));
+                session.report_look(look.number, Vec::new(), Some(ROUND_CHANGES.to_owned()), None);
             }
             return;
         }
@@ -114,7 +114,8 @@ impl Runner {
         });
         self.looking.ended = ended.collect();
         let asker = self.watches.as_ref().map(Watches::asker);
-        self.looking.look = Some((look, tokio::spawn(look::look(workers, asker))));
+        let deep = workers.iter().find(|worker| Some(worker.rank) == look.deep).map(|worker| worker.pid);
+        self.looking.look = Some((look, tokio::spawn(look::look(workers, deep, asker))));
     }
 
     /// The look is over: report it to the coordinator.
@@ -123,7 +124,7 @@ impl Runner {
         self.looking.last = looked.looks.into_iter().map(|(at, look)| (look.pid, (at, look))).collect();
         let views = looked.views.into_iter().chain(std::mem::take(&mut self.looking.ended)).collect();
         if let Some(session) = &self.session {
-            session.report_look(look.number, views, looked.problem);
+            session.report_look(look.number, views, looked.problem, looked.py_spy);
         }
     }
 
@@ -135,7 +136,7 @@ impl Runner {
         let why = format!(
             "rank {rank} was asked to end and had not when this was written: it is killed {left_s:.1} s later if it lives then"
         );
-        let dumped = look::dump_aside(pid, why, folder, move |dumped, folder| match dumped {
+        let dumped = look::dump_aside(pid, why, folder, None, move |dumped, folder| match dumped {
             Ok(path) => tracing::warn!(
                 "{prefix}the worker with rank {rank} (pid {pid}) has not ended yet, and is killed in {left_s:.1} s if it does not; where it \
                  stands is in {}",

@@ -121,7 +121,7 @@ impl Hangs {
         while let Some(effect) = effects.pop_front() {
             match effect {
                 Effect::Look(number) => {
-                    let asked = looks.begin(run, now);
+                    let asked = looks.begin(run, None, now);
                     acts.extend(asked.map(|(look, sessions)| Act::Send(sessions, CoordinatorMessage::Look(look))));
                     self.looking = Some(number);
                     // The one that is shared may be over already.

@@ -17,6 +17,7 @@ pub(super) type Answer = Result<LookAnswer, String>;
 struct Waiting {
     run_id: String,
     rank: Option<u32>,
+    deep: bool,
     reply: oneshot::Sender<Answer>,
 }
 
@@ -28,7 +29,7 @@ impl LookAskers {
     /// An observer asks. `knows_all`: it may know which runs there are.
     pub fn ask(
         &mut self,
-        AskLook { run_id, rank }: AskLook,
+        AskLook { run_id, rank, deep }: AskLook,
         knows_all: bool,
         reply: oneshot::Sender<Answer>,
         machine: &mut Machine,
@@ -36,8 +37,8 @@ impl LookAskers {
     ) {
         match chosen(run_id.as_deref(), knows_all, machine) {
             Ok(run_id) => {
-                machine.on_look_asked(&run_id, now);
-                self.0.push(Waiting { run_id, rank, reply });
+                machine.on_look_asked(&run_id, rank.filter(|_| deep), now);
+                self.0.push(Waiting { run_id, rank, deep, reply });
             }
             Err(why) => drop(reply.send(Err(why))), // the observer may have gone
         }
@@ -51,9 +52,9 @@ impl LookAskers {
                 self.0.push(waiting);
                 continue;
             }
-            let Waiting { run_id, rank, reply } = waiting;
+            let Waiting { run_id, rank, deep, reply } = waiting;
             let answer = match looks {
-                Some(looks) => looks.answer(rank).map(|seen| LookAnswer { run_id, seen }),
+                Some(looks) => looks.answer(rank, deep).map(|seen| LookAnswer { run_id, seen }),
                 None => Err(format!("run `{run_id}` has no nodes")),
             };
             let _ = reply.send(answer); // the observer may have gone

@@ -10,14 +10,17 @@ use serde::Serialize;
 
 use crate::hang::grouping::{Group, groups, lines, whole};
 use crate::hang::view::View;
+use crate::rendezvous::messages::look::PY_SPY_BYTES;
 use crate::rendezvous::messages::message::{Look, NodeId, Round};
 use crate::rendezvous::run::{Run, SessionId};
-use crate::wire::text::{cut, plain};
+use crate::wire::text::{cut, plain, tidy_lines};
 
 /// Whoever asks within this time after a look has begun gets what it saw.
 pub const SHARED_FOR: Duration = Duration::from_secs(2);
 /// How long the agents have. An agent takes 0.6 s at most; a node that is late is named.
 pub const LOOK_LIMIT: Duration = Duration::from_millis(1500);
+/// As [`LOOK_LIMIT`] with `py-spy`, which takes 2.2 s at most. The judge of hangs, which may share such a look, waits for 3 s.
+pub const DEEP_LOOK_LIMIT: Duration = Duration::from_millis(2800);
 /// Most bytes of all views of a look: those that come later are left out. 4,096 ranks have 2 KiB each as a rule.
 const VIEWS_BYTES: usize = 32 << 20;
 /// What a view takes at least, with all that is kept for it.
@@ -46,6 +49,10 @@ pub struct Looks {
     unasked: BTreeSet<String>,
     views: BTreeMap<u32, Seen>,
     bytes: usize,
+    /// The rank for which `py-spy` was asked.
+    deep: Option<u32>,
+    /// What it has shown.
+    py_spy: Option<String>,
     problems: BTreeMap<String, String>,
     /// The answer about all ranks, for those who share the look.
     answer: OnceLock<String>,
@@ -60,14 +67,16 @@ struct Seen {
 }
 
 impl Looks {
-    /// Somebody wants to know where the ranks stand. Returns the sessions to which the message is to be sent.
-    pub fn begin(&mut self, run: &Run, now: Instant) -> Option<(Look, Vec<SessionId>)> {
-        let is_shared = self.began.is_some_and(|began| now.saturating_duration_since(began) < SHARED_FOR);
-        if is_shared && self.round == run.round() {
+    /// Somebody wants to know where the ranks stand, and what `py-spy` shows of the rank `deep`. Returns the sessions to which the
+    /// message is to be sent.
+    pub fn begin(&mut self, run: &Run, deep: Option<u32>, now: Instant) -> Option<(Look, Vec<SessionId>)> {
+        let is_new = self.began.is_some_and(|began| now.saturating_duration_since(began) < SHARED_FOR);
+        let is_shared = is_new || self.awaited_until().is_some_and(|until| now < until);
+        if is_shared && self.round == run.round() && (deep.is_none() || deep == self.deep) {
             return None;
         }
         let (number, round) = (self.number + 1, run.round());
-        *self = Self { number, round, began: Some(now), ..Self::default() };
+        *self = Self { number, round, deep, began: Some(now), ..Self::default() };
         let mut sessions = Vec::new();
         let roster = run.roster();
         for (id, node) in roster.of(roster.active()).filter(|(_, node)| run.is_current(node, round)) {
@@ -79,7 +88,7 @@ impl Looks {
                 None => drop(self.unasked.insert(node.name.clone())),
             }
         }
-        Some((Look { round, number }, sessions))
+        Some((Look { round, number, deep }, sessions))
     }
 
     /// A node tells what it saw of one of its workers.
@@ -91,6 +100,14 @@ impl Looks {
             self.bytes += bytes;
             self.answer.take();
             self.views.insert(view.rank, Seen { node: node.clone(), view });
+        }
+    }
+
+    /// A node tells what `py-spy` shows of one of its workers, after the view of it.
+    pub fn on_py_spy(&mut self, id: NodeId, number: u64, text: &str) {
+        let node = self.awaited.get(&id).filter(|_| number == self.number);
+        if node.is_some_and(|node| self.deep.and_then(|rank| self.node_of(rank)) == Some(node.as_str())) {
+            self.py_spy = Some(tidy_lines(text, PY_SPY_BYTES));
         }
     }
 
@@ -116,14 +133,16 @@ impl Looks {
 
     /// Until when nodes are awaited. `None`: all have answered.
     pub fn awaited_until(&self) -> Option<Instant> {
-        self.began.filter(|_| !self.awaited.is_empty()).map(|began| began + LOOK_LIMIT)
+        self.began
+            .filter(|_| !self.awaited.is_empty())
+            .map(|began| began + if self.deep.is_some() { DEEP_LOOK_LIMIT } else { LOOK_LIMIT })
     }
 
-    /// What was seen, as JSON: of this rank, or of all.
+    /// What was seen, as JSON: of this rank, or of all. `deep`: with what `py-spy` has shown of the rank.
     ///
     /// # Errors
     /// A sentence: nothing was seen of this rank.
-    pub fn answer(&self, rank: Option<u32>) -> Result<String, String> {
+    pub fn answer(&self, rank: Option<u32>, deep: bool) -> Result<String, String> {
         let Some(rank) = rank else {
             // Before all have answered it may change.
             return Ok(match self.awaited.is_empty() {
@@ -132,11 +151,14 @@ impl Looks {
             });
         };
         let mut seen = self.views.get(&rank).cloned().ok_or_else(|| self.unseen(rank))?;
+        let mut of_py_spy = if deep { self.of_py_spy(rank) } else { Vec::new() };
         loop {
-            let lines = whole(&seen.node, &seen.view);
+            let lines = whole(&seen.node, &seen.view).into_iter().chain(of_py_spy.clone()).collect();
             let answer = self.answer_with(&[], lines, Some(&seen));
             let view = &mut seen.view;
-            if answer.len() <= ANSWER_BYTES || (view.frames.is_empty() && view.groups.is_empty()) {
+            if answer.len() <= ANSWER_BYTES
+                || (view.frames.is_empty() && view.groups.is_empty() && of_py_spy.is_empty())
+            {
                 return Ok(answer);
             }
             // The outermost frames and the last groups say least.
@@ -144,7 +166,18 @@ impl Looks {
             view.groups.truncate(view.groups.len() / 2);
             view.signatures.truncate(view.signatures.len() / 2);
             view.data_workers.truncate(view.data_workers.len() / 2);
+            of_py_spy.truncate(of_py_spy.len() / 2);
         }
+    }
+
+    /// The lines of `py-spy` about this rank, below one that says whose they are.
+    fn of_py_spy(&self, rank: u32) -> Vec<String> {
+        if self.deep != Some(rank) {
+            return vec!["py-spy: another look has begun meanwhile: ask again".to_owned()];
+        }
+        let text = self.py_spy.as_deref().unwrap_or("the agent has not said what it shows");
+        let lines = text.lines().map(|line| format!("  {line}").trim_end().to_owned());
+        ["py-spy:".to_owned()].into_iter().chain(lines).collect()
     }
 
     fn of_all(&self) -> String {

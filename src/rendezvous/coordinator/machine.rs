@@ -174,6 +174,9 @@ impl Machine {
             NodeMessage::View { number, view } => {
                 self.watch(&run_id, now, |looks, _| looks.on_view(node, number, *view));
             }
+            NodeMessage::PySpy { number, text } => {
+                self.watch(&run_id, now, |looks, _| looks.on_py_spy(node, number, &text));
+            }
             NodeMessage::Looked { number, problem } => {
                 self.watch(&run_id, now, |looks, _| looks.on_looked(node, number, problem));
             }
@@ -207,11 +210,11 @@ impl Machine {
         }
     }
 
-    /// Somebody wants to know where the ranks of this run stand.
-    pub fn on_look_asked(&mut self, run_id: &str, now: Instant) {
+    /// Somebody wants to know where the ranks of this run stand. `deep`: and what `py-spy` shows of this one.
+    pub fn on_look_asked(&mut self, run_id: &str, deep: Option<u32>, now: Instant) {
         self.advance(now);
         let Some(entry) = self.runs.get_mut(run_id) else { return };
-        let Some((look, sessions)) = entry.looks.begin(&entry.run, now) else { return };
+        let Some((look, sessions)) = entry.looks.begin(&entry.run, deep, now) else { return };
         let messages =
             sessions.into_iter().map(|session| Command::Send { session, message: CoordinatorMessage::Look(look) });
         self.commands.extend(messages);

@@ -7,7 +7,7 @@ use super::message::{
 };
 use super::settings::Settings;
 use crate::wire::text::{
-    LOCAL_WORLD_SIZE_LIMIT, NAME_LIMIT_BYTES, check, cut, plain, tidy, tidy_lines, validate_run_id,
+    LOCAL_WORLD_SIZE_LIMIT, NAME_LIMIT_BYTES, REASON_LIMIT_BYTES, check, cut, plain, tidy, tidy_lines, validate_run_id,
 };
 
 impl Hello {
@@ -224,7 +224,7 @@ pub fn tidy_failure(failure: &Failure, node: String) -> Failure {
         node: cut(node, 3 * NAME_LIMIT_BYTES),
         role: short(&failure.role),
         exit: short(&failure.exit),
-        message: tidy_lines(&failure.message),
+        message: tidy_lines(&failure.message, REASON_LIMIT_BYTES),
         step: failure.step.map(|step| step.min(LARGEST_STEP)),
         ..failure.clone()
     }

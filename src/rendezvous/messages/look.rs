@@ -11,6 +11,8 @@ pub struct AskLook {
     pub run_id: Option<String>,
     /// The rank of which all is to be told. `None`: all ranks, in groups.
     pub rank: Option<u32>,
+    /// `py-spy` is to look at that rank too.
+    pub deep: bool,
 }
 
 /// The answer to [`AskLook`].
@@ -32,4 +34,9 @@ pub struct Look {
     pub round: Round,
     /// Number of the look. A later one of the same coordinator has a higher number.
     pub number: u64,
+    /// The rank at which `py-spy` is to look too.
+    pub deep: Option<u32>,
 }
+
+/// Longest text of `py-spy`.
+pub const PY_SPY_BYTES: usize = 32 << 10;

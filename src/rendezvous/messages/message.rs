@@ -136,6 +136,13 @@ pub enum NodeMessage {
         /// What was seen of one worker.
         view: Box<View>,
     },
+    /// What `py-spy` shows of the rank for which it was asked. Sent after its [`Self::View`].
+    PySpy {
+        /// Number of the look.
+        number: u64,
+        /// Its lines, or why there are none.
+        text: String,
+    },
     /// The look is over on this node.
     Looked {
         /// Number of the look.

@@ -71,7 +71,7 @@ impl NodeMachine {
                 (self.view.looks_asked, self.view.look) = (self.view.looks_asked + 1, Some(look));
             }
             CoordinatorMessage::Look(look) => {
-                self.report_look(look.number, Vec::new(), Some(ROUND_CHANGES.to_owned()));
+                self.report_look(look.number, Vec::new(), Some(ROUND_CHANGES.to_owned()), None);
             }
             CoordinatorMessage::Hang(news) => {
                 if let Some(news) = news.tidied().filter(|news| self.is_member(news.round)) {

@@ -224,10 +224,13 @@ impl NodeMachine {
     }
 
     /// What was seen of this node's workers in a look, because the view's `looks_asked` has changed. `problem`: why their frames cannot be
-    /// read.
-    pub fn report_look(&mut self, number: u64, views: Vec<RankView>, problem: Option<String>) {
+    /// read. `py_spy`: what it shows of the rank for which it was asked.
+    pub fn report_look(&mut self, number: u64, views: Vec<RankView>, problem: Option<String>, py_spy: Option<String>) {
         for view in views {
             self.send_to_coordinator(NodeMessage::View { number, view: Box::new(view) });
+        }
+        if let Some(text) = py_spy {
+            self.send_to_coordinator(NodeMessage::PySpy { number, text });
         }
         self.send_to_coordinator(NodeMessage::Looked { number, problem });
     }

@@ -259,9 +259,9 @@ impl Session {
     }
 
     /// What was seen of this node's workers in a look, because the view's `looks_asked` has changed. `problem`: why their frames cannot be
-    /// read.
-    pub fn report_look(&self, number: u64, views: Vec<RankView>, problem: Option<String>) {
-        self.ask(|machine| machine.report_look(number, views, problem));
+    /// read. `py_spy`: what it shows of the rank for which it was asked.
+    pub fn report_look(&self, number: u64, views: Vec<RankView>, problem: Option<String>, py_spy: Option<String>) {
+        self.ask(|machine| machine.report_look(number, views, problem, py_spy));
     }
 
     /// This node's workers of `round` make no step, or have moved since.

@@ -241,7 +241,11 @@ impl Run {
                 self.end(session, "a node's session is no observer's".to_owned());
                 return false;
             }
-            NodeMessage::View { .. } | NodeMessage::Looked { .. } | NodeMessage::Pace { .. } => return false, // the coordinator's
+            // the coordinator's
+            NodeMessage::View { .. }
+            | NodeMessage::PySpy { .. }
+            | NodeMessage::Looked { .. }
+            | NodeMessage::Pace { .. } => return false,
             NodeMessage::Fenced => {
                 self.emit(Effect::Tally(Tally::Fenced));
                 return false;

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from helpers.observe import ask
+from helpers.stores import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -86,7 +87,30 @@ def test_the_rank_that_holds_others_up_is_named_with_its_line(
     assert (hang["ranks"], hang["still_s"] >= 5) == ([1], True)
     dumps = {dump.parent.name for dump in (tmp_path / "logs").rglob("hang-1.txt")}
     assert dumps == {"0", "1", "2"}
+    answer = {"0", "2"} if kind in ("stop", "gil") else {"0", "1", "2"}
+
+    def recorded() -> dict[str, Any]:
+        dumps = sorted((tmp_path / "logs").rglob("hang-1.fr.json"))
+        return {dump.parent.name: dump.read_text() for dump in dumps}
+
+    until("the flight recorders of all that can answer are written", lambda: answer == {*recorded()})
+    until("they are whole", lambda: all(text.rstrip().endswith("}") for text in recorded().values()))
+    entries = json.loads(recorded()["0"])["entries"]
+    assert entries[-1]["profiling_name"] == "gloo:all_reduce", entries[-1]
     job.kill_leftovers()
+
+
+def test_steps_of_optimizers_show_that_a_script_without_steps_goes_on(
+    train: Callable[..., Process], port: int, tmp_path: Path
+) -> None:
+    node = train("unreported", 1)
+    hang = state(port, lambda hang: hang and hang["ranks"] == [1])
+    assert re.search(r"waits +\d.* s for rank 1 at .* \(usually 0\.\d+ s\)", hang["text"]), hang
+    assert "(a step took 0." in hang["lines"][0], hang
+    answer = ask("status", f"127.0.0.1:{port}")
+    assert not re.search("^step ", answer.stdout, re.MULTILINE), "nobody has reported one"
+    (tmp_path / "go").touch()
+    assert node.wait() == 0
 
 
 def test_a_training_that_goes_on_is_said_to(train: Callable[..., Process], tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import sys
@@ -98,6 +99,28 @@ def test_a_rank_that_is_not_there_is_said(hang: Callable[..., Process], job: Job
     assert answer.returncode == 3
     assert "rank 7" in answer.stderr
     lines(port, rf"^  load_batch \({HANGS}:{LINE}\)$", options=("--rank=0",))
+    job.kill_leftovers()
+
+
+def test_a_deep_look_has_what_py_spy_shows(hang: Callable[..., Process], job: Job, port: int, tmp_path: Path) -> None:
+    (py_spy := tmp_path / "py-spy").write_text(
+        '#!/bin/sh\necho "Process $4: train --key=1"; echo "Thread 1"; echo "  f (a.py:3) $@"\n'
+    )
+    py_spy.chmod(0o755)
+    node = hang("sleep", "sleep", env={"PATH": f"{tmp_path}:{os.environ['PATH']}"})
+    pid = node.line(r"READY 1 (\d+)")[1]
+    if (Path(sys.executable).parent / "py-spy").exists():
+        pytest.skip("another py-spy is installed beside this Python")
+    shown = ask("stacks", f"127.0.0.1:{port}", "--rank=1", "--deep")
+    assert shown.returncode == 0, shown
+    assert shown.stdout.endswith(f"\npy-spy:\n  Thread 1\n    f (a.py:3) dump --nonblocking --pid {pid}\n"), (
+        shown.stdout
+    )
+    py_spy.unlink()
+    shown = ask("stacks", f"127.0.0.1:{port}", "--rank=0", "--deep")
+    assert "\npy-spy:\n  it is not installed on this rank's node" in shown.stdout, shown
+    refused = ask("stacks", f"127.0.0.1:{port}", "--deep")
+    assert (refused.returncode, "--deep needs --rank=N" in refused.stderr) == (2, True), refused
     job.kill_leftovers()
 
 

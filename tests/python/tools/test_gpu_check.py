@@ -60,6 +60,7 @@ def test_a_rehearsal_runs_every_check_and_writes_no_page(tmp_path: Path) -> None
         "Gloo all-reduce, 2 ranks, elastic-run, warm: start to end",
         "`--warm-start` of a module that has initialised the device",
         "Gloo group ended and made again in place, 2 ranks, 10 times",
+        "Gloo job of 2 ranks, the last one sleeps",
         "next worker's first line, elastic-run",
         "next workers have context and model, elastic-run, warm",
     ):
@@ -155,8 +156,9 @@ def test_each_nccl_has_a_row(check: Any, monkeypatch: pytest.MonkeyPatch, tmp_pa
     made = []
 
     class Job:
-        def __init__(self, launcher: list[str], _folder: Path, workers: int, task: list[Any]) -> None:
+        def __init__(self, launcher: list[str], _folder: Path, workers: int, task: list[Any], port: int = 0) -> None:
             made.append((launcher, workers, task))
+            assert bool(port) == (task[0] == "hang"), "a job of one node without a port is known to itself alone"
             raise check.CheckError("there is no GPU")
 
     monkeypatch.setattr(check, "Job", Job)
@@ -167,6 +169,7 @@ def test_each_nccl_has_a_row(check: Any, monkeypatch: pytest.MonkeyPatch, tmp_pa
         "resizes in place, NCCL (`nccl`, that is `nccl2`)",
         "resizes in place, NCCL (`nccl-legacy`)",
     ]
+    assert [task[3] for _, _, task in made if task[0] == "hang"] == ["cpu:gloo,cuda:nccl", "cpu:gloo,cuda:nccl-legacy"]
     resized = [(launcher, workers, task) for launcher, workers, task in made if task[0] == "resize"]
     assert [task[3] for _, _, task in resized] == ["cpu:gloo,cuda:nccl", "cpu:gloo,cuda:nccl-legacy"]
     assert all(workers == 2 and "--in-place=nccl" in launcher for launcher, workers, _ in resized)
@@ -205,3 +208,30 @@ def test_a_failed_check_sets_the_exit_code(
     assert "gpu-check: NOT OK: counts: 2" in capsys.readouterr().out
     monkeypatch.setattr(check.Check, "rows", lambda _: iter([check.Row("counts", "1", "1", passed=True)]))
     assert check.main(["--device=cpu"]) == 0
+
+
+def test_a_hang_must_be_named_with_its_rank_its_line_and_its_collective(check: Any) -> None:
+    stands = "1 rank   3  n1  idle   clock_nanosleep               stand_still gpu_worker.py:9 < hang gpu_worker.py:7"
+    waits = "3 ranks  0,2-3  n1  waits  all_reduce #11 of default_pg  hang gpu_worker.py:5"
+    hang = {
+        "ranks": [3],
+        "still_s": 5.06,
+        "lines": ["training stands still for 5 s", "  at stand_still gpu_worker.py:9"],
+    }
+    rank = {"view": {"groups": [{"last": 10}]}}
+
+    def wrong(hang: Any, lines: list[str], rank: Any, workers: int = 4) -> str:
+        row = check.hang_row("NCCL", workers, hang, {"lines": lines}, rank)
+        return "" if row.passed else row.ours
+
+    assert not wrong(hang, [stands, waits], rank)
+    row = check.hang_row("NCCL", 4, hang, {"lines": [stands, waits]}, rank)
+    assert row.ours.startswith("named after 5.1 s: 1 rank 3 n1 idle clock_nanosleep stand_still gpu_worker.py:9 ")
+    assert "`status` does not say where rank 3 stands: no hang" in wrong(None, [stands, waits], rank)
+    assert "`status` does not say" in wrong({**hang, "ranks": [0]}, [stands, waits], rank)
+    assert "`stacks` does not say where rank 3 stands" in wrong(hang, [waits], rank)
+    assert "does not name the collective" in wrong(hang, [stands, waits.replace(" #11", "")], rank)
+    assert "does not name the collective" in wrong(hang, [stands], rank)
+    assert "its recorder knows of [9]" in wrong(hang, [stands, waits], {"view": {"groups": [{"last": 9}]}})
+    alone = stands.replace("rank   3", "rank   0")
+    assert not wrong({**hang, "ranks": []}, [alone], rank, workers=1)

@@ -290,6 +290,7 @@ impl Ledger {
             | NodeMessage::Replay(_)
             | NodeMessage::Fenced
             | NodeMessage::View { .. }
+            | NodeMessage::PySpy { .. }
             | NodeMessage::Looked { .. }
             | NodeMessage::Pace { .. }
             | NodeMessage::AskLook(_)
