@@ -24,7 +24,7 @@ use crate::channel::message::World;
 use crate::channel::watch::agent::Watches;
 use crate::clock::until;
 use crate::rendezvous::conf::InPlace;
-use crate::rendezvous::messages::message::{Failure, Placement, Running};
+use crate::rendezvous::messages::message::{Placement, Running};
 use crate::rendezvous::node::session::Session;
 use crate::rendezvous::node::{JoinError, View};
 use crate::signals::Signal;
@@ -457,23 +457,6 @@ impl Runner {
                 true,
                 Instant::now(),
             );
-        }
-    }
-
-    /// `exit`: how the worker ended, in words and as PyTorch's number.
-    fn failure(&self, local_rank: u32, pid: u32, (exit, returncode): (String, i32), message: String) -> Failure {
-        Failure {
-            node: String::new(), // the coordinator knows it
-            role: self.workers.role.clone(),
-            local_rank,
-            global_rank: self.first_rank() + local_rank,
-            pid,
-            exit,
-            returncode,
-            message,
-            counts: true,
-            lived: self.training.lived(),
-            step: self.training.step(),
         }
     }
 }

@@ -11,12 +11,35 @@ use crate::agent::machine::LOOK_LIMIT;
 use crate::agent::restart_of;
 use crate::agent::worker_group::WorkerGroup;
 use crate::events::record::{Ended, Kind, Phase, Started};
-use crate::rendezvous::messages::message::Placement;
+use crate::rendezvous::messages::message::{Failure, Placement};
 use crate::rendezvous::node::session::FAREWELL;
 use crate::signals::Signal;
 use crate::workers::WorkerExit;
 
 impl Runner {
+    /// `exit`: how the worker ended, in words and as PyTorch's number.
+    pub(super) fn failure(
+        &self,
+        local_rank: u32,
+        pid: u32,
+        (exit, returncode): (String, i32),
+        message: String,
+    ) -> Failure {
+        Failure {
+            node: String::new(), // the coordinator knows it
+            role: self.workers.role.clone(),
+            local_rank,
+            global_rank: self.first_rank() + local_rank,
+            pid,
+            exit,
+            returncode,
+            message,
+            counts: true,
+            lived: self.training.lived(),
+            step: self.training.step(),
+        }
+    }
+
     /// Carry out commands until none is left.
     pub(super) fn perform(&mut self) {
         loop {

@@ -110,7 +110,8 @@ def test_a_job_that_failed_is_not_requeued(slurm: Slurm) -> None:
 
 BY_ITS_EXIT_CODE = """#!/bin/sh
 #SBATCH --requeue --open-mode=append
-exec elastic-run --standalone --exit-code=class --no-python sh -c \'echo "run $SLURM_RESTART_COUNT"; until [ -e $0 ]; do sleep 0.1; done; exit 3\' "$1"
+exec elastic-run --standalone --exit-code=class --no-python sh -c \
+    \'echo "run $SLURM_RESTART_COUNT"; until [ -e $0 ]; do sleep 0.1; done; exit 3\' "$1"
 """
 
 
