@@ -168,7 +168,7 @@ async fn look(sessions: &[&'static Session], port: u16) -> (u64, u64) {
             let look = session.view_when(|view| view.looks_asked > seen).await.look.unwrap();
             let first = at as u32 * RANKS_SEEN;
             let views = (first..first + RANKS_SEEN).map(|rank| seen_of(rank, look.round)).collect();
-            session.report_look(look.number, views, None);
+            session.report_look(look.number, views, None, None);
         });
     }
     let began = now();

@@ -146,7 +146,7 @@ fn a_look_has_the_ranks_of_64_nodes_but_those_of_a_silent_one() {
                 let look = node.view_when(|view| view.looks_asked == 1).await.look.unwrap();
                 let views = (first..first + 8).map(|rank| View::new(rank, look.round.0)).collect();
                 if number != 7 {
-                    node.report_look(look.number, views, None);
+                    node.report_look(look.number, views, None, None);
                 }
                 node // its connection lives on
             });
