@@ -24,7 +24,7 @@ use std::mem;
 use std::time::{Duration, Instant};
 
 use super::command::Command;
-use super::policy::{Budget, Outcome, Policy};
+use super::policy::{Budget, Outcome, Policy, SIGTERM};
 use crate::rendezvous::messages::message::{Failure, Placement, Round, Survival, Verdict};
 use crate::rendezvous::node::JoinError;
 
@@ -52,8 +52,7 @@ pub const LEAVE_LIMIT: Duration = Duration::from_secs(5);
 /// Why a failure counts for the job's end no more.
 const TOO_LATE: &str = "a worker failed after the job had been declared a success";
 
-/// Numbers of signals, the same on every platform PyTorch's agent runs on.
-pub(super) const SIGTERM: i32 = 15;
+/// As [`SIGTERM`], the same number on every platform PyTorch's agent runs on.
 const SIGKILL: i32 = 9;
 
 /// How often a node that has finished logs which nodes it waits for.

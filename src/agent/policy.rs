@@ -4,11 +4,13 @@ use std::ffi::OsString;
 use std::time::Duration;
 
 use super::environment::Workers;
-use super::machine::SIGTERM;
 use crate::rendezvous::conf::InPlace;
 use crate::rendezvous::messages::message::{EndClass, Failure};
 use crate::rendezvous::node::JoinError;
 use crate::workers::ProgressPattern;
+
+/// The signal with which schedulers end processes.
+pub(super) const SIGTERM: i32 = 15;
 
 /// Who counts restarts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
