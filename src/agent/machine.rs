@@ -52,7 +52,7 @@ pub const LEAVE_LIMIT: Duration = Duration::from_secs(5);
 /// Why a failure counts for the job's end no more.
 const TOO_LATE: &str = "a worker failed after the job had been declared a success";
 
-/// The same number on every platform PyTorch's agent runs on.
+/// As [`SIGTERM`], the same number on every platform PyTorch's agent runs on.
 const SIGKILL: i32 = 9;
 
 /// How often a node that has finished logs which nodes it waits for.

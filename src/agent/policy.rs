@@ -9,7 +9,7 @@ use crate::rendezvous::messages::message::{EndClass, Failure};
 use crate::rendezvous::node::JoinError;
 use crate::workers::ProgressPattern;
 
-/// The same number on every platform PyTorch's agent runs on.
+/// The signal with which schedulers end processes.
 pub(super) const SIGTERM: i32 = 15;
 
 /// Who counts restarts.

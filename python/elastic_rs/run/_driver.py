@@ -85,7 +85,7 @@ def drive(argv: Sequence[str], args: argparse.Namespace, given: HostDiscovery | 
         return _show(_elastic_rs.Driver(options), discovery, job, port)
     if args.detach:
         driver = _elastic_rs.Driver(_options_of(args, least, True, job, port, run_id=run_id))
-        return _run(driver, None, discovery, None, handled, config)
+        return _run(driver, None, discovery, None, handled, config=config)
     try:
         host = _elastic_rs.EndpointServer.listen(None, port, protection=protected)
     except OSError as error:

@@ -108,18 +108,22 @@ def test_a_job_that_failed_is_not_requeued(slurm: Slurm) -> None:
     submitted.output.line(r"exitcode\s*: 7")
 
 
-BY_ITS_EXIT_CODE = """#!/bin/sh
-#SBATCH --requeue --open-mode=append
-exec elastic-run --standalone --exit-code=class --no-python sh -c \
-    \'echo "run $SLURM_RESTART_COUNT"; until [ -e $0 ]; do sleep 0.1; done; exit 3\' "$1"
+# The worker fails once there is the file.
+BY_ITS_EXIT_CODE = r"""#!/bin/sh
+#SBATCH --open-mode=append
+exec elastic-run --standalone --exit-code=class --no-python \
+  sh -c 'echo "run $SLURM_RESTART_COUNT"; until [ -e $0 ]; do sleep 0.1; done; exit 3' "$1"
 """
 
 
 @pytest.mark.long
-def test_slurm_requeues_by_the_exit_code_where_its_configuration_says_so(slurm: Slurm, tmp_path: Path) -> None:
+@pytest.mark.parametrize("flag", ["--requeue", "--no-requeue"])
+def test_slurm_requeues_by_the_exit_code_where_its_configuration_says_so(
+    slurm: Slurm, tmp_path: Path, flag: str
+) -> None:
     script, fails = tmp_path / "job.sh", tmp_path / "fails"
     script.write_text(BY_ITS_EXIT_CODE)
-    submitted = slurm.sbatch("--nodes=1", script, fails)
+    submitted = slurm.sbatch("--nodes=1", flag, script, fails)
     submitted.output.line(r"^run $")
     slurm.ask("scancel", "--batch", "--signal=TERM", submitted.number)
     submitted.output.line(r"^run 1$")
@@ -127,17 +131,6 @@ def test_slurm_requeues_by_the_exit_code_where_its_configuration_says_so(slurm: 
     fails.touch()
     submitted.until("FAILED")
     assert (submitted.field("ExitCode"), submitted.field("Restarts")) == ("92:0", "1")
-
-
-@pytest.mark.long
-def test_no_requeue_is_stronger_than_the_exit_code(slurm: Slurm, tmp_path: Path) -> None:
-    script = tmp_path / "job.sh"
-    script.write_text(BY_ITS_EXIT_CODE)
-    submitted = slurm.sbatch("--nodes=1", "--no-requeue", script, tmp_path / "fails")
-    submitted.output.line(r"^run $")
-    slurm.ask("scancel", "--batch", "--signal=TERM", submitted.number)
-    submitted.until("FAILED")
-    assert (submitted.field("ExitCode"), submitted.field("Restarts")) == ("91:0", "0")
 
 
 @pytest.mark.long
