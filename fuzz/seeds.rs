@@ -12,7 +12,7 @@ use elastic_rs::hosts::Cooldown;
 use elastic_rs::rendezvous::cell::node::{CellCommand, CellNode};
 use elastic_rs::rendezvous::messages::codec::{encode_preamble, try_encode_frame};
 use elastic_rs::rendezvous::messages::message::{
-    Failure, Generation, Hello, Join, JoinWorkers, NodeId, NodeMessage, Placed, Round, Verdict,
+    EndClass, Failure, Generation, Hello, Join, JoinWorkers, NodeId, NodeMessage, Placed, Round, Verdict,
 };
 use elastic_rs::rendezvous::messages::settings::Settings;
 use elastic_rs::rendezvous::messages::settings::{Rules, WorkerBounds};
@@ -230,7 +230,12 @@ fn rendezvous() {
     send(
         &mut script,
         1,
-        &NodeMessage::Close(Verdict::Failed { by: "host1".into(), cause: "exit code 1".into(), failure: None }),
+        &NodeMessage::Close(Verdict::Failed {
+            by: "host1".into(),
+            cause: "exit code 1".into(),
+            failure: None,
+            class: EndClass::Program,
+        }),
     );
     write("session", "the-coordinator-was-restarted", &script);
 
@@ -252,6 +257,8 @@ fn rendezvous() {
         returncode: -9,
         message: "first line\nsecond".into(),
         counts: true,
+        lived: Duration::from_secs(60),
+        step: None,
     };
     send(&mut script, 2, &NodeMessage::Failed { round: Round(1), failure: Box::new(failure.clone()) });
     write("session", "one-is-done-and-one-fails", &script);
@@ -308,7 +315,14 @@ fn states() {
     run(&mut nodes, &mut cell, &mut now, 10);
     keep("one-has-gone", &cell);
     nodes[0].ask(
-        |node| node.close(Verdict::Failed { by: "host1".into(), cause: "exit code 1".into(), failure: None }),
+        |node| {
+            node.close(Verdict::Failed {
+                by: "host1".into(),
+                cause: "exit code 1".into(),
+                failure: None,
+                class: EndClass::Program,
+            })
+        },
         now,
     );
     run(&mut nodes, &mut cell, &mut now, 10);
@@ -355,7 +369,11 @@ fn long_texts(hello: impl Fn(u128, Option<Placed>) -> NodeMessage) {
         open(&mut script, node, &hello(node.into(), None));
     }
     let cause = "x".repeat(65_528);
-    send(&mut script, 0, &NodeMessage::Close(Verdict::Failed { by: "a".into(), cause, failure: None }));
+    send(
+        &mut script,
+        0,
+        &NodeMessage::Close(Verdict::Failed { by: "a".into(), cause, failure: None, class: EndClass::Program }),
+    );
     write("session", "a-long-cause", &script);
 
     let mut script = Vec::new();

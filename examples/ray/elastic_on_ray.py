@@ -142,7 +142,7 @@ def follow(command: list[str], resources: dict[str, float], most: int) -> int:
             except RayTaskError as error:  # elastic-run or setpriv is not there
                 print(f"an agent cannot be started: {error.cause}", file=sys.stderr, flush=True)
                 code = USAGE
-            # An agent that ends by itself ends as the job does: 0, or another code with the first failure on its stderr.
+            # An agent that ends by itself ends as the job does: 0, or another code with the first failure on stderr.
             if code >= 0 and code not in {USAGE, *LEFT}:
                 return wait_for_all(running, code)
             failures[name] = failures.get(name, 0) + (code == USAGE)
