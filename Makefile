@@ -303,7 +303,7 @@ check-stubs: build-tested ## check that the committed stub agrees with the Rust 
 	@rm -rf build/stubs && $(generate_stubs) build/stubs
 	@diff -u python/$(STUB) build/stubs/$(STUB)
 
-bench: build ## run the benchmarks, write benches/results/ and plots in docs/; about two hours
+bench: build ## run the benchmarks, write benches/results/ and plots in docs/; about three hours
 	$(say) 'bench: codec, table, server, channel and frames alone (cargo bench)'
 	@cargo bench --quiet $(CARGO_FLAGS) -p elastic_rs_benches
 	$(say) 'bench: the store, PyTorch and elastic_rs (benches/store.py)'
@@ -328,6 +328,10 @@ bench: build ## run the benchmarks, write benches/results/ and plots in docs/; a
 	@$(PY) benches/warm.py $(WARM_BENCH_ARGS)
 	$(say) 'bench: workers that survive, and goodput beside torchrun (benches/in_place.py, an hour)'
 	@$(PY) benches/in_place.py $(IN_PLACE_BENCH_ARGS)
+	$(say) 'bench: hangs: how soon they are named, dumps before 1,000 kills, and what looking costs (benches/hang_*.py, 45 minutes)'
+	@$(PY) benches/hang_times.py
+	@$(PY) benches/hang_dumps.py
+	@$(PY) benches/hang_cost.py
 	$(say) 'bench: commits of the state (benches/elastic_state.py)'
 	@$(PY) benches/elastic_state.py
 	$(say) 'bench: the rendezvous on an etcd cluster (benches/rust_etcd.py)'

@@ -169,6 +169,8 @@ def measure_steps(count: int, pairs: int) -> dict[str, list[float]]:
                 env = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
                 subprocess.run(command_of(mode, "steps", Path(name), f"--count={count}"), env=env, check=True)
                 found[mode].append(statistics.median(json.loads(Path(name, "told").read_text())))
+        report, off = (found[mode][-1] * 1e3 for mode in MODES)
+        print(f"  pair {pair + 1}: {report:.1f} ms, with --hang=off {off:.1f} ms", flush=True)
     ratios = [report / off for report, off in zip(*found.values(), strict=True)]
     step_ms = statistics.median(found["off"]) * 1e3
     print(f"DDP, steps of {step_ms:.1f} ms: {statistics.median(ratios):.4f}, median of {pairs} ratios (aimed at 1.01)")
@@ -202,7 +204,7 @@ def main() -> int:
     if args.only in (None, "collectives"):
         result["collective, us"] = measure_collectives(20_000, 2 if args.quick else 7)
     if args.only in (None, "steps"):
-        result["median step, s"] = measure_steps(200, pairs)
+        result["median step, s"] = measure_steps(100, pairs)
     result["load"].append(os.getloadavg()[0])
     keep(result, args.output)
     return 0
