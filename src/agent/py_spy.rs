@@ -69,10 +69,7 @@ fn run(program: &Path, pid: u32, limit: Duration) -> io::Result<String> {
     kill_group(Pid::from_child(&child));
     child.wait()?;
     let (output, has_ended) = output?;
-    // The command line of the worker is nobody's business: it may have a password.
-    let text = String::from_utf8_lossy(&output);
-    let text = text.lines().filter(|line| !line.starts_with("Process ")).collect::<Vec<_>>().join("\n");
-    let mut text = tidy_lines(&text, PY_SPY_BYTES);
+    let mut text = tidy_lines(without_command(&String::from_utf8_lossy(&output)), PY_SPY_BYTES);
     if text.is_empty() {
         text.push_str("it has printed nothing");
     }
@@ -80,6 +77,12 @@ fn run(program: &Path, pid: u32, limit: Duration) -> io::Result<String> {
         text.insert_str(0, &format!("it had not ended after {:.1} s and was killed\n", limit.as_secs_f64()));
     }
     Ok(text)
+}
+
+/// The output without the command line of the worker, of any number of lines: it may have a password. The version of Python follows it.
+fn without_command(output: &str) -> &str {
+    let shown = output.find("\nPython v").map_or(output, |at| &output[at + 1..]);
+    if shown.starts_with("Process ") { "" } else { shown }
 }
 
 /// What is written into a pipe until this instant, and whether that was all.
@@ -131,8 +134,12 @@ mod tests {
 
     #[test]
     fn its_lines_are_shown_without_the_command_line_of_the_worker() {
-        let script = r#"echo "Process 42: python train.py --password=1"; echo "$@"; printf '  f\033[2J (a.py:3)\n'; echo why >&2"#;
-        assert_eq!(ran(script, LONG), "dump --nonblocking --pid 42\n  f [2J (a.py:3)\nwhy");
+        let command = "echo Process 42: python -c 'a;'; echo --password=1";
+        let script =
+            format!("{command}; echo Python v3.11; echo \"$@\"; printf '  f\\033[2J (a.py:3)\\n'; echo why >&2");
+        assert_eq!(ran(&script, LONG), "Python v3.11\ndump --nonblocking --pid 42\n  f [2J (a.py:3)\nwhy");
+        assert_eq!(ran(command, LONG), "it has printed nothing");
+        assert_eq!(ran("echo Error: no such process", LONG), "Error: no such process");
         assert_eq!(ran("exit 1", LONG), "it has printed nothing");
     }
 

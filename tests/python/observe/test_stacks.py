@@ -104,7 +104,7 @@ def test_a_rank_that_is_not_there_is_said(hang: Callable[..., Process], job: Job
 
 def test_a_deep_look_has_what_py_spy_shows(hang: Callable[..., Process], job: Job, port: int, tmp_path: Path) -> None:
     (py_spy := tmp_path / "py-spy").write_text(
-        '#!/bin/sh\necho "Process $4: train --key=1"; echo "Thread 1"; echo "  f (a.py:3) $@"\n'
+        '#!/bin/sh\necho "Process $4: train --key=1"; echo "Python v3.11"; echo "  f (a.py:3) $@"\n'
     )
     py_spy.chmod(0o755)
     node = hang("sleep", "sleep", env={"PATH": f"{tmp_path}:{os.environ['PATH']}"})
@@ -113,7 +113,7 @@ def test_a_deep_look_has_what_py_spy_shows(hang: Callable[..., Process], job: Jo
         pytest.skip("another py-spy is installed beside this Python")
     shown = ask("stacks", f"127.0.0.1:{port}", "--rank=1", "--deep")
     assert shown.returncode == 0, shown
-    assert shown.stdout.endswith(f"\npy-spy:\n  Thread 1\n    f (a.py:3) dump --nonblocking --pid {pid}\n"), (
+    assert shown.stdout.endswith(f"\npy-spy:\n  Python v3.11\n    f (a.py:3) dump --nonblocking --pid {pid}\n"), (
         shown.stdout
     )
     py_spy.unlink()
