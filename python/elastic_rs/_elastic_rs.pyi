@@ -1103,9 +1103,10 @@ class Observer:
 
         Raises ``ConnectionError`` if nobody answers there, or if one of the ends is not proven.
         """
-    def look(self, /, *, run_id: str | None = None, rank: SupportsIndex | None = None) -> tuple[str, str]:
+    def look(self, /, *, run_id: str | None = None, rank: SupportsIndex | None = None, deep: bool = False) -> tuple[str, str]:
         """
-        Ask where the ranks of a run stand. Return its id and, as JSON, what its agents see: of all ranks in groups, or of ``rank`` alone.
+        Ask where the ranks of a run stand. Return its id and, as JSON, what its agents see: of all ranks in groups, or of ``rank`` alone, with
+        ``deep`` also what ``py-spy`` shows of it.
 
         Raises ``ConnectionError`` if the coordinator refuses, or has gone.
         """

@@ -17,7 +17,7 @@ from elastic_rs.run import _flags, _node, _options, _path
 from elastic_rs.run._usage import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from elastic_rs._elastic_rs import WorkerOptions
@@ -452,7 +452,7 @@ def test_what_is_said_of_a_jobs_end_is_checked_before_anything_starts(
 
 
 def test_codes_are_the_same_by_flag_and_by_key() -> None:
-    def config(*flags: str) -> dict[str, object]:
+    def config(*flags: str) -> Mapping[str, object]:
         return _options.rendezvous_of(_flags.parse(["--standalone", *flags, "x"])).config.values()
 
     for flags in (
