@@ -34,7 +34,7 @@ def status(story: Story, state: dict[str, Any] | None) -> list[str]:
         lines.append(f"ended   {plain(state['verdict'])}")
     elif story.closed is not None and story.closed.text:
         lines.append(f"ended   {story.closed.text}")
-    lines += [*_hang_now(story, state), *_restarts(state)]
+    lines += _hang_now(story, state)
     goodput = story.goodput_at_most()
     if goodput is not None:
         at_most = "at most " if story.goodput() is None else ""
@@ -48,6 +48,7 @@ def status(story: Story, state: dict[str, Any] | None) -> list[str]:
         from elastic_rs.elastic._decisions import RESTARTED_FOR_NCCL  # rarely needed
 
         lines.append(RESTARTED_FOR_NCCL)
+    lines += _restarts(state)
     if story.dropped():
         lines.append(f"        {story.dropped()} earlier events were dropped")
     if story.incarnations > 1:
