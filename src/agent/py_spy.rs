@@ -27,16 +27,15 @@ const TIME_LIMIT: Duration = Duration::from_secs(2);
 const END_LIMIT: Duration = Duration::from_millis(200);
 /// How much of its output is read.
 const OUTPUT_BYTES: u64 = 64 << 10;
+const NOT_INSTALLED: &str =
+    "it is not installed on this rank's node, neither beside the agent's Python nor on its PATH: pip install py-spy";
 
 /// What it prints of this process, or a sentence that says why it prints nothing.
 pub(super) async fn dump(pid: u32) -> String {
     let dumped = within(TIME_LIMIT + END_LIMIT, "py-spy", move || {
-        match find() {
-        Some(program) => run(&program, pid, TIME_LIMIT).unwrap_or_else(|error| {
-            format!("`{}` cannot be run: {error}", program.display())
-        }),
-        None => "it is not installed on this rank's node, neither beside the agent's Python nor on its PATH: pip install py-spy".to_owned(),
-    }
+        let Some(program) = find() else { return NOT_INSTALLED.to_owned() };
+        let dumped = run(&program, pid, TIME_LIMIT);
+        dumped.unwrap_or_else(|error| format!("`{}` cannot be run: {error}", program.display()))
     });
     dumped.await.unwrap_or_else(|why| format!("there is no answer of it: {why}"))
 }

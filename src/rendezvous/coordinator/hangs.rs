@@ -162,11 +162,16 @@ impl Hangs {
             }
         }
         if let Some((_, why)) = self.restart.take_if(|(at, _)| *at <= now) {
-            let step = self.reports.values().filter_map(|report| report.step).max();
+            let step = self.furthest_step();
             acts.push(Act::Apply(Event::Hung { why, step }));
         }
         self.judge = Some((judge, options));
         acts
+    }
+
+    /// The furthest step that a node has told.
+    fn furthest_step(&self) -> Option<u64> {
+        self.reports.values().filter_map(|report| report.step).max()
     }
 
     /// Give the judge the views of its look, if that is over.
@@ -249,10 +254,9 @@ impl Hangs {
     }
 
     fn found(&self, finding: &Finding, next: Next) -> Found {
-        let furthest = self.reports.values().max_by_key(|report| report.step);
         Found {
             finding: finding.clone(),
-            step: furthest.and_then(|report| report.step),
+            step: self.furthest_step(),
             step_time_us: self.reports.values().filter_map(|report| report.step_time_us).max(),
             ranks: self.ranks,
             node: self.node.clone(),

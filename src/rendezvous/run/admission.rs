@@ -200,10 +200,9 @@ impl Parts<'_> {
                 "{name} asks for {theirs}, but run `{id}` was opened for {ours}: give every node the same `--rdzv-backend`"
             ));
         }
-        let budget = |settings: &Settings| (settings.max_restarts, settings.rules.restart_window);
-        let (theirs, ours) = (budget(theirs), budget(ours));
+        let [theirs, ours] = [theirs, ours].map(|settings| (settings.max_restarts, settings.rules.restart_window));
         (ours != theirs).then(|| {
-            let budget = |budget: (Option<u32>, Option<Duration>)| match budget {
+            let words = |budget: (Option<u32>, Option<Duration>)| match budget {
                 (Some(restarts), Some(window)) => {
                     format!("{restarts} restarts of the job within {} s", window.as_secs_f64())
                 }
@@ -213,8 +212,8 @@ impl Parts<'_> {
             format!(
                 "{name} asks for {}, but run `{id}` was opened for {}: give every node the same `--max-restarts`, \
                  `restart_window`, `restart_budget` and agent",
-                budget(theirs),
-                budget(ours)
+                words(theirs),
+                words(ours)
             )
         })
     }

@@ -45,7 +45,7 @@ pub(super) struct Limit {
     pub window: Duration,
 }
 
-/// What is left of a sliding budget, for observers.
+/// How many restarts are left in a sliding budget, for observers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Left {
     /// Its length in seconds.
@@ -88,6 +88,12 @@ pub(super) enum Judgement {
     },
 }
 
+/// What a fault is blamed on, and why, in words.
+enum Culprit {
+    Program(String),
+    Host(String),
+}
+
 #[derive(Clone, Debug)]
 struct Fault {
     signature: String,
@@ -101,7 +107,7 @@ enum Restart {
     Hang,
 }
 
-/// What is remembered of a job's restarts.
+/// The job's restarts, and the faults and steps by which they are judged.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Budget {
     /// Restarts that count, the earliest first.
@@ -120,7 +126,7 @@ pub(super) struct Budget {
 }
 
 impl Budget {
-    /// What is left.
+    /// How many restarts are left.
     pub fn left(&self, limit: Limit, now: Instant) -> Left {
         let left = |kind| limit.restarts.saturating_sub(self.used(kind, limit, now));
         let (crashes, hangs) = (left(Restart::Crash), left(Restart::Hang));
@@ -149,8 +155,8 @@ impl Budget {
         self.weigh(crash.step);
         let fault = signature(failure);
         let host_is_out = match self.same_fault(fault.as_deref(), crash) {
-            Some((why, None)) => return Judgement::End { class: EndClass::Program, why },
-            Some((why, Some(()))) => Some(why),
+            Some(Culprit::Program(why)) => return Judgement::End { class: EndClass::Program, why },
+            Some(Culprit::Host(why)) => Some(why),
             None => None,
         };
         let short = failure.lived < SHORT;
@@ -207,8 +213,8 @@ impl Budget {
         self.is_restarted = false;
     }
 
-    /// Whether this fault was there often at this step: why, in words, and whether its host is at fault.
-    fn same_fault(&mut self, signature: Option<&str>, crash: &Crash<'_>) -> Option<(String, Option<()>)> {
+    /// Who is to blame, if this fault was there often enough at this step.
+    fn same_fault(&mut self, signature: Option<&str>, crash: &Crash<'_>) -> Option<Culprit> {
         let (signature, step) = signature.zip(crash.failure.step)?;
         if self.faults.len() == MOST_FAULTS {
             self.faults.pop_front();
@@ -224,13 +230,13 @@ impl Budget {
         let what = format!("{signature}, {count} times at step {step}");
         if hosts.len() > 1 {
             let hosts: Vec<_> = hosts.into_iter().map(ToString::to_string).collect();
-            return Some((format!("the program, not the machines: {what}, on {}", hosts.join(" and ")), None));
+            return Some(Culprit::Program(format!(
+                "the program, not the machines: {what}, on {}",
+                hosts.join(" and ")
+            )));
         }
-        if !crash.spares_host {
-            return None;
-        }
-        // Elsewhere the same fault shows that it is the program's.
-        Some((what, Some(())))
+        // If the program is to blame after all, the same fault shows on another host next.
+        crash.spares_host.then_some(Culprit::Host(what))
     }
 
     fn end(&self, kind: Restart, limit: Limit, now: Instant) -> Option<Judgement> {

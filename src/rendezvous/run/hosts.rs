@@ -361,7 +361,7 @@ impl Hosts {
     }
 }
 
-/// What is known of hosts, for others.
+/// Which hosts are kept out, for the coordinator and observers.
 impl Run {
     /// Whether a node waits until its host is let in again.
     pub fn is_out(&self, id: NodeId) -> bool {
