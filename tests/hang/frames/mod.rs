@@ -64,13 +64,18 @@ impl Stands {
     }
 
     /// The frames once the main thread has come to where it stands.
+    ///
+    /// One read finds who holds the GIL before it finds the frames, and the process may go on between the two. So the
+    /// second of two reads in a row is taken: what it says of the GIL is younger than the frames of the first one.
     pub fn stacks_when(&self, there: impl Fn(&Stacks) -> bool) -> Stacks {
-        let (process, began) = (self.process(), Instant::now());
+        let (process, began, mut was_there) = (self.process(), Instant::now(), false);
         loop {
             let stacks = process.stacks(Some(self.runtime)).unwrap();
-            if there(&stacks) {
+            let is_there = there(&stacks);
+            if is_there && was_there {
                 return stacks;
             }
+            was_there = is_there;
             assert!(began.elapsed() < LIMIT, "{stacks:#?}");
             std::thread::yield_now();
         }
@@ -96,15 +101,20 @@ pub fn functions(thread: &Thread) -> Vec<&str> {
     thread.frames.iter().map(|frame| &*frame.function).collect()
 }
 
-fn main_stands_in<'a>(function: &'a str) -> impl Fn(&Stacks) -> bool + 'a {
-    move |stacks| stacks.main().is_some_and(|main| main.frames.first().is_some_and(|frame| frame.function == function))
+/// Whether the main thread waits in a function: it is called with the GIL held, and gives it up to wait.
+fn main_waits_in<'a>(function: &'a str) -> impl Fn(&Stacks) -> bool + 'a {
+    move |stacks| {
+        stacks.main().is_some_and(|main| {
+            main.holds_gil != Some(true) && main.frames.first().is_some_and(|frame| frame.function == function)
+        })
+    }
 }
 
 #[test]
 fn functions_files_and_lines_are_right_in_each_python() {
     for python in pythons() {
         let stands = Stands::new(&python, "stands.py", "sleep");
-        let stacks = stands.stacks_when(main_stands_in("été"));
+        let stacks = stands.stacks_when(main_waits_in("été"));
         assert_eq!(Some(stacks.version), stands.runtime.version);
         assert!(!stacks.cut);
         let [main] = &stacks.threads[..] else { panic!("{stacks:?}") };
@@ -127,7 +137,7 @@ fn the_runtime_is_found_by_its_symbol() {
     for python in pythons() {
         let stands = Stands::new(&python, "stands.py", "sleep");
         assert_eq!(find::runtime(stands.pid, &stands.process()), Ok(stands.runtime), "{python:?}");
-        let stacks = stands.stacks_when(main_stands_in("été"));
+        let stacks = stands.stacks_when(main_waits_in("été"));
         assert_eq!(stands.process().stacks(None).unwrap(), stacks);
     }
 }
@@ -138,7 +148,7 @@ fn all_threads_are_read_the_main_thread_first() {
         let stands = Stands::new(&python, "stands.py", "threads");
         let waits = |thread: &&Thread| functions(thread).starts_with(&["Loader.load.<locals>.inner", "Loader.load"]);
         let stacks = stands
-            .stacks_when(|stacks| main_stands_in("été")(stacks) && stacks.threads.iter().filter(waits).count() == 7);
+            .stacks_when(|stacks| main_waits_in("été")(stacks) && stacks.threads.iter().filter(waits).count() == 7);
         assert_eq!(stacks.threads.len(), 8);
         assert_eq!(stacks.threads.iter().filter(|thread| thread.main).count(), 1);
         assert!(stacks.threads[0].main);
@@ -153,7 +163,7 @@ fn all_threads_are_read_the_main_thread_first() {
 fn of_many_threads_the_main_thread_is_read() {
     for python in pythons() {
         let stands = Stands::new(&python, "stands.py", "crowd");
-        let stacks = stands.stacks_when(main_stands_in("été"));
+        let stacks = stands.stacks_when(main_waits_in("été"));
         assert_eq!((stacks.threads.len(), stacks.cut), (THREAD_LIMIT, true));
         assert_eq!(stacks.threads[0].tid, u64::from(stands.pid));
     }
@@ -163,7 +173,7 @@ fn of_many_threads_the_main_thread_is_read() {
 fn a_stopped_process_is_read() {
     for python in pythons() {
         let stands = Stands::new(&python, "stands.py", "sleep");
-        let before = stands.stacks_when(main_stands_in("été"));
+        let before = stands.stacks_when(main_waits_in("été"));
         kill_process(Pid::from_child(&stands.child), Signal::STOP).unwrap();
         waitid(WaitId::Pid(Pid::from_child(&stands.child)), WaitIdOptions::STOPPED).unwrap();
         assert_eq!(stands.process().stacks(None).unwrap(), before);
@@ -219,7 +229,7 @@ fn the_innermost_frames_of_a_deep_recursion_are_read() {
 fn a_generator_a_long_name_and_an_expression_of_many_lines_are_read() {
     for python in pythons() {
         let stands = Stands::new(&python, "stands.py", "generator");
-        let (is_there, line) = (main_stands_in("generated"), stands.line("generator"));
+        let (is_there, line) = (main_waits_in("generated"), stands.line("generator"));
         let stacks = stands.stacks_when(|stacks| is_there(stacks) && stacks.main().unwrap().frames[0].line == line);
         assert_eq!(functions(stacks.main().unwrap()), ["generated", "main", "<module>"]);
 
@@ -239,7 +249,7 @@ fn a_generator_a_long_name_and_an_expression_of_many_lines_are_read() {
 fn a_forked_child_has_a_main_thread() {
     for python in pythons() {
         let stands = Stands::new(&python, "stands.py", "forked");
-        let stacks = stands.stacks_when(main_stands_in("été"));
+        let stacks = stands.stacks_when(main_waits_in("été"));
         assert!(stacks.threads[0].main);
         assert_eq!(stands.process().stacks(None).unwrap(), stacks);
     }
