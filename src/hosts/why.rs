@@ -28,6 +28,15 @@ pub enum WhyUnused {
         /// How, in words.
         what: String,
     },
+    /// Workers that were new there failed before their world's first step, and workers elsewhere had the job's state.
+    NewcomersFailed {
+        /// How many.
+        count: usize,
+        /// The last one, in words.
+        last: String,
+        /// Within this time.
+        window: Duration,
+    },
     /// Nodes of it left the running job.
     LeftOften {
         /// How many.
@@ -66,6 +75,7 @@ impl WhyUnused {
         match self {
             Self::FailedFirst { .. } => "failed_first",
             Self::SameFault { .. } => "same_fault",
+            Self::NewcomersFailed { .. } => "newcomers_failed",
             Self::LeftOften { .. } => "left_often",
             Self::AgentsFailed { .. } => "agents_failed",
             Self::Blacklisted => "blacklisted",
@@ -86,6 +96,10 @@ impl WhyUnused {
             Self::SameFault { what } => {
                 format!("the same fault was there again and again, and nowhere else: {what} (restart_window)")
             }
+            Self::NewcomersFailed { count, last, window } => format!(
+                "{count} workers that were new there failed before their first step within {window:.0?}, while others went on; the last \
+                 one with {last} (restart_window)"
+            ),
             Self::LeftOften { count, window } => format!(
                 "nodes there left the running job {count} times within {window:.0?} (rejoin_limit, rejoin_window)"
             ),
@@ -108,6 +122,7 @@ impl WhyUnused {
         match self {
             Self::FailedFirst { .. }
             | Self::SameFault { .. }
+            | Self::NewcomersFailed { .. }
             | Self::LeftOften { .. }
             | Self::AgentsFailed { .. }
             | Self::Blacklisted => 0,
@@ -149,6 +164,9 @@ impl Unused {
             (WhyUnused::FailedFirst { .. }, _) => "look for a fault of the host, or raise host_failures",
             (WhyUnused::SameFault { .. }, _) => {
                 "look for a fault of the host; a program's own fault shows on another host next"
+            }
+            (WhyUnused::NewcomersFailed { .. }, _) => {
+                "look at the output of these workers: the state of the others may not fit there"
             }
             (WhyUnused::LeftOften { .. }, _) => "check why they exit, or raise rejoin_limit",
             (WhyUnused::AgentsFailed { .. }, None) => {

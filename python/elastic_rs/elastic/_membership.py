@@ -36,6 +36,21 @@ CONNECT_LIMIT_S = 30.0
 CHANGED = 1
 
 
+def _refuse_an_import_by_multiprocessing() -> None:
+    """Raise if this is no worker, but a process that `multiprocessing` has started and that imports the script.
+
+    Such a process has the worker's environment, so it would take the worker's place at the agent.
+    """
+    processes = sys.modules.get("multiprocessing.process")
+    # The mark by which `multiprocessing.spawn` refuses a new process meanwhile.
+    if processes is not None and getattr(processes.current_process(), "_inheriting", False):
+        raise RuntimeError(
+            "a process of multiprocessing imports the script, and must not train: put the lines that train under "
+            '`if __name__ == "__main__":`, since the start methods `spawn` and `forkserver`, which is the default from '
+            "Python 3.14 on, import the script in each process (of a DataLoader, for example)"
+        )
+
+
 class Membership:
     """What is one per process. Without a channel (no launcher, PyTorch's agent) there are no news, and one world."""
 
@@ -99,6 +114,7 @@ class Membership:
                 self._group.watch(self.channel)
 
     def _begin(self, backend: str | None, timeout: timedelta | None) -> None:
+        _refuse_an_import_by_multiprocessing()
         from elastic_rs.elastic._group import Group
 
         if os.environ.get("ELASTIC_RS_LOG"):

@@ -8,6 +8,8 @@
 //! - **No progress ends the job.** [`MOST_IN_VAIN`] restarts in a row without a new step are enough.
 //! - **The same fault.** One exception at one place of the program, [`SAME_FAULT`] times at the same step: on several hosts the program
 //!   is the cause, on one host that host is.
+//! - **Newcomers.** A worker that is new among others that go on, and fails before its world's first step, costs the job nothing. After
+//!   [`NEWCOMER_FAILURES`] of them on one host that host is at fault.
 //! - **A bad start.** The same crash within [`SHORT`] of the start, twice in a row and before any step, ends the job. After different
 //!   ones the next start waits from the third on, longer each time.
 //!
@@ -29,6 +31,12 @@ pub(super) const MOST_IN_VAIN: u32 = 3;
 const SAME_FAULT: usize = 3;
 /// Faults that are remembered.
 const MOST_FAULTS: usize = 16;
+/// So many failures of newcomers within the window show that their host is at fault.
+pub(super) const NEWCOMER_FAILURES: usize = 3;
+/// Failures of newcomers that are remembered.
+const MOST_NEWCOMERS: usize = 1000;
+/// A script that reports no steps is taken to have made one after this time.
+const FIRST_STEP_WITHIN: Duration = Duration::from_secs(60);
 /// A world that ends sooner had a bad start.
 const SHORT: Duration = Duration::from_secs(10);
 /// From this bad start in a row on, the next one waits.
@@ -118,11 +126,15 @@ pub(super) struct Budget {
     furthest: Option<u64>,
     /// The first step of the current world.
     began: Option<u64>,
+    /// A step of the current world was reported, with its number or without.
+    has_stepped: bool,
     in_vain: u32,
     /// Bad starts in a row, and what the last one died of.
     bad_starts: u32,
     last_bad: Option<String>,
     faults: VecDeque<Fault>,
+    /// Failures of newcomers, the earliest first.
+    newcomers: VecDeque<(Instant, Origin)>,
 }
 
 impl Budget {
@@ -140,18 +152,34 @@ impl Budget {
 
     /// A new world begins.
     pub fn begin(&mut self) {
-        self.began = None;
+        (self.began, self.has_stepped) = (None, false);
     }
 
     /// A node tells the first step of the current world.
     pub fn on_first_step(&mut self, step: Option<u64>) {
         self.began = [self.began, step].into_iter().flatten().min();
+        self.has_stepped = true;
+    }
+
+    /// A worker has failed that was new when the current world began, among others that went on. If the world had made no step, that costs
+    /// the job nothing. Returns how many such failures its host has had within the window then.
+    pub fn on_newcomer(&mut self, failure: &Failure, host: &Origin, limit: Limit, now: Instant) -> Option<usize> {
+        let reports_none = self.furthest.is_none() && failure.lived >= FIRST_STEP_WITHIN;
+        if self.has_stepped || failure.step.is_some() || reports_none {
+            return None;
+        }
+        self.newcomers.retain(|(at, _)| is_recent(*at, limit.window, now));
+        if self.newcomers.len() == MOST_NEWCOMERS {
+            self.newcomers.pop_front();
+        }
+        self.newcomers.push_back((now, host.clone()));
+        Some(self.newcomers.iter().filter(|(_, of)| of == host).count())
     }
 
     /// A worker has failed.
     pub fn on_crash(&mut self, run: &str, crash: &Crash<'_>, limit: Limit, now: Instant) -> Judgement {
         let Crash { failure, .. } = crash;
-        let stepped = crash.step.is_some() || self.began.is_some();
+        let stepped = crash.step.is_some() || self.has_stepped;
         self.weigh(crash.step);
         let fault = signature(failure);
         let host_is_out = match self.same_fault(fault.as_deref(), crash) {

@@ -291,7 +291,8 @@ impl Run {
 
     /// Form the next world.
     fn complete(&mut self, why_now: &str, now: Instant) {
-        let NextWorld { world, members, resume, rank0, survive, warning } = next_world(self.parts(), why_now);
+        let NextWorld { world, members, resume, rank0, survive, survivors, warning } =
+            next_world(self.parts(), why_now);
         let round = self.parts().next_round();
         warning.into_iter().for_each(|text| self.emit(Effect::Warn(text)));
         self.roster.begin_round(round, &members);
@@ -307,7 +308,7 @@ impl Run {
         if survive {
             self.note(format!("round {round}: {resume}"));
         }
-        self.in_place.begin_round(Some(resume));
+        self.in_place.begin_round(Some(resume), survivors);
         self.recovery.add_world(world.id);
         self.current.form(world);
         self.budget.begin();

@@ -176,10 +176,16 @@ impl Hosts {
     }
 
     /// The host is at fault, for this reason.
-    pub(super) fn put_out(&mut self, origin: &Origin, what: String, settings: &Settings, now: Instant) -> Consequence {
+    pub(super) fn put_out(
+        &mut self,
+        origin: &Origin,
+        why: WhyUnused,
+        settings: &Settings,
+        now: Instant,
+    ) -> Consequence {
         let standing = self.standing(origin, settings, now);
         let quiet = standing.quiet(now);
-        standing.put_out(WhyUnused::SameFault { what }, quiet, settings.rules.cooldown, now);
+        standing.put_out(why, quiet, settings.rules.cooldown, now);
         self.note_release();
         let text = self.out_text(origin, now).unwrap_or_default();
         Consequence { records: vec![(Kind::HostOut { host: origin.to_string() }, text)], changes: true }

@@ -37,6 +37,8 @@ pub(super) struct InPlace {
     stopped_at: BTreeMap<NodeId, u64>,
     /// How the workers of the current world have begun.
     resume: Option<Resume>,
+    /// The global ranks of its workers that have lived on, if any have and the others take their state.
+    survivors: BTreeSet<u32>,
     /// The current workers let the library make their process groups.
     without_group: bool,
     /// When to look for the next step, if no event comes.
@@ -159,8 +161,8 @@ impl InPlace {
     /// End the change: the members cannot stop together any more.
     pub fn break_off(&mut self) {
         let (stopped_at, resume) = (std::mem::take(&mut self.stopped_at), self.resume.take());
-        let (without_group, due_at) = (self.without_group, self.due_at);
-        *self = Self { stopped_at, resume, without_group, due_at, ..Self::default() };
+        let (survivors, without_group, due_at) = (std::mem::take(&mut self.survivors), self.without_group, self.due_at);
+        *self = Self { stopped_at, resume, survivors, without_group, due_at, ..Self::default() };
     }
 
     /// A node joins, whose workers have stopped at this check, if at any.
@@ -221,9 +223,15 @@ impl InPlace {
         self.due_at = limit.or(self.due_at.map(|at| at.max(now)));
     }
 
-    /// A round begins.
-    pub fn begin_round(&mut self, resume: Option<Resume>) {
-        *self = Self { resume, due_at: self.due_at, ..Self::default() };
+    /// A round begins. `survivors`: the global ranks of the workers that live on in it.
+    pub fn begin_round(&mut self, resume: Option<Resume>, survivors: BTreeSet<u32>) {
+        let survivors = if matches!(resume, Some(Resume::Continue { .. })) { survivors } else { BTreeSet::new() };
+        *self = Self { resume, survivors, due_at: self.due_at, ..Self::default() };
+    }
+
+    /// Whether the worker of this global rank was new when the current world began, and takes the state of others that had lived on.
+    pub fn is_newcomer(&self, global_rank: u32) -> bool {
+        !self.survivors.is_empty() && !self.survivors.contains(&global_rank)
     }
 
     /// How the workers of the current world have begun. `None` if this coordinator did not form it.

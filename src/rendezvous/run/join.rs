@@ -4,6 +4,7 @@
 //! sent Hello, or whose connection has ended, does not count. When that node goes while no workers run, the settings of the
 //! waiting node that joined next apply.
 
+use std::collections::BTreeSet;
 use std::time::Instant;
 
 use super::Run;
@@ -328,7 +329,7 @@ impl Run {
         let open = self.current.closed().is_none();
         self.recovery.await_members(open.then_some(until));
         self.recovery.forget_host();
-        self.in_place.begin_round(None);
+        self.in_place.begin_round(None, BTreeSet::new());
         for session in over {
             let message = self.over(format!("round {} formed without this node", placed.round));
             self.send(session, message);

@@ -1,5 +1,5 @@
 //! Nodes leave, and members report how their workers are. A node withdraws, leaves, is lost, or is sent away because its host is out. Its
-//! workers fail, or finish. The coordinator's own process ends.
+//! workers make steps, and finish. The coordinator's own process ends.
 //!
 //! Without a coordinator no world can form. If the host's node leaves before the job has ended, the coordinator notifies every node,
 //! closes all sessions, and decides nothing more. SIGINT or SIGQUIT at the host's terminal ends the job. After any other end, such as
@@ -8,16 +8,13 @@
 use std::time::Instant;
 
 use super::Run;
-use super::budget::{Crash, Judgement, Limit};
 use super::event::{CoordinatorInstance, Effect, SessionId};
 use super::hosts::{Consequence, Entry};
 use super::node::{Node, Origin, Status};
 use crate::events::record::{FirstStep, Kind, LONGEST_US, Loss, Number, Phase, Why};
 use crate::hang::judge;
-use crate::rendezvous::messages::bounds::tidy_failure;
 use crate::rendezvous::messages::message::{
-    CoordinatorMessage, EndClass, Failure, Hello, HostInstance, LARGEST_STEP, NodeId, Placed, Progress, Replay, Round,
-    StepReport, Verdict,
+    CoordinatorMessage, Hello, HostInstance, LARGEST_STEP, NodeId, Placed, Progress, Replay, Round, StepReport, Verdict,
 };
 use crate::rendezvous::messages::settings::LAST_LOOK;
 use crate::wire::text::tidy;
@@ -184,117 +181,6 @@ impl Run {
         self.refuse(session, why, reason);
     }
 
-    /// Handle a worker's failure. Only the first failure of a round is counted. A later one, or one after members were notified to
-    /// re-form, is taken for a consequence. Before all members have reported to a restarted coordinator, any failure may be one: it is
-    /// not counted. Members are notified at once, since workers whose collective has failed wait only seconds for news.
-    pub(super) fn on_failed(&mut self, id: NodeId, session: SessionId, round: Round, failure: &Failure, now: Instant) {
-        let Some(node) = self.roster.get(id).filter(|_| self.current.closed().is_none()) else { return };
-        if !self.is_current(node, round) {
-            return self.stale(node.label(), session, round);
-        }
-        let failure = tidy_failure(failure, node.label());
-        let name = node.name.clone();
-        if self.current.interrupted().is_some() || self.current.notified() {
-            let text = format!("{failure}; not counted, a consequence of this: {}", self.parts().why());
-            self.record(Kind::WorkerExited(failure.exit(false, false)), Some(&name), self.trace.broken(), text);
-            return self.send(session, self.status());
-        }
-        if self.recovery.awaits_members() {
-            let reason = format!(
-                "{failure}; not counted, since not all members of round {round} have reported to the restarted coordinator"
-            );
-            let exit = self.record(Kind::WorkerExited(failure.exit(true, false)), Some(&name), None, None);
-            return self.interrupt_by(&reason, exit, Failure { counts: false, ..failure });
-        }
-        let unreachable = self.roster.of(self.roster.active()).find(|(_, node)| node.session.is_none());
-        if let Some((gone_id, gone)) = unreachable.map(|(id, node)| (id, node.label())) {
-            // Workers notice that a peer's connection is gone before the reconnect grace of the peer's agent is over.
-            self.hosts.await_loss(Some(gone_id));
-            let reason = format!("{failure}; not counted, since the connection of {gone} has ended");
-            let exit = self.record(Kind::WorkerExited(failure.exit(true, false)), Some(&name), None, None);
-            return self.interrupt_by(&reason, exit, Failure { counts: false, ..failure });
-        }
-        let exit = self.record(Kind::WorkerExited(failure.exit(true, failure.counts)), Some(&name), None, None);
-        if !failure.counts {
-            // The worker lives, and has left its world on purpose. Neither the budget nor its host answers for that.
-            return self.interrupt_by(&failure.to_string(), exit, failure);
-        }
-        if let Some(code) = self.settings.rules.never_restarted(&failure) {
-            let why = format!("exit code {code} is never restarted (no_restart_on)");
-            return self.fail(EndClass::Program, failure, &why, exit);
-        }
-        let Some(node) = self.roster.get(id) else { return };
-        let (origin, rank) = (node.origin(), failure.global_rank);
-        if let Some(limit) = self.limit() {
-            return self.on_crash(origin, limit, exit, failure, now);
-        }
-        match self.settings.max_restarts {
-            Some(limit) if self.current.restart() >= limit => {
-                let restarts = if limit == 0 {
-                    "no restarts are allowed".to_owned()
-                } else {
-                    format!("no restarts left: all {limit} restarts are used up")
-                };
-                self.fail(EndClass::Program, failure, &format!("{restarts} (max_restarts)"), exit);
-            }
-            limit => {
-                let number = self.current.count_restart();
-                // PyTorch's wording, for which logs are searched. PyTorch's number of attempts left includes this restart.
-                let of = limit.map_or_else(String::new, |limit| {
-                    format!(" of {limit}; {}/{limit} attempts left", limit - number + 1)
-                });
-                let reason = format!("{failure}; restart {number}{of}; will restart worker group");
-                self.interrupt_by(&reason, exit, failure);
-                self.on_first_failure(&origin, Some(rank), now);
-            }
-        }
-    }
-
-    /// Handle a worker's failure that counts against a sliding budget.
-    fn on_crash(&mut self, origin: Origin, limit: Limit, exit: Number, failure: Failure, now: Instant) {
-        let elsewhere = |(_, node): &(NodeId, &Node)| node.origin() != origin && !node.is_kept_out();
-        let others = self.roster.iter().filter(elsewhere).count();
-        let spares_host = others >= self.settings.min_nodes as usize;
-        let step = failure.step.or(self.trace.watch().step);
-        let crash = Crash { failure: &failure, origin: origin.clone(), step, spares_host };
-        match self.budget.on_crash(&self.id, &crash, limit, now) {
-            Judgement::End { class, why } => self.fail(class, failure, &why, exit),
-            Judgement::Restart { pause, host_is_out } => {
-                let number = self.current.count_restart();
-                let left = self.budget.left(limit, now).crashes;
-                let Limit { restarts, window } = limit;
-                let rest = pause.map_or_else(String::new, |pause| format!(" after {:.1} s", pause.as_secs_f64()));
-                let window = window.as_secs();
-                // PyTorch's wording, for which logs are searched.
-                let reason = format!(
-                    "{failure}; restart {number}; {left}/{restarts} attempts left within {window} s; will restart worker group{rest}"
-                );
-                self.pace.paused_until = pause.map(|pause| now + pause);
-                let rank = failure.global_rank;
-                self.interrupt_by(&reason, exit, failure);
-                match host_is_out {
-                    Some(what) => {
-                        let consequence = self.hosts.put_out(&origin, what, &self.settings, now);
-                        self.apply_to_hosts(consequence, now);
-                    }
-                    None => self.on_first_failure(&origin, Some(rank), now),
-                }
-            }
-        }
-    }
-
-    /// End the job with a worker's failure.
-    fn fail(&mut self, class: EndClass, failure: Failure, why: &str, exit: Number) {
-        let (by, cause) = (failure.node.clone(), format!("{failure}; {why}"));
-        self.close(Verdict::Failed { by, cause, failure: Some(Box::new(failure)), class }, Some(exit));
-    }
-
-    /// The sliding budget, if the job has one.
-    pub(super) fn limit(&self) -> Option<Limit> {
-        let (restarts, window) = self.settings.max_restarts.zip(self.settings.rules.restart_window)?;
-        Some(Limit { restarts, window })
-    }
-
     /// Record that all workers of a node have succeeded.
     pub(super) fn on_done(&mut self, id: NodeId, session: SessionId, round: Round) {
         let Some(node) = self.roster.get(id).filter(|_| self.current.closed().is_none()) else { return };
@@ -359,7 +245,7 @@ impl Run {
     }
 
     /// Answer a report about a round that is over for the node.
-    fn stale(&mut self, label: String, session: SessionId, round: Round) {
+    pub(super) fn stale(&mut self, label: String, session: SessionId, round: Round) {
         let current = self.round();
         self.note(format!(
             "a report of {label} about round {round} is ignored: that round is over, the current one is {current}"
@@ -373,31 +259,11 @@ impl Run {
         node.status == Status::Active && placed && round == self.round()
     }
 
-    /// The current world must re-form because of a failure.
-    fn interrupt_by(&mut self, reason: &str, exit: Number, failure: Failure) {
-        self.interrupt(reason, Why::WorkerFailed, exit);
-        self.current.blame(failure);
-    }
-
     /// The coordinator has seen how the training stands. No decision changes.
     pub(super) fn on_seen(&mut self, kind: Kind, node: Option<&str>, text: String) -> bool {
         let cause = self.trace.hang().filter(|_| matches!(kind, Kind::HangOver { .. }));
         self.record(kind, node, cause, text);
         false
-    }
-
-    /// The training hangs, and its workers are to be restarted. Returns whether that may change the decision.
-    pub(super) fn on_hung(&mut self, why: &str, step: Option<u64>, now: Instant) -> bool {
-        let Some(hang) = self.trace.hang() else { return false };
-        if let Some(limit) = self.limit()
-            && let Judgement::End { class, why: end } = self.budget.on_hang(step, limit, now)
-        {
-            let (by, cause) = ("the coordinator".to_owned(), format!("the training hung: {why}; {end}"));
-            self.close(Verdict::Failed { by, cause, failure: None, class }, Some(hang));
-            return true;
-        }
-        self.interrupt(&format!("the training hung: {why}"), Why::HangFound, hang);
-        true
     }
 
     /// How standstills of this run are judged.

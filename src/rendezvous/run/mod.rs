@@ -1,12 +1,13 @@
 //! One run: its nodes, its rounds and ranks, and every decision about them. Pure.
 //!
-//! [`Run::apply`] is the one decision function. This file takes an event to its step. Only it and the three files of events below
+//! [`Run::apply`] is the one decision function. This file takes an event to its step. Only it and the four files of events below
 //! change parts.
 //!
 //! | file | events, and what follows from them |
 //! |---|---|
 //! | `join` | a node introduces itself, and asks to join; which node's settings the run uses |
-//! | `leave` | a node withdraws, leaves, is lost or sent away; its workers fail or finish; the coordinator's process ends |
+//! | `leave` | a node withdraws, leaves, is lost or sent away; its workers finish; the coordinator's process ends |
+//! | `failures` | workers fail, or the training hangs |
 //! | `form` | what is decided after each event: a round closes, a world forms or changes in place, members are notified |
 //!
 //! | part | what it keeps, and its policies |
@@ -36,6 +37,7 @@ mod bench;
 mod budget;
 mod durable;
 mod event;
+mod failures;
 mod form;
 mod hosts;
 mod in_place;

@@ -8,7 +8,7 @@
 //! PyTorch sorts `(address, pid)` as text in every round. There `node10` comes before `node9`, and one new node may change the ranks
 //! of all others. Here survivors keep their ranks: see [`assign`].
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use super::membership::Roster;
 use super::node::{Node, Status, natural_order};
@@ -183,6 +183,8 @@ pub(super) struct NextWorld {
     pub rank0: Option<String>,
     /// Whether workers of the last world live on.
     pub survive: bool,
+    /// Their global ranks, if the numbers of all workers are known.
+    pub survivors: BTreeSet<u32>,
     /// What is probably a mistake of the user's.
     pub warning: Option<String>,
 }
@@ -202,6 +204,7 @@ pub(super) fn next_world(parts: Parts, why_now: &str) -> NextWorld {
         Resume::Continue { generation, .. } => generation,
         Resume::Restart { .. } => generation,
     };
+    let survivors = survivors(&assignments, workers.as_deref().unwrap_or_default());
     let world = World {
         id: generation.world,
         size: members.len() as u32,
@@ -218,6 +221,7 @@ pub(super) fn next_world(parts: Parts, why_now: &str) -> NextWorld {
         resume,
         rank0: first.map(|node| node.name.clone()),
         survive: members.iter().filter_map(|id| roster.get(*id)).any(has_survivors),
+        survivors,
         warning: (!parts.current.has_formed()).then(|| warning_of_shared_hosts(roster, &members)).flatten(),
         members,
     }
@@ -261,6 +265,15 @@ fn reachable_addr(roster: &Roster, node: &Node, members: &[NodeId]) -> String {
 fn has_survivors(node: &Node) -> bool {
     let workers = join(node).and_then(|join| join.workers.as_ref());
     workers.is_some_and(|workers| !workers.survivors().is_empty())
+}
+
+/// The global ranks of the workers that live on, by the ranks of their nodes' workers.
+fn survivors(members: &[Assignment], ranks: &[WorkerRanks]) -> BTreeSet<u32> {
+    let of = |(member, ranks): (&Assignment, &WorkerRanks)| {
+        let survivors = member.workers.iter().flat_map(JoinWorkers::survivors);
+        survivors.map(|it| ranks.first_rank.saturating_add(it.local_rank)).collect::<Vec<_>>()
+    };
+    members.iter().zip(ranks).flat_map(of).collect()
 }
 
 /// The request of a waiting node.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from elastic_rs import elastic
@@ -26,6 +27,29 @@ try:
 except ImportError:
     print("done")
 """
+
+WITHOUT_A_GUARD = """
+import multiprocessing, sys
+from elastic_rs import elastic
+
+@elastic.run
+def train(state):
+    process = multiprocessing.get_context(sys.argv[1]).Process(target=print)
+    process.start()
+    process.join()
+    return process.exitcode
+
+sys.exit(train(elastic.ObjectState()))
+"""
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_a_process_of_multiprocessing_that_imports_the_script_does_not_train(method: str, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(WITHOUT_A_GUARD)
+    done = subprocess.run([sys.executable, script, method], capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stderr
+    assert "RuntimeError: a process of multiprocessing imports the script, and must not train: put" in done.stderr
 
 
 def test_nothing_imports_torch_until_it_is_needed() -> None:

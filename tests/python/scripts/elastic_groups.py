@@ -153,7 +153,8 @@ def train(state: Any) -> None:
     reduce(group)
 
 
-service = Service()
-state = elastic.ObjectState(world=0)
-train(state)
-say("END", pid=os.getpid())
+if __name__ == "__main__":  # the processes of a DataLoader import the script
+    service = Service()
+    state = elastic.ObjectState(world=0)
+    train(state)
+    say("END", pid=os.getpid())

@@ -3,6 +3,7 @@
 mod broken;
 mod growing;
 mod leaving;
+mod newcomers;
 mod reconnects;
 mod session;
 mod survivors;

@@ -150,7 +150,7 @@ fn a_change_that_is_over_leaves_what_its_end_does_not_touch() {
     assert!(!bench.in_place.is_changing() && bench.in_place.leaving().is_empty());
     assert!(bench.in_place.is_without_group(), "the workers are the same");
     assert_eq!(bench.in_place.stopped_at(NodeId(2)), Some(5), "it waits, with its workers where they have stopped");
-    bench.in_place.begin_round(None);
+    bench.in_place.begin_round(None, BTreeSet::new());
     assert!(!bench.in_place.is_without_group());
     assert_eq!(bench.in_place.stopped_at(NodeId(2)), None);
 }
