@@ -1560,6 +1560,14 @@ class StepCounter:
         A step has ended: number ``n``, by default the one after the last.
         """
     def __new__(cls, /) -> StepCounter: ...
+    def _count(self, is_next: bool, /) -> None:
+        """
+        A step of an optimizer has ended: it counts if ``is_next``, unless the training script reports its steps itself.
+        """
+    def _count_no_more(self, /) -> None:
+        """
+        Steps of optimizers are counted no more, and those that were count no more.
+        """
     def _go_on_from(self, last: SupportsIndex, /) -> None:
         """
         Step ``last`` was the last one: the next is counted from there. It is not reported.

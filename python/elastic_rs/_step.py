@@ -93,12 +93,15 @@ class Step(StepCounter):
         return self._hook
 
     def _on_optimizer_step(self, optimizer: Optimizer, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
+        if self._counts(optimizer):
+            self()
+
+    def _counts(self, optimizer: Optimizer) -> bool:
+        """Whether this optimizer is the one whose steps are counted."""
         counted = None if self._counted is None else self._counted()
         if counted is None:
             self._counted = weakref.ref(optimizer)
-        elif counted is not optimizer:
-            return
-        self()
+        return counted is None or counted is optimizer
 
 
 step = Step()

@@ -12,9 +12,11 @@ WATCH = "ELASTIC_RS_WATCH"
 
 
 def start() -> None:
-    """Start the thread, if an agent asks this process and the thread does not run yet."""
+    """Start the thread, if an agent asks this process and it does not run yet, and count optimizers' steps."""
     if address := os.environ.get(WATCH):
         _elastic_rs.start_watch(address, report)
+        if "torch.optim.optimizer" in sys.modules:
+            from elastic_rs import _count  # noqa: F401 - it counts once it is imported
 
 
 def report() -> tuple[bool, list[bytes], dict[str, list[int]]]:

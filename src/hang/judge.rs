@@ -117,6 +117,8 @@ pub struct Still {
     pub has_stepped: bool,
     /// The median time of a step, if it is known.
     pub step_time: Option<Duration>,
+    /// These are steps of optimizers. Others may be made that nobody counts.
+    pub is_counted: bool,
     /// The section of the training in which they are, if it has a name: a hash of that.
     pub section: Option<Section>,
 }
@@ -273,10 +275,11 @@ impl Judge {
         // The node that went on for longest says since when nothing moves.
         let since = all.iter().map(|still| still.since).max().unwrap_or(now).min(now);
         let step_time = all.iter().filter_map(|still| still.step_time).max();
+        let is_counted = all.iter().all(|still| still.is_counted || still.step_time.is_none());
         let section = all.iter().find_map(|still| still.section);
         // However often nodes stand still and move, looks are not nearer to one another.
         let first_look = self.looked_at.map_or(now, |at| now.max(at + SHORTEST_BETWEEN));
-        self.standing = Some(Standing::new(since, step_time, section, first_look));
+        self.standing = Some(Standing::new(since, step_time, is_counted, section, first_look));
         self.on_tick(now);
     }
 
@@ -302,8 +305,9 @@ impl Judge {
             self.effects.push(Effect::Waits { finding: Box::new(finding.clone()), still });
         }
         let limit = self.limits.of(standing.section, standing.step_time, self.has_begun);
-        // Without a step that tells how long one takes, a rank may compute for hours.
-        let may_compute = standing.is_busy() && standing.step_time.is_none() && self.options.timeout.is_none();
+        // Without a step that tells how long one takes, a rank may compute for hours. So it may if nobody sees some of its steps.
+        let is_timed = standing.step_time.is_some() && !standing.is_counted;
+        let may_compute = standing.is_busy() && !is_timed && self.options.timeout.is_none();
         let over = standing.over(limit, now).filter(|_| self.is_training && !may_compute);
         let is_proven = standing.is_proven(now);
         if !standing.is_found && (is_proven || over.is_some()) {

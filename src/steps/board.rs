@@ -102,12 +102,13 @@ impl Board {
         self.slots().filter_map(|slot| slot.reached(self.round, &within)).max_by_key(|reached| reached.step)
     }
 
-    /// The steps of the worker that has made most in the round, and when any worker has made its last one.
+    /// The steps of the worker that has made most in the round, of those that report steps if one does, and when any worker has made its
+    /// last one.
     pub fn stepped(&self) -> Option<Stepped> {
         let within = self.since_ns..=monotonic_ns();
         let all: Vec<_> = self.slots().filter_map(|slot| slot.stepped(self.round, &within)).collect();
         let last_ns = all.iter().map(|stepped| stepped.last_ns).max()?;
-        let most = all.into_iter().max_by_key(|stepped| stepped.steps)?;
+        let most = all.into_iter().max_by_key(|stepped| (!stepped.of_optimizer, stepped.steps))?;
         Some(Stepped { last_ns, ..most })
     }
 

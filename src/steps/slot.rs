@@ -23,8 +23,7 @@ pub const FIRST_NS: usize = 3;
 pub const LAST: usize = 4;
 /// When it ended.
 pub const LAST_NS: usize = 5;
-/// The lower half is 1 if steps are counted from the start of the process, because the training script never says where it goes on. The
-/// upper half is the process that owns this memory.
+/// The lower half says what the numbers of steps mean: see [`Numbers`]. The upper half is the process that owns this memory.
 pub const OWNER: usize = 6;
 /// The lower half is 1 if the worker's process group uses NCCL, and `in_place` keeps workers of gloo alone: the worker is restarted when
 /// the world changes. The upper half is the section of the training in which the worker is, 0 for none.
@@ -34,6 +33,18 @@ pub const ROUND_WORDS: usize = OWNER;
 
 /// Largest number of a step: the largest one that every reader of JSON reads exactly.
 pub const LARGEST_STEP: u64 = (1 << 53) - 1;
+
+/// What the numbers of a worker's steps mean.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Numbers {
+    /// The training script has said where it is.
+    Given = 0,
+    /// The training script reports steps, which are counted from its start.
+    FromStart = 1,
+    /// It has reported none: an optimizer's steps are counted. They show that it goes on, and are no steps of anything else.
+    OfOptimizer = 2,
+}
 
 /// A worker's memory, as it was read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,6 +79,8 @@ pub struct Stepped {
     pub last_ns: u64,
     /// Number of the last one. `None`: the training script does not say it.
     pub step: Option<u64>,
+    /// They are steps of an optimizer: the training script has reported none.
+    pub of_optimizer: bool,
 }
 
 impl Slot {
@@ -87,14 +100,17 @@ impl Slot {
         bytes
     }
 
-    /// The first step of a round, if there was one. `within`: the time in which it can have been.
+    /// The first step of a round, if the training script has reported one. `within`: the time in which it can have been.
     pub fn first(&self, round: u64, within: &RangeInclusive<u64>) -> Option<First> {
-        let at_ns = self.0[FIRST_NS];
-        let is_current = self.0[FIRST_ROUND] == round && within.contains(&at_ns);
-        is_current.then(|| First { step: self.number(FIRST), at_ns })
+        let at_ns = self.first_ns(round, within).filter(|_| !is_of_optimizer(self.0[OWNER]))?;
+        Some(First { step: self.number(FIRST), at_ns })
     }
 
-    /// How far the worker has come in a round, if it has made a step. `within`: the time in which that can have been.
+    fn first_ns(&self, round: u64, within: &RangeInclusive<u64>) -> Option<u64> {
+        Some(self.0[FIRST_NS]).filter(|at_ns| self.0[FIRST_ROUND] == round && within.contains(at_ns))
+    }
+
+    /// How far the worker has come in a round, if its training script has reported a step. `within`: the time in which that can have been.
     pub fn reached(&self, round: u64, within: &RangeInclusive<u64>) -> Option<Reached> {
         let first_ns = self.first(round, within)?.at_ns;
         let last_ns = Some(self.0[LAST_NS]).filter(|last_ns| within.contains(last_ns))?;
@@ -103,16 +119,17 @@ impl Slot {
         Some(Reached { step: self.number(LAST), step_time_us })
     }
 
-    /// The worker's steps in a round, if it has made one. `within`: the time in which that can have been.
+    /// The worker's steps in a round, if it has made one, or those of its optimizer. `within`: the time in which that can have been.
     pub fn stepped(&self, round: u64, within: &RangeInclusive<u64>) -> Option<Stepped> {
-        let first_ns = self.first(round, within)?.at_ns;
+        let first_ns = self.first_ns(round, within)?;
         let last_ns = self.0[LAST_NS];
         if !(first_ns..=*within.end()).contains(&last_ns) {
             return None;
         }
         // A script that goes back to a checkpoint has a last step before its first one.
         let after = self.0[LAST].saturating_sub(self.0[FIRST]);
-        Some(Stepped { steps: after.saturating_add(1), first_ns, last_ns, step: self.number(LAST) })
+        let (step, of_optimizer) = (self.number(LAST), is_of_optimizer(self.0[OWNER]));
+        Some(Stepped { steps: after.saturating_add(1), first_ns, last_ns, step, of_optimizer })
     }
 
     /// Whether the worker is restarted when the world changes, because its process group uses NCCL.
@@ -127,13 +144,13 @@ impl Slot {
 
     /// A step's number, if it says where the training script is.
     fn number(&self, word: usize) -> Option<u64> {
-        (!is_counted(self.0[OWNER]) && self.0[word] <= LARGEST_STEP).then_some(self.0[word])
+        (self.0[OWNER] as u32 == Numbers::Given as u32 && self.0[word] <= LARGEST_STEP).then_some(self.0[word])
     }
 }
 
-/// The word [`OWNER`] of this process, whose steps are counted from its start or are not.
-pub fn owned_by(pid: u32, is_counted: bool) -> u64 {
-    u64::from(pid) << 32 | u64::from(is_counted)
+/// The word [`OWNER`] of this process, whose steps have these numbers.
+pub fn owned_by(pid: u32, numbers: Numbers) -> u64 {
+    u64::from(pid) << 32 | numbers as u64
 }
 
 /// The process that owns the memory with this word [`OWNER`]; `None`: nobody does yet.
@@ -156,8 +173,9 @@ pub fn section(word: u64) -> Option<u32> {
     u32::try_from(word >> 32).ok().filter(|section| *section > 0)
 }
 
-fn is_counted(word: u64) -> bool {
-    word as u32 != 0
+/// Whether this word [`OWNER`] says that an optimizer's steps are counted.
+pub fn is_of_optimizer(word: u64) -> bool {
+    word as u32 == Numbers::OfOptimizer as u32
 }
 
 #[cfg(test)]
@@ -180,10 +198,12 @@ mod tests {
         let words = [7, 7, 901, 1_000_000, 905, 9_000_000, 0, 0];
         assert_eq!(slot(words).first(7, &within), Some(First { step: Some(901), at_ns: 1_000_000 }));
         assert_eq!(slot(words).reached(7, &within), Some(Reached { step: Some(905), step_time_us: Some(2_000) }));
-        let stepped = Stepped { steps: 5, first_ns: 1_000_000, last_ns: 9_000_000, step: Some(905) };
-        assert_eq!(slot(words).stepped(7, &within), Some(stepped));
+        let stepped = |step, of_optimizer| {
+            Some(Stepped { steps: 5, first_ns: 1_000_000, last_ns: 9_000_000, step, of_optimizer })
+        };
+        assert_eq!(slot(words).stepped(7, &within), stepped(Some(905), false));
         assert_eq!(slot(words).stepped(8, &within), None, "of another round");
-        let back = Stepped { steps: 1, first_ns: 1_000_000, last_ns: 1_000_001, step: Some(900) };
+        let back = Stepped { steps: 1, first_ns: 1_000_000, last_ns: 1_000_001, step: Some(900), of_optimizer: false };
         assert_eq!(slot([7, 7, 901, 1_000_000, 900, 1_000_001, 0, 0]).stepped(7, &within), Some(back));
         assert_eq!(slot(words).first(8, &within), None, "of another round");
         assert_eq!(slot(words).first(7, &(2_000_000..=9_000_000)), None, "before its workers were placed");
@@ -193,7 +213,11 @@ mod tests {
         let counted = [7, 7, 1, 1_000_000, 5, 9_000_000, 1, 0];
         assert_eq!(slot(counted).first(7, &within).unwrap().step, None);
         assert_eq!(slot(counted).reached(7, &within), Some(Reached { step: None, step_time_us: Some(2_000) }));
-        let blank = slot([7, 0, 0, 0, 0, 0, owned_by(77, true), 0]);
+        let of_optimizer = [7, 7, 901, 1_000_000, 905, 9_000_000, 2, 0];
+        assert_eq!(slot(of_optimizer).stepped(7, &within), stepped(None, true), "it goes on");
+        let reported = (slot(of_optimizer).first(7, &within), slot(of_optimizer).reached(7, &within));
+        assert_eq!(reported, (None, None), "nobody has reported a step");
+        let blank = slot([7, 0, 0, 0, 0, 0, owned_by(77, Numbers::FromStart), 0]);
         assert_eq!((blank.first(7, &within), blank.restarts_for_nccl()), (None, false));
         let written = [(0, false), (1, true), (2, false), (u64::MAX, false)];
         for (word, restarts) in written {
@@ -208,12 +232,13 @@ mod tests {
     #[test]
     fn the_owner_stands_beside_how_its_steps_are_counted() {
         assert_eq!((owner(0), owner(1)), (None, None));
-        for is_counted_from_start in [false, true] {
-            let word = owned_by(u32::MAX, is_counted_from_start);
-            assert_eq!((owner(word), is_counted(word)), (Some(u32::MAX), is_counted_from_start));
+        for numbers in [Numbers::Given, Numbers::FromStart, Numbers::OfOptimizer] {
+            let word = owned_by(u32::MAX, numbers);
+            let seen = (owner(word), word as u32, is_of_optimizer(word));
+            assert_eq!(seen, (Some(u32::MAX), numbers as u32, numbers == Numbers::OfOptimizer));
         }
         let within = 1_000..=9_000_000;
-        let words = [7, 7, 901, 1_000_000, 905, 9_000_000, owned_by(4_194_303, false), 0];
+        let words = [7, 7, 901, 1_000_000, 905, 9_000_000, owned_by(4_194_303, Numbers::Given), 0];
         assert_eq!(slot(words).reached(7, &within).unwrap().step, Some(905));
     }
 

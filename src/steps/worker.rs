@@ -14,8 +14,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use rustix::fs::{SealFlags, fcntl_get_seals};
 
 use super::slot::{
-    FIRST, FIRST_NS, FIRST_ROUND, LARGEST_STEP, LAST, LAST_NS, OWNER, ROUND, SLOT_BYTES, STATE, WORDS, in_section,
-    owned_by, owner, restarting, section,
+    FIRST, FIRST_NS, FIRST_ROUND, LARGEST_STEP, LAST, LAST_NS, Numbers, OWNER, ROUND, SLOT_BYTES, STATE, WORDS,
+    in_section, is_of_optimizer, owned_by, owner, restarting, section,
 };
 use crate::clock::monotonic_ns;
 use crate::processes::{forks, forks_now, is_alive, lineage};
@@ -45,6 +45,10 @@ pub struct Steps {
     last: AtomicU64,
     /// The training script has said where it is.
     given: AtomicBool,
+    /// How many steps of an optimizer were counted.
+    counted: AtomicU64,
+    /// They are counted no more: the training script reports its steps, or nobody sees all of the optimizer's.
+    counts_no_more: AtomicBool,
 }
 
 /// Another process owns the worker's memory.
@@ -86,7 +90,9 @@ impl Steps {
         let words = map(&path(memory), u64::from(*local_rank) * SLOT_BYTES as u64)?;
         let (first_round, last, given) = (AtomicU64::new(0), AtomicU64::new(0), AtomicBool::new(false));
         let (bell, owns, forks) = (path(bell), AtomicBool::new(false), forks());
-        Ok(Self { words, bell, agent: *pid, local_rank: *local_rank, owns, forks, first_round, last, given })
+        let (counted, counts_no_more) = (AtomicU64::new(0), AtomicBool::new(false));
+        let (agent, local_rank) = (*pid, *local_rank);
+        Ok(Self { words, bell, agent, local_rank, owns, forks, first_round, last, given, counted, counts_no_more })
     }
 
     /// Own the memory of the worker, from now on until this process ends. The first one of a worker's processes does that asks for it:
@@ -102,12 +108,15 @@ impl Steps {
             match owner(seen) {
                 Some(pid) if pid == own => break,
                 // The number of one that has ended may be another's by now, who is no process of this agent.
-                Some(owner) if is_alive(owner) && lineage(owner).any(|it| it == self.agent) => {
+                // What reports steps is the training, and not what only has an optimizer.
+                Some(owner)
+                    if !is_of_optimizer(seen) && is_alive(owner) && lineage(owner).any(|it| it == self.agent) =>
+                {
                     return Err(Owned { owner, local_rank: self.local_rank });
                 }
                 _ => {}
             }
-            match word.compare_exchange(seen, owned_by(own, false), Ordering::Relaxed, Ordering::Relaxed) {
+            match word.compare_exchange(seen, owned_by(own, Numbers::Given), Ordering::Relaxed, Ordering::Relaxed) {
                 Ok(_) => {
                     // The process that was killed may have been in a section.
                     self.words[STATE].store(0, Ordering::Relaxed);
@@ -129,6 +138,9 @@ impl Steps {
         if forks_now() != self.forks || !(self.owns.load(Ordering::Relaxed) || self.claim().is_ok()) {
             return;
         }
+        if !self.counts_no_more.load(Ordering::Relaxed) {
+            self.count_no_more();
+        }
         if number.is_some() {
             self.given.store(true, Ordering::Relaxed);
         }
@@ -140,6 +152,41 @@ impl Steps {
         }
         self.words[LAST].store(number, Ordering::Relaxed);
         self.words[LAST_NS].store(now, Ordering::Relaxed);
+    }
+
+    /// A step of an optimizer has ended, unless the training script reports its steps itself. `is_next`: it counts. One of a further
+    /// optimizer only shows that the training goes on. Does nothing in a process that was forked from the worker, nor in one of which
+    /// another process owns the memory.
+    pub fn count(&self, is_next: bool) {
+        if self.counts_no_more.load(Ordering::Relaxed) || forks_now() != self.forks {
+            return;
+        }
+        let own = process::id();
+        let word = &self.words[OWNER];
+        let by_counting = owned_by(own, Numbers::OfOptimizer);
+        let owned = word.compare_exchange(0, by_counting, Ordering::Relaxed, Ordering::Relaxed);
+        if owned.is_err_and(|seen| owner(seen) != Some(own)) {
+            self.counts_no_more.store(true, Ordering::Relaxed);
+            return;
+        }
+        let counted = self.counted.fetch_add(u64::from(is_next), Ordering::Relaxed) + u64::from(is_next);
+        let (now, round) = (monotonic_ns(), self.words[ROUND].load(Ordering::Relaxed));
+        if self.first_round.swap(round, Ordering::Relaxed) != round {
+            self.write_first(round, counted, now, Numbers::OfOptimizer);
+        }
+        self.words[LAST].store(counted, Ordering::Relaxed);
+        self.words[LAST_NS].store(now, Ordering::Relaxed);
+    }
+
+    /// Steps of optimizers are counted no more. Takes those back that were.
+    #[cold]
+    pub fn count_no_more(&self) {
+        let was = self.counts_no_more.swap(true, Ordering::Relaxed);
+        let seen = self.words[OWNER].load(Ordering::Relaxed);
+        if !was && is_of_optimizer(seen) && owner(seen) == Some(process::id()) {
+            self.words[FIRST_ROUND].store(0, Ordering::Relaxed);
+            self.first_round.store(0, Ordering::Relaxed);
+        }
     }
 
     /// Say whether this worker is restarted when the world changes, because its process group uses NCCL. Does nothing where
@@ -172,14 +219,19 @@ impl Steps {
         if self.first_round.swap(round, Ordering::Relaxed) == round {
             return; // another thread has reported it
         }
-        let owner = owned_by(process::id(), !self.given.load(Ordering::Relaxed));
+        let is_given = self.given.load(Ordering::Relaxed);
+        self.write_first(round, number, now, if is_given { Numbers::Given } else { Numbers::FromStart });
+        let opened = OpenOptions::new().write(true).custom_flags(libc::O_NONBLOCK).open(&self.bell);
+        // If that fails, the agent has gone, or others have woken it.
+        let _ = opened.and_then(|mut bell| bell.write_all(&[1]));
+    }
+
+    fn write_first(&self, round: u64, number: u64, now: u64, numbers: Numbers) {
+        let owner = owned_by(process::id(), numbers);
         for (word, value) in [(OWNER, owner), (FIRST, number), (FIRST_NS, now), (LAST, number), (LAST_NS, now)] {
             self.words[word].store(value, Ordering::Relaxed);
         }
         self.words[FIRST_ROUND].store(round, Ordering::Release);
-        let opened = OpenOptions::new().write(true).custom_flags(libc::O_NONBLOCK).open(&self.bell);
-        // If that fails, the agent has gone, or others have woken it.
-        let _ = opened.and_then(|mut bell| bell.write_all(&[1]));
     }
 }
 

@@ -59,6 +59,57 @@ async fn steps_that_are_only_counted_do_not_say_where_the_training_is() {
 }
 
 #[tokio::test]
+async fn steps_of_an_optimizer_show_that_it_goes_on_until_the_script_reports_its_own() {
+    let mut board = Board::open(2).unwrap();
+    board.begin(1).unwrap();
+    let (steps, other) = (worker(&board, 0), worker(&board, 1));
+    for _ in 0..5 {
+        steps.count(true);
+        other.count(true);
+    }
+    let counted = board.stepped().unwrap();
+    assert_eq!((counted.steps, counted.step, counted.of_optimizer), (5, None, true));
+    assert_eq!((board.first(), board.reached()), (None, None), "nobody has reported a step");
+    steps.count(false);
+    let further = board.stepped().unwrap();
+    assert_eq!((further.steps, further.last_ns > counted.last_ns), (5, true), "of another optimizer");
+
+    steps.step(Some(900));
+    within(board.rung()).await;
+    assert_eq!((board.first().unwrap().step, board.reached().unwrap().step), (Some(900), Some(900)));
+    steps.count(true);
+    other.count(true);
+    let told = board.stepped().unwrap();
+    assert_eq!((told.steps, told.step, told.of_optimizer), (1, Some(900), false), "the other has counted more");
+    assert!(told.last_ns > further.last_ns, "it goes on");
+
+    // The workers live on in the next round.
+    board.begin(2).unwrap();
+    steps.count(true);
+    assert_eq!(board.stepped(), None, "it has reported steps");
+    other.count(true);
+    assert_eq!(board.stepped().map(|stepped| (stepped.steps, stepped.of_optimizer)), Some((1, true)));
+    other.step(None);
+    other.step(None);
+    assert_eq!(board.stepped().map(|stepped| (stepped.steps, stepped.step)), Some((2, None)));
+    assert_eq!(board.first().map(|first| first.step), Some(None), "it counts from its start");
+}
+
+#[tokio::test]
+async fn what_replays_its_steps_is_counted_no_more() {
+    let mut board = Board::open(1).unwrap();
+    board.begin(1).unwrap();
+    let steps = worker(&board, 0);
+    steps.count(true);
+    steps.count_no_more();
+    assert_eq!(board.stepped(), None);
+    steps.count(true);
+    assert_eq!(board.stepped(), None);
+    steps.step(Some(3));
+    assert_eq!(board.reached().unwrap().step, Some(3));
+}
+
+#[tokio::test]
 async fn an_agent_reads_that_a_worker_is_restarted_because_its_group_uses_nccl() {
     let mut board = Board::open(2).unwrap();
     board.begin(1).unwrap();

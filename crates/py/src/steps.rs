@@ -34,6 +34,21 @@ impl StepCounter {
         watch::on_step(py);
     }
 
+    /// A step of an optimizer has ended: it counts if ``is_next``, unless the training script reports its steps itself.
+    #[pyo3(signature = (is_next, /))]
+    fn _count(&self, is_next: bool) {
+        if let Some(steps) = Steps::of_this_process() {
+            steps.count(is_next);
+        }
+    }
+
+    /// Steps of optimizers are counted no more, and those that were count no more.
+    fn _count_no_more(&self) {
+        if let Some(steps) = Steps::of_this_process() {
+            steps.count_no_more();
+        }
+    }
+
     /// Say whether this worker is restarted when the world changes, because its process group uses NCCL. ``elastic-rs status`` shows it.
     #[pyo3(signature = (restarts, /))]
     fn _restarts_for_nccl(&self, restarts: bool) {

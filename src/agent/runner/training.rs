@@ -150,6 +150,7 @@ impl Training {
             step: stepped.and_then(|stepped| stepped.step),
             has_stepped,
             step_time_us: still.step_time.map(micros),
+            is_counted: stepped.is_some_and(|stepped| stepped.of_optimizer),
             section: board.section(),
         }))
     }

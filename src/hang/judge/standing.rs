@@ -37,6 +37,8 @@ pub(super) struct Standing {
     /// From when on the limit of all time counts: the last progress, or when the awaited rank last read or wrote.
     counts_from: Instant,
     pub step_time: Option<Duration>,
+    /// That is the time from one step of an optimizer to the next one.
+    pub is_counted: bool,
     pub section: Option<Section>,
     pub is_found: bool,
     pub is_suspended: bool,
@@ -64,11 +66,18 @@ pub(super) struct Standing {
 }
 
 impl Standing {
-    pub fn new(since: Instant, step_time: Option<Duration>, section: Option<Section>, first_look: Instant) -> Self {
+    pub fn new(
+        since: Instant,
+        step_time: Option<Duration>,
+        is_counted: bool,
+        section: Option<Section>,
+        first_look: Instant,
+    ) -> Self {
         Self {
             since,
             counts_from: since,
             step_time,
+            is_counted,
             section,
             is_found: false,
             is_suspended: false,

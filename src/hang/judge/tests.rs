@@ -16,6 +16,8 @@ struct Stage {
     log: Vec<(f64, Effect)>,
     /// Answers to looks come after this.
     answer: Duration,
+    /// Only steps of an optimizer are seen.
+    is_counted: bool,
 }
 
 fn secs(seconds: f64) -> Duration {
@@ -44,7 +46,7 @@ impl Stage {
         let mut judge = Judge::new(options);
         judge.on_round(1, [7], start);
         let views = vec![view(0, 8, false), view(1, 9, true)];
-        Self { judge, start, now: start, round: 1, views, log: Vec::new(), answer: secs(0.5) }
+        Self { judge, start, now: start, round: 1, views, log: Vec::new(), answer: secs(0.5), is_counted: false }
     }
 
     /// The node stands still since so many seconds before now.
@@ -59,6 +61,7 @@ impl Stage {
             since: self.now - secs(ago),
             has_stepped: step.is_some(),
             step_time: step.map(secs),
+            is_counted: self.is_counted,
             section,
         };
         self.judge.on_still(7, still, self.now);
@@ -317,6 +320,17 @@ fn a_rank_that_computes_is_not_judged_by_limits_that_nobody_has_learnt() {
 }
 
 #[test]
+fn a_rank_that_computes_may_make_steps_that_nobody_counts() {
+    let mut stage = Stage { is_counted: true, ..Stage::new(restart()) }.still(2.0, Some(0.2));
+    stage.views[0].class = Some(Class::Busy);
+    stage.pass(20_000.0);
+    assert_eq!(stage.done(), [(0, "waits")]);
+    stage.views[0].class = Some(Class::Idle);
+    stage.pass(400.0);
+    assert!(stage.done().iter().any(|(_, what)| *what == "found"), "it does nothing: {:?}", stage.done());
+}
+
+#[test]
 fn a_rank_in_a_debugger_is_no_certain_hang_and_never_restarted() {
     let mut stage = Stage::new(restart()).still(2.0, Some(0.2));
     (stage.views[0].state, stage.views[0].answered) = (State::Traced, false);
@@ -386,7 +400,14 @@ fn all_nodes_must_stand_still() {
     let start = Instant::now();
     let mut judge = Judge::new(Options::default());
     judge.on_round(1, [1, 2], start);
-    let still = |since| Still { round: 1, since, has_stepped: true, step_time: Some(secs(0.2)), section: None };
+    let still = |since| Still {
+        round: 1,
+        since,
+        has_stepped: true,
+        step_time: Some(secs(0.2)),
+        is_counted: false,
+        section: None,
+    };
     judge.on_still(1, still(start), start + secs(2.0));
     assert_eq!((judge.take_effects(), judge.next_deadline()), (vec![], None));
     judge.on_still(9, still(start), start + secs(2.0));

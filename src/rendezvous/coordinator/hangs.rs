@@ -100,9 +100,10 @@ impl Hangs {
         match pace {
             PaceReport::Still(report) => {
                 self.reports.insert(id, report);
-                let StillReport { still_us, has_stepped, step_time_us, section, .. } = report;
+                let StillReport { still_us, has_stepped, step_time_us, is_counted, section, .. } = report;
                 let (since, step_time) = (before(still_us), step_time_us.map(Duration::from_micros));
-                judge.on_still(id.0, Still { round: round.0, since, has_stepped, step_time, section }, now);
+                let still = Still { round: round.0, since, has_stepped, step_time, is_counted, section };
+                judge.on_still(id.0, still, now);
             }
             PaceReport::Moved(MovedReport { ago_us, has_stepped }) => {
                 self.reports.remove(&id);

@@ -33,6 +33,8 @@ pub struct StillReport {
     pub has_stepped: bool,
     /// The median time of a step in microseconds, if it is known.
     pub step_time_us: Option<u64>,
+    /// These are steps of optimizers: the training script reports none.
+    pub is_counted: bool,
     /// The section of the training in which they are, if it has a name.
     pub section: Option<Section>,
 }

@@ -100,6 +100,19 @@ def test_the_rank_that_holds_others_up_is_named_with_its_line(
     job.kill_leftovers()
 
 
+def test_steps_of_optimizers_show_that_a_script_without_steps_goes_on(
+    train: Callable[..., Process], port: int, tmp_path: Path
+) -> None:
+    node = train("unreported", 1)
+    hang = state(port, lambda hang: hang and hang["ranks"] == [1])
+    assert re.search(r"waits +\d.* s for rank 1 at .* \(usually [\d.]+ s\)$", hang["text"]), hang
+    assert re.search(r"\(a step took [\d.]+ s\)", hang["lines"][0]), hang
+    answer = ask("status", f"127.0.0.1:{port}")
+    assert not re.search("^step ", answer.stdout, re.MULTILINE), "nobody has reported one"
+    (tmp_path / "go").touch()
+    assert node.wait() == 0
+
+
 def test_a_training_that_goes_on_is_said_to(train: Callable[..., Process], tmp_path: Path) -> None:
     node = train("sleep", 2, "--hang-timeout=3", "--warm-start")
     assert WATCHES in threads_of(int(node.line(r"READY 2 (\d+)")[1]))

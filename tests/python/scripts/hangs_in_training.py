@@ -35,7 +35,7 @@ def read_shard() -> None:
 def hang(kind: str) -> None:
     """Hang, in the kinds that do so between two collectives."""
     match kind:
-        case "sleep" | "first_use" | "new_group":
+        case "sleep" | "first_use" | "new_group" | "unreported":
             read_shard()
         case "stop":
             os.kill(os.getpid(), signal.SIGSTOP)
@@ -178,6 +178,7 @@ def main() -> None:
     is_victim = rank == int(victim)
     print(f"READY {rank} {os.getpid()}", flush=True)
     communication = Communication(kind, int(victim))
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))])
     loads = kind.startswith("loader")
     batches = iter(DataLoader(Batches(kind, last if is_victim else None), batch_size=None, num_workers=int(loads)))
     for number in range(1, 10_000):
@@ -191,7 +192,10 @@ def main() -> None:
             hang(kind)
         time.sleep(STEP_S)
         communication.step(number, is_last=number == last, hangs=hangs)
-        elastic_rs.step(number)
+        if kind == "unreported":
+            optimizer.step()
+        else:
+            elastic_rs.step(number)
         if number == last - 1:
             print(f"LAST {rank} {time.time()}", flush=True)
         if Path(os.environ["GO"]).exists() and number > last + STEPS_AFTER:

@@ -66,7 +66,7 @@ fn newcomers_cost_the_job_nothing_and_their_host_is_out_after_three() {
         assert!(
             bench.notes.iter().any(|note| note.contains("; not counted, since it was new") && note.contains(&said))
         );
-        next_world(&mut bench, if count == 3 { &[1, 2] } else { &[1, 2, 3] });
+        next_world(&mut bench, &[1, 2, 3]);
         assert_eq!((bench.run().round(), bench.run().restart(), left(&bench)), (Round(2 + count), 1, 1));
     }
     let out = bench.run().exclusions(bench.now);
@@ -74,7 +74,6 @@ fn newcomers_cost_the_job_nothing_and_their_host_is_out_after_three() {
     let text = out[0].out.why.text();
     assert!(text.starts_with("3 workers that were new there failed before their first step within 3600s"), "{text}");
     assert!(bench.is_placed(1, 5) && bench.is_placed(2, 5), "the others go on");
-    bench.send(3, join(4));
     assert!(bench.rejection(3).contains("the state of the others may not fit there"), "{}", bench.rejection(3));
 }
 

@@ -119,6 +119,7 @@ impl Run {
                             since: still.since,
                             has_stepped,
                             step_time: still.step_time,
+                            is_counted: false,
                             section: None,
                         };
                         self.judge.on_still(NODE, still, self.now);

@@ -47,6 +47,7 @@ impl Stage {
             step: Some(1841),
             has_stepped: true,
             step_time_us: Some(200_000),
+            is_counted: false,
             section: None,
         };
         self.say(node, NodeMessage::Pace { round: Round(1), pace: PaceReport::Still(still) });
