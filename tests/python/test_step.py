@@ -137,6 +137,7 @@ def test_a_step_that_is_compiled_is_compiled_as_without_the_count(counted: list[
         counters.clear()
         (parameter := torch.nn.Parameter(torch.ones(1))).grad = torch.ones(1)
         whole, broken = compile_of(Whole(parameter).step, fullgraph=True), compile_of(sgd().step)
+        frames = 0
         for number in range(4):
             frames = counters["frames"]["total"]
             whole()
