@@ -37,7 +37,7 @@ pub(super) struct InPlace {
     stopped_at: BTreeMap<NodeId, u64>,
     /// How the workers of the current world have begun.
     resume: Option<Resume>,
-    /// The global ranks of its workers that have lived on, if any have and the others take their state.
+    /// The global ranks of its workers that have lived on with the job's state, if any have and the others take it.
     survivors: BTreeSet<u32>,
     /// The current workers let the library make their process groups.
     without_group: bool,
@@ -223,13 +223,13 @@ impl InPlace {
         self.due_at = limit.or(self.due_at.map(|at| at.max(now)));
     }
 
-    /// A round begins. `survivors`: the global ranks of the workers that live on in it.
+    /// A round begins. `survivors`: the global ranks of the workers that live on in it with the job's state.
     pub fn begin_round(&mut self, resume: Option<Resume>, survivors: BTreeSet<u32>) {
         let survivors = if matches!(resume, Some(Resume::Continue { .. })) { survivors } else { BTreeSet::new() };
         *self = Self { resume, survivors, due_at: self.due_at, ..Self::default() };
     }
 
-    /// Whether the worker of this global rank was new when the current world began, and takes the state of others that had lived on.
+    /// Whether the worker of this global rank was new when the current world began, and takes the state of others that live on.
     pub fn is_newcomer(&self, global_rank: u32) -> bool {
         !self.survivors.is_empty() && !self.survivors.contains(&global_rank)
     }

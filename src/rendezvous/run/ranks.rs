@@ -183,7 +183,7 @@ pub(super) struct NextWorld {
     pub rank0: Option<String>,
     /// Whether workers of the last world live on.
     pub survive: bool,
-    /// Their global ranks, if the numbers of all workers are known.
+    /// The global ranks of those that have had the job's state, if the numbers of all workers are known.
     pub survivors: BTreeSet<u32>,
     /// What is probably a mistake of the user's.
     pub warning: Option<String>,
@@ -267,10 +267,11 @@ fn has_survivors(node: &Node) -> bool {
     workers.is_some_and(|workers| !workers.survivors().is_empty())
 }
 
-/// The global ranks of the workers that live on, by the ranks of their nodes' workers.
+/// The global ranks of the workers that have had the job's state, by the ranks of their nodes' workers. One that was started before its node
+/// joined lives on too, and has never had it.
 fn survivors(members: &[Assignment], ranks: &[WorkerRanks]) -> BTreeSet<u32> {
     let of = |(member, ranks): (&Assignment, &WorkerRanks)| {
-        let survivors = member.workers.iter().flat_map(JoinWorkers::survivors);
+        let survivors = member.workers.iter().flat_map(JoinWorkers::survivors).filter(|it| it.generation.is_some());
         survivors.map(|it| ranks.first_rank.saturating_add(it.local_rank)).collect::<Vec<_>>()
     };
     members.iter().zip(ranks).flat_map(of).collect()

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use elastic_rs::rendezvous::messages::message::{Failure, NodeMessage, Progress, Round};
+use elastic_rs::rendezvous::messages::message::{Failure, NodeMessage, Progress, Round, Survival, Survivor};
 use elastic_rs::rendezvous::messages::settings::{Rules, Settings};
 
 use super::SECOND;
-use crate::bench::{Bench, back, failure, hello, join};
+use crate::bench::{Bench, back, failure, hello, join, joins};
 
 const HOUR: Duration = Duration::from_secs(3600);
 /// The global ranks of node 3's workers.
@@ -75,6 +75,19 @@ fn newcomers_cost_the_job_nothing_and_their_host_is_out_after_three() {
     assert!(text.starts_with("3 workers that were new there failed before their first step within 3600s"), "{text}");
     assert!(bench.is_placed(1, 5) && bench.is_placed(2, 5), "the others go on");
     assert!(bench.rejection(3).contains("the state of the others may not fit there"), "{}", bench.rejection(3));
+}
+
+/// A node that joins a running job starts its workers first, and joins with them.
+#[test]
+fn a_worker_that_was_started_before_its_node_joined_is_a_newcomer() {
+    let mut bench = with_a_newcomer(2);
+    fails(&mut bench, 3, NEW[0], SECOND);
+    let started = |local_rank| Survivor { local_rank, generation: None, commit: None };
+    bench.send(3, joins(2, Survival::Attended(vec![started(0), started(1)]), None));
+    next_world(&mut bench, &[1, 2]);
+    assert_eq!(bench.run().round(), Round(3));
+    fails(&mut bench, 3, NEW[1], SECOND);
+    assert_eq!((bench.run().restart(), left(&bench)), (1, 1));
 }
 
 #[test]
