@@ -104,6 +104,7 @@ def test_steps_of_optimizers_show_that_a_script_without_steps_goes_on(
     train: Callable[..., Process], port: int, tmp_path: Path
 ) -> None:
     node = train("unreported", 1)
+    node.line("READY 0 ")
     hang = state(port, lambda hang: hang and hang["ranks"] == [1])
     assert re.search(r"waits +\d.* s for rank 1 at .* \(usually [\d.]+ s\)$", hang["text"]), hang
     assert re.search(r"\(a step took [\d.]+ s\)", hang["lines"][0]), hang
