@@ -22,5 +22,5 @@ def _on_optimizer_step(optimizer: Optimizer, _args: tuple[Any, ...], _kwargs: di
         step._count(step._counts(optimizer))  # noqa: SLF001
 
 
-# It stays when the script reports steps: what has compiled an optimizer's step would compile it again without it.
+# The hook is never removed: torch.compile would compile an optimizer's step again when the hooks have changed.
 register_optimizer_step_post_hook(_on_optimizer_step)

@@ -29,7 +29,7 @@ pub enum WhyUnused {
         what: String,
     },
     /// Workers that were new there failed before their world's first step, and workers elsewhere had the job's state.
-    NewcomersFailed {
+    NewWorkersFailed {
         /// How many.
         count: usize,
         /// The last one, in words.
@@ -75,7 +75,7 @@ impl WhyUnused {
         match self {
             Self::FailedFirst { .. } => "failed_first",
             Self::SameFault { .. } => "same_fault",
-            Self::NewcomersFailed { .. } => "newcomers_failed",
+            Self::NewWorkersFailed { .. } => "new_workers_failed",
             Self::LeftOften { .. } => "left_often",
             Self::AgentsFailed { .. } => "agents_failed",
             Self::Blacklisted => "blacklisted",
@@ -96,7 +96,7 @@ impl WhyUnused {
             Self::SameFault { what } => {
                 format!("the same fault was there again and again, and nowhere else: {what} (restart_window)")
             }
-            Self::NewcomersFailed { count, last, window } => format!(
+            Self::NewWorkersFailed { count, last, window } => format!(
                 "{count} workers that were new there failed before their first step within {window:.0?}, while others went on; the last \
                  one with {last} (restart_window)"
             ),
@@ -122,7 +122,7 @@ impl WhyUnused {
         match self {
             Self::FailedFirst { .. }
             | Self::SameFault { .. }
-            | Self::NewcomersFailed { .. }
+            | Self::NewWorkersFailed { .. }
             | Self::LeftOften { .. }
             | Self::AgentsFailed { .. }
             | Self::Blacklisted => 0,
@@ -165,7 +165,7 @@ impl Unused {
             (WhyUnused::SameFault { .. }, _) => {
                 "look for a fault of the host; a program's own fault shows on another host next"
             }
-            (WhyUnused::NewcomersFailed { .. }, _) => {
+            (WhyUnused::NewWorkersFailed { .. }, _) => {
                 "look at the output of these workers: the state of the others may not fit there"
             }
             (WhyUnused::LeftOften { .. }, _) => "check why they exit, or raise rejoin_limit",

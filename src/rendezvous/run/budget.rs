@@ -8,8 +8,8 @@
 //! - **No progress ends the job.** [`MOST_IN_VAIN`] restarts in a row without a new step are enough.
 //! - **The same fault.** One exception at one place of the program, [`SAME_FAULT`] times at the same step: on several hosts the program
 //!   is the cause, on one host that host is.
-//! - **Newcomers.** A worker that is new among others that go on, and fails before its world's first step, costs the job nothing. After
-//!   [`NEWCOMER_FAILURES`] of them on one host that host is at fault.
+//! - **New workers.** A worker that is new among others that go on, and fails before its world's first step, costs the job nothing. After
+//!   [`NEW_WORKER_FAILURES`] of them on one host that host is at fault.
 //! - **A bad start.** The same crash within [`SHORT`] of the start, twice in a row and before any step, ends the job. After different
 //!   ones the next start waits from the third on, longer each time.
 //!
@@ -31,10 +31,10 @@ pub(super) const MOST_IN_VAIN: u32 = 3;
 const SAME_FAULT: usize = 3;
 /// Faults that are remembered.
 const MOST_FAULTS: usize = 16;
-/// So many failures of newcomers within the window show that their host is at fault.
-pub(super) const NEWCOMER_FAILURES: usize = 3;
-/// Failures of newcomers that are remembered.
-const MOST_NEWCOMERS: usize = 1000;
+/// So many failures of new workers within the window show that their host is at fault.
+pub(super) const NEW_WORKER_FAILURES: usize = 3;
+/// Failures of new workers that are remembered.
+const MOST_NEW_WORKERS: usize = 1000;
 /// A script that reports no steps is taken to have made one after this time.
 const FIRST_STEP_WITHIN: Duration = Duration::from_secs(60);
 /// A world that ends sooner had a bad start.
@@ -133,8 +133,8 @@ pub(super) struct Budget {
     bad_starts: u32,
     last_bad: Option<String>,
     faults: VecDeque<Fault>,
-    /// Failures of newcomers, the earliest first.
-    newcomers: VecDeque<(Instant, Origin)>,
+    /// Failures of new workers, the earliest first.
+    new_workers: VecDeque<(Instant, Origin)>,
 }
 
 impl Budget {
@@ -163,17 +163,17 @@ impl Budget {
 
     /// A worker has failed that was new when the current world began, among others that went on. If the world had made no step, that costs
     /// the job nothing. Returns how many such failures its host has had within the window then.
-    pub fn on_newcomer(&mut self, failure: &Failure, host: &Origin, limit: Limit, now: Instant) -> Option<usize> {
+    pub fn on_new_worker(&mut self, failure: &Failure, host: &Origin, limit: Limit, now: Instant) -> Option<usize> {
         let reports_none = self.furthest.is_none() && failure.lived >= FIRST_STEP_WITHIN;
         if self.has_stepped || failure.step.is_some() || reports_none {
             return None;
         }
-        self.newcomers.retain(|(at, _)| is_recent(*at, limit.window, now));
-        if self.newcomers.len() == MOST_NEWCOMERS {
-            self.newcomers.pop_front();
+        self.new_workers.retain(|(at, _)| is_recent(*at, limit.window, now));
+        if self.new_workers.len() == MOST_NEW_WORKERS {
+            self.new_workers.pop_front();
         }
-        self.newcomers.push_back((now, host.clone()));
-        Some(self.newcomers.iter().filter(|(_, of)| of == host).count())
+        self.new_workers.push_back((now, host.clone()));
+        Some(self.new_workers.iter().filter(|(_, of)| of == host).count())
     }
 
     /// A worker has failed.
@@ -241,7 +241,7 @@ impl Budget {
         self.is_restarted = false;
     }
 
-    /// Who is to blame, if this fault was there often enough at this step.
+    /// What the fault is blamed on once it has happened [`SAME_FAULT`] times at this step.
     fn same_fault(&mut self, signature: Option<&str>, crash: &Crash<'_>) -> Option<Culprit> {
         let (signature, step) = signature.zip(crash.failure.step)?;
         if self.faults.len() == MOST_FAULTS {

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use super::Run;
-use super::budget::{Crash, Judgement, Limit, NEWCOMER_FAILURES};
+use super::budget::{Crash, Judgement, Limit, NEW_WORKER_FAILURES};
 use super::event::SessionId;
 use super::node::{Node, Origin};
 use crate::events::record::{Kind, Number, Why};
@@ -39,7 +39,7 @@ impl Run {
             let exit = self.record(Kind::WorkerExited(failure.exit(true, false)), Some(&name), None, None);
             let reason = format!("{failure}; not counted, {}", excuse.why);
             self.interrupt_by(&reason, exit, Failure { counts: false, ..failure });
-            return excuse.host_is_out.into_iter().for_each(|(origin, what)| self.put_out(&origin, what, now));
+            return excuse.host_is_out.into_iter().for_each(|(origin, why)| self.put_out(&origin, why, now));
         }
         let exit = self.record(Kind::WorkerExited(failure.exit(true, failure.counts)), Some(&name), None, None);
         if !failure.counts {
@@ -77,7 +77,7 @@ impl Run {
         }
     }
 
-    /// Why a failure does not count, if it does not, although it is the first one of its round.
+    /// Why the first failure of a round does not count. `None`: it counts.
     fn excuse(&mut self, id: NodeId, failure: &Failure, now: Instant) -> Option<Excuse> {
         if self.recovery.awaits_members() {
             let round = self.round();
@@ -92,14 +92,14 @@ impl Run {
         }
         let limit = self.limit().filter(|_| self.settings.rules.never_restarted(failure).is_none())?;
         let origin = self.roster.get(id)?.origin();
-        if !failure.counts || !self.in_place.is_newcomer(failure.global_rank) || !self.spares(&origin) {
+        if !failure.counts || !self.in_place.is_new_worker(failure.global_rank) || !self.spares(&origin) {
             return None;
         }
-        let count = self.budget.on_newcomer(failure, &origin, limit, now)?;
+        let count = self.budget.on_new_worker(failure, &origin, limit, now)?;
         let others = "since it was new, and the others go on with what they have";
-        let why = format!("{others}; {count} of {NEWCOMER_FAILURES} failures of newcomers on host {origin}");
-        let out = WhyUnused::NewcomersFailed { count, last: failure.exit.clone(), window: limit.window };
-        Some(Excuse { why, host_is_out: (count >= NEWCOMER_FAILURES).then_some((origin, out)) })
+        let why = format!("{others}; {count} of {NEW_WORKER_FAILURES} failures of new workers on host {origin}");
+        let out = WhyUnused::NewWorkersFailed { count, last: failure.exit.clone(), window: limit.window };
+        Some(Excuse { why, host_is_out: (count >= NEW_WORKER_FAILURES).then_some((origin, out)) })
     }
 
     /// Whether the job can go on without a host.

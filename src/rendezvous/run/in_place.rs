@@ -230,7 +230,7 @@ impl InPlace {
     }
 
     /// Whether the worker of this global rank was new when the current world began, and takes the state of others that live on.
-    pub fn is_newcomer(&self, global_rank: u32) -> bool {
+    pub fn is_new_worker(&self, global_rank: u32) -> bool {
         !self.survivors.is_empty() && !self.survivors.contains(&global_rank)
     }
 

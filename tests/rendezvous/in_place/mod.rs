@@ -3,7 +3,7 @@
 mod broken;
 mod growing;
 mod leaving;
-mod newcomers;
+mod new_workers;
 mod reconnects;
 mod session;
 mod survivors;

@@ -13,7 +13,7 @@ const HOUR: Duration = Duration::from_secs(3600);
 const NEW: [u32; 2] = [4, 5];
 
 /// Nodes 1 to 3 with two workers each, as members of round 2. Those of nodes 1 and 2 have lived on, those of node 3 are new.
-fn with_a_newcomer(min: u32) -> Bench {
+fn with_new_workers(min: u32) -> Bench {
     let settings = Settings {
         max_restarts: Some(2),
         settle_timeout: Duration::ZERO,
@@ -58,11 +58,11 @@ fn left(bench: &Bench) -> u32 {
 }
 
 #[test]
-fn newcomers_cost_the_job_nothing_and_their_host_is_out_after_three() {
-    let mut bench = with_a_newcomer(2);
+fn new_workers_cost_the_job_nothing_and_their_host_is_out_after_three() {
+    let mut bench = with_new_workers(2);
     for (count, rank) in [(1, NEW[0]), (2, NEW[1]), (3, NEW[0])] {
         fails(&mut bench, 3, rank, SECOND);
-        let said = format!("{count} of 3 failures of newcomers on host 10.0.0.3");
+        let said = format!("{count} of 3 failures of new workers on host 10.0.0.3");
         assert!(
             bench.notes.iter().any(|note| note.contains("; not counted, since it was new") && note.contains(&said))
         );
@@ -79,8 +79,8 @@ fn newcomers_cost_the_job_nothing_and_their_host_is_out_after_three() {
 
 /// A node that joins a running job starts its workers first, and joins with them.
 #[test]
-fn a_worker_that_was_started_before_its_node_joined_is_a_newcomer() {
-    let mut bench = with_a_newcomer(2);
+fn a_worker_that_was_started_before_its_node_joined_is_new() {
+    let mut bench = with_new_workers(2);
     fails(&mut bench, 3, NEW[0], SECOND);
     let started = |local_rank| Survivor { local_rank, generation: None, commit: None };
     bench.send(3, joins(2, Survival::Attended(vec![started(0), started(1)]), None));
@@ -91,8 +91,8 @@ fn a_worker_that_was_started_before_its_node_joined_is_a_newcomer() {
 }
 
 #[test]
-fn failures_of_newcomers_are_forgotten_after_the_window() {
-    let mut bench = with_a_newcomer(2);
+fn failures_of_new_workers_are_forgotten_after_the_window() {
+    let mut bench = with_new_workers(2);
     for _ in 0..4 {
         fails(&mut bench, 3, NEW[0], SECOND);
         next_world(&mut bench, &[1, 2, 3]);
@@ -106,15 +106,15 @@ fn what_counts_as_ever() {
     type Case = (&'static str, u32, fn(&mut Bench));
     let cases: [Case; 5] = [
         ("a worker that had lived on", 2, |bench| fails(bench, 2, 3, SECOND)),
-        ("a newcomer after a step of its world", 2, |bench| {
+        ("a new worker after a step of its world", 2, |bench| {
             steps(bench, 1);
             fails(bench, 3, NEW[0], SECOND);
         }),
-        ("a newcomer of a script that reports no steps, after a while", 2, |bench| {
+        ("a new worker of a script that reports no steps, after a while", 2, |bench| {
             fails(bench, 3, NEW[0], 60 * SECOND);
         }),
-        ("a newcomer without whose host there is no world", 3, |bench| fails(bench, 3, NEW[0], SECOND)),
-        ("a newcomer in a world in which all are new", 2, |bench| {
+        ("a new worker without whose host there is no world", 3, |bench| fails(bench, 3, NEW[0], SECOND)),
+        ("a new worker in a world in which all are new", 2, |bench| {
             fails(bench, 2, 3, SECOND);
             (1..=3).for_each(|node| bench.send(node, back(2, &[], None)));
             bench.pass(HOUR);
@@ -122,7 +122,7 @@ fn what_counts_as_ever() {
         }),
     ];
     for (which, min, happens) in cases {
-        let mut bench = with_a_newcomer(min);
+        let mut bench = with_new_workers(min);
         happens(&mut bench);
         let reason = bench.run().reason().unwrap_or_default().to_owned();
         assert!(!bench.notes.iter().any(|note| note.contains("not counted")), "{which}: {reason}");
