@@ -13,6 +13,18 @@ AGENT = "import sys; from elastic_rs._hosted import main; sys.exit(main())"
 _entered: str | None = None
 
 
+def leader_first(asked: str | None, program: object) -> bool:
+    """Return whether the stop signal is for a worker's own process first, and only then for what it has started.
+
+    A shell does not pass a signal on, and another program may rely on PyTorch's way, in which the whole group gets it.
+
+    Args:
+        asked: the value of ``first_signal``; None if it is not given.
+        program: what is executed as the worker.
+    """
+    return program == sys.executable if asked is None else asked == "leader"
+
+
 def arguments(code: str, *args: str) -> list[str]:
     """Return what follows the interpreter in a command line.
 

@@ -7,7 +7,7 @@ use super::environment::Workers;
 use crate::rendezvous::conf::InPlace;
 use crate::rendezvous::messages::message::{EndClass, Failure};
 use crate::rendezvous::node::JoinError;
-use crate::workers::ProgressPattern;
+use crate::workers::{FirstSignal, ProgressPattern};
 
 /// The signal with which schedulers end processes.
 pub(super) const SIGTERM: i32 = 15;
@@ -32,6 +32,8 @@ pub struct Policy {
     pub max_restarts: u32,
     /// How long workers may take to end after the stop signal, on every path. Default 30 s, as PyTorch's.
     pub grace: Duration,
+    /// Who gets the stop signal. Default: each worker's process group.
+    pub first_signal: FirstSignal,
     /// How long to wait for the other nodes' workers once all of ours have succeeded. Default `None`: for as long as they run.
     /// PyTorch's agent gives up after 300 s, although rank 0 may take longer to write its last checkpoint.
     pub exit_barrier_timeout: Option<Duration>,
@@ -52,6 +54,8 @@ pub struct AgentOptions {
     pub budget: Budget,
     /// As of [`Policy`].
     pub grace: Duration,
+    /// As of [`Policy`].
+    pub first_signal: FirstSignal,
     /// As of [`Policy`].
     pub exit_barrier_timeout: Option<Duration>,
     /// Fail the job when a worker sleeps uninterruptibly for this long: it holds a device that a new worker could not use either.
@@ -76,6 +80,7 @@ impl AgentOptions {
             workers: self.workers.local_world_size,
             max_restarts: self.workers.max_restarts,
             grace: self.grace,
+            first_signal: self.first_signal,
             exit_barrier_timeout: self.exit_barrier_timeout,
             in_place: self.in_place != InPlace::Off,
         }

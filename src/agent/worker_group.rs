@@ -233,6 +233,16 @@ impl Member {
         }
     }
 
+    /// Signals the process alone. What it leaves is killed when it ends.
+    fn signal_leader(&self, signal: Signal) {
+        if let (false, Some(signal)) =
+            (matches!(self.watch, Watch::Gone), rustix::process::Signal::from_named_raw(signal.0))
+        {
+            // ESRCH: it has ended.
+            let _ = kill_process(self.pid, signal);
+        }
+    }
+
     fn exited(&self, local_rank: u32, exit: ExitStatus, stopping: Option<&Stopping>) -> WorkerExit {
         let stopped = stopping.is_some_and(|stopping| stopping.explains(exit));
         WorkerExit { local_rank, pid: self.number, exit, at: Instant::now(), late: None, stopped }
@@ -313,6 +323,9 @@ impl Adopted {
         for command in commands {
             match command {
                 Command::Signal { local_rank, signal } => self.signal(local_rank, signal),
+                Command::SignalLeader { local_rank, signal } => {
+                    let _ = self.members.get(&local_rank).map(|member| member.signal_leader(signal));
+                }
                 Command::Dump { local_rank } => {
                     let member = self.members.get(&local_rank).filter(|member| !matches!(member.watch, Watch::Gone));
                     self.ready

@@ -18,6 +18,7 @@ pub use scope::{Backend, Scope};
 use super::messages::settings::{self, HANG_TIMEOUTS, OnPartition, RESTART_WINDOWS, Settings};
 use crate::hang::judge as hang;
 use crate::secure::TOKEN_FILE;
+use crate::workers::FirstSignal;
 
 /// A key of `--rdzv-conf`.
 #[derive(Debug)]
@@ -134,6 +135,9 @@ keys! {
     /// With which exit code this node ends when the job has failed: the first failed worker's (worker), or one that says what to do
     /// next (class). Not given: 1.
     exit_code: Option<ExitCode> = None, Allowed::OneOf(&["worker", "class"]);
+    /// Who gets the first signal when workers are stopped: the process that was started as the worker (leader), or its whole process group.
+    /// Not given: leader where that is the Python that runs the script, else group.
+    first_signal: Option<FirstSignal> = None, Allowed::OneOf(&["leader", "group"]);
     /// Which workers survive a change of the world, if their program uses `elastic_rs.elastic`: those whose process groups are
     /// gloo's, also those with NCCL's, or none (off).
     in_place: InPlace = InPlace::Gloo, Allowed::OneOf(&["off", "gloo", "nccl"]),

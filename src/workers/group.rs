@@ -199,10 +199,13 @@ impl Group {
             News::Left { local_rank, guard } => {
                 let Some(member) = self.members.get_mut(&local_rank) else { return };
                 member.guard = Some(guard);
-                match self.stopping {
+                match &self.stopping {
                     None => {
                         let act = self.leftovers.begin(local_rank, Instant::now());
                         self.act(act);
+                    }
+                    Some(stopping) if stopping.waits_for_the_rest() => {
+                        self.log_leftovers(local_rank, "has ended", "have the rest of its grace (first_signal=leader)");
                     }
                     // A worker that is stopped has not succeeded, whatever it says.
                     Some(_) => self.order(local_rank, Order::Kill),
@@ -240,23 +243,27 @@ impl Group {
             match act {
                 Act::Report { local_rank } => {
                     let grace = self.leftovers.grace();
-                    self.log_leftovers(local_rank, &format!("may run on for {grace:.0?} (--shutdown-timeout)"));
+                    self.log_leftovers(
+                        local_rank,
+                        "has succeeded",
+                        &format!("may run on for {grace:.0?} (--shutdown-timeout)"),
+                    );
                 }
                 Act::ReportEnd { local_rank } => {
-                    self.log_leftovers(local_rank, "have outlived --shutdown-timeout, and are stopped")
+                    self.log_leftovers(local_rank, "has succeeded", "have outlived --shutdown-timeout, and are stopped")
                 }
                 Act::Do(command) => self.perform(vec![command]),
             }
         }
     }
 
-    /// Log what is left of a worker that has ended well.
-    fn log_leftovers(&self, local_rank: u32, what: &str) {
+    /// Log what is left of a worker that has ended.
+    fn log_leftovers(&self, local_rank: u32, how: &str, what: &str) {
         let Some(Member { pid, guard: Some(guard), .. }) = self.members.get(&local_rank) else { return };
         if let Some(children) = children_of(*guard) {
             tracing::warn!(
                 target: "elastic_rs::agent",
-                "the worker with local rank {local_rank} (pid {pid}) has succeeded, and processes that it has started {what}: {children}"
+                "the worker with local rank {local_rank} (pid {pid}) {how}, and processes that it has started {what}: {children}"
             );
         }
     }
@@ -265,6 +272,7 @@ impl Group {
         for command in commands {
             match command {
                 Command::Signal { local_rank, signal } => self.order(local_rank, Order::Signal(signal.0)),
+                Command::SignalLeader { local_rank, signal } => self.order(local_rank, Order::SignalLeader(signal.0)),
                 Command::Dump { local_rank } => self.report_overdue(local_rank),
                 Command::Kill { local_rank } => self.order(local_rank, Order::Kill),
                 Command::Abandon { local_rank } => self.abandon(local_rank),

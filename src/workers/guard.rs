@@ -82,6 +82,8 @@ struct Guard {
     keeps: bool,
     /// The leader has ended well. The agent says what becomes of its descendants, and has not been notified yet that there are any.
     reports_left: bool,
+    /// The leader has got the first signal of a stop. What it leaves gets SIGTERM when it ends, and the agent says when it is killed.
+    stops: bool,
     /// Everything below the guard is to be killed.
     ending: bool,
 }
@@ -198,8 +200,20 @@ impl Guard {
     fn new(ends: Ends, senses: &Senses, leader: i32, keeps: bool) -> Guard {
         let Senses { signals, executed, .. } = *senses;
         let Ends { control, agent, deadline, parent } = ends;
-        let (leader_ended, reports_left, ending) = (false, false, false);
-        Guard { control, agent, deadline, parent, signals, executed, leader, leader_ended, keeps, reports_left, ending }
+        Guard {
+            control,
+            agent,
+            deadline,
+            parent,
+            signals,
+            executed,
+            leader,
+            leader_ended: false,
+            keeps,
+            reports_left: false,
+            stops: false,
+            ending: false,
+        }
     }
 
     /// Waits for the worker, the agent and its orders, until no descendant is left. SAFETY: as [`run`].
@@ -263,8 +277,12 @@ impl Guard {
             Some(Order::Signal(signal)) if !self.leader_ended => unsafe {
                 libc::kill(-self.leader, signal);
             },
-            Some(Order::Signal(_)) if self.keeps => {}
-            Some(Order::Signal(signal)) => unsafe { self.signal_children(signal) },
+            Some(Order::SignalLeader(signal)) if !self.leader_ended => unsafe {
+                self.stops = true;
+                libc::kill(self.leader, signal);
+            },
+            Some(Order::Signal(_) | Order::SignalLeader(_)) if self.keeps => {}
+            Some(Order::Signal(signal) | Order::SignalLeader(signal)) => unsafe { self.signal_children(signal) },
             Some(Order::Kill) => self.ending = true,
             // The agent has closed the socket.
             None => {
@@ -305,13 +323,17 @@ impl Guard {
     }
 
     /// The leader has ended and is not reaped yet, so its process group id cannot have been reused. Kills the group now, unless the leader
-    /// has ended well: then what it has started may run on until the agent orders otherwise.
+    /// has ended well or in a stop: then what it has started may run on until the agent orders otherwise.
     unsafe fn on_leader_ended(&mut self, info: &libc::siginfo_t) {
         unsafe {
             let seen_ns = monotonic_ns();
-            self.reports_left = !self.keeps && info.si_code == libc::CLD_EXITED && info.si_status() == 0;
+            let succeeded = info.si_code == libc::CLD_EXITED && info.si_status() == 0;
+            self.reports_left = !self.keeps && (succeeded || self.stops);
             if !self.reports_left {
                 libc::kill(-self.leader, libc::SIGKILL);
+            } else if self.stops {
+                self.signal_children(libc::SIGTERM);
+                self.signal_children(libc::SIGCONT);
             }
             if self.executed != -1 {
                 self.on_executed();

@@ -9,6 +9,8 @@ pub(super) const MESSAGE_BYTES: usize = 20;
 pub(crate) enum Order {
     /// Send this signal to the worker's group; once the worker has ended, to what it has started.
     Signal(i32),
+    /// Send this signal to the worker alone; once the worker has ended, SIGTERM to what it has started, which is not killed then.
+    SignalLeader(i32),
     /// Kill everything below the guard.
     Kill,
 }
@@ -21,9 +23,10 @@ pub(super) enum GuardReport {
     /// The worker could not be started: the step that failed, and its `errno`. The guard ends.
     Failed { step: i32, errno: i32 },
     /// The worker has ended: `si_code` and `si_status` of `waitid(2)`, and when the guard saw it, on the system's monotonic clock. Its
-    /// group has been killed, unless it has ended well.
+    /// group has been killed, unless it has ended well or after [`Order::SignalLeader`].
     Exited { code: i32, status: i32, seen_ns: u64 },
-    /// The worker has ended well, and processes that it started are left. They are children of the guard, which has this process id.
+    /// The worker has ended well, or after [`Order::SignalLeader`], and processes that it started are left. They are children of the guard, which
+    /// has this process id.
     Left { guard: i32 },
     /// No descendant is left. The guard ends.
     Gone,
@@ -34,6 +37,7 @@ impl Order {
         match self {
             Order::Signal(signal) => pack([1, signal, 0], 0),
             Order::Kill => pack([2, 0, 0], 0),
+            Order::SignalLeader(signal) => pack([3, signal, 0], 0),
         }
     }
 
@@ -41,6 +45,7 @@ impl Order {
         match unpack(bytes)? {
             ([1, signal, _], _) => Some(Order::Signal(signal)),
             ([2, ..], _) => Some(Order::Kill),
+            ([3, signal, _], _) => Some(Order::SignalLeader(signal)),
             _ => None,
         }
     }
@@ -92,7 +97,7 @@ mod tests {
 
     #[test]
     fn messages_come_back_as_they_were() {
-        for order in [Order::Signal(15), Order::Kill] {
+        for order in [Order::Signal(15), Order::SignalLeader(15), Order::Kill] {
             assert_eq!(Order::decode(&order.encode()), Some(order));
         }
         let reports = [

@@ -6,11 +6,23 @@ use std::time::{Duration, Instant};
 use super::exit::ExitStatus;
 use crate::signals::Signal;
 
+/// Who gets the first signal of a stop.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum FirstSignal {
+    /// The worker's process group, as with PyTorch's agent. What it has started may end before the worker saves anything.
+    #[default]
+    Group,
+    /// The process that was started as the worker. Once it has ended, what it has started gets SIGTERM and the rest of the grace.
+    Leader,
+}
+
 /// How workers are stopped; the same on every path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StopPolicy {
-    /// The first signal, to each worker's process group. Default SIGTERM.
+    /// The first signal. Default SIGTERM.
     pub signal: Signal,
+    /// Who gets it. Default: each worker's process group.
+    pub to: FirstSignal,
     /// How long a worker may take to end after that signal before it is killed. Default 30 s, PyTorch's
     /// `--shutdown-timeout`. Zero kills at once.
     pub grace: Duration,
@@ -21,7 +33,8 @@ pub struct StopPolicy {
 
 impl Default for StopPolicy {
     fn default() -> StopPolicy {
-        StopPolicy { signal: Signal::TERM, grace: Duration::from_secs(30), kill_timeout: Duration::from_secs(5) }
+        let (signal, to) = (Signal::TERM, FirstSignal::default());
+        StopPolicy { signal, to, grace: Duration::from_secs(30), kill_timeout: Duration::from_secs(5) }
     }
 }
 
@@ -35,6 +48,13 @@ const SHORTEST_GRACE_WITH_DUMP: Duration = Duration::from_secs(2);
 pub enum Command {
     /// Send this signal to the worker's process group.
     Signal {
+        /// Which worker.
+        local_rank: u32,
+        /// Which signal.
+        signal: Signal,
+    },
+    /// Send this signal to the worker alone, and SIGTERM to what it has started once it has ended.
+    SignalLeader {
         /// Which worker.
         local_rank: u32,
         /// Which signal.
@@ -91,10 +111,14 @@ impl Stopping {
             return (stopping, commands);
         }
         // A stopped process handles no signal but SIGKILL and SIGCONT. Once continued, it can end by itself.
-        let commands = stopping
-            .left
-            .iter()
-            .flat_map(|&local_rank| [policy.signal, Signal::CONT].map(|signal| Command::Signal { local_rank, signal }));
+        let commands = stopping.left.iter().flat_map(|&local_rank| {
+            let signal = policy.signal;
+            let first = match policy.to {
+                FirstSignal::Group => Command::Signal { local_rank, signal },
+                FirstSignal::Leader => Command::SignalLeader { local_rank, signal },
+            };
+            [first, Command::Signal { local_rank, signal: Signal::CONT }]
+        });
         let commands = commands.collect();
         (stopping, commands)
     }
@@ -149,6 +173,11 @@ impl Stopping {
     /// Whether the stop is over: all workers are gone, or the rest is stuck.
     pub fn is_over(&self) -> bool {
         self.left.is_empty() || self.step == Step::Over
+    }
+
+    /// Whether what a worker has started still has time to end, when the worker has ended.
+    pub fn waits_for_the_rest(&self) -> bool {
+        self.policy.to == FirstSignal::Leader && matches!(self.step, Step::Grace(_))
     }
 
     /// Whether a signal of this stop ends a worker like that. A handler that saves and ends the process gives 128 + its number.

@@ -6,7 +6,7 @@ use elastic_rs::agent::{AgentMachine, Budget, Command, Policy};
 use elastic_rs::channel::message::HeldState;
 use elastic_rs::rendezvous::messages::message::{Failure, Generation, Placement, Round, Survival, Survivor};
 use elastic_rs::signals::Signal;
-use elastic_rs::workers::StopPolicy;
+use elastic_rs::workers::{FirstSignal, StopPolicy};
 
 pub const SIGTERM: i32 = 15;
 pub const SIGKILL: i32 = 9;
@@ -20,6 +20,7 @@ pub fn policy() -> Policy {
         workers: 2,
         max_restarts: 3,
         grace: GRACE,
+        first_signal: FirstSignal::default(),
         exit_barrier_timeout: None,
         in_place: true,
     }

@@ -15,7 +15,7 @@ use elastic_rs::rendezvous::messages::message::{Failure, Hello, JoinWorkers, Nod
 use elastic_rs::rendezvous::messages::settings::Settings;
 use elastic_rs::rendezvous::node::session::Session;
 use elastic_rs::store::server::ServerOptions;
-use elastic_rs::workers::{Consoles, FilterOptions, Group, WorkerSpec};
+use elastic_rs::workers::{Consoles, FilterOptions, FirstSignal, Group, WorkerSpec};
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 use tokio::runtime::Handle;
 
@@ -58,6 +58,7 @@ pub fn options(budget: Budget, workers: u32) -> AgentOptions {
         workers,
         budget,
         grace: LIMIT,
+        first_signal: FirstSignal::default(),
         exit_barrier_timeout: None,
         uninterruptible_sleep: Duration::ZERO,
         in_place: InPlace::Gloo,

@@ -18,7 +18,7 @@ use elastic_rs::rendezvous::messages::message::{Hello, INTERFACES_LIMIT, NodeId}
 use elastic_rs::rendezvous::messages::settings::Settings;
 use elastic_rs::secure::Protection;
 use elastic_rs::workers;
-use elastic_rs::workers::StreamsOf;
+use elastic_rs::workers::{FirstSignal, StreamsOf};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
@@ -121,6 +121,8 @@ pub struct WorkerOptions {
     pub max_restarts: u32,
     /// How long workers may take to end after the stop signal.
     pub grace_s: f64,
+    /// The stop signal goes to the process that was started as the worker, and to its process group only after that has ended.
+    pub leader_first: bool,
     /// How long a worker may sleep uninterruptibly; zero: no limit.
     pub uninterruptible_sleep_s: f64,
     /// Each worker sees only its own GPU.
@@ -158,6 +160,7 @@ impl WorkerOptions {
             },
             budget,
             grace: seconds("shutdown_timeout", self.grace_s)?,
+            first_signal: if self.leader_first { FirstSignal::Leader } else { FirstSignal::Group },
             exit_barrier_timeout,
             uninterruptible_sleep: seconds("uninterruptible_state_timeout", self.uninterruptible_sleep_s)?,
             in_place,

@@ -48,6 +48,8 @@ class LaunchConfig:
             None: the variable ``TORCH_ELASTIC_SHUTDOWN_TIMEOUT``, or 30 s.
         signals_to_handle: names of the signals that end this node's part, in the main thread. None: SIGTERM, SIGINT,
             SIGHUP, SIGQUIT.
+        first_signal: who gets the signal that stops workers: ``leader``, the process that was started, and what it has
+            started only after its end; or ``group``, all at once. None: ``leader`` for a script, else ``group``.
         in_place: which process groups let workers survive a change of the world: ``off``, ``gloo``, ``nccl``. None:
             ``gloo``. Programs alone.
         hang: what happens when the training hangs: ``report`` (it is said which rank the others wait for), ``restart``
@@ -106,6 +108,7 @@ class LaunchConfig:
     no_restart_on: Sequence[int] | None = None
     shutdown_timeout: timedelta | float | None = None
     signals_to_handle: Sequence[str] | None = None
+    first_signal: Literal["leader", "group"] | None = None
     in_place: Literal["off", "gloo", "nccl"] | None = None
     hang: Literal["report", "restart", "off"] | None = None
     hang_timeout: timedelta | float | None = None
@@ -238,6 +241,7 @@ _KINDS: dict[str, _Kind] = {
     "omp_threads": _Kind("a whole number or auto", _is_whole_or_text),
     "in_place": _one_of("off", "gloo", "nccl"),
     "hang": _one_of("report", "restart", "off"),
+    "first_signal": _one_of("leader", "group"),
     "numa_binding": _one_of("node", "socket", "exclusive", "core-complex"),
     "start_method": _one_of("spawn", "fork", "forkserver"),
     **dict.fromkeys(("redirects", "tee"), _STREAMS),

@@ -105,7 +105,8 @@ def run(
         ChildFailedError, SignalException: PyTorch's, as :func:`elastic_rs.launch`.
         The exceptions of the rendezvous.
     """
-    meeting, options = _options.rendezvous_of(parsed), _options.launch_options_of(parsed)
+    meeting = _options.rendezvous_of(parsed)
+    options = _options.launch_options_of(parsed, meeting.config)
     _options.signals_of(parsed.signals_to_handle)
     warn_of_node_rank(parsed)
 

@@ -40,6 +40,7 @@ from elastic_rs import _elastic_rs, _hang_options
 from elastic_rs._durations import Duration, as_seconds
 from elastic_rs._elastic_rs import Agent, Failure, Placement, RendezvousConfig, Step
 from elastic_rs._exit_codes import Run, of_end
+from elastic_rs._python import leader_first
 from elastic_rs._host_name import spare_torch_the_wait, wait_for_readers
 from elastic_rs.agent._consoles import Consoles
 from elastic_rs.agent._exit_code import set_exit_code
@@ -260,6 +261,7 @@ class LocalElasticAgent(TorchLocalElasticAgent):
                 local_world_size=spec.local_world_size,
                 max_restarts=spec.max_restarts,
                 grace_s=self._grace_s,
+                leader_first=leader_first(self._first_signal(), spec.entrypoint),
                 uninterruptible_sleep_s=self._sleep_limit_s,
                 virtual_local_rank=getattr(spec, "virtual_local_rank", False),
                 on_hang=self._on_hang,
@@ -279,6 +281,9 @@ class LocalElasticAgent(TorchLocalElasticAgent):
         if self._handler is None or (given and not self._handler.keeps_master) or not isinstance(spec.entrypoint, str):
             return None
         return self._handler.config
+
+    def _first_signal(self) -> str | None:
+        return None if self._handler is None else self._handler.config.values()["first_signal"]
 
     def _barrier_limit(self) -> float | None:
         """Return how many seconds to wait for the other nodes' workers; None is for as long as they run."""

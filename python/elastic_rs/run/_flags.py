@@ -244,6 +244,14 @@ def _add_endings(section: Section) -> None:
         help="time between the signal that stops workers and SIGKILL (TORCH_ELASTIC_SHUTDOWN_TIMEOUT, or 30)",
     )
     add(
+        "--first-signal",
+        own=True,
+        choices=["leader", "group"],
+        default=None,
+        help="who gets the signal that stops workers: the process that was started, and what it has started only after "
+        "its end, or all of them at once: the same as --rdzv-conf first_signal=... (leader for a script, else group)",
+    )
+    add(
         "--signals-to-handle",
         default="SIGTERM,SIGINT,SIGHUP,SIGQUIT",
         metavar="SIGNAL,...",

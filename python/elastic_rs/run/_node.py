@@ -85,7 +85,7 @@ def run(
         CannotError: this node cannot go on.
     """
     meeting, local_addr = _options.rendezvous_of(args), _options.local_addr_of(args)
-    options = _options.launch_options_of(args)
+    options = _options.launch_options_of(args, meeting.config)
     numbers = _options.signals_of(args.signals_to_handle)
     handled = _elastic_rs.Signals(numbers, named=args.signals_named, driven=is_driven) if takes_signals else None
     _script.check(args)

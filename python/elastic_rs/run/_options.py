@@ -52,6 +52,7 @@ FLAGS_OF_KEYS: dict[str, tuple[str, ...]] = {
     "hang": ("report", "restart", "off"),
     "hang_timeout": (),
     "exit_code": ("worker", "class"),
+    "first_signal": ("leader", "group"),
     "no_restart_on": (),
 }
 """Flags that mean keys of ``--rdzv-conf``, with their words; those of the others are checked as the key's."""
@@ -248,8 +249,8 @@ def restarts_of(args: argparse.Namespace) -> tuple[int, str | None]:
     return number, window
 
 
-def launch_options_of(args: argparse.Namespace) -> LaunchOptions:
-    """Read what no rendezvous concerns."""
+def launch_options_of(args: argparse.Namespace, config: RendezvousConfig | None) -> LaunchOptions:
+    """Read what concerns this node's workers alone."""
     max_restarts, _ = restarts_of(args)
     entrypoint, command = command_of(args)
     # PyTorch may have to be asked.
@@ -264,6 +265,7 @@ def launch_options_of(args: argparse.Namespace) -> LaunchOptions:
             role=_utf8("--role", args.role),
             max_restarts=max_restarts,
             grace_s=grace_of(args),
+            leader_first=_python.leader_first(config and config.values()["first_signal"], command[0]),
             uninterruptible_sleep_s=_sleep_limit_s(),
             virtual_local_rank=args.virtual_local_rank,
             local_world_size=workers,

@@ -59,7 +59,8 @@ impl AgentMachine {
     }
 
     pub(super) fn stop_policy(&self, signal: i32) -> StopPolicy {
-        StopPolicy { signal: Signal(signal), grace: self.policy.grace, ..StopPolicy::default() }
+        let (to, grace) = (self.policy.first_signal, self.policy.grace);
+        StopPolicy { signal: Signal(signal), to, grace, ..StopPolicy::default() }
     }
 
     /// Whether this agent's end follows the stop under way.

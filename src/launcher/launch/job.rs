@@ -170,6 +170,7 @@ mod tests {
     use crate::agent::environment::Workers;
     use crate::rendezvous::conf::InPlace;
     use crate::rendezvous::messages::message::{Round, WorkerRanks};
+    use crate::workers::FirstSignal;
     use crate::workers::{LogFolders, Output};
 
     fn job() -> Job {
@@ -188,6 +189,7 @@ mod tests {
             workers,
             budget: Budget::Job,
             grace: Duration::from_secs(30),
+            first_signal: FirstSignal::default(),
             exit_barrier_timeout: None,
             uninterruptible_sleep: Duration::ZERO,
             in_place: InPlace::Gloo,

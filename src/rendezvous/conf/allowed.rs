@@ -7,6 +7,7 @@ use std::time::Duration;
 use super::{Agent, ExitCode, InPlace, Protocol, RestartBudget, Setting, StoreMembers, StorePeers};
 use crate::hang::judge::Mode;
 use crate::rendezvous::messages::settings::{MOST_CODES, OnPartition, codes_text};
+use crate::workers::FirstSignal;
 
 /// The user's value for a key.
 #[derive(Clone, Copy, Debug)]
@@ -275,6 +276,7 @@ macro_rules! choices {
 choices! {
     OnPartition { Stop = "stop", Continue = "continue" }
     Agent { Rust = "rust", Torch = "torch" }
+    FirstSignal { Leader = "leader", Group = "group" }
     ExitCode { Worker = "worker", Class = "class" }
     RestartBudget { Job = "job", Node = "node" }
     Mode { Off = "off", Report = "report", Restart = "restart" }

@@ -63,8 +63,12 @@ impl Traces {
 
     /// Wait for ends that are not reported, because the process that would report them is gone too.
     pub fn wait_until_none_is_left(&self) {
+        self.wait_until_left(0);
+    }
+
+    pub fn wait_until_left(&self, count: usize) {
         let began = std::time::Instant::now();
-        while !self.alive().is_empty() {
+        while self.alive().len() != count {
             assert!(began.elapsed() < LIMIT, "left: {:?}", self.alive());
             thread::yield_now();
         }

@@ -34,6 +34,7 @@ def main() -> int:
             local_world_size=int(workers),
             max_restarts=int(restarts),
             grace_s=30.0,
+            leader_first=False,
             uninterruptible_sleep_s=0.0,
             virtual_local_rank=False,
             on_hang=None,

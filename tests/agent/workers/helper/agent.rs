@@ -8,7 +8,7 @@ use elastic_rs::agent::environment::Workers;
 use elastic_rs::agent::runner::{ErrorFiles, Runner, Step};
 use elastic_rs::agent::{AgentOptions, Budget, Outcome};
 use elastic_rs::rendezvous::conf::InPlace;
-use elastic_rs::workers::{Consoles, Event, FilterOptions, Group, WorkerSpec};
+use elastic_rs::workers::{Consoles, Event, FilterOptions, FirstSignal, Group, WorkerSpec};
 
 #[path = "../../alone.rs"]
 mod alone;
@@ -56,6 +56,7 @@ pub fn run_within(procs: &str, script: &str) {
             workers,
             budget: Budget::Node(0),
             grace: limit,
+            first_signal: FirstSignal::default(),
             exit_barrier_timeout: Some(limit),
             uninterruptible_sleep: Duration::ZERO,
             in_place: InPlace::Gloo,

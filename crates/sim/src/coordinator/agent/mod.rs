@@ -20,7 +20,7 @@ use crate::worlds::Held;
 use elastic_rs::agent::news::Seen;
 use elastic_rs::agent::{AgentMachine, Budget, Outcome, Policy};
 use elastic_rs::rendezvous::messages::message::{Failure, Round};
-use elastic_rs::workers::Stopping;
+use elastic_rs::workers::{FirstSignal, Stopping};
 
 /// The hosts that run our agent, and the behaviour of their workers. Default: none, all agents are PyTorch's.
 #[derive(Clone, Debug, Default)]
@@ -177,6 +177,7 @@ impl Ours {
             workers,
             max_restarts: max_restarts.unwrap_or(u32::MAX),
             grace: agents.grace,
+            first_signal: FirstSignal::default(),
             exit_barrier_timeout: agents.exit_barrier_timeout,
             in_place: true,
         };

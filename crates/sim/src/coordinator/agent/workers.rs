@@ -142,10 +142,14 @@ impl Simulation {
         for command in commands {
             let (local_rank, within) = match command {
                 workers::Command::Signal { signal: Signal::CONT, .. } | workers::Command::Dump { .. } => continue,
-                workers::Command::Signal { local_rank, .. } if self.engine.dice.chance(stubborn) => {
+                workers::Command::Signal { local_rank, .. } | workers::Command::SignalLeader { local_rank, .. }
+                    if self.engine.dice.chance(stubborn) =>
+                {
                     (local_rank, (Duration::ZERO, grace * 2))
                 }
-                workers::Command::Signal { local_rank, .. } => (local_rank, stop),
+                workers::Command::Signal { local_rank, .. } | workers::Command::SignalLeader { local_rank, .. } => {
+                    (local_rank, stop)
+                }
                 // Nobody here sleeps uninterruptibly, so none is given up.
                 workers::Command::Kill { local_rank } | workers::Command::Abandon { local_rank } => {
                     self.kill_now(host, local_rank);
