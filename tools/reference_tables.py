@@ -43,6 +43,7 @@ SEE = {
     "host_failures": "../rendezvous.md#hosts-that-are-kept-out",
     "restart_budget": "../agent.md",
     "exit_code": "../exit-codes.md",
+    "first_signal": "../agent.md#the-first-signal",
     "no_restart_on": "../exit-codes.md",
 }
 """Where more is said of a key."""

@@ -35,6 +35,7 @@ OWN = {
     "in_place",
     "no_restart_on",
     "exit_code",
+    "first_signal",
     "hang",
     "hang_timeout",
     "on_hang",

@@ -427,6 +427,7 @@ CODES = "1 to 32 exit codes from 1 to 255, each once and joined by +, such as 3+
     [
         (["--exit-code=kind"], "--exit-code: invalid choice: 'kind'"),
         (["--rdzv-conf=exit_code=kind"], "--rdzv-conf exit_code is `kind`, must be `worker` or `class`"),
+        (["--rdzv-conf=first_signal=all"], "--rdzv-conf first_signal is `all`, must be `leader` or `group`"),
         (
             ["--exit-code=class", "--rdzv-conf=exit_code=worker"],
             "--exit-code is `class`, and --rdzv-conf says exit_code=worker: give one of them",

@@ -12,7 +12,7 @@ from helpers.procs import Job, Process
 from .conftest import SCRIPTS, Start, older_lacks
 
 pytestmark = [pytest.mark.torchrun]
-SAVES, EMBEDS = SCRIPTS / "saves.py", SCRIPTS / "embeds.py"
+SAVES, EMBEDS, LOADS = SCRIPTS / "saves.py", SCRIPTS / "embeds.py", SCRIPTS / "loads.py"
 both = pytest.mark.parametrize("agent", ["rust", "run"], indirect=True)
 IGNORES_HANGUP = ["sh", "-c", 'trap "" HUP; exec "$@"', "sh"]
 
@@ -34,6 +34,20 @@ def test_two_signals_at_once_are_one_and_the_checkpoint_is_saved(start: Start, t
     node.signal(signal.SIGINT)
     got = node.line("^STOPPING (SIG[A-Z]+)")[1]
     saved(node, tmp_path, 128 + signal.Signals[got])
+
+
+@both
+def test_a_trainer_with_data_workers_saves_before_they_get_the_signal(start: Start, tmp_path: Path) -> None:
+    # With PyTorch's launcher they end at once, and the trainer fails in `next(batches)`.
+    node = start(2, tmp_path, nnodes="1", nproc=2, script=LOADS)
+    for rank in range(2):
+        node.line(f"^READY {rank}")
+    node.signal(signal.SIGTERM)
+    assert node.wait() == 143
+    steps = [re.search(rf"^SAVED {rank} in step (\d+)$", "\n".join(node.lines), re.MULTILINE) for rank in range(2)]
+    assert all(steps), node.tail()
+    assert [(tmp_path / f"checkpoint-{rank}").read_text() for rank in range(2)] == [step and step[1] for step in steps]
+    assert not any("DataLoader worker" in line for line in node.lines), node.tail()
 
 
 @both
