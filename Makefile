@@ -331,8 +331,9 @@ bench: build ## run the benchmarks, write benches/results/ and plots in docs/; a
 	$(say) 'bench: hangs: how soon they are named, dumps before 1,000 kills, and what looking costs (benches/hang_*.py, 45 minutes)'
 	@$(PY) benches/hang_times.py
 	@$(PY) benches/hang_dumps.py
-	@$(PY) benches/first_signal.py
 	@$(PY) benches/hang_cost.py
+	$(say) 'bench: checkpoints that are saved after SIGTERM (benches/first_signal.py, 10 minutes)'
+	@$(PY) benches/first_signal.py
 	$(say) 'bench: commits of the state (benches/elastic_state.py)'
 	@$(PY) benches/elastic_state.py
 	$(say) 'bench: the rendezvous on an etcd cluster (benches/rust_etcd.py)'

@@ -40,8 +40,8 @@ from elastic_rs import _elastic_rs, _hang_options
 from elastic_rs._durations import Duration, as_seconds
 from elastic_rs._elastic_rs import Agent, Failure, Placement, RendezvousConfig, Step
 from elastic_rs._exit_codes import Run, of_end
-from elastic_rs._python import leader_first
 from elastic_rs._host_name import spare_torch_the_wait, wait_for_readers
+from elastic_rs._python import leader_first
 from elastic_rs.agent._consoles import Consoles
 from elastic_rs.agent._exit_code import set_exit_code
 from elastic_rs.agent._failures import failures_of
