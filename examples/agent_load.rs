@@ -20,7 +20,7 @@ use elastic_rs::rendezvous::messages::message::{Hello, JoinWorkers, NodeId};
 use elastic_rs::rendezvous::messages::settings::Settings;
 use elastic_rs::rendezvous::node::session::Session;
 use elastic_rs::store::server::ServerOptions;
-use elastic_rs::workers::{Consoles, Copies, FilterOptions, Group, Output, WorkerSpec};
+use elastic_rs::workers::{Consoles, Copies, FilterOptions, FirstSignal, Group, Output, WorkerSpec};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 use tokio::runtime::Handle;
@@ -101,6 +101,7 @@ impl Node {
             workers,
             budget: Budget::Job,
             grace: LIMIT,
+            first_signal: FirstSignal::default(),
             exit_barrier_timeout: None,
             uninterruptible_sleep: Duration::ZERO,
             in_place: InPlace::Gloo,
