@@ -1992,7 +1992,7 @@ class WorkerOptions:
     """
     What every front end says of a node's workers. Times are in seconds.
     """
-    def __new__(self, /, entrypoint: str, role: str, local_world_size: SupportsIndex, max_restarts: SupportsIndex, grace_s: SupportsFloat | SupportsIndex, uninterruptible_sleep_s: SupportsFloat | SupportsIndex, virtual_local_rank: bool, on_hang: str | None, progress_log: ProgressPattern | None) -> WorkerOptions: ...
+    def __new__(self, /, entrypoint: str, role: str, local_world_size: SupportsIndex, max_restarts: SupportsIndex, grace_s: SupportsFloat | SupportsIndex, leader_first: bool, uninterruptible_sleep_s: SupportsFloat | SupportsIndex, virtual_local_rank: bool, on_hang: str | None, progress_log: ProgressPattern | None) -> WorkerOptions: ...
     @property
     def entrypoint(self, /) -> str:
         """
@@ -2002,6 +2002,11 @@ class WorkerOptions:
     def grace_s(self, /) -> float:
         """
         How long workers may take to end after the stop signal.
+        """
+    @property
+    def leader_first(self, /) -> bool:
+        """
+        The stop signal goes to the process that was started as the worker, and to its process group only after that has ended.
         """
     @property
     def local_world_size(self, /) -> int:

@@ -13,7 +13,7 @@ AGENT = "import sys; from elastic_rs._hosted import main; sys.exit(main())"
 _entered: str | None = None
 
 
-def leader_first(asked: str | None, program: object) -> bool:
+def leader_first(asked: object, program: object) -> bool:
     """Return whether the stop signal is for a worker's own process first, and only then for what it has started.
 
     A shell does not pass a signal on, and another program may rely on PyTorch's way, in which the whole group gets it.

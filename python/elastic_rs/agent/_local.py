@@ -282,7 +282,7 @@ class LocalElasticAgent(TorchLocalElasticAgent):
             return None
         return self._handler.config
 
-    def _first_signal(self) -> str | None:
+    def _first_signal(self) -> object:
         return None if self._handler is None else self._handler.config.values()["first_signal"]
 
     def _barrier_limit(self) -> float | None:
