@@ -249,7 +249,7 @@ def restarts_of(args: argparse.Namespace) -> tuple[int, str | None]:
     return number, window
 
 
-def launch_options_of(args: argparse.Namespace, config: RendezvousConfig | None) -> LaunchOptions:
+def launch_options_of(args: argparse.Namespace, config: RendezvousConfig | None = None) -> LaunchOptions:
     """Read what concerns this node's workers alone."""
     max_restarts, _ = restarts_of(args)
     entrypoint, command = command_of(args)

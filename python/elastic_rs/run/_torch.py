@@ -54,7 +54,7 @@ def hand_over(argv: Sequence[str], checked: argparse.Namespace, why: str) -> Non
         raise UsageError(
             f"--omp-threads and {why} cannot be combined: PyTorch's launcher does not know it; set OMP_NUM_THREADS"
         )
-    launch_options_of(checked, None)
+    launch_options_of(checked)
     ours = checked.standalone or checked.rdzv_backend in BACKENDS
     meeting = rendezvous_of(checked) if ours else None
     try:
