@@ -7,7 +7,8 @@ use super::environment::Workers;
 use crate::rendezvous::conf::InPlace;
 use crate::rendezvous::messages::message::{EndClass, Failure};
 use crate::rendezvous::node::JoinError;
-use crate::workers::{FirstSignal, ProgressPattern};
+use crate::signals::FirstSignal;
+use crate::workers::ProgressPattern;
 
 /// The signal with which schedulers end processes.
 pub(super) const SIGTERM: i32 = 15;

@@ -18,7 +18,7 @@ pub use scope::{Backend, Scope};
 use super::messages::settings::{self, HANG_TIMEOUTS, OnPartition, RESTART_WINDOWS, Settings};
 use crate::hang::judge as hang;
 use crate::secure::TOKEN_FILE;
-use crate::workers::FirstSignal;
+use crate::signals::FirstSignal;
 
 /// A key of `--rdzv-conf`.
 #[derive(Debug)]

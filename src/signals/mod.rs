@@ -51,6 +51,16 @@ impl Signal {
     }
 }
 
+/// Who gets the first signal of a stop.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum FirstSignal {
+    /// The worker's process group, as with PyTorch's agent. What it has started may end before the worker saves anything.
+    #[default]
+    Group,
+    /// The process that was started as the worker. Once it has ended, what it has started gets SIGTERM and the rest of the grace.
+    Leader,
+}
+
 impl fmt::Display for Signal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.name() {

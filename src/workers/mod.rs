@@ -99,4 +99,4 @@ pub use spawn::{Stage, StartError, fill_standard_streams};
 pub use spec::{Copies, Filter, Input, Output, Streams, StreamsError, StreamsOf, WorkerSpec};
 #[cfg(feature = "io")]
 pub use stderr_end::StderrEnd;
-pub use stop::{Command, DUMP_BEFORE_KILL, FirstSignal, StopPolicy, Stopping};
+pub use stop::{Command, DUMP_BEFORE_KILL, StopPolicy, Stopping};

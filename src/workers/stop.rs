@@ -4,17 +4,7 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use super::exit::ExitStatus;
-use crate::signals::Signal;
-
-/// Who gets the first signal of a stop.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum FirstSignal {
-    /// The worker's process group, as with PyTorch's agent. What it has started may end before the worker saves anything.
-    #[default]
-    Group,
-    /// The process that was started as the worker. Once it has ended, what it has started gets SIGTERM and the rest of the grace.
-    Leader,
-}
+use crate::signals::{FirstSignal, Signal};
 
 /// How workers are stopped; the same on every path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

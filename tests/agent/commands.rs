@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 use elastic_rs::agent::{AgentMachine, Budget, Command, Policy};
 use elastic_rs::channel::message::HeldState;
 use elastic_rs::rendezvous::messages::message::{Failure, Generation, Placement, Round, Survival, Survivor};
-use elastic_rs::signals::Signal;
-use elastic_rs::workers::{FirstSignal, StopPolicy};
+use elastic_rs::signals::{FirstSignal, Signal};
+use elastic_rs::workers::StopPolicy;
 
 pub const SIGTERM: i32 = 15;
 pub const SIGKILL: i32 = 9;

@@ -14,8 +14,9 @@ use elastic_rs::rendezvous::conf::InPlace;
 use elastic_rs::rendezvous::messages::message::{Failure, Hello, JoinWorkers, NodeId, Placement};
 use elastic_rs::rendezvous::messages::settings::Settings;
 use elastic_rs::rendezvous::node::session::Session;
+use elastic_rs::signals::FirstSignal;
 use elastic_rs::store::server::ServerOptions;
-use elastic_rs::workers::{Consoles, FilterOptions, FirstSignal, Group, WorkerSpec};
+use elastic_rs::workers::{Consoles, FilterOptions, Group, WorkerSpec};
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 use tokio::runtime::Handle;
 

@@ -17,8 +17,9 @@ use elastic_rs::rendezvous::conf::{Agent, Conf, InPlace, StoreMembers};
 use elastic_rs::rendezvous::messages::message::{Hello, INTERFACES_LIMIT, NodeId};
 use elastic_rs::rendezvous::messages::settings::Settings;
 use elastic_rs::secure::Protection;
+use elastic_rs::signals::FirstSignal;
 use elastic_rs::workers;
-use elastic_rs::workers::{FirstSignal, StreamsOf};
+use elastic_rs::workers::StreamsOf;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 

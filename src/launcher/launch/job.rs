@@ -170,7 +170,7 @@ mod tests {
     use crate::agent::environment::Workers;
     use crate::rendezvous::conf::InPlace;
     use crate::rendezvous::messages::message::{Round, WorkerRanks};
-    use crate::workers::FirstSignal;
+    use crate::signals::FirstSignal;
     use crate::workers::{LogFolders, Output};
 
     fn job() -> Job {

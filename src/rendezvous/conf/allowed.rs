@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::{Agent, ExitCode, InPlace, Protocol, RestartBudget, Setting, StoreMembers, StorePeers};
 use crate::hang::judge::Mode;
 use crate::rendezvous::messages::settings::{MOST_CODES, OnPartition, codes_text};
-use crate::workers::FirstSignal;
+use crate::signals::FirstSignal;
 
 /// The user's value for a key.
 #[derive(Clone, Copy, Debug)]

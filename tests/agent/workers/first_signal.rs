@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use elastic_rs::workers::{Event, FirstSignal, StopPolicy, WorkerSpec};
+use elastic_rs::signals::FirstSignal;
+use elastic_rs::workers::{Event, StopPolicy, WorkerSpec};
 
 use super::support::{LIMIT, Traces, exit, grace, start, to_console, within};
 

@@ -8,7 +8,8 @@ use elastic_rs::agent::environment::Workers;
 use elastic_rs::agent::runner::{ErrorFiles, Runner, Step};
 use elastic_rs::agent::{AgentOptions, Budget, Outcome};
 use elastic_rs::rendezvous::conf::InPlace;
-use elastic_rs::workers::{Consoles, Event, FilterOptions, FirstSignal, Group, WorkerSpec};
+use elastic_rs::signals::FirstSignal;
+use elastic_rs::workers::{Consoles, Event, FilterOptions, Group, WorkerSpec};
 
 #[path = "../../alone.rs"]
 mod alone;

@@ -20,7 +20,8 @@ use crate::worlds::Held;
 use elastic_rs::agent::news::Seen;
 use elastic_rs::agent::{AgentMachine, Budget, Outcome, Policy};
 use elastic_rs::rendezvous::messages::message::{Failure, Round};
-use elastic_rs::workers::{FirstSignal, Stopping};
+use elastic_rs::signals::FirstSignal;
+use elastic_rs::workers::Stopping;
 
 /// The hosts that run our agent, and the behaviour of their workers. Default: none, all agents are PyTorch's.
 #[derive(Clone, Debug, Default)]
