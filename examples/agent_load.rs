@@ -15,6 +15,7 @@ use elastic_rs::agent::environment::Workers;
 use elastic_rs::agent::runner::{Runner, Step};
 use elastic_rs::agent::{AgentOptions, Budget};
 use elastic_rs::endpoint::EndpointServer;
+use elastic_rs::hang::judge;
 use elastic_rs::rendezvous::conf::InPlace;
 use elastic_rs::rendezvous::messages::message::{Hello, JoinWorkers, NodeId};
 use elastic_rs::rendezvous::messages::settings::Settings;
@@ -106,7 +107,7 @@ impl Node {
             exit_barrier_timeout: None,
             uninterruptible_sleep: Duration::ZERO,
             in_place: InPlace::Gloo,
-            watch: true,
+            hang: judge::Options::default(),
             on_hang: None,
             progress_log: None,
         };

@@ -249,6 +249,8 @@ def environment(source: Path, target_folder: Path) -> dict[str, str]:
         "CARGO_ENCODED_RUSTFLAGS": "\x1f".join(flags),
         "CFLAGS": " ".join(f"-ffile-prefix-map={path}={short}" for path, short in mapped.items()),
         "CARGO_INCREMENTAL": "0",
+        # A wheel is an eighth smaller by it, and takes three minutes longer.
+        "CARGO_PROFILE_RELEASE_CODEGEN_UNITS": "1",
         "CARGO_TARGET_DIR": str(target_folder),
         "ELASTIC_RS_COMMIT": commit(),
         "SOURCE_DATE_EPOCH": str(epoch()),

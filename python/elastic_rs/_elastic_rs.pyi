@@ -132,11 +132,11 @@ class AgentOptions:
     """
     The options of an agent that Python drives. Times are in seconds.
     """
-    def __new__(self, /, name: str, run_id: str, workers: WorkerOptions, restarts_left: SupportsIndex | None, exit_barrier_timeout_s: SupportsFloat | SupportsIndex | None, use_agent_store: bool, watch: bool, config: RendezvousConfig | None) -> AgentOptions: ...
+    def __new__(self, /, name: str, run_id: str, workers: WorkerOptions, restarts_left: SupportsIndex | None, exit_barrier_timeout_s: SupportsFloat | SupportsIndex | None, use_agent_store: bool, config: RendezvousConfig | None, survives: bool) -> AgentOptions: ...
     @property
     def config(self, /) -> RendezvousConfig | None:
         """
-        The values of ``--rdzv-conf``, for workers that may survive a change of the world; None if they never can.
+        The values of ``--rdzv-conf``; None with a rendezvous of PyTorch's.
         """
     @property
     def exit_barrier_timeout_s(self, /) -> float | None:
@@ -159,14 +159,14 @@ class AgentOptions:
         The job.
         """
     @property
+    def survives(self, /) -> bool:
+        """
+        Whether workers may survive a change of the world, if the configuration allows it.
+        """
+    @property
     def use_agent_store(self, /) -> bool:
         """
         Workers share the store at ``MASTER_ADDR:MASTER_PORT``, which then already listens.
-        """
-    @property
-    def watch(self, /) -> bool:
-        """
-        Whether the coordinator is told when the workers make no step.
         """
     @property
     def workers(self, /) -> WorkerOptions:
@@ -1354,11 +1354,6 @@ class RendezvousConfig:
         The keys that have a meaning for ``backend``, ``rust-c10d`` or ``rust-etcd``, in all spellings, sorted.
 
         Raises ``ValueError`` for another backend.
-        """
-    @property
-    def looks_for_hangs(self, /) -> bool:
-        """
-        Whether somebody looks for hangs: ``hang`` is not ``off``.
         """
     @property
     def node_rank(self, /) -> int | None:

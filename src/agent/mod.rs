@@ -16,6 +16,8 @@ mod look;
 pub mod machine;
 pub mod news;
 #[cfg(feature = "io")]
+mod own_hangs;
+#[cfg(feature = "io")]
 mod phases;
 pub mod policy;
 #[cfg(feature = "io")]

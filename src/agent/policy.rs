@@ -4,6 +4,7 @@ use std::ffi::OsString;
 use std::time::Duration;
 
 use super::environment::Workers;
+use crate::hang::judge;
 use crate::rendezvous::conf::InPlace;
 use crate::rendezvous::messages::message::{EndClass, Failure};
 use crate::rendezvous::node::JoinError;
@@ -64,10 +65,10 @@ pub struct AgentOptions {
     pub uninterruptible_sleep: Duration,
     /// Which workers may survive the end of their world.
     pub in_place: InPlace,
-    /// Whether somebody looks for hangs: the coordinator is told when the workers make no step, and a thread of each worker answers what
-    /// its collectives are, which torch records. Default true.
-    pub watch: bool,
-    /// What a shell runs on rank 0's node when a hang is found. Default none.
+    /// How hangs are judged: by the coordinator, which is told when the workers make no step, or by this agent if there is none. Unless
+    /// nobody does, a thread of each worker answers what its collectives are, which torch records.
+    pub hang: judge::Options,
+    /// What a shell runs when a hang is found: on rank 0's node, or on each that judges its own workers. Default none.
     pub on_hang: Option<OsString>,
     /// Lines of workers that match show progress, as steps do. Default none.
     pub progress_log: Option<ProgressPattern>,

@@ -14,6 +14,7 @@ use super::environment::Workers;
 use super::failure_message::FailureMessage;
 use super::machine::AgentMachine;
 use super::news::Seen;
+use super::own_hangs::OwnHangs;
 use super::phases::Stopwatch;
 use super::policy::{AgentOptions, Outcome};
 use super::recovered::Disturbance;
@@ -23,6 +24,7 @@ use crate::channel::agent::Exchange;
 use crate::channel::message::World;
 use crate::channel::watch::agent::Watches;
 use crate::clock::until;
+use crate::hang::judge::Mode;
 use crate::rendezvous::conf::InPlace;
 use crate::rendezvous::messages::message::{Placement, Running};
 use crate::rendezvous::node::session::Session;
@@ -134,6 +136,8 @@ pub struct Runner {
     looking: Looking,
     /// What the coordinator says of a training that hangs.
     hangs: Hangs,
+    /// How this node's workers are judged. `None`: the coordinator judges all, or nobody does.
+    own_hangs: Option<OwnHangs>,
     /// What the workers say during a look. `None`: nobody can ask for one, or it is switched off.
     watches: Option<Watches>,
     /// Process ids of running workers whose start is recorded. Those that survive a change were started once.
@@ -150,6 +154,8 @@ impl Runner {
         let training = Training::new(&options, session.is_some());
         let watches = look::listen(&options, session.is_some());
         let deadline = session.as_deref().and_then(deadline::hold);
+        let is_own = session.as_ref().is_some_and(|session| !session.is_at_coordinator());
+        let own_hangs = (is_own && options.hang.mode != Mode::Off).then(|| OwnHangs::new(options.hang));
         let AgentOptions { name, entrypoint, workers, uninterruptible_sleep, in_place, grace, on_hang, .. } = options;
         Self {
             machine: AgentMachine::new(policy, name.clone()),
@@ -188,6 +194,7 @@ impl Runner {
             training,
             looking: Looking::default(),
             hangs: Hangs::new(on_hang),
+            own_hangs,
             watches,
             recorded: BTreeSet::new(),
         }
@@ -226,6 +233,7 @@ impl Runner {
         let look_at = self.uninterruptible.next_look(Instant::now()).filter(|_| running);
         let steps_at = self.training.next_look().filter(|_| self.ending.is_none());
         let report_at = self.pending_recovery.as_ref().map(PendingRecovery::until);
+        let judge_at = self.own_hangs.as_ref().filter(|_| self.ending.is_none()).and_then(OwnHangs::next_deadline);
         tokio::select! {
             event = next_of(&mut self.worker_group) => self.on_worker_group(event),
             received = in_place::next_of(&mut self.exchange) => self.on_from_worker(received),
@@ -242,13 +250,14 @@ impl Runner {
                 self.machine.on_forecast(running.as_ref(), Instant::now());
             }
             view = change_of(self.session.as_deref(), self.seen.as_ref()) => self.on_view(&view),
-            () = until([deadline, look_at, steps_at, report_at].into_iter().flatten().min()) => {
+            () = until([deadline, look_at, steps_at, report_at, judge_at].into_iter().flatten().min()) => {
                 let now = Instant::now();
                 if report_at.is_some_and(|report_at| report_at <= now) {
                     self.log_recovery(None);
                 }
                 self.machine.on_tick(now);
                 self.look_at_steps(now);
+                self.judge_own();
                 self.look_for_uninterruptible();
             }
         }

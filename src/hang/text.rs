@@ -37,6 +37,8 @@ pub struct Facts {
     pub more: Option<String>,
     /// What happens now.
     pub next: Next,
+    /// Somebody has looked at the ranks of one node alone.
+    pub is_own: bool,
 }
 
 /// What happens after a hang was found.
@@ -60,11 +62,11 @@ pub enum Next {
 /// The lines on the terminal: what stands still, why, where, the others, the dumps, and what happens.
 pub fn lines(finding: &Finding, facts: &Facts) -> Vec<String> {
     if finding.kind == Kind::Suspended {
-        return vec![suspended(facts.ranks)];
+        return vec![suspended(finding, facts)];
     }
     let others = finding.others.as_ref().filter(|_| !finding.ranks.is_empty());
     let others = others.and_then(|place| Some(format!("others: {}", place_in(place, finding)?)));
-    let dumps = facts.dumps.as_ref().map(|dumps| format!("dumps of all ranks: {dumps}"));
+    let dumps = facts.dumps.as_ref().map(|dumps| format!("dumps of {}: {dumps}", all(facts)));
     let more = facts.more.as_ref().map(|more| format!("more: {more}"));
     let dumps = dumps.into_iter().chain(more).collect::<Vec<_>>().join("; ");
     let indented =
@@ -82,7 +84,7 @@ pub fn over(still: Duration) -> String {
 /// For `status`: whom the others wait for, and where that rank stands.
 pub fn status(finding: &Finding, facts: &Facts) -> String {
     let whom = match finding.kind {
-        Kind::Suspended => return suspended(facts.ranks),
+        Kind::Suspended => return suspended(finding, facts),
         _ if finding.ranks.is_empty() => format!("stands still for {}", seconds(facts.still)),
         _ => format!("waits {} for {}", seconds(facts.still), ranks(&finding.ranks)),
     };
@@ -92,8 +94,12 @@ pub fn status(finding: &Finding, facts: &Facts) -> String {
     cut(format!("{whom}{place}{usually}"), LINE_LIMIT_BYTES)
 }
 
-fn suspended(ranks: usize) -> String {
-    format!("training is suspended: all {ranks} ranks are stopped by a signal (state T); SIGCONT lets them go on")
+fn suspended(finding: &Finding, facts: &Facts) -> String {
+    let all = match facts.is_own {
+        true => format!("all {} ranks of this node", finding.ranks.len()),
+        false => format!("all {} ranks", facts.ranks),
+    };
+    format!("training is suspended: {all} are stopped by a signal (state T); SIGCONT lets them go on")
 }
 
 fn headline(finding: &Finding, facts: &Facts) -> String {
@@ -151,10 +157,12 @@ pub fn cause(finding: &Finding, facts: &Facts) -> String {
             (None, None) => format!("{who} {has} not come to a message or a new process group{}", activity(place)),
         },
         Kind::Crossed => crossed(finding, &who),
-        Kind::Inside => match &finding.collective {
-            Some(of) => format!("all ranks are inside {}: library or network", collective(of, false)),
-            None => "all ranks are inside a collective: library or network".to_owned(),
-        },
+        Kind::Inside => {
+            let inside =
+                finding.collective.as_ref().map_or_else(|| "a collective".to_owned(), |of| collective(of, false));
+            let why = if facts.is_own { "a rank of another node, library or network" } else { "library or network" };
+            format!("{} are inside {inside}: {why}", all(facts))
+        }
         Kind::Outside => {
             let be = if many { "are" } else { "is" };
             format!("a guess: {who} {be} outside of torch.distributed, the others are inside{}", activity(place))
@@ -163,8 +171,12 @@ pub fn cause(finding: &Finding, facts: &Facts) -> String {
             let stand = if many { "stand" } else { "stands" };
             format!("a guess: {who} {stand} elsewhere than the {} others{}", finding.waiting.len(), activity(place))
         }
-        Kind::Alike => format!("a guess: all ranks stand at one line{}", activity(finding.others.as_ref())),
+        Kind::Alike => format!("a guess: {} stand at one line{}", all(facts), activity(finding.others.as_ref())),
     }
+}
+
+fn all(facts: &Facts) -> &'static str {
+    if facts.is_own { "all ranks of this node" } else { "all ranks" }
 }
 
 fn mismatch(finding: &Finding) -> String {

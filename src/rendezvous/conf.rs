@@ -182,10 +182,9 @@ keys! {
     reset_limit: Option<u32> = None, Allowed::Whole(0, i32::MAX as u32), Scope::c10d(COUNTED_BY_A_COORDINATOR);
     /// What happens when the training hangs: it is reported with the rank that is waited for (report), its workers are restarted as well
     /// (restart), or nobody looks (off).
-    hang: hang::Mode = hang::Mode::Report, Allowed::OneOf(&["off", "report", "restart"]), Scope::c10d(COUNTED_BY_A_COORDINATOR);
+    hang: hang::Mode = hang::Mode::Report, Allowed::OneOf(&["off", "report", "restart"]);
     /// After how long without progress a training hangs, instead of the limits that are learnt from its steps.
-    hang_timeout: Option<Duration> = None, Allowed::seconds(Least::Is(*HANG_TIMEOUTS.start()), *HANG_TIMEOUTS.end()),
-        Scope::c10d(COUNTED_BY_A_COORDINATOR);
+    hang_timeout: Option<Duration> = None, Allowed::seconds(Least::Is(*HANG_TIMEOUTS.start()), *HANG_TIMEOUTS.end());
     /// How to speak to etcd, if the endpoint does not begin with `http://` or `https://`. Not given: `http`.
     protocol: Option<Protocol> = None, Allowed::OneOf(&["http", "https"]), Scope::ETCD;
     /// File with the certificates of the authorities that may vouch for etcd's members. Not given: the system's.

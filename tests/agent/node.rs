@@ -10,6 +10,7 @@ use elastic_rs::agent::environment::Workers;
 use elastic_rs::agent::runner::{Runner, Step};
 use elastic_rs::agent::{AgentOptions, Budget, Outcome};
 use elastic_rs::endpoint::EndpointServer;
+use elastic_rs::hang::judge;
 use elastic_rs::rendezvous::conf::InPlace;
 use elastic_rs::rendezvous::messages::message::{Failure, Hello, JoinWorkers, NodeId, Placement};
 use elastic_rs::rendezvous::messages::settings::Settings;
@@ -63,7 +64,7 @@ pub fn options(budget: Budget, workers: u32) -> AgentOptions {
         exit_barrier_timeout: None,
         uninterruptible_sleep: Duration::ZERO,
         in_place: InPlace::Gloo,
-        watch: true,
+        hang: judge::Options::default(),
         on_hang: None,
         progress_log: None,
     }

@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use elastic_rs::hang::judge::Mode;
 use elastic_rs::rendezvous::conf::{
     self, Allowed, Backend, Conf, ConfError, Given, KEYS, Key, Scope, Value, WITHOUT_EFFECT,
 };
@@ -225,12 +224,6 @@ impl RendezvousConfig {
     #[getter]
     fn wants_agent(&self) -> bool {
         self.0.agent == conf::Agent::Rust
-    }
-
-    /// Whether somebody looks for hangs: ``hang`` is not ``off``.
-    #[getter]
-    fn looks_for_hangs(&self) -> bool {
-        self.0.hang != Mode::Off
     }
 
     /// Whether restarts are counted for the job: ``restart_budget`` is ``job``.

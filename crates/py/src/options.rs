@@ -10,7 +10,7 @@ use std::time::Duration;
 use elastic_rs::agent;
 use elastic_rs::agent::Budget;
 use elastic_rs::agent::environment::Workers;
-use elastic_rs::hang::judge::Mode;
+use elastic_rs::hang::judge::{self, Mode};
 use elastic_rs::launcher::node::{self, Reach, WorkersStore};
 use elastic_rs::net::local::interface_addresses;
 use elastic_rs::rendezvous::conf::{Agent, Conf, InPlace, StoreMembers};
@@ -143,7 +143,7 @@ impl WorkerOptions {
         use_agent_store: bool,
         budget: Budget,
         exit_barrier_timeout: Option<Duration>,
-        (in_place, watch): (InPlace, bool),
+        (in_place, hang): (InPlace, judge::Options),
     ) -> PyResult<agent::AgentOptions> {
         // A worker that goes on needs a store that is new in every round.
         let in_place = if use_agent_store { in_place } else { InPlace::Off };
@@ -165,7 +165,7 @@ impl WorkerOptions {
             exit_barrier_timeout,
             uninterruptible_sleep: seconds("uninterruptible_state_timeout", self.uninterruptible_sleep_s)?,
             in_place,
-            watch,
+            hang,
             on_hang: self.on_hang.clone(),
             progress_log: self.progress_log.clone().map(|pattern| pattern.0),
         })
@@ -188,10 +188,10 @@ pub struct AgentOptions {
     pub exit_barrier_timeout_s: Option<f64>,
     /// Workers share the store at ``MASTER_ADDR:MASTER_PORT``, which then already listens.
     pub use_agent_store: bool,
-    /// Whether the coordinator is told when the workers make no step.
-    pub watch: bool,
-    /// The values of ``--rdzv-conf``, for workers that may survive a change of the world; None if they never can.
+    /// The values of ``--rdzv-conf``; None with a rendezvous of PyTorch's.
     pub config: Option<RendezvousConfig>,
+    /// Whether workers may survive a change of the world, if the configuration allows it.
+    pub survives: bool,
 }
 
 impl AgentOptions {
@@ -199,8 +199,10 @@ impl AgentOptions {
     pub fn core(&self) -> PyResult<agent::AgentOptions> {
         let budget = self.restarts_left.map_or(Budget::Job, Budget::Node);
         let exit_barrier_timeout = limit("exit_barrier_timeout", self.exit_barrier_timeout_s)?;
-        let in_place = self.config.as_ref().map_or(InPlace::Off, |config| config.0.in_place);
-        let how = (in_place, self.watch);
+        let config = self.config.as_ref().map(|config| &config.0);
+        let in_place = config.filter(|_| self.survives).map_or(InPlace::Off, |config| config.in_place);
+        let unjudged = judge::Options { mode: Mode::Off, ..judge::Options::default() };
+        let how = (in_place, config.map_or(unjudged, Conf::hang_options));
         self.workers.agent(&self.name, &self.run_id, self.use_agent_store, budget, exit_barrier_timeout, how)
     }
 }
@@ -295,7 +297,7 @@ impl LaunchOptions {
             node.use_agent_store,
             budget,
             exit_barrier_timeout,
-            (node.in_place(), node.config.0.hang != Mode::Off),
+            (node.in_place(), node.config.0.hang_options()),
         )
     }
 }

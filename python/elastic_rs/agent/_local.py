@@ -38,7 +38,7 @@ from torch.distributed.elastic.rendezvous import (
 
 from elastic_rs import _elastic_rs, _hang_options
 from elastic_rs._durations import Duration, as_seconds
-from elastic_rs._elastic_rs import Agent, Failure, Placement, RendezvousConfig, Step
+from elastic_rs._elastic_rs import Agent, Failure, Placement, Step
 from elastic_rs._exit_codes import Run, of_end
 from elastic_rs._host_name import spare_torch_the_wait, wait_for_readers
 from elastic_rs._python import leader_first
@@ -270,17 +270,16 @@ class LocalElasticAgent(TorchLocalElasticAgent):
             restarts_left=None if job_counts else self._remaining_restarts,
             exit_barrier_timeout_s=self._barrier_limit(),
             use_agent_store=spec.rdzv_handler.use_agent_store,
-            watch=self._handler is not None and self._handler.config.looks_for_hangs,
-            config=self._survival(spec),
+            config=None if self._handler is None else self._handler.config,
+            survives=self._survives(spec),
         )
         return _elastic_rs.Agent(None if self._handler is None else self._handler.session, options)
 
-    def _survival(self, spec: WorkerSpec) -> RendezvousConfig | None:
-        """Return the configuration if workers may survive: programs, with a new store in each round."""
+    def _survives(self, spec: WorkerSpec) -> bool:
+        """Return whether workers may survive a change of the world: programs, with a new store in each round."""
         given = spec.master_addr or spec.master_port
-        if self._handler is None or (given and not self._handler.keeps_master) or not isinstance(spec.entrypoint, str):
-            return None
-        return self._handler.config
+        keeps = self._handler is not None and not (given and not self._handler.keeps_master)
+        return keeps and isinstance(spec.entrypoint, str)
 
     def _first_signal(self) -> object:
         return None if self._handler is None else self._handler.config.values()["first_signal"]

@@ -4,17 +4,22 @@
 use std::ffi::OsString;
 use std::future::pending;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio::runtime::Handle;
 
 use super::Runner;
 use crate::agent::hang_command::{About, HangCommand};
 use crate::agent::look::{self, Recorders};
+use crate::agent::own_hangs::Act;
 use crate::hang::finding::{Finding, Kind};
 use crate::hang::text;
 use crate::rendezvous::messages::hang::{Found, HangChange, HangNews};
+use crate::rendezvous::messages::message::{Failure, Look};
 use crate::rendezvous::node::session::Session;
+
+/// How a worker has ended that others wait for, in the report of a failure.
+const HUNG: &str = "a hang";
 
 /// What the coordinator says, as far as this agent has acted on it.
 #[derive(Debug)]
@@ -49,13 +54,48 @@ impl Hangs {
 }
 
 impl Runner {
-    /// The training hangs, or goes on. The agent of rank 0 says it, for all.
+    /// The coordinator says that the training hangs, or goes on.
     pub(super) fn on_hang(&mut self, (seen, news): (u64, Option<HangNews>)) {
         self.hangs.seen = seen;
-        let Some(HangNews { still_us, change, .. }) = news.filter(|news| news.round == self.machine.round()) else {
+        if let Some(news) = news {
+            self.tell(news);
+        }
+    }
+
+    /// Judge this node's workers, if nobody else does and it is time.
+    pub(super) fn judge_own(&mut self) {
+        let Some(own) = &mut self.own_hangs else { return };
+        let (now, round) = (Instant::now(), self.machine.round());
+        let ranks = self.assignment.as_ref().and_then(|(place, _)| place.workers).map_or(0, |ranks| ranks.world_size);
+        own.on_round(self.machine.is_running().then_some((round, ranks)), now);
+        for act in own.act(now) {
+            match act {
+                Act::Look => self.look(Look { round, number: 0, deep: None }),
+                Act::Tell(news) => self.tell(news),
+                Act::Restart { why, rank } => self.restart_hung(why, rank),
+            }
+        }
+    }
+
+    /// The training hangs: restart the workers, which costs none of the job's restarts.
+    fn restart_hung(&mut self, why: String, rank: Option<u32>) {
+        let pids = self.worker_group.as_ref().map(|worker_group| worker_group.pids()).unwrap_or_default();
+        let named = rank.and_then(|rank| rank.checked_sub(self.first_rank()));
+        let Some((local_rank, pid)) = pids.into_iter().max_by_key(|(local_rank, _)| Some(*local_rank) == named) else {
             return;
         };
-        let (still, says) = (Duration::from_micros(still_us), self.placement().is_some_and(|place| place.rank == 0));
+        let failure = self.failure(local_rank, pid, (HUNG.to_owned(), 1), why);
+        self.machine.on_worker_failed(Failure { counts: false, ..failure }, false, Instant::now());
+    }
+
+    /// The training hangs, or goes on. The agent of rank 0 says it for all, or each one of its own workers.
+    fn tell(&mut self, news: HangNews) {
+        let HangNews { round, still_us, change } = news;
+        if round != self.machine.round() {
+            return;
+        }
+        let still = Duration::from_micros(still_us);
+        let says = self.own_hangs.is_some() || self.placement().is_some_and(|place| place.rank == 0);
         match change {
             HangChange::Found(found) => {
                 let dumps = if found.finding.kind == Kind::Suspended { None } else { self.dump_all(still) };
@@ -82,8 +122,10 @@ impl Runner {
     }
 
     fn lines_of(&self, found: &Found, still: Duration, dumps: Option<String>) -> Vec<String> {
-        let more = self.session.as_ref().map(|session| format!("elastic-rs why {}", session.endpoint()));
-        text::lines(&found.finding, &text::Facts { dumps, more, ..found.facts(still) })
+        let is_own = self.own_hangs.is_some();
+        let more = self.session.as_ref().filter(|_| !is_own);
+        let more = more.map(|session| format!("elastic-rs why {}", session.endpoint()));
+        text::lines(&found.finding, &text::Facts { dumps, more, is_own, ..found.facts(still) })
     }
 
     /// Write down where all workers of this node stand. Returns where that is for all ranks, if their logs have folders.

@@ -14,6 +14,7 @@ use crate::agent::look::{self, Looked, Worker};
 use crate::agent::policy::AgentOptions;
 use crate::channel::watch::agent::Watches;
 use crate::hang;
+use crate::hang::judge::Mode;
 use crate::hang::view::{Life, View};
 use crate::rendezvous::messages::look::ROUND_CHANGES;
 use crate::rendezvous::messages::message::Look;
@@ -62,7 +63,7 @@ impl Looking {
 
 /// The socket at which workers answer, if somebody can ask for a look.
 pub(super) fn listen(options: &AgentOptions, has_session: bool) -> Option<Watches> {
-    if !options.watch || !has_session {
+    if options.hang.mode == Mode::Off || !has_session {
         return None;
     }
     let listening = Watches::listen(options.workers.local_world_size);
@@ -92,13 +93,18 @@ impl Runner {
     /// Somebody asks where the workers stand.
     fn on_look_asked(&mut self, asked: u64, look: Option<Look>) {
         self.looking.answered = asked;
-        let (round, Some(look)) = (self.machine.round(), look) else { return };
-        if look.round != round {
-            if let Some(session) = &self.session {
-                session.report_look(look.number, Vec::new(), Some(ROUND_CHANGES.to_owned()), None);
-            }
-            return;
+        let Some(look) = look else { return };
+        if look.round == self.machine.round() {
+            return self.look(look);
         }
+        if let Some(session) = &self.session {
+            session.report_look(look.number, Vec::new(), Some(ROUND_CHANGES.to_owned()), None);
+        }
+    }
+
+    /// Look at the workers.
+    pub(super) fn look(&mut self, look: Look) {
+        let round = look.round;
         let pids = self.worker_group.as_ref().map(|worker_group| worker_group.pids()).unwrap_or_default();
         let first = self.first_rank();
         let worker = |(local_rank, pid)| {
@@ -123,7 +129,10 @@ impl Runner {
         let Some((look, _)) = self.looking.look.take() else { return };
         self.looking.last = looked.looks.into_iter().map(|(at, look)| (look.pid, (at, look))).collect();
         let views = looked.views.into_iter().chain(std::mem::take(&mut self.looking.ended)).collect();
-        if let Some(session) = &self.session {
+        if let Some(own) = &mut self.own_hangs {
+            own.on_views(views, Instant::now());
+            self.judge_own();
+        } else if let Some(session) = &self.session {
             session.report_look(look.number, views, looked.problem, looked.py_spy);
         }
     }

@@ -133,6 +133,7 @@ impl Runner {
         self.name_logs();
         self.on_first_step(); // a worker may have been faster than its start
         self.machine.on_started();
+        self.judge_own();
     }
 
     /// Give the folders of the workers' logs names by global rank.

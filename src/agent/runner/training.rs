@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use super::Runner;
 use crate::agent::policy::AgentOptions;
 use crate::clock::{instant_of, monotonic_ns};
+use crate::hang::judge::Mode;
 use crate::hang::judge::pace::{self, Change, Pace, Still};
 use crate::rendezvous::messages::hang::{MovedReport, PaceReport, StillReport};
 use crate::rendezvous::messages::message::{Progress, Round, StepReport};
@@ -64,7 +65,7 @@ impl Training {
             answered: 0,
             pace: None,
             still: None,
-            judges: options.watch,
+            judges: options.hang.mode != Mode::Off,
             progress_log: options.progress_log.clone().map(|pattern| Arc::new(ProgressLog::new(pattern))),
             line_ns: 0,
             has_line: false,
@@ -230,7 +231,10 @@ impl Runner {
         if matches!(pace, PaceReport::Moved(_)) {
             self.looking.forget();
         }
-        if let Some(session) = &self.session {
+        if let Some(own) = &mut self.own_hangs {
+            own.on_pace(self.training.round, pace, now);
+            self.judge_own();
+        } else if let Some(session) = &self.session {
             session.report_pace(self.training.round, pace);
         }
     }

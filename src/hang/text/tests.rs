@@ -43,6 +43,7 @@ fn facts() -> Facts {
         dumps: Some("logs/job42_x1/attempt_0/*/hang-1.txt".to_owned()),
         more: Some("elastic-rs why node0:29400".to_owned()),
         next: Next::Report,
+        is_own: false,
     }
 }
 

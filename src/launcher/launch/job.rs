@@ -168,6 +168,7 @@ mod tests {
     use super::*;
     use crate::agent::Budget;
     use crate::agent::environment::Workers;
+    use crate::hang::judge;
     use crate::rendezvous::conf::InPlace;
     use crate::rendezvous::messages::message::{Round, WorkerRanks};
     use crate::signals::FirstSignal;
@@ -193,7 +194,7 @@ mod tests {
             exit_barrier_timeout: None,
             uninterruptible_sleep: Duration::ZERO,
             in_place: InPlace::Gloo,
-            watch: true,
+            hang: judge::Options::default(),
             on_hang: None,
             progress_log: None,
         };

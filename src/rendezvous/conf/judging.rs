@@ -41,12 +41,17 @@ impl Conf {
         Ok(())
     }
 
+    /// How hangs are judged.
+    pub fn hang_options(&self) -> judge::Options {
+        // With a window they are counted like those after crashes, and not by the judge.
+        let restarts = self.restart_window.map_or(judge::Options::default().restarts, |_| u32::MAX);
+        judge::Options { mode: self.hang, timeout: self.hang_timeout, restarts }
+    }
+
     /// What the coordinator is asked for.
     pub(super) fn rules(&self) -> Rules {
         let cooldown = self.blacklist_cooldown_min.zip(self.blacklist_cooldown_max);
         let cooldown = cooldown.map(|(min, max)| Cooldown { min, max });
-        // With a window they are counted like those after crashes, and not by the judge.
-        let restarts = self.restart_window.map_or(judge::Options::default().restarts, |_| u32::MAX);
         Rules {
             workers: self.min_workers.zip(self.max_workers).map(|(min, max)| WorkerBounds { min, max }),
             host_failures: self.host_failures.unwrap_or(u32::from(cooldown.is_some())),
@@ -56,7 +61,7 @@ impl Conf {
             no_restart_on: self.no_restart_on.clone(),
             reset_limit: self.reset_limit,
             store_tunnel: self.has_tunnel(),
-            hang: judge::Options { mode: self.hang, timeout: self.hang_timeout, restarts },
+            hang: self.hang_options(),
         }
     }
 }

@@ -10,9 +10,9 @@ use serde::Serialize;
 use super::looks::Looks;
 use crate::events::record::{HANG_RANKS_LIMIT, Hang, Kind};
 use crate::hang::finding::{Finding, Kind as FindingKind};
-use crate::hang::judge::{Effect, Judge, Options, Still};
+use crate::hang::judge::{Effect, Judge, Options};
 use crate::hang::text::{self, Next};
-use crate::rendezvous::messages::hang::{Found, HangChange, HangNews, MovedReport, PaceReport, StillReport};
+use crate::rendezvous::messages::hang::{Found, HangChange, HangNews, PaceReport, StillReport};
 use crate::rendezvous::messages::message::{CoordinatorMessage, NodeId, Round};
 use crate::rendezvous::run::{Event, Run, SessionId, Standing};
 use crate::wire::time::{micros, millis};
@@ -96,18 +96,14 @@ impl Hangs {
     /// A node's workers make no step, or have moved since.
     pub fn on_pace(&mut self, id: NodeId, round: Round, pace: PaceReport, now: Instant) {
         let Some((judge, _)) = self.judge.as_mut().filter(|_| self.round == Some(round)) else { return };
-        let before = |us| now.checked_sub(Duration::from_micros(us)).unwrap_or(now);
         match pace {
             PaceReport::Still(report) => {
                 self.reports.insert(id, report);
-                let StillReport { still_us, has_stepped, step_time_us, is_counted, section, .. } = report;
-                let (since, step_time) = (before(still_us), step_time_us.map(Duration::from_micros));
-                let still = Still { round: round.0, since, has_stepped, step_time, is_counted, section };
-                judge.on_still(id.0, still, now);
+                judge.on_still(id.0, report.still(round, now), now);
             }
-            PaceReport::Moved(MovedReport { ago_us, has_stepped }) => {
+            PaceReport::Moved(report) => {
                 self.reports.remove(&id);
-                judge.on_moved(id.0, round.0, before(ago_us), has_stepped, now);
+                judge.on_moved(id.0, round.0, report.at(now), report.has_stepped, now);
             }
         }
     }

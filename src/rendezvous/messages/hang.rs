@@ -1,11 +1,12 @@
 //! A training that stands still: what agents say of their workers' steps, and what the coordinator says of a hang.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
 use super::ids::Round;
 use crate::hang::finding::Finding;
+use crate::hang::judge::Still;
 use crate::hang::judge::limits::Section;
 use crate::hang::text::{Facts, Next};
 use crate::wire::text::{cut, plain};
@@ -83,6 +84,26 @@ pub struct Found {
     pub node: Option<String>,
     /// What happens now.
     pub next: Next,
+}
+
+impl StillReport {
+    /// The same for the judge. `now`: when it has come.
+    pub fn still(&self, round: Round, now: Instant) -> Still {
+        let Self { still_us, has_stepped, step_time_us, is_counted, section, .. } = *self;
+        let step_time = step_time_us.map(Duration::from_micros);
+        Still { round: round.0, since: before(now, still_us), has_stepped, step_time, is_counted, section }
+    }
+}
+
+impl MovedReport {
+    /// When they have moved. `now`: when the report has come.
+    pub fn at(&self, now: Instant) -> Instant {
+        before(now, self.ago_us)
+    }
+}
+
+fn before(now: Instant, us: u64) -> Instant {
+    now.checked_sub(Duration::from_micros(us)).unwrap_or(now)
 }
 
 impl Found {

@@ -398,6 +398,11 @@ impl NodeMachine {
         self.view.failed.is_some()
     }
 
+    /// Whether the nodes meet at a coordinator.
+    pub fn is_at_coordinator(&self) -> bool {
+        self.backend.is_coordinator()
+    }
+
     /// Whether a coordinator has welcomed this node on the connection that is open.
     pub fn has_coordinator(&self) -> bool {
         self.link.is_welcomed() && self.backend.is_coordinator()

@@ -321,6 +321,11 @@ impl Session {
         self.shared.slot.lock().machine().backend_address().to_owned()
     }
 
+    /// Whether the nodes meet at a coordinator, which judges all of them, and not over etcd or a backend of PyTorch's.
+    pub fn is_at_coordinator(&self) -> bool {
+        self.shared.slot.lock().machine().is_at_coordinator()
+    }
+
     /// Whether the coordinator has ever welcomed this node.
     pub fn was_welcomed(&self) -> bool {
         self.shared.slot.lock().machine().was_welcomed()

@@ -43,8 +43,8 @@ def main() -> int:
         restarts_left=int(restarts),
         exit_barrier_timeout_s=None,
         use_agent_store=True,
-        watch=False,
         config=None,
+        survives=False,
     )
     agent = _elastic_rs.Agent(None, options)
     signal.signal(signal.SIGTERM, _stop)

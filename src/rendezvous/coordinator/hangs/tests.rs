@@ -2,6 +2,7 @@ use super::*;
 use crate::hang::judge::Mode;
 use crate::hang::view::{Entry, Group, Signature, State, View};
 use crate::rendezvous::coordinator::machine::{Command, Machine};
+use crate::rendezvous::messages::hang::MovedReport;
 use crate::rendezvous::messages::message::{Hello, Join, NodeMessage};
 use crate::rendezvous::messages::settings::Settings;
 use crate::rendezvous::run::Ends;

@@ -7,6 +7,7 @@ use std::time::Duration;
 use elastic_rs::agent::environment::Workers;
 use elastic_rs::agent::runner::{ErrorFiles, Runner, Step};
 use elastic_rs::agent::{AgentOptions, Budget, Outcome};
+use elastic_rs::hang::judge;
 use elastic_rs::rendezvous::conf::InPlace;
 use elastic_rs::signals::FirstSignal;
 use elastic_rs::workers::{Consoles, Event, FilterOptions, Group, WorkerSpec};
@@ -61,7 +62,7 @@ pub fn run_within(procs: &str, script: &str) {
             exit_barrier_timeout: Some(limit),
             uninterruptible_sleep: Duration::ZERO,
             in_place: InPlace::Gloo,
-            watch: true,
+            hang: judge::Options::default(),
             on_hang: None,
             progress_log: None,
         };
