@@ -69,7 +69,7 @@ def test_workers_are_restarted_if_that_is_wanted(train: Callable[..., list[Proce
     first, second = train("--hang=restart")
     marks = [(node, node.mark()) for node in (first, second)]
     first.line(r"the workers are restarted \(--hang=restart\)")
-    first.line(r"a hang; rank 1 was stopped by a signal \(state T\)")
+    first.line(r"ended with a hang: rank 1 was stopped by a signal \(state T\)")
     for node, mark in marks:
         node.line(r"READY \d", since=mark)
     for node in (first, second):
