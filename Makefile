@@ -328,10 +328,11 @@ bench: build ## run the benchmarks, write benches/results/ and plots in docs/; a
 	@$(PY) benches/warm.py $(WARM_BENCH_ARGS)
 	$(say) 'bench: workers that survive, and goodput beside torchrun (benches/in_place.py, an hour)'
 	@$(PY) benches/in_place.py $(IN_PLACE_BENCH_ARGS)
-	$(say) 'bench: hangs: how soon they are named, dumps before 1,000 kills, and what looking costs (benches/hang_*.py, 45 minutes)'
+	$(say) 'bench: hangs: how soon they are named, dumps before 1,000 kills, and what looking costs (benches/hang_*.py, 50 minutes)'
 	@$(PY) benches/hang_times.py
 	@$(PY) benches/hang_dumps.py
 	@$(PY) benches/hang_cost.py
+	@$(PY) benches/hang_asleep.py
 	$(say) 'bench: checkpoints that are saved after SIGTERM (benches/first_signal.py, 10 minutes)'
 	@$(PY) benches/first_signal.py
 	$(say) 'bench: commits of the state (benches/elastic_state.py)'

@@ -5,4 +5,5 @@ import sys
 
 if __name__ == "__main__":
     spec = globals().get("__spec__")
-    print("HERE", getattr(spec, "name", None), *sys.argv[1:], os.environ["RANK"], flush=True)
+    # In one piece, since the agent writes into the same file.
+    print(" ".join(map(str, ["HERE", getattr(spec, "name", None), *sys.argv[1:], os.environ["RANK"]])), flush=True)

@@ -258,7 +258,7 @@ def test_a_running_event_loop_is_no_obstacle(job: Job) -> None:
         "async def cell():\n"
         "    config = elastic_rs.LaunchConfig(nproc_per_node=2, no_python=True)\n"
         "    return [elastic_rs.launch('true', config) for _ in range(2)]\n"
-        "print('ENDED', asyncio.run(cell()))\n"
+        "print(f'ENDED {asyncio.run(cell())}')\n"
     )
     process = job.start([sys.executable, "-c", code])
     ended(process, r"^ENDED \[\{0: None, 1: None\}, \{0: None, 1: None\}\]$")

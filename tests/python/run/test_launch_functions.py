@@ -200,8 +200,8 @@ def test_a_function_of_a_notebook(job: Job) -> None:
             try:
                 asyncio.run(cell(start_method))
             except ValueError as error:
-                print("REFUSED", error)
-        print("ENDED", asyncio.run(cell("fork")))
+                print(f"REFUSED {error}")
+        print(f"ENDED {asyncio.run(cell('fork'))}")
         """)
     process = job.start([sys.executable, "-c", code])
     ended(process, r"^ENDED \{0: 3, 1: 4\}$")

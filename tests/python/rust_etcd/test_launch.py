@@ -31,7 +31,7 @@ config = elastic_rs.LaunchConfig(
 )
 entrypoint = functions.rank if sys.argv[3] == "function" else "true"
 before = dict(os.environ)
-print("ENDED", elastic_rs.launch(entrypoint, config), before == os.environ, flush=True)
+print(f"ENDED {elastic_rs.launch(entrypoint, config)} {before == os.environ}", flush=True)
 """
 
 

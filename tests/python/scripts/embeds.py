@@ -36,5 +36,5 @@ end.set()
 for thread in threads:
     thread.join()
 action = signal.getsignal(signal.SIGTERM)
-print("ENDED", codes[0], "default" if action == signal.SIG_DFL else action, flush=True)
+print(f"ENDED {codes[0]} {'default' if action == signal.SIG_DFL else action}", flush=True)
 sys.exit(codes[0])

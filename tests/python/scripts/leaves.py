@@ -35,5 +35,5 @@ subprocess.Popen(
 )
 while not (folder / "helper").exists():
     time.sleep(0.02)
-print("LEAVES", (folder / "helper").read_text(), flush=True)
+print(f"LEAVES {(folder / 'helper').read_text()}", flush=True)
 sys.exit(int(sys.argv[3]) if len(sys.argv) > 3 else 0)

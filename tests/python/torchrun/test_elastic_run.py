@@ -202,7 +202,8 @@ def test_run_path_finds_the_package_but_the_script_does_not_see_its_helper(
     (tmp_path / "elastic_rs" / "__init__.py").write_text("raise ValueError('not that one')\n")
     script = tmp_path / "script.py"
     script.write_text(
-        "import importlib.util, sys\nprint('FOUND', importlib.util.find_spec('_path'), sys.argv[1:], __name__)\n"
+        # In one piece, since the agent writes into the same file.
+        "import importlib.util, sys\nprint(f'FOUND {importlib.util.find_spec(\"_path\")} {sys.argv[1:]} {__name__}')\n"
     )
     program = Path(sys.executable).with_name("elastic-run")
     node = job.start(

@@ -476,7 +476,7 @@ def test_nccl_groups_that_elastic_makes_can_be_resized_under_the_agent(start: St
         "from elastic_rs.elastic._decisions import attendance, nccl_variables\n"
         "before = os.environ.get('TORCH_NCCL_ASYNC_ERROR_HANDLING')\n"
         "os.environ.update(nccl_variables(os.environ, frozenset({'nccl'})))\n"
-        "print('NCCL', before, attendance(os.environ, frozenset({'nccl'})).reason or 'can be resized')\n"
+        "print(f\"NCCL {before} {attendance(os.environ, frozenset({'nccl'})).reason or 'can be resized'}\")\n"
     )
     for in_place, says in (
         ("nccl", "None can be resized"),
