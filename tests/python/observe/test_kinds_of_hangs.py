@@ -56,7 +56,7 @@ LATE = r"has not entered all_reduce #\d+ of default_pg \(\[3\] Float\)"
 MOST = r"the 3 others all_reduce \[3\] Float"
 KINDS = {
     "stop": Named("stopped", r"was stopped by a signal \(state T\)", "signal.SIGSTOP)"),
-    "sleep": Named("not_entered", rf"{LATE}; it sleeps in clock_nanosleep", "time.sleep(0.05)"),
+    "sleep": Named("not_entered", rf"{LATE}; it sleeps", "time.sleep(0.05)"),
     "gil": Named("gil_held", "holds the GIL in C", "PyDLL"),
     "re": Named("gil_held", "holds the GIL in C", "re.match"),
     "order": Named("mismatch", rf"entered broadcast \[7\] Float as #\d+ of default_pg, {MOST}", "too early"),

@@ -78,6 +78,7 @@ def test_workers_are_restarted_if_that_is_wanted(train: Callable[..., list[Proce
         node.wait()
 
 
+@pytest.mark.long
 def test_nobody_looks_if_that_is_wanted(train: Callable[..., list[Process]], tmp_path: Path) -> None:
     first, second = train("--hang=off")
     pid = int(first.line(r"READY 1 (\d+)")[1])
