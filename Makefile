@@ -142,7 +142,7 @@ LONG_SEEDS ?= 10000
 LONG_CASES ?= 100000
 LONG_FAULT_SECONDS ?= 3600
 # How often each kind of hang is tried. A try takes 15 s.
-LONG_HANG_RUNS ?= 1
+LONG_HANG_RUNS ?= 5
 
 test-long: wheel setup ## run randomised tests with many more cases, and all tests on the release wheel; more than an hour
 	@$(PY) -m pip --disable-pip-version-check install --quiet --no-index --no-deps --force-reinstall dist/elastic_rs-*.whl
