@@ -24,26 +24,31 @@ from measuring import RESULTS, keep, machine
 
 OUTPUT = RESULTS / "hang_asleep.json"
 RANKS, STEPS_BETWEEN, STEP_S, POLL_S, LIMIT_S = 8, 8, 0.1, 0.02, 120.0
-PLACES = ("loads", "computes", "saves")
 
 
 def cases(seed: int, count: int) -> list[tuple[int, str]]:
     """Return who sleeps, and where."""
     chance = random.Random(seed)
-    return [(chance.randrange(RANKS), chance.choice(PLACES)) for _ in range(count)]
+    return [(chance.randrange(RANKS), chance.choice(list(PLACES))) for _ in range(count)]
 
 
 def loads(sleeps: Path) -> None:
-    while sleeps.exists():
-        time.sleep(0.05)
+    until_gone(sleeps)
 
 
 def computes(sleeps: Path) -> None:
-    while sleeps.exists():
-        time.sleep(0.05)
+    until_gone(sleeps)
 
 
 def saves(sleeps: Path) -> None:
+    until_gone(sleeps)
+
+
+PLACES = {place.__name__: place for place in (loads, computes, saves)}
+"""Where a rank sleeps: `status` must show the function."""
+
+
+def until_gone(sleeps: Path) -> None:
     while sleeps.exists():
         time.sleep(0.05)
 
@@ -64,7 +69,7 @@ def train(folder: Path, seed: int, count: int) -> None:
         if dist.get_rank() == rank:
             sleeps = folder / f"sleeps-{number}"
             sleeps.touch()
-            {"loads": loads, "computes": computes, "saves": saves}[place](sleeps)
+            PLACES[place](sleeps)
     dist.destroy_process_group()
 
 

@@ -5,19 +5,17 @@
 use std::time::{Duration, Instant};
 
 use crate::hang::finding::Finding;
-use crate::hang::judge::{Effect, Judge, Options};
+use crate::hang::judge::{BEFORE_RESTART, Effect, Judge, Options};
 use crate::hang::text::{self, Facts, Next};
 use crate::hang::view::View;
 use crate::rendezvous::messages::hang::{Found, HangChange, HangNews, PaceReport, StillReport};
 use crate::rendezvous::messages::message::Round;
 use crate::wire::time::micros;
 
-/// From the report of a hang until its workers are restarted: it is written down where they stand.
-const DUMPS: Duration = Duration::from_secs(1);
 /// This node, for the judge.
 const NODE: u128 = 0;
 
-/// What is to be done.
+/// What the agent does next.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Act {
     /// Look at the workers. Answered by [`OwnHangs::on_views`].
@@ -82,7 +80,7 @@ impl OwnHangs {
         self.judge.on_views(look, views, now);
     }
 
-    /// Time has passed, or something has happened. Returns what is to be done.
+    /// Time has passed, or something has happened. Returns what the agent does next.
     pub fn act(&mut self, now: Instant) -> Vec<Act> {
         self.judge.on_tick(now);
         let mut acts = Vec::new();
@@ -109,7 +107,7 @@ impl OwnHangs {
                     let facts =
                         Facts { is_own: true, ..self.found(*finding.clone(), Next::Restart).facts(Duration::ZERO) };
                     let rank = finding.ranks.first();
-                    self.restart = Some((now + DUMPS, text::cause(&finding, &facts), rank));
+                    self.restart = Some((now + BEFORE_RESTART, text::cause(&finding, &facts), rank));
                 }
             }
         }

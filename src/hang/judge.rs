@@ -37,6 +37,8 @@ pub const LONGEST_BETWEEN: Duration = Duration::from_secs(30);
 pub const LOOK_LIMIT: Duration = Duration::from_secs(3);
 /// For how long ranks may read or write without a step.
 pub const MOVING_LIMIT: Duration = Duration::from_secs(3600);
+/// From the report of a hang until its workers are restarted: their agents write down where they stand.
+pub const BEFORE_RESTART: Duration = Duration::from_secs(1);
 /// Shortest time between two events that say who is waited for.
 pub const BETWEEN_WAITS: Duration = Duration::from_secs(60);
 
@@ -357,4 +359,4 @@ impl Judge {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

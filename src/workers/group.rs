@@ -257,7 +257,7 @@ impl Group {
         }
     }
 
-    /// Log what is left of a worker that has ended.
+    /// Log which processes a worker has left that has ended.
     fn log_leftovers(&self, local_rank: u32, how: &str, what: &str) {
         let Some(Member { pid, guard: Some(guard), .. }) = self.members.get(&local_rank) else { return };
         if let Some(children) = children_of(*guard) {

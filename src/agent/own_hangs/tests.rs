@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 
 use super::*;
 use crate::hang::finding::Kind;
-use crate::hang::judge::Mode;
-use crate::hang::view::{Class, Entry, Gil, Group, Signature, State, WORLD};
+use crate::hang::judge::{self, Mode};
+use crate::hang::view::State;
 
 const ROUND: Round = Round(2);
 
@@ -13,22 +13,11 @@ fn secs(seconds: u64) -> Duration {
     Duration::from_secs(seconds)
 }
 
-/// A rank that waits in the collective of this number, or has entered the one before.
+/// A rank that waits in a collective of all ranks, or has entered the one before.
 fn view(rank: u32, waits: bool) -> View {
-    let last = 8 + u64::from(waits);
-    let entry = Entry { seq: last, at: 0, signature: 0 };
-    let pending = if waits { vec![entry] } else { Vec::new() };
-    let ranks = Some((0..8).collect());
-    let world = Group { name: WORLD.into(), ranks, last, oldest: last, pending, tail: vec![entry], ..Group::default() };
-    View {
-        state: State::Sleeping,
-        gil: Gil::Free,
-        answered: true,
-        class: Some(Class::Idle),
-        signatures: vec![Signature { op: "all_reduce".into(), shape: String::new() }],
-        groups: vec![world],
-        ..View::new(rank, ROUND.0)
-    }
+    let mut view = View { round: ROUND.0, ..judge::tests::view(rank, 8 + u64::from(waits), waits) };
+    view.groups[0].ranks = Some((0..8).collect());
+    view
 }
 
 /// Let a node whose ranks look like that stand still for so long. Returns what it does but look, with the second of each.
@@ -64,16 +53,16 @@ fn stands_still(options: Options, views: &[View], until: u64) -> (OwnHangs, Vec<
     (own, acts)
 }
 
-fn told(acts: &[(u64, Act)]) -> Vec<(u64, Option<Finding>)> {
+fn reported(acts: &[(u64, Act)]) -> Vec<(u64, Option<Finding>)> {
     let finding = |change: &HangChange| match change {
         HangChange::Found(found) => Some(found.finding.clone()),
         HangChange::Over => None,
     };
-    let told = acts.iter().filter_map(|(at, act)| match act {
+    let reported = acts.iter().filter_map(|(at, act)| match act {
         Act::Tell(news) => Some((*at, finding(&news.change))),
         Act::Look | Act::Restart { .. } => None,
     });
-    told.collect()
+    reported.collect()
 }
 
 #[test]
@@ -81,7 +70,7 @@ fn a_stopped_rank_of_this_node_is_found_by_two_looks() {
     let mut stopped = view(4, false);
     stopped.state = State::Stopped;
     let (_, acts) = stands_still(Options::default(), &[stopped, view(5, true)], 60);
-    let [(at, Some(finding))] = &told(&acts)[..] else { panic!("{acts:?}") };
+    let [(at, Some(finding))] = &reported(&acts)[..] else { panic!("{acts:?}") };
     assert!((5..=12).contains(at), "after {at} s");
     assert_eq!((finding.kind, finding.ranks.in_full()), (Kind::Stopped, "4".to_owned()));
 }
@@ -90,7 +79,7 @@ fn a_stopped_rank_of_this_node_is_found_by_two_looks() {
 fn ranks_of_other_nodes_are_not_taken_for_ended_or_absent() {
     let timeout = Some(secs(20));
     let (_, acts) = stands_still(Options { timeout, ..Options::default() }, &[view(4, true), view(5, true)], 60);
-    let [(_, Some(finding))] = &told(&acts)[..] else { panic!("{acts:?}") };
+    let [(_, Some(finding))] = &reported(&acts)[..] else { panic!("{acts:?}") };
     assert_eq!((finding.kind, finding.ranks.in_full(), finding.waiting.len()), (Kind::Inside, String::new(), 2));
     let facts = Facts { ranks: 8, is_own: true, ..Facts::default() };
     let lines = text::lines(finding, &facts);
@@ -99,7 +88,7 @@ fn ranks_of_other_nodes_are_not_taken_for_ended_or_absent() {
     assert_eq!(lines[1].trim(), cause);
 
     let (_, acts) = stands_still(Options { timeout, ..Options::default() }, &[view(4, false), view(5, true)], 60);
-    let [(_, Some(finding))] = &told(&acts)[..] else { panic!("{acts:?}") };
+    let [(_, Some(finding))] = &reported(&acts)[..] else { panic!("{acts:?}") };
     assert_eq!((finding.kind, finding.ranks.in_full()), (Kind::NotEntered, "4".to_owned()), "its own rank is named");
 }
 
@@ -110,15 +99,15 @@ fn what_was_found_is_over_when_the_workers_move() {
     let (mut own, _) = stands_still(Options::default(), &[stopped, view(5, true)], 60);
     let now = Instant::now() + secs(60);
     own.on_pace(ROUND, PaceReport::Moved(Default::default()), now);
-    assert!(matches!(&told(&own.act(now).into_iter().map(|act| (0, act)).collect::<Vec<_>>())[..], [(0, None)]));
+    assert!(matches!(&reported(&own.act(now).into_iter().map(|act| (0, act)).collect::<Vec<_>>())[..], [(0, None)]));
     assert_eq!(own.next_deadline(), None);
 }
 
 #[test]
-fn all_ranks_that_are_stopped_are_told_as_those_of_this_node() {
+fn all_ranks_that_are_stopped_are_reported_as_those_of_this_node() {
     let views = [4, 5].map(|rank| View { state: State::Stopped, ..view(rank, false) });
     let (_, acts) = stands_still(Options::default(), &views, 60);
-    let [(_, Some(finding))] = &told(&acts)[..] else { panic!("{acts:?}") };
+    let [(_, Some(finding))] = &reported(&acts)[..] else { panic!("{acts:?}") };
     let lines = text::lines(finding, &Facts { ranks: 8, is_own: true, ..Facts::default() });
     let expected =
         "training is suspended: all 2 ranks of this node are stopped by a signal (state T); SIGCONT lets them go on";
@@ -132,10 +121,12 @@ fn workers_are_restarted_after_the_dumps_and_never_once_they_are_being_stopped()
     let views = [stopped, view(5, true)];
     let options = Options { mode: Mode::Restart, ..Options::default() };
     let (_, acts) = stands_still(options, &views, 60);
-    let [(told, Act::Tell(_)), (at, Act::Restart { why, rank: Some(4) })] = &acts[..] else { panic!("{acts:?}") };
-    assert_eq!((*at, why.as_str()), (told + 1, "rank 4 was stopped by a signal (state T)"));
+    let [(reported_at, Act::Tell(_)), (at, Act::Restart { why, rank: Some(4) })] = &acts[..] else {
+        panic!("{acts:?}")
+    };
+    assert_eq!((*at, why.as_str()), (reported_at + 1, "rank 4 was stopped by a signal (state T)"));
 
-    let (mut own, acts) = stands_still(options, &views, *told);
+    let (mut own, acts) = stands_still(options, &views, *reported_at);
     assert!(matches!(&acts[..], [(_, Act::Tell(_))]), "{acts:?}");
     let now = Instant::now() + secs(60);
     own.on_round(None, now);

@@ -88,7 +88,8 @@ impl Runner {
         self.machine.on_worker_failed(Failure { counts: false, ..failure }, false, Instant::now());
     }
 
-    /// The training hangs, or goes on. The agent of rank 0 says it for all, or each one of its own workers.
+    /// Print that the training hangs, or goes on, and write down where the workers stand. Where a coordinator judges, the agent of rank 0 alone
+    /// prints; where none does, each agent prints what it has found of its own workers.
     fn tell(&mut self, news: HangNews) {
         let HangNews { round, still_us, change } = news;
         if round != self.machine.round() {

@@ -24,7 +24,8 @@ fn secs(seconds: f64) -> Duration {
     Duration::from_secs_f64(seconds)
 }
 
-fn view(rank: u32, last: u64, is_pending: bool) -> View {
+/// A rank of round 1 that has entered the collective of this number, and waits in it or not.
+pub(crate) fn view(rank: u32, last: u64, is_pending: bool) -> View {
     let entry = Entry { seq: last, at: 0, signature: 0 };
     let pending = if is_pending { vec![entry] } else { Vec::new() };
     let world = Group { name: WORLD.into(), last, oldest: last, pending, tail: vec![entry], ..Group::default() };

@@ -10,15 +10,12 @@ use serde::Serialize;
 use super::looks::Looks;
 use crate::events::record::{HANG_RANKS_LIMIT, Hang, Kind};
 use crate::hang::finding::{Finding, Kind as FindingKind};
-use crate::hang::judge::{Effect, Judge, Options};
+use crate::hang::judge::{BEFORE_RESTART, Effect, Judge, Options};
 use crate::hang::text::{self, Next};
 use crate::rendezvous::messages::hang::{Found, HangChange, HangNews, PaceReport, StillReport};
 use crate::rendezvous::messages::message::{CoordinatorMessage, NodeId, Round};
 use crate::rendezvous::run::{Event, Run, SessionId, Standing};
 use crate::wire::time::{micros, millis};
-
-/// From the report of a hang until its workers are restarted: their agents write down where they stand.
-const DUMPS: Duration = Duration::from_secs(1);
 
 /// What is to be done.
 #[derive(Clone, Debug)]
@@ -154,7 +151,7 @@ impl Hangs {
                 }
                 Effect::Restart { finding } => {
                     let facts = self.found(&finding, Next::Restart).facts(Duration::ZERO);
-                    self.restart = Some((now + DUMPS, text::cause(&finding, &facts)));
+                    self.restart = Some((now + BEFORE_RESTART, text::cause(&finding, &facts)));
                 }
             }
         }

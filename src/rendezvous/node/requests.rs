@@ -405,7 +405,7 @@ impl NodeMachine {
 
     /// Whether a coordinator has welcomed this node on the connection that is open.
     pub fn has_coordinator(&self) -> bool {
-        self.link.is_welcomed() && self.backend.is_coordinator()
+        self.link.is_welcomed() && self.is_at_coordinator()
     }
 
     /// Whether the coordinator, or the backend in its place, has ever answered this node.
