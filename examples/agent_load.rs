@@ -20,7 +20,7 @@ use elastic_rs::rendezvous::conf::InPlace;
 use elastic_rs::rendezvous::messages::message::{Hello, JoinWorkers, NodeId};
 use elastic_rs::rendezvous::messages::settings::Settings;
 use elastic_rs::rendezvous::node::session::Session;
-use elastic_rs::signals::FirstSignal;
+use elastic_rs::signals::{FirstSignal, Meanings};
 use elastic_rs::store::server::ServerOptions;
 use elastic_rs::workers::{Consoles, Copies, FilterOptions, Group, Output, WorkerSpec};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -104,6 +104,7 @@ impl Node {
             budget: Budget::Job,
             grace: LIMIT,
             first_signal: FirstSignal::default(),
+            signals: Meanings::default(),
             exit_barrier_timeout: None,
             uninterruptible_sleep: Duration::ZERO,
             in_place: InPlace::Gloo,

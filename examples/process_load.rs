@@ -10,7 +10,7 @@ use std::path::Path;
 use std::process::exit;
 use std::time::{Duration, Instant};
 
-use elastic_rs::signals::Signal;
+use elastic_rs::signals::{FirstSignal, Signal};
 use elastic_rs::workers::{Consoles, Copies, Event, FilterOptions, Group, Output, WorkerSpec};
 
 const WORKERS: u32 = 8;
@@ -50,7 +50,7 @@ async fn exits(count: usize) {
     for _ in 0..count {
         let mut group = start(vec![worker(0, "sleep", &["1000"])]).await;
         let began = Instant::now();
-        group.signal(Signal::KILL);
+        group.pass_on(Signal::KILL, FirstSignal::Group);
         while let Some(event) = group.next_event().await {
             if let Event::Exited(exited) = event {
                 times.push((exited.at - began).as_secs_f64());

@@ -26,7 +26,7 @@ MACROS = {"warn!": "warning", "error!": "error"}
 CALLS = ("warn", "log", "log_if_slow")
 """Methods of state machines, and a helper: a macro logs their texts elsewhere. ``log`` warns if it says so."""
 BODIES = {
-    "src/agent/runner.rs": ("signal",),
+    "src/agent/runner/signals.rs": ("end_by",),
     "src/hang/text.rs": ("suspended", "over"),
     "src/rendezvous/node/status_log.rs": ("report_reach", "report_join"),
     "src/rendezvous/run/ranks.rs": ("warning_of_shared_hosts",),
@@ -35,7 +35,7 @@ BODIES = {
 """Functions that make texts which a macro logs elsewhere."""
 PASS_ON = {
     "src/agent/hang_command.rs",
-    "src/agent/runner.rs",
+    "src/agent/runner/signals.rs",
     "src/agent/runner/hang.rs",
     "src/agent/runner/perform.rs",
     "src/clock.rs",

@@ -280,6 +280,12 @@ VARIABLES = (
         "`--progress-log` overrides it",
     ),
     Variable(
+        "ELASTIC_RS_FORWARD_SIGNALS",
+        USER,
+        "signals that the agent passes on to its workers "
+        "([signals that end nothing](../agent.md#signals-that-end-nothing)); `--forward-signals` overrides it",
+    ),
+    Variable(
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE", USER, "`1`: the worker of rank 0 hosts the workers' store, as in PyTorch"
     ),
     Variable(

@@ -387,6 +387,7 @@ GROUPS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
             "src/signals",
             "src/processes",
             "python/elastic_rs/agent",
+            "python/elastic_rs/_signal_options",
             "crates/py",
         ),
     ),

@@ -78,6 +78,10 @@ class Agent:
         When the last round's first failure happened, on whatever node, or when this node learned of it: in seconds since 1970. None: there
         was none.
         """
+    def heard(self, /, signal: SupportsIndex) -> None:
+        """
+        This process got a signal that does not end it: :meth:`next` acts on it. For handlers, which may interrupt a call of this agent.
+        """
     def interrupted(self, /, reason: str) -> None:
         """
         Without a session: the world must re-form.
@@ -424,7 +428,7 @@ class DriverOptions:
     """
     The options of a driver. Times are in seconds.
     """
-    def __new__(self, /, min_slots: SupportsIndex, fixed: bool, detach: bool, start_timeout_s: SupportsFloat | SupportsIndex, elastic_timeout_s: SupportsFloat | SupportsIndex, discovery_timeout_s: SupportsFloat | SupportsIndex, grace_s: SupportsFloat | SupportsIndex, host_failures: SupportsIndex, window_s: SupportsFloat | SupportsIndex, cooldown_s: tuple[SupportsFloat | SupportsIndex, SupportsFloat | SupportsIndex] | None, ssh: SupportsGetItem[int, str], remote_python: str, python: str, program: SupportsGetItem[int, str], job: str, port: SupportsIndex, run_id: str) -> DriverOptions: ...
+    def __new__(self, /, min_slots: SupportsIndex, fixed: bool, detach: bool, start_timeout_s: SupportsFloat | SupportsIndex, elastic_timeout_s: SupportsFloat | SupportsIndex, discovery_timeout_s: SupportsFloat | SupportsIndex, grace_s: SupportsFloat | SupportsIndex, passed_on: SupportsGetItem[int, SupportsIndex], host_failures: SupportsIndex, window_s: SupportsFloat | SupportsIndex, cooldown_s: tuple[SupportsFloat | SupportsIndex, SupportsFloat | SupportsIndex] | None, ssh: SupportsGetItem[int, str], remote_python: str, python: str, program: SupportsGetItem[int, str], job: str, port: SupportsIndex, run_id: str) -> DriverOptions: ...
     @property
     def cooldown_s(self, /) -> tuple[float, float] | None:
         """
@@ -469,6 +473,11 @@ class DriverOptions:
     def min_slots(self, /) -> int:
         """
         Fewest workers of the job.
+        """
+    @property
+    def passed_on(self, /) -> list[int]:
+        """
+        Numbers of signals that do not end the job, which agents get.
         """
     @property
     def port(self, /) -> int:
@@ -1469,13 +1478,13 @@ class Signals:
     to: :func:`launch` and :meth:`Driver.run` read them. At its end they do what they did before.
 
     ``named``: the user has named them. Otherwise SIGHUP stays ignored if it is, as under ``nohup``. ``driven``: a driver has started this
-    process.
+    process. ``passed_on``: further signals, which end nothing, and of which each counts.
 
     Entering raises ``OSError`` if no descriptor is left, or if an agent in another thread handles this process's signals.
     """
     def __enter__(self, /) -> Signals: ...
     def __exit__(self, /, *_error: "object") -> None: ...
-    def __new__(cls, /, signals: SupportsGetItem[int, SupportsIndex], *, named: bool, driven: bool = False) -> Signals: ...
+    def __new__(cls, /, signals: SupportsGetItem[int, SupportsIndex], *, passed_on: SupportsGetItem[int, SupportsIndex], named: bool, driven: bool = False) -> Signals: ...
 
 @final
 class SpawnRequest:
@@ -1987,11 +1996,16 @@ class WorkerOptions:
     """
     What every front end says of a node's workers. Times are in seconds.
     """
-    def __new__(self, /, entrypoint: str, role: str, local_world_size: SupportsIndex, max_restarts: SupportsIndex, grace_s: SupportsFloat | SupportsIndex, leader_first: bool, uninterruptible_sleep_s: SupportsFloat | SupportsIndex, virtual_local_rank: bool, on_hang: str | None, progress_log: ProgressPattern | None) -> WorkerOptions: ...
+    def __new__(self, /, entrypoint: str, role: str, local_world_size: SupportsIndex, max_restarts: SupportsIndex, grace_s: SupportsFloat | SupportsIndex, leader_first: bool, forwarded_signals: SupportsGetItem[int, SupportsIndex], uninterruptible_sleep_s: SupportsFloat | SupportsIndex, virtual_local_rank: bool, on_hang: str | None, progress_log: ProgressPattern | None) -> WorkerOptions: ...
     @property
     def entrypoint(self, /) -> str:
         """
         The name of the workers in logs and in the final report.
+        """
+    @property
+    def forwarded_signals(self, /) -> list[int]:
+        """
+        Numbers of signals that do not end the agent, but are passed on to whom ``leader_first`` says.
         """
     @property
     def grace_s(self, /) -> float:
@@ -2224,10 +2238,10 @@ def visible_gpus(cuda_visible_devices: str | None) -> int:
     Raises ``RuntimeError`` if there is no driver, with what was tried.
     """
 
-def watch_signals(signals: SupportsGetItem[int, SupportsIndex], *, goes_on: bool = False) -> None:
+def watch_signals(signals: SupportsGetItem[int, SupportsIndex], *, passed_on: SupportsGetItem[int, SupportsIndex] = ..., goes_on: bool = False) -> None:
     """
     Have these signals, which have handlers of Python's, reach them once if they come twice within :data:`SAME_SIGNAL_S`. The agent then
-    knows who has sent them. Call it again after their handlers have changed: with ``goes_on`` a repetition of a
+    knows who has sent them. ``passed_on``: further signals, each of which counts. Call it again after their handlers have changed: with ``goes_on`` a repetition of a
     signal that came before is still one.
     """
 

@@ -56,7 +56,7 @@ def _serve(requests: IO[bytes], own: dict[str, Any], job: dict[str, Any]) -> int
         requests.close()
         report = _report_to_nobody
     else:
-        start_daemon(lambda: _obey(requests, int(job["leave"])), "elastic_rs-requests")
+        start_daemon(lambda: _obey(requests, int(job["leave"]), job["passed_on"]), "elastic_rs-requests")
     from elastic_rs import run
 
     return run.main(command_line(own, job, _endpoint(own, job)), report=report)
@@ -156,11 +156,12 @@ def command_line(own: dict[str, Any], job: dict[str, Any], endpoint: str) -> lis
     return [*job["flags"], *ours, *(["--"] if marked else []), *script]
 
 
-def _obey(requests: IO[bytes], leave: int) -> None:
+def _obey(requests: IO[bytes], leave: int, passed_on: list[int]) -> None:
     """Carry out the driver's requests. Leave when their stream ends.
 
     The agent leaves at its first signal, and kills its workers at the second one. So only the driver's own second
-    signal may become the agent's second one. Requests may arrive closer to one another than they were sent.
+    signal may become the agent's second one. Requests may arrive closer to one another than they were sent. Those of
+    `passed_on` do not end it.
     """
     leaving, signals, last = False, 0, -_elastic_rs.SAME_SIGNAL_S
 
@@ -177,6 +178,9 @@ def _obey(requests: IO[bytes], leave: int) -> None:
         if word == "leave" and not leaving:
             send(leave)
         elif word == "signal" and number.isdecimal() and int(number) in signal.valid_signals():
+            if int(number) in passed_on:
+                os.kill(os.getpid(), int(number))
+                continue
             signals += 1
             if signals > 1 or not leaving:
                 send(int(number))

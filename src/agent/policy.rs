@@ -8,7 +8,7 @@ use crate::hang::judge;
 use crate::rendezvous::conf::InPlace;
 use crate::rendezvous::messages::message::{EndClass, Failure};
 use crate::rendezvous::node::JoinError;
-use crate::signals::FirstSignal;
+use crate::signals::{FirstSignal, Meanings};
 use crate::workers::ProgressPattern;
 
 /// The signal with which schedulers end processes.
@@ -58,6 +58,8 @@ pub struct AgentOptions {
     pub grace: Duration,
     /// As of [`Policy`].
     pub first_signal: FirstSignal,
+    /// Which signals do not end this agent.
+    pub signals: Meanings,
     /// As of [`Policy`].
     pub exit_barrier_timeout: Option<Duration>,
     /// Fail the job when a worker sleeps uninterruptibly for this long: it holds a device that a new worker could not use either.

@@ -29,7 +29,7 @@ use crate::rendezvous::conf::InPlace;
 use crate::rendezvous::messages::message::{Placement, Running};
 use crate::rendezvous::node::session::Session;
 use crate::rendezvous::node::{JoinError, View};
-use crate::signals::Signal;
+use crate::signals::{FirstSignal, Meanings};
 use crate::workers::{Deadline, ExitStatus, StderrEnd, WorkerExit, reap_orphans_as_process_1};
 
 mod deadline;
@@ -39,6 +39,7 @@ mod look;
 mod perform;
 mod recovery;
 mod replace;
+mod signals;
 mod start;
 mod training;
 
@@ -46,6 +47,8 @@ use hang::Hangs;
 use look::Looking;
 use recovery::PendingRecovery;
 use replace::Ahead;
+pub use signals::Ear;
+use signals::Heard;
 pub use start::{Programs, START_PATIENCE};
 use training::Training;
 
@@ -118,6 +121,10 @@ pub struct Runner {
     /// The causes of adopted workers' failures, from the front end.
     reported: BTreeMap<u32, String>,
     farewell: Option<tokio::task::JoinHandle<()>>,
+    /// What signals mean, who gets those that are passed on, and those that handlers have left.
+    signals: Meanings,
+    first_signal: FirstSignal,
+    heard: Heard,
     /// A signal has ended this agent's work.
     signalled: bool,
     /// Workers that sleep uninterruptibly for too long are given up.
@@ -156,7 +163,18 @@ impl Runner {
         let deadline = session.as_deref().and_then(deadline::hold);
         let is_own = session.as_ref().is_some_and(|session| !session.is_at_coordinator());
         let own_hangs = (is_own && options.hang.mode != Mode::Off).then(|| OwnHangs::new(options.hang));
-        let AgentOptions { name, entrypoint, workers, uninterruptible_sleep, in_place, grace, on_hang, .. } = options;
+        let AgentOptions {
+            name,
+            entrypoint,
+            workers,
+            uninterruptible_sleep,
+            in_place,
+            grace,
+            on_hang,
+            signals,
+            first_signal,
+            ..
+        } = options;
         Self {
             machine: AgentMachine::new(policy, name.clone()),
             session,
@@ -185,6 +203,9 @@ impl Runner {
             failed_at: None,
             reported: BTreeMap::new(),
             farewell: None,
+            signals,
+            first_signal,
+            heard: Heard::default(),
             signalled: false,
             uninterruptible: UninterruptibleWorkers::new(uninterruptible_sleep),
             stopwatch: Stopwatch::default(),
@@ -236,6 +257,7 @@ impl Runner {
         let judge_at = self.own_hangs.as_ref().filter(|_| self.ending.is_none()).and_then(OwnHangs::next_deadline);
         tokio::select! {
             event = next_of(&mut self.worker_group) => self.on_worker_group(event),
+            (signal, sender) = self.heard.next() => self.signal(signal, &sender),
             received = in_place::next_of(&mut self.exchange) => self.on_from_worker(received),
             () = self.training.rung() => self.on_rung(),
             asked = self.training.asked(self.session.as_deref()) => self.on_step_asked(asked),
@@ -299,28 +321,6 @@ impl Runner {
     pub fn all_done(&mut self) {
         self.answered(|step| matches!(step, Step::Barrier));
         self.machine.on_barrier_passed();
-    }
-
-    /// This process got a signal that it handles. A second one kills what is left of the workers. `sender`: who has sent it, in words,
-    /// or nothing.
-    pub fn signal(&mut self, signal: i32, sender: &str) {
-        let name = Signal(signal);
-        let from = if sender.is_empty() { String::new() } else { format!("; it was {sender}") };
-        let text = match (self.signalled, &self.worker_group) {
-            (true, _) => format!("received {name}: killing what is left of the workers"),
-            (false, None) => format!("received {name}: leaving the job"),
-            (false, Some(_)) if self.ending.is_some() => {
-                format!("received {name}: what the workers have started is stopped; another signal kills it")
-            }
-            // PyTorch's words, for which people search logs.
-            (false, Some(_)) => format!(
-                "Received {signal} death signal, shutting down workers ({name}): leaving the job, waiting for the workers to end; \
-                 another signal kills them"
-            ),
-        };
-        self.signalled = true;
-        tracing::warn!("{}{text}{from}", self.log_prefix());
-        self.machine.on_signal(signal, Instant::now());
     }
 
     /// Without a session: the world must re-form.

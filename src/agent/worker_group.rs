@@ -18,7 +18,7 @@ use tokio::io::unix::AsyncFd;
 use tokio::sync::mpsc;
 
 use crate::clock::until;
-use crate::signals::Signal;
+use crate::signals::{FirstSignal, Signal};
 use crate::threads;
 use crate::workers::{
     Command, Copies, Event, ExitStatus, Group, Left, Output, StderrEnd, StopPolicy, Stopping, WorkerExit,
@@ -72,6 +72,14 @@ impl WorkerGroup {
         match self {
             Self::Spawned(Spawned(groups)) => groups.iter_mut().for_each(|group| group.begin_stop(policy)),
             Self::Adopted(adopted) => adopted.begin_stop(policy),
+        }
+    }
+
+    /// Pass a signal on to all workers that have not ended. Nothing else follows.
+    pub(super) fn pass_on(&self, signal: Signal, to: FirstSignal) {
+        match self {
+            Self::Spawned(Spawned(groups)) => groups.iter().for_each(|group| group.pass_on(signal, to)),
+            Self::Adopted(adopted) => adopted.pass_on(signal, to),
         }
     }
 
@@ -306,6 +314,15 @@ impl Adopted {
             let (stopping, commands) = Stopping::begin(policy, self.members.keys().copied(), Instant::now());
             self.stopping = Some(stopping);
             self.perform(commands);
+        }
+    }
+
+    fn pass_on(&self, signal: Signal, to: FirstSignal) {
+        for member in self.members.values().filter(|member| !member.reported) {
+            match to {
+                FirstSignal::Leader => member.signal_leader(signal),
+                FirstSignal::Group => member.signal(signal),
+            }
         }
     }
 

@@ -8,13 +8,14 @@
 //! The job is over when an agent reports it, when a signal comes, or when the driver gives up. From then on no agent is started, and
 //! the agents that are left have [`Rules::grace`] to end. [`Command::End`] is the last command, and is given once.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
 
 use super::endings::{Ending, Meaning, other_version};
 use super::hosts::Host;
 use super::manager::HostManager;
 use crate::hosts::{Cooldown, Unused, WhyUnused};
+use crate::signals::Signal;
 use crate::wire::text::tidy;
 
 mod over;
@@ -46,6 +47,8 @@ pub struct Rules {
     pub window: Duration,
     /// How long a host is kept out. `None`: for the whole job.
     pub cooldown: Option<Cooldown>,
+    /// Signals that do not end the job: agents get them.
+    pub passed_on: BTreeSet<Signal>,
     /// The driver's version, which agents must have.
     pub version: String,
     /// The Python that agents are started with, for messages.

@@ -27,8 +27,10 @@ use crate::clock::monotonic_ns;
 /// Signals of a process that handles them for a job.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Wanted {
-    /// Which.
+    /// Which end the job, or this node's part in it.
     pub signals: Vec<Signal>,
+    /// Which do not. Each of them counts, however soon it comes after another.
+    pub passed_on: Vec<Signal>,
     /// The user has named them. Otherwise SIGHUP stays ignored if it is: by `nohup`.
     pub named: bool,
     /// A driver has started this process, and passes its signals on.
@@ -65,6 +67,8 @@ static WATCHED_BY: AtomicI32 = AtomicI32::new(0);
 static WRITE_END: AtomicI32 = AtomicI32::new(-1);
 /// When the last signal counted, on the system's monotonic clock; 0: none has.
 static LAST: AtomicU64 = AtomicU64::new(0);
+/// Signals of which each counts: bit 0 is number 1.
+static EACH: AtomicU64 = AtomicU64::new(0);
 /// Numbers of signals are below this.
 const END: usize = 65;
 /// What signals did before they were taken, for children.
@@ -103,13 +107,14 @@ impl Signals {
         }
         while let Ok(Some(_)) = read(&pipe) {} // of the agent before
         LAST.store(0, Relaxed);
-        let signals: Vec<_> =
-            wanted.signals.iter().map(|signal| signal.0).filter(|&it| !stays_ignored(it, wanted)).collect();
+        EACH.store(bits_of(&wanted.passed_on), Relaxed);
+        let ending = wanted.signals.iter().map(|signal| signal.0).filter(|&it| !stays_ignored(it, wanted));
+        let signals: Vec<_> = ending.chain(wanted.passed_on.iter().map(|signal| signal.0)).collect();
         let mut before = Vec::new();
         for &signal in &signals {
             before.extend(install(signal, &BEFORE, deliver, None).map(|action| (signal, action)));
         }
-        if !wanted.signals.contains(&Signal::INT) {
+        if !signals.contains(&libc::SIGINT) {
             before.extend(end_by_interrupt().map(|action| (libc::SIGINT, action)));
         }
         let driven = wanted.driven;
@@ -142,14 +147,15 @@ impl Drop for Signals {
 }
 
 /// Have repetitions of these signals dropped, and remember who sends them ([`last_sender`]). Apart from that they do what they do
-/// now. Those without a handler stay as they are. `goes_on`: only their handlers have changed, and a repetition
-/// of a signal that came before is still one.
-pub fn watch(signals: &[Signal], goes_on: bool) {
+/// now. Those without a handler stay as they are. `passed_on`: further signals, each of which counts. `goes_on`: only their handlers have
+/// changed, and a repetition of a signal that came before is still one.
+pub fn watch(signals: &[Signal], passed_on: &[Signal], goes_on: bool) {
     WATCHED_BY.store(getpid().as_raw_pid(), Release);
     if !goes_on {
         LAST.store(0, Relaxed);
     }
-    for signal in signals {
+    EACH.store(bits_of(passed_on), Relaxed);
+    for signal in signals.iter().chain(passed_on) {
         // SAFETY: an action on the stack, filled before it is read.
         let now = unsafe {
             let mut now: libc::sigaction = mem::zeroed();
@@ -168,6 +174,21 @@ pub fn watch(signals: &[Signal], goes_on: bool) {
 pub fn last_sender(signal: i32) -> Sender {
     let sender = usize::try_from(signal).ok().and_then(|index| SENDERS.get(index));
     sender.map_or(Sender::Unknown, |sender| Sender::unpacked(sender.load(Relaxed)))
+}
+
+/// The set of these, as in [`EACH`].
+fn bits_of(signals: &[Signal]) -> u64 {
+    signals.iter().filter_map(|signal| bit_of(signal.0)).fold(0, |bits, bit| bits | bit)
+}
+
+fn bit_of(signal: i32) -> Option<u64> {
+    1_u64.checked_shl(u32::try_from(signal).ok()?.checked_sub(1)?)
+}
+
+/// Whether a signal that comes now repeats one that has come before. If not, it counts.
+fn repeats(signal: i32) -> bool {
+    let each_counts = bit_of(signal).is_some_and(|bit| EACH.load(Relaxed) & bit != 0);
+    !each_counts && Repetition::of(&LAST).repeats(monotonic_ns())
 }
 
 /// Whether a signal is none of this process's, since whoever started it has chosen so.
@@ -312,8 +333,7 @@ unsafe extern "C" fn deliver(signal: libc::c_int, info: *mut libc::siginfo_t, co
     unsafe {
         let errno = *libc::__errno_location();
         if TAKEN_BY.load(Acquire) == libc::getpid() {
-            let repeats = i32::from(Repetition::of(&LAST).repeats(monotonic_ns()));
-            let record = Record { signal, repeats, sender: Sender::of(&*info).packed() };
+            let record = Record { signal, repeats: i32::from(repeats(signal)), sender: Sender::of(&*info).packed() };
             // Whole or not at all, since it is short. If nobody has read thousands of them, one more says nothing new.
             libc::write(WRITE_END.load(Acquire), ptr::from_ref(&record).cast(), RECORD_BYTES);
         } else if let Some(former) = BEFORE.get(signal as usize) {
@@ -329,7 +349,7 @@ unsafe extern "C" fn pass_on(signal: libc::c_int, info: *mut libc::siginfo_t, co
     unsafe {
         let errno = *libc::__errno_location();
         let is_watched = WATCHED_BY.load(Acquire) == libc::getpid();
-        if !(is_watched && Repetition::of(&LAST).repeats(monotonic_ns())) {
+        if !(is_watched && repeats(signal)) {
             if let Some(sender) = SENDERS.get(signal as usize) {
                 sender.store(Sender::of(&*info).packed(), Relaxed);
             }

@@ -4,6 +4,7 @@ use std::fmt;
 
 #[cfg(feature = "io")]
 mod handled;
+mod meaning;
 #[cfg(feature = "io")]
 mod repetition;
 #[cfg(feature = "io")]
@@ -11,6 +12,7 @@ mod sender;
 
 #[cfg(feature = "io")]
 pub use handled::{Received, Receiver, Signals, Wanted, last_sender, watch};
+pub use meaning::{Meaning, Meanings};
 #[cfg(feature = "io")]
 pub use repetition::SAME_SIGNAL;
 #[cfg(feature = "io")]

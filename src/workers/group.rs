@@ -23,7 +23,7 @@ use super::spec::{Copies, Output, WorkerSpec};
 use super::stderr_end::StderrEnd;
 use super::stop::{Command, StopPolicy, Stopping};
 use crate::clock::until;
-use crate::signals::Signal;
+use crate::signals::{FirstSignal, Signal};
 use crate::threads;
 
 pub(super) mod member;
@@ -119,9 +119,16 @@ impl Group {
         }
     }
 
-    /// Only sends a signal to the process groups of all workers: SIGUSR1 to save a checkpoint, say.
-    pub fn signal(&self, signal: Signal) {
-        self.members.values().for_each(|member| member.order(Order::Signal(signal.0)));
+    /// Pass a signal on to all workers that have not ended, as SIGUSR1 to save a checkpoint. Nothing else follows.
+    pub fn pass_on(&self, signal: Signal, to: FirstSignal) {
+        let order = match to {
+            FirstSignal::Leader => Order::PassOn(signal.0),
+            FirstSignal::Group => Order::Signal(signal.0),
+        };
+        self.members
+            .values()
+            .filter(|member| member.guard.is_none() && !member.gone)
+            .for_each(|member| member.order(order));
     }
 
     /// Begins to stop all workers. [`next_event`](Self::next_event) carries it out. During a stop it has no effect.

@@ -281,6 +281,10 @@ impl Guard {
                 self.stops = true;
                 libc::kill(self.leader, signal);
             },
+            Some(Order::PassOn(signal)) if !self.leader_ended => unsafe {
+                libc::kill(self.leader, signal);
+            },
+            Some(Order::PassOn(_)) => {}
             Some(Order::Signal(_) | Order::SignalLeader(_)) if self.keeps => {}
             Some(Order::Signal(signal) | Order::SignalLeader(signal)) => unsafe { self.signal_children(signal) },
             Some(Order::Kill) => self.ending = true,

@@ -11,6 +11,8 @@ pub(crate) enum Order {
     Signal(i32),
     /// Send this signal to the worker alone; once the worker has ended, SIGTERM to what it has started, which is not killed then.
     SignalLeader(i32),
+    /// Send this signal to the worker alone, if it has not ended.
+    PassOn(i32),
     /// Kill everything below the guard.
     Kill,
 }
@@ -38,6 +40,7 @@ impl Order {
             Order::Signal(signal) => pack([1, signal, 0], 0),
             Order::Kill => pack([2, 0, 0], 0),
             Order::SignalLeader(signal) => pack([3, signal, 0], 0),
+            Order::PassOn(signal) => pack([4, signal, 0], 0),
         }
     }
 
@@ -46,6 +49,7 @@ impl Order {
             ([1, signal, _], _) => Some(Order::Signal(signal)),
             ([2, ..], _) => Some(Order::Kill),
             ([3, signal, _], _) => Some(Order::SignalLeader(signal)),
+            ([4, signal, _], _) => Some(Order::PassOn(signal)),
             _ => None,
         }
     }
@@ -97,7 +101,7 @@ mod tests {
 
     #[test]
     fn messages_come_back_as_they_were() {
-        for order in [Order::Signal(15), Order::SignalLeader(15), Order::Kill] {
+        for order in [Order::Signal(15), Order::SignalLeader(15), Order::PassOn(10), Order::Kill] {
             assert_eq!(Order::decode(&order.encode()), Some(order));
         }
         let reports = [

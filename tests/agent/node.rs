@@ -15,7 +15,7 @@ use elastic_rs::rendezvous::conf::InPlace;
 use elastic_rs::rendezvous::messages::message::{Failure, Hello, JoinWorkers, NodeId, Placement};
 use elastic_rs::rendezvous::messages::settings::Settings;
 use elastic_rs::rendezvous::node::session::Session;
-use elastic_rs::signals::FirstSignal;
+use elastic_rs::signals::{FirstSignal, Meanings};
 use elastic_rs::store::server::ServerOptions;
 use elastic_rs::workers::{Consoles, FilterOptions, Group, WorkerSpec};
 use rustix::fs::{CWD, FileType, Mode, mknodat};
@@ -61,6 +61,7 @@ pub fn options(budget: Budget, workers: u32) -> AgentOptions {
         budget,
         grace: LIMIT,
         first_signal: FirstSignal::default(),
+        signals: Meanings::default(),
         exit_barrier_timeout: None,
         uninterruptible_sleep: Duration::ZERO,
         in_place: InPlace::Gloo,

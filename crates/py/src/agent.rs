@@ -10,7 +10,7 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use elastic_rs::agent;
 use elastic_rs::agent::environment::{self, Workers};
-use elastic_rs::agent::runner::{self, ErrorFiles, Programs, Runner, START_PATIENCE};
+use elastic_rs::agent::runner::{self, Ear, ErrorFiles, Programs, Runner, START_PATIENCE};
 use elastic_rs::agent::worker_group::{Adopted, WorkerGroup, captured};
 use elastic_rs::rendezvous::messages::message;
 use elastic_rs::rendezvous::node::JoinError;
@@ -239,6 +239,7 @@ fn output(path: PathBuf, tee: bool, prefix: Option<String>) -> Output {
 #[pyclass(frozen, module = "elastic_rs._elastic_rs")]
 pub struct Agent {
     runner: Arc<Mutex<Runner>>,
+    ear: Ear,
     workers: Workers,
 }
 
@@ -252,7 +253,7 @@ impl Agent {
         let runtime = handle()?;
         let _inside = runtime.enter(); // it may listen for workers
         let runner = Runner::new(options, session.map(|session| Arc::clone(session.node().session())));
-        Ok(Self { runner: Arc::new(Mutex::new(runner)), workers })
+        Ok(Self { ear: runner.ear(), runner: Arc::new(Mutex::new(runner)), workers })
     }
 
     /// Wait for the next step, at most ``timeout_s`` seconds if given. None if there was none by then.
@@ -395,6 +396,11 @@ impl Agent {
     /// sender if :func:`watch_signals` watches it.
     fn signal(&self, signal: i32) {
         self.runner.blocking_lock().signal(signal, &last_sender(signal).text());
+    }
+
+    /// This process got a signal that does not end it: :meth:`next` acts on it. For handlers, which may interrupt a call of this agent.
+    fn heard(&self, signal: i32) {
+        self.ear.signal(signal, &last_sender(signal).text());
     }
 
     /// Kill the remaining workers: the caller gives up. Not needed after ``end``.

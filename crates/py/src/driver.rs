@@ -16,6 +16,7 @@ use elastic_rs::discovery::manager::{HostManager, difference};
 use elastic_rs::discovery::programs::start;
 use elastic_rs::hosts::{Cooldown, UnusedHosts, WhyUnused};
 use elastic_rs::rendezvous::run::Exclusions;
+use elastic_rs::signals::Signal;
 use parking_lot::Mutex;
 use pyo3::exceptions::{PyOSError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
@@ -45,6 +46,8 @@ pub struct DriverOptions {
     pub discovery_timeout_s: f64,
     /// How long an agent that has to leave may take.
     pub grace_s: f64,
+    /// Numbers of signals that do not end the job, which agents get.
+    pub passed_on: Vec<i32>,
     /// After how many troubles a host is kept out; 0: never.
     pub host_failures: u32,
     /// Troubles longer ago than this do not count.
@@ -83,6 +86,7 @@ impl DriverOptions {
             host_failures: self.host_failures,
             window: seconds("host_failures_window", self.window_s)?,
             cooldown: cooldown(self.cooldown_s)?,
+            passed_on: self.passed_on.iter().copied().map(Signal).collect(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             python: self.remote_python.clone(),
         })

@@ -17,7 +17,7 @@ use elastic_rs::rendezvous::conf::{Agent, Conf, InPlace, StoreMembers};
 use elastic_rs::rendezvous::messages::message::{Hello, INTERFACES_LIMIT, NodeId};
 use elastic_rs::rendezvous::messages::settings::Settings;
 use elastic_rs::secure::Protection;
-use elastic_rs::signals::FirstSignal;
+use elastic_rs::signals::{FirstSignal, Meanings, Signal};
 use elastic_rs::workers;
 use elastic_rs::workers::StreamsOf;
 use pyo3::exceptions::PyValueError;
@@ -124,6 +124,8 @@ pub struct WorkerOptions {
     pub grace_s: f64,
     /// The stop signal goes to the process that was started as the worker, and to its process group only after that has ended.
     pub leader_first: bool,
+    /// Numbers of signals that do not end the agent, but are passed on to whom ``leader_first`` says.
+    pub forwarded_signals: Vec<i32>,
     /// How long a worker may sleep uninterruptibly; zero: no limit.
     pub uninterruptible_sleep_s: f64,
     /// Each worker sees only its own GPU.
@@ -162,6 +164,7 @@ impl WorkerOptions {
             budget,
             grace: seconds("shutdown_timeout", self.grace_s)?,
             first_signal: if self.leader_first { FirstSignal::Leader } else { FirstSignal::Group },
+            signals: Meanings { forwarded: self.forwarded_signals.iter().copied().map(Signal).collect() },
             exit_barrier_timeout,
             uninterruptible_sleep: seconds("uninterruptible_state_timeout", self.uninterruptible_sleep_s)?,
             in_place,

@@ -10,7 +10,7 @@ use tokio::runtime::Handle;
 /// to: :func:`launch` and :meth:`Driver.run` read them. At its end they do what they did before.
 ///
 /// ``named``: the user has named them. Otherwise SIGHUP stays ignored if it is, as under ``nohup``. ``driven``: a driver has started this
-/// process.
+/// process. ``passed_on``: further signals, which end nothing, and of which each counts.
 ///
 /// Entering raises ``OSError`` if no descriptor is left, or if an agent in another thread handles this process's signals.
 #[pyclass(unsendable, module = "elastic_rs._elastic_rs")]
@@ -22,10 +22,9 @@ pub struct Signals {
 #[pymethods]
 impl Signals {
     #[new]
-    #[pyo3(signature = (signals, *, named, driven = false))]
-    fn new(signals: Vec<i32>, named: bool, driven: bool) -> Self {
-        let signals = signals.into_iter().map(Signal).collect();
-        Self { wanted: Wanted { signals, named, driven }, taken: None }
+    #[pyo3(signature = (signals, *, passed_on, named, driven = false))]
+    fn new(signals: Vec<i32>, passed_on: Vec<i32>, named: bool, driven: bool) -> Self {
+        Self { wanted: Wanted { signals: of(signals), passed_on: of(passed_on), named, driven }, taken: None }
     }
 
     fn __enter__(mut slf: PyRefMut<'_, Self>) -> PyResult<PyRefMut<'_, Self>> {
@@ -49,10 +48,14 @@ impl Signals {
 }
 
 /// Have these signals, which have handlers of Python's, reach them once if they come twice within :data:`SAME_SIGNAL_S`. The agent then
-/// knows who has sent them. Call it again after their handlers have changed: with ``goes_on`` a repetition of a
+/// knows who has sent them. ``passed_on``: further signals, each of which counts. Call it again after their handlers have changed: with ``goes_on`` a repetition of a
 /// signal that came before is still one.
 #[pyfunction]
-#[pyo3(signature = (signals, *, goes_on = false))]
-pub fn watch_signals(signals: Vec<i32>, goes_on: bool) {
-    signals::watch(&signals.into_iter().map(Signal).collect::<Vec<_>>(), goes_on);
+#[pyo3(signature = (signals, *, passed_on = Vec::new(), goes_on = false))]
+pub fn watch_signals(signals: Vec<i32>, passed_on: Vec<i32>, goes_on: bool) {
+    signals::watch(&of(signals), &of(passed_on), goes_on);
+}
+
+fn of(numbers: Vec<i32>) -> Vec<Signal> {
+    numbers.into_iter().map(Signal).collect()
 }

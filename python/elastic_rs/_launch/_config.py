@@ -48,6 +48,8 @@ class LaunchConfig:
             None: the variable ``TORCH_ELASTIC_SHUTDOWN_TIMEOUT``, or 30 s.
         signals_to_handle: names of the signals that end this node's part, in the main thread. None: SIGTERM, SIGINT,
             SIGHUP, SIGQUIT.
+        forward_signals: names of the signals that are passed on to the workers, and end nothing (None: the variable
+            ``ELASTIC_RS_FORWARD_SIGNALS``, which functions have too, or none). Programs alone.
         first_signal: who gets the signal that stops workers: ``leader``, the process that was started, and what it has
             started only after its end; or ``group``, all at once. None: ``leader`` for a script, else ``group``.
         in_place: which process groups let workers survive a change of the world: ``off``, ``gloo``, ``nccl``. None:
@@ -108,6 +110,7 @@ class LaunchConfig:
     no_restart_on: Sequence[int] | None = None
     shutdown_timeout: timedelta | float | None = None
     signals_to_handle: Sequence[str] | None = None
+    forward_signals: Sequence[str] | None = None
     first_signal: Literal["leader", "group"] | None = None
     in_place: Literal["off", "gloo", "nccl"] | None = None
     hang: Literal["report", "restart", "off"] | None = None
@@ -232,10 +235,8 @@ _KINDS: dict[str, _Kind] = {
     "nproc_per_node": _Kind("a whole number, or one of auto, cpu, gpu, xpu", _is_whole_or_text),
     "rdzv_conf": _Kind("a mapping from keys to texts, numbers or booleans", _is_conf, _conf_word),
     **dict.fromkeys(("shutdown_timeout", "hang_timeout"), _SECONDS),
-    "signals_to_handle": _Kind(
-        "a list of names of signals",
-        _TEXTS.is_one,
-        _joined,
+    **dict.fromkeys(
+        ("signals_to_handle", "forward_signals"), _Kind("a list of names of signals", _TEXTS.is_one, _joined)
     ),
     "log_dir": _Kind("a path", lambda value: isinstance(value, str | os.PathLike), os.fspath),
     "omp_threads": _Kind("a whole number or auto", _is_whole_or_text),

@@ -107,7 +107,6 @@ def run(
     """
     meeting = _options.rendezvous_of(parsed)
     options = _options.launch_options_of(parsed, meeting.config)
-    _options.signals_of(parsed.signals_to_handle)
     warn_of_node_rank(parsed)
 
     from torch.distributed.elastic.agent.server.api import WorkerSpec
@@ -133,14 +132,14 @@ def run(
             local_addr=_options.local_addr_of(parsed),
             **further,
         )
-        agent = LocalElasticAgent(
-            spec,
-            logs,
-            start_method=start_method,
-            log_line_prefix_template=_options.log_line_prefix_of(parsed),
-            shutdown_timeout=_options.grace_of(parsed),
-        )
-        with _signals(parsed.signals_to_handle):
+        with _signals(parsed):
+            agent = LocalElasticAgent(
+                spec,
+                logs,
+                start_method=start_method,
+                log_line_prefix_template=_options.log_line_prefix_of(parsed),
+                shutdown_timeout=_options.grace_of(parsed),
+            )
             result = agent.run()
         if result.is_failed():
             raise ChildFailedError(function.__name__, result.failures)
@@ -160,7 +159,7 @@ def _end(handler: LauncherHandler, error: BaseException | None) -> None:
 
 
 @contextlib.contextmanager
-def _signals(names: str) -> Iterator[None]:
+def _signals(parsed: argparse.Namespace) -> Iterator[None]:
     """Have the agent handle these, and workers know them. The program's handlers and its environment are restored.
 
     In another than the main thread the agent handles none.
@@ -169,8 +168,8 @@ def _signals(names: str) -> Iterator[None]:
         yield
         return
     before = os.environ.get(SIGNALS)
-    handlers = {number: signal.getsignal(number) for number in _options.signals_of(names)}
-    os.environ[SIGNALS] = names
+    handlers = {number: signal.getsignal(number) for number in _options.ending_signals_of(parsed)}
+    os.environ[SIGNALS] = parsed.signals_to_handle
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""Signals that end the agent: how they are received, and which exceptions they become."""
+"""Signals that torchrun gets: those that end the agent, as exceptions, and those that do not."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any
 
 from torch.distributed.elastic.multiprocessing import SignalException
 
-from elastic_rs import _elastic_rs
+from elastic_rs import _elastic_rs, _signal_options
 from elastic_rs._torch_private import signal_handler
 
 logger = logging.getLogger("elastic_rs.agent")
@@ -57,14 +58,37 @@ DEFAULT = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
 """PyTorch's. Who gives it has chosen nothing."""
 
 
+def handled_names() -> str:
+    """Return the names of the signals that end the agent, as torchrun passes them on."""
+    return os.environ.get("TORCHELASTIC_SIGNALS_TO_HANDLE", DEFAULT)
+
+
+def forwarded() -> list[int]:
+    """Return the signals that the agent passes on to its workers.
+
+    Raises:
+        ValueError: the variable is not valid.
+    """
+    names = {name.strip() for name in handled_names().split(",")}
+    ending = [number for name, number in signal.Signals.__members__.items() if name in names]
+    return _signal_options.forwarded_of(ending=ending)
+
+
 class Handlers:
     """Let the signals that torchrun names in the environment raise ``SignalException``, as PyTorch does.
 
     One that comes twice within half a second is one. SIGHUP stays ignored if it is (``nohup``), unless others are named
     than PyTorch's.
+
+    Args:
+        passed_on: further signals, which end nothing.
+        heard: is called when one of them has come, in the middle of whatever the main thread does.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, passed_on: Sequence[int], heard: Callable[[int], None]) -> None:
+        self._passed_on: list[int] = []
+        self._heard = heard
+        self._pid = os.getpid()
         self._handled: list[int] = []
         self._ignored: list[int] = []
         self._before: dict[int, Any] = {}
@@ -72,7 +96,7 @@ class Handlers:
         if threading.current_thread() is not threading.main_thread():
             logger.warning("signals are not handled: the agent does not run in the main thread")
             return
-        names = os.environ.get("TORCHELASTIC_SIGNALS_TO_HANDLE", DEFAULT)
+        names = handled_names()
         for name in names.split(","):
             number = signal.Signals.__members__.get(name.strip())
             if number == signal.SIGHUP and names == DEFAULT and signal.getsignal(number) == signal.SIG_IGN:
@@ -92,7 +116,17 @@ class Handlers:
         # Older versions of torch handle these when they start functions, whatever the environment names.
         torchs = {signal.Signals[name] for name in DEFAULT.split(",")} - {*self._handled, *self._ignored}
         self._others = {number: handler for number in torchs if (handler := signal.getsignal(number)) is not None}
-        _elastic_rs.watch_signals(self._handled)
+        for further in passed_on:
+            self._before[further] = signal.signal(further, self._hear)
+            self._passed_on.append(further)
+        _elastic_rs.watch_signals(self._handled, passed_on=self._passed_on)
+
+    def _hear(self, number: int, _frame: FrameType | None) -> None:
+        if os.getpid() == self._pid:
+            self._heard(number)
+        else:  # a worker that was forked: what it would do without an agent
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
 
     def install_again(self) -> None:
         """Undo what PyTorch does when it starts functions: it installs its own handlers."""
@@ -103,7 +137,7 @@ class Handlers:
                 signal.signal(number, signal.SIG_IGN)
             for number, handler in self._others.items():
                 signal.signal(number, handler)
-            _elastic_rs.watch_signals(self._handled, goes_on=True)
+            _elastic_rs.watch_signals(self._handled, passed_on=self._passed_on, goes_on=True)
 
     def restore(self, *, has_ended: bool) -> None:
         """Put back the handlers from before, since a program goes on. Under torchrun they stay: its process ends.

@@ -73,18 +73,18 @@ def drive(argv: Sequence[str], args: argparse.Namespace, given: HostDiscovery | 
     endpoint, port = _endpoint_of(args)
     if args.detach:
         endpoint = _endpoint_of_detached(args, fixed)
-    signals = _options.signals_of(args.signals_to_handle)
-    handled = _elastic_rs.Signals(signals, named=args.signals_named)
+    signals, passed_on = _options.ending_signals_of(args), _options.forwarded_signals_of(args)
+    handled = _elastic_rs.Signals(signals, passed_on=passed_on, named=args.signals_named)
     flags = [*split(argv).words(without=FLAGS), f"--nnodes=1:{MOST_NODES}"]
     protected = _protected()
     run_id = draw_run_id() if args.rdzv_id in {"", "none"} else args.rdzv_id
     conf, config = _conf_of(args, (least, most))
-    job = _job(args, flags, conf, endpoint, signals, run_id=run_id, protected=protected)
+    job = _job(args, flags, conf, endpoint, (signals, passed_on), run_id=run_id, protected=protected)
     if args.dry_run:
-        options = _options_of(args, least, fixed is not None, job, port, run_id=run_id)
+        options = _options_of(args, least, fixed is not None, job, port, run_id=run_id, passed_on=passed_on)
         return _show(_elastic_rs.Driver(options), discovery, job, port)
     if args.detach:
-        driver = _elastic_rs.Driver(_options_of(args, least, True, job, port, run_id=run_id))
+        driver = _elastic_rs.Driver(_options_of(args, least, True, job, port, run_id=run_id, passed_on=passed_on))
         return _run(driver, None, discovery, None, handled, config=config)
     try:
         host = _elastic_rs.EndpointServer.listen(None, port, protection=protected)
@@ -92,7 +92,9 @@ def drive(argv: Sequence[str], args: argparse.Namespace, given: HostDiscovery | 
         return _cannot(f"cannot host the coordinator at port {port}: {error.strerror or error}")
     serve_pages(host)
     try:
-        driver = _elastic_rs.Driver(_options_of(args, least, fixed is not None, job, host.port, run_id=run_id))
+        driver = _elastic_rs.Driver(
+            _options_of(args, least, fixed is not None, job, host.port, run_id=run_id, passed_on=passed_on)
+        )
         logger.info("this process hosts the coordinator at port %d", host.port)
         interval_s = None if fixed else _of(args, "discovery_interval")
         return _run(driver, host, discovery, interval_s, handled, config=config)
@@ -337,7 +339,7 @@ def _job(
     flags: list[str],
     conf: str,
     endpoint: str | None,
-    signals: list[int],
+    signals: tuple[list[int], list[int]],
     *,
     run_id: str,
     protected: Protection,
@@ -348,6 +350,7 @@ def _job(
         name: value for name, value in os.environ.items() if name not in left_out and not name.startswith(OF_A_SESSION)
     }
     script = [args.training_script, *args.training_script_args]
+    ending, passed_on = signals
     flags = [*flags, "--rdzv-backend=c10d", f"--rdzv-id={run_id}"]
     return json.dumps(
         {
@@ -361,13 +364,14 @@ def _job(
             "token": protected.reveal(),
             "log": f"elastic-run-{run_id.replace('/', '_')[:100]}" if args.detach else None,
             "script": script,
-            "leave": int(signal.SIGTERM) if signal.SIGTERM in signals else signals[0],
+            "leave": int(signal.SIGTERM) if signal.SIGTERM in ending else ending[0],
+            "passed_on": passed_on,
         }
     )
 
 
 def _options_of(
-    args: argparse.Namespace, least: int, fixed: bool, job: str, port: int, *, run_id: str
+    args: argparse.Namespace, least: int, fixed: bool, job: str, port: int, *, run_id: str, passed_on: list[int]
 ) -> _elastic_rs.DriverOptions:
     ssh = shlex.split(_of(args, "ssh"))
     if not ssh:
@@ -384,6 +388,7 @@ def _options_of(
         # killed. The driver only notices that no list comes, and waits a little longer for that.
         discovery_timeout_s=timeout_s + interval_s + 1,
         grace_s=_options.grace_of(args) + GOODBYE_S,
+        passed_on=passed_on,
         host_failures=(3 if cooldown is None else 1) if args.host_failures is None else args.host_failures,
         window_s=3600.0,
         cooldown_s=cooldown,

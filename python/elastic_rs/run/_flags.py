@@ -259,6 +259,14 @@ def _add_endings(section: Section) -> None:
         "without SIGHUP)",
     )
     add(
+        "--forward-signals",
+        own=True,
+        default=None,
+        metavar="SIGNAL,...",
+        help="signals that this node's agent passes on to its workers, to whom --first-signal says, and that end "
+        "nothing: USR1,USR2 (ELASTIC_RS_FORWARD_SIGNALS, or none, and any other signal ends the agent)",
+    )
+    add(
         "--in-place",
         own=True,
         choices=["off", "gloo", "nccl"],

@@ -86,8 +86,14 @@ def run(
     """
     meeting, local_addr = _options.rendezvous_of(args), _options.local_addr_of(args)
     options = _options.launch_options_of(args, meeting.config)
-    numbers = _options.signals_of(args.signals_to_handle)
-    handled = _elastic_rs.Signals(numbers, named=args.signals_named, driven=is_driven) if takes_signals else None
+    handled = None
+    if takes_signals:
+        handled = _elastic_rs.Signals(
+            _options.ending_signals_of(args),
+            passed_on=options.workers.forwarded_signals,
+            named=args.signals_named,
+            driven=is_driven,
+        )
     _script.check(args)
     if not is_driven and (text := other_environment(no_python=args.no_python)):
         logger.warning("%s", text)

@@ -10,12 +10,11 @@ import argparse
 import difflib
 import logging
 import os
-import signal
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from elastic_rs import _elastic_rs, _hang_options, _python
+from elastic_rs import _elastic_rs, _hang_options, _python, _signal_options
 from elastic_rs._elastic_rs import (
     EtcdOptions,
     LaunchOptions,
@@ -266,6 +265,7 @@ def launch_options_of(args: argparse.Namespace, config: RendezvousConfig | None 
             max_restarts=max_restarts,
             grace_s=grace_of(args),
             leader_first=_python.leader_first(config and config.values()["first_signal"], command[0]),
+            forwarded_signals=forwarded_signals_of(args),
             uninterruptible_sleep_s=_sleep_limit_s(),
             virtual_local_rank=args.virtual_local_rank,
             local_world_size=workers,
@@ -352,23 +352,20 @@ def command_of(args: argparse.Namespace) -> tuple[str, list[str]]:
     return entrypoint, [python, "-u", *(["-m"] if args.module else []), script, *rest]
 
 
-def signals_of(text: str) -> list[int]:
-    numbers = []
-    for name in _utf8("--signals-to-handle", text).split(","):
-        number = _elastic_rs.signal_number(name.strip())
-        if number is None:
-            raise CommandLineError(
-                f"--signals-to-handle has `{name.strip()}`, must be names such as SIGTERM,SIGUSR1{_near(name)}"
-            )
-        if name.strip() in {"SIGKILL", "SIGSTOP"}:
-            raise CommandLineError(f"--signals-to-handle has `{name.strip()}`, which no process can handle")
-        numbers.append(number)
-    return numbers
+def ending_signals_of(args: argparse.Namespace) -> list[int]:
+    """Return the signals that end an agent."""
+    try:
+        return _signal_options.numbers_of("--signals-to-handle", _utf8("--signals-to-handle", args.signals_to_handle))
+    except ValueError as error:
+        raise CommandLineError(str(error)) from None
 
 
-def _near(name: str) -> str:
-    near = difflib.get_close_matches(name.strip().upper(), [known.name for known in signal.Signals], n=1)
-    return f"; did you mean `{near[0]}`?" if near else ""
+def forwarded_signals_of(args: argparse.Namespace) -> list[int]:
+    """Return the signals that an agent passes on to its workers. Warns of those that end it."""
+    try:
+        return _signal_options.forwarded_of(args.forward_signals, ending=ending_signals_of(args))
+    except ValueError as error:
+        raise CommandLineError(str(error)) from None
 
 
 def check_output(args: argparse.Namespace) -> None:

@@ -29,10 +29,16 @@ fn hosts_of(agents: &BTreeMap<AgentId, Agent>) -> String {
 }
 
 impl Driver {
-    /// The driver got this signal: pass it on to all agents. The third one kills what is left. `sender`: who has sent it, in words, or
+    /// The driver got this signal: pass it on to all agents. Unless it is one that is only passed on, the job ends, and the third one kills
+    /// what is left. `sender`: who has sent it, in words, or
     /// nothing.
     pub fn on_signal(&mut self, signal: i32, sender: &str, now: Instant) {
         let name = Signal(signal);
+        let from = if sender.is_empty() { String::new() } else { format!("; it was {sender}") };
+        if self.rules.passed_on.contains(&name) {
+            self.log(false, format!("received {name}: passed on to all agents{from}"));
+            return self.send_all(Request::Signal(signal));
+        }
         let over = self.over.get_or_insert_with(|| Over {
             end: End { verdict: Verdict::Signal(signal), reason: format!("{name}") },
             kill_at: Some(now + self.rules.grace),
@@ -51,7 +57,6 @@ impl Driver {
             2 => format!("received {name} again: agents kill what is left of their workers"),
             _ => format!("received {name} again: what is left is killed"),
         };
-        let from = if sender.is_empty() { String::new() } else { format!("; it was {sender}") };
         self.log(true, text + &from);
         self.send_all(Request::Signal(signal));
         self.review(now);

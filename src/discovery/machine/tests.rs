@@ -271,6 +271,17 @@ fn signals_are_passed_on_and_the_third_kills() {
 }
 
 #[test]
+fn a_signal_that_ends_nothing_is_passed_on_each_time() {
+    let (mut bench, agents) = Bench::with(1, "a:2,b:2");
+    for _ in 0..4 {
+        bench.driver.on_signal(10, "pid 7 (slurmstepd)", bench.now);
+        assert_eq!(bench.commands(), [send(agents[0], Request::Signal(10)), send(agents[1], Request::Signal(10))]);
+    }
+    assert_eq!(bench.logged.last().unwrap(), "received SIGUSR1: passed on to all agents; it was pid 7 (slurmstepd)");
+    assert_eq!(bench.end(), None);
+}
+
+#[test]
 fn fixed_hosts_that_can_never_be_enough_end_the_job_at_once() {
     let mut bench = Bench::new(Rules { host_failures: 1, ..rules(4, true) });
     let agents = bench.found("a:2,b:2");

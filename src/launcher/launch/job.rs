@@ -171,7 +171,7 @@ mod tests {
     use crate::hang::judge;
     use crate::rendezvous::conf::InPlace;
     use crate::rendezvous::messages::message::{Round, WorkerRanks};
-    use crate::signals::FirstSignal;
+    use crate::signals::{FirstSignal, Meanings};
     use crate::workers::{LogFolders, Output};
 
     fn job() -> Job {
@@ -191,6 +191,7 @@ mod tests {
             budget: Budget::Job,
             grace: Duration::from_secs(30),
             first_signal: FirstSignal::default(),
+            signals: Meanings::default(),
             exit_barrier_timeout: None,
             uninterruptible_sleep: Duration::ZERO,
             in_place: InPlace::Gloo,

@@ -16,7 +16,7 @@ use crate::agent::runner::{Programs, Runner, START_PATIENCE, Step};
 use crate::clock::until;
 use crate::launcher::node::Node;
 use crate::rendezvous::messages::message::{EndClass, JoinWorkers, Placement, Verdict};
-use crate::signals::{Received, Receiver};
+use crate::signals::{Meaning, Meanings, Received, Receiver, Signal};
 use crate::threads;
 use crate::warm::Template;
 use crate::workers::{AttemptFolder, Consoles, LogFolders, WorkerExit, is_full, written};
@@ -63,7 +63,7 @@ pub async fn run(job: Job, node: Arc<Node>, signals: Receiver) -> Result<Ended, 
     if !matches!(&ended, Ok(Ended { outcome: Outcome::Signal(_), .. })) {
         tokio::select! {
             () = written() => {}
-            _ = launch.signals.next() => {}
+            () = end(&mut launch.signals, &launch.job.agent.signals) => {}
         }
     }
     ended
@@ -192,7 +192,8 @@ impl Launch {
         }
         let filters = self.job.filters(attempt.as_ref());
         let programs = Programs { specs, filters, consoles, error_files, template: self.template.as_ref() };
-        if let Some(signal) = finishing(&mut self.signals, self.runner.start(programs)).await {
+        let meanings = &self.job.agent.signals;
+        for signal in finishing(&mut self.signals, meanings, self.runner.start(programs)).await {
             signalled(&mut self.runner, signal);
         }
         Ok(())
@@ -262,7 +263,7 @@ impl Launch {
         }
         tokio::select! {
             () = self.node.leave(reason.to_owned(), signal, self.job.close_timeout) => {}
-            _ = self.signals.next() => {}
+            () = end(&mut self.signals, &self.job.agent.signals) => {}
         }
         self.node.end_events().await;
     }
@@ -293,21 +294,28 @@ async fn heeding<T>(signals: &mut Receiver, runner: &mut Runner, work: impl Futu
     }
 }
 
-/// Carry out a start to its end, so that workers that run already are asked to end before they are killed. Gives the signal that
-/// came meanwhile. A second signal, or [`START_PATIENCE`] after the first, breaks it off.
-async fn finishing<T>(signals: &mut Receiver, starting: impl Future<Output = T>) -> Option<Received> {
-    let (mut starting, mut first, mut patience_ends) = (pin!(starting), None, None);
+/// Wait for a signal that ends this process. Others have no effect any more.
+async fn end(signals: &mut Receiver, meanings: &Meanings) {
+    while meanings.of(Signal(signals.next().await.signal)) != Meaning::Ends {}
+}
+
+/// Carry out a start to its end, so that workers that run already are asked to end before they are killed. Gives the signals that
+/// came meanwhile. A second one that ends this process, or [`START_PATIENCE`] after the first, breaks it off.
+async fn finishing<T>(signals: &mut Receiver, meanings: &Meanings, starting: impl Future<Output = T>) -> Vec<Received> {
+    let (mut starting, mut received, mut patience_ends) = (pin!(starting), Vec::new(), None);
     loop {
         tokio::select! {
             biased;
             signal = signals.next() => {
-                if first.is_some() {
-                    return first;
+                let ends = meanings.of(Signal(signal.signal)) == Meaning::Ends;
+                if ends && patience_ends.is_some() {
+                    return received;
                 }
-                (first, patience_ends) = (Some(signal), Some(Instant::now() + START_PATIENCE));
+                received.push(signal);
+                patience_ends = patience_ends.or(ends.then(|| Instant::now() + START_PATIENCE));
             }
-            _ = &mut starting => return first,
-            () = until(patience_ends) => return first,
+            _ = &mut starting => return received,
+            () = until(patience_ends) => return received,
         }
     }
 }

@@ -11,7 +11,7 @@ fn runtime() -> tokio::runtime::Runtime {
 }
 
 fn wanted(signals: &[i32]) -> Wanted {
-    Wanted { signals: signals.iter().copied().map(Signal).collect(), named: false, driven: false }
+    Wanted { signals: signals.iter().copied().map(Signal).collect(), ..Wanted::default() }
 }
 
 /// To this very thread.
@@ -63,6 +63,21 @@ fn of_two_signals_at_once_one_is_read() {
     raise(libc::SIGUSR2);
     let read = runtime.block_on(async { [receiver.next().await, receiver.next().await] });
     assert_eq!(read.map(|received| received.signal), [libc::SIGUSR1, libc::SIGUSR2]);
+}
+
+#[test]
+fn of_signals_that_end_nothing_each_counts_and_none_hides_another() {
+    let _alone = ONE_AT_A_TIME.lock();
+    let runtime = runtime();
+    let wanted = Wanted { passed_on: vec![Signal(libc::SIGUSR1)], ..wanted(&[libc::SIGUSR2]) };
+    let taken = Signals::take(&wanted).unwrap();
+    let mut receiver = receiver_of(&taken, &runtime);
+    let sent = [libc::SIGUSR1, libc::SIGUSR1, libc::SIGUSR2, libc::SIGUSR2, libc::SIGUSR1];
+    sent.into_iter().for_each(raise);
+    let read = runtime.block_on(async {
+        [receiver.next().await, receiver.next().await, receiver.next().await, receiver.next().await]
+    });
+    assert_eq!(read.map(|it| it.signal), [libc::SIGUSR1, libc::SIGUSR1, libc::SIGUSR2, libc::SIGUSR1]);
 }
 
 #[test]
@@ -127,8 +142,8 @@ fn a_watched_signal_reaches_its_handler_once_and_a_child_has_the_handler_alone()
     let _alone = ONE_AT_A_TIME.lock();
     // SAFETY: the handler does what a handler may.
     let before = unsafe { libc::signal(libc::SIGUSR1, count as extern "C" fn(libc::c_int) as usize) };
-    watch(&[Signal(libc::SIGUSR1), Signal(libc::SIGUSR2)], false);
-    watch(&[Signal(libc::SIGUSR1)], false);
+    watch(&[Signal(libc::SIGUSR1), Signal(libc::SIGUSR2)], &[], false);
+    watch(&[Signal(libc::SIGUSR1)], &[], false);
     raise(libc::SIGUSR1);
     raise(libc::SIGUSR1);
     assert_eq!(HANDLED.load(Relaxed), 1);

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use elastic_rs::signals::Signal;
+use elastic_rs::signals::{FirstSignal, Signal};
 use elastic_rs::workers::{Event, ExitStatus, StopPolicy};
 
 use super::support::{Folder, LIMIT, Traces, exit, grace, signalled, start, wait_for_all, within};
@@ -73,7 +73,7 @@ async fn a_signal_can_be_forwarded_without_a_stop() {
     let workers = vec![traces.worker(0, "ignore 10 say ready pause"), traces.worker(1, "say ready pause")];
     let (mut group, shown) = start(workers).await.unwrap();
     assert_eq!([shown.line(), shown.line()], ["ready", "ready"]);
-    group.signal(Signal(10));
+    group.pass_on(Signal(10), FirstSignal::Group);
     let exited = exit(&mut group).await;
     assert_eq!((exited.local_rank, exited.exit.to_string()), (1, "SIGUSR1".into()));
     assert!(matches!(within(group.next_event()).await, Some(Event::Gone { local_rank: 1 })));

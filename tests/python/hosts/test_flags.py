@@ -189,7 +189,7 @@ def test_limits_of_failures_and_resets_may_be_0(flags: list[str], expected: dict
     args = _flags.parse(["-H", "a:2", *flags, "train.py"])
     assert _host_flags.is_driver(args)
     assert _driver._judging(args) == expected
-    options = _driver._options_of(args, 2, True, "{}", 1, run_id="job")
+    options = _driver._options_of(args, 2, True, "{}", 1, run_id="job", passed_on=[])
     assert options.host_failures == int(expected.get("host_failures", "1"))
     _elastic_rs.Driver(options)
 

@@ -19,7 +19,7 @@ from elastic_rs.run import _driver, _flags
 OWN = {"token": "f00d", "host": "a", "slots": 1, "age": 0, "hosts_coordinator": False, "port": 1, "remote": False}
 FIRST = json.dumps(OWN)
 JOB: dict[str, Any] = {"token": "f" * 64, "env": {}, "detach": False, "leave": 15, "endpoint": "127.0.0.1:1"}
-JOB |= {"flags": [], "conf": "join_timeout=9", "script": ["x"], "lacks_script": False}
+JOB |= {"flags": [], "conf": "join_timeout=9", "script": ["x"], "lacks_script": False, "passed_on": []}
 MOST_S = 0.15
 """How much longer than Python itself `elastic-run` may take to run an empty script. Processor time, without waiting."""
 
@@ -108,7 +108,7 @@ def test_flags_and_certificates_are_the_drivers_and_not_the_hosts_own(tmp_path: 
 
 def driver() -> _elastic_rs.Driver:
     args = _flags.parse(["-H", "localhost:1", "x"])
-    return _elastic_rs.Driver(_driver._options_of(args, 1, fixed=True, job="{}", port=1, run_id="job"))
+    return _elastic_rs.Driver(_driver._options_of(args, 1, fixed=True, job="{}", port=1, run_id="job", passed_on=[]))
 
 
 @pytest.mark.parametrize("link", ["symlink", "fifo"])
@@ -142,6 +142,8 @@ def test_the_log_of_a_detached_agent_is_no_way_into_another_file(tmp_path: Path,
         (["leave", "signal 2"], ["SIGTERM"]),
         (["leave", "signal 2", "signal 2"], ["SIGTERM", "SIGINT"]),
         (["signal 999", "junk"], ["SIGTERM"]),
+        (["signal 10", "signal 10", "leave", "signal 10"], ["SIGUSR1", "SIGUSR1", "SIGTERM", "SIGUSR1"]),
+        (["signal 10", "signal 2", "signal 2"], ["SIGUSR1", "SIGINT", "SIGINT"]),
         ([], ["SIGTERM"]),
     ],
 )
@@ -151,7 +153,7 @@ def test_only_the_drivers_second_signal_takes_their_grace_from_workers(
     """The agent kills its workers at its second signal. A request to leave is its first one."""
     sent: list[str] = []
     monkeypatch.setattr("os.kill", lambda _, number: sent.append(signal.Signals(number).name))
-    _hosted._obey(io.BytesIO("".join(f"{line}\n" for line in requests).encode()), signal.SIGTERM)
+    _hosted._obey(io.BytesIO("".join(f"{line}\n" for line in requests).encode()), signal.SIGTERM, [signal.SIGUSR1])
     assert sent == expected
 
 

@@ -36,6 +36,7 @@ OWN = {
     "no_restart_on",
     "exit_code",
     "first_signal",
+    "forward_signals",
     "hang",
     "hang_timeout",
     "on_hang",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import zipfile
 from typing import TYPE_CHECKING
 
 import pytest
-from elastic_rs import run
+from elastic_rs import _signal_options, run
 from elastic_rs._elastic_rs import ProgressPattern
 from elastic_rs.run import _flags, _node, _options, _path
 from elastic_rs.run._usage import UsageError
@@ -375,7 +376,38 @@ def test_the_number_of_devices_is_that_of_torchrun(
 
 def test_signals_have_the_names_that_python_knows() -> None:
     known = {name: number for name, number in signal.Signals.__members__.items() if name not in {"SIGKILL", "SIGSTOP"}}
-    assert _options.signals_of(", ".join(known)) == list(known.values())
+    assert _signal_options.numbers_of("--signals-to-handle", ", ".join(known)) == list(known.values())
+
+
+@pytest.mark.parametrize(
+    ("flag", "variable", "expected"),
+    [
+        (None, "", []),
+        (None, "USR1, SIGUSR2", [signal.SIGUSR1, signal.SIGUSR2]),
+        ("WINCH", "USR1", [signal.SIGWINCH]),
+        ("", "USR1", []),
+        ("USR1,SIGUSR1,TERM", "", [signal.SIGUSR1]),
+        ("KILL", "", "--forward-signals has `SIGKILL`, which no process can handle"),
+        ("CHLD", "", "--forward-signals has SIGCHLD, which an agent gets from its own processes"),
+        (None, "USR3", "ELASTIC_RS_FORWARD_SIGNALS has `SIGUSR3`, must be names such as SIGTERM,SIGUSR1; did you mean"),
+        ("USR1,", "", "--forward-signals has `SIG`, must be names"),
+        ("\udcff", "", "--forward-signals has `"),
+    ],
+)
+def test_signals_that_are_passed_on_end_nothing(
+    monkeypatch: pytest.MonkeyPatch, flag: str | None, variable: str, expected: list[int] | str
+) -> None:
+    monkeypatch.setenv("ELASTIC_RS_FORWARD_SIGNALS", variable)
+    if isinstance(expected, str):
+        with pytest.raises(ValueError, match=re.escape(expected)):
+            _signal_options.forwarded_of(flag, ending=[signal.SIGTERM])
+    else:
+        assert _signal_options.forwarded_of(flag, ending=[signal.SIGTERM]) == expected
+
+
+def test_a_signal_that_ends_the_agent_is_not_passed_on(caplog: pytest.LogCaptureFixture) -> None:
+    assert _signal_options.forwarded_of("USR1,TERM", ending=[signal.SIGTERM]) == [signal.SIGUSR1]
+    assert "SIGTERM ends the agent, so that --forward-signals has no effect on it" in caplog.text
 
 
 @pytest.mark.parametrize(

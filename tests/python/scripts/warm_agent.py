@@ -37,6 +37,7 @@ def main() -> int:
             leader_first=False,
             uninterruptible_sleep_s=0.0,
             virtual_local_rank=False,
+            forwarded_signals=[],
             on_hang=None,
             progress_log=None,
         ),

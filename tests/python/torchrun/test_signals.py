@@ -1,5 +1,6 @@
 """Signals as users, schedulers and wrappers send them: twice, to ignored handlers, to programs with threads."""
 
+import functools
 import os
 import re
 import signal
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from helpers.procs import Job, Process
+from helpers.stores import until
 
 from .conftest import SCRIPTS, Start, older_lacks
 
@@ -23,6 +25,10 @@ def saved(node: Process, folder: Path, code: int) -> None:
     (folder / "go").touch()
     assert node.wait() == code
     assert any(line.startswith("SAVED") for line in node.lines), node.tail()
+
+
+def shows(node: Process, expected: list[str]) -> bool:
+    return sorted(line for line in node.lines if line.startswith("CHECKPOINT")) == expected
 
 
 @both
@@ -48,6 +54,38 @@ def test_a_trainer_with_data_workers_saves_before_they_get_the_signal(start: Sta
     assert all(steps), node.tail()
     assert [(tmp_path / f"checkpoint-{rank}").read_text() for rank in range(2)] == [step and step[1] for step in steps]
     assert not any("DataLoader worker" in line for line in node.lines), node.tail()
+
+
+@both
+@pytest.mark.parametrize("how", ["each", "ends", "none"])
+def test_a_signal_to_forward_reaches_the_workers_and_ends_nothing(
+    start: Start, tmp_path: Path, agent: str, how: str
+) -> None:
+    if agent == "rust":
+        older_lacks("--signals-to-handle")
+    # Of two lists that name it, the one of signals that end the agent counts.
+    options = ["--signals-to-handle=SIGTERM,SIGUSR1"] if how == "ends" else []
+    env = {"ELASTIC_RS_FORWARD_SIGNALS": "" if how == "none" else "USR1", "ELASTIC_RS_LOG": "info"}
+    node = start(2, tmp_path, nnodes="1", nproc=2, script=SAVES, options=options, env=env)
+    for rank in range(2):
+        node.line(f"^READY .*rank={rank}")
+    if how == "each":
+        for count in range(1, 4):  # at once: none of them repeats another
+            node.signal(signal.SIGUSR1)
+            expected = sorted([f"CHECKPOINT rank={rank}" for rank in range(2)] * count)
+            until(f"{count} checkpoints of each rank", functools.partial(shows, node, expected))
+        node.line(rf"received SIGUSR1: passed on to the workers; it was sent by pid {os.getpid()} ")
+        node.signal(signal.SIGTERM)
+        node.line("^STOPPING SIGTERM")
+        (tmp_path / "go").touch()
+        assert node.wait() == 143
+        return
+    node.signal(signal.SIGUSR1)
+    if how == "ends":
+        node.line("SIGUSR1 ends the agent, so that ELASTIC_RS_FORWARD_SIGNALS has no effect on it")
+        assert node.line("Received 10 death signal")
+        (tmp_path / "done").touch()
+    assert node.wait() == (138 if how == "ends" else -signal.SIGUSR1)
 
 
 @both

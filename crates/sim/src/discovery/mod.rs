@@ -4,7 +4,7 @@
 //! out, nothing is sent to an agent that was killed, and the next deadline lies ahead. Once faults have stopped every host of the
 //! list has an agent with its slots, and no other has one. At the end the driver ends once, after all agents or their limits.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use super::engine::alarm::Alarm;
@@ -166,6 +166,7 @@ impl Job {
             host_failures: engine.dice.between(1, 4) as u32,
             window: Duration::from_secs(3600),
             cooldown: Some(Cooldown { min: Duration::from_secs(5), max: LONGEST_OUT }),
+            passed_on: BTreeSet::new(),
             version: "1".to_owned(),
             python: "python3".to_owned(),
         };

@@ -18,6 +18,7 @@ pub(super) fn rules(min_slots: u32, fixed: bool) -> Rules {
         host_failures: 3,
         window: s(3600),
         cooldown: None,
+        passed_on: BTreeSet::from([Signal(10)]),
         version: "1.0".to_owned(),
         python: "python3".to_owned(),
     }

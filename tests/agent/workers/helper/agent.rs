@@ -9,7 +9,7 @@ use elastic_rs::agent::runner::{ErrorFiles, Runner, Step};
 use elastic_rs::agent::{AgentOptions, Budget, Outcome};
 use elastic_rs::hang::judge;
 use elastic_rs::rendezvous::conf::InPlace;
-use elastic_rs::signals::FirstSignal;
+use elastic_rs::signals::{FirstSignal, Meanings};
 use elastic_rs::workers::{Consoles, Event, FilterOptions, Group, WorkerSpec};
 
 #[path = "../../alone.rs"]
@@ -59,6 +59,7 @@ pub fn run_within(procs: &str, script: &str) {
             budget: Budget::Node(0),
             grace: limit,
             first_signal: FirstSignal::default(),
+            signals: Meanings::default(),
             exit_barrier_timeout: Some(limit),
             uninterruptible_sleep: Duration::ZERO,
             in_place: InPlace::Gloo,
