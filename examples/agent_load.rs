@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use std::{env, process};
 
 use elastic_rs::agent::environment::Workers;
+use elastic_rs::agent::notices;
 use elastic_rs::agent::runner::{Runner, Step};
 use elastic_rs::agent::{AgentOptions, Budget};
 use elastic_rs::endpoint::EndpointServer;
@@ -105,6 +106,7 @@ impl Node {
             grace: LIMIT,
             first_signal: FirstSignal::default(),
             signals: Meanings::default(),
+            notices: notices::Options::default(),
             exit_barrier_timeout: None,
             uninterruptible_sleep: Duration::ZERO,
             in_place: InPlace::Gloo,

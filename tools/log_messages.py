@@ -23,7 +23,7 @@ TOKEN = re.compile(
 OPEN, CLOSE = "([{", ")]}"
 
 MACROS = {"warn!": "warning", "error!": "error"}
-CALLS = ("warn", "log", "log_if_slow")
+CALLS = ("warn", "warn_once", "log", "log_if_slow")
 """Methods of state machines, and a helper: a macro logs their texts elsewhere. ``log`` warns if it says so."""
 BODIES = {
     "src/agent/runner/signals.rs": ("end_by",),
@@ -36,6 +36,7 @@ BODIES = {
 PASS_ON = {
     "src/agent/hang_command.rs",
     "src/agent/runner/signals.rs",
+    "src/agent/notices/watch.rs",
     "src/agent/runner/hang.rs",
     "src/agent/runner/perform.rs",
     "src/clock.rs",

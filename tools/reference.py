@@ -286,6 +286,36 @@ VARIABLES = (
         "([signals that end nothing](../agent.md#signals-that-end-nothing)); `--forward-signals` overrides it",
     ),
     Variable(
+        "ELASTIC_RS_PREEMPT_NOTICE",
+        USER,
+        "what says that this machine is taken away ([notices](../preemption.md)); `--preempt-notice` overrides it",
+    ),
+    Variable(
+        "ELASTIC_RS_PREEMPT_DEADLINE",
+        USER,
+        "seconds that a notice leaves which does not say it (30); `--preempt-deadline` overrides it",
+    ),
+    Variable(
+        "ELASTIC_RS_PREEMPT_SIGNAL",
+        USER,
+        "signal that the workers of all nodes get at a notice, to save; `--preempt-signal` overrides it",
+    ),
+    Variable(
+        "ELASTIC_RS_AZURE_METADATA",
+        USER,
+        "Azure's metadata server (`http://169.254.169.254`), for [`--preempt-notice=azure`](../preemption.md)",
+    ),
+    Variable(
+        "AWS_EC2_METADATA_SERVICE_ENDPOINT",
+        USER,
+        "EC2's metadata server (`http://169.254.169.254`), for [`--preempt-notice=aws`](../preemption.md)",
+    ),
+    Variable(
+        "GCE_METADATA_HOST",
+        USER,
+        "Google's metadata server (`metadata.google.internal`), for [`--preempt-notice=gcp`](../preemption.md)",
+    ),
+    Variable(
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE", USER, "`1`: the worker of rank 0 hosts the workers' store, as in PyTorch"
     ),
     Variable(

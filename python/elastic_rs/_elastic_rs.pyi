@@ -1217,6 +1217,38 @@ class Placement:
         """
 
 @final
+class PreemptOptions:
+    """
+    How an agent learns that its machine is about to be taken away, and what its workers get then. Times are in seconds.
+    """
+    def __new__(self, /, notice_signal: tuple[SupportsIndex, SupportsFloat | SupportsIndex] | None, notice_file: str | PathLike[str] | None, notice_command: tuple[str, str] | None, deadline_s: SupportsFloat | SupportsIndex, signal: SupportsIndex | None) -> PreemptOptions: ...
+    @property
+    def deadline_s(self, /) -> float:
+        """
+        How much time a notice leaves that does not say it.
+        """
+    @property
+    def notice_command(self, /) -> tuple[str, str] | None:
+        """
+        What a shell runs until it writes the time that is left, and what messages call it.
+        """
+    @property
+    def notice_file(self, /) -> Path | None:
+        """
+        A file that says so by being there. Its first word is the time that is left.
+        """
+    @property
+    def notice_signal(self, /) -> tuple[int, float] | None:
+        """
+        A signal that says so, and after how long.
+        """
+    @property
+    def signal(self, /) -> int | None:
+        """
+        A signal by which workers save; None: they get none.
+        """
+
+@final
 class ProgressPattern:
     """
     Which lines of workers show progress: ``--progress-log``.
@@ -1996,7 +2028,7 @@ class WorkerOptions:
     """
     What every front end says of a node's workers. Times are in seconds.
     """
-    def __new__(self, /, entrypoint: str, role: str, local_world_size: SupportsIndex, max_restarts: SupportsIndex, grace_s: SupportsFloat | SupportsIndex, leader_first: bool, forwarded_signals: SupportsGetItem[int, SupportsIndex], uninterruptible_sleep_s: SupportsFloat | SupportsIndex, virtual_local_rank: bool, on_hang: str | None, progress_log: ProgressPattern | None) -> WorkerOptions: ...
+    def __new__(self, /, entrypoint: str, role: str, local_world_size: SupportsIndex, max_restarts: SupportsIndex, grace_s: SupportsFloat | SupportsIndex, leader_first: bool, forwarded_signals: SupportsGetItem[int, SupportsIndex], preempt: PreemptOptions, uninterruptible_sleep_s: SupportsFloat | SupportsIndex, virtual_local_rank: bool, on_hang: str | None, progress_log: ProgressPattern | None) -> WorkerOptions: ...
     @property
     def entrypoint(self, /) -> str:
         """
@@ -2031,6 +2063,11 @@ class WorkerOptions:
     def on_hang(self, /) -> str | None:
         """
         What a shell runs on rank 0's node when a hang is found; None: nothing.
+        """
+    @property
+    def preempt(self, /) -> PreemptOptions:
+        """
+        Notices that this machine is about to be taken away.
         """
     @property
     def progress_log(self, /) -> ProgressPattern | None:

@@ -1,6 +1,7 @@
 //! The commands of the agent's machine to its driver.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use super::policy::Outcome;
 use crate::channel::message::ToWorker;
@@ -76,6 +77,15 @@ pub enum Command {
         /// The signal that ends this agent.
         signal: i32,
     },
+    /// Tell the coordinator that this machine is taken away, and have the workers save.
+    Notice {
+        /// The round.
+        round: Round,
+        /// After how long.
+        left: Duration,
+        /// Who says so, in words.
+        reason: String,
+    },
     /// Signal every worker's group, with SIGKILL after the grace; answer with `on_stopped` when nothing is left of the workers.
     Stop(StopPolicy),
     /// End the stop under way with SIGKILL, now.
@@ -104,13 +114,6 @@ pub enum Command {
     Warn(String),
     /// The agent has ended.
     End(Box<Outcome>),
-}
-
-impl Command {
-    /// The goodbye of an agent that a signal ends.
-    pub(super) fn farewell(signal: i32) -> Self {
-        Self::Leave { reason: farewell_reason(signal), signal: Some(signal) }
-    }
 }
 
 /// Why a node leaves that a signal ends, for the other nodes.

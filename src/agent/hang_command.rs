@@ -215,7 +215,7 @@ pub(super) fn kill_group(pid: Pid) {
     let _ = kill_process_group(pid, Kill::KILL);
 }
 
-fn exit_of(status: process::ExitStatus) -> ExitStatus {
+pub(super) fn exit_of(status: process::ExitStatus) -> ExitStatus {
     match (status.code(), status.signal()) {
         (Some(code), _) => ExitStatus::Code(code),
         (None, signal) => {

@@ -32,6 +32,7 @@ mod ahead;
 mod endings;
 mod first;
 mod in_place;
+mod notice;
 mod replace;
 mod stop;
 mod worker_states;
@@ -41,6 +42,7 @@ use first::First;
 pub use first::MESSAGE_LIMIT;
 use in_place::SURVIVING;
 pub use in_place::{PARK_LIMIT, RAISE_LIMIT};
+use notice::Leaving;
 pub use replace::REPLACE_LIMIT;
 use stop::{Next, Way};
 use worker_states::WorkerStates;
@@ -119,8 +121,10 @@ pub struct AgentMachine {
     in_company: bool,
     /// The coordinator forms worlds of workers that survive.
     resumes: bool,
-    /// The signal after which this node waits for the check at which it may leave, and until when.
-    leaving: Option<(i32, Instant)>,
+    /// This node is about to leave.
+    leaving: Option<Leaving>,
+    /// When this machine is taken away, if a notice has come.
+    taken_away: Option<Instant>,
     /// This node may have had the state of a formed world: it was in one whose workers did not all come back without it.
     was_in_world: bool,
     /// This node has begun to start its workers for a world that ran, before it joined.
@@ -155,6 +159,7 @@ impl AgentMachine {
             in_company: false,
             resumes: false,
             leaving: None,
+            taken_away: None,
             was_in_world: false,
             prepared: false,
             cuts_leftovers: false,
@@ -220,8 +225,8 @@ impl AgentMachine {
         if !left.is_empty() {
             return;
         }
-        if let Some((signal, _)) = self.leaving {
-            return self.leave_now(signal);
+        if self.leaves_at_once() {
+            return self.leave_now();
         }
         if self.closed_well {
             self.end(Outcome::Succeeded);
@@ -267,8 +272,8 @@ impl AgentMachine {
         }
         self.warn(format!("restarting all workers: {reason}"));
         match self.leaving {
-            Some((signal, _)) => {
-                self.leave_now(signal);
+            Some(_) => {
+                self.leave_now();
                 self.commands.push(Command::Kill);
             }
             None => self.stop(SIGKILL, Next::Join),
@@ -353,6 +358,7 @@ impl AgentMachine {
         self.give_up_message_if_due(now);
         self.give_up_late_workers(now);
         self.leave_if_due(now);
+        self.kill_if_taken_away(now);
         self.look_after_preparation(now);
         self.stop_holding_join_up(now);
         let Phase::Finishing { since, until, report_at } = &mut self.phase else { return };
@@ -374,14 +380,16 @@ impl AgentMachine {
 
     /// When to call [`AgentMachine::on_tick`] at the latest.
     pub fn next_deadline(&self) -> Option<Instant> {
+        let leave_at = self.leaving.as_ref().map(|leaving| leaving.until);
         match self.phase {
-            Phase::Finishing { until, report_at, .. } => Some(until.map_or(report_at, |until| until.min(report_at))),
+            Phase::Finishing { until, report_at, .. } => [until, Some(report_at), leave_at].into_iter().flatten().min(),
             Phase::Stopping { over: false, way: Way::Park { until, .. } | Way::Raise { until, .. }, .. } => {
-                let leave_at = self.leaving.map(|(_, until)| until);
                 [Some(until), leave_at, self.message_until()].into_iter().flatten().min()
             }
-            Phase::Stopping { .. } => [self.held_up_until(), self.message_until()].into_iter().flatten().min(),
-            Phase::Running { .. } => self.leaving.map(|(_, until)| until),
+            Phase::Stopping { .. } => {
+                [self.held_up_until(), self.message_until(), self.taken_away].into_iter().flatten().min()
+            }
+            Phase::Running { .. } => leave_at,
             Phase::Preparing { report_at, .. } => Some(report_at),
             Phase::Looking | Phase::Joining | Phase::Ended => None,
         }
@@ -408,6 +416,9 @@ impl AgentMachine {
     }
 
     fn join(&mut self) {
+        if self.leaving.is_some() {
+            return self.leave_now();
+        }
         self.phase = Phase::Joining;
         let survival = self.take_survival();
         self.commands.push(Command::Join { survival });

@@ -15,6 +15,7 @@ mod hang_command;
 mod look;
 pub mod machine;
 pub mod news;
+pub mod notices;
 #[cfg(feature = "io")]
 mod own_hangs;
 #[cfg(feature = "io")]

@@ -4,6 +4,7 @@ use std::ffi::OsString;
 use std::time::Duration;
 
 use super::environment::Workers;
+use super::notices;
 use crate::hang::judge;
 use crate::rendezvous::conf::InPlace;
 use crate::rendezvous::messages::message::{EndClass, Failure};
@@ -41,6 +42,8 @@ pub struct Policy {
     pub exit_barrier_timeout: Option<Duration>,
     /// Workers that attend survive the end of their world: see [`super::machine`]. Default true.
     pub in_place: bool,
+    /// Workers get a signal of the user's choice when a machine of the job is about to be taken away, and save by it. Default false.
+    pub saves_by_signal: bool,
 }
 
 /// What a front end gives its agent.
@@ -60,6 +63,8 @@ pub struct AgentOptions {
     pub first_signal: FirstSignal,
     /// Which signals do not end this agent.
     pub signals: Meanings,
+    /// How it learns that its machine is about to be taken away.
+    pub notices: notices::Options,
     /// As of [`Policy`].
     pub exit_barrier_timeout: Option<Duration>,
     /// Fail the job when a worker sleeps uninterruptibly for this long: it holds a device that a new worker could not use either.
@@ -87,6 +92,7 @@ impl AgentOptions {
             first_signal: self.first_signal,
             exit_barrier_timeout: self.exit_barrier_timeout,
             in_place: self.in_place != InPlace::Off,
+            saves_by_signal: self.notices.signal.is_some(),
         }
     }
 }

@@ -14,6 +14,7 @@ use super::environment::Workers;
 use super::failure_message::FailureMessage;
 use super::machine::AgentMachine;
 use super::news::Seen;
+use super::notices::Watches as NoticeWatches;
 use super::own_hangs::OwnHangs;
 use super::phases::Stopwatch;
 use super::policy::{AgentOptions, Outcome};
@@ -29,7 +30,7 @@ use crate::rendezvous::conf::InPlace;
 use crate::rendezvous::messages::message::{Placement, Running};
 use crate::rendezvous::node::session::Session;
 use crate::rendezvous::node::{JoinError, View};
-use crate::signals::{FirstSignal, Meanings};
+use crate::signals::{FirstSignal, Meanings, Signal};
 use crate::workers::{Deadline, ExitStatus, StderrEnd, WorkerExit, reap_orphans_as_process_1};
 
 mod deadline;
@@ -125,6 +126,12 @@ pub struct Runner {
     signals: Meanings,
     first_signal: FirstSignal,
     heard: Heard,
+    /// What waits for notices.
+    _notices: NoticeWatches,
+    /// What workers get to save by, at a notice for whatever node.
+    preempt_signal: Option<Signal>,
+    /// How often the coordinator had said so, when that was acted on last.
+    notices_seen: u64,
     /// A signal has ended this agent's work.
     signalled: bool,
     /// Workers that sleep uninterruptibly for too long are given up.
@@ -173,8 +180,10 @@ impl Runner {
             on_hang,
             signals,
             first_signal,
+            notices,
             ..
         } = options;
+        let heard = Heard::default();
         Self {
             machine: AgentMachine::new(policy, name.clone()),
             session,
@@ -205,7 +214,10 @@ impl Runner {
             farewell: None,
             signals,
             first_signal,
-            heard: Heard::default(),
+            _notices: NoticeWatches::start(&notices, heard.of_notices()),
+            heard,
+            preempt_signal: notices.signal,
+            notices_seen: 0,
             signalled: false,
             uninterruptible: UninterruptibleWorkers::new(uninterruptible_sleep),
             stopwatch: Stopwatch::default(),
@@ -257,7 +269,8 @@ impl Runner {
         let judge_at = self.own_hangs.as_ref().filter(|_| self.ending.is_none()).and_then(OwnHangs::next_deadline);
         tokio::select! {
             event = next_of(&mut self.worker_group) => self.on_worker_group(event),
-            (signal, sender) = self.heard.next() => self.signal(signal, &sender),
+            sound = self.heard.next() => self.on_sound(sound),
+            news = signals::checkpoint_by(self.session.as_deref(), self.notices_seen) => self.on_checkpoint_by(news),
             received = in_place::next_of(&mut self.exchange) => self.on_from_worker(received),
             () = self.training.rung() => self.on_rung(),
             asked = self.training.asked(self.session.as_deref()) => self.on_step_asked(asked),

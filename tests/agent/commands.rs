@@ -23,6 +23,7 @@ pub fn policy() -> Policy {
         first_signal: FirstSignal::default(),
         exit_barrier_timeout: None,
         in_place: true,
+        saves_by_signal: false,
     }
 }
 

@@ -15,6 +15,7 @@ mod hangs;
 mod in_place;
 mod machine;
 mod node;
+mod notice;
 mod replace;
 mod runner;
 mod steps;

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use elastic_rs::agent::environment::Workers;
+use elastic_rs::agent::notices;
 use elastic_rs::agent::runner::{Runner, Step};
 use elastic_rs::agent::{AgentOptions, Budget, Outcome};
 use elastic_rs::endpoint::EndpointServer;
@@ -62,6 +63,7 @@ pub fn options(budget: Budget, workers: u32) -> AgentOptions {
         grace: LIMIT,
         first_signal: FirstSignal::default(),
         signals: Meanings::default(),
+        notices: notices::Options::default(),
         exit_barrier_timeout: None,
         uninterruptible_sleep: Duration::ZERO,
         in_place: InPlace::Gloo,

@@ -60,7 +60,7 @@ mod _elastic_rs {
     use crate::observe::{Observer, metric_families};
     #[pymodule_export]
     use crate::options::{
-        AgentOptions, LaunchOptions, LogOptions, NodeOptions, ProgressPattern, Streams, WorkerOptions,
+        AgentOptions, LaunchOptions, LogOptions, NodeOptions, PreemptOptions, ProgressPattern, Streams, WorkerOptions,
     };
     #[pymodule_export]
     use crate::probe::{

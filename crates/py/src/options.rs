@@ -10,6 +10,7 @@ use std::time::Duration;
 use elastic_rs::agent;
 use elastic_rs::agent::Budget;
 use elastic_rs::agent::environment::Workers;
+use elastic_rs::agent::notices::Source;
 use elastic_rs::hang::judge::{self, Mode};
 use elastic_rs::launcher::node::{self, Reach, WorkersStore};
 use elastic_rs::net::local::interface_addresses;
@@ -108,6 +109,34 @@ impl NodeOptions {
     }
 }
 
+/// How an agent learns that its machine is about to be taken away, and what its workers get then. Times are in seconds.
+#[pyclass(frozen, get_all, new = "from_fields", from_py_object, module = "elastic_rs._elastic_rs")]
+#[derive(Clone)]
+pub struct PreemptOptions {
+    /// A signal that says so, and after how long.
+    pub notice_signal: Option<(i32, f64)>,
+    /// A file that says so by being there. Its first word is the time that is left.
+    pub notice_file: Option<PathBuf>,
+    /// What a shell runs until it writes the time that is left, and what messages call it.
+    pub notice_command: Option<(OsString, String)>,
+    /// How much time a notice leaves that does not say it.
+    pub deadline_s: f64,
+    /// A signal by which workers save; None: they get none.
+    pub signal: Option<i32>,
+}
+
+impl PreemptOptions {
+    fn core(&self) -> PyResult<agent::notices::Options> {
+        let file = self.notice_file.clone().map(Source::File);
+        let command = self.notice_command.clone().map(|(command, name)| Source::Command { command, name });
+        Ok(agent::notices::Options {
+            sources: file.into_iter().chain(command).collect(),
+            deadline: seconds("preempt_deadline", self.deadline_s)?,
+            signal: self.signal.map(Signal),
+        })
+    }
+}
+
 /// What every front end says of a node's workers. Times are in seconds.
 #[pyclass(frozen, get_all, new = "from_fields", from_py_object, module = "elastic_rs._elastic_rs")]
 #[derive(Clone)]
@@ -126,6 +155,8 @@ pub struct WorkerOptions {
     pub leader_first: bool,
     /// Numbers of signals that do not end the agent, but are passed on to whom ``leader_first`` says.
     pub forwarded_signals: Vec<i32>,
+    /// Notices that this machine is about to be taken away.
+    pub preempt: PreemptOptions,
     /// How long a worker may sleep uninterruptibly; zero: no limit.
     pub uninterruptible_sleep_s: f64,
     /// Each worker sees only its own GPU.
@@ -137,6 +168,14 @@ pub struct WorkerOptions {
 }
 
 impl WorkerOptions {
+    fn signals(&self) -> PyResult<Meanings> {
+        let notice = |(signal, left)| Ok::<_, PyErr>((Signal(signal), seconds("preempt_notice", left)?));
+        Ok(Meanings {
+            notices: self.preempt.notice_signal.map(notice).transpose()?.into_iter().collect(),
+            forwarded: self.forwarded_signals.iter().copied().map(Signal).collect(),
+        })
+    }
+
     /// The options of the agent that runs them. `use_agent_store`: they share a store that already listens.
     fn agent(
         &self,
@@ -164,7 +203,8 @@ impl WorkerOptions {
             budget,
             grace: seconds("shutdown_timeout", self.grace_s)?,
             first_signal: if self.leader_first { FirstSignal::Leader } else { FirstSignal::Group },
-            signals: Meanings { forwarded: self.forwarded_signals.iter().copied().map(Signal).collect() },
+            signals: self.signals()?,
+            notices: self.preempt.core()?,
             exit_barrier_timeout,
             uninterruptible_sleep: seconds("uninterruptible_state_timeout", self.uninterruptible_sleep_s)?,
             in_place,

@@ -50,6 +50,13 @@ class LaunchConfig:
             SIGHUP, SIGQUIT.
         forward_signals: names of the signals that are passed on to the workers, and end nothing (None: the variable
             ``ELASTIC_RS_FORWARD_SIGNALS``, which functions have too, or none). Programs alone.
+        preempt_notice: what says that this machine is about to be taken away: ``signal:USR1@120`` (120 s are left),
+            ``file:PATH``, ``aws``, ``gcp``, ``azure``, or what a shell runs until it writes how many seconds are left
+            (None: the variable ``ELASTIC_RS_PREEMPT_NOTICE``, which functions have too, or nothing). Programs alone.
+        preempt_deadline: how much time a notice leaves that does not say it, above 0 s and a day at most (None: the
+            variable ``ELASTIC_RS_PREEMPT_DEADLINE``, or 30). Programs alone.
+        preempt_signal: the signal that the workers of all nodes get at a notice, to save (None: the variable
+            ``ELASTIC_RS_PREEMPT_SIGNAL``, or none). Programs alone.
         first_signal: who gets the signal that stops workers: ``leader``, the process that was started, and what it has
             started only after its end; or ``group``, all at once. None: ``leader`` for a script, else ``group``.
         in_place: which process groups let workers survive a change of the world: ``off``, ``gloo``, ``nccl``. None:
@@ -111,6 +118,9 @@ class LaunchConfig:
     shutdown_timeout: timedelta | float | None = None
     signals_to_handle: Sequence[str] | None = None
     forward_signals: Sequence[str] | None = None
+    preempt_notice: str | None = None
+    preempt_deadline: timedelta | float | None = None
+    preempt_signal: str | None = None
     first_signal: Literal["leader", "group"] | None = None
     in_place: Literal["off", "gloo", "nccl"] | None = None
     hang: Literal["report", "restart", "off"] | None = None
@@ -234,7 +244,7 @@ _KINDS: dict[str, _Kind] = {
     ),
     "nproc_per_node": _Kind("a whole number, or one of auto, cpu, gpu, xpu", _is_whole_or_text),
     "rdzv_conf": _Kind("a mapping from keys to texts, numbers or booleans", _is_conf, _conf_word),
-    **dict.fromkeys(("shutdown_timeout", "hang_timeout"), _SECONDS),
+    **dict.fromkeys(("shutdown_timeout", "hang_timeout", "preempt_deadline"), _SECONDS),
     **dict.fromkeys(
         ("signals_to_handle", "forward_signals"), _Kind("a list of names of signals", _TEXTS.is_one, _joined)
     ),
@@ -254,7 +264,7 @@ _KINDS: dict[str, _Kind] = {
     **dict.fromkeys(
         (
             *("rdzv_backend", "rdzv_endpoint", "rdzv_id", "local_addr", "master_addr", "log_line_prefix_template"),
-            *("role", "on_hang", "progress_log"),
+            *("role", "on_hang", "progress_log", "preempt_notice", "preempt_signal"),
         ),
         _TEXT,
     ),

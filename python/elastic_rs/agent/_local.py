@@ -49,7 +49,7 @@ from elastic_rs.agent._functions import Functions
 from elastic_rs.agent._generation import Generation, line_prefixes, start_programs
 from elastic_rs.agent._metrics import measured
 from elastic_rs.agent._placements import placement_of, workers_of
-from elastic_rs.agent._signals import Ended, EndedProcess, Handlers, SignalError, forwarded, is_torchrun
+from elastic_rs.agent._signals import Ended, EndedProcess, Handlers, SignalError, is_torchrun, meanings
 from elastic_rs.agent._worker_logs import ByGeneration, remove_temporary
 from elastic_rs.rendezvous._node_handler import NodeHandler
 
@@ -146,7 +146,7 @@ class LocalElasticAgent(TorchLocalElasticAgent):
         )
         self._on_hang = _hang_options.on_hang_of()
         self._progress_log = _hang_options.progress_log_of()
-        self._forwarded = forwarded()
+        self._meanings = meanings()
         self._handler = spec.rdzv_handler if isinstance(spec.rdzv_handler, NodeHandler) else None
         self._agent: Agent | None = None
         self._placement: Placement | None = None
@@ -214,7 +214,7 @@ class LocalElasticAgent(TorchLocalElasticAgent):
         spec = self._group.spec
         wait_for_readers(self._events)
         self._agent = agent = self._new_agent(spec)
-        self._handlers = Handlers(self._forwarded, agent.heard)
+        self._handlers = Handlers(self._meanings.passed_on, agent.heard)
         # Only another package's handler has to be asked.
         interval = spec.monitor_interval if self._handler is None else None
         result: RunResult | None = None
@@ -263,7 +263,8 @@ class LocalElasticAgent(TorchLocalElasticAgent):
                 max_restarts=spec.max_restarts,
                 grace_s=self._grace_s,
                 leader_first=leader_first(self._first_signal(), spec.entrypoint),
-                forwarded_signals=self._forwarded,
+                forwarded_signals=self._meanings.forwarded,
+                preempt=self._meanings.preempt,
                 uninterruptible_sleep_s=self._sleep_limit_s,
                 virtual_local_rank=getattr(spec, "virtual_local_rank", False),
                 on_hang=self._on_hang,
@@ -438,7 +439,10 @@ class LocalElasticAgent(TorchLocalElasticAgent):
                 )
                 result = RunResult(WorkerState.FAILED, failures=failures)
             case "signal":
-                assert self._signal is not None
+                if self._signal is None:  # a notice: this machine is taken away
+                    self._signal = SignalException(
+                        f"Process {os.getpid()} leaves, since its machine is taken away", signal.SIGTERM
+                    )
                 raise SignalError(self._signal)
             case _:
                 assert step.error is not None

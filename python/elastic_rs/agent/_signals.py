@@ -63,15 +63,15 @@ def handled_names() -> str:
     return os.environ.get("TORCHELASTIC_SIGNALS_TO_HANDLE", DEFAULT)
 
 
-def forwarded() -> list[int]:
-    """Return the signals that the agent passes on to its workers.
+def meanings() -> _signal_options.Meanings:
+    """Return what the agent does at signals that do not end it, and how it gets notices, by the variables.
 
     Raises:
-        ValueError: the variable is not valid.
+        ValueError: a variable is not valid.
     """
     names = {name.strip() for name in handled_names().split(",")}
     ending = [number for name, number in signal.Signals.__members__.items() if name in names]
-    return _signal_options.forwarded_of(ending=ending)
+    return _signal_options.meanings_of(_signal_options.Given(), ending=ending)
 
 
 class Handlers:

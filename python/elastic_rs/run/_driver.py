@@ -73,7 +73,7 @@ def drive(argv: Sequence[str], args: argparse.Namespace, given: HostDiscovery | 
     endpoint, port = _endpoint_of(args)
     if args.detach:
         endpoint = _endpoint_of_detached(args, fixed)
-    signals, passed_on = _options.ending_signals_of(args), _options.forwarded_signals_of(args)
+    signals, passed_on = _options.ending_signals_of(args), _options.meanings_of(args).passed_on
     handled = _elastic_rs.Signals(signals, passed_on=passed_on, named=args.signals_named)
     flags = [*split(argv).words(without=FLAGS), f"--nnodes=1:{MOST_NODES}"]
     protected = _protected()

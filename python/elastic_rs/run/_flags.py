@@ -267,6 +267,29 @@ def _add_endings(section: Section) -> None:
         "nothing: USR1,USR2 (ELASTIC_RS_FORWARD_SIGNALS, or none, and any other signal ends the agent)",
     )
     add(
+        "--preempt-notice",
+        own=True,
+        default=None,
+        metavar="SOURCE",
+        help="what says that this machine is about to be taken away: signal:USR1@120 (120 s are left), file:PATH, aws, "
+        "gcp, azure, or what a shell runs until it writes how many seconds are left; the others go on without this "
+        "node (ELASTIC_RS_PREEMPT_NOTICE, or nothing)",
+    )
+    add(
+        "--preempt-deadline",
+        own=True,
+        default=None,
+        metavar="SECONDS",
+        help="how much time a notice leaves that does not say it (ELASTIC_RS_PREEMPT_DEADLINE, or 30)",
+    )
+    add(
+        "--preempt-signal",
+        own=True,
+        default=None,
+        metavar="SIGNAL",
+        help="what the workers of all nodes get at a notice, to save: USR1 (ELASTIC_RS_PREEMPT_SIGNAL, or nothing)",
+    )
+    add(
         "--in-place",
         own=True,
         choices=["off", "gloo", "nccl"],

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from elastic_rs import _elastic_rs
+from elastic_rs import _elastic_rs, _signal_options
 from elastic_rs._elastic_rs import Launched, LaunchOptions, Protection, Signals
 from elastic_rs.rendezvous import _protection
 from elastic_rs.rendezvous._config import warn_of_loopback, warn_of_no_endpoint
@@ -90,7 +90,7 @@ def run(
     if takes_signals:
         handled = _elastic_rs.Signals(
             _options.ending_signals_of(args),
-            passed_on=options.workers.forwarded_signals,
+            passed_on=_signal_options.passed_on(options.workers.forwarded_signals, options.workers.preempt),
             named=args.signals_named,
             driven=is_driven,
         )

@@ -254,6 +254,7 @@ def launch_options_of(args: argparse.Namespace, config: RendezvousConfig | None 
     entrypoint, command = command_of(args)
     # PyTorch may have to be asked.
     workers = workers_of(args.nproc_per_node)
+    meanings = meanings_of(args)
     return _elastic_rs.LaunchOptions(
         command=command,
         logs=log_options_of(args),
@@ -265,7 +266,8 @@ def launch_options_of(args: argparse.Namespace, config: RendezvousConfig | None 
             max_restarts=max_restarts,
             grace_s=grace_of(args),
             leader_first=_python.leader_first(config and config.values()["first_signal"], command[0]),
-            forwarded_signals=forwarded_signals_of(args),
+            forwarded_signals=meanings.forwarded,
+            preempt=meanings.preempt,
             uninterruptible_sleep_s=_sleep_limit_s(),
             virtual_local_rank=args.virtual_local_rank,
             local_world_size=workers,
@@ -360,10 +362,11 @@ def ending_signals_of(args: argparse.Namespace) -> list[int]:
         raise CommandLineError(str(error)) from None
 
 
-def forwarded_signals_of(args: argparse.Namespace) -> list[int]:
-    """Return the signals that an agent passes on to its workers. Warns of those that end it."""
+def meanings_of(args: argparse.Namespace) -> _signal_options.Meanings:
+    """Return what an agent does at signals that do not end it, and how it gets notices. Warns of contradictions."""
+    given = _signal_options.Given(args.forward_signals, args.preempt_notice, args.preempt_deadline, args.preempt_signal)
     try:
-        return _signal_options.forwarded_of(args.forward_signals, ending=ending_signals_of(args))
+        return _signal_options.meanings_of(given, ending=ending_signals_of(args))
     except ValueError as error:
         raise CommandLineError(str(error)) from None
 

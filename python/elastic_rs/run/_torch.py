@@ -46,6 +46,9 @@ def hand_over(argv: Sequence[str], checked: argparse.Namespace, why: str) -> Non
         (checked.on_hang, "--on-hang", _hang_options.ON_HANG),
         (checked.progress_log, "--progress-log", _hang_options.PROGRESS_LOG),
         (checked.forward_signals, "--forward-signals", _signal_options.FORWARD_SIGNALS),
+        (checked.preempt_notice, "--preempt-notice", _signal_options.PREEMPT_NOTICE),
+        (checked.preempt_deadline, "--preempt-deadline", _signal_options.PREEMPT_DEADLINE),
+        (checked.preempt_signal, "--preempt-signal", _signal_options.PREEMPT_SIGNAL),
     ):
         if given is not None:
             raise UsageError(

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use super::{AgentMachine, LEAVE_LIMIT, Next, Phase, SIGTERM, TOO_LATE, Way};
+use super::{AgentMachine, Next, Phase, SIGTERM, TOO_LATE, Way};
 use crate::agent::command::Command;
 use crate::agent::policy::Outcome;
 use crate::rendezvous::messages::message::{EndClass, Verdict};
@@ -89,26 +89,13 @@ impl AgentMachine {
             }
             _ => {}
         }
-        if !self.leaves_in_place(signal, now) {
-            self.leave_now(signal);
-        }
-    }
-
-    /// Leave because of a signal, at once: the other nodes need not wait for the stop of our workers.
-    pub(super) fn leave_now(&mut self, signal: i32) {
-        self.leaving = None;
-        self.commands.push(Command::farewell(signal));
-        if self.is_running() {
-            self.stop(signal, Next::End(Box::new(Outcome::Signal(signal))));
-        } else {
-            self.end_after_stop(Outcome::Signal(signal));
-        }
+        self.leave_by_signal(signal, now);
     }
 
     /// End, but not before the workers have.
     pub(super) fn end_after_stop(&mut self, outcome: Outcome) {
-        if let Some((signal, _)) = self.leaving {
-            return self.leave_now(signal);
+        if self.leaving.is_some() {
+            return self.leave_now();
         }
         match &self.phase {
             Phase::Running { .. } | Phase::Preparing { .. } | Phase::Finishing { .. } => {
@@ -124,32 +111,5 @@ impl AgentMachine {
         self.phase = Phase::Ended;
         let outcome = self.with_late_message(outcome);
         self.commands.push(Command::End(Box::new(outcome)));
-    }
-
-    /// The coordinator will not name a check at which this node may leave.
-    pub fn on_leave_unanswered(&mut self) {
-        if let Some((signal, _)) = self.leaving.filter(|_| self.is_running()) {
-            self.leave_now(signal);
-        }
-    }
-
-    /// A signal ends this node's part. Returns whether its workers are to leave their world first, together with those of the other
-    /// nodes.
-    pub(super) fn leaves_in_place(&mut self, signal: i32, now: Instant) -> bool {
-        let leaves = signal == SIGTERM && self.is_running() && self.in_company && self.leaving.is_none();
-        if !leaves || !self.policy.in_place || !self.all_attend() {
-            return false;
-        }
-        self.leaving = Some((signal, now + LEAVE_LIMIT.min(self.policy.grace)));
-        self.commands.push(Command::WillLeave { round: self.round(), signal });
-        true
-    }
-
-    /// Leaves without an agreed check, since there was none in time.
-    pub(super) fn leave_if_due(&mut self, now: Instant) {
-        let stays = self.is_running() || self.raises();
-        if let Some((signal, _)) = self.leaving.filter(|(_, until)| *until <= now && stays) {
-            self.leave_now(signal);
-        }
     }
 }

@@ -103,8 +103,8 @@ impl AgentMachine {
             return false;
         }
         let runs = self.is_running() || self.raises() || self.is_preparing();
-        if runs && let Some((signal, _)) = self.leaving {
-            self.leave_now(signal); // the failure is nobody's concern any more
+        if runs && self.leaving.is_some() {
+            self.leave_now(); // the failure is nobody's concern any more
             return false;
         }
         if runs {

@@ -14,6 +14,7 @@
 
 use std::time::{Duration, Instant};
 
+use super::notice::{Leaving, WhyLeaving};
 use super::worker_states::{WorkerState, WorkerStates};
 use super::{AgentMachine, LEAVE_LIMIT, Next, Phase, SIGTERM, Way};
 use crate::agent::command::Command;
@@ -197,7 +198,7 @@ impl AgentMachine {
             return;
         }
         self.warn(format!("{SURVIVING}: {}", change.reason));
-        if let Some((_, until)) = &mut self.leaving {
+        if let Some(Leaving { until, why: WhyLeaving::Signal(_) }) = &mut self.leaving {
             *until += self.policy.grace.saturating_sub(LEAVE_LIMIT);
         }
         let Phase::Running { left } = &mut self.phase else { return };
@@ -227,8 +228,8 @@ impl AgentMachine {
     /// The workers' world has ended. They park if they can, and are stopped if not.
     /// `rank` is the global rank of the worker whose failure is the cause, if one is.
     pub(super) fn break_up(&mut self, reason: &str, rank: Option<u32>, next: Next, now: Instant) {
-        if let Some((signal, _)) = self.leaving {
-            return self.leave_now(signal);
+        if self.leaving.is_some() {
+            return self.leave_now();
         }
         if !self.can_park() {
             return self.stop(SIGTERM, next);

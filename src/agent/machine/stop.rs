@@ -84,12 +84,12 @@ impl AgentMachine {
     pub(super) fn proceed(&mut self) {
         let Phase::Stopping { next, over: true, way } = &self.phase else { return };
         match next {
-            Next::Join => match (way, self.leaving) {
+            Next::Join => match (way, &self.leaving) {
                 (Way::Stop, _) => self.join(),
                 // The workers have left their world at the check, and this agent leaves the job.
-                (_, Some((signal, _))) => {
+                (_, Some(_)) => {
                     self.commands.push(Command::Parked(self.round()));
-                    self.leave_now(signal);
+                    self.leave_now();
                 }
                 // Workers are being started, and the next world waits for them.
                 (_, None) if !self.worker_states.asked.is_empty() => {}

@@ -118,6 +118,7 @@ impl Runner {
                     self.machine.on_leave_unanswered();
                 }
             }
+            Command::Notice { round, left, reason } => self.announce(round, left, reason),
             Command::Listen { local_rank } => {
                 self.note_stop();
                 self.listen(local_rank);

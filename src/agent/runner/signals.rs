@@ -1,17 +1,30 @@
-//! Signals that this process has got: they end this node's part, or its workers get them. Part of [`super`].
+//! Signals that this process has got, and notices: they end this node's part, now or soon, or its workers get them. Part of [`super`].
 
-use std::time::Instant;
+use std::future::pending;
+use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc;
 
 use super::Runner;
+use crate::agent::notices::Notice;
+use crate::rendezvous::messages::message::{CheckpointBy, Round};
+use crate::rendezvous::node::session::Session;
 use crate::signals::{Meaning, Signal};
 
-/// Signals that do not end the agent, from handlers that cannot wait for it.
+/// What has come from beside the agent.
+#[derive(Debug)]
+pub(super) enum Sound {
+    /// A signal that does not end it, from a handler that cannot wait for it. With its sender, in words.
+    Signal(i32, String),
+    /// A notice.
+    Notice(Notice),
+}
+
+/// What comes from beside the agent.
 #[derive(Debug)]
 pub(super) struct Heard {
-    sender: mpsc::UnboundedSender<(i32, String)>,
-    receiver: mpsc::UnboundedReceiver<(i32, String)>,
+    sender: mpsc::UnboundedSender<Sound>,
+    receiver: mpsc::UnboundedReceiver<Sound>,
 }
 
 impl Default for Heard {
@@ -23,23 +36,30 @@ impl Default for Heard {
 
 impl Heard {
     /// The next one. May be dropped and called again.
-    pub(super) async fn next(&mut self) -> (i32, String) {
+    pub(super) async fn next(&mut self) -> Sound {
         match self.receiver.recv().await {
             Some(heard) => heard,
-            None => std::future::pending().await, // never: a sender is here
+            None => pending().await, // never: a sender is here
         }
+    }
+
+    /// Where notices are sent.
+    pub(super) fn of_notices(&self) -> impl Fn(Notice) + Clone + Send + 'static {
+        let sender = self.sender.clone();
+        // An agent that has gone leaves nothing behind that a notice could be about.
+        move |notice| drop(sender.send(Sound::Notice(notice)))
     }
 }
 
 /// Where a handler of signals leaves them.
 #[derive(Clone, Debug)]
-pub struct Ear(mpsc::UnboundedSender<(i32, String)>);
+pub struct Ear(mpsc::UnboundedSender<Sound>);
 
 impl Ear {
     /// As [`Runner::signal`], later.
     pub fn signal(&self, signal: i32, sender: &str) {
         // An agent that has gone has no workers.
-        let _ = self.0.send((signal, sender.to_owned()));
+        let _ = self.0.send(Sound::Signal(signal, sender.to_owned()));
     }
 }
 
@@ -56,7 +76,52 @@ impl Runner {
         let signal = Signal(signal);
         match self.signals.of(signal) {
             Meaning::Ends => self.end_by(signal, &from),
+            Meaning::Notice(left) => {
+                let by = if sender.is_empty() { String::new() } else { format!(" {sender}") };
+                self.notice(left, &format!("{signal}{by}"));
+            }
             Meaning::Forwarded => self.forward(signal, &from),
+        }
+    }
+
+    pub(super) fn on_sound(&mut self, sound: Sound) {
+        match sound {
+            Sound::Signal(signal, sender) => self.signal(signal, &sender),
+            Sound::Notice(Notice { left, from }) => self.notice(left, &from),
+        }
+    }
+
+    /// This machine is taken away after this time.
+    fn notice(&mut self, left: Duration, from: &str) {
+        let now = Instant::now();
+        let reason = format!("its machine is taken away ({from})");
+        self.machine.on_notice(now + left, &reason, now);
+    }
+
+    /// The coordinator has all workers save. If there is none, this node's do.
+    pub(super) fn announce(&mut self, round: Round, left: Duration, reason: String) {
+        let told = self.session.as_ref().is_some_and(|session| session.notice(round, left, &reason));
+        if !told {
+            self.save(&reason);
+        }
+    }
+
+    pub(super) fn on_checkpoint_by(&mut self, (seen, news): (u64, Option<CheckpointBy>)) {
+        self.notices_seen = seen;
+        if let Some(CheckpointBy { reason, .. }) = news {
+            self.save(&reason);
+        }
+    }
+
+    /// Have the workers save, if a signal makes them.
+    fn save(&self, reason: &str) {
+        let prefix = self.log_prefix();
+        match (self.preempt_signal, &self.worker_group) {
+            (Some(signal), Some(worker_group)) => {
+                worker_group.pass_on(signal, self.first_signal);
+                tracing::warn!("{prefix}the workers get {signal}, to save: {reason}");
+            }
+            _ => tracing::info!("{prefix}members leave: {reason}"),
         }
     }
 
@@ -88,5 +153,16 @@ impl Runner {
             }
             None => tracing::warn!("{prefix}received {signal}: no worker runs that could get it{from}"),
         }
+    }
+}
+
+/// Waits until the coordinator has all workers save. May be dropped and called again.
+pub(super) async fn checkpoint_by(session: Option<&Session>, seen: u64) -> (u64, Option<CheckpointBy>) {
+    match session {
+        Some(session) => {
+            let view = session.view_when(|view| view.notices != seen).await;
+            (view.notices, view.checkpoint_by)
+        }
+        None => pending().await,
     }
 }

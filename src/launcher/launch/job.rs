@@ -168,6 +168,7 @@ mod tests {
     use super::*;
     use crate::agent::Budget;
     use crate::agent::environment::Workers;
+    use crate::agent::notices;
     use crate::hang::judge;
     use crate::rendezvous::conf::InPlace;
     use crate::rendezvous::messages::message::{Round, WorkerRanks};
@@ -192,6 +193,7 @@ mod tests {
             grace: Duration::from_secs(30),
             first_signal: FirstSignal::default(),
             signals: Meanings::default(),
+            notices: notices::Options::default(),
             exit_barrier_timeout: None,
             uninterruptible_sleep: Duration::ZERO,
             in_place: InPlace::Gloo,

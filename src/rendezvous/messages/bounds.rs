@@ -2,8 +2,8 @@
 //! that could forge log lines.
 
 use super::message::{
-    ADDED, CoordinatorMessage, Failure, Hello, Join, JoinWorkers, LARGEST_STEP, Placed, Placement, REMOVED, Resume,
-    Running, SURVIVORS_LIMIT, Verdict, Waits, WorkerRanks, WorldChange,
+    ADDED, CheckpointBy, CoordinatorMessage, Failure, Hello, Join, JoinWorkers, LARGEST_STEP, LONGEST_NOTICE_MS,
+    Placed, Placement, REMOVED, Resume, Running, SURVIVORS_LIMIT, Verdict, Waits, WorkerRanks, WorldChange,
 };
 use super::settings::Settings;
 use crate::wire::text::{
@@ -193,6 +193,10 @@ pub(in crate::rendezvous) fn tidy_message(message: CoordinatorMessage) -> Coordi
         }),
         Change(WorldChange { round, flags, reason }) => {
             Change(WorldChange { round, flags: flags & (REMOVED | ADDED), reason: plain(reason) })
+        }
+        CoordinatorMessage::CheckpointBy(news) => {
+            let left_ms = news.left_ms.min(LONGEST_NOTICE_MS);
+            CoordinatorMessage::CheckpointBy(CheckpointBy { left_ms, reason: plain(news.reason), ..news })
         }
         Closed { verdict, spare } => Closed { verdict: tidy_verdict(&verdict), spare },
         CoordinatorMessage::Over { verdict, ago } => CoordinatorMessage::Over { verdict: tidy_verdict(&verdict), ago },

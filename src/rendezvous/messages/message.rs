@@ -157,6 +157,16 @@ pub enum NodeMessage {
         /// Which of both.
         pace: PaceReport,
     },
+    /// The node's machine is about to be taken away. All members get a [`CoordinatorMessage::CheckpointBy`]. If they can change in place,
+    /// a [`CoordinatorMessage::Change`] follows, as after [`Self::WillLeave`].
+    Notice {
+        /// The round.
+        round: Round,
+        /// After how many milliseconds: up to [`LONGEST_NOTICE_MS`].
+        left_ms: u64,
+        /// Who says so, in words.
+        reason: String,
+    },
 }
 
 /// A node's first step of a round, and how far it had come before. Steps count up to [`LARGEST_STEP`], and microseconds up to
@@ -412,7 +422,23 @@ pub enum CoordinatorMessage {
     Looked(LookAnswer),
     /// The training hangs, or goes on.
     Hang(HangNews),
+    /// Members of the round are about to leave, since their machines are taken away: the workers of all are to save.
+    CheckpointBy(CheckpointBy),
 }
+
+/// Until when the workers of a job are to save.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CheckpointBy {
+    /// The round.
+    pub round: Round,
+    /// After how many milliseconds the first of the machines is taken away.
+    pub left_ms: u64,
+    /// Which node leaves, and why, in words.
+    pub reason: String,
+}
+
+/// Most milliseconds of a notice that count: a day.
+pub const LONGEST_NOTICE_MS: u64 = 24 * 3600 * 1000;
 
 /// A change of the world that workers live through.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use crate::rendezvous::messages::message::{LARGEST_COUNT, NEVER, NodeMessage, Round, Running};
 use crate::wire::text::tidy;
+use crate::wire::time::millis;
 
 /// Time within which the coordinator must name the check, as workers wait for it. The coordinator gives the members half of it to count.
 pub(super) const ANSWER_WITHIN: Duration = Duration::from_secs(10);
@@ -20,6 +21,8 @@ pub(super) struct InPlace {
     answer_by: Option<Instant>,
     /// The node is about to leave: why, and by which signal.
     leaving: Option<(String, Option<i32>)>,
+    /// Its machine is taken away then: who says so.
+    notice: Option<(Instant, String)>,
     /// Its workers have stopped for that.
     parked: bool,
     /// The world that ran when this node was welcomed, if its workers may be started before it joins.
@@ -104,13 +107,20 @@ impl InPlace {
 
     /// The workers have stopped at the check, and this node leaves. Returns the message about it, unless it has announced no departure.
     pub fn on_parked(&mut self, round: Round) -> Option<NodeMessage> {
-        let leaves = self.leaving.is_some() && self.check().is_some();
+        let leaves = (self.leaving.is_some() || self.notice.is_some()) && self.check().is_some();
         self.parked |= leaves;
         leaves.then_some(NodeMessage::Parked { round })
     }
 
+    /// This node's machine is taken away. Returns the message about it.
+    pub fn on_notice(&mut self, round: Round, left: Duration, reason: &str, now: Instant) -> NodeMessage {
+        let reason = tidy(reason);
+        self.notice = Some((now + left, reason.clone()));
+        notice(round, left, reason)
+    }
+
     /// What a coordinator may not have received, for a new connection.
-    pub fn repeated(&self, round: Round) -> Vec<NodeMessage> {
+    pub fn repeated(&self, round: Round, now: Instant) -> Vec<NodeMessage> {
         let count = self.current.as_ref().and_then(|change| match change.check {
             None => change.counted,
             Some(NEVER) => None,
@@ -118,8 +128,10 @@ impl InPlace {
         });
         let counted = count.map(|count| NodeMessage::Counted { round, count });
         let leaving = self.leaving.clone().map(|(reason, signal)| NodeMessage::WillLeave { round, reason, signal });
+        let noticed = self.notice.clone();
+        let noticed = noticed.map(|(at, reason)| notice(round, at.saturating_duration_since(now), reason));
         let parked = self.parked.then_some(NodeMessage::Parked { round });
-        [counted, leaving, parked].into_iter().flatten().collect()
+        [counted, leaving, noticed, parked].into_iter().flatten().collect()
     }
 
     /// When the change is broken off here, unless the coordinator answers.
@@ -149,6 +161,10 @@ impl InPlace {
         change.check = Some(NEVER);
         Some((change.round, NEVER))
     }
+}
+
+fn notice(round: Round, left: Duration, reason: String) -> NodeMessage {
+    NodeMessage::Notice { round, left_ms: millis(left), reason }
 }
 
 #[cfg(test)]
@@ -198,19 +214,20 @@ mod tests {
     #[test]
     fn a_new_connection_begins_with_what_may_be_lost() {
         let leaves = NodeMessage::WillLeave { round: ROUND, reason: "SIGTERM".into(), signal: Some(15) };
-        let mut part = changing(Instant::now());
-        assert_eq!(part.repeated(ROUND), []);
+        let now = Instant::now();
+        let mut part = changing(now);
+        assert_eq!(part.repeated(ROUND, now), []);
         part.on_counted(ROUND, LARGEST_COUNT + 1);
-        assert_eq!(part.repeated(ROUND), [counted(LARGEST_COUNT)]);
+        assert_eq!(part.repeated(ROUND, now), [counted(LARGEST_COUNT)]);
         assert_eq!((part.on_parked(ROUND), part.on_leaving(ROUND, "SIGTERM", Some(15))), (None, leaves.clone()));
         let mut part = changing(Instant::now());
         part.on_leaving(ROUND, "SIGTERM", Some(15));
         part.on_raise_at(ROUND, 9).unwrap();
-        assert_eq!(part.repeated(ROUND), [counted(8), leaves.clone()]);
+        assert_eq!(part.repeated(ROUND, now), [counted(8), leaves.clone()]);
         assert_eq!(part.on_parked(ROUND), Some(NodeMessage::Parked { round: ROUND }));
-        assert_eq!(part.repeated(ROUND), [counted(8), leaves, NodeMessage::Parked { round: ROUND }]);
+        assert_eq!(part.repeated(ROUND, now), [counted(8), leaves, NodeMessage::Parked { round: ROUND }]);
         part.end();
-        assert_eq!((part.repeated(ROUND), part.check(), part.answer_by()), (Vec::new(), None, None));
+        assert_eq!((part.repeated(ROUND, now), part.check(), part.answer_by()), (Vec::new(), None, None));
     }
 
     #[test]

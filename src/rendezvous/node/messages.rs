@@ -78,6 +78,11 @@ impl NodeMachine {
                     (self.view.hangs, self.view.hang) = (self.view.hangs + 1, Some(news));
                 }
             }
+            CoordinatorMessage::CheckpointBy(news) => {
+                if self.is_member(news.round) {
+                    (self.view.notices, self.view.checkpoint_by) = (self.view.notices + 1, Some(news));
+                }
+            }
             CoordinatorMessage::Looked(_) => {} // no node asks for it
             CoordinatorMessage::ReportStep { round } => self.view.steps_asked += u64::from(self.is_member(round)),
             CoordinatorMessage::Closed { verdict, spare } => {
@@ -120,8 +125,8 @@ impl NodeMachine {
         let result = self.reports.unanswered().map(|result| result.message());
         self.commands.extend(result.map(NodeCommand::Send));
         let round = self.hello.placed.map(|placed| placed.round).filter(|round| self.is_member(*round));
-        for message in round.map(|round| self.in_place.repeated(round)).unwrap_or_default() {
-            self.send_in_place(message);
+        for message in round.map(|round| self.in_place.repeated(round, now)).unwrap_or_default() {
+            self.send(message);
         }
         let verdict = self.view.closed.as_ref().or(self.reports.closing()).cloned();
         self.commands.extend(verdict.map(|verdict| NodeCommand::Send(NodeMessage::Close(verdict))));

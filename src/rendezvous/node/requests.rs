@@ -292,6 +292,17 @@ impl NodeMachine {
         answered
     }
 
+    /// This node's machine is taken away after this time. Returns whether the coordinator will have all workers save, by the view's
+    /// `checkpoint_by`.
+    pub fn notice(&mut self, round: Round, left: Duration, reason: &str, now: Instant) -> bool {
+        let answered = self.is_member(round) && self.has_coordinator();
+        if answered {
+            let notice = self.in_place.on_notice(round, left, reason, now);
+            self.send(notice);
+        }
+        answered
+    }
+
     /// The workers have stopped at the check, and this node leaves. The other nodes need not wait for its goodbye.
     pub fn parked(&mut self, round: Round) {
         if self.is_member(round)

@@ -306,6 +306,12 @@ impl Session {
         })
     }
 
+    /// This node's machine is taken away after this time. Returns whether the coordinator will have all workers save, by the view's
+    /// `checkpoint_by`. If not, this node's are to.
+    pub fn notice(&self, round: Round, left: Duration, reason: &str) -> bool {
+        self.ask(|machine| machine.notice(round, left, reason, Instant::now()))
+    }
+
     /// The workers have stopped at the check of the view's `raise_at`, and this node leaves. [`Session::leave`] follows.
     pub fn parked(&self, round: Round) {
         self.ask(|machine| machine.parked(round));

@@ -3,7 +3,9 @@
 use std::time::{Duration, Instant};
 
 use crate::rendezvous::messages::hang::HangNews;
-use crate::rendezvous::messages::message::{EndClass, Failure, Look, NodeMessage, Round, Verdict, WorldChange};
+use crate::rendezvous::messages::message::{
+    CheckpointBy, EndClass, Failure, Look, NodeMessage, Round, Verdict, WorldChange,
+};
 use crate::wire::text::{DEFAULT_RUN_ID, duration_text};
 
 /// A command to the driver.
@@ -193,6 +195,10 @@ pub struct View {
     pub hangs: u64,
     /// What it has said last.
     pub hang: Option<HangNews>,
+    /// How often the coordinator has said that the workers are to save, since machines are taken away.
+    pub notices: u64,
+    /// What it has said of that last.
+    pub checkpoint_by: Option<CheckpointBy>,
     /// The round whose workers are all connected to their store, which this node serves, and how long after their start that was.
     pub imported: Option<(Round, Duration)>,
 }

@@ -11,10 +11,11 @@
 //! have stopped for a change, the round closes as soon as enough wait.
 
 use std::net::IpAddr;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::Run;
 use super::event::{Effect, SessionId};
+use super::in_place::{GATHER, Leaver};
 use super::node::{Node, Status};
 use super::parts::Parts;
 use super::ranks::{NextWorld, next_world, nodes};
@@ -23,8 +24,8 @@ use super::resize::{NextStep, next_step};
 use crate::events::record::{Ending, Kind, Number, Why};
 use crate::events::tally::Refused;
 use crate::rendezvous::messages::message::{
-    CoordinatorMessage, EndClass, LARGEST_COUNT, MEMBERS_IN_A_MESSAGE, NEVER, NodeId, Placement, Round, Verdict,
-    WorldChange,
+    CheckpointBy, CoordinatorMessage, EndClass, LARGEST_COUNT, LONGEST_NOTICE_MS, MEMBERS_IN_A_MESSAGE, NEVER, NodeId,
+    Placement, Round, Verdict, WorldChange,
 };
 use crate::wire::text::tidy;
 
@@ -196,7 +197,32 @@ impl Run {
         if at_once {
             return self.interrupt(&format!("{label} is about to leave: {reason}"), Why::NodeLeft, leaves);
         }
-        self.in_place.announce(id, reason);
+        self.in_place.announce(id, Leaver { reason, not_before: None });
+    }
+
+    /// The machine of a member is about to be taken away: all members save, and the world changes without it, by one change for all
+    /// notices that come together.
+    pub(super) fn on_notice(&mut self, id: NodeId, round: Round, left_ms: u64, reason: &str, now: Instant) {
+        let is_member = self.roster.get(id).is_some_and(|node| self.is_current(node, round));
+        if !is_member || self.in_place.leaving().contains_key(&id) {
+            return; // the round is over for it, or this is known
+        }
+        let (reason, left_ms) = (tidy(reason), left_ms.min(LONGEST_NOTICE_MS));
+        let left = Duration::from_millis(left_ms);
+        let text = format!("leaves within {:.1} s: {reason}", left.as_secs_f64());
+        self.record_of(id, Kind::NodeLeaves {}, None, text);
+        let over = self.current.interrupted().is_some() || self.current.notified();
+        if !over && self.in_place.tells_to_save(now) {
+            let reason = format!("{}: {reason}", self.roster.label(id));
+            let sessions: Vec<_> = self.roster.active().iter().filter_map(|id| self.session(*id)).collect();
+            for session in sessions {
+                let news = CheckpointBy { round, left_ms, reason: reason.clone() };
+                self.send(session, CoordinatorMessage::CheckpointBy(news));
+            }
+        }
+        let first = self.in_place.leaves_from(now);
+        let not_before = first.unwrap_or(now + GATHER.min(left / 3));
+        self.in_place.announce(id, Leaver { reason, not_before: Some(not_before) });
     }
 
     /// The workers of a member that leaves have stopped at the common check.
@@ -206,7 +232,9 @@ impl Run {
             return;
         }
         self.note(format!("{} has stopped its workers, and leaves", self.roster.label(id)));
-        self.count_departure(id, now);
+        if !self.in_place.is_taken_away(id) {
+            self.count_departure(id, now);
+        }
         self.roster.set_status(id, Status::Idle);
         self.in_place.forget(id);
         self.in_place.someone_has_stopped(now);

@@ -23,6 +23,17 @@ use crate::rendezvous::messages::message::{NodeId, Resume};
 pub(super) const COUNT_WITHIN: Duration = Duration::from_secs(5);
 /// Time within which all members must be back once the first one is. They stop at the same check.
 pub(super) const RETURN_WITHIN: Duration = Duration::from_secs(30);
+/// How long further notices are waited for after the first, so that they are one change.
+pub(super) const GATHER: Duration = Duration::from_secs(10);
+
+/// A member that asks to leave.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Leaver {
+    /// Why, in words.
+    pub reason: String,
+    /// Its machine is taken away later: until then further notices are waited for. `None`: it leaves now.
+    pub not_before: Option<Instant>,
+}
 
 /// The state of changes in place, in the current round.
 #[derive(Clone, Debug, Default)]
@@ -31,8 +42,10 @@ pub(super) struct InPlace {
     /// How far the workers of each member are. A member may report it before a change begins here, if an earlier coordinator has
     /// notified it of the change.
     counts: BTreeMap<NodeId, u64>,
-    /// Members that ask to leave, and why.
-    leaving: BTreeMap<NodeId, String>,
+    /// Members that ask to leave.
+    leaving: BTreeMap<NodeId, Leaver>,
+    /// When members were last told to save.
+    told_to_save: Option<Instant>,
     /// The check at which the workers of each waiting node have stopped. Those of other nodes have gone back to their commits.
     stopped_at: BTreeMap<NodeId, u64>,
     /// How the workers of the current world have begun.
@@ -162,7 +175,10 @@ impl InPlace {
     pub fn break_off(&mut self) {
         let (stopped_at, resume) = (std::mem::take(&mut self.stopped_at), self.resume.take());
         let (survivors, without_group, due_at) = (std::mem::take(&mut self.survivors), self.without_group, self.due_at);
-        *self = Self { stopped_at, resume, survivors, without_group, due_at, ..Self::default() };
+        // Members whose machines are taken away leave all the same.
+        let mut leaving = std::mem::take(&mut self.leaving);
+        leaving.retain(|_, leaver| leaver.not_before.is_some());
+        *self = Self { stopped_at, resume, survivors, without_group, due_at, leaving, ..Self::default() };
     }
 
     /// A node joins, whose workers have stopped at this check, if at any.
@@ -191,13 +207,32 @@ impl InPlace {
     }
 
     /// A member asks to leave.
-    pub fn announce(&mut self, id: NodeId, reason: String) {
-        self.leaving.insert(id, reason);
+    pub fn announce(&mut self, id: NodeId, leaver: Leaver) {
+        self.leaving.insert(id, leaver);
     }
 
-    /// The members that ask to leave, and why.
-    pub fn leaving(&self) -> &BTreeMap<NodeId, String> {
+    /// The members that ask to leave.
+    pub fn leaving(&self) -> &BTreeMap<NodeId, Leaver> {
         &self.leaving
+    }
+
+    /// Whether a member leaves since its machine is taken away.
+    pub fn is_taken_away(&self, id: NodeId) -> bool {
+        self.leaving.get(&id).is_some_and(|leaver| leaver.not_before.is_some())
+    }
+
+    /// When the world may change for those that leave: not before the first of them may, if all have a notice. `None`: nobody leaves.
+    pub fn leaves_from(&self, now: Instant) -> Option<Instant> {
+        self.leaving.values().map(|leaver| leaver.not_before.unwrap_or(now)).min()
+    }
+
+    /// Members are told to save now. False if they were a short while ago.
+    pub fn tells_to_save(&mut self, now: Instant) -> bool {
+        let tells = self.told_to_save.is_none_or(|last| last + GATHER < now);
+        if tells {
+            self.told_to_save = Some(now);
+        }
+        tells
     }
 
     /// A node neither runs nor waits any more.
@@ -264,7 +299,7 @@ mod tests {
     fn a_node_that_is_gone_is_forgotten() {
         let mut part = InPlace::default();
         part.on_counted(NodeId(1), 4);
-        part.announce(NodeId(1), "SIGTERM".to_owned());
+        part.announce(NodeId(1), Leaver { reason: "SIGTERM".to_owned(), not_before: None });
         part.stop_at(NodeId(1), Some(5));
         assert!(part.has_begun_elsewhere());
         part.forget(NodeId(1));

@@ -77,7 +77,9 @@ impl Run {
 
     /// Handle a node's departure. If it ran workers, the departure counts against its host (`rejoin_limit`).
     pub(super) fn depart(&mut self, id: NodeId, what: &str, why: Why, cause: Number, now: Instant) {
-        self.count_departure(id, now);
+        if !self.in_place.is_taken_away(id) {
+            self.count_departure(id, now);
+        }
         self.withdraw(id, what, why, Some(cause));
     }
 
@@ -98,7 +100,8 @@ impl Run {
             Loss::Connection | Loss::Silence => u64::try_from((now - node.received_at).as_millis()).ok(),
         };
         let lost = self.record_of(id, Kind::NodeLost { how, silent_ms }, None, what.to_owned());
-        let first = self.hosts.is_first_failure(id, &self.roster, &self.current);
+        let expected = self.in_place.is_taken_away(id);
+        let first = !expected && self.hosts.is_first_failure(id, &self.roster, &self.current);
         self.depart(id, what, Why::NodeLost, lost, now);
         if first {
             self.on_first_failure(&origin, None, now);

@@ -278,6 +278,7 @@ impl Run {
                 self.on_will_leave(id, session, round, &reason, at_once);
             }
             NodeMessage::Parked { round } => self.on_parked(id, round, now),
+            NodeMessage::Notice { round, left_ms, reason } => self.on_notice(id, round, left_ms, &reason, now),
         }
         true
     }

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::Instant;
 
-use super::in_place::{COUNT_WITHIN, Phase, PlannedChange, RETURN_WITHIN};
+use super::in_place::{COUNT_WITHIN, Leaver, Phase, PlannedChange, RETURN_WITHIN};
 use super::parts::Parts;
 use crate::rendezvous::messages::message::{ADDED, NodeId, REMOVED};
 use crate::wire::text::tidy;
@@ -38,22 +38,28 @@ pub(super) fn next_step(parts: Parts, now: Instant) -> NextStep {
 fn begin_if_due(parts: Parts, now: Instant) -> NextStep {
     let Parts { roster, in_place, settings, .. } = parts;
     let firm = in_place.has_begun_elsewhere();
-    let asked = firm || !in_place.leaving().is_empty();
-    if roster.active().is_empty() || !(asked || parts.joinable() > 0) {
+    // Those whose machines are taken away later run on for a while.
+    let leaves_from = in_place.leaves_from(now);
+    let asked = firm || leaves_from.is_some_and(|from| from <= now);
+    if roster.active().is_empty() || !(asked || leaves_from.is_some() || parts.joinable() > 0) {
         return NextStep::Wait(None);
     }
-    if let Some(until) = parts.held_growth().filter(|_| !asked) {
-        return NextStep::Wait(Some(until));
-    }
     if !roster.is_attended() {
-        // Newcomers are announced by a `Status`.
-        return if asked { NextStep::Interrupt(reason_for(parts)) } else { NextStep::Wait(None) };
+        // Newcomers are announced by a `Status`. Who has a notice leaves by itself, in time.
+        let leaves = firm || in_place.leaving().values().any(|leaver| leaver.not_before.is_none());
+        return if leaves { NextStep::Interrupt(reason_for(parts)) } else { NextStep::Wait(None) };
+    }
+    if !asked && parts.joinable() == 0 {
+        return NextStep::Wait(leaves_from);
+    }
+    if let Some(until) = parts.held_growth().filter(|_| !asked) {
+        return NextStep::Wait([Some(until), leaves_from].into_iter().flatten().min());
     }
     let full = parts.would_be_full();
     let last_call_ends = parts.pace.newcomer_since.map(|since| since + settings.last_call_timeout);
     let due = last_call_ends.filter(|_| !asked && !full).unwrap_or(now);
     if due > now {
-        return NextStep::Wait(Some(due));
+        return NextStep::Wait([Some(due), leaves_from].into_iter().flatten().min());
     }
     if parts.recovery.awaits_members() || roster.counts().unreachable > 0 {
         return NextStep::Wait(None); // the next event follows soon
@@ -116,7 +122,7 @@ fn give_up(parts: Parts, missing: &BTreeSet<NodeId>, what: &str) -> NextStep {
 fn reason_for(parts: Parts) -> String {
     let leaving = parts.in_place.leaving();
     let mut reasons = Vec::new();
-    if let Some((id, reason)) = leaving.first_key_value() {
+    if let Some((id, Leaver { reason, .. })) = leaving.first_key_value() {
         let more = match leaving.len() - 1 {
             0 => String::new(),
             more => format!(", and {more} more"),

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 from elastic_rs import _signal_options, run
 from elastic_rs._elastic_rs import ProgressPattern
+from elastic_rs._signal_options import Given
 from elastic_rs.run import _flags, _node, _options, _path
 from elastic_rs.run._usage import UsageError
 
@@ -398,16 +399,74 @@ def test_signals_that_are_passed_on_end_nothing(
     monkeypatch: pytest.MonkeyPatch, flag: str | None, variable: str, expected: list[int] | str
 ) -> None:
     monkeypatch.setenv("ELASTIC_RS_FORWARD_SIGNALS", variable)
+    given = Given(forward_signals=flag)
     if isinstance(expected, str):
         with pytest.raises(ValueError, match=re.escape(expected)):
-            _signal_options.forwarded_of(flag, ending=[signal.SIGTERM])
+            _signal_options.meanings_of(given, ending=[signal.SIGTERM])
     else:
-        assert _signal_options.forwarded_of(flag, ending=[signal.SIGTERM]) == expected
+        assert _signal_options.meanings_of(given, ending=[signal.SIGTERM]).forwarded == expected
 
 
-def test_a_signal_that_ends_the_agent_is_not_passed_on(caplog: pytest.LogCaptureFixture) -> None:
-    assert _signal_options.forwarded_of("USR1,TERM", ending=[signal.SIGTERM]) == [signal.SIGUSR1]
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, (None, None, None, 30.0, None)),
+        ({"preempt_notice": "signal:USR1@120"}, ((10, 120.0), None, None, 30.0, None)),
+        ({"preempt_notice": "signal:SIGUSR2", "preempt_deadline": "9.5"}, ((12, 9.5), None, None, 9.5, None)),
+        ({"preempt_notice": "file:/a:b@3", "preempt_signal": "USR1"}, (None, "/a:b@3", None, 30.0, 10)),
+        (
+            {"preempt_notice": "curl -s http://me"},
+            (None, None, ("curl -s http://me", "--preempt-notice `curl -s http://me`"), 30.0, None),
+        ),
+        (
+            {"preempt_notice": "signal:USR1@0"},
+            "--preempt-notice has `0` for seconds, must be above 0, and a day at most",
+        ),
+        ({"preempt_notice": "signal:USR1@"}, "--preempt-notice has `` for seconds"),
+        ({"preempt_notice": "signal:USR9@1"}, "--preempt-notice has `SIGUSR9`, must be names"),
+        ({"preempt_notice": "signal:KILL"}, "--preempt-notice has `SIGKILL`, which no process can handle"),
+        ({"preempt_notice": "file:"}, "--preempt-notice is `file:`, must name a file"),
+        ({"preempt_notice": "a\0b"}, "must be a text without a zero byte"),
+        ({"preempt_deadline": "soon"}, "--preempt-deadline has `soon` for seconds"),
+        ({"preempt_deadline": "86401"}, "--preempt-deadline has `86401` for seconds"),
+        ({"preempt_deadline": "nan"}, "--preempt-deadline has `nan` for seconds"),
+        ({"preempt_signal": "STOP"}, "--preempt-signal has `SIGSTOP`, which no process can handle"),
+    ],
+)
+def test_where_notices_come_from(
+    monkeypatch: pytest.MonkeyPatch, given: dict[str, str], expected: tuple[object, ...] | str
+) -> None:
+    def found(given: Given) -> tuple[object, ...]:
+        preempt = _signal_options.meanings_of(given, ending=[signal.SIGTERM]).preempt
+        file = None if preempt.notice_file is None else str(preempt.notice_file)
+        return preempt.notice_signal, file, preempt.notice_command, preempt.deadline_s, preempt.signal
+
+    if isinstance(expected, str):
+        with pytest.raises(ValueError, match=re.escape(expected)):
+            found(Given(**given))
+        return
+    assert found(Given(**given)) == expected
+    for name, value in given.items():
+        monkeypatch.setenv(f"ELASTIC_RS_{name.upper()}", value)
+    assert found(Given())[3:] == expected[3:]
+
+
+def test_a_provider_is_watched_by_a_program_of_ours() -> None:
+    meanings = _signal_options.meanings_of(Given(preempt_notice="aws"), ending=[])
+    assert meanings.preempt.notice_command is not None
+    command, name = meanings.preempt.notice_command
+    assert (command.split()[0], command.split()[-1], name) == (sys.executable, "aws", "--preempt-notice aws")
+
+
+def test_of_a_signal_with_several_meanings_the_first_counts(caplog: pytest.LogCaptureFixture) -> None:
+    given = Given(forward_signals="USR1,TERM,USR2", preempt_notice="signal:USR2@9")
+    meanings = _signal_options.meanings_of(given, ending=[signal.SIGTERM])
+    assert (meanings.forwarded, meanings.passed_on) == ([signal.SIGUSR1], [signal.SIGUSR1, signal.SIGUSR2])
     assert "SIGTERM ends the agent, so that --forward-signals has no effect on it" in caplog.text
+    assert "SIGUSR2 is a notice, so that --forward-signals has no effect on it" in caplog.text
+    meanings = _signal_options.meanings_of(given, ending=[signal.SIGUSR2])
+    assert (meanings.forwarded, meanings.preempt.notice_signal) == ([signal.SIGUSR1, signal.SIGTERM], None)
+    assert "SIGUSR2 ends the agent, so that --preempt-notice has no effect on it" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,9 @@ def main() -> int:
             uninterruptible_sleep_s=0.0,
             virtual_local_rank=False,
             forwarded_signals=[],
+            preempt=_elastic_rs.PreemptOptions(
+                notice_signal=None, notice_file=None, notice_command=None, deadline_s=30.0, signal=None
+            ),
             on_hang=None,
             progress_log=None,
         ),

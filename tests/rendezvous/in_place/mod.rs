@@ -4,6 +4,7 @@ mod broken;
 mod growing;
 mod leaving;
 mod new_workers;
+mod notices;
 mod reconnects;
 mod session;
 mod survivors;

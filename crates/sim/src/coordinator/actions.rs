@@ -28,6 +28,7 @@ impl Simulation {
             Action::Terminate(host) => return self.terminate(host, Signal::TERM),
             Action::Interrupt(host) => return self.terminate(host, Signal::INT),
             Action::AskToLeave(host) => return self.ask_to_leave(host),
+            Action::Notice(host, left) => return self.take_away(host, left),
             Action::Stall(host, time) => {
                 if self.options.coordinator_on == Some(host) {
                     self.act(Action::StallCoordinator(time))?;

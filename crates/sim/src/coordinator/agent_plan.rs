@@ -53,6 +53,31 @@ pub fn draw(seed: u64) -> Plan {
     plan
 }
 
+/// Draw a plan with agents of ours, some of whose hosts are taken away, many of them at about the same time.
+pub fn draw_notices(seed: u64) -> Plan {
+    let mut plan = draw(seed);
+    let mut dice = Dice::new(seed ^ 0x707CE);
+    let at = dice.duration((Duration::ZERO, plan.calm_at));
+    for _ in 0..dice.between(1, 1 + plan.options.hosts as u64) {
+        let apart = dice.duration((Duration::ZERO, Duration::from_secs(12)));
+        let most = Duration::from_secs([3, 30, 120][dice.between(0, 2) as usize]);
+        let left = dice.duration((Duration::ZERO, most));
+        let host = dice.between(0, plan.options.hosts as u64 - 1) as usize;
+        plan.add(at + apart, Action::Notice(host, left), Duration::ZERO);
+        if dice.chance(20) {
+            plan.add(at + apart + left / 2, Action::Notice(host, left), Duration::ZERO);
+        }
+        // Another machine has its place.
+        plan.add(
+            at + apart + left + Duration::from_secs(10),
+            Action::Start(host, plan.options.join_timeout),
+            Duration::ZERO,
+        );
+        plan.calm_at = plan.calm_at.max(at + apart + left + Duration::from_secs(11));
+    }
+    plan
+}
+
 fn draw_agents(plan: &mut Plan, dice: &mut Dice) {
     let hosts = 0..plan.options.hosts;
     let share = [100, 100, 50, 10][dice.between(0, 3) as usize];
@@ -158,7 +183,19 @@ fn add_for_all(plan: &mut Plan, at: Duration, action: fn(usize) -> Action) {
 /// # Errors
 /// The first invariant that breaks. With `keep_history`, the last events before it.
 pub fn live(seed: u64, keep_history: bool) -> Result<(Report, Counts), Box<Failure>> {
-    let (report, job) = live_plan(seed, &draw(seed), keep_history)?;
+    live_through(seed, &draw(seed), keep_history)
+}
+
+/// The same, with notices.
+///
+/// # Errors
+/// As [`live`].
+pub fn live_with_notices(seed: u64, keep_history: bool) -> Result<(Report, Counts), Box<Failure>> {
+    live_through(seed, &draw_notices(seed), keep_history)
+}
+
+fn live_through(seed: u64, plan: &Plan, keep_history: bool) -> Result<(Report, Counts), Box<Failure>> {
+    let (report, job) = live_plan(seed, plan, keep_history)?;
     let mut counts = Counts::new();
     if job.ends().started_ahead > 0 {
         counts.insert("started ahead", job.ends().started_ahead);

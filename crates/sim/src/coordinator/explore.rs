@@ -208,6 +208,7 @@ fn applies(job: &Simulation, action: &Action) -> bool {
         | Action::Terminate(host)
         | Action::Interrupt(host)
         | Action::AskToLeave(host)
+        | Action::Notice(host, _)
         | Action::Close(host, _) => process(host).is_some(),
         Action::CrashCoordinator | Action::StallCoordinator(_) => job.coordinator.up,
         Action::Start(..)

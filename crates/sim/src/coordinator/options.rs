@@ -86,6 +86,8 @@ pub enum Action {
     Interrupt(HostId),
     /// SIGTERM: the agent asks the others to change in place, and leaves when its workers have stopped.
     AskToLeave(HostId),
+    /// A notice that the host is taken away after this time. Of hosts with our agents.
+    Notice(HostId, Duration),
     /// SIGSTOP, and SIGCONT later.
     Stall(HostId, Duration),
     /// The connection breaks.

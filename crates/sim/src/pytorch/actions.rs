@@ -31,7 +31,8 @@ impl PyTorch {
             | Action::PowerOff(host)
             | Action::Terminate(host)
             | Action::Interrupt(host)
-            | Action::AskToLeave(host) => {
+            | Action::AskToLeave(host)
+            | Action::Notice(host, _) => {
                 if let Some(held) = self.hosts[host].agent.take().and_then(|agent| agent.running()) {
                     let within = self.options.settings.lease() + Duration::from_secs(1) + self.options.delay.1 * 10;
                     let fault = self.engine.processes.last_fault(Some(host));

@@ -10,7 +10,7 @@ use elastic_rs::agent::Outcome;
 use elastic_rs::rendezvous::messages::message::Failure;
 use elastic_rs::rendezvous::messages::settings::Settings;
 use elastic_rs_sim::coordinator::agent::Agents;
-use elastic_rs_sim::coordinator::agent_plan::{Counts, draw, live};
+use elastic_rs_sim::coordinator::agent_plan::{Counts, draw, live, live_with_notices};
 use elastic_rs_sim::coordinator::history::live_plan;
 use elastic_rs_sim::coordinator::{Action, Options, Simulation};
 use elastic_rs_sim::engine::paths::{End, Partition};
@@ -38,6 +38,12 @@ fn invariants_hold_for_all_seeds() {
     for kind in ["succeeded", "not needed", "failed", "no place", "signal"].into_iter().chain(starts) {
         assert!(ends.contains_key(kind), "no agent was or ended as `{kind}`: {ends:?}");
     }
+}
+
+/// Hosts are taken away: who has a notice is gone in time, with its workers, and all invariants hold.
+#[test]
+fn invariants_hold_for_all_seeds_with_notices() {
+    live_through(asked_for(100), live_with_notices, "simulation agent::invariants_hold_for_all_seeds_with_notices");
 }
 
 /// It hangs at the agreed check, and the other nodes have joined again.

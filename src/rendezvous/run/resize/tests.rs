@@ -48,7 +48,7 @@ fn a_member_that_asks_to_leave_waits_for_no_last_call() {
     for (newcomers, flags) in [(vec![], REMOVED), (vec![3], REMOVED | ADDED)] {
         let mut bench = two_of_four();
         bench.wait(newcomers);
-        bench.in_place.announce(NodeId(2), "SIGTERM".to_owned());
+        bench.in_place.announce(NodeId(2), leaver());
         let change = begun(&mut bench);
         assert_eq!(change.flags, flags);
         assert!(change.reason.starts_with("10.0.0.2 (node2) is about to leave: SIGTERM"), "{}", change.reason);
@@ -62,14 +62,14 @@ fn members_that_do_not_all_attend_are_interrupted_for_one_that_leaves_but_not_fo
     bench.roster.set_done(id);
     bench.wait([3]);
     assert_eq!(step(&bench), NextStep::Wait(None));
-    bench.in_place.announce(NodeId(2), "SIGTERM".to_owned());
+    bench.in_place.announce(NodeId(2), leaver());
     assert_eq!(step(&bench), NextStep::Interrupt("10.0.0.2 (node2) is about to leave: SIGTERM".to_owned()));
 }
 
 #[test]
 fn all_must_count_in_time_and_a_count_beyond_the_check_is_returned() {
     let mut bench = two_of_four();
-    bench.in_place.announce(NodeId(2), "SIGTERM".to_owned());
+    bench.in_place.announce(NodeId(2), leaver());
     let change = begun(&mut bench);
     assert_eq!(bench.in_place.on_counted(NodeId(1), 5), None);
     assert_eq!(step(&bench), NextStep::Wait(Some(bench.now + COUNT_WITHIN)));
@@ -143,7 +143,7 @@ fn a_change_that_is_over_leaves_what_its_end_does_not_touch() {
     bench.wait([3, 4]);
     begun(&mut bench);
     bench.in_place.set_without_group();
-    bench.in_place.announce(NodeId(2), "SIGTERM".to_owned());
+    bench.in_place.announce(NodeId(2), leaver());
     bench.in_place.on_counted(NodeId(1), 4);
     bench.in_place.stop_at(NodeId(2), Some(5));
     bench.in_place.break_off();
@@ -158,9 +158,13 @@ fn a_change_that_is_over_leaves_what_its_end_does_not_touch() {
 #[test]
 fn a_change_ends_when_no_member_runs_any_more() {
     let mut bench = two_of_four();
-    bench.in_place.announce(NodeId(2), "SIGTERM".to_owned());
+    bench.in_place.announce(NodeId(2), leaver());
     begun(&mut bench);
     bench.in_place.raise(1);
     [1, 2].into_iter().for_each(|id| bench.roster.set_status(NodeId(id), Status::Idle));
     assert_eq!(step(&bench), NextStep::Wait(None));
+}
+
+fn leaver() -> Leaver {
+    Leaver { reason: "SIGTERM".to_owned(), not_before: None }
 }

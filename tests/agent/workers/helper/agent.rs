@@ -5,6 +5,7 @@ use std::fs;
 use std::time::Duration;
 
 use elastic_rs::agent::environment::Workers;
+use elastic_rs::agent::notices;
 use elastic_rs::agent::runner::{ErrorFiles, Runner, Step};
 use elastic_rs::agent::{AgentOptions, Budget, Outcome};
 use elastic_rs::hang::judge;
@@ -60,6 +61,7 @@ pub fn run_within(procs: &str, script: &str) {
             grace: limit,
             first_signal: FirstSignal::default(),
             signals: Meanings::default(),
+            notices: notices::Options::default(),
             exit_barrier_timeout: Some(limit),
             uninterruptible_sleep: Duration::ZERO,
             in_place: InPlace::Gloo,

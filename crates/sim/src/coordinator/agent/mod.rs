@@ -181,6 +181,7 @@ impl Ours {
             first_signal: FirstSignal::default(),
             exit_barrier_timeout: agents.exit_barrier_timeout,
             in_place: true,
+            saves_by_signal: false,
         };
         Self {
             machine: AgentMachine::new(policy, name),

@@ -101,7 +101,7 @@ impl Simulation {
     }
 
     fn perform(&mut self, host: HostId, command: Command) -> Result<(), Violation> {
-        let now = self.now();
+        let (now, instant) = (self.now(), self.instant());
         let Some((process, ours)) = self.ours(host) else { return Ok(()) };
         match command {
             Command::Look => {
@@ -133,6 +133,9 @@ impl Simulation {
                 if !process.machine.will_leave(round, "a signal", Some(signal)) {
                     ours.machine.on_leave_unanswered();
                 }
+            }
+            Command::Notice { round, left, reason } => {
+                process.machine.notice(round, left, &reason, instant);
             }
             Command::Stop(policy) => {
                 let mercy = self.options.agents.fences_with_grace && policy.signal == Signal::KILL;
@@ -199,12 +202,24 @@ impl Simulation {
         self.after_node(host)
     }
 
+    /// The agent gets a notice. It and its workers are gone when the time is over.
+    pub(in crate::coordinator) fn take_away(&mut self, host: HostId, left: Duration) -> Result<(), Violation> {
+        let (now, instant) = (self.now(), self.instant());
+        let Some((process, ours)) = self.ours(host) else { return Ok(()) };
+        ours.need_not_report();
+        ours.machine.on_notice(instant + left, "its machine is taken away", instant);
+        let pid = process.pid;
+        self.engine.processes.note_fault(Some(host), now + left);
+        self.engine.push(now + left + MARGIN, Event::MustBeGone(host, pid, now));
+        self.after_node(host)
+    }
+
     /// Checks that a signal has ended the agent, unless it stood still meanwhile.
     pub(in crate::coordinator) fn check_gone(&mut self, host: HostId, pid: u64, since: Time) -> Result<(), Violation> {
         let stood_still = self.stalled_until(host) > since;
         match self.process(host, pid) {
             Some(process) if !stood_still => {
-                let text = format!("host{host} got a signal at {since:?} and is still there: {process:?}");
+                let text = format!("host{host} was to end from {since:?} on, and is still there: {process:?}");
                 Err(Violation::contract(text))
             }
             _ => Ok(()),

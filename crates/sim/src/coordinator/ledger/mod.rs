@@ -284,6 +284,7 @@ impl Ledger {
             | NodeMessage::NoProcessGroup { .. }
             | NodeMessage::WillLeave { .. }
             | NodeMessage::Parked { .. }
+            | NodeMessage::Notice { .. }
             | NodeMessage::PhaseDurations { .. }
             | NodeMessage::Progress { .. }
             | NodeMessage::Step { .. }

@@ -1,0 +1,264 @@
+//! Waits for notices in files and from commands.
+//!
+//! A file is looked at when the kernel says that something was written or moved into its folder, and every half minute for file systems
+//! that do not say it. A command runs in a thread; the kernel kills it when that thread ends.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::{Condvar, Mutex};
+use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
+use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
+use tokio::io::unix::AsyncFd;
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+
+use super::super::hang_command::{exit_of, kill_group};
+use super::{Notice, Options, Source, left_by};
+use crate::open_files;
+use crate::processes::{Life, start_session};
+use crate::threads;
+use crate::wire::text::tidy;
+
+/// How often a file is looked at though nobody has said that it is there.
+const LOOK_EVERY: Duration = Duration::from_secs(30);
+/// How long a command rests before it runs again. EC2 asks for a look every 5 s.
+const REST: Duration = Duration::from_secs(5);
+/// How long a command rests that has failed again and again.
+const LONGEST_REST: Duration = Duration::from_secs(60);
+/// How much of a file, or of a command's output, is read.
+const READ_BYTES: usize = 4096;
+
+/// What waits for notices. Ends when it is dropped, with its commands.
+#[derive(Debug)]
+pub(crate) struct Watches {
+    _files: JoinSet<()>,
+    commands: Vec<Arc<Running>>,
+}
+
+impl Watches {
+    /// Wait for notices, and send each.
+    pub fn start(options: &Options, notices: impl Fn(Notice) + Clone + Send + 'static) -> Self {
+        let (mut files, mut commands) = (JoinSet::new(), Vec::new());
+        for source in options.sources.clone() {
+            let (notices, default) = (notices.clone(), options.deadline);
+            match source {
+                Source::File(path) => {
+                    files.spawn(async move {
+                        if let Some(notice) = wait_for_file(path, default).await {
+                            notices(notice);
+                        }
+                    });
+                }
+                Source::Command { command, name } => {
+                    let running = Arc::new(Running::default());
+                    let ours = Arc::clone(&running);
+                    let wait = move || {
+                        if let Some(notice) = ours.wait_for(&command, &name, default) {
+                            notices(notice);
+                        }
+                    };
+                    match threads::spawn("preempt-notice".to_owned(), wait) {
+                        Ok(_) => commands.push(running),
+                        Err(error) => {
+                            tracing::warn!("no thread for --preempt-notice, whose command is not run: {error}")
+                        }
+                    }
+                }
+            }
+        }
+        Self { _files: files, commands }
+    }
+}
+
+impl Drop for Watches {
+    fn drop(&mut self) {
+        self.commands.iter().for_each(|running| running.end());
+    }
+}
+
+/// Wait until a file is there. `None`: it cannot be watched.
+async fn wait_for_file(path: PathBuf, default: Duration) -> Option<Notice> {
+    let name = format!("--preempt-notice file:{}", path.display());
+    let watch = match watch_folder_of(&path) {
+        Ok(watch) => Some(watch),
+        Err(error) => {
+            tracing::warn!("{name}: its folder cannot be watched, so it is looked at every {LOOK_EVERY:.0?}: {error}");
+            None
+        }
+    };
+    let mut said = String::new();
+    loop {
+        let looked_at = path.clone();
+        // File systems may hang.
+        match threads::aside("preempt-notice", move || look(&looked_at)).await.and_then(|read| read) {
+            Ok(Some(text)) => {
+                return Some(Notice { left: left_or_warn(&text, &name, default), from: name });
+            }
+            Ok(None) => {}
+            Err(error) => warn_once(&mut said, format!("{name}: it cannot be read, and is looked at again: {error}")),
+        }
+        let something_happens = async {
+            match &watch {
+                Some(watch) => match watch.readable().await {
+                    Ok(mut ready) => {
+                        drain(watch.get_ref());
+                        ready.clear_ready();
+                    }
+                    Err(_) => std::future::pending().await,
+                },
+                None => std::future::pending().await,
+            }
+        };
+        let _ = timeout(LOOK_EVERY, something_happens).await;
+    }
+}
+
+fn watch_folder_of(path: &Path) -> io::Result<AsyncFd<OwnedFd>> {
+    let folder = match path.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder,
+        _ => Path::new("."),
+    };
+    let watch = inotify::init(CreateFlags::NONBLOCK | CreateFlags::CLOEXEC)?;
+    inotify::add_watch(&watch, folder, WatchFlags::CLOSE_WRITE | WatchFlags::MOVED_TO)?;
+    // SAFETY: an `OwnedFd` always refers to the same open descriptor until it is dropped.
+    unsafe { AsyncFd::register(watch) }.map_err(io::Error::from)
+}
+
+/// What has happened does not matter: the file is looked at.
+fn drain(watch: &OwnedFd) {
+    let mut bytes = [0_u8; READ_BYTES];
+    while rustix::io::read(watch, &mut bytes).is_ok_and(|read| read > 0) {}
+}
+
+/// The beginning of a file, if there is one.
+fn look(path: &Path) -> io::Result<Option<String>> {
+    match std::fs::metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+        Ok(found) if !found.is_file() => Err(io::Error::other("it is no file")),
+        Ok(_) => match File::open(path) {
+            Ok(file) => beginning(file).map(Some),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        },
+    }
+}
+
+/// The first bytes as text, and what follows is read and dropped, so that whoever writes is not held up.
+fn beginning(mut from: impl Read) -> io::Result<String> {
+    let mut bytes = Vec::new();
+    from.by_ref().take(READ_BYTES as u64).read_to_end(&mut bytes)?;
+    io::copy(&mut from, &mut io::sink())?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+fn left_or_warn(text: &str, name: &str, default: Duration) -> Duration {
+    left_by(text, default).unwrap_or_else(|word| {
+        tracing::warn!(
+            "{name} begins with `{word}`, must begin with the number of seconds that are left, up to a day: {default:.0?} \
+             are taken (--preempt-deadline)"
+        );
+        default
+    })
+}
+
+fn warn_once(said: &mut String, text: String) {
+    if *said != text {
+        tracing::warn!("{text}");
+        *said = text;
+    }
+}
+
+/// A command that runs again and again.
+#[derive(Debug, Default)]
+struct Running {
+    stage: Mutex<Stage>,
+    changed: Condvar,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Stage {
+    #[default]
+    Rests,
+    Runs(Pid),
+    /// The agent has ended.
+    Over,
+}
+
+impl Running {
+    /// Run it until it says something. `None`: the agent has ended.
+    fn wait_for(&self, command: &OsString, name: &str, default: Duration) -> Option<Notice> {
+        let (mut said, mut rest) = (String::new(), REST);
+        loop {
+            match self.run(command) {
+                Ok(text) if !text.trim().is_empty() => {
+                    return Some(Notice { left: left_or_warn(&text, name, default), from: name.to_owned() });
+                }
+                Ok(_) => rest = REST,
+                Err(error) => {
+                    if *self.stage.lock() != Stage::Over {
+                        let error = tidy(&error.to_string());
+                        warn_once(&mut said, format!("{name} tells nothing, and is asked again: {error}"));
+                    }
+                    rest = (rest * 2).min(LONGEST_REST);
+                }
+            }
+            let mut stage = self.stage.lock();
+            if *stage != Stage::Over {
+                self.changed.wait_for(&mut stage, rest);
+            }
+            if *stage == Stage::Over {
+                return None;
+            }
+        }
+    }
+
+    /// What it has written, if it has ended well.
+    fn run(&self, command: &OsString) -> io::Result<String> {
+        let mut made = Command::new("sh");
+        made.arg("-c").arg(command).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::inherit());
+        let mut child = start_session(&mut made, open_files::limit_of_workers(), Life::UntilThreadEnds)?;
+        let pid = Pid::from_child(&child);
+        if !self.enter(Stage::Runs(pid)) {
+            kill_group(pid);
+        }
+        let output = child.stdout.take();
+        let text = output.map_or_else(|| Ok(String::new()), beginning);
+        // It stays to be reaped.
+        let _ = waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT);
+        // Until it is reaped, its number is the group's. From here on nobody else kills that.
+        self.enter(Stage::Rests);
+        kill_group(pid);
+        let exit = exit_of(child.wait()?);
+        if !exit.is_success() {
+            return Err(io::Error::other(format!("it ended with {exit}")));
+        }
+        text
+    }
+
+    /// False if the agent has ended.
+    fn enter(&self, next: Stage) -> bool {
+        let mut stage = self.stage.lock();
+        let goes_on = *stage != Stage::Over;
+        if goes_on {
+            *stage = next;
+        }
+        goes_on
+    }
+
+    /// The agent ends.
+    fn end(&self) {
+        let mut stage = self.stage.lock();
+        if let Stage::Runs(pid) = std::mem::replace(&mut *stage, Stage::Over) {
+            kill_group(pid);
+        }
+        self.changed.notify_all();
+    }
+}

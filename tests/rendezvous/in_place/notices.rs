@@ -1,0 +1,130 @@
+//! Members whose machines are taken away: all save, and the world changes once.
+
+use std::time::Duration;
+
+use elastic_rs::rendezvous::messages::message::{
+    CheckpointBy, CoordinatorMessage, Hello, NodeId, NodeMessage, REMOVED,
+};
+use elastic_rs::rendezvous::messages::settings::Settings;
+use elastic_rs::rendezvous::run::{SessionId, Standing};
+
+use super::{ROUND, SECOND, attended, formed, settings};
+use crate::bench::{Bench, hello};
+
+impl Bench {
+    fn notice(&mut self, node: u64, left: Duration) {
+        let left_ms = left.as_millis() as u64;
+        self.send(node, NodeMessage::Notice { round: ROUND, left_ms, reason: "a test\n".into() });
+    }
+
+    /// How often a node was told to save.
+    fn told(&self, node: u64) -> usize {
+        let tells = |message: &CoordinatorMessage| matches!(message, CoordinatorMessage::CheckpointBy(_));
+        self.sent.iter().filter(|(to, message)| *to == SessionId(node) && tells(message)).count()
+    }
+}
+
+#[test]
+fn three_notices_within_ten_seconds_are_one_change() {
+    let mut bench = attended(4, 4);
+    bench.notice(2, 30 * SECOND);
+    let news = CheckpointBy { round: ROUND, left_ms: 30_000, reason: "10.0.0.2 (host:2): a test".into() };
+    (1..=4).for_each(|node| assert_eq!(*bench.last(node), CoordinatorMessage::CheckpointBy(news.clone())));
+    bench.pass(2 * SECOND);
+    bench.notice(3, 30 * SECOND);
+    bench.pass(3 * SECOND);
+    bench.notice(4, 30 * SECOND);
+    bench.notice(4, 30 * SECOND);
+    bench.pass(4 * SECOND);
+    assert!(matches!(bench.last(1), CoordinatorMessage::CheckpointBy(_)), "further ones may come");
+    bench.pass(SECOND);
+    assert_eq!(bench.change(1), (REMOVED, "10.0.0.2 (host:2) is about to leave: a test, and 2 more"));
+    assert_eq!((1..=4).map(|node| bench.told(node)).collect::<Vec<_>>(), [1; 4]);
+    (1..=4).for_each(|node| bench.count(node, 9));
+    bench.assert_raise_at(&[1, 2, 3, 4], 10);
+    (2..=4).for_each(|node| bench.send(node, NodeMessage::Parked { round: ROUND }));
+    bench.stop(1, 10);
+    bench.assert_go_on(1, false, 2);
+    assert_eq!((bench.placement(1).world_size, bench.placement(1).restart), (1, 0));
+    (2..=4).for_each(|node| bench.leave(node));
+    assert!(!bench.is_stopped(1) && bench.run().standing() == Standing::Undisturbed, "{:?}", bench.sent);
+}
+
+#[test]
+fn a_short_notice_is_not_kept_waiting() {
+    let mut bench = attended(2, 2);
+    bench.notice(2, 3 * SECOND);
+    bench.pass(SECOND);
+    assert_eq!(bench.change(1), (REMOVED, "10.0.0.2 (host:2) is about to leave: a test"));
+}
+
+#[test]
+fn a_member_that_leaves_at_once_does_not_wait_for_notices() {
+    let mut bench = attended(3, 3);
+    bench.notice(2, 30 * SECOND);
+    bench.will_leave(3);
+    assert_eq!(bench.change(1).0, REMOVED);
+}
+
+#[test]
+fn members_that_cannot_change_in_place_run_on_until_the_first_leaves() {
+    let mut bench = formed(3, 3);
+    bench.notice(2, 30 * SECOND);
+    bench.notice(3, 30 * SECOND);
+    bench.pass(29 * SECOND / 2);
+    assert!((1..=3).all(|node| bench.told(node) == 1 && !bench.is_stopped(node)), "{:?}", bench.sent);
+    bench.leave(2);
+    assert_eq!(bench.stopped(&[1, 3]), "10.0.0.2 (host:2) left: SIGTERM");
+}
+
+#[test]
+fn later_notices_are_told_again_and_what_is_over_is_not() {
+    let mut bench = formed(3, 3);
+    bench.notice(2, 120 * SECOND);
+    bench.pass(11 * SECOND);
+    bench.notice(3, 120 * SECOND);
+    assert_eq!(bench.told(1), 2);
+    bench.leave(3);
+    bench.leave(2);
+    bench.notice(1, 9 * SECOND);
+    assert_eq!(bench.told(1), 2, "its round is over");
+}
+
+#[test]
+fn of_machines_that_are_taken_away_together_none_counts() {
+    let settings = Settings { rejoin_limit: 1, ..settings(1, 3) };
+    let mut bench = Bench::formed(3, &settings);
+    bench.notice(2, 30 * SECOND);
+    bench.notice(3, 30 * SECOND);
+    bench.leave(2);
+    bench.leave(3); // because of the first
+    for node in [20, 30] {
+        bench.greet(
+            node,
+            Hello { node: NodeId(node.into()), process: node, ..hello(node / 10, &settings) },
+            (node / 10) as u8,
+        );
+        assert!(!matches!(bench.last(node), CoordinatorMessage::Rejected { .. }), "{:?}", bench.last(node));
+    }
+}
+
+#[test]
+fn a_machine_that_is_taken_away_counts_against_nobody() {
+    let settings = Settings { rejoin_limit: 1, ..settings(1, 2) };
+    for (in_place, announced) in [(false, true), (false, false), (true, true)] {
+        let mut bench = Bench::formed(2, &settings);
+        if announced {
+            bench.notice(2, 3 * SECOND);
+        }
+        if in_place {
+            (1..=2).for_each(|node| bench.send(node, NodeMessage::Attending { round: ROUND }));
+            bench.pass(SECOND);
+            (1..=2).for_each(|node| bench.count(node, 1));
+            bench.send(2, NodeMessage::Parked { round: ROUND });
+        }
+        bench.leave(2);
+        bench.greet(20, Hello { node: NodeId(20), process: 20, ..hello(2, &settings) }, 1);
+        let refused = matches!(bench.last(20), CoordinatorMessage::Rejected { .. });
+        assert_eq!(refused, !announced, "{in_place} {announced}: {:?}", bench.last(20));
+    }
+}
