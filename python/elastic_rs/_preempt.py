@@ -3,8 +3,8 @@
 The agent runs this program, which ends once there is a notice, and has written how many seconds are left. Until then it
 asks again, whatever the server answers. It uses no proxy and follows no redirection: the server is the machine's own.
 
-Facts: EC2's ``spot/instance-action`` with a token (IMDSv2), Google's ``instance/preempted`` with ``wait_for_change``, Azure's
-``scheduledevents`` of version 2020-07-01.
+Facts: EC2's ``spot/instance-action`` with a token (IMDSv2), Google's ``instance/preempted`` with ``wait_for_change``,
+Azure's ``scheduledevents`` of version 2020-07-01.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Server:
     def ask(
         self, path: str, headers: Mapping[str, str], *, method: str = "GET", within_s: float = ANSWER_WITHIN_S
     ) -> tuple[int, str, Mapping[str, str]]:
-        """Return status, text and headers of an answer.
+        """Return status, text and headers (in small letters) of an answer.
 
         Raises:
             NoAnswerError: there is none.
@@ -75,7 +75,7 @@ class Server:
             connection.close()
         if answer.status >= 300 and answer.status not in {401, 404}:
             raise NoAnswerError(f"{self._host}:{self._port} answers {answer.status} {answer.reason} for {path}")
-        return answer.status, text, dict(answer.headers.items())
+        return answer.status, text, {header.lower(): value for header, value in answer.headers.items()}
 
 
 def _left_until(at: datetime) -> float:
@@ -105,7 +105,7 @@ def aws() -> Iterator[float | None]:
             yield None
             continue
         try:
-            at = datetime.fromisoformat(json.loads(text)["time"].replace("Z", "+00:00"))
+            at = datetime.fromisoformat(json.loads(text)["time"])
             left = _left_until(at)
         except (ValueError, KeyError, TypeError, AttributeError):
             raise _junk(path, text) from None
@@ -118,9 +118,9 @@ def gcp() -> Iterator[float | None]:
     path, waits, within_s = "/computeMetadata/v1/instance/preempted", "", ANSWER_WITHIN_S
     while True:
         status, text, headers = server.ask(path + waits, {"Metadata-Flavor": "Google"}, within_s=within_s)
-        if status != 200 or headers.get("Metadata-Flavor") != "Google" or text not in {"TRUE", "FALSE"}:
+        if status != 200 or headers.get("metadata-flavor") != "Google" or text not in {"TRUE", "FALSE"}:
             raise _junk(path, text)
-        etag = urllib.parse.quote(headers.get("ETag", ""))
+        etag = urllib.parse.quote(headers.get("etag", ""))
         waits = f"?wait_for_change=true&timeout_sec={CHANGE_WITHIN_S}&last_etag={etag}" if etag else ""
         within_s = CHANGE_WITHIN_S + ANSWER_WITHIN_S
         yield GOOGLE_S if text == "TRUE" else None
@@ -166,9 +166,8 @@ def main(provider: str) -> int:
             except NoAnswerError as error:
                 if str(error) != said:
                     said = str(error)
-                    sys.stderr.write(
-                        f"elastic_rs: --preempt-notice={provider} tells nothing, and is asked again: {said}\n"
-                    )
+                    name = f"--preempt-notice={provider}"
+                    sys.stderr.write(f"elastic_rs: {name} tells nothing, and is asked again: {said}\n")
                 left, looks = None, PROVIDERS[provider]()
             else:
                 said = ""

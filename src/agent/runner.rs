@@ -14,7 +14,6 @@ use super::environment::Workers;
 use super::failure_message::FailureMessage;
 use super::machine::AgentMachine;
 use super::news::Seen;
-use super::notices::Watches as NoticeWatches;
 use super::own_hangs::OwnHangs;
 use super::phases::Stopwatch;
 use super::policy::{AgentOptions, Outcome};
@@ -30,7 +29,6 @@ use crate::rendezvous::conf::InPlace;
 use crate::rendezvous::messages::message::{Placement, Running};
 use crate::rendezvous::node::session::Session;
 use crate::rendezvous::node::{JoinError, View};
-use crate::signals::{FirstSignal, Meanings, Signal};
 use crate::workers::{Deadline, ExitStatus, StderrEnd, WorkerExit, reap_orphans_as_process_1};
 
 mod deadline;
@@ -49,7 +47,7 @@ use look::Looking;
 use recovery::PendingRecovery;
 use replace::Ahead;
 pub use signals::Ear;
-use signals::Heard;
+use signals::Hearing;
 pub use start::{Programs, START_PATIENCE};
 use training::Training;
 
@@ -122,16 +120,8 @@ pub struct Runner {
     /// The causes of adopted workers' failures, from the front end.
     reported: BTreeMap<u32, String>,
     farewell: Option<tokio::task::JoinHandle<()>>,
-    /// What signals mean, who gets those that are passed on, and those that handlers have left.
-    signals: Meanings,
-    first_signal: FirstSignal,
-    heard: Heard,
-    /// What waits for notices.
-    _notices: NoticeWatches,
-    /// What workers get to save by, at a notice for whatever node.
-    preempt_signal: Option<Signal>,
-    /// How often the coordinator had said so, when that was acted on last.
-    notices_seen: u64,
+    /// What comes from beside: signals and notices.
+    hearing: Hearing,
     /// A signal has ended this agent's work.
     signalled: bool,
     /// Workers that sleep uninterruptibly for too long are given up.
@@ -170,20 +160,8 @@ impl Runner {
         let deadline = session.as_deref().and_then(deadline::hold);
         let is_own = session.as_ref().is_some_and(|session| !session.is_at_coordinator());
         let own_hangs = (is_own && options.hang.mode != Mode::Off).then(|| OwnHangs::new(options.hang));
-        let AgentOptions {
-            name,
-            entrypoint,
-            workers,
-            uninterruptible_sleep,
-            in_place,
-            grace,
-            on_hang,
-            signals,
-            first_signal,
-            notices,
-            ..
-        } = options;
-        let heard = Heard::default();
+        let hearing = Hearing::new(&options);
+        let AgentOptions { name, entrypoint, workers, uninterruptible_sleep, in_place, grace, on_hang, .. } = options;
         Self {
             machine: AgentMachine::new(policy, name.clone()),
             session,
@@ -212,12 +190,7 @@ impl Runner {
             failed_at: None,
             reported: BTreeMap::new(),
             farewell: None,
-            signals,
-            first_signal,
-            _notices: NoticeWatches::start(&notices, heard.of_notices()),
-            heard,
-            preempt_signal: notices.signal,
-            notices_seen: 0,
+            hearing,
             signalled: false,
             uninterruptible: UninterruptibleWorkers::new(uninterruptible_sleep),
             stopwatch: Stopwatch::default(),
@@ -269,8 +242,7 @@ impl Runner {
         let judge_at = self.own_hangs.as_ref().filter(|_| self.ending.is_none()).and_then(OwnHangs::next_deadline);
         tokio::select! {
             event = next_of(&mut self.worker_group) => self.on_worker_group(event),
-            sound = self.heard.next() => self.on_sound(sound),
-            news = signals::checkpoint_by(self.session.as_deref(), self.notices_seen) => self.on_checkpoint_by(news),
+            sound = self.hearing.next(self.session.as_deref()) => self.on_sound(sound),
             received = in_place::next_of(&mut self.exchange) => self.on_from_worker(received),
             () = self.training.rung() => self.on_rung(),
             asked = self.training.asked(self.session.as_deref()) => self.on_step_asked(asked),

@@ -20,7 +20,7 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use super::super::hang_command::{exit_of, kill_group};
-use super::{Notice, Options, Source, left_by};
+use super::{Options, Source};
 use crate::open_files;
 use crate::processes::{Life, start_session};
 use crate::threads;
@@ -34,6 +34,25 @@ const REST: Duration = Duration::from_secs(5);
 const LONGEST_REST: Duration = Duration::from_secs(60);
 /// How much of a file, or of a command's output, is read.
 const READ_BYTES: usize = 4096;
+
+/// The longest time that a notice may say: a day.
+const LONGEST: Duration = Duration::from_secs(24 * 3600);
+
+/// What a notice says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Notice {
+    /// How much time is left.
+    pub left: Duration,
+    /// Who says so, in words.
+    pub from: String,
+}
+
+/// How much time a notice leaves, by its first word. `Err`: what stands there instead of a number of seconds.
+fn left_by(text: &str, default: Duration) -> Result<Duration, String> {
+    let Some(word) = text.split_whitespace().next() else { return Ok(default) };
+    let seconds = word.parse::<f64>().ok().filter(|seconds| (0.0..=LONGEST.as_secs_f64()).contains(seconds));
+    seconds.map(Duration::from_secs_f64).ok_or_else(|| tidy(word))
+}
 
 /// What waits for notices. Ends when it is dropped, with its commands.
 #[derive(Debug)]
@@ -260,5 +279,31 @@ impl Running {
             kill_group(pid);
         }
         self.changed.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_word_is_how_many_seconds_are_left() {
+        let default = Duration::from_secs(30);
+        for (text, left) in [
+            ("", Ok(30_000)),
+            (" \n", Ok(30_000)),
+            ("120", Ok(120_000)),
+            ("0.5 seconds\nmore", Ok(500)),
+            ("0", Ok(0)),
+            ("86400", Ok(86_400_000)),
+            ("86401", Err("86401")),
+            ("-1", Err("-1")),
+            ("nan", Err("nan")),
+            ("inf", Err("inf")),
+            ("terminate in 30", Err("terminate")),
+        ] {
+            let expected = left.map(Duration::from_millis).map_err(ToOwned::to_owned);
+            assert_eq!(left_by(text, default), expected, "{text:?}");
+        }
     }
 }

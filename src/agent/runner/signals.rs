@@ -6,48 +6,70 @@ use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 
 use super::Runner;
-use crate::agent::notices::Notice;
+use crate::agent::notices::{Notice, Watches};
+use crate::agent::policy::AgentOptions;
 use crate::rendezvous::messages::message::{CheckpointBy, Round};
 use crate::rendezvous::node::session::Session;
-use crate::signals::{Meaning, Signal};
+use crate::signals::{FirstSignal, Meaning, Meanings, Signal};
 
 /// What has come from beside the agent.
 #[derive(Debug)]
 pub(super) enum Sound {
     /// A signal that does not end it, from a handler that cannot wait for it. With its sender, in words.
     Signal(i32, String),
-    /// A notice.
+    /// A notice for this machine.
     Notice(Notice),
+    /// The coordinator has all workers save.
+    CheckpointBy(Option<CheckpointBy>),
 }
 
-/// What comes from beside the agent.
+/// What comes from beside the agent, and what it means.
 #[derive(Debug)]
-pub(super) struct Heard {
+pub(super) struct Hearing {
     sender: mpsc::UnboundedSender<Sound>,
     receiver: mpsc::UnboundedReceiver<Sound>,
+    meanings: Meanings,
+    /// Who gets signals that are passed on.
+    to: FirstSignal,
+    /// What workers get to save by, at a notice for whatever node.
+    preempt_signal: Option<Signal>,
+    /// How often the coordinator had said that the workers are to save, when that was acted on last.
+    told: u64,
+    _watches: Watches,
 }
 
-impl Default for Heard {
-    fn default() -> Self {
+impl Hearing {
+    pub fn new(options: &AgentOptions) -> Self {
         let (sender, receiver) = mpsc::unbounded_channel();
-        Self { sender, receiver }
-    }
-}
-
-impl Heard {
-    /// The next one. May be dropped and called again.
-    pub(super) async fn next(&mut self) -> Sound {
-        match self.receiver.recv().await {
-            Some(heard) => heard,
-            None => pending().await, // never: a sender is here
+        let notices = sender.clone();
+        // An agent that has gone leaves nothing behind that a notice could be about.
+        let watches = Watches::start(&options.notices, move |notice| drop(notices.send(Sound::Notice(notice))));
+        Self {
+            sender,
+            receiver,
+            meanings: options.signals.clone(),
+            to: options.first_signal,
+            preempt_signal: options.notices.signal,
+            told: 0,
+            _watches: watches,
         }
     }
 
-    /// Where notices are sent.
-    pub(super) fn of_notices(&self) -> impl Fn(Notice) + Clone + Send + 'static {
-        let sender = self.sender.clone();
-        // An agent that has gone leaves nothing behind that a notice could be about.
-        move |notice| drop(sender.send(Sound::Notice(notice)))
+    /// The next one. May be dropped and called again.
+    pub async fn next(&mut self, session: Option<&Session>) -> Sound {
+        let told = async {
+            match session {
+                Some(session) => session.view_when(|view| view.notices != self.told).await,
+                None => pending().await,
+            }
+        };
+        tokio::select! {
+            Some(sound) = self.receiver.recv() => sound, // a sender is here: there is always a next one
+            view = told => {
+                self.told = view.notices;
+                Sound::CheckpointBy(view.checkpoint_by)
+            }
+        }
     }
 }
 
@@ -66,7 +88,7 @@ impl Ear {
 impl Runner {
     /// For handlers that may interrupt whoever has this.
     pub fn ear(&self) -> Ear {
-        Ear(self.heard.sender.clone())
+        Ear(self.hearing.sender.clone())
     }
 
     /// This process got a signal that it handles. A second one that ends it kills what is left of the workers. `sender`: who has sent it,
@@ -74,7 +96,7 @@ impl Runner {
     pub fn signal(&mut self, signal: i32, sender: &str) {
         let from = if sender.is_empty() { String::new() } else { format!("; it was {sender}") };
         let signal = Signal(signal);
-        match self.signals.of(signal) {
+        match self.hearing.meanings.of(signal) {
             Meaning::Ends => self.end_by(signal, &from),
             Meaning::Notice(left) => {
                 let by = if sender.is_empty() { String::new() } else { format!(" {sender}") };
@@ -88,6 +110,7 @@ impl Runner {
         match sound {
             Sound::Signal(signal, sender) => self.signal(signal, &sender),
             Sound::Notice(Notice { left, from }) => self.notice(left, &from),
+            Sound::CheckpointBy(news) => news.iter().for_each(|news| self.save(&news.reason)),
         }
     }
 
@@ -106,19 +129,12 @@ impl Runner {
         }
     }
 
-    pub(super) fn on_checkpoint_by(&mut self, (seen, news): (u64, Option<CheckpointBy>)) {
-        self.notices_seen = seen;
-        if let Some(CheckpointBy { reason, .. }) = news {
-            self.save(&reason);
-        }
-    }
-
     /// Have the workers save, if a signal makes them.
     fn save(&self, reason: &str) {
         let prefix = self.log_prefix();
-        match (self.preempt_signal, &self.worker_group) {
+        match (self.hearing.preempt_signal, &self.worker_group) {
             (Some(signal), Some(worker_group)) => {
-                worker_group.pass_on(signal, self.first_signal);
+                worker_group.pass_on(signal, self.hearing.to);
                 tracing::warn!("{prefix}the workers get {signal}, to save: {reason}");
             }
             _ => tracing::info!("{prefix}members leave: {reason}"),
@@ -148,21 +164,10 @@ impl Runner {
         let prefix = self.log_prefix();
         match &self.worker_group {
             Some(worker_group) => {
-                worker_group.pass_on(signal, self.first_signal);
+                worker_group.pass_on(signal, self.hearing.to);
                 tracing::info!("{prefix}received {signal}: passed on to the workers{from}");
             }
             None => tracing::warn!("{prefix}received {signal}: no worker runs that could get it{from}"),
         }
-    }
-}
-
-/// Waits until the coordinator has all workers save. May be dropped and called again.
-pub(super) async fn checkpoint_by(session: Option<&Session>, seen: u64) -> (u64, Option<CheckpointBy>) {
-    match session {
-        Some(session) => {
-            let view = session.view_when(|view| view.notices != seen).await;
-            (view.notices, view.checkpoint_by)
-        }
-        None => pending().await,
     }
 }

@@ -420,7 +420,7 @@ def test_signals_that_are_passed_on_end_nothing(
         ),
         (
             {"preempt_notice": "signal:USR1@0"},
-            "--preempt-notice has `0` for seconds, must be above 0, and a day at most",
+            "--preempt-notice has `0` for seconds, must be above 0, and a day at",
         ),
         ({"preempt_notice": "signal:USR1@"}, "--preempt-notice has `` for seconds"),
         ({"preempt_notice": "signal:USR9@1"}, "--preempt-notice has `SIGUSR9`, must be names"),
