@@ -34,7 +34,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from demo_nodes import MARKER, Account, Line, Node, parent_of, processes_of, stop
+from demo_nodes import MARKER, Account, DemoError, Line, Node, parent_of, processes_of, stop
 
 if TYPE_CHECKING:
     from etcd_cluster import Cluster
@@ -50,10 +50,6 @@ ORIGIN = re.compile(r"((?:resumed after epoch|starting with|training from epoch)
 PLACED = re.compile(r"round \d+: rank \d+ of (\d+)")
 # [elastic_rs] 12:34:56.789 INFO rendezvous: message
 OURS = re.compile(r"\[elastic_rs\]\s*(?:[\d:.]+\s+)?(?:(?P<level>[A-Z]{4,})\s+)?(?:[\w.]+:\s+)?(?P<message>\S.*)")
-
-
-class DemoError(Exception):
-    """The job did not do what the demo shows."""
 
 
 @dataclass

@@ -13,20 +13,12 @@ from __future__ import annotations
 
 import argparse
 import os
-import queue
 import re
 import shlex
-import signal
-import socket
-import subprocess
 import sys
-import tempfile
-import time
-import uuid
-from collections.abc import Callable
 from pathlib import Path
 
-from demo_nodes import MARKER, Account, Line, Node, stop
+from demo_nodes import Line, ShortDemo, present
 
 SCRIPT = Path(__file__).resolve().with_name("reads_shards.py")
 NODES = {"A": "127.0.0.2", "B": "127.0.0.3"}
@@ -40,26 +32,14 @@ OVER = re.compile(r"(training goes on, after .*)")
 STEP = re.compile(r"step (\d+)$")
 
 
-class DemoError(Exception):
-    """The job did not do what the demo shows."""
-
-
-class Demo:
+class Demo(ShortDemo):
     def __init__(self, args: argparse.Namespace, folder: Path) -> None:
-        self.args = args
-        self.folder = folder
-        self.account = Account()
-        self.marker = uuid.uuid4().hex
-        self.nodes: dict[str, Node] = {}
-        self.lines: queue.Queue[Line] = queue.Queue()
+        super().__init__(args, folder)
         self.step = 0
         self.found: list[str] = []
         """The lines of the hang on rank 0's terminal."""
         self.over: str | None = None
         self.shard = folder / f"rank-{args.rank}-shard-1"
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.endpoint = f"127.0.0.1:{probe.getsockname()[1]}"
 
     def run(self) -> None:
         for rank in range(RANKS):
@@ -75,19 +55,16 @@ class Demo:
             self.say(
                 f"now the file system of {self.shard.name} dies: rank {self.args.rank} will not return from a read"
             )
-            status = self.ask("status", shows=r"(waits|HANGS) ")
-            stacks = self.ask("stacks", shows=self.shard.name)
+            status = self.show("status", shows=r"(waits|HANGS) ")
+            stacks = self.show("stacks", shows=self.shard.name)
             self.follow(until=lambda: any("--hang=" in line for line in self.found))
             self.say("the file system answers again")
             os.write(dead, BATCH)
         finally:
             os.close(dead)
         self.follow(until=lambda: self.over is not None)
-        self.follow(until=lambda: all(node.process.poll() is not None for node in self.nodes.values()))
-        self.verify(status, stacks)
-
-    def say(self, text: str) -> None:
-        self.account.say("demo", text, "event")
+        self.follow(until=lambda: self.have_ended(*NODES))
+        self.check_all(status, stacks)
 
     def start_node(self, name: str) -> None:
         command = [
@@ -96,39 +73,15 @@ class Demo:
             "--rdzv-backend=rust-c10d", f"--rdzv-endpoint={self.endpoint}", "--rdzv-id=shards",
             f"--local-addr={NODES[name]}", str(SCRIPT), str(self.folder),
         ]  # fmt: skip
-        env = os.environ | {
-            MARKER: self.marker,
-            "GLOO_SOCKET_IFNAME": "lo",  # the host name of this machine may not resolve
-            "OMP_NUM_THREADS": "1",
-        }
         if not self.nodes:
             self.account.say("demo", f"elastic-run {shlex.join(command[3:6])} … {SCRIPT.name}", "dim")
-        self.nodes[name] = Node.start(name, command, env, self.folder / f"node-{name}.log", self.lines)
-        self.account.say(name, f"agent started at {NODES[name]} (pid {self.nodes[name].process.pid})")
-
-    def follow(self, until: Callable[[], bool]) -> None:
-        """Process the nodes' output until the condition holds. Fails if a node fails, or at the time limit."""
-        while not until():
-            self.check()
-            try:
-                self.on_line(self.lines.get(timeout=0.2))
-            except queue.Empty:
-                continue
-        while not self.lines.empty():
-            self.on_line(self.lines.get())
-
-    def check(self) -> None:
-        if time.monotonic() > self.account.started + self.args.time_limit:
-            raise DemoError(f"not finished within {self.args.time_limit:.0f} s (--time-limit)")
-        for name, node in self.nodes.items():
-            if node.process.poll():
-                raise DemoError(f"the agent of node {name} ended with exit code {node.process.returncode}")
+        self.start(name, NODES[name], command)
 
     def on_line(self, line: Line) -> None:
+        super().on_line(line)
         if line.text is None:
-            code = self.nodes[line.node].process.wait()
-            self.account.say(line.node, f"agent ended with exit code {code}", "bad" if code else "plain", line.at)
-        elif (match := FOUND.search(line.text)) and not self.found:
+            return
+        if (match := FOUND.search(line.text)) and not self.found:
             self.say(f"the terminal of rank 0, after {HANG_TIMEOUT_S} s (--hang-timeout={HANG_TIMEOUT_S}):")
             self.found = [match[1]]
             self.account.say(line.node, match[1], "bad", line.at)
@@ -143,24 +96,10 @@ class Demo:
             if self.step % 20 == 0:
                 self.account.say(line.node, f"step {self.step}", "dim", line.at)
 
-    def ask(self, command: str, shows: str) -> str:
-        """Return what a command shows, once it shows this. Show it."""
-        while True:
-            self.check()
-            words = [sys.executable, "-m", "elastic_rs", command, self.endpoint]
-            shown = subprocess.run(words, stdout=subprocess.PIPE, text=True, timeout=60, check=False).stdout
-            if re.search(shows, shown):
-                break
-        self.follow(until=lambda: True)
-        self.say(f"$ elastic-rs {command} {self.endpoint}")
-        for line in shown.splitlines():
-            self.account.say("", line)
-        return shown
-
-    def verify(self, status: str, stacks: str) -> None:
+    def check_all(self, status: str, stacks: str) -> None:
         rank, shard = self.args.rank, re.escape(self.shard.name)
         place = r"reads_shards\.py:\d+"
-        expectations = [
+        self.verify([
             (re.search(rf"for rank {rank} at {place}", status), f"`elastic-rs status` names rank {rank} and its line"),
             (re.search(rf"1 rank +{rank} .*{shard}", stacks), "`elastic-rs stacks` shows the file that it reads"),
             (
@@ -170,12 +109,7 @@ class Demo:
             ),
             (self.over, "the training went on by itself"),
             (all(node.process.returncode == 0 for node in self.nodes.values()), "both agents ended with exit code 0"),
-        ]  # fmt: skip
-        print()
-        for held, text in expectations:
-            print(self.account.paint(f"  {'ok    ' if held else 'FAILED'}  {text}", "good" if held else "bad"))
-        if not all(held for held, _ in expectations):
-            raise DemoError("not everything happened as it should")
+        ])  # fmt: skip
 
 
 def main() -> int:
@@ -183,27 +117,7 @@ def main() -> int:
     parser.add_argument("--rank", type=int, choices=range(RANKS), default=3, help="that hangs (default: %(default)s)")
     parser.add_argument("--time-limit", type=float, default=200, metavar="SECONDS", help="(default: %(default)s)")
     args = parser.parse_args()
-    for number in (signal.SIGTERM, signal.SIGHUP):  # end in the same orderly way as for Ctrl-C
-        signal.signal(number, lambda number, _frame: sys.exit(128 + number))
-    with tempfile.TemporaryDirectory(prefix="elastic_rs-demo-", ignore_cleanup_errors=True) as folder:
-        demo = Demo(args, Path(folder))
-        try:
-            demo.run()
-        except DemoError as error:
-            for node in demo.nodes.values():
-                print(f"\n--- node {node.name}: the last lines ---", *node.log.read_text().splitlines()[-30:], sep="\n")
-            print(demo.account.paint(f"\nFAILED: {error}", "bad"))
-            return 1
-        except KeyboardInterrupt:
-            demo.account.say("demo", "interrupted", "bad")
-            return 130
-        finally:
-            # A second Ctrl-C must not leave processes behind.
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-                signal.signal(number, signal.SIG_IGN)
-            stop(list(demo.nodes.values()), demo.marker)
-    print(f"\ndone in {time.monotonic() - demo.account.started:.0f} s")
-    return 0
+    return present(Demo, args)
 
 
 if __name__ == "__main__":

@@ -1,16 +1,21 @@
-"""What examples/demo.py is made of: its lines on the terminal, and the processes that it starts."""
+"""What the demos are made of: their lines on the terminal, and the processes that they start."""
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import os
 import queue
+import re
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Iterator
+import uuid
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -111,3 +116,129 @@ def stop(nodes: list[Node], marker: str, grace_s: float = 12.0) -> None:
         time.sleep(0.05)
     for node in nodes:
         node.process.wait()
+
+
+class DemoError(Exception):
+    """The job did not do what the demo shows."""
+
+
+class ShortDemo:
+    """A demo of one thing: it starts nodes, follows what they print, and says at the end what held.
+
+    Args:
+        args: with ``time_limit``, in seconds.
+        folder: for its files, which are removed at the end.
+    """
+
+    ENDS: ClassVar = {0}
+    """Exit codes with which an agent may end."""
+
+    def __init__(self, args: argparse.Namespace, folder: Path) -> None:
+        self.args = args
+        self.folder = folder
+        self.account = Account()
+        self.marker = uuid.uuid4().hex
+        self.nodes: dict[str, Node] = {}
+        self.lines: queue.Queue[Line] = queue.Queue()
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.endpoint = f"127.0.0.1:{probe.getsockname()[1]}"
+
+    def run(self) -> None:
+        """Show it."""
+        raise NotImplementedError
+
+    def on_line(self, line: Line) -> None:
+        """Act on a line of a node. Its end, here, is said."""
+        if line.text is None:
+            code = self.nodes[line.node].process.wait()
+            self.account.say(line.node, f"agent ended with exit code {code}", "bad" if code else "plain", line.at)
+
+    def say(self, text: str) -> None:
+        self.account.say("demo", text, "event")
+
+    def start(self, name: str, address: str, command: list[str]) -> None:
+        """Start a node."""
+        env = os.environ | {
+            MARKER: self.marker,
+            "GLOO_SOCKET_IFNAME": "lo",  # the host name of this machine may not resolve
+            "OMP_NUM_THREADS": "1",
+        }
+        self.nodes[name] = Node.start(name, command, env, self.folder / f"node-{name}.log", self.lines)
+        self.account.say(name, f"agent started at {address} (pid {self.nodes[name].process.pid})")
+
+    def follow(self, until: Callable[[], bool]) -> None:
+        """Process the nodes' output until the condition holds. Fails if a node fails, or at the time limit."""
+        while not until():
+            self.check()
+            try:
+                self.on_line(self.lines.get(timeout=0.2))
+            except queue.Empty:
+                continue
+        while not self.lines.empty():
+            self.on_line(self.lines.get())
+
+    def check(self) -> None:
+        if time.monotonic() > self.account.started + self.args.time_limit:
+            raise DemoError(f"not finished within {self.args.time_limit:.0f} s (--time-limit)")
+        for name, node in self.nodes.items():
+            if (code := node.process.poll()) is not None and code not in self.ENDS:
+                raise DemoError(f"the agent of node {name} ended with exit code {code}")
+
+    def have_ended(self, *names: str) -> bool:
+        return all(self.nodes[name].process.poll() is not None for name in names)
+
+    def ask(self, *command: str, shows: str) -> str:
+        """Return what a command of ``elastic-rs`` shows about the job, once it shows this."""
+        while True:
+            self.check()
+            words = [sys.executable, "-m", "elastic_rs", *command, self.endpoint]
+            shown = subprocess.run(words, stdout=subprocess.PIPE, text=True, timeout=60, check=False).stdout
+            if re.search(shows, shown):
+                self.follow(until=lambda: True)
+                return shown
+
+    def show(self, *command: str, shows: str) -> str:
+        """The same, and show it."""
+        shown = self.ask(*command, shows=shows)
+        self.say(f"$ elastic-rs {' '.join(command)} {self.endpoint}")
+        for line in shown.splitlines():
+            self.account.say("", line)
+        return shown
+
+    def verify(self, expectations: list[tuple[object, str]]) -> None:
+        """Say what held.
+
+        Raises:
+            DemoError: something did not.
+        """
+        print()
+        for held, text in expectations:
+            print(self.account.paint(f"  {'ok    ' if held else 'FAILED'}  {text}", "good" if held else "bad"))
+        if not all(held for held, _ in expectations):
+            raise DemoError("not everything happened as it should")
+
+
+def present(demo_of: Callable[[argparse.Namespace, Path], ShortDemo], args: argparse.Namespace) -> int:
+    """Run a demo, and return the exit code. No process of it is left then."""
+    for number in (signal.SIGTERM, signal.SIGHUP):  # end in the same orderly way as for Ctrl-C
+        signal.signal(number, lambda number, _frame: sys.exit(128 + number))
+    with tempfile.TemporaryDirectory(prefix="elastic_rs-demo-", ignore_cleanup_errors=True) as folder:
+        demo = demo_of(args, Path(folder))
+        try:
+            demo.run()
+        except DemoError as error:
+            for node in demo.nodes.values():
+                print(f"\n--- node {node.name}: the last lines ---", *node.log.read_text().splitlines()[-30:], sep="\n")
+            print(demo.account.paint(f"\nFAILED: {error}", "bad"))
+            return 1
+        except KeyboardInterrupt:
+            demo.account.say("demo", "interrupted", "bad")
+            return 130
+        finally:
+            # A second Ctrl-C must not leave processes behind.
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                signal.signal(number, signal.SIG_IGN)
+            stop(list(demo.nodes.values()), demo.marker)
+    print(f"\ndone in {time.monotonic() - demo.account.started:.0f} s")
+    return 0

@@ -360,7 +360,9 @@ def _story_of_incarnation(events: Sequence[Event]) -> Story:
         if recovery.completed is not None:
             story.until_complete_us[recovery.completed.id] = until_complete_us
         recovery.parts = parts([*reported, *lost], until_complete_us)
-        recovery.began_us = min([recovery.root.mono_us - _silent_us(recovery.root), *_chains(reported)])
+        # Who is about to leave trains on until the world changes.
+        begins = recovery.broken if recovery.root.type == "node.leaves" else recovery.root
+        recovery.began_us = min([begins.mono_us - _silent_us(begins), *_chains(reported)])
         if recovery.completed is not None:
             _end(recovery, reported, story.first_step_us, None if later is None else later.broken.mono_us)
         _explain(recovery, succeeded.get(recovery.broken.round, []))

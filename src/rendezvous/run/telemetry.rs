@@ -62,7 +62,7 @@ pub(in crate::rendezvous) struct Trace {
     joined: Option<Number>,
     /// That of each node that is known.
     joins: BTreeMap<NodeId, Number>,
-    /// When a member last asked to leave.
+    /// The first request to leave of this round.
     leaves: Option<Number>,
     /// How long the import of the current round has taken, in microseconds, if that is known.
     import_us: Option<u64>,
@@ -168,12 +168,13 @@ impl Trace {
         let number = Number(self.recorded);
         match &kind {
             Kind::NodeJoined { .. } => self.joined = Some(number),
-            Kind::NodeLeaves {} => self.leaves = Some(number),
+            Kind::NodeLeaves {} => _ = self.leaves.get_or_insert(number),
             Kind::RoundCompleted { .. } => {
                 (self.completed, self.broken, self.import_us, self.hang) = (Some(number), None, None, None);
+                self.leaves = None;
                 self.watch = Watch::default();
             }
-            Kind::RoundGoesOn {} => self.broken = None,
+            Kind::RoundGoesOn {} => (self.broken, self.leaves) = (None, None),
             Kind::HangFound(_) => self.hang = Some(number),
             Kind::RoundChanges {} => self.broken = Some(number),
             Kind::RoundBroken { why } => {
