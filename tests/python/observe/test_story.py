@@ -344,6 +344,16 @@ def test_a_recovery_begins_when_what_began_it_happened() -> None:
     assert recovery.lasted_s(0) == pytest.approx(2.8)
 
 
+def test_a_node_that_is_about_to_leave_trains_on_until_the_world_changes() -> None:
+    log = formed()
+    leaves = log.add("node.leaves", 100.0, node="n3:1")
+    changes = log.add("round.changes", 110.0, cause=leaves)
+    log.add("round.completed", 110.5, cause=changes, round=2, data={"nodes": 2, "workers": 16})
+    (recovery,) = story_of(log.events()).recoveries
+    assert recovery.root.type == "node.leaves"
+    assert recovery.lasted_s(0) == pytest.approx(0.5)
+
+
 def test_why_reads_from_the_root_to_the_new_round() -> None:
     log = formed()
     recovered(log)
