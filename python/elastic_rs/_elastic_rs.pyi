@@ -980,7 +980,7 @@ class Launched:
     def outcome(self, /) -> str:
         """
         ``succeeded``, ``not_needed`` (a spare), ``too_late`` (the job had succeeded before this node could join), ``failed``,
-        ``unfit`` (only this node has failed), ``no_placement`` or ``signal``.
+        ``unfit`` (only this node has failed), ``no_placement``, ``signal``, or ``taken_away`` (by a notice).
         """
     @property
     def reason(self, /) -> str | None:
@@ -990,7 +990,7 @@ class Launched:
     @property
     def signal(self, /) -> int | None:
         """
-        Of ``signal``: the signal's number.
+        Of ``signal`` and ``taken_away``: the signal's number.
         """
 
 @final
@@ -1457,7 +1457,7 @@ class Session:
         End the job for all nodes. With a ``cause`` the job has failed, and the other nodes stop. With ``timeout_s``, wait at most that
         long until the job is closed, and raise the errors of :meth:`join`.
         """
-    def join(self, /, *, workers: tuple[str, SupportsIndex, str] | None = None) -> Placement:
+    def join(self, /, *, workers: tuple[str, SupportsIndex, str] | None = None, agent: Agent | None = None) -> Placement | None:
         """
         Take part in the next round, and wait until it is complete. If this node has rank 0, it serves an empty store to the round's
         workers until the next round or the end. ``workers`` are the role of the workers, their number, and the script that they run.
@@ -1465,6 +1465,8 @@ class Session:
         Raises ``RendezvousTimeoutError``, ``RendezvousClosedError``, ``RendezvousGracefulExitError`` (for a spare that was not
         needed) or ``RendezvousConnectionError`` of ``elastic_rs.errors``. Over etcd or a cell also ``RendezvousStateError``, if it holds
         something else than a state of this rendezvous.
+
+        ``agent`` hears meanwhile what comes from beside. None: it leaves because of that, and the join was withdrawn.
         """
     def leave(self, /, reason: str, *, timeout_s: SupportsFloat | SupportsIndex = 1.0, signal: SupportsIndex | None = None) -> None:
         """

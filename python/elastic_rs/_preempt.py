@@ -33,6 +33,10 @@ AZURE_TYPES = ("Preempt", "Terminate", "Redeploy", "Reboot")
 """Events after which nothing of the machine's processes is left. ``Freeze`` is a pause."""
 
 
+_JUNK = (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError)
+"""What reading an answer of another shape raises."""
+
+
 class NoAnswerError(Exception):
     """The server has not answered, or not as it should."""
 
@@ -45,14 +49,14 @@ class Server:
     """
 
     def __init__(self, address: str) -> None:
-        parts = urllib.parse.urlsplit(address if "//" in address else f"//{address}")
         try:
-            port = parts.port or 80
+            parts = urllib.parse.urlsplit(address if "//" in address else f"//{address}")
+            host, port = parts.hostname if parts.scheme in {"", "http"} else None, parts.port or 80
         except ValueError:
-            port = -1
-        if parts.scheme not in {"", "http"} or not parts.hostname or port < 0:
+            host, port = None, 0
+        if host is None:
             sys.exit(f"the metadata server is `{address}`, must be http://HOST or http://HOST:PORT")
-        self._host, self._port = parts.hostname, port
+        self._host, self._port = host, port
 
     def ask(
         self, path: str, headers: Mapping[str, str], *, method: str = "GET", within_s: float = ANSWER_WITHIN_S
@@ -94,7 +98,7 @@ def aws() -> Iterator[float | None]:
         if not token:
             ttl = {"X-aws-ec2-metadata-token-ttl-seconds": str(TOKEN_S)}
             status, token, _ = server.ask("/latest/api/token", ttl, method="PUT")
-            if status != 200 or not token.isprintable():
+            if status != 200 or not (token.isascii() and token.isprintable()):
                 token, text = "", token
                 raise _junk("/latest/api/token", text)
         status, text, _ = server.ask(path, {"X-aws-ec2-metadata-token": token})
@@ -107,7 +111,7 @@ def aws() -> Iterator[float | None]:
         try:
             at = datetime.fromisoformat(json.loads(text)["time"])
             left = _left_until(at)
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except _JUNK:
             raise _junk(path, text) from None
         yield left
 
@@ -133,7 +137,10 @@ def azure() -> Iterator[float | None]:
     path, headers = "/metadata/scheduledevents?api-version=2020-07-01", {"Metadata": "true"}
     while True:
         if not name:
-            _, name, _ = server.ask(of_us, headers)
+            status, text, _ = server.ask(of_us, headers)
+            if status != 200 or not text:
+                raise _junk(of_us, text)
+            name = text
         _, text, _ = server.ask(path, headers)
         try:
             events = [
@@ -143,7 +150,7 @@ def azure() -> Iterator[float | None]:
             ]
             # Empty: it has begun.
             left = [_left_until(parsedate_to_datetime(at)) if (at := event["NotBefore"]) else 0.0 for event in events]
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except _JUNK:
             raise _junk(path, text) from None
         yield min(left, default=None)
 

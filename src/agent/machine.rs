@@ -125,6 +125,8 @@ pub struct AgentMachine {
     leaving: Option<Leaving>,
     /// When this machine is taken away, if a notice has come.
     taken_away: Option<Instant>,
+    /// Its workers have been killed for that.
+    killed: bool,
     /// This node may have had the state of a formed world: it was in one whose workers did not all come back without it.
     was_in_world: bool,
     /// This node has begun to start its workers for a world that ran, before it joined.
@@ -160,6 +162,7 @@ impl AgentMachine {
             resumes: false,
             leaving: None,
             taken_away: None,
+            killed: false,
             was_in_world: false,
             prepared: false,
             cuts_leftovers: false,
@@ -233,6 +236,7 @@ impl AgentMachine {
             return;
         }
         self.commands.push(Command::Done(self.round()));
+        self.use_whole_time();
         let limit = self.policy.exit_barrier_timeout;
         let at_most = limit.map_or_else(String::new, |limit| format!(" for up to {limit:.0?} (exit_barrier_timeout)"));
         self.log(format!("all workers of this node succeeded; waiting for those of the other nodes{at_most}"));
@@ -334,6 +338,7 @@ impl AgentMachine {
             Phase::Stopping { over: false, way: Way::Raise { .. }, .. } => {
                 self.break_up(reason, self.failed_rank(), Next::Join, now)
             }
+            Phase::Finishing { .. } if self.leaving.is_some() => self.leave_now(),
             Phase::Finishing { .. } => {
                 self.warn(format!("{again}, though they had succeeded: {reason}"));
                 if self.can_park() {
@@ -387,7 +392,7 @@ impl AgentMachine {
                 [Some(until), leave_at, self.message_until()].into_iter().flatten().min()
             }
             Phase::Stopping { .. } => {
-                [self.held_up_until(), self.message_until(), self.taken_away].into_iter().flatten().min()
+                [self.held_up_until(), self.message_until(), self.kill_at()].into_iter().flatten().min()
             }
             Phase::Running { .. } => leave_at,
             Phase::Preparing { report_at, .. } => Some(report_at),
@@ -408,6 +413,11 @@ impl AgentMachine {
     /// The round the workers belong to. Before this node's first round it is round 0.
     pub fn round(&self) -> Round {
         self.placement.as_deref().map_or_else(Round::default, |placement| placement.round)
+    }
+
+    /// Whether this node waits for its place in a round.
+    pub fn is_joining(&self) -> bool {
+        matches!(self.phase, Phase::Joining)
     }
 
     /// Whether workers run or may run.

@@ -160,7 +160,7 @@ impl Runner {
         let deadline = session.as_deref().and_then(deadline::hold);
         let is_own = session.as_ref().is_some_and(|session| !session.is_at_coordinator());
         let own_hangs = (is_own && options.hang.mode != Mode::Off).then(|| OwnHangs::new(options.hang));
-        let hearing = Hearing::new(&options);
+        let hearing = Hearing::new(&options, session.as_deref());
         let AgentOptions { name, entrypoint, workers, uninterruptible_sleep, in_place, grace, on_hang, .. } = options;
         Self {
             machine: AgentMachine::new(policy, name.clone()),

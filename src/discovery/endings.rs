@@ -32,6 +32,8 @@ pub enum Meaning {
     LacksScript,
     /// The agent runs on without the driver.
     Detached,
+    /// The host's machine is taken away: nobody's fault.
+    TakenAway,
     /// Only this host cannot go on.
     Trouble,
 }
@@ -54,6 +56,7 @@ impl Ending {
             Some("refused") => Meaning::Refused,
             Some("lacks_script") => Meaning::LacksScript,
             Some("detached") => Meaning::Detached,
+            Some("taken_away") => Meaning::TakenAway,
             _ => Meaning::Trouble,
         }
     }

@@ -198,6 +198,8 @@ struct Discovery {
 }
 
 /// The first delay after a trouble. It doubles with each further one.
+/// When a host is tried again whose machine was to be taken away: EC2 says it two minutes before.
+const AFTER_NOTICE: Duration = Duration::from_secs(120);
 const FIRST_DELAY: Duration = Duration::from_secs(1);
 const LONGEST_DELAY: Duration = Duration::from_secs(60);
 /// Troubles of a host that are remembered, if its limit is not higher. The delays leave no room for more within an hour.
@@ -310,6 +312,14 @@ impl Driver {
             self.end_early(Verdict::Refused, reason, now);
         } else if meaning == Meaning::Detached {
             self.log(false, format!("the agent on {host} runs on without the driver"));
+        } else if self.over.is_none() && meaning == Meaning::TakenAway {
+            let secs = AFTER_NOTICE.as_secs();
+            self.log(
+                true,
+                format!("the agent on {host} has left, since its machine is taken away; next try in {secs} s"),
+            );
+            let standing = self.manager.standing(&host.name, now);
+            standing.retry("its machine was taken away", now.checked_add(AFTER_NOTICE));
         } else if self.over.is_none() {
             match stage {
                 Stage::Starting { .. } => self.on_trouble(&host, &ending.why(&self.rules.python, false), now),

@@ -22,7 +22,7 @@ pub enum Report {
     Accepted,
     /// Its part has ended; as `elastic_rs.Launched.outcome` has it.
     Ended {
-        /// `succeeded`, `not_needed`, `too_late`, `failed`, `unfit`, `no_placement`, `signal`, `failed_here` (the first failure was a worker's of
+        /// `succeeded`, `not_needed`, `too_late`, `failed`, `unfit`, `no_placement`, `signal`, `taken_away`, `failed_here` (the first failure was a worker's of
         /// this agent); or of an agent that has got no job to end, `refused`, `lacks_script`, or `detached`: it runs on without the driver.
         outcome: String,
     },

@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use crate::commands::{self, GRACE, SIGTERM, does, held, killed, warnings};
+use elastic_rs::agent::machine::LEAVE_LIMIT;
 use elastic_rs::agent::{AgentMachine, Command, Outcome, Policy};
 use elastic_rs::channel::message::ToWorker;
 use elastic_rs::rendezvous::messages::message::{Generation, Resume, Round, WorldChange};
@@ -46,9 +47,10 @@ fn workers_that_attend_leave_at_a_check_and_have_until_the_machine_goes() {
     let now = Instant::now();
     let mut agent = running(commands::policy(), true);
     noticed(&mut agent, 30 * SECOND, now);
-    assert_eq!(agent.next_deadline(), Some(now + 30 * SECOND), "not a grace before: they leave by themselves");
+    assert_eq!(agent.next_deadline(), Some(now + 30 * SECOND - GRACE), "the others may be unable to change in place");
     let change = WorldChange { round: Round(1), flags: 1, reason: WHY.to_owned() };
     agent.on_change(1, &change);
+    assert_eq!(agent.next_deadline(), Some(now + 30 * SECOND), "not a grace before: they leave by themselves");
     assert!(
         does(&mut agent)
             .iter()
@@ -91,14 +93,64 @@ fn workers_that_do_not_attend_run_until_their_grace_begins_or_until_the_end() {
 }
 
 #[test]
+fn workers_that_attend_have_their_grace_if_the_world_does_not_change() {
+    let now = Instant::now();
+    // The coordinator waits for a third of the time, and is asked for 5 s.
+    let mut agent = running(commands::policy(), true);
+    noticed(&mut agent, 9 * SECOND, now);
+    assert_eq!(agent.next_deadline(), Some(now + 8 * SECOND));
+    // There is no coordinator that could.
+    let mut agent = running(commands::policy(), true);
+    noticed(&mut agent, 9 * SECOND, now);
+    agent.on_notice_untold(now);
+    assert_eq!(agent.next_deadline(), Some(now + 9 * SECOND - GRACE));
+    agent.on_tick(now + 9 * SECOND - GRACE);
+    let did = does(&mut agent);
+    assert!(matches!(&did[..], [Command::Leave { .. }, Command::Stop(_)]), "{did:?}");
+}
+
+#[test]
 fn the_earliest_of_several_notices_counts() {
     let now = Instant::now();
-    let mut agent = running(commands::policy(), true);
+    let mut agent = running(Policy { saves_by_signal: true, ..commands::policy() }, false);
     noticed(&mut agent, 30 * SECOND, now);
     agent.on_notice(now + 60 * SECOND, WHY, now);
     assert_eq!((does(&mut agent), agent.next_deadline()), (Vec::new(), Some(now + 30 * SECOND)));
     noticed(&mut agent, 9 * SECOND, now);
     assert_eq!(agent.next_deadline(), Some(now + 9 * SECOND));
+}
+
+#[test]
+fn sigterm_after_a_notice_leaves_at_a_check_and_a_notice_after_sigterm_is_later() {
+    let now = Instant::now();
+    for notice_first in [true, false] {
+        let mut agent = running(commands::policy(), true);
+        if notice_first {
+            noticed(&mut agent, 30 * SECOND, now);
+        }
+        agent.on_signal(SIGTERM, now);
+        assert_eq!(does(&mut agent), [Command::WillLeave { round: Round(1), signal: SIGTERM }]);
+        if !notice_first {
+            agent.on_notice(now + 30 * SECOND, WHY, now);
+            assert_eq!(does(&mut agent), []);
+        }
+        assert_eq!(agent.next_deadline(), Some(now + LEAVE_LIMIT), "{notice_first}");
+    }
+}
+
+#[test]
+fn a_node_that_has_finished_takes_part_in_no_new_world_either() {
+    let now = Instant::now();
+    let mut agent = running(commands::policy(), false);
+    (0..2).for_each(|local_rank| agent.on_worker_succeeded(local_rank, now));
+    does(&mut agent);
+    agent.on_notice(now + 30 * SECOND, WHY, now);
+    agent.on_interrupted(Round(1), "node1 is lost", now);
+    let did = does(&mut agent);
+    assert!(matches!(&did[..], [Command::Leave { .. }, Command::Stop(_)]), "{did:?}");
+    assert_eq!(agent.next_deadline(), Some(now + 30 * SECOND), "what they have left is killed then");
+    agent.on_tick(now + 30 * SECOND);
+    assert_eq!((does(&mut agent), agent.next_deadline()), (vec![Command::Kill], None));
 }
 
 #[test]
@@ -114,7 +166,6 @@ fn a_node_with_a_notice_takes_part_in_no_new_world() {
     for ends in [
         (|agent, now| agent.on_interrupted(Round(1), "node1 is lost", now)) as fn(&mut AgentMachine, Instant),
         |agent, now| agent.on_worker_exited_badly(killed(1), now),
-        |agent, now| agent.on_signal(SIGTERM, now),
     ] {
         let mut agent = running(commands::policy(), true);
         noticed(&mut agent, 30 * SECOND, now);

@@ -207,6 +207,18 @@ fn survivors_are_named_by_the_join_that_follows() {
 }
 
 #[test]
+fn a_notice_that_comes_while_the_coordinator_is_away_is_said_later() {
+    let mut bench = Bench::running();
+    bench.disconnect();
+    assert!(!bench.node.notice(ROUND, seconds(30), "a test\n", bench.now), "this node's workers save by themselves");
+    bench.connect();
+    let sent = bench.sent();
+    let said =
+        matches!(&sent[..], [NodeMessage::Notice { round: ROUND, left_ms: 1..=30_000, reason }] if reason == "a test");
+    assert!(said, "{sent:?}");
+}
+
+#[test]
 fn what_was_said_is_said_again_on_a_new_connection() {
     let mut bench = Bench::running();
     bench.node.attending(ROUND);

@@ -243,6 +243,19 @@ pub struct Agent {
     workers: Workers,
 }
 
+impl Agent {
+    /// Hear what comes from beside, until the agent joins no more.
+    pub async fn leaves_in_join(&self) {
+        let mut runner = self.runner.lock().await;
+        loop {
+            runner.hear().await;
+            if !runner.is_joining() {
+                return;
+            }
+        }
+    }
+}
+
 #[pymethods]
 impl Agent {
     /// ``session`` reports other nodes. Without a session the caller does.

@@ -27,7 +27,7 @@ use crate::signals::Signals;
 #[pyclass(frozen, module = "elastic_rs._elastic_rs", get_all)]
 pub struct Launched {
     /// ``succeeded``, ``not_needed`` (a spare), ``too_late`` (the job had succeeded before this node could join), ``failed``,
-    /// ``unfit`` (only this node has failed), ``no_placement`` or ``signal``.
+    /// ``unfit`` (only this node has failed), ``no_placement``, ``signal``, or ``taken_away`` (by a notice).
     outcome: &'static str,
     /// Of ``failed``, ``unfit``, ``no_placement`` and ``too_late``: the reason, in words.
     reason: Option<String>,
@@ -37,7 +37,7 @@ pub struct Launched {
     failure: Option<Failure>,
     /// Of ``no_placement`` and ``too_late``: name of the corresponding exception of ``elastic_rs.errors``.
     error: Option<&'static str>,
-    /// Of ``signal``: the signal's number.
+    /// Of ``signal`` and ``taken_away``: the signal's number.
     signal: Option<i32>,
     /// The last round's workers that have ended, in that order.
     exits: Vec<Py<WorkerExit>>,
@@ -85,7 +85,10 @@ impl Launched {
                 launched.error = Some(class_of_join(&error));
                 launched.reason = Some(error.to_string());
             }
-            Outcome::Signal(number) => (launched.outcome, launched.signal) = ("signal", Some(number)),
+            Outcome::Signal(number) => {
+                launched.outcome = if ended.taken_away { "taken_away" } else { "signal" };
+                launched.signal = Some(number);
+            }
         }
         Ok(launched)
     }

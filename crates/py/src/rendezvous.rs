@@ -1,5 +1,6 @@
 //! `Session` and `Placement`: a node's session with the coordinator, and its place in a round.
 
+use std::future::pending;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -10,7 +11,7 @@ use elastic_rs::rendezvous::node::{self, session};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
-use crate::agent::Failure;
+use crate::agent::{Agent, Failure};
 use crate::conf::{limit, seconds};
 use crate::endpoint::EndpointServer;
 use crate::errors;
@@ -239,11 +240,30 @@ impl Session {
     /// Raises ``RendezvousTimeoutError``, ``RendezvousClosedError``, ``RendezvousGracefulExitError`` (for a spare that was not
     /// needed) or ``RendezvousConnectionError`` of ``elastic_rs.errors``. Over etcd or a cell also ``RendezvousStateError``, if it holds
     /// something else than a state of this rendezvous.
-    #[pyo3(signature = (*, workers = None))]
-    fn join(&self, py: Python<'_>, workers: Option<(String, u32, String)>) -> PyResult<Placement> {
+    ///
+    /// ``agent`` hears meanwhile what comes from beside. None: it leaves because of that, and the join was withdrawn.
+    #[pyo3(signature = (*, workers = None, agent = None))]
+    fn join(
+        &self,
+        py: Python<'_>,
+        workers: Option<(String, u32, String)>,
+        agent: Option<&Agent>,
+    ) -> PyResult<Option<Placement>> {
         let workers = workers.map(|(role, count, script)| message::JoinWorkers::new(role, count).running(&script));
-        let joined = block_on(py, self.node.join(workers))?;
-        joined.map(Placement).map_err(|error| errors::from_join(py, &error))
+        let joined = block_on(py, async {
+            let leaves = async {
+                match agent {
+                    Some(agent) => agent.leaves_in_join().await,
+                    None => pending().await,
+                }
+            };
+            tokio::select! {
+                biased;
+                () = leaves => None,
+                joined = self.node.join(workers) => Some(joined),
+            }
+        })?;
+        joined.transpose().map(|joined| joined.map(Placement)).map_err(|error| errors::from_join(py, &error))
     }
 
     /// The state of the rendezvous, from memory. Raises the errors of :meth:`join` when this node can no longer take part.

@@ -188,7 +188,7 @@ def _results(end: End) -> dict[int, None]:
         case "succeeded_before":
             logger.warning("%s; this node has nothing to do", launched.reason)
             return {}
-        case "signal" | "failed" | "unfit":
+        case "signal" | "taken_away" | "failed" | "unfit":
             from elastic_rs._launch import _raised
 
             raise _raised.exception_of(end)

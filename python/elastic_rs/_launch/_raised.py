@@ -17,7 +17,7 @@ from elastic_rs.run._node import End
 def exception_of(end: End) -> ChildFailedError | Ended:
     """Return PyTorch's exception for a job that has failed, or that a signal has ended here."""
     launched = end.launched
-    if launched.outcome == "signal":
+    if launched.outcome in {"signal", "taken_away"}:
         number = signal.Signals(launched.signal or 0)
         return Ended(f"Process {os.getpid()} got signal: {number}", number)
     return ChildFailedError(end.entrypoint, _report.failures(launched, _failure))

@@ -335,7 +335,9 @@ class LocalElasticAgent(TorchLocalElasticAgent):
             self._generation += 1
             agent.placed(placement_of(group, self._generation))
             return None
-        placement = self._join_ours(self._handler)
+        placement = self._join_ours(self._handler, agent)
+        if placement is None:
+            return None
         if isinstance(placement, _elastic_rs.Failure):
             # The job failed for good while this node waited for its placement.
             self._end_class, self._returncode = self._handler.session.view().end_class, placement.returncode
@@ -347,10 +349,10 @@ class LocalElasticAgent(TorchLocalElasticAgent):
         return None
 
     @measured("SimpleElasticAgent._rendezvous")
-    def _join_ours(self, handler: NodeHandler) -> Placement | Failure:
+    def _join_ours(self, handler: NodeHandler, agent: Agent) -> Placement | Failure | None:
         with self.record_duration("RENDEZVOUS"):
             try:
-                placement = handler.join()
+                placement = handler.join(agent)
             except RendezvousClosedError:
                 self._end_class = handler.session.view().end_class
                 raise

@@ -114,7 +114,7 @@ class Handlers:
             except (ValueError, OSError) as error:
                 logger.warning("signal `%s` cannot be handled: %s", name, error)
         # Older versions of torch handle these when they start functions, whatever the environment names.
-        torchs = {signal.Signals[name] for name in DEFAULT.split(",")} - {*self._handled, *self._ignored}
+        torchs = {signal.Signals[name] for name in DEFAULT.split(",")} - {*self._handled, *self._ignored, *passed_on}
         self._others = {number: handler for number in torchs if (handler := signal.getsignal(number)) is not None}
         for further in passed_on:
             self._before[further] = signal.signal(further, self._hear)
@@ -133,6 +133,8 @@ class Handlers:
         if threading.current_thread() is threading.main_thread():
             for number in self._handled:
                 signal.signal(number, signal_handler())
+            for number in self._passed_on:
+                signal.signal(number, self._hear)
             for number in self._ignored:
                 signal.signal(number, signal.SIG_IGN)
             for number, handler in self._others.items():

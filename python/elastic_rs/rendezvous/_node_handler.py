@@ -31,12 +31,16 @@ if TYPE_CHECKING:
     from datetime import timedelta
     from types import FrameType
 
-    from elastic_rs._elastic_rs import Failure, NodeOptions, Placement, RendezvousConfig, Session, View
+    from elastic_rs._elastic_rs import Agent, Failure, NodeOptions, Placement, RendezvousConfig, Session, View
     from elastic_rs._torch_private import Store
 
 logger = logging.getLogger("elastic_rs.rendezvous")
 
 T = TypeVar("T")
+
+
+class _WithdrawnError(Exception):
+    """The agent leaves, and joins no round."""
 
 
 class NodeHandler(RendezvousHandler):
@@ -109,18 +113,24 @@ class NodeHandler(RendezvousHandler):
         """This node's session."""
         raise NotImplementedError
 
-    def join(self) -> Placement | Failure:
+    def join(self, agent: Agent | None = None) -> Placement | Failure | None:
         """Join the next round for an agent of ours, which needs no store of the agents.
 
+        Args:
+            agent: it hears meanwhile that its machine is taken away, which withdraws the join.
+
         Returns:
-            The place, with the ranks of this node's workers; or the failure because of which the job has ended.
+            The place, with the ranks of this node's workers; or the failure because of which the job has ended. None:
+            the join was withdrawn.
 
         Raises:
             RendezvousGracefulExitError: also if the job had succeeded before this node came.
             The other exceptions of :meth:`next_rendezvous`.
         """
         try:
-            return self._join(lambda _: None, workers=self._workers)[0]
+            return self._join(lambda _: None, workers=self._workers, agent=agent)[0]
+        except _WithdrawnError:
+            return None
         except RendezvousClosedError as error:
             view = self.session.view()
             if view.over and view.failure is None:
@@ -145,12 +155,18 @@ class NodeHandler(RendezvousHandler):
         return RendezvousInfo(store, placement.rank, placement.world_size, bootstrap)
 
     def _join(
-        self, then: Callable[[Placement], T], *, workers: tuple[str, int, str] | None = None
+        self,
+        then: Callable[[Placement], T],
+        *,
+        workers: tuple[str, int, str] | None = None,
+        agent: Agent | None = None,
     ) -> tuple[Placement, T]:
         """Join the next round, and return what ``then`` makes of the place, which has ranks of ``workers`` if given."""
         self._record(f"The node '{self._name}' attempts to join the next round of the rendezvous '{self._run_id}'.")
         try:
-            placement = self.session.join(workers=workers)
+            placement = self.session.join(workers=workers, agent=agent)
+            if placement is None:
+                raise _WithdrawnError("this node's machine is taken away")
             result = then(placement)
         except BaseException as error:
             self._explain(error)

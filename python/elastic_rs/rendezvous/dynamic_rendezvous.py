@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from torch.distributed.elastic.rendezvous import RendezvousInfo, RendezvousParameters
     from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousBackend
 
-    from elastic_rs._elastic_rs import CellSession, Failure, Placement, Session, View
+    from elastic_rs._elastic_rs import Agent, CellSession, Failure, Placement, Session, View
     from elastic_rs._torch_private import Store
 
 __all__ = ["DynamicRendezvousHandler", "RendezvousSettings", "RendezvousTimeout", "create_handler"]
@@ -211,10 +211,10 @@ class DynamicRendezvousHandler(NodeHandler):
         self._driver.start()
         return self._cell.session
 
-    def join(self) -> Placement | Failure:
+    def join(self, agent: Agent | None = None) -> Placement | Failure | None:
         """Join the next round for an agent of ours: see :meth:`NodeHandler.join`."""
         with self._driver.explaining():
-            return super().join()
+            return super().join(agent)
 
     def get_backend(self) -> str:
         """Return the backend's name."""

@@ -138,7 +138,7 @@ def _report_end(end: End, *, driven: bool) -> int:
         case "succeeded_before":
             logger.warning("%s; this node has nothing to do, and ends with 0", launched.reason)
             return 0
-        case "signal":
+        case "signal" | "taken_away":
             return of_end(end.conf, launched.end_class, otherwise=128 + (launched.signal or 0))
         case "failed" | "unfit":
             from elastic_rs.run import _report

@@ -104,6 +104,7 @@ impl AgentMachine {
         }
         let runs = self.is_running() || self.raises() || self.is_preparing();
         if runs && self.leaving.is_some() {
+            self.log(format!("{failure}; this node leaves"));
             self.leave_now(); // the failure is nobody's concern any more
             return false;
         }

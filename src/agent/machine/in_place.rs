@@ -181,6 +181,7 @@ impl AgentMachine {
             return;
         }
         self.log(format!("the world is about to change: {reason}"));
+        self.use_whole_time();
         self.worker_states.change = Some(number);
         self.worker_states.forget_counts();
         self.send_all(&ToWorker::Change { seq: number, flags: *flags, reason: reason.clone() });

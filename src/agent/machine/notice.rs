@@ -9,6 +9,7 @@ use std::time::Instant;
 use super::{AgentMachine, LEAVE_LIMIT, Next, Phase, SIGTERM, Way};
 use crate::agent::command::{Command, farewell_reason};
 use crate::agent::policy::Outcome;
+use crate::rendezvous::messages::message::GATHER;
 
 /// Why this node leaves.
 #[derive(Clone, Debug)]
@@ -51,13 +52,22 @@ impl AgentMachine {
             return self.log(format!("{reason}, which changes nothing: this node leaves already"));
         }
         self.taken_away = Some(deadline);
+        if self.leaves_at_once() {
+            return self.log(format!("{reason}: this node leaves already"));
+        }
         let why = WhyLeaving::Notice(reason.to_owned());
         match &self.phase {
             Phase::Running { .. } | Phase::Stopping { over: false, way: Way::Raise { .. }, .. } => {
-                let attends = self.policy.in_place && self.in_company && self.all_attend();
-                let until = if attends || self.raises() { deadline } else { self.last_stop(deadline, now) };
-                self.leaving = Some(Leaving { why, until });
                 let left = deadline.saturating_duration_since(now);
+                let attends = self.can_park() && self.in_company && self.all_attend();
+                // The others may be unable to change in place.
+                let answer_by = now + GATHER.min(left / 3) + LEAVE_LIMIT;
+                let until = match (self.raises(), attends) {
+                    (true, _) => deadline,
+                    (false, true) => self.last_stop(deadline, now).max(answer_by).min(deadline),
+                    (false, false) => self.last_stop(deadline, now),
+                };
+                self.leaving = Some(Leaving { why, until });
                 self.warn(format!("{reason}: this node leaves within {:.1} s", left.as_secs_f64()));
                 self.commands.push(Command::Notice { round: self.round(), left, reason: reason.to_owned() });
             }
@@ -68,6 +78,28 @@ impl AgentMachine {
                 self.warn(format!("{reason}; this node leaves at once, since its workers are in no world"));
                 self.leave(&why);
             }
+        }
+    }
+
+    /// Whether a notice has come for this machine.
+    pub fn is_taken_away(&self) -> bool {
+        self.taken_away.is_some()
+    }
+
+    /// The coordinator does not know of the notice.
+    pub fn on_notice_untold(&mut self, now: Instant) {
+        let until = self.taken_away.map(|deadline| self.last_stop(deadline, now));
+        if let (Some(leaving), Some(until)) = (&mut self.leaving, until) {
+            leaving.until = until;
+        }
+    }
+
+    /// Workers leave their world by themselves, or have succeeded: they have the whole time of a notice.
+    pub(super) fn use_whole_time(&mut self) {
+        if let (Some(Leaving { why: WhyLeaving::Notice(_), until }), Some(deadline)) =
+            (&mut self.leaving, self.taken_away)
+        {
+            *until = deadline;
         }
     }
 
@@ -91,7 +123,7 @@ impl AgentMachine {
 
     /// Whether workers leave their world first, together with those of the other nodes.
     fn leaves_in_place(&self, signal: i32) -> bool {
-        let leaves = signal == SIGTERM && self.is_running() && self.in_company && self.leaving.is_none();
+        let leaves = signal == SIGTERM && self.is_running() && self.in_company && !self.leaves_at_once();
         leaves && self.policy.in_place && self.all_attend()
     }
 
@@ -134,10 +166,16 @@ impl AgentMachine {
         }
     }
 
+    /// When workers that are being stopped are killed, since their machine goes.
+    pub(super) fn kill_at(&self) -> Option<Instant> {
+        let stops = matches!(self.phase, Phase::Stopping { over: false, way: Way::Stop, .. });
+        self.taken_away.filter(|_| stops && !self.killed)
+    }
+
     /// The machine's end is the end of the workers' grace.
     pub(super) fn kill_if_taken_away(&mut self, now: Instant) {
-        if self.taken_away.is_some_and(|at| at <= now) && self.ends_after_stop() {
-            self.taken_away = None;
+        if self.kill_at().is_some_and(|at| at <= now) {
+            self.killed = true;
             self.commands.push(Command::Kill);
         }
     }

@@ -10,7 +10,7 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
@@ -35,14 +35,14 @@ const LONGEST_REST: Duration = Duration::from_secs(60);
 /// How much of a file, or of a command's output, is read.
 const READ_BYTES: usize = 4096;
 
-/// The longest time that a notice may say: a day.
+/// The longest time that counts: a day.
 const LONGEST: Duration = Duration::from_secs(24 * 3600);
 
 /// What a notice says.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Notice {
-    /// How much time is left.
-    pub left: Duration,
+    /// When the machine goes.
+    pub at: Instant,
     /// Who says so, in words.
     pub from: String,
 }
@@ -50,8 +50,8 @@ pub(crate) struct Notice {
 /// How much time a notice leaves, by its first word. `Err`: what stands there instead of a number of seconds.
 fn left_by(text: &str, default: Duration) -> Result<Duration, String> {
     let Some(word) = text.split_whitespace().next() else { return Ok(default) };
-    let seconds = word.parse::<f64>().ok().filter(|seconds| (0.0..=LONGEST.as_secs_f64()).contains(seconds));
-    seconds.map(Duration::from_secs_f64).ok_or_else(|| tidy(word))
+    let seconds = word.parse::<f64>().ok().filter(|seconds| *seconds >= 0.0);
+    seconds.map(|seconds| Duration::from_secs_f64(seconds.min(LONGEST.as_secs_f64()))).ok_or_else(|| tidy(word))
 }
 
 /// What waits for notices. Ends when it is dropped, with its commands.
@@ -118,7 +118,7 @@ async fn wait_for_file(path: PathBuf, default: Duration) -> Option<Notice> {
         // File systems may hang.
         match threads::aside("preempt-notice", move || look(&looked_at)).await.and_then(|read| read) {
             Ok(Some(text)) => {
-                return Some(Notice { left: left_or_warn(&text, &name, default), from: name });
+                return Some(Notice { at: Instant::now() + left_or_warn(&text, &name, default), from: name });
             }
             Ok(None) => {}
             Err(error) => warn_once(&mut said, format!("{name}: it cannot be read, and is looked at again: {error}")),
@@ -181,7 +181,7 @@ fn beginning(mut from: impl Read) -> io::Result<String> {
 fn left_or_warn(text: &str, name: &str, default: Duration) -> Duration {
     left_by(text, default).unwrap_or_else(|word| {
         tracing::warn!(
-            "{name} begins with `{word}`, must begin with the number of seconds that are left, up to a day: {default:.0?} \
+            "{name} begins with `{word}`, must begin with the number of seconds that are left: {default:.0?} \
              are taken (--preempt-deadline)"
         );
         default
@@ -218,7 +218,10 @@ impl Running {
         loop {
             match self.run(command) {
                 Ok(text) if !text.trim().is_empty() => {
-                    return Some(Notice { left: left_or_warn(&text, name, default), from: name.to_owned() });
+                    return Some(Notice {
+                        at: Instant::now() + left_or_warn(&text, name, default),
+                        from: name.to_owned(),
+                    });
                 }
                 Ok(_) => rest = REST,
                 Err(error) => {
@@ -296,10 +299,10 @@ mod tests {
             ("0.5 seconds\nmore", Ok(500)),
             ("0", Ok(0)),
             ("86400", Ok(86_400_000)),
-            ("86401", Err("86401")),
+            ("172800", Ok(86_400_000)),
             ("-1", Err("-1")),
             ("nan", Err("nan")),
-            ("inf", Err("inf")),
+            ("inf", Ok(86_400_000)),
             ("terminate in 30", Err("terminate")),
         ] {
             let expected = left.map(Duration::from_millis).map_err(ToOwned::to_owned);

@@ -39,7 +39,7 @@ pub(super) struct Hearing {
 }
 
 impl Hearing {
-    pub fn new(options: &AgentOptions) -> Self {
+    pub fn new(options: &AgentOptions, session: Option<&Session>) -> Self {
         let (sender, receiver) = mpsc::unbounded_channel();
         let notices = sender.clone();
         // An agent that has gone leaves nothing behind that a notice could be about.
@@ -50,7 +50,7 @@ impl Hearing {
             meanings: options.signals.clone(),
             to: options.first_signal,
             preempt_signal: options.notices.signal,
-            told: 0,
+            told: session.map_or(0, |session| session.view().notices),
             _watches: watches,
         }
     }
@@ -86,6 +86,22 @@ impl Ear {
 }
 
 impl Runner {
+    /// Hear what comes from beside while the front end carries a step out. May be dropped and called again.
+    pub async fn hear(&mut self) {
+        let sound = self.hearing.next(self.session.as_deref()).await;
+        self.on_sound(sound);
+    }
+
+    /// Whether a join is still wanted.
+    pub fn is_joining(&self) -> bool {
+        self.machine.is_joining()
+    }
+
+    /// Whether this node has ended, or is about to, since its machine is taken away.
+    pub fn is_taken_away(&self) -> bool {
+        self.machine.is_taken_away()
+    }
+
     /// For handlers that may interrupt whoever has this.
     pub fn ear(&self) -> Ear {
         Ear(self.hearing.sender.clone())
@@ -100,7 +116,7 @@ impl Runner {
             Meaning::Ends => self.end_by(signal, &from),
             Meaning::Notice(left) => {
                 let by = if sender.is_empty() { String::new() } else { format!(" {sender}") };
-                self.notice(left, &format!("{signal}{by}"));
+                self.notice(Instant::now() + left, &format!("{signal}{by}"));
             }
             Meaning::Forwarded => self.forward(signal, &from),
         }
@@ -109,16 +125,18 @@ impl Runner {
     pub(super) fn on_sound(&mut self, sound: Sound) {
         match sound {
             Sound::Signal(signal, sender) => self.signal(signal, &sender),
-            Sound::Notice(Notice { left, from }) => self.notice(left, &from),
-            Sound::CheckpointBy(news) => news.iter().for_each(|news| self.save(&news.reason)),
+            Sound::Notice(Notice { at, from }) => self.notice(at, &from),
+            Sound::CheckpointBy(news) => {
+                let round = self.machine.round();
+                news.iter().filter(|news| news.round == round).for_each(|news| self.save(&news.reason));
+            }
         }
     }
 
-    /// This machine is taken away after this time.
-    fn notice(&mut self, left: Duration, from: &str) {
-        let now = Instant::now();
+    /// This machine is taken away at this time.
+    fn notice(&mut self, at: Instant, from: &str) {
         let reason = format!("its machine is taken away ({from})");
-        self.machine.on_notice(now + left, &reason, now);
+        self.machine.on_notice(at, &reason, Instant::now());
     }
 
     /// The coordinator has all workers save. If there is none, this node's do.
@@ -126,6 +144,7 @@ impl Runner {
         let told = self.session.as_ref().is_some_and(|session| session.notice(round, left, &reason));
         if !told {
             self.save(&reason);
+            self.machine.on_notice_untold(Instant::now());
         }
     }
 

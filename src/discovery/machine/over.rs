@@ -37,7 +37,7 @@ impl Driver {
         let from = if sender.is_empty() { String::new() } else { format!("; it was {sender}") };
         if self.rules.passed_on.contains(&name) {
             self.log(false, format!("received {name}: passed on to all agents{from}"));
-            return self.send_all(Request::Signal(signal));
+            return self.send(Request::Signal(signal));
         }
         let over = self.over.get_or_insert_with(|| Over {
             end: End { verdict: Verdict::Signal(signal), reason: format!("{name}") },
@@ -106,12 +106,17 @@ impl Driver {
     }
 
     fn send_all(&mut self, request: Request) {
+        self.send(request);
+        self.kill_those_that_start();
+    }
+
+    /// Agents that start yet do not get it.
+    fn send(&mut self, request: Request) {
         for (id, agent) in &self.agents {
             if matches!(agent.stage, Stage::Up | Stage::Leaving { kill_at: Some(_) }) {
                 self.commands.push_back(Command::Send { agent: *id, request });
             }
         }
-        self.kill_those_that_start();
     }
 
     fn kill_those_that_start(&mut self) {

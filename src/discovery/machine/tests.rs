@@ -273,6 +273,7 @@ fn signals_are_passed_on_and_the_third_kills() {
 #[test]
 fn a_signal_that_ends_nothing_is_passed_on_each_time() {
     let (mut bench, agents) = Bench::with(1, "a:2,b:2");
+    bench.found("a:2,b:2,c:1"); // starts
     for _ in 0..4 {
         bench.driver.on_signal(10, "pid 7 (slurmstepd)", bench.now);
         assert_eq!(bench.commands(), [send(agents[0], Request::Signal(10)), send(agents[1], Request::Signal(10))]);

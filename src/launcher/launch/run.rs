@@ -26,6 +26,8 @@ use crate::workers::{AttemptFolder, Consoles, LogFolders, WorkerExit, is_full, w
 pub struct Ended {
     /// Why.
     pub outcome: Outcome,
+    /// This machine is taken away: a notice had come.
+    pub taken_away: bool,
     /// Whose fault it was, if that is known.
     pub class: Option<EndClass>,
     /// How the workers of the last round ended, in that order.
@@ -116,25 +118,34 @@ impl Launch {
         let workers = &self.job.agent.workers;
         let workers =
             JoinWorkers::new(workers.role.clone(), workers.local_world_size).running(&self.job.agent.entrypoint);
+        let is_new = self.runner.placement().is_none();
         let joining = async {
             // The other nodes of a running job train on while a newcomer's template loads.
             if let Some(template) = &self.template
-                && self.runner.placement().is_none()
+                && is_new
             {
                 template.ready().await;
             }
             self.node.join(Some(workers)).await
         };
-        tokio::select! {
-            biased;
-            signal = self.signals.next() => signalled(&mut self.runner, signal),
-            joined = joining => match joined {
-                Ok(placement) => {
-                    self.check_rank(&placement)?;
-                    self.runner.placed(placement);
-                }
-                Err(error) => self.runner.no_placement(error),
-            },
+        let mut joining = pin!(joining);
+        let joined = loop {
+            tokio::select! {
+                biased;
+                signal = self.signals.next() => signalled(&mut self.runner, signal),
+                () = self.runner.hear() => {}
+                joined = &mut joining => break joined,
+            }
+            if !self.runner.is_joining() {
+                return Ok(());
+            }
+        };
+        match joined {
+            Ok(placement) => {
+                self.check_rank(&placement)?;
+                self.runner.placed(placement);
+            }
+            Err(error) => self.runner.no_placement(error),
         }
         Ok(())
     }
@@ -248,6 +259,7 @@ impl Launch {
         }
         Ended {
             class: outcome.class(self.runner.was_in_world()),
+            taken_away: self.runner.is_taken_away(),
             outcome,
             exits: self.runner.exits().to_vec(),
             failed_at: self.runner.failed_at(),

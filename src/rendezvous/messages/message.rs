@@ -437,6 +437,9 @@ pub struct CheckpointBy {
     pub reason: String,
 }
 
+/// How long further notices are waited for after the first, and at most a third of its time, so that they are one change.
+pub const GATHER: Duration = Duration::from_secs(10);
+
 /// Most milliseconds of a notice that count: a day.
 pub const LONGEST_NOTICE_MS: u64 = 24 * 3600 * 1000;
 

@@ -295,12 +295,12 @@ impl NodeMachine {
     /// This node's machine is taken away after this time. Returns whether the coordinator will have all workers save, by the view's
     /// `checkpoint_by`.
     pub fn notice(&mut self, round: Round, left: Duration, reason: &str, now: Instant) -> bool {
-        let answered = self.is_member(round) && self.has_coordinator();
-        if answered {
-            let notice = self.in_place.on_notice(round, left, reason, now);
-            self.send(notice);
+        if !(self.is_member(round) && self.backend.is_coordinator()) {
+            return false;
         }
-        answered
+        let notice = self.in_place.on_notice(round, left, reason, now);
+        self.send_to_coordinator(notice); // or on the next connection
+        self.has_coordinator()
     }
 
     /// The workers have stopped at the check, and this node leaves. The other nodes need not wait for its goodbye.

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use super::Run;
 use super::event::{Effect, SessionId};
-use super::in_place::{GATHER, Leaver};
+use super::in_place::Leaver;
 use super::node::{Node, Status};
 use super::parts::Parts;
 use super::ranks::{NextWorld, next_world, nodes};
@@ -24,8 +24,8 @@ use super::resize::{NextStep, next_step};
 use crate::events::record::{Ending, Kind, Number, Why};
 use crate::events::tally::Refused;
 use crate::rendezvous::messages::message::{
-    CheckpointBy, CoordinatorMessage, EndClass, LARGEST_COUNT, LONGEST_NOTICE_MS, MEMBERS_IN_A_MESSAGE, NEVER, NodeId,
-    Placement, Round, Verdict, WorldChange,
+    CheckpointBy, CoordinatorMessage, EndClass, GATHER, LARGEST_COUNT, LONGEST_NOTICE_MS, MEMBERS_IN_A_MESSAGE, NEVER,
+    NodeId, Placement, Round, Verdict, WorldChange,
 };
 use crate::wire::text::tidy;
 
@@ -197,7 +197,8 @@ impl Run {
         if at_once {
             return self.interrupt(&format!("{label} is about to leave: {reason}"), Why::NodeLeft, leaves);
         }
-        self.in_place.announce(id, Leaver { reason, not_before: None });
+        let taken_away = self.in_place.is_taken_away(id);
+        self.in_place.announce(id, Leaver { reason, not_before: None, taken_away });
     }
 
     /// The machine of a member is about to be taken away: all members save, and the world changes without it, by one change for all
@@ -220,9 +221,9 @@ impl Run {
                 self.send(session, CoordinatorMessage::CheckpointBy(news));
             }
         }
-        let first = self.in_place.leaves_from(now);
-        let not_before = first.unwrap_or(now + GATHER.min(left / 3));
-        self.in_place.announce(id, Leaver { reason, not_before: Some(not_before) });
+        let own = now + GATHER.min(left / 3);
+        let not_before = Some(self.in_place.leaves_from(now).map_or(own, |first| first.min(own)));
+        self.in_place.announce(id, Leaver { reason, not_before, taken_away: true });
     }
 
     /// The workers of a member that leaves have stopped at the common check.

@@ -17,14 +17,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use crate::rendezvous::messages::message::{NodeId, Resume};
+use crate::rendezvous::messages::message::{GATHER, NodeId, Resume};
 
 /// Time within which all members must have reported how far their workers are.
 pub(super) const COUNT_WITHIN: Duration = Duration::from_secs(5);
 /// Time within which all members must be back once the first one is. They stop at the same check.
 pub(super) const RETURN_WITHIN: Duration = Duration::from_secs(30);
-/// How long further notices are waited for after the first, so that they are one change.
-pub(super) const GATHER: Duration = Duration::from_secs(10);
 
 /// A member that asks to leave.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,6 +31,8 @@ pub(super) struct Leaver {
     pub reason: String,
     /// Its machine is taken away later: until then further notices are waited for. `None`: it leaves now.
     pub not_before: Option<Instant>,
+    /// Its machine is taken away, which is nobody's fault.
+    pub taken_away: bool,
 }
 
 /// The state of changes in place, in the current round.
@@ -177,7 +177,7 @@ impl InPlace {
         let (survivors, without_group, due_at) = (std::mem::take(&mut self.survivors), self.without_group, self.due_at);
         // Members whose machines are taken away leave all the same.
         let mut leaving = std::mem::take(&mut self.leaving);
-        leaving.retain(|_, leaver| leaver.not_before.is_some());
+        leaving.retain(|_, leaver| leaver.taken_away);
         *self = Self { stopped_at, resume, survivors, without_group, due_at, leaving, ..Self::default() };
     }
 
@@ -218,7 +218,7 @@ impl InPlace {
 
     /// Whether a member leaves since its machine is taken away.
     pub fn is_taken_away(&self, id: NodeId) -> bool {
-        self.leaving.get(&id).is_some_and(|leaver| leaver.not_before.is_some())
+        self.leaving.get(&id).is_some_and(|leaver| leaver.taken_away)
     }
 
     /// When the world may change for those that leave: not before the first of them may, if all have a notice. `None`: nobody leaves.
@@ -299,7 +299,7 @@ mod tests {
     fn a_node_that_is_gone_is_forgotten() {
         let mut part = InPlace::default();
         part.on_counted(NodeId(1), 4);
-        part.announce(NodeId(1), Leaver { reason: "SIGTERM".to_owned(), not_before: None });
+        part.announce(NodeId(1), Leaver { reason: "SIGTERM".to_owned(), not_before: None, taken_away: false });
         part.stop_at(NodeId(1), Some(5));
         assert!(part.has_begun_elsewhere());
         part.forget(NodeId(1));

@@ -146,6 +146,8 @@ def test_a_token_that_has_lapsed_is_renewed(cloud: Cloud) -> None:
         ((302, "", {"Location": "http://127.0.0.1:1/elsewhere"}), "answers 302 Found"),
         ((200, "\x01<html>junk" * 50, {}), "which is none"),
         ((200, "x", {"Content-Length": "nonsense"}), "which is none"),
+        ((200, "\ufffd", {}), "which is none"),
+        ((404, "no such thing", {}), "which is none"),
     ],
 )
 def test_an_answer_that_is_none_is_named(cloud: Cloud, provider: str, answer: Answer, expected: str) -> None:
@@ -157,7 +159,16 @@ def test_an_answer_that_is_none_is_named(cloud: Cloud, provider: str, answer: An
 
 @pytest.mark.parametrize("provider", list(VARIABLES))
 def test_events_of_another_shape_are_no_notice(cloud: Cloud, provider: str) -> None:
-    for text in ("{}", "[]", "null", '{"time": 3}', '{"Events": [3]}', '{"Events": null}', '{"time": "tomorrow"}'):
+    for text in (
+        "{}",
+        "[]",
+        "null",
+        '{"time": 3}',
+        '{"Events": [3]}',
+        '{"Events": null}',
+        '{"time": "tomorrow"}',
+        "[" * 60_000,
+    ):
         looks = _preempt.PROVIDERS[provider]()
         next(looks)
         cloud.override = (200, text, {"Metadata-Flavor": "Google"})
@@ -188,7 +199,7 @@ def test_a_server_that_does_not_answer_is_asked_again(
 
 
 def test_an_address_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    for wrong in ("https://me", "http://me:port", "ftp://me"):
+    for wrong in ("https://me", "http://me:port", "ftp://me", "http://[::1"):
         monkeypatch.setenv(VARIABLES["azure"], wrong)
         with pytest.raises(SystemExit, match="must be http://HOST or http://HOST:PORT"):
             next(_preempt.azure())

@@ -52,7 +52,7 @@ def test_a_script_saves_by_a_signal_and_is_out_when_its_machine_goes(start: Star
     if how == "signal":
         env["ELASTIC_RS_PREEMPT_SIGNAL"] = "USR1"
     nodes = [
-        start(number, folder, nnodes="1:2", script=SAVES, conf="last_call_timeout=5", env=env)
+        start(number, folder, nnodes="1:2", script=SAVES, conf="last_call_timeout=20", env=env)
         for number, folder in zip((2, 3), folders, strict=True)
     ]
     for node in nodes:
@@ -93,7 +93,7 @@ def test_a_command_gives_notice_once_it_says_how_long(start: Start, tmp_path: Pa
     node.line("tells nothing, and is asked again: it ended with exit code 9")
     with answer.open("w") as gives:
         gives.write("soon\n")
-    node.line(r"begins with `soon`, must begin with the number of seconds that are left, up to a day: 30s are taken")
+    node.line(r"begins with `soon`, must begin with the number of seconds that are left: 30s are taken")
     node.line("^STOPPING SIGTERM")
     (tmp_path / "go").touch()
     assert node.wait() == TAKEN_AWAY
@@ -127,7 +127,7 @@ def test_three_notices_are_one_change(start: Start, tmp_path: Path) -> None:
         worlds_of(node, 4, workers=1)
     until_step(stays)
     mark = stays.mark()
-    notice.write_text("9\n")
+    notice.write_text("30\n")
     worlds_of(stays, 1, workers=1, since=mark)
     assert [node.wait() for node in others] == [TAKEN_AWAY] * 3
     changes = [line for line in stays.lines[mark:] if "changes in place: " in line]
@@ -135,3 +135,16 @@ def test_three_notices_are_one_change(start: Start, tmp_path: Path) -> None:
     assert "and 2 more" in changes[0]
     ended_well(done, stays)
     assert not [line for line in stays.lines[mark:] if "restarting all workers" in line]
+
+
+@both
+def test_a_node_that_waits_hears_signals_and_leaves_at_a_notice(start: Start, tmp_path: Path) -> None:
+    notice = tmp_path / "notice"
+    env = {"ELASTIC_RS_PREEMPT_NOTICE": f"file:{notice}", "ELASTIC_RS_FORWARD_SIGNALS": "USR1"}
+    node = start(2, tmp_path, nnodes="2", script=SAVES, env=env)
+    node.line(r"\(1 of 2 to 2 nodes\)|1 of 2 nodes|waits")
+    node.signal(signal.SIGUSR1)
+    node.line("received SIGUSR1: no worker runs that could get it")
+    notice.write_text("600\n")
+    node.line("its machine is taken away .*; this node leaves at once, since its workers are in no world")
+    assert node.wait() == TAKEN_AWAY

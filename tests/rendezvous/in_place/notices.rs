@@ -59,6 +59,16 @@ fn a_short_notice_is_not_kept_waiting() {
 }
 
 #[test]
+fn a_shorter_notice_does_not_wait_for_the_window_of_a_longer_one() {
+    let mut bench = attended(3, 3);
+    bench.notice(2, 120 * SECOND);
+    bench.pass(SECOND);
+    bench.notice(3, 3 * SECOND);
+    bench.pass(SECOND);
+    assert_eq!(bench.change(1), (REMOVED, "10.0.0.2 (host:2) is about to leave: a test, and 1 more"));
+}
+
+#[test]
 fn a_member_that_leaves_at_once_does_not_wait_for_notices() {
     let mut bench = attended(3, 3);
     bench.notice(2, 30 * SECOND);

@@ -166,5 +166,5 @@ fn a_change_ends_when_no_member_runs_any_more() {
 }
 
 fn leaver() -> Leaver {
-    Leaver { reason: "SIGTERM".to_owned(), not_before: None }
+    Leaver { reason: "SIGTERM".to_owned(), not_before: None, taken_away: false }
 }
