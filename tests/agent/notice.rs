@@ -195,10 +195,10 @@ fn a_notice_after_the_end_changes_nothing() {
     let mut agent = running(commands::policy(), false);
     agent.on_signal(SIGTERM, now);
     does(&mut agent);
-    agent.on_notice(now + 30 * SECOND, WHY, now);
-    assert_eq!((does(&mut agent), agent.next_deadline()), (Vec::new(), None));
+    agent.on_notice(now + 3 * SECOND, WHY, now);
+    assert_eq!((does(&mut agent), agent.next_deadline()), (Vec::new(), Some(now + 3 * SECOND)), "but the kill");
     agent.on_stopped();
     does(&mut agent);
-    agent.on_notice(now + 30 * SECOND, WHY, now);
+    agent.on_notice(now + SECOND, WHY, now);
     assert_eq!((does(&mut agent), warnings(&mut agent).len()), (Vec::new(), 0));
 }

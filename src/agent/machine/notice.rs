@@ -47,13 +47,13 @@ impl WhyLeaving {
 impl AgentMachine {
     /// This machine is taken away at `deadline`. `reason`: who says so, in words. Of several notices the earliest counts.
     pub fn on_notice(&mut self, deadline: Instant, reason: &str, now: Instant) {
-        let ends = matches!(self.phase, Phase::Ended) || self.ends_after_stop();
-        if ends || self.taken_away.is_some_and(|known| known <= deadline) {
-            return self.log(format!("{reason}, which changes nothing: this node leaves already"));
+        let earlier = self.taken_away.is_none_or(|known| deadline < known);
+        if earlier {
+            self.taken_away = Some(deadline);
         }
-        self.taken_away = Some(deadline);
-        if self.leaves_at_once() {
-            return self.log(format!("{reason}: this node leaves already"));
+        let leaves = matches!(self.phase, Phase::Ended) || self.ends_after_stop() || self.leaves_at_once();
+        if leaves || !earlier {
+            return self.log(format!("{reason}, and leaves already"));
         }
         let why = WhyLeaving::Notice(reason.to_owned());
         match &self.phase {
