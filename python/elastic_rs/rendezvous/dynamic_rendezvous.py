@@ -212,7 +212,11 @@ class DynamicRendezvousHandler(NodeHandler):
         return self._cell.session
 
     def join(self, agent: Agent | None = None) -> Placement | Failure | None:
-        """Join the next round for an agent of ours: see :meth:`NodeHandler.join`."""
+        """Join the next round for an agent of ours: see :meth:`NodeHandler.join`.
+
+        Args:
+            agent: it hears meanwhile that its machine is taken away, which withdraws the join.
+        """
         with self._driver.explaining():
             return super().join(agent)
 

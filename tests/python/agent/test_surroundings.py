@@ -81,7 +81,7 @@ def test_a_given_health_check_server_lives_until_the_workers_are_stopped(agent_o
     agent = agent_of("true", health_check_server=Server())
     join = agent._handler.join
 
-    def joins() -> Any:
+    def joins(_agent: Any) -> Any:
         seen.append("joins")
         return join()
 
