@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import os
 import re
-import shlex
 import sys
 from pathlib import Path
 
@@ -67,15 +66,8 @@ class Demo(ShortDemo):
         self.check_all(status, stacks)
 
     def start_node(self, name: str) -> None:
-        command = [
-            sys.executable, "-m", "elastic_rs.run",
-            f"--nnodes={len(NODES)}", f"--nproc-per-node={WORKERS_PER_NODE}", f"--hang-timeout={HANG_TIMEOUT_S}",
-            "--rdzv-backend=rust-c10d", f"--rdzv-endpoint={self.endpoint}", "--rdzv-id=shards",
-            f"--local-addr={NODES[name]}", str(SCRIPT), str(self.folder),
-        ]  # fmt: skip
-        if not self.nodes:
-            self.account.say("demo", f"elastic-run {shlex.join(command[3:6])} … {SCRIPT.name}", "dim")
-        self.start(name, NODES[name], command)
+        flags = [f"--nnodes={len(NODES)}", f"--nproc-per-node={WORKERS_PER_NODE}", f"--hang-timeout={HANG_TIMEOUT_S}"]
+        self.start(name, NODES[name], flags, SCRIPT, str(self.folder))
 
     def on_line(self, line: Line) -> None:
         super().on_line(line)

@@ -7,6 +7,7 @@ import contextlib
 import os
 import queue
 import re
+import shlex
 import signal
 import socket
 import subprocess
@@ -157,8 +158,15 @@ class ShortDemo:
     def say(self, text: str) -> None:
         self.account.say("demo", text, "event")
 
-    def start(self, name: str, address: str, command: list[str]) -> None:
-        """Start a node."""
+    def start(self, name: str, address: str, flags: list[str], script: Path, *args: str) -> None:
+        """Start a node. The first one's flags are shown."""
+        if not self.nodes:
+            self.account.say("demo", f"elastic-run {shlex.join(flags)} … {script.name}", "dim")
+        command = [
+            sys.executable, "-m", "elastic_rs.run", *flags,
+            "--rdzv-backend=rust-c10d", f"--rdzv-endpoint={self.endpoint}", "--rdzv-id=demo",
+            f"--local-addr={address}", str(script), *args,
+        ]  # fmt: skip
         env = os.environ | {
             MARKER: self.marker,
             "GLOO_SOCKET_IFNAME": "lo",  # the host name of this machine may not resolve

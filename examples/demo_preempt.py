@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import shlex
 import sys
 import time
 from pathlib import Path
@@ -85,17 +84,16 @@ class Demo(ShortDemo):
         return self.folder / f"taken-away-{name}"
 
     def start_node(self, name: str) -> None:
-        command = [
-            sys.executable, "-m", "elastic_rs.run",
-            f"--nnodes=1:{len(NODES)}", f"--nproc-per-node={WORKERS_PER_NODE}",
+        flags = [
+            f"--nnodes=1:{len(NODES)}", f"--nproc-per-node={WORKERS_PER_NODE}", "--rdzv-conf=last_call_timeout=1",
             f"--preempt-notice=file:{self.notice_of(name)}",
-            "--rdzv-backend=rust-c10d", f"--rdzv-endpoint={self.endpoint}", "--rdzv-id=digits",
-            "--rdzv-conf=last_call_timeout=1", f"--local-addr={NODES[name]}", str(SCRIPT),
-            f"--epochs={self.args.epochs}", f"--checkpoint={self.folder / 'digits.pt'}", "--min-epoch-time=0.25",
         ]  # fmt: skip
-        if not self.nodes:
-            self.account.say("demo", f"elastic-run {shlex.join(command[3:6])} … {SCRIPT.name}", "dim")
-        self.start(name, NODES[name], command)
+        of_script = [
+            f"--epochs={self.args.epochs}",
+            f"--checkpoint={self.folder / 'digits.pt'}",
+            "--min-epoch-time=0.25",
+        ]
+        self.start(name, NODES[name], flags, SCRIPT, *of_script)
 
     def on_line(self, line: Line) -> None:
         super().on_line(line)

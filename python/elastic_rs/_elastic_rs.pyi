@@ -1230,17 +1230,17 @@ class PreemptOptions:
     @property
     def notice_command(self, /) -> tuple[str, str] | None:
         """
-        What a shell runs until it writes the time that is left, and what messages call it.
+        A command of the shell that is run until it writes how many seconds are left, and its name in messages.
         """
     @property
     def notice_file(self, /) -> Path | None:
         """
-        A file that says so by being there. Its first word is the time that is left.
+        A file whose appearance is a notice. Its first word is how many seconds are left.
         """
     @property
     def notice_signal(self, /) -> tuple[int, float] | None:
         """
-        A signal that says so, and after how long.
+        Number of the signal that is a notice, and how many seconds are left then.
         """
     @property
     def signal(self, /) -> int | None:
@@ -1466,7 +1466,7 @@ class Session:
         needed) or ``RendezvousConnectionError`` of ``elastic_rs.errors``. Over etcd or a cell also ``RendezvousStateError``, if it holds
         something else than a state of this rendezvous.
 
-        ``agent`` hears meanwhile what comes from beside. None: it leaves because of that, and the join was withdrawn.
+        ``agent`` handles signals and notices meanwhile. Returns None if one of them has made it leave: the join was withdrawn.
         """
     def leave(self, /, reason: str, *, timeout_s: SupportsFloat | SupportsIndex = 1.0, signal: SupportsIndex | None = None) -> None:
         """
@@ -2280,8 +2280,8 @@ def visible_gpus(cuda_visible_devices: str | None) -> int:
 def watch_signals(signals: SupportsGetItem[int, SupportsIndex], *, passed_on: SupportsGetItem[int, SupportsIndex] = ..., goes_on: bool = False) -> None:
     """
     Have these signals, which have handlers of Python's, reach them once if they come twice within :data:`SAME_SIGNAL_S`. The agent then
-    knows who has sent them. ``passed_on``: further signals, each of which counts. Call it again after their handlers have changed: with ``goes_on`` a repetition of a
-    signal that came before is still one.
+    knows who has sent them. ``passed_on``: further signals, each of which counts. Call it again after their handlers have changed: with
+    ``goes_on`` a repetition of a signal that came before is still one.
     """
 
 def why_stacks_are_unknown() -> str | None:

@@ -120,7 +120,7 @@ pub struct Runner {
     /// The causes of adopted workers' failures, from the front end.
     reported: BTreeMap<u32, String>,
     farewell: Option<tokio::task::JoinHandle<()>>,
-    /// What comes from beside: signals and notices.
+    /// Signals and notices.
     hearing: Hearing,
     /// A signal has ended this agent's work.
     signalled: bool,

@@ -102,7 +102,7 @@ fn workers_that_attend_have_their_grace_if_the_world_does_not_change() {
     // There is no coordinator that could.
     let mut agent = running(commands::policy(), true);
     noticed(&mut agent, 9 * SECOND, now);
-    agent.on_notice_untold(now);
+    agent.on_notice_unsent(now);
     assert_eq!(agent.next_deadline(), Some(now + 9 * SECOND - GRACE));
     agent.on_tick(now + 9 * SECOND - GRACE);
     let did = does(&mut agent);

@@ -244,7 +244,7 @@ pub struct Agent {
 }
 
 impl Agent {
-    /// Hear what comes from beside, until the agent joins no more.
+    /// Handle signals and notices while this node joins. Returns once one of them has made the agent leave.
     pub async fn leaves_in_join(&self) {
         let mut runner = self.runner.lock().await;
         loop {

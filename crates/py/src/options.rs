@@ -113,11 +113,11 @@ impl NodeOptions {
 #[pyclass(frozen, get_all, new = "from_fields", from_py_object, module = "elastic_rs._elastic_rs")]
 #[derive(Clone)]
 pub struct PreemptOptions {
-    /// A signal that says so, and after how long.
+    /// Number of the signal that is a notice, and how many seconds are left then.
     pub notice_signal: Option<(i32, f64)>,
-    /// A file that says so by being there. Its first word is the time that is left.
+    /// A file whose appearance is a notice. Its first word is how many seconds are left.
     pub notice_file: Option<PathBuf>,
-    /// What a shell runs until it writes the time that is left, and what messages call it.
+    /// A command of the shell that is run until it writes how many seconds are left, and its name in messages.
     pub notice_command: Option<(OsString, String)>,
     /// How much time a notice leaves that does not say it.
     pub deadline_s: f64,

@@ -241,7 +241,7 @@ impl Session {
     /// needed) or ``RendezvousConnectionError`` of ``elastic_rs.errors``. Over etcd or a cell also ``RendezvousStateError``, if it holds
     /// something else than a state of this rendezvous.
     ///
-    /// ``agent`` hears meanwhile what comes from beside. None: it leaves because of that, and the join was withdrawn.
+    /// ``agent`` handles signals and notices meanwhile. Returns None if one of them has made it leave: the join was withdrawn.
     #[pyo3(signature = (*, workers = None, agent = None))]
     fn join(
         &self,

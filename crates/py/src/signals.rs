@@ -48,8 +48,8 @@ impl Signals {
 }
 
 /// Have these signals, which have handlers of Python's, reach them once if they come twice within :data:`SAME_SIGNAL_S`. The agent then
-/// knows who has sent them. ``passed_on``: further signals, each of which counts. Call it again after their handlers have changed: with ``goes_on`` a repetition of a
-/// signal that came before is still one.
+/// knows who has sent them. ``passed_on``: further signals, each of which counts. Call it again after their handlers have changed: with
+/// ``goes_on`` a repetition of a signal that came before is still one.
 #[pyfunction]
 #[pyo3(signature = (signals, *, passed_on = Vec::new(), goes_on = false))]
 pub fn watch_signals(signals: Vec<i32>, passed_on: Vec<i32>, goes_on: bool) {

@@ -360,7 +360,7 @@ def _story_of_incarnation(events: Sequence[Event]) -> Story:
         if recovery.completed is not None:
             story.until_complete_us[recovery.completed.id] = until_complete_us
         recovery.parts = parts([*reported, *lost], until_complete_us)
-        # Who is about to leave trains on until the world changes.
+        # A node that is about to leave trains on until the world changes.
         begins = recovery.broken if recovery.root.type == "node.leaves" else recovery.root
         recovery.began_us = min([begins.mono_us - _silent_us(begins), *_chains(reported)])
         if recovery.completed is not None:

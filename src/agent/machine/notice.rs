@@ -87,7 +87,7 @@ impl AgentMachine {
     }
 
     /// The coordinator does not know of the notice.
-    pub fn on_notice_untold(&mut self, now: Instant) {
+    pub fn on_notice_unsent(&mut self, now: Instant) {
         let until = self.taken_away.map(|deadline| self.last_stop(deadline, now));
         if let (Some(leaving), Some(until)) = (&mut self.leaving, until) {
             leaving.until = until;

@@ -150,7 +150,7 @@ fn watch_folder_of(path: &Path) -> io::Result<AsyncFd<OwnedFd>> {
     unsafe { AsyncFd::register(watch) }.map_err(io::Error::from)
 }
 
-/// What has happened does not matter: the file is looked at.
+/// Discard the events: the file is looked at after any of them.
 fn drain(watch: &OwnedFd) {
     let mut bytes = [0_u8; READ_BYTES];
     while rustix::io::read(watch, &mut bytes).is_ok_and(|read| read > 0) {}

@@ -12,7 +12,7 @@ use crate::rendezvous::messages::message::{CheckpointBy, Round};
 use crate::rendezvous::node::session::Session;
 use crate::signals::{FirstSignal, Meaning, Meanings, Signal};
 
-/// What has come from beside the agent.
+/// A signal, or a notice, that an agent has to handle.
 #[derive(Debug)]
 pub(super) enum Sound {
     /// A signal that does not end it, from a handler that cannot wait for it. With its sender, in words.
@@ -23,7 +23,7 @@ pub(super) enum Sound {
     CheckpointBy(Option<CheckpointBy>),
 }
 
-/// What comes from beside the agent, and what it means.
+/// Where signals and notices arrive, and what they mean.
 #[derive(Debug)]
 pub(super) struct Hearing {
     sender: mpsc::UnboundedSender<Sound>,
@@ -86,7 +86,7 @@ impl Ear {
 }
 
 impl Runner {
-    /// Hear what comes from beside while the front end carries a step out. May be dropped and called again.
+    /// Handle the next signal or notice, while the front end carries out a step. May be dropped and called again.
     pub async fn hear(&mut self) {
         let sound = self.hearing.next(self.session.as_deref()).await;
         self.on_sound(sound);
@@ -144,7 +144,7 @@ impl Runner {
         let told = self.session.as_ref().is_some_and(|session| session.notice(round, left, &reason));
         if !told {
             self.save(&reason);
-            self.machine.on_notice_untold(Instant::now());
+            self.machine.on_notice_unsent(Instant::now());
         }
     }
 

@@ -213,7 +213,7 @@ impl Run {
         let text = format!("leaves within {:.1} s: {reason}", left.as_secs_f64());
         self.record_of(id, Kind::NodeLeaves {}, None, text);
         let over = self.current.interrupted().is_some() || self.current.notified();
-        if !over && self.in_place.tells_to_save(now) {
+        if !over && self.in_place.pushes_checkpoint(now) {
             let reason = format!("{}: {reason}", self.roster.label(id));
             let sessions: Vec<_> = self.roster.active().iter().filter_map(|id| self.session(*id)).collect();
             for session in sessions {

@@ -44,8 +44,8 @@ pub(super) struct InPlace {
     counts: BTreeMap<NodeId, u64>,
     /// Members that ask to leave.
     leaving: BTreeMap<NodeId, Leaver>,
-    /// When members were last told to save.
-    told_to_save: Option<Instant>,
+    /// When a `CheckpointBy` was last sent to the members.
+    checkpoint_pushed: Option<Instant>,
     /// The check at which the workers of each waiting node have stopped. Those of other nodes have gone back to their commits.
     stopped_at: BTreeMap<NodeId, u64>,
     /// How the workers of the current world have begun.
@@ -226,11 +226,11 @@ impl InPlace {
         self.leaving.values().map(|leaver| leaver.not_before.unwrap_or(now)).min()
     }
 
-    /// Members are told to save now. False if they were a short while ago.
-    pub fn tells_to_save(&mut self, now: Instant) -> bool {
-        let tells = self.told_to_save.is_none_or(|last| last + GATHER < now);
+    /// Whether to send the members a `CheckpointBy` now: not within [`GATHER`] of the last one.
+    pub fn pushes_checkpoint(&mut self, now: Instant) -> bool {
+        let tells = self.checkpoint_pushed.is_none_or(|last| last + GATHER < now);
         if tells {
-            self.told_to_save = Some(now);
+            self.checkpoint_pushed = Some(now);
         }
         tells
     }

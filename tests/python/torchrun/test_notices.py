@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
+from helpers.stores import until
 
 from .conftest import SCRIPTS, Start
 from .test_in_place import STEPS, ended_well, pids, until_step, worlds_of
@@ -106,14 +107,11 @@ def test_what_gives_notice_ends_with_the_agent(start: Start, tmp_path: Path) -> 
     command = f"sleep 1000 & echo $! >{pid}.new; mv {pid}.new {pid}; wait"
     node = start(2, tmp_path, nnodes="1", script=SAVES, env={"ELASTIC_RS_PREEMPT_NOTICE": command})
     node.line("^READY")
-    while not pid.exists():
-        time.sleep(0.01)
+    until("the command runs", pid.exists)
     (tmp_path / "done").touch()
     assert node.wait() == 0
-    deadline = time.monotonic() + 20
-    while Path(f"/proc/{pid.read_text().strip()}").exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    child = Path(f"/proc/{pid.read_text().strip()}")
+    until("it is gone", lambda: not child.exists())
 
 
 @both

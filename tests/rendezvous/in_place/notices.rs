@@ -17,8 +17,8 @@ impl Bench {
         self.send(node, NodeMessage::Notice { round: ROUND, left_ms, reason: "a test\n".into() });
     }
 
-    /// How often a node was told to save.
-    fn told(&self, node: u64) -> usize {
+    /// How often a node got a `CheckpointBy`.
+    fn pushed(&self, node: u64) -> usize {
         let tells = |message: &CoordinatorMessage| matches!(message, CoordinatorMessage::CheckpointBy(_));
         self.sent.iter().filter(|(to, message)| *to == SessionId(node) && tells(message)).count()
     }
@@ -39,7 +39,7 @@ fn three_notices_within_ten_seconds_are_one_change() {
     assert!(matches!(bench.last(1), CoordinatorMessage::CheckpointBy(_)), "further ones may come");
     bench.pass(SECOND);
     assert_eq!(bench.change(1), (REMOVED, "10.0.0.2 (host:2) is about to leave: a test, and 2 more"));
-    assert_eq!((1..=4).map(|node| bench.told(node)).collect::<Vec<_>>(), [1; 4]);
+    assert_eq!((1..=4).map(|node| bench.pushed(node)).collect::<Vec<_>>(), [1; 4]);
     (1..=4).for_each(|node| bench.count(node, 9));
     bench.assert_raise_at(&[1, 2, 3, 4], 10);
     (2..=4).for_each(|node| bench.send(node, NodeMessage::Parked { round: ROUND }));
@@ -82,22 +82,22 @@ fn members_that_cannot_change_in_place_run_on_until_the_first_leaves() {
     bench.notice(2, 30 * SECOND);
     bench.notice(3, 30 * SECOND);
     bench.pass(29 * SECOND / 2);
-    assert!((1..=3).all(|node| bench.told(node) == 1 && !bench.is_stopped(node)), "{:?}", bench.sent);
+    assert!((1..=3).all(|node| bench.pushed(node) == 1 && !bench.is_stopped(node)), "{:?}", bench.sent);
     bench.leave(2);
     assert_eq!(bench.stopped(&[1, 3]), "10.0.0.2 (host:2) left: SIGTERM");
 }
 
 #[test]
-fn later_notices_are_told_again_and_what_is_over_is_not() {
+fn a_later_notice_is_sent_again_and_none_once_the_round_is_over() {
     let mut bench = formed(3, 3);
     bench.notice(2, 120 * SECOND);
     bench.pass(11 * SECOND);
     bench.notice(3, 120 * SECOND);
-    assert_eq!(bench.told(1), 2);
+    assert_eq!(bench.pushed(1), 2);
     bench.leave(3);
     bench.leave(2);
     bench.notice(1, 9 * SECOND);
-    assert_eq!(bench.told(1), 2, "its round is over");
+    assert_eq!(bench.pushed(1), 2, "its round is over");
 }
 
 #[test]

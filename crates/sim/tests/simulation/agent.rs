@@ -40,7 +40,7 @@ fn invariants_hold_for_all_seeds() {
     }
 }
 
-/// Hosts are taken away: who has a notice is gone in time, with its workers, and all invariants hold.
+/// Hosts are taken away. Each that has a notice is gone in time, with its workers, and all invariants hold.
 #[test]
 fn invariants_hold_for_all_seeds_with_notices() {
     live_through(asked_for(100), live_with_notices, "simulation agent::invariants_hold_for_all_seeds_with_notices");
