@@ -58,7 +58,7 @@ endef
 say = @printf '\n==> %s\n'
 
 .PHONY: help setup build demo test test-long fuzz lint fmt test-rust test-python test-compat test-upstream stubs check-stubs bench clean \
-	gpu-check build-tested check-fmt check-clippy check-purity check-imports check-ruff check-mypy require-cargo
+	gpu-check build-tested check-fmt check-clippy check-purity check-imports check-ruff check-api check-mypy require-cargo
 
 help: ## list the targets
 	@printf 'Targets:\n'
@@ -132,7 +132,7 @@ demo: build ## train on two nodes, add a third node, kill a worker, finish; abou
 		examples/demo$(if $(findstring --hosts,$(DEMO_ARGS)),_hosts)$(if $(findstring --hang,$(DEMO_ARGS)),_hang)$(if $(findstring --preempt,$(DEMO_ARGS)),_preempt).py $(filter-out --hosts --hang --preempt,$(DEMO_ARGS))
 
 # mypy is one of the Python tests here, so that it runs beside tests that wait.
-test: check-fmt check-clippy check-purity check-imports check-ruff test-rust test-python ## run all checks of CI
+test: check-fmt check-clippy check-purity check-imports check-ruff check-api test-rust test-python ## run all checks of CI
 	$(say) 'test: all passed'
 
 # Numbers for the long run. A sequence of the differential test takes 0.05 s, a seed of the simulation 0.01 s. The random faults of an
@@ -181,7 +181,7 @@ fuzz: require-cargo ## fuzz each target for FUZZ_SECONDS (60), keep crashes in f
 		echo "error: crashed:$$failed; replay with fuzz/target/$(FUZZ_HOST)/release/TARGET fuzz/artifacts/TARGET/FILE" >&2; \
 		exit 1; fi
 
-lint: check-fmt check-clippy check-purity check-imports check-ruff check-mypy check-deny check-workflows ## check formatting, clippy, purity and imports of the core, ruff, mypy, crates, workflows
+lint: check-fmt check-clippy check-purity check-imports check-ruff check-api check-mypy check-deny check-workflows ## check formatting, clippy, purity and imports of the core, ruff, docs/api.txt, mypy, crates, workflows
 
 check-fmt: require-cargo
 	$(say) 'lint: cargo fmt'
@@ -206,6 +206,10 @@ check-ruff: setup
 	$(say) 'lint: ruff'
 	@$(VENV)/bin/ruff check --quiet .
 	@$(VENV)/bin/ruff format --quiet --check --diff .
+
+check-api: setup
+	$(say) 'lint: docs/api.txt'
+	@$(PY) tools/api.py --check || [ $$? = 3 ]
 
 check-mypy: setup
 	$(say) 'lint: mypy --strict'

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from griffe import Class, Module, Object
 
 HEADER = """\
-# The public names of elastic_rs, with their signatures. `make api` writes this file, and a test compares it.
+# The public names of elastic_rs, with their signatures. `make api` writes this file, and `make lint` compares it.
 # A change of it is a decision: docs/policy.md says what stays stable, CHANGELOG.md names each break.
 """
 DIFFERENCE = """\
