@@ -219,6 +219,7 @@ FIXED = (
     ("python/elastic_rs/elastic/_membership.py", "PART_LIMIT_S"),
     ("python/elastic_rs/elastic/_membership.py", "CONNECT_LIMIT_S"),
     ("src/rendezvous/run/in_place.rs", "RETURN_WITHIN"),
+    ("src/rendezvous/messages/message.rs", "SAVE_WITHIN"),
     ("src/agent/machine/ahead.rs", "PREPARE_LIMIT"),
     ("src/warm/client.rs", "LOAD_LIMIT"),
     ("src/warm/client.rs", "FORK_LIMIT"),
@@ -342,7 +343,13 @@ GROUPS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
         "Workers that survive",
         "[What happens when](../elastic-in-place.md#what-happens-when). A worker that cannot stay is restarted: "
         "nothing is lost but its time.",
-        ("src/channel", "src/agent/machine/in_place", "src/agent/runner/in_place", "python/elastic_rs/elastic"),
+        (
+            "src/channel",
+            "src/agent/machine/in_place",
+            "src/agent/runner/in_place",
+            "python/elastic_rs/elastic",
+            "python/elastic_rs/_checkpoint",
+        ),
     ),
     (
         "Rendezvous, coordinator and endpoint",

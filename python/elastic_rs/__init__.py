@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from elastic_rs import agent, aio, discovery, elastic, errors, rendezvous, run, store
+    from elastic_rs._checkpoint import checkpointed, should_checkpoint
     from elastic_rs._elastic_rs import EtcdClient, EtcdOptions
     from elastic_rs._integration._install import install, uninstall
     from elastic_rs._launch import LaunchConfig, launch
@@ -60,6 +61,7 @@ __all__ = [
     "__version__",
     "agent",
     "aio",
+    "checkpointed",
     "create_backend",
     "create_handler",
     "create_rust_c10d_handler",
@@ -72,6 +74,7 @@ __all__ = [
     "rendezvous",
     "run",
     "section",
+    "should_checkpoint",
     "step",
     "store",
     "uninstall",
@@ -80,6 +83,7 @@ __all__ = [
 _SUBMODULES = frozenset({"agent", "aio", "discovery", "elastic", "errors", "rendezvous", "run", "store"})
 
 _HOMES = {
+    "._checkpoint": ("checkpointed", "should_checkpoint"),
     "._elastic_rs": ("EtcdClient", "EtcdOptions"),
     "._integration._install": ("install", "uninstall"),
     "._launch": ("LaunchConfig", "launch"),

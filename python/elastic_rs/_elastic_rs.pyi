@@ -1958,6 +1958,10 @@ class WorkerChannel:
         """
         The worker leaves its world: all process groups are destroyed.
         """
+    def saves(self, /) -> None:
+        """
+        Say that this worker's program does not live through a change of the world: it saves at the check, parks, and is started anew.
+        """
     def stuck(self, /) -> None:
         """
         Report to the agent now that the world cannot be formed. Every member leaves it.

@@ -60,6 +60,8 @@ pub enum Command {
     Attending(Round),
     /// Tell the coordinator that the workers let the library make their process groups.
     NoProcessGroup(Round),
+    /// Tell the coordinator that the workers save at the check, which takes longer.
+    Saves(Round),
     /// Answer the coordinator's change.
     Counted {
         /// The round that is to change.

@@ -67,6 +67,11 @@ pub enum FromWorker {
         /// The worker's.
         local_rank: u32,
     },
+    /// Its program does not live through a change: it saves at the check, and is started anew.
+    Saves {
+        /// The worker's.
+        local_rank: u32,
+    },
     /// Its world is not formed: a step towards it has failed, or has taken longer than its limit.
     Stuck {
         /// The worker's.
@@ -222,6 +227,7 @@ impl FromWorker {
             | FromWorker::Ack { local_rank, .. }
             | FromWorker::Parked { local_rank, .. }
             | FromWorker::NoProcessGroup { local_rank }
+            | FromWorker::Saves { local_rank }
             | FromWorker::Stuck { local_rank }
             | FromWorker::Raised { local_rank, .. }
             | FromWorker::Unfit { local_rank, .. }
@@ -400,6 +406,7 @@ async fn read_all(
             ToAgent::Ack { seq, count } => FromWorker::Ack { local_rank, seq, count },
             ToAgent::Parked(state) => FromWorker::Parked { local_rank, state },
             ToAgent::NoProcessGroup => FromWorker::NoProcessGroup { local_rank },
+            ToAgent::Saves => FromWorker::Saves { local_rank },
             ToAgent::Stuck => FromWorker::Stuck { local_rank },
             ToAgent::Unfit { message } => FromWorker::Unfit { local_rank, message: tidy(&message) },
             ToAgent::Raised { error, message } => {

@@ -112,6 +112,17 @@ impl Channel {
         Ok(())
     }
 
+    /// Say that this worker's program does not live through a change of the world: it saves at the check, parks, and is started anew.
+    ///
+    /// # Errors
+    /// [`ChannelError::Forked`].
+    pub fn saves(&self) -> Result<(), ChannelError> {
+        self.here()?;
+        // A failure ends the connection, with a reason.
+        let _ = self.line.send(ToAgent::Saves);
+        Ok(())
+    }
+
     /// The world of this worker is being formed. Unless this or [`Self::formed`] is called again within `limit`, the agent is notified that
     /// it is not, and every member leaves it.
     ///

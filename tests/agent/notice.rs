@@ -3,10 +3,10 @@
 use std::time::{Duration, Instant};
 
 use crate::commands::{self, GRACE, SIGTERM, does, held, killed, warnings};
-use elastic_rs::agent::machine::LEAVE_LIMIT;
+use elastic_rs::agent::machine::{LEAVE_LIMIT, RAISE_LIMIT};
 use elastic_rs::agent::{AgentMachine, Command, Outcome, Policy};
 use elastic_rs::channel::message::ToWorker;
-use elastic_rs::rendezvous::messages::message::{Generation, Resume, Round, WorldChange};
+use elastic_rs::rendezvous::messages::message::{Generation, Placement, Resume, Round, SAVE_WITHIN, WorldChange};
 
 const SECOND: Duration = Duration::from_secs(1);
 const WHY: &str = "its machine is taken away (a test)";
@@ -16,10 +16,7 @@ const FIRST: Resume =
 fn running(policy: Policy, attend: bool) -> AgentMachine {
     let mut agent = commands::new_agent(policy);
     let placement = commands::placement(1);
-    agent.on_placed(
-        elastic_rs::rendezvous::messages::message::Placement { resume: Some(FIRST), ..placement },
-        Instant::now(),
-    );
+    agent.on_placed(Placement { resume: Some(FIRST), ..placement }, Instant::now());
     agent.on_started();
     if attend {
         (0..2).for_each(|local_rank| agent.on_worker_attends(local_rank));
@@ -201,4 +198,69 @@ fn a_notice_after_the_end_changes_nothing() {
     does(&mut agent);
     agent.on_notice(now + SECOND, WHY, now);
     assert_eq!((does(&mut agent), warnings(&mut agent).len()), (Vec::new(), 0));
+}
+
+#[test]
+fn workers_that_save_at_the_check_are_replaced_and_need_no_company() {
+    let now = Instant::now();
+    let change = WorldChange { round: Round(1), flags: 1, reason: WHY.to_owned() };
+    for (leaves, size) in [(true, 1), (true, 4), (false, 4)] {
+        let mut agent = commands::new_agent(commands::policy());
+        agent.on_placed(Placement { resume: Some(FIRST), world_size: size, ..commands::placement(1) }, now);
+        agent.on_started();
+        (0..2).for_each(|local_rank| agent.on_worker_attends(local_rank));
+        does(&mut agent);
+        agent.on_worker_saves();
+        assert_eq!(does(&mut agent), [Command::Saves(Round(1))]);
+        if leaves {
+            noticed(&mut agent, 30 * SECOND, now);
+        }
+        agent.on_change(1, &change);
+        (0..2).for_each(|local_rank| agent.on_worker_counted(local_rank, 1, 4));
+        agent.on_raise_at(1, &change, 5, now);
+        if !leaves {
+            assert_eq!(agent.next_deadline(), Some(now + RAISE_LIMIT + SAVE_WITHIN));
+        }
+        does(&mut agent);
+        (0..2).for_each(|local_rank| agent.on_worker_parked(local_rank, held(None)));
+        let mut did = does(&mut agent);
+        if !leaves {
+            assert_eq!(did.last(), Some(&commands::join_with(&[])), "nobody lives on");
+            agent.on_placed(Placement { resume: Some(FIRST), ..commands::placement(2) }, now);
+            did = does(&mut agent);
+        }
+        let dismissed = did
+            .iter()
+            .filter(|it| matches!(it, Command::Send { message, .. } if matches!(**message, ToWorker::Refused { .. })));
+        assert_eq!(dismissed.count(), 2, "{did:?}");
+        assert!(matches!(did.last(), Some(Command::Stop(_))), "{did:?}");
+        agent.on_stopped();
+        let did = does(&mut agent);
+        match leaves {
+            true => assert_eq!(did, [Command::End(Box::new(Outcome::Signal(SIGTERM)))]),
+            false => assert!(matches!(&did[..], [Command::Start { missing, .. }] if missing.len() == 2), "{did:?}"),
+        }
+    }
+}
+
+/// The coordinator may know before the agent that they do not live through the end of their world.
+#[test]
+fn workers_that_save_are_stopped_when_their_world_fails() {
+    for early in [false, true] {
+        let now = Instant::now();
+        let mut agent = running(commands::policy(), true);
+        if early {
+            agent.on_worker_saves();
+            does(&mut agent);
+        }
+        agent.on_interrupted(Round(1), "a node was lost", now);
+        let did = does(&mut agent);
+        if !early {
+            assert!(!did.iter().any(|it| matches!(it, Command::Stop(_))), "{did:?}");
+            agent.on_worker_saves();
+            assert!(matches!(&does(&mut agent)[..], [Command::Stop(_)]));
+        } else {
+            assert!(matches!(did.last(), Some(Command::Stop(_))), "{did:?}");
+        }
+    }
 }

@@ -37,6 +37,11 @@ impl WorkerChannel {
         self.0.no_process_group().map_err(|error| raise(&error))
     }
 
+    /// Say that this worker's program does not live through a change of the world: it saves at the check, parks, and is started anew.
+    fn saves(&self) -> PyResult<()> {
+        self.0.saves().map_err(|error| raise(&error))
+    }
+
     /// The world of this worker is being formed. Unless this or :meth:`formed` is called again within ``limit_s`` seconds, the agent is
     /// notified that it is not, and every member leaves it.
     fn forms_within(&self, limit_s: f64) -> PyResult<()> {

@@ -21,6 +21,9 @@ SETTLE_S = 0.1
 # then, and one that does not never goes.
 MOST_ROLL_BACKS = 10
 
+# What a check answers if the world changes. Anything else than 0 and this is a failure.
+CHANGED = 1
+
 AGENT = "ELASTIC_RS_AGENT"
 IN_PLACE = "ELASTIC_RS_IN_PLACE"
 AHEAD = "ELASTIC_RS_AHEAD"

@@ -32,10 +32,6 @@ PART_LIMIT_S = 30.0
 CONNECT_LIMIT_S = 30.0
 
 
-# What a check answers if the world changes. Anything else than 0 and this is a failure.
-CHANGED = 1
-
-
 def _refuse_an_import_by_multiprocessing() -> None:
     """Raise if this is no worker, but a process that `multiprocessing` has started and that imports the script.
 
@@ -59,12 +55,19 @@ class Membership:
         self.listeners = Listeners()
         self.changing = False
         """Whether a check has said that the world changes."""
+        self.saves = False
+        """Whether the script has called ``should_checkpoint``, whose connection to the agent is another one."""
         self._group: Group | None = None
         self._world: World | None = None
         self._syncing = False
         self._forming = False
         self.unattended = ""
         """Why this worker has no connection to its agent, if that is known."""
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the script has come to `init` or `run`."""
+        return self._group is not None
 
     @property
     def source(self) -> int:
@@ -115,6 +118,11 @@ class Membership:
 
     def _begin(self, backend: str | None, timeout: timedelta | None) -> None:
         _refuse_an_import_by_multiprocessing()
+        if self.saves:
+            raise RuntimeError(
+                "this process has called should_checkpoint(), by which its script is started anew when the world "
+                "changes, and elastic.init and elastic.run keep it: use one of the two"
+            )
         from elastic_rs.elastic._group import Group
 
         if os.environ.get("ELASTIC_RS_LOG"):
@@ -170,7 +178,7 @@ class Membership:
             return
         if not news:
             return
-        if news != CHANGED:
+        if news != _decisions.CHANGED:
             raise self._peer_failed(channel)
         self.changing = True
         raise HostsUpdatedInterrupt(channel.reason, HostUpdateResult(channel.flags), round=self.round)

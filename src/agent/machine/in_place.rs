@@ -20,12 +20,17 @@ use super::{AgentMachine, LEAVE_LIMIT, Next, Phase, SIGTERM, Way};
 use crate::agent::command::Command;
 use crate::agent::policy::Outcome;
 use crate::channel::message::{HeldState, ToWorker};
-use crate::rendezvous::messages::message::{Failure, NEVER, Placement, Resume, Survival, WorldChange};
+use crate::rendezvous::messages::message::{Failure, NEVER, Placement, Resume, SAVE_WITHIN, Survival, WorldChange};
 
 /// How long a worker may take to park once its world has ended: to break off what it does, and to restore its last commit.
 pub const PARK_LIMIT: Duration = Duration::from_secs(30);
 /// How long workers may take to reach the check at which the world changes: the step that they are in.
 pub const RAISE_LIMIT: Duration = Duration::from_secs(300);
+
+/// How long workers may take to leave their world at the check.
+fn raise_limit(saves: bool) -> Duration {
+    if saves { RAISE_LIMIT + SAVE_WITHIN } else { RAISE_LIMIT }
+}
 
 impl AgentMachine {
     /// A worker has connected. It learns its world now, and hears of the end of it.
@@ -46,6 +51,17 @@ impl AgentMachine {
         self.worker_states.no_process_group = true;
         if self.is_running() {
             self.commands.push(Command::NoProcessGroup(self.round()));
+        }
+    }
+
+    /// A worker's program does not live through a change, and neither does that of the others, which is the same.
+    pub fn on_worker_saves(&mut self) {
+        self.worker_states.saves = true;
+        match &self.phase {
+            Phase::Running { .. } => self.commands.push(Command::Saves(self.round())),
+            // Its world has ended since it has connected.
+            Phase::Stopping { over: false, way: Way::Park { .. }, next } => self.stop(SIGTERM, next.clone()),
+            _ => {}
         }
     }
 
@@ -198,12 +214,14 @@ impl AgentMachine {
         if check == NEVER {
             return;
         }
-        self.warn(format!("{SURVIVING}: {}", change.reason));
+        let does = if self.worker_states.saves { "the workers save, and wait to be replaced" } else { SURVIVING };
+        self.warn(format!("{does}: {}", change.reason));
         if let Some(Leaving { until, why: WhyLeaving::Signal(_) }) = &mut self.leaving {
             *until += self.policy.grace.saturating_sub(LEAVE_LIMIT);
         }
         let Phase::Running { left } = &mut self.phase else { return };
-        let way = Way::Raise { until: now + RAISE_LIMIT, left: std::mem::take(left) };
+        let until = now + raise_limit(self.worker_states.saves);
+        let way = Way::Raise { until, left: std::mem::take(left) };
         self.phase = Phase::Stopping { next: Next::Join, over: false, way };
         self.kill_leftovers();
         self.look_at_parked();
@@ -256,7 +274,19 @@ impl AgentMachine {
 
     /// Whether the end of the world need not be the end of the workers.
     pub(super) fn can_park(&self) -> bool {
-        self.policy.in_place && self.resumes && self.worker_states.can_park()
+        self.policy.in_place && self.resumes && !self.worker_states.saves && self.worker_states.can_park()
+    }
+
+    /// Workers that have saved wait for nothing else. A handler of their own for SIGTERM could keep them.
+    pub(super) fn dismiss_parked(&mut self) {
+        if !self.worker_states.saves {
+            return;
+        }
+        let parked = self.worker_states.parked().into_iter().map(|survivor| survivor.local_rank);
+        for local_rank in parked.collect::<Vec<_>>() {
+            let reason = "it has saved, and is replaced".to_owned();
+            self.commands.push(Command::Send { local_rank, message: Box::new(ToWorker::Refused { reason }) });
+        }
     }
 
     /// Whether workers leave their world, and are not stopped.
@@ -311,7 +341,9 @@ impl AgentMachine {
                 self.stop(SIGTERM, next);
             }
             Way::Raise { until, .. } if until <= now => {
-                let reason = format!("workers have not reached the agreed check within {RAISE_LIMIT:.0?}");
+                let saves = self.worker_states.saves;
+                let reached = if saves { "saved at" } else { "reached" };
+                let reason = format!("workers have not {reached} the agreed check within {:.0?}", raise_limit(saves));
                 self.warn(reason.clone());
                 self.break_up(&reason, None, next, now);
             }
@@ -321,7 +353,9 @@ impl AgentMachine {
 
     /// The workers that are left survive.
     pub(super) fn parked_survive(&mut self) {
-        self.survival = Survival::Attended(self.worker_states.parked());
+        // Workers that have saved are replaced.
+        let survivors = if self.worker_states.saves { Vec::new() } else { self.worker_states.parked() };
+        self.survival = Survival::Attended(survivors);
     }
 
     /// The workers are stopped, or have ended: none survives. Those of a node that has never had a rank are nobody's loss.
@@ -353,8 +387,10 @@ impl AgentMachine {
             Some(Resume::Restart { .. }) | None => false,
         };
         let waits = |worker_state| matches!(worker_state, WorkerState::Parked { .. } | WorkerState::Ahead { .. });
-        if !continues && self.worker_states.any(waits) {
+        let replaces = self.worker_states.saves || !continues;
+        if replaces && self.worker_states.any(waits) {
             let reason = match &placement.resume {
+                _ if self.worker_states.saves => "they have saved",
                 Some(Resume::Restart { reason }) => reason,
                 Some(Resume::Continue { .. }) => {
                     "a round has formed without this node, and none of its workers is left"
@@ -406,8 +442,11 @@ impl AgentMachine {
 
     /// Workers are stopped: none survives.
     pub(super) fn forget_worker_states(&mut self) {
-        self.worker_states =
-            WorkerStates { users: std::mem::take(&mut self.worker_states.users), ..WorkerStates::default() };
+        self.worker_states = WorkerStates {
+            users: std::mem::take(&mut self.worker_states.users),
+            saves: self.worker_states.saves,
+            ..WorkerStates::default()
+        };
         self.lost = None;
     }
 }

@@ -59,7 +59,8 @@ impl AgentMachine {
         match &self.phase {
             Phase::Running { .. } | Phase::Stopping { over: false, way: Way::Raise { .. }, .. } => {
                 let left = deadline.saturating_duration_since(now);
-                let attends = self.can_park() && self.in_company && self.all_attend();
+                let saves = self.worker_states.saves;
+                let attends = (saves || (self.can_park() && self.in_company)) && self.all_attend();
                 // The others may be unable to change in place.
                 let answer_by = now + GATHER.min(left / 3) + LEAVE_LIMIT;
                 let until = match (self.raises(), attends) {

@@ -52,6 +52,7 @@ pub(super) enum Next {
 impl AgentMachine {
     /// Stop all workers by this signal first. None of them survives.
     pub(super) fn stop(&mut self, signal: i32, next: Next) {
+        self.dismiss_parked();
         self.commands.push(Command::Stop(self.stop_policy(signal)));
         self.none_survives();
         self.forget_worker_states();

@@ -52,6 +52,8 @@ pub(super) struct WorkerStates {
     pub(super) brought: Vec<Survivor>,
     /// The workers let the library make their process groups.
     pub(super) no_process_group: bool,
+    /// The workers' program does not live through a change: it saves at the check, and is started anew.
+    pub(super) saves: bool,
     /// Workers whose start ahead of the next world has been asked for, and has not been answered.
     pub(super) asked: BTreeSet<u32>,
     /// Workers that are not started ahead of the next world, because that has been tried.

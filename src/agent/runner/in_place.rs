@@ -49,6 +49,7 @@ impl Runner {
             FromWorker::Ack { local_rank, seq, count } => self.machine.on_worker_counted(local_rank, seq, count),
             FromWorker::Parked { local_rank, state } => self.machine.on_worker_parked(local_rank, state),
             FromWorker::NoProcessGroup { .. } => self.machine.on_worker_without_process_group(),
+            FromWorker::Saves { .. } => self.machine.on_worker_saves(),
             FromWorker::Stuck { local_rank } => self.on_stuck(local_rank),
             FromWorker::Unfit { local_rank, message } => self.on_unfit(local_rank, message),
             FromWorker::Raised { local_rank, error, message } => self.on_raised(local_rank, error, message),

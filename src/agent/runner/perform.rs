@@ -107,6 +107,7 @@ impl Runner {
             },
             Command::Attending(round) => self.session.iter().for_each(|session| session.attending(round)),
             Command::NoProcessGroup(round) => self.session.iter().for_each(|session| session.no_process_group(round)),
+            Command::Saves(round) => self.session.iter().for_each(|session| session.saves(round)),
             Command::Counted { round, count } => {
                 self.session.iter().for_each(|session| session.counted(round, count));
             }

@@ -167,6 +167,11 @@ pub enum NodeMessage {
         /// Who says so, in words.
         reason: String,
     },
+    /// The workers of this node save at the check of a change, and are started anew. So they may take [`SAVE_WITHIN`] longer.
+    Saves {
+        /// The round.
+        round: Round,
+    },
 }
 
 /// A node's first step of a round, and how far it had come before. Steps count up to [`LARGEST_STEP`], and microseconds up to
@@ -436,6 +441,9 @@ pub struct CheckpointBy {
     /// Which node leaves, and why, in words.
     pub reason: String,
 }
+
+/// How long workers may take to save at a check, before the world changes without them.
+pub const SAVE_WITHIN: Duration = Duration::from_secs(600);
 
 /// How long further notices are waited for after the first, and at most a third of its time, so that they are one change.
 pub const GATHER: Duration = Duration::from_secs(10);

@@ -272,6 +272,13 @@ impl NodeMachine {
         }
     }
 
+    /// The workers of `round` save at the check of a change, and are started anew.
+    pub fn saves(&mut self, round: Round) {
+        if self.is_member(round) {
+            self.send_in_place(NodeMessage::Saves { round });
+        }
+    }
+
     /// The workers of `round` have passed this many checks, and wait at the next one: the answer to the view's `change`.
     pub fn counted(&mut self, round: Round, count: u64) {
         if self.is_member(round)

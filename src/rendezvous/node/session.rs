@@ -292,6 +292,11 @@ impl Session {
         }
     }
 
+    /// The workers of `round` save at the check of a change, and are started anew.
+    pub fn saves(&self, round: Round) {
+        self.ask(|machine| machine.saves(round));
+    }
+
     /// The workers of `round` have passed this many checks: the answer to the view's `change`.
     pub fn counted(&self, round: Round, count: u64) {
         self.ask(|machine| machine.counted(round, count));

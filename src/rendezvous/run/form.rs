@@ -159,6 +159,13 @@ impl Run {
         }
     }
 
+    /// The workers of a member save at the check of a change. All members run the same program.
+    pub(super) fn on_saves(&mut self, id: NodeId, round: Round) {
+        if self.is_capable_member(id, round) {
+            self.in_place.set_saves();
+        }
+    }
+
     /// A member reports how far its workers are.
     pub(super) fn on_counted(&mut self, id: NodeId, session: SessionId, round: Round, count: u64) {
         if count > LARGEST_COUNT {

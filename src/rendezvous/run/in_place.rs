@@ -17,7 +17,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use crate::rendezvous::messages::message::{GATHER, NodeId, Resume};
+use crate::rendezvous::messages::message::{GATHER, NodeId, Resume, SAVE_WITHIN};
 
 /// Time within which all members must have reported how far their workers are.
 pub(super) const COUNT_WITHIN: Duration = Duration::from_secs(5);
@@ -54,6 +54,8 @@ pub(super) struct InPlace {
     survivors: BTreeSet<u32>,
     /// The current workers let the library make their process groups.
     without_group: bool,
+    /// The current workers save at the check of a change.
+    saves: bool,
     /// When to look for the next step, if no event comes.
     due_at: Option<Instant>,
 }
@@ -81,6 +83,16 @@ impl InPlace {
     /// The workers of the current world let the library make their process groups.
     pub fn set_without_group(&mut self) {
         self.without_group = true;
+    }
+
+    /// The workers of the current world save at the check of a change.
+    pub fn set_saves(&mut self) {
+        self.saves = true;
+    }
+
+    /// Time within which all members must be back once the first one is.
+    pub fn return_within(&self) -> Duration {
+        if self.saves { RETURN_WITHIN + SAVE_WITHIN } else { RETURN_WITHIN }
     }
 
     /// Whether they do, as far as is known.
@@ -191,8 +203,9 @@ impl InPlace {
 
     /// The workers of a member have stopped at the check, so those of the others do soon.
     pub fn someone_has_stopped(&mut self, now: Instant) {
+        let back_by_then = now + self.return_within();
         if let Some(PlannedChange { phase: Phase::Raising { back_by, .. }, .. }) = &mut self.change {
-            back_by.get_or_insert(now + RETURN_WITHIN);
+            back_by.get_or_insert(back_by_then);
         }
     }
 
@@ -244,6 +257,7 @@ impl InPlace {
 
     /// Begin the time limits anew: this process was stalled.
     pub fn extend(&mut self, now: Instant) {
+        let back_by_then = now + self.return_within();
         let limit = match self.change.as_mut().map(|change| &mut change.phase) {
             None => None,
             Some(Phase::Counting { until }) => {
@@ -251,7 +265,7 @@ impl InPlace {
                 Some(*until)
             }
             Some(Phase::Raising { back_by, .. }) => {
-                *back_by = back_by.map(|_| now + RETURN_WITHIN);
+                *back_by = back_by.map(|_| back_by_then);
                 *back_by
             }
         };

@@ -271,6 +271,7 @@ impl Run {
             NodeMessage::Done { round } => self.on_done(id, session, round),
             NodeMessage::Attending { round } => self.on_attending(id, round),
             NodeMessage::NoProcessGroup { round } => self.on_no_process_group(id, round),
+            NodeMessage::Saves { round } => self.on_saves(id, round),
             NodeMessage::Counted { round, count } => self.on_counted(id, session, round, count),
             NodeMessage::WillLeave { round, reason, signal } => {
                 // The job ends with a host that is ended from the keyboard.

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::Instant;
 
-use super::in_place::{COUNT_WITHIN, Leaver, Phase, PlannedChange, RETURN_WITHIN};
+use super::in_place::{COUNT_WITHIN, Leaver, Phase, PlannedChange};
 use super::parts::Parts;
 use crate::rendezvous::messages::message::{ADDED, NodeId, REMOVED};
 use crate::wire::text::tidy;
@@ -99,9 +99,9 @@ fn await_members(parts: Parts, back_by: Option<Instant>, now: Instant) -> NextSt
         let missing = active.difference(roster.unfinished()).copied().collect();
         return give_up(parts, &missing, "finished, and others have stopped for a change");
     }
-    match back_by.or_else(|| in_place.is_anyone_back().then(|| now + RETURN_WITHIN)) {
+    match back_by.or_else(|| in_place.is_anyone_back().then(|| now + in_place.return_within())) {
         Some(back_by) if back_by <= now => {
-            give_up(parts, active, &format!("not stopped {} s after others", RETURN_WITHIN.as_secs()))
+            give_up(parts, active, &format!("not stopped {} s after others", in_place.return_within().as_secs()))
         }
         back_by => NextStep::Wait(back_by),
     }

@@ -100,6 +100,19 @@ def test_the_time_is_nearly_over_and_workers_save_and_go_on_after_a_requeue(slur
 
 
 @pytest.mark.long
+def test_the_time_is_nearly_over_and_no_step_is_lost(slurm: Slurm, tmp_path: Path) -> None:
+    submitted = slurm.sbatch("--nodes=2", RECIPE, SCRIPTS / "checkpoints.py", tmp_path, env=SETTINGS)
+    submitted.output.line(r"STEP")
+    slurm.ask("scancel", "--batch", "--signal=USR1", submitted.number)
+    step = submitted.output.line(r"SAVED rank 0 at (\d+)")[1]
+    submitted.output.line(rf"SAVED rank 1 at {step}\b")
+    submitted.output.line(r"exit code 91: back into the queue, restart 1")
+    submitted.output.line(rf"BEGINS rank 0 of 2 at {step}\b")
+    (tmp_path / "done").touch()
+    submitted.until("COMPLETED")
+
+
+@pytest.mark.long
 def test_a_job_that_failed_is_not_requeued(slurm: Slurm) -> None:
     submitted = slurm.sbatch("--nodes=2", RECIPE, WORKER, "--fail", "1:7", env=SETTINGS | {"MAX_RESTARTS": "0"})
     submitted.until("FAILED")

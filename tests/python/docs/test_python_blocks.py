@@ -42,6 +42,12 @@ server = elastic_rs.TCPStore("localhost", 0, is_master=True)
 server.set("key", "value")
 """,
     "docs/frameworks.md": TORCH,
+    "docs/preemption.md": """
+import elastic_rs
+
+batches, step = range(3), 0
+save = train_step = print
+""",
     "docs/events.md": TORCH
     + """
 import elastic_rs

@@ -27,7 +27,8 @@ def test_elastic_run_starts_at_once(tmp_path: Path) -> None:
     """What it imports decides how long it takes, on any machine."""
     script = tmp_path / "empty.py"
     script.touch()
-    command = [sys.executable, "-X", "importtime", "-m", "elastic_rs.run", "--standalone", "--nproc-per-node=1", script]
+    run = ["-m", "elastic_rs.run", "--standalone", "--nproc-per-node=1", str(script)]
+    command = [sys.executable, "-X", "importtime", *run]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
     assert "elastic_rs.run" in imported

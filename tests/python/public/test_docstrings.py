@@ -125,6 +125,7 @@ def test_docstrings_describe_each_parameter() -> None:
 
 
 EXAMPLES = (
+    "elastic_rs.should_checkpoint",
     "elastic_rs.step",
     "elastic_rs.install",
     "elastic_rs.TCPStore",

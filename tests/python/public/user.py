@@ -48,6 +48,8 @@ def root() -> None:
     elastic_rs.step.auto(last=7).remove()
     with elastic_rs.section("eval"):
         pass
+    if assert_type(elastic_rs.should_checkpoint(), bool):
+        elastic_rs.checkpointed()
     raise SystemExit(main(["--nproc-per-node=2", "train.py"]))
 
 

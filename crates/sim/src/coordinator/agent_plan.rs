@@ -53,10 +53,12 @@ pub fn draw(seed: u64) -> Plan {
     plan
 }
 
-/// Draw a plan with agents of ours, some of whose hosts are taken away, many of them at about the same time.
+/// Draw a plan with agents of ours, some of whose hosts are taken away, many of them at about the same time. In some jobs scripts save then.
 pub fn draw_notices(seed: u64) -> Plan {
     let mut plan = draw(seed);
     let mut dice = Dice::new(seed ^ 0x707CE);
+    let in_place = &mut plan.options.agents.in_place;
+    in_place.saves = !in_place.no_process_group && dice.chance(40);
     let at = dice.duration((Duration::ZERO, plan.calm_at));
     for _ in 0..dice.between(1, 1 + plan.options.hosts as u64) {
         let apart = dice.duration((Duration::ZERO, Duration::from_secs(12)));

@@ -2,6 +2,7 @@ use super::*;
 use crate::rendezvous::messages::message::NodeId;
 use crate::rendezvous::messages::settings::Settings;
 use crate::rendezvous::run::bench::{Bench, SECOND};
+use crate::rendezvous::run::in_place::RETURN_WITHIN;
 use crate::rendezvous::run::node::Status;
 
 /// Nodes 1 and 2 run, and up to four nodes can.

@@ -35,6 +35,8 @@ pub struct InPlace {
     pub step: Duration,
     /// The library makes the workers' process groups, so that they can be started before their node joins.
     pub no_process_group: bool,
+    /// The programs save at the check of a change, and are started anew.
+    pub saves: bool,
 }
 
 /// A worker.
@@ -114,6 +116,7 @@ impl Simulation {
 
     /// A worker gets its place.
     pub(super) fn send_placement(&mut self, host: HostId, local_rank: u32) -> Result<(), Violation> {
+        let saves = self.options.agents.in_place.saves;
         let Some((process, _)) = self.ours(host) else { return Ok(()) };
         let Agent::Running(placement) = &process.agent else {
             return Err(Violation::contract(format!("host{host} places a worker while {:?}", process.agent)));
@@ -121,6 +124,11 @@ impl Simulation {
         let Placement { round, world, resume, .. } = placement.clone();
         let Some(member) = self.member(host, local_rank) else { return Ok(()) };
         let survived = member.parked.take().is_some();
+        if survived && saves {
+            return Err(Violation::contract(format!(
+                "a worker of host{host} that has saved is placed in round {round}"
+            )));
+        }
         let ahead = std::mem::take(&mut member.ahead);
         if member.world.is_some_and(|before| before != (round, world)) {
             let text = format!("local rank {local_rank} of host{host} is placed in round {round}: {member:?}");
@@ -176,6 +184,10 @@ impl Simulation {
                 }
                 self.leave_world(host, local_rank, hangs, dies);
             }
+            ToWorker::PeerFailed { reason, .. } if in_place.saves => {
+                let text = format!("local rank {local_rank} of host{host} saves, and is to leave its world: {reason}");
+                return Err(Violation::contract(text));
+            }
             ToWorker::PeerFailed { .. } => {
                 member.failed = true;
                 self.leave_world(host, local_rank, hangs, dies);
@@ -201,7 +213,7 @@ impl Simulation {
         let (now, instant) = (self.now(), self.instant());
         let step = self.options.agents.in_place.step.max(Duration::from_millis(1));
         let ahead = self.engine.dice.between(0, 1);
-        let no_process_group = self.options.agents.in_place.no_process_group;
+        let InPlace { no_process_group, saves, .. } = self.options.agents.in_place;
         let joins = self.hosts[host].process.as_ref().is_some_and(|process| matches!(process.agent, Agent::Joining));
         let Some(member) = self.member(host, local_rank).filter(|member| member.process == process) else { return };
         match what {
@@ -238,6 +250,9 @@ impl Simulation {
                 ours.machine.on_worker_attends(local_rank);
                 if no_process_group {
                     ours.machine.on_worker_without_process_group();
+                }
+                if saves {
+                    ours.machine.on_worker_saves();
                 }
             }
             Doing::Count { change } => ours.machine.on_worker_counted(local_rank, change, counted.unwrap_or(0)),

@@ -127,6 +127,7 @@ impl Simulation {
             Command::KillWorker { local_rank } => self.kill_worker(host, local_rank),
             Command::Attending(round) => process.machine.attending(round),
             Command::NoProcessGroup(round) => process.machine.no_process_group(round),
+            Command::Saves(round) => process.machine.saves(round),
             Command::Counted { round, count } => process.machine.counted(round, count),
             Command::Parked(round) => process.machine.parked(round),
             Command::WillLeave { round, signal } => {

@@ -285,6 +285,7 @@ impl Ledger {
             | NodeMessage::WillLeave { .. }
             | NodeMessage::Parked { .. }
             | NodeMessage::Notice { .. }
+            | NodeMessage::Saves { .. }
             | NodeMessage::PhaseDurations { .. }
             | NodeMessage::Progress { .. }
             | NodeMessage::Step { .. }
