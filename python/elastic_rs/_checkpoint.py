@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
+import sys
 
 from elastic_rs._elastic_rs import WorkerChannel
 from elastic_rs.elastic import _decisions
@@ -28,21 +30,37 @@ class _Checks:
         if self._channel is None:
             return False
         try:
-            self._saves = self._channel.check() == _decisions.CHANGED
+            news = self._channel.check()
+            if news not in {0, _decisions.CHANGED}:
+                raise RuntimeError(f"this rank cannot save together with the others: {self._channel.reason}")
         except ConnectionError as error:
             # Whoever has ended the connection ends this process too, if the world changes.
             _log.warning("should_checkpoint() is false from now on: %s", error)
             self._channel = None
+            return False
+        if news == _decisions.CHANGED and not self._saves:
+            self._saves = True
+            atexit.register(self._park_unless_failed)
         return self._saves
 
     def checkpointed(self) -> None:
-        if self._channel is None or not self._saves:
-            return
+        if self._channel is not None and self._saves:
+            self._park()
+            raise SystemExit(0)
+
+    def _park(self) -> None:
+        assert self._channel is not None
+        atexit.unregister(self._park_unless_failed)
         try:
             self._channel.park(None)
         except ConnectionError as error:
             _log.info("this worker ends: %s", error)
-        raise SystemExit(0)
+
+    def _park_unless_failed(self) -> None:
+        """Wait for the next world although the script ends: its exit would mean that its work is done."""
+        if getattr(sys, "last_type", None) is None:
+            _log.warning("this script ends without checkpointed(), though should_checkpoint() was true: it has saved")
+            self._park()
 
 
 def _connect() -> WorkerChannel | None:
@@ -73,16 +91,18 @@ def should_checkpoint() -> bool:
 
     It is true for all ranks at the same call, so all must call it equally often, at the same place of their loop. A
     script saves then, also by collectives, and calls :func:`checkpointed`. The agents start it anew in the next world,
-    and it goes on from what it has saved. Saving may take ten minutes, and until a machine is taken away.
+    and it goes on from what it has saved. A script that ends instead has saved, too, unless it ends by an exception.
+    Saving may take ten minutes, until a machine is taken away, or until the grace of a node is over that got SIGTERM.
 
     A call takes a fraction of a microsecond while nothing is about to change. It is never true without an agent of
     elastic_rs, over etcd, and with ``in_place=off``.
 
     Returns:
-        ``bool``. True at most once, at the last call.
+        ``bool``. Once it is true, it stays so.
 
     Raises:
-        RuntimeError: this process uses :mod:`elastic_rs.elastic`, or was forked from the one that called this before.
+        RuntimeError: this process uses :mod:`elastic_rs.elastic`, another process of the same worker called this first,
+            or the ranks have not called it equally often.
 
     >>> import elastic_rs
     >>> elastic_rs.should_checkpoint()  # without an agent

@@ -338,6 +338,8 @@ impl AgentMachine {
             Phase::Stopping { over: false, way: Way::Raise { .. }, .. } => {
                 self.break_up(reason, self.failed_rank(), Next::Join, now)
             }
+            // The workers of all nodes have saved, or no other node waits for them.
+            Phase::Stopping { over: true, way: Way::Raise { .. }, .. } if self.leaving.is_some() => self.leave_now(),
             Phase::Finishing { .. } if self.leaving.is_some() => self.leave_now(),
             Phase::Finishing { .. } => {
                 self.warn(format!("{again}, though they had succeeded: {reason}"));
@@ -391,6 +393,7 @@ impl AgentMachine {
             Phase::Stopping { over: false, way: Way::Park { until, .. } | Way::Raise { until, .. }, .. } => {
                 [Some(until), leave_at, self.message_until()].into_iter().flatten().min()
             }
+            Phase::Stopping { over: true, way: Way::Raise { .. }, .. } => leave_at,
             Phase::Stopping { .. } => {
                 [self.held_up_until(), self.message_until(), self.kill_at()].into_iter().flatten().min()
             }

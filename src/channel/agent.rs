@@ -275,7 +275,7 @@ impl Shared {
         {
             return Err(format!(
                 "process {pid} descends from the worker of local rank {local_rank}, for which process {} is connected: a process that \
-                 a worker starts is no worker, and must call neither elastic.init nor a function of elastic.run",
+                 a worker starts is no worker, and must call none of elastic_rs.should_checkpoint, elastic.init and the functions of elastic.run",
                 first.pid
             ));
         }
@@ -433,6 +433,8 @@ async fn write(writer: &mut (impl AsyncWriteExt + Unpin), message: ToWorker) -> 
     let mut frame = BytesMut::new();
     message.encode(&mut frame).map_err(|error| error.to_string())?;
     match timeout(WRITE_LIMIT, writer.write_all(&frame)).await {
+        // Whoever reads the connection sees its end.
+        Ok(Err(error)) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         Ok(written) => written.map_err(|error| error.to_string()),
         Err(_) => Err(format!("it was not read within {WRITE_LIMIT:.0?}")),
     }

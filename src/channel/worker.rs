@@ -43,7 +43,7 @@ pub enum ChannelError {
     /// Another process of this worker trains.
     #[error(
         "process {here} was started by the worker of local rank {local_rank}, whose process {owner} trains (it was the first one to call \
-         elastic_rs.step, elastic.init or a function of elastic.run): a process that a worker starts is no worker, and must call none of \
+         elastic_rs.step, should_checkpoint, elastic.init or a function of elastic.run): a process that a worker starts is no worker, and must call none of \
          them before that one has ended; start an evaluation without ELASTIC_RS_AGENT, RANK and WORLD_SIZE in its environment"
     )]
     Owned {

@@ -6,7 +6,9 @@ use crate::commands::{self, GRACE, SIGTERM, does, held, killed, warnings};
 use elastic_rs::agent::machine::{LEAVE_LIMIT, RAISE_LIMIT};
 use elastic_rs::agent::{AgentMachine, Command, Outcome, Policy};
 use elastic_rs::channel::message::ToWorker;
-use elastic_rs::rendezvous::messages::message::{Generation, Placement, Resume, Round, SAVE_WITHIN, WorldChange};
+use elastic_rs::rendezvous::messages::message::{
+    Generation, Placement, Resume, Round, SAVE_WITHIN, Survival, WorldChange,
+};
 
 const SECOND: Duration = Duration::from_secs(1);
 const WHY: &str = "its machine is taken away (a test)";
@@ -224,8 +226,13 @@ fn workers_that_save_at_the_check_are_replaced_and_need_no_company() {
         does(&mut agent);
         (0..2).for_each(|local_rank| agent.on_worker_parked(local_rank, held(None)));
         let mut did = does(&mut agent);
-        if !leaves {
-            assert_eq!(did.last(), Some(&commands::join_with(&[])), "nobody lives on");
+        if leaves {
+            assert_eq!(did, [Command::Parked(Round(1))], "others may still save");
+            assert_eq!(agent.next_deadline(), Some(now + 30 * SECOND));
+            agent.on_interrupted(Round(1), "all workers have stopped", now);
+            did = does(&mut agent);
+        } else {
+            assert_eq!(did, [Command::Join { survival: Survival::Saved }]);
             agent.on_placed(Placement { resume: Some(FIRST), ..commands::placement(2) }, now);
             did = does(&mut agent);
         }
@@ -240,6 +247,33 @@ fn workers_that_save_at_the_check_are_replaced_and_need_no_company() {
             true => assert_eq!(did, [Command::End(Box::new(Outcome::Signal(SIGTERM)))]),
             false => assert!(matches!(&did[..], [Command::Start { missing, .. }] if missing.len() == 2), "{did:?}"),
         }
+    }
+}
+
+/// Nobody may know that the others have saved.
+#[test]
+fn a_node_that_has_saved_leaves_in_time() {
+    let now = Instant::now();
+    let change = WorldChange { round: Round(1), flags: 1, reason: WHY.to_owned() };
+    for late in [false, true] {
+        let mut agent = running(commands::policy(), true);
+        noticed(&mut agent, 30 * SECOND, now);
+        agent.on_change(1, &change);
+        (0..2).for_each(|local_rank| agent.on_worker_counted(local_rank, 1, 4));
+        if !late {
+            agent.on_worker_saves();
+        }
+        agent.on_raise_at(1, &change, 5, now);
+        if late {
+            agent.on_worker_saves();
+        }
+        assert!(does(&mut agent).contains(&Command::Saves(Round(1))));
+        (0..2).for_each(|local_rank| agent.on_worker_parked(local_rank, held(None)));
+        assert_eq!(does(&mut agent), [Command::Parked(Round(1))]);
+        agent.on_tick(now + 30 * SECOND);
+        let did = does(&mut agent);
+        assert!(matches!(&did[0], Command::Leave { .. }), "{did:?}");
+        assert_eq!(did.last(), Some(&Command::Kill));
     }
 }
 

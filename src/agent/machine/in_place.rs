@@ -56,11 +56,19 @@ impl AgentMachine {
 
     /// A worker's program does not live through a change, and neither does that of the others, which is the same.
     pub fn on_worker_saves(&mut self) {
-        self.worker_states.saves = true;
-        match &self.phase {
+        let known = std::mem::replace(&mut self.worker_states.saves, true);
+        match &mut self.phase {
             Phase::Running { .. } => self.commands.push(Command::Saves(self.round())),
             // Its world has ended since it has connected.
-            Phase::Stopping { over: false, way: Way::Park { .. }, next } => self.stop(SIGTERM, next.clone()),
+            Phase::Stopping { over: false, way: Way::Park { .. }, next } => {
+                let next = next.clone();
+                self.stop(SIGTERM, next);
+            }
+            // The check was named before.
+            Phase::Stopping { over: false, way: Way::Raise { until, .. }, .. } if !known => {
+                *until += SAVE_WITHIN;
+                self.commands.push(Command::Saves(self.round()));
+            }
             _ => {}
         }
     }
@@ -353,9 +361,9 @@ impl AgentMachine {
 
     /// The workers that are left survive.
     pub(super) fn parked_survive(&mut self) {
-        // Workers that have saved are replaced.
-        let survivors = if self.worker_states.saves { Vec::new() } else { self.worker_states.parked() };
-        self.survival = Survival::Attended(survivors);
+        let survivors = self.worker_states.parked();
+        let saved = self.worker_states.saves && survivors.len() == self.worker_states.of.len();
+        self.survival = if saved { Survival::Saved } else { Survival::Attended(survivors) };
     }
 
     /// The workers are stopped, or have ended: none survives. Those of a node that has never had a rank are nobody's loss.

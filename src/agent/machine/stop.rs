@@ -90,7 +90,10 @@ impl AgentMachine {
                 // The workers have left their world at the check, and this agent leaves the job.
                 (_, Some(_)) => {
                     self.commands.push(Command::Parked(self.round()));
-                    self.leave_now();
+                    // Those of other nodes may still save, and need them for it.
+                    if !self.worker_states.saves {
+                        self.leave_now();
+                    }
                 }
                 // Workers are being started, and the next world waits for them.
                 (_, None) if !self.worker_states.asked.is_empty() => {}

@@ -97,7 +97,7 @@ impl JoinWorkers {
     pub fn survivors(&self) -> &[Survivor] {
         match &self.survival {
             Survival::Attended(survivors) => survivors,
-            Survival::New | Survival::NotYetAttended | Survival::NeverAttended => &[],
+            Survival::New | Survival::Saved | Survival::NotYetAttended | Survival::NeverAttended => &[],
         }
     }
 }
@@ -111,6 +111,8 @@ pub enum Survival {
     /// They use `elastic_rs.elastic`. Those in the list live and wait for the next round: by rising local rank, at most
     /// [`SURVIVORS_LIMIT`]. It may be empty.
     Attended(Vec<Survivor>),
+    /// They have saved at the check of a change, and wait to be replaced.
+    Saved,
     /// They were stopped. Some had used the interface, and others had not come to it yet.
     NotYetAttended,
     /// They were stopped, and no worker of the node has ever used the interface.

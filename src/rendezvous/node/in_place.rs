@@ -25,6 +25,8 @@ pub(super) struct InPlace {
     notice: Option<(Instant, String)>,
     /// Its workers have stopped for that.
     parked: bool,
+    /// Its workers save at the check, which takes longer.
+    saves: bool,
     /// The world that ran when this node was welcomed, if its workers may be started before it joins.
     running: Option<Running>,
 }
@@ -119,6 +121,12 @@ impl InPlace {
         notice(round, left, reason)
     }
 
+    /// The workers save at the check. Returns the message about it.
+    pub fn on_saves(&mut self, round: Round) -> NodeMessage {
+        self.saves = true;
+        NodeMessage::Saves { round }
+    }
+
     /// What a coordinator may not have received, for a new connection.
     pub fn repeated(&self, round: Round, now: Instant) -> Vec<NodeMessage> {
         let count = self.current.as_ref().and_then(|change| match change.check {
@@ -131,7 +139,8 @@ impl InPlace {
         let noticed = self.notice.clone();
         let noticed = noticed.map(|(at, reason)| notice(round, at.saturating_duration_since(now), reason));
         let parked = self.parked.then_some(NodeMessage::Parked { round });
-        [counted, leaving, noticed, parked].into_iter().flatten().collect()
+        let saves = self.saves.then_some(NodeMessage::Saves { round });
+        [saves, counted, leaving, noticed, parked].into_iter().flatten().collect()
     }
 
     /// When the change is broken off here, unless the coordinator answers.
@@ -146,7 +155,8 @@ impl InPlace {
             return false;
         }
         self.answer_by = None;
-        self.awaits_check() || out_of_reach
+        // Whoever saves has time, and the others wait.
+        self.awaits_check() || (out_of_reach && !self.saves)
     }
 
     /// The round is over for this node, or its workers cannot stop together any more.
@@ -226,6 +236,8 @@ mod tests {
         assert_eq!(part.repeated(ROUND, now), [counted(8), leaves.clone()]);
         assert_eq!(part.on_parked(ROUND), Some(NodeMessage::Parked { round: ROUND }));
         assert_eq!(part.repeated(ROUND, now), [counted(8), leaves, NodeMessage::Parked { round: ROUND }]);
+        assert_eq!(part.on_saves(ROUND), NodeMessage::Saves { round: ROUND });
+        assert_eq!(part.repeated(ROUND, now)[0], NodeMessage::Saves { round: ROUND });
         part.end();
         assert_eq!((part.repeated(ROUND, now), part.check(), part.answer_by()), (Vec::new(), None, None));
     }
@@ -240,8 +252,11 @@ mod tests {
             let mut part = changing(begin);
             check.iter().for_each(|check| _ = part.on_raise_at(ROUND, *check));
             assert!(!part.is_overdue(out_of_reach, late - Duration::from_millis(1)));
+            let mut saves = part.clone();
+            saves.on_saves(ROUND);
             let found = [part.is_overdue(out_of_reach, late), part.is_overdue(out_of_reach, late)];
             assert_eq!(found, [overdue, false], "{check:?}");
+            assert_eq!(saves.is_overdue(out_of_reach, late), check.is_none(), "whoever saves is not disturbed");
         }
     }
 

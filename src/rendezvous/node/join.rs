@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::view::JoinError;
 use crate::rendezvous::messages::message::{
-    Join, JoinWorkers, NodeMessage, Placement, Round, SURVIVORS_LIMIT, Survival, Waits,
+    Join, JoinWorkers, NodeMessage, Placement, Round, SAVE_WITHIN, SURVIVORS_LIMIT, Survival, Waits,
 };
 
 /// How long to wait for the answer to a `Withdraw`.
@@ -128,9 +128,14 @@ impl Joins {
         let survival = mem::take(&mut self.survival);
         let mut workers = workers.map(|workers| JoinWorkers { survival, ..workers });
         // A node that has lost a worker has not stopped for the change alone.
-        if let Some(workers) = workers.as_mut().filter(|workers| workers.have_all_survived()) {
+        let have_stopped =
+            |workers: &&mut JoinWorkers| workers.have_all_survived() || workers.survival == Survival::Saved;
+        if let Some(workers) = workers.as_mut().filter(have_stopped) {
             workers.check = check;
         }
+        // The other nodes may need as long to save.
+        let saves = workers.as_ref().is_some_and(|workers| workers.survival == Survival::Saved);
+        let deadline = if saves { deadline + SAVE_WITHIN } else { deadline };
         let store_port = if let Store::Open(port) = store { port } else { 0 };
         let join = Join { round, store_port, node_rank, workers };
         self.pending = Some(PendingJoin::new(join, store, now, deadline));

@@ -275,7 +275,8 @@ impl NodeMachine {
     /// The workers of `round` save at the check of a change, and are started anew.
     pub fn saves(&mut self, round: Round) {
         if self.is_member(round) {
-            self.send_in_place(NodeMessage::Saves { round });
+            let message = self.in_place.on_saves(round);
+            self.send_in_place(message);
         }
     }
 

@@ -59,6 +59,7 @@ impl Run {
             return;
         }
         self.advance_change(now);
+        self.let_savers_go();
         if self.close_if_out_of_resets() {
             return;
         }
@@ -245,7 +246,19 @@ impl Run {
         }
         self.roster.set_status(id, Status::Idle);
         self.in_place.forget(id);
+        self.in_place.has_parked(id);
         self.in_place.someone_has_stopped(now);
+    }
+
+    /// Members that leave and have saved may go once all others have, or the change is over.
+    fn let_savers_go(&mut self) {
+        if self.in_place.is_changing() && !self.roster.active().is_empty() {
+            return;
+        }
+        for session in self.in_place.take_saved().into_iter().filter_map(|id| self.session(id)).collect::<Vec<_>>() {
+            let message = self.over("all workers have stopped for the change".to_owned());
+            self.send(session, message);
+        }
     }
 
     /// The world re-forms, since the members cannot stop together.

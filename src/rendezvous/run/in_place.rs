@@ -56,6 +56,8 @@ pub(super) struct InPlace {
     without_group: bool,
     /// The current workers save at the check of a change.
     saves: bool,
+    /// Members that leave and have saved. They stay until no other member needs their workers to save.
+    saved: BTreeSet<NodeId>,
     /// When to look for the next step, if no event comes.
     due_at: Option<Instant>,
 }
@@ -88,6 +90,18 @@ impl InPlace {
     /// The workers of the current world save at the check of a change.
     pub fn set_saves(&mut self) {
         self.saves = true;
+    }
+
+    /// A member that leaves has stopped its workers at the check.
+    pub fn has_parked(&mut self, id: NodeId) {
+        if self.saves {
+            self.saved.insert(id);
+        }
+    }
+
+    /// The members that leave and have saved. Taken once.
+    pub fn take_saved(&mut self) -> BTreeSet<NodeId> {
+        std::mem::take(&mut self.saved)
     }
 
     /// Time within which all members must be back once the first one is.
@@ -186,11 +200,12 @@ impl InPlace {
     /// End the change: the members cannot stop together any more.
     pub fn break_off(&mut self) {
         let (stopped_at, resume) = (std::mem::take(&mut self.stopped_at), self.resume.take());
-        let (survivors, without_group, due_at) = (std::mem::take(&mut self.survivors), self.without_group, self.due_at);
+        let (survivors, saved) = (std::mem::take(&mut self.survivors), std::mem::take(&mut self.saved));
+        let Self { without_group, saves, due_at, .. } = *self;
         // Members whose machines are taken away leave all the same.
         let mut leaving = std::mem::take(&mut self.leaving);
         leaving.retain(|_, leaver| leaver.taken_away);
-        *self = Self { stopped_at, resume, survivors, without_group, due_at, leaving, ..Self::default() };
+        *self = Self { stopped_at, resume, survivors, without_group, saves, saved, due_at, leaving, ..Self::default() };
     }
 
     /// A node joins, whose workers have stopped at this check, if at any.

@@ -24,26 +24,35 @@ def saved(*nodes: Process) -> dict[int, int]:
 
 
 @both
-def test_all_ranks_save_at_one_check_before_a_machine_is_taken_away(start: Start, tmp_path: Path) -> None:
+@pytest.mark.parametrize("slow", ["stays", "goes"])
+def test_all_ranks_save_at_one_check_before_a_machine_is_taken_away(start: Start, tmp_path: Path, slow: str) -> None:
+    """One rank takes two seconds to save, and the others wait for it."""
     notice = tmp_path / "notice"
     conf = "last_call_timeout=1,rejoin_limit=1"
-    stays = start(2, tmp_path, nnodes="1:2", nproc=2, script=CHECKPOINTS, conf=conf)
-    stays.line("round 1, node rank")
-    env = {"ELASTIC_RS_PREEMPT_NOTICE": f"file:{notice}"}
-    goes = start(3, tmp_path, nnodes="1:2", nproc=2, script=CHECKPOINTS, conf=conf, env=env)
-    stays.line(BEGINS.format(size=4))
-    mark = stays.mark()
-    stays.line("STEP", since=mark)
+    slowly = {"SAVING_S": "2"}
+    env = {"ELASTIC_RS_PREEMPT_NOTICE": f"file:{notice}"} | (slowly if slow == "goes" else {})
+    host = start(2, tmp_path, nnodes="1:3", script=CHECKPOINTS, conf=conf)
+    host.line("round 1, node rank")
+    goes = start(3, tmp_path, nnodes="1:3", script=CHECKPOINTS, conf=conf, env=env)
+    other = start(4, tmp_path, nnodes="1:3", script=CHECKPOINTS, conf=conf, env=slowly if slow == "stays" else {})
+    stays = [host, other]
+    for node in [*stays, goes]:
+        node.line(BEGINS.format(size=3))
+    marks = [node.mark() for node in stays]
+    host.line("STEP", since=marks[0])
+    before = saved(*stays, goes)
     notice.write_text("30\n")
-    begins = stays.line(BEGINS.format(size=2), since=mark)
+    again = [node.line(BEGINS.format(size=2), since=mark) for node, mark in zip(stays, marks, strict=True)]
     assert goes.wait() == TAKEN_AWAY
-    steps = saved(stays, goes)
-    assert len(steps) == 4, steps
-    assert set(steps.values()) == {int(begins[1])}, "no step is lost, and none is made twice"
-    assert any("the workers save, and wait to be replaced: " in line for line in stays.lines[mark:])
+    steps = saved(*stays, goes)
+    assert sorted(steps) == [0, 1, 2], steps
+    assert steps != before
+    assert set(steps.values()) == {int(begins[1]) for begins in again}, "no step is lost, and none is made twice"
     (tmp_path / "done").touch()
-    assert stays.wait() == 0
-    assert not [line for line in stays.lines if "restarts left" in line]
+    assert [node.wait() for node in stays] == [0, 0]
+    for node in stays:
+        assert any("the workers save, and wait to be replaced: " in line for line in node.lines)
+        assert not [line for line in node.lines if "restarts left" in line or "the connection of a worker" in line]
 
 
 @both
@@ -59,12 +68,14 @@ def test_a_node_that_is_alone_saves_too(start: Start, tmp_path: Path) -> None:
 
 
 @both
-def test_all_ranks_save_before_a_node_joins(start: Start, tmp_path: Path) -> None:
+@pytest.mark.parametrize("then", ["waits", "exits"])
+def test_all_ranks_save_before_a_node_joins(start: Start, tmp_path: Path, then: str) -> None:
+    """A script that ends when it has saved has not finished the job."""
     conf = "last_call_timeout=1"
-    first = start(2, tmp_path, nnodes="1:2", nproc=2, script=CHECKPOINTS, conf=conf)
+    first = start(2, tmp_path, then, nnodes="1:2", nproc=2, script=CHECKPOINTS, conf=conf)
     first.line("STEP")
     mark = first.mark()
-    second = start(3, tmp_path, nnodes="1:2", nproc=2, script=CHECKPOINTS, conf=conf)
+    second = start(3, tmp_path, then, nnodes="1:2", nproc=2, script=CHECKPOINTS, conf=conf)
     begins = first.line(BEGINS.format(size=4), since=mark)
     assert saved(first) == {0: int(begins[1]), 1: int(begins[1])}
     # A handler that ignores SIGTERM keeps nobody.

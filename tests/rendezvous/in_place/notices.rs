@@ -3,18 +3,26 @@
 use std::time::Duration;
 
 use elastic_rs::rendezvous::messages::message::{
-    CheckpointBy, CoordinatorMessage, Hello, NodeId, NodeMessage, REMOVED,
+    CheckpointBy, CoordinatorMessage, Hello, NodeId, NodeMessage, REMOVED, Survival,
 };
 use elastic_rs::rendezvous::messages::settings::Settings;
 use elastic_rs::rendezvous::run::{SessionId, Standing};
 
 use super::{ROUND, SECOND, attended, formed, settings};
-use crate::bench::{Bench, hello};
+use crate::bench::{Bench, hello, joins};
 
 impl Bench {
     fn notice(&mut self, node: u64, left: Duration) {
         let left_ms = left.as_millis() as u64;
         self.send(node, NodeMessage::Notice { round: ROUND, left_ms, reason: "a test\n".into() });
+    }
+
+    /// Time passes, and the nodes are heard every second.
+    fn hear(&mut self, nodes: &[u64], time: Duration) {
+        for _ in 0..time.as_secs() {
+            nodes.iter().for_each(|node| self.send(*node, NodeMessage::Heartbeat { rtt_us: None }));
+            self.pass(SECOND);
+        }
     }
 
     /// How often a node got a `CheckpointBy`.
@@ -136,5 +144,43 @@ fn a_machine_that_is_taken_away_counts_against_nobody() {
         bench.greet(20, Hello { node: NodeId(20), process: 20, ..hello(2, &settings) }, 1);
         let refused = matches!(bench.last(20), CoordinatorMessage::Rejected { .. });
         assert_eq!(refused, !announced, "{in_place} {announced}: {:?}", bench.last(20));
+    }
+}
+
+/// Each waits for whoever still saves: one that has left, or has been stopped, could not take part in what the others write.
+#[test]
+fn nobody_is_stopped_while_another_saves_and_who_leaves_stays_until_all_have_saved() {
+    let mut bench = attended(3, 3);
+    bench.send(1, NodeMessage::Saves { round: ROUND });
+    bench.notice(3, 600 * SECOND);
+    bench.pass(10 * SECOND);
+    (1..=3).for_each(|node| bench.count(node, 9));
+    bench.assert_raise_at(&[1, 2, 3], 10);
+    bench.send(3, NodeMessage::Parked { round: ROUND });
+    bench.send(2, joins(1, Survival::Saved, Some(10)));
+    bench.hear(&[1, 2, 3], 400 * SECOND);
+    assert!((1..=3).all(|node| !bench.is_stopped(node)), "{:?}", bench.sent);
+    bench.send(1, joins(1, Survival::Saved, Some(10)));
+    assert_eq!(bench.stopped(&[3]), "all workers have stopped for the change");
+    bench.assert_go_on(1, true, 0);
+    assert_eq!((bench.placement(1).world_size, bench.placement(1).restart), (2, 0));
+}
+
+#[test]
+fn members_wait_ten_minutes_for_one_that_saves() {
+    for (saves, limit) in [(false, 30), (true, 630)] {
+        let mut bench = attended(3, 3);
+        if saves {
+            bench.send(1, NodeMessage::Saves { round: ROUND });
+        }
+        bench.notice(3, 1200 * SECOND);
+        bench.pass(10 * SECOND);
+        (1..=3).for_each(|node| bench.count(node, 9));
+        bench.send(3, NodeMessage::Parked { round: ROUND });
+        bench.hear(&[1, 2, 3], limit * SECOND - SECOND);
+        assert!(!bench.is_stopped(1), "{saves}");
+        bench.hear(&[1, 2, 3], SECOND);
+        assert!(bench.is_stopped(1), "{saves}");
+        assert_eq!(bench.is_stopped(3), saves, "who has saved may go, too");
     }
 }

@@ -40,7 +40,8 @@ impl Ledger {
             let returns = last.contains_key(node);
             // A member that was lost meanwhile, and has come back.
             let was_member = returns || formed.is_some_and(|sent| sent.members.contains(node));
-            obstacle |= (returns && !matches!(survival, Some(Survival::Attended(_)))) || placement.workers.is_none();
+            obstacle |= (returns && !matches!(survival, Some(Survival::Attended(_) | Survival::Saved)))
+                || placement.workers.is_none();
             let Some(Survival::Attended(survivors)) = survival else { continue };
             let size = placement.local_world_size.unwrap_or(u32::MAX);
             // Survivors without a rank end.
