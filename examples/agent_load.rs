@@ -107,6 +107,7 @@ impl Node {
             first_signal: FirstSignal::default(),
             signals: Meanings::default(),
             notices: notices::Options::default(),
+            health: None,
             exit_barrier_timeout: None,
             uninterruptible_sleep: Duration::ZERO,
             in_place: InPlace::Gloo,

@@ -286,6 +286,11 @@ VARIABLES = (
         "([signals that end nothing](../agent.md#signals-that-end-nothing)); `--forward-signals` overrides it",
     ),
     Variable(
+        "ELASTIC_RS_HEALTH_CHECK",
+        USER,
+        "what is checked before a machine joins ([health](../health.md)); `--health-check` overrides it",
+    ),
+    Variable(
         "ELASTIC_RS_PREEMPT_NOTICE",
         USER,
         "what says that this machine is taken away ([notices](../preemption.md)); `--preempt-notice` overrides it",

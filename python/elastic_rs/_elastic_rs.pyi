@@ -2034,7 +2034,7 @@ class WorkerOptions:
     """
     What every front end says of a node's workers. Times are in seconds.
     """
-    def __new__(self, /, entrypoint: str, role: str, local_world_size: SupportsIndex, max_restarts: SupportsIndex, grace_s: SupportsFloat | SupportsIndex, leader_first: bool, forwarded_signals: SupportsGetItem[int, SupportsIndex], preempt: PreemptOptions, uninterruptible_sleep_s: SupportsFloat | SupportsIndex, virtual_local_rank: bool, on_hang: str | None, progress_log: ProgressPattern | None) -> WorkerOptions: ...
+    def __new__(self, /, entrypoint: str, role: str, local_world_size: SupportsIndex, max_restarts: SupportsIndex, grace_s: SupportsFloat | SupportsIndex, leader_first: bool, forwarded_signals: SupportsGetItem[int, SupportsIndex], preempt: PreemptOptions, uninterruptible_sleep_s: SupportsFloat | SupportsIndex, virtual_local_rank: bool, on_hang: str | None, health_check: str | None, progress_log: ProgressPattern | None) -> WorkerOptions: ...
     @property
     def entrypoint(self, /) -> str:
         """
@@ -2049,6 +2049,11 @@ class WorkerOptions:
     def grace_s(self, /) -> float:
         """
         How long workers may take to end after the stop signal.
+        """
+    @property
+    def health_check(self, /) -> str | None:
+        """
+        What is checked before a join: ``builtin``, or a command that a shell runs as well; None: nothing.
         """
     @property
     def leader_first(self, /) -> bool:

@@ -15,6 +15,8 @@ pub enum Command {
     /// Find out whether a world runs, so that workers can be started before the join; answer with `on_forecast`, at most
     /// [`LOOK_LIMIT`](super::machine::LOOK_LIMIT) later.
     Look,
+    /// Check this machine. The next join says that a check runs, and what it has found once that is known.
+    CheckHealth,
     /// Join the next round; answer with `on_placed` or `on_no_placement`.
     Join {
         /// What became of this node's last workers.

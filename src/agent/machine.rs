@@ -131,6 +131,8 @@ pub struct AgentMachine {
     was_in_world: bool,
     /// This node has begun to start its workers for a world that ran, before it joined.
     prepared: bool,
+    /// This machine is checked before the next join.
+    checks: bool,
     /// Its work is over, and a signal has ended the time of what its workers have left.
     cuts_leftovers: bool,
     commands: Vec<Command>,
@@ -139,15 +141,11 @@ pub struct AgentMachine {
 impl AgentMachine {
     /// An agent that joins its first round. `name` is its name in other nodes' messages.
     pub fn new(policy: Policy, name: String) -> Self {
-        let (phase, command) = match policy.in_place {
-            true => (Phase::Looking, Command::Look),
-            false => (Phase::Joining, Command::Join { survival: Survival::New }),
-        };
-        Self {
+        let mut agent = Self {
             workers: policy.workers,
             policy,
             name,
-            phase,
+            phase: Phase::Looking,
             placement: None,
             restarts: 0,
             first: None,
@@ -165,9 +163,15 @@ impl AgentMachine {
             killed: false,
             was_in_world: false,
             prepared: false,
+            checks: policy.checks_health,
             cuts_leftovers: false,
-            commands: vec![command],
+            commands: Vec::new(),
+        };
+        match policy.in_place {
+            true => agent.commands.push(Command::Look),
+            false => agent.join(),
         }
+        agent
     }
 
     /// A round was completed, with this node in it.
@@ -433,6 +437,9 @@ impl AgentMachine {
             return self.leave_now();
         }
         self.phase = Phase::Joining;
+        if mem::take(&mut self.checks) {
+            self.commands.push(Command::CheckHealth);
+        }
         let survival = self.take_survival();
         self.commands.push(Command::Join { survival });
     }

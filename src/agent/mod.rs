@@ -11,6 +11,7 @@ pub mod environment;
 mod failure_message;
 #[cfg(feature = "io")]
 mod hang_command;
+pub mod health;
 #[cfg(feature = "io")]
 mod look;
 pub mod machine;
@@ -27,6 +28,8 @@ mod py_spy;
 mod recovered;
 #[cfg(feature = "io")]
 pub mod runner;
+#[cfg(feature = "io")]
+mod shell;
 #[cfg(feature = "io")]
 mod uninterruptible;
 #[cfg(feature = "io")]

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::time::Duration;
 
 use super::environment::Workers;
-use super::notices;
+use super::{health, notices};
 use crate::hang::judge;
 use crate::rendezvous::conf::InPlace;
 use crate::rendezvous::messages::message::{EndClass, Failure};
@@ -44,6 +44,8 @@ pub struct Policy {
     pub in_place: bool,
     /// Workers get a signal of the user's choice when a machine of the job is about to be taken away, and save by it. Default false.
     pub saves_by_signal: bool,
+    /// This machine is checked before it joins for the first time, and after a failure of a worker of its own. Default false.
+    pub checks_health: bool,
 }
 
 /// What a front end gives its agent.
@@ -65,6 +67,8 @@ pub struct AgentOptions {
     pub signals: Meanings,
     /// How it learns that its machine is about to be taken away.
     pub notices: notices::Options,
+    /// What is checked before it joins. `None`: nothing is.
+    pub health: Option<health::Options>,
     /// As of [`Policy`].
     pub exit_barrier_timeout: Option<Duration>,
     /// Fail the job when a worker sleeps uninterruptibly for this long: it holds a device that a new worker could not use either.
@@ -93,6 +97,7 @@ impl AgentOptions {
             exit_barrier_timeout: self.exit_barrier_timeout,
             in_place: self.in_place != InPlace::Off,
             saves_by_signal: self.notices.signal.is_some(),
+            checks_health: self.health.is_some(),
         }
     }
 }

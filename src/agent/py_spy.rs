@@ -14,7 +14,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Access, access};
 use rustix::process::Pid;
 
-use super::hang_command::kill_group;
+use super::shell::kill_group;
 use crate::hang::look::driver::within;
 use crate::open_files;
 use crate::processes::{Life, start_session};

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use super::account::OomKills;
 use super::environment::Workers;
 use super::failure_message::FailureMessage;
+use super::health::Checks;
 use super::machine::AgentMachine;
 use super::news::Seen;
 use super::own_hangs::OwnHangs;
@@ -33,6 +34,7 @@ use crate::workers::{Deadline, ExitStatus, StderrEnd, WorkerExit, reap_orphans_a
 
 mod deadline;
 mod hang;
+mod health;
 mod in_place;
 mod look;
 mod perform;
@@ -122,6 +124,8 @@ pub struct Runner {
     farewell: Option<tokio::task::JoinHandle<()>>,
     /// Signals and notices.
     hearing: Hearing,
+    /// Checks of this machine.
+    health: Option<Checks>,
     /// A signal has ended this agent's work.
     signalled: bool,
     /// Workers that sleep uninterruptibly for too long are given up.
@@ -161,6 +165,11 @@ impl Runner {
         let is_own = session.as_ref().is_some_and(|session| !session.is_at_coordinator());
         let own_hangs = (is_own && options.hang.mode != Mode::Off).then(|| OwnHangs::new(options.hang));
         let hearing = Hearing::new(&options, session.as_deref());
+        if is_own && options.health.is_some() {
+            tracing::warn!("--health-check checks nothing over etcd, where nobody keeps ill machines out");
+        }
+        let health = options.health.clone().filter(|_| session.is_some() && !is_own).map(Checks::new);
+        policy.checks_health = health.is_some();
         let AgentOptions { name, entrypoint, workers, uninterruptible_sleep, in_place, grace, on_hang, .. } = options;
         Self {
             machine: AgentMachine::new(policy, name.clone()),
@@ -191,6 +200,7 @@ impl Runner {
             reported: BTreeMap::new(),
             farewell: None,
             hearing,
+            health,
             signalled: false,
             uninterruptible: UninterruptibleWorkers::new(uninterruptible_sleep),
             stopwatch: Stopwatch::default(),

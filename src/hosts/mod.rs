@@ -45,6 +45,8 @@ pub struct Standing {
     times_out: TimesOut,
     /// When it was last put out, and until when. It stays after its time is over, until it is let in.
     out: Option<(Instant, Unused)>,
+    /// When its health check last found something.
+    ill_at: Option<Instant>,
     /// It is not tried before.
     retry_at: Option<Instant>,
     /// Since when discovery does not list it, after it did.
@@ -124,6 +126,18 @@ impl Standing {
         &self.out.insert((now, Unused { why, until })).1
     }
 
+    /// Its health check has found this. It is kept out, for longer each time.
+    pub fn fall_ill(&mut self, what: &str, cooldown: Cooldown, now: Instant) {
+        let well = self.well(now);
+        self.ill_at = Some(now);
+        self.put_out(WhyUnused::Ill { what: what.to_owned() }, well, Some(cooldown), now);
+    }
+
+    /// The time since it was last ill.
+    fn well(&self, now: Instant) -> Duration {
+        self.ill_at.map_or(Duration::MAX, |at| now.saturating_duration_since(at))
+    }
+
     /// It is let in again. Returns whether it was out, or its time is over.
     pub fn let_in(&mut self) -> bool {
         self.out.take().is_some()
@@ -199,7 +213,7 @@ impl Standing {
     pub fn matters(&self, departures: Duration, failures: Duration, now: Instant) -> bool {
         self.departures.back().is_some_and(|at| is_recent(*at, departures, now))
             || self.failed_within(failures, now) > 0
-            || self.times_out.after(self.quiet(now)) > 0
+            || self.times_out.after(self.quiet(now).min(self.well(now))) > 0
             || self.out.is_some()
     }
 
@@ -207,7 +221,7 @@ impl Standing {
     fn last_at(&self) -> Option<Instant> {
         let failed = self.failures.back().map(|failure| failure.at);
         let out = self.out.as_ref().map(|(since, _)| *since);
-        self.departures.back().copied().max(failed).max(out).max(self.unlisted_since)
+        self.departures.back().copied().max(failed).max(out).max(self.ill_at).max(self.unlisted_since)
     }
 }
 

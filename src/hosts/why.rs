@@ -51,6 +51,11 @@ pub enum WhyUnused {
         /// The last time, in words.
         last: String,
     },
+    /// Its health check has found something.
+    Ill {
+        /// What, in words.
+        what: String,
+    },
     /// A program has put it out, by `HostManager.blacklist`.
     Blacklisted,
     /// Discovery does not list it any longer.
@@ -78,6 +83,7 @@ impl WhyUnused {
             Self::NewWorkersFailed { .. } => "new_workers_failed",
             Self::LeftOften { .. } => "left_often",
             Self::AgentsFailed { .. } => "agents_failed",
+            Self::Ill { .. } => "ill",
             Self::Blacklisted => "blacklisted",
             Self::NotListed => "not_listed",
             Self::Retried { .. } => "retried",
@@ -107,6 +113,7 @@ impl WhyUnused {
             Self::AgentsFailed { count, last } => {
                 format!("{last}; its agents failed {count} times (--host-failures)")
             }
+            Self::Ill { what } => format!("its health check has found this: {what} (--health-check)"),
             Self::Blacklisted => "a program has put it out (HostManager.blacklist)".to_owned(),
             Self::NotListed => "discovery does not list it any longer".to_owned(),
             Self::Leaving => "its last agent was asked to leave, and has not ended".to_owned(),
@@ -125,6 +132,7 @@ impl WhyUnused {
             | Self::NewWorkersFailed { .. }
             | Self::LeftOften { .. }
             | Self::AgentsFailed { .. }
+            | Self::Ill { .. }
             | Self::Blacklisted => 0,
             Self::Retried { .. } | Self::Starting { last: Some(_) } => 1,
             Self::NotListed => 2,
@@ -173,6 +181,9 @@ impl Unused {
                 "mend it for the next job; --blacklist-cooldown-range lets hosts in again"
             }
             (WhyUnused::AgentsFailed { .. }, Some(_)) => "mend it until then",
+            (WhyUnused::Ill { .. }, _) => {
+                "mend it: it is checked again then (elastic-run doctor --join checks the same)"
+            }
             (WhyUnused::Blacklisted, _) => "look at the program's output",
             (WhyUnused::NotListed, _) => "nothing if you took it away, else look at what discovery prints",
             (WhyUnused::Retried { .. }, _) => "mend it; it is tried again then (--host-failures)",

@@ -24,6 +24,7 @@ pub fn policy() -> Policy {
         exit_barrier_timeout: None,
         in_place: true,
         saves_by_signal: false,
+        checks_health: false,
     }
 }
 

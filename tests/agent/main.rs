@@ -12,6 +12,7 @@ mod commands;
 mod first;
 mod front_end;
 mod hangs;
+mod health;
 mod in_place;
 mod machine;
 mod node;

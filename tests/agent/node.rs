@@ -64,6 +64,7 @@ pub fn options(budget: Budget, workers: u32) -> AgentOptions {
         first_signal: FirstSignal::default(),
         signals: Meanings::default(),
         notices: notices::Options::default(),
+        health: None,
         exit_barrier_timeout: None,
         uninterruptible_sleep: Duration::ZERO,
         in_place: InPlace::Gloo,

@@ -146,7 +146,7 @@ impl Bench {
 
 pub fn join(round: u64) -> NodeMessage {
     let workers = Some(JoinWorkers::new("trainer", 2));
-    NodeMessage::Join(Join { round: Round(round), store_port: 1, node_rank: None, workers })
+    NodeMessage::Join(Join { round: Round(round), store_port: 1, node_rank: None, workers, health: Default::default() })
 }
 
 /// Workers that live, with their local ranks and commits. They have had the state of that round.

@@ -58,7 +58,13 @@ fn unknown_node(number: u128, settings: Settings) -> Hello {
 }
 
 fn join() -> NodeMessage {
-    NodeMessage::Join(Join { round: Round(0), store_port: 1, node_rank: None, workers: None })
+    NodeMessage::Join(Join {
+        round: Round(0),
+        store_port: 1,
+        node_rank: None,
+        workers: None,
+        health: Default::default(),
+    })
 }
 
 #[test]

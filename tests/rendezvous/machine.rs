@@ -81,7 +81,13 @@ fn agents_that_share_an_address_are_not_taken_for_one() {
 
 fn join_as(round: u64, rank: u32) -> NodeMessage {
     let workers = Some(JoinWorkers::new("trainer", 2));
-    NodeMessage::Join(Join { round: Round(round), store_port: 1, node_rank: Some(rank), workers })
+    NodeMessage::Join(Join {
+        round: Round(round),
+        store_port: 1,
+        node_rank: Some(rank),
+        workers,
+        health: Default::default(),
+    })
 }
 
 /// `torchrun --rdzv-backend=static`: a node keeps the rank it was given in every round. With other backends, a survivor becomes
@@ -283,7 +289,16 @@ fn a_local_world_size_of_zero_is_rejected() {
     let mut bench = Bench::new();
     bench.greet(1, hello(1, &Settings::new(1, 1)), 1);
     let workers = Some(JoinWorkers::new("trainer", 0));
-    bench.send(1, NodeMessage::Join(Join { round: Round(0), store_port: 1, node_rank: None, workers }));
+    bench.send(
+        1,
+        NodeMessage::Join(Join {
+            round: Round(0),
+            store_port: 1,
+            node_rank: None,
+            workers,
+            health: Default::default(),
+        }),
+    );
     assert_eq!(bench.rejection(1), "local_world_size is `0`, must be from 1 to 65535");
 }
 
@@ -294,7 +309,16 @@ fn workers_get_no_ranks_unless_every_member_sends_its_number_of_workers() {
         bench.greet(node, hello(node, &Settings::new(2, 2)), 1);
     }
     bench.send(1, join(0));
-    bench.send(2, NodeMessage::Join(Join { round: Round(0), store_port: 1, node_rank: None, workers: None }));
+    bench.send(
+        2,
+        NodeMessage::Join(Join {
+            round: Round(0),
+            store_port: 1,
+            node_rank: None,
+            workers: None,
+            health: Default::default(),
+        }),
+    );
     assert!(bench.placement(1).workers.is_none());
 }
 

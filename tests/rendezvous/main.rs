@@ -11,6 +11,7 @@ mod decisions;
 mod etcd_node;
 mod events;
 mod flood;
+mod health;
 mod hostile;
 mod hosts;
 mod http;

@@ -18,7 +18,7 @@ fn of(run_id: &str, node: u64, settings: &Settings) -> Hello {
 
 fn runs(role: &str, entrypoint: &str) -> NodeMessage {
     let workers = Some(JoinWorkers::new(role, 2).running(entrypoint));
-    NodeMessage::Join(Join { round: Round(0), store_port: 1, node_rank: None, workers })
+    NodeMessage::Join(Join { round: Round(0), store_port: 1, node_rank: None, workers, health: Default::default() })
 }
 
 /// Node 1 of one node runs `/a/train.py`. Returns whether node 2 is refused, and why.

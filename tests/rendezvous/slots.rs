@@ -26,7 +26,7 @@ fn settings(min: u32, max: u32) -> Settings {
 /// A join of a node that offers `workers`, and asks for a rank.
 fn asks(round: u64, workers: u32, node_rank: Option<u32>) -> NodeMessage {
     let workers = Some(JoinWorkers::new("trainer", workers));
-    NodeMessage::Join(Join { round: Round(round), store_port: 1, node_rank, workers })
+    NodeMessage::Join(Join { round: Round(round), store_port: 1, node_rank, workers, health: Default::default() })
 }
 
 fn offers(round: u64, workers: u32) -> NodeMessage {
@@ -197,7 +197,16 @@ fn an_agent_that_does_not_report_its_number_of_workers_is_refused() {
     let settings = settings(1, 10);
     let mut bench = Bench::new();
     bench.greet(1, hello(1, &settings), 1);
-    bench.send(1, NodeMessage::Join(Join { round: Round(0), store_port: 1, node_rank: None, workers: None }));
+    bench.send(
+        1,
+        NodeMessage::Join(Join {
+            round: Round(0),
+            store_port: 1,
+            node_rank: None,
+            workers: None,
+            health: Default::default(),
+        }),
+    );
     assert!(bench.rejection(1).contains("does not report how many it has"), "{}", bench.rejection(1));
 }
 

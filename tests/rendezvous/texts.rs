@@ -66,7 +66,15 @@ fn the_longest_texts_fit_into_a_frame() {
     const NODES: u64 = 30;
     let mut now = Instant::now();
     let mut machine = Machine::new();
-    let join = |round| NodeMessage::Join(Join { round: Round(round), store_port: 1, node_rank: None, workers: None });
+    let join = |round| {
+        NodeMessage::Join(Join {
+            round: Round(round),
+            store_port: 1,
+            node_rank: None,
+            workers: None,
+            health: Default::default(),
+        })
+    };
     for number in 0..NODES {
         greet(&mut machine, number, hello(number, NODES as u32), now);
         machine.on_message(SessionId(number), join(0), now);

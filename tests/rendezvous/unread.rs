@@ -124,7 +124,7 @@ fn greeting(run_id: &str, number: u128) -> BytesMut {
     encode_preamble(&mut greeting);
     let hello = Hello::new(run_id, NodeId(number), format!("node{number}:1"), Settings::new(2, 2));
     encode_frame(&NodeMessage::Hello(Box::new(hello)), &mut greeting);
-    let join = Join { round: Round(0), store_port: 1, node_rank: None, workers: None };
+    let join = Join { round: Round(0), store_port: 1, node_rank: None, workers: None, health: Default::default() };
     encode_frame(&NodeMessage::Join(join), &mut greeting);
     greeting
 }

@@ -249,7 +249,15 @@ fn a_flood_of_decisions_is_logged_in_part_and_of_another_run_in_full() {
     }
     let listener = listen::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).unwrap();
     let host = EndpointServer::start(vec![listener], ServerOptions::default(), None).unwrap();
-    let join = || NodeMessage::Join(Join { round: Round(0), store_port: 1, node_rank: None, workers: None });
+    let join = || {
+        NodeMessage::Join(Join {
+            round: Round(0),
+            store_port: 1,
+            node_rank: None,
+            workers: None,
+            health: Default::default(),
+        })
+    };
     let leave = || NodeMessage::Leave { reason: "had enough".to_owned(), signal: None };
     let loops = (0..FLOOD).flat_map(|_| [join(), NodeMessage::Withdraw]).chain([leave()]);
     send(&host, Hello::new("restless", NodeId(1), "node1:1", Settings::new(2, 2)), loops);
@@ -275,7 +283,15 @@ fn a_flood_of_decisions_in_many_runs_is_bounded_for_all_of_them_together() {
     let listener = listen::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).unwrap();
     let options = ServerOptions { log_period: Duration::from_secs(3600), ..ServerOptions::default() };
     let host = EndpointServer::start(vec![listener], options, None).unwrap();
-    let join = || NodeMessage::Join(Join { round: Round(0), store_port: 1, node_rank: None, workers: None });
+    let join = || {
+        NodeMessage::Join(Join {
+            round: Round(0),
+            store_port: 1,
+            node_rank: None,
+            workers: None,
+            health: Default::default(),
+        })
+    };
     for run in 0..RUNS {
         let leave = NodeMessage::Leave { reason: "had enough".to_owned(), signal: None };
         let loops = (0..FLOOD).flat_map(|_| [join(), NodeMessage::Withdraw]).chain([leave]);

@@ -10,6 +10,7 @@ use std::time::Duration;
 use elastic_rs::agent;
 use elastic_rs::agent::Budget;
 use elastic_rs::agent::environment::Workers;
+use elastic_rs::agent::health;
 use elastic_rs::agent::notices::Source;
 use elastic_rs::hang::judge::{self, Mode};
 use elastic_rs::launcher::node::{self, Reach, WorkersStore};
@@ -25,6 +26,9 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
 use crate::conf::{RendezvousConfig, limit, seconds};
+
+/// The value of ``--health-check`` for no command, but what is built in.
+const BUILT_IN: &str = "builtin";
 
 /// The options of a node.
 #[pyclass(frozen, get_all, new = "from_fields", from_py_object, module = "elastic_rs._elastic_rs")]
@@ -163,6 +167,8 @@ pub struct WorkerOptions {
     pub virtual_local_rank: bool,
     /// What a shell runs on rank 0's node when a hang is found; None: nothing.
     pub on_hang: Option<OsString>,
+    /// What is checked before a join: ``builtin``, or a command that a shell runs as well; None: nothing.
+    pub health_check: Option<OsString>,
     /// Lines of teed streams that match show progress, as steps do; None: none does.
     pub progress_log: Option<ProgressPattern>,
 }
@@ -210,6 +216,10 @@ impl WorkerOptions {
             in_place,
             hang,
             on_hang: self.on_hang.clone(),
+            health: self
+                .health_check
+                .clone()
+                .map(|check| health::Options { command: Some(check).filter(|check| check != BUILT_IN) }),
             progress_log: self.progress_log.clone().map(|pattern| pattern.0),
         })
     }

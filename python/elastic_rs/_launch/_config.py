@@ -68,6 +68,8 @@ class LaunchConfig:
             (None: the variable ``ELASTIC_RS_ON_HANG``, which functions have too, or nothing). Programs alone.
         progress_log: lines of workers that match this regular expression show progress, as steps do; needs ``tee``
             (None: the variable ``ELASTIC_RS_PROGRESS_LOG``, or none). Programs alone.
+        health_check: what is checked before this machine joins: ``builtin``, or a command of the shell as well: 0 is
+            well, 1 is ill (None: the variable ``ELASTIC_RS_HEALTH_CHECK``, or nothing). Programs alone.
         warm_start: fork workers from a process that has imported torch. Programs alone.
         warm_modules: modules that this process imports; means ``warm_start`` too. Programs alone.
         log_dir: folder of log files. None: a temporary folder. ``/dev/null``: no files.
@@ -127,6 +129,7 @@ class LaunchConfig:
     hang_timeout: timedelta | float | None = None
     on_hang: str | None = None
     progress_log: str | None = None
+    health_check: str | None = None
     warm_start: bool = False
     warm_modules: Sequence[str] | None = None
     log_dir: str | os.PathLike[str] | None = None
@@ -264,7 +267,7 @@ _KINDS: dict[str, _Kind] = {
     **dict.fromkeys(
         (
             *("rdzv_backend", "rdzv_endpoint", "rdzv_id", "local_addr", "master_addr", "log_line_prefix_template"),
-            *("role", "on_hang", "progress_log", "preempt_notice", "preempt_signal"),
+            *("role", "on_hang", "progress_log", "health_check", "preempt_notice", "preempt_signal"),
         ),
         _TEXT,
     ),

@@ -36,7 +36,7 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousGracefulExitError,
 )
 
-from elastic_rs import _elastic_rs, _hang_options
+from elastic_rs import _elastic_rs, _hang_options, _health_options
 from elastic_rs._durations import Duration, as_seconds
 from elastic_rs._elastic_rs import Agent, Failure, Placement, Step
 from elastic_rs._exit_codes import Run, of_end
@@ -145,6 +145,7 @@ class LocalElasticAgent(TorchLocalElasticAgent):
             self, "_uninterruptible_state_timeout", given["uninterruptible_state_timeout"] or 0.0
         )
         self._on_hang = _hang_options.on_hang_of()
+        self._health_check = _health_options.health_check_of()
         self._progress_log = _hang_options.progress_log_of()
         self._meanings = meanings()
         self._handler = spec.rdzv_handler if isinstance(spec.rdzv_handler, NodeHandler) else None
@@ -268,6 +269,7 @@ class LocalElasticAgent(TorchLocalElasticAgent):
                 uninterruptible_sleep_s=self._sleep_limit_s,
                 virtual_local_rank=getattr(spec, "virtual_local_rank", False),
                 on_hang=self._on_hang,
+                health_check=self._health_check,
                 progress_log=self._progress_log,
             ),
             restarts_left=None if job_counts else self._remaining_restarts,

@@ -14,7 +14,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from elastic_rs import _elastic_rs, _hang_options, _python, _signal_options
+from elastic_rs import _elastic_rs, _hang_options, _health_options, _python, _signal_options
 from elastic_rs._elastic_rs import (
     EtcdOptions,
     LaunchOptions,
@@ -272,6 +272,7 @@ def launch_options_of(args: argparse.Namespace, config: RendezvousConfig | None 
             virtual_local_rank=args.virtual_local_rank,
             local_world_size=workers,
             on_hang=on_hang_of(args),
+            health_check=health_check_of(args),
             progress_log=progress_log_of(args),
         ),
     )
@@ -281,6 +282,14 @@ def on_hang_of(args: argparse.Namespace) -> str | None:
     """Read ``--on-hang``, or its variable."""
     try:
         return _hang_options.on_hang_of(args.on_hang)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+
+
+def health_check_of(args: argparse.Namespace) -> str | None:
+    """Read ``--health-check``, or its variable."""
+    try:
+        return _health_options.health_check_of(args.health_check)
     except ValueError as error:
         raise UsageError(str(error)) from None
 
@@ -381,6 +390,7 @@ def check_output(args: argparse.Namespace) -> None:
         _streams_of(flag, streams)
     _shown_of(args)
     on_hang_of(args)
+    health_check_of(args)
     progress_log_of(args)
 
 

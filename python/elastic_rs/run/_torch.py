@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from elastic_rs import _elastic_rs, _hang_options, _signal_options
+from elastic_rs import _elastic_rs, _hang_options, _health_options, _signal_options
 from elastic_rs.rendezvous import _protection
 from elastic_rs.rendezvous._config import ETCD_NAMES, RUST_C10D, RUST_ETCD
 from elastic_rs.run import _options, _script
@@ -45,6 +45,7 @@ def hand_over(argv: Sequence[str], checked: argparse.Namespace, why: str) -> Non
     for given, flag, variable in (
         (checked.on_hang, "--on-hang", _hang_options.ON_HANG),
         (checked.progress_log, "--progress-log", _hang_options.PROGRESS_LOG),
+        (checked.health_check, "--health-check", _health_options.HEALTH_CHECK),
         (checked.forward_signals, "--forward-signals", _signal_options.FORWARD_SIGNALS),
         (checked.preempt_notice, "--preempt-notice", _signal_options.PREEMPT_NOTICE),
         (checked.preempt_deadline, "--preempt-deadline", _signal_options.PREEMPT_DEADLINE),

@@ -1,8 +1,9 @@
 use std::fs;
 use std::sync::mpsc;
+use std::time::Instant;
 
 use rustix::fs::Mode;
-use rustix::process::test_kill_process_group;
+use rustix::process::{Pid, test_kill_process_group};
 
 use super::*;
 use crate::processes::is_alive;
@@ -16,11 +17,9 @@ fn ran(command: &str, limit: Duration) -> (Vec<String>, String) {
     let out = folder.join("out");
     let variables = vec![("ELASTIC_RS_HANG_RANKS", "0-2,5".to_owned()), ("OUT", out.display().to_string())];
     let about = About { text: "training stands still\n  rank 3\n".to_owned(), variables, ..About::default() };
-    let stage = Arc::new(Mutex::new(Stage::Begun));
-    let run = Run { command: command.into(), limit, about, shown: "…".to_owned(), stage: stage.clone() };
+    let run = Run { command: command.into(), limit, about, shown: "…".to_owned(), shell: Arc::default() };
     let (sender, warnings) = mpsc::channel();
     run.report(|text| sender.send(text).unwrap());
-    assert_eq!(*stage.lock(), Stage::Rests, "it may run again");
     drop(sender);
     let text = fs::read_to_string(&out).unwrap_or_default();
     fs::remove_dir_all(&folder).unwrap();
@@ -73,11 +72,11 @@ fn it_ends_with_the_agent_and_is_not_run_twice_at_a_time() {
     command.run(About::default());
     let pid = fs::read_to_string(&fifo).unwrap();
     let pid = Pid::from_raw(pid.trim().parse().unwrap()).unwrap();
-    while *command.stage.lock() != Stage::Runs(pid) {
+    while command.shell.runs() != Some(pid) {
         std::thread::yield_now(); // its thread has not noted it yet
     }
     command.run(About::default());
-    assert_eq!(*command.stage.lock(), Stage::Runs(pid), "the second one would be another");
+    assert_eq!(command.shell.runs(), Some(pid), "the second one would be another");
     drop(command);
     while test_kill_process_group(pid).is_ok() {
         std::thread::yield_now(); // its thread reaps it

@@ -98,6 +98,7 @@ impl AgentMachine {
 
     /// False if it is not the first failure, or no workers run.
     fn take_first(&mut self, failure: Failure, message_until: Option<Instant>, hopeless: bool, now: Instant) -> bool {
+        self.checks = self.policy.checks_health;
         if self.is_brought(failure.local_rank) {
             self.lose_until_placement(failure);
             return false;

@@ -12,17 +12,13 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex};
 use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
-use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
 use tokio::io::unix::AsyncFd;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-use super::super::hang_command::{exit_of, kill_group};
+use super::super::shell::Shell;
 use super::{Options, Source};
-use crate::open_files;
-use crate::processes::{Life, start_session};
 use crate::threads;
 use crate::wire::text::tidy;
 
@@ -58,7 +54,7 @@ fn left_by(text: &str, default: Duration) -> Result<Duration, String> {
 #[derive(Debug)]
 pub(crate) struct Watches {
     _files: JoinSet<()>,
-    commands: Vec<Arc<Running>>,
+    commands: Vec<Arc<Shell>>,
 }
 
 impl Watches {
@@ -76,15 +72,15 @@ impl Watches {
                     });
                 }
                 Source::Command { command, name } => {
-                    let running = Arc::new(Running::default());
-                    let ours = Arc::clone(&running);
+                    let shell = Arc::new(Shell::default());
+                    let ours = Arc::clone(&shell);
                     let wait = move || {
-                        if let Some(notice) = ours.wait_for(&command, &name, default) {
+                        if let Some(notice) = wait_for(&ours, &command, &name, default) {
                             notices(notice);
                         }
                     };
                     match threads::spawn("preempt-notice".to_owned(), wait) {
-                        Ok(_) => commands.push(running),
+                        Ok(_) => commands.push(shell),
                         Err(error) => {
                             tracing::warn!("no thread for --preempt-notice, whose command is not run: {error}")
                         }
@@ -98,7 +94,7 @@ impl Watches {
 
 impl Drop for Watches {
     fn drop(&mut self) {
-        self.commands.iter().for_each(|running| running.end());
+        self.commands.iter().for_each(|shell| shell.end());
     }
 }
 
@@ -195,93 +191,36 @@ fn warn_once(said: &mut String, text: String) {
     }
 }
 
-/// A command that runs again and again.
-#[derive(Debug, Default)]
-struct Running {
-    stage: Mutex<Stage>,
-    changed: Condvar,
+/// Run a command again and again, until it says something. `None`: the agent has ended.
+fn wait_for(shell: &Shell, command: &OsString, name: &str, default: Duration) -> Option<Notice> {
+    let (mut said, mut rest) = (String::new(), REST);
+    loop {
+        match written(shell, command) {
+            Ok(None) => return None,
+            Ok(Some(text)) if !text.trim().is_empty() => {
+                return Some(Notice { at: Instant::now() + left_or_warn(&text, name, default), from: name.to_owned() });
+            }
+            Ok(Some(_)) => rest = REST,
+            Err(error) => {
+                let error = tidy(&error.to_string());
+                warn_once(&mut said, format!("{name} tells nothing, and is asked again: {error}"));
+                rest = (rest * 2).min(LONGEST_REST);
+            }
+        }
+        if !shell.rest(rest) {
+            return None;
+        }
+    }
 }
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Stage {
-    #[default]
-    Rests,
-    Runs(Pid),
-    /// The agent has ended.
-    Over,
-}
-
-impl Running {
-    /// Run it until it says something. `None`: the agent has ended.
-    fn wait_for(&self, command: &OsString, name: &str, default: Duration) -> Option<Notice> {
-        let (mut said, mut rest) = (String::new(), REST);
-        loop {
-            match self.run(command) {
-                Ok(text) if !text.trim().is_empty() => {
-                    return Some(Notice {
-                        at: Instant::now() + left_or_warn(&text, name, default),
-                        from: name.to_owned(),
-                    });
-                }
-                Ok(_) => rest = REST,
-                Err(error) => {
-                    if *self.stage.lock() != Stage::Over {
-                        let error = tidy(&error.to_string());
-                        warn_once(&mut said, format!("{name} tells nothing, and is asked again: {error}"));
-                    }
-                    rest = (rest * 2).min(LONGEST_REST);
-                }
-            }
-            let mut stage = self.stage.lock();
-            if *stage != Stage::Over {
-                self.changed.wait_for(&mut stage, rest);
-            }
-            if *stage == Stage::Over {
-                return None;
-            }
-        }
-    }
-
-    /// What it has written, if it has ended well.
-    fn run(&self, command: &OsString) -> io::Result<String> {
-        let mut made = Command::new("sh");
-        made.arg("-c").arg(command).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::inherit());
-        let mut child = start_session(&mut made, open_files::limit_of_workers(), Life::UntilThreadEnds)?;
-        let pid = Pid::from_child(&child);
-        if !self.enter(Stage::Runs(pid)) {
-            kill_group(pid);
-        }
-        let output = child.stdout.take();
-        let text = output.map_or_else(|| Ok(String::new()), beginning);
-        // It stays to be reaped.
-        let _ = waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT);
-        // Until it is reaped, its number is the group's. From here on nobody else kills that.
-        self.enter(Stage::Rests);
-        kill_group(pid);
-        let exit = exit_of(child.wait()?);
-        if !exit.is_success() {
-            return Err(io::Error::other(format!("it ended with {exit}")));
-        }
-        text
-    }
-
-    /// False if the agent has ended.
-    fn enter(&self, next: Stage) -> bool {
-        let mut stage = self.stage.lock();
-        let goes_on = *stage != Stage::Over;
-        if goes_on {
-            *stage = next;
-        }
-        goes_on
-    }
-
-    /// The agent ends.
-    fn end(&self) {
-        let mut stage = self.stage.lock();
-        if let Stage::Runs(pid) = std::mem::replace(&mut *stage, Stage::Over) {
-            kill_group(pid);
-        }
-        self.changed.notify_all();
+/// What a command has written, if it has ended well. `None`: the agent has ended.
+fn written(shell: &Shell, command: &OsString) -> io::Result<Option<String>> {
+    let (output, input) = io::pipe()?;
+    let mut made = Command::new("sh");
+    made.arg("-c").arg(command).stdin(Stdio::null()).stdout(input).stderr(Stdio::inherit());
+    match shell.run(made, Some(output), None, || ())? {
+        Some(ran) if !ran.exit.is_success() => Err(io::Error::other(format!("it ended with {}", ran.exit))),
+        ran => Ok(ran.map(|ran| ran.output)),
     }
 }
 

@@ -62,6 +62,7 @@ impl Runner {
             Command::Look => self.looking_until = Some(Instant::now() + LOOK_LIMIT),
             Command::StartAhead(placement) => self.start_ahead(placement),
             Command::Replace { placement, missing } => self.replace(placement, missing),
+            Command::CheckHealth => self.check_health(),
             Command::Join { survival } => {
                 self.stopwatch.join_asked(Instant::now());
                 if let Some(session) = &self.session {

@@ -49,6 +49,7 @@ pub(super) fn is_overtaken_by(command: &Command) -> bool {
     matches!(
         command,
         Command::Stop(_)
+            | Command::CheckHealth
             | Command::Join { .. }
             | Command::Done(_)
             | Command::Report(_)

@@ -6,9 +6,11 @@ use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 
 use super::Runner;
+use crate::agent::health::Found;
 use crate::agent::notices::{Notice, Watches};
 use crate::agent::policy::AgentOptions;
 use crate::rendezvous::messages::message::{CheckpointBy, Round};
+use crate::rendezvous::node::View;
 use crate::rendezvous::node::session::Session;
 use crate::signals::{FirstSignal, Meaning, Meanings, Signal};
 
@@ -21,6 +23,10 @@ pub(super) enum Sound {
     Notice(Notice),
     /// The coordinator has all workers save.
     CheckpointBy(Option<CheckpointBy>),
+    /// The coordinator has this machine checked again.
+    CheckHealth,
+    /// What a check of this machine has found.
+    Health(Found),
 }
 
 /// Where signals and notices arrive, and what they mean.
@@ -35,6 +41,8 @@ pub(super) struct Hearing {
     preempt_signal: Option<Signal>,
     /// How often the coordinator had said that the workers are to save, when that was acted on last.
     told: u64,
+    /// The same, for checks of this machine.
+    checks_asked: u64,
     _watches: Watches,
 }
 
@@ -51,23 +59,36 @@ impl Hearing {
             to: options.first_signal,
             preempt_signal: options.notices.signal,
             told: session.map_or(0, |session| session.view().notices),
+            checks_asked: session.map_or(0, |session| session.view().checks_asked),
             _watches: watches,
         }
+    }
+
+    /// Where others leave what is to be heard.
+    pub fn sender(&self) -> mpsc::UnboundedSender<Sound> {
+        self.sender.clone()
     }
 
     /// The next one. May be dropped and called again.
     pub async fn next(&mut self, session: Option<&Session>) -> Sound {
         let told = async {
             match session {
-                Some(session) => session.view_when(|view| view.notices != self.told).await,
+                Some(session) => {
+                    let is_news = |view: &View| (view.notices, view.checks_asked) != (self.told, self.checks_asked);
+                    session.view_when(is_news).await
+                }
                 None => pending().await,
             }
         };
         tokio::select! {
             Some(sound) = self.receiver.recv() => sound, // a sender is here: there is always a next one
             view = told => {
-                self.told = view.notices;
-                Sound::CheckpointBy(view.checkpoint_by)
+                if view.notices != self.told {
+                    self.told = view.notices;
+                    return Sound::CheckpointBy(view.checkpoint_by);
+                }
+                self.checks_asked = view.checks_asked;
+                Sound::CheckHealth
             }
         }
     }
@@ -104,7 +125,7 @@ impl Runner {
 
     /// For handlers that may interrupt whoever has this.
     pub fn ear(&self) -> Ear {
-        Ear(self.hearing.sender.clone())
+        Ear(self.hearing.sender())
     }
 
     /// This process got a signal that it handles. A second one that ends it kills what is left of the workers. `sender`: who has sent it,
@@ -126,6 +147,8 @@ impl Runner {
         match sound {
             Sound::Signal(signal, sender) => self.signal(signal, &sender),
             Sound::Notice(Notice { at, from }) => self.notice(at, &from),
+            Sound::CheckHealth => self.check_health(),
+            Sound::Health(found) => self.on_health(found),
             Sound::CheckpointBy(news) => {
                 let round = self.machine.round();
                 news.iter().filter(|news| news.round == round).for_each(|news| self.save(&news.reason));

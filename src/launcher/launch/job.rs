@@ -194,6 +194,7 @@ mod tests {
             first_signal: FirstSignal::default(),
             signals: Meanings::default(),
             notices: notices::Options::default(),
+            health: None,
             exit_barrier_timeout: None,
             uninterruptible_sleep: Duration::ZERO,
             in_place: InPlace::Gloo,

@@ -265,7 +265,7 @@ mod tests {
         let mut run = Run::counting_on("job", Settings::new(1, 2), Round(3));
         let hello = Box::new(hello());
         run.apply(Event::Hello { hello, session, reach: Reach::Cell, instance: None }, now);
-        let join = Join { round: Round(3), store_port: 5, node_rank: None, workers: None };
+        let join = Join { round: Round(3), store_port: 5, node_rank: None, workers: None, health: Default::default() };
         run.apply(Event::Message { node: NodeId(7), session, message: NodeMessage::Join(join) }, now);
         Blob::of(&run, None, &Seen::default().pace(now), now)
     }

@@ -2,8 +2,9 @@
 //! that could forge log lines.
 
 use super::message::{
-    ADDED, CheckpointBy, CoordinatorMessage, Failure, Hello, Join, JoinWorkers, LARGEST_STEP, LONGEST_NOTICE_MS,
-    Placed, Placement, REMOVED, Resume, Running, SURVIVORS_LIMIT, Verdict, Waits, WorkerRanks, WorldChange,
+    ADDED, CheckpointBy, CoordinatorMessage, Failure, Health, Hello, Join, JoinWorkers, LARGEST_STEP,
+    LONGEST_NOTICE_MS, Placed, Placement, REMOVED, Resume, Running, SURVIVORS_LIMIT, Verdict, Waits, WorkerRanks,
+    WorldChange,
 };
 use super::settings::Settings;
 use crate::wire::text::{
@@ -59,6 +60,9 @@ impl Join {
     /// # Errors
     /// A sentence naming what is not allowed, and what is.
     pub fn validate(&self) -> Result<(), String> {
+        if let Health::Ill(what) = &self.health {
+            check("finding of the health check", what, NAME_LIMIT_BYTES)?;
+        }
         let Some(workers) = &self.workers else { return Ok(()) };
         check("role", &workers.role, NAME_LIMIT_BYTES)?;
         check("name of the script", workers.script.as_deref().unwrap_or_default(), NAME_LIMIT_BYTES)?;
@@ -207,6 +211,7 @@ pub(in crate::rendezvous) fn tidy_message(message: CoordinatorMessage) -> Coordi
         | CoordinatorMessage::RaiseAt { .. }
         | CoordinatorMessage::Members { .. }
         | CoordinatorMessage::Observed(_)
+        | CoordinatorMessage::CheckHealth
         | CoordinatorMessage::Look(_)
         | CoordinatorMessage::Looked(_)
         | CoordinatorMessage::Hang(_) // checked where it is used

@@ -13,8 +13,8 @@ use super::hang::{HangNews, PaceReport};
 pub use super::ids::{NodeId, Round};
 pub use super::look::{AskLook, Look, LookAnswer};
 pub use super::placement::{
-    Generation, HostInstance, Join, JoinWorkers, Placed, Placement, Resume, Running, SURVIVORS_LIMIT, Survival,
-    Survivor, WorkerRanks,
+    CHECK_WITHIN, Generation, Health, HostInstance, Join, JoinWorkers, Placed, Placement, Resume, Running,
+    SURVIVORS_LIMIT, Survival, Survivor, WorkerRanks,
 };
 pub use super::replay::{Replay, ReplayedEvent};
 use super::settings::Settings;
@@ -429,6 +429,8 @@ pub enum CoordinatorMessage {
     Hang(HangNews),
     /// Members of the round are about to leave, since their machines are taken away: the workers of all are to save.
     CheckpointBy(CheckpointBy),
+    /// The node's host was out, and is let in if its check finds nothing now. The node answers by its join, once more.
+    CheckHealth,
 }
 
 /// Until when the workers of a job are to save.

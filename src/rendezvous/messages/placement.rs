@@ -3,6 +3,7 @@
 use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
@@ -54,7 +55,26 @@ pub struct Join {
     /// The node's workers, so that their ranks come with the completion. `None` from PyTorch's agent, which assigns ranks
     /// through the store.
     pub workers: Option<JoinWorkers>,
+    /// Whether the node's machine is well. A check may end after the join: then the same join follows once more.
+    pub health: Health,
 }
+
+/// What a node's health check has found (`--health-check`).
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Health {
+    /// The node checks nothing.
+    #[default]
+    Unchecked,
+    /// The check runs. It takes [`CHECK_WITHIN`] at most.
+    Checking,
+    /// Nothing was found, or the check could not say.
+    Well,
+    /// What was found, in one line.
+    Ill(String),
+}
+
+/// How long a health check may take before rounds close without the node.
+pub const CHECK_WITHIN: Duration = Duration::from_secs(35);
 
 /// A node's workers, as of its join.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

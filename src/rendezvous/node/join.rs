@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::view::JoinError;
 use crate::rendezvous::messages::message::{
-    Join, JoinWorkers, NodeMessage, Placement, Round, SAVE_WITHIN, SURVIVORS_LIMIT, Survival, Waits,
+    Health, Join, JoinWorkers, NodeMessage, Placement, Round, SAVE_WITHIN, SURVIVORS_LIMIT, Survival, Waits,
 };
 
 /// How long to wait for the answer to a `Withdraw`.
@@ -26,6 +26,8 @@ pub(super) struct Joins {
     withdrawing: bool,
     /// What became of the last workers, for the next join.
     survival: Survival,
+    /// Whether this machine is well.
+    health: Health,
     /// The survivors of the pending join, or of the last one, have ended, for this reason.
     lost_survivors: Option<String>,
     /// The addresses of the next round's members, which arrive before the rank assignment.
@@ -105,6 +107,14 @@ impl Joins {
         self.survival = survival;
     }
 
+    /// What is known of this machine's health.
+    pub fn set_health(&mut self, health: Health) {
+        if let Some(pending) = &mut self.pending {
+            pending.join.health = health.clone();
+        }
+        self.health = health;
+    }
+
     /// Forget the last join, because another one begins.
     pub fn forget_last(&mut self) {
         (self.outcome, self.lost_survivors) = (None, None);
@@ -137,7 +147,7 @@ impl Joins {
         let saves = workers.as_ref().is_some_and(|workers| workers.survival == Survival::Saved);
         let deadline = if saves { deadline + SAVE_WITHIN } else { deadline };
         let store_port = if let Store::Open(port) = store { port } else { 0 };
-        let join = Join { round, store_port, node_rank, workers };
+        let join = Join { round, store_port, node_rank, workers, health: self.health.clone() };
         self.pending = Some(PendingJoin::new(join, store, now, deadline));
     }
 

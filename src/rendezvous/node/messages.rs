@@ -83,6 +83,7 @@ impl NodeMachine {
                     (self.view.notices, self.view.checkpoint_by) = (self.view.notices + 1, Some(news));
                 }
             }
+            CoordinatorMessage::CheckHealth => self.view.checks_asked += 1,
             CoordinatorMessage::Looked(_) => {} // no node asks for it
             CoordinatorMessage::ReportStep { round } => self.view.steps_asked += u64::from(self.is_member(round)),
             CoordinatorMessage::Closed { verdict, spare } => {

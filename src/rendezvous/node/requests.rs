@@ -11,7 +11,7 @@ use crate::hang::view::View as RankView;
 use crate::rendezvous::messages::bounds::tidy_failure;
 use crate::rendezvous::messages::hang::PaceReport;
 use crate::rendezvous::messages::message::{
-    Failure, Hello, JoinWorkers, NEVER, NodeMessage, Placement, Progress, Round, Running, StepReport, Survival,
+    Failure, Health, Hello, JoinWorkers, NEVER, NodeMessage, Placement, Progress, Round, Running, StepReport, Survival,
     Verdict, Waits,
 };
 use crate::wire::text::tidy;
@@ -152,6 +152,12 @@ impl NodeMachine {
     /// What became of the last workers, for the next join. Without this call: [`Survival::New`].
     pub fn set_survivors(&mut self, survival: Survival) {
         self.joins.set_survivors(survival);
+    }
+
+    /// What is known of this machine's health, also for the join that waits.
+    pub fn set_health(&mut self, health: Health) {
+        self.joins.set_health(health);
+        self.send_join();
     }
 
     /// Why the survivors that the last join brought have ended, if this node fenced itself while it waited. Taken once.

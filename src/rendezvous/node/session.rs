@@ -23,7 +23,7 @@ use crate::events::record::{Kind, Phase};
 use crate::hang::view::View as RankView;
 use crate::rendezvous::messages::hang::PaceReport;
 use crate::rendezvous::messages::message::{
-    Failure, Hello, JoinWorkers, Placement, Progress, Round, Running, StepReport, Survival, Verdict,
+    Failure, Health, Hello, JoinWorkers, Placement, Progress, Round, Running, StepReport, Survival, Verdict,
 };
 use crate::secure::Protection;
 use crate::threads;
@@ -290,6 +290,11 @@ impl Session {
             // The sender lives in `shared`: it cannot be gone.
             let _ = steps.changed().await;
         }
+    }
+
+    /// What is known of this machine's health, also for the join that waits.
+    pub fn set_health(&self, health: Health) {
+        self.ask(|machine| machine.set_health(health));
     }
 
     /// The workers of `round` save at the check of a change, and are started anew.

@@ -199,6 +199,8 @@ pub struct View {
     pub notices: u64,
     /// What it has said of that last.
     pub checkpoint_by: Option<CheckpointBy>,
+    /// How often the coordinator has asked for a check of this machine's health.
+    pub checks_asked: u64,
     /// The round whose workers are all connected to their store, which this node serves, and how long after their start that was.
     pub imported: Option<(Round, Duration)>,
 }

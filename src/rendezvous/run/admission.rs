@@ -369,7 +369,13 @@ mod tests {
     #[test]
     fn only_a_run_without_a_name_refuses_a_newcomer_with_another_script() {
         let workers = |script| Some(JoinWorkers::new("trainer", 1).running(script));
-        let join = |script| Join { round: Round(0), store_port: 1, node_rank: None, workers: workers(script) };
+        let join = |script| Join {
+            round: Round(0),
+            store_port: 1,
+            node_rank: None,
+            workers: workers(script),
+            health: Default::default(),
+        };
         let mut bench = bench();
         bench.wait([1]);
         bench.roster.set_program(NodeId(1), &join("train.py"), None);

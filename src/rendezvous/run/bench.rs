@@ -66,7 +66,7 @@ impl Bench {
                 self.roster.insert(id, self.node(number));
             }
             let workers = Some(JoinWorkers::new("trainer", 1));
-            let join = Join { round: Round(0), store_port: 1, node_rank: None, workers };
+            let join = Join { round: Round(0), store_port: 1, node_rank: None, workers, health: Default::default() };
             let arrival = self.roster.next_arrival();
             self.roster.set_status(id, Status::Waiting { join, arrival });
             self.pace.newcomer_since.get_or_insert(self.now);

@@ -69,10 +69,11 @@ impl Run {
         } else if !parts.awaits_connections() {
             self.pace.ready_since.get_or_insert(now);
         }
-        let paused_until = self.pace.paused_until;
+        self.leave_out_unchecked(now);
+        let held_until = self.pace.paused_until.max(self.parts().checks_until());
         let closing = when_to_close(self.parts(), now);
         match closing
-            .map(|closing| Closing { at: paused_until.map_or(closing.at, |until| until.max(closing.at)), ..closing })
+            .map(|closing| Closing { at: held_until.map_or(closing.at, |until| until.max(closing.at)), ..closing })
         {
             Some(Closing { at, reason }) if at <= now => self.complete(&reason, now),
             Some(Closing { at, .. }) => self.closes_at = Some(at),

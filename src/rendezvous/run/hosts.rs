@@ -2,6 +2,8 @@
 //!
 //! - **Departures.** Nodes of the host have left a running world, whatever the cause. With `rejoin_limit` of them within `rejoin_window`
 //!   no node of the host is let in, until fewer are that recent.
+//! - **Illness.** The health check of a node has found something. Its host is out for ten minutes, and doubled each time. A day without takes
+//!   one doubling back.
 //! - **First failures.** The failure that made a world re-form happened at the host: a worker of it failed first, or the node itself was
 //!   lost. With `host_failures` of them within `host_failures_window` the host is *out*: for the job or, with a cool-down, for a while.
 //!   The cool-down doubles with each time. A day without a first failure takes one doubling back.
@@ -18,7 +20,7 @@
 //! The instants are those of the process that decides. A coordinator that is restarted has forgotten everything here.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::Run;
 use super::event::SessionId;
@@ -27,7 +29,7 @@ use super::node::{Node, Origin, Status};
 use super::round::Current;
 use crate::events::record::Kind;
 use crate::events::tally::Refused;
-use crate::hosts::{Book, Standing, Unused, UnusedHosts, WhyUnused, is_recent};
+use crate::hosts::{Book, Cooldown, Standing, Unused, UnusedHosts, WhyUnused, is_recent};
 use crate::rendezvous::messages::message::NodeId;
 use crate::rendezvous::messages::settings::Rules;
 use crate::rendezvous::messages::settings::Settings;
@@ -38,6 +40,8 @@ const MOST_HOSTS: usize = 10_000;
 const MOST_BLAMED: usize = 1_000;
 /// First failures of a host that are remembered, as a multiple of `host_failures`. Some may turn out to be a worker's.
 const REMEMBERED: usize = 2;
+/// How long a host is out whose health check has found something.
+const ILL: Cooldown = Cooldown { min: Duration::from_secs(600), max: Duration::from_secs(24 * 3600) };
 /// Number of hosts that a text names.
 const SHOWN: usize = 4;
 
@@ -186,6 +190,17 @@ impl Hosts {
         let standing = self.standing(origin, settings, now);
         let quiet = standing.quiet(now);
         standing.put_out(why, quiet, settings.rules.cooldown, now);
+        self.note_release();
+        let text = self.out_text(origin, now).unwrap_or_default();
+        Consequence { records: vec![(Kind::HostOut { host: origin.to_string() }, text)], changes: true }
+    }
+
+    /// The health check of a node has found this at its host.
+    pub(super) fn on_ill(&mut self, origin: &Origin, what: &str, settings: &Settings, now: Instant) -> Consequence {
+        if self.book.out(origin, now).is_some() {
+            return Consequence::default();
+        }
+        self.standing(origin, settings, now).fall_ill(what, ILL, now);
         self.note_release();
         let text = self.out_text(origin, now).unwrap_or_default();
         Consequence { records: vec![(Kind::HostOut { host: origin.to_string() }, text)], changes: true }
@@ -348,7 +363,7 @@ impl Hosts {
         if out.len() > SHOWN {
             names.push(format!("and {} more", out.len() - SHOWN));
         }
-        (!names.is_empty()).then(|| format!("hosts that are out (host_failures): {}", names.join(", ")))
+        (!names.is_empty()).then(|| format!("hosts that are out: {}", names.join(", ")))
     }
 
     /// A worker failed while the connection of this member had ended.
@@ -398,7 +413,7 @@ fn out_text(origin: &Origin, out: &Unused, now: Instant) -> String {
 /// The events of hosts that are let in again.
 fn let_in(hosts: &[Origin]) -> impl Iterator<Item = (Kind, String)> {
     let event = |origin: &Origin| {
-        let text = format!("host {origin} is let in again (host_failures)");
+        let text = format!("host {origin} is let in again");
         (Kind::HostLetIn { host: origin.to_string() }, text)
     };
     hosts.iter().map(event)

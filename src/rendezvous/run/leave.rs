@@ -168,7 +168,10 @@ impl Run {
     /// Record whether a waiting node's host is out.
     pub(super) fn keep_out(&mut self, id: NodeId, out: bool, now: Instant) {
         let Some(node) = self.roster.get(id).filter(|node| node.out != out) else { return };
-        let new = self.roster.last_rank(node).is_none();
+        let (new, session) = (self.roster.last_rank(node).is_none(), node.session);
+        if !out && node.checks_health() && self.check_again(id, session, now) {
+            return;
+        }
         self.roster.set_out(id, out);
         if !out && new {
             self.pace.newcomer_since.get_or_insert(now);

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::event::SessionId;
 use super::node::{Node, Program, Status, natural_order};
-use crate::rendezvous::messages::message::{Join, NodeId, Round};
+use crate::rendezvous::messages::message::{Health, Join, NodeId, Round};
 
 /// The nodes of a run, and the number of the round whose members they may be.
 #[derive(Clone, Debug, Default)]
@@ -39,6 +39,8 @@ pub(in crate::rendezvous) struct Counts {
     pub present: usize,
     /// Workers that the waiting nodes offer.
     pub slots: usize,
+    /// Waiting nodes whose health check runs.
+    pub checking: usize,
 }
 
 impl Counts {
@@ -51,7 +53,7 @@ impl Counts {
     }
 
     fn for_each(&mut self, other: Self, of: impl Fn(usize, usize) -> usize) {
-        let Self { returning, unreachable, done, attending, connected, present, slots } = *self;
+        let Self { returning, unreachable, done, attending, connected, present, slots, checking } = *self;
         *self = Self {
             returning: of(returning, other.returning),
             unreachable: of(unreachable, other.unreachable),
@@ -60,6 +62,7 @@ impl Counts {
             connected: of(connected, other.connected),
             present: of(present, other.present),
             slots: of(slots, other.slots),
+            checking: of(checking, other.checking),
         };
     }
 }
@@ -220,6 +223,20 @@ impl Roster {
     /// Record whether a node's host is out.
     pub fn set_out(&mut self, id: NodeId, out: bool) {
         self.update(id, |node| node.out = out);
+    }
+
+    /// Record that a node's health check runs until then at the latest, or has ended.
+    pub fn set_checked_by(&mut self, id: NodeId, until: Option<Instant>) {
+        self.update(id, |node| node.checked_by = until);
+    }
+
+    /// A node that waits has to check its machine again.
+    pub fn check_again(&mut self, id: NodeId) {
+        self.update(id, |node| {
+            if let Status::Waiting { join, .. } = &mut node.status {
+                join.health = Health::Checking;
+            }
+        });
     }
 
     /// Record that a node's workers of the current round have all succeeded.
@@ -420,6 +437,7 @@ impl Share {
             connected: usize::from(connected),
             present: usize::from(connected && node.status != Status::Idle),
             slots: node.slots(),
+            checking: usize::from(waiting && node.checked_by.is_some()),
         };
         Self { counts, active, unfinished: active && !node.done, waiting }
     }

@@ -39,6 +39,7 @@ mod durable;
 mod event;
 mod failures;
 mod form;
+mod health;
 mod hosts;
 mod in_place;
 mod join;

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use super::event::{Ends, Reach, SessionId};
-use crate::rendezvous::messages::message::{Hello, INTERFACES_LIMIT, Join, Round};
+use crate::rendezvous::messages::message::{Health, Hello, INTERFACES_LIMIT, Join, Round};
 use crate::rendezvous::messages::settings::{LAST_LOOK, Settings};
 
 /// A node's part in the run. Serialised as part of a [cell's state](crate::rendezvous::cell::blob).
@@ -98,6 +98,8 @@ pub(in crate::rendezvous) struct Node {
     pub status: Status,
     /// Its host is out: while it waits, no round counts it.
     pub out: bool,
+    /// Its health check runs, until then at the latest.
+    pub checked_by: Option<Instant>,
     /// Last rank assignment: round and rank.
     pub placed: Option<(Round, u32)>,
     /// Its workers of the current round have all succeeded.
@@ -147,6 +149,7 @@ impl Node {
             placed: None,
             done: false,
             attending: false,
+            checked_by: None,
             phases_reported: 0,
             first_step_reported: false,
             program: None,
@@ -189,6 +192,14 @@ impl Node {
                 join.workers.as_ref().map_or(0, |workers| workers.local_world_size as usize)
             }
             _ => 0,
+        }
+    }
+
+    /// Whether the node's last join says what the check of its machine has found.
+    pub fn checks_health(&self) -> bool {
+        match &self.status {
+            Status::Waiting { join, .. } => matches!(join.health, Health::Well | Health::Ill(_)),
+            _ => false,
         }
     }
 

@@ -69,6 +69,11 @@ impl Parts<'_> {
         self.recovery.members_until().max(self.recovery.unknown_worlds_until())
     }
 
+    /// Until when no round closes, since the health check of a node runs that it counts.
+    pub fn checks_until(self) -> Option<Instant> {
+        self.pace.checks_until.filter(|_| self.roster.counts().checking > 0)
+    }
+
     /// Until when the world does not re-form for the nodes that wait to join it: no round could close before, and its members would stand
     /// still. `None`: it may, or none waits, or its members were notified that they stop.
     pub fn held_growth(self) -> Option<Instant> {
@@ -129,13 +134,14 @@ impl Parts<'_> {
         self.settings.rules.reset_limit.is_none_or(|limit| self.current.resets() < limit)
     }
 
-    /// Whether a waiting node is a spare: the job is full and undisturbed, or was so when it was closed, or the node's host is out.
+    /// Whether a waiting node is a spare: the job is full and undisturbed, or was so when it was closed, or the node's host is out, and
+    /// others run.
     pub fn is_spare(self, node: &Node) -> bool {
         let full = match self.current.closed() {
             Some(_) => self.current.full_at_close(),
             None => self.is_full(),
         };
-        (full && node.waits()) || node.is_kept_out()
+        (full && node.waits()) || (node.is_kept_out() && !self.roster.active().is_empty())
     }
 
     /// Whether the world runs and has no reason to re-form, now or later.

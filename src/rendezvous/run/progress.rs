@@ -30,6 +30,7 @@ impl Parts<'_> {
             () if self.closes_at.is_some() && self.closes_at == self.recovery.unknown_worlds_until() => {
                 Standing::Fencing
             }
+            () if self.closes_at.is_some() && self.closes_at == self.checks_until() => Standing::Checking,
             () if self.closes_at.is_some() && self.closes_at == self.pace.paused_until => Standing::Pausing,
             () if self.shrinks() => Standing::Settling,
             () => Standing::LastCall,

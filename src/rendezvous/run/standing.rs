@@ -24,6 +24,8 @@ pub enum Standing {
     LastCall,
     /// Enough nodes wait, no more than the last world had. A replacement may join until `settle_timeout`.
     Settling,
+    /// Enough nodes wait, and the health check of one of them runs.
+    Checking,
     /// Enough nodes wait. The next start comes later, after several bad ones.
     Pausing,
     /// Members of a world that this coordinator does not know may still run. It waits until they must have stopped.
@@ -42,6 +44,7 @@ impl Standing {
                 Some("this coordinator was restarted, and waits for members of the last round to report")
             }
             Self::Reconnecting => Some("a waiting node's connection has ended, and it may reconnect (reconnect_grace)"),
+            Self::Checking => Some("the health check of a node runs (--health-check)"),
             Self::LastCall => Some("more nodes may join until the last call ends (last_call_timeout)"),
             Self::Pausing => {
                 Some("the workers ended soon after their last starts, so the next one waits (restart_window)")
@@ -64,6 +67,7 @@ impl Standing {
             Standing::Gathering
             | Standing::Recovering
             | Standing::Reconnecting
+            | Standing::Checking
             | Standing::LastCall
             | Standing::Settling
             | Standing::Pausing

@@ -37,6 +37,7 @@ OWN = {
     "exit_code",
     "first_signal",
     "forward_signals",
+    "health_check",
     "preempt_notice",
     "preempt_deadline",
     "preempt_signal",

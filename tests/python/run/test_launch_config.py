@@ -84,6 +84,7 @@ def test_fields_have_the_defaults_of_the_flags() -> None:
         ("signals_to_handle", ["SIGTERM", "SIGUSR1"], "SIGTERM,SIGUSR1"),
         ("in_place", "gloo", "gloo"),
         ("on_hang", "mail -s 'it hangs' me", "mail -s 'it hangs' me"),
+        ("health_check", "test -d /data", "test -d /data"),
         ("progress_log", "step [0-9]+, loss", "step [0-9]+, loss"),
         ("warm_start", True, True),
         ("warm_modules", ["torch", "numpy"], "torch,numpy"),

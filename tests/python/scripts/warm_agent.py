@@ -42,6 +42,7 @@ def main() -> int:
                 notice_signal=None, notice_file=None, notice_command=None, deadline_s=30.0, signal=None
             ),
             on_hang=None,
+            health_check=None,
             progress_log=None,
         ),
         restarts_left=int(restarts),

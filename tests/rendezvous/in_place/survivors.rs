@@ -259,7 +259,8 @@ fn the_longest_list_of_survivors_fits_into_a_frame() {
         ..JoinWorkers::new("r".repeat(NAME_LIMIT_BYTES), LOCAL_WORLD_SIZE_LIMIT)
     };
     let (round, node_rank, workers) = (Round(u64::MAX), Some(u32::MAX), Some(workers));
-    let message = NodeMessage::Join(Join { round, store_port: u16::MAX, node_rank, workers });
+    let message =
+        NodeMessage::Join(Join { round, store_port: u16::MAX, node_rank, workers, health: Default::default() });
     let mut frame = BytesMut::new();
     encode_frame(&message, &mut frame);
     assert_eq!(decode_frame::<NodeMessage>(&mut frame), Ok(Some(message)));

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use super::agent::{Agents, InPlace};
+use super::agent::{Agents, Ill, InPlace};
 use super::history::{Report, live_plan};
 use super::options::Action;
 use super::plan::Plan;
@@ -77,6 +77,21 @@ pub fn draw_notices(seed: u64) -> Plan {
         );
         plan.calm_at = plan.calm_at.max(at + apart + left + Duration::from_secs(11));
     }
+    plan
+}
+
+/// Draw a plan with agents of ours, some of whose machines are ill for a while.
+pub fn draw_ill(seed: u64) -> Plan {
+    let mut plan = draw(seed);
+    let mut dice = Dice::new(seed ^ 0x111);
+    let longest = Duration::from_millis([0, 200, 5_000, 29_000][dice.between(0, 3) as usize]);
+    let mut hosts = Vec::new();
+    for _ in 0..dice.between(1, plan.options.hosts as u64) {
+        let from = dice.duration((Duration::ZERO, plan.calm_at));
+        let lasts = dice.duration((Duration::ZERO, Duration::from_secs(900)));
+        hosts.push((dice.between(0, plan.options.hosts as u64 - 1) as usize, from, from + lasts));
+    }
+    plan.options.agents.health = Some(Ill { hosts, lasts: (Duration::ZERO, longest) });
     plan
 }
 
@@ -194,6 +209,14 @@ pub fn live(seed: u64, keep_history: bool) -> Result<(Report, Counts), Box<Failu
 /// As [`live`].
 pub fn live_with_notices(seed: u64, keep_history: bool) -> Result<(Report, Counts), Box<Failure>> {
     live_through(seed, &draw_notices(seed), keep_history)
+}
+
+/// The same, with machines that are ill.
+///
+/// # Errors
+/// As [`live`].
+pub fn live_ill(seed: u64, keep_history: bool) -> Result<(Report, Counts), Box<Failure>> {
+    live_through(seed, &draw_ill(seed), keep_history)
 }
 
 fn live_through(seed: u64, plan: &Plan, keep_history: bool) -> Result<(Report, Counts), Box<Failure>> {

@@ -57,6 +57,8 @@ pub enum Event {
     Guards(HostId, u64),
     /// The deadline of our agent.
     AgentTick(HostId, u64),
+    /// The check of our agent's machine is over.
+    Checked(HostId, u64),
     /// Our agent gets the words of a failed worker of a round.
     FailureMessage(HostId, u64, Round, Found),
     /// Our agent got a signal at that time, and must be gone now.

@@ -193,6 +193,7 @@ impl Model for Simulation {
             | Event::NodeTick(host, _)
             | Event::WorkerGroup(host, ..)
             | Event::AgentTick(host, _)
+            | Event::Checked(host, _)
             | Event::Elastic(host, ..)
             | Event::FailureMessage(host, ..)
             | Event::Stopped(host, _) => Happens::In(Some(*host)),
@@ -240,6 +241,7 @@ impl Model for Simulation {
             Event::WorkerGroup(host, generation, event) => self.on_worker_group(host, generation, event),
             Event::Elastic(host, pid, round, happening) => self.on_elastic(host, pid, round, happening),
             Event::AgentTick(host, pid) => self.tick_agent(host, pid),
+            Event::Checked(host, pid) => self.on_checked(host, pid),
             Event::Guards(host, pid) => {
                 self.look_at_guards(host, pid);
                 Ok(())

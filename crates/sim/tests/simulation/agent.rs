@@ -10,7 +10,7 @@ use elastic_rs::agent::Outcome;
 use elastic_rs::rendezvous::messages::message::Failure;
 use elastic_rs::rendezvous::messages::settings::Settings;
 use elastic_rs_sim::coordinator::agent::Agents;
-use elastic_rs_sim::coordinator::agent_plan::{Counts, draw, live, live_with_notices};
+use elastic_rs_sim::coordinator::agent_plan::{Counts, draw, live, live_ill, live_with_notices};
 use elastic_rs_sim::coordinator::history::live_plan;
 use elastic_rs_sim::coordinator::{Action, Options, Simulation};
 use elastic_rs_sim::engine::paths::{End, Partition};
@@ -44,6 +44,12 @@ fn invariants_hold_for_all_seeds() {
 #[test]
 fn invariants_hold_for_all_seeds_with_notices() {
     live_through(asked_for(100), live_with_notices, "simulation agent::invariants_hold_for_all_seeds_with_notices");
+}
+
+/// Machines are ill for a while. None is in a world, and all invariants hold.
+#[test]
+fn ill_machines_are_in_no_world_for_all_seeds() {
+    live_through(asked_for(100), live_ill, "simulation agent::ill_machines_are_in_no_world_for_all_seeds");
 }
 
 /// It hangs at the agreed check, and the other nodes have joined again.

@@ -31,7 +31,8 @@ impl Stage {
             };
             let session = SessionId(number.into());
             machine.on_hello(session, hello, ends, now);
-            let join = Join { round: Round(0), store_port: 1, node_rank: None, workers: None };
+            let join =
+                Join { round: Round(0), store_port: 1, node_rank: None, workers: None, health: Default::default() };
             machine.on_message(session, NodeMessage::Join(join), now);
         }
         let now = now + Duration::from_secs(1);

@@ -20,7 +20,7 @@ fn machine() -> (Machine, Instant) {
         };
         let session = SessionId(number.into());
         machine.on_hello(session, hello, ends, now);
-        let join = Join { round: Round(0), store_port: 1, node_rank: None, workers: None };
+        let join = Join { round: Round(0), store_port: 1, node_rank: None, workers: None, health: Default::default() };
         machine.on_message(session, NodeMessage::Join(join), now);
     }
     machine.on_tick(now + SECOND);
@@ -143,7 +143,7 @@ fn an_answer_ends_however_much_nodes_say_of_what_they_cannot_read() {
             ..Hello::new("job", NodeId(number.into()), name, Settings::new(40, 40))
         };
         machine.on_hello(SessionId(number), hello, ends, now);
-        let join = Join { round: Round(0), store_port: 1, node_rank: None, workers: None };
+        let join = Join { round: Round(0), store_port: 1, node_rank: None, workers: None, health: Default::default() };
         machine.on_message(SessionId(number), NodeMessage::Join(join), now);
     }
     machine.on_tick(now + SECOND);

@@ -182,7 +182,7 @@ fn an_exclusion_has_the_name_that_nodes_give_their_host() {
     assert_eq!(out.text(bench.now), "for the job: the first failure of a round was there (host_failures)");
     assert_eq!(bench.out_for(1), None, "another host behind the same address");
     let described = bench.hosts.describe(bench.now).unwrap();
-    assert_eq!(described, "hosts that are out (host_failures): node7 (10.0.0.1) for the job");
+    assert_eq!(described, "hosts that are out: node7 (10.0.0.1) for the job");
 }
 
 /// Hosts with falling addresses, so that the order of their ages is not the order of their keys.
@@ -223,7 +223,7 @@ fn each_judgement_becomes_events_and_says_whether_the_waiting_nodes_are_judged_a
     let out = "host 10.0.0.1 is out for the job: 2 rounds had their first failure there within 3600s (host_failures, \
                host_failures_window)";
     let worker = "rank 3 fails first on several hosts, so its failures count against none of them (host_failures)";
-    let let_in = "host 10.0.0.1 is let in again (host_failures)";
+    let let_in = "host 10.0.0.1 is let in again";
     assert_eq!(fails(1, Some(3)), (vec![first.to_owned()], false));
     assert_eq!(fails(1, None), (vec![out.to_owned()], true));
     assert_eq!(fails(2, Some(3)), (vec![worker.to_owned(), let_in.to_owned()], true));

@@ -62,6 +62,7 @@ pub fn run_within(procs: &str, script: &str) {
             first_signal: FirstSignal::default(),
             signals: Meanings::default(),
             notices: notices::Options::default(),
+            health: None,
             exit_barrier_timeout: Some(limit),
             uninterruptible_sleep: Duration::ZERO,
             in_place: InPlace::Gloo,

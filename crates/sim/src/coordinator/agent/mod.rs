@@ -6,6 +6,7 @@
 
 mod failure_message;
 mod guards;
+mod health;
 mod in_place;
 mod runner;
 mod workers;
@@ -50,12 +51,16 @@ pub struct Agents {
     pub hanging_files: u64,
     /// How workers change in place.
     pub in_place: InPlace,
+    /// Which machines are ill. `None`: none is checked.
+    pub health: Option<Ill>,
     /// Guards hold no deadline: a test of the tests.
     pub without_deadlines: bool,
     /// A fence asks workers to end and gives them their grace, as any other stop: a test of the tests.
     pub fences_with_grace: bool,
 }
 
+use health::Checked;
+pub use health::Ill;
 pub use in_place::InPlace;
 use in_place::Member;
 
@@ -142,6 +147,10 @@ pub struct Ours {
     signal: Option<i32>,
     /// The first failure of the current round, once there was one.
     listening: Option<Listening>,
+    /// When the check that runs has begun, or what the last one has found.
+    health: Checked,
+    /// How often the coordinator had asked for a check.
+    checks_asked: u64,
 }
 
 /// How the agents of a job ended.
@@ -182,6 +191,7 @@ impl Ours {
             exit_barrier_timeout: agents.exit_barrier_timeout,
             in_place: true,
             saves_by_signal: false,
+            checks_health: agents.health.is_some(),
         };
         Self {
             machine: AgentMachine::new(policy, name),
@@ -196,6 +206,8 @@ impl Ours {
             alarm: Alarm::default(),
             signal: None,
             listening: None,
+            health: Checked::Never,
+            checks_asked: 0,
         }
     }
 

@@ -60,6 +60,11 @@ impl Simulation {
                 ours.machine.on_forecast(running.flatten().as_ref(), instant);
             }
         }
+        if view.checks_asked != ours.checks_asked {
+            ours.checks_asked = view.checks_asked;
+            self.check_health(host);
+        }
+        let Some((process, ours)) = self.ours(host) else { return Ok(()) };
         if let Some(outcome) = process.machine.take_outcome() {
             process.answers += 1;
             match outcome.clone() {
@@ -71,6 +76,7 @@ impl Simulation {
                     ours.seen = Some(Seen::placed(&placement));
                     ours.machine.on_placed(placement.clone(), instant);
                     self.hosts[host].placements.push(placement);
+                    self.check_placed(host)?;
                 }
                 Err(error) => ours.machine.on_no_placement(error),
             }
@@ -115,6 +121,7 @@ impl Simulation {
                 self.ends.started_ahead += 1;
                 self.start_ahead(host);
             }
+            Command::CheckHealth => self.check_health(host),
             Command::Join { survival } => {
                 process.machine.set_survivors(survival);
                 self.ask(host);

@@ -26,7 +26,8 @@ fn intruder(number: u64, joins: bool) -> Action {
         began_with: Generation::default(),
     };
     let hello = Hello::new(RUN_ID, NodeId(u128::from(number)), format!("intruder{number}"), settings);
-    let join = Join { round: Round(1 << 40), store_port: 1, node_rank: None, workers: None };
+    let join =
+        Join { round: Round(1 << 40), store_port: 1, node_rank: None, workers: None, health: Default::default() };
     let reported = if joins { vec![NodeMessage::Join(join)] } else { vec![] };
     Action::Intrude(Box::new(Hello { placed: Some(placed), process: number, ..hello }), reported)
 }

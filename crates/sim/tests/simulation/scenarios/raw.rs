@@ -15,7 +15,7 @@ pub fn hello(machine: &mut Machine, node: u64, settings: Settings, now: Instant)
 }
 
 pub fn join(machine: &mut Machine, node: u64, round: u64, now: Instant) {
-    let join = Join { round: Round(round), store_port: 1, node_rank: None, workers: None };
+    let join = Join { round: Round(round), store_port: 1, node_rank: None, workers: None, health: Default::default() };
     machine.on_message(SessionId(node), NodeMessage::Join(join), now);
 }
 

@@ -1,0 +1,164 @@
+//! Runs a check in a thread.
+
+use std::ffi::OsString;
+use std::io;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use super::super::shell::{Ran, Shell};
+use super::{Found, Options, built_in};
+use crate::threads;
+use crate::wire::text::{cut, tidy};
+use crate::workers::ExitStatus;
+
+/// How long the command of `--health-check` may take. Then it is killed, with all that it has started.
+pub const TIME_LIMIT: Duration = Duration::from_secs(30);
+/// How much of the command, and of what it says, a line of the log shows.
+const SHOWN_BYTES: usize = 120;
+
+/// Checks of this machine, one at a time. None outlives it.
+#[derive(Debug)]
+pub(in crate::agent) struct Checks {
+    options: Options,
+    limit: Duration,
+    /// The largest number of GPUs that there were.
+    gpus: Arc<parking_lot::Mutex<usize>>,
+    shell: Arc<Shell>,
+    runs: Arc<AtomicBool>,
+}
+
+impl Checks {
+    pub fn new(options: Options) -> Self {
+        Self { options, limit: TIME_LIMIT, gpus: Arc::default(), shell: Arc::default(), runs: Arc::default() }
+    }
+
+    /// Check now, and tell what was found, unless a check runs, which tells it.
+    pub fn begin(&self, tell: impl FnOnce(Found) + Send + 'static) {
+        if self.runs.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        let (command, limit) = (self.options.command.clone(), self.limit);
+        let (shell, runs, gpus) = (self.shell.clone(), self.runs.clone(), self.gpus.clone());
+        let check = move || {
+            let found = match built_in(&mut gpus.lock()) {
+                Some(ill) => Some(Found::Ill(ill)),
+                None => by_command(&shell, command, limit),
+            };
+            runs.store(false, Ordering::Relaxed);
+            if let Some(found) = found {
+                tell(found);
+            }
+        };
+        if let Err(error) = threads::spawn("health-check".to_owned(), check) {
+            // Without an answer the join counts as that of a node that is well.
+            self.runs.store(false, Ordering::Relaxed);
+            tracing::warn!("no thread for --health-check, so this machine is not checked: {error}");
+        }
+    }
+}
+
+impl Drop for Checks {
+    fn drop(&mut self) {
+        self.shell.end();
+    }
+}
+
+/// What the command finds. `None`: the agent has ended.
+fn by_command(shell: &Shell, command: Option<OsString>, limit: Duration) -> Option<Found> {
+    let Some(command) = command else { return Some(Found::Well) };
+    let shown = cut(tidy(&command.to_string_lossy()), SHOWN_BYTES);
+    let found = match run(shell, &command, limit) {
+        Ok(ran) => of(&shown, ran?, limit),
+        Err(error) => Found::Unknown(format!("`{shown}` cannot be run: {error}")),
+    };
+    Some(found)
+}
+
+fn run(shell: &Shell, command: &OsString, limit: Duration) -> io::Result<Option<Ran>> {
+    let (output, input) = io::pipe()?;
+    let mut made = Command::new("sh");
+    made.arg("-c").arg(command).stdin(Stdio::null()).stdout(input).stderr(Stdio::inherit());
+    shell.run(made, Some(output), Some(limit), || ())
+}
+
+fn of(shown: &str, ran: Ran, limit: Duration) -> Found {
+    let said = ran.output.lines().map(str::trim).find(|line| !line.is_empty());
+    let said = said.map_or_else(String::new, |line| format!(": {}", cut(tidy(line), SHOWN_BYTES)));
+    match ran.exit {
+        _ if ran.late => Found::Unknown(format!("`{shown}` has not ended within {limit:.1?} and was killed{said}")),
+        ExitStatus::Code(0) => Found::Well,
+        ExitStatus::Code(1) => Found::Ill(format!("`{shown}` ended with exit code 1{said}")),
+        exit => Found::Unknown(format!("`{shown}` ended with {exit}, which is neither 0 (well) nor 1 (ill){said}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+    use std::time::Instant;
+
+    use super::*;
+    use crate::processes::is_alive;
+
+    fn check(command: &str, limit: Duration) -> Found {
+        by_command(&Shell::default(), Some(command.into()), limit).unwrap()
+    }
+
+    const LONG: Duration = Duration::from_secs(60);
+
+    #[test]
+    fn zero_is_well_and_one_is_ill_and_anything_else_says_nothing() {
+        let unknown = |text: &str| Found::Unknown(text.to_owned());
+        for (command, found) in [
+            ("true", Found::Well),
+            (
+                "echo; echo ' GPU 3 is  hot'; echo more; exit 1",
+                Found::Ill(
+                    "`echo; echo ' GPU 3 is  hot'; echo more; exit 1` ended with exit code 1: GPU 3 is  hot".to_owned(),
+                ),
+            ),
+            ("exit 2", unknown("`exit 2` ended with exit code 2, which is neither 0 (well) nor 1 (ill)")),
+            ("/nowhere", unknown("`/nowhere` ended with exit code 127, which is neither 0 (well) nor 1 (ill)")),
+            ("kill -KILL $$", unknown("`kill -KILL $$` ended with SIGKILL, which is neither 0 (well) nor 1 (ill)")),
+        ] {
+            assert_eq!(check(command, LONG), found);
+        }
+        assert!(matches!(check("a\0b", LONG), Found::Unknown(text) if text.contains("cannot be run")));
+    }
+
+    #[test]
+    fn one_that_writes_without_end_or_leaves_a_writer_is_not_waited_for() {
+        let text = "x".repeat(SHOWN_BYTES);
+        let found = check("head -c 100000000 /dev/zero | tr '\\0' x; exit 1", LONG);
+        assert!(matches!(&found, Found::Ill(found) if found.contains(&text[..60])), "{found:?}");
+        let began = Instant::now();
+        assert_eq!(check("sleep 600 & exit 0", LONG), Found::Well);
+        assert!(began.elapsed() < LONG, "what it has left is killed");
+    }
+
+    #[test]
+    fn one_that_forks_and_hangs_is_killed_when_its_time_is_over() {
+        let found = check("sleep 600 & echo $!; wait", Duration::from_millis(300));
+        let Found::Unknown(text) = found else { panic!("{found:?}") };
+        assert!(text.contains("has not ended within 300.0ms and was killed: "), "{text}");
+        let pid: u32 = text.rsplit(' ').next().unwrap().parse().unwrap();
+        let killed = Instant::now();
+        while is_alive(pid) {
+            assert!(killed.elapsed() < LONG, "what it had started lives");
+        }
+    }
+
+    #[test]
+    fn it_ends_with_the_agent_and_tells_nothing_then() {
+        let checks = Checks::new(Options { command: Some("sleep 600".into()) });
+        let (sender, told) = mpsc::channel();
+        checks.begin(move |found| sender.send(found).unwrap());
+        while checks.shell.runs().is_none() {
+            std::thread::yield_now();
+        }
+        drop(checks);
+        assert!(told.recv().is_err());
+    }
+}
