@@ -48,5 +48,11 @@ fn main() {
 
 fn join(round: u64) -> NodeMessage {
     let workers = Some(JoinWorkers::new("default", 8));
-    NodeMessage::Join(Join { round: Round(round), store_port: 29_500, node_rank: None, workers })
+    NodeMessage::Join(Join {
+        round: Round(round),
+        store_port: 29_500,
+        node_rank: None,
+        workers,
+        health: Default::default(),
+    })
 }

@@ -84,7 +84,13 @@ fn greet(machine: &mut Machine, number: u64, run: String, settings: Settings, no
 }
 
 fn join() -> NodeMessage {
-    NodeMessage::Join(Join { round: Round(0), store_port: 29_500, node_rank: None, workers: None, health: Default::default() })
+    NodeMessage::Join(Join {
+        round: Round(0),
+        store_port: 29_500,
+        node_rank: None,
+        workers: None,
+        health: Default::default(),
+    })
 }
 
 /// User and system time of this process.

@@ -183,8 +183,15 @@ fn rendezvous() {
             ..Hello::new("run", NodeId(node), format!("host{node}:1"), settings)
         }))
     };
-    let join =
-        |round, node_rank| NodeMessage::Join(Join { round: Round(round), store_port: 29500, node_rank, workers: None, health: Default::default() });
+    let join = |round, node_rank| {
+        NodeMessage::Join(Join {
+            round: Round(round),
+            store_port: 29500,
+            node_rank,
+            workers: None,
+            health: Default::default(),
+        })
+    };
     let placed = |active| {
         Some(Placed {
             round: Round(1),
@@ -243,7 +250,13 @@ fn rendezvous() {
     let workers = |size| Some(JoinWorkers::new("trainer", size));
     for node in 0..3 {
         open(&mut script, node, &hello(node.into(), None));
-        let join = Join { round: Round(0), store_port: 1, node_rank: None, workers: workers(1 + u32::from(node)), health: Default::default() };
+        let join = Join {
+            round: Round(0),
+            store_port: 1,
+            node_rank: None,
+            workers: workers(1 + u32::from(node)),
+            health: Default::default(),
+        };
         send(&mut script, node, &NodeMessage::Join(join));
     }
     send(&mut script, 1, &NodeMessage::Done { round: Round(1) });
@@ -276,12 +289,14 @@ fn rendezvous() {
             ..Rules::default()
         };
         open(&mut script, node, &NodeMessage::Hello(asking));
-        let join = Join { round: Round(0), store_port: 1, node_rank: None, workers: workers(2), health: Default::default() };
+        let join =
+            Join { round: Round(0), store_port: 1, node_rank: None, workers: workers(2), health: Default::default() };
         send(&mut script, node, &NodeMessage::Join(join));
     }
     send(&mut script, 2, &NodeMessage::Failed { round: Round(1), failure: Box::new(failure) });
     for node in 0..3 {
-        let join = Join { round: Round(1), store_port: 1, node_rank: None, workers: workers(2), health: Default::default() };
+        let join =
+            Join { round: Round(1), store_port: 1, node_rank: None, workers: workers(2), health: Default::default() };
         send(&mut script, node, &NodeMessage::Join(join));
     }
     script.extend_from_slice(&[1, 200]); // four seconds
@@ -359,7 +374,13 @@ fn long_texts(hello: impl Fn(u128, Option<Placed>) -> NodeMessage) {
         send(
             &mut script,
             node,
-            &NodeMessage::Join(Join { round: Round(0), store_port: 1, node_rank: None, workers: None, health: Default::default() }),
+            &NodeMessage::Join(Join {
+                round: Round(0),
+                store_port: 1,
+                node_rank: None,
+                workers: None,
+                health: Default::default(),
+            }),
         );
     }
     write("session", "long-names", &script);
@@ -382,7 +403,13 @@ fn long_texts(hello: impl Fn(u128, Option<Placed>) -> NodeMessage) {
         send(
             &mut script,
             node,
-            &NodeMessage::Join(Join { round: Round(0), store_port: 1, node_rank: None, workers: None, health: Default::default() }),
+            &NodeMessage::Join(Join {
+                round: Round(0),
+                store_port: 1,
+                node_rank: None,
+                workers: None,
+                health: Default::default(),
+            }),
         );
     }
     send(&mut script, 0, &NodeMessage::Leave { reason: "x".repeat(65_500), signal: None });

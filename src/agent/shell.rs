@@ -59,6 +59,9 @@ impl Shell {
         on_late: impl FnOnce(),
     ) -> io::Result<Option<Ran>> {
         let began = Instant::now();
+        if *self.stage.lock() == Stage::Over {
+            return Ok(None);
+        }
         let mut child = start_session(&mut command, open_files::limit_of_workers(), Life::UntilThreadEnds)?;
         drop(command); // and with it the pipe's other end
         let pid = Pid::from_child(&child);
@@ -139,8 +142,13 @@ fn watch(
             Err(Errno::INTR) => continue,
             Err(error) => return Err(error),
         }
+        let is_late = until.is_some_and(|until| until <= Instant::now());
         let [ended, written] = [0, 1].map(|which| polled.get(which).is_some_and(|fd| !fd.revents().is_empty()));
         drop(polled);
+        // One that writes without end is never quiet.
+        if is_late && !ended {
+            return Ok(false);
+        }
         // What it has written before its end is read first, but not what a process writes that it has left.
         if written && !(ended && kept.len() >= KEPT_BYTES) {
             if !read_some(&mut output, kept) {

@@ -67,8 +67,6 @@ pub enum ToAgent {
     Parked(HeldState),
     /// The worker has reached `elastic_rs.elastic.run` without a process group, which the library makes.
     NoProcessGroup,
-    /// The worker's program does not live through a change: it saves at the check, and is started anew.
-    Saves,
     /// The worker's world is not formed: a step towards it has failed, or has taken longer than its limit.
     Stuck,
     /// The worker's program has raised one of the library's exceptions itself. It leaves its world, and lives.
@@ -83,6 +81,8 @@ pub enum ToAgent {
         /// What does not match, in one line.
         message: String,
     },
+    /// The worker's program does not live through a change: it saves at the check, and is started anew.
+    Saves,
 }
 
 /// The state that a worker has while it is in no world.

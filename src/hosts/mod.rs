@@ -109,9 +109,10 @@ impl Standing {
         self.failures.clear();
     }
 
-    /// The time since its last failure.
+    /// The time since its last failure, or since it was last ill.
     pub fn quiet(&self, now: Instant) -> Duration {
-        self.failures.back().map_or(Duration::MAX, |failure| now.saturating_duration_since(failure.at))
+        let last = self.failures.back().map(|failure| failure.at).max(self.ill_at);
+        last.map_or(Duration::MAX, |at| now.saturating_duration_since(at))
     }
 
     /// The time since it was last put out.
@@ -128,14 +129,9 @@ impl Standing {
 
     /// Its health check has found this. It is kept out, for longer each time.
     pub fn fall_ill(&mut self, what: &str, cooldown: Cooldown, now: Instant) {
-        let well = self.well(now);
+        let quiet = self.quiet(now);
         self.ill_at = Some(now);
-        self.put_out(WhyUnused::Ill { what: what.to_owned() }, well, Some(cooldown), now);
-    }
-
-    /// The time since it was last ill.
-    fn well(&self, now: Instant) -> Duration {
-        self.ill_at.map_or(Duration::MAX, |at| now.saturating_duration_since(at))
+        self.put_out(WhyUnused::Ill { what: what.to_owned() }, quiet, Some(cooldown), now);
     }
 
     /// It is let in again. Returns whether it was out, or its time is over.
@@ -213,7 +209,7 @@ impl Standing {
     pub fn matters(&self, departures: Duration, failures: Duration, now: Instant) -> bool {
         self.departures.back().is_some_and(|at| is_recent(*at, departures, now))
             || self.failed_within(failures, now) > 0
-            || self.times_out.after(self.quiet(now).min(self.well(now))) > 0
+            || self.times_out.after(self.quiet(now)) > 0
             || self.out.is_some()
     }
 

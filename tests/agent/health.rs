@@ -23,6 +23,7 @@ fn it_is_checked_before_the_first_join_and_after_failures_of_its_own() {
         agent.on_placed(commands::placement(1), now);
         agent.on_started();
         agent.on_interrupted(Round(1), "another node was lost", now);
+        agent.on_worker_exited_badly(killed(0), now); // by SIGTERM
         agent.on_stopped();
         assert!(!checked(&mut agent), "others have failed");
         agent.on_placed(commands::placement(2), now);

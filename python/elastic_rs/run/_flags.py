@@ -295,8 +295,8 @@ def _add_endings(section: Section) -> None:
         default=None,
         metavar="COMMAND",
         help="what is checked before this machine joins, and after a failure of a worker of its own: builtin (GPUs, "
-        "memory, room for files, links), or a command that a shell runs as well: 0 is well, 1 is ill, anything else says "
-        "nothing; an ill machine is in no world (ELASTIC_RS_HEALTH_CHECK, or nothing)",
+        "memory, room for files, links), or a command that a shell runs as well: 0 is well, 1 is ill, anything else "
+        "says nothing; an ill machine is in no world (ELASTIC_RS_HEALTH_CHECK, or nothing)",
     )
     add(
         "--in-place",

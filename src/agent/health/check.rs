@@ -79,7 +79,7 @@ fn by_command(shell: &Shell, command: Option<OsString>, limit: Duration) -> Opti
 fn run(shell: &Shell, command: &OsString, limit: Duration) -> io::Result<Option<Ran>> {
     let (output, input) = io::pipe()?;
     let mut made = Command::new("sh");
-    made.arg("-c").arg(command).stdin(Stdio::null()).stdout(input).stderr(Stdio::inherit());
+    made.arg("-c").arg(command).stdin(Stdio::null()).stderr(input.try_clone()?).stdout(input);
     shell.run(made, Some(output), Some(limit), || ())
 }
 
@@ -120,11 +120,12 @@ mod tests {
                 ),
             ),
             ("exit 2", unknown("`exit 2` ended with exit code 2, which is neither 0 (well) nor 1 (ill)")),
-            ("/nowhere", unknown("`/nowhere` ended with exit code 127, which is neither 0 (well) nor 1 (ill)")),
             ("kill -KILL $$", unknown("`kill -KILL $$` ended with SIGKILL, which is neither 0 (well) nor 1 (ill)")),
         ] {
             assert_eq!(check(command, LONG), found);
         }
+        let missing = "`/nowhere` ended with exit code 127, which is neither 0 (well) nor 1 (ill): sh: ";
+        assert!(matches!(check("/nowhere", LONG), Found::Unknown(text) if text.starts_with(missing)), "{missing}");
         assert!(matches!(check("a\0b", LONG), Found::Unknown(text) if text.contains("cannot be run")));
     }
 
@@ -136,6 +137,12 @@ mod tests {
         let began = Instant::now();
         assert_eq!(check("sleep 600 & exit 0", LONG), Found::Well);
         assert!(began.elapsed() < LONG, "what it has left is killed");
+    }
+
+    #[test]
+    fn one_that_never_stops_to_write_is_killed_when_its_time_is_over() {
+        let found = check("yes hot", Duration::from_millis(300));
+        assert!(matches!(&found, Found::Unknown(text) if text.contains("was killed: hot")), "{found:?}");
     }
 
     #[test]

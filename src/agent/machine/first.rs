@@ -98,12 +98,14 @@ impl AgentMachine {
 
     /// False if it is not the first failure, or no workers run.
     fn take_first(&mut self, failure: Failure, message_until: Option<Instant>, hopeless: bool, now: Instant) -> bool {
-        self.checks = self.policy.checks_health;
         if self.is_brought(failure.local_rank) {
+            self.checks = self.policy.checks_health;
             self.lose_until_placement(failure);
             return false;
         }
         let runs = self.is_running() || self.raises() || self.is_preparing();
+        // Those that are being stopped end by that.
+        self.checks |= runs && self.policy.checks_health;
         if runs && self.leaving.is_some() {
             self.log(format!("{failure}; this node leaves"));
             self.leave_now(); // the failure is nobody's concern any more

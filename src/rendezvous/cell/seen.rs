@@ -74,7 +74,6 @@ impl Seen {
                 newcomer_since: pace.newcomer_since.filter(|_| newcomer.is_some()),
                 ready_since: pace.ready_since.filter(|_| ready.is_some()),
                 paused_until: None,
-                checks_until: None,
             },
             departures: match &self.departures {
                 Some((revision, departures)) if *revision == blob.revision() => departures.clone(),
@@ -86,7 +85,7 @@ impl Seen {
     /// When the marks of the state were first seen as they are: now, if they never were.
     pub(super) fn pace(&self, now: Instant) -> Pace {
         let at = |seen: Option<(u64, Instant)>| Some(seen.map_or(now, |(_, at)| at));
-        Pace { newcomer_since: at(self.newcomer), ready_since: at(self.ready), paused_until: None, checks_until: None }
+        Pace { newcomer_since: at(self.newcomer), ready_since: at(self.ready), paused_until: None }
     }
 
     /// The run of this state, for the node of this [`Hello`].

@@ -250,7 +250,8 @@ impl Hosts {
         for (origin, standing) in self.book.iter_mut() {
             let acquitted = standing.acquit(rank);
             let enough = standing.failed_within(rules.host_failures_window, now) >= rules.host_failures as usize;
-            if acquitted && !enough && standing.absolve() {
+            let ill = standing.put_out_at_all().is_some_and(|out| matches!(out.why, WhyUnused::Ill { .. }));
+            if acquitted && !enough && !ill && standing.absolve() {
                 freed.push(origin.clone());
             }
         }

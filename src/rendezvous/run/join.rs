@@ -14,7 +14,7 @@ use super::node::{Node, Status};
 use crate::events::record::{Kind, Why};
 use crate::events::tally::{Refused, Tally};
 use crate::rendezvous::messages::message::{
-    CoordinatorMessage, Health, Hello, Join, LARGEST_COUNT, NodeId, Placed, Running, WorldChange,
+    CHECK_WITHIN, CoordinatorMessage, Health, Hello, Join, LARGEST_COUNT, NodeId, Placed, Running, WorldChange,
 };
 use crate::rendezvous::messages::settings::Settings;
 
@@ -93,7 +93,9 @@ impl Run {
     fn readmit(&mut self, hello: &Hello, mut newer: Node) {
         self.apply_terms(&mut newer);
         if let Some(known) = self.roster.get(hello.node) {
-            let Node { placed, done, out, checked_by, phases_reported, first_step_reported, joined_at, .. } = *known;
+            let Node {
+                placed, done, out, unchecked, rechecks, phases_reported, first_step_reported, joined_at, ..
+            } = *known;
             let (status, program) = (known.status.clone(), known.program.clone());
             let attends = status == Status::Active && placed == hello.placed.map(|last| (last.round, last.rank));
             let attending = known.attending || (attends && hello.attending);
@@ -103,7 +105,8 @@ impl Run {
                 done,
                 attending,
                 out,
-                checked_by,
+                unchecked,
+                rechecks,
                 phases_reported,
                 first_step_reported,
                 program,
@@ -366,7 +369,6 @@ impl Run {
         if self.entry(id, now) == Entry::Never {
             return self.evict(id, session, now);
         }
-        self.judge_health(id, &join.health, now);
         self.take_join(id, session, join, now);
         if self.roster.get(id).is_some_and(|node| self.parts().is_spare(node)) {
             let waits = self.roster.get(id).and_then(|node| self.parts().waits(node, now));
@@ -435,16 +437,16 @@ impl Run {
             (Status::Active | Status::Idle, _) => {}
         }
         let next = self.roster.next_arrival();
+        let join = self.judge_health(id, join, now);
         let checks = join.health == Health::Checking;
         let ill = matches!(join.health, Health::Ill(_));
         self.roster.set_status(id, Status::Waiting { join, arrival: arrival.unwrap_or(next) });
         self.in_place.stop_at(id, check);
-        let new = self.roster.get(id).is_some_and(|node| self.roster.last_rank(node).is_none());
-        // A world that runs does not wait for the check of a node that may join it.
-        let later = checks && new && !self.roster.active().is_empty();
         let out = self.entry(id, now) != Entry::Open || ill;
-        self.roster.set_out(id, out || later);
-        self.await_check(id, checks, now);
+        self.roster.set_out(id, out);
+        self.roster.set_check(id, checks.then(|| now + CHECK_WITHIN));
+        self.leave_out_unchecked(now);
+        let new = self.roster.get(id).is_some_and(|node| self.roster.last_rank(node).is_none());
         if new && !out {
             self.pace.newcomer_since.get_or_insert(now);
         }

@@ -87,6 +87,7 @@ impl Run {
     pub(super) fn remove(&mut self, id: NodeId) {
         self.in_place.forget(id);
         self.trace.forget(id);
+        self.roster.set_check(id, None);
         self.admission.release(id, self.roster.get(id));
         self.roster.remove(id);
     }
@@ -169,8 +170,8 @@ impl Run {
     pub(super) fn keep_out(&mut self, id: NodeId, out: bool, now: Instant) {
         let Some(node) = self.roster.get(id).filter(|node| node.out != out) else { return };
         let (new, session) = (self.roster.last_rank(node).is_none(), node.session);
-        if !out && node.checks_health() && self.check_again(id, session, now) {
-            return;
+        if !out && node.checks_health() {
+            self.check_again(id, session, now);
         }
         self.roster.set_out(id, out);
         if !out && new {

@@ -18,6 +18,7 @@ pub(in crate::rendezvous) struct Roster {
     waiting: BTreeSet<NodeId>,
     counts: Counts,
     arrivals: u64,
+    checks: BTreeMap<NodeId, Instant>,
     /// When to look for lost nodes: none is lost before.
     lost_by: Option<Instant>,
 }
@@ -39,8 +40,6 @@ pub(in crate::rendezvous) struct Counts {
     pub present: usize,
     /// Workers that the waiting nodes offer.
     pub slots: usize,
-    /// Waiting nodes whose health check runs.
-    pub checking: usize,
 }
 
 impl Counts {
@@ -53,7 +52,7 @@ impl Counts {
     }
 
     fn for_each(&mut self, other: Self, of: impl Fn(usize, usize) -> usize) {
-        let Self { returning, unreachable, done, attending, connected, present, slots, checking } = *self;
+        let Self { returning, unreachable, done, attending, connected, present, slots } = *self;
         *self = Self {
             returning: of(returning, other.returning),
             unreachable: of(unreachable, other.unreachable),
@@ -62,7 +61,6 @@ impl Counts {
             connected: of(connected, other.connected),
             present: of(present, other.present),
             slots: of(slots, other.slots),
-            checking: of(checking, other.checking),
         };
     }
 }
@@ -217,6 +215,9 @@ impl Roster {
 
     /// Change a node's status. Has no effect on an unknown node.
     pub fn set_status(&mut self, id: NodeId, status: Status) {
+        if !matches!(status, Status::Waiting { .. }) {
+            self.set_check(id, None);
+        }
         self.update(id, |node| (node.status, node.done, node.attending) = (status, false, false));
     }
 
@@ -225,18 +226,40 @@ impl Roster {
         self.update(id, |node| node.out = out);
     }
 
+    /// The waiting nodes whose health check runs, and until when at the latest.
+    pub fn checks(&self) -> &BTreeMap<NodeId, Instant> {
+        &self.checks
+    }
+
     /// Record that a node's health check runs until then at the latest, or has ended.
-    pub fn set_checked_by(&mut self, id: NodeId, until: Option<Instant>) {
-        self.update(id, |node| node.checked_by = until);
+    pub fn set_check(&mut self, id: NodeId, until: Option<Instant>) {
+        match until {
+            Some(until) => _ = self.checks.entry(id).or_insert(until),
+            None => _ = self.checks.remove(&id),
+        }
+        if until.is_none() {
+            self.update(id, |node| node.unchecked = false);
+        }
+    }
+
+    /// Leave a node out of rounds until its health check has ended.
+    pub fn set_unchecked(&mut self, id: NodeId) {
+        self.update(id, |node| node.unchecked = true);
     }
 
     /// A node that waits has to check its machine again.
     pub fn check_again(&mut self, id: NodeId) {
         self.update(id, |node| {
+            node.rechecks = true;
             if let Status::Waiting { join, .. } = &mut node.status {
                 join.health = Health::Checking;
             }
         });
+    }
+
+    /// A node checks its machine.
+    pub fn checks_now(&mut self, id: NodeId) {
+        self.update(id, |node| node.rechecks = false);
     }
 
     /// Record that a node's workers of the current round have all succeeded.
@@ -311,6 +334,7 @@ impl Roster {
     /// Start a round with these members, in the order of their ranks.
     pub fn begin_round(&mut self, round: Round, members: &[NodeId]) {
         self.round = round;
+        self.checks.retain(|id, _| !members.contains(id));
         for (rank, id) in (0..).zip(members) {
             if let Some(node) = self.nodes.get_mut(id) {
                 (node.status, node.placed) = (Status::Active, Some((round, rank)));
@@ -437,7 +461,6 @@ impl Share {
             connected: usize::from(connected),
             present: usize::from(connected && node.status != Status::Idle),
             slots: node.slots(),
-            checking: usize::from(waiting && node.checked_by.is_some()),
         };
         Self { counts, active, unfinished: active && !node.done, waiting }
     }

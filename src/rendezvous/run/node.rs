@@ -98,8 +98,10 @@ pub(in crate::rendezvous) struct Node {
     pub status: Status,
     /// Its host is out: while it waits, no round counts it.
     pub out: bool,
-    /// Its health check runs, until then at the latest.
-    pub checked_by: Option<Instant>,
+    /// Its health check runs, and no round counts it before that has ended.
+    pub unchecked: bool,
+    /// It has to check its machine again, and has not begun.
+    pub rechecks: bool,
     /// Last rank assignment: round and rank.
     pub placed: Option<(Round, u32)>,
     /// Its workers of the current round have all succeeded.
@@ -149,7 +151,8 @@ impl Node {
             placed: None,
             done: false,
             attending: false,
-            checked_by: None,
+            unchecked: false,
+            rechecks: false,
             phases_reported: 0,
             first_step_reported: false,
             program: None,
@@ -182,7 +185,7 @@ impl Node {
 
     /// Whether the node waits for the next round.
     pub fn waits(&self) -> bool {
-        matches!(self.status, Status::Waiting { .. }) && !self.out
+        matches!(self.status, Status::Waiting { .. }) && !self.out && !self.unchecked
     }
 
     /// Number of workers that the node offers for the next round.
@@ -203,9 +206,9 @@ impl Node {
         }
     }
 
-    /// Whether the node waits until its host is let in again.
+    /// Whether the node waits until its host is let in again, or its health check has ended.
     pub fn is_kept_out(&self) -> bool {
-        matches!(self.status, Status::Waiting { .. }) && self.out
+        matches!(self.status, Status::Waiting { .. }) && (self.out || self.unchecked)
     }
 
     /// When the node is lost, unless a message of it arrives.

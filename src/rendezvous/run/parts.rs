@@ -11,7 +11,7 @@ use super::node::{Node, may_connect_from};
 use super::recovery::{Recovery, Reports};
 use super::round::{Current, Pace};
 use super::standing::Standing;
-use crate::rendezvous::messages::message::{CoordinatorMessage, Round};
+use crate::rendezvous::messages::message::{CHECK_WITHIN, CoordinatorMessage, NodeId, Round};
 use crate::rendezvous::messages::settings::{LAST_LOOK, Settings};
 
 /// The parts of a run, none of which a policy changes.
@@ -71,7 +71,14 @@ impl Parts<'_> {
 
     /// Until when no round closes, since the health check of a node runs that it counts.
     pub fn checks_until(self) -> Option<Instant> {
-        self.pace.checks_until.filter(|_| self.roster.counts().checking > 0)
+        let counted = |id: &NodeId| self.roster.get(*id).is_some_and(Node::waits);
+        let checks = self.roster.checks().iter().filter(|(id, _)| counted(id));
+        checks.map(|(_, until)| self.check_ends(*until)).max()
+    }
+
+    /// When a check is no longer waited for. Whoever begins one late holds nobody up for as long as others did.
+    pub fn check_ends(self, until: Instant) -> Instant {
+        self.pace.ready_since.map_or(until, |since| until.min(since + CHECK_WITHIN))
     }
 
     /// Until when the world does not re-form for the nodes that wait to join it: no round could close before, and its members would stand

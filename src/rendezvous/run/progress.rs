@@ -2,6 +2,7 @@
 //!
 //! The run updates its decision ([`Standing`]) after every event, and logs it when it changes. Waiting nodes receive [`Parts::progress`].
 
+use std::collections::BTreeSet;
 use std::time::Instant;
 
 use serde::Serialize;
@@ -105,6 +106,12 @@ impl Parts<'_> {
             } else {
                 text += &format!("; {running} still to come back from round {round}{}", self.roster.list(active));
             }
+        }
+        let unchecked =
+            self.roster.checks().keys().filter(|id| self.roster.get(**id).is_some_and(|node| node.unchecked));
+        let unchecked: BTreeSet<_> = unchecked.copied().collect();
+        if !unchecked.is_empty() {
+            text += &format!("; left out until their health checks have ended{}", self.roster.list(&unchecked));
         }
         if let Some(needed) = self.needed_text() {
             text += &format!("; {needed}");

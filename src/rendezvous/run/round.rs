@@ -236,6 +236,4 @@ pub(in crate::rendezvous) struct Pace {
     pub ready_since: Option<Instant>,
     /// No round closes before, after several bad starts.
     pub paused_until: Option<Instant>,
-    /// When the last health check that has begun is over.
-    pub checks_until: Option<Instant>,
 }
