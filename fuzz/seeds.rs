@@ -12,7 +12,7 @@ use elastic_rs::hosts::Cooldown;
 use elastic_rs::rendezvous::cell::node::{CellCommand, CellNode};
 use elastic_rs::rendezvous::messages::codec::{encode_preamble, try_encode_frame};
 use elastic_rs::rendezvous::messages::message::{
-    EndClass, Failure, Generation, Hello, Join, JoinWorkers, NodeId, NodeMessage, Placed, Round, Verdict,
+    EndClass, Failure, Generation, Health, Hello, Join, JoinWorkers, NodeId, NodeMessage, Placed, Round, Verdict,
 };
 use elastic_rs::rendezvous::messages::settings::Settings;
 use elastic_rs::rendezvous::messages::settings::{Rules, WorkerBounds};
@@ -183,15 +183,7 @@ fn rendezvous() {
             ..Hello::new("run", NodeId(node), format!("host{node}:1"), settings)
         }))
     };
-    let join = |round, node_rank| {
-        NodeMessage::Join(Join {
-            round: Round(round),
-            store_port: 29500,
-            node_rank,
-            workers: None,
-            health: Default::default(),
-        })
-    };
+    let first_join = |round, node_rank| NodeMessage::Join(Join { store_port: 29500, node_rank, ..join(round, None) });
     let placed = |active| {
         Some(Placed {
             round: Round(1),
@@ -209,21 +201,21 @@ fn rendezvous() {
     let mut script = Vec::new();
     for node in 0..3 {
         open(&mut script, node, &hello(node.into(), None));
-        send(&mut script, node, &join(0, (node == 1).then_some(0)));
+        send(&mut script, node, &first_join(0, (node == 1).then_some(0)));
     }
     send(&mut script, 0, &NodeMessage::Heartbeat { rtt_us: None });
     write("session", "three-join-at-once", &script);
     send(&mut script, 1, &NodeMessage::Leave { reason: "SIGTERM".into(), signal: None });
     script.extend_from_slice(&[1, 200]); // four seconds
-    send(&mut script, 0, &join(1, None));
-    send(&mut script, 2, &join(1, None));
+    send(&mut script, 0, &first_join(1, None));
+    send(&mut script, 2, &first_join(1, None));
     send(&mut script, 0, &NodeMessage::Close(Verdict::Succeeded { by: "host0".into() }));
     write("session", "one-leaves-and-the-job-ends", &script);
 
     let mut script = Vec::new();
     for node in 0..2 {
         open(&mut script, node, &hello(node.into(), None));
-        send(&mut script, node, &join(0, None));
+        send(&mut script, node, &first_join(0, None));
     }
     script.extend_from_slice(&[1, 200, 0x20, 0, 1, 100, 0x11, 20]); // last call; 0 hangs up; two seconds; a stall
     open(&mut script, 0, &hello(0, placed(true)));
@@ -233,7 +225,7 @@ fn rendezvous() {
     let mut script = Vec::new();
     open(&mut script, 1, &hello(1, placed(true)));
     open(&mut script, 2, &hello(2, placed(false)));
-    send(&mut script, 2, &join(1, None));
+    send(&mut script, 2, &first_join(1, None));
     send(
         &mut script,
         1,
@@ -250,14 +242,7 @@ fn rendezvous() {
     let workers = |size| Some(JoinWorkers::new("trainer", size));
     for node in 0..3 {
         open(&mut script, node, &hello(node.into(), None));
-        let join = Join {
-            round: Round(0),
-            store_port: 1,
-            node_rank: None,
-            workers: workers(1 + u32::from(node)),
-            health: Default::default(),
-        };
-        send(&mut script, node, &NodeMessage::Join(join));
+        send(&mut script, node, &NodeMessage::Join(join(0, workers(1 + u32::from(node)))));
     }
     send(&mut script, 1, &NodeMessage::Done { round: Round(1) });
     let failure = Failure {
@@ -289,15 +274,11 @@ fn rendezvous() {
             ..Rules::default()
         };
         open(&mut script, node, &NodeMessage::Hello(asking));
-        let join =
-            Join { round: Round(0), store_port: 1, node_rank: None, workers: workers(2), health: Default::default() };
-        send(&mut script, node, &NodeMessage::Join(join));
+        send(&mut script, node, &NodeMessage::Join(join(0, workers(2))));
     }
     send(&mut script, 2, &NodeMessage::Failed { round: Round(1), failure: Box::new(failure) });
     for node in 0..3 {
-        let join =
-            Join { round: Round(1), store_port: 1, node_rank: None, workers: workers(2), health: Default::default() };
-        send(&mut script, node, &NodeMessage::Join(join));
+        send(&mut script, node, &NodeMessage::Join(join(1, workers(2))));
     }
     script.extend_from_slice(&[1, 200]); // four seconds
     write("session", "a-host-is-kept-out-for-a-while", &script);
@@ -364,6 +345,11 @@ fn run(nodes: &mut [CellNode], cell: &mut Option<Vec<u8>>, now: &mut Instant, st
     }
 }
 
+/// A join after this round.
+fn join(round: u64, workers: Option<JoinWorkers>) -> Join {
+    Join { round: Round(round), store_port: 1, node_rank: None, workers, health: Health::Unchecked }
+}
+
 /// Write texts that fit into their own frame, but together not into a frame that quotes them.
 fn long_texts(hello: impl Fn(u128, Option<Placed>) -> NodeMessage) {
     let mut script = Vec::new();
@@ -371,17 +357,7 @@ fn long_texts(hello: impl Fn(u128, Option<Placed>) -> NodeMessage) {
         let NodeMessage::Hello(mut long) = hello(node.into(), None) else { return };
         long.name = "x".repeat(30_000);
         open(&mut script, node, &NodeMessage::Hello(long));
-        send(
-            &mut script,
-            node,
-            &NodeMessage::Join(Join {
-                round: Round(0),
-                store_port: 1,
-                node_rank: None,
-                workers: None,
-                health: Default::default(),
-            }),
-        );
+        send(&mut script, node, &NodeMessage::Join(join(0, None)));
     }
     write("session", "long-names", &script);
 
@@ -400,17 +376,7 @@ fn long_texts(hello: impl Fn(u128, Option<Placed>) -> NodeMessage) {
     let mut script = Vec::new();
     for node in 0..3 {
         open(&mut script, node, &hello(node.into(), None));
-        send(
-            &mut script,
-            node,
-            &NodeMessage::Join(Join {
-                round: Round(0),
-                store_port: 1,
-                node_rank: None,
-                workers: None,
-                health: Default::default(),
-            }),
-        );
+        send(&mut script, node, &NodeMessage::Join(join(0, None)));
     }
     send(&mut script, 0, &NodeMessage::Leave { reason: "x".repeat(65_500), signal: None });
     write("session", "a-long-reason", &script);

@@ -19,17 +19,25 @@ def name_of(flag: str, variable: str, given: str | None) -> str:
     return variable if given is None else flag
 
 
+def command_of(flag: str, variable: str, given: str | None, must_be: str) -> str | None:
+    """Return a command of the shell, from a flag or else a variable. None: there is none.
+
+    Raises:
+        ValueError: no shell could run it. The message names the flag or the variable, and says what it ``must_be``.
+    """
+    command = os.environ.get(variable) or None if given is None else given
+    if command is not None and (not command.strip() or "\0" in command):
+        raise ValueError(f"{name_of(flag, variable, given)} is `{command!r}`, must be {must_be}")
+    return command
+
+
 def on_hang_of(given: str | None = None) -> str | None:
     """Return the command that runs once a hang is found. None: there is none.
 
     Raises:
         ValueError: no shell could run it. The message names the flag or the variable.
     """
-    command = os.environ.get(ON_HANG) or None if given is None else given
-    if command is not None and (not command.strip() or "\0" in command):
-        name = name_of("--on-hang", ON_HANG, given)
-        raise ValueError(f"{name} is `{command!r}`, must be a command of the shell: 'mail -s hang me@example.com'")
-    return command
+    return command_of("--on-hang", ON_HANG, given, "a command of the shell: 'mail -s hang me@example.com'")
 
 
 def progress_log_of(given: str | None = None) -> ProgressPattern | None:

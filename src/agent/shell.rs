@@ -3,10 +3,11 @@
 //! The kernel kills a command when the thread that has started it ends, so that it does not outlive the agent's process. What it leaves
 //! in the background is killed when it ends, since a group of processes without an owner would be nobody's.
 
+use std::ffi::OsStr;
 use std::io::{self, PipeReader, Read};
 use std::os::fd::AsFd;
 use std::os::unix::process::ExitStatusExt;
-use std::process::{self, Command};
+use std::process::{self, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
@@ -50,6 +51,16 @@ pub(super) struct Ran {
 }
 
 impl Shell {
+    /// Have `sh` run a command of the user's, for so long at most, and read what it writes. `errors`: also to standard error, which is the
+    /// agent's own otherwise. `None`: the agent has ended.
+    pub fn read(&self, command: &OsStr, errors: bool, limit: Option<Duration>) -> io::Result<Option<Ran>> {
+        let (output, input) = io::pipe()?;
+        let mut made = Command::new("sh");
+        made.arg("-c").arg(command).stdin(Stdio::null());
+        made.stderr(if errors { input.try_clone()?.into() } else { Stdio::inherit() }).stdout(input);
+        self.run(made, Some(output), limit, || ())
+    }
+
     /// Run a command, for so long at most. Its output is read from the pipe. `on_late`: it is killed now. `None`: the agent has ended.
     pub fn run(
         &self,

@@ -27,7 +27,7 @@ use pyo3::prelude::*;
 
 use crate::conf::{RendezvousConfig, limit, seconds};
 
-/// The value of ``--health-check`` for no command, but what is built in.
+/// The value of ``--health-check`` that asks for the built-in checks alone.
 const BUILT_IN: &str = "builtin";
 
 /// The options of a node.

@@ -1,8 +1,6 @@
 //! Runs a check in a thread.
 
 use std::ffi::OsString;
-use std::io;
-use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -69,18 +67,11 @@ impl Drop for Checks {
 fn by_command(shell: &Shell, command: Option<OsString>, limit: Duration) -> Option<Found> {
     let Some(command) = command else { return Some(Found::Well) };
     let shown = cut(tidy(&command.to_string_lossy()), SHOWN_BYTES);
-    let found = match run(shell, &command, limit) {
+    let found = match shell.read(&command, true, Some(limit)) {
         Ok(ran) => of(&shown, ran?, limit),
         Err(error) => Found::Unknown(format!("`{shown}` cannot be run: {error}")),
     };
     Some(found)
-}
-
-fn run(shell: &Shell, command: &OsString, limit: Duration) -> io::Result<Option<Ran>> {
-    let (output, input) = io::pipe()?;
-    let mut made = Command::new("sh");
-    made.arg("-c").arg(command).stdin(Stdio::null()).stderr(input.try_clone()?).stdout(input);
-    shell.run(made, Some(output), Some(limit), || ())
 }
 
 fn of(shown: &str, ran: Ran, limit: Duration) -> Found {

@@ -8,7 +8,6 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -215,10 +214,7 @@ fn wait_for(shell: &Shell, command: &OsString, name: &str, default: Duration) ->
 
 /// What a command has written, if it has ended well. `None`: the agent has ended.
 fn written(shell: &Shell, command: &OsString) -> io::Result<Option<String>> {
-    let (output, input) = io::pipe()?;
-    let mut made = Command::new("sh");
-    made.arg("-c").arg(command).stdin(Stdio::null()).stdout(input).stderr(Stdio::inherit());
-    match shell.run(made, Some(output), None, || ())? {
+    match shell.read(command, false, None)? {
         Some(ran) if !ran.exit.is_success() => Err(io::Error::other(format!("it ended with {}", ran.exit))),
         ran => Ok(ran.map(|ran| ran.output)),
     }
