@@ -124,6 +124,9 @@ def main() -> None:
     torch.set_num_threads(1)  # many workers share the cores of one machine
     torch.manual_seed(SEED)  # every worker begins with the same weights
 
+    model = build_model()
+    optimizer = torch.optim.Adam(model.parameters(), lr=args.lr)
+
     dist.init_process_group("gloo")
     rank, world_size = dist.get_rank(), dist.get_world_size()
 
@@ -133,8 +136,6 @@ def main() -> None:
     sampler = DistributedSampler(train_data, shuffle=True, seed=SEED)
     batches = DataLoader(train_data, batch_size=max(1, args.batch_size // world_size), sampler=sampler)
 
-    model = build_model()
-    optimizer = torch.optim.Adam(model.parameters(), lr=args.lr)
     done = load_checkpoint(args.checkpoint, model, optimizer)
     ddp_model = DistributedDataParallel(model)
     if rank == 0:

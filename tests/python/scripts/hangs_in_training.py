@@ -173,12 +173,14 @@ class Communication:
 def main() -> None:
     kind, victim, *step = sys.argv[1:]
     last = int(step[0]) if step else STEPS_BEFORE
+    # Before the process group: torch._dynamo, which it imports, would keep that until Python ends, and a thread of gloo
+    # that lets go of the last tensor then aborts the process (torch 2.15, github.com/pytorch/pytorch/issues/190489).
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))])
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     is_victim = rank == int(victim)
     print(f"READY {rank} {os.getpid()}", flush=True)
     communication = Communication(kind, int(victim))
-    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))])
     loads = kind.startswith("loader")
     batches = iter(DataLoader(Batches(kind, last if is_victim else None), batch_size=None, num_workers=int(loads)))
     for number in range(1, 10_000):
