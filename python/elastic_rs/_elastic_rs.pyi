@@ -2137,6 +2137,13 @@ def _shutdown() -> None:
     Stop all background threads. Registered with ``atexit``.
     """
 
+def check_health(command: str | None = None) -> tuple[str, str]:
+    """
+    Check this machine once as ``--health-check`` does before a join: what is built in, and then this command, if one is given.
+
+    Returns whether the machine is ``well``, ``ill``, or that is ``unknown``, and what was found, or why it is not known.
+    """
+
 def coordinator_is_protected(answer: bytes) -> bool:
     """
     Whether this is the answer of a coordinator that is protected by a token.

@@ -8,9 +8,9 @@ mod built_in;
 mod check;
 
 #[cfg(feature = "io")]
-pub use built_in::built_in;
-#[cfg(feature = "io")]
 pub(super) use check::Checks;
+#[cfg(feature = "io")]
+pub use check::check;
 
 /// What is checked, beside what is built in.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

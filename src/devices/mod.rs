@@ -2,8 +2,10 @@
 //!
 //! Owns the rules by which `CUDA_VISIBLE_DEVICES` selects from the GPUs of a machine ([`Wanted`]). [`nvidia`] lists those.
 //! The count equals torch's: `_parse_visible_devices` and `_device_count_nvml` in `torch/cuda/__init__.py` (2.15). [`numa`] has the rules
-//! by which workers are bound to CPUs, [`sysfs`] reads what there is.
+//! by which workers are bound to CPUs, [`sysfs`] reads what there is. [`illness`] says whether GPUs work.
 
+#[cfg(feature = "io")]
+pub mod illness;
 pub mod numa;
 #[cfg(feature = "io")]
 pub mod nvidia;

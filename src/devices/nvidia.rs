@@ -4,17 +4,13 @@ use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use nvml_wrapper::enums::device::SampleValue;
 use nvml_wrapper::error::NvmlError;
-use nvml_wrapper::structs::device::FieldId;
 use nvml_wrapper::{Device, Nvml};
 
 use super::Gpu;
 
 /// Every driver installs this name. The name without the number belongs to the development package.
 const LIBRARY: &str = "libnvidia-ml.so.1";
-/// `NVML_FI_DEV_GET_GPU_RECOVERY_ACTION` of `nvml.h`, which rows of memory that wait for a remapping ask for too.
-const RECOVERY_ACTION: u32 = 230;
 /// Has a folder for each GPU.
 const FILES: &str = "/proc/driver/nvidia/gpus";
 
@@ -26,41 +22,8 @@ pub fn gpus() -> Result<Vec<Gpu>, String> {
     by_library().or_else(|error| by_files(Path::new(FILES)).ok_or_else(|| why_none(&error)))
 }
 
-/// What is wrong with the GPUs, if the driver answers and anything is. `most`: the largest number of GPUs that there were, which is
-/// updated.
-pub fn ill(most: &mut usize) -> Option<String> {
-    let nvml = Nvml::builder().lib_path(OsStr::new(LIBRARY)).init().ok()?;
-    let count = nvml.device_count().ok()? as usize;
-    if count < *most {
-        return Some(format!("{count} GPUs are there, and {most} were"));
-    }
-    *most = count;
-    (0..count as u32).find_map(|number| match nvml.device_by_index(number) {
-        Ok(device) => needs(&device).map(|action| format!("GPU {number} needs {action}")),
-        Err(NvmlError::GpuLost) => Some(format!("GPU {number} has fallen off the bus")),
-        // It may be forbidden.
-        Err(_) => None,
-    })
-}
-
-/// What the driver asks for, so that a GPU works again. Older drivers do not say.
-fn needs(device: &Device<'_>) -> Option<&'static str> {
-    let answers = device.field_values_for(&[FieldId(RECOVERY_ACTION)]).ok()?;
-    let answer = answers.into_iter().next()?.ok()?.value.ok()?;
-    let number = match answer {
-        SampleValue::U32(number) => u64::from(number),
-        SampleValue::U64(number) => number,
-        SampleValue::I64(number) => u64::try_from(number).ok()?,
-        SampleValue::F64(_) => return None,
-    };
-    match number {
-        1 => Some("a reset"),
-        2 => Some("a reboot of its machine"),
-        // Other GPUs go on, and after a drain all do.
-        3 => Some("peer-to-peer traffic to be drained"),
-        4 => Some("to be drained and reset"),
-        _ => None,
-    }
+pub(super) fn library() -> Result<Nvml, NvmlError> {
+    Nvml::builder().lib_path(OsStr::new(LIBRARY)).init()
 }
 
 /// Why there is no driver, or none that works. The loader's own message about a missing library would explain nothing.
@@ -74,7 +37,7 @@ fn why_none(error: &NvmlError) -> String {
 }
 
 fn by_library() -> Result<Vec<Gpu>, NvmlError> {
-    let nvml = Nvml::builder().lib_path(OsStr::new(LIBRARY)).init()?;
+    let nvml = library()?;
     let mut gpus = Vec::new();
     for number in 0..nvml.device_count()? {
         // A GPU that has fallen off the bus has an index, and nothing else.

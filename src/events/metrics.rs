@@ -30,7 +30,7 @@ struct Counts {
     /// Failures that counted against the budget: workers that ended themselves, and those that a signal ended.
     restarts: [u64; 2],
     /// Connection, silence, lease.
-    lost: [u64; 3],
+    lost: [u64; 4],
     left: u64,
     /// In the order of [`Refused::ALL`].
     refused: [u64; Refused::ALL.len()],
@@ -142,7 +142,7 @@ impl Metrics {
         }
         out.family(&families::NODES_LOST);
         for (run, counts) in self.all() {
-            for (how, count) in ["connection", "silence", "lease"].into_iter().zip(counts.lost) {
+            for (how, count) in ["connection", "silence", "lease", "notice"].into_iter().zip(counts.lost) {
                 out.value(&families::NODES_LOST, &[run, how], count);
             }
         }
@@ -254,6 +254,7 @@ impl Counts {
                     Loss::Connection => 0,
                     Loss::Silence => 1,
                     Loss::Lease => 2,
+                    Loss::Notice => 3,
                 };
                 self.lost[at] += 1;
             }

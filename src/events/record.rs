@@ -416,6 +416,8 @@ pub enum Loss {
     Silence,
     /// Its lease ended, as etcd says.
     Lease,
+    /// Its machine was taken away, as a notice had said, and it had not left by then.
+    Notice,
 }
 
 /// Why a world must re-form.

@@ -480,3 +480,15 @@ fn a_node_whose_workers_cannot_survive_says_nothing_of_changes() {
     assert!(!bench.node.will_leave(ROUND, "SIGTERM", Some(15)), "nobody would answer");
     assert_eq!(bench.sent(), []);
 }
+
+#[test]
+fn guards_end_workers_whose_machine_goes_before_the_lease_is_over() {
+    let mut bench = Bench::running();
+    let (left, lease) = (seconds(4), Settings::new(1, 4).lease());
+    assert!(bench.node.notice(ROUND, left, "a test", bench.now));
+    let gone_at = bench.now + left;
+    let until = bench.node.workers_until().unwrap();
+    assert!(gone_at < until && until < gone_at + Duration::from_millis(250) && until < bench.now + lease);
+    bench.node.notice(ROUND, seconds(60), "another", bench.now);
+    assert_eq!(bench.node.workers_until(), Some(until), "the first counts");
+}

@@ -1,4 +1,4 @@
-//! `launch`: runs the agent of `elastic-run` until it has ended. `rehearse` and `why_users_are_unknown`: for its doctor.
+//! `launch`: runs the agent of `elastic-run` until it has ended. `rehearse`, `why_users_are_unknown` and `check_health`: for its doctor.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -6,6 +6,7 @@ use std::panic;
 use std::sync::Arc;
 
 use elastic_rs::agent::Outcome;
+use elastic_rs::agent::health::{self, Found};
 use elastic_rs::launcher::launch::{Ended, Fixed, Job, LogFolder, LogOptions, Warm, run as run_job};
 use elastic_rs::launcher::node::Node;
 use elastic_rs::net::local_peers;
@@ -175,6 +176,19 @@ pub fn signal_number(name: &str) -> Option<i32> {
 #[pyfunction]
 pub fn rehearse(py: Python<'_>, command: Vec<OsString>) -> PyResult<()> {
     block_on_task(py, workers::rehearse(command))?.map_err(PyRuntimeError::new_err)
+}
+
+/// Check this machine once as ``--health-check`` does before a join: what is built in, and then this command, if one is given.
+///
+/// Returns whether the machine is ``well``, ``ill``, or that is ``unknown``, and what was found, or why it is not known.
+#[pyfunction]
+#[pyo3(signature = (command=None))]
+pub fn check_health(py: Python<'_>, command: Option<OsString>) -> (&'static str, String) {
+    match detach(py, || health::check(health::Options { command })) {
+        Found::Well => ("well", String::new()),
+        Found::Ill(what) => ("ill", what),
+        Found::Unknown(why) => ("unknown", why),
+    }
 }
 
 /// Return why a worker store of this process could not know which users connect to it from this machine, and what to do. None: it

@@ -55,7 +55,7 @@ mod _elastic_rs {
     #[pymodule_export]
     use crate::etcd_client::{EtcdClient, EtcdMember};
     #[pymodule_export]
-    use crate::launch::{Launched, launch, rehearse, signal_number, why_users_are_unknown};
+    use crate::launch::{Launched, check_health, launch, rehearse, signal_number, why_users_are_unknown};
     #[pymodule_export]
     use crate::observe::{Observer, metric_families};
     #[pymodule_export]

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from elastic_rs._doctor import _net, _node
 from elastic_rs._doctor._findings import Finding
 from elastic_rs._exit_codes import Doctor, in_help
+from elastic_rs._health_options import BUILT_IN
 from elastic_rs._terminal import print_line
 from elastic_rs.rendezvous._node import shares_store
 from elastic_rs.rendezvous._protection import decided, protection, refuse_c10d
@@ -28,6 +29,8 @@ examples:
     elastic-run doctor
   check also whether this node finds the others
     elastic-run doctor --nnodes=4 --nproc-per-node=8 --rdzv-backend=c10d --rdzv-endpoint=node0:29400
+  check also whether this machine is well, as before a join
+    elastic-run doctor --join --health-check=/opt/check-node.sh
   check the etcd cluster over which the nodes meet
     elastic-run doctor --nnodes=4 --rdzv-backend=rust-etcd --rdzv-endpoint=h1:2379,h2:2379,h3:2379
 
@@ -38,7 +41,7 @@ A script named doctor is run by `elastic-run ./doctor` or `elastic-run -- doctor
 
 SHOWN = {
     "help", "nnodes", "nproc_per_node", "standalone", "rdzv_backend", "rdzv_endpoint", "rdzv_id", "rdzv_conf",
-    "local_addr", "node_rank", "master_addr", "master_port", "log_dir", "network_timeout",
+    "local_addr", "node_rank", "master_addr", "master_port", "log_dir", "health_check", "network_timeout", "join",
 }  # fmt: skip
 """Flags that change the answers. ``--help`` lists no others."""
 
@@ -91,6 +94,7 @@ def _look(args: argparse.Namespace) -> Iterator[Finding]:
     # Everything that may be wrong with the command line, before anything is printed.
     meeting = _options.rendezvous_of(args)
     workers = _workers(args.nproc_per_node)
+    health_check = _options.health_check_of(args)
     try:
         if meeting.fixed:
             refuse_c10d("--rdzv-backend=static")
@@ -110,6 +114,8 @@ def _look(args: argparse.Namespace) -> Iterator[Finding]:
         protected=secured is not None,
         peers=str(meeting.config.values()["store_peers"]),
     )
+    if args.join:
+        yield _node.joins(None if health_check in {None, BUILT_IN} else health_check)
     if args.training_script:
         yield _node.script(args.training_script, _script.why_not(args))
     if meeting.etcd is not None:
@@ -129,11 +135,18 @@ def _workers(text: str) -> int | None:
 
 def _parser() -> Parser:
     made = _flags.parser(f"{PROG} doctor [flags] [SCRIPT ...]", DESCRIPTION, EPILOG, SHOWN)
-    made.section("flags of doctor").plain(
+    flags = made.section("flags of doctor")
+    flags.plain(
         "--network-timeout",
         type=seconds,
         default=5.0,
         metavar="SECONDS",
         help="how long each question to the network, a name server or a driver may take (5)",
+    )
+    flags.plain(
+        "--join",
+        action="store_true",
+        help="check also what --health-check has each node check before it joins: builtin, and its command, if one is "
+        "given; that takes 30 s at most",
     )
     return made

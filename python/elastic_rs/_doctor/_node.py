@@ -287,6 +287,20 @@ def _why_no_pidfds() -> str:
     return ""
 
 
+def joins(command: str | None) -> Finding:
+    """Check this machine as before a join: what is built in, and then a command, if one is given. Takes 30 s at most."""
+    return health(*_elastic_rs.check_health(command))
+
+
+def health(verdict: str, text: str) -> Finding:
+    """Judge what the check of a join has found."""
+    if verdict == "ill":
+        return mend("health", text, "without that its workers would be in no world of a job with --health-check")
+    if verdict == "unknown":
+        return note("health", f"--health-check says nothing, so this machine would count as well: {text}")
+    return ok("health", "--health-check finds nothing")
+
+
 def clock(now_s: float) -> Finding:
     shown = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(now_s))
     return ok("clock", f"{shown}; used for times in logs only: all waiting uses the monotonic clock")

@@ -220,7 +220,12 @@ def what(event: Event, story: Story) -> str:
             message = f' "{_shortened(message)}"' if message else ""
             return f"{who} rank {data.get('rank')} {data.get('exit')}{message}"
         case "node.lost":
-            how = {"connection": "its connection ended", "silence": "silent", "lease": "its lease ended"}
+            how = {
+                "connection": "its connection ended",
+                "silence": "silent",
+                "lease": "its lease ended",
+                "notice": "its machine was taken away",
+            }
             silent = data.get("silent_ms")
             silence = f" for {span(silent / 1e3)}" if data.get("how") == "silence" and isinstance(silent, int) else ""
             return f"{who} lost: {how.get(str(data.get('how')), 'it sends nothing any more')}{silence}"

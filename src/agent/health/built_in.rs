@@ -1,12 +1,15 @@
 //! What is checked without a command: GPUs, memory, places for files, and the links that the script names.
 
-use std::env;
-use std::fs;
 use std::path::Path;
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
+use std::{env, fs, io};
 
+use parking_lot::Mutex;
 use rustix::fs::statvfs;
 
-use crate::devices::nvidia;
+use crate::devices::illness::Driver;
+use crate::threads;
 
 /// With less memory than this no worker starts.
 const LEAST_MEMORY_BYTES: u64 = 256 << 20;
@@ -15,15 +18,77 @@ const LEAST_ROOM_BYTES: u64 = 8 << 20;
 /// Variables that name the interfaces of a training.
 const LINKS: [&str; 3] = ["NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME"];
 const INTERFACES: &str = "/sys/class/net";
+/// An answer is waited for as long as this after a time that is over, in case it was this process that stood still.
+const AFTER_STANDSTILL: Duration = Duration::from_secs(1);
 
-/// What is wrong with this machine, if anything is. `most_gpus`: the largest number of GPUs that there were, which is updated.
-pub fn built_in(most_gpus: &mut usize) -> Option<String> {
+/// The built-in checks, in a thread of their own: a driver that hangs, or a file server that is gone, never answers.
+#[derive(Debug)]
+pub(super) struct BuiltIn {
+    questions: mpsc::Sender<mpsc::Sender<Option<String>>>,
+    /// What is looked at.
+    at: Arc<Mutex<&'static str>>,
+}
+
+impl BuiltIn {
+    /// # Errors
+    /// The system has no further thread.
+    pub fn start() -> io::Result<Self> {
+        let (questions, asked) = mpsc::channel();
+        let at = Arc::<Mutex<&'static str>>::default();
+        let here = at.clone();
+        threads::spawn("health-builtin".to_owned(), move || answer(&asked, |what| *here.lock() = what))?;
+        Ok(Self { questions, at })
+    }
+
+    /// What is wrong with this machine, if anything is. Without an answer within this time something is.
+    pub fn ill(&self, limit: Duration) -> Option<String> {
+        let (answer, found) = mpsc::channel();
+        // The thread has not ended: it does so after this.
+        drop(self.questions.send(answer));
+        // Once more: this process may have stood still.
+        let found = found.recv_timeout(limit).or_else(|_| found.recv_timeout(AFTER_STANDSTILL));
+        found.unwrap_or_else(|_| Some(format!("{} has not answered within {limit:.1?}", self.at.lock())))
+    }
+}
+
+/// Looks at this machine each time somebody asks.
+fn answer(asked: &mpsc::Receiver<mpsc::Sender<Option<String>>>, at: impl Fn(&'static str)) {
+    let mut most = 0;
+    while let Ok(mut question) = asked.recv() {
+        at("NVIDIA's driver");
+        let driver = Driver::open();
+        let gpus = driver.as_ref().map(Driver::gpus);
+        // As long as the GPUs are well it stays open, since it forgets the faults of before. Nobody can reset a GPU before it is closed.
+        loop {
+            at("NVIDIA's driver");
+            let gpu = gpus.as_ref().and_then(|gpus| gpus.ill(&mut most));
+            let closes = gpus.is_none() || gpu.is_some();
+            drop(question.send(gpu.or_else(|| without_gpus(&at)))); // the agent may have ended
+            if closes {
+                break;
+            }
+            let Ok(next) = asked.recv() else { return };
+            question = next;
+        }
+    }
+}
+
+fn without_gpus(at: impl Fn(&'static str)) -> Option<String> {
     let named = LINKS.into_iter().filter_map(|name| Some((name, env::var(name).ok()?)));
-    nvidia::ill(most_gpus)
-        .or_else(|| memory(&fs::read_to_string("/proc/meminfo").ok()?))
-        .or_else(|| room(Path::new("/dev/shm")))
-        .or_else(|| room(&env::temp_dir()))
-        .or_else(|| named.into_iter().find_map(|(name, value)| links(Path::new(INTERFACES), name, &value)))
+    at("/proc/meminfo");
+    memory(&fs::read_to_string("/proc/meminfo").unwrap_or_default())
+        .or_else(|| {
+            at("/dev/shm");
+            room(Path::new("/dev/shm"))
+        })
+        .or_else(|| {
+            at("the folder for temporary files");
+            room(&env::temp_dir())
+        })
+        .or_else(|| {
+            at(INTERFACES);
+            named.into_iter().find_map(|(name, value)| links(Path::new(INTERFACES), name, &value))
+        })
 }
 
 fn memory(meminfo: &str) -> Option<String> {
@@ -71,7 +136,15 @@ mod tests {
 
     #[test]
     fn this_machine_is_well() {
-        assert_eq!(built_in(&mut 0), None);
+        assert_eq!(BuiltIn::start().unwrap().ill(Duration::from_secs(60)), None);
+    }
+
+    #[test]
+    fn what_never_answers_is_an_illness_that_is_named() {
+        let (questions, _asked) = mpsc::channel();
+        let hangs = BuiltIn { questions, at: Arc::new(Mutex::new("the folder for temporary files")) };
+        let ill = hangs.ill(Duration::from_millis(20)).unwrap();
+        assert_eq!(ill, "the folder for temporary files has not answered within 20.0ms");
     }
 
     #[test]

@@ -1,18 +1,20 @@
 //! Runs a check in a thread.
 
 use std::ffi::OsString;
-use std::sync::Arc;
+use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::sync::{Arc, OnceLock, mpsc};
+use std::time::{Duration, Instant};
 
 use super::super::shell::{Ran, Shell};
-use super::{Found, Options, built_in};
+use super::built_in::BuiltIn;
+use super::{Found, Options};
 use crate::threads;
 use crate::wire::text::{cut, tidy};
 use crate::workers::ExitStatus;
 
-/// How long the command of `--health-check` may take. Then it is killed, with all that it has started.
-pub const TIME_LIMIT: Duration = Duration::from_secs(30);
+/// How long a check may take. Then its command is killed, with all that it has started.
+const TIME_LIMIT: Duration = Duration::from_secs(30);
 /// How much of the command, and of what it says, a line of the log shows.
 const SHOWN_BYTES: usize = 120;
 
@@ -21,15 +23,15 @@ const SHOWN_BYTES: usize = 120;
 pub(in crate::agent) struct Checks {
     options: Options,
     limit: Duration,
-    /// The largest number of GPUs that there were.
-    gpus: Arc<parking_lot::Mutex<usize>>,
+    /// Since the first check.
+    built_in: Arc<OnceLock<BuiltIn>>,
     shell: Arc<Shell>,
     runs: Arc<AtomicBool>,
 }
 
 impl Checks {
     pub fn new(options: Options) -> Self {
-        Self { options, limit: TIME_LIMIT, gpus: Arc::default(), shell: Arc::default(), runs: Arc::default() }
+        Self { options, limit: TIME_LIMIT, built_in: Arc::default(), shell: Arc::default(), runs: Arc::default() }
     }
 
     /// Check now, and tell what was found, unless a check runs, which tells it.
@@ -37,12 +39,13 @@ impl Checks {
         if self.runs.swap(true, Ordering::Relaxed) {
             return;
         }
-        let (command, limit) = (self.options.command.clone(), self.limit);
-        let (shell, runs, gpus) = (self.shell.clone(), self.runs.clone(), self.gpus.clone());
+        let (command, limit, until) = (self.options.command.clone(), self.limit, Instant::now() + self.limit);
+        let (shell, runs, built_in) = (self.shell.clone(), self.runs.clone(), self.built_in.clone());
         let check = move || {
-            let found = match built_in(&mut gpus.lock()) {
-                Some(ill) => Some(Found::Ill(ill)),
-                None => by_command(&shell, command, limit),
+            let found = match started(&built_in).map(|it| it.ill(limit)) {
+                Ok(Some(ill)) => Some(Found::Ill(ill)),
+                Ok(None) => by_command(&shell, command, until.saturating_duration_since(Instant::now())),
+                Err(error) => Some(Found::Unknown(format!("no thread for what is built in: {error}"))),
             };
             runs.store(false, Ordering::Relaxed);
             if let Some(found) = found {
@@ -61,6 +64,21 @@ impl Drop for Checks {
     fn drop(&mut self) {
         self.shell.end();
     }
+}
+
+fn started(built_in: &OnceLock<BuiltIn>) -> io::Result<&BuiltIn> {
+    match built_in.get() {
+        Some(started) => Ok(started),
+        None => BuiltIn::start().map(|started| built_in.get_or_init(|| started)),
+    }
+}
+
+/// Check this machine once, and wait for that.
+pub fn check(options: Options) -> Found {
+    let (sender, told) = mpsc::channel();
+    let checks = Checks::new(options);
+    checks.begin(move |found| drop(sender.send(found)));
+    told.recv().unwrap_or_else(|_| Found::Unknown("no thread for the check".to_owned()))
 }
 
 /// What the command finds. `None`: the agent has ended.
@@ -87,13 +105,10 @@ fn of(shown: &str, ran: Ran, limit: Duration) -> Found {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::mpsc;
-    use std::time::Instant;
-
     use super::*;
     use crate::processes::is_alive;
 
-    fn check(command: &str, limit: Duration) -> Found {
+    fn run(command: &str, limit: Duration) -> Found {
         by_command(&Shell::default(), Some(command.into()), limit).unwrap()
     }
 
@@ -113,32 +128,32 @@ mod tests {
             ("exit 2", unknown("`exit 2` ended with exit code 2, which is neither 0 (well) nor 1 (ill)")),
             ("kill -KILL $$", unknown("`kill -KILL $$` ended with SIGKILL, which is neither 0 (well) nor 1 (ill)")),
         ] {
-            assert_eq!(check(command, LONG), found);
+            assert_eq!(run(command, LONG), found);
         }
         let missing = "`/nowhere` ended with exit code 127, which is neither 0 (well) nor 1 (ill): sh: ";
-        assert!(matches!(check("/nowhere", LONG), Found::Unknown(text) if text.starts_with(missing)), "{missing}");
-        assert!(matches!(check("a\0b", LONG), Found::Unknown(text) if text.contains("cannot be run")));
+        assert!(matches!(run("/nowhere", LONG), Found::Unknown(text) if text.starts_with(missing)), "{missing}");
+        assert!(matches!(run("a\0b", LONG), Found::Unknown(text) if text.contains("cannot be run")));
     }
 
     #[test]
     fn one_that_writes_without_end_or_leaves_a_writer_is_not_waited_for() {
         let text = "x".repeat(SHOWN_BYTES);
-        let found = check("head -c 100000000 /dev/zero | tr '\\0' x; exit 1", LONG);
+        let found = run("head -c 100000000 /dev/zero | tr '\\0' x; exit 1", LONG);
         assert!(matches!(&found, Found::Ill(found) if found.contains(&text[..60])), "{found:?}");
         let began = Instant::now();
-        assert_eq!(check("sleep 600 & exit 0", LONG), Found::Well);
+        assert_eq!(run("sleep 600 & exit 0", LONG), Found::Well);
         assert!(began.elapsed() < LONG, "what it has left is killed");
     }
 
     #[test]
     fn one_that_never_stops_to_write_is_killed_when_its_time_is_over() {
-        let found = check("yes hot", Duration::from_millis(300));
+        let found = run("yes hot", Duration::from_millis(300));
         assert!(matches!(&found, Found::Unknown(text) if text.contains("was killed: hot")), "{found:?}");
     }
 
     #[test]
     fn one_that_forks_and_hangs_is_killed_when_its_time_is_over() {
-        let found = check("sleep 600 & echo $!; wait", Duration::from_millis(300));
+        let found = run("sleep 600 & echo $!; wait", Duration::from_millis(300));
         let Found::Unknown(text) = found else { panic!("{found:?}") };
         assert!(text.contains("has not ended within 300.0ms and was killed: "), "{text}");
         let pid: u32 = text.rsplit(' ').next().unwrap().parse().unwrap();

@@ -35,12 +35,14 @@ pub(super) struct Lease {
     suspect: bool,
     /// This node has stopped its workers, and the coordinator does not know it yet.
     unreported: bool,
+    /// Its machine is taken away then, as a notice says.
+    gone_at: Option<Instant>,
 }
 
 impl Lease {
     /// A lease that begins now.
     pub fn new(now: Instant) -> Self {
-        Self { renewed_at: now, hosted: false, suspect: false, unreported: false }
+        Self { renewed_at: now, hosted: false, suspect: false, unreported: false, gone_at: None }
     }
 
     /// Whether the coordinator is in this process.
@@ -51,6 +53,22 @@ impl Lease {
     /// When the lease ends, unless it is renewed before.
     pub fn ends_at(&self, lease: Duration) -> Instant {
         self.renewed_at + lease
+    }
+
+    /// This node's machine is taken away then: the others go on without it, whether it is heard or not.
+    pub fn ends_no_later(&mut self, gone_at: Instant) {
+        self.gone_at = self.gone_at.into_iter().chain([gone_at]).min();
+    }
+
+    /// When the guards of its workers kill them. Its agent is given the chance to do that before.
+    pub fn guards_until(&self, lease: Duration) -> Instant {
+        self.ends_at(lease).min(self.gone_at.map_or(self.ends_at(lease), |gone_at| gone_at + LAST_LOOK / 2))
+    }
+
+    /// Why its workers are stopped, if that is not since nobody has renewed it.
+    pub fn why_gone(&self, now: Instant) -> Option<String> {
+        let gone = self.gone_at.is_some_and(|gone_at| gone_at <= now);
+        gone.then(|| "its machine was to be taken away by now".to_owned())
     }
 
     /// Time since it was last renewed.

@@ -346,11 +346,11 @@ impl NodeMachine {
 
     /// When the guards of this node's workers kill them, whatever this process does. `None`: they have no deadline.
     ///
-    /// It stays in the past from a fence until the next join, and is not renewed any more when the node has failed: the other nodes may
-    /// go on without it while its workers are being stopped.
+    /// It stays in the past from a fence until the next join, and is not renewed when the node has failed: the others may go on without it.
     pub fn workers_until(&self) -> Option<Instant> {
         let any = self.has_workers_of_a_world() || self.view.fenced.is_some();
-        (any && self.is_fenceable() && !self.lease.is_hosted()).then(|| self.lease_ends_at())
+        (any && self.is_fenceable() && !self.lease.is_hosted())
+            .then(|| self.lease.guards_until(self.hello.settings.lease()))
     }
 
     /// Whether the end of this node's lease concerns its workers. Workers that have finished need not be stopped.
@@ -403,7 +403,8 @@ impl NodeMachine {
     }
 
     fn fence(&mut self, now: Instant) {
-        let reason = self.backend.why_fenced(&self.link, self.hello.settings.lease(), self.lease.age(now));
+        let silent = || self.backend.why_fenced(&self.link, self.hello.settings.lease(), self.lease.age(now));
+        let reason = self.lease.why_gone(now).unwrap_or_else(silent);
         self.stop_running();
         self.reports.forget();
         self.end_change();

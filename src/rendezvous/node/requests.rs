@@ -312,6 +312,7 @@ impl NodeMachine {
         if !(self.is_member(round) && self.backend.is_coordinator()) {
             return false;
         }
+        self.lease.ends_no_later(now + left);
         let notice = self.in_place.on_notice(round, left, reason, now);
         self.send_to_coordinator(notice); // or on the next connection
         self.has_coordinator()

@@ -11,12 +11,11 @@
 //! have stopped for a change, the round closes as soon as enough wait.
 
 use std::net::IpAddr;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::Run;
 use super::event::{Effect, SessionId};
-use super::in_place::Leaver;
-use super::node::{Node, Status};
+use super::node::Node;
 use super::parts::Parts;
 use super::ranks::{NextWorld, next_world, nodes};
 use super::recovery::Reports;
@@ -24,10 +23,9 @@ use super::resize::{NextStep, next_step};
 use crate::events::record::{Ending, Kind, Number, Why};
 use crate::events::tally::Refused;
 use crate::rendezvous::messages::message::{
-    CheckpointBy, CoordinatorMessage, EndClass, GATHER, LARGEST_COUNT, LONGEST_NOTICE_MS, MEMBERS_IN_A_MESSAGE, NEVER,
-    NodeId, Placement, Round, Verdict, WorldChange,
+    CoordinatorMessage, EndClass, LARGEST_COUNT, MEMBERS_IN_A_MESSAGE, NEVER, NodeId, Placement, Round, Verdict,
+    WorldChange,
 };
-use crate::wire::text::tidy;
 
 /// Most addresses that a node is sent: fewer messages than may wait for a session that is not read.
 const MOST: usize = 32 * MEMBERS_IN_A_MESSAGE;
@@ -186,80 +184,6 @@ impl Run {
     /// Whether the node runs workers of this round, which may survive a change.
     pub(super) fn is_capable_member(&self, id: NodeId, round: Round) -> bool {
         self.roster.get(id).is_some_and(|node| self.is_current(node, round) && node.in_place)
-    }
-
-    /// A member asks to leave.
-    pub(super) fn on_will_leave(&mut self, id: NodeId, session: SessionId, round: Round, reason: &str, at_once: bool) {
-        let over = self.current.interrupted().is_some() || self.current.notified();
-        if over || !self.is_capable_member(id, round) {
-            return; // it learns that its round is over
-        }
-        let label = self.roster.label(id);
-        let reason = tidy(reason);
-        if !self.roster.unfinished().iter().any(|other| *other != id) {
-            return self
-                .send(session, self.over(format!("no other node has work left, so {label} may leave: {reason}")));
-        }
-        let known = self.leaver().filter(|_| self.in_place.leaving().contains_key(&id));
-        let text = format!("is about to leave: {reason}");
-        let leaves = known.unwrap_or_else(|| self.record_of(id, Kind::NodeLeaves {}, None, text));
-        if at_once {
-            return self.interrupt(&format!("{label} is about to leave: {reason}"), Why::NodeLeft, leaves);
-        }
-        let taken_away = self.in_place.is_taken_away(id);
-        self.in_place.announce(id, Leaver { reason, not_before: None, taken_away });
-    }
-
-    /// The machine of a member is about to be taken away: all members save, and the world changes without it, by one change for all
-    /// notices that come together.
-    pub(super) fn on_notice(&mut self, id: NodeId, round: Round, left_ms: u64, reason: &str, now: Instant) {
-        let is_member = self.roster.get(id).is_some_and(|node| self.is_current(node, round));
-        if !is_member || self.in_place.leaving().contains_key(&id) {
-            return; // the round is over for it, or this is known
-        }
-        let (reason, left_ms) = (tidy(reason), left_ms.min(LONGEST_NOTICE_MS));
-        let left = Duration::from_millis(left_ms);
-        let text = format!("leaves within {:.1} s: {reason}", left.as_secs_f64());
-        self.record_of(id, Kind::NodeLeaves {}, None, text);
-        let over = self.current.interrupted().is_some() || self.current.notified();
-        if !over && self.in_place.pushes_checkpoint(now) {
-            let reason = format!("{}: {reason}", self.roster.label(id));
-            let sessions: Vec<_> = self.roster.active().iter().filter_map(|id| self.session(*id)).collect();
-            for session in sessions {
-                let news = CheckpointBy { round, left_ms, reason: reason.clone() };
-                self.send(session, CoordinatorMessage::CheckpointBy(news));
-            }
-        }
-        let own = now + GATHER.min(left / 3);
-        let not_before = Some(self.in_place.leaves_from(now).map_or(own, |first| first.min(own)));
-        self.in_place.announce(id, Leaver { reason, not_before, taken_away: true });
-    }
-
-    /// The workers of a member that leaves have stopped at the common check.
-    pub(super) fn on_parked(&mut self, id: NodeId, round: Round, now: Instant) {
-        let leaves = self.in_place.check().is_some() && self.in_place.leaving().contains_key(&id);
-        if !leaves || !self.is_capable_member(id, round) {
-            return;
-        }
-        self.note(format!("{} has stopped its workers, and leaves", self.roster.label(id)));
-        if !self.in_place.is_taken_away(id) {
-            self.count_departure(id, now);
-        }
-        self.roster.set_status(id, Status::Idle);
-        self.in_place.forget(id);
-        self.in_place.has_parked(id);
-        self.in_place.someone_has_stopped(now);
-    }
-
-    /// Members that leave and have saved may go once all others have, or the change is over.
-    fn let_savers_go(&mut self) {
-        if self.in_place.is_changing() && !self.roster.active().is_empty() {
-            return;
-        }
-        for session in self.in_place.take_saved().into_iter().filter_map(|id| self.session(id)).collect::<Vec<_>>() {
-            let message = self.over("all workers have stopped for the change".to_owned());
-            self.send(session, message);
-        }
     }
 
     /// The world re-forms, since the members cannot stop together.

@@ -1,20 +1,22 @@
-//! Nodes leave, and members report how their workers are. A node withdraws, leaves, is lost, or is sent away because its host is out. Its
-//! workers make steps, and finish. The coordinator's own process ends.
+//! Nodes leave, and members report how their workers are. A node withdraws, leaves, perhaps after a notice, is lost, or is sent away because
+//! its host is out. Its workers make steps, and finish. The coordinator's own process ends.
 //!
 //! Without a coordinator no world can form. If the host's node leaves before the job has ended, the coordinator notifies every node,
 //! closes all sessions, and decides nothing more. SIGINT or SIGQUIT at the host's terminal ends the job. After any other end, such as
 //! a moved pod, a coordinator may come back to the same address.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::Run;
 use super::event::{CoordinatorInstance, Effect, SessionId};
 use super::hosts::{Consequence, Entry};
+use super::in_place::Leaver;
 use super::node::{Node, Origin, Status};
 use crate::events::record::{FirstStep, Kind, LONGEST_US, Loss, Number, Phase, Why};
 use crate::hang::judge;
 use crate::rendezvous::messages::message::{
-    CoordinatorMessage, Hello, HostInstance, LARGEST_STEP, NodeId, Placed, Progress, Replay, Round, StepReport, Verdict,
+    CheckpointBy, CoordinatorMessage, GATHER, Hello, HostInstance, LARGEST_STEP, LONGEST_NOTICE_MS, NodeId, Placed,
+    Progress, Replay, Round, StepReport, Verdict,
 };
 use crate::rendezvous::messages::settings::LAST_LOOK;
 use crate::wire::text::tidy;
@@ -30,6 +32,83 @@ impl Run {
         let placed = self.roster.get(id).is_some_and(|node| node.status == Status::Active);
         let what = if placed { "gave up waiting just as the round completed" } else { "gave up waiting" };
         self.withdraw(id, what, Why::NodeWithdrew, None);
+    }
+
+    /// A member asks to leave.
+    pub(super) fn on_will_leave(&mut self, id: NodeId, session: SessionId, round: Round, reason: &str, at_once: bool) {
+        let over = self.current.interrupted().is_some() || self.current.notified();
+        if over || !self.is_capable_member(id, round) {
+            return; // it learns that its round is over
+        }
+        let label = self.roster.label(id);
+        let reason = tidy(reason);
+        if !self.roster.unfinished().iter().any(|other| *other != id) {
+            return self
+                .send(session, self.over(format!("no other node has work left, so {label} may leave: {reason}")));
+        }
+        let known = self.leaver().filter(|_| self.in_place.leaving().contains_key(&id));
+        let text = format!("is about to leave: {reason}");
+        let leaves = known.unwrap_or_else(|| self.record_of(id, Kind::NodeLeaves {}, None, text));
+        if at_once {
+            return self.interrupt(&format!("{label} is about to leave: {reason}"), Why::NodeLeft, leaves);
+        }
+        let taken_away = self.in_place.is_taken_away(id);
+        self.in_place.announce(id, Leaver { reason, not_before: None, taken_away });
+    }
+
+    /// The machine of a member is about to be taken away: all members save, and the world changes without it, by one change for all
+    /// notices that come together.
+    pub(super) fn on_notice(&mut self, id: NodeId, round: Round, left_ms: u64, reason: &str, now: Instant) {
+        let is_member = self.roster.get(id).is_some_and(|node| self.is_current(node, round));
+        if !is_member || self.in_place.leaving().contains_key(&id) {
+            return; // the round is over for it, or this is known
+        }
+        let (reason, left_ms) = (tidy(reason), left_ms.min(LONGEST_NOTICE_MS));
+        let left = Duration::from_millis(left_ms);
+        if !self.is_host(id) {
+            self.roster.set_gone_at(id, now + left);
+        }
+        let text = format!("leaves within {:.1} s: {reason}", left.as_secs_f64());
+        self.record_of(id, Kind::NodeLeaves {}, None, text);
+        let over = self.current.interrupted().is_some() || self.current.notified();
+        if !over && self.in_place.pushes_checkpoint(now) {
+            let reason = format!("{}: {reason}", self.roster.label(id));
+            let sessions: Vec<_> = self.roster.active().iter().filter_map(|id| self.session(*id)).collect();
+            for session in sessions {
+                let news = CheckpointBy { round, left_ms, reason: reason.clone() };
+                self.send(session, CoordinatorMessage::CheckpointBy(news));
+            }
+        }
+        let own = now + GATHER.min(left / 3);
+        let not_before = Some(self.in_place.leaves_from(now).map_or(own, |first| first.min(own)));
+        self.in_place.announce(id, Leaver { reason, not_before, taken_away: true });
+    }
+
+    /// The workers of a member that leaves have stopped at the common check.
+    pub(super) fn on_parked(&mut self, id: NodeId, round: Round, now: Instant) {
+        let leaves = self.in_place.check().is_some() && self.in_place.leaving().contains_key(&id);
+        if !leaves || !self.is_capable_member(id, round) {
+            return;
+        }
+        self.note(format!("{} has stopped its workers, and leaves", self.roster.label(id)));
+        if !self.in_place.is_taken_away(id) {
+            self.count_departure(id, now);
+        }
+        self.roster.set_status(id, Status::Idle);
+        self.in_place.forget(id);
+        self.in_place.has_parked(id);
+        self.in_place.someone_has_stopped(now);
+    }
+
+    /// Members that leave and have saved may go once all others have, or the change is over.
+    pub(super) fn let_savers_go(&mut self) {
+        if self.in_place.is_changing() && !self.roster.active().is_empty() {
+            return;
+        }
+        for session in self.in_place.take_saved().into_iter().filter_map(|id| self.session(id)).collect::<Vec<_>>() {
+            let message = self.over("all workers have stopped for the change".to_owned());
+            self.send(session, message);
+        }
     }
 
     /// A node leaves. Returns whether that may change the decision.
@@ -97,7 +176,7 @@ impl Run {
         let Some(node) = self.roster.get(id) else { return };
         let origin = node.origin();
         let silent_ms = match how {
-            Loss::Lease => None,
+            Loss::Lease | Loss::Notice => None,
             Loss::Connection | Loss::Silence => u64::try_from((now - node.received_at).as_millis()).ok(),
         };
         let lost = self.record_of(id, Kind::NodeLost { how, silent_ms }, None, what.to_owned());
@@ -120,6 +199,9 @@ impl Run {
             let session = node.session;
             let ago = (now - node.received_at).as_secs_f64();
             let (how, what) = match session {
+                _ if node.is_gone(now) => {
+                    (Loss::Notice, "is lost: its machine was taken away, and it had not left by then".to_owned())
+                }
                 None => (Loss::Connection, format!("is lost: its connection ended {ago:.1} s ago")),
                 Some(_) => {
                     let silent = (node.lease + LAST_LOOK).as_secs_f64();

@@ -309,10 +309,19 @@ impl Roster {
         }
     }
 
+    /// A node's machine is taken away then. Of several such times the first counts.
+    pub fn set_gone_at(&mut self, id: NodeId, gone_at: Instant) {
+        if let Some(node) = self.nodes.get_mut(&id) {
+            node.gone_at = node.gone_at.into_iter().chain([gone_at]).min();
+        }
+        self.look_when_lost();
+    }
+
     /// Renew every node's lease.
     pub fn renew_all_leases(&mut self, now: Instant) {
         for node in self.nodes.values_mut() {
             (node.received_at, node.suspect) = (now, false);
+            node.gone_at = node.gone_at.map(|gone_at| gone_at.max(now));
         }
         self.look_when_lost();
     }

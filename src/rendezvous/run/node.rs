@@ -95,6 +95,8 @@ pub(in crate::rendezvous) struct Node {
     pub received_at: Instant,
     /// Its lease has ended. It is lost after a further [`LAST_LOOK`].
     pub suspect: bool,
+    /// When its machine is taken away, if it has a notice: it stops its workers by then, whatever happens.
+    pub gone_at: Option<Instant>,
     pub status: Status,
     /// Its host is out: while it waits, no round counts it.
     pub out: bool,
@@ -146,6 +148,7 @@ impl Node {
             session: Some(session),
             received_at: now,
             suspect: false,
+            gone_at: None,
             status: Status::Idle,
             out: false,
             placed: None,
@@ -213,11 +216,17 @@ impl Node {
 
     /// When the node is lost, unless a message of it arrives.
     pub fn lost_at(&self) -> Instant {
-        match (self.session, self.suspect) {
+        let silent_at = match (self.session, self.suspect) {
             (None, _) => self.received_at + self.reconnect_grace,
             (Some(_), false) => self.received_at + self.lease,
             (Some(_), true) => self.received_at + self.lease + LAST_LOOK,
-        }
+        };
+        self.gone_at.map_or(silent_at, |gone_at| silent_at.min(gone_at + LAST_LOOK))
+    }
+
+    /// Whether its machine has been taken away, as its notice has said.
+    pub fn is_gone(&self, now: Instant) -> bool {
+        self.gone_at.is_some_and(|gone_at| gone_at + LAST_LOOK <= now)
     }
 }
 

@@ -22,8 +22,9 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def environment(driver: Path, gpus: str) -> dict[str, str]:
-    """Return the variables with which a process sees these GPUs."""
+def environment(driver: Path, gpus: str, faults: Path | None = None) -> dict[str, str]:
+    """Return the variables with which a process sees these GPUs, and the faults that the lines of this file say."""
     path = os.pathsep.join(filter(None, [str(driver), os.environ.get("LD_LIBRARY_PATH")]))
     # With this variable PyTorch asks the library, and not CUDA, whether there are GPUs.
-    return {"LD_LIBRARY_PATH": path, "FAKE_GPUS": gpus, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+    found = {"LD_LIBRARY_PATH": path, "FAKE_GPUS": gpus, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+    return found | ({} if faults is None else {"FAKE_GPU_FAULTS": str(faults)})

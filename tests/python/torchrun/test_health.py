@@ -5,9 +5,12 @@ import signal
 from pathlib import Path
 
 import pytest
+from helpers.gpus import driver, environment
 
 from .conftest import SCRIPTS, WORKER, Start
 from .test_notices import both
+
+__all__ = ["driver"]  # a fixture
 
 pytestmark = [pytest.mark.torchrun]
 BEGINS = r"BEGINS rank \d of {size} at (\d+), pid (\d+)"
@@ -34,6 +37,35 @@ def test_a_spare_takes_the_place_of_a_machine_that_its_check_finds_ill(start: St
     (tmp_path / "done").touch()
     assert [node.wait() for node in (host, spare)] == [0, 0]
     assert bad.wait() == 0, "the job has not needed it"
+
+
+@both
+def test_a_gpu_that_has_a_fault_while_it_trains_puts_its_machine_out(
+    start: Start, tmp_path: Path, driver: Path
+) -> None:
+    """Only the driver knows it, and only who listens since before learns of it."""
+    faults, script = tmp_path / "faults", SCRIPTS / "checkpoints.py"
+    faults.write_text("xid 0 31\nxid 1 79\n")  # before
+    check = {"ELASTIC_RS_HEALTH_CHECK": "builtin"}
+    gpus = check | environment(driver, "GPU-a,GPU-b", faults)
+    host = start(2, tmp_path, nnodes="2", script=script)
+    host.line("this process hosts the coordinator")
+    bad = start(3, tmp_path, nnodes="2", script=script, env=gpus)
+    pid = int(bad.line(BEGINS.format(size=2))[2])
+    mark = bad.mark()
+    with faults.open("a") as file:
+        file.write("xid 1 31\n")  # of a program
+    os.kill(pid, signal.SIGKILL)
+    pid = int(bad.line(BEGINS.format(size=2), since=mark)[2])
+    spare = start(4, tmp_path, nnodes="2", script=script, env=check)
+    spare.line("round 2 runs undisturbed")
+    with faults.open("a") as file:
+        file.write("xid 1 43\nxid 1 95\n")
+    os.kill(pid, signal.SIGKILL)
+    bad.line("this machine is ill, and its workers are in no world until it is well: GPU 1 has had the fault Xid 95")
+    spare.line(BEGINS.format(size=2))
+    (tmp_path / "done").touch()
+    assert [node.wait() for node in (host, spare, bad)] == [0, 0, 0]
 
 
 @both

@@ -7,10 +7,13 @@ import time
 from pathlib import Path
 
 import pytest
+from helpers.cgroups import Freezer, freezer
 from helpers.stores import until
 
 from .conftest import SCRIPTS, Start
 from .test_in_place import STEPS, ended_well, pids, until_step, worlds_of
+
+__all__ = ["freezer"]  # a fixture
 
 pytestmark = [pytest.mark.torchrun]
 SAVES = SCRIPTS / "saves.py"
@@ -112,6 +115,31 @@ def test_what_gives_notice_ends_with_the_agent(start: Start, tmp_path: Path) -> 
     assert node.wait() == 0
     child = Path(f"/proc/{pid.read_text().strip()}")
     until("it is gone", lambda: not child.exists())
+
+
+@both
+def test_a_machine_that_stands_still_after_its_notice_is_out_when_it_goes(
+    start: Start, tmp_path: Path, freezer: Freezer
+) -> None:
+    """Nobody waits until it has been silent for as long as the others."""
+    done, notice = tmp_path / "done", tmp_path / "notice"
+    conf = "last_call_timeout=1,keep_alive_interval=20,keep_alive_max_attempt=3"  # silent for 60 s
+    env = {"ELASTIC_RS_PREEMPT_NOTICE": f"file:{notice}"}
+    stays = start(2, "--until", done, nnodes="1:2", script=STEPS, conf=conf)
+    stays.line("round 1, node rank")
+    goes = start(3, "--until", done, nnodes="1:2", script=STEPS, conf=conf, env=env, under=freezer.under)
+    worlds_of(stays, 2, workers=1)
+    worlds_of(goes, 2, workers=1)
+    until_step(stays)
+    mark = stays.mark()
+    notice.write_text("12 seconds\n")
+    stays.line(r"127\.0\.0\.3 \(.*\) leaves within 12\.0 s")
+    freezer.freeze()
+    stays.line(r"127\.0\.0\.3 \(.*\) is lost: its machine was taken away, and it had not left by then", since=mark)
+    worlds_of(stays, 1, workers=1, since=mark)
+    freezer.thaw()
+    assert goes.wait() == TAKEN_AWAY
+    ended_well(done, stays)
 
 
 @both

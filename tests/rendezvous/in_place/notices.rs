@@ -67,6 +67,21 @@ fn a_short_notice_is_not_kept_waiting() {
 }
 
 #[test]
+fn whoever_has_not_left_when_its_machine_goes_is_lost_heard_or_not() {
+    for heard in [true, false] {
+        let mut bench = attended(3, 3);
+        bench.notice(2, 4 * SECOND);
+        bench.notice(3, 60 * SECOND);
+        bench.hear(if heard { &[1, 2, 3] } else { &[1, 3] }, 4 * SECOND);
+        assert!(bench.run().knows(NodeId(2)), "what it has sent may not have been read yet");
+        bench.pass(SECOND / 4);
+        assert!(!bench.run().knows(NodeId(2)) && bench.run().knows(NodeId(3)), "heard: {heard}");
+        let log = bench.notes.join("\n");
+        assert!(log.contains("10.0.0.2 (host:2) is lost: its machine was taken away, and it had not left"), "{log}");
+    }
+}
+
+#[test]
 fn a_shorter_notice_does_not_wait_for_the_window_of_a_longer_one() {
     let mut bench = attended(3, 3);
     bench.notice(2, 120 * SECOND);

@@ -14,6 +14,7 @@ use crate::engine::queue::Time;
 use crate::worlds::Violation;
 use elastic_rs::rendezvous::messages::message::{EndClass, Verdict};
 use elastic_rs::rendezvous::messages::settings::Settings;
+use elastic_rs::rendezvous::run::Run;
 
 /// Silence is noticed at both ends (lease 15 s and last look, twice if a node comes back and is lost again). A connection attempt
 /// gets no answer (5 s) and is repeated (2 s). Members of an unknown world are awaited (15 s). Workers stop (5 s). The last call
@@ -83,10 +84,11 @@ impl History for Simulation {
     }
 
     fn check_settled(&mut self) -> Result<(), Violation> {
+        self.outlast_those_that_are_let_in()?;
         let mut runs = 0..self.options.odd_hosts.runs();
         runs.try_for_each(|run| {
             let of = self.machine().run(&run_id(run));
-            let out = |host: &Host| host.process.as_ref().is_some_and(|it| of.is_some_and(|run| run.is_out(it.id)));
+            let out = |host: &Host| of.is_some_and(|run| is_out(run, host));
             let hosts = self.hosts_of(run).filter(|(_, host)| !out(host));
             check_settled(hosts, &self.settings_in_force(run)?)
         })
@@ -115,7 +117,29 @@ impl History for Simulation {
     }
 }
 
+/// Whether a host is kept out of a run that it would join.
+fn is_out(run: &Run, host: &Host) -> bool {
+    host.process.as_ref().is_some_and(|it| run.is_out(it.id))
+}
+
 impl Simulation {
+    /// A machine that was ill is let in later, which changes the world. The job has as long again to settle.
+    fn outlast_those_that_are_let_in(&mut self) -> Result<(), Violation> {
+        if self.options.agents.health.is_none() {
+            return Ok(());
+        }
+        let mut before = None;
+        loop {
+            let run = self.machine().run(&run_id(0));
+            let out: Vec<_> = self.hosts.iter().map(|host| run.is_some_and(|run| is_out(run, host))).collect();
+            if before.as_ref() == Some(&out) {
+                return Ok(());
+            }
+            before = Some(out);
+            self.pass(self.now() + SETTLE_WITHIN)?;
+        }
+    }
+
     /// The settings of the nodes that live: others have been refused.
     fn settings_in_force(&self, run: usize) -> Result<Settings, Violation> {
         let (usual, odd_hosts) = (&self.options.settings, &self.options.odd_hosts);

@@ -75,7 +75,8 @@ pub trait History: Model<Broken = Violation> + Sized {
         self.pass(calm_at + Self::SETTLE_WITHIN)?;
         self.check_settled()?;
         let closed_by = self.close();
-        self.pass(calm_at + Self::SETTLE_WITHIN + Self::GONE_WITHIN)?;
+        let now = self.engine().now();
+        self.pass(now + Self::GONE_WITHIN)?;
         self.check_ended(&closed_by)
     }
 }
