@@ -1,9 +1,9 @@
-"""Measure how soon a spare's worker runs after a machine's check has found it ill. PyTorch's launcher has no such check.
+"""Measure how soon a spare's worker runs after the check of a machine has found it ill. Stock torchrun has no such check.
 
     python benches/health.py [--jobs 20]
 
-Jobs of two nodes and a spare, each an elastic-run, with workers without torch. One worker is killed, and the check of its
-machine, a command, says ill. The time goes from the command's end to the first line of the spare's worker.
+Jobs of two nodes and a spare, each an elastic-run, with workers without torch. One worker is killed, and the check of
+its machine, a command, says ill. The time goes from the command's end to the first line of the spare's worker.
 """
 
 from __future__ import annotations
@@ -54,8 +54,9 @@ def job(folder: Path) -> float:
     def start(number: int, *options: str) -> Path:
         host = f"127.0.0.{number}"
         command = [
-            *(sys.executable, "-m", "elastic_rs.run", "--nnodes=2", "--max-restarts=3", f"--local-addr={host}", *options),
-            *(f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-backend=rust-c10d", "--rdzv-id=job", str(script), str(folder)),
+            *(sys.executable, "-m", "elastic_rs.run", "--nnodes=2", "--max-restarts=3", f"--local-addr={host}"),
+            *("--rdzv-backend=rust-c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=job", *options),
+            *(str(script), str(folder)),
         ]
         with (folder / f"log-{number}").open("wb") as log:
             env = os.environ | {"NODE": str(number), "ELASTIC_RS_LOG": "info"}
