@@ -1,4 +1,4 @@
-"""Measure how soon a spare's worker runs after the check of a machine has found it ill. Stock torchrun has no such check.
+"""Measure how soon a spare runs after the check of a machine has found it ill. Stock torchrun has no such check.
 
     python benches/health.py [--jobs 20]
 

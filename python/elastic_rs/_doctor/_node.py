@@ -288,7 +288,7 @@ def _why_no_pidfds() -> str:
 
 
 def joins(command: str | None) -> Finding:
-    """Check this machine as before a join: what is built in, and then a command, if one is given. Takes 30 s at most."""
+    """Check this machine as before a join: what is built in, and then a command, if any. Takes 30 s at most."""
     return health(*_elastic_rs.check_health(command))
 
 
