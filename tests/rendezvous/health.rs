@@ -178,6 +178,27 @@ fn a_world_does_not_stop_for_a_newcomer_that_is_checked() {
     assert_eq!(bench.placement(2).world_size, 2, "its last call began when it joined");
 }
 
+/// It was a member of an earlier round.
+#[test]
+fn a_world_does_not_stop_for_an_ill_member_of_before_that_is_checked_again() {
+    let mut bench = Bench::meet(2, &settings(1, 2));
+    (1..=2).for_each(|node| bench.join_with(node, 0, Health::Well));
+    bench.stay(&[1, 2], 3 * SECOND);
+    bench.send(2, NodeMessage::Failed { round: Round(1), failure: Box::new(*failure()) });
+    bench.join_with(1, 1, Health::Well);
+    bench.join_with(2, 1, ill());
+    bench.stay(&[1, 2], 3 * SECOND);
+    assert_eq!(bench.round(), 2, "without it");
+    bench.stay(&[1, 2], 600 * SECOND);
+    assert_eq!((bench.asked_to_check(2), bench.run().standing()), (1, Standing::Undisturbed));
+    bench.join_with(2, 1, Health::Checking);
+    bench.stay(&[1, 2], 20 * SECOND);
+    assert_eq!(bench.run().standing(), Standing::Undisturbed);
+    bench.join_with(2, 1, Health::Well);
+    bench.stay(&[1, 2], 3 * SECOND);
+    assert_eq!(bench.run().standing(), Standing::Reforming);
+}
+
 #[test]
 fn a_long_finding_is_refused() {
     let mut bench = Bench::meet(1, &settings(1, 1));

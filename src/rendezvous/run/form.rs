@@ -56,6 +56,7 @@ impl Run {
         if self.close_if_all_done() {
             return;
         }
+        self.leave_out_unchecked(now);
         self.advance_change(now);
         self.let_savers_go();
         if self.close_if_out_of_resets() {
@@ -67,7 +68,6 @@ impl Run {
         } else if !parts.awaits_connections() {
             self.pace.ready_since.get_or_insert(now);
         }
-        self.leave_out_unchecked(now);
         let held_until = self.pace.paused_until.max(self.parts().checks_until());
         let closing = when_to_close(self.parts(), now);
         match closing

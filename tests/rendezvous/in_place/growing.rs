@@ -1,9 +1,9 @@
 //! Nodes join: members run on until the last call is over, and stop at one check.
 
 use elastic_rs::rendezvous::messages::message::{
-    ADDED, CoordinatorMessage, Hello, NEVER, NodeMessage, REMOVED, Round, Running, Verdict,
+    ADDED, CoordinatorMessage, Health, Hello, Join, NEVER, NodeMessage, REMOVED, Round, Running, Verdict,
 };
-use elastic_rs::rendezvous::run::Standing;
+use elastic_rs::rendezvous::run::{SessionId, Standing};
 
 use super::{ROUND, SECOND, attended, formed, settings};
 use crate::bench::{Bench, back, hello, join};
@@ -53,6 +53,26 @@ fn a_change_begins_at_once_when_the_maximum_is_reached() {
     bench.count(1, 0);
     bench.count(2, 0);
     bench.assert_raise_at(&[1, 2], 1);
+}
+
+#[test]
+fn a_world_that_could_grow_at_once_waits_until_a_machine_is_checked() {
+    let mut bench = attended(2, 3);
+    let NodeMessage::Join(first) = join(0) else { unreachable!() };
+    let with = |health| NodeMessage::Join(Join { health, ..first.clone() });
+    bench.greet(3, hello(3, &settings(1, 3)), 3);
+    bench.send(3, with(Health::Checking));
+    bench.send(3, with(Health::Ill("it is hot".to_owned())));
+    for _ in 0..600 {
+        (1..=3).for_each(|node| bench.send(node, NodeMessage::Heartbeat { rtt_us: None }));
+        bench.pass(SECOND);
+    }
+    assert!(bench.sent.contains(&(SessionId(3), CoordinatorMessage::CheckHealth)), "it is let in");
+    assert_eq!(bench.run().standing(), Standing::Undisturbed);
+    bench.send(3, with(Health::Checking));
+    assert_eq!(bench.run().standing(), Standing::Undisturbed);
+    bench.send(3, with(Health::Well));
+    assert_eq!(bench.change(1).0, ADDED);
 }
 
 #[test]
