@@ -1,6 +1,6 @@
 //! The agent's end: the memory of all workers of a node, and the pipe by which the first step of a round wakes the agent.
 //!
-//! The memory is a sealed memfd and never mapped here, so no worker can make the agent's access to it fail. Workers open both by their
+//! The memory is a memfd whose length is sealed, so no worker can make the agent's access to it fail. Workers open both by their
 //! paths below `/proc`, which the kernel grants to processes of the agent's user. So nothing is left in a file system when the agent
 //! is killed, and it does not matter how a worker was started.
 
@@ -9,13 +9,15 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::process;
+use std::sync::Arc;
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 use rustix::pipe::{PipeFlags, pipe_with};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-use super::slot::{First, Reached, SLOT_BYTES, Slot, Stepped};
+use super::deaths::Deaths;
+use super::slot::{First, MUTEX_AT, Reached, SLOT_BYTES, Slot, Stepped};
 use super::worker::variable;
 use crate::clock::monotonic_ns;
 
@@ -28,6 +30,7 @@ pub struct Board {
     bell: AsyncFd<OwnedFd>,
     /// Workers open it for themselves. It is kept so that the bell does not end.
     button: OwnedFd,
+    deaths: Arc<Deaths>,
     /// The round, and since when its workers can have made a step.
     round: u64,
     since_ns: u64,
@@ -46,7 +49,13 @@ impl Board {
         let (bell, button) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
         // SAFETY: an owned descriptor stays open and the same for as long as it is owned, as required.
         let bell = unsafe { AsyncFd::register_with_interest(bell, Interest::READABLE) }?;
-        Ok(Self { memory, workers, bell, button, round: 0, since_ns: u64::MAX })
+        let deaths = Arc::new(Deaths::map(&memory, workers)?);
+        Ok(Self { memory, workers, bell, button, deaths, round: 0, since_ns: u64::MAX })
+    }
+
+    /// By what the deaths of these workers are known early.
+    pub fn deaths(&self) -> Arc<Deaths> {
+        self.deaths.clone()
     }
 
     /// The value of the variable by which a worker finds its memory.
@@ -124,7 +133,7 @@ impl Board {
 
     fn slots(&self) -> impl Iterator<Item = Slot> {
         (0..u64::from(self.workers)).filter_map(|worker| {
-            let mut bytes = [0; SLOT_BYTES];
+            let mut bytes = [0; MUTEX_AT];
             // It is as long as it was made.
             self.memory.read_exact_at(&mut bytes, worker * SLOT_BYTES as u64).ok()?;
             Some(Slot::of(&bytes))

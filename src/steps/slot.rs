@@ -6,10 +6,12 @@
 
 use std::ops::RangeInclusive;
 
-/// Bytes of a worker's memory.
-pub const SLOT_BYTES: usize = 64;
+/// Bytes of a worker's memory: the words, and the mutex that the worker holds while it lives ([`super::deaths`]).
+pub const SLOT_BYTES: usize = 128;
+/// Where the mutex is.
+pub const MUTEX_AT: usize = 8 * WORDS;
 /// Words of a worker's memory, each a `u64` in the machine's byte order.
-pub const WORDS: usize = SLOT_BYTES / 8;
+pub const WORDS: usize = 8;
 
 /// The agent's: number of the round whose first step it wants to hear of.
 pub const ROUND: usize = 0;
@@ -85,7 +87,7 @@ pub struct Stepped {
 
 impl Slot {
     /// The words that were read.
-    pub fn of(bytes: &[u8; SLOT_BYTES]) -> Self {
+    pub fn of(bytes: &[u8; MUTEX_AT]) -> Self {
         let mut words = [0; WORDS];
         for (word, bytes) in words.iter_mut().zip(bytes.as_chunks().0) {
             *word = u64::from_ne_bytes(*bytes);
@@ -185,7 +187,7 @@ mod tests {
     use super::*;
 
     fn slot(words: [u64; WORDS]) -> Slot {
-        let mut bytes = [0; SLOT_BYTES];
+        let mut bytes = [0; MUTEX_AT];
         for (at, word) in words.iter().enumerate() {
             bytes[8 * at..8 * at + 8].copy_from_slice(&word.to_ne_bytes());
         }

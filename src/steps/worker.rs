@@ -7,15 +7,16 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 use std::process;
-use std::ptr;
+use std::ptr::{self, NonNull};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use rustix::fs::{SealFlags, fcntl_get_seals};
 
+use super::deaths;
 use super::slot::{
-    FIRST, FIRST_NS, FIRST_ROUND, LARGEST_STEP, LAST, LAST_NS, Numbers, OWNER, ROUND, SLOT_BYTES, STATE, WORDS,
-    in_section, is_of_optimizer, owned_by, owner, restarting, section,
+    FIRST, FIRST_NS, FIRST_ROUND, LARGEST_STEP, LAST, LAST_NS, Numbers, OWNER, ROUND, SLOT_BYTES, STATE, in_section,
+    is_of_optimizer, owned_by, owner, restarting, section,
 };
 use crate::clock::monotonic_ns;
 use crate::processes::{forks, forks_now, is_alive, lineage};
@@ -30,7 +31,7 @@ pub(super) fn variable(pid: u32, memory: RawFd, bell: RawFd, local_rank: u32) ->
 #[derive(Debug)]
 pub struct Steps {
     /// Mapped until the process ends.
-    words: &'static [AtomicU64; WORDS],
+    words: &'static [AtomicU64; SLOT_BYTES / 8],
     bell: PathBuf,
     /// The agent's process, and the worker's local rank.
     agent: u32,
@@ -127,8 +128,15 @@ impl Steps {
         }
         if forks_now() == self.forks {
             self.owns.store(true, Ordering::Relaxed);
+            self.hold();
         }
         Ok(())
+    }
+
+    /// Let the agent know of this process's death as soon as it dies, if this is its main thread.
+    fn hold(&self) {
+        // SAFETY: a worker's memory, which this process owns, and which is never unmapped.
+        unsafe { deaths::hold(NonNull::from(self.words).cast()) };
     }
 
     /// A step has ended. `number`: by default the one after the last. Does nothing in a process that was forked from the worker, nor in
@@ -219,6 +227,7 @@ impl Steps {
         if self.first_round.swap(round, Ordering::Relaxed) == round {
             return; // another thread has reported it
         }
+        self.hold();
         let is_given = self.given.load(Ordering::Relaxed);
         self.write_first(round, number, now, if is_given { Numbers::Given } else { Numbers::FromStart });
         let opened = OpenOptions::new().write(true).custom_flags(libc::O_NONBLOCK).open(&self.bell);
@@ -236,7 +245,7 @@ impl Steps {
 }
 
 /// Map the words at this place of a file.
-fn map(path: &PathBuf, at: u64) -> io::Result<&'static [AtomicU64; WORDS]> {
+fn map(path: &PathBuf, at: u64) -> io::Result<&'static [AtomicU64; SLOT_BYTES / 8]> {
     let file = OpenOptions::new().read(true).write(true).open(path)?;
     // An access beyond the end of the file would be a signal, so its length must be sealed. Without an agent, another file may have
     // this path, and must not be written.

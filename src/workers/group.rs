@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::future::pending;
 use std::io;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::fs::inotify;
@@ -24,6 +25,7 @@ use super::stderr_end::StderrEnd;
 use super::stop::{Command, StopPolicy, Stopping};
 use crate::clock::until;
 use crate::signals::{FirstSignal, Signal};
+use crate::steps::deaths::Deaths;
 use crate::threads;
 
 pub(super) mod member;
@@ -37,6 +39,8 @@ pub struct Origin {
     pub forker: Option<Forker>,
     /// When their guards kill them, whatever this process does.
     pub deadline: Option<Deadline>,
+    /// By what their deaths are known before their guards know them.
+    pub deaths: Option<Arc<Deaths>>,
     /// How long processes may run on that a worker has started, once it has ended well. Default zero: they are killed with it.
     pub leftovers: Duration,
 }
@@ -218,12 +222,13 @@ impl Group {
                     Some(_) => self.order(local_rank, Order::Kill),
                 }
             }
-            // Otherwise it was reported as stuck.
-            News::Of(Event::Exited(exited)) if self.members.contains_key(&exited.local_rank) => {
-                let stopped = self.stopping.as_ref().is_some_and(|stopping| stopping.explains(exited.exit));
-                self.ready.push_back(Event::Exited(WorkerExit { stopped, ..exited }));
+            // Otherwise it was reported, as one that dies or as stuck.
+            News::Of(Event::Exited(exited)) => {
+                if self.members.get_mut(&exited.local_rank).is_some_and(Member::ends) {
+                    let stopped = self.stopping.as_ref().is_some_and(|stopping| stopping.explains(exited.exit));
+                    self.ready.push_back(Event::Exited(WorkerExit { stopped, ..exited }));
+                }
             }
-            News::Of(Event::Exited(_)) => {}
             News::Of(event) => {
                 if let Event::Gone { local_rank } = event
                     && let Some(member) = self.members.get_mut(&local_rank)
@@ -332,6 +337,8 @@ async fn start(
     consoles: Consoles,
 ) -> Result<Group, StartError> {
     let first = specs.first().map_or(0, |spec| spec.local_rank);
+    let deaths = origin.deaths.clone();
+    deaths.iter().for_each(|deaths| specs.iter().for_each(|spec| deaths.forget(spec.local_rank)));
     let leftovers = Leftovers::new(origin.leftovers);
     // Forking takes long where much memory is mapped, and opening files may hang.
     let launching = threads::aside("worker-start", move || launch(&origin, specs, &filters, consoles));
@@ -353,7 +360,11 @@ async fn start(
     }
     for (spec, started) in starts {
         match group.await_start(&spec, started).await {
-            Ok(()) => {}
+            Ok(()) => {
+                if let (Some(member), Some(deaths)) = (group.members.get_mut(&spec.local_rank), &deaths) {
+                    member.watch(spec.local_rank, deaths, sender.clone());
+                }
+            }
             Err(failed) => error = error.or(Some(failed)),
         }
     }

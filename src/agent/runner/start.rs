@@ -85,7 +85,8 @@ impl Runner {
             return BTreeMap::new();
         }
         let forker = template.map(Template::forker);
-        let origin = Origin { forker, deadline: self.deadline.clone(), leftovers: self.leftovers };
+        let (deadline, deaths) = (self.deadline.clone(), self.training.deaths());
+        let origin = Origin { forker, deadline, deaths, leftovers: self.leftovers };
         match self.while_starting(Group::start_from(origin, specs, filters, consoles)).await {
             Some(Ok(group)) => {
                 let pids = group.pids();

@@ -14,6 +14,7 @@ use crate::rendezvous::messages::message::{Progress, Round, StepReport};
 use crate::rendezvous::node::session::Session;
 use crate::steps::STEPS;
 use crate::steps::board::Board;
+use crate::steps::deaths::Deaths;
 use crate::steps::slot::{Reached, Stepped};
 use crate::wire::time::micros;
 use crate::workers::ProgressLog;
@@ -70,6 +71,11 @@ impl Training {
             line_ns: 0,
             has_line: false,
         }
+    }
+
+    /// By what the deaths of workers are known early.
+    pub(super) fn deaths(&self) -> Option<Arc<Deaths>> {
+        self.board.as_ref().map(Board::deaths)
     }
 
     /// A place is there. The workers of the round before have ended, or have left their world.

@@ -23,6 +23,7 @@ use super::super::spec::{Output, WorkerSpec};
 use super::super::stderr_end::StderrEnd;
 use crate::clock::monotonic_ns;
 use crate::processes::state_of;
+use crate::steps::deaths::{Deaths, Watch};
 
 /// How long the end of a worker waits for its output to be shown while the console is blocked.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
@@ -35,6 +36,10 @@ pub(crate) struct Member {
     pub stderr_end: StderrEnd,
     /// Nothing of it is left but its guard, which ends.
     pub gone: bool,
+    /// Its end was reported.
+    ended: bool,
+    /// Waits for its death, until its end is reported.
+    watch: Option<Watch>,
     /// Process id of its guard, whose children are what is left of a worker that has ended well.
     pub guard: Option<u32>,
     control: Arc<AsyncFd<OwnedFd>>,
@@ -107,7 +112,25 @@ impl Member {
             drain: drain.clone(),
         };
         tokio::spawn(task.run(end, child));
-        Ok((Member { pid: 0, stderr_end, gone: false, guard: None, control, drain }, started))
+        let member = Member { pid: 0, stderr_end, gone: false, ended: false, watch: None, guard: None, control, drain };
+        Ok((member, started))
+    }
+
+    /// Report its death as soon as it dies, before its memory is freed.
+    pub fn watch(&mut self, local_rank: u32, deaths: &Arc<Deaths>, news: mpsc::UnboundedSender<News>) {
+        let pid = self.pid;
+        let tell = move |exit| {
+            let late = Some(Duration::ZERO);
+            let exited = WorkerExit { local_rank, pid, exit, at: Instant::now(), late, stopped: false };
+            drop(news.send(News::Of(Event::Exited(exited)))); // the group may have been dropped
+        };
+        self.watch = Some(deaths.watch(local_rank, pid, tell));
+    }
+
+    /// It has ended. Whether that was not known.
+    pub fn ends(&mut self) -> bool {
+        self.watch = None;
+        !std::mem::replace(&mut self.ended, true)
     }
 
     /// The same for a process whose output is not copied.
