@@ -38,7 +38,7 @@ class Step(StepCounter):
     By default it is the one after the last, and the first one is 1. Only a script that names a number, at least once
     after it has loaded its checkpoint, says where it goes on, so that steps that are made again are counted.
 
-    A call costs a fraction of a microsecond: it writes the number and the time into 64 bytes that the agent reads when
+    A call costs a fraction of a microsecond: it writes the number and the time into memory that the agent reads when
     a round begins and ends. Where no agent of elastic_rs has started the process, and in a process that was forked from
     a worker, a call does nothing. It may be called in any thread. Of the processes of one worker the first that calls
     it, or ``elastic.init`` or a function of ``elastic.run``, is the one that counts, until it ends.

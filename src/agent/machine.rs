@@ -278,13 +278,16 @@ impl AgentMachine {
             }
             return self.on_interrupted(round, reason, now);
         }
-        self.warn(format!("restarting all workers: {reason}"));
         match self.leaving {
             Some(_) => {
+                self.warn(format!("stopping all workers: {reason}"));
                 self.leave_now();
                 self.commands.push(Command::Kill);
             }
-            None => self.stop(SIGKILL, Next::Join),
+            None => {
+                self.warn(format!("restarting all workers: {reason}"));
+                self.stop(SIGKILL, Next::Join);
+            }
         }
     }
 

@@ -28,14 +28,14 @@ impl Driver {
         nvidia::library().ok().map(Self)
     }
 
-    /// Listen to the faults of each GPU.
-    pub fn gpus(&self) -> Gpus<'_> {
+    /// Listen to the faults of each GPU. `None`: the driver does not say how many there are.
+    pub fn gpus(&self) -> Option<Gpus<'_>> {
         let faults = |number| {
             let events = self.0.create_event_set().ok()?;
             self.0.device_by_index(number).ok()?.register_events(EventTypes::CRITICAL_XID_ERROR, events).ok()
         };
-        let count = self.0.device_count().unwrap_or_default();
-        Gpus { nvml: &self.0, faults: (0..count).map(faults).collect() }
+        let count = self.0.device_count().ok()?;
+        Some(Gpus { nvml: &self.0, faults: (0..count).map(faults).collect() })
     }
 }
 
@@ -59,9 +59,7 @@ impl Gpus<'_> {
             let found = self.nvml.device_by_index(number as u32).and_then(|device| needs(&device));
             let ill = match found {
                 Ok(what) => what,
-                Err(NvmlError::GpuLost) => Some("has fallen off the bus"),
-                // It may be forbidden.
-                Err(_) => None,
+                Err(error) => lost(&error),
             };
             let ill = ill.map(str::to_owned).or_else(|| fault(faults.as_ref()?));
             ill.map(|what| format!("GPU {number} {what}"))
@@ -69,10 +67,19 @@ impl Gpus<'_> {
     }
 }
 
+/// Whether this error is an illness. To ask may be forbidden.
+fn lost(error: &NvmlError) -> Option<&'static str> {
+    matches!(error, NvmlError::GpuLost).then_some("has fallen off the bus")
+}
+
 /// What the driver asks for, so that a GPU works again. Older drivers do not say everything.
 fn needs(device: &Device<'_>) -> Result<Option<&'static str>, NvmlError> {
     let answers = device.field_values_for(&[REMAP_WAITS, REMAP_FAILED, RECOVERY_ACTION].map(FieldId))?;
-    let mut numbers = answers.into_iter().map(|answer| number(&answer.ok()?.value.ok()?).filter(|it| *it != 0));
+    let answers: Vec<_> = answers.into_iter().map(|answer| answer.and_then(|answer| answer.value)).collect();
+    if answers.iter().any(|answer| matches!(answer, Err(NvmlError::GpuLost))) {
+        return Err(NvmlError::GpuLost);
+    }
+    let mut numbers = answers.iter().map(|answer| number(answer.as_ref().ok()?).filter(|it| *it != 0));
     let mut next = || numbers.next().flatten();
     let (waits, failed, action) = (next(), next(), next());
     Ok(match action {
@@ -98,11 +105,17 @@ fn number(value: &SampleValue) -> Option<u64> {
 
 /// The first fault that a program has not caused.
 fn fault(faults: &EventSet<'_>) -> Option<String> {
-    let events = (0..EVENTS).map_while(|_| faults.wait(0).ok());
-    let mut numbers = events.filter_map(|event| event.event_data);
-    numbers.find_map(|number| match number {
-        XidError::Value(number) if OF_PROGRAMS.contains(&number) => None,
-        XidError::Value(number) => Some(format!("has had the fault Xid {number}")),
-        XidError::Unknown => Some("has had a fault that its driver does not name".to_owned()),
-    })
+    for _ in 0..EVENTS {
+        let event = match faults.wait(0) {
+            Ok(event) => event,
+            Err(error) => return lost(&error).map(str::to_owned), // mostly since there is none
+        };
+        match event.event_data {
+            Some(XidError::Value(number)) if OF_PROGRAMS.contains(&number) => {}
+            Some(XidError::Value(number)) => return Some(format!("has had the fault Xid {number}")),
+            Some(XidError::Unknown) => return Some("has had a fault that its driver does not name".to_owned()),
+            None => {}
+        }
+    }
+    None
 }

@@ -41,14 +41,15 @@ families! {
         "Restarts used of the job's budget, by how the worker ended: by itself (exit) or by a signal (signal). Workers that fail together \
          count once";
     NODES_LOST = "counter" "nodes_lost" ["run", "how"]
-        "Nodes lost: their connection, their heartbeats (silence) or their lease at etcd ended, and they did not come back";
+        "Nodes lost: their connection, their heartbeats (silence) or their lease at etcd ended, and they did not come back, or their machine was \
+         taken away (notice), and they had not left";
     NODES_LEFT = "counter" "nodes_left" ["run"]
         "Nodes that left after sending a goodbye";
     NODE_REFUSALS = "counter" "node_refusals" ["run", "why"]
         "Times that a node was rejected: it asks for other settings, was replaced by a newer agent, its host is kept out for flapping \
          (rejoin_limit) or failures (host_failures), or its request is invalid. A node that tries again counts again";
     FENCES = "counter" "fences" ["run"]
-        "Times a node stopped its workers because it was cut off for its whole lease. A node reports it when it is back";
+        "Times a node stopped its workers because it was cut off for its whole lease, or its machine was to be taken away. A node reports it when it is back";
     WORKER_EXITS = "counter" "worker_exits" ["run", "kind"]
         "Worker failures: the first of a round, or a consequence of it";
     HOSTS_PUT_OUT = "counter" "hosts_put_out" ["run"]

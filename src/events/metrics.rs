@@ -29,7 +29,7 @@ struct Counts {
     rounds: BTreeMap<&'static str, u64>,
     /// Failures that counted against the budget: workers that ended themselves, and those that a signal ended.
     restarts: [u64; 2],
-    /// Connection, silence, lease.
+    /// Connection, silence, lease, notice.
     lost: [u64; 4],
     left: u64,
     /// In the order of [`Refused::ALL`].

@@ -71,7 +71,7 @@ pub enum Kind {
     /// A node is about to leave: its workers stop with the others.
     #[serde(rename = "node.leaves")]
     NodeLeaves {},
-    /// A node was lost, since it sent nothing for too long or its connection did not come back.
+    /// A node was lost, since it sent nothing for too long, its connection did not come back, or its machine was taken away.
     #[serde(rename = "node.lost")]
     NodeLost {
         /// What ended.

@@ -321,7 +321,7 @@ mod tests {
     #[test]
     fn another_program_is_no_death() {
         let worker = Worker::that(|| {
-            let sleep = [c"/bin/sh".as_ptr(), c"-c".as_ptr(), c"sleep 600".as_ptr(), ptr::null()];
+            let sleep = [c"/bin/sleep".as_ptr(), c"600".as_ptr(), ptr::null()];
             // SAFETY: texts that end with zero, and a list that ends with null.
             unsafe { libc::execv(sleep[0], sleep.as_ptr()) };
         });

@@ -491,4 +491,6 @@ fn guards_end_workers_whose_machine_goes_before_the_lease_is_over() {
     assert!(gone_at < until && until < gone_at + Duration::from_millis(250) && until < bench.now + lease);
     bench.node.notice(ROUND, seconds(60), "another", bench.now);
     assert_eq!(bench.node.workers_until(), Some(until), "the first counts");
+    bench.node.leave("its machine is taken away".to_owned(), None);
+    assert_eq!(bench.node.workers_until(), Some(until), "they are being stopped, and nobody waits for that");
 }

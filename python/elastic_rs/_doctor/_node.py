@@ -23,6 +23,8 @@ PYTHON_FROM = (3, 11)
 TORCH_FROM, TORCH_TO = (2, 6), (2, 15)
 THREADS_OF_A_WORKER = 100
 """A rough number for PyTorch's thread pools, watchdogs, NCCL's threads and a few DataLoader workers."""
+CHECK_S = 35.0
+"""The core ends a health check after 30 s."""
 SPARE_DESCRIPTORS = 128
 """Descriptors that an agent has open besides connections: logs, pipes, libraries."""
 STRANGERS = 6 * 256
@@ -289,13 +291,14 @@ def _why_no_pidfds() -> str:
 
 def joins(command: str | None) -> Finding:
     """Check this machine as before a join: what is built in, and then a command, if any. Takes 30 s at most."""
-    return health(*_elastic_rs.check_health(command))
+    found = asked(lambda: _elastic_rs.check_health(command), CHECK_S)
+    return health(*(found.value or ("unknown", found.error)))
 
 
 def health(verdict: str, text: str) -> Finding:
     """Judge what the check of a join has found."""
     if verdict == "ill":
-        return mend("health", text, "without that its workers would be in no world of a job with --health-check")
+        return mend("health", text, "mend that, or use another machine: this one would be in no world with --health-check")
     if verdict == "unknown":
         return note("health", f"--health-check says nothing, so this machine would count as well: {text}")
     return ok("health", "--health-check finds nothing")

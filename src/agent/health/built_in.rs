@@ -57,7 +57,7 @@ fn answer(asked: &mpsc::Receiver<mpsc::Sender<Option<String>>>, at: impl Fn(&'st
     while let Ok(mut question) = asked.recv() {
         at("NVIDIA's driver");
         let driver = Driver::open();
-        let gpus = driver.as_ref().map(Driver::gpus);
+        let gpus = driver.as_ref().and_then(Driver::gpus);
         // As long as the GPUs are well it stays open, since it forgets the faults of before. Nobody can reset a GPU before it is closed.
         loop {
             at("NVIDIA's driver");

@@ -44,7 +44,7 @@ impl Checks {
         let check = move || {
             let found = match started(&built_in).map(|it| it.ill(limit)) {
                 Ok(Some(ill)) => Some(Found::Ill(ill)),
-                Ok(None) => by_command(&shell, command, until.saturating_duration_since(Instant::now())),
+                Ok(None) => by_command(&shell, command, limit, until),
                 Err(error) => Some(Found::Unknown(format!("no thread for what is built in: {error}"))),
             };
             runs.store(false, Ordering::Relaxed);
@@ -81,11 +81,16 @@ pub fn check(options: Options) -> Found {
     told.recv().unwrap_or_else(|_| Found::Unknown("no thread for the check".to_owned()))
 }
 
-/// What the command finds. `None`: the agent has ended.
-fn by_command(shell: &Shell, command: Option<OsString>, limit: Duration) -> Option<Found> {
+/// What the command finds, which has the rest of the time limit. `None`: the agent has ended.
+fn by_command(shell: &Shell, command: Option<OsString>, limit: Duration, until: Instant) -> Option<Found> {
     let Some(command) = command else { return Some(Found::Well) };
     let shown = cut(tidy(&command.to_string_lossy()), SHOWN_BYTES);
-    let found = match shell.read(&command, true, Some(limit)) {
+    let left = until.saturating_duration_since(Instant::now());
+    if left.is_zero() {
+        let why = format!("what is built in has taken {limit:.1?}, which leaves none for `{shown}`");
+        return Some(Found::Unknown(why));
+    }
+    let found = match shell.read(&command, true, Some(left)) {
         Ok(ran) => of(&shown, ran?, limit),
         Err(error) => Found::Unknown(format!("`{shown}` cannot be run: {error}")),
     };
@@ -109,7 +114,7 @@ mod tests {
     use crate::processes::is_alive;
 
     fn run(command: &str, limit: Duration) -> Found {
-        by_command(&Shell::default(), Some(command.into()), limit).unwrap()
+        by_command(&Shell::default(), Some(command.into()), limit, Instant::now() + limit).unwrap()
     }
 
     const LONG: Duration = Duration::from_secs(60);
@@ -149,6 +154,13 @@ mod tests {
     fn one_that_never_stops_to_write_is_killed_when_its_time_is_over() {
         let found = run("yes hot", Duration::from_millis(300));
         assert!(matches!(&found, Found::Unknown(text) if text.contains("was killed: hot")), "{found:?}");
+    }
+
+    #[test]
+    fn one_without_time_is_not_begun() {
+        let found = run("exit 1", Duration::ZERO);
+        let why = "what is built in has taken 0.0ns, which leaves none for `exit 1`";
+        assert_eq!(found, Found::Unknown(why.to_owned()));
     }
 
     #[test]

@@ -60,9 +60,11 @@ impl Lease {
         self.gone_at = self.gone_at.into_iter().chain([gone_at]).min();
     }
 
-    /// When the guards of its workers kill them. Its agent is given the chance to do that before.
-    pub fn guards_until(&self, lease: Duration) -> Instant {
-        self.ends_at(lease).min(self.gone_at.map_or(self.ends_at(lease), |gone_at| gone_at + LAST_LOOK / 2))
+    /// When the guards of its workers kill them, if there are any: at the end of the lease, if that concerns them, or with the machine,
+    /// after their agent was given the chance.
+    pub fn guards_until(&self, lease_ends_at: Option<Instant>, any: bool) -> Option<Instant> {
+        let gone_at = self.gone_at.filter(|_| any).map(|gone_at| gone_at + LAST_LOOK / 2);
+        lease_ends_at.into_iter().chain(gone_at).min()
     }
 
     /// Why its workers are stopped, if that is not since nobody has renewed it.

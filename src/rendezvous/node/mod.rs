@@ -349,8 +349,8 @@ impl NodeMachine {
     /// It stays in the past from a fence until the next join, and is not renewed when the node has failed: the others may go on without it.
     pub fn workers_until(&self) -> Option<Instant> {
         let any = self.has_workers_of_a_world() || self.view.fenced.is_some();
-        (any && self.is_fenceable() && !self.lease.is_hosted())
-            .then(|| self.lease.guards_until(self.hello.settings.lease()))
+        let leased = any && self.is_fenceable() && !self.lease.is_hosted();
+        self.lease.guards_until(leased.then(|| self.lease_ends_at()), any)
     }
 
     /// Whether the end of this node's lease concerns its workers. Workers that have finished need not be stopped.

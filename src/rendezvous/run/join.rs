@@ -94,7 +94,16 @@ impl Run {
         self.apply_terms(&mut newer);
         if let Some(known) = self.roster.get(hello.node) {
             let Node {
-                placed, done, out, unchecked, rechecks, phases_reported, first_step_reported, joined_at, ..
+                placed,
+                done,
+                out,
+                unchecked,
+                rechecks,
+                phases_reported,
+                first_step_reported,
+                joined_at,
+                gone_at,
+                ..
             } = *known;
             let (status, program) = (known.status.clone(), known.program.clone());
             let attends = status == Status::Active && placed == hello.placed.map(|last| (last.round, last.rank));
@@ -111,6 +120,7 @@ impl Run {
                 first_step_reported,
                 program,
                 joined_at,
+                gone_at,
                 ..newer
             };
             self.admission.register_again(hello.node, Some(known), &node);

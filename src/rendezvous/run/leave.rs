@@ -59,14 +59,16 @@ impl Run {
     /// The machine of a member is about to be taken away: all members save, and the world changes without it, by one change for all
     /// notices that come together.
     pub(super) fn on_notice(&mut self, id: NodeId, round: Round, left_ms: u64, reason: &str, now: Instant) {
-        let is_member = self.roster.get(id).is_some_and(|node| self.is_current(node, round));
-        if !is_member || self.in_place.leaving().contains_key(&id) {
-            return; // the round is over for it, or this is known
-        }
         let (reason, left_ms) = (tidy(reason), left_ms.min(LONGEST_NOTICE_MS));
         let left = Duration::from_millis(left_ms);
+        if !self.roster.get(id).is_some_and(|node| self.is_current(node, round)) {
+            return; // the round is over for it
+        }
         if !self.is_host(id) {
             self.roster.set_gone_at(id, now + left);
+        }
+        if self.in_place.leaving().contains_key(&id) {
+            return; // this is known
         }
         let text = format!("leaves within {:.1} s: {reason}", left.as_secs_f64());
         self.record_of(id, Kind::NodeLeaves {}, None, text);

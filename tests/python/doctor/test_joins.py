@@ -27,6 +27,7 @@ MEND = "mend  health       "
     [
         ("", None),
         ("lost 2 0", "GPU 2 has fallen off the bus"),
+        ("mute 1 0", "GPU 1 has fallen off the bus"),
         ("field 1 230 1", "GPU 1 needs a reset"),
         ("field 0 230 2", "GPU 0 needs a reboot of its machine"),
         ("field 0 230 3", "GPU 0 needs peer-to-peer traffic to be drained"),

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -56,5 +58,8 @@ def freezer() -> Iterator[Freezer]:
         yield made
     finally:
         made.thaw()
+        for pid in made.processes():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         until("its processes have ended", lambda: not made.processes())
         folder.rmdir()

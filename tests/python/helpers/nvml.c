@@ -1,7 +1,8 @@
 /* NVIDIA's management library for a machine without a GPU. It has the functions that PyTorch and elastic-run call, and
  * answers from FAKE_GPUS, a list of UUIDs. An empty UUID is a GPU that has fallen off the bus. `FAKE_GPUS=broken` is a
  * driver that does not work. The file that FAKE_GPU_FAULTS names may come later: it has lines `field GPU ID NUMBER`, `xid GPU
- * NUMBER`, `lost GPU 0`, and `hangs 0 0`. Numbers and signatures are those of nvml.h of CUDA 12. */
+ * NUMBER`, `lost GPU 0`, `mute GPU 0` (lost, but its handle is known), and
+ * `hangs 0 0`. Numbers and signatures are those of nvml.h of CUDA 12. */
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -126,7 +127,7 @@ struct field {
 int nvmlDeviceGetFieldValues(void *device, int number, struct field *fields) {
     for (struct field *field = fields; field < fields + number; field++) {
         unsigned id, value, gpu = (unsigned)((size_t)device - 1), lines = faults("field", gpu, ~0u, &id, &value);
-        field->result = NOT_SUPPORTED;
+        field->result = faults("mute", gpu, 0, &id, &value) ? GPU_IS_LOST : NOT_SUPPORTED;
         for (unsigned index = 0; index < lines; index++) {
             faults("field", gpu, index, &id, &value);
             if (id == field->id)
@@ -169,6 +170,8 @@ struct event {
 
 int nvmlEventSetWait_v2(struct events *set, struct event *event, unsigned limit_ms) {
     unsigned xid, unused;
+    if (faults("mute", (unsigned)(set->device - 1), 0, &unused, &unused))
+        return GPU_IS_LOST;
     if (limit_ms || faults("xid", (unsigned)(set->device - 1), set->told, &xid, &unused) <= set->told)
         return TIMEOUT;
     *event = (struct event){(void *)set->device, XID_EVENT, xid, ~0u, ~0u};

@@ -82,6 +82,31 @@ fn whoever_has_not_left_when_its_machine_goes_is_lost_heard_or_not() {
 }
 
 #[test]
+fn a_second_notice_counts_if_it_is_earlier() {
+    let mut bench = attended(2, 2);
+    bench.notice(2, 60 * SECOND);
+    bench.notice(2, 4 * SECOND);
+    bench.notice(2, 60 * SECOND);
+    bench.hear(&[1, 2], 4 * SECOND);
+    bench.pass(SECOND / 4);
+    assert!(!bench.run().knows(NodeId(2)));
+}
+
+#[test]
+fn a_machine_that_is_taken_away_goes_when_it_has_said_also_after_another_connection() {
+    let mut bench = attended(2, 2);
+    bench.notice(2, 4 * SECOND);
+    let placed = bench.placed(2);
+    bench.machine.on_disconnected(SessionId(2), bench.now);
+    bench.greet(12, Hello { placed, attending: true, ..hello(2, &settings(1, 2)) }, 2);
+    bench.notice(12, 4 * SECOND);
+    bench.hear(&[1], 4 * SECOND);
+    assert!(bench.run().knows(NodeId(2)));
+    bench.pass(SECOND / 4);
+    assert!(!bench.run().knows(NodeId(2)));
+}
+
+#[test]
 fn a_shorter_notice_does_not_wait_for_the_window_of_a_longer_one() {
     let mut bench = attended(3, 3);
     bench.notice(2, 120 * SECOND);

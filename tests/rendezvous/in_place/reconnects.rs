@@ -8,13 +8,11 @@ use elastic_rs::rendezvous::run::SessionId;
 use super::{attended, settings};
 use crate::bench::{Bench, back, hello};
 
-#[test]
-fn a_member_that_reconnects_gets_the_change_again() {
-    let mut bench = attended(2, 2);
-    bench.will_leave(2);
-    let placed = |bench: &Bench, node: u64| {
-        let placement =
-            bench.sent.iter().find_map(|(to, message)| (*to == SessionId(node)).then_some(message.placement()?));
+impl Bench {
+    /// What a node says of its place in the world of two when it connects again.
+    pub(super) fn placed(&self, node: u64) -> Option<Placed> {
+        let mut sent = self.sent.iter();
+        let placement = sent.find_map(|(to, message)| (*to == SessionId(node)).then_some(message.placement()?));
         let placement = placement.unwrap();
         let (round, rank, world) = (placement.round, placement.rank, placement.world);
         Some(Placed {
@@ -27,8 +25,14 @@ fn a_member_that_reconnects_gets_the_change_again() {
             host: None,
             began_with: Generation::default(),
         })
-    };
-    let mine = placed(&bench, 1);
+    }
+}
+
+#[test]
+fn a_member_that_reconnects_gets_the_change_again() {
+    let mut bench = attended(2, 2);
+    bench.will_leave(2);
+    let mine = bench.placed(1);
     bench.machine.on_disconnected(SessionId(1), bench.now);
     bench.greet(11, Hello { placed: mine, ..hello(1, &settings(1, 2)) }, 1);
     assert_eq!(bench.change(11), (REMOVED, "10.0.0.2 (host:2) is about to leave: SIGTERM"));
