@@ -3,8 +3,8 @@
     python benches/deaths.py [--kills 50] [--mib 100 1024 4096]
 
 A job of two nodes, each with one worker without torch. One worker touches its memory and gets SIGKILL; the time goes
-from that to SIGTERM in the other node's worker. By turns with workers that report steps, whose deaths are known by their
-mutex, with workers that do not use this package, whose deaths are known by their parent, and with torchrun.
+from that to SIGTERM in the other node's worker. By turns with workers that report steps, whose deaths are known by
+their mutex, with workers that do not use this package, whose deaths are known by their parent, and with torchrun.
 """
 
 from __future__ import annotations

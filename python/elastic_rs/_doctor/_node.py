@@ -298,7 +298,7 @@ def joins(command: str | None) -> Finding:
 def health(verdict: str, text: str) -> Finding:
     """Judge what the check of a join has found."""
     if verdict == "ill":
-        return mend("health", text, "mend that, or use another machine: this one would be in no world with --health-check")
+        return mend("health", text, "mend that, or use another machine: with --health-check this one is in no world")
     if verdict == "unknown":
         return note("health", f"--health-check says nothing, so this machine would count as well: {text}")
     return ok("health", "--health-check finds nothing")
