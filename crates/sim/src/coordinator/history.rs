@@ -12,7 +12,7 @@ use crate::engine::history::{Failure, History};
 use crate::engine::paths::HostId;
 use crate::engine::queue::Time;
 use crate::worlds::Violation;
-use elastic_rs::rendezvous::messages::message::{EndClass, Verdict};
+use elastic_rs::rendezvous::messages::message::{EndClass, SAVE_WITHIN, Verdict};
 use elastic_rs::rendezvous::messages::settings::Settings;
 use elastic_rs::rendezvous::run::Run;
 
@@ -85,13 +85,13 @@ impl History for Simulation {
 
     fn check_settled(&mut self) -> Result<(), Violation> {
         self.outlast_those_that_are_let_in()?;
-        let mut runs = 0..self.options.odd_hosts.runs();
-        runs.try_for_each(|run| {
-            let of = self.machine().run(&run_id(run));
-            let out = |host: &Host| of.is_some_and(|run| is_out(run, host));
-            let hosts = self.hosts_of(run).filter(|(_, host)| !out(host));
-            check_settled(hosts, &self.settings_in_force(run)?)
-        })
+        let settled = self.look_whether_settled();
+        if settled.is_ok() || !self.options.agents.in_place.saves {
+            return settled;
+        }
+        // One that hangs while it saves is waited for.
+        self.pass(self.now() + SAVE_WITHIN)?;
+        self.look_whether_settled()
     }
 
     fn close(&mut self) -> Vec<HostId> {
@@ -123,6 +123,16 @@ fn is_out(run: &Run, host: &Host) -> bool {
 }
 
 impl Simulation {
+    fn look_whether_settled(&self) -> Result<(), Violation> {
+        let mut runs = 0..self.options.odd_hosts.runs();
+        runs.try_for_each(|run| {
+            let of = self.machine().run(&run_id(run));
+            let out = |host: &Host| of.is_some_and(|run| is_out(run, host));
+            let hosts = self.hosts_of(run).filter(|(_, host)| !out(host));
+            check_settled(hosts, &self.settings_in_force(run)?)
+        })
+    }
+
     /// A machine that was ill is let in later, which changes the world. The job has as long again to settle.
     fn outlast_those_that_are_let_in(&mut self) -> Result<(), Violation> {
         if self.options.agents.health.is_none() {
