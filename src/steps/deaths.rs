@@ -10,7 +10,6 @@
 
 use std::fs::{self, File};
 use std::io;
-use std::mem;
 use std::os::fd::AsRawFd;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
@@ -19,9 +18,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use rustix::thread::futex::{Flags, OWNER_DIED, WAITERS, wait, wake};
 
 use super::slot::{MUTEX_AT, SLOT_BYTES};
-use crate::signals::Signal;
 use crate::threads;
-use crate::workers::ExitStatus;
 
 /// The part of the word that says which thread holds the mutex.
 const HOLDER: u32 = !(WAITERS | OWNER_DIED);
@@ -52,7 +49,7 @@ pub(super) unsafe fn hold(slot: NonNull<u8>) {
     }
     // SAFETY: the memory has room for a mutex, and nobody else initializes it: this process owns the slot.
     unsafe {
-        let mut attributes = mem::zeroed();
+        let mut attributes = std::mem::zeroed();
         let made = libc::pthread_mutexattr_init(&mut attributes) == 0
             && libc::pthread_mutexattr_setpshared(&mut attributes, libc::PTHREAD_PROCESS_SHARED) == 0
             && libc::pthread_mutexattr_setrobust(&mut attributes, libc::PTHREAD_MUTEX_ROBUST) == 0
@@ -112,17 +109,18 @@ impl Deaths {
         }
     }
 
-    /// Tell how this worker dies, as soon as it does. Nothing is told of one that ends well.
-    pub fn watch(self: &Arc<Self>, local_rank: u32, pid: u32, tell: impl FnOnce(ExitStatus) + Send + 'static) -> Watch {
+    /// Tell how this worker dies, as soon as it does, by the status that `waitpid(2)` gives its parent later. Nothing is told of one
+    /// that ends well.
+    pub fn watch(self: &Arc<Self>, local_rank: u32, pid: u32, tell: impl FnOnce(i32) + Send + 'static) -> Watch {
         let deaths = self.clone();
         let wait_for_it = move || {
-            if let Some(exit) = deaths.word(local_rank).and_then(|word| death(word, pid)) {
-                tell(exit);
+            if let Some(status) = deaths.word(local_rank).and_then(|word| death(word, pid)) {
+                tell(status);
             }
         };
         // Without a thread its guard tells it.
         let _ = threads::spawn(format!("death-of-{local_rank}"), wait_for_it);
-        Watch { deaths: self.clone(), local_rank }
+        Watch { deaths: self.clone(), local_rank, pid }
     }
 }
 
@@ -138,19 +136,25 @@ impl Drop for Deaths {
 pub struct Watch {
     deaths: Arc<Deaths>,
     local_rank: u32,
+    pid: u32,
 }
 
 impl Drop for Watch {
     fn drop(&mut self) {
-        if let Some(word) = self.deaths.word(self.local_rank) {
-            word.store(RELEASED, Ordering::Release);
+        let Some(word) = self.deaths.word(self.local_rank) else { return };
+        // Another worker may have this memory by now.
+        let release = |seen: u32| {
+            let own = seen & HOLDER == self.pid || seen & HOLDER == 0;
+            own.then_some(RELEASED)
+        };
+        if word.fetch_update(Ordering::Release, Ordering::Relaxed, release).is_ok() {
             let _ = wake(word, Flags::empty(), u32::MAX);
         }
     }
 }
 
 /// Wait until the main thread of a process dies that holds a mutex with this word. `None`: that says nothing of how the process ends.
-fn death(word: &AtomicU32, pid: u32) -> Option<ExitStatus> {
+fn death(word: &AtomicU32, pid: u32) -> Option<i32> {
     for _ in 0..LOOKS {
         let seen = word.load(Ordering::Acquire);
         if seen & OWNER_DIED != 0 {
@@ -167,8 +171,13 @@ fn death(word: &AtomicU32, pid: u32) -> Option<ExitStatus> {
 }
 
 /// By what a process dies, and all its threads with it.
-fn dies_by(pid: u32) -> Option<ExitStatus> {
+fn dies_by(pid: u32) -> Option<i32> {
     let status = dying(&fs::read(format!("/proc/{pid}/stat")).ok()?)?;
+    // Before Linux 5.16 threads let go of their mutexes, and then wait until the core is dumped, which a stop would cut off.
+    let dumps = fs::read_to_string(format!("/proc/{pid}/status")).ok()?.lines().any(|line| line == "CoreDumping:\t1");
+    if dumps {
+        return None;
+    }
     let mut threads = fs::read_dir(format!("/proc/{pid}/task")).ok()?.flatten().map(|entry| entry.file_name());
     // All others are killed as well, or none is.
     let other = threads.find(|thread| *thread != *pid.to_string());
@@ -178,12 +187,11 @@ fn dies_by(pid: u32) -> Option<ExitStatus> {
 
 /// Whether a thread is neither ending nor about to be killed.
 fn lives_on(thread: &str) -> bool {
-    let (Ok(stat), Ok(status)) = (fs::read(format!("{thread}/stat")), fs::read_to_string(format!("{thread}/status")))
-    else {
-        return false;
-    };
+    // In this order: its flags say that it ends once the signal is pending no more.
+    let Ok(status) = fs::read_to_string(format!("{thread}/status")) else { return false };
+    let Ok(stat) = fs::read(format!("{thread}/stat")) else { return false };
     let pending = status.lines().find_map(|line| u64::from_str_radix(line.strip_prefix("SigPnd:")?.trim(), 16).ok());
-    let killed = pending.is_some_and(|pending| pending >> (Signal::KILL.0 - 1) & 1 == 1);
+    let killed = pending.is_some_and(|pending| pending >> (libc::SIGKILL - 1) & 1 == 1);
     let exits = fields(&stat).and_then(|fields| fields.get(6)?.parse::<u64>().ok());
     !killed && exits.is_some_and(|flags| flags & (EXITING | SIGNALED) == 0)
 }
@@ -194,21 +202,15 @@ fn fields(stat: &[u8]) -> Option<Vec<String>> {
     Some(text.rsplit_once(") ")?.1.split_whitespace().map(str::to_owned).collect())
 }
 
-/// How a process ends that is ending, unless it ends well, or that cannot be seen.
-fn dying(stat: &[u8]) -> Option<ExitStatus> {
+/// The status of a process that is ending, unless it ends well, or that cannot be seen.
+fn dying(stat: &[u8]) -> Option<i32> {
     let fields = fields(stat)?;
     let flags: u64 = fields.get(6)?.parse().ok()?;
-    let status: i32 = fields.get(49)?.parse().ok()?;
-    if flags & EXITING == 0 || status == 0 {
-        return None;
-    }
-    Some(match status & 0x7f {
-        0 => ExitStatus::Code(status >> 8 & 0xff),
-        signal => ExitStatus::Signal { signal: Signal(signal), core_dumped: status & 0x80 != 0 },
-    })
+    fields.get(49)?.parse().ok().filter(|status| flags & EXITING != 0 && *status != 0)
 }
 
 #[cfg(test)]
+#[cfg(target_env = "gnu")]
 mod tests {
     use std::sync::mpsc;
     use std::time::{Duration, Instant};
@@ -231,7 +233,7 @@ mod tests {
         deaths: Arc<Deaths>,
         pid: libc::pid_t,
         watch: Option<Watch>,
-        told: mpsc::Receiver<ExitStatus>,
+        told: mpsc::Receiver<i32>,
     }
 
     impl Worker {
@@ -268,7 +270,7 @@ mod tests {
         }
 
         /// What was told. `None`: nothing, and nothing will be.
-        fn told(&self) -> Option<ExitStatus> {
+        fn told(&self) -> Option<i32> {
             match self.told.recv_timeout(LIMIT) {
                 Ok(exit) => Some(exit),
                 Err(mpsc::RecvTimeoutError::Disconnected) => None,
@@ -296,15 +298,14 @@ mod tests {
 
     #[test]
     fn one_that_is_killed_is_known_before_it_is_reaped() {
-        let killed = ExitStatus::Signal { signal: Signal::KILL, core_dumped: false };
-        assert_eq!(Worker::that(pause).holds().kill().told(), Some(killed));
+        assert_eq!(Worker::that(pause).holds().kill().told(), Some(libc::SIGKILL));
     }
 
     #[test]
     fn one_that_fails_is_known_and_one_that_ends_well_is_left_to_its_guard() {
         // SAFETY: each ends the child.
         let exits = |code| Worker::that(move || unsafe { libc::_exit(code) }).told();
-        assert_eq!((exits(3), exits(0)), (Some(ExitStatus::Code(3)), None));
+        assert_eq!((exits(3), exits(0)), (Some(3 << 8), None));
     }
 
     /// The process goes on.
@@ -355,13 +356,19 @@ mod tests {
     }
 
     #[test]
+    fn the_end_of_a_wait_changes_nothing_for_the_next_worker_there() {
+        let mut worker = Worker::that(pause).holds();
+        let word = worker.deaths.word(0).unwrap();
+        word.store(1 | WAITERS, Ordering::Relaxed);
+        worker.watch = None;
+        assert_eq!(worker.deaths.word(0).unwrap().load(Ordering::Relaxed), 1 | WAITERS);
+    }
+
+    #[test]
     fn how_a_process_ends_is_a_field_of_its_state() {
         let stat = |flags: u64, status: i32| format!("7 (a) b) R 1 2 3 4 5 {flags} {}{status}\n", "0 ".repeat(42));
         let dies = |flags, status| dying(stat(flags, status).as_bytes());
-        let by = |signal, core_dumped| Some(ExitStatus::Signal { signal: Signal(signal), core_dumped });
-        assert_eq!(dies(0x40_0104, 9), by(9, false));
-        assert_eq!(dies(4, 0x86), by(6, true));
-        assert_eq!(dies(4, 3 << 8), Some(ExitStatus::Code(3)));
+        assert_eq!((dies(0x40_0104, 9), dies(4, 0x86), dies(4, 3 << 8)), (Some(9), Some(0x86), Some(3 << 8)));
         assert_eq!((dies(0x40_0100, 9), dies(4, 0)), (None, None), "it lives, or ends well");
         assert_eq!((dying(b"junk"), dying(b"1 (x) R 1 2")), (None, None));
     }

@@ -22,10 +22,13 @@ use crate::clock::monotonic_ns;
 use crate::processes::{forks, forks_now, is_alive, lineage};
 use crate::steps::STEPS;
 
-/// The value of [`STEPS`]: the agent's process, its descriptors of the memory and of the pipe, and the worker's local rank.
+/// The value of [`STEPS`]: the agent's process, its descriptors of the memory and of the pipe, the worker's local rank, and how much memory
+/// it has, by which another version of this package is known.
 pub(super) fn variable(pid: u32, memory: RawFd, bell: RawFd, local_rank: u32) -> String {
-    format!("{pid}:{memory}:{bell}:{local_rank}")
+    format!("{pid}:{memory}:{bell}:{local_rank}:{SLOT_BYTES}")
 }
+
+const SLOT: u32 = SLOT_BYTES as u32;
 
 /// A worker's steps.
 #[derive(Debug)]
@@ -83,8 +86,8 @@ impl Steps {
     /// The value is not one that an agent sets, or its memory cannot be mapped: the agent is gone, or cannot be seen from here.
     pub fn open(variable: &str) -> io::Result<Self> {
         let parts: Option<Vec<u32>> = variable.split(':').map(|part| part.parse().ok()).collect();
-        let Some([pid, memory, bell, local_rank]) = parts.as_deref() else {
-            let text = format!("{STEPS} is `{variable}`, must be four numbers with `:` between them");
+        let Some([pid, memory, bell, local_rank, SLOT]) = parts.as_deref() else {
+            let text = format!("{STEPS} is `{variable}`, must be five numbers with `:` between them, the last {SLOT}");
             return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
         };
         let path = |descriptor| PathBuf::from(format!("/proc/{pid}/fd/{descriptor}"));

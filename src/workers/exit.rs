@@ -36,6 +36,14 @@ impl ExitStatus {
         }
     }
 
+    /// From the status that `waitpid(2)` gives.
+    pub(super) fn from_status(status: i32) -> ExitStatus {
+        match status & 0x7f {
+            0 => ExitStatus::Code(status >> 8 & 0xff),
+            signal => ExitStatus::Signal { signal: Signal(signal), core_dumped: status & 0x80 != 0 },
+        }
+    }
+
     /// From the `si_code` and `si_status` of `waitid(2)`.
     pub fn from_wait(code: i32, status: i32) -> ExitStatus {
         match code {

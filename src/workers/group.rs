@@ -222,12 +222,13 @@ impl Group {
                     Some(_) => self.order(local_rank, Order::Kill),
                 }
             }
-            // Otherwise it was reported, as one that dies or as stuck.
-            News::Of(Event::Exited(exited)) => {
-                if self.members.get_mut(&exited.local_rank).is_some_and(Member::ends) {
-                    let stopped = self.stopping.as_ref().is_some_and(|stopping| stopping.explains(exited.exit));
-                    self.ready.push_back(Event::Exited(WorkerExit { stopped, ..exited }));
+            News::Of(Event::Exited(exited)) => self.on_exited(exited),
+            News::Dies(exited) => {
+                if self.stopping.is_none() {
+                    // As its guard does once it knows: what a worker has left that fails gets no grace.
+                    self.order(exited.local_rank, Order::Kill);
                 }
+                self.on_exited(exited);
             }
             News::Of(event) => {
                 if let Event::Gone { local_rank } = event
@@ -238,6 +239,14 @@ impl Group {
                 }
                 self.ready.push_back(event);
             }
+        }
+    }
+
+    /// Otherwise it was reported, as one that dies or as stuck.
+    fn on_exited(&mut self, exited: WorkerExit) {
+        if self.members.get_mut(&exited.local_rank).is_some_and(Member::ends) {
+            let stopped = self.stopping.as_ref().is_some_and(|stopping| stopping.explains(exited.exit));
+            self.ready.push_back(Event::Exited(WorkerExit { stopped, ..exited }));
         }
     }
 
@@ -294,7 +303,7 @@ impl Group {
 
     /// Not of a worker that has ended: what it has left is killed.
     fn report_overdue(&mut self, local_rank: u32) {
-        let member = self.members.get(&local_rank).filter(|member| member.state().is_some());
+        let member = self.members.get(&local_rank).filter(|member| !member.ended && member.state().is_some());
         self.ready.extend(member.map(|member| Event::Overdue { local_rank, pid: member.pid }));
     }
 

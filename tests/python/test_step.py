@@ -47,7 +47,7 @@ def test_without_an_agent_nothing_happens_and_torch_is_not_imported() -> None:
         "import sys, elastic_rs; elastic_rs.step(); elastic_rs.step(7); elastic_rs.step(2**63); "
         "assert 'torch' not in sys.modules; assert 'step' in vars(elastic_rs)"
     )
-    for variable in (None, "", "1:2:3:4", "not from an agent"):
+    for variable in (None, "", "1:2:3:4", "1:2:3:4:128", "not from an agent"):
         env = {} if variable is None else {"ELASTIC_RS_STEPS": variable}
         subprocess.run([sys.executable, "-W", "error", "-c", code], env=env, timeout=60, check=True)
 

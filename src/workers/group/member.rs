@@ -37,7 +37,7 @@ pub(crate) struct Member {
     /// Nothing of it is left but its guard, which ends.
     pub gone: bool,
     /// Its end was reported.
-    ended: bool,
+    pub ended: bool,
     /// Waits for its death, until its end is reported.
     watch: Option<Watch>,
     /// Process id of its guard, whose children are what is left of a worker that has ended well.
@@ -51,6 +51,8 @@ pub(crate) struct Member {
 pub(crate) enum News {
     /// An event of the worker.
     Of(Event),
+    /// It dies. Its guard does not know it yet.
+    Dies(WorkerExit),
     /// It has ended well, and processes that it started are left, as children of its guard.
     Left {
         /// Which worker.
@@ -119,10 +121,10 @@ impl Member {
     /// Report its death as soon as it dies, before its memory is freed.
     pub fn watch(&mut self, local_rank: u32, deaths: &Arc<Deaths>, news: mpsc::UnboundedSender<News>) {
         let pid = self.pid;
-        let tell = move |exit| {
-            let late = Some(Duration::ZERO);
+        let tell = move |status| {
+            let (exit, late) = (ExitStatus::from_status(status), Some(Duration::ZERO));
             let exited = WorkerExit { local_rank, pid, exit, at: Instant::now(), late, stopped: false };
-            drop(news.send(News::Of(Event::Exited(exited)))); // the group may have been dropped
+            drop(news.send(News::Dies(exited))); // the group may have been dropped
         };
         self.watch = Some(deaths.watch(local_rank, pid, tell));
     }

@@ -66,3 +66,27 @@ def test_helpers_of_a_worker_that_fails_are_killed_with_it(start: Start, job: Jo
     job.until_gone(pid)
     assert not (tmp_path / "terminated").exists()
     assert not any("may run on" in line for line in node.lines)
+
+
+def test_what_a_worker_has_left_that_was_killed_gets_no_grace(start: Start, tmp_path: Path) -> None:
+    """The agent knows of the death before the worker's guard does."""
+    script = tmp_path / "leaves.py"
+    script.write_text(
+        "import os, signal, subprocess, sys\n"
+        "import elastic_rs\n"
+        "elastic_rs.step()\n"
+        "if os.environ['TORCHELASTIC_RESTART_COUNT'] == '0':\n"
+        "    held = bytearray(os.urandom(1 << 20) * 256)\n"
+        "    ignores = 'import signal; signal.signal(15, signal.SIG_IGN); print(1, flush=True); signal.pause()'\n"
+        "    left = subprocess.Popen([sys.executable, '-c', ignores], stdout=subprocess.PIPE)\n"
+        "    left.stdout.readline()\n"
+        "    print(f'LEFT {left.pid}', flush=True)\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "print('AGAIN', flush=True)\n"
+    )
+    node = start(2, nnodes="1", script=script)
+    left = int(node.line(r"^LEFT (\d+)")[1])
+    node.line("^AGAIN")
+    assert not Path(f"/proc/{left}").exists()
+    assert node.wait() == 0
+    assert not any("have the rest of its grace" in line for line in node.lines), node.tail()
