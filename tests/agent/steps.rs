@@ -131,7 +131,7 @@ async fn a_worker_that_writes_nonsense_disturbs_nobody() {
     let parts: Vec<_> = variable.split(':').collect();
     let open = |fd: &str| OpenOptions::new().write(true).open(format!("/proc/{}/fd/{fd}", parts[0])).unwrap();
     let mut memory = open(parts[1]);
-    memory.write_all(&[0xff; 128]).unwrap();
+    memory.write_all(&[0xff; 256]).unwrap();
     assert_eq!((board.first(), board.reached()), (None, None));
     assert!(memory.set_len(0).is_err() && memory.set_len(1 << 40).is_err(), "its length is sealed");
     let mut bell = open(parts[2]);
@@ -152,14 +152,14 @@ fn a_file_that_is_no_agents_memory_is_left_alone() {
     std::fs::remove_file(path).unwrap();
     file.set_len(4096).unwrap();
     let descriptor = file.as_raw_fd();
-    let error = Steps::open(&format!("{}:{descriptor}:{descriptor}:0", std::process::id())).unwrap_err();
+    let error = Steps::open(&format!("{}:{descriptor}:{descriptor}:0:128", std::process::id())).unwrap_err();
     assert!(error.to_string().ends_with("has no memory for this worker"), "{error}");
 }
 
 #[tokio::test]
 async fn memory_that_is_not_there_is_refused() {
     let board = Board::open(1).unwrap();
-    for wrong in ["", "1:2:3", "1:2:3:4:5", "a:b:c:d", "0:0:0:0", "1:2:3:-4"] {
+    for wrong in ["", "1:2:3", "1:2:3:4", "1:2:3:4:64", "1:2:3:4:128:5", "a:b:c:d:128", "0:0:0:0:128", "1:2:3:-4:128"] {
         assert!(Steps::open(wrong).is_err(), "{wrong}");
     }
     let error = Steps::open(&board.variable(1)).unwrap_err();
