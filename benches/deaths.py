@@ -13,7 +13,6 @@ import argparse
 import os
 import re
 import signal
-import socket
 import statistics
 import subprocess
 import sys
@@ -23,7 +22,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from measuring import RESULTS, keep, machine
+from measuring import RESULTS, free_port, keep, machine
 
 OUTPUT = RESULTS / "deaths.json"
 LIMIT_S = 120.0
@@ -72,8 +71,7 @@ def job(folder: Path, way: str, mib: int) -> Iterator[None]:
     module, backend, kind = WAYS[way]
     script = folder / "worker.py"
     script.write_text(WORKER)
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
+    port = free_port()
     agents = []
     for number in (2, 3):
         command = [

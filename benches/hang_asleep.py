@@ -12,7 +12,6 @@ import argparse
 import json
 import os
 import random
-import socket
 import subprocess
 import sys
 import tempfile
@@ -20,7 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from measuring import RESULTS, keep, machine
+from measuring import RESULTS, free_port, keep, machine
 
 OUTPUT = RESULTS / "hang_asleep.json"
 RANKS, STEPS_BETWEEN, STEP_S, POLL_S, LIMIT_S = 8, 8, 0.1, 0.02, 120.0
@@ -88,8 +87,7 @@ def first_named(observer: Any) -> dict[str, Any]:
 def measure(folder: Path, seed: int, count: int) -> list[dict[str, Any]]:
     from elastic_rs._elastic_rs import Observer
 
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
+    port = free_port()
     command = [
         *(sys.executable, "-m", "elastic_rs.run", "--nnodes=1", f"--nproc-per-node={RANKS}"),
         *("--rdzv-backend=rust-c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=job", "--warm-start"),

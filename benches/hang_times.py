@@ -14,7 +14,6 @@ import contextlib
 import json
 import os
 import re
-import socket
 import statistics
 import subprocess
 import sys
@@ -25,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from elastic_rs._elastic_rs import Observer
-from measuring import RESULTS, keep, machine
+from measuring import RESULTS, free_port, keep, machine
 
 OUTPUT = RESULTS / "hang_times.json"
 TRAINS = Path(__file__).resolve().parents[1] / "tests/python/scripts/hangs_in_training.py"
@@ -43,8 +42,7 @@ class Job:
 
     def __init__(self, folder: Path, kind: str, *options: str) -> None:
         self.log = folder / "log"
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            self.port = listener.getsockname()[1]
+        self.port = free_port()
         # Of crossed groups only ranks 0 and 1 are members.
         self.victim = 1 if kind == "crossed" else VICTIM
         command = [

@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import os
 import signal
-import socket
 import statistics
 import subprocess
 import sys
@@ -20,7 +19,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from measuring import RESULTS, keep, machine
+from measuring import RESULTS, free_port, keep, machine
 
 OUTPUT = RESULTS / "health.json"
 LIMIT_S = 60.0
@@ -46,8 +45,7 @@ def job(folder: Path) -> float:
     """Return how long after the verdict the spare's worker has begun, in seconds."""
     script, ill = folder / "worker.py", folder / "ill"
     script.write_text(WORKER)
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
+    port = free_port()
     check = f"test ! -e {ill} || {{ date +%s.%N > {folder}/verdict; exit 1; }}"
     agents: list[subprocess.Popen[bytes]] = []
 

@@ -29,7 +29,6 @@ import os
 import platform
 import select
 import signal
-import socket
 import statistics
 import subprocess
 import sys
@@ -42,7 +41,7 @@ from pathlib import Path
 from typing import Any
 
 import plot
-from measuring import RESULTS, keep, machine
+from measuring import RESULTS, free_port, keep, machine
 
 OUTPUT = RESULTS / "in_place.json"
 PLOT = Path(__file__).resolve().parents[1] / "docs" / "goodput.svg"
@@ -96,8 +95,7 @@ class Job:
         self.pipe = folder / "pipe"
         os.mkfifo(self.pipe)
         self._reader = os.open(self.pipe, os.O_RDWR)
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.port = free.getsockname()[1]
+        self.port = free_port()
         self.nodes: list[subprocess.Popen[bytes]] = []
         self.history: list[Told] = []
 

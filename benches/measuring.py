@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import socket
 import time
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,12 @@ def pss_bytes(pid: int) -> int:
     """Return the memory of a process as its proportional set size (PSS), which divides shared pages among processes."""
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
+
+
+def free_port() -> int:
+    """Return a port of 127.0.0.1 that nobody has now."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
 
 
 def keep(result: dict[str, Any], path: Path) -> None:

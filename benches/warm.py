@@ -16,7 +16,6 @@ import os
 import platform
 import select
 import signal
-import socket
 import statistics
 import subprocess
 import sys
@@ -27,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from elastic_rs._warm._plan import CODE
-from measuring import RESULTS, cpu_s, keep, machine, pss_bytes
+from measuring import RESULTS, cpu_s, free_port, keep, machine, pss_bytes
 
 OUTPUT = RESULTS / "warm.json"
 LIMIT_S = 120.0
@@ -63,8 +62,7 @@ class Job:
         os.mkfifo(pipe)
         self._reader = os.open(pipe, os.O_RDWR)
         script.write_text(SCRIPT)
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
+        port = free_port()
         flags = [f"--nnodes={NODES}", f"--nproc-per-node={WORKERS}", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=x"]
         command = [sys.executable, "-m", *KINDS[kind], *flags, f"--max-restarts={restarts}", str(script), str(pipe)]
         env = {**os.environ, "OMP_NUM_THREADS": "1", MARKER: self.id}

@@ -71,11 +71,15 @@ pub(crate) fn lineage(pid: u32) -> impl Iterator<Item = u32> {
 }
 
 fn state_and_parent(pid: u32) -> Option<(char, u32)> {
-    let stat = fs::read(format!("/proc/{pid}/stat")).ok()?;
-    // The process's name precedes them and may contain anything, including parentheses.
-    let stat = String::from_utf8_lossy(&stat);
-    let mut fields = stat.rsplit_once(") ")?.1.split(' ');
-    Some((fields.next()?.chars().next()?, fields.next()?.parse().ok()?))
+    let fields = stat_fields(&fs::read(format!("/proc/{pid}/stat")).ok()?)?;
+    Some((fields.first()?.chars().next()?, fields.get(1)?.parse().ok()?))
+}
+
+/// The fields of `/proc/PID/stat`, or of a thread's, after the name: the state is the first of them.
+pub(crate) fn stat_fields(stat: &[u8]) -> Option<Vec<String>> {
+    // The name precedes them and may contain anything, including parentheses.
+    let text = String::from_utf8_lossy(stat);
+    Some(text.rsplit_once(") ")?.1.split_whitespace().map(str::to_owned).collect())
 }
 
 /// For how long a program lives at most.

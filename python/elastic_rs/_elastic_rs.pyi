@@ -2139,9 +2139,9 @@ def _shutdown() -> None:
 
 def check_health(command: str | None = None) -> tuple[str, str]:
     """
-    Check this machine once as ``--health-check`` does before a join: what is built in, and then this command, if one is given.
+    Check this machine once, as ``--health-check`` does before a join. The built-in checks come first, then this command, if one is given.
 
-    Returns whether the machine is ``well``, ``ill``, or that is ``unknown``, and what was found, or why it is not known.
+    Returns a verdict (``well``, ``ill`` or ``unknown``) and its reason, which is empty for ``well``.
     """
 
 def coordinator_is_protected(answer: bytes) -> bool:

@@ -48,7 +48,8 @@ pub struct Gpus<'nvml> {
 }
 
 impl Gpus<'_> {
-    /// What is wrong with them since they are listened to, if anything is. `most`: the largest number that there was, which is updated.
+    /// What is wrong with the GPUs, if anything is: now, or since their events were registered. `most`: the largest number of GPUs so far,
+    /// which is updated.
     pub fn ill(&self, most: &mut usize) -> Option<String> {
         let count = self.faults.len();
         if count < *most {

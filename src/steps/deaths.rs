@@ -18,6 +18,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use rustix::thread::futex::{Flags, OWNER_DIED, WAITERS, wait, wake};
 
 use super::slot::{MUTEX_AT, SLOT_BYTES};
+use crate::processes::stat_fields;
 use crate::threads;
 
 /// The part of the word that says which thread holds the mutex.
@@ -192,19 +193,13 @@ fn lives_on(thread: &str) -> bool {
     let Ok(stat) = fs::read(format!("{thread}/stat")) else { return false };
     let pending = status.lines().find_map(|line| u64::from_str_radix(line.strip_prefix("SigPnd:")?.trim(), 16).ok());
     let killed = pending.is_some_and(|pending| pending >> (libc::SIGKILL - 1) & 1 == 1);
-    let exits = fields(&stat).and_then(|fields| fields.get(6)?.parse::<u64>().ok());
+    let exits = stat_fields(&stat).and_then(|fields| fields.get(6)?.parse::<u64>().ok());
     !killed && exits.is_some_and(|flags| flags & (EXITING | SIGNALED) == 0)
-}
-
-/// The fields of `/proc/PID/stat` after the name, which may contain anything: the state is the first of them.
-fn fields(stat: &[u8]) -> Option<Vec<String>> {
-    let text = String::from_utf8_lossy(stat);
-    Some(text.rsplit_once(") ")?.1.split_whitespace().map(str::to_owned).collect())
 }
 
 /// The status of a process that is ending, unless it ends well, or that cannot be seen.
 fn dying(stat: &[u8]) -> Option<i32> {
-    let fields = fields(stat)?;
+    let fields = stat_fields(stat)?;
     let flags: u64 = fields.get(6)?.parse().ok()?;
     fields.get(49)?.parse().ok().filter(|status| flags & EXITING != 0 && *status != 0)
 }
@@ -233,7 +228,7 @@ mod tests {
         deaths: Arc<Deaths>,
         pid: libc::pid_t,
         watch: Option<Watch>,
-        told: mpsc::Receiver<i32>,
+        reported: mpsc::Receiver<i32>,
     }
 
     impl Worker {
@@ -248,9 +243,9 @@ mod tests {
                 // SAFETY: ends the child.
                 unsafe { libc::_exit(99) };
             }
-            let (tell, told) = mpsc::channel();
+            let (tell, reported) = mpsc::channel();
             let watch = deaths.watch(0, pid as u32, move |exit| tell.send(exit).unwrap());
-            Self { deaths, pid, watch: Some(watch), told }
+            Self { deaths, pid, watch: Some(watch), reported }
         }
 
         /// Wait until it holds the mutex.
@@ -269,9 +264,9 @@ mod tests {
             self
         }
 
-        /// What was told. `None`: nothing, and nothing will be.
-        fn told(&self) -> Option<i32> {
-            match self.told.recv_timeout(LIMIT) {
+        /// The status that the watch has reported. `None`: it has ended without one.
+        fn status(&self) -> Option<i32> {
+            match self.reported.recv_timeout(LIMIT) {
                 Ok(exit) => Some(exit),
                 Err(mpsc::RecvTimeoutError::Disconnected) => None,
                 Err(mpsc::RecvTimeoutError::Timeout) => panic!("it is waited for still"),
@@ -298,13 +293,13 @@ mod tests {
 
     #[test]
     fn one_that_is_killed_is_known_before_it_is_reaped() {
-        assert_eq!(Worker::that(pause).holds().kill().told(), Some(libc::SIGKILL));
+        assert_eq!(Worker::that(pause).holds().kill().status(), Some(libc::SIGKILL));
     }
 
     #[test]
     fn one_that_fails_is_known_and_one_that_ends_well_is_left_to_its_guard() {
         // SAFETY: each ends the child.
-        let exits = |code| Worker::that(move || unsafe { libc::_exit(code) }).told();
+        let exits = |code| Worker::that(move || unsafe { libc::_exit(code) }).status();
         assert_eq!((exits(3), exits(0)), (Some(3 << 8), None));
     }
 
@@ -316,7 +311,7 @@ mod tests {
             // SAFETY: ends this thread alone.
             unsafe { libc::syscall(libc::SYS_exit, 3) };
         });
-        assert_eq!(worker.told(), None);
+        assert_eq!(worker.status(), None);
     }
 
     #[test]
@@ -326,7 +321,7 @@ mod tests {
             // SAFETY: texts that end with zero, and a list that ends with null.
             unsafe { libc::execv(sleep[0], sleep.as_ptr()) };
         });
-        assert_eq!(worker.told(), None);
+        assert_eq!(worker.status(), None);
     }
 
     #[test]
@@ -342,17 +337,17 @@ mod tests {
             word.store(worker.pid as u32 | WAITERS, Ordering::Relaxed);
         }
         let began = Instant::now();
-        while worker.told.try_recv() == Err(mpsc::TryRecvError::Empty) {
+        while worker.reported.try_recv() == Err(mpsc::TryRecvError::Empty) {
             assert!(began.elapsed() < LIMIT, "it is woken without end");
             wake(word, Flags::empty(), u32::MAX).unwrap();
         }
     }
 
     #[test]
-    fn a_worker_that_is_not_waited_for_any_more_is_not_told() {
+    fn nothing_is_reported_once_the_watch_is_dropped() {
         let mut worker = Worker::that(pause).holds();
         worker.watch = None;
-        assert_eq!(worker.told(), None);
+        assert_eq!(worker.status(), None);
     }
 
     #[test]

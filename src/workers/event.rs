@@ -7,7 +7,7 @@ use super::exit::ExitStatus;
 /// An event of a group of workers.
 #[derive(Debug)]
 pub enum Event {
-    /// A worker has ended. If it has failed, its process group has been killed, and its other descendants are being killed. Its last words can be
+    /// A worker has ended, or dies. If it has failed, its process group and its other descendants are being killed. Its last words can be
     /// read at its [`Group::stderr_end`](super::group::Group::stderr_end).
     Exited(WorkerExit),
     /// Nothing of a worker is left: no descendant, and no unread output.

@@ -37,6 +37,7 @@ impl ExitStatus {
     }
 
     /// From the status that `waitpid(2)` gives.
+    #[cfg(feature = "io")]
     pub(super) fn from_status(status: i32) -> ExitStatus {
         match status & 0x7f {
             0 => ExitStatus::Code(status >> 8 & 0xff),

@@ -225,7 +225,7 @@ impl Group {
             News::Of(Event::Exited(exited)) => self.on_exited(exited),
             News::Dies(exited) => {
                 if self.stopping.is_none() {
-                    // As its guard does once it knows: what a worker has left that fails gets no grace.
+                    // As its guard does later: processes that a failed worker has left get no grace.
                     self.order(exited.local_rank, Order::Kill);
                 }
                 self.on_exited(exited);
@@ -242,7 +242,7 @@ impl Group {
         }
     }
 
-    /// Otherwise it was reported, as one that dies or as stuck.
+    /// Report the end of a worker, unless that was done when it died, or the worker was given up as stuck.
     fn on_exited(&mut self, exited: WorkerExit) {
         if self.members.get_mut(&exited.local_rank).is_some_and(Member::ends) {
             let stopped = self.stopping.as_ref().is_some_and(|stopping| stopping.explains(exited.exit));
@@ -301,7 +301,7 @@ impl Group {
         }
     }
 
-    /// Not of a worker that has ended: what it has left is killed.
+    /// Not of a worker whose end is known: what it has left is killed.
     fn report_overdue(&mut self, local_rank: u32) {
         let member = self.members.get(&local_rank).filter(|member| !member.ended && member.state().is_some());
         self.ready.extend(member.map(|member| Event::Overdue { local_rank, pid: member.pid }));
@@ -347,7 +347,9 @@ async fn start(
 ) -> Result<Group, StartError> {
     let first = specs.first().map_or(0, |spec| spec.local_rank);
     let deaths = origin.deaths.clone();
-    deaths.iter().for_each(|deaths| specs.iter().for_each(|spec| deaths.forget(spec.local_rank)));
+    if let Some(deaths) = &deaths {
+        specs.iter().for_each(|spec| deaths.forget(spec.local_rank));
+    }
     let leftovers = Leftovers::new(origin.leftovers);
     // Forking takes long where much memory is mapped, and opening files may hang.
     let launching = threads::aside("worker-start", move || launch(&origin, specs, &filters, consoles));

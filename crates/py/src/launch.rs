@@ -178,9 +178,9 @@ pub fn rehearse(py: Python<'_>, command: Vec<OsString>) -> PyResult<()> {
     block_on_task(py, workers::rehearse(command))?.map_err(PyRuntimeError::new_err)
 }
 
-/// Check this machine once as ``--health-check`` does before a join: what is built in, and then this command, if one is given.
+/// Check this machine once, as ``--health-check`` does before a join. The built-in checks come first, then this command, if one is given.
 ///
-/// Returns whether the machine is ``well``, ``ill``, or that is ``unknown``, and what was found, or why it is not known.
+/// Returns a verdict (``well``, ``ill`` or ``unknown``) and its reason, which is empty for ``well``.
 #[pyfunction]
 #[pyo3(signature = (command=None))]
 pub fn check_health(py: Python<'_>, command: Option<OsString>) -> (&'static str, String) {

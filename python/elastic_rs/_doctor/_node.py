@@ -290,7 +290,7 @@ def _why_no_pidfds() -> str:
 
 
 def joins(command: str | None) -> Finding:
-    """Check this machine as before a join: what is built in, and then a command, if any. Takes 30 s at most."""
+    """Run the checks of a join: the built-in ones, then the command, if there is one. Takes 30 s at most."""
     found = asked(lambda: _elastic_rs.check_health(command), CHECK_S)
     return health(*(found.value or ("unknown", found.error)))
 

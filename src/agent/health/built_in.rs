@@ -25,7 +25,7 @@ const AFTER_STANDSTILL: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub(super) struct BuiltIn {
     questions: mpsc::Sender<mpsc::Sender<Option<String>>>,
-    /// What is looked at.
+    /// What the thread looks at now. If it never answers, the message names this.
     at: Arc<Mutex<&'static str>>,
 }
 
@@ -40,7 +40,7 @@ impl BuiltIn {
         Ok(Self { questions, at })
     }
 
-    /// What is wrong with this machine, if anything is. Without an answer within this time something is.
+    /// What is wrong with this machine, if anything is. A check without an answer within `limit` is an illness, too.
     pub fn ill(&self, limit: Duration) -> Option<String> {
         let (answer, found) = mpsc::channel();
         // The thread has not ended: it does so after this.
@@ -73,22 +73,20 @@ fn answer(asked: &mpsc::Receiver<mpsc::Sender<Option<String>>>, at: impl Fn(&'st
     }
 }
 
+/// Looks at one thing, and says what is wrong with it, if anything is.
+type Check = fn() -> Option<String>;
+
 fn without_gpus(at: impl Fn(&'static str)) -> Option<String> {
-    let named = LINKS.into_iter().filter_map(|name| Some((name, env::var(name).ok()?)));
-    at("/proc/meminfo");
-    memory(&fs::read_to_string("/proc/meminfo").unwrap_or_default())
-        .or_else(|| {
-            at("/dev/shm");
-            room(Path::new("/dev/shm"))
-        })
-        .or_else(|| {
-            at("the folder for temporary files");
-            room(&env::temp_dir())
-        })
-        .or_else(|| {
-            at(INTERFACES);
-            named.into_iter().find_map(|(name, value)| links(Path::new(INTERFACES), name, &value))
-        })
+    let checks: [(_, Check); 4] = [
+        ("/proc/meminfo", || memory(&fs::read_to_string("/proc/meminfo").ok()?)),
+        ("/dev/shm", || room(Path::new("/dev/shm"))),
+        ("the folder for temporary files", || room(&env::temp_dir())),
+        (INTERFACES, || LINKS.into_iter().find_map(|name| links(Path::new(INTERFACES), name, &env::var(name).ok()?))),
+    ];
+    checks.into_iter().find_map(|(what, check)| {
+        at(what);
+        check()
+    })
 }
 
 fn memory(meminfo: &str) -> Option<String> {

@@ -45,7 +45,7 @@ impl Checks {
             let found = match started(&built_in).map(|it| it.ill(limit)) {
                 Ok(Some(ill)) => Some(Found::Ill(ill)),
                 Ok(None) => by_command(&shell, command, limit, until),
-                Err(error) => Some(Found::Unknown(format!("no thread for what is built in: {error}"))),
+                Err(error) => Some(Found::Unknown(format!("no thread for the built-in checks: {error}"))),
             };
             runs.store(false, Ordering::Relaxed);
             if let Some(found) = found {
@@ -87,7 +87,7 @@ fn by_command(shell: &Shell, command: Option<OsString>, limit: Duration, until: 
     let shown = cut(tidy(&command.to_string_lossy()), SHOWN_BYTES);
     let left = until.saturating_duration_since(Instant::now());
     if left.is_zero() {
-        let why = format!("what is built in has taken {limit:.1?}, which leaves none for `{shown}`");
+        let why = format!("the built-in checks have taken {limit:.1?}, which leaves no time for `{shown}`");
         return Some(Found::Unknown(why));
     }
     let found = match shell.read(&command, true, Some(left)) {
@@ -159,7 +159,7 @@ mod tests {
     #[test]
     fn one_without_time_is_not_begun() {
         let found = run("exit 1", Duration::ZERO);
-        let why = "what is built in has taken 0.0ns, which leaves none for `exit 1`";
+        let why = "the built-in checks have taken 0.0ns, which leaves no time for `exit 1`";
         assert_eq!(found, Found::Unknown(why.to_owned()));
     }
 

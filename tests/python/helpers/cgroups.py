@@ -26,21 +26,21 @@ class Freezer:
 
     @property
     def under(self) -> list[str]:
-        """What is put before a command, so that it runs there."""
+        """Return the prefix that runs a command in this group."""
         return ["sh", "-c", f'echo $$ >{self._folder}/cgroup.procs && exec "$@"', "sh"]
 
     def freeze(self) -> None:
-        """Let all processes stand still. What is sent to them, SIGKILL too, may wait (version 1)."""
+        """Freeze all processes. With version 1 even SIGKILL takes effect only after ``thaw``."""
         (self._folder / self._file).write_text(self._frozen)
         if self._file == IN_V1[0]:
             until("all stand still", lambda: (self._folder / self._file).read_text().strip() == self._frozen)
 
     def thaw(self) -> None:
-        """Let them go on."""
+        """Let the processes go on."""
         (self._folder / self._file).write_text(self._thawed)
 
     def processes(self) -> list[int]:
-        """Return the processes there."""
+        """Return the processes of this group."""
         return [int(pid) for pid in (self._folder / "cgroup.procs").read_text().split()]
 
 
