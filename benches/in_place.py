@@ -3,8 +3,9 @@
     python benches/in_place.py [--quick] [--repetitions 5] [--goodput-seconds 300] [--only changes|workers|nodes]
                                [--workers 1]
 
-Six jobs, one after the other in each repetition: `torchrun` with c10d, `elastic-run`, `elastic-run --warm-start`, and
-workers that change in place, without a template, with one, and with one that has made the model. Measured is the time
+Seven jobs, one after the other in each repetition: `torchrun` with c10d, `elastic-run`, `elastic-run --warm-start`, and
+workers that change in place, without a template, with one, with one that has made the model, and with a
+standby. Measured is the time
 until the last worker has done its first step that counts, what of it was neither the broadcast of the state nor that
 step, and when the last worker had got to each phase:
 
@@ -65,6 +66,7 @@ KINDS = {
     "in place": (RUN, "in-place"),
     "in place, template": ([*RUN, "--warm-start"], "in-place"),
     "in place, template with the model": ([*RUN, "--warm-modules=torch,in_place_model"], "in-place"),
+    "in place, standby": ([*RUN, "--standby=1"], "in-place"),
 }
 
 LASTING = ("torchrun", "elastic-run", "warm", "in place, template")

@@ -111,6 +111,7 @@ impl Node {
             exit_barrier_timeout: None,
             uninterruptible_sleep: Duration::ZERO,
             in_place: InPlace::Gloo,
+            standbys: 0,
             hang: judge::Options::default(),
             on_hang: None,
             progress_log: None,

@@ -39,6 +39,15 @@ pub enum Command {
         /// The workers to start.
         missing: BTreeSet<u32>,
     },
+    /// Start a standby of the round's program; answer with `on_standby_started` or `on_standby_not_started`.
+    StartStandby(Box<Placement>),
+    /// A standby takes the place of a worker. It gets its world as those that were started ahead.
+    Call {
+        /// The slot of the standby.
+        standby: u32,
+        /// Whose place.
+        local_rank: u32,
+    },
     /// Drop a start that has not been answered.
     CancelStart,
     /// Tell a worker its place in the world.

@@ -30,6 +30,9 @@ pub const IN_PLACE: &str = "ELASTIC_RS_IN_PLACE";
 /// Set, to `1`, for a worker that was started before its node has a place for it: its ranks and its store are provisional.
 pub const AHEAD: &str = "ELASTIC_RS_AHEAD";
 
+/// Set, to `1`, for a standby: the place in its environment is nobody's.
+pub const STANDBY: &str = "ELASTIC_RS_STANDBY";
+
 /// How many collectives torch records. Read when the first process group is made.
 const RECORDS: &str = "TORCH_FR_BUFFER_SIZE";
 /// The same, under its old name. NCCL's groups read it too.
@@ -38,10 +41,11 @@ const RECORDS_OF_NCCL: &str = "TORCH_NCCL_TRACE_BUFFER_SIZE";
 const RECORDS_DEFAULT: &str = "2000";
 
 /// Variables whose values differ per worker or per round, or that the agent adds. A warm start allows for these, and for no others.
-pub const VARIES: [&str; 26] = [
+pub const VARIES: [&str; 27] = [
     AGENT,
     IN_PLACE,
     AHEAD,
+    STANDBY,
     crate::steps::STEPS,
     crate::channel::watch::WATCH,
     RECORDS,
@@ -67,6 +71,10 @@ pub const VARIES: [&str; 26] = [
     "CUDA_VISIBLE_DEVICES",
     "HIP_VISIBLE_DEVICES",
 ];
+
+/// Those of [`VARIES`] that a worker keeps for its whole life.
+pub const KEEPS: [&str; 7] =
+    [AGENT, AHEAD, STANDBY, crate::steps::STEPS, crate::channel::watch::WATCH, RECORDS, "TORCHELASTIC_ERROR_FILE"];
 
 /// Variables of the worker `local_rank`, which override those that it inherits. `restarts` is the restart count for workers.
 /// `inherited` looks variables up in the agent's own environment.

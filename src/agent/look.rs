@@ -41,7 +41,7 @@ const MOST_DUMPS: u32 = 99;
 #[derive(Clone, Debug)]
 pub(super) struct Worker {
     pub rank: u32,
-    pub local_rank: u32,
+    pub slot: u32,
     pub round: u64,
     pub pid: u32,
     /// What an earlier look at its process has found, and when that was.
@@ -67,7 +67,7 @@ pub(super) async fn look(workers: Vec<Worker>, deep: Option<u32>, asker: Option<
     for worker in workers {
         let asker = asker.clone();
         looks.spawn(async move {
-            let Worker { rank, local_rank, round, pid, .. } = worker;
+            let Worker { rank, slot, round, pid, .. } = worker;
             let looked = within(LIMIT, "look", move || look_at(&worker)).await;
             let (view, look, problem) = looked.unwrap_or_else(|why| {
                 let problem = format!("rank {rank} (pid {pid}) could not be looked at: {why}");
@@ -75,7 +75,7 @@ pub(super) async fn look(workers: Vec<Worker>, deep: Option<u32>, asker: Option<
             });
             let asker = asker.filter(|_| answers(view.state));
             let Some(asker) = asker else { return (view, look, problem) };
-            let asked = asker.ask(local_rank, ASK_LIMITS).await;
+            let asked = asker.ask(slot, ASK_LIMITS).await;
             let (view, why) = with_answer(view, asked).await;
             let why = why.map(|why| format!("the collectives of rank {rank} (pid {pid}) are not known: {why}"));
             (view, look, problem.or(why))
@@ -230,7 +230,7 @@ fn dump(pid: u32, why: &str, folder: &Path) -> io::Result<(PathBuf, State)> {
 #[derive(Debug)]
 pub(super) struct Recorders {
     pub asker: Asker,
-    pub local_rank: u32,
+    pub slot: u32,
     pub runtime: Handle,
 }
 
@@ -238,7 +238,7 @@ impl Recorders {
     /// Write them beside a dump: `hang-1.fr.json` beside `hang-1.txt`, and `hang-1.fr-2.json` if there is a second one. Writes nothing if
     /// the worker does not answer.
     fn write_beside(&self, dump: &Path) -> io::Result<()> {
-        let asked = self.runtime.block_on(self.asker.ask(self.local_rank, ASK_LIMITS));
+        let asked = self.runtime.block_on(self.asker.ask(self.slot, ASK_LIMITS));
         let Asked::Answer(bytes) = asked else { return Ok(()) };
         let recorders = Answer::decode(&bytes).map_or_else(|_| Vec::new(), |answer| answer.recorders);
         for (number, recorder) in (1..).zip(recorders) {

@@ -14,7 +14,7 @@
 //! ```
 //!
 //! A newcomer to a running job starts its workers before it joins, if they can wait for their world: [`ahead`]. So do members with
-//! workers that are missing: [`replace`].
+//! workers that are missing: [`replace`], unless others wait for their places: [`standby`].
 //!
 //! [`stop`] has the stops and the step after each of them. [`first`] decides which failure was the first, and [`in_place`] which workers
 //! survive the end of their world.
@@ -34,6 +34,7 @@ mod first;
 mod in_place;
 mod notice;
 mod replace;
+mod standby;
 mod stop;
 mod worker_states;
 
@@ -44,6 +45,7 @@ use in_place::SURVIVING;
 pub use in_place::{PARK_LIMIT, RAISE_LIMIT};
 use notice::Leaving;
 pub use replace::REPLACE_LIMIT;
+use standby::Standbys;
 use stop::{Next, Way};
 use worker_states::WorkerStates;
 
@@ -111,6 +113,7 @@ pub struct AgentMachine {
     unfinished: Option<String>,
     /// The workers, as far as they can change in place.
     worker_states: WorkerStates,
+    standbys: Standbys,
     /// What became of the last workers, as the next join says.
     survival: Survival,
     /// A parked worker that has ended since the join which brought it.
@@ -153,6 +156,7 @@ impl AgentMachine {
             closed_well: false,
             unfinished: None,
             worker_states: WorkerStates::default(),
+            standbys: Standbys::default(),
             survival: Survival::New,
             lost: None,
             dying: false,

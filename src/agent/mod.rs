@@ -31,6 +31,8 @@ pub mod runner;
 #[cfg(feature = "io")]
 mod shell;
 #[cfg(feature = "io")]
+mod slots;
+#[cfg(feature = "io")]
 mod uninterruptible;
 #[cfg(feature = "io")]
 pub mod worker_group;

@@ -42,6 +42,10 @@ pub struct Policy {
     pub exit_barrier_timeout: Option<Duration>,
     /// Workers that attend survive the end of their world: see [`super::machine`]. Default true.
     pub in_place: bool,
+    /// Standbys that this node keeps: see [`super::machine`]. Default 0.
+    pub standbys: u32,
+    /// A standby takes the place of a worker that is known to die, before its memory is freed. Default true; false if that is a device's.
+    pub replaces_dying: bool,
     /// Workers get a signal of the user's choice when a machine of the job is about to be taken away, and save by it. Default false.
     pub saves_by_signal: bool,
     /// This machine is checked before it joins for the first time, and after a failure of a worker of its own. Default false.
@@ -76,6 +80,8 @@ pub struct AgentOptions {
     pub uninterruptible_sleep: Duration,
     /// Which workers may survive the end of their world.
     pub in_place: InPlace,
+    /// How many standbys this node keeps, at most as many as workers. Default 0.
+    pub standbys: u32,
     /// How hangs are judged: by the coordinator, which is told when the workers make no step, or by this agent if there is none. Unless
     /// nobody does, a thread of each worker answers what its collectives are, which torch records.
     pub hang: judge::Options,
@@ -96,6 +102,8 @@ impl AgentOptions {
             first_signal: self.first_signal,
             exit_barrier_timeout: self.exit_barrier_timeout,
             in_place: self.in_place != InPlace::Off,
+            standbys: if self.in_place == InPlace::Off { 0 } else { self.standbys.min(self.workers.local_world_size) },
+            replaces_dying: self.in_place != InPlace::Nccl,
             saves_by_signal: self.notices.signal.is_some(),
             checks_health: self.health.is_some(),
         }

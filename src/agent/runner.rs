@@ -19,6 +19,7 @@ use super::own_hangs::OwnHangs;
 use super::phases::Stopwatch;
 use super::policy::{AgentOptions, Outcome};
 use super::recovered::Disturbance;
+use super::slots::{Holder, Slots};
 use super::uninterruptible::{UninterruptibleWorker, UninterruptibleWorkers};
 use super::worker_group::{WorkerGroup, WorkerGroupEvent};
 use crate::channel::agent::Exchange;
@@ -41,6 +42,7 @@ mod perform;
 mod recovery;
 mod replace;
 mod signals;
+mod standby;
 mod start;
 mod training;
 
@@ -50,6 +52,7 @@ use recovery::PendingRecovery;
 use replace::Ahead;
 pub use signals::Ear;
 use signals::Hearing;
+use standby::Standbys;
 pub use start::{Programs, START_PATIENCE};
 use training::Training;
 
@@ -72,6 +75,17 @@ pub enum Step {
     Barrier,
     /// The agent has ended.
     End(Box<Outcome>),
+}
+
+/// What the front end starts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Start {
+    /// Workers of a round.
+    Round,
+    /// Workers of the next round.
+    Ahead,
+    /// A standby in this slot.
+    Standby(u32),
 }
 
 /// Where workers may record their exceptions, by local rank.
@@ -98,6 +112,12 @@ pub struct Runner {
     leftovers: Duration,
     /// The workers that the start under way is to start.
     missing: BTreeSet<u32>,
+    /// Which worker each process is.
+    slots: Slots,
+    standbys: Standbys,
+    /// What the front end is asked to start, and how often it was asked.
+    start: Start,
+    starts: u64,
     /// Workers that were started ahead of the next round.
     ahead: Ahead,
     /// The places of the round's workers, for those that attend.
@@ -159,7 +179,9 @@ impl Runner {
         let mut policy = options.policy();
         let exchange = in_place::listen(&options, session.is_some());
         policy.in_place &= exchange.is_some();
-        let training = Training::new(&options, session.is_some());
+        standby::introduce(&options, policy.in_place);
+        let slots = Slots::new(policy.workers, policy.standbys);
+        let training = Training::new(&options, slots.count(), session.is_some());
         let watches = look::listen(&options, session.is_some());
         let deadline = session.as_deref().and_then(deadline::hold);
         let is_own = session.as_ref().is_some_and(|session| !session.is_at_coordinator());
@@ -184,6 +206,10 @@ impl Runner {
             in_place,
             leftovers: grace,
             missing: BTreeSet::new(),
+            slots,
+            standbys: Standbys::default(),
+            start: Start::Round,
+            starts: 0,
             ahead: Ahead::default(),
             worlds: BTreeMap::new(),
             error_files: ErrorFiles::new(),
@@ -253,7 +279,7 @@ impl Runner {
         tokio::select! {
             event = next_of(&mut self.worker_group) => self.on_worker_group(event),
             sound = self.hearing.next(self.session.as_deref()) => self.on_sound(sound),
-            received = in_place::next_of(&mut self.exchange) => self.on_from_worker(received),
+            received = in_place::next_of(&mut self.exchange) => self.on_from_slot(received),
             () = self.training.rung() => self.on_rung(),
             asked = self.training.asked(self.session.as_deref()) => self.on_step_asked(asked),
             next = self.looking.next(self.session.as_deref()) => self.on_look(next),
@@ -381,7 +407,9 @@ impl Runner {
     /// The start that the front end was asked for is answered, or no longer wanted.
     fn start_answered(&mut self) {
         self.answered(|step| matches!(step, Step::Start(_)));
-        self.ahead.start_is_answered();
+        if let Start::Standby(slot) = std::mem::replace(&mut self.start, Start::Round) {
+            self.slots.free(slot);
+        }
     }
 
     fn answered(&mut self, which: impl Fn(&Step) -> bool) {
@@ -390,12 +418,17 @@ impl Runner {
 
     fn on_worker_group(&mut self, event: Option<WorkerGroupEvent>) {
         match event {
-            Some(WorkerGroupEvent::Exited(exited)) => self.on_exited(exited),
-            Some(WorkerGroupEvent::Gone { local_rank }) => self.machine.on_worker_gone(local_rank),
-            Some(WorkerGroupEvent::Overdue { local_rank, pid }) => self.dump(local_rank, pid),
+            Some(WorkerGroupEvent::Exited(exited)) => self.on_slot_exited(exited),
+            Some(WorkerGroupEvent::Gone { local_rank: slot }) => self.on_slot_gone(slot),
+            Some(WorkerGroupEvent::Overdue { local_rank: slot, pid }) => {
+                if let Holder::Worker(local_rank) = self.slots.holder(slot) {
+                    self.dump(local_rank, pid);
+                }
+            }
             Some(WorkerGroupEvent::Reap { local_rank }) => self.steps.push_back(Step::Reap { local_rank }),
             None => {
                 self.worker_group = None;
+                self.slots.clear();
                 self.stopwatch.stopped(Instant::now());
                 self.machine.on_stopped();
             }
@@ -408,8 +441,12 @@ impl Runner {
             self.look_at_session(); // its guard has killed it: no failure
         }
         let WorkerExit { local_rank, pid, exit, at, late, .. } = exited;
-        let stderr_end =
-            self.worker_group.as_ref().map(|worker_group| worker_group.stderr_end(local_rank)).unwrap_or_default();
+        let stderr_end = self
+            .worker_group
+            .as_ref()
+            .zip(self.slots.of(local_rank))
+            .map(|(group, slot)| group.stderr_end(slot))
+            .unwrap_or_default();
         self.stderr_ends.insert(local_rank, stderr_end);
         self.record_exit(&exited);
         self.note_exit(exited);
@@ -450,10 +487,11 @@ impl Runner {
     }
 
     fn look_for_uninterruptible(&mut self) {
-        let Some(worker_group) = self.worker_group.as_ref().filter(|_| self.machine.is_running()) else { return };
-        for UninterruptibleWorker { local_rank, pid, slept } in
-            self.uninterruptible.look(&worker_group.pids(), Instant::now())
-        {
+        if !self.machine.is_running() {
+            return;
+        }
+        let pids = self.pids();
+        for UninterruptibleWorker { local_rank, pid, slept } in self.uninterruptible.look(&pids, Instant::now()) {
             let exit = format!("uninterruptible sleep for {slept:.0?}");
             let message = "a hung device or file system holds it; a new worker on this host could not use it either";
             self.machine.on_worker_failed(

@@ -21,10 +21,10 @@ use crate::clock::until;
 use crate::signals::{FirstSignal, Signal};
 use crate::threads;
 use crate::workers::{
-    Command, Copies, Event, ExitStatus, Group, Left, Output, StderrEnd, StopPolicy, Stopping, WorkerExit,
+    Command, Copies, Event, ExitStatus, Group, Left, Output, StderrEnd, StopPolicy, Stopping, WorkerExit, WorkerSpec,
 };
 
-/// Running workers.
+/// Running workers. A local rank in here is a slot: see [`super::slots`].
 #[derive(Debug)]
 pub enum WorkerGroup {
     /// Programs that the core has started.
@@ -91,17 +91,17 @@ impl WorkerGroup {
         }
     }
 
-    /// Kill one worker, and everything that it started. Only of [`WorkerGroup::Spawned`].
-    pub fn kill_worker(&mut self, local_rank: u32) {
+    /// Kill the process in this slot, and everything that it started. Only of [`WorkerGroup::Spawned`].
+    pub fn kill_slot(&mut self, slot: u32) {
         if let Self::Spawned(Spawned(groups)) = self {
-            groups.iter().for_each(|group| group.kill_worker(local_rank));
+            groups.iter().for_each(|group| group.kill_worker(slot));
         }
     }
 
-    /// Whether the console gets standard output and standard error of a worker from now on. Only of [`WorkerGroup::Spawned`].
-    pub(super) fn show(&self, local_rank: u32, console: [bool; 2]) {
+    /// The process in this slot has the place of this spec from now on. Only of [`WorkerGroup::Spawned`].
+    pub(super) fn place(&self, slot: u32, spec: &WorkerSpec) {
         if let Self::Spawned(Spawned(groups)) = self {
-            groups.iter().for_each(|group| group.show(local_rank, console));
+            groups.iter().for_each(|group| group.place(slot, spec));
         }
     }
 
@@ -113,7 +113,7 @@ impl WorkerGroup {
         }
     }
 
-    /// Process ids by local rank, of workers that have not ended.
+    /// Process ids by slot, of workers of which anything is left.
     pub fn pids(&self) -> BTreeMap<u32, u32> {
         match self {
             Self::Spawned(Spawned(groups)) => groups.iter().flat_map(Group::pids).collect(),
@@ -121,11 +121,11 @@ impl WorkerGroup {
         }
     }
 
-    /// Where to read a worker's last words, unless it is gone.
-    pub(super) fn stderr_end(&self, local_rank: u32) -> StderrEnd {
+    /// Where to read the last words of the process in this slot, unless it is gone.
+    pub(super) fn stderr_end(&self, slot: u32) -> StderrEnd {
         match self {
             Self::Spawned(Spawned(groups)) => {
-                groups.iter().find_map(|group| group.stderr_end(local_rank)).unwrap_or_default()
+                groups.iter().find_map(|group| group.stderr_end(slot)).unwrap_or_default()
             }
             Self::Adopted(_) => StderrEnd::default(),
         }

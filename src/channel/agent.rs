@@ -204,8 +204,8 @@ impl Exchange {
 
     /// What was heard next. May be dropped and called again.
     pub async fn next(&mut self) -> FromWorker {
-        while let Some((id, received)) = self.received.recv().await {
-            if self.shared.is_current(id, &received) {
+        while let Some((id, mut received)) = self.received.recv().await {
+            if self.shared.is_current(id, &mut received) {
                 return received;
             }
         }
@@ -221,8 +221,9 @@ impl Drop for Exchange {
 }
 
 impl FromWorker {
-    fn local_rank(&self) -> u32 {
-        match *self {
+    /// Which worker it is.
+    pub fn local_rank_mut(&mut self) -> &mut u32 {
+        match self {
             FromWorker::Hello { local_rank }
             | FromWorker::Ack { local_rank, .. }
             | FromWorker::Parked { local_rank, .. }
@@ -238,9 +239,9 @@ impl FromWorker {
 
 impl Shared {
     /// Whether this was heard from a worker's latest connection. Forgets a connection that has ended.
-    fn is_current(&self, id: ConnectionId, received: &FromWorker) -> bool {
+    fn is_current(&self, id: ConnectionId, received: &mut FromWorker) -> bool {
         let mut connections = self.connections.lock();
-        let local_rank = received.local_rank();
+        let local_rank = *received.local_rank_mut();
         let Some(connection) = connections.get(&local_rank).filter(|connection| connection.id == id) else {
             return false;
         };

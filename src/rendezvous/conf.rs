@@ -142,6 +142,9 @@ keys! {
     /// gloo's, also those with NCCL's, or none (off).
     in_place: InPlace = InPlace::Gloo, Allowed::OneOf(&["off", "gloo", "nccl"]),
         Scope::c10d("workers are restarted there");
+    /// How many standbys this node keeps, at most as many as it has workers: processes that have run the script up to
+    /// `elastic_rs.elastic.run`, and take the place of a worker that fails.
+    standby: u32 = 0, Allowed::Whole(0, settings::MOST_WORKERS), Scope::c10d("workers are restarted there");
     /// Which users of this machine may connect to the worker stores of this node: its own and root, or any.
     store_peers: StorePeers = StorePeers::SameUser, Allowed::OneOf(&["same-user", "any"]);
     /// What a worker store does with a connection from a machine that no member of its round is on: serve it (off), serve and log it

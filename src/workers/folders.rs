@@ -95,9 +95,9 @@ impl LogFolders {
         &self.run
     }
 
-    /// Makes the folder of one generation, with one folder for each worker.
-    pub fn attempt(&self, generation: u64, local_world_size: u32) -> io::Result<AttemptFolder> {
-        let folder = self.run.join(format!("attempt_{generation}"));
+    /// Makes the folder of one attempt, which this names, with one folder for each worker.
+    pub fn attempt(&self, attempt: &str, local_world_size: u32) -> io::Result<AttemptFolder> {
+        let folder = self.run.join(format!("attempt_{attempt}"));
         for local_rank in 0..local_world_size {
             let worker = folder.join(local_rank.to_string());
             fs::create_dir_all(&worker).map_err(|error| naming(&worker, &error))?;
@@ -213,12 +213,12 @@ mod tests {
         let name = folders.run().file_name().unwrap().to_str().unwrap();
         assert!(name.starts_with(&folder_name("my/run")) && folders.run().parent() == Some(&*asked), "{name}");
         for generation in [0, 1] {
-            let attempt = folders.attempt(generation, 2).unwrap();
+            let attempt = folders.attempt(&generation.to_string(), 2).unwrap();
             assert_eq!(attempt.stdout(1), folders.run().join(format!("attempt_{generation}/1/stdout.log")));
             fs::write(attempt.stderr(1), "text").unwrap();
         }
         // The same again, as after a restart on another node only.
-        let again = folders.attempt(0, 2).unwrap();
+        let again = folders.attempt("0", 2).unwrap();
         assert_eq!(fs::read_to_string(again.stderr(1)).unwrap(), "text");
         folders.remove_if_temporary().unwrap();
         assert!(again.error_file(0).parent().unwrap().is_dir());
@@ -229,7 +229,7 @@ mod tests {
     fn a_temporary_folder_is_removed_after_success() {
         let folders = LogFolders::create(None, "none").unwrap();
         let temporary = folders.run().parent().unwrap().to_owned();
-        let attempt = folders.attempt(0, 1).unwrap();
+        let attempt = folders.attempt("0", 1).unwrap();
         fs::write(attempt.error_file(0), "{}").unwrap();
         fs::write(attempt.stdout(0), "told").unwrap();
         folders.remove_if_temporary().unwrap();
@@ -251,7 +251,7 @@ mod tests {
             }
             let made = [(); 2].map(|()| LogFolders::create(Some(&base), &run_id).unwrap());
             assert_ne!(made[0].run(), made[1].run());
-            assert!(made[0].attempt(0, 1).unwrap().stdout(0).parent().unwrap().is_dir());
+            assert!(made[0].attempt("0", 1).unwrap().stdout(0).parent().unwrap().is_dir());
         }
         fs::remove_dir_all(base).unwrap();
     }
@@ -260,7 +260,7 @@ mod tests {
     fn the_logs_of_a_global_rank_are_found_by_its_name() {
         let base = create_unique(&std::env::temp_dir(), "elastic_rs-test-").unwrap();
         let folders = LogFolders::create(Some(&base), "job").unwrap();
-        let attempts = [0, 1].map(|number| folders.attempt(number, 2).unwrap());
+        let attempts = [0, 1].map(|number| folders.attempt(&number.to_string(), 2).unwrap());
         fs::write(attempts[0].stdout(1), "of the worker that lives on").unwrap();
         fs::write(attempts[1].stdout(0), "of the one that is started again").unwrap();
         link_ranks(&[(4, attempts[0].error_file(0)), (5, attempts[0].error_file(1))].into(), 0);

@@ -15,10 +15,12 @@ use super::consoles::Consoles;
 use super::deadline::Deadline;
 use super::event::{Event, Left, Outcome, WorkerExit};
 use super::forker::Forker;
+use super::guard::plan::bind_threads;
 use super::leftovers::{Act, Leftovers};
 use super::logs::stream::{Source, Which};
-use super::logs::{FilterOptions, Logs};
+use super::logs::{FilterOptions, Logs, Shown};
 use super::message::Order;
+use super::prefix::Prefix;
 use super::spawn::{Guarded, Stage, StartError, open, spawn};
 use super::spec::{Copies, Output, WorkerSpec};
 use super::stderr_end::StderrEnd;
@@ -157,10 +159,21 @@ impl Group {
         }
     }
 
-    /// Whether the console gets standard output and standard error of a worker from now on, of streams that the agent copies.
-    pub fn show(&self, local_rank: u32, console: [bool; 2]) {
-        if let (Some(logs), true) = (&self.logs, self.members.contains_key(&local_rank)) {
-            logs.show(local_rank, console);
+    /// The worker `number` has the place of this spec from now on: streams that the agent copies are shown as it says, and if it has another
+    /// number, the CPUs are its CPUs.
+    pub fn place(&self, number: u32, spec: &WorkerSpec) {
+        let Some(member) = self.members.get(&number) else { return };
+        if let Some(logs) = &self.logs {
+            let shown = [&spec.stdout, &spec.stderr].map(|output| Shown {
+                console: output.is_on_console(),
+                prefix: output.prefix().map(|prefix| Prefix::new(prefix.into(), spec.local_rank.into())),
+            });
+            logs.show(number, shown);
+        }
+        if number != spec.local_rank
+            && let Err(error) = bind_threads(member.pid, &spec.cpus)
+        {
+            tracing::warn!(pid = member.pid, %error, "a worker that has taken another's place is not bound to that one's CPUs");
         }
     }
 

@@ -23,6 +23,7 @@ use tokio::sync::{oneshot, watch};
 use tokio::time::timeout;
 
 use super::consoles::Consoles;
+use super::prefix::Prefix;
 use super::spawn::{PIPE_BYTES, Stage, StartError};
 use super::spec::Filter;
 use crate::threads;
@@ -49,6 +50,14 @@ pub struct FilterOptions {
     pub progress: Option<Arc<ProgressLog>>,
 }
 
+/// How a stream is shown.
+pub(super) struct Shown {
+    /// Whether the console gets it.
+    pub console: bool,
+    /// The beginning of its lines; `None` if it stays as it is.
+    pub prefix: Option<Prefix>,
+}
+
 /// The thread's progress, for those who wait for it.
 type Progress = Arc<AtomicU64>;
 
@@ -65,8 +74,8 @@ pub(super) struct Logs {
 enum Request {
     /// Read all output, and close the worker's streams.
     Finish(u32, oneshot::Sender<()>, Writing),
-    /// Whether the console gets standard output and standard error of this worker.
-    Show(u32, [bool; 2]),
+    /// Where the output of this worker is shown from now on.
+    Show(u32, [Shown; 2]),
 }
 
 impl Logs {
@@ -152,9 +161,9 @@ impl Logs {
         }
     }
 
-    /// Whether the console gets standard output and standard error of a worker from now on.
-    pub fn show(&self, local_rank: u32, console: [bool; 2]) {
-        self.ask(Request::Show(local_rank, console));
+    /// How standard output and standard error of a worker are shown from now on.
+    pub fn show(&self, local_rank: u32, shown: [Shown; 2]) {
+        self.ask(Request::Show(local_rank, shown));
     }
 
     fn ask(&self, request: Request) {
@@ -329,13 +338,13 @@ impl Copier {
                     let _ = reply.send(());
                     drop(writing);
                 }
-                Ok(Request::Show(local_rank, console)) => {
+                Ok(Request::Show(local_rank, shown)) => {
                     for index in self.of(local_rank) {
                         // What the worker has printed until now goes where it was to go until now.
                         self.copy_what_is_there(index);
                         let stream = &mut self.streams[index];
                         let which = stream.which() as usize;
-                        stream.set_console(console[which], &mut self.sinks[which]);
+                        stream.set_shown(&shown[which], &mut self.sinks[which]);
                     }
                 }
                 Err(mpsc::TryRecvError::Empty) => return true,

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 /// One worker: the program, its environment and its streams.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WorkerSpec {
-    /// Its number on this node, from 0. Identifies the worker in events.
+    /// Its number on this node, from 0: its local rank. It names the worker in events.
     pub local_rank: u32,
     /// The program. A name without a slash is searched in the `PATH` of [`env`](Self::env).
     pub program: OsString,
@@ -82,6 +82,14 @@ impl Output {
             Output::Inherit => true,
             Output::Copied(copies) => copies.console,
             Output::Null | Output::File(_) => false,
+        }
+    }
+
+    /// The beginning of its lines there, if they have one.
+    pub fn prefix(&self) -> Option<&str> {
+        match self {
+            Output::Copied(copies) => copies.prefix.as_deref(),
+            Output::Inherit | Output::Null | Output::File(_) => None,
         }
     }
 }

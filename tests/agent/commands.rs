@@ -23,6 +23,8 @@ pub fn policy() -> Policy {
         first_signal: FirstSignal::default(),
         exit_barrier_timeout: None,
         in_place: true,
+        standbys: 0,
+        replaces_dying: true,
         saves_by_signal: false,
         checks_health: false,
     }

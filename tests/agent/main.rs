@@ -19,5 +19,6 @@ mod node;
 mod notice;
 mod replace;
 mod runner;
+mod standby;
 mod steps;
 mod workers;

@@ -68,6 +68,7 @@ pub fn options(budget: Budget, workers: u32) -> AgentOptions {
         exit_barrier_timeout: None,
         uninterruptible_sleep: Duration::ZERO,
         in_place: InPlace::Gloo,
+        standbys: 0,
         hang: judge::Options::default(),
         on_hang: None,
         progress_log: None,

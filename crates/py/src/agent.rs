@@ -332,8 +332,20 @@ impl Agent {
         (0..placement.workers_of(self.workers.local_world_size)).map(variables).collect()
     }
 
+    /// The name of the start that was asked for in the names of log folders: the round's number from 0, or that and which standby it is.
+    #[getter]
+    fn attempt(&self) -> String {
+        self.runner.blocking_lock().attempt()
+    }
+
+    /// Whether the start that was asked for is a standby's.
+    #[getter]
+    fn starts_standby(&self) -> bool {
+        self.runner.blocking_lock().starts_standby()
+    }
+
     /// Answers ``start``: start these programs. Returns their process ids by local rank. The result is empty if one could not be
-    /// started, which is a failure of that worker like any other, and if the round ended before the start was complete.
+    /// started, which is a failure of that worker like any other, if the round ended before the start was complete, and for a standby.
     ///
     /// Workers may record their exceptions in ``error_files``. A filter is the path of a file for the lines of teed streams that
     /// contain one of the texts. Teed lines are shown on ``stdout_fd`` and ``stderr_fd``, which stay the caller's. Workers are forked

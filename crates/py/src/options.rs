@@ -190,7 +190,7 @@ impl WorkerOptions {
         use_agent_store: bool,
         budget: Budget,
         exit_barrier_timeout: Option<Duration>,
-        (in_place, hang): (InPlace, judge::Options),
+        (in_place, standbys, hang): (InPlace, u32, judge::Options),
     ) -> PyResult<agent::AgentOptions> {
         // A worker that goes on needs a store that is new in every round.
         let in_place = if use_agent_store { in_place } else { InPlace::Off };
@@ -214,6 +214,7 @@ impl WorkerOptions {
             exit_barrier_timeout,
             uninterruptible_sleep: seconds("uninterruptible_state_timeout", self.uninterruptible_sleep_s)?,
             in_place,
+            standbys,
             hang,
             on_hang: self.on_hang.clone(),
             health: self
@@ -255,7 +256,8 @@ impl AgentOptions {
         let config = self.config.as_ref().map(|config| &config.0);
         let in_place = config.filter(|_| self.survives).map_or(InPlace::Off, |config| config.in_place);
         let unjudged = judge::Options { mode: Mode::Off, ..judge::Options::default() };
-        let how = (in_place, config.map_or(unjudged, Conf::hang_options));
+        let standbys = config.map_or(0, |config| config.standby);
+        let how = (in_place, standbys, config.map_or(unjudged, Conf::hang_options));
         self.workers.agent(&self.name, &self.run_id, self.use_agent_store, budget, exit_barrier_timeout, how)
     }
 }
@@ -350,7 +352,7 @@ impl LaunchOptions {
             node.use_agent_store,
             budget,
             exit_barrier_timeout,
-            (node.in_place(), node.config.0.hang_options()),
+            (node.in_place(), node.config.0.standby, node.config.0.hang_options()),
         )
     }
 }

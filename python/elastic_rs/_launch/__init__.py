@@ -33,7 +33,7 @@ RUN_ID = "TORCHELASTIC_RUN_ID"
 """Set in all workers, by this package and by PyTorch."""
 FOR_PROGRAMS = (
     *("module", "no_python", "run_path", "in_place", "warm_start", "warm_modules", "ranks_filter", "omp_threads"),
-    *("on_hang", "progress_log", "health_check"),
+    *("on_hang", "progress_log", "health_check", "standby"),
     *("forward_signals", "preempt_notice", "preempt_deadline", "preempt_signal"),
 )
 """Fields that have no meaning for functions."""

@@ -61,6 +61,8 @@ class LaunchConfig:
             started only after its end; or ``group``, all at once. None: ``leader`` for a script, else ``group``.
         in_place: which process groups let workers survive a change of the world: ``off``, ``gloo``, ``nccl``. None:
             ``gloo``. Programs alone.
+        standby: how many processes of this node run the script up to its ``elastic.run``, and take the place of a worker
+            that fails; each takes the memory of a worker. None: none. Programs alone.
         hang: what happens when the training hangs: ``report`` (it is said which rank the others wait for), ``restart``
             (its workers are restarted as well), ``off`` (nobody looks). None: ``report``.
         hang_timeout: after how long without progress it hangs, from 1 s to a day. None: learnt from its steps.
@@ -125,6 +127,7 @@ class LaunchConfig:
     preempt_signal: str | None = None
     first_signal: Literal["leader", "group"] | None = None
     in_place: Literal["off", "gloo", "nccl"] | None = None
+    standby: int | None = None
     hang: Literal["report", "restart", "off"] | None = None
     hang_timeout: timedelta | float | None = None
     on_hang: str | None = None
@@ -262,7 +265,7 @@ _KINDS: dict[str, _Kind] = {
     **dict.fromkeys(("local_ranks_filter", "ranks_filter", "no_restart_on"), _RANKS),
     **dict.fromkeys(("duplicate_stdout_filters", "duplicate_stderr_filters"), _FILTERS),
     "warm_modules": _TEXTS,
-    **dict.fromkeys(("node_rank", "master_port"), _WHOLE),
+    **dict.fromkeys(("node_rank", "master_port", "standby"), _WHOLE),
     "max_restarts": _Kind("a whole number, or a text such as '3/1h'", _is_whole_or_text),
     **dict.fromkeys(
         (

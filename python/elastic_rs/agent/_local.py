@@ -382,10 +382,11 @@ class LocalElasticAgent(TorchLocalElasticAgent):
         envs = agent.environments()
         for env in envs.values():  # a user may have given others than the round's
             env["MASTER_ADDR"], env["MASTER_PORT"] = group.master_addr, str(group.master_port)
-        self._setup_local_watchdog(envs=envs)
-        self._setup_healthcheck()
+        if not agent.starts_standby:
+            self._setup_local_watchdog(envs=envs)
+            self._setup_healthcheck()
         prefixes = line_prefixes(self._log_line_prefix_template, spec.role, group.workers)
-        generation = Generation(spec, ByGeneration(self._logs_specs, self._generation), envs, prefixes)
+        generation = Generation(spec, ByGeneration(self._logs_specs, agent.attempt), envs, prefixes)
         if isinstance(spec.entrypoint, str):
             pids, has_lines = start_programs(agent, generation, self._consoles)
         else:

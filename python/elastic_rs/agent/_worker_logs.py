@@ -29,19 +29,19 @@ class ByGeneration(LogsSpecs):
     name with the whole run id, so that no worker starts if that is longer than 246 bytes or has a slash.
     """
 
-    def __init__(self, logs_specs: LogsSpecs, generation: int) -> None:
+    def __init__(self, logs_specs: LogsSpecs, attempt: str) -> None:
         super().__init__()
         self._inner = logs_specs
-        self._generation = generation
+        self._attempt = attempt
         self.run_folder: Path | None = None
         """The folder of this agent's logs, once it is known. None: there is none, or its place is not PyTorch's."""
 
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
-        """Return the destinations for one generation. The specs get its number, from 0, as the restart count."""
+        """Return the destinations for one attempt. The specs get its name as the restart count: a number, from 0."""
         # The specs add to the environments, so they get no copies.
         before = {rank: {name: env[name] for name in (COUNT, RUN_ID) if name in env} for rank, env in envs.items()}
         for env in envs.values():
-            env[COUNT] = str(self._generation - 1)
+            env[COUNT] = self._attempt
             if RUN_ID in env and isinstance(self._inner, DefaultLogsSpecs):
                 env[RUN_ID] = log_folder_name(env[RUN_ID])
         try:

@@ -37,6 +37,10 @@ RESTARTED_FOR_NCCL = (
     "`in_place` is gloo. `elastic-run --in-place=nccl` (torchrun: `--rdzv-conf in_place=nccl`) tries to keep them, "
     "which was run on one GPU, and never on several (docs/gpu.md)"
 )
+READ_AS_STANDBY = (
+    "this worker was a standby until now, and its script has read %s before elastic.run, which is another worker's place: "
+    "what it has made of that is wrong here; read them in the function that elastic.run calls"
+)
 WATCHDOG = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 NCCL_VARIABLES = (WATCHDOG, "TORCH_NCCL_ENABLE_MONITORING")
 LAZY_INIT = "TORCH_GLOO_LAZY_INIT"

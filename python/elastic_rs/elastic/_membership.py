@@ -17,6 +17,7 @@ from elastic_rs._step import step
 from elastic_rs.elastic import _decisions, _ranks
 from elastic_rs.elastic._exceptions import HostsUpdatedInterrupt, HostUpdateResult, PeerFailed, name_for_scripts
 from elastic_rs.elastic._listeners import Listeners
+from elastic_rs.elastic._standby import READS
 
 if TYPE_CHECKING:
     from elastic_rs.elastic._group import Group
@@ -323,6 +324,8 @@ class Membership:
                 ) from None
             self._disconnected(error)
             return
+        if wrong := READS.end(dict(world.variables)):
+            _log.warning(_decisions.READ_AS_STANDBY, ", ".join(wrong))
         self._enter(world)
         self.listeners.connected(self.channel)
 

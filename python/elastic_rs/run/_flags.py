@@ -307,6 +307,14 @@ def _add_endings(section: Section) -> None:
         "the same as --rdzv-conf in_place=... (gloo)",
     )
     add(
+        "--standby",
+        own=True,
+        default=None,
+        metavar="N",
+        help="how many processes of this node run the script up to elastic_rs.elastic.run, and take the place of a worker that "
+        "fails, at most one for each worker; each takes the memory of a worker: the same as --rdzv-conf standby=... (0)",
+    )
+    add(
         "--hang",
         own=True,
         choices=["report", "restart", "off"],

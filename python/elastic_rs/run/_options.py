@@ -48,6 +48,7 @@ STATIC_TIMEOUT_S = 900.0
 """How long torchrun waits for the nodes of a job with ranks by hand."""
 FLAGS_OF_KEYS: dict[str, tuple[str, ...]] = {
     "in_place": ("off", "gloo", "nccl"),
+    "standby": (),
     "hang": ("report", "restart", "off"),
     "hang_timeout": (),
     "exit_code": ("worker", "class"),

@@ -52,6 +52,7 @@ impl AgentMachine {
         if self.is_running() {
             self.commands.push(Command::NoProcessGroup(self.round()));
         }
+        self.start_standbys();
     }
 
     /// A worker's program does not live through a change, and neither does that of the others, which is the same.
@@ -119,6 +120,7 @@ impl AgentMachine {
             if self.worker_states.no_process_group {
                 self.commands.push(Command::NoProcessGroup(self.round()));
             }
+            self.start_standbys();
         }
     }
 
@@ -227,6 +229,7 @@ impl AgentMachine {
         if let Some(Leaving { until, why: WhyLeaving::Signal(_) }) = &mut self.leaving {
             *until += self.policy.grace.saturating_sub(LEAVE_LIMIT);
         }
+        self.cancel_standby();
         let Phase::Running { left } = &mut self.phase else { return };
         let until = now + raise_limit(self.worker_states.saves);
         let way = Way::Raise { until, left: std::mem::take(left) };
@@ -262,6 +265,7 @@ impl AgentMachine {
             return self.stop(SIGTERM, next);
         }
         self.commands.push(Command::CancelStart);
+        self.standbys.cancelled();
         self.send_all(&ToWorker::PeerFailed { reason: reason.to_owned(), rank });
         for local_rank in
             self.worker_states.which(|worker_state| matches!(worker_state, WorkerState::Started | WorkerState::Deaf))

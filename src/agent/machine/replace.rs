@@ -23,6 +23,7 @@ pub const REPLACE_LIMIT: Duration = Duration::from_secs(1);
 impl AgentMachine {
     /// Have the missing workers started, unless they have to wait for their place.
     pub(super) fn start_missing_ahead(&mut self) {
+        self.call_standbys();
         let Some(placement) = self.placement.as_deref().filter(|_| self.is_followed_by_another_world()) else { return };
         if !self.worker_states.no_process_group || self.closed_well {
             return;
@@ -49,7 +50,7 @@ impl AgentMachine {
     }
 
     /// Whether workers leave their world, and this node takes part in the next, as far as it knows.
-    fn is_followed_by_another_world(&self) -> bool {
+    pub(super) fn is_followed_by_another_world(&self) -> bool {
         let Phase::Stopping { next, over, way: Way::Park { .. } } = &self.phase else { return false };
         match next {
             // A join that is not held up already follows at once.

@@ -56,6 +56,7 @@ impl AgentMachine {
         self.commands.push(Command::Stop(self.stop_policy(signal)));
         self.none_survives();
         self.forget_worker_states();
+        self.standbys.forget();
         self.phase = Phase::Stopping { next, over: false, way: Way::Stop };
     }
 

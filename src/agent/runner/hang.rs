@@ -79,7 +79,7 @@ impl Runner {
 
     /// The training hangs: restart the workers, which costs none of the job's restarts.
     fn restart_hung(&mut self, why: String, rank: Option<u32>) {
-        let pids = self.worker_group.as_ref().map(|worker_group| worker_group.pids()).unwrap_or_default();
+        let pids = self.pids();
         let named = rank.and_then(|rank| rank.checked_sub(self.first_rank()));
         let Some((local_rank, pid)) = pids.into_iter().max_by_key(|(local_rank, _)| Some(*local_rank) == named) else {
             return;
@@ -131,8 +131,7 @@ impl Runner {
 
     /// Write down where all workers of this node stand. Returns where that is for all ranks, if their logs have folders.
     fn dump_all(&self, still: Duration) -> Option<String> {
-        let pids = self.worker_group.as_ref()?.pids();
-        for (local_rank, pid) in pids {
+        for (local_rank, pid) in self.pids() {
             let Some(folder) = self.log_folder(local_rank).map(Path::to_owned) else { continue };
             let (prefix, rank) = (self.log_prefix(), self.first_rank().saturating_add(local_rank));
             let why = format!(
@@ -140,8 +139,11 @@ impl Runner {
                 still.as_secs_f64()
             );
             let runtime = Handle::current();
-            let recorders =
-                self.watches.as_ref().map(|watches| Recorders { asker: watches.asker(), local_rank, runtime });
+            let recorders = self.watches.as_ref().zip(self.slots.of(local_rank)).map(|(watches, slot)| Recorders {
+                asker: watches.asker(),
+                slot,
+                runtime,
+            });
             let dumped = look::dump_aside(pid, why, folder, recorders, move |dumped, folder| {
                 if let Err(error) = dumped {
                     tracing::warn!(

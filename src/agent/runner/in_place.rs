@@ -4,8 +4,8 @@ use std::ffi::OsStr;
 use std::future::pending;
 use std::time::Instant;
 
-use super::{Runner, Step};
-use crate::agent::environment::{AGENT, AHEAD, IN_PLACE, VARIES};
+use super::{Runner, Start};
+use crate::agent::environment::{AGENT, AHEAD, IN_PLACE, KEEPS, VARIES};
 use crate::agent::news::Seen;
 use crate::agent::policy::AgentOptions;
 use crate::agent::worker_group::WorkerGroup;
@@ -13,7 +13,8 @@ use crate::channel::agent::{Exchange, FromWorker};
 use crate::channel::message::{ToWorker, World};
 use crate::rendezvous::conf::InPlace;
 use crate::rendezvous::messages::message::{Failure, Placement, Resume, STILL_ALIVE};
-use crate::workers::{Output, WorkerSpec};
+use crate::steps::STEPS;
+use crate::workers::WorkerSpec;
 
 const UNFORMED: &str = "its process group, a reset callback or the broadcast of the state has failed or takes too long; the workers leave \
     that world, and whoever hangs is replaced";
@@ -69,17 +70,14 @@ impl Runner {
     }
 
     fn on_unfit(&mut self, local_rank: u32, message: String) {
-        let Some(pid) = self.worker_group.as_ref().and_then(|worker_group| worker_group.pids().remove(&local_rank))
-        else {
-            return;
-        };
+        let Some(pid) = self.pids().remove(&local_rank) else { return };
         let exit = ("a state that it cannot take".to_owned(), STILL_ALIVE);
         self.machine.on_worker_unfit(self.failure(local_rank, pid, exit, message));
     }
 
     /// What a worker that lives has met in its world, as a failure.
     fn disturbed_by(&mut self, local_rank: u32, exit: (String, i32), message: String) -> Option<(Failure, Instant)> {
-        let pid = self.worker_group.as_ref()?.pids().remove(&local_rank)?;
+        let pid = self.pids().remove(&local_rank)?;
         let (failure, now) = (self.failure(local_rank, pid, exit, message), Instant::now());
         if self.machine.is_running() {
             self.disturbance.own(&failure, &self.name, now);
@@ -92,39 +90,62 @@ impl Runner {
         self.missing = (0..placement.workers_of(self.workers.local_world_size)).collect();
         self.seen = self.session.as_ref().map(|session| Seen::of(&session.view()));
         self.assignment = Some(((*placement).clone(), Instant::now()));
-        self.steps.push_back(Step::Start(placement));
+        self.ask_for_start(Start::Round, placement);
     }
 
-    /// Keep the workers' places, and return those that are to be started.
+    /// Keep the workers' places, and return those that are to be started, each with its slot as its number.
     pub(super) fn prepare(&mut self, mut specs: Vec<WorkerSpec>) -> Vec<WorkerSpec> {
+        let replaces = self.start == Start::Ahead;
         for spec in &mut specs {
-            let watched = self.watch_variables(|name| spec.env.contains_key(name.as_ref() as &OsStr));
-            let added = self.steps_variable(spec.local_rank).into_iter().chain(watched);
-            spec.env.extend(added.map(|(name, value)| (name.into(), value.into())));
-        }
-        if let (Some(exchange), Some((placement, _))) = (&self.exchange, &self.assignment) {
-            let ahead = self.ahead.is_asked_for() || self.machine.is_new();
-            for spec in &mut specs {
-                spec.env.extend(ahead.then(|| (AHEAD.into(), "1".into())));
-                spec.env.insert(AGENT.into(), exchange.address().into());
-                spec.env.insert(IN_PLACE.into(), self.in_place.name().into());
+            self.attend(spec);
+            if !(replaces || self.machine.is_new()) {
+                spec.env.remove(AHEAD.as_ref() as &OsStr);
             }
+        }
+        if let (Some(_), Some((placement, _))) = (&self.exchange, &self.assignment) {
             self.worlds = specs.iter().map(|spec| (spec.local_rank, world_of(spec, placement))).collect();
         }
-        let (started, survive): (Vec<_>, Vec<_>) =
+        let (mut started, survive): (Vec<_>, Vec<_>) =
             specs.into_iter().partition(|spec| self.missing.contains(&spec.local_rank));
-        if let (Some(worker_group), false) = (&self.worker_group, self.ahead.is_asked_for()) {
+        if let (Some(worker_group), false) = (&self.worker_group, replaces) {
             for spec in survive {
-                worker_group.show(spec.local_rank, [&spec.stdout, &spec.stderr].map(Output::is_on_console));
+                let slot = self.slots.of(spec.local_rank);
+                slot.into_iter().for_each(|slot| worker_group.place(slot, &spec));
             }
+        }
+        let mut used = self.used_slots();
+        for spec in &mut started {
+            let slot = self.slots.take(spec.local_rank, &used);
+            used.insert(slot);
+            self.take_slot(slot, spec);
         }
         started
     }
 
+    /// The variables by which a worker attends. Those of its place are provisional.
+    pub(super) fn attend(&self, spec: &mut WorkerSpec) {
+        let watched = self.watch_variables(|name| spec.env.contains_key(name.as_ref() as &OsStr));
+        spec.env.extend(watched.into_iter().map(|(name, value)| (name.into(), value.into())));
+        if let Some(exchange) = &self.exchange {
+            spec.env.insert(AGENT.into(), exchange.address().into());
+            spec.env.insert(IN_PLACE.into(), self.in_place.name().into());
+            spec.env.insert(AHEAD.into(), "1".into());
+        }
+    }
+
+    /// A process is started in this slot.
+    pub(super) fn take_slot(&self, slot: u32, spec: &mut WorkerSpec) {
+        spec.local_rank = slot;
+        spec.env.remove(STEPS.as_ref() as &OsStr);
+        let variable = self.steps_variable(slot);
+        spec.env.extend(variable.map(|(name, value)| (name.into(), value.into())));
+    }
+
     /// Tell a worker its place.
     pub(super) fn send_placement(&self, local_rank: u32) {
-        if let (Some(exchange), Some(world)) = (&self.exchange, self.worlds.get(&local_rank)) {
-            exchange.send(local_rank, ToWorker::World(Box::new(world.clone())));
+        let slot = self.slots.of(local_rank);
+        if let (Some(exchange), Some(world), Some(slot)) = (&self.exchange, self.worlds.get(&local_rank), slot) {
+            exchange.send(slot, ToWorker::World(Box::new(world.clone())));
         }
     }
 
@@ -151,7 +172,7 @@ fn world_of(spec: &WorkerSpec, placement: &Placement) -> World {
         _ => (0, true, 0),
     };
     World {
-        variables: VARIES.iter().filter_map(|name| variable(name)).collect(),
+        variables: VARIES.iter().filter(|name| !KEEPS.contains(name)).filter_map(|name| variable(name)).collect(),
         generation: placement.generation(),
         source,
         sync,

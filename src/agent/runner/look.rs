@@ -105,11 +105,11 @@ impl Runner {
     /// Look at the workers.
     pub(super) fn look(&mut self, look: Look) {
         let round = look.round;
-        let pids = self.worker_group.as_ref().map(|worker_group| worker_group.pids()).unwrap_or_default();
-        let first = self.first_rank();
+        let (pids, first) = (self.pids(), self.first_rank());
         let worker = |(local_rank, pid)| {
             let earlier = self.looking.last.get(&pid).cloned();
-            Worker { rank: first.saturating_add(local_rank), local_rank, round: round.0, pid, earlier }
+            let slot = self.slots.of(local_rank).unwrap_or(local_rank);
+            Worker { rank: first.saturating_add(local_rank), slot, round: round.0, pid, earlier }
         };
         let workers: Vec<_> = pids.into_iter().map(worker).collect();
         let lives = |local_rank| workers.iter().any(|worker| worker.rank == first.saturating_add(local_rank));

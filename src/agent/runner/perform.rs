@@ -3,7 +3,7 @@
 use std::io::{self, IsTerminal};
 use std::time::Instant;
 
-use super::{Runner, Step, recovery};
+use super::{Runner, Start, Step, recovery};
 use crate::agent::command::{Command, farewell_reason};
 use crate::agent::environment::Workers;
 use crate::agent::failure_message::{FailureMessage, Hint, Sources};
@@ -62,6 +62,8 @@ impl Runner {
             Command::Look => self.looking_until = Some(Instant::now() + LOOK_LIMIT),
             Command::StartAhead(placement) => self.start_ahead(placement),
             Command::Replace { placement, missing } => self.replace(placement, missing),
+            Command::StartStandby(placement) => self.ask_for_standby(placement),
+            Command::Call { standby, local_rank } => self.call(standby, local_rank),
             Command::CheckHealth => self.check_health(),
             Command::Join { survival } => {
                 self.stopwatch.join_asked(Instant::now());
@@ -72,17 +74,19 @@ impl Runner {
             }
             Command::Start { placement, missing } => {
                 self.missing = missing;
-                self.steps.push_back(Step::Start(placement));
+                self.ask_for_start(Start::Round, placement);
             }
             Command::CancelStart => self.start_answered(),
             Command::SendPlacement { local_rank } => self.send_placement(local_rank),
             Command::Send { local_rank, message } => {
-                if let Some(exchange) = &self.exchange {
-                    exchange.send(local_rank, *message);
+                if let (Some(exchange), Some(slot)) = (&self.exchange, self.slots.of(local_rank)) {
+                    exchange.send(slot, *message);
                 }
             }
             Command::KillWorker { local_rank } => {
-                self.worker_group.iter_mut().for_each(|worker_group| worker_group.kill_worker(local_rank));
+                let slot = self.slots.of(local_rank);
+                let both = self.worker_group.as_mut().zip(slot);
+                both.into_iter().for_each(|(worker_group, slot)| worker_group.kill_slot(slot));
             }
             Command::Stop(policy) => {
                 self.note_stop();
@@ -100,6 +104,7 @@ impl Runner {
                 // Only ended workers still have to be reaped.
                 self.steps.retain(|step| matches!(step, Step::Reap { .. }));
                 self.hangs.end();
+                self.kill_standbys();
                 self.ending = Some(outcome);
             }
             Command::Done(round) => match &self.session {
@@ -164,10 +169,10 @@ impl Runner {
         let limit = self.session.is_some().then_some(*max_restarts);
         let recovered = self.disturbance.over(phase, placement, limit, Instant::now());
         let first = !std::mem::replace(&mut self.introduced, true);
-        if let (Some(worker_group), Some(ranks)) = (&self.worker_group, placement.workers) {
+        if let (Some(_), Some(ranks)) = (&self.worker_group, placement.workers) {
             let (round, rank, nodes) = (placement.round, placement.rank, placement.world_size);
             let (from, to) = (ranks.first_rank, ranks.first_rank + placement.workers_of(*local_world_size) - 1);
-            let pids: Vec<String> = worker_group.pids().values().map(u32::to_string).collect();
+            let pids: Vec<String> = self.pids().values().map(u32::to_string).collect();
             let who = if first { self.introduction(nodes) } else { String::new() };
             let text = format!(
                 "[{run_id}] round {round}, node rank {rank}{who}: {} runs as rank {from} to {to} of {}, role {role}, {}; pids {}",
@@ -198,8 +203,8 @@ impl Runner {
 
     /// Record which workers were started.
     pub(super) fn record_start(&mut self) {
-        let (Some(session), Some(worker_group)) = (&self.session, &self.worker_group) else { return };
-        let pids = worker_group.pids();
+        let pids = self.pids();
+        let Some(session) = &self.session else { return };
         let before = std::mem::replace(&mut self.recorded, pids.values().copied().collect());
         for (local_rank, pid) in pids.into_iter().filter(|(_, pid)| !before.contains(pid)) {
             let (rank, role) = (self.first_rank() + local_rank, self.workers.role.clone());

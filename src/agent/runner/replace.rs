@@ -1,8 +1,9 @@
 //! Workers that are started ahead of the round in which they get their places. Part of [`super`].
 
 use std::collections::BTreeSet;
+use std::path::PathBuf;
 
-use super::{ErrorFiles, Runner, Step};
+use super::{ErrorFiles, Runner, Start, Step};
 use crate::agent::worker_group::WorkerGroup;
 use crate::rendezvous::messages::message::Placement;
 use crate::workers::WorkerExit;
@@ -11,36 +12,23 @@ use crate::workers::WorkerExit;
 /// before that, the final report needs those of the workers that these replace.
 #[derive(Debug, Default)]
 pub(super) struct Ahead {
-    /// The start that the front end was asked for is theirs.
-    asked_for: bool,
     /// Their process ids.
     pids: BTreeSet<u32>,
     error_files: ErrorFiles,
     exits: Vec<WorkerExit>,
 }
 
-impl Ahead {
-    pub(super) fn is_asked_for(&self) -> bool {
-        self.asked_for
-    }
-
-    pub(super) fn start_is_answered(&mut self) {
-        self.asked_for = false;
-    }
-}
-
 impl Runner {
     /// Have missing workers started in the place that this node will probably get.
     pub(super) fn replace(&mut self, placement: Box<Placement>, missing: BTreeSet<u32>) {
         self.missing = missing;
-        self.ahead.asked_for = true;
-        self.steps.push_back(Step::Start(placement));
+        self.ask_for_start(Start::Ahead, placement);
     }
 
     /// These workers run, beside those that leave their world.
     pub(super) fn started_ahead(&mut self, worker_group: WorkerGroup, error_files: ErrorFiles) {
         self.start_answered();
-        let pids = worker_group.pids();
+        let pids = self.by_local_rank(worker_group.pids());
         let them: Vec<_> = pids.iter().map(|(rank, pid)| format!("local rank {rank} with pid {pid}")).collect();
         tracing::info!(
             target: "elastic_rs::agent",
@@ -51,9 +39,15 @@ impl Runner {
         );
         self.ahead.pids.extend(pids.values());
         self.ahead.error_files.extend(error_files);
-        WorkerGroup::add(&mut self.worker_group, worker_group);
+        self.add(worker_group);
         self.expect_workers();
         self.machine.on_started();
+    }
+
+    /// The process with this id is in the next round, and records its exceptions there.
+    pub(super) fn note_ahead(&mut self, pid: u32, error_file: Option<(u32, PathBuf)>) {
+        self.ahead.pids.insert(pid);
+        self.ahead.error_files.extend(error_file);
     }
 
     /// A worker has ended.
@@ -83,7 +77,7 @@ impl Runner {
     /// The number of restarts that workers get in their environment when they are started.
     pub fn restarts_for_workers(&self) -> u32 {
         match self.placement_to_start() {
-            Some(placement) if self.ahead.asked_for => placement.restart,
+            Some(placement) if self.start == Start::Ahead => placement.restart,
             _ => self.restarts(),
         }
     }

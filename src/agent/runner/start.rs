@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 use std::future::Future;
 use std::time::{Duration, Instant};
 
-use super::{ErrorFiles, Runner, Step, change_of};
+use super::{ErrorFiles, Runner, Start, Step, change_of};
 use crate::agent::account::OomKills;
+use crate::agent::slots::Holder;
 use crate::agent::worker_group::WorkerGroup;
 use crate::rendezvous::messages::message::Placement;
 use crate::threads;
@@ -36,9 +37,10 @@ impl Runner {
     /// acted on meanwhile. A front end waits for this beside everything that a start waits for before any worker runs, so that no
     /// worker is started for a job that has ended. May be dropped.
     pub async fn start_withdrawn(&mut self) {
+        let asked = self.starts;
         loop {
             self.perform();
-            if !self.steps.iter().any(|step| matches!(step, Step::Start(_))) {
+            if self.starts != asked || !self.steps.iter().any(|step| matches!(step, Step::Start(_))) {
                 return;
             }
             self.turn().await;
@@ -77,6 +79,10 @@ impl Runner {
     /// not be started, which is a failure of that worker like any other, and if the round ended before the start was complete.
     /// Dropping the future kills those that run, and leaves the step unanswered.
     pub async fn start(&mut self, programs: Programs<'_>) -> BTreeMap<u32, u32> {
+        if self.starts_standby() {
+            self.start_standby(programs).await;
+            return BTreeMap::new();
+        }
         let Programs { specs, mut filters, consoles, error_files, template } = programs;
         filters.progress = self.training.progress_log();
         let specs = self.prepare(specs);
@@ -84,34 +90,61 @@ impl Runner {
             self.resumed(); // all workers have survived
             return BTreeMap::new();
         }
-        let forker = template.map(Template::forker);
-        let (deadline, deaths) = (self.deadline.clone(), self.training.deaths());
-        let origin = Origin { forker, deadline, deaths, leftovers: self.leftovers };
+        let slots: Vec<_> = specs.iter().map(|spec| spec.local_rank).collect();
+        let origin = self.origin(template);
         match self.while_starting(Group::start_from(origin, specs, filters, consoles)).await {
             Some(Ok(group)) => {
-                let pids = group.pids();
+                let pids = self.by_local_rank(group.pids());
                 let started = error_files.into_iter().filter(|(rank, _)| pids.contains_key(rank)).collect();
                 self.started(group.into(), started);
                 pids
             }
             Some(Err(error)) => {
-                self.not_started(error.local_rank, &error.to_string());
+                let failed = self.slots.holder(error.local_rank);
+                slots.into_iter().for_each(|slot| self.slots.free(slot));
+                let local_rank = if let Holder::Worker(local_rank) = failed { local_rank } else { error.local_rank };
+                self.not_started(local_rank, &error.to_string());
                 BTreeMap::new()
             }
-            None => BTreeMap::new(),
+            None => {
+                slots.into_iter().for_each(|slot| self.slots.free(slot));
+                BTreeMap::new()
+            }
         }
+    }
+
+    /// Where workers come from.
+    pub(super) fn origin(&self, template: Option<&Template>) -> Origin {
+        Origin {
+            forker: template.map(Template::forker),
+            deadline: self.deadline.clone(),
+            deaths: self.training.deaths(),
+            leftovers: self.leftovers,
+        }
+    }
+
+    /// Have the front end start something.
+    pub(super) fn ask_for_start(&mut self, start: Start, placement: Box<Placement>) {
+        self.start = start;
+        self.starts += 1;
+        self.steps.push_back(Step::Start(placement));
+    }
+
+    /// These run, beside those that run already.
+    pub(super) fn add(&mut self, worker_group: WorkerGroup) {
+        WorkerGroup::add(&mut self.worker_group, worker_group);
     }
 
     /// An answer to [`Step::Start`]: these workers run, beside those that have survived.
     pub fn started(&mut self, worker_group: WorkerGroup, error_files: ErrorFiles) {
-        if self.ahead.is_asked_for() {
+        if self.start == Start::Ahead {
             return self.started_ahead(worker_group, error_files);
         }
         if self.worker_group.is_none() {
             self.error_files.clear();
         }
         self.error_files.extend(error_files);
-        WorkerGroup::add(&mut self.worker_group, worker_group);
+        self.add(worker_group);
         self.resumed();
     }
 
@@ -152,7 +185,11 @@ impl Runner {
 
     /// An answer to [`Step::Start`]: the worker `local_rank` cannot be started, and none runs.
     pub fn not_started(&mut self, local_rank: u32, reason: &str) {
-        if !self.ahead.is_asked_for() {
+        if self.starts_standby() {
+            self.start_answered();
+            return self.machine.on_standby_not_started(reason);
+        }
+        if self.start != Start::Ahead {
             self.exits.clear(); // they are of the round before
             if self.worker_group.is_none() {
                 self.error_files.clear();

@@ -47,9 +47,9 @@ pub(super) struct Training {
 }
 
 impl Training {
-    pub(super) fn new(options: &AgentOptions, has_session: bool) -> Self {
+    pub(super) fn new(options: &AgentOptions, slots: u32, has_session: bool) -> Self {
         let open = || {
-            Board::open(options.workers.local_world_size).inspect_err(|error| {
+            Board::open(slots).inspect_err(|error| {
                 let run_id = &options.workers.run_id;
                 tracing::warn!(
                     "[{run_id}] steps of workers are not measured: the shared memory for them cannot be made: {error}"
@@ -204,9 +204,9 @@ impl Training {
 }
 
 impl Runner {
-    /// The variable by which a worker finds where to write its steps.
-    pub fn steps_variable(&self, local_rank: u32) -> Option<(&'static str, String)> {
-        Some((STEPS, self.training.board.as_ref()?.variable(local_rank)))
+    /// The variable by which the worker in this slot finds where to write its steps.
+    pub fn steps_variable(&self, slot: u32) -> Option<(&'static str, String)> {
+        Some((STEPS, self.training.board.as_ref()?.variable(slot)))
     }
 
     /// Somebody wants to know how far the workers are.

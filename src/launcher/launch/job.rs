@@ -198,6 +198,7 @@ mod tests {
             exit_barrier_timeout: None,
             uninterruptible_sleep: Duration::ZERO,
             in_place: InPlace::Gloo,
+            standbys: 0,
             hang: judge::Options::default(),
             on_hang: None,
             progress_log: None,
@@ -292,7 +293,7 @@ mod tests {
         job.logs.prefix = Some("<${role_name} $rank $other>".to_owned());
         job.logs.stderr_filters = vec!["loss".to_owned()];
         let folders = LogFolders::create(None, "job").unwrap();
-        let attempt = folders.attempt(3, 2).unwrap();
+        let attempt = folders.attempt("3", 2).unwrap();
         let workers = job.workers(&placement(), 2, Some(&attempt), &inherited()).unwrap();
         assert_eq!(of(&workers[1], "TORCHELASTIC_ERROR_FILE"), attempt.error_file(1).to_str().unwrap());
         let Output::Copied(copies) = &workers[1].stderr else { panic!("{:?}", workers[1].stderr) };

@@ -223,7 +223,7 @@ impl Launch {
         };
         let (known, workers) = (self.folders.clone(), &self.job.agent.workers);
         let (run_id, count) = (workers.run_id.clone(), placement.workers_of(workers.local_world_size));
-        let round = placement.round.0;
+        let attempt = self.runner.attempt();
         async move {
             let Some(log_dir) = log_dir else { return Ok((None, None)) };
             let made = threads::aside("log-folders", move || {
@@ -231,7 +231,7 @@ impl Launch {
                     Some(folders) => folders,
                     None => Arc::new(LogFolders::create(log_dir.as_deref(), &run_id)?),
                 };
-                let attempt = folders.attempt(round.saturating_sub(1), count)?;
+                let attempt = folders.attempt(&attempt, count)?;
                 Ok::<_, io::Error>((Some(folders), Some(attempt)))
             });
             made.await?

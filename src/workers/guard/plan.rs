@@ -2,8 +2,10 @@
 
 use std::ffi::{CStr, c_char};
 use std::os::fd::RawFd;
-use std::ptr;
+use std::{fs, io, ptr};
 
+use rustix::io::Errno;
+use rustix::process::Pid;
 use rustix::thread::{CpuSet, sched_setaffinity};
 
 /// The guard's data, prepared before the fork. No descriptor is below 3.
@@ -63,6 +65,19 @@ pub(in super::super) fn cpu_set(numbers: &[u32]) -> Option<CpuSet> {
 /// Binds the calling process, and what it forks, to these CPUs.
 pub(super) fn bind(cpus: Option<&CpuSet>) -> Result<(), Failure> {
     cpus.map_or(Ok(()), |cpus| sched_setaffinity(None, cpus)).map_err(|errno| (step::AFFINITY, errno.raw_os_error()))
+}
+
+/// Binds all threads of another process to these CPUs, if there are any.
+pub(in super::super) fn bind_threads(pid: u32, numbers: &[u32]) -> io::Result<()> {
+    let Some(cpus) = cpu_set(numbers) else { return Ok(()) };
+    for thread in fs::read_dir(format!("/proc/{pid}/task"))? {
+        let thread = thread?.file_name().to_str().and_then(|number| Pid::from_raw(number.parse().ok()?));
+        match sched_setaffinity(thread, &cpus) {
+            Ok(()) | Err(Errno::SRCH) => {} // or it has ended
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
 }
 
 /// Pointers to these strings, followed by a null pointer.

@@ -11,6 +11,7 @@ use super::super::lines::{Lines, Part};
 use super::super::prefix::Prefix;
 use super::super::spawn::{PIPE_BYTES, Reading, Stage, StartError};
 use super::super::spec::Copies;
+use super::Shown;
 use super::read_end::ReadEnd;
 use super::sink::{LogFile, Sink};
 
@@ -141,12 +142,17 @@ impl Stream {
         }
     }
 
-    /// Whether the console gets what is read from now on. Before it stops getting output, it gets the line that has no end yet.
-    pub fn set_console(&mut self, console: bool, sink: &mut Sink) {
-        if self.console && !console {
+    /// How what is read from now on is shown. The line that has no end yet is shown as until now.
+    pub fn set_shown(&mut self, shown: &Shown, sink: &mut Sink) {
+        let prefix =
+            shown.prefix.as_ref().filter(|prefix| self.prefix.is_some() && self.prefix.as_ref() != Some(*prefix));
+        if self.console && (!shown.console || prefix.is_some()) {
             self.end_line(sink);
         }
-        self.console = console;
+        self.console = shown.console;
+        if let Some(prefix) = prefix {
+            self.prefix = Some(prefix.clone());
+        }
     }
 
     fn end_line(&mut self, sink: &mut Sink) {
@@ -261,14 +267,19 @@ mod tests {
                 assert_eq!(stream.copy(&mut buffer, sink), Copied::Some(text.len()));
             };
             print(&mut stream, &mut sink, "another rank's\nhalf of a line");
-            stream.set_console(true, &mut sink);
+            let as_before = |console| Shown { console, prefix: None };
+            stream.set_shown(&as_before(true), &mut sink);
             print(&mut stream, &mut sink, "rank 0's\nits last");
-            stream.set_console(false, &mut sink);
+            let other = Some(Prefix::new(b"Q".to_vec(), 1));
+            stream.set_shown(&Shown { console: true, prefix: other }, &mut sink);
+            print(&mut stream, &mut sink, "of another place\n");
+            stream.set_shown(&as_before(false), &mut sink);
             print(&mut stream, &mut sink, "another rank's again\n");
             stream.finish(&mut sink);
             drop(sink);
             let shown = std::io::read_to_string(File::from(theirs)).unwrap();
-            let expected = prefix.map_or("rank 0's\nits last", |_| "Prank 0's\nPits last\n");
+            let expected =
+                prefix.map_or("rank 0's\nits lastof another place\n", |_| "Prank 0's\nPits last\nQof another place\n");
             assert_eq!(shown, expected);
         }
     }

@@ -33,6 +33,7 @@ OWN = {
     "warm_modules",
     "omp_threads",
     "in_place",
+    "standby",
     "no_restart_on",
     "exit_code",
     "first_signal",

@@ -154,6 +154,81 @@ def test_the_others_survive_a_killed_worker(start: Start, done: Path, port: int,
     assert ones == 4 * steps
 
 
+def standby_of(node: Process, *, since: int = 0) -> int:
+    """Wait until a standby of the node waits for a place. Return its process id."""
+    pid = int(node.line(r"a standby starts, with pid (\d+)", since=since)[1])
+    node.line("a standby waits for the place of a worker that fails", since=since)
+    return pid
+
+
+@pytest.mark.parametrize("agent", ["run", "rust"], indirect=True)
+def test_a_standby_takes_the_place_of_a_killed_worker(start: Start, job: Job, done: Path) -> None:
+    conf = "last_call_timeout=1,standby=1"
+    nodes = [start(number, "--until", done, nnodes="2", nproc=2, script=STEPS, conf=conf) for number in (2, 3)]
+    expected = [standby_of(node) for node in nodes][1]
+    for restart in (1, 2):  # the second time it is the former standby
+        marks = [node.mark() for node in nodes]
+        after, victim, committed = worlds_after_a_kill(nodes) if restart == 1 else kill(nodes, after, victim)
+        assert after[1][victim]["pid"] == expected
+        assert {world["step"] for worlds in after for world in worlds.values()} == {after[0][min(after[0])]["step"]}
+        assert after[1][victim]["step"] >= committed
+        nodes[1].line(rf"the standby with pid {expected} takes the place of local rank \d", since=marks[1])
+        expected = standby_of(nodes[1], since=marks[1])  # it is replaced
+    until_step(nodes[0], since=marks[0])
+    ended_well(done, *nodes)
+    assert all(started_ahead(node) == [] for node in nodes)
+    assert_nothing_was_restarted(*nodes)
+    ends = {line for node in nodes for line in node.lines if line.startswith("DONE")}
+    steps, ones = (int(word.split("=")[1]) for word in ends.pop().split()[1:])
+    assert (ends, ones) == (set(), 4 * steps), "standbys are in no count"
+    assert job.workers() == {}
+
+
+def kill(
+    nodes: list[Process], worlds: list[dict[int, World]], rank: int
+) -> tuple[list[dict[int, World]], int, int]:
+    """Kill the second node's worker of this rank. Return as `worlds_after_a_kill`."""
+    marks = [node.mark() for node in nodes]
+    committed = worlds[0][min(worlds[0])]["step"]
+    os.kill(worlds[1][rank]["pid"], signal.SIGKILL)
+    return [worlds_of(node, 4, workers=2, since=mark) for node, mark in zip(nodes, marks, strict=True)], rank, committed
+
+
+@run_alone
+def test_a_standby_of_a_script_that_makes_its_process_group_is_not_started(start: Start, done: Path) -> None:
+    conf = "last_call_timeout=1,standby=1"
+    node = start(2, "--until", done, "--own-group", nnodes="1", nproc=2, script=STEPS, conf=conf)
+    worlds = worlds_of(node, 2, workers=2)
+    until_step(node)
+    mark = node.mark()
+    os.kill(worlds[1]["pid"], signal.SIGKILL)
+    worlds_of(node, 2, workers=2, since=mark)
+    node.line("the script makes its process group itself, into which a standby would come: there are no more standbys")
+    assert not [line for line in node.lines if "a standby starts" in line]
+    ended_well(done, node)
+
+
+@run_alone
+def test_a_standby_that_ends_before_its_place_costs_the_job_nothing(start: Start, done: Path) -> None:
+    conf = "last_call_timeout=1,standby=2"
+    node = start(2, "--until", done, nnodes="1", nproc=1, script=STEPS, conf=conf)
+    node.line("--standby is 2, and this node has 1 workers: it keeps 1 standbys")
+    pid = standby_of(node)
+    os.kill(pid, signal.SIGKILL)
+    node.line(rf"the standby with pid {pid} has ended \(SIGKILL.*\) while it waited; another one is started")
+    until_step(node)
+    ended_well(done, node)
+    assert {world["restarts"] for world in worlds_of(node, 1, workers=1).values()} == {0}
+
+
+@run_alone
+def test_a_standby_needs_workers_that_change_in_place(start: Start, done: Path) -> None:
+    conf = "last_call_timeout=1,standby=1,in_place=off"
+    node = start(2, "--until", done, nnodes="1", nproc=1, script=STEPS, conf=conf)
+    node.line("--standby=1 has no effect: the workers of this node cannot change in place")
+    ended_well(done, node)
+
+
 @LONG
 @run_alone
 def test_a_successor_that_fails_before_its_round_costs_one_restart(start: Start, done: Path) -> None:

@@ -68,12 +68,12 @@ def prefix_digest(ledger: list[str], length: int) -> str:
 
 @pytest.mark.parametrize("agent", ["run"], indirect=True)
 @pytest.mark.long
-@pytest.mark.parametrize("faults", [6, FAULTS])
+@pytest.mark.parametrize(("faults", "standbys"), [(6, 0), (6, 2), (FAULTS, 1)])
 @pytest.mark.timeout(3000)
-def test_random_faults(start: Start, job: Job, tmp_path: Path, faults: int) -> None:
+def test_random_faults(start: Start, job: Job, tmp_path: Path, faults: int, standbys: int) -> None:
     dice = random.Random(SEED)  # replayable
     result, until = tmp_path / "result", tmp_path / "until"
-    conf = "last_call_timeout=0.5,settle_timeout=0.5,rejoin_limit=0"  # nodes leave dozens of times
+    conf = f"last_call_timeout=0.5,settle_timeout=0.5,rejoin_limit=0,standby={standbys}"  # nodes leave dozens of times
 
     def node(number: int) -> Process:
         return start(number, result, until, LENGTH, nnodes="1:3", nproc=2, restarts=100_000, script=LEDGER, conf=conf)

@@ -66,6 +66,7 @@ pub fn run_within(procs: &str, script: &str) {
             exit_barrier_timeout: Some(limit),
             uninterruptible_sleep: Duration::ZERO,
             in_place: InPlace::Gloo,
+            standbys: 0,
             hang: judge::Options::default(),
             on_hang: None,
             progress_log: None,

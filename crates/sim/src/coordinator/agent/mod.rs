@@ -190,6 +190,8 @@ impl Ours {
             first_signal: FirstSignal::default(),
             exit_barrier_timeout: agents.exit_barrier_timeout,
             in_place: true,
+            standbys: 0,
+            replaces_dying: true,
             saves_by_signal: false,
             checks_health: agents.health.is_some(),
         };

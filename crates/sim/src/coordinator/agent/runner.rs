@@ -128,6 +128,7 @@ impl Simulation {
             }
             Command::Start { placement, missing } => return self.start_workers(host, *placement, missing),
             Command::Replace { missing, .. } => self.start_ahead_of_round(host, missing),
+            Command::StartStandby(_) | Command::Call { .. } => {} // the policy has none
             Command::CancelStart => self.cancel_start(host),
             Command::SendPlacement { local_rank } => return self.send_placement(host, local_rank),
             Command::Send { local_rank, message } => return self.send_to_worker(host, local_rank, *message),

@@ -1,0 +1,48 @@
+"""A standby: a process that has run the script up to ``run``, and gets its place when another worker fails."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+STANDBY = "ELASTIC_RS_STANDBY"
+PLACE = frozenset(
+    {
+        *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE"),
+        *("ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
+    }
+)
+"""Variables of a worker's place."""
+
+
+class Reads:
+    """Which variables of a place the script reads before it has one."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, str] = {}
+        self._class = type(os.environ)
+
+    def begin(self) -> None:
+        """Note what is read from ``os.environ`` from now on, if this process is a standby."""
+        if not os.environ.get(STANDBY):
+            return
+        values, plain = self._values, self._class
+
+        class Noting(plain):  # type: ignore[misc, valid-type]
+            def __getitem__(self, name: str) -> str:
+                value: str = super().__getitem__(name)
+                if name in PLACE:
+                    values[name] = value
+                return value
+
+        os.environ.__class__ = Noting
+
+    def end(self, place: Mapping[str, str]) -> list[str]:
+        """Return what was read and is otherwise in the place that this process has got, as ``NAME=value``."""
+        os.environ.__class__ = self._class
+        os.environ.pop(STANDBY, None)
+        return [f"{name}={value}" for name, value in sorted(self._values.items()) if place.get(name, value) != value]
+
+
+READS = Reads()
+READS.begin()
