@@ -49,6 +49,11 @@ class Agent:
         """
         Answers ``barrier``: the other nodes have finished, or this node stops waiting for them.
         """
+    @property
+    def attempt(self, /) -> str:
+        """
+        The name of the start that was asked for in the names of log folders: the round's number from 0, or that and which standby it is.
+        """
     def close(self, /) -> None:
         """
         Kill the remaining workers: the caller gives up. Not needed after ``end``.
@@ -117,11 +122,16 @@ class Agent:
     def start(self, /, commands: SupportsGetItem[int, WorkerCommand], *, error_files: "dict[int, str]", stdout_filter: tuple[str | PathLike[str], SupportsGetItem[int, str]] | None = None, stderr_filter: tuple[str | PathLike[str], SupportsGetItem[int, str]] | None = None, stdout_fd: SupportsIndex = 1, stderr_fd: SupportsIndex = 2, template: Template | None = None) -> dict[int, int]:
         """
         Answers ``start``: start these programs. Returns their process ids by local rank. The result is empty if one could not be
-        started, which is a failure of that worker like any other, and if the round ended before the start was complete.
+        started, which is a failure of that worker like any other, if the round ended before the start was complete, and for a standby.
 
         Workers may record their exceptions in ``error_files``. A filter is the path of a file for the lines of teed streams that
         contain one of the texts. Teed lines are shown on ``stdout_fd`` and ``stderr_fd``, which stay the caller's. Workers are forked
         from the ``template`` if possible.
+        """
+    @property
+    def starts_standby(self, /) -> bool:
+        """
+        Whether the start that was asked for is a standby's.
         """
     @staticmethod
     def written() -> None:
@@ -1610,9 +1620,17 @@ class StepCounter:
         """
         Step ``last`` was the last one: the next is counted from there. It is not reported.
         """
+    def _grouped(self, /) -> None:
+        """
+        This worker has its process group now.
+        """
     def _restarts_for_nccl(self, restarts: bool, /) -> None:
         """
         Say whether this worker is restarted when the world changes, because its process group uses NCCL. ``elastic-rs status`` shows it.
+        """
+    def _synchronised(self, /) -> None:
+        """
+        This worker has the state of its world now.
         """
 
 @final

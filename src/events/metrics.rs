@@ -17,8 +17,9 @@ pub const RUNS: usize = 64;
 const OTHER: &str = "other";
 /// Why a round ends whose workers may live on.
 const CHANGES: &str = "changes";
-/// The phases: those of [`Phase::parts`], and the first step.
-pub(crate) const PHASES: [&str; 6] = ["detect", "stop", "rendezvous", "start", "import", "first_step"];
+/// The phases: those of [`Phase::parts`], and those of [`FirstStep`].
+pub(crate) const PHASES: [&str; 8] =
+    ["detect", "stop", "rendezvous", "start", "import", "group", "state", "first_step"];
 /// Microseconds of each.
 type PhasesUs = [u64; PHASES.len()];
 
@@ -230,16 +231,19 @@ impl Counts {
                     let lasted = now.saturating_duration_since(since);
                     self.recoveries.observe(lasted);
                     self.recovered_us = u64::try_from(lasted.as_micros()).ok();
-                    self.observe_phases([silent_us, 0, 0, 0, 0, 0], now);
+                    self.observe_phases([silent_us, 0, 0, 0, 0, 0, 0, 0], now);
                 }
             }
             Kind::Phase(phase) => {
                 let [detect, stop, rendezvous, start, import] = phase.parts().map(Option::unwrap_or_default);
                 // A spare may have waited for days before the world that it steps into was broken.
                 let rendezvous = rendezvous.min(self.recovered_us.unwrap_or(u64::MAX));
-                self.observe_phases([detect, stop, rendezvous, start, import, 0], now);
+                self.observe_phases([detect, stop, rendezvous, start, import, 0, 0, 0], now);
             }
-            Kind::FirstStep(first) => self.observe_phases([0, 0, 0, 0, 0, first.first_step_us], now),
+            Kind::FirstStep(first) => {
+                let [group, state] = [first.group_us, first.state_us].map(Option::unwrap_or_default);
+                self.observe_phases([0, 0, 0, 0, 0, group, state, first.first_step_us], now);
+            }
             Kind::WorkerExited(exit) => {
                 self.exits[usize::from(!exit.first)] += 1;
                 self.restarts[usize::from(exit.returncode < 0)] += u64::from(exit.counts);

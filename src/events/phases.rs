@@ -42,11 +42,32 @@ impl Phase {
     }
 }
 
+impl FirstStep {
+    /// The parts that follow one another after the import, from times since the start. `formed_us`: when the workers had their process
+    /// groups, and the state. What a node says may be out of order.
+    pub fn parts(after_us: u64, import_us: u64, formed_us: [Option<u64>; 2]) -> Self {
+        let mut since = import_us;
+        let mut part = |until: u64| {
+            let until = until.min(LONGEST_US);
+            let took = until.saturating_sub(since);
+            since = since.max(until);
+            took
+        };
+        let [group_us, state_us] = formed_us.map(|until| until.map(&mut part));
+        Self { group_us, state_us, first_step_us: part(after_us), ..Self::default() }
+    }
+}
+
 /// A node's first step of a round, and how far it had come before.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct FirstStep {
-    /// From the end of the import until the first step ended, in microseconds. From the end of the start, if no import was reported.
+    /// From the end of the import until the last of the node's workers had its process group, in microseconds. From the end of the start,
+    /// if no import was reported.
+    pub group_us: Option<u64>,
+    /// From then until the last of them had the state of its world.
+    pub state_us: Option<u64>,
+    /// From then, or whatever was before, until the first step ended.
     pub first_step_us: u64,
     /// Number of that step, if the training script says where it is.
     pub step: Option<u64>,
@@ -54,4 +75,22 @@ pub struct FirstStep {
     pub step_before: Option<u64>,
     /// Mean time of a step in that round, in microseconds.
     pub step_time_us: Option<u64>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_parts_of_a_first_step_follow_one_another_whatever_a_node_says() {
+        let parts = |after_us, import_us, formed_us| {
+            let FirstStep { group_us, state_us, first_step_us, .. } = FirstStep::parts(after_us, import_us, formed_us);
+            (group_us, state_us, first_step_us)
+        };
+        assert_eq!(parts(90, 20, [Some(30), Some(70)]), (Some(10), Some(40), 20));
+        assert_eq!(parts(90, 20, [None, None]), (None, None, 70), "the script makes its own");
+        assert_eq!(parts(90, 20, [None, Some(70)]), (None, Some(50), 20));
+        assert_eq!(parts(90, 40, [Some(30), Some(20)]), (Some(0), Some(0), 50), "in no order");
+        assert_eq!(parts(u64::MAX, 0, [Some(u64::MAX), None]), (Some(LONGEST_US), None, 0));
+    }
 }

@@ -166,7 +166,7 @@ mod tests {
 
     fn first(step: Option<u64>, step_before: Option<u64>) -> Kind {
         let step_time_us = step_before.map(|_| 100_000);
-        Kind::FirstStep(FirstStep { first_step_us: 1, step, step_before, step_time_us })
+        Kind::FirstStep(FirstStep { first_step_us: 1, step, step_before, step_time_us, ..FirstStep::default() })
     }
 
     #[test]
@@ -261,8 +261,12 @@ mod tests {
         for kind in [completed(), first(Some(0), None), completed()] {
             training.count(&kind, begin);
         }
-        let lie =
-            FirstStep { step: Some(0), step_before: Some(u64::MAX), step_time_us: Some(u64::MAX), first_step_us: 0 };
+        let lie = FirstStep {
+            step: Some(0),
+            step_before: Some(u64::MAX),
+            step_time_us: Some(u64::MAX),
+            ..FirstStep::default()
+        };
         training.count(&Kind::FirstStep(lie), begin + Duration::from_secs(10));
         assert_eq!(training.redone_steps(), u64::MAX);
         assert_eq!(training.goodput(begin + Duration::from_secs(40)), Some(0.75));

@@ -121,6 +121,13 @@ impl Board {
         Some(Stepped { last_ns, ..most })
     }
 
+    /// When the last of the workers had its process group, and when the state of its world.
+    pub fn formed(&self) -> [Option<u64>; 2] {
+        let within = self.since_ns..=monotonic_ns();
+        let all: Vec<_> = self.slots().map(|slot| slot.formed(&within)).collect();
+        [0, 1].map(|which| all.iter().filter_map(|formed| formed[which]).max())
+    }
+
     /// The section of the training in which the first worker is that is in one.
     pub fn section(&self) -> Option<u32> {
         self.slots().find_map(|slot| slot.section())

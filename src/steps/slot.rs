@@ -7,11 +7,11 @@
 use std::ops::RangeInclusive;
 
 /// Bytes of a worker's memory: the words, and the mutex that the worker holds while it lives ([`super::deaths`]).
-pub const SLOT_BYTES: usize = 128;
+pub const SLOT_BYTES: usize = 256;
 /// Where the mutex is.
 pub const MUTEX_AT: usize = 8 * WORDS;
 /// Words of a worker's memory, each a `u64` in the machine's byte order.
-pub const WORDS: usize = 8;
+pub const WORDS: usize = 10;
 
 /// The agent's: number of the round whose first step it wants to hear of.
 pub const ROUND: usize = 0;
@@ -25,11 +25,15 @@ pub const FIRST_NS: usize = 3;
 pub const LAST: usize = 4;
 /// When it ended.
 pub const LAST_NS: usize = 5;
+/// When the worker had its process group.
+pub const GROUPED_NS: usize = 6;
+/// When it had the state of its world.
+pub const SYNCHRONISED_NS: usize = 7;
 /// The lower half says what the numbers of steps mean: see [`Numbers`]. The upper half is the process that owns this memory.
-pub const OWNER: usize = 6;
+pub const OWNER: usize = 8;
 /// The lower half is 1 if the worker's process group uses NCCL, and `in_place` keeps workers of gloo alone: the worker is restarted when
 /// the world changes. The upper half is the section of the training in which the worker is, 0 for none.
-pub const STATE: usize = 7;
+pub const STATE: usize = 9;
 /// Of a worker's memory, the words that a round begins with. The last two stay: workers may live on in the next round.
 pub const ROUND_WORDS: usize = OWNER;
 
@@ -134,6 +138,12 @@ impl Slot {
         Some(Stepped { steps: after.saturating_add(1), first_ns, last_ns, step, of_optimizer })
     }
 
+    /// When the worker had its process group, and when the state of its world, if `elastic_rs.elastic` has made them. `within`: the time in
+    /// which that can have been.
+    pub fn formed(&self, within: &RangeInclusive<u64>) -> [Option<u64>; 2] {
+        [GROUPED_NS, SYNCHRONISED_NS].map(|word| Some(self.0[word]).filter(|at_ns| within.contains(at_ns)))
+    }
+
     /// Whether the worker is restarted when the world changes, because its process group uses NCCL.
     pub fn restarts_for_nccl(&self) -> bool {
         self.0[STATE] as u32 == 1
@@ -195,9 +205,17 @@ mod tests {
     }
 
     #[test]
+    fn a_world_is_formed_within_its_round() {
+        let within = 1_000..=9_000;
+        let formed = |grouped, synchronised| slot([7, 0, 0, 0, 0, 0, grouped, synchronised, 0, 0]).formed(&within);
+        assert_eq!((formed(1_000, 9_000), formed(0, 0)), ([Some(1_000), Some(9_000)], [None; 2]));
+        assert_eq!(formed(999, u64::MAX), [None; 2], "whatever a worker writes");
+    }
+
+    #[test]
     fn a_round_is_measured_by_its_first_and_its_last_step() {
         let within = 1_000..=9_000_000;
-        let words = [7, 7, 901, 1_000_000, 905, 9_000_000, 0, 0];
+        let words = [7, 7, 901, 1_000_000, 905, 9_000_000, 0, 0, 0, 0];
         assert_eq!(slot(words).first(7, &within), Some(First { step: Some(901), at_ns: 1_000_000 }));
         assert_eq!(slot(words).reached(7, &within), Some(Reached { step: Some(905), step_time_us: Some(2_000) }));
         let stepped = |step, of_optimizer| {
@@ -206,27 +224,27 @@ mod tests {
         assert_eq!(slot(words).stepped(7, &within), stepped(Some(905), false));
         assert_eq!(slot(words).stepped(8, &within), None, "of another round");
         let back = Stepped { steps: 1, first_ns: 1_000_000, last_ns: 1_000_001, step: Some(900), of_optimizer: false };
-        assert_eq!(slot([7, 7, 901, 1_000_000, 900, 1_000_001, 0, 0]).stepped(7, &within), Some(back));
+        assert_eq!(slot([7, 7, 901, 1_000_000, 900, 1_000_001, 0, 0, 0, 0]).stepped(7, &within), Some(back));
         assert_eq!(slot(words).first(8, &within), None, "of another round");
         assert_eq!(slot(words).first(7, &(2_000_000..=9_000_000)), None, "before its workers were placed");
         assert_eq!(slot(words).reached(7, &(1_000..=8_999_999)), None, "in the future");
-        let one = [7, 7, 901, 1_000_000, 901, 1_000_000, 0, 0];
+        let one = [7, 7, 901, 1_000_000, 901, 1_000_000, 0, 0, 0, 0];
         assert_eq!(slot(one).reached(7, &within), Some(Reached { step: Some(901), step_time_us: None }));
-        let counted = [7, 7, 1, 1_000_000, 5, 9_000_000, 1, 0];
+        let counted = [7, 7, 1, 1_000_000, 5, 9_000_000, 0, 0, 1, 0];
         assert_eq!(slot(counted).first(7, &within).unwrap().step, None);
         assert_eq!(slot(counted).reached(7, &within), Some(Reached { step: None, step_time_us: Some(2_000) }));
-        let of_optimizer = [7, 7, 901, 1_000_000, 905, 9_000_000, 2, 0];
+        let of_optimizer = [7, 7, 901, 1_000_000, 905, 9_000_000, 0, 0, 2, 0];
         assert_eq!(slot(of_optimizer).stepped(7, &within), stepped(None, true), "it goes on");
         let reported = (slot(of_optimizer).first(7, &within), slot(of_optimizer).reached(7, &within));
         assert_eq!(reported, (None, None), "nobody has reported a step");
-        let blank = slot([7, 0, 0, 0, 0, 0, owned_by(77, Numbers::FromStart), 0]);
+        let blank = slot([7, 0, 0, 0, 0, 0, 0, 0, owned_by(77, Numbers::FromStart), 0]);
         assert_eq!((blank.first(7, &within), blank.restarts_for_nccl()), (None, false));
         let written = [(0, false), (1, true), (2, false), (u64::MAX, false)];
         for (word, restarts) in written {
-            assert_eq!(slot([7, 0, 0, 0, 0, 0, 0, word]).restarts_for_nccl(), restarts);
+            assert_eq!(slot([7, 0, 0, 0, 0, 0, 0, 0, 0, word]).restarts_for_nccl(), restarts);
         }
         let both = restarting(in_section(0, 9), true);
-        let seen = |word| (section(word), slot([7, 0, 0, 0, 0, 0, 0, word]).restarts_for_nccl());
+        let seen = |word| (section(word), slot([7, 0, 0, 0, 0, 0, 0, 0, 0, word]).restarts_for_nccl());
         assert_eq!((seen(both), seen(in_section(both, 0))), ((Some(9), true), (None, true)));
         assert_eq!(seen(restarting(both, false)), (Some(9), false));
     }
@@ -240,7 +258,7 @@ mod tests {
             assert_eq!(seen, (Some(u32::MAX), numbers as u32, numbers == Numbers::OfOptimizer));
         }
         let within = 1_000..=9_000_000;
-        let words = [7, 7, 901, 1_000_000, 905, 9_000_000, owned_by(4_194_303, Numbers::Given), 0];
+        let words = [7, 7, 901, 1_000_000, 905, 9_000_000, 0, 0, owned_by(4_194_303, Numbers::Given), 0];
         assert_eq!(slot(words).reached(7, &within).unwrap().step, Some(905));
     }
 
@@ -250,7 +268,7 @@ mod tests {
         fn no_words_lead_to_impossible_numbers(
             words: [u64; WORDS], small in 0..3_u64, round in 0..3_u64, begin: u64, end: u64,
         ) {
-            for words in [words, words.map(|word| word % 3), [round, round, small, begin, words[4], end, 0, 0]] {
+            for words in [words, words.map(|word| word % 3), [round, round, small, begin, words[4], end, 0, 0, 0, 0]] {
                 let within = begin..=end;
                 if let Some(first) = slot(words).first(round, &within) {
                     prop_assert!(within.contains(&first.at_ns) && first.step.is_none_or(|step| step <= LARGEST_STEP));

@@ -15,8 +15,8 @@ use rustix::fs::{SealFlags, fcntl_get_seals};
 
 use super::deaths;
 use super::slot::{
-    FIRST, FIRST_NS, FIRST_ROUND, LARGEST_STEP, LAST, LAST_NS, Numbers, OWNER, ROUND, SLOT_BYTES, STATE, in_section,
-    is_of_optimizer, owned_by, owner, restarting, section,
+    FIRST, FIRST_NS, FIRST_ROUND, GROUPED_NS, LARGEST_STEP, LAST, LAST_NS, Numbers, OWNER, ROUND, SLOT_BYTES, STATE,
+    SYNCHRONISED_NS, in_section, is_of_optimizer, owned_by, owner, restarting, section,
 };
 use crate::clock::monotonic_ns;
 use crate::processes::{forks, forks_now, is_alive, lineage};
@@ -146,7 +146,7 @@ impl Steps {
     /// one that another process of the worker was faster than.
     #[inline]
     pub fn step(&self, number: Option<u64>) {
-        if forks_now() != self.forks || !(self.owns.load(Ordering::Relaxed) || self.claim().is_ok()) {
+        if !self.counts() {
             return;
         }
         if !self.counts_no_more.load(Ordering::Relaxed) {
@@ -212,8 +212,29 @@ impl Steps {
         self.change_state(|word| in_section(word, entered)).and_then(section).unwrap_or(0)
     }
 
+    /// This worker has its process group now. Does nothing where [`Self::step`] does nothing.
+    pub fn grouped(&self) {
+        self.note(GROUPED_NS);
+    }
+
+    /// This worker has the state of its world now. Does nothing where [`Self::step`] does nothing.
+    pub fn synchronised(&self) {
+        self.note(SYNCHRONISED_NS);
+    }
+
+    fn note(&self, word: usize) {
+        if self.counts() {
+            self.words[word].store(monotonic_ns(), Ordering::Relaxed);
+        }
+    }
+
+    #[inline]
+    fn counts(&self) -> bool {
+        forks_now() == self.forks && (self.owns.load(Ordering::Relaxed) || self.claim().is_ok())
+    }
+
     fn change_state(&self, change: impl Fn(u64) -> u64) -> Option<u64> {
-        let counts = forks_now() == self.forks && (self.owns.load(Ordering::Relaxed) || self.claim().is_ok());
+        let counts = self.counts();
         let word = &self.words[STATE];
         counts.then(|| word.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |word| Some(change(word))).unwrap_or(0))
     }

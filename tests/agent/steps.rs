@@ -5,7 +5,7 @@ use std::io::Write;
 use std::os::fd::AsRawFd;
 
 use elastic_rs::steps::board::Board;
-use elastic_rs::steps::slot::{First, LARGEST_STEP};
+use elastic_rs::steps::slot::{First, LARGEST_STEP, SLOT_BYTES};
 use elastic_rs::steps::worker::Steps;
 
 use crate::workers::support::within;
@@ -34,9 +34,17 @@ async fn the_first_step_of_a_round_wakes_the_agent_and_the_last_one_says_how_far
     assert_eq!(board.reached().unwrap().step, Some(903));
     assert!(board.reached().unwrap().step_time_us.is_some());
 
+    // Of the world, when the last worker has it.
+    assert_eq!(board.formed(), [None; 2]);
+    one.grouped();
+    far.grouped();
+    one.synchronised();
+    let [Some(grouped), Some(synchronised)] = board.formed() else { panic!("{:?}", board.formed()) };
+    assert!(at_ns <= grouped && grouped <= synchronised);
+
     // The workers live on in the next round.
     board.begin(4).unwrap();
-    assert_eq!((board.first(), board.reached()), (None, None));
+    assert_eq!((board.first(), board.reached(), board.formed()), (None, None, [None; 2]));
     one.step(Some(881));
     within(board.rung()).await;
     assert_eq!((board.first().unwrap().step, board.reached().unwrap().step), (Some(881), Some(881)));
@@ -152,14 +160,14 @@ fn a_file_that_is_no_agents_memory_is_left_alone() {
     std::fs::remove_file(path).unwrap();
     file.set_len(4096).unwrap();
     let descriptor = file.as_raw_fd();
-    let error = Steps::open(&format!("{}:{descriptor}:{descriptor}:0:128", std::process::id())).unwrap_err();
+    let error = Steps::open(&format!("{}:{descriptor}:{descriptor}:0:{SLOT_BYTES}", std::process::id())).unwrap_err();
     assert!(error.to_string().ends_with("has no memory for this worker"), "{error}");
 }
 
 #[tokio::test]
 async fn memory_that_is_not_there_is_refused() {
     let board = Board::open(1).unwrap();
-    for wrong in ["", "1:2:3", "1:2:3:4", "1:2:3:4:64", "1:2:3:4:128:5", "a:b:c:d:128", "0:0:0:0:128", "1:2:3:-4:128"] {
+    for wrong in ["", "1:2:3", "1:2:3:4", "1:2:3:4:128", "1:2:3:4:256:5", "a:b:c:d:256", "0:0:0:0:256", "1:2:3:-4:256"] {
         assert!(Steps::open(wrong).is_err(), "{wrong}");
     }
     let error = Steps::open(&board.variable(1)).unwrap_err();

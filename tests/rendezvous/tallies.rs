@@ -170,7 +170,10 @@ fn a_coordinator_that_has_not_welcomed_a_node_gets_heartbeats_alone() {
     now = tick(&mut node);
     node.on_connected(now);
     sent(&mut node);
-    node.report_first_step(Round(1), Progress { after_us: 1, step: None, before: None, step_time_us: None });
+    node.report_first_step(
+        Round(1),
+        Progress { after_us: 1, formed_us: [None; 2], step: None, before: None, step_time_us: None },
+    );
     tick(&mut node);
     assert_eq!(sent(&mut node), [NodeMessage::Heartbeat { rtt_us: None }]);
 }

@@ -57,6 +57,20 @@ impl StepCounter {
         }
     }
 
+    /// This worker has its process group now.
+    fn _grouped(&self) {
+        if let Some(steps) = Steps::of_this_process() {
+            steps.grouped();
+        }
+    }
+
+    /// This worker has the state of its world now.
+    fn _synchronised(&self) {
+        if let Some(steps) = Steps::of_this_process() {
+            steps.synchronised();
+        }
+    }
+
     /// Step ``last`` was the last one: the next is counted from there. It is not reported.
     #[pyo3(signature = (last, /))]
     fn _go_on_from(&self, last: u64) {

@@ -82,17 +82,20 @@ class _Detail:
 
 _STYLE = """
 :root{color-scheme:light dark;--fg:#1b1f24;--bg:#fff;--dim:#667;--line:#d5d9e0;--good:#2f8f4e;--bad:#c2352b;
---stop:#d9822b;--rendezvous:#2b6cb0;--start:#7a4fb5;--import:#8a8f98;--detect:#b5a642;--first_step:#2a8f8f;--hang:#a8328f}
+--stop:#d9822b;--rendezvous:#2b6cb0;--start:#7a4fb5;--import:#8a8f98;--detect:#b5a642;--first_step:#2a8f8f;--hang:#a8328f;
+--group:#b0577a;--state:#5f7f2f}
 @media(prefers-color-scheme:dark){:root{--fg:#e6e8eb;--bg:#15181c;--dim:#99a2ad;--line:#333941;--good:#55b877;
 --bad:#ef6a5f;
---stop:#e69b4d;--rendezvous:#5b9ce0;--start:#a985dd;--import:#9aa0a8;--detect:#d1c15e;--first_step:#5cc0c0;--hang:#e07bc8}}
+--stop:#e69b4d;--rendezvous:#5b9ce0;--start:#a985dd;--import:#9aa0a8;--detect:#d1c15e;--first_step:#5cc0c0;--hang:#e07bc8;
+--group:#d98aa8;--state:#9bbf63}}
 body{font:15px/1.5 system-ui,sans-serif;color:var(--fg);background:var(--bg);max-width:72rem;margin:2rem auto;
 padding:0 1rem}
 h1{font-size:1.4rem}h2{font-size:1.1rem;margin-top:2rem}pre{overflow-x:auto;white-space:pre-wrap;font-size:.85rem;line-height:1.45}
 svg{width:100%;height:auto;min-width:40rem}figure{margin:0;overflow-x:auto}text{fill:var(--fg);font-size:11px}rect{height:10px}
 .dim{fill:var(--dim)}.axis{stroke:var(--line)}.round{fill:var(--good)}.recovery,.forming{fill:var(--bad)}.forming{opacity:.4}
 .stop{fill:var(--stop)}.rendezvous{fill:var(--rendezvous)}.start{fill:var(--start)}.import{fill:var(--import)}
-.detect{fill:var(--detect)}.first_step{fill:var(--first_step)}.hang{fill:var(--hang)}.mark{fill:none;stroke-width:2}.exited{stroke:var(--bad)}.left{stroke:var(--dim)}
+.detect{fill:var(--detect)}.group{fill:var(--group)}.state{fill:var(--state)}
+.first_step{fill:var(--first_step)}.hang{fill:var(--hang)}.mark{fill:none;stroke-width:2}.exited{stroke:var(--bad)}.left{stroke:var(--dim)}
 .joined{stroke:var(--good)}.cause{stroke:var(--bad);stroke-width:1;stroke-dasharray:3 2}
 .first{stroke:var(--bad);stroke-width:4}.exited{stroke-width:1.5}
 table{border-collapse:collapse;font-size:.85rem}th,td{text-align:right;white-space:nowrap;padding:.15rem .8rem .15rem 0}

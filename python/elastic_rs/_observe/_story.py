@@ -10,7 +10,7 @@ from statistics import median
 from elastic_rs._observe._events import Event, host_of, incarnation_of
 from elastic_rs._observe._merge import merge
 
-PHASES = ("detect", "stop", "rendezvous", "start", "import", "first_step")
+PHASES = ("detect", "stop", "rendezvous", "start", "import", "group", "state", "first_step")
 """The parts of a recovery, in their order."""
 _KEYS = tuple((phase, f"{phase}_us") for phase in PHASES)
 

@@ -20,7 +20,9 @@ from elastic_rs._observe._story import PHASES, Story, story_of
 from elastic_rs._terminal import shows_colours
 
 INTERVAL_S = 1.0
-SORTS = ("state", "node", "lag", *PHASES)
+_COLUMNS = tuple(phase for phase in PHASES[1:] if phase not in {"group", "state"})
+"""Phases that have room in the table. `why` has all of them."""
+SORTS = ("state", "node", "lag", "detect", *_COLUMNS)
 """By what the nodes can be sorted."""
 
 _STATES = ("lost", "left", "hangs", "waiting", "spare", "running")
@@ -139,13 +141,13 @@ def _table(story: Story, state: dict[str, Any] | None, columns: int, view: View)
     step_s = ((state or {}).get("step_time_us") or 0) / 1e6
     fixed = (
         f"{'NODE':<16} {'STATE':<8} {'LAG':>10} "
-        + " ".join(f"{phase[:10].upper():>10}" for phase in PHASES[1:])
+        + " ".join(f"{phase[:10].upper():>10}" for phase in _COLUMNS)
         + f" {'GONE':>4} "
     )
     bar = _bar(story, columns - len(fixed) - 2)
     rows = []
     for node in nodes:
-        durations = [_text.span(node.durations[phase]) if phase in node.durations else "-" for phase in PHASES[1:]]
+        durations = [_text.span(node.durations[phase]) if phase in node.durations else "-" for phase in _COLUMNS]
         times = " ".join(f"{time:>10}" for time in (_lag(node, step_s), *durations))
         rows.append(f"{story.name(node.name)[:16]:<16} {node.state:<8} {times} {node.gone or '-':>4}")
     return [fixed + (f"|{bar}|" if bar else "")], rows

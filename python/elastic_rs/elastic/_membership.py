@@ -224,6 +224,7 @@ class Membership:
         Nobody makes a step before that. So a worker that has not got so far knows that no step of this world is lost,
         even if all those have ended that had.
         """
+        step._synchronised()  # noqa: SLF001 - for the phases of a recovery
         if self.channel is not None:
             self.channel.synchronised()
         if self.has_group:
@@ -283,6 +284,7 @@ class Membership:
         if self.channel is not None:
             self._warn_unless(guarded)
             self._group.watch(self.channel)
+        step._grouped()  # noqa: SLF001 - for the phases of a recovery
         elapsed_s = time.monotonic() - started
         _log.info("rank %d of %d: process group made in %.3f s", _ranks.rank(), _ranks.size(), elapsed_s)
 

@@ -194,8 +194,10 @@ impl Training {
         let first = self.board.as_ref()?.first()?;
         self.reported = true;
         let before = self.before.take();
+        let since_start = |at_ns: u64| at_ns.saturating_sub(started_ns) / 1000;
         Some(Progress {
-            after_us: first.at_ns.saturating_sub(started_ns) / 1000,
+            after_us: since_start(first.at_ns),
+            formed_us: self.board.as_ref()?.formed().map(|at_ns| at_ns.map(since_start)),
             step: first.step,
             before: before.and_then(|before| before.step),
             step_time_us: before.and_then(|before| before.step_time_us),

@@ -180,6 +180,9 @@ pub enum NodeMessage {
 pub struct Progress {
     /// Microseconds from the end of the start until the step ended.
     pub after_us: u64,
+    /// Microseconds of it until the last of this node's workers had its process group, and until it had the state of its world, if
+    /// `elastic_rs.elastic` has made them.
+    pub formed_us: [Option<u64>; 2],
     /// Number of the step, if the training script says where it is.
     pub step: Option<u64>,
     /// Number of the last step that this node's workers had made in an earlier round.

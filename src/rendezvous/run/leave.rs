@@ -312,10 +312,10 @@ impl Run {
         }
         let bounded = |number: u64| number.min(LARGEST_STEP);
         let first_step = FirstStep {
-            first_step_us: first.after_us.min(LONGEST_US).saturating_sub(self.trace.import_us()),
             step: first.step.map(bounded),
             step_before: first.before.map(bounded),
             step_time_us: first.step_time_us.map(|micros| micros.min(LONGEST_US)),
+            ..FirstStep::parts(first.after_us, self.trace.import_us(), first.formed_us)
         };
         self.record(Kind::FirstStep(first_step), Some(&name), self.trace.completed(), None);
     }

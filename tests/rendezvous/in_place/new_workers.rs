@@ -48,7 +48,7 @@ fn fails(bench: &mut Bench, node: u64, global_rank: u32, lived: Duration) {
 }
 
 fn steps(bench: &mut Bench, node: u64) {
-    let first = Progress { after_us: 1, step: None, before: None, step_time_us: None };
+    let first = Progress { after_us: 1, formed_us: [None; 2], step: None, before: None, step_time_us: None };
     bench.send(node, NodeMessage::Progress { round: bench.run().round(), first });
 }
 
