@@ -142,10 +142,10 @@ fn the_end_of_a_world_withdraws_a_start() {
 #[test]
 fn one_that_ends_while_it_waits_is_replaced_with_the_next_world() {
     let mut agent = with(1);
-    agent.on_standby_ended(2, "the standby with pid 7 has ended (SIGKILL)");
+    agent.on_standby_ended(2, "the standby with pid 7 has ended (SIGKILL)", true);
     assert_eq!(
         warnings(&mut agent),
-        ["the standby with pid 7 has ended (SIGKILL) while it waited; another one is started with the next world"]
+        ["the standby with pid 7 has ended (SIGKILL); another one is started with the next world"]
     );
     let now = Instant::now();
     assert!(!dies(&mut agent, now).iter().any(|did| matches!(did, Command::Call { .. })));
@@ -157,7 +157,7 @@ fn a_script_that_does_not_get_there_is_not_tried_again() {
         |agent: &mut AgentMachine| agent.on_standby_not_started("no memory"),
         |agent: &mut AgentMachine| {
             agent.on_standby_started(2);
-            agent.on_standby_ended(2, "the standby with pid 7 has ended (exit code 1)");
+            agent.on_standby_ended(2, "the standby with pid 7 has ended (exit code 1)", false);
         },
     ] {
         let mut agent = running(policy(2));
@@ -190,7 +190,7 @@ fn a_stop_ends_standbys_and_nobody_complains() {
     let mut agent = with(1);
     agent.on_fenced(Round(1), "cut off", now);
     acts(&mut agent);
-    agent.on_standby_ended(2, "");
+    agent.on_standby_ended(2, "", true);
     assert_eq!(warnings(&mut agent), [""; 0]);
     agent.on_stopped();
     agent.on_placed(placement(2, 0), now);

@@ -167,7 +167,8 @@ fn a_file_that_is_no_agents_memory_is_left_alone() {
 #[tokio::test]
 async fn memory_that_is_not_there_is_refused() {
     let board = Board::open(1).unwrap();
-    for wrong in ["", "1:2:3", "1:2:3:4", "1:2:3:4:128", "1:2:3:4:256:5", "a:b:c:d:256", "0:0:0:0:256", "1:2:3:-4:256"] {
+    for wrong in ["", "1:2:3", "1:2:3:4", "1:2:3:4:128", "1:2:3:4:256:5", "a:b:c:d:256", "0:0:0:0:256", "1:2:3:-4:256"]
+    {
         assert!(Steps::open(wrong).is_err(), "{wrong}");
     }
     let error = Steps::open(&board.variable(1)).unwrap_err();

@@ -118,6 +118,7 @@ class Membership:
                 self._group.watch(self.channel)
 
     def _begin(self, backend: str | None, timeout: timedelta | None) -> None:
+        READS.end()
         _refuse_an_import_by_multiprocessing()
         if self.saves:
             raise RuntimeError(
@@ -326,7 +327,7 @@ class Membership:
                 ) from None
             self._disconnected(error)
             return
-        if wrong := READS.end(dict(world.variables)):
+        if wrong := READS.other_than(world.variables):
             _log.warning(_decisions.READ_AS_STANDBY, ", ".join(wrong))
         self._enter(world)
         self.listeners.connected(self.channel)

@@ -37,10 +37,13 @@ class Reads:
 
         os.environ.__class__ = Noting
 
-    def end(self, place: Mapping[str, str]) -> list[str]:
-        """Return what was read and is otherwise in the place that this process has got, as ``NAME=value``."""
+    def end(self) -> None:
+        """The script has come to ``run``: nothing is noted from now on."""
         os.environ.__class__ = self._class
         os.environ.pop(STANDBY, None)
+
+    def other_than(self, place: Mapping[str, str]) -> list[str]:
+        """Return what was read and is otherwise in the place that this process has got, as ``NAME=value``."""
         return [f"{name}={value}" for name, value in sorted(self._values.items()) if place.get(name, value) != value]
 
 

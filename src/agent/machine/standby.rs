@@ -94,14 +94,14 @@ impl AgentMachine {
         }
     }
 
-    /// A standby has ended. `how` names it.
-    pub fn on_standby_ended(&mut self, slot: u32, how: &str) {
+    /// A standby has ended. `how` names it. `killed`: it was not its script that ended it.
+    pub fn on_standby_ended(&mut self, slot: u32, how: &str, killed: bool) {
         let Some(waited) = self.standbys.of.remove(&slot) else { return };
         if matches!(self.phase, Phase::Stopping { way: Way::Stop, .. } | Phase::Ended) {
             return;
         }
-        match waited {
-            true => self.warn(format!("{how} while it waited; another one is started with the next world")),
+        match waited || killed {
+            true => self.warn(format!("{how}; another one is started with the next world")),
             false => self.no_standbys(&format!("{how} before it reached `elastic_rs.elastic.run`")),
         }
     }

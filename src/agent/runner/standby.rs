@@ -11,7 +11,7 @@ use crate::agent::slots::Holder;
 use crate::channel::agent::FromWorker;
 use crate::rendezvous::conf::InPlace;
 use crate::rendezvous::messages::message::Placement;
-use crate::workers::{Copies, Group, Output, WorkerExit, WorkerSpec};
+use crate::workers::{Copies, ExitStatus, Group, Output, WorkerExit, WorkerSpec};
 
 /// The standbys that run, by slot.
 #[derive(Debug, Default)]
@@ -171,10 +171,8 @@ impl Runner {
                 let error_file = self.standbys.0.remove(&slot).and_then(|standby| standby.error_file);
                 let log = error_file.as_deref().and_then(|file| file.parent());
                 let log = log.map_or_else(String::new, |folder| format!("; its logs: {}", folder.display()));
-                self.machine.on_standby_ended(
-                    slot,
-                    &format!("the standby with pid {} has ended ({}{log})", exited.pid, exited.exit),
-                );
+                let how = format!("the standby with pid {} has ended ({}{log})", exited.pid, exited.exit);
+                self.machine.on_standby_ended(slot, &how, !matches!(exited.exit, ExitStatus::Code(_)));
             }
             Holder::Replaced => {}
         }
