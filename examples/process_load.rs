@@ -5,6 +5,7 @@
 //! `process_load starts COUNT`: start and kill groups of eight, and measure the time of each start.
 //! `process_load idle SECONDS`: run eight idle workers.
 
+use std::collections::BTreeSet;
 use std::env;
 use std::path::Path;
 use std::process::exit;
@@ -50,7 +51,7 @@ async fn exits(count: usize) {
     for _ in 0..count {
         let mut group = start(vec![worker(0, "sleep", &["1000"])]).await;
         let began = Instant::now();
-        group.pass_on(Signal::KILL, FirstSignal::Group);
+        group.pass_on(Signal::KILL, FirstSignal::Group, &BTreeSet::new());
         while let Some(event) = group.next_event().await {
             if let Event::Exited(exited) = event {
                 times.push((exited.at - began).as_secs_f64());

@@ -101,6 +101,10 @@ class Agent:
         """
         Answers ``join``: the join failed. The workers of an agent without a rank do not run.
         """
+    def no_standby(self, /, reason: str) -> None:
+        """
+        Answers ``start`` of a standby: it cannot be started, for this reason. There are no more.
+        """
     def placed(self, /, placement: Placement) -> None:
         """
         Answers ``join``.
@@ -1992,6 +1996,11 @@ class WorkerChannel:
         """
         Report that the worker's program cannot take the state that the others have. If all workers of its node are new, the node leaves
         the job, which costs the others no restart.
+        """
+    def until_quiet(self, /) -> None:
+        """
+        A peer has failed, and the process groups are about to be destroyed: wait until nothing passes on their sockets, for a second at
+        most. Another worker that receives a message from this one would not notice its end.
         """
     def wait_change(self, /) -> tuple[int, int]:
         """

@@ -39,7 +39,8 @@ pub enum Command {
         /// The workers to start.
         missing: BTreeSet<u32>,
     },
-    /// Start a standby of the round's program; answer with `on_standby_started` or `on_standby_not_started`.
+    /// Start a standby of the round's program; answer with `on_standby_started`,
+    /// `on_standby_not_started` or `on_no_room_for_standby`.
     StartStandby(Box<Placement>),
     /// A standby takes the place of a worker. It gets its world as those that were started ahead.
     Call {

@@ -170,4 +170,12 @@ mod tests {
         }
         assert!(of(&[]).iter().all(|(name, _)| VARIES.contains(name)), "a warm start allows for them");
     }
+
+    /// Its agent reads the error file that it has named first, and the memory of the slot.
+    #[test]
+    fn a_worker_keeps_what_its_agent_knows_it_by() {
+        assert!(KEEPS.iter().all(|name| VARIES.contains(name)));
+        assert!(KEEPS.contains(&"TORCHELASTIC_ERROR_FILE") && KEEPS.contains(&crate::steps::STEPS));
+        assert!(!["RANK", "LOCAL_RANK", "MASTER_PORT"].iter().any(|name| KEEPS.contains(name)));
+    }
 }

@@ -243,6 +243,7 @@ impl AgentMachine {
             self.end(Outcome::Succeeded);
             return;
         }
+        self.cancel_standby();
         self.commands.push(Command::Done(self.round()));
         self.use_whole_time();
         let limit = self.policy.exit_barrier_timeout;

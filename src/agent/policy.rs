@@ -102,7 +102,11 @@ impl AgentOptions {
             first_signal: self.first_signal,
             exit_barrier_timeout: self.exit_barrier_timeout,
             in_place: self.in_place != InPlace::Off,
-            standbys: if self.in_place == InPlace::Off { 0 } else { self.standbys.min(self.workers.local_world_size) },
+            standbys: if self.in_place == InPlace::Off || self.workers.virtual_local_rank {
+                0
+            } else {
+                self.standbys.min(self.workers.local_world_size)
+            },
             replaces_dying: self.in_place != InPlace::Nccl,
             saves_by_signal: self.notices.signal.is_some(),
             checks_health: self.health.is_some(),

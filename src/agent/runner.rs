@@ -19,8 +19,8 @@ use super::own_hangs::OwnHangs;
 use super::phases::Stopwatch;
 use super::policy::{AgentOptions, Outcome};
 use super::recovered::Disturbance;
-use super::slots::{Holder, Slots};
-use super::uninterruptible::{UninterruptibleWorker, UninterruptibleWorkers};
+use super::slots::Slots;
+use super::uninterruptible::UninterruptibleWorkers;
 use super::worker_group::{WorkerGroup, WorkerGroupEvent};
 use crate::channel::agent::Exchange;
 use crate::channel::message::World;
@@ -45,6 +45,7 @@ mod signals;
 mod standby;
 mod start;
 mod training;
+mod uninterruptible;
 
 use hang::Hangs;
 use look::Looking;
@@ -53,6 +54,7 @@ use replace::Ahead;
 pub use signals::Ear;
 use signals::Hearing;
 use standby::Standbys;
+use start::Start;
 pub use start::{Programs, START_PATIENCE};
 use training::Training;
 
@@ -75,17 +77,6 @@ pub enum Step {
     Barrier,
     /// The agent has ended.
     End(Box<Outcome>),
-}
-
-/// What the front end starts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Start {
-    /// Workers of a round.
-    Round,
-    /// Workers of the next round.
-    Ahead,
-    /// A standby in this slot.
-    Standby(u32),
 }
 
 /// Where workers may record their exceptions, by local rank.
@@ -181,7 +172,8 @@ impl Runner {
         policy.in_place &= exchange.is_some();
         standby::introduce(&options, policy.in_place);
         let slots = Slots::new(policy.workers, policy.standbys);
-        let training = Training::new(&options, slots.count(), session.is_some());
+        let mut training = Training::new(&options, slots.count(), session.is_some());
+        training.set_idle(slots.idle());
         let watches = look::listen(&options, session.is_some());
         let deadline = session.as_deref().and_then(deadline::hold);
         let is_own = session.as_ref().is_some_and(|session| !session.is_at_coordinator());
@@ -420,15 +412,12 @@ impl Runner {
         match event {
             Some(WorkerGroupEvent::Exited(exited)) => self.on_slot_exited(exited),
             Some(WorkerGroupEvent::Gone { local_rank: slot }) => self.on_slot_gone(slot),
-            Some(WorkerGroupEvent::Overdue { local_rank: slot, pid }) => {
-                if let Holder::Worker(local_rank) = self.slots.holder(slot) {
-                    self.dump(local_rank, pid);
-                }
-            }
+            Some(WorkerGroupEvent::Overdue { local_rank: slot, pid }) => self.on_slot_overdue(slot, pid),
             Some(WorkerGroupEvent::Reap { local_rank }) => self.steps.push_back(Step::Reap { local_rank }),
             None => {
                 self.worker_group = None;
                 self.slots.clear();
+                self.training.set_idle(self.slots.idle());
                 self.stopwatch.stopped(Instant::now());
                 self.machine.on_stopped();
             }
@@ -441,13 +430,7 @@ impl Runner {
             self.look_at_session(); // its guard has killed it: no failure
         }
         let WorkerExit { local_rank, pid, exit, at, late, .. } = exited;
-        let stderr_end = self
-            .worker_group
-            .as_ref()
-            .zip(self.slots.of(local_rank))
-            .map(|(group, slot)| group.stderr_end(slot))
-            .unwrap_or_default();
-        self.stderr_ends.insert(local_rank, stderr_end);
+        self.stderr_ends.insert(local_rank, self.stderr_end(local_rank));
         self.record_exit(&exited);
         self.note_exit(exited);
         if exit.is_success() {
@@ -484,22 +467,6 @@ impl Runner {
             self.on_view(&view);
         }
         news
-    }
-
-    fn look_for_uninterruptible(&mut self) {
-        if !self.machine.is_running() {
-            return;
-        }
-        let pids = self.pids();
-        for UninterruptibleWorker { local_rank, pid, slept } in self.uninterruptible.look(&pids, Instant::now()) {
-            let exit = format!("uninterruptible sleep for {slept:.0?}");
-            let message = "a hung device or file system holds it; a new worker on this host could not use it either";
-            self.machine.on_worker_failed(
-                self.failure(local_rank, pid, (exit, 1), message.to_owned()),
-                true,
-                Instant::now(),
-            );
-        }
     }
 }
 

@@ -39,9 +39,19 @@ impl Slots {
         self.count
     }
 
-    /// Whose this slot is, if it is used.
+    /// Whose this slot is, or was last.
     pub fn holder(&self, slot: u32) -> Holder {
-        self.held.get(&slot).copied().unwrap_or(Holder::Worker(slot))
+        let own = match self.of(slot) {
+            Some(of) if of == slot => Holder::Worker(slot),
+            _ => Holder::Replaced,
+        };
+        self.held.get(&slot).copied().unwrap_or(own)
+    }
+
+    /// The slots of no worker.
+    pub fn idle(&self) -> BTreeSet<u32> {
+        let workers: BTreeSet<_> = (0..self.workers).filter_map(|local_rank| self.of(local_rank)).collect();
+        (0..self.count).filter(|slot| !workers.contains(slot)).collect()
     }
 
     /// The slot of the worker with this local rank, if there is one.
@@ -68,10 +78,13 @@ impl Slots {
         Some(slot)
     }
 
-    /// The standby in this slot is the worker with this local rank from now on.
-    pub fn call(&mut self, slot: u32, local_rank: u32) {
-        if let Some(dying) = self.of(local_rank) {
+    /// The standby in this slot is the worker with this local rank from now on. `used`: the slots of processes of which anything is left.
+    pub fn call(&mut self, slot: u32, local_rank: u32, used: &BTreeSet<u32>) {
+        let before = self.of(local_rank);
+        if let Some(dying) = before.filter(|before| used.contains(before)) {
             self.held.insert(dying, Holder::Replaced);
+        } else if let Some(before) = before {
+            self.held.remove(&before);
         }
         self.held.insert(slot, Holder::Worker(local_rank));
     }
@@ -97,20 +110,35 @@ mod tests {
         assert_eq!((slots.of(1), slots.holder(1)), (Some(1), Holder::Worker(1)));
         let standby = slots.take_for_standby(&[0, 1].into()).unwrap();
         assert_eq!((standby, slots.holder(standby)), (2, Holder::Standby));
-        slots.call(standby, 1);
+        slots.call(standby, 1, &[0, 1, 2].into());
         assert_eq!((slots.of(1), slots.holder(1), slots.holder(2)), (Some(2), Holder::Replaced, Holder::Worker(1)));
         assert_eq!(slots.take_for_standby(&[0, 1, 2].into()), Some(3), "beside the one that dies");
         slots.free(1);
-        slots.call(3, 0);
+        assert_eq!(slots.holder(1), Holder::Replaced, "the end of its connection may be heard later");
+        assert_eq!(slots.idle(), [1, 3].into());
+        slots.call(3, 0, &[0, 2, 3].into());
         assert_eq!((slots.of(0), slots.of(1), slots.holder(0)), (Some(3), Some(2), Holder::Replaced));
         assert_eq!(slots.take_for_standby(&[0, 2, 3].into()), Some(1), "nobody's any more");
+    }
+
+    /// Nothing says once more that nothing is left of it.
+    #[test]
+    fn a_worker_of_which_nothing_is_left_keeps_no_slot() {
+        let mut slots = Slots::new(1, 1);
+        for _ in 0..5 {
+            let own = slots.of(0).unwrap();
+            let standby = slots.take_for_standby(&[own].into()).unwrap();
+            slots.free(own); // it has ended before the standby is called
+            slots.call(standby, 0, &[standby].into());
+            assert_eq!(slots.of(0), Some(standby));
+        }
     }
 
     #[test]
     fn a_worker_that_is_started_takes_no_slot_that_is_used() {
         let mut slots = Slots::new(2, 1);
         assert_eq!(slots.take(1, &[0].into()), 1);
-        slots.call(2, 1);
+        slots.call(2, 1, &[0, 1, 2].into());
         slots.free(2); // it has ended
         assert_eq!((slots.holder(1), slots.of(1)), (Holder::Replaced, None), "nobody has the local rank");
         assert_eq!(slots.take(1, &[0, 1].into()), 2);
@@ -123,7 +151,7 @@ mod tests {
         assert_eq!(slots.count(), 3);
         for (standby, used) in [(1, [0].as_slice()), (2, &[0, 1])] {
             assert_eq!(slots.take_for_standby(&used.iter().copied().collect()), Some(standby));
-            slots.call(standby, 0);
+            slots.call(standby, 0, &[0, 1, 2].into());
         }
         assert_eq!(slots.take_for_standby(&[0, 1, 2].into()), None);
         slots.clear();

@@ -3,7 +3,7 @@
 //! [`crate::workers::Group`] starts programs. `torch.multiprocessing` starts Python functions, whose processes only their parent
 //! can reap. They are handed over by their process ids, and the front end says how each has ended.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::future::{Future, poll_fn};
 use std::io::{self, IsTerminal};
 use std::os::fd::OwnedFd;
@@ -75,10 +75,10 @@ impl WorkerGroup {
         }
     }
 
-    /// Pass a signal on to all workers that have not ended. Nothing else follows.
-    pub(super) fn pass_on(&self, signal: Signal, to: FirstSignal) {
+    /// Pass a signal on to all workers that have not ended, not to those in the `idle` slots. Nothing else follows.
+    pub(super) fn pass_on(&self, signal: Signal, to: FirstSignal, idle: &BTreeSet<u32>) {
         match self {
-            Self::Spawned(Spawned(groups)) => groups.iter().for_each(|group| group.pass_on(signal, to)),
+            Self::Spawned(Spawned(groups)) => groups.iter().for_each(|group| group.pass_on(signal, to, idle)),
             Self::Adopted(adopted) => adopted.pass_on(signal, to),
         }
     }
@@ -98,10 +98,18 @@ impl WorkerGroup {
         }
     }
 
-    /// The process in this slot has the place of this spec from now on. Only of [`WorkerGroup::Spawned`].
-    pub(super) fn place(&self, slot: u32, spec: &WorkerSpec) {
+    /// Kill the groups of which nothing is left but what is in these slots, and give up what SIGKILL does not end. Only of
+    /// [`WorkerGroup::Spawned`].
+    pub(super) fn kill_idle(&mut self, idle: &BTreeSet<u32>) {
         if let Self::Spawned(Spawned(groups)) = self {
-            groups.iter().for_each(|group| group.place(slot, spec));
+            groups.iter_mut().filter(|group| group.pids().keys().all(|slot| idle.contains(slot))).for_each(Group::kill);
+        }
+    }
+
+    /// The process in this slot has the place of this spec from now on. `binds`: and its CPUs. Only of [`WorkerGroup::Spawned`].
+    pub(super) fn place(&self, slot: u32, spec: &WorkerSpec, binds: bool) {
+        if let Self::Spawned(Spawned(groups)) = self {
+            groups.iter().for_each(|group| group.place(slot, spec, binds));
         }
     }
 

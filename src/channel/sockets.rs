@@ -3,6 +3,10 @@
 //! gloo cannot abort a collective. But the collective fails at once when its connections are shut down, which another thread can do.
 //! Listening sockets are spared: gloo ends the process if one of them fails.
 //!
+//! gloo does not notice the end of a connection in the middle of a message that it receives, and the collective waits for ever. News of
+//! a failure come within a millisecond, when the others still send to one another. So the sockets are shut down once nothing passes on
+//! them any more: each waits for the one that has failed, or for one that does.
+//!
 //! gloo does not say which sockets are its own. They are those that were connected while it made a process group, and that it watches
 //! through an epoll set, with its listening socket. A store's client and a user's connections are not in such a set.
 //! Facts: `gloo/transport/tcp` (`loop.cc`, `pair.cc`, `listener.cc`), `proc_pid_fdinfo(5)`, `shutdown(2)`.
@@ -11,11 +15,21 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::time::{Duration, Instant};
 
 use rustix::fs::fstat;
 use rustix::net::sockopt::{socket_acceptconn, socket_type};
 use rustix::net::{Shutdown, SocketType, getpeername, shutdown};
+
+/// For how long nothing passes on the sockets before they are shut down.
+const QUIET: Duration = Duration::from_millis(10);
+/// How long that is waited for. They are shut down then in any case.
+pub(super) const QUIET_LIMIT: Duration = Duration::from_secs(1);
+/// How often that is looked at.
+pub(super) const QUIET_INTERVAL: Duration = Duration::from_millis(4);
+/// How often new sockets are looked for while a process group is made in a world in which a peer has failed.
+const LOOK_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Sockets by inode, which no two open sockets share.
 type Inodes = BTreeMap<u64, Socket>;
@@ -34,6 +48,8 @@ pub(super) struct Sockets {
     marks: BTreeMap<u64, BTreeSet<u64>>,
     last_mark: u64,
     guarded: Inodes,
+    /// Since when they are to be shut down.
+    failed_at: Option<Instant>,
 }
 
 impl Sockets {
@@ -76,15 +92,26 @@ impl Sockets {
     pub(super) fn release(&mut self) {
         self.marks.clear();
         self.guarded.clear();
+        self.failed_at = None;
     }
 
-    /// Shuts the sockets down. Returns whether another call is needed soon, since a process group is being made.
-    pub(super) fn shut_down(&mut self) -> bool {
+    /// Whether nothing has passed on the sockets for a while.
+    pub(super) fn is_quiet(&self) -> bool {
+        !self.guarded.iter().any(|(inode, socket)| is_busy(*inode, socket))
+    }
+
+    /// Shuts the sockets down. Returns when another call is needed: something still passes on them, or a process group is being made.
+    pub(super) fn shut_down(&mut self, now: Instant) -> Option<Duration> {
+        let failed_at = *self.failed_at.get_or_insert(now);
+        let waited = now.saturating_duration_since(failed_at);
+        if waited < QUIET_LIMIT && !self.is_quiet() {
+            return Some(QUIET_INTERVAL);
+        }
         for (inode, socket) in std::mem::take(&mut self.guarded) {
             shut(inode, &socket);
         }
         if self.marks.is_empty() {
-            return false;
+            return None;
         }
         // Whatever fails here, such as a want of descriptors, may succeed in the next call.
         for (inode, socket) in Open::look().map(|open| open.connected()).unwrap_or_default() {
@@ -92,8 +119,27 @@ impl Sockets {
                 shut(inode, &socket);
             }
         }
-        true
+        Some(LOOK_INTERVAL)
     }
+}
+
+/// Whether something has passed on a socket a moment ago.
+fn is_busy(inode: u64, socket: &Socket) -> bool {
+    let Some(info) = duplicate(socket.fd, inode).and_then(|same| tcp_info(&same)) else { return false };
+    u128::from(info.tcpi_last_data_sent.min(info.tcpi_last_data_recv)) < QUIET.as_millis()
+}
+
+/// What `tcp(7)` says of a socket.
+fn tcp_info(socket: &OwnedFd) -> Option<libc::tcp_info> {
+    // SAFETY: numbers, of which all bits may be zero.
+    let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };
+    let mut bytes = size_of::<libc::tcp_info>() as libc::socklen_t;
+    // SAFETY: the kernel writes at most so many bytes into it.
+    let got = unsafe {
+        let into = (&raw mut info).cast();
+        libc::getsockopt(socket.as_raw_fd(), libc::IPPROTO_TCP, libc::TCP_INFO, into, &raw mut bytes)
+    };
+    (got == 0).then_some(info)
 }
 
 /// Shuts a socket down, unless it was closed meanwhile and its descriptor is another's.
@@ -213,6 +259,28 @@ mod tests {
     use super::*;
 
     // `tests/agent/channel/sockets.rs` has the other tests. They shut sockets of their process down, so each has its own.
+
+    #[test]
+    fn a_socket_is_busy_until_nothing_has_passed_for_a_while() {
+        use std::io::{Read, Write};
+
+        let listener = std::net::TcpListener::bind((std::net::Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let mut one = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let mut other = listener.accept().unwrap().0;
+        let inode = fstat(&other).unwrap().st_ino;
+        let socket = Socket { fd: other.as_raw_fd(), peer: other.peer_addr().unwrap() };
+        let until = Instant::now() + Duration::from_secs(60);
+        // This thread may be held up for longer than that.
+        while !is_busy(inode, &socket) {
+            assert!(Instant::now() < until, "what passes is not seen");
+            one.write_all(b"x").unwrap();
+            other.read_exact(&mut [0]).unwrap();
+        }
+        while is_busy(inode, &socket) {
+            assert!(Instant::now() < until, "it is never quiet");
+        }
+        assert!(!is_busy(inode + 1, &socket), "it was closed, and the descriptor is another's");
+    }
 
     #[test]
     fn members_of_an_epoll_set_are_read_from_its_fdinfo() {

@@ -9,11 +9,12 @@ use std::future::{Future, poll_fn};
 use std::io;
 use std::process;
 use std::sync::Arc;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use super::checks::{Ended, News, Verdict};
 use super::message::{ToAgent, VERSION, World};
-use super::sockets::Sockets;
+use super::sockets::{QUIET_INTERVAL, QUIET_LIMIT, Sockets};
 use crate::processes::{forks, forks_now};
 use crate::steps::worker::{Owned, Steps};
 use crate::threads;
@@ -301,6 +302,20 @@ impl Channel {
     /// [`ChannelError::Sockets`], [`ChannelError::Forked`].
     pub fn guard_loops(&self, store_port: Option<u16>) -> Result<usize, ChannelError> {
         self.with_sockets(|sockets| sockets.guard_loops(store_port))
+    }
+
+    /// A peer has failed, and the process groups are about to be destroyed: wait until nothing passes on their sockets, for a second at
+    /// most. Another worker that receives a message from this one would not notice its end.
+    ///
+    /// # Errors
+    /// [`ChannelError::Forked`].
+    pub fn until_quiet(&self) -> Result<(), ChannelError> {
+        self.here()?;
+        let until = Instant::now() + QUIET_LIMIT;
+        while Instant::now() < until && !self.line.with_sockets(|sockets| sockets.is_quiet()) {
+            thread::sleep(QUIET_INTERVAL);
+        }
+        Ok(())
     }
 
     /// The worker leaves its world: all process groups are destroyed.

@@ -12,6 +12,8 @@ pub mod connect;
 #[cfg(feature = "io")]
 pub(crate) mod hidden_peer;
 #[cfg(feature = "io")]
+pub mod life;
+#[cfg(feature = "io")]
 pub mod listen;
 #[cfg(feature = "io")]
 pub mod local;

@@ -110,6 +110,9 @@ keys! {
     reconnect_grace: Duration = Duration::from_millis(500), Allowed::seconds(Least::ZERO, settings::LONGEST_GRACE),
         Scope::c10d("no connection stands for a node there. A node is lost when its lease at etcd ends, which is keep_alive_interval * \
             keep_alive_max_attempt");
+    /// 0: this process opens no port by which the coordinator knows that it has ended. Then that is known after `reconnect_grace`.
+    proof: Option<bool> = None, Allowed::Truth,
+        Scope::c10d("no connection stands for a node there. A node is lost when its lease at etcd ends");
     /// How long nodes carry on without the coordinator, or without etcd, before they fail.
     coordinator_timeout: Duration = Duration::from_secs(300), Allowed::ABOVE_ZERO;
     /// How long the process that hosts the coordinator, or the workers' store, stays at the end so that the other

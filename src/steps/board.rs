@@ -4,6 +4,7 @@
 //! paths below `/proc`, which the kernel grants to processes of the agent's user. So nothing is left in a file system when the agent
 //! is killed, and it does not matter how a worker was started.
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -31,6 +32,8 @@ pub struct Board {
     /// Workers open it for themselves. It is kept so that the bell does not end.
     button: OwnedFd,
     deaths: Arc<Deaths>,
+    /// The memory of no worker.
+    idle: BTreeSet<u32>,
     /// The round, and since when its workers can have made a step.
     round: u64,
     since_ns: u64,
@@ -50,7 +53,12 @@ impl Board {
         // SAFETY: an owned descriptor stays open and the same for as long as it is owned, as required.
         let bell = unsafe { AsyncFd::register_with_interest(bell, Interest::READABLE) }?;
         let deaths = Arc::new(Deaths::map(&memory, workers)?);
-        Ok(Self { memory, workers, bell, button, deaths, round: 0, since_ns: u64::MAX })
+        Ok(Self { memory, workers, bell, button, deaths, idle: BTreeSet::new(), round: 0, since_ns: u64::MAX })
+    }
+
+    /// What is in the memory of these counts for nothing: nobody is there, or no worker.
+    pub fn set_idle(&mut self, idle: BTreeSet<u32>) {
+        self.idle = idle;
     }
 
     /// By what the deaths of these workers are known early.
@@ -139,7 +147,7 @@ impl Board {
     }
 
     fn slots(&self) -> impl Iterator<Item = Slot> {
-        (0..u64::from(self.workers)).filter_map(|worker| {
+        (0..self.workers).filter(|worker| !self.idle.contains(worker)).map(u64::from).filter_map(|worker| {
             let mut bytes = [0; MUTEX_AT];
             // It is as long as it was made.
             self.memory.read_exact_at(&mut bytes, worker * SLOT_BYTES as u64).ok()?;

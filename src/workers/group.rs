@@ -125,16 +125,16 @@ impl Group {
         }
     }
 
-    /// Pass a signal on to all workers that have not ended, as SIGUSR1 to save a checkpoint. Nothing else follows.
-    pub fn pass_on(&self, signal: Signal, to: FirstSignal) {
+    /// Pass a signal on to all workers but these that have not ended, as SIGUSR1 to save a checkpoint. Nothing else follows.
+    pub fn pass_on(&self, signal: Signal, to: FirstSignal, except: &BTreeSet<u32>) {
         let order = match to {
             FirstSignal::Leader => Order::PassOn(signal.0),
             FirstSignal::Group => Order::Signal(signal.0),
         };
         self.members
-            .values()
-            .filter(|member| member.guard.is_none() && !member.gone)
-            .for_each(|member| member.order(order));
+            .iter()
+            .filter(|(number, member)| member.guard.is_none() && !member.gone && !except.contains(number))
+            .for_each(|(_, member)| member.order(order));
     }
 
     /// Begins to stop all workers. [`next_event`](Self::next_event) carries it out. During a stop it has no effect.
@@ -159,9 +159,9 @@ impl Group {
         }
     }
 
-    /// The worker `number` has the place of this spec from now on: streams that the agent copies are shown as it says, and if it has another
-    /// number, the CPUs are its CPUs.
-    pub fn place(&self, number: u32, spec: &WorkerSpec) {
+    /// The worker `number` has the place of this spec from now on: streams that the agent copies are shown as it says. `binds`: to its
+    /// CPUs, too.
+    pub fn place(&self, number: u32, spec: &WorkerSpec, binds: bool) {
         let Some(member) = self.members.get(&number) else { return };
         if let Some(logs) = &self.logs {
             let shown = [&spec.stdout, &spec.stderr].map(|output| Shown {
@@ -170,9 +170,7 @@ impl Group {
             });
             logs.show(number, shown);
         }
-        if number != spec.local_rank
-            && let Err(error) = bind_threads(member.pid, &spec.cpus)
-        {
+        if binds && let Err(error) = bind_threads(member.pid, &spec.cpus) {
             tracing::warn!(pid = member.pid, %error, "a worker that has taken another's place is not bound to that one's CPUs");
         }
     }

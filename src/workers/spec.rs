@@ -8,7 +8,7 @@ use std::path::PathBuf;
 /// One worker: the program, its environment and its streams.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WorkerSpec {
-    /// Its number on this node, from 0: its local rank. It names the worker in events.
+    /// Its number on this node, from 0, which names the worker in events: its local rank, or the slot of its process.
     pub local_rank: u32,
     /// The program. A name without a slash is searched in the `PATH` of [`env`](Self::env).
     pub program: OsString,

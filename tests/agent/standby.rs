@@ -97,8 +97,15 @@ fn a_device_has_no_memory_for_two() {
     agent.on_standby_waits(2, true);
     acts(&mut agent);
     assert_eq!(dies(&mut agent, now), [Command::Report(Box::new(killed(1)))]);
+    agent.on_interrupted(Round(1), "rank 1 failed; restart 1 of 3", now);
+    agent.on_worker_parked(0, commands::held(Some(4)));
+    assert_eq!(acts(&mut agent), [], "the join waits for what is left of the dead");
     agent.on_worker_gone(1);
-    assert_eq!(acts(&mut agent), [call(2, 1)]);
+    assert_eq!(
+        acts(&mut agent),
+        [call(2, 1), commands::join_with(&[(0, Some(4))])],
+        "the last to go is replaced as well"
+    );
 }
 
 #[test]
@@ -111,20 +118,16 @@ fn the_one_that_waits_is_called_before_the_one_that_is_on_its_way() {
     assert!(dies(&mut agent, now).contains(&call(3, 1)));
 }
 
+/// It may not get there, or its script may fail.
 #[test]
-fn one_that_is_on_its_way_is_still_further_than_a_new_worker() {
+fn one_that_is_on_its_way_is_not_called() {
     let now = Instant::now();
     let mut agent = running(policy(1));
     agent.on_standby_started(2);
     acts(&mut agent);
-    assert!(dies(&mut agent, now).contains(&call(2, 1)));
-    agent.on_interrupted(Round(1), "", now);
-    agent.on_worker_parked(0, commands::held(Some(4)));
-    agent.on_placed(placement(2, 3), now);
-    agent.on_started();
-    assert!(!acts(&mut agent).contains(&Command::SendPlacement { local_rank: 1 }));
-    agent.on_worker_attends(1);
-    assert!(acts(&mut agent).contains(&Command::SendPlacement { local_rank: 1 }));
+    assert!(!dies(&mut agent, now).iter().any(|did| matches!(did, Command::Call { .. })));
+    agent.on_worker_gone(1);
+    assert!(acts(&mut agent).iter().any(|did| matches!(did, Command::Replace { .. })), "as without a standby");
 }
 
 #[test]
@@ -149,6 +152,42 @@ fn one_that_ends_while_it_waits_is_replaced_with_the_next_world() {
     );
     let now = Instant::now();
     assert!(!dies(&mut agent, now).iter().any(|did| matches!(did, Command::Call { .. })));
+}
+
+/// Its connection ends before it does.
+#[test]
+fn one_that_has_waited_and_exits_is_no_script_that_does_not_get_there() {
+    let mut agent = with(1);
+    agent.on_standby_waits(2, false);
+    agent.on_standby_ended(2, "the standby with pid 7 has ended (exit code 1)", false);
+    assert!(warnings(&mut agent)[0].ends_with("another one is started with the next world"));
+}
+
+#[test]
+fn a_second_worker_that_dies_in_the_same_change_gets_a_standby_too() {
+    let now = Instant::now();
+    let mut agent = with(2);
+    assert!(dies(&mut agent, now).contains(&call(2, 1)));
+    agent.on_interrupted(Round(1), "rank 1 failed; restart 1 of 3", now);
+    acts(&mut agent);
+    agent.on_worker_exited_badly(killed(0), now);
+    let did = acts(&mut agent);
+    assert!(did.contains(&call(3, 0)), "{did:?}");
+}
+
+/// Workers that were restarted are not there yet.
+#[test]
+fn nothing_is_said_of_a_script_that_has_not_come_so_far() {
+    let now = Instant::now();
+    let mut agent = with(1);
+    agent.on_fenced(Round(1), "cut off", now);
+    agent.on_stopped();
+    agent.on_placed(placement(2, 0), now);
+    agent.on_started();
+    acts(&mut agent);
+    agent.on_worker_exited_badly(killed(1), now);
+    agent.on_failure_message(1, String::new(), true);
+    assert!(!warnings(&mut agent).iter().any(|text| text.contains("process group")));
 }
 
 #[test]

@@ -336,3 +336,32 @@ fn no_more_than_a_thousand_ended_runs_are_remembered() {
     assert!(bench.machine.run("ended 49").is_none() && bench.machine.run("ended 50").is_some(), "the oldest go first");
     assert_eq!(bench.run().nodes().count(), 2, "a run with nodes is kept");
 }
+
+#[test]
+fn a_node_whose_process_has_ended_has_no_grace_to_come_back() {
+    let settings = Settings { reconnect_grace: 60 * SECOND, settle_timeout: 5 * SECOND, ..Settings::new(1, 3) };
+    let mut bench = Bench::new();
+    for node in 1..=3 {
+        bench.greet(node, hello(node, &settings), node as u8);
+        bench.send(node, join(0));
+    }
+    let before = bench.notes.len();
+    let dies = |bench: &mut Bench, node| {
+        bench.machine.on_dead("job", NodeId(node), bench.now);
+        bench.take();
+    };
+    dies(&mut bench, 3);
+    dies(&mut bench, 77);
+    assert_eq!(bench.run().standing(), Standing::Undisturbed, "it is connected, or unknown");
+    assert_eq!(bench.machine.node_of(SessionId(3)), Some(("job".to_owned(), NodeId(3))));
+    bench.machine.on_disconnected(SessionId(3), bench.now);
+    bench.take();
+    assert_eq!(bench.run().standing(), Standing::Undisturbed, "it may come back");
+    dies(&mut bench, 3);
+    let lost = "10.0.0.3 (host:3) is lost: its process has ended";
+    bench.noted_once(before, &format!("round 1 is interrupted: {lost}"));
+    assert_eq!(bench.run().standing(), Standing::Reforming);
+    let known = bench.notes.len();
+    dies(&mut bench, 3);
+    assert_eq!(bench.notes.len(), known, "it is said once");
+}

@@ -392,6 +392,11 @@ impl Agent {
         }
     }
 
+    /// Answers ``start`` of a standby: it cannot be started, for this reason. There are no more.
+    fn no_standby(&self, reason: &str) {
+        self.runner.blocking_lock().not_started(0, reason);
+    }
+
     /// Answers ``start``: supervise these children of the calling process, which has started them.
     #[pyo3(signature = (pids: "dict[int, int]", *, error_files: "dict[int, str]"))]
     fn adopt(&self, pids: BTreeMap<u32, u32>, error_files: ErrorFiles) -> PyResult<()> {

@@ -163,6 +163,12 @@ impl WorkerChannel {
         detach(py, || self.0.guard_loops(store_port)).map_err(|error| raise(&error))
     }
 
+    /// A peer has failed, and the process groups are about to be destroyed: wait until nothing passes on their sockets, for a second at
+    /// most. Another worker that receives a message from this one would not notice its end.
+    fn until_quiet(&self, py: Python<'_>) -> PyResult<()> {
+        detach(py, || self.0.until_quiet()).map_err(|error| raise(&error))
+    }
+
     /// The worker leaves its world: all process groups are destroyed.
     fn release_sockets(&self, py: Python<'_>) -> PyResult<()> {
         detach(py, || self.0.release_sockets()).map_err(|error| raise(&error))

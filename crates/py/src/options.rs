@@ -3,6 +3,7 @@
 #![expect(clippy::too_many_arguments, reason = "constructors that are generated: one named argument for each field")]
 
 use std::ffi::OsString;
+use std::net::Ipv4Addr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -73,6 +74,7 @@ impl NodeOptions {
         let hello = Hello {
             in_place: self.in_place() != InPlace::Off,
             reports_steps: self.config.0.agent == Agent::Rust,
+            life_at: (self.config.0.proof != Some(false)).then_some((Ipv4Addr::UNSPECIFIED, 0).into()),
             interfaces: wants_members.then(|| interface_addresses().into_iter().take(INTERFACES_LIMIT).collect()),
             local_addr: self.local_addr.clone(),
             node_rank: self.config.0.node_rank,

@@ -61,8 +61,8 @@ class LaunchConfig:
             started only after its end; or ``group``, all at once. None: ``leader`` for a script, else ``group``.
         in_place: which process groups let workers survive a change of the world: ``off``, ``gloo``, ``nccl``. None:
             ``gloo``. Programs alone.
-        standby: how many processes of this node run the script up to its ``elastic.run``, and take the place of a worker
-            that fails; each takes the memory of a worker. None: none. Programs alone.
+        standby: how many processes of this node run the script up to its ``elastic.run``, and take the place of a
+            worker that fails; each takes the memory of a worker. None: none. Programs alone.
         hang: what happens when the training hangs: ``report`` (it is said which rank the others wait for), ``restart``
             (its workers are restarted as well), ``off`` (nobody looks). None: ``report``.
         hang_timeout: after how long without progress it hangs, from 1 s to a day. None: learnt from its steps.

@@ -157,6 +157,9 @@ def _begin(request: SpawnRequest, before: Before, program: Program) -> None:
     env = request.env | _changes(before.env, request.env)
     os.environ.clear()
     os.environ.update({name: value for name, value in env.items() if value is not None})
+    standby = sys.modules.get("elastic_rs.elastic._standby")  # imported before the variables were there
+    if standby is not None:
+        standby.READS.begin()
     request.show()
     program.show(request.argv)
     for stream in before.streams:

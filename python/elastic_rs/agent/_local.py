@@ -55,6 +55,9 @@ from elastic_rs.rendezvous._node_handler import NodeHandler
 
 logger = logging.getLogger("elastic_rs.agent")
 
+TIMER_FILE = "TORCHELASTIC_TIMER_FILE"
+"""Where workers find PyTorch's watchdog, if there is one."""
+
 
 def _script_of(spec: WorkerSpec) -> str:
     """Return the name of what workers run, as ``_get_entrypoint_name`` in torch's ``launcher/api.py``."""
@@ -159,6 +162,7 @@ class LocalElasticAgent(TorchLocalElasticAgent):
         self._returncode: int | None = None
         self._handlers: Any = None
         self._generation = 0
+        self._watchdog: dict[str, str] = {}
         if self._handler is not None:
             self._handler.serve_agent(spec.role, spec.local_world_size, spec.max_restarts, _script_of(spec))
 
@@ -314,8 +318,11 @@ class LocalElasticAgent(TorchLocalElasticAgent):
                     if step.placement.round != self._generation:  # these workers are started before the join
                         self._end_helpers()
                         self._take(step.placement)
-                self._start(agent)
-                self._enter(WorkerState.HEALTHY)
+                if agent.starts_standby:
+                    self._start_standby(agent)
+                else:
+                    self._start(agent)
+                    self._enter(WorkerState.HEALTHY)
             case "reap":
                 assert step.local_rank is not None
                 assert self._functions is not None
@@ -375,6 +382,13 @@ class LocalElasticAgent(TorchLocalElasticAgent):
         group.master_addr = spec.master_addr or placement.master_addr
         group.master_port = spec.master_port or placement.master_port
 
+    def _start_standby(self, agent: Agent) -> None:
+        """Start a standby. Whatever a user's code says to that, the workers go on."""
+        try:
+            self._start(agent)
+        except Exception as error:  # noqa: BLE001 - of the user's LogsSpecs, or a full disk
+            agent.no_standby(f"{type(error).__name__}: {error}")
+
     @measured("LocalElasticAgent._start_workers")
     def _start(self, agent: Agent) -> None:
         group = self._group
@@ -382,9 +396,14 @@ class LocalElasticAgent(TorchLocalElasticAgent):
         envs = agent.environments()
         for env in envs.values():  # a user may have given others than the round's
             env["MASTER_ADDR"], env["MASTER_PORT"] = group.master_addr, str(group.master_port)
-        if not agent.starts_standby:
+        if agent.starts_standby:  # its watchdog is that of the round's workers
+            for env in envs.values():
+                env.update(self._watchdog)
+        else:
             self._setup_local_watchdog(envs=envs)
             self._setup_healthcheck()
+            timer_files = [env[TIMER_FILE] for env in envs.values() if TIMER_FILE in env]
+            self._watchdog = {TIMER_FILE: timer_files[0]} if timer_files else {}
         prefixes = line_prefixes(self._log_line_prefix_template, spec.role, group.workers)
         generation = Generation(spec, ByGeneration(self._logs_specs, agent.attempt), envs, prefixes)
         if isinstance(spec.entrypoint, str):

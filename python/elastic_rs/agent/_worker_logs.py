@@ -37,7 +37,10 @@ class ByGeneration(LogsSpecs):
         """The folder of this agent's logs, once it is known. None: there is none, or its place is not PyTorch's."""
 
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
-        """Return the destinations for one attempt. The specs get its name as the restart count: a number, from 0."""
+        """Return the destinations for one attempt. The specs get its name as the restart count.
+
+        That is a number, from 0, and for a standby ``0.standby_2``.
+        """
         # The specs add to the environments, so they get no copies.
         before = {rank: {name: env[name] for name in (COUNT, RUN_ID) if name in env} for rank, env in envs.items()}
         for env in envs.values():

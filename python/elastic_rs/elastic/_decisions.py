@@ -38,8 +38,8 @@ RESTARTED_FOR_NCCL = (
     "which was run on one GPU, and never on several (docs/gpu.md)"
 )
 READ_AS_STANDBY = (
-    "this worker was a standby until now, and its script has read %s before elastic.run, which is another worker's place: "
-    "what it has made of that is wrong here; read them in the function that elastic.run calls"
+    "this worker was a standby until now, and its script has read %s before elastic.run, which is another worker's "
+    "place: what it has made of that is wrong here; read them in the function that elastic.run calls"
 )
 WATCHDOG = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 NCCL_VARIABLES = (WATCHDOG, "TORCH_NCCL_ENABLE_MONITORING")

@@ -256,6 +256,8 @@ class Membership:
     def leave(self, *, failed: bool) -> None:
         """Leave the world: end its process group. If it has failed, a peer may still be in one of its collectives."""
         assert self._group is not None
+        if failed and self.channel is not None:
+            self.channel.until_quiet()
         self._group.end(failed=failed)
         if self.channel is not None:
             self.channel.release_sockets()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Iterator, Mapping
 
 STANDBY = "ELASTIC_RS_STANDBY"
 PLACE = frozenset(
@@ -27,13 +28,22 @@ class Reads:
         if not os.environ.get(STANDBY):
             return
         values, plain = self._values, self._class
+        copied: deque[str] = deque()  # names that were listed, and are read in this order by who copies all of them
 
         class Noting(plain):  # type: ignore[misc, valid-type]
             def __getitem__(self, name: str) -> str:
                 value: str = super().__getitem__(name)
-                if name in PLACE:
+                if copied and copied[0] == name:
+                    copied.popleft()
+                elif name in PLACE:
                     values[name] = value
                 return value
+
+            def __iter__(self) -> Iterator[str]:
+                names = list(super().__iter__())
+                copied.clear()
+                copied.extend(names)
+                return iter(names)
 
         os.environ.__class__ = Noting
 

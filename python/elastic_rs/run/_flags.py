@@ -311,8 +311,9 @@ def _add_endings(section: Section) -> None:
         own=True,
         default=None,
         metavar="N",
-        help="how many processes of this node run the script up to elastic_rs.elastic.run, and take the place of a worker that "
-        "fails, at most one for each worker; each takes the memory of a worker: the same as --rdzv-conf standby=... (0)",
+        help="how many processes of this node run the script up to elastic_rs.elastic.run, and take the place of a "
+        "worker that fails, at most one for each worker; each takes the memory of a worker: the same as --rdzv-conf "
+        "standby=... (0)",
     )
     add(
         "--hang",

@@ -54,6 +54,7 @@ impl AgentMachine {
         } else {
             self.take_failure(failure, now);
         }
+        self.call_standbys();
     }
 
     /// A worker has ended. Its words are to be collected if that is the first failure.

@@ -188,6 +188,7 @@ impl AgentMachine {
     pub fn on_worker_gone(&mut self, local_rank: u32) {
         if let Some(worker_state) = self.worker_states.of.get_mut(&local_rank) {
             *worker_state = WorkerState::Missing;
+            self.call_standbys(); // the join does not wait for those that are started
             self.look_at_parked();
             self.start_missing_ahead();
         }

@@ -14,12 +14,20 @@ use crate::rendezvous::messages::message::Placement;
 /// The standbys of a node.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Standbys {
-    /// By slot: whether it waits for a place.
-    of: BTreeMap<u32, bool>,
+    /// By slot.
+    of: BTreeMap<u32, Standby>,
     /// A start was asked for, and has not been answered.
     asked: bool,
     /// No more are started, for a reason that was said.
     over: bool,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Standby {
+    /// It is connected, and waits for a place.
+    waits: bool,
+    /// It has come so far.
+    has_waited: bool,
 }
 
 impl Standbys {
@@ -34,11 +42,10 @@ impl Standbys {
         self.asked = false;
     }
 
-    /// The one that is furthest.
-    fn take(&mut self) -> Option<(u32, bool)> {
-        let slot =
-            self.of.iter().find(|(_, waits)| **waits).or_else(|| self.of.iter().next()).map(|(slot, _)| *slot)?;
-        self.of.remove_entry(&slot)
+    /// One that waits. One that is on its way may not get there.
+    fn take(&mut self) -> Option<u32> {
+        let slot = self.of.iter().find(|(_, standby)| standby.waits).map(|(slot, _)| *slot)?;
+        self.of.remove(&slot).map(|_| slot)
     }
 }
 
@@ -69,7 +76,7 @@ impl AgentMachine {
     /// A standby runs.
     pub fn on_standby_started(&mut self, slot: u32) {
         self.standbys.asked = false;
-        self.standbys.of.insert(slot, false);
+        self.standbys.of.insert(slot, Standby::default());
         self.start_standbys();
     }
 
@@ -82,25 +89,27 @@ impl AgentMachine {
     /// There is no room for a standby while others that were replaced end. The next world may have one.
     pub fn on_no_room_for_standby(&mut self) {
         self.standbys.asked = false;
+        self.log(
+            "no standby is started in this world: the workers that others have replaced have not ended yet".to_owned(),
+        );
     }
 
     /// Whether a standby is connected, and waits for a place.
     pub fn on_standby_waits(&mut self, slot: u32, waits: bool) {
-        if let Some(known) = self.standbys.of.get_mut(&slot)
-            && std::mem::replace(known, waits) != waits
-            && waits
-        {
+        let Some(standby) = self.standbys.of.get_mut(&slot) else { return };
+        standby.waits = waits;
+        if waits && !std::mem::replace(&mut standby.has_waited, true) {
             self.log("a standby waits for the place of a worker that fails".to_owned());
         }
     }
 
     /// A standby has ended. `how` names it. `killed`: it was not its script that ended it.
     pub fn on_standby_ended(&mut self, slot: u32, how: &str, killed: bool) {
-        let Some(waited) = self.standbys.of.remove(&slot) else { return };
+        let Some(Standby { has_waited, .. }) = self.standbys.of.remove(&slot) else { return };
         if matches!(self.phase, Phase::Stopping { way: Way::Stop, .. } | Phase::Ended) {
             return;
         }
-        match waited || killed {
+        match has_waited || killed {
             true => self.warn(format!("{how}; another one is started with the next world")),
             false => self.no_standbys(&format!("{how} before it reached `elastic_rs.elastic.run`")),
         }
@@ -121,6 +130,11 @@ impl AgentMachine {
             return;
         }
         if !self.worker_states.no_process_group {
+            let has_said =
+                |worker_state| matches!(worker_state, WorkerState::Attends { .. } | WorkerState::Parked { .. });
+            if !self.worker_states.any(has_said) {
+                return; // none has come so far in this world
+            }
             return self.no_standbys("the script makes its process group itself, into which a standby would come");
         }
         // The memory of a device is needed anew, and is free when nothing is left of the one that had it.
@@ -131,10 +145,13 @@ impl AgentMachine {
         };
         let tried = &self.worker_states.tried;
         let open: Vec<_> = self.worker_states.which(is_open).filter(|rank| !tried.contains(rank)).collect();
+        if open.is_empty() {
+            return;
+        }
         for local_rank in open {
-            let Some((standby, waits)) = self.standbys.take() else { break };
+            let Some(standby) = self.standbys.take() else { break };
             self.worker_states.tried.insert(local_rank);
-            self.worker_states.of.insert(local_rank, WorkerState::Ahead { waits });
+            self.worker_states.of.insert(local_rank, WorkerState::Ahead { waits: true });
             self.commands.push(Command::Call { standby, local_rank });
         }
         self.look_at_parked();

@@ -107,10 +107,10 @@ impl Runner {
         }
         let (mut started, survive): (Vec<_>, Vec<_>) =
             specs.into_iter().partition(|spec| self.missing.contains(&spec.local_rank));
-        if let (Some(worker_group), false) = (&self.worker_group, replaces) {
+        if !replaces {
             for spec in survive {
                 let slot = self.slots.of(spec.local_rank);
-                slot.into_iter().for_each(|slot| worker_group.place(slot, &spec));
+                slot.into_iter().for_each(|slot| self.place(slot, &spec));
             }
         }
         let mut used = self.used_slots();
@@ -119,6 +119,7 @@ impl Runner {
             used.insert(slot);
             self.take_slot(slot, spec);
         }
+        self.training.set_idle(self.slots.idle());
         started
     }
 

@@ -176,7 +176,7 @@ impl Runner {
         let prefix = self.log_prefix();
         match (self.hearing.preempt_signal, &self.worker_group) {
             (Some(signal), Some(worker_group)) => {
-                worker_group.pass_on(signal, self.hearing.to);
+                worker_group.pass_on(signal, self.hearing.to, &self.slots.idle());
                 tracing::warn!("{prefix}the workers get {signal}, to save: {reason}");
             }
             _ => tracing::info!("{prefix}members leave: {reason}"),
@@ -206,7 +206,7 @@ impl Runner {
         let prefix = self.log_prefix();
         match &self.worker_group {
             Some(worker_group) => {
-                worker_group.pass_on(signal, self.hearing.to);
+                worker_group.pass_on(signal, self.hearing.to, &self.slots.idle());
                 tracing::info!("{prefix}received {signal}: passed on to the workers{from}");
             }
             None => tracing::warn!("{prefix}received {signal}: no worker runs that could get it{from}"),

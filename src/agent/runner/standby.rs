@@ -11,11 +11,15 @@ use crate::agent::slots::Holder;
 use crate::channel::agent::FromWorker;
 use crate::rendezvous::conf::InPlace;
 use crate::rendezvous::messages::message::Placement;
-use crate::workers::{Copies, ExitStatus, Group, Output, WorkerExit, WorkerSpec};
+use crate::workers::{Copies, ExitStatus, Group, Output, StderrEnd, WorkerExit, WorkerSpec};
 
-/// The standbys that run, by slot.
+/// The standbys of a node, by slot.
 #[derive(Debug, Default)]
-pub(super) struct Standbys(BTreeMap<u32, Standby>);
+pub(super) struct Standbys {
+    running: BTreeMap<u32, Standby>,
+    /// Those that were called, and have not got the CPUs of their places.
+    called: BTreeSet<u32>,
+}
 
 #[derive(Debug)]
 struct Standby {
@@ -35,6 +39,10 @@ pub(super) fn introduce(options: &AgentOptions, can_change_in_place: bool) {
     };
     match standbys {
         0 => {}
+        _ if workers.virtual_local_rank => tracing::warn!(
+            "[{run_id}] --standby={standbys} has no effect with --virtual-local-rank: a process sees the GPU of one worker alone, and a standby \
+             could become any"
+        ),
         _ if !can_change_in_place => tracing::warn!(
             "[{run_id}] --standby={standbys} has no effect: the workers of this node cannot change in place (--in-place, or another agent or \
              backend), so a standby could not take the place of one that fails"
@@ -77,7 +85,10 @@ impl Runner {
     /// Have a standby started.
     pub(super) fn ask_for_standby(&mut self, placement: Box<Placement>) {
         match self.slots.take_for_standby(&self.used_slots()) {
-            Some(slot) => self.ask_for_start(Start::Standby(slot), placement),
+            Some(slot) => {
+                self.training.set_idle(self.slots.idle());
+                self.ask_for_start(Start::Standby(slot), placement);
+            }
             None => self.machine.on_no_room_for_standby(),
         }
     }
@@ -104,7 +115,14 @@ impl Runner {
     /// Start a standby.
     pub(super) async fn start_standby(&mut self, programs: Programs<'_>) {
         let Programs { specs, mut filters, consoles, mut error_files, template } = programs;
+        let same = specs.windows(2).all(|pair| pair[0].args == pair[1].args);
         let Some((slot, spec)) = self.standby_to_start().zip(specs.into_iter().next_back()) else { return };
+        if !same {
+            self.start_answered();
+            return self
+                .machine
+                .on_standby_not_started("the script's arguments have ${local_rank}, which it does not know yet");
+        }
         let error_file = error_files.remove(&spec.local_rank);
         let spec = self.as_standby(slot, spec);
         filters.progress = self.training.progress_log();
@@ -112,7 +130,7 @@ impl Runner {
         match self.while_starting(Group::start_from(origin, vec![spec], filters, consoles)).await {
             Some(Ok(group)) => {
                 let pid = group.pids().remove(&slot).unwrap_or_default();
-                self.standbys.0.insert(slot, Standby { pid, error_file });
+                self.standbys.running.insert(slot, Standby { pid, error_file });
                 self.start = Start::Round; // the slot is the standby's now
                 self.start_answered();
                 self.add(group.into());
@@ -152,8 +170,10 @@ impl Runner {
 
     /// A standby takes the place of a worker.
     pub(super) fn call(&mut self, slot: u32, local_rank: u32) {
-        self.slots.call(slot, local_rank);
-        let Some(Standby { pid, error_file }) = self.standbys.0.remove(&slot) else { return };
+        self.slots.call(slot, local_rank, &self.used_slots());
+        self.training.set_idle(self.slots.idle());
+        let Some(Standby { pid, error_file }) = self.standbys.running.remove(&slot) else { return };
+        self.standbys.called.insert(slot);
         self.note_ahead(pid, error_file.map(|file| (local_rank, file)));
         tracing::info!(
             target: "elastic_rs::agent",
@@ -168,7 +188,7 @@ impl Runner {
             Holder::Worker(local_rank) => self.on_exited(WorkerExit { local_rank, ..exited }),
             Holder::Standby => {
                 let slot = exited.local_rank;
-                let error_file = self.standbys.0.remove(&slot).and_then(|standby| standby.error_file);
+                let error_file = self.standbys.running.remove(&slot).and_then(|standby| standby.error_file);
                 let log = error_file.as_deref().and_then(|file| file.parent());
                 let log = log.map_or_else(String::new, |folder| format!("; its logs: {}", folder.display()));
                 let how = format!("the standby with pid {} has ended ({}{log})", exited.pid, exited.exit);
@@ -178,10 +198,25 @@ impl Runner {
         }
     }
 
+    /// Where to read a worker's last words.
+    pub(super) fn stderr_end(&self, local_rank: u32) -> StderrEnd {
+        let both = self.worker_group.as_ref().zip(self.slots.of(local_rank));
+        both.map(|(worker_group, slot)| worker_group.stderr_end(slot)).unwrap_or_default()
+    }
+
+    /// A process that was asked to end has not.
+    pub(super) fn on_slot_overdue(&self, slot: u32, pid: u32) {
+        if let Holder::Worker(local_rank) = self.slots.holder(slot) {
+            self.dump(local_rank, pid);
+        }
+    }
+
     /// Nothing is left of a process.
     pub(super) fn on_slot_gone(&mut self, slot: u32) {
         let holder = self.slots.holder(slot);
         self.slots.free(slot);
+        self.standbys.called.remove(&slot);
+        self.expect_workers(); // what its connections still say is nobody's
         if let Holder::Worker(local_rank) = holder {
             self.machine.on_worker_gone(local_rank);
         }
@@ -206,8 +241,13 @@ impl Runner {
 
     /// The work is over: nothing waits for standbys to end by themselves.
     pub(super) fn kill_standbys(&mut self) {
-        if let Some(worker_group) = &mut self.worker_group {
-            self.standbys.0.keys().for_each(|slot| worker_group.kill_slot(*slot));
-        }
+        let idle = self.slots.idle();
+        self.worker_group.iter_mut().for_each(|worker_group| worker_group.kill_idle(&idle));
+    }
+
+    /// A process has the place of this spec. One that has just got it is bound to the CPUs of the place.
+    pub(super) fn place(&mut self, slot: u32, spec: &WorkerSpec) {
+        let binds = self.standbys.called.remove(&slot);
+        self.worker_group.iter().for_each(|worker_group| worker_group.place(slot, spec, binds));
     }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::future::Future;
 use std::time::{Duration, Instant};
 
-use super::{ErrorFiles, Runner, Start, Step, change_of};
+use super::{ErrorFiles, Runner, Step, change_of};
 use crate::agent::account::OomKills;
 use crate::agent::slots::Holder;
 use crate::agent::worker_group::WorkerGroup;
@@ -30,6 +30,17 @@ pub struct Programs<'a> {
     pub error_files: ErrorFiles,
     /// Workers are forked from it if possible.
     pub template: Option<&'a Template>,
+}
+
+/// What the front end starts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Start {
+    /// Workers of a round.
+    Round,
+    /// Workers of the next round.
+    Ahead,
+    /// A standby in this slot.
+    Standby(u32),
 }
 
 impl Runner {

@@ -1,5 +1,6 @@
 //! The steps of training that workers report, and when they make none. Part of [`super`].
 
+use std::collections::BTreeSet;
 use std::future::pending;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -71,6 +72,11 @@ impl Training {
             line_ns: 0,
             has_line: false,
         }
+    }
+
+    /// What is in the memory of these slots counts for nothing.
+    pub(super) fn set_idle(&mut self, idle: BTreeSet<u32>) {
+        self.board.iter_mut().for_each(|board| board.set_idle(idle.clone()));
     }
 
     /// By what the deaths of workers are known early.

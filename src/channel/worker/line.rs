@@ -21,8 +21,6 @@ use crate::rendezvous::messages::codec::try_encode_frame;
 
 /// How long an agent may take to read a message. It reads at all times.
 const SEND_LIMIT: Duration = Duration::from_secs(5);
-/// How often new sockets are looked for while a process group is made in a world in which a peer has failed.
-const LOOK_INTERVAL: Duration = Duration::from_millis(20);
 
 /// A connection with the agent, shared by the thread that reads and the calling threads.
 #[derive(Debug)]
@@ -156,7 +154,7 @@ impl Line {
     /// Waits for bytes, and shuts sockets down meanwhile. False at the end of the stream.
     fn next_bytes(&self, buffer: &mut BytesMut) -> Result<bool, Errno> {
         loop {
-            let look_again = self.free_if_failed().then_some(LOOK_INTERVAL);
+            let look_again = self.free_if_failed();
             let limit = [look_again, self.left_to_form()].into_iter().flatten().min();
             let limit = limit.and_then(|limit| Timespec::try_from(limit).ok());
             let mut fds = [PollFd::new(&self.stream, PollFlags::IN), PollFd::new(&self.nudge, PollFlags::IN)];
@@ -173,11 +171,11 @@ impl Line {
         }
     }
 
-    /// Returns whether to look again soon.
-    fn free_if_failed(&self) -> bool {
+    /// Returns after how long to look again.
+    fn free_if_failed(&self) -> Option<Duration> {
         let mut sockets = self.sockets.lock();
         let has_failed = self.with_news(|news| news.has_failed());
-        has_failed && sockets.shut_down()
+        if has_failed { sockets.shut_down(Instant::now()) } else { None }
     }
 
     fn on_bytes(&self, buffer: &mut BytesMut) -> Result<(), String> {

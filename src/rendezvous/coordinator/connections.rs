@@ -30,7 +30,7 @@ use crate::net::same_user::SameUser;
 use crate::rendezvous::messages::codec::{self, CodecError};
 use crate::rendezvous::messages::frames::read_message;
 use crate::rendezvous::messages::message::{
-    AskLook, CoordinatorMessage, Hello, NodeMessage, OBSERVER_WAIT, Observe, Observed,
+    AskLook, CoordinatorMessage, Hello, NodeId, NodeMessage, OBSERVER_WAIT, Observe, Observed,
 };
 use crate::rendezvous::run::{Ends, SessionId};
 use crate::secure::proof::Identity;
@@ -102,11 +102,39 @@ impl Question {
 
 /// What happens on a connection.
 pub(super) enum ConnectionEvent {
-    Hello { session: SessionId, hello: Box<Hello>, ends: Ends, writing: Writing },
-    Observe { ask: Observe, asker: Option<Asker>, reply: oneshot::Sender<Answer> },
-    AskLook { ask: AskLook, asker: Option<Asker>, reply: oneshot::Sender<look_askers::Answer> },
-    Message { session: SessionId, message: NodeMessage },
-    Gone { session: SessionId },
+    Hello {
+        session: SessionId,
+        hello: Box<Hello>,
+        ends: Ends,
+        writing: Writing,
+    },
+    Observe {
+        ask: Observe,
+        asker: Option<Asker>,
+        reply: oneshot::Sender<Answer>,
+    },
+    AskLook {
+        ask: AskLook,
+        asker: Option<Asker>,
+        reply: oneshot::Sender<look_askers::Answer>,
+    },
+    Message {
+        session: SessionId,
+        message: NodeMessage,
+    },
+    Gone {
+        session: SessionId,
+    },
+    /// The port of a node's process was reached.
+    Reached {
+        session: SessionId,
+        at: SocketAddr,
+    },
+    /// The process of a node has ended.
+    Dead {
+        run_id: String,
+        node: NodeId,
+    },
 }
 
 /// The task that writes to a node. Once it ends, the one that reads from the node ends too.

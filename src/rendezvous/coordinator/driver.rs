@@ -16,6 +16,7 @@ use super::connections::{ConnectionEvent, Shared, Writing, greetings};
 pub use super::connections::{Incoming, asker_of};
 use super::event_log::EventLog;
 pub use super::event_log::{DriversHosts, Subject};
+use super::lives::Lives;
 use super::look_askers::LookAskers;
 use super::machine::{Command, Machine};
 use super::readers::{Asker, Readers, refusal};
@@ -114,6 +115,7 @@ pub async fn run(
     let mut next_session = 0;
     let mut event_log = EventLog::new(rand::random(), shown.drivers.clone(), Instant::now().into_std());
     let mut look_askers = LookAskers::default();
+    let mut lives = Lives::new(events_in.clone());
     // Each writing task holds a sender, and drops it when it has written everything.
     let (writing, mut written) = mpsc::channel::<()>(1);
     let shared = Shared {
@@ -141,7 +143,8 @@ pub async fn run(
             // Few may wait, so they cannot hold nodes up.
             Some(question) = shown.questions.recv() => answer(question, &mut machine, &mut event_log),
             Some(event) = events.recv() => {
-                on_event(event, &mut machine, &mut writers, (&mut event_log, &mut look_askers), shown.readers);
+                let asked = (&mut event_log, &mut look_askers);
+                on_event(event, &mut machine, (&mut writers, &mut lives), asked, shown.readers);
             }
             () = until([machine.next_deadline(), event_log.next_deadline(), look_askers.next_deadline(&machine)].into_iter().flatten().min()) => {
                 let now = Instant::now().into_std();
@@ -161,10 +164,11 @@ pub async fn run(
         answer(question, &mut machine, &mut event_log);
     }
     while let Ok(event) = events.try_recv() {
-        on_event(event, &mut machine, &mut writers, (&mut event_log, &mut look_askers), shown.readers);
+        let asked = (&mut event_log, &mut look_askers);
+        on_event(event, &mut machine, (&mut writers, &mut lives), asked, shown.readers);
         perform(&mut machine, &mut writers, &mut event_log, &shown.exclusions, &empty_store, &log);
     }
-    drop((writers, events, writing));
+    drop((writers, lives, events, writing));
     let _ = timeout(LAST_MESSAGES_LIMIT, written.recv()).await;
     event_log.finish();
 }
@@ -172,7 +176,7 @@ pub async fn run(
 fn on_event(
     event: ConnectionEvent,
     machine: &mut Machine,
-    writers: &mut Sessions,
+    (writers, lives): (&mut Sessions, &mut Lives),
     (event_log, look_askers): (&mut EventLog, &mut LookAskers),
     readers: Readers,
 ) {
@@ -180,6 +184,7 @@ fn on_event(
     match event {
         ConnectionEvent::Hello { session, hello, ends, writing } => {
             writers.insert(session, writing);
+            lives.on_hello(session, hello.life_at, ends);
             machine.on_hello(session, *hello, ends, now);
         }
         ConnectionEvent::Observe { ask, asker, reply } => {
@@ -203,8 +208,12 @@ fn on_event(
         ConnectionEvent::Message { session, message } => machine.on_message(session, message, now),
         ConnectionEvent::Gone { session } => {
             writers.remove(&session);
+            lives.on_gone(session, machine.node_of(session));
             machine.on_disconnected(session, now);
         }
+        ConnectionEvent::Reached { session, at } if writers.contains_key(&session) => lives.on_reached(session, at),
+        ConnectionEvent::Reached { .. } => {}
+        ConnectionEvent::Dead { run_id, node } => machine.on_dead(&run_id, node, now),
     }
 }
 

@@ -243,6 +243,17 @@ impl Machine {
         }
     }
 
+    /// The run and the node of a session that has introduced itself, and has not ended.
+    pub fn node_of(&self, session: SessionId) -> Option<(String, NodeId)> {
+        self.sessions.get(&session).cloned()
+    }
+
+    /// The process of a node has ended, after its session.
+    pub fn on_dead(&mut self, run_id: &str, node: NodeId, now: Instant) {
+        self.advance(now);
+        self.apply(run_id, Event::Dead { node }, now);
+    }
+
     /// Somebody watches this run, or the only one.
     pub fn on_watched(&mut self, run_id: Option<&str>, now: Instant) {
         self.advance(now);

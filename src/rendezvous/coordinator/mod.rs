@@ -8,6 +8,7 @@
 //! | [`readers`] | who may read how a job does (pure) |
 //! | `driver`, `connections` | timers and questions; sockets of nodes and observers (feature `io`) |
 //! | `event_log` | the events of all runs, and the observers that wait for the next ones (feature `io`) |
+//! | `lives` | whose processes have ended, by their ports (feature `io`) |
 //! | `look_askers` | the observers that wait for a look (feature `io`) |
 
 #[cfg(feature = "io")]
@@ -17,6 +18,8 @@ pub mod driver;
 #[cfg(feature = "io")]
 mod event_log;
 pub mod hangs;
+#[cfg(feature = "io")]
+mod lives;
 #[cfg(feature = "io")]
 mod look_askers;
 pub mod looks;

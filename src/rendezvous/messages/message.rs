@@ -3,7 +3,7 @@
 //! A connection opens with [`MAGIC`] and [`PROTOCOL_VERSION`], then carries frames. The node's first frame is
 //! [`NodeMessage::Hello`]; the coordinator answers with [`CoordinatorMessage::Welcome`] or [`CoordinatorMessage::Rejected`].
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -281,6 +281,8 @@ pub struct Hello {
     /// [`INTERFACES_LIMIT`] count. `None`: the node does not want to know from where the members of its rounds connect
     /// ([`CoordinatorMessage::Members`]).
     pub interfaces: Option<Vec<IpAddr>>,
+    /// Where the node's process listens for as long as it lives, if it does. Before it is connected, port 0 says that it wants to.
+    pub life_at: Option<SocketAddr>,
 }
 
 impl Hello {
@@ -304,6 +306,7 @@ impl Hello {
             attending: false,
             reports_steps: false,
             interfaces: None,
+            life_at: None,
         }
     }
 }

@@ -122,7 +122,10 @@ pub(super) async fn drive(machine: Arc<Mutex<NodeMachine>>, shared: Arc<Shared>,
                 connecting = None;
                 let mut machine = machine.lock();
                 match opened {
-                    Ok(Dialled { link: Halves { reader, writer }, from_source }) => {
+                    Ok(Dialled { link: Halves { reader, writer }, from_source, local }) => {
+                        if machine.wants_life() {
+                            machine.lives_at(local.and_then(|local| shared.live_at(local)));
+                        }
                         // If the requested address does not work, later connections do not wait for it.
                         source = source.filter(|_| from_source);
                         let mut outgoing = BytesMut::new();

@@ -35,6 +35,8 @@ pub(super) struct Dialled<L = Halves> {
     pub link: L,
     /// Whether it comes from the requested source address, if there is one.
     pub from_source: bool,
+    /// The address of this machine that it comes from.
+    pub local: Option<IpAddr>,
 }
 
 /// Connect to the first of the host's addresses that answers, or to `at` if that is given. The connection comes from `source` if that is an address of this
@@ -55,8 +57,9 @@ pub(super) async fn dial(
         Ok(addresses) => {
             let secured = secured.as_ref().map(|(protection, run_id)| (protection.as_ref(), run_id.as_str()));
             let open = async |bare: Dialled<TcpStream>| {
+                let local = bare.link.local_addr().ok().map(|local| local.ip());
                 let link = Halves::begin(bare.link, &host, secured).await?;
-                Ok(Dialled { link, from_source: bare.from_source })
+                Ok(Dialled { link, from_source: bare.from_source, local })
             };
             dial_any(&host, &addresses, source, deadline, open).await
         }
@@ -89,17 +92,17 @@ async fn dial_any<L, O: Future<Output = Result<Dialled<L>, String>>>(
 async fn dial_one(address: SocketAddr, source: Option<IpAddr>) -> io::Result<Dialled<TcpStream>> {
     if let Some(source) = source.filter(|source| source.is_ipv4() == address.is_ipv4()) {
         match within_limit(connect_from(source, address)).await {
-            Ok(stream) => return Ok(Dialled { link: stream, from_source: true }),
+            Ok(stream) => return Ok(Dialled { link: stream, from_source: true, local: None }),
             Err(error) if is_refusal(&error) => return Err(error),
             // The source is another machine's address, or no route leads back to it. Other nodes may still use it.
             Err(_) => {
                 let stream = within_limit(TcpStream::connect(address)).await?;
-                return Ok(Dialled { link: stream, from_source: false });
+                return Ok(Dialled { link: stream, from_source: false, local: None });
             }
         }
     }
     let stream = within_limit(TcpStream::connect(address)).await?;
-    Ok(Dialled { link: stream, from_source: true })
+    Ok(Dialled { link: stream, from_source: true, local: None })
 }
 
 async fn connect_from(source: IpAddr, address: SocketAddr) -> io::Result<TcpStream> {

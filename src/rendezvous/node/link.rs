@@ -1,6 +1,8 @@
 //! The state of a node's connection to its backend: attempts to connect, heartbeats, and what was answered. Part of [`super`].
 
 use std::collections::VecDeque;
+#[cfg(feature = "io")]
+use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use crate::events::record::LONGEST_US;
@@ -49,6 +51,19 @@ enum LinkState {
         answered_at: Instant,
         beat_at: Instant,
     },
+}
+
+#[cfg(feature = "io")]
+impl super::NodeMachine {
+    /// Whether this node's process is to listen, so that its death can be known.
+    pub(super) fn wants_life(&self) -> bool {
+        self.hello.life_at.is_some()
+    }
+
+    /// Where this process listens. `None`: it cannot, and its death is known later.
+    pub(super) fn lives_at(&mut self, at: Option<SocketAddr>) {
+        self.hello.life_at = at.or(self.hello.life_at.map(|at| SocketAddr::new(at.ip(), 0)));
+    }
 }
 
 /// Round trips of heartbeats, for the coordinator's metrics.

@@ -80,7 +80,7 @@ impl Session {
     pub(in crate::rendezvous) fn of(slot: Arc<Mutex<dyn MachineSlot>>) -> Self {
         let (steps, gone) = (watch::Sender::new(0), watch::Sender::new(false));
         let (requested, workers_end, events) = (Notify::new(), Mutex::default(), Mutex::default());
-        let shared = Arc::new(Shared { slot, requested, steps, gone, workers_end, events });
+        let shared = Arc::new(Shared { slot, requested, steps, gone, workers_end, events, life: Mutex::default() });
         Self { shared, turn: tokio::sync::Mutex::default(), task: None }
     }
 

@@ -1,6 +1,7 @@
 //! The state that a session shares with its transport.
 
 use std::fmt::Debug;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Instant, SystemTime};
 
@@ -10,6 +11,7 @@ use tokio::sync::{Notify, watch};
 use super::NodeMachine;
 use crate::events::file::EventFile;
 use crate::events::line::line_with;
+use crate::net::life::LifePort;
 
 /// What ends a node's workers at a deadline, without any help of this process.
 pub trait WorkersEnd: Debug + Send + Sync {
@@ -49,6 +51,8 @@ pub(in crate::rendezvous) struct Shared {
     pub workers_end: Mutex<Option<Ending>>,
     /// Where this node's events are written.
     pub events: Mutex<Option<Recording>>,
+    /// By what the coordinator knows that this process lives. It is kept for as long as the session is.
+    pub life: Mutex<Option<LifePort>>,
 }
 
 /// What ends the workers, and when.
@@ -66,6 +70,21 @@ pub(in crate::rendezvous) struct Recording {
 }
 
 impl Shared {
+    /// Where this process listens, on this address of this machine, for as long as it lives.
+    pub fn live_at(&self, local: IpAddr) -> Option<SocketAddr> {
+        let mut life = self.life.lock();
+        if life.as_ref().is_none_or(|life| life.at().ip() != local) {
+            *life = LifePort::open(local)
+                .inspect_err(|error| {
+                    tracing::info!(
+                        "the other nodes will hear later of this process's end: no port on {local}: {error}"
+                    );
+                })
+                .ok();
+        }
+        life.as_ref().map(LifePort::at)
+    }
+
     /// The driver has made a step.
     pub fn on_step(&self) {
         self.keep_workers_end(self.slot.lock().machine());

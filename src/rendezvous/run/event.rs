@@ -69,6 +69,11 @@ pub enum Event {
         /// The node.
         node: NodeId,
     },
+    /// The process of a node has ended, and with it the workers. Its connection has ended before.
+    Dead {
+        /// The node.
+        node: NodeId,
+    },
     /// The leases of these nodes have ended, as etcd reports. They are lost together, so that no round closes with one of them.
     LeasesEnded {
         /// The nodes.

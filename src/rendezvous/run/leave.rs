@@ -191,6 +191,14 @@ impl Run {
         self.remove(id);
     }
 
+    /// The process of a node has ended. One that is connected is another process's, or was not meant.
+    pub(super) fn on_dead(&mut self, id: NodeId, now: Instant) {
+        if self.roster.get(id).is_some_and(|node| node.session.is_none()) {
+            self.lose(id, Loss::Connection, "is lost: its process has ended", now);
+            self.roster.look_when_lost();
+        }
+    }
+
     /// Remove such nodes that are lost by now, and set the next deadline.
     pub(super) fn expire(&mut self, such: impl Fn(&Node) -> bool, now: Instant) {
         if self.roster.lost_by().is_none_or(|at| now < at) {

@@ -181,6 +181,7 @@ impl Run {
                 return self.on_message(node, session, message, now);
             }
             Event::Disconnected { node } => self.roster.disconnect(node, now),
+            Event::Dead { node } => self.on_dead(node, now),
             Event::LeasesEnded { nodes } => {
                 nodes.into_iter().for_each(|node| self.lose(node, Loss::Lease, "is lost: its lease ended", now));
             }
@@ -190,8 +191,7 @@ impl Run {
                 return false;
             }
             Event::Watched => {
-                let asked = self.trace.watch_mut().on_watched(&self.roster, now);
-                let round = self.round();
+                let (asked, round) = (self.trace.watch_mut().on_watched(&self.roster, now), self.round());
                 asked.into_iter().for_each(|session| self.send(session, CoordinatorMessage::ReportStep { round }));
                 return false;
             }

@@ -1,5 +1,6 @@
 //! Exits and stops of workers.
 
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use elastic_rs::signals::{FirstSignal, Signal};
@@ -73,7 +74,7 @@ async fn a_signal_can_be_forwarded_without_a_stop() {
     let workers = vec![traces.worker(0, "ignore 10 say ready pause"), traces.worker(1, "say ready pause")];
     let (mut group, shown) = start(workers).await.unwrap();
     assert_eq!([shown.line(), shown.line()], ["ready", "ready"]);
-    group.pass_on(Signal(10), FirstSignal::Group);
+    group.pass_on(Signal(10), FirstSignal::Group, &BTreeSet::new());
     let exited = exit(&mut group).await;
     assert_eq!((exited.local_rank, exited.exit.to_string()), (1, "SIGUSR1".into()));
     assert!(matches!(within(group.next_event()).await, Some(Event::Gone { local_rank: 1 })));

@@ -1,5 +1,6 @@
 //! A stop whose first signal is for the worker alone.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use elastic_rs::signals::{FirstSignal, Signal};
@@ -47,7 +48,7 @@ async fn a_signal_that_is_passed_on_to_a_worker_alone_is_no_stop() {
     shell.stdout = to_console();
     let (mut group, shown) = start(vec![shell]).await.unwrap();
     assert_eq!(shown.line(), "child");
-    group.pass_on(Signal(10), FirstSignal::Leader);
+    group.pass_on(Signal(10), FirstSignal::Leader, &BTreeSet::new());
     let ended = exit(&mut group).await;
     assert_eq!((ended.exit.to_string(), ended.stopped), ("exit code 3".to_owned(), false));
     wait_for_all(&mut group).await;

@@ -30,6 +30,18 @@ def test_what_is_read_and_otherwise_is_named(monkeypatch: pytest.MonkeyPatch) ->
     assert reads.other_than(PLACE) == ["RANK=2"], "the local rank is right"
 
 
+def test_who_copies_the_environment_for_a_child_has_read_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    reads = reads_of(monkeypatch, "1")
+    copies = [dict(os.environ), {**os.environ}, os.environ.copy(), dict(os.environ.items())]
+    copies.append(dict(zip(os.environ, os.environ.values(), strict=True)))
+    assert all(copy["RANK"] == "2" for copy in copies)
+    assert reads.other_than(PLACE) == []
+    assert "RANK" in os.environ
+    assert os.environ["RANK"] == "2"
+    reads.end()
+    assert reads.other_than(PLACE) == ["RANK=2"], "afterwards it is a read as any other"
+
+
 def test_a_worker_with_a_place_is_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = type(os.environ)
     reads = reads_of(monkeypatch, "")

@@ -48,6 +48,9 @@ class FakeChannel:
     """The generations of the worlds in which the worker had the job's state."""
     announced: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
 
+    def until_quiet(self) -> None:
+        self.calls.append("until_quiet")
+
     def no_process_group(self) -> None:
         self.calls.append("no_process_group")
 

@@ -79,7 +79,7 @@ def test_survivors_of_a_killed_agent_form_the_next_world(start: Start, job: Job,
     others[1].signal(signal.SIGKILL)
     ranks = [place(node, 2, since=marks[node.name])["group_rank"] for node in (host, others[0])]
     assert sorted(ranks) == ["0", "1"]
-    assert host.line(r"round \d+ is interrupted: 127\.0\.0\.4 .* is lost: its connection ended")
+    assert host.line(r"round \d+ is interrupted: 127\.0\.0\.4 .* is lost: its process has ended")
     assert len(orphans) == 1
     if agent != "torch":
         # pytorch #150916: PyTorch's agent leaves its workers behind when it is killed.

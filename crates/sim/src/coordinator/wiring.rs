@@ -62,7 +62,14 @@ impl Simulation {
             End::Coordinator => {
                 self.coordinator.forget(conn);
                 self.ledger_of(host).on_eof(conn);
+                let who = self.coordinator.machine.node_of(conn);
                 self.coordinator.machine.on_disconnected(conn, now);
+                // Every other connection is of a node whose port the coordinator has reached.
+                if let Some((run_id, node)) =
+                    who.filter(|_| conn.0.is_multiple_of(2) && self.process(host, pid).is_none())
+                {
+                    self.coordinator.machine.on_dead(&run_id, node, now);
+                }
                 self.after_coordinator()
             }
             End::Node => {
