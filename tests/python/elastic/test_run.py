@@ -444,7 +444,7 @@ def test_a_group_that_the_script_has_made_is_used(attend: Attend) -> None:
     assert dist.get_backend() == "gloo"
     backend = groups[1]._get_backend(torch.device("cpu"))  # type: ignore[union-attr]
     assert backend.options._timeout == limit
-    assert channel.calls == ["guard loops", "release", "park", *GROUP_MADE]
+    assert channel.calls == ["guard loops", "until_quiet", "release", "park", *GROUP_MADE]
 
 
 def test_a_failure_restores_the_last_commit(attend: Attend) -> None:
@@ -673,7 +673,7 @@ def test_a_group_that_cannot_be_made_forms_the_next_world(attend: Attend, free_p
 
     train(Recorded())
     assert len(calls) == 2
-    later = ["release", "park", "mark", "guard", "release", "park", *GROUP_MADE]
+    later = ["until_quiet", "release", "park", "mark", "guard", "until_quiet", "release", "park", *GROUP_MADE]
     assert channel.calls == ["no_process_group", *GROUP_MADE, *later]
     assert dist.distributed_c10d._world.pg_names[dist.group.WORLD] == "0"  # type: ignore[index]
 

@@ -43,6 +43,8 @@ pub struct Options {
     pub odd_hosts: OddHosts,
     /// Whether nodes want to know from where the members of their round connect.
     pub members: bool,
+    /// Whether the coordinator has reached the ports of nodes with every other connection, by which it knows that a process has ended.
+    pub life_ports: bool,
     /// The host whose agent is in the coordinator's process. The two stand still, end and start together.
     pub coordinator_on: Option<HostId>,
 }
@@ -66,6 +68,7 @@ impl Options {
             elastic: Elastic::default(),
             odd_hosts: OddHosts::default(),
             members: false,
+            life_ports: false,
             coordinator_on: None,
         }
     }

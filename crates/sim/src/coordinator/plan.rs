@@ -80,6 +80,7 @@ impl Plan {
             odd_hosts: OddHosts::default(),
             // A separate generator, so that later draws stay as they were.
             members: Dice::new(seed ^ 0x3E3B).chance(25),
+            life_ports: true,
             coordinator_on: None,
         };
         let mut plan = Self { options, actions: Vec::new(), calm_at: Time::ZERO };

@@ -65,9 +65,9 @@ impl Simulation {
                 let who = self.coordinator.machine.node_of(conn);
                 self.coordinator.machine.on_disconnected(conn, now);
                 // Every other connection is of a node whose port the coordinator has reached.
-                if let Some((run_id, node)) =
-                    who.filter(|_| conn.0.is_multiple_of(2) && self.process(host, pid).is_none())
-                {
+                if let Some((run_id, node)) = who.filter(|_| {
+                    self.options.life_ports && conn.0.is_multiple_of(2) && self.process(host, pid).is_none()
+                }) {
                     self.coordinator.machine.on_dead(&run_id, node, now);
                 }
                 self.after_coordinator()
