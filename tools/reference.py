@@ -341,6 +341,7 @@ VARIABLES = (
     Variable(
         "TORCHELASTIC_ENABLE_FILE_TIMER", USER, "`1`: PyTorch's watchdog of expired timers; needs PyTorch's launcher"
     ),
+    Variable("TORCHELASTIC_TIMER_FILE", WORKER, "where PyTorch's watchdog listens, with PyTorch's launcher"),
     Variable("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", USER, "prefix of teed lines, as `--log-line-prefix-template`"),
     Variable(
         "TORCHELASTIC_ERROR_FILE",
@@ -377,6 +378,7 @@ VARIABLES = (
     ),
     Variable("ELASTIC_RS_IN_PLACE", INSIDE, "which process groups change in place: `--rdzv-conf in_place`"),
     Variable("ELASTIC_RS_AHEAD", INSIDE, "the worker was started before its node has a rank for it"),
+    Variable("ELASTIC_RS_STANDBY", INSIDE, "the process is a standby, and the place in its environment is nobody's"),
     Variable("ELASTIC_RS_STEPS", INSIDE, "the memory in which the worker counts its steps"),
     Variable(
         "ELASTIC_RS_WATCH", INSIDE, "address of the socket at which the agent asks the worker for its collectives"
