@@ -102,7 +102,8 @@ impl WorkerGroup {
     /// [`WorkerGroup::Spawned`].
     pub(super) fn kill_idle(&mut self, idle: &BTreeSet<u32>) {
         if let Self::Spawned(Spawned(groups)) = self {
-            groups.iter_mut().filter(|group| group.pids().keys().all(|slot| idle.contains(slot))).for_each(Group::kill);
+            let is_idle = |pids: BTreeMap<u32, u32>| !pids.is_empty() && pids.keys().all(|slot| idle.contains(slot));
+            groups.iter_mut().filter(|group| is_idle(group.pids())).for_each(Group::kill);
         }
     }
 
