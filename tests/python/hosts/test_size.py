@@ -165,7 +165,9 @@ def test_the_others_go_on_without_the_host_of_rank_0(server: SshServer, drive: D
     os.kill(agent_of(rank_0), signal.SIGKILL)
     assert place(driver, 1, host="node1", since=mark)["rank"] == "0"
     # Whichever is known first: its port says that the agent has ended, or its connection.
-    driver.line(r"host `node0`(?:: the connection was lost, or a signal ended the agent| is out for the job)", since=mark)
+    driver.line(
+        r"host `node0`(?:: the connection was lost, or a signal ended the agent| is out for the job)", since=mark
+    )
     job.until_gone(rank_0)
     done.touch()
     assert driver.wait() == 0
