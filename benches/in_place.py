@@ -163,6 +163,12 @@ class Job:
         members = [told for told in self.history if told.world == world and told.step >= last.step - EVERY]
         return {told.rank: told.pid for told in members}
 
+    def await_standbys(self, world: int) -> None:
+        """Wait until each node's standby has made its model: it has the place of one more worker than the world has."""
+        made = {told.pid for told in self.history if told.what == "made" and told.world == world + 1}
+        while len(made) < 2:
+            made.add(self.wait(lambda told: told.what == "made" and told.world == world + 1).pid)
+
     def kill_all(self) -> None:
         for node in self.nodes:
             node.kill()
@@ -230,6 +236,8 @@ def beside_work(apart: dict[str, float], since: float, until: float) -> float:
 
 def kill_worker(job: Job, rank: int) -> dict[str, Any]:
     world_size = 2 * job.workers
+    if "standby" in job.kind:
+        job.await_standbys(world_size)
     pids = job.settle(world_size)
     steps = [told.at for told in job.history if told.what == "step" and told.rank == 0]
     pace = statistics.median(b - a for a, b in itertools.pairwise(steps))
