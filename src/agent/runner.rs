@@ -400,7 +400,7 @@ impl Runner {
     fn start_answered(&mut self) {
         self.answered(|step| matches!(step, Step::Start(_)));
         if let Start::Standby(slot) = std::mem::replace(&mut self.start, Start::Round) {
-            self.slots.free(slot);
+            self.change_slots(|slots, _| slots.free(slot));
         }
     }
 
@@ -416,8 +416,7 @@ impl Runner {
             Some(WorkerGroupEvent::Reap { local_rank }) => self.steps.push_back(Step::Reap { local_rank }),
             None => {
                 self.worker_group = None;
-                self.slots.clear();
-                self.training.set_idle(self.slots.idle());
+                self.change_slots(|slots, _| slots.clear());
                 self.stopwatch.stopped(Instant::now());
                 self.machine.on_stopped();
             }

@@ -60,6 +60,17 @@ impl Slots {
         moved.map(|(slot, _)| *slot).or((!self.held.contains_key(&local_rank)).then_some(local_rank))
     }
 
+    /// Free slots for workers that are started together, as [`Self::take`] finds each.
+    pub fn take_all(&mut self, local_ranks: &[u32], used: &BTreeSet<u32>) -> Vec<u32> {
+        let mut used = used.clone();
+        let mut take = |local_rank: &u32| {
+            let slot = self.take(*local_rank, &used);
+            used.insert(slot);
+            slot
+        };
+        local_ranks.iter().map(&mut take).collect()
+    }
+
     /// A free slot for a worker that is started. `used`: those of processes of which anything is left.
     pub fn take(&mut self, local_rank: u32, used: &BTreeSet<u32>) -> u32 {
         let free = |slot: &u32| !used.contains(slot) && !self.held.contains_key(slot);

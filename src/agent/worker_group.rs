@@ -98,7 +98,7 @@ impl WorkerGroup {
         }
     }
 
-    /// Kill the groups of which nothing is left but what is in these slots, and give up what SIGKILL does not end. Only of
+    /// Kill each group whose remaining processes are all in these slots. A process that SIGKILL does not end is given up. Only of
     /// [`WorkerGroup::Spawned`].
     pub(super) fn kill_idle(&mut self, idle: &BTreeSet<u32>) {
         if let Self::Spawned(Spawned(groups)) = self {

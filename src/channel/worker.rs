@@ -313,7 +313,7 @@ impl Channel {
         self.here()?;
         let until = Instant::now() + QUIET_LIMIT;
         while Instant::now() < until && !self.line.with_sockets(|sockets| sockets.is_quiet()) {
-            thread::sleep(QUIET_INTERVAL);
+            thread::sleep(QUIET_INTERVAL); // the kernel tells nobody when a connection falls quiet
         }
         Ok(())
     }

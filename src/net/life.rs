@@ -64,7 +64,7 @@ impl Drop for LifePort {
     }
 }
 
-/// What came of a connection.
+/// How an attempt to connect has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Knocked {
     Accepted,

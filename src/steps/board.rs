@@ -56,7 +56,7 @@ impl Board {
         Ok(Self { memory, workers, bell, button, deaths, idle: BTreeSet::new(), round: 0, since_ns: u64::MAX })
     }
 
-    /// What is in the memory of these counts for nothing: nobody is there, or no worker.
+    /// Do not read the memory of these slots: they are free, or a standby holds them.
     pub fn set_idle(&mut self, idle: BTreeSet<u32>) {
         self.idle = idle;
     }

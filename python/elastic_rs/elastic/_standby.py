@@ -24,12 +24,13 @@ class Reads:
         self._class = type(os.environ)
 
     def begin(self) -> None:
-        """Note what is read from ``os.environ`` from now on, if this process is a standby."""
+        """Begin to record which variables the script reads from ``os.environ``, if this process is a standby."""
         if not os.environ.get(STANDBY):
             return
         values, plain = self._values, self._class
         copied: deque[str] = deque()  # names that were listed, and are read in this order by who copies all of them
 
+        # mypy does not know the class of `os.environ` as a base: its name in `os` is private.
         class Noting(plain):  # type: ignore[misc, valid-type]
             def __getitem__(self, name: str) -> str:
                 value: str = super().__getitem__(name)
@@ -48,12 +49,12 @@ class Reads:
         os.environ.__class__ = Noting
 
     def end(self) -> None:
-        """The script has come to ``run``: nothing is noted from now on."""
+        """Stop recording: the script has called ``run``."""
         os.environ.__class__ = self._class
         os.environ.pop(STANDBY, None)
 
     def other_than(self, place: Mapping[str, str]) -> list[str]:
-        """Return what was read and is otherwise in the place that this process has got, as ``NAME=value``."""
+        """Return the variables that were read and have another value in this place, as ``NAME=value``."""
         return [f"{name}={value}" for name, value in sorted(self._values.items()) if place.get(name, value) != value]
 
 

@@ -137,7 +137,7 @@ impl AgentMachine {
             }
             return self.no_standbys("the script makes its process group itself, into which a standby would come");
         }
-        // The memory of a device is needed anew, and is free when nothing is left of the one that had it.
+        // A device has no room for both: its memory is free only once the dead worker's process is gone.
         let is_open = |worker_state| match worker_state {
             WorkerState::Missing => true,
             WorkerState::Ended { well } => !well && self.policy.replaces_dying,

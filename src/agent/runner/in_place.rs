@@ -113,13 +113,11 @@ impl Runner {
                 slot.into_iter().for_each(|slot| self.place(slot, &spec));
             }
         }
-        let mut used = self.used_slots();
-        for spec in &mut started {
-            let slot = self.slots.take(spec.local_rank, &used);
-            used.insert(slot);
+        let local_ranks: Vec<_> = started.iter().map(|spec| spec.local_rank).collect();
+        let taken = self.change_slots(|slots, used| slots.take_all(&local_ranks, used));
+        for (spec, slot) in started.iter_mut().zip(taken) {
             self.take_slot(slot, spec);
         }
-        self.training.set_idle(self.slots.idle());
         started
     }
 

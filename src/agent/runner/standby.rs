@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use super::{Programs, Runner, Start};
 use crate::agent::environment::STANDBY;
 use crate::agent::policy::AgentOptions;
-use crate::agent::slots::Holder;
+use crate::agent::slots::{Holder, Slots};
 use crate::channel::agent::FromWorker;
 use crate::rendezvous::conf::InPlace;
 use crate::rendezvous::messages::message::Placement;
@@ -78,17 +78,22 @@ impl Runner {
     }
 
     /// The slots of processes of which anything is left.
-    pub(super) fn used_slots(&self) -> BTreeSet<u32> {
+    fn used_slots(&self) -> BTreeSet<u32> {
         self.worker_group.as_ref().map(|worker_group| worker_group.pids().into_keys().collect()).unwrap_or_default()
+    }
+
+    /// Change which worker each process is, given the slots that are used. The memory of a slot without a worker counts for nothing.
+    pub(super) fn change_slots<T>(&mut self, change: impl FnOnce(&mut Slots, &BTreeSet<u32>) -> T) -> T {
+        let used = self.used_slots();
+        let done = change(&mut self.slots, &used);
+        self.training.set_idle(self.slots.idle());
+        done
     }
 
     /// Have a standby started.
     pub(super) fn ask_for_standby(&mut self, placement: Box<Placement>) {
-        match self.slots.take_for_standby(&self.used_slots()) {
-            Some(slot) => {
-                self.training.set_idle(self.slots.idle());
-                self.ask_for_start(Start::Standby(slot), placement);
-            }
+        match self.change_slots(Slots::take_for_standby) {
+            Some(slot) => self.ask_for_start(Start::Standby(slot), placement),
             None => self.machine.on_no_room_for_standby(),
         }
     }
@@ -170,8 +175,7 @@ impl Runner {
 
     /// A standby takes the place of a worker.
     pub(super) fn call(&mut self, slot: u32, local_rank: u32) {
-        self.slots.call(slot, local_rank, &self.used_slots());
-        self.training.set_idle(self.slots.idle());
+        self.change_slots(|slots, used| slots.call(slot, local_rank, used));
         let Some(Standby { pid, error_file }) = self.standbys.running.remove(&slot) else { return };
         self.standbys.called.insert(slot);
         self.note_ahead(pid, error_file.map(|file| (local_rank, file)));
@@ -214,7 +218,7 @@ impl Runner {
     /// Nothing is left of a process.
     pub(super) fn on_slot_gone(&mut self, slot: u32) {
         let holder = self.slots.holder(slot);
-        self.slots.free(slot);
+        self.change_slots(|slots, _| slots.free(slot));
         self.standbys.called.remove(&slot);
         self.expect_workers(); // what its connections still say is nobody's
         if let Holder::Worker(local_rank) = holder {

@@ -112,13 +112,13 @@ impl Runner {
             }
             Some(Err(error)) => {
                 let failed = self.slots.holder(error.local_rank);
-                slots.into_iter().for_each(|slot| self.slots.free(slot));
+                self.change_slots(|all, _| slots.into_iter().for_each(|slot| all.free(slot)));
                 let local_rank = if let Holder::Worker(local_rank) = failed { local_rank } else { error.local_rank };
                 self.not_started(local_rank, &error.to_string());
                 BTreeMap::new()
             }
             None => {
-                slots.into_iter().for_each(|slot| self.slots.free(slot));
+                self.change_slots(|all, _| slots.into_iter().for_each(|slot| all.free(slot)));
                 BTreeMap::new()
             }
         }

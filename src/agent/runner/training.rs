@@ -74,9 +74,11 @@ impl Training {
         }
     }
 
-    /// What is in the memory of these slots counts for nothing.
+    /// Do not read the memory of these slots: no worker holds them.
     pub(super) fn set_idle(&mut self, idle: BTreeSet<u32>) {
-        self.board.iter_mut().for_each(|board| board.set_idle(idle.clone()));
+        if let Some(board) = &mut self.board {
+            board.set_idle(idle);
+        }
     }
 
     /// By what the deaths of workers are known early.

@@ -142,7 +142,7 @@ impl Stream {
         }
     }
 
-    /// How what is read from now on is shown. The line that has no end yet is shown as until now.
+    /// Set how output is shown from now on. A line that has begun ends with the prefix that it began with.
     pub fn set_shown(&mut self, shown: &Shown, sink: &mut Sink) {
         let prefix =
             shown.prefix.as_ref().filter(|prefix| self.prefix.is_some() && self.prefix.as_ref() != Some(*prefix));
