@@ -5,5 +5,5 @@ import sys
 
 if __name__ == "__main__":
     spec = globals().get("__spec__")
-    # In one piece, since the agent writes into the same file.
-    print(" ".join(map(str, ["HERE", getattr(spec, "name", None), *sys.argv[1:], os.environ["RANK"]])), flush=True)
+    words = ["HERE", getattr(spec, "name", None), *sys.argv[1:], os.environ["RANK"]]
+    os.write(1, f"{' '.join(map(str, words))}\n".encode())  # in one piece, since the agent writes into the same file

@@ -26,7 +26,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from types import TracebackType
 
@@ -100,8 +100,18 @@ class Process:
         with self._changed:
             return len(self._lines)
 
-    def line(self, pattern: str, *, since: int = 0, limit_s: float = LIMIT_S) -> re.Match[str]:
-        """Wait for a line that matches the pattern, and return the match. Lines before ``since`` do not count."""
+    def line(
+        self,
+        pattern: str,
+        *,
+        since: int = 0,
+        limit_s: float = LIMIT_S,
+        where: Callable[[re.Match[str]], bool] = lambda _: True,
+    ) -> re.Match[str]:
+        """Wait for a line that matches the pattern, and return the match.
+
+        Lines before ``since`` do not count, nor matches of which ``where`` is false.
+        """
         wanted = re.compile(pattern)
         deadline = time.monotonic() + limit_s
         position = since
@@ -109,7 +119,7 @@ class Process:
             while True:
                 for text in self._lines[position:]:
                     position += 1
-                    if match := wanted.search(text):
+                    if (match := wanted.search(text)) and where(match):
                         return match
                 if self._ended:
                     raise AssertionError(f"{self.name}: output ended without a line like `{pattern}`\n{self._tail()}")

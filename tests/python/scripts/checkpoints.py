@@ -15,11 +15,11 @@ SAVED, DONE = FOLDER / "saved", FOLDER / "done"
 
 
 def main() -> None:
-    signal.signal(signal.SIGTERM, lambda *_: print("HEARD SIGTERM", flush=True))
+    signal.signal(signal.SIGTERM, lambda *_: os.write(1, b"HEARD SIGTERM\n"))
     dist.init_process_group("gloo")
     rank, size = dist.get_rank(), dist.get_world_size()
     step = int(SAVED.read_text()) if SAVED.exists() else 0
-    print(f"BEGINS rank {rank} of {size} at {step}, pid {os.getpid()}", flush=True)
+    os.write(1, f"BEGINS rank {rank} of {size} at {step}, pid {os.getpid()}\n".encode())
     while True:
         finished = torch.tensor(float(DONE.exists()))
         dist.all_reduce(finished)
@@ -28,7 +28,7 @@ def main() -> None:
         step += 1
         time.sleep(0.02)
         if step % 10 == 0 and rank == 0:
-            print(f"STEP {step}", flush=True)
+            os.write(1, f"STEP {step}\n".encode())
         if elastic_rs.should_checkpoint():
             steps = [torch.zeros(1, dtype=torch.int64) for _ in range(size)]
             dist.all_gather(steps, torch.tensor([step]))
@@ -37,12 +37,12 @@ def main() -> None:
             time.sleep(float(os.environ.get("SAVING_S", "0")))
             if rank == 0:
                 SAVED.write_text(str(step))
-            print(f"SAVED rank {rank} at {step}", flush=True)
+            os.write(1, f"SAVED rank {rank} at {step}\n".encode())
             if "exits" in sys.argv:
                 sys.exit()
             elastic_rs.checkpointed()
     dist.destroy_process_group()
-    print(f"ENDS at {step}", flush=True)
+    os.write(1, f"ENDS at {step}\n".encode())
 
 
 main()

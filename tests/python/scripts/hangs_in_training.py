@@ -54,7 +54,7 @@ def hang(kind: str) -> None:
             input()
         case "prints":
             for number in range(1, 61):
-                print(f"reads shard {number}", flush=True)
+                os.write(1, f"reads shard {number}\n".encode())
                 time.sleep(0.25)
             read_shard()
         case "pdb":
@@ -179,7 +179,7 @@ def main() -> None:
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     is_victim = rank == int(victim)
-    print(f"READY {rank} {os.getpid()}", flush=True)
+    os.write(1, f"READY {rank} {os.getpid()}\n".encode())
     communication = Communication(kind, int(victim))
     loads = kind.startswith("loader")
     batches = iter(DataLoader(Batches(kind, last if is_victim else None), batch_size=None, num_workers=int(loads)))
@@ -199,7 +199,7 @@ def main() -> None:
         else:
             elastic_rs.step(number)
         if number == last - 1:
-            print(f"LAST {rank} {time.time()}", flush=True)
+            os.write(1, f"LAST {rank} {time.time()}\n".encode())
         if Path(os.environ["GO"]).exists() and number > last + STEPS_AFTER:
             break
     dist.destroy_process_group()

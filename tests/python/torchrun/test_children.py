@@ -26,7 +26,7 @@ BEGIN = """
 import os, pathlib, subprocess, sys, time
 import elastic_rs
 def at(number):
-    print(f"AT {number}", flush=True)
+    os.write(1, f"AT {number}\\n".encode())
     while not pathlib.Path(sys.argv[1]).exists():
         time.sleep(0.05)
 """
@@ -96,7 +96,7 @@ def test_elastic_run_in_an_evaluation_says_that_another_process_trains(
         + f"{trains}\nEVALUATION = {EVALUATION!r}\n"
         + """
 child = subprocess.run([sys.executable, "-c", EVALUATION], stderr=subprocess.PIPE, text=True)
-print(f"CHILD {os.getpid()} {child.returncode} {child.stderr.splitlines()[-1]}", flush=True)
+os.write(1, f"CHILD {os.getpid()} {child.returncode} {child.stderr.splitlines()[-1]}\\n".encode())
 """
     )
     node = start(2, done, nnodes="1", nproc=2, script=script)

@@ -55,9 +55,8 @@ def pids(worlds: dict[int, World]) -> dict[int, int]:
 
 def until_step(node: Process, beyond: int = 20, *, since: int = 0, world: int | None = None) -> int:
     """Wait for a step at which something has been committed."""
-    number = rf"(?:{'|'.join(str(step) for step in range(beyond, beyond + 400))})"
-    size = world or r"\d+"
-    return int(node.line(rf"STEP ({number}) .* world={size} ", since=since)[1])
+    pattern = rf"STEP (\d+) .* world={world or '[0-9]+'} "
+    return int(node.line(pattern, since=since, where=lambda found: int(found[1]) >= beyond)[1])
 
 
 def until_commit(node: Process) -> int:
