@@ -1,7 +1,7 @@
 """Measure what a change of the world costs: 2 nodes with 2 workers each, gloo, a model of 100 MB.
 
     python benches/in_place.py [--quick] [--repetitions 5] [--goodput-seconds 300] [--only changes|workers|nodes]
-                               [--workers 1]
+                               [--workers 1] [--held-mib 4096]
 
 Seven jobs, one after the other in each repetition: `torchrun` with c10d, `elastic-run`, `elastic-run --warm-start`, and
 workers that change in place, without a template, with one, with one that has made the model, and with a
@@ -69,7 +69,7 @@ KINDS = {
     "in place, standby": ([*RUN, "--standby=1"], "in-place"),
 }
 
-LASTING = ("torchrun", "elastic-run", "warm", "in place, template")
+LASTING = ("torchrun", "elastic-run", "warm", "in place, template", "in place, standby")
 """The jobs whose goodput is measured."""
 
 
@@ -92,7 +92,8 @@ class TooLateError(Exception):
 class Job:
     """A job, whose workers report through a pipe."""
 
-    def __init__(self, kind: str, folder: Path, workers: int = WORKERS) -> None:
+    def __init__(self, kind: str, folder: Path, workers: int = WORKERS, held_mib: int = 0) -> None:
+        self.held = {"HELD_MIB": str(held_mib)} if held_mib else {}
         self.kind, self.id, self._unread, self.folder, self.workers = kind, uuid.uuid4().hex, b"", folder, workers
         self.pipe = folder / "pipe"
         os.mkfifo(self.pipe)
@@ -115,7 +116,7 @@ class Job:
         script = [str(WORKER), str(self.pipe), mode, str(self.folder), str(EVERY)]
         command = [sys.executable, "-m", *launcher, *flags, conf, "--max-restarts=100000", *script]
         env = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", MARKER: self.id}
-        env[NODE] = self.id_of(number)
+        env |= {NODE: self.id_of(number), **self.held}
         with (self.folder / f"{number}.log").open("ab") as log:
             self.nodes[number:] = [
                 subprocess.Popen(command, env=env, stdout=log, stderr=log),
@@ -211,9 +212,9 @@ def kill(pid: int) -> None:
 
 
 @contextlib.contextmanager
-def job_of(kind: str, workers: int = WORKERS) -> Iterator[Job]:
+def job_of(kind: str, workers: int = WORKERS, held_mib: int = 0) -> Iterator[Job]:
     with tempfile.TemporaryDirectory() as folder:
-        job = Job(kind, Path(folder), workers)
+        job = Job(kind, Path(folder), workers, held_mib)
         try:
             for _ in range(2):
                 job.start_node()
@@ -360,6 +361,12 @@ def main() -> int:
     parser.add_argument("--goodput-seconds", type=float, help="length of each measurement of goodput (300)")
     parser.add_argument("--only", choices=MEASURED, help="measure only this")
     parser.add_argument("--workers", type=int, default=WORKERS, help="of each node, while a change is measured (2)")
+    parser.add_argument(
+        "--held-mib",
+        type=int,
+        default=0,
+        help="more memory that the first workers in place hold, while a change is measured (0)",
+    )
     parser.add_argument("--kinds", help=f"measure only these jobs, separated by semicolons: {'; '.join(KINDS)}")
     parser.add_argument("--output", type=Path, default=OUTPUT)
     args = parser.parse_args()
@@ -369,7 +376,7 @@ def main() -> int:
     result: dict[str, Any] = json.loads(args.output.read_text()) if args.only and args.output.exists() else {}
     result |= {"python": platform.python_version(), "machine": machine()}
     if args.only in (None, "changes"):
-        result["changes"] = changes(kinds, repetitions, args.workers)
+        result["changes"] = changes(kinds, repetitions, args.workers, args.held_mib)
         result["workers"] = args.workers
         show(result["changes"])
     for name in ("workers", "nodes"):
@@ -385,13 +392,15 @@ def main() -> int:
     return 0
 
 
-def changes(kinds: Sequence[str], repetitions: int, workers: int) -> dict[str, dict[str, list[dict[str, Any]]]]:
+def changes(
+    kinds: Sequence[str], repetitions: int, workers: int, held_mib: int
+) -> dict[str, dict[str, list[dict[str, Any]]]]:
     found: dict[str, dict[str, list[dict[str, Any]]]] = {
         kind: {"killed": [], "joined": [], "left": []} for kind in kinds
     }
     for number in range(repetitions):
         for kind in kinds if number % 2 == 0 else reversed(kinds):
-            with job_of(kind, workers) as job:
+            with job_of(kind, workers, held_mib) as job:
                 try:
                     found[kind]["killed"].append(kill_worker(job, number))
                     joined, left = join_and_leave(job)

@@ -5,9 +5,10 @@
 With MODE `plain` the state is a checkpoint that rank 0 writes every EVERY steps, and that all ranks load. With
 `in-place` it is committed every EVERY steps. Each step, and each phase before the first step of a world, is told to
 PIPE: a word, the time, rank, world, step, pid. All ranks have the same parameters when they are wrapped, so the wrap
-does not broadcast them again (`init_sync=False`).
+does not broadcast them again (`init_sync=False`). HELD_MIB, if set: memory that each worker of the first world holds.
 """
 
+import mmap
 import os
 import sys
 import time
@@ -75,8 +76,18 @@ def in_place() -> None:
             tell("grouped", self.step)
             super().sync()
 
+    def hold() -> mmap.mmap:
+        memory = mmap.mmap(-1, int(os.environ["HELD_MIB"]) << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        for at in range(0, len(memory), mmap.PAGESIZE):
+            memory[at] = 1
+        return memory
+
+    held = []
+
     @elastic.run(backend="gloo")
     def train(state: State) -> None:
+        if "HELD_MIB" in os.environ and state.step == 0 and not held:
+            held.append(hold())
         tell("world", state.step)
         wrapped = DistributedDataParallel(state.model, init_sync=False)
         tell("wrapped", state.step)

@@ -165,6 +165,16 @@ fn filled(mut view: View, bytes: &[u8]) -> (View, Option<String>) {
     (view, problem)
 }
 
+/// A collective, by the name of its group and its number there.
+pub(super) type Collective = (String, u64);
+
+/// The oldest collective that a worker has not ended, if there is one and it answers.
+pub(super) async fn pending(asker: &Asker, slot: u32) -> Option<Collective> {
+    let (view, _) = with_answer(View::default(), asker.ask(slot, ASK_LIMITS).await).await;
+    let oldest = |group: view::Group| Some((group.pending.first()?.seq, group.name));
+    view.groups.into_iter().find_map(oldest).map(|(seq, name)| (name, seq))
+}
+
 /// A thread that lets others run while it sleeps has given the GIL back. It has slept before and after its frames were read.
 fn gil_of(main: Option<&Thread>, pid: u32, before: char) -> Gil {
     let sleeps = |letter| State::of(letter) == State::Sleeping;

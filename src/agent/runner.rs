@@ -37,6 +37,7 @@ mod deadline;
 mod hang;
 mod health;
 mod in_place;
+mod late;
 mod look;
 mod perform;
 mod recovery;

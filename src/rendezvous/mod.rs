@@ -14,6 +14,7 @@
 //! | [`coordinator`] | the registry of runs, and the driver of their sockets and timers (feature `io`) |
 //! | [`node`] | a node's side of its session, and the driver of its connection (feature `io`) |
 //! | `observer` | reads a run's events and state from a coordinator, and changes nothing (feature `io`) |
+//! | [`quorum`] | who leads a run when its leader dies, and what a successor knows |
 //! | [`cell`] | the same decisions without a coordinator: over a cell with compare-and-set |
 //! | [`etcd`] | a node over the cell that etcd is: leases, watch, and one node that proposes for all |
 //!
@@ -31,4 +32,5 @@ pub mod messages;
 pub mod node;
 #[cfg(feature = "io")]
 pub mod observer;
+pub mod quorum;
 pub mod run;

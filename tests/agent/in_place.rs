@@ -327,6 +327,24 @@ fn whoever_does_not_park_in_time_is_replaced_alone() {
     assert_eq!(does(&mut agent), [join(&[(0, Some(3))])]);
 }
 
+/// Gloo may forget an operation when a connection ends.
+#[test]
+fn whoever_waits_in_a_collective_that_does_not_end_is_replaced_alone() {
+    let now = Instant::now();
+    let mut agent = interrupted(now);
+    agent.on_worker_parked(0, commands::held(Some(3)));
+    does(&mut agent);
+    agent.on_worker_hung(0, "collective 7 of group 0"); // it has left meanwhile
+    assert_eq!(does(&mut agent), []);
+    agent.on_worker_hung(1, "collective 7 of group 0");
+    assert_eq!(does(&mut agent), [Command::KillWorker { local_rank: 1 }]);
+    agent.on_worker_exited_badly(killed(1), now);
+    agent.on_worker_gone(1);
+    assert_eq!(does(&mut agent), [join(&[(0, Some(3))])]);
+    agent.on_worker_hung(1, "collective 7 of group 0");
+    assert_eq!(does(&mut agent), []);
+}
+
 /// A hung device holds the worker that was killed.
 #[test]
 fn a_killed_worker_that_does_not_end_ends_all() {

@@ -11,6 +11,7 @@
 //! | [`cell`], [`etcd`] | jobs without a coordinator: over one shared cell, and over a model of etcd |
 //! | [`discovery`] | a driver whose hosts come and go: scripts that flap, fail and hang, agents that are lost |
 //! | `records` | what nodes without a coordinator have recorded |
+//! | [`quorum`] | voters of a run's record, and who leads: all histories of small quorums |
 //! | [`pytorch`] | PyTorch's own algorithm under the same faults and invariants: a test of the simulator |
 
 pub mod cell;
@@ -20,6 +21,7 @@ pub mod engine;
 pub mod etcd;
 pub mod hangs;
 pub mod pytorch;
+pub mod quorum;
 mod records;
 mod shared;
 pub mod worlds;

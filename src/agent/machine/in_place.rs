@@ -331,6 +331,18 @@ impl AgentMachine {
         }
     }
 
+    /// A worker does not leave its world: it waits in this collective, which does not end. It is replaced, alone.
+    pub fn on_worker_hung(&mut self, local_rank: u32, collective: &str) {
+        let attends = matches!(self.worker_states.of.get(&local_rank), Some(WorkerState::Attends { .. }));
+        if attends && self.leaves_world() {
+            self.warn(format!(
+                "the worker with local rank {local_rank} waits in {collective} of the world that has ended, which gloo does not end, and \
+                 is replaced"
+            ));
+            self.commands.push(Command::KillWorker { local_rank });
+        }
+    }
+
     /// Whoever has not left its world in time is replaced, alone. If that does not end it, all workers are stopped.
     pub(super) fn give_up_late_workers(&mut self, now: Instant) {
         let Phase::Stopping { over: false, way, next } = &self.phase else { return };

@@ -9,8 +9,9 @@ use std::time::Instant;
 use tokio::task::JoinHandle;
 
 use super::Runner;
+use super::late::Late;
 use crate::agent::environment::watched;
-use crate::agent::look::{self, Looked, Worker};
+use crate::agent::look::{self, Collective, Looked, Worker};
 use crate::agent::policy::AgentOptions;
 use crate::channel::watch::agent::Watches;
 use crate::hang;
@@ -32,6 +33,8 @@ pub(super) struct Looking {
     ended: Vec<View>,
     /// What the last one has found, by process.
     last: BTreeMap<u32, (Instant, hang::look::Look)>,
+    /// Workers that do not leave their world.
+    pub late: Late,
 }
 
 /// What happens to them.
@@ -40,6 +43,8 @@ pub(super) enum Next {
     Asked(u64, Option<Look>),
     /// The look under way is over.
     Done(Looked),
+    /// These workers do not leave their world.
+    Late(BTreeMap<u32, Collective>),
 }
 
 impl Looking {
@@ -50,13 +55,20 @@ impl Looking {
 
     /// Wait until somebody asks, or the look under way is over. May be dropped.
     pub(super) async fn next(&mut self, session: Option<&Session>) -> Next {
-        match (&mut self.look, session) {
-            (Some((_, looked)), _) => Next::Done(looked.await.unwrap_or_default()),
-            (None, Some(session)) => {
-                let view = session.view_when(|view| view.looks_asked != self.answered).await;
-                Next::Asked(view.looks_asked, view.look)
+        let Self { look, answered, late, .. } = self;
+        let asked = async {
+            match (look, session) {
+                (Some((_, looked)), _) => Next::Done(looked.await.unwrap_or_default()),
+                (None, Some(session)) => {
+                    let view = session.view_when(|view| view.looks_asked != *answered).await;
+                    Next::Asked(view.looks_asked, view.look)
+                }
+                (None, None) => pending().await,
             }
-            (None, None) => pending().await,
+        };
+        tokio::select! {
+            next = asked => next,
+            found = late.next() => Next::Late(found),
         }
     }
 }
@@ -87,6 +99,7 @@ impl Runner {
         match next {
             Next::Asked(asked, look) => self.on_look_asked(asked, look),
             Next::Done(looked) => self.on_looked(looked),
+            Next::Late(found) => self.on_late(found),
         }
     }
 

@@ -45,7 +45,7 @@ impl Runner {
         loop {
             let commands = self.machine.take_commands();
             if commands.is_empty() {
-                return;
+                return self.watch_late();
             }
             if self.machine.leaves_world() {
                 self.stopwatch.stop_ordered(Instant::now());

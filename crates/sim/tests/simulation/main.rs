@@ -9,6 +9,7 @@ mod explore;
 mod hangs;
 mod hosts;
 mod pytorch;
+mod quorum;
 mod rendezvous;
 mod scenarios;
 mod seeds;

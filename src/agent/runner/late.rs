@@ -1,0 +1,114 @@
+//! Workers that wait for ever in a collective of the world that has ended. Part of [`super`].
+//!
+//! Their sockets are shut, so whatever they wait for fails at once. Gloo, though, forgets to end a send that it is writing when its
+//! connection ends (`Pair::signalException` in `gloo/transport/tcp/pair.cc`), and waits until the group's time-out. Torch's flight
+//! recorder shows that: whatever has failed is recorded as ended, and this is not.
+
+use std::collections::BTreeMap;
+use std::future::pending;
+use std::time::Duration;
+
+use tokio::task::{JoinHandle, JoinSet};
+use tokio::time::sleep;
+
+use super::Runner;
+use crate::agent::look::{self, Collective};
+use crate::channel::watch::agent::{Asker, Watches};
+use crate::rendezvous::messages::message::Round;
+
+/// Workers that are still in their world are asked so often, from so long after its end. One that names one collective twice does not leave it.
+const EVERY: Duration = Duration::from_secs(1);
+
+/// The workers of a world that has ended, until all have left it.
+#[derive(Debug, Default)]
+pub(super) struct Late(Option<(Round, JoinHandle<BTreeMap<u32, Collective>>)>);
+
+impl Late {
+    /// Wait until workers are found not to leave it, by local rank. May be dropped.
+    pub async fn next(&mut self) -> BTreeMap<u32, Collective> {
+        match &mut self.0 {
+            Some((_, watching)) => {
+                let found = watching.await.unwrap_or_default();
+                self.forget();
+                found
+            }
+            None => pending().await,
+        }
+    }
+
+    fn forget(&mut self) {
+        if let Some((_, watching)) = self.0.take() {
+            watching.abort();
+        }
+    }
+}
+
+impl Drop for Late {
+    fn drop(&mut self) {
+        self.forget();
+    }
+}
+
+impl Runner {
+    /// Ask the workers that are to leave their world, while they do. NCCL's collectives are aborted, which is as long as it takes.
+    pub(super) fn watch_late(&mut self) {
+        let round = self.machine.round();
+        let Some(watches) = self.watches.as_ref().filter(|_| self.machine.leaves_world()) else {
+            return self.looking.late.forget();
+        };
+        let is_watching = self.looking.late.0.as_ref().is_some_and(|(of, _)| *of == round);
+        if !is_watching && !self.workers.resizes_nccl {
+            let slots = self.pids().into_keys().filter_map(|local_rank| Some((local_rank, self.slots.of(local_rank)?)));
+            let watching = tokio::spawn(watch(slots.collect(), Watches::asker(watches)));
+            self.looking.late.forget();
+            self.looking.late.0 = Some((round, watching));
+        }
+    }
+
+    pub(super) fn on_late(&mut self, found: BTreeMap<u32, Collective>) {
+        for (local_rank, (group, seq)) in found {
+            self.machine.on_worker_hung(local_rank, &format!("collective {seq} of group {group}"));
+        }
+    }
+}
+
+/// Ask these workers, by local rank and slot, until some do not leave their world.
+async fn watch(slots: BTreeMap<u32, u32>, asker: Asker) -> BTreeMap<u32, Collective> {
+    let mut before = BTreeMap::new();
+    loop {
+        sleep(EVERY).await;
+        let mut asking = JoinSet::new();
+        for (&local_rank, &slot) in &slots {
+            let asker = asker.clone();
+            asking.spawn(async move { Some((local_rank, look::pending(&asker, slot).await?)) });
+        }
+        let waits: BTreeMap<_, _> = asking.join_all().await.into_iter().flatten().collect();
+        let late = still_waits(&before, &waits);
+        if !late.is_empty() {
+            return late;
+        }
+        before = waits;
+    }
+}
+
+/// Who waits in the collective in which it waited before.
+fn still_waits(before: &BTreeMap<u32, Collective>, now: &BTreeMap<u32, Collective>) -> BTreeMap<u32, Collective> {
+    let same = now.iter().filter(|(local_rank, collective)| before.get(local_rank) == Some(*collective));
+    same.map(|(local_rank, collective)| (*local_rank, collective.clone())).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_worker_that_goes_on_or_is_new_is_not_late() {
+        let waits = |all: &[(u32, &str, u64)]| -> BTreeMap<u32, Collective> {
+            all.iter().map(|(local_rank, group, seq)| (*local_rank, ((*group).to_owned(), *seq))).collect()
+        };
+        let before = waits(&[(0, "0", 7), (1, "0", 7), (2, "0", 7), (3, "0", 7)]);
+        let now = waits(&[(0, "0", 7), (1, "0", 8), (2, "1", 7), (4, "0", 7)]);
+        assert_eq!(still_waits(&before, &now), waits(&[(0, "0", 7)]));
+        assert_eq!(still_waits(&BTreeMap::new(), &now), BTreeMap::new());
+    }
+}

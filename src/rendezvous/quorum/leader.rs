@@ -1,0 +1,151 @@
+//! A leader: what it writes, and when that is chosen.
+
+use std::collections::BTreeSet;
+use std::mem;
+
+use super::record::{Ballot, Record, Stamp, Voters};
+use crate::rendezvous::messages::message::NodeId;
+
+/// What a leader has its driver do.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Effect<C> {
+    /// Send the record to a voter, which may be its own.
+    Write(NodeId, Record<C>),
+    /// What was recorded may be said.
+    Chosen(Record<C>),
+    /// Another leads by this ballot: decide nothing any more, and answer nobody.
+    Deposed(Ballot),
+}
+
+/// The process that writes the record of a run.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Leader<C> {
+    ballot: Ballot,
+    chosen: Option<Record<C>>,
+    /// The record that is being written, and who holds it.
+    writing: Option<(Record<C>, BTreeSet<NodeId>)>,
+    /// What is to be written after that.
+    next: Option<(Voters, C)>,
+    /// Who has left, is proven dead, or has no lease any more.
+    absent: BTreeSet<NodeId>,
+    /// It has handed over, or another leads.
+    is_over: bool,
+    effects: Vec<Effect<C>>,
+}
+
+impl<C: Clone> Leader<C> {
+    /// Lead a run that has no record.
+    pub fn first(node: NodeId, content: C) -> Self {
+        let (ballot, voters) = (Ballot::first(node), Voters::from_iter([node]));
+        let record = Record { stamp: Stamp { ballot, seq: 0 }, voters, before: None, content };
+        Self::begin(ballot, record, BTreeSet::new())
+    }
+
+    /// Lead a run whose newest record is this one.
+    pub(super) fn elected(ballot: Ballot, newest: Record<C>, dead: BTreeSet<NodeId>) -> Self {
+        let stamp = Stamp { ballot, seq: newest.stamp.seq.saturating_add(1) };
+        Self::begin(ballot, Record { stamp, ..newest }, dead)
+    }
+
+    fn begin(ballot: Ballot, record: Record<C>, absent: BTreeSet<NodeId>) -> Self {
+        let mut leader =
+            Self { ballot, chosen: None, writing: None, next: None, absent, is_over: false, effects: Vec::new() };
+        leader.begin_write(record);
+        leader
+    }
+
+    /// Its ballot.
+    pub fn ballot(&self) -> Ballot {
+        self.ballot
+    }
+
+    /// Whether it has handed over, or another leads.
+    pub fn is_over(&self) -> bool {
+        self.is_over
+    }
+
+    /// The record that is chosen, under which leases are given. Whoever gets one is present ([`Leader::on_present`]): without it nothing is
+    /// chosen as long as the lease lasts.
+    pub fn chosen(&self) -> Option<&Record<C>> {
+        self.chosen.as_ref().filter(|_| !self.is_over)
+    }
+
+    /// Record this. What has not begun to be written is replaced.
+    pub fn write(&mut self, voters: Voters, content: C) {
+        if !self.is_over {
+            self.next = Some((voters, content));
+            self.go_on();
+        }
+    }
+
+    /// A voter holds this writing.
+    pub fn on_accepted(&mut self, from: NodeId, stamp: Stamp) {
+        if let Some((_, holders)) = self.writing.as_mut().filter(|(record, _)| record.stamp == stamp) {
+            holders.insert(from);
+            self.go_on();
+        }
+    }
+
+    /// A voter has voted for this ballot.
+    pub fn on_refused(&mut self, by: Ballot) {
+        if by > self.ballot && !mem::replace(&mut self.is_over, true) {
+            self.effects.push(Effect::Deposed(by));
+        }
+    }
+
+    /// A process has left, is proven dead, or its lease is over, which began when its last question was *read*.
+    pub fn on_absent(&mut self, node: NodeId) {
+        self.absent.insert(node);
+        self.go_on();
+    }
+
+    /// A process is there, for the first time or again.
+    pub fn on_present(&mut self, node: NodeId) {
+        self.absent.remove(&node);
+        let newest = self.writing.as_ref().map(|(record, _)| record).or(self.chosen.as_ref());
+        if let Some(record) = newest.filter(|record| !self.is_over && record.all_voters().contains(&node)) {
+            self.effects.push(Effect::Write(node, record.clone()));
+        }
+    }
+
+    /// Hand over. It decides nothing any more.
+    pub fn abdicate(&mut self) {
+        self.is_over = true;
+    }
+
+    /// Take what is to be done, in order.
+    pub fn take_effects(&mut self) -> Vec<Effect<C>> {
+        mem::take(&mut self.effects)
+    }
+
+    /// See whether the record is chosen, and write the next one.
+    fn go_on(&mut self) {
+        if self.is_over {
+            return;
+        }
+        let is_chosen = self.writing.as_ref().is_some_and(|(record, holders)| {
+            record.sets().all(|voters| voters.most(|node| holders.contains(&node) || self.absent.contains(&node)))
+        });
+        if is_chosen && let Some((record, _)) = self.writing.take() {
+            self.effects.push(Effect::Chosen(record.clone()));
+            self.chosen = Some(record);
+        }
+        let Some(chosen) = self.chosen.as_ref().filter(|_| self.writing.is_none()) else { return };
+        let Some((voters, content)) = self.next.take().or_else(|| {
+            // The voters before have no say any more once this is known.
+            chosen.before.as_ref().map(|_| (chosen.voters.clone(), chosen.content.clone()))
+        }) else {
+            return;
+        };
+        let stamp = Stamp { ballot: self.ballot, seq: chosen.stamp.seq.saturating_add(1) };
+        let before = (voters != chosen.voters).then(|| chosen.voters.clone());
+        self.begin_write(Record { stamp, voters, before, content });
+    }
+
+    fn begin_write(&mut self, record: Record<C>) {
+        let writes = record.all_voters().into_iter().map(|node| Effect::Write(node, record.clone()));
+        self.effects.extend(writes);
+        self.writing = Some((record, BTreeSet::new()));
+        self.go_on();
+    }
+}
