@@ -168,7 +168,7 @@ fn filled(mut view: View, bytes: &[u8]) -> (View, Option<String>) {
 /// A collective, by the name of its group and its number there.
 pub(super) type Collective = (String, u64);
 
-/// The oldest collective that a worker has not ended, if there is one and it answers.
+/// A collective that a worker has not ended, if there is one and it answers: the oldest of a group.
 pub(super) async fn pending(asker: &Asker, slot: u32) -> Option<Collective> {
     let (view, _) = with_answer(View::default(), asker.ask(slot, ASK_LIMITS).await).await;
     let oldest = |group: view::Group| Some((group.pending.first()?.seq, group.name));

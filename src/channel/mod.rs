@@ -24,7 +24,7 @@ pub mod message;
 #[cfg(feature = "io")]
 mod peers;
 #[cfg(feature = "io")]
-mod sockets;
+pub(crate) mod sockets;
 pub mod watch;
 #[cfg(feature = "io")]
 pub mod worker;

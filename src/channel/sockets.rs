@@ -25,7 +25,7 @@ use rustix::net::{Shutdown, SocketType, getpeername, shutdown};
 /// For how long nothing passes on the sockets before they are shut down.
 const QUIET: Duration = Duration::from_millis(10);
 /// How long that is waited for. They are shut down then in any case.
-pub(super) const QUIET_LIMIT: Duration = Duration::from_secs(1);
+pub(crate) const QUIET_LIMIT: Duration = Duration::from_secs(1);
 /// How often that is looked at.
 pub(super) const QUIET_INTERVAL: Duration = Duration::from_millis(4);
 /// How often new sockets are looked for while a process group is made in a world in which a peer has failed.

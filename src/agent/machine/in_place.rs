@@ -331,13 +331,13 @@ impl AgentMachine {
         }
     }
 
-    /// A worker does not leave its world: it waits in this collective, which does not end. It is replaced, alone.
+    /// A worker does not leave its world: it has this collective, which does not end. It is replaced, alone.
     pub fn on_worker_hung(&mut self, local_rank: u32, collective: &str) {
         let attends = matches!(self.worker_states.of.get(&local_rank), Some(WorkerState::Attends { .. }));
         if attends && self.leaves_world() {
             self.warn(format!(
-                "the worker with local rank {local_rank} waits in {collective} of the world that has ended, which gloo does not end, and \
-                 is replaced"
+                "the worker with local rank {local_rank} is replaced: gloo does not end {collective} of its last world, though all \
+                 connections have ended"
             ));
             self.commands.push(Command::KillWorker { local_rank });
         }

@@ -1,11 +1,16 @@
-//! Workers that wait for ever in a collective of the world that has ended. Part of [`super`].
+//! Workers that have a collective of the world that has ended, and that does not end. Part of [`super`].
 //!
 //! Their sockets are shut, so whatever they wait for fails at once. Gloo, though, forgets to end a send that it is writing when its
 //! connection ends (`Pair::signalException` in `gloo/transport/tcp/pair.cc`), and waits until the group's time-out. Torch's flight
-//! recorder shows that: whatever has failed is recorded as ended, and this is not.
+//! recorder shows that: whatever has failed is recorded as ended, and this is not. Whoever does not wait for it yet will when it leaves
+//! its group, which joins gloo's threads.
+//!
+//! A collective on a GPU has not begun while the kernels before it run. So nobody who has a GPU is asked.
 
 use std::collections::BTreeMap;
+use std::fs;
 use std::future::pending;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use tokio::task::{JoinHandle, JoinSet};
@@ -13,10 +18,12 @@ use tokio::time::sleep;
 
 use super::Runner;
 use crate::agent::look::{self, Collective};
+use crate::channel::sockets::QUIET_LIMIT;
 use crate::channel::watch::agent::{Asker, Watches};
 use crate::rendezvous::messages::message::Round;
 
-/// Workers that are still in their world are asked so often, from so long after its end. One that names one collective twice does not leave it.
+/// Workers that are still in their world are asked so often, once their sockets must be shut. One that names one collective twice does
+/// not leave it.
 const EVERY: Duration = Duration::from_secs(1);
 
 /// The workers of a world that has ended, until all have left it.
@@ -50,7 +57,7 @@ impl Drop for Late {
 }
 
 impl Runner {
-    /// Ask the workers that are to leave their world, while they do. NCCL's collectives are aborted, which is as long as it takes.
+    /// Ask the workers that are to leave their world, while they do. NCCL's collectives are aborted, which takes as long as it takes.
     pub(super) fn watch_late(&mut self) {
         let round = self.machine.round();
         let Some(watches) = self.watches.as_ref().filter(|_| self.machine.leaves_world()) else {
@@ -58,7 +65,8 @@ impl Runner {
         };
         let is_watching = self.looking.late.0.as_ref().is_some_and(|(of, _)| *of == round);
         if !is_watching && !self.workers.resizes_nccl {
-            let slots = self.pids().into_keys().filter_map(|local_rank| Some((local_rank, self.slots.of(local_rank)?)));
+            let cpu = self.pids().into_iter().filter(|(_, pid)| !uses_gpu(*pid));
+            let slots = cpu.filter_map(|(local_rank, _)| Some((local_rank, self.slots.of(local_rank)?)));
             let watching = tokio::spawn(watch(slots.collect(), Watches::asker(watches)));
             self.looking.late.forget();
             self.looking.late.0 = Some((round, watching));
@@ -75,6 +83,7 @@ impl Runner {
 /// Ask these workers, by local rank and slot, until some do not leave their world.
 async fn watch(slots: BTreeMap<u32, u32>, asker: Asker) -> BTreeMap<u32, Collective> {
     let mut before = BTreeMap::new();
+    sleep(QUIET_LIMIT).await;
     loop {
         sleep(EVERY).await;
         let mut asking = JoinSet::new();
@@ -89,6 +98,14 @@ async fn watch(slots: BTreeMap<u32, u32>, asker: Asker) -> BTreeMap<u32, Collect
         }
         before = waits;
     }
+}
+
+/// Whether a process has opened one of NVIDIA's or AMD's devices, or that cannot be known.
+fn uses_gpu(pid: u32) -> bool {
+    let Ok(open) = fs::read_dir(format!("/proc/{pid}/fd")) else { return true };
+    let is_gpu =
+        |path: PathBuf| ["/dev/nvidia", "/dev/kfd"].iter().any(|device| path.to_string_lossy().starts_with(device));
+    open.flatten().filter_map(|entry| fs::read_link(entry.path()).ok()).any(is_gpu)
 }
 
 /// Who waits in the collective in which it waited before.

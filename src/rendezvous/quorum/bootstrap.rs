@@ -1,7 +1,7 @@
 //! Who leads a run that has no record, among the processes at the endpoints of a list.
 //!
 //! A process at a listed endpoint listens, and then asks all others. One that knows a leader names it. Else the first in the list leads:
-//! it is not before those that come first are *absent*, which a refused connection proves, or a name that nobody has. Silence proves
+//! it is not before those that come first are *absent*, which a refused connection proves. Silence proves
 //! nothing, and blocks. So no two lead: of two, the one listens before the other asks, or was asked itself. It then knows that the other
 //! is there, and answers that it leads, or that it knows no leader: then it does not lead itself as long as one before it is there.
 //!
@@ -19,7 +19,7 @@ pub enum Seen {
     /// Not yet, or not any more: it was not reached, and did not refuse.
     #[default]
     Silent,
-    /// It refuses connections, or its name does not exist.
+    /// It refuses connections. (A name that does not exist proves nothing: names of processes that are not ready may appear later.)
     Absent,
     /// Its process is there, and has answered that it knows no leader; or it comes first, and has asked.
     Fresh,

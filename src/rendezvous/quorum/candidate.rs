@@ -1,4 +1,8 @@
 //! A candidate: whose votes it asks for, and which record goes on.
+//!
+//! It asks twice. When most have voted once, every leader there was is over: whoever voted for that one had the proof before it voted for
+//! another. So when they vote again, nothing is written any more, and what they hold counts. Votes of one round could be older than what
+//! a leader has written that came in between: with a lower ballot, and without the voters that had no lease from it.
 
 use std::collections::BTreeSet;
 use std::time::Instant;
@@ -16,13 +20,28 @@ pub struct Candidate<C> {
     newest: Record<C>,
     votes: BTreeSet<NodeId>,
     dead: BTreeSet<NodeId>,
+    /// Most have voted for it before.
+    asks_again: bool,
+}
+
+/// What follows from the votes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Verdict<C> {
+    /// More votes are needed.
+    Wait,
+    /// Ask all of them, by another ballot.
+    Ask,
+    /// It leads.
+    Lead(Box<Leader<C>>),
+    /// It stands no more: it has voted for another, or has no lease any more.
+    GiveWay,
 }
 
 impl<C: Clone> Candidate<C> {
     /// Stand, if the voter of this process may vote.
     pub fn stand(voter: &mut Voter<C>, now: Instant) -> Option<Self> {
         let (ballot, newest) = voter.stand(now)?;
-        Some(Self { ballot, newest, votes: [ballot.node].into(), dead: BTreeSet::new() })
+        Some(Self { ballot, newest, votes: [ballot.node].into(), dead: BTreeSet::new(), asks_again: false })
     }
 
     /// Its ballot.
@@ -51,13 +70,29 @@ impl<C: Clone> Candidate<C> {
         self.dead.insert(node);
     }
 
-    /// Lead, if it has the votes: most of each set, or of two voters the one that lives.
-    pub fn elected(&self) -> Option<Leader<C>> {
+    /// Decide, with the voter of this process.
+    pub fn decide(&mut self, voter: &mut Voter<C>, now: Instant) -> Verdict<C> {
+        if voter.promised() != Some(self.ballot) {
+            return Verdict::GiveWay;
+        }
+        if !self.has_most() {
+            return Verdict::Wait;
+        }
+        if self.asks_again {
+            let leader = Leader::elected(self.ballot, self.newest.clone(), self.dead.clone());
+            return Verdict::Lead(Box::new(leader));
+        }
+        let Some((ballot, held)) = voter.stand(now) else { return Verdict::GiveWay };
+        *self = Self { ballot, newest: held, votes: [ballot.node].into(), asks_again: true, dead: self.dead.clone() };
+        if self.has_most() { self.decide(voter, now) } else { Verdict::Ask }
+    }
+
+    /// Whether it has most of each set, or is the one of two voters that lives.
+    fn has_most(&self) -> bool {
         let me = self.ballot.node;
-        let elects = self.newest.sets().all(|voters| {
+        self.newest.sets().all(|voters| {
             let is_left = voters.other_of_two(me).is_some_and(|other| self.dead.contains(&other));
             voters.most(|node| self.votes.contains(&node)) || is_left
-        });
-        elects.then(|| Leader::elected(self.ballot, self.newest.clone(), self.dead.clone()))
+        })
     }
 }

@@ -13,15 +13,16 @@ pub enum Effect<C> {
     Write(NodeId, Record<C>),
     /// What was recorded may be said.
     Chosen(Record<C>),
-    /// Another leads by this ballot: decide nothing any more, and answer nobody.
-    Deposed(Ballot),
+    /// It leads no more: decide nothing, answer nobody, and tell everybody that this ballot is handed over, the own voter first.
+    Over(Ballot),
 }
 
 /// The process that writes the record of a run.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Leader<C> {
     ballot: Ballot,
-    chosen: Option<Record<C>>,
+    /// The record that is chosen, and who holds it.
+    chosen: Option<(Record<C>, BTreeSet<NodeId>)>,
     /// The record that is being written, and who holds it.
     writing: Option<(Record<C>, BTreeSet<NodeId>)>,
     /// What is to be written after that.
@@ -67,7 +68,7 @@ impl<C: Clone> Leader<C> {
     /// The record that is chosen, under which leases are given. Whoever gets one is present ([`Leader::on_present`]): without it nothing is
     /// chosen as long as the lease lasts.
     pub fn chosen(&self) -> Option<&Record<C>> {
-        self.chosen.as_ref().filter(|_| !self.is_over)
+        self.chosen.as_ref().map(|(record, _)| record).filter(|_| !self.is_over)
     }
 
     /// Record this. What has not begun to be written is replaced.
@@ -80,20 +81,22 @@ impl<C: Clone> Leader<C> {
 
     /// A voter holds this writing.
     pub fn on_accepted(&mut self, from: NodeId, stamp: Stamp) {
-        if let Some((_, holders)) = self.writing.as_mut().filter(|(record, _)| record.stamp == stamp) {
+        let mut both = self.writing.as_mut().into_iter().chain(self.chosen.as_mut());
+        if let Some((_, holders)) = both.find(|(record, _)| record.stamp == stamp) {
             holders.insert(from);
             self.go_on();
         }
     }
 
-    /// A voter has voted for this ballot.
+    /// A voter has voted for this ballot. It may lead already, so this one hands over: otherwise those that follow it would vote for nobody.
     pub fn on_refused(&mut self, by: Ballot) {
-        if by > self.ballot && !mem::replace(&mut self.is_over, true) {
-            self.effects.push(Effect::Deposed(by));
+        if by > self.ballot {
+            self.abdicate();
         }
     }
 
-    /// A process has left, is proven dead, or its lease is over, which began when its last question was *read*.
+    /// A process has left, is proven dead, or its lease is over, which began when its last question was *read*. If this leader has read none,
+    /// it began when this leader was elected, or when the process became a voter: the leader before has given leases too.
     pub fn on_absent(&mut self, node: NodeId) {
         self.absent.insert(node);
         self.go_on();
@@ -101,16 +104,19 @@ impl<C: Clone> Leader<C> {
 
     /// A process is there, for the first time or again.
     pub fn on_present(&mut self, node: NodeId) {
-        self.absent.remove(&node);
-        let newest = self.writing.as_ref().map(|(record, _)| record).or(self.chosen.as_ref());
-        if let Some(record) = newest.filter(|record| !self.is_over && record.all_voters().contains(&node)) {
+        let was_absent = self.absent.remove(&node);
+        let Some((record, holders)) = self.writing.as_ref().or(self.chosen.as_ref()) else { return };
+        let lacks_it = record.all_voters().contains(&node) && !holders.contains(&node);
+        if !self.is_over && (lacks_it || was_absent) {
             self.effects.push(Effect::Write(node, record.clone()));
         }
     }
 
-    /// Hand over. It decides nothing any more.
+    /// Hand over.
     pub fn abdicate(&mut self) {
-        self.is_over = true;
+        if !mem::replace(&mut self.is_over, true) {
+            self.effects.push(Effect::Over(self.ballot));
+        }
     }
 
     /// Take what is to be done, in order.
@@ -126,11 +132,11 @@ impl<C: Clone> Leader<C> {
         let is_chosen = self.writing.as_ref().is_some_and(|(record, holders)| {
             record.sets().all(|voters| voters.most(|node| holders.contains(&node) || self.absent.contains(&node)))
         });
-        if is_chosen && let Some((record, _)) = self.writing.take() {
+        if is_chosen && let Some((record, holders)) = self.writing.take() {
             self.effects.push(Effect::Chosen(record.clone()));
-            self.chosen = Some(record);
+            self.chosen = Some((record, holders));
         }
-        let Some(chosen) = self.chosen.as_ref().filter(|_| self.writing.is_none()) else { return };
+        let Some((chosen, _)) = self.chosen.as_ref().filter(|_| self.writing.is_none()) else { return };
         let Some((voters, content)) = self.next.take().or_else(|| {
             // The voters before have no say any more once this is known.
             chosen.before.as_ref().map(|_| (chosen.voters.clone(), chosen.content.clone()))

@@ -7,8 +7,9 @@
 //! voters are changed with it as in joint consensus: by majorities of both sets.
 //!
 //! Two things are not Paxos. A leader does not wait for a voter that has left, is proven dead, or whose lease is over, and of two
-//! voters the one leads alone when the other is proven dead. They are safe because no voter votes without proof that the leader before
-//! is over, nor outside of a lease, nor if it does not hold the record under which that was given: whom the leader has stopped to wait for has no such lease.
+//! voters the one leads alone when the other is proven dead. They are safe because a voter gives up a leader with proof that it is over
+//! alone, because it votes within a lease only, while it holds the record under which that was given (a leader that has handed over: the
+//! record that it has written), and because it is asked twice. Whom the leader has stopped to wait for has no such lease.
 //!
 //! | file | what it decides |
 //! |---|---|

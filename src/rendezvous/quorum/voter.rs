@@ -74,9 +74,10 @@ impl<C: Clone> Voter<C> {
         }
     }
 
-    /// A process is proven dead. Returns the answer to whom has asked for this vote before.
+    /// A process is proven dead. One that this voter follows later has to be proven anew. Returns the answer to whom has asked for this vote before.
     pub fn on_dead(&mut self, node: NodeId, now: Instant) -> Option<Reply<C>> {
         self.dead.insert(node);
+        self.asked = self.asked.filter(|ballot| ballot.node != node);
         self.forget();
         self.vote_if_asked(now)
     }
@@ -114,11 +115,13 @@ impl<C: Clone> Voter<C> {
     fn may_vote(&self, ballot: Ballot, now: Instant) -> bool {
         let (Some(promised), Some(held)) = (self.promised, &self.held) else { return false };
         let is_over = self.dead.contains(&promised.node) || self.abdicated == Some(promised);
-        // A candidate that leads nobody yet may make another attempt, and give way to one that prevails.
+        // A candidate that has written nothing here may make another attempt, and give way to one that prevails.
         let is_attempt = held.stamp.ballot != promised && [self.id, ballot.node].contains(&promised.node);
         let holds_all = self.lease.is_some_and(|(stamp, until)| stamp <= held.stamp && now < until);
         let wrote_it = held.stamp.ballot == promised && promised.node == self.id;
-        ballot > promised && (is_over || is_attempt) && (holds_all || wrote_it)
+        // Who has not got the answer asks once more.
+        let is_new = ballot > promised || ballot == promised && is_attempt;
+        is_new && (is_over || is_attempt) && (holds_all || wrote_it)
     }
 
     fn vote_if_asked(&mut self, now: Instant) -> Option<Reply<C>> {

@@ -6,7 +6,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::{Duration, Instant};
 
 use elastic_rs::rendezvous::messages::message::NodeId;
-use elastic_rs::rendezvous::quorum::candidate::Candidate;
+use elastic_rs::rendezvous::quorum::candidate::{Candidate, Verdict};
 use elastic_rs::rendezvous::quorum::leader::{Effect, Leader};
 use elastic_rs::rendezvous::quorum::record::{Ballot, Record, Stamp, Voters};
 use elastic_rs::rendezvous::quorum::voter::{Reply, Voter};
@@ -51,8 +51,6 @@ pub enum Mutation {
     WithoutVotersBefore,
     /// What new voters have to hold is chosen without them.
     WithoutNewVoters,
-    /// A process that was started again is the same voter, and gets what was on its way to it.
-    SameIdAgain,
     /// What is decided is said before it is chosen.
     SaidEarly,
     /// A candidate writes its own record, not the newest of those that the votes bring.
@@ -122,7 +120,6 @@ pub(super) enum Step {
     Question(Place),
     Tick,
     Death(Place),
-    Again(Place),
     Proof(Place, Place),
     Lapse(Place, Place),
     Write(Place, Option<usize>),
@@ -138,7 +135,6 @@ struct Spent {
     questions: u8,
     stands: u8,
     abdications: u8,
-    again: u8,
 }
 
 /// A quorum at some time.
@@ -238,10 +234,6 @@ impl<'a> Quorum<'a> {
         if spent.ticks < bounds.ticks {
             steps.push(Step::Tick);
         }
-        if self.is(Mutation::SameIdAgain) && spent.again == 0 {
-            steps
-                .extend((0..bounds.processes).filter(|at| !self.processes[usize::from(*at)].is_alive).map(Step::Again));
-        }
         for (at, process) in self.alive() {
             let follows = process.voter.promised().filter(|ballot| ballot.node != node(at));
             if spent.questions < bounds.questions && follows.is_some() {
@@ -287,16 +279,7 @@ impl<'a> Quorum<'a> {
             Step::Death(at) => {
                 self.spent.deaths += 1;
                 self.processes[usize::from(at)].is_alive = false;
-                if !self.is(Mutation::SameIdAgain) {
-                    self.letters.retain(|letter| letter.to != at);
-                }
-            }
-            Step::Again(at) => {
-                self.spent.again += 1;
-                self.processes[usize::from(at)] = Process::new(at);
-                self.processes.iter_mut().for_each(|process| {
-                    process.dead.remove(&at);
-                });
+                self.letters.retain(|letter| letter.to != at);
             }
             Step::Proof(at, other) => self.prove(at, other),
             Step::Lapse(at, other) => {
@@ -311,8 +294,7 @@ impl<'a> Quorum<'a> {
     }
 
     fn post(&mut self, from: Place, to: Place, body: Body) {
-        let is_lost = !self.processes[usize::from(to)].is_alive && !self.is(Mutation::SameIdAgain);
-        if !is_lost {
+        if self.processes[usize::from(to)].is_alive {
             self.letters.push(Letter { from, to, body });
         }
     }
@@ -422,11 +404,16 @@ impl<'a> Quorum<'a> {
         let Some(mut candidate) = Candidate::stand(&mut process.voter, now) else { return false };
         self.spent.stands += 1;
         process.dead.iter().for_each(|dead| candidate.on_dead(node(*dead)));
-        let (ballot, asks) = (candidate.ballot(), candidate.asks());
         process.candidate = Some(candidate);
-        asks.into_iter().for_each(|other| self.post(at, place(other), Body::Ask(ballot)));
+        self.ask_all(at);
         self.elect(at);
         true
+    }
+
+    fn ask_all(&mut self, at: Place) {
+        let Some(candidate) = &self.processes[usize::from(at)].candidate else { return };
+        let (ballot, asks) = (candidate.ballot(), candidate.asks());
+        asks.into_iter().for_each(|other| self.post(at, place(other), Body::Ask(ballot)));
     }
 
     /// A vote has come.
@@ -446,11 +433,16 @@ impl<'a> Quorum<'a> {
     }
 
     fn elect(&mut self, at: Place) {
-        let now = self.spent.ticks;
+        let (now, instant) = (self.spent.ticks, self.now());
         let process = &mut self.processes[usize::from(at)];
-        let Some(leader) = process.candidate.as_ref().and_then(Candidate::elected) else { return };
+        let Some(candidate) = &mut process.candidate else { return };
+        match candidate.decide(&mut process.voter, instant) {
+            Verdict::Wait => return,
+            Verdict::Ask => return self.ask_all(at),
+            Verdict::GiveWay => return process.candidate = None,
+            Verdict::Lead(leader) => process.leader = Some(*leader),
+        }
         process.candidate = None;
-        process.leader = Some(leader);
         // The one before has given leases until now.
         process.read = (0..self.bounds.processes).filter(|other| *other != at).map(|other| (other, now)).collect();
         let others: Vec<_> = self.alive().filter(|(_, it)| it.leader.is_some()).map(|(other, _)| other).collect();
@@ -464,13 +456,25 @@ impl<'a> Quorum<'a> {
 
     fn abdicate(&mut self, at: Place) {
         self.spent.abdications += 1;
-        let now = self.now();
         let goes_on = self.is(Mutation::WritesAfterAbdication);
+        match &mut self.processes[usize::from(at)].leader {
+            Some(leader) if goes_on => {
+                let ballot = leader.ballot();
+                self.is_over(at, ballot);
+            }
+            Some(leader) => {
+                leader.abdicate();
+                self.perform(at);
+            }
+            None => {}
+        }
+    }
+
+    /// A leader has handed over.
+    fn is_over(&mut self, at: Place, ballot: Ballot) {
+        let (now, goes_on) = (self.now(), self.is(Mutation::WritesAfterAbdication));
         let process = &mut self.processes[usize::from(at)];
-        let Some(leader) = &mut process.leader else { return };
-        let ballot = leader.ballot();
         if !goes_on {
-            leader.abdicate();
             process.leader = None;
         }
         let reply = process.voter.on_abdicated(ballot, now);
@@ -505,7 +509,7 @@ impl<'a> Quorum<'a> {
                         }
                         self.told = record.content;
                     }
-                    Effect::Deposed(_) => self.processes[usize::from(at)].leader = None,
+                    Effect::Over(ballot) => self.is_over(at, ballot),
                 }
             }
         }
@@ -546,7 +550,6 @@ impl<'a> Quorum<'a> {
             Step::Question(at) => format!("{at} asks for a lease"),
             Step::Tick => format!("it is {}", self.spent.ticks + 1),
             Step::Death(at) => format!("{at} dies"),
-            Step::Again(at) => format!("{at} is started again"),
             Step::Proof(at, other) => format!("{other} is dead to {at}"),
             Step::Lapse(at, other) => format!("{at} does not wait for {other}"),
             Step::Write(at, None) => format!("{at} writes"),
