@@ -1,11 +1,11 @@
-//! Workers that have a collective of the world that has ended, and that does not end. Part of [`super`].
+//! Finds workers that cannot leave a world that has ended, because a collective of theirs does not end. Part of [`super`].
 //!
 //! Their sockets are shut, so whatever they wait for fails at once. Gloo, though, forgets to end a send that it is writing when its
 //! connection ends (`Pair::signalException` in `gloo/transport/tcp/pair.cc`), and waits until the group's time-out. Torch's flight
-//! recorder shows that: whatever has failed is recorded as ended, and this is not. Whoever does not wait for it yet will when it leaves
-//! its group, which joins gloo's threads.
+//! recorder shows that: a collective that has failed is recorded as ended, and this one is not. Also a worker whose main thread does not
+//! wait for the collective will: leaving the process group joins gloo's threads.
 //!
-//! A collective on a GPU has not begun while the kernels before it run. So nobody who has a GPU is asked.
+//! Workers that use a GPU are left out. There a collective waits until the kernels before it have run, which may take longer.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -19,11 +19,10 @@ use tokio::time::sleep;
 use super::Runner;
 use crate::agent::look::{self, Collective};
 use crate::channel::sockets::QUIET_LIMIT;
-use crate::channel::watch::agent::{Asker, Watches};
+use crate::channel::watch::agent::Asker;
 use crate::rendezvous::messages::message::Round;
 
-/// Workers that are still in their world are asked so often, once their sockets must be shut. One that names one collective twice does
-/// not leave it.
+/// Time between two questions to the workers, once their sockets must be shut. A worker that names the same collective twice is late.
 const EVERY: Duration = Duration::from_secs(1);
 
 /// The workers of a world that has ended, until all have left it.
@@ -31,7 +30,7 @@ const EVERY: Duration = Duration::from_secs(1);
 pub(super) struct Late(Option<(Round, JoinHandle<BTreeMap<u32, Collective>>)>);
 
 impl Late {
-    /// Wait until workers are found not to leave it, by local rank. May be dropped.
+    /// Wait until workers are late. Returns what they wait for, by local rank. May be dropped.
     pub async fn next(&mut self) -> BTreeMap<u32, Collective> {
         match &mut self.0 {
             Some((_, watching)) => {
@@ -67,7 +66,7 @@ impl Runner {
         if !is_watching && !self.workers.resizes_nccl {
             let cpu = self.pids().into_iter().filter(|(_, pid)| !uses_gpu(*pid));
             let slots = cpu.filter_map(|(local_rank, _)| Some((local_rank, self.slots.of(local_rank)?)));
-            let watching = tokio::spawn(watch(slots.collect(), Watches::asker(watches)));
+            let watching = tokio::spawn(watch(slots.collect(), watches.asker()));
             self.looking.late.forget();
             self.looking.late.0 = Some((round, watching));
         }
@@ -80,7 +79,7 @@ impl Runner {
     }
 }
 
-/// Ask these workers, by local rank and slot, until some do not leave their world.
+/// Ask these workers, given by local rank and slot, until some of them are late.
 async fn watch(slots: BTreeMap<u32, u32>, asker: Asker) -> BTreeMap<u32, Collective> {
     let mut before = BTreeMap::new();
     sleep(QUIET_LIMIT).await;
@@ -108,7 +107,7 @@ fn uses_gpu(pid: u32) -> bool {
     open.flatten().filter_map(|entry| fs::read_link(entry.path()).ok()).any(is_gpu)
 }
 
-/// Who waits in the collective in which it waited before.
+/// The workers that have named the same collective in both answers.
 fn still_waits(before: &BTreeMap<u32, Collective>, now: &BTreeMap<u32, Collective>) -> BTreeMap<u32, Collective> {
     let same = now.iter().filter(|(local_rank, collective)| before.get(local_rank) == Some(*collective));
     same.map(|(local_rank, collective)| (*local_rank, collective.clone())).collect()

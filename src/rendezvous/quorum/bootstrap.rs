@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 /// For so long does the first leader of a run listen before it decides anything.
 pub const LISTENS_FOR: Duration = Duration::from_millis(500);
 
-/// What is known of a listed endpoint.
+/// What this process knows about a listed endpoint.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Seen {
     /// Not yet, or not any more: it was not reached, and did not refuse.
@@ -39,7 +39,7 @@ pub enum Answer<L> {
 /// What this process does.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict<L> {
-    /// Another leads, by what is known of it.
+    /// Another process leads: this one.
     Follow(L),
     /// This process leads, and has told so from now on.
     Lead,
@@ -65,7 +65,7 @@ pub struct Attempt {
 pub struct Bootstrap<L> {
     mine: usize,
     listens_since: Instant,
-    /// What is known of each endpoint, and how often its process has asked.
+    /// For each endpoint: what this process knows about it, and how many questions have come from there.
     seen: Vec<(Seen, u64)>,
     leader: Option<L>,
     leads: bool,

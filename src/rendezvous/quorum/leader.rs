@@ -11,7 +11,7 @@ use crate::rendezvous::messages::message::NodeId;
 pub enum Effect<C> {
     /// Send the record to a voter, which may be its own.
     Write(NodeId, Record<C>),
-    /// What was recorded may be said.
+    /// The record is chosen: messages that depend on it may be sent.
     Chosen(Record<C>),
     /// It leads no more: decide nothing, answer nobody, and tell everybody that this ballot is handed over, the own voter first.
     Over(Ballot),
@@ -25,9 +25,9 @@ pub struct Leader<C> {
     chosen: Option<(Record<C>, BTreeSet<NodeId>)>,
     /// The record that is being written, and who holds it.
     writing: Option<(Record<C>, BTreeSet<NodeId>)>,
-    /// What is to be written after that.
+    /// The voters and the content of the next record.
     next: Option<(Voters, C)>,
-    /// Who has left, is proven dead, or has no lease any more.
+    /// Processes for which this leader does not wait: they have left, are proven dead, or have no lease any more.
     absent: BTreeSet<NodeId>,
     /// It has handed over, or another leads.
     is_over: bool,
@@ -60,18 +60,13 @@ impl<C: Clone> Leader<C> {
         self.ballot
     }
 
-    /// Whether it has handed over, or another leads.
-    pub fn is_over(&self) -> bool {
-        self.is_over
-    }
-
     /// The record that is chosen, under which leases are given. Whoever gets one is present ([`Leader::on_present`]): without it nothing is
     /// chosen as long as the lease lasts.
     pub fn chosen(&self) -> Option<&Record<C>> {
         self.chosen.as_ref().map(|(record, _)| record).filter(|_| !self.is_over)
     }
 
-    /// Record this. What has not begun to be written is replaced.
+    /// Write a record with these voters and this content, once the present one is chosen. Replaces a record that still waits for that.
     pub fn write(&mut self, voters: Voters, content: C) {
         if !self.is_over {
             self.next = Some((voters, content));
@@ -119,7 +114,7 @@ impl<C: Clone> Leader<C> {
         }
     }
 
-    /// Take what is to be done, in order.
+    /// Take the effects since the last call, in order.
     pub fn take_effects(&mut self) -> Vec<Effect<C>> {
         mem::take(&mut self.effects)
     }

@@ -3,8 +3,8 @@
 //! Pure. One process *leads* a run: it alone writes the run's record, and says nothing that a successor could forget before the record
 //! is *chosen*, that is, before the voters that the record names hold it. A voter keeps it in memory, so a process that was started
 //! again is another voter. When the leader is dead, or hands over, a voter *stands* as candidate; with the votes of a majority it takes
-//! the newest record among theirs, writes it anew under its own ballot, and leads. So this is a Paxos register that holds one value, and
-//! voters are changed with it as in joint consensus: by majorities of both sets.
+//! the newest record that these voters hold, writes it again under its own ballot, and leads. This is a Paxos register with one value. Its
+//! voters change by joint consensus: a change needs a majority of the old voters and one of the new voters.
 //!
 //! Two things are not Paxos. A leader does not wait for a voter that has left, is proven dead, or whose lease is over, and of two
 //! voters the one leads alone when the other is proven dead. They are safe because a voter gives up a leader with proof that it is over

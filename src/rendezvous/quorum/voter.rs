@@ -74,7 +74,8 @@ impl<C: Clone> Voter<C> {
         }
     }
 
-    /// A process is proven dead. One that this voter follows later has to be proven anew. Returns the answer to whom has asked for this vote before.
+    /// A process is proven dead. The proof is forgotten if the process is neither a voter nor whom this voter follows: it must be given
+    /// again if that changes. Returns the answer to a candidate that has asked for this vote before.
     pub fn on_dead(&mut self, node: NodeId, now: Instant) -> Option<Reply<C>> {
         self.dead.insert(node);
         self.asked = self.asked.filter(|ballot| ballot.node != node);
@@ -82,7 +83,7 @@ impl<C: Clone> Voter<C> {
         self.vote_if_asked(now)
     }
 
-    /// A leader has handed over: it writes no more. Returns the answer to whom has asked for this vote before.
+    /// A leader has handed over: it writes no more. Returns the answer to a candidate that has asked before.
     pub fn on_abdicated(&mut self, ballot: Ballot, now: Instant) -> Option<Reply<C>> {
         if self.promised.is_none_or(|promised| promised <= ballot) {
             self.promised = Some(ballot);

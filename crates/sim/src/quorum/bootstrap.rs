@@ -1,12 +1,10 @@
 //! Processes at the endpoints of a list, of which one leads: all orders of starts, deaths, questions and answers.
 
-use std::collections::HashSet;
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::Instant;
 
 use elastic_rs::rendezvous::quorum::bootstrap::{Answer, Attempt, Bootstrap, LISTENS_FOR, Seen, Verdict};
 
-use super::deep;
+use super::explore::{State, digest_of, explore_from};
 
 /// What a question brings, once it is delivered.
 #[derive(Clone, Debug, Hash)]
@@ -28,6 +26,7 @@ struct Process {
 #[derive(Clone, Debug)]
 struct Listed {
     zero: Instant,
+    mistake: Option<Mistake>,
     /// `None`: not started, or dead.
     processes: Vec<Option<Process>>,
     starts: u8,
@@ -44,13 +43,8 @@ pub enum Mistake {
     AsksFirst,
 }
 
-struct Search {
-    mistake: Option<Mistake>,
-    seen: HashSet<u64>,
-    trace: Vec<String>,
-}
-
-/// Let so many listed processes start, so many die, and start again, and ask so often in all. Any of them may be cut off from any other for a while.
+/// Go through all histories in which listed processes start and ask so often, and so many die. Any question may get no answer.
+/// Returns the number of states.
 ///
 /// # Errors
 /// The history in which two lead at once.
@@ -59,37 +53,20 @@ pub fn explore(
     (starts, deaths, asks): (u8, u8, u8),
     mistake: Option<Mistake>,
 ) -> Result<usize, String> {
-    let start = Listed { zero: Instant::now(), processes: vec![None; endpoints], starts, deaths, asks };
-    deep(|| {
-        let mut search = Search { mistake, seen: HashSet::new(), trace: Vec::new() };
-        search.go(&start)?;
-        Ok(search.seen.len())
-    })
+    explore_from(&Listed { zero: Instant::now(), mistake, processes: vec![None; endpoints], starts, deaths, asks })
 }
 
-impl Search {
-    fn go(&mut self, listed: &Listed) -> Result<(), String> {
-        let leaders = listed.processes.iter().flatten().filter(|process| process.leads).count();
-        if leaders > 1 {
-            return Err(format!("{}\n{leaders} processes lead", self.trace.join("\n")));
-        }
-        let mut hasher = DefaultHasher::new();
-        (&listed.processes, listed.starts, listed.deaths, listed.asks).hash(&mut hasher);
-        if !self.seen.insert(hasher.finish()) {
-            return Ok(());
-        }
-        for (step, next) in listed.next(self.mistake) {
-            self.trace.push(step);
-            self.go(&next)?;
-            self.trace.pop();
-        }
-        Ok(())
+impl State for Listed {
+    fn digest(&self) -> u64 {
+        digest_of(&(&self.processes, self.starts, self.deaths, self.asks))
     }
-}
 
-impl Listed {
-    /// Everything that may happen, and what is then.
-    fn next(&self, mistake: Option<Mistake>) -> Vec<(String, Self)> {
+    fn violation(&self) -> Option<String> {
+        let leaders = self.processes.iter().flatten().filter(|process| process.leads).count();
+        (leaders > 1).then(|| format!("{leaders} processes lead"))
+    }
+
+    fn next(&self) -> impl Iterator<Item = (String, Self)> {
         let mut all = Vec::new();
         let mut add = |step: String, change: &dyn Fn(&mut Self)| {
             let mut next = self.clone();
@@ -114,10 +91,11 @@ impl Listed {
             }
             let may_ask = |to: &usize| self.asks > 0 && *to != at;
             for to in (0..self.processes.len()).filter(|to| may_ask(to) && process.asked.iter().all(|it| it != to)) {
-                let listens = mistake != Some(Mistake::AsksFirst);
+                let listens = self.mistake != Some(Mistake::AsksFirst);
                 add(format!("{at} asks {to}"), &|next| next.ask(at, to, listens));
                 add(format!("{at} asks {to}, which is silent"), &|next| {
-                    let silent = if mistake == Some(Mistake::SilentIsAbsent) { Heard::Absent } else { Heard::Silent };
+                    let silent =
+                        if self.mistake == Some(Mistake::SilentIsAbsent) { Heard::Absent } else { Heard::Silent };
                     next.hears(at, to, silent);
                 });
             }
@@ -126,9 +104,11 @@ impl Listed {
             }
             add(format!("{at} decides"), &|next| next.decide(at));
         }
-        all
+        all.into_iter()
     }
+}
 
+impl Listed {
     fn start(&mut self, at: usize) {
         self.starts -= 1;
         let bootstrap = Bootstrap::new(at, self.processes.len(), self.zero);

@@ -2,7 +2,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::{Duration, Instant};
 
 use elastic_rs::rendezvous::messages::message::NodeId;
@@ -11,7 +10,9 @@ use elastic_rs::rendezvous::quorum::leader::{Effect, Leader};
 use elastic_rs::rendezvous::quorum::record::{Ballot, Record, Stamp, Voters};
 use elastic_rs::rendezvous::quorum::voter::{Reply, Voter};
 
-/// What has been recorded, in order.
+use super::explore::{State, digest_of};
+
+/// The numbers of the writes, in order.
 type Content = Vec<u8>;
 /// A process.
 type Place = u8;
@@ -51,7 +52,7 @@ pub enum Mutation {
     WithoutVotersBefore,
     /// What new voters have to hold is chosen without them.
     WithoutNewVoters,
-    /// What is decided is said before it is chosen.
+    /// A leader announces a decision before the record is chosen.
     SaidEarly,
     /// A candidate writes its own record, not the newest of those that the votes bring.
     OwnRecord,
@@ -145,7 +146,7 @@ pub struct Quorum<'a> {
     processes: Vec<Process>,
     letters: Vec<Letter>,
     spent: Spent,
-    /// What the run has been told.
+    /// The content that a leader has announced last: no later record may lack any of it.
     told: Content,
     violation: Option<String>,
 }
@@ -190,18 +191,6 @@ impl<'a> Quorum<'a> {
         while !self.letters.is_empty() {
             self.deliver(0);
         }
-    }
-
-    /// A digest of everything that decides what may happen from here on.
-    pub(super) fn digest(&self) -> u64 {
-        let mut letters: Vec<u64> = self.letters.iter().map(digest_of).collect();
-        letters.sort_unstable();
-        digest_of(&(&self.processes, letters, &self.spent, &self.told))
-    }
-
-    /// What went wrong, if something did.
-    pub fn violation(&self) -> Option<&str> {
-        self.violation.as_deref()
     }
 
     fn is(&self, mutation: Mutation) -> bool {
@@ -307,9 +296,6 @@ impl<'a> Quorum<'a> {
             Body::Write(record) => {
                 let ballot = record.stamp.ballot;
                 let reply = process.voter.on_record(record);
-                if process.candidate.as_ref().is_some_and(|candidate| candidate.ballot() < ballot) {
-                    process.candidate = None;
-                }
                 self.led(to, |leader| leader.on_refused(ballot));
                 self.post(to, from, Body::Reply(reply));
             }
@@ -340,16 +326,13 @@ impl<'a> Quorum<'a> {
         }
     }
 
-    /// Send what a voter answers to a candidate: who has asked now, or has before.
+    /// Send a voter's answer. A vote goes to the candidate of its ballot, which may have asked earlier; a refusal to `asks`.
     fn answer(&mut self, from: Place, asks: Place, reply: Option<Reply<Content>>) {
         let Some(reply) = reply else { return };
         let to = match &reply {
             Reply::Voted(ballot, _) => place(ballot.node),
             Reply::Refused(_) | Reply::Accepted(_) => asks,
         };
-        if matches!(reply, Reply::Voted(..)) {
-            self.processes[usize::from(from)].candidate = None; // it gives way
-        }
         self.post(from, to, Body::Reply(reply));
     }
 
@@ -544,7 +527,7 @@ impl<'a> Quorum<'a> {
     }
 
     /// A step in words.
-    pub(super) fn told(&self, step: &Step) -> String {
+    pub(super) fn describe(&self, step: &Step) -> String {
         match step {
             Step::Deliver(index) => self.letters[*index].to_string(),
             Step::Question(at) => format!("{at} asks for a lease"),
@@ -581,8 +564,21 @@ impl fmt::Display for Letter {
     }
 }
 
-fn digest_of(what: &impl Hash) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    what.hash(&mut hasher);
-    hasher.finish()
+impl State for Quorum<'_> {
+    fn digest(&self) -> u64 {
+        let mut letters: Vec<u64> = self.letters.iter().map(digest_of).collect();
+        letters.sort_unstable();
+        digest_of(&(&self.processes, letters, &self.spent, &self.told))
+    }
+
+    fn violation(&self) -> Option<String> {
+        self.violation.clone()
+    }
+
+    fn next(&self) -> impl Iterator<Item = (String, Self)> {
+        self.steps().into_iter().filter_map(|step| {
+            let mut next = self.clone();
+            next.step(&step).then(|| (self.describe(&step), next))
+        })
+    }
 }
