@@ -13,11 +13,11 @@ step, and when the last worker had got to each phase:
 - a node joins: from the moment when the last worker that was started has made its model;
 - from SIGTERM of a node.
 
-Goodput is the part of the time that was spent in steps that count, while a fault happens every 15 s. A step of fewer
-workers counts as the part of a step that their number is: it has seen so much less data. In the first
-measurement a worker is killed. In the second, the agent of a node, or the agent and its workers, by turns; they are
-started again after 1 s, and the whole job when it has ended or stood still for 60 s. What is left of a node is killed
-before it is started again, as if it were a container.
+Goodput is the part of the time that was spent in steps that count, while a fault happens every 15 s: their number times
+the time that a step of the same job takes before the first fault. A step of fewer workers counts as the part of a step
+that their number is: it has seen so much less data. In the first measurement a worker is killed. In the second, the
+agent of a node, or the agent and its workers, by turns; they are started again after 1 s, and the whole job when it has
+ended or stood still for 60 s. What is left of a node is killed before it is started again, as if it were a container.
 """
 
 from __future__ import annotations
@@ -328,8 +328,13 @@ def goodput(kind: str, seconds: float, *, of_nodes: bool) -> float:
     """Return the part of the time that was spent in steps that count."""
     with job_of(kind) as job:
         pids = job.settle(4)
-        steps = [told for told in job.history if told.what == "step" and told.world == 4 and told.rank == 0]
+        if "standby" in kind:
+            job.await_standbys(4)
+        since = time.monotonic()
+        job.wait(lambda told: told.what == "step" and told.at >= since + FAULT_EVERY_S)
+        steps = [told for told in job.history if told.what == "step" and told.rank == 0 and told.at >= since]
         pace = statistics.median(b.at - a.at for a, b in itertools.pairwise(steps))
+        print(f"goodput: {kind}: {1000 * pace:.0f} ms for a step of four workers without faults", flush=True)
         faults = Faults(job, pids, of_nodes)
         began, first = time.monotonic(), max(told.step for told in job.history)
         fault_at, stepped_at, reached = began + FAULT_EVERY_S, began, first

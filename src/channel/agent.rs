@@ -72,6 +72,11 @@ pub enum FromWorker {
         /// The worker's.
         local_rank: u32,
     },
+    /// A peer has failed, and the sockets of its process groups were shut down: what waits for them fails at once.
+    Freed {
+        /// The worker's.
+        local_rank: u32,
+    },
     /// Its world is not formed: a step towards it has failed, or has taken longer than its limit.
     Stuck {
         /// The worker's.
@@ -229,6 +234,7 @@ impl FromWorker {
             | FromWorker::Parked { local_rank, .. }
             | FromWorker::NoProcessGroup { local_rank }
             | FromWorker::Saves { local_rank }
+            | FromWorker::Freed { local_rank }
             | FromWorker::Stuck { local_rank }
             | FromWorker::Raised { local_rank, .. }
             | FromWorker::Unfit { local_rank, .. }
@@ -408,6 +414,7 @@ async fn read_all(
             ToAgent::Parked(state) => FromWorker::Parked { local_rank, state },
             ToAgent::NoProcessGroup => FromWorker::NoProcessGroup { local_rank },
             ToAgent::Saves => FromWorker::Saves { local_rank },
+            ToAgent::Freed => FromWorker::Freed { local_rank },
             ToAgent::Stuck => FromWorker::Stuck { local_rank },
             ToAgent::Unfit { message } => FromWorker::Unfit { local_rank, message: tidy(&message) },
             ToAgent::Raised { error, message } => {

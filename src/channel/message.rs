@@ -83,6 +83,8 @@ pub enum ToAgent {
     },
     /// The worker's program does not live through a change: it saves at the check, and is started anew.
     Saves,
+    /// A peer has failed, and the sockets of the worker's process groups were shut down: what waits for them fails at once.
+    Freed,
 }
 
 /// The state that a worker has while it is in no world.

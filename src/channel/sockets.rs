@@ -25,7 +25,7 @@ use rustix::net::{Shutdown, SocketType, getpeername, shutdown};
 /// For how long nothing passes on the sockets before they are shut down.
 const QUIET: Duration = Duration::from_millis(10);
 /// How long that is waited for. They are shut down then in any case.
-pub(crate) const QUIET_LIMIT: Duration = Duration::from_secs(1);
+pub(super) const QUIET_LIMIT: Duration = Duration::from_secs(1);
 /// How often that is looked at.
 pub(super) const QUIET_INTERVAL: Duration = Duration::from_millis(4);
 /// How often new sockets are looked for while a process group is made in a world in which a peer has failed.
@@ -100,18 +100,18 @@ impl Sockets {
         !self.guarded.iter().any(|(inode, socket)| is_busy(*inode, socket))
     }
 
-    /// Shuts the sockets down. Returns when another call is needed: something still passes on them, or a process group is being made.
-    pub(super) fn shut_down(&mut self, now: Instant) -> Option<Duration> {
+    /// Shuts the sockets down. Returns whether any were, and when another call is needed: something still passes on them, or a process
+    /// group is being made.
+    pub(super) fn shut_down(&mut self, now: Instant) -> (bool, Option<Duration>) {
         let failed_at = *self.failed_at.get_or_insert(now);
         let waited = now.saturating_duration_since(failed_at);
         if waited < QUIET_LIMIT && !self.is_quiet() {
-            return Some(QUIET_INTERVAL);
+            return (false, Some(QUIET_INTERVAL));
         }
-        for (inode, socket) in std::mem::take(&mut self.guarded) {
-            shut(inode, &socket);
-        }
+        let guarded = std::mem::take(&mut self.guarded);
+        guarded.iter().for_each(|(inode, socket)| shut(*inode, socket));
         if self.marks.is_empty() {
-            return None;
+            return (!guarded.is_empty(), None);
         }
         // Whatever fails here, such as a want of descriptors, may succeed in the next call.
         for (inode, socket) in Open::look().map(|open| open.connected()).unwrap_or_default() {
@@ -119,7 +119,7 @@ impl Sockets {
                 shut(inode, &socket);
             }
         }
-        Some(LOOK_INTERVAL)
+        (!guarded.is_empty(), Some(LOOK_INTERVAL))
     }
 }
 

@@ -48,13 +48,20 @@ impl Runner {
         match received {
             FromWorker::Hello { local_rank } => self.machine.on_worker_attends(local_rank),
             FromWorker::Ack { local_rank, seq, count } => self.machine.on_worker_counted(local_rank, seq, count),
-            FromWorker::Parked { local_rank, state } => self.machine.on_worker_parked(local_rank, state),
+            FromWorker::Freed { local_rank } => self.watch_freed(local_rank),
+            FromWorker::Parked { local_rank, state } => {
+                self.looking.late.forget(local_rank);
+                self.machine.on_worker_parked(local_rank, state);
+            }
             FromWorker::NoProcessGroup { .. } => self.machine.on_worker_without_process_group(),
             FromWorker::Saves { .. } => self.machine.on_worker_saves(),
             FromWorker::Stuck { local_rank } => self.on_stuck(local_rank),
             FromWorker::Unfit { local_rank, message } => self.on_unfit(local_rank, message),
             FromWorker::Raised { local_rank, error, message } => self.on_raised(local_rank, error, message),
-            FromWorker::Gone { local_rank } => self.machine.on_worker_deaf(local_rank),
+            FromWorker::Gone { local_rank } => {
+                self.looking.late.forget(local_rank);
+                self.machine.on_worker_deaf(local_rank);
+            }
         }
     }
 

@@ -13,90 +13,70 @@ use std::future::pending;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use tokio::task::{JoinHandle, JoinSet};
+use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::sleep;
 
 use super::Runner;
 use crate::agent::look::{self, Collective};
-use crate::channel::sockets::QUIET_LIMIT;
 use crate::channel::watch::agent::Asker;
-use crate::rendezvous::messages::message::Round;
 
-/// Time between two questions to the workers, once their sockets must be shut. A worker that names the same collective twice is late.
-const EVERY: Duration = Duration::from_secs(1);
+/// Time between two questions to a worker whose sockets are shut. If it names the same collective twice, that was forgotten. Its answers
+/// need the GIL and time on a core, as does the end of a collective.
+const EVERY: Duration = Duration::from_millis(250);
+/// How often it is asked.
+const QUESTIONS: u32 = 20;
 
-/// The workers of a world that has ended, until all have left it.
+/// Workers whose sockets were shut, and that have not left their world yet.
 #[derive(Debug, Default)]
-pub(super) struct Late(Option<(Round, JoinHandle<BTreeMap<u32, Collective>>)>);
-
-impl Late {
-    /// Wait until workers are late. Returns what they wait for, by local rank. May be dropped.
-    pub async fn next(&mut self) -> BTreeMap<u32, Collective> {
-        match &mut self.0 {
-            Some((_, watching)) => {
-                let found = watching.await.unwrap_or_default();
-                self.forget();
-                found
-            }
-            None => pending().await,
-        }
-    }
-
-    fn forget(&mut self) {
-        if let Some((_, watching)) = self.0.take() {
-            watching.abort();
-        }
-    }
+pub(super) struct Late {
+    asking: JoinSet<Option<(u32, Collective)>>,
+    of: BTreeMap<u32, AbortHandle>,
 }
 
-impl Drop for Late {
-    fn drop(&mut self) {
-        self.forget();
+impl Late {
+    /// Wait until one of them is late. Returns its local rank, and what it waits for. May be dropped.
+    pub async fn next(&mut self) -> (u32, Collective) {
+        while let Some(asked) = self.asking.join_next().await {
+            if let Ok(Some(late)) = asked {
+                return late;
+            }
+        }
+        pending().await
+    }
+
+    /// This one has left its world, or has ended.
+    pub fn forget(&mut self, local_rank: u32) {
+        if let Some(asking) = self.of.remove(&local_rank) {
+            asking.abort();
+        }
     }
 }
 
 impl Runner {
-    /// Ask the workers that are to leave their world, while they do. NCCL's collectives are aborted, which takes as long as it takes.
-    pub(super) fn watch_late(&mut self) {
-        let round = self.machine.round();
-        let Some(watches) = self.watches.as_ref().filter(|_| self.machine.leaves_world()) else {
-            return self.looking.late.forget();
-        };
-        let is_watching = self.looking.late.0.as_ref().is_some_and(|(of, _)| *of == round);
-        if !is_watching && !self.workers.resizes_nccl {
-            let cpu = self.pids().into_iter().filter(|(_, pid)| !uses_gpu(*pid));
-            let slots = cpu.filter_map(|(local_rank, _)| Some((local_rank, self.slots.of(local_rank)?)));
-            let watching = tokio::spawn(watch(slots.collect(), watches.asker()));
-            self.looking.late.forget();
-            self.looking.late.0 = Some((round, watching));
-        }
-    }
-
-    pub(super) fn on_late(&mut self, found: BTreeMap<u32, Collective>) {
-        for (local_rank, (group, seq)) in found {
-            self.machine.on_worker_hung(local_rank, &format!("collective {seq} of group {group}"));
+    /// The sockets of this worker were shut, and it is to leave its world. NCCL's collectives are aborted, which takes as long as it takes.
+    pub(super) fn watch_freed(&mut self, local_rank: u32) {
+        self.looking.late.forget(local_rank);
+        let (Some(watches), Some(slot)) = (&self.watches, self.slots.of(local_rank)) else { return };
+        let Some(pid) = self.pids().get(&local_rank).copied() else { return };
+        if !self.workers.resizes_nccl && !uses_gpu(pid) {
+            let asking = asks(watches.asker(), local_rank, slot);
+            let late = &mut self.looking.late;
+            late.of.insert(local_rank, late.asking.spawn(asking));
         }
     }
 }
 
-/// Ask these workers, given by local rank and slot, until some of them are late.
-async fn watch(slots: BTreeMap<u32, u32>, asker: Asker) -> BTreeMap<u32, Collective> {
-    let mut before = BTreeMap::new();
-    sleep(QUIET_LIMIT).await;
-    loop {
+/// Ask a worker until it names the same collective twice.
+async fn asks(asker: Asker, local_rank: u32, slot: u32) -> Option<(u32, Collective)> {
+    let mut before = None;
+    for _ in 0..QUESTIONS {
         sleep(EVERY).await;
-        let mut asking = JoinSet::new();
-        for (&local_rank, &slot) in &slots {
-            let asker = asker.clone();
-            asking.spawn(async move { Some((local_rank, look::pending(&asker, slot).await?)) });
+        match look::pending(&asker, slot).await {
+            Some(collective) if before.as_ref() == Some(&collective) => return Some((local_rank, collective)),
+            now => before = now,
         }
-        let waits: BTreeMap<_, _> = asking.join_all().await.into_iter().flatten().collect();
-        let late = still_waits(&before, &waits);
-        if !late.is_empty() {
-            return late;
-        }
-        before = waits;
     }
+    None
 }
 
 /// Whether a process has opened one of NVIDIA's or AMD's devices, or that cannot be known.
@@ -107,24 +87,44 @@ fn uses_gpu(pid: u32) -> bool {
     open.flatten().filter_map(|entry| fs::read_link(entry.path()).ok()).any(is_gpu)
 }
 
-/// The workers that have named the same collective in both answers.
-fn still_waits(before: &BTreeMap<u32, Collective>, now: &BTreeMap<u32, Collective>) -> BTreeMap<u32, Collective> {
-    let same = now.iter().filter(|(local_rank, collective)| before.get(local_rank) == Some(*collective));
-    same.map(|(local_rank, collective)| (*local_rank, collective.clone())).collect()
-}
-
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use std::process;
 
-    #[test]
-    fn a_worker_that_goes_on_or_is_new_is_not_late() {
-        let waits = |all: &[(u32, &str, u64)]| -> BTreeMap<u32, Collective> {
-            all.iter().map(|(local_rank, group, seq)| (*local_rank, ((*group).to_owned(), *seq))).collect()
-        };
-        let before = waits(&[(0, "0", 7), (1, "0", 7), (2, "0", 7), (3, "0", 7)]);
-        let now = waits(&[(0, "0", 7), (1, "0", 8), (2, "1", 7), (4, "0", 7)]);
-        assert_eq!(still_waits(&before, &now), waits(&[(0, "0", 7)]));
-        assert_eq!(still_waits(&BTreeMap::new(), &now), BTreeMap::new());
+    use tokio::time::timeout;
+
+    use super::*;
+    use crate::channel::watch::agent::Watches;
+    use crate::channel::watch::{Answer, worker};
+
+    /// This process is the worker. It names the first collective at the first question, and the last one from its question on.
+    async fn late_with(collectives: Vec<Option<u64>>) -> Option<(u32, Collective)> {
+        let watches = Watches::listen(1).unwrap();
+        watches.expect(&BTreeMap::from([(0, process::id())]));
+        let mut named = collectives.into_iter();
+        let mut last = None;
+        worker::start(watches.address().to_owned(), move |has_gil| {
+            has_gil();
+            last = named.next().or(last);
+            let recorder = last.flatten().map(|seq| {
+                format!(
+                    r#"{{"entries": [{{"process_group": ["0", "default_pg"], "pg_id": 0, "collective_seq_id": {seq},
+                    "profiling_name": "gloo:all_reduce", "is_p2p": false, "state": "scheduled"}}]}}"#
+                )
+            });
+            Some(Answer { recorders: recorder.iter().map(|it| it.as_bytes()).collect(), ..Answer::default() }.encode())
+        });
+        let limit = EVERY * (QUESTIONS + 20);
+        timeout(limit, asks(watches.asker(), 0, 0)).await.expect("it is asked so often, and no more")
+    }
+
+    #[tokio::test]
+    async fn a_worker_that_names_a_collective_twice_is_late() {
+        assert_eq!(late_with(vec![None, Some(7), Some(8), None, Some(8)]).await, Some((0, ("0".to_owned(), 8))));
+    }
+
+    #[tokio::test]
+    async fn a_worker_that_goes_on_is_not_late() {
+        assert_eq!(late_with((0..).map(Some).take(100).collect()).await, None);
     }
 }

@@ -43,8 +43,8 @@ pub(super) enum Next {
     Asked(u64, Option<Look>),
     /// The look under way is over.
     Done(Looked),
-    /// These workers do not leave their world.
-    Late(BTreeMap<u32, Collective>),
+    /// This worker does not leave its world.
+    Late(u32, Collective),
 }
 
 impl Looking {
@@ -68,7 +68,7 @@ impl Looking {
         };
         tokio::select! {
             next = asked => next,
-            found = late.next() => Next::Late(found),
+            (local_rank, collective) = late.next() => Next::Late(local_rank, collective),
         }
     }
 }
@@ -99,7 +99,9 @@ impl Runner {
         match next {
             Next::Asked(asked, look) => self.on_look_asked(asked, look),
             Next::Done(looked) => self.on_looked(looked),
-            Next::Late(found) => self.on_late(found),
+            Next::Late(local_rank, (group, seq)) => {
+                self.machine.on_worker_hung(local_rank, &format!("collective {seq} of group {group}"));
+            }
         }
     }
 

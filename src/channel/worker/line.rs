@@ -174,8 +174,16 @@ impl Line {
     /// Returns after how long to look again.
     fn free_if_failed(&self) -> Option<Duration> {
         let mut sockets = self.sockets.lock();
-        let has_failed = self.with_news(|news| news.has_failed());
-        if has_failed { sockets.shut_down(Instant::now()) } else { None }
+        if !self.with_news(|news| news.has_failed()) {
+            return None;
+        }
+        let (is_freed, look_again) = sockets.shut_down(Instant::now());
+        drop(sockets);
+        if is_freed {
+            // A failure ends the connection, which this thread finds next.
+            let _ = self.send(ToAgent::Freed);
+        }
+        look_again
     }
 
     fn on_bytes(&self, buffer: &mut BytesMut) -> Result<(), String> {

@@ -11,7 +11,7 @@ use elastic_rs::channel::message::ToWorker;
 use elastic_rs::channel::worker::Channel;
 use rustix::event::epoll;
 
-use super::{change, connected, exchange, failure, silence, world};
+use super::{connected, exchange, failure, silence, world};
 use crate::alone_process::alone;
 use crate::workers::support::{LIMIT, within};
 
@@ -74,13 +74,16 @@ fn is_open(mut stream: &TcpStream) -> bool {
     read.is_err_and(|error| error.kind() == ErrorKind::WouldBlock)
 }
 
-/// Tells the worker of a failure, and waits until it has shut down what it knows.
+/// Tells the worker of a failure, and waits until it has shut down what it guards.
 async fn fail(exchange: &mut Exchange, channel: &Channel) {
+    learn(exchange, channel).await;
+    assert_eq!(within(exchange.next()).await, FromWorker::Freed { local_rank: 0 });
+}
+
+/// Tells the worker of a failure.
+async fn learn(exchange: &mut Exchange, channel: &Channel) {
     exchange.send(0, failure());
     within(channel.failed().unwrap()).await.unwrap();
-    // Its thread answers the next message after that.
-    exchange.send(0, change(1));
-    assert!(matches!(within(exchange.next()).await, FromWorker::Ack { seq: 1, .. }));
 }
 
 /// Waits for the end of the stream, beside the runtime.
@@ -140,7 +143,7 @@ fn a_group_that_is_being_made_is_freed_until_it_is_released() {
         let listener = listener();
         let mark = channel.mark_sockets().unwrap();
         let first = pair(&listener);
-        fail(&mut exchange, &channel).await;
+        learn(&mut exchange, &channel).await;
         first.iter().for_each(ends);
         // Those that are connected later are found too.
         for _ in 0..3 {
@@ -164,13 +167,13 @@ fn a_group_that_is_being_made_is_freed_until_it_is_released() {
 
 #[test]
 fn a_group_that_was_made_too_late_is_freed_at_once() {
-    run("a_group_that_was_made_too_late_is_freed_at_once", async |exchange, channel| {
+    run("a_group_that_was_made_too_late_is_freed_at_once", async |mut exchange, channel| {
         let listener = listener();
-        exchange.send(0, failure());
-        within(channel.failed().unwrap()).await.unwrap();
+        learn(&mut exchange, &channel).await;
         let ([here, _there], _set) = group(&listener);
         assert_eq!(channel.guard_loops(None).unwrap(), 2);
         freed(here).await;
+        assert_eq!(within(exchange.next()).await, FromWorker::Freed { local_rank: 0 });
     });
 }
 
@@ -235,6 +238,7 @@ fn groups_may_be_made_at_once_and_destroyed_alone() {
         let ([late, _other], _late) = group(&listener);
         channel.guard_sockets(mark, None).unwrap();
         freed(late).await;
+        assert_eq!(within(exchange.next()).await, FromWorker::Freed { local_rank: 0 });
         // None is being made now.
         let after = group(&listener).0;
         silence(&mut exchange).await;

@@ -95,6 +95,8 @@ class Worker:
                 heard = ("raised", string(body), string(body))
             case 6:
                 heard = ("unfit", string(body))
+            case 8:
+                return None  # freed: how fast a worker leaves its world is the agent's matter
             case kind:
                 raise AssertionError(f"message {kind}")
         return heard
