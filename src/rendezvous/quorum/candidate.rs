@@ -49,6 +49,11 @@ impl<C: Clone> Candidate<C> {
         self.ballot
     }
 
+    /// The newest record among those of the votes: it goes on.
+    pub fn newest(&self) -> &Record<C> {
+        &self.newest
+    }
+
     /// Whom to ask for their votes. Grows when a vote brings a record with other voters.
     pub fn asks(&self) -> BTreeSet<NodeId> {
         &self.newest.all_voters() - &self.votes

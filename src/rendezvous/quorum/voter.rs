@@ -50,6 +50,15 @@ impl<C: Clone> Voter<C> {
         self.promised
     }
 
+    /// Whether whoever this voter follows is proven dead, or leads and stands no more.
+    pub fn has_lost_leader(&self) -> bool {
+        self.promised.is_some_and(|promised| self.is_over(promised))
+    }
+
+    fn is_over(&self, ballot: Ballot) -> bool {
+        self.dead.contains(&ballot.node) || self.abdicated == Some(ballot)
+    }
+
     /// A leader writes the record.
     pub fn on_record(&mut self, record: Record<C>) -> Reply<C> {
         let stamp = record.stamp;
@@ -115,7 +124,7 @@ impl<C: Clone> Voter<C> {
     /// the lease this one holds, and whatever was chosen since it holds as well, or others of each majority do.
     fn may_vote(&self, ballot: Ballot, now: Instant) -> bool {
         let (Some(promised), Some(held)) = (self.promised, &self.held) else { return false };
-        let is_over = self.dead.contains(&promised.node) || self.abdicated == Some(promised);
+        let is_over = self.is_over(promised);
         // A candidate that has written nothing here may make another attempt, and give way to one that prevails.
         let is_attempt = held.stamp.ballot != promised && [self.id, ballot.node].contains(&promised.node);
         let holds_all = self.lease.is_some_and(|(stamp, until)| stamp <= held.stamp && now < until);

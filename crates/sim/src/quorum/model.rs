@@ -1,14 +1,12 @@
 //! The model: processes, letters between them, and what may happen next.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::time::{Duration, Instant};
 
 use elastic_rs::rendezvous::messages::message::NodeId;
-use elastic_rs::rendezvous::quorum::candidate::{Candidate, Verdict};
-use elastic_rs::rendezvous::quorum::leader::{Effect, Leader};
-use elastic_rs::rendezvous::quorum::record::{Ballot, Record, Stamp, Voters};
-use elastic_rs::rendezvous::quorum::voter::{Reply, Voter};
+use elastic_rs::rendezvous::quorum::record::{Record, Stamp, Voters};
+use elastic_rs::rendezvous::quorum::seat::{Action, Message, Seat};
+use elastic_rs::rendezvous::quorum::voter::Reply;
 
 use super::explore::{State, digest_of};
 
@@ -72,12 +70,9 @@ pub enum Mutation {
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Body {
-    Write(Record<Content>),
-    Reply(Reply<Content>),
-    Ask(Ballot),
+    Message(Message<Content>),
     Question { sent: u8 },
     Lease { stamp: Stamp, until: u8 },
-    Abdicated(Ballot),
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -90,28 +85,9 @@ struct Letter {
 #[derive(Clone, Debug, Hash)]
 struct Process {
     is_alive: bool,
-    voter: Voter<Content>,
-    candidate: Option<Candidate<Content>>,
-    leader: Option<Leader<Content>>,
-    /// When it has read the last question of each, as leader.
-    read: BTreeMap<Place, u8>,
-    dead: BTreeSet<Place>,
+    seat: Seat<Content>,
     /// What it has decided, as leader.
     decided: Content,
-}
-
-impl Process {
-    fn new(place: Place) -> Self {
-        Self {
-            is_alive: true,
-            voter: Voter::new(node(place)),
-            candidate: None,
-            leader: None,
-            read: BTreeMap::new(),
-            dead: BTreeSet::new(),
-            decided: Content::new(),
-        }
-    }
 }
 
 /// What happens next.
@@ -122,7 +98,8 @@ pub(super) enum Step {
     Tick,
     Death(Place),
     Proof(Place, Place),
-    Lapse(Place, Place),
+    Lapse(Place),
+    Left(Place, Place),
     Write(Place, Option<usize>),
     Stand(Place),
     Abdicate(Place),
@@ -155,6 +132,10 @@ fn node(place: Place) -> NodeId {
     NodeId(u128::from(place))
 }
 
+fn lease() -> Duration {
+    Duration::from_secs(u64::from(LEASE))
+}
+
 fn place(node: NodeId) -> Place {
     node.0 as Place
 }
@@ -166,19 +147,20 @@ fn voters(places: &[Place]) -> Voters {
 impl<'a> Quorum<'a> {
     /// All voters hold the first record, and have a lease under it.
     pub fn new(bounds: &'a Bounds, zero: Instant) -> Self {
+        let seat = |at| Seat::new(node(at), lease());
+        let process = |at| Process { is_alive: true, seat: seat(at), decided: Content::new() };
         let mut quorum = Self {
             bounds,
             zero,
-            processes: (0..bounds.processes).map(Process::new).collect(),
+            processes: (0..bounds.processes).map(process).collect(),
             letters: Vec::new(),
             spent: Spent::default(),
             told: Content::new(),
             violation: None,
         };
-        quorum.processes[0].leader = Some(Leader::first(node(0), Content::new()));
-        quorum.perform(0);
+        quorum.processes[0].seat = Seat::first(node(0), lease(), Content::new(), zero);
         let set = voters(&bounds.voters);
-        quorum.led(0, |leader| leader.write(set, Content::new()));
+        quorum.with(0, |seat, now| seat.write(set, Content::new(), now));
         quorum.deliver_all();
         for &at in bounds.voters.iter().filter(|at| **at != 0) {
             quorum.post(at, 0, Body::Question { sent: 0 });
@@ -224,7 +206,8 @@ impl<'a> Quorum<'a> {
             steps.push(Step::Tick);
         }
         for (at, process) in self.alive() {
-            let follows = process.voter.promised().filter(|ballot| ballot.node != node(at));
+            let seat = &process.seat;
+            let follows = seat.promised().filter(|ballot| ballot.node != node(at));
             if spent.questions < bounds.questions && follows.is_some() {
                 steps.push(Step::Question(at));
             }
@@ -232,15 +215,17 @@ impl<'a> Quorum<'a> {
                 steps.push(Step::Death(at));
             }
             let is_proven = |it: &Process| !it.is_alive || self.is(Mutation::ResetIsProof);
-            let others = (0..bounds.processes).filter(|other| *other != at && !process.dead.contains(other));
+            let others = (0..bounds.processes).filter(|other| *other != at && !seat.is_dead(node(*other)));
             let proven = others.filter(|other| is_proven(&self.processes[usize::from(*other)]));
             steps.extend(proven.map(|other| Step::Proof(at, other)));
-            if process.leader.is_some() {
-                let lapsed = process
-                    .read
-                    .iter()
-                    .filter(|(_, read)| spent.ticks >= **read + LEASE || self.is(Mutation::EndedIsConsent));
-                steps.extend(lapsed.map(|(other, _)| Step::Lapse(at, *other)));
+            if seat.leads() {
+                if seat.next_deadline().is_some_and(|lapses_at| lapses_at <= self.now()) {
+                    steps.push(Step::Lapse(at));
+                }
+                if self.is(Mutation::EndedIsConsent) {
+                    let others = (0..bounds.processes).filter(|other| *other != at);
+                    steps.extend(others.map(|other| Step::Left(at, other)));
+                }
                 if spent.writes < bounds.writes {
                     steps.push(Step::Write(at, None));
                     steps.extend((0..bounds.changes.len()).map(|change| Step::Write(at, Some(change))));
@@ -261,7 +246,7 @@ impl<'a> Quorum<'a> {
             Step::Deliver(index) => self.deliver(index),
             Step::Tick => self.spent.ticks += 1,
             Step::Question(at) => {
-                let Some(leader) = self.processes[usize::from(at)].voter.promised() else { return false };
+                let Some(leader) = self.processes[usize::from(at)].seat.promised() else { return false };
                 self.spent.questions += 1;
                 self.post(at, place(leader.node), Body::Question { sent: self.spent.ticks });
             }
@@ -270,13 +255,16 @@ impl<'a> Quorum<'a> {
                 self.processes[usize::from(at)].is_alive = false;
                 self.letters.retain(|letter| letter.to != at);
             }
-            Step::Proof(at, other) => self.prove(at, other),
-            Step::Lapse(at, other) => {
-                self.processes[usize::from(at)].read.remove(&other);
-                self.led(at, |leader| leader.on_absent(node(other)));
-            }
+            Step::Proof(at, other) => self.with(at, |seat, now| seat.on_dead(node(other), now)),
+            Step::Lapse(at) => self.with(at, Seat::lapse),
+            Step::Left(at, other) => self.with(at, |seat, now| seat.on_left(node(other), now)),
             Step::Write(at, change) => self.write(at, change),
-            Step::Stand(at) => return self.stand(at),
+            Step::Stand(at) => {
+                let mut stands = false;
+                self.with(at, |seat, now| stands = seat.stand(now));
+                self.spent.stands += u8::from(stands);
+                return stands;
+            }
             Step::Abdicate(at) => self.abdicate(at),
         }
         true
@@ -290,240 +278,113 @@ impl<'a> Quorum<'a> {
 
     fn deliver(&mut self, index: usize) {
         let Letter { from, to, body } = self.letters.remove(index);
-        let now = self.now();
-        let process = &mut self.processes[usize::from(to)];
+        let held = self.processes[usize::from(to)].seat.held().cloned();
         match body {
-            Body::Write(record) => {
-                let ballot = record.stamp.ballot;
-                let reply = process.voter.on_record(record);
-                self.led(to, |leader| leader.on_refused(ballot));
-                self.post(to, from, Body::Reply(reply));
+            Body::Message(Message::Reply(Reply::Voted(ballot, record))) => {
+                let own = held.filter(|_| self.is(Mutation::OwnRecord));
+                let vote = Message::Reply(Reply::Voted(ballot, own.unwrap_or(record)));
+                self.with(to, |seat, now| seat.on_message(node(from), vote, now));
             }
-            Body::Reply(Reply::Accepted(stamp)) => self.led(to, |leader| leader.on_accepted(node(from), stamp)),
-            Body::Reply(Reply::Refused(by)) => {
-                if process.candidate.as_ref().is_some_and(|candidate| candidate.ballot() < by) {
-                    process.candidate = None;
+            Body::Message(message) => self.with(to, |seat, now| seat.on_message(node(from), message, now)),
+            Body::Question { sent } => {
+                let mut stamp = None;
+                self.with(to, |seat, now| stamp = seat.on_question(node(from), now));
+                if let Some(stamp) = stamp {
+                    self.post(to, from, Body::Lease { stamp, until: sent + LEASE });
                 }
-                self.led(to, |leader| leader.on_refused(by));
             }
-            Body::Reply(Reply::Voted(ballot, record)) => self.count(to, from, ballot, record),
-            Body::Ask(ballot) => {
-                let reply = process.voter.on_asked(ballot, now);
-                self.answer(to, from, reply);
-            }
-            Body::Question { sent } => self.lease(to, from, sent),
             Body::Lease { stamp, until } => {
                 let late = if self.is(Mutation::VoteAfterLease) { 100 } else { 0 };
-                let (until, is_mutated) = (self.at(until + late), self.is(Mutation::LeaseOfNewer));
-                let voter = &mut self.processes[usize::from(to)].voter;
-                let held = voter.held().map(|record| record.stamp).filter(|_| is_mutated);
-                voter.on_lease(held.unwrap_or(stamp), until);
-            }
-            Body::Abdicated(ballot) => {
-                let reply = process.voter.on_abdicated(ballot, now);
-                self.answer(to, from, reply);
+                let (until, newer) = (self.at(until + late), held.filter(|_| self.is(Mutation::LeaseOfNewer)));
+                let stamp = newer.map_or(stamp, |record| record.stamp);
+                self.with(to, |seat, _| seat.on_lease(stamp, until));
             }
         }
-    }
-
-    /// Send a voter's answer. A vote goes to the candidate of its ballot, which may have asked earlier; a refusal to `asks`.
-    fn answer(&mut self, from: Place, asks: Place, reply: Option<Reply<Content>>) {
-        let Some(reply) = reply else { return };
-        let to = match &reply {
-            Reply::Voted(ballot, _) => place(ballot.node),
-            Reply::Refused(_) | Reply::Accepted(_) => asks,
-        };
-        self.post(from, to, Body::Reply(reply));
-    }
-
-    /// A question for a lease.
-    fn lease(&mut self, at: Place, from: Place, sent: u8) {
-        let now = self.spent.ticks;
-        let process = &mut self.processes[usize::from(at)];
-        let Some(leader) = &mut process.leader else { return };
-        leader.on_present(node(from));
-        let stamp = leader.chosen().map(|record| record.stamp);
-        process.read.insert(from, now);
-        if let Some(stamp) = stamp {
-            self.post(at, from, Body::Lease { stamp, until: sent + LEASE });
-        }
-        self.perform(at);
-    }
-
-    fn prove(&mut self, at: Place, dead: Place) {
-        let now = self.now();
-        let process = &mut self.processes[usize::from(at)];
-        process.dead.insert(dead);
-        let reply = process.voter.on_dead(node(dead), now);
-        if let Some(candidate) = &mut process.candidate {
-            candidate.on_dead(node(dead));
-        }
-        self.answer(at, at, reply);
-        self.led(at, |leader| leader.on_absent(node(dead)));
-        self.elect(at);
     }
 
     fn write(&mut self, at: Place, change: Option<usize>) {
         self.spent.writes += 1;
         let number = self.spent.writes;
         let set = change.map(|change| voters(&self.bounds.changes[change]));
-        let now = self.spent.ticks;
         let process = &mut self.processes[usize::from(at)];
-        let Some(held) = process.voter.held().cloned() else { return };
-        for other in set.iter().flat_map(|set| &set.0).map(|node| place(*node)).filter(|other| *other != at) {
-            process.read.entry(other).or_insert(now);
-        }
+        let Some(held) = process.seat.held().cloned() else { return };
         process.decided.push(number);
         let content = process.decided.clone();
         if self.is(Mutation::SaidEarly) {
             self.told = content.clone();
         }
-        self.led(at, |leader| leader.write(set.unwrap_or(held.voters), content));
-    }
-
-    fn stand(&mut self, at: Place) -> bool {
-        let now = self.now();
-        let process = &mut self.processes[usize::from(at)];
-        let Some(mut candidate) = Candidate::stand(&mut process.voter, now) else { return false };
-        self.spent.stands += 1;
-        process.dead.iter().for_each(|dead| candidate.on_dead(node(*dead)));
-        process.candidate = Some(candidate);
-        self.ask_all(at);
-        self.elect(at);
-        true
-    }
-
-    fn ask_all(&mut self, at: Place) {
-        let Some(candidate) = &self.processes[usize::from(at)].candidate else { return };
-        let (ballot, asks) = (candidate.ballot(), candidate.asks());
-        asks.into_iter().for_each(|other| self.post(at, place(other), Body::Ask(ballot)));
-    }
-
-    /// A vote has come.
-    fn count(&mut self, at: Place, from: Place, ballot: Ballot, mut record: Record<Content>) {
-        let process = &mut self.processes[usize::from(at)];
-        let Some(candidate) = &mut process.candidate else { return };
-        if self.bounds.mutation == Some(Mutation::OwnRecord)
-            && let Some(own) = process.voter.held()
-        {
-            record = own.clone();
-        }
-        let before = candidate.asks();
-        candidate.on_vote(node(from), ballot, record);
-        let more: Vec<_> = candidate.asks().difference(&before).copied().collect();
-        more.into_iter().for_each(|other| self.post(at, place(other), Body::Ask(ballot)));
-        self.elect(at);
-    }
-
-    fn elect(&mut self, at: Place) {
-        let (now, instant) = (self.spent.ticks, self.now());
-        let process = &mut self.processes[usize::from(at)];
-        let Some(candidate) = &mut process.candidate else { return };
-        match candidate.decide(&mut process.voter, instant) {
-            Verdict::Wait => return,
-            Verdict::Ask => return self.ask_all(at),
-            Verdict::GiveWay => return process.candidate = None,
-            Verdict::Lead(leader) => process.leader = Some(*leader),
-        }
-        process.candidate = None;
-        // The one before has given leases until now.
-        process.read = (0..self.bounds.processes).filter(|other| *other != at).map(|other| (other, now)).collect();
-        let others: Vec<_> = self.alive().filter(|(_, it)| it.leader.is_some()).map(|(other, _)| other).collect();
-        if others.len() > 1 {
-            self.violation = Some(format!("{others:?} lead at once"));
-        }
-        self.perform(at);
-        let process = &mut self.processes[usize::from(at)];
-        process.decided = process.voter.held().map(|record| record.content.clone()).unwrap_or_default();
+        self.with(at, |seat, now| seat.write(set.unwrap_or(held.voters), content, now));
     }
 
     fn abdicate(&mut self, at: Place) {
         self.spent.abdications += 1;
-        let goes_on = self.is(Mutation::WritesAfterAbdication);
-        match &mut self.processes[usize::from(at)].leader {
-            Some(leader) if goes_on => {
-                let ballot = leader.ballot();
-                self.is_over(at, ballot);
-            }
-            Some(leader) => {
-                leader.abdicate();
-                self.perform(at);
-            }
-            None => {}
+        let ballot = self.processes[usize::from(at)].seat.promised();
+        if let Some(ballot) = ballot.filter(|_| self.is(Mutation::WritesAfterAbdication)) {
+            let said = Message::Abdicated(ballot);
+            self.tell_others(at, &said);
+            return self.with(at, |seat, now| seat.on_message(node(at), said, now));
         }
+        self.with(at, Seat::abdicate);
     }
 
-    /// A leader has handed over.
-    fn is_over(&mut self, at: Place, ballot: Ballot) {
-        let (now, goes_on) = (self.now(), self.is(Mutation::WritesAfterAbdication));
-        let process = &mut self.processes[usize::from(at)];
-        if !goes_on {
-            process.leader = None;
-        }
-        let reply = process.voter.on_abdicated(ballot, now);
-        self.answer(at, at, reply);
+    fn tell_others(&mut self, at: Place, message: &Message<Content>) {
         for other in (0..self.bounds.processes).filter(|other| *other != at) {
-            self.post(at, other, Body::Abdicated(ballot));
+            self.post(at, other, Body::Message(message.clone()));
         }
     }
 
-    /// Tell a leader something, if this process leads.
-    fn led(&mut self, at: Place, tell: impl FnOnce(&mut Leader<Content>)) {
-        if let Some(leader) = &mut self.processes[usize::from(at)].leader {
-            tell(leader);
-            self.perform(at);
-        }
-    }
-
-    fn perform(&mut self, at: Place) {
+    /// Have a process do something, and do what follows.
+    fn with(&mut self, at: Place, act: impl FnOnce(&mut Seat<Content>, Instant)) {
+        let now = self.now();
+        act(&mut self.processes[usize::from(at)].seat, now);
         loop {
-            let process = &mut self.processes[usize::from(at)];
-            let effects = process.leader.as_mut().map(Leader::take_effects).unwrap_or_default();
-            if effects.is_empty() {
+            let actions = self.processes[usize::from(at)].seat.take_actions();
+            if actions.is_empty() {
                 return;
             }
-            for effect in effects {
-                match effect {
-                    Effect::Write(to, record) => self.send(at, place(to), record),
-                    Effect::Chosen(record) => {
-                        if !record.content.starts_with(&self.told) {
-                            let said = &self.told;
-                            self.violation = Some(format!("{said:?} was said, and {:?} is chosen", record.content));
-                        }
-                        self.told = record.content;
-                    }
-                    Effect::Over(ballot) => self.is_over(at, ballot),
-                }
-            }
+            actions.into_iter().for_each(|action| self.perform(at, action));
         }
     }
 
-    fn send(&mut self, at: Place, to: Place, record: Record<Content>) {
-        let (stamp, before) = (record.stamp, record.before.clone());
-        let set = record.voters.clone();
-        let is_new = set != voters(&self.bounds.voters);
-        let process = &mut self.processes[usize::from(at)];
-        if to != at {
-            self.post(at, to, Body::Write(record));
-        } else {
-            let reply = process.voter.on_record(record);
-            if let Some(leader) = &mut process.leader {
-                match reply {
-                    Reply::Accepted(stamp) => leader.on_accepted(node(at), stamp),
-                    Reply::Refused(by) => leader.on_refused(by),
-                    Reply::Voted(..) => {}
+    fn perform(&mut self, at: Place, action: Action<Content>) {
+        match action {
+            Action::Send(to, message) => {
+                let feigned = if let Message::Write(record) = &message { self.feigned(record) } else { Vec::new() };
+                self.post(at, place(to), Body::Message(message));
+                for (voter, stamp) in feigned {
+                    let accepted = Message::Reply(Reply::Accepted(stamp));
+                    let now = self.now();
+                    self.processes[usize::from(at)].seat.on_message(voter, accepted, now);
                 }
             }
+            Action::Lead(content) => {
+                self.processes[usize::from(at)].decided = content;
+                let leaders: Vec<_> = self.alive().filter(|(_, it)| it.seat.leads()).map(|(at, _)| at).collect();
+                if leaders.len() > 1 {
+                    self.violation = Some(format!("{leaders:?} lead at once"));
+                }
+            }
+            Action::Chosen(record) => {
+                if !record.content.starts_with(&self.told) {
+                    let said = &self.told;
+                    self.violation = Some(format!("{said:?} was said, and {:?} is chosen", record.content));
+                }
+                self.told = record.content;
+            }
+            Action::Over(ballot) => self.tell_others(at, &Message::Abdicated(ballot)),
         }
+    }
+
+    /// Which voters are taken to hold this writing by mistake.
+    fn feigned(&self, record: &Record<Content>) -> Vec<(NodeId, Stamp)> {
+        let set = &record.voters;
         let feigned = match self.bounds.mutation {
-            Some(Mutation::WithoutVotersBefore) => before.unwrap_or_default(),
-            Some(Mutation::WithoutNewVoters) if is_new => set,
-            Some(Mutation::LeadsAlone) if set.0.len() == 2 => set,
-            _ => return,
+            Some(Mutation::WithoutVotersBefore) => record.before.clone().unwrap_or_default(),
+            Some(Mutation::WithoutNewVoters) if *set != voters(&self.bounds.voters) => set.clone(),
+            Some(Mutation::LeadsAlone) if set.0.len() == 2 => set.clone(),
+            _ => Voters::default(),
         };
-        if let Some(leader) = &mut self.processes[usize::from(at)].leader {
-            feigned.0.into_iter().for_each(|voter| leader.on_accepted(voter, stamp));
-        }
+        feigned.0.into_iter().map(|voter| (voter, record.stamp)).collect()
     }
 
     /// A step in words.
@@ -534,7 +395,8 @@ impl<'a> Quorum<'a> {
             Step::Tick => format!("it is {}", self.spent.ticks + 1),
             Step::Death(at) => format!("{at} dies"),
             Step::Proof(at, other) => format!("{other} is dead to {at}"),
-            Step::Lapse(at, other) => format!("{at} does not wait for {other}"),
+            Step::Lapse(at) => format!("{at} does not wait for whom has no lease"),
+            Step::Left(at, other) => format!("{at} does not wait for {other}"),
             Step::Write(at, None) => format!("{at} writes"),
             Step::Write(at, Some(change)) => format!("{at} writes, with the voters {:?}", self.bounds.changes[*change]),
             Step::Stand(at) => format!("{at} stands"),
@@ -547,19 +409,23 @@ impl fmt::Display for Letter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { from, to, body } = self;
         let stamp = |stamp: &Stamp| format!("{} of {}.{}", stamp.seq, stamp.ballot.number, stamp.ballot.node.0);
-        match body {
-            Body::Write(record) => {
-                write!(f, "{from}→{to}: write {} {:?}", stamp(&record.stamp), record.content)
+        let message = match body {
+            Body::Message(message) => message,
+            Body::Question { sent } => return write!(f, "{from}→{to}: a lease? sent at {sent}"),
+            Body::Lease { stamp: it, until } => {
+                return write!(f, "{from}→{to}: lease under {} until {until}", stamp(it));
             }
-            Body::Reply(Reply::Accepted(it)) => write!(f, "{from}→{to}: accepted {}", stamp(it)),
-            Body::Reply(Reply::Voted(ballot, record)) => {
+        };
+        match message {
+            Message::Write(record) => write!(f, "{from}→{to}: write {} {:?}", stamp(&record.stamp), record.content),
+            Message::Ask(ballot) => write!(f, "{from}→{to}: vote for {}.{}", ballot.number, ballot.node.0),
+            Message::Abdicated(ballot) => write!(f, "{from}→{to}: {}.{} hands over", ballot.number, ballot.node.0),
+            Message::IsOver(ballot) => write!(f, "{from}→{to}: is {}.{} over?", ballot.number, ballot.node.0),
+            Message::Reply(Reply::Accepted(it)) => write!(f, "{from}→{to}: accepted {}", stamp(it)),
+            Message::Reply(Reply::Voted(ballot, record)) => {
                 write!(f, "{from}→{to}: votes for {}.{}, holds {}", ballot.number, ballot.node.0, stamp(&record.stamp))
             }
-            Body::Reply(Reply::Refused(by)) => write!(f, "{from}→{to}: refused, by {}.{}", by.number, by.node.0),
-            Body::Ask(ballot) => write!(f, "{from}→{to}: vote for {}.{}", ballot.number, ballot.node.0),
-            Body::Question { sent } => write!(f, "{from}→{to}: a lease? sent at {sent}"),
-            Body::Lease { stamp: it, until } => write!(f, "{from}→{to}: lease under {} until {until}", stamp(it)),
-            Body::Abdicated(ballot) => write!(f, "{from}→{to}: {}.{} hands over", ballot.number, ballot.node.0),
+            Message::Reply(Reply::Refused(by)) => write!(f, "{from}→{to}: refused, by {}.{}", by.number, by.node.0),
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use elastic_rs_sim::quorum::bootstrap::{self, Mistake};
-use elastic_rs_sim::quorum::{Bounds, Mutation, explore, shortest, walk};
+use elastic_rs_sim::quorum::{Bounds, Mutation, explore, shortest, take_over, walk};
 
 use super::seeds::asked_for;
 
@@ -76,6 +76,18 @@ fn random_histories_of_five_processes() {
     };
     for seed in asked_for(2_000) {
         walk(&five, seed, 400).unwrap_or_else(|history| panic!("{history}"));
+    }
+}
+
+/// While leases last, and although every fifth message is lost.
+#[test]
+fn another_leads_once_the_leader_is_dead() {
+    for (voters, deaths) in [(2, 1), (3, 1), (5, 1), (5, 2), (7, 3)] {
+        let of = |seed| take_over(seed, voters, deaths).unwrap_or_else(|history| panic!("{history}"));
+        let mut took: Vec<_> = asked_for(500).map(of).collect();
+        took.sort_unstable();
+        let (median, last) = (took.get(took.len() / 2), took.last());
+        println!("{deaths} of {voters} voters die: another leads after {median:.1?}, at most {last:.1?}");
     }
 }
 
