@@ -190,14 +190,15 @@ RECORDED_LIMIT_BYTES = 4 << 20
 
 
 def recorded_collectives() -> list[bytes]:
-    """Return the flight recorders of the backends in use as JSON, NCCL's before gloo's.
+    """Return the flight recorders of the backends in use as JSON, NCCL's before gloo's. Without any group, gloo's.
 
     One that is too long has only the numbers of begun and ended collectives, and one that PyTorch lacks is left out.
     """
     from torch._C import _distributed_c10d as c10d
 
     # One name for all of a group's backends, such as `cpu:gloo,cuda:nccl`.
-    backends = ",".join(map(str, [*dist.distributed_c10d._world.pg_backend_config.values()]))  # noqa: SLF001
+    names = map(str, [*dist.distributed_c10d._world.pg_backend_config.values()])  # noqa: SLF001
+    backends = ",".join(names) or "gloo"
     found: list[bytes] = []
     for backend, name, arguments in (
         ("nccl", "_dump_nccl_trace_json", ()),

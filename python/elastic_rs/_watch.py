@@ -24,7 +24,10 @@ def report() -> tuple[bool, list[bytes], dict[str, list[int]]]:
     raised = getattr(sys, "last_value", None) is not None  # the interpreter sets it when it shows the traceback
     # A module that the main thread is importing has not all of its names yet, and waiting for it would be a hang.
     is_initialized = getattr(sys.modules.get("torch.distributed"), "is_initialized", None)
-    if is_initialized is None or not is_initialized():
+    if is_initialized is None:
+        return raised, [], {}
+    # A worker may wait for a collective of groups that it is destroying. If its world changes, this module is imported.
+    if not is_initialized() and "elastic_rs._torch_private" not in sys.modules:
         return raised, [], {}
     from elastic_rs import _torch_private
 

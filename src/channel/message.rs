@@ -11,7 +11,7 @@ use crate::rendezvous::messages::message::Generation;
 use crate::wire::text::tidy;
 
 /// Version of these messages. An agent refuses workers of any other.
-pub const VERSION: u16 = 4;
+pub const VERSION: u16 = 5;
 
 /// From the agent to a worker.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]

@@ -22,20 +22,29 @@ use crate::channel::watch::agent::Asker;
 
 /// Time between two questions to a worker whose sockets are shut. If it names the same collective twice, that was forgotten. Its answers
 /// need the GIL and time on a core, as does the end of a collective.
-const EVERY: Duration = Duration::from_millis(250);
+const EVERY: Duration = Duration::from_millis(500);
 /// How often it is asked.
-const QUESTIONS: u32 = 20;
+const QUESTIONS: u32 = 10;
+
+/// A worker that does not leave its world.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct LateWorker {
+    local_rank: u32,
+    pid: u32,
+    /// What it waits for.
+    collective: Collective,
+}
 
 /// Workers whose sockets were shut, and that have not left their world yet.
 #[derive(Debug, Default)]
 pub(super) struct Late {
-    asking: JoinSet<Option<(u32, Collective)>>,
+    asking: JoinSet<Option<LateWorker>>,
     of: BTreeMap<u32, AbortHandle>,
 }
 
 impl Late {
-    /// Wait until one of them is late. Returns its local rank, and what it waits for. May be dropped.
-    pub async fn next(&mut self) -> (u32, Collective) {
+    /// Wait until one of them is late. May be dropped.
+    pub async fn next(&mut self) -> LateWorker {
         while let Some(asked) = self.asking.join_next().await {
             if let Ok(Some(late)) = asked {
                 return late;
@@ -50,6 +59,12 @@ impl Late {
             asking.abort();
         }
     }
+
+    /// Nobody is to leave a world.
+    pub fn forget_all(&mut self) {
+        self.of.clear();
+        self.asking.abort_all();
+    }
 }
 
 impl Runner {
@@ -58,21 +73,32 @@ impl Runner {
         self.looking.late.forget(local_rank);
         let (Some(watches), Some(slot)) = (&self.watches, self.slots.of(local_rank)) else { return };
         let Some(pid) = self.pids().get(&local_rank).copied() else { return };
-        if !self.workers.resizes_nccl && !uses_gpu(pid) {
-            let asking = asks(watches.asker(), local_rank, slot);
+        if self.machine.leaves_world() && !self.workers.resizes_nccl && !uses_gpu(pid) {
+            let asker = watches.asker();
             let late = &mut self.looking.late;
+            let asking = async move {
+                let collective = forgotten(&asker, slot, EVERY).await?;
+                Some(LateWorker { local_rank, pid, collective })
+            };
             late.of.insert(local_rank, late.asking.spawn(asking));
+        }
+    }
+
+    pub(super) fn on_late(&mut self, worker: &LateWorker) {
+        let (group, seq) = &worker.collective;
+        if self.pids().get(&worker.local_rank) == Some(&worker.pid) {
+            self.machine.on_worker_hung(worker.local_rank, &format!("collective {seq} of group {group}"));
         }
     }
 }
 
 /// Ask a worker until it names the same collective twice.
-async fn asks(asker: Asker, local_rank: u32, slot: u32) -> Option<(u32, Collective)> {
+async fn forgotten(asker: &Asker, slot: u32, every: Duration) -> Option<Collective> {
     let mut before = None;
     for _ in 0..QUESTIONS {
-        sleep(EVERY).await;
-        match look::pending(&asker, slot).await {
-            Some(collective) if before.as_ref() == Some(&collective) => return Some((local_rank, collective)),
+        sleep(every).await;
+        match look::pending(asker, slot).await {
+            Some(collective) if before.as_ref() == Some(&collective) => return Some(collective),
             now => before = now,
         }
     }
@@ -97,10 +123,10 @@ mod tests {
     use crate::channel::watch::agent::Watches;
     use crate::channel::watch::{Answer, worker};
 
-    /// This process is the worker. It names the first collective at the first question, and the last one from its question on.
-    async fn late_with(collectives: Vec<Option<u64>>) -> Option<(u32, Collective)> {
+    /// What was forgotten, if the answers to the questions name these collectives, and all further ones the last of them.
+    async fn forgotten_of(collectives: Vec<Option<u64>>) -> Option<Collective> {
         let watches = Watches::listen(1).unwrap();
-        watches.expect(&BTreeMap::from([(0, process::id())]));
+        watches.expect(&BTreeMap::from([(0, process::id())])); // this process is the worker
         let mut named = collectives.into_iter();
         let mut last = None;
         worker::start(watches.address().to_owned(), move |has_gil| {
@@ -114,17 +140,22 @@ mod tests {
             });
             Some(Answer { recorders: recorder.iter().map(|it| it.as_bytes()).collect(), ..Answer::default() }.encode())
         });
-        let limit = EVERY * (QUESTIONS + 20);
-        timeout(limit, asks(watches.asker(), 0, 0)).await.expect("it is asked so often, and no more")
+        let asking = async {
+            // Before it is connected, a question is answered by nobody.
+            while look::pending(&watches.asker(), 0).await.is_none() {}
+            forgotten(&watches.asker(), 0, Duration::from_millis(1)).await
+        };
+        timeout(Duration::from_secs(60), asking).await.expect("it is asked so often, and no more")
     }
 
     #[tokio::test]
-    async fn a_worker_that_names_a_collective_twice_is_late() {
-        assert_eq!(late_with(vec![None, Some(7), Some(8), None, Some(8)]).await, Some((0, ("0".to_owned(), 8))));
+    async fn a_collective_that_is_named_twice_was_forgotten() {
+        let answers = vec![Some(6), Some(7), Some(8), None, Some(8)];
+        assert_eq!(forgotten_of(answers).await, Some(("0".to_owned(), 8)));
     }
 
     #[tokio::test]
-    async fn a_worker_that_goes_on_is_not_late() {
-        assert_eq!(late_with((0..).map(Some).take(100).collect()).await, None);
+    async fn collectives_that_go_on_were_not_forgotten() {
+        assert_eq!(forgotten_of((1..100).map(Some).collect()).await, None);
     }
 }

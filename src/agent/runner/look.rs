@@ -9,9 +9,9 @@ use std::time::Instant;
 use tokio::task::JoinHandle;
 
 use super::Runner;
-use super::late::Late;
+use super::late::{Late, LateWorker};
 use crate::agent::environment::watched;
-use crate::agent::look::{self, Collective, Looked, Worker};
+use crate::agent::look::{self, Looked, Worker};
 use crate::agent::policy::AgentOptions;
 use crate::channel::watch::agent::Watches;
 use crate::hang;
@@ -44,7 +44,7 @@ pub(super) enum Next {
     /// The look under way is over.
     Done(Looked),
     /// This worker does not leave its world.
-    Late(u32, Collective),
+    Late(LateWorker),
 }
 
 impl Looking {
@@ -68,7 +68,7 @@ impl Looking {
         };
         tokio::select! {
             next = asked => next,
-            (local_rank, collective) = late.next() => Next::Late(local_rank, collective),
+            worker = late.next() => Next::Late(worker),
         }
     }
 }
@@ -99,9 +99,7 @@ impl Runner {
         match next {
             Next::Asked(asked, look) => self.on_look_asked(asked, look),
             Next::Done(looked) => self.on_looked(looked),
-            Next::Late(local_rank, (group, seq)) => {
-                self.machine.on_worker_hung(local_rank, &format!("collective {seq} of group {group}"));
-            }
+            Next::Late(worker) => self.on_late(&worker),
         }
     }
 

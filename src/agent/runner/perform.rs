@@ -45,6 +45,9 @@ impl Runner {
         loop {
             let commands = self.machine.take_commands();
             if commands.is_empty() {
+                if !self.machine.leaves_world() {
+                    self.looking.late.forget_all();
+                }
                 return;
             }
             if self.machine.leaves_world() {

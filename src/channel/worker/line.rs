@@ -178,9 +178,9 @@ impl Line {
             return None;
         }
         let (is_freed, look_again) = sockets.shut_down(Instant::now());
-        drop(sockets);
         if is_freed {
-            // A failure ends the connection, which this thread finds next.
+            // Before the main thread can release the sockets, and say that it has left. A failure ends the connection, which this thread
+            // finds next.
             let _ = self.send(ToAgent::Freed);
         }
         look_again

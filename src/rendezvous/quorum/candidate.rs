@@ -16,6 +16,8 @@ use crate::rendezvous::messages::message::NodeId;
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Candidate<C> {
     ballot: Ballot,
+    /// That of its first question. Whoever has voted for that one must not give it up before this process does.
+    since: Ballot,
     /// The newest record among those of the votes.
     newest: Record<C>,
     votes: BTreeSet<NodeId>,
@@ -41,12 +43,18 @@ impl<C: Clone> Candidate<C> {
     /// Stand, if the voter of this process may vote.
     pub fn stand(voter: &mut Voter<C>, now: Instant) -> Option<Self> {
         let (ballot, newest) = voter.stand(now)?;
-        Some(Self { ballot, newest, votes: [ballot.node].into(), dead: BTreeSet::new(), asks_again: false })
+        let dead = voter.dead().clone();
+        Some(Self { ballot, since: ballot, newest, votes: [ballot.node].into(), dead, asks_again: false })
     }
 
     /// Its ballot.
     pub fn ballot(&self) -> Ballot {
         self.ballot
+    }
+
+    /// Its first ballot.
+    pub fn since(&self) -> Ballot {
+        self.since
     }
 
     /// The newest record among those of the votes: it goes on.
@@ -88,7 +96,7 @@ impl<C: Clone> Candidate<C> {
             return Verdict::Lead(Box::new(leader));
         }
         let Some((ballot, held)) = voter.stand(now) else { return Verdict::GiveWay };
-        *self = Self { ballot, newest: held, votes: [ballot.node].into(), asks_again: true, dead: self.dead.clone() };
+        (self.ballot, self.newest, self.votes, self.asks_again) = (ballot, held, [ballot.node].into(), true);
         if self.has_most() { self.decide(voter, now) } else { Verdict::Ask }
     }
 

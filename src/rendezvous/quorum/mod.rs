@@ -17,7 +17,7 @@
 //! | [`voter`] | what a voter accepts, and when it votes for another leader |
 //! | [`leader`] | what is written, and when it is chosen |
 //! | [`candidate`] | whose votes are asked for, and which record goes on |
-//! | [`seat`] | one process's part: its voter, and whether it follows, stands or leads |
+//! | [`replica`] | one process's part: its voter, and whether it follows, stands or leads |
 //! | [`bootstrap`] | who leads the first record, among the endpoints of a list |
 //!
 //! The simulator explores every history of small quorums (`crates/sim/src/quorum`). `docs/decisions/0142-a-run-is-led-by-ballots.md` has
@@ -27,5 +27,5 @@ pub mod bootstrap;
 pub mod candidate;
 pub mod leader;
 pub mod record;
-pub mod seat;
+pub mod replica;
 pub mod voter;

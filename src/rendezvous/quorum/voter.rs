@@ -28,8 +28,10 @@ pub struct Voter<C> {
     lease: Option<(Stamp, Instant)>,
     /// Which of the voters, and of those it has voted for, are proven dead.
     dead: BTreeSet<NodeId>,
-    /// The leader with this ballot has handed over.
+    /// Whoever made this ballot leads and stands no more.
     abdicated: Option<Ballot>,
+    /// The highest ballot that it has heard of, and not voted for.
+    heard: Option<Ballot>,
     /// It was asked to vote for this ballot, and does once it has the proof.
     asked: Option<Ballot>,
 }
@@ -37,7 +39,16 @@ pub struct Voter<C> {
 impl<C: Clone> Voter<C> {
     /// A process without a record.
     pub fn new(id: NodeId) -> Self {
-        Self { id, promised: None, held: None, lease: None, dead: BTreeSet::new(), abdicated: None, asked: None }
+        Self {
+            id,
+            promised: None,
+            held: None,
+            lease: None,
+            dead: BTreeSet::new(),
+            abdicated: None,
+            heard: None,
+            asked: None,
+        }
     }
 
     /// The record that it holds.
@@ -50,7 +61,7 @@ impl<C: Clone> Voter<C> {
         self.promised
     }
 
-    /// Whether whoever this voter follows is proven dead, or leads and stands no more.
+    /// Whether this voter may give up whomever it follows: that one is proven dead, or neither leads nor stands any more.
     pub fn has_lost_leader(&self) -> bool {
         self.promised.is_some_and(|promised| self.is_over(promised))
     }
@@ -92,7 +103,17 @@ impl<C: Clone> Voter<C> {
         self.vote_if_asked(now)
     }
 
-    /// A leader has handed over: it writes no more. Returns the answer to a candidate that has asked before.
+    /// Others have a higher ballot than this process.
+    pub fn on_heard(&mut self, ballot: Ballot) {
+        self.heard = self.heard.max(Some(ballot));
+    }
+
+    /// Which processes are proven dead, among those that matter.
+    pub fn dead(&self) -> &BTreeSet<NodeId> {
+        &self.dead
+    }
+
+    /// A leader has handed over, or a candidate has given way: it writes nothing under this ballot any more. Returns the answer to a candidate that has asked before.
     pub fn on_abdicated(&mut self, ballot: Ballot, now: Instant) -> Option<Reply<C>> {
         if self.promised.is_none_or(|promised| promised <= ballot) {
             self.promised = Some(ballot);
@@ -112,7 +133,7 @@ impl<C: Clone> Voter<C> {
 
     /// This process stands as candidate itself. `None`: it may not.
     pub fn stand(&mut self, now: Instant) -> Option<(Ballot, Record<C>)> {
-        let ballot = self.promised?.beaten_by(self.id);
+        let ballot = self.promised.max(self.heard.filter(|_| self.promised.is_some()))?.beaten_by(self.id);
         if !self.may_vote(ballot, now) {
             return None;
         }
@@ -128,10 +149,9 @@ impl<C: Clone> Voter<C> {
         // A candidate that has written nothing here may make another attempt, and give way to one that prevails.
         let is_attempt = held.stamp.ballot != promised && [self.id, ballot.node].contains(&promised.node);
         let holds_all = self.lease.is_some_and(|(stamp, until)| stamp <= held.stamp && now < until);
-        let wrote_it = held.stamp.ballot == promised && promised.node == self.id;
         // Who has not got the answer asks once more.
         let is_new = ballot > promised || ballot == promised && is_attempt;
-        is_new && (is_over || is_attempt) && (holds_all || wrote_it)
+        is_new && (is_over || is_attempt) && holds_all
     }
 
     fn vote_if_asked(&mut self, now: Instant) -> Option<Reply<C>> {

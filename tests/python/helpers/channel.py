@@ -48,7 +48,7 @@ class Agent:
         connection, _ = self.socket.accept()
         worker = Worker(connection)
         self.workers.append(worker)
-        assert worker.hear() == ("hello", 4)
+        assert worker.hear() == ("hello", 5)
         return worker
 
     def close(self) -> None:

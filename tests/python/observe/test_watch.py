@@ -176,6 +176,22 @@ def test_the_answer_of_a_process_without_groups_is_empty_and_imports_no_torch() 
     assert run(code) == "(False, [], {}) False"
 
 
+def test_collectives_of_groups_that_are_being_destroyed_are_reported() -> None:
+    # A thread of gloo may wait for one of them while the main thread joins it.
+    code = """
+        import torch, torch.distributed as dist
+        from elastic_rs._watch import report
+        from elastic_rs import _torch_private
+
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        dist.all_reduce(torch.ones(1))
+        dist.destroy_process_group()
+        raised, recorders, members = report()
+        print(raised, [b"all_reduce" in recorder for recorder in recorders], members)
+    """
+    assert run(code) == "False [True] {}"
+
+
 def test_an_exception_that_has_ended_the_program_is_reported() -> None:
     # Threads that are no daemons run after the traceback was printed.
     code = """

@@ -4,8 +4,8 @@ use std::fmt;
 use std::time::{Duration, Instant};
 
 use elastic_rs::rendezvous::messages::message::NodeId;
-use elastic_rs::rendezvous::quorum::record::{Record, Stamp, Voters};
-use elastic_rs::rendezvous::quorum::seat::{Action, Message, Seat};
+use elastic_rs::rendezvous::quorum::record::{Ballot, Record, Stamp, Voters};
+use elastic_rs::rendezvous::quorum::replica::{Action, Message, Replica};
 use elastic_rs::rendezvous::quorum::voter::Reply;
 
 use super::explore::{State, digest_of};
@@ -71,7 +71,7 @@ pub enum Mutation {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Body {
     Message(Message<Content>),
-    Question { sent: u8 },
+    Question { sent: u8, follows: Ballot },
     Lease { stamp: Stamp, until: u8 },
 }
 
@@ -85,7 +85,7 @@ struct Letter {
 #[derive(Clone, Debug, Hash)]
 struct Process {
     is_alive: bool,
-    seat: Seat<Content>,
+    replica: Replica<Content>,
     /// What it has decided, as leader.
     decided: Content,
 }
@@ -147,8 +147,8 @@ fn voters(places: &[Place]) -> Voters {
 impl<'a> Quorum<'a> {
     /// All voters hold the first record, and have a lease under it.
     pub fn new(bounds: &'a Bounds, zero: Instant) -> Self {
-        let seat = |at| Seat::new(node(at), lease());
-        let process = |at| Process { is_alive: true, seat: seat(at), decided: Content::new() };
+        let replica = |at| Replica::new(node(at), lease());
+        let process = |at| Process { is_alive: true, replica: replica(at), decided: Content::new() };
         let mut quorum = Self {
             bounds,
             zero,
@@ -158,12 +158,12 @@ impl<'a> Quorum<'a> {
             told: Content::new(),
             violation: None,
         };
-        quorum.processes[0].seat = Seat::first(node(0), lease(), Content::new(), zero);
+        quorum.processes[0].replica = Replica::first(node(0), lease(), Content::new(), zero);
         let set = voters(&bounds.voters);
-        quorum.with(0, |seat, now| seat.write(set, Content::new(), now));
+        quorum.with(0, |replica, now| replica.write(set, Content::new(), now));
         quorum.deliver_all();
         for &at in bounds.voters.iter().filter(|at| **at != 0) {
-            quorum.post(at, 0, Body::Question { sent: 0 });
+            quorum.post(at, 0, Body::Question { sent: 0, follows: Ballot::first(node(0)) });
         }
         quorum.deliver_all();
         quorum
@@ -206,8 +206,8 @@ impl<'a> Quorum<'a> {
             steps.push(Step::Tick);
         }
         for (at, process) in self.alive() {
-            let seat = &process.seat;
-            let follows = seat.promised().filter(|ballot| ballot.node != node(at));
+            let replica = &process.replica;
+            let follows = replica.promised().filter(|ballot| ballot.node != node(at));
             if spent.questions < bounds.questions && follows.is_some() {
                 steps.push(Step::Question(at));
             }
@@ -215,11 +215,11 @@ impl<'a> Quorum<'a> {
                 steps.push(Step::Death(at));
             }
             let is_proven = |it: &Process| !it.is_alive || self.is(Mutation::ResetIsProof);
-            let others = (0..bounds.processes).filter(|other| *other != at && !seat.is_dead(node(*other)));
+            let others = (0..bounds.processes).filter(|other| *other != at && !replica.is_dead(node(*other)));
             let proven = others.filter(|other| is_proven(&self.processes[usize::from(*other)]));
             steps.extend(proven.map(|other| Step::Proof(at, other)));
-            if seat.leads() {
-                if seat.next_deadline().is_some_and(|lapses_at| lapses_at <= self.now()) {
+            if replica.leads() {
+                if replica.next_deadline().is_some_and(|lapses_at| lapses_at <= self.now()) {
                     steps.push(Step::Lapse(at));
                 }
                 if self.is(Mutation::EndedIsConsent) {
@@ -246,22 +246,22 @@ impl<'a> Quorum<'a> {
             Step::Deliver(index) => self.deliver(index),
             Step::Tick => self.spent.ticks += 1,
             Step::Question(at) => {
-                let Some(leader) = self.processes[usize::from(at)].seat.promised() else { return false };
+                let Some(follows) = self.processes[usize::from(at)].replica.promised() else { return false };
                 self.spent.questions += 1;
-                self.post(at, place(leader.node), Body::Question { sent: self.spent.ticks });
+                self.post(at, place(follows.node), Body::Question { sent: self.spent.ticks, follows });
             }
             Step::Death(at) => {
                 self.spent.deaths += 1;
                 self.processes[usize::from(at)].is_alive = false;
                 self.letters.retain(|letter| letter.to != at);
             }
-            Step::Proof(at, other) => self.with(at, |seat, now| seat.on_dead(node(other), now)),
-            Step::Lapse(at) => self.with(at, Seat::lapse),
-            Step::Left(at, other) => self.with(at, |seat, now| seat.on_left(node(other), now)),
+            Step::Proof(at, other) => self.with(at, |replica, now| replica.on_dead(node(other), now)),
+            Step::Lapse(at) => self.with(at, Replica::lapse),
+            Step::Left(at, other) => self.with(at, |replica, now| replica.on_left(node(other), now)),
             Step::Write(at, change) => self.write(at, change),
             Step::Stand(at) => {
                 let mut stands = false;
-                self.with(at, |seat, now| stands = seat.stand(now));
+                self.with(at, |replica, now| stands = replica.stand(now));
                 self.spent.stands += u8::from(stands);
                 return stands;
             }
@@ -278,17 +278,17 @@ impl<'a> Quorum<'a> {
 
     fn deliver(&mut self, index: usize) {
         let Letter { from, to, body } = self.letters.remove(index);
-        let held = self.processes[usize::from(to)].seat.held().cloned();
+        let held = self.processes[usize::from(to)].replica.held().cloned();
         match body {
             Body::Message(Message::Reply(Reply::Voted(ballot, record))) => {
                 let own = held.filter(|_| self.is(Mutation::OwnRecord));
                 let vote = Message::Reply(Reply::Voted(ballot, own.unwrap_or(record)));
-                self.with(to, |seat, now| seat.on_message(node(from), vote, now));
+                self.with(to, |replica, now| replica.on_message(node(from), vote, now));
             }
-            Body::Message(message) => self.with(to, |seat, now| seat.on_message(node(from), message, now)),
-            Body::Question { sent } => {
+            Body::Message(message) => self.with(to, |replica, now| replica.on_message(node(from), message, now)),
+            Body::Question { sent, follows } => {
                 let mut stamp = None;
-                self.with(to, |seat, now| stamp = seat.on_question(node(from), now));
+                self.with(to, |replica, now| stamp = replica.on_question(node(from), follows, now));
                 if let Some(stamp) = stamp {
                     self.post(to, from, Body::Lease { stamp, until: sent + LEASE });
                 }
@@ -297,7 +297,7 @@ impl<'a> Quorum<'a> {
                 let late = if self.is(Mutation::VoteAfterLease) { 100 } else { 0 };
                 let (until, newer) = (self.at(until + late), held.filter(|_| self.is(Mutation::LeaseOfNewer)));
                 let stamp = newer.map_or(stamp, |record| record.stamp);
-                self.with(to, |seat, _| seat.on_lease(stamp, until));
+                self.with(to, |replica, now| replica.on_lease(stamp, until, now));
             }
         }
     }
@@ -307,24 +307,24 @@ impl<'a> Quorum<'a> {
         let number = self.spent.writes;
         let set = change.map(|change| voters(&self.bounds.changes[change]));
         let process = &mut self.processes[usize::from(at)];
-        let Some(held) = process.seat.held().cloned() else { return };
+        let Some(held) = process.replica.held().cloned() else { return };
         process.decided.push(number);
         let content = process.decided.clone();
         if self.is(Mutation::SaidEarly) {
             self.told = content.clone();
         }
-        self.with(at, |seat, now| seat.write(set.unwrap_or(held.voters), content, now));
+        self.with(at, |replica, now| replica.write(set.unwrap_or(held.voters), content, now));
     }
 
     fn abdicate(&mut self, at: Place) {
         self.spent.abdications += 1;
-        let ballot = self.processes[usize::from(at)].seat.promised();
+        let ballot = self.processes[usize::from(at)].replica.promised();
         if let Some(ballot) = ballot.filter(|_| self.is(Mutation::WritesAfterAbdication)) {
             let said = Message::Abdicated(ballot);
             self.tell_others(at, &said);
-            return self.with(at, |seat, now| seat.on_message(node(at), said, now));
+            return self.with(at, |replica, now| replica.on_message(node(at), said, now));
         }
-        self.with(at, Seat::abdicate);
+        self.with(at, Replica::abdicate);
     }
 
     fn tell_others(&mut self, at: Place, message: &Message<Content>) {
@@ -334,11 +334,11 @@ impl<'a> Quorum<'a> {
     }
 
     /// Have a process do something, and do what follows.
-    fn with(&mut self, at: Place, act: impl FnOnce(&mut Seat<Content>, Instant)) {
+    fn with(&mut self, at: Place, act: impl FnOnce(&mut Replica<Content>, Instant)) {
         let now = self.now();
-        act(&mut self.processes[usize::from(at)].seat, now);
+        act(&mut self.processes[usize::from(at)].replica, now);
         loop {
-            let actions = self.processes[usize::from(at)].seat.take_actions();
+            let actions = self.processes[usize::from(at)].replica.take_actions();
             if actions.is_empty() {
                 return;
             }
@@ -354,12 +354,12 @@ impl<'a> Quorum<'a> {
                 for (voter, stamp) in feigned {
                     let accepted = Message::Reply(Reply::Accepted(stamp));
                     let now = self.now();
-                    self.processes[usize::from(at)].seat.on_message(voter, accepted, now);
+                    self.processes[usize::from(at)].replica.on_message(voter, accepted, now);
                 }
             }
             Action::Lead(content) => {
                 self.processes[usize::from(at)].decided = content;
-                let leaders: Vec<_> = self.alive().filter(|(_, it)| it.seat.leads()).map(|(at, _)| at).collect();
+                let leaders: Vec<_> = self.alive().filter(|(_, it)| it.replica.leads()).map(|(at, _)| at).collect();
                 if leaders.len() > 1 {
                     self.violation = Some(format!("{leaders:?} lead at once"));
                 }
@@ -411,7 +411,7 @@ impl fmt::Display for Letter {
         let stamp = |stamp: &Stamp| format!("{} of {}.{}", stamp.seq, stamp.ballot.number, stamp.ballot.node.0);
         let message = match body {
             Body::Message(message) => message,
-            Body::Question { sent } => return write!(f, "{from}→{to}: a lease? sent at {sent}"),
+            Body::Question { sent, .. } => return write!(f, "{from}→{to}: a lease? sent at {sent}"),
             Body::Lease { stamp: it, until } => {
                 return write!(f, "{from}→{to}: lease under {} until {until}", stamp(it));
             }

@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use elastic_rs::rendezvous::messages::message::NodeId;
-use elastic_rs::rendezvous::quorum::seat::{Action, Message, Seat};
+use elastic_rs::rendezvous::quorum::record::Ballot;
+use elastic_rs::rendezvous::quorum::replica::{Action, Message, Replica};
 
 use crate::engine::dice::Dice;
 
@@ -14,8 +15,9 @@ const LEASE: Duration = Duration::from_secs(15);
 const LATEST_MS: u64 = 300;
 /// How often a process asks whoever leads.
 const QUESTION_EVERY: Duration = Duration::from_millis(500);
-/// One of so many messages is lost.
+/// One of so many messages is lost, for so long.
 const LOSS: u64 = 5;
+const LOSES_FOR: Duration = Duration::from_secs(5);
 
 type Content = u8;
 
@@ -27,25 +29,26 @@ enum Event {
 }
 
 struct Quorum {
+    zero: Instant,
     now: Instant,
     dice: Dice,
-    seats: BTreeMap<NodeId, Seat<Content>>,
+    replicas: BTreeMap<NodeId, Replica<Content>>,
     events: BTreeMap<(Instant, u64), Event>,
     count: u64,
     chosen: BTreeSet<NodeId>,
     trace: Vec<String>,
 }
 
-/// The first leader of so many voters dies, and others with it, so many in all: at once, or soon after. Returns after how long another
-/// leads. More than half of the voters live on; of two the one.
+/// The first leader of so many voters dies, and others with it, so many in all: at once, or soon after. More than half of the voters live
+/// on; of two the one. No deaths: the leader hands over. Returns after how long another leads.
 ///
 /// # Errors
-/// Nobody leads while leases last, or two do.
+/// Nobody leads while all leases last, or two do.
 pub fn take_over(seed: u64, voters: u8, deaths: u8) -> Result<Duration, String> {
     let mut quorum = Quorum::new(seed, voters);
     let began = quorum.now;
-    quorum.die(deaths);
-    quorum.goes_on(began + LEASE).map(|at| at - began).map_err(|why| {
+    quorum.begin(deaths);
+    quorum.goes_on(began + Duration::from_secs(10)).map(|at| at - began).map_err(|why| {
         let trace = quorum.trace.join("\n");
         format!("seed {seed}, {voters} voters, {deaths} deaths:\n{trace}\n{why}")
     })
@@ -56,18 +59,19 @@ impl Quorum {
     fn new(seed: u64, voters: u8) -> Self {
         let zero = Instant::now();
         let ids: Vec<_> = (1..=voters).map(|id| NodeId(u128::from(id))).collect();
-        let seats = ids.iter().map(|id| (*id, Seat::new(*id, LEASE))).collect();
+        let replicas = ids.iter().map(|id| (*id, Replica::new(*id, LEASE))).collect();
         let (events, chosen) = (BTreeMap::new(), BTreeSet::new());
-        let mut quorum = Self { now: zero, dice: Dice::new(seed), seats, events, count: 0, chosen, trace: Vec::new() };
-        let first = Seat::first(ids[0], LEASE, 0, zero);
-        quorum.seats.insert(ids[0], first);
-        if let Some(seat) = quorum.seats.get_mut(&ids[0]) {
-            seat.write(ids.iter().copied().collect(), 1, zero);
+        let mut quorum =
+            Self { zero, now: zero, dice: Dice::new(seed), replicas, events, count: 0, chosen, trace: Vec::new() };
+        let first = Replica::first(ids[0], LEASE, 0, zero);
+        quorum.replicas.insert(ids[0], first);
+        if let Some(replica) = quorum.replicas.get_mut(&ids[0]) {
+            replica.write(ids.iter().copied().collect(), 1, zero);
         }
         // Without delays and losses.
         loop {
-            let acts = |(from, seat): (&NodeId, &mut Seat<Content>)| (*from, seat.take_actions());
-            let actions: Vec<_> = quorum.seats.iter_mut().map(acts).collect();
+            let acts = |(from, replica): (&NodeId, &mut Replica<Content>)| (*from, replica.take_actions());
+            let actions: Vec<_> = quorum.replicas.iter_mut().map(acts).collect();
             let sends = actions.into_iter().flat_map(|(from, actions)| actions.into_iter().map(move |it| (from, it)));
             let sends: Vec<_> = sends.collect();
             if sends.is_empty() {
@@ -75,37 +79,46 @@ impl Quorum {
             }
             for (from, action) in sends {
                 if let Action::Send(to, message) = action
-                    && let Some(seat) = quorum.seats.get_mut(&to)
+                    && let Some(replica) = quorum.replicas.get_mut(&to)
                 {
-                    seat.on_message(from, message, zero);
+                    replica.on_message(from, message, zero);
                 }
             }
         }
         for id in &ids[1..] {
-            let stamp = quorum.seats.get_mut(&ids[0]).and_then(|leader| leader.on_question(*id, zero));
-            if let (Some(stamp), Some(seat)) = (stamp, quorum.seats.get_mut(id)) {
-                seat.on_lease(stamp, zero + LEASE);
+            let lasts = Duration::from_millis(quorum.dice.between(10_000, 14_500));
+            let leader = quorum.replicas.get_mut(&ids[0]);
+            let stamp = leader.and_then(|leader| leader.on_question(*id, Ballot::first(ids[0]), zero));
+            if let (Some(stamp), Some(replica)) = (stamp, quorum.replicas.get_mut(id)) {
+                replica.on_lease(stamp, zero + lasts, zero);
             }
         }
         quorum
     }
 
+    fn begin(&mut self, deaths: u8) {
+        match deaths {
+            0 => self.with(NodeId(1), Replica::abdicate),
+            deaths => self.die(deaths),
+        }
+        let living: Vec<_> = self.replicas.keys().copied().collect();
+        living.into_iter().for_each(|id| self.schedule(QUESTION_EVERY, Event::Asks(id)));
+    }
+
     fn die(&mut self, deaths: u8) {
-        let others: Vec<_> = self.seats.keys().copied().skip(1).collect();
+        let others: Vec<_> = self.replicas.keys().copied().skip(1).collect();
         let rotated = self.dice.between(0, others.len() as u64 - 1) as usize;
-        let dead: Vec<_> = self.seats.keys().copied().take(1).collect();
+        let dead: Vec<_> = self.replicas.keys().copied().take(1).collect();
         let more = others.iter().cycle().skip(rotated).take(usize::from(deaths) - 1).copied();
         for (index, dead) in dead.into_iter().chain(more).enumerate() {
             self.trace.push(format!("{} dies", dead.0));
-            self.seats.remove(&dead);
-            let living: Vec<_> = self.seats.keys().copied().collect();
+            self.replicas.remove(&dead);
+            let living: Vec<_> = self.replicas.keys().copied().collect();
             for to in living {
                 let ms = self.dice.between(1, LATEST_MS) + index as u64 * self.dice.between(0, 500);
                 self.schedule(Duration::from_millis(ms), Event::Proven { to, dead });
             }
         }
-        let living: Vec<_> = self.seats.keys().copied().collect();
-        living.into_iter().for_each(|id| self.schedule(QUESTION_EVERY, Event::Asks(id)));
     }
 
     fn schedule(&mut self, after: Duration, event: Event) {
@@ -116,7 +129,7 @@ impl Quorum {
     /// Let time pass until somebody leads and has its record chosen.
     fn goes_on(&mut self, until: Instant) -> Result<Instant, String> {
         loop {
-            let timers = self.seats.iter().filter_map(|(id, seat)| Some((seat.next_deadline()?, *id))).min();
+            let timers = self.replicas.iter().filter_map(|(id, replica)| Some((replica.next_deadline()?, *id))).min();
             let event = self.events.first_key_value().map(|((at, _), _)| *at);
             let at = timers.map(|(at, _)| at).into_iter().chain(event).min().ok_or("nothing happens any more")?;
             if at >= until {
@@ -124,10 +137,11 @@ impl Quorum {
             }
             self.now = self.now.max(at);
             match timers.filter(|(due, _)| event.is_none_or(|event| *due <= event)) {
-                Some((_, id)) => self.with(id, Seat::on_tick),
+                Some((_, id)) => self.with(id, Replica::on_tick),
                 None => self.happen(),
             }
-            let leaders: Vec<_> = self.seats.iter().filter(|(_, seat)| seat.leads()).map(|(id, _)| id.0).collect();
+            let leaders: Vec<_> =
+                self.replicas.iter().filter(|(_, replica)| replica.leads()).map(|(id, _)| id.0).collect();
             if leaders.len() > 1 {
                 return Err(format!("{leaders:?} lead at once"));
             }
@@ -141,29 +155,29 @@ impl Quorum {
         let Some((_, event)) = self.events.pop_first() else { return };
         match event {
             Event::Arrives { from, to, message } => {
-                self.with(to, |seat, now| seat.on_message(from, message, now));
+                self.with(to, |replica, now| replica.on_message(from, message, now));
             }
-            Event::Proven { to, dead } => self.with(to, |seat, now| seat.on_dead(dead, now)),
+            Event::Proven { to, dead } => self.with(to, |replica, now| replica.on_dead(dead, now)),
             Event::Asks(id) => {
                 self.schedule(QUESTION_EVERY, Event::Asks(id));
-                let leader = self.seats.get(&id).and_then(Seat::promised).map(|ballot| ballot.node);
-                if let Some(leader) = leader.filter(|leader| *leader != id) {
-                    self.with(leader, |seat, now| _ = seat.on_question(id, now));
+                let follows = self.replicas.get(&id).and_then(Replica::promised);
+                if let Some(follows) = follows.filter(|ballot| ballot.node != id) {
+                    self.with(follows.node, |replica, now| _ = replica.on_question(id, follows, now));
                 }
             }
         }
     }
 
-    fn with(&mut self, id: NodeId, act: impl FnOnce(&mut Seat<Content>, Instant)) {
-        let Some(seat) = self.seats.get_mut(&id) else { return };
-        act(seat, self.now);
-        for action in seat.take_actions() {
+    fn with(&mut self, id: NodeId, act: impl FnOnce(&mut Replica<Content>, Instant)) {
+        let Some(replica) = self.replicas.get_mut(&id) else { return };
+        act(replica, self.now);
+        for action in replica.take_actions() {
             self.trace.push(format!("{}: {action:?}", id.0));
             match action {
                 Action::Send(to, message) => self.send(id, to, message),
                 Action::Over(ballot) => {
                     self.chosen.remove(&id);
-                    let all: Vec<_> = self.seats.keys().copied().filter(|to| *to != id).collect();
+                    let all: Vec<_> = self.replicas.keys().copied().filter(|to| *to != id).collect();
                     all.into_iter().for_each(|to| self.send(id, to, Message::Abdicated(ballot)));
                 }
                 Action::Chosen(_) => drop(self.chosen.insert(id)),
@@ -174,7 +188,7 @@ impl Quorum {
 
     fn send(&mut self, from: NodeId, to: NodeId, message: Message<Content>) {
         let after = Duration::from_millis(self.dice.between(1, LATEST_MS));
-        if self.dice.between(1, LOSS) == 1 {
+        if self.now < self.zero + LOSES_FOR && self.dice.between(1, LOSS) == 1 {
             return self.trace.push("  … which is lost".to_owned());
         }
         self.schedule(after, Event::Arrives { from, to, message });
