@@ -142,7 +142,9 @@ mod tests {
         });
         let asking = async {
             // Before it is connected, a question is answered by nobody.
-            while look::pending(&watches.asker(), 0).await.is_none() {}
+            while look::pending(&watches.asker(), 0).await.is_none() {
+                sleep(Duration::from_millis(1)).await;
+            }
             forgotten(&watches.asker(), 0, Duration::from_millis(1)).await
         };
         timeout(Duration::from_secs(60), asking).await.expect("it is asked so often, and no more")
