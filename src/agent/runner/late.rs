@@ -123,7 +123,7 @@ mod tests {
     use crate::channel::watch::agent::Watches;
     use crate::channel::watch::{Answer, worker};
 
-    /// What was forgotten, if the answers to the questions name these collectives, and all further ones the last of them.
+    /// The collective that was forgotten, if any. The worker's answers name these collectives in turn, and then the last one again and again.
     async fn forgotten_of(collectives: Vec<Option<u64>>) -> Option<Collective> {
         let watches = Watches::listen(1).unwrap();
         watches.expect(&BTreeMap::from([(0, process::id())])); // this process is the worker

@@ -55,11 +55,6 @@ impl<C: Clone> Leader<C> {
         leader
     }
 
-    /// Its ballot.
-    pub fn ballot(&self) -> Ballot {
-        self.ballot
-    }
-
     /// The record that is chosen, under which leases are given. Whoever gets one is present ([`Leader::on_present`]): without it nothing is
     /// chosen as long as the lease lasts.
     pub fn chosen(&self) -> Option<&Record<C>> {

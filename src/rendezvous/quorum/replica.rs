@@ -14,7 +14,6 @@ use crate::rendezvous::messages::message::NodeId;
 const STAGGER: Duration = Duration::from_millis(250);
 /// How often a candidate asks again whoever has not answered: a connection that ends takes messages along.
 const ASKS_EVERY: Duration = Duration::from_secs(1);
-
 /// Clocks differ by less than one part of so many.
 const DRIFT: u32 = 50;
 
@@ -114,7 +113,7 @@ impl<C: Clone> Replica<C> {
         self.voter.dead().contains(&node)
     }
 
-    /// Take what is to be done since the last call, in order.
+    /// Take the actions that have come up since the last call, in order.
     pub fn take_actions(&mut self) -> Vec<Action<C>> {
         mem::take(&mut self.actions)
     }
@@ -275,7 +274,7 @@ impl<C: Clone> Replica<C> {
         let is_over = self.voter.has_lost_leader();
         let voters = self.all_voters();
         let turn = voters.difference(self.voter.dead()).position(|voter| *voter == self.id);
-        // Who has led or stood itself lets the others go first.
+        // A process that has led or stood before lets the others stand first.
         let waits = if self.promised().is_some_and(|it| it.node == self.id) { ASKS_EVERY } else { Duration::ZERO };
         if let Part::Follows { stands_at } = &mut self.part {
             let turn = turn.filter(|_| is_over).map(|turn| now + waits + STAGGER * turn as u32);

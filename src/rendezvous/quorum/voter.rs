@@ -133,7 +133,8 @@ impl<C: Clone> Voter<C> {
 
     /// This process stands as candidate itself. `None`: it may not.
     pub fn stand(&mut self, now: Instant) -> Option<(Ballot, Record<C>)> {
-        let ballot = self.promised.max(self.heard.filter(|_| self.promised.is_some()))?.beaten_by(self.id);
+        let promised = self.promised?;
+        let ballot = promised.max(self.heard.unwrap_or(promised)).beaten_by(self.id);
         if !self.may_vote(ballot, now) {
             return None;
         }
@@ -149,7 +150,7 @@ impl<C: Clone> Voter<C> {
         // A candidate that has written nothing here may make another attempt, and give way to one that prevails.
         let is_attempt = held.stamp.ballot != promised && [self.id, ballot.node].contains(&promised.node);
         let holds_all = self.lease.is_some_and(|(stamp, until)| stamp <= held.stamp && now < until);
-        // Who has not got the answer asks once more.
+        // A candidate whose answer was lost asks once more, by the same ballot.
         let is_new = ballot > promised || ballot == promised && is_attempt;
         is_new && (is_over || is_attempt) && holds_all
     }

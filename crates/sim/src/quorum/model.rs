@@ -278,10 +278,10 @@ impl<'a> Quorum<'a> {
 
     fn deliver(&mut self, index: usize) {
         let Letter { from, to, body } = self.letters.remove(index);
-        let held = self.processes[usize::from(to)].replica.held().cloned();
+        let held = |model: &Self| model.processes[usize::from(to)].replica.held().cloned();
         match body {
             Body::Message(Message::Reply(Reply::Voted(ballot, record))) => {
-                let own = held.filter(|_| self.is(Mutation::OwnRecord));
+                let own = if self.is(Mutation::OwnRecord) { held(self) } else { None };
                 let vote = Message::Reply(Reply::Voted(ballot, own.unwrap_or(record)));
                 self.with(to, |replica, now| replica.on_message(node(from), vote, now));
             }
@@ -295,7 +295,8 @@ impl<'a> Quorum<'a> {
             }
             Body::Lease { stamp, until } => {
                 let late = if self.is(Mutation::VoteAfterLease) { 100 } else { 0 };
-                let (until, newer) = (self.at(until + late), held.filter(|_| self.is(Mutation::LeaseOfNewer)));
+                let until = self.at(until + late);
+                let newer = if self.is(Mutation::LeaseOfNewer) { held(self) } else { None };
                 let stamp = newer.map_or(stamp, |record| record.stamp);
                 self.with(to, |replica, now| replica.on_lease(stamp, until, now));
             }
@@ -395,7 +396,7 @@ impl<'a> Quorum<'a> {
             Step::Tick => format!("it is {}", self.spent.ticks + 1),
             Step::Death(at) => format!("{at} dies"),
             Step::Proof(at, other) => format!("{other} is dead to {at}"),
-            Step::Lapse(at) => format!("{at} does not wait for whom has no lease"),
+            Step::Lapse(at) => format!("{at} waits no longer for processes without a lease"),
             Step::Left(at, other) => format!("{at} does not wait for {other}"),
             Step::Write(at, None) => format!("{at} writes"),
             Step::Write(at, Some(change)) => format!("{at} writes, with the voters {:?}", self.bounds.changes[*change]),
