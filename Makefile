@@ -9,7 +9,7 @@ MAKEFLAGS += --no-print-directory
 VENV := build/venv
 PY := $(VENV)/bin/python
 # Further arguments for a program that a target runs. DEMO_ARGS: examples/demo.py; with --hosts, examples/demo_hosts.py; with --hang,
-# examples/demo_hang.py; with --preempt, examples/demo_preempt.py.
+# examples/demo_hang.py; with --preempt, examples/demo_preempt.py; with --node-0-dies, examples/demo_node_0.py.
 # PYTEST_ARGS: pytest. UPSTREAM_ARGS: tests/upstream/run.py. BENCH_ARGS: benches/rendezvous.py. GPU_CHECK_ARGS: tools/gpu_check.py. The other benchmarks have STORE_BENCH_ARGS,
 # PROCESS_BENCH_ARGS, AGENT_BENCH_ARGS, RUN_BENCH_ARGS, WARM_BENCH_ARGS, ETCD_BENCH_ARGS and IN_PLACE_BENCH_ARGS.
 DEMO_ARGS ?=
@@ -129,7 +129,7 @@ build: require-cargo setup ## build the wheel into dist/ and install it into bui
 demo: build ## train on two nodes, add a third node, kill a worker, finish; about 90 s
 	$(say) 'demo: examples/demo.py'
 	@$(if $(findstring etcd,$(DEMO_ARGS)),$(with_etcd)) $(if $(findstring --hosts,$(DEMO_ARGS)),$(call with,sshd,SSHD)) $(PY) \
-		examples/demo$(if $(findstring --hosts,$(DEMO_ARGS)),_hosts)$(if $(findstring --hang,$(DEMO_ARGS)),_hang)$(if $(findstring --preempt,$(DEMO_ARGS)),_preempt).py $(filter-out --hosts --hang --preempt,$(DEMO_ARGS))
+		examples/demo$(if $(findstring --hosts,$(DEMO_ARGS)),_hosts)$(if $(findstring --hang,$(DEMO_ARGS)),_hang)$(if $(findstring --preempt,$(DEMO_ARGS)),_preempt)$(if $(findstring --node-0-dies,$(DEMO_ARGS)),_node_0).py $(filter-out --hosts --hang --preempt --node-0-dies,$(DEMO_ARGS))
 
 # mypy is one of the Python tests here, so that it runs beside tests that wait.
 test: check-fmt check-clippy check-purity check-imports check-ruff check-api test-rust test-python ## run all checks of CI

@@ -67,10 +67,20 @@ KINDS = {
     "in place, template": ([*RUN, "--warm-start"], "in-place"),
     "in place, template with the model": ([*RUN, "--warm-modules=torch,in_place_model"], "in-place"),
     "in place, standby": ([*RUN, "--standby=1"], "in-place"),
+    "in place, list of two": ([*RUN, "--warm-start"], "in-place"),
+    "in place, list of three": ([*RUN, "--warm-start"], "in-place"),
 }
 
-LASTING = ("torchrun", "elastic-run", "warm", "in place, template", "in place, standby")
+LASTING = (
+    "torchrun", "elastic-run", "warm", "in place, template", "in place, standby", "in place, list of two",
+    "in place, list of three",
+)  # fmt: skip
 """The jobs whose goodput is measured."""
+
+
+def nodes_of(kind: str) -> int:
+    """Return the number of nodes. With a list each is one of its endpoints."""
+    return 3 if kind.endswith("of three") else 2
 
 
 @dataclass(frozen=True)
@@ -98,7 +108,8 @@ class Job:
         self.pipe = folder / "pipe"
         os.mkfifo(self.pipe)
         self._reader = os.open(self.pipe, os.O_RDWR)
-        self.port = free_port()
+        ports = [free_port() for _ in range(nodes_of(kind) if "list" in kind else 1)]
+        self.endpoint = ",".join(f"127.0.0.1:{port}" for port in ports)
         self.nodes: list[subprocess.Popen[bytes]] = []
         self.history: list[Told] = []
 
@@ -109,7 +120,7 @@ class Job:
         flags = [
             "--nnodes=1:3",
             f"--nproc-per-node={self.workers}",
-            f"--rdzv-endpoint=127.0.0.1:{self.port}",
+            f"--rdzv-endpoint={self.endpoint}",
             "--rdzv-id=x",
         ]
         conf = "--rdzv-conf=last_call_timeout=1"
@@ -216,7 +227,7 @@ def job_of(kind: str, workers: int = WORKERS, held_mib: int = 0) -> Iterator[Job
     with tempfile.TemporaryDirectory() as folder:
         job = Job(kind, Path(folder), workers, held_mib)
         try:
-            for _ in range(2):
+            for _ in range(nodes_of(kind)):
                 job.start_node()
             yield job
         finally:
@@ -302,10 +313,11 @@ class Faults:
 
     def happen(self) -> None:
         if not self.of_nodes:
-            kill(self.pids[self.number % 4])
+            kill(self.pids[self.number % len(self.pids)])
         elif self.down is None:
-            # The agent of node 1, node 1, the agent of node 0, node 0. Node 0 is the host of the store.
-            node = 1 - self.number // 2 % 2
+            # The agent of the last node, that node, the agent of the one before, and so on.
+            count = len(self.job.nodes)
+            node = count - 1 - self.number // 2 % count
             self._kill_node(node, workers=self.number % 2 == 1)
             self.down = time.monotonic() + START_AGAIN_S, node
         self.number += 1
@@ -327,14 +339,15 @@ class Faults:
 def goodput(kind: str, seconds: float, *, of_nodes: bool) -> float:
     """Return the part of the time that was spent in steps that count."""
     with job_of(kind) as job:
-        pids = job.settle(4)
+        workers = nodes_of(kind) * WORKERS
+        pids = job.settle(workers)
         if "standby" in kind:
             job.await_standbys(4)
         since = time.monotonic()
         job.wait(lambda told: told.what == "step" and told.at >= since + FAULT_EVERY_S)
         steps = [told for told in job.history if told.what == "step" and told.rank == 0 and told.at >= since]
         pace = statistics.median(b.at - a.at for a, b in itertools.pairwise(steps))
-        print(f"goodput: {kind}: {1000 * pace:.0f} ms for a step of four workers without faults", flush=True)
+        print(f"goodput: {kind}: {1000 * pace:.0f} ms for a step of {workers} workers without faults", flush=True)
         faults = Faults(job, pids, of_nodes)
         began, first = time.monotonic(), max(told.step for told in job.history)
         fault_at, stepped_at, reached = began + FAULT_EVERY_S, began, first
@@ -353,10 +366,10 @@ def goodput(kind: str, seconds: float, *, of_nodes: bool) -> float:
             if ended or time.monotonic() >= stepped_at + STILL_LIMIT_S:
                 job.kill_all()
                 stepped_at = time.monotonic()
-                for number in range(2):
+                for number in range(nodes_of(kind)):
                     job.start_node(number)
-        steps_of_four = sum(size for step, size in sizes.items() if first < step <= reached) / 4
-        return steps_of_four * pace / (time.monotonic() - began)
+        steps_of_all = sum(size for step, size in sizes.items() if first < step <= reached) / workers
+        return steps_of_all * pace / (time.monotonic() - began)
 
 
 def main() -> int:

@@ -147,6 +147,7 @@ impl World {
                 | Command::Tally { .. }
                 | Command::Forget { .. }
                 | Command::Exclusions { .. }
+                | Command::HandOver
                 | Command::Warn { .. }
                 | Command::EmptyStore => {}
             }

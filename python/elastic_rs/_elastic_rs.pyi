@@ -545,14 +545,16 @@ class EndpointServer:
         The addresses it listens on, each with its port.
         """
     @staticmethod
-    def claim(host: str, port: SupportsIndex, *, is_host: bool | None = None, uses_store: bool = True, protection: Protection | None = None) -> "EndpointServer | str":
+    def claim(host: str, port: SupportsIndex, *, is_host: bool | None = None, uses_store: bool = True, protection: Protection | None = None, list: tuple[str, SupportsGetItem[int, str], SupportsIndex] | None = None) -> "EndpointServer | str":
         """
         Become the host of ``host:port``. A ``str`` is the reason why another process is the host.
 
         ``is_host`` is the user's choice. With None, whoever can bind the address is the host. With a ``protection`` there are only
-        sessions of those who hold the token, and no store. Unless the job ``uses_store``, what the store holds is bounded.
+        sessions of those who hold the token, and no store. Unless the job ``uses_store``, what the store holds is bounded. With a ``list``
+        this process may lead the job of this name, as those at the other endpoints may: the name, all endpoints, and the place of this one
+        among them.
 
-        Raises ``OSError`` when ``is_host`` is True and the port cannot be listened on.
+        Raises ``OSError`` when ``is_host`` is True and the port cannot be listened on, and ``ValueError`` for an invalid list.
         """
     @staticmethod
     def listen(host: str | None, port: SupportsIndex, *, limits: StoreLimits | None = None, protection: Protection | None = None) -> EndpointServer:
@@ -1454,10 +1456,10 @@ class Session:
     """
     A node's session with a coordinator, over etcd, or over a cell that all nodes share (:class:`CellSession`).
     """
-    def __new__(cls, /, host: str, port: SupportsIndex, options: NodeOptions, *, coordinator: EndpointServer | None = None, protection: Protection | None = None) -> Session:
+    def __new__(cls, /, endpoints: SupportsGetItem[int, tuple[str, SupportsIndex]], options: NodeOptions, *, coordinator: EndpointServer | None = None, protection: Protection | None = None) -> Session:
         """
-        Start a session for one node with the coordinator at ``host:port``. It connects in the background. ``coordinator`` is that
-        coordinator, if this process hosts it. With a ``protection``, it speaks only with one that holds the same token.
+        Start a session for one node with the coordinator at one of these ``endpoints``, which it finds. It connects in the background.
+        ``coordinator`` is that of this process, if it hosts one. With a ``protection``, it speaks only with one that holds the same token.
 
         Raises ``ValueError`` for invalid options.
         """

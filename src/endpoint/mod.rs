@@ -20,7 +20,7 @@ use crate::open_files::WAITING_TO_ONE;
 use crate::rendezvous::coordinator::driver::{DriversHosts, Question, Shown};
 use crate::rendezvous::coordinator::machine::Machine;
 use crate::rendezvous::coordinator::readers::Readers;
-use crate::rendezvous::messages::message::MAGIC;
+use crate::rendezvous::messages::message::{MAGIC, PeerHello};
 use crate::rendezvous::run::Exclusions;
 use crate::secure::Protection;
 use crate::secure::acceptor::{self, Acceptor, FIRST_BYTES};
@@ -110,13 +110,15 @@ pub enum EndpointError {
 /// resolves here to loopback only (Debian's `127.0.1.1`), which cannot be the address that others see; or `is_host` is given
 /// for an address that is not local. This process then reaches it by loopback.
 ///
-/// With a `protection`, it serves only those who can prove themselves. `options` are those of its store.
+/// With a `protection`, it serves only those who can prove themselves. `options` are those of its store. With a `list`, it is one of the
+/// processes that may lead the job.
 pub fn claim(
     host: &str,
     port: u16,
     is_host: Option<bool>,
     options: ServerOptions,
     protection: Option<Arc<Protection>>,
+    list: Option<PeerHello>,
 ) -> Result<Claim, EndpointError> {
     if is_host == Some(false) {
         return Ok(Claim::Elsewhere("is_host=0 was given".to_owned()));
@@ -140,7 +142,7 @@ pub fn claim(
         if local.is_empty() || invisible { bind_wildcard(port).map(|one| vec![one]) } else { bind_all(&local) };
     match listeners {
         Ok(listeners) => {
-            let mut host = EndpointServer::start_as(Some(host), listeners, options, protection)?;
+            let mut host = EndpointServer::start_as(Some(host), listeners, options, protection, list)?;
             host.is_elsewhere = local.is_empty();
             Ok(Claim::Serves(host))
         }
@@ -175,7 +177,7 @@ impl EndpointServer {
                 bind_all(&addresses)?
             }
         };
-        Ok(Self::start_as(host, listeners, options, protection)?)
+        Ok(Self::start_as(host, listeners, options, protection, None)?)
     }
 
     /// Serve on these listeners; at least one.
@@ -189,7 +191,7 @@ impl EndpointServer {
         options: ServerOptions,
         protection: Option<Arc<Protection>>,
     ) -> io::Result<Self> {
-        Self::start_as(None, listeners, options, protection)
+        Self::start_as(None, listeners, options, protection, None)
     }
 
     /// The same for an endpoint with this name.
@@ -198,6 +200,7 @@ impl EndpointServer {
         listeners: Vec<TcpListener>,
         mut options: ServerOptions,
         protection: Option<Arc<Protection>>,
+        list: Option<PeerHello>,
     ) -> io::Result<Self> {
         let addresses = listeners.iter().map(TcpListener::local_addr).collect::<io::Result<Vec<_>>>()?;
         let port = addresses.first().ok_or(io::ErrorKind::InvalidInput)?.port();
@@ -263,6 +266,7 @@ impl EndpointServer {
             protection,
             readers,
             same_user,
+            list,
         };
         let ends_store = EndsStore(store.controller());
         let machine = Machine::with_instance(instance(&addresses));
@@ -375,7 +379,7 @@ mod tests {
     use super::*;
 
     fn claim_plainly(host: &str, port: u16, is_host: Option<bool>) -> Result<Claim, EndpointError> {
-        claim(host, port, is_host, ServerOptions::default(), None)
+        claim(host, port, is_host, ServerOptions::default(), None, None)
     }
 
     fn host_of(claim: Claim) -> EndpointServer {

@@ -30,7 +30,7 @@ impl Cooldown {
 }
 
 /// How often a host was put out. Horovod's number never falls.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TimesOut(u32);
 
 impl TimesOut {

@@ -12,8 +12,13 @@
 //! | [`cooldown`] | for how long a host is kept out |
 
 use std::borrow::Borrow;
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+use crate::wire::text::tidy;
 
 pub mod cooldown;
 pub mod why;
@@ -26,31 +31,78 @@ use cooldown::TimesOut;
 pub use why::{Unused, UnusedHost, UnusedHosts, WhyUnused};
 
 /// A failure that counts against a host.
-#[derive(Clone, Copy, Debug)]
-struct Failure {
-    at: Instant,
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Failure<T> {
+    at: T,
     /// The rank of the worker that failed. `None`: the node or its agent.
     rank: Option<u32>,
 }
 
-/// What a judge knows of one host.
-#[derive(Clone, Debug, Default)]
-pub struct Standing {
+/// What a judge knows of one host. `T`: an instant or, on the way to another process, a number of milliseconds.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Standing<T = Instant> {
     /// When nodes of it left a running world, the earliest first.
-    departures: VecDeque<Instant>,
+    departures: VecDeque<T>,
     /// The earliest first.
-    failures: VecDeque<Failure>,
+    failures: VecDeque<Failure<T>>,
     /// The last failure, in words, if it has some.
     last: Option<String>,
     times_out: TimesOut,
     /// When it was last put out, and until when. It stays after its time is over, until it is let in.
-    out: Option<(Instant, Unused)>,
+    out: Option<(T, Unused<T>)>,
     /// When its health check last found something.
-    ill_at: Option<Instant>,
+    ill_at: Option<T>,
     /// It is not tried before.
-    retry_at: Option<Instant>,
+    retry_at: Option<T>,
     /// Since when discovery does not list it, after it did.
-    unlisted_since: Option<Instant>,
+    unlisted_since: Option<T>,
+}
+
+impl Default for Standing {
+    fn default() -> Self {
+        Self {
+            departures: VecDeque::new(),
+            failures: VecDeque::new(),
+            last: None,
+            times_out: TimesOut::default(),
+            out: None,
+            ill_at: None,
+            retry_at: None,
+            unlisted_since: None,
+        }
+    }
+}
+
+impl<T> Standing<T> {
+    /// The same, with its times as another kind of number.
+    pub fn map<U>(self, of: &mut impl FnMut(T) -> U) -> Standing<U> {
+        let Self { departures, failures, last, times_out, out, ill_at, retry_at, unlisted_since } = self;
+        Standing {
+            departures: departures.into_iter().map(&mut *of).collect(),
+            failures: failures.into_iter().map(|Failure { at, rank }| Failure { at: of(at), rank }).collect(),
+            last,
+            times_out,
+            out: out.map(|(since, unused)| (of(since), unused.map(of))),
+            ill_at: ill_at.map(&mut *of),
+            retry_at: retry_at.map(&mut *of),
+            unlisted_since: unlisted_since.map(of),
+        }
+    }
+
+    /// Check what another process has written, and reduce its texts to one safe line each. It may have `most` departures and failures.
+    ///
+    /// # Errors
+    /// It has more.
+    pub fn validated(self, most: usize) -> Result<Self, String> {
+        let (departures, failures) = (self.departures.len(), self.failures.len());
+        if departures > most || failures > most {
+            return Err(format!(
+                "a host has {departures} departures and {failures} failures, at most {most} of each may be sent"
+            ));
+        }
+        let out = self.out.map(|(since, Unused { why, until })| (since, Unused { why: why.tidied(), until }));
+        Ok(Self { out, last: self.last.map(|last| tidy(&last)), ..self })
+    }
 }
 
 impl Standing {
@@ -213,6 +265,23 @@ impl Standing {
             || self.out.is_some()
     }
 
+    /// Whether it was put out, or something counts against it.
+    fn counts(&self) -> bool {
+        let is_clear = self.departures.is_empty() && self.failures.is_empty() && self.times_out == TimesOut::default();
+        self.out.is_some() || !is_clear
+    }
+
+    /// The same, with its last `most` departures and failures alone.
+    fn with_latest(&self, most: usize) -> Self {
+        Self {
+            departures: latest(&self.departures, most),
+            failures: latest(&self.failures, most),
+            last: self.last.clone(),
+            out: self.out.clone(),
+            ..*self
+        }
+    }
+
     /// When something last happened to it.
     fn last_at(&self) -> Option<Instant> {
         let failed = self.failures.back().map(|failure| failure.at);
@@ -287,6 +356,20 @@ impl<K: Ord + Clone> Book<K> {
         self.0.retain(|_, standing| matters(standing));
     }
 
+    /// What a successor of this judge must know: the hosts that were put out, and of the others first those to which something happened
+    /// last. They are `most` at most, each with its last `each` departures and failures, and end before the first one that does not fit.
+    pub fn latest(
+        &self,
+        most: usize,
+        each: usize,
+        mut fits: impl FnMut(&K, &Standing) -> bool,
+    ) -> BTreeMap<K, Standing> {
+        let mut hosts: Vec<_> = self.0.iter().filter(|(_, standing)| standing.counts()).collect();
+        hosts.sort_by_key(|(_, standing)| Reverse((standing.out.is_some(), standing.last_at())));
+        let hosts = hosts.into_iter().take(most).map(|(host, standing)| (host.clone(), standing.with_latest(each)));
+        hosts.take_while(|(host, standing)| fits(host, standing)).collect()
+    }
+
     /// The standing of a host, which is made if there is none. Of `most` hosts one is forgotten then: none that must `stay`, one that is
     /// not out and does not wait for its next try if there is any, and of these the one to which nothing has happened for longest.
     pub fn standing(&mut self, host: &K, most: usize, stay: impl Fn(&K) -> bool, now: Instant) -> &mut Standing {
@@ -300,6 +383,11 @@ impl<K: Ord + Clone> Book<K> {
         }
         self.0.entry(host.clone()).or_default()
     }
+}
+
+/// The last `most` of them.
+pub(crate) fn latest<T: Clone>(all: &VecDeque<T>, most: usize) -> VecDeque<T> {
+    all.iter().skip(all.len().saturating_sub(most)).cloned().collect()
 }
 
 /// Whether something happened within the window.

@@ -2,9 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
-use crate::wire::text::{cut, plain};
+use crate::wire::text::{cut, plain, tidy};
 
 /// Most hosts that a text or a state names.
 pub const NAMED: usize = 16;
@@ -14,7 +14,7 @@ const NAME_BYTES: usize = 96;
 const WHY_BYTES: usize = 400;
 
 /// Why a host runs no workers of the job.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum WhyUnused {
     /// Rounds had their first failure there.
     FailedFirst {
@@ -124,6 +124,23 @@ impl WhyUnused {
         }
     }
 
+    /// The same, with its words as one safe line. Another process has written them.
+    pub(super) fn tidied(self) -> Self {
+        match self {
+            Self::SameFault { what } => Self::SameFault { what: tidy(&what) },
+            Self::NewWorkersFailed { count, last, window } => {
+                Self::NewWorkersFailed { count, last: tidy(&last), window }
+            }
+            Self::AgentsFailed { count, last } => Self::AgentsFailed { count, last: tidy(&last) },
+            Self::Ill { what } => Self::Ill { what: tidy(&what) },
+            Self::Retried { last } => Self::Retried { last: tidy(&last) },
+            Self::Starting { last } => Self::Starting { last: last.map(|last| tidy(&last)) },
+            Self::FailedFirst { .. } | Self::LeftOften { .. } | Self::Blacklisted | Self::NotListed | Self::Leaving => {
+                self
+            }
+        }
+    }
+
     /// Whether an observer needs to know it before another one: lower numbers first.
     fn urgency(&self) -> u8 {
         match self {
@@ -141,13 +158,20 @@ impl WhyUnused {
     }
 }
 
-/// Why a host is not used, and until when.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Unused {
+/// Why a host is not used, and until when. `T`: as in [`Standing`](super::Standing).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Unused<T = Instant> {
     /// Why.
     pub why: WhyUnused,
     /// Until when, at the latest. `None`: for the job or, if discovery does not list it, until that lists it.
-    pub until: Option<Instant>,
+    pub until: Option<T>,
+}
+
+impl<T> Unused<T> {
+    /// The same, with its time as another kind of number.
+    pub(super) fn map<U>(self, of: &mut impl FnMut(T) -> U) -> Unused<U> {
+        Unused { why: self.why, until: self.until.map(of) }
+    }
 }
 
 impl Unused {

@@ -14,6 +14,7 @@ use super::messages::frames::read_message;
 use super::messages::message::{
     AskLook, CoordinatorMessage, LookAnswer, NodeMessage, OBSERVER_WAIT, Observe, Observed,
 };
+use super::messages::peer::host_and_port;
 use crate::net::connect::{race, resolve, to_text};
 use crate::secure::{Halves, Protection};
 use crate::wire::text::plain;
@@ -28,7 +29,12 @@ pub struct Observer {
     limit: Duration,
     /// The same for an answer that waits for an event.
     waiting_limit: Duration,
+    /// What both ends prove, and the run for which they do.
+    secured: Option<(Arc<Protection>, String)>,
 }
+
+/// How often an observer is sent to another endpoint in a row.
+const MOST_REDIRECTS: usize = 3;
 
 impl Observer {
     /// Connect to the coordinator at `host:port`. With a `protection`, the run must be named. `limit`: for connecting, and for each
@@ -53,7 +59,8 @@ impl Observer {
             Ok(halves)
         };
         let halves = race(&addresses, deadline, TcpStream::connect, open).await.map_err(|met| to_text(host, &met))?;
-        Ok(Self { halves, buffer: BytesMut::new(), limit, waiting_limit: limit + OBSERVER_WAIT })
+        let secured = secured.map(|(protection, run_id)| (protection, run_id.to_owned()));
+        Ok(Self { halves, buffer: BytesMut::new(), limit, waiting_limit: limit + OBSERVER_WAIT, secured })
     }
 
     /// Ask, and wait for the answer. To a question that waits for an event it is empty after [`OBSERVER_WAIT`]: a coordinator that says
@@ -80,7 +87,23 @@ impl Observer {
         }
     }
 
+    /// The answer of the process that leads the run.
     async fn answer_to(&mut self, question: &NodeMessage, limit: Duration) -> Result<CoordinatorMessage, String> {
+        for _ in 0..=MOST_REDIRECTS {
+            let endpoint = match self.answer_here(question, limit).await? {
+                CoordinatorMessage::Redirect { endpoint: Some(endpoint), .. } => endpoint,
+                CoordinatorMessage::Redirect { endpoint: None, why } => return Err(plain(why)),
+                message => return Ok(message),
+            };
+            let (host, port) = host_and_port(&endpoint).ok_or(OTHER_ANSWER)?;
+            let secured = self.secured.clone();
+            let secured = secured.as_ref().map(|(protection, run_id)| (Arc::clone(protection), run_id.as_str()));
+            *self = Self::connect(host, port, secured, self.limit).await?;
+        }
+        Err(format!("the job is said to be led at another endpoint {MOST_REDIRECTS} times in a row: ask again later"))
+    }
+
+    async fn answer_here(&mut self, question: &NodeMessage, limit: Duration) -> Result<CoordinatorMessage, String> {
         let mut frame = BytesMut::new();
         codec::try_encode_frame(question, &mut frame).map_err(|error| error.to_string())?;
         let lost = |error: std::io::Error| format!("the connection to the coordinator ended: {error}");

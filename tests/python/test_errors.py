@@ -115,7 +115,7 @@ def test_a_coordinator_that_is_not_there_is_named_with_the_time(port: int) -> No
         ranks_as_asked=False,
         use_agent_store=False,
     )
-    session = Session("127.0.0.1", port, options)
+    session = Session([("127.0.0.1", port)], options)
     with pytest.raises(errors.RendezvousConnectionError) as caught:
         session.join()
     assert caught.value.endpoint == f"127.0.0.1:{port}"

@@ -114,6 +114,7 @@ impl Bench {
                 Command::Exclusions { hosts, .. } => self.excluded = hosts,
                 Command::Warn { text, .. } => self.warnings.push(text),
                 Command::EmptyStore => self.emptied.push(self.sent.len()),
+                Command::HandOver => panic!("a coordinator without a list hands over"),
             }
         }
     }

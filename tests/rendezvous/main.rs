@@ -29,6 +29,7 @@ mod restarted;
 mod same_decisions;
 mod session;
 mod slots;
+mod takeover;
 mod tallies;
 mod texts;
 mod unread;

@@ -103,7 +103,8 @@ impl OverCoordinator {
                     | Command::Forget { .. }
                     | Command::Exclusions { .. }
                     | Command::Warn { .. }
-                    | Command::EmptyStore => {}
+                    | Command::EmptyStore
+                    | Command::HandOver => {}
                 }
             }
             if quiet {

@@ -62,6 +62,7 @@ impl Coordinator {
             protection: None,
             readers: Readers::Members,
             same_user: None,
+            list: None,
         };
         let task = tokio::spawn(async move {
             let accepting = async {

@@ -47,6 +47,7 @@ fn sent(machine: &mut Machine) -> Vec<CoordinatorMessage> {
             | Command::Exclusions { .. }
             | Command::Warn { .. }
             | Command::EmptyStore
+            | Command::HandOver
             | Command::End { .. } => {}
         }
     }

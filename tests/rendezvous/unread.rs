@@ -69,7 +69,7 @@ async fn a_node_that_does_not_read_is_placed_in_no_round() {
     let (sessions, exclusions) = (watch::Sender::new(0), watch::Sender::default());
     let (_drivers, drivers) = watch::channel(DriversHosts::new());
     let (protection, readers, same_user) = (None, Readers::Members, None);
-    let shown = Shown { sessions, exclusions, drivers, questions, protection, readers, same_user };
+    let shown = Shown { sessions, exclusions, drivers, questions, protection, readers, same_user, list: None };
     tokio::spawn(driver::run(Machine::new(), incoming, shown, || (), PATIENCE, PATIENCE));
     let connect = || {
         let (ours, theirs) = duplex(4096);

@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 
 use elastic_rs::endpoint::{Claim, EndpointError, Sessions, Subject, Which, claim};
 use elastic_rs::rendezvous::coordinator::driver::DriversHosts;
+use elastic_rs::rendezvous::messages::message::{NodeId, PeerHello};
 use elastic_rs::rendezvous::run::Exclusions;
 use elastic_rs::store::server::ServerOptions;
 use elastic_rs::store::server::limits::{Amount, LIMITS, Limit};
@@ -27,18 +28,24 @@ pub fn only_on_loopback(py: Python<'_>, host: &str) -> Vec<String> {
 
 /// The store and the rendezvous coordinator, on one port and on one thread that never waits for the interpreter.
 #[pyclass(frozen, module = "elastic_rs._elastic_rs")]
-pub struct EndpointServer(Mutex<elastic_rs::endpoint::EndpointServer>);
+pub struct EndpointServer {
+    host: Mutex<elastic_rs::endpoint::EndpointServer>,
+    /// Its place in the job's list of endpoints, if there is one.
+    place: Option<usize>,
+}
 
 #[pymethods]
 impl EndpointServer {
     /// Become the host of ``host:port``. A ``str`` is the reason why another process is the host.
     ///
     /// ``is_host`` is the user's choice. With None, whoever can bind the address is the host. With a ``protection`` there are only
-    /// sessions of those who hold the token, and no store. Unless the job ``uses_store``, what the store holds is bounded.
+    /// sessions of those who hold the token, and no store. Unless the job ``uses_store``, what the store holds is bounded. With a ``list``
+    /// this process may lead the job of this name, as those at the other endpoints may: the name, all endpoints, and the place of this one
+    /// among them.
     ///
-    /// Raises ``OSError`` when ``is_host`` is True and the port cannot be listened on.
+    /// Raises ``OSError`` when ``is_host`` is True and the port cannot be listened on, and ``ValueError`` for an invalid list.
     #[staticmethod]
-    #[pyo3(signature = (host, port, *, is_host = None, uses_store = true, protection = None) -> "EndpointServer | str")]
+    #[pyo3(signature = (host, port, *, is_host = None, uses_store = true, protection = None, list = None) -> "EndpointServer | str")]
     fn claim<'py>(
         py: Python<'py>,
         host: &str,
@@ -46,11 +53,16 @@ impl EndpointServer {
         is_host: Option<bool>,
         uses_store: bool,
         protection: Option<&Protection>,
+        list: Option<(String, Vec<String>, u32)>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let protection = protection.map(Protection::core);
         let options = if uses_store { ServerOptions::default() } else { ServerOptions::for_unused_store() };
-        match detach(py, || claim(host, port, is_host, options, protection)) {
-            Ok(Claim::Serves(host)) => Ok(Bound::new(py, Self(Mutex::new(host)))?.into_any()),
+        let process = NodeId(rand::random());
+        let list = list.map(|(run_id, endpoints, place)| PeerHello { run_id, endpoints, place, process });
+        list.as_ref().map_or(Ok(()), PeerHello::validate).map_err(PyValueError::new_err)?;
+        let place = list.as_ref().map(|list| list.place as usize);
+        match detach(py, || claim(host, port, is_host, options, protection, list)) {
+            Ok(Claim::Serves(host)) => Ok(Bound::new(py, Self { host: Mutex::new(host), place })?.into_any()),
             Ok(Claim::Elsewhere(why)) => Ok(why.into_pyobject(py)?.into_any()),
             Err(error) => Err(from_host(&error)),
         }
@@ -72,25 +84,25 @@ impl EndpointServer {
         let options = limits.map(|limits| limits.0.clone()).unwrap_or_default();
         let protection = protection.map(Protection::core);
         let listened = detach(py, || elastic_rs::endpoint::EndpointServer::listen(host, port, options, protection));
-        listened.map(|host| Self(Mutex::new(host))).map_err(|error| from_host(&error))
+        listened.map(|host| Self { host: Mutex::new(host), place: None }).map_err(|error| from_host(&error))
     }
 
     /// The port it listens on.
     #[getter]
     fn port(&self) -> u16 {
-        self.0.lock().port()
+        self.host.lock().port()
     }
 
     /// The addresses it listens on, each with its port.
     #[getter]
     fn addresses(&self) -> Vec<String> {
-        self.0.lock().addresses().iter().map(SocketAddr::to_string).collect()
+        self.host.lock().addresses().iter().map(SocketAddr::to_string).collect()
     }
 
     /// The addresses by which nodes on other machines may reach it, each with its port, if it listens on all addresses.
     #[getter]
     fn public_addresses(&self) -> Vec<String> {
-        self.0.lock().public_addresses().iter().map(SocketAddr::to_string).collect()
+        self.host.lock().public_addresses().iter().map(SocketAddr::to_string).collect()
     }
 
     /// Whether it listens on loopback alone.
@@ -101,19 +113,19 @@ impl EndpointServer {
 
     /// The pages that are asked for by HTTP, for a thread that makes them. None: another one does already, or nobody may read them.
     fn page_requests(&self) -> Option<PageRequests> {
-        self.0.lock().take_page_requests().map(|requests| PageRequests(tokio::sync::Mutex::new(requests)))
+        self.host.lock().take_page_requests().map(|requests| PageRequests(tokio::sync::Mutex::new(requests)))
     }
 
     /// Whether it has ended.
     #[getter]
     fn stopped(&self) -> bool {
-        self.0.lock().has_ended()
+        self.host.lock().has_ended()
     }
 
     /// The numbers of sessions and of store clients that are connected now.
     #[getter]
     fn users(&self) -> (usize, u64) {
-        self.0.lock().users().count()
+        self.host.lock().users().count()
     }
 
     /// Wait until nobody is connected, node or store client, at most ``timeout_s``. True if all have gone.
@@ -122,13 +134,13 @@ impl EndpointServer {
     #[pyo3(signature = (*, timeout_s))]
     fn wait_for_users(&self, py: Python<'_>, timeout_s: f64) -> PyResult<bool> {
         let timeout = seconds("timeout_s", timeout_s)?;
-        let users = self.0.lock().users();
+        let users = self.host.lock().users();
         block_on(py, users.gone(timeout))
     }
 
     /// Close everything now.
     fn stop(&self, py: Python<'_>) {
-        detach(py, || self.0.lock().stop());
+        detach(py, || self.host.lock().stop());
     }
 
     /// Wait until every node has said goodbye, at most ``timeout_s``. True if all had.
@@ -143,27 +155,32 @@ impl EndpointServer {
 impl EndpointServer {
     /// Whether it listens on loopback alone.
     pub fn is_on_loopback(&self) -> bool {
-        self.0.lock().is_on_loopback()
+        self.host.lock().is_on_loopback()
     }
 
     /// Where this process reaches it, if not at the endpoint's address.
     pub fn own_address(&self) -> Option<SocketAddr> {
-        self.0.lock().own_address()
+        self.host.lock().own_address()
+    }
+
+    /// Its place in the job's list of endpoints, or the first of one.
+    pub fn place(&self) -> usize {
+        self.place.unwrap_or_default()
     }
 
     /// The hosts that its coordinator keeps out, as they change.
     pub fn exclusions(&self) -> watch::Receiver<Exclusions> {
-        self.0.lock().exclusions()
+        self.host.lock().exclusions()
     }
 
     /// Where a driver shows which hosts it does not use.
     pub fn drivers(&self) -> watch::Sender<DriversHosts> {
-        self.0.lock().drivers()
+        self.host.lock().drivers()
     }
 
     /// To wait for their end without borrowing the host.
     pub fn sessions(&self) -> Sessions {
-        self.0.lock().sessions()
+        self.host.lock().sessions()
     }
 }
 

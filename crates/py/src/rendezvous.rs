@@ -194,25 +194,28 @@ impl Session {
 
 #[pymethods]
 impl Session {
-    /// Start a session for one node with the coordinator at ``host:port``. It connects in the background. ``coordinator`` is that
-    /// coordinator, if this process hosts it. With a ``protection``, it speaks only with one that holds the same token.
+    /// Start a session for one node with the coordinator at one of these ``endpoints``, which it finds. It connects in the background.
+    /// ``coordinator`` is that of this process, if it hosts one. With a ``protection``, it speaks only with one that holds the same token.
     ///
     /// Raises ``ValueError`` for invalid options.
     #[new]
-    #[pyo3(signature = (host, port, options, *, coordinator = None, protection = None))]
+    #[pyo3(signature = (endpoints, options, *, coordinator = None, protection = None))]
     fn new(
-        host: &str,
-        port: u16,
+        endpoints: Vec<(String, u16)>,
         options: NodeOptions,
         coordinator: Option<&EndpointServer>,
         protection: Option<&Protection>,
     ) -> PyResult<Self> {
+        if endpoints.is_empty() {
+            return Err(PyValueError::new_err("endpoints is empty, must have one at least"));
+        }
         let hello = options.hello(coordinator.is_some())?;
         let (timeout, protection) = (options.config.0.coordinator_timeout, protection.map(Protection::core));
         let part = options.node(coordinator.is_some_and(EndpointServer::is_on_loopback), protection.clone())?;
         // With fixed ranks workers use the endpoint's store too, so this node has to reach that address.
-        let at = coordinator.and_then(EndpointServer::own_address).filter(|_| !options.ranks_as_asked);
-        let core = session::Session::open_at(&handle()?, hello, (host, port), at, timeout, protection);
+        let own = coordinator.filter(|_| !options.ranks_as_asked);
+        let own = own.and_then(|own| Some((own.place(), own.own_address()?)));
+        let core = session::Session::open_among(&handle()?, hello, endpoints, own, timeout, protection);
         let node = Node::new(Arc::new(core), part, coordinator.map(EndpointServer::sessions));
         Ok(Self::of(Arc::new(node), options))
     }

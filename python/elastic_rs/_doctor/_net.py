@@ -5,7 +5,9 @@ Every question has a time limit. None takes a port that a job may use. A coordin
 
 from __future__ import annotations
 
+import dataclasses
 import errno
+import functools
 import ipaddress
 import os
 import socket
@@ -40,6 +42,9 @@ def findings(
     if seen != usual:
         reverse = ask_reverse(seen)
     found = [] if alone else [_endpoint(meeting, resolved, limit_s)]
+    for host, port in meeting.others:
+        other = dataclasses.replace(meeting, host=host, port=port, others=())
+        found.append(_endpoint(other, asked(functools.partial(addresses_of, host), limit_s), limit_s))
     if resolved.value and resolved.elapsed_s > SLOW_S:
         found.append(
             note("endpoint", f"{meeting.host} took {resolved.elapsed_s:.3f} s to resolve; /etc/hosts is faster")

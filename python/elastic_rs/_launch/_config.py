@@ -29,7 +29,8 @@ class LaunchConfig:
             accelerator if there is any, else one per CPU.
         standalone: a job of one node, on any free port and with a random run id.
         rdzv_backend: ``c10d``, ``etcd`` or ``static``, and other names of them.
-        rdzv_endpoint: ``HOST:PORT`` of the node that hosts the rendezvous; with etcd its members, with commas.
+        rdzv_endpoint: ``HOST:PORT`` of the node that hosts the rendezvous, or of several of which one leads, with
+            commas; with etcd its members.
         rdzv_id: the job's name, the same on every node.
         rdzv_conf: settings of the rendezvous by their keys, times in seconds.
         local_addr: address at which other nodes reach this one, if not the one that its connection shows.

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from elastic_rs.rendezvous._config import RUST_C10D, parse_conf
+from elastic_rs.rendezvous._config import RUST_C10D, endpoint_of, parse_conf
 from elastic_rs.run import _options
 from elastic_rs.run._node import SIGNALS, warn_of_node_rank
 from elastic_rs.run._options import Rendezvous
@@ -238,9 +238,8 @@ def _handler(meeting: Rendezvous, parsed: argparse.Namespace) -> LauncherHandler
     if parsed.store_tunnel:
         conf["store_tunnel"] = "1"
     conf |= _options.keys_by_flags(parsed)
-    host = f"[{meeting.host}]" if ":" in meeting.host else meeting.host
     make: Callable[[RendezvousParameters], LauncherHandler] = RustC10dRendezvousHandler
-    backend, endpoint = RUST_C10D, f"{host}:{meeting.port}"
+    backend, endpoint = RUST_C10D, ",".join(endpoint_of(*each) for each in meeting.endpoints)
     if meeting.etcd is not None:
         make, backend, endpoint = RustEtcdRendezvousHandler, parsed.rdzv_backend, parsed.rdzv_endpoint
     elif meeting.fixed:

@@ -6,6 +6,7 @@ What only one of them needs is imported by it: half of the time of ``status`` ar
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import gc
 import io
@@ -183,10 +184,13 @@ def live(args: argparse.Namespace) -> _source.Live:
     Raises:
         ValueError: it is no endpoint, or has port 0.
     """
-    host, port = parse_endpoint(args.endpoint, DEFAULT_PORT)
-    if port == 0:
+    endpoints = [parse_endpoint(one, DEFAULT_PORT) for one in args.endpoint.split(",")]
+    if any(port == 0 for _, port in endpoints):
         raise ValueError(f"the rendezvous endpoint is `{args.endpoint}`, must have the port on which the job is, not 0")
-    return _source.Live(host, port, args.run_id)
+    for host, port in endpoints[:-1]:
+        with contextlib.suppress(_source.AnswerError):
+            return _source.Live(host, port, args.run_id)
+    return _source.Live(*endpoints[-1], args.run_id)
 
 
 def _read(args: argparse.Namespace) -> tuple[list[Event], dict[str, Any] | None]:

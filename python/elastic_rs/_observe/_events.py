@@ -132,6 +132,8 @@ def run_state(text: str) -> dict[str, Any]:
         for part in ("interruptions", "budget"):
             for name, count in (state.get(part) or {}).items():
                 _check_count(name, count)
+        if (led := state.get("list")) is not None:
+            _check_names("list", [led["leader"], *led["successors"], *led["missing"]])
         if state.get("hang") is not None:
             _check_hang(state["hang"])
     except _NO_EVENT as error:

@@ -26,6 +26,8 @@ _MISMATCH = (
 
 def status(story: Story, state: dict[str, Any] | None) -> list[str]:
     lines = [_headline(story, state)]
+    if state is not None and state.get("list") is not None:
+        lines.append(_list(state["list"]))
     if state is not None and state["state"] in ("waiting", "reforming"):
         lines.append(f"waits   {plain(state['progress'])}")
         if state["unreachable_names"]:
@@ -73,6 +75,14 @@ def status(story: Story, state: dict[str, Any] | None) -> list[str]:
     if state is not None:
         lines += _unused(state)
     return lines
+
+
+def _list(led: dict[str, Any]) -> str:
+    """Return a line that says which endpoint leads, and what the loss of it would do."""
+    successors, missing = ([plain(name) for name in led[part]] for part in ("successors", "missing"))
+    then = f"if it dies, {' or '.join(successors)} leads" if successors else "if it dies, NOBODY takes over"
+    gone = f"; not there: {', '.join(missing)}" if missing else ""
+    return f"list    {plain(led['leader'])} leads; {then}{gone}"
 
 
 def _hang_now(story: Story, state: dict[str, Any] | None) -> list[str]:

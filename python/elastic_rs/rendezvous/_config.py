@@ -108,6 +108,44 @@ def parse_endpoint(text: str, default_port: int | None) -> tuple[str, int]:
     return found["bracketed"] or found["host"], port
 
 
+def parse_endpoints(text: str, default_port: int | None, config: RendezvousConfig) -> list[tuple[str, int]]:
+    """Read ``HOST[:PORT]``, or a list of them with commas: the nodes of which one leads the job.
+
+    Raises:
+        ValueError: one of them is not that, or not one to connect to, or the list has one twice, or a key of
+            ``config`` has no meaning with it.
+    """
+    endpoints = [parse_endpoint(one, default_port) for one in text.split(",")]
+    for host, _ in endpoints:
+        check_host(host, config)
+    if len(endpoints) == 1:
+        return endpoints
+    if len(endpoints) > MAX_ENDPOINTS:
+        raise ValueError(f"the list has {len(endpoints)} endpoints, must have at most {MAX_ENDPOINTS}")
+    for place, endpoint in enumerate(endpoints):
+        if endpoint in endpoints[:place]:
+            raise ValueError(f"the list has the endpoint `{endpoint_of(*endpoint)}` twice, must have each once")
+        if endpoint[1] == 0:
+            raise ValueError(f"the port of `{endpoint_of(*endpoint)}` is 0, must be one that the other nodes can know")
+    for key, allowed in {"is_host": (None, False), "proof": (None, True), "on_partition": (None, "stop")}.items():
+        if (given := config.values().get(key)) not in allowed:
+            shown = ", ".join(str(value) for value in allowed if value is not None)
+            raise ValueError(
+                f"--rdzv-conf {key} is `{given}`, must be `{shown}` or left out with a list of endpoints "
+                "(docs/takeover.md)"
+            )
+    return endpoints
+
+
+MAX_ENDPOINTS = 7
+"""Of a list. The core's ``MOST_ENDPOINTS``."""
+
+
+def endpoint_of(host: str, port: int) -> str:
+    """Return an endpoint as text."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 _ENDPOINT = re.compile(r"(?:\[(?P<bracketed>[\w.:-]+)\]|(?P<host>[\w.-]+|[\w.:-]+(?=:)))(?::(?P<port>[0-9]{1,5}))?")
 
 

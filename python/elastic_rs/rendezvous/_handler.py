@@ -20,8 +20,8 @@ from elastic_rs.errors import RendezvousConnectionError
 from elastic_rs.rendezvous._config import (
     DEFAULT_PORT,
     RUST_C10D,
-    check_host,
-    parse_endpoint,
+    endpoint_of,
+    parse_endpoints,
     warn_of_loopback,
     warn_of_no_endpoint,
 )
@@ -70,19 +70,25 @@ class RustC10dRendezvousHandler(LauncherHandler):
         if self._ranks_as_asked:
             refuse_c10d("--rdzv-backend=static")
         self._protected = self._protection()
-        host, port = parse_endpoint(params.endpoint or "", _default_port(params, self._config))
-        check_host(host, self._config)
-        if not params.endpoint:
-            warn_of_no_endpoint(params.max_nodes, port)
-        else:
-            flag = "--master-addr" if self._ranks_as_asked else "--rdzv-endpoint"
-            warn_of_loopback(host, port, self._config, params.max_nodes, flag)
+        endpoints = parse_endpoints(params.endpoint or "", _default_port(params, self._config), self._config)
+        if len(endpoints) > 1 and not self.wants_agent:
+            raise ValueError("--rdzv-conf agent is `torch`, must be `rust` with a list of endpoints: docs/takeover.md")
+        if len(endpoints) > 1 and self._ranks_as_asked:
+            raise ValueError(f"--rdzv-backend=static has the endpoints `{params.endpoint}`, must have one")
+        for host, port in endpoints:
+            if not params.endpoint:
+                warn_of_no_endpoint(params.max_nodes, port)
+            else:
+                flag = "--master-addr" if self._ranks_as_asked else "--rdzv-endpoint"
+                warn_of_loopback(host, port, self._config, params.max_nodes, flag)
         self._started = time.monotonic()
-        self._host, self._why_not_host = self._claim(host, port)
+        self._host, self._why_not_host = self._claim(endpoints)
         if self._host is not None:
-            port = self._host.port
-            self._record(f"Process {os.getpid()} hosts the coordinator at {host}:{port}.", NodeState.INIT)
-        self._endpoint = (host, port)
+            if len(endpoints) == 1:
+                endpoints = [(endpoints[0][0], self._host.port)]
+            where = ",".join(endpoint_of(*endpoint) for endpoint in endpoints)
+            self._record(f"Process {os.getpid()} hosts the coordinator at {where}.", NodeState.INIT)
+        self._endpoints = endpoints
 
     def _protection(self) -> Protection | None:
         """Return how this process's sessions are protected. None: they are not."""
@@ -92,7 +98,7 @@ class RustC10dRendezvousHandler(LauncherHandler):
     def session(self) -> Session:
         """This node's session. It connects in the background from its first use on."""
         options = self._node_options(self._local_addr, self._nodes)
-        return _elastic_rs.Session(*self._endpoint, options, coordinator=self._host, protection=self._protected)
+        return _elastic_rs.Session(self._endpoints, options, coordinator=self._host, protection=self._protected)
 
     def get_backend(self) -> str:
         """Return ``rust-c10d``."""
@@ -112,21 +118,21 @@ class RustC10dRendezvousHandler(LauncherHandler):
             if self._host is not None:
                 self._host.stop()
 
-    def _claim(self, host: str, port: int) -> tuple[EndpointServer | None, str]:
+    def _claim(self, endpoints: list[tuple[str, int]]) -> tuple[EndpointServer | None, str]:
         """Become the coordinator's host, if this process is to be. The second value says why it is not."""
         try:
             # PyTorch's agents meet in the endpoint's store, and so do workers with fixed ranks.
             uses_store = self._ranks_as_asked or not self.wants_agent
-            return claim(host, port, self._config, self._protected, uses_store=uses_store)
+            return claim(endpoints, self._run_id, self._config, self._protected, uses_store=uses_store)
         except OSError as error:
             reason = error.strerror or error
-            at = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-            text = f"cannot host the coordinator at {host}:{port}: {reason}"
+            at = ",".join(endpoint_of(*endpoint) for endpoint in endpoints)
+            text = f"cannot host the coordinator at {at}: {reason}"
             raise RendezvousConnectionError(text, endpoint=at) from error
 
     def store_of(self, placement: Placement) -> Store:
         refuse_c10d("PyTorch's agent")
-        host, port = self._endpoint
+        host, port = self._endpoints[0]
         timeout = timedelta(seconds=self._config.read_timeout)
         store = TCPStore(host, port, timeout=timeout)
         return self._round_store(store, placement.round, placement.world_size, timeout)

@@ -5,33 +5,57 @@ from __future__ import annotations
 import logging
 import os
 import time
+from collections.abc import Sequence
 
 from elastic_rs import _elastic_rs
 from elastic_rs._elastic_rs import EndpointServer, Protection, RendezvousConfig
-from elastic_rs.rendezvous._config import means_all
+from elastic_rs.rendezvous._config import endpoint_of, means_all
 
 logger = logging.getLogger("elastic_rs.rendezvous")
 
 
 def claim(
-    host: str, port: int, config: RendezvousConfig, protected: Protection | None, *, uses_store: bool
+    endpoints: Sequence[tuple[str, int]],
+    run_id: str,
+    config: RendezvousConfig,
+    protected: Protection | None,
+    *,
+    uses_store: bool,
 ) -> tuple[EndpointServer | None, str]:
     """Become the coordinator's host, if this process is to be. The second value says why it is not.
+
+    Of several endpoints it listens at the first that is its own, and may lead the job then.
 
     Raises:
         OSError: this process must be it (``is_host=1``), and cannot.
     """
-    claimed = _elastic_rs.EndpointServer.claim(
-        host, port, is_host=config.is_host, uses_store=uses_store, protection=protected
-    )
-    if isinstance(claimed, str):
-        logger.info(
-            "the coordinator at %s:%d is in another process, and this one connects to it: %s", host, port, claimed
+    names = [endpoint_of(*endpoint) for endpoint in endpoints]
+    why = []
+    for place, (host, port) in enumerate(endpoints):
+        claimed = _elastic_rs.EndpointServer.claim(
+            host,
+            port,
+            is_host=config.is_host,
+            uses_store=uses_store,
+            protection=protected,
+            list=(run_id, names, place) if len(names) > 1 else None,
         )
-        return None, claimed
+        if isinstance(claimed, EndpointServer):
+            _tell(claimed, host, protected, ",".join(names) if len(names) > 1 else None)
+            return claimed, ""
+        why.append(claimed)
+    whys = "; ".join(dict.fromkeys(why))
+    logger.info("the coordinator at %s is in another process, and this one connects to it: %s", ",".join(names), whys)
+    return None, whys
+
+
+def _tell(claimed: EndpointServer, host: str, protected: Protection | None, names: str | None) -> None:
     from elastic_rs._observe._served import serve_pages  # most nodes are not the host
 
-    logger.info("this process hosts the coordinator at %s:%d", host, claimed.port)
+    if names is None:
+        logger.info("this process hosts the coordinator at %s:%d", host, claimed.port)
+    else:
+        logger.info("this process may lead the job: it listens at %s:%d, one of %s", host, claimed.port, names)
     if means_all(host):
         logger.warning(
             "the endpoint %s means all addresses of this node, which hosts the coordinator: the other nodes are to be "
@@ -41,7 +65,6 @@ def claim(
         )
     warn_if_open(claimed, protected)
     serve_pages(claimed)
-    return claimed, ""
 
 
 def warn_if_open(host: EndpointServer, protected: Protection | None) -> None:

@@ -172,8 +172,8 @@ def _add_rendezvous(section: Section) -> None:
         "--rdzv-endpoint",
         default="",
         metavar="HOST[:PORT]",
-        help="address of the node that hosts the rendezvous (port 29400); with etcd: of its members, HOST:PORT,... "
-        "(port 2379)",
+        help="address of the node that hosts the rendezvous (port 29400), or of two to seven nodes of which one leads, "
+        "HOST:PORT,...; with etcd: of its members (port 2379)",
     )
     add("--rdzv-id", default="none", metavar="ID", help="the job's name, the same on every node")
     add(

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from elastic_rs import _elastic_rs, _signal_options
 from elastic_rs._elastic_rs import Launched, LaunchOptions, Protection, Signals
 from elastic_rs.rendezvous import _protection
-from elastic_rs.rendezvous._config import warn_of_loopback, warn_of_no_endpoint
+from elastic_rs.rendezvous._config import endpoint_of, warn_of_loopback, warn_of_no_endpoint
 from elastic_rs.rendezvous._etcd import own_address
 from elastic_rs.rendezvous._node import claim, shares_store, why_not_host
 from elastic_rs.run import _cpus, _options, _script
@@ -102,7 +102,8 @@ def run(
         warn_of_no_endpoint(meeting.nodes[1], meeting.port)
     elif meeting.etcd is None:
         flag = "--rdzv-endpoint" if args.rdzv_endpoint else "--master-addr"
-        warn_of_loopback(meeting.host, meeting.port, meeting.config, meeting.nodes[1], flag)
+        for endpoint in meeting.endpoints:
+            warn_of_loopback(*endpoint, meeting.config, meeting.nodes[1], flag)
     warn_of_node_rank(args)
     # The variables that torchrun sets in its own environment, which workers inherit.
     variables = {SIGNALS: args.signals_to_handle}
@@ -146,12 +147,13 @@ def _take_part(
     variables: dict[str, str],
     is_driven: bool,
 ) -> End:
-    config, etcd, where = meeting.config, meeting.etcd, f"{meeting.host}:{meeting.port}"
+    config, etcd = meeting.config, meeting.etcd
+    where = ",".join(endpoint_of(*endpoint) for endpoint in meeting.endpoints)
     started = time.monotonic()
     host, why = None, ""
     try:
         if etcd is None:
-            host, why = claim(meeting.host, meeting.port, config, protected, uses_store=meeting.fixed)
+            host, why = claim(meeting.endpoints, meeting.run_id, config, protected, uses_store=meeting.fixed)
         else:
             local_addr = own_address(local_addr, meeting.nodes[1], etcd)
     except OSError as error:
@@ -163,7 +165,9 @@ def _take_part(
         ) from None
     except RuntimeError as error:
         raise CannotError("RuntimeError", str(error)) from None
-    port = meeting.port if host is None else host.port
+    endpoints = meeting.endpoints
+    if host is not None and not meeting.others:
+        endpoints = [(meeting.host, host.port)]
     try:
         # Until the coordinator has ended and what it recorded is written: a signal then, or one that is delivered
         # twice, must not end this process.
@@ -181,10 +185,10 @@ def _take_part(
                     use_agent_store=meeting.fixed or shares_store(),
                 )
                 if etcd is None:
-                    session = _elastic_rs.Session(meeting.host, port, node, coordinator=host, protection=protected)
+                    session = _elastic_rs.Session(endpoints, node, coordinator=host, protection=protected)
                 else:
                     session = _elastic_rs.Session.over_etcd(etcd, node, protection=protected)
-                fixed_master = (meeting.host, port) if meeting.fixed else None
+                fixed_master = endpoints[0] if meeting.fixed else None
                 report("accepted")
                 launched = _elastic_rs.launch(
                     session,

@@ -35,6 +35,7 @@ from elastic_rs.rendezvous._config import (
     config_of,
     parse_conf,
     parse_endpoint,
+    parse_endpoints,
 )
 from elastic_rs.rendezvous._etcd import etcd_of
 from elastic_rs.run import _path
@@ -70,6 +71,7 @@ class Rendezvous:
     Args:
         fixed: ranks are those of ``--node-rank``, and the workers' master is this endpoint.
         etcd: nodes meet over etcd. ``host`` and ``port`` mean nothing then.
+        others: the other endpoints of a list.
     """
 
     run_id: str
@@ -79,6 +81,12 @@ class Rendezvous:
     config: RendezvousConfig
     fixed: bool = False
     etcd: EtcdOptions | None = None
+    others: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def endpoints(self) -> list[tuple[str, int]]:
+        """All endpoints."""
+        return [(self.host, self.port), *self.others]
 
 
 def nodes_of(text: str) -> tuple[int, int]:
@@ -158,11 +166,10 @@ def rendezvous_of(args: argparse.Namespace) -> Rendezvous:
     # Where nobody else has to find it any port will do; else a second job of one node would meet the first.
     any_port = not args.rdzv_endpoint and nodes[1] == 1 and config.is_host is not False
     try:
-        host, port = parse_endpoint(args.rdzv_endpoint, 0 if any_port else DEFAULT_PORT)
-        check_host(host, config)
+        endpoints = parse_endpoints(args.rdzv_endpoint, 0 if any_port else DEFAULT_PORT, config)
     except ValueError as error:
         raise CommandLineError(f"--rdzv-endpoint: {error}") from None
-    return Rendezvous(args.rdzv_id, host, port, nodes, config)
+    return Rendezvous(args.rdzv_id, *endpoints[0], nodes, config, others=tuple(endpoints[1:]))
 
 
 def keys_by_flags(args: argparse.Namespace) -> dict[str, str]:

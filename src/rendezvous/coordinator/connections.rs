@@ -1,27 +1,24 @@
 //! The connections of a coordinator: each has a task that reads, and one that writes.
 
 use std::collections::HashMap;
-use std::convert::Infallible;
 use std::fmt::Debug;
-use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::BytesMut;
 use parking_lot::Mutex;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::AsyncReadExt;
 use tokio::runtime::Handle;
-use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, oneshot};
-use tokio::task::AbortHandle;
 use tokio::time::error::Elapsed;
 use tokio::time::timeout;
 
+use super::ensemble::{Link, PeerMessage};
 use super::event_log::Answer;
 use super::look_askers;
 use super::readers::Asker;
+use super::writing::{PATIENCE, Writing, refuse, send, tell, write};
 use crate::bounded_log::BoundedLog;
 use crate::net::admission::Bounds;
 use crate::net::admission::tasks::{BoundedTasks, Ending, Task};
@@ -30,7 +27,7 @@ use crate::net::same_user::SameUser;
 use crate::rendezvous::messages::codec::{self, CodecError};
 use crate::rendezvous::messages::frames::read_message;
 use crate::rendezvous::messages::message::{
-    AskLook, CoordinatorMessage, Hello, NodeId, NodeMessage, OBSERVER_WAIT, Observe, Observed,
+    AskLook, CoordinatorMessage, Hello, NodeId, NodeMessage, OBSERVER_WAIT, Observe, Observed, PeerHello,
 };
 use crate::rendezvous::run::{Ends, SessionId};
 use crate::secure::proof::Identity;
@@ -57,10 +54,6 @@ pub struct Incoming {
 
 /// Messages that may wait for a node that does not read. Normally there are two or three per round.
 const UNREAD_LIMIT: usize = 64;
-/// Time for all messages of an ended session to be written.
-const FAREWELL: Duration = Duration::from_secs(5);
-/// Time for a single message to be written while the session lives. A slow node may take long.
-const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Connections without a first message yet. Many nodes may come at the same moment. How long one may be silent if as many others are.
 const UNGREETED: Bounds = Bounds { permits: 1024, waiting: 0, kept: 0, patience: Duration::from_millis(500) };
@@ -75,6 +68,7 @@ const OBSERVER_IDLE: Duration = Duration::from_secs(300);
 enum Greeting {
     Hello(Box<Hello>),
     Observer(Question),
+    Peer(Box<PeerHello>),
 }
 
 /// What an observer asks.
@@ -135,33 +129,27 @@ pub(super) enum ConnectionEvent {
         run_id: String,
         node: NodeId,
     },
-}
-
-/// The task that writes to a node. Once it ends, the one that reads from the node ends too.
-pub(super) struct Writing {
-    outbox: mpsc::Sender<BytesMut>,
-    /// Dropped with `outbox` when the session ends.
-    _open: oneshot::Sender<Infallible>,
-    task: AbortHandle,
-}
-
-impl Writing {
-    pub fn new(outbox: mpsc::Sender<BytesMut>, open: oneshot::Sender<Infallible>, task: AbortHandle) -> Self {
-        Self { outbox, _open: open, task }
-    }
-
-    /// Queue a message, or end the connection at once. The error is the reason, unless the connection has ended already.
-    pub fn queue(&self, message: &CoordinatorMessage) -> Result<(), Option<String>> {
-        let mut frame = BytesMut::new();
-        let queued = match codec::try_encode_frame(message, &mut frame) {
-            Ok(()) => self.outbox.try_send(frame).map_err(|unsent| match unsent {
-                TrySendError::Full(_) => Some("a node does not read its messages".to_owned()),
-                TrySendError::Closed(_) => None,
-            }),
-            Err(error) => Err(Some(format!("a message to a node cannot be sent, which is a bug ({error})"))),
-        };
-        queued.inspect_err(|_| self.task.abort())
-    }
+    /// Somebody is about to ask for this run. The answer is a message that sends the observer elsewhere, if the run is led there.
+    Elsewhere {
+        run_id: Option<String>,
+        reply: oneshot::Sender<Option<CoordinatorMessage>>,
+    },
+    /// A process at another endpoint of the list introduces itself. The answer is which process is here, or why it is sent away.
+    Peer {
+        hello: Box<PeerHello>,
+        reply: oneshot::Sender<Result<NodeId, String>>,
+    },
+    /// What it says.
+    PeerSays {
+        place: usize,
+        process: NodeId,
+        message: PeerMessage,
+    },
+    /// Something has happened to this process's connection to another endpoint.
+    Link {
+        place: usize,
+        link: Link,
+    },
 }
 
 /// The permits of observers, by their address.
@@ -208,9 +196,22 @@ pub(super) struct Shared {
     pub log: Arc<BoundedLog>,
     pub protection: Option<Arc<Protection>>,
     pub same_user: Option<Arc<SameUser>>,
+    /// The job has a list of endpoints.
+    pub has_list: bool,
 }
 
 impl Shared {
+    /// A message that sends an observer of this run elsewhere, if it is led there.
+    async fn elsewhere(&self, run_id: Option<&str>) -> Option<CoordinatorMessage> {
+        if !self.has_list {
+            return None;
+        }
+        let (reply, answer) = oneshot::channel();
+        let run_id = run_id.map(str::to_owned);
+        self.events.send(ConnectionEvent::Elsewhere { run_id, reply }).await.ok()?;
+        answer.await.ok()?
+    }
+
     /// Refuse what a peer asks for, count it, and log it.
     async fn forbid(&self, peer: SocketAddr, identity: Option<&Identity>, why: String, writer: &mut Writer) {
         let counted = self.protection.as_ref().filter(|_| identity.is_some());
@@ -264,6 +265,10 @@ async fn serve_connection(session: SessionId, connection: Incoming, greeted: Gre
             };
             let who = shared.same_user.as_ref().filter(|_| identity.is_none()).map(|same| asker_of(same, local, peer));
             serve_observer(Halves { reader, writer }, buffer, ask, (peer, identity.as_ref(), who), &shared).await;
+            return drop(kept);
+        }
+        Ok(Ok(Greeting::Peer(hello))) => {
+            serve_peer(Halves { reader, writer }, buffer, *hello, peer, &shared).await;
             return drop(kept);
         }
         Ok(Err(Some(error))) => {
@@ -327,6 +332,7 @@ async fn read_hello(reader: &mut Reader, buffer: &mut BytesMut) -> Result<Greeti
     }
     match read_message::<NodeMessage>(reader, buffer).await? {
         Some(NodeMessage::Hello(hello)) => Ok(Greeting::Hello(hello)),
+        Some(NodeMessage::Peer(hello)) => Ok(Greeting::Peer(hello)),
         Some(message) => Question::of(message).map(Greeting::Observer).ok_or(Some(CodecError::Malformed(0))),
         None => Err(None),
     }
@@ -346,7 +352,11 @@ pub fn asker_of(same_user: &SameUser, local: SocketAddr, peer: SocketAddr) -> As
 fn may_speak(identity: Option<&Identity>, greeting: &Greeting) -> Result<(), String> {
     match (greeting, identity) {
         (Greeting::Observer(question), identity) => may_observe(identity, question.run_id()),
-        (Greeting::Hello(_), None) => Ok(()),
+        (Greeting::Hello(_) | Greeting::Peer(_), None) => Ok(()),
+        (Greeting::Peer(hello), Some(identity)) => {
+            hello.validate()?;
+            identity.admits_node_of(&hello.run_id)
+        }
         (Greeting::Hello(hello), Some(identity)) => {
             hello.validate()?; // the reason may repeat a part of it
             identity.admits_node_of(&hello.run_id)
@@ -358,6 +368,43 @@ fn may_speak(identity: Option<&Identity>, greeting: &Greeting) -> Result<(), Str
 fn may_observe(identity: Option<&Identity>, run_id: Option<&str>) -> Result<(), String> {
     run_id.map_or(Ok(()), validate_run_id)?;
     identity.map_or(Ok(()), |identity| identity.admits_observer_of(run_id))
+}
+
+/// Read what a process at another endpoint of the list says, until it goes.
+async fn serve_peer(halves: Halves, mut buffer: BytesMut, hello: PeerHello, peer: SocketAddr, shared: &Shared) {
+    let Halves { mut reader, mut writer } = halves;
+    let (place, process) = (hello.place as usize, hello.process);
+    let (reply, answer) = oneshot::channel();
+    if shared.events.send(ConnectionEvent::Peer { hello: Box::new(hello), reply }).await.is_err() {
+        return;
+    }
+    let answer = match answer.await {
+        Ok(Ok(process)) => CoordinatorMessage::Peer { process },
+        Ok(Err(why)) => {
+            if shared.log.admits_once("peer", peer.ip()) {
+                tracing::warn!(%peer, "a process at another endpoint is sent away: {why}");
+            }
+            return refuse(&mut writer, why).await;
+        }
+        Err(_) => return, // the coordinator ends
+    };
+    tell(&mut writer, &answer).await;
+    loop {
+        match read_message::<PeerMessage>(&mut reader, &mut buffer).await {
+            Ok(Some(message)) => {
+                if shared.events.send(ConnectionEvent::PeerSays { place, process, message }).await.is_err() {
+                    return;
+                }
+            }
+            Ok(None) => return,
+            Err(error) => {
+                if shared.log.admits("malformed") {
+                    tracing::warn!(%peer, %error, "the connection of a process at another endpoint is closed: its message cannot be read");
+                }
+                return;
+            }
+        }
+    }
 }
 
 /// Answer an observer's questions until it goes. It may ask the next one when it has read the answer.
@@ -375,6 +422,9 @@ async fn serve_observer(
         }
         if !buffer.is_empty() {
             return; // it asks out of turn
+        }
+        if let Some(elsewhere) = shared.elsewhere(question.run_id()).await {
+            return tell(&mut writer, &elsewhere).await;
         }
         let answer = tokio::select! {
             answer = answer_to(question, who, shared) => answer,
@@ -426,35 +476,5 @@ async fn answer_to(
             shared.events.send(ConnectionEvent::AskLook { ask, asker, reply }).await.ok()?;
             Some(answer.await.ok()?.map(CoordinatorMessage::Looked))
         }
-    }
-}
-
-async fn refuse(writer: &mut Writer, reason: String) {
-    let mut frame = BytesMut::new();
-    if codec::try_encode_frame(&CoordinatorMessage::Rejected { reason }, &mut frame).is_ok() {
-        let _ = timeout(FAREWELL, send(writer, &frame)).await;
-    }
-}
-
-async fn send(writer: &mut Writer, frame: &[u8]) -> io::Result<()> {
-    writer.write_all(frame).await?;
-    writer.flush().await
-}
-
-/// Write until the outbox is closed and empty, or the connection fails. Once the session has `ended`, for [`FAREWELL`] at most.
-async fn write(mut writer: Writer, mut outgoing: mpsc::Receiver<BytesMut>, ended: oneshot::Receiver<Infallible>) {
-    let all = async {
-        while let Some(frame) = outgoing.recv().await {
-            if !matches!(timeout(PATIENCE, send(&mut writer, &frame)).await, Ok(Ok(()))) {
-                return;
-            }
-        }
-        // TLS sends a goodbye, which a peer that reads nothing could hold up.
-        let _ = timeout(FAREWELL, writer.shutdown()).await;
-    };
-    let mut all = pin!(all);
-    tokio::select! {
-        () = &mut all => {}
-        _ = ended => drop(timeout(FAREWELL, all).await),
     }
 }

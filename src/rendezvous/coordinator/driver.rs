@@ -12,23 +12,26 @@ use std::time::Duration;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant, timeout};
 
-use super::connections::{ConnectionEvent, Shared, Writing, greetings};
+use super::connections::{ConnectionEvent, Shared, greetings};
 pub use super::connections::{Incoming, asker_of};
 use super::event_log::EventLog;
 pub use super::event_log::{DriversHosts, Subject};
 use super::lives::Lives;
 use super::look_askers::LookAskers;
 use super::machine::{Command, Machine};
+use super::peers::Part;
 use super::readers::{Asker, Readers, refusal};
+use super::writing::Writing;
 use crate::bounded_log::BoundedLog;
 use crate::clock::until;
 use crate::events::file::EventFile;
 use crate::events::open_metrics::OpenMetrics;
 use crate::net::same_user::SameUser;
-use crate::rendezvous::messages::message::CoordinatorMessage;
+use crate::rendezvous::messages::message::{CoordinatorMessage, PeerHello};
 use crate::rendezvous::run::Exclusions;
 use crate::rendezvous::run::SessionId;
 use crate::secure::Protection;
+use crate::wire::text::tidy;
 
 /// Time for the last messages to be written when the coordinator ends.
 const LAST_MESSAGES_LIMIT: Duration = Duration::from_secs(1);
@@ -87,6 +90,8 @@ pub struct Shown {
     pub readers: Readers,
     /// Finds out which user of this machine asks. `None`: the coordinator is protected, so nobody needs to know.
     pub same_user: Option<Arc<SameUser>>,
+    /// How this process introduces itself to those at the other endpoints, if the job has a list of them.
+    pub list: Option<PeerHello>,
 }
 
 /// Serve sessions until `incoming` is closed. `shown` is always up to date.
@@ -116,6 +121,9 @@ pub async fn run(
     let mut event_log = EventLog::new(rand::random(), shown.drivers.clone(), Instant::now().into_std());
     let mut look_askers = LookAskers::default();
     let mut lives = Lives::new(events_in.clone());
+    let list = shown.list.take();
+    let has_list = list.is_some();
+    let mut part = list.map(|hello| Part::begin(hello, shown.protection.as_ref(), &events_in, &log));
     // Each writing task holds a sender, and drops it when it has written everything.
     let (writing, mut written) = mpsc::channel::<()>(1);
     let shared = Shared {
@@ -126,6 +134,7 @@ pub async fn run(
         protection: shown.protection.clone(),
         same_user: shown.same_user.clone(),
         hello_timeout,
+        has_list,
     };
     let greetings = greetings(shared);
     loop {
@@ -144,16 +153,22 @@ pub async fn run(
             Some(question) = shown.questions.recv() => answer(question, &mut machine, &mut event_log),
             Some(event) = events.recv() => {
                 let asked = (&mut event_log, &mut look_askers);
-                on_event(event, &mut machine, (&mut writers, &mut lives), asked, shown.readers);
+                on_event(event, &mut machine, &mut part, (&mut writers, &mut lives), asked, shown.readers);
             }
-            () = until([machine.next_deadline(), event_log.next_deadline(), look_askers.next_deadline(&machine)].into_iter().flatten().min()) => {
+            () = until([
+                machine.next_deadline(),
+                event_log.next_deadline(),
+                look_askers.next_deadline(&machine),
+                part.as_ref().map(|part| part.succession.next_deadline()),
+            ].into_iter().flatten().min()) => {
                 let now = Instant::now().into_std();
+                part.iter_mut().for_each(|part| part.succession.on_tick(now));
                 machine.on_tick(now);
                 event_log.on_tick(now);
             }
             () = &mut summarising => {}
         }
-        perform(&mut machine, &mut writers, &mut event_log, &shown.exclusions, &empty_store, &log);
+        perform(&mut machine, &mut part, &mut writers, &mut event_log, &shown.exclusions, &empty_store, &log);
         look_askers.answer(&machine, Instant::now().into_std());
         shown
             .sessions
@@ -165,10 +180,10 @@ pub async fn run(
     }
     while let Ok(event) = events.try_recv() {
         let asked = (&mut event_log, &mut look_askers);
-        on_event(event, &mut machine, (&mut writers, &mut lives), asked, shown.readers);
-        perform(&mut machine, &mut writers, &mut event_log, &shown.exclusions, &empty_store, &log);
+        on_event(event, &mut machine, &mut part, (&mut writers, &mut lives), asked, shown.readers);
+        perform(&mut machine, &mut part, &mut writers, &mut event_log, &shown.exclusions, &empty_store, &log);
     }
-    drop((writers, lives, events, writing));
+    drop((part, writers, lives, events, writing));
     let _ = timeout(LAST_MESSAGES_LIMIT, written.recv()).await;
     event_log.finish();
 }
@@ -176,6 +191,7 @@ pub async fn run(
 fn on_event(
     event: ConnectionEvent,
     machine: &mut Machine,
+    part: &mut Option<Part>,
     (writers, lives): (&mut Sessions, &mut Lives),
     (event_log, look_askers): (&mut EventLog, &mut LookAskers),
     readers: Readers,
@@ -183,6 +199,11 @@ fn on_event(
     let now = Instant::now().into_std();
     match event {
         ConnectionEvent::Hello { session, hello, ends, writing } => {
+            let part = part.as_ref().map(|part| &part.succession);
+            if let Some(message) = part.and_then(|part| part.turns_away(Some(&hello.run_id), now)) {
+                let _ = writing.queue(&message); // it ends with this
+                return;
+            }
             writers.insert(session, writing);
             lives.on_hello(session, hello.life_at, ends);
             machine.on_hello(session, *hello, ends, now);
@@ -214,18 +235,46 @@ fn on_event(
         ConnectionEvent::Reached { session, at } if writers.contains_key(&session) => lives.on_reached(session, at),
         ConnectionEvent::Reached { .. } => {}
         ConnectionEvent::Dead { run_id, node } => machine.on_dead(&run_id, node, now),
+        ConnectionEvent::Elsewhere { run_id, reply } => {
+            let part = part.as_ref().map(|part| &part.succession);
+            let _ = reply.send(part.and_then(|part| part.turns_away(run_id.as_deref(), now))); // the observer may have gone
+        }
+        ConnectionEvent::Peer { hello, reply } => {
+            let answer = match part {
+                Some(part) => part.succession.admits(&hello),
+                None => Err(format!(
+                    "this process was not given the list of endpoints {}: give all nodes the same --rdzv-endpoint",
+                    tidy(&hello.endpoints.join(","))
+                )),
+            };
+            let _ = reply.send(answer); // it may have gone
+        }
+        ConnectionEvent::PeerSays { place, process, message } => {
+            let said = part.as_mut().map_or(Ok(()), |part| part.succession.on_message(place, process, message, now));
+            if let Err(why) = said {
+                tracing::warn!("a message of the process at another endpoint is not believed: {why}");
+            }
+        }
+        ConnectionEvent::Link { place, link } => {
+            part.iter_mut().for_each(|part| part.succession.on_link(place, link, now));
+        }
     }
 }
 
 fn perform(
     machine: &mut Machine,
+    part: &mut Option<Part>,
     writers: &mut Sessions,
     event_log: &mut EventLog,
     exclusions: &watch::Sender<Exclusions>,
     empty_store: impl Fn(),
     log: &BoundedLog,
 ) {
-    let mut commands = VecDeque::from(machine.take_commands());
+    let mut take = |machine: &mut Machine| match part {
+        Some(part) => part.take(machine),
+        None => machine.take_commands(),
+    };
+    let mut commands = VecDeque::from(take(machine));
     while let Some(command) = commands.pop_front() {
         match command {
             Command::Send { session, message } => {
@@ -235,14 +284,15 @@ fn perform(
                     tracing::warn!(session = session.0, "a node is rejected: {reason}");
                 }
                 send_to(session, &message, writers, machine, log);
-                commands.extend(machine.take_commands());
+                commands.extend(take(machine));
             }
             Command::End { session } => {
                 writers.remove(&session);
                 machine.on_disconnected(session, Instant::now().into_std());
-                commands.extend(machine.take_commands());
+                commands.extend(take(machine));
             }
             Command::EmptyStore => empty_store(),
+            Command::HandOver => {} // its part in the list takes it
             Command::Exclusions { run_id, hosts } => {
                 exclusions.send_if_modified(|all| match hosts.is_empty() {
                     true => all.remove(&run_id).is_some(),

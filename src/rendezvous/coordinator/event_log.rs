@@ -8,7 +8,7 @@ use serde::Serialize;
 use tokio::sync::{oneshot, watch};
 
 use super::hangs::Shown;
-use super::machine::Machine;
+use super::machine::{Led, Machine};
 use crate::events::families;
 use crate::events::file::{EventFile, LAST_LINES};
 use crate::events::line::line;
@@ -59,7 +59,7 @@ pub type DriversHosts = BTreeMap<String, UnusedHosts>;
 
 /// A run's state, the hosts that are not used, and the time on the clock of its events. Fields are only added.
 #[derive(Serialize)]
-struct Dated {
+struct Dated<'a> {
     #[serde(flatten)]
     state: RunState,
     /// The first of them: those that the run keeps out, and those that its driver does not use.
@@ -69,6 +69,9 @@ struct Dated {
     /// The training, if it stands still.
     #[serde(skip_serializing_if = "Option::is_none")]
     hang: Option<Shown>,
+    /// Who leads, if the job has a list of endpoints.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    list: Option<&'a Led>,
     mono_us: u64,
 }
 
@@ -343,7 +346,8 @@ impl EventLog {
         let unused = run.unused_hosts(now).and(self.hosts_of_driver(run_id).unwrap_or_default());
         let (unused_hosts, unused_hosts_more) = (unused.shown(now), unused.more());
         let hang = machine.hang(run_id, now);
-        let state = Dated { state: run.state(now), unused_hosts, unused_hosts_more, hang, mono_us };
+        let list = machine.led();
+        let state = Dated { state: run.state(now), unused_hosts, unused_hosts_more, hang, list, mono_us };
         // All of its keys are texts, so nothing in it can fail.
         Some(serde_json::to_string(&state).unwrap_or_default())
     }

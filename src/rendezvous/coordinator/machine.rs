@@ -7,71 +7,19 @@
 //! A coordinator that finds its own tick late was stalled. It renews every lease before it drops a node.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::mem;
 use std::time::{Duration, Instant};
 
+pub use super::command::{Command, Led};
 use super::hangs::{Act, Hangs, Shown};
 use super::looks::Looks;
-use crate::events::record::Record;
 use crate::events::tally::{Refused, Tally};
 #[cfg(feature = "sim")]
 use crate::rendezvous::decision_state::DecisionState;
 use crate::rendezvous::messages::message::{CoordinatorMessage, Hello, NodeId, NodeMessage};
 use crate::rendezvous::messages::settings::STALL;
-use crate::rendezvous::run::{CoordinatorInstance, Effect, Ends, Event, Exclusion, Reach, Run, SessionId};
-
-/// A command to the driver.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Command {
-    /// Send a message.
-    Send {
-        /// The session.
-        session: SessionId,
-        /// The message.
-        message: CoordinatorMessage,
-    },
-    /// Close the connection once everything sent to it has left.
-    End {
-        /// The session.
-        session: SessionId,
-    },
-    /// Keep an event, and log its sentence.
-    Record {
-        /// The run's id.
-        run_id: String,
-        /// The event.
-        record: Record,
-    },
-    /// Log a warning that is no event.
-    Warn {
-        /// The run's id.
-        run_id: String,
-        /// The warning.
-        text: String,
-    },
-    /// Count something that is no event.
-    Tally {
-        /// The run's id.
-        run_id: String,
-        /// What is counted.
-        tally: Tally,
-    },
-    /// Forget the events of a run that is forgotten.
-    Forget {
-        /// The run's id.
-        run_id: String,
-        /// Why, in words, if there was anything to remember.
-        why: Option<String>,
-    },
-    /// Replace the table of the endpoint's store before the commands that follow are performed.
-    EmptyStore,
-    /// The hosts that are kept out of a run have changed.
-    Exclusions {
-        /// The run's id.
-        run_id: String,
-        /// All of them.
-        hosts: Vec<Exclusion>,
-    },
-}
+use crate::rendezvous::run::snapshot::Snapshot;
+use crate::rendezvous::run::{CoordinatorInstance, Effect, Ends, Event, Reach, Run, SessionId};
 
 /// A run and its entries in the registry's indexes.
 #[derive(Clone, Debug)]
@@ -85,6 +33,13 @@ struct Entry {
     vacant_since: Option<Instant>,
     looks: Looks,
     hangs: Hangs,
+}
+
+impl Entry {
+    fn new(run: Run) -> Self {
+        let (looks, hangs) = (Looks::default(), Hangs::default());
+        Self { run, due: None, deserted: None, vacant_since: None, looks, hangs }
+    }
 }
 
 /// This coordinator's process ends.
@@ -115,6 +70,8 @@ pub struct Machine {
     instance: Option<CoordinatorInstance>,
     /// Set once that process ends.
     leaving: Option<Leaving>,
+    /// Who would lead its run then, if the job has a list of endpoints.
+    led: Option<Led>,
 }
 
 /// How long a run without nodes is remembered. A late node still learns how the job ended, and a returning one finds the number of
@@ -139,6 +96,33 @@ impl Machine {
         Self { instance: Some(instance), ..Self::default() }
     }
 
+    /// Lead this run from now on, as its former leader left it. `is_dead`: that one's process is proven dead.
+    pub fn take_over(&mut self, run_id: &str, snapshot: Snapshot, is_dead: bool, now: Instant) {
+        let run = Run::succeeding(run_id, snapshot, is_dead, now);
+        self.runs.insert(run_id.to_owned(), Entry::new(run));
+        self.settle(run_id, now);
+    }
+
+    /// Lead no more: forget all runs, and send every node away with this message.
+    pub fn step_down(&mut self, message: &CoordinatorMessage) {
+        let sessions = mem::take(&mut self.sessions).into_keys();
+        let commands = sessions.flat_map(|session| {
+            let message = message.clone();
+            [Command::Send { session, message }, Command::End { session }]
+        });
+        *self = Self { commands: commands.collect(), instance: self.instance, ..Self::default() };
+    }
+
+    /// Who would lead the run if this process ended. `None`: it does not lead, or the job has no list.
+    pub fn set_led(&mut self, led: Option<Led>) {
+        self.led = led;
+    }
+
+    /// Who leads, if the job has a list of endpoints.
+    pub fn led(&self) -> Option<&Led> {
+        self.led.as_ref()
+    }
+
     /// A node introduced itself on a new connection.
     pub fn on_hello(&mut self, session: SessionId, hello: Hello, ends: Ends, now: Instant) {
         self.advance(now);
@@ -153,14 +137,8 @@ impl Machine {
         }
         let (run_id, node) = (hello.run_id.clone(), hello.node);
         self.restore(&run_id);
-        self.runs.entry(run_id.clone()).or_insert_with(|| Entry {
-            run: Run::recovering(run_id.clone(), hello.settings.clone(), now),
-            due: None,
-            deserted: None,
-            vacant_since: None,
-            looks: Looks::default(),
-            hangs: Hangs::default(),
-        });
+        let recovering = || Entry::new(Run::recovering(run_id.clone(), hello.settings.clone(), now));
+        self.runs.entry(run_id.clone()).or_insert_with(recovering);
         self.sessions.insert(session, (run_id.clone(), node));
         let (reach, instance) = (Reach::Connection(ends), self.instance);
         self.apply(&run_id, Event::Hello { hello: Box::new(hello), session, reach, instance }, now);
@@ -279,7 +257,7 @@ impl Machine {
 
     /// Take the commands to perform now, in order.
     pub fn take_commands(&mut self) -> Vec<Command> {
-        std::mem::take(&mut self.commands)
+        mem::take(&mut self.commands)
     }
 
     /// The run with this id.
@@ -352,8 +330,11 @@ impl Machine {
         }
     }
 
-    /// The node in this coordinator's own process has left: every run that has not ended ends here.
+    /// The node in this coordinator's own process has left: another process leads from now on, or every run that has not ended ends here.
     fn on_host_left(&mut self, leaving: Leaving, now: Instant) {
+        if self.led.as_ref().is_some_and(|led| !led.successors.is_empty()) {
+            return self.commands.push(Command::HandOver);
+        }
         let all: Vec<String> = self.runs.keys().cloned().collect();
         self.leaving = Some(leaving.clone());
         for run_id in all {
@@ -385,8 +366,8 @@ impl Machine {
                 (due, deserted)
             }
         };
-        refile(&mut self.due, std::mem::replace(&mut entry.due, due), due, run_id);
-        refile(&mut self.deserted, std::mem::replace(&mut entry.deserted, deserted), deserted, run_id);
+        refile(&mut self.due, mem::replace(&mut entry.due, due), due, run_id);
+        refile(&mut self.deserted, mem::replace(&mut entry.deserted, deserted), deserted, run_id);
         if !entry.run.is_empty() {
             entry.vacant_since = None;
             return;

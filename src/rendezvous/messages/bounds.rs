@@ -204,6 +204,9 @@ pub(in crate::rendezvous) fn tidy_message(message: CoordinatorMessage) -> Coordi
         }
         Closed { verdict, spare } => Closed { verdict: tidy_verdict(&verdict), spare },
         CoordinatorMessage::Over { verdict, ago } => CoordinatorMessage::Over { verdict: tidy_verdict(&verdict), ago },
+        CoordinatorMessage::Redirect { endpoint, why } => {
+            CoordinatorMessage::Redirect { endpoint: endpoint.map(plain), why: plain(why) }
+        }
         Heartbeat { waits: status } => Heartbeat { waits: status.map(waits) },
         CoordinatorMessage::Waits(status) => CoordinatorMessage::Waits(waits(status)),
         CoordinatorMessage::Stale { .. }
@@ -212,6 +215,7 @@ pub(in crate::rendezvous) fn tidy_message(message: CoordinatorMessage) -> Coordi
         | CoordinatorMessage::Members { .. }
         | CoordinatorMessage::Observed(_)
         | CoordinatorMessage::CheckHealth
+        | CoordinatorMessage::Peer { .. }
         | CoordinatorMessage::Look(_)
         | CoordinatorMessage::Looked(_)
         | CoordinatorMessage::Hang(_) // checked where it is used

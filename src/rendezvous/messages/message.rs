@@ -8,10 +8,12 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+pub use super::change::{ADDED, CheckpointBy, GATHER, LONGEST_NOTICE_MS, NEVER, REMOVED, SAVE_WITHIN, WorldChange};
 pub use super::ending::{EndClass, Failure, STILL_ALIVE, Verdict};
 use super::hang::{HangNews, PaceReport};
 pub use super::ids::{NodeId, Round};
 pub use super::look::{AskLook, Look, LookAnswer};
+pub use super::peer::PeerHello;
 pub use super::placement::{
     CHECK_WITHIN, Generation, Health, HostInstance, Join, JoinWorkers, Placed, Placement, Resume, Running,
     SURVIVORS_LIMIT, Survival, Survivor, WorkerRanks,
@@ -172,6 +174,9 @@ pub enum NodeMessage {
         /// The round.
         round: Round,
     },
+    // Sent only by a process at another endpoint of the list: the first message of its connection.
+    /// Introduces that process. Answered by [`CoordinatorMessage::Peer`].
+    Peer(Box<PeerHello>),
 }
 
 /// A node's first step of a round, and how far it had come before. Steps count up to [`LARGEST_STEP`], and microseconds up to
@@ -437,37 +442,19 @@ pub enum CoordinatorMessage {
     CheckpointBy(CheckpointBy),
     /// The node's host was out, and is let in if its check finds nothing now. The node answers by its join, once more.
     CheckHealth,
-}
-
-/// Until when the workers of a job are to save.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct CheckpointBy {
-    /// The round.
-    pub round: Round,
-    /// After how many milliseconds the first of the machines is taken away.
-    pub left_ms: u64,
-    /// Which node leaves, and why, in words.
-    pub reason: String,
-}
-
-/// How long workers may take to save at a check, before the world changes without them.
-pub const SAVE_WITHIN: Duration = Duration::from_secs(600);
-
-/// How long further notices are waited for after the first, and at most a third of its time, so that they are one change.
-pub const GATHER: Duration = Duration::from_secs(10);
-
-/// Most milliseconds of a notice that count: a day.
-pub const LONGEST_NOTICE_MS: u64 = 24 * 3600 * 1000;
-
-/// A change of the world that workers live through.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct WorldChange {
-    /// The round that it ends.
-    pub round: Round,
-    /// [`REMOVED`], [`ADDED`], or both.
-    pub flags: u8,
-    /// Why, in words.
-    pub reason: String,
+    // Sent only to a process at another endpoint of the list.
+    /// Answer to [`NodeMessage::Peer`].
+    Peer {
+        /// The process at this endpoint.
+        process: NodeId,
+    },
+    /// The coordinator of the run is at another endpoint of the list. The connection ends.
+    Redirect {
+        /// Which one. `None`: nobody leads yet.
+        endpoint: Option<String>,
+        /// Why nobody leads, in words.
+        why: String,
+    },
 }
 
 /// Most addresses in one [`CoordinatorMessage::Members`]. As many fit into a frame.
@@ -482,13 +469,6 @@ impl CoordinatorMessage {
         }
     }
 }
-
-/// In [`CoordinatorMessage::Change`]: nodes leave.
-pub const REMOVED: u8 = 1;
-/// In [`CoordinatorMessage::Change`]: nodes join.
-pub const ADDED: u8 = 2;
-/// In [`CoordinatorMessage::RaiseAt`]: a check that no worker reaches.
-pub const NEVER: u64 = u64::MAX;
 
 /// The progress of a round, for a waiting node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -10,7 +10,7 @@ use super::view::JoinError;
 pub(super) enum Backend {
     /// A coordinator. An answer renews the node's lease.
     Coordinator {
-        /// Its address, as `host:port`.
+        /// Its address, as `host:port`, or those at which it may be, with commas.
         endpoint: String,
         /// How long a welcomed node continues while the coordinator is out of reach.
         timeout: Duration,
@@ -50,6 +50,14 @@ impl Backend {
     pub fn endpoint(&self) -> Option<String> {
         match self {
             Self::Coordinator { endpoint, .. } => Some(endpoint.clone()),
+            Self::Cell | Self::Etcd { .. } => None,
+        }
+    }
+
+    /// The place of an endpoint in the list of those at which the coordinator may be.
+    pub fn place_of(&self, endpoint: &str) -> Option<usize> {
+        match self {
+            Self::Coordinator { endpoint: all, .. } => all.split(',').position(|one| one == endpoint),
             Self::Cell | Self::Etcd { .. } => None,
         }
     }

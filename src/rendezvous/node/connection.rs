@@ -27,14 +27,14 @@ const UNPROVEN_EVERY: Duration = Duration::from_secs(30);
 /// Time for the last bytes of a connection.
 const FAREWELL: Duration = Duration::from_secs(5);
 
-/// The coordinator's endpoint, the address of this machine to connect from, if one was requested, and how the session is protected.
+/// The coordinator's endpoints, the address of this machine to connect from, if one was requested, and how the session is protected.
 #[derive(Debug)]
 pub(super) struct Endpoint {
-    pub host: String,
-    pub port: u16,
+    /// Where the coordinator may be; at least one.
+    pub hosts: Vec<(String, u16)>,
     pub source: Option<IpAddr>,
-    /// Where the coordinator is, if this process hosts it and may not reach it at the endpoint's address.
-    pub at: Option<SocketAddr>,
+    /// Which of these is this process's own, and where that is, if it may not reach it at the endpoint's address.
+    pub own: Option<(usize, SocketAddr)>,
     pub protection: Option<Arc<Protection>>,
 }
 
@@ -50,33 +50,35 @@ struct Connection {
 
 /// Drive the machine until the node has left.
 pub(super) async fn drive(machine: Arc<Mutex<NodeMachine>>, shared: Arc<Shared>, endpoint: Endpoint) {
-    let Endpoint { host, port, mut source, at, protection } = endpoint;
+    let Endpoint { hosts, mut source, own, protection } = endpoint;
     let mut connection: Option<Connection> = None;
     let mut connecting = None;
     let mut probing = None;
     let mut status_log = StatusLog::default();
     let mut unproven = None;
     loop {
-        let (commands, deadline, left, news, run_id) = {
+        let (commands, deadline, left, news, run_id, place) = {
             let mut machine = machine.lock();
             let now = Instant::now();
             machine.on_tick(now);
             let news = status_log.look(&machine, now);
             let deadline = [machine.next_deadline(), status_log.next_deadline(&machine)].into_iter().flatten().min();
-            (machine.take_commands(), deadline, machine.has_left(), news, machine.run_id().to_owned())
+            (machine.take_commands(), deadline, machine.has_left(), news, machine.run_id().to_owned(), machine.place())
         };
         for text in news {
             tracing::warn!("[{run_id}] {text}");
         }
+        let Some((host, port)) = hosts.get(place).or(hosts.first()) else { return };
         let mut unsent = None;
         for command in commands {
             match command {
                 NodeCommand::Connect => {
                     let secured = protection.clone().map(|protection| (protection, run_id.clone()));
-                    connecting = Some(Box::pin(dial(host.clone(), port, at, source, secured)));
+                    let at = own.filter(|own| own.0 == place).map(|own| own.1);
+                    connecting = Some(Box::pin(dial(host.clone(), *port, at, source, secured)));
                 }
                 NodeCommand::Disconnect => (connection, connecting) = (None, None),
-                NodeCommand::Probe => probing = Some(Box::pin(speaks_c10d(&host, port, CONNECT_TIMEOUT))),
+                NodeCommand::Probe => probing = Some(Box::pin(speaks_c10d(host, *port, CONNECT_TIMEOUT))),
                 NodeCommand::Send(message) => {
                     if let Some(open) = &mut connection {
                         unsent = codec::try_encode_frame(&message, &mut open.outgoing).err().or(unsent);
@@ -122,7 +124,7 @@ pub(super) async fn drive(machine: Arc<Mutex<NodeMachine>>, shared: Arc<Shared>,
                 connecting = None;
                 let mut machine = machine.lock();
                 match opened {
-                    Ok(Dialled { link: Halves { reader, writer }, from_source, local }) => {
+                    Ok(Dialled { link: Halves { reader, writer }, from_source, local, .. }) => {
                         if machine.wants_life() {
                             machine.lives_at(local.and_then(|local| shared.live_at(local)));
                         }

@@ -19,7 +19,7 @@ const DIAL_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// No connection could be opened.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct DialError {
+pub(in crate::rendezvous) struct DialError {
     pub text: String,
     /// The host answered that no process listens.
     pub refused: bool,
@@ -31,17 +31,19 @@ pub(super) struct DialError {
 
 /// A connection to the coordinator: a bare one, or one that carries the session.
 #[derive(Debug)]
-pub(super) struct Dialled<L = Halves> {
+pub(in crate::rendezvous) struct Dialled<L = Halves> {
     pub link: L,
     /// Whether it comes from the requested source address, if there is one.
     pub from_source: bool,
     /// The address of this machine that it comes from.
     pub local: Option<IpAddr>,
+    /// Where it leads.
+    pub peer: Option<SocketAddr>,
 }
 
 /// Connect to the first of the host's addresses that answers, or to `at` if that is given. The connection comes from `source` if that is an address of this
 /// machine from which the host can be reached. If it is protected, both ends have proven themselves for the run of this id.
-pub(super) async fn dial(
+pub(in crate::rendezvous) async fn dial(
     host: String,
     port: u16,
     at: Option<SocketAddr>,
@@ -58,8 +60,9 @@ pub(super) async fn dial(
             let secured = secured.as_ref().map(|(protection, run_id)| (protection.as_ref(), run_id.as_str()));
             let open = async |bare: Dialled<TcpStream>| {
                 let local = bare.link.local_addr().ok().map(|local| local.ip());
+                let peer = bare.link.peer_addr().ok();
                 let link = Halves::begin(bare.link, &host, secured).await?;
-                Ok(Dialled { link, from_source: bare.from_source, local })
+                Ok(Dialled { link, from_source: bare.from_source, local, peer })
             };
             dial_any(&host, &addresses, source, deadline, open).await
         }
@@ -92,17 +95,17 @@ async fn dial_any<L, O: Future<Output = Result<Dialled<L>, String>>>(
 async fn dial_one(address: SocketAddr, source: Option<IpAddr>) -> io::Result<Dialled<TcpStream>> {
     if let Some(source) = source.filter(|source| source.is_ipv4() == address.is_ipv4()) {
         match within_limit(connect_from(source, address)).await {
-            Ok(stream) => return Ok(Dialled { link: stream, from_source: true, local: None }),
+            Ok(stream) => return Ok(Dialled { link: stream, from_source: true, local: None, peer: None }),
             Err(error) if is_refusal(&error) => return Err(error),
             // The source is another machine's address, or no route leads back to it. Other nodes may still use it.
             Err(_) => {
                 let stream = within_limit(TcpStream::connect(address)).await?;
-                return Ok(Dialled { link: stream, from_source: false, local: None });
+                return Ok(Dialled { link: stream, from_source: false, local: None, peer: None });
             }
         }
     }
     let stream = within_limit(TcpStream::connect(address)).await?;
-    Ok(Dialled { link: stream, from_source: true, local: None })
+    Ok(Dialled { link: stream, from_source: true, local: None, peer: None })
 }
 
 async fn connect_from(source: IpAddr, address: SocketAddr) -> io::Result<TcpStream> {

@@ -37,6 +37,11 @@ pub(super) struct Link {
     gone_since: Option<Instant>,
     /// Differs between nodes, so that they do not connect at the same instants.
     seed: u64,
+    /// Number of the endpoints at which the backend may be, and the one that is tried.
+    places: u32,
+    place: u32,
+    /// Why nobody leads, as a process in the list has said, and the number of tries then.
+    told: Option<(String, u32)>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,7 +82,15 @@ struct RoundTrips {
 impl Link {
     /// A connection that is attempted at once.
     pub fn new(seed: u64, now: Instant) -> Self {
+        Self::among(1, seed, now)
+    }
+
+    /// The same, to a backend that is at one of so many endpoints. The first is tried first.
+    pub fn among(places: u32, seed: u64, now: Instant) -> Self {
         Self {
+            places: places.max(1),
+            place: 0,
+            told: None,
             state: LinkState::Down { retry_at: now },
             heartbeats: VecDeque::new(),
             round_trips: RoundTrips::default(),
@@ -89,6 +102,16 @@ impl Link {
             gone_since: None,
             seed,
         }
+    }
+
+    /// Whether the backend may be at several endpoints.
+    pub fn has_list(&self) -> bool {
+        self.places > 1
+    }
+
+    /// The place of the endpoint that is tried.
+    pub fn place(&self) -> usize {
+        self.place as usize
     }
 
     /// Whether a connection is open.
@@ -121,9 +144,10 @@ impl Link {
         self.unanswered > 0
     }
 
-    /// Why the last connection ended, or could not be opened.
+    /// Why the last connection ended, or could not be opened. What a process in the list has said since all were tried comes first.
     pub fn last_error(&self) -> &str {
-        &self.last_error
+        let told = self.told.as_ref().filter(|(_, tries)| self.tries <= tries.saturating_add(self.places));
+        told.map_or(&self.last_error, |(why, _)| why)
     }
 
     /// When the last attempt to connect began.
@@ -163,17 +187,27 @@ impl Link {
         self.unanswered.is_multiple_of(PROBE_EVERY)
     }
 
-    /// The connection is lost, or could not be opened. The next attempt follows after a back-off.
+    /// The connection is lost, or could not be opened. The next attempt is at the next endpoint. Once all were tried it follows after a
+    /// back-off.
     pub fn on_lost(&mut self, error: String, now: Instant) {
-        let delay = back_off(self.tries, self.seed);
+        let rounds = self.tries / self.places;
         self.tries += 1;
+        let delay = if self.tries.is_multiple_of(self.places) { back_off(rounds, self.seed) } else { Duration::ZERO };
+        self.place = (self.place + 1) % self.places;
         self.last_error = error;
         self.state = LinkState::Down { retry_at: now + delay };
     }
 
+    /// The process at this endpoint has said that the backend is at another one: the connection is lost, and that one is tried next.
+    pub fn on_redirected(&mut self, place: Option<usize>, why: String, now: Instant) {
+        self.on_lost(why.clone(), now);
+        self.told = place.is_none().then_some((why, self.tries));
+        self.place = place.and_then(|place| u32::try_from(place).ok()).unwrap_or(self.place);
+    }
+
     /// The backend's process ends, which may take a while. Reconnecting starts slowly.
     pub fn slow_down(&mut self) {
-        self.tries = self.tries.max(SLOW_TRIES);
+        self.tries = self.tries.max(SLOW_TRIES * self.places);
     }
 
     /// The backend could not be reached. `gone`: somebody has answered that nobody serves it.

@@ -98,7 +98,8 @@ impl NodeMachine {
                 self.resolve(Err(over));
             }
             CoordinatorMessage::Leaving { why, interrupts } => self.on_leaving(why, interrupts, now),
-            CoordinatorMessage::Observed(_) => {} // no node asks for it
+            CoordinatorMessage::Redirect { endpoint, why } => self.on_redirect(endpoint, why, now),
+            CoordinatorMessage::Observed(_) | CoordinatorMessage::Peer { .. } => {} // no node asks for it
         }
         if self.has_coordinator() && !self.is_out() && self.lease.take_unreported() {
             self.send(NodeMessage::Fenced);
@@ -199,9 +200,48 @@ impl NodeMachine {
         }
     }
 
-    /// The coordinator's process ends. As with a refused connection, no coordinator decides there any more.
+    /// Record that the connection is lost, and schedule the next attempt.
+    pub(super) fn lose(&mut self, cause: String, now: Instant) {
+        self.note_lost(&cause, now);
+        self.link.on_lost(cause, now);
+    }
+
+    fn note_lost(&mut self, cause: &str, now: Instant) {
+        self.records.tick(now);
+        // Only the first time.
+        if self.view.out_of_reach_since.is_none() {
+            self.records.on_lost(&self.backend.name(), cause);
+        }
+        self.joins.on_lost();
+        self.view.out_of_reach_since.get_or_insert(now);
+    }
+
+    /// End a connection on which nothing was answered for a lease.
+    pub(super) fn end_silent_link(&mut self, now: Instant) {
+        self.commands.push(NodeCommand::Disconnect);
+        self.lose(format!("{} was silent for {:.1?}", self.backend.address(), self.hello.settings.lease()), now);
+    }
+
+    /// The coordinator is at another endpoint, or nobody leads yet. A node follows to endpoints of its own list alone.
+    fn on_redirect(&mut self, endpoint: Option<String>, why: String, now: Instant) {
+        self.commands.push(NodeCommand::Disconnect);
+        let place = endpoint.as_deref().and_then(|endpoint| self.backend.place_of(endpoint));
+        let why = match (&endpoint, place) {
+            (None, _) => why,
+            (Some(endpoint), Some(_)) => format!("the coordinator is at {endpoint}"),
+            (Some(endpoint), None) => format!(
+                "the coordinator is at {endpoint}, which this node was not given: give all nodes the same --rdzv-endpoint"
+            ),
+        };
+        self.note_lost(&why, now);
+        self.link.on_redirected(place, why, now);
+    }
+
+    /// The coordinator's process ends. As with a refused connection, no coordinator decides there any more. One at another endpoint may.
     fn on_leaving(&mut self, why: String, interrupts: bool, now: Instant) {
-        self.renew(self.link.attempt_at(), now);
+        if !self.link.has_list() {
+            self.renew(self.link.attempt_at(), now);
+        }
         self.view.stopped = Some(why);
         let interrupts = interrupts || self.in_place.awaits_check();
         if interrupts && self.joins.pending().is_none() && self.runs_workers() {

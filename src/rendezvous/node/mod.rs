@@ -32,7 +32,7 @@ mod backend;
 #[cfg(feature = "io")]
 mod connection;
 #[cfg(feature = "io")]
-mod dial;
+pub(in crate::rendezvous) mod dial;
 pub mod fence;
 mod in_place;
 mod join;
@@ -81,7 +81,15 @@ impl NodeMachine {
     /// Create a node that connects to the coordinator at `endpoint`. Once welcomed, it fails if the coordinator is out of reach for
     /// `coordinator_timeout`.
     pub fn new(hello: Hello, endpoint: String, coordinator_timeout: Duration, now: Instant) -> Self {
-        Self::with(Backend::Coordinator { endpoint, timeout: coordinator_timeout }, hello, now)
+        Self::among(hello, &[endpoint], coordinator_timeout, now)
+    }
+
+    /// Create a node whose coordinator is at one of these endpoints, which it finds. At least one.
+    pub fn among(hello: Hello, endpoints: &[String], timeout: Duration, now: Instant) -> Self {
+        let backend = Backend::Coordinator { endpoint: endpoints.join(","), timeout };
+        let places = u32::try_from(endpoints.len()).unwrap_or(u32::MAX);
+        let link = Link::among(places, hello.node.0 as u64, now);
+        Self { link, ..Self::with(backend, hello, now) }
     }
 
     /// Create a node whose messages are applied to a shared cell.
@@ -127,12 +135,17 @@ impl NodeMachine {
 
     /// The connection could not be opened. `refused`: the host answered that no process listens.
     pub fn on_connect_failed(&mut self, error: String, refused: bool, now: Instant) {
-        if refused {
+        if refused && !self.link.has_list() {
             // No coordinator was running then.
             self.renew(self.link.attempt_at(), now);
         }
         self.link.on_lost(error, now);
         self.view.out_of_reach_since.get_or_insert(now);
+    }
+
+    /// The place in the list of the endpoint to connect to.
+    pub fn place(&self) -> usize {
+        self.link.place()
     }
 
     /// The connection could not be opened, because this process has no file descriptor left. A node that was never welcomed fails:
@@ -178,24 +191,6 @@ impl NodeMachine {
     /// nothing: the others may go on.
     pub(in crate::rendezvous) fn on_backend_failed(&mut self, gone: bool, now: Instant) {
         self.link.on_backend_failed(gone, now);
-    }
-
-    /// Record that the connection is lost, and schedule the next attempt.
-    fn lose(&mut self, cause: String, now: Instant) {
-        self.records.tick(now);
-        // Only the first time.
-        if self.view.out_of_reach_since.is_none() {
-            self.records.on_lost(&self.backend.name(), &cause);
-        }
-        self.joins.on_lost();
-        self.link.on_lost(cause, now);
-        self.view.out_of_reach_since.get_or_insert(now);
-    }
-
-    /// End a connection on which nothing was answered for a lease.
-    fn end_silent_link(&mut self, now: Instant) {
-        self.commands.push(NodeCommand::Disconnect);
-        self.lose(format!("{} was silent for {:.1?}", self.backend.address(), self.hello.settings.lease()), now);
     }
 
     fn send(&mut self, message: NodeMessage) {

@@ -31,6 +31,11 @@ use crate::threads;
 /// How long a goodbye may take in a process that a signal ends. Whoever has sent the signal kills a process that takes long.
 pub const FAREWELL: Duration = Duration::from_secs(1);
 
+/// An endpoint as text: `HOST:PORT`, or `[IPV6]:PORT`.
+pub fn endpoint_of(host: &str, port: u16) -> String {
+    if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
+}
+
 /// A node's session with the coordinator. Dropping it ends the connection without a `Leave`. [`Session::leave`] sends one.
 #[derive(Debug)]
 pub struct Session {
@@ -65,13 +70,26 @@ impl Session {
         coordinator_timeout: Duration,
         protection: Option<Arc<Protection>>,
     ) -> Self {
-        let endpoint = if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") };
+        let hosts = vec![(host.to_owned(), port)];
+        Self::open_among(runtime, hello, hosts, at.map(|at| (0, at)), coordinator_timeout, protection)
+    }
+
+    /// The same for a coordinator at one of several endpoints; at least one. `own`: which of them is this process's, and where that is.
+    pub fn open_among(
+        runtime: &Handle,
+        hello: Hello,
+        hosts: Vec<(String, u16)>,
+        own: Option<(usize, SocketAddr)>,
+        coordinator_timeout: Duration,
+        protection: Option<Arc<Protection>>,
+    ) -> Self {
+        let endpoints: Vec<_> = hosts.iter().map(|(host, port)| endpoint_of(host, *port)).collect();
         // The coordinator identifies nodes by the address of their connection, so a node with its own address connects from it.
         let source = hello.local_addr.as_deref().and_then(|addr| addr.parse().ok());
-        let machine = NodeMachine::new(hello, endpoint, coordinator_timeout, Instant::now());
+        let machine = NodeMachine::among(hello, &endpoints, coordinator_timeout, Instant::now());
         let machine = Arc::new(Mutex::new(machine));
         let mut session = Self::of(Arc::clone(&machine) as Arc<Mutex<dyn MachineSlot>>);
-        let endpoint = Endpoint { host: host.to_owned(), port, source, at, protection };
+        let endpoint = Endpoint { hosts, source, own, protection };
         session.driven_by(runtime.spawn(drive(machine, Arc::clone(&session.shared), endpoint)));
         session
     }

@@ -10,6 +10,8 @@
 
 use std::time::{Duration, Instant};
 
+use serde::{Deserialize, Serialize};
+
 /// For so long does the first leader of a run listen before it decides anything.
 pub const LISTENS_FOR: Duration = Duration::from_millis(500);
 
@@ -26,7 +28,7 @@ pub enum Seen {
 }
 
 /// What this process answers to one that asks.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Answer<L> {
     /// It leads itself.
     Leads,

@@ -2,10 +2,12 @@
 
 use std::collections::BTreeSet;
 
+use serde::{Deserialize, Serialize};
+
 use crate::rendezvous::messages::message::NodeId;
 
 /// A process's attempt to lead. The higher one prevails, and no process makes one twice.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Ballot {
     /// Higher than that of all ballots that the process has heard of.
     pub number: u64,
@@ -27,7 +29,7 @@ impl Ballot {
 }
 
 /// Which writing of the record this is. Of two that voters hold, the later one goes on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Stamp {
     /// Who has written it. First: a record under a later ballot replaces whatever an earlier leader has written.
     pub ballot: Ballot,
@@ -36,7 +38,7 @@ pub struct Stamp {
 }
 
 /// Processes that hold the record.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Voters(pub BTreeSet<NodeId>);
 
 impl Voters {
@@ -59,7 +61,7 @@ impl FromIterator<NodeId> for Voters {
 }
 
 /// What a run's leader has decided, as far as a successor must know.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Record<C> {
     /// Which writing this is.
     pub stamp: Stamp,
@@ -75,6 +77,11 @@ impl<C> Record<C> {
     /// All sets of voters that count.
     pub fn sets(&self) -> impl Iterator<Item = &Voters> {
         [&self.voters].into_iter().chain(&self.before)
+    }
+
+    /// The same record with its content made anew.
+    pub fn map<D>(self, content: impl FnOnce(C) -> D) -> Record<D> {
+        Record { stamp: self.stamp, voters: self.voters, before: self.before, content: content(self.content) }
     }
 
     /// All voters, of both sets.

@@ -4,6 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::mem;
 use std::time::{Duration, Instant};
 
+use serde::{Deserialize, Serialize};
+
 use super::candidate::{Candidate, Verdict};
 use super::leader::{Effect, Leader};
 use super::record::{Ballot, Record, Stamp, Voters};
@@ -18,7 +20,7 @@ const ASKS_EVERY: Duration = Duration::from_secs(1);
 const DRIFT: u32 = 50;
 
 /// What one process of a run's quorum sends another. Any of them may be lost, or arrive twice.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Message<C> {
     /// The leader writes the record.
     Write(Record<C>),

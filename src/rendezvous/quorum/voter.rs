@@ -3,11 +3,13 @@
 use std::collections::BTreeSet;
 use std::time::Instant;
 
+use serde::{Deserialize, Serialize};
+
 use super::record::{Ballot, Record, Stamp};
 use crate::rendezvous::messages::message::NodeId;
 
 /// What a voter answers.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Reply<C> {
     /// It holds this writing of the record.
     Accepted(Stamp),

@@ -13,17 +13,20 @@
 //! - **A bad start.** The same crash within [`SHORT`] of the start, twice in a row and before any step, ends the job. After different
 //!   ones the next start waits from the third on, longer each time.
 //!
-//! Pure. The instants are those of the process that decides: a coordinator that is restarted has forgotten everything here.
+//! Pure. The instants are those of the process that decides: a coordinator that is restarted has forgotten everything here. The successor of
+//! one knows what [`Budget::kept`] has.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::{Duration, Instant};
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
+use super::hosts::check_host;
 use super::node::Origin;
-use crate::hosts::is_recent;
-use crate::rendezvous::messages::message::{EndClass, Failure};
+use crate::hosts::{is_recent, latest};
+use crate::rendezvous::messages::message::{EndClass, Failure, LARGEST_STEP};
+use crate::wire::text::{cut, plain};
 
 /// Restarts in a row without a new step after which the job ends.
 pub(super) const MOST_IN_VAIN: u32 = 3;
@@ -45,6 +48,12 @@ const PAUSES_FROM: u32 = 3;
 const FIRST_PAUSE: Duration = Duration::from_secs(2);
 /// How long at most.
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+/// Longest text that tells a fault from others, in bytes.
+const SIGNATURE_BYTES: usize = 512;
+/// Restarts, faults and failures of new workers of which a successor knows: the latest.
+const RESTARTS_KEPT: usize = 64;
+const FAULTS_KEPT: usize = 8;
+const NEW_WORKERS_KEPT: usize = 24;
 
 /// How many restarts a sliding budget allows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -102,24 +111,25 @@ enum Culprit {
     Host(String),
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Fault {
     signature: String,
     step: u64,
     origin: Origin,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 enum Restart {
     Crash,
     Hang,
 }
 
-/// The job's restarts, and the faults and steps by which they are judged.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Budget {
+/// The job's restarts, and the faults and steps by which they are judged. `T`: an instant or, on the way to another process, a number of
+/// milliseconds.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Budget<T = Instant> {
     /// Restarts that count, the earliest first.
-    counted: VecDeque<(Instant, Restart)>,
+    counted: VecDeque<(T, Restart)>,
     /// The restart by which the current world began still counts, and is the last of them.
     is_restarted: bool,
     /// The furthest step of all worlds.
@@ -134,10 +144,89 @@ pub(super) struct Budget {
     last_bad: Option<String>,
     faults: VecDeque<Fault>,
     /// Failures of new workers, the earliest first.
-    new_workers: VecDeque<(Instant, Origin)>,
+    new_workers: VecDeque<(T, Origin)>,
+}
+
+impl Default for Budget {
+    fn default() -> Self {
+        Self {
+            counted: VecDeque::new(),
+            is_restarted: false,
+            furthest: None,
+            began: None,
+            has_stepped: false,
+            in_vain: 0,
+            bad_starts: 0,
+            last_bad: None,
+            faults: VecDeque::new(),
+            new_workers: VecDeque::new(),
+        }
+    }
+}
+
+impl<T> Budget<T> {
+    /// The same, with its times as another kind of number.
+    pub fn map<U>(self, of: &mut impl FnMut(T) -> U) -> Budget<U> {
+        let Self { is_restarted, furthest, began, has_stepped, in_vain, bad_starts, last_bad, faults, .. } = self;
+        let counted = self.counted.into_iter().map(|(at, kind)| (of(at), kind)).collect();
+        let new_workers = self.new_workers.into_iter().map(|(at, host)| (of(at), host)).collect();
+        Budget {
+            counted,
+            is_restarted,
+            furthest,
+            began,
+            has_stepped,
+            in_vain,
+            bad_starts,
+            last_bad,
+            faults,
+            new_workers,
+        }
+    }
+
+    /// Check what another process has written, and reduce its texts to one safe line each.
+    ///
+    /// # Errors
+    /// Names the value that is not allowed.
+    pub fn validated(self) -> Result<Self, String> {
+        for (what, count, most) in [
+            ("restarts", self.counted.len(), RESTARTS_KEPT),
+            ("faults", self.faults.len(), FAULTS_KEPT),
+            ("failures of new workers", self.new_workers.len(), NEW_WORKERS_KEPT),
+        ] {
+            if count > most {
+                return Err(format!("{count} {what} were sent, at most {most} may be"));
+            }
+        }
+        let steps = self.faults.iter().map(|fault| fault.step).chain(self.furthest).chain(self.began);
+        if let Some(step) = steps.max().filter(|step| *step > LARGEST_STEP) {
+            return Err(format!("a step's number is {step}, must be at most {LARGEST_STEP}"));
+        }
+        let fault = |Fault { signature, step, origin }| {
+            Ok(Fault { signature: tidy_signature(signature), step, origin: check_host(origin)? })
+        };
+        let new_worker = |(at, host)| Ok((at, check_host(host)?));
+        Ok(Self {
+            last_bad: self.last_bad.map(tidy_signature),
+            faults: self.faults.into_iter().map(fault).collect::<Result<_, String>>()?,
+            new_workers: self.new_workers.into_iter().map(new_worker).collect::<Result<_, String>>()?,
+            ..self
+        })
+    }
 }
 
 impl Budget {
+    /// What a successor must know.
+    pub fn kept(&self) -> Self {
+        Self {
+            counted: latest(&self.counted, RESTARTS_KEPT),
+            last_bad: self.last_bad.clone(),
+            faults: latest(&self.faults, FAULTS_KEPT),
+            new_workers: latest(&self.new_workers, NEW_WORKERS_KEPT),
+            ..*self
+        }
+    }
+
     /// How many restarts are left.
     pub fn left(&self, limit: Limit, now: Instant) -> Left {
         let left = |kind| limit.restarts.saturating_sub(self.used(kind, limit, now));
@@ -157,7 +246,7 @@ impl Budget {
 
     /// A node tells the first step of the current world.
     pub fn on_first_step(&mut self, step: Option<u64>) {
-        self.began = [self.began, step].into_iter().flatten().min();
+        self.began = [self.began, bounded(step)].into_iter().flatten().min();
         self.has_stepped = true;
     }
 
@@ -192,7 +281,7 @@ impl Budget {
         if !short || stepped {
             (self.bad_starts, self.last_bad) = (0, None);
         } else {
-            self.bad_starts += 1;
+            self.bad_starts = self.bad_starts.saturating_add(1);
             if self.last_bad.as_ref() == Some(&died_of) {
                 let seconds = SHORT.as_secs();
                 let why = format!(
@@ -221,6 +310,7 @@ impl Budget {
 
     /// The current world ends at this step: whether the restart by which it began was worth it.
     fn weigh(&mut self, step: Option<u64>) {
+        let step = bounded(step);
         let Some(before) = self.furthest else {
             self.furthest = step;
             return;
@@ -236,7 +326,7 @@ impl Budget {
             }
             // Others may be further than the node that told its step, or told none.
             None if self.began.is_some() => {}
-            Some(_) | None => self.in_vain += u32::from(self.is_restarted),
+            Some(_) | None => self.in_vain = self.in_vain.saturating_add(self.is_restarted.into()),
         }
         self.is_restarted = false;
     }
@@ -312,7 +402,17 @@ fn signature(failure: &Failure) -> Option<String> {
         let (line, function) = rest.split_once(", in ").unwrap_or((rest, "?"));
         Some(format!("{}:{line} in {function}", file.rsplit('/').next().unwrap_or(file)))
     })?;
-    Some(format!("{exception} at {place}"))
+    Some(tidy_signature(format!("{exception} at {place}")))
+}
+
+/// One safe line that is short enough to be kept.
+fn tidy_signature(text: String) -> String {
+    cut(plain(text), SIGNATURE_BYTES)
+}
+
+/// A step's number, as far as it may be true.
+fn bounded(step: Option<u64>) -> Option<u64> {
+    step.map(|step| step.min(LARGEST_STEP))
 }
 
 #[cfg(test)]

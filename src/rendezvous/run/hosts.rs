@@ -17,10 +17,14 @@
 //!
 //! A host's standing is a [`Standing`], as at a driver of hosts: failures, departures, times out, and the answer to "why is it not used?".
 //!
-//! The instants are those of the process that decides. A coordinator that is restarted has forgotten everything here.
+//! The instants are those of the process that decides. A coordinator that is restarted has forgotten everything here; a successor
+//! knows [`KeptHosts`].
 
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
 
 use super::Run;
 use super::event::SessionId;
@@ -31,8 +35,8 @@ use crate::events::record::Kind;
 use crate::events::tally::Refused;
 use crate::hosts::{Book, Cooldown, Standing, Unused, UnusedHosts, WhyUnused, is_recent};
 use crate::rendezvous::messages::message::NodeId;
-use crate::rendezvous::messages::settings::Rules;
-use crate::rendezvous::messages::settings::Settings;
+use crate::rendezvous::messages::settings::{Rules, Settings};
+use crate::wire::text::validate_name;
 
 /// Number of hosts that are remembered. The ones that were quiet for longest, or have been out for longest, are forgotten first.
 const MOST_HOSTS: usize = 10_000;
@@ -44,6 +48,14 @@ const REMEMBERED: usize = 2;
 const ILL: Cooldown = Cooldown { min: Duration::from_secs(600), max: Duration::from_secs(24 * 3600) };
 /// Number of hosts that a text names.
 const SHOWN: usize = 4;
+/// Number of hosts, and of ranks that cause their own failures, of which a successor knows.
+const MOST_KEPT: usize = 256;
+/// Departures and failures of each such host of which it knows.
+const MOST_OF_EACH: usize = 64;
+/// Bytes that these hosts may take on the wire.
+const KEPT_BYTES: usize = 16 * 1024;
+/// A time that takes as many bytes on the wire as any: ten years, in milliseconds.
+pub(super) const LONGEST_AGE_MS: i64 = 10 * 366 * 24 * 3600 * 1000;
 
 /// The hosts that are kept out, by run id. Runs without such hosts are not in it.
 pub type Exclusions = BTreeMap<String, Vec<Exclusion>>;
@@ -120,9 +132,63 @@ pub(in crate::rendezvous) struct Hosts {
     blamed: BTreeMap<u32, Instant>,
     /// The member whose connection had ended when a worker failed. If it is lost, that was the first failure of the round.
     awaited: Option<NodeId>,
+    /// What a successor must know, once that was asked for since the last change.
+    kept: OnceLock<Arc<KeptHosts>>,
+}
+
+/// What the successor of a coordinator must know of hosts. `T`: as in [`Standing`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct KeptHosts<T = Instant> {
+    book: BTreeMap<Origin, Standing<T>>,
+    blamed: BTreeMap<u32, T>,
+}
+
+impl<T> KeptHosts<T> {
+    /// The same, with its times as another kind of number.
+    pub fn map<U>(self, of: &mut impl FnMut(T) -> U) -> KeptHosts<U> {
+        let book = self.book.into_iter().map(|(origin, standing)| (origin, standing.map(of))).collect();
+        KeptHosts { book, blamed: self.blamed.into_iter().map(|(rank, at)| (rank, of(at))).collect() }
+    }
+
+    /// Check what another process has written, and reduce its texts to one safe line each.
+    ///
+    /// # Errors
+    /// Names the value that is not allowed.
+    pub fn validated(self) -> Result<Self, String> {
+        let (hosts, ranks) = (self.book.len(), self.blamed.len());
+        if hosts > MOST_KEPT || ranks > MOST_KEPT {
+            return Err(format!("{hosts} hosts and {ranks} ranks were sent, at most {MOST_KEPT} of each may be"));
+        }
+        let book = self.book.into_iter().map(|(it, standing)| Ok((check_host(it)?, standing.validated(MOST_OF_EACH)?)));
+        Ok(Self { book: book.collect::<Result<_, String>>()?, blamed: self.blamed })
+    }
 }
 
 impl Hosts {
+    /// What a successor must know: at most [`MOST_KEPT`] hosts, first those that were put out, then those to which something happened last.
+    pub(super) fn kept(&self) -> &Arc<KeptHosts> {
+        self.kept.get_or_init(|| {
+            let mut room = KEPT_BYTES;
+            let fits = |origin: &Origin, standing: &Standing| {
+                let host = (origin, standing.clone().map(&mut |_| LONGEST_AGE_MS));
+                let size = postcard::serialize_with_flavor(&host, postcard::ser_flavors::Size::default());
+                let left = size.ok().and_then(|size| room.checked_sub(size));
+                left.inspect(|left| room = *left).is_some()
+            };
+            let book = self.book.latest(MOST_KEPT, MOST_OF_EACH, fits);
+            let mut blamed: Vec<_> = self.blamed.iter().map(|(rank, at)| (*rank, *at)).collect();
+            blamed.sort_by_key(|(_, at)| *at);
+            Arc::new(KeptHosts { book, blamed: blamed.into_iter().rev().take(MOST_KEPT).collect() })
+        })
+    }
+
+    /// Go on with what the coordinator before this one knew.
+    pub(super) fn inherited(kept: KeptHosts) -> Self {
+        let mut hosts = Self { book: kept.book.into_iter().collect(), blamed: kept.blamed, ..Self::default() };
+        hosts.note_release();
+        hosts
+    }
+
     /// Whether nothing is remembered.
     pub fn is_blank(&self) -> bool {
         self.book.is_empty()
@@ -241,6 +307,7 @@ impl Hosts {
 
     /// Count the failures of this worker against no host. Returns the hosts that are let in again.
     fn blame(&mut self, rank: u32, rules: &Rules, now: Instant) -> Vec<Origin> {
+        self.kept.take();
         if self.blamed.len() >= MOST_BLAMED && !self.blamed.contains_key(&rank) {
             let first = self.blamed.iter().min_by_key(|(_, at)| **at).map(|(rank, _)| *rank);
             first.iter().for_each(|rank| _ = self.blamed.remove(rank));
@@ -263,6 +330,7 @@ impl Hosts {
         if self.let_in_at.is_none_or(|at| now < at) {
             return Consequence::default();
         }
+        self.kept.take();
         let mut over = Vec::new();
         for (origin, standing) in self.book.iter_mut() {
             if standing.out(now).is_none() && standing.let_in() {
@@ -374,6 +442,7 @@ impl Hosts {
 
     /// The standing of a host, which is made if there is none.
     fn standing(&mut self, origin: &Origin, settings: &Settings, now: Instant) -> &mut Standing {
+        self.kept.take();
         let count = self.book.len();
         if (count.is_power_of_two() || count >= MOST_HOSTS) && self.book.get(origin).is_none() {
             let (departures, failures) = (settings.rejoin_window, settings.rules.host_failures_window);
@@ -399,6 +468,13 @@ impl Run {
     pub fn exclusions(&self, now: Instant) -> Vec<Exclusion> {
         self.hosts.exclusions(&self.settings, now)
     }
+}
+
+/// Check a host that another process has named.
+pub(super) fn check_host(origin: Origin) -> Result<Origin, String> {
+    let (address, name) = origin.parts();
+    validate_name("name of a host", &name.unwrap_or(address))?;
+    Ok(origin)
 }
 
 /// Until when nodes of a host have left too often, if they have.

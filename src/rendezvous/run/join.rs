@@ -362,6 +362,7 @@ impl Run {
         }
         if self.current.has_rank(hello.node, placed, self.round()) {
             node.placed = Some((placed.round, placed.rank));
+            self.recovery.on_back(placed.rank);
             if placed.active {
                 node.status = Status::Active;
             }

@@ -166,6 +166,8 @@ impl Run {
 
     /// Forget a node and free its identity.
     pub(super) fn remove(&mut self, id: NodeId) {
+        let rank = self.roster.get(id).and_then(|node| self.roster.last_rank(node));
+        rank.into_iter().for_each(|rank| self.recovery.on_left(rank));
         self.in_place.forget(id);
         self.trace.forget(id);
         self.roster.set_check(id, None);

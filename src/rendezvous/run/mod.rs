@@ -23,6 +23,7 @@
 //! | `standing`, `progress` | the decision about the next round, and that in words |
 //! | `telemetry` | the events that were recorded, as far as later ones name them as causes; how far the training is |
 //! | `durable` | conversion between a run and its state in a shared cell |
+//! | [`snapshot`] | what the successor of a run's coordinator must know, and how it goes on |
 //!
 //! It is pure: it takes an event and the time, and returns messages and notes. A coordinator calls it for each of its runs. A
 //! node over a shared cell calls it on the cell's content. [`Run::next_deadline`] says when to send [`Event::Tick`] at the latest;
@@ -53,10 +54,10 @@ mod recovery;
 mod resize;
 mod resume;
 mod round;
+pub mod snapshot;
 mod standing;
 mod telemetry;
 
-use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use self::admission::Admission;
@@ -240,8 +241,8 @@ impl Run {
                 self.on_replay(id, *replay);
                 return false;
             }
-            NodeMessage::Observe(_) | NodeMessage::AskLook(_) => {
-                self.end(session, "a node's session is no observer's".to_owned());
+            NodeMessage::Observe(_) | NodeMessage::AskLook(_) | NodeMessage::Peer(_) => {
+                self.end(session, "a node's session is no observer's and no other endpoint's".to_owned());
                 return false;
             }
             // the coordinator's
@@ -489,12 +490,5 @@ impl Run {
     /// Set the last decision that was logged, so that only a new one is logged.
     pub(in crate::rendezvous) fn resume(&mut self, standing: Standing) {
         self.standing = standing;
-    }
-
-    /// Create a run that continues the round numbers after this one.
-    pub(in crate::rendezvous) fn counting_on(id: &str, settings: Settings, round: Round) -> Self {
-        let mut run = Self::new(id, settings);
-        run.roster = Roster::restored(round, 0, BTreeMap::new());
-        run
     }
 }

@@ -98,9 +98,10 @@ impl Parts<'_> {
         let until = self.recovery.members_until();
         let (Some(until), Some(world)) = (until, self.current.world()) else { return Reports::Awaited(until) };
         let (round, size, reported) = (self.round(), world.size as usize, self.reported());
-        // The former coordinator's host is not awaited, if it has ended and has not reported.
-        let gone = self.recovery.gone_rank().filter(|rank| *rank < world.size && !world.members.contains_key(rank));
-        let all_known = reported + usize::from(gone.is_some()) >= size;
+        // The former coordinator's host is not awaited, if it has ended and has not reported. Nor are those that have left.
+        let gone: BTreeSet<_> = self.recovery.left().iter().copied().chain(self.recovery.gone_rank()).collect();
+        let gone = gone.iter().filter(|rank| **rank < world.size && !world.members.contains_key(rank)).count();
+        let all_known = reported + gone >= size;
         if reported >= size {
             return Reports::Complete(format!("all {size} members of round {round} have reported"));
         }

@@ -46,6 +46,8 @@ pub(in crate::rendezvous) struct Recovery {
     members_until: Option<Instant>,
     /// The rank of the current world whose process hosted the former coordinator, if that process is known to have ended.
     gone_rank: Option<u32>,
+    /// Ranks of the current world whose nodes have left or are lost.
+    left: BTreeSet<u32>,
 }
 
 impl Recovery {
@@ -151,19 +153,41 @@ impl Recovery {
         self.gone_rank = host.filter(gone).map(|host| host.rank).or(self.gone_rank);
     }
 
+    /// The process that hosted the former coordinator has ended. The member with this rank was in it, if one was.
+    pub fn lose_host(&mut self, rank: Option<u32>) {
+        self.gone_rank = rank;
+    }
+
+    /// The node with this rank of the current world has left, or is lost.
+    pub fn on_left(&mut self, rank: u32) {
+        self.left.insert(rank);
+    }
+
+    /// It has come back.
+    pub fn on_back(&mut self, rank: u32) {
+        self.left.remove(&rank);
+    }
+
+    /// The ranks of the current world whose nodes have left or are lost. No recovery waits for them.
+    pub fn left(&self) -> &BTreeSet<u32> {
+        &self.left
+    }
+
     /// The rank that hosted the former coordinator and has ended. No recovery waits for it.
     pub fn gone_rank(&self) -> Option<u32> {
         self.gone_rank
     }
 
-    /// Forget that rank. Called when another world becomes the current one.
+    /// Forget these ranks. Called when another world becomes the current one.
     pub fn forget_host(&mut self) {
         self.gone_rank = None;
+        self.left.clear();
     }
 
     /// Clear all waits. Called when a round has formed: no unknown world can run beside it.
     pub fn settle(&mut self) {
-        (self.unknown_worlds_until, self.members_until, self.gone_rank) = (None, None, None);
+        (self.unknown_worlds_until, self.members_until) = (None, None);
+        self.forget_host();
     }
 }
 

@@ -93,6 +93,9 @@ pub(in crate::rendezvous) struct Current {
     /// Number of worlds after the first one. Not in a cell, where nothing limits it.
     #[serde(skip)]
     resets: u32,
+    /// The coordinator before this one has passed the world on. Not in a cell, where that is always so.
+    #[serde(skip)]
+    inherited: bool,
 }
 
 impl Current {
@@ -106,9 +109,9 @@ impl Current {
         self.world.as_ref().map(|world| world.size as usize)
     }
 
-    /// Whether this coordinator formed the current world, rather than adopted it from its members' claims.
+    /// Whether this coordinator formed the current world, or got it from the one before, rather than adopted it from its members' claims.
     pub fn has_formed(&self) -> bool {
-        self.world.as_ref().is_some_and(|world| world.master.is_some())
+        self.inherited || self.world.as_ref().is_some_and(|world| world.master.is_some())
     }
 
     /// The reason for which the world must re-form, if it must.
@@ -190,9 +193,15 @@ impl Current {
         self.begin(World::of(placed, workers));
     }
 
+    /// Go on with a world that the coordinator before this one has passed on. `resets`: as many worlds came after the first one.
+    pub fn inherit(&mut self, world: World, resets: u32) {
+        self.begin(world);
+        (self.inherited, self.resets) = (true, resets);
+    }
+
     fn begin(&mut self, world: World) {
         self.world = Some(world);
-        (self.interrupted, self.failure, self.notified) = (None, None, false);
+        (self.interrupted, self.failure, self.notified, self.inherited) = (None, None, false, false);
     }
 
     /// Number of worlds after the first one.

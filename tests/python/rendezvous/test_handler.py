@@ -41,7 +41,7 @@ def make() -> Iterator[Make]:
     ) -> RustC10dRendezvousHandler:
         low, _, high = nodes.partition(":")
         if endpoint is None:
-            host, port = handlers[0]._endpoint if handlers else ("127.0.0.1", 0)
+            host, port = handlers[0]._endpoints[0] if handlers else ("127.0.0.1", 0)
             endpoint = f"{host}:{port}"
         config = {"last_call_timeout": 1, "drain_timeout": 0} | config
         number = len(handlers) + 2
@@ -101,7 +101,7 @@ def test_without_sharing_the_port_is_free_for_rank_0(make: Make, monkeypatch: py
 
 @pytest.mark.parametrize(("agent", "bounded"), [("rust", True), ("torch", False)])
 def test_the_endpoints_store_is_bounded_where_nothing_uses_it(make: Make, agent: str, *, bounded: bool) -> None:
-    client = _elastic_rs.StoreClient(*make(agent=agent)._endpoint)
+    client = _elastic_rs.StoreClient(*make(agent=agent)._endpoints[0])
     client.set("small", b"v")
     refused = pytest.raises(RuntimeError, match=r"closed|reset|lost") if bounded else contextlib.nullcontext()
     with refused:

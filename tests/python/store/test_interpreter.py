@@ -109,7 +109,7 @@ if child == 0:
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 print("parent", parent, client.get("k"), server.stopped)
 """
-SESSION = """_elastic_rs.Session("127.0.0.1", server.port, _elastic_rs.NodeOptions(
+SESSION = """_elastic_rs.Session([("127.0.0.1", server.port)], _elastic_rs.NodeOptions(
             run_id="r", name="n", local_addr=None, nodes=(1, 1), config=_elastic_rs.RendezvousConfig(),
             max_restarts=None, ranks_as_asked=False, use_agent_store=True))"""
 CALLS = {

@@ -221,7 +221,7 @@ impl Simulation {
                 | Command::Tally { run_id: of, .. }
                 | Command::Forget { run_id: of, .. }
                 | Command::Exclusions { run_id: of, .. } => *of == run_id(run),
-                Command::EmptyStore | Command::Warn { .. } => false,
+                Command::EmptyStore | Command::HandOver | Command::Warn { .. } => false,
             };
             let ledger = &mut self.ledgers[run];
             for command in commands.iter().filter(concerns) {
@@ -235,7 +235,11 @@ impl Simulation {
                     Command::Exclusions { hosts, .. } => ledger.on_exclusions(hosts),
                     Command::Record { record, .. } => ledger.chronicle.check(record, incarnation)?,
                     Command::Forget { .. } => ledger.chronicle.forget(),
-                    Command::Tally { .. } | Command::End { .. } | Command::EmptyStore | Command::Warn { .. } => {}
+                    Command::Tally { .. }
+                    | Command::End { .. }
+                    | Command::EmptyStore
+                    | Command::HandOver
+                    | Command::Warn { .. } => {}
                 }
             }
             let rounds = ledger.rounds;
@@ -280,6 +284,7 @@ impl Simulation {
                 Command::Exclusions { hosts, .. } => self.engine.remark(|| format!("kept out: {hosts:?}")),
                 Command::Warn { text, .. } => self.engine.remark(|| text),
                 Command::EmptyStore => self.engine.remark(|| "the store is emptied".to_owned()),
+                Command::HandOver => {} // nobody has a list here
             }
         }
         self.arm_coordinator();

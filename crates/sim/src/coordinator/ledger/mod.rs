@@ -296,7 +296,8 @@ impl Ledger {
             | NodeMessage::Looked { .. }
             | NodeMessage::Pace { .. }
             | NodeMessage::AskLook(_)
-            | NodeMessage::Observe(_) => {}
+            | NodeMessage::Observe(_)
+            | NodeMessage::Peer(_) => {}
             NodeMessage::Failed { round, .. } => {
                 self.failed.insert(*round);
             }
