@@ -26,11 +26,12 @@ NODES = {"A": "127.0.0.2", "B": "127.0.0.3", "C": "127.0.0.4"}
 EPOCH = re.compile(r"(epoch (\d+)/\d+  world (\d+)  .*)")
 LISTENS = re.compile(r"this process may lead the job: (it listens at \S+)")
 LEADS = re.compile(r"this process leads the run")
-SHOWN = re.compile(r"(this process (?:no longer )?leads the run|did not report.*|has ended with the coordinator.*)")
+SHOWN = re.compile(r"(this process (?:no longer )?leads the run|round \d+ is (?:interrupted|complete) [^(]*)")
 
 
 class Demo(ShortDemo):
     ENDS: ClassVar = {0, -signal.SIGKILL}
+    VARIABLES: ClassVar = {"ELASTIC_RS_LOG": "info"}  # it is said there who leads
 
     def __init__(self, args: argparse.Namespace, folder: Path) -> None:
         super().__init__(args, folder)
@@ -91,10 +92,12 @@ class Demo(ShortDemo):
         if LEADS.search(text):
             self.leaders.append(line.node)
         if found := EPOCH.search(text):
+            grown = int(found[3]) != self.world
             self.epoch, self.world = int(found[2]), int(found[3])
-            self.account.say(line.node, found[1], at=line.at)
+            if grown or self.epoch % 10 == 0:
+                self.account.say(line.node, found[1], "plain" if grown else "dim", line.at)
         elif found := SHOWN.search(text):
-            self.account.say(line.node, found[1], "good", at=line.at)
+            self.account.say(line.node, found[1], "good", line.at)
         super().on_line(line)
 
 

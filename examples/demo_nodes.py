@@ -133,6 +133,8 @@ class ShortDemo:
 
     ENDS: ClassVar = {0}
     """Exit codes with which an agent may end."""
+    VARIABLES: ClassVar[dict[str, str]] = {}
+    """Further environment variables of the agents."""
 
     def __init__(self, args: argparse.Namespace, folder: Path) -> None:
         self.args = args
@@ -171,6 +173,7 @@ class ShortDemo:
             MARKER: self.marker,
             "GLOO_SOCKET_IFNAME": "lo",  # the host name of this machine may not resolve
             "OMP_NUM_THREADS": "1",
+            **self.VARIABLES,
         }
         self.nodes[name] = Node.start(name, command, env, self.folder / f"node-{name}.log", self.lines)
         self.account.say(name, f"agent started at {address} (pid {self.nodes[name].process.pid})")

@@ -219,7 +219,7 @@ FIXED = (
     ("python/elastic_rs/elastic/_membership.py", "PART_LIMIT_S"),
     ("python/elastic_rs/elastic/_membership.py", "CONNECT_LIMIT_S"),
     ("src/rendezvous/run/in_place.rs", "RETURN_WITHIN"),
-    ("src/rendezvous/messages/message.rs", "SAVE_WITHIN"),
+    ("src/rendezvous/messages/change.rs", "SAVE_WITHIN"),
     ("src/agent/machine/ahead.rs", "PREPARE_LIMIT"),
     ("src/warm/client.rs", "LOAD_LIMIT"),
     ("src/warm/client.rs", "FORK_LIMIT"),

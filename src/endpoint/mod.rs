@@ -240,6 +240,7 @@ impl EndpointServer {
             options.upgrades.push(Upgrade { magic: http::FIRST_BYTES, to: to_http.into() });
         }
         let (hello_timeout, log_period) = (options.hello_timeout, options.log_period);
+        let has_list = list.is_some();
         let (count, sessions) = watch::channel(0);
         options.on_pytorchs_rendezvous = Some(warns_of_pytorchs_nodes(sessions.clone(), log_period));
         let store = StoreServer::start(listeners, options)?;
@@ -268,7 +269,7 @@ impl EndpointServer {
             same_user,
             list,
         };
-        let ends_store = EndsStore(store.controller());
+        let ends_store = EndsStore { controller: store.controller(), has_list };
         let machine = Machine::with_instance(instance(&addresses));
         let run = move || {
             run(&runtime, machine, new_sessions, web, shown, ends_store, (hello_timeout, log_period));

@@ -1,7 +1,9 @@
 //! The coordinator's thread: what becomes of connections that begin as sessions.
 
 use std::net::{IpAddr, SocketAddr};
+use std::process;
 use std::sync::Arc;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use bytes::BytesMut;
@@ -27,11 +29,19 @@ use crate::wire::text::tidy;
 
 /// Stops the store when the coordinator's thread ends for whatever reason. Nodes must find a closed port then, not one that
 /// accepts connections and never answers.
-pub(super) struct EndsStore(pub Controller);
+///
+/// Where the closed port is taken for the end of this process, because the job has a list of endpoints, a panic ends the process before.
+pub(super) struct EndsStore {
+    pub controller: Controller,
+    pub has_list: bool,
+}
 
 impl Drop for EndsStore {
     fn drop(&mut self) {
-        self.0.stop();
+        if self.has_list && thread::panicking() {
+            process::abort();
+        }
+        self.controller.stop();
     }
 }
 
@@ -71,7 +81,7 @@ pub(super) fn run(
     store: EndsStore,
     (hello_timeout, log_period): (Duration, Duration),
 ) {
-    let empty_store = || store.0.replace_table();
+    let empty_store = || store.controller.replace_table();
     let (sender, incoming) = mpsc::unbounded_channel();
     runtime.block_on(async {
         match new_sessions {

@@ -106,6 +106,11 @@ impl Met {
         matches!(&self.obstacle, Obstacle::Failed(error) if is_refusal(error))
     }
 
+    /// Whether nobody listens there: it was refused. A reset may be that of a server whose queue is full, or of a proxy.
+    pub fn is_absence(&self) -> bool {
+        matches!(&self.obstacle, Obstacle::Failed(error) if error.kind() == io::ErrorKind::ConnectionRefused)
+    }
+
     /// Whether there was no answer in time, so that a server may still be there.
     pub fn is_silent(&self) -> bool {
         match &self.obstacle {

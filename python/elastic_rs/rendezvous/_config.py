@@ -115,7 +115,10 @@ def parse_endpoints(text: str, default_port: int | None, config: RendezvousConfi
         ValueError: one of them is not that, or not one to connect to, or the list has one twice, or a key of
             ``config`` has no meaning with it.
     """
-    endpoints = [parse_endpoint(one, default_port) for one in text.split(",")]
+    names = text.split(",")
+    if len(names) > 1 and not all(name.strip() for name in names):
+        raise ValueError(f"the list is `{text}`, must have an endpoint before and after each comma")
+    endpoints = [parse_endpoint(name, default_port) for name in names]
     for host, _ in endpoints:
         check_host(host, config)
     if len(endpoints) == 1:
@@ -127,6 +130,12 @@ def parse_endpoints(text: str, default_port: int | None, config: RendezvousConfi
             raise ValueError(f"the list has the endpoint `{endpoint_of(*endpoint)}` twice, must have each once")
         if endpoint[1] == 0:
             raise ValueError(f"the port of `{endpoint_of(*endpoint)}` is 0, must be one that the other nodes can know")
+    local = [host for host, _ in endpoints if host == "localhost" or _is_loopback(host)]
+    if local and len(local) < len(endpoints):
+        raise ValueError(
+            f"the list has `{local[0]}`, which is another machine on each machine, and others: name each node by an "
+            "address that all reach"
+        )
     for key, allowed in {"is_host": (None, False), "proof": (None, True), "on_partition": (None, "stop")}.items():
         if (given := config.values().get(key)) not in allowed:
             shown = ", ".join(str(value) for value in allowed if value is not None)
@@ -135,6 +144,13 @@ def parse_endpoints(text: str, default_port: int | None, config: RendezvousConfi
                 "(docs/takeover.md)"
             )
     return endpoints
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 MAX_ENDPOINTS = 7

@@ -1,6 +1,7 @@
 //! The connections of a coordinator: each has a task that reads, and one that writes.
 
 use std::collections::HashMap;
+use std::convert::Infallible;
 use std::fmt::Debug;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -137,7 +138,7 @@ pub(super) enum ConnectionEvent {
     /// A process at another endpoint of the list introduces itself. The answer is which process is here, or why it is sent away.
     Peer {
         hello: Box<PeerHello>,
-        reply: oneshot::Sender<Result<NodeId, String>>,
+        reply: oneshot::Sender<Result<(NodeId, oneshot::Receiver<Infallible>), String>>,
     },
     /// What it says.
     PeerSays {
@@ -378,8 +379,8 @@ async fn serve_peer(halves: Halves, mut buffer: BytesMut, hello: PeerHello, peer
     if shared.events.send(ConnectionEvent::Peer { hello: Box::new(hello), reply }).await.is_err() {
         return;
     }
-    let answer = match answer.await {
-        Ok(Ok(process)) => CoordinatorMessage::Peer { process },
+    let (answer, mut until) = match answer.await {
+        Ok(Ok((process, until))) => (CoordinatorMessage::Peer { process }, until),
         Ok(Err(why)) => {
             if shared.log.admits_once("peer", peer.ip()) {
                 tracing::warn!(%peer, "a process at another endpoint is sent away: {why}");
@@ -390,7 +391,11 @@ async fn serve_peer(halves: Halves, mut buffer: BytesMut, hello: PeerHello, peer
     };
     tell(&mut writer, &answer).await;
     loop {
-        match read_message::<PeerMessage>(&mut reader, &mut buffer).await {
+        let read = tokio::select! {
+            read = read_message::<PeerMessage>(&mut reader, &mut buffer) => read,
+            _ = &mut until => return, // it has connected anew
+        };
+        match read {
             Ok(Some(message)) => {
                 if shared.events.send(ConnectionEvent::PeerSays { place, process, message }).await.is_err() {
                     return;

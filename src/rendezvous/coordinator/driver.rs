@@ -241,7 +241,7 @@ fn on_event(
         }
         ConnectionEvent::Peer { hello, reply } => {
             let answer = match part {
-                Some(part) => part.succession.admits(&hello),
+                Some(part) => part.admit(&hello),
                 None => Err(format!(
                     "this process was not given the list of endpoints {}: give all nodes the same --rdzv-endpoint",
                     tidy(&hello.endpoints.join(","))

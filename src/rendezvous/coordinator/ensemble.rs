@@ -26,6 +26,8 @@ const LEASE: Duration = Duration::from_secs(15);
 const LEASE_OF_OTHERS: Duration = Duration::from_millis(15_300);
 /// How often a voter asks for its lease.
 const ASKS_EVERY: Duration = Duration::from_secs(5);
+/// A process that has followed a leader for so long without being sent its record is not reached by that one.
+const BARRED_AFTER: Duration = Duration::from_secs(5);
 /// How often a process that knows of no leader asks the others.
 const LOOKS_EVERY: Duration = Duration::from_millis(250);
 
@@ -58,7 +60,7 @@ pub enum Command {
     Lead {
         /// The run as its former leader left it, if it had begun.
         snapshot: Option<Box<Snapshot>>,
-        /// That one's process is proven dead.
+        /// The process that led when that was recorded is proven dead.
         is_dead: bool,
     },
     /// What depends on the content of this version may be said.
@@ -89,6 +91,12 @@ pub struct Ensemble {
     replica: Replica<Content>,
     /// Whose record this process has been sent last.
     wrote: Option<NodeId>,
+    /// Processes that are proven dead, at most one for each endpoint: whether that matters may show later.
+    dead: BTreeMap<usize, NodeId>,
+    /// Since when this process has followed `hint`. Until it has a record, it cannot know what was decided.
+    hinted_at: Option<Instant>,
+    /// It has followed a leader for long without being sent a record. So it begins no history of its own.
+    is_barred: bool,
     /// The last one that this process writes or has written, as leader, and to whom.
     content: Content,
     voters: Voters,
@@ -110,6 +118,9 @@ impl Ensemble {
             hint: None,
             replica: Replica::new(hello.process, LEASE_OF_OTHERS),
             wrote: None,
+            dead: BTreeMap::new(),
+            hinted_at: None,
+            is_barred: false,
             content: Content::default(),
             voters: Voters::default(),
             question: (0, now),
@@ -144,6 +155,11 @@ impl Ensemble {
     pub fn why_nobody(&self, now: Instant) -> String {
         if self.replica.held().is_some() {
             return "the process that led has ended, and its successor is not elected yet".to_owned();
+        }
+        if self.is_barred {
+            return "this process has followed a leader that could not connect to its endpoint, so it does not know what was decided; let the \
+                    listed nodes reach each other's ports"
+                .to_owned();
         }
         let name = |place: &usize| self.hello.endpoints.get(*place).map_or("?", String::as_str);
         match self.bootstrap.clone().decide(now) {
@@ -182,7 +198,7 @@ impl Ensemble {
     /// Record this run, as its leader. Returns the version of the content.
     pub fn record(&mut self, snapshot: Snapshot, now: Instant) -> u64 {
         let version = self.content.version.saturating_add(1);
-        self.content = Content { version, snapshot: Some(Box::new(snapshot)) };
+        self.content = Content { version, snapshot: Some(Box::new(snapshot)), by: Some(self.hello.process) };
         self.write(now);
         self.settle(now);
         version
@@ -204,6 +220,10 @@ impl Ensemble {
                 peer.is_up = true;
                 self.down.remove(&process);
                 before.into_iter().for_each(|before| _ = self.down.entry(before).or_insert(now));
+                if before.is_some() && self.hint == Some(place) {
+                    self.lose_hint(now);
+                }
+                self.replica.on_connected(process, now);
                 let message = match self.leads() {
                     true => PeerMessage::Leader(Answer::Leads),
                     false => PeerMessage::WhoLeads,
@@ -217,14 +237,13 @@ impl Ensemble {
                 let attempt = peer.attempt.unwrap_or_else(|| self.bootstrap.ask(place));
                 peer.process.into_iter().for_each(|process| _ = self.down.entry(process).or_insert(now));
                 self.bootstrap.on_seen(attempt, seen);
-                if self.hint == Some(place) && self.replica.held().is_none() {
-                    // It may have ended before it has sent this process the record. So this one begins anew.
-                    self.hint = None;
-                    self.bootstrap = Bootstrap::new(self.mine(), self.peers.len(), now);
+                if self.hint == Some(place) {
+                    self.lose_hint(now);
                 }
             }
             Link::Dead(process) => {
                 self.down.remove(&process);
+                self.dead.insert(place, process);
                 self.replica.on_dead(process, now);
             }
         }
@@ -247,7 +266,11 @@ impl Ensemble {
                     }
                     self.wrote = Some(record.stamp.ballot.node);
                 }
+                let may_matter = matches!(message, Message::Write(_) | Message::Ask(_));
                 self.replica.on_message(from, message, now);
+                if may_matter {
+                    self.dead.values().for_each(|process| self.replica.on_dead(*process, now));
+                }
             }
             PeerMessage::Question { number, follows } => {
                 check_ballot(follows)?;
@@ -358,12 +381,27 @@ impl Ensemble {
         }
     }
 
+    /// The leader that this process follows has gone. If it has sent no record, this process begins anew, unless it has followed for long: then
+    /// there is a record, which others hold.
+    fn lose_hint(&mut self, now: Instant) {
+        if self.replica.held().is_none() {
+            self.is_barred |= self.hinted_at.is_some_and(|since| now >= since + BARRED_AFTER);
+            (self.hint, self.hinted_at) = (None, None);
+            self.bootstrap = Bootstrap::new(self.mine(), self.peers.len(), now);
+        }
+    }
+
     /// Decide what follows from what has happened.
     fn settle(&mut self, now: Instant) {
         if self.looks() {
             match self.bootstrap.decide(now) {
                 Verdict::Wait { .. } => {}
-                Verdict::Follow(place) => (self.hint, self.asks_at) = (Some(place), now),
+                Verdict::Follow(place) => {
+                    (self.hint, self.asks_at) = (Some(place), now);
+                    self.hinted_at.get_or_insert(now);
+                }
+                // It has not told anybody so.
+                Verdict::Lead if self.is_barred => self.bootstrap = Bootstrap::new(self.mine(), self.peers.len(), now),
                 Verdict::Lead => {
                     self.replica = Replica::first(self.hello.process, LEASE_OF_OTHERS, self.content.clone(), now);
                     self.commands.push(Command::Lead { snapshot: None, is_dead: false });
@@ -389,7 +427,7 @@ impl Ensemble {
                 }
             }
             Action::Lead(content) => {
-                let is_dead = self.wrote.is_some_and(|before| self.replica.is_dead(before));
+                let is_dead = content.by.is_some_and(|by| self.replica.is_dead(by));
                 self.content = content.clone();
                 self.commands.push(Command::Lead { snapshot: content.snapshot, is_dead });
                 self.lead(now);

@@ -3,15 +3,17 @@
 //! Each process sends over the connection that it has opened, and reads what others send over theirs. While one is broken it is opened
 //! anew all the time: a process that is started again is found at once, and a port that is refused proves that its process has ended.
 
+use std::collections::HashMap;
+use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::BytesMut;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::sync::mpsc;
+use tokio::sync::{Notify, mpsc, oneshot};
 use tokio::task::AbortHandle;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, timeout};
 
 use super::connections::ConnectionEvent;
 use super::ensemble::{Link, PeerMessage};
@@ -35,13 +37,17 @@ const AT_FIRST: (Duration, Duration) = (Duration::from_millis(10), Duration::fro
 /// How often it is tried then.
 const EVERY: Duration = Duration::from_millis(250);
 /// How long it is tried at the address where the process was, and not by its name.
-const SAME_FOR: Duration = Duration::from_secs(10);
+const SAME_FOR: Duration = Duration::from_secs(20);
 
 /// This process's part among those at the endpoints of a list.
 pub(super) struct Part {
     pub succession: Succession,
     outboxes: Vec<mpsc::Sender<BytesMut>>,
     tasks: Vec<AbortHandle>,
+    /// For each endpoint: that its process has come, so that it is connected to at once.
+    came: Vec<Arc<Notify>>,
+    /// For each endpoint: held open as long as its last connection counts.
+    incoming: HashMap<usize, oneshot::Sender<Infallible>>,
 }
 
 impl Part {
@@ -52,10 +58,11 @@ impl Part {
         events: &mpsc::Sender<ConnectionEvent>,
         log: &Arc<BoundedLog>,
     ) -> Self {
-        let (mut outboxes, mut tasks) = (Vec::new(), Vec::new());
+        let (mut outboxes, mut tasks, mut came) = (Vec::new(), Vec::new(), Vec::new());
         for (place, endpoint) in hello.endpoints.iter().enumerate() {
             let (outbox, outgoing) = mpsc::channel(UNSENT);
             outboxes.push(outbox);
+            came.push(Arc::new(Notify::new()));
             if place != hello.place as usize {
                 let other = Other {
                     place,
@@ -64,11 +71,26 @@ impl Part {
                     protection: protection.cloned(),
                     events: events.clone(),
                     log: Arc::clone(log),
+                    came: came.last().cloned().unwrap_or_default(),
                 };
                 tasks.push(tokio::spawn(other.keep(outgoing)).abort_handle());
             }
         }
-        Self { succession: Succession::new(hello, std::time::Instant::now()), outboxes, tasks }
+        let succession = Succession::new(hello, std::time::Instant::now());
+        Self { succession, outboxes, tasks, came, incoming: HashMap::new() }
+    }
+
+    /// A process introduces itself. Returns which one is here, and until when its connection counts: until it connects anew.
+    ///
+    /// # Errors
+    /// It has no part in this list.
+    pub fn admit(&mut self, hello: &PeerHello) -> Result<(NodeId, oneshot::Receiver<Infallible>), String> {
+        let process = self.succession.admits(hello)?;
+        let place = hello.place as usize;
+        let (counts, until) = oneshot::channel();
+        self.incoming.insert(place, counts);
+        self.came.get(place).into_iter().for_each(|came| came.notify_one());
+        Ok((process, until))
     }
 
     /// What the coordinator is to do now. Sends what the other processes are to know.
@@ -108,6 +130,7 @@ struct Other {
     protection: Option<Arc<Protection>>,
     events: mpsc::Sender<ConnectionEvent>,
     log: Arc<BoundedLog>,
+    came: Arc<Notify>,
 }
 
 impl Other {
@@ -142,7 +165,7 @@ impl Other {
                 self.tell(Link::Dead(process)).await;
             }
             let is_fresh = same.is_some() && ended.elapsed() < AT_FIRST.1;
-            sleep(if is_fresh { AT_FIRST.0 } else { EVERY }).await;
+            let _ = timeout(if is_fresh { AT_FIRST.0 } else { EVERY }, self.came.notified()).await;
         }
     }
 
@@ -156,7 +179,7 @@ impl Other {
         let (host, port) = host_and_port(&self.endpoint).ok_or(Link::Down)?;
         let secured = self.protection.clone().map(|protection| (protection, self.hello.run_id.clone()));
         let dialled = dial(host.to_owned(), port, at, None, secured).await;
-        let dialled = dialled.map_err(|error| if error.refused { Link::Refused } else { Link::Down })?;
+        let dialled = dialled.map_err(|error| if error.absent { Link::Refused } else { Link::Down })?;
         let (mut halves, at) = (dialled.link, dialled.peer.ok_or(Link::Down)?);
         let mut outgoing = BytesMut::new();
         codec::encode_preamble(&mut outgoing);

@@ -169,9 +169,15 @@ impl Succession {
             }
             Do::Over => {
                 todo.changed = true;
-                // Nobody has heard it, and the successor may decide otherwise.
-                self.held.clear();
-                machine.step_down(&self.redirect(now));
+                let message = self.redirect(now);
+                machine.step_down(&message);
+                // Nobody has heard the rest, and the successor may decide otherwise. The registry has let go of sessions that were to end.
+                for (_, command) in self.held.drain(..) {
+                    if let Command::End { session } = command {
+                        todo.commands.push(Command::Send { session, message: message.clone() });
+                        todo.commands.push(Command::End { session });
+                    }
+                }
             }
         }
     }

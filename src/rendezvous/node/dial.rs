@@ -21,8 +21,10 @@ const DIAL_TIMEOUT: Duration = Duration::from_secs(15);
 #[derive(Debug, PartialEq, Eq)]
 pub(in crate::rendezvous) struct DialError {
     pub text: String,
-    /// The host answered that no process listens.
+    /// The host answered that no process listens, or ended the connection at once.
     pub refused: bool,
+    /// Nobody listens at any of the addresses: all were refused, and none was reset, silent or unreachable.
+    pub absent: bool,
     /// Somebody accepted the connection, and is not proven to be the job's coordinator: or this node is not, to it.
     pub unproven: bool,
     /// This process has reached its limit on open files.
@@ -68,7 +70,13 @@ pub(in crate::rendezvous) async fn dial(
         }
         Err(error) => {
             let out_of_descriptors = matches!(&error, ResolveError::Failed { source, .. } if lacks_descriptors(source));
-            Err(DialError { text: error.to_string(), refused: false, unproven: false, out_of_descriptors })
+            Err(DialError {
+                text: error.to_string(),
+                refused: false,
+                absent: false,
+                unproven: false,
+                out_of_descriptors,
+            })
         }
     }
 }
@@ -88,8 +96,9 @@ async fn dial_any<L, O: Future<Output = Result<Dialled<L>, String>>>(
     let refused = met.iter().any(Met::is_refusal) && !met.iter().any(Met::is_silent);
     let out_of_descriptors =
         met.iter().any(|met| matches!(&met.obstacle, Obstacle::Failed(error) if lacks_descriptors(error)));
+    let absent = !met.is_empty() && met.iter().all(Met::is_absence);
     let unproven = met.iter().any(|met| matches!(met.obstacle, Obstacle::Unusable(_)));
-    Err(DialError { text: to_text(host, &met), refused, unproven, out_of_descriptors })
+    Err(DialError { text: to_text(host, &met), refused, absent, unproven, out_of_descriptors })
 }
 
 async fn dial_one(address: SocketAddr, source: Option<IpAddr>) -> io::Result<Dialled<TcpStream>> {
@@ -175,14 +184,27 @@ mod tests {
     async fn a_refusal_counts_unless_another_address_is_silent() {
         let (_, closed) = listener(8);
         let error = dial_any("name", &[closed], Some(LOCALHOST), deadline(), bare).await.unwrap_err();
-        assert!(error.refused && error.text.starts_with(&format!("{closed}: Connection refused")), "{error:?}");
+        assert!(
+            error.refused && error.absent && error.text.starts_with(&format!("{closed}: Connection refused")),
+            "{error:?}"
+        );
         let hole = black_hole(7);
         let soon = Instant::now() + Duration::from_millis(300);
         let error = dial_any("name", &[closed, hole.address], None, soon, bare).await.unwrap_err();
-        assert!(!error.refused && error.text.contains("no answer within"), "{error:?}");
+        assert!(!error.refused && !error.absent && error.text.contains("no answer within"), "{error:?}");
         let error = dial_any("name", &[], None, soon, bare).await.unwrap_err();
         assert_eq!((error.refused, error.text.as_str()), (false, "`name` has no address"));
         let error = dial("no-such-host.invalid".to_owned(), 1, None, None, None).await.unwrap_err();
         assert!(!error.refused && error.text.starts_with("cannot resolve `no-such-host.invalid`"), "{error:?}");
+    }
+
+    /// As of a server whose queue is full, or of a proxy without a server behind it.
+    #[test]
+    fn a_reset_does_not_prove_that_nobody_listens() {
+        let met =
+            |kind: io::ErrorKind| Met { address: ([127, 0, 0, 1], 1).into(), obstacle: Obstacle::Failed(kind.into()) };
+        let (refused, reset) = (met(io::ErrorKind::ConnectionRefused), met(io::ErrorKind::ConnectionReset));
+        assert!(refused.is_refusal() && refused.is_absence());
+        assert!(reset.is_refusal() && !reset.is_absence() && !met(io::ErrorKind::HostUnreachable).is_absence());
     }
 }

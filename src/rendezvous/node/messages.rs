@@ -111,7 +111,8 @@ impl NodeMachine {
         if let Some(hello_at) = self.link.on_welcome(self.hello.settings.keep_alive_interval) {
             self.renew_by_answer(hello_at, now);
         }
-        self.lease.on_welcome(hosted);
+        // With a list another process may decide while this one stands still.
+        self.lease.on_welcome(hosted && !self.link.has_list());
         (self.view.hosted, self.view.in_place) = (hosted, self.changes_in_place());
         (self.view.addr, self.view.stopped) = (Some(addr), None);
         if let Some(since) = self.view.out_of_reach_since.take() {

@@ -102,6 +102,14 @@ impl<C: Clone> Leader<C> {
         }
     }
 
+    /// What was sent to this process before may be lost: send it what is being written, if it lacks that.
+    pub fn repeat(&mut self, node: NodeId) {
+        let Some((record, holders)) = self.writing.as_ref().filter(|_| !self.is_over) else { return };
+        if record.all_voters().contains(&node) && !holders.contains(&node) {
+            self.effects.push(Effect::Write(node, record.clone()));
+        }
+    }
+
     /// Hand over.
     pub fn abdicate(&mut self) {
         if !mem::replace(&mut self.is_over, true) {

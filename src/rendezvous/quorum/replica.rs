@@ -197,6 +197,11 @@ impl<C: Clone> Replica<C> {
         self.follow(now);
     }
 
+    /// Messages reach a process again. What was sent before may be lost.
+    pub fn on_connected(&mut self, node: NodeId, now: Instant) {
+        self.lead(now, |leader| leader.repeat(node));
+    }
+
     /// A process has left for good, and its workers have ended. Its lease is over.
     pub fn on_left(&mut self, node: NodeId, now: Instant) {
         if let Part::Leads { read, .. } = &mut self.part {

@@ -43,7 +43,7 @@ impl Run {
             self.emit(Effect::End { session });
             return;
         }
-        if self.roster.is_empty() {
+        if self.roster.is_empty() && !self.parts().knows_settings() {
             self.adopt(&hello.settings);
         }
         if self.trace.is_blank() {
@@ -139,7 +139,8 @@ impl Run {
         let (addr, active, spare) = (node.addr(), node.status == Status::Active, self.parts().is_spare(node));
         let (new, at_coordinator) = (hello.placed.is_none() && !hello.joining && node.in_place, node.ends.is_some());
         let running = self.running().filter(|_| new);
-        let was_placed = hello.placed.is_some() && at_coordinator && !self.current.has_formed();
+        let formed_here = self.current.world().is_some_and(|world| world.master.is_some());
+        let was_placed = hello.placed.is_some() && at_coordinator && !formed_here;
         let wants_replay = was_placed && self.trace.asks(hello.node);
         let hosted = self.is_host(hello.node);
         self.send(session, CoordinatorMessage::Welcome { addr, hosted, running, wants_replay });
@@ -261,7 +262,7 @@ impl Run {
 
     /// Use a joining node's settings for the run, if no connected node waits or runs.
     pub(super) fn bind(&mut self, id: NodeId, settings: &Settings, now: Instant) {
-        if self.roster.counts().present == 0 {
+        if self.roster.counts().present == 0 && !self.parts().knows_settings() {
             self.admission.bind_to(id);
             self.apply_settings(settings, now);
         }

@@ -171,7 +171,13 @@ impl Parts<'_> {
     /// Whether the run's settings are fixed, so that other nodes must ask for the same: a connected node waits or runs, or a world
     /// that this coordinator formed is running.
     pub fn is_bound(self) -> bool {
-        self.roster.counts().present > 0 || (self.current.has_formed() && !self.roster.active().is_empty())
+        let runs = self.current.has_formed() && !self.roster.active().is_empty();
+        self.roster.counts().present > 0 || runs || self.knows_settings()
+    }
+
+    /// Whether this coordinator knows the settings of members that have time to come back to it. It got them from the one before.
+    pub fn knows_settings(self) -> bool {
+        self.current.has_formed() && self.recovery.awaits_members()
     }
 
     /// Whether the members stop their workers together, when they have to: none is notified to stop before.

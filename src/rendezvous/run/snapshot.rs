@@ -160,7 +160,10 @@ impl Run {
         run.hosts = Hosts::inherited(Arc::unwrap_or_clone(snapshot.hosts));
         if awaited.is_some() {
             run.recovery.await_members(Some(now + run.settings.lease()));
-            run.recovery.lose_host(host_rank.filter(|_| host_is_dead));
+            let dead = host_rank.filter(|_| host_is_dead);
+            run.recovery.lose_host(dead);
+            // Another successor must know it too.
+            dead.into_iter().for_each(|rank| run.recovery.on_left(rank));
             snapshot.left.into_iter().for_each(|rank| run.recovery.on_left(rank));
         }
         run.record_succession(awaited);

@@ -159,6 +159,8 @@ def test_nodes_with_different_lists_say_both(start: Start, endpoints: list[str])
         ("127.0.0.1:0,127.0.0.1:2", "", "the port of `127.0.0.1:0` is 0"),
         (",".join(f"h{number}:1" for number in range(8)), "", "the list has 8 endpoints, must have at most 7"),
         ("127.0.0.1:1,0.0.0.0:2", "", "which means all addresses"),
+        ("127.0.0.1:1,", "", "must have an endpoint before and after each comma"),
+        ("192.0.2.1:1,localhost:2", "", "the list has `localhost`, which is another machine on each machine"),
         ("127.0.0.1:1,127.0.0.1:2", ",is_host=1", "is_host is `True`, must be `False` or left out with a list"),
         ("127.0.0.1:1,127.0.0.1:2", ",proof=0", "proof is `False`, must be `True` or left out with a list"),
         ("127.0.0.1:1,127.0.0.1:2", ",on_partition=continue", "on_partition is `continue`, must be `stop`"),

@@ -146,6 +146,14 @@ fn of_two_the_one_that_is_left_leads() {
     assert!(led + known + formed < Duration::from_millis(2500), "{led:?}, {known:?}, {formed:?}: {:#?}", job.notes);
 }
 
+/// Its guards would keep workers for ever otherwise, if it is stopped after another one has begun to lead.
+#[test]
+fn the_node_of_the_leader_stops_its_workers_as_any_other() {
+    let job = formed(3);
+    assert!(job.agents[0].machine.view().hosted);
+    assert!(job.agents[0].machine.workers_until().is_some(), "its workers have a deadline");
+}
+
 #[test]
 fn nobody_leads_beside_one_that_is_cut_off() {
     let mut job = formed(3);

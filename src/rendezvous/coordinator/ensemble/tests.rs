@@ -119,3 +119,82 @@ fn messages_that_nobody_sends_are_errors() {
     }
     one.on_link(99, Link::Up(process(0)), now);
 }
+
+/// A process that follows the first one, and was sent no record.
+fn follower(count: usize, now: Instant) -> Ensemble {
+    let mut one = ensemble(1, count, now);
+    one.on_link(0, Link::Up(process(0)), now);
+    one.on_message(0, process(0), PeerMessage::Leader(Answer::Leads), now).unwrap();
+    assert_eq!(one.leader(), Some(0));
+    one
+}
+
+/// Nobody is at the other endpoints any more.
+fn lose_all(one: &mut Ensemble, at: Instant) {
+    one.on_link(0, Link::Down, at);
+    one.on_link(0, Link::Refused, at);
+    one.on_link(0, Link::Dead(process(0)), at);
+    (2..one.peers.len()).for_each(|place| one.on_link(place, Link::Refused, at));
+    one.on_tick(at + 4 * LOOKS_EVERY);
+}
+
+/// A leader that cannot connect to this process decides alone, and others may hold what it has decided.
+#[test]
+fn who_has_followed_for_long_without_a_record_begins_no_history_of_its_own() {
+    let now = Instant::now();
+    for (after, leads) in [(BARRED_AFTER - LOOKS_EVERY, true), (BARRED_AFTER, false)] {
+        let mut one = follower(3, now);
+        lose_all(&mut one, now + after);
+        assert_eq!(one.leads(), leads, "{after:?}");
+        let why = one.why_nobody(now + after);
+        assert_eq!(why.contains("could not connect to its endpoint"), !leads, "{why}");
+    }
+    // It follows whoever leads then.
+    let mut one = follower(3, now);
+    lose_all(&mut one, now + BARRED_AFTER);
+    one.on_message(2, process(2), PeerMessage::Leader(Answer::Leads), now + 2 * BARRED_AFTER).unwrap();
+    assert_eq!(one.leader(), Some(2));
+}
+
+fn written_by(leader: usize, voters: usize, content: Content<i64>) -> PeerMessage {
+    let stamp = Stamp { ballot: Ballot { number: leader as u64, node: process(leader) }, seq: 1 + leader as u64 };
+    PeerMessage::Quorum(Message::Write(Record {
+        stamp,
+        voters: (0..voters).map(process).collect(),
+        before: None,
+        content,
+    }))
+}
+
+#[test]
+fn a_proof_counts_also_for_a_record_that_comes_after_it() {
+    let now = Instant::now();
+    let mut one = follower(3, now);
+    one.on_link(0, Link::Down, now);
+    one.on_link(0, Link::Dead(process(0)), now);
+    one.on_message(0, process(0), written_by(0, 3, Content::default()), now).unwrap();
+    assert_eq!(one.leader(), None, "its leader is dead, so this process stands when it may");
+}
+
+/// The rank of the leader's own node is that of the process that recorded it, whoever has written the record again since.
+#[test]
+fn a_node_is_not_taken_for_dead_with_another_process() {
+    let now = Instant::now();
+    for (by, is_dead) in [(0, true), (2, false)] {
+        let mut one = ensemble(1, 2, now);
+        one.on_link(0, Link::Up(process(0)), now);
+        one.on_message(0, process(0), PeerMessage::Leader(Answer::Leads), now).unwrap();
+        let content = Content { version: 3, snapshot: None, by: Some(process(by)) };
+        one.on_message(0, process(0), written_by(0, 2, content), now).unwrap();
+        one.on_tick(now + ASKS_EVERY);
+        let number = one.question.0;
+        let stamp = Stamp { ballot: Ballot { number: 0, node: process(0) }, seq: 1 };
+        one.on_message(0, process(0), PeerMessage::Lease { number, stamp }, now).unwrap();
+        one.take_commands();
+        one.on_link(0, Link::Down, now);
+        one.on_link(0, Link::Dead(process(0)), now);
+        one.on_tick(now + ASKS_EVERY);
+        let leads = Command::Lead { snapshot: None, is_dead };
+        assert!(one.take_commands().contains(&leads), "recorded by {by}");
+    }
+}

@@ -4,6 +4,7 @@ use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 
+use crate::rendezvous::messages::ids::NodeId;
 use crate::rendezvous::messages::peer::MOST_ENDPOINTS;
 use crate::rendezvous::quorum::bootstrap::Answer;
 use crate::rendezvous::quorum::record::{Ballot, Record, Stamp};
@@ -21,11 +22,13 @@ pub struct Content<T = Instant> {
     pub(super) version: u64,
     /// The run. `None`: it had not begun.
     pub(super) snapshot: Option<Box<Snapshot<T>>>,
+    /// The process that led when it was made. Whoever has written it again since is another.
+    pub(super) by: Option<NodeId>,
 }
 
 impl<T> Default for Content<T> {
     fn default() -> Self {
-        Self { version: 0, snapshot: None }
+        Self { version: 0, snapshot: None, by: None }
     }
 }
 
@@ -59,6 +62,7 @@ pub(super) fn sent(message: Message<Content>, now: Instant) -> Message<Content<i
     let content = |content: Content| Content {
         version: content.version,
         snapshot: content.snapshot.map(|snapshot| Box::new(snapshot.to_wire(now))),
+        by: content.by,
     };
     match message {
         Message::Write(record) => Message::Write(record.map(content)),
@@ -78,11 +82,11 @@ pub(super) fn received(message: Message<Content<i64>>, now: Instant) -> Result<M
         if record.sets().any(|voters| voters.0.is_empty() || voters.0.len() > MOST_ENDPOINTS) {
             return Err(format!("a set of voters has none or more than {MOST_ENDPOINTS}"));
         }
-        let Content { version, snapshot } = &record.content;
-        let version = check_number(*version)?;
+        let Content { version, snapshot, by } = &record.content;
+        let (version, by) = (check_number(*version)?, *by);
         let snapshot = snapshot.as_ref().map(|it| (**it).clone().validated().and_then(|it| it.received(now)));
         let snapshot = snapshot.transpose()?.map(Box::new);
-        Ok(record.map(|_| Content { version, snapshot }))
+        Ok(record.map(|_| Content { version, snapshot, by }))
     };
     Ok(match message {
         Message::Write(it) => Message::Write(record(it)?),

@@ -222,8 +222,9 @@ fn a_successor_knows_all_that_its_predecessor_passes_on() {
     for (what, mut job) in situations() {
         let mut before = job.run.snapshot().to_wire(job.now);
         job.succeed(true, &[]);
-        // The successor's own node has not come yet.
-        before.host_rank = None;
+        // The successor's own node has not come yet, and that of the former host will not.
+        let gone = before.host_rank.take().filter(|_| before.closed.is_none());
+        before.left.extend(gone);
         assert_eq!(job.run.snapshot().to_wire(job.now), before, "{what}");
         job.pass(Duration::ZERO);
         let says = job.has_recorded("this coordinator has taken over from another one");
@@ -393,6 +394,37 @@ fn a_late_node_learns_how_the_job_ended() {
     job.greet(8, None);
     let Some(CoordinatorMessage::Over { verdict, ago }) = job.last(8) else { panic!("{:?}", job.last(8)) };
     assert_eq!((Some(verdict), *ago), (job.run.closed(), Some(4 * SECOND)));
+}
+
+/// Any of them would replace the settings of a run without nodes.
+#[test]
+fn a_node_that_asks_for_other_settings_is_refused_while_members_are_awaited() {
+    for joins in [false, true] {
+        let mut job = Job::formed(settings(2, 3), 3);
+        job.crash(2, failure(1, None, ""), &[1, 2, 3]);
+        let claims = job.succeed(false, &[1, 2, 3]);
+        let ours = std::mem::replace(&mut job.settings, Settings { max_restarts: Some(9), ..settings(1, 5) });
+        job.greet(9, None);
+        if joins {
+            job.join(9);
+        }
+        assert!(matches!(job.last(9), Some(CoordinatorMessage::Rejected { .. })), "{:?}", job.last(9));
+        job.settings = ours;
+        (1..).zip(claims).for_each(|(node, claim)| job.greet(node, Some(claim)));
+        assert!((1..=3).all(|node| matches!(job.last(node), Some(CoordinatorMessage::Status { waiting: 0, .. }))));
+        assert_eq!((job.run.restart(), job.run.snapshot().settings), (1, job.settings.clone()));
+    }
+}
+
+#[test]
+fn members_are_asked_for_what_they_have_recorded() {
+    let mut job = Job::formed(settings(2, 3), 3);
+    let claims = job.succeed(false, &[1, 2, 3]);
+    job.greet(2, Some(claims[1]));
+    let asked = |(_, message): &(SessionId, CoordinatorMessage)| {
+        matches!(message, CoordinatorMessage::Welcome { wants_replay: true, .. })
+    };
+    assert!(job.sent.iter().any(asked), "{:?}", job.sent);
 }
 
 mod wire;
