@@ -27,6 +27,8 @@ const HOLDER: u32 = !(WAITERS | OWNER_DIED);
 const RELEASED: u32 = HOLDER;
 /// So often is the word looked at in vain. A worker may change it, and wake the agent, without end.
 const LOOKS: usize = 64;
+/// To wake all who wait: the kernel counts in an `int`, and stops at one below zero after the first.
+const ALL: u32 = i32::MAX.cast_unsigned();
 /// `PF_EXITING` of the kernel's `sched.h`.
 const EXITING: u64 = 4;
 /// `PF_SIGNALED`: it is about to.
@@ -61,7 +63,7 @@ pub(super) unsafe fn hold(slot: NonNull<u8>) {
     }
     // The kernel wakes nobody if nobody is said to wait.
     word.fetch_or(WAITERS, Ordering::Release);
-    let _ = wake(word, Flags::empty(), u32::MAX);
+    let _ = wake(word, Flags::empty(), ALL);
 }
 
 /// Other C libraries have their word elsewhere.
@@ -149,7 +151,7 @@ impl Drop for Watch {
             own.then_some(RELEASED)
         };
         if word.fetch_update(Ordering::Release, Ordering::Relaxed, release).is_ok() {
-            let _ = wake(word, Flags::empty(), u32::MAX);
+            let _ = wake(word, Flags::empty(), ALL);
         }
     }
 }
@@ -332,14 +334,14 @@ mod tests {
             let (tell, told) = mpsc::channel();
             let _watch = worker.deaths.watch(0, worker.pid as u32, move |exit| tell.send(exit).unwrap());
             word.store(written, Ordering::Relaxed);
-            wake(word, Flags::empty(), u32::MAX).unwrap();
+            wake(word, Flags::empty(), ALL).unwrap();
             assert_eq!(told.recv().ok(), None, "{written:x}");
             word.store(worker.pid as u32 | WAITERS, Ordering::Relaxed);
         }
         let began = Instant::now();
         while worker.reported.try_recv() == Err(mpsc::TryRecvError::Empty) {
             assert!(began.elapsed() < LIMIT, "it is woken without end");
-            wake(word, Flags::empty(), u32::MAX).unwrap();
+            wake(word, Flags::empty(), ALL).unwrap();
         }
     }
 

@@ -33,6 +33,7 @@ pub struct Process {
 /// A node.
 pub struct Agent {
     id: NodeId,
+    pub place: usize,
     pub machine: NodeMachine,
     pub outcome: Option<Result<Placement, JoinError>>,
     /// The process to which it is connected, and its session there.
@@ -123,7 +124,7 @@ impl Job {
         let hello = Hello { process: number, hosts: true, ..Hello::new("job", id, name, self.settings.clone()) };
         let mut machine = NodeMachine::among(hello, &self.names, Duration::from_secs(60), self.now);
         machine.join(7, None, Some(JoinWorkers::new("trainer", 2)), Duration::from_secs(60), self.now);
-        self.agents.push(Agent { id, machine, outcome: None, connection: None, is_alive: true });
+        self.agents.push(Agent { id, place, machine, outcome: None, connection: None, is_alive: true });
         self.agents.len() - 1
     }
 
@@ -146,6 +147,10 @@ impl Job {
             self.agents[node].is_alive = false;
             self.disconnect(node);
         }
+    }
+
+    pub fn is_alive(&self, node: usize) -> bool {
+        self.agents[node].is_alive && !self.agents[node].machine.has_left()
     }
 
     fn node_of(&self, process: NodeId) -> Option<usize> {
@@ -190,7 +195,12 @@ impl Job {
         let others = processes.flat_map(|process| {
             [process.machine.next_deadline(), Some(process.succession.next_deadline()), Some(process.dial_at)]
         });
-        nodes.chain(queued).chain(others.flatten()).min().unwrap().max(self.now + Duration::from_micros(100))
+        nodes
+            .chain(queued)
+            .chain(others.flatten())
+            .min()
+            .unwrap_or(self.now + REDIAL)
+            .max(self.now + Duration::from_micros(100))
     }
 
     fn step(&mut self) {

@@ -1,6 +1,7 @@
 //! The process that leads a job ends, and another one of the list leads it from then on.
 
 mod ensemble;
+mod random;
 mod sockets;
 
 use std::time::Duration;
