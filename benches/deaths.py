@@ -128,7 +128,7 @@ def measured_of_agents(way: str, kills: int) -> list[float]:
     """Return the time from SIGKILL of an agent to SIGTERM in the other node's worker, in milliseconds."""
     found = []
     with tempfile.TemporaryDirectory(prefix="elastic_rs-") as name, job(folder := Path(name), AGENTS[way], 1) as both:
-        is_host = "--rdzv-conf=is_host={}"
+        is_host = "--rdzv-conf=rejoin_limit=0,is_host={}"
         both.start(2, is_host.format(1))
         for _ in range(kills):
             victim = both.start(3, is_host.format(0))

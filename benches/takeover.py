@@ -56,7 +56,7 @@ class Job:
         command = [
             *(sys.executable, "-m", "elastic_rs.run", f"--nnodes=1:{self.count}", "--rdzv-backend=rust-c10d"),
             *(f"--rdzv-endpoint={self.endpoint}", "--rdzv-id=job", f"--local-addr=127.0.0.{number + 2}"),
-            *("--rdzv-conf=last_call_timeout=1", str(self.script), str(self.pipe)),
+            *("--rdzv-conf=last_call_timeout=1,rejoin_limit=0", str(self.script), str(self.pipe)),
         ]
         with self.log(number).open("wb") as log:
             return subprocess.Popen(command, env={**os.environ, "ELASTIC_RS_LOG": "info"}, stdout=log, stderr=log)
