@@ -12,13 +12,12 @@ from __future__ import annotations
 import argparse
 import re
 import signal
-import socket
 import sys
 import time
 from pathlib import Path
 from typing import ClassVar
 
-from demo_nodes import Line, ShortDemo, present
+from demo_nodes import Line, ShortDemo, free_endpoint, present
 
 SCRIPT = Path(__file__).resolve().with_name("digits_elastic.py")
 NODES = {"A": "127.0.0.2", "B": "127.0.0.3", "C": "127.0.0.4"}
@@ -35,12 +34,7 @@ class Demo(ShortDemo):
 
     def __init__(self, args: argparse.Namespace, folder: Path) -> None:
         super().__init__(args, folder)
-        ports = []
-        for _ in NODES:
-            with socket.socket() as probe:
-                probe.bind(("127.0.0.1", 0))
-                ports.append(probe.getsockname()[1])
-        self.endpoint = ",".join(f"127.0.0.1:{port}" for port in ports)
+        self.endpoint = ",".join(free_endpoint() for _ in NODES)
         self.listens: set[str] = set()
         self.leaders: list[str] = []
         self.world = 0

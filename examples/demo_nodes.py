@@ -119,6 +119,13 @@ def stop(nodes: list[Node], marker: str, grace_s: float = 12.0) -> None:
         node.process.wait()
 
 
+def free_endpoint() -> str:
+    """Return an endpoint with a port that nobody has now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{probe.getsockname()[1]}"
+
+
 class DemoError(Exception):
     """The job did not do what the demo shows."""
 
@@ -143,9 +150,7 @@ class ShortDemo:
         self.marker = uuid.uuid4().hex
         self.nodes: dict[str, Node] = {}
         self.lines: queue.Queue[Line] = queue.Queue()
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.endpoint = f"127.0.0.1:{probe.getsockname()[1]}"
+        self.endpoint = free_endpoint()
 
     def run(self) -> None:
         """Show it."""

@@ -12,6 +12,7 @@ from typing import Any
 from elastic_rs import _elastic_rs
 from elastic_rs._observe._events import SCHEMA, Event, incarnation_of, parse, run_state, schema
 from elastic_rs._terminal import plain, warning_line
+from elastic_rs.rendezvous._config import endpoint_of
 from elastic_rs.rendezvous._protection import TLS_CERT, TOKEN_FILE, protection
 
 FILES = ("events.jsonl.1", "events.jsonl", "events-coordinator.jsonl.1", "events-coordinator.jsonl")
@@ -39,7 +40,7 @@ class Live:
             )
         self._run_id = run_id
         self._after = 0
-        self._where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        self._where = endpoint_of(host, port)
         try:
             self._observer = _elastic_rs.Observer.connect(
                 host, port, run_id=run_id, protection=secured, timeout_s=timeout_s

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 
 from elastic_rs._integration._plugin import with_agent
+from elastic_rs.rendezvous._config import endpoint_of
 from elastic_rs.rendezvous._handler import RustC10dRendezvousHandler
 from elastic_rs.rendezvous._launcher_handler import created
 
@@ -43,6 +44,6 @@ def create_static_handler(params: RendezvousParameters, *, host: str, port: int)
     else:
         config["timeout"] = timeout
     nodes = params.max_nodes  # as torchrun
-    endpoint = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    endpoint = endpoint_of(host, port)
     ours = RendezvousParameters("static", endpoint, params.run_id, nodes, nodes, local_addr=params.local_addr, **config)
     return with_agent(created(StaticRendezvousHandler, ours))

@@ -72,7 +72,7 @@ pub enum Command {
 /// Another process.
 #[derive(Clone, Debug, Default)]
 struct Peer {
-    /// That was there last.
+    /// The one that was there last.
     process: Option<NodeId>,
     is_up: bool,
     attempt: Option<Attempt>,
@@ -86,18 +86,16 @@ pub struct Ensemble {
     /// Since when processes that were there are not, unless they are proven dead.
     down: BTreeMap<NodeId, Instant>,
     bootstrap: Bootstrap<usize>,
-    /// Where the leader is, as others have said.
-    hint: Option<usize>,
+    /// Where the leader is, as others have said, and since when this process has followed it.
+    hint: Option<(usize, Instant)>,
     replica: Replica<Content>,
     /// Whose record this process has been sent last.
     wrote: Option<NodeId>,
     /// Processes that are proven dead, at most one for each endpoint: whether that matters may show later.
     dead: BTreeMap<usize, NodeId>,
-    /// Since when this process has followed `hint`. Until it has a record, it cannot know what was decided.
-    hinted_at: Option<Instant>,
     /// It has followed a leader for long without being sent a record. So it begins no history of its own.
     is_barred: bool,
-    /// The last one that this process writes or has written, as leader, and to whom.
+    /// The content that this process writes or has written last, as leader, and who votes on it.
     content: Content,
     voters: Voters,
     /// The last question for a lease, and when it was sent.
@@ -119,7 +117,6 @@ impl Ensemble {
             replica: Replica::new(hello.process, LEASE_OF_OTHERS),
             wrote: None,
             dead: BTreeMap::new(),
-            hinted_at: None,
             is_barred: false,
             content: Content::default(),
             voters: Voters::default(),
@@ -148,7 +145,7 @@ impl Ensemble {
         }
         let ballot = self.replica.promised();
         let follows = ballot.filter(|ballot| self.wrote == Some(ballot.node) && !self.replica.is_dead(ballot.node));
-        follows.map_or(self.hint, |ballot| self.place_of(ballot.node))
+        follows.map_or(self.hint.map(|(place, _)| place), |ballot| self.place_of(ballot.node))
     }
 
     /// Why nobody leads, in words.
@@ -195,13 +192,12 @@ impl Ensemble {
         }
     }
 
-    /// Record this run, as its leader. Returns the version of the content.
-    pub fn record(&mut self, snapshot: Snapshot, now: Instant) -> u64 {
+    /// Record this run, as its leader.
+    pub fn record(&mut self, snapshot: Snapshot, now: Instant) {
         let version = self.content.version.saturating_add(1);
         self.content = Content { version, snapshot: Some(Box::new(snapshot)), by: Some(self.hello.process) };
         self.write(now);
         self.settle(now);
-        version
     }
 
     /// Hand over, if this process leads.
@@ -220,8 +216,8 @@ impl Ensemble {
                 peer.is_up = true;
                 self.down.remove(&process);
                 before.into_iter().for_each(|before| _ = self.down.entry(before).or_insert(now));
-                if before.is_some() && self.hint == Some(place) {
-                    self.lose_hint(now);
+                if before.is_some() {
+                    self.lose_hint(place, now);
                 }
                 self.replica.on_connected(process, now);
                 let message = match self.leads() {
@@ -237,9 +233,7 @@ impl Ensemble {
                 let attempt = peer.attempt.unwrap_or_else(|| self.bootstrap.ask(place));
                 peer.process.into_iter().for_each(|process| _ = self.down.entry(process).or_insert(now));
                 self.bootstrap.on_seen(attempt, seen);
-                if self.hint == Some(place) {
-                    self.lose_hint(now);
-                }
+                self.lose_hint(place, now);
             }
             Link::Dead(process) => {
                 self.down.remove(&process);
@@ -381,12 +375,12 @@ impl Ensemble {
         }
     }
 
-    /// The leader that this process follows has gone. If it has sent no record, this process begins anew, unless it has followed for long: then
-    /// there is a record, which others hold.
-    fn lose_hint(&mut self, now: Instant) {
-        if self.replica.held().is_none() {
-            self.is_barred |= self.hinted_at.is_some_and(|since| now >= since + BARRED_AFTER);
-            (self.hint, self.hinted_at) = (None, None);
+    /// The process at this endpoint has gone. If this one follows it, and was sent no record by it, this one looks for a leader once more. It
+    /// does not lead itself if it has followed for long: then there is a record, which others hold.
+    fn lose_hint(&mut self, gone: usize, now: Instant) {
+        if let Some((_, since)) = self.hint.filter(|(place, _)| *place == gone && self.replica.held().is_none()) {
+            self.is_barred |= now >= since + BARRED_AFTER;
+            self.hint = None;
             self.bootstrap = Bootstrap::new(self.mine(), self.peers.len(), now);
         }
     }
@@ -396,10 +390,7 @@ impl Ensemble {
         if self.looks() {
             match self.bootstrap.decide(now) {
                 Verdict::Wait { .. } => {}
-                Verdict::Follow(place) => {
-                    (self.hint, self.asks_at) = (Some(place), now);
-                    self.hinted_at.get_or_insert(now);
-                }
+                Verdict::Follow(place) => (self.hint, self.asks_at) = (Some((place, now)), now),
                 // It has not told anybody so.
                 Verdict::Lead if self.is_barred => self.bootstrap = Bootstrap::new(self.mine(), self.peers.len(), now),
                 Verdict::Lead => {

@@ -7,7 +7,7 @@
 //! | [`hangs`] | a training that stands still: the judge, the looks that it asks for, what follows (pure) |
 //! | [`command`] | what that has its driver do |
 //! | [`ensemble`] | the processes at the endpoints of a list, of which one leads (pure) |
-//! | [`succession`] | what is said when, if a successor must know it before (pure) |
+//! | [`succession`] | holds back what the coordinator says until a successor would know it (pure) |
 //! | [`readers`] | who may read how a job does (pure) |
 //! | `driver`, `connections`, `writing` | timers and questions; sockets of nodes and observers (feature `io`) |
 //! | `peers` | the connections to the other processes of a list (feature `io`) |

@@ -21,8 +21,7 @@ pub struct Succession {
     ensemble: Ensemble,
     /// The snapshot that was recorded last.
     recorded: Option<Snapshot>,
-    /// The version of the last content, and of the last one that is chosen.
-    version: u64,
+    /// The version of the last content that is chosen.
     chosen: u64,
     /// What is to be done once the content of a version is chosen, the first first.
     held: VecDeque<(u64, Command)>,
@@ -43,7 +42,7 @@ impl Succession {
     /// The part of the process that introduces itself so.
     pub fn new(hello: PeerHello, now: Instant) -> Self {
         let ensemble = Ensemble::new(hello, now);
-        Self { ensemble, recorded: None, version: 0, chosen: 0, held: VecDeque::new() }
+        Self { ensemble, recorded: None, chosen: 0, held: VecDeque::new() }
     }
 
     /// How this process introduces itself.
@@ -114,7 +113,7 @@ impl Succession {
                 for command in commands {
                     match self.may_pass(&command) {
                         true => todo.commands.push(command),
-                        false => self.held.push_back((self.version, command)),
+                        false => self.held.push_back((self.ensemble.version(), command)),
                     }
                 }
             } else {
@@ -150,7 +149,7 @@ impl Succession {
         let Some(run) = machine.run(&self.hello().run_id) else { return };
         let snapshot = run.snapshot();
         if self.recorded.as_ref() != Some(&snapshot) {
-            self.version = self.ensemble.record(snapshot.clone(), now);
+            self.ensemble.record(snapshot.clone(), now);
             self.recorded = Some(snapshot);
         }
     }
@@ -161,7 +160,7 @@ impl Succession {
             Do::Chosen(version) => self.chosen = self.chosen.max(version),
             Do::Lead { snapshot, is_dead } => {
                 todo.changed = true;
-                (self.recorded, self.version) = (None, self.ensemble.version());
+                self.recorded = None;
                 if let Some(snapshot) = snapshot {
                     self.recorded = Some((*snapshot).clone());
                     machine.take_over(&self.ensemble.hello().run_id, *snapshot, is_dead, now);

@@ -1,4 +1,4 @@
-//! The same over real sockets: two endpoint servers of a list, honest nodes, observers, and strangers.
+//! The same over real sockets: two endpoint servers of a list, honest nodes, observers, and hostile peers.
 
 use std::net::TcpListener;
 use std::time::Duration;
@@ -119,7 +119,7 @@ async fn nodes_and_observers_find_the_leader_from_any_endpoint_also_the_next_one
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn strangers_are_sent_away_and_disturb_nobody() {
+async fn hostile_peers_are_sent_away_and_disturb_nobody() {
     let ports = ports(2);
     let (first, _second) = (serve(&ports, 0), serve(&ports, 1));
     let (one, other) = (node(&ports, 11, 2), node(&ports, 12, 2));

@@ -15,7 +15,7 @@ use crate::rendezvous::run::snapshot::Snapshot;
 /// Numbers from another process that are higher are not believed: nobody counts so far.
 const LARGEST_NUMBER: u64 = 1 << 62;
 
-/// What is recorded.
+/// What a leader has the voters record.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Content<T = Instant> {
     /// Counts the contents.
@@ -82,11 +82,9 @@ pub(super) fn received(message: Message<Content<i64>>, now: Instant) -> Result<M
         if record.sets().any(|voters| voters.0.is_empty() || voters.0.len() > MOST_ENDPOINTS) {
             return Err(format!("a set of voters has none or more than {MOST_ENDPOINTS}"));
         }
-        let Content { version, snapshot, by } = &record.content;
-        let (version, by) = (check_number(*version)?, *by);
-        let snapshot = snapshot.as_ref().map(|it| (**it).clone().validated().and_then(|it| it.received(now)));
-        let snapshot = snapshot.transpose()?.map(Box::new);
-        Ok(record.map(|_| Content { version, snapshot, by }))
+        let Record { stamp, voters, before, content: Content { version, snapshot, by } } = record;
+        let snapshot = snapshot.map(|it| it.validated().and_then(|it| it.received(now))).transpose()?.map(Box::new);
+        Ok(Record { stamp, voters, before, content: Content { version: check_number(version)?, snapshot, by } })
     };
     Ok(match message {
         Message::Write(it) => Message::Write(record(it)?),
