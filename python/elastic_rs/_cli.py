@@ -20,7 +20,7 @@ from elastic_rs._logging import show_logs
 from elastic_rs._observe import _commands
 from elastic_rs._terminal import error_line
 from elastic_rs._version import ShowVersion
-from elastic_rs.rendezvous._config import DEFAULT_PORT
+from elastic_rs.rendezvous._config import DEFAULT_PORT, config_of, parse_endpoints
 from elastic_rs.rendezvous._protection import TLS_CERT, TOKEN_FILE, certificates, protection
 
 LEVELS = ("debug", "info", "warning", "error")
@@ -90,8 +90,15 @@ def _parser() -> argparse.ArgumentParser:
     )
     serve.add_argument("--host", help="name or address to listen on (default: all addresses of this machine)")
     serve.add_argument(
-        "--port", type=_port, default=DEFAULT_PORT, help="0 lets the system choose (default: %(default)s)"
+        "--port", type=_port, help=f"0 lets the system choose (default: {DEFAULT_PORT})"
     )
+    serve.add_argument(
+        "--rdzv-endpoint",
+        metavar="LIST",
+        help="be the process at one of the endpoints of this job's list, HOST:PORT,HOST:PORT,…: listen there, lead the "
+        "job if it is the first of them, and vote on who does; with --run-id, without --host and --port",
+    )
+    serve.add_argument("--run-id", metavar="ID", help="the job of --rdzv-endpoint, which is its --rdzv-id")
     serve.add_argument(
         "--drain-timeout",
         type=_seconds,
@@ -157,12 +164,19 @@ def _serve(args: argparse.Namespace) -> int:
     show_logs(args.log_level.upper())
     limits = _elastic_rs.StoreLimits(**{name: getattr(args, name) for name, *_ in _elastic_rs.StoreLimits.table()})
     try:
-        host = _elastic_rs.EndpointServer.listen(args.host, args.port, limits=limits, protection=protected)
+        if args.rdzv_endpoint is None:
+            port = DEFAULT_PORT if args.port is None else args.port
+            host = _elastic_rs.EndpointServer.listen(args.host, port, limits=limits, protection=protected)
+            serve_pages(host)
+            warn_if_open(host, protected)
+        else:
+            host = _listed(args, protected)
+    except ValueError as error:
+        print(error_line("elastic-rs", str(error)), file=sys.stderr)
+        return Serve.NOT_VALID
     except OSError as error:
         print(error_line("elastic-rs", error.strerror or str(error)), file=sys.stderr)
         return Serve.CANNOT_LISTEN
-    serve_pages(host)
-    warn_if_open(host, protected)
     if protected is not None:
         _say(f"sessions are protected by {protected.text}; there is no store for c10d clients")
     print(f"listening on {', '.join(host.addresses)}", flush=True)
@@ -170,6 +184,10 @@ def _serve(args: argparse.Namespace) -> int:
     if received is None:
         print(error_line("elastic-rs", "the server has ended by itself: this is a bug"), file=sys.stderr)
         return Serve.ENDED_BY_ITSELF
+    if args.rdzv_endpoint is not None:
+        host.stop()  # another process of the list leads, if this one did: nobody has to go
+        _say(f"{received.name}: ended")
+        return Serve.ENDED_AS_ASKED
     sessions, clients = host.users
     _say(f"{received.name}: waiting for {sessions} nodes and {clients} clients to go")
     since = time.monotonic()
@@ -189,6 +207,30 @@ def _serve(args: argparse.Namespace) -> int:
     host.stop()
     _say("ended")
     return Serve.ENDED_AS_ASKED
+
+
+def _listed(args: argparse.Namespace, protected: _elastic_rs.Protection | None) -> _elastic_rs.EndpointServer:
+    """Become the process at one of the endpoints of a list.
+
+    Raises:
+        OSError: none of them is this machine's, or another process listens there.
+        ValueError: it is no list, or other flags have no meaning with it.
+    """
+    if args.run_id is None:
+        raise ValueError("--rdzv-endpoint needs --run-id: a list of endpoints is one job's")
+    for flag in ("host", "port", "master_token_file"):
+        if getattr(args, flag) is not None:
+            raise ValueError(f"--{flag.replace('_', '-')} must not be given with --rdzv-endpoint: the list is one job's")
+    from elastic_rs.rendezvous._node import claim
+
+    config = config_of({})
+    endpoints = parse_endpoints(args.rdzv_endpoint, None, config)
+    if len(endpoints) == 1:
+        raise ValueError(f"--rdzv-endpoint is `{args.rdzv_endpoint}`, must be a list: for one endpoint, give --port")
+    host, why = claim(endpoints, args.run_id, config, protected, uses_store=False)
+    if host is None:
+        raise OSError(0, f"no endpoint of the list can be listened on: {why}")
+    return host
 
 
 def _first_signal(host: _elastic_rs.EndpointServer) -> signal.Signals | None:

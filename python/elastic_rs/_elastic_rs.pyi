@@ -442,16 +442,16 @@ class DriverOptions:
     """
     The options of a driver. Times are in seconds.
     """
-    def __new__(self, /, min_slots: SupportsIndex, fixed: bool, detach: bool, start_timeout_s: SupportsFloat | SupportsIndex, elastic_timeout_s: SupportsFloat | SupportsIndex, discovery_timeout_s: SupportsFloat | SupportsIndex, grace_s: SupportsFloat | SupportsIndex, passed_on: SupportsGetItem[int, SupportsIndex], host_failures: SupportsIndex, window_s: SupportsFloat | SupportsIndex, cooldown_s: tuple[SupportsFloat | SupportsIndex, SupportsFloat | SupportsIndex] | None, ssh: SupportsGetItem[int, str], remote_python: str, python: str, program: SupportsGetItem[int, str], job: str, port: SupportsIndex, run_id: str) -> DriverOptions: ...
+    def __new__(self, /, min_slots: SupportsIndex, fixed: bool, detach: SupportsIndex | None, start_timeout_s: SupportsFloat | SupportsIndex, elastic_timeout_s: SupportsFloat | SupportsIndex, discovery_timeout_s: SupportsFloat | SupportsIndex, grace_s: SupportsFloat | SupportsIndex, passed_on: SupportsGetItem[int, SupportsIndex], host_failures: SupportsIndex, window_s: SupportsFloat | SupportsIndex, cooldown_s: tuple[SupportsFloat | SupportsIndex, SupportsFloat | SupportsIndex] | None, ssh: SupportsGetItem[int, str], remote_python: str, python: str, program: SupportsGetItem[int, str], job: str, port: SupportsIndex, run_id: str) -> DriverOptions: ...
     @property
     def cooldown_s(self, /) -> tuple[float, float] | None:
         """
         The shortest and the longest time that a host is kept out; None: for the job.
         """
     @property
-    def detach(self, /) -> bool:
+    def detach(self, /) -> int | None:
         """
-        Agents run on without the driver, which ends when all are started.
+        Agents run on without the driver, which ends when all are started. They meet at so many of the first hosts.
         """
     @property
     def discovery_timeout_s(self, /) -> float:

@@ -147,8 +147,9 @@ def _endpoint(own: dict[str, Any], job: dict[str, Any]) -> str:
 
 
 def command_line(own: dict[str, Any], job: dict[str, Any], endpoint: str) -> list[str]:
-    is_host = int(own["hosts_coordinator"])
-    conf = f"{job['conf']},host_name={own['host']},node_rank={own['age']},is_host={is_host}"
+    # Of a list each agent finds out itself whether one of the endpoints is its own.
+    is_host = "" if "," in endpoint else f",is_host={int(own['hosts_coordinator'])}"
+    conf = f"{job['conf']},host_name={own['host']},node_rank={own['age']}{is_host}"
     ours = [f"--nproc-per-node={own['slots']}", f"--rdzv-endpoint={endpoint}", f"--rdzv-conf={conf}"]
     # The parser takes a `--` before the script, or else one that follows it at once, for its own.
     script = job["script"]

@@ -31,8 +31,9 @@ pub struct Rules {
     pub min_slots: u32,
     /// The list of hosts cannot change.
     pub fixed: bool,
-    /// Agents run on without the driver, which ends when all are started.
-    pub detach: bool,
+    /// Agents run on without the driver, which ends when all are started. They meet at so many of the first hosts: if it is one, its agent
+    /// hosts the coordinator; of several one leads.
+    pub detach: Option<usize>,
     /// Limit from an agent's start to its report that it runs.
     pub start_timeout: Duration,
     /// How long the running agents together may have fewer than `min_slots`.
@@ -71,7 +72,7 @@ pub enum Command {
         /// The host's number by age, which gives the order of ranks.
         age: u64,
         /// Whether the agent hosts the coordinator: the one on the first host of the first list, if the agents run on without the
-        /// driver.
+        /// driver, and meet there.
         hosts_coordinator: bool,
     },
     /// Send an agent a request.
@@ -138,8 +139,8 @@ pub enum Verdict {
 pub struct Driver {
     rules: Rules,
     manager: HostManager,
-    /// The first host of the first list. With [`Rules::detach`] its agent hosts the coordinator.
-    first_host: Option<String>,
+    /// The first hosts of the first list, where agents meet that run on without the driver.
+    meeting: Vec<String>,
     agents: BTreeMap<AgentId, Agent>,
     /// The hosts on which agents were started. Those of hosts that are gone are dropped when they are too many. What else is known of a
     /// host is in the manager's book.
@@ -217,7 +218,7 @@ impl Driver {
         Self {
             manager: HostManager::new(rules.cooldown),
             rules,
-            first_host: None,
+            meeting: Vec::new(),
             agents: BTreeMap::new(),
             states: BTreeMap::new(),
             next_agent: 0,
@@ -241,8 +242,9 @@ impl Driver {
             self.log(false, "host discovery works again".to_owned());
         }
         self.discovery.answered = true;
-        if self.first_host.is_none() {
-            self.first_host = found.first().map(|host| host.name.clone());
+        if self.meeting.is_empty() {
+            let hosts = found.iter().take(self.rules.detach.unwrap_or(0));
+            self.meeting = hosts.map(|host| host.name.clone()).collect();
         }
         let update = self.manager.update(found, now);
         let mut changes: Vec<String> = update.added.iter().map(|name| format!("`{name}` is new")).collect();

@@ -23,11 +23,12 @@ use crate::net::local::is_own_name;
 use crate::net::same_user::SameUser;
 use crate::rendezvous::coordinator::driver::{Question, asker_of};
 use crate::rendezvous::coordinator::readers::{Asker, Readers};
+use crate::rendezvous::messages::message::CoordinatorMessage;
 use crate::secure::Protection;
 use crate::secure::refusals::{Kind, Refusals};
 use crate::store::protocol::http::{REQUEST_BYTES, Request, host_name, is_address_or_localhost};
 use crate::store::server::{Cause, Controller, Stats, Upgraded};
-use crate::wire::text::validate_run_id;
+use crate::wire::text::{plain, validate_run_id};
 
 use super::page::{NoPage, Pages, Which};
 
@@ -140,13 +141,20 @@ struct Answer(&'static str, &'static str, String);
 impl Answer {
     /// Headers for this type of content and this status.
     fn headers(&self) -> String {
-        let Self(status, kind, _) = self;
+        let Self(status, kind, content) = self;
         let policy = if *kind == HTML { PAGE_POLICY } else { NO_POLICY };
-        let again = if status.starts_with("503") { "Retry-After: 2\r\n" } else { "" };
-        format!("Content-Security-Policy: {policy}\r\n{again}")
+        let more = match *status {
+            UNAVAILABLE => "Retry-After: 2\r\n".to_owned(),
+            ELSEWHERE => format!("Location: {}\r\n", content.trim_end()),
+            _ => String::new(),
+        };
+        format!("Content-Security-Policy: {policy}\r\n{more}")
     }
 }
 
+const UNAVAILABLE: &str = "503 Service Unavailable";
+/// The content is the address where the same is found.
+const ELSEWHERE: &str = "307 Temporary Redirect";
 const TEXT: &str = "text/plain; charset=utf-8";
 const HTML: &str = "text/html; charset=utf-8";
 /// What a page may load: nothing. The page itself narrows the styles to its own, by their hash.
@@ -211,21 +219,20 @@ async fn exchange(mut stream: TcpStream, mut bytes: BytesMut, ends: Ends, source
 type Ends = (SocketAddr, SocketAddr);
 
 async fn respond(request: &Request, ends: Ends, sources: &Sources) -> Answer {
-    let forbidden = |why: String| Answer("403 Forbidden", TEXT, format!("{why}\n"));
     match request.path.as_str() {
         "/healthz" => health(sources, false).await,
         "/readyz" => health(sources, true).await,
         "/metrics" => match refusal(request, ends, sources, (sources.visible.metrics, None, METRICS_ELSEWHERE)).await {
-            Some(why) => forbidden(why),
-            None => metrics(sources).await,
+            Err(answer) => answer,
+            Ok(()) => metrics(sources).await,
         },
         "/" => match which(request) {
             Err(why) => Answer("400 Bad Request", TEXT, why),
             Ok(which) => {
                 let what = (sources.visible.page, which.run.clone(), PAGE_ELSEWHERE);
                 match refusal(request, ends, sources, what).await {
-                    Some(why) => forbidden(why),
-                    None => page(which, sources).await,
+                    Err(answer) => answer,
+                    Ok(()) => page(which, sources).await,
                 }
             }
         },
@@ -239,27 +246,43 @@ const METRICS_ELSEWHERE: &str = "this coordinator is protected, and HTTP has no 
 const PAGE_ELSEWHERE: &str = "this coordinator is protected, and HTTP has no authentication; `elastic-rs page ENDPOINT -o job.html` \
                               makes the page for those who have the token or a certificate";
 
-/// Why this request of a peer is not answered with data: of this run, or of all.
+/// What a peer gets if its request is not answered with data, of this run or of all: why not, or where it is answered.
 async fn refusal(
     request: &Request,
     (local, peer): Ends,
     sources: &Sources,
-    (readers, run, elsewhere): (Readers, Option<String>, &str),
-) -> Option<String> {
+    (readers, run, protected): (Readers, Option<String>, &str),
+) -> Result<(), Answer> {
+    let forbidden = |why: String| Err(Answer("403 Forbidden", TEXT, format!("{why}\n")));
+    let ended = || Answer(UNAVAILABLE, TEXT, "the coordinator has ended\n".to_owned());
     if readers == Readers::Nobody {
-        return Some(elsewhere.to_owned());
+        return forbidden(protected.to_owned());
     }
     if let Some(why) = misnamed(request, peer.ip().to_canonical(), readers, sources.name.as_deref()) {
-        return Some(why);
+        return forbidden(why);
+    }
+    // The process that leads knows who may read.
+    if let Some(elsewhere) = ask(sources, Question::Elsewhere).await.ok_or_else(ended)? {
+        return Err(redirection(elsewhere, request));
     }
     let asker = match &sources.same_user {
-        _ if readers == Readers::All => return None,
+        _ if readers == Readers::All => return Ok(()),
         Some(same_user) => asker_of(same_user, local, peer),
         None => Asker::Elsewhere(peer.ip().to_canonical()),
     };
-    ask(sources, |reply| Question::MayRead { asker, readers, run, reply })
-        .await
-        .unwrap_or_else(|| Some("the coordinator has ended".to_owned()))
+    let why = ask(sources, |reply| Question::MayRead { asker, readers, run, reply }).await.ok_or_else(ended)?;
+    why.map_or(Ok(()), forbidden)
+}
+
+/// Sends the reader to the process that leads.
+fn redirection(elsewhere: CoordinatorMessage, request: &Request) -> Answer {
+    match elsewhere {
+        CoordinatorMessage::Redirect { endpoint: Some(endpoint), .. } => {
+            Answer(ELSEWHERE, TEXT, format!("http://{endpoint}{}\n", request.target()))
+        }
+        CoordinatorMessage::Redirect { endpoint: None, why } => Answer(UNAVAILABLE, TEXT, format!("{}\n", plain(why))),
+        _ => Answer("404 Not Found", TEXT, "this process does not lead the job\n".to_owned()),
+    }
 }
 
 /// Why the `Host` header cannot be this machine's.
@@ -308,11 +331,11 @@ async fn health(sources: &Sources, ready: bool) -> Answer {
     match timeout(TURN, is_ready(sources)).await {
         Ok(Some(true)) => Answer("200 OK", TEXT, "ok\n".to_owned()),
         Ok(Some(false)) if !ready => Answer("200 OK", TEXT, "ok\n".to_owned()),
-        Ok(Some(false)) => Answer("503 Service Unavailable", TEXT, "this coordinator's process ends\n".to_owned()),
-        Ok(None) => Answer("503 Service Unavailable", TEXT, "the coordinator has ended\n".to_owned()),
+        Ok(Some(false)) => Answer(UNAVAILABLE, TEXT, "this coordinator's process ends\n".to_owned()),
+        Ok(None) => Answer(UNAVAILABLE, TEXT, "the coordinator has ended\n".to_owned()),
         Err(_) => {
             let why = format!("the coordinator did not respond within {TURN:?}\n");
-            Answer("503 Service Unavailable", TEXT, why)
+            Answer(UNAVAILABLE, TEXT, why)
         }
     }
 }
@@ -343,7 +366,7 @@ async fn page(which: Which, sources: &Sources) -> Answer {
             Answer("404 Not Found", TEXT, why.to_owned())
         }
         Err(NoPage::Busy) => Answer(
-            "503 Service Unavailable",
+            UNAVAILABLE,
             TEXT,
             "others wait for the page, or Python is busy; try again\n".to_owned(),
         ),
@@ -357,7 +380,7 @@ async fn page(which: Which, sources: &Sources) -> Answer {
 async fn metrics(sources: &Sources) -> Answer {
     let _turn = sources.metrics.lock().await;
     let Some(mut out) = ask(sources, Question::Metrics).await else {
-        return Answer("503 Service Unavailable", TEXT, "the coordinator has ended\n".to_owned());
+        return Answer(UNAVAILABLE, TEXT, "the coordinator has ended\n".to_owned());
     };
     let stats = sources.store.stats();
     for (family, value) in [

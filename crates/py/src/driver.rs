@@ -36,8 +36,8 @@ pub struct DriverOptions {
     pub min_slots: u32,
     /// The list of hosts cannot change.
     pub fixed: bool,
-    /// Agents run on without the driver, which ends when all are started.
-    pub detach: bool,
+    /// Agents run on without the driver, which ends when all are started. They meet at so many of the first hosts.
+    pub detach: Option<usize>,
     /// How long an agent may take to report that it runs.
     pub start_timeout_s: f64,
     /// How long the agents that run may have fewer than ``min_slots``.

@@ -6,7 +6,6 @@ What only one of them needs is imported by it: half of the time of ``status`` ar
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 import gc
 import io
@@ -187,10 +186,7 @@ def live(args: argparse.Namespace) -> _source.Live:
     endpoints = [parse_endpoint(one, DEFAULT_PORT) for one in args.endpoint.split(",")]
     if any(port == 0 for _, port in endpoints):
         raise ValueError(f"the rendezvous endpoint is `{args.endpoint}`, must have the port on which the job is, not 0")
-    for host, port in endpoints[:-1]:
-        with contextlib.suppress(_source.AnswerError):
-            return _source.Live(host, port, args.run_id)
-    return _source.Live(*endpoints[-1], args.run_id)
+    return _source.Live(endpoints, args.run_id)
 
 
 def _read(args: argparse.Namespace) -> tuple[list[Event], dict[str, Any] | None]:
@@ -266,14 +262,15 @@ def _events(args: argparse.Namespace) -> int:
 
         export(live(args), _elastic_rs.VERSION)
         return Look.HEALTHY
+    names = Names()
+    since: dict[str, int] = {}
     if args.follow:
-        names, since_us = Names(), None
         for line in live(args).follow():
             if args.json:
                 print(escaped(line), flush=True)
                 continue
             (event,) = parse([line])
-            since_us = event.mono_us if since_us is None else since_us
+            since_us = since.setdefault(incarnation_of(event), event.mono_us)
             print(_text.event_line(event, names.count(event), since_us), flush=True)
     elif args.json and args.events is None:
         # As they were recorded, so that other programs find fields that this release does not know. A peer may have
@@ -285,8 +282,7 @@ def _events(args: argparse.Namespace) -> int:
         if args.json:
             print(*(json.dumps(event.raw) for event in read), sep="\n")
             return Look.HEALTHY
-        merged, names = merge(read)[0], Names()
-        since: dict[str, int] = {}
+        merged = merge(read)[0]
         for event in merged:
             names.count(event)
         for event in merged:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,11 +14,15 @@ from typing import Any
 from elastic_rs import _elastic_rs
 from elastic_rs._observe._events import SCHEMA, Event, incarnation_of, parse, run_state, schema
 from elastic_rs._terminal import plain, warning_line
-from elastic_rs.rendezvous._config import endpoint_of
+from elastic_rs.rendezvous._config import MAX_ENDPOINTS, endpoint_of, parse_endpoint
 from elastic_rs.rendezvous._protection import TLS_CERT, TOKEN_FILE, protection
 
 FILES = ("events.jsonl.1", "events.jsonl", "events-coordinator.jsonl.1", "events-coordinator.jsonl")
 """Names of the files that nodes and coordinators write. Those that were put aside are older."""
+
+TAKE_OVER_S = 5.0
+"""How long it is looked for another process that leads the job, once the one that did has gone."""
+LOOKS_EVERY_S = 0.25
 
 
 class AnswerError(Exception):
@@ -24,33 +30,25 @@ class AnswerError(Exception):
 
 
 class Live:
-    """A coordinator that is asked.
+    """A coordinator that is asked: of a list of endpoints, that of whichever process leads the job.
 
     Raises:
         AnswerError: nobody answers there, or it does not accept this process's token or certificate.
         ValueError: there is one of these, and no run is named: it is proven for one run.
     """
 
-    def __init__(self, host: str, port: int, run_id: str | None, *, timeout_s: float = 5.0) -> None:
-        secured = protection()
-        if secured is not None and run_id is None:
+    def __init__(self, endpoints: Sequence[tuple[str, int]], run_id: str | None, *, timeout_s: float = 5.0) -> None:
+        self._secured = protection()
+        if self._secured is not None and run_id is None:
             raise ValueError(
                 f"with a token ({TOKEN_FILE}) or certificates ({TLS_CERT}), name the run: --run-id (torchrun's default "
                 "is `none`)"
             )
+        self._endpoints = list(dict.fromkeys(endpoints))
         self._run_id = run_id
-        self._after = 0
-        self._where = endpoint_of(host, port)
-        try:
-            self._observer = _elastic_rs.Observer.connect(
-                host, port, run_id=run_id, protection=secured, timeout_s=timeout_s
-            )
-        except ConnectionError as error:
-            files = f"--events {host}" if Path(host).exists() else "--events FOLDER, the job's --log-dir"
-            raise AnswerError(
-                f"{self._with_address(error)} (the endpoint is the job's --rdzv-endpoint; when the job has ended, "
-                f"read its files: {files})"
-            ) from None
+        self._timeout_s = timeout_s
+        self._has_answered = False
+        self._connect()
 
     def read(self) -> tuple[list[Event], dict[str, Any] | None]:
         """Return the events since the last call, and the run's state. None: the coordinator has no such run yet.
@@ -58,11 +56,8 @@ class Live:
         Raises:
             AnswerError: the coordinator has gone, or what it says is no state of a run.
         """
-        state_text, lines, more = self._ask(state=True)
-        try:
-            state = None if state_text is None else run_state(state_text)
-        except ValueError as error:
-            raise AnswerError(f"{self._where}: {error}") from None
+        text, lines, more = self._ask(state=True)
+        state = self._state(text)
         return parse([*lines, *(self.lines() if more else ())]), state
 
     def lines(self) -> Iterator[str]:
@@ -87,6 +82,10 @@ class Live:
         Raises:
             AnswerError: the coordinator has gone.
         """
+        text, lines, _ = self._ask(state=True)
+        self._state(text)
+        if lines:
+            yield lines
         while True:
             yield self._ask(waits=True)[1]
 
@@ -107,7 +106,59 @@ class Live:
         answer: dict[str, Any] = json.loads(seen)
         return answer
 
+    def _connect(self) -> None:
+        """Connect to the first endpoint at which somebody answers. The events of a process that leads begin anew."""
+        self._after = 0
+        why = None
+        for host, port in self._endpoints:
+            self._where = endpoint_of(host, port)
+            try:
+                self._observer = _elastic_rs.Observer.connect(
+                    host, port, run_id=self._run_id, protection=self._secured, timeout_s=self._timeout_s
+                )
+            except ConnectionError as error:
+                files = f"--events {host}" if Path(host).exists() else "--events FOLDER, the job's --log-dir"
+                why = AnswerError(
+                    f"{self._with_address(error)} (the endpoint is the job's --rdzv-endpoint; when the job has ended, "
+                    f"read its files: {files})"
+                )
+            else:
+                return
+        raise why or ValueError("no endpoint is given")
+
+    def _state(self, text: str | None) -> dict[str, Any] | None:
+        """Read the run's state, and learn the job's list of endpoints, if it has one."""
+        if text is None:
+            return None
+        try:
+            state = run_state(text)
+            if (led := state.get("list")) is not None:
+                names = (led["leader"], *led["successors"], *led["missing"])
+                listed = [parse_endpoint(name, None) for name in names[:MAX_ENDPOINTS]]
+                self._endpoints = list(dict.fromkeys([*self._endpoints, *listed]))[: 2 * MAX_ENDPOINTS]
+        except ValueError as error:
+            raise AnswerError(f"{self._where}: {error}") from None
+        return state
+
     def _ask(self, *, waits: bool = False, state: bool = False) -> tuple[str | None, list[str], bool]:
+        """Ask the process that leads. If it has gone, another one of the list may lead soon."""
+        until = None
+        while True:
+            try:
+                answer = self._ask_here(waits=waits, state=state)
+            except AnswerError:
+                now = time.monotonic()
+                until = now + TAKE_OVER_S if until is None else until
+                if len(self._endpoints) == 1 or not self._has_answered or now > until:
+                    raise
+            else:
+                self._has_answered = True
+                return answer
+            time.sleep(LOOKS_EVERY_S)
+            with contextlib.suppress(AnswerError):
+                self._connect()
+
+    def _ask_here(self, *, waits: bool = False, state: bool = False) -> tuple[str | None, list[str], bool]:
         try:
             run_id, state_text, lines, self._after, more = self._observer.ask(
                 run_id=self._run_id, after=self._after, waits=waits, state=state

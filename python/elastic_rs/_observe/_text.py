@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import Any
 
-from elastic_rs._observe._events import Event, host_of
+from elastic_rs._observe._events import Event, host_of, replayed
 from elastic_rs._observe._story import Hang, Part, Recovery, Story
 from elastic_rs._terminal import plain
 
@@ -214,6 +214,9 @@ def recoveries(story: Story) -> list[str]:
 def event_line(event: Event, story: Story, since_us: int) -> str:
     node = story.name(event.node) if event.node else ""
     text = event.text or _facts(event, story)
+    if (inner := replayed(event)) is not None:
+        ago = span((event.mono_us - inner.mono_us) / 1e6)
+        text = f"{ago} before: {inner.type}, {inner.text or _facts(inner, story)}"
     numbers = (cause.rpartition(".")[2] for cause in event.cause) if event.follows is None else map(str, event.follows)
     causes = ", ".join(numbers)
     line = f"{event.order:>5} {_clock(event.mono_us - since_us)} r{event.round} {event.type:<18} {node:<12} {text}"

@@ -28,7 +28,9 @@ from elastic_rs.rendezvous._config import (
     RUST_C10D,
     config_of,
     parse_conf,
+    endpoint_of,
     parse_endpoint,
+    parse_endpoints,
 )
 from elastic_rs.rendezvous._node import shares_store
 from elastic_rs.rendezvous._protection import certificates, decided, protection
@@ -41,6 +43,8 @@ logger = logging.getLogger("elastic_rs.run")
 
 GOODBYE_S = 15.0
 """Time that an agent may take to leave, beyond the grace of its workers."""
+LISTED = 3
+"""Of so many of the first hosts one leads a job without a driver. Each may die."""
 NO_LIMIT = 2**31 - 1
 MOST_NODES = 65535
 LAST_CALL_S = 2
@@ -71,14 +75,14 @@ def drive(argv: Sequence[str], args: argparse.Namespace, given: HostDiscovery | 
     discovery, fixed = _discovery_of(args, slots) if given is None else (given, _fixed(given))
     least, most = _bounds(args, fixed)
     endpoint, port = _endpoint_of(args)
-    if args.detach:
-        endpoint = _endpoint_of_detached(args, fixed)
     signals, passed_on = _options.ending_signals_of(args), _options.meanings_of(args).passed_on
     handled = _elastic_rs.Signals(signals, passed_on=passed_on, named=args.signals_named)
     flags = [*split(argv).words(without=FLAGS), f"--nnodes=1:{MOST_NODES}"]
     protected = _protected()
     run_id = draw_run_id() if args.rdzv_id in {"", "none"} else args.rdzv_id
     conf, config = _conf_of(args, (least, most))
+    if args.detach:
+        endpoint = _endpoint_of_detached(args, fixed, config)
     job = _job(args, flags, conf, endpoint, (signals, passed_on), run_id=run_id, protected=protected)
     if args.dry_run:
         options = _options_of(args, least, fixed is not None, job, port, run_id=run_id, passed_on=passed_on)
@@ -275,8 +279,13 @@ def _protected() -> Protection:
 
 def _endpoint_of(args: argparse.Namespace) -> tuple[str | None, int]:
     """Read ``--rdzv-endpoint``: what agents are given, if there is one, and the coordinator's port."""
-    if not args.rdzv_endpoint:
+    if not args.rdzv_endpoint or args.detach:
         return None, 0
+    if "," in args.rdzv_endpoint:
+        raise UsageError(
+            f"--rdzv-endpoint is `{args.rdzv_endpoint}`, must be one endpoint with hosts unless --detach is given: the "
+            "driver hosts the rendezvous"
+        )
     try:
         _, port = parse_endpoint(args.rdzv_endpoint, None)
     except ValueError as error:
@@ -286,19 +295,36 @@ def _endpoint_of(args: argparse.Namespace) -> tuple[str | None, int]:
     return args.rdzv_endpoint, port
 
 
-def _endpoint_of_detached(args: argparse.Namespace, fixed: Mapping[str, int] | None) -> str:
-    """Return where agents meet that run on without the driver: at the first host."""
+def _endpoint_of_detached(
+    args: argparse.Namespace, fixed: Mapping[str, int] | None, config: RendezvousConfig
+) -> str:
+    """Return where agents meet that run on without the driver: at the first three hosts, or at the first one.
+
+    At one alone if there is no other, or if the endpoints of these hosts cannot be a list (docs/takeover.md).
+    """
     if args.rdzv_endpoint:
         given: str = args.rdzv_endpoint
+        try:
+            endpoints = parse_endpoints(given, None, config)
+        except ValueError as error:
+            raise UsageError(f"--rdzv-endpoint: {error}") from None
+        if any(port == 0 for _, port in endpoints):
+            raise UsageError("--rdzv-endpoint: the port is `0`, must be one that the agents can know")
         return given
     if fixed is None:
         raise UsageError(
             "--detach without -H or --hostfile needs --rdzv-endpoint=HOST:PORT, where all agents meet: the first host"
         )
-    first = next(iter(fixed)).rpartition("@")[2]
-    if first == "localhost" and len(fixed) > 1:
+    names = [host.rpartition("@")[2] for host in fixed]
+    if names[0] == "localhost" and len(names) > 1:
         raise UsageError("--detach needs --rdzv-endpoint=HOST:PORT if `localhost` is the first of several hosts")
-    return f"[{first}]:{DEFAULT_PORT}" if ":" in first else f"{first}:{DEFAULT_PORT}"
+    first, *others = (endpoint_of(name, DEFAULT_PORT) for name in names[:LISTED])
+    listed = ",".join([first, *others])
+    try:
+        parse_endpoints(listed, None, config)
+    except ValueError:
+        return first
+    return listed
 
 
 def _conf_of(args: argparse.Namespace, bounds: tuple[int, int]) -> tuple[str, RendezvousConfig]:
@@ -381,7 +407,7 @@ def _options_of(
     return _elastic_rs.DriverOptions(
         min_slots=least,
         fixed=fixed,
-        detach=args.detach,
+        detach=json.loads(job)["endpoint"].count(",") + 1 if args.detach else None,
         start_timeout_s=_of(args, "start_timeout"),
         elastic_timeout_s=_of(args, "elastic_timeout"),
         # A script is killed at its own limit, which its discovery reports as an error. A class of the user's cannot be
@@ -411,12 +437,16 @@ def _show(driver: Driver, discovery: HostDiscovery, job: str, port: int) -> int:
         return _cannot(f"host discovery fails: {error}")
     settings = json.loads(job)
     first = next(iter(hosts), None)
-    if settings["detach"]:
+    is_list = "," in (settings["endpoint"] or "")
+    if is_list:
+        print_line(f"coordinator  on one of these hosts, at {settings['endpoint']}")
+    elif settings["detach"]:
         print_line(f"coordinator  on {first}, at {settings['endpoint']}")
     else:
         print_line(f"coordinator  here, at {f'port {port}' if port else 'any free port'}")
     for age, (host, slots) in enumerate(hosts.items()):
-        own = {"host": host, "slots": slots, "age": age, "hosts_coordinator": settings["detach"] and host == first}
+        hosts_coordinator = settings["detach"] and host == first and not is_list
+        own = {"host": host, "slots": slots, "age": age, "hosts_coordinator": hosts_coordinator}
         # An agent finds out at which address its host sees the driver.
         address = "127.0.0.1" if commands[host][0] == sys.executable else "DRIVER"
         line = command_line(own, settings, settings["endpoint"] or f"{address}:{port or 'PORT'}")

@@ -66,7 +66,7 @@ def add_host_flags(section: Section) -> None:
     add("--discovery-timeout", metavar="SECONDS", help="limit for a discovery (30)")
     add("--ssh", metavar="COMMAND", help='ssh, with options: "ssh -F config -p 2222" (ssh)')
     add("--remote-python", metavar="PATH", help="Python with elastic_rs on the hosts (the path of this one)")
-    section.switch("--detach", own=True, help="end once all agents run; the first host's hosts the rendezvous")
+    section.switch("--detach", own=True, help="end once all agents run; one of the first three leads the job")
     section.switch("--dry-run", own=True, help="print what would be run where, and start nothing")
 
 

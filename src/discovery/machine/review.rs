@@ -130,7 +130,7 @@ impl Driver {
             self.agents.insert(agent, Agent { host: host.clone(), stage: Stage::Starting { until } });
             self.states.entry(host.name.clone()).or_default().agent = Some(agent);
             self.manager.on_tried(&host.name);
-            let hosts_coordinator = self.rules.detach && self.first_host.as_ref() == Some(&host.name);
+            let hosts_coordinator = self.meeting == [host.name.as_str()];
             self.commands.push_back(Command::Start { agent, host, age, hosts_coordinator });
         }
     }
@@ -150,7 +150,7 @@ impl Driver {
         if self.over.is_some() || !self.discovery.answered {
             return;
         }
-        if self.rules.detach {
+        if self.rules.detach.is_some() {
             return self.look_at_detached(now);
         }
         let min = self.rules.min_slots;
@@ -194,14 +194,16 @@ impl Driver {
         }
     }
 
-    /// End once each host has its detached agent, or can never have one. Without an agent on the first host nobody hosts the coordinator.
+    /// End once each host has its detached agent, or can never have one. Without an agent on each of the hosts where they meet they wait
+    /// for it: nobody knows whether it leads already.
     fn look_at_detached(&mut self, now: Instant) {
         let runs_on = |name: &str| self.states.get(name).is_some_and(|state| state.detached);
         let hosts = self.manager.hosts();
         let cannot_host = |name: &&String| !runs_on(name) && self.is_out_for_the_job(name, now);
-        if let Some(name) = self.first_host.as_ref().filter(cannot_host) {
+        if let Some(name) = self.meeting.iter().find(cannot_host) {
+            let which = if self.meeting.len() == 1 { "the first host" } else { "one of the first hosts" };
             let reason = format!(
-                "the agent on `{name}`, the first host, would have hosted the rendezvous (--detach), and cannot start; agents that \
+                "the agent on `{name}`, {which}, would have hosted the rendezvous (--detach), and cannot start; agents that \
                  run already end after their join_timeout: {}",
                 self.troubles(now)
             );

@@ -58,6 +58,8 @@ pub enum Question {
         /// Where the answer goes.
         reply: oneshot::Sender<Option<String>>,
     },
+    /// Why readers are sent away, if this process has a list of endpoints and does not lead: a [`CoordinatorMessage::Redirect`].
+    Elsewhere(oneshot::Sender<Option<CoordinatorMessage>>),
     /// What was counted, and the state of its runs.
     Metrics(oneshot::Sender<OpenMetrics>),
     /// What the page of a run shows, or why there is none. Without a name the only run, or a list of them.
@@ -150,7 +152,7 @@ pub async fn run(
                 None => break,
             },
             // Few may wait, so they cannot hold nodes up.
-            Some(question) = shown.questions.recv() => answer(question, &mut machine, &mut event_log),
+            Some(question) = shown.questions.recv() => answer(question, &mut machine, part.as_ref(), &mut event_log),
             Some(event) = events.recv() => {
                 let asked = (&mut event_log, &mut look_askers);
                 on_event(event, &mut machine, &mut part, (&mut writers, &mut lives), asked, shown.readers);
@@ -176,7 +178,7 @@ pub async fn run(
     }
     // What has arrived still counts, if it is not answered: a node's goodbye, say, and the file for events of a job that was short.
     while let Ok(question) = shown.questions.try_recv() {
-        answer(question, &mut machine, &mut event_log);
+        answer(question, &mut machine, part.as_ref(), &mut event_log);
     }
     while let Ok(event) = events.try_recv() {
         let asked = (&mut event_log, &mut look_askers);
@@ -199,8 +201,7 @@ fn on_event(
     let now = Instant::now().into_std();
     match event {
         ConnectionEvent::Hello { session, hello, ends, writing } => {
-            let part = part.as_ref().map(|part| &part.succession);
-            if let Some(message) = part.and_then(|part| part.turns_away(Some(&hello.run_id), now)) {
+            if let Some(message) = part.as_ref().and_then(|part| part.turns_away(Some(&hello.run_id))) {
                 let _ = writing.queue(&message); // it ends with this
                 return;
             }
@@ -236,8 +237,8 @@ fn on_event(
         ConnectionEvent::Reached { .. } => {}
         ConnectionEvent::Dead { run_id, node } => machine.on_dead(&run_id, node, now),
         ConnectionEvent::Elsewhere { run_id, reply } => {
-            let part = part.as_ref().map(|part| &part.succession);
-            let _ = reply.send(part.and_then(|part| part.turns_away(run_id.as_deref(), now))); // the observer may have gone
+            let told = part.as_ref().and_then(|part| part.turns_away(run_id.as_deref()));
+            let _ = reply.send(told); // the observer may have gone
         }
         ConnectionEvent::Peer { hello, reply } => {
             let answer = match part {
@@ -348,8 +349,9 @@ fn log_decision(run_id: &str, text: &str, nodes: usize, log: &BoundedLog) {
 }
 
 /// Answer a question, whose asker may have gone. Metrics have the step that was reported after they were last asked for.
-fn answer(question: Question, machine: &mut Machine, event_log: &mut EventLog) {
+fn answer(question: Question, machine: &mut Machine, part: Option<&Part>, event_log: &mut EventLog) {
     match question {
+        Question::Elsewhere(reply) => drop(reply.send(part.and_then(|part| part.turns_away(None)))),
         Question::Ready(reply) => drop(reply.send(!machine.is_leaving())),
         Question::MayRead { asker, readers, run, reply } => {
             drop(reply.send(refusal(asker, readers, run.as_deref(), machine)));

@@ -93,6 +93,11 @@ impl Part {
         Ok((process, until))
     }
 
+    /// As [`Succession::turns_away`].
+    pub fn turns_away(&self, run_id: Option<&str>) -> Option<CoordinatorMessage> {
+        self.succession.turns_away(run_id, std::time::Instant::now())
+    }
+
     /// What the coordinator is to do now. Sends what the other processes are to know.
     pub fn take(&mut self, machine: &mut Machine) -> Vec<Command> {
         let todo = self.succession.take(machine, std::time::Instant::now());

@@ -46,6 +46,12 @@ impl Request {
         }
     }
 
+    /// The path with its query.
+    pub fn target(&self) -> String {
+        let mark = if self.query.is_empty() { "" } else { "?" };
+        format!("{}{mark}{}", self.path, self.query)
+    }
+
     /// The parameters of the query with their values. `None`: the value is not valid.
     pub fn parameters(&self) -> impl Iterator<Item = (&str, Option<String>)> {
         let pairs = self.query.split('&').filter_map(|pair| pair.split_once('='));

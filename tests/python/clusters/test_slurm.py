@@ -2,6 +2,7 @@
 
 import os
 import re
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -51,6 +52,28 @@ def test_a_node_is_lost_and_the_others_train_on(slurm: Slurm, tmp_path: Path) ->
     done.touch()
     submitted.until("COMPLETED")
     assert submitted.field("Restarts") == "0"
+
+
+@pytest.mark.long
+def test_the_agent_that_leads_is_killed_and_the_others_train_on(slurm: Slurm, job: Job, tmp_path: Path) -> None:
+    done = tmp_path / "done"
+    submitted = slurm.sbatch("--nodes=3", RECIPE, WORKER, "--until", done, env=SETTINGS)
+    worlds(submitted, 3)
+    mark = submitted.output.mark()
+    first = {"elastic-run", "SLURM_NODEID=0"}
+    (agent,) = (pid for pid, env in job._marked() if first == {comm(pid), f"SLURM_NODEID={env.get('SLURM_NODEID')}"})
+    os.kill(agent, signal.SIGKILL)
+    worlds(submitted, 2, since=mark)
+    done.touch()
+    submitted.until("COMPLETED")
+    assert (submitted.field("ExitCode"), submitted.field("Restarts")) == ("0:0", "0")
+
+
+def comm(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return ""  # it has ended
 
 
 @pytest.mark.long

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from helpers.certificates import certificates
+from helpers.procs import LIMIT_S
 from helpers.stores import until
 from helpers.workers import place
 
@@ -558,11 +559,17 @@ def test_a_dry_run_starts_nothing(drive: Drive) -> None:
 
 
 def test_a_dry_run_says_which_detached_agent_hosts_the_rendezvous(drive: Drive) -> None:
-    driver = drive("-H", "me@node1:2,node0", "--dry-run", "--detach")
+    driver = drive("-H", "me@node1:2", "--dry-run", "--detach")
     assert driver.wait() == 0
     driver.line(r"^coordinator  on me@node1, at node1:29400$")
     driver.line(r"^  there      .*--rdzv-endpoint=node1:29400 .*,host_name=me@node1,node_rank=0,is_host=1 ")
-    driver.line(r"^  there      .*--rdzv-endpoint=node1:29400 .*,host_name=node0,node_rank=1,is_host=0 ")
+
+
+def test_a_dry_run_says_where_detached_agents_meet(drive: Drive) -> None:
+    driver = drive("-H", "me@node1:2,node0,[fd00::7]:1,node9", "--dry-run", "--detach")
+    assert driver.wait() == 0
+    listed = "node1:29400,node0:29400,[fd00::7]:29400"
+    driver.line(rf"^coordinator  on one of these hosts, at {re.escape(listed)}$")
 
 
 def test_a_detached_job_whose_first_host_cannot_be_reached_fails(server: SshServer, drive: Drive) -> None:
@@ -570,7 +577,7 @@ def test_a_detached_job_whose_first_host_cannot_be_reached_fails(server: SshServ
     driver = drive("-H", "node1:1,node0:1", "--min-np=1", "--detach", "--host-failures=1", f"--ssh={ssh}")
     assert driver.wait() == 1
     driver.line(
-        r"elastic-run: error: the agent on `node1`, the first host, would have hosted the rendezvous \(--detach\)"
+        r"elastic-run: error: the agent on `node1`, one of the first hosts, would have hosted the rendezvous \(--detach\)"
     )
 
 
@@ -604,6 +611,34 @@ def test_detached_agents_outlive_the_driver_and_the_connections(
     assert not any(Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"ssh\0") for pid in job.pids())
     done.touch()
     job.until_gone(*left)
+
+
+def test_a_detached_job_goes_on_when_the_agent_that_leads_is_killed(
+    server: SshServer, drive: Drive, job: Job, tmp_path: Path, free_port: Callable[[], int]
+) -> None:
+    done = tmp_path / "done"
+    endpoints = ",".join(f"127.0.0.{number}:{free_port()}" for number in (2, 3, 4))
+    driver = drive(
+        *("-H", "node0:1,node1:1,node2:1", "--min-np=2", "--detach", "--rdzv-id=far", f"--rdzv-endpoint={endpoints}"),
+        f"--ssh={server.command()}",
+        worker=("--until", done),
+        cwd=tmp_path,
+    )
+    assert driver.wait() == 0
+    logs = [tmp_path / f"elastic-run-far-{age}.log" for age in range(3)]
+    agents = [int(driver.line(rf"the agent is pid (\d+), and its output is in {log}$")[1]) for log in logs]
+
+    until("a world of three", lambda: trains(logs, 3), LIMIT_S)
+    first = next(age for age, log in enumerate(logs) if "this process leads the run" in log.read_text())
+    os.kill(agents.pop(first), signal.SIGKILL)
+    until("a world of two", lambda: trains(logs, 2), LIMIT_S)
+    done.touch()
+    job.until_gone(*agents)
+
+
+def trains(logs: list[Path], size: int) -> bool:
+    said = "".join(log.read_text() for log in logs)
+    return all(f"WORKER rank={rank} world={size} " in said for rank in range(size))
 
 
 @pytest.mark.parametrize("end", ["SIGTERM", "SIGINT", "success"])

@@ -140,7 +140,7 @@ def test_top_shows_which_node_is_behind(job: Job, port: int, tmp_path: Path) -> 
     # Whoever joins first has rank 0.
     slow = next(node for node in nodes if node.line(r"^AT (\d)")[1] == "1")
     assert all(node.line(r"^AT \d") for node in nodes)
-    watcher = Live("127.0.0.1", port, "job")
+    watcher = Live([("127.0.0.1", port)], "job")
     behind: list[tuple[str, int]] = []
 
     def found() -> bool:

@@ -1,15 +1,18 @@
 """Jobs with a list of endpoints: the node that leads is killed or leaves, and another one leads from then on."""
 
+import contextlib
+import http.client
 import re
 import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from helpers.procs import Job, Process
+from helpers.procs import LIMIT_S, Job, Process
 from helpers.workers import place
 
 from .conftest import FAMILY, Start
@@ -136,6 +139,132 @@ def test_the_state_is_shown_at_each_endpoint(start: Start, endpoints: list[str],
     assert [it.returncode for it in shown] == [0, 0, 0], shown
     done.touch()
     assert [node.wait() for node in nodes[1:]] == [0, 0]
+
+
+def read(endpoint: str, path: str) -> str:
+    """Ask as a browser or a monitoring system does, which follows redirects."""
+    with urllib.request.urlopen(f"http://{endpoint}{path}", timeout=60) as answer:
+        return str(answer.read().decode())
+
+
+@RUN
+def test_page_and_metrics_are_those_of_the_leader_at_each_endpoint(
+    start: Start, endpoints: list[str], tmp_path: Path
+) -> None:
+    done = tmp_path / "done"
+    nodes = started(start, endpoints, 3, "--until", done, nnodes="2:3")
+    shown = [read(endpoint, "/?refresh=off") for endpoint in endpoints]
+    assert all(f"{endpoints[0]} leads; if it dies, {endpoints[1]}" in page for page in shown), shown[1]
+    sessions = [re.search(r"^elastic_rs_sessions 3$", read(it, "/metrics"), re.MULTILINE) for it in endpoints]
+    assert all(sessions)
+    with contextlib.closing(http.client.HTTPConnection(endpoints[2], timeout=60)) as connection:
+        connection.request("GET", "/?run=job&refresh=off")
+        answer = connection.getresponse()
+        assert answer.status == 307
+        assert answer.headers["Location"] == f"http://{endpoints[0]}/?run=job&refresh=off"
+    nodes[0].signal(signal.SIGKILL)
+    nodes[0].wait()
+    for node in nodes[1:]:
+        place(node, 2)
+    leads = f"{endpoints[0]} leads"
+    pages = [read(endpoint, "/?refresh=off") for endpoint in endpoints[1:]]
+    assert all(leads not in page and "; not there: " in page for page in pages), pages
+    done.touch()
+    assert [node.wait() for node in nodes[1:]] == [0, 0]
+
+
+@RUN
+def test_events_are_followed_from_leader_to_leader(
+    start: Start, endpoints: list[str], job: Job, tmp_path: Path
+) -> None:
+    done = tmp_path / "done"
+    nodes = started(start, endpoints, 3, "--until", done, nnodes="2:3")
+    command = [sys.executable, "-m", "elastic_rs", "events", endpoints[1], "--follow", "--run-id=job"]
+    follower = job.start(command, name="follower")
+    follower.line("round 1 .*completed|completed.* round 1|round.completed")
+    mark = follower.mark()
+    nodes[0].signal(signal.SIGKILL)
+    nodes[0].wait()
+    for node in nodes[1:]:
+        place(node, 2)
+    follower.line("round.completed", since=mark)
+    done.touch()
+    assert [node.wait() for node in nodes[1:]] == [0, 0]
+    assert follower.wait() != 0, "nobody is there any more"
+
+
+def witness(job: Job, endpoints: list[str]) -> Process:
+    command = [sys.executable, "-m", "elastic_rs", "store", "serve", "--run-id=job"]
+    process = job.start([*command, f"--rdzv-endpoint={','.join(endpoints)}"], name="witness")
+    process.line("^listening on ")
+    return process
+
+
+def until_shown(endpoint: str, pattern: str) -> None:
+    """Wait until ``status`` says this of the list."""
+    deadline = time.monotonic() + LIMIT_S
+    while not re.search(f"list    {pattern}", shown := status(endpoint).stdout):
+        assert time.monotonic() < deadline, shown
+
+
+@RUN
+def test_a_store_server_is_a_witness_and_leads_when_all_nodes_have_gone(
+    start: Start, endpoints: list[str], job: Job, tmp_path: Path
+) -> None:
+    done = tmp_path / "done"
+    nodes = started(start, endpoints, 2, "--until", done, nnodes="1:2")
+    serves = witness(job, endpoints)
+    first, second, third = map(re.escape, endpoints)
+    until_shown(endpoints[2], f"{first} leads; if it dies, {second} or {third} leads")
+    mark = nodes[1].mark()
+    nodes[0].signal(signal.SIGKILL)
+    nodes[0].wait()
+    place(nodes[1], 1, since=mark)
+    until_shown(endpoints[2], f"({second} leads; if it dies, {third}|{third} leads; if it dies, {second}) leads")
+    nodes[1].signal(signal.SIGKILL)
+    nodes[1].wait()
+    until_shown(endpoints[2], f"{third} leads; if it dies, NOBODY takes over")
+    late = one(start, endpoints, 2, "--until", done, nnodes="1:2")
+    place(late, 1)
+    done.touch()
+    assert late.wait() == 0
+    serves.signal(signal.SIGTERM)
+    assert serves.wait() == 0
+
+
+@RUN
+def test_a_store_server_that_leads_and_ends_costs_nobody_a_restart(
+    start: Start, endpoints: list[str], job: Job, tmp_path: Path
+) -> None:
+    done = tmp_path / "done"
+    serves = witness(job, endpoints)
+    nodes = [one(start, endpoints, 2 + number, "--until", done, nnodes="2") for number in range(2)]
+    for node in nodes:
+        place(node, 2)
+    until_shown(endpoints[1], f"{re.escape(endpoints[0])} leads; if it dies, .* or .* leads")
+    serves.signal(signal.SIGTERM)
+    assert serves.wait() == 0
+    until_shown(endpoints[1], f"({'|'.join(map(re.escape, endpoints[1:]))}) leads")
+    done.touch()
+    assert [node.wait() for node in nodes] == [0, 0]
+    assert [sum("WORKER " in line for line in node.lines) for node in nodes] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("flags", "text"),
+    [
+        (["--rdzv-endpoint=a:1,b:2"], "--rdzv-endpoint needs --run-id"),
+        (["--rdzv-endpoint=a:1,b:2", "--run-id=job", "--port=3"], "--port must not be given with --rdzv-endpoint"),
+        (["--rdzv-endpoint=a:1", "--run-id=job"], "must be a list: for one endpoint, give --port"),
+        (["--rdzv-endpoint=a:1,a:1", "--run-id=job"], "the list has the endpoint `a:1` twice"),
+        (["--rdzv-endpoint=203.0.113.1:1,203.0.113.2:2", "--run-id=job"], "`203.0.113.1` is not an address of this machine"),
+    ],
+)
+def test_lists_that_a_store_server_refuses(flags: list[str], text: str) -> None:
+    command = [sys.executable, "-m", "elastic_rs", "store", "serve", *flags]
+    refused = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert refused.returncode != 0
+    assert text in refused.stderr
 
 
 @RUN

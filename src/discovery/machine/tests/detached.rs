@@ -2,7 +2,7 @@ use super::*;
 
 /// Rules under which agents run on without the driver, and a host is out after its first failure.
 fn detached(min_slots: u32) -> Rules {
-    Rules { detach: true, host_failures: 1, ..rules(min_slots, true) }
+    Rules { detach: Some(1), host_failures: 1, ..rules(min_slots, true) }
 }
 
 #[test]
@@ -46,6 +46,21 @@ fn detached_agents_without_the_first_hosts_are_given_up() {
             && reason.ends_with("host `a`: ssh cannot connect: refused"),
         "{reason}"
     );
+}
+
+/// None of those that meet at a list of endpoints hosts the coordinator before the others, and all have to be there.
+#[test]
+fn detached_agents_meet_at_the_first_hosts() {
+    let mut bench = Bench::new(Rules { detach: Some(2), ..detached(1) });
+    bench.driver.on_found(&parse_list("a:2,b:2,c:2", 1).unwrap(), bench.now);
+    let hosts = |command: &Command| matches!(command, Command::Start { hosts_coordinator: true, .. });
+    assert!(!bench.commands().iter().any(hosts));
+    bench.ended(AgentId(0), 0, Some("detached"), &[]);
+    bench.ended(AgentId(2), 255, None, &["refused"]);
+    assert_eq!(bench.end(), None, "`b` may come");
+    bench.ended(AgentId(1), 255, None, &["refused"]);
+    let reason = bench.given_up();
+    assert!(reason.starts_with("the agent on `b`, one of the first hosts, would have hosted"), "{reason}");
 }
 
 #[test]
