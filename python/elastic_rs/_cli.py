@@ -89,9 +89,7 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     serve.add_argument("--host", help="name or address to listen on (default: all addresses of this machine)")
-    serve.add_argument(
-        "--port", type=_port, help=f"0 lets the system choose (default: {DEFAULT_PORT})"
-    )
+    serve.add_argument("--port", type=_port, help=f"0 lets the system choose (default: {DEFAULT_PORT})")
     serve.add_argument(
         "--rdzv-endpoint",
         metavar="LIST",
@@ -220,7 +218,9 @@ def _listed(args: argparse.Namespace, protected: _elastic_rs.Protection | None) 
         raise ValueError("--rdzv-endpoint needs --run-id: a list of endpoints is one job's")
     for flag in ("host", "port", "master_token_file"):
         if getattr(args, flag) is not None:
-            raise ValueError(f"--{flag.replace('_', '-')} must not be given with --rdzv-endpoint: the list is one job's")
+            raise ValueError(
+                f"--{flag.replace('_', '-')} must not be given with --rdzv-endpoint: the list is one job's"
+            )
     from elastic_rs.rendezvous._node import claim
 
     config = config_of({})

@@ -27,8 +27,8 @@ from elastic_rs.rendezvous._config import (
     DEFAULT_PORT,
     RUST_C10D,
     config_of,
-    parse_conf,
     endpoint_of,
+    parse_conf,
     parse_endpoint,
     parse_endpoints,
 )
@@ -295,9 +295,7 @@ def _endpoint_of(args: argparse.Namespace) -> tuple[str | None, int]:
     return args.rdzv_endpoint, port
 
 
-def _endpoint_of_detached(
-    args: argparse.Namespace, fixed: Mapping[str, int] | None, config: RendezvousConfig
-) -> str:
+def _endpoint_of_detached(args: argparse.Namespace, fixed: Mapping[str, int] | None, config: RendezvousConfig) -> str:
     """Return where agents meet that run on without the driver: at the first three hosts, or at the first one.
 
     At one alone if there is no other, or if the endpoints of these hosts cannot be a list (docs/takeover.md).

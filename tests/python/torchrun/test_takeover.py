@@ -257,7 +257,10 @@ def test_a_store_server_that_leads_and_ends_costs_nobody_a_restart(
         (["--rdzv-endpoint=a:1,b:2", "--run-id=job", "--port=3"], "--port must not be given with --rdzv-endpoint"),
         (["--rdzv-endpoint=a:1", "--run-id=job"], "must be a list: for one endpoint, give --port"),
         (["--rdzv-endpoint=a:1,a:1", "--run-id=job"], "the list has the endpoint `a:1` twice"),
-        (["--rdzv-endpoint=203.0.113.1:1,203.0.113.2:2", "--run-id=job"], "`203.0.113.1` is not an address of this machine"),
+        (
+            ["--rdzv-endpoint=203.0.113.1:1,203.0.113.2:2", "--run-id=job"],
+            "`203.0.113.1` is not an address of this machine",
+        ),
     ],
 )
 def test_lists_that_a_store_server_refuses(flags: list[str], text: str) -> None:
