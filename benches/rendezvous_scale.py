@@ -1,11 +1,12 @@
 """Measure the coordinator with many nodes: rounds, losses, looks, `elastic-rs status`, and bytes, with PyTorch's.
 
-    python benches/rendezvous_scale.py [--quick] [--looks]
+    python benches/rendezvous_scale.py [--quick] [--looks | --list]
 
 Nodes are real sessions on loopback, many per process (examples/rendezvous_load.rs). The host is a separate process. All
 nodes join at once, and a round is timed from the last node's join to the last node's release. A relay between nodes and
 host counts bytes; it is absent when time is measured. PyTorch's c10d handler is measured through the same relay, with
 threads of one process as nodes, for as many nodes as it can serve. Results go to benches/results.
+With `--list` a coordinator of its own takes turns with one of three processes that lead and vote (docs/takeover.md).
 `ELASTIC_RS_LOAD` names a `rendezvous_load` that is built, such as one of the development profile.
 """
 
@@ -28,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import plot
+from measuring import free_port
 
 ROOT = Path(__file__).resolve().parents[1]
 LOAD = os.environ.get("ELASTIC_RS_LOAD") or ROOT / "target/release/examples/rendezvous_load"
@@ -106,10 +108,22 @@ class Relay:
             sink.shutdown(socket.SHUT_WR)
 
 
+LISTED_S = 1.0  # a list makes a job start half a second later
+
+
 @contextlib.contextmanager
-def host() -> Iterator[tuple[Peer, int]]:
-    with Peer(LOAD, "serve") as peer:
-        yield peer, int(peer.answer())
+def host(listed: int = 1) -> Iterator[tuple[Peer, int]]:
+    """Start a coordinator, or the processes of a list, the first of which leads."""
+    if listed == 1:
+        with Peer(LOAD, "serve") as peer:
+            yield peer, int(peer.answer())
+        return
+    endpoints = ",".join(f"127.0.0.1:{free_port()}" for _ in range(listed))
+    with contextlib.ExitStack() as stack:
+        peers = [stack.enter_context(Peer(LOAD, "serve", endpoints, place)) for place in range(listed)]
+        ports = [int(peer.answer()) for peer in peers]
+        time.sleep(LISTED_S)
+        yield peers[0], ports[0]
 
 
 @contextlib.contextmanager
@@ -119,8 +133,8 @@ def nodes(port: int, first: int, count: int, world: int) -> Iterator[Peer]:
         yield peer
 
 
-def rounds_ms(count: int, repetitions: int) -> list[float]:
-    with host() as (_, port), nodes(port, 0, count, count) as peer:
+def rounds_ms(count: int, repetitions: int, listed: int = 1) -> list[float]:
+    with host(listed) as (_, port), nodes(port, 0, count, count) as peer:
         times = [peer.times("join") for _ in range(repetitions)]
     return [(ended - began) / 1e6 for began, ended in times]
 
@@ -188,9 +202,21 @@ def usage(pid: int) -> tuple[float, int]:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"), int(fields[21]) * 4
 
 
-def at_rest(count: int, seconds: float) -> tuple[float, float]:
+def measure_list(repetitions: int, seconds: float) -> None:
+    """Let a coordinator of its own take turns with one of a list of three."""
+    alone, led = [], []
+    for turn in range(2 * repetitions):
+        (led if turn % 2 else alone).extend(rounds_ms(1000, 6, 3 if turn % 2 else 1)[1:])
+    medians = [statistics.median(took) for took in (alone, led)]
+    print(f"a round of 1,000 nodes, {len(alone)} each: alone {medians[0]:.1f} ms, of a list {medians[1]:.1f} ms")
+    for listed in (1, 3):
+        share, each = at_rest(2, seconds, listed)
+        print(f"at rest, of {listed}: {share * 600:.1f} ms of CPU a minute, {each * 2:.0f} KiB more with two nodes")
+
+
+def at_rest(count: int, seconds: float, listed: int = 1) -> tuple[float, float]:
     """Return the coordinator's share of a core, in percent, and its KiB per node."""
-    with host() as (peer, port):
+    with host(listed) as (peer, port):
         _, empty = usage(peer.process.pid)
         with nodes(port, 0, count, count) as ours:
             ours.times("join")
@@ -281,6 +307,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="few nodes, few repetitions: a minute")
     parser.add_argument("--looks", action="store_true", help="only looks, and no result is kept")
+    parser.add_argument("--list", action="store_true", help="only what a list costs, and no result is kept")
     args = parser.parse_args()
     quick = args.quick
     if "ELASTIC_RS_LOAD" not in os.environ:
@@ -288,6 +315,9 @@ def main() -> None:
         subprocess.run(build, cwd=ROOT, check=True)
     if args.looks:
         measure_looks(10)
+        return
+    if args.list:
+        measure_list(2 if quick else 8, 10.0 if quick else 60.0)
         return
     results: dict[str, list[dict[str, Any]]] = {
         "rounds": [],

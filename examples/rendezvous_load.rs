@@ -1,13 +1,14 @@
 //! Many nodes of one job as real sessions, to measure a coordinator. `benches/rendezvous_scale.py` runs it.
 //!
 //! ```text
-//! cargo run --release --example rendezvous_load -- serve
+//! cargo run --release --example rendezvous_load -- serve [LIST PLACE]
 //! cargo run --release --example rendezvous_load -- nodes WHERE RUN_ID FIRST COUNT WORLD
 //! ```
 //!
 //! WHERE is the port of a host, or the members of an etcd cluster: `HOST:PORT,HOST:PORT,...`.
 //!
-//! `serve` is a host. It prints its port, and ends when its standard input is closed. `nodes` opens the sessions FIRST … FIRST + COUNT − 1
+//! `serve` is a host, or the process at a place of the run `job`'s list of endpoints. It prints its port, and ends when its standard input is
+//! closed. `nodes` opens the sessions FIRST … FIRST + COUNT − 1
 //! of a job of WORLD nodes, and prints a line once all are connected. Then it performs one order per line of its standard input, and
 //! answers each with a line of JSON. Times are nanoseconds of the monotonic clock, which all processes of a machine share.
 //!
@@ -26,16 +27,17 @@
 #![allow(clippy::unwrap_used, reason = "a measuring tool: it stops at the first thing that goes wrong")]
 
 use std::io::{BufRead, Read, Write};
+use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use elastic_rs::endpoint::EndpointServer;
+use elastic_rs::endpoint::{Claim, EndpointServer, claim};
 use elastic_rs::etcd_client::{Client, ClientOptions, parse_endpoints};
 use elastic_rs::events::record::Phase;
 use elastic_rs::hang::view::{Class, Entry, Frame, Gil, Group, Signature, State, View, WORLD};
 use elastic_rs::rendezvous::conf::DEFAULT_KEY_PREFIX;
 use elastic_rs::rendezvous::etcd::driver;
-use elastic_rs::rendezvous::messages::message::{AskLook, Hello, NodeId, Round};
+use elastic_rs::rendezvous::messages::message::{AskLook, Hello, NodeId, PeerHello, Round};
 use elastic_rs::rendezvous::messages::settings::Settings;
 use elastic_rs::rendezvous::node::session::Session;
 use elastic_rs::rendezvous::observer::Observer;
@@ -55,8 +57,8 @@ fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     match arguments[..] {
-        ["serve"] => {
-            let host = EndpointServer::listen(Some("127.0.0.1"), 0, ServerOptions::default(), protection()).unwrap();
+        ["serve", ref list @ ..] => {
+            let host = serve(list);
             say(&host.port().to_string());
             std::io::stdin().read_to_end(&mut Vec::new()).unwrap();
         }
@@ -118,6 +120,7 @@ fn open(place: &str, run_id: &str, number: u32, world: u32) -> Session {
         local_addr: Some(format!("node{number}")),
         process: u64::from(number),
         reports_steps: true, // as agents do: they can be asked where their workers stand
+        life_at: Some((Ipv4Addr::UNSPECIFIED, 0).into()),
         ..Hello::new(run_id, NodeId(u128::from(number)), format!("node{number}:1"), settings)
     };
     if let Ok(port) = place.parse() {
@@ -126,6 +129,20 @@ fn open(place: &str, run_id: &str, number: u32, world: u32) -> Session {
     // As in a job, each node has a connection of its own.
     let client = Client::new(ClientOptions::new(parse_endpoints(place, None).unwrap())).unwrap();
     driver::open(&Handle::current(), hello, client, DEFAULT_KEY_PREFIX, PATIENCE)
+}
+
+/// The process at a place of a list, or the only one.
+fn serve(list: &[&str]) -> EndpointServer {
+    let [list, place] = list else {
+        return EndpointServer::listen(Some("127.0.0.1"), 0, ServerOptions::default(), protection()).unwrap();
+    };
+    let (endpoints, place): (Vec<String>, u32) = (list.split(',').map(str::to_owned).collect(), place.parse().unwrap());
+    let port = endpoints[place as usize].rsplit(':').next().unwrap().parse().unwrap();
+    let hello = PeerHello { run_id: "job".to_owned(), endpoints, place, process: NodeId(rand::random()) };
+    match claim("127.0.0.1", port, None, ServerOptions::default(), protection(), Some(hello)).unwrap() {
+        Claim::Serves(host) => host,
+        Claim::Elsewhere(why) => panic!("{why}"),
+    }
 }
 
 fn protection() -> Option<Arc<Protection>> {

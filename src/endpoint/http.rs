@@ -365,11 +365,9 @@ async fn page(which: Which, sources: &Sources) -> Answer {
                        makes it on another machine\n";
             Answer("404 Not Found", TEXT, why.to_owned())
         }
-        Err(NoPage::Busy) => Answer(
-            UNAVAILABLE,
-            TEXT,
-            "others wait for the page, or Python is busy; try again\n".to_owned(),
-        ),
+        Err(NoPage::Busy) => {
+            Answer(UNAVAILABLE, TEXT, "others wait for the page, or Python is busy; try again\n".to_owned())
+        }
         Err(NoPage::Failed) => {
             let why = "the page could not be made; the log of the coordinator's process says why\n";
             Answer("500 Internal Server Error", TEXT, why.to_owned())

@@ -10,7 +10,7 @@
 //! - **Nodes that wait, and changes in place.** Nodes repeat what they have asked.
 //! - **How far the training is, and what was recorded.** No decision depends on it, but for the steps of the budget.
 //!
-//! [`Run::snapshot`] is compared with the one before after each event. So it changes only if a successor has to decide otherwise, and its
+//! [`Run::has_snapshot`] compares it with the one before after each event. So it changes only if a successor has to decide otherwise, and its
 //! cost does not depend on the number of nodes. It takes at most [`SNAPSHOT_LIMIT_BYTES`] on the wire. Of restarts, faults, hosts and their
 //! failures it has the latest, and long texts are cut.
 
@@ -97,6 +97,14 @@ impl KnownWorld {
         }
     }
 
+    /// Whether it would be made of this world.
+    fn is_of(&self, world: &World) -> bool {
+        let Self { id, size, reason, restart, workers, began_with } = self;
+        (*id, *size, *restart) == (world.id, world.size, world.restart)
+            && (*workers, *began_with) == (world.worker_count(), world.began_with)
+            && is_cut(reason, &world.reason, ROUND_REASON_BYTES)
+    }
+
     /// The world, whose members will report.
     fn world(self) -> World {
         let Self { id, size, reason, restart, workers, began_with } = self;
@@ -114,7 +122,51 @@ impl KnownWorld {
     }
 }
 
+/// Whether this is what is left of a text that may be too long.
+fn is_cut(kept: &str, whole: &str, limit: usize) -> bool {
+    if whole.len() <= limit { kept == whole } else { kept == cut(whole.to_owned(), limit) }
+}
+
 impl Run {
+    /// Whether [`Self::snapshot`] would be the same as this one. It copies nothing, since most events change nothing.
+    pub fn has_snapshot(&self, last: &Snapshot) -> bool {
+        let Self { roster, current, recovery, .. } = self;
+        let Snapshot { settings, round, named, world, interrupted, failure, restart, resets, .. } = last;
+        let Snapshot { closed, full_at_close, closed_at, paused_until, host_rank, left, budget, hosts, .. } = last;
+        let is_open = current.closed().is_none();
+        let host = self.host.and_then(|(id, _)| roster.get(id)).and_then(|node| roster.last_rank(node));
+        let is_same_world = match (world, current.world()) {
+            (Some(known), Some(world)) => known.is_of(world),
+            (known, world) => known.is_none() && world.is_none(),
+        };
+        let is_same_reason = match (interrupted, current.interrupted()) {
+            (Some(known), Some(reason)) => is_cut(known, reason, REASON_LIMIT_BYTES),
+            (known, reason) => known.is_none() && reason.is_none(),
+        };
+        let is_same_verdict = match (closed, current.closed()) {
+            (Some(known), Some(verdict)) => *known == tidy_verdict(verdict),
+            (known, verdict) => known.is_none() && verdict.is_none(),
+        };
+        let is_same = (*round, *restart, *resets) == (self.round(), current.restart(), current.resets())
+            && (*named, *host_rank) == (recovery.named().max(self.round()), host)
+            && (*full_at_close, *closed_at) == (current.full_at_close(), self.closed_at)
+            && *paused_until == self.pace.paused_until
+            && is_same_world
+            && is_same_reason
+            && is_same_verdict
+            && failure.as_deref() == current.failure()
+            && left.iter().eq(recovery.left().iter().take(if is_open { MOST_LEFT } else { 0 }))
+            && Arc::ptr_eq(hosts, self.hosts.kept())
+            && *settings == self.settings
+            && if is_open {
+                *budget == self.budget || *budget == self.budget.kept()
+            } else {
+                *budget == Budget::default()
+            };
+        debug_assert!(!is_same || *last == self.snapshot(), "{last:?} is not {:?}", self.snapshot());
+        is_same
+    }
+
     /// What a successor of this run's coordinator must know.
     pub fn snapshot(&self) -> Snapshot {
         let Self { settings, roster, current, recovery, .. } = self;

@@ -238,6 +238,7 @@ proptest! {
                 _ => job.pass(time * SECOND),
             }
             let before = job.run.snapshot();
+            prop_assert!(job.run.has_snapshot(&before));
             job.send(node, NodeMessage::Heartbeat { rtt_us: None });
             prop_assert_eq!(job.run.snapshot(), before);
             let wire = passed_on(&job.run, job.now).to_wire(job.now);
