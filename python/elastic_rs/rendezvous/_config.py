@@ -8,7 +8,7 @@ from __future__ import annotations
 import ipaddress
 import logging
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from elastic_rs._elastic_rs import RendezvousConfig, only_on_loopback
@@ -213,30 +213,34 @@ def means_all(host: str) -> bool:
     return bool(host) and not host.lower().removeprefix("::ffff:").strip("0.:")
 
 
-def warn_of_loopback(host: str, port: int, config: RendezvousConfig, most_nodes: int, flag: str) -> None:
+def warn_of_loopback(
+    endpoints: Sequence[tuple[str, int]], config: RendezvousConfig, most_nodes: int, flag: str
+) -> None:
     """Warn that a job of several nodes meets at an address that means another machine on each machine.
 
     It is not refused: agents of one machine find each other there.
     """
     if most_nodes < 2 or config.values().get("host_name") is not None:  # a driver has chosen the endpoint
         return
-    found = only_on_loopback(host)
-    if host in {"localhost", *found}:
+    on_loopback = []
+    for host, port in endpoints:
+        found = only_on_loopback(host)
+        if host in {"localhost", *found}:
+            on_loopback.append(endpoint_of(host, port))
+        elif found:
+            logger.warning(
+                "the endpoint %s is %s here, on loopback: this node takes it for its own. Other nodes must resolve "
+                "`%s` to another address of this machine; where it is each machine's own name, each meets itself",
+                endpoint_of(host, port),
+                ", ".join(found),
+                host,
+            )
+    if on_loopback:
         logger.warning(
-            "the endpoint %s:%d is on loopback: only agents of this machine meet there, and a node on another machine "
+            "the endpoint %s is on loopback: only agents of this machine meet there, and a node on another machine "
             "meets itself; for several machines give all nodes %s with an address of one node",
-            host,
-            port,
+            ",".join(on_loopback),
             flag,
-        )
-    elif found:
-        logger.warning(
-            "the endpoint %s:%d is %s here, on loopback: this node takes it for its own. Other nodes must resolve `%s` "
-            "to another address of this machine; where it is each machine's own name, each meets itself",
-            host,
-            port,
-            ", ".join(found),
-            host,
         )
 
 

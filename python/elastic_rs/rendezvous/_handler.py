@@ -75,12 +75,11 @@ class RustC10dRendezvousHandler(LauncherHandler):
             raise ValueError("--rdzv-conf agent is `torch`, must be `rust` with a list of endpoints: docs/takeover.md")
         if len(endpoints) > 1 and self._ranks_as_asked:
             raise ValueError(f"--rdzv-backend=static has the endpoints `{params.endpoint}`, must have one")
-        for host, port in endpoints:
-            if not params.endpoint:
-                warn_of_no_endpoint(params.max_nodes, port)
-            else:
-                flag = "--master-addr" if self._ranks_as_asked else "--rdzv-endpoint"
-                warn_of_loopback(host, port, self._config, params.max_nodes, flag)
+        if not params.endpoint:
+            warn_of_no_endpoint(params.max_nodes, endpoints[0][1])
+        else:
+            flag = "--master-addr" if self._ranks_as_asked else "--rdzv-endpoint"
+            warn_of_loopback(endpoints, self._config, params.max_nodes, flag)
         self._started = time.monotonic()
         self._host, self._why_not_host = self._claim(endpoints)
         if self._host is not None:

@@ -102,8 +102,7 @@ def run(
         warn_of_no_endpoint(meeting.nodes[1], meeting.port)
     elif meeting.etcd is None:
         flag = "--rdzv-endpoint" if args.rdzv_endpoint else "--master-addr"
-        for endpoint in meeting.endpoints:
-            warn_of_loopback(*endpoint, meeting.config, meeting.nodes[1], flag)
+        warn_of_loopback(meeting.endpoints, meeting.config, meeting.nodes[1], flag)
     warn_of_node_rank(args)
     # The variables that torchrun sets in its own environment, which workers inherit.
     variables = {SIGNALS: args.signals_to_handle}
