@@ -12,6 +12,7 @@
 //! | [`discovery`] | a driver whose hosts come and go: scripts that flap, fail and hang, agents that are lost |
 //! | `records` | what nodes without a coordinator have recorded |
 //! | [`quorum`] | voters of a run's record, and who leads: all histories of small quorums |
+//! | [`takeover`] | jobs with a list of endpoints: whoever leads dies, and another one leads |
 //! | [`pytorch`] | PyTorch's own algorithm under the same faults and invariants: a test of the simulator |
 
 pub mod cell;
@@ -24,4 +25,5 @@ pub mod pytorch;
 pub mod quorum;
 mod records;
 mod shared;
+pub mod takeover;
 pub mod worlds;

@@ -1,4 +1,4 @@
-//! The paths between hosts and the process that all of them talk to: transit times, and paths that are cut.
+//! The paths between hosts and the process that all of them talk to, and between two hosts: transit times, and paths that are cut.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -45,11 +45,13 @@ pub struct Paths {
     delay: (Duration, Duration),
     /// The end of the cut on the path to each end, by host.
     cut: BTreeMap<(HostId, usize), (Time, Partition)>,
+    /// The same on the path from one host to another.
+    between: BTreeMap<(HostId, HostId), (Time, Partition)>,
 }
 
 impl Paths {
     pub(super) fn new(delay: (Duration, Duration)) -> Self {
-        Self { delay, cut: BTreeMap::new() }
+        Self { delay, cut: BTreeMap::new(), between: BTreeMap::new() }
     }
 
     /// Draws the transit time of a message.
@@ -65,6 +67,16 @@ impl Paths {
     /// The present cut on a path, if any.
     pub fn cut_now(&self, host: HostId, to: End, now: Time) -> Option<(Time, Partition)> {
         self.cut.get(&(host, to as usize)).copied().filter(|(until, _)| *until > now)
+    }
+
+    /// Cuts the path from one host to another until `until`. Replaces an earlier cut.
+    pub fn cut_between(&mut self, from: HostId, to: HostId, until: Time, kind: Partition) {
+        self.between.insert((from, to), (until, kind));
+    }
+
+    /// The present cut on the path from one host to another, if any.
+    pub fn cut_between_now(&self, from: HostId, to: HostId, now: Time) -> Option<(Time, Partition)> {
+        self.between.get(&(from, to)).copied().filter(|(until, _)| *until > now)
     }
 
     /// The cuts that decide the future, for the coordinator's fingerprint.

@@ -13,3 +13,4 @@ mod quorum;
 mod rendezvous;
 mod scenarios;
 mod seeds;
+mod takeover;
