@@ -157,7 +157,7 @@ impl Job {
     pub(super) fn kill(&mut self, number: HostId, silently: bool) {
         let Some(process) = self.hosts[number].process.take() else { return };
         let now = self.engine.now();
-        (self.hosts[number].workers, self.hosts[number].is_torn) = (None, false);
+        self.hosts[number].workers = None;
         for (conn, end) in self.network.held_by((number, process.pid)) {
             if silently {
                 self.network.silence(conn, end);
@@ -313,13 +313,14 @@ impl Job {
                 process.agent = Agent::Runs;
                 self.told.on_place(number, &placement, &self.options.settings)?;
                 self.started += 1;
-                let workers =
-                    Workers { number: self.started, round: placement.round.0, world: placement.world, until: None };
+                let (round, world) = (placement.round.0, placement.world);
+                let workers = Workers { number: self.started, round, world, until: None, is_torn: false };
                 self.hosts[number].workers = Some(workers);
             }
             Err(error) => {
                 self.engine.remark(|| format!("n{number} gives up: {error}"));
-                process.is_wanted &= !matches!(error, JoinError::Closed { .. } | JoinError::Over { .. });
+                let is_final = matches!(error, JoinError::Closed { .. } | JoinError::Over { .. } | JoinError::Rejected(_));
+                process.is_wanted &= !is_final;
                 self.leave(number, None)?;
             }
         }

@@ -20,14 +20,14 @@ use std::time::Duration;
 
 use super::agent::{COORDINATOR_TIMEOUT, JOIN_TIMEOUT, RUN_ID};
 use super::event::Event;
-use super::host::Agent;
+use super::host::{Agent, Host};
 use super::job::Job;
 use super::wiring::address;
 use super::plan::Action;
 use crate::engine::history::History;
 use crate::engine::paths::HostId;
 use crate::engine::queue::Time;
-use crate::worlds::{Held, Invariant, Violation, check_world};
+use crate::worlds::{Held, Invariant, Violation, check_world, ensure_contract};
 use elastic_rs::rendezvous::messages::message::{CoordinatorMessage, Hello, Placement, Verdict};
 use elastic_rs::rendezvous::messages::settings::Settings;
 use elastic_rs::rendezvous::run::Exclusion;
@@ -42,7 +42,7 @@ const LEADS_WITHIN: Duration = Duration::from_secs(5);
 pub(super) struct Told {
     /// Number of histories that have begun.
     histories: u32,
-    round: u64,
+    pub round: u64,
     restart: u32,
     /// Worlds by their rounds, and those that this history has formed or taken up.
     worlds: BTreeMap<u64, u64>,
@@ -105,12 +105,12 @@ impl Told {
     }
 
     pub fn on_exclusions(&mut self, hosts: &[Exclusion]) {
-        self.excluded.extend(hosts.iter().map(|host| host.addr.clone()));
+        self.excluded = hosts.iter().map(|host| host.addr.clone()).collect();
     }
 
-    /// A node reports to a leader. If it is in a world, that one is taken up.
+    /// A node reports to a leader. If it is in a world, and no other has been formed since this history began, that one is taken up.
     pub fn on_hello(&mut self, hello: &Hello) {
-        let placed = hello.placed.filter(|placed| placed.active);
+        let placed = hello.placed.filter(|placed| placed.active && self.round == 0);
         self.known.extend(placed.map(|placed| placed.world));
     }
 }
@@ -121,7 +121,7 @@ impl Job {
         let Some(process) = &mut self.hosts[host].process else { return Ok(()) };
         if std::mem::replace(&mut process.knows, true) {
             self.told.takeovers += 1;
-            return Ok(());
+            return self.check_exclusions(host);
         }
         let others = self.hosts.iter().enumerate().filter(|(other, _)| *other != host);
         let mut knowing = others.filter(|(_, at)| at.process.as_ref().is_some_and(|process| process.knows));
@@ -144,8 +144,8 @@ impl Job {
     }
 
     fn check_one_world(&self) -> Result<(), Violation> {
-        let running = |(host, at): (HostId, &super::host::Host)| {
-            let workers = at.workers.filter(|workers| !at.is_torn && self.told.known.contains(&workers.world))?;
+        let running = |(host, at): (HostId, &Host)| {
+            let workers = at.workers.filter(|workers| !workers.is_torn && self.told.known.contains(&workers.world))?;
             Some((workers.world, (host, workers.round)))
         };
         let worlds: BTreeMap<_, _> = self.hosts.iter().enumerate().filter_map(running).collect();
@@ -166,19 +166,24 @@ impl Job {
                 false => Ok(()),
             };
         };
-        let now = self.hosts[leader].clock(self.engine.now());
-        let out: BTreeSet<_> = run.exclusions(now).into_iter().map(|host| host.addr).collect();
         let knows_end = told.closed.is_none() || run.closed() == told.closed.as_ref();
         let knows = run.round().0 >= told.round && run.restart() >= told.restart && knows_end;
-        if knows && out.is_superset(&told.excluded) {
-            return Ok(());
-        }
-        Err(Violation::contract(format!(
-            "n{leader} leads in round {}, restart {}, end {:?}, without {out:?}, and has forgotten {told:?}",
-            run.round(),
-            run.restart(),
-            run.closed()
-        )))
+        ensure_contract(knows, || {
+            let (round, restart, end) = (run.round(), run.restart(), run.closed());
+            format!("n{leader} leads in round {round}, restart {restart}, end {end:?}, and has forgotten {told:?}")
+        })
+    }
+
+    /// Whoever takes over keeps the hosts out that its predecessor has kept out. If it knows a later failure, that may have let some in.
+    fn check_exclusions(&self, leader: HostId) -> Result<(), Violation> {
+        let part = self.hosts[leader].process.as_ref().and_then(|process| process.part.as_ref());
+        let Some(run) = part.and_then(|part| part.machine.run(RUN_ID)) else { return Ok(()) };
+        let now = self.hosts[leader].clock(self.engine.now());
+        let out: BTreeSet<_> = run.exclusions(now).into_iter().map(|host| host.addr).collect();
+        let excluded = &self.told.excluded;
+        ensure_contract(run.restart() > self.told.restart || out.is_superset(excluded), || {
+            format!("n{leader} takes over and keeps {out:?} out, not {excluded:?}")
+        })
     }
 
     /// A process was killed. If it led, and all was steady, another one has to lead soon.
@@ -245,7 +250,8 @@ impl History for Job {
     fn close(&mut self) -> Vec<HostId> {
         self.ends = true;
         let now = self.engine.now();
-        let any = self.hosts.iter().position(|at| at.process.is_some());
+        let runs = |at: &Host| at.process.as_ref().is_some_and(|process| process.agent == Agent::Runs);
+        let any = self.hosts.iter().position(runs).or(self.hosts.iter().position(|at| at.process.is_some()));
         any.into_iter().for_each(|host| self.engine.push(now, Event::Act(Action::Close(host))));
         any.into_iter().collect()
     }

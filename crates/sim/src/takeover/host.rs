@@ -78,6 +78,9 @@ pub(super) struct Workers {
     pub world: u64,
     /// When their guards kill them.
     pub until: Option<Time>,
+    /// The leader has seen the connection of their node end, and the node has not come back while their round was the last one: it may be
+    /// replaced while they run (decision 28).
+    pub is_torn: bool,
 }
 
 /// A host.
@@ -91,9 +94,6 @@ pub(super) struct Host {
     pub workers: Option<Workers>,
     /// The kernel has ended the sockets of the last process by then.
     pub closed_at: Time,
-    /// The leader has seen the connection of this node end, and the node has not come back: it may be replaced while its workers run
-    /// (decision 28).
-    pub is_torn: bool,
     /// Until then its workers go on, whatever its lease: a mistake.
     pub renewed_until: Time,
     /// The id of the first process: a mistake keeps it.
@@ -111,7 +111,6 @@ impl Host {
             process: None,
             workers: None,
             closed_at: Time::ZERO,
-            is_torn: false,
             renewed_until: Time::ZERO,
             first_id: None,
         }

@@ -262,7 +262,10 @@ impl Job {
                 if let Some(part) = self.hosts[host].part() {
                     part.sessions.insert(conn, reached.filter(|_| lives).map(|_| (other, pid)));
                 }
-                self.hosts[other].is_torn &= !lives;
+                let last = self.told.round;
+                if let Some(workers) = self.hosts[other].workers.as_mut().filter(|it| lives && it.round == last) {
+                    workers.is_torn = false;
+                }
                 self.told.on_hello(&hello);
                 if let Some(process) = self.hosts[other].process(pid) {
                     process.hello = Some(*hello);
@@ -284,9 +287,8 @@ impl Job {
         let who = part.machine.node_of(conn);
         part.machine.on_disconnected(conn, clock);
         if let (Some((_, node)), Some(reached)) = (who, reached) {
-            self.hosts.iter_mut().for_each(|at| {
-                at.is_torn |= at.process.as_ref().is_some_and(|process| process.id == node);
-            });
+            let of_node = self.hosts.iter_mut().find(|at| at.process.as_ref().is_some_and(|it| it.id == node));
+            of_node.and_then(|at| at.workers.as_mut()).into_iter().for_each(|workers| workers.is_torn = true);
             if let Some(at) = reached {
                 self.knock(Knock { by, at, node, since: now, pause: KNOCKS.0 });
             }
