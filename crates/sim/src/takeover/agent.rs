@@ -60,7 +60,7 @@ impl Job {
                 self.disturb(now);
             }
             Action::Terminate(host) => {
-                self.hosts[host].process.iter_mut().for_each(|process| process.is_wanted = false);
+                self.hosts[host].process.iter_mut().for_each(|process| process.is_terminated = true);
                 self.disturb(now + STOP.1 + DRAIN.1);
                 return self.leave(host, Some(15));
             }
@@ -138,7 +138,8 @@ impl Job {
             joins: 0,
             answers: 0,
             knows: false,
-            is_wanted: true,
+            is_terminated: false,
+            is_over: false,
             alarm: Default::default(),
             ticks: (now, 0),
             part,
@@ -185,7 +186,8 @@ impl Job {
 
     /// A process that has left ends. An agent that has failed is started again by whoever looks after it.
     pub(super) fn exit(&mut self, number: HostId) {
-        let is_wanted = self.hosts[number].process.as_ref().is_some_and(|process| process.is_wanted);
+        let process = self.hosts[number].process.as_ref();
+        let is_wanted = process.is_some_and(|process| !process.is_over && (self.is_calm || !process.is_terminated));
         self.kill(number, false);
         self.disturb(self.engine.now());
         if is_wanted && !self.ends {
@@ -259,7 +261,7 @@ impl Job {
         let (runs, is_over) = (workers.is_some(), view.closed.is_some() || view.failed.is_some());
         match process.agent {
             Agent::Runs if is_over => {
-                process.is_wanted &= view.closed.is_none();
+                process.is_over |= view.closed.is_some();
                 self.leave(number, None)?;
                 did = true;
             }
@@ -274,7 +276,7 @@ impl Job {
                 did = true;
             }
             Agent::StopsToJoin if !runs && is_over => {
-                process.is_wanted &= view.closed.is_none();
+                process.is_over |= view.closed.is_some();
                 self.leave(number, None)?;
                 did = true;
             }
@@ -320,7 +322,7 @@ impl Job {
             Err(error) => {
                 self.engine.remark(|| format!("n{number} gives up: {error}"));
                 let is_final = matches!(error, JoinError::Closed { .. } | JoinError::Over { .. } | JoinError::Rejected(_));
-                process.is_wanted &= !is_final;
+                process.is_over |= is_final;
                 self.leave(number, None)?;
             }
         }
@@ -336,9 +338,12 @@ impl Job {
         let until = until.filter(|_| mutation != Some(Mutation::NoDeadline));
         if let Some(workers) = host.workers.as_mut().filter(|workers| workers.until != until) {
             workers.until = until;
-            let number_of_workers = workers.number;
-            if let Some(until) = until {
-                self.engine.push(until, Event::Guards(number, number_of_workers));
+            let of = workers.number;
+            match until {
+                // A node that stood still with its place on the way to it: its workers are not started any more.
+                Some(until) if until <= self.engine.now() => self.look_at_deadline(number, of),
+                Some(until) => self.engine.push(until, Event::Guards(number, of)),
+                None => {}
             }
         }
     }

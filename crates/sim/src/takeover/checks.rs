@@ -5,15 +5,15 @@
 //!   back (decision 28); so are worlds of a history that nobody remembers.
 //! - *One leader*: one process leads at most.
 //! - *Nothing is forgotten*: whoever leads knows each round, restart, verdict and excluded host that any leader before has sent to anybody. A
-//!   process is sent rounds and restarts that do not go back, either, and a round has one world.
+//!   leader sends rounds and restarts that do not go back, either, and a round has one world.
 //! - *One history*: a run begins once. It begins anew only if no process lives that was sent its record, which takes the end of all of them.
 //! - *One answer*: no join has two.
 //! - *Somebody leads*: if a process that leads is killed, and for [`STEADY`] before and [`LEADS_WITHIN`] after nothing else has happened
 //!   to the listed hosts, all of which were up, another one leads by then.
-//! - *The job goes on*: once faults have ended and every host is on and runs an agent, then within the time that agents wait for a
-//!   coordinator and for a place, one process leads, and as many nodes as may run do so in one world, or the job is over. Within that
-//!   time also those end that know a record and cannot go on from it, because most who knew it have died at once, or without a lease:
-//!   the known limits of `docs/takeover.md`.
+//! - *The job goes on*: once faults have ended and every host is on and runs an agent (unless the job has refused it, and if that leaves
+//!   enough nodes), then within the time that agents wait for a coordinator and for a place, twice over, one process leads, and as many
+//!   nodes as may run do so in one world, or the job is over. Within that time also those end that know a record and cannot go on from
+//!   it, because most who knew it have died at once, or the leader after its voters' leases: the known limits of `docs/takeover.md`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -42,7 +42,7 @@ const LEADS_WITHIN: Duration = Duration::from_secs(5);
 pub(super) struct Told {
     /// Number of histories that have begun.
     histories: u32,
-    pub round: u64,
+    round: u64,
     restart: u32,
     /// Worlds by their rounds, and those that this history has formed or taken up.
     worlds: BTreeMap<u64, u64>,
@@ -108,9 +108,9 @@ impl Told {
         self.excluded = hosts.iter().map(|host| host.addr.clone()).collect();
     }
 
-    /// A node reports to a leader. If it is in a world, and no other has been formed since this history began, that one is taken up.
-    pub fn on_hello(&mut self, hello: &Hello) {
-        let placed = hello.placed.filter(|placed| placed.active && self.round == 0);
+    /// A node reports to a leader that has formed no world. If the node is in one, that is taken up.
+    pub fn on_member(&mut self, hello: &Hello) {
+        let placed = hello.placed.filter(|placed| placed.active);
         self.known.extend(placed.map(|placed| placed.world));
     }
 }
@@ -221,7 +221,8 @@ impl History for Job {
     }
 
     fn check_settled(&mut self) -> Result<(), Violation> {
-        if self.told.closed.is_some() {
+        let least = self.options.settings.min_nodes as usize;
+        if self.told.closed.is_some() || self.hosts.iter().filter(|at| at.process.is_some()).count() < least {
             return Ok(());
         }
         let [leader] = self.leaders()[..] else {
@@ -236,8 +237,10 @@ impl History for Job {
         let may_run: Vec<_> = processes.filter_map(|(_, at)| Some((at, at.process.as_ref()?))).collect();
         let runs = may_run.iter().filter(|(at, it)| it.agent == Agent::Runs && at.workers.is_some()).count();
         let worlds: BTreeSet<_> = self.hosts.iter().filter_map(|at| at.workers).map(|workers| workers.world).collect();
-        let (least, most) = (self.options.settings.min_nodes as usize, self.options.settings.max_nodes as usize);
-        let wanted = if may_run.len() < least { 0 } else { may_run.len().min(most) };
+        if may_run.len() < least {
+            return Ok(());
+        }
+        let wanted = may_run.len().min(self.options.settings.max_nodes as usize);
         let unanswered = may_run.iter().filter(|(_, it)| it.agent == Agent::Runs && it.answers != it.joins).count();
         if runs == wanted && worlds.len() <= 1 && unanswered == 0 {
             return Ok(());

@@ -49,8 +49,10 @@ pub(super) struct Process {
     pub part: Option<Part>,
     /// It has been sent a record, or has written one.
     pub knows: bool,
-    /// The agent is not started again: its user, or the end of the job, has ended it.
-    pub is_wanted: bool,
+    /// Its user has ended it, so it is not started again before faults are over.
+    pub is_terminated: bool,
+    /// The job is over, or has refused it: it is not started again.
+    pub is_over: bool,
     pub alarm: Alarm,
     /// When its machines were last called because time had passed, and how often then.
     pub ticks: (Time, u32),
@@ -78,8 +80,8 @@ pub(super) struct Workers {
     pub world: u64,
     /// When their guards kill them.
     pub until: Option<Time>,
-    /// The leader has seen the connection of their node end, and the node has not come back while their round was the last one: it may be
-    /// replaced while they run (decision 28).
+    /// The leader has seen the connection of their node end, and the node has not come back in time: it may be replaced while they run
+    /// (decision 28).
     pub is_torn: bool,
 }
 

@@ -11,10 +11,10 @@ use super::network::{Purpose, travels};
 use super::peers::Outcome;
 use super::plan::Mutation;
 use crate::engine::paths::{End, HostId};
-use crate::worlds::Violation;
+use crate::worlds::{Violation, ensure_contract};
 use elastic_rs::rendezvous::coordinator::ensemble::PeerMessage;
 use elastic_rs::rendezvous::coordinator::machine::Command;
-use elastic_rs::rendezvous::messages::message::{CoordinatorMessage, Hello, NodeId, NodeMessage};
+use elastic_rs::rendezvous::messages::message::{CoordinatorMessage, Hello, NodeId, NodeMessage, Round};
 use elastic_rs::rendezvous::node::NodeCommand;
 use elastic_rs::rendezvous::quorum::replica::Message;
 use elastic_rs::rendezvous::run::{Ends, SessionId};
@@ -139,12 +139,10 @@ impl Job {
         let Some(process) = self.hosts[host].process.as_mut().filter(|process| process.session == Some(conn)) else {
             return Ok(());
         };
-        let before = (process.node.view().round, process.node.view().restart);
+        let before = process.node.view().round;
         process.node.on_message(message, clock);
-        let after = (process.node.view().round, process.node.view().restart);
-        if after.0 < before.0 || after.1 < before.1 {
-            return Err(Violation::contract(format!("n{host} goes back from (round, restart) {before:?} to {after:?}")));
-        }
+        let after = process.node.view().round;
+        ensure_contract(after >= before, || format!("n{host} goes back from round {before} to {after}"))?;
         self.settle(host)
     }
 
@@ -255,18 +253,20 @@ impl Job {
                     return Ok(());
                 }
                 let Some((other, pid)) = peer else { return Ok(()) };
-                part.sessions.insert(conn, None);
+                let run = part.machine.run(RUN_ID);
+                let is_known = run.is_some_and(|run| run.knows(hello.node));
+                if run.is_none_or(|run| run.round() == Round(0)) {
+                    self.told.on_member(&hello);
+                }
                 part.machine.on_hello(conn, *hello.clone(), ends(other), clock);
                 let reached = travels(host, other, &mut self.engine).and(travels(other, host, &mut self.engine));
                 let lives = self.hosts[other].process(pid).is_some();
                 if let Some(part) = self.hosts[host].part() {
                     part.sessions.insert(conn, reached.filter(|_| lives).map(|_| (other, pid)));
                 }
-                let last = self.told.round;
-                if let Some(workers) = self.hosts[other].workers.as_mut().filter(|it| lives && it.round == last) {
+                if let Some(workers) = self.hosts[other].workers.as_mut().filter(|_| lives && is_known) {
                     workers.is_torn = false;
                 }
-                self.told.on_hello(&hello);
                 if let Some(process) = self.hosts[other].process(pid) {
                     process.hello = Some(*hello);
                 }
