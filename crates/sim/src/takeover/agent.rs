@@ -34,9 +34,7 @@ const CLOSES: Duration = Duration::from_millis(60);
 impl Job {
     pub(super) fn act(&mut self, action: Action) -> Result<(), Violation> {
         let now = self.engine.now();
-        if !matches!(action, Action::Fail(_)) {
-            self.faults += 1;
-        }
+        self.faults += u64::from(!matches!(action, Action::Fail(_) | Action::Start(_)));
         let steady = self.steady_since;
         if let Action::Terminate(host) | Action::Close(host) = action {
             let goes_on = self.engine.processes.stalled_until(Some(host));
@@ -53,6 +51,13 @@ impl Job {
                 if alone { self.end_coordinator(host)? } else { self.kill(host, false) }
                 self.disturb(now);
                 self.expect_leader(led, steady);
+            }
+            Action::KillLeader(back) => {
+                let leader = self.leaders().first().copied();
+                if let Some(host) = leader {
+                    self.engine.push_after(back, Event::Act(Action::Start(host)));
+                    self.act(Action::Kill(host))?;
+                }
             }
             Action::PowerOff(host) => {
                 self.kill(host, true);
@@ -131,8 +136,9 @@ impl Job {
         let mut process = Process {
             pid,
             id,
-            node: NodeMachine::among(hello, &endpoints, COORDINATOR_TIMEOUT, clock),
-            hello: None,
+            node: NodeMachine::among(hello.clone(), &endpoints, COORDINATOR_TIMEOUT, clock),
+            hello,
+            placement: None,
             session: None,
             agent: Agent::Joins,
             joins: 0,
@@ -176,6 +182,7 @@ impl Job {
         let Some(process) = &mut self.hosts[number].process else { return Ok(()) };
         let Some(part) = process.part.take() else { return Ok(()) };
         let own: Vec<_> = part.peers.iter().filter_map(|peer| peer.conn).map(|conn| (conn, End::Node)).collect();
+        process.knows = false;
         let pid = process.pid;
         let accepted = self.network.held_by((number, pid)).into_iter().filter(|(_, end)| *end == End::Coordinator);
         for (conn, end) in own.into_iter().chain(accepted) {
@@ -189,6 +196,7 @@ impl Job {
         let process = self.hosts[number].process.as_ref();
         let is_wanted = process.is_some_and(|process| !process.is_over && (self.is_calm || !process.is_terminated));
         self.kill(number, false);
+        self.faults += 1;
         self.disturb(self.engine.now());
         if is_wanted && !self.ends {
             let after = self.engine.dice.duration(AGAIN);
@@ -317,6 +325,7 @@ impl Job {
                 self.started += 1;
                 let (round, world) = (placement.round.0, placement.world);
                 let workers = Workers { number: self.started, round, world, until: None, is_torn: false };
+                process.placement = Some(placement);
                 self.hosts[number].workers = Some(workers);
             }
             Err(error) => {

@@ -8,8 +8,8 @@
 //!   leader sends rounds and restarts that do not go back, either, and a round has one world.
 //! - *One history*: a run begins once. It begins anew only if no process lives that was sent its record, which takes the end of all of them.
 //! - *One answer*: no join has two.
-//! - *Somebody leads*: if a process that leads is killed, and for [`STEADY`] before and [`LEADS_WITHIN`] after nothing else has happened
-//!   to the listed hosts, all of which were up, another one leads by then.
+//! - *Somebody leads*: if a process that leads is killed, and for [`STEADY`] before and [`LEADS_WITHIN`] after no other fault has happened
+//!   to any host, and all that are listed were up, another one leads by then. It may have been started again.
 //! - *The job goes on*: once faults have ended and every host is on and runs an agent (unless the job has refused it, and if that leaves
 //!   enough nodes), then within the time that agents wait for a coordinator and for a place, twice over, one process leads, and as many
 //!   nodes as may run do so in one world, or the job is over. Within that time also those end that know a record and cannot go on from
@@ -189,14 +189,15 @@ impl Job {
     /// A process was killed. If it led, and all was steady, another one has to lead soon.
     pub(super) fn expect_leader(&mut self, led: bool, steady_since: Time) {
         let now = self.engine.now();
-        let others = self.hosts[..self.options.listed].iter().filter(|at| at.process.is_some()).count();
+        let is_up = |at: &&Host| at.process.as_ref().is_some_and(|process| process.part.is_some());
+        let others = self.hosts[..self.options.listed].iter().filter(is_up).count();
         if led && now >= steady_since + STEADY && others + 1 == self.options.listed {
-            self.engine.push(now + LEADS_WITHIN, Event::MustLead { since: now, faults: self.faults });
+            self.engine.push(now + LEADS_WITHIN, Event::MustLead { faults: self.faults });
         }
     }
 
-    pub(super) fn check_led(&mut self, since: Time, faults: u64) -> Result<(), Violation> {
-        if faults != self.faults || self.steady_since > since {
+    pub(super) fn check_led(&mut self, faults: u64) -> Result<(), Violation> {
+        if faults != self.faults {
             return Ok(());
         }
         self.told.promises += 1;

@@ -48,7 +48,7 @@ pub enum Event {
     /// It was refused: the process has ended.
     ProcessEnded(HostId, Pid, NodeId),
     /// Somebody must lead by now, if no fault has happened since the number of faults was this.
-    MustLead { since: Time, faults: u64 },
+    MustLead { faults: u64 },
 }
 
 /// An attempt to connect to the port of a node's process, whose session has ended.

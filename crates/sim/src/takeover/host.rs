@@ -13,7 +13,7 @@ use crate::engine::paths::HostId;
 use crate::engine::queue::Time;
 use elastic_rs::rendezvous::coordinator::machine::Machine;
 use elastic_rs::rendezvous::coordinator::succession::Succession;
-use elastic_rs::rendezvous::messages::message::{Hello, JoinWorkers, NodeId};
+use elastic_rs::rendezvous::messages::message::{Hello, JoinWorkers, NodeId, Placement};
 use elastic_rs::rendezvous::node::NodeMachine;
 use elastic_rs::rendezvous::run::SessionId;
 
@@ -38,8 +38,9 @@ pub(super) struct Process {
     pub pid: Pid,
     pub id: NodeId,
     pub node: NodeMachine,
-    /// How the node has introduced itself last.
-    pub hello: Option<Hello>,
+    /// How the node has introduced itself first, and the last place that it got.
+    pub hello: Hello,
+    pub placement: Option<Placement>,
     /// The node's connection, or its attempt.
     pub session: Option<SessionId>,
     pub agent: Agent,

@@ -211,7 +211,7 @@ impl Model for Job {
             Event::Exit(host, _) => self.exit(host),
             Event::Knock(knock) => self.knock(knock),
             Event::ProcessEnded(host, _, node) => self.on_process_ended(host, node)?,
-            Event::MustLead { since, faults } => self.check_led(since, faults)?,
+            Event::MustLead { faults } => self.check_led(faults)?,
         }
         self.check()
     }

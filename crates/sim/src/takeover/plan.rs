@@ -14,6 +14,8 @@ pub enum Action {
     Start(HostId),
     /// SIGKILL of the agent.
     Kill(HostId),
+    /// The same of whoever leads. It is started again after this time.
+    KillLeader(Duration),
     /// The host is switched off: no connection is closed, and nobody is refused.
     PowerOff(HostId),
     /// SIGTERM of the agent.
@@ -96,6 +98,7 @@ impl Plan {
         }
         match dice.between(0, 3) {
             0 => plan.one_after_another(&mut dice),
+            1 => plan.with_another_fault(&mut dice),
             _ => plan.at_any_time(&mut dice),
         }
         plan
@@ -104,7 +107,7 @@ impl Plan {
     fn add(&mut self, at: Time, action: Action) {
         self.actions.push((at, action));
         let lasts = match action {
-            Action::Stall(_, lasts) | Action::Cut(_, _, lasts, _) => lasts,
+            Action::Stall(_, lasts) | Action::Cut(_, _, lasts, _) | Action::KillLeader(lasts) => lasts,
             _ => Duration::ZERO,
         };
         self.calm_at = self.calm_at.max(at + lasts);
@@ -119,10 +122,32 @@ impl Plan {
                 let other = dice.between(0, self.options.hosts as u64 - 1) as usize;
                 self.add(at - SECOND * 8, Action::Fail(other));
             }
-            self.add(at, if dice.chance(70) { Action::Kill(host) } else { Action::Terminate(host) });
             let back = dice.duration((SECOND / 10, SECOND * 8));
+            match dice.between(0, 3) {
+                0 => self.add(at, Action::Terminate(host)),
+                1 => self.add(at, Action::Kill(host)),
+                _ => self.add(at, Action::KillLeader(back)),
+            }
             self.add(at + back, Action::Start(host));
             at += back + SECOND * 30;
+        }
+    }
+
+    /// Whoever leads is killed, and something else happens at about that time.
+    fn with_another_fault(&mut self, dice: &mut Dice) {
+        let (mut at, last) = (SECOND * 25, self.options.hosts as u64 - 1);
+        for _ in 0..dice.between(1, 2) {
+            let host = dice.between(0, last) as usize;
+            let lasts = dice.duration((SECOND, SECOND * 25));
+            let most = [SECOND / 8, SECOND, SECOND * 4][dice.between(0, 2) as usize];
+            let before = dice.duration((Duration::ZERO, most));
+            match dice.between(0, 3) {
+                0 => self.add(at - before, Action::Fail(host)),
+                1 => self.add(at - before, Action::Stall(host, lasts)),
+                _ => self.cut(host, at - before, lasts, dice),
+            }
+            self.add(at, Action::KillLeader(dice.duration((SECOND / 10, SECOND * 20))));
+            at += SECOND * 35;
         }
     }
 

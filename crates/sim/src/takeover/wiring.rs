@@ -14,7 +14,7 @@ use crate::engine::paths::{End, HostId};
 use crate::worlds::{Violation, ensure_contract};
 use elastic_rs::rendezvous::coordinator::ensemble::PeerMessage;
 use elastic_rs::rendezvous::coordinator::machine::Command;
-use elastic_rs::rendezvous::messages::message::{CoordinatorMessage, Hello, NodeId, NodeMessage, Round};
+use elastic_rs::rendezvous::messages::message::{CoordinatorMessage, Hello, NodeId, NodeMessage, Placed, Placement, Round};
 use elastic_rs::rendezvous::node::NodeCommand;
 use elastic_rs::rendezvous::quorum::replica::Message;
 use elastic_rs::rendezvous::run::{Ends, SessionId};
@@ -202,10 +202,15 @@ impl Job {
         }
     }
 
-    /// How a node with workers has introduced itself last.
+    /// How a node with workers introduces itself.
     fn introduction_of(&self, host: HostId) -> Option<Hello> {
         self.hosts[host].workers?;
-        self.hosts[host].process.as_ref()?.hello.clone()
+        let process = self.hosts[host].process.as_ref()?;
+        let placement = process.placement.as_ref()?;
+        let began_with = placement.began_with();
+        let Placement { round, rank, world_size, world, restart, host, .. } = *placement;
+        let placed = Placed { round, rank, world_size, world, active: true, restart, host, began_with };
+        Some(Hello { placed: Some(placed), ..process.hello.clone() })
     }
 
     fn obey(&mut self, host: HostId, command: Command) -> Result<(), Violation> {
@@ -258,7 +263,7 @@ impl Job {
                 if run.is_none_or(|run| run.round() == Round(0)) {
                     self.told.on_member(&hello);
                 }
-                part.machine.on_hello(conn, *hello.clone(), ends(other), clock);
+                part.machine.on_hello(conn, *hello, ends(other), clock);
                 let reached = travels(host, other, &mut self.engine).and(travels(other, host, &mut self.engine));
                 let lives = self.hosts[other].process(pid).is_some();
                 if let Some(part) = self.hosts[host].part() {
@@ -266,9 +271,6 @@ impl Job {
                 }
                 if let Some(workers) = self.hosts[other].workers.as_mut().filter(|_| lives && is_known) {
                     workers.is_torn = false;
-                }
-                if let Some(process) = self.hosts[other].process(pid) {
-                    process.hello = Some(*hello);
                 }
             }
             message => part.machine.on_message(conn, message, clock),

@@ -5,7 +5,7 @@
 use std::time::Instant;
 
 use crate::seeds::{asked_for, live_through};
-use elastic_rs_sim::takeover::{Report, live};
+use elastic_rs_sim::takeover::{Mutation, Report, live, live_with};
 
 #[test]
 fn invariants_hold_for_all_seeds() {
@@ -20,4 +20,49 @@ fn invariants_hold_for_all_seeds() {
         sum(|it| it.takeovers),
         sum(|it| it.promises)
     );
+}
+
+/// Each mistake, and the number of seeds within which an invariant shows it.
+const MISTAKES: [(Mutation, u64); 9] = [
+    (Mutation::KeepsItsId, 1000),
+    (Mutation::RefusalRenews, 1000),
+    (Mutation::SaidEarly, 1000),
+    (Mutation::NobodyIsWaitedFor, 1000),
+    (Mutation::EndIsProof, 1000),
+    (Mutation::ResetIsProof, 1000),
+    (Mutation::SilenceIsAbsence, 1000),
+    (Mutation::ThreadDiesAlone, 1000),
+    (Mutation::NoDeadline, 1000),
+];
+/// So many of the last events are printed.
+const SHOWN: usize = 12;
+
+#[test]
+fn each_mistake_shows() {
+    let mut missed = Vec::new();
+    for (mutation, within) in MISTAKES {
+        let found = (0..within).find_map(|seed| live_with(seed, Some(mutation), false).err());
+        let Some(found) = found else {
+            missed.push(mutation);
+            continue;
+        };
+        let again = live_with(found.seed, Some(mutation), true).expect_err("a seed determines a history");
+        let last = again.history.len().saturating_sub(SHOWN);
+        println!(
+            "{mutation:?}, seed {} at {:.3?}: {}\n{}\n",
+            found.seed,
+            found.at,
+            found.violation,
+            again.history[last..].join("\n")
+        );
+    }
+    assert!(missed.is_empty(), "{missed:?} violate nothing");
+}
+
+#[test]
+fn a_seed_determines_a_history() {
+    for seed in 0..20 {
+        let (one, other) = (live(seed, false), live(seed, true));
+        assert_eq!(one.ok(), other.ok(), "seed {seed}");
+    }
 }
