@@ -1,6 +1,7 @@
 //! The state of a node's connection to its backend: attempts to connect, heartbeats, and what was answered. Part of [`super`].
 
 use std::collections::VecDeque;
+use std::mem;
 #[cfg(feature = "io")]
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -40,6 +41,8 @@ pub(super) struct Link {
     /// Number of the endpoints at which the backend may be, and the one that is tried.
     places: u32,
     place: u32,
+    /// The connection has ended on which the backend had welcomed this node: the same endpoint is tried again first.
+    stays: bool,
     /// Why nobody leads, as a process in the list has said, and the number of tries then.
     told: Option<(String, u32)>,
 }
@@ -90,6 +93,7 @@ impl Link {
         Self {
             places: places.max(1),
             place: 0,
+            stays: false,
             told: None,
             state: LinkState::Down { retry_at: now },
             heartbeats: VecDeque::new(),
@@ -180,6 +184,7 @@ impl Link {
 
     /// The connection ends. Returns whether to probe which protocol the server speaks.
     pub fn on_ended(&mut self) -> bool {
+        self.stays = self.is_welcomed();
         if self.ever_welcomed || self.is_welcomed() || !self.is_up() {
             return false;
         }
@@ -188,12 +193,13 @@ impl Link {
     }
 
     /// The connection is lost, or could not be opened. The next attempt is at the next endpoint. Once all were tried it follows after a
-    /// back-off.
+    /// back-off. A connection may break although the process at its other end lives, so that one is tried once more first: the next
+    /// endpoint may be silent for longer than a node has to come back.
     pub fn on_lost(&mut self, error: String, now: Instant) {
         let rounds = self.tries / self.places;
         self.tries += 1;
         let delay = if self.tries.is_multiple_of(self.places) { back_off(rounds, self.seed) } else { Duration::ZERO };
-        self.place = (self.place + 1) % self.places;
+        self.place = (self.place + u32::from(!mem::take(&mut self.stays))) % self.places;
         self.last_error = error;
         self.state = LinkState::Down { retry_at: now + delay };
     }
@@ -344,6 +350,25 @@ mod tests {
         link.on_welcome(KEEP_ALIVE);
         link.on_lost("closed".into(), begin);
         assert!(link.next_deadline(LEASE) <= Some(begin + Duration::from_millis(50)));
+    }
+
+    #[test]
+    fn an_endpoint_whose_connection_breaks_is_tried_once_more_before_the_next_one() {
+        let now = Instant::now();
+        let mut link = Link::among(3, 7, now);
+        let lose = |link: &mut Link| {
+            link.on_ended();
+            link.on_lost("closed".into(), now);
+            link.place()
+        };
+        link.on_connected(KEEP_ALIVE, now);
+        link.on_welcome(KEEP_ALIVE);
+        assert_eq!([lose(&mut link), lose(&mut link), lose(&mut link)], [0, 1, 2]);
+        // One that has been silent for a lease may be so for longer.
+        link.on_connected(KEEP_ALIVE, now);
+        link.on_welcome(KEEP_ALIVE);
+        link.on_lost("silent".into(), now);
+        assert_eq!(link.place(), 0);
     }
 
     #[test]
