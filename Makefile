@@ -153,8 +153,8 @@ test-long: wheel setup ## run randomised tests with many more cases, and all tes
 	@$(with_all_tools) ELASTIC_RS_FAULT_SECONDS=$(LONG_FAULT_SECONDS) ELASTIC_RS_HANG_RUNS=$(LONG_HANG_RUNS) $(PYTEST) tests/python -m 'long or not long' $(PYTEST_ARGS)
 	$(say) 'test-long: codec and table, $(LONG_CASES) cases of each property (proptest)'
 	@PROPTEST_CASES=$(LONG_CASES) cargo test --quiet --release $(CARGO_FLAGS) --all-features --test store properties::
-	$(say) 'test-long: rendezvous, agents, workers that survive, hosts, hangs: $(LONG_SEEDS) simulated jobs'
-	@ELASTIC_RS_SIM_SEEDS=$(LONG_SEEDS) cargo test --quiet --release $(CARGO_FLAGS) -p elastic_rs_sim --test simulation -- --nocapture rendezvous:: cell:: etcd:: agent:: elastic:: discovery:: hosts:: hangs::
+	$(say) 'test-long: rendezvous, take-overs, agents, workers that survive, hosts, hangs: $(LONG_SEEDS) simulated jobs'
+	@ELASTIC_RS_SIM_SEEDS=$(LONG_SEEDS) cargo test --quiet --release $(CARGO_FLAGS) -p elastic_rs_sim --test simulation -- --nocapture rendezvous:: cell:: etcd:: agent:: elastic:: discovery:: hosts:: hangs:: takeover::
 	$(say) 'test-long: exhaustive exploration of small jobs, with more time and more faults'
 	@ELASTIC_RS_EXPLORE_LONG=1 cargo test --quiet --release $(CARGO_FLAGS) -p elastic_rs_sim --test simulation -- --nocapture explore::
 

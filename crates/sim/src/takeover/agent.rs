@@ -22,8 +22,6 @@ pub(super) const RUN_ID: &str = "job";
 pub(super) const COORDINATOR_TIMEOUT: Duration = Duration::from_secs(40);
 /// For how long an agent waits for a place.
 pub(super) const JOIN_TIMEOUT: Duration = Duration::from_secs(60);
-/// Shortest and longest time that it takes to stop workers.
-const STOP: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(5));
 /// Shortest and longest time that a process takes to end after its agent has left. It serves meanwhile.
 const DRAIN: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(2));
 /// Shortest and longest time after which an agent that has failed is started again.
@@ -48,7 +46,11 @@ impl Job {
             Action::Kill(host) => {
                 let led = self.hosts[host].leads();
                 let alone = self.options.mutation == Some(Mutation::ThreadDiesAlone) && self.engine.dice.chance(50);
-                if alone { self.end_coordinator(host)? } else { self.kill(host, false) }
+                if alone {
+                    self.end_coordinator(host)?
+                } else {
+                    self.kill(host, false)
+                }
                 self.disturb(now);
                 self.expect_leader(led, steady);
             }
@@ -66,7 +68,7 @@ impl Job {
             }
             Action::Terminate(host) => {
                 self.hosts[host].process.iter_mut().for_each(|process| process.is_terminated = true);
-                self.disturb(now + STOP.1 + DRAIN.1);
+                self.disturb(now + self.options.stop.1 + DRAIN.1);
                 return self.leave(host, Some(15));
             }
             Action::Fail(host) => return self.fail(host),
@@ -122,9 +124,9 @@ impl Job {
         let first_id = *host.first_id.get_or_insert(id);
         let part = (number < listed).then(|| {
             let process = if self.options.mutation == Some(Mutation::KeepsItsId) { first_id } else { id };
-            let hello = PeerHello { run_id: RUN_ID.into(), endpoints: endpoints.clone(), place: number as u32, process };
-            let instance =
-                CoordinatorInstance { process: pid, instance_id: Some(number as u64), incarnation: pid };
+            let hello =
+                PeerHello { run_id: RUN_ID.into(), endpoints: endpoints.clone(), place: number as u32, process };
+            let instance = CoordinatorInstance { process: pid, instance_id: Some(number as u64), incarnation: pid };
             Part {
                 machine: Machine::with_instance(instance),
                 succession: Succession::new(hello, clock),
@@ -165,11 +167,11 @@ impl Job {
         let Some(process) = self.hosts[number].process.take() else { return };
         let now = self.engine.now();
         self.hosts[number].workers = None;
+        let reset = self.engine.dice.chance(30);
         for (conn, end) in self.network.held_by((number, process.pid)) {
             if silently {
                 self.network.silence(conn, end);
             } else {
-                let reset = self.engine.dice.chance(30);
                 self.network.close(conn, end, reset, &mut self.engine);
             }
         }
@@ -218,7 +220,9 @@ impl Job {
     }
 
     fn fail(&mut self, number: HostId) -> Result<(), Violation> {
-        let Host { process: Some(process), workers: Some(workers), .. } = &mut self.hosts[number] else { return Ok(()) };
+        let Host { process: Some(process), workers: Some(workers), .. } = &mut self.hosts[number] else {
+            return Ok(());
+        };
         if process.agent == Agent::Runs && self.engine.processes.stalled_until(Some(number)) <= self.engine.now() {
             process.node.report_failure(Round(workers.round), failure_of(number));
         }
@@ -228,7 +232,7 @@ impl Job {
     /// The workers are asked to stop, which takes a while.
     fn stop_workers(&mut self, number: HostId) {
         if let Some(workers) = self.hosts[number].workers {
-            let after = self.engine.dice.duration(STOP);
+            let after = self.engine.dice.duration(self.options.stop);
             self.engine.push_after(after, Event::WorkersEnd(number, workers.number));
         }
     }
@@ -330,7 +334,8 @@ impl Job {
             }
             Err(error) => {
                 self.engine.remark(|| format!("n{number} gives up: {error}"));
-                let is_final = matches!(error, JoinError::Closed { .. } | JoinError::Over { .. } | JoinError::Rejected(_));
+                let is_final =
+                    matches!(error, JoinError::Closed { .. } | JoinError::Over { .. } | JoinError::Rejected(_));
                 process.is_over |= is_final;
                 self.leave(number, None)?;
             }

@@ -22,8 +22,8 @@ use super::agent::{COORDINATOR_TIMEOUT, JOIN_TIMEOUT, RUN_ID};
 use super::event::Event;
 use super::host::{Agent, Host};
 use super::job::Job;
-use super::wiring::address;
 use super::plan::Action;
+use super::wiring::address;
 use crate::engine::history::History;
 use crate::engine::paths::HostId;
 use crate::engine::queue::Time;
@@ -192,7 +192,7 @@ impl Job {
         let is_up = |at: &&Host| at.process.as_ref().is_some_and(|process| process.part.is_some());
         let others = self.hosts[..self.options.listed].iter().filter(is_up).count();
         if led && now >= steady_since + STEADY && others + 1 == self.options.listed {
-            self.engine.push(now + LEADS_WITHIN, Event::MustLead { faults: self.faults });
+            self.engine.push(now + LEADS_WITHIN, Event::MustLead(self.faults));
         }
     }
 

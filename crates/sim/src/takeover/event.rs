@@ -27,10 +27,10 @@ pub enum Event {
     Refused(SessionId),
     /// The attempt has got no answer.
     TimedOut(SessionId),
-    /// A message arrives.
-    Deliver { conn: SessionId, to: End, payload: Payload },
-    /// The connection has ended. `reset`: not in order.
-    Ended { conn: SessionId, to: End, reset: bool },
+    /// A message arrives at an end.
+    Deliver(SessionId, End, Payload),
+    /// The connection has ended, as this end learns. True: it was reset.
+    Ended(SessionId, End, bool),
     /// A process connects to the process at another endpoint. The number says which attempt this is.
     Dial(HostId, Pid, usize, u64),
     /// The deadline of a machine of this process.
@@ -47,8 +47,8 @@ pub enum Event {
     Knock(Knock),
     /// It was refused: the process has ended.
     ProcessEnded(HostId, Pid, NodeId),
-    /// Somebody must lead by now, if no fault has happened since the number of faults was this.
-    MustLead { faults: u64 },
+    /// Somebody must lead by now, if no fault has happened since the number of faults has been this.
+    MustLead(u64),
 }
 
 /// An attempt to connect to the port of a node's process, whose session has ended.
@@ -89,7 +89,9 @@ impl fmt::Debug for Payload {
         let _ = match self {
             Self::FromNode(message) => write!(text, "{message:?}"),
             Self::ToNode(message) => write!(text, "{message:?}"),
-            Self::Introduction(hello) => write!(text, "Introduction of {:x} at {}", hello.process.0 as u32, hello.place),
+            Self::Introduction(hello) => {
+                write!(text, "Introduction of {:x} at {}", hello.process.0 as u32, hello.place)
+            }
             Self::Here(process) => write!(text, "Here is {:x}", process.0 as u32),
             Self::Peer(message) => write!(text, "{message:?}"),
         };

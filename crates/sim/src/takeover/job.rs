@@ -7,12 +7,14 @@ use super::event::{Event, Payload, Pid};
 use super::host::Host;
 use super::network::{Network, Purpose};
 use super::peers::Outcome;
-use super::plan::Options;
+use super::plan::{Action, Options};
 use crate::engine::dice::Dice;
 use crate::engine::paths::{End, HostId};
 use crate::engine::queue::Time;
 use crate::engine::{Engine, Happens, Model};
 use crate::worlds::Violation;
+use elastic_rs::rendezvous::messages::message::Placement;
+use elastic_rs::rendezvous::node::NodeMachine;
 use elastic_rs::rendezvous::run::SessionId;
 
 /// A job with a list.
@@ -59,6 +61,22 @@ impl Job {
     /// Keep a line for each event.
     pub fn keep_history(&mut self) {
         self.engine.record.keep_lines();
+    }
+
+    /// Something happens now.
+    pub fn happens_now(&mut self, action: Action) {
+        self.engine.push(self.engine.now(), Event::Act(action));
+    }
+
+    /// The node of the process on a host.
+    pub fn node(&self, host: HostId) -> Option<&NodeMachine> {
+        self.hosts[host].process.as_ref().map(|process| &process.node)
+    }
+
+    /// The place of the workers that run on a host.
+    pub fn place(&self, host: HostId) -> Option<&Placement> {
+        self.hosts[host].workers?;
+        self.hosts[host].process.as_ref()?.placement.as_ref()
     }
 
     /// The hosts whose processes lead.
@@ -140,7 +158,7 @@ impl Job {
         let answer = match listens {
             Some(process) => Ok(process.pid),
             // The kernel still ends the sockets of a process that has ended.
-            None if now < at.closed_at => Err(Event::Ended { conn, to: End::Node, reset: true }),
+            None if now < at.closed_at => Err(Event::Ended(conn, End::Node, true)),
             None => Err(Event::Refused(conn)),
         };
         self.network.answer(conn, answer, &mut self.engine);
@@ -156,7 +174,8 @@ impl Model for Job {
     }
 
     fn happens(&self, event: &Event) -> Happens {
-        let of = |host: HostId, pid: Pid| if self.lives(host, pid) { Happens::In(Some(host)) } else { Happens::Nowhere };
+        let of =
+            |host: HostId, pid: Pid| if self.lives(host, pid) { Happens::In(Some(host)) } else { Happens::Nowhere };
         match event {
             Event::Act(_)
             | Event::Resume(_)
@@ -164,12 +183,12 @@ impl Model for Job {
             | Event::Guards(..)
             | Event::WorkersEnd(..)
             | Event::Knock(_)
-            | Event::MustLead { .. } => Happens::Outside,
+            | Event::MustLead(_) => Happens::Outside,
             Event::Opened(conn) | Event::Refused(conn) => self.at_end(*conn, End::Node),
             Event::TimedOut(conn) if self.network.is_established(*conn) => Happens::Nowhere,
             Event::TimedOut(conn) => self.at_end(*conn, End::Node),
-            Event::Deliver { conn, to, .. } if !self.network.delivers(*conn, *to) => Happens::Nowhere,
-            Event::Deliver { conn, to, .. } | Event::Ended { conn, to, .. } => self.at_end(*conn, *to),
+            Event::Deliver(conn, to, _) if !self.network.delivers(*conn, *to) => Happens::Nowhere,
+            Event::Deliver(conn, to, _) | Event::Ended(conn, to, _) => self.at_end(*conn, *to),
             Event::Dial(host, pid, ..)
             | Event::Tick(host, pid)
             | Event::WorkersEnded(host, pid)
@@ -184,25 +203,24 @@ impl Model for Job {
             Event::Resume(host) => self.resume(Some(host))?,
             Event::Arrives(conn) => self.on_arrival(conn),
             Event::Opened(conn) => {
-                // An introduction has to be answered within the time for a connection.
                 let Some((host, _)) = self.network.holder(conn, End::Node) else { return Ok(()) };
-                match self.network.purpose(conn) {
-                    Some(Purpose::Session) => {
-                        self.network.establish(conn);
-                        self.on_session_opened(host, conn)?;
-                    }
-                    _ => self.on_peer_opened(host, conn),
+                if self.network.purpose(conn) == Some(Purpose::Session) {
+                    self.network.establish(conn);
+                    self.on_session_opened(host, conn)?;
+                } else {
+                    // The introduction has to be answered within the time for a connection, too.
+                    self.on_peer_opened(host, conn);
                 }
             }
             Event::Refused(conn) => self.on_ended(conn, End::Node, Outcome::Refused)?,
             Event::TimedOut(conn) => self.give_up(conn)?,
-            Event::Deliver { conn, to, payload } => {
+            Event::Deliver(conn, to, payload) => {
                 if matches!(payload, Payload::Here(_)) {
                     self.network.establish(conn);
                 }
                 self.deliver(conn, to, payload)?;
             }
-            Event::Ended { conn, to, reset } => self.on_ended(conn, to, Outcome::Ended { reset })?,
+            Event::Ended(conn, to, reset) => self.on_ended(conn, to, Outcome::Ended { reset })?,
             Event::Dial(host, pid, place, attempt) => self.dial_peer(host, pid, place, attempt)?,
             Event::Tick(host, pid) => self.tick(host, pid)?,
             Event::Guards(host, number) => self.look_at_deadline(host, number),
@@ -211,26 +229,23 @@ impl Model for Job {
             Event::Exit(host, _) => self.exit(host),
             Event::Knock(knock) => self.knock(knock),
             Event::ProcessEnded(host, _, node) => self.on_process_ended(host, node)?,
-            Event::MustLead { faults } => self.check_led(faults)?,
+            Event::MustLead(faults) => self.check_led(faults)?,
         }
         self.check()
     }
 }
 
 impl Job {
-    /// An attempt to connect has had no answer.
+    /// An attempt to connect has had no answer. The kernel there may have accepted it.
     fn give_up(&mut self, conn: SessionId) -> Result<(), Violation> {
-        let Some((host, pid)) = self.network.holder(conn, End::Node) else { return Ok(()) };
-        if self.network.holder(conn, End::Coordinator).is_some() {
-            // The kernel had accepted it.
-            let purpose = self.network.purpose(conn);
-            self.network.close(conn, End::Node, false, &mut self.engine);
-            return match purpose {
-                Some(Purpose::Peer(place)) => self.on_peer_lost(host, place, Outcome::Silent),
-                _ => self.on_session_lost(host, conn, Outcome::Silent, false),
-            };
+        let (Some((host, _)), Some(purpose)) = (self.network.holder(conn, End::Node), self.network.purpose(conn))
+        else {
+            return Ok(());
+        };
+        self.network.close(conn, End::Node, false, &mut self.engine);
+        match purpose {
+            Purpose::Peer(place) => self.on_peer_lost(host, place, Outcome::Silent),
+            Purpose::Session => self.on_session_lost(host, conn, Outcome::Silent, false),
         }
-        debug_assert!(self.lives(host, pid));
-        self.on_ended(conn, End::Node, Outcome::Silent)
     }
 }

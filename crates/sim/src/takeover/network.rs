@@ -130,12 +130,16 @@ impl Network {
 
     /// Send something from one end to the other.
     pub fn send(&mut self, conn: SessionId, from: End, payload: Payload, engine: &mut Engine<Event>) {
-        self.pass(conn, from, engine, |to| Event::Deliver { conn, to, payload });
+        self.pass(conn, from, engine, |to| Event::Deliver(conn, to, payload));
     }
 
-    /// One end closes its socket. The other end sees the end of the stream after all that was sent, or a reset at once.
+    /// One end closes its socket. The other end sees the end of the stream after all that was sent. With a reset, what is in transit is
+    /// lost.
     pub fn close(&mut self, conn: SessionId, end: End, reset: bool, engine: &mut Engine<Event>) {
-        self.pass(conn, end, engine, |to| Event::Ended { conn, to, reset });
+        self.pass(conn, end, engine, |to| Event::Ended(conn, to, reset));
+        if let Some(connection) = self.connections.get_mut(&conn).filter(|it| reset && it.fate == Fate::Sound) {
+            connection.fate = Fate::Broken;
+        }
         self.release(conn, end);
     }
 
@@ -145,8 +149,10 @@ impl Network {
         let path = (connection.ends[from as usize].0, connection.ends[to as usize].0);
         let now = engine.now();
         let cut = engine.paths.cut_between_now(path.0, path.1, now).filter(|_| path.0 != path.1);
+        let no_answer = engine.paths.cut_between_now(path.1, path.0, now).is_some();
         match (connection.fate, cut) {
             (Fate::Broken | Fate::Dead, _) => return,
+            (Fate::Silent, None) if no_answer => return,
             (Fate::Sound, Some((_, Partition::Lost))) | (Fate::Silent, Some(_)) => {
                 connection.fate = Fate::Silent;
                 return;
@@ -154,7 +160,7 @@ impl Network {
             // The path works again, but the connection does not: the sender is notified.
             (Fate::Silent, None) => {
                 let after = delay(path, engine);
-                return engine.push_after(after, Event::Ended { conn, to: from, reset: true });
+                return engine.push_after(after, Event::Ended(conn, from, true));
             }
             (Fate::Sound, Some((_, Partition::Held)) | None) => {}
         }
@@ -180,7 +186,7 @@ impl Network {
         for to in [End::Node, End::Coordinator] {
             if connection.open[to as usize] {
                 let after = engine.dice.duration((Duration::ZERO, noticed_within));
-                engine.push_after(after, Event::Ended { conn, to, reset: true });
+                engine.push_after(after, Event::Ended(conn, to, true));
             }
         }
     }

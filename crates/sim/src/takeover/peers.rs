@@ -10,7 +10,7 @@ use crate::engine::paths::{End, HostId};
 use crate::engine::queue::Time;
 use crate::worlds::Violation;
 use elastic_rs::rendezvous::coordinator::ensemble::Link;
-use elastic_rs::rendezvous::messages::message::NodeId;
+use elastic_rs::rendezvous::messages::message::{NodeId, PeerHello};
 use elastic_rs::rendezvous::run::SessionId;
 
 /// How often a connection is tried at first, and for how long.
@@ -98,7 +98,7 @@ impl Job {
         &mut self,
         host: HostId,
         conn: SessionId,
-        hello: &elastic_rs::rendezvous::messages::message::PeerHello,
+        hello: &PeerHello,
     ) -> Result<(), Violation> {
         let Some(part) = self.hosts[host].part() else { return Ok(()) };
         let (place, answer) = (hello.place as usize, part.succession.admits(hello));
@@ -141,12 +141,12 @@ impl Job {
             Some(Mutation::ResetIsProof) => how == Outcome::Ended { reset: true },
             _ => false,
         };
-        let peer = self.peer(host, place).expect("it was there");
+        let Some(peer) = self.peer(host, place) else { return Ok(()) };
         let proven = match how {
             Outcome::Refused => peer.same.and(peer.last.take()),
             _ => peer.last.filter(|_| is_proof),
         };
-        let is_fresh = peer.same.is_some() && now < peer.ended + AT_FIRST.1;
+        let is_fresh = peer.last.is_some() && now < peer.ended + AT_FIRST.1;
         peer.attempt += 1;
         let attempt = peer.attempt;
         let silent_is_absent = self.options.mutation == Some(Mutation::SilenceIsAbsence) && !was_up;

@@ -66,6 +66,8 @@ pub struct Options {
     pub settings: Settings,
     /// Shortest and longest transit time of a message.
     pub delay: (Duration, Duration),
+    /// Shortest and longest time that it takes to stop workers.
+    pub stop: (Duration, Duration),
     /// By how many millionths the clock of each host is fast.
     pub drift: Vec<i64>,
     /// A mistake.
@@ -96,7 +98,8 @@ impl Plan {
         for host in 0..plan.options.hosts {
             plan.add(Duration::from_millis(dice.between(0, spread)), Action::Start(host));
         }
-        match dice.between(0, 3) {
+        // Most mistakes show when whoever leads dies.
+        match dice.between(0, if mutation.is_some() { 1 } else { 3 }) {
             0 => plan.one_after_another(&mut dice),
             1 => plan.with_another_fault(&mut dice),
             _ => plan.at_any_time(&mut dice),
@@ -141,9 +144,10 @@ impl Plan {
             let lasts = dice.duration((SECOND, SECOND * 25));
             let most = [SECOND / 8, SECOND, SECOND * 4][dice.between(0, 2) as usize];
             let before = dice.duration((Duration::ZERO, most));
-            match dice.between(0, 3) {
-                0 => self.add(at - before, Action::Fail(host)),
-                1 => self.add(at - before, Action::Stall(host, lasts)),
+            match dice.between(0, 5) {
+                0 => self.add(at - before.min(SECOND / 8), Action::Fail(host)),
+                1 => self.add(at - before, Action::Sever(host)),
+                2 => self.add(at - before, Action::Stall(host, lasts)),
                 _ => self.cut(host, at - before, lasts, dice),
             }
             self.add(at, Action::KillLeader(dice.duration((SECOND / 10, SECOND * 20))));
@@ -196,6 +200,12 @@ impl Plan {
 }
 
 impl Options {
+    /// A job on so many hosts with right clocks, of which so many are listed. Its workers stop at once.
+    pub fn new(hosts: usize, listed: usize, settings: Settings) -> Self {
+        let (delay, stop) = ((SECOND / 1000, SECOND / 1000), (SECOND / 20, SECOND / 20));
+        Self { hosts, listed, settings, delay, stop, drift: vec![0; hosts], mutation: None }
+    }
+
     fn draw(dice: &mut Dice, mutation: Option<Mutation>) -> Self {
         let hosts = dice.between(3, 5);
         let listed = if dice.chance(10) { hosts } else { dice.between(2, 3) };
@@ -214,6 +224,7 @@ impl Options {
             listed: listed as usize,
             settings,
             delay: (Duration::from_micros(100), slowest),
+            stop: (SECOND / 20, SECOND * 5),
             drift: (0..hosts).map(drift).collect(),
             mutation,
         }

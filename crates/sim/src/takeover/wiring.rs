@@ -14,7 +14,9 @@ use crate::engine::paths::{End, HostId};
 use crate::worlds::{Violation, ensure_contract};
 use elastic_rs::rendezvous::coordinator::ensemble::PeerMessage;
 use elastic_rs::rendezvous::coordinator::machine::Command;
-use elastic_rs::rendezvous::messages::message::{CoordinatorMessage, Hello, NodeId, NodeMessage, Placed, Placement, Round};
+use elastic_rs::rendezvous::messages::message::{
+    CoordinatorMessage, Hello, NodeId, NodeMessage, Placed, Placement, Round,
+};
 use elastic_rs::rendezvous::node::NodeCommand;
 use elastic_rs::rendezvous::quorum::replica::Message;
 use elastic_rs::rendezvous::run::{Ends, SessionId};

@@ -1,4 +1,4 @@
-//! The same over real sockets: two endpoint servers of a list, honest nodes, observers, and hostile peers.
+//! The processes of a list over real sockets: two endpoint servers, honest nodes, observers, and hostile peers.
 
 use std::net::TcpListener;
 use std::time::Duration;
