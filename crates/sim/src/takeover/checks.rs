@@ -67,11 +67,13 @@ impl Told {
         match message {
             CoordinatorMessage::Complete(placement) => {
                 let (round, world) = (placement.round.0, placement.world);
-                if self.closed.is_some() || round < self.round || placement.restart < self.restart {
+                // A place may be repeated, as it was, after a later failure was counted.
+                let is_new = round > self.round;
+                if self.closed.is_some() || round < self.round || is_new && placement.restart < self.restart {
                     return Err(Violation::contract(format!("n{by} sends {placement:?} after {self:?}")));
                 }
-                self.rounds += u64::from(round > self.round);
-                (self.round, self.restart) = (round, placement.restart);
+                self.rounds += u64::from(is_new);
+                (self.round, self.restart) = (round, self.restart.max(placement.restart));
                 let first = *self.worlds.entry(round).or_insert(world);
                 self.known.insert(world);
                 if first != world {
