@@ -251,7 +251,7 @@ impl Ensemble {
     pub fn on_message(&mut self, place: usize, from: NodeId, message: PeerMessage, now: Instant) -> Result<(), String> {
         match message {
             PeerMessage::WhoLeads => self.on_who_leads(place),
-            PeerMessage::Leader(answer) => self.on_leader(place, &answer),
+            PeerMessage::Leader(answer) => self.on_leader(place, &answer, now),
             PeerMessage::Quorum(message) => {
                 let message = received(message, now)?;
                 if let Message::Write(record) = &message {
@@ -268,8 +268,11 @@ impl Ensemble {
             }
             PeerMessage::Question { number, follows } => {
                 check_ballot(follows)?;
-                if let Some(stamp) = self.replica.on_question(from, follows, now) {
-                    self.send(place, PeerMessage::Lease { number, stamp });
+                match self.replica.on_question(from, follows, now) {
+                    Some(stamp) => self.send(place, PeerMessage::Lease { number, stamp }),
+                    // It follows this process because of what it was told of the one that was here before.
+                    None if !self.leads() => self.on_who_leads(place),
+                    None => {}
                 }
             }
             PeerMessage::Lease { number, stamp } => {
@@ -346,11 +349,11 @@ impl Ensemble {
             Some(leader) if leader == self.mine() => Answer::Leads,
             Some(leader) if leader == place => return,
             Some(leader) if self.replica.held().is_some() => Answer::Knows(leader as u32),
-            // Its leader has ended, and nobody leads yet: that is no answer.
+            // Its leader has ended, and nobody leads yet: that is no answer. Nor is what it was told itself, and may be true no more: without a
+            // record it does not learn of that leader's end from others.
             None if self.replica.held().is_some() => return,
             _ => match self.bootstrap.on_asked(place) {
-                Answer::Knows(leader) if leader == place => return,
-                Answer::Knows(leader) => Answer::Knows(leader as u32),
+                Answer::Knows(_) => return,
                 Answer::Leads => Answer::Leads,
                 Answer::Fresh => Answer::Fresh,
             },
@@ -358,9 +361,15 @@ impl Ensemble {
         self.send(place, PeerMessage::Leader(answer));
     }
 
-    fn on_leader(&mut self, place: usize, answer: &Answer<u32>) {
-        if !self.looks() {
+    fn on_leader(&mut self, place: usize, answer: &Answer<u32>, now: Instant) {
+        if self.replica.held().is_some() {
             return;
+        }
+        match self.hint {
+            Some((_, since)) if *answer == Answer::Leads => return self.hint = Some((place, since)),
+            Some((followed, _)) if followed == place => self.lose_hint(place, now),
+            Some(_) => return,
+            None => {}
         }
         match answer {
             Answer::Leads => self.bootstrap.on_leader(place),

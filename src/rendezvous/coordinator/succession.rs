@@ -152,9 +152,11 @@ impl Succession {
         CoordinatorMessage::Redirect { endpoint, why }
     }
 
-    /// Have what the coordinator has decided recorded, if a successor must know it.
+    /// Have what the coordinator has decided recorded, if a successor must know it. Not that nodes are gone which it has sent away itself,
+    /// because its process ends: their workers may run.
     fn record(&mut self, machine: &Machine, now: Instant) {
-        let Some(run) = machine.run(&self.hello().run_id) else { return };
+        let ends = machine.is_leaving();
+        let Some(run) = machine.run(&self.hello().run_id).filter(|run| !ends || run.closed().is_some()) else { return };
         if self.recorded.as_ref().is_some_and(|recorded| run.has_snapshot(recorded)) {
             return;
         }
