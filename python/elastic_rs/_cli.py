@@ -102,7 +102,8 @@ def _parser() -> argparse.ArgumentParser:
         type=_seconds,
         default=25.0,
         metavar="SECONDS",
-        help="how long to wait, after a stop was requested, for nodes and clients to go (default: %(default)g)",
+        help="how long to wait, after a stop was requested, for nodes and clients to go (default: %(default)g); with "
+        "--rdzv-endpoint nobody has to go",
     )
     serve.add_argument(
         "--log-level",
@@ -168,7 +169,7 @@ def _serve(args: argparse.Namespace) -> int:
             serve_pages(host)
             warn_if_open(host, protected)
         else:
-            host = _listed(args, protected)
+            host = _listed(args, protected, limits)
     except ValueError as error:
         print(error_line("elastic-rs", str(error)), file=sys.stderr)
         return Serve.NOT_VALID
@@ -207,7 +208,9 @@ def _serve(args: argparse.Namespace) -> int:
     return Serve.ENDED_AS_ASKED
 
 
-def _listed(args: argparse.Namespace, protected: _elastic_rs.Protection | None) -> _elastic_rs.EndpointServer:
+def _listed(
+    args: argparse.Namespace, protected: _elastic_rs.Protection | None, limits: _elastic_rs.StoreLimits
+) -> _elastic_rs.EndpointServer:
     """Become the process at one of the endpoints of a list.
 
     Raises:
@@ -227,7 +230,7 @@ def _listed(args: argparse.Namespace, protected: _elastic_rs.Protection | None) 
     endpoints = parse_endpoints(args.rdzv_endpoint, None, config)
     if len(endpoints) == 1:
         raise ValueError(f"--rdzv-endpoint is `{args.rdzv_endpoint}`, must be a list: for one endpoint, give --port")
-    host, why = claim(endpoints, args.run_id, config, protected, uses_store=False)
+    host, why = claim(endpoints, args.run_id, config, protected, uses_store=False, limits=limits)
     if host is None:
         raise OSError(0, f"no endpoint of the list can be listened on: {why}")
     return host

@@ -442,16 +442,16 @@ class DriverOptions:
     """
     The options of a driver. Times are in seconds.
     """
-    def __new__(self, /, min_slots: SupportsIndex, fixed: bool, detach: SupportsIndex | None, start_timeout_s: SupportsFloat | SupportsIndex, elastic_timeout_s: SupportsFloat | SupportsIndex, discovery_timeout_s: SupportsFloat | SupportsIndex, grace_s: SupportsFloat | SupportsIndex, passed_on: SupportsGetItem[int, SupportsIndex], host_failures: SupportsIndex, window_s: SupportsFloat | SupportsIndex, cooldown_s: tuple[SupportsFloat | SupportsIndex, SupportsFloat | SupportsIndex] | None, ssh: SupportsGetItem[int, str], remote_python: str, python: str, program: SupportsGetItem[int, str], job: str, port: SupportsIndex, run_id: str) -> DriverOptions: ...
+    def __new__(self, /, min_slots: SupportsIndex, fixed: bool, detach: bool, listed: SupportsGetItem[int, str] | None, start_timeout_s: SupportsFloat | SupportsIndex, elastic_timeout_s: SupportsFloat | SupportsIndex, discovery_timeout_s: SupportsFloat | SupportsIndex, grace_s: SupportsFloat | SupportsIndex, passed_on: SupportsGetItem[int, SupportsIndex], host_failures: SupportsIndex, window_s: SupportsFloat | SupportsIndex, cooldown_s: tuple[SupportsFloat | SupportsIndex, SupportsFloat | SupportsIndex] | None, ssh: SupportsGetItem[int, str], remote_python: str, python: str, program: SupportsGetItem[int, str], job: str, port: SupportsIndex, run_id: str) -> DriverOptions: ...
     @property
     def cooldown_s(self, /) -> tuple[float, float] | None:
         """
         The shortest and the longest time that a host is kept out; None: for the job.
         """
     @property
-    def detach(self, /) -> int | None:
+    def detach(self, /) -> bool:
         """
-        Agents run on without the driver, which ends when all are started. They meet at so many of the first hosts.
+        Agents run on without the driver, which ends when all are started.
         """
     @property
     def discovery_timeout_s(self, /) -> float:
@@ -482,6 +482,11 @@ class DriverOptions:
     def job(self, /) -> str:
         """
         The job, which each agent gets: one line.
+        """
+    @property
+    def listed(self, /) -> list[str] | None:
+        """
+        The hosts with endpoints of a list, at which such agents meet. None: at the first host.
         """
     @property
     def min_slots(self, /) -> int:
@@ -545,12 +550,13 @@ class EndpointServer:
         The addresses it listens on, each with its port.
         """
     @staticmethod
-    def claim(host: str, port: SupportsIndex, *, is_host: bool | None = None, uses_store: bool = True, protection: Protection | None = None, list: tuple[str, SupportsGetItem[int, str], SupportsIndex] | None = None) -> "EndpointServer | str":
+    def claim(host: str, port: SupportsIndex, *, is_host: bool | None = None, uses_store: bool = True, protection: Protection | None = None, list: tuple[str, SupportsGetItem[int, str], SupportsIndex] | None = None, limits: StoreLimits | None = None) -> "EndpointServer | str":
         """
         Become the host of ``host:port``. A ``str`` is the reason why another process is the host.
 
         ``is_host`` is the user's choice. With None, whoever can bind the address is the host. With a ``protection`` there are only
-        sessions of those who hold the token, and no store. Unless the job ``uses_store``, what the store holds is bounded. With a ``list``
+        sessions of those who hold the token, and no store. Unless the job ``uses_store``, what the store holds is bounded; or by
+        these ``limits``. With a ``list``
         this process may lead the job of this name, as those at the other endpoints may: the name, all endpoints, and the place of this one
         among them.
 

@@ -31,9 +31,11 @@ pub struct Rules {
     pub min_slots: u32,
     /// The list of hosts cannot change.
     pub fixed: bool,
-    /// Agents run on without the driver, which ends when all are started. They meet at so many of the first hosts: if it is one, its agent
-    /// hosts the coordinator; of several one leads.
-    pub detach: Option<usize>,
+    /// Agents run on without the driver, which ends when all are started.
+    pub detach: bool,
+    /// The hosts with endpoints of a list, at which agents meet that run on without the driver. `None`: the first host's agent hosts the
+    /// coordinator.
+    pub listed: Option<Vec<String>>,
     /// Limit from an agent's start to its report that it runs.
     pub start_timeout: Duration,
     /// How long the running agents together may have fewer than `min_slots`.
@@ -139,8 +141,8 @@ pub enum Verdict {
 pub struct Driver {
     rules: Rules,
     manager: HostManager,
-    /// The first hosts of the first list, where agents meet that run on without the driver.
-    meeting: Vec<String>,
+    /// The first host of the first list.
+    first_host: Option<String>,
     agents: BTreeMap<AgentId, Agent>,
     /// The hosts on which agents were started. Those of hosts that are gone are dropped when they are too many. What else is known of a
     /// host is in the manager's book.
@@ -218,7 +220,7 @@ impl Driver {
         Self {
             manager: HostManager::new(rules.cooldown),
             rules,
-            meeting: Vec::new(),
+            first_host: None,
             agents: BTreeMap::new(),
             states: BTreeMap::new(),
             next_agent: 0,
@@ -242,9 +244,8 @@ impl Driver {
             self.log(false, "host discovery works again".to_owned());
         }
         self.discovery.answered = true;
-        if self.meeting.is_empty() {
-            let hosts = found.iter().take(self.rules.detach.unwrap_or(0));
-            self.meeting = hosts.map(|host| host.name.clone()).collect();
+        if self.first_host.is_none() {
+            self.first_host = found.first().map(|host| host.name.clone());
         }
         let update = self.manager.update(found, now);
         let mut changes: Vec<String> = update.added.iter().map(|name| format!("`{name}` is new")).collect();

@@ -261,17 +261,17 @@ async fn refusal(
     if let Some(why) = misnamed(request, peer.ip().to_canonical(), readers, sources.name.as_deref()) {
         return forbidden(why);
     }
-    // The process that leads knows who may read.
-    if let Some(elsewhere) = ask(sources, Question::Elsewhere).await.ok_or_else(ended)? {
-        return Err(redirection(elsewhere, request));
-    }
     let asker = match &sources.same_user {
-        _ if readers == Readers::All => return Ok(()),
         Some(same_user) => asker_of(same_user, local, peer),
         None => Asker::Elsewhere(peer.ip().to_canonical()),
     };
     let why = ask(sources, |reply| Question::MayRead { asker, readers, run, reply }).await.ok_or_else(ended)?;
-    why.map_or(Ok(()), forbidden)
+    // The process that leads knows the nodes of the job, and who may read.
+    let elsewhere = ask(sources, Question::Elsewhere).await.ok_or_else(ended)?;
+    match (elsewhere, why) {
+        (Some(elsewhere), why) if why.is_none() || readers == Readers::Members => Err(redirection(elsewhere, request)),
+        (_, why) => why.map_or(Ok(()), forbidden),
+    }
 }
 
 /// Sends the reader to the process that leads.
@@ -288,23 +288,22 @@ fn redirection(elsewhere: CoordinatorMessage, request: &Request) -> Answer {
 /// Why the `Host` header cannot be this machine's.
 ///
 /// A site may give this machine another name, so that a browser takes the answer for the site's own (DNS rebinding). So a `Host`
-/// header has to be an address, or a name that is this machine's. On its loopback nobody needs another name than `localhost`, unless
-/// everybody may read.
+/// header has to be an address, the endpoint's own name, or a name that is this machine's. On its loopback nobody needs another name
+/// than `localhost` or the endpoint's, unless everybody may read.
 fn misnamed(request: &Request, peer: IpAddr, readers: Readers, name: Option<&str>) -> Option<String> {
     let host = request.host.as_deref().filter(|host| !is_address_or_localhost(host))?;
+    if name.is_some_and(|name| name.eq_ignore_ascii_case(host_name(host))) {
+        return None; // another process of a list sends readers there
+    }
     let shown = host.chars().take(64).collect::<String>().escape_default().to_string();
     if peer.is_loopback() && readers != Readers::All {
         return Some(format!("`{shown}` is no name of this machine's loopback; use localhost"));
     }
-    if is_name_of_this_machine(host_name(host), name) {
+    if is_own_name(host_name(host)) {
         return None;
     }
     let known = name.map(|name| format!(", or {name}")).unwrap_or_default();
     Some(format!("`{shown}` is no name of this machine; use an address, its host name{known}"))
-}
-
-fn is_name_of_this_machine(host: &str, endpoint: Option<&str>) -> bool {
-    is_own_name(host) || endpoint.is_some_and(|name| name.eq_ignore_ascii_case(host))
 }
 
 /// The coordinator's answer. None: it has ended.

@@ -70,7 +70,7 @@ impl Observer {
     /// A sentence: the coordinator refuses, has gone, or does not answer.
     pub async fn ask(&mut self, ask: Observe) -> Result<Observed, String> {
         let limit = if ask.waits { self.waiting_limit } else { self.limit };
-        match self.answer_to(&NodeMessage::Observe(ask), limit).await? {
+        match self.answer_to(NodeMessage::Observe(ask), limit).await? {
             CoordinatorMessage::Observed(observed) => Ok(observed),
             _ => Err(OTHER_ANSWER.to_owned()),
         }
@@ -81,16 +81,16 @@ impl Observer {
     /// # Errors
     /// As [`Self::ask`].
     pub async fn look(&mut self, ask: AskLook) -> Result<LookAnswer, String> {
-        match self.answer_to(&NodeMessage::AskLook(ask), self.limit + DEEP_LOOK_LIMIT).await? {
+        match self.answer_to(NodeMessage::AskLook(ask), self.limit + DEEP_LOOK_LIMIT).await? {
             CoordinatorMessage::Looked(answer) => Ok(answer),
             _ => Err(OTHER_ANSWER.to_owned()),
         }
     }
 
-    /// The answer of the process that leads the run.
-    async fn answer_to(&mut self, question: &NodeMessage, limit: Duration) -> Result<CoordinatorMessage, String> {
+    /// The answer of the process that leads the run. Another one than before counts its events anew, and is asked for all.
+    async fn answer_to(&mut self, mut question: NodeMessage, limit: Duration) -> Result<CoordinatorMessage, String> {
         for _ in 0..=MOST_REDIRECTS {
-            let endpoint = match self.answer_here(question, limit).await? {
+            let endpoint = match self.answer_here(&question, limit).await? {
                 CoordinatorMessage::Redirect { endpoint: Some(endpoint), .. } => endpoint,
                 CoordinatorMessage::Redirect { endpoint: None, why } => return Err(plain(why)),
                 message => return Ok(message),
@@ -99,6 +99,9 @@ impl Observer {
             let secured = self.secured.clone();
             let secured = secured.as_ref().map(|(protection, run_id)| (Arc::clone(protection), run_id.as_str()));
             *self = Self::connect(host, port, secured, self.limit).await?;
+            if let NodeMessage::Observe(ask) = &mut question {
+                ask.after = 0;
+            }
         }
         Err(format!("the job is said to be led at another endpoint {MOST_REDIRECTS} times in a row: ask again later"))
     }

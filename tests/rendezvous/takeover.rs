@@ -131,7 +131,9 @@ async fn hostile_peers_are_sent_away_and_disturb_nobody() {
     let longer = PeerHello { endpoints: [own.endpoints.clone(), vec!["h:1".into()]].concat(), ..own.clone() };
     let why = refusal(first.port(), longer.clone()).await;
     assert!(why.contains(&own.endpoints.join(",")) && why.contains(&longer.endpoints.join(",")), "{why}");
-    assert!(refusal(first.port(), list(&ports, 0)).await.contains("two processes are at the endpoint"));
+    assert!(refusal(first.port(), list(&ports, 0)).await.contains("list each machine once"));
+    let twice = PeerHello { process: NodeId(99), ..list(&ports, 0) };
+    assert!(refusal(first.port(), twice).await.contains("two processes are at the endpoint"));
     assert!(refusal(first.port(), PeerHello { place: 9, ..own.clone() }).await.contains("must be below 2"));
     // A coordinator without a list has no part in one.
     let listener = TcpListener::bind((HOST, 0)).unwrap();

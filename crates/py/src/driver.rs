@@ -36,8 +36,10 @@ pub struct DriverOptions {
     pub min_slots: u32,
     /// The list of hosts cannot change.
     pub fixed: bool,
-    /// Agents run on without the driver, which ends when all are started. They meet at so many of the first hosts.
-    pub detach: Option<usize>,
+    /// Agents run on without the driver, which ends when all are started.
+    pub detach: bool,
+    /// The hosts with endpoints of a list, at which such agents meet. None: at the first host.
+    pub listed: Option<Vec<String>>,
     /// How long an agent may take to report that it runs.
     pub start_timeout_s: f64,
     /// How long the agents that run may have fewer than ``min_slots``.
@@ -79,6 +81,7 @@ impl DriverOptions {
             min_slots: self.min_slots,
             fixed: self.fixed,
             detach: self.detach,
+            listed: self.listed.clone(),
             start_timeout: seconds("start_timeout", self.start_timeout_s)?,
             elastic_timeout: seconds("elastic_timeout", self.elastic_timeout_s)?,
             discovery_timeout: seconds("discovery_timeout", self.discovery_timeout_s)?,

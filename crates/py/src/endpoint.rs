@@ -39,13 +39,14 @@ impl EndpointServer {
     /// Become the host of ``host:port``. A ``str`` is the reason why another process is the host.
     ///
     /// ``is_host`` is the user's choice. With None, whoever can bind the address is the host. With a ``protection`` there are only
-    /// sessions of those who hold the token, and no store. Unless the job ``uses_store``, what the store holds is bounded. With a ``list``
+    /// sessions of those who hold the token, and no store. Unless the job ``uses_store``, what the store holds is bounded; or by
+    /// these ``limits``. With a ``list``
     /// this process may lead the job of this name, as those at the other endpoints may: the name, all endpoints, and the place of this one
     /// among them.
     ///
     /// Raises ``OSError`` when ``is_host`` is True and the port cannot be listened on, and ``ValueError`` for an invalid list.
     #[staticmethod]
-    #[pyo3(signature = (host, port, *, is_host = None, uses_store = true, protection = None, list = None) -> "EndpointServer | str")]
+    #[pyo3(signature = (host, port, *, is_host = None, uses_store = true, protection = None, list = None, limits = None) -> "EndpointServer | str")]
     fn claim<'py>(
         py: Python<'py>,
         host: &str,
@@ -54,9 +55,14 @@ impl EndpointServer {
         uses_store: bool,
         protection: Option<&Protection>,
         list: Option<(String, Vec<String>, u32)>,
+        limits: Option<&StoreLimits>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let protection = protection.map(Protection::core);
-        let options = if uses_store { ServerOptions::default() } else { ServerOptions::for_unused_store() };
+        let options = match limits {
+            Some(limits) => limits.0.clone(),
+            None if uses_store => ServerOptions::default(),
+            None => ServerOptions::for_unused_store(),
+        };
         let process = NodeId(rand::random());
         let list = list.map(|(run_id, endpoints, place)| PeerHello { run_id, endpoints, place, process });
         list.as_ref().map_or(Ok(()), PeerHello::validate).map_err(PyValueError::new_err)?;

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import sys
@@ -21,7 +20,7 @@ FILES = ("events.jsonl.1", "events.jsonl", "events-coordinator.jsonl.1", "events
 """Names of the files that nodes and coordinators write. Those that were put aside are older."""
 
 TAKE_OVER_S = 5.0
-"""How long it is looked for another process that leads the job, once the one that did has gone."""
+"""How long to look for the next leader of a job, once the last one has gone."""
 LOOKS_EVERY_S = 0.25
 
 
@@ -48,6 +47,8 @@ class Live:
         self._run_id = run_id
         self._timeout_s = timeout_s
         self._has_answered = False
+        self._heard = "", 0
+        """Who has recorded the last event that was heard, and its number."""
         self._connect()
 
     def read(self) -> tuple[list[Event], dict[str, Any] | None]:
@@ -102,29 +103,34 @@ class Live:
         try:
             self._run_id, seen = self._observer.look(run_id=self._run_id, rank=rank, deep=deep)
         except ConnectionError as error:
-            raise AnswerError(self._with_address(error)) from None
+            raise AnswerError(_with_address(self._where, error)) from None
         answer: dict[str, Any] = json.loads(seen)
         return answer
 
     def _connect(self) -> None:
-        """Connect to the first endpoint at which somebody answers. The events of a process that leads begin anew."""
-        self._after = 0
+        """Connect to the first endpoint at which somebody answers."""
         why = None
-        for host, port in self._endpoints:
-            self._where = endpoint_of(host, port)
+        for endpoint in self._endpoints:
             try:
-                self._observer = _elastic_rs.Observer.connect(
-                    host, port, run_id=self._run_id, protection=self._secured, timeout_s=self._timeout_s
-                )
-            except ConnectionError as error:
-                files = f"--events {host}" if Path(host).exists() else "--events FOLDER, the job's --log-dir"
-                why = AnswerError(
-                    f"{self._with_address(error)} (the endpoint is the job's --rdzv-endpoint; when the job has ended, "
-                    f"read its files: {files})"
-                )
-            else:
-                return
+                return self._connect_to(*endpoint)
+            except AnswerError as error:
+                why = error
         raise why or ValueError("no endpoint is given")
+
+    def _connect_to(self, host: str, port: int) -> None:
+        where = endpoint_of(host, port)
+        try:
+            self._observer = _elastic_rs.Observer.connect(
+                host, port, run_id=self._run_id, protection=self._secured, timeout_s=self._timeout_s
+            )
+        except ConnectionError as error:
+            files = f"--events {host}" if Path(host).exists() else "--events FOLDER, the job's --log-dir"
+            raise AnswerError(
+                f"{_with_address(where, error)} (the endpoint is the job's --rdzv-endpoint; when the job has ended, "
+                f"read its files: {files})"
+            ) from None
+        self._where = where
+        self._after = 0  # another process may count its events anew
 
     def _state(self, text: str | None) -> dict[str, Any] | None:
         """Read the run's state, and learn the job's list of endpoints, if it has one."""
@@ -142,21 +148,23 @@ class Live:
 
     def _ask(self, *, waits: bool = False, state: bool = False) -> tuple[str | None, list[str], bool]:
         """Ask the process that leads. If it has gone, another one of the list may lead soon."""
-        until = None
+        try:
+            return self._ask_here(waits=waits, state=state)
+        except AnswerError as error:
+            if len(self._endpoints) == 1:
+                raise
+            why = error
+        until = time.monotonic() + (TAKE_OVER_S if self._has_answered else 0)
         while True:
-            try:
-                answer = self._ask_here(waits=waits, state=state)
-            except AnswerError:
-                now = time.monotonic()
-                until = now + TAKE_OVER_S if until is None else until
-                if len(self._endpoints) == 1 or not self._has_answered or now > until:
-                    raise
-            else:
-                self._has_answered = True
-                return answer
+            for endpoint in self._endpoints:
+                try:
+                    self._connect_to(*endpoint)
+                    return self._ask_here(waits=waits, state=state)
+                except AnswerError as error:
+                    why = error
+            if time.monotonic() > until:
+                raise why
             time.sleep(LOOKS_EVERY_S)
-            with contextlib.suppress(AnswerError):
-                self._connect()
 
     def _ask_here(self, *, waits: bool = False, state: bool = False) -> tuple[str | None, list[str], bool]:
         try:
@@ -164,13 +172,35 @@ class Live:
                 run_id=self._run_id, after=self._after, waits=waits, state=state
             )
         except ConnectionError as error:
-            raise AnswerError(self._with_address(error)) from None
+            raise AnswerError(_with_address(self._where, error)) from None
         self._run_id = run_id or self._run_id  # from now on this one, whichever others there are
-        return state_text, lines, more
+        self._has_answered = True
+        return state_text, self._unheard(lines), more
 
-    def _with_address(self, error: ConnectionError) -> str:
-        text = str(error)
-        return text if text.startswith(self._where) else f"{self._where}: {text}"
+    def _unheard(self, lines: list[str]) -> list[str]:
+        """Leave out what was heard before: on another connection to the same process all events come again."""
+        if not lines:
+            return lines
+        origin, first = _numbered(lines[0])
+        if origin == self._heard[0] and first <= self._heard[1]:
+            lines = [line for line in lines if _numbered(line)[1] > self._heard[1]]
+        if lines:
+            self._heard = _numbered(lines[-1])
+        return lines
+
+
+def _with_address(where: str, error: ConnectionError) -> str:
+    text = str(error)
+    return text if text.startswith(where) else f"{where}: {text}"
+
+
+def _numbered(line: str) -> tuple[str, int]:
+    """Return who has recorded an event, and its number there. ``parse`` checks the rest."""
+    try:
+        origin, _, number = json.loads(line)["id"].rpartition(".")
+        return str(origin), int(number)
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return "", 0
 
 
 def from_files(paths: Sequence[Path], run_id: str | None) -> list[Event]:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 
 from elastic_rs import _elastic_rs
-from elastic_rs._elastic_rs import EndpointServer, Protection, RendezvousConfig
+from elastic_rs._elastic_rs import EndpointServer, Protection, RendezvousConfig, StoreLimits
 from elastic_rs.rendezvous._config import endpoint_of, means_all
 
 logger = logging.getLogger("elastic_rs.rendezvous")
@@ -21,24 +21,31 @@ def claim(
     protected: Protection | None,
     *,
     uses_store: bool,
+    limits: StoreLimits | None = None,
 ) -> tuple[EndpointServer | None, str]:
     """Become the coordinator's host, if this process is to be. The second value says why it is not.
 
-    Of several endpoints it listens at the first that is its own, and may lead the job then.
+    Of several endpoints it listens at the first that is its own, and may lead the job then. A driver says by which name
+    others reach a host: that one's endpoint is its own, also if the host does not have the address itself.
 
     Raises:
-        OSError: this process must be it (``is_host=1``), and cannot.
+        OSError: this process must be it (``is_host=1``, or by its name), and cannot.
     """
     names = [endpoint_of(*endpoint) for endpoint in endpoints]
+    own_name = (config.values().get("host_name") or "").rpartition("@")[2]
+    is_named = len(names) > 1 and own_name in [host for host, _ in endpoints]
     why = []
     for place, (host, port) in enumerate(endpoints):
+        if is_named and host != own_name:
+            continue
         claimed = _elastic_rs.EndpointServer.claim(
             host,
             port,
-            is_host=config.is_host,
+            is_host=True if is_named else config.is_host,
             uses_store=uses_store,
             protection=protected,
             list=(run_id, names, place) if len(names) > 1 else None,
+            limits=limits,
         )
         if isinstance(claimed, EndpointServer):
             _tell(claimed, host, protected, ",".join(names) if len(names) > 1 else None)

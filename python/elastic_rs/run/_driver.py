@@ -81,14 +81,16 @@ def drive(argv: Sequence[str], args: argparse.Namespace, given: HostDiscovery | 
     protected = _protected()
     run_id = draw_run_id() if args.rdzv_id in {"", "none"} else args.rdzv_id
     conf, config = _conf_of(args, (least, most))
+    listed = None
     if args.detach:
-        endpoint = _endpoint_of_detached(args, fixed, config)
+        endpoint, listed = _endpoint_of_detached(args, fixed, config)
     job = _job(args, flags, conf, endpoint, (signals, passed_on), run_id=run_id, protected=protected)
     if args.dry_run:
         options = _options_of(args, least, fixed is not None, job, port, run_id=run_id, passed_on=passed_on)
         return _show(_elastic_rs.Driver(options), discovery, job, port)
     if args.detach:
-        driver = _elastic_rs.Driver(_options_of(args, least, True, job, port, run_id=run_id, passed_on=passed_on))
+        options = _options_of(args, least, True, job, port, run_id=run_id, passed_on=passed_on, listed=listed)
+        driver = _elastic_rs.Driver(options)
         return _run(driver, None, discovery, None, handled, config=config)
     try:
         host = _elastic_rs.EndpointServer.listen(None, port, protection=protected)
@@ -295,10 +297,15 @@ def _endpoint_of(args: argparse.Namespace) -> tuple[str | None, int]:
     return args.rdzv_endpoint, port
 
 
-def _endpoint_of_detached(args: argparse.Namespace, fixed: Mapping[str, int] | None, config: RendezvousConfig) -> str:
+def _endpoint_of_detached(
+    args: argparse.Namespace, fixed: Mapping[str, int] | None, config: RendezvousConfig
+) -> tuple[str, list[str] | None]:
     """Return where agents meet that run on without the driver: at the first three hosts, or at the first one.
 
     At one alone if there is no other, or if the endpoints of these hosts cannot be a list (docs/takeover.md).
+
+    Returns:
+        The endpoints, and the hosts at which they are if it is a list.
     """
     if args.rdzv_endpoint:
         given: str = args.rdzv_endpoint
@@ -308,21 +315,30 @@ def _endpoint_of_detached(args: argparse.Namespace, fixed: Mapping[str, int] | N
             raise UsageError(f"--rdzv-endpoint: {error}") from None
         if any(port == 0 for _, port in endpoints):
             raise UsageError("--rdzv-endpoint: the port is `0`, must be one that the agents can know")
-        return given
+        named = {host for host, _ in endpoints}
+        return given, [host for host in fixed or () if _name(host) in named] if len(endpoints) > 1 else None
     if fixed is None:
         raise UsageError(
             "--detach without -H or --hostfile needs --rdzv-endpoint=HOST:PORT, where all agents meet: the first host"
         )
-    names = [host.rpartition("@")[2] for host in fixed]
+    names = [_name(host) for host in fixed]
     if names[0] == "localhost" and len(names) > 1:
         raise UsageError("--detach needs --rdzv-endpoint=HOST:PORT if `localhost` is the first of several hosts")
     first, *others = (endpoint_of(name, DEFAULT_PORT) for name in names[:LISTED])
     listed = ",".join([first, *others])
     try:
+        if len({name.lower() for name in names[:LISTED]}) < min(len(names), LISTED):
+            raise ValueError("two of the first hosts have one name")
         parse_endpoints(listed, None, config)
-    except ValueError:
-        return first
-    return listed
+    except ValueError as error:
+        logger.warning("the job depends on the first host, where all agents meet (%s): %s", first, error)
+        return first, None
+    return listed, [*fixed][:LISTED] if others else None
+
+
+def _name(host: str) -> str:
+    """Return the name of a host, which may be ``user@host``."""
+    return host.rpartition("@")[2]
 
 
 def _conf_of(args: argparse.Namespace, bounds: tuple[int, int]) -> tuple[str, RendezvousConfig]:
@@ -395,7 +411,15 @@ def _job(
 
 
 def _options_of(
-    args: argparse.Namespace, least: int, fixed: bool, job: str, port: int, *, run_id: str, passed_on: list[int]
+    args: argparse.Namespace,
+    least: int,
+    fixed: bool,
+    job: str,
+    port: int,
+    *,
+    run_id: str,
+    passed_on: list[int],
+    listed: list[str] | None = None,
 ) -> _elastic_rs.DriverOptions:
     ssh = shlex.split(_of(args, "ssh"))
     if not ssh:
@@ -405,7 +429,8 @@ def _options_of(
     return _elastic_rs.DriverOptions(
         min_slots=least,
         fixed=fixed,
-        detach=json.loads(job)["endpoint"].count(",") + 1 if args.detach else None,
+        detach=args.detach,
+        listed=listed,
         start_timeout_s=_of(args, "start_timeout"),
         elastic_timeout_s=_of(args, "elastic_timeout"),
         # A script is killed at its own limit, which its discovery reports as an error. A class of the user's cannot be

@@ -130,7 +130,8 @@ impl Driver {
             self.agents.insert(agent, Agent { host: host.clone(), stage: Stage::Starting { until } });
             self.states.entry(host.name.clone()).or_default().agent = Some(agent);
             self.manager.on_tried(&host.name);
-            let hosts_coordinator = self.meeting == [host.name.as_str()];
+            let is_first = self.first_host.as_ref() == Some(&host.name);
+            let hosts_coordinator = self.rules.detach && self.rules.listed.is_none() && is_first;
             self.commands.push_back(Command::Start { agent, host, age, hosts_coordinator });
         }
     }
@@ -150,7 +151,7 @@ impl Driver {
         if self.over.is_some() || !self.discovery.answered {
             return;
         }
-        if self.rules.detach.is_some() {
+        if self.rules.detach {
             return self.look_at_detached(now);
         }
         let min = self.rules.min_slots;
@@ -194,14 +195,15 @@ impl Driver {
         }
     }
 
-    /// End once each host has its detached agent, or can never have one. Without an agent on each of the hosts where they meet they wait
-    /// for it: nobody knows whether it leads already.
+    /// End once each host has its detached agent, or can never have one. Without an agent on each of the hosts where they meet they may wait
+    /// for it: if such a host is silent, nobody knows whether its agent leads already.
     fn look_at_detached(&mut self, now: Instant) {
         let runs_on = |name: &str| self.states.get(name).is_some_and(|state| state.detached);
         let hosts = self.manager.hosts();
         let cannot_host = |name: &&String| !runs_on(name) && self.is_out_for_the_job(name, now);
-        if let Some(name) = self.meeting.iter().find(cannot_host) {
-            let which = if self.meeting.len() == 1 { "the first host" } else { "one of the first hosts" };
+        let meeting = self.rules.listed.as_deref().unwrap_or(self.first_host.as_slice());
+        if let Some(name) = meeting.iter().find(cannot_host) {
+            let which = if self.rules.listed.is_none() { "the first host" } else { "one of the list's hosts" };
             let reason = format!(
                 "the agent on `{name}`, {which}, would have hosted the rendezvous (--detach), and cannot start; agents that \
                  run already end after their join_timeout: {}",

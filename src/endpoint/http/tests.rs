@@ -134,6 +134,11 @@ fn a_host_header_is_an_address_or_a_name_of_this_machine() {
         assert_eq!(misnamed(Some(host), elsewhere, Members), None, "{host:?}");
         assert_eq!(misnamed(Some(host), here, All), None, "{host:?}");
     }
+    assert_eq!(
+        misnamed(Some("head.example:29400"), here, Members),
+        None,
+        "another process of the list sends readers here"
+    );
     for host in ["evil.example:29400", "localhost.evil.example", "", "[evil]", "127.0.0.1.evil.example"] {
         let why = misnamed(Some(host), here, Members).unwrap();
         assert!(why.ends_with("use localhost"), "{why}");

@@ -151,7 +151,13 @@ impl Ensemble {
     /// Why nobody leads, in words.
     pub fn why_nobody(&self, now: Instant) -> String {
         if self.replica.held().is_some() {
-            return "the process that led has ended, and its successor is not elected yet".to_owned();
+            let has_ended = self.replica.promised().is_none_or(|ballot| self.replica.is_dead(ballot.node));
+            let why = if has_ended {
+                "the process that led has ended, and its successor is not elected yet"
+            } else {
+                "the process that leads is not reached, and nobody takes over before its end is proven"
+            };
+            return why.to_owned();
         }
         if self.is_barred {
             return "this process has followed a leader that could not connect to its endpoint, so it does not know what was decided; let the \

@@ -26,8 +26,8 @@ pub struct Succession {
     chosen: u64,
     /// What is to be done once the content of a version is chosen, the first first.
     held: VecDeque<(u64, Command)>,
-    /// Who leads, and who would in its place, may have changed.
-    is_led_anew: bool,
+    /// [`Ensemble::led`] may have changed.
+    led_changed: bool,
 }
 
 /// What the driver must do now.
@@ -45,7 +45,7 @@ impl Succession {
     /// The part of the process that introduces itself so.
     pub fn new(hello: PeerHello, now: Instant) -> Self {
         let ensemble = Ensemble::new(hello, now);
-        Self { ensemble, recorded: None, chosen: 0, held: VecDeque::new(), is_led_anew: false }
+        Self { ensemble, recorded: None, chosen: 0, held: VecDeque::new(), led_changed: false }
     }
 
     /// How this process introduces itself.
@@ -83,7 +83,7 @@ impl Succession {
 
     /// Something has happened to the connection to an endpoint.
     pub fn on_link(&mut self, place: usize, link: Link, now: Instant) {
-        self.is_led_anew = true;
+        self.led_changed = true;
         self.ensemble.on_link(place, link, now);
     }
 
@@ -92,14 +92,14 @@ impl Succession {
     /// # Errors
     /// It is none that a process of this version sends. Says why.
     pub fn on_message(&mut self, place: usize, from: NodeId, message: PeerMessage, now: Instant) -> Result<(), String> {
-        self.is_led_anew = true;
+        self.led_changed = true;
         self.ensemble.on_message(place, from, message, now)
     }
 
     /// Time has passed.
     pub fn on_tick(&mut self, now: Instant) {
         if now >= self.ensemble.next_deadline() {
-            self.is_led_anew = true;
+            self.led_changed = true;
             self.ensemble.on_tick(now);
         }
     }
@@ -128,7 +128,7 @@ impl Succession {
             let decided = self.ensemble.take_commands();
             let goes_on = !decided.is_empty();
             decided.into_iter().for_each(|decision| self.perform(decision, machine, &mut todo, now));
-            if mem::take(&mut self.is_led_anew) || goes_on {
+            if mem::take(&mut self.led_changed) || goes_on {
                 machine.set_led(self.leads().then(|| self.ensemble.led()));
             }
             if !self.release(&mut todo, now) && !goes_on {
@@ -163,9 +163,9 @@ impl Succession {
         let snapshot = run.snapshot();
         if self.recorded.as_ref() != Some(&snapshot) {
             self.ensemble.record(snapshot.clone(), now);
-            self.recorded = Some(snapshot);
-            self.is_led_anew = true;
+            self.led_changed = true;
         }
+        self.recorded = Some(snapshot);
     }
 
     fn perform(&mut self, decision: Do, machine: &mut Machine, todo: &mut Todo, now: Instant) {
@@ -206,6 +206,7 @@ impl Succession {
             }
         }
         if hands_over {
+            self.led_changed = true;
             self.ensemble.abdicate(now);
         }
         hands_over

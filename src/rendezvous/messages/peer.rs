@@ -50,7 +50,10 @@ impl PeerHello {
         }
         (self.place == other.place).then(|| {
             let endpoint = self.endpoints.get(self.place as usize).map_or("", String::as_str);
-            format!("two processes are at the endpoint {endpoint}")
+            match self.process == other.process {
+                true => format!("this process itself answers there, which is at {endpoint}: list each machine once"),
+                false => format!("two processes are at the endpoint {endpoint}"),
+            }
         })
     }
 }

@@ -128,7 +128,7 @@ fn is_cut(kept: &str, whole: &str, limit: usize) -> bool {
 }
 
 impl Run {
-    /// Whether [`Self::snapshot`] would be the same as this one. It copies nothing, since most events change nothing.
+    /// Whether [`Self::snapshot`] would be the same as this one. It copies little, since most events change nothing.
     pub fn has_snapshot(&self, last: &Snapshot) -> bool {
         let Self { roster, current, recovery, .. } = self;
         let Snapshot { settings, round, named, world, interrupted, failure, restart, resets, .. } = last;

@@ -260,6 +260,40 @@ def test_an_element_that_ends_for_its_nodes_reasons_cancels_no_others(
     assert (called.read_text() if called.exists() else "") == ("--state=PENDING 7\n" if cancels else "")
 
 
+@pytest.mark.parametrize(
+    ("codes", "code", "requeues"),
+    [
+        ("0 0", 0, False),
+        ("137 0", 0, False),  # the agent of the first node was killed
+        ("0 90", 0, False),  # a machine that was cut off
+        ("92 90", 92, False),
+        ("90 93", 93, False),
+        ("2 2", 2, False),
+        ("90 1", 90, True),
+        ("91 90", 91, True),
+        ("137 137", 1, False),
+    ],
+)
+def test_the_job_has_ended_as_the_agents_that_know_it_say(
+    tmp_path: Path, codes: str, code: int, requeues: bool
+) -> None:
+    called = tmp_path / "called"
+    for name, text in [
+        ("elastic-run", 'exit "$(echo $CODES | cut -d " " -f $((SLURM_PROCID + 1)))"'),
+        ("srun", 'until [ "$1" = bash ]; do shift; done; for SLURM_PROCID in 0 1; do export SLURM_PROCID; "$@"; done'),
+        ("scontrol", f'case $1 in show) printf "n0\nn1\n" ;; requeue) echo "$*" >>{called}; exit 1 ;; esac'),
+        ("timeout", "exit 0"),  # the first node is alive
+    ]:
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    slurm = {"SLURM_JOB_ID": "9", "SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_NODELIST": "n[0-1]", "SLURM_NODEID": "0"}
+    env = {**os.environ, **slurm, "CODES": codes, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    ended = subprocess.run(["bash", str(RECIPE), "train.py"], env=env, cwd=tmp_path, check=False, timeout=60)
+    assert ended.returncode == code
+    assert called.exists() == requeues
+    assert not list((tmp_path / "elastic-logs").iterdir()), "nothing of its own is left"
+
+
 @pytest.mark.parametrize("recipe", [RECIPE, ARRAY], ids=lambda path: path.name)
 def test_the_options_of_a_recipe_are_those_that_the_page_explains(recipe: Path) -> None:
     text = recipe.read_text()

@@ -576,7 +576,7 @@ def test_a_detached_job_whose_first_host_cannot_be_reached_fails(server: SshServ
     ssh = server.command(ports={"node1": 1})
     driver = drive("-H", "node1:1,node0:1", "--min-np=1", "--detach", "--host-failures=1", f"--ssh={ssh}")
     assert driver.wait() == 1
-    driver.line(r"elastic-run: error: the agent on `node1`, one of the first hosts, would have hosted the rendezvous")
+    driver.line(r"elastic-run: error: the agent on `node1`, one of the list's hosts, would have hosted the rendezvous")
 
 
 def test_more_hosts_than_descriptors_are_told_with_the_number_that_they_need(job: Job) -> None:

@@ -13,10 +13,11 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import pytest
 from elastic_rs import _cli, _elastic_rs
+from elastic_rs._observe import _source
 from helpers.observe import again, ask
 
 from .conftest import answer_once
@@ -371,3 +372,57 @@ def test_an_answer_of_another_program_is_reported(
         assert _cli.main(["status", f"127.0.0.1:{server.getsockname()[1]}"]) == 3
         answering.join()
     assert "the server there is not an elastic_rs coordinator: " in capsys.readouterr().err
+
+
+class FakeObserver:
+    """Answers as the process at one of two ports does that are up. Each has lines of its own, and may break once."""
+
+    up: ClassVar[dict[int, list[str]]] = {}
+    breaks: ClassVar[set[int]] = set()
+
+    def __init__(self, port: int) -> None:
+        self.port = port
+
+    @classmethod
+    def connect(cls, _: str, port: int, **__: object) -> FakeObserver:
+        if port not in cls.up:
+            raise ConnectionError("refused")
+        return cls(port)
+
+    def ask(self, *, after: int, **_: object) -> tuple[str, None, list[str], int, bool]:
+        if self.port not in self.up or self.port in self.breaks:
+            self.breaks.discard(self.port)
+            raise ConnectionError("closed")
+        lines = self.up[self.port]
+        return "job", None, lines[after:], len(lines), False
+
+
+def lines_of(origin: str, count: int) -> list[str]:
+    return [json.dumps({"id": f"{origin}.{number}"}) for number in range(1, count + 1)]
+
+
+def test_events_are_heard_once_over_broken_connections_and_all_of_the_next_leader(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(_source._elastic_rs, "Observer", FakeObserver)
+    monkeypatch.setattr(_source, "LOOKS_EVERY_S", 0.0)
+    FakeObserver.up = {1: lines_of("a", 3)}
+    live = _source.Live([("h", 1), ("h", 2)], "job")
+    assert list(live.lines()) == lines_of("a", 3)
+    FakeObserver.breaks = {1}
+    FakeObserver.up[1] = lines_of("a", 4)
+    assert list(live.lines()) == lines_of("a", 4)[3:]
+    FakeObserver.up = {2: lines_of("b", 2)}
+    assert list(live.lines()) == lines_of("b", 2), "fewer than were heard of the one before"
+    FakeObserver.up = {}
+    monkeypatch.setattr(_source, "TAKE_OVER_S", 0.0)
+    with pytest.raises(_source.AnswerError, match=r"h:2: refused .*when the job has ended, read its files"):
+        list(live.lines())
+
+
+def test_another_endpoint_is_asked_if_the_first_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_source._elastic_rs, "Observer", FakeObserver)
+    FakeObserver.up, FakeObserver.breaks = {1: [], 2: lines_of("a", 1)}, {1}
+    live = _source.Live([("h", 1), ("h", 2)], "job")
+    FakeObserver.up = {2: lines_of("a", 1)}
+    assert list(live.lines()) == lines_of("a", 1)

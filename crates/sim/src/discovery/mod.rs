@@ -157,7 +157,8 @@ impl Job {
         let rules = Rules {
             min_slots: 1,
             fixed: false,
-            detach: None,
+            detach: false,
+            listed: None,
             start_timeout: START_TIMEOUT,
             // The end of a job that has too few hosts is a test of the machine.
             elastic_timeout: Duration::from_secs(1_000_000),

@@ -28,6 +28,15 @@ fn invariants_hold_for_all_seeds() {
     );
 }
 
+/// What a process was told of a leader went on from one to another after that one's end. And a leader that ended recorded as lost whom it had
+/// sent away.
+#[test]
+fn seeds_that_have_found_defects_pass() {
+    for seed in [16732, 25999, 27506, 25928] {
+        live(seed, false).unwrap_or_else(|failure| panic!("seed {seed}: {}", failure.violation));
+    }
+}
+
 /// Each mistake, and a seed from which on an invariant shows it soon.
 const MISTAKES: [(Mutation, u64); 9] = [
     (Mutation::KeepsItsId, 0),

@@ -10,7 +10,8 @@ pub(super) fn rules(min_slots: u32, fixed: bool) -> Rules {
     Rules {
         min_slots,
         fixed,
-        detach: None,
+        detach: false,
+        listed: None,
         start_timeout: s(30),
         elastic_timeout: s(600),
         discovery_timeout: s(20),

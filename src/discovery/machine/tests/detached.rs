@@ -2,7 +2,7 @@ use super::*;
 
 /// Rules under which agents run on without the driver, and a host is out after its first failure.
 fn detached(min_slots: u32) -> Rules {
-    Rules { detach: Some(1), host_failures: 1, ..rules(min_slots, true) }
+    Rules { detach: true, host_failures: 1, ..rules(min_slots, true) }
 }
 
 #[test]
@@ -50,8 +50,8 @@ fn detached_agents_without_the_first_hosts_are_given_up() {
 
 /// None of those that meet at a list of endpoints hosts the coordinator before the others, and all have to be there.
 #[test]
-fn detached_agents_meet_at_the_first_hosts() {
-    let mut bench = Bench::new(Rules { detach: Some(2), ..detached(1) });
+fn detached_agents_meet_at_the_hosts_of_a_list() {
+    let mut bench = Bench::new(Rules { listed: Some(vec!["b".to_owned(), "a".to_owned()]), ..detached(1) });
     bench.driver.on_found(&parse_list("a:2,b:2,c:2", 1).unwrap(), bench.now);
     let hosts = |command: &Command| matches!(command, Command::Start { hosts_coordinator: true, .. });
     assert!(!bench.commands().iter().any(hosts));
@@ -60,7 +60,7 @@ fn detached_agents_meet_at_the_first_hosts() {
     assert_eq!(bench.end(), None, "`b` may come");
     bench.ended(AgentId(1), 255, None, &["refused"]);
     let reason = bench.given_up();
-    assert!(reason.starts_with("the agent on `b`, one of the first hosts, would have hosted"), "{reason}");
+    assert!(reason.starts_with("the agent on `b`, one of the list's hosts, would have hosted"), "{reason}");
 }
 
 #[test]

@@ -226,6 +226,7 @@ proptest! {
     #[test]
     fn a_run_is_passed_on_in_any_state(steps in prop::collection::vec((0..8_u8, 1..5_u8, 0..30_u32), 0..60)) {
         let mut job = Job::formed(Settings { max_restarts: Some(100), ..judging(1, 4) }, 3);
+        let mut earlier: Option<Snapshot> = None;
         for (what, node, time) in steps {
             let round = job.run.round();
             match what {
@@ -239,6 +240,8 @@ proptest! {
             }
             let before = job.run.snapshot();
             prop_assert!(job.run.has_snapshot(&before));
+            prop_assert!(earlier.as_ref().is_none_or(|it| !job.run.has_snapshot(it) || *it == before));
+            earlier = Some(before.clone());
             job.send(node, NodeMessage::Heartbeat { rtt_us: None });
             prop_assert_eq!(job.run.snapshot(), before);
             let wire = passed_on(&job.run, job.now).to_wire(job.now);
