@@ -264,7 +264,7 @@ impl Ensemble {
                     if self.wrote != Some(record.stamp.ballot.node) {
                         self.asks_at = now;
                     }
-                    self.wrote = Some(record.stamp.ballot.node);
+                    (self.wrote, self.hint) = (Some(record.stamp.ballot.node), None);
                 }
                 let may_matter = matches!(message, Message::Write(_) | Message::Ask(_));
                 self.replica.on_message(from, message, now);
@@ -368,14 +368,16 @@ impl Ensemble {
     }
 
     fn on_leader(&mut self, place: usize, answer: &Answer<u32>, now: Instant) {
-        if self.replica.held().is_some() {
-            return;
-        }
+        let has_record = self.replica.held().is_some();
         match self.hint {
             Some((_, since)) if *answer == Answer::Leads => return self.hint = Some((place, since)),
+            None if *answer == Answer::Leads && has_record => return self.hint = Some((place, now)),
             Some((followed, _)) if followed == place => self.lose_hint(place, now),
             Some(_) => return,
             None => {}
+        }
+        if has_record {
+            return;
         }
         match answer {
             Answer::Leads => self.bootstrap.on_leader(place),
@@ -393,9 +395,10 @@ impl Ensemble {
     /// The process at this endpoint has gone. If this one follows it, and was sent no record by it, this one looks for a leader once more. It
     /// does not lead itself if it has followed for long: then there is a record, which others hold.
     fn lose_hint(&mut self, gone: usize, now: Instant) {
-        if let Some((_, since)) = self.hint.filter(|(place, _)| *place == gone && self.replica.held().is_none()) {
+        let Some((_, since)) = self.hint.filter(|(place, _)| *place == gone) else { return };
+        self.hint = None;
+        if self.replica.held().is_none() {
             self.is_barred |= now >= since + BARRED_AFTER;
-            self.hint = None;
             self.bootstrap = Bootstrap::new(self.mine(), self.peers.len(), now);
         }
     }

@@ -176,10 +176,14 @@ impl Job {
         })
     }
 
-    /// Whoever takes over keeps the hosts out that its predecessor has kept out. If it knows a later failure, that may have let some in.
+    /// Whoever takes over keeps the hosts out that its predecessor has kept out. If it knows a later failure, that may have let some in. A run
+    /// that is closed admits nobody, and has none out.
     fn check_exclusions(&self, leader: HostId) -> Result<(), Violation> {
         let part = self.hosts[leader].process.as_ref().and_then(|process| process.part.as_ref());
         let Some(run) = part.and_then(|part| part.machine.run(RUN_ID)) else { return Ok(()) };
+        if run.closed().is_some() {
+            return Ok(());
+        }
         let now = self.hosts[leader].clock(self.engine.now());
         let out: BTreeSet<_> = run.exclusions(now).into_iter().map(|host| host.addr).collect();
         let excluded = &self.told.excluded;
