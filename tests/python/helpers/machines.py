@@ -14,8 +14,11 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
+
+import pytest
 
 from helpers.holders import hold
 
@@ -124,3 +127,13 @@ class Lan:
 
     def _hold(self, *command: str) -> subprocess.Popen[str]:
         return hold(self._holders, *command)
+
+
+@pytest.fixture
+def lan(tmp_path: Path) -> Iterator[Lan]:
+    """Give the test a switch. A machine on which there may be none skips the test."""
+    try:
+        with Lan(tmp_path) as lan:
+            yield lan
+    except NoNamespacesError as error:
+        pytest.skip(f"this machine allows no network namespaces: {error}")

@@ -1,10 +1,10 @@
-"""A worker of the chaos test with cuts: it records every world, step and commit, with the time and a digest.
+"""A worker of the chaos tests with cuts: it records every world, step and commit, with the time and a digest.
 
 chaos_worker.py FOLDER UNTIL LENGTH
 
 The parameters are whole numbers, so that sums over ranks are exact. The history is part of the state: a step that was
 rolled back is not in it. Rank 0 writes a checkpoint now and then, and each process begins with the latest one. Each
-process appends records to FOLDER/trace.PID, one line of JSON each:
+process appends records to FOLDER/trace.WORKER, one line of JSON each:
 
 - ``process``: the length of the history in the checkpoint with which it begins,
 - ``world``: rank, size, the world's random id, length and digest of the history with which it begins, and the digest of
@@ -31,12 +31,14 @@ from torch import nn
 FOLDER, UNTIL, LENGTH = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
 COMMIT_EVERY, CHECKPOINT_EVERY = 5, 50
 CHECKPOINT = FOLDER / "checkpoint"
-trace = os.open(FOLDER / f"trace.{os.getpid()}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+# A process id alone may be that of another worker too, in another container.
+WORKER = f"{os.environ.get('MACHINE', 'worker')}-{os.getpid()}-{random.SystemRandom().randrange(1 << 32):08x}"
+trace = os.open(FOLDER / f"trace.{WORKER}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 committed = [0]  # lengths of the history at this process's commits
 
 
 def record(kind: str, **facts: object) -> None:
-    line = {"kind": kind, "at_ns": time.monotonic_ns(), "pid": os.getpid(), **facts}
+    line = {"kind": kind, "at_ns": time.monotonic_ns(), "worker": WORKER, **facts}
     os.write(trace, json.dumps(line).encode() + b"\n")
 
 
@@ -51,7 +53,7 @@ def commit(state: elastic.TorchState) -> None:
 
 
 def write_checkpoint(state: elastic.TorchState) -> None:
-    partial = FOLDER / f"checkpoint.{os.getpid()}"
+    partial = FOLDER / f"checkpoint.{WORKER}"
     partial.write_text(json.dumps({"weight": int(state.model.weight), "history": state.history}))
     partial.rename(CHECKPOINT)
     record("checkpoint", **length_and_digest(state.history))

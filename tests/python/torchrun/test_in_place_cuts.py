@@ -8,7 +8,6 @@ its true reason. A seed repeats the faults and their order. What the processes d
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import re
@@ -17,14 +16,12 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
 from helpers.procs import LIMIT_S, Job, Process
 from helpers.relays import Relay, Relays
+from helpers.worlds import FALSE_REASON, Trace, check_results, losses, overlaps, reasons_of_restarts
 
 from .conftest import SCRIPTS
 
@@ -34,101 +31,8 @@ NUMBERS = (2, 3, 4)
 WORKERS = 2
 LEASE_S = 3.0
 CONF = "last_call_timeout=0.5,settle_timeout=0.5,rejoin_limit=0,keep_alive_interval=0.5,keep_alive_max_attempt=6"
-RESTART = r"restarting all workers: (?P<reason>.*)"
-FALSE_REASON = "cannot change in place|does not report what became|agent that does not change"
-"""Each worker uses ``elastic_rs.elastic``, so none of these is ever the reason."""
 
 pytestmark = [pytest.mark.torchrun, pytest.mark.long, pytest.mark.timeout(SECONDS + 900)]
-
-
-@dataclass
-class World:
-    """What the workers of one world have recorded."""
-
-    begins: dict[int, dict[str, Any]] = field(default_factory=dict)
-    """By process id: with what it has begun."""
-    steps: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
-    commits: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
-
-    @property
-    def began_ns(self) -> int:
-        return min(int(begin["at_ns"]) for begin in self.begins.values())
-
-    @property
-    def first_step_done_ns(self) -> int | None:
-        return min((int(steps[0]["at_ns"]) for steps in self.steps.values()), default=None)
-
-    @property
-    def last_step_began_ns(self) -> int | None:
-        return max((int(steps[-1]["began_ns"]) for steps in self.steps.values()), default=None)
-
-
-class Trace:
-    """The records of all workers, read as they grow."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._read: dict[Path, int] = {}
-        self.records: list[dict[str, Any]] = []
-
-    def update(self) -> list[dict[str, Any]]:
-        """Read and return what is new."""
-        new = []
-        for path in self._folder.glob("trace.*"):
-            with path.open("rb") as file:
-                file.seek(self._read.get(path, 0))
-                data = file.read()
-            whole = data[: data.rfind(b"\n") + 1]
-            self._read[path] = self._read.get(path, 0) + len(whole)
-            new += [json.loads(line) for line in whole.splitlines()]
-        self.records += new
-        return new
-
-    def worlds(self) -> list[World]:
-        worlds: dict[int, World] = {}
-        for record in self.records:
-            if record["kind"] == "world":
-                worlds.setdefault(record["world"], World()).begins[record["pid"]] = record
-        for record in self.records:
-            if record["kind"] in {"step", "commit"}:
-                world = worlds[record["world"]]
-                of = world.steps if record["kind"] == "step" else world.commits
-                of.setdefault(record["pid"], []).append(record)
-        return sorted(worlds.values(), key=lambda world: world.began_ns)
-
-
-def overlaps(worlds: list[World]) -> Iterator[str]:
-    """Yield the pairs of worlds of which the older one began a step after the newer one had completed one."""
-    for index, newer in enumerate(worlds):
-        if newer.first_step_done_ns is None:
-            continue
-        for older in worlds[:index]:
-            if older.last_step_began_ns is not None and older.last_step_began_ns > newer.first_step_done_ns:
-                late_s = (older.last_step_began_ns - newer.first_step_done_ns) / 1e9
-                yield f"world {worlds.index(older)} began a step {late_s:.3f} s after world {index} had completed one"
-
-
-def losses(worlds: list[World], loaded: dict[int, int]) -> Iterator[str]:
-    """Yield what was lost between consecutive worlds. ``loaded``: with which checkpoint each process has begun."""
-    for index, (last, world) in enumerate(pairwise(worlds), start=1):
-        starts = {(begin["length"], begin["digest"]) for begin in world.begins.values()}
-        if len(starts) != 1:
-            yield f"world {index} begins with several states: {starts}"
-            continue
-        ((length, _),) = starts
-        survivors = last.begins.keys() & world.begins.keys()
-        if not survivors:
-            if length not in {loaded[pid] for pid in world.begins}:
-                yield f"world {index} begins at {length}, and its workers have loaded {loaded}"
-            continue
-        for pid in survivors:
-            if not (commits := last.commits.get(pid)):
-                if length < last.begins[pid]["length"]:
-                    yield f"world {index} begins at {length}, and {pid} had begun at {last.begins[pid]['length']}"
-                continue
-            kept = world.begins[pid]["kept"]
-            if (kept["length"], kept["digest"]) != (commits[-1]["length"], commits[-1]["digest"]):
-                yield f"world {index} begins at {length}, and {pid} had committed {commits[-1]['length']}"
 
 
 class Chaos:
@@ -293,27 +197,14 @@ class Chaos:
     def until_one_world(self) -> None:
         """Wait until all nodes have made a step in one world, that began after now."""
         now, deadline = time.monotonic_ns(), time.monotonic() + LIMIT_S
-        while True:
-            new = self.trace.update()
-            sizes = {record["world"]: record["size"] for record in self.trace.records if record["kind"] == "world"}
-            full = len(NUMBERS) * WORKERS
-            if any(it["kind"] == "step" and it["began_ns"] > now and sizes[it["world"]] == full for it in new):
-                return
+        while not self.trace.world_that_steps(now, size=len(NUMBERS) * WORKERS):
             tails = "\n".join(node.tail() for node in self.nodes.values())
             assert time.monotonic() < deadline, f"no step of all nodes within {LIMIT_S} s\n{tails}"
             time.sleep(0.1)
 
-    def restarts(self) -> Counter[str]:
-        """Why all workers of a node were restarted, by reason; numbers and names of nodes are left out."""
-        lines = [line for process in self.job.processes for line in process.lines]
-        found = (re.search(RESTART, line) for line in lines)
-        return Counter(re.sub(r"\d+(\.\d+)?", "N", match["reason"]) for match in found if match)
-
     def violations(self) -> list[str]:
         self.trace.update()
-        worlds = self.trace.worlds()
-        loaded = {it["pid"]: it["loaded"] for it in self.trace.records if it["kind"] == "process"}
-        return [*overlaps(worlds), *losses(worlds, loaded)]
+        return [*overlaps(self.trace), *losses(self.trace)]
 
 
 @pytest.fixture
@@ -336,15 +227,10 @@ def test_stops_kills_and_cuts(chaos: Chaos) -> None:
         chaos.server.signal(signal.SIGTERM)
         chaos.server.wait()
     chaos.say(f"{chaos.faults.total()} faults with seed {SEED}: {dict(chaos.faults)}")
-    for reason, count in chaos.restarts().most_common():
+    restarts = reasons_of_restarts(chaos.job.processes)
+    for reason, count in restarts.most_common():
         chaos.say(f"{count} times: restarting all workers: {reason}")
     assert chaos.violations() == []
-    assert [reason for reason in chaos.restarts() if re.search(FALSE_REASON, reason)] == []
+    assert [reason for reason in restarts if re.search(FALSE_REASON, reason)] == []
     assert codes == [0] * len(NUMBERS)
-    results = [json.loads(path.read_text()) for path in chaos.folder.glob("result.*")]
-    assert len(results) == len(NUMBERS) * WORKERS
-    assert all(one == other for one, other in pairwise(results))
-    weight = 1
-    for value in results[0]["history"]:
-        weight = (weight * 3 + value) % 65_521
-    assert results[0]["weight"] == weight
+    check_results(chaos.folder, len(NUMBERS) * WORKERS)
