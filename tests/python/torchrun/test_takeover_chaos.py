@@ -273,13 +273,33 @@ class Chaos:
     def leader_is_cut_off_and_dies(self) -> Mend:
         """A machine that starts anew: it falls silent, and is back without its processes before a lease is over."""
         number = self.leader_that_may_die()
-        machine = self.agents[number].machine
-        machine.cut()
-        self.kill(number, signal.SIGKILL, self.agents[number].pid)
-        time.sleep(self.random.uniform(0.1, LEASE_S))  # it is away for a while
-        machine.mend()
+        mend = self.is_cut_off(number)
+        restart = self.dies(number, at_once=False)
+        self.shortly()
+        mend()
         self.record.killed_ns[-1] = time.monotonic_ns()  # nobody can know it before
-        return self.started_again(number, at_once=None)
+        return restart
+
+    def leader_stands_still_and_dies(self) -> Mend:
+        number = self.leader_that_may_die()
+        self.stands_still(number)
+        self.shortly()
+        return self.dies(number)
+
+    def leader_dies_while_another_is_silent(self) -> Mend:
+        """The only one left cannot know what the two others have decided, until one of them is back."""
+        number = self.leader_that_may_die()
+        silence = self.random.choice([self.is_cut_off, self.stands_still])
+        mend = silence(self.random.choice([other for other in range(LISTED) if other != number]))
+        restart = self.dies(number, at_once=False)
+        self.shortly()
+        mend()
+        self.record.killed_ns[-1] = time.monotonic_ns()
+        return restart
+
+    def shortly(self) -> None:
+        """Let a silence last, for less than any lease."""
+        time.sleep(self.random.uniform(0.1, LEASE_S))
 
     def leader_stands_still(self) -> Mend:
         return self.stands_still(self.leader())
@@ -358,6 +378,7 @@ class Chaos:
             *[self.leader_dies] * 4,
             *[self.leader_hands_over, self.leader_is_cut_off, self.leader_stands_still] * 2,
             *[self.leader_and_unlisted_die, self.leaders_die_in_turn, self.leader_is_cut_off_and_dies],
+            *[self.leader_stands_still_and_dies, self.leader_dies_while_another_is_silent],
             *[self.leader_goes_on_alone, self.listed_one_dies, self.unlisted_one_dies, self.one_leaves],
             *[self.one_is_cut_off, self.one_stands_still, self.worker_dies],
         ]
