@@ -110,7 +110,7 @@ def losses(trace: Trace) -> Iterator[str]:
     worlds = trace.worlds()
     # With which checkpoint each process has begun.
     loaded = {it["worker"]: it["loaded"] for it in trace.records if it["kind"] == "process"}
-    for last, world in pairwise(worlds):
+    for before, last, world in zip([World(), *worlds], worlds, worlds[1:], strict=False):
         name = _name(world, worlds)
         starts = {(begin["length"], begin["digest"]) for begin in world.begins.values()}
         if len(starts) != 1:
@@ -122,14 +122,16 @@ def losses(trace: Trace) -> Iterator[str]:
             if length not in {loaded[worker] for worker in world.begins}:
                 yield f"{name} begins at {length}, and its workers have loaded {loaded}"
             continue
+        # A state is kept as with a commit where a worker takes it. Where none is new it may go on as it is.
+        is_kept = bool(last.begins.keys() - before.begins.keys())
         for worker in survivors:
-            if not (commits := last.commits.get(worker)):
-                if length < last.begins[worker]["length"]:
-                    yield f"{name} begins at {length}, and {worker} had begun at {last.begins[worker]['length']}"
-                continue
+            begin, commits = last.begins[worker], last.commits.get(worker)
+            if not commits and is_kept and length < begin["length"]:
+                yield f"{name} begins at {length}, and {worker} had begun at {begin['length']}"
+            committed = commits[-1] if commits else begin["kept"]
             kept = world.begins[worker]["kept"]
-            if (kept["length"], kept["digest"]) != (commits[-1]["length"], commits[-1]["digest"]):
-                yield f"{name} begins at {length}, and {worker} had committed {commits[-1]['length']}"
+            if (kept["length"], kept["digest"]) != (committed["length"], committed["digest"]):
+                yield f"{name} begins at {length}, and {worker} had committed {committed['length']}"
 
 
 def _name(world: World, worlds: list[World]) -> str:

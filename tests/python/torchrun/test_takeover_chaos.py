@@ -480,6 +480,8 @@ def test_leaders_and_others_die_and_are_cut_off(job: Job, lan: Lan, tmp_path: Pa
     restarts = reasons_of_restarts(job.processes)
     for reason, count in restarts.most_common():
         chaos.say(f"{count} times: restarting all workers: {reason}")
+    for violation in violations:
+        chaos.say(f"VIOLATION: {violation}")
     chaos.say(f"{len(chaos.trace.worlds())} worlds, restart and round {chaos.numbers}; {len(violations)} violations")
     assert violations == []
     assert left == []
