@@ -9,7 +9,6 @@ use std::time::{Duration, Instant};
 
 pub use self::wire::{Content, PeerMessage};
 use self::wire::{check_ballot, check_stamp, received, sent};
-use super::command::Led;
 use crate::rendezvous::messages::ids::NodeId;
 use crate::rendezvous::messages::peer::PeerHello;
 use crate::rendezvous::quorum::bootstrap::{Answer, Attempt, Bootstrap, Seen, Verdict};
@@ -17,6 +16,7 @@ use crate::rendezvous::quorum::record::{Ballot, Voters};
 use crate::rendezvous::quorum::replica::{Action, Message, Replica};
 use crate::rendezvous::run::snapshot::Snapshot;
 
+mod shown;
 mod wire;
 
 /// How long the lease of a voter lasts, from when it has sent its question. It is no node's lease: nobody's workers stop for it. A leader that
@@ -75,7 +75,17 @@ struct Peer {
     /// The one that was there last.
     process: Option<NodeId>,
     is_up: bool,
+    /// When it has come, or was heard last. Its connection does not end if its machine is silent.
+    heard_at: Option<Instant>,
+    /// It has not been heard for a lease, as far as this leader has looked.
+    is_silent: bool,
     attempt: Option<Attempt>,
+}
+
+impl Peer {
+    fn is_there(&self) -> bool {
+        self.is_up && !self.is_silent
+    }
 }
 
 /// This process's part.
@@ -148,54 +158,9 @@ impl Ensemble {
         follows.map_or(self.hint.map(|(place, _)| place), |ballot| self.place_of(ballot.node))
     }
 
-    /// Why nobody leads, in words.
-    pub fn why_nobody(&self, now: Instant) -> String {
-        if self.replica.held().is_some() {
-            let has_ended = self.replica.promised().is_none_or(|ballot| self.replica.is_dead(ballot.node));
-            let why = if has_ended {
-                "the process that led has ended, and its successor is not elected yet"
-            } else {
-                "the process that leads is not reached, and nobody takes over before its end is proven"
-            };
-            return why.to_owned();
-        }
-        if self.is_barred {
-            return "this process has followed a leader that could not connect to its endpoint, so it does not know what was decided; let the \
-                    listed nodes reach each other's ports"
-                .to_owned();
-        }
-        let name = |place: &usize| self.hello.endpoints.get(*place).map_or("?", String::as_str);
-        match self.bootstrap.clone().decide(now) {
-            Verdict::Wait { silent, .. } if !silent.is_empty() => {
-                let names: Vec<_> = silent.iter().map(name).collect();
-                format!(
-                    "of the endpoints in the list {} did not answer and did not refuse: a process there may lead already, so all must answer \
-                     once before the job begins",
-                    names.join(" and ")
-                )
-            }
-            Verdict::Wait { first: Some(first), .. } => format!("the process at {} is about to lead", name(&first)),
-            Verdict::Wait { .. } | Verdict::Lead | Verdict::Follow(_) => "nobody leads yet".to_owned(),
-        }
-    }
-
     /// The version of the content that this process has written last, as leader.
     pub fn version(&self) -> u64 {
         self.content.version
-    }
-
-    /// Who leads, if this process does.
-    pub fn led(&self) -> Led {
-        let others =
-            self.hello.endpoints.iter().zip(&self.peers).enumerate().filter(|(place, _)| *place != self.mine());
-        let (there, missing): (Vec<_>, Vec<_>) = others.partition(|(_, (_, peer))| peer.is_up);
-        let votes = |peer: &Peer| peer.process.is_some_and(|process| self.voters.0.contains(&process));
-        let names = |of: Vec<(usize, (&String, &Peer))>| of.into_iter().map(|(_, (name, _))| name.clone()).collect();
-        Led {
-            leader: self.hello.endpoints.get(self.mine()).cloned().unwrap_or_default(),
-            successors: names(there.into_iter().filter(|(_, (_, peer))| votes(peer)).collect()),
-            missing: names(missing),
-        }
     }
 
     /// Record this run, as its leader.
@@ -219,7 +184,7 @@ impl Ensemble {
             Link::Begins => peer.attempt = Some(self.bootstrap.ask(place)),
             Link::Up(process) => {
                 let before = peer.process.replace(process).filter(|before| *before != process);
-                peer.is_up = true;
+                (peer.is_up, peer.heard_at) = (true, Some(now));
                 self.down.remove(&process);
                 before.into_iter().for_each(|before| _ = self.down.entry(before).or_insert(now));
                 if before.is_some() {
@@ -255,6 +220,7 @@ impl Ensemble {
     /// # Errors
     /// It is none that a process of this version sends. Says why.
     pub fn on_message(&mut self, place: usize, from: NodeId, message: PeerMessage, now: Instant) -> Result<(), String> {
+        self.peers.get_mut(place).into_iter().for_each(|peer| peer.heard_at = Some(now));
         match message {
             PeerMessage::WhoLeads => self.on_who_leads(place),
             PeerMessage::Leader(answer) => self.on_leader(place, &answer, now),
@@ -310,7 +276,10 @@ impl Ensemble {
     /// When to call [`Ensemble::on_tick`] at the latest.
     pub fn next_deadline(&self) -> Instant {
         let looks = self.looks().then_some(self.looks_at);
-        let drops = self.down.values().min().filter(|_| self.leads()).map(|since| *since + LEASE_OF_OTHERS);
+        let votes = |peer: &&Peer| peer.process.is_some_and(|process| self.voters.0.contains(&process));
+        let heard = self.peers.iter().filter(|peer| peer.is_up).filter(votes).filter_map(|peer| peer.heard_at);
+        let drops = self.down.values().copied().chain(heard).min();
+        let drops = drops.filter(|_| self.leads()).map(|since| since + LEASE_OF_OTHERS);
         let others = [looks, drops, self.replica.next_deadline()];
         others.into_iter().flatten().fold(self.asks_at, Instant::min)
     }
@@ -463,6 +432,9 @@ impl Ensemble {
 
     /// Change the voters, if others are there than before.
     fn review(&mut self, now: Instant) {
+        for peer in &mut self.peers {
+            peer.is_silent = peer.heard_at.is_none_or(|at| now >= at + LEASE_OF_OTHERS);
+        }
         if self.leads() && self.wanted(now) != self.voters {
             self.write(now);
             // That may do more.
@@ -480,7 +452,7 @@ impl Ensemble {
     /// Who is to vote: this process and the others that are there. One that is not there stays for a lease.
     fn wanted(&self, now: Instant) -> Voters {
         let may_come = |process: &NodeId| self.down.get(process).is_some_and(|since| now < *since + LEASE_OF_OTHERS);
-        let there = self.peers.iter().filter(|peer| peer.is_up).filter_map(|peer| peer.process);
+        let there = self.peers.iter().filter(|peer| peer.is_there()).filter_map(|peer| peer.process);
         let there = there.filter(|process| !self.replica.is_dead(*process));
         let (old, new): (Vec<_>, Vec<_>) = there.partition(|process| self.voters.0.contains(process));
         let away = self.voters.0.iter().copied().filter(|voter| !self.replica.is_dead(*voter) && may_come(voter));

@@ -32,6 +32,8 @@ use crate::secure::{Halves, Protection};
 const UNSENT: usize = 256;
 /// Time for the answer to an introduction.
 const ANSWER_LIMIT: Duration = Duration::from_secs(5);
+/// A connection ends if what was sent over it has not arrived for so long. The kernel alone tries for a quarter of an hour, ever more seldom.
+const UNHEARD: Duration = Duration::from_secs(5);
 /// How often a connection is tried at first, and for how long: a process ends its sockets up to 0.1 s after its first connection.
 const AT_FIRST: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(200));
 /// How often it is tried then.
@@ -183,7 +185,7 @@ impl Other {
     async fn open(&self, at: Option<SocketAddr>) -> Result<(Halves, SocketAddr, NodeId), Link> {
         let (host, port) = host_and_port(&self.endpoint).ok_or(Link::Down)?;
         let secured = self.protection.clone().map(|protection| (protection, self.hello.run_id.clone()));
-        let dialled = dial(host.to_owned(), port, at, None, secured).await;
+        let dialled = dial(host.to_owned(), port, at, None, secured, Some(UNHEARD)).await;
         let dialled = dialled.map_err(|error| if error.absent { Link::Refused } else { Link::Down })?;
         let (mut halves, at) = (dialled.link, dialled.peer.ok_or(Link::Down)?);
         let mut outgoing = BytesMut::new();

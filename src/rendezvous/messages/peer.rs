@@ -127,9 +127,10 @@ mod tests {
         assert_eq!(ours.disagreement(&hello(&["a:1", "b:1"], 1)), None);
         let why = ours.disagreement(&hello(&["a:1", "c:1"], 1)).unwrap();
         assert!(why.contains("`a:1,b:1`") && why.contains("`a:1,c:1`"), "{why}");
-        assert!(
-            ours.disagreement(&hello(&["a:1", "b:1"], 0)).unwrap().contains("two processes are at the endpoint a:1")
-        );
+        let own = hello(&["a:1", "b:1"], 0);
+        assert!(ours.disagreement(&own).unwrap().contains("list each machine once"));
+        let twice = PeerHello { process: NodeId(9), ..own };
+        assert!(ours.disagreement(&twice).unwrap().contains("two processes are at the endpoint a:1"));
         let other = PeerHello { run_id: "other".to_owned(), ..hello(&["a:1", "b:1"], 1) };
         assert!(ours.disagreement(&other).unwrap().contains("run `job`, not to run `other`"));
     }

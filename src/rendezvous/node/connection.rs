@@ -75,7 +75,7 @@ pub(super) async fn drive(machine: Arc<Mutex<NodeMachine>>, shared: Arc<Shared>,
                 NodeCommand::Connect => {
                     let secured = protection.clone().map(|protection| (protection, run_id.clone()));
                     let at = own.filter(|own| own.0 == place).map(|own| own.1);
-                    connecting = Some(Box::pin(dial(host.clone(), *port, at, source, secured)));
+                    connecting = Some(Box::pin(dial(host.clone(), *port, at, source, secured, None)));
                 }
                 NodeCommand::Disconnect => (connection, connecting) = (None, None),
                 NodeCommand::Probe => probing = Some(Box::pin(speaks_c10d(host, *port, CONNECT_TIMEOUT))),

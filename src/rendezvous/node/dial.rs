@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::io::Errno;
+use socket2::SockRef;
 use tokio::net::{TcpSocket, TcpStream};
 use tokio::time::{Instant, timeout};
 
@@ -45,12 +46,14 @@ pub(in crate::rendezvous) struct Dialled<L = Halves> {
 
 /// Connect to the first of the host's addresses that answers, or to `at` if that is given. The connection comes from `source` if that is an address of this
 /// machine from which the host can be reached. If it is protected, both ends have proven themselves for the run of this id.
+/// It ends if what is sent has not arrived for `unheard`, or when the kernel gives up.
 pub(in crate::rendezvous) async fn dial(
     host: String,
     port: u16,
     at: Option<SocketAddr>,
     source: Option<IpAddr>,
     secured: Option<(Arc<Protection>, String)>,
+    unheard: Option<Duration>,
 ) -> Result<Dialled, DialError> {
     let deadline = Instant::now() + DIAL_TIMEOUT;
     let addresses = match at {
@@ -63,6 +66,10 @@ pub(in crate::rendezvous) async fn dial(
             let open = async |bare: Dialled<TcpStream>| {
                 let local = bare.link.local_addr().ok().map(|local| local.ip());
                 let peer = bare.link.peer_addr().ok();
+                if unheard.is_some() {
+                    let set = SockRef::from(&bare.link).set_tcp_user_timeout(unheard);
+                    set.map_err(|error| error.to_string())?;
+                }
                 let link = Halves::begin(bare.link, &host, secured).await?;
                 Ok(Dialled { link, from_source: bare.from_source, local, peer })
             };
@@ -194,7 +201,7 @@ mod tests {
         assert!(!error.refused && !error.absent && error.text.contains("no answer within"), "{error:?}");
         let error = dial_any("name", &[], None, soon, bare).await.unwrap_err();
         assert_eq!((error.refused, error.text.as_str()), (false, "`name` has no address"));
-        let error = dial("no-such-host.invalid".to_owned(), 1, None, None, None).await.unwrap_err();
+        let error = dial("no-such-host.invalid".to_owned(), 1, None, None, None, None).await.unwrap_err();
         assert!(!error.refused && error.text.starts_with("cannot resolve `no-such-host.invalid`"), "{error:?}");
     }
 

@@ -23,10 +23,6 @@ pytestmark = [
     pytest.mark.torchrun,
     pytest.mark.long,
     pytest.mark.parametrize("agent", ["run"], indirect=True),
-    pytest.mark.xfail(
-        strict=True,
-        reason="nothing but TCP's timers ends a silent connection between listed processes, and its voter stays one",
-    ),
 ]
 
 

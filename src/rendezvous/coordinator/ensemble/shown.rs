@@ -1,0 +1,54 @@
+//! What an [`Ensemble`] shows of itself.
+
+use std::time::Instant;
+
+use super::super::command::Led;
+use super::{Ensemble, Peer};
+use crate::rendezvous::quorum::bootstrap::Verdict;
+
+impl Ensemble {
+    /// Why nobody leads, in words.
+    pub fn why_nobody(&self, now: Instant) -> String {
+        if self.replica.held().is_some() {
+            let has_ended = self.replica.promised().is_none_or(|ballot| self.replica.is_dead(ballot.node));
+            let why = if has_ended {
+                "the process that led has ended, and its successor is not elected yet"
+            } else {
+                "the process that leads is not reached, and nobody takes over before its end is proven"
+            };
+            return why.to_owned();
+        }
+        if self.is_barred {
+            return "this process has followed a leader that could not connect to its endpoint, so it does not know what was decided; let the \
+                    listed nodes reach each other's ports"
+                .to_owned();
+        }
+        let name = |place: &usize| self.hello.endpoints.get(*place).map_or("?", String::as_str);
+        match self.bootstrap.clone().decide(now) {
+            Verdict::Wait { silent, .. } if !silent.is_empty() => {
+                let names: Vec<_> = silent.iter().map(name).collect();
+                format!(
+                    "of the endpoints in the list {} did not answer and did not refuse: a process there may lead already, so all must answer \
+                     once before the job begins",
+                    names.join(" and ")
+                )
+            }
+            Verdict::Wait { first: Some(first), .. } => format!("the process at {} is about to lead", name(&first)),
+            Verdict::Wait { .. } | Verdict::Lead | Verdict::Follow(_) => "nobody leads yet".to_owned(),
+        }
+    }
+
+    /// Who leads, if this process does.
+    pub fn led(&self) -> Led {
+        let others =
+            self.hello.endpoints.iter().zip(&self.peers).enumerate().filter(|(place, _)| *place != self.mine());
+        let (there, missing): (Vec<_>, Vec<_>) = others.partition(|(_, (_, peer))| peer.is_there());
+        let votes = |peer: &Peer| peer.process.is_some_and(|process| self.voters.0.contains(&process));
+        let names = |of: Vec<(usize, (&String, &Peer))>| of.into_iter().map(|(_, (name, _))| name.clone()).collect();
+        Led {
+            leader: self.hello.endpoints.get(self.mine()).cloned().unwrap_or_default(),
+            successors: names(there.into_iter().filter(|(_, (_, peer))| votes(peer)).collect()),
+            missing: names(missing),
+        }
+    }
+}
