@@ -32,7 +32,7 @@ def claim(
         OSError: this process must be it (``is_host=1``, or by its name), and cannot.
     """
     names = [endpoint_of(*endpoint) for endpoint in endpoints]
-    own_name = (config.values().get("host_name") or "").rpartition("@")[2]
+    own_name = str(config.values().get("host_name") or "").rpartition("@")[2]
     is_named = len(names) > 1 and own_name in [host for host, _ in endpoints]
     why = []
     for place, (host, port) in enumerate(endpoints):

@@ -1,5 +1,6 @@
 use std::collections::BTreeSet;
 
+use super::super::command::Led;
 use super::*;
 use crate::rendezvous::quorum::record::{Record, Stamp};
 use crate::rendezvous::quorum::voter::Reply;
@@ -47,10 +48,27 @@ fn those_that_are_there_vote_in_odd_numbers_or_two() {
     first.on_link(4, Link::Down, now);
     let lapses = now + LEASE_OF_OTHERS;
     assert!(first.next_deadline() <= lapses);
+    first.on_message(3, process(3), PeerMessage::WhoLeads, lapses - LOOKS_EVERY).unwrap();
     first.on_tick(lapses);
     assert_eq!(voters(&first), [0, 3].into());
     let Led { leader, successors, missing } = first.led();
     assert_eq!((leader.as_str(), successors, missing.len()), ("n0:1", vec!["n3:1".to_owned()], 3));
+}
+
+/// The connection of a machine that has lost its power does not end.
+#[test]
+fn one_that_is_not_heard_for_a_lease_does_not_vote() {
+    let now = Instant::now();
+    let mut first = leader(2, now);
+    first.on_link(1, Link::Up(process(1)), now);
+    assert_eq!(voters(&first), [0, 1].into());
+    let lapses = now + LEASE_OF_OTHERS;
+    assert!(first.next_deadline() <= lapses);
+    first.on_tick(lapses);
+    assert_eq!((voters(&first), first.led().missing), ([0].into(), vec!["n1:1".to_owned()]));
+    assert!(first.next_deadline() > lapses);
+    first.on_message(1, process(1), PeerMessage::WhoLeads, lapses + LOOKS_EVERY).unwrap();
+    assert_eq!((voters(&first), first.led().successors), ([0, 1].into(), vec!["n1:1".to_owned()]));
 }
 
 #[test]
