@@ -46,6 +46,7 @@ impl EndpointServer {
     ///
     /// Raises ``OSError`` when ``is_host`` is True and the port cannot be listened on, and ``ValueError`` for an invalid list.
     #[staticmethod]
+    #[expect(clippy::too_many_arguments, reason = "keywords of Python")]
     #[pyo3(signature = (host, port, *, is_host = None, uses_store = true, protection = None, list = None, limits = None) -> "EndpointServer | str")]
     fn claim<'py>(
         py: Python<'py>,
