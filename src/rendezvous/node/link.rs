@@ -224,6 +224,7 @@ impl Link {
     /// The Hello was accepted. Returns when it was sent.
     pub fn on_welcome(&mut self, keep_alive_interval: Duration) -> Option<Instant> {
         (self.ever_welcomed, self.tries, self.unanswered) = (true, 0, 0);
+        self.told = None; // of the attempts before
         let LinkState::Up { welcomed, answered_at, beat_at } = &mut self.state else { return None };
         *welcomed = true;
         *beat_at = (*answered_at + keep_alive_interval).max(*beat_at);

@@ -152,7 +152,7 @@ def test_several_nodes_without_an_endpoint_get_a_warning_that_only_this_machine_
     [
         (["--rdzv-backend=c10d", "--nnodes=1:2", "--rdzv-endpoint=127.0.0.1:29400"], "127.0.0.1:29400 is on loopback"),
         (["--rdzv-backend=c10d", "--nnodes=2", "--rdzv-endpoint=localhost"], "localhost:29400 is on loopback"),
-        (["--rdzv-backend=c10d", "--nnodes=2", "--rdzv-endpoint=[::1]:77"], "::1:77 is on loopback"),
+        (["--rdzv-backend=c10d", "--nnodes=2", "--rdzv-endpoint=[::1]:77"], "[::1]:77 is on loopback"),
         (["--nnodes=2"], "127.0.0.1:29500 is on loopback"),  # torchrun's default of --master-addr
         (["--nnodes=2", "--node-rank=1"], "127.0.0.1:29500 is on loopback"),
         (["--rdzv-backend=c10d", "--nnodes=2", "--rdzv-endpoint=192.0.2.1"], None),
