@@ -118,12 +118,15 @@ def host(listed: int = 1) -> Iterator[tuple[Peer, int]]:
         with Peer(LOAD, "serve") as peer:
             yield peer, int(peer.answer())
         return
-    endpoints = ",".join(f"127.0.0.1:{free_port()}" for _ in range(listed))
+    ports: set[int] = set()
+    while len(ports) < listed:
+        ports.add(free_port())
+    endpoints = ",".join(f"127.0.0.1:{port}" for port in ports)
     with contextlib.ExitStack() as stack:
         peers = [stack.enter_context(Peer(LOAD, "serve", endpoints, place)) for place in range(listed)]
-        ports = [int(peer.answer()) for peer in peers]
+        first, *_ = [int(peer.answer()) for peer in peers]
         time.sleep(LISTED_S)
-        yield peers[0], ports[0]
+        yield peers[0], first
 
 
 @contextlib.contextmanager
