@@ -77,14 +77,13 @@ struct Peer {
     is_up: bool,
     /// When it has come, or was heard last. Its connection does not end if its machine is silent.
     heard_at: Option<Instant>,
-    /// It has not been heard for a lease, as far as this leader has looked.
-    is_silent: bool,
     attempt: Option<Attempt>,
 }
 
 impl Peer {
-    fn is_there(&self) -> bool {
-        self.is_up && !self.is_silent
+    /// Whether it is connected, and was heard within a lease.
+    fn is_there(&self, now: Instant) -> bool {
+        self.is_up && self.heard_at.is_some_and(|at| now < at + LEASE_OF_OTHERS)
     }
 }
 
@@ -432,9 +431,6 @@ impl Ensemble {
 
     /// Change the voters, if others are there than before.
     fn review(&mut self, now: Instant) {
-        for peer in &mut self.peers {
-            peer.is_silent = peer.heard_at.is_none_or(|at| now >= at + LEASE_OF_OTHERS);
-        }
         if self.leads() && self.wanted(now) != self.voters {
             self.write(now);
             // That may do more.
@@ -452,7 +448,7 @@ impl Ensemble {
     /// Who is to vote: this process and the others that are there. One that is not there stays for a lease.
     fn wanted(&self, now: Instant) -> Voters {
         let may_come = |process: &NodeId| self.down.get(process).is_some_and(|since| now < *since + LEASE_OF_OTHERS);
-        let there = self.peers.iter().filter(|peer| peer.is_there()).filter_map(|peer| peer.process);
+        let there = self.peers.iter().filter(|peer| peer.is_there(now)).filter_map(|peer| peer.process);
         let there = there.filter(|process| !self.replica.is_dead(*process));
         let (old, new): (Vec<_>, Vec<_>) = there.partition(|process| self.voters.0.contains(process));
         let away = self.voters.0.iter().copied().filter(|voter| !self.replica.is_dead(*voter) && may_come(voter));

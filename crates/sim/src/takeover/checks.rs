@@ -39,7 +39,7 @@ const LEADS_WITHIN: Duration = Duration::from_secs(5);
 
 /// What leaders have sent, since the run has begun.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Told {
+pub(super) struct Sent {
     /// Number of histories that have begun.
     histories: u32,
     round: u64,
@@ -61,7 +61,7 @@ fn broken(invariant: Invariant, text: String) -> Result<(), Violation> {
     Err(Violation { invariant, text })
 }
 
-impl Told {
+impl Sent {
     /// A leader sends this.
     pub fn on_message(&mut self, by: HostId, message: &CoordinatorMessage) -> Result<(), Violation> {
         match message {
@@ -130,8 +130,8 @@ impl Job {
         if let Some((other, _)) = knowing.next() {
             return Err(Violation::contract(format!("n{host} begins a history, and n{other} knows another one")));
         }
-        let Told { histories, rounds, takeovers, promises, .. } = self.told;
-        self.told = Told { histories: histories + 1, rounds, takeovers, promises, ..Told::default() };
+        let Sent { histories, rounds, takeovers, promises, .. } = self.told;
+        self.told = Sent { histories: histories + 1, rounds, takeovers, promises, ..Sent::default() };
         Ok(())
     }
 

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use super::checks::Told;
+use super::checks::Sent;
 use super::event::{Event, Payload, Pid};
 use super::host::Host;
 use super::network::{Network, Purpose};
@@ -24,7 +24,7 @@ pub struct Job {
     pub(super) options: Options,
     pub(super) hosts: Vec<Host>,
     pub(super) network: Network,
-    pub(super) told: Told,
+    pub(super) told: Sent,
     pub(super) pids: Pid,
     /// Number of the workers that were started last.
     pub(super) started: u64,
@@ -48,7 +48,7 @@ impl Job {
             engine,
             options,
             network: Network::default(),
-            told: Told::default(),
+            told: Sent::default(),
             pids: 0,
             started: 0,
             faults: 0,

@@ -39,10 +39,10 @@ impl Ensemble {
     }
 
     /// Who leads, if this process does.
-    pub fn led(&self) -> Led {
+    pub fn led(&self, now: Instant) -> Led {
         let others =
             self.hello.endpoints.iter().zip(&self.peers).enumerate().filter(|(place, _)| *place != self.mine());
-        let (there, missing): (Vec<_>, Vec<_>) = others.partition(|(_, (_, peer))| peer.is_there());
+        let (there, missing): (Vec<_>, Vec<_>) = others.partition(|(_, (_, peer))| peer.is_there(now));
         let votes = |peer: &Peer| peer.process.is_some_and(|process| self.voters.0.contains(&process));
         let names = |of: Vec<(usize, (&String, &Peer))>| of.into_iter().map(|(_, (name, _))| name.clone()).collect();
         Led {

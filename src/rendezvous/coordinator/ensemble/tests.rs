@@ -51,7 +51,7 @@ fn those_that_are_there_vote_in_odd_numbers_or_two() {
     first.on_message(3, process(3), PeerMessage::WhoLeads, lapses - LOOKS_EVERY).unwrap();
     first.on_tick(lapses);
     assert_eq!(voters(&first), [0, 3].into());
-    let Led { leader, successors, missing } = first.led();
+    let Led { leader, successors, missing } = first.led(lapses);
     assert_eq!((leader.as_str(), successors, missing.len()), ("n0:1", vec!["n3:1".to_owned()], 3));
 }
 
@@ -65,10 +65,10 @@ fn one_that_is_not_heard_for_a_lease_does_not_vote() {
     let lapses = now + LEASE_OF_OTHERS;
     assert!(first.next_deadline() <= lapses);
     first.on_tick(lapses);
-    assert_eq!((voters(&first), first.led().missing), ([0].into(), vec!["n1:1".to_owned()]));
+    assert_eq!((voters(&first), first.led(lapses).missing), ([0].into(), vec!["n1:1".to_owned()]));
     assert!(first.next_deadline() > lapses);
     first.on_message(1, process(1), PeerMessage::WhoLeads, lapses + LOOKS_EVERY).unwrap();
-    assert_eq!((voters(&first), first.led().successors), ([0, 1].into(), vec!["n1:1".to_owned()]));
+    assert_eq!((voters(&first), first.led(lapses + LOOKS_EVERY).successors), ([0, 1].into(), vec!["n1:1".to_owned()]));
 }
 
 #[test]
