@@ -3,15 +3,14 @@
     python benches/in_place.py [--quick] [--repetitions 5] [--goodput-seconds 300] [--only changes|workers|nodes]
                                [--workers 1] [--held-mib 4096]
 
-Seven jobs, one after the other in each repetition: `torchrun` with c10d, `elastic-run`, `elastic-run --warm-start`, and
-workers that change in place, without a template, with one, with one that has made the model, and with a
-standby. Measured is the time
-until the last worker has done its first step that counts, what of it was neither the broadcast of the state nor that
-step, and when the last worker had got to each phase:
+One job of each kind after the other in each repetition: `torchrun` with c10d, `elastic-run`, `elastic-run
+--warm-start`, and workers that change in place, without a template, with one, with one that has made the model, with a
+standby, and with a list of endpoints. Measured is the time until the last worker has done its first step that counts,
+what of it was neither the broadcast of the state nor that step, and when the last worker had got to each phase:
 
 - from SIGKILL of a worker;
 - a node joins: from the moment when the last worker that was started has made its model;
-- from SIGTERM of a node.
+- from SIGTERM of the node that joined, or with a list, of the one that leads.
 
 Goodput is the part of the time that was spent in steps that count, while a fault happens every 15 s: their number times
 the time that a step of the same job takes before the first fault. A step of fewer workers counts as the part of a step
@@ -118,7 +117,7 @@ class Job:
         number = len(self.nodes) if number is None else number
         launcher, mode = KINDS[self.kind]
         flags = [
-            "--nnodes=1:3",
+            f"--nnodes=1:{nodes_of(self.kind) + 1}",
             f"--nproc-per-node={self.workers}",
             f"--rdzv-endpoint={self.endpoint}",
             "--rdzv-id=x",
@@ -247,7 +246,7 @@ def beside_work(apart: dict[str, float], since: float, until: float) -> float:
 
 
 def kill_worker(job: Job, rank: int) -> dict[str, Any]:
-    world_size = 2 * job.workers
+    world_size = nodes_of(job.kind) * job.workers
     if "standby" in job.kind:
         job.await_standbys(world_size)
     pids = job.settle(world_size)
@@ -275,7 +274,8 @@ def kill_worker(job: Job, rank: int) -> dict[str, Any]:
 
 
 def join_and_leave(job: Job) -> tuple[dict[str, Any], dict[str, Any]]:
-    small, large = 2 * job.workers, 3 * job.workers
+    nodes = nodes_of(job.kind)
+    small, large = nodes * job.workers, (nodes + 1) * job.workers
     job.settle(small)
     began = time.monotonic()
     node = job.start_node()
@@ -290,7 +290,8 @@ def join_and_leave(job: Job) -> tuple[dict[str, Any], dict[str, Any]]:
     job.settle(large)
     before = max(told.step for told in job.history if told.what == "step")
     began = time.monotonic()
-    node.send_signal(signal.SIGTERM)
+    leaves = job.nodes[0] if "list" in job.kind else node
+    leaves.send_signal(signal.SIGTERM)
     world = job.wait(lambda told: told.what == "world" and told.world == small and told.at > began)
     last = max(told.step for told in job.history if told.what == "step" and told.world == large)
     took = job.stepped(small, world.at) - began
@@ -299,7 +300,7 @@ def join_and_leave(job: Job) -> tuple[dict[str, Any], dict[str, Any]]:
     beside = beside_work(apart, still_since, took)
     lost = max(before, last) - world.step
     left = {"s": took, "still_s": took - still_since, "beside": beside, "lost": lost, "phases": apart}
-    node.wait()
+    leaves.wait()
     return joined, left
 
 

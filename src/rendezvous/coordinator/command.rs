@@ -68,8 +68,11 @@ pub enum Command {
 pub struct Led {
     /// The endpoint of the leader.
     pub leader: String,
-    /// The endpoints of those of which one would lead in its place.
+    /// The endpoints of those of which one would lead if the leader died now. Empty while too few voters are there.
     pub successors: Vec<String>,
     /// The endpoints at which nobody is reached.
     pub missing: Vec<String>,
+    /// Whether another one would lead if this one handed over.
+    #[serde(skip)]
+    pub may_hand_over: bool,
 }

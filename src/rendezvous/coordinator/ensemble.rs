@@ -92,7 +92,7 @@ impl Peer {
 pub struct Ensemble {
     hello: PeerHello,
     peers: Vec<Peer>,
-    /// Since when processes that were there are not, unless they are proven dead.
+    /// When processes were heard last that are not there any more, unless they are proven dead.
     down: BTreeMap<NodeId, Instant>,
     bootstrap: Bootstrap<usize>,
     /// Where the leader is, as others have said, and since when this process has followed it.
@@ -183,9 +183,10 @@ impl Ensemble {
             Link::Begins => peer.attempt = Some(self.bootstrap.ask(place)),
             Link::Up(process) => {
                 let before = peer.process.replace(process).filter(|before| *before != process);
-                (peer.is_up, peer.heard_at) = (true, Some(now));
+                let heard_at = peer.heard_at.replace(now).unwrap_or(now);
+                peer.is_up = true;
                 self.down.remove(&process);
-                before.into_iter().for_each(|before| _ = self.down.entry(before).or_insert(now));
+                before.into_iter().for_each(|before| _ = self.down.entry(before).or_insert(heard_at));
                 if before.is_some() {
                     self.lose_hint(place, now);
                 }
@@ -201,7 +202,8 @@ impl Ensemble {
                 peer.is_up = false;
                 let seen = if link == Link::Refused { Seen::Absent } else { Seen::Silent };
                 let attempt = peer.attempt.unwrap_or_else(|| self.bootstrap.ask(place));
-                peer.process.into_iter().for_each(|process| _ = self.down.entry(process).or_insert(now));
+                let heard_at = peer.heard_at.unwrap_or(now);
+                peer.process.into_iter().for_each(|process| _ = self.down.entry(process).or_insert(heard_at));
                 self.bootstrap.on_seen(attempt, seen);
                 self.lose_hint(place, now);
             }

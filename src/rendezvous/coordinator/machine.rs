@@ -332,7 +332,7 @@ impl Machine {
 
     /// The node in this coordinator's own process has left: another process leads from now on, or every run that has not ended ends here.
     fn on_host_left(&mut self, leaving: Leaving, now: Instant) {
-        if self.led.as_ref().is_some_and(|led| !led.successors.is_empty()) {
+        if self.led.as_ref().is_some_and(|led| led.may_hand_over) {
             return self.commands.push(Command::HandOver);
         }
         let all: Vec<String> = self.runs.keys().cloned().collect();

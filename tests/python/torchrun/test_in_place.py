@@ -1,9 +1,11 @@
 """Workers that survive a change of their world: `elastic_rs.elastic` with real nodes, and gloo."""
 
+import functools
 import os
 import re
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -236,15 +238,24 @@ def test_a_successor_that_fails_before_its_round_costs_one_restart(start: Start,
 
 
 @pytest.mark.parametrize("agent", ["rust", pytest.param("run", marks=LONG)], indirect=True)
-def test_a_node_joins_and_one_leaves_without_losing_a_step(start: Start, done: Path) -> None:
+@pytest.mark.parametrize("who", ["another", "the leader of a list"])
+def test_a_node_joins_and_one_leaves_without_losing_a_step(
+    start: Start, done: Path, free_port: Callable[[], int], who: str
+) -> None:
     flags: list[Any] = ["--until", done, "--commit-every", 1000]
-    first = start(2, *flags, nnodes="1:3", nproc=2, script=STEPS)
-    first.line("hosts the coordinator")  # it stays, and the second one leaves
-    second = start(3, *flags, nnodes="1:3", nproc=2, script=STEPS)
+    listed = who == "the leader of a list"
+    endpoint = ",".join(f"127.0.0.1:{free_port()}" for _ in range(3)) if listed else "127.0.0.1"
+    node = functools.partial(start, nnodes="1:3", nproc=2, script=STEPS, endpoint=endpoint)
+    leads = node(2, *flags)
+    leads.line("this process leads the run" if listed else "hosts the coordinator")
+    follows = node(3, *flags)
+    if listed:
+        follows.line("this process may lead the job")
+    first, second = (follows, leads) if listed else (leads, follows)  # the second one leaves
     before = worlds_of(first, 4, workers=2) | worlds_of(second, 4, workers=2)
     until_step(first)
     marks = first.mark(), second.mark()
-    third = start(4, *flags, nnodes="1:3", nproc=2, script=STEPS)
+    third = node(4, *flags)
     third.line("the workers of this node are started before it joins")
     joined = worlds_of(third, 6, workers=2)
     after = worlds_of(first, 6, workers=2, since=marks[0]) | worlds_of(second, 6, workers=2, since=marks[1])
@@ -255,10 +266,11 @@ def test_a_node_joins_and_one_leaves_without_losing_a_step(start: Start, done: P
     assert min(reached) >= 20
     until_step(third, max(reached) + 5)
     marks = first.mark(), third.mark()
+    leaving = {world["pid"] for world in worlds_of(second, 6, workers=2).values()}
     second.signal(signal.SIGTERM)
     assert second.wait() in {-signal.SIGTERM, 128 + signal.SIGTERM}
     left = worlds_of(first, 4, workers=2, since=marks[0]) | worlds_of(third, 4, workers=2, since=marks[1])
-    assert set(pids(left).values()) == {pid for rank, pid in pids(after | joined).items() if rank not in {2, 3}}
+    assert set(pids(left).values()) == {*pids(after | joined).values()} - leaving
     assert len({world["step"] for world in left.values()}) == 1
     assert {world["restarts"] for world in left.values()} == {0}
     assert_nothing_was_restarted(first, second, third)

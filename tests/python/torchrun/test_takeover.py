@@ -250,6 +250,42 @@ def test_a_store_server_that_leads_and_ends_costs_nobody_a_restart(
     assert [sum("WORKER " in line for line in node.lines) for node in nodes] == [1, 1]
 
 
+@RUN
+@pytest.mark.long
+def test_a_spare_that_leads_and_leaves_costs_nobody_a_restart(
+    start: Start, endpoints: list[str], tmp_path: Path
+) -> None:
+    def spare(number: int) -> Process:
+        node = one(start, endpoints, 2 + number, "--until", tmp_path / "done", nnodes="2")
+        node.line("runs undisturbed")
+        return node
+
+    def leader() -> int:
+        shown = re.search(r"list    (\S+) leads; if it dies, 127", status(",".join(endpoints)).stdout)
+        return endpoints.index(shown[1]) if shown else leader()
+
+    nodes = started(start, endpoints, 2, "--until", tmp_path / "done", nnodes="2")
+    nodes += [spare(number) for number in (2, 3)]
+    spares = [2, 3]
+    while (leads := leader()) not in spares:
+        nodes[leads].signal(signal.SIGKILL)
+        nodes[leads].wait()
+        deadline = time.monotonic() + LIMIT_S
+        while not (members := [it for it in spares if any("WORKER " in line for line in nodes[it].lines)]):
+            assert time.monotonic() < deadline, "no spare has taken its place"
+            time.sleep(0.05)
+        spares.remove(members[0])
+        nodes[leads] = spare(leads)
+        spares.append(leads)
+    worlds = [sum("WORKER " in line for line in node.lines) for node in nodes]
+    nodes[leads].signal(signal.SIGTERM)
+    nodes[leads].wait()
+    assert leader() != leads
+    (tmp_path / "done").touch()
+    assert [node.wait() for node in nodes if node is not nodes[leads]] == [0, 0, 0]
+    assert [sum("WORKER " in line for line in node.lines) for node in nodes] == worlds
+
+
 @pytest.mark.parametrize(
     ("flags", "text"),
     [

@@ -1,9 +1,11 @@
 //! What an [`Ensemble`] shows of itself.
 
+use std::collections::BTreeSet;
 use std::time::Instant;
 
 use super::super::command::Led;
-use super::{Ensemble, Peer};
+use super::Ensemble;
+use crate::rendezvous::messages::ids::NodeId;
 use crate::rendezvous::quorum::bootstrap::Verdict;
 
 impl Ensemble {
@@ -43,12 +45,27 @@ impl Ensemble {
         let others =
             self.hello.endpoints.iter().zip(&self.peers).enumerate().filter(|(place, _)| *place != self.mine());
         let (there, missing): (Vec<_>, Vec<_>) = others.partition(|(_, (_, peer))| peer.is_there(now));
-        let votes = |peer: &Peer| peer.process.is_some_and(|process| self.voters.0.contains(&process));
-        let names = |of: Vec<(usize, (&String, &Peer))>| of.into_iter().map(|(_, (name, _))| name.clone()).collect();
+        let there: Vec<_> = there.into_iter().filter_map(|(_, (name, peer))| Some((name, peer.process?))).collect();
+        let live: BTreeSet<_> = there.iter().map(|(_, process)| *process).collect();
+        let successors = there.iter().filter(|(_, process)| self.is_elected(*process, &live));
         Led {
             leader: self.hello.endpoints.get(self.mine()).cloned().unwrap_or_default(),
-            successors: names(there.into_iter().filter(|(_, (_, peer))| votes(peer)).collect()),
-            missing: names(missing),
+            successors: successors.map(|(name, _)| (*name).clone()).collect(),
+            missing: missing.into_iter().map(|(_, (name, _))| name.clone()).collect(),
+            // It votes itself then.
+            may_hand_over: live
+                .iter()
+                .any(|process| self.is_elected(*process, &(&live | &[self.hello.process].into()))),
         }
+    }
+
+    /// Whether this one can lead once the leader has ended, by the votes of those that live.
+    fn is_elected(&self, process: NodeId, live: &BTreeSet<NodeId>) -> bool {
+        self.replica.held().is_some_and(|record| {
+            record.sets().all(|voters| {
+                let is_left = voters.other_of_two(process) == Some(self.hello.process);
+                voters.most(|voter| live.contains(&voter)) || is_left
+            }) && record.all_voters().contains(&process)
+        })
     }
 }

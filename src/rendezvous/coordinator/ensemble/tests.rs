@@ -26,6 +26,20 @@ fn leader(count: usize, now: Instant) -> Ensemble {
     first
 }
 
+/// Let the others take what the leader writes.
+fn accept(leader: &mut Ensemble, now: Instant) {
+    while let commands = leader.take_commands()
+        && !commands.is_empty()
+    {
+        for command in commands {
+            if let Command::Send { place, message: PeerMessage::Quorum(Message::Write(record)) } = command {
+                let accepted = PeerMessage::Quorum(Message::Reply(Reply::Accepted(record.stamp)));
+                leader.on_message(place, process(place), accepted, now).unwrap();
+            }
+        }
+    }
+}
+
 fn voters(of: &Ensemble) -> BTreeSet<usize> {
     of.voters.0.iter().map(|voter| voter.0 as usize - 1).collect()
 }
@@ -51,7 +65,8 @@ fn those_that_are_there_vote_in_odd_numbers_or_two() {
     first.on_message(3, process(3), PeerMessage::WhoLeads, lapses - LOOKS_EVERY).unwrap();
     first.on_tick(lapses);
     assert_eq!(voters(&first), [0, 3].into());
-    let Led { leader, successors, missing } = first.led(lapses);
+    accept(&mut first, lapses);
+    let Led { leader, successors, missing, .. } = first.led(lapses);
     assert_eq!((leader.as_str(), successors, missing.len()), ("n0:1", vec!["n3:1".to_owned()], 3));
 }
 
@@ -68,7 +83,32 @@ fn one_that_is_not_heard_for_a_lease_does_not_vote() {
     assert_eq!((voters(&first), first.led(lapses).missing), ([0].into(), vec!["n1:1".to_owned()]));
     assert!(first.next_deadline() > lapses);
     first.on_message(1, process(1), PeerMessage::WhoLeads, lapses + LOOKS_EVERY).unwrap();
+    accept(&mut first, lapses + LOOKS_EVERY);
     assert_eq!((voters(&first), first.led(lapses + LOOKS_EVERY).successors), ([0, 1].into(), vec!["n1:1".to_owned()]));
+}
+
+/// Its connection is given up later than it was heard last.
+#[test]
+fn while_one_of_three_is_silent_nobody_could_take_over_and_soon_the_other_one() {
+    let now = Instant::now();
+    let mut first = leader(3, now);
+    for place in [1, 2] {
+        first.on_link(place, Link::Up(process(place)), now);
+    }
+    assert_eq!(voters(&first), [0, 1, 2].into());
+    assert!(first.led(now).successors.is_empty());
+    accept(&mut first, now);
+    assert_eq!(first.led(now).successors, ["n1:1", "n2:1"]);
+    let given_up = now + Duration::from_secs(10);
+    first.on_message(1, process(1), PeerMessage::WhoLeads, given_up).unwrap();
+    first.on_link(2, Link::Down, given_up);
+    let Led { successors, missing, may_hand_over, .. } = first.led(given_up);
+    assert_eq!((successors, missing, may_hand_over), (vec![], vec!["n2:1".to_owned()], true));
+    let lapses = now + LEASE_OF_OTHERS;
+    assert!(first.next_deadline() <= lapses);
+    first.on_tick(lapses);
+    accept(&mut first, lapses);
+    assert_eq!((voters(&first), first.led(lapses).successors), ([0, 1].into(), vec!["n1:1".to_owned()]));
 }
 
 #[test]
