@@ -26,6 +26,8 @@ const LEASE: Duration = Duration::from_secs(15);
 const LEASE_OF_OTHERS: Duration = Duration::from_millis(15_300);
 /// How often a voter asks for its lease.
 const ASKS_EVERY: Duration = Duration::from_secs(5);
+/// A voter that has not asked for so long is not counted on, although it may still vote: its lease may end before the leader does.
+const ASKS_AT_LEAST_EVERY: Duration = Duration::from_secs(6);
 /// A process that has followed a leader for so long without being sent its record is not reached by that one.
 const BARRED_AFTER: Duration = Duration::from_secs(5);
 /// How often a process that knows of no leader asks the others.
@@ -77,6 +79,8 @@ struct Peer {
     is_up: bool,
     /// When it has come, or was heard last. Its connection does not end if its machine is silent.
     heard_at: Option<Instant>,
+    /// When this process has given it a lease, as its leader, if that was lately. Without one it does not vote for another.
+    leased_at: Option<Instant>,
     attempt: Option<Attempt>,
 }
 
@@ -188,6 +192,7 @@ impl Ensemble {
                 self.down.remove(&process);
                 before.into_iter().for_each(|before| _ = self.down.entry(before).or_insert(heard_at));
                 if before.is_some() {
+                    peer.leased_at = None;
                     self.lose_hint(place, now);
                 }
                 self.replica.on_connected(process, now);
@@ -242,7 +247,10 @@ impl Ensemble {
             PeerMessage::Question { number, follows } => {
                 check_ballot(follows)?;
                 match self.replica.on_question(from, follows, now) {
-                    Some(stamp) => self.send(place, PeerMessage::Lease { number, stamp }),
+                    Some(stamp) => {
+                        self.peers.get_mut(place).into_iter().for_each(|peer| peer.leased_at = Some(now));
+                        self.send(place, PeerMessage::Lease { number, stamp });
+                    }
                     // It follows this process because of what it was told of the one that was here before.
                     None if !self.leads() => self.on_who_leads(place),
                     None => {}
@@ -279,9 +287,10 @@ impl Ensemble {
         let looks = self.looks().then_some(self.looks_at);
         let votes = |peer: &&Peer| peer.process.is_some_and(|process| self.voters.0.contains(&process));
         let heard = self.peers.iter().filter(|peer| peer.is_up).filter(votes).filter_map(|peer| peer.heard_at);
-        let drops = self.down.values().copied().chain(heard).min();
-        let drops = drops.filter(|_| self.leads()).map(|since| since + LEASE_OF_OTHERS);
-        let others = [looks, drops, self.replica.next_deadline()];
+        let drops = self.down.values().copied().chain(heard).map(|since| since + LEASE_OF_OTHERS);
+        let leased = self.peers.iter().filter_map(|peer| peer.leased_at).map(|at| at + ASKS_AT_LEAST_EVERY);
+        let reviews = drops.chain(leased).min().filter(|_| self.leads());
+        let others = [looks, reviews, self.replica.next_deadline()];
         others.into_iter().flatten().fold(self.asks_at, Instant::min)
     }
 
@@ -423,6 +432,7 @@ impl Ensemble {
 
     /// This process leads from now on.
     fn lead(&mut self, now: Instant) {
+        self.peers.iter_mut().for_each(|peer| peer.leased_at = None);
         (self.hint, self.wrote) = (None, Some(self.hello.process));
         self.voters = self.replica.held().map(|record| record.voters.clone()).unwrap_or_default();
         // A process that is not there counts from now on.
@@ -433,6 +443,9 @@ impl Ensemble {
 
     /// Change the voters, if others are there than before.
     fn review(&mut self, now: Instant) {
+        for peer in &mut self.peers {
+            peer.leased_at = peer.leased_at.filter(|at| peer.is_up && now < *at + ASKS_AT_LEAST_EVERY);
+        }
         if self.leads() && self.wanted(now) != self.voters {
             self.write(now);
             // That may do more.

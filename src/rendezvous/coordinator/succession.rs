@@ -129,7 +129,7 @@ impl Succession {
             let goes_on = !decided.is_empty();
             decided.into_iter().for_each(|decision| self.perform(decision, machine, &mut todo, now));
             if mem::take(&mut self.led_changed) || goes_on {
-                machine.set_led(self.leads().then(|| self.ensemble.led(now)));
+                machine.set_led(self.leads().then(|| self.ensemble.led()));
             }
             if !self.release(&mut todo, now) && !goes_on {
                 return todo;

@@ -95,6 +95,11 @@ impl<C: Clone> Replica<C> {
         replica
     }
 
+    /// The record that is chosen, if this process leads.
+    pub fn chosen(&self) -> Option<&Record<C>> {
+        if let Part::Leads { leader, .. } = &self.part { leader.chosen() } else { None }
+    }
+
     /// Whether this process leads.
     pub fn leads(&self) -> bool {
         matches!(self.part, Part::Leads { .. })

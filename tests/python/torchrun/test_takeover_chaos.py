@@ -83,6 +83,10 @@ class Agent:
         return int(child)
 
     @property
+    def has_joined(self) -> bool:
+        return any(line.startswith("WORLD ") for line in self.process.lines)
+
+    @property
     def leads(self) -> bool:
         """Whether it leads, or did when it ended."""
         said = [match["how"] for line in self.process.lines if (match := re.search(LEADS, line))]
@@ -224,7 +228,9 @@ class Chaos:
     # Faults. Each returns what mends it.
 
     def worker_dies(self) -> Mend:
-        number = self.random.choice(self.running())
+        # A new node whose worker fails before it has joined ends alone.
+        have_joined = [number for number in self.running() if self.agents[number].has_joined]
+        number = self.random.choice(have_joined)
         for pid in self.job.workers(self.agents[number].process).values():
             self.say(f"  the worker of {self.agents[number].process.name}")
             with contextlib.suppress(ProcessLookupError):

@@ -2,11 +2,13 @@
 
 use std::time::Duration;
 
+use super::checks::LEADS_WITHIN;
 use super::event::Event;
 use super::host::{Agent, Host, Part, Process, Workers};
 use super::job::Job;
 use super::peers::Peer;
 use super::plan::{Action, Mutation};
+use super::wiring::endpoint;
 use crate::engine::paths::{End, HostId};
 use crate::engine::queue::Time;
 use crate::worlds::Violation;
@@ -33,7 +35,6 @@ impl Job {
     pub(super) fn act(&mut self, action: Action) -> Result<(), Violation> {
         let now = self.engine.now();
         self.faults += u64::from(!matches!(action, Action::Fail(_) | Action::Start(_)));
-        let steady = self.steady_since;
         if let Action::Terminate(host) | Action::Close(host) = action {
             let goes_on = self.engine.processes.stalled_until(Some(host));
             if goes_on > now {
@@ -44,15 +45,17 @@ impl Job {
         match action {
             Action::Start(host) => return self.start(host),
             Action::Kill(host) => {
-                let led = self.hosts[host].leads();
+                let promised = self.promises_a_leader(host);
                 let alone = self.options.mutation == Some(Mutation::ThreadDiesAlone) && self.engine.dice.chance(50);
                 if alone {
                     self.end_coordinator(host)?
                 } else {
                     self.kill(host, false)
                 }
-                self.disturb(now);
-                self.expect_leader(led, steady);
+                self.disturb(host, now);
+                if promised {
+                    self.engine.push(now + LEADS_WITHIN, Event::MustLead(self.faults));
+                }
             }
             Action::KillLeader(back) => {
                 let leader = self.leaders().first().copied();
@@ -64,11 +67,11 @@ impl Job {
             Action::PowerOff(host) => {
                 self.kill(host, true);
                 self.hosts[host].is_on = false;
-                self.disturb(now);
+                self.disturb(host, now);
             }
             Action::Terminate(host) => {
                 self.hosts[host].process.iter_mut().for_each(|process| process.is_terminated = true);
-                self.disturb(now + self.options.stop.1 + DRAIN.1);
+                self.disturb(host, now + self.options.stop.1 + DRAIN.1);
                 return self.leave(host, Some(15));
             }
             Action::Fail(host) => return self.fail(host),
@@ -80,25 +83,26 @@ impl Job {
             Action::Stall(host, lasts) => {
                 self.engine.processes.stall(Some(host), now + lasts);
                 self.engine.push(now + lasts, Event::Resume(host));
-                self.disturb(now + lasts);
+                self.disturb(host, now + lasts);
             }
             Action::Sever(host) => {
                 let within = self.options.delay.1 * 4;
                 let all = self.network.beyond(host);
                 all.into_iter().for_each(|conn| self.network.sever(conn, within, &mut self.engine));
-                self.disturb(now);
+                self.disturb(host, now);
             }
             Action::Cut(from, to, lasts, kind) => {
                 self.engine.paths.cut_between(from, to, now + lasts, kind);
-                self.disturb(now + lasts);
+                [from, to].into_iter().for_each(|host| self.disturb(host, now + lasts));
             }
         }
         Ok(())
     }
 
-    /// A fault disturbs the list until then.
-    fn disturb(&mut self, until: Time) {
-        self.steady_since = self.steady_since.max(until);
+    /// A fault disturbs a host until then.
+    fn disturb(&mut self, host: HostId, until: Time) {
+        let since = &mut self.hosts[host].steady_since;
+        *since = until.max(*since);
     }
 
     pub(super) fn start(&mut self, number: HostId) -> Result<(), Violation> {
@@ -113,7 +117,7 @@ impl Job {
         if !std::mem::replace(&mut host.is_on, true) {
             self.network.on_switched_on(number);
         }
-        let endpoints: Vec<_> = (0..listed).map(|place| format!("n{place}:29400")).collect();
+        let endpoints: Vec<_> = (0..listed).map(endpoint).collect();
         let settings = self.options.settings.clone();
         let hello = Hello {
             process: pid,
@@ -155,7 +159,7 @@ impl Job {
         process.join(JOIN_TIMEOUT, clock);
         host.process = Some(process);
         if number < listed {
-            self.disturb(now);
+            self.disturb(number, now);
             let others = (0..listed).filter(|place| *place != number);
             others.for_each(|place| self.engine.push(now, Event::Dial(number, pid, place, 0)));
         }
@@ -199,7 +203,7 @@ impl Job {
         let is_wanted = process.is_some_and(|process| !process.is_over && (self.is_calm || !process.is_terminated));
         self.kill(number, false);
         self.faults += 1;
-        self.disturb(self.engine.now());
+        self.disturb(number, self.engine.now());
         if is_wanted && !self.ends {
             let after = self.engine.dice.duration(AGAIN);
             self.engine.push_after(after, Event::Act(Action::Start(number)));

@@ -8,8 +8,9 @@
 //!   leader sends rounds and restarts that do not go back, either, and a round has one world.
 //! - *One history*: a run begins once. It begins anew only if no process lives that was sent its record, which takes the end of all of them.
 //! - *One answer*: no join has two.
-//! - *Somebody leads*: if a process that leads is killed, and for [`STEADY`] before and [`LEADS_WITHIN`] after no other fault has happened
-//!   to any host, and all that are listed were up, another one leads by then. It may have been started again.
+//! - *Somebody leads*: if a process is killed that leads, and for [`STEADY`] before no fault has happened to it and to those that it names as
+//!   its successors, or to any listed host, and for [`LEADS_WITHIN`] after to none at all, another one leads by then. It may have been
+//!   started again.
 //! - *The job goes on*: once faults have ended and every host is on and runs an agent (unless the job has refused it, and if that leaves
 //!   enough nodes), then within the time that agents wait for a coordinator and for a place, twice over, one process leads, and as many
 //!   nodes as may run do so in one world, or the job is over. Within that time also those end that know a record and cannot go on from
@@ -23,19 +24,18 @@ use super::event::Event;
 use super::host::{Agent, Host};
 use super::job::Job;
 use super::plan::Action;
-use super::wiring::address;
+use super::wiring::{address, endpoint};
 use crate::engine::history::History;
 use crate::engine::paths::HostId;
-use crate::engine::queue::Time;
 use crate::worlds::{Held, Invariant, Violation, check_world, ensure_contract};
 use elastic_rs::rendezvous::messages::message::{CoordinatorMessage, Hello, Placement, Verdict};
 use elastic_rs::rendezvous::messages::settings::Settings;
 use elastic_rs::rendezvous::run::Exclusion;
 
-/// For so long nothing has happened to the listed hosts before one of them is killed that leads.
+/// For so long nothing has happened to these hosts before the one is killed that leads.
 const STEADY: Duration = Duration::from_secs(20);
 /// Within this time another one leads.
-const LEADS_WITHIN: Duration = Duration::from_secs(5);
+pub(super) const LEADS_WITHIN: Duration = Duration::from_secs(5);
 
 /// What leaders have sent, since the run has begun.
 #[derive(Clone, Debug, Default)]
@@ -192,14 +192,18 @@ impl Job {
         })
     }
 
-    /// A process was killed. If it led, and all was steady, another one has to lead soon.
-    pub(super) fn expect_leader(&mut self, led: bool, steady_since: Time) {
+    /// Whether another process has to lead soon if the one on this host is killed now: because it leads and says so, or because all was steady.
+    pub(super) fn promises_a_leader(&self, host: HostId) -> bool {
         let now = self.engine.now();
-        let is_up = |at: &&Host| at.process.as_ref().is_some_and(|process| process.part.is_some());
-        let others = self.hosts[..self.options.listed].iter().filter(is_up).count();
-        if led && now >= steady_since + STEADY && others + 1 == self.options.listed {
-            self.engine.push(now + LEADS_WITHIN, Event::MustLead(self.faults));
-        }
+        let part = |host: HostId| self.hosts[host].process.as_ref().and_then(|process| process.part.as_ref());
+        let is_steady = |host: HostId| part(host).is_some() && now >= self.hosts[host].steady_since + STEADY;
+        let led = part(host).and_then(|part| part.machine.led());
+        led.is_some_and(|led| {
+            let of = |place: &HostId| led.successors.contains(&endpoint(*place));
+            let named: Vec<_> = (0..self.options.listed).filter(of).collect();
+            is_steady(host) && named.iter().all(|place| is_steady(*place)) && !named.is_empty()
+                || (0..self.options.listed).all(is_steady)
+        })
     }
 
     pub(super) fn check_led(&mut self, faults: u64) -> Result<(), Violation> {

@@ -99,6 +99,8 @@ pub(super) struct Host {
     pub closed_at: Time,
     /// Until then its workers go on, whatever its lease: a mistake.
     pub renewed_until: Time,
+    /// From then on no fault has disturbed it.
+    pub steady_since: Time,
     /// The id of the first process: a mistake keeps it.
     pub first_id: Option<NodeId>,
 }
@@ -115,6 +117,7 @@ impl Host {
             workers: None,
             closed_at: Time::ZERO,
             renewed_until: Time::ZERO,
+            steady_since: Time::ZERO,
             first_id: None,
         }
     }

@@ -28,9 +28,8 @@ pub struct Job {
     pub(super) pids: Pid,
     /// Number of the workers that were started last.
     pub(super) started: u64,
-    /// Number of faults so far, and the time from which on none has disturbed the list.
+    /// Number of faults so far.
     pub(super) faults: u64,
-    pub(super) steady_since: Time,
     /// Faults are over.
     pub(super) is_calm: bool,
     /// The job is being ended: no agent is started again.
@@ -52,7 +51,6 @@ impl Job {
             pids: 0,
             started: 0,
             faults: 0,
-            steady_since: Time::ZERO,
             is_calm: false,
             ends: false,
         }

@@ -354,3 +354,8 @@ fn ends(from: HostId) -> Ends {
 pub(super) fn address(host: HostId) -> IpAddr {
     [10, 0, 0, host as u8 + 1].into()
 }
+
+/// The endpoint of a listed host.
+pub(super) fn endpoint(host: HostId) -> String {
+    format!("n{host}:29400")
+}

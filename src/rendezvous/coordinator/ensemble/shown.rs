@@ -7,6 +7,7 @@ use super::super::command::Led;
 use super::Ensemble;
 use crate::rendezvous::messages::ids::NodeId;
 use crate::rendezvous::quorum::bootstrap::Verdict;
+use crate::rendezvous::quorum::record::Voters;
 
 impl Ensemble {
     /// Why nobody leads, in words.
@@ -41,10 +42,10 @@ impl Ensemble {
     }
 
     /// Who leads, if this process does.
-    pub fn led(&self, now: Instant) -> Led {
+    pub fn led(&self) -> Led {
         let others =
             self.hello.endpoints.iter().zip(&self.peers).enumerate().filter(|(place, _)| *place != self.mine());
-        let (there, missing): (Vec<_>, Vec<_>) = others.partition(|(_, (_, peer))| peer.is_there(now));
+        let (there, missing): (Vec<_>, Vec<_>) = others.partition(|(_, (_, peer))| peer.leased_at.is_some());
         let there: Vec<_> = there.into_iter().filter_map(|(_, (name, peer))| Some((name, peer.process?))).collect();
         let live: BTreeSet<_> = there.iter().map(|(_, process)| *process).collect();
         let successors = there.iter().filter(|(_, process)| self.is_elected(*process, &live));
@@ -59,13 +60,14 @@ impl Ensemble {
         }
     }
 
-    /// Whether this one can lead once the leader has ended, by the votes of those that live.
+    /// Whether this one can lead once the leader has ended, by the votes of those that live: whether they hold what is being written or not.
     fn is_elected(&self, process: NodeId, live: &BTreeSet<NodeId>) -> bool {
-        self.replica.held().is_some_and(|record| {
-            record.sets().all(|voters| {
-                let is_left = voters.other_of_two(process) == Some(self.hello.process);
-                voters.most(|voter| live.contains(&voter)) || is_left
-            }) && record.all_voters().contains(&process)
-        })
+        let elects = |voters: &Voters| {
+            let is_left = voters.other_of_two(process) == Some(self.hello.process);
+            voters.most(|voter| live.contains(&voter)) || is_left
+        };
+        let (chosen, written) = (self.replica.chosen(), self.replica.held());
+        chosen.is_some_and(|record| record.all_voters().contains(&process))
+            && chosen.into_iter().chain(written).all(|record| record.sets().all(elects))
     }
 }

@@ -26,7 +26,7 @@ fn leader(count: usize, now: Instant) -> Ensemble {
     first
 }
 
-/// Let the others take what the leader writes.
+/// Let the others take what the leader writes, and ask for leases.
 fn accept(leader: &mut Ensemble, now: Instant) {
     while let commands = leader.take_commands()
         && !commands.is_empty()
@@ -35,6 +35,8 @@ fn accept(leader: &mut Ensemble, now: Instant) {
             if let Command::Send { place, message: PeerMessage::Quorum(Message::Write(record)) } = command {
                 let accepted = PeerMessage::Quorum(Message::Reply(Reply::Accepted(record.stamp)));
                 leader.on_message(place, process(place), accepted, now).unwrap();
+                let question = PeerMessage::Question { number: 1, follows: record.stamp.ballot };
+                leader.on_message(place, process(place), question, now).unwrap();
             }
         }
     }
@@ -66,7 +68,7 @@ fn those_that_are_there_vote_in_odd_numbers_or_two() {
     first.on_tick(lapses);
     assert_eq!(voters(&first), [0, 3].into());
     accept(&mut first, lapses);
-    let Led { leader, successors, missing, .. } = first.led(lapses);
+    let Led { leader, successors, missing, .. } = first.led();
     assert_eq!((leader.as_str(), successors, missing.len()), ("n0:1", vec!["n3:1".to_owned()], 3));
 }
 
@@ -80,11 +82,11 @@ fn one_that_is_not_heard_for_a_lease_does_not_vote() {
     let lapses = now + LEASE_OF_OTHERS;
     assert!(first.next_deadline() <= lapses);
     first.on_tick(lapses);
-    assert_eq!((voters(&first), first.led(lapses).missing), ([0].into(), vec!["n1:1".to_owned()]));
+    assert_eq!((voters(&first), first.led().missing), ([0].into(), vec!["n1:1".to_owned()]));
     assert!(first.next_deadline() > lapses);
     first.on_message(1, process(1), PeerMessage::WhoLeads, lapses + LOOKS_EVERY).unwrap();
     accept(&mut first, lapses + LOOKS_EVERY);
-    assert_eq!((voters(&first), first.led(lapses + LOOKS_EVERY).successors), ([0, 1].into(), vec!["n1:1".to_owned()]));
+    assert_eq!((voters(&first), first.led().successors), ([0, 1].into(), vec!["n1:1".to_owned()]));
 }
 
 /// Its connection is given up later than it was heard last.
@@ -96,19 +98,20 @@ fn while_one_of_three_is_silent_nobody_could_take_over_and_soon_the_other_one() 
         first.on_link(place, Link::Up(process(place)), now);
     }
     assert_eq!(voters(&first), [0, 1, 2].into());
-    assert!(first.led(now).successors.is_empty());
+    assert!(first.led().successors.is_empty());
     accept(&mut first, now);
-    assert_eq!(first.led(now).successors, ["n1:1", "n2:1"]);
+    assert_eq!(first.led().successors, ["n1:1", "n2:1"]);
     let given_up = now + Duration::from_secs(10);
-    first.on_message(1, process(1), PeerMessage::WhoLeads, given_up).unwrap();
+    let follows = Ballot::first(process(0));
+    first.on_message(1, process(1), PeerMessage::Question { number: 2, follows }, given_up).unwrap();
     first.on_link(2, Link::Down, given_up);
-    let Led { successors, missing, may_hand_over, .. } = first.led(given_up);
+    let Led { successors, missing, may_hand_over, .. } = first.led();
     assert_eq!((successors, missing, may_hand_over), (vec![], vec!["n2:1".to_owned()], true));
     let lapses = now + LEASE_OF_OTHERS;
     assert!(first.next_deadline() <= lapses);
     first.on_tick(lapses);
     accept(&mut first, lapses);
-    assert_eq!((voters(&first), first.led(lapses).successors), ([0, 1].into(), vec!["n1:1".to_owned()]));
+    assert_eq!((voters(&first), first.led().successors), ([0, 1].into(), vec!["n1:1".to_owned()]));
 }
 
 #[test]
