@@ -57,6 +57,12 @@ def agent(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
+def endpoints(free_port: Callable[[], int]) -> list[str]:
+    """Return three endpoints."""
+    return [f"127.0.0.1:{free_port()}" for _ in range(3)]
+
+
+@pytest.fixture
 def start(job: Job, port: int, agent: str) -> Start:
     """Return a function that starts one node: ``start(last octet of its address, worker arguments, nnodes=...)``.
 

@@ -5,7 +5,6 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -240,11 +239,11 @@ def test_a_successor_that_fails_before_its_round_costs_one_restart(start: Start,
 @pytest.mark.parametrize("agent", ["rust", pytest.param("run", marks=LONG)], indirect=True)
 @pytest.mark.parametrize("who", ["another", "the leader of a list"])
 def test_a_node_joins_and_one_leaves_without_losing_a_step(
-    start: Start, done: Path, free_port: Callable[[], int], who: str
+    start: Start, done: Path, endpoints: list[str], who: str
 ) -> None:
     flags: list[Any] = ["--until", done, "--commit-every", 1000]
     listed = who == "the leader of a list"
-    endpoint = ",".join(f"127.0.0.1:{free_port()}" for _ in range(3)) if listed else "127.0.0.1"
+    endpoint = ",".join(endpoints) if listed else "127.0.0.1"
     node = functools.partial(start, nnodes="1:3", nproc=2, script=STEPS, endpoint=endpoint)
     leads = node(2, *flags)
     leads.line("this process leads the run" if listed else "hosts the coordinator")

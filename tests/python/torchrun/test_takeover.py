@@ -8,11 +8,11 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from helpers.procs import LIMIT_S, Job, Process
+from helpers.stores import until
 from helpers.workers import place
 
 from .conftest import FAMILY, Start
@@ -23,12 +23,6 @@ RUN = pytest.mark.parametrize("agent", ["run"], indirect=True)
 CONF = "last_call_timeout=1,settle_timeout=1"
 DEMO = Path(__file__).parents[3] / "examples" / "demo_node_0.py"
 LISTENS = "this process may lead the job: it listens at "
-
-
-@pytest.fixture
-def endpoints(free_port: Callable[[], int]) -> list[str]:
-    """Return three endpoints."""
-    return [f"127.0.0.1:{free_port()}" for _ in range(3)]
 
 
 def started(start: Start, endpoints: list[str], count: int, *worker: str | Path, nnodes: str) -> list[Process]:
@@ -200,11 +194,12 @@ def witness(job: Job, endpoints: list[str]) -> Process:
     return process
 
 
-def until_shown(endpoint: str, pattern: str) -> None:
+def until_shown(endpoint: str, pattern: str) -> re.Match[str]:
     """Wait until ``status`` says this of the list."""
     deadline = time.monotonic() + LIMIT_S
-    while not re.search(f"list    {pattern}", shown := status(endpoint).stdout):
+    while not (found := re.search(f"list    {pattern}", shown := status(endpoint).stdout)):
         assert time.monotonic() < deadline, shown
+    return found
 
 
 @RUN
@@ -261,8 +256,11 @@ def test_a_spare_that_leads_and_leaves_costs_nobody_a_restart(
         return node
 
     def leader() -> int:
-        shown = re.search(r"list    (\S+) leads; if it dies, 127", status(",".join(endpoints)).stdout)
-        return endpoints.index(shown[1]) if shown else leader()
+        return endpoints.index(until_shown(",".join(endpoints), r"(\S+) leads; if it dies, 127")[1])
+
+    def members() -> list[int]:
+        """Return the spares that have taken a place."""
+        return [number for number in spares if any("WORKER " in line for line in nodes[number].lines)]
 
     nodes = started(start, endpoints, 2, "--until", tmp_path / "done", nnodes="2")
     nodes += [spare(number) for number in (2, 3)]
@@ -270,11 +268,8 @@ def test_a_spare_that_leads_and_leaves_costs_nobody_a_restart(
     while (leads := leader()) not in spares:
         nodes[leads].signal(signal.SIGKILL)
         nodes[leads].wait()
-        deadline = time.monotonic() + LIMIT_S
-        while not (members := [it for it in spares if any("WORKER " in line for line in nodes[it].lines)]):
-            assert time.monotonic() < deadline, "no spare has taken its place"
-            time.sleep(0.05)
-        spares.remove(members[0])
+        until("a spare takes the place", lambda: bool(members()), LIMIT_S)
+        spares.remove(members()[0])
         nodes[leads] = spare(leads)
         spares.append(leads)
     worlds = [sum("WORKER " in line for line in node.lines) for node in nodes]

@@ -308,7 +308,7 @@ class Chaos:
         """A machine without power votes no more, or the job would end with its leader."""
         silence = self.random.choice([self.is_cut_off, self.stands_still])
         mend = silence(self.another())
-        time.sleep(VOTER_LEASE_S + LEASE_S)
+        time.sleep(VOTER_LEASE_S + LEASE_S)  # the silence itself
         return both(mend, self.dies(self.leader_that_may_die(), at_once=False))
 
     def shortly(self) -> None:

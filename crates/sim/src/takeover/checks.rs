@@ -160,7 +160,7 @@ impl Job {
 
     /// Whoever leads knows what was sent.
     fn check_memory(&self, leader: HostId) -> Result<(), Violation> {
-        let part = self.hosts[leader].process.as_ref().and_then(|process| process.part.as_ref());
+        let part = self.hosts[leader].part();
         let told = &self.told;
         let Some(run) = part.and_then(|part| part.machine.run(RUN_ID)) else {
             return match told.round > 0 || told.closed.is_some() {
@@ -179,7 +179,7 @@ impl Job {
     /// Whoever takes over keeps the hosts out that its predecessor has kept out. If it knows a later failure, that may have let some in. A run
     /// that is closed admits nobody, and has none out.
     fn check_exclusions(&self, leader: HostId) -> Result<(), Violation> {
-        let part = self.hosts[leader].process.as_ref().and_then(|process| process.part.as_ref());
+        let part = self.hosts[leader].part();
         let Some(run) = part.and_then(|part| part.machine.run(RUN_ID)) else { return Ok(()) };
         if run.closed().is_some() {
             return Ok(());
@@ -192,12 +192,13 @@ impl Job {
         })
     }
 
-    /// Whether another process has to lead soon if the one on this host is killed now: because it leads and says so, or because all was steady.
+    /// Whether another process has to lead soon if the one on this host is killed now. It has to if that one leads, and either its named
+    /// successors and itself have been steady, or all listed hosts.
     pub(super) fn promises_a_leader(&self, host: HostId) -> bool {
         let now = self.engine.now();
-        let part = |host: HostId| self.hosts[host].process.as_ref().and_then(|process| process.part.as_ref());
-        let is_steady = |host: HostId| part(host).is_some() && now >= self.hosts[host].steady_since + STEADY;
-        let led = part(host).and_then(|part| part.machine.led());
+        let is_steady =
+            |host: HostId| self.hosts[host].part().is_some() && now >= self.hosts[host].steady_since + STEADY;
+        let led = self.hosts[host].part().and_then(|part| part.machine.led());
         led.is_some_and(|led| {
             let of = |place: &HostId| led.successors.contains(&endpoint(*place));
             let named: Vec<_> = (0..self.options.listed).filter(of).collect();
@@ -239,7 +240,7 @@ impl History for Job {
         let [leader] = self.leaders()[..] else {
             return broken(Invariant::Settles, format!("the processes at {:?} lead", self.leaders()));
         };
-        let part = self.hosts[leader].process.as_ref().and_then(|process| process.part.as_ref());
+        let part = self.hosts[leader].part();
         let run = part.and_then(|part| part.machine.run(RUN_ID));
         let now = self.hosts[leader].clock(self.engine.now());
         let out = run.map(|run| run.exclusions(now)).unwrap_or_default();

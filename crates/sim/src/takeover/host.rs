@@ -143,14 +143,18 @@ impl Host {
     }
 
     /// The part of its process in the list.
-    pub fn part(&mut self) -> Option<&mut Part> {
+    pub fn part(&self) -> Option<&Part> {
+        self.process.as_ref()?.part.as_ref()
+    }
+
+    /// The same, to change it.
+    pub fn part_mut(&mut self) -> Option<&mut Part> {
         self.process.as_mut()?.part.as_mut()
     }
 
     /// Whether its process leads.
     pub fn leads(&self) -> bool {
-        let part = self.process.as_ref().and_then(|process| process.part.as_ref());
-        part.is_some_and(|part| part.succession.leads())
+        self.part().is_some_and(|part| part.succession.leads())
     }
 }
 

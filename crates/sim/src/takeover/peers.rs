@@ -65,19 +65,19 @@ impl Job {
     }
 
     pub(super) fn peer(&mut self, host: HostId, place: usize) -> Option<&mut Peer> {
-        self.hosts[host].part().map(|part| &mut part.peers[place])
+        self.hosts[host].part_mut().map(|part| &mut part.peers[place])
     }
 
     /// Something has happened to the connection to an endpoint.
     fn link(&mut self, host: HostId, place: usize, link: Link) {
         let now = self.hosts[host].clock(self.engine.now());
         self.engine.remark(|| format!("n{host}: the connection to n{place}: {link:?}"));
-        self.hosts[host].part().into_iter().for_each(|part| part.succession.on_link(place, link, now));
+        self.hosts[host].part_mut().into_iter().for_each(|part| part.succession.on_link(place, link, now));
     }
 
     /// The kernel there has accepted the connection: introduce this process.
     pub(super) fn on_peer_opened(&mut self, host: HostId, conn: SessionId) {
-        let Some(part) = self.hosts[host].part() else { return };
+        let Some(part) = self.hosts[host].part_mut() else { return };
         let hello = Box::new(part.succession.hello().clone());
         self.network.send(conn, End::Node, Payload::Introduction(hello), &mut self.engine);
     }
@@ -100,7 +100,7 @@ impl Job {
         conn: SessionId,
         hello: &PeerHello,
     ) -> Result<(), Violation> {
-        let Some(part) = self.hosts[host].part() else { return Ok(()) };
+        let Some(part) = self.hosts[host].part_mut() else { return Ok(()) };
         let (place, answer) = (hello.place as usize, part.succession.admits(hello));
         let id = answer.map_err(|why| Violation::contract(format!("n{place} has no part in the list: {why}")))?;
         let before = part.incoming.insert(place, (conn, hello.process));

@@ -195,7 +195,7 @@ impl Job {
         let members: Vec<_> = (0..self.hosts.len()).filter(|other| *other != host).collect();
         for other in members {
             let Some(hello) = self.introduction_of(other) else { continue };
-            let Some(part) = self.hosts[host].part() else { return };
+            let Some(part) = self.hosts[host].part_mut() else { return };
             let session = SessionId(u64::MAX - other as u64);
             part.machine.on_hello(session, hello, ends(other), clock);
             let goodbye = NodeMessage::Leave { reason: "taken for gone".to_owned(), signal: None };
@@ -224,7 +224,7 @@ impl Job {
             }
             Command::End { session } => {
                 self.network.close(session, End::Coordinator, false, &mut self.engine);
-                if let Some(part) = self.hosts[host].part() {
+                if let Some(part) = self.hosts[host].part_mut() {
                     part.sessions.remove(&session);
                     part.machine.on_disconnected(session, clock);
                 }
@@ -250,7 +250,7 @@ impl Job {
     ) -> Result<(), Violation> {
         let clock = self.hosts[host].clock(self.engine.now());
         let peer = self.network.holder(conn, End::Node);
-        let Some(part) = self.hosts[host].part() else { return Ok(()) };
+        let Some(part) = self.hosts[host].part_mut() else { return Ok(()) };
         match message {
             NodeMessage::Hello(hello) => {
                 if let Some(message) = part.succession.turns_away(Some(&hello.run_id), clock) {
@@ -268,7 +268,7 @@ impl Job {
                 part.machine.on_hello(conn, *hello, ends(other), clock);
                 let reached = travels(host, other, &mut self.engine).and(travels(other, host, &mut self.engine));
                 let lives = self.hosts[other].process(pid).is_some();
-                if let Some(part) = self.hosts[host].part() {
+                if let Some(part) = self.hosts[host].part_mut() {
                     part.sessions.insert(conn, reached.filter(|_| lives).map(|_| (other, pid)));
                 }
                 if let Some(workers) = self.hosts[other].workers.as_mut().filter(|_| lives && is_known) {
@@ -323,7 +323,7 @@ impl Job {
     /// The port of a node's process is refused.
     pub(super) fn on_process_ended(&mut self, host: HostId, node: NodeId) -> Result<(), Violation> {
         let clock = self.hosts[host].clock(self.engine.now());
-        self.hosts[host].part().into_iter().for_each(|part| part.machine.on_dead(RUN_ID, node, clock));
+        self.hosts[host].part_mut().into_iter().for_each(|part| part.machine.on_dead(RUN_ID, node, clock));
         self.settle(host)
     }
 

@@ -48,23 +48,23 @@ impl Ensemble {
         let (there, missing): (Vec<_>, Vec<_>) = others.partition(|(_, (_, peer))| peer.leased_at.is_some());
         let there: Vec<_> = there.into_iter().filter_map(|(_, (name, peer))| Some((name, peer.process?))).collect();
         let live: BTreeSet<_> = there.iter().map(|(_, process)| *process).collect();
+        let with_this = &live | &[self.hello.process].into();
         let successors = there.iter().filter(|(_, process)| self.is_elected(*process, &live));
         Led {
             leader: self.hello.endpoints.get(self.mine()).cloned().unwrap_or_default(),
             successors: successors.map(|(name, _)| (*name).clone()).collect(),
             missing: missing.into_iter().map(|(_, (name, _))| name.clone()).collect(),
-            // It votes itself then.
-            may_hand_over: live
-                .iter()
-                .any(|process| self.is_elected(*process, &(&live | &[self.hello.process].into()))),
+            // A leader that hands over votes.
+            may_hand_over: live.iter().any(|process| self.is_elected(*process, &with_this)),
         }
     }
 
-    /// Whether this one can lead once the leader has ended, by the votes of those that live: whether they hold what is being written or not.
-    fn is_elected(&self, process: NodeId, live: &BTreeSet<NodeId>) -> bool {
+    /// Whether a process would be elected after this one, which leads, if these vote. The record that this one is writing may have reached
+    /// them or not: the votes must suffice by the voters of that record, and by those of the one that is chosen.
+    fn is_elected(&self, process: NodeId, vote: &BTreeSet<NodeId>) -> bool {
         let elects = |voters: &Voters| {
             let is_left = voters.other_of_two(process) == Some(self.hello.process);
-            voters.most(|voter| live.contains(&voter)) || is_left
+            voters.most(|voter| vote.contains(&voter)) || is_left
         };
         let (chosen, written) = (self.replica.chosen(), self.replica.held());
         chosen.is_some_and(|record| record.all_voters().contains(&process))
